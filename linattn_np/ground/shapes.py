@@ -39,8 +39,8 @@ def check_arrays(fn: str, arrays: Mapping[str, Array | None], specs: Mapping[str
     Raises ValueError for a wrong rank or size and TypeError for a wrong dtype.
     """
     for name, x in arrays.items():
-        if x is not None and dtype_name(x) not in STORAGE:
-            raise TypeError(f"{fn}: {name} has dtype {dtype_name(x)}, expected one of {', '.join(STORAGE)}")
+        if x is not None:
+            _check_dtype(fn, name, x)
     anchor = arrays[value]
     if anchor is None:
         raise TypeError(f"{fn}: {value} is None, expected an array")
@@ -56,6 +56,18 @@ def check_arrays(fn: str, arrays: Mapping[str, Array | None], specs: Mapping[str
             _bind(fn, name, x, specs[name], sizes)
     _check_heads(fn, sizes)
     return sizes
+
+
+def _check_dtype(fn: str, name: str, x: Array) -> None:
+    if dtype_name(x) not in STORAGE:
+        raise TypeError(f"{fn}: {name} has dtype {dtype_name(x)}, expected one of {', '.join(STORAGE)}")
+
+
+def check_one(fn: str, name: str, x: Array, spec: str, sizes: Sizes) -> None:
+    """Check one array against sizes that are known already."""
+    _check_dtype(fn, name, x)
+    _bind(fn, name, x, spec, sizes)
+    _check_heads(fn, sizes)
 
 
 def _bind(fn: str, name: str, x: Array, spec: str, sizes: Sizes) -> None:
