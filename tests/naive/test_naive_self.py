@@ -168,7 +168,7 @@ def test_normaliser_averages():
 
 
 def test_feature_maps_by_name_by_pair_and_one_each():
-    square = (lambda x: x * x, lambda dout, x: 2 * x * dout)
+    square = (lambda x: x * x, lambda x, dphi: 2 * x * dphi)
     agree(linear_attention(q, k, v, feature_map=square), linear_attention(q * q, k * k, v))
     agree(linear_attention(q, k, v, feature_map=("relu", square)), linear_attention(np.maximum(q, 0), k * k, v))
     silu_k = k / (1 + np.exp(-k))
