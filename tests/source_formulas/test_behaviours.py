@@ -32,7 +32,9 @@ def test_6_1_a_token_swaps_two_elements(dtype):
     k, nothing, first = swap_keys(swaps, n), np.zeros((T, n)), np.tile(np.eye(n)[0], (T, 1))
     start = np.eye(n)
     arrays = [x.astype(dtype) for x in (first, k, nothing, np.ones(T))]
-    out, S = run_with_state(la.delta_rule, *arrays, state=start.astype(dtype))
+    out, S = run_with_state(
+        la.delta_rule, *arrays, state=start.astype(np.float64 if dtype is np.float64 else np.float32)
+    )
     np.testing.assert_array_equal(S.astype(float), start[history[-1]])
     np.testing.assert_array_equal(out.astype(float), start[history[:, 0]])
     if dtype is np.float64:

@@ -1,5 +1,7 @@
 """Two-sided attention, the demonstration, the two normalisers, tiles and blocks (text 001)."""
 
+import tracemalloc
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -107,6 +109,30 @@ def test_2_8_tiles_of_the_left_product(B):
     agree(grads.q, dQ * dsilu(q))
     agree(grads.k, dP * dsilu(k))
     agree(grads.v, dV)
+
+
+def peak_memory(call):
+    """The most bytes that a call holds at once beyond what was there before."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_2_8_tiles_need_memory_for_tokens_not_for_pairs(backward):
+    rng = np.random.default_rng(0)
+
+    def peak(tokens):
+        Q, P, X, dO = rng.standard_normal((4, tokens, 8))
+        if backward:
+            return peak_memory(lambda: pull(la.linear_attention, Q, P, X, dout=dO, chunk_size="parallel"))
+        return peak_memory(lambda: run(la.linear_attention, Q, P, X, chunk_size="parallel"))
+
+    peak(256)  # what is made once, at the first call
+    assert peak(8192) < 2.5 * peak(4096)
 
 
 @pytest.mark.parametrize("B", [5, 4])
