@@ -140,7 +140,7 @@ def test_3_12_a_decay_of_the_values_gives_a_matrix_a_channel(D):
     out = run(la.gla, D.q, D.k, D.v, D.gk, gv=D.gv)
     for e in range(D.V):
         channel = A(la.gla, D.q, D.k, D.v, D.gk + rows(D.gv[:, e]))
-        agree(matrices[..., e], channel)
+        agree(matrices[e], channel)
         agree(out[:, e], channel @ D.v[:, e])
     ours = pull(la.gla, D.q, D.k, D.v, D.gk, gv=D.gv, dout=D.dout)
     channels = [
