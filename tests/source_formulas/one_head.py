@@ -125,6 +125,13 @@ def A(fn, *arrays, **options):
     return la.influence_matrix(fn, *arrays, **options)[0]
 
 
+def explained(fn, T, K, V, **options):
+    """What explain says of a call of these sizes; it counts a product of m x n x p as 2 m n p operations."""
+    sizes = {"k": K, "q": K, "v": V}
+    arrays = [np.ones((T, 1, sizes[name])) if name in sizes else np.ones((T, 1)) for name in fn.card.arrays]
+    return la.explain(fn, *arrays, **options)
+
+
 def rows(x):
     """A number a token, (T,), as a column (T, 1)."""
     return x[:, None]

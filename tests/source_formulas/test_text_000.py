@@ -5,7 +5,18 @@ import pytest
 
 import linattn_np as la
 from tests.source_formulas.feature_maps import ELU_PLUS_ONE, RELU_PLUS, elu_plus_one, relu_plus
-from tests.source_formulas.one_head import A, agree, data, final_state, pull, rows, run, run_with_state, tri
+from tests.source_formulas.one_head import (
+    A,
+    agree,
+    data,
+    explained,
+    final_state,
+    pull,
+    rows,
+    run,
+    run_with_state,
+    tri,
+)
 
 D = data()
 T, K, V = D.T, D.K, D.V
@@ -272,3 +283,25 @@ def test_1_9_the_delta_rule_unrolled():
     written = sum(factors(i + 1) @ (beta[i] * np.outer(ku[i], v[i])) for i in range(T))
     agree(final_state(la.delta_rule, q, ku, v, beta, state=S0), factors(0) @ S0 + written)
     agree(final_state(la.delta_rule, q, ku, np.zeros((T, K)), beta, state=np.eye(K)), factors(0))
+
+
+def test_1_10_a_token_costs_products_of_vectors_with_matrices():
+    K, V = 100, 60
+    assert explained(la.linear_attention, T, K, V, chunk_size=1).operations_per_token == 4 * K * V
+    assert explained(la.delta_rule, T, K, V, chunk_size=1).operations_per_token == 6 * K * V
+
+
+def test_1_10_chunks_of_the_delta_rule():
+    C, K, V = 64, 100, 60
+    # K K^T and Q K^T, A U, C (C - 1) V to solve, then k S, q S and k^T u
+    products = 2 * (2 * C * K) + 2 * C * V + (C - 1) * V + 3 * (2 * K * V)
+    assert products == 4 * C * K + (3 * C - 1) * V + 6 * K * V
+    assert explained(la.delta_rule, 1024, K, V, chunk_size=C).operations_per_token == products
+    assert explained(la.delta_rule, 1024, 100, 100, chunk_size=C).operations_per_token == 104_700
+
+
+def test_1_10_nothing_is_cubic_in_the_width():
+    for fn in (la.linear_attention, la.delta_rule, la.gated_delta_rule):
+        counts = [explained(fn, 1024, d, d, chunk_size=64).operations_per_token for d in (1024, 2048, 4096)]
+        assert counts[1] <= 4 * counts[0]
+        assert counts[2] <= 4 * counts[1]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.source_formulas.one_head import A, agree, data, pull, rows, run, tri
+from tests.source_formulas.one_head import A, agree, data, explained, pull, rows, run, tri
 
 D = data()
 T, K, V = D.T, D.K, D.V
@@ -111,6 +111,15 @@ def test_2_8_tiles_of_the_left_product(B):
     agree(grads.v, dV)
 
 
+def test_2_8_tiles_of_a_triangle():
+    tokens, K, V = 1024, 32, 16
+    call = explained(la.linear_attention, tokens, K, V, chunk_size="parallel")
+    B, n = call.chunk_size, tokens // call.chunk_size
+    products = n * (n + 1) // 2
+    assert (B, products) == (64, 136)
+    assert call.operations == products * 2 * B**2 * (K + V)
+
+
 def peak_memory(call):
     """The most bytes that a call holds at once beyond what was there before."""
     tracemalloc.start()
@@ -125,6 +134,8 @@ def peak_memory(call):
 def test_2_8_tiles_need_memory_for_tokens_not_for_pairs(backward):
     rng = np.random.default_rng(0)
 
+    tokens = 2048 if backward else 4096
+
     def peak(tokens):
         Q, P, X, dO = rng.standard_normal((4, tokens, 8))
         if backward:
@@ -132,7 +143,7 @@ def test_2_8_tiles_need_memory_for_tokens_not_for_pairs(backward):
         return peak_memory(lambda: run(la.linear_attention, Q, P, X, chunk_size="parallel"))
 
     peak(256)  # what is made once, at the first call
-    assert peak(8192) < 2.5 * peak(4096)
+    assert peak(2 * tokens) < 2.5 * peak(tokens)
 
 
 @pytest.mark.parametrize("B", [5, 4])

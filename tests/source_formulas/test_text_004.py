@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.source_formulas.one_head import agree, data, pull, rows, run, run_with_state, tri
+from tests.source_formulas.one_head import agree, data, explained, pull, rows, run, run_with_state, tri
 
 D = data()
 T, K, V = D.T, D.K, D.V
@@ -34,6 +34,18 @@ def test_5_3_the_limits_of_the_chunk_form():
     agree(run(la.linear_attention, q, k, v, chunk_size=T), tri(q @ k.T) @ v)
     S = np.cumsum(k[:, :, None] * v[:, None, :], axis=0)
     agree(run(la.linear_attention, q, k, v, chunk_size=1), np.stack([q[t] @ S[t] for t in range(T)]))
+
+
+@pytest.mark.parametrize(("L", "C", "d"), [(1024, 64, 100), (192, 64, 128), (128, 64, 128), (512, 16, 64)])
+def test_5_3_chunks_are_cheaper_than_the_square_beyond_their_length_and_width(L, C, d):
+    chunks, square = L * explained(la.linear_attention, L, d, d, chunk_size=C).operations_per_token, 4 * L**2 * d
+    assert chunks == 4 * L * C * d + 4 * L * d**2
+    assert (chunks < square) == (C + d < L)
+    assert (chunks == square) == (C + d == L)
+    if (L, C, d) == (1024, 64, 100):
+        assert (chunks, square) == (67_174_400, 419_430_400)
+    if (L, C, d) == (192, 64, 128):
+        assert chunks == square == 18_874_368
 
 
 @pytest.mark.parametrize(
