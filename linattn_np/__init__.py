@@ -17,7 +17,7 @@ from .read import read
 from .transforms import Explanation, explain, influence_matrix, vjp
 from .variants.comba import comba
 from .variants.delta_rule import delta_rule
-from .variants.dplr import dplr
+from .variants.dplr import dplr, rwkv7
 from .variants.gated_delta_rule import gated_delta_rule
 from .variants.gla import gla
 from .variants.iplr import iplr
@@ -27,7 +27,6 @@ from .variants.linear_attention import NormalisedState, linear_attention
 from .variants.mamba2 import mamba2
 from .variants.retention import retention
 from .variants.rwkv6 import rwkv6
-from .variants.rwkv7 import rwkv7
 from .variants.simple_gla import simple_gla
 
 __version__ = "0.1.0"

@@ -8,7 +8,7 @@ from typing import Any
 from .card import Card
 from .variants.comba import comba
 from .variants.delta_rule import delta_rule
-from .variants.dplr import dplr
+from .variants.dplr import dplr, rwkv7
 from .variants.gated_delta_rule import gated_delta_rule
 from .variants.gla import gla
 from .variants.iplr import iplr
@@ -18,7 +18,6 @@ from .variants.linear_attention import linear_attention
 from .variants.mamba2 import mamba2
 from .variants.retention import retention
 from .variants.rwkv6 import rwkv6
-from .variants.rwkv7 import rwkv7
 from .variants.simple_gla import simple_gla
 
 VARIANTS: tuple[Callable[..., Any], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -136,6 +137,17 @@ def cast(xp: Namespace, x: Array, dtype: Any) -> Array:
 def accumulate(xp: Namespace, x: Array) -> Array:
     """`x` in the dtype it is computed in."""
     return cast(xp, x, compute_dtype(xp, x))
+
+
+def lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool = False) -> Array:
+    """n x n ones on and below the diagonal, zeros above; `strict` leaves the diagonal out."""
+    make = _lower_ones if compat.is_numpy_namespace(xp) else _lower_ones.__wrapped__
+    return make(xp, n, dtype, where, strict)
+
+
+@functools.lru_cache(maxsize=64)
+def _lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool) -> Array:
+    return xp.tril(xp.ones((n, n), dtype=dtype, device=where), k=-1 if strict else 0)
 
 
 def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:

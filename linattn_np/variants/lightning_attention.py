@@ -16,7 +16,7 @@ from ..ground.namespace import Array, cast, device
 
 def alibi_slopes(H: int) -> np.ndarray:
     """2^{-8 (h + 1) / H}; where H is no power of two, those of the power below and then every other one of twice it."""
-    below = 2 ** int(math.floor(math.log2(H))) if H else 0
+    below = 2 ** math.floor(math.log2(H)) if H else 0
     if below == H:
         return 2.0 ** (-8.0 * (np.arange(H) + 1) / max(H, 1))
     return np.concatenate([alibi_slopes(below), alibi_slopes(2 * below)[0::2][: H - below]])

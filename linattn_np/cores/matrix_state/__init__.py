@@ -51,7 +51,9 @@ class Kept(NamedTuple):
     state: Array | None = None
 
 
-def forward(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None) -> tuple[Array | None, Array, Kept]:
+def forward(
+    fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None
+) -> tuple[Array | None, Array, Kept]:
     """(out, final state, kept)."""
     module = choose(fn, x, plan, wanted).backend.module
     if plan.causal or x.q is None:

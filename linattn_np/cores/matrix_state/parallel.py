@@ -135,7 +135,7 @@ class _Pairs:
                 left = _times(_times_rows(self.plan, dS, m), mv)
                 dS_0 = dS_0 + left
                 keys, values = T(xp.sum(S * left, axis=-1, keepdims=True)), xp.sum(S * left, axis=-2, keepdims=True)
-            for j, (k, v) in zip(range(i), reversed(across), strict=True):  # tile j is crossed from every tile before it
+            for j, (k, v) in zip(range(i), reversed(across), strict=True):  # what comes from before tile j crosses it
                 self.crossed[j] = self.crossed[j] + keys
                 self.crossed_values[j] = self.crossed_values[j] + values
                 keys, values = keys + k, values + v

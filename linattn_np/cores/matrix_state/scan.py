@@ -37,7 +37,7 @@ def forward(
     N, C = _full_chunks(table)
     S0 = S
     if N:
-        f, _, S_in, S = _all_chunks(core, plan, table[0].start, N, C, S)
+        f, _, _, S = _all_chunks(core, plan, table[0].start, N, C, S)
         if f.out is not None:
             for n in range(N):
                 put(table[n].start, f.out[..., n, :, :])
@@ -143,7 +143,8 @@ def states(xp: Namespace, t: Transfer, S: Array) -> tuple[Array, Array]:
     S = S[..., None, :, :]
     after = apply(t.M, S) if t.h is None else apply(t.M, S) * t.h
     after = after + t.Z
-    return xp.concat([xp.broadcast_to(S, after[..., :1, :, :].shape), after[..., :-1, :, :]], axis=-3), after[..., -1, :, :]
+    first = xp.broadcast_to(S, after[..., :1, :, :].shape)
+    return xp.concat([first, after[..., :-1, :, :]], axis=-3), after[..., -1, :, :]
 
 
 def apply(M: Array, S: Array) -> Array:
