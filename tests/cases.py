@@ -71,13 +71,9 @@ def _cases() -> list[Case]:
         if needed != first:
             found.append(Case(fn, {}, needed, {}))
     for rule in ("lightning", "minimax", "fla"):
-        found.append(Case(la.lightning_attention, {"layer": 1, "num_layers": 3}, _tokens("q", "k", "v"), {"slopes": rule}))
+        given = {n: la.lightning_attention.card.arrays[n].spec for n in ("q", "k", "v")}
+        found.append(Case(la.lightning_attention, {"layer": 1, "num_layers": 3}, given, {"slopes": rule}))
     return found
-
-
-def _tokens(*names: str) -> dict[str, str]:
-    arrays = la.lightning_attention.card.arrays
-    return {n: arrays[n].spec for n in names}
 
 
 CASES = _cases()
