@@ -143,10 +143,10 @@ def cotangents(result: Any, seed: int = 1) -> tuple[Any, Any]:
     return dout, parts_like(state, [rng.standard_normal(S.shape).astype(S.dtype) for S in parts(state)])
 
 
-def with_gradients(case: Case, arrays, seed: int = 1, **options):
+def with_gradients(case: Case, arrays, cotangent=None, **options):
     """{"out": ..., "state": ..., "d<name>": ...} of one call, gradients of every array and of the initial state."""
     result, pullback = la.vjp(case.fn, **arrays, **case.options, return_state=True, **options)
-    grads = pullback(*cotangents(result, seed))
+    grads = pullback(*(cotangent or cotangents(result)))
     named = dict(enumerate_parts("out", result[0])) | dict(enumerate_parts("state", result[1]))
     for name, d in grads._asdict().items():
         named |= dict(enumerate_parts("d" + name, d))

@@ -45,8 +45,7 @@ def test_write_without_reading(case, form):
     for a, b in zip(parts(end), parts(expected), strict=True):
         assert relative_error(a, b) <= 1e-14
     given = {n: x for n, x in silent.items() if x is not None and not isinstance(x, str)}
-    names = {n: None for n in (case.card.query,)} | given
-    check_vjp(case.fn, **names, **case.named, **case.options, **form, state=state)
+    check_vjp(case.fn, **{case.card.query: None}, **given, **case.named, **case.options, **form, state=state)
 
 
 @every_variant
@@ -177,7 +176,8 @@ def test_heads_first_is_the_same_call_on_moved_axes(case, B, form):
         case.fn, **turned(case, arrays), **case.options, state=state, return_state=True, layout="heads_first", **form)
     np.testing.assert_array_equal(np.moveaxis(moved.out, -3, -2), result.out)
     moved_grads = pull_moved(np.moveaxis(dout, -3, -2), dstate)
-    for a, b in zip(parts(moved.state) + parts(moved_grads.state), parts(result.state) + parts(grads.state), strict=True):
+    states = parts(moved.state) + parts(moved_grads.state)
+    for a, b in zip(states, parts(result.state) + parts(grads.state), strict=True):
         np.testing.assert_array_equal(a, b)
     back = turned(case, {n: getattr(grads, n) for n in case.given})
     for name, d in back.items():
@@ -187,7 +187,7 @@ def test_heads_first_is_the_same_call_on_moved_axes(case, B, form):
 
 def test_the_usual_mistake_of_layout_is_named():
     q = np.ones((1, 4, 32, 3))
-    with pytest.warns(UserWarning, match=r"linear_attention: 4 tokens of 32 heads .* pass layout='heads_first'") as seen:
+    with pytest.warns(UserWarning, match=r"linear_attention: 4 tokens of 32 heads .* layout='heads_first'") as seen:
         la.linear_attention(q, q, q)
     assert seen[0].filename == __file__
     with pytest.warns(UserWarning, match="heads_first") as seen:
@@ -268,7 +268,8 @@ def test_two_maps_of_the_callers_own():
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(end, expected_end)
     check_vjp(la.linear_attention, q, k, v, feature_map=double, state=S)
-    check_vjp(la.linear_attention, wide_q[..., 4:], k, v, feature_map=(("relu"), (lambda x: x**3, lambda x, d: 3 * x**2 * d)))
+    cube = (lambda x: x**3, lambda x, d: 3 * x**2 * d)
+    check_vjp(la.linear_attention, wide_q[..., 4:], k, v, feature_map=("relu", cube))
 
 
 # nothing is written to, nothing is read before it is written
