@@ -26,7 +26,7 @@ def split_all(xp: Namespace, x: Inputs, G: int) -> Inputs:
     """Every array of x in the core's layout; the bonus u (H, K) becomes (G, R, 1, K)."""
     tokens = [None if y is None else split(xp, y, G) for y in x[:-1]]
     u = None if x.u is None else xp.reshape(x.u, (G, x.u.shape[0] // max(G, 1), 1, x.u.shape[1]))
-    return Inputs(*tokens, u)
+    return Inputs._make([*tokens, u])
 
 
 def split_state(xp: Namespace, S: Array, G: int) -> Array:
@@ -42,7 +42,7 @@ def join_state(xp: Namespace, S: Array) -> Array:
 def take(xp: Namespace, x: Inputs, start: int, stop: int, dtype: Any) -> Inputs:
     """Tokens start..stop of core-layout arrays, in the dtype they are computed in."""
     tokens = [None if y is None else cast(xp, y[..., start:stop, :], dtype) for y in x[:-1]]
-    return Inputs(*tokens, None if x.u is None else cast(xp, x.u, dtype))
+    return Inputs._make([*tokens, None if x.u is None else cast(xp, x.u, dtype)])
 
 
 class TokenBuffer:

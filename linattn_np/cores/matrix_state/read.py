@@ -19,7 +19,7 @@ def read_fwd(plan: Plan, q: Array, state: Array) -> Array:
     """q (..., Tq, Hq, K), state (..., H, K, V) or (N, H, K, V) -> (..., Tq, max(Hq, H), V)."""
     xp = plan.xp
     core, S, ranges = _split(plan, q, state)
-    if plan.sequences and plan.sequences[0].index is not None:
+    if plan.sequences and plan.sequences[0].row is not None:
         out = xp.concat([core[..., t, :] @ S[n, ...] for n, t in enumerate(ranges)], axis=-2) if ranges else core @ S
     else:
         out = core @ S
@@ -32,7 +32,7 @@ def read_vjp(plan: Plan, q: Array, state: Array, dout: Array) -> tuple[Array, Ar
     xp, T = plan.xp, plan.xp.matrix_transpose
     core, S, ranges = _split(plan, q, state)
     c = plan.scale * split(xp, cast(xp, dout, plan.dtype), core.shape[-4])
-    if plan.sequences and plan.sequences[0].index is not None:
+    if plan.sequences and plan.sequences[0].row is not None:
         dq = xp.concat([c[..., t, :] @ T(S[n, ...]) for n, t in enumerate(ranges)], axis=-2)
         dS = xp.stack([sum_to(xp, T(core[..., t, :]) @ c[..., t, :], S.shape[1:]) for t in ranges], axis=0)
     else:
