@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ground.namespace import Array, Namespace, cast, is_mutable, sum_to
+from ...ground.namespace import Array, Namespace, cast, is_mutable, sum_to, swap
 from .inputs import Inputs
 
 
@@ -18,7 +18,7 @@ def groups(x: Inputs) -> int:
 
 def split(xp: Namespace, y: Array, G: int) -> Array:
     """(..., T, H, D) as a view (..., G, H / G, T, D)."""
-    y = xp.moveaxis(y, -3, -2)
+    y = swap(xp, y, -3)
     return xp.reshape(y, (*y.shape[:-3], G, y.shape[-3] // max(G, 1), *y.shape[-2:]))
 
 
@@ -58,7 +58,7 @@ class TokenBuffer:
         xp, (*lead, _, H, D) = self.xp, self.shape
         G, C = piece.shape[-4], piece.shape[-2]
         piece = sum_to(xp, piece, (*lead, G, H // max(G, 1), C, D))
-        piece = cast(xp, xp.moveaxis(xp.reshape(piece, (*lead, H, C, D)), -3, -2), self.dtype)
+        piece = cast(xp, swap(xp, xp.reshape(piece, (*lead, H, C, D)), -3), self.dtype)
         if not is_mutable(xp):
             self.pieces[start] = piece
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ground.namespace import Array, cast, sum_to
+from ...ground.namespace import Array, cast, sum_to, swap
 from .heads import join_state, split, split_state
 from .inputs import Plan
 
@@ -24,7 +24,7 @@ def read_fwd(plan: Plan, q: Array, state: Array) -> Array:
     else:
         out = core @ S
     out = plan.scale * out
-    return xp.moveaxis(xp.reshape(out, (*out.shape[:-4], out.shape[-4] * out.shape[-3], *out.shape[-2:])), -3, -2)
+    return swap(xp, xp.reshape(out, (*out.shape[:-4], out.shape[-4] * out.shape[-3], *out.shape[-2:])), -3)
 
 
 def read_vjp(plan: Plan, q: Array, state: Array, dout: Array) -> tuple[Array, Array]:
@@ -38,5 +38,5 @@ def read_vjp(plan: Plan, q: Array, state: Array, dout: Array) -> tuple[Array, Ar
     else:
         dq, dS = c @ T(S), sum_to(xp, T(core) @ c, S.shape)
     dq = sum_to(xp, dq, core.shape)
-    dq = xp.moveaxis(xp.reshape(dq, (*dq.shape[:-4], dq.shape[-4] * dq.shape[-3], *dq.shape[-2:])), -3, -2)
+    dq = swap(xp, xp.reshape(dq, (*dq.shape[:-4], dq.shape[-4] * dq.shape[-3], *dq.shape[-2:])), -3)
     return dq, join_state(xp, dS)
