@@ -87,7 +87,7 @@ def worst_cases():
                     yield pytest.param(case, gates, equal, id=f"{case}-{gates}" + "-equal keys" * equal)
 
 
-@pytest.mark.parametrize(("case", "gates", "equal"), worst_cases())
+@pytest.mark.parametrize(("case", "gates", "equal"), list(worst_cases()))
 def test_float32_against_float64_on_the_same_numbers(case, gates, equal):
     for beta in (0, 1, 2) if "beta" in case.given else (None,):
         arrays, state = adversarial(case, GATES[gates], beta, equal)

@@ -21,8 +21,8 @@ FEW_TOKENS = 4  # up to here the recurrence does less than the set-up of a chunk
 
 def chunk_length(plan: Plan, T: int) -> int:
     """C; the parallel form goes in tiles of the default length."""
-    whole = isinstance(plan.chunk_size, int) and not is_parallel(plan, T)
-    return plan.chunk_size if whole else DEFAULT_CHUNK
+    C = plan.chunk_size
+    return C if isinstance(C, int) and not is_parallel(plan, T) else DEFAULT_CHUNK
 
 
 def is_parallel(plan: Plan, T: int) -> bool:
@@ -52,7 +52,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, states: str = "loop") ->
     ends, kept = [], []
     for sequence in plan.sequences:
         T = sequence.stop - sequence.start
-        S = initial_state(core, plan, state, sequence.index, G)
+        S = initial_state(core, plan, state, sequence.row, G)
         table = chunks(sequence, chunk_length(plan, T))
         S, keep = _walk(plan, T, states).forward(core, plan, table, S, out.put if out is not None else None)
         ends.append(S)
@@ -83,7 +83,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     begins = []
     for sequence, keep in zip(plan.sequences, kept, strict=True):
         T = sequence.stop - sequence.start
-        dS = initial_state(core, plan, dstate, sequence.index, G)
+        dS = initial_state(core, plan, dstate, sequence.row, G)
         table = chunks(sequence, chunk_length(plan, T))
         begins.append(_walk(plan, T, states).backward(core, plan, table, keep, dcore, dS, put))
     arrays = {name: buffer.done() for name, buffer in buffers.items()}

@@ -161,7 +161,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
         out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
     ends = []
     for sequence in plan.sequences:
-        S = initial_state(core, plan, state, sequence.index, G)
+        S = initial_state(core, plan, state, sequence.row, G)
         S, _ = walk_forward(core, plan, [Chunk(*sequence[1:])], S, out.put if out is not None else None)
         ends.append(S)
     return None if out is None else out.done(), gather_states(plan, ends), Saved(x, plan, state, None)
@@ -189,8 +189,8 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 
     begins = []
     for sequence in plan.sequences:
-        S = initial_state(core, plan, state, sequence.index, G)
-        dS = initial_state(core, plan, dstate, sequence.index, G)
+        S = initial_state(core, plan, state, sequence.row, G)
+        dS = initial_state(core, plan, dstate, sequence.row, G)
         begins.append(walk_backward(core, plan, [Chunk(*sequence[1:])], S, dcore, dS, put))
     arrays = {name: buffer.done() for name, buffer in buffers.items()}
     if x.u is not None:
