@@ -310,7 +310,8 @@ def _tuple_type(names: tuple[str, ...]) -> type:
 def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
     """A named tuple by input name; None for what was not given."""
     card, xp, c = call.card, call.plan.xp, call.variables
-    specs, values = card.specs(call.options), []
+    specs = card.specs(call.options)
+    values: list[Any] = []
     for name in card.arrays:
         x = getattr(c, name)
         if x is None:

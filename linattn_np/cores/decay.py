@@ -301,7 +301,7 @@ class _Crossed:
 
     def __init__(self, D: VectorDecay, row: Row):
         self.D, self.inclusive = D, row is not Row.BEFORE
-        self.whole: Array | float = 0.0  # (..., spans, 1, K): known for every token of a span
+        self.whole: Array = 0.0  # (..., spans, 1, K): known for every token of a span
         self.readers: Array | None = None  # products still to be summed over i >= t (or i > t) of their span
         self.writers: Array | None = None  # over j < t
 

@@ -28,7 +28,12 @@ class Library(NamedTuple):
 
 def dtype_name(x: Array) -> str:
     """Name of the dtype in every library: 'float32', 'bfloat16', ..."""
-    return str(x.dtype).rsplit(".", 1)[-1]
+    return _name(x.dtype)
+
+
+@functools.lru_cache(maxsize=128)
+def _name(dtype: Any) -> str:
+    return str(dtype).rsplit(".", 1)[-1]
 
 
 def enter(fn: str, arrays: Mapping[str, Array]) -> tuple[Library, dict[str, Array]]:
@@ -109,6 +114,13 @@ def _native(x: np.ndarray) -> np.ndarray:
 
 def _short(xp: Namespace) -> str:
     return xp.__name__.removeprefix("array_api_compat.").split(".")[0]
+
+
+def swap(xp: Namespace, x: Array, axis: int) -> Array:
+    """x with `axis` and the next one exchanged; a view."""
+    order = list(range(x.ndim))
+    order[axis], order[axis + 1] = order[axis + 1], order[axis]
+    return xp.permute_dims(x, tuple(order))
 
 
 def is_mutable(xp: Namespace) -> bool:

@@ -65,6 +65,13 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
         raise ValueError(f"{fn}: layer is {layer!r} of num_layers {layers!r}, expected 0 <= layer < num_layers")
 
 
+class LightningOptions(Options, total=False):
+    """The common options, and which layer of how many the published slopes are for."""
+
+    layer: int
+    num_layers: int
+
+
 CARD = Card(
     name="lightning_attention",
     sentence="Linear attention with one published slope a head.",
@@ -87,7 +94,7 @@ CARD = Card(
 
 
 @public(CARD)
-def lightning_attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: Unpack[Options]) -> Any:
+def lightning_attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: Unpack[LightningOptions]) -> Any:
     """Lightning attention: linear attention with one published slope a head (TransNormerLLM, MiniMax-01).
 
         S_t = e^{-slope} S_{t-1} + k_t^T v_t

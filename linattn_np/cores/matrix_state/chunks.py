@@ -19,8 +19,8 @@ DEFAULT_CHUNK = 64
 
 def chunk_length(plan: Plan, T: int) -> int:
     """C; the parallel form goes in tiles of the default length."""
-    whole = isinstance(plan.chunk_size, int) and not is_parallel(plan, T)
-    return plan.chunk_size if whole else DEFAULT_CHUNK
+    C = plan.chunk_size
+    return C if isinstance(C, int) and not is_parallel(plan, T) else DEFAULT_CHUNK
 
 
 def is_parallel(plan: Plan, T: int) -> bool:
@@ -42,7 +42,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, states: str = "loop") ->
         out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
     T, ends, kept = x.v.shape[-3], [], []
     for sequence in plan.sequences:
-        S = initial_state(core, plan, state, sequence.index, G)
+        S = initial_state(core, plan, state, sequence.row, G)
         table = chunks(sequence, chunk_length(plan, T))
         S, keep = _walk(plan, T, states).forward(core, plan, table, S, out.put if out is not None else None)
         ends.append(S)
@@ -72,7 +72,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 
     T, begins = x.v.shape[-3], []
     for sequence, keep in zip(plan.sequences, kept, strict=True):
-        dS = initial_state(core, plan, dstate, sequence.index, G)
+        dS = initial_state(core, plan, dstate, sequence.row, G)
         table = chunks(sequence, chunk_length(plan, T))
         begins.append(_walk(plan, T, states).backward(core, plan, table, keep, dcore, dS, put))
     arrays = {name: buffer.done() for name, buffer in buffers.items()}
@@ -96,6 +96,6 @@ def gather_states(plan: Plan, states: list[Array]) -> Array:
     """Core-layout states as one public array: (..., H, K, V), or (N, H, K, V) of a ragged batch."""
     xp = plan.xp
     joined = [join_state(xp, S) for S in states]
-    if plan.sequences and plan.sequences[0].index is None:
+    if plan.sequences and plan.sequences[0].row is None:
         return joined[0]
     return xp.stack([xp.reshape(S, S.shape[-3:]) for S in joined], axis=0)
