@@ -98,7 +98,8 @@ def test_names_of_the_variants_own_arrays():
         refuse(ValueError, f"mamba2: {text}", la.mamba2, **{"x": x, "dt": dt, "A": A, "B": KEYS, "C": Q} | changed)
     q = Q, KEYS, VALUES
     for g in (G[0, :4, :3], G):
-        refuse(ValueError, f"retention: g has shape {g.shape}, expected (H,) = (4,) or (H, K) = (4, 8)", la.retention, *q, g)
+        refuse(ValueError, f"retention: g has shape {g.shape}, expected (H,) = (4,) or (H, K) = (4, 8)",
+               la.retention, *q, g)
     refuse(ValueError, "lightning_attention: slopes has shape (3,), expected (H,) = (4,)", la.lightning_attention, *q,
            np.ones(3))
     refuse(ValueError, "gla: gv has shape (2, 64, 4), expected (B, T, H, V) = (2, 64, 4, 5)", la.gla, *q, Q, G)
