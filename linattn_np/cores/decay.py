@@ -210,7 +210,7 @@ class VectorDecay(ScalarDecay):
         for h in reversed(self._levels()):
             blocks.append(X[..., h:, :h])
             X = xp.stack([X[..., :h, :h], X[..., h:, h:]], axis=-3)
-            X = xp.reshape(X, (*X.shape[:-4], -1, h, h))
+            X = xp.reshape(X, (*X.shape[:-4], self.padded // h, h, h))
         return blocks[::-1]
 
     def _pairs(self, row: Row) -> Array:
@@ -316,7 +316,7 @@ class _Crossed:
         later = xp.sum(D._halves(self.readers, h)[1], axis=-2, keepdims=True)
         earlier = xp.sum(D._halves(self.writers, h)[0], axis=-2, keepdims=True)
         both = xp.stack([self.whole + later, self.whole + earlier], axis=-3)
-        self.whole = xp.reshape(both, (*both.shape[:-4], -1, 1, both.shape[-1]))
+        self.whole = xp.reshape(both, (*both.shape[:-4], D.padded // h, 1, both.shape[-1]))
         self.readers = self.readers + D._spans(None, readers, whole=True)
         self.writers = self.writers + D._spans(writers, None, whole=True)
 

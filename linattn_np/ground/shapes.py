@@ -145,8 +145,10 @@ def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
         raise TypeError(f"{fn}: cu_seqlens is {values!r}, expected integers")
     if any(n != 1 for n in sizes.batch):
         raise ValueError(f"{fn}: cu_seqlens needs one packed batch row, got batch axes {sizes.batch}")
-    if len(values) < 1 or values[0] != 0:
-        raise ValueError(f"{fn}: cu_seqlens starts at {values[0] if values else 'nothing'}, expected 0")
+    if len(values) < 2:
+        raise ValueError(f"{fn}: cu_seqlens is {values!r}, expected at least two offsets: 0 and T = {T}")
+    if values[0] != 0:
+        raise ValueError(f"{fn}: cu_seqlens starts at {values[0]}, expected 0")
     for n, (a, b) in enumerate(itertools.pairwise(values)):
         if b < a:
             raise ValueError(f"{fn}: cu_seqlens decreases from {a} to {b} at {n + 1}, expected offsets in order")
