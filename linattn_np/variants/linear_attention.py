@@ -97,7 +97,7 @@ def unpack_state(c: Any, S: Array) -> Any:
 def check_options(fn: str, options: dict[str, Any]) -> None:
     feature_map_pair(fn, options["feature_map"])
     eps = options["eps"]
-    if not isinstance(eps, numbers.Real) or isinstance(eps, bool) or not 0 <= eps < math.inf:
+    if not isinstance(eps, numbers.Real) or isinstance(eps, bool) or not 0 <= float(eps) < math.inf:
         raise ValueError(f"{fn}: eps is {eps!r}, expected a finite number >= 0")
 
 

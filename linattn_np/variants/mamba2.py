@@ -28,8 +28,8 @@ def _steps(c: Any) -> tuple[Array, Array, Array]:
 def to_core(c: Any) -> Inputs:
     """q = C, k = B, v = dt x, g = dt A."""
     if c.C is not None and c.C.shape[-2] > c.x.shape[-2] and not (c.D is None and c.z is None):
-        raise ValueError(f"{c.name}: C has Hq = {c.C.shape[-2]} heads and x H = {c.x.shape[-2]}, expected Hq to divide H "
-                         "where D or z is given")
+        raise ValueError(f"{c.name}: C has Hq = {c.C.shape[-2]} heads and x H = {c.x.shape[-2]}, "
+                         "expected Hq to divide H where D or z is given")
     xp, (_, _, dt) = c.xp, _steps(c)
     g = dt * cast(xp, c.A, c.dtype)
     return Inputs(c.C, c.B, dt[..., None] * cast(xp, c.x, c.dtype), g[..., None])
