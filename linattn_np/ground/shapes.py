@@ -41,7 +41,7 @@ def check_arrays(fn: str, arrays: Mapping[str, Array | None], specs: Mapping[str
     """
     for name, x in arrays.items():
         if x is not None:
-            _check_dtype(fn, name, x)
+            check_dtype(fn, name, x)
     anchor = arrays[value]
     if anchor is None:
         raise TypeError(f"{fn}: {value} is None, expected an array")
@@ -59,14 +59,15 @@ def check_arrays(fn: str, arrays: Mapping[str, Array | None], specs: Mapping[str
     return sizes
 
 
-def _check_dtype(fn: str, name: str, x: Array) -> None:
+def check_dtype(fn: str, name: str, x: Array) -> None:
+    """Raise TypeError unless x holds numbers that are computed with here."""
     if dtype_name(x) not in STORAGE:
         raise TypeError(f"{fn}: {name} has dtype {dtype_name(x)}, expected one of {', '.join(STORAGE)}")
 
 
 def check_one(fn: str, name: str, x: Array, spec: str, sizes: Sizes) -> None:
     """Check one array against sizes that are known already."""
-    _check_dtype(fn, name, x)
+    check_dtype(fn, name, x)
     _bind(fn, name, x, spec, sizes)
     _check_heads(fn, sizes)
 

@@ -44,7 +44,8 @@ def _substitute(xp: Namespace, N: Array, R: Array, transposed: bool) -> Array:
 def _diagonal_inverses(xp: Namespace, N: Array) -> Array:
     """(I + N)^{-1} of every diagonal block of 16, the last one padded by zeros: (..., blocks, 16, 16)."""
     C = N.shape[-1]
-    blocks = xp.stack([_padded(xp, N[..., s : s + BLOCK, s : s + BLOCK]) for s in range(0, C, BLOCK)], axis=-3)
+    spans = [slice(s, min(s + BLOCK, C)) for s in range(0, C, BLOCK)]
+    blocks = xp.stack([_padded(xp, N[..., span, span]) for span in spans], axis=-3)
     inverse = xp.ones((*blocks.shape[:-2], BLOCK, 1, 1), dtype=N.dtype, device=device(N))
     size = 1
     while size < BLOCK:  # [A 0; B D]^{-1} = [A' 0; -D' B A' D']

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from ..call import Options, public
 from ..card import Card, Given
-from ..cores.kinds import Readout
+from ..cores.kinds import NormalisedState, Readout
 from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array, cast, device
 from ..ground.shapes import check_state
 from ..pieces.feature_maps import feature_map_pair
-
-
-class NormalisedState(NamedTuple):
-    """State of normalised linear attention: S (..., H, K, V) and z (..., H, K), the sum of the mapped keys."""
-
-    S: Any
-    z: Any
 
 
 def _maps(c: Any) -> Any:
@@ -75,7 +68,7 @@ def pack_state(c: Any, state: Any) -> Array | None:
     if not c.options["normalize"]:
         _check(c, state)
         return state
-    if not hasattr(state, "_asdict"):
+    if not isinstance(state, NormalisedState):
         raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, z) as a NormalisedState "
                         "with normalize=True")
     _check(c, state.S, "state.S")
