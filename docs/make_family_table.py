@@ -21,12 +21,13 @@ def with_table(text: str) -> str:
 
 def main() -> int:
     """Write the pages; with --check write nothing, and exit 1 if one is out of date."""
-    stale = [page for page in PAGES if page.is_file() and page.read_text("utf-8") != with_table(page.read_text("utf-8"))]
+    texts = {page: page.read_text("utf-8") for page in PAGES}
+    stale = [page for page, text in texts.items() if with_table(text) != text]
     for page in stale:
         if "--check" in sys.argv[1:]:
             sys.stderr.write(f"{page.relative_to(TOP)} is out of date: run python docs/make_family_table.py\n")
         else:
-            page.write_text(with_table(page.read_text("utf-8")), "utf-8")
+            page.write_text(with_table(texts[page]), "utf-8")
     return 1 if stale and "--check" in sys.argv[1:] else 0
 
 

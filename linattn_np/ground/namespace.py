@@ -162,9 +162,16 @@ def lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool = Fal
     return make(xp, n, dtype, where, strict)
 
 
+def keep_lower(xp: Namespace, P: Array, strict: bool = False) -> Array:
+    """P (..., n, n) with zeros above the diagonal, whatever stood there; `strict` clears the diagonal too."""
+    mask = lower_ones(xp, P.shape[-1], xp.bool, device(P), strict)
+    return xp.where(mask, P, xp.asarray(0, dtype=P.dtype, device=device(P)))
+
+
 @functools.lru_cache(maxsize=64)
 def _lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool) -> Array:
-    return xp.tril(xp.ones((n, n), dtype=dtype, device=where), k=-1 if strict else 0)
+    rows, columns = xp.arange(n, device=where)[:, None], xp.arange(n, device=where)[None, :]
+    return xp.astype(rows > columns if strict else rows >= columns, dtype, copy=False)
 
 
 def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any, Unpack
 
 from ..call import Options, public
@@ -99,8 +101,9 @@ def unpack_state(c: Any, S: Array) -> Any:
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
     feature_map_pair(fn, options["feature_map"])
-    if not isinstance(options["eps"], int | float):
-        raise TypeError(f"{fn}: eps is {options['eps']!r}, expected a real number")
+    eps = options["eps"]
+    if not isinstance(eps, numbers.Real) or isinstance(eps, bool) or not 0 <= float(eps) < math.inf:
+        raise ValueError(f"{fn}: eps is {eps!r}, expected a finite number >= 0")
 
 
 class LinearAttentionOptions(Options, total=False):
@@ -147,7 +150,7 @@ def linear_attention(q: Any, k: Any, v: Any, **options: Unpack[LinearAttentionOp
     """Linear attention: softmax attention's similarity replaced by an inner product of feature maps.
 
         S_t = S_{t-1} + phi(k_t)^T v_t          z_t = z_{t-1} + phi(k_t)
-        out_t = scale phi(q_t) S_t              normalize=True: phi(q_t) S_t / (phi(q_t) z_t^T + eps)
+        out_t = scale phi(q_t) S_t              normalize=True: the same / (scale phi(q_t) z_t^T + eps)
 
     q      (..., T, Hq, K)   queries; causal=False: (..., Tq, Hq, K), every query sees every key
     k      (..., T, Hk, K)   keys
