@@ -16,7 +16,7 @@ from .cores.kinds import NormalisedState
 from .cores.matrix_state.inputs import Inputs, Plan
 from .ground import shapes
 from .ground.chunk_table import sequences
-from .ground.namespace import Array, Library, cast, compute_dtype, enter, is_mutable
+from .ground.namespace import Array, Library, cast, compute_dtype, dtype_name, enter, is_mutable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -142,9 +142,11 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     xp = library.xp
     state = _whole(state, [entered.pop(n) for n in parts])
     specs = card.specs(options)
-    if options["layout"] == "heads_first":
+    turned = options["layout"] == "heads_first"
+    theirs = {n: shapes.heads_first(spec) for n, spec in specs.items()} if turned else specs
+    sizes = shapes.check_arrays(fn, entered, theirs, card.value)
+    if turned:
         entered = {n: _swap(xp, x, specs[n]) for n, x in entered.items()}
-    sizes = shapes.check_arrays(fn, entered, specs, card.value)
     offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
     _check_layout(fn, options, sizes, state)
     dtype = compute_dtype(xp, *entered.values(), *_parts("state", state).values())
@@ -160,7 +162,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
             shapes.check_state(fn, state, sizes)
         core_state = state
     if options["overwrite_state"]:
-        _check_overwritten(fn, state, plan)
+        _check_overwritten(fn, state, plan, options["state"])
     return Prepared(card, library, options, c, card.to_core(c), plan, core_state, state)
 
 
@@ -219,10 +221,13 @@ def _check_layout(fn: str, options: dict[str, Any], sizes: shapes.Sizes, state: 
                       "pass layout='heads_first'", UserWarning, stacklevel=5)
 
 
-def _check_overwritten(fn: str, state: Any, plan: Plan) -> None:
+def _check_overwritten(fn: str, state: Any, plan: Plan, given: Any) -> None:
+    if any(not getattr(getattr(S, "dtype", None), "isnative", True) for S in _parts("state", given).values()):
+        raise TypeError(f"{fn}: state is byte-swapped, expected this machine's byte order to be overwritten")
     for name, S in _parts("state", state).items():
         if S.dtype != plan.dtype:
-            raise TypeError(f"{fn}: {name} has dtype {S.dtype}, expected {plan.dtype} to be overwritten")
+            wanted = dtype_name(plan.xp.empty(0, dtype=plan.dtype))
+            raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
         if getattr(getattr(S, "flags", None), "writeable", True) is False:
             raise ValueError(f"{fn}: {name} is read-only, expected a writeable array with overwrite_state=True")
 

@@ -38,9 +38,9 @@ def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Ca
     parts = {"state.S": state.S, "state.z": state.z} if normalised else {"state": state}
     library, entered = enter("read", {"q": q, **parts})
     xp, q = library.xp, entered["q"]
+    _check(q, entered, layout)
     if layout == "heads_first":
         q = xp.moveaxis(q, -3, -2)
-    _check(q, entered)
     S = xp.concat([entered["state.S"], entered["state.z"][..., None]], axis=-1) if normalised else entered["state"]
     dtype = compute_dtype(xp, q, S)
     plan = Plan(xp, dtype, float(scale), sequences=(Sequence(None, 0, q.shape[-3]),))
@@ -85,7 +85,9 @@ def _swapped(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*batch, H, T, V) if layout == "heads_first" else shape
 
 
-def _arguments(q: Any, state: Any, scale: Any = 1.0, layout: str = "time_first", **unknown: Any) -> tuple[Any, ...]:
+def _arguments(
+    q: Any = None, state: Any = None, scale: Any = 1.0, layout: str = "time_first", **unknown: Any
+) -> tuple[Any, ...]:
     if unknown:
         raise TypeError(f"read: unknown option {next(iter(unknown))!r}, expected one of scale, layout")
     if q is None or state is None:
@@ -102,13 +104,13 @@ def _arguments(q: Any, state: Any, scale: Any = 1.0, layout: str = "time_first",
     return q, state, 1.0 if scale is None else scale, layout
 
 
-def _check(q: Array, given: dict[str, Array]) -> None:
+def _check(q: Array, given: dict[str, Array], layout: str) -> None:
     name = "state" if "state" in given else "state.S"
     S, z = given[name], given.get("state.z")
     if S.ndim < 3:
         raise ValueError(f"read: {name} has shape {tuple(S.shape)}, expected (..., H, K, V)")
     sizes = shapes.Sizes(batch=tuple(S.shape[:-3]), letters=dict(zip("HKV", map(int, S.shape[-3:]), strict=True)))
-    shapes.check_one("read", "q", q, "T Hq K", sizes)
+    shapes.check_one("read", "q", q, "Hq T K" if layout == "heads_first" else "T Hq K", sizes)
     shapes.check_state("read", S, sizes, name=name)
     if z is not None:
         shapes.check_state("read", z, sizes, "H K", "state.z")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from .namespace import STORAGE, Array, dtype_name
@@ -31,7 +32,15 @@ class Sizes:
 
 
 def has_time(spec: str) -> bool:
-    return spec.split()[0] in ("T", "Tq")
+    return not {"T", "Tq"}.isdisjoint(spec.split())
+
+
+def heads_first(spec: str) -> str:
+    """The spec with its token axis behind its head axis."""
+    if not has_time(spec):
+        return spec
+    time, head, *rest = spec.split()
+    return " ".join((head, time, *rest))
 
 
 def check_arrays(fn: str, arrays: Mapping[str, Array | None], specs: Mapping[str, str], value: str) -> Sizes:
@@ -141,9 +150,11 @@ def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
         raise TypeError(f"{fn}: cu_seqlens has dtype {kind}, expected integers")
     if getattr(cu_seqlens, "ndim", 1) != 1:
         raise ValueError(f"{fn}: cu_seqlens has shape {tuple(cu_seqlens.shape)}, expected (N + 1,)")
-    values = cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else list(cu_seqlens)
-    if not all(isinstance(n, int) and not isinstance(n, bool) for n in values):
+    values = cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens
+    whole = isinstance(values, list | tuple) and all(isinstance(n, Integral) for n in values)
+    if not whole or any(isinstance(n, bool) for n in values):
         raise TypeError(f"{fn}: cu_seqlens is {values!r}, expected integers")
+    values = [int(n) for n in values]
     if any(n != 1 for n in sizes.batch):
         raise ValueError(f"{fn}: cu_seqlens needs one packed batch row, got batch axes {sizes.batch}")
     if len(values) < 2:

@@ -26,8 +26,20 @@ def to_core(c: Any) -> Inputs:
     if c.options["normalize"]:
         v = cast(xp, v, c.dtype)
         v = xp.concat([v, xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))], axis=-1)
-    q = None if c.q is None else map_q[0](cast(xp, c.q, c.dtype))
-    return Inputs(q, map_k[0](cast(xp, c.k, c.dtype)), v)
+    k = _mapped(c, "k", map_k)
+    q = None if c.q is None else _mapped(c, "q", map_q)
+    if q is not None and q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"{c.name}: feature_map makes q {q.shape[-1]} and k {k.shape[-1]} wide, expected one width")
+    return Inputs(q, k, v)
+
+
+def _mapped(c: Any, name: str, feature_map: Any) -> Array:
+    x = getattr(c, name)
+    y = feature_map[0](cast(c.xp, x, c.dtype))
+    if tuple(y.shape[:-1]) != tuple(x.shape[:-1]):
+        raise ValueError(f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "
+                         "expected all axes but the last to stay")
+    return y
 
 
 def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
