@@ -93,7 +93,7 @@ def test_names_of_the_variants_own_arrays():
         ("A has shape (4, 8), expected (H,) = (4,)", {"A": np.ones((H, K))}),
         ("dt has shape (2, 64, 1), expected (B, T, H) = (2, 64, 4)", {"dt": dt[:, :, :1]}),
         ("z has shape (2, 64, 4), expected (B, T, H, V) = (2, 64, 4, 5)", {"z": dt}),
-        ("C has Hq = 8 heads and x H = 4, expected Hq to divide H where D or z is given",
+        ("C has Hq = 8 heads and x H = 4, expected Hq to divide H",
          {"C": np.concatenate([Q, Q], 2), "D": A}),
     ]:
         refuse(ValueError, f"mamba2: {text}", la.mamba2, **{"x": x, "dt": dt, "A": A, "B": KEYS, "C": Q} | changed)

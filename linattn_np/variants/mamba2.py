@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import numbers
+from numbers import Real
 from typing import Any, Unpack
 
 from ..call import Options, public
@@ -27,9 +27,8 @@ def _steps(c: Any) -> tuple[Array, Array, Array]:
 
 def to_core(c: Any) -> Inputs:
     """q = C, k = B, v = dt x, g = dt A."""
-    if c.C is not None and c.C.shape[-2] > c.x.shape[-2] and not (c.D is None and c.z is None):
-        raise ValueError(f"{c.name}: C has Hq = {c.C.shape[-2]} heads and x H = {c.x.shape[-2]}, "
-                         "expected Hq to divide H where D or z is given")
+    if c.C is not None and c.sizes.Hq > c.sizes.H:
+        raise ValueError(f"{c.name}: C has Hq = {c.sizes.Hq} heads and x H = {c.sizes.H}, expected Hq to divide H")
     xp, (_, _, dt) = c.xp, _steps(c)
     g = dt * cast(xp, c.A, c.dtype)
     return Inputs(c.C, c.B, dt[..., None] * cast(xp, c.x, c.dtype), g[..., None])
@@ -86,7 +85,7 @@ def _skipped(c: Any, out: Array) -> Array:
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
     limit = options["dt_limit"]
-    pair = isinstance(limit, tuple | list) and len(limit) == 2 and all(isinstance(x, numbers.Real) for x in limit)
+    pair = isinstance(limit, tuple | list) and len(limit) == 2 and all(isinstance(x, Real) for x in limit)
     if not (pair and limit[0] <= limit[1]):
         raise ValueError(f"{fn}: dt_limit is {limit!r}, expected (low, high) with low <= high")
 
