@@ -28,7 +28,7 @@ def cumulative_ms(code: str, module: str, compiled: str) -> float:
 
 
 def measure(runs: int) -> dict[str, dict[str, float]]:
-    """Median and least milliseconds: everything, and what linattn_np adds when its dependencies are imported already."""
+    """Median and least milliseconds: everything, and what linattn_np adds to its imported dependencies."""
     with tempfile.TemporaryDirectory() as compiled:
         return _measure(runs, compiled)
 
