@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from linattn_np.lab.text import load_corpus
+from .text import load_corpus
 
 WIDTH = 128  # of keys and of values: the head size of the papers
 CONTEXT_WEIGHTS = (0.3, 0.6, 1.0, 1.0)  # of the last 1, 2, 3, 4 tokens

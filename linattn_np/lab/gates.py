@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from linattn_np.lab.memories import Logits
+from .memories import Logits
 
 DIGITS, LOSS_DIGITS = 3, 4  # kept in a file
 SHIPPED = ("prose", "mixed", "facts")

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 import linattn_np as la
-from linattn_np.lab.codes import load_codes
-from linattn_np.lab.gates import Learned
-from linattn_np.lab.loss import Adam, Sampler, next_token_loss
-from linattn_np.lab.memories import RECURRENT, Logits
-from linattn_np.lab.streams import training_windows
-from linattn_np.lab.text import load_corpus
+
+from .codes import load_codes
+from .gates import Learned
+from .loss import Adam, Sampler, next_token_loss
+from .memories import RECURRENT, Logits
+from .streams import training_windows
+from .text import load_corpus
 
 STEPS, HELDOUT_STEPS = 250, 20
 TOKENS_PER_STEP = 4096

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from linattn_np.lab.memories import Logits
-from linattn_np.lab.needles import ALPHABET
-from linattn_np.lab.text import Corpus
+from .memories import Logits
+from .needles import ALPHABET
+from .text import Corpus
 
 COMMON, DRAWN = 512, 128  # candidates: the commonest tokens, and so many drawn from the rest
 

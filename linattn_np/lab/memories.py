@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 import linattn_np as la
-from linattn_np.lab.text import CLASSES
+
+from .text import CLASSES
 
 Logits = dict[str, np.ndarray]
 
@@ -68,14 +69,25 @@ class WriteGate(Memory):
 
 
 class Retention(Memory):
-    """Four constant decays 1 - 2^-5 .. 1 - 2^-8, each over a quarter of the key's channels."""
+    """Four heads with a quarter of the key's channels each and constant decays 1 - 2^-5 .. 1 - 2^-8; their sum is read.
+
+    The heads share the value, so the state (B, 4, K / 4, V) is one of K x V numbers like the others'.
+    """
 
     name = "retention"
     function = staticmethod(la.retention)
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
-        decays = np.repeat(1 - 2.0 ** -np.arange(5, 9), k.shape[-1] // 4)
-        return q, k, v, np.log(decays)[None].astype(v.dtype)  # g (1, K)
+        g = np.log1p(-(2.0 ** -np.arange(5, 9))).astype(v.dtype)  # (4,)
+        quarters = (*k.shape[:2], len(g), k.shape[-1] // len(g))
+        heads = (*v.shape[:2], len(g), v.shape[-1])
+        return None if q is None else q.reshape(quarters), k.reshape(quarters), np.broadcast_to(v, heads), g
+
+    def run(
+        self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any, state: Any = None
+    ) -> tuple[Any, np.ndarray]:
+        out, state = super().run(logits, classes, q, k, v, state)
+        return None if out is None else out.sum(2, keepdims=True), state
 
 
 class Mamba2(Memory):

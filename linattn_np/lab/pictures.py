@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from linattn_np.lab.report import gate_values
-from linattn_np.lab.scores import Scores
-from linattn_np.lab.text import CLASSES
+from .report import gate_values
+from .scores import Scores
+from .text import CLASSES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linattn_np.lab.codes import load_codes
-from linattn_np.lab.gates import GateSet
-from linattn_np.lab.memories import RECURRENT, SOFTMAX, Logits, Memory, softmax_outputs
-from linattn_np.lab.needles import ALPHABET, DIGITS
-from linattn_np.lab.streams import Streams, build_streams
-from linattn_np.lab.text import load_corpus
+from .codes import load_codes
+from .gates import GateSet
+from .memories import RECURRENT, SOFTMAX, Logits, Memory, softmax_outputs
+from .needles import ALPHABET, DIGITS
+from .streams import Streams, build_streams
+from .text import load_corpus
 
 SEGMENT = 2048  # tokens a call; the state is all that passes from one call to the next
 TRACED_DEPTH = 0.2  # of the needle whose own votes are told apart

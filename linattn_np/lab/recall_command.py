@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from linattn_np.lab.gates import SHIPPED, GateSet, load_gate_sets, save_gate_set
-from linattn_np.lab.learn import READINGS, STEPS, LearningJob, learn
-from linattn_np.lab.memories import LEARNED, MEMORIES
-from linattn_np.lab.recall import CellJob, probe_cell
-from linattn_np.lab.scores import Scores
-from linattn_np.lab.streams import LEVELS, SHORTEST
-from linattn_np.lab.text import load_corpus
-from linattn_np.lab.verdict import verdict
-from linattn_np.lab.workers import run_jobs
+from .gates import SHIPPED, GateSet, load_gate_sets, save_gate_set
+from .learn import READINGS, STEPS, LearningJob, learn
+from .memories import LEARNED, MEMORIES
+from .recall import CellJob, probe_cell
+from .scores import Scores
+from .streams import LEVELS, SHORTEST
+from .text import load_corpus
+from .verdict import verdict
+from .workers import run_jobs
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ def probe(args: argparse.Namespace) -> int:
     """Tests the memories and reports."""
     from rich.console import Console
 
-    from linattn_np.lab.report import print_report, write_json
+    from .report import print_report, write_json
 
     begun = time.perf_counter()
     scores = measure(args)
@@ -109,7 +109,7 @@ def probe(args: argparse.Namespace) -> int:
         with args.markdown.open("w", encoding="utf8") as file:
             print_report(scores, claims, Console(file=file, width=400), markdown=True)
     if args.pictures:
-        from linattn_np.lab.pictures import draw_all
+        from .pictures import draw_all
 
         draw_all(args.pictures, scores)
     return 0

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from linattn_np.lab.gates import encode
-from linattn_np.lab.memories import sigmoid, softplus
-from linattn_np.lab.scores import Scores
-from linattn_np.lab.streams import LEVELS
-from linattn_np.lab.text import CLASSES
-from linattn_np.lab.verdict import CAUTION, Claim
+from .gates import encode
+from .memories import sigmoid, softplus
+from .scores import Scores
+from .streams import LEVELS
+from .text import CLASSES
+from .verdict import CAUTION, Claim
 
 if TYPE_CHECKING:
     from rich.console import Console

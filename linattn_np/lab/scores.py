@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linattn_np.lab.gates import GateSet
-from linattn_np.lab.recall import Score
-from linattn_np.lab.statistics import wilson
+from .gates import GateSet
+from .recall import Score
+from .statistics import wilson
 
 
 @dataclass(frozen=True)

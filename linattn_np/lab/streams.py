@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linattn_np.lab.needles import draw_needle, question, statement
-from linattn_np.lab.text import Corpus
+from .needles import draw_needle, question, statement
+from .text import Corpus
 
 LEVELS = {
     1: "repeated sentences, 7-digit number",

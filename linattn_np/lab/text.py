@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linattn_np.lab.needles import ALPHABET, HAYSTACK_SENTENCES, all_keys, question, statement
+from .needles import ALPHABET, HAYSTACK_SENTENCES, all_keys, question, statement
 
 CLASSES = ("word", "Capital", "digit", "piece", "mark")
 WORD_OR_MARK = re.compile(r"[^\W\d]+(?:['’-][^\W\d]+)*|[^\w\s]")

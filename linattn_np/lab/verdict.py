@@ -8,8 +8,8 @@ memories that differ in one thing decides; others are shown beside. Nothing here
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from linattn_np.lab.scores import Scores
-from linattn_np.lab.statistics import Difference, paired_difference
+from .scores import Scores
+from .statistics import Difference, paired_difference
 
 CAUTION = (
     "One memory, one head, fixed keys, gates that see a token class: a study of the recurrences, "

@@ -62,7 +62,8 @@ def test_float32_stays_float32(name):
     out, state = RECURRENT[name].run(some_logits(name), classes, *(x.astype(np.float32) for x in arrays))
     assert out.dtype == np.float32
     assert state.dtype == np.float32
-    assert state.shape == (B, 1, K, K)
+    assert out.shape == (B, T, 1, K)
+    assert state[0].size == K * K
 
 
 def test_softmax_reference_is_causal_attention():
