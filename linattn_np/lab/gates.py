@@ -63,14 +63,12 @@ def encode(learned: Learned) -> dict[str, Any]:
 
 
 def save_gate_set(path: Path, name: str, gate_set: GateSet) -> None:
-    """Writes a set under its name; other sets that the file already holds stay."""
+    """Writes a set under its name; what else the file holds stays: other sets, other seeds, other memories."""
     sets = json.loads(path.read_text("utf8")) if path.exists() else {}
-    sets[name] = {
-        str(seed): {memory: encode(learned) for memory, learned in sorted(memories.items())}
-        for seed, memories in sorted(gate_set.items())
-    }
-    lines = json.dumps(sets, indent=1)
-    path.write_text(one_line_lists(lines) + "\n", "utf8")
+    seeds = sets.setdefault(name, {})
+    for seed, memories in gate_set.items():
+        seeds.setdefault(str(seed), {}).update({memory: encode(learned) for memory, learned in memories.items()})
+    path.write_text(one_line_lists(json.dumps(sets, indent=1)) + "\n", "utf8")
 
 
 def one_line_lists(text: str) -> str:

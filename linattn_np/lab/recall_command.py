@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gates", type=names, default=SHIPPED, help="learned gate sets: prose, mixed, facts, or files; commas between")
     add("--train", choices=READINGS, metavar="SET", help="learn a gate set again (prose, mixed or facts) and stop")
-    add("--out", type=Path, help="the file that --train writes; sets that it already holds stay")
+    add("--out", type=Path, help="the file that --train writes; what else it holds stays")
     add("--steps", type=int, default=STEPS, help="steps of --train")
     add("--text", help="a text file as haystack of levels 2 and 3, instead of CPython's own help")
     add("--lengths", type=whole_numbers, default=(512, 1024, 2048, 4096), help="tokens a stream")

@@ -43,6 +43,7 @@ def finished(
 
 def one_thread() -> Any:
     """Holds this process to one BLAS thread: small batched products gain nothing from more."""
+    import numpy  # noqa: F401  a BLAS that is not loaded yet cannot be limited
     from threadpoolctl import threadpool_limits
 
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")

@@ -60,13 +60,15 @@ def test_the_rate_rises_and_falls():
     assert rates[-1] == pytest.approx(0.15 * 0.05, rel=0.01)
 
 
-def test_a_gate_file_gives_back_what_was_saved_and_keeps_other_sets(tmp_path):
+def test_a_gate_file_gives_back_what_was_saved_and_keeps_the_others(tmp_path):
     path = tmp_path / "gates.json"
     learned = Learned({"write": np.array([0.12345, -1.0])}, 6.54321)
     save_gate_set(path, "mine", {0: {"delta": learned}})
     save_gate_set(path, "other", {1: {"delta": learned}})
+    save_gate_set(path, "other", {1: {"kda": learned}})
     sets = load_gate_sets([str(path)])
     assert sorted(sets) == ["mine", "other"]
+    assert sorted(sets["other"][1]) == ["delta", "kda"]
     assert sets["mine"][0]["delta"].logits["write"].tolist() == [0.123, -1.0]
     assert sets["mine"][0]["delta"].loss == 6.5432
     with pytest.raises(ValueError, match="no gate set 'nowhere'"):
