@@ -1,0 +1,330 @@
+"""From the arguments of a public function to the core and back: bind, check, change variables, compute."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import warnings
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypedDict, TypeVar
+
+from .card import Card, Variables
+from .cores import matrix_state
+from .cores.matrix_state.inputs import Inputs, Plan
+from .ground import shapes
+from .ground.chunk_table import sequences
+from .ground.namespace import Array, Library, cast, compute_dtype, enter, is_mutable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Options(TypedDict, total=False):
+    """Options that every variant takes.
+
+    scale: factor on the queries; None means what the paper uses (the docstring says which).
+    state: the state before the first token; None means zeros.
+    return_state: give (out, state) instead of out.
+    overwrite_state: write the final state into `state` where its library allows it.
+    cu_seqlens: N + 1 offsets of sequences packed in one batch row; states are then (N, H, K, V).
+    chunk_size: 1 the recurrent form, "parallel" the parallel form, C the chunk form; None chooses.
+    layout: "time_first" (..., T, H, K) or "heads_first" (..., H, T, K).
+    backend: None chooses; "reference", "chunks", "numba" or "cuda" forces one.
+    """
+
+    scale: float | None
+    state: Any
+    return_state: bool
+    overwrite_state: bool
+    cu_seqlens: Any
+    chunk_size: int | str | None
+    layout: str
+    backend: str | None
+
+
+COMMON: dict[str, Any] = {
+    "scale": None,
+    "state": None,
+    "return_state": False,
+    "overwrite_state": False,
+    "cu_seqlens": None,
+    "chunk_size": None,
+    "layout": "time_first",
+    "backend": None,
+}
+
+
+def public(card: Card) -> Callable[[F], F]:
+    """Make a documented stub the public function of `card`."""
+
+    def decorate(stub: F) -> F:
+        @functools.wraps(stub)
+        def function(*arrays: Any, **keywords: Any) -> Any:
+            return run(card, arrays, keywords)
+
+        function.card = card  # type: ignore[attr-defined]
+        function.vjp = functools.partial(run_vjp, card)  # type: ignore[attr-defined]
+        function.__signature__ = _signature(card)  # type: ignore[attr-defined]
+        return function  # type: ignore[return-value]
+
+    return decorate
+
+
+def _signature(card: Card) -> inspect.Signature:
+    one, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, one, default=None if given.optional else inspect.Parameter.empty)
+                  for name, given in card.arrays.items()]
+    options = {**card.options, **COMMON}
+    return inspect.Signature(parameters + [inspect.Parameter(n, keyword, default=v) for n, v in options.items()])
+
+
+class Prepared(NamedTuple):
+    """A call, checked and changed into the core's variables."""
+
+    card: Card
+    library: Library
+    options: dict[str, Any]
+    variables: Variables
+    inputs: Inputs
+    plan: Plan
+    state: Array | None  # the core's
+    given_state: Any  # the caller's
+
+
+def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """What the public function returns: out, or (out, state)."""
+    call = prepare(card, arrays, keywords)
+    core_out, end, _ = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
+    return _result(call, core_out, end)
+
+
+def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
+    """(what the public function returns, pullback)."""
+    call = prepare(card, arrays, keywords)
+    if call.options["overwrite_state"]:
+        raise ValueError(f"{card.name}: overwrite_state=True was given to vjp, expected False: "
+                         "the pullback needs the state that would be overwritten")
+    core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
+    result = _result(call, core_out, end)
+    out = result[0] if isinstance(result, Result) else result
+    shape = None if out is None else tuple(out.shape)
+    core_out = core_out if card.from_core else None
+
+    def pullback(dout: Any = None, dstate: Any = None) -> Any:
+        """Gradients by input name, of every array that was given and of the state."""
+        d_out, d_state = _cotangents(call, dout, dstate, shape, end)
+        grads: dict[str, Array] = {}
+        if card.from_core_vjp and d_out is not None:
+            d_out, grads = card.from_core_vjp(call.variables, core_out, cast(call.plan.xp, d_out, call.plan.dtype))
+        d, dstate0 = matrix_state.backward(kept, d_out, d_state)
+        for name, y in card.to_core_vjp(call.variables, d).items():
+            grads[name] = y if name not in grads else grads[name] + y
+        return _gradients(call, grads, dstate0)
+
+    return result, pullback
+
+
+def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Prepared:
+    """Check a call and change its variables. All errors of bad input are raised here."""
+    fn = card.name
+    given, options = _bind(card, arrays, keywords)
+    state = options["state"]
+    parts = dict(state._asdict()) if hasattr(state, "_asdict") else {"state": state}
+    library, entered = enter(fn, {**given, **parts})
+    xp = library.xp
+    state = type(state)(**{n: entered.pop(n) for n in parts}) if hasattr(state, "_asdict") else entered.pop("state")
+    specs = card.specs(options)
+    if options["layout"] == "heads_first":
+        entered = {n: _swap(xp, x, specs[n]) for n, x in entered.items()}
+    sizes = shapes.check_arrays(fn, entered, specs, card.value)
+    offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
+    _check_layout(fn, options, sizes, state)
+    dtype = compute_dtype(xp, *entered.values(), *(state if hasattr(state, "_asdict") else (state,)))
+    plan = Plan(
+        xp, dtype, _scale(card, options, sizes), card.query_row, card.erase_row,
+        options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
+    )
+    c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn)
+    if card.pack_state is not None:
+        core_state = card.pack_state(c, state)
+    else:
+        if state is not None:
+            shapes.check_state(fn, state, sizes)
+        core_state = state
+    if options["overwrite_state"]:
+        _check_overwritten(fn, state, plan)
+    return Prepared(card, library, options, c, card.to_core(c), plan, core_state, state)
+
+
+def _bind(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arrays by name, options with defaults)."""
+    fn, names = card.name, list(card.arrays)
+    if len(arrays) > len(names):
+        raise TypeError(f"{fn}: {len(arrays)} arrays were given by position, expected at most {len(names)}: "
+                        f"{', '.join(names)}; options go by keyword")
+    bound = dict(zip(names, arrays, strict=False))
+    options = {**card.options, **COMMON}
+    for name, value in keywords.items():
+        if name in card.arrays:
+            if name in bound:
+                raise TypeError(f"{fn}: {name} was given twice, by position and by keyword")
+            bound[name] = value
+        elif name in options:
+            options[name] = value
+        else:
+            raise TypeError(f"{fn}: unknown option {name!r}, expected one of {', '.join(options)}")
+    for name, (option, default) in card.named.items():
+        named = isinstance(bound.get(name), str)
+        options[option] = bound[name] if named else default
+        bound[name] = None if named else bound.get(name)
+    for name, given in card.arrays.items():
+        if bound.setdefault(name, None) is None and not given.optional and name != card.query:
+            raise TypeError(f"{fn}: {name} is missing, expected the arrays {', '.join(names)}")
+    _check_options(card, options)
+    return bound, options
+
+
+def _check_options(card: Card, options: dict[str, Any]) -> None:
+    fn, C, scale = card.name, options["chunk_size"], options["scale"]
+    whole = isinstance(C, numbers.Integral) and not isinstance(C, bool)
+    if not (C is None or C == "parallel" or (whole and C >= 1)):
+        raise ValueError(f"{fn}: chunk_size is {C!r}, expected None, 'parallel' or a whole number from 1")
+    if whole:
+        options["chunk_size"] = int(C)
+    if options["layout"] not in ("time_first", "heads_first"):
+        raise ValueError(f"{fn}: layout is {options['layout']!r}, expected 'time_first' or 'heads_first'")
+    if scale is not None and (not isinstance(scale, numbers.Real) or isinstance(scale, bool)):
+        raise TypeError(f"{fn}: scale is {scale!r}, expected None or a real number")
+    for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus"):
+        if name in options and not isinstance(options[name], bool):
+            raise TypeError(f"{fn}: {name} is {options[name]!r}, expected True or False")
+    if options["overwrite_state"] and options["state"] is None:
+        raise ValueError(f"{fn}: overwrite_state=True without a state, expected state to be given")
+    if card.check_options is not None:
+        card.check_options(fn, options)
+
+
+def _check_layout(fn: str, options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> None:
+    H, T = sizes.H, sizes.T
+    if options["layout"] == "time_first" and state is None and H >= 8 * T > 8:
+        warnings.warn(f"{fn}: {T} tokens of {H} heads in the layout (..., T, H, K): if the arrays are (..., H, T, K), "
+                      "pass layout='heads_first'", UserWarning, stacklevel=5)
+
+
+def _check_overwritten(fn: str, state: Any, plan: Plan) -> None:
+    for name, S in (state._asdict() if hasattr(state, "_asdict") else {"state": state}).items():
+        if S.dtype != plan.dtype:
+            raise TypeError(f"{fn}: {name} has dtype {S.dtype}, expected {plan.dtype} to be overwritten")
+        if getattr(getattr(S, "flags", None), "writeable", True) is False:
+            raise ValueError(f"{fn}: {name} is read-only, expected a writeable array with overwrite_state=True")
+
+
+def _scale(card: Card, options: dict[str, Any], sizes: shapes.Sizes) -> float:
+    if options["scale"] is not None:
+        return float(options["scale"])
+    return max(sizes.K, 1) ** -0.5 if card.scaled else 1.0
+
+
+def _swap(xp: Any, x: Array | None, spec: str) -> Array | None:
+    """(..., T, H, D) <-> (..., H, T, D), a view."""
+    if x is None or not shapes.has_time(spec):
+        return x
+    axis = x.ndim - len(spec.split("|")[0].split())
+    return x if axis < 0 else xp.moveaxis(x, axis, axis + 1)
+
+
+class Result(NamedTuple):
+    """out and the state after the last token; unpacks as a pair."""
+
+    out: Any
+    state: Any
+
+
+def _result(call: Prepared, core_out: Array | None, end: Array) -> Any:
+    card, xp, options = call.card, call.plan.xp, call.options
+    out = core_out
+    if out is not None:
+        if card.from_core is not None:
+            out = card.from_core(call.variables, out)
+        out = cast(xp, out, getattr(call.variables, card.value).dtype)
+        if options["layout"] == "heads_first":
+            out = xp.moveaxis(out, -3, -2)
+        out = call.library.give_back(out)
+    if out is not None and not (options["return_state"] or options["overwrite_state"]):
+        return out
+    state = card.unpack_state(call.variables, end) if card.unpack_state else end
+    if hasattr(state, "_asdict"):
+        given = call.given_state._asdict() if call.given_state is not None else {}
+        state = type(state)(**{n: _final(call, S, given.get(n)) for n, S in state._asdict().items()})
+    else:
+        state = _final(call, state, call.given_state)
+    return Result(out, state) if out is None or options["return_state"] else out
+
+
+def _final(call: Prepared, S: Array, given: Array | None) -> Any:
+    """The final state as the caller gets it: in the caller's own array if it is to be overwritten, never a view of it."""
+    xp = call.plan.xp
+    if call.options["overwrite_state"] and given is not None and is_mutable(xp):
+        given[...] = S
+        return call.library.give_back(given)
+    if call.variables.sizes.T == 0:
+        S = xp.asarray(S, copy=True)
+    return call.library.give_back(S)
+
+
+def _cotangents(
+    call: Prepared, dout: Any, dstate: Any, shape: tuple[int, ...] | None, end: Array
+) -> tuple[Array | None, Array | None]:
+    """dout and dstate as the core takes them."""
+    fn, xp = call.card.name, call.plan.xp
+    if dout is None and dstate is None:
+        raise TypeError(f"{fn}: the pullback got neither dout nor dstate, expected at least one")
+    parts = dict(dstate._asdict()) if hasattr(dstate, "_asdict") else {"state": dstate}
+    _, entered = enter(fn, {"dout": dout, **{f"d{n}": x for n, x in parts.items()}})
+    d_out = entered.pop("dout")
+    if d_out is not None:
+        if shape is None or tuple(d_out.shape) != shape:
+            raise ValueError(f"{fn}: dout has shape {tuple(d_out.shape)}, expected {shape or 'None: there is no out'}")
+        if call.options["layout"] == "heads_first":
+            d_out = xp.moveaxis(d_out, -3, -2)
+        d_out = cast(xp, d_out, call.plan.dtype)
+    if dstate is None:
+        return d_out, None
+    if call.card.pack_state is not None:
+        values = [entered[f"d{n}"] for n in parts]
+        d_state = call.card.pack_state(call.variables, type(dstate)(*values) if hasattr(dstate, "_asdict") else values[0])
+    else:
+        d_state = entered["dstate"]
+    if tuple(d_state.shape) != tuple(end.shape):
+        raise ValueError(f"{fn}: dstate has shape {tuple(d_state.shape)}, expected {tuple(end.shape)}")
+    return d_out, cast(xp, d_state, call.plan.dtype)
+
+
+@functools.cache
+def _tuple_type(names: tuple[str, ...]) -> type:
+    return namedtuple("Gradients", names)
+
+
+def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
+    """A named tuple by input name; None for what was not given."""
+    card, xp, c = call.card, call.plan.xp, call.variables
+    specs, values = card.specs(call.options), []
+    for name in card.arrays:
+        x = getattr(c, name)
+        if x is None:
+            values.append(None)
+            continue
+        d = grads[name] if grads.get(name) is not None else xp.zeros_like(x)
+        d = cast(xp, d, x.dtype)
+        if call.options["layout"] == "heads_first":
+            d = _swap(xp, d, specs[name])
+        values.append(call.library.give_back(d))
+    state = None
+    if call.given_state is not None:
+        state = card.unpack_state(c, dstate0) if card.unpack_state else dstate0
+        if hasattr(state, "_asdict"):
+            state = type(state)(*(call.library.give_back(S) for S in state))
+        else:
+            state = call.library.give_back(cast(xp, state, call.given_state.dtype))
+    return _tuple_type((*card.arrays, "state"))(*values, state)

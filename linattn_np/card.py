@@ -1,0 +1,123 @@
+"""What a variant is: a card with its equation, its arrays, its cell of the family, and its change of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from .cores.kinds import Decay, Erase, Readout, Row
+from .cores.matrix_state.inputs import Inputs
+from .ground.namespace import Array
+
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+
+
+def _unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    x = rng.standard_normal(shape)
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-300)
+
+
+DRAWS: dict[str, Draw] = {  # how a test, a bench or a check draws an array
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "unit": _unit,
+    "half unit": lambda rng, shape: 0.5 * _unit(rng, shape),
+    "log decay": lambda rng, shape: -rng.uniform(0.0, 0.7, shape),
+    "strength": lambda rng, shape: rng.uniform(0.0, 2.0, shape),
+    "positive": lambda rng, shape: rng.uniform(0.05, 1.0, shape),
+    "negative": lambda rng, shape: -rng.uniform(0.1, 1.0, shape),
+}
+
+
+@dataclass(frozen=True)
+class Given:
+    """One array of a variant: its shape spec, how it is drawn at random, what it is."""
+
+    spec: str
+    draw: str
+    words: str
+    optional: bool = False
+
+
+def same_names(*names: str) -> dict[str, Callable[..., Any]]:
+    """The change of variables of a variant whose arrays are the core's own: keywords for its Card."""
+
+    def to_core(c: Any) -> Inputs:
+        return Inputs(**{name: getattr(c, name) for name in names})
+
+    def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+        return {name: getattr(d, name) for name in names}
+
+    return {"to_core": to_core, "to_core_vjp": to_core_vjp}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A variant: three choices and a change of variables with its transpose.
+
+    to_core(c) gives the core's Inputs from the call c (c.q, c.k, ... in the public layout, c.xp, c.dtype, c.options);
+    to_core_vjp(c, d) gives the gradients of the variant's arrays by name from the gradients d of those Inputs.
+    from_core(c, out), where a variant finishes the core's output, has from_core_vjp(c, out, dout) -> (dout of the
+    core, gradients by name).
+    """
+
+    name: str
+    sentence: str
+    equation: str
+    paper: str
+    arrays: Mapping[str, Given]
+    to_core: Callable[[Any], Inputs]
+    to_core_vjp: Callable[[Any, Inputs], dict[str, Array]]
+    decay: Decay = Decay.NONE
+    erase: Erase = Erase.NONE
+    readout: Readout = Readout.LINEAR
+    query_row: Row = Row.AFTER
+    erase_row: Row = Row.DECAYED
+    scaled: bool = True  # scale=None means K**-0.5, else 1
+    query: str = "q"
+    key: str = "k"
+    value: str = "v"
+    options: Mapping[str, Any] = field(default_factory=dict)  # the variant's own, with defaults
+    named: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # array that may be a name -> (option, default)
+    check_options: Callable[[str, dict[str, Any]], None] | None = None
+    from_core: Callable[[Any, Array], Array] | None = None
+    from_core_vjp: Callable[[Any, Array, Array], tuple[Array, dict[str, Array]]] | None = None
+    pack_state: Callable[[Any, Any], Array] | None = None  # public state -> (..., H, K, V) of the core
+    unpack_state: Callable[[Any, Array], Any] | None = None
+    examples: tuple[Mapping[str, Any], ...] = ({},)  # option sets that a property test should go through
+
+    def specs(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """Shape specs of a call: where all queries see all keys they may have their own length."""
+        specs = {name: given.spec for name, given in self.arrays.items()}
+        if options.get("causal") is False and options.get("cu_seqlens") is None:
+            specs[self.query] = specs[self.query].replace("T ", "Tq ", 1)
+        return specs
+
+    def sample(
+        self,
+        rng: np.random.Generator,
+        B: tuple[int, ...] = (2,),
+        T: int = 12,
+        H: int = 2,
+        K: int = 5,
+        V: int = 3,
+        Hq: int | None = None,
+        Hk: int | None = None,
+        optional: bool = True,
+    ) -> dict[str, np.ndarray]:
+        """Random float64 arrays of a call, drawn as the variant is meant to be used."""
+        sizes = {"T": T, "Tq": T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V}
+        drawn = {}
+        for name, given in self.arrays.items():
+            letters = given.spec.split("|")[0].split()
+            shape = (B if letters[0] == "T" else ()) + tuple(sizes[letter] for letter in letters)
+            if optional or not given.optional:
+                drawn[name] = DRAWS[given.draw](rng, shape)
+        return drawn
+
+
+class Variables(SimpleNamespace):
+    """A call as a change of variables sees it: its arrays by name, xp, dtype, sizes, options."""

@@ -1,0 +1,40 @@
+"""The words of the family: how a state decays, how it is erased, when it is read."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Decay(Enum):
+    """What a token does to what is stored: S <- diag(e^g) S."""
+
+    NONE = "S_t keeps S_{t-1}"
+    SCALAR = "one log decay a token and head: e^{g_t} S_{t-1}"
+    VECTOR = "one log decay a key channel: diag(e^{g_t}) S_{t-1}"
+
+
+class Erase(Enum):
+    """What a token takes out of the state before it writes."""
+
+    NONE = "nothing"
+    DELTA = "what its key recalls: S~ + k_t^T beta_t (v_t - r_t S)"
+    FREE = "any rank-one map: S~ + b_t^T (a_t S_{t-1})"
+
+
+class Readout(Enum):
+    """What is made of q_t S_t."""
+
+    LINEAR = "out_t = scale q_t S_t"
+    NORMALISED = "out_t = q_t S_t / q_t z_t"
+
+
+class Row(Enum):
+    """Which state a reader at token t sees; `strict` leaves the token's own write out."""
+
+    AFTER = "S_t"
+    DECAYED = "diag(e^{g_t}) S_{t-1}"
+    BEFORE = "S_{t-1}"
+
+    @property
+    def strict(self) -> bool:
+        return self is not Row.AFTER

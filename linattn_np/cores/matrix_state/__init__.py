@@ -1,0 +1,76 @@
+"""Matrix state: S (K, V) fades, is erased, is written to, is read. Chooses a backend and calls it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...ground import backend as backends
+from ...ground.namespace import Array, cast
+from . import chunks, recurrence
+from .inputs import Inputs, Plan, Saved
+from .read import read_fwd, read_vjp
+
+FEW_TOKENS = 4  # up to here the recurrent form does less than the set-up of a chunk
+
+
+class Call(NamedTuple):
+    """What a backend is asked to cover."""
+
+    x: Inputs
+    plan: Plan
+
+
+def _reference_refuses(call: Call) -> str | None:
+    if call.plan.chunk_size == "parallel":
+        return "the definition goes token by token; chunk_size='parallel' asks for tiles"
+    return None
+
+
+def _chunks_refuses(call: Call) -> str | None:
+    return None
+
+
+REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
+CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
+
+
+def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
+    """The backend of a call. chunk_size=1 asks for the recurrent form; a few tokens take it by themselves."""
+    tokens = x.v.shape[-3]
+    recurrent = plan.chunk_size == 1 or (plan.chunk_size is None and tokens <= FEW_TOKENS)
+    order = [REFERENCE, CHUNKS] if recurrent else [CHUNKS, REFERENCE]
+    return backends.choose(fn, wanted, order, Call(x, plan))
+
+
+class Kept(NamedTuple):
+    """What backward needs: the backend, what it saved, and the final state where all queries read it."""
+
+    module: object
+    saved: Saved
+    q: Array | None = None
+    state: Array | None = None
+
+
+def forward(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None) -> tuple[Array | None, Array, Kept]:
+    """(out, final state, kept)."""
+    module = choose(fn, x, plan, wanted).backend.module
+    if plan.causal or x.q is None:
+        out, end, saved = module.forward(x, plan, state)
+        return out, end, Kept(module, saved)
+    _, end, saved = module.forward(x._replace(q=None), plan, state)
+    out = cast(plan.xp, read_fwd(plan, x.q, end), x.v.dtype)
+    return out, end, Kept(module, saved, x.q, end)
+
+
+def backward(kept: Kept, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """Gradients of every input, and of the initial state."""
+    plan, dq = kept.saved.plan, None
+    if kept.q is not None:
+        if dout is None:
+            dq = plan.xp.zeros_like(cast(plan.xp, kept.q, plan.dtype))
+        else:
+            dq, dread = read_vjp(plan, kept.q, kept.state, dout)
+            dstate = dread if dstate is None else dstate + dread
+            dout = None
+    grads, dstate0 = kept.module.backward(kept.saved, dout, dstate)
+    return (grads if kept.q is None else grads._replace(q=dq)), dstate0

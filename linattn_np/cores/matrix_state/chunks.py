@@ -1,0 +1,93 @@
+"""The chunk form in array-API calls: NumPy, CuPy, PyTorch, JAX, array-api-strict, dask.
+
+Here sequences are cut out and results are put together; running.py, scan.py and parallel.py are three ways to bring
+the state to a chunk, and one_chunk.py is what a chunk does with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...ground.chunk_table import chunks
+from ...ground.namespace import Array, cast, device, sum_to
+from . import parallel, running, scan
+from .heads import TokenBuffer, groups, join_state, split, split_all, split_state
+from .inputs import Inputs, Plan, Saved
+
+DEFAULT_CHUNK = 64
+
+
+def chunk_length(plan: Plan) -> int:
+    return plan.chunk_size if isinstance(plan.chunk_size, int) else DEFAULT_CHUNK
+
+
+def _walk(plan: Plan, states: str) -> Any:
+    return parallel if plan.chunk_size == "parallel" else {"loop": running, "scan": scan}[states]
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None, states: str = "loop") -> tuple[Array | None, Array, Saved]:
+    """(out, final state, saved).   states: "loop" hands the state on, "scan" composes chunk transfers."""
+    xp, G = plan.xp, groups(x)
+    core, out = split_all(xp, x, G), None
+    if x.q is not None:
+        H = max(x.q.shape[-2], x.v.shape[-2])
+        out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
+    ends, kept = [], []
+    for sequence in plan.sequences:
+        S = initial_state(core, plan, state, sequence.index, G)
+        table = chunks(sequence, chunk_length(plan))
+        S, keep = _walk(plan, states).forward(core, plan, table, S, out.put if out is not None else None)
+        ends.append(S)
+        kept.append(keep)
+    return None if out is None else out.done(), gather_states(plan, ends), Saved(x, plan, state, (kept, states))
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """Gradients of every input, in the dtype of the computation, and of the initial state."""
+    x, plan, state, (kept, states) = saved
+    xp, G = plan.xp, groups(x)
+    core = split_all(xp, x, G)
+    dcore = None if dout is None else split(xp, dout, G)
+    buffers = {
+        name: TokenBuffer(xp, tuple(y.shape), plan.dtype, device(x.v))
+        for name, y in x._asdict().items()
+        if y is not None and name != "u"
+    }
+    bonus: list[Array] = []
+
+    def put(start: int, grads: dict[str, Array]) -> None:
+        for name, d in grads.items():
+            if name == "u":
+                bonus.append(sum_to(xp, d, core.u.shape))
+            else:
+                buffers[name].put(start, d)
+
+    begins = []
+    for sequence, keep in zip(plan.sequences, kept, strict=True):
+        dS = initial_state(core, plan, dstate, sequence.index, G)
+        table = chunks(sequence, chunk_length(plan))
+        begins.append(_walk(plan, states).backward(core, plan, table, keep, dcore, dS, put))
+    arrays = {name: buffer.done() for name, buffer in buffers.items()}
+    if x.u is not None:
+        arrays["u"] = xp.reshape(sum(bonus, xp.zeros_like(cast(xp, core.u, plan.dtype))), x.u.shape)
+    return Inputs(**{name: arrays.get(name) for name in Inputs._fields}), gather_states(plan, begins)
+
+
+def initial_state(core: Inputs, plan: Plan, state: Array | None, index: int | None, G: int) -> Array:
+    """S_0 of one sequence as (..., G, R, K, V) in the dtype of the computation; zeros if None."""
+    xp = plan.xp
+    if state is None:
+        shape = (*core.v.shape[:-2], core.k.shape[-1], core.v.shape[-1])
+        return xp.zeros(shape, dtype=plan.dtype, device=device(core.v))
+    if index is not None:
+        state = xp.reshape(state[index, ...], (*core.v.shape[:-4], *state.shape[1:]))
+    return cast(xp, split_state(xp, state, G), plan.dtype)
+
+
+def gather_states(plan: Plan, states: list[Array]) -> Array:
+    """Core-layout states as one public array: (..., H, K, V), or (N, H, K, V) of a ragged batch."""
+    xp = plan.xp
+    joined = [join_state(xp, S) for S in states]
+    if plan.sequences and plan.sequences[0].index is None:
+        return joined[0]
+    return xp.stack([xp.reshape(S, S.shape[-3:]) for S in joined], axis=0)

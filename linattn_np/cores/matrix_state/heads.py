@@ -1,0 +1,75 @@
+"""Between the public layout (..., T, H, D) and the core's (..., G, R, T, D): H = G groups of R heads.
+
+An array with fewer heads has R = 1 and is broadcast over its group; nothing is copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...ground.namespace import Array, Namespace, cast, is_mutable, sum_to
+from .inputs import Inputs
+
+
+def groups(x: Inputs) -> int:
+    """G: the fewest heads of any array that has tokens."""
+    return min(y.shape[-2] for y in (x.q, x.k, x.v) if y is not None)
+
+
+def split(xp: Namespace, y: Array, G: int) -> Array:
+    """(..., T, H, D) as a view (..., G, H / G, T, D)."""
+    y = xp.moveaxis(y, -3, -2)
+    return xp.reshape(y, (*y.shape[:-3], G, y.shape[-3] // max(G, 1), *y.shape[-2:]))
+
+
+def split_all(xp: Namespace, x: Inputs, G: int) -> Inputs:
+    """Every array of x in the core's layout; the bonus u (H, K) becomes (G, R, 1, K)."""
+    tokens = [None if y is None else split(xp, y, G) for y in x[:-1]]
+    u = None if x.u is None else xp.reshape(x.u, (G, x.u.shape[0] // max(G, 1), 1, x.u.shape[1]))
+    return Inputs(*tokens, u)
+
+
+def split_state(xp: Namespace, S: Array, G: int) -> Array:
+    """(..., H, K, V) as (..., G, R, K, V)."""
+    return xp.reshape(S, (*S.shape[:-3], G, S.shape[-3] // max(G, 1), *S.shape[-2:]))
+
+
+def join_state(xp: Namespace, S: Array) -> Array:
+    """(..., G, R, K, V) as (..., H, K, V)."""
+    return xp.reshape(S, (*S.shape[:-4], S.shape[-4] * S.shape[-3], *S.shape[-2:]))
+
+
+def take(xp: Namespace, x: Inputs, start: int, stop: int, dtype: Any) -> Inputs:
+    """Tokens start..stop of core-layout arrays, in the dtype they are computed in."""
+    tokens = [None if y is None else cast(xp, y[..., start:stop, :], dtype) for y in x[:-1]]
+    return Inputs(*tokens, None if x.u is None else cast(xp, x.u, dtype))
+
+
+class TokenBuffer:
+    """An array (..., T, H, D) that is filled token range by token range from core-layout pieces."""
+
+    def __init__(self, xp: Namespace, shape: tuple[int, ...], dtype: Any, where: Any):
+        self.xp, self.shape, self.dtype, self.where = xp, shape, dtype, where
+        self.pieces: dict[int, Array] = {}
+        self.whole: Array | None = None
+
+    def put(self, start: int, piece: Array) -> None:
+        """Store a piece (..., G, R, C, D), summed over the heads and batch rows that share it."""
+        xp, (*lead, _, H, D) = self.xp, self.shape
+        G, C = piece.shape[-4], piece.shape[-2]
+        piece = sum_to(xp, piece, (*lead, G, H // max(G, 1), C, D))
+        piece = cast(xp, xp.moveaxis(xp.reshape(piece, (*lead, H, C, D)), -3, -2), self.dtype)
+        if not is_mutable(xp):
+            self.pieces[start] = piece
+            return
+        if self.whole is None:
+            self.whole = xp.empty(self.shape, dtype=self.dtype, device=self.where)
+        self.whole[..., start : start + C, :, :] = piece
+
+    def done(self) -> Array:
+        """The array; zeros where nothing was ever put."""
+        if self.whole is not None:
+            return self.whole
+        if not self.pieces:
+            return self.xp.zeros(self.shape, dtype=self.dtype, device=self.where)
+        return self.xp.concat([self.pieces[s] for s in sorted(self.pieces)], axis=-3)

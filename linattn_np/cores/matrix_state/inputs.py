@@ -1,0 +1,61 @@
+"""The only signature that travels between floors: what the matrix-state core takes and gives."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...ground.chunk_table import Sequence
+from ...ground.namespace import Array, Namespace
+from ..kinds import Decay, Erase, Row
+
+
+class Inputs(NamedTuple):
+    """Arrays (..., T, heads, width), or their gradients; None where the variant has none.
+
+    Heads may be grouped: any array may have fewer heads than the widest, when they divide it.
+    """
+
+    q: Array | None  # (..., T, Hq, K)  queries; None: write without reading
+    k: Array  # (..., T, Hk, K)  write vectors
+    v: Array  # (..., T, H, V)   values
+    g: Array | None = None  # (..., T, H, 1 or K)  log decay; without batch or with T of stride 0 where constant
+    gv: Array | None = None  # (..., T, H, V)   log decay on the value axis (erase NONE only)
+    r: Array | None = None  # (..., T, Hk, K)  erase DELTA: read vectors
+    beta: Array | None = None  # (..., T, H, 1)   erase DELTA: write strength
+    a: Array | None = None  # (..., T, Hk, K)  erase FREE: reads S_{t-1}
+    b: Array | None = None  # (..., T, Hk, K)  erase FREE: writes the correction
+    u: Array | None = None  # (H, K)  bonus on the token's own write, with queries that read BEFORE
+
+    @property
+    def decay(self) -> Decay:
+        if self.g is None:
+            return Decay.NONE
+        return Decay.SCALAR if self.g.shape[-1] == 1 else Decay.VECTOR
+
+    @property
+    def erase(self) -> Erase:
+        if self.a is not None:
+            return Erase.FREE
+        return Erase.NONE if self.beta is None else Erase.DELTA
+
+
+class Plan(NamedTuple):
+    """How a call is computed: everything that is not an array."""
+
+    xp: Namespace
+    dtype: Any  # dtype of states and of every accumulation
+    scale: float
+    query_row: Row = Row.AFTER  # which state q_t reads: AFTER or BEFORE the write
+    erase_row: Row = Row.DECAYED  # which state r_t reads (DELTA): DECAYED or BEFORE
+    causal: bool = True  # False: every query reads the final state
+    chunk_size: int | str | None = None  # 1 recurrent, "parallel", C, or None to choose
+    sequences: tuple[Sequence, ...] = ()
+
+
+class Saved(NamedTuple):
+    """What a forward pass keeps for its backward."""
+
+    x: Inputs
+    plan: Plan
+    state: Array | None  # S_0
+    starts: Any  # what the backend keeps besides

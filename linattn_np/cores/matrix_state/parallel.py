@@ -1,0 +1,181 @@
+"""The parallel form in tiles: every tile of readers meets every earlier tile of writers, no state is ever formed.
+
+    x^_I S_in = (x^_I (.) m) S_0 + sum over J < I of (x^_I (.) m_IJ) y^_J^T w_J
+
+m_IJ is the decay over the tiles between J and I. Time grows with T^2, memory with T: the schedule of Lightning
+Attention-1 (arXiv 2307.14995), here for every decay and erase, and its adjoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...ground.chunk_table import Chunk
+from ...ground.namespace import Array, cast, sum_to
+from .heads import take
+from .inputs import Inputs, Plan
+from .one_chunk import Forward, Gradients, Reader, chunk_cotangents, chunk_fwd, chunk_gradients
+
+
+def forward(
+    core: Inputs, plan: Plan, table: list[Chunk], S: Array, put: Callable[[int, Array], None]
+) -> tuple[Array, Array]:
+    """(final state, S_0); outputs go to put(start, out)."""
+    tiles: list[Forward] = []
+    for chunk in table:
+        x = take(plan.xp, core, chunk.start, chunk.stop, plan.dtype)
+        tiles.append(_slim(chunk_fwd(plan.xp, x, plan, lambda hat: _past(plan, tiles, hat, S)), chunk, put))
+    return _final_state(plan, tiles, S), S
+
+
+def _slim(f: Forward, chunk: Chunk, put: Callable[[int, Array], None]) -> Forward:
+    """Hand the output over; later tiles need the writers and the decay only."""
+    if f.out is not None:
+        put(chunk.start, f.out)
+    return Forward(None, f.writers, f.x, f.D, f.Dv, None, None, None, [], None)
+
+
+def _past(plan: Plan, tiles: list[Forward], hat: Array, S: Array) -> Array:
+    """x^ S_in for the readers that follow `tiles`."""
+    T, m, mv, found = plan.xp.matrix_transpose, None, None, 0.0
+    for f in reversed(tiles):
+        for w in f.writers:
+            found = found + _times((_times(hat, m) @ T(w.hat)) @ w.w, mv)
+        m, mv = _times(f.D.weight(), m), _times(f.Dv.weight(), mv)
+    return found + _times(_times(hat, m) @ S, mv)
+
+
+def _final_state(plan: Plan, tiles: list[Forward], S: Array) -> Array:
+    """S_T = sum over J of (y^_J (.) m)^T w_J, plus what is left of S_0."""
+    T, m, mv, found = plan.xp.matrix_transpose, None, None, 0.0
+    for f in reversed(tiles):
+        for w in f.writers:
+            found = found + sum_to(plan.xp, _times(T(_times(w.hat, m)) @ w.w, mv), S.shape)
+        m, mv = _times(f.D.weight(), m), _times(f.Dv.weight(), mv)
+    return found + _times(_times_rows(plan, S, m), mv)
+
+
+def backward(
+    core: Inputs,
+    plan: Plan,
+    table: list[Chunk],
+    S: Array,
+    dout: Array | None,
+    dS: Array,
+    put: Callable[[int, dict[str, Array]], None],
+) -> Array:
+    """dS_0; gradients go to put(start, gradients)."""
+    xp, tiles = plan.xp, []
+    for chunk in table:
+        x = take(xp, core, chunk.start, chunk.stop, plan.dtype)
+        tiles.append(chunk_fwd(xp, x, plan, lambda hat: _past(plan, tiles, hat, S)))
+    readers: list[list[Reader]] = []  # of the tiles already passed, nearest first
+    grads: list[Gradients] = []
+    for (start, stop), f in zip(reversed(table), reversed(tiles), strict=True):
+        d = None if dout is None else cast(xp, dout[..., start:stop, :], plan.dtype)
+        later = tiles[len(tiles) - len(readers):]
+        r, g = chunk_cotangents(xp, f, plan, d, lambda hat, later=later: _future(plan, later, readers, hat, dS))
+        readers.insert(0, r)
+        grads.insert(0, g)
+    pairs = _Pairs(plan, tiles, readers, S.shape[:-2])
+    dS_0 = pairs.meet(S, dS)
+    for n, (chunk, f) in enumerate(zip(table, tiles, strict=True)):
+        g = chunk_gradients(xp, f, readers[n], grads[n], pairs.dread[n], pairs.dwrite[n])
+        for name, D, crossed in (("g", f.D, pairs.crossed[n]), ("gv", f.Dv, pairs.crossed_values[n])):
+            if name in g and not isinstance(crossed, float):
+                g.add(name, D.spread(crossed))
+        put(chunk.start, g)
+    return dS_0
+
+
+def _future(plan: Plan, tiles: list[Forward], readers: list[list[Reader]], hat: Array, dS: Array) -> Array:
+    """y^ dS_out for the writers that precede `tiles`."""
+    T, m, mv, found = plan.xp.matrix_transpose, None, None, 0.0
+    shape = (*dS.shape[:-2], hat.shape[-2], dS.shape[-1])
+    for f, rs in zip(tiles, readers, strict=True):
+        for r in rs:
+            found = found + sum_to(plan.xp, _times((_times(hat, m) @ T(r.hat)) @ r.c, mv), shape)
+        m, mv = _times(f.D.weight(), m), _times(f.Dv.weight(), mv)
+    return found + _times(_times(hat, m) @ dS, mv)
+
+
+class _Pairs:
+    """Gradients of all products reader x writer of different tiles, S_0 being a writer before and dS_T a reader after.
+
+    The product of tile I with tile J also crosses the gates of every tile between them: `crossed`, by channel.
+    """
+
+    def __init__(self, plan: Plan, tiles: list[Forward], readers: list[list[Reader]], lead: tuple[int, ...]):
+        self.plan, self.tiles, self.readers, self.lead = plan, tiles, readers, lead
+        self.dread: list[list[Array]] = [[0.0] * len(r) for r in readers]
+        self.dwrite: list[list[Array]] = [[0.0] * len(f.writers) for f in tiles]
+        self.crossed: list[Array] = [0.0] * len(tiles)
+        self.crossed_values: list[Array] = [0.0] * len(tiles)
+
+    def meet(self, S: Array, dS: Array) -> Array:
+        """All pairs; returns dS_0."""
+        xp, T, n = self.plan.xp, self.plan.xp.matrix_transpose, len(self.tiles)
+        dS_0 = 0.0
+        for i in range(n + 1):
+            m, mv, across = None, None, []  # across: (keys, values) products of i with each j, nearest first
+            for j in reversed(range(i)):
+                across.append(self._pair(i, j, m, mv) if i < n else self._last(j, m, mv, dS))
+                f = self.tiles[j]
+                m, mv = _times(f.D.weight(), m), _times(f.Dv.weight(), mv)
+            if i < n:
+                keys, values = 0.0, 0.0
+                for k, r in enumerate(self.readers[i]):
+                    c = _times(r.c, mv)
+                    d = _times(c @ T(S), m)
+                    self.dread[i][k] = self.dread[i][k] + d
+                    dS_0 = dS_0 + sum_to(xp, T(_times(r.hat, m)) @ c, S.shape)
+                    keys = keys + self._total(r.hat * d)
+                    values = values + self._total(c * (_times(r.hat, m) @ S))
+            else:
+                left = _times(_times_rows(self.plan, dS, m), mv)
+                dS_0 = dS_0 + left
+                keys, values = T(xp.sum(S * left, axis=-1, keepdims=True)), xp.sum(S * left, axis=-2, keepdims=True)
+            for j, (k, v) in zip(range(i), reversed(across), strict=True):  # tile j is crossed from every tile before it
+                self.crossed[j] = self.crossed[j] + keys
+                self.crossed_values[j] = self.crossed_values[j] + values
+                keys, values = keys + k, values + v
+        return dS_0
+
+    def _total(self, products: Array) -> Array:
+        """Sum over the tokens of a tile and the readers that share a state: (..., 1, D)."""
+        xp = self.plan.xp
+        return sum_to(xp, xp.sum(products, axis=-2, keepdims=True), (*self.lead, 1, products.shape[-1]))
+
+    def _pair(self, i: int, j: int, m: Array | None, mv: Array | None) -> tuple[Array, Array]:
+        xp, T, keys, values = self.plan.xp, self.plan.xp.matrix_transpose, 0.0, 0.0
+        for k, r in enumerate(self.readers[i]):
+            c, hat = _times(r.c, mv), _times(r.hat, m)
+            for n, w in enumerate(self.tiles[j].writers):
+                P = c @ T(w.w)
+                d = _times(P @ w.hat, m)
+                self.dread[i][k] = self.dread[i][k] + d
+                self.dwrite[j][n] = self.dwrite[j][n] + sum_to(xp, T(P) @ hat, w.hat.shape)
+                keys = keys + self._total(r.hat * d)
+                if mv is not None:
+                    values = values + self._total(c * ((hat @ T(w.hat)) @ w.w))
+        return keys, values
+
+    def _last(self, j: int, m: Array | None, mv: Array | None, dS: Array) -> tuple[Array, Array]:
+        T, keys, values = self.plan.xp.matrix_transpose, 0.0, 0.0
+        for n, w in enumerate(self.tiles[j].writers):
+            d = _times(_times(w.w, mv) @ T(dS), m)
+            self.dwrite[j][n] = self.dwrite[j][n] + sum_to(self.plan.xp, d, w.hat.shape)
+            keys = keys + self._total(w.hat * d)
+            if mv is not None:
+                values = values + self._total(_times(w.w, mv) * (_times(w.hat, m) @ dS))
+        return keys, values
+
+
+def _times(x: Array | None, m: Array | None) -> Array | None:
+    """x (.) m, None being all ones."""
+    return m if x is None else x if m is None else x * m
+
+
+def _times_rows(plan: Plan, S: Array, m: Array | None) -> Array:
+    """diag(m) S."""
+    return S if m is None else S * plan.xp.matrix_transpose(m)

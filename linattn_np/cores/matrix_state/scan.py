@@ -1,0 +1,189 @@
+"""Chunk states by an associative scan over chunk transfers; all chunks are then computed at once.
+
+What a chunk does to a state is affine, S -> (M S) (.) h + Z, and two of them compose to one:
+
+    (M2, h2, Z2) o (M1, h1, Z1) = (M2 M1, h1 (.) h2, (M2 Z1) (.) h2 + Z2)
+
+M is (K, K), or its diagonal (K, 1) where nothing is erased; h (1, V) is the decay on the value axis, 1 without one.
+The adjoint is the same scan from the last chunk to the first, with M^T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...ground.chunk_table import Chunk
+from ...ground.namespace import Array, Namespace, cast, device
+from ..kinds import Erase
+from . import running
+from .heads import take
+from .inputs import Inputs, Plan
+from .one_chunk import Forward, chunk_cotangents, chunk_fwd, chunk_gradients, chunk_state, chunk_state_vjp
+
+
+class Transfer(NamedTuple):
+    """S -> (M S) (.) h + Z for N chunks: (..., N, K, K or 1), (..., N, 1, V) or None, (..., N, K, V)."""
+
+    M: Array
+    h: Array | None
+    Z: Array
+
+
+def forward(
+    core: Inputs, plan: Plan, table: list[Chunk], S: Array, put: Callable[[int, Array], None]
+) -> tuple[Array, tuple[Array, list[Array]]]:
+    """(final state, what backward needs); outputs go to put(start, out)."""
+    N, C = _full_chunks(table)
+    S0 = S
+    if N:
+        f, _, S_in, S = _all_chunks(core, plan, table[0].start, N, C, S)
+        if f.out is not None:
+            for n in range(N):
+                put(table[n].start, f.out[..., n, :, :])
+    S, kept = running.forward(core, plan, table[N:], S, put)
+    return S, (S0, kept)
+
+
+def backward(
+    core: Inputs,
+    plan: Plan,
+    table: list[Chunk],
+    kept: tuple[Array, list[Array]],
+    dout: Array | None,
+    dS: Array,
+    put: Callable[[int, dict[str, Array]], None],
+) -> Array:
+    """dS_0; gradients go to put(start, gradients)."""
+    xp, T = plan.xp, plan.xp.matrix_transpose
+    N, C = _full_chunks(table)
+    S0, rest = kept
+    dS = running.backward(core, plan, table[N:], rest, dout, dS, put)
+    if not N:
+        return dS
+    start = table[0].start
+    f, transfer, S_in, _ = _all_chunks(core, plan, start, N, C, S0)
+    d = None if dout is None else _fold(xp, cast(xp, dout[..., start : start + N * C, :], plan.dtype), N, C)
+    # dS_in = (M^T dS_out) (.) h + Z', Z' being what the chunk's own readers ask for when dS_out is 0
+    zero = xp.zeros_like(S_in)
+    readers, grads = chunk_cotangents(xp, f, plan, d, lambda hat: hat @ zero)
+    Z = chunk_state_vjp(xp, f, readers, grads, S_in, zero)
+    M = transfer.M if f.x.erase is Erase.NONE else T(transfer.M)
+    flipped = Transfer(*(None if y is None else xp.flip(y, axis=-3) for y in (M, transfer.h, Z)))
+    dS_out, dS_0 = states(xp, flipped, dS)
+    dS_out = xp.flip(dS_out, axis=-3)
+    readers, grads = chunk_cotangents(xp, f, plan, d, lambda hat: hat @ dS_out)
+    grads = chunk_gradients(
+        xp, f, readers, grads, [r.c @ T(S_in) for r in readers], [w.w @ T(dS_out) for w in f.writers]
+    )
+    chunk_state_vjp(xp, f, readers, grads, S_in, dS_out)
+    if "u" in grads:  # one for all chunks
+        put(start, {"u": grads.pop("u")[..., 0, :, :]})
+    for n in range(N):
+        put(start + n * C, {name: y[..., n, :, :] for name, y in grads.items()})
+    return dS_0
+
+
+def _full_chunks(table: list[Chunk]) -> tuple[int, int]:
+    """How many chunks have the full length C, and C."""
+    if not table:
+        return 0, 1
+    C = table[0].stop - table[0].start
+    return sum(c.stop - c.start == C for c in table), C
+
+
+def _fold(xp: Namespace, y: Array, N: int, C: int) -> Array:
+    """(..., N C, D) as (..., N, C, D)."""
+    return xp.reshape(y, (*y.shape[:-2], N, C, y.shape[-1]))
+
+
+def _all_chunks(
+    core: Inputs, plan: Plan, start: int, N: int, C: int, S: Array
+) -> tuple[Forward, Transfer, Array, Array]:
+    """(N chunks computed at once, their transfers, their incoming states (..., N, K, V), the state after them)."""
+    xp = plan.xp
+    x = take(xp, core, start, start + N * C, plan.dtype)
+    u = None if x.u is None else x.u[..., None, :, :]
+    x = Inputs(*(None if y is None else _fold(xp, y, N, C) for y in x[:-1]), u)
+    transfer = transfers(x, plan)
+    S_in, S_end = states(xp, transfer, S)
+    return chunk_fwd(xp, x, plan, lambda hat: hat @ S_in), transfer, S_in, S_end
+
+
+def transfers(x: Inputs, plan: Plan) -> Transfer:
+    """One pass over the chunks gives Z and M together: values [v, 0], incoming state [0, I]."""
+    xp, K, V = plan.xp, x.k.shape[-1], x.v.shape[-1]
+    h = None
+    if x.erase is Erase.NONE:
+        f = chunk_fwd(xp, x._replace(q=None), plan, lambda hat: hat)
+        Z = chunk_state(xp, f, xp.zeros((*x.v.shape[:-2], K, V), dtype=plan.dtype, device=device(x.v)))
+        weight = f.D.weight()
+        M = xp.ones((1, 1), dtype=plan.dtype, device=device(x.v)) if weight is None else xp.matrix_transpose(weight)
+        h = f.Dv.weight()
+        return Transfer(xp.broadcast_to(M, (*Z.shape[:-1], 1)), h, Z)
+    identity = xp.eye(K, dtype=plan.dtype, device=device(x.v))
+    none = xp.zeros((*x.v.shape[:-1], K), dtype=plan.dtype, device=device(x.v))
+    wide = x._replace(q=None, v=xp.concat([x.v, none], axis=-1))
+
+    def read(hat: Array) -> Array:  # hat [0, I]
+        hat = xp.broadcast_to(hat, (*x.v.shape[:-1], K))
+        return xp.concat([xp.zeros_like(x.v), hat], axis=-1)
+
+    f = chunk_fwd(xp, wide, plan, read)
+    lead = x.v.shape[:-2]
+    S = xp.concat([xp.zeros((*lead, K, V), dtype=plan.dtype, device=device(x.v)),
+                   xp.broadcast_to(identity, (*lead, K, K))], axis=-1)
+    ZM = chunk_state(xp, f, S)
+    return Transfer(ZM[..., V:], h, ZM[..., :V])
+
+
+def states(xp: Namespace, t: Transfer, S: Array) -> tuple[Array, Array]:
+    """(the state before each of N transfers, the state after the last) from the state S before the first."""
+    t = inclusive_scan(xp, t)
+    S = S[..., None, :, :]
+    after = apply(t.M, S) if t.h is None else apply(t.M, S) * t.h
+    after = after + t.Z
+    return xp.concat([xp.broadcast_to(S, after[..., :1, :, :].shape), after[..., :-1, :, :]], axis=-3), after[..., -1, :, :]
+
+
+def apply(M: Array, S: Array) -> Array:
+    """M S; M may be a diagonal (..., K, 1)."""
+    return M * S if M.shape[-1] == 1 else M @ S
+
+
+def compose(later: Transfer, earlier: Transfer) -> Transfer:
+    """later o earlier."""
+    M, h = apply(later.M, earlier.M), None
+    Z = apply(later.M, earlier.Z)
+    if later.h is not None:
+        h, Z = later.h * earlier.h, Z * later.h
+    return Transfer(M, h, Z + later.Z)
+
+
+def inclusive_scan(xp: Namespace, t: Transfer) -> Transfer:
+    """Element n becomes t_n o ... o t_0: pairs are composed, scanned, and spread again; O(N) work, O(log N) depth."""
+    N = t.Z.shape[-3]
+    if N == 1:
+        return t
+    even, odd = _every(t, 0, N - 1), _every(t, 1, N)
+    pairs = inclusive_scan(xp, compose(odd, even))
+    first = _every(t, 0, 1)
+    later = _every(t, 2, N)  # even elements from the second on
+    if later.Z.shape[-3]:
+        before = Transfer(*(None if y is None else y[..., : later.Z.shape[-3], :, :] for y in pairs))
+        later = compose(later, before)
+    return Transfer(*(None if y is None else _interleave(xp, xp.concat([a, b], axis=-3), y)
+                      for a, b, y in zip(first, later, pairs, strict=True)))
+
+
+def _every(t: Transfer, start: int, stop: int) -> Transfer:
+    """Elements start, start + 2, ... below stop."""
+    return Transfer(*(None if y is None else y[..., start:stop:2, :, :] for y in t))
+
+
+def _interleave(xp: Namespace, even: Array, odd: Array) -> Array:
+    """even_0, odd_0, even_1, odd_1, ...: even has as many elements as odd, or one more."""
+    n = odd.shape[-3]
+    both = xp.stack([even[..., :n, :, :], odd], axis=-3)
+    both = xp.reshape(both, (*both.shape[:-4], 2 * n, *both.shape[-2:]))
+    return both if even.shape[-3] == n else xp.concat([both, even[..., n:, :, :]], axis=-3)

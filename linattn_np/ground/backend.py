@@ -1,0 +1,43 @@
+"""Which backend computes a call, and why: a pure function of library, dtype, shape and options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+NAMES = ("reference", "chunks", "numba", "cuda")
+
+
+class Backend(NamedTuple):
+    """A backend of a room: `refuses(call)` is None where it covers the call, else the reason in words."""
+
+    name: str
+    module: Any
+    refuses: Callable[[Any], str | None]
+
+
+class Choice(NamedTuple):
+    """The backend chosen, why, and why each other one was not."""
+
+    backend: Backend
+    reason: str
+    others: dict[str, str]
+
+
+def choose(fn: str, wanted: str | None, candidates: Sequence[Backend], call: Any) -> Choice:
+    """The wanted backend, else the first candidate (fastest first) that covers the call.
+
+    Raises ValueError for an unknown name, or for a wanted backend that does not cover the call, with its reason.
+    """
+    if wanted is not None and wanted not in NAMES:
+        raise ValueError(f"{fn}: backend is {wanted!r}, expected None or one of {', '.join(map(repr, NAMES))}")
+    refused = {b.name: b.refuses(call) for b in candidates}
+    refused |= {name: "there is no such path yet" for name in NAMES if name not in refused}
+    if wanted is not None and refused[wanted] is not None:
+        raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {refused[wanted]}")
+    for b in candidates:
+        if b.name == (wanted or b.name) and refused[b.name] is None:
+            reason = "asked for" if wanted else "the fastest path that covers the call"
+            others = {n: why or "covers the call too" for n, why in refused.items() if n != b.name}
+            return Choice(b, reason, others)
+    raise ValueError(f"{fn}: no backend covers this call: {refused}")

@@ -1,0 +1,149 @@
+"""Array libraries: which one a call uses, on which device, in which dtype it computes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import array_api_compat as compat
+import numpy as np
+
+Array = Any
+Namespace = Any
+
+STORAGE = ("float16", "bfloat16", "float32", "float64")
+device = compat.device  # the device an array lies on
+CPU, CUDA = 1, 2  # DLPack device types
+
+
+class Library(NamedTuple):
+    """The array library of one call: its namespace, its device, and the way back to the caller's own kind."""
+
+    xp: Namespace
+    device: Any
+    give_back: Callable[[Array], Array]
+
+
+def dtype_name(x: Array) -> str:
+    """Name of the dtype in every library: 'float32', 'bfloat16', ..."""
+    return str(x.dtype).rsplit(".", 1)[-1]
+
+
+def enter(fn: str, arrays: Mapping[str, Array]) -> tuple[Library, dict[str, Array]]:
+    """The library that all `arrays` share, and the arrays ready for it (None stays None).
+
+    Raises TypeError for what is not an array, for masked arrays and matrices, and for two libraries or devices.
+    """
+    given = {name: x for name, x in arrays.items() if x is not None}
+    if all(type(x) is np.ndarray for x in given.values()):
+        xp = compat.array_namespace(np.empty(0))
+        return Library(xp, "cpu", _same), {n: None if x is None else _native(x) for n, x in arrays.items()}
+    first: tuple[str, Namespace, Any, Callable[[Array], Array]] | None = None
+    entered: dict[str, Array] = dict(arrays)
+    for name, x in given.items():
+        x, xp, device, give_back = _recognise(fn, name, x)
+        if first is None:
+            first = name, xp, device, give_back
+        elif xp is not first[1]:
+            raise TypeError(f"{fn}: {name} is a {_short(xp)} array and {first[0]} a {_short(first[1])} array, "
+                            "expected all arrays in one library")
+        elif device != first[2] and device is not None and first[2] is not None:
+            raise TypeError(f"{fn}: {name} is on device {device} and {first[0]} on {first[2]}, "
+                            "expected all arrays on one device")
+        entered[name] = x
+    if first is None:
+        raise TypeError(f"{fn}: no array was given")
+    return Library(first[1], first[2], first[3]), entered
+
+
+def _recognise(fn: str, name: str, x: Any) -> tuple[Array, Namespace, Any, Callable[[Array], Array]]:
+    if isinstance(x, np.ma.MaskedArray | np.matrix):
+        raise TypeError(f"{fn}: {name} is a {type(x).__module__}.{type(x).__qualname__}, expected a plain array")
+    try:
+        xp = compat.array_namespace(x)
+    except TypeError:
+        return _through_dlpack(fn, name, x)
+    if isinstance(x, np.ndarray | np.generic):
+        return _native(np.asarray(x)), xp, "cpu", _same
+    return x, xp, compat.device(x), _same
+
+
+def _through_dlpack(fn: str, name: str, x: Any) -> tuple[Array, Namespace, Any, Callable[[Array], Array]]:
+    """An array of an unknown library, seen as NumPy (CPU) or CuPy (CUDA) without a copy where strides allow."""
+    if not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
+        raise TypeError(f"{fn}: {name} is a {type(x).__qualname__}, expected an array "
+                        "(NumPy, CuPy, PyTorch, JAX, or anything with __dlpack__)")
+    kind = int(x.__dlpack_device__()[0])
+    if kind == CPU:
+        seen = np.from_dlpack(x)
+    elif kind == CUDA:
+        import cupy
+
+        seen = cupy.from_dlpack(x)
+    else:
+        raise TypeError(f"{fn}: {name} lies on DLPack device type {kind}, expected CPU ({CPU}) or CUDA ({CUDA})")
+    return seen, compat.array_namespace(seen), compat.device(seen), _importer(type(x))
+
+
+def _importer(kind: type) -> Callable[[Array], Array]:
+    """`from_dlpack` of the library that defines `kind`; arrays stay as computed where it has none."""
+    parts = kind.__module__.split(".")
+    owners = [kind] + [sys.modules.get(".".join(parts[:n])) for n in range(len(parts), 0, -1)]
+    for owner in owners:
+        found = getattr(owner, "from_dlpack", None)
+        if callable(found):
+            return lambda x: found(np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x)
+    return _same
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
+def _native(x: np.ndarray) -> np.ndarray:
+    """`x` in this machine's byte order."""
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
+def _short(xp: Namespace) -> str:
+    return xp.__name__.removeprefix("array_api_compat.").split(".")[0]
+
+
+def is_mutable(xp: Namespace) -> bool:
+    """Whether arrays of this library can be assigned into."""
+    return not (compat.is_jax_namespace(xp) or compat.is_dask_namespace(xp))
+
+
+def compute_dtype(xp: Namespace, *arrays: Array | None) -> Any:
+    """float64 if any array is, else float32: 16-bit types are storage only."""
+    wide = any(x is not None and dtype_name(x) == "float64" for x in arrays)
+    return xp.float64 if wide else xp.float32
+
+
+def sum_dtype(xp: Namespace, x: Array) -> Any:
+    """The dtype in which sums of log decays are formed: float64 where the library and device have it."""
+    if compat.is_jax_namespace(xp) or getattr(compat.device(x), "type", "") == "mps":
+        return x.dtype
+    return xp.float64
+
+
+def cast(xp: Namespace, x: Array, dtype: Any) -> Array:
+    """`x` in `dtype`, without a copy where it has it already."""
+    return x if x.dtype == dtype else xp.astype(x, dtype)
+
+
+def accumulate(xp: Namespace, x: Array) -> Array:
+    """`x` in the dtype it is computed in."""
+    return cast(xp, x, compute_dtype(xp, x))
+
+
+def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:
+    """The transpose of broadcasting: sum `x` over the axes along which `shape` was stretched to x.shape."""
+    if x.shape == shape:
+        return x
+    extra = x.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(
+        i + extra for i, n in enumerate(shape) if n == 1 and x.shape[i + extra] != 1
+    )
+    return xp.reshape(xp.sum(x, axis=axes, keepdims=True), shape)

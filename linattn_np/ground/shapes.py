@@ -1,0 +1,155 @@
+"""Shape specs such as "T H K": bind the sizes, check every array, make the error sentence.
+
+Letters: T tokens, Tq tokens of the queries, H states (the heads of v), Hq and Hk heads of queries and keys,
+K key width, V value width. A spec with T or Tq has the call's batch axes in front; one without has none.
+Two specs joined by "|" are alternatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .namespace import STORAGE, Array, dtype_name
+
+
+@dataclass
+class Sizes:
+    """What the letters mean in one call."""
+
+    batch: tuple[int, ...] = ()
+    letters: dict[str, int] = field(default_factory=dict)
+    ragged: int | None = None  # number of sequences, if the call has cu_seqlens
+
+    def __getattr__(self, letter: str) -> int:
+        try:
+            return self.letters[letter]
+        except KeyError:
+            raise AttributeError(letter) from None
+
+
+def has_time(spec: str) -> bool:
+    return spec.split()[0] in ("T", "Tq")
+
+
+def check_arrays(fn: str, arrays: Mapping[str, Array | None], specs: Mapping[str, str], value: str) -> Sizes:
+    """Sizes of the call; `value` names the array that fixes batch, T, H and V.
+
+    Raises ValueError for a wrong rank or size and TypeError for a wrong dtype.
+    """
+    for name, x in arrays.items():
+        if x is not None:
+            _check_dtype(fn, name, x)
+    anchor = arrays[value]
+    if anchor is None:
+        raise TypeError(f"{fn}: {value} is None, expected an array")
+    rank = len(specs[value].split())
+    if anchor.ndim < rank:
+        raise ValueError(f"{fn}: {value} has shape {tuple(anchor.shape)}, "
+                         f"expected (..., {', '.join(specs[value].split())})")
+    sizes = Sizes(batch=tuple(int(n) for n in anchor.shape[: anchor.ndim - rank]))
+    order = [value] + [n for n in specs if n != value]
+    for name in order:
+        x = arrays[name]
+        if x is not None:
+            _bind(fn, name, x, specs[name], sizes)
+    _check_heads(fn, sizes)
+    return sizes
+
+
+def _check_dtype(fn: str, name: str, x: Array) -> None:
+    if dtype_name(x) not in STORAGE:
+        raise TypeError(f"{fn}: {name} has dtype {dtype_name(x)}, expected one of {', '.join(STORAGE)}")
+
+
+def check_one(fn: str, name: str, x: Array, spec: str, sizes: Sizes) -> None:
+    """Check one array against sizes that are known already."""
+    _check_dtype(fn, name, x)
+    _bind(fn, name, x, spec, sizes)
+    _check_heads(fn, sizes)
+
+
+def _bind(fn: str, name: str, x: Array, spec: str, sizes: Sizes) -> None:
+    """Check x against its spec, binding the letters that are new."""
+    for choice in spec.split("|"):
+        letters = choice.split()
+        batch = sizes.batch if has_time(choice) else ()
+        shape = tuple(int(n) for n in x.shape)
+        if len(shape) != len(batch) + len(letters) or shape[: len(batch)] != batch:
+            continue
+        tail = shape[len(batch):]
+        if all(sizes.letters.get(letter, n) == n for letter, n in zip(letters, tail, strict=True)):
+            sizes.letters.update(zip(letters, tail, strict=True))
+            return
+    raise ValueError(f"{fn}: {name} has shape {tuple(x.shape)}, expected {expected(spec, sizes)}")
+
+
+def expected(spec: str, sizes: Sizes) -> str:
+    """'(B, T, H) = (2, 64, 4)', letters that are not bound yet standing for themselves."""
+    texts = []
+    for choice in spec.split("|"):
+        letters = choice.split()
+        batch = sizes.batch if has_time(choice) else ()
+        names = ["B"] if len(batch) == 1 else [f"B{i + 1}" for i in range(len(batch))]
+        numbers = [str(n) for n in batch] + [str(sizes.letters.get(letter, letter)) for letter in letters]
+        texts.append(f"{_tuple(names + letters)} = {_tuple(numbers)}")
+    return " or ".join(texts)
+
+
+def _tuple(words: list[str]) -> str:
+    return f"({words[0]},)" if len(words) == 1 else f"({', '.join(words)})"
+
+
+def _check_heads(fn: str, sizes: Sizes) -> None:
+    """Heads: H states; keys may be shared by groups of them; queries may be fewer or more."""
+    H = sizes.letters.get("H", 1)
+    Hk, Hq = sizes.letters.get("Hk", H), sizes.letters.get("Hq", H)
+    if Hk != H and (Hk == 0 or H % Hk):
+        raise ValueError(f"{fn}: keys have Hk = {Hk} heads and values H = {H}, expected Hk to divide H")
+    if Hq != H and (min(Hq, H) == 0 or max(Hq, H) % min(Hq, H)):
+        raise ValueError(f"{fn}: queries have Hq = {Hq} heads and values H = {H}, expected one to divide the other")
+    if len({H, Hk, Hq}) == 3:
+        raise ValueError(f"{fn}: queries have {Hq} heads, keys {Hk} and values {H}, "
+                         "expected at most two different numbers of heads")
+
+
+def check_state(fn: str, state: Array, sizes: Sizes, spec: str = "H K V", name: str = "state") -> None:
+    """A state has the batch axes of the call, or one row a sequence where the batch is ragged."""
+    if dtype_name(state) not in ("float32", "float64"):
+        raise TypeError(f"{fn}: {name} has dtype {dtype_name(state)}, expected float32 or float64")
+    letters = spec.split()
+    for letter, n in zip(letters, state.shape[-len(letters):], strict=False):
+        sizes.letters.setdefault(letter, int(n))
+    lead = sizes.batch if sizes.ragged is None else (sizes.ragged,)
+    names = (["B"] if len(lead) == 1 else [f"B{i + 1}" for i in range(len(lead))]) if sizes.ragged is None else ["N"]
+    want = lead + tuple(sizes.letters[letter] for letter in letters)
+    if tuple(state.shape) != want:
+        raise ValueError(f"{fn}: {name} has shape {tuple(state.shape)}, "
+                         f"expected {_tuple(names + letters)} = {_tuple([str(n) for n in want])}")
+
+
+def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
+    """cu_seqlens as plain integers: first 0, last T, never decreasing, over one packed batch row."""
+    if cu_seqlens is None:
+        return None
+    T = sizes.letters["T"]
+    kind = str(getattr(cu_seqlens, "dtype", "int")).rsplit(".", 1)[-1]
+    if "int" not in kind:
+        raise TypeError(f"{fn}: cu_seqlens has dtype {kind}, expected integers")
+    if getattr(cu_seqlens, "ndim", 1) != 1:
+        raise ValueError(f"{fn}: cu_seqlens has shape {tuple(cu_seqlens.shape)}, expected (N + 1,)")
+    values = cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else list(cu_seqlens)
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in values):
+        raise TypeError(f"{fn}: cu_seqlens is {values!r}, expected integers")
+    if any(n != 1 for n in sizes.batch):
+        raise ValueError(f"{fn}: cu_seqlens needs one packed batch row, got batch axes {sizes.batch}")
+    if len(values) < 1 or values[0] != 0:
+        raise ValueError(f"{fn}: cu_seqlens starts at {values[0] if values else 'nothing'}, expected 0")
+    for n, (a, b) in enumerate(zip(values[:-1], values[1:], strict=True)):
+        if b < a:
+            raise ValueError(f"{fn}: cu_seqlens decreases from {a} to {b} at {n + 1}, expected offsets in order")
+    if values[-1] != T:
+        raise ValueError(f"{fn}: cu_seqlens ends at {values[-1]}, expected T = {T}")
+    sizes.ragged = len(values) - 1
+    return values

@@ -1,0 +1,1 @@
+"""Floor 1: small functions, f and f_vjp on neighbouring lines."""

@@ -1,0 +1,35 @@
+"""Gate functions and their derivatives, written so that no argument overflows."""
+
+from __future__ import annotations
+
+from ..ground.namespace import Array, Namespace
+
+
+def sigmoid(xp: Namespace, x: Array) -> Array:
+    """1 / (1 + e^{-x})."""
+    small = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, 1 / (1 + small), small / (1 + small))
+
+
+def softplus(xp: Namespace, x: Array) -> Array:
+    """log(1 + e^x)."""
+    return xp.where(x > 0, x, xp.zeros_like(x)) + xp.log1p(xp.exp(-xp.abs(x)))
+
+
+def softplus_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
+    return dy * sigmoid(xp, x)
+
+
+def silu(xp: Namespace, x: Array) -> Array:
+    """x sigmoid(x)."""
+    return x * sigmoid(xp, x)
+
+
+def silu_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
+    s = sigmoid(xp, x)
+    return dy * s * (1 + x * (1 - s))
+
+
+def clip_vjp(xp: Namespace, x: Array, limits: tuple[float, float], dy: Array) -> Array:
+    """dy where x lies inside the limits, 0 where it was clipped."""
+    return xp.where((x >= limits[0]) & (x <= limits[1]), dy, xp.zeros_like(dy))

@@ -1,0 +1,89 @@
+"""Read a state without writing to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .cores.matrix_state.inputs import Plan
+from .cores.matrix_state.read import read_fwd, read_vjp
+from .ground import shapes
+from .ground.chunk_table import Sequence
+from .ground.namespace import Array, cast, compute_dtype, enter
+
+
+class ReadGradients(NamedTuple):
+    q: Any
+    state: Any
+
+
+def read(q: Any, state: Any, *, scale: float = 1.0, layout: str = "time_first") -> Any:
+    """Read a state without writing to it: out_t = scale q_t S, every query the same S.
+
+    q      (..., T, Hq, K)   any number of queries (mapped already, where the variant maps them)
+    state  (..., H, K, V)    a state that any matrix-state variant returned; a NormalisedState (S, z) is read as
+                             scale q S / (scale q z^T), 0 where that sum is 0
+
+    Returns out (..., T, max(Hq, H), V) in q's dtype. Raises ValueError or TypeError for shapes and dtypes that do
+    not fit.
+    """
+    return _read((q, state), {"scale": scale, "layout": layout})[0]
+
+
+def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., ReadGradients]]:
+    q, state, scale, layout = _arguments(*arrays, **keywords)
+    normalised = hasattr(state, "_asdict")
+    library, entered = enter("read", {"q": q, **(state._asdict() if normalised else {"state": state})})
+    xp, q = library.xp, entered["q"]
+    if layout == "heads_first":
+        q = xp.moveaxis(q, -3, -2)
+    S = xp.concat([entered["S"], entered["z"][..., None]], axis=-1) if normalised else entered["state"]
+    _check(q, S)
+    dtype = compute_dtype(xp, q, S)
+    plan = Plan(xp, dtype, float(scale), sequences=(Sequence(None, 0, q.shape[-3]),))
+    raw = read_fwd(plan, q, cast(xp, S, dtype))
+    out = raw
+    if normalised:
+        den = raw[..., -1:]
+        safe = xp.where(den == 0, xp.ones_like(den), den)
+        out = xp.where(den == 0, xp.zeros_like(raw[..., :-1]), raw[..., :-1] / safe)
+    result = cast(xp, out, q.dtype)
+    result = library.give_back(xp.moveaxis(result, -3, -2) if layout == "heads_first" else result)
+
+    def pullback(dout: Any) -> ReadGradients:
+        """Gradients of q and of the state."""
+        _, given = enter("read", {"dout": dout})
+        d = given["dout"]
+        if tuple(d.shape) != tuple(result.shape):
+            raise ValueError(f"read: dout has shape {tuple(d.shape)}, expected {tuple(result.shape)}")
+        d = cast(xp, xp.moveaxis(d, -3, -2) if layout == "heads_first" else d, dtype)
+        if normalised:
+            d = xp.where(den == 0, xp.zeros_like(d), d / safe)
+            d = xp.concat([d, -xp.sum(d * out, axis=-1, keepdims=True)], axis=-1)
+        dq, dS = read_vjp(plan, q, cast(xp, S, dtype), d)
+        dq = cast(xp, dq, q.dtype)
+        dq = library.give_back(xp.moveaxis(dq, -3, -2) if layout == "heads_first" else dq)
+        if normalised:
+            return ReadGradients(dq, type(state)(library.give_back(dS[..., :-1]), library.give_back(dS[..., -1])))
+        return ReadGradients(dq, library.give_back(cast(xp, dS, entered["state"].dtype)))
+
+    return result, pullback
+
+
+read.vjp = _read  # type: ignore[attr-defined]
+
+
+def _arguments(q: Any, state: Any, scale: Any = 1.0, layout: str = "time_first") -> tuple[Any, Any, Any, str]:
+    if q is None or state is None:
+        raise TypeError(f"read: {'q' if q is None else 'state'} is None, expected an array")
+    if layout not in ("time_first", "heads_first"):
+        raise ValueError(f"read: layout is {layout!r}, expected 'time_first' or 'heads_first'")
+    return q, state, 1.0 if scale is None else scale, layout
+
+
+def _check(q: Array, S: Array) -> None:
+    if S.ndim < 3:
+        raise ValueError(f"read: state has shape {tuple(S.shape)}, expected (..., H, K, V)")
+    sizes = shapes.Sizes(batch=tuple(S.shape[:-3]), letters=dict(zip("HKV", map(int, S.shape[-3:]), strict=True)))
+    shapes.check_one("read", "q", q, "T Hq K", sizes)
+    shapes.check_state("read", S, sizes)

@@ -1,0 +1,123 @@
+"""Checks for your own code and for ours: closeness in multiples of eps, pullbacks against central differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .transforms import vjp
+
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+
+
+def eps_of(x: Any) -> float:
+    """Distance from 1 to the next number of x's dtype."""
+    return EPS[str(x.dtype).rsplit(".", 1)[-1]]
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """Any array as float64 NumPy."""
+    if hasattr(x, "get") and type(x).__module__.startswith("cupy"):
+        x = x.get()
+    if type(x).__module__.startswith("torch"):
+        x = x.detach().double().cpu()
+    return np.asarray(x).astype(np.float64)
+
+
+def relative_error(actual: Any, expected: Any) -> float:
+    """max |actual - expected| / max |expected|; the absolute error where expected is 0; inf for a NaN on one side only."""
+    a, b = to_numpy(actual), to_numpy(expected)
+    if a.shape != b.shape:
+        raise AssertionError(f"shape {a.shape} against {b.shape}")
+    if not a.size:
+        return 0.0
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if same.all():
+        return 0.0
+    if not (np.isfinite(a[~same]).all() and np.isfinite(b[~same]).all()):
+        return float("inf")
+    finite = np.abs(b[np.isfinite(b)])
+    scale = finite.max() if finite.size else 0.0
+    return float(np.abs(a[~same] - b[~same]).max() / (scale or 1.0))
+
+
+def assert_close(actual: Any, expected: Any, *, eps: float = 50.0, dtype: Any = None, what: str = "result") -> None:
+    """Raise AssertionError unless max |actual - expected| <= eps * eps(dtype) * max |expected|.
+
+    dtype: the array whose eps counts; None means `actual`.
+    """
+    bound = eps * eps_of(actual if dtype is None else dtype)
+    error = relative_error(actual, expected)
+    if not error <= bound:
+        raise AssertionError(f"{what}: relative error {error:.3g}, expected at most {bound:.3g}")
+
+
+def check_vjp(
+    fn: Callable[..., Any],
+    *arrays: Any,
+    rtol: float = 1e-7,
+    step: float = 1e-5,
+    seed: int = 0,
+    **options: Any,
+) -> dict[str, float]:
+    """Check a pullback against central differences along one random direction an input; returns the relative errors.
+
+    Use float64 NumPy arrays. The cotangents of out and of the final state are drawn at random; every array given and
+    the initial state are checked, and each error is measured against the largest derivative or 1. Raises
+    AssertionError above rtol.
+    """
+    rng = np.random.default_rng(seed)
+    names = list(fn.card.arrays) if hasattr(fn, "card") else ["q", "state"]
+    given = dict(zip(names, arrays, strict=False))
+    given |= {n: options.pop(n) for n in list(options) if n in names or n == "state"}
+    if hasattr(fn, "card"):
+        options["return_state"] = True
+
+    def call(values: dict[str, Any]) -> list[np.ndarray]:
+        return _flat(fn(**values, **options))
+
+    result, pullback = vjp(fn, **given, **options)
+    cotangents = [rng.standard_normal(y.shape) for y in _flat(result)]
+    grads = pullback(*_unflat(result, cotangents))
+    errors = {}
+    for name, x in given.items():
+        if x is None or isinstance(x, str):
+            continue
+        parts = list(x) if hasattr(x, "_asdict") else [x]
+        direction = [rng.standard_normal(p.shape) for p in parts]
+        moved = []
+        for sign in (1, -1):
+            y = [p + sign * step * d for p, d in zip(parts, direction, strict=True)]
+            moved.append(call({**given, name: type(x)(*y) if hasattr(x, "_asdict") else y[0]}))
+        numeric = sum(((a - b) / (2 * step) * c).sum() for a, b, c in zip(*moved, cotangents, strict=True))
+        gradient = getattr(grads, name)
+        gradient = list(gradient) if hasattr(gradient, "_asdict") else [gradient]
+        exact = sum((g * d).sum() for g, d in zip(gradient, direction, strict=True))
+        errors[name] = float(abs(numeric - exact) / max(1.0, abs(numeric), abs(exact)))
+    worst = max(errors, key=errors.__getitem__, default=None)
+    if worst is not None and not errors[worst] <= rtol:
+        raise AssertionError(f"{fn.__name__}: gradient of {worst} is off by {errors[worst]:.3g} against central "
+                             f"differences, expected at most {rtol:.3g}")
+    return errors
+
+
+def _flat(result: Any) -> list[np.ndarray]:
+    """out and the parts of the state, what is None left out."""
+    items = result if isinstance(result, tuple) else (result,)
+    return [y for x in items if x is not None for y in (_flat(x) if isinstance(x, tuple) else [x])]
+
+
+def _unflat(result: Any, values: list[np.ndarray]) -> tuple[Any, ...]:
+    """`values` in the structure of the result, as arguments of the pullback."""
+    left = list(values)
+
+    def build(x: Any) -> Any:
+        if x is None:
+            return None
+        if isinstance(x, tuple):
+            return type(x)(*map(build, x))
+        return left.pop(0)
+
+    return tuple(build(x) for x in (result if isinstance(result, tuple) else (result,)))

@@ -1,0 +1,149 @@
+"""Functions of functions: gradients, the influence matrix, what a call would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from .call import Prepared, prepare
+from .card import Card
+from .cores import matrix_state
+from .cores.kinds import Erase
+from .cores.matrix_state import chunks
+from .ground.namespace import device, dtype_name
+
+
+def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
+    """The result of fn(*arrays, **options), and its pullback.
+
+    result is exactly what the plain call returns: out, or (out, state) with return_state=True. pullback(dout,
+    dstate=None) gives a named tuple of gradients by input name, of every array that was given and of the state, each
+    in its input's shape and dtype; None for what was not given.
+    Raises TypeError if fn is not a function of this library, and what fn raises.
+    """
+    rule = getattr(fn, "vjp", None)
+    if rule is None:
+        raise TypeError(f"vjp: fn is {getattr(fn, '__name__', fn)!r}, expected a function of linattn_np")
+    return rule(arrays, options)
+
+
+def _card(caller: str, fn: Callable[..., Any]) -> Card:
+    card = getattr(fn, "card", None)
+    if card is None:
+        raise TypeError(f"{caller}: fn is {getattr(fn, '__name__', fn)!r}, expected a variant of linattn_np")
+    return card
+
+
+def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+    """The matrix A with out = A v of a variant that is linear in its values: (..., H, T, T), no initial state.
+
+    A_ij is how much of token j's value reaches token i. Where something acts on the value channels one by one (gv;
+    z, or D (H, V), of mamba2) there is one matrix a channel: (..., H, V, T, T). The values given fix batch, T, H, V
+    and the dtype; their numbers do not matter. Memory grows with T^2.
+    """
+    card = _card("influence_matrix", fn)
+    for name in ("state", "return_state", "overwrite_state"):
+        if options.get(name):
+            raise ValueError(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")
+    call = prepare(card, arrays, options)
+    xp, c, specs = call.plan.xp, call.variables, card.specs(call.options)
+    given = {n: getattr(c, n) for n in card.arrays if getattr(c, n) is not None}
+    given |= {n: call.options[option] for n, (option, _) in card.named.items() if n not in given}
+    v = given[card.value]
+    *batch, T, H, V = v.shape
+    one_hot = xp.eye(T, dtype=v.dtype, device=device(v))[:, None, :]
+    kept = {n: x for n, x in call.options.items() if n in card.options or n in ("scale", "cu_seqlens", "chunk_size")}
+    by_channel = [n for n in given if n != card.value and _on_values(given[n], specs[n])]
+
+    def matrix(channel: int) -> Any:
+        changed = {card.value: xp.broadcast_to(one_hot, (*batch, T, H, T))}
+        for n in by_channel:
+            x = given[n]
+            changed[n] = xp.broadcast_to(x[..., channel : channel + 1], (*x.shape[:-1], T))
+        out = fn(**{**given, **changed}, **kept, backend=call.options["backend"])  # (..., i, H, j)
+        return xp.moveaxis(out, -2, -3)
+
+    A = xp.stack([matrix(e) for e in range(V)], axis=-3) if by_channel else matrix(0)
+    return call.library.give_back(A)
+
+
+def _on_values(x: Any, spec: str) -> bool:
+    """Whether an array has the value axis: its last letter is V."""
+    letters = [choice.split() for choice in spec.split("|")]
+    return letters[-1][-1] == "V" and (len(letters) == 1 or x.ndim == len(letters[-1]))
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call would do, without doing it."""
+
+    function: str
+    backend: str
+    reason: str
+    others: dict[str, str]  # the other backends, and why not
+    form: str
+    chunk_size: int | None
+    compute_dtype: str
+    operations: int  # floating-point operations of the products of the forward pass
+    operations_per_token: float  # of one state (one head)
+    bytes: int  # inputs read once and outputs written once
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.function}: backend {self.backend} ({self.reason})",
+            *(f"  not {name}: {why}" for name, why in self.others.items()),
+            f"  {self.form}" + (f", chunks of {self.chunk_size}" if self.chunk_size else "")
+            + f", computed in {self.compute_dtype}",
+            f"  {self.operations:,} operations ({self.operations_per_token:,.0f} a token and state), {self.bytes:,} bytes",
+        ]
+        return "\n".join(lines)
+
+
+def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation:
+    """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
+    card = _card("explain", fn)
+    call = prepare(card, arrays, options)
+    choice = matrix_state.choose(card.name, call.inputs, call.plan, call.options["backend"])
+    form, C = _form(call, choice.backend.name)
+    K, V = call.inputs.k.shape[-1], call.inputs.v.shape[-1]
+    each = operations_per_token(call.inputs.erase, form, C or 0, K, V, call.variables.sizes.T)
+    if call.inputs.q is None:
+        each -= 2 * K * V
+    arrays_in = [x for n in card.arrays if (x := getattr(call.variables, n)) is not None]
+    arrays_in += [] if call.state is None else [call.state]
+    moved = sum(_bytes(x) for x in arrays_in)
+    v = getattr(call.variables, card.value)
+    if call.inputs.q is not None:
+        moved += _bytes(v) // max(v.shape[-2], 1) * max(v.shape[-2], call.inputs.q.shape[-2])
+    states = prod(v.shape[:-1])
+    return Explanation(
+        card.name, choice.backend.name, choice.reason, choice.others, form, C,
+        dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(each * states), each, moved,
+    )
+
+
+def _form(call: Prepared, backend: str) -> tuple[str, int | None]:
+    if backend == "reference":
+        return "recurrent form", None
+    C = min(chunks.chunk_length(call.plan), max(call.variables.sizes.T, 1))
+    return ("parallel form in tiles" if call.plan.chunk_size == "parallel" else "chunk form"), C
+
+
+def operations_per_token(erase: Erase, form: str, C: int, K: int, V: int, T: int) -> float:
+    """Operations of the products of the forward pass, a token of one state (a product of m x n x p counts 2 m n p)."""
+    readers, writers = {Erase.NONE: (1, 1), Erase.DELTA: (2, 1), Erase.FREE: (2, 2)}[erase]
+    solve = 0 if erase is Erase.NONE else (C - 1) * V  # substitution
+    inside = readers * writers * 2 * C * K + (readers * writers - (erase is not Erase.NONE)) * 2 * C * V + solve
+    if form == "recurrent form":
+        return 2 * (readers + writers) * K * V
+    if form == "chunk form":
+        return inside + 2 * (readers + writers) * K * V
+    earlier = max(T - C, 0) / 2  # tokens of earlier tiles, on average
+    return inside + readers * writers * earlier * 2 * (K + V)
+
+
+def _bytes(x: Any) -> int:
+    sizes = {"float64": 8, "float32": 4}
+    return prod(x.shape) * sizes.get(dtype_name(x), 2)

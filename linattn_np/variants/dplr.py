@@ -1,0 +1,49 @@
+"""Diagonal plus low rank: any rank-one map of the old state before the write."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ..call import Options, public
+from ..card import Card, Given, same_names
+from ..cores.kinds import Decay, Erase
+
+CARD = Card(
+    name="dplr",
+    sentence="Diagonal decay plus any rank-one map of the old state.",
+    equation="S_t = diag(e^{g_t}) S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t;  out_t = scale q_t S_t",
+    paper="Peng et al., RWKV-7 Goose, arXiv 2503.14456",
+    arrays={
+        "q": Given("T Hq K", "normal", "queries"),
+        "k": Given("T Hk K", "unit", "keys"),
+        "v": Given("T H V", "normal", "values"),
+        "g": Given("T H K", "log decay", "log decay of the key channels, <= 0"),
+        "a": Given("T Hk K", "unit", "reads the state before it fades"),
+        "b": Given("T Hk K", "half unit", "writes what a read"),
+    },
+    **same_names("q", "k", "v", "g", "a", "b"),
+    decay=Decay.VECTOR,
+    erase=Erase.FREE,
+    scaled=False,
+)
+
+
+@public(CARD)
+def dplr(q: Any, k: Any, v: Any, g: Any, a: Any, b: Any, **options: Unpack[Options]) -> Any:
+    """Diagonal plus low rank: any rank-one map of the old state before the write.
+
+        S_t = diag(e^{g_t}) S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t
+        out_t = scale q_t S_t
+
+    q      (..., T, Hq, K)   queries
+    k      (..., T, Hk, K)   keys
+    v      (..., T, H, V)    values
+    g      (..., T, H, K)    log decay of the key channels, <= 0, -inf a hard reset of the channel
+    a      (..., T, Hk, K)   reads the state before it fades
+    b      (..., T, Hk, K)   writes what a read; a and b should point opposite ways, or the state grows
+
+    scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay VECTOR, erase FREE. Common options: linattn_np.call.Options.
+    Peng et al., RWKV-7 Goose, arXiv 2503.14456.
+    """

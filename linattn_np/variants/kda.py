@@ -1,0 +1,59 @@
+"""Kimi delta attention: the gated delta rule with one decay a key channel."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ..call import Options, public
+from ..card import Card, Given
+from ..cores.kinds import Decay, Erase
+from ..cores.matrix_state.inputs import Inputs
+from ..ground.namespace import Array
+
+
+def to_core(c: Any) -> Inputs:
+    return Inputs(c.q, c.k, c.v, c.g, r=c.k, beta=c.beta[..., None])
+
+
+def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    return {"q": d.q, "k": d.k + d.r, "v": d.v, "g": d.g, "beta": d.beta[..., 0]}
+
+
+CARD = Card(
+    name="kda",
+    sentence="The gated delta rule with one decay a key channel.",
+    equation="S~ = diag(e^{g_t}) S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t",
+    paper="Kimi Team, Kimi Linear, arXiv 2510.26692",
+    arrays={
+        "q": Given("T Hq K", "normal", "queries"),
+        "k": Given("T Hk K", "unit", "keys, of unit length"),
+        "v": Given("T H V", "normal", "values"),
+        "g": Given("T H K", "log decay", "log decay of the key channels, <= 0"),
+        "beta": Given("T H", "strength", "write strength in [0, 2]"),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    decay=Decay.VECTOR,
+    erase=Erase.DELTA,
+)
+
+
+@public(CARD)
+def kda(q: Any, k: Any, v: Any, g: Any, beta: Any, **options: Unpack[Options]) -> Any:
+    """Kimi delta attention: the gated delta rule with one decay a key channel.
+
+        S~ = diag(e^{g_t}) S_{t-1}
+        S_t = S~ + k_t^T beta_t (v_t - k_t S~)
+        out_t = scale q_t S_t
+
+    q      (..., T, Hq, K)   queries
+    k      (..., T, Hk, K)   keys, of unit length (stable for beta |k|^2 <= 2)
+    v      (..., T, H, V)    values
+    g      (..., T, H, K)    log decay of the key channels, <= 0, -inf a hard reset of the channel
+    beta   (..., T, H)       write strength in [0, 2]
+
+    scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay VECTOR, erase DELTA. Common options: linattn_np.call.Options.
+    Kimi Team, Kimi Linear, arXiv 2510.26692.
+    """

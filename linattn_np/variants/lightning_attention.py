@@ -1,0 +1,110 @@
+"""Lightning attention: linear attention with one published slope a head."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Unpack
+
+import numpy as np
+
+from ..call import Options, public
+from ..card import Card, Given
+from ..cores.kinds import Decay
+from ..cores.matrix_state.inputs import Inputs
+from ..ground.namespace import Array, cast, device
+
+
+def alibi_slopes(H: int) -> np.ndarray:
+    """2^{-8 (h + 1) / H}; where H is no power of two, those of the power below and then every other one of twice it."""
+    below = 2 ** int(math.floor(math.log2(H))) if H else 0
+    if below == H:
+        return 2.0 ** (-8.0 * (np.arange(H) + 1) / max(H, 1))
+    return np.concatenate([alibi_slopes(below), alibi_slopes(2 * below)[0::2][: H - below]])
+
+
+def published_slopes(rule: str, H: int, layer: int, num_layers: int) -> np.ndarray:
+    """Slopes (H,) of one layer by the rules of three public implementations."""
+    h = np.arange(H)
+    if rule == "lightning":
+        depth = layer / (num_layers - 1) if num_layers > 1 else 0.0
+        return alibi_slopes(H) * (1 - depth + 1e-5)
+    if rule == "minimax":
+        return 2.0 ** (-8.0 * (h + 1) / max(H, 1)) * (1 - layer / (num_layers - 1 + 1e-5) + 1e-5)
+    return 8.0 / max(H, 1) * h * (1 - layer / num_layers)
+
+
+RULES = ("lightning", "minimax", "fla")
+
+
+def _log_decay(c: Any) -> Array:
+    xp = c.xp
+    if c.slopes is not None:
+        return -cast(xp, c.slopes, c.dtype)
+    o = c.options
+    made = -published_slopes(o["rule"], c.sizes.H, o["layer"], o["num_layers"])
+    return xp.asarray(made.tolist(), dtype=c.dtype, device=device(c.v))
+
+
+def to_core(c: Any) -> Inputs:
+    """g = -slope of the head, at every token."""
+    g = _log_decay(c)
+    return Inputs(c.q, c.k, c.v, c.xp.broadcast_to(g[None, :, None], (c.sizes.T, c.sizes.H, 1)))
+
+
+def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    grads = {"q": d.q, "k": d.k, "v": d.v}
+    return grads if c.slopes is None else grads | {"slopes": -c.xp.sum(d.g, axis=(0, 2))}
+
+
+def check_options(fn: str, options: dict[str, Any]) -> None:
+    rule, layer, layers = options["rule"], options["layer"], options["num_layers"]
+    if rule not in RULES:
+        raise ValueError(f"{fn}: slopes is {rule!r}, expected an array (H,), None or one of "
+                         f"{', '.join(map(repr, RULES))}")
+    if not (isinstance(layer, int) and isinstance(layers, int) and 0 <= layer < layers):
+        raise ValueError(f"{fn}: layer is {layer!r} of num_layers {layers!r}, expected 0 <= layer < num_layers")
+
+
+CARD = Card(
+    name="lightning_attention",
+    sentence="Linear attention with one published slope a head.",
+    equation="S_t = e^{-slope} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
+    paper="Qin et al., TransNormerLLM and Lightning Attention-1, -2, arXiv 2307.14995, 2401.04658",
+    arrays={
+        "q": Given("T Hq K", "normal", "queries"),
+        "k": Given("T Hk K", "normal", "keys"),
+        "v": Given("T H V", "normal", "values"),
+        "slopes": Given("H", "positive", "minus the log decay of the head; None or a name: a published rule", True),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    decay=Decay.SCALAR,
+    scaled=False,
+    options={"layer": 0, "num_layers": 1},
+    named={"slopes": ("rule", "lightning")},
+    check_options=check_options,
+)
+
+
+@public(CARD)
+def lightning_attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: Unpack[Options]) -> Any:
+    """Lightning attention: linear attention with one published slope a head (TransNormerLLM, MiniMax-01).
+
+        S_t = e^{-slope} S_{t-1} + k_t^T v_t
+        out_t = scale q_t S_t
+
+    q       (..., T, Hq, K)   queries, after the layer's silu
+    k       (..., T, Hk, K)   keys, after the layer's silu
+    v       (..., T, H, V)    values
+    slopes  (H,)              minus the log decay, >= 0, with its gradient; or the name of a published rule:
+                              "lightning" (the default) ALiBi slopes times (1 - layer / (num_layers - 1) + 1e-5),
+                              "minimax" 2^{-8 (h + 1) / H} times (1 - layer / (num_layers - 1 + 1e-5) + 1e-5),
+                              "fla" 8 h / H times (1 - layer / num_layers), h from 0
+
+    layer, num_layers: which layer of how many the published rules are for. In a model of one layer the first rule's
+    fraction is 0 / 0; it is read as 0.
+    scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.call.Options.
+    Qin et al., TransNormerLLM and Lightning Attention-1, -2, arXiv 2307.14995, 2401.04658.
+    """

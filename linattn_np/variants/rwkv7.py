@@ -1,0 +1,50 @@
+"""RWKV-7: diagonal decay plus a rank-one map of the old state, under its model's name."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ..call import Options, public
+from ..card import Card, Given, same_names
+from ..cores.kinds import Decay, Erase
+
+CARD = Card(
+    name="rwkv7",
+    sentence="Diagonal decay, and a rank-one correction read from the old state.",
+    equation="S_t = diag(e^{g_t}) S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t;  out_t = scale q_t S_t",
+    paper="Peng et al., RWKV-7 Goose, arXiv 2503.14456",
+    arrays={
+        "q": Given("T Hq K", "normal", "queries"),
+        "k": Given("T Hk K", "unit", "keys"),
+        "v": Given("T H V", "normal", "values"),
+        "g": Given("T H K", "log decay", "log decay of the key channels, <= 0"),
+        "a": Given("T Hk K", "unit", "reads the state before it fades (the paper's -kappa)"),
+        "b": Given("T Hk K", "half unit", "writes what a read (the paper's kappa times its in-context rate)"),
+    },
+    **same_names("q", "k", "v", "g", "a", "b"),
+    decay=Decay.VECTOR,
+    erase=Erase.FREE,
+    scaled=False,
+)
+
+
+@public(CARD)
+def rwkv7(q: Any, k: Any, v: Any, g: Any, a: Any, b: Any, **options: Unpack[Options]) -> Any:
+    """RWKV-7: diagonal decay, and a rank-one correction read from the old state.
+
+        S_t = diag(e^{g_t}) S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t
+        out_t = scale q_t S_t
+
+    q      (..., T, Hq, K)   queries (the paper's r)
+    k      (..., T, Hk, K)   keys
+    v      (..., T, H, V)    values
+    g      (..., T, H, K)    log decay of the key channels (the paper's log w, in (-0.6065, 0)), -inf allowed
+    a      (..., T, Hk, K)   reads the state before it fades: -kappa, kappa of unit length
+    b      (..., T, Hk, K)   writes what a read: kappa times the in-context rate in [0, 1]
+
+    The recurrence is dplr's. scale=None means 1.
+    Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay VECTOR, erase FREE. Common options: linattn_np.call.Options.
+    Peng et al., RWKV-7 Goose, arXiv 2503.14456.
+    """
