@@ -75,7 +75,7 @@ class Retention(Memory):
     """
 
     name = "retention"
-    function = staticmethod(la.retention)
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.retention)
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
         g = np.log1p(-(2.0 ** -np.arange(5, 9))).astype(v.dtype)  # (4,)
@@ -94,7 +94,7 @@ class Mamba2(Memory):
     """One step size writes and forgets: w = dt, g = A dt, dt = softplus(dt[class]), A = -exp(log_A)."""
 
     name = "mamba2"
-    function = staticmethod(la.mamba2)
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.mamba2)
     start: ClassVar = {"dt": [-1.0] * len(CLASSES), "log_A": [-3.0]}
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
@@ -110,7 +110,7 @@ class Delta(Memory):
     """The delta rule, w = b = beta = sigmoid(write[class])."""
 
     name = "delta"
-    function = staticmethod(la.delta_rule)
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.delta_rule)
     start: ClassVar = {"write": [-1.0] * len(CLASSES)}
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ class GatedDelta(Delta):
     """The delta rule with a decay: g = -softplus(decay[class])."""
 
     name = "gated_delta"
-    function = staticmethod(la.gated_delta_rule)
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.gated_delta_rule)
     start: ClassVar = {**Delta.start, "decay": [-6.0] * len(CLASSES)}
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
@@ -147,7 +147,7 @@ class Kda(Delta):
     """The delta rule with a decay by channel: g = -softplus(decay[class] + spread ramp), ramp from -1 to 1 over K."""
 
     name = "kda"
-    function = staticmethod(la.kda)
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.kda)
     start: ClassVar = {**GatedDelta.start, "spread": [1.0]}
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """The figures of a run drawn: heat maps, signal and noise, size of the state, gates, loss against needles."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def save(figure: "Figure", path: Path) -> None:
     plt.close(figure)
 
 
-def grid(rows: int, columns: int, width: float, height: float, **options: object) -> tuple["Figure", np.ndarray]:
+def grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple["Figure", np.ndarray]:
     """A figure and its axes (rows, columns); width and height in inches an axes."""
     import matplotlib.pyplot as plt
 
@@ -98,7 +98,7 @@ def signal_and_noise(scores: Scores, gates: str) -> "Figure":
             log_axes(ax, scores.lengths)
             ax.set_title(f"level {level}: {name}")
             ax.set_xlabel("tokens")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right", fontsize=8)
+    name_lines(figure, axes[0, 0])
     figure.suptitle(f"How an answer is lost, gates learned from {gates}")
     return figure
 
@@ -112,7 +112,7 @@ def state_size(scores: Scores, gates: str) -> "Figure":
             ax.plot(scores.lengths, points[:, 2], label=memory, **style(memory))
         log_axes(ax, scores.lengths)
         ax.set(title=f"level {level}: size of the state", xlabel="tokens")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right", fontsize=8)
+    name_lines(figure, axes[0, 0])
     figure.suptitle(f"Gates learned from {gates}")
     return figure
 
@@ -171,11 +171,18 @@ def loss_against_needles(scores: Scores) -> "Figure":
         ax.margins(0.15)
         ax.grid(alpha=0.3)
     axes[0, 0].set_ylabel("whole answers right, mean of all cells")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right", fontsize=8)
+    name_lines(figure, axes[0, 0])
     return figure
 
 
-def style(memory: str, line: bool = True) -> dict[str, object]:
+def name_lines(figure: "Figure", ax: "Axes") -> None:
+    """A legend beside the axes."""
+    handles, labels = ax.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside right center", fontsize=8)
+
+
+def style(memory: str, line: bool = True) -> dict[str, Any]:
     """Colour and marker of a memory; KDA's hollow rings leave the points below them to be seen."""
-    hollow = {"markerfacecolor": "none", "markersize": 10} if memory == "kda" else {}
+    hollow: dict[str, Any] = {"markerfacecolor": "none", "markersize": 10} if memory == "kda" else {}
     return {"color": COLOURS.get(memory), "marker": "o", "linestyle": "-" if line else "", **hollow}

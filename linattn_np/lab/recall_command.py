@@ -77,6 +77,8 @@ def check(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> int:
     """Learns one gate set and writes it."""
     memories = [name for name in LEARNED if name in args.memories]
+    if not memories:
+        raise ValueError(f"--train: none of {', '.join(args.memories)} learns anything")
     jobs = [LearningJob(args.train, name, seed, args.steps) for seed in range(args.seeds) for name in memories]
     learned = run_jobs(learn, jobs, learning_cost, args.jobs, f"learning {args.train}")
     gate_set: GateSet = {}
@@ -119,6 +121,8 @@ def measure(args: argparse.Namespace) -> Scores:
     """All cells, the same streams for every memory."""
     gate_sets = load_gate_sets(args.gates)
     seeds = sorted(set(range(args.seeds)).intersection(*gate_sets.values()))
+    if not seeds:
+        raise ValueError(f"the gate sets {', '.join(gate_sets)} have no seed in common")
     if len(seeds) < args.seeds:
         print(f"the gates were learned with {len(seeds)} of {args.seeds} seeds; these are tested", file=sys.stderr)
     load_corpus(args.text)  # an unreadable text is told here, not in a worker

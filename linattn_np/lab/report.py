@@ -127,8 +127,8 @@ def claims_table(claims: list[Claim], gate_sets: list[str], decide: bool) -> "Ta
         if claim.decides == decide:
             row = (claim.conclusion, f"{claim.says}: {claim.asked_of}", " and ".join(claim.differ_in))
             rows.setdefault(row, {})[claim.gates] = found_text(claim)
-    for row, by_set in rows.items():
-        table.add_row(*row, *(by_set.get(name, "-") for name in gate_sets))
+    for asked, by_set in rows.items():
+        table.add_row(*asked, *(by_set.get(name, "-") for name in gate_sets))
     return table
 
 
