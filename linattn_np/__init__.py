@@ -31,3 +31,32 @@ from .variants.rwkv7 import rwkv7
 from .variants.simple_gla import simple_gla
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "CARDS",
+    "VARIANTS",
+    "Explanation",
+    "NormalisedState",
+    "Options",
+    "comba",
+    "delta_rule",
+    "dplr",
+    "explain",
+    "family_table",
+    "gated_delta_rule",
+    "gla",
+    "influence_matrix",
+    "iplr",
+    "kda",
+    "lightning_attention",
+    "linear_attention",
+    "mamba2",
+    "read",
+    "retention",
+    "rwkv6",
+    "rwkv7",
+    "show_versions",
+    "simple_gla",
+    "testing",
+    "vjp",
+]

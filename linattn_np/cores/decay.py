@@ -21,7 +21,6 @@ from ..ground.namespace import Array, Namespace, cast, device, sum_dtype
 from .kinds import Row
 
 GATE_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it means the same as -inf
-BLOCK = 16  # tokens whose pairs are formed channel by channel (VECTOR)
 
 
 def decay_of(xp: Namespace, g: Array | None, dtype: object) -> NoDecay:
@@ -173,110 +172,181 @@ class ScalarDecay(NoDecay):
 class VectorDecay(ScalarDecay):
     """One log decay a token and channel: g (..., C, K).
 
-    A pair (i, j) of different blocks of 16 is split at the first row of i's block: x_i e^{s(block start, i)} times
-    y_j e^{s(j, block start)}, two factors <= 1, so that the block is one product. Pairs of one block are formed
-    channel by channel: (..., 16, 16, K).
+    The chunk is halved, and halved again, down to single tokens. A pair (i, j) of two neighbouring halves of h tokens
+    meets at the first row of i's half: x_i e^{s(that row, i)} times y_j e^{s(j, that row)}, two factors <= 1, so that
+    the pairs of two halves are one product. C is padded to a power of two by tokens that are zero.
     """
+
+    def __init__(self, xp: Namespace, g: Array, dtype: object):
+        super().__init__(xp, g, dtype)
+        self.C = g.shape[-2]
+        self.padded = 1 << max(self.C - 1, 0).bit_length()
 
     def _fit(self, x: Array) -> Array:
         return x
 
-    def blocks(self) -> list[tuple[int, int]]:
-        C = self.g.shape[-2]
-        return [(s, min(s + BLOCK, C)) for s in range(0, C, BLOCK)]
+    def _halves(self, x: Array, h: int) -> tuple[Array, Array]:
+        """First and second halves of all spans of 2 h tokens: two arrays (..., spans, h, D)."""
+        x = _pad(self.xp, x, self.padded)
+        x = self.xp.reshape(x, (*x.shape[:-2], self.padded // (2 * h), 2, h, x.shape[-1]))
+        return x[..., 0, :, :], x[..., 1, :, :]
+
+    def _spans(self, first: Array | None, second: Array | None, whole: bool = False) -> Array:
+        """The transpose of _halves: (..., C, D), with the padding if `whole`; None is zero."""
+        xp, like = self.xp, second if first is None else first
+        zero = xp.zeros_like(like)
+        x = xp.stack([zero if first is None else first, zero if second is None else second], axis=-3)
+        return xp.reshape(x, (*x.shape[:-4], self.padded, x.shape[-1]))[..., : self.padded if whole else self.C, :]
+
+    def _levels(self) -> list[int]:
+        """h = 1, 2, 4, ... up to half of the padded chunk."""
+        return [1 << n for n in range(self.padded.bit_length() - 1)]
+
+    def _blocks(self, P: Array) -> list[Array]:
+        """The blocks of P where second halves meet first halves, a level each: (..., spans, h, h)."""
+        xp, X, blocks = self.xp, _pad_square(self.xp, P, self.padded)[..., None, :, :], []
+        for h in reversed(self._levels()):
+            blocks.append(X[..., h:, :h])
+            X = xp.stack([X[..., :h, :h], X[..., h:, h:]], axis=-3)
+            X = xp.reshape(X, (*X.shape[:-4], -1, h, h))
+        return blocks[::-1]
 
     def _pairs(self, row: Row) -> Array:
-        raise AssertionError("pairs of a vector decay exist block by block only")
+        raise AssertionError("pairs of a vector decay exist channel by channel only")
 
-    def table(self, name: object) -> Array:
-        if name not in self.tables and isinstance(name, tuple):
-            kind, s, e = name
-            g = self.g[..., s:e, :]
-            if kind is Row.BEFORE:
-                made = self._exp(before(self.xp, g))  # e^{s(s, i - 1)}
-            elif kind is Row.AFTER or kind is Row.DECAYED:
-                made = self._exp(prefix(self.xp, g))  # e^{s(s, i)}
-            elif kind == "reach":
-                made = self._exp(after(self.xp, self.g[..., :s, :]))  # e^{s(j, s)} for every j < s
-            else:
-                made = self._block_pairs(kind[1], g)
-            self.tables[name] = made
-        return super().table(name)
+    def _ladder(self) -> list[tuple[Array, Array, Array]]:
+        """For spans of 1, 2, 4, ... C tokens, (..., spans, h, K): s(first row, i), the same to i - 1, s(j, last row).
 
-    def _block_pairs(self, row: Row, g: Array) -> Array:
-        """e^{s(j, i)} inside a block, 0 where j is not read: (..., c, c, K)."""
-        xp, c = self.xp, g.shape[-2]
-        lower = xp.tril(xp.ones((c, c), dtype=g.dtype, device=device(g)), k=-1)[:, :, None]
-        s = xp.cumulative_sum(g[..., :, None, :] * lower, axis=-3)
-        E = self._exp(s) * cast(xp, xp.tril(xp.ones((c, c), dtype=g.dtype, device=device(g)))[:, :, None], self.dtype)
-        if row is Row.DECAYED:
-            E = E * cast(xp, lower, self.dtype)
-        if row is Row.BEFORE:
-            E = xp.concat([xp.zeros_like(E[..., :1, :, :]), E[..., :-1, :, :]], axis=-3)
-        return E
+        Each level adds to the one below it what the neighbouring half has in all.
+        """
+        if "ladder" not in self.tables:
+            xp, g = self.xp, _pad(self.xp, self.g, self.padded)[..., None, :]
+            levels = [(g, xp.zeros_like(g), xp.zeros_like(g))]
+            while levels[-1][0].shape[-2] < self.padded:
+                to, upto, rest = ((y[..., 0::2, :, :], y[..., 1::2, :, :]) for y in levels[-1])
+                first, second = to[0][..., -1:, :], to[1][..., -1:, :]
+                levels.append((
+                    xp.concat([to[0], to[1] + first], axis=-2),
+                    xp.concat([upto[0], upto[1] + first], axis=-2),
+                    xp.concat([rest[0] + second, rest[1]], axis=-2),
+                ))
+            self.tables["ladder"] = levels
+        return self.tables["ladder"]
+
+    def _sums(self, name: str) -> Array:
+        to, upto, rest = (y[..., 0, : self.C, :] for y in self._ladder()[-1])
+        return {"start": to, "start before": upto, "end": rest}[name] if name != "all" else to[..., -1:, :]
+
+    def head(self, h: int, row: Row) -> Array:
+        """e^{s(first row of the half, i)} of the second halves, to i - 1 if BEFORE."""
+        name = ("head", h, row is Row.BEFORE)
+        if name not in self.tables:
+            sums = self._ladder()[h.bit_length() - 1][1 if row is Row.BEFORE else 0]
+            self.tables[name] = self._exp(sums[..., 1::2, :, :])
+        return self.tables[name]
+
+    def reach(self, h: int) -> Array:
+        """e^{s(j, first row of the next half)} of the first halves."""
+        name = ("reach", h)
+        if name not in self.tables:
+            self.tables[name] = self._exp(self._ladder()[h.bit_length() - 1][2][..., 0::2, :, :])
+        return self.tables[name]
 
     def gram(self, x: Array, y: Array, row: Row) -> Array:
-        xp, C, out = self.xp, self.g.shape[-2], []
-        for s, e in self.blocks():
-            xs = x[..., s:e, :]
-            E = self.table((("pairs", row), s, e))
-            parts = [((E * y[..., None, s:e, :]) @ xs[..., :, :, None])[..., 0]]  # sum_d x_id y_jd E_ijd
-            if s:
-                head, reach = self.table((row, s, e)), self.table(("reach", s, e))
-                parts.insert(0, (xs * head) @ xp.matrix_transpose(y[..., :s, :] * reach))
-            if e < C:
-                like = parts[-1]
-                parts.append(xp.zeros((*like.shape[:-1], C - e), dtype=like.dtype, device=device(like)))
-            out.append(xp.concat(parts, axis=-1))
-        return xp.concat(out, axis=-2)
+        xp, T = self.xp, self.xp.matrix_transpose
+        own = _pad(xp, xp.sum(x * y, axis=-1, keepdims=True), self.padded)[..., None]  # (..., C, 1, 1)
+        G = xp.zeros_like(own) if row.strict else own
+        for h in self._levels():
+            block = (self._halves(x, h)[1] * self.head(h, row)) @ T(self._halves(y, h)[0] * self.reach(h))
+            A, D = G[..., 0::2, :, :], G[..., 1::2, :, :]
+            if A.shape != block.shape:
+                A, D = xp.broadcast_to(A, block.shape), xp.broadcast_to(D, block.shape)
+            G = xp.concat(
+                [xp.concat([A, xp.zeros_like(A)], axis=-1), xp.concat([block, D], axis=-1)], axis=-2
+            )
+        return G[..., 0, : self.C, : self.C]
 
     def rows(self, P: Array, y: Array, row: Row) -> Array:
-        xp, out = self.xp, []
-        for s, e in self.blocks():
-            E = self.table((("pairs", row), s, e))
-            part = (P[..., s:e, None, s:e] @ (E * y[..., None, s:e, :]))[..., 0, :]
-            if s:
-                part = part + (P[..., s:e, :s] @ (y[..., :s, :] * self.table(("reach", s, e)))) * self.table((row, s, e))
-            out.append(part)
-        return xp.concat(out, axis=-2)
+        out = 0.0 if row.strict else _diagonal(self.xp, P) * y
+        for h, block in zip(self._levels(), self._blocks(P), strict=True):
+            out = out + self._spans(None, (block @ (self._halves(y, h)[0] * self.reach(h))) * self.head(h, row))
+        return out if self._levels() or not row.strict else self.xp.zeros_like(y)
 
     def cols(self, P: Array, x: Array, row: Row) -> Array:
-        xp, C, out = self.xp, self.g.shape[-2], 0.0
-        for s, e in self.blocks():
-            E = self.table((("pairs", row), s, e))
-            own = xp.sum(P[..., s:e, s:e, None] * E * x[..., s:e, None, :], axis=-3)
-            parts = [own]
-            if s:
-                reached = xp.matrix_transpose(P[..., s:e, :s]) @ (x[..., s:e, :] * self.table((row, s, e)))
-                parts.insert(0, reached * self.table(("reach", s, e)))
-            out = out + _rows_of(xp, parts, C)
-        return out
+        return self.gram_vjp(P, x, x, row)[1]
 
     def gram_vjp(self, P: Array, x: Array, y: Array, row: Row) -> tuple[Array, Array, Array | None]:
-        xp, C = self.xp, self.g.shape[-2]
-        dx, dy, dg = [], 0.0, 0.0
-        for s, e in self.blocks():
-            xs, ys, E = x[..., s:e, :], y[..., s:e, :], self.table((("pairs", row), s, e))
-            PE = P[..., s:e, s:e, None] * E  # (..., c, c, K)
-            Ey = PE * ys[..., None, :, :]
-            dxs = xp.sum(Ey, axis=-2)
-            dys = [xp.sum(PE * xs[..., :, None, :], axis=-3)]
-            W = Ey * xs[..., :, None, :]
-            if row is Row.BEFORE:
-                W = xp.concat([W[..., 1:, :, :], xp.zeros_like(W[..., :1, :, :])], axis=-3)
-            dgs = [_crossing_channels(xp, W)]
-            if s:
-                head, reach = self.table((row, s, e)), self.table(("reach", s, e))
-                near, far = xs * head, y[..., :s, :] * reach
-                dnear, dfar = P[..., s:e, :s] @ far, xp.matrix_transpose(P[..., s:e, :s]) @ near
-                dxs = dxs + dnear * head
-                dys.insert(0, dfar * reach)
-                crossed = after if row is Row.BEFORE else suffix
-                dgs[0] = dgs[0] + crossed(xp, near * dnear)
-                dgs.insert(0, before(xp, far * dfar))
-            dx.append(dxs)
-            dy, dg = dy + _rows_of(xp, dys, C), dg + _rows_of(xp, dgs, C)
-        return xp.concat(dx, axis=-2), dy, dg
+        xp, T = self.xp, self.xp.matrix_transpose
+        p = xp.zeros_like(P[..., :1]) if row.strict else _diagonal(xp, P)
+        dx, dy, crossed = p * y, p * x, _Crossed(self, row)
+        for h, block in reversed(list(zip(self._levels(), self._blocks(P), strict=True))):
+            head, reach = self.head(h, row), self.reach(h)
+            near, far = self._halves(x, h)[1] * head, self._halves(y, h)[0] * reach
+            dnear, dfar = block @ far, T(block) @ near
+            dx = dx + self._spans(None, dnear * head)
+            dy = dy + self._spans(dfar * reach, None)
+            crossed.descend(h, far * dfar, near * dnear)
+        return dx, dy, crossed.total(dx)
+
+
+class _Crossed:
+    """Gradient of g from the products of all levels, largest first.
+
+    A product of readers i of a second half crosses g_t for t from the half's first row to i: a sum over i >= t in that
+    half; one of writers j of a first half crosses t > j in it. Both are handed down from span to half: what lies wholly
+    in the other half is added once for the whole half, the rest is split further.
+    """
+
+    def __init__(self, D: VectorDecay, row: Row):
+        self.D, self.inclusive = D, row is not Row.BEFORE
+        self.whole: Array | float = 0.0  # (..., spans, 1, K): known for every token of a span
+        self.readers: Array | None = None  # products still to be summed over i >= t (or i > t) of their span
+        self.writers: Array | None = None  # over j < t
+
+    def descend(self, h: int, writers: Array, readers: Array) -> None:
+        """From spans of 2 h to their halves, then the products of this level: (..., spans, h, K) each."""
+        D, xp = self.D, self.D.xp
+        if self.readers is None:
+            self.readers, self.writers = D._spans(None, readers, whole=True), D._spans(writers, None, whole=True)
+            self.whole = xp.zeros_like(self.readers[..., :1, :][..., None, :])
+            self.whole = xp.concat([self.whole, self.whole], axis=-3)
+            return
+        later = xp.sum(D._halves(self.readers, h)[1], axis=-2, keepdims=True)
+        earlier = xp.sum(D._halves(self.writers, h)[0], axis=-2, keepdims=True)
+        both = xp.stack([self.whole + later, self.whole + earlier], axis=-3)
+        self.whole = xp.reshape(both, (*both.shape[:-4], -1, 1, both.shape[-1]))
+        self.readers = self.readers + D._spans(None, readers, whole=True)
+        self.writers = self.writers + D._spans(writers, None, whole=True)
+
+    def total(self, like: Array) -> Array:
+        """(..., C, K)."""
+        D, xp = self.D, self.D.xp
+        if self.readers is None:
+            return xp.zeros_like(like)
+        whole = self.whole[..., 0, :]
+        return (whole + self.readers if self.inclusive else whole)[..., : D.C, :]
+
+
+def _diagonal(xp: Namespace, P: Array) -> Array:
+    """P_ii as a column: (..., C, C) -> (..., C, 1)."""
+    eye = xp.eye(P.shape[-1], dtype=P.dtype, device=device(P))
+    return xp.sum(P * eye, axis=-1, keepdims=True)
+
+
+def _pad(xp: Namespace, x: Array, rows: int) -> Array:
+    """(..., C, D) with zeros below, to `rows` rows."""
+    n = rows - x.shape[-2]
+    if not n:
+        return x
+    return xp.concat([x, xp.zeros((*x.shape[:-2], n, x.shape[-1]), dtype=x.dtype, device=device(x))], axis=-2)
+
+
+def _pad_square(xp: Namespace, P: Array, n: int) -> Array:
+    """(..., C, C) with zeros below and to the right, to n x n."""
+    if P.shape[-1] == n:
+        return P
+    P = _pad(xp, P, n)
+    return xp.matrix_transpose(_pad(xp, xp.matrix_transpose(P), n))
 
 
 # running sums over the token axis, each by adding its own terms
@@ -317,20 +387,3 @@ def crossing(xp: Namespace, W: Array) -> Array:
     C = W.shape[-1]
     later = xp.triu(xp.ones((C, C), dtype=W.dtype, device=device(W)))
     return xp.sum(xp.tril(later @ W, k=-1), axis=-1, keepdims=True)
-
-
-def _crossing_channels(xp: Namespace, W: Array) -> Array:
-    """The same for every channel: (..., c, c, K) -> (..., c, K)."""
-    c = W.shape[-2]
-    later = xp.flip(xp.cumulative_sum(xp.flip(W, axis=-3), axis=-3), axis=-3)
-    lower = xp.tril(xp.ones((c, c), dtype=W.dtype, device=device(W)), k=-1)[:, :, None]
-    return xp.sum(later * lower, axis=-2)
-
-
-def _rows_of(xp: Namespace, parts: list[Array], C: int) -> Array:
-    """Parts one under the other, zeros below to C rows."""
-    n = C - sum(p.shape[-2] for p in parts)
-    if n:
-        like = parts[0]
-        parts = [*parts, xp.zeros((*like.shape[:-2], n, like.shape[-1]), dtype=like.dtype, device=device(like))]
-    return xp.concat(parts, axis=-2)

@@ -1,0 +1,26 @@
+"""Kimi delta attention, token by token."""
+
+import numpy as np
+
+from tests.naive.heads import head_of
+
+
+def kda(q, k, v, g, beta, scale=None, state=None):
+    """S~ = diag(e^(g_t)) S_{t-1}; S_t = S~ + beta_t k_t^T (v_t - k_t S~); o_t = scale q_t S_t; g (B, T, H, K)."""
+    q, k, v, g, beta = (np.asarray(x, np.float64) for x in (q, k, v, g, beta))
+    B, T, H, V = v.shape
+    Hq, (Hk, K) = q.shape[2], k.shape[2:]
+    H_out = max(Hq, H)
+    scale = K**-0.5 if scale is None else scale
+    S = np.zeros((B, H, K, V)) if state is None else np.array(state, np.float64)
+    out = np.zeros((B, T, H_out, V))
+    for b in range(B):
+        for t in range(T):
+            for h in range(H):
+                k_t = k[b, t, head_of(h, Hk, H)]
+                kept = np.exp(g[b, t, h])[:, None] * S[b, h]
+                error = v[b, t, h] - k_t @ kept
+                S[b, h] = kept + beta[b, t, h] * np.outer(k_t, error)
+            for h in range(H_out):
+                out[b, t, h] = scale * q[b, t, head_of(h, Hq, H_out)] @ S[b, head_of(h, H, H_out)]
+    return out, S

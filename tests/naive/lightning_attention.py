@@ -1,0 +1,50 @@
+"""Lightning attention, token by token, with its three published slope rules."""
+
+import numpy as np
+
+from tests.naive.heads import head_of
+
+
+def alibi_slopes(H):
+    """2^(-8 (h+1) / H) for H a power of two; else those of the lower power P, then every other one of 2 P."""
+    P = 1
+    while 2 * P <= H:
+        P = 2 * P
+    slopes = [2.0 ** (-8 * (h + 1) / P) for h in range(P)]
+    doubled = [2.0 ** (-8 * (h + 1) / (2 * P)) for h in range(2 * P)]
+    return np.array(slopes + doubled[0::2][: H - P])
+
+
+def slopes_by_name(name, H, layer, num_layers):
+    if name == "lightning":
+        depth = 0.0 if num_layers == 1 else layer / (num_layers - 1)
+        return alibi_slopes(H) * (1 - depth + 1e-5)
+    if name == "minimax":
+        slopes = np.array([2.0 ** (-8 * (h + 1) / H) for h in range(H)])
+        return slopes * (1 - layer / (num_layers - 1 + 1e-5) + 1e-5)
+    if name == "fla":
+        return np.array([8 / H * h * (1 - layer / num_layers) for h in range(H)])
+    raise ValueError(name)
+
+
+def lightning_attention(q, k, v, slopes=None, scale=None, state=None, layer=0, num_layers=1):
+    """S_t = e^(-slope) S_{t-1} + k_t^T v_t; o_t = scale q_t S_t; slopes (H,) or a rule's name, None: "lightning"."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    B, T, H, V = v.shape
+    Hq, (Hk, K) = q.shape[2], k.shape[2:]
+    H_out = max(Hq, H)
+    scale = 1.0 if scale is None else scale
+    if slopes is None:
+        slopes = "lightning"
+    if isinstance(slopes, str):
+        slopes = slopes_by_name(slopes, H, layer, num_layers)
+    slopes = np.asarray(slopes, np.float64)
+    S = np.zeros((B, H, K, V)) if state is None else np.array(state, np.float64)
+    out = np.zeros((B, T, H_out, V))
+    for b in range(B):
+        for t in range(T):
+            for h in range(H):
+                S[b, h] = np.exp(-slopes[h]) * S[b, h] + np.outer(k[b, t, head_of(h, Hk, H)], v[b, t, h])
+            for h in range(H_out):
+                out[b, t, h] = scale * q[b, t, head_of(h, Hq, H_out)] @ S[b, head_of(h, H, H_out)]
+    return out, S
