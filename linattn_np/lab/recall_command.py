@@ -52,9 +52,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         check(args)
         return train(args) if args.train else probe(args)
+    except ModuleNotFoundError as missing:
+        print(f"linattn recall: {missing.name} is missing; pip install 'linattn_np[lab]'", file=sys.stderr)
     except (ValueError, OSError) as problem:
         print(f"linattn recall: {problem}", file=sys.stderr)
-        return 2
+    return 2
 
 
 def check(args: argparse.Namespace) -> None:
@@ -104,9 +106,10 @@ def probe(args: argparse.Namespace) -> int:
     scores = measure(args)
     claims = verdict(scores)
     print_report(scores, claims, Console(width=None if sys.stdout.isatty() else 160))
-    print(f"{time.perf_counter() - begun:.0f} s, {args.jobs} processes")
+    seconds = time.perf_counter() - begun
+    print(f"{seconds:.0f} s, {args.jobs} processes")
     if args.json:
-        write_json(args.json, scores, claims)
+        write_json(args.json, scores, claims, {"seconds": round(seconds), "processes": args.jobs})
     if args.markdown:
         with args.markdown.open("w", encoding="utf8") as file:
             print_report(scores, claims, Console(file=file, width=400), markdown=True)

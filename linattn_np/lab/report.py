@@ -4,10 +4,13 @@ import json
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+import linattn_np as la
 
 from .gates import encode
 from .memories import sigmoid, softplus
@@ -140,15 +143,19 @@ def found_text(claim: Claim) -> str:
     return f"{found.word} {found.mean:+.4f} ± {found.half_width:.4f} nats"
 
 
-def as_json(scores: Scores, claims: list[Claim]) -> dict[str, Any]:
-    """Everything that was measured, rounded, with what it was measured with."""
+def as_json(scores: Scores, claims: list[Claim], run: dict[str, Any]) -> dict[str, Any]:
+    """Everything that was measured, rounded, with what it was measured with; `run` tells more of that."""
     return {
         "about": CAUTION,
         "run": {
+            "date": datetime.now(UTC).date().isoformat(),
+            "linattn_np": la.__version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
+            "machine": platform.machine(),
             "text": scores.text or "pydoc_data.topics, second half",
             "streams_per_cell": scores.streams,
+            **run,
         },
         "depths": [round(depth, 3) for depth in scores.depths],
         "scores": [{key: rounded(x) for key, x in asdict(score).items()} for score in scores.all],
@@ -174,9 +181,9 @@ def rounded(x: Any) -> Any:
     return round(x, 4) if isinstance(x, float) else x
 
 
-def write_json(path: Path, scores: Scores, claims: list[Claim]) -> None:
+def write_json(path: Path, scores: Scores, claims: list[Claim], run: dict[str, Any]) -> None:
     """The figures in a file, a score a line."""
-    parts = as_json(scores, claims)
+    parts = as_json(scores, claims, run)
     lines = []
     for key, part in parts.items():
         if key in ("scores", "verdict"):

@@ -35,16 +35,21 @@ def finished(
                 yield i, work(jobs[i])
         return
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=one_thread) as pool:
+    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=begin_worker) as pool:
         running = {pool.submit(work, jobs[i]): i for i in order}
         for future in as_completed(running):
             yield running[future], future.result()
 
 
 def one_thread() -> Any:
-    """Holds this process to one BLAS thread: small batched products gain nothing from more."""
+    """Holds this process to one BLAS thread, in a with statement or for good: small products gain nothing from more."""
     import numpy  # noqa: F401  a BLAS that is not loaded yet cannot be limited
     from threadpoolctl import threadpool_limits
 
-    os.environ.setdefault("NUMBA_NUM_THREADS", "1")
     return threadpool_limits(1)
+
+
+def begin_worker() -> None:
+    """What a spawned process does first: one thread for BLAS, one for loops that are compiled later."""
+    os.environ["NUMBA_NUM_THREADS"] = "1"
+    one_thread()
