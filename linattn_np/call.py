@@ -263,7 +263,7 @@ def _result(call: Prepared, core_out: Array | None, end: Array) -> Any:
 
 
 def _final(call: Prepared, S: Array, given: Array | None) -> Any:
-    """The final state as the caller gets it: in the caller's own array if it is to be overwritten, never a view of it."""
+    """The final state as the caller gets it: in the caller's own array if that is to be overwritten, else apart."""
     xp = call.plan.xp
     if call.options["overwrite_state"] and given is not None and is_mutable(xp):
         given[...] = S
@@ -293,7 +293,8 @@ def _cotangents(
         return d_out, None
     if call.card.pack_state is not None:
         values = [entered[f"d{n}"] for n in parts]
-        d_state = call.card.pack_state(call.variables, type(dstate)(*values) if hasattr(dstate, "_asdict") else values[0])
+        given = type(dstate)(*values) if hasattr(dstate, "_asdict") else values[0]
+        d_state = call.card.pack_state(call.variables, given)
     else:
         d_state = entered["dstate"]
     if tuple(d_state.shape) != tuple(end.shape):
@@ -309,7 +310,8 @@ def _tuple_type(names: tuple[str, ...]) -> type:
 def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
     """A named tuple by input name; None for what was not given."""
     card, xp, c = call.card, call.plan.xp, call.variables
-    specs, values = card.specs(call.options), []
+    specs = card.specs(call.options)
+    values: list[Any] = []
     for name in card.arrays:
         x = getattr(c, name)
         if x is None:

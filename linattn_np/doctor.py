@@ -1,29 +1,146 @@
-"""What is installed, and whether it computes what it should."""
+"""What is installed, and whether it computes what it should: `linattn doctor`."""
 
 from __future__ import annotations
 
-import importlib.metadata
+import argparse
+import importlib.util
+import os
 import platform
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .catalog import VARIANTS
+from .ground.backend import NAMES
+from .testing import check_vjp, relative_error
+from .transforms import explain, vjp
+from .variants.linear_attention import NormalisedState
+from .versions import versions
+
+FORWARD, GRADIENT = 1e-12, 1e-7  # float64: against the definition, against central differences
 
 
-def versions() -> dict[str, str]:
-    """Versions of this package, of Python, and of every array library that is installed (none is imported)."""
-    found = {"linattn_np": _version("linattn_np"), "python": platform.python_version(), "platform": platform.platform()}
-    for name in ("numpy", "array-api-compat", "ml-dtypes", "numba", "cupy-cuda12x", "cupy-cuda13x", "torch", "jax",
-                 "dask", "array-api-strict"):
-        found[name] = _version(name)
-    return {name: v for name, v in found.items() if v}
+def devices() -> dict[str, str]:
+    """What can compute: the CPU, and CUDA devices where CuPy sees any."""
+    found = {"cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} logical cores"}
+    cupy = _cupy()
+    if cupy is None:
+        found["cuda"] = "none (no CuPy, or no device that it can use)"
+        return found
+    for n in range(cupy.cuda.runtime.getDeviceCount()):
+        about = cupy.cuda.runtime.getDeviceProperties(n)
+        found[f"cuda:{n}"] = f"{about['name'].decode()}, compute capability {about['major']}.{about['minor']}"
+    return found
 
 
-def _version(name: str) -> str:
+def _cupy() -> Any:
+    """CuPy, if it is installed and sees a device; an install that cannot be imported counts as none."""
+    if importlib.util.find_spec("cupy") is None:
+        return None
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+        import cupy
+
+        return cupy if cupy.is_available() else None
+    except Exception:
+        return None
 
 
-def show_versions() -> None:
-    """Print the versions that a bug report needs."""
-    for name, version in versions().items():
-        sys.stdout.write(f"{name:18s} {version}\n")
+def cache_folders() -> dict[str, str]:
+    """Where compiled code is kept."""
+    home = os.path.expanduser("~")
+    return {
+        "numba": os.environ.get("NUMBA_CACHE_DIR", "beside the package, else the user's cache folder"),
+        "cupy": os.environ.get("CUPY_CACHE_DIR", os.path.join(home, ".cupy", "kernel_cache")),
+    }
+
+
+class Check(NamedTuple):
+    """One variant on one backend: the largest errors of its outputs and of its gradients."""
+
+    variant: str
+    backend: str
+    forward: float | None  # None: the backend is the definition
+    gradient: float
+
+    @property
+    def right(self) -> bool:
+        return (self.forward or 0.0) <= FORWARD and self.gradient <= GRADIENT
+
+
+def checks() -> Iterator[Check]:
+    """Every variant and option set on every backend that covers it, in float64, with states and final cotangents."""
+    cupy = _cupy()
+    for fn in VARIANTS:
+        for options in fn.card.examples:  # type: ignore[attr-defined]
+            arrays = _draw(fn, options)
+            definition = fn(**arrays, **options, return_state=True, backend="reference")
+            for name in NAMES:
+                try:
+                    explain(fn, **arrays, **options, backend=name)
+                except ValueError:
+                    continue  # the backend does not cover this call
+                yield _on_cpu(fn, arrays, {**options, "backend": name}, definition)
+            if cupy is not None:
+                yield _on_gpu(fn, arrays, options, definition, cupy)
+
+
+def _draw(fn: Callable[..., Any], options: Any, T: int = 37) -> dict[str, Any]:
+    """Random arrays of a call with an initial state."""
+    rng = np.random.default_rng(0)
+    arrays = fn.card.sample(rng, T=T, H=2, K=5, V=3)  # type: ignore[attr-defined]
+    S = rng.standard_normal((2, 2, 5, 3))
+    arrays["state"] = NormalisedState(S, 5 + rng.random((2, 2, 5))) if options.get("normalize") else S
+    return arrays
+
+
+def _parts(result: Any) -> list[Any]:
+    return [y for x in result for y in (_parts(x) if isinstance(x, tuple) else [x]) if y is not None]
+
+
+def _on_cpu(fn: Callable[..., Any], arrays: dict[str, Any], options: dict[str, Any], definition: Any) -> Check:
+    forward = None
+    if options["backend"] != "reference":
+        result = fn(**arrays, **options, return_state=True)
+        forward = max(map(relative_error, _parts(result), _parts(definition)))
+    gradient = max(check_vjp(fn, **arrays, **options, rtol=np.inf).values())
+    return Check(fn.__name__, options["backend"], forward, gradient)
+
+
+def _on_gpu(fn: Callable[..., Any], arrays: dict[str, Any], options: Any, definition: Any, cupy: Any) -> Check:
+    """CuPy against the definition on NumPy; its pullback against NumPy's, which has been checked."""
+    move = lambda x: type(x)(*map(cupy.asarray, x)) if isinstance(x, tuple) else cupy.asarray(x)  # noqa: E731
+    there = {name: move(x) for name, x in arrays.items()}
+    result, pullback = vjp(fn, **there, **options, return_state=True)
+    here, here_pullback = vjp(fn, **arrays, **options, return_state=True)
+    out, state = here
+    forward = max(map(relative_error, _parts(result), _parts(definition)))
+    moved = pullback(move(out), move(state) if isinstance(state, tuple) else cupy.asarray(state))
+    gradient = max(map(relative_error, _parts(moved), _parts(here_pullback(out, state))))
+    return Check(fn.__name__, f"cupy {explain(fn, **there, **options).backend}", forward, gradient)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command has no options."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print versions, devices, cache folders and the checks; 0 if all of them hold."""
+    write = sys.stdout.write
+    for title, rows in (("versions", versions()), ("devices", devices()), ("caches", cache_folders())):
+        write(f"{title}\n")
+        for name, text in rows.items():
+            write(f"  {name:18s} {text}\n")
+    write(f"exactness in float64 (forward against the definition <= {FORWARD:g}, "
+          f"gradients against central differences <= {GRADIENT:g})\n")
+    done = []
+    for check in checks():
+        done.append(check)
+        verdict = "right" if check.right else "WRONG"
+        forward = "defines" if check.forward is None else f"{check.forward:.1e}"
+        write(f"  {check.variant:20s} {check.backend:12s} {forward:>8s} {check.gradient:8.1e}  {verdict}\n")
+    wrong = [check for check in done if not check.right]
+    ran = ", ".join(sorted({check.backend for check in done}))
+    write(f"{len(done)} checks on {ran}: {'all right' if not wrong else f'{len(wrong)} WRONG'}\n")
+    return 1 if wrong else 0

@@ -27,7 +27,7 @@ def to_numpy(x: Any) -> np.ndarray:
 
 
 def relative_error(actual: Any, expected: Any) -> float:
-    """max |actual - expected| / max |expected|; the absolute error where expected is 0; inf for a NaN on one side only."""
+    """max |actual - expected| / max |expected|; absolute where expected is 0; inf for a NaN on one side only."""
     a, b = to_numpy(actual), to_numpy(expected)
     if a.shape != b.shape:
         raise AssertionError(f"shape {a.shape} against {b.shape}")

@@ -96,7 +96,8 @@ class Explanation:
             *(f"  not {name}: {why}" for name, why in self.others.items()),
             f"  {self.form}" + (f", chunks of {self.chunk_size}" if self.chunk_size else "")
             + f", computed in {self.compute_dtype}",
-            f"  {self.operations:,} operations ({self.operations_per_token:,.0f} a token and state), {self.bytes:,} bytes",
+            f"  {self.operations:,} operations ({self.operations_per_token:,.0f} a token and state)",
+            f"  {self.bytes:,} bytes in and out",
         ]
         return "\n".join(lines)
 
@@ -108,42 +109,54 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     choice = matrix_state.choose(card.name, call.inputs, call.plan, call.options["backend"])
     form, C = _form(call, choice.backend.name)
     K, V = call.inputs.k.shape[-1], call.inputs.v.shape[-1]
-    each = operations_per_token(call.inputs.erase, form, C or 0, K, V, call.variables.sizes.T)
-    if call.inputs.q is None:
-        each -= 2 * K * V
-    arrays_in = [x for n in card.arrays if (x := getattr(call.variables, n)) is not None]
-    arrays_in += [] if call.state is None else [call.state]
-    moved = sum(_bytes(x) for x in arrays_in)
-    v = getattr(call.variables, card.value)
-    if call.inputs.q is not None:
-        moved += _bytes(v) // max(v.shape[-2], 1) * max(v.shape[-2], call.inputs.q.shape[-2])
-    states = prod(v.shape[:-1])
+    v, q, T = getattr(call.variables, card.value), call.inputs.q, call.variables.sizes.T
+    readers = 0 if q is None else max(q.shape[-2], v.shape[-2]) // v.shape[-2] if v.shape[-2] else 1
+    erase = call.inputs.erase
+    if call.plan.causal:
+        each = operations_per_token(erase, form, C or 0, K, V, T, readers)
+        total = each * prod(v.shape[:-1])
+    else:  # write everything, then read
+        each = operations_per_token(erase, form, C or 0, K, V, T, 0)
+        total = each * prod(v.shape[:-1]) + (0 if q is None else 2 * K * V * prod(q.shape[:-3]) * q.shape[-3] * readers
+                                             * v.shape[-2])
+    moved = sum(_bytes(x) for n in card.arrays if (x := getattr(call.variables, n)) is not None)
+    moved += 0 if call.state is None else _bytes(call.state)
+    if q is not None:
+        heads = max(v.shape[-2], q.shape[-2])
+        moved += prod(q.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)
     return Explanation(
         card.name, choice.backend.name, choice.reason, choice.others, form, C,
-        dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(each * states), each, moved,
+        dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(total), each, moved,
     )
 
 
 def _form(call: Prepared, backend: str) -> tuple[str, int | None]:
     if backend == "reference":
         return "recurrent form", None
-    C = min(chunks.chunk_length(call.plan), max(call.variables.sizes.T, 1))
-    return ("parallel form in tiles" if call.plan.chunk_size == "parallel" else "chunk form"), C
+    T = call.variables.sizes.T
+    C = min(chunks.chunk_length(call.plan, T), max(T, 1))
+    return ("parallel form in tiles" if chunks.is_parallel(call.plan, T) else "chunk form"), C
 
 
-def operations_per_token(erase: Erase, form: str, C: int, K: int, V: int, T: int) -> float:
-    """Operations of the products of the forward pass, a token of one state (a product of m x n x p counts 2 m n p)."""
-    readers, writers = {Erase.NONE: (1, 1), Erase.DELTA: (2, 1), Erase.FREE: (2, 2)}[erase]
-    solve = 0 if erase is Erase.NONE else (C - 1) * V  # substitution
-    inside = readers * writers * 2 * C * K + (readers * writers - (erase is not Erase.NONE)) * 2 * C * V + solve
+def operations_per_token(erase: Erase, form: str, C: int, K: int, V: int, T: int, queries: int = 1) -> float:
+    """Operations of the products of the forward pass, a token of one state (a product of m x n x p counts 2 m n p).
+
+    `queries` readers want an output, one more reads in order to erase; each meets every writer (k, and b if FREE).
+    """
+    erasers, writers = {Erase.NONE: (0, 1), Erase.DELTA: (1, 1), Erase.FREE: (1, 2)}[erase]
+    readers = queries + erasers
     if form == "recurrent form":
         return 2 * (readers + writers) * K * V
+    applied = queries * writers + max(erasers * writers - 1, 0)  # grams that multiply values; the last one is solved
+    inside = readers * writers * 2 * C * K + applied * 2 * C * V + erasers * (C - 1) * V
     if form == "chunk form":
-        return inside + 2 * (readers + writers) * K * V
+        return inside + 2 * (readers + writers) * K * V if readers else 2 * writers * K * V
     earlier = max(T - C, 0) / 2  # tokens of earlier tiles, on average
     return inside + readers * writers * earlier * 2 * (K + V)
 
 
+WIDTH = {"float64": 8, "float32": 4}  # bytes a number; 2 for the rest
+
+
 def _bytes(x: Any) -> int:
-    sizes = {"float64": 8, "float32": 4}
-    return prod(x.shape) * sizes.get(dtype_name(x), 2)
+    return prod(x.shape) * WIDTH.get(dtype_name(x), 2)

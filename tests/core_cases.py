@@ -31,13 +31,13 @@ def case(decay, erase, read, T=21, C=8, heads=(2, 2, 2), K=5, V=3, B=2, seed=0, 
     }[decay]
     gv = -rng.uniform(0, 1, (B, T, H, V)) if decay in ("value", "outer") else None
     k = unit(n((B, T, Hk, K)))
-    arrays = dict(q=n((B, T, Hq, K)), k=k, v=n((B, T, H, V)), g=g, gv=gv)
+    arrays = {"q": n((B, T, Hq, K)), "k": k, "v": n((B, T, H, V)), "g": g, "gv": gv}
     if erase.startswith("delta"):
-        arrays |= dict(r=unit(n((B, T, Hk, K))), beta=rng.uniform(0, 2, (B, T, H, 1)))
+        arrays |= {"r": unit(n((B, T, Hk, K))), "beta": rng.uniform(0, 2, (B, T, H, 1))}
     if erase == "free":
-        arrays |= dict(a=-k, b=k * rng.uniform(0, 1, (B, T, Hk, 1)))
+        arrays |= {"a": -k, "b": k * rng.uniform(0, 1, (B, T, Hk, 1))}
     if read == "bonus":
-        arrays |= dict(u=n((H, K)))
+        arrays |= {"u": n((H, K))}
     N = B if offsets is None else len(offsets) - 1
     arrays = {name: None if y is None else y.astype(dtype) if decay != "constant" or name != "g" else y
               for name, y in arrays.items()}

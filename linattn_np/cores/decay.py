@@ -17,7 +17,7 @@ of its own terms: g_t collects every product whose path from j to i crosses t. d
 
 from __future__ import annotations
 
-from ..ground.namespace import Array, Namespace, cast, device, sum_dtype
+from ..ground.namespace import Array, Namespace, cast, device, lower_ones, sum_dtype
 from .kinds import Row
 
 GATE_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it means the same as -inf
@@ -37,7 +37,10 @@ class NoDecay:
         self.xp = xp
 
     def gram(self, x: Array, y: Array, row: Row) -> Array:
-        return self.xp.tril(x @ self.xp.matrix_transpose(y), k=-1 if row.strict else 0)
+        return self._mask(x @ self.xp.matrix_transpose(y), row)
+
+    def _mask(self, P: Array, row: Row) -> Array:
+        return P * lower_ones(self.xp, P.shape[-1], P.dtype, device(P), strict=row.strict)
 
     def rows(self, P: Array, y: Array, row: Row) -> Array:
         return P @ y
@@ -47,7 +50,7 @@ class NoDecay:
 
     def gram_vjp(self, P: Array, x: Array, y: Array, row: Row) -> tuple[Array, Array, Array | None]:
         """(dx, dy, dg) for the cotangent P of gram(x, y, row)."""
-        P = self.xp.tril(P, k=-1 if row.strict else 0)
+        P = self._mask(P, row)
         return P @ y, self.xp.matrix_transpose(P) @ x, None
 
     def from_start(self, x: Array, row: Row) -> Array:
@@ -111,12 +114,11 @@ class ScalarDecay(NoDecay):
         """e^{s(j, i)}, 0 above the diagonal: (..., C, C)."""
         xp = self.xp
         if row is Row.DECAYED:
-            return xp.tril(self.table(Row.AFTER), k=-1)
+            return self._mask(self.table(Row.AFTER), row)
         if row is Row.BEFORE:
             return down(xp, self.table(Row.AFTER))
-        C = self.g.shape[-2]
-        terms = xp.tril(xp.broadcast_to(self.g, (*self.g.shape[:-1], C)), k=-1)  # g_l where l > j
-        return xp.tril(self._exp(xp.cumulative_sum(terms, axis=-2)))
+        terms = self.g * lower_ones(xp, self.g.shape[-2], self.g.dtype, device(self.g), strict=True)  # g_l where l > j
+        return self._mask(self._exp(xp.cumulative_sum(terms, axis=-2)), row)
 
     # the four functions and their transposes
 
@@ -299,7 +301,7 @@ class _Crossed:
 
     def __init__(self, D: VectorDecay, row: Row):
         self.D, self.inclusive = D, row is not Row.BEFORE
-        self.whole: Array | float = 0.0  # (..., spans, 1, K): known for every token of a span
+        self.whole: Array = 0.0  # (..., spans, 1, K): known for every token of a span
         self.readers: Array | None = None  # products still to be summed over i >= t (or i > t) of their span
         self.writers: Array | None = None  # over j < t
 
@@ -384,6 +386,6 @@ def up(xp: Namespace, x: Array) -> Array:
 
 def crossing(xp: Namespace, W: Array) -> Array:
     """sum over i >= t > j of W_ij: (..., C, C) -> (..., C, 1)."""
-    C = W.shape[-1]
-    later = xp.triu(xp.ones((C, C), dtype=W.dtype, device=device(W)))
-    return xp.sum(xp.tril(later @ W, k=-1), axis=-1, keepdims=True)
+    C, where = W.shape[-1], device(W)
+    later = xp.matrix_transpose(lower_ones(xp, C, W.dtype, where)) @ W
+    return xp.sum(later * lower_ones(xp, C, W.dtype, where, strict=True), axis=-1, keepdims=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 
 class Sequence(NamedTuple):
-    """Tokens start..stop of the packed row; `index` is the row of the state, None where the batch is not ragged."""
+    """Tokens start..stop of the packed row; `row` is the row of the state, None where the batch is not ragged."""
 
-    index: int | None
+    row: int | None
     start: int
     stop: int
 
@@ -24,7 +25,7 @@ def sequences(T: int, offsets: list[int] | None) -> list[Sequence]:
     """One sequence a pair of neighbouring offsets (equal neighbours: an empty one); one in all without offsets."""
     if offsets is None:
         return [Sequence(None, 0, T)]
-    return [Sequence(n, a, b) for n, (a, b) in enumerate(zip(offsets[:-1], offsets[1:], strict=True))]
+    return [Sequence(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(offsets))]
 
 
 def chunks(sequence: Sequence, C: int) -> list[Chunk]:

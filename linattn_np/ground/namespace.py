@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -27,7 +28,12 @@ class Library(NamedTuple):
 
 def dtype_name(x: Array) -> str:
     """Name of the dtype in every library: 'float32', 'bfloat16', ..."""
-    return str(x.dtype).rsplit(".", 1)[-1]
+    return _name(x.dtype)
+
+
+@functools.lru_cache(maxsize=128)
+def _name(dtype: Any) -> str:
+    return str(dtype).rsplit(".", 1)[-1]
 
 
 def enter(fn: str, arrays: Mapping[str, Array]) -> tuple[Library, dict[str, Array]]:
@@ -110,6 +116,13 @@ def _short(xp: Namespace) -> str:
     return xp.__name__.removeprefix("array_api_compat.").split(".")[0]
 
 
+def swap(xp: Namespace, x: Array, axis: int) -> Array:
+    """x with `axis` and the next one exchanged; a view."""
+    order = list(range(x.ndim))
+    order[axis], order[axis + 1] = order[axis + 1], order[axis]
+    return xp.permute_dims(x, tuple(order))
+
+
 def is_mutable(xp: Namespace) -> bool:
     """Whether arrays of this library can be assigned into."""
     return not (compat.is_jax_namespace(xp) or compat.is_dask_namespace(xp))
@@ -136,6 +149,17 @@ def cast(xp: Namespace, x: Array, dtype: Any) -> Array:
 def accumulate(xp: Namespace, x: Array) -> Array:
     """`x` in the dtype it is computed in."""
     return cast(xp, x, compute_dtype(xp, x))
+
+
+def lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool = False) -> Array:
+    """n x n ones on and below the diagonal, zeros above; `strict` leaves the diagonal out."""
+    make = _lower_ones if compat.is_numpy_namespace(xp) else _lower_ones.__wrapped__
+    return make(xp, n, dtype, where, strict)
+
+
+@functools.lru_cache(maxsize=64)
+def _lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool) -> Array:
+    return xp.tril(xp.ones((n, n), dtype=dtype, device=where), k=-1 if strict else 0)
 
 
 def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:

@@ -7,6 +7,7 @@ Two specs joined by "|" are alternatives.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,7 +147,7 @@ def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
         raise ValueError(f"{fn}: cu_seqlens needs one packed batch row, got batch axes {sizes.batch}")
     if len(values) < 1 or values[0] != 0:
         raise ValueError(f"{fn}: cu_seqlens starts at {values[0] if values else 'nothing'}, expected 0")
-    for n, (a, b) in enumerate(zip(values[:-1], values[1:], strict=True)):
+    for n, (a, b) in enumerate(itertools.pairwise(values)):
         if b < a:
             raise ValueError(f"{fn}: cu_seqlens decreases from {a} to {b} at {n + 1}, expected offsets in order")
     if values[-1] != T:

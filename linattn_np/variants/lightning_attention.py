@@ -16,7 +16,7 @@ from ..ground.namespace import Array, cast, device
 
 def alibi_slopes(H: int) -> np.ndarray:
     """2^{-8 (h + 1) / H}; where H is no power of two, those of the power below and then every other one of twice it."""
-    below = 2 ** int(math.floor(math.log2(H))) if H else 0
+    below = 2 ** math.floor(math.log2(H)) if H else 0
     if below == H:
         return 2.0 ** (-8.0 * (np.arange(H) + 1) / max(H, 1))
     return np.concatenate([alibi_slopes(below), alibi_slopes(2 * below)[0::2][: H - below]])
@@ -65,6 +65,13 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
         raise ValueError(f"{fn}: layer is {layer!r} of num_layers {layers!r}, expected 0 <= layer < num_layers")
 
 
+class LightningOptions(Options, total=False):
+    """The common options, and which layer of how many the published slopes are for."""
+
+    layer: int
+    num_layers: int
+
+
 CARD = Card(
     name="lightning_attention",
     sentence="Linear attention with one published slope a head.",
@@ -87,7 +94,7 @@ CARD = Card(
 
 
 @public(CARD)
-def lightning_attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: Unpack[Options]) -> Any:
+def lightning_attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: Unpack[LightningOptions]) -> Any:
     """Lightning attention: linear attention with one published slope a head (TransNormerLLM, MiniMax-01).
 
         S_t = e^{-slope} S_{t-1} + k_t^T v_t

@@ -98,6 +98,15 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
         raise TypeError(f"{fn}: eps is {options['eps']!r}, expected a real number")
 
 
+class LinearAttentionOptions(Options, total=False):
+    """The common options, and: see the function's docstring."""
+
+    feature_map: Any
+    normalize: bool
+    causal: bool
+    eps: float
+
+
 CARD = Card(
     name="linear_attention",
     sentence="Softmax attention's similarity replaced by an inner product of feature maps.",
@@ -129,7 +138,7 @@ CARD = Card(
 
 
 @public(CARD)
-def linear_attention(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> Any:
+def linear_attention(q: Any, k: Any, v: Any, **options: Unpack[LinearAttentionOptions]) -> Any:
     """Linear attention: softmax attention's similarity replaced by an inner product of feature maps.
 
         S_t = S_{t-1} + phi(k_t)^T v_t          z_t = z_{t-1} + phi(k_t)

@@ -86,6 +86,13 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
         raise ValueError(f"{fn}: dt_limit is {limit!r}, expected (low, high) with low <= high")
 
 
+class Mamba2Options(Options, total=False):
+    """The common options, and what dt goes through."""
+
+    dt_softplus: bool
+    dt_limit: tuple[float, float]
+
+
 CARD = Card(
     name="mamba2",
     sentence="State space dual form: a scalar decay and a value scale driven by one step size.",
@@ -119,7 +126,7 @@ CARD = Card(
 @public(CARD)
 def mamba2(
     x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any = None, z: Any = None, dt_bias: Any = None,
-    **options: Unpack[Options],
+    **options: Unpack[Mamba2Options],
 ) -> Any:
     """Mamba-2 (SSD): a scalar decay and a value scale driven by one step size.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...ground import backend as backends
 from ...ground.namespace import Array, cast
@@ -45,13 +45,15 @@ def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choic
 class Kept(NamedTuple):
     """What backward needs: the backend, what it saved, and the final state where all queries read it."""
 
-    module: object
+    module: Any
     saved: Saved
     q: Array | None = None
     state: Array | None = None
 
 
-def forward(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None) -> tuple[Array | None, Array, Kept]:
+def forward(
+    fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None
+) -> tuple[Array | None, Array, Kept]:
     """(out, final state, kept)."""
     module = choose(fn, x, plan, wanted).backend.module
     if plan.causal or x.q is None:

@@ -17,12 +17,20 @@ from .inputs import Inputs, Plan, Saved
 DEFAULT_CHUNK = 64
 
 
-def chunk_length(plan: Plan) -> int:
-    return plan.chunk_size if isinstance(plan.chunk_size, int) else DEFAULT_CHUNK
+def chunk_length(plan: Plan, T: int) -> int:
+    """C; the parallel form goes in tiles of the default length."""
+    C = plan.chunk_size
+    return C if isinstance(C, int) and not is_parallel(plan, T) else DEFAULT_CHUNK
 
 
-def _walk(plan: Plan, states: str) -> Any:
-    return parallel if plan.chunk_size == "parallel" else {"loop": running, "scan": scan}[states]
+def is_parallel(plan: Plan, T: int) -> bool:
+    """Whether a call takes the parallel form: asked for, or by a chunk that would hold all T tokens."""
+    C = plan.chunk_size
+    return C == "parallel" or (isinstance(C, int) and C > DEFAULT_CHUNK and C >= T)
+
+
+def _walk(plan: Plan, T: int, states: str) -> Any:
+    return parallel if is_parallel(plan, T) else {"loop": running, "scan": scan}[states]
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None, states: str = "loop") -> tuple[Array | None, Array, Saved]:
@@ -32,11 +40,11 @@ def forward(x: Inputs, plan: Plan, state: Array | None, states: str = "loop") ->
     if x.q is not None:
         H = max(x.q.shape[-2], x.v.shape[-2])
         out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
-    ends, kept = [], []
+    T, ends, kept = x.v.shape[-3], [], []
     for sequence in plan.sequences:
-        S = initial_state(core, plan, state, sequence.index, G)
-        table = chunks(sequence, chunk_length(plan))
-        S, keep = _walk(plan, states).forward(core, plan, table, S, out.put if out is not None else None)
+        S = initial_state(core, plan, state, sequence.row, G)
+        table = chunks(sequence, chunk_length(plan, T))
+        S, keep = _walk(plan, T, states).forward(core, plan, table, S, out.put if out is not None else None)
         ends.append(S)
         kept.append(keep)
     return None if out is None else out.done(), gather_states(plan, ends), Saved(x, plan, state, (kept, states))
@@ -44,7 +52,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, states: str = "loop") ->
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
-    x, plan, state, (kept, states) = saved
+    x, plan, _, (kept, states) = saved
     xp, G = plan.xp, groups(x)
     core = split_all(xp, x, G)
     dcore = None if dout is None else split(xp, dout, G)
@@ -62,11 +70,11 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
             else:
                 buffers[name].put(start, d)
 
-    begins = []
+    T, begins = x.v.shape[-3], []
     for sequence, keep in zip(plan.sequences, kept, strict=True):
-        dS = initial_state(core, plan, dstate, sequence.index, G)
-        table = chunks(sequence, chunk_length(plan))
-        begins.append(_walk(plan, states).backward(core, plan, table, keep, dcore, dS, put))
+        dS = initial_state(core, plan, dstate, sequence.row, G)
+        table = chunks(sequence, chunk_length(plan, T))
+        begins.append(_walk(plan, T, states).backward(core, plan, table, keep, dcore, dS, put))
     arrays = {name: buffer.done() for name, buffer in buffers.items()}
     if x.u is not None:
         arrays["u"] = xp.reshape(sum(bonus, xp.zeros_like(cast(xp, core.u, plan.dtype))), x.u.shape)
@@ -88,6 +96,6 @@ def gather_states(plan: Plan, states: list[Array]) -> Array:
     """Core-layout states as one public array: (..., H, K, V), or (N, H, K, V) of a ragged batch."""
     xp = plan.xp
     joined = [join_state(xp, S) for S in states]
-    if plan.sequences and plan.sequences[0].index is None:
+    if plan.sequences and plan.sequences[0].row is None:
         return joined[0]
     return xp.stack([xp.reshape(S, S.shape[-3:]) for S in joined], axis=0)

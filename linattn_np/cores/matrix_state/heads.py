@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ground.namespace import Array, Namespace, cast, is_mutable, sum_to
+from ...ground.namespace import Array, Namespace, cast, is_mutable, sum_to, swap
 from .inputs import Inputs
 
 
@@ -18,7 +18,7 @@ def groups(x: Inputs) -> int:
 
 def split(xp: Namespace, y: Array, G: int) -> Array:
     """(..., T, H, D) as a view (..., G, H / G, T, D)."""
-    y = xp.moveaxis(y, -3, -2)
+    y = swap(xp, y, -3)
     return xp.reshape(y, (*y.shape[:-3], G, y.shape[-3] // max(G, 1), *y.shape[-2:]))
 
 
@@ -26,7 +26,7 @@ def split_all(xp: Namespace, x: Inputs, G: int) -> Inputs:
     """Every array of x in the core's layout; the bonus u (H, K) becomes (G, R, 1, K)."""
     tokens = [None if y is None else split(xp, y, G) for y in x[:-1]]
     u = None if x.u is None else xp.reshape(x.u, (G, x.u.shape[0] // max(G, 1), 1, x.u.shape[1]))
-    return Inputs(*tokens, u)
+    return Inputs._make([*tokens, u])
 
 
 def split_state(xp: Namespace, S: Array, G: int) -> Array:
@@ -42,7 +42,7 @@ def join_state(xp: Namespace, S: Array) -> Array:
 def take(xp: Namespace, x: Inputs, start: int, stop: int, dtype: Any) -> Inputs:
     """Tokens start..stop of core-layout arrays, in the dtype they are computed in."""
     tokens = [None if y is None else cast(xp, y[..., start:stop, :], dtype) for y in x[:-1]]
-    return Inputs(*tokens, None if x.u is None else cast(xp, x.u, dtype))
+    return Inputs._make([*tokens, None if x.u is None else cast(xp, x.u, dtype)])
 
 
 class TokenBuffer:
@@ -58,7 +58,7 @@ class TokenBuffer:
         xp, (*lead, _, H, D) = self.xp, self.shape
         G, C = piece.shape[-4], piece.shape[-2]
         piece = sum_to(xp, piece, (*lead, G, H // max(G, 1), C, D))
-        piece = cast(xp, xp.moveaxis(xp.reshape(piece, (*lead, H, C, D)), -3, -2), self.dtype)
+        piece = cast(xp, swap(xp, xp.reshape(piece, (*lead, H, C, D)), -3), self.dtype)
         if not is_mutable(xp):
             self.pieces[start] = piece
             return

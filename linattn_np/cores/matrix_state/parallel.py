@@ -9,6 +9,7 @@ Attention-1 (arXiv 2307.14995), here for every decay and erase, and its adjoint.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ...ground.chunk_table import Chunk
 from ...ground.namespace import Array, cast, sum_to
@@ -32,7 +33,7 @@ def _slim(f: Forward, chunk: Chunk, put: Callable[[int, Array], None]) -> Forwar
     """Hand the output over; later tiles need the writers and the decay only."""
     if f.out is not None:
         put(chunk.start, f.out)
-    return Forward(None, f.writers, f.x, f.D, f.Dv, None, None, None, [], None)
+    return f._replace(out=None, erased=None, recall=None, query=None, grams=[], read=None)
 
 
 def _past(plan: Plan, tiles: list[Forward], hat: Array, S: Array) -> Array:
@@ -65,7 +66,8 @@ def backward(
     put: Callable[[int, dict[str, Array]], None],
 ) -> Array:
     """dS_0; gradients go to put(start, gradients)."""
-    xp, tiles = plan.xp, []
+    xp = plan.xp
+    tiles: list[Forward] = []
     for chunk in table:
         x = take(xp, core, chunk.start, chunk.stop, plan.dtype)
         tiles.append(chunk_fwd(xp, x, plan, lambda hat: _past(plan, tiles, hat, S)))
@@ -73,8 +75,8 @@ def backward(
     grads: list[Gradients] = []
     for (start, stop), f in zip(reversed(table), reversed(tiles), strict=True):
         d = None if dout is None else cast(xp, dout[..., start:stop, :], plan.dtype)
-        later = tiles[len(tiles) - len(readers):]
-        r, g = chunk_cotangents(xp, f, plan, d, lambda hat, later=later: _future(plan, later, readers, hat, dS))
+        future = partial(_future, plan, tiles[len(tiles) - len(readers):], readers, dS)
+        r, g = chunk_cotangents(xp, f, plan, d, future)
         readers.insert(0, r)
         grads.insert(0, g)
     pairs = _Pairs(plan, tiles, readers, S.shape[:-2])
@@ -88,7 +90,7 @@ def backward(
     return dS_0
 
 
-def _future(plan: Plan, tiles: list[Forward], readers: list[list[Reader]], hat: Array, dS: Array) -> Array:
+def _future(plan: Plan, tiles: list[Forward], readers: list[list[Reader]], dS: Array, hat: Array) -> Array:
     """y^ dS_out for the writers that precede `tiles`."""
     T, m, mv, found = plan.xp.matrix_transpose, None, None, 0.0
     shape = (*dS.shape[:-2], hat.shape[-2], dS.shape[-1])
@@ -135,7 +137,7 @@ class _Pairs:
                 left = _times(_times_rows(self.plan, dS, m), mv)
                 dS_0 = dS_0 + left
                 keys, values = T(xp.sum(S * left, axis=-1, keepdims=True)), xp.sum(S * left, axis=-2, keepdims=True)
-            for j, (k, v) in zip(range(i), reversed(across), strict=True):  # tile j is crossed from every tile before it
+            for j, (k, v) in zip(range(i), reversed(across), strict=True):  # what comes from before tile j crosses it
                 self.crossed[j] = self.crossed[j] + keys
                 self.crossed_values[j] = self.crossed_values[j] + values
                 keys, values = keys + k, values + v
@@ -171,7 +173,7 @@ class _Pairs:
         return keys, values
 
 
-def _times(x: Array | None, m: Array | None) -> Array | None:
+def _times(x: Array, m: Array) -> Array:
     """x (.) m, None being all ones."""
     return m if x is None else x if m is None else x * m
 

@@ -118,7 +118,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
         out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
     ends = []
     for sequence in plan.sequences:
-        S = initial_state(core, plan, state, sequence.index, G)
+        S = initial_state(core, plan, state, sequence.row, G)
         for t in range(sequence.start, sequence.stop):
             s = step_fwd(xp, take(xp, core, t, t + 1, plan.dtype), plan, S)
             S = s.after
@@ -139,14 +139,14 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
         for name, y in x._asdict().items()
         if y is not None and name != "u"
     }
-    du = None if x.u is None else xp.zeros_like(cast(xp, core.u, plan.dtype))
+    du: Array = None if x.u is None else xp.zeros_like(cast(xp, core.u, plan.dtype))
     begins = []
     for sequence in plan.sequences:
-        S, steps = initial_state(core, plan, state, sequence.index, G), []
+        S, steps = initial_state(core, plan, state, sequence.row, G), []
         for t in range(sequence.start, sequence.stop):
             steps.append(step_fwd(xp, take(xp, core, t, t + 1, plan.dtype), plan, S))
             S = steps[-1].after
-        dS = initial_state(core, plan, dstate, sequence.index, G)
+        dS = initial_state(core, plan, dstate, sequence.row, G)
         for t in reversed(range(sequence.start, sequence.stop)):
             d = None if dcore is None else cast(xp, dcore[..., t : t + 1, :], plan.dtype)
             step = steps[t - sequence.start]

@@ -37,7 +37,7 @@ def forward(
     N, C = _full_chunks(table)
     S0 = S
     if N:
-        f, _, S_in, S = _all_chunks(core, plan, table[0].start, N, C, S)
+        f, _, _, S = _all_chunks(core, plan, table[0].start, N, C, S)
         if f.out is not None:
             for n in range(N):
                 put(table[n].start, f.out[..., n, :, :])
@@ -104,7 +104,7 @@ def _all_chunks(
     xp = plan.xp
     x = take(xp, core, start, start + N * C, plan.dtype)
     u = None if x.u is None else x.u[..., None, :, :]
-    x = Inputs(*(None if y is None else _fold(xp, y, N, C) for y in x[:-1]), u)
+    x = Inputs._make([*(None if y is None else _fold(xp, y, N, C) for y in x[:-1]), u])
     transfer = transfers(x, plan)
     S_in, S_end = states(xp, transfer, S)
     return chunk_fwd(xp, x, plan, lambda hat: hat @ S_in), transfer, S_in, S_end
@@ -143,7 +143,8 @@ def states(xp: Namespace, t: Transfer, S: Array) -> tuple[Array, Array]:
     S = S[..., None, :, :]
     after = apply(t.M, S) if t.h is None else apply(t.M, S) * t.h
     after = after + t.Z
-    return xp.concat([xp.broadcast_to(S, after[..., :1, :, :].shape), after[..., :-1, :, :]], axis=-3), after[..., -1, :, :]
+    first = xp.broadcast_to(S, after[..., :1, :, :].shape)
+    return xp.concat([first, after[..., :-1, :, :]], axis=-3), after[..., -1, :, :]
 
 
 def apply(M: Array, S: Array) -> Array:
