@@ -1,5 +1,7 @@
 """The loss, the optimiser, and learning again what is shipped."""
 
+import zlib
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from linattn_np.lab.loss import COMMON, DRAWN, Adam, Sampler, next_token_loss
 from linattn_np.lab.memories import LEARNED
 from linattn_np.lab.needles import ALPHABET
 from linattn_np.lab.text import load_corpus
+
+SHIPPED_PROSE = 3862968072  # CRC-32 of the tokens that the shipped gates were learned from
 
 
 def test_the_sampled_loss_has_the_gradients_it_claims():
@@ -89,6 +93,10 @@ def test_the_same_job_learns_the_same_numbers():
 
 def assert_learned_as_shipped(gate_set: str, memory: str, seed: int) -> None:
     """Full learning gives the shipped logits within 0.1."""
+    corpus = load_corpus()
+    prose = " ".join(corpus.vocabulary.names[i] for i in corpus.train)
+    if zlib.crc32(prose.encode()) != SHIPPED_PROSE:
+        pytest.skip("the shipped gates were learned from the help of another Python version")
     shipped = load_gate_sets([gate_set])[gate_set][seed][memory]
     learned = learn(LearningJob(gate_set, memory, seed))
     assert learned.logits.keys() == shipped.logits.keys()
