@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, Unpack
 
 from ..call import Options, public
@@ -26,6 +27,8 @@ def _steps(c: Any) -> tuple[Array, Array, Array]:
 
 def to_core(c: Any) -> Inputs:
     """q = C, k = B, v = dt x, g = dt A."""
+    if c.C is not None and c.sizes.Hq > c.sizes.H:
+        raise ValueError(f"{c.name}: C has Hq = {c.sizes.Hq} heads and x H = {c.sizes.H}, expected Hq to divide H")
     xp, (_, _, dt) = c.xp, _steps(c)
     g = dt * cast(xp, c.A, c.dtype)
     return Inputs(c.C, c.B, dt[..., None] * cast(xp, c.x, c.dtype), g[..., None])
@@ -82,7 +85,8 @@ def _skipped(c: Any, out: Array) -> Array:
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
     limit = options["dt_limit"]
-    if not (isinstance(limit, tuple | list) and len(limit) == 2 and float(limit[0]) <= float(limit[1])):
+    pair = isinstance(limit, tuple | list) and len(limit) == 2 and all(isinstance(x, Real) for x in limit)
+    if not (pair and limit[0] <= limit[1]):
         raise ValueError(f"{fn}: dt_limit is {limit!r}, expected (low, high) with low <= high")
 
 

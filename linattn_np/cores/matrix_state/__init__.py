@@ -10,8 +10,6 @@ from . import chunks, recurrence
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
-FEW_TOKENS = 4  # up to here the recurrent form does less than the set-up of a chunk
-
 
 class Call(NamedTuple):
     """What a backend is asked to cover."""
@@ -36,8 +34,7 @@ CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
     """The backend of a call. chunk_size=1 asks for the recurrent form; a few tokens take it by themselves."""
-    tokens = x.v.shape[-3]
-    recurrent = plan.chunk_size == 1 or (plan.chunk_size is None and tokens <= FEW_TOKENS)
+    recurrent = plan.chunk_size == 1 or all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
     order = [REFERENCE, CHUNKS] if recurrent else [CHUNKS, REFERENCE]
     return backends.choose(fn, wanted, order, Call(x, plan))
 
@@ -56,6 +53,8 @@ def forward(
 ) -> tuple[Array | None, Array, Kept]:
     """(out, final state, kept)."""
     module = choose(fn, x, plan, wanted).backend.module
+    if wanted == "chunks" and plan.chunk_size is None:  # asked for, however few the tokens
+        plan = plan._replace(chunk_size=chunks.DEFAULT_CHUNK)
     if plan.causal or x.q is None:
         out, end, saved = module.forward(x, plan, state)
         return out, end, Kept(module, saved)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ground.namespace import Array, Namespace, cast, is_mutable, sum_to, swap
-from .inputs import Inputs
+from ...ground.namespace import Array, Namespace, cast, device, is_mutable, sum_to, swap
+from .inputs import Inputs, Plan
 
 
 def groups(x: Inputs) -> int:
@@ -37,6 +37,26 @@ def split_state(xp: Namespace, S: Array, G: int) -> Array:
 def join_state(xp: Namespace, S: Array) -> Array:
     """(..., G, R, K, V) as (..., H, K, V)."""
     return xp.reshape(S, (*S.shape[:-4], S.shape[-4] * S.shape[-3], *S.shape[-2:]))
+
+
+def initial_state(core: Inputs, plan: Plan, state: Array | None, index: int | None, G: int) -> Array:
+    """S_0 of one sequence as (..., G, R, K, V) in the dtype of the computation; zeros if None."""
+    xp = plan.xp
+    if state is None:
+        shape = (*core.v.shape[:-2], core.k.shape[-1], core.v.shape[-1])
+        return xp.zeros(shape, dtype=plan.dtype, device=device(core.v))
+    if index is not None:
+        state = xp.reshape(state[index, ...], (*core.v.shape[:-4], *state.shape[1:]))
+    return cast(xp, split_state(xp, state, G), plan.dtype)
+
+
+def gather_states(plan: Plan, states: list[Array]) -> Array:
+    """Core-layout states as one public array: (..., H, K, V), or (N, H, K, V) of a ragged batch of N > 0."""
+    xp = plan.xp
+    joined = [join_state(xp, S) for S in states]
+    if plan.sequences and plan.sequences[0].row is None:
+        return joined[0]
+    return xp.stack([xp.reshape(S, S.shape[-3:]) for S in joined], axis=0)
 
 
 def take(xp: Namespace, x: Inputs, start: int, stop: int, dtype: Any) -> Inputs:

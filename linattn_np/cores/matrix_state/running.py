@@ -59,7 +59,7 @@ def backward(
             S = chunk_state(xp, f, S)
         for (start, stop), f, S in reversed(walked):
             d = None if dout is None else cast(xp, dout[..., start:stop, :], plan.dtype)
-            readers, grads = chunk_cotangents(xp, f, plan, d, partial(_times, dS))
+            readers, grads = chunk_cotangents(xp, f, plan, d, partial(_read, dS))
             dread = [r.c @ T(S) for r in readers]
             dwrite = [w.w @ T(dS) for w in f.writers]
             grads = chunk_gradients(xp, f, readers, grads, dread, dwrite)
@@ -68,10 +68,10 @@ def backward(
     return dS
 
 
-def _times(S: Array, hat: Array) -> Array:
+def _read(S: Array, hat: Array) -> Array:
     return hat @ S
 
 
 def _step(core: Inputs, plan: Plan, chunk: Chunk, S: Array) -> Forward:
     x = take(plan.xp, core, chunk.start, chunk.stop, plan.dtype)
-    return chunk_fwd(plan.xp, x, plan, partial(_times, S))
+    return chunk_fwd(plan.xp, x, plan, partial(_read, S))
