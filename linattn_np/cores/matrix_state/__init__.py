@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import NamedTuple
+
+import array_api_compat as compat
 
 from ...ground import backend as backends
 from ...ground.namespace import Array, cast
+from ..kinds import Erase
 from . import chunks, recurrence
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
@@ -30,15 +34,35 @@ def _chunks_refuses(call: Call) -> str | None:
     return None
 
 
+def _numba_refuses(call: Call) -> str | None:
+    x, plan = call
+    if not compat.is_numpy_namespace(plan.xp):
+        return "it takes NumPy arrays"
+    if plan.dtype not in (plan.xp.float32, plan.xp.float64):
+        return "it computes in float32 and float64"
+    if plan.chunk_size in (1, "parallel"):
+        return "it has the chunk form only"
+    if x.gv is not None:
+        return "it does not cover a decay on the value axis"
+    if x.u is not None and x.erase is not Erase.NONE:
+        return "it does not cover a bonus with an erase"
+    if 0 in x.k.shape[-1:] + x.v.shape[-2:]:
+        return "there is nothing to compute"
+    if any(y is not None and y.shape[-2] > x.v.shape[-2] for y in (x.k, x.g, x.r, x.beta, x.a, x.b)):
+        return "it does not cover fewer value heads than keys or gates"
+    return None if find_spec("numba") else "Numba is not installed"
+
+
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
+NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses)
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
     """The backend of a call. chunk_size=1 asks for the recurrent form; a few tokens take it by themselves."""
     tokens = x.v.shape[-3]
     recurrent = plan.chunk_size == 1 or (plan.chunk_size is None and tokens <= FEW_TOKENS)
-    order = [REFERENCE, CHUNKS] if recurrent else [CHUNKS, REFERENCE]
+    order = [NUMBA, REFERENCE, CHUNKS] if recurrent else [NUMBA, CHUNKS, REFERENCE]
     return backends.choose(fn, wanted, order, Call(x, plan))
 
 
