@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from .card import Card, Variables
 from .cores import matrix_state
+from .cores.kinds import NormalisedState
 from .cores.matrix_state.inputs import Inputs, Plan
 from .ground import shapes
 from .ground.chunk_table import sequences
-from .ground.namespace import Array, Library, cast, compute_dtype, enter, is_mutable
+from .ground.namespace import Array, Library, cast, compute_dtype, dtype_name, enter, is_mutable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -107,8 +108,7 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
                          "the pullback needs the state that would be overwritten")
     core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
-    out = result[0] if isinstance(result, Result) else result
-    shape = None if out is None else tuple(out.shape)
+    shape = None if core_out is None else _out_shape(call, core_out)
     core_out = core_out if card.from_core else None
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
@@ -125,22 +125,31 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     return result, pullback
 
 
+def _out_shape(call: Prepared, core_out: Array) -> tuple[int, ...]:
+    """Shape of out as the caller gets it."""
+    *batch, T, H = core_out.shape[:-1]
+    V = call.variables.sizes.V
+    return (*batch, H, T, V) if call.options["layout"] == "heads_first" else (*batch, T, H, V)
+
+
 def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Prepared:
     """Check a call and change its variables. All errors of bad input are raised here."""
     fn = card.name
     given, options = _bind(card, arrays, keywords)
-    state = options["state"]
-    parts = dict(state._asdict()) if hasattr(state, "_asdict") else {"state": state}
+    state = _pair(card, "state", options["state"], options)
+    parts = _parts("state", state)
     library, entered = enter(fn, {**given, **parts})
     xp = library.xp
-    state = type(state)(**{n: entered.pop(n) for n in parts}) if hasattr(state, "_asdict") else entered.pop("state")
+    state = _whole(state, [entered.pop(n) for n in parts])
     specs = card.specs(options)
-    if options["layout"] == "heads_first":
+    turned = options["layout"] == "heads_first"
+    theirs = {n: shapes.heads_first(spec) for n, spec in specs.items()} if turned else specs
+    sizes = shapes.check_arrays(fn, entered, theirs, card.value)
+    if turned:
         entered = {n: _swap(xp, x, specs[n]) for n, x in entered.items()}
-    sizes = shapes.check_arrays(fn, entered, specs, card.value)
     offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
     _check_layout(fn, options, sizes, state)
-    dtype = compute_dtype(xp, *entered.values(), *(state if hasattr(state, "_asdict") else (state,)))
+    dtype = compute_dtype(xp, *entered.values(), *_parts("state", state).values())
     plan = Plan(
         xp, dtype, _scale(card, options, sizes), card.query_row, card.erase_row,
         options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
@@ -153,7 +162,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
             shapes.check_state(fn, state, sizes)
         core_state = state
     if options["overwrite_state"]:
-        _check_overwritten(fn, state, plan)
+        _check_overwritten(fn, state, plan, options["state"])
     return Prepared(card, library, options, c, card.to_core(c), plan, core_state, state)
 
 
@@ -212,10 +221,13 @@ def _check_layout(fn: str, options: dict[str, Any], sizes: shapes.Sizes, state: 
                       "pass layout='heads_first'", UserWarning, stacklevel=5)
 
 
-def _check_overwritten(fn: str, state: Any, plan: Plan) -> None:
-    for name, S in (state._asdict() if hasattr(state, "_asdict") else {"state": state}).items():
+def _check_overwritten(fn: str, state: Any, plan: Plan, given: Any) -> None:
+    if any(not getattr(getattr(S, "dtype", None), "isnative", True) for S in _parts("state", given).values()):
+        raise TypeError(f"{fn}: state is byte-swapped, expected this machine's byte order to be overwritten")
+    for name, S in _parts("state", state).items():
         if S.dtype != plan.dtype:
-            raise TypeError(f"{fn}: {name} has dtype {S.dtype}, expected {plan.dtype} to be overwritten")
+            wanted = dtype_name(plan.xp.empty(0, dtype=plan.dtype))
+            raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
         if getattr(getattr(S, "flags", None), "writeable", True) is False:
             raise ValueError(f"{fn}: {name} is read-only, expected a writeable array with overwrite_state=True")
 
@@ -254,9 +266,9 @@ def _result(call: Prepared, core_out: Array | None, end: Array) -> Any:
     if out is not None and not (options["return_state"] or options["overwrite_state"]):
         return out
     state = card.unpack_state(call.variables, end) if card.unpack_state else end
-    if hasattr(state, "_asdict"):
-        given = call.given_state._asdict() if call.given_state is not None else {}
-        state = type(state)(**{n: _final(call, S, given.get(n)) for n, S in state._asdict().items()})
+    if isinstance(state, NormalisedState):
+        given = (None, None) if call.given_state is None else call.given_state
+        state = NormalisedState(*(_final(call, S, mine) for S, mine in zip(state, given, strict=True)))
     else:
         state = _final(call, state, call.given_state)
     return Result(out, state) if out is None or options["return_state"] else out
@@ -280,10 +292,12 @@ def _cotangents(
     fn, xp = call.card.name, call.plan.xp
     if dout is None and dstate is None:
         raise TypeError(f"{fn}: the pullback got neither dout nor dstate, expected at least one")
-    parts = dict(dstate._asdict()) if hasattr(dstate, "_asdict") else {"state": dstate}
-    _, entered = enter(fn, {"dout": dout, **{f"d{n}": x for n, x in parts.items()}})
+    dstate = _pair(call.card, "dstate", dstate, call.options)
+    parts = _parts("dstate", dstate)
+    _, entered = enter(fn, {"dout": dout, **parts}, call.library)
     d_out = entered.pop("dout")
     if d_out is not None:
+        shapes.check_dtype(fn, "dout", d_out)
         if shape is None or tuple(d_out.shape) != shape:
             raise ValueError(f"{fn}: dout has shape {tuple(d_out.shape)}, expected {shape or 'None: there is no out'}")
         if call.options["layout"] == "heads_first":
@@ -291,15 +305,41 @@ def _cotangents(
         d_out = cast(xp, d_out, call.plan.dtype)
     if dstate is None:
         return d_out, None
-    if call.card.pack_state is not None:
-        values = [entered[f"d{n}"] for n in parts]
-        given = type(dstate)(*values) if hasattr(dstate, "_asdict") else values[0]
-        d_state = call.card.pack_state(call.variables, given)
-    else:
-        d_state = entered["dstate"]
-    if tuple(d_state.shape) != tuple(end.shape):
-        raise ValueError(f"{fn}: dstate has shape {tuple(d_state.shape)}, expected {tuple(end.shape)}")
-    return d_out, cast(xp, d_state, call.plan.dtype)
+    want = call.card.unpack_state(call.variables, end) if call.card.unpack_state else end
+    if isinstance(want, NormalisedState) != isinstance(dstate, NormalisedState):
+        raise TypeError(f"{fn}: dstate is a {type(dstate).__qualname__}, expected (dS, dz) as a NormalisedState")
+    for (name, _), S in zip(parts.items(), _parts("dstate", want).values(), strict=True):
+        d = entered[name]
+        shapes.check_dtype(fn, name, d)
+        if tuple(d.shape) != tuple(S.shape):
+            raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {tuple(S.shape)}")
+        entered[name] = cast(xp, d, call.plan.dtype)
+    given = _whole(dstate, [entered[name] for name in parts])
+    return d_out, call.card.pack_state(call.variables, given) if call.card.pack_state else given
+
+
+def _pair(card: Card, name: str, state: Any, options: dict[str, Any]) -> Any:
+    """A state as the variant takes it: one array, or a NormalisedState from any pair (S, z)."""
+    if not isinstance(state, tuple):
+        return state
+    if not options.get("normalize"):
+        raise TypeError(f"{card.name}: {name} is a {type(state).__qualname__}, expected one array (..., H, K, V)")
+    if len(state) != 2 or any(S is None for S in state):
+        raise TypeError(f"{card.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
+                        "expected two arrays (S, z) as a NormalisedState")
+    return NormalisedState(*state)
+
+
+def _parts(name: str, state: Any) -> dict[str, Any]:
+    """The arrays of a state under their names."""
+    if isinstance(state, NormalisedState):
+        return {f"{name}.{n}": S for n, S in state._asdict().items()}
+    return {name: state}
+
+
+def _whole(like: Any, parts: list[Any]) -> Any:
+    """The transpose of _parts."""
+    return NormalisedState(*parts) if isinstance(like, NormalisedState) else parts[0]
 
 
 @functools.cache
@@ -310,7 +350,8 @@ def _tuple_type(names: tuple[str, ...]) -> type:
 def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
     """A named tuple by input name; None for what was not given."""
     card, xp, c = call.card, call.plan.xp, call.variables
-    specs, values = card.specs(call.options), []
+    specs = card.specs(call.options)
+    values: list[Any] = []
     for name in card.arrays:
         x = getattr(c, name)
         if x is None:
@@ -324,8 +365,8 @@ def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
     state = None
     if call.given_state is not None:
         state = card.unpack_state(c, dstate0) if card.unpack_state else dstate0
-        if hasattr(state, "_asdict"):
-            state = type(state)(*(call.library.give_back(S) for S in state))
+        if isinstance(state, NormalisedState):
+            state = NormalisedState(*(call.library.give_back(S) for S in state))
         else:
             state = call.library.give_back(cast(xp, state, call.given_state.dtype))
     return _tuple_type((*card.arrays, "state"))(*values, state)

@@ -13,7 +13,7 @@ from .cores.kinds import Decay, Erase, Readout, Row
 from .cores.matrix_state.inputs import Inputs
 from .ground.namespace import Array
 
-Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+Draw = Callable[["np.random.Generator", tuple[int, ...]], np.ndarray]
 
 
 def _unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -42,7 +42,7 @@ class Given:
     optional: bool = False
 
 
-def same_names(*names: str) -> dict[str, Callable[..., Any]]:
+def same_names(*names: str) -> dict[str, Any]:
     """The change of variables of a variant whose arrays are the core's own: keywords for its Card."""
 
     def to_core(c: Any) -> Inputs:

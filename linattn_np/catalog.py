@@ -1,42 +1,38 @@
-"""The list of variants. A new one is one file in variants/ and one line here."""
+"""The list of variants. A new one is one file in variants/ and one import line here; all else follows from its card.
 
-from __future__ import annotations
+The package exports every public name of this module.
+"""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable as _Callable
+from typing import Any as _Any
 
-from .card import Card
-from .variants.comba import comba
-from .variants.delta_rule import delta_rule
-from .variants.dplr import dplr, rwkv7
-from .variants.gated_delta_rule import gated_delta_rule
-from .variants.gla import gla
-from .variants.iplr import iplr
-from .variants.kda import kda
-from .variants.lightning_attention import lightning_attention
-from .variants.linear_attention import linear_attention
-from .variants.mamba2 import mamba2
-from .variants.retention import retention
-from .variants.rwkv6 import rwkv6
-from .variants.simple_gla import simple_gla
+from .card import Card as Card
+from .cores.kinds import Decay as _Decay
+from .cores.kinds import Erase as _Erase
+from .variants.comba import comba as comba
+from .variants.delta_rule import delta_rule as delta_rule
+from .variants.dplr import dplr as dplr
+from .variants.dplr import rwkv7 as rwkv7
+from .variants.gated_delta_rule import gated_delta_rule as gated_delta_rule
+from .variants.gla import gla as gla
+from .variants.iplr import iplr as iplr
+from .variants.kda import kda as kda
+from .variants.lightning_attention import lightning_attention as lightning_attention
+from .variants.linear_attention import linear_attention as linear_attention
+from .variants.mamba2 import mamba2 as mamba2
+from .variants.retention import retention as retention
+from .variants.rwkv6 import rwkv6 as rwkv6
+from .variants.simple_gla import simple_gla as simple_gla
 
-VARIANTS: tuple[Callable[..., Any], ...] = (
-    linear_attention,
-    retention,
-    lightning_attention,
-    simple_gla,
-    mamba2,
-    gla,
-    rwkv6,
-    delta_rule,
-    gated_delta_rule,
-    comba,
-    kda,
-    rwkv7,
-    dplr,
-    iplr,
+
+def _cell(fn: _Callable[..., _Any]) -> tuple[int, int]:
+    card: Card = fn.card  # type: ignore[attr-defined]
+    return list(_Erase).index(card.erase), list(_Decay).index(card.decay)
+
+
+VARIANTS: tuple[_Callable[..., _Any], ...] = tuple(
+    sorted((f for f in list(globals().values()) if isinstance(getattr(f, "card", None), Card)), key=_cell)
 )
-
 CARDS: tuple[Card, ...] = tuple(f.card for f in VARIANTS)  # type: ignore[attr-defined]
 
 

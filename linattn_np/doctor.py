@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -18,30 +17,9 @@ from .ground.backend import NAMES
 from .testing import check_vjp, relative_error
 from .transforms import explain, vjp
 from .variants.linear_attention import NormalisedState
+from .versions import versions
 
-LIBRARIES = ("numpy", "array-api-compat", "ml-dtypes", "numba", "cupy-cuda12x", "cupy-cuda13x", "torch", "jax", "dask",
-             "array-api-strict")
 FORWARD, GRADIENT = 1e-12, 1e-7  # float64: against the definition, against central differences
-
-
-def versions() -> dict[str, str]:
-    """Versions of this package, of Python, and of every array library that is installed; none is imported."""
-    found = {"linattn_np": _version("linattn_np"), "python": platform.python_version(), "platform": platform.platform()}
-    found |= {name: _version(name) for name in LIBRARIES}
-    return {name: version for name, version in found.items() if version}
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def show_versions() -> None:
-    """Print the versions that a bug report needs."""
-    for name, version in versions().items():
-        sys.stdout.write(f"{name:18s} {version}\n")
 
 
 def devices() -> dict[str, str]:

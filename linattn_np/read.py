@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from .cores.kinds import NormalisedState
 from .cores.matrix_state.inputs import Plan
 from .cores.matrix_state.read import read_fwd, read_vjp
 from .ground import shapes
@@ -32,13 +34,14 @@ def read(q: Any, state: Any, *, scale: float = 1.0, layout: str = "time_first") 
 
 def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., ReadGradients]]:
     q, state, scale, layout = _arguments(*arrays, **keywords)
-    normalised = hasattr(state, "_asdict")
-    library, entered = enter("read", {"q": q, **(state._asdict() if normalised else {"state": state})})
+    normalised = isinstance(state, NormalisedState)
+    parts = {"state.S": state.S, "state.z": state.z} if normalised else {"state": state}
+    library, entered = enter("read", {"q": q, **parts})
     xp, q = library.xp, entered["q"]
+    _check(q, entered, layout)
     if layout == "heads_first":
         q = xp.moveaxis(q, -3, -2)
-    S = xp.concat([entered["S"], entered["z"][..., None]], axis=-1) if normalised else entered["state"]
-    _check(q, S)
+    S = xp.concat([entered["state.S"], entered["state.z"][..., None]], axis=-1) if normalised else entered["state"]
     dtype = compute_dtype(xp, q, S)
     plan = Plan(xp, dtype, float(scale), sequences=(Sequence(None, 0, q.shape[-3]),))
     raw = read_fwd(plan, q, cast(xp, S, dtype))
@@ -48,14 +51,17 @@ def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Ca
         safe = xp.where(den == 0, xp.ones_like(den), den)
         out = xp.where(den == 0, xp.zeros_like(raw[..., :-1]), raw[..., :-1] / safe)
     result = cast(xp, out, q.dtype)
+    shape = _swapped(layout, tuple(result.shape))
     result = library.give_back(xp.moveaxis(result, -3, -2) if layout == "heads_first" else result)
 
     def pullback(dout: Any) -> ReadGradients:
         """Gradients of q and of the state."""
-        _, given = enter("read", {"dout": dout})
-        d = given["dout"]
-        if tuple(d.shape) != tuple(result.shape):
-            raise ValueError(f"read: dout has shape {tuple(d.shape)}, expected {tuple(result.shape)}")
+        if dout is None:
+            raise TypeError("read: dout is None, expected an array")
+        d = enter("read", {"dout": dout}, library)[1]["dout"]
+        shapes.check_dtype("read", "dout", d)
+        if tuple(d.shape) != shape:
+            raise ValueError(f"read: dout has shape {tuple(d.shape)}, expected {shape}")
         d = cast(xp, xp.moveaxis(d, -3, -2) if layout == "heads_first" else d, dtype)
         if normalised:
             d = xp.where(den == 0, xp.zeros_like(d), d / safe)
@@ -64,7 +70,7 @@ def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Ca
         dq = cast(xp, dq, q.dtype)
         dq = library.give_back(xp.moveaxis(dq, -3, -2) if layout == "heads_first" else dq)
         if normalised:
-            return ReadGradients(dq, type(state)(library.give_back(dS[..., :-1]), library.give_back(dS[..., -1])))
+            return ReadGradients(dq, NormalisedState(library.give_back(dS[..., :-1]), library.give_back(dS[..., -1])))
         return ReadGradients(dq, library.give_back(cast(xp, dS, entered["state"].dtype)))
 
     return result, pullback
@@ -73,17 +79,38 @@ def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Ca
 read.vjp = _read  # type: ignore[attr-defined]
 
 
-def _arguments(q: Any, state: Any, scale: Any = 1.0, layout: str = "time_first") -> tuple[Any, Any, Any, str]:
+def _swapped(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape (..., T, H, V) in the caller's layout."""
+    *batch, T, H, V = shape
+    return (*batch, H, T, V) if layout == "heads_first" else shape
+
+
+def _arguments(
+    q: Any = None, state: Any = None, scale: Any = 1.0, layout: str = "time_first", **unknown: Any
+) -> tuple[Any, ...]:
+    if unknown:
+        raise TypeError(f"read: unknown option {next(iter(unknown))!r}, expected one of scale, layout")
     if q is None or state is None:
         raise TypeError(f"read: {'q' if q is None else 'state'} is None, expected an array")
     if layout not in ("time_first", "heads_first"):
         raise ValueError(f"read: layout is {layout!r}, expected 'time_first' or 'heads_first'")
+    if scale is not None and (not isinstance(scale, numbers.Real) or isinstance(scale, bool)):
+        raise TypeError(f"read: scale is {scale!r}, expected None or a real number")
+    if isinstance(state, tuple):
+        if len(state) != 2 or any(S is None for S in state):
+            raise TypeError(f"read: state is a {type(state).__qualname__} of {len(state)}, "
+                            "expected an array or two arrays (S, z) as a NormalisedState")
+        state = NormalisedState(*state)
     return q, state, 1.0 if scale is None else scale, layout
 
 
-def _check(q: Array, S: Array) -> None:
+def _check(q: Array, given: dict[str, Array], layout: str) -> None:
+    name = "state" if "state" in given else "state.S"
+    S, z = given[name], given.get("state.z")
     if S.ndim < 3:
-        raise ValueError(f"read: state has shape {tuple(S.shape)}, expected (..., H, K, V)")
+        raise ValueError(f"read: {name} has shape {tuple(S.shape)}, expected (..., H, K, V)")
     sizes = shapes.Sizes(batch=tuple(S.shape[:-3]), letters=dict(zip("HKV", map(int, S.shape[-3:]), strict=True)))
-    shapes.check_one("read", "q", q, "T Hq K", sizes)
-    shapes.check_state("read", S, sizes)
+    shapes.check_one("read", "q", q, "Hq T K" if layout == "heads_first" else "T Hq K", sizes)
+    shapes.check_state("read", S, sizes, name=name)
+    if z is not None:
+        shapes.check_state("read", z, sizes, "H K", "state.z")

@@ -45,10 +45,12 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     """
     card = _card("influence_matrix", fn)
     for name in ("state", "return_state", "overwrite_state"):
-        if options.get(name):
+        if options.get(name) is not None and options[name] is not False:
             raise ValueError(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")
     call = prepare(card, arrays, options)
     xp, c, specs = call.plan.xp, call.variables, card.specs(call.options)
+    if call.inputs.q is None:
+        raise TypeError(f"influence_matrix: {card.query} is None, expected an array: A is what the queries read")
     given = {n: getattr(c, n) for n in card.arrays if getattr(c, n) is not None}
     given |= {n: call.options[option] for n, (option, _) in card.named.items() if n not in given}
     v = given[card.value]
@@ -134,6 +136,8 @@ def _form(call: Prepared, backend: str) -> tuple[str, int | None]:
     if backend == "reference":
         return "recurrent form", None
     T = call.variables.sizes.T
+    if backend == "numba":
+        return "chunk form", min(call.plan.chunk_size or matrix_state.COMPILED_CHUNK, max(T, 1))
     C = min(chunks.chunk_length(call.plan, T), max(T, 1))
     return ("parallel form in tiles" if chunks.is_parallel(call.plan, T) else "chunk form"), C
 

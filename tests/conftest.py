@@ -1,20 +1,71 @@
-"""GPU tests are skipped where CuPy sees no device."""
+"""Array libraries, as fixtures: how to bring NumPy arrays in, and how to see what came out."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import pytest
 
 
-def _cupy():
-    try:
-        import cupy
-    except Exception:
-        return None
-    return cupy if cupy.is_available() else None
+@dataclass(frozen=True)
+class Backend:
+    """A library under test: `bring` takes a NumPy array in, `see` makes any result a NumPy array again."""
+
+    name: str
+    bring: Callable[[np.ndarray], Any]
+    see: Callable[[Any], np.ndarray]
+    kind: type
+    dtypes: tuple[str, ...] = ("float32", "float64")
+    quick: bool = True  # False where a small operation takes a millisecond or more
+
+    def device(self, x: Any) -> Any:
+        return getattr(x, "device", None)
 
 
-def pytest_collection_modifyitems(items):
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu and _cupy() is None:
-        for item in gpu:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device that CuPy can use"))
+def _read_only(x: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+def _numpy() -> Backend:
+    return Backend("numpy", lambda x: x, lambda x: x, np.ndarray)
+
+
+def _frozen() -> Backend:
+    return Backend("numpy, read-only", _read_only, lambda x: x, np.ndarray)
+
+
+def _strict() -> Backend:
+    import array_api_strict
+
+    kind = type(array_api_strict.asarray(0))
+    return Backend("array-api-strict", array_api_strict.asarray, np.from_dlpack, kind)
+
+
+def _torch() -> Backend:
+    torch = pytest.importorskip("torch")
+    return Backend("torch", lambda x: torch.from_numpy(np.ascontiguousarray(x)), lambda x: x.numpy(), torch.Tensor)
+
+
+def _jax() -> Backend:
+    jnp = pytest.importorskip("jax.numpy")
+    return Backend("jax", jnp.asarray, np.asarray, importlib.import_module("jax").Array, ("float32",), quick=False)
+
+
+def _dask() -> Backend:
+    da = pytest.importorskip("dask.array")
+    return Backend("dask", da.from_array, lambda x: x.compute(), da.Array, quick=False)
+
+
+BACKENDS = {"numpy": _numpy, "numpy, read-only": _frozen, "array-api-strict": _strict, "torch": _torch, "jax": _jax,
+            "dask": _dask}
+
+
+@pytest.fixture(params=BACKENDS)
+def library(request) -> Backend:
+    return BACKENDS[request.param]()

@@ -17,7 +17,7 @@ of its own terms: g_t collects every product whose path from j to i crosses t. d
 
 from __future__ import annotations
 
-from ..ground.namespace import Array, Namespace, cast, device, lower_ones, sum_dtype
+from ..ground.namespace import Array, Namespace, cast, device, keep_lower, lower_ones, sum_dtype
 from .kinds import Row
 
 GATE_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it means the same as -inf
@@ -37,10 +37,7 @@ class NoDecay:
         self.xp = xp
 
     def gram(self, x: Array, y: Array, row: Row) -> Array:
-        return self._mask(x @ self.xp.matrix_transpose(y), row)
-
-    def _mask(self, P: Array, row: Row) -> Array:
-        return P * lower_ones(self.xp, P.shape[-1], P.dtype, device(P), strict=row.strict)
+        return keep_lower(self.xp, x @ self.xp.matrix_transpose(y), row.strict)
 
     def rows(self, P: Array, y: Array, row: Row) -> Array:
         return P @ y
@@ -50,7 +47,7 @@ class NoDecay:
 
     def gram_vjp(self, P: Array, x: Array, y: Array, row: Row) -> tuple[Array, Array, Array | None]:
         """(dx, dy, dg) for the cotangent P of gram(x, y, row)."""
-        P = self._mask(P, row)
+        P = keep_lower(self.xp, P, row.strict)
         return P @ y, self.xp.matrix_transpose(P) @ x, None
 
     def from_start(self, x: Array, row: Row) -> Array:
@@ -114,16 +111,16 @@ class ScalarDecay(NoDecay):
         """e^{s(j, i)}, 0 above the diagonal: (..., C, C)."""
         xp = self.xp
         if row is Row.DECAYED:
-            return self._mask(self.table(Row.AFTER), row)
+            return keep_lower(xp, self.table(Row.AFTER), strict=True)
         if row is Row.BEFORE:
             return down(xp, self.table(Row.AFTER))
         terms = self.g * lower_ones(xp, self.g.shape[-2], self.g.dtype, device(self.g), strict=True)  # g_l where l > j
-        return self._mask(self._exp(xp.cumulative_sum(terms, axis=-2)), row)
+        return keep_lower(xp, self._exp(xp.cumulative_sum(terms, axis=-2)))
 
     # the four functions and their transposes
 
     def gram(self, x: Array, y: Array, row: Row) -> Array:
-        return (x @ self.xp.matrix_transpose(y)) * self.table(row)
+        return keep_lower(self.xp, x @ self.xp.matrix_transpose(y), row.strict) * self.table(row)
 
     def rows(self, P: Array, y: Array, row: Row) -> Array:
         return (P * self.table(row)) @ y
@@ -132,8 +129,8 @@ class ScalarDecay(NoDecay):
         return self.xp.matrix_transpose(P * self.table(row)) @ x
 
     def gram_vjp(self, P: Array, x: Array, y: Array, row: Row) -> tuple[Array, Array, Array | None]:
-        PE = P * self.table(row)
-        W = PE * (x @ self.xp.matrix_transpose(y))
+        PE = keep_lower(self.xp, P, row.strict) * self.table(row)
+        W = PE * keep_lower(self.xp, x @ self.xp.matrix_transpose(y), row.strict)
         dg = crossing(self.xp, up(self.xp, W) if row is Row.BEFORE else W)
         return PE @ y, self.xp.matrix_transpose(PE) @ x, dg
 
@@ -175,7 +172,7 @@ class VectorDecay(ScalarDecay):
     """One log decay a token and channel: g (..., C, K).
 
     The chunk is halved, and halved again, down to single tokens. A pair (i, j) of two neighbouring halves of h tokens
-    meets at the first row of i's half: x_i e^{s(that row, i)} times y_j e^{s(j, that row)}, two factors <= 1, so that
+    meets at the boundary between them: x_i e^{s(boundary, i)} times y_j e^{s(j, boundary)}, two factors <= 1, so that
     the pairs of two halves are one product. C is padded to a power of two by tokens that are zero.
     """
 
@@ -210,14 +207,14 @@ class VectorDecay(ScalarDecay):
         for h in reversed(self._levels()):
             blocks.append(X[..., h:, :h])
             X = xp.stack([X[..., :h, :h], X[..., h:, h:]], axis=-3)
-            X = xp.reshape(X, (*X.shape[:-4], -1, h, h))
+            X = xp.reshape(X, (*X.shape[:-4], self.padded // h, h, h))
         return blocks[::-1]
 
     def _pairs(self, row: Row) -> Array:
         raise AssertionError("pairs of a vector decay exist channel by channel only")
 
     def _ladder(self) -> list[tuple[Array, Array, Array]]:
-        """For spans of 1, 2, 4, ... C tokens, (..., spans, h, K): s(first row, i), the same to i - 1, s(j, last row).
+        """For spans of 1, 2, 4, ... C tokens, (..., spans, h, K): s(start, i), s(start, i - 1) and s(j, end) of a span.
 
         Each level adds to the one below it what the neighbouring half has in all.
         """
@@ -240,7 +237,7 @@ class VectorDecay(ScalarDecay):
         return {"start": to, "start before": upto, "end": rest}[name] if name != "all" else to[..., -1:, :]
 
     def head(self, h: int, row: Row) -> Array:
-        """e^{s(first row of the half, i)} of the second halves, to i - 1 if BEFORE."""
+        """e^{s(boundary, i)} of the second halves, to i - 1 if BEFORE."""
         name = ("head", h, row is Row.BEFORE)
         if name not in self.tables:
             sums = self._ladder()[h.bit_length() - 1][1 if row is Row.BEFORE else 0]
@@ -248,7 +245,7 @@ class VectorDecay(ScalarDecay):
         return self.tables[name]
 
     def reach(self, h: int) -> Array:
-        """e^{s(j, first row of the next half)} of the first halves."""
+        """e^{s(j, boundary)} of the first halves."""
         name = ("reach", h)
         if name not in self.tables:
             self.tables[name] = self._exp(self._ladder()[h.bit_length() - 1][2][..., 0::2, :, :])
@@ -301,7 +298,7 @@ class _Crossed:
 
     def __init__(self, D: VectorDecay, row: Row):
         self.D, self.inclusive = D, row is not Row.BEFORE
-        self.whole: Array | float = 0.0  # (..., spans, 1, K): known for every token of a span
+        self.whole: Array = 0.0  # (..., spans, 1, K): known for every token of a span
         self.readers: Array | None = None  # products still to be summed over i >= t (or i > t) of their span
         self.writers: Array | None = None  # over j < t
 
@@ -316,7 +313,7 @@ class _Crossed:
         later = xp.sum(D._halves(self.readers, h)[1], axis=-2, keepdims=True)
         earlier = xp.sum(D._halves(self.writers, h)[0], axis=-2, keepdims=True)
         both = xp.stack([self.whole + later, self.whole + earlier], axis=-3)
-        self.whole = xp.reshape(both, (*both.shape[:-4], -1, 1, both.shape[-1]))
+        self.whole = xp.reshape(both, (*both.shape[:-4], D.padded // h, 1, both.shape[-1]))
         self.readers = self.readers + D._spans(None, readers, whole=True)
         self.writers = self.writers + D._spans(writers, None, whole=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any, NamedTuple
 
 
 class Decay(Enum):
@@ -38,3 +39,10 @@ class Row(Enum):
     @property
     def strict(self) -> bool:
         return self is not Row.AFTER
+
+
+class NormalisedState(NamedTuple):
+    """State of a NORMALISED read-out: S (..., H, K, V) and z (..., H, K), the sum of the keys."""
+
+    S: Any
+    z: Any

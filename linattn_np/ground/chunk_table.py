@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class Sequence(NamedTuple):
-    """Tokens start..stop of the packed row; `index` is the row of the state, None where the batch is not ragged."""
+    """Tokens start..stop of the packed row; `row` is the row of the state, None where the batch is not ragged."""
 
-    index: int | None
+    row: int | None
     start: int
     stop: int
 

@@ -16,6 +16,7 @@ Namespace = Any
 STORAGE = ("float16", "bfloat16", "float32", "float64")
 device = compat.device  # the device an array lies on
 CPU, CUDA = 1, 2  # DLPack device types
+NUMPY: Namespace = compat.array_namespace(np.empty(0))
 
 
 class Library(NamedTuple):
@@ -24,41 +25,49 @@ class Library(NamedTuple):
     xp: Namespace
     device: Any
     give_back: Callable[[Array], Array]
+    name: str
+    anchor: str  # the array that it was recognised by
 
 
 def dtype_name(x: Array) -> str:
     """Name of the dtype in every library: 'float32', 'bfloat16', ..."""
-    return str(x.dtype).rsplit(".", 1)[-1]
+    return _name(x.dtype)
 
 
-def enter(fn: str, arrays: Mapping[str, Array]) -> tuple[Library, dict[str, Array]]:
+@functools.lru_cache(maxsize=128, typed=True)  # typed: dtypes of two libraries are never compared
+def _name(dtype: Any) -> str:
+    return str(dtype).rsplit(".", 1)[-1]
+
+
+def enter(
+    fn: str, arrays: Mapping[str, Array], beside: Library | None = None
+) -> tuple[Library, dict[str, Array]]:
     """The library that all `arrays` share, and the arrays ready for it (None stays None).
 
+    beside: the library of the call that the arrays belong to, if they come later.
     Raises TypeError for what is not an array, for masked arrays and matrices, and for two libraries or devices.
     """
     given = {name: x for name, x in arrays.items() if x is not None}
-    if all(type(x) is np.ndarray for x in given.values()):
-        xp = compat.array_namespace(np.empty(0))
-        return Library(xp, "cpu", _same), {n: None if x is None else _native(x) for n, x in arrays.items()}
-    first: tuple[str, Namespace, Any, Callable[[Array], Array]] | None = None
+    first = beside
+    if all(type(x) is np.ndarray for x in given.values()) and (first is None or first.name == "numpy"):
+        first = first or Library(NUMPY, "cpu", _same, "numpy", next(iter(given), ""))
+        return first, {n: None if x is None else _native(x) for n, x in arrays.items()}
     entered: dict[str, Array] = dict(arrays)
     for name, x in given.items():
-        x, xp, device, give_back = _recognise(fn, name, x)
-        if first is None:
-            first = name, xp, device, give_back
-        elif xp is not first[1]:
-            raise TypeError(f"{fn}: {name} is a {_short(xp)} array and {first[0]} a {_short(first[1])} array, "
+        entered[name], own = _recognise(fn, name, x)
+        first = first or own
+        if own.name != first.name:
+            raise TypeError(f"{fn}: {name} is an array of {own.name} and {first.anchor} of {first.name}, "
                             "expected all arrays in one library")
-        elif device != first[2] and device is not None and first[2] is not None:
-            raise TypeError(f"{fn}: {name} is on device {device} and {first[0]} on {first[2]}, "
+        if own.device != first.device and own.device is not None and first.device is not None:
+            raise TypeError(f"{fn}: {name} is on device {own.device} and {first.anchor} on {first.device}, "
                             "expected all arrays on one device")
-        entered[name] = x
     if first is None:
         raise TypeError(f"{fn}: no array was given")
-    return Library(first[1], first[2], first[3]), entered
+    return first, entered
 
 
-def _recognise(fn: str, name: str, x: Any) -> tuple[Array, Namespace, Any, Callable[[Array], Array]]:
+def _recognise(fn: str, name: str, x: Any) -> tuple[Array, Library]:
     if isinstance(x, np.ma.MaskedArray | np.matrix):
         raise TypeError(f"{fn}: {name} is a {type(x).__module__}.{type(x).__qualname__}, expected a plain array")
     try:
@@ -66,11 +75,11 @@ def _recognise(fn: str, name: str, x: Any) -> tuple[Array, Namespace, Any, Calla
     except TypeError:
         return _through_dlpack(fn, name, x)
     if isinstance(x, np.ndarray | np.generic):
-        return _native(np.asarray(x)), xp, "cpu", _same
-    return x, xp, compat.device(x), _same
+        return _native(np.asarray(x)), Library(xp, "cpu", _same, "numpy", name)
+    return x, Library(xp, compat.device(x), _same, _short(xp), name)
 
 
-def _through_dlpack(fn: str, name: str, x: Any) -> tuple[Array, Namespace, Any, Callable[[Array], Array]]:
+def _through_dlpack(fn: str, name: str, x: Any) -> tuple[Array, Library]:
     """An array of an unknown library, seen as NumPy (CPU) or CuPy (CUDA) without a copy where strides allow."""
     if not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
         raise TypeError(f"{fn}: {name} is a {type(x).__qualname__}, expected an array "
@@ -84,7 +93,8 @@ def _through_dlpack(fn: str, name: str, x: Any) -> tuple[Array, Namespace, Any, 
         seen = cupy.from_dlpack(x)
     else:
         raise TypeError(f"{fn}: {name} lies on DLPack device type {kind}, expected CPU ({CPU}) or CUDA ({CUDA})")
-    return seen, compat.array_namespace(seen), compat.device(seen), _importer(type(x))
+    owner = type(x).__module__.split(".")[0]
+    return seen, Library(compat.array_namespace(seen), compat.device(seen), _importer(type(x)), owner, name)
 
 
 def _importer(kind: type) -> Callable[[Array], Array]:
@@ -109,6 +119,13 @@ def _native(x: np.ndarray) -> np.ndarray:
 
 def _short(xp: Namespace) -> str:
     return xp.__name__.removeprefix("array_api_compat.").split(".")[0]
+
+
+def swap(xp: Namespace, x: Array, axis: int) -> Array:
+    """x with `axis` and the next one exchanged; a view."""
+    order = list(range(x.ndim))
+    order[axis], order[axis + 1] = order[axis + 1], order[axis]
+    return xp.permute_dims(x, tuple(order))
 
 
 def is_mutable(xp: Namespace) -> bool:
@@ -145,9 +162,16 @@ def lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool = Fal
     return make(xp, n, dtype, where, strict)
 
 
+def keep_lower(xp: Namespace, P: Array, strict: bool = False) -> Array:
+    """P (..., n, n) with zeros above the diagonal, whatever stood there; `strict` clears the diagonal too."""
+    mask = lower_ones(xp, P.shape[-1], xp.bool, device(P), strict)
+    return xp.where(mask, P, xp.asarray(0, dtype=P.dtype, device=device(P)))
+
+
 @functools.lru_cache(maxsize=64)
 def _lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool) -> Array:
-    return xp.tril(xp.ones((n, n), dtype=dtype, device=where), k=-1 if strict else 0)
+    rows, columns = xp.arange(n, device=where)[:, None], xp.arange(n, device=where)[None, :]
+    return xp.astype(rows > columns if strict else rows >= columns, dtype, copy=False)
 
 
 def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:

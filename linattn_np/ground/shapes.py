@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from .namespace import STORAGE, Array, dtype_name
@@ -31,7 +32,15 @@ class Sizes:
 
 
 def has_time(spec: str) -> bool:
-    return spec.split()[0] in ("T", "Tq")
+    return not {"T", "Tq"}.isdisjoint(spec.split())
+
+
+def heads_first(spec: str) -> str:
+    """The spec with its token axis behind its head axis."""
+    if not has_time(spec):
+        return spec
+    time, head, *rest = spec.split()
+    return " ".join((head, time, *rest))
 
 
 def check_arrays(fn: str, arrays: Mapping[str, Array | None], specs: Mapping[str, str], value: str) -> Sizes:
@@ -41,7 +50,7 @@ def check_arrays(fn: str, arrays: Mapping[str, Array | None], specs: Mapping[str
     """
     for name, x in arrays.items():
         if x is not None:
-            _check_dtype(fn, name, x)
+            check_dtype(fn, name, x)
     anchor = arrays[value]
     if anchor is None:
         raise TypeError(f"{fn}: {value} is None, expected an array")
@@ -59,14 +68,15 @@ def check_arrays(fn: str, arrays: Mapping[str, Array | None], specs: Mapping[str
     return sizes
 
 
-def _check_dtype(fn: str, name: str, x: Array) -> None:
+def check_dtype(fn: str, name: str, x: Array) -> None:
+    """Raise TypeError unless x holds numbers that are computed with here."""
     if dtype_name(x) not in STORAGE:
         raise TypeError(f"{fn}: {name} has dtype {dtype_name(x)}, expected one of {', '.join(STORAGE)}")
 
 
 def check_one(fn: str, name: str, x: Array, spec: str, sizes: Sizes) -> None:
     """Check one array against sizes that are known already."""
-    _check_dtype(fn, name, x)
+    check_dtype(fn, name, x)
     _bind(fn, name, x, spec, sizes)
     _check_heads(fn, sizes)
 
@@ -140,13 +150,17 @@ def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
         raise TypeError(f"{fn}: cu_seqlens has dtype {kind}, expected integers")
     if getattr(cu_seqlens, "ndim", 1) != 1:
         raise ValueError(f"{fn}: cu_seqlens has shape {tuple(cu_seqlens.shape)}, expected (N + 1,)")
-    values = cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else list(cu_seqlens)
-    if not all(isinstance(n, int) and not isinstance(n, bool) for n in values):
+    values = cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens
+    whole = isinstance(values, list | tuple) and all(isinstance(n, Integral) for n in values)
+    if not whole or any(isinstance(n, bool) for n in values):
         raise TypeError(f"{fn}: cu_seqlens is {values!r}, expected integers")
+    values = [int(n) for n in values]
     if any(n != 1 for n in sizes.batch):
         raise ValueError(f"{fn}: cu_seqlens needs one packed batch row, got batch axes {sizes.batch}")
-    if len(values) < 1 or values[0] != 0:
-        raise ValueError(f"{fn}: cu_seqlens starts at {values[0] if values else 'nothing'}, expected 0")
+    if len(values) < 2:
+        raise ValueError(f"{fn}: cu_seqlens is {values!r}, expected at least two offsets: 0 and T = {T}")
+    if values[0] != 0:
+        raise ValueError(f"{fn}: cu_seqlens starts at {values[0]}, expected 0")
     for n, (a, b) in enumerate(itertools.pairwise(values)):
         if b < a:
             raise ValueError(f"{fn}: cu_seqlens decreases from {a} to {b} at {n + 1}, expected offsets in order")

@@ -6,7 +6,7 @@ blocks are substituted one after the other. No power of N is ever formed: on equ
 
 from __future__ import annotations
 
-from ..ground.namespace import Array, Namespace, device, lower_ones
+from ..ground.namespace import Array, Namespace, device, keep_lower
 
 BLOCK = 16
 
@@ -19,8 +19,7 @@ def solve_unit_lower(xp: Namespace, N: Array, R: Array) -> Array:
 def solve_unit_lower_vjp(xp: Namespace, N: Array, X: Array, dX: Array) -> tuple[Array, Array]:
     """(dN, dR): dR solves the transposed system, (I + N)^T dR = dX, and dN = -tril(dR X^T, -1)."""
     dR = _substitute(xp, N, dX, transposed=True)
-    outer = dR @ xp.matrix_transpose(X)
-    return -outer * lower_ones(xp, N.shape[-1], N.dtype, device(N), strict=True), dR
+    return -keep_lower(xp, dR @ xp.matrix_transpose(X), strict=True), dR
 
 
 def _substitute(xp: Namespace, N: Array, R: Array, transposed: bool) -> Array:
@@ -45,7 +44,8 @@ def _substitute(xp: Namespace, N: Array, R: Array, transposed: bool) -> Array:
 def _diagonal_inverses(xp: Namespace, N: Array) -> Array:
     """(I + N)^{-1} of every diagonal block of 16, the last one padded by zeros: (..., blocks, 16, 16)."""
     C = N.shape[-1]
-    blocks = xp.stack([_padded(xp, N[..., s : s + BLOCK, s : s + BLOCK]) for s in range(0, C, BLOCK)], axis=-3)
+    spans = [slice(s, min(s + BLOCK, C)) for s in range(0, C, BLOCK)]
+    blocks = xp.stack([_padded(xp, N[..., span, span]) for span in spans], axis=-3)
     inverse = xp.ones((*blocks.shape[:-2], BLOCK, 1, 1), dtype=N.dtype, device=device(N))
     size = 1
     while size < BLOCK:  # [A 0; B D]^{-1} = [A' 0; -D' B A' D']

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any, Unpack
 
 import numpy as np
@@ -61,8 +62,16 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
     if rule not in RULES:
         raise ValueError(f"{fn}: slopes is {rule!r}, expected an array (H,), None or one of "
                          f"{', '.join(map(repr, RULES))}")
-    if not (isinstance(layer, int) and isinstance(layers, int) and 0 <= layer < layers):
+    whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in (layer, layers))
+    if not (whole and 0 <= layer < layers):
         raise ValueError(f"{fn}: layer is {layer!r} of num_layers {layers!r}, expected 0 <= layer < num_layers")
+
+
+class LightningOptions(Options, total=False):
+    """The common options, and which layer of how many the published slopes are for."""
+
+    layer: int
+    num_layers: int
 
 
 CARD = Card(
@@ -87,7 +96,7 @@ CARD = Card(
 
 
 @public(CARD)
-def lightning_attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: Unpack[Options]) -> Any:
+def lightning_attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: Unpack[LightningOptions]) -> Any:
     """Lightning attention: linear attention with one published slope a head (TransNormerLLM, MiniMax-01).
 
         S_t = e^{-slope} S_{t-1} + k_t^T v_t

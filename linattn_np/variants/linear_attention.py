@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Unpack
+import math
+import numbers
+from typing import Any, Unpack
 
 from ..call import Options, public
 from ..card import Card, Given
-from ..cores.kinds import Readout
+from ..cores.kinds import NormalisedState, Readout
 from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array, cast, device
 from ..ground.shapes import check_state
 from ..pieces.feature_maps import feature_map_pair
-
-
-class NormalisedState(NamedTuple):
-    """State of normalised linear attention: S (..., H, K, V) and z (..., H, K), the sum of the mapped keys."""
-
-    S: Any
-    z: Any
 
 
 def _maps(c: Any) -> Any:
@@ -31,8 +26,20 @@ def to_core(c: Any) -> Inputs:
     if c.options["normalize"]:
         v = cast(xp, v, c.dtype)
         v = xp.concat([v, xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))], axis=-1)
-    q = None if c.q is None else map_q[0](cast(xp, c.q, c.dtype))
-    return Inputs(q, map_k[0](cast(xp, c.k, c.dtype)), v)
+    k = _mapped(c, "k", map_k)
+    q = None if c.q is None else _mapped(c, "q", map_q)
+    if q is not None and q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"{c.name}: feature_map makes q {q.shape[-1]} and k {k.shape[-1]} wide, expected one width")
+    return Inputs(q, k, v)
+
+
+def _mapped(c: Any, name: str, feature_map: Any) -> Array:
+    x = getattr(c, name)
+    y = feature_map[0](cast(c.xp, x, c.dtype))
+    if tuple(y.shape[:-1]) != tuple(x.shape[:-1]):
+        raise ValueError(f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "
+                         "expected all axes but the last to stay")
+    return y
 
 
 def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
@@ -73,7 +80,7 @@ def pack_state(c: Any, state: Any) -> Array | None:
     if not c.options["normalize"]:
         _check(c, state)
         return state
-    if not hasattr(state, "_asdict"):
+    if not isinstance(state, NormalisedState):
         raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, z) as a NormalisedState "
                         "with normalize=True")
     _check(c, state.S, "state.S")
@@ -94,8 +101,18 @@ def unpack_state(c: Any, S: Array) -> Any:
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
     feature_map_pair(fn, options["feature_map"])
-    if not isinstance(options["eps"], int | float):
-        raise TypeError(f"{fn}: eps is {options['eps']!r}, expected a real number")
+    eps = options["eps"]
+    if not isinstance(eps, numbers.Real) or isinstance(eps, bool) or not 0 <= float(eps) < math.inf:
+        raise ValueError(f"{fn}: eps is {eps!r}, expected a finite number >= 0")
+
+
+class LinearAttentionOptions(Options, total=False):
+    """The common options, and: see the function's docstring."""
+
+    feature_map: Any
+    normalize: bool
+    causal: bool
+    eps: float
 
 
 CARD = Card(
@@ -129,11 +146,11 @@ CARD = Card(
 
 
 @public(CARD)
-def linear_attention(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> Any:
+def linear_attention(q: Any, k: Any, v: Any, **options: Unpack[LinearAttentionOptions]) -> Any:
     """Linear attention: softmax attention's similarity replaced by an inner product of feature maps.
 
         S_t = S_{t-1} + phi(k_t)^T v_t          z_t = z_{t-1} + phi(k_t)
-        out_t = scale phi(q_t) S_t              normalize=True: phi(q_t) S_t / (phi(q_t) z_t^T + eps)
+        out_t = scale phi(q_t) S_t              normalize=True: the same / (scale phi(q_t) z_t^T + eps)
 
     q      (..., T, Hq, K)   queries; causal=False: (..., Tq, Hq, K), every query sees every key
     k      (..., T, Hk, K)   keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, Unpack
 
 from ..call import Options, public
@@ -26,6 +27,8 @@ def _steps(c: Any) -> tuple[Array, Array, Array]:
 
 def to_core(c: Any) -> Inputs:
     """q = C, k = B, v = dt x, g = dt A."""
+    if c.C is not None and c.sizes.Hq > c.sizes.H:
+        raise ValueError(f"{c.name}: C has Hq = {c.sizes.Hq} heads and x H = {c.sizes.H}, expected Hq to divide H")
     xp, (_, _, dt) = c.xp, _steps(c)
     g = dt * cast(xp, c.A, c.dtype)
     return Inputs(c.C, c.B, dt[..., None] * cast(xp, c.x, c.dtype), g[..., None])
@@ -82,8 +85,16 @@ def _skipped(c: Any, out: Array) -> Array:
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
     limit = options["dt_limit"]
-    if not (isinstance(limit, tuple | list) and len(limit) == 2 and float(limit[0]) <= float(limit[1])):
+    pair = isinstance(limit, tuple | list) and len(limit) == 2 and all(isinstance(x, Real) for x in limit)
+    if not (pair and limit[0] <= limit[1]):
         raise ValueError(f"{fn}: dt_limit is {limit!r}, expected (low, high) with low <= high")
+
+
+class Mamba2Options(Options, total=False):
+    """The common options, and what dt goes through."""
+
+    dt_softplus: bool
+    dt_limit: tuple[float, float]
 
 
 CARD = Card(
@@ -119,7 +130,7 @@ CARD = Card(
 @public(CARD)
 def mamba2(
     x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any = None, z: Any = None, dt_bias: Any = None,
-    **options: Unpack[Options],
+    **options: Unpack[Mamba2Options],
 ) -> Any:
     """Mamba-2 (SSD): a scalar decay and a value scale driven by one step size.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import array_api_compat as compat
 
@@ -14,7 +15,8 @@ from . import chunks, recurrence
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
-FEW_TOKENS = 4  # up to here the recurrent form does less than the set-up of a chunk
+COMPILED_CHUNK = 32  # tokens of a chunk of the compiled loops where the caller leaves it open
+LONGEST_CHUNK = 128  # tokens that they hold at once
 
 
 class Call(NamedTuple):
@@ -40,17 +42,21 @@ def _numba_refuses(call: Call) -> str | None:
         return "it takes NumPy arrays"
     if plan.dtype not in (plan.xp.float32, plan.xp.float64):
         return "it computes in float32 and float64"
-    if plan.chunk_size in (1, "parallel"):
-        return "it has the chunk form only"
+    C = plan.chunk_size
+    if C == "parallel" or (C is not None and not 1 < C <= LONGEST_CHUNK):
+        return f"it has the chunk form only, in chunks of 2 to {LONGEST_CHUNK}"
     if x.gv is not None:
         return "it does not cover a decay on the value axis"
     if x.u is not None and x.erase is not Erase.NONE:
         return "it does not cover a bonus with an erase"
-    if 0 in x.k.shape[-1:] + x.v.shape[-2:]:
-        return "there is nothing to compute"
     if any(y is not None and y.shape[-2] > x.v.shape[-2] for y in (x.k, x.g, x.r, x.beta, x.a, x.b)):
         return "it does not cover fewer value heads than keys or gates"
-    return None if find_spec("numba") else "Numba is not installed"
+    return None if _has_numba() else "Numba is not installed"
+
+
+@functools.cache
+def _has_numba() -> bool:
+    return find_spec("numba") is not None
 
 
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
@@ -60,8 +66,7 @@ NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _nu
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
     """The backend of a call. chunk_size=1 asks for the recurrent form; a few tokens take it by themselves."""
-    tokens = x.v.shape[-3]
-    recurrent = plan.chunk_size == 1 or (plan.chunk_size is None and tokens <= FEW_TOKENS)
+    recurrent = plan.chunk_size == 1 or all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
     order = [NUMBA, REFERENCE, CHUNKS] if recurrent else [NUMBA, CHUNKS, REFERENCE]
     return backends.choose(fn, wanted, order, Call(x, plan))
 
@@ -69,7 +74,7 @@ def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choic
 class Kept(NamedTuple):
     """What backward needs: the backend, what it saved, and the final state where all queries read it."""
 
-    module: object
+    module: Any
     saved: Saved
     q: Array | None = None
     state: Array | None = None
@@ -80,6 +85,8 @@ def forward(
 ) -> tuple[Array | None, Array, Kept]:
     """(out, final state, kept)."""
     module = choose(fn, x, plan, wanted).backend.module
+    if wanted == "chunks" and plan.chunk_size is None:  # asked for, however few the tokens
+        plan = plan._replace(chunk_size=chunks.DEFAULT_CHUNK)
     if plan.causal or x.q is None:
         out, end, saved = module.forward(x, plan, state)
         return out, end, Kept(module, saved)

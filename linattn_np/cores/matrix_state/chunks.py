@@ -1,7 +1,8 @@
 """The chunk form in array-API calls: NumPy, CuPy, PyTorch, JAX, array-api-strict, dask.
 
 Here sequences are cut out and results are put together; running.py, scan.py and parallel.py are three ways to bring
-the state to a chunk, and one_chunk.py is what a chunk does with it.
+the state to a chunk, and one_chunk.py is what a chunk does with it. A form is chosen by the length of its own sequence:
+the same sequence gives the same bits alone and among others.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from typing import Any
 
 from ...ground.chunk_table import chunks
 from ...ground.namespace import Array, cast, device, sum_to
-from . import parallel, running, scan
-from .heads import TokenBuffer, groups, join_state, split, split_all, split_state
+from . import parallel, recurrence, running, scan
+from .heads import TokenBuffer, gather_states, groups, initial_state, split, split_all
 from .inputs import Inputs, Plan, Saved
 
 DEFAULT_CHUNK = 64
+FEW_TOKENS = 4  # up to here the recurrence does less than the set-up of a chunk
 
 
 def chunk_length(plan: Plan, T: int) -> int:
     """C; the parallel form goes in tiles of the default length."""
-    whole = isinstance(plan.chunk_size, int) and not is_parallel(plan, T)
-    return plan.chunk_size if whole else DEFAULT_CHUNK
+    C = plan.chunk_size
+    return C if isinstance(C, int) and not is_parallel(plan, T) else DEFAULT_CHUNK
 
 
 def is_parallel(plan: Plan, T: int) -> bool:
@@ -29,7 +31,14 @@ def is_parallel(plan: Plan, T: int) -> bool:
     return C == "parallel" or (isinstance(C, int) and C > DEFAULT_CHUNK and C >= T)
 
 
+def is_short(plan: Plan, T: int) -> bool:
+    """Whether T tokens are walked one by one where the caller leaves the form open."""
+    return plan.chunk_size is None and T <= FEW_TOKENS
+
+
 def _walk(plan: Plan, T: int, states: str) -> Any:
+    if is_short(plan, T):
+        return recurrence.WALK
     return parallel if is_parallel(plan, T) else {"loop": running, "scan": scan}[states]
 
 
@@ -40,9 +49,10 @@ def forward(x: Inputs, plan: Plan, state: Array | None, states: str = "loop") ->
     if x.q is not None:
         H = max(x.q.shape[-2], x.v.shape[-2])
         out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
-    T, ends, kept = x.v.shape[-3], [], []
+    ends, kept = [], []
     for sequence in plan.sequences:
-        S = initial_state(core, plan, state, sequence.index, G)
+        T = sequence.stop - sequence.start
+        S = initial_state(core, plan, state, sequence.row, G)
         table = chunks(sequence, chunk_length(plan, T))
         S, keep = _walk(plan, T, states).forward(core, plan, table, S, out.put if out is not None else None)
         ends.append(S)
@@ -70,32 +80,13 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
             else:
                 buffers[name].put(start, d)
 
-    T, begins = x.v.shape[-3], []
+    begins = []
     for sequence, keep in zip(plan.sequences, kept, strict=True):
-        dS = initial_state(core, plan, dstate, sequence.index, G)
+        T = sequence.stop - sequence.start
+        dS = initial_state(core, plan, dstate, sequence.row, G)
         table = chunks(sequence, chunk_length(plan, T))
         begins.append(_walk(plan, T, states).backward(core, plan, table, keep, dcore, dS, put))
     arrays = {name: buffer.done() for name, buffer in buffers.items()}
     if x.u is not None:
         arrays["u"] = xp.reshape(sum(bonus, xp.zeros_like(cast(xp, core.u, plan.dtype))), x.u.shape)
     return Inputs(**{name: arrays.get(name) for name in Inputs._fields}), gather_states(plan, begins)
-
-
-def initial_state(core: Inputs, plan: Plan, state: Array | None, index: int | None, G: int) -> Array:
-    """S_0 of one sequence as (..., G, R, K, V) in the dtype of the computation; zeros if None."""
-    xp = plan.xp
-    if state is None:
-        shape = (*core.v.shape[:-2], core.k.shape[-1], core.v.shape[-1])
-        return xp.zeros(shape, dtype=plan.dtype, device=device(core.v))
-    if index is not None:
-        state = xp.reshape(state[index, ...], (*core.v.shape[:-4], *state.shape[1:]))
-    return cast(xp, split_state(xp, state, G), plan.dtype)
-
-
-def gather_states(plan: Plan, states: list[Array]) -> Array:
-    """Core-layout states as one public array: (..., H, K, V), or (N, H, K, V) of a ragged batch."""
-    xp = plan.xp
-    joined = [join_state(xp, S) for S in states]
-    if plan.sequences and plan.sequences[0].index is None:
-        return joined[0]
-    return xp.stack([xp.reshape(S, S.shape[-3:]) for S in joined], axis=0)

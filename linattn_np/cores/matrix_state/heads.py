@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ground.namespace import Array, Namespace, cast, is_mutable, sum_to
-from .inputs import Inputs
+from ...ground.namespace import Array, Namespace, cast, device, is_mutable, sum_to, swap
+from .inputs import Inputs, Plan
 
 
 def groups(x: Inputs) -> int:
@@ -18,7 +18,7 @@ def groups(x: Inputs) -> int:
 
 def split(xp: Namespace, y: Array, G: int) -> Array:
     """(..., T, H, D) as a view (..., G, H / G, T, D)."""
-    y = xp.moveaxis(y, -3, -2)
+    y = swap(xp, y, -3)
     return xp.reshape(y, (*y.shape[:-3], G, y.shape[-3] // max(G, 1), *y.shape[-2:]))
 
 
@@ -26,7 +26,7 @@ def split_all(xp: Namespace, x: Inputs, G: int) -> Inputs:
     """Every array of x in the core's layout; the bonus u (H, K) becomes (G, R, 1, K)."""
     tokens = [None if y is None else split(xp, y, G) for y in x[:-1]]
     u = None if x.u is None else xp.reshape(x.u, (G, x.u.shape[0] // max(G, 1), 1, x.u.shape[1]))
-    return Inputs(*tokens, u)
+    return Inputs._make([*tokens, u])
 
 
 def split_state(xp: Namespace, S: Array, G: int) -> Array:
@@ -39,10 +39,30 @@ def join_state(xp: Namespace, S: Array) -> Array:
     return xp.reshape(S, (*S.shape[:-4], S.shape[-4] * S.shape[-3], *S.shape[-2:]))
 
 
+def initial_state(core: Inputs, plan: Plan, state: Array | None, index: int | None, G: int) -> Array:
+    """S_0 of one sequence as (..., G, R, K, V) in the dtype of the computation; zeros if None."""
+    xp = plan.xp
+    if state is None:
+        shape = (*core.v.shape[:-2], core.k.shape[-1], core.v.shape[-1])
+        return xp.zeros(shape, dtype=plan.dtype, device=device(core.v))
+    if index is not None:
+        state = xp.reshape(state[index, ...], (*core.v.shape[:-4], *state.shape[1:]))
+    return cast(xp, split_state(xp, state, G), plan.dtype)
+
+
+def gather_states(plan: Plan, states: list[Array]) -> Array:
+    """Core-layout states as one public array: (..., H, K, V), or (N, H, K, V) of a ragged batch of N > 0."""
+    xp = plan.xp
+    joined = [join_state(xp, S) for S in states]
+    if plan.sequences and plan.sequences[0].row is None:
+        return joined[0]
+    return xp.stack([xp.reshape(S, S.shape[-3:]) for S in joined], axis=0)
+
+
 def take(xp: Namespace, x: Inputs, start: int, stop: int, dtype: Any) -> Inputs:
     """Tokens start..stop of core-layout arrays, in the dtype they are computed in."""
     tokens = [None if y is None else cast(xp, y[..., start:stop, :], dtype) for y in x[:-1]]
-    return Inputs(*tokens, None if x.u is None else cast(xp, x.u, dtype))
+    return Inputs._make([*tokens, None if x.u is None else cast(xp, x.u, dtype)])
 
 
 class TokenBuffer:
@@ -58,7 +78,7 @@ class TokenBuffer:
         xp, (*lead, _, H, D) = self.xp, self.shape
         G, C = piece.shape[-4], piece.shape[-2]
         piece = sum_to(xp, piece, (*lead, G, H // max(G, 1), C, D))
-        piece = cast(xp, xp.moveaxis(xp.reshape(piece, (*lead, H, C, D)), -3, -2), self.dtype)
+        piece = cast(xp, swap(xp, xp.reshape(piece, (*lead, H, C, D)), -3), self.dtype)
         if not is_mutable(xp):
             self.pieces[start] = piece
             return

@@ -15,16 +15,16 @@ class Inputs(NamedTuple):
     Heads may be grouped: any array may have fewer heads than the widest, when they divide it.
     """
 
-    q: Array | None  # (..., T, Hq, K)  queries; None: write without reading
+    q: Array  # (..., T, Hq, K)  queries; None: write without reading
     k: Array  # (..., T, Hk, K)  write vectors
     v: Array  # (..., T, H, V)   values
-    g: Array | None = None  # (..., T, H, 1 or K)  log decay; without batch or with T of stride 0 where constant
-    gv: Array | None = None  # (..., T, H, V)   log decay on the value axis (erase NONE only)
-    r: Array | None = None  # (..., T, Hk, K)  erase DELTA: read vectors
-    beta: Array | None = None  # (..., T, H, 1)   erase DELTA: write strength
-    a: Array | None = None  # (..., T, Hk, K)  erase FREE: reads S_{t-1}
-    b: Array | None = None  # (..., T, Hk, K)  erase FREE: writes the correction
-    u: Array | None = None  # (H, K)  bonus on the token's own write, with queries that read BEFORE
+    g: Array = None  # (..., T, H, 1 or K)  log decay; without batch or with T of stride 0 where constant
+    gv: Array = None  # (..., T, H, V)   log decay on the value axis (erase NONE only)
+    r: Array = None  # (..., T, Hk, K)  erase DELTA: read vectors
+    beta: Array = None  # (..., T, H, 1)   erase DELTA: write strength
+    a: Array = None  # (..., T, Hk, K)  erase FREE: reads S_{t-1}
+    b: Array = None  # (..., T, Hk, K)  erase FREE: writes the correction
+    u: Array = None  # (H, K)  bonus on the token's own write, with queries that read BEFORE
 
     @property
     def decay(self) -> Decay:
@@ -57,5 +57,5 @@ class Saved(NamedTuple):
 
     x: Inputs
     plan: Plan
-    state: Array | None  # S_0
+    state: Array  # S_0
     starts: Any  # what the backend keeps besides

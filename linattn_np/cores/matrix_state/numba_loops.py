@@ -9,7 +9,7 @@ import numpy as np
 
 from ...ground import threads
 from ...ground.namespace import cast
-from . import chunks
+from . import COMPILED_CHUNK, chunks
 from .inputs import Inputs, Plan, Saved
 from .numba_forward import forward_tasks
 from .numba_table import (
@@ -27,17 +27,18 @@ from .numba_table import (
     sizes,
 )
 
-CHUNK = 32
 BLOCK = 32  # value columns: a state is shared out in multiples of it
 FEW_OPERATIONS = 2e6  # below, threads cost more than they give
 
 
 def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray, Saved]:
     """(out, final state, saved)."""
+    if not (x.v.size and x.k.size):  # nothing to walk over
+        return chunks.forward(x, plan, state)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     rows = sequences(plan, prod(lead))
     out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
-    ragged = not plan.sequences or plan.sequences[0].index is not None
+    ragged = not plan.sequences or plan.sequences[0].row is not None
     end = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
     table.tokens(OUT, out, table.asking)
     table.states(IN_STATE, state)
@@ -55,7 +56,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
 
 
 def _chunk(plan: Plan) -> int:
-    return plan.chunk_size if isinstance(plan.chunk_size, int) else CHUNK
+    return plan.chunk_size if isinstance(plan.chunk_size, int) else COMPILED_CHUNK
 
 
 def _columns(V: int, states: int) -> int:

@@ -93,11 +93,11 @@ def sizes(x: Inputs, plan: Plan, chunk: int, columns: int, started: bool) -> np.
 
 def sequences(plan: Plan, batch: int) -> np.ndarray:
     """Rows (batch row, start, stop, row of the state)."""
-    if plan.sequences and plan.sequences[0].index is None:
+    if plan.sequences and plan.sequences[0].row is None:
         start, stop = plan.sequences[0][1:]
         rows = [(b, start, stop, b) for b in range(batch)]
     else:
-        rows = [(0, s.start, s.stop, s.index) for s in plan.sequences]
+        rows = [(0, s.start, s.stop, s.row) for s in plan.sequences]
     return np.array(rows, np.int64).reshape(-1, 4)
 
 

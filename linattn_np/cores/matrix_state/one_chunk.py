@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ...ground.namespace import Array, Namespace, sum_to
 from ..decay import decay_of
-from ..erase import Erased, erase, erase_vjp
+from ..erase import erase, erase_vjp
 from ..kinds import Erase, Row
 from .inputs import Inputs, Plan
 
@@ -59,9 +59,9 @@ class Forward(NamedTuple):
     x: Inputs
     D: Any  # decay on the key axis
     Dv: Any  # decay on the value axis
-    erased: Erased
-    recall: Reader | None  # r or a
-    query: Reader | None
+    erased: Any  # Erased
+    recall: Any  # Reader of r or a, or None
+    query: Any  # Reader of q, or None
     grams: list[Array]  # gram(q, y), a write each
     read: Array | None  # q^ S_in
 

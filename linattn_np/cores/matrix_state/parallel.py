@@ -9,6 +9,7 @@ Attention-1 (arXiv 2307.14995), here for every decay and erase, and its adjoint.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ...ground.chunk_table import Chunk
 from ...ground.namespace import Array, cast, sum_to
@@ -32,7 +33,7 @@ def _slim(f: Forward, chunk: Chunk, put: Callable[[int, Array], None]) -> Forwar
     """Hand the output over; later tiles need the writers and the decay only."""
     if f.out is not None:
         put(chunk.start, f.out)
-    return Forward(None, f.writers, f.x, f.D, f.Dv, None, None, None, [], None)
+    return f._replace(out=None, erased=None, recall=None, query=None, grams=[], read=None)
 
 
 def _past(plan: Plan, tiles: list[Forward], hat: Array, S: Array) -> Array:
@@ -40,9 +41,9 @@ def _past(plan: Plan, tiles: list[Forward], hat: Array, S: Array) -> Array:
     T, m, mv, found = plan.xp.matrix_transpose, None, None, 0.0
     for f in reversed(tiles):
         for w in f.writers:
-            found = found + _times((_times(hat, m) @ T(w.hat)) @ w.w, mv)
-        m, mv = _times(f.D.weight(), m), _times(f.Dv.weight(), mv)
-    return found + _times(_times(hat, m) @ S, mv)
+            found = found + _scaled((_scaled(hat, m) @ T(w.hat)) @ w.w, mv)
+        m, mv = _scaled(f.D.weight(), m), _scaled(f.Dv.weight(), mv)
+    return found + _scaled(_scaled(hat, m) @ S, mv)
 
 
 def _final_state(plan: Plan, tiles: list[Forward], S: Array) -> Array:
@@ -50,9 +51,9 @@ def _final_state(plan: Plan, tiles: list[Forward], S: Array) -> Array:
     T, m, mv, found = plan.xp.matrix_transpose, None, None, 0.0
     for f in reversed(tiles):
         for w in f.writers:
-            found = found + sum_to(plan.xp, _times(T(_times(w.hat, m)) @ w.w, mv), S.shape)
-        m, mv = _times(f.D.weight(), m), _times(f.Dv.weight(), mv)
-    return found + _times(_times_rows(plan, S, m), mv)
+            found = found + sum_to(plan.xp, _scaled(T(_scaled(w.hat, m)) @ w.w, mv), S.shape)
+        m, mv = _scaled(f.D.weight(), m), _scaled(f.Dv.weight(), mv)
+    return found + _scaled(_scaled_rows(plan, S, m), mv)
 
 
 def backward(
@@ -65,7 +66,8 @@ def backward(
     put: Callable[[int, dict[str, Array]], None],
 ) -> Array:
     """dS_0; gradients go to put(start, gradients)."""
-    xp, tiles = plan.xp, []
+    xp = plan.xp
+    tiles: list[Forward] = []
     for chunk in table:
         x = take(xp, core, chunk.start, chunk.stop, plan.dtype)
         tiles.append(chunk_fwd(xp, x, plan, lambda hat: _past(plan, tiles, hat, S)))
@@ -73,8 +75,8 @@ def backward(
     grads: list[Gradients] = []
     for (start, stop), f in zip(reversed(table), reversed(tiles), strict=True):
         d = None if dout is None else cast(xp, dout[..., start:stop, :], plan.dtype)
-        later = tiles[len(tiles) - len(readers):]
-        r, g = chunk_cotangents(xp, f, plan, d, lambda hat, later=later: _future(plan, later, readers, hat, dS))
+        future = partial(_future, plan, tiles[len(tiles) - len(readers):], readers, dS)
+        r, g = chunk_cotangents(xp, f, plan, d, future)
         readers.insert(0, r)
         grads.insert(0, g)
     pairs = _Pairs(plan, tiles, readers, S.shape[:-2])
@@ -88,15 +90,15 @@ def backward(
     return dS_0
 
 
-def _future(plan: Plan, tiles: list[Forward], readers: list[list[Reader]], hat: Array, dS: Array) -> Array:
+def _future(plan: Plan, tiles: list[Forward], readers: list[list[Reader]], dS: Array, hat: Array) -> Array:
     """y^ dS_out for the writers that precede `tiles`."""
     T, m, mv, found = plan.xp.matrix_transpose, None, None, 0.0
     shape = (*dS.shape[:-2], hat.shape[-2], dS.shape[-1])
     for f, rs in zip(tiles, readers, strict=True):
         for r in rs:
-            found = found + sum_to(plan.xp, _times((_times(hat, m) @ T(r.hat)) @ r.c, mv), shape)
-        m, mv = _times(f.D.weight(), m), _times(f.Dv.weight(), mv)
-    return found + _times(_times(hat, m) @ dS, mv)
+            found = found + sum_to(plan.xp, _scaled((_scaled(hat, m) @ T(r.hat)) @ r.c, mv), shape)
+        m, mv = _scaled(f.D.weight(), m), _scaled(f.Dv.weight(), mv)
+    return found + _scaled(_scaled(hat, m) @ dS, mv)
 
 
 class _Pairs:
@@ -121,18 +123,18 @@ class _Pairs:
             for j in reversed(range(i)):
                 across.append(self._pair(i, j, m, mv) if i < n else self._last(j, m, mv, dS))
                 f = self.tiles[j]
-                m, mv = _times(f.D.weight(), m), _times(f.Dv.weight(), mv)
+                m, mv = _scaled(f.D.weight(), m), _scaled(f.Dv.weight(), mv)
             if i < n:
                 keys, values = 0.0, 0.0
                 for k, r in enumerate(self.readers[i]):
-                    c = _times(r.c, mv)
-                    d = _times(c @ T(S), m)
+                    c = _scaled(r.c, mv)
+                    d = _scaled(c @ T(S), m)
                     self.dread[i][k] = self.dread[i][k] + d
-                    dS_0 = dS_0 + sum_to(xp, T(_times(r.hat, m)) @ c, S.shape)
+                    dS_0 = dS_0 + sum_to(xp, T(_scaled(r.hat, m)) @ c, S.shape)
                     keys = keys + self._total(r.hat * d)
-                    values = values + self._total(c * (_times(r.hat, m) @ S))
+                    values = values + self._total(c * (_scaled(r.hat, m) @ S))
             else:
-                left = _times(_times_rows(self.plan, dS, m), mv)
+                left = _scaled(_scaled_rows(self.plan, dS, m), mv)
                 dS_0 = dS_0 + left
                 keys, values = T(xp.sum(S * left, axis=-1, keepdims=True)), xp.sum(S * left, axis=-2, keepdims=True)
             for j, (k, v) in zip(range(i), reversed(across), strict=True):  # what comes from before tile j crosses it
@@ -149,10 +151,10 @@ class _Pairs:
     def _pair(self, i: int, j: int, m: Array | None, mv: Array | None) -> tuple[Array, Array]:
         xp, T, keys, values = self.plan.xp, self.plan.xp.matrix_transpose, 0.0, 0.0
         for k, r in enumerate(self.readers[i]):
-            c, hat = _times(r.c, mv), _times(r.hat, m)
+            c, hat = _scaled(r.c, mv), _scaled(r.hat, m)
             for n, w in enumerate(self.tiles[j].writers):
                 P = c @ T(w.w)
-                d = _times(P @ w.hat, m)
+                d = _scaled(P @ w.hat, m)
                 self.dread[i][k] = self.dread[i][k] + d
                 self.dwrite[j][n] = self.dwrite[j][n] + sum_to(xp, T(P) @ hat, w.hat.shape)
                 keys = keys + self._total(r.hat * d)
@@ -163,19 +165,19 @@ class _Pairs:
     def _last(self, j: int, m: Array | None, mv: Array | None, dS: Array) -> tuple[Array, Array]:
         T, keys, values = self.plan.xp.matrix_transpose, 0.0, 0.0
         for n, w in enumerate(self.tiles[j].writers):
-            d = _times(_times(w.w, mv) @ T(dS), m)
+            d = _scaled(_scaled(w.w, mv) @ T(dS), m)
             self.dwrite[j][n] = self.dwrite[j][n] + sum_to(self.plan.xp, d, w.hat.shape)
             keys = keys + self._total(w.hat * d)
             if mv is not None:
-                values = values + self._total(_times(w.w, mv) * (_times(w.hat, m) @ dS))
+                values = values + self._total(_scaled(w.w, mv) * (_scaled(w.hat, m) @ dS))
         return keys, values
 
 
-def _times(x: Array | None, m: Array | None) -> Array | None:
+def _scaled(x: Array, m: Array) -> Array:
     """x (.) m, None being all ones."""
     return m if x is None else x if m is None else x * m
 
 
-def _times_rows(plan: Plan, S: Array, m: Array | None) -> Array:
+def _scaled_rows(plan: Plan, S: Array, m: Array | None) -> Array:
     """diag(m) S."""
     return S if m is None else S * plan.xp.matrix_transpose(m)

@@ -12,12 +12,14 @@ Every vector is a row: q, k (..., 1, K), v (..., 1, V), state S (..., K, V).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple
 
+from ...ground.chunk_table import Chunk
 from ...ground.namespace import Array, Namespace, cast, device, sum_to
 from ..kinds import Erase, Row
-from .chunks import gather_states, initial_state
-from .heads import TokenBuffer, groups, split, split_all, take
+from .heads import TokenBuffer, gather_states, groups, initial_state, split, split_all, take
 from .inputs import Inputs, Plan, Saved
 
 
@@ -109,6 +111,47 @@ def _fade(xp: Namespace, x: Inputs, S: Array) -> Array:
     return S if x.gv is None else S * xp.exp(x.gv)
 
 
+def walk_forward(
+    core: Inputs, plan: Plan, table: list[Chunk], S: Array, put: Callable[[int, Array], None] | None
+) -> tuple[Array, Array]:
+    """(final state, S_0) of one sequence; outputs go to put(t, out)."""
+    S_0 = S
+    for t in _tokens(table):
+        s = step_fwd(plan.xp, take(plan.xp, core, t, t + 1, plan.dtype), plan, S)
+        S = s.after
+        if put is not None:
+            put(t, s.out)
+    return S, S_0
+
+
+def walk_backward(
+    core: Inputs,
+    plan: Plan,
+    table: list[Chunk],
+    S: Array,
+    dout: Array | None,
+    dS: Array,
+    put: Callable[[int, dict[str, Array]], None],
+) -> Array:
+    """dS_0 of one sequence; gradients go to put(t, gradients)."""
+    xp, steps = plan.xp, []
+    for t in _tokens(table):
+        steps.append((t, step_fwd(xp, take(xp, core, t, t + 1, plan.dtype), plan, S)))
+        S = steps[-1][1].after
+    for t, step in reversed(steps):
+        d = None if dout is None else cast(xp, dout[..., t : t + 1, :], plan.dtype)
+        grads, dS = step_vjp(xp, take(xp, core, t, t + 1, plan.dtype), plan, step, d, dS)
+        put(t, grads)
+    return dS
+
+
+def _tokens(table: list[Chunk]) -> list[int]:
+    return [t for chunk in table for t in range(chunk.start, chunk.stop)]
+
+
+WALK = SimpleNamespace(forward=walk_forward, backward=walk_backward)
+
+
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved)."""
     xp, G = plan.xp, groups(x)
@@ -118,12 +161,8 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
         out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
     ends = []
     for sequence in plan.sequences:
-        S = initial_state(core, plan, state, sequence.index, G)
-        for t in range(sequence.start, sequence.stop):
-            s = step_fwd(xp, take(xp, core, t, t + 1, plan.dtype), plan, S)
-            S = s.after
-            if out is not None:
-                out.put(t, s.out)
+        S = initial_state(core, plan, state, sequence.row, G)
+        S, _ = walk_forward(core, plan, [Chunk(*sequence[1:])], S, out.put if out is not None else None)
         ends.append(S)
     return None if out is None else out.done(), gather_states(plan, ends), Saved(x, plan, state, None)
 
@@ -139,24 +178,21 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
         for name, y in x._asdict().items()
         if y is not None and name != "u"
     }
-    du = None if x.u is None else xp.zeros_like(cast(xp, core.u, plan.dtype))
+    bonus: list[Array] = []
+
+    def put(t: int, grads: dict[str, Array]) -> None:
+        for name, d in grads.items():
+            if name == "u":
+                bonus.append(sum_to(xp, d, core.u.shape))
+            else:
+                buffers[name].put(t, d)
+
     begins = []
     for sequence in plan.sequences:
-        S, steps = initial_state(core, plan, state, sequence.index, G), []
-        for t in range(sequence.start, sequence.stop):
-            steps.append(step_fwd(xp, take(xp, core, t, t + 1, plan.dtype), plan, S))
-            S = steps[-1].after
-        dS = initial_state(core, plan, dstate, sequence.index, G)
-        for t in reversed(range(sequence.start, sequence.stop)):
-            d = None if dcore is None else cast(xp, dcore[..., t : t + 1, :], plan.dtype)
-            step = steps[t - sequence.start]
-            grads, dS = step_vjp(xp, take(xp, core, t, t + 1, plan.dtype), plan, step, d, dS)
-            if "u" in grads:
-                du = du + sum_to(xp, grads.pop("u"), du.shape)
-            for name, y in grads.items():
-                buffers[name].put(t, y)
-        begins.append(dS)
+        S = initial_state(core, plan, state, sequence.row, G)
+        dS = initial_state(core, plan, dstate, sequence.row, G)
+        begins.append(walk_backward(core, plan, [Chunk(*sequence[1:])], S, dcore, dS, put))
     arrays = {name: buffer.done() for name, buffer in buffers.items()}
-    if du is not None:
-        arrays["u"] = xp.reshape(du, x.u.shape)
+    if x.u is not None:
+        arrays["u"] = xp.reshape(sum(bonus, xp.zeros_like(cast(xp, core.u, plan.dtype))), x.u.shape)
     return Inputs(**{name: arrays.get(name) for name in Inputs._fields}), gather_states(plan, begins)

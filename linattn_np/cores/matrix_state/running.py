@@ -7,6 +7,7 @@ of the size of a state is stored a chunk.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ...ground.chunk_table import Chunk
 from ...ground.namespace import Array, cast
@@ -58,7 +59,7 @@ def backward(
             S = chunk_state(xp, f, S)
         for (start, stop), f, S in reversed(walked):
             d = None if dout is None else cast(xp, dout[..., start:stop, :], plan.dtype)
-            readers, grads = chunk_cotangents(xp, f, plan, d, lambda hat, dS=dS: hat @ dS)
+            readers, grads = chunk_cotangents(xp, f, plan, d, partial(_read, dS))
             dread = [r.c @ T(S) for r in readers]
             dwrite = [w.w @ T(dS) for w in f.writers]
             grads = chunk_gradients(xp, f, readers, grads, dread, dwrite)
@@ -67,6 +68,10 @@ def backward(
     return dS
 
 
+def _read(S: Array, hat: Array) -> Array:
+    return hat @ S
+
+
 def _step(core: Inputs, plan: Plan, chunk: Chunk, S: Array) -> Forward:
     x = take(plan.xp, core, chunk.start, chunk.stop, plan.dtype)
-    return chunk_fwd(plan.xp, x, plan, lambda hat: hat @ S)
+    return chunk_fwd(plan.xp, x, plan, partial(_read, S))

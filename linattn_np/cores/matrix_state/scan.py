@@ -104,7 +104,7 @@ def _all_chunks(
     xp = plan.xp
     x = take(xp, core, start, start + N * C, plan.dtype)
     u = None if x.u is None else x.u[..., None, :, :]
-    x = Inputs(*(None if y is None else _fold(xp, y, N, C) for y in x[:-1]), u)
+    x = Inputs._make([*(None if y is None else _fold(xp, y, N, C) for y in x[:-1]), u])
     transfer = transfers(x, plan)
     S_in, S_end = states(xp, transfer, S)
     return chunk_fwd(xp, x, plan, lambda hat: hat @ S_in), transfer, S_in, S_end

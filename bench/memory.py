@@ -1,0 +1,92 @@
+"""Peak memory of one forward and backward call, each variant in a fresh process.
+
+    python -m bench memory [--tokens 131072] [--variants gla,kda] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import linattn_np as la
+from bench import record
+
+H, K, V = 4, 64, 64
+GIB = 2**30
+
+
+def _arrays(fn: Any, T: int) -> dict[str, np.ndarray]:
+    """float32 arrays of a call, made 4096 tokens at a time so that making them costs no memory of its own."""
+    rng, arrays, step = np.random.default_rng(0), {}, 4096
+    for start in range(0, T, step):
+        piece = fn.card.sample(rng, B=(1,), T=min(step, T - start), H=H, K=K, V=V)
+        for name, x in piece.items():
+            if x.shape[:2] != (1, min(step, T - start)):  # no token axis
+                arrays.setdefault(name, x.astype(np.float32))
+                continue
+            whole = arrays.setdefault(name, np.empty((1, T, *x.shape[2:]), np.float32))
+            whole[:, start : start + step] = x
+    return arrays
+
+
+def peak_rss() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def measure(name: str, T: int) -> dict[str, float]:
+    """Forward and backward in this process."""
+    fn = getattr(la, name)
+    arrays = _arrays(fn, T)
+    given = sum(x.nbytes for x in arrays.values())
+    before, start = peak_rss(), time.perf_counter()
+    (out, state), pullback = la.vjp(fn, **arrays, return_state=True, chunk_size=64)
+    middle, forward = peak_rss(), time.perf_counter()
+    grads = pullback(np.ones_like(out), np.ones_like(state))
+    end = time.perf_counter()
+    made = out.nbytes + state.nbytes + sum(x.nbytes for x in grads if x is not None)
+    finite = all(np.isfinite(x).all() for x in (out, state, *grads) if x is not None)
+    return {
+        "inputs_gib": given / GIB, "outputs_gib": made / GIB, "before_gib": before / GIB,
+        "forward_gib": middle / GIB, "peak_gib": peak_rss() / GIB,
+        "forward_s": forward - start, "backward_s": end - forward, "finite": finite,
+    }
+
+
+def in_fresh_process(name: str, T: int) -> dict[str, float]:
+    """`measure` in a process of its own."""
+    code = f"import json; from bench.memory import measure; print(json.dumps(measure({name!r}, {T})))"
+    root = Path(__file__).parent.parent
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RuntimeError(f"{name}: {ran.stderr[-2000:]}")
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench memory", description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=131072)
+    parser.add_argument("--variants", default=",".join(f.__name__ for f in la.VARIANTS))
+    parser.add_argument("--write", action="store_true", help="keep the result as bench/results/memory.json")
+    args = parser.parse_args(argv)
+    found = {}
+    print(f"T = {args.tokens}, H = {H}, K = {K}, V = {V}, float32, chunks of 64; GiB")
+    print(f"{'':22s} {'inputs':>8s} {'outputs':>8s} {'forward':>8s} {'peak':>8s} {'seconds':>14s}")
+    for name in args.variants.split(","):
+        m = found[name] = in_fresh_process(name, args.tokens)
+        print(f"{name:22s} {m['inputs_gib']:8.2f} {m['outputs_gib']:8.2f} {m['forward_gib']:8.2f} {m['peak_gib']:8.2f} "
+              f"{m['forward_s']:6.1f} + {m['backward_s']:.1f}", flush=True)
+    if args.write:
+        sizes = {"T": args.tokens, "H": H, "K": K, "V": V, "dtype": "float32", "chunk_size": 64}
+        rounded = {n: {k: x if isinstance(x, bool) else round(x, 3) for k, x in m.items()} for n, m in found.items()}
+        print(record.write("memory", {"sizes": sizes, "variants": rounded}))
+    return 0

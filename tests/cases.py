@@ -1,0 +1,178 @@
+"""Calls to test, drawn from the cards: every variant with every option set and every way to give its arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import linattn_np as la
+from linattn_np.card import DRAWS
+from tests.naive import NAIVE
+
+LENGTHS = (0, 1, 15, 16, 17, 63, 64, 65, 97)
+WIDTHS = (1, 7, 60, 64, 100, 128, 256)
+FORMS = ({"chunk_size": 1}, {"chunk_size": 16}, {"chunk_size": 64}, {"chunk_size": "parallel"}, {})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant, its options, the shape spec of each array that is given; arrays left out are None."""
+
+    fn: Callable[..., Any]
+    options: dict[str, Any]
+    given: dict[str, str]
+    named: dict[str, str]
+
+    def __str__(self) -> str:
+        words = [self.fn.__name__, *(f"{n}={_word(x)}" for n, x in (self.options | self.named).items())]
+        words += [f"{n}({s.replace(' ', ',')})" for n, s in self.given.items() if "|" in self.card.arrays[n].spec]
+        words += [f"no {n}" for n, a in self.card.arrays.items() if a.optional and n not in self.given | self.named]
+        return " ".join(words)
+
+    @property
+    def card(self) -> Any:
+        return self.fn.card
+
+    @property
+    def normalised(self) -> bool:
+        return bool(self.options.get("normalize"))
+
+    @property
+    def causal(self) -> bool:
+        return self.options.get("causal", True)
+
+    @property
+    def erases(self) -> bool:
+        return self.card.erase.name != "NONE"
+
+    def on_tokens(self, name: str) -> bool:
+        return self.given[name].split()[0] in ("T", "Tq")
+
+
+def _word(x: Any) -> str:
+    return "(" + ",".join(map(_word, x)) + ")" if isinstance(x, tuple) else str(x)
+
+
+def _cases() -> list[Case]:
+    found = []
+    for fn in la.VARIANTS:
+        card = fn.card
+        first = {n: a.spec.split("|")[0] for n, a in card.arrays.items()}
+        needed = {n: s for n, s in first.items() if not card.arrays[n].optional}
+        for options in card.examples:
+            found.append(Case(fn, dict(options), first, {}))
+        options = dict(card.examples[-1])
+        for name, given in card.arrays.items():
+            found += [Case(fn, options, first | {name: other}, {}) for other in given.spec.split("|")[1:]]
+        if needed != first:
+            found.append(Case(fn, {}, needed, {}))
+    for rule in ("lightning", "minimax", "fla"):
+        given = {n: la.lightning_attention.card.arrays[n].spec for n in ("q", "k", "v")}
+        found.append(Case(la.lightning_attention, {"layer": 1, "num_layers": 3}, given, {"slopes": rule}))
+    return found
+
+
+CASES = _cases()
+PLAIN = [Case(fn, dict(fn.card.examples[0]), {n: a.spec.split("|")[0] for n, a in fn.card.arrays.items()}, {})
+         for fn in la.VARIANTS]  # one a variant, every optional array given
+
+
+def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):
+    """(arrays by name, an initial state); N: the state of a ragged batch of N sequences."""
+    rng = np.random.default_rng(seed)
+    sizes = {"T": T, "Tq": Tq or T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V}
+    arrays: dict[str, Any] = {}
+    for name, spec in case.given.items():
+        letters = spec.split()
+        if name == case.card.query and not case.causal:
+            letters[0] = "Tq"
+        lead = B if letters[0] in ("T", "Tq") else ()
+        shape = lead + tuple(sizes[letter] for letter in letters)
+        arrays[name] = DRAWS[case.card.arrays[name].draw](rng, shape).astype(dtype)
+    lead = B if N is None else (N,)
+    state = rng.standard_normal((*lead, H, K, V)).astype(dtype)
+    if case.normalised:
+        state = la.NormalisedState(state, rng.uniform(0.5, 2.0, (*lead, H, K)).astype(dtype))
+    return arrays | case.named, state
+
+
+def call(case: Case, arrays, **options):
+    """The public function on these arrays; (out, state)."""
+    return case.fn(**arrays, **case.options, return_state=True, **options)
+
+
+def naive(case: Case, arrays, state=None):
+    """The loop of the variant on arrays with any number of batch axes; (out, state)."""
+    v = arrays[case.card.value]
+    batch = v.shape[: v.ndim - len(case.given[case.card.value].split())]
+
+    def flat(name: str, x: Any) -> Any:
+        """One batch axis where there are any number."""
+        if name != "state" and (name not in case.given or not case.on_tokens(name)):
+            return x
+        return x.reshape((math.prod(batch), *x.shape[len(batch):]))
+
+    given = {n: flat(n, x) for n, x in arrays.items()}
+    begin = None if state is None else parts_like(state, [flat("state", S) for S in parts(state)])
+    out, end = NAIVE[case.fn.__name__](**given, state=begin, **case.options)
+    ends = [S.reshape(batch + S.shape[1:]) for S in parts(end)]
+    return out.reshape(batch + out.shape[1:]), ends[0] if len(ends) == 1 else la.NormalisedState(*ends)
+
+
+def parts(x: Any) -> list[Any]:
+    """The arrays of a result, a state or gradients, what is None left out."""
+    if x is None or isinstance(x, str):
+        return []
+    return [y for item in x for y in parts(item)] if isinstance(x, tuple) else [x]
+
+
+def parts_like(x: Any, values: list[Any]) -> Any:
+    """A state (or gradient of one) with these arrays."""
+    return la.NormalisedState(*values) if isinstance(x, tuple) else values[0]
+
+
+def cotangents(result: Any, seed: int = 1) -> tuple[Any, Any]:
+    """(dout, dstate) at random, as large as the result's."""
+    rng = np.random.default_rng(seed)
+    out, state = result
+    dout = None if out is None else rng.standard_normal(out.shape).astype(out.dtype)
+    return dout, parts_like(state, [rng.standard_normal(S.shape).astype(S.dtype) for S in parts(state)])
+
+
+def with_gradients(case: Case, arrays, cotangent=None, **options):
+    """{"out": ..., "state": ..., "d<name>": ...} of one call, gradients of every array and of the initial state."""
+    result, pullback = la.vjp(case.fn, **arrays, **case.options, return_state=True, **options)
+    grads = pullback(*(cotangent or cotangents(result)))
+    named = dict(enumerate_parts("out", result[0])) | dict(enumerate_parts("state", result[1]))
+    for name, d in grads._asdict().items():
+        named |= dict(enumerate_parts("d" + name, d))
+    return named
+
+
+def enumerate_parts(name: str, x: Any):
+    """(name, array) pairs; a named tuple gives name.S, name.z."""
+    if isinstance(x, tuple):
+        return [(f"{name}.{n}", y) for n, y in x._asdict().items() if y is not None]
+    return [] if x is None else [(name, x)]
+
+
+def worst(found: dict[str, Any], expected: dict[str, Any]) -> tuple[float, str]:
+    """The largest error relative to the largest entry of each array, and which array has it."""
+    assert found.keys() == expected.keys(), (sorted(found), sorted(expected))
+    return max(((la.testing.relative_error(found[n], expected[n]), n) for n in found), default=(0.0, ""))
+
+
+def tokens(case: Case, arrays, start: int, stop: int):
+    """Tokens start..stop of every array that has them (time first)."""
+    cut = {}
+    for name, x in arrays.items():
+        if name in case.given and case.on_tokens(name):
+            axis = x.ndim - len(case.given[name].split())
+            x = x[(slice(None),) * axis + (slice(start, stop),)]
+        cut[name] = x
+    return cut
+

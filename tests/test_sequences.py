@@ -1,0 +1,146 @@
+"""Sequences: handed over, packed, batched, cut; the same bits whatever stands beside them; nothing from the future."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from tests.cases import CASES, PLAIN, call, cotangents, draw, parts, parts_like, tokens, with_gradients, worst
+
+FORMS = ({"chunk_size": 1}, {"chunk_size": 4}, {"chunk_size": 16}, {"chunk_size": "parallel"}, {})
+every_form = pytest.mark.parametrize("form", FORMS, ids=lambda f: str(f.get("chunk_size")))
+causal_case = pytest.mark.parametrize("case", [c for c in CASES if c.causal], ids=str)
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_variant = pytest.mark.parametrize("case", PLAIN, ids=str)
+
+
+def pulled(case, arrays, state, dout, dstate, **options):
+    """((out, state), gradients)."""
+    result, pullback = la.vjp(case.fn, **arrays, **case.options, state=state, return_state=True, **options)
+    return result, pullback(dout, dstate)
+
+
+@every_form
+@causal_case
+def test_two_halves_are_the_whole(case, form):
+    T, cut = 37, 21
+    arrays, state = draw(case, T=T)
+    dout, dstate = cotangents(call(case, arrays, state=state))
+    (out, end), grads = pulled(case, arrays, state, dout, dstate, **form)
+    first, second = tokens(case, arrays, 0, cut), tokens(case, arrays, cut, T)
+    mid = call(case, first, state=state, **form)[1]
+    (out2, end2), grads2 = pulled(case, second, mid, dout[:, cut:], dstate, **form)
+    (out1, _), grads1 = pulled(case, first, state, dout[:, :cut], grads2.state, **form)
+    found = {"out": np.concatenate([out1, out2], axis=1)}
+    expected = {"out": out}
+    for n, (a, b) in enumerate(zip(parts(end2), parts(end), strict=True)):
+        found[f"state {n}"], expected[f"state {n}"] = a, b
+    for n, (a, b) in enumerate(zip(parts(grads1.state), parts(grads.state), strict=True)):
+        found[f"dstate {n}"], expected[f"dstate {n}"] = a, b
+    for name in case.given:
+        a, b = getattr(grads1, name), getattr(grads2, name)
+        found[name] = np.concatenate([a, b], axis=1) if case.on_tokens(name) else a + b
+        expected[name] = getattr(grads, name)
+    error, what = worst(found, expected)
+    assert error <= 1e-12, (what, error)
+
+
+# offsets with an empty sequence first, between and last, and sequences of one token
+OFFSETS = [0, 0, 1, 1, 18, 20, 37, 37]
+
+
+def row(x, n):
+    """Row n of a state, as the state of a batch of one."""
+    return parts_like(x, [S[n : n + 1] for S in parts(x)])
+
+
+@pytest.mark.parametrize("B", [(1,), (), (1, 1)], ids=str)
+@every_form
+@every_case
+def test_packed_sequences_are_one_by_one_to_the_bit(case, form, B):
+    N = len(OFFSETS) - 1
+    arrays, states = draw(case, T=OFFSETS[-1], B=B, N=N)
+    options = {"cu_seqlens": np.array(OFFSETS), **form}
+    dout, dstate = cotangents(call(case, arrays, state=states, **options))
+    (out, end), grads = pulled(case, arrays, states, dout, dstate, **options)
+    packed, totals = out.reshape(-1, *out.shape[-2:]), {}
+    dpacked = dout.reshape(packed.shape)
+    for n, (a, b) in enumerate(itertools.pairwise(OFFSETS)):
+        alone = {x: y.reshape(1, *y.shape[len(B):]) if x in case.given and case.on_tokens(x) else y
+                 for x, y in tokens(case, arrays, a, b).items()}
+        (out1, end1), grads1 = pulled(case, alone, row(states, n), dpacked[None, a:b], row(dstate, n), **form)
+        np.testing.assert_array_equal(packed[a:b], out1[0])
+        mine = parts(row(end, n)) + parts(row(grads.state, n))
+        for x, y in zip(mine, parts(end1) + parts(grads1.state), strict=True):
+            np.testing.assert_array_equal(x, y)
+        for name in case.given:
+            d, d1 = getattr(grads, name), getattr(grads1, name)
+            if case.on_tokens(name):
+                np.testing.assert_array_equal(d.reshape(-1, *d.shape[len(B) + 1:])[a:b], d1[0], name)
+            else:
+                totals[name] = totals.get(name, 0) + d1
+    error, what = worst({n: getattr(grads, n) for n in totals}, totals)
+    assert error <= 1e-13, (what, error)
+
+
+@every_form
+@every_case
+def test_the_same_bits_alone_in_a_batch_and_again(case, form):
+    arrays, state = draw(case, T=33, B=(3,), H=3)
+    whole = with_gradients(case, arrays, state=state, **form)
+    again = with_gradients(case, arrays, state=state, **form)
+    dout, dstate = cotangents(call(case, arrays, state=state))
+    alone = {n: x[1:2] if n in case.given and case.on_tokens(n) else x for n, x in arrays.items()}
+    (out, end), grads = pulled(case, alone, row(state, 1), dout[1:2], row(dstate, 1), **form)
+    for name, x in whole.items():
+        np.testing.assert_array_equal(x, again[name], name)
+    np.testing.assert_array_equal(whole["out"][1:2], out)
+    for name in case.given:
+        if case.on_tokens(name):
+            np.testing.assert_array_equal(whole["d" + name][1:2], getattr(grads, name), name)
+    ends = [x[1:2] for n, x in whole.items() if n.startswith(("state", "dstate"))]
+    for x, y in zip(ends, [*parts(end), *parts(grads.state)], strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("size", ["a little", "very much"])
+@every_form
+@causal_case
+def test_no_later_token_changes_an_earlier_output(case, form, size):
+    arrays, state = draw(case, T=37)
+    out = call(case, arrays, state=state, **form)[0]
+    rng = np.random.default_rng(7)
+    for t in (1, 15, 16, 20, 36):
+        changed = {}
+        for name, x in arrays.items():
+            changed[name] = x
+            if name in case.given and case.on_tokens(name):
+                changed[name] = x.copy()
+                gate = case.card.arrays[name].draw in ("log decay", "strength", "positive")
+                large = 1.0 if size == "a little" or gate else 1e3 if case.erases else 1e30  # short of overflow
+                changed[name][:, t:] *= large * rng.uniform(0.5, 1.5, x[:, t:].shape)
+        moved = call(case, changed, state=state, **form)[0]
+        np.testing.assert_array_equal(moved[:, :t], out[:, :t])
+        assert not np.array_equal(moved[:, t], out[:, t])
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@every_form
+@every_variant
+def test_nan_and_inf_stay_in_their_head_and_sequence(case, form, poison):
+    arrays, state = draw(case, T=20, B=(2,), H=3)
+    expected = with_gradients(case, arrays, state=state, **form)
+    arrays[case.card.value] = arrays[case.card.value].copy()
+    arrays[case.card.value][1, 9, 2] = poison
+    with np.errstate(all="ignore"):
+        found = with_gradients(case, arrays, state=state, **form)
+    assert not np.isfinite(found["out"][1, 9, 2]).any()
+    assert not np.isfinite(found["state"][1, 2]).any()
+    for name in ("out", *("d" + n for n in case.given if case.on_tokens(n))):
+        np.testing.assert_array_equal(found[name][0], expected[name][0], name)
+        np.testing.assert_array_equal(found[name][1, :, :2], expected[name][1, :, :2], name)
+    np.testing.assert_array_equal(found["state"][1, :2], expected["state"][1, :2])
+    np.testing.assert_array_equal(found["dstate"][1, :2], expected["dstate"][1, :2])
