@@ -140,7 +140,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     parts = _parts("state", state)
     library, entered = enter(fn, {**given, **parts})
     xp = library.xp
-    state = _whole(state, [entered.pop(n) for n in parts])
+    own, state = state, _whole(state, [entered.pop(n) for n in parts])
     specs = card.specs(options)
     turned = options["layout"] == "heads_first"
     theirs = {n: shapes.heads_first(spec) for n, spec in specs.items()} if turned else specs
@@ -162,7 +162,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
             shapes.check_state(fn, state, sizes)
         core_state = state
     if options["overwrite_state"]:
-        _check_overwritten(fn, state, plan, options["state"])
+        _check_overwritten(fn, state, plan, own)
     return Prepared(card, library, options, c, card.to_core(c), plan, core_state, state)
 
 
@@ -221,9 +221,10 @@ def _check_layout(fn: str, options: dict[str, Any], sizes: shapes.Sizes, state: 
                       "pass layout='heads_first'", UserWarning, stacklevel=5)
 
 
-def _check_overwritten(fn: str, state: Any, plan: Plan, given: Any) -> None:
-    if any(not getattr(getattr(S, "dtype", None), "isnative", True) for S in _parts("state", given).values()):
-        raise TypeError(f"{fn}: state is byte-swapped, expected this machine's byte order to be overwritten")
+def _check_overwritten(fn: str, state: Any, plan: Plan, own: Any) -> None:
+    for name, S in _parts("state", own).items():
+        if not getattr(getattr(S, "dtype", None), "isnative", True):
+            raise TypeError(f"{fn}: {name} is byte-swapped, expected this machine's byte order to be overwritten")
     for name, S in _parts("state", state).items():
         if S.dtype != plan.dtype:
             wanted = dtype_name(plan.xp.empty(0, dtype=plan.dtype))

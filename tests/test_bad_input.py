@@ -93,7 +93,8 @@ def test_names_of_the_variants_own_arrays():
         ("A has shape (4, 8), expected (H,) = (4,)", {"A": np.ones((H, K))}),
         ("dt has shape (2, 64, 1), expected (B, T, H) = (2, 64, 4)", {"dt": dt[:, :, :1]}),
         ("z has shape (2, 64, 4), expected (B, T, H, V) = (2, 64, 4, 5)", {"z": dt}),
-        ("C has Hq = 8 heads and x H = 4, expected Hq to divide H", {"C": np.concatenate([Q, Q], 2)}),
+        ("C has Hq = 8 heads and x H = 4, expected Hq to divide H",
+         {"C": np.concatenate([Q, Q], 2), "D": A}),
     ]:
         refuse(ValueError, f"mamba2: {text}", la.mamba2, **{"x": x, "dt": dt, "A": A, "B": KEYS, "C": Q} | changed)
     q = Q, KEYS, VALUES
@@ -208,6 +209,9 @@ def test_states_that_cannot_be_overwritten():
     ]:
         with pytest.raises(error, match=sentence(f"gated_delta_rule: {text}")):
             la.gated_delta_rule(**GOOD, state=state, overwrite_state=True)
+    with pytest.raises(TypeError, match=r"linear_attention: state\.z is byte-swapped"):
+        la.linear_attention(Q, KEYS, VALUES, state=(STATE, SUM.astype(SUM.dtype.newbyteorder())), overwrite_state=True,
+                            **NORMALISED)
     with pytest.raises(ValueError, match=sentence(
             "gated_delta_rule: overwrite_state=True was given to vjp, expected False: the pullback needs the state "
             "that would be overwritten")):
@@ -254,7 +258,7 @@ def test_options_of_their_own():
         ({"feature_map": ("identity", short)}, ValueError, "feature_map makes q 8 and k 3 wide, expected one width"),
         ({"feature_map": (lambda x: x.sum(-1), np.add)}, ValueError,
          "feature_map makes k of shape (2, 64, 4, 8) one of (2, 64, 4), expected all axes but the last to stay"),
-        ({"eps": "x"}, TypeError, "eps is 'x', expected a real number"),
+        ({"eps": "x"}, ValueError, "eps is 'x', expected a finite number >= 0"),
         ({"causal": 0}, TypeError, "causal is 0, expected True or False"),
         ({"normalize": None}, TypeError, "normalize is None, expected True or False"),
     ]:
