@@ -8,7 +8,8 @@ import sys
 
 import bench
 
-NAMES = sorted(m.name for m in pkgutil.iter_modules(bench.__path__) if m.name not in ("__main__", "record"))
+HELPERS = ("__main__", "record", "timing", "peers")
+NAMES = sorted(m.name for m in pkgutil.iter_modules(bench.__path__) if m.name not in HELPERS)
 
 
 def main() -> int:

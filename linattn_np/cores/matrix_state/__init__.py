@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+from importlib.util import find_spec
 from typing import Any, NamedTuple
+
+import array_api_compat as compat
 
 from ...ground import backend as backends
 from ...ground.namespace import Array, cast
+from ..kinds import Erase
 from . import chunks, recurrence
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
+
+COMPILED_CHUNK = 32  # tokens of a chunk of the compiled loops where the caller leaves it open
+LONGEST_CHUNK = 128  # tokens that they hold at once
 
 
 class Call(NamedTuple):
@@ -28,14 +36,38 @@ def _chunks_refuses(call: Call) -> str | None:
     return None
 
 
+def _numba_refuses(call: Call) -> str | None:
+    x, plan = call
+    if not compat.is_numpy_namespace(plan.xp):
+        return "it takes NumPy arrays"
+    if plan.dtype not in (plan.xp.float32, plan.xp.float64):
+        return "it computes in float32 and float64"
+    C = plan.chunk_size
+    if C == "parallel" or (C is not None and not 1 < C <= LONGEST_CHUNK):
+        return f"it has the chunk form only, in chunks of 2 to {LONGEST_CHUNK}"
+    if x.gv is not None:
+        return "it does not cover a decay on the value axis"
+    if x.u is not None and x.erase is not Erase.NONE:
+        return "it does not cover a bonus with an erase"
+    if any(y is not None and y.shape[-2] > x.v.shape[-2] for y in (x.k, x.g, x.r, x.beta, x.a, x.b)):
+        return "it does not cover fewer value heads than keys or gates"
+    return None if _has_numba() else "Numba is not installed"
+
+
+@functools.cache
+def _has_numba() -> bool:
+    return find_spec("numba") is not None
+
+
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
+NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses)
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
     """The backend of a call. chunk_size=1 asks for the recurrent form; a few tokens take it by themselves."""
     recurrent = plan.chunk_size == 1 or all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
-    order = [REFERENCE, CHUNKS] if recurrent else [CHUNKS, REFERENCE]
+    order = [NUMBA, REFERENCE, CHUNKS] if recurrent else [NUMBA, CHUNKS, REFERENCE]
     return backends.choose(fn, wanted, order, Call(x, plan))
 
 
