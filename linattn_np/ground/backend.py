@@ -20,11 +20,15 @@ class Later:
 
 
 class Backend(NamedTuple):
-    """A backend of a room: `refuses(call)` is None where it covers the call, else the reason in words."""
+    """A backend of a room: `refuses(call)` is None where it covers the call, else the reason in words.
+
+    `note` says why it is not taken unasked, where that is so.
+    """
 
     name: str
     module: Any
     refuses: Callable[[Any], str | None]
+    note: str = "covers the call too"
 
 
 class Choice(NamedTuple):
@@ -48,7 +52,8 @@ def choose(fn: str, wanted: str | None, candidates: Sequence[Backend], call: Any
         raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {refused[wanted]}")
     for b in candidates:
         if b.name == (wanted or b.name) and refused[b.name] is None:
-            reason = "asked for" if wanted else "the fastest path that covers the call"
-            others = {n: why or "covers the call too" for n, why in refused.items() if n != b.name}
+            reason = "asked for" if wanted else "the path that is taken unasked"
+            notes = {c.name: c.note for c in candidates}
+            others = {n: why or notes[n] for n, why in refused.items() if n != b.name}
             return Choice(b, reason, others)
     raise ValueError(f"{fn}: no backend covers this call: {refused}")

@@ -16,6 +16,7 @@ from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
 COMPILED_CHUNK = 32  # tokens of a chunk of the compiled loops where the caller leaves it open
+ASK = "covers the call too, on request: its first call compiles for seconds"
 LONGEST_CHUNK = 128  # tokens that they hold at once
 
 
@@ -61,13 +62,13 @@ def _has_numba() -> bool:
 
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
-NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses)
+NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses, ASK)
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
     """The backend of a call. chunk_size=1 asks for the recurrent form; a few tokens take it by themselves."""
     recurrent = plan.chunk_size == 1 or all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
-    order = [NUMBA, REFERENCE, CHUNKS] if recurrent else [NUMBA, CHUNKS, REFERENCE]
+    order = [REFERENCE, CHUNKS, NUMBA] if recurrent else [CHUNKS, REFERENCE, NUMBA]
     return backends.choose(fn, wanted, order, Call(x, plan))
 
 
