@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ...ground import backend as backends
 from ...ground.namespace import Array, cast
-from . import chunks, recurrence
+from . import chunks, cuda_kernels, recurrence
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
@@ -30,13 +30,14 @@ def _chunks_refuses(call: Call) -> str | None:
 
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
+CUDA = backends.Backend("cuda", cuda_kernels, cuda_kernels.refuses)
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
     """The backend of a call. chunk_size=1 asks for the recurrent form; a few tokens take it by themselves."""
     recurrent = plan.chunk_size == 1 or all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
     order = [REFERENCE, CHUNKS] if recurrent else [CHUNKS, REFERENCE]
-    return backends.choose(fn, wanted, order, Call(x, plan))
+    return backends.choose(fn, wanted, [CUDA, *order], Call(x, plan))
 
 
 class Kept(NamedTuple):
