@@ -1,18 +1,15 @@
-"""Kernels on a CuPy device: compiled on first use, loaded through RawModule, launched on the current stream."""
+"""Kernels on a CuPy device: compiled on first use, loaded through RawModule, launched on the current stream.
+
+The compiler and its like are imported by the first call that needs them: `import linattn_np` does not wait for them.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-
-from . import nvrtc
-from .compile import Code, architecture, compile_source
-from .sources import installed
 
 LARGEST_GRID = 2**31 - 1
 
@@ -24,6 +21,9 @@ def unusable() -> str | None:
 
 @functools.cache
 def _unusable(device: int) -> str | None:
+    from . import nvrtc
+    from .compile import architecture
+
     if not nvrtc.available():
         return "NVRTC, the CUDA compiler library, is not installed"
     try:
@@ -65,7 +65,10 @@ def _shared_limit(device: int) -> int:
 
 
 @functools.cache
-def _code(file: str, constants: tuple[tuple[str, int], ...], capability: int) -> Code:
+def _code(file: str, constants: tuple[tuple[str, int], ...], capability: int) -> Any:
+    from .compile import architecture, compile_source
+    from .sources import installed
+
     return compile_source(installed(file), dict(constants), architecture(capability))
 
 
@@ -73,6 +76,8 @@ def _code(file: str, constants: tuple[tuple[str, int], ...], capability: int) ->
 def prepare(wanted: tuple[tuple[str, tuple[tuple[str, int], ...]], ...], capability: int) -> None:
     """Compile the (file, constants) that a call will launch, all at once where there are several."""
     if len(wanted) > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(len(wanted)) as pool:
             list(pool.map(lambda one: _code(*one, capability), wanted))
 
@@ -87,10 +92,12 @@ def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], share
     import cupy
 
     code = _code(file, constants, capability())
-    if code.path is not None:
+    if code.path is not None and code.path.exists():
         found = cupy.RawModule(path=str(code.path)).get_function(entry)
         found.max_dynamic_shared_size_bytes = shared  # loads the module
         return found
+    import tempfile
+
     with tempfile.TemporaryDirectory() as folder:  # no cache folder: the driver still wants a file
         path = os.path.join(folder, "kernel.cubin")
         with open(path, "wb") as file_:
