@@ -29,6 +29,7 @@ def machine() -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # of the minute before
         "versions": versions(),
     }
 

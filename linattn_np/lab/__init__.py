@@ -1,0 +1,1 @@
+"""Experiments on real text: what a memory can hold, measured."""

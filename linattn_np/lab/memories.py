@@ -1,0 +1,200 @@
+"""The memories of the probe: token class -> gates -> one public function, and gradients back to the class logits.
+
+All are S_t = (I - b k k^T) e^g S_{t-1} + w k v^T, o_t = S_t^T q_t, on the same keys and values; they differ in g, b, w.
+Arrays have one head: q, k (B, T, 1, K), v (B, T, 1, V); `classes` (B, T) indexes the logits of a gate.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+import linattn_np as la
+
+from .text import CLASSES
+
+Logits = dict[str, np.ndarray]
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + e^-x), without overflow."""
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    """log(1 + e^x), without overflow; its derivative is the sigmoid."""
+    return np.logaddexp(0, x)
+
+
+def sum_by_class(x: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Sums (5,) or (5, K) over all tokens of a class, of x (B, T) or (B, T, K)."""
+    of_class = (classes.reshape(1, -1) == np.arange(len(CLASSES))[:, None]).astype(x.dtype)
+    return of_class @ x.reshape(classes.size, *x.shape[2:])
+
+
+class Memory:
+    """Linear attention that adds each token whole; the others change what it calls and what they learn."""
+
+    name: ClassVar[str] = "linear"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.linear_attention)
+    start: ClassVar[dict[str, list[float]]] = {}  # logits where learning begins; none: nothing is learned
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        """The positional arrays of `function`."""
+        return q, k, v
+
+    def pullback(self, logits: Logits, classes: np.ndarray, v: Any, grads: Any) -> Logits:
+        """Gradients of the logits from those of the arrays."""
+        return {}
+
+    def run(
+        self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any, state: Any = None
+    ) -> tuple[Any, np.ndarray]:
+        """Outputs (B, T, 1, V), or None for q=None, and the state (B, 1, K, V) after the last token."""
+        arrays = self.arrays(logits, classes, q, k, v)
+        return self.function(*arrays, scale=1, state=state, return_state=True)
+
+
+class WriteGate(Memory):
+    """Linear attention that writes w v: w = sigmoid(write[class])."""
+
+    name = "write_gate"
+    start: ClassVar = {"write": [-1.0] * len(CLASSES)}
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        return q, k, gate(logits["write"], classes, v)[..., None] * v
+
+    def pullback(self, logits: Logits, classes: np.ndarray, v: Any, grads: Any) -> Logits:
+        return {"write": gate_vjp(logits["write"], classes, (grads.v * v).sum(-1))}
+
+
+class Retention(Memory):
+    """Four heads with a quarter of the key's channels each and constant decays 1 - 2^-5 .. 1 - 2^-8; their sum is read.
+
+    The heads share the value, so the state (B, 4, K / 4, V) is one of K x V numbers like the others'.
+    """
+
+    name = "retention"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.retention)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        g = np.log1p(-(2.0 ** -np.arange(5, 9))).astype(v.dtype)  # (4,)
+        quarters = (*k.shape[:2], len(g), k.shape[-1] // len(g))
+        heads = (*v.shape[:2], len(g), v.shape[-1])
+        return None if q is None else q.reshape(quarters), k.reshape(quarters), np.broadcast_to(v, heads), g
+
+    def run(
+        self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any, state: Any = None
+    ) -> tuple[Any, np.ndarray]:
+        out, state = super().run(logits, classes, q, k, v, state)
+        return None if out is None else out.sum(2, keepdims=True), state
+
+
+class Mamba2(Memory):
+    """One step size writes and forgets: w = dt, g = A dt, dt = softplus(dt[class]), A = -exp(log_A)."""
+
+    name = "mamba2"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.mamba2)
+    start: ClassVar = {"dt": [-1.0] * len(CLASSES), "log_A": [-3.0]}
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        dt = softplus(logits["dt"]).astype(v.dtype)[classes]
+        return v, dt[..., None], -np.exp(logits["log_A"]).astype(v.dtype), k, q
+
+    def pullback(self, logits: Logits, classes: np.ndarray, v: Any, grads: Any) -> Logits:
+        by_class = sum_by_class(grads.dt[..., 0], classes)
+        return {"dt": by_class * sigmoid(logits["dt"]), "log_A": -grads.A * np.exp(logits["log_A"])}
+
+
+class Delta(Memory):
+    """The delta rule, w = b = beta = sigmoid(write[class])."""
+
+    name = "delta"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.delta_rule)
+    start: ClassVar = {"write": [-1.0] * len(CLASSES)}
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        return q, k, v, gate(logits["write"], classes, v)
+
+    def pullback(self, logits: Logits, classes: np.ndarray, v: Any, grads: Any) -> Logits:
+        return {"write": gate_vjp(logits["write"], classes, grads.beta[..., 0])}
+
+
+class DeltaOne(Delta):
+    """The delta rule with one beta for all classes."""
+
+    name = "delta_one"
+    start: ClassVar = {"write": [-1.0]}
+
+
+class GatedDelta(Delta):
+    """The delta rule with a decay: g = -softplus(decay[class])."""
+
+    name = "gated_delta"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.gated_delta_rule)
+    start: ClassVar = {**Delta.start, "decay": [-6.0] * len(CLASSES)}
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        g = -softplus(logits["decay"]).astype(v.dtype)[classes]
+        return q, k, v, g[..., None], gate(logits["write"], classes, v)
+
+    def pullback(self, logits: Logits, classes: np.ndarray, v: Any, grads: Any) -> Logits:
+        by_class = sum_by_class(grads.g[..., 0], classes)
+        return super().pullback(logits, classes, v, grads) | {"decay": -by_class * sigmoid(logits["decay"])}
+
+
+class Kda(Delta):
+    """The delta rule with a decay by channel: g = -softplus(decay[class] + spread ramp), ramp from -1 to 1 over K."""
+
+    name = "kda"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.kda)
+    start: ClassVar = {**GatedDelta.start, "spread": [1.0]}
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        g = -softplus(self.decay_logits(logits, k.shape[-1])).astype(v.dtype)[classes]
+        return q, k, v, g[:, :, None], gate(logits["write"], classes, v)
+
+    def pullback(self, logits: Logits, classes: np.ndarray, v: Any, grads: Any) -> Logits:
+        K = grads.g.shape[-1]
+        by_class = -sum_by_class(grads.g[:, :, 0], classes) * sigmoid(self.decay_logits(logits, K))  # (5, K)
+        decay = {"decay": by_class.sum(-1), "spread": np.array([(by_class * ramp(K)).sum()])}
+        return super().pullback(logits, classes, v, grads) | decay
+
+    @staticmethod
+    def decay_logits(logits: Logits, K: int) -> np.ndarray:
+        """decay[class] + spread ramp: (5, K)."""
+        return logits["decay"][:, None] + logits["spread"] * ramp(K)
+
+
+def ramp(K: int) -> np.ndarray:
+    """-1 to 1 over the K channels."""
+    return np.linspace(-1, 1, K)
+
+
+def gate(write: np.ndarray, classes: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """sigmoid(write) of each token (B, T, 1), in the dtype of `like`; one logit serves all classes."""
+    table = np.broadcast_to(sigmoid(write), (len(CLASSES),)).astype(like.dtype)
+    return table[classes][..., None]
+
+
+def gate_vjp(write: np.ndarray, classes: np.ndarray, dgate: np.ndarray) -> np.ndarray:
+    """Gradient of `write` from that of the gate, (B, T) or (B, T, 1)."""
+    by_class = sum_by_class(dgate.reshape(classes.shape), classes)
+    w = sigmoid(write)
+    return (by_class if len(w) > 1 else by_class.sum(keepdims=True)) * w * (1 - w)
+
+
+def softmax_outputs(q: np.ndarray, k: np.ndarray, v: np.ndarray, sharpness: float = 32.0) -> np.ndarray:
+    """The reference: outputs (B, n, V) of the last n queries over all T keys before and at each, softmax(32 q.k)."""
+    n, T = q.shape[1], k.shape[1]
+    scores = sharpness * (q @ k.swapaxes(1, 2))
+    later = np.arange(T) > np.arange(T - n, T)[:, None]
+    scores[:, later] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True)) @ v
+
+
+RECURRENT = {kind.name: kind() for kind in (Memory, WriteGate, Retention, Mamba2, DeltaOne, Delta, GatedDelta, Kda)}
+LEARNED = tuple(name for name, memory in RECURRENT.items() if memory.start)
+SOFTMAX = "softmax"
+MEMORIES = (*RECURRENT, SOFTMAX)

@@ -1,0 +1,152 @@
+"""The probe: each memory reads a haystack with one needle in it and is asked for the needle."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .codes import load_codes
+from .gates import GateSet
+from .memories import RECURRENT, SOFTMAX, Logits, Memory, softmax_outputs
+from .needles import ALPHABET, DIGITS
+from .streams import Streams, build_streams
+from .text import load_corpus
+
+SEGMENT = 2048  # tokens a call; the state is all that passes from one call to the next
+TRACED_DEPTH = 0.2  # of the needle whose own votes are told apart
+
+
+@dataclass(frozen=True)
+class CellJob:
+    """One seed, level and length; all memories and gate sets read the same streams."""
+
+    seed: int
+    level: int
+    length: int
+    depths: tuple[float, ...]
+    memories: tuple[str, ...]
+    gate_sets: dict[str, GateSet]
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one memory answered in one cell, by depth, and the anatomy of its votes for the traced needle."""
+
+    gates: str | None  # None: nothing is learned
+    memory: str
+    seed: int
+    level: int
+    length: int
+    exact: list[bool]  # whole answer right
+    characters: list[float]  # part of its characters right
+    signal: float | None = None  # mean vote for the right character that comes from the needle
+    noise: float | None = None  # spread of the votes that come from all other tokens
+    state: float | None = None  # Frobenius norm after the last token
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Streams in vectors: contexts (B, T + 1, 1, K), values (B, T, 1, V), classes (B, T).
+
+    The last row is the stream of the traced needle once more with all values but the needle's zero: a memory is
+    linear in v, so this row carries the needle's own part of the votes.
+    """
+
+    contexts: np.ndarray
+    values: np.ndarray
+    classes: np.ndarray
+    truth: np.ndarray  # (B - 1, n) ids of the answers
+    traced: int  # the row that the last row repeats
+    candidates: np.ndarray  # values of the characters that may be answered
+
+
+def probe_cell(job: CellJob) -> list[Score]:
+    """All scores of one cell; a memory that learns nothing is run once."""
+    corpus = load_corpus(job.text)
+    streams = build_streams(corpus, job.seed, job.level, job.length, list(job.depths))
+    codes = load_codes(job.seed, job.text)
+    traced = int(np.argmin(np.abs(np.array(job.depths) - TRACED_DEPTH)))
+    reading = read_streams(streams, corpus.classes, codes.values, codes.contexts(streams.ids), traced)
+    cell = (job.seed, job.level, job.length)
+    scores = []
+    for gates, name, logits in runs(job):
+        if name == SOFTMAX:
+            votes = softmax_votes(reading)
+            scores.append(Score(gates, name, *cell, *right(votes, reading.truth)))
+            continue
+        votes, state = memory_votes(RECURRENT[name], logits, reading)
+        anatomy = signal_and_noise(votes[traced], votes[-1], reading.truth[traced])
+        size = float(np.linalg.norm(state[traced]))
+        scores.append(Score(gates, name, *cell, *right(votes[:-1], reading.truth), *anatomy, size))
+    return scores
+
+
+def runs(job: CellJob) -> Iterator[tuple[str | None, str, Logits]]:
+    """Gate set, memory and logits of each run: those without gates once, the others for each set."""
+    for name in job.memories:
+        if name == SOFTMAX or not RECURRENT[name].start:
+            yield None, name, {}
+    for gates, gate_set in job.gate_sets.items():
+        for name in job.memories:
+            if name in gate_set[job.seed]:
+                yield gates, name, gate_set[job.seed][name].logits
+
+
+def read_streams(
+    streams: Streams, classes: np.ndarray, values: np.ndarray, contexts: np.ndarray, traced: int
+) -> Reading:
+    """The vectors of the streams, and of the traced needle's row below them."""
+    n = streams.answer_tokens
+    rows = np.r_[: len(streams.ids), traced]
+    needle = slice(streams.needle_at[traced], streams.needle_at[traced] + n)
+    v = values[streams.ids[rows]]
+    v[-1] = 0
+    v[-1, needle] = v[traced, needle]
+    characters = len(ALPHABET) if n > 7 else len(DIGITS)
+    return Reading(
+        contexts=contexts[rows][:, :, None],
+        values=v[:, :, None],
+        classes=classes[streams.ids[rows]],
+        truth=streams.ids[:, -n:],
+        traced=traced,
+        candidates=values[:characters],
+    )
+
+
+def memory_votes(memory: Memory, logits: Logits, reading: Reading) -> tuple[np.ndarray, np.ndarray]:
+    """Votes (B, n, characters) for each character of the answer, teacher forced, and the last state (B, 1, K, V).
+
+    All right under teacher forcing is all right when decoded greedily: up to its first mistake a greedy decode has
+    seen only right characters. What stands before the question's last token is written without being read.
+    """
+    T, n = reading.classes.shape[1], reading.truth.shape[1]
+    q, k, v, classes = reading.contexts[:, 1:], reading.contexts[:, :-1], reading.values, reading.classes
+    asked = T - n - 1  # the token after which the first character is asked for
+    state = None
+    for start in range(0, asked, SEGMENT):
+        part = slice(start, min(start + SEGMENT, asked))
+        _, state = memory.run(logits, classes[:, part], None, k[:, part], v[:, part], state)
+    part = slice(asked, T)
+    out, state = memory.run(logits, classes[:, part], q[:, part], k[:, part], v[:, part], state)
+    return out[:, :-1, 0] @ reading.candidates.T, state
+
+
+def softmax_votes(reading: Reading) -> np.ndarray:
+    """Votes (B - 1, n, characters) of softmax attention over the whole stream but its last token."""
+    n = reading.truth.shape[1]
+    contexts = reading.contexts[:-1, :, 0]
+    out = softmax_outputs(contexts[:, -n - 1 : -1], contexts[:, :-2], reading.values[:-1, :-1, 0])
+    return out @ reading.candidates.T
+
+
+def right(votes: np.ndarray, truth: np.ndarray) -> tuple[list[bool], list[float]]:
+    """Whole answers right and part of the characters right, by row."""
+    same = votes.argmax(-1) == truth
+    return same.all(1).tolist(), same.mean(1).tolist()
+
+
+def signal_and_noise(votes: np.ndarray, from_needle: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
+    """Mean of the needle's votes (n, characters) for the right ones, spread of all the other votes."""
+    signal = np.take_along_axis(from_needle, truth[:, None], 1).mean()
+    return float(signal), float((votes - from_needle).std())

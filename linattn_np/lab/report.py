@@ -1,0 +1,194 @@
+"""The figures of a run in tables: on a terminal, as Markdown, as JSON."""
+
+import json
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import linattn_np as la
+
+from .gates import encode
+from .memories import sigmoid, softplus
+from .scores import Scores
+from .streams import LEVELS
+from .text import CLASSES
+from .verdict import CAUTION, Claim
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Cell = Callable[[str | None, str, int, int], str]
+
+
+def print_report(scores: Scores, claims: list[Claim], console: "Console", markdown: bool = False) -> None:
+    """All tables; `markdown` gives them the form that a Markdown page takes."""
+    from rich import box
+
+    for table in tables(scores, claims):
+        if markdown:
+            console.print(f"\n**{table.title}**\n", highlight=False)
+            table.title, table.box = None, box.MARKDOWN
+        console.print(table)
+    console.print(CAUTION, highlight=False)
+
+
+def tables(scores: Scores, claims: list[Claim]) -> Iterator["Table"]:
+    """Answers, characters and anatomy by level; the learned gates; the verdict."""
+    kinds: tuple[tuple[str, Cell], ...] = (
+        (f"whole answer right, 95 % interval, {scores.streams} streams a cell", lambda *at: interval_text(scores, *at)),
+        ("characters right", lambda *at: f"{scores.characters(*at).mean():.2f}"),
+        ("needle's own vote / spread of all other votes / size of the state", lambda *at: anatomy_text(scores, *at)),
+    )
+    for what, cell in kinds:
+        for level in scores.levels:
+            yield level_table(scores, level, f"Level {level} ({LEVELS[level]}): {what}", cell)
+    if scores.gate_sets:
+        yield gates_table(scores)
+    if claims:
+        for decide in (True, False):
+            yield claims_table(claims, list(scores.gate_sets), decide)
+
+
+def level_table(scores: Scores, level: int, title: str, cell: Cell) -> "Table":
+    """One level: a row a memory, those that learn nothing first; a column a length."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("gates")
+    table.add_column("memory")
+    for length in scores.lengths:
+        table.add_column(str(length), justify="right")
+    for gates in (None, *scores.gate_sets):
+        for memory in scores.memories(gates):
+            row = [cell(gates, memory, level, length) for length in scores.lengths]
+            table.add_row("none learned" if gates is None else gates, memory, *row)
+        table.add_section()
+    return table
+
+
+def interval_text(scores: Scores, gates: str | None, memory: str, level: int, length: int) -> str:
+    """Share and interval: 0.95 (.85 .98)."""
+    share, low, high = scores.interval(gates, memory, level, length)
+    return f"{share:.2f} ({low:.2f} {high:.2f})"
+
+
+def anatomy_text(scores: Scores, gates: str | None, memory: str, level: int, length: int) -> str:
+    """Signal, noise and size of the state."""
+    found = scores.anatomy(gates, memory, level, length)
+    return "-" if found is None else f"{found[0]:.3f} / {found[1]:.3f} / {found[2]:.0f}"
+
+
+def gates_table(scores: Scores) -> "Table":
+    """What was learned, means over the seeds: write strengths and decays by class, held-out loss."""
+    from rich.table import Table
+
+    table = Table(title="Learned gates: write strength and decay of a token by its class", title_justify="left")
+    for name in ("gates", "memory", "gate", *CLASSES, "loss"):
+        table.add_column(name, justify="right" if name in (*CLASSES, "loss") else "left")
+    for gates in scores.gate_sets:
+        for memory in scores.memories(gates):
+            loss = f"{scores.losses(gates, memory).mean():.4f}"
+            for kind, values in gate_values(scores, gates, memory).items():
+                form = ".5f" if kind == "decay" else ".3f"
+                table.add_row(gates, memory, kind, *(f"{x:{form}}" for x in values), loss)
+        table.add_section()
+    return table
+
+
+def gate_values(scores: Scores, gates: str, memory: str) -> dict[str, np.ndarray]:
+    """Mean write strength and mean decay factor a token (5,), by class."""
+    found: dict[str, list[np.ndarray]] = {}
+    for memories in scores.gate_sets[gates].values():
+        logits = memories[memory].logits
+        if "write" in logits:
+            found.setdefault("write", []).append(np.broadcast_to(sigmoid(logits["write"]), (len(CLASSES),)))
+        if "decay" in logits:
+            found.setdefault("decay", []).append(np.exp(-softplus(logits["decay"])))
+        if "dt" in logits:
+            dt = softplus(logits["dt"])
+            found.setdefault("write", []).append(dt)
+            found.setdefault("decay", []).append(np.exp(-np.exp(logits["log_A"]) * dt))
+    return {kind: np.mean(values, axis=0) for kind, values in found.items()}
+
+
+def claims_table(claims: list[Claim], gate_sets: list[str], decide: bool) -> "Table":
+    """A row a question, a column a gate set: paired difference, half-width of its 95 % interval, the word for it."""
+    from rich.table import Table
+
+    title = "one thing: these decide" if decide else "more than one thing: these explain nothing alone"
+    table = Table(title=f"Pairs that differ in {title}", title_justify="left")
+    for name in ("conclusion", "asked of", "differ in", *gate_sets):
+        table.add_column(name)
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for claim in claims:
+        if claim.decides == decide:
+            row = (claim.conclusion, f"{claim.says}: {claim.asked_of}", " and ".join(claim.differ_in))
+            rows.setdefault(row, {})[claim.gates] = found_text(claim)
+    for asked, by_set in rows.items():
+        table.add_row(*asked, *(by_set.get(name, "-") for name in gate_sets))
+    return table
+
+
+def found_text(claim: Claim) -> str:
+    """shows +0.91 ± 0.08; losses in nats with their unit."""
+    found = claim.found
+    if claim.unit == "of whole answers":
+        return f"{found.word} {found.mean:+.2f} ± {found.half_width:.2f}"
+    return f"{found.word} {found.mean:+.4f} ± {found.half_width:.4f} nats"
+
+
+def as_json(scores: Scores, claims: list[Claim], run: dict[str, Any]) -> dict[str, Any]:
+    """Everything that was measured, rounded, with what it was measured with; `run` tells more of that."""
+    return {
+        "about": CAUTION,
+        "run": {
+            "date": datetime.now(UTC).date().isoformat(),
+            "linattn_np": la.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "machine": platform.machine(),
+            "text": scores.text or "pydoc_data.topics, second half",
+            "streams_per_cell": scores.streams,
+            **run,
+        },
+        "depths": [round(depth, 3) for depth in scores.depths],
+        "scores": [{key: rounded(x) for key, x in asdict(score).items()} for score in scores.all],
+        "gates": {
+            name: {seed: {memory: encode(x) for memory, x in memories.items()} for seed, memories in gate_set.items()}
+            for name, gate_set in scores.gate_sets.items()
+        },
+        "verdict": [
+            {
+                **asdict(claim),
+                "found": {k: rounded(x) for k, x in asdict(claim.found).items()},
+                "decides": claim.decides,
+            }
+            for claim in claims
+        ],
+    }
+
+
+def rounded(x: Any) -> Any:
+    """Numbers to 4 digits, whole answers as 0 and 1; all else as it is."""
+    if isinstance(x, list):
+        return [int(y) if isinstance(y, bool) else rounded(y) for y in x]
+    return round(x, 4) if isinstance(x, float) else x
+
+
+def write_json(path: Path, scores: Scores, claims: list[Claim], run: dict[str, Any]) -> None:
+    """The figures in a file, a score a line."""
+    parts = as_json(scores, claims, run)
+    lines = []
+    for key, part in parts.items():
+        if key in ("scores", "verdict"):
+            rows = ",\n  ".join(json.dumps(row) for row in part)
+            lines.append(f"{json.dumps(key)}: [\n  {rows}\n ]")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(part)}")
+    path.write_text("{\n " + ",\n ".join(lines) + "\n}\n", "utf8")

@@ -1,0 +1,55 @@
+"""Work spread over processes: spawned, one BLAS thread each, big jobs first, a progress bar on stderr."""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any, TypeVar
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def run_jobs(
+    work: Callable[[Job], Result], jobs: Sequence[Job], cost: Callable[[Job], int], processes: int, label: str
+) -> list[tuple[Job, Result]]:
+    """Each job with its result, in the order of `jobs`; `work` is a function of a module, so that it can be spawned."""
+    from tqdm import tqdm
+
+    order = sorted(range(len(jobs)), key=lambda i: -cost(jobs[i]))
+    results: dict[int, Result] = {}
+    with tqdm(total=sum(map(cost, jobs)), desc=label, unit_scale=True, dynamic_ncols=True) as bar:
+        for i, result in finished(work, jobs, order, processes):
+            results[i] = result
+            bar.update(cost(jobs[i]))
+    return [(jobs[i], results[i]) for i in range(len(jobs))]
+
+
+def finished(
+    work: Callable[[Job], Result], jobs: Sequence[Job], order: list[int], processes: int
+) -> Iterator[tuple[int, Result]]:
+    """Indices and results of the jobs as they end; one process means this one."""
+    if processes == 1:
+        with one_thread():
+            for i in order:
+                yield i, work(jobs[i])
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=begin_worker) as pool:
+        running = {pool.submit(work, jobs[i]): i for i in order}
+        for future in as_completed(running):
+            yield running[future], future.result()
+
+
+def one_thread() -> Any:
+    """Holds this process to one BLAS thread, in a with statement or for good: small products gain nothing from more."""
+    import numpy  # noqa: F401  a BLAS that is not loaded yet cannot be limited
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1)
+
+
+def begin_worker() -> None:
+    """What a spawned process does first: one thread for BLAS, one for loops that are compiled later."""
+    os.environ["NUMBA_NUM_THREADS"] = "1"
+    one_thread()

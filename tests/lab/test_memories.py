@@ -1,0 +1,78 @@
+"""Gates and their gradients; a memory in segments; the softmax reference."""
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.lab.memories import CLASSES, LEARNED, RECURRENT, softmax_outputs
+
+B, T, K = 2, 70, 16
+
+
+def inputs(seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Classes (B, T), unit q and k, v (B, T, 1, K) in float64."""
+    rng = np.random.default_rng(seed)
+    q, k, v = rng.standard_normal((3, B, T, 1, K))
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    return rng.integers(0, len(CLASSES), (B, T)), q, k, v
+
+
+def some_logits(name: str) -> dict[str, np.ndarray]:
+    """Logits away from where learning starts."""
+    rng = np.random.default_rng(1)
+    return {part: np.array(x) / 2 + 0.3 * rng.standard_normal(len(x)) for part, x in RECURRENT[name].start.items()}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_gate_gradients_equal_central_differences(name):
+    memory, logits = RECURRENT[name], some_logits(name)
+    classes, q, k, v = inputs()
+    dout = np.random.default_rng(2).standard_normal(v.shape)
+
+    def value(changed: dict[str, np.ndarray]) -> float:
+        return float((memory.function(*memory.arrays(changed, classes, q, k, v), scale=1) * dout).sum())
+
+    _, pullback = la.vjp(memory.function, *memory.arrays(logits, classes, q, k, v), scale=1)
+    found = memory.pullback(logits, classes, v, pullback(dout))
+    assert found.keys() == logits.keys()
+    for part, grad in found.items():
+        assert grad.shape == logits[part].shape
+        for i in range(len(grad)):
+            step = np.zeros_like(logits[part])
+            step[i] = 1e-5
+            up, down = (value(logits | {part: logits[part] + sign * step}) for sign in (1, -1))
+            assert grad[i] == pytest.approx((up - down) / 2e-5, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_segments_with_the_state_handed_over_equal_the_whole(name):
+    memory, logits = RECURRENT[name], some_logits(name)
+    classes, q, k, v = inputs()
+    whole, last = memory.run(logits, classes, q, k, v)
+    nothing, state = memory.run(logits, classes[:, :37], None, k[:, :37], v[:, :37])
+    out, state = memory.run(logits, classes[:, 37:], q[:, 37:], k[:, 37:], v[:, 37:], state)
+    assert nothing is None
+    np.testing.assert_allclose(out, whole[:, 37:], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(state, last, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_float32_stays_float32(name):
+    classes, *arrays = inputs()
+    out, state = RECURRENT[name].run(some_logits(name), classes, *(x.astype(np.float32) for x in arrays))
+    assert out.dtype == np.float32
+    assert state.dtype == np.float32
+    assert out.shape == (B, T, 1, K)
+    assert state[0].size == K * K
+
+
+def test_softmax_reference_is_causal_attention():
+    _, q, k, v = inputs()
+    q, k, v = q[:, :, 0], k[:, :, 0], v[:, :, 0]
+    n = 5
+    expected = np.empty((B, n, K))
+    for i in range(n):
+        t = T - n + i + 1
+        scores = np.exp(32 * np.einsum("bk,btk->bt", q[:, t - 1], k[:, :t]))
+        expected[:, i] = np.einsum("bt,btv->bv", scores / scores.sum(1, keepdims=True), v[:, :t])
+    np.testing.assert_allclose(softmax_outputs(q[:, -n:], k, v), expected, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,74 @@
+"""The command line, end to end, at tiny sizes."""
+
+import argparse
+import json
+import subprocess
+import sys
+
+import pytest
+
+from linattn_np.lab.recall_command import add_arguments, run
+
+TINY = ("--lengths", "256", "--seeds", "1", "--depths", "3", "--memories", "delta,gated_delta,softmax", "--jobs", "1")
+
+
+def command(*words: object) -> int:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return run(parser.parse_args([str(word) for word in words]))
+
+
+def test_a_tiny_run_writes_tables_figures_and_pictures(tmp_path, capsys):
+    figures, tables, pictures = tmp_path / "r.json", tmp_path / "r.md", tmp_path / "pictures"
+    where = ("--json", figures, "--markdown", tables, "--pictures", pictures)
+    assert command(*TINY, "--gates", "prose,facts", "--levels", "1,3", *where) == 0
+    printed = capsys.readouterr()
+    assert "Level 1" in printed.out
+    assert "not a replication" in printed.out
+    assert "recall" in printed.err
+    written = json.loads(figures.read_text())
+    assert len(written["scores"]) == 2 * (2 * 2 + 1)
+    assert {claim["gates"] for claim in written["verdict"]} == {"prose", "facts"}
+    assert "| softmax" in tables.read_text()
+    drawn = sorted(path.name for path in pictures.iterdir())
+    assert drawn[:2] == ["recall-gates.png", "recall-heat-facts.png"]
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures.iterdir())
+
+
+def test_processes_are_spawned_and_give_the_same_figures(tmp_path):
+    one, two = tmp_path / "1.json", tmp_path / "2.json"
+    assert command(*TINY, "--levels", "2", "--json", one) == 0
+    assert command(*TINY, "--levels", "2", "--json", two, "--jobs", 2) == 0
+    first, second = (json.loads(path.read_text()) for path in (one, two))
+    assert first["run"]["processes"] != second["run"]["processes"]
+    assert all(first[part] == second[part] for part in ("scores", "gates", "verdict"))
+
+
+def test_a_learned_file_can_be_tested_and_a_text_read(tmp_path, capsys):
+    gates, text = tmp_path / "mine.json", tmp_path / "text.txt"
+    assert command(*TINY, "--train", "facts", "--out", gates, "--steps", "1") == 0
+    text.write_text("Some words of my own. " * 30)
+    assert command(*TINY, "--gates", gates, "--text", text, "--levels", "2") == 0
+    assert "gated_delta" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--memories", "delta,elephant"), "elephant"),
+        (("--lengths", "64"), "too short"),
+        (("--train", "prose"), "go together"),
+        (("--gates", "nothing.json"), "no gate set"),
+        (("--text", "no-such-file.txt"), "no-such-file.txt"),
+    ],
+)
+def test_bad_options_are_told_in_one_line(words, problem, capsys):
+    assert command(*TINY, *words) == 2
+    told = capsys.readouterr().err
+    assert problem in told
+    assert told.count("\n") == 1
+
+
+def test_importing_the_package_does_not_import_the_lab():
+    code = "import sys, linattn_np; assert not [m for m in sys.modules if m.startswith('linattn_np.lab')]"
+    subprocess.run([sys.executable, "-c", code], check=True)
