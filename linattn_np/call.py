@@ -289,7 +289,7 @@ def _final(call: Prepared, S: Array, given: Array | None) -> Any:
 def _cotangents(
     call: Prepared, dout: Any, dstate: Any, shape: tuple[int, ...] | None, end: Array
 ) -> tuple[Array | None, Array | None]:
-    """dout and dstate as the core takes them."""
+    """dout and dstate as the core takes them; dout in the dtype it was given in."""
     fn, xp = call.card.name, call.plan.xp
     if dout is None and dstate is None:
         raise TypeError(f"{fn}: the pullback got neither dout nor dstate, expected at least one")
@@ -303,7 +303,6 @@ def _cotangents(
             raise ValueError(f"{fn}: dout has shape {tuple(d_out.shape)}, expected {shape or 'None: there is no out'}")
         if call.options["layout"] == "heads_first":
             d_out = xp.moveaxis(d_out, -3, -2)
-        d_out = cast(xp, d_out, call.plan.dtype)
     if dstate is None:
         return d_out, None
     want = call.card.unpack_state(call.variables, end) if call.card.unpack_state else end

@@ -80,8 +80,9 @@ def test_float16_storage(cp, fn):
     expected, expected_state = fn(**wide, **options, return_state=True)
     assert out.dtype == np.float16
     assert state.dtype == np.float32
-    assert relative_error(out, expected) <= 2.0**-11
-    assert relative_error(state, expected_state) <= 4 * 2.0**-23
+    kernels = la.explain(fn, **there, **options).backend == "cuda"  # their products take 16-bit operands
+    assert relative_error(out, expected) <= (4 if kernels else 1) * 2.0**-11
+    assert relative_error(state, expected_state) <= (2.0**-10 if kernels else 4 * 2.0**-23)
 
 
 @pytest.mark.parametrize("fn", [la.simple_gla, la.gla, la.gated_delta_rule, la.kda, la.rwkv7], ids=lambda f: f.__name__)
@@ -124,7 +125,7 @@ def test_overwritten_state_and_reading(cp):
 
 def test_two_libraries_are_refused_by_name(cp):
     arrays = la.delta_rule.card.sample(np.random.default_rng(0))
-    with pytest.raises(TypeError, match="k is a numpy array and q a cupy array"):
+    with pytest.raises(TypeError, match="k is an array of numpy and q of cupy"):
         la.delta_rule(**{**arrays, "q": cp.asarray(arrays["q"])})
 
 

@@ -17,7 +17,8 @@ FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 FLOORS = (  # from the ground up; what stands on one line does not import each other, but for what BESIDE allows
     ("ground", "versions"), ("pieces", "cuda"), ("cores",), ("card",), ("call",), ("variants",),
-    ("catalog", "read", "transforms"), ("testing",), ("doctor", "lab", "bridges"), ("__main__",), ("__init__",),
+    ("catalog", "read", "transforms"), ("testing",), ("doctor", "lab", "bridges", "warmup"), ("__main__",),
+    ("__init__",),
 )
 FLOOR = {name: n for n, names in enumerate(FLOORS) for name in names}
 FRAMEWORKS = {"cupy", "torch", "jax", "tensorflow", "mlx", "dask"}

@@ -11,7 +11,7 @@ import array_api_compat as compat
 from ...ground import backend as backends
 from ...ground.namespace import Array, cast
 from ..kinds import Erase
-from . import chunks, recurrence
+from . import chunks, cuda_kernels, recurrence
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
@@ -63,13 +63,14 @@ def _has_numba() -> bool:
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
 NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses, ASK)
+CUDA = backends.Backend("cuda", cuda_kernels, cuda_kernels.refuses)
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
     """The backend of a call. chunk_size=1 asks for the recurrent form; a few tokens take it by themselves."""
     recurrent = plan.chunk_size == 1 or all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
-    order = [REFERENCE, CHUNKS, NUMBA] if recurrent else [CHUNKS, REFERENCE, NUMBA]
-    return backends.choose(fn, wanted, order, Call(x, plan))
+    order = [REFERENCE, CHUNKS] if recurrent else [CHUNKS, REFERENCE]
+    return backends.choose(fn, wanted, [CUDA, *order, NUMBA], Call(x, plan))
 
 
 class Kept(NamedTuple):

@@ -1,0 +1,63 @@
+// A warp's rows of the state, transposed (value row, key column), as accumulators of mma.cuh; and its places in memory.
+#pragma once
+#include "attention/config.cuh"
+
+struct States {       // element (row, column) of slot n lies at data[n * slot + row * row_stride + column * column_stride]
+    float* data;
+    i64 slot, row, column;
+};
+
+// TILES tiles of 16 rows and COLUMNS columns, from row `first`; rows past ROWS and columns past WIDTH are zeros
+template <int TILES, int COLUMNS> struct StateRows {
+    float x[TILES][COLUMNS / 8][4];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int n = 0; n < TILES * COLUMNS / 2; n++) x[n / (COLUMNS / 2)][(n >> 2) % (COLUMNS / 8)][n & 3] = 0.f;
+    }
+    template <class F> __device__ __forceinline__ void each(F f) {   // f(row, column, value)
+#pragma unroll
+        for (int m = 0; m < TILES; m++)
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 8; i++)
+#pragma unroll
+                for (int n = 0; n < 4; n++) f(m * 16 + (n >> 1) * 8, i * 8 + (n & 1), x[m][i][n]);
+    }
+    // rows of whole blocks and whole tiles of columns need no test
+    template <int ROWS, int WIDTH> static __device__ __forceinline__ bool inside(int row, int column) {
+        return (ROWS % (16 * TILES * LA_WARPS) == 0 || row < ROWS) && (WIDTH == COLUMNS || column < WIDTH);
+    }
+    template <int ROWS, int WIDTH> __device__ __forceinline__ void load(const States& s, i64 slot, int first, int lane) {
+        const int row = first + (lane >> 2), column = (lane & 3) * 2;
+        const float* p = s.data + slot * s.slot + row * s.row + column * s.column;
+        each([&](int r, int c, float& y) { y = inside<ROWS, WIDTH>(row + r, column + c) ? p[r * s.row + c * s.column] : 0.f; });
+    }
+    template <int ROWS, int WIDTH> __device__ __forceinline__ void store(const States& s, i64 slot, int first, int lane) {
+        const int row = first + (lane >> 2), column = (lane & 3) * 2;
+        float* p = s.data + slot * s.slot + row * s.row + column * s.column;
+        each([&](int r, int c, float& y) { if (inside<ROWS, WIDTH>(row + r, column + c)) p[r * s.row + c * s.column] = y; });
+    }
+    // the same as blocks of registers, lane by lane: COLUMNS / 8 * TILES pieces of 16 bytes a lane
+    __device__ __forceinline__ void store_registers(float4* p, int lane) const {
+#pragma unroll
+        for (int m = 0; m < TILES; m++)
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 8; i++) {
+                const float (&y)[4] = x[m][i];
+                asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p + (m * (COLUMNS / 8) + i) * 32 + lane),
+                             "f"(y[0]), "f"(y[1]), "f"(y[2]), "f"(y[3]) : "memory");
+            }
+    }
+    // this lane's part of the inner product with what store_registers wrote
+    __device__ __forceinline__ float dot_registers(const float4* p, int lane) const {
+        float sum = 0.f;
+#pragma unroll
+        for (int m = 0; m < TILES; m++)
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 8; i++) {
+                const float4 y = p[(m * (COLUMNS / 8) + i) * 32 + lane];
+                sum += x[m][i][0] * y.x + x[m][i][1] * y.y + x[m][i][2] * y.z + x[m][i][3] * y.w;
+            }
+        return sum;
+    }
+};

@@ -1,0 +1,277 @@
+// One pass over the tokens of a head, in chunks of C, with the state S in registers (erase NONE, decay NONE or SCALAR):
+//
+//     S_t = e^{g_t} S_{t-1} + write k_t^T v_t          out_t = read q_t S_t
+//
+// LA_REVERSE runs time backward, with a token's decay after its write: S_t = e^{g_{t+1}} S_{t+1} + write k_t^T v_t. With
+// its arrays exchanged the same pass therefore gives every gradient:
+//
+//     forward      out = scan(q, k, v)        dq = scan(dout, v, k)     state transposed
+//     reverse      dv  = scan(k, q, dout)     dk = scan(v, dout, q)     state transposed; S_t is then the gradient of S_t
+//
+// Inside a chunk, with D_ij = e^{s(j, i)}:  P = (Q K^T) .* D,   out^T = (S^T Q^T) e^{start} + V^T P^T,
+// S^T <- e^{all} S^T + (V e^{end})^T K. A warp owns 16 * LA_TILES value rows of S^T and of out^T and shares only P.
+//
+// LA_OUTPUTS 0  no queries: the state that a segment adds, walked from its end, so that it may stop once all has decayed
+// LA_DOTS    1  also <x_t, out_t less the token's own write> and, every LA_MARK chunks, states or their inner products
+#include "attention/gram.cuh"
+#include "attention/state.cuh"
+#include "attention/store.cuh"
+#include "attention/tokens.cuh"
+
+constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, TILES = LA_TILES, STAGES = LA_STAGES;
+constexpr int OUTPUTS = LA_OUTPUTS, DOTS = LA_DOTS, THREADS = 32 * WARPS;
+constexpr int KP = round_up(K, 16), VB = 16 * TILES * WARPS;   // columns of the key tile, value rows of this block
+typedef Tile<KP, Element::BYTES> Keys;
+typedef Tile<VB, Element::BYTES> Values;
+typedef Tile<C, Element::GRAM_BYTES> Gram;
+// shared memory; x takes the place of q once q has been read
+constexpr int KEY_BYTES = C * Keys::ROW, VALUE_BYTES = C * Values::ROW;
+constexpr int QUERY_BYTES = !OUTPUTS ? 0 : DOTS && VALUE_BYTES > KEY_BYTES ? VALUE_BYTES : KEY_BYTES;
+constexpr int STAGE = KEY_BYTES + VALUE_BYTES + QUERY_BYTES + C * 4;
+constexpr int AT_GRAM = STAGES * STAGE, AT_DECAY = AT_GRAM + (OUTPUTS ? C * Gram::ROW : 0);
+constexpr int AT_DOTS = AT_DECAY + WARPS * Decay<C>::FLOATS * 4, AT_OWN = AT_DOTS + DOTS * WARPS * C * 4;
+static_assert(LA_SHARED == AT_OWN + DOTS * C * 4, "LA_SHARED is what the launch asks for");
+
+struct Arguments {
+    Rows q, k, v, x, out;
+    const float* g; i64 g_batch, g_token, g_head; int g_group, unused;
+    const i64* offsets;                    // of a ragged batch, else null
+    States start, end; int start_group, end_group;   // heads that share a slot; start_group 0: a slot a segment
+    float* sums;                           // OUTPUTS 0: log2 decay of each segment
+    float* dots;                           // (value blocks, heads, tokens)
+    float4* states; float* products; i64 marks;      // at every LA_MARK-th chunk's start; marks: slots a sequence
+    i64 tokens;                            // of the whole batch
+    int T, heads, segments, chunks;        // chunks: of a segment
+    float read, write;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __grid_constant__ Arguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory);
+    const int thread = threadIdx.x, warp = thread >> 5;
+    int lane = thread & 31;
+    constexpr int BLOCKS = (V + VB - 1) / VB;
+    int block = blockIdx.x;
+    const int part = block % BLOCKS; block /= BLOCKS;
+    const int head = block % a.heads; block /= a.heads;
+    const int segment = block % a.segments, n = block / a.segments;
+    const Sequence sequence = sequence_of(a.offsets, n, a.T);
+    const int total = (sequence.T + C - 1) / C, first = segment * a.chunks;
+    const int steps = min(total - first, a.chunks), last = max(total - 1, 0) / a.chunks;
+    const i64 slot = (i64)n * a.heads + head;
+    if (segment > last) return;
+    if (!OUTPUTS && segment == (LA_REVERSE ? 0 : last)) return;   // nothing needs what the last segment adds
+    constexpr bool DOWN = LA_REVERSE == OUTPUTS;                    // a segment's sum is walked from its end
+    const char *q = OUTPUTS ? rows_of(a.q, sequence, head) : nullptr, *k = rows_of(a.k, sequence, head), *v = rows_of(a.v, sequence, head);
+    const char* x = DOTS ? rows_of(a.x, sequence, head) : nullptr;
+    const float* g = LA_DECAY ? a.g + sequence.row * a.g_batch + sequence.first * a.g_token + (u32)head / (u32)a.g_group * a.g_head : nullptr;
+    const int row = warp * 16 * TILES, column = part * VB;        // of this warp in the block, of the block in V
+
+    auto chunk_of = [&](int step) { return DOWN ? first + steps - 1 - step : first + step; };
+    auto token_of = [&](int step) { return chunk_of(step) * C + (LA_REVERSE ? C - 1 : 0); };   // of a chunk's row 0
+    auto load = [&](int step) {
+        const u32 at = shared + (step % STAGES) * STAGE;
+        const int token = token_of(step);
+        load_rows<Keys, C, THREADS, K>(at, k, a.k.token, token, sequence.T, 0, thread);
+        if constexpr (OUTPUTS) load_rows<Keys, C, THREADS, K>(at + KEY_BYTES + VALUE_BYTES, q, a.q.token, token, sequence.T, 0, thread);
+        load_rows<Values, C, THREADS, V>(at + KEY_BYTES, v, a.v.token, token, sequence.T, column, thread);
+        if (LA_DECAY)
+#pragma unroll
+            for (int r0 = 0; r0 < C; r0 += THREADS) {
+                const int r = r0 + thread, t = token + (LA_REVERSE ? -r : r);
+                const bool valid = (u32)t < (u32)sequence.T;
+                if (r < C) copy_in<4>(at + STAGE - C * 4 + r * 4, g + t * a.g_token, valid);
+            }
+    };
+    auto write_dots = [&](int step) {   // sums over the warps of the chunk before
+#pragma unroll
+        for (int r0 = 0; r0 < C; r0 += THREADS) {
+            const int r = r0 + thread, t = token_of(step) + (LA_REVERSE ? -r : r);
+            float sum = 0.f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) sum += load_shared(shared + AT_DOTS + (w * C + min(r, C - 1)) * 4);
+            if (r < C && (u32)t < (u32)sequence.T) a.dots[((i64)part * a.heads + head) * a.tokens + sequence.index + t] = sum;
+        }
+    };
+
+    StateRows<TILES, KP> S;
+    if (OUTPUTS && a.start.data)
+        S.template load<V, K>(a.start, a.start_group ? slot / a.start_group : slot * a.segments + segment, column + row, lane);
+    else S.clear();
+    if constexpr (STAGES > 1)
+#pragma unroll
+        for (int s = 0; s < STAGES - 1; s++) {
+            if (s < steps) load(s);
+            copy_commit();
+        }
+
+    const Decay<C> decay = {shared + AT_DECAY + warp * Decay<C>::FLOATS * 4};
+    float later = 0.f;   // OUTPUTS 0: log2 decay from this chunk's end to the segment's
+    for (int step = 0; step < steps; step++) {
+        const u32 keys = shared + (step % STAGES) * STAGE, values = keys + KEY_BYTES, queries = values + VALUE_BYTES;
+        copy_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
+        __syncthreads();
+        asm volatile("" : "+r"(lane));   // addresses are made anew in each chunk: kept over the loop they would spill
+        if (DOTS && step) write_dots(step - 1);
+        if constexpr (STAGES > 1) {
+            if (step + STAGES - 1 < steps) load(step + STAGES - 1);
+            copy_commit();
+        } else {
+            load(step);
+            copy_commit();
+            copy_wait<0>();
+            __syncthreads();
+        }
+        const bool marked = DOTS && chunk_of(step) % LA_MARK == 0;
+        const i64 marked_at = ((slot * a.marks + chunk_of(step) / LA_MARK) * BLOCKS + part) * WARPS + warp;
+        if (!LA_REVERSE && marked) {
+            const float product = warp_sum(S.dot_registers(a.states + marked_at * (TILES * KP / 8 * 32), lane));
+            if (lane == 0) a.products[marked_at] = product;
+        }
+
+        const float all = decay.set(keys + STAGE - C * 4, a.read, a.write, later, lane);
+        __syncwarp();
+        float out[TILES][C / 8][4];
+        if constexpr (OUTPUTS) {
+            gram_matrix<Element, WARPS, C, KP, DOTS, Keys, Gram>(queries, keys, shared + AT_GRAM, shared + AT_OWN, decay, a.read * a.write, warp, lane);
+#pragma unroll
+            for (int i = 0; i < TILES * C / 2; i++) out[i / (C / 2)][(i >> 2) % (C / 8)][i & 3] = 0.f;
+#pragma unroll
+            for (int d = 0; d < KP; d += 16) {   // out^T = S^T Q^T
+                typename Element::A s[TILES];
+#pragma unroll
+                for (int m = 0; m < TILES; m++) {
+                    const float (&lo)[4] = S.x[m][d / 8], (&hi)[4] = S.x[m][d / 8 + 1];
+                    const float f[8] = {lo[0], lo[1], lo[2], lo[3], hi[0], hi[1], hi[2], hi[3]};
+                    s[m] = Element::operand(f);
+                }
+#pragma unroll
+                for (int i = 0; i < C; i += 16) {
+                    typename Element::B b[2];
+                    load_b_rows<Element, Keys>(b, queries, i, d, lane);
+#pragma unroll
+                    for (int m = 0; m < TILES; m++) {
+                        Element::multiply(out[m][i / 8], s[m], b[0]);
+                        Element::multiply(out[m][i / 8 + 1], s[m], b[1]);
+                    }
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < C / 8; i++) {
+                const float2 e = decay.starts(i * 8 + (lane & 3) * 2);
+#pragma unroll
+                for (int m = 0; m < TILES; m++) {
+                    out[m][i][0] *= e.x; out[m][i][1] *= e.y; out[m][i][2] *= e.x; out[m][i][3] *= e.y;
+                }
+            }
+            if (LA_DECAY) {
+                const float carry = exp2_approx(all);
+                S.each([&](int, int, float& y) { y *= carry; });
+            }
+            __syncthreads();   // P is whole, Q has been read
+            if constexpr (DOTS) {
+                load_rows<Values, C, THREADS, V>(queries, x, a.x.token, token_of(step), sequence.T, column, thread);
+                copy_commit();
+            }
+        }
+        // out^T += V^T P^T and S^T += (V e^{end})^T K, sixteen tokens at a time
+        typename Element::A weighted[Element::EXACT ? C / 16 : 1][TILES];
+#pragma unroll
+        for (int t = 0; t < C; t += 16) {
+            typename Element::Raw raw[TILES];
+#pragma unroll
+            for (int m = 0; m < TILES; m++) raw[m] = load_a_columns<Element, Values>(values, t, row + m * 16, lane);
+            if constexpr (OUTPUTS) {
+#pragma unroll
+                for (int m = 0; m < TILES; m++) {
+                    const auto plain = Element::operand(raw[m]);
+#pragma unroll
+                    for (int i = t; i < C; i += 16) {
+                        typename Element::B b[2];
+                        load_b_rows<Element, Gram>(b, shared + AT_GRAM, i, t, lane);
+                        Element::multiply(out[m][i / 8], plain, b[0]);
+                        Element::multiply(out[m][i / 8 + 1], plain, b[1]);
+                    }
+                }
+            }
+            const float2 e = decay.ends(t + (lane & 3) * 2), f = decay.ends(t + 8 + (lane & 3) * 2);
+            auto& w = weighted[Element::EXACT ? t / 16 : 0];
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                const float y[8] = {Element::value(raw[m], 0) * e.x, Element::value(raw[m], 1) * e.y, Element::value(raw[m], 2) * e.x,
+                                    Element::value(raw[m], 3) * e.y, Element::value(raw[m], 4) * f.x, Element::value(raw[m], 5) * f.y,
+                                    Element::value(raw[m], 6) * f.x, Element::value(raw[m], 7) * f.y};
+                w[m] = Element::operand(y);
+            }
+            if constexpr (!Element::EXACT)
+#pragma unroll
+                for (int d = 0; d < KP; d += 16) {
+                    typename Element::B b[2];
+                    load_b_columns<Element, Keys>(b, keys, t, d, lane);
+#pragma unroll
+                    for (int m = 0; m < TILES; m++) {
+                        Element::multiply(S.x[m][d / 8], w[m], b[0]);
+                        Element::multiply(S.x[m][d / 8 + 1], w[m], b[1]);
+                    }
+                }
+        }
+        if constexpr (Element::EXACT)   // matrix units cut sums off: what a chunk adds is summed apart, then added rounded
+#pragma unroll
+            for (int d = 0; d < KP; d += 16)
+#pragma unroll
+                for (int m = 0; m < TILES; m++) {
+                    float add[2][4] = {};
+#pragma unroll
+                    for (int t = 0; t < C; t += 16) {
+                        typename Element::B b[2];
+                        load_b_columns<Element, Keys>(b, keys, t, d, lane);
+                        Element::multiply(add[0], weighted[t / 16][m], b[0]);
+                        Element::multiply(add[1], weighted[t / 16][m], b[1]);
+                    }
+#pragma unroll
+                    for (int i = 0; i < 8; i++) S.x[m][d / 8 + (i >> 2)][i & 3] += add[i >> 2][i & 3];
+                }
+        if constexpr (DOTS) {
+            copy_wait<0>();
+            __syncthreads();   // x is there
+            float sums[C / 4] = {};   // column pairs (2j, 2j + 1) of each 8 tokens
+#pragma unroll
+            for (int t = 0; t < C; t += 16)
+#pragma unroll
+                for (int m = 0; m < TILES; m++) {
+                    const auto y = load_a_columns<Element, Values>(queries, t, row + m * 16, lane);
+                    const auto own = load_a_columns<Element, Values>(values, t, row + m * 16, lane);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        const int tile = t / 8 + (i >> 2);
+                        sums[tile * 2 + (i & 1)] += out[m][tile][i & 3] * Element::value(y, i);
+                        out[m][tile][i & 3] += load_shared(shared + AT_OWN + (tile * 8 + (lane & 3) * 2 + (i & 1)) * 4) * Element::value(own, i);
+                    }
+                }
+            column_sums<C / 4>(sums, lane);
+#pragma unroll
+            for (int i = 0; i < C / 32; i++) {
+                const int m = column_eighth(lane) * (C / 32) + i;
+                store_shared(shared + AT_DOTS + (warp * C + (m >> 1) * 8 + (lane & 3) * 2 + (m & 1)) * 4, sums[i]);
+            }
+            if (LA_REVERSE && marked) S.store_registers(a.states + marked_at * (TILES * KP / 8 * 32), lane);
+        }
+        if constexpr (OUTPUTS) {
+            stage_rows<Element, Values, TILES, C>(out, values, row, lane);
+            store_rows<Values, C, 16 * TILES, V>(own_rows(a.out, sequence, head), a.out.token, values, token_of(step), sequence.T, row, column, lane);
+        } else {
+            later += all;
+            if (later < FLOOR_LOG2) break;   // all that is earlier is multiplied by an exact zero
+        }
+    }
+    copy_wait<0>();
+    if (DOTS && steps > 0) {
+        __syncthreads();
+        write_dots(steps - 1);
+    }
+    if (!OUTPUTS) {
+        S.template store<V, K>(a.end, slot * a.segments + segment, column + row, lane);
+        if (thread == 0 && part == 0) a.sums[slot * a.segments + segment] = later;
+    } else if (a.end.data && segment == (LA_REVERSE ? 0 : last) && head % a.end_group == 0)
+        S.template store<V, K>(a.end, slot / a.end_group, column + row, lane);
+}

@@ -1,0 +1,172 @@
+// Products of register tiles, C (16 x 8) += A (16 x 16) B (16 x 8), for three kinds of elements.
+//
+// Lane 4 g + j of a warp owns, in every kind:
+//     C  c[0..3]  (g, 2j) (g, 2j+1) (g+8, 2j) (g+8, 2j+1)
+//     A  a[0..7]  (g, 2j) (g, 2j+1) (g+8, 2j) (g+8, 2j+1), then the same with 8 columns more: two C tiles side by side
+//     B  b[0..3]  rows 2j, 2j+1, 2j+8, 2j+9 of column g
+// so accumulators are operands as they are. tf32 products take 8 columns at a time and number them 0 4 1 5 2 6 3 7: the
+// contraction may be walked in any order, and in this one 32-bit operands lie as 16-bit ones do.
+#pragma once
+#include "tile/shared.cuh"
+
+LA_DEVICE void mma_bf16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+LA_DEVICE void mma_tf32(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// both halves of 16 columns, operands in the order above
+LA_DEVICE void mma_tf32(float (&c)[4], const u32 (&a)[8], const u32 (&b)[4]) {
+    mma_tf32(c, a[0], a[2], a[1], a[3], b[0], b[1]);
+    mma_tf32(c, a[4], a[6], a[5], a[7], b[2], b[3]);
+}
+
+// bfloat16: one product
+struct Bfloat16 {
+    static constexpr int BYTES = 2, GRAM_BYTES = 2;   // of an element; of an element of a gram matrix in shared memory
+    static constexpr bool EXACT = false;
+    struct A { u32 x[4]; };
+    struct B { u32 x[2]; };
+    typedef A Raw;   // an A operand as loaded
+    static __device__ __forceinline__ Raw raw(const u32 (&x)[4]) { return {{x[0], x[1], x[2], x[3]}}; }
+    static __device__ __forceinline__ float value(const Raw& r, int i) { return i & 1 ? high_bf16(r.x[i >> 1]) : low_bf16(r.x[i >> 1]); }
+    static __device__ __forceinline__ A operand(const Raw& r) { return r; }
+    static __device__ __forceinline__ A operand(const float (&f)[8]) {
+        return {{pack_bf16(f[0], f[1]), pack_bf16(f[2], f[3]), pack_bf16(f[4], f[5]), pack_bf16(f[6], f[7])}};
+    }
+    static __device__ __forceinline__ B column(u32 x0, u32 x1) { return {{x0, x1}}; }
+    static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) { mma_bf16(c, a.x, b.x); }
+    static __device__ __forceinline__ u32 pair(float x, float y) { return pack_bf16(x, y); }
+};
+
+// float16: as tf32, which holds it exactly and has float32's range, so that a state never overflows
+struct Float16 {
+    static constexpr int BYTES = 2, GRAM_BYTES = 4;
+    static constexpr bool EXACT = false;
+    struct A { u32 x[8]; };
+    struct B { u32 x[4]; };
+    struct Raw { float x[8]; };
+    static __device__ __forceinline__ Raw raw(const u32 (&x)[4]) {
+        return {{low_f16(x[0]), high_f16(x[0]), low_f16(x[1]), high_f16(x[1]), low_f16(x[2]), high_f16(x[2]), low_f16(x[3]), high_f16(x[3])}};
+    }
+    static __device__ __forceinline__ float value(const Raw& r, int i) { return r.x[i]; }
+    static __device__ __forceinline__ A operand(const float (&f)[8]) {
+        A a;
+#pragma unroll
+        for (int i = 0; i < 8; i++) a.x[i] = round_tf32(f[i]);
+        return a;
+    }
+    static __device__ __forceinline__ A operand(const Raw& r) { return operand(r.x); }
+    static __device__ __forceinline__ B column(const float (&f)[4]) {
+        return {{round_tf32(f[0]), round_tf32(f[1]), round_tf32(f[2]), round_tf32(f[3])}};
+    }
+    static __device__ __forceinline__ B column(u32 x0, u32 x1) {
+        const float f[4] = {low_f16(x0), high_f16(x0), low_f16(x1), high_f16(x1)};
+        return column(f);
+    }
+    static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) { mma_tf32(c, a.x, b.x); }
+    static __device__ __forceinline__ u32 pair(float x, float y) { return pack_f16(x, y); }
+};
+
+// float32: x = hi + lo in tf32, and A B = lo hi + hi lo + hi hi to 2^-21
+struct Float32 {
+    static constexpr int BYTES = 4, GRAM_BYTES = 4;
+    static constexpr bool EXACT = true;
+    struct A { u32 hi[8], lo[8]; };
+    struct B { u32 hi[4], lo[4]; };
+    struct Raw { float x[8]; };
+    static __device__ __forceinline__ float value(const Raw& r, int i) { return r.x[i]; }
+    static __device__ __forceinline__ A operand(const float (&f)[8]) {
+        A a;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            a.hi[i] = round_tf32(f[i]);
+            a.lo[i] = round_tf32(f[i] - __uint_as_float(a.hi[i]));
+        }
+        return a;
+    }
+    static __device__ __forceinline__ A operand(const Raw& r) { return operand(r.x); }
+    static __device__ __forceinline__ B column(const float (&f)[4]) {
+        B b;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            b.hi[i] = round_tf32(f[i]);
+            b.lo[i] = round_tf32(f[i] - __uint_as_float(b.hi[i]));
+        }
+        return b;
+    }
+    static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) {
+        mma_tf32(c, a.lo, b.hi);
+        mma_tf32(c, a.hi, b.lo);
+        mma_tf32(c, a.hi, b.hi);
+    }
+};
+
+// Operands out of shared tiles. `base` is the tile's shared address; rows and columns start at multiples of 16.
+
+// A = X[row.., column..]
+template <class E, class X> LA_DEVICE typename E::Raw load_a_rows(u32 base, int row, int column, int lane) {
+    if constexpr (X::BYTES == 2) {
+        u32 x[4];
+        load_matrix(x, base + X::block_piece(row, column / 8, lane & 15, lane >> 4));
+        return E::raw(x);
+    } else {
+        const int r = row + (lane >> 2), c = column + (lane & 3) * 2;
+        const float2 a = load_shared2(base + X::at(r, c)), b = load_shared2(base + X::at(r + 8, c));
+        const float2 d = load_shared2(base + X::at(r, c + 8)), e = load_shared2(base + X::at(r + 8, c + 8));
+        return {{a.x, a.y, b.x, b.y, d.x, d.y, e.x, e.y}};
+    }
+}
+// A = X[row.., column..]^T: columns of X are the rows of A
+template <class E, class X> LA_DEVICE typename E::Raw load_a_columns(u32 base, int row, int column, int lane) {
+    if constexpr (X::BYTES == 2) {
+        u32 x[4];
+        load_matrix_transposed(x, base + X::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1));
+        return E::raw(x);
+    } else {
+        const int r = row + (lane & 3) * 2, c = column + (lane >> 2);
+        typename E::Raw a;
+#pragma unroll
+        for (int i = 0; i < 8; i++) a.x[i] = load_shared(base + X::at(r + (i & 1) + (i & 4) * 2, c + (i & 2) * 4));
+        return a;
+    }
+}
+// two B tiles = X[row.., column..]^T: 16 rows of X are the columns of B
+template <class E, class X> LA_DEVICE void load_b_rows(typename E::B (&b)[2], u32 base, int row, int column, int lane) {
+    if constexpr (X::BYTES == 2) {
+        u32 x[4];
+        load_matrix(x, base + X::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1));
+        b[0] = E::column(x[0], x[1]);
+        b[1] = E::column(x[2], x[3]);
+    } else {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const int r = row + n * 8 + (lane >> 2), c = column + (lane & 3) * 2;
+            const float2 x = load_shared2(base + X::at(r, c)), y = load_shared2(base + X::at(r, c + 8));
+            const float f[4] = {x.x, x.y, y.x, y.y};
+            b[n] = E::column(f);
+        }
+    }
+}
+// two B tiles = X[row.., column..]
+template <class E, class X> LA_DEVICE void load_b_columns(typename E::B (&b)[2], u32 base, int row, int column, int lane) {
+    if constexpr (X::BYTES == 2) {
+        u32 x[4];
+        load_matrix_transposed(x, base + X::block_piece(row, column / 8, lane & 15, lane >> 4));
+        b[0] = E::column(x[0], x[1]);
+        b[1] = E::column(x[2], x[3]);
+    } else {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const int r = row + (lane & 3) * 2, c = column + n * 8 + (lane >> 2);
+            const float f[4] = {load_shared(base + X::at(r, c)), load_shared(base + X::at(r + 1, c)),
+                                load_shared(base + X::at(r + 8, c)), load_shared(base + X::at(r + 9, c))};
+            b[n] = E::column(f);
+        }
+    }
+}
+// Bfloat16 and Float32 have one column() each: load_b_* asks only for the one that the tile's width needs.

@@ -1,0 +1,68 @@
+// Short names, and single instructions with the width that the name says.
+#pragma once
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define LA_DEVICE static __device__ __forceinline__
+
+// shared address of a generic pointer
+LA_DEVICE u32 shared_address(const void* p) {
+    u32 r;
+    asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(r) : "l"(p));
+    return r;
+}
+
+// 2^x, exactly 0 from x = -150 down
+LA_DEVICE float exp2_approx(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+// two floats as two bfloat16, the first in the low half
+LA_DEVICE u32 pack_bf16(float lo, float hi) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+LA_DEVICE u32 pack_f16(float lo, float hi) {
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+LA_DEVICE float low_bf16(u32 x) { return __uint_as_float(x << 16); }
+LA_DEVICE float high_bf16(u32 x) { return __uint_as_float(x & 0xffff0000u); }
+LA_DEVICE float low_f16(u32 x) {
+    float r;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(r) : "r"(x));
+    return r;
+}
+LA_DEVICE float high_f16(u32 x) {
+    float r;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(r) : "r"(x));
+    return r;
+}
+// the nearest tf32 (10 bits after the point) as the bits of a float
+LA_DEVICE u32 round_tf32(float x) {
+    u32 r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+    return r;
+}
+
+LA_DEVICE float load_shared(u32 a) {
+    float r;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(a));
+    return r;
+}
+LA_DEVICE float2 load_shared2(u32 a) {
+    float2 r;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(a));
+    return r;
+}
+LA_DEVICE void store_shared(u32 a, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(a), "f"(x) : "memory"); }
+LA_DEVICE void store_shared2(u32 a, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(a), "f"(x), "f"(y) : "memory");
+}
+LA_DEVICE void store_shared_u32(u32 a, u32 x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(a), "r"(x) : "memory"); }

@@ -1,0 +1,335 @@
+"""The chunk form as CUDA kernels on CuPy arrays: erase NONE, decay NONE or SCALAR, K and V up to 256.
+
+One pass over the tokens (cuda_src/matrix_state/scan.cu) is the forward and, with its arrays exchanged and time turned
+round, every gradient; nothing is kept but the inputs. Sequences are cut into segments where batch and heads leave the
+card idle: a first pass sums up what each segment adds to the state, and a small kernel makes of that the state each
+segment begins with.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import gcd, prod
+from typing import Any, NamedTuple
+
+from ...cuda import launch
+from ...ground.namespace import Array, cast, dtype_name, sum_to
+from ..kinds import Decay, Erase, Row
+from . import cuda_plan as cuts
+from .inputs import Inputs, Plan, Saved
+
+SCAN, SEGMENTS, GATE = "matrix_state/scan.cu", "matrix_state/segments.cu", "matrix_state/gate_grad.cu"
+
+
+def refuses(call: Any) -> str | None:
+    """Why the kernels do not cover a call; None where they do."""
+    x, plan = call.x, call.plan
+    if not plan.xp.__name__.endswith("cupy"):
+        return "the arrays are not CuPy arrays"
+    if x.erase is not Erase.NONE or x.decay is Decay.VECTOR or x.gv is not None:
+        return "the kernels cover erase NONE with decay NONE or SCALAR so far"
+    if x.q is None or not plan.causal:
+        return "the kernels write and read in one pass; this call does not read along the way"
+    if x.u is not None or plan.query_row is not Row.AFTER:
+        return "the kernels read a token's own write, without a bonus"
+    if plan.dtype == plan.xp.float64:
+        return "float64 is computed by the chunk form in CuPy"
+    if plan.chunk_size not in (None, 64):
+        return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
+    K, V = x.k.shape[-1], x.v.shape[-1]
+    if max(K, V) > cuts.WIDEST:
+        return f"keys are {K} and values {V} wide, the kernels hold up to {cuts.WIDEST}"
+    if 0 in (*x.v.shape, *x.k.shape, *x.q.shape):
+        return "there is nothing to compute"
+    if x.k.shape[-2] > x.v.shape[-2]:
+        return "there are more key heads than value heads"
+    if x.v.device.id != launch.current_device():
+        return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
+    return launch.unusable() or _too_large(_element(x.q, x.k, x.v), K, V)
+
+
+def _too_large(element: str, K: int, V: int) -> str | None:
+    """Why tiles of these widths do not fit the device; None where they do."""
+    limit = launch.shared_limit()
+    need = cuts.shared_needed(element, K, V, limit)
+    return f"{K} x {V} {element} takes {need} bytes of shared memory, a block has {limit}" if need > limit else None
+
+
+def _element(*arrays: Array) -> str:
+    """The element that arrays are computed in: bfloat16 or float16 if all are, else float32."""
+    names = {dtype_name(y) for y in arrays}
+    return names.pop() if len(names) == 1 and names <= set(cuts.ELEMENTS) else "float32"
+
+
+class Batch(NamedTuple):
+    """Sizes of a call and the cut of its sequences."""
+
+    lead: tuple[int, ...]
+    T: int
+    heads: int  # of the outputs
+    H: int  # of the values and the state
+    K: int
+    V: int
+    N: int  # sequences
+    offsets: Array | None  # of a ragged batch, on the device
+    longest: int
+    element: str
+    decay: bool
+    align: int
+    segments: int
+    chunks: int  # of a segment
+
+    @property
+    def tokens(self) -> int:
+        return prod(self.lead) * self.T
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
+    """(out, final state, saved)."""
+    xp = plan.xp
+    q, k, v = _rows(xp, x.q, x.k, x.v)
+    batch = _batch(x, plan, q, k, v)
+    out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=v.dtype)
+    end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
+    g = None if x.g is None else cast(xp, x.g, xp.float32)
+    start = _state(xp, state, batch)
+    begins = _begins(xp, batch, k, v, g, start, 1.0, reverse=False)
+    group = batch.heads // batch.H
+    _scan(batch, q, k, v, out, g, begins or _states(start, batch), plan.scale, 1.0, group=0 if begins else group,
+          end=_states(end, batch), end_group=group)
+    return cast(xp, out, x.v.dtype), _public(end, batch), Saved(x, plan, state, begins)
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state."""
+    x, plan, state, begins = saved
+    xp = plan.xp
+    q, k, v = _rows(xp, x.q, x.k, x.v)
+    shape = (*x.v.shape[:-2], max(x.q.shape[-2], x.v.shape[-2]), x.v.shape[-1])
+    dout = xp.zeros(shape, dtype=v.dtype) if dout is None else cast(xp, dout, v.dtype)
+    dout = _rows(xp, dout)[0]
+    batch = _batch(x, plan, q, k, v, dout)
+    g = None if x.g is None else cast(xp, x.g, xp.float32)
+    group, f32 = batch.heads // batch.H, xp.float32
+    dq, dk, dv = (xp.empty((*batch.lead, batch.T, batch.heads, D), dtype=v.dtype) for D in (batch.K, batch.K, batch.V))
+    _prepare_backward(batch)
+    last = _spread(xp, _state(xp, dstate, batch), batch)
+    first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=f32)
+    ends = _begins(xp, batch, q, dout, g, last, plan.scale, reverse=True)
+    later = ends or _states(last, batch)
+    dots = None if g is None else _Dots(xp, batch)
+    _scan(batch, k, q, dout, dv, g, later, 1.0, plan.scale, group=0 if ends else 1, reverse=True,
+          end=_states(first, batch))
+    _scan(batch, v, dout, q, dk, g, later.transposed(), 1.0, plan.scale, group=0 if ends else 1, reverse=True,
+          dots=dots and dots.of(k, 1))
+    earlier = begins or _states(_state(xp, state, batch), batch)
+    _scan(batch, dout, v, k, dq, g, earlier.transposed(), plan.scale, 1.0, group=0 if begins else group,
+          dots=dots and dots.of(q, 0))
+    grads = {"q": _shared(xp, dq, x.q.shape), "k": _shared(xp, dk, x.k.shape), "v": _shared(xp, dv, x.v.shape)}
+    if g is not None:
+        dg = _shared(xp, _gate_grad(xp, batch, g, dots)[..., None], (*batch.lead, *x.g.shape[-3:]))
+        grads["g"] = sum_to(xp, dg, x.g.shape)
+    if group > 1:
+        first = xp.sum(xp.reshape(first, (batch.N, batch.H, group, batch.K, batch.V)), axis=2)
+    return Inputs(**{name: grads.get(name) for name in Inputs._fields}), _public(first, batch)
+
+
+class States(NamedTuple):
+    """Where states lie: rows are value columns, columns key columns; strides count floats."""
+
+    array: Array | None
+    slot: int
+    row: int
+    column: int
+    sums: Array | None = None
+
+    def transposed(self) -> States:
+        return self._replace(row=self.column, column=self.row)
+
+    def packed(self) -> bytes:
+        return struct.pack("<4q", 0 if self.array is None else self.array.data.ptr, self.slot, self.row, self.column)
+
+
+def _states(array: Array | None, batch: Batch) -> States:
+    return States(array, batch.K * batch.V, 1, batch.V)
+
+
+def _state(xp: Any, state: Array | None, batch: Batch) -> Array | None:
+    """A public state as contiguous float32 (N, H, K, V)."""
+    if state is None:
+        return None
+    return xp.ascontiguousarray(cast(xp, state, xp.float32)).reshape(batch.N, batch.H, batch.K, batch.V)
+
+
+def _spread(xp: Any, state: Array | None, batch: Batch) -> Array | None:
+    """(N, H, K, V) for one of the heads that share a state, zeros for the others: (N, heads, K, V)."""
+    group = batch.heads // batch.H
+    if state is None or group == 1:
+        return state
+    wide = xp.zeros((batch.N, batch.H, group, batch.K, batch.V), dtype=state.dtype)
+    wide[:, :, 0, :, :] = state
+    return xp.reshape(wide, (batch.N, batch.heads, batch.K, batch.V))
+
+
+def _public(state: Array, batch: Batch) -> Array:
+    """(N, H, K, V) as the caller's (..., H, K, V); a ragged batch keeps N."""
+    return state if batch.offsets is not None or len(batch.lead) == 1 else state.reshape(*batch.lead, *state.shape[1:])
+
+
+def _shared(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
+    """Gradients (..., heads, D) summed over the heads that share one of `shape`'s."""
+    if d.shape[-2] == shape[-2]:
+        return d
+    d = xp.reshape(d, (*d.shape[:-2], shape[-2], d.shape[-2] // shape[-2], d.shape[-1]))
+    return xp.sum(d, axis=-2, dtype=xp.float32)
+
+
+def _rows(xp: Any, *arrays: Array) -> list[Array]:
+    """Arrays (B, T, heads, width) in the dtype they are computed in, with contiguous rows."""
+    dtype = xp.float32 if _element(*arrays) == "float32" else arrays[0].dtype
+    arrays = tuple(cast(xp, y, dtype) for y in arrays)
+    fine = [y.shape[-1] == 1 or y.strides[-1] == y.itemsize for y in arrays]
+    arrays = tuple(y if ok else xp.ascontiguousarray(y) for y, ok in zip(arrays, fine, strict=True))
+    return [y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:]) for y in arrays]
+
+
+def _batch(x: Inputs, plan: Plan, *arrays: Array) -> Batch:
+    sequences, xp = plan.sequences, plan.xp
+    ragged = sequences[0].row is not None if sequences else True
+    lead, (T, H, V), (Hq, K) = tuple(x.v.shape[:-3]), x.v.shape[-3:], x.q.shape[-2:]
+    element, heads = dtype_name(arrays[0]), max(Hq, H)
+    N = len(sequences) if ragged else prod(lead)
+    longest = max((s.stop - s.start for s in sequences), default=0)
+    offsets = None
+    if ragged:
+        offsets = xp.asarray([s.start for s in sequences] + [sequences[-1].stop if sequences else 0], dtype=xp.int64)
+    parts = cuts.scan_pass(element, K, V, 16, True, cuts.SMALLEST_LIMIT).parts
+    chunks = max(-(-longest // cuts.chunk_length(element)), 1)
+    each = -(-chunks // cuts.segments(N * heads * parts, chunks))
+    return Batch(lead, T, heads, H, K, V, N, offsets, longest, element, x.g is not None, _alignment(arrays, K, V),
+                 -(-chunks // each), each)
+
+
+def _alignment(arrays: tuple[Array, ...], K: int, V: int) -> int:
+    """The largest of 16, 8, 4, 2 bytes that divides where every row of inputs and outputs begins, and its length."""
+    size = arrays[0].itemsize
+    common = gcd(16, K * size, V * size)
+    for y in arrays:
+        common = gcd(common, y.data.ptr, *(s for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1))
+    return common
+
+
+def _pack_rows(y: Array | None, batch: Batch) -> bytes:
+    if y is None:
+        return struct.pack("<4q2i", 0, 0, 0, 0, 1, 0)
+    y_batch, y_token, y_head, _ = y.strides
+    return struct.pack("<4q2i", y.data.ptr, y_batch, y_token, y_head, batch.heads // y.shape[-2], 0)
+
+
+def _pack_gate(g: Array | None, batch: Batch) -> bytes:
+    """Strides in floats; a gate without batch axes is the same in every row."""
+    if g is None:
+        return struct.pack("<4q2i", 0, 0, 0, 0, 1, 0)
+    if g.ndim > 3:
+        g = g.reshape(prod(g.shape[:-3]), *g.shape[-3:])
+    lead = g.strides[0] // 4 if g.ndim > 3 else 0
+    return struct.pack("<4q2i", g.data.ptr, lead, g.strides[-3] // 4, g.strides[-2] // 4, batch.heads // g.shape[-2], 0)
+
+
+def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool) -> cuts.Pass:
+    return cuts.scan_pass(batch.element, K, V, batch.align, batch.decay, launch.shared_limit(), reverse, outputs, dots)
+
+
+def _prepare_backward(batch: Batch) -> None:
+    """Compile the passes of a backward together."""
+    K, V, decay = batch.K, batch.V, batch.decay
+    passes = [_pass(batch, K, V, True, True, False), _pass(batch, V, K, True, True, decay),
+              _pass(batch, V, K, False, True, decay)]
+    if batch.segments > 1:
+        passes.append(_pass(batch, K, V, True, False, False))
+    wanted = tuple((SCAN, how.constants) for how in passes)
+    launch.prepare(wanted, launch.capability())
+
+
+def _pointer(y: Array | None) -> int:
+    return 0 if y is None else y.data.ptr
+
+
+def _scan(
+    batch: Batch, q: Array | None, k: Array, v: Array, out: Array | None, g: Array | None, start: States, read: float,
+    write: float, *, group: int, reverse: bool = False, end: States | None = None, end_group: int = 1,
+    dots: _DotsOfPass | None = None,
+) -> None:
+    """One pass. group: heads that share a start state; 0: `start` has one a segment."""
+    if out is not None and out.ndim != 4:
+        out = out.reshape(prod(batch.lead), *out.shape[-3:])
+    how = _pass(batch, k.shape[-1], v.shape[-1], reverse, q is not None, dots is not None)
+    x, dot_pointers = (None, (0, 0, 0, 0)) if dots is None else (dots.x, dots.pointers)
+    end = end or States(None, 0, 0, 0)
+    arguments = b"".join((
+        *(_pack_rows(y, batch) for y in (q, k, v, x, out)), _pack_gate(g, batch),
+        struct.pack("<q", _pointer(batch.offsets)), start.packed(), end.packed(),
+        struct.pack("<ii", group, end_group), struct.pack("<q", _pointer(end.sums)),
+        struct.pack("<4q", *dot_pointers),
+        struct.pack("<q4i2f", batch.tokens, batch.T, batch.heads, batch.segments, batch.chunks, read, write),
+    ))
+    launch.launch(SCAN, "scan", how.constants, batch.N * batch.segments * batch.heads * how.parts, how.threads,
+                  how.shared, arguments)
+
+
+def _begins(
+    xp: Any, batch: Batch, k: Array, v: Array, g: Array | None, start: Array | None, write: float, reverse: bool
+) -> States | None:
+    """The state that each segment begins with (in the direction of the walk); None where there is one segment."""
+    if batch.segments == 1:
+        return None
+    slots = batch.N * batch.heads * batch.segments
+    states = States(xp.empty((slots, batch.V, batch.K), dtype=xp.float32), batch.K * batch.V, batch.K, 1,
+                    xp.empty(slots, dtype=xp.float32))
+    none = States(None, 0, 0, 0)
+    _scan(batch, None, k, v, None, g, none, 1.0, write, group=1, reverse=reverse, end=states)
+    group = 1 if reverse else batch.heads // batch.H
+    blocks = -(-batch.K * batch.V // 256)
+    launch.launch(
+        SEGMENTS, "segments", cuts.common_constants(batch.element, batch.decay, reverse),
+        batch.N * batch.heads * blocks, 256, 0,
+        states.packed() + _states(start, batch).packed() + struct.pack(
+            "<4q6i", group, _pointer(states.sums), _pointer(batch.offsets), batch.K * batch.V, batch.T, batch.heads,
+            batch.segments, batch.chunks, batch.K, blocks),
+    )
+    return states
+
+
+class _DotsOfPass(NamedTuple):
+    x: Array
+    pointers: tuple[int, int, int, int]
+
+
+class _Dots:
+    """What the gradient of the gates is made of: <q, dq> and <k, dk> of every token, <S, dS> of every few chunks."""
+
+    def __init__(self, xp: Any, batch: Batch):
+        self.how = _pass(batch, batch.V, batch.K, False, True, True)
+        self.marks = -(-max(batch.longest, 1) // (self.how.chunk * cuts.MARK))
+        slots = batch.N * batch.heads * self.marks
+        self.tokens = xp.empty((2, self.how.parts, batch.heads, batch.tokens), dtype=xp.float32)
+        self.states = xp.empty((slots, self.how.state_floats), dtype=xp.float32)
+        self.products = xp.empty((slots, self.how.parts * self.how.warps), dtype=xp.float32)
+
+    def of(self, x: Array, which: int) -> _DotsOfPass:
+        """which: 0 what reads (q, with dq), 1 what writes (k, with dk)."""
+        return _DotsOfPass(x, (self.tokens[which].data.ptr, self.states.data.ptr, self.products.data.ptr, self.marks))
+
+
+def _gate_grad(xp: Any, batch: Batch, g: Array, dots: _Dots) -> Array:
+    """dg of every output head: (..., T, heads)."""
+    dg = xp.empty((*batch.lead, batch.T, batch.heads), dtype=xp.float32)
+    blocks = batch.N * batch.heads * dots.marks
+    launch.launch(
+        GATE, "gate_grad", cuts.common_constants(batch.element, True, False), -(-blocks // 4), 128, 0,
+        struct.pack("<3q", dots.tokens[0].data.ptr, dots.tokens[1].data.ptr, dots.products.data.ptr)
+        + _pack_gate(g, batch) + struct.pack(
+            "<5q4i", dg.data.ptr, _pointer(batch.offsets), batch.tokens, dots.marks, blocks, batch.T, batch.heads,
+            dots.how.parts, dots.how.warps),
+    )
+    return dg

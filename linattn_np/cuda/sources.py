@@ -1,0 +1,65 @@
+"""Finds cuda_src, in a checkout or in a wheel, and reads a file with all that it includes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).resolve().parent.parent
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
+
+
+class Source(NamedTuple):
+    """A .cu file, the headers it reaches by their include names, and the digest of them all."""
+
+    name: str
+    text: str
+    headers: dict[str, str]
+    digest: str
+
+
+def root() -> Path:
+    """The folder cuda_src: inside the package in a wheel, beside it in a checkout.
+
+    Raises FileNotFoundError if it is in neither place.
+    """
+    for folder in (PACKAGE / "cuda_src", PACKAGE.parent / "cuda_src"):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(f"cuda_src is neither in {PACKAGE} nor beside it")
+
+
+def read(name: str, folder: Path | None = None) -> Source:
+    """The source `name` and every header it includes, directly or not. Include names are relative to cuda_src."""
+    folder = root() if folder is None else folder
+    return of_text(name, (folder / name).read_text(encoding="utf-8"), folder)
+
+
+def of_text(name: str, text: str, folder: Path | None = None) -> Source:
+    """A source from its text, with the headers of `folder`."""
+    folder, headers = root() if folder is None else folder, {}
+    pending = INCLUDE.findall(text)
+    while pending:
+        header = pending.pop()
+        if header not in headers:
+            headers[header] = (folder / header).read_text(encoding="utf-8")
+            pending += INCLUDE.findall(headers[header])
+    return Source(name, text, headers, digest(name, text, headers))
+
+
+@functools.cache
+def installed(name: str) -> Source:
+    """`read(name)`, once a process."""
+    return read(name)
+
+
+def digest(name: str, text: str, headers: dict[str, str]) -> str:
+    """Hash of names and texts; each part goes in with its length, so that no two sources share a stream."""
+    h = hashlib.sha256()
+    for part in [name, text, *(x for item in sorted(headers.items()) for x in item)]:
+        data = part.encode()
+        h.update(len(data).to_bytes(8, "little") + data)
+    return h.hexdigest()

@@ -1,0 +1,115 @@
+"""Compiles CUDA kernels ahead of their first use, on a machine with or without a GPU: `linattn warmup`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from math import gcd
+from typing import NamedTuple
+
+from .cores.matrix_state import cuda_kernels, cuda_plan
+from .cuda import nvrtc
+from .cuda.compile import cache_folder, compile_source
+from .cuda.sources import installed
+
+SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB a block
+
+
+class Entry(NamedTuple):
+    """One compilation: a source and its constants, in words and as the compiler gets them."""
+
+    words: str
+    file: str
+    constants: cuda_plan.Constants
+
+
+def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True) -> Iterator[Entry]:
+    """Every kernel of forward (and backward) for keys K and values V wide."""
+    limit = SHARED[capability] * 1024
+    align = gcd(16, K * cuda_plan.BYTES[dtype], V * cuda_plan.BYTES[dtype])
+
+    def scan(words: str, K: int, V: int, reverse: bool = False, outputs: bool = True, dots: bool = False) -> Entry:
+        how = cuda_plan.scan_pass(dtype, K, V, align, decay, limit, reverse, outputs, dots)
+        return Entry(words, cuda_kernels.SCAN, how.constants)
+
+    def small(words: str, file: str, reverse: bool = False) -> Entry:
+        return Entry(words, file, cuda_plan.common_constants(dtype, decay, reverse))
+
+    yield scan("out", K, V)
+    yield scan("state a segment adds", K, V, outputs=False)
+    yield small("states of segments", cuda_kernels.SEGMENTS)
+    if backward:
+        yield scan("dv", K, V, reverse=True)
+        yield scan("dk", V, K, reverse=True, dots=decay)
+        yield scan("dq", V, K, dots=decay)
+        yield scan("dstate a segment adds", K, V, reverse=True, outputs=False)
+        yield small("dstates of segments", cuda_kernels.SEGMENTS, reverse=True)
+        if decay:
+            yield small("dg", cuda_kernels.GATE)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--arch", nargs="+", metavar="SM", help="architectures, as sm_80 sm_90a; the device's if none")
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=list(cuda_plan.ELEMENTS))
+    parser.add_argument("--key", nargs="+", type=int, default=[64, 128], metavar="K", help="widths of the keys")
+    parser.add_argument("--value", nargs="+", type=int, metavar="V", help="widths of the values; each key's if none")
+    parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar"])
+    parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, print a line a kernel; 0 if all of them compiled."""
+    write = sys.stdout.write
+    if not nvrtc.available():
+        write("NVRTC, the CUDA compiler library, is not installed: pip install 'linattn_np[cuda-compile]'\n")
+        return 1
+    try:
+        chosen = args.arch or [_device_architecture()]
+        capabilities = {arch: _capability(arch) for arch in chosen}
+    except (ValueError, RuntimeError) as error:
+        write(f"{error}\n")
+        return 1
+    failed = 0
+    for arch, capability in capabilities.items():
+        for dtype in args.dtype:
+            for decay in args.decay:
+                for K in args.key:
+                    for V in args.value or [K]:
+                        for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
+                            failed += not _compile(arch, f"{dtype} {decay} {K} x {V}: {entry.words}", entry)
+    write(f"kept in {cache_folder()}\n")
+    return 1 if failed else 0
+
+
+def _compile(arch: str, words: str, entry: Entry) -> bool:
+    began = time.perf_counter()
+    try:
+        code = compile_source(installed(entry.file), dict(entry.constants), arch)
+    except nvrtc.CompileError as error:
+        sys.stdout.write(f"{arch}  {words}  FAILED\n{error}\n")
+        return False
+    how = "compiled" if code.log else "was there"
+    kept = "" if code.path else ", not kept: the cache folder cannot be used"
+    sys.stdout.write(f"{arch}  {words}  {how}, {time.perf_counter() - began:.2f} s, {len(code.cubin)} bytes{kept}\n")
+    return True
+
+
+def _capability(arch: str) -> int:
+    digits = arch.removeprefix("sm_").rstrip("a")
+    if not arch.startswith("sm_") or not digits.isdigit() or int(digits) not in SHARED:
+        raise ValueError(f"warmup: arch is {arch!r}, expected sm_ and one of {', '.join(map(str, SHARED))}")
+    return int(digits)
+
+
+def _device_architecture() -> str:
+    try:
+        from .cuda import launch
+        from .cuda.compile import architecture
+
+        return architecture(launch.capability())
+    except Exception as error:  # no CuPy, or no device
+        raise RuntimeError("warmup: no device that CuPy can use was found, expected --arch, as in --arch sm_90a"
+                           ) from error

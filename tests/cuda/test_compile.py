@@ -1,0 +1,168 @@
+"""Sources and their compilation, without a GPU: digests, the cache on disk, errors, every architecture."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from linattn_np.__main__ import main
+from linattn_np.cores.matrix_state import cuda_plan
+from linattn_np.cuda import compile as cuda_compile
+from linattn_np.cuda import nvrtc, sources
+from linattn_np.warmup import SHARED, entries
+
+pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+TINY = '#include "tile/one.cuh"\nextern "C" __global__ void entry(float* x) { *x = one() + LA_ADD; }\n'
+# Bytes of spilled registers that a scan may store, with the reason. 128 x 128 in bfloat16 keeps 192 accumulators a
+# thread with two blocks a multiprocessor, all 255 registers; what spills are addresses, a dozen reloads a chunk.
+ALLOWANCE = {("bfloat16", 128, 128): 128}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("LINATTN_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A source folder of one file with one header."""
+    (tmp_path / "src" / "tile").mkdir(parents=True)
+    (tmp_path / "src" / "tile" / "one.cuh").write_text("static __device__ float one() { return 1.f; }\n")
+    (tmp_path / "src" / "tiny.cu").write_text(TINY)
+    return tmp_path / "src"
+
+
+def build(folder, **kwargs):
+    return cuda_compile.compile_source(sources.read("tiny.cu", folder), {"LA_ADD": 1}, "sm_80", **kwargs)
+
+
+def test_a_source_holds_all_that_it_includes():
+    source = sources.read("matrix_state/scan.cu")
+    assert {"attention/gram.cuh", "tile/types.cuh", "tile/mma.cuh"} <= set(source.headers)
+    assert source == sources.read("matrix_state/scan.cu")
+
+
+def test_an_edited_header_recompiles(tiny, cache):
+    first = build(tiny)
+    assert build(tiny) == first._replace(log="")  # from the cache
+    (tiny / "tile" / "one.cuh").write_text("static __device__ float one() { return 2.f; }\n")
+    second = build(tiny)
+    assert second.path != first.path
+    assert second.cubin != first.cubin
+
+
+def test_the_key_knows_constants_architecture_and_compiler(tiny, monkeypatch):
+    source = sources.read("tiny.cu", tiny)
+    keys = {cuda_compile.key_of(source, cuda_compile.options_of(c, a))
+            for c in ({"LA_ADD": 1}, {"LA_ADD": 2}) for a in ("sm_80", "sm_90")}
+    monkeypatch.setattr(nvrtc, "version", lambda: (99, 0))
+    keys.add(cuda_compile.key_of(source, cuda_compile.options_of({"LA_ADD": 1}, "sm_80")))
+    assert len(keys) == 5
+
+
+def test_the_cache_is_private_and_whole(tiny, cache):
+    code = build(tiny)
+    assert code.path.read_bytes() == code.cubin
+    assert os.listdir(cache) == [code.path.name]
+    if os.name == "posix":
+        assert stat.S_IMODE(code.path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+def test_a_broken_file_in_the_cache_is_compiled_again(tiny, cache):
+    code = build(tiny)
+    code.path.write_bytes(b"")
+    assert build(tiny).cubin == code.cubin
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_a_folder_that_others_may_write_is_not_used(tiny, cache):
+    cache.mkdir()
+    cache.chmod(0o777)
+    assert build(tiny).path is None
+    assert not os.listdir(cache)
+
+
+def test_no_cache_folder_is_no_error(tiny, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LINATTN_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    code = build(tiny)
+    assert code.path is None
+    assert code.cubin.startswith(b"\x7fELF")
+
+
+def test_processes_at_once_share_the_cache(tiny, cache):
+    program = ("import sys; from pathlib import Path; from linattn_np.cuda import compile as c, sources as s; "
+               "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "
+               "assert x.path.read_bytes() == x.cubin")
+    running = [subprocess.Popen([sys.executable, "-c", program, str(tiny)]) for _ in range(4)]
+    assert [p.wait() for p in running] == [0] * 4
+    assert len(os.listdir(cache)) == 1
+
+
+def test_an_error_shows_its_line(tiny):
+    (tiny / "tile" / "one.cuh").write_text("// first\nstatic __device__ float one() { return wrong; }\n")
+    with pytest.raises(nvrtc.CompileError) as error:
+        build(tiny, cached=False)
+    assert '"wrong" is undefined' in str(error.value)
+    line = "static __device__ float one() { return wrong; }"
+    assert f"tile/one.cuh:2\n     1 | // first\n>    2 | {line}" in str(error.value)
+
+
+def test_architectures():
+    assert cuda_compile.architecture(80) == "sm_80"
+    assert cuda_compile.architecture(90) == "sm_90a"
+    assert cuda_compile.architecture(89) == "sm_89"
+    with pytest.raises(nvrtc.CompileError, match="knows no architecture"):
+        cuda_compile.architecture(70)
+
+
+def spilled(log):
+    """Bytes of registers stored to local memory, from the compiler's report."""
+    return sum(map(int, re.findall(r"stack frame, (\d+) bytes spill stores", log)))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize(("dtype", "K", "V"), [("bfloat16", 128, 128), ("float16", 64, 64), ("float32", 60, 100)])
+def test_every_entry_compiles(arch, dtype, K, V):
+    """To machine code of the architecture, with no more spilled registers than the allowance."""
+    for entry in entries(dtype, K, V, int(arch.strip("sm_a"))):
+        code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
+        assert code.cubin.startswith(b"\x7fELF")
+        assert spilled(code.log) <= ALLOWANCE.get((dtype, K, V), 0), (entry.words, code.log)
+
+
+def test_shared_memory_of_every_plan_fits():
+    for capability, size in SHARED.items():
+        for dtype in cuda_plan.ELEMENTS:
+            for K in (1, 16, 100, 128, 129, 256):
+                for V in (1, 64, 128, 256):
+                    if cuda_plan.shared_needed(dtype, K, V, size * 1024) > size * 1024:
+                        assert (dtype, size) == ("float16", 99)  # refused: its gram matrix is in float32
+                        assert max(K, V) > 128
+                        continue
+                    for entry in entries(dtype, K, V, capability):
+                        assert dict(entry.constants).get("LA_SHARED", 0) <= size * 1024, (capability, dtype, K, V)
+
+
+def test_warmup_compiles_once(cache, capsys):
+    arguments = ["warmup", "--arch", "sm_80", "--key", "16", "--forward-only"]
+    assert main(arguments) == 0
+    assert "compiled" in capsys.readouterr().out
+    assert main(arguments) == 0
+    assert "compiled" not in capsys.readouterr().out
+    assert len(os.listdir(cache)) == 3
+    shutil.rmtree(cache)
+
+
+def test_warmup_names_what_is_wrong(cache, capsys):
+    assert main(["warmup", "--arch", "sm_12"]) == 1
+    assert "expected sm_ and one of 80" in capsys.readouterr().out
