@@ -48,11 +48,11 @@ class Memory:
         return {}
 
     def run(
-        self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any, state: Any = None
+        self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any, state: Any = None, backend: str | None = None
     ) -> tuple[Any, np.ndarray]:
         """Outputs (B, T, 1, V), or None for q=None, and the state (B, 1, K, V) after the last token."""
         arrays = self.arrays(logits, classes, q, k, v)
-        return self.function(*arrays, scale=1, state=state, return_state=True)
+        return self.function(*arrays, scale=1, state=state, return_state=True, backend=backend)
 
 
 class WriteGate(Memory):
@@ -84,9 +84,9 @@ class Retention(Memory):
         return None if q is None else q.reshape(quarters), k.reshape(quarters), np.broadcast_to(v, heads), g
 
     def run(
-        self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any, state: Any = None
+        self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any, state: Any = None, backend: str | None = None
     ) -> tuple[Any, np.ndarray]:
-        out, state = super().run(logits, classes, q, k, v, state)
+        out, state = super().run(logits, classes, q, k, v, state, backend)
         return None if out is None else out.sum(2, keepdims=True), state
 
 

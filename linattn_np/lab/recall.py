@@ -27,6 +27,7 @@ class CellJob:
     memories: tuple[str, ...]
     gate_sets: dict[str, GateSet]
     text: str | None = None
+    backend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def probe_cell(job: CellJob) -> list[Score]:
             votes = softmax_votes(reading)
             scores.append(Score(gates, name, *cell, *right(votes, reading.truth)))
             continue
-        votes, state = memory_votes(RECURRENT[name], logits, reading)
+        votes, state = memory_votes(RECURRENT[name], logits, reading, job.backend)
         anatomy = signal_and_noise(votes[traced], votes[-1], reading.truth[traced])
         size = float(np.linalg.norm(state[traced]))
         scores.append(Score(gates, name, *cell, *right(votes[:-1], reading.truth), *anatomy, size))
@@ -114,7 +115,9 @@ def read_streams(
     )
 
 
-def memory_votes(memory: Memory, logits: Logits, reading: Reading) -> tuple[np.ndarray, np.ndarray]:
+def memory_votes(
+    memory: Memory, logits: Logits, reading: Reading, backend: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Votes (B, n, characters) for each character of the answer, teacher forced, and the last state (B, 1, K, V).
 
     All right under teacher forcing is all right when decoded greedily: up to its first mistake a greedy decode has
@@ -126,9 +129,9 @@ def memory_votes(memory: Memory, logits: Logits, reading: Reading) -> tuple[np.n
     state = None
     for start in range(0, asked, SEGMENT):
         part = slice(start, min(start + SEGMENT, asked))
-        _, state = memory.run(logits, classes[:, part], None, k[:, part], v[:, part], state)
+        _, state = memory.run(logits, classes[:, part], None, k[:, part], v[:, part], state, backend)
     part = slice(asked, T)
-    out, state = memory.run(logits, classes[:, part], q[:, part], k[:, part], v[:, part], state)
+    out, state = memory.run(logits, classes[:, part], q[:, part], k[:, part], v[:, part], state, backend)
     return out[:, :-1, 0] @ reading.candidates.T, state
 
 

@@ -1,6 +1,7 @@
 """`linattn recall`: a needle in a haystack of real text, asked of nine memories."""
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--markdown", type=Path, help="write the tables to this file")
     add("--pictures", type=Path, help="draw the figures into this folder")
     add("--jobs", type=int, default=2, help="processes")
+    add("--backend", default="numba", choices=("numba", "chunks", "reference"), help="what computes the memories")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,7 +102,7 @@ def probe(args: argparse.Namespace) -> int:
     """Tests the memories and reports."""
     from rich.console import Console
 
-    from .report import print_report, write_json
+    from .report import print_report, write_json, write_markdown
 
     begun = time.perf_counter()
     scores = measure(args)
@@ -109,10 +111,13 @@ def probe(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - begun
     print(f"{seconds:.0f} s, {args.jobs} processes")
     if args.json:
-        write_json(args.json, scores, claims, {"seconds": round(seconds), "processes": args.jobs})
+        run = {"seconds": round(seconds), "processes": args.jobs, "backend": args.backend}
+        run["load"] = (
+            round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+        )  # of the machine, own work included
+        write_json(args.json, scores, claims, run)
     if args.markdown:
-        with args.markdown.open("w", encoding="utf8") as file:
-            print_report(scores, claims, Console(file=file, width=400), markdown=True)
+        write_markdown(args.markdown, scores, claims)
     if args.pictures:
         from .pictures import draw_all
 
@@ -131,7 +136,7 @@ def measure(args: argparse.Namespace) -> Scores:
     load_corpus(args.text)  # an unreadable text is told here, not in a worker
     depths = tuple(float(depth) for depth in np.linspace(0, 1, args.depths))
     jobs = [
-        CellJob(seed, level, length, depths, args.memories, only_seed(gate_sets, seed), args.text)
+        CellJob(seed, level, length, depths, args.memories, only_seed(gate_sets, seed), args.text, args.backend)
         for length in args.lengths
         for level in args.levels
         for seed in seeds

@@ -1,5 +1,6 @@
 """The figures of a run in tables: on a terminal, as Markdown, as JSON."""
 
+import io
 import json
 import platform
 from collections.abc import Callable, Iterator
@@ -26,16 +27,28 @@ if TYPE_CHECKING:
 Cell = Callable[[str | None, str, int, int], str]
 
 
-def print_report(scores: Scores, claims: list[Claim], console: "Console", markdown: bool = False) -> None:
-    """All tables; `markdown` gives them the form that a Markdown page takes."""
-    from rich import box
-
+def print_report(scores: Scores, claims: list[Claim], console: "Console") -> None:
+    """All tables on a terminal."""
     for table in tables(scores, claims):
-        if markdown:
-            console.print(f"\n**{table.title}**\n", highlight=False)
-            table.title, table.box = None, box.MARKDOWN
         console.print(table)
     console.print(CAUTION, highlight=False)
+
+
+def write_markdown(path: Path, scores: Scores, claims: list[Claim]) -> None:
+    """All tables as a Markdown page."""
+    from rich import box
+    from rich.console import Console
+
+    page = io.StringIO()
+    console = Console(file=page, width=500)
+    for table in tables(scores, claims):
+        page.write(f"**{table.title}**\n")
+        table.title, table.box = None, box.MARKDOWN
+        for row in table.rows:
+            row.end_section = False
+        console.print(table)
+    lines = [line.rstrip() for line in page.getvalue().splitlines()]
+    path.write_text("\n".join([*lines, CAUTION, ""]), "utf8")
 
 
 def tables(scores: Scores, claims: list[Claim]) -> Iterator["Table"]:

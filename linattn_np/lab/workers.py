@@ -50,6 +50,6 @@ def one_thread() -> Any:
 
 
 def begin_worker() -> None:
-    """What a spawned process does first: one thread for BLAS, one for loops that are compiled later."""
-    os.environ["NUMBA_NUM_THREADS"] = "1"
+    """What a spawned process does first: one thread for BLAS, one for compiled loops."""
+    os.environ["LINATTN_NP_NUM_THREADS"] = "1"
     one_thread()
