@@ -62,7 +62,7 @@ def test_imports_run_downward(path):
     own = module(path)
     for name in ours(path):
         assert name[0] in FLOOR, f"{name} stands on no floor"
-        if name[0] == own[0]:
+        if name[0] == own[0] or (own[0] == "lab" and name == ["__init__"]):  # the lab is a caller like any other
             continue
         assert FLOOR[name[0]] < FLOOR[own[0]], f"{'.'.join(own)} imports {'.'.join(name)}"
 
