@@ -35,6 +35,13 @@ def devices() -> dict[str, str]:
     return found
 
 
+def backends() -> dict[str, str]:
+    """The backends of a call on NumPy arrays: the one that is taken unasked, and what stands against the others."""
+    fn = VARIANTS[0]
+    found = explain(fn, **fn.card.sample(np.random.default_rng(0)))  # type: ignore[attr-defined]
+    return {found.backend: found.reason, **found.others}
+
+
 def _cupy() -> Any:
     """CuPy, if it is installed and sees a device; an install that cannot be imported counts as none."""
     if importlib.util.find_spec("cupy") is None:
@@ -128,7 +135,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print versions, devices, cache folders and the checks; 0 if all of them hold."""
     write = sys.stdout.write
-    for title, rows in (("versions", versions()), ("devices", devices()), ("caches", cache_folders())):
+    sections = {"versions": versions(), "devices": devices(), "backends": backends(), "caches": cache_folders()}
+    for title, rows in sections.items():
         write(f"{title}\n")
         for name, text in rows.items():
             write(f"  {name:18s} {text}\n")
