@@ -50,6 +50,7 @@ class Plan(NamedTuple):
     causal: bool = True  # False: every query reads the final state
     chunk_size: int | str | None = None  # 1 recurrent, "parallel", C, or None to choose
     sequences: tuple[Sequence, ...] = ()
+    overwrite_state: bool = False  # the final state may be written where the initial one lies
 
 
 class Saved(NamedTuple):

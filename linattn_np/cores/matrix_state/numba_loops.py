@@ -9,7 +9,7 @@ import numpy as np
 
 from ...ground import threads
 from ...ground.namespace import cast
-from . import COMPILED_CHUNK, chunks
+from . import COMPILED_CHUNK, chunks, numba_short
 from .inputs import Inputs, Plan, Saved
 from .numba_forward import forward_tasks
 from .numba_table import (
@@ -37,12 +37,20 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
         return chunks.forward(x, plan, state)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     rows = sequences(plan, prod(lead))
+    stepwise = numba_short.is_stepwise(x, plan, rows)
     out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
     ragged = not plan.sequences or plan.sequences[0].row is not None
-    end = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
+    end = state
+    if not numba_short.in_place(plan, state):
+        end = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
     table.tokens(OUT, out, table.asking)
     table.states(IN_STATE, state)
     table.states(OUT_STATE, end)
+    if stepwise.any():
+        numba_short.run(x, plan, table, state is not None, rows[stepwise])
+    if stepwise.all():
+        return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, None)
+    rows = rows[~stepwise]
     columns = _columns(V, len(rows) * H)
     _run(forward_tasks(dtype), plan, table, sizes(x, plan, _chunk(plan), columns, state is not None), rows)
     return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, None)

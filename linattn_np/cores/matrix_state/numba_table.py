@@ -22,12 +22,13 @@ from .inputs import Inputs, Plan
 # arrays: rows, and columns
 IN_Q, IN_K, IN_V, IN_G, IN_READ, IN_BETA, IN_PUSH, IN_BONUS, IN_STATE, OUT, OUT_STATE = range(11)
 IN_DOUT, IN_DSTATE, OUT_DQ, OUT_DK, OUT_DV, OUT_DG, OUT_DREAD, OUT_DBETA, OUT_DSTATE = range(11, 20)
-ARRAYS = 20
+IN_FADE = 20
+ARRAYS = 21
 AT, BATCH, TOKEN, HEAD, CHANNEL, SHARED, STORAGE = range(7)
 
 # n: sizes, then kinds, then yes or no
 (N_K, N_V, HEADS, QUERIES, CHUNK, COLUMNS, BLOCKS, DECAY, ERASE,
- EARLY_QUERY, EARLY_READ, OWN_READ, ASKED, WITH_BONUS, STARTED) = range(15)  # fmt: skip
+ EARLY_QUERY, EARLY_READ, OWN_READ, ASKED, WITH_BONUS, STARTED, WITH_FADE) = range(16)  # fmt: skip
 NO_ERASE, DELTA, FREE = 0, 1, 2
 
 # w: S (K, V) the state; K, B, R, Q, HAT (C, K) writers k and b, readers r or a and q, a reader as it sees S; KT, BT
@@ -51,7 +52,7 @@ class Table:
         self.asking = self.H if x.q is None else max(self.H, x.q.shape[-2])
         self.tokens(IN_Q, x.q, self.asking)
         for name, y in ((IN_K, x.k), (IN_V, x.v), (IN_G, x.g), (IN_READ, x.r if x.a is None else x.a),
-                        (IN_BETA, x.beta), (IN_PUSH, x.b)):  # fmt: skip
+                        (IN_BETA, x.beta), (IN_PUSH, x.b), (IN_FADE, x.gv)):  # fmt: skip
             self.tokens(name, y, self.H)
         if x.u is not None:
             self._put(IN_BONUS, x.u, (0, 0, *x.u.strides), self.H // x.u.shape[0])
@@ -87,7 +88,7 @@ def sizes(x: Inputs, plan: Plan, chunk: int, columns: int, started: bool) -> np.
         {Decay.NONE: NO_DECAY, Decay.SCALAR: SCALAR, Decay.VECTOR: VECTOR}[x.decay],
         {Erase.NONE: NO_ERASE, Erase.DELTA: DELTA, Erase.FREE: FREE}[x.erase],
         plan.query_row is Row.BEFORE, x.erase is Erase.FREE or plan.erase_row is Row.BEFORE,
-        x.erase is Erase.FREE or x.r is not x.k, x.q is not None, x.u is not None, started,
+        x.erase is Erase.FREE or x.r is not x.k, x.q is not None, x.u is not None, started, x.gv is not None,
     ], np.int64)  # fmt: skip
 
 
