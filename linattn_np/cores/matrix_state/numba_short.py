@@ -11,7 +11,7 @@ from ...ground import threads
 from .inputs import Inputs, Plan
 from .numba_step import step_tasks
 from .numba_step_table import TOKENS, layout
-from .numba_table import BLOCKS, QUERIES, Table, memory, sizes
+from .numba_table import BLOCKS, DIRECT, QUERIES, Table, memory, sizes
 
 SHORT = 16  # tokens that are walked one by one where the caller leaves the form open
 BLOCK = 64  # value columns: a state is shared out in multiples of it
@@ -30,7 +30,7 @@ def in_place(plan: Plan, state: np.ndarray | None) -> bool:
     return plan.overwrite_state and state.flags.c_contiguous and state.flags.writeable and state.dtype == plan.dtype
 
 
-def run(x: Inputs, plan: Plan, table: Table, started: bool, rows: np.ndarray) -> None:
+def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> None:
     """Walk the sequences in `rows`."""
     dtype, tokens = np.dtype(plan.dtype), int((rows[:, 2] - rows[:, 1]).max())
     H, K, V = x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]
@@ -39,7 +39,8 @@ def run(x: Inputs, plan: Plan, table: Table, started: bool, rows: np.ndarray) ->
     count = 1 if few else threads.num_threads()
     share = -(-count // states)
     columns = min(V, max(1, -(-V // (share * BLOCK))) * BLOCK)
-    n = sizes(x, plan, TOKENS, columns, started)
+    n = sizes(x, plan, TOKENS, columns, state is not None)
+    n[DIRECT] = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
     w, size = layout(K, int(n[QUERIES]), min(tokens, TOKENS), dtype.itemsize)
     kernel, one, scale, numbers = step_tasks(dtype), dtype.type(1), dtype.type(plan.scale), table.numbers
 

@@ -15,13 +15,22 @@ belongs; between two tokens of a call it stays in a dense block.
 
 from __future__ import annotations
 
-from ...pieces.numba_jit import apart, jit, kernel
+from ...pieces.numba_fetch import answer_row, copy_rows, error_row, fetch, fill, times_row
+from ...pieces.numba_jit import apart, jit, kernel, part
 from ...pieces.numba_lanes import exp_row
-from ...pieces.numba_rows import clear, load, load_row
-from ...pieces.numba_state import Reader, State, Token, block_columns, erase_block, read_block, write_block
-from ...pieces.numba_tiles import Mat, line, row, size_of
+from ...pieces.numba_state import (
+    BLOCK,
+    Reader,
+    State,
+    Token,
+    erase_block,
+    fade_block,
+    push_block,
+    read_block,
+    write_block,
+)
+from ...pieces.numba_tiles import line, size_of
 from ..numba_decay import NO_DECAY, VECTOR
-from .numba_chunk import address, load_bonus, load_column, load_tokens
 from .numba_step_table import (
     BETA,
     BONUS,
@@ -44,11 +53,11 @@ from .numba_table import (
     AT,
     BATCH,
     BLOCKS,
-    CHANNEL,
     CHUNK,
     COLUMNS,
     DECAY,
     DELTA,
+    DIRECT,
     EARLY_QUERY,
     EARLY_READ,
     ERASE,
@@ -56,6 +65,7 @@ from .numba_table import (
     HEAD,
     HEADS,
     IN_BETA,
+    IN_BONUS,
     IN_FADE,
     IN_G,
     IN_K,
@@ -72,235 +82,146 @@ from .numba_table import (
     OWN_READ,
     QUERIES,
     STARTED,
-    STORAGE,
     TOKEN,
     WITH_BONUS,
     WITH_FADE,
 )
 
 
-@jit
-def _mat(base, w, name):
-    """A matrix of the task in memory that begins at `base`."""
-    return Mat(base + w[name, 0], w[name, 1], 1)
-
-
-@jit
-def _vector(one, base, w, name, i):
-    """Address of its row i."""
-    return base + w[name, 0] + size_of(one) * i * w[name, 1]
-
-
-@jit
-def _load_decays(one, arrays, n, w, base, batch, head, t, c):
-    """e^{g} of c tokens; 1 where nothing decays."""
-    if n[DECAY] == NO_DECAY:
-        line(one, _vector(one, base, w, DECAYS, 0), 1)[0] = one
-        return
-    width = n[N_K] if n[DECAY] == VECTOR else 1
-    load_tokens(one, arrays, IN_G, batch, head, t, c, c, 0, width, _mat(base, w, DECAYS))
-    for i in range(c):
-        exp_row(one, _vector(one, base, w, DECAYS, i), width)
-
-
-@jit
-def _load_readers(one, arrays, n, w, base, batch, head, t, c):
-    """What c tokens read the state before them with: r or a, times e^{g} where r reads the decayed state."""
-    K = n[N_K]
-    reads, keys = _mat(base, w, READS), _mat(base, w, KEYS)
-    if n[OWN_READ]:
-        load_tokens(one, arrays, IN_READ, batch, head, t, c, c, 0, K, reads)
-    for i in range(c):
-        x = row(one, reads, i, K)
-        if not n[OWN_READ]:
-            k = row(one, keys, i, K)
-            for d in range(K):
-                x[d] = k[d]
-        if not n[EARLY_READ] and n[DECAY] != NO_DECAY:
-            e = row(one, _mat(base, w, DECAYS), i, K)
-            if n[DECAY] == VECTOR:
-                for d in range(K):
-                    x[d] *= e[d]
-            else:
-                f = e[0]
-                for d in range(K):
-                    x[d] *= f
-
-
-@jit
-def _load_queries(one, arrays, n, w, base, batch, head, t, c):
-    """q of c tokens, `QUERIES` of them a token, and (q (.) u) k^T."""
-    K, per = n[N_K], n[QUERIES]
-    at = _mat(base, w, QUERY)
-    for j in range(per):
-        first = Mat(_vector(one, base, w, QUERY, j), at.row * per, 1)
-        load_tokens(one, arrays, IN_Q, batch, head * per + j, t, c, c, 0, K, first)
-    if n[WITH_BONUS]:
-        u, bonus = row(one, _mat(base, w, U), 0, K), row(one, _mat(base, w, BONUS), 0, c * per)
-        load_bonus(one, arrays, n, head, u)
-        for i in range(c):
-            k = row(one, _mat(base, w, KEYS), i, K)
-            for j in range(per):
-                q, total = row(one, at, i * per + j, K), one - one
-                for d in range(K):
-                    total += q[d] * u[d] * k[d]
-                bonus[i * per + j] = total
-
-
-@jit
+@part
 def _load_slab(one, arrays, n, w, base, batch, head, t, c):
     """The K-wide vectors of c tokens from t on, as the passes take them."""
-    apart()
-    load_tokens(one, arrays, IN_K, batch, head, t, c, c, 0, n[N_K], _mat(base, w, KEYS))
-    _load_decays(one, arrays, n, w, base, batch, head, t, c)
-    if n[ERASE] != NO_ERASE:
-        _load_readers(one, arrays, n, w, base, batch, head, t, c)
+    K, size = n[N_K], size_of(one)
+    keys, decays, reads, bonus = base + w[KEYS, 0], base + w[DECAYS, 0], base + w[READS, 0], base + w[BONUS, 0]
+    row, per = w[KEYS, 1], n[QUERIES]
+    fetch(one, arrays, IN_K, batch, t, head, 0, c, K, keys, row)
+    if n[DECAY] == NO_DECAY:
+        fill(one, one, decays, 1)
+    else:  # e^g
+        width = K if n[DECAY] == VECTOR else 1
+        fetch(one, arrays, IN_G, batch, t, head, 0, c, width, decays, row)
+        for i in range(c):
+            exp_row(one, decays + i * row, width)
+    if n[ERASE] != NO_ERASE:  # r or a, times e^g where r reads the decayed state
+        if n[OWN_READ]:
+            fetch(one, arrays, IN_READ, batch, t, head, 0, c, K, reads, row)
+        else:
+            copy_rows(one, keys, row, reads, row, c, K)
+        if not n[EARLY_READ] and n[DECAY] != NO_DECAY:
+            for i in range(c):
+                times_row(one, reads + i * row, decays + i * row, n[DECAY] == VECTOR, reads + i * row, K)
     if n[ERASE] == DELTA:
-        load_column(one, arrays, IN_BETA, batch, head, t, c, c, line(one, _vector(one, base, w, BETA, 0), c))
-    if n[ERASE] == FREE:
-        load_tokens(one, arrays, IN_PUSH, batch, head, t, c, c, 0, n[N_K], _mat(base, w, PUSHES))
+        fetch(one, arrays, IN_BETA, batch, t, head, 0, c, 1, base + w[BETA, 0], size)
+    elif n[ERASE] == FREE:
+        fetch(one, arrays, IN_PUSH, batch, t, head, 0, c, K, base + w[PUSHES, 0], row)
     if n[ASKED]:
-        _load_queries(one, arrays, n, w, base, batch, head, t, c)
+        for j in range(per):
+            fetch(one, arrays, IN_Q, batch, t, head * per + j, 0, c, K, base + w[QUERY, 0] + j * row, per * row)
+    for i in range(c * per if n[WITH_BONUS] else 0):  # (q (.) u) k^T
+        fetch(one, arrays, IN_BONUS, 0, 0, head, 0, 1, K, base + w[U, 0], row)
+        u, k = line(one, base + w[U, 0], K), line(one, keys + i // per * row, K)
+        q, total = line(one, base + w[QUERY, 0] + i * row, K), one - one
+        for d in range(K):
+            total += q[d] * u[d] * k[d]
+        line(one, bonus, i + 1)[i] = total
 
 
 @jit
-def _load_values(one, arrays, n, w, base, batch, head, t, i, column, V):
-    """Token t, i of its slab: v, what is written with k, and e^{gv}, V columns of each."""
-    a = arrays[IN_V]
-    v = line(one, _vector(one, base, w, VALUES, 0), V)
-    load_row(v, V, a[STORAGE], address(arrays, IN_V, batch, t, head) + column * a[CHANNEL], a[CHANNEL])
-    if n[ERASE] == DELTA:
-        recalled = line(one, _vector(one, base, w, RECALLED, 0), V)
-        written = line(one, _vector(one, base, w, WRITTEN, 0), V)
-        beta = line(one, _vector(one, base, w, BETA, 0), i + 1)[i]
-        for d in range(V):
-            written[d] = beta * (v[d] - recalled[d])
-    if n[WITH_FADE]:
-        f, a = _vector(one, base, w, FADE, 0), arrays[IN_FADE]
-        load_row(line(one, f, V), V, a[STORAGE], address(arrays, IN_FADE, batch, t, head) + column * a[CHANNEL],
-                 a[CHANNEL])  # fmt: skip
-        exp_row(one, f, V)
-
-
-@jit
-def _give_out(one, scale, arrays, n, w, base, batch, head, t, i, j, column, V):
-    """out_t = scale (seen + bonus v) of query j; out is of the computation's dtype, its columns side by side."""
-    at = address(arrays, OUT, batch, t, head * n[QUERIES] + j) + column * size_of(one)
-    out, seen = line(one, at, V), line(one, _vector(one, base, w, SEEN, 0), V)
-    if n[WITH_BONUS]:
-        v, x = line(one, _vector(one, base, w, VALUES, 0), V), i * n[QUERIES] + j
-        bonus = line(one, _vector(one, base, w, BONUS, 0), x + 1)[x]
-        for d in range(V):
-            out[d] = scale * (seen[d] + bonus * v[d])
-    else:
-        for d in range(V):
-            out[d] = scale * seen[d]
-
-
-@jit
-def _ask(one, scale, arrays, n, w, base, S, first, batch, head, t, i, column, V):
-    """What token t's queries read of S; the first one has been read already if first = 1."""
-    for j in range(n[QUERIES]):
+def _answer(one, scale, arrays, n, w, base, S, first, batch, head, t, i, column, V):
+    """out_t = scale (q_t S + bonus v) for token t, i of its slab; its first query has read S already if first = 1."""
+    apart()
+    size, row, seen, values = size_of(one), w[KEYS, 1], base + w[SEEN, 0], base + w[NOTHING, 0]
+    per, at, bonus = n[QUERIES], base + w[QUERY, 0] + i * n[QUERIES] * w[KEYS, 1], one - one
+    for j in range(per):
         if j >= first:
-            at = _vector(one, base, w, QUERY, i * n[QUERIES] + j)
-            read_block(one, S, Reader(at, _vector(one, base, w, SEEN, 0)), V, n[N_K])
-        _give_out(one, scale, arrays, n, w, base, batch, head, t, i, j, column, V)
+            read_block(one, S, Reader(at + j * row, seen), n[N_K])
+        if n[WITH_BONUS]:
+            x = i * per + j
+            bonus, values = line(one, base + w[BONUS, 0], x + 1)[x], base + w[VALUES, 0]
+        answer_row(one, scale, seen, bonus, values, V)
+        a = arrays[OUT]
+        out = a[AT] + batch * a[BATCH] + t * a[TOKEN] + (head * per + j) * a[HEAD] + column * size
+        copy_rows(one, seen, 0, out, 0, 1, V)
 
 
-@jit
-def _pass(one, n, w, base, S, to, i, c, V):
-    """to = S_t, read by q_t or q_{t+1} and by r_{t+1}: token i of c."""
-    seen, nobody = _vector(one, base, w, SEEN, 0), _vector(one, base, w, NOTHING, 0)
-    q = i + n[EARLY_QUERY]
-    q = Reader(_vector(one, base, w, QUERY, q * n[QUERIES]) if n[ASKED] and q < c else nobody, seen)
-    recalled = _vector(one, base, w, RECALLED, 0)
-    r = Reader(_vector(one, base, w, READS, i + 1) if i + 1 < c else nobody, recalled)
-    decays = n[DECAY] != NO_DECAY
-    written = _vector(one, base, w, WRITTEN if n[ERASE] == DELTA else VALUES, 0)
-    step = size_of(one) if n[DECAY] == VECTOR else 0
-    token = Token(_vector(one, base, w, DECAYS, i if decays else 0), step, _vector(one, base, w, FADE, 0),
-                  _vector(one, base, w, KEYS, i), written, _vector(one, base, w, PUSHES, i), recalled)  # fmt: skip
-    if n[ERASE] == NO_ERASE:
-        write_block(one, S, to, token, n[WITH_FADE], q, V, n[N_K])
-    else:
-        erase_block(one, S, to, token, n[ERASE] == FREE, q, r, V, n[N_K])
-
-
-@jit
+@part
 def _walk_block(one, scale, arrays, n, w, base, begin, end, batch, head, t, c, column, V):
     """c tokens from t on over V columns, a block at most, from the state at `begin` to `end`."""
-    apart()
-    S, inside = begin, State(base + w[PACKED, 0], size_of(one) * w[PACKED, 1])
-    early = n[ASKED] and n[EARLY_QUERY]
+    K, size, row = n[N_K], size_of(one), w[KEYS, 1]
+    keys, decays, pushes = base + w[KEYS, 0], base + w[DECAYS, 0], base + w[PUSHES, 0]
+    reads, queries, nobody = base + w[READS, 0], base + w[QUERY, 0], base + w[NOTHING, 0]
+    values, recalled, fades = base + w[VALUES, 0], base + w[RECALLED, 0], base + w[FADE, 0]
+    written, seen = base + w[WRITTEN, 0] if n[ERASE] == DELTA else values, base + w[SEEN, 0]
+    beta = line(one, base + w[BETA, 0], c)
+    early, late = n[ASKED] and n[EARLY_QUERY], n[ASKED] and not n[EARLY_QUERY]
+    S = begin
     if n[ERASE] != NO_ERASE:
-        at = Reader(_vector(one, base, w, READS, 0), _vector(one, base, w, RECALLED, 0))
-        read_block(one, S, at, V, n[N_K])
+        read_block(one, S, Reader(reads, recalled), K)
     for i in range(c):
-        _load_values(one, arrays, n, w, base, batch, head, t + i, i, column, V)
+        fetch(one, arrays, IN_V, batch, t + i, head, column, 1, V, values, 0)
+        if n[ERASE] == DELTA:
+            error_row(one, beta[i], values, recalled, written, V)
         if early:
-            _ask(one, scale, arrays, n, w, base, S, 1 if i else 0, batch, head, t + i, i, column, V)
-        to = end if i + 1 == c else inside
-        _pass(one, n, w, base, S, to, i, c, V)
+            _answer(one, scale, arrays, n, w, base, S, 1 if i else 0, batch, head, t + i, i, column, V)
+        to = end if i + 1 == c else State(base + w[PACKED, 0], w[PACKED, 1])
+        asker = i if late else i + 1 if early and i + 1 < c else -1
+        q = Reader(queries + asker * n[QUERIES] * row if asker >= 0 else nobody, seen)
+        r = Reader(reads + (i + 1) * row if i + 1 < c else nobody, recalled)
+        token = Token(decays + (0 if n[DECAY] == NO_DECAY else i * row), size if n[DECAY] == VECTOR else 0, fades,
+                      keys + i * row, written, pushes + i * row, recalled)  # fmt: skip
+        if n[WITH_FADE]:
+            fetch(one, arrays, IN_FADE, batch, t + i, head, column, 1, V, fades, 0)
+            exp_row(one, fades, V)
+            fade_block(one, S, to, token, q, q, K)
+        elif n[ERASE] == NO_ERASE:
+            write_block(one, S, to, token, q, q, K)
+        elif n[ERASE] == DELTA:
+            erase_block(one, S, to, token, q, r, K)
+        else:
+            push_block(one, S, to, token, q, r, K)
         S = to
-        if n[ASKED] and not early:
-            _ask(one, scale, arrays, n, w, base, S, 1, batch, head, t + i, i, column, V)
+        if late:
+            _answer(one, scale, arrays, n, w, base, S, 1, batch, head, t + i, i, column, V)
 
 
-@jit
-def _state_at(one, arrays, name, state, head, column):
-    a = arrays[name]
-    return State(a[AT] + state * a[BATCH] + head * a[HEAD] + column * a[CHANNEL], a[TOKEN])
-
-
-@jit
-def _begin(one, arrays, n, w, base, state, head, column, V):
-    """Where the incoming state lies: in place if its columns are side by side, else a copy; zeros if there is none."""
-    a, block = arrays[IN_STATE], _mat(base, w, PACKED)
-    at = _state_at(one, arrays, IN_STATE, state, head, column)
-    own = a[STORAGE] == arrays[OUT_STATE, STORAGE] and a[CHANNEL] == size_of(one)
-    if n[STARTED] and own:
-        return at
-    if n[STARTED]:
-        load(one, block, n[N_K], n[N_K], V, a[STORAGE], at.at, a[TOKEN], a[CHANNEL])
-    else:
-        clear(one, block, 0, n[N_K], V)
-    return State(block.at, size_of(one) * block.row)
-
-
-@jit
-def _copy(one, S, to, K, V):
-    """to = S, which may be where it is."""
-    for i in range(K):
-        x, y = line(one, S.at + i * S.row, V), line(one, to.at + i * to.row, V)
-        for d in range(V):
-            y[d] = x[d]
-
-
-@jit
-def _walk(one, scale, arrays, n, w, base, sequence, head, column):
-    apart()
+@part
+def _walk(one, scale, arrays, n, w, base, sequence, head, first_column):
+    """A sequence: its tokens slab by slab, its columns block by block."""
     batch, first, stop, state = sequence[0], sequence[1], sequence[2], sequence[3]
-    V, step = min(n[COLUMNS], n[N_V] - column), block_columns(one)
+    size, K, last_column = size_of(one), n[N_K], min(first_column + n[COLUMNS], n[N_V])
+    packed, a = State(base + w[PACKED, 0], w[PACKED, 1]), arrays[OUT_STATE]
     for t in range(first, max(stop, first + 1), n[CHUNK]):
         c = min(n[CHUNK], stop - t)
-        if c:
+        if c > 0:
             _load_slab(one, arrays, n, w, base, batch, head, t, c)
-        for j in range(column, column + V, step):
-            m = min(step, column + V - j)
-            end = _state_at(one, arrays, OUT_STATE, state, head, j)
-            begin = end
-            if t == first:
-                begin = _begin(one, arrays, n, w, base, state, head, j, m)
-            if c:
-                _walk_block(one, scale, arrays, n, w, base, begin, end, batch, head, t, c, j, m)
-            elif begin.at != end.at:
-                _copy(one, begin, end, n[N_K], m)
+        for column in range(first_column, last_column, BLOCK // size):
+            V = min(BLOCK // size, last_column - column)
+            final = State(a[AT] + state * a[BATCH] + head * a[HEAD] + column * size, a[TOKEN])
+            begin = end = final if BLOCK // size == V else packed
+            if t == first and not n[STARTED]:
+                begin = packed
+                for k in range(K):
+                    fill(one, one - one, packed.at + k * packed.row, BLOCK // size)
+            elif t == first and n[DIRECT] and BLOCK // size == V:
+                b = arrays[IN_STATE]
+                begin = State(b[AT] + state * b[BATCH] + head * b[HEAD] + column * size, b[TOKEN])
+            elif t == first:
+                begin = packed
+                fetch(one, arrays, IN_STATE, state, 0, head, column, K, V, packed.at, packed.row)
+            elif BLOCK // size > V:
+                copy_rows(one, final.at, final.row, packed.at, packed.row, K, V)
+            if c > 0:
+                _walk_block(one, scale, arrays, n, w, base, begin, end, batch, head, t, c, column, V)
+            else:
+                end = begin
+            if end.at != final.at:
+                copy_rows(one, end.at, end.row, final.at, final.row, K, V)
 
 
 @kernel
 def step_tasks(one, scale, arrays, n, sequences, w, base, first, last):
     """Tasks first..last of (sequence, head, column block), the last running fastest, in memory from `base` on."""
-    clear(one, _mat(base, w, NOTHING), 0, 1, n[N_K])
+    fill(one, one - one, base + w[NOTHING, 0], w[NOTHING, 1] // size_of(one))
     for task in range(first, last):
         column = task % n[BLOCKS] * n[COLUMNS]
         head = task // n[BLOCKS] % n[HEADS]

@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-from ...pieces.numba_state import LANES
+from ...pieces.numba_state import BLOCK
 from ...pieces.numba_tiles import BYTES
 
 TOKENS = 32  # whose vectors are in memory at once
@@ -22,14 +22,13 @@ MATRICES = 15
 
 @functools.lru_cache(maxsize=64)
 def layout(K: int, queries: int, tokens: int, size: int) -> tuple[np.ndarray, int]:
-    """The table `w`, bytes from the beginning and elements to the next row, and how many bytes it takes."""
-    lane, block = BYTES // size, BYTES // size * LANES
+    """The table `w`: bytes from the beginning and from a row to the next, and how many bytes it takes."""
+    wide = -(-K * size // BYTES) * BYTES
     rows, used = np.zeros((MATRICES, 2), np.int64), 0
-    for name, m, width in ((KEYS, tokens, K), (READS, tokens, K), (PUSHES, tokens, K), (DECAYS, tokens, K),
-                           (QUERY, tokens * queries, K), (NOTHING, 1, K), (U, 1, K), (BETA, 1, tokens),
-                           (BONUS, 1, tokens * queries), (PACKED, K, block), (VALUES, 1, block), (WRITTEN, 1, block),
-                           (RECALLED, 1, block), (SEEN, 1, block), (FADE, 1, block)):  # fmt: skip
-        width = -(-width // lane) * lane
+    for name, m, width in ((KEYS, tokens, wide), (READS, tokens, wide), (PUSHES, tokens, wide), (DECAYS, tokens, wide),
+                           (QUERY, tokens * queries, wide), (NOTHING, 1, max(wide, BLOCK)), (U, 1, wide),
+                           (BETA, 1, tokens * size), (BONUS, 1, tokens * queries * size), (PACKED, K, BLOCK),
+                           *((name, 1, BLOCK) for name in (VALUES, WRITTEN, RECALLED, SEEN, FADE))):  # fmt: skip
         rows[name] = used, width
-        used += m * width * size
+        used += -(-m * width // BYTES) * BYTES
     return rows, used

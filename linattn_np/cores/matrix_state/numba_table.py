@@ -28,7 +28,7 @@ AT, BATCH, TOKEN, HEAD, CHANNEL, SHARED, STORAGE = range(7)
 
 # n: sizes, then kinds, then yes or no
 (N_K, N_V, HEADS, QUERIES, CHUNK, COLUMNS, BLOCKS, DECAY, ERASE,
- EARLY_QUERY, EARLY_READ, OWN_READ, ASKED, WITH_BONUS, STARTED, WITH_FADE) = range(16)  # fmt: skip
+ EARLY_QUERY, EARLY_READ, OWN_READ, ASKED, WITH_BONUS, STARTED, WITH_FADE, DIRECT) = range(17)  # fmt: skip
 NO_ERASE, DELTA, FREE = 0, 1, 2
 
 # w: S (K, V) the state; K, B, R, Q, HAT (C, K) writers k and b, readers r or a and q, a reader as it sees S; KT, BT
@@ -88,7 +88,7 @@ def sizes(x: Inputs, plan: Plan, chunk: int, columns: int, started: bool) -> np.
         {Decay.NONE: NO_DECAY, Decay.SCALAR: SCALAR, Decay.VECTOR: VECTOR}[x.decay],
         {Erase.NONE: NO_ERASE, Erase.DELTA: DELTA, Erase.FREE: FREE}[x.erase],
         plan.query_row is Row.BEFORE, x.erase is Erase.FREE or plan.erase_row is Row.BEFORE,
-        x.erase is Erase.FREE or x.r is not x.k, x.q is not None, x.u is not None, started, x.gv is not None,
+        x.erase is Erase.FREE or x.r is not x.k, x.q is not None, x.u is not None, started, x.gv is not None, False,
     ], np.int64)  # fmt: skip
 
 
