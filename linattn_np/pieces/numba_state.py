@@ -13,9 +13,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .numba_tiles import BYTES, I64, Emit
+from .numba_tiles import BYTES, I32, I64, Emit
 
-LANES = 4  # vectors in a block: one load, store and chain of sums each, enough to hide an addition's latency
+LANES = 8  # vectors in a block: one load, store and chain of sums each, enough to hide an addition's latency
 BLOCK = LANES * BYTES  # bytes of a row
 
 
@@ -80,6 +80,20 @@ def _store_row(e: Emit, x: list, at: ir.Value) -> None:
         e.store(vector, e.address(at, e.const(j * e.W)), None)
 
 
+def _prefetch(e: Emit, at: ir.Value) -> None:
+    """Ask for a row of a block to be brought into the second cache."""
+    byte = ir.IntType(8).as_pointer()
+    fn = e.function("llvm.prefetch.p0", ir.VoidType(), [byte, I32, I32, I32])
+    for j in range(0, BLOCK // 2, 64):
+        e.b.call(fn, [e.b.inttoptr(e.b.add(at, e.const(j)), byte), *(ir.Constant(I32, i) for i in (0, 2, 1))])
+
+
+def _half(b: ir.IRBuilder, at: ir.Value, row: ir.Value, K: ir.Value, halves: int) -> tuple:
+    """(start, step) through half of the block that lies behind this one."""
+    half = b.ashr(row, ir.Constant(I64, 1))
+    return b.add(at, b.mul(b.mul(half, K), ir.Constant(I64, halves))), half
+
+
 @intrinsic
 def read_block(context, one, S, reader, K):
     """out = x S for a block of columns."""
@@ -89,9 +103,10 @@ def read_block(context, one, S, reader, K):
 
         def body(k, at, sums):
             weight = e.spread(e.number(e.address(x, k)))
+            _prefetch(e, at[1])
             return [e.fma(weight, s, y) for s, y in zip(_load_row(e, at[0]), sums, strict=True)]
 
-        _store_row(e, _rows(e, given[3], [(S_at, S_row)], LANES, body), out)
+        _store_row(e, _rows(e, given[3], [(S_at, S_row), _half(b, S_at, S_row, given[3], 2)], LANES, body), out)
         return context.get_dummy_value()
 
     return types.void(one, S, reader, types.int64), emit
@@ -121,11 +136,12 @@ def _write_block(fade: bool, push: bool, readers: int):
                     by = e.spread(e.number(e.address(b, row)))
                     s = [e.fma(by, x, old) for old, x in zip(s, y, strict=True)]
                 _store_row(e, s, at[1])
+                _prefetch(e, at[3])
                 weights = [e.spread(e.number(e.address(x, row))) for x in (x1, x2)[:readers]]
                 return [e.fma(weight, new, sums[i * LANES + j]) for i, weight in enumerate(weights)
                         for j, new in enumerate(s)]  # fmt: skip
 
-            moving = [(S_at, S_row), (to_at, to_row), (decay, decay_step)]
+            moving = [(S_at, S_row), (to_at, to_row), (decay, decay_step), _half(builder, S_at, S_row, given[6], 3)]
             sums = _rows(e, given[6], moving, LANES * readers, body)
             for i, out in enumerate((out1, out2)[:readers]):
                 _store_row(e, sums[i * LANES : (i + 1) * LANES], out)

@@ -14,7 +14,7 @@ from .numba_step_table import TOKENS, layout
 from .numba_table import BLOCKS, DIRECT, QUERIES, Table, memory, sizes
 
 SHORT = 16  # tokens that are walked one by one where the caller leaves the form open
-BLOCK = 64  # value columns: a state is shared out in multiples of it
+BLOCK = 128  # value columns: a state is shared out in multiples of it
 FEW_BYTES = 2**22  # of states; below, threads cost more than they give
 
 

@@ -173,7 +173,7 @@ def _walk_block(one, scale, arrays, n, w, base, begin, end, batch, head, t, c, c
             fetch(one, arrays, IN_FADE, batch, t + i, head, column, 1, V, fades, 0)
             exp_row(one, fades, V)
             fade_block(one, S, to, token, q, q, K)
-        elif n[ERASE] == NO_ERASE:
+        elif n[ERASE] == NO_ERASE or (n[ERASE] == DELTA and i + 1 == c):
             write_block(one, S, to, token, q, q, K)
         elif n[ERASE] == DELTA:
             erase_block(one, S, to, token, q, r, K)
