@@ -10,7 +10,6 @@ import array_api_compat as compat
 
 from ...ground import backend as backends
 from ...ground.namespace import Array, cast
-from ..kinds import Erase
 from . import chunks, cuda_kernels, recurrence
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
@@ -44,12 +43,8 @@ def _numba_refuses(call: Call) -> str | None:
     if plan.dtype not in (plan.xp.float32, plan.xp.float64):
         return "it computes in float32 and float64"
     C = plan.chunk_size
-    if C == "parallel" or (C is not None and not 1 < C <= LONGEST_CHUNK):
-        return f"it has the chunk form only, in chunks of 2 to {LONGEST_CHUNK}"
-    if x.gv is not None:
-        return "it does not cover a decay on the value axis"
-    if x.u is not None and x.erase is not Erase.NONE:
-        return "it does not cover a bonus with an erase"
+    if C == "parallel" or (C is not None and C > LONGEST_CHUNK):
+        return f"it has the recurrent form, and chunks of up to {LONGEST_CHUNK}"
     if any(y is not None and y.shape[-2] > x.v.shape[-2] for y in (x.k, x.g, x.r, x.beta, x.a, x.b)):
         return "it does not cover fewer value heads than keys or gates"
     return None if _has_numba() else "Numba is not installed"
@@ -95,6 +90,14 @@ def forward(
     _, end, saved = module.forward(x._replace(q=None), plan, state)
     out = cast(plan.xp, read_fwd(plan, x.q, end), x.v.dtype)
     return out, end, Kept(module, saved, x.q, end)
+
+
+def again(x: Inputs, plan: Plan, state: Array | None, wanted: str | None, given: list[Array]) -> Any:
+    """The call for other arrays of the same shapes, strides and dtypes as `given`, None where it cannot be had.
+
+    It takes what `given` holds and a state, and gives (out, final state), or None where it must be done in full.
+    """
+    return NUMBA.module.again(x, plan, state, given) if wanted == "numba" else None
 
 
 def backward(kept: Kept, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:

@@ -39,21 +39,23 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     rows = sequences(plan, prod(lead))
     stepwise = numba_short.is_stepwise(x, plan, rows)
     out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
-    ragged = not plan.sequences or plan.sequences[0].row is not None
-    end = state
-    if not numba_short.in_place(plan, state):
+    ragged, end = not plan.sequences or plan.sequences[0].row is not None, state
+    if not numba_short.in_place(x, plan, state):
         end = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
     table.tokens(OUT, out, table.asking)
     table.states(IN_STATE, state)
     table.states(OUT_STATE, end)
     if stepwise.any():
-        numba_short.run(x, plan, table, state, rows[stepwise])
+        numba_short.Steps(x, plan, state, rows[stepwise]).run(table.numbers)
     if stepwise.all():
         return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, None)
     rows = rows[~stepwise]
     columns = _columns(V, len(rows) * H)
     _run(forward_tasks(dtype), plan, table, sizes(x, plan, _chunk(plan), columns, state is not None), rows)
     return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, None)
+
+
+again = numba_short.again
 
 
 def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -> tuple[Inputs, np.ndarray]:

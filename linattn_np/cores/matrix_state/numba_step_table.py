@@ -8,6 +8,7 @@ FADE e^{gv} (block)
 from __future__ import annotations
 
 import functools
+import threading
 
 import numpy as np
 
@@ -32,3 +33,19 @@ def layout(K: int, queries: int, tokens: int, size: int) -> tuple[np.ndarray, in
         rows[name] = used, width
         used += -(-m * width // BYTES) * BYTES
     return rows, used
+
+
+class _Own(threading.local):
+    held: np.ndarray | None = None
+    bytes = at = 0
+
+
+_own = _Own()
+
+
+def memory(count: int) -> int:
+    """Address of this thread's working memory: at least `count` bytes from a multiple of 64 on."""
+    if _own.bytes < count:
+        _own.held = np.empty(count + BYTES, np.uint8)
+        _own.bytes, _own.at = count, -(-_own.held.__array_interface__["data"][0] // BYTES) * BYTES
+    return _own.at
