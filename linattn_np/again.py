@@ -25,7 +25,7 @@ def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -
     """All that settles a call, but for the numbers in its arrays; None where more than this does."""
     if keywords.get("backend") != "numba" or type(keywords.get("state")) is not np.ndarray:
         return None
-    if card.pack_state is not None or card.from_core is not None or keywords.get("layout", "time_first") != "time_first":
+    if card.pack_state or card.from_core or keywords.get("layout", "time_first") != "time_first":
         return None
     parts: list[Hashable] = [card.name, keywords["state"].flags.writeable]
     for x in arrays:

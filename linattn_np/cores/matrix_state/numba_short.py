@@ -6,6 +6,7 @@ A form is chosen by the length of its own sequence: the same sequence gives the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import addressof, c_char
 from math import prod
 
 import numpy as np
@@ -66,12 +67,16 @@ class Steps:
 
     def run(self, numbers: np.ndarray) -> None:
         """Walk the sequences of the arrays that the table `numbers` describes."""
+        if self.few:
+            at = memory(self.bytes)
+            self.kernel(self.one, self.scale, numbers, self.n, self.rows, self.w, at, 0, self.tasks)
+            return
 
         def task(first: int, last: int) -> None:
             at = memory(self.bytes)
             self.kernel(self.one, self.scale, numbers, self.n, self.rows, self.w, at, first, last)
 
-        threads.run(task, self.tasks, 1 if self.few else threads.num_threads())
+        threads.run(task, self.tasks, threads.num_threads())
 
 
 class Again:
@@ -130,7 +135,11 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: Sequence[np.nd
 
 
 def _address(y: np.ndarray) -> int:
-    return y.__array_interface__["data"][0]
+    """Of the first element: the quick way where memory is dense and may be written, else the one for all."""
+    try:
+        return addressof(c_char.from_buffer(y))
+    except (TypeError, ValueError):
+        return y.__array_interface__["data"][0]
 
 
 def _extent(y: np.ndarray) -> tuple[int, int]:
