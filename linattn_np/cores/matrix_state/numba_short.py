@@ -89,7 +89,8 @@ class Again:
         (*lead, T, _, V), self.dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
         rows = sequences(plan, prod(lead))
         self.out_shape = None if x.q is None else (*lead, T, table.asking, V)
-        self.out_dtype, self.xp, self.in_place = x.v.dtype, plan.xp, in_place(x, plan, state)
+        self.out_dtype, self.xp = x.v.dtype, plan.xp
+        self.overwrite, self.in_place = plan.overwrite_state, in_place(x, plan, state)
         if self.out_shape:
             table.tokens(OUT, np.empty(self.out_shape, self.dtype), table.asking)
         table.states(IN_STATE, state)
@@ -120,6 +121,9 @@ class Again:
             out = np.empty(self.out_shape, self.dtype)
             numbers[OUT, AT] = _address(out)
         self.steps.run(numbers)
+        if self.overwrite and not self.in_place:
+            state[...] = end
+            end = state
         return None if out is None else cast(self.xp, out, self.out_dtype), end
 
 
