@@ -1,158 +1,137 @@
 """One pass over a block of columns of a state: it fades, is written to, and is read, while its rows go by once.
 
-A block is L vectors wide. What is written and what was read so far stay in registers while the loop runs down the K
-rows; a row is loaded, changed, stored and read in one go. Each element read is one chain of fused multiply-adds over
-the rows, in every kind of pass: whoever reads the same state with the same weights gets the same bits.
+A block is a few vectors wide. What is written and what was read so far stay in registers while the loop runs down the
+K rows; a row is loaded, changed, stored and read in one go. Each element read is one chain of fused multiply-adds over
+the rows, in every kind of pass and at every width: whoever reads the same state with the same weights gets the same
+bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from .numba_tiles import BYTES, I32, I64, Emit
+from .numba_stage import Int, Stage
+from .numba_tiles import BYTES, I32, I64
 
-LANES = 8  # vectors in a block: one load, store and chain of sums each, enough to hide an addition's latency
-BLOCK = LANES * BYTES  # bytes of a row
+NARROW, WIDE = 4, 8  # vectors in a block: a narrow one of 128 rows stays in the first cache, a wide one is a whole row
+PREFETCHED = 64  # bytes that come with one request
 
 
 class State(NamedTuple):
     """Where a block of columns of a state lies: address of its first row, and bytes from a row to the next."""
 
-    at: int
-    row: int
-
-
-class Reader(NamedTuple):
-    """Addresses: K weights on the rows of the state, and where the row they read goes."""
-
-    weights: int
-    out: int
+    at: Int
+    row: Int
 
 
 class Token(NamedTuple):
     """Addresses of one token: decays of the rows and bytes between them (0: one for all), and rows of the rest."""
 
-    decay: int
-    decay_step: int
-    fade: int  # factors on the columns
-    k: int
-    w: int  # what is written with k
-    b: int
-    y: int  # what is written with b
+    decay: Int
+    decay_step: Int
+    fade: Int  # factors on the columns
+    k: Int
+    w: Int  # what is written with k
+    b: Int
+    y: Int  # what is written with b
 
 
-def _rows(e: Emit, K: ir.Value, moving: list, sums: int, body) -> list:
+class Reader(NamedTuple):
+    """Addresses: K weights on the rows of the state, and where the row they read goes."""
+
+    weights: Int
+    out: Int
+
+
+def read_block(s: Stage, lanes: int, S: State, reader: Reader, following: Int, K) -> None:
+    """out = x S for a block of columns; the first half of the one that follows is asked for."""
+
+    def body(s, at, row, x, out, following, K):
+        def one(k, at, sums):
+            _ask_for(s, at[1], lanes)
+            weight = s.spread(s.get(x + k * s.size))
+            return [s.fma(weight, y, total) for y, total in zip(_load_row(s, at[0], lanes), sums, strict=True)]
+
+        _store_row(s, _rows(s, K, [(at, row), (following, row)], lanes, one), out)
+
+    s.routine(f"read.{lanes}", body, *S, *reader, following, K)
+
+
+def write_block(
+    s: Stage, lanes: int, S: State, to: State, token: Token, readers: list[Reader], following: Int, K: Int,
+    fade: bool, push: bool,
+) -> None:  # fmt: skip
+    """to = diag(decay) S diag(fade) + k^T w + b^T y for a block of columns, and what each reader reads of it.
+
+    The second half of the block that follows is asked for.
+    """
+
+    def body(s, at, row, to, to_row, decay, decay_step, fading, k, w, b, y, *rest):
+        *pairs, following, K = rest
+        written, pushed, faded = (_load_row(s, x, lanes) for x in (w, y, fading))
+
+        def one(i, at, sums):
+            _ask_for(s, at[3], lanes)
+            x, d, key = _load_row(s, at[0], lanes), s.spread(s.get(at[2])), s.spread(s.get(k + i * s.size))
+            if fade:
+                x = [s.b.fmul(old, f) for old, f in zip(x, faded, strict=True)]
+            x = [s.fma(key, new, s.b.fmul(d, old)) for old, new in zip(x, written, strict=True)]
+            if push:
+                by = s.spread(s.get(b + i * s.size))
+                x = [s.fma(by, new, old) for old, new in zip(x, pushed, strict=True)]
+            _store_row(s, x, at[1])
+            weights = [s.spread(s.get(weight + i * s.size)) for weight in pairs[::2]]
+            return [s.fma(weight, new, sums[n * lanes + j]) for n, weight in enumerate(weights)
+                    for j, new in enumerate(x)]  # fmt: skip
+
+        moving = [(at, row), (to, to_row), (decay, decay_step), (following + lanes * BYTES // 2, row)]
+        sums = _rows(s, K, moving, lanes * (len(pairs) // 2), one)
+        for n, out in enumerate(pairs[1::2]):
+            _store_row(s, sums[n * lanes : (n + 1) * lanes], out)
+
+    name = f"write.{lanes}.{len(readers)}{'.fade' if fade else ''}{'.push' if push else ''}"
+    s.routine(name, body, *S, *to, *token, *(x for reader in readers for x in reader), following, K)
+
+
+def _rows(s: Stage, K: Int, moving: list, sums: int, body: Callable[..., list]) -> list:
     """body(row, addresses, sums) -> sums, down K > 0 rows; addresses move on by (start, step), sums begin at 0."""
-    b = e.b
+    b = s.b
     before, loop, done = b.block, b.append_basic_block("rows"), b.append_basic_block("rows.done")
     b.branch(loop)
     b.position_at_end(loop)
-    k, at, values = b.phi(I64), [b.phi(I64) for _ in moving], [b.phi(e.V) for _ in range(sums)]
-    new = body(k, at, values)
-    after = b.add(k, e.const(1))
-    for phi, first, following in [(k, e.const(0), after)] + [
-        (p, start, b.add(p, step)) for p, (start, step) in zip(at, moving, strict=True)
-    ]:
-        phi.add_incoming(first, before)
-        phi.add_incoming(following, loop)
+    k, at, values = b.phi(I64), [b.phi(I64) for _ in moving], [b.phi(s.V) for _ in range(sums)]
+    new = body(s.int(k), [s.int(x) for x in at], values)
+    after = b.add(k, s.const(1))
+    k.add_incoming(s.const(0), before)
+    k.add_incoming(after, loop)
+    for phi, (start, step) in zip(at, moving, strict=True):
+        phi.add_incoming(start.value, before)
+        phi.add_incoming(b.add(phi, step.value), loop)
     for phi, x in zip(values, new, strict=True):
-        phi.add_incoming(e.zero(), before)
+        phi.add_incoming(s.zero(), before)
         phi.add_incoming(x, loop)
-    b.cbranch(b.icmp_signed("<", after, K), loop, done)
+    b.cbranch(b.icmp_signed("<", after, K.value), loop, done)
     b.position_at_end(done)
     return new
 
 
-def _fields(b: ir.IRBuilder, x: ir.Value, count: int) -> list:
-    return [b.extract_value(x, i) for i in range(count)]
+def _load_row(s: Stage, at: Int, lanes: int) -> list:
+    return [s.vector(at + j * BYTES) for j in range(lanes)]
 
 
-def _load_row(e: Emit, at: ir.Value) -> list:
-    return [e.load(e.address(at, e.const(j * e.W)), None) for j in range(LANES)]
-
-
-def _store_row(e: Emit, x: list, at: ir.Value) -> None:
+def _store_row(s: Stage, x: list, at: Int) -> None:
     for j, vector in enumerate(x):
-        e.store(vector, e.address(at, e.const(j * e.W)), None)
+        s.put_vector(vector, at + j * BYTES)
 
 
-def _prefetch(e: Emit, at: ir.Value) -> None:
-    """Ask for a row of a block to be brought into the second cache."""
+def _ask_for(s: Stage, at: Int, lanes: int) -> None:
+    """Ask for half a row of a wide block to be brought into the second cache; narrow ones are small, or there."""
+    if lanes < WIDE:
+        return
     byte = ir.IntType(8).as_pointer()
-    fn = e.function("llvm.prefetch.p0", ir.VoidType(), [byte, I32, I32, I32])
-    for j in range(0, BLOCK // 2, 64):
-        e.b.call(fn, [e.b.inttoptr(e.b.add(at, e.const(j)), byte), *(ir.Constant(I32, i) for i in (0, 2, 1))])
-
-
-def _half(b: ir.IRBuilder, at: ir.Value, row: ir.Value, K: ir.Value, halves: int) -> tuple:
-    """(start, step) through half of the block that lies behind this one."""
-    half = b.ashr(row, ir.Constant(I64, 1))
-    return b.add(at, b.mul(b.mul(half, K), ir.Constant(I64, halves))), half
-
-
-@intrinsic
-def read_block(context, one, S, reader, K):
-    """out = x S for a block of columns."""
-
-    def emit(context, b, signature, given):
-        e, (S_at, S_row), (x, out) = Emit(b, signature.args[0]), _fields(b, given[1], 2), _fields(b, given[2], 2)
-
-        def body(k, at, sums):
-            weight = e.spread(e.number(e.address(x, k)))
-            _prefetch(e, at[1])
-            return [e.fma(weight, s, y) for s, y in zip(_load_row(e, at[0]), sums, strict=True)]
-
-        _store_row(e, _rows(e, given[3], [(S_at, S_row), _half(b, S_at, S_row, given[3], 2)], LANES, body), out)
-        return context.get_dummy_value()
-
-    return types.void(one, S, reader, types.int64), emit
-
-
-def _write_block(fade: bool, push: bool, readers: int):
-    """to = diag(decay) S diag(fade) + k^T w + b^T y for a block of columns, and what one reader, or two, read of it."""
-
-    @intrinsic
-    def tile(context, one, S, to, token, first, second, K):
-        def emit(context, builder, signature, given):
-            e = Emit(builder, signature.args[0])
-            (S_at, S_row), (to_at, to_row) = (_fields(builder, x, 2) for x in given[1:3])
-            decay, decay_step, fading, k, w, b, y = _fields(builder, given[3], 7)
-            (x1, out1), (x2, out2) = (_fields(builder, x, 2) for x in given[4:6])
-            w = _load_row(e, w)
-            y = _load_row(e, y) if push else []
-            fading = _load_row(e, fading) if fade else []
-
-            def body(row, at, sums):
-                s = _load_row(e, at[0])
-                d, key = e.spread(e.number(at[2])), e.spread(e.number(e.address(k, row)))
-                if fade:
-                    s = [builder.fmul(x, f) for x, f in zip(s, fading, strict=True)]
-                s = [e.fma(key, x, builder.fmul(d, old)) for old, x in zip(s, w, strict=True)]
-                if push:
-                    by = e.spread(e.number(e.address(b, row)))
-                    s = [e.fma(by, x, old) for old, x in zip(s, y, strict=True)]
-                _store_row(e, s, at[1])
-                _prefetch(e, at[3])
-                weights = [e.spread(e.number(e.address(x, row))) for x in (x1, x2)[:readers]]
-                return [e.fma(weight, new, sums[i * LANES + j]) for i, weight in enumerate(weights)
-                        for j, new in enumerate(s)]  # fmt: skip
-
-            moving = [(S_at, S_row), (to_at, to_row), (decay, decay_step), _half(builder, S_at, S_row, given[6], 3)]
-            sums = _rows(e, given[6], moving, LANES * readers, body)
-            for i, out in enumerate((out1, out2)[:readers]):
-                _store_row(e, sums[i * LANES : (i + 1) * LANES], out)
-            return context.get_dummy_value()
-
-        return types.void(one, S, to, token, first, second, types.int64), emit
-
-    return tile
-
-
-write_block = _write_block(fade=False, push=False, readers=1)
-fade_block = _write_block(fade=True, push=False, readers=1)
-erase_block = _write_block(fade=False, push=False, readers=2)
-push_block = _write_block(fade=False, push=True, readers=2)
+    fn = s.function("llvm.prefetch.p0", ir.VoidType(), [byte, I32, I32, I32])
+    for j in range(0, lanes * BYTES // 2, PREFETCHED):
+        s.b.call(fn, [s.b.inttoptr((at + j).value, byte), *(ir.Constant(I32, i) for i in (0, 2, 1))])

@@ -15,21 +15,15 @@ belongs; between two tokens of a call it stays in a dense block.
 
 from __future__ import annotations
 
-from ...pieces.numba_fetch import answer_row, copy_rows, error_row, fetch, fill, times_row
-from ...pieces.numba_jit import apart, jit, kernel, part
-from ...pieces.numba_lanes import exp_row
-from ...pieces.numba_state import (
-    BLOCK,
-    Reader,
-    State,
-    Token,
-    erase_block,
-    fade_block,
-    push_block,
-    read_block,
-    write_block,
-)
-from ...pieces.numba_tiles import line, size_of
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ...pieces.numba_fetch import FIELDS, answer_row, copy_rows, error_row, exp_row, fetch, fill_rows, times_row
+from ...pieces.numba_jit import kernel
+from ...pieces.numba_stage import Int, Stage
+from ...pieces.numba_state import NARROW, WIDE, Reader, State, Token, read_block, write_block
+from ...pieces.numba_tiles import BYTES, I64
 from ..numba_decay import NO_DECAY, VECTOR
 from .numba_step_table import (
     BETA,
@@ -44,6 +38,7 @@ from .numba_step_table import (
     READS,
     RECALLED,
     SEEN,
+    TOKENS,
     VALUES,
     WRITTEN,
     U,
@@ -53,7 +48,6 @@ from .numba_table import (
     AT,
     BATCH,
     BLOCKS,
-    CHUNK,
     COLUMNS,
     DECAY,
     DELTA,
@@ -88,141 +82,219 @@ from .numba_table import (
 )
 
 
-@part
-def _load_slab(one, arrays, n, w, base, batch, head, t, c):
+class _Call:
+    """What every routine of the kernel is told: the tables' addresses, and where its own memory begins."""
+
+    def __init__(self, s: Stage, arrays: Int, n: Int, w: Int, base: Int):
+        self.s, self.arrays, self.n_at, self.w_at, self.base = s, arrays, n, w, base
+
+    def passed(self) -> tuple[Int, ...]:
+        return self.arrays, self.n_at, self.w_at, self.base
+
+    def n(self, name: int) -> Int:
+        """A size or kind of the call."""
+        return self.s.field(self.n_at, name)
+
+    def array(self, name: int, field: int) -> Int:
+        return self.s.field(self.arrays, FIELDS * name + field)
+
+    def at(self, name: int) -> Int:
+        """A matrix of the task."""
+        return self.base + self.s.field(self.w_at, 2 * name)
+
+    def row(self, name: int) -> Int:
+        """Bytes from one of its rows to the next."""
+        return self.s.field(self.w_at, 2 * name + 1)
+
+    def state(self, name: int, state: Int, head: Int, column: Int) -> State:
+        """A head's state, from a column on, whose columns lie side by side."""
+        at = self.array(name, AT) + state * self.array(name, BATCH) + head * self.array(name, HEAD)
+        return State(at + column * self.s.size, self.array(name, TOKEN))
+
+
+def _load_slab(s: Stage, arrays, n, w, base, batch, head, t, c) -> None:
     """The K-wide vectors of c tokens from t on, as the passes take them."""
-    K, size = n[N_K], size_of(one)
-    keys, decays, reads, bonus = base + w[KEYS, 0], base + w[DECAYS, 0], base + w[READS, 0], base + w[BONUS, 0]
-    row, per = w[KEYS, 1], n[QUERIES]
-    fetch(one, arrays, IN_K, batch, t, head, 0, c, K, keys, row)
-    if n[DECAY] == NO_DECAY:
-        fill(one, one, decays, 1)
-    else:  # e^g
-        width = K if n[DECAY] == VECTOR else 1
-        fetch(one, arrays, IN_G, batch, t, head, 0, c, width, decays, row)
-        for i in range(c):
-            exp_row(one, decays + i * row, width)
-    if n[ERASE] != NO_ERASE:  # r or a, times e^g where r reads the decayed state
-        if n[OWN_READ]:
-            fetch(one, arrays, IN_READ, batch, t, head, 0, c, K, reads, row)
-        else:
-            copy_rows(one, keys, row, reads, row, c, K)
-        if not n[EARLY_READ] and n[DECAY] != NO_DECAY:
-            for i in range(c):
-                times_row(one, reads + i * row, decays + i * row, n[DECAY] == VECTOR, reads + i * row, K)
-    if n[ERASE] == DELTA:
-        fetch(one, arrays, IN_BETA, batch, t, head, 0, c, 1, base + w[BETA, 0], size)
-    elif n[ERASE] == FREE:
-        fetch(one, arrays, IN_PUSH, batch, t, head, 0, c, K, base + w[PUSHES, 0], row)
-    if n[ASKED]:
-        for j in range(per):
-            fetch(one, arrays, IN_Q, batch, t, head * per + j, 0, c, K, base + w[QUERY, 0] + j * row, per * row)
-    for i in range(c * per if n[WITH_BONUS] else 0):  # (q (.) u) k^T
-        fetch(one, arrays, IN_BONUS, 0, 0, head, 0, 1, K, base + w[U, 0], row)
-        u, k = line(one, base + w[U, 0], K), line(one, keys + i // per * row, K)
-        q, total = line(one, base + w[QUERY, 0] + i * row, K), one - one
-        for d in range(K):
-            total += q[d] * u[d] * k[d]
-        line(one, bonus, i + 1)[i] = total
+    call = _Call(s, arrays, n, w, base)
+    K, row, keys, decays, reads = call.n(N_K), call.row(KEYS), call.at(KEYS), call.at(DECAYS), call.at(READS)
+    decay, erase, per = call.n(DECAY), call.n(ERASE), call.n(QUERIES)
+    fetch(s, arrays, IN_K, batch, t, head, 0, c, K, keys, row)
+    with s.when(decay == NO_DECAY):
+        fill_rows(s, 1.0, decays, 0, 1, 1)
+    with s.when(decay != NO_DECAY):  # e^g
+        width = s.choose(decay == VECTOR, K, 1)
+        fetch(s, arrays, IN_G, batch, t, head, 0, c, width, decays, row)
+        with s.each(0, c) as i:
+            exp_row(s, decays + i * row, width)
+    with s.when(erase != NO_ERASE):  # r or a, times e^g where r reads the decayed state
+        with s.when(call.n(OWN_READ) != 0):
+            fetch(s, arrays, IN_READ, batch, t, head, 0, c, K, reads, row)
+        with s.when(call.n(OWN_READ) == 0):
+            copy_rows(s, keys, row, reads, row, c, K)
+        with s.when((call.n(EARLY_READ) == 0) & (decay != NO_DECAY)), s.each(0, c) as i:
+            times_row(s, reads + i * row, decays + i * row, s.choose(decay == VECTOR, 1, 0), K)
+    with s.when(erase == DELTA):
+        fetch(s, arrays, IN_BETA, batch, t, head, 0, c, 1, call.at(BETA), s.size)
+    with s.when(erase == FREE):
+        fetch(s, arrays, IN_PUSH, batch, t, head, 0, c, K, call.at(PUSHES), row)
+    with s.when(call.n(ASKED) != 0), s.each(0, per) as j:
+        fetch(s, arrays, IN_Q, batch, t, head * per + j, 0, c, K, call.at(QUERY) + j * row, row * per)
+    with s.when(call.n(WITH_BONUS) != 0):
+        fetch(s, arrays, IN_BONUS, 0, 0, head, 0, 1, K, call.at(U), row)
+        with s.each(0, c * per) as i:
+            query, key = call.at(QUERY) + i * row, keys + i // per * row
+            _put_bonus(s, query, call.at(U), key, K, call.at(BONUS) + i * s.size)
 
 
-@jit
-def _answer(one, scale, arrays, n, w, base, S, first, batch, head, t, i, column, V):
+def _put_bonus(s: Stage, q, u, k, K, out) -> None:
+    """out = (q (.) u) k^T"""
+    s.put(ir.Constant(s.F, 0.0), out)
+    with s.each(0, K) as d:
+        q_d, u_d, k_d = (s.get(x + d * s.size) for x in (q, u, k))
+        s.put(s.b.fadd(s.get(out), s.b.fmul(s.b.fmul(q_d, u_d), k_d)), out)
+
+
+def _answer(s: Stage, arrays, n, w, base, at, row, following, wide, first, batch, head, t, i, column, V, scale) -> None:
     """out_t = scale (q_t S + bonus v) for token t, i of its slab; its first query has read S already if first = 1."""
-    apart()
-    size, row, seen, values = size_of(one), w[KEYS, 1], base + w[SEEN, 0], base + w[NOTHING, 0]
-    per, at, bonus = n[QUERIES], base + w[QUERY, 0] + i * n[QUERIES] * w[KEYS, 1], one - one
-    for j in range(per):
-        if j >= first:
-            read_block(one, S, Reader(at + j * row, seen), n[N_K])
-        if n[WITH_BONUS]:
-            x = i * per + j
-            bonus, values = line(one, base + w[BONUS, 0], x + 1)[x], base + w[VALUES, 0]
-        answer_row(one, scale, seen, bonus, values, V)
-        a = arrays[OUT]
-        out = a[AT] + batch * a[BATCH] + t * a[TOKEN] + (head * per + j) * a[HEAD] + column * size
-        copy_rows(one, seen, 0, out, 0, 1, V)
+    call, S = _Call(s, arrays, n, w, base), State(at, row)
+    per, seen, with_bonus = call.n(QUERIES), call.at(SEEN), call.n(WITH_BONUS) != 0
+    with s.each(0, per) as j:
+        x = i * per + j
+        with s.when(j >= first):
+            _read(s, wide, S, Reader(call.at(QUERY) + x * call.row(QUERY), seen), following, call.n(N_K))
+        bonus = s.get(s.choose(with_bonus, call.at(BONUS) + x * s.size, call.at(NOTHING)))
+        answer_row(s, scale, seen, bonus, s.choose(with_bonus, call.at(VALUES), call.at(NOTHING)), V)
+        out = call.array(OUT, AT) + batch * call.array(OUT, BATCH) + t * call.array(OUT, TOKEN)
+        out = out + (head * per + j) * call.array(OUT, HEAD) + column * s.size
+        copy_rows(s, seen, 0, out, 0, 1, V)
 
 
-@part
-def _walk_block(one, scale, arrays, n, w, base, begin, end, batch, head, t, c, column, V):
+def _read(s: Stage, wide: Int, S: State, reader: Reader, following: Int, K: Int) -> None:
+    for lanes, condition in ((WIDE, wide != 0), (NARROW, wide == 0)):
+        with s.when(condition):
+            read_block(s, lanes, S, reader, following, K)
+
+
+def _write(s: Stage, call: _Call, wide: Int, S: State, to: State, token: Token, q: Reader, r: Reader, last, following):
+    """The pass that is the call's: a wide block has one token, whose state no other token reads here."""
+    K, fades, erase = call.n(N_K), call.n(WITH_FADE) != 0, call.n(ERASE)
+    pushes = erase == FREE
+    alone = (erase == NO_ERASE) | ((erase == DELTA) & last)
+    narrow, plain = wide == 0, ~fades
+    for condition, lanes, readers, fade, push in (
+        ((wide != 0) & fades, WIDE, [q], True, False),
+        ((wide != 0) & pushes, WIDE, [q], False, True),
+        ((wide != 0) & plain & (erase != FREE), WIDE, [q], False, False),
+        (narrow & fades, NARROW, [q], True, False),
+        (narrow & pushes, NARROW, [q, r], False, True),
+        (narrow & plain & alone, NARROW, [q], False, False),
+        (narrow & (erase == DELTA) & ~last, NARROW, [q, r], False, False),
+    ):
+        with s.when(condition):
+            write_block(s, lanes, S, to, token, readers, following, K, fade, push)
+
+
+def _walk_block(s: Stage, arrays, n, w, base, begin, begin_row, end, end_row, following, wide, batch, head, t, c,
+                column, V, scale) -> None:  # fmt: skip
     """c tokens from t on over V columns, a block at most, from the state at `begin` to `end`."""
-    K, size, row = n[N_K], size_of(one), w[KEYS, 1]
-    keys, decays, pushes = base + w[KEYS, 0], base + w[DECAYS, 0], base + w[PUSHES, 0]
-    reads, queries, nobody = base + w[READS, 0], base + w[QUERY, 0], base + w[NOTHING, 0]
-    values, recalled, fades = base + w[VALUES, 0], base + w[RECALLED, 0], base + w[FADE, 0]
-    written, seen = base + w[WRITTEN, 0] if n[ERASE] == DELTA else values, base + w[SEEN, 0]
-    beta = line(one, base + w[BETA, 0], c)
-    early, late = n[ASKED] and n[EARLY_QUERY], n[ASKED] and not n[EARLY_QUERY]
-    S = begin
-    if n[ERASE] != NO_ERASE:
-        read_block(one, S, Reader(reads, recalled), K)
-    for i in range(c):
-        fetch(one, arrays, IN_V, batch, t + i, head, column, 1, V, values, 0)
-        if n[ERASE] == DELTA:
-            error_row(one, beta[i], values, recalled, written, V)
-        if early:
-            _answer(one, scale, arrays, n, w, base, S, 1 if i else 0, batch, head, t + i, i, column, V)
-        to = end if i + 1 == c else State(base + w[PACKED, 0], w[PACKED, 1])
-        asker = i if late else i + 1 if early and i + 1 < c else -1
-        q = Reader(queries + asker * n[QUERIES] * row if asker >= 0 else nobody, seen)
-        r = Reader(reads + (i + 1) * row if i + 1 < c else nobody, recalled)
-        token = Token(decays + (0 if n[DECAY] == NO_DECAY else i * row), size if n[DECAY] == VECTOR else 0, fades,
-                      keys + i * row, written, pushes + i * row, recalled)  # fmt: skip
-        if n[WITH_FADE]:
-            fetch(one, arrays, IN_FADE, batch, t + i, head, column, 1, V, fades, 0)
-            exp_row(one, fades, V)
-            fade_block(one, S, to, token, q, q, K)
-        elif n[ERASE] == NO_ERASE or (n[ERASE] == DELTA and i + 1 == c):
-            write_block(one, S, to, token, q, q, K)
-        elif n[ERASE] == DELTA:
-            erase_block(one, S, to, token, q, r, K)
-        else:
-            push_block(one, S, to, token, q, r, K)
-        S = to
-        if late:
-            _answer(one, scale, arrays, n, w, base, S, 1, batch, head, t + i, i, column, V)
+    call = _Call(s, arrays, n, w, base)
+    K, row, erase, per = call.n(N_K), call.row(KEYS), call.n(ERASE), call.n(QUERIES)
+    nobody, recalled, seen, values = call.at(NOTHING), call.at(RECALLED), call.at(SEEN), call.at(VALUES)
+    asked, early = call.n(ASKED) != 0, call.n(EARLY_QUERY) != 0
+    early, late = asked & early, asked & ~early
+    written = s.choose(erase == DELTA, call.at(WRITTEN), values)
+    with s.when(erase != NO_ERASE):
+        _read(s, wide, State(begin, begin_row), Reader(call.at(READS), recalled), following, K)
+    with s.each(0, c) as i:
+        first, last = i == 0, i + 1 == c
+        S = State(s.choose(first, begin, call.at(PACKED)), s.choose(first, begin_row, call.row(PACKED)))
+        to = State(s.choose(last, end, call.at(PACKED)), s.choose(last, end_row, call.row(PACKED)))
+        fetch(s, arrays, IN_V, batch, t + i, head, column, 1, V, values, 0)
+        with s.when(erase == DELTA):  # w = beta (v - recalled)
+            error_row(s, s.get(call.at(BETA) + i * s.size), values, recalled, written, V)
+        with s.when(call.n(WITH_FADE) != 0):
+            fetch(s, arrays, IN_FADE, batch, t + i, head, column, 1, V, call.at(FADE), 0)
+            exp_row(s, call.at(FADE), V)
+        rest = (following, wide, s.choose(early & first, 0, 1), batch, head, t + i, i, column, V)
+        with s.when(early):
+            s.routine("answer", _answer, *call.passed(), *S, *rest, number=scale)
+        q = s.choose(late, i, i + 1)  # who reads S_t: this token's query, or the next one's
+        q = s.choose(late | (early & (i + 1 < c)), call.at(QUERY) + q * per * row, nobody)
+        r = s.choose(last, nobody, call.at(READS) + (i + 1) * row)
+        decays = call.at(DECAYS) + s.choose(call.n(DECAY) == NO_DECAY, 0, i) * row
+        token = Token(decays, s.choose(call.n(DECAY) == VECTOR, s.size, 0), call.at(FADE), call.at(KEYS) + i * row,
+                      written, call.at(PUSHES) + i * row, recalled)  # fmt: skip
+        _write(s, call, wide, S, to, token, Reader(q, seen), Reader(r, recalled), last, following)
+        with s.when(late):
+            s.routine("answer", _answer, *call.passed(), *to, *rest, number=scale)
 
 
-@part
-def _walk(one, scale, arrays, n, w, base, sequence, head, first_column):
-    """A sequence: its tokens slab by slab, its columns block by block."""
-    batch, first, stop, state = sequence[0], sequence[1], sequence[2], sequence[3]
-    size, K, last_column = size_of(one), n[N_K], min(first_column + n[COLUMNS], n[N_V])
-    packed, a = State(base + w[PACKED, 0], w[PACKED, 1]), arrays[OUT_STATE]
-    for t in range(first, max(stop, first + 1), n[CHUNK]):
-        c = min(n[CHUNK], stop - t)
-        if c > 0:
-            _load_slab(one, arrays, n, w, base, batch, head, t, c)
-        for column in range(first_column, last_column, BLOCK // size):
-            V = min(BLOCK // size, last_column - column)
-            final = State(a[AT] + state * a[BATCH] + head * a[HEAD] + column * size, a[TOKEN])
-            begin = end = final if BLOCK // size == V else packed
-            if t == first and not n[STARTED]:
-                begin = packed
-                for k in range(K):
-                    fill(one, one - one, packed.at + k * packed.row, BLOCK // size)
-            elif t == first and n[DIRECT] and BLOCK // size == V:
-                b = arrays[IN_STATE]
-                begin = State(b[AT] + state * b[BATCH] + head * b[HEAD] + column * size, b[TOKEN])
-            elif t == first:
-                begin = packed
-                fetch(one, arrays, IN_STATE, state, 0, head, column, K, V, packed.at, packed.row)
-            elif BLOCK // size > V:
-                copy_rows(one, final.at, final.row, packed.at, packed.row, K, V)
-            if c > 0:
-                _walk_block(one, scale, arrays, n, w, base, begin, end, batch, head, t, c, column, V)
-            else:
-                end = begin
-            if end.at != final.at:
-                copy_rows(one, end.at, end.row, final.at, final.row, K, V)
+def _block(s: Stage, arrays, n, w, base, state, batch, head, begins, t, c, column, V, last_column, wide, scale) -> None:
+    """c tokens over one block, from where the state lies, or a copy, or zeros, to where it belongs."""
+    call = _Call(s, arrays, n, w, base)
+    K, columns = call.n(N_K), s.choose(wide != 0, WIDE * BYTES // s.size, NARROW * BYTES // s.size)
+    whole, begins, started = columns == V, begins != 0, call.n(STARTED) != 0
+    packed, final = State(call.at(PACKED), call.row(PACKED)), call.state(OUT_STATE, state, head, column)
+    initial = call.state(IN_STATE, state, head, column)
+    there = State(*(s.choose(begins, x, y) for x, y in zip(initial, final, strict=True)))
+    usable = whole & (~begins | (started & (call.n(DIRECT) != 0)))
+    begin = State(*(s.choose(usable, x, y) for x, y in zip(there, packed, strict=True)))
+    end = State(*(s.choose(whole, x, y) for x, y in zip(final, packed, strict=True)))
+    with s.when(~usable):
+        with s.when(begins & started):
+            fetch(s, arrays, IN_STATE, state, 0, head, column, K, V, *packed)
+        with s.when(begins & ~started):
+            fill_rows(s, 0.0, *packed, K, columns)
+        with s.when(~begins):
+            copy_rows(s, *final, *packed, K, V)
+    following = begin.at + s.choose(column + columns < last_column, columns, begin.row // s.size * K - column) * s.size
+    with s.when(c != 0):
+        s.routine("walk", _walk_block, *call.passed(), *begin, *end, following, wide, batch, head, t, c, column, V,
+                  number=scale)  # fmt: skip
+    made = State(*(s.choose(c == 0, x, y) for x, y in zip(begin, end, strict=True)))
+    with s.when(made.at != final.at):
+        copy_rows(s, *made, *final, K, V)
+
+
+def _walk(s: Stage, arrays, n, w, base, sequence, head, first_column, scale) -> None:
+    """A sequence: its tokens slab by slab, its columns block by block: wide ones for a single token."""
+    call = _Call(s, arrays, n, w, base)
+    batch, start, stop, state = (s.field(sequence, i) for i in range(4))
+    last_column = s.least(first_column + call.n(COLUMNS), call.n(N_V))
+    with s.each(start, s.choose(stop == start, start + 1, stop), TOKENS) as t:
+        c = s.least(TOKENS, stop - t)
+        with s.when(c != 0):
+            s.routine("slab", _load_slab, *call.passed(), batch, head, t, c)
+        wide, narrow = WIDE * BYTES // s.size, NARROW * BYTES // s.size
+        between = first_column + s.choose(c == 1, (last_column - first_column) & -wide, 0)
+        told = (*call.passed(), state, batch, head, s.choose(t == start, 1, 0), t, c)
+        with s.each(first_column, between, wide) as column:
+            s.routine("block", _block, *told, column, wide, last_column, 1, number=scale)
+        with s.each(between, last_column, narrow) as column:
+            V = s.least(narrow, last_column - column)
+            s.routine("block", _block, *told, column, V, last_column, 0, number=scale)
+
+
+@intrinsic
+def _tasks(context, one, scale, arrays, n, sequences, w, base, first, last):
+    """Tasks first..last of (sequence, head, column block), the last running fastest."""
+
+    def emit(context, b, signature, given):
+        s = Stage(b, signature.args[0])
+        tables = [s.int(b.ptrtoint(context.make_array(kind)(context, b, x).data, I64))
+                  for kind, x in zip(signature.args[2:6], given[2:6], strict=True)]  # fmt: skip
+        arrays, n, sequences, w = tables
+        call = _Call(s, arrays, n, w, s.int(given[6]))
+        fill_rows(s, 0.0, call.at(NOTHING), 0, 1, call.row(NOTHING) // s.size)
+        with s.each(s.int(given[7]), s.int(given[8])) as task:
+            state, column = task // call.n(BLOCKS), task % call.n(BLOCKS) * call.n(COLUMNS)
+            sequence, head = sequences + state // call.n(HEADS) * 32, state % call.n(HEADS)
+            s.routine("sequence", _walk, *call.passed(), sequence, head, column, number=given[1])
+        return context.get_dummy_value()
+
+    return types.void(one, one, arrays, n, sequences, w, *[types.int64] * 3), emit
 
 
 @kernel
 def step_tasks(one, scale, arrays, n, sequences, w, base, first, last):
-    """Tasks first..last of (sequence, head, column block), the last running fastest, in memory from `base` on."""
-    fill(one, one - one, base + w[NOTHING, 0], w[NOTHING, 1] // size_of(one))
-    for task in range(first, last):
-        column = task % n[BLOCKS] * n[COLUMNS]
-        head = task // n[BLOCKS] % n[HEADS]
-        _walk(one, scale, arrays, n, w, base, sequences[task // n[BLOCKS] // n[HEADS]], head, column)
+    """Tasks first..last, in memory from `base` on."""
+    _tasks(one, scale, arrays, n, sequences, w, base, first, last)

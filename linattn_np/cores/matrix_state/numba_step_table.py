@@ -12,7 +12,7 @@ import threading
 
 import numpy as np
 
-from ...pieces.numba_state import BLOCK
+from ...pieces.numba_state import WIDE
 from ...pieces.numba_tiles import BYTES
 
 TOKENS = 32  # whose vectors are in memory at once
@@ -24,12 +24,12 @@ MATRICES = 15
 @functools.lru_cache(maxsize=64)
 def layout(K: int, queries: int, tokens: int, size: int) -> tuple[np.ndarray, int]:
     """The table `w`: bytes from the beginning and from a row to the next, and how many bytes it takes."""
-    wide = -(-K * size // BYTES) * BYTES
+    block, wide = WIDE * BYTES, -(-K * size // BYTES) * BYTES
     rows, used = np.zeros((MATRICES, 2), np.int64), 0
     for name, m, width in ((KEYS, tokens, wide), (READS, tokens, wide), (PUSHES, tokens, wide), (DECAYS, tokens, wide),
-                           (QUERY, tokens * queries, wide), (NOTHING, 1, max(wide, BLOCK)), (U, 1, wide),
-                           (BETA, 1, tokens * size), (BONUS, 1, tokens * queries * size), (PACKED, K, BLOCK),
-                           *((name, 1, BLOCK) for name in (VALUES, WRITTEN, RECALLED, SEEN, FADE))):  # fmt: skip
+                           (QUERY, tokens * queries, wide), (NOTHING, 1, max(wide, block)), (U, 1, wide),
+                           (BETA, 1, tokens * size), (BONUS, 1, tokens * queries * size), (PACKED, K, block),
+                           *((name, 1, block) for name in (VALUES, WRITTEN, RECALLED, SEEN, FADE))):  # fmt: skip
         rows[name] = used, width
         used += -(-m * width // BYTES) * BYTES
     return rows, used
