@@ -16,7 +16,7 @@ from llvmlite import ir
 from .numba_stage import Int, Stage
 from .numba_tiles import BYTES, I32, I64
 
-NARROW, WIDE = 4, 8  # vectors in a block: a narrow one of 128 rows stays in the first cache, a wide one is a whole row
+NARROW, WIDE = 4, 8  # vectors in a block: 8 sums hide an addition's latency, and read a state row by whole row
 PREFETCHED = 64  # bytes that come with one request
 
 
@@ -47,7 +47,7 @@ class Reader(NamedTuple):
 
 
 def read_block(s: Stage, lanes: int, S: State, reader: Reader, following: Int, K) -> None:
-    """out = x S for a block of columns; the first half of the one that follows is asked for."""
+    """out = x S for a block of columns; as many bytes as half of it are asked for."""
 
     def body(s, at, row, x, out, following, K):
         def one(k, at, sums):
@@ -55,7 +55,7 @@ def read_block(s: Stage, lanes: int, S: State, reader: Reader, following: Int, K
             weight = s.spread(s.get(x + k * s.size))
             return [s.fma(weight, y, total) for y, total in zip(_load_row(s, at[0], lanes), sums, strict=True)]
 
-        _store_row(s, _rows(s, K, [(at, row), (following, row)], lanes, one), out)
+        _store_row(s, _rows(s, K, [(at, row), (following, s.int(lanes * BYTES // 2))], lanes, one), out)
 
     s.routine(f"read.{lanes}", body, *S, *reader, following, K)
 
@@ -66,11 +66,12 @@ def write_block(
 ) -> None:  # fmt: skip
     """to = diag(decay) S diag(fade) + k^T w + b^T y for a block of columns, and what each reader reads of it.
 
-    The second half of the block that follows is asked for.
+    The same number of bytes behind those that were asked for before is asked for.
     """
 
     def body(s, at, row, to, to_row, decay, decay_step, fading, k, w, b, y, *rest):
         *pairs, following, K = rest
+        half = lanes * BYTES // 2
         written, pushed, faded = (_load_row(s, x, lanes) for x in (w, y, fading))
 
         def one(i, at, sums):
@@ -87,7 +88,7 @@ def write_block(
             return [s.fma(weight, new, sums[n * lanes + j]) for n, weight in enumerate(weights)
                     for j, new in enumerate(x)]  # fmt: skip
 
-        moving = [(at, row), (to, to_row), (decay, decay_step), (following + lanes * BYTES // 2, row)]
+        moving = [(at, row), (to, to_row), (decay, decay_step), (following + K * half, s.int(half))]
         sums = _rows(s, K, moving, lanes * (len(pairs) // 2), one)
         for n, out in enumerate(pairs[1::2]):
             _store_row(s, sums[n * lanes : (n + 1) * lanes], out)
@@ -128,7 +129,7 @@ def _store_row(s: Stage, x: list, at: Int) -> None:
 
 
 def _ask_for(s: Stage, at: Int, lanes: int) -> None:
-    """Ask for half a row of a wide block to be brought into the second cache; narrow ones are small, or there."""
+    """Ask for half a row of a wide block to be brought into the second cache; what has narrow ones is small."""
     if lanes < WIDE:
         return
     byte = ir.IntType(8).as_pointer()

@@ -210,9 +210,11 @@ def test_a_bad_head_stays_alone():
     assert (bad["state"][1] == good["state"][1]).all()
 
 
-def test_later_tokens_do_not_change_earlier_bits():
+@pytest.mark.parametrize("C", [1, 32])
+def test_later_tokens_do_not_change_earlier_bits(C):
+    """In one form, that is: how long a sequence is may choose another."""
     x, plan, state, *_ = case("vector", "delta", "after", T=60)
-    plan = plan._replace(chunk_size=None)
+    plan = plan._replace(chunk_size=C)
     whole = both(x, plan, state)["out"]
     for T in (1, 9, 31, 32, 33, 50):
         cut = type(x)(*(None if y is None else y[:, :T] for y in x))

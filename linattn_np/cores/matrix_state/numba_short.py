@@ -19,7 +19,7 @@ from .numba_step import step_tasks
 from .numba_step_table import TOKENS, layout, memory
 from .numba_table import AT, BLOCKS, DIRECT, IN_STATE, OUT, OUT_STATE, QUERIES, Table, sequences, sizes
 
-SHORT = 16  # tokens that are walked one by one where the caller leaves the form open
+SHORT = 31  # tokens that are walked one by one where the caller leaves the form open: less than a chunk
 BLOCK = 128  # value columns: a state is shared out in multiples of it
 FEW_BYTES = 2**22  # of states that go by; below, threads cost more than they give
 

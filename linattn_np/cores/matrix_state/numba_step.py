@@ -175,22 +175,15 @@ def _read(s: Stage, wide: Int, S: State, reader: Reader, following: Int, K: Int)
 
 
 def _write(s: Stage, call: _Call, wide: Int, S: State, to: State, token: Token, q: Reader, r: Reader, last, following):
-    """The pass that is the call's: a wide block has one token, whose state no other token reads here."""
+    """The pass that is the call's; behind the last token nobody reads with r."""
     K, fades, erase = call.n(N_K), call.n(WITH_FADE) != 0, call.n(ERASE)
-    pushes = erase == FREE
     alone = (erase == NO_ERASE) | ((erase == DELTA) & last)
-    narrow, plain = wide == 0, ~fades
-    for condition, lanes, readers, fade, push in (
-        ((wide != 0) & fades, WIDE, [q], True, False),
-        ((wide != 0) & pushes, WIDE, [q], False, True),
-        ((wide != 0) & plain & (erase != FREE), WIDE, [q], False, False),
-        (narrow & fades, NARROW, [q], True, False),
-        (narrow & pushes, NARROW, [q, r], False, True),
-        (narrow & plain & alone, NARROW, [q], False, False),
-        (narrow & (erase == DELTA) & ~last, NARROW, [q, r], False, False),
-    ):
-        with s.when(condition):
-            write_block(s, lanes, S, to, token, readers, following, K, fade, push)
+    kinds = ((fades, [q], True, False), (alone & ~fades, [q], False, False),
+             ((erase == DELTA) & ~last, [q, r], False, False), (erase == FREE, [q, r], False, True))  # fmt: skip
+    for lanes, is_wide in ((WIDE, wide != 0), (NARROW, wide == 0)):
+        for condition, readers, fade, push in kinds:
+            with s.when(is_wide & condition):
+                write_block(s, lanes, S, to, token, readers, following, K, fade, push)
 
 
 def _walk_block(s: Stage, arrays, n, w, base, begin, begin_row, end, end_row, following, wide, batch, head, t, c,
@@ -228,7 +221,7 @@ def _walk_block(s: Stage, arrays, n, w, base, begin, begin_row, end, end_row, fo
             s.routine("answer", _answer, *call.passed(), *to, *rest, number=scale)
 
 
-def _block(s: Stage, arrays, n, w, base, state, batch, head, begins, t, c, column, V, last_column, wide, scale) -> None:
+def _block(s: Stage, arrays, n, w, base, state, batch, head, begins, t, c, column, V, wide, scale) -> None:
     """c tokens over one block, from where the state lies, or a copy, or zeros, to where it belongs."""
     call = _Call(s, arrays, n, w, base)
     K, columns = call.n(N_K), s.choose(wide != 0, WIDE * BYTES // s.size, NARROW * BYTES // s.size)
@@ -246,7 +239,7 @@ def _block(s: Stage, arrays, n, w, base, state, batch, head, begins, t, c, colum
             fill_rows(s, 0.0, *packed, K, columns)
         with s.when(~begins):
             copy_rows(s, *final, *packed, K, V)
-    following = begin.at + s.choose(column + columns < last_column, columns, begin.row // s.size * K - column) * s.size
+    following = begin.at + K * begin.row + (K - 1) * column * s.size  # of the next head as much as of this one is done
     with s.when(c != 0):
         s.routine("walk", _walk_block, *call.passed(), *begin, *end, following, wide, batch, head, t, c, column, V,
                   number=scale)  # fmt: skip
@@ -256,7 +249,7 @@ def _block(s: Stage, arrays, n, w, base, state, batch, head, begins, t, c, colum
 
 
 def _walk(s: Stage, arrays, n, w, base, sequence, head, first_column, scale) -> None:
-    """A sequence: its tokens slab by slab, its columns block by block: wide ones for a single token."""
+    """A sequence: its tokens slab by slab, its columns block by block: wide ones while they last."""
     call = _Call(s, arrays, n, w, base)
     batch, start, stop, state = (s.field(sequence, i) for i in range(4))
     last_column = s.least(first_column + call.n(COLUMNS), call.n(N_V))
@@ -265,13 +258,13 @@ def _walk(s: Stage, arrays, n, w, base, sequence, head, first_column, scale) -> 
         with s.when(c != 0):
             s.routine("slab", _load_slab, *call.passed(), batch, head, t, c)
         wide, narrow = WIDE * BYTES // s.size, NARROW * BYTES // s.size
-        between = first_column + s.choose(c == 1, (last_column - first_column) & -wide, 0)
+        between = first_column + ((last_column - first_column) & -wide)
         told = (*call.passed(), state, batch, head, s.choose(t == start, 1, 0), t, c)
         with s.each(first_column, between, wide) as column:
-            s.routine("block", _block, *told, column, wide, last_column, 1, number=scale)
+            s.routine("block", _block, *told, column, wide, 1, number=scale)
         with s.each(between, last_column, narrow) as column:
             V = s.least(narrow, last_column - column)
-            s.routine("block", _block, *told, column, V, last_column, 0, number=scale)
+            s.routine("block", _block, *told, column, V, 0, number=scale)
 
 
 @intrinsic
