@@ -9,7 +9,7 @@ variant whose variables are the core's.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,51 +21,53 @@ MOST = 256  # calls that are remembered
 _known: dict[Hashable, Any] = {}
 
 
-def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Hashable | None:
-    """All that settles a call, but for the numbers in its arrays; None where more than this does."""
-    if keywords.get("backend") != "numba" or type(keywords.get("state")) is not np.ndarray:
+class Likeness(NamedTuple):
+    """All that settles a call but for the numbers in its arrays, and these arrays, the state apart."""
+
+    key: Hashable
+    given: list[np.ndarray]
+    state: np.ndarray
+
+
+def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Likeness | None:
+    """What a call is like; None where more than this settles it."""
+    state = keywords.get("state")
+    if type(state) is not np.ndarray or keywords.get("backend") != "numba":
         return None
     if card.pack_state or card.from_core or keywords.get("layout", "time_first") != "time_first":
         return None
-    parts: list[Hashable] = [card.name, keywords["state"].flags.writeable]
+    parts: list[Hashable] = [card.name, state.flags.writeable]
+    given: list[np.ndarray] = []
     for x in arrays:
         if type(x) is np.ndarray:
             parts += (x.shape, x.strides, x.dtype)
+            given.append(x)
         elif x is None:
             parts.append(None)
         else:
             return None
     for name, x in keywords.items():
-        if type(x) is np.ndarray:
-            if name == "cu_seqlens":
-                return None
+        kind = type(x)
+        if kind is np.ndarray:
             parts += (name, x.shape, x.strides, x.dtype)
-        elif x is None or type(x) in (bool, int, float, str):  # True is equal to 1, but not as good
-            parts += (name, type(x), x)
+            if x is not state:
+                given.append(x)
+        elif x is None or kind is bool or kind is int or kind is float or kind is str:
+            parts += (name, kind, x)  # True is equal to 1, but not as good
         else:
             return None
-    return tuple(parts)
+    return None if "cu_seqlens" in keywords else Likeness(tuple(parts), given, state)
 
 
-def remember(
-    key: Hashable, arrays: tuple[Any, ...], keywords: Mapping[str, Any], inputs: Inputs, plan: Plan
-) -> None:
-    """Keep a call that went well, if it can be done again for other numbers."""
-    if key in _known:
-        return
-    if len(_known) >= MOST:
-        _known.clear()
-    given = _given(arrays, keywords)
-    _known[key] = matrix_state.again(inputs, plan, keywords["state"], keywords["backend"], given)
-
-
-def repeat(key: Hashable, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Any] | None:
+def repeat(like: Likeness) -> tuple[Any, Any] | None:
     """(out, final state) of a call like one before; None if there is none, or it must be done in full."""
-    call = _known.get(key)
-    return None if call is None else call(_given(arrays, keywords), keywords["state"])
+    call = _known.get(like.key)
+    return None if call is None else call(like.given, like.state)
 
 
-def _given(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[np.ndarray]:
-    """The arrays of a call but for its state."""
-    given = [x for x in arrays if x is not None]
-    return given + [x for name, x in keywords.items() if type(x) is np.ndarray and name != "state"]
+def remember(like: Likeness, inputs: Inputs, plan: Plan) -> None:
+    """Keep a call that went well, if it can be done again for other numbers."""
+    if like.key not in _known:
+        if len(_known) >= MOST:
+            _known.clear()
+        _known[like.key] = matrix_state.again(inputs, plan, like.state, "numba", like.given)

@@ -96,14 +96,14 @@ class Prepared(NamedTuple):
 
 def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """What the public function returns: out, or (out, state)."""
-    likeness = again.likeness(card, arrays, keywords)
-    if likeness is not None and (result := again.repeat(likeness, arrays, keywords)) is not None:
+    like = again.likeness(card, arrays, keywords)
+    if like is not None and (result := again.repeat(like)) is not None:
         return Result(*result) if result[0] is None or keywords.get("return_state") else result[0]
     call = prepare(card, arrays, keywords)
     core_out, end, _ = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
-    if likeness is not None:
-        again.remember(likeness, arrays, keywords, call.inputs, call.plan)
+    if like is not None:
+        again.remember(like, call.inputs, call.plan)
     return result
 
 

@@ -5,14 +5,15 @@ A form is chosen by the length of its own sequence: the same sequence gives the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ctypes import addressof, c_char
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char, c_int64
 from math import prod
 
 import numpy as np
 
 from ...ground import threads
 from ...ground.namespace import cast
+from ...pieces.numba_fetch import FIELDS
 from ..kinds import Erase
 from .inputs import Inputs, Plan
 from .numba_step import step_tasks
@@ -55,90 +56,81 @@ class Steps:
 
     def __init__(self, x: Inputs, plan: Plan, state: np.ndarray | None, rows: np.ndarray):
         dtype, H, K, V = np.dtype(plan.dtype), x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]
-        tokens, states, self.rows = int((rows[:, 2] - rows[:, 1]).max()), len(rows) * H, rows
+        tokens, states = int((rows[:, 2] - rows[:, 1]).max()), len(rows) * H
         self.few = states * K * V * dtype.itemsize * tokens < FEW_BYTES
         share = -(-(1 if self.few else threads.num_threads()) // states)
         columns = min(V, max(1, -(-V // (share * BLOCK))) * BLOCK)
-        self.n = sizes(x, plan, TOKENS, columns, state is not None)
-        self.n[DIRECT] = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
-        self.w, self.bytes = layout(K, int(self.n[QUERIES]), min(tokens, TOKENS), dtype.itemsize)
+        n = sizes(x, plan, TOKENS, columns, state is not None)
+        n[DIRECT] = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
+        w, self.bytes = layout(K, int(n[QUERIES]), min(tokens, TOKENS), dtype.itemsize)
         self.kernel, self.one, self.scale = step_tasks(dtype), dtype.type(1), dtype.type(plan.scale)
-        self.tasks = states * int(self.n[BLOCKS])
+        self.tasks, self.kept = states * int(n[BLOCKS]), (n, np.ascontiguousarray(rows), w)
+        self.tables = tuple(address(table) for table in self.kept)
 
-    def run(self, numbers: np.ndarray) -> None:
-        """Walk the sequences of the arrays that the table `numbers` describes."""
+    def run(self, arrays: int) -> None:
+        """Walk the sequences of the arrays that the table at an address describes."""
         if self.few:
-            at = memory(self.bytes)
-            self.kernel(self.one, self.scale, numbers, self.n, self.rows, self.w, at, 0, self.tasks)
+            self.kernel(self.one, self.scale, arrays, *self.tables, memory(self.bytes), 0, self.tasks)
             return
 
         def task(first: int, last: int) -> None:
-            at = memory(self.bytes)
-            self.kernel(self.one, self.scale, numbers, self.n, self.rows, self.w, at, first, last)
+            self.kernel(self.one, self.scale, arrays, *self.tables, memory(self.bytes), first, last)
 
         threads.run(task, self.tasks, threads.num_threads())
 
 
-class Again:
-    """A call of the recurrent form for other arrays of the same shapes, strides and dtypes.
-
-    given   the arrays that the call's arrays lie in
-    """
-
-    def __init__(self, x: Inputs, plan: Plan, state: np.ndarray, given: Sequence[np.ndarray]):
-        (*lead, T, _, V), self.dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
-        rows = sequences(plan, prod(lead))
-        self.out_shape = None if x.q is None else (*lead, T, table.asking, V)
-        self.out_dtype, self.xp = x.v.dtype, plan.xp
-        self.overwrite, self.in_place = plan.overwrite_state, in_place(x, plan, state)
-        if self.out_shape:
-            table.tokens(OUT, np.empty(self.out_shape, self.dtype), table.asking)
-        table.states(IN_STATE, state)
-        table.states(OUT_STATE, state if self.in_place else np.empty(state.shape, self.dtype))
-        self.steps, self.numbers = Steps(x, plan, state, rows), table.numbers
-        self.extents = [_extent(y) for y in given]
-        self.state_extent = _extent(state)
-        self.sources = [(row, *_source(int(at), given)) for row, at in enumerate(self.numbers[:, AT])
-                        if at and row not in (IN_STATE, OUT, OUT_STATE)]  # fmt: skip
-
-    def __call__(self, given: Sequence[np.ndarray], state: np.ndarray) -> tuple[np.ndarray | None, np.ndarray] | None:
-        """(out, final state); None where the state shares memory with what is read."""
-        at, own = [_address(y) for y in given], _address(state)
-        end = state
-        if self.in_place:
-            low, high = own + self.state_extent[0], own + self.state_extent[1]
-            for y, (first, last) in zip(at, self.extents, strict=True):
-                if y + first < high and low < y + last:
-                    return None
-        else:
-            end = np.empty(state.shape, self.dtype)
-        numbers = self.numbers.copy()
-        for row, source, offset in self.sources:
-            numbers[row, AT] = at[source] + offset
-        numbers[IN_STATE, AT], numbers[OUT_STATE, AT] = own, own if self.in_place else _address(end)
-        out = None
-        if self.out_shape:
-            out = np.empty(self.out_shape, self.dtype)
-            numbers[OUT, AT] = _address(out)
-        self.steps.run(numbers)
-        if self.overwrite and not self.in_place:
-            state[...] = end
-            end = state
-        return None if out is None else cast(self.xp, out, self.out_dtype), end
+Again = Callable[[Sequence[np.ndarray], np.ndarray], tuple[np.ndarray | None, np.ndarray] | None]
 
 
 def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: Sequence[np.ndarray]) -> Again | None:
-    """The same call for other arrays, where nothing but addresses will differ: x are views of `given`."""
-    if state is None or not plan.causal or plan.sequences[0].row is not None or not all(y.size for y in given):
+    """The call for other arrays of the same shapes, strides and dtypes; None where more than addresses may differ.
+
+    x are views of `given`, or None is what comes of it. The function gives (out, final state), or None where the
+    state shares memory with what is read.
+    """
+    if state is None or not state.size or not plan.causal or plan.sequences[0].row is not None:
         return None
-    (T,), rows = {s.stop - s.start for s in plan.sequences}, sequences(plan, 1)
-    views = all(y is None or (y.size and _source(_address(y), given) is not None) for y in x)
-    if not T or not views or not is_stepwise(x, plan, rows).all() or state.size == 0:
+    views = all(y is None or (y.size and _source(address(y), given) is not None) for y in x)
+    if not views or plan.sequences[0].stop == 0 or not is_stepwise(x, plan, sequences(plan, 1)).all():
         return None
-    return Again(x, plan, state, given)
+    (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
+    shape = None if x.q is None else (*lead, T, table.asking, V)
+    table.tokens(OUT, None if shape is None else np.empty(shape, dtype), table.asking)
+    table.states(IN_STATE, state)
+    mine = in_place(x, plan, state)
+    table.states(OUT_STATE, state if mine else np.empty(state.shape, dtype))
+    steps, template = Steps(x, plan, state, sequences(plan, prod(lead))), table.numbers.tobytes()
+    numbers_type = c_int64 * table.numbers.size
+    sources = [(FIELDS * row, *_source(int(at), given)) for row, at in enumerate(table.numbers[:, AT])
+               if at and row not in (IN_STATE, OUT, OUT_STATE)]  # fmt: skip
+    extents, (low, high) = [_extent(y) for y in given], _extent(state)
+
+    def call(given: Sequence[np.ndarray], state: np.ndarray) -> tuple[np.ndarray | None, np.ndarray] | None:
+        places, own = [address(y) for y in given], address(state)
+        end = state if mine else np.empty(state.shape, dtype)
+        if mine:
+            for at, (first, last) in zip(places, extents, strict=True):
+                if at + first < own + high and own + low < at + last:
+                    return None
+        numbers = numbers_type.from_buffer_copy(template)
+        for row, source, offset in sources:
+            numbers[row] = places[source] + offset
+        numbers[FIELDS * IN_STATE], numbers[FIELDS * OUT_STATE] = own, own if mine else address(end)
+        out = None
+        if shape is not None:
+            out = np.empty(shape, dtype)
+            numbers[FIELDS * OUT] = address(out)
+        steps.run(addressof(numbers))
+        if plan.overwrite_state and not mine:
+            state[...] = end
+            end = state
+        return None if out is None else cast(plan.xp, out, x_dtype), end
+
+    x_dtype = x.v.dtype
+    return call
 
 
-def _address(y: np.ndarray) -> int:
+def address(y: np.ndarray) -> int:
     """Of the first element: the quick way where memory is dense and may be written, else the one for all."""
     try:
         return addressof(c_char.from_buffer(y))
@@ -155,8 +147,7 @@ def _extent(y: np.ndarray) -> tuple[int, int]:
 def _source(at: int, given: Sequence[np.ndarray]) -> tuple[int, int] | None:
     """(index, offset in bytes) of the array that an address lies in."""
     for i, y in enumerate(given):
-        low, high = _extent(y)
-        own = _address(y)
+        (low, high), own = _extent(y), address(y)
         if own + low <= at < own + high:
             return i, at - own
     return None

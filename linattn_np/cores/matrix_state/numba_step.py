@@ -23,7 +23,7 @@ from ...pieces.numba_fetch import FIELDS, answer_row, copy_rows, error_row, exp_
 from ...pieces.numba_jit import kernel
 from ...pieces.numba_stage import Int, Stage
 from ...pieces.numba_state import NARROW, WIDE, Reader, State, Token, read_block, write_block
-from ...pieces.numba_tiles import BYTES, I64
+from ...pieces.numba_tiles import BYTES
 from ..numba_decay import NO_DECAY, VECTOR
 from .numba_step_table import (
     BETA,
@@ -269,25 +269,24 @@ def _walk(s: Stage, arrays, n, w, base, sequence, head, first_column, scale) -> 
 
 @intrinsic
 def _tasks(context, one, scale, arrays, n, sequences, w, base, first, last):
-    """Tasks first..last of (sequence, head, column block), the last running fastest."""
-
     def emit(context, b, signature, given):
         s = Stage(b, signature.args[0])
-        tables = [s.int(b.ptrtoint(context.make_array(kind)(context, b, x).data, I64))
-                  for kind, x in zip(signature.args[2:6], given[2:6], strict=True)]  # fmt: skip
-        arrays, n, sequences, w = tables
-        call = _Call(s, arrays, n, w, s.int(given[6]))
+        arrays, n, sequences, w, base, first, last = (s.int(x) for x in given[2:])
+        call = _Call(s, arrays, n, w, base)
         fill_rows(s, 0.0, call.at(NOTHING), 0, 1, call.row(NOTHING) // s.size)
-        with s.each(s.int(given[7]), s.int(given[8])) as task:
+        with s.each(first, last) as task:
             state, column = task // call.n(BLOCKS), task % call.n(BLOCKS) * call.n(COLUMNS)
             sequence, head = sequences + state // call.n(HEADS) * 32, state % call.n(HEADS)
             s.routine("sequence", _walk, *call.passed(), sequence, head, column, number=given[1])
         return context.get_dummy_value()
 
-    return types.void(one, one, arrays, n, sequences, w, *[types.int64] * 3), emit
+    return types.void(one, one, *[types.int64] * 7), emit
 
 
 @kernel
 def step_tasks(one, scale, arrays, n, sequences, w, base, first, last):
-    """Tasks first..last, in memory from `base` on."""
+    """Tasks first..last of (sequence, head, column block), the last running fastest, in memory from `base` on.
+
+    Of the tables the kernel gets the addresses.
+    """
     _tasks(one, scale, arrays, n, sequences, w, base, first, last)
