@@ -94,6 +94,9 @@ class Stage(Emit):
         """Entry i of a table of whole numbers at an address."""
         return Int(self.b, self.b.load(self.b.inttoptr((self.int(i) * 8 + table).value, I64.as_pointer())))
 
+    def put_field(self, x: Int, table: Int, i: Any) -> None:
+        self.b.store(x.value, self.b.inttoptr((self.int(i) * 8 + table).value, I64.as_pointer()))
+
     @contextmanager
     def each(self, begin: Any, end: Any, step: int = 1) -> Iterator[Int]:
         """j = begin, begin + step, ... below end; as it stands, neither unrolled nor put into vectors."""

@@ -46,7 +46,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     table.states(IN_STATE, state)
     table.states(OUT_STATE, end)
     if stepwise.any():
-        numba_short.Steps(x, plan, state, rows[stepwise]).run(numba_short.address(table.numbers))
+        numba_short.run(x, plan, table, state, rows[stepwise])
     if stepwise.all():
         return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, None)
     rows = rows[~stepwise]

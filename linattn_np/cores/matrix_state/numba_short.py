@@ -6,19 +6,18 @@ A form is chosen by the length of its own sequence: the same sequence gives the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import addressof, c_char, c_int64
 from math import prod
 
 import numpy as np
 
 from ...ground import threads
+from ...ground.handles import Handles, address
 from ...ground.namespace import cast
-from ...pieces.numba_fetch import FIELDS
 from ..kinds import Erase
 from .inputs import Inputs, Plan
 from .numba_step import step_tasks
 from .numba_step_table import TOKENS, layout, memory
-from .numba_table import AT, BLOCKS, DIRECT, IN_STATE, OUT, OUT_STATE, QUERIES, Table, sequences, sizes
+from .numba_table import ARRAYS, AT, BLOCKS, DIRECT, IN_STATE, OUT, OUT_STATE, QUERIES, Table, sequences, sizes
 
 SHORT = 31  # tokens that are walked one by one where the caller leaves the form open: less than a chunk
 BLOCK = 128  # value columns: a state is shared out in multiples of it
@@ -67,22 +66,31 @@ class Steps:
         self.tasks, self.kept = states * int(n[BLOCKS]), (n, np.ascontiguousarray(rows), w)
         self.tables = tuple(address(table) for table in self.kept)
 
-    def run(self, arrays: int) -> None:
-        """Walk the sequences of the arrays that the table at an address describes."""
+    def run(self, arrays: int, sources: int, handles: int, count: int) -> bool:
+        """Walk the sequences of described arrays; False if what is overwritten shares memory with what is read."""
+        told = (self.one, self.scale, arrays, sources, handles, count, *self.tables)
         if self.few:
-            self.kernel(self.one, self.scale, arrays, *self.tables, memory(self.bytes), 0, self.tasks)
-            return
+            return not self.kernel(*told, memory(self.bytes), 0, self.tasks)
+        clashes: list[int] = []
 
         def task(first: int, last: int) -> None:
-            self.kernel(self.one, self.scale, arrays, *self.tables, memory(self.bytes), first, last)
+            clashes.append(self.kernel(*told, memory(self.bytes), first, last))
 
         threads.run(task, self.tasks, threads.num_threads())
+        return not any(clashes)
 
 
-Again = Callable[[Sequence[np.ndarray], np.ndarray], tuple[np.ndarray | None, np.ndarray] | None]
+def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> None:
+    """Walk the sequences in `rows` of arrays that lie where the table says."""
+    alone, nowhere = np.full(ARRAYS + 2, -1, np.int64), Handles([table.numbers])
+    alone[ARRAYS:] = 0
+    Steps(x, plan, state, rows).run(address(table.numbers), address(alone), nowhere.at, 0)
 
 
-def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: Sequence[np.ndarray]) -> Again | None:
+Again = Callable[[list[np.ndarray], np.ndarray], tuple[np.ndarray | None, np.ndarray] | None]
+
+
+def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarray]) -> Again | None:
     """The call for other arrays of the same shapes, strides and dtypes; None where more than addresses may differ.
 
     x are views of `given`, or None is what comes of it. The function gives (out, final state), or None where the
@@ -93,49 +101,47 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: Sequence[np.nd
     views = all(y is None or (y.size and _source(address(y), given) is not None) for y in x)
     if not views or plan.sequences[0].stop == 0 or not is_stepwise(x, plan, sequences(plan, 1)).all():
         return None
-    (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
-    shape = None if x.q is None else (*lead, T, table.asking, V)
-    table.tokens(OUT, None if shape is None else np.empty(shape, dtype), table.asking)
+    (*lead, T, _, V), dtype, table, mine = x.v.shape, np.dtype(plan.dtype), Table(x), in_place(x, plan, state)
+    end = state if mine else np.empty(state.shape, dtype)
+    out = np.empty(0 if x.q is None else (*lead, T, table.asking, V), dtype)
+    table.tokens(OUT, None if x.q is None else out, table.asking)
     table.states(IN_STATE, state)
-    mine = in_place(x, plan, state)
-    table.states(OUT_STATE, state if mine else np.empty(state.shape, dtype))
-    steps, template = Steps(x, plan, state, sequences(plan, prod(lead))), table.numbers.tobytes()
-    numbers_type = c_int64 * table.numbers.size
-    sources = [(FIELDS * row, *_source(int(at), given)) for row, at in enumerate(table.numbers[:, AT])
-               if at and row not in (IN_STATE, OUT, OUT_STATE)]  # fmt: skip
-    extents, (low, high) = [_extent(y) for y in given], _extent(state)
+    table.states(OUT_STATE, end)
+    steps, settled = Steps(x, plan, state, sequences(plan, prod(lead))), _settle(table.numbers, given, state, out, end)
+    numbers, sources = (address(y) for y in settled)
+    shape, asked, count = out.shape, x.q is not None, len(given) if mine else 0
+    out_dtype, overwrite = x.v.dtype, plan.overwrite_state
 
-    def call(given: Sequence[np.ndarray], state: np.ndarray) -> tuple[np.ndarray | None, np.ndarray] | None:
-        places, own = [address(y) for y in given], address(state)
-        end = state if mine else np.empty(state.shape, dtype)
-        if mine:
-            for at, (first, last) in zip(places, extents, strict=True):
-                if at + first < own + high and own + low < at + last:
-                    return None
-        numbers = numbers_type.from_buffer_copy(template)
-        for row, source, offset in sources:
-            numbers[row] = places[source] + offset
-        numbers[FIELDS * IN_STATE], numbers[FIELDS * OUT_STATE] = own, own if mine else address(end)
-        out = None
-        if shape is not None:
-            out = np.empty(shape, dtype)
-            numbers[FIELDS * OUT] = address(out)
-        steps.run(addressof(numbers))
-        if plan.overwrite_state and not mine:
+    def call(given: list[np.ndarray], state: np.ndarray) -> tuple[np.ndarray | None, np.ndarray] | None:
+        out, end = np.empty(shape, dtype), state if mine else np.empty(state.shape, dtype)
+        handles = Handles([*given, end, out, state])
+        if not steps.run(numbers, sources, handles.at, count):
+            return None
+        if overwrite and not mine:
             state[...] = end
             end = state
-        return None if out is None else cast(plan.xp, out, x_dtype), end
+        return cast(plan.xp, out, out_dtype) if asked else None, end
 
-    x_dtype = x.v.dtype
+    call.kept = settled  # type: ignore[attr-defined]
     return call
 
 
-def address(y: np.ndarray) -> int:
-    """Of the first element: the quick way where memory is dense and may be written, else the one for all."""
-    try:
-        return addressof(c_char.from_buffer(y))
-    except (TypeError, ValueError):
-        return y.__array_interface__["data"][0]
+def _settle(
+    numbers: np.ndarray, given: list[np.ndarray], state: np.ndarray, out: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The table of arrays with offsets in the place of addresses, and the table `sources` of the kernel.
+
+    The handles are those of `given`, end, out and state.
+    """
+    own = {OUT_STATE: len(given), OUT: len(given) + 1, IN_STATE: len(given) + 2}
+    sources, numbers = np.full(ARRAYS, -1, np.int64), numbers.copy()
+    for row, at in enumerate(numbers[:, AT].tolist()):
+        if row in own:
+            sources[row], numbers[row, AT] = own[row], 0
+        elif at:
+            sources[row], numbers[row, AT] = _source(at, given)
+    extents = [_extent(y) for y in (*given, end, out, state)]
+    return numbers, np.concatenate([sources, np.array(extents, np.int64).ravel()])
 
 
 def _extent(y: np.ndarray) -> tuple[int, int]:

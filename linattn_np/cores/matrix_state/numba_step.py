@@ -23,7 +23,7 @@ from ...pieces.numba_fetch import FIELDS, answer_row, copy_rows, error_row, exp_
 from ...pieces.numba_jit import kernel
 from ...pieces.numba_stage import Int, Stage
 from ...pieces.numba_state import NARROW, WIDE, Reader, State, Token, read_block, write_block
-from ...pieces.numba_tiles import BYTES
+from ...pieces.numba_tiles import BYTES, I64
 from ..numba_decay import NO_DECAY, VECTOR
 from .numba_step_table import (
     BETA,
@@ -38,12 +38,14 @@ from .numba_step_table import (
     READS,
     RECALLED,
     SEEN,
+    TABLE,
     TOKENS,
     VALUES,
     WRITTEN,
     U,
 )
 from .numba_table import (
+    ARRAYS,
     ASKED,
     AT,
     BATCH,
@@ -267,26 +269,53 @@ def _walk(s: Stage, arrays, n, w, base, sequence, head, first_column, scale) -> 
             s.routine("block", _block, *told, column, V, 0, number=scale)
 
 
+def _describe(s: Stage, call: _Call, sources: Int, handles: Int, count: Int) -> Int:
+    """Fill the own copy of the table of arrays; whether what is overwritten shares memory with what is read.
+
+    sources: a row for each array of the table: the handle where its address is found (-1: in the table), and for each
+    handle the first byte and the one after the last, from the address on. The last handle is the one overwritten.
+    """
+    b, table = s.b, call.at(TABLE)
+    with s.each(0, ARRAYS * FIELDS) as i:
+        s.put_field(s.field(call.arrays, i), table, i)
+    with s.each(0, ARRAYS) as i:
+        source, at = s.field(sources, i), i * FIELDS
+        with s.when(source >= 0):
+            s.put_field(s.field(table, at) + s.field(s.field(handles, source), 0), table, at)
+    clash = b.alloca(I64)
+    b.store(s.const(0), clash)
+    extents, mine = sources + 8 * ARRAYS, s.field(s.field(handles, count), 0)
+    low, high = (mine + s.field(extents, count * 2 + i) for i in range(2))
+    with s.each(0, count) as i:
+        first, last = (s.field(s.field(handles, i), 0) + s.field(extents, i * 2 + j) for j in range(2))
+        shared = (first < high) & (low < last)
+        b.store(b.or_(b.load(clash), b.zext(shared.value, I64)), clash)
+    return s.int(b.load(clash))
+
+
 @intrinsic
-def _tasks(context, one, scale, arrays, n, sequences, w, base, first, last):
+def _tasks(context, one, scale, arrays, sources, handles, count, n, sequences, w, base, first, last):
     def emit(context, b, signature, given):
         s = Stage(b, signature.args[0])
-        arrays, n, sequences, w, base, first, last = (s.int(x) for x in given[2:])
+        arrays, sources, handles, count, n, sequences, w, base, first, last = (s.int(x) for x in given[2:])
         call = _Call(s, arrays, n, w, base)
+        clash = _describe(s, call, sources, handles, count)
+        call = _Call(s, call.at(TABLE), n, w, base)
         fill_rows(s, 0.0, call.at(NOTHING), 0, 1, call.row(NOTHING) // s.size)
-        with s.each(first, last) as task:
+        with s.when(clash == 0), s.each(first, last) as task:
             state, column = task // call.n(BLOCKS), task % call.n(BLOCKS) * call.n(COLUMNS)
             sequence, head = sequences + state // call.n(HEADS) * 32, state % call.n(HEADS)
             s.routine("sequence", _walk, *call.passed(), sequence, head, column, number=given[1])
-        return context.get_dummy_value()
+        return clash.value
 
-    return types.void(one, one, *[types.int64] * 7), emit
+    return types.int64(one, one, *[types.int64] * 10), emit
 
 
 @kernel
-def step_tasks(one, scale, arrays, n, sequences, w, base, first, last):
+def step_tasks(one, scale, arrays, sources, handles, count, n, sequences, w, base, first, last):
     """Tasks first..last of (sequence, head, column block), the last running fastest, in memory from `base` on.
 
-    Of the tables the kernel gets the addresses.
+    Of the tables the kernel gets the addresses. Returns 1, and does nothing, where the state that is overwritten
+    shares memory with one of the `count` arrays that are read.
     """
-    _tasks(one, scale, arrays, n, sequences, w, base, first, last)
+    return _tasks(one, scale, arrays, sources, handles, count, n, sequences, w, base, first, last)

@@ -2,7 +2,7 @@
 
 w: KEYS, READS r e^g or a, PUSHES b (C, K); DECAYS e^g (C, K or 1); QUERY (C queries, K); NOTHING (K) zeros; U (K);
 BETA (C); BONUS (C queries); PACKED (K, block) the state between two tokens; VALUES v, WRITTEN, RECALLED, SEEN,
-FADE e^{gv} (block)
+FADE e^{gv} (block); TABLE the arrays of the call, whole numbers
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import threading
 
 import numpy as np
 
+from ...pieces.numba_fetch import FIELDS
 from ...pieces.numba_state import WIDE
 from ...pieces.numba_tiles import BYTES
+from .numba_table import ARRAYS
 
 TOKENS = 32  # whose vectors are in memory at once
-MATRICES = 15
+MATRICES = 16
 (KEYS, READS, PUSHES, DECAYS, QUERY, NOTHING, U, BETA, BONUS, PACKED, VALUES, WRITTEN, RECALLED, SEEN,
- FADE) = range(MATRICES)  # fmt: skip
+ FADE, TABLE) = range(MATRICES)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)
@@ -29,7 +31,8 @@ def layout(K: int, queries: int, tokens: int, size: int) -> tuple[np.ndarray, in
     for name, m, width in ((KEYS, tokens, wide), (READS, tokens, wide), (PUSHES, tokens, wide), (DECAYS, tokens, wide),
                            (QUERY, tokens * queries, wide), (NOTHING, 1, max(wide, block)), (U, 1, wide),
                            (BETA, 1, tokens * size), (BONUS, 1, tokens * queries * size), (PACKED, K, block),
-                           *((name, 1, block) for name in (VALUES, WRITTEN, RECALLED, SEEN, FADE))):  # fmt: skip
+                           *((name, 1, block) for name in (VALUES, WRITTEN, RECALLED, SEEN, FADE)),
+                           (TABLE, ARRAYS, 8 * FIELDS)):  # fmt: skip
         rows[name] = used, width
         used += -(-m * width // BYTES) * BYTES
     return rows, used
