@@ -181,7 +181,8 @@ def _write(s: Stage, call: _Call, wide: Int, S: State, to: State, token: Token, 
     K, fades, erase = call.n(N_K), call.n(WITH_FADE) != 0, call.n(ERASE)
     alone = (erase == NO_ERASE) | ((erase == DELTA) & last)
     kinds = ((fades, [q], True, False), (alone & ~fades, [q], False, False),
-             ((erase == DELTA) & ~last, [q, r], False, False), (erase == FREE, [q, r], False, True))  # fmt: skip
+             ((erase == DELTA) & ~last, [q, r], False, False), ((erase == FREE) & last, [q], False, True),
+             ((erase == FREE) & ~last, [q, r], False, True))  # fmt: skip
     for lanes, is_wide in ((WIDE, wide != 0), (NARROW, wide == 0)):
         for condition, readers, fade, push in kinds:
             with s.when(is_wide & condition):
