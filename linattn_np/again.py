@@ -16,6 +16,7 @@ import numpy as np
 from .card import Card
 from .cores import matrix_state
 from .cores.matrix_state.inputs import Inputs, Plan
+from .ground.handles import address
 
 MOST = 256  # calls that are remembered
 _known: dict[Hashable, Any] = {}
@@ -32,7 +33,7 @@ class Likeness(NamedTuple):
 def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Likeness | None:
     """What a call is like; None where more than this settles it."""
     state = keywords.get("state")
-    if type(state) is not np.ndarray or keywords.get("backend") != "numba":
+    if type(state) is not np.ndarray or keywords.get("backend") != "numba" or keywords.get("cu_seqlens") is not None:
         return None
     if card.pack_state or card.from_core or keywords.get("layout", "time_first") != "time_first":
         return None
@@ -56,7 +57,7 @@ def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -
             parts += (name, kind, x)  # True is equal to 1, but not as good
         else:
             return None
-    return None if "cu_seqlens" in keywords else Likeness(tuple(parts), given, state)
+    return Likeness(tuple(parts), given, state)
 
 
 def repeat(like: Likeness) -> tuple[Any, Any] | None:
@@ -66,8 +67,12 @@ def repeat(like: Likeness) -> tuple[Any, Any] | None:
 
 
 def remember(like: Likeness, inputs: Inputs, plan: Plan) -> None:
-    """Keep a call that went well, if it can be done again for other numbers."""
-    if like.key not in _known:
+    """Keep a call that went well, if it can be done again for other numbers.
+
+    One array given twice tells nothing of a call with two.
+    """
+    places = {address(y) for y in (*like.given, like.state)}
+    if like.key not in _known and len(places) == len(like.given) + 1:
         if len(_known) >= MOST:
             _known.clear()
         _known[like.key] = matrix_state.again(inputs, plan, like.state, "numba", like.given)

@@ -261,6 +261,23 @@ def test_a_state_that_shares_memory_with_an_input():
         assert (mine == expected[1]).all()
 
 
+def test_one_array_given_twice_is_not_two():
+    given, state = arrays(1, V=16)
+    call = {"state": state, "return_state": True, "backend": "numba"}
+    for name in ("q", "v"):
+        for _ in range(2):
+            la.gated_delta_rule(**{**given, name: given["k"]}, **call)
+    for turn in range(2):
+        given, state = arrays(1, V=16, seed=turn)
+        expected = la.gated_delta_rule(**given, state=state, return_state=True, backend="reference")
+        assert worst(la.gated_delta_rule(**given, **call | {"state": state}), expected) < OUT
+    for turn in range(3):  # three arrays interleaved in one
+        given, state = arrays(1, V=16, seed=turn)
+        q, k, v = np.moveaxis(np.stack([given[name] for name in "qkv"], axis=-1), -1, 0)
+        expected = la.gated_delta_rule(**given, state=state, return_state=True, backend="reference")
+        assert worst(la.gated_delta_rule(q, k, v, given["g"], given["beta"], **call | {"state": state}), expected) < OUT
+
+
 def test_calls_alike_are_told_apart_by_all_that_settles_them():
     given, state = arrays(1)
     call = {**given, "state": state, "return_state": True, "backend": "numba"}

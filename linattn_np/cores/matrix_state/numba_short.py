@@ -93,7 +93,7 @@ Again = Callable[[list[np.ndarray], np.ndarray], tuple[np.ndarray | None, np.nda
 def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarray]) -> Again | None:
     """The call for other arrays of the same shapes, strides and dtypes; None where more than addresses may differ.
 
-    x are views of `given`, or None is what comes of it. The function gives (out, final state), or None where the
+    x are `given` with axes added, or None is what comes of it. The function gives (out, final state), or None where the
     state shares memory with what is read.
     """
     if state is None or not state.size or not plan.causal or plan.sequences[0].row is not None:
@@ -129,7 +129,7 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
 def _settle(
     numbers: np.ndarray, given: list[np.ndarray], state: np.ndarray, out: np.ndarray, end: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The table of arrays with offsets in the place of addresses, and the table `sources` of the kernel.
+    """The table of arrays without their addresses, and the table `sources` of the kernel.
 
     The handles are those of `given`, end, out and state.
     """
@@ -139,7 +139,7 @@ def _settle(
         if row in own:
             sources[row], numbers[row, AT] = own[row], 0
         elif at:
-            sources[row], numbers[row, AT] = _source(at, given)
+            sources[row], numbers[row, AT] = _source(at, given), 0
     extents = [_extent(y) for y in (*given, end, out, state)]
     return numbers, np.concatenate([sources, np.array(extents, np.int64).ravel()])
 
@@ -150,10 +150,6 @@ def _extent(y: np.ndarray) -> tuple[int, int]:
     return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + y.itemsize
 
 
-def _source(at: int, given: Sequence[np.ndarray]) -> tuple[int, int] | None:
-    """(index, offset in bytes) of the array that an address lies in."""
-    for i, y in enumerate(given):
-        (low, high), own = _extent(y), address(y)
-        if own + low <= at < own + high:
-            return i, at - own
-    return None
+def _source(at: int, given: list[np.ndarray]) -> int | None:
+    """Index of the array that begins at an address."""
+    return next((i for i, y in enumerate(given) if address(y) == at), None)
