@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -13,10 +14,12 @@ pytest.importorskip("numba")
 import linattn_np as la
 from linattn_np.cores.kinds import Row
 from linattn_np.cores.matrix_state import numba_loops, numba_short, recurrence
+from linattn_np.ground import handles
 from linattn_np.ground.chunk_table import sequences
 from linattn_np.testing import relative_error
 from tests.core_cases import CELLS, case
 from tests.cores.test_numba import HEADS, gates, single, wide
+from tests.cores.test_numba_threads import run
 
 GATED, FREE, BONUS = ("scalar", "delta", "after"), ("vector", "free", "after"), ("vector", "none", "bonus")
 OUT = 2e-6  # float32 against the float64 definition
@@ -313,6 +316,47 @@ def test_variants_decode_as_the_definition_does(name):
         found = fn(**given, state=state, **IN_PLACE)
         assert worst(found, expected) < 1e-12
         assert found.state is state
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_addresses_are_found_or_asked_for(known, monkeypatch):
+    monkeypatch.setattr(handles, "_is_behind_the_head", lambda: known)
+    for turn in range(3):
+        given, state = arrays(1, seed=turn)
+        given["v"] = given["v"][..., ::-1]
+        expected = la.gated_delta_rule(**given, state=state, return_state=True, backend="reference")
+        assert worst(la.gated_delta_rule(**given, state=state, **IN_PLACE), expected) < OUT
+
+
+def test_callers_at_once_get_what_each_gets_alone(monkeypatch):
+    monkeypatch.setattr(numba_short, "FEW_BYTES", 0)
+    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
+    cases = [arrays(2, K=30, V=50, seed=n) for n in range(16)]
+    call = lambda c: la.gated_delta_rule(**c[0], state=c[1], return_state=True, backend="numba")  # noqa: E731
+    alone = [call(c) for c in cases]
+    with ThreadPoolExecutor(4) as pool:
+        for a, b in zip(alone, pool.map(call, cases), strict=True):
+            assert (a.out == b.out).all()
+            assert (a.state == b.state).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vectors", ["avx2", "plain"])
+def test_every_width_of_a_register_is_right(vectors):
+    """On any processor: the compiler cuts vectors that are too wide for it."""
+    code = """
+        from linattn_np.cores.matrix_state import numba_loops, recurrence
+        from linattn_np.testing import relative_error
+        from tests.core_cases import CELLS, case
+        worst = 0.0
+        for cell in CELLS:
+            for T, K, V in ((1, 3, 5), (4, 16, 33), (2, 33, 70)):
+                x, plan, state, *_ = case(*cell, T=T, K=K, V=V)
+                a, b = (module.forward(x, plan._replace(chunk_size=1), state) for module in (numba_loops, recurrence))
+                worst = max(worst, relative_error(a[0], b[0]), relative_error(a[1], b[1]))
+        print(worst)
+    """
+    assert float(run(code, LINATTN_NP_VECTORS=vectors)) < 1e-12
 
 
 def test_gradients_of_one_token():

@@ -5,7 +5,7 @@ A form is chosen by the length of its own sequence: the same sequence gives the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
