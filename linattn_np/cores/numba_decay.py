@@ -20,8 +20,8 @@ GATE_FLOOR = -1.0e4  # a log decay below it means the same as -inf, and sums of 
 
 
 @jit
-def pair_table(one, g, sums, m, E, start, end):
-    """E_ij = e^{s(j, i)} for j <= i, start_i = e^{s(start, i - 1)}, end_j = e^{s(j, end)} from g[:m].
+def pair_table(one, g, sums, m, E, start, end, carry):
+    """E_ij = e^{s(j, i)} for j <= i, start_i = e^{s(start, i - 1)}, end_j = e^{s(j, end)}, carry = start_m from g[:m].
 
     sums: address of s(j, i), a float64 for each j, of the row i that has been reached.
     """
@@ -37,14 +37,18 @@ def pair_table(one, g, sums, m, E, start, end):
         so_far += g_i
     before[m] = so_far
     exp_row(one, start.at, m + 1)
+    line(one, carry.at, 1)[0] = before[m]
     last, ends = row(one, E, m - 1, m), line(one, end.at, m)
     for j in range(m):
         ends[j] = last[j]
 
 
 @jit
-def channel_tables(one, m, K, W, start, end):
-    """W <- e^W (m, K); start_i = W_0 ... W_i with a row of ones before it, end_j = W_{j + 1} ... W_{m - 1}."""
+def channel_tables(one, m, K, W, start, end, carry):
+    """W <- e^W (m, K); start_i = W_0 ... W_i with a row of ones before it, end_j = W_{j + 1} ... W_{m - 1}.
+
+    carry (K, 1): the last of start.
+    """
     apart()
     for i in range(m):
         exp_row(one, W.at + size_of(one) * i * W.row, K)
@@ -57,6 +61,9 @@ def channel_tables(one, m, K, W, start, end):
         p[d] = one
     for i in range(m - 2, -1, -1):
         _product_row(row(one, end, i + 1, K), row(one, W, i + 1, K), row(one, end, i, K), K)
+    p, whole = row(one, start, m - 1, K), line(one, carry.at, K)
+    for d in range(K):
+        whole[d] = p[d]
 
 
 @jit

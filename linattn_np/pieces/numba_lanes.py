@@ -122,3 +122,87 @@ def weigh_row(context, one, x, weights, factor, stop, n):
         return context.get_dummy_value()
 
     return types.void(one, types.int64, types.int64, one, types.int64, types.int64), emit
+
+
+@intrinsic
+def add_row(context, one, x, y, n):
+    """x_j += y_j: n numbers from two addresses on."""
+
+    def emit(context, b, signature, given):
+        e = Emit(b, signature.args[0])
+
+        def body(j):
+            at = e.address(given[1], j)
+            e.store(b.fadd(e.load(at, None), e.load(e.address(given[2], j), None)), at, None)
+
+        _along(e, given[3], body)
+        return context.get_dummy_value()
+
+    return types.void(one, types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
+def add_both_row(context, one, x, y, z, n):
+    """x_j += y_j, then z_j += x_j: n numbers from three addresses on."""
+
+    def emit(context, b, signature, given):
+        e = Emit(b, signature.args[0])
+
+        def body(j):
+            x, y, z = (e.address(at, j) for at in given[1:4])
+            total = b.fadd(e.load(x, None), e.load(y, None))
+            e.store(total, x, None)
+            e.store(b.fadd(e.load(z, None), total), z, None)
+
+        _along(e, given[4], body)
+        return context.get_dummy_value()
+
+    return types.void(one, *[types.int64] * 4), emit
+
+
+@intrinsic
+def pull_row(context, one, dP, P, E, crossed, factor, stop, n):
+    """crossed_j += dP_j P_j and dP_j <- factor dP_j E_j where j < stop, else dP_j <- 0: n numbers from addresses on."""
+
+    def emit(context, b, signature, given):
+        e = Emit(b, signature.args[0])
+        factor, stop = given[5], given[6]
+
+        def body(j):
+            dP, P, E, crossed = (e.address(at, j) for at in given[1:5])
+            x, inside = e.load(dP, None), e.lanes_below(b.sub(stop, j), 0)
+            w = b.select(inside, b.fmul(x, e.load(P, None)), e.zero())
+            e.store(b.fadd(e.load(crossed, None), w), crossed, None)
+            y = b.fmul(b.fmul(x, e.load(E, None)), e.spread(factor))
+            e.store(b.select(inside, y, e.zero()), dP, None)
+
+        _along(e, given[7], body)
+        return context.get_dummy_value()
+
+    return types.void(one, *[types.int64] * 4, one, types.int64, types.int64), emit
+
+
+@intrinsic
+def pull_pair_row(context, one, way, w, x, y, dx, dy, z, p, n):
+    """way_d *= w_d (w: 0 where none); dx += p way y, dy += p way x, z = p way x y: n numbers from addresses on."""
+
+    def emit(context, b, signature, given):
+        e = Emit(b, signature.args[0])
+        p, faded = given[8], b.icmp_signed("!=", given[2], ir.Constant(I64, 0))
+        w_at = b.select(faded, given[2], given[1])
+
+        def body(d):
+            way, w, x, y, dx, dy, z = (e.address(at, d) for at in (given[1], w_at, *given[3:8]))
+            f = e.load(way, None)
+            f = b.select(faded, b.fmul(f, e.load(w, None)), f)
+            e.store(f, way, None)
+            f, X, Y = b.fmul(f, e.spread(p)), e.load(x, None), e.load(y, None)
+            fx = b.fmul(f, X)
+            e.store(e.fma(f, Y, e.load(dx, None)), dx, None)
+            e.store(b.fadd(e.load(dy, None), fx), dy, None)
+            e.store(b.fmul(fx, Y), z, None)
+
+        _along(e, given[9], body)
+        return context.get_dummy_value()
+
+    return types.void(one, *[types.int64] * 7, one, types.int64), emit

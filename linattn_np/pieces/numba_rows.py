@@ -6,7 +6,7 @@ import numpy as np
 from numba.extending import intrinsic
 
 from .numba_jit import apart, jit
-from .numba_tiles import line, row
+from .numba_tiles import as_column, line, row
 
 STORAGE = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 TINY = 1e-36  # factors below it are dropped before they become subnormal, which processors multiply slowly
@@ -71,12 +71,25 @@ def load_row(out, n, storage, at, step):
 
 
 @jit
-def load(one, out, m, padded, n, storage, at, row_step, step):
-    """out (padded, n): m rows from memory, `row_step` bytes apart, then zeros."""
+def load(one, out, m, n, storage, at, row_step, step):
+    """out (m, n) from memory, rows `row_step` bytes apart, numbers `step` bytes."""
     apart()
     for i in range(m):
         load_row(row(one, out, i, n), n, storage, at + i * row_step, step)
-    clear(one, out, m, padded, n)
+
+
+@jit
+def put(one, X, factors, m, n, at, row_step, more):
+    """Rows factors_i X_i to memory, `row_step` bytes apart; added to what is there if `more`."""
+    apart()
+    for i in range(m):
+        x, y, f = row(one, X, i, n), line(one, at + i * row_step, n), row(one, as_column(factors), i, 1)[0]
+        if more:
+            for d in range(n):
+                y[d] += f * x[d]
+        else:
+            for d in range(n):
+                y[d] = f * x[d]
 
 
 @jit
@@ -99,13 +112,32 @@ def times(one, X, F, m, n, out):
 
 
 @jit
-def scale_rows(one, X, factors, m, n):
-    """X_i <- factors_i X_i."""
+def add_times(one, X, F, m, n, out):
+    """out += X (.) F, all (m, n)."""
     apart()
     for i in range(m):
-        x, f = row(one, X, i, n), factors[i]
+        x, f, y = row(one, X, i, n), row(one, F, i, n), row(one, out, i, n)
         for d in range(n):
-            x[d] *= f
+            y[d] += x[d] * f[d]
+
+
+@jit
+def scaled(one, X, factors, m, n, out):
+    """out_i = factors_i X_i"""
+    apart()
+    for i in range(m):
+        x, y, f = row(one, X, i, n), row(one, out, i, n), row(one, as_column(factors), i, 1)[0]
+        for d in range(n):
+            y[d] = f * x[d]
+
+
+@jit
+def add_dots(one, out, X, Y, m, n, below, sign):
+    """out_i += sign X_i . Y_i, over columns j < i only if `below`."""
+    apart()
+    for i in range(m):
+        k = i if below else n
+        row(one, out, i, 1)[0] += sign * dot(one - one, row(one, X, i, k), row(one, Y, i, k), k)
 
 
 @jit(reorder=True)

@@ -225,14 +225,16 @@ def _solve_tile(R: int, L: int, masked: bool):
 
 
 @intrinsic
-def _transpose_tile(context, one, A, a_row, out, out_row):
-    """A square of W rows of one vector: halves are exchanged at distances W / 2, ..., 2, 1."""
+def _transpose_tile(context, one, A, a_row, m, out, out_row):
+    """A square of W rows of one vector, row m - 1 again from m on: halves change places at distances W / 2, ..., 1."""
 
     def emit(context, b, signature, given):
-        _, A, a_row, out, out_row = given
+        _, A, a_row, m, out, out_row = given
         e = Emit(b, signature.args[0])
         W, M = e.W, ir.VectorType(I32, e.W)
-        r = [e.load(e.address(A, b.mul(a_row, e.const(i))), None) for i in range(W)]
+        last = b.sub(m, e.const(1))
+        index = [b.select(b.icmp_signed("<", e.const(i), m), e.const(i), last) for i in range(W)]
+        r = [e.load(e.address(A, b.mul(a_row, i)), None) for i in index]
         s = W // 2
         while s:
             low = ir.Constant(M, [w if not w & s else W + w - s for w in range(W)])
@@ -245,7 +247,7 @@ def _transpose_tile(context, one, A, a_row, out, out_row):
             e.store(r[i], e.address(out, b.mul(out_row, e.const(i))), None)
         return context.get_dummy_value()
 
-    return types.void(one, *[types.int64] * 4), emit
+    return types.void(one, *[types.int64] * 5), emit
 
 
 @intrinsic
@@ -267,6 +269,12 @@ _solve_whole, _solve_masked = _solve_tile(ROWS, LANES, False), _solve_tile(ROWS,
 def moved(one, A, i, j):
     """The part of A from row i and column j on."""
     return Mat(A.at + size_of(one) * (i * A.row + j * A.col), A.row, A.col)
+
+
+@jit
+def as_column(factors):
+    """Factors as a matrix of one column."""
+    return Mat(factors.at, factors.step, 1)
 
 
 @jit
@@ -339,13 +347,13 @@ def solve_lower_transposed(one, N, X, m, n):
 
 @jit
 def transpose(one, A, m, n, out):
-    """out = A^T:  A (m, n) and out (n, m) with columns of stride 1, both with room for whole squares."""
+    """out = A^T:  A (m, n) and out (n, m) with columns of stride 1, and room for whole vectors in rows and in out."""
     apart()
     size = size_of(one)
     width = BYTES // size
     for i in range(0, m, width):
         for j in range(0, n, width):
-            _transpose_tile(one, A.at + size * (i * A.row + j), A.row, out.at + size * (j * out.row + i), out.row)
+            _transpose_tile(one, A.at + size * (i * A.row + j), A.row, m - i, out.at + size * (j * out.row + i), out.row)
 
 
 def _array(context, builder, kind, at, n):

@@ -1,4 +1,4 @@
-"""The chunk form in compiled loops, for NumPy arrays: tables of whole numbers go in, threads share out the heads."""
+"""The chunk form in compiled loops, for NumPy arrays: programs and tables go in, threads share out the heads."""
 
 from __future__ import annotations
 
@@ -9,23 +9,14 @@ import numpy as np
 
 from ...ground import threads
 from ...ground.namespace import cast
+from ..kinds import Decay, Erase, Row
+from ..numba_machine import carry_out
+from ..numba_program import COLUMN, HEAD, WIDTH, Program
 from . import COMPILED_CHUNK, chunks
 from .inputs import Inputs, Plan, Saved
-from .numba_forward import forward_tasks
-from .numba_table import (
-    BLOCKS,
-    HEADS,
-    IN_STATE,
-    N_K,
-    N_V,
-    OUT,
-    OUT_STATE,
-    Layout,
-    Table,
-    memory,
-    sequences,
-    sizes,
-)
+from .numba_chunk import Cell
+from .numba_forward import forward_program
+from .numba_table import IN_K, IN_PUSH, IN_Q, IN_READ, IN_STATE, IN_V, OUT, OUT_STATE, Table, memory, sequences
 
 BLOCK = 32  # value columns: a state is shared out in multiples of it
 FEW_OPERATIONS = 2e6  # below, threads cost more than they give
@@ -36,7 +27,8 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     if not (x.v.size and x.k.size):  # nothing to walk over
         return chunks.forward(x, plan, state)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
-    rows = sequences(plan, prod(lead))
+    C = _chunk(plan, T)
+    rows = sequences(plan, prod(lead), C)
     out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
     ragged = not plan.sequences or plan.sequences[0].row is not None
     end = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
@@ -44,7 +36,8 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     table.states(IN_STATE, state)
     table.states(OUT_STATE, end)
     columns = _columns(V, len(rows) * H)
-    _run(forward_tasks(dtype), plan, table, sizes(x, plan, _chunk(plan), columns, state is not None), rows)
+    cell = _cell(x, plan, table, C, columns, state is not None)
+    run(forward_program(cell), plan, table, _tasks(rows, np.arange(H), V, columns), 6.0 * rows_tokens(rows) * H * cell.K * V)
     return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, None)
 
 
@@ -55,8 +48,9 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     return chunks.backward(kept, dout, dstate)
 
 
-def _chunk(plan: Plan) -> int:
-    return plan.chunk_size if isinstance(plan.chunk_size, int) else COMPILED_CHUNK
+def _chunk(plan: Plan, T: int) -> int:
+    """Tokens of a chunk, no more than there are."""
+    return max(1, min(plan.chunk_size if isinstance(plan.chunk_size, int) else COMPILED_CHUNK, T))
 
 
 def _columns(V: int, states: int) -> int:
@@ -65,14 +59,40 @@ def _columns(V: int, states: int) -> int:
     return min(V, max(1, -(-V // (share * BLOCK))) * BLOCK) if share > 1 else V
 
 
-def _run(kernel: Any, plan: Plan, table: Table, n: np.ndarray, rows: np.ndarray) -> None:
+def _cell(x: Inputs, plan: Plan, table: Table, C: int, columns: int, started: bool) -> Cell:
+    """The kind of a call."""
     dtype = np.dtype(plan.dtype)
-    tokens = int((rows[:, 2] - rows[:, 1]).sum())
-    few = 6.0 * tokens * n[HEADS] * n[N_K] * n[N_V] < FEW_OPERATIONS
-    one, scale, numbers, layout = dtype.type(1), dtype.type(plan.scale), table.numbers, Layout(n, dtype)
+    direct = table.direct((IN_Q, IN_K, IN_V, IN_READ, IN_PUSH), dtype, 64 // dtype.itemsize)
+    free = x.erase is Erase.FREE
+    return Cell(
+        dtype.name, x.k.shape[-1], columns, C, x.decay, x.erase, plan.query_row is Row.BEFORE,
+        free or plan.erase_row is Row.BEFORE, free or x.r is not x.k, x.q is not None,
+        1 if x.q is None else max(1, x.q.shape[-2] // table.H), x.u is not None, started, direct,
+    )  # fmt: skip
+
+
+def _tasks(rows: np.ndarray, heads: np.ndarray, V: int, columns: int) -> np.ndarray:
+    """A task for each sequence, head and block of value columns, the last running fastest."""
+    starts = np.arange(0, V, columns)
+    table = np.repeat(rows, len(heads) * len(starts), axis=0)
+    table[:, HEAD] = np.tile(np.repeat(heads, len(starts)), len(rows))
+    table[:, COLUMN] = np.tile(starts, len(rows) * len(heads))
+    table[:, WIDTH] = np.minimum(columns, V - table[:, COLUMN])
+    return table
+
+
+def rows_tokens(rows: np.ndarray) -> int:
+    return int((rows[:, 2] - rows[:, 1]).sum())
+
+
+def run(program: Program, plan: Plan, table: Table, tasks: np.ndarray, operations: float) -> None:
+    """Carry out a program for all tasks."""
+    dtype = program.dtype
+    loop, code, first_registers = carry_out(dtype), program.table(), program.registers()
+    one, scale = dtype.type(1), dtype.type(plan.scale)
 
     def task(first: int, last: int) -> None:
-        held = memory(layout.bytes)
-        kernel(one, scale, numbers, n, rows, layout.at(held.__array_interface__["data"][0]), first, last)
+        mats = program.placed(memory(program.bytes).__array_interface__["data"][0])
+        loop(one, scale, code, first_registers, mats, table.numbers, tasks, first, last)
 
-    threads.run(task, len(rows) * int(n[HEADS] * n[BLOCKS]), 1 if few else threads.num_threads())
+    threads.run(task, len(tasks), 1 if operations < FEW_OPERATIONS else threads.num_threads())
