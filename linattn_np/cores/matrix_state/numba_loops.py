@@ -8,15 +8,39 @@ from typing import Any
 import numpy as np
 
 from ...ground import threads
-from ...ground.namespace import cast
+from ...ground.namespace import cast, sum_to
 from ..kinds import Decay, Erase, Row
-from ..numba_machine import carry_out
-from ..numba_program import COLUMN, HEAD, WIDTH, Program
+from ..numba_machine import SHARED, carry_out
+from ..numba_program import CHUNKS, COLUMN, HEAD, WIDTH, Program
 from . import COMPILED_CHUNK, chunks
 from .inputs import Inputs, Plan, Saved
+from .numba_backward import backward_program
 from .numba_chunk import Cell
 from .numba_forward import forward_program
-from .numba_table import IN_K, IN_PUSH, IN_Q, IN_READ, IN_STATE, IN_V, OUT, OUT_STATE, Table, memory, sequences
+from .numba_table import (
+    IN_DOUT,
+    IN_DSTATE,
+    IN_K,
+    IN_PUSH,
+    IN_Q,
+    IN_READ,
+    IN_STATE,
+    IN_V,
+    OUT,
+    OUT_DBETA,
+    OUT_DBONUS,
+    OUT_DG,
+    OUT_DK,
+    OUT_DPUSH,
+    OUT_DQ,
+    OUT_DREAD,
+    OUT_DSTATE,
+    OUT_DV,
+    OUT_STATE,
+    Table,
+    memory,
+    sequences,
+)
 
 BLOCK = 32  # value columns: a state is shared out in multiples of it
 FEW_OPERATIONS = 2e6  # below, threads cost more than they give
@@ -37,15 +61,50 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     table.states(OUT_STATE, end)
     columns = _columns(V, len(rows) * H)
     cell = _cell(x, plan, table, C, columns, state is not None)
-    run(forward_program(cell), plan, table, _tasks(rows, np.arange(H), V, columns), 6.0 * rows_tokens(rows) * H * cell.K * V)
+    tasks = _tasks(rows, np.arange(H), V, columns)
+    run(forward_program(cell), plan, table, tasks, 6.0 * _tokens(rows) * H * cell.K * V)
     return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, None)
 
 
 def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -> tuple[Inputs, np.ndarray]:
-    """Gradients of every input, in the dtype of the computation, and of the initial state: by the chunk form."""
+    """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, _ = saved
-    _, _, kept = chunks.forward(x, plan, state)
-    return chunks.backward(kept, dout, dstate)
+    if not (x.v.size and x.k.size):
+        _, _, kept = chunks.forward(x, plan, state)
+        return chunks.backward(kept, dout, dstate)
+    (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
+    C, asked = _chunk(plan, T), x.q is not None and dout is not None
+    rows = sequences(plan, prod(lead), C)
+    ragged = not plan.sequences or plan.sequences[0].row is not None
+    dS = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
+    grads = _gradients(x, plan, table, asked, len(rows))
+    table.states(IN_STATE, state)
+    table.states(IN_DSTATE, dstate)
+    table.states(OUT_DSTATE, dS)
+    if asked:
+        table.tokens(IN_DOUT, dout, table.asking)
+    cell = _cell(x, plan, table, C, V, state is not None)._replace(asked=asked)
+    group = int(table.numbers[:, SHARED].max())
+    program = backward_program(cell, group, int(rows[:, CHUNKS].max(initial=0)), dstate is not None)
+    tasks = _tasks(rows, np.arange(0, H, group), V, V)
+    run(program, plan, table, tasks, 16.0 * _tokens(rows) * H * cell.K * V)
+    return Inputs(**{n: sum_to(plan.xp, d, getattr(x, n).shape) for n, d in grads.items()}), dS
+
+
+def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> dict[str, np.ndarray]:
+    """Arrays for the gradients by input, with all batch rows, put into the table."""
+    dtype, lead, made = np.dtype(plan.dtype), x.v.shape[:-3], {}
+    for name, row in (("q", OUT_DQ), ("k", OUT_DK), ("v", OUT_DV), ("g", OUT_DG), ("r", OUT_DREAD),
+                      ("beta", OUT_DBETA), ("a", OUT_DREAD), ("b", OUT_DPUSH)):  # fmt: skip
+        y = getattr(x, name)
+        if y is not None:
+            make = np.zeros if name == "q" and not asked else np.empty
+            made[name] = make((*lead, *y.shape[-3:]), dtype)
+            table.tokens(row, made[name], table.asking if name == "q" else table.H)
+    if x.u is not None:
+        made["u"] = np.zeros((count, *x.u.shape), dtype)
+        table.tokens(OUT_DBONUS, made["u"], table.H)
+    return made
 
 
 def _chunk(plan: Plan, T: int) -> int:
@@ -62,7 +121,7 @@ def _columns(V: int, states: int) -> int:
 def _cell(x: Inputs, plan: Plan, table: Table, C: int, columns: int, started: bool) -> Cell:
     """The kind of a call."""
     dtype = np.dtype(plan.dtype)
-    direct = table.direct((IN_Q, IN_K, IN_V, IN_READ, IN_PUSH), dtype, 64 // dtype.itemsize)
+    direct = table.direct((IN_Q, IN_K, IN_V, IN_READ, IN_PUSH, IN_DOUT), dtype, 64 // dtype.itemsize)
     free = x.erase is Erase.FREE
     return Cell(
         dtype.name, x.k.shape[-1], columns, C, x.decay, x.erase, plan.query_row is Row.BEFORE,
@@ -81,7 +140,8 @@ def _tasks(rows: np.ndarray, heads: np.ndarray, V: int, columns: int) -> np.ndar
     return table
 
 
-def rows_tokens(rows: np.ndarray) -> int:
+def _tokens(rows: np.ndarray) -> int:
+    """Tokens of all sequences."""
     return int((rows[:, 2] - rows[:, 1]).sum())
 
 
