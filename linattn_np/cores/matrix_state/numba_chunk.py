@@ -205,15 +205,15 @@ class Chunk:
     def read(self, S: int, j: int) -> None:
         """out = scale (q^ S + gram(q, k) X + gram(q, b) Y), with the bonus on the diagonal."""
         p, c, cell, early = self.p, self.c, self.cell, self.cell.early_query
-        q, out = self.take(IN_Q, cell.K, j), self.out
+        q, out, inside = self.take(IN_Q, cell.K, j), self.out, self.ended
         p.point(out, OUT, self.t, j, COLUMN)
-        hat, factors = self.reader(q, early), self.reach(early, SCALE)
-        p.multiply(hat, S, c, WIDTH, self.K, out, factors)
-        for y, yT, w in self.written():
+        for n, (y, yT, w) in enumerate(self.written()):
             self.gram(q, y, yT, early, early, SCALE, self.P)
             if cell.bonus:
                 p.bonus(self.P, q, y, self.u, c, self.K)
-            p.multiply(self.P, w, c, WIDTH, c, out, ONE, LEFT_LOWER, added=out)
+            p.multiply(self.P, w, c, WIDTH, c, inside, ONE, LEFT_LOWER, added=inside if n else 0)
+        hat, factors = self.reader(q, early), self.reach(early, SCALE)
+        p.multiply(hat, S, c, WIDTH, self.K, out, factors, added=inside, added_rows=ONE)
 
     def load_bonus(self) -> None:
         """u of a head, once a task."""

@@ -121,7 +121,7 @@ def _columns(V: int, states: int) -> int:
 def _cell(x: Inputs, plan: Plan, table: Table, C: int, columns: int, started: bool) -> Cell:
     """The kind of a call."""
     dtype = np.dtype(plan.dtype)
-    direct = table.direct((IN_Q, IN_K, IN_V, IN_READ, IN_PUSH, IN_DOUT), dtype, 64 // dtype.itemsize)
+    direct = table.direct((IN_Q, IN_V, IN_READ), dtype, 64 // dtype.itemsize)
     free = x.erase is Erase.FREE
     return Cell(
         dtype.name, x.k.shape[-1], columns, C, x.decay, x.erase, plan.query_row is Row.BEFORE,
