@@ -6,156 +6,162 @@ only: nothing cancels, and a gate that nothing crosses has the gradient 0 exactl
 
 from __future__ import annotations
 
-import numpy as np
+from llvmlite import ir
 
-from ..pieces.numba_jit import apart, jit
-from ..pieces.numba_lanes import add_both_row, add_row, pull_pair_row, pull_row
-from ..pieces.numba_rows import add_times, dot, times
-from ..pieces.numba_tiles import FULL, Mat, line, moved, product, row, size_of, turned
+from ..pieces.numba_emit import DOUBLE, Emit, Mat, Rows, Value, routine
+from ..pieces.numba_rows import add_times, clear, dot, times
+from ..pieces.numba_tiles import FULL, product
 from .numba_decay import BLOCK, heads, reaches
 
 
-@jit
-def pull(one, dP, P, E, m, strict, factors, crossed):
+def _wide(e: Emit, x: Value) -> Value:
+    return x if e.bits == 64 else Value(e, e.b.fpext(x.v, DOUBLE))
+
+
+def _narrow(e: Emit, x: Value) -> Value:
+    return x if e.bits == 64 else Value(e, e.b.fptrunc(x.v, e.F))
+
+
+@routine
+def pull(e: Emit, dP: Mat, P: Mat, E: Mat, m: Value, strict: Value, factors: Rows, crossed: Mat) -> None:
     """From the cotangent dP of P = factors (.) raw (.) E: crossed += dP (.) P, dP <- factors (.) dP (.) E, j <= i only."""
-    apart()
-    size = size_of(one)
-    for i in range(m):
-        f = line(one, factors.at + size * i * factors.step, 1)[0]
-        pull_row(one, dP.at + size * i * dP.row, P.at + size * i * P.row, E.at + size * i * E.row,
-                 crossed.at + size * i * crossed.row, f, i + 1 - strict, m)  # fmt: skip
+    with e.each(m) as i:
+        f, stop = e.spread(e.get(factors.at + i * factors.step * e.size)), i + 1 - strict
+        with e.lanes(m) as j:
+            at, sums, inside = e.address(dP, i, j), e.address(crossed, i, j), e.below(stop - j)
+            x = e.select(inside, e.load(at), 0.0)
+            e.store(e.fma(x, e.select(inside, e.load(e.address(P, i, j)), 0.0), e.load(sums)), sums)
+            e.store(x * e.select(inside, e.load(e.address(E, i, j)), 0.0) * f, at)
 
 
-@jit
-def crossings(one, crossed, readers, writers, total, sums, m, at, step, more):
+@routine
+def crossings(e: Emit, at: Value, step: Value, more: Value, m: Value, crossed: Mat, readers: Rows, writers: Rows,
+              total: Rows, sums: Rows) -> None:  # fmt: skip
     """dg_t = sum_{i >= t > j} crossed_ij + sum_{i >= t} readers_i + sum_{j < t} writers_j + total, to memory.
 
     sums: room for a row.
     """
-    apart()
-    below, before = line(one, sums.at, m), np.float64(line(one, total.at, 1)[0])
-    for t in range(m):
-        y = line(one, at + t * step, 1)
-        y[0] = before + (y[0] if more else 0)
-        before += row(one, writers, t, 1)[0]
-        below[t] = 0
-    after = np.float64(0)
-    for t in range(m - 1, -1, -1):
-        x, inside = row(one, crossed, t, t), one - one
-        for j in range(t):
-            below[j] += x[j]
-            inside += below[j]
-        after += row(one, readers, t, 1)[0]
-        line(one, at + t * step, 1)[0] += after + inside
+    before, after = e.variable(_wide(e, e.get(total.at))), e.variable(Value(e, ir.Constant(DOUBLE, 0.0)))
+    with e.each(m) as t:
+        to = at + t * step
+        y = e.select(more.equals(0), _narrow(e, before.get()), e.get(to) + _narrow(e, before.get()))
+        e.put(y, to)
+        before.set(before.get() + _wide(e, e.get(writers.at + t * e.size)))
+    with e.lanes(m) as j:
+        e.store(e.zero(), sums.at + j * e.size)
+    with e.each(m, down=True) as t:
+        inside = e.variable(e.zero())
+        with e.lanes(t) as j:
+            below, mask = sums.at + j * e.size, e.below(t - j)
+            s = e.load(below) + e.select(mask, e.load(e.address(crossed, t, j)), 0.0)
+            e.store(s, below)
+            inside.set(inside.get() + e.select(mask, s, 0.0))
+        after.set(after.get() + _wide(e, e.get(readers.at + t * e.size)))
+        to = at + t * step
+        e.put(e.get(to) + _narrow(e, after.get() + _wide(e, e.sum(inside.get()))), to)
 
 
-@jit
-def overlap(one, S, dS, m, n, carry, out):
+@routine
+def overlap(e: Emit, S: Mat, dS: Mat, m: Value, n: Value, carry: Rows, out: Rows) -> None:
     """out = carry sum (S (.) dS)"""
-    apart()
-    total = np.float64(0)
-    for i in range(m):
-        total += dot(one - one, row(one, S, i, n), row(one, dS, i, n), n)
-    line(one, out.at, 1)[0] = total * line(one, carry.at, 1)[0]
+    total = e.variable(Value(e, ir.Constant(DOUBLE, 0.0)))
+    with e.each(m) as i:
+        total.set(total.get() + _wide(e, dot(e, e.address(S, i), e.address(dS, i), n)))
+    e.put(_narrow(e, total.get() * _wide(e, e.get(carry.at))), out.at)
 
 
-@jit
-def channel_overlap(one, S, dS, m, n, carry, out):
-    """out_d = carry_d sum_v S_dv dS_dv, a row."""
-    apart()
-    y, factors = line(one, out.at, m), line(one, carry.at, m)
-    for d in range(m):
-        y[d] = factors[d] * dot(one - one, row(one, S, d, n), row(one, dS, d, n), n)
+@routine
+def channel_overlap(e: Emit, S: Mat, dS: Mat, m: Value, n: Value, carry: Rows, out: Rows) -> None:
+    """out_d = carry_d sum_v S_dv dS_dv"""
+    with e.each(m) as d:
+        e.put(e.get(carry.at + d * e.size) * dot(e, e.address(S, d), e.address(dS, d), n), out.at + d * e.size)
 
 
-@jit
-def channel_crossings(one, W, crossed, readers, writers, total, m, K, at, step, more):
+@routine
+def channel_crossings(e: Emit, at: Value, step: Value, more: Value, m: Value, K: Value, crossed: Mat, readers: Mat,
+                      writers: Mat, total: Rows) -> None:  # fmt: skip
     """dg_t = crossed_t + sum_{i >= t} readers_i + sum_{j < t} writers_j + total, all rows of K, to memory."""
-    apart()
-    size = size_of(one)
-    for t in range(m - 2, -1, -1):
-        add_row(one, readers.at + size * t * readers.row, readers.at + size * (t + 1) * readers.row, K)
-    for t in range(1, m):
-        add_row(one, writers.at + size * t * writers.row, writers.at + size * (t - 1) * writers.row, K)
-    everywhere = line(one, total.at, K)
-    for t in range(m):
-        x, y, out = row(one, crossed, t, K), row(one, readers, t, K), line(one, at + t * step, K)
-        before = row(one, writers, t - 1, K) if t else everywhere
-        for d in range(K):
-            z = x[d] + y[d] + everywhere[d]
-            if t:
-                z += before[d]
-            out[d] = z + (out[d] if more else 0)
+    with e.lanes(K) as d:
+        everywhere, mask = e.load(total.at + d * e.size), e.below(K - d)
+        before, after = e.variable(e.zero()), e.variable(e.zero())
+        with e.each(m) as t:
+            own = e.address(crossed, t, d)
+            e.store(e.load(own) + before.get() + everywhere, own)
+            before.set(before.get() + e.load(e.address(writers, t, d)))
+        with e.each(m, down=True) as t:
+            to = at + t * step + d * e.size
+            after.set(after.get() + e.load(e.address(readers, t, d)))
+            y = e.variable(e.load(e.address(crossed, t, d)) + after.get())
+            with e.when(more.compare("!=", 0)):
+                y.set(y.get() + e.load(to, mask))
+            e.store(y.get(), to, mask)
 
 
-@jit
-def channel_pull(one, P, X, Y, W, early, m, K, dX, dY, crossed, scratch, ones):
+@routine
+def channel_pull(e: Emit, P: Mat, X: Mat, Y: Mat, W: Mat, early: Value, m: Value, K: Value, dX: Mat, dY: Mat,
+                 crossed: Mat, scratch: Mat, ones: Rows) -> None:  # fmt: skip
     """From the cotangent P of the gram of X and Y: dX += rows(P, Y), dY += cols(P, X), crossed += what crosses g."""
-    apart()
-    for b in range(0, m, BLOCK):
-        rows = min(BLOCK, m - b)
-        for j in range(b, b + rows):
-            _pull_column(one, P, X, Y, W, early, j, b + rows, K, dX, dY, crossed, scratch)
-        if b:
-            _pull_block(one, P, X, Y, W, early, b, rows, K, dX, dY, crossed, scratch, ones)
+    with e.each(m, step=BLOCK) as b:
+        rows = e.least(m - b, BLOCK)
+        with e.each(b + rows, start=b) as j:
+            _pull_column(e, P, X, Y, W, early, j, b + rows, K, dX, dY, crossed, scratch)
+        with e.when(b > 0):
+            _pull_block(e, P, X, Y, W, early, b, rows, K, dX, dY, crossed, scratch, ones)
 
 
-@jit
-def _pull_column(one, P, X, Y, W, early, j, end, K, dX, dY, crossed, scratch):
-    """Column j of a block on the diagonal; scratch: the faded way, a sum, and the products z_i."""
-    size = size_of(one)
-    step = size * scratch.row
-    way, total, z = scratch.at, scratch.at + step, scratch.at + 2 * step
-    p, q = row(one, scratch, 0, K), row(one, scratch, 1, K)
-    for d in range(K):
-        p[d], q[d] = one, 0
-    for i in range(j + early, end):
-        fade = i - early
-        w = W.at + size * fade * W.row if fade > j else 0
-        pull_pair_row(one, way, w, X.at + size * i * X.row, Y.at + size * j * Y.row, dX.at + size * i * dX.row,
-                      dY.at + size * j * dY.row, z + (i - j) * step, row(one, P, i, j + 1)[j], K)  # fmt: skip
-    for t in range(end - 1, j, -1):
-        if early:
-            add_row(one, crossed.at + size * t * crossed.row, total, K)
-            add_row(one, total, z + (t - j) * step, K)
-        else:
-            add_both_row(one, total, z + (t - j) * step, crossed.at + size * t * crossed.row, K)
+@routine
+def _pull_column(e: Emit, P: Mat, X: Mat, Y: Mat, W: Mat, early: Value, j: Value, end: Value, K: Value, dX: Mat,
+                 dY: Mat, crossed: Mat, scratch: Mat) -> None:  # fmt: skip
+    """Column j of a block on the diagonal; scratch: the products z_i = P_ij way_i x_i y_j."""
+    with e.lanes(K) as d:
+        way, y, dy = e.variable(e.spread(e.number(1))), e.load(e.address(Y, j, d)), e.variable(e.zero())
+        with e.each(end, start=j + early) as i:
+            fade = i - early
+            with e.when(fade > j):
+                way.set(way.get() * e.load(e.address(W, fade, d)))
+            p = way.get() * e.spread(e.get(e.address(P, i, j)))
+            px, to = p * e.load(e.address(X, i, d)), e.address(dX, i, d)
+            e.store(e.fma(p, y, e.load(to)), to)
+            dy.set(dy.get() + px)
+            e.store(px * y, e.address(scratch, i - j, d))
+        to = e.address(dY, j, d)
+        e.store(e.load(to) + dy.get(), to)
+        _add_suffix(e, early, j + 1, end, e.address(scratch, 1, d), scratch.row, crossed, d)
 
 
-@jit
-def _pull_block(one, P, X, Y, W, early, b, rows, K, dX, dY, crossed, scratch, ones):
-    """Rows b.. against all columns before b, which meet at row b; scratch: heads, near, sum, reaches, far, products."""
-    none, size = Mat(0, 0, 0), size_of(one)
-    head, near = scratch, moved(one, scratch, BLOCK, 0)
-    total = moved(one, scratch, 2 * BLOCK, 0)
-    reach, far = moved(one, scratch, 2 * BLOCK + 1, 0), moved(one, scratch, 2 * BLOCK + 1 + b, 0)
-    D = moved(one, scratch, 2 * BLOCK + 1 + 2 * b, 0)
-    heads(one, W, early, b, rows, K, head)
-    reaches(one, W, b, K, reach)
-    times(one, moved(one, X, b, 0), head, rows, K, near)
-    times(one, Y, reach, b, K, far)
-    corner, step = moved(one, P, b, 0), size * scratch.row
-    product(one, FULL, corner, far, rows, K, b, ones, none, ones, D)
-    add_times(one, D, head, rows, K, moved(one, dX, b, 0))
-    times(one, D, near, rows, K, D)
-    _zero(row(one, total, 0, K), K)
-    for i in range(rows - 1, -1, -1):
-        line_t = crossed.at + size * (b + i) * crossed.row
-        if early:
-            add_row(one, line_t, total.at, K)
-            add_row(one, total.at, D.at + i * step, K)
-        else:
-            add_both_row(one, total.at, D.at + i * step, line_t, K)
-    product(one, FULL, turned(corner), near, b, K, rows, ones, none, ones, D)
-    add_times(one, D, reach, b, K, dY)
-    times(one, D, far, b, K, D)
-    _zero(row(one, total, 0, K), K)
-    for t in range(b):
-        add_row(one, crossed.at + size * t * crossed.row, total.at, K)
-        add_row(one, total.at, D.at + t * step, K)
+def _add_suffix(e: Emit, early: Value, begin: Value, end: Value, z: Value, z_row: Value, crossed: Mat, d: Value) -> None:
+    """crossed_t += sum_{i >= t} z_i (early: i > t) for t in begin..end, z_begin at the address z; columns from d on."""
+    after = e.variable(e.zero())
+    with e.each(end, start=begin, down=True) as t:
+        to, x = e.address(crossed, t, d), e.load(z + (t - begin) * z_row * e.size)
+        earlier = after.get()
+        after.set(earlier + x)
+        e.store(e.load(to) + e.select(early.equals(0), after.get(), earlier), to)
 
 
-@jit
-def _zero(x, n):
-    for d in range(n):
-        x[d] = 0
+@routine
+def _pull_block(e: Emit, P: Mat, X: Mat, Y: Mat, W: Mat, early: Value, b: Value, rows: Value, K: Value, dX: Mat,
+                dY: Mat, crossed: Mat, scratch: Mat, ones: Rows) -> None:  # fmt: skip
+    """Rows b.. against all columns before b, which meet at row b; scratch: heads, near, reaches, far, products."""
+    none = Mat(0, 0, 0)
+    part = lambda i: Mat(e.address(scratch, i), scratch.row, 1)  # noqa: E731
+    head, near, reach, far, D = part(0), part(BLOCK), part(2 * BLOCK), part(b + 2 * BLOCK), part(b * 2 + 2 * BLOCK)
+    heads(e, W, early, b, rows, K, head)
+    reaches(e, W, b, K, reach)
+    times(e, Mat(e.address(X, b), X.row, 1), head, rows, K, near)
+    times(e, Y, reach, b, K, far)
+    corner = Mat(e.address(P, b), P.row, 1)
+    product(e, FULL, corner, far, rows, K, b, ones, none, ones, D)
+    add_times(e, D, head, rows, K, Mat(e.address(dX, b), dX.row, 1))
+    times(e, D, near, rows, K, D)
+    with e.lanes(K) as d:
+        _add_suffix(e, early, b, b + rows, e.address(D, 0, d), D.row, crossed, d)
+    product(e, FULL, corner.turned(), near, b, K, rows, ones, none, ones, D)
+    add_times(e, D, reach, b, K, dY)
+    times(e, D, far, b, K, D)
+    with e.lanes(K) as d:
+        before = e.variable(e.zero())
+        with e.each(b) as t:
+            to = e.address(crossed, t, d)
+            e.store(e.load(to) + before.get(), to)
+            before.set(before.get() + e.load(e.address(D, t, d)))

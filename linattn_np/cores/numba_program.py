@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..pieces.numba_tiles import BYTES, FULL
+from ..pieces.numba_emit import BYTES
+from ..pieces.numba_tiles import FULL
 
 # columns of a table of tasks: they fill the first registers
 BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS = range(8)

@@ -259,8 +259,7 @@ class BackwardChunk(Chunk):
         if cell.decay is Decay.SCALAR:
             p.crossings(OUT_DG, self.t, HEAD, c, self.crossed, self.readers, self.writers_, self.total, self.sums)
         elif cell.decay is Decay.VECTOR:
-            p.channel_crossings(OUT_DG, self.t, HEAD, c, self.K, self.W, self.inside, self.readers, self.writers_,
-                                self.total)  # fmt: skip
+            p.channel_crossings(OUT_DG, self.t, HEAD, c, self.K, self.inside, self.readers, self.writers_, self.total)
 
 
 def _forward(x: BackwardChunk, S: int, out: int) -> None:

@@ -148,11 +148,16 @@ def _tokens(rows: np.ndarray) -> int:
 def run(program: Program, plan: Plan, table: Table, tasks: np.ndarray, operations: float) -> None:
     """Carry out a program for all tasks."""
     dtype = program.dtype
-    loop, code, first_registers = carry_out(dtype), program.table(), program.registers()
+    loop, code, values = carry_out(dtype), program.table(), program.registers()
     one, scale = dtype.type(1), dtype.type(plan.scale)
 
     def task(first: int, last: int) -> None:
-        mats = program.placed(memory(program.bytes).__array_interface__["data"][0])
-        loop(one, scale, code, first_registers, mats, table.numbers, tasks, first, last)
+        tables = program.placed(_address(memory(program.bytes))), values.copy()
+        matrices, registers = map(_address, tables)
+        loop(one, scale, _address(code), registers, matrices, _address(table.numbers), _address(tasks), first, last)
 
     threads.run(task, len(tasks), 1 if operations < FEW_OPERATIONS else threads.num_threads())
+
+
+def _address(x: np.ndarray) -> int:
+    return x.__array_interface__["data"][0]
