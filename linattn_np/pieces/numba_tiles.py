@@ -37,23 +37,31 @@ def _product_tile(e: Emit, R: int, L: int, masked: bool, A: Mat, B: Mat, rows: R
 
     Rows from m on repeat row m - 1: they compute and store the same numbers once more.
     """
-    index = [e.least(e.whole(i), m - 1) if i else e.whole(0) for i in range(R)]
+    inside = [e.whole(i) < m for i in range(R)]
+    walk = lambda at, step: _walk(e, inside, at, step * e.size)  # noqa: E731
     masks = [e.below(n, j * e.W) if masked else None for j in range(L)]
-    sums = _sums(e, [A.at + i * A.row * e.size for i in index], A.col, B.at, B.row, K, masks)
-    for i in range(R):
-        factor = e.spread(e.get(rows.at + index[i] * rows.step * e.size))
+    sums = _sums(e, walk(A.at, A.row), A.col, B.at, B.row, K, masks)
+    for i, at in enumerate(walk(rows.at, rows.step)):
+        factor = e.spread(e.get(at))
         for j in range(L):
             sums[i * L + j] = sums[i * L + j] * factor
     total = [e.variable(x) for x in sums]
     with e.when(added.at.compare("!=", 0)):
-        for i in range(R):
-            factor = e.spread(e.get(added_rows.at + index[i] * added_rows.step * e.size))
+        for i, (at, factor) in enumerate(zip(walk(added.at, added.row), walk(added_rows.at, added_rows.step), strict=True)):
+            factor = e.spread(e.get(factor))
             for j in range(L):
-                x = e.load(e.address(added, index[i], j * e.W), masks[j])
-                total[i * L + j].set(e.fma(x, factor, sums[i * L + j]))
-    for i in range(R):
+                total[i * L + j].set(e.fma(e.load(at + j * e.W * e.size, masks[j]), factor, sums[i * L + j]))
+    for i, at in enumerate(walk(out.at, out.row)):
         for j in range(L):
-            e.store(total[i * L + j].get(), e.address(out, index[i], j * e.W), masks[j])
+            e.store(total[i * L + j].get(), at + j * e.W * e.size, masks[j])
+
+
+def _walk(e: Emit, inside: list[Value], at: Value, step: Value) -> list[Value]:
+    """Addresses of rows, each `step` bytes after the one before while there are rows."""
+    found = [at]
+    for more in inside[1:]:
+        found.append(e.select(more, found[-1] + step, found[-1]))
+    return found
 
 
 @routine
