@@ -9,7 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from ..pieces.numba_emit import DOUBLE, Emit, Mat, Rows, Value, routine
-from ..pieces.numba_rows import add_times, clear, dot, times
+from ..pieces.numba_rows import add_times, dot, times
 from ..pieces.numba_tiles import FULL, product
 from .numba_decay import BLOCK, heads, reaches
 
@@ -24,7 +24,7 @@ def _narrow(e: Emit, x: Value) -> Value:
 
 @routine
 def pull(e: Emit, dP: Mat, P: Mat, E: Mat, m: Value, strict: Value, factors: Rows, crossed: Mat) -> None:
-    """From the cotangent dP of P = factors (.) raw (.) E: crossed += dP (.) P, dP <- factors (.) dP (.) E, j <= i only."""
+    """From the cotangent dP of P = factors (.) raw (.) E: crossed += dP (.) P, dP <- factors (.) dP (.) E, j <= i."""
     with e.each(m) as i:
         f, stop = e.spread(e.get(factors.at + i * factors.step * e.size)), i + 1 - strict
         with e.lanes(m) as j:
@@ -129,7 +129,8 @@ def _pull_column(e: Emit, P: Mat, X: Mat, Y: Mat, W: Mat, early: Value, j: Value
         _add_suffix(e, early, j + 1, end, e.address(scratch, 1, d), scratch.row, crossed, d)
 
 
-def _add_suffix(e: Emit, early: Value, begin: Value, end: Value, z: Value, z_row: Value, crossed: Mat, d: Value) -> None:
+def _add_suffix(e: Emit, early: Value, begin: Value, end: Value, z: Value, z_row: Value, crossed: Mat,
+                d: Value) -> None:  # fmt: skip
     """crossed_t += sum_{i >= t} z_i (early: i > t) for t in begin..end, z_begin at the address z; columns from d on."""
     after = e.variable(e.zero())
     with e.each(end, start=begin, down=True) as t:

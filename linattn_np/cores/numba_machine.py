@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from ..pieces import numba_rows as rows
 from ..pieces import numba_tiles as tiles
-from ..pieces.numba_emit import DOUBLE, I64, Emit, Mat, Rows, Value, routine
+from ..pieces.numba_emit import I64, Emit, Mat, Rows, Value, routine
 from ..pieces.numba_jit import kernel
 from . import numba_decay as decay
 from . import numba_decay_vjp as decay_vjp
@@ -52,7 +50,7 @@ class Machine:
         """The matrix that a field names, as a factor for each row."""
         return Rows(*self._matrix(n, 2))
 
-    l = field  # noqa: E741
+    l = field
 
     def ones(self) -> Rows:
         """Factors 1."""

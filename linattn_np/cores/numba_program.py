@@ -22,13 +22,12 @@ BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS = range(8)
 INPUTS = 8
 TURNED = 4  # added to the half of a product: its left factor is read as its transpose
 
-OPERATIONS = (
-    "halt add minus least times whole less "
-    "place point load load_column state store_state put clear copy "
-    "product solve solve_transposed transpose hadamard add_hadamard reach dots dots_below "
-    "pairs weigh pull crossings overlap "
-    "channels channel_gram channel_pull channel_crossings channel_overlap bonus bonus_pull"
-).split()
+OPERATIONS = [
+    "halt", "add", "minus", "least", "times", "whole", "less", "place", "point", "load", "load_column", "state",
+    "store_state", "put", "clear", "copy", "product", "solve", "solve_transposed", "transpose", "hadamard",
+    "add_hadamard", "reach", "dots", "dots_below", "pairs", "weigh", "pull", "crossings", "overlap", "channels",
+    "channel_gram", "channel_pull", "channel_crossings", "channel_overlap", "bonus", "bonus_pull",
+]
 OP = {name: n for n, name in enumerate(OPERATIONS)}
 FIELDS = 12  # operation and operands
 ONE, SCALE, MINUS = 1, 2, 3  # matrices of a single number, the same for every row: 1, the queries' scale, -1

@@ -47,8 +47,9 @@ def _product_tile(e: Emit, R: int, L: int, masked: bool, A: Mat, B: Mat, rows: R
             sums[i * L + j] = sums[i * L + j] * factor
     total = [e.variable(x) for x in sums]
     with e.when(added.at.compare("!=", 0)):
-        for i, (at, factor) in enumerate(zip(walk(added.at, added.row), walk(added_rows.at, added_rows.step), strict=True)):
-            factor = e.spread(e.get(factor))
+        factors = walk(added_rows.at, added_rows.step)
+        for i, at in enumerate(walk(added.at, added.row)):
+            factor = e.spread(e.get(factors[i]))
             for j in range(L):
                 total[i * L + j].set(e.fma(e.load(at + j * e.W * e.size, masks[j]), factor, sums[i * L + j]))
     for i, at in enumerate(walk(out.at, out.row)):

@@ -123,7 +123,7 @@ class BackwardChunk(Chunk):
     # the adjoint
 
     def future(self) -> None:
-        """From dS of the outgoing state: dX = y^ dS, dy = to_end(w dS^T), and what the gates get; then dS is carried."""
+        """From dS of the outgoing state: dw = y^ dS, dy = to_end(w dS^T) and what the gates get; dS is then carried."""
         p, c, cell, K, V = self.p, self.c, self.cell, self.K, self.width
         p.transpose(self.dS, K, V, self.dST)
         if cell.decay is Decay.VECTOR:
@@ -136,10 +136,15 @@ class BackwardChunk(Chunk):
             p.clear(self.readers_before, self.zero, self.c1, self.one)
             p.clear(self.writers_, self.zero, c, self.one)
             p.overlap(self.S, self.dS, K, V, self.carry, self.total)
-        for (y, _, w), dw, dy in zip(self.written(), (self.dX, self.Y and self.dY), (self.dK, self.Y and self.dB)):
+        for (y, _, w), (dw, dy) in zip(self.written(), self.pulled(), strict=True):
             self._future(y, w, dw, dy)
         if cell.decay is not Decay.NONE:
             p.copy(self.dS, K, V, self.dS, self.carry)
+
+    def pulled(self) -> list[tuple[int, int]]:
+        """(gradient of the values, gradient of the write vectors) of each write."""
+        writes = [(self.dX, self.dK)]
+        return [*writes, (self.dY, self.dB)] if self.cell.erase is Erase.FREE else writes
 
     def _future(self, y: int, w: int, dw: int, dy: int) -> None:
         p, c, K, V = self.p, self.c, self.K, self.width
@@ -178,7 +183,8 @@ class BackwardChunk(Chunk):
             p.copy(x, c, K, self.hat, factors)
         p.multiply(self.hat, cotangent, K, V, c, self.dS, ONE, FULL + TURNED, added=self.dS)
 
-    def gram_pull(self, dP: int, P: int, early: bool, strict: bool, factors: int, x: int, y: int, dx: int, dy: int) -> None:
+    def gram_pull(self, dP: int, P: int, early: bool, strict: bool, factors: int, x: int, y: int, dx: int,
+                  dy: int) -> None:  # fmt: skip
         """dx += rows(dP, y), dy += cols(dP, x) and what the gates get, of P = factors (.) gram(x, y)."""
         p, c, K = self.p, self.c, self.K
         p.pull(dP, P, self.table(early), c, strict, factors, self.crossed_before if early else self.crossed)
@@ -193,7 +199,7 @@ class BackwardChunk(Chunk):
         p, c, cell, early = self.p, self.c, self.cell, self.cell.early_query
         q, cotangent = self.take(IN_Q, cell.K, j), self.take(IN_DOUT, cell.V, j)
         self.reader_pull(q, cotangent, early, SCALE, 1, self.dQ)
-        for (y, yT, w), dw, dy in zip(self.written(), (self.dX, self.Y and self.dY), (self.dK, self.Y and self.dB)):
+        for (y, yT, w), (dw, dy) in zip(self.written(), self.pulled(), strict=True):
             self.gram(q, y, yT, early, early, SCALE, self.P)
             p.transpose(w, c, self.width, self.wT)
             p.multiply(cotangent, self.wT, c, c, self.width, self.dP, ONE, OUT_LOWER)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from ...ground import threads
 from ...ground.namespace import cast, sum_to
-from ..kinds import Decay, Erase, Row
+from ..kinds import Erase, Row
 from ..numba_machine import SHARED, carry_out
 from ..numba_program import CHUNKS, COLUMN, HEAD, WIDTH, Program
 from . import COMPILED_CHUNK, chunks
@@ -20,8 +19,6 @@ from .numba_forward import forward_program
 from .numba_table import (
     IN_DOUT,
     IN_DSTATE,
-    IN_K,
-    IN_PUSH,
     IN_Q,
     IN_READ,
     IN_STATE,
