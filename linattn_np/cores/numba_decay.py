@@ -145,3 +145,37 @@ def weigh(e: Emit, P: Mat, E: Mat, m: Value, whole: Value, strict: Value, factor
             e.store(e.select(e.below(stop - j), y, 0.0), at)
     with e.each(whole, start=m) as i, e.lanes(whole) as j:
         e.store(e.zero(), e.address(P, i, j))
+
+
+@routine
+def rest(e: Emit, X: Mat, Y: Mat, P: Mat, m: Value, K: Value, out: Mat) -> None:
+    """out_ij = x_i . y_j - P_ij for j < i: what the rounded product P leaves out, from float64 sums."""
+    half = e.W // 2
+    lanes = [ir.Constant(ir.VectorType(ir.IntType(32), half), [w + h * half for w in range(half)]) for h in range(2)]
+    kind = ir.VectorType(DOUBLE, half)
+
+    def halves(x: Value) -> list[ir.Value]:
+        return [e.b.fpext(e.b.shuffle_vector(x.v, x.v, part), kind) for part in lanes]
+
+    fma = e.function(f"llvm.fma.v{half}f64", kind, [kind] * 3)
+    add = e.function(f"llvm.vector.reduce.fadd.v{half}f64", DOUBLE, [DOUBLE, kind])
+    zero = Value(e, ir.Constant(kind, [0.0] * half))
+    with e.each(m) as i, e.each(i) as j:
+        total = [e.variable(zero), e.variable(zero)]
+        with e.lanes(K) as d:
+            mask = e.below(K - d)
+            x, y = (halves(e.load(at, mask)) for at in (e.address(X, i, d), e.address(Y, j, d)))
+            for h in range(2):
+                total[h].set(Value(e, e.b.call(fma, [x[h], y[h], total[h].get().v])))
+        whole = e.b.call(add, [ir.Constant(DOUBLE, 0.0), (total[0].get() + total[1].get()).v], fastmath=("reassoc",))
+        P_ij = Value(e, e.b.fpext(e.get(e.address(P, i, j)).v, DOUBLE))
+        e.put(Value(e, e.b.fptrunc((Value(e, whole) - P_ij).v, e.F)), e.address(out, i, j))
+
+
+@routine
+def any_above_one(e: Emit, x: Rows, m: Value, found: Value) -> None:
+    """1 to the address `found` if one of m numbers is > 1, else 0."""
+    count = e.variable(e.whole(0))
+    with e.each(m) as i:
+        count.set(e.select(e.get(x.at + i * x.step * e.size) > 1.0, 1, count.get()))
+    e.put(count.get(), found)

@@ -185,6 +185,11 @@ def _bonus_pull(e: Emit, dP: Mat, Q: Mat, K: Mat, u: Mat, m: Value, n: Value, dQ
                 e.store(e.fma(x, y, e.load(to)), to)
 
 
+def _rest(t: Machine) -> None:  # X, Y, P, rows, K, out
+    if t.e.bits == 32:
+        decay.rest(t.e, t.m(1), t.m(2), t.m(3), t.r(4), t.r(5), t.m(6))
+
+
 def _scale_of(t: Machine) -> Rows:
     return Rows(t.e.get(t.matrices + SCALE * 24, I64), 0)
 
@@ -226,6 +231,9 @@ WRITTEN: dict[str, Callable[[Machine], None]] = {
     "bonus": lambda t: _bonus(t.e, *map(t.m, range(1, 5)), t.r(5), t.r(6), _scale_of(t)),
     "bonus_pull": lambda t: _bonus_pull(t.e, *map(t.m, range(1, 5)), t.r(5), t.r(6), *map(t.m, range(7, 10)),
                                         _scale_of(t)),
+    "accumulate": simple(rows.accumulate, "mrrm"),
+    "rest": _rest,
+    "any_above_one": lambda t: decay.any_above_one(t.e, t.f(2), t.r(3), t.at(1)),
 }  # fmt: skip
 
 

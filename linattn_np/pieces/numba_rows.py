@@ -88,6 +88,14 @@ def add_times(e: Emit, X: Mat, F: Mat, m: Value, n: Value, out: Mat) -> None:
 
 
 @routine
+def accumulate(e: Emit, X: Mat, m: Value, n: Value, out: Mat) -> None:
+    """out += X, all (m, n)."""
+    with e.each(m) as i, e.lanes(n) as j:
+        to = e.address(out, i, j)
+        e.store(e.load(to) + e.load(e.address(X, i, j)), to)
+
+
+@routine
 def scaled(e: Emit, X: Mat, m: Value, n: Value, out: Mat, factors: Rows) -> None:
     """out_i = factors_i X_i"""
     with e.each(m) as i:

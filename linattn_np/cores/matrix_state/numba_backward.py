@@ -99,6 +99,8 @@ class BackwardChunk(Chunk):
             self.Y = keep(cell.C, cell.V)
         if self.N:
             self.N = keep(cell.C, cell.C)
+        if cell.compensates:
+            self.rest = keep(cell.C, cell.C)
         if cell.decay is Decay.SCALAR:
             base = p.matrix(cell.C, cell.C, above=1)
             self.E, self.E_before = self.kept.view(base), self.kept.view(p.moved(base, -1))
@@ -214,8 +216,7 @@ class BackwardChunk(Chunk):
         """dZ = (1 + M)^-T dX, M = diag(beta) N; dv = beta dZ, dM = -dZ X^T, and the adjoint of r^ S."""
         p, c, V, early = self.p, self.c, self.width, self.cell.early_read
         self.scale_system()
-        p.clear(self.dX, c, self.whole, V)
-        p.solve_transposed(self.M, self.dX, self.whole, V)
+        self.solve(self.M, self.dX, transposed=True)
         p.put(self.dX, OUT_DV, self.t, HEAD, c, V, self.beta)
         p.transpose(self.X, c, V, self.wT)
         p.multiply(self.dX, self.wT, c, c, V, self.dP, MINUS, OUT_LOWER)
@@ -233,8 +234,7 @@ class BackwardChunk(Chunk):
     def free_pull(self) -> None:
         """dZ = (1 + N)^-T dY, N = -gram(a, b); dA = dZ v^T of A = gram(a, k), dN = -dZ Y^T, and the adjoint of a^ S."""
         p, c, V = self.p, self.c, self.width
-        p.clear(self.dY, c, self.whole, V)
-        p.solve_transposed(self.N, self.dY, self.whole, V)
+        self.solve(self.N, self.dY, transposed=True)
         self.gram(self.r, self.k, self.kT, True, True, ONE, self.A)
         p.multiply(self.A, self.dY, c, V, c, self.dX, ONE, LEFT_UPPER + TURNED, added=self.dX)
         p.put(self.dX, OUT_DV, self.t, HEAD, c, V, ONE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...pieces.numba_tiles import FULL, LEFT_LOWER, OUT_LOWER
+from ...pieces.numba_tiles import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER
 from ..kinds import Decay, Erase
 from ..numba_decay import BLOCK
 from ..numba_program import COLUMN, HEAD, MINUS, ONE, SCALE, STOP, TURNED, WIDTH, Program
@@ -30,6 +30,16 @@ class Cell(NamedTuple):
     direct: frozenset[int]  # arrays that are read where they lie
 
 
+    @property
+    def compensates(self) -> bool:
+        """Whether a float32 system is solved with what its rounding leaves out where beta > 1.
+
+        1 - beta |k|^2 < 0 reflects what is stored: keys that come again forget nothing, and the one rounding of
+        |k|^2 in a chunk would add up over all of its tokens.
+        """
+        return self.dtype == "float32" and self.erase is Erase.DELTA and self.decay is not Decay.VECTOR
+
+
 class Chunk:
     """Registers and matrices of a chunk, and the operations on them."""
 
@@ -45,6 +55,9 @@ class Chunk:
         self.X = p.matrix(C, V) if cell.erase is Erase.DELTA else 0
         self.Y, self.bT = (p.matrix(C, V), p.matrix(K, C)) if cell.erase is Erase.FREE else (0, 0)
         self.N = p.matrix(C, C) if cell.erase is not Erase.NONE else 0
+        self.reflects = p.register()
+        if cell.compensates:
+            self.rest, self.correction = p.matrix(C, C), p.matrix(C, V)
         self.ended = p.matrix(C, V)
         self.beta = p.vector(C)
         self.tables()
@@ -99,6 +112,8 @@ class Chunk:
             self.r = self.take(IN_READ, cell.K)
         if cell.erase is Erase.DELTA:
             p.load_column(self.beta, IN_BETA, self.t, HEAD, self.c)
+            if cell.compensates:
+                p.any_above_one(self.reflects, self.beta, self.c)
         if cell.erase is Erase.FREE:
             self.b = self.take(IN_PUSH, cell.K)
             p.transpose(self.b, self.c, self.K, self.bT)
@@ -119,7 +134,29 @@ class Chunk:
             p.channel_gram(x, y, self.W, early, c, self.K, out, self.near, self.far, self.farT)
         else:
             p.multiply(x, yT, c, c, self.K, out, ONE, OUT_LOWER)
+        if out == self.N and self.cell.compensates:
+            self.compensate()
         p.weigh(out, self.table(early), c, self.whole, strict, factors)
+
+    def compensate(self) -> None:
+        """What float32 leaves out of the system, where one beta of the chunk is > 1: N is the bare product still."""
+        p, c = self.p, self.c
+        with p.only_if(p.literal(0), self.reflects):
+            p.rest(self.r, self.k, self.N, c, self.K, self.rest)
+            p.weigh(self.rest, self.table(self.cell.early_read), c, self.whole, True, self.beta)
+
+    def solve(self, N: int, X: int, transposed: bool = False) -> None:
+        """X <- (1 + N)^-1 X, or its transpose; and once more for the rest of N where that was computed."""
+        p, solve = self.p, self.p.solve_transposed if transposed else self.p.solve
+        p.clear(X, self.c, self.whole, WIDTH)
+        solve(N, X, self.whole, WIDTH)
+        if self.cell.compensates:
+            with p.only_if(p.literal(0), self.reflects):
+                half = LEFT_UPPER + TURNED if transposed else LEFT_LOWER
+                p.multiply(self.rest, X, self.c, WIDTH, self.c, self.correction, MINUS, half)
+                p.clear(self.correction, self.c, self.whole, WIDTH)
+                solve(N, self.correction, self.whole, WIDTH)
+                p.accumulate(self.correction, self.c, WIDTH, X)
 
     def table(self, early: bool) -> int:
         """e^{s(j, i)}; to i - 1 if early."""
@@ -158,16 +195,14 @@ class Chunk:
         p, c, erase, early = self.p, self.c, self.cell.erase, self.cell.early_read
         if erase is Erase.DELTA:
             hat, factors = self.reader(self.r, early), self.reach(early, self.beta, -1)
-            p.clear(self.X, c, self.whole, WIDTH)
             p.multiply(hat, S, c, WIDTH, self.K, self.X, factors, added=self.v, added_rows=self.beta)
-            p.solve(N, self.X, self.whole, WIDTH)
+            self.solve(N, self.X)
         elif erase is Erase.FREE:
             self.gram(self.r, self.k, self.kT, True, True, ONE, self.P)
             hat, factors = self.reader(self.r, True), self.reach(True, ONE)
-            p.clear(self.Y, c, self.whole, WIDTH)
             p.multiply(hat, S, c, WIDTH, self.K, self.Y, factors)
             p.multiply(self.P, self.v, c, WIDTH, c, self.Y, ONE, LEFT_LOWER, added=self.Y)
-            p.solve(N, self.Y, self.whole, WIDTH)
+            self.solve(N, self.Y)
 
     def written(self) -> list[tuple[int, int, int]]:
         """(write vectors, the same turned, values) of each write."""
