@@ -85,7 +85,8 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     program = backward_program(cell, group, int(rows[:, CHUNKS].max(initial=0)), dstate is not None)
     tasks = _tasks(rows, np.arange(0, H, group), V, V)
     run(program, plan, table, tasks, 16.0 * _tokens(rows) * H * cell.K * V)
-    return Inputs(**{n: sum_to(plan.xp, d, getattr(x, n).shape) for n, d in grads.items()}), dS
+    summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
+    return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
 
 
 def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> dict[str, np.ndarray]:
