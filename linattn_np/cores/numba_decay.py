@@ -108,7 +108,7 @@ def _gram_column(e: Emit, X: Mat, Y: Mat, W: Mat, early: Value, j: Value, end: V
             p = e.load(at)
             p = e.select(fade > j, p * e.load(e.address(W, fade, d)), p)
             e.store(p, at)
-            total.set(e.fma(p, e.load(e.address(X, i, d), mask), total.get()))
+            total.set(e.fma(e.select(mask, p, 0.0), e.load(e.address(X, i, d), mask), total.get()))
         e.put(e.sum(total.get()), e.address(out, i, j))
 
 

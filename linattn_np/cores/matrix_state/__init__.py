@@ -68,9 +68,9 @@ CUDA = backends.Backend("cuda", cuda_kernels, cuda_kernels.refuses)
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
     """The backend of a call. chunk_size=1 asks for the recurrent form; a few tokens take it by themselves."""
-    recurrent = plan.chunk_size == 1 or all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
-    order = [REFERENCE, CHUNKS, NUMBA] if recurrent else [NUMBA, CHUNKS, REFERENCE]
-    return backends.choose(fn, wanted, [CUDA, *order], Call(x, plan))
+    short = all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
+    slow = [REFERENCE, CHUNKS] if short or plan.chunk_size == 1 else [CHUNKS, REFERENCE]
+    return backends.choose(fn, wanted, [CUDA, NUMBA, *slow], Call(x, plan))
 
 
 class Kept(NamedTuple):
