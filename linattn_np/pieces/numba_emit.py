@@ -20,7 +20,7 @@ from numba import types
 from .numba_jit import vectors
 
 # (bytes in a vector, rows R and vectors L of a tile): 16 accumulators of 32 registers, or 8 of 16
-BYTES, ROWS, LANES = {"avx512": (64, 8, 2), "avx2": (32, 4, 2), "plain": (16, 4, 2)}[vectors()]
+BYTES, ROWS, LANES = {"avx512": (64, 8, 2), "avx2": (32, 4, 2), "neon": (16, 8, 2), "plain": (16, 4, 2)}[vectors()]
 I64, I32, I16, I1 = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.IntType(1)
 SINGLE, DOUBLE = ir.FloatType(), ir.DoubleType()
 
@@ -290,6 +290,18 @@ class Emit:
     def lanes(self, n: Any) -> Any:
         """j = 0, W, 2 W, ... below n."""
         return self.each(n, step=self.W)
+
+    def across(self, n: Value, body: Callable[[Value, Value | None], None]) -> None:
+        """body(j, mask) for j = 0, W, 2 W, ... below n; no mask for whole vectors where masks are dear."""
+        if BYTES == 64:
+            with self.lanes(n) as j:
+                body(j, self.below(n - j))
+            return
+        whole = n // self.W * self.W
+        with self.lanes(whole) as j:
+            body(j, None)
+        with self.when(whole < n):
+            body(whole, self.below(n - whole))
 
 
 KINDS = {"Mat": (Mat, 3), "Rows": (Rows, 2), "Value": (None, 1)}

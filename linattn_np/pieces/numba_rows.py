@@ -39,8 +39,8 @@ def load(e: Emit, out: Mat, m: Value, n: Value, storage: Value, at: Value, row_s
     own = 0 if e.bits == 32 else 1
 
     def copied() -> None:
-        with e.each(m) as i, e.lanes(n) as j:
-            e.store(e.load(at + i * row_step + j * e.size, e.below(n - j)), e.address(out, i, j))
+        with e.each(m) as i:
+            e.across(n, lambda j, mask: e.store(e.load(at + i * row_step + j * e.size, mask), e.address(out, i, j)))
 
     def converted(kind: int) -> None:
         with e.each(m) as i, e.each(n) as j:
@@ -57,19 +57,22 @@ def put(e: Emit, X: Mat, factors: Rows, m: Value, n: Value, at: Value, row_step:
     """Rows factors_i X_i to memory, `row_step` bytes apart; added to what is there if `more`."""
     with e.each(m) as i:
         f = e.spread(e.get(factors.at + i * factors.step * e.size))
-        with e.lanes(n) as j:
-            to, mask = at + i * row_step + j * e.size, e.below(n - j)
+
+        def row(j: Value, mask: Value | None) -> None:
+            to = at + i * row_step + j * e.size
             y = e.variable(f * e.load(e.address(X, i, j)))
             with e.when(more.compare("!=", 0)):
                 y.set(y.get() + e.load(to, mask))
             e.store(y.get(), to, mask)
 
+        e.across(n, row)
+
 
 @routine
 def clear(e: Emit, out: Mat, begin: Value, end: Value, n: Value) -> None:
     """Rows begin..end of out are zero."""
-    with e.each(end, start=begin) as i, e.lanes(n) as j:
-        e.store(e.zero(), e.address(out, i, j), e.below(n - j))
+    with e.each(end, start=begin) as i:
+        e.across(n, lambda j, mask: e.store(e.zero(), e.address(out, i, j), mask))
 
 
 @routine
@@ -116,9 +119,8 @@ def reach(e: Emit, out: Rows, x: Rows, y: Rows, m: Value, sign: Value) -> None:
 def dot(e: Emit, x: Value, y: Value, n: Value) -> Value:
     """x . y of n numbers from two addresses on."""
     total = e.variable(e.zero())
-    with e.lanes(n) as j:
-        mask, at = e.below(n - j), j * e.size
-        total.set(e.fma(e.load(x + at, mask), e.load(y + at, mask), total.get()))
+    add = lambda j, mask: total.set(e.fma(e.load(x + j * e.size, mask), e.load(y + j * e.size, mask), total.get()))  # noqa: E731
+    e.across(n, add)
     return e.sum(total.get())
 
 

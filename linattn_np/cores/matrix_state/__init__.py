@@ -16,7 +16,6 @@ from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
 COMPILED_CHUNK = 32  # tokens of a chunk of the compiled loops where the caller leaves it open
-ASK = "covers the call too, on request: its first call compiles for seconds"
 LONGEST_CHUNK = 128  # tokens that they hold at once
 
 
@@ -62,7 +61,7 @@ def _has_numba() -> bool:
 
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
-NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses, ASK)
+NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses)
 CUDA = backends.Backend("cuda", cuda_kernels, cuda_kernels.refuses)
 
 

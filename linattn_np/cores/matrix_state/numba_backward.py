@@ -31,7 +31,7 @@ from .numba_table import (
     OUT_DV,
 )
 
-MEMORY = 12 << 20  # bytes that the slots of a thread take
+MEMORY = 10 << 20  # bytes that the slots of a thread take
 
 
 class Slots:

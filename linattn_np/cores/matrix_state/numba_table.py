@@ -90,3 +90,8 @@ def memory(count: int) -> np.ndarray:
     if held is None or held.size < count + 64:
         held = _own.memory = np.empty(count + 64, np.uint8)
     return held
+
+
+def forget_memory() -> None:
+    """Give this thread's working memory back."""
+    _own.memory = None
