@@ -1,9 +1,9 @@
 """A call like one before it: what shapes, strides, dtypes and options settle is settled once.
 
 A step of decoding takes less time than checking its arguments. So a call that went well is remembered under all that
-its checks depend on; the next one alike goes straight to the kernel. Only calls of which everything but the numbers in
-the arrays is known are looked up here: NumPy arrays, a state, a compiled backend asked for, no ragged batch, and a
-variant whose variables are the core's.
+its checks depend on; the next one alike goes straight to the kernel. Only calls in which nothing but the numbers in the
+arrays is left to know are looked up here: NumPy arrays, a state, no ragged batch, a variant whose variables are the
+core's. The room decides which of them its compiled loops can do again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Likeness(NamedTuple):
 def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Likeness | None:
     """What a call is like; None where more than this settles it."""
     state = keywords.get("state")
-    if type(state) is not np.ndarray or keywords.get("backend") != "numba" or keywords.get("cu_seqlens") is not None:
+    if type(state) is not np.ndarray or keywords.get("cu_seqlens") is not None:
         return None
     if card.pack_state or card.from_core or keywords.get("layout", "time_first") != "time_first":
         return None
@@ -66,7 +66,7 @@ def repeat(like: Likeness) -> tuple[Any, Any] | None:
     return None if call is None else call(like.given, like.state)
 
 
-def remember(like: Likeness, inputs: Inputs, plan: Plan) -> None:
+def remember(like: Likeness, inputs: Inputs, plan: Plan, kept: matrix_state.Kept) -> None:
     """Keep a call that went well, if it can be done again for other numbers.
 
     One array given twice tells nothing of a call with two.
@@ -75,4 +75,4 @@ def remember(like: Likeness, inputs: Inputs, plan: Plan) -> None:
     if like.key not in _known and len(places) == len(like.given) + 1:
         if len(_known) >= MOST:
             _known.clear()
-        _known[like.key] = matrix_state.again(inputs, plan, like.state, "numba", like.given)
+        _known[like.key] = matrix_state.again(inputs, plan, like.state, kept, like.given)

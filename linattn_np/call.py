@@ -100,10 +100,10 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
     if like is not None and (result := again.repeat(like)) is not None:
         return Result(*result) if result[0] is None or keywords.get("return_state") else result[0]
     call = prepare(card, arrays, keywords)
-    core_out, end, _ = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
+    core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
     if like is not None:
-        again.remember(like, call.inputs, call.plan)
+        again.remember(like, call.inputs, call.plan, kept)
     return result
 
 

@@ -106,14 +106,16 @@ def _fingerprint() -> str:
 
 @functools.cache
 def vectors() -> str:
-    """"avx512", "avx2" or "plain": how wide a register is taken to be. LINATTN_NP_VECTORS forces one."""
+    """"avx512", "avx2", "neon" or "plain": which registers there are taken to be. LINATTN_NP_VECTORS forces one."""
     wanted = os.environ.get("LINATTN_NP_VECTORS")
     if wanted is not None:
-        if wanted not in ("avx512", "avx2", "plain"):
-            raise ValueError(f"LINATTN_NP_VECTORS is {wanted!r}, expected 'avx512', 'avx2' or 'plain'")
+        if wanted not in ("avx512", "avx2", "neon", "plain"):
+            raise ValueError(f"LINATTN_NP_VECTORS is {wanted!r}, expected 'avx512', 'avx2', 'neon' or 'plain'")
         return wanted
     if config.CPU_NAME:
         return "plain"  # compiled for another machine than this one
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return "neon"
     has = llvm.get_host_cpu_features()
     if has.get("avx512f") and has.get("avx512dq") and has.get("avx512vl"):
         return "avx512"

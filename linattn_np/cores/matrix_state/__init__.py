@@ -15,7 +15,6 @@ from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
 COMPILED_CHUNK = 32  # tokens of a chunk of the compiled loops where the caller leaves it open
-ASK = "covers the call too, on request: its first call compiles for seconds"
 LONGEST_CHUNK = 128  # tokens that they hold at once
 
 
@@ -57,15 +56,15 @@ def _has_numba() -> bool:
 
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
-NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses, ASK)
+NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses)
 CUDA = backends.Backend("cuda", cuda_kernels, cuda_kernels.refuses)
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
     """The backend of a call. chunk_size=1 asks for the recurrent form; a few tokens take it by themselves."""
-    recurrent = plan.chunk_size == 1 or all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
-    order = [REFERENCE, CHUNKS] if recurrent else [CHUNKS, REFERENCE]
-    return backends.choose(fn, wanted, [CUDA, *order, NUMBA], Call(x, plan))
+    short = all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
+    slow = [REFERENCE, CHUNKS] if short or plan.chunk_size == 1 else [CHUNKS, REFERENCE]
+    return backends.choose(fn, wanted, [CUDA, NUMBA, *slow], Call(x, plan))
 
 
 class Kept(NamedTuple):
@@ -92,12 +91,12 @@ def forward(
     return out, end, Kept(module, saved, x.q, end)
 
 
-def again(x: Inputs, plan: Plan, state: Array | None, wanted: str | None, given: list[Array]) -> Any:
-    """The call for other arrays of the same shapes, strides and dtypes as `given`, None where it cannot be had.
+def again(x: Inputs, plan: Plan, state: Array | None, kept: Kept, given: list[Array]) -> Any:
+    """A call that has been made, for other arrays of the same shapes, strides and dtypes as `given`; None if not so.
 
     It takes what `given` holds and a state, and gives (out, final state), or None where it must be done in full.
     """
-    return NUMBA.module.again(x, plan, state, given) if wanted == "numba" else None
+    return kept.module.again(x, plan, state, given) if kept.module is NUMBA.module else None
 
 
 def backward(kept: Kept, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:

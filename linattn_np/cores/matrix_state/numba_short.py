@@ -14,10 +14,11 @@ from ...ground import threads
 from ...ground.handles import Handles, address
 from ...ground.namespace import cast
 from ..kinds import Erase
+from ..numba_machine import AT
 from .inputs import Inputs, Plan
 from .numba_step import step_tasks
-from .numba_step_table import TOKENS, layout, memory
-from .numba_table import ARRAYS, AT, BLOCKS, DIRECT, IN_STATE, OUT, OUT_STATE, QUERIES, Table, sequences, sizes
+from .numba_step_table import BLOCKS, QUERIES, TOKENS, layout, memory, sizes
+from .numba_table import ARRAYS, IN_STATE, OUT, OUT_STATE, Table, sequences
 
 SHORT = 31  # tokens that are walked one by one where the caller leaves the form open: less than a chunk
 BLOCK = 128  # value columns: a state is shared out in multiples of it
@@ -26,9 +27,14 @@ FEW_BYTES = 2**22  # of states that go by; below, threads cost more than they gi
 
 def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
     """Whether each sequence is walked token by token: asked for, or short, or in no other form."""
-    if plan.chunk_size == 1 or x.gv is not None or (x.u is not None and x.erase is not Erase.NONE):
+    if plan.chunk_size == 1 or is_only_stepwise(x):
         return np.ones(len(rows), bool)
     return (rows[:, 2] - rows[:, 1] <= SHORT) & (plan.chunk_size is None)
+
+
+def is_only_stepwise(x: Inputs) -> bool:
+    """Whether no compiled chunk form covers the cell."""
+    return x.gv is not None or (x.u is not None and x.erase is not Erase.NONE)
 
 
 def in_place(x: Inputs, plan: Plan, state: np.ndarray | None) -> bool:
@@ -59,8 +65,7 @@ class Steps:
         self.few = states * K * V * dtype.itemsize * tokens < FEW_BYTES
         share = -(-(1 if self.few else threads.num_threads()) // states)
         columns = min(V, max(1, -(-V // (share * BLOCK))) * BLOCK)
-        n = sizes(x, plan, TOKENS, columns, state is not None)
-        n[DIRECT] = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
+        n = sizes(x, plan, state, columns)
         w, self.bytes = layout(K, int(n[QUERIES]), min(tokens, TOKENS), dtype.itemsize)
         self.kernel, self.one, self.scale = step_tasks(dtype), dtype.type(1), dtype.type(plan.scale)
         self.tasks, self.kept = states * int(n[BLOCKS]), (n, np.ascontiguousarray(rows), w)
@@ -99,7 +104,7 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
     if state is None or not state.size or not plan.causal or plan.sequences[0].row is not None:
         return None
     views = all(y is None or (y.size and _source(address(y), given) is not None) for y in x)
-    if not views or plan.sequences[0].stop == 0 or not is_stepwise(x, plan, sequences(plan, 1)).all():
+    if not views or plan.sequences[0].stop == 0 or not is_stepwise(x, plan, sequences(plan, 1, TOKENS)).all():
         return None
     (*lead, T, _, V), dtype, table, mine = x.v.shape, np.dtype(plan.dtype), Table(x), in_place(x, plan, state)
     end = state if mine else np.empty(state.shape, dtype)
@@ -107,7 +112,8 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
     table.tokens(OUT, None if x.q is None else out, table.asking)
     table.states(IN_STATE, state)
     table.states(OUT_STATE, end)
-    steps, settled = Steps(x, plan, state, sequences(plan, prod(lead))), _settle(table.numbers, given, state, out, end)
+    steps = Steps(x, plan, state, sequences(plan, prod(lead), TOKENS))
+    settled = _settle(table.numbers, given, state, out, end)
     numbers, sources = (address(y) for y in settled)
     shape, asked, count = out.shape, x.q is not None, len(given) if mine else 0
     out_dtype, overwrite = x.v.dtype, plan.overwrite_state

@@ -15,51 +15,60 @@ belongs; between two tokens of a call it stays in a dense block.
 
 from __future__ import annotations
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ...pieces.numba_fetch import FIELDS, answer_row, copy_rows, error_row, exp_row, fetch, fill_rows, times_row
+from ...pieces import numba_rows as rows
+from ...pieces.numba_emit import I64, Emit, Mat, Rows, Value, routine
 from ...pieces.numba_jit import kernel
-from ...pieces.numba_stage import Int, Stage
-from ...pieces.numba_state import NARROW, WIDE, Reader, State, Token, read_block, write_block
-from ...pieces.numba_tiles import BYTES, I64
-from ..numba_decay import NO_DECAY, VECTOR
+from ...pieces.numba_lanes import exp
+from ...pieces.numba_state import NARROW, READ, WIDE, WRITE, Reader, State, Token
+from ..numba_machine import AT, BATCH, CHANNEL, SHARED, STORAGE, TOKEN
+from ..numba_machine import HEADS as HEAD
 from .numba_step_table import (
-    BETA,
-    BONUS,
-    DECAYS,
-    FADE,
-    KEYS,
-    NOTHING,
-    PACKED,
-    PUSHES,
-    QUERY,
-    READS,
-    RECALLED,
-    SEEN,
-    TABLE,
-    TOKENS,
-    VALUES,
-    WRITTEN,
-    U,
-)
-from .numba_table import (
-    ARRAYS,
     ASKED,
-    AT,
-    BATCH,
+    BETA,
     BLOCKS,
+    BONUS,
     COLUMNS,
+    CONSTANTS,
     DECAY,
+    DECAYS,
     DELTA,
     DIRECT,
     EARLY_QUERY,
     EARLY_READ,
     ERASE,
+    FADE,
+    FIELDS,
     FREE,
-    HEAD,
     HEADS,
+    KEYS,
+    N_K,
+    N_V,
+    NO_DECAY,
+    NO_ERASE,
+    NOTHING,
+    OWN_READ,
+    PACKED,
+    PUSHES,
+    QUERIES,
+    QUERY,
+    READS,
+    RECALLED,
+    SEEN,
+    STARTED,
+    TABLE,
+    TOKENS,
+    VALUES,
+    VECTOR,
+    WITH_BONUS,
+    WITH_FADE,
+    WRITTEN,
+    U,
+)
+from .numba_table import (
+    ARRAYS,
     IN_BETA,
     IN_BONUS,
     IN_FADE,
@@ -70,244 +79,291 @@ from .numba_table import (
     IN_READ,
     IN_STATE,
     IN_V,
-    N_K,
-    N_V,
-    NO_ERASE,
     OUT,
     OUT_STATE,
-    OWN_READ,
-    QUERIES,
-    STARTED,
-    TOKEN,
-    WITH_BONUS,
-    WITH_FADE,
 )
+
+SEQUENCE = 64  # bytes of a row of the table of sequences
 
 
 class _Call:
-    """What every routine of the kernel is told: the tables' addresses, and where its own memory begins."""
+    """What every routine of the kernel is told: the addresses of the tables, and where its own memory begins."""
 
-    def __init__(self, s: Stage, arrays: Int, n: Int, w: Int, base: Int):
-        self.s, self.arrays, self.n_at, self.w_at, self.base = s, arrays, n, w, base
+    def __init__(self, e: Emit, arrays: Value, n: Value, w: Value, base: Value):
+        self.e, self.tables = e, (arrays, n, w, base)
 
-    def passed(self) -> tuple[Int, ...]:
-        return self.arrays, self.n_at, self.w_at, self.base
+    def _entry(self, table: Value, i: int) -> Value:
+        return self.e.get(table + 8 * i, I64)
 
-    def n(self, name: int) -> Int:
+    def n(self, name: int) -> Value:
         """A size or kind of the call."""
-        return self.s.field(self.n_at, name)
+        return self._entry(self.tables[1], name)
 
-    def array(self, name: int, field: int) -> Int:
-        return self.s.field(self.arrays, FIELDS * name + field)
+    def is_(self, name: int) -> Value:
+        """Whether it is so."""
+        return self.n(name).compare("!=", 0)
 
-    def at(self, name: int) -> Int:
-        """A matrix of the task."""
-        return self.base + self.s.field(self.w_at, 2 * name)
+    def array(self, name: int, column: int) -> Value:
+        """A column of the table of arrays."""
+        return self._entry(self.tables[0], FIELDS * name + column)
 
-    def row(self, name: int) -> Int:
+    def at(self, name: int) -> Value:
+        """Address of a matrix of its own."""
+        return self.tables[3] + self._entry(self.tables[2], 2 * name)
+
+    def row(self, name: int) -> Value:
         """Bytes from one of its rows to the next."""
-        return self.s.field(self.w_at, 2 * name + 1)
+        return self._entry(self.tables[2], 2 * name + 1)
 
-    def state(self, name: int, state: Int, head: Int, column: Int) -> State:
-        """A head's state, from a column on, whose columns lie side by side."""
-        at = self.array(name, AT) + state * self.array(name, BATCH) + head * self.array(name, HEAD)
-        return State(at + column * self.s.size, self.array(name, TOKEN))
+    def mat(self, name: int) -> Mat:
+        """The matrix."""
+        return Mat(self.at(name), self.row(name) // self.e.size, 1)
+
+    def token(self, name: int, batch: Value, token: Value, head: Value) -> Value:
+        """Address of a token's vector of one head; of states, of row `token` of state `batch`."""
+        at = self.array(name, AT) + batch * self.array(name, BATCH) + token * self.array(name, TOKEN)
+        return at + head // self.array(name, SHARED) * self.array(name, HEAD)
+
+    def load(self, name: int, batch, token, head, column, m, n, out: Mat) -> None:
+        """out (m, n) from m tokens of an array, columns from `column` on."""
+        at = self.token(name, batch, token, head) + self.array(name, CHANNEL) * column
+        rows.load(self.e, out, m, n, self.array(name, STORAGE), at, self.array(name, TOKEN), self.array(name, CHANNEL))
+
+    def state(self, name: int, state: Value, head: Value, column: Value) -> State:
+        """A head's state from a column on, whose columns lie side by side."""
+        zero = self.e.whole(0)
+        return State(self.token(name, state, zero, head) + column * self.e.size, self.array(name, TOKEN))
+
+    def constant(self, i: int) -> Rows:
+        """1, or the queries' scale, for every row."""
+        return Rows(self.at(CONSTANTS) + i * self.e.size, 0)
 
 
-def _load_slab(s: Stage, arrays, n, w, base, batch, head, t, c) -> None:
+def _either(e: Emit, truth: Value, x: State, y: State) -> State:
+    return State(*(e.select(truth, a, b) for a, b in zip(x, y, strict=True)))
+
+
+@routine
+def _exp_rows(e: Emit, X: Mat, m: Value, n: Value) -> None:
+    """X <- e^X"""
+    with e.each(m) as i, e.lanes(n) as j:
+        at = e.address(X, i, j)
+        e.store(exp(e, e.load(at)), at)
+
+
+@routine
+def _step_slab(e: Emit, arrays: Value, n: Value, w: Value, base: Value, batch: Value, head: Value, t: Value,
+               c: Value) -> None:  # fmt: skip
     """The K-wide vectors of c tokens from t on, as the passes take them."""
-    call = _Call(s, arrays, n, w, base)
-    K, row, keys, decays, reads = call.n(N_K), call.row(KEYS), call.at(KEYS), call.at(DECAYS), call.at(READS)
-    decay, erase, per = call.n(DECAY), call.n(ERASE), call.n(QUERIES)
-    fetch(s, arrays, IN_K, batch, t, head, 0, c, K, keys, row)
-    with s.when(decay == NO_DECAY):
-        fill_rows(s, 1.0, decays, 0, 1, 1)
-    with s.when(decay != NO_DECAY):  # e^g
-        width = s.choose(decay == VECTOR, K, 1)
-        fetch(s, arrays, IN_G, batch, t, head, 0, c, width, decays, row)
-        with s.each(0, c) as i:
-            exp_row(s, decays + i * row, width)
-    with s.when(erase != NO_ERASE):  # r or a, times e^g where r reads the decayed state
-        with s.when(call.n(OWN_READ) != 0):
-            fetch(s, arrays, IN_READ, batch, t, head, 0, c, K, reads, row)
-        with s.when(call.n(OWN_READ) == 0):
-            copy_rows(s, keys, row, reads, row, c, K)
-        with s.when((call.n(EARLY_READ) == 0) & (decay != NO_DECAY)), s.each(0, c) as i:
-            times_row(s, reads + i * row, decays + i * row, s.choose(decay == VECTOR, 1, 0), K)
-    with s.when(erase == DELTA):
-        fetch(s, arrays, IN_BETA, batch, t, head, 0, c, 1, call.at(BETA), s.size)
-    with s.when(erase == FREE):
-        fetch(s, arrays, IN_PUSH, batch, t, head, 0, c, K, call.at(PUSHES), row)
-    with s.when(call.n(ASKED) != 0), s.each(0, per) as j:
-        fetch(s, arrays, IN_Q, batch, t, head * per + j, 0, c, K, call.at(QUERY) + j * row, row * per)
-    with s.when(call.n(WITH_BONUS) != 0):
-        fetch(s, arrays, IN_BONUS, 0, 0, head, 0, 1, K, call.at(U), row)
-        with s.each(0, c * per) as i:
-            query, key = call.at(QUERY) + i * row, keys + i // per * row
-            _put_bonus(s, query, call.at(U), key, K, call.at(BONUS) + i * s.size)
+    call = _Call(e, arrays, n, w, base)
+    K, keys, decays, reads, queries = call.n(N_K), *(call.mat(x) for x in (KEYS, DECAYS, READS, QUERY))
+    decay, erase, per, ones = call.n(DECAY), call.n(ERASE), call.n(QUERIES), call.constant(0)
+    channels, fades = decay.equals(VECTOR), ~decay.equals(NO_DECAY)
+    call.load(IN_K, batch, t, head, 0, c, K, keys)
+    with e.when(~fades):
+        e.put(e.number(1), decays.at)
+    with e.when(fades):  # e^g
+        width = e.select(channels, K, 1)
+        call.load(IN_G, batch, t, head, 0, c, width, decays)
+        _exp_rows(e, decays, c, width)
+    with e.when(~erase.equals(NO_ERASE)):  # r or a, times e^g where r reads the decayed state
+        with e.when(call.is_(OWN_READ)):
+            call.load(IN_READ, batch, t, head, 0, c, K, reads)
+        with e.when(~call.is_(OWN_READ)):
+            rows.scaled(e, keys, c, K, reads, ones)
+        late = fades & ~call.is_(EARLY_READ)
+        with e.when(late & channels):
+            rows.times(e, reads, decays, c, K, reads)
+        with e.when(late & ~channels):
+            rows.scaled(e, reads, c, K, reads, Rows(decays.at, decays.row))
+    with e.when(erase.equals(DELTA)):
+        at, step = call.token(IN_BETA, batch, t, head), call.array(IN_BETA, TOKEN)
+        rows.load(e, Mat(call.at(BETA), 0, 1), 1, c, call.array(IN_BETA, STORAGE), at, 0, step)
+    with e.when(erase.equals(FREE)):
+        call.load(IN_PUSH, batch, t, head, 0, c, K, call.mat(PUSHES))
+    with e.when(call.is_(ASKED)), e.each(per) as j:
+        out = Mat(e.address(queries, j), queries.row * per, 1)
+        call.load(IN_Q, batch, t, head * per + j, 0, c, K, out)
+    with e.when(call.is_(WITH_BONUS)):  # (q (.) u) k^T
+        u = call.at(U)
+        call.load(IN_BONUS, e.whole(0), e.whole(0), head, 0, 1, K, call.mat(U))
+        with e.each(c * per) as i:
+            q, k, total = e.address(queries, i), e.address(keys, i // per), e.variable(e.number(0))
+            with e.each(K) as d:
+                q_d, u_d, k_d = (e.get(x + d * e.size) for x in (q, u, k))
+                total.set(total.get() + q_d * u_d * k_d)
+            e.put(total.get(), call.at(BONUS) + i * e.size)
 
 
-def _put_bonus(s: Stage, q, u, k, K, out) -> None:
-    """out = (q (.) u) k^T"""
-    s.put(ir.Constant(s.F, 0.0), out)
-    with s.each(0, K) as d:
-        q_d, u_d, k_d = (s.get(x + d * s.size) for x in (q, u, k))
-        s.put(s.b.fadd(s.get(out), s.b.fmul(s.b.fmul(q_d, u_d), k_d)), out)
+def _read(e: Emit, wide: Value, S: State, reader: Reader, following: Value, K: Value) -> None:
+    e.choose((wide, lambda: READ[WIDE](e, *S, *reader, following, K)),
+             otherwise=lambda: READ[NARROW](e, *S, *reader, following, K))  # fmt: skip
 
 
-def _answer(s: Stage, arrays, n, w, base, at, row, following, wide, first, batch, head, t, i, column, V, scale) -> None:
+@routine
+def _step_answer(e: Emit, arrays: Value, n: Value, w: Value, base: Value, at: Value, row: Value, following: Value,
+                 wide: Value, first: Value, batch: Value, head: Value, t: Value, i: Value, column: Value,
+                 V: Value) -> None:  # fmt: skip
     """out_t = scale (q_t S + bonus v) for token t, i of its slab; its first query has read S already if first = 1."""
-    call, S = _Call(s, arrays, n, w, base), State(at, row)
-    per, seen, with_bonus = call.n(QUERIES), call.at(SEEN), call.n(WITH_BONUS) != 0
-    with s.each(0, per) as j:
+    call = _Call(e, arrays, n, w, base)
+    per, seen, values = call.n(QUERIES), call.at(SEEN), call.at(VALUES)
+    with e.each(per) as j:
         x = i * per + j
-        with s.when(j >= first):
-            _read(s, wide, S, Reader(call.at(QUERY) + x * call.row(QUERY), seen), following, call.n(N_K))
-        bonus = s.get(s.choose(with_bonus, call.at(BONUS) + x * s.size, call.at(NOTHING)))
-        answer_row(s, scale, seen, bonus, s.choose(with_bonus, call.at(VALUES), call.at(NOTHING)), V)
-        out = call.array(OUT, AT) + batch * call.array(OUT, BATCH) + t * call.array(OUT, TOKEN)
-        out = out + (head * per + j) * call.array(OUT, HEAD) + column * s.size
-        copy_rows(s, seen, 0, out, 0, 1, V)
+        with e.when(first <= j):
+            reader = Reader(call.at(QUERY) + x * call.row(QUERY), seen)
+            _read(e, wide.compare("!=", 0), State(at, row), reader, following, call.n(N_K))
+        with e.when(call.is_(WITH_BONUS)):
+            bonus = e.spread(e.get(call.at(BONUS) + x * e.size))
+            with e.lanes(V) as d:
+                at_d = seen + d * e.size
+                e.store(e.fma(bonus, e.load(values + d * e.size), e.load(at_d)), at_d)
+        out = call.token(OUT, batch, t, head * per + j) + column * e.size
+        rows.put(e, Mat(seen, 0, 1), call.constant(1), 1, V, out, 0, 0)
 
 
-def _read(s: Stage, wide: Int, S: State, reader: Reader, following: Int, K: Int) -> None:
-    for lanes, condition in ((WIDE, wide != 0), (NARROW, wide == 0)):
-        with s.when(condition):
-            read_block(s, lanes, S, reader, following, K)
-
-
-def _write(s: Stage, call: _Call, wide: Int, S: State, to: State, token: Token, q: Reader, r: Reader, last, following):
+def _write(e: Emit, call: _Call, wide: Value, S: State, to: State, token: Token, q: Reader, r: Reader, last: Value,
+           following: Value) -> None:  # fmt: skip
     """The pass that is the call's; behind the last token nobody reads with r."""
-    K, fades, erase = call.n(N_K), call.n(WITH_FADE) != 0, call.n(ERASE)
-    alone = (erase == NO_ERASE) | ((erase == DELTA) & last)
-    kinds = ((fades, [q], True, False), (alone & ~fades, [q], False, False),
-             ((erase == DELTA) & ~last, [q, r], False, False), ((erase == FREE) & last, [q], False, True),
-             ((erase == FREE) & ~last, [q, r], False, True))  # fmt: skip
-    for lanes, is_wide in ((WIDE, wide != 0), (NARROW, wide == 0)):
-        for condition, readers, fade, push in kinds:
-            with s.when(is_wide & condition):
-                write_block(s, lanes, S, to, token, readers, following, K, fade, push)
+    K, erase = call.n(N_K), call.n(ERASE)
+
+    def by_width(*kind):
+        written = (*S, *to, *token, *q, *r, following, K)
+        return lambda: e.choose((wide, lambda: WRITE[WIDE, *kind](e, *written)),
+                                otherwise=lambda: WRITE[NARROW, *kind](e, *written))  # fmt: skip
+
+    e.choose(
+        (call.is_(WITH_FADE), by_width(1, True, False)),
+        (erase.equals(FREE) & last, by_width(1, False, True)),
+        (erase.equals(FREE), by_width(2, False, True)),
+        (erase.equals(NO_ERASE) | last, by_width(1, False, False)),
+        otherwise=by_width(2, False, False),
+    )
 
 
-def _walk_block(s: Stage, arrays, n, w, base, begin, begin_row, end, end_row, following, wide, batch, head, t, c,
-                column, V, scale) -> None:  # fmt: skip
+@routine
+def _step_walk(e: Emit, arrays: Value, n: Value, w: Value, base: Value, begin: Value, begin_row: Value, end: Value,
+               end_row: Value, following: Value, wide: Value, batch: Value, head: Value, t: Value, c: Value,
+               column: Value, V: Value) -> None:  # fmt: skip
     """c tokens from t on over V columns, a block at most, from the state at `begin` to `end`."""
-    call = _Call(s, arrays, n, w, base)
+    call, is_wide = _Call(e, arrays, n, w, base), wide.compare("!=", 0)
     K, row, erase, per = call.n(N_K), call.row(KEYS), call.n(ERASE), call.n(QUERIES)
-    nobody, recalled, seen, values = call.at(NOTHING), call.at(RECALLED), call.at(SEEN), call.at(VALUES)
-    asked, early = call.n(ASKED) != 0, call.n(EARLY_QUERY) != 0
-    early, late = asked & early, asked & ~early
-    written = s.choose(erase == DELTA, call.at(WRITTEN), values)
-    with s.when(erase != NO_ERASE):
-        _read(s, wide, State(begin, begin_row), Reader(call.at(READS), recalled), following, K)
-    with s.each(0, c) as i:
-        first, last = i == 0, i + 1 == c
-        S = State(s.choose(first, begin, call.at(PACKED)), s.choose(first, begin_row, call.row(PACKED)))
-        to = State(s.choose(last, end, call.at(PACKED)), s.choose(last, end_row, call.row(PACKED)))
-        fetch(s, arrays, IN_V, batch, t + i, head, column, 1, V, values, 0)
-        with s.when(erase == DELTA):  # w = beta (v - recalled)
-            error_row(s, s.get(call.at(BETA) + i * s.size), values, recalled, written, V)
-        with s.when(call.n(WITH_FADE) != 0):
-            fetch(s, arrays, IN_FADE, batch, t + i, head, column, 1, V, call.at(FADE), 0)
-            exp_row(s, call.at(FADE), V)
-        rest = (following, wide, s.choose(early & first, 0, 1), batch, head, t + i, i, column, V)
-        with s.when(early):
-            s.routine("answer", _answer, *call.passed(), *S, *rest, number=scale)
-        q = s.choose(late, i, i + 1)  # who reads S_t: this token's query, or the next one's
-        q = s.choose(late | (early & (i + 1 < c)), call.at(QUERY) + q * per * row, nobody)
-        r = s.choose(last, nobody, call.at(READS) + (i + 1) * row)
-        decays = call.at(DECAYS) + s.choose(call.n(DECAY) == NO_DECAY, 0, i) * row
-        token = Token(decays, s.choose(call.n(DECAY) == VECTOR, s.size, 0), call.at(FADE), call.at(KEYS) + i * row,
-                      written, call.at(PUSHES) + i * row, recalled)  # fmt: skip
-        _write(s, call, wide, S, to, token, Reader(q, seen), Reader(r, recalled), last, following)
-        with s.when(late):
-            s.routine("answer", _answer, *call.passed(), *to, *rest, number=scale)
+    nobody, recalled, seen, values = (call.at(x) for x in (NOTHING, RECALLED, SEEN, VALUES))
+    early, late = call.is_(ASKED) & call.is_(EARLY_QUERY), call.is_(ASKED) & ~call.is_(EARLY_QUERY)
+    written = e.select(erase.equals(DELTA), call.at(WRITTEN), values)
+    begin, end, inside = State(begin, begin_row), State(end, end_row), State(call.at(PACKED), call.row(PACKED))
+    with e.when(~erase.equals(NO_ERASE)):
+        _read(e, is_wide, begin, Reader(call.at(READS), recalled), following, K)
+    with e.each(c) as i:
+        first, last = i.equals(0), (i + 1).equals(c)
+        S, to = _either(e, first, begin, inside), _either(e, last, end, inside)
+        call.load(IN_V, batch, t + i, head, column, 1, V, call.mat(VALUES))
+        with e.when(erase.equals(DELTA)):  # w = beta (v - recalled)
+            beta = e.spread(e.get(call.at(BETA) + i * e.size))
+            with e.lanes(V) as d:
+                error = e.load(values + d * e.size) - e.load(recalled + d * e.size)
+                e.store(beta * error, written + d * e.size)
+        with e.when(call.is_(WITH_FADE)):
+            call.load(IN_FADE, batch, t + i, head, column, 1, V, call.mat(FADE))
+            _exp_rows(e, call.mat(FADE), 1, V)
+        asked = (following, wide, e.select(early & first, e.whole(0), 1), batch, head, t + i, i, column, V)
+        with e.when(early):
+            _step_answer(e, *call.tables, *S, *asked)
+        q = e.select(late, i, i + 1)  # who reads S_t: this token's query, or the next one's
+        q = e.select(late | (early & ~last), call.at(QUERY) + q * per * row, nobody)
+        r = e.select(last, nobody, call.at(READS) + (i + 1) * row)
+        decays = call.at(DECAYS) + e.select(call.n(DECAY).equals(NO_DECAY), 0, i) * row
+        token = Token(decays, e.select(call.n(DECAY).equals(VECTOR), e.whole(e.size), 0), call.at(FADE),
+                      call.at(KEYS) + i * row, written, call.at(PUSHES) + i * row, recalled)  # fmt: skip
+        _write(e, call, is_wide, S, to, token, Reader(q, seen), Reader(r, recalled), last, following)
+        with e.when(late):
+            _step_answer(e, *call.tables, *to, *asked)
 
 
-def _block(s: Stage, arrays, n, w, base, state, batch, head, begins, t, c, column, V, wide, scale) -> None:
+@routine
+def _step_block(e: Emit, arrays: Value, n: Value, w: Value, base: Value, state: Value, batch: Value, head: Value,
+                begins: Value, t: Value, c: Value, column: Value, V: Value, wide: Value) -> None:  # fmt: skip
     """c tokens over one block, from where the state lies, or a copy, or zeros, to where it belongs."""
-    call = _Call(s, arrays, n, w, base)
-    K, columns = call.n(N_K), s.choose(wide != 0, WIDE * BYTES // s.size, NARROW * BYTES // s.size)
-    whole, begins, started = columns == V, begins != 0, call.n(STARTED) != 0
+    call, K = _Call(e, arrays, n, w, base), _Call(e, arrays, n, w, base).n(N_K)
+    columns = e.select(wide.equals(1), e.whole(WIDE * e.W), NARROW * e.W)
+    whole, begins, started = V.equals(columns), begins.equals(1), call.is_(STARTED)
     packed, final = State(call.at(PACKED), call.row(PACKED)), call.state(OUT_STATE, state, head, column)
-    initial = call.state(IN_STATE, state, head, column)
-    there = State(*(s.choose(begins, x, y) for x, y in zip(initial, final, strict=True)))
-    usable = whole & (~begins | (started & (call.n(DIRECT) != 0)))
-    begin = State(*(s.choose(usable, x, y) for x, y in zip(there, packed, strict=True)))
-    end = State(*(s.choose(whole, x, y) for x, y in zip(final, packed, strict=True)))
-    with s.when(~usable):
-        with s.when(begins & started):
-            fetch(s, arrays, IN_STATE, state, 0, head, column, K, V, *packed)
-        with s.when(begins & ~started):
-            fill_rows(s, 0.0, *packed, K, columns)
-        with s.when(~begins):
-            copy_rows(s, *final, *packed, K, V)
-    following = begin.at + K * begin.row + (K - 1) * column * s.size  # of the next head as much as of this one is done
-    with s.when(c != 0):
-        s.routine("walk", _walk_block, *call.passed(), *begin, *end, following, wide, batch, head, t, c, column, V,
-                  number=scale)  # fmt: skip
-    made = State(*(s.choose(c == 0, x, y) for x, y in zip(begin, end, strict=True)))
-    with s.when(made.at != final.at):
-        copy_rows(s, *made, *final, K, V)
+    there = _either(e, begins, call.state(IN_STATE, state, head, column), final)
+    usable = whole & (~begins | (started & call.is_(DIRECT)))
+    begin, end, copy = _either(e, usable, there, packed), _either(e, whole, final, packed), call.mat(PACKED)
+    with e.when(~usable):
+        e.choose(
+            (begins & started, lambda: call.load(IN_STATE, state, e.whole(0), head, column, K, V, copy)),
+            (begins, lambda: rows.clear(e, copy, 0, K, columns)),
+            otherwise=lambda: call.load(OUT_STATE, state, e.whole(0), head, column, K, V, copy),
+        )
+    following = begin.at + K * begin.row + (K - 1) * column * e.size  # of the next head as much as of this is done
+    with e.when(~c.equals(0)):
+        _step_walk(e, *call.tables, *begin, *end, following, wide, batch, head, t, c, column, V)
+    made = _either(e, c.equals(0), begin, end)
+    with e.when(~made.at.equals(final.at)), e.each(K) as k:
+        x = Mat(made.at + k * made.row, 0, 1)
+        rows.put(e, x, call.constant(0), 1, V, final.at + k * final.row, 0, 0)
 
 
-def _walk(s: Stage, arrays, n, w, base, sequence, head, first_column, scale) -> None:
+@routine
+def _step_sequence(e: Emit, arrays: Value, n: Value, w: Value, base: Value, sequence: Value, head: Value,
+                   first_column: Value) -> None:  # fmt: skip
     """A sequence: its tokens slab by slab, its columns block by block: wide ones while they last."""
-    call = _Call(s, arrays, n, w, base)
-    batch, start, stop, state = (s.field(sequence, i) for i in range(4))
-    last_column = s.least(first_column + call.n(COLUMNS), call.n(N_V))
-    with s.each(start, s.choose(stop == start, start + 1, stop), TOKENS) as t:
-        c = s.least(TOKENS, stop - t)
-        with s.when(c != 0):
-            s.routine("slab", _load_slab, *call.passed(), batch, head, t, c)
-        wide, narrow = WIDE * BYTES // s.size, NARROW * BYTES // s.size
-        between = first_column + ((last_column - first_column) & -wide)
-        told = (*call.passed(), state, batch, head, s.choose(t == start, 1, 0), t, c)
-        with s.each(first_column, between, wide) as column:
-            s.routine("block", _block, *told, column, wide, 1, number=scale)
-        with s.each(between, last_column, narrow) as column:
-            V = s.least(narrow, last_column - column)
-            s.routine("block", _block, *told, column, V, 0, number=scale)
+    call = _Call(e, arrays, n, w, base)
+    batch, start, stop, state = (e.get(sequence + 8 * i, I64) for i in range(4))
+    last_column = e.least(first_column + call.n(COLUMNS), call.n(N_V))
+    with e.each(e.select(stop.equals(start), start + 1, stop), start=start, step=TOKENS) as t:
+        c = e.least(stop - t, TOKENS)
+        with e.when(~c.equals(0)):
+            _step_slab(e, *call.tables, batch, head, t, c)
+        between = first_column + (last_column - first_column) // (WIDE * e.W) * (WIDE * e.W)
+        told = (*call.tables, state, batch, head, e.select(t.equals(start), e.whole(1), 0), t, c)
+        with e.each(between, start=first_column, step=WIDE * e.W) as column:
+            _step_block(e, *told, column, WIDE * e.W, 1)
+        with e.each(last_column, start=between, step=NARROW * e.W) as column:
+            _step_block(e, *told, column, e.least(last_column - column, NARROW * e.W), 0)
 
 
-def _describe(s: Stage, call: _Call, sources: Int, handles: Int, count: Int) -> Int:
-    """Fill the own copy of the table of arrays; whether what is overwritten shares memory with what is read.
+def _describe(e: Emit, call: _Call, sources: Value, handles: Value, count: Value) -> Value:
+    """Fill the own copy of the table of arrays; 1 if what is overwritten shares memory with what is read.
 
-    sources: a row for each array of the table: the handle where its address is found (-1: in the table), and for each
-    handle the first byte and the one after the last, from the address on. The last handle is the one overwritten.
+    sources: for each array of the table the handle that says where it lies (-1: the table does), then for each handle
+    the first byte and the one after the last, from its address on. handles: addresses of addresses; the one after
+    `count` is what is overwritten.
     """
-    b, table = s.b, call.at(TABLE)
-    with s.each(0, ARRAYS * FIELDS) as i:
-        s.put_field(s.field(call.arrays, i), table, i)
-    with s.each(0, ARRAYS) as i:
-        source, at = s.field(sources, i), i * FIELDS
-        with s.when(source >= 0):
-            s.put_field(s.field(table, at) + s.field(s.field(handles, source), 0), table, at)
-    clash = b.alloca(I64)
-    b.store(s.const(0), clash)
-    extents, mine = sources + 8 * ARRAYS, s.field(s.field(handles, count), 0)
-    low, high = (mine + s.field(extents, count * 2 + i) for i in range(2))
-    with s.each(0, count) as i:
-        first, last = (s.field(s.field(handles, i), 0) + s.field(extents, i * 2 + j) for j in range(2))
-        shared = (first < high) & (low < last)
-        b.store(b.or_(b.load(clash), b.zext(shared.value, I64)), clash)
-    return s.int(b.load(clash))
+    table, clash = call.at(TABLE), e.variable(e.whole(0))
+    handle = lambda i: e.get(e.get(handles + i * 8, I64), I64)  # noqa: E731
+    with e.each(ARRAYS * FIELDS) as i:
+        e.put(e.get(call.tables[0] + i * 8, I64), table + i * 8)
+    with e.each(ARRAYS) as i:
+        source = e.get(sources + i * 8, I64)
+        with e.when(source > -1):
+            e.put(handle(source), table + i * (8 * FIELDS))
+    extent = lambda i: [handle(i) + e.get(sources + (i * 2 + (ARRAYS + j)) * 8, I64) for j in range(2)]  # noqa: E731
+    low, high = extent(count)
+    with e.each(count) as i:
+        first, last = extent(i)
+        with e.when((first < high) & (low < last)):
+            clash.set(e.whole(1))
+    return clash.get()
 
 
 @intrinsic
 def _tasks(context, one, scale, arrays, sources, handles, count, n, sequences, w, base, first, last):
     def emit(context, b, signature, given):
-        s = Stage(b, signature.args[0])
-        arrays, sources, handles, count, n, sequences, w, base, first, last = (s.int(x) for x in given[2:])
-        call = _Call(s, arrays, n, w, base)
-        clash = _describe(s, call, sources, handles, count)
-        call = _Call(s, call.at(TABLE), n, w, base)
-        fill_rows(s, 0.0, call.at(NOTHING), 0, 1, call.row(NOTHING) // s.size)
-        with s.when(clash == 0), s.each(first, last) as task:
+        e = Emit(b, signature.args[0])
+        arrays, sources, handles, count, n, sequences, w, base, first, last = (Value(e, x) for x in given[2:])
+        call = _Call(e, arrays, n, w, base)
+        clash = _describe(e, call, sources, handles, count)
+        call = _Call(e, call.at(TABLE), n, w, base)
+        for i in range(2):
+            e.put(Value(e, given[i]), call.constant(i).at)
+        rows.clear(e, call.mat(NOTHING), 0, 1, call.row(NOTHING) // e.size)
+        with e.when(clash.equals(0)), e.each(last, start=first) as task:
             state, column = task // call.n(BLOCKS), task % call.n(BLOCKS) * call.n(COLUMNS)
-            sequence, head = sequences + state // call.n(HEADS) * 32, state % call.n(HEADS)
-            s.routine("sequence", _walk, *call.passed(), sequence, head, column, number=given[1])
-        return clash.value
+            sequence = sequences + state // call.n(HEADS) * SEQUENCE
+            _step_sequence(e, *call.tables, sequence, state % call.n(HEADS), column)
+        return clash.v
 
     return types.int64(one, one, *[types.int64] * 10), emit
 
