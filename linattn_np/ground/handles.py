@@ -8,7 +8,6 @@ the address of an address. Where an interpreter keeps objects otherwise, address
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from ctypes import addressof, c_int64
 from typing import Any
 
@@ -28,13 +27,16 @@ def _is_behind_the_head() -> bool:
     return all(c_int64.from_address(id(y) + HEAD).value == address(y) for y in made)
 
 
-class Handles:
-    """The handles of some arrays; `at` is the address of the row of them. The arrays must outlive it."""
+@functools.cache
+def _row_of(count: int) -> Any:
+    return c_int64 * count
 
-    def __init__(self, arrays: Sequence[np.ndarray]):
-        if _is_behind_the_head():
-            self.row: Any = (c_int64 * len(arrays))(*[id(y) + HEAD for y in arrays])
-        else:
-            self.addresses = (c_int64 * len(arrays))(*[address(y) for y in arrays])
-            self.row = (c_int64 * len(arrays))(*[addressof(self.addresses) + 8 * i for i in range(len(arrays))])
-        self.at = addressof(self.row)
+
+def handles(arrays: list[np.ndarray]) -> Any:
+    """A row of the handles of some arrays, as ctypes has it; the arrays must outlive it."""
+    if _is_behind_the_head():
+        return _row_of(len(arrays))(*[id(y) + HEAD for y in arrays])
+    count = len(arrays)
+    row = _row_of(2 * count)(*[0] * count, *[address(y) for y in arrays])
+    row[:count] = [addressof(row) + 8 * (count + i) for i in range(count)]
+    return row

@@ -6,12 +6,13 @@ A form is chosen by the length of its own sequence: the same sequence gives the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import addressof
 from math import prod
 
 import numpy as np
 
 from ...ground import threads
-from ...ground.handles import Handles, address
+from ...ground.handles import address, handles
 from ...ground.namespace import cast
 from ..kinds import Erase
 from ..numba_machine import AT
@@ -87,9 +88,9 @@ class Steps:
 
 def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> None:
     """Walk the sequences in `rows` of arrays that lie where the table says."""
-    alone, nowhere = np.full(ARRAYS + 2, -1, np.int64), Handles([table.numbers])
+    alone, nowhere = np.full(ARRAYS + 2, -1, np.int64), handles([table.numbers])
     alone[ARRAYS:] = 0
-    Steps(x, plan, state, rows).run(address(table.numbers), address(alone), nowhere.at, 0)
+    Steps(x, plan, state, rows).run(address(table.numbers), address(alone), addressof(nowhere), 0)
 
 
 Again = Callable[[list[np.ndarray], np.ndarray], tuple[np.ndarray | None, np.ndarray] | None]
@@ -120,8 +121,8 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
 
     def call(given: list[np.ndarray], state: np.ndarray) -> tuple[np.ndarray | None, np.ndarray] | None:
         out, end = np.empty(shape, dtype), state if mine else np.empty(state.shape, dtype)
-        handles = Handles([*given, end, out, state])
-        if not steps.run(numbers, sources, handles.at, count):
+        row = handles([*given, end, out, state])
+        if not steps.run(numbers, sources, addressof(row), count):
             return None
         if overwrite and not mine:
             state[...] = end
