@@ -251,6 +251,31 @@ def test_states_of_any_stride_are_overwritten():
             assert (view == expected[1]).all()
 
 
+def test_two_batch_axes_that_are_not_one():
+    for turn in range(3):
+        given, state = arrays(1, B=6, seed=turn)
+        expected = la.gated_delta_rule(**given, state=state, return_state=True, backend="reference")
+        room = np.zeros((2, 5, *state.shape[1:]), np.float32)
+        mine, v = room[:, :3], np.zeros((2, 5, *given["v"].shape[1:]), np.float32)[:, :3]
+        mine[...], v[...] = state.reshape(mine.shape), given["v"].reshape(v.shape)
+        split = {name: y.reshape(2, 3, *y.shape[1:]) for name, y in given.items()} | {"v": v}
+        out, end = la.gated_delta_rule(**split, state=mine, return_state=True, backend="numba")
+        assert worst((out.reshape(expected.out.shape), end.reshape(state.shape)), expected) < OUT
+        out, end = la.gated_delta_rule(**split, state=mine, **IN_PLACE)
+        assert end is mine
+        assert worst((out.reshape(expected.out.shape), mine.reshape(state.shape)), expected) < OUT
+
+
+def test_a_state_narrower_than_the_computation():
+    for turn in range(2):
+        given, state = arrays(1, np.float64, seed=turn)
+        narrow = state.astype(np.float32)
+        expected = la.gated_delta_rule(**given, state=narrow, return_state=True, backend="reference")
+        found = la.gated_delta_rule(**given, state=narrow, return_state=True, backend="numba")
+        assert found.state.dtype == np.float64
+        assert worst(found, expected) < 1e-12
+
+
 def test_a_state_that_shares_memory_with_an_input():
     given, state = arrays(1, K=16, V=16)
     for _ in range(3):

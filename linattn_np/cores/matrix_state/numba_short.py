@@ -42,9 +42,14 @@ def in_place(x: Inputs, plan: Plan, state: np.ndarray | None) -> bool:
     """Whether the final state is written where the initial one lies: nothing else that is read may lie there."""
     if not plan.overwrite_state or state is None or state.dtype != plan.dtype:
         return False
-    if state.strides[-1] != state.itemsize or not _is_spread_out(state):
+    if state.strides[-1] != state.itemsize or not _is_spread_out(state) or not _is_one_batch(state):
         return False
     return not any(y is not None and np.may_share_memory(state, y) for y in x)
+
+
+def _is_one_batch(y: np.ndarray) -> bool:
+    """Whether (..., H, K, V) is an array (B, H, K, V) where it lies."""
+    return not y.size or address(y.reshape((-1, *y.shape[-3:]))) == address(y)
 
 
 def _is_spread_out(y: np.ndarray) -> bool:
@@ -104,8 +109,8 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
     """
     if state is None or not state.size or not plan.causal or plan.sequences[0].row is not None:
         return None
-    views = all(y is None or (y.size and _source(address(y), given) is not None) for y in x)
-    if not views or plan.sequences[0].stop == 0 or not is_stepwise(x, plan, sequences(plan, 1, TOKENS)).all():
+    lies = [y is None or (y.size and _source(address(y), given) is not None and _is_one_batch(y)) for y in x]
+    if not all(lies) or not _is_one_batch(state) or plan.sequences[0].stop == 0 or not is_stepwise(x, plan, sequences(plan, 1, TOKENS)).all():
         return None
     (*lead, T, _, V), dtype, table, mine = x.v.shape, np.dtype(plan.dtype), Table(x), in_place(x, plan, state)
     end = state if mine else np.empty(state.shape, dtype)
