@@ -110,7 +110,9 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
     if state is None or not state.size or not plan.causal or plan.sequences[0].row is not None:
         return None
     lies = [y is None or (y.size and _source(address(y), given) is not None and _is_one_batch(y)) for y in x]
-    if not all(lies) or not _is_one_batch(state) or plan.sequences[0].stop == 0 or not is_stepwise(x, plan, sequences(plan, 1, TOKENS)).all():
+    if not all(lies) or not _is_one_batch(state) or plan.sequences[0].stop == 0:
+        return None
+    if not is_stepwise(x, plan, sequences(plan, 1, TOKENS)).all():
         return None
     (*lead, T, _, V), dtype, table, mine = x.v.shape, np.dtype(plan.dtype), Table(x), in_place(x, plan, state)
     end = state if mine else np.empty(state.shape, dtype)
