@@ -43,7 +43,7 @@ def _numba_refuses(call: Call) -> str | None:
     if plan.dtype not in (plan.xp.float32, plan.xp.float64):
         return "it computes in float32 and float64"
     C = plan.chunk_size
-    if C == "parallel" or (C is not None and not 1 < C <= LONGEST_CHUNK):
+    if isinstance(C, str) or (C is not None and not 1 < C <= LONGEST_CHUNK):
         return f"it has the chunk form only, in chunks of 2 to {LONGEST_CHUNK}"
     if x.gv is not None:
         return "it does not cover a decay on the value axis"
