@@ -24,19 +24,19 @@ def pair_table(e: Emit, g: Value, sums: Value, m: Value, E: Mat, start: Rows, en
 
     g: address of float64 log decays; sums: of s(j, i), a float64 for each j, of the row i that has been reached.
     """
-    wide, one = e.wide(), e.number(1)
+    wide = e.wide()
     so_far = e.variable(Value(e, ir.Constant(DOUBLE, 0.0)))
     narrow = lambda x: x if e.bits == 64 else Value(e, e.b.fptrunc(x.v, e.V if isinstance(x.v.type, ir.VectorType) else e.F))  # noqa: E501, E731
+    with e.lanes(m) as j:
+        wide.store(Value(e, ir.Constant(wide.V, [0.0] * e.W)), sums + j * 8)
     with e.each(m) as i:
         g_i = e.get(g + i * 8, DOUBLE)
         g_i = e.select(g_i < GATE_FLOOR, GATE_FLOOR, g_i)
-        with e.lanes(i) as j:
-            at = sums + j * 8
-            s = wide.load(at) + wide.spread(g_i)
+        with e.lanes(i + 1) as j:
+            at, added = sums + j * 8, wide.spread(g_i)
+            s = wide.load(at) + e.select(e.below(i - j), added, 0.0)
             wide.store(s, at)
             e.store(exp(e, narrow(s)), e.address(E, i, j))
-        e.put(one, e.address(E, i, i))
-        e.put(Value(e, ir.Constant(DOUBLE, 0.0)), sums + i * 8)
         e.put(narrow(so_far.get()), start.at + i * e.size)
         so_far.set(so_far.get() + g_i)
     e.put(narrow(so_far.get()), start.at + m * e.size)

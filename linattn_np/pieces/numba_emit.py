@@ -127,7 +127,7 @@ class Variable:
 class Emit:
     """Instructions for one element type, written at the end of a builder's block."""
 
-    def __init__(self, builder: ir.IRBuilder, number: types.Type):
+    def __init__(self, builder: ir.IRBuilder, number: types.Float):
         self.b, self.kind = builder, number
         self.bits = number.bitwidth
         self.size = self.bits // 8

@@ -22,7 +22,7 @@ import llvmlite.binding as llvm
 import numba
 import numpy as np
 from numba import types
-from numba.core import config
+from numba.core import config as _config
 from numba.extending import intrinsic
 
 # Sums may be taken in any order and products fused; NaN, inf and the sign of zero keep their meaning.
@@ -30,6 +30,8 @@ REORDER = {"reassoc", "contract"}
 # Only kernels are called from Python; the other functions go without a wrapper.
 LEAN = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _lock = threading.Lock()
+config: Any = _config  # its names are made when it is imported
+_njit: Any = numba.njit
 
 
 def jit(function: Callable[..., Any] | None = None, *, reorder: bool = False) -> Any:
@@ -45,7 +47,7 @@ def part(function: Callable[..., Any]) -> Any:
 
 
 def _compile(function: Callable[..., Any], **options: Any) -> Any:
-    return numba.njit(**LEAN, **options)(function)
+    return _njit(**LEAN, **options)(function)
 
 
 def _by_type(dispatcher: Any) -> Any:
@@ -62,7 +64,7 @@ def kernel(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
 
     @functools.cache
     def compiled(name: str) -> Any:
-        entry = numba.njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, fastmath={"contract"})(function)
+        entry = _njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, fastmath={"contract"})(function)
         _keep(entry, f"{function.__name__}-{name}")
         return entry
 

@@ -366,7 +366,7 @@ def test_callers_at_once_get_what_each_gets_alone(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vectors", ["avx2", "plain"])
+@pytest.mark.parametrize("vectors", ["avx2", "neon", "plain"])
 def test_every_width_of_a_register_is_right(vectors):
     """On any processor: the compiler cuts vectors that are too wide for it."""
     code = """

@@ -42,7 +42,7 @@ def _numba_refuses(call: Call) -> str | None:
     if plan.dtype not in (plan.xp.float32, plan.xp.float64):
         return "it computes in float32 and float64"
     C = plan.chunk_size
-    if C == "parallel" or (C is not None and C > LONGEST_CHUNK):
+    if isinstance(C, str) or (C is not None and C > LONGEST_CHUNK):
         return f"it has the recurrent form, and chunks of up to {LONGEST_CHUNK}"
     if any(y is not None and y.shape[-2] > x.v.shape[-2] for y in (x.k, x.g, x.r, x.beta, x.a, x.b)):
         return "it does not cover fewer value heads than keys or gates"

@@ -38,7 +38,8 @@ class Slots:
     """Memory for what is kept of each chunk of a segment."""
 
     def __init__(self, p: Program):
-        self.p, self.begin, self.pairs = p, p.bytes, []
+        self.p, self.begin = p, p.bytes
+        self.pairs: list[tuple[int, int]] = []
 
     def view(self, base: int) -> int:
         """A view of one slot's own part, of which `base` is the first."""

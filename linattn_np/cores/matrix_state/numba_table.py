@@ -74,7 +74,7 @@ def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
         start, stop = plan.sequences[0][1:]
         rows = [(b, start, stop, b) for b in range(batch)]
     else:
-        rows = [(0, s.start, s.stop, s.row) for s in plan.sequences]
+        rows = [(0, s.start, s.stop, s.row or 0) for s in plan.sequences]
     table = np.zeros((len(rows), INPUTS), np.int64)
     if rows:
         table[:, :4] = rows
