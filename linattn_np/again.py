@@ -37,7 +37,7 @@ def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -
         return None
     if card.pack_state or card.from_core or keywords.get("layout", "time_first") != "time_first":
         return None
-    parts: list[Hashable] = [card.name, state.flags.writeable]
+    parts: list[Any] = [card.name, state.flags.writeable]
     given: list[np.ndarray] = []
     for x in arrays:
         if type(x) is np.ndarray:

@@ -51,8 +51,10 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     C = _chunk(plan, T)
     rows = sequences(plan, prod(lead), C)
     out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
-    ragged, end = not plan.sequences or plan.sequences[0].row is not None, state
-    if not numba_short.in_place(x, plan, state):
+    ragged = not plan.sequences or plan.sequences[0].row is not None
+    if state is not None and numba_short.in_place(x, plan, state):
+        end = state
+    else:
         end = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
     table.tokens(OUT, out, table.asking)
     table.states(IN_STATE, state)

@@ -38,9 +38,9 @@ def is_only_stepwise(x: Inputs) -> bool:
     return x.gv is not None or (x.u is not None and x.erase is not Erase.NONE)
 
 
-def in_place(x: Inputs, plan: Plan, state: np.ndarray | None) -> bool:
+def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:
     """Whether the final state is written where the initial one lies: nothing else that is read may lie there."""
-    if not plan.overwrite_state or state is None or state.dtype != plan.dtype:
+    if not plan.overwrite_state or state.dtype != plan.dtype:
         return False
     if state.strides[-1] != state.itemsize or not _is_spread_out(state) or not _is_one_batch(state):
         return False
@@ -152,8 +152,8 @@ def _settle(
     for row, at in enumerate(numbers[:, AT].tolist()):
         if row in own:
             sources[row], numbers[row, AT] = own[row], 0
-        elif at:
-            sources[row], numbers[row, AT] = _source(at, given), 0
+        elif (source := _source(at, given)) is not None:
+            sources[row], numbers[row, AT] = source, 0
     extents = [_extent(y) for y in (*given, end, out, state)]
     return numbers, np.concatenate([sources, np.array(extents, np.int64).ravel()])
 

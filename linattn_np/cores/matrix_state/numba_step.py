@@ -250,12 +250,12 @@ def _step_walk(e: Emit, arrays: Value, n: Value, w: Value, base: Value, begin: V
     nobody, recalled, seen, values = (call.at(x) for x in (NOTHING, RECALLED, SEEN, VALUES))
     early, late = call.is_(ASKED) & call.is_(EARLY_QUERY), call.is_(ASKED) & ~call.is_(EARLY_QUERY)
     written = e.select(erase.equals(DELTA), call.at(WRITTEN), values)
-    begin, end, inside = State(begin, begin_row), State(end, end_row), State(call.at(PACKED), call.row(PACKED))
+    initial, final, inside = State(begin, begin_row), State(end, end_row), State(call.at(PACKED), call.row(PACKED))
     with e.when(~erase.equals(NO_ERASE)):
-        _read(e, is_wide, begin, Reader(call.at(READS), recalled), following, K)
+        _read(e, is_wide, initial, Reader(call.at(READS), recalled), following, K)
     with e.each(c) as i:
         first, last = i.equals(0), (i + 1).equals(c)
-        S, to = _either(e, first, begin, inside), _either(e, last, end, inside)
+        S, to = _either(e, first, initial, inside), _either(e, last, final, inside)
         call.load(IN_V, batch, t + i, head, column, 1, V, call.mat(VALUES))
         with e.when(erase.equals(DELTA)):  # w = beta (v - recalled)
             beta = e.spread(e.get(call.at(BETA) + i * e.size))
