@@ -14,7 +14,7 @@ import numpy as np
 from ...ground import threads
 from ...ground.handles import address, handles
 from ...ground.namespace import cast
-from ..kinds import Erase
+from ..kinds import Decay, Erase
 from ..numba_machine import AT
 from .inputs import Inputs, Plan
 from .numba_step import step_tasks
@@ -22,6 +22,7 @@ from .numba_step_table import BLOCKS, QUERIES, TOKENS, layout, memory, sizes
 from .numba_table import ARRAYS, IN_STATE, OUT, OUT_STATE, Table, sequences
 
 SHORT = 31  # tokens that are walked one by one where the caller leaves the form open: less than a chunk
+SHORT_PLAIN = 15  # the same where a chunk is cheap: nothing is erased, and heads fade as a whole or not at all
 BLOCK = 128  # value columns: a state is shared out in multiples of it
 FEW_BYTES = 2**22  # of states that go by; below, threads cost more than they give
 
@@ -30,7 +31,8 @@ def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
     """Whether each sequence is walked token by token: asked for, or short, or in no other form."""
     if plan.chunk_size == 1 or is_only_stepwise(x):
         return np.ones(len(rows), bool)
-    return (rows[:, 2] - rows[:, 1] <= SHORT) & (plan.chunk_size is None)
+    plain = x.erase is Erase.NONE and x.decay is not Decay.VECTOR
+    return (rows[:, 2] - rows[:, 1] <= (SHORT_PLAIN if plain else SHORT)) & (plan.chunk_size is None)
 
 
 def is_only_stepwise(x: Inputs) -> bool:
