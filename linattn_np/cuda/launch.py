@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,7 @@ def _unusable(device: int) -> str | None:
 
 def current_device() -> int:
     """Number of the device that CuPy uses now."""
-    import cupy
-
-    return cupy.cuda.runtime.getDevice()
+    return _cupy().cuda.runtime.getDevice()
 
 
 def capability() -> int:
@@ -105,6 +104,30 @@ def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], share
         found = cupy.RawModule(path=path).get_function(entry)
         found.max_dynamic_shared_size_bytes = shared
     return found
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    """A new array on the current device."""
+    return _cupy().empty(shape, dtype)
+
+
+@functools.cache
+def _cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+def launcher(
+    file: str, entry: str, constants: tuple[tuple[str, int], ...], blocks: int, threads: int, shared: int
+) -> Callable[[bytes], None]:
+    """`launch` of one kernel as a function of its arguments, on the device that is current now."""
+    found, grid, block = kernel(file, entry, constants, shared), (blocks,), (threads,)
+
+    def fire(arguments: bytes) -> None:
+        found(grid, block, (np.void(arguments),), shared_mem=shared)
+
+    return fire
 
 
 def launch(

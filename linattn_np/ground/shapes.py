@@ -125,8 +125,10 @@ def _check_heads(fn: str, sizes: Sizes) -> None:
                          "expected at most two different numbers of heads")
 
 
-def check_state(fn: str, state: Array, sizes: Sizes, spec: str = "H K V", name: str = "state") -> None:
-    """A state has the batch axes of the call, or one row a sequence where the batch is ragged."""
+def check_state(
+    fn: str, state: Array, sizes: Sizes, spec: str = "H K V", name: str = "state", pool: bool = False
+) -> None:
+    """A state has the batch axes of the call, or one row a sequence where the batch is ragged; a pool has any rows."""
     if dtype_name(state) not in ("float32", "float64"):
         raise TypeError(f"{fn}: {name} has dtype {dtype_name(state)}, expected float32 or float64")
     letters = spec.split()
@@ -134,6 +136,8 @@ def check_state(fn: str, state: Array, sizes: Sizes, spec: str = "H K V", name: 
         sizes.letters.setdefault(letter, int(n))
     lead = sizes.batch if sizes.ragged is None else (sizes.ragged,)
     names = (["B"] if len(lead) == 1 else [f"B{i + 1}" for i in range(len(lead))]) if sizes.ragged is None else ["N"]
+    if pool:
+        lead, names = (int(state.shape[0]),), ["P"]
     want = lead + tuple(sizes.letters[letter] for letter in letters)
     if tuple(state.shape) != want:
         raise ValueError(f"{fn}: {name} has shape {tuple(state.shape)}, "

@@ -12,7 +12,8 @@ from linattn_np.cores.matrix_state import cuda_kernels, cuda_plan
 from linattn_np.cuda import launch, nvrtc
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-CACHED = (launch._unusable, launch._capability, launch._shared_limit, launch._code, launch.prepare, launch._kernel)
+CACHED = (launch._cupy, launch._unusable, launch._capability, launch._shared_limit, launch._code, launch.prepare,
+          launch._kernel)
 
 
 class Kernel:
