@@ -25,6 +25,7 @@ from .cuda import launch
 from .ground.namespace import Array
 
 MOST = 512  # calls that are kept
+PLAIN = frozenset((bool, int, float, str))  # options that a call is found by
 
 _made: dict[tuple[Any, ...], Again] = {}
 _kind: type | None = None  # of the arrays: CuPy's, once a call has launched a step
@@ -33,9 +34,8 @@ _kind: type | None = None  # of the arrays: CuPy's, once a call has launched a s
 class Again(NamedTuple):
     """How to make a call again."""
 
-    fire: Callable[[bytes], None]
+    fire: Callable[..., None]  # of the pointers
     sources: tuple[tuple[int, int], ...]  # (pointer, number of the array among those given)
-    tail: bytes
     out: tuple[tuple[int, ...], Any] | None  # shape and dtype of what is allocated
     end: tuple[tuple[int, ...], Any] | None
     state: int | None  # number of the state that is overwritten
@@ -50,36 +50,33 @@ class Made(NamedTuple):
     arrays: list[Array]
 
 
-def look(name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Made | None:
-    """What a call is found by; None where it holds anything but CuPy arrays and plain options."""
-    if _kind is None:
-        return None
+def look(name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Again | None, Made | None]:
+    """(how a call like this one was made, what it is found by): None if it holds more than CuPy arrays and options."""
+    kind = _kind
+    if kind is None:
+        return None, None
     key: list[Any] = [name, launch.current_device()]
     given: list[Array] = []
     for x in arrays:
-        if type(x) is _kind:
+        if type(x) is kind:
             data = x.data
             key += (x.shape, x.strides, x.dtype, data.ptr & 15, data.device_id)
             given.append(x)
         elif x is None:
             key.append(None)
         else:
-            return None
+            return None, None
     for n, x in keywords.items():
-        if type(x) is _kind:
+        if type(x) is kind:
             data = x.data
             key += (n, x.shape, x.strides, x.dtype, data.ptr & 15, data.device_id)
             given.append(x)
-        elif x is None or type(x) in (bool, int, float, str):
+        elif x is None or type(x) in PLAIN:
             key += (n, type(x), x)
         else:
-            return None
-    return Made(tuple(key), given)
-
-
-def find(made: Made) -> Again | None:
-    """How a call like this one was made."""
-    return _made.get(made.key)
+            return None, None
+    made = Made(tuple(key), given)
+    return _made.get(made.key), made
 
 
 def make(how: Again, given: list[Array]) -> tuple[Array | None, Array | None]:
@@ -95,7 +92,7 @@ def make(how: Again, given: list[Array]) -> tuple[Array | None, Array | None]:
         pointers[END] = end.data.ptr
     elif how.state is not None:
         end = given[how.state]
-    how.fire(POINTERS.pack(*pointers) + how.tail)
+    how.fire(*pointers)
     return out.swapaxes(-3, -2) if how.turned else out, end
 
 
@@ -127,7 +124,10 @@ def keep(made: Made | None, did: Any, out: Array | None, state: Array | None, ov
     if len(_made) >= MOST:
         _made.clear()
     _made[made.key] = Again(
-        launch.launcher(STEP, "step", did.constants, did.blocks, did.threads, 0), tuple(sources.items()), did.tail,
+        launch.Launcher(
+            STEP, "step", did.constants, did.blocks, did.threads, 0, bytes(POINTERS.size) + did.tail, POINTERS
+        ),
+        tuple(sources.items()),
         None if wrote is None else (wrote.shape, wrote.dtype),
         None if in_place or state is None else (state.shape, state.dtype),
         sources[END] if in_place else None, wrote is not None and out.shape != wrote.shape, state is not None,

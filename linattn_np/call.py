@@ -103,10 +103,9 @@ class Prepared(NamedTuple):
 
 def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """What the public function returns: out, or (out, state)."""
-    made = again.look(card.name, arrays, keywords)
-    how = None if made is None else again.find(made)
-    if how is not None:
-        out, state = again.make(how, made.arrays)  # type: ignore[union-attr]
+    how, made = again.look(card.name, arrays, keywords)
+    if how is not None and made is not None:
+        out, state = again.make(how, made.arrays)
         return Result(out, state) if how.pair else out
     call = prepare(card, arrays, keywords)
     core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
@@ -126,7 +125,8 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     if call.options["state_rows"] is not None:
         raise ValueError(f"{card.name}: state_rows was given to vjp, expected None: "
                          "take the rows of the pool yourself, as in state=pool[rows]")
-    core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
+    plan = call.plan._replace(gradients=True)
+    core_out, end, kept = matrix_state.forward(card.name, call.inputs, plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
     shape = None if core_out is None else _out_shape(call, core_out)
     core_out = core_out if card.from_core else None
@@ -173,7 +173,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     plan = Plan(
         xp, dtype, _scale(card, options, sizes), card.query_row, card.erase_row,
         options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
-        options["overwrite_state"],
+        overwrite=options["overwrite_state"],
     )
     if options["state_rows"] is not None:
         plan = plan._replace(rows=_check_pool(fn, xp, options, sizes, state))

@@ -12,15 +12,22 @@
 #include "attention/tokens.cuh"
 #include "tile/columns.cuh"
 
-constexpr int K = LA_K, V = LA_V, WARPS = LA_WARPS, PER = LA_PER, WIDE = LA_WIDE, KIND = LA_DTYPE;
-constexpr int TILE = 4 * PER, PARTS = (V + TILE * WARPS - 1) / (TILE * WARPS);
+constexpr int K = LA_K, V = LA_V, WARPS = LA_WARPS, PER = LA_PER, LANES = 4, WIDE = LA_WIDE, KIND = LA_DTYPE;
+constexpr int TILE = LANES * PER, PARTS = (V + TILE * WARPS - 1) / (TILE * WARPS);
 constexpr bool EARLY = K <= 128;   // queries are loaded with the keys, or, for want of registers, when they are needed
-typedef Columns<K, PER, WIDE> State;
-typedef PackedRows<KIND, K, WIDE> Keys;
+typedef Columns<K, PER, LANES, WIDE> State;
+typedef PackedRows<KIND, K, LANES, WIDE> Keys;
 
 struct Vectors {       // strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
     i64 batch, token, head;
     int group, kind;
+};
+struct Inverse {       // ceil(2^32 / d): a division by d that does not keep the first load waiting
+    u32 x;
+    __device__ __forceinline__ int divide(u32 n, u32 d) const {
+        const u32 q = d == 1 ? n : __umulhi(n, x);   // at most 1 too large
+        return q - (q * d > n);
+    }
 };
 struct Arguments {
     const char *q, *k, *v, *g, *gv, *r, *beta, *a, *b, *u;
@@ -32,7 +39,7 @@ struct Arguments {
     Vectors at_q, at_k, at_v, at_g, at_gv, at_r, at_beta, at_a, at_b, at_u, at_out;
     i64 start_slot, start_head, start_row, end_slot, end_head, end_row;   // in floats
     i64 places;                  // slots that there are: a number outside is read as zeros and not kept
-    int T, heads, readers, slot_bytes, unused;   // heads of the state, queries that read one
+    int T, heads, readers, slot_bytes; Inverse heads_inverse;   // heads of the state, queries that read one
     float read;
 };
 
@@ -43,6 +50,8 @@ struct Walk {          // one array along the tokens of a sequence and head
         : at(data + s.row * x.batch + s.first * x.token + (u32)head / (u32)x.group * x.head), token(x.token) {}
     __device__ __forceinline__ const char* operator()(int t) const { return at + t * token; }
 };
+
+LA_DEVICE float decay_of(float g) { return exp2_approx(g * 1.4426950408889634f); }   // e^g
 
 // a lane's value columns of a token: v, gv, out
 LA_DEVICE void load_values(float (&x)[PER], const char* p, int column, int kind) {
@@ -71,9 +80,8 @@ LA_DEVICE void store_values(char* p, const float (&x)[PER], int column) {
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) step(const __grid_constant__ Arguments a) {
     const int lane = threadIdx.x & 31;
-    int block = blockIdx.x;
-    const int part = block % PARTS; block /= PARTS;
-    const int head = block % a.heads, n = block / a.heads;
+    const u32 block = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
+    const int n = a.heads_inverse.divide(block, a.heads), head = block - n * a.heads;
     const int tile = (part * WARPS + (threadIdx.x >> 5)) * TILE, column = tile + State::first(lane);
     if (tile >= V) return;
     const Sequence s = sequence_of(a.offsets, n, a.T);
@@ -93,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) step(const __grid_const
     for (int t = 0; t < s.T; t++) {
         Keys k, q, x, b;             // x: what erases, r or a
         float v[PER], gv[PER], recalled[PER], beta = 0.f, all = 1.f;
-        RowVector<K> fade;
+        RowVector<K, LANES> fade;
         k.load(k_of(t), lane);
         if constexpr (LA_ERASE == 1 && LA_OWN) x.load(r_of(t), lane);
         if constexpr (LA_ERASE == 2) {
@@ -103,34 +111,34 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) step(const __grid_const
         if constexpr (LA_READ && EARLY) q.load(q_of(t), lane);
         load_values(v, v_of(t), column);
         if constexpr (LA_ERASE == 1) beta = load_element(beta_of(t), a.at_beta.kind);
-        if constexpr (LA_DECAY == 1) all = expf(load_element(g_of(t), a.at_g.kind));
+        if constexpr (LA_DECAY == 1) all = decay_of(load_element(g_of(t), a.at_g.kind));
         if constexpr (LA_DECAY == 2) {
-            load_rows_of<K, WIDE>(fade, g_of(t), a.at_g.kind, lane);
+            load_rows_of<K, LANES, WIDE>(fade, g_of(t), a.at_g.kind, lane);
 #pragma unroll
-            for (int r = 0; r < RowVector<K>::N; r++) fade.x[r] = expf(fade.x[r]);
+            for (int r = 0; r < RowVector<K, LANES>::N; r++) fade.x[r] = decay_of(fade.x[r]);
         }
         if constexpr (LA_VALUE_DECAY) {
             load_values(gv, gv_of(t), column, a.at_gv.kind);
 #pragma unroll
-            for (int j = 0; j < PER; j++) gv[j] = expf(gv[j]);
+            for (int j = 0; j < PER; j++) gv[j] = decay_of(gv[j]);
         }
         auto read = [&](int reader) {
             float out[PER];
             if (reader || !EARLY) q.load(q_of(t) + (reader / a.at_q.group) * a.at_q.head, lane);
             S.dot(out, q);
             if constexpr (LA_BONUS) {
-                RowVector<K> u;
-                load_rows_of<K, WIDE>(u, a.u + (u32)head / (u32)a.at_u.group * a.at_u.head, a.at_u.kind, lane);
+                RowVector<K, LANES> u;
+                load_rows_of<K, LANES, WIDE>(u, a.u + (u32)head / (u32)a.at_u.group * a.at_u.head, a.at_u.kind, lane);
                 float own = 0.f;
 #pragma unroll
-                for (int r = 0; r < RowVector<K>::N; r++) own = fmaf(q[r] * u[r], k[r], own);
-                own = row_sum(own);
+                for (int r = 0; r < RowVector<K, LANES>::N; r++) own = fmaf(q[r] * u[r], k[r], own);
+                own = row_sum<LANES>(own);
 #pragma unroll
                 for (int j = 0; j < PER; j++) out[j] = fmaf(own, v[j], out[j]);
             }
 #pragma unroll
             for (int j = 0; j < PER; j++) out[j] *= a.read;
-            if (lane < 4) store_values((char*)out_of(t) + reader * a.at_out.head, out, column);
+            if (lane < LANES) store_values((char*)out_of(t) + reader * a.at_out.head, out, column);
         };
         if constexpr (LA_READ == 2)
             for (int reader = 0; reader < a.readers; reader++) read(reader);

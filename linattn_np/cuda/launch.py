@@ -5,9 +5,12 @@ The compiler and its like are imported by the first call that needs them: `impor
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
-from collections.abc import Callable
+import struct
+import threading
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -63,22 +66,41 @@ def _shared_limit(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
 
 
-@functools.cache
-def _code(file: str, constants: tuple[tuple[str, int], ...], capability: int) -> Any:
-    from .compile import architecture, compile_source
-    from .sources import installed
+_codes: dict[tuple[Any, ...], Future[Any]] = {}
+_lock = threading.Lock()
 
-    return compile_source(installed(file), dict(constants), architecture(capability))
+
+def _begin(file: str, constants: tuple[tuple[str, int], ...], capability: int, beside: bool) -> Future[Any]:
+    """The machine code of a source, to come: compiled by this thread or, `beside`, by another; once a process."""
+    key = (file, constants, capability)
+    with _lock:
+        if key in _codes:
+            return _codes[key]
+        found = _codes[key] = Future()
+
+    def compiled() -> None:
+        from .compile import architecture, compile_source
+        from .sources import installed
+
+        try:
+            found.set_result(compile_source(installed(file), dict(constants), architecture(capability)))
+        except BaseException as error:
+            found.set_exception(error)
+            with _lock:
+                _codes.pop(key, None)
+
+    if beside:
+        threading.Thread(target=compiled, name=f"compiles {file}").start()
+    else:
+        compiled()
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
 def prepare(wanted: tuple[tuple[str, tuple[tuple[str, int], ...]], ...], capability: int) -> None:
-    """Compile the (file, constants) that a call will launch, all at once where there are several."""
-    if len(wanted) > 1:
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(len(wanted)) as pool:
-            list(pool.map(lambda one: _code(*one, capability), wanted))
+    """Begin to compile the (file, constants) that will be launched, at once; a launch waits for its own."""
+    for file, constants in wanted:
+        _begin(file, constants, capability, beside=True)
 
 
 def kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int) -> Any:
@@ -90,7 +112,7 @@ def kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared
 def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int, device: int) -> Any:
     import cupy
 
-    code = _code(file, constants, capability())
+    code = _begin(file, constants, capability(), beside=False).result()
     if code.path is not None and code.path.exists():
         found = cupy.RawModule(path=str(code.path)).get_function(entry)
         found.max_dynamic_shared_size_bytes = shared  # loads the module
@@ -108,7 +130,7 @@ def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], share
 
 def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     """A new array on the current device."""
-    return _cupy().empty(shape, dtype)
+    return _cupy().ndarray(shape, dtype)
 
 
 @functools.cache
@@ -118,16 +140,29 @@ def _cupy() -> Any:
     return cupy
 
 
-def launcher(
-    file: str, entry: str, constants: tuple[tuple[str, int], ...], blocks: int, threads: int, shared: int
-) -> Callable[[bytes], None]:
-    """`launch` of one kernel as a function of its arguments, on the device that is current now."""
-    found, grid, block = kernel(file, entry, constants, shared), (blocks,), (threads,)
+class Launcher:
+    """One kernel on the device that was current, launched with the numbers at the front of its arguments new each time.
 
-    def fire(arguments: bytes) -> None:
-        found(grid, block, (np.void(arguments),), shared_mem=shared)
+    The driver copies arguments at the launch, so one buffer serves all launches, one at a time.
+    """
 
-    return fire
+    def __init__(
+        self, file: str, entry: str, constants: tuple[tuple[str, int], ...], blocks: int, threads: int, shared: int,
+        arguments: bytes, front: struct.Struct,
+    ):
+        cuda = _cupy().cuda
+        self._kernel = kernel(file, entry, constants, shared)  # keeps the module loaded
+        self._buffer = ctypes.create_string_buffer(arguments, len(arguments))
+        self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+        self._shape = (self._kernel.kernel.ptr, blocks, 1, 1, threads, 1, 1, shared)
+        self._address = ctypes.addressof(self._parameters)
+        self._fill, self._launch, self._stream = front.pack_into, cuda.driver.launchKernel, cuda.get_current_stream
+        self._lock = threading.Lock()
+
+    def __call__(self, *numbers: int) -> None:
+        with self._lock:
+            self._fill(self._buffer, 0, *numbers)
+            self._launch(*self._shape, self._stream().ptr, self._address, 0)
 
 
 def launch(

@@ -77,8 +77,9 @@ def run(constants, arguments):
         where[name] = struct.unpack_from("<3q2i", arguments, at)
         at += 32
     places = struct.unpack_from("<6q", arguments, at)
-    count, T, heads, readers, slot_bytes, _, scale = struct.unpack_from("<q5if", arguments, at + 48)
+    count, T, heads, readers, slot_bytes, inverse, scale = struct.unpack_from("<q4iIf", arguments, at + 48)
     assert len(arguments) == at + 48 + 32
+    assert heads == 1 or inverse == -(-(2**32) // heads)
     slot_type = np.dtype(np.int32 if slot_bytes == 4 else np.int64)
     N = run.blocks // heads // -(-V // (4 * d["LA_PER"] * d["LA_WARPS"]))
 

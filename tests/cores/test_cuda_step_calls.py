@@ -32,7 +32,8 @@ def launched(monkeypatch):
         step_twin.run(constants, arguments)
 
     monkeypatch.setattr(launch, "launch", twin)
-    monkeypatch.setattr(launch, "launcher", lambda *how: lambda arguments: twin(*how, arguments))
+    monkeypatch.setattr(launch, "Launcher", lambda *how: lambda *pointers: twin(
+        *how[:6], how[7].pack(*pointers) + how[6][how[7].size :]))
     monkeypatch.setattr(launch, "empty", lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))
     monkeypatch.setattr(launch, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "unusable", lambda: None)

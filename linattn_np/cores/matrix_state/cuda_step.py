@@ -18,6 +18,8 @@ from .cuda_plan import ELEMENTS, WIDEST, Constants
 from .inputs import Inputs, Plan, Saved
 
 STEP = "matrix_state/step.cu"
+WARPS = 2  # of a block
+LANES = 4  # of a warp, side by side: step.cu's
 FEW = 16  # tokens of the longest sequence up to which the recurrence is taken unasked
 VECTORS = Inputs._fields  # the arrays of the struct Arguments, in its order; behind them the pointers below
 POINTERS = struct.Struct(f"<{len(VECTORS) + 6}Q")
@@ -84,12 +86,13 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
         (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets), b"",
     )
     values = dict(how.constants)
-    parts = -(-V // (4 * values["LA_PER"] * values["LA_WARPS"]))
+    parts = -(-V // (LANES * values["LA_PER"] * values["LA_WARPS"]))
     places = N if slots is None else start.shape[0]
     tail = b"".join([
         *(_pack(y, heads if n == "q" else H) for n, y in arrays.items()),
         _pack(out, heads), _pack_state(start), _pack_state(last),
-        struct.pack("<q5if", places, T, H, heads // H, 0 if slots is None else slots.itemsize, 0, plan.scale),
+        struct.pack("<q4iIf", places, T, H, heads // H, 0 if slots is None else slots.itemsize,
+                    -(-(1 << 32) // H) % (1 << 32), plan.scale),
     ])
     how = how._replace(blocks=N * H * parts, threads=32 * values["LA_WARPS"], tail=tail)
     launch.launch(STEP, "step", how.constants, how.blocks, how.threads, 0, _arguments(how.arrays, tail))
@@ -128,7 +131,7 @@ def _constants(
     per = 4 if K <= 128 else 2
     return tuple(sorted({
         "LA_DTYPE": ELEMENTS[element], "LA_K": K, "LA_V": V, "LA_PER": per, "LA_WIDE": int(wide),
-        "LA_WARPS": min(4, -(-V // (4 * per))), "LA_DECAY": list(Decay).index(decay),
+        "LA_WARPS": min(WARPS, -(-V // (LANES * per))), "LA_DECAY": list(Decay).index(decay),
         "LA_VALUE_DECAY": int(value_decay), "LA_ERASE": list(Erase).index(erase), "LA_OWN": int(own),
         "LA_ERASE_BEFORE": int(before), "LA_READ": read, "LA_BONUS": int(bonus),
     }.items()))
