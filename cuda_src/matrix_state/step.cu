@@ -18,16 +18,15 @@ constexpr bool EARLY = K <= 128;   // queries are loaded with the keys, or, for 
 typedef Columns<K, PER, LANES, WIDE> State;
 typedef PackedRows<KIND, K, LANES, WIDE> Keys;
 
+// A division that does not keep the first load waiting: x = ceil(2^32 / d), 0 for d = 1; exact while n d < 2^32.
+struct Inverse {
+    u32 x;
+    __device__ __forceinline__ u32 divide(u32 n) const { return x ? __umulhi(n, x) : n; }
+};
 struct Vectors {       // strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
     i64 batch, token, head;
-    int group, kind;
-};
-struct Inverse {       // ceil(2^32 / d): a division by d that does not keep the first load waiting
-    u32 x;
-    __device__ __forceinline__ int divide(u32 n, u32 d) const {
-        const u32 q = d == 1 ? n : __umulhi(n, x);   // at most 1 too large
-        return q - (q * d > n);
-    }
+    Inverse group;
+    int kind;
 };
 struct Arguments {
     const char *q, *k, *v, *g, *gv, *r, *beta, *a, *b, *u;
@@ -47,7 +46,7 @@ struct Walk {          // one array along the tokens of a sequence and head
     const char* at;
     i64 token;
     __device__ __forceinline__ Walk(const char* data, const Vectors& x, const Sequence& s, int head)
-        : at(data + s.row * x.batch + s.first * x.token + (u32)head / (u32)x.group * x.head), token(x.token) {}
+        : at(data + s.row * x.batch + s.first * x.token + x.group.divide(head) * x.head), token(x.token) {}
     __device__ __forceinline__ const char* operator()(int t) const { return at + t * token; }
 };
 
@@ -81,7 +80,7 @@ LA_DEVICE void store_values(char* p, const float (&x)[PER], int column) {
 extern "C" __global__ void __launch_bounds__(32 * WARPS) step(const __grid_constant__ Arguments a) {
     const int lane = threadIdx.x & 31;
     const u32 block = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
-    const int n = a.heads_inverse.divide(block, a.heads), head = block - n * a.heads;
+    const u32 guess = a.heads_inverse.divide(block), n = guess - (guess * a.heads > block), head = block - n * a.heads;
     const int tile = (part * WARPS + (threadIdx.x >> 5)) * TILE, column = tile + State::first(lane);
     if (tile >= V) return;
     const Sequence s = sequence_of(a.offsets, n, a.T);
@@ -124,11 +123,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) step(const __grid_const
         }
         auto read = [&](int reader) {
             float out[PER];
-            if (reader || !EARLY) q.load(q_of(t) + (reader / a.at_q.group) * a.at_q.head, lane);
+            if (reader || !EARLY) q.load(q_of(t) + reader * a.at_q.head, lane);
             S.dot(out, q);
             if constexpr (LA_BONUS) {
                 RowVector<K, LANES> u;
-                load_rows_of<K, LANES, WIDE>(u, a.u + (u32)head / (u32)a.at_u.group * a.at_u.head, a.at_u.kind, lane);
+                load_rows_of<K, LANES, WIDE>(u, a.u + a.at_u.group.divide(head) * a.at_u.head, a.at_u.kind, lane);
                 float own = 0.f;
 #pragma unroll
                 for (int r = 0; r < RowVector<K, LANES>::N; r++) own = fmaf(q[r] * u[r], k[r], own);

@@ -74,7 +74,8 @@ def run(constants, arguments):
     pointers = dict(zip(NAMES_OF_ARGUMENTS, POINTERS.unpack_from(arguments), strict=True))
     at, where = POINTERS.size, {}
     for name in NAMES_OF_ARGUMENTS[:11]:
-        where[name] = struct.unpack_from("<3q2i", arguments, at)
+        *strides, inverse, kind = struct.unpack_from("<3qIi", arguments, at)
+        where[name] = (*strides, round(2**32 / inverse) if inverse else 1, kind)
         at += 32
     places = struct.unpack_from("<6q", arguments, at)
     count, T, heads, readers, slot_bytes, inverse, scale = struct.unpack_from("<q4iIf", arguments, at + 48)

@@ -48,6 +48,8 @@ def refuses(call: Any) -> str | None:
         return "there is nothing to compute"
     if any(y is not None and y.shape[-2] > x.v.shape[-2] for n, y in x._asdict().items() if n != "q"):
         return "there are more heads of keys or gates than of values"
+    if max(x.v.shape[-2], 0 if x.q is None else x.q.shape[-2]) >= 1 << 16:
+        return "there are 65536 heads or more"
     if x.v.device.id != launch.current_device():
         return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
     return launch.unusable()
@@ -92,7 +94,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
         *(_pack(y, heads if n == "q" else H) for n, y in arrays.items()),
         _pack(out, heads), _pack_state(start), _pack_state(last),
         struct.pack("<q4iIf", places, T, H, heads // H, 0 if slots is None else slots.itemsize,
-                    -(-(1 << 32) // H) % (1 << 32), plan.scale),
+                    _inverse(H), plan.scale),
     ])
     how = how._replace(blocks=N * H * parts, threads=32 * values["LA_WARPS"], tail=tail)
     launch.launch(STEP, "step", how.constants, how.blocks, how.threads, 0, _arguments(how.arrays, tail))
@@ -119,15 +121,16 @@ def constants_of(x: Inputs, plan: Plan, element: str, wide: bool) -> Constants:
     read = 0 if x.q is None else 1 if plan.query_row is Row.AFTER else 2
     own = x.r is not None and x.r is not x.k
     before = x.erase is Erase.DELTA and plan.erase_row is not Row.DECAYED
-    return _constants(element, x.k.shape[-1], x.v.shape[-1], wide, x.decay, x.gv is not None, x.erase, own, before,
-                      read, read > 0 and x.u is not None)
+    return step_constants(element, x.k.shape[-1], x.v.shape[-1], wide, x.decay, x.gv is not None, x.erase, own, before,
+                          read, read > 0 and x.u is not None)
 
 
 @functools.cache
-def _constants(
+def step_constants(
     element: str, K: int, V: int, wide: bool, decay: Decay, value_decay: bool, erase: Erase, own: bool, before: bool,
     read: int, bonus: bool,
 ) -> Constants:
+    """The same from words. own: r is not k; before: r reads the undecayed state; read: 0 none, 1 AFTER, 2 BEFORE."""
     per = 4 if K <= 128 else 2
     return tuple(sorted({
         "LA_DTYPE": ELEMENTS[element], "LA_K": K, "LA_V": V, "LA_PER": per, "LA_WIDE": int(wide),
@@ -182,9 +185,14 @@ def _by_fours(y: Array) -> bool:
 def _pack(y: Array | None, heads: int) -> bytes:
     """Strides in bytes over batch, tokens and heads, the heads that share one, the kind."""
     if y is None:
-        return struct.pack("<3q2i", 0, 0, 0, 1, 0)
+        return struct.pack("<3qIi", 0, 0, 0, 0, 0)
     strides = (0, 0, *y.strides)[-4:-1] if y.ndim < 4 else y.strides[:-1] if y.ndim == 4 else _merged(y)
-    return struct.pack("<3q2i", *strides, heads // y.shape[-2], ELEMENTS[dtype_name(y)])
+    return struct.pack("<3qIi", *strides, _inverse(heads // y.shape[-2]), ELEMENTS[dtype_name(y)])
+
+
+def _inverse(d: int) -> int:
+    """What the kernel divides by d with: ceil(2^32 / d), 0 for 1."""
+    return -(-(1 << 32) // d) % (1 << 32)
 
 
 def _merged(out: Array) -> tuple[int, int, int]:
