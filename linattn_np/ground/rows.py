@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any
 
 import array_api_compat as compat
+import numpy as np
 
 from .namespace import Array, Namespace, device
 from .shapes import Sizes
@@ -25,12 +26,10 @@ def check_rows(fn: str, xp: Namespace, rows: Any, sizes: Sizes, pool: Array) -> 
     if compat.is_cupy_array(rows) and compat.is_cupy_namespace(xp):
         _check_shape(fn, tuple(rows.shape), batch)
         return xp.ascontiguousarray(xp.astype(rows, xp.int64) if rows.dtype.itemsize < 4 else rows).reshape(-1)
-    values = rows.tolist() if hasattr(rows, "tolist") else rows
-    shape = tuple(rows.shape) if hasattr(rows, "shape") else (len(values),) if isinstance(values, list | tuple) else ()
+    rows = _on_host(rows)
+    shape = tuple(rows.shape) if hasattr(rows, "shape") else (len(rows),) if isinstance(rows, list | tuple) else ()
     _check_shape(fn, shape, batch)
-    flat: list[Any] = [values] if isinstance(values, Integral) else list(values)
-    while any(isinstance(n, list) for n in flat):
-        flat = [n for row in flat for n in row]
+    flat: list[Any] = rows.reshape(-1).tolist() if hasattr(rows, "shape") else list(rows)
     if any(not isinstance(n, Integral) or isinstance(n, bool) for n in flat):
         raise TypeError(f"{fn}: state_rows is {rows!r}, expected integers")
     P = int(pool.shape[0])
@@ -38,7 +37,16 @@ def check_rows(fn: str, xp: Namespace, rows: Any, sizes: Sizes, pool: Array) -> 
         raise ValueError(f"{fn}: state_rows is {flat}, expected rows of a pool of {P}: from 0 to {P - 1}")
     if len(set(flat)) < len(flat):
         raise ValueError(f"{fn}: state_rows is {flat}, expected no row twice")
-    return xp.asarray([int(n) for n in flat], dtype=xp.int64, device=device(pool))
+    return xp.asarray([int(n) for n in flat], dtype=xp.int32 if P < 1 << 31 else xp.int64, device=device(pool))
+
+
+def _on_host(rows: Any) -> Any:
+    """Row numbers as a NumPy array, if they are an array."""
+    if not hasattr(rows, "shape"):
+        return rows
+    if hasattr(rows, "tolist"):
+        return np.asarray(rows.tolist(), dtype=np.int64).reshape(rows.shape)
+    return np.asarray(rows) if hasattr(rows, "__array__") else np.from_dlpack(rows)
 
 
 def _check_shape(fn: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
@@ -58,5 +66,5 @@ def put_rows(xp: Namespace, pool: Array, rows: Array, values: Array) -> None:
     if compat.is_cupy_namespace(xp) or compat.is_numpy_namespace(xp):
         pool[rows] = values
         return
-    for n, row in enumerate(rows.tolist() if hasattr(rows, "tolist") else [int(r) for r in rows]):
+    for n, row in enumerate(_on_host(rows).tolist()):
         pool[row, ...] = values[n, ...]
