@@ -1,27 +1,19 @@
 """Calls made again: of a call whose shapes, strides, dtypes and options were there before, only the pointers are new.
 
-A step takes microseconds on a GPU, and checking and planning it many times that. So what a call launched is kept under
-everything that it was decided from, and the next one like it fills in its pointers and launches. Kept are only calls
-that passed every check, launched one kernel (cores/matrix_state/cuda_step.py) on the caller's own memory, and gave back
-what the kernel wrote; all others go the whole way every time.
+A small call takes microseconds on a GPU, and checking and planning it many times that. So what a call launched is kept
+under everything that it was decided from, and the next one like it launches the same with its own pointers. Kept are
+calls that passed every check, did nothing on the device but launch kernels on the caller's own memory, and gave back
+what these wrote (cuda/repeat.py); all others go the whole way every time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .cores.matrix_state.cuda_step import (
-    END,
-    NAMES_OF_ARGUMENTS,
-    OFFSETS,
-    OUT,
-    POINTERS,
-    START,
-    STEP,
-    Launched,
-)
+from .cores.matrix_state.cuda_calls import Watched
 from .cuda import launch
+from .cuda.repeat import Repeat
 from .ground.namespace import Array
 
 MOST = 512  # calls that are kept
@@ -32,15 +24,12 @@ _kind: type | None = None  # of the arrays: CuPy's, once a call has launched a s
 
 
 class Again(NamedTuple):
-    """How to make a call again."""
+    """How to make a call again, and which of the arrays given and allocated the caller gets."""
 
-    fire: Callable[..., None]  # of the pointers
-    sources: tuple[tuple[int, int], ...]  # (pointer, number of the array among those given)
-    out: tuple[tuple[int, ...], Any] | None  # shape and dtype of what is allocated
-    end: tuple[tuple[int, ...], Any] | None
-    state: int | None  # number of the state that is overwritten
+    repeat: Repeat
+    out: int | None
     turned: bool  # out is given back heads first
-    pair: bool  # the caller gets (out, state), else out
+    state: int | None
 
 
 class Made(NamedTuple):
@@ -80,62 +69,49 @@ def look(name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tup
 
 
 def make(how: Again, given: list[Array]) -> tuple[Array | None, Array | None]:
-    """(out, state) of a call like the one that `how` was kept of."""
-    pointers, out, end = [0] * len(NAMES_OF_ARGUMENTS), None, None
-    for pointer, n in how.sources:
-        pointers[pointer] = given[n].data.ptr
-    if how.out is not None:
-        out = launch.empty(*how.out)
-        pointers[OUT] = out.data.ptr
-    if how.end is not None:
-        end = launch.empty(*how.end)
-        pointers[END] = end.data.ptr
-    elif how.state is not None:
-        end = given[how.state]
-    how.fire(*pointers)
-    return out.swapaxes(-3, -2) if how.turned else out, end
+    """What the caller gets, out and state, of a call like the one that `how` was kept of; None for nothing."""
+    given += how.repeat(given)
+    out = None if how.out is None else given[how.out]
+    return out.swapaxes(-3, -2) if how.turned else out, None if how.state is None else given[how.state]
 
 
-def keep(made: Made | None, did: Any, out: Array | None, state: Array | None, overwrite: bool) -> None:
+def keep(made: Made | None, kept: Any, end: Any, out: Array | None, state: Array | None, in_place: bool) -> None:
     """Keep how a call was made, if it can be made again.
 
-    did: what the backend saved. out, state: what the caller got, None for nothing.
+    kept, end: what the backend kept and its final state. out, state: what the caller got, None for nothing.
+    in_place: `end` is the caller's own array.
     """
     global _kind
-    if not isinstance(did, Launched):
+    if not isinstance(kept, Watched):
         return
-    _kind = type(did.arrays[0 if did.arrays[0] is not None else 1])
-    wrote, start, end = did.arrays[OUT], did.arrays[START], did.arrays[END]
-    in_place = end is start
-    if made is None or did.arrays[OFFSETS] is not None or overwrite != in_place:
+    _kind = type(end)
+    if made is None:
         return
-    if not _is(out, wrote) or not (in_place or state is None or _is(state, end)):
+    pool = [*made.arrays, *kept.seen.made]
+    try:
+        if in_place:
+            _place(end, pool[: len(made.arrays)])
+        how = Again(Repeat(kept.seen, made.arrays), *_out(out, pool), None if state is None else _place(state, pool))
+    except LookupError:  # something was copied or computed on the way
         return
-    given = {x.data.ptr: n for n, x in enumerate(made.arrays)}
-    if len(given) < len(made.arrays):  # one array under two names may be two the next time
-        return
-    sources = {}
-    for pointer, array in enumerate(did.arrays):
-        if array is None or pointer == OUT or (pointer == END and not in_place):
-            continue
-        if array.data.ptr not in given:  # a copy
-            return
-        sources[pointer] = given[array.data.ptr]
     if len(_made) >= MOST:
         _made.clear()
-    _made[made.key] = Again(
-        launch.Launcher(
-            STEP, "step", did.constants, did.blocks, did.threads, 0, bytes(POINTERS.size) + did.tail, POINTERS
-        ),
-        tuple(sources.items()),
-        None if wrote is None else (wrote.shape, wrote.dtype),
-        None if in_place or state is None else (state.shape, state.dtype),
-        sources[END] if in_place else None, wrote is not None and out.shape != wrote.shape, state is not None,
-    )
+    _made[made.key] = how
 
 
-def _is(got: Array | None, wrote: Array | None) -> bool:
-    """Whether the caller got what the kernel wrote, perhaps with time and heads exchanged."""
-    if got is None or wrote is None:
-        return got is wrote
-    return got.data.ptr == wrote.data.ptr and got.size == wrote.size and got.dtype == wrote.dtype
+def _out(out: Array | None, pool: list[Array]) -> tuple[int | None, bool]:
+    """(which of the pool out is, whether with time and heads exchanged)."""
+    if out is None:
+        return None, False
+    try:
+        return _place(out, pool), False
+    except LookupError:
+        return _place(out.swapaxes(-3, -2), pool), True
+
+
+def _place(x: Array, pool: list[Array]) -> int:
+    """Which of the pool x is.   Raises LookupError."""
+    for n, y in enumerate(pool):
+        if (x.data.ptr, x.shape, x.dtype) == (y.data.ptr, y.shape, y.dtype):
+            return n
+    raise LookupError

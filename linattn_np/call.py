@@ -106,13 +106,14 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
     how, made = again.look(card.name, arrays, keywords)
     if how is not None and made is not None:
         out, state = again.make(how, made.arrays)
-        return Result(out, state) if how.pair else out
+        return out if how.state is None else Result(out, state)
     call = prepare(card, arrays, keywords)
     core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
-    if kept.saved.plan.causal and not _is_doubtful(call):
+    in_place = end is call.given_state
+    if call.options["overwrite_state"] == in_place and kept.q is None and not _is_doubtful(call):
         out, state = result if isinstance(result, Result) else (result, None)
-        again.keep(made, kept.saved.starts, out, state, call.options["overwrite_state"])
+        again.keep(made, kept.saved.starts, end, out, state, in_place)
     return result
 
 

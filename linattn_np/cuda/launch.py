@@ -5,13 +5,14 @@ The compiler and its like are imported by the first call that needs them: `impor
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import functools
 import os
-import struct
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def _unusable(device: int) -> str | None:
 
 def current_device() -> int:
     """Number of the device that CuPy uses now."""
-    return _cupy().cuda.runtime.getDevice()
+    return cupy().cuda.runtime.getDevice()
 
 
 def capability() -> int:
@@ -49,9 +50,7 @@ def capability() -> int:
 
 @functools.cache
 def _capability(device: int) -> int:
-    import cupy
-
-    return int(cupy.cuda.Device(device).compute_capability)
+    return int(cupy().cuda.Device(device).compute_capability)
 
 
 def shared_limit() -> int:
@@ -61,9 +60,7 @@ def shared_limit() -> int:
 
 @functools.cache
 def _shared_limit(device: int) -> int:
-    import cupy
-
-    return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
+    return int(cupy().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
 
 
 _codes: dict[tuple[Any, ...], Future[Any]] = {}
@@ -110,11 +107,9 @@ def kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared
 
 @functools.cache
 def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int, device: int) -> Any:
-    import cupy
-
     code = _begin(file, constants, capability(), beside=False).result()
     if code.path is not None and code.path.exists():
-        found = cupy.RawModule(path=str(code.path)).get_function(entry)
+        found = cupy().RawModule(path=str(code.path)).get_function(entry)
         found.max_dynamic_shared_size_bytes = shared  # loads the module
         return found
     import tempfile
@@ -123,54 +118,59 @@ def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], share
         path = os.path.join(folder, "kernel.cubin")
         with open(path, "wb") as file_:
             file_.write(code.cubin)
-        found = cupy.RawModule(path=path).get_function(entry)
+        found = cupy().RawModule(path=path).get_function(entry)
         found.max_dynamic_shared_size_bytes = shared
     return found
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     """A new array on the current device."""
-    return _cupy().ndarray(shape, dtype)
+    return cupy().ndarray(shape, dtype)
 
 
 @functools.cache
-def _cupy() -> Any:
-    import cupy
+def cupy() -> Any:
+    """The library, imported when it is first needed."""
+    return import_module("cupy")
 
-    return cupy
+
+class Written(NamedTuple):
+    """A launch as it was made, and the arrays whose pointers are among its arguments; None if that was not said."""
+
+    file: str
+    entry: str
+    constants: tuple[tuple[str, int], ...]
+    blocks: int
+    threads: int
+    shared: int
+    arguments: bytes
+    arrays: tuple[Any, ...] | None
 
 
-class Launcher:
-    """One kernel on the device that was current, launched with the numbers at the front of its arguments new each time.
+class _Thread(threading.local):
+    written: list[Written] | None = None
 
-    The driver copies arguments at the launch, so one buffer serves all launches, one at a time.
-    """
 
-    def __init__(
-        self, file: str, entry: str, constants: tuple[tuple[str, int], ...], blocks: int, threads: int, shared: int,
-        arguments: bytes, front: struct.Struct,
-    ):
-        cuda = _cupy().cuda
-        self._kernel = kernel(file, entry, constants, shared)  # keeps the module loaded
-        self._buffer = ctypes.create_string_buffer(arguments, len(arguments))
-        self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
-        self._shape = (self._kernel.kernel.ptr, blocks, 1, 1, threads, 1, 1, shared)
-        self._address = ctypes.addressof(self._parameters)
-        self._fill, self._launch, self._stream = front.pack_into, cuda.driver.launchKernel, cuda.get_current_stream
-        self._lock = threading.Lock()
+_thread = _Thread()
 
-    def __call__(self, *numbers: int) -> None:
-        with self._lock:
-            self._fill(self._buffer, 0, *numbers)
-            self._launch(*self._shape, self._stream().ptr, self._address, 0)
+
+@contextlib.contextmanager
+def written() -> Iterator[list[Written]]:
+    """The launches of this thread while the context lasts."""
+    before, _thread.written = _thread.written, []
+    try:
+        yield _thread.written
+    finally:
+        _thread.written = before
 
 
 def launch(
     file: str, entry: str, constants: tuple[tuple[str, int], ...], blocks: int, threads: int, shared: int,
-    arguments: bytes,
+    arguments: bytes, arrays: tuple[Any, ...] | None = None,
 ) -> None:
     """Launch on the current stream; `arguments` are the bytes of the one struct that the entry takes.
 
+    arrays: all whose pointers are among them, where the launch may be made again (repeat.py).
     No blocks, no launch. Raises OverflowError for more blocks than a grid has.
     """
     if blocks <= 0:
@@ -179,3 +179,5 @@ def launch(
         raise OverflowError(f"{entry}: {blocks} blocks, a grid has at most {LARGEST_GRID}")
     found = kernel(file, entry, constants, shared)
     found((blocks,), (threads,), (np.void(arguments),), shared_mem=shared)
+    if _thread.written is not None:
+        _thread.written.append(Written(file, entry, constants, blocks, threads, shared, arguments, arrays))

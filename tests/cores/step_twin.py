@@ -10,7 +10,7 @@ import array_api_compat.numpy as xp
 import ml_dtypes
 import numpy as np
 
-from linattn_np.cores.matrix_state.cuda_step import NAMES_OF_ARGUMENTS, POINTERS
+from linattn_np.cores.matrix_state.cuda_step import NAMES_OF_POINTERS, POINTERS
 
 KINDS = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32))
 
@@ -58,6 +58,9 @@ class Namespace:
 CUPY = Namespace()
 
 
+SIZE = POINTERS.size + 11 * 32 + 48 + 32  # of the arguments
+
+
 def _rows(pointer, strides, shape, dtype):
     """An array over raw memory."""
     if not pointer:
@@ -71,15 +74,15 @@ def run(constants, arguments):
     """What the kernel does, in float32, one head at a time, from and into raw memory."""
     d = dict(constants)
     K, V, element = d["LA_K"], d["LA_V"], KINDS[d["LA_DTYPE"]]
-    pointers = dict(zip(NAMES_OF_ARGUMENTS, POINTERS.unpack_from(arguments), strict=True))
+    pointers = dict(zip(NAMES_OF_POINTERS, POINTERS.unpack_from(arguments), strict=True))
     at, where = POINTERS.size, {}
-    for name in NAMES_OF_ARGUMENTS[:11]:
+    for name in NAMES_OF_POINTERS[:11]:
         *strides, inverse, kind = struct.unpack_from("<3qIi", arguments, at)
         where[name] = (*strides, round(2**32 / inverse) if inverse else 1, kind)
         at += 32
     places = struct.unpack_from("<6q", arguments, at)
     count, T, heads, readers, slot_bytes, inverse, scale = struct.unpack_from("<q4iIf", arguments, at + 48)
-    assert len(arguments) == at + 48 + 32
+    assert len(arguments) == SIZE == at + 48 + 32
     assert heads == 1 or inverse == -(-(2**32) // heads)
     slot_type = np.dtype(np.int32 if slot_bytes == 4 else np.int64)
     N = run.blocks // heads // -(-V // (4 * d["LA_PER"] * d["LA_WARPS"]))

@@ -15,7 +15,7 @@ from linattn_np.cuda import compile as cuda_compile
 from linattn_np.cuda import launch, nvrtc
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-CACHED = (launch._cupy, launch._unusable, launch._capability, launch._shared_limit, launch.prepare, launch._kernel)
+CACHED = (launch.cupy, launch._unusable, launch._capability, launch._shared_limit, launch.prepare, launch._kernel)
 
 
 class Kernel:

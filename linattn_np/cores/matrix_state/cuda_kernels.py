@@ -279,8 +279,9 @@ def _scan(
         struct.pack("<4q", *dot_pointers),
         struct.pack("<q4i2f", batch.tokens, batch.T, batch.heads, batch.segments, batch.chunks, read, write),
     ))
+    named = (q, k, v, out, g, batch.offsets, start.array, end.array, end.sums) if dots is None else None
     launch.launch(SCAN, "scan", how.constants, batch.N * batch.segments * batch.heads * how.parts, how.threads,
-                  how.shared, arguments)
+                  how.shared, arguments, named)
 
 
 def _begins(
@@ -302,6 +303,7 @@ def _begins(
         states.packed() + _states(start, batch).packed() + struct.pack(
             "<4q6i", group, _pointer(states.sums), _pointer(batch.offsets), batch.K * batch.V, batch.T, batch.heads,
             batch.segments, batch.chunks, batch.K, blocks),
+        (states.array, start, states.sums, batch.offsets),
     )
     return states
 

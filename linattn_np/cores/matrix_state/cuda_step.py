@@ -1,6 +1,6 @@
 """A few tokens as one CUDA kernel on CuPy arrays: the recurrence, for every cell of the room (cuda_src/.../step.cu).
 
-A launch keeps what it was made of, so that a call of the same shapes can be made again from pointers alone.
+It allocates with `empty` alone and names the arrays of its launch, so that a call can be made again (cuda/repeat.py).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import struct
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...cuda import launch
 from ...ground.namespace import Array, cast, dtype_name
@@ -21,10 +21,9 @@ STEP = "matrix_state/step.cu"
 WARPS = 2  # of a block
 LANES = 4  # of a warp, side by side: step.cu's
 FEW = 16  # tokens of the longest sequence up to which the recurrence is taken unasked
-VECTORS = Inputs._fields  # the arrays of the struct Arguments, in its order; behind them the pointers below
-POINTERS = struct.Struct(f"<{len(VECTORS) + 6}Q")
-NAMES_OF_ARGUMENTS = (*VECTORS, "out", "start", "end", "start_slots", "end_slots", "offsets")
-OUT, START, END, START_SLOTS, END_SLOTS, OFFSETS = range(len(VECTORS), len(VECTORS) + 6)
+VECTORS = Inputs._fields  # the first pointers of the struct Arguments, in its order
+NAMES_OF_POINTERS = (*VECTORS, "out", "start", "end", "start_slots", "end_slots", "offsets")
+POINTERS = struct.Struct(f"<{len(NAMES_OF_POINTERS)}Q")
 
 
 def takes(plan: Plan) -> bool:
@@ -55,16 +54,6 @@ def refuses(call: Any) -> str | None:
     return launch.unusable()
 
 
-class Launched(NamedTuple):
-    """One launch: how, and with which arrays in the order of the pointers (None is a null pointer)."""
-
-    constants: Constants
-    blocks: int
-    threads: int
-    arrays: tuple[Array | None, ...]
-    tail: bytes  # of the arguments, behind the pointers
-
-
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved); the final state is `state` itself where the plan lets it be overwritten."""
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
@@ -83,31 +72,24 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
         end = xp.empty(shape, dtype=xp.float32)
         last = end.reshape(N, H, K, V)
     slots = plan.rows
-    how = Launched(
-        constants_of(x, plan, element, _wide(arrays, (start, last))), 0, 0,
-        (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets), b"",
-    )
-    values = dict(how.constants)
+    pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets)
+    constants = constants_of(x, plan, element, _wide(arrays, (start, last)))
+    values = dict(constants)
     parts = -(-V // (LANES * values["LA_PER"] * values["LA_WARPS"]))
-    places = N if slots is None else start.shape[0]
-    tail = b"".join([
+    arguments = b"".join([
+        POINTERS.pack(*(0 if y is None else y.data.ptr for y in pointers)),
         *(_pack(y, heads if n == "q" else H) for n, y in arrays.items()),
         _pack(out, heads), _pack_state(start), _pack_state(last),
-        struct.pack("<q4iIf", places, T, H, heads // H, 0 if slots is None else slots.itemsize,
-                    _inverse(H), plan.scale),
+        struct.pack("<q4iIf", N if slots is None else start.shape[0], T, H, heads // H,
+                    0 if slots is None else slots.itemsize, _inverse(H), plan.scale),
     ])
-    how = how._replace(blocks=N * H * parts, threads=32 * values["LA_WARPS"], tail=tail)
-    launch.launch(STEP, "step", how.constants, how.blocks, how.threads, 0, _arguments(how.arrays, tail))
-    return None if out is None else cast(xp, out, x.v.dtype), end, Saved(x, plan, state, how)
+    launch.launch(STEP, "step", constants, N * H * parts, 32 * values["LA_WARPS"], 0, arguments, pointers)
+    return None if out is None else cast(xp, out, x.v.dtype), end, Saved(x, plan, state, None)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state, by the recurrence's adjoint."""
-    return recurrence.backward(saved._replace(starts=None), dout, dstate)
-
-
-def _arguments(arrays: tuple[Array | None, ...], tail: bytes) -> bytes:
-    return POINTERS.pack(*(0 if y is None else y.data.ptr for y in arrays)) + tail
+    return recurrence.backward(saved, dout, dstate)
 
 
 def element_of(x: Inputs) -> str:
