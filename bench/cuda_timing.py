@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -100,12 +102,11 @@ def matrix_tflops(cp: Any, n: int = 8192) -> float | None:
 def card(cp: Any) -> dict[str, Any]:
     """What the measurement ran on."""
     about = cp.cuda.runtime.getDeviceProperties(0)
-    try:
-        driver = Path("/proc/driver/nvidia/version").read_text().split("Kernel Module")[1].split()[0]
-    except (OSError, IndexError):
-        driver = None
+    driver = None
+    with contextlib.suppress(OSError):
+        driver = re.search(r"\d+\.\d+(\.\d+)*", Path("/proc/driver/nvidia/version").read_text())
     return {
-        "date": datetime.date.today().isoformat(), "card": about["name"].decode(), "driver": driver,
+        "date": datetime.date.today().isoformat(), "card": about["name"].decode(), "driver": driver and driver[0],
         "driver_api": cp.cuda.runtime.driverGetVersion(), "runtime": cp.cuda.runtime.runtimeGetVersion(),
         "multiprocessors": about["multiProcessorCount"], "cpu": record.cpu_model(), "versions": versions(),
     }

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +102,19 @@ def floors(D: int, size: int) -> dict[str, tuple[float, float]]:
 
 
 def peak(cp: Any, call: Callable[[], Any]) -> int:
-    """Bytes that the pool takes from the card for one call, beyond what there was."""
+    """Most bytes in use at once during a call, beyond what was in use before it."""
     pool = cp.get_default_memory_pool()
-    pool.free_all_blocks()
-    before = pool.total_bytes()
-    kept = call()
-    found = pool.total_bytes() - before
-    del kept
-    pool.free_all_blocks()
-    return found
+    before, seen = pool.used_bytes(), [0]
+
+    class Watch(cp.cuda.MemoryHook):
+        name = "the most that is in use"
+
+        def malloc_postprocess(self, **_: Any) -> None:
+            seen.append(pool.used_bytes())
+
+    with Watch():
+        call()
+    return max(seen) - before if len(seen) > 1 else 0
 
 
 def ours(cp: Any, shape: tuple[Any, ...], ceilings: dict[str, Any], sets: list[list[Any]]) -> dict[str, Any]:
@@ -156,8 +160,10 @@ def _show(row: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def measure(cp: Any, ceilings: dict[str, Any], peers: dict[str, cuda_peers.Pair], shapes: list[Any]) -> list[Any]:
-    rows = []
+def measure(
+    cp: Any, ceilings: dict[str, Any], peers: dict[str, cuda_peers.Pair], shapes: list[Any]
+) -> Iterator[dict[str, Any]]:
+    """A row a shape."""
     for shape in shapes:
         B, T, H, D, dtype = shape
         sets = [draw(cp, *shape, seed=seed) for seed in range(2)]
@@ -165,17 +171,16 @@ def measure(cp: Any, ceilings: dict[str, Any], peers: dict[str, cuda_peers.Pair]
         for name, (ahead, whole) in peers.items() if dtype == "bfloat16" else ():
             for what, call in (("forward", ahead), ("both", whole)):
                 try:
-                    ms = timing.median_ms(cp, [lambda one=one, call=call: call(one) for one in sets])
+                    ms = timing.median_ms(cp, [lambda one=one, call=call: call(one) for one in sets] * 3)
                 except Exception as failed:  # a peer that does not take a shape
                     row["times"][f"{what}: {name}"] = {"failed": f"{type(failed).__name__}: {failed}"[:200]}
                     continue
                 row["times"][f"{what}: {name}"] = {"ms": ms, "ns": ms * 1e6 / (B * T * H),
                                                    "times_ours": ms / row["times"][what]["ms"]}
-        rows.append(row)
         _show(row)
+        yield row
         del sets
         cp.get_default_memory_pool().free_all_blocks()
-    return rows
 
 
 def main(argv: list[str]) -> int:
@@ -196,6 +201,9 @@ def main(argv: list[str]) -> int:
     result = timing.card(cp) | ceilings | {"errors": found, "first_call": first_calls()}
     sys.stdout.write("\n".join(f"{n}: {x}" for n, x in result.items() if n != "errors") + "\n")
     peers = {} if args.no_peers else cuda_peers.simple_gla()
-    result["rows"] = measure(cp, ceilings, peers, SHAPES[:1] if args.quick else SHAPES)
-    sys.stdout.write(f"{timing.write(args.results, 'simple_gla_cuda', timing.rounded(result))}\n")
+    result["rows"] = rows = []
+    for row in measure(cp, ceilings, peers, SHAPES[:1] if args.quick else SHAPES):
+        rows.append(row)
+        path = timing.write(args.results, "simple_gla_cuda", timing.rounded(result))  # what there is, after each shape
+    sys.stdout.write(f"{path}\n")
     return 0
