@@ -7,6 +7,7 @@ Two specs joined by "|" are alternatives.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -81,17 +82,25 @@ def check_one(fn: str, name: str, x: Array, spec: str, sizes: Sizes) -> None:
     _check_heads(fn, sizes)
 
 
+@functools.cache
+def _choices(spec: str) -> tuple[tuple[tuple[str, ...], bool], ...]:
+    """(letters, whether the batch axes come in front) of each alternative."""
+    return tuple((tuple(choice.split()), has_time(choice)) for choice in spec.split("|"))
+
+
 def _bind(fn: str, name: str, x: Array, spec: str, sizes: Sizes) -> None:
     """Check x against its spec, binding the letters that are new."""
-    for choice in spec.split("|"):
-        letters = choice.split()
-        batch = sizes.batch if has_time(choice) else ()
-        shape = tuple(int(n) for n in x.shape)
+    shape, bound = tuple(map(int, x.shape)), sizes.letters
+    for letters, on_tokens in _choices(spec):
+        batch = sizes.batch if on_tokens else ()
         if len(shape) != len(batch) + len(letters) or shape[: len(batch)] != batch:
             continue
         tail = shape[len(batch):]
-        if all(sizes.letters.get(letter, n) == n for letter, n in zip(letters, tail, strict=True)):
-            sizes.letters.update(zip(letters, tail, strict=True))
+        for letter, n in zip(letters, tail, strict=True):
+            if bound.get(letter, n) != n:
+                break
+        else:
+            bound.update(zip(letters, tail, strict=True))
             return
     raise ValueError(f"{fn}: {name} has shape {tuple(x.shape)}, expected {expected(spec, sizes)}")
 
