@@ -20,7 +20,7 @@ MOST = 512  # calls that are kept
 PLAIN = frozenset((bool, int, float, str))  # options that a call is found by
 
 _made: dict[tuple[Any, ...], Again] = {}
-_kind: type | None = None  # of the arrays: CuPy's, once a call has launched a step
+_kind: Any = None  # of the arrays: CuPy's, once a call has launched a step
 
 
 class Again(NamedTuple):
