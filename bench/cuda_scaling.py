@@ -1,6 +1,6 @@
 """Why chunks and segments, on a GPU: simple GLA against its own recurrence, over tokens and over heads.
 
-    python -m bench cuda_scaling [--results FOLDER]
+    python -m bench scaling --backend cuda [--results FOLDER]
 
 tokens    chunks against the recurrence (chunk_size=1), one sequence of 32 heads, T = 256 ... 131072
 heads     8192 tokens of 1 ... 256 heads, sequences cut into segments and not
@@ -17,7 +17,7 @@ from typing import Any
 import linattn_np as la
 from bench import cuda_timing as timing
 from bench import record
-from bench.simple_gla import draw
+from bench.cuda_simple_gla import draw
 from linattn_np.cores.matrix_state import cuda_plan
 
 D = 128
@@ -78,7 +78,7 @@ def _show(row: dict[str, Any]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench cuda_scaling", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench scaling --backend cuda", description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the JSON file")
     args = parser.parse_args(argv)
     import cupy as cp

@@ -1,6 +1,6 @@
 """One token on a CUDA device, the state overwritten: eager, in a graph, and what the host spends on a call.
 
-    python -m bench cuda_step [--results FOLDER]
+    python -m bench step --backend cuda [--results FOLDER]
 
 Beside each time: the bytes that must move (the state read and written once, the vectors once) over the measured copy
 rate, and a copy of the state, which moves as many. States are taken in turn, more of them than the L2 cache holds.
@@ -85,7 +85,7 @@ def measure(cp: Any, copy: float) -> list[dict[str, Any]]:
 def main(argv: list[str]) -> int:
     import cupy as cp
 
-    parser = argparse.ArgumentParser(prog="python -m bench cuda_step", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench step --backend cuda", description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the JSON file")
     args = parser.parse_args(argv)
     errors = {name: error(cp, getattr(la, name)) for name in VARIANTS}

@@ -41,7 +41,7 @@ FIRST = """
 import json, sys, time
 import cupy as cp, numpy as np
 import linattn_np as la
-from bench.simple_gla import draw
+from bench.cuda_simple_gla import draw
 one = draw(cp, 1, 4096, 8, 128, "bfloat16", 0)
 cp.cuda.Device().synchronize()
 began = time.perf_counter()
@@ -184,8 +184,7 @@ def measure(
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench simple_gla", description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", choices=["cuda"], default="cuda")
+    parser = argparse.ArgumentParser(prog="python -m bench simple_gla --backend cuda", description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the JSON file")
     parser.add_argument("--no-peers", action="store_true", help="leave other libraries out")
     parser.add_argument("--quick", action="store_true", help="the first shape only")
@@ -204,6 +203,6 @@ def main(argv: list[str]) -> int:
     result["rows"] = rows = []
     for row in measure(cp, ceilings, peers, SHAPES[:1] if args.quick else SHAPES):
         rows.append(row)
-        path = timing.write(args.results, "simple_gla_cuda", timing.rounded(result))  # what there is, after each shape
+        path = timing.write(args.results, "cuda_simple_gla", timing.rounded(result))  # what there is, after each shape
     sys.stdout.write(f"{path}\n")
     return 0
