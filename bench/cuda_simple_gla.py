@@ -184,7 +184,8 @@ def measure(
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench simple_gla --backend cuda", description=__doc__.splitlines()[0])
+    prog = "python -m bench simple_gla --backend cuda"
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the JSON file")
     parser.add_argument("--no-peers", action="store_true", help="leave other libraries out")
     parser.add_argument("--quick", action="store_true", help="the first shape only")
