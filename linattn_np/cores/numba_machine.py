@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from numba import types
-from numba.extending import intrinsic
-
 from ..pieces import numba_rows as rows
 from ..pieces import numba_tiles as tiles
+from ..pieces.numba_code import entry
 from ..pieces.numba_emit import I64, Emit, Mat, Rows, Value, routine
-from ..pieces.numba_jit import kernel
 from . import numba_decay as decay
 from . import numba_decay_vjp as decay_vjp
 from .numba_program import BATCH as BATCH_OF_TASK
@@ -135,7 +132,7 @@ def _pairs(t: Machine) -> None:  # array or -1, token, head, rows, float64 g, su
     wide = e.wide()
     e.choose(
         (t.l(1) < 0, lambda: rows.clear(wide, Mat(g, 0, 1), 0, 1, m)),
-        otherwise=lambda: rows.load(Emit(e.b, types.float64), Mat(g, 0, 1), 1, m, t.array(1, STORAGE),
+        otherwise=lambda: rows.load(Emit(e.b, 64), Mat(g, 0, 1), 1, m, t.array(1, STORAGE),
                                     t.address(1, t.r(2), t.r(3)), 0, t.array(1, TOKEN)),
     )  # fmt: skip
     decay.pair_table(e, g, t.f(6).at, m, t.m(7), t.f(8), t.f(9), t.f(10))
@@ -262,27 +259,13 @@ def _task(e: Emit, code: Value, registers: Value, matrices: Value, arrays: Value
     b.position_at_end(done)
 
 
-@intrinsic
-def _tasks(context, one, scale, code, registers, matrices, arrays, tasks, first, last):
-    """Tasks first..last, rows of a table that fill the first registers."""
-
-    def emit(context, b, signature, given):
-        e = Emit(b, signature.args[0])
-        code, registers, matrices, arrays, tasks, first, last = (Value(e, x) for x in given[2:])
-        t = Machine(e, code, registers, matrices, arrays)
-        one = Value(e, given[0])
-        for matrix, x in ((ONE, one), (SCALE, Value(e, given[1])), (MINUS, -one)):
-            e.put(x, e.get(t.matrices + matrix * 24, I64))
-        with e.each(last, start=first) as task:
-            for n in range(INPUTS):
-                e.put(e.get(tasks + (task * INPUTS + n) * 8, I64), registers + 8 * n)
-            _task(e, code, registers, matrices, arrays)
-        return context.get_dummy_value()
-
-    return types.void(one, scale, *[types.int64] * 7), emit
-
-
-@kernel
-def carry_out(one, scale, code, registers, matrices, arrays, tasks, first, last):
-    """The program at the address `code` for each of the tasks first..last; tables are given by their addresses."""
-    _tasks(one, scale, code, registers, matrices, arrays, tasks, first, last)
+@entry(numbers=2, wholes=7)
+def carry_out(e: Emit, one: Value, scale: Value, code: Value, registers: Value, matrices: Value, arrays: Value,
+              tasks: Value, first: Value, last: Value) -> None:  # fmt: skip
+    """The program `code` for tasks first..last, rows of a table that fill the first registers; tables by address."""
+    for matrix, x in ((ONE, one), (SCALE, scale), (MINUS, -one)):
+        e.put(x, e.get(matrices + matrix * 24, I64))
+    with e.each(last, start=first) as task:
+        for n in range(INPUTS):
+            e.put(e.get(tasks + (task * INPUTS + n) * 8, I64), registers + 8 * n)
+        _task(e, code, registers, matrices, arrays)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..pieces.numba_emit import BYTES
-from ..pieces.numba_tiles import FULL
+from ..pieces.numba_tiles import FULL, PAD
 
 # columns of a table of tasks: they fill the first registers
 BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS = range(8)
@@ -63,8 +63,9 @@ class Program:
         return self.literals[value]
 
     def matrix(self, m: int, n: int, above: int = 0, size: int = 0) -> int:
-        """Own memory for (m, n), in whole squares of vectors, with `above` rows before row 0."""
-        up = lambda i: -(-i // self.lane) * self.lane  # noqa: E731
+        """Own memory for (m, n), in whole squares of vectors and tiles, with `above` rows before row 0."""
+        whole = max(self.lane, PAD)
+        up = lambda i: -(-i // whole) * whole  # noqa: E731
         size = size or self.dtype.itemsize
         self.matrices.append((self.bytes + above * up(n) * size, up(n), 1, True))
         self.bytes += up(up(m + above) * up(n) * size) if m + above else 0

@@ -1,7 +1,7 @@
 """A small language for machine code: numbers, addresses, vectors, loops and routines, written as LLVM code.
 
-What is compiled from Python by Numba is typed and optimised function by function, for seconds; what is written down
-here is optimised once. A body reads like a loop in Python: `with e.each(m) as i: ...`, and `+`, `*`, `<` of values
+What Numba compiles from Python is typed and optimised function by function, for seconds; what is written down here is
+optimised once. A body reads like a loop in Python: `with e.each(m) as i: ...`, and `+`, `*`, `<` of values
 write the instruction. Rows of matrices have room for whole vectors: what lies beyond their end is computed, not used.
 """
 
@@ -11,13 +11,30 @@ import contextlib
 import functools
 import inspect
 import itertools
+import os
+import platform
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import types
 
-from .numba_jit import vectors
+
+@functools.cache
+def vectors() -> str:
+    """"avx512", "avx2", "neon" or "plain": which registers there are taken to be. LINATTN_NP_VECTORS forces one."""
+    wanted = os.environ.get("LINATTN_NP_VECTORS")
+    if wanted is not None:
+        if wanted not in ("avx512", "avx2", "neon", "plain"):
+            raise ValueError(f"LINATTN_NP_VECTORS is {wanted!r}, expected 'avx512', 'avx2', 'neon' or 'plain'")
+        return wanted
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return "neon"
+    has = llvm.get_host_cpu_features()
+    if has.get("avx512f") and has.get("avx512dq") and has.get("avx512vl"):
+        return "avx512"
+    return "avx2" if has.get("avx2") and has.get("fma") else "plain"
+
 
 # (bytes in a vector, rows R and vectors L of a tile): 16 accumulators of 32 registers, or 8 of 16
 BYTES, ROWS, LANES = {"avx512": (64, 8, 2), "avx2": (32, 4, 2), "neon": (16, 8, 2), "plain": (16, 4, 2)}[vectors()]
@@ -127,9 +144,8 @@ class Variable:
 class Emit:
     """Instructions for one element type, written at the end of a builder's block."""
 
-    def __init__(self, builder: ir.IRBuilder, number: types.Float):
-        self.b, self.kind = builder, number
-        self.bits = number.bitwidth
+    def __init__(self, builder: ir.IRBuilder, bits: int):
+        self.b, self.bits = builder, bits
         self.size = self.bits // 8
         self.F = SINGLE if self.bits == 32 else DOUBLE
         self.W = BYTES // self.size
@@ -137,7 +153,7 @@ class Emit:
 
     def wide(self) -> Emit:
         """The same lanes in float64."""
-        e = Emit(self.b, types.float64)
+        e = Emit(self.b, 64)
         e.W, e.V = self.W, ir.VectorType(e.F, self.W)
         return e
 
@@ -330,7 +346,7 @@ def routine(body: Callable[..., None]) -> Callable[..., None]:
         function.linkage = "internal"
         function.attributes.add("noinline")
         function.attributes.add("nounwind")
-        inner = Emit(ir.IRBuilder(function.append_basic_block("entry")), e.kind)
+        inner = Emit(ir.IRBuilder(function.append_basic_block("entry")), e.bits)
         values = [Value(inner, x) for x in function.args]
         arguments, at = [], 0
         for make, n in kinds:

@@ -10,7 +10,8 @@ import array_api_compat as compat
 
 from ...ground import backend as backends
 from ...ground.namespace import Array, cast
-from . import chunks, cuda_kernels, recurrence
+from ...ground.rows import take_rows
+from . import chunks, cuda_calls, cuda_step, recurrence
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
@@ -57,7 +58,7 @@ def _has_numba() -> bool:
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
 NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses)
-CUDA = backends.Backend("cuda", cuda_kernels, cuda_kernels.refuses)
+CUDA = backends.Backend("cuda", cuda_calls, cuda_calls.refuses)
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
@@ -79,10 +80,13 @@ class Kept(NamedTuple):
 def forward(
     fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None
 ) -> tuple[Array | None, Array, Kept]:
-    """(out, final state, kept)."""
+    """(out, final state, kept).   The final state is `state` itself where the backend has overwritten it."""
     module = choose(fn, x, plan, wanted).backend.module
     if wanted == "chunks" and plan.chunk_size is None:  # asked for, however few the tokens
         plan = plan._replace(chunk_size=chunks.DEFAULT_CHUNK)
+    if plan.rows is not None and not (module is cuda_calls and plan.causal and cuda_step.takes(plan)):
+        batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.rows.shape
+        state, plan = take_rows(plan.xp, state, plan.rows, batch), plan._replace(rows=None)
     if plan.causal or x.q is None:
         out, end, saved = module.forward(x, plan, state)
         return out, end, Kept(module, saved)

@@ -6,7 +6,7 @@ A form is chosen by the length of its own sequence: the same sequence gives the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import addressof
+from ctypes import addressof, c_int64
 from math import prod
 
 import numpy as np
@@ -42,7 +42,7 @@ def is_only_stepwise(x: Inputs) -> bool:
 
 def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:
     """Whether the final state is written where the initial one lies: nothing else that is read may lie there."""
-    if not plan.overwrite_state or state.dtype != plan.dtype:
+    if not plan.overwrite or state.dtype != plan.dtype:
         return False
     if state.strides[-1] != state.itemsize or not _is_spread_out(state) or not _is_one_batch(state):
         return False
@@ -75,22 +75,23 @@ class Steps:
         columns = min(V, max(1, -(-V // (share * BLOCK))) * BLOCK)
         n = sizes(x, plan, state, columns)
         w, self.bytes = layout(K, int(n[QUERIES]), min(tokens, TOKENS), dtype.itemsize)
-        self.kernel, self.one, self.scale = step_tasks(dtype), dtype.type(1), dtype.type(plan.scale)
+        self.kernel, self.scale = step_tasks(dtype), plan.scale
         self.tasks, self.kept = states * int(n[BLOCKS]), (n, np.ascontiguousarray(rows), w)
         self.tables = tuple(address(table) for table in self.kept)
 
     def run(self, arrays: int, sources: int, handles: int, count: int) -> bool:
         """Walk the sequences of described arrays; False if what is overwritten shares memory with what is read."""
-        told = (self.one, self.scale, arrays, sources, handles, count, *self.tables)
-        if self.few:
-            return not self.kernel(*told, memory(self.bytes), 0, self.tasks)
-        clashes: list[int] = []
+        clashed = c_int64(0)
+        told = (1, self.scale, arrays, sources, handles, count, addressof(clashed), *self.tables)
 
         def task(first: int, last: int) -> None:
-            clashes.append(self.kernel(*told, memory(self.bytes), first, last))
+            self.kernel(*told, memory(self.bytes), first, last)
 
-        threads.run(task, self.tasks, threads.num_threads())
-        return not any(clashes)
+        if self.few:
+            task(0, self.tasks)
+        else:
+            threads.run(task, self.tasks, threads.num_threads())
+        return not clashed.value
 
 
 def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> None:
@@ -126,7 +127,7 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
     settled = _settle(table.numbers, given, state, out, end)
     numbers, sources = (address(y) for y in settled)
     shape, asked, count = out.shape, x.q is not None, len(given) if mine else 0
-    out_dtype, overwrite = x.v.dtype, plan.overwrite_state
+    out_dtype, overwrite = x.v.dtype, plan.overwrite
 
     def call(given: list[np.ndarray], state: np.ndarray) -> tuple[np.ndarray | None, np.ndarray] | None:
         out, end = np.empty(shape, dtype), state if mine else np.empty(state.shape, dtype)

@@ -15,12 +15,9 @@ belongs; between two tokens of a call it stays in a dense block.
 
 from __future__ import annotations
 
-from numba import types
-from numba.extending import intrinsic
-
 from ...pieces import numba_rows as rows
+from ...pieces.numba_code import entry
 from ...pieces.numba_emit import I64, Emit, Mat, Rows, Value, routine
-from ...pieces.numba_jit import kernel
 from ...pieces.numba_lanes import exp
 from ...pieces.numba_state import NARROW, READ, WIDE, WRITE, Reader, State, Token
 from ..numba_machine import AT, BATCH, CHANNEL, SHARED, STORAGE, TOKEN
@@ -348,31 +345,24 @@ def _describe(e: Emit, call: _Call, sources: Value, handles: Value, count: Value
     return clash.get()
 
 
-@intrinsic
-def _tasks(context, one, scale, arrays, sources, handles, count, n, sequences, w, base, first, last):
-    def emit(context, b, signature, given):
-        e = Emit(b, signature.args[0])
-        arrays, sources, handles, count, n, sequences, w, base, first, last = (Value(e, x) for x in given[2:])
-        call = _Call(e, arrays, n, w, base)
-        clash = _describe(e, call, sources, handles, count)
-        call = _Call(e, call.at(TABLE), n, w, base)
-        for i in range(2):
-            e.put(Value(e, given[i]), call.constant(i).at)
-        rows.clear(e, call.mat(NOTHING), 0, 1, call.row(NOTHING) // e.size)
-        with e.when(clash.equals(0)), e.each(last, start=first) as task:
-            state, column = task // call.n(BLOCKS), task % call.n(BLOCKS) * call.n(COLUMNS)
-            sequence = sequences + state // call.n(HEADS) * SEQUENCE
-            _step_sequence(e, *call.tables, sequence, state % call.n(HEADS), column)
-        return clash.v
-
-    return types.int64(one, one, *[types.int64] * 10), emit
-
-
-@kernel
-def step_tasks(one, scale, arrays, sources, handles, count, n, sequences, w, base, first, last):
+@entry(numbers=2, wholes=11)
+def step_tasks(e: Emit, one: Value, scale: Value, arrays: Value, sources: Value, handles: Value, count: Value,
+               clashed: Value, n: Value, sequences: Value, w: Value, base: Value, first: Value,
+               last: Value) -> None:  # fmt: skip
     """Tasks first..last of (sequence, head, column block), the last running fastest, in memory from `base` on.
 
-    Of the tables the kernel gets the addresses. Returns 1, and does nothing, where the state that is overwritten
-    shares memory with one of the `count` arrays that are read.
+    Of the tables the kernel gets the addresses. Where the state that is overwritten shares memory with one of the
+    `count` arrays that are read, it does nothing but write 1 at `clashed`.
     """
-    return _tasks(one, scale, arrays, sources, handles, count, n, sequences, w, base, first, last)
+    call = _Call(e, arrays, n, w, base)
+    clash = _describe(e, call, sources, handles, count)
+    with e.when(clash.equals(1)):
+        e.put(clash, clashed)
+    call = _Call(e, call.at(TABLE), n, w, base)
+    for i, x in enumerate((one, scale)):
+        e.put(x, call.constant(i).at)
+    rows.clear(e, call.mat(NOTHING), 0, 1, call.row(NOTHING) // e.size)
+    with e.when(clash.equals(0)), e.each(last, start=first) as task:
+        state, column = task // call.n(BLOCKS), task % call.n(BLOCKS) * call.n(COLUMNS)
+        sequence = sequences + state // call.n(HEADS) * SEQUENCE
+        _step_sequence(e, *call.tables, sequence, state % call.n(HEADS), column)
