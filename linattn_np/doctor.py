@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .catalog import VARIANTS
+from .ground import code_cache
 from .ground.backend import NAMES
 from .testing import check_vjp, relative_error
 from .transforms import explain, vjp
@@ -57,9 +58,8 @@ def _cupy() -> Any:
 def cache_folders() -> dict[str, str]:
     """Where compiled code is kept."""
     home = os.path.expanduser("~")
-    cache = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     return {
-        "numba": os.path.join(cache, "linattn_np"),
+        "numba": str(code_cache.folder("cpu")),
         "cupy": os.environ.get("CUPY_CACHE_DIR", os.path.join(home, ".cupy", "kernel_cache")),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-LIBRARIES = ("numpy", "array-api-compat", "ml-dtypes", "numba", "cupy-cuda12x", "cupy-cuda13x", "torch", "jax", "dask",
+LIBRARIES = ("numpy", "array-api-compat", "ml-dtypes", "llvmlite", "cupy-cuda12x", "cupy-cuda13x", "torch", "jax", "dask",
              "array-api-strict")
 
 

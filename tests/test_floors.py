@@ -83,8 +83,8 @@ def test_neighbours_that_do_not_know_each_other(path):
 def test_who_may_import_what(path):
     own = module(path)
     for name, top in imports(path):
-        if name[0] == "numba":
-            assert path.name.startswith("numba_"), f"{'.'.join(own)} imports numba"
+        if name[0] in ("numba", "llvmlite"):
+            assert path.name.startswith("numba_"), f"{'.'.join(own)} imports a compiler"
         if name[0] in FRAMEWORKS:
             lazily = not top and own in (["ground", "namespace"], ["doctor"])
             assert lazily or own[0] in ("bridges", "cuda"), f"{'.'.join(own)} imports {name[0]}"
@@ -194,4 +194,4 @@ def test_import_takes_only_what_it_needs():
 def test_ml_dtypes_is_not_imported_for_a_call_without_it():
     loaded = loaded_by("import numpy as np, linattn_np as la; q = np.ones((4, 2, 3)); "
                        "la.vjp(la.kda, q, q, q, -q, q[..., 0], backend='chunks')")
-    assert not loaded & (FRAMEWORKS | {"ml_dtypes", "numba"})
+    assert not loaded & (FRAMEWORKS | {"ml_dtypes", "numba", "llvmlite"})

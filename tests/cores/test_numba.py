@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-pytest.importorskip("numba")
+pytest.importorskip("llvmlite")
 
 from linattn_np.cores.kinds import Row
 from linattn_np.cores.matrix_state import numba_loops, recurrence

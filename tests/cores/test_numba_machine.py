@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("numba")
+pytest.importorskip("llvmlite")
 
 from linattn_np.cores.numba_machine import carry_out
 from linattn_np.cores.numba_program import INPUTS, MINUS, ONE, TURNED, Program

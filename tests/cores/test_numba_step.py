@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-pytest.importorskip("numba")
+pytest.importorskip("llvmlite")
 
 import linattn_np as la
 from linattn_np.cores.kinds import Row

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-pytest.importorskip("numba")
+pytest.importorskip("llvmlite")
 
 from linattn_np.cores.matrix_state import numba_loops
 from linattn_np.ground import threads

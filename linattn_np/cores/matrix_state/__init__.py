@@ -47,12 +47,12 @@ def _numba_refuses(call: Call) -> str | None:
         return f"it has the recurrent form, and chunks of up to {LONGEST_CHUNK}"
     if any(y is not None and y.shape[-2] > x.v.shape[-2] for y in (x.k, x.g, x.r, x.beta, x.a, x.b)):
         return "it does not cover fewer value heads than keys or gates"
-    return None if _has_numba() else "Numba is not installed"
+    return None if _has_compiler() else "llvmlite, the compiler of its loops, is not installed"
 
 
 @functools.cache
-def _has_numba() -> bool:
-    return find_spec("numba") is not None
+def _has_compiler() -> bool:
+    return find_spec("llvmlite") is not None
 
 
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
