@@ -40,20 +40,20 @@ LA_DEVICE void stage_rows(const float (&out)[TILES][C / 8][4], u32 base, int row
 }
 
 // Those columns of the tile to memory: row r is token `token` + r * (REVERSE ? -1 : 1), column c of the tile is column
-// `column` + c of rows of WIDTH elements.
-template <class X, int C, int COLUMNS, int WIDTH>
+// `column` + c of rows of WIDTH elements. `lane` is one of THREADS.
+template <class X, int C, int COLUMNS, int WIDTH, int THREADS = 32>
 LA_DEVICE void store_rows(char* rows, i64 stride, u32 base, int token, int T, int row, int column, int lane) {
     constexpr u32 PER_ROW = COLUMNS * X::BYTES / LA_ALIGN, PER_PIECE = 16 / LA_ALIGN;
     constexpr int STEP = LA_REVERSE ? -1 : 1;
-    constexpr bool EVEN = 32 % PER_ROW == 0 && 32 / PER_ROW >= 8;   // a lane stays in its column
+    constexpr bool EVEN = THREADS % PER_ROW == 0 && THREADS / PER_ROW >= 8;   // a lane stays in its column
     // rows in an order that keeps a quarter warp out of its own banks
     const u32 l = (u32)lane / PER_ROW;
-    const u32 r0 = PER_ROW == 4 ? (l & 1) << 2 | l >> 1 : PER_ROW == 2 ? (l & 8) | (l & 3) << 1 | (l & 7) >> 2 : l;
+    const u32 r0 = THREADS > 32 ? l : PER_ROW == 4 ? (l & 1) << 2 | l >> 1 : PER_ROW == 2 ? (l & 8) | (l & 3) << 1 | (l & 7) >> 2 : l;
     int t = token + (int)r0 * STEP;
     char* to = rows + t * stride + ((column + row) * X::BYTES + (int)((u32)lane % PER_ROW) * LA_ALIGN);
 #pragma unroll
-    for (u32 n = 0; n < C * PER_ROW / 32; n++) {
-        const u32 i = n * 32 + lane, c = EVEN ? (u32)lane % PER_ROW : i % PER_ROW, r = EVEN ? r0 + n * (32 / PER_ROW) : i / PER_ROW;
+    for (u32 n = 0; n < C * PER_ROW / THREADS; n++) {
+        const u32 i = n * THREADS + lane, c = EVEN ? (u32)lane % PER_ROW : i % PER_ROW, r = EVEN ? r0 + n * (THREADS / PER_ROW) : i / PER_ROW;
         const int byte = (column + row) * X::BYTES + (int)c * LA_ALIGN;
         if (!EVEN) {
             t = token + (int)r * STEP;
@@ -62,8 +62,8 @@ LA_DEVICE void store_rows(char* rows, i64 stride, u32 base, int token, int T, in
         const bool valid = (u32)t < (u32)T && (WIDTH % X::COLUMNS == 0 || byte < WIDTH * X::BYTES);
         copy_out<LA_ALIGN>(to, base + X::piece(r, row * X::BYTES / 16 + c / PER_PIECE) + (c % PER_PIECE) * LA_ALIGN, valid);
         if (EVEN) {
-            t += STEP * (int)(32 / PER_ROW);
-            to += STEP * (int)(32 / PER_ROW) * stride;
+            t += STEP * (int)(THREADS / PER_ROW);
+            to += STEP * (int)(THREADS / PER_ROW) * stride;
         }
     }
 }

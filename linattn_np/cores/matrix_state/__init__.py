@@ -63,7 +63,7 @@ def _has_numba() -> bool:
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
 NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses, ASK)
-CUDA = backends.Backend("cuda", cuda_kernels, cuda_kernels.refuses)
+CUDA = backends.Backend("cuda", cuda_kernels, cuda_kernels.refuses, how=cuda_kernels.how)
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:

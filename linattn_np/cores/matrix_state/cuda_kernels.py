@@ -1,9 +1,10 @@
 """The chunk form as CUDA kernels on CuPy arrays: erase NONE, decay NONE or SCALAR, K and V up to 256.
 
 One pass over the tokens (cuda_src/matrix_state/scan.cu) is the forward and, with its arrays exchanged and time turned
-round, every gradient; nothing is kept but the inputs. Sequences are cut into segments where batch and heads leave the
-card idle: a first pass sums up what each segment adds to the state, and a small kernel makes of that the state each
-segment begins with.
+round, every gradient; nothing is kept but the inputs. On compute capability 90 the same pass runs by warpgroup products
+(scan_wgmma.cu), and dk and dv come from one pass together (writes_wgmma.cu). Sequences are cut into segments where batch
+and heads leave the card idle: a first pass sums up what each segment adds to the state, and a small kernel makes of that
+the state each segment begins with.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from ...cuda import launch
 from ...ground.namespace import Array, cast, dtype_name, sum_to
 from ..kinds import Decay, Erase, Row
 from . import cuda_plan as cuts
+from . import cuda_wgmma
 from .inputs import Inputs, Plan, Saved
 
-SCAN, SEGMENTS, GATE = "matrix_state/scan.cu", "matrix_state/segments.cu", "matrix_state/gate_grad.cu"
+SEGMENTS, GATE = "matrix_state/segments.cu", "matrix_state/gate_grad.cu"
 
 
 def refuses(call: Any) -> str | None:
@@ -48,8 +50,17 @@ def refuses(call: Any) -> str | None:
     return launch.unusable() or _too_large(_element(x.q, x.k, x.v), K, V)
 
 
+def how(call: Any) -> str:
+    """The passes of a call that is covered, in words."""
+    x = call.x
+    wgmma = cuda_wgmma.takes(_element(x.q, x.k, x.v), x.k.shape[-1], x.v.shape[-1], launch.capability())
+    return "passes by warpgroup products (wgmma)" if wgmma else "portable passes (mma.sync)"
+
+
 def _too_large(element: str, K: int, V: int) -> str | None:
     """Why tiles of these widths do not fit the device; None where they do."""
+    if cuda_wgmma.takes(element, K, V, launch.capability()):
+        return None
     limit = launch.shared_limit()
     need = cuts.shared_needed(element, K, V, limit)
     return f"{K} x {V} {element} takes {need} bytes of shared memory, a block has {limit}" if need > limit else None
@@ -78,6 +89,7 @@ class Batch(NamedTuple):
     align: int
     segments: int
     chunks: int  # of a segment
+    wgmma: bool  # the passes by warpgroup products
 
     @property
     def tokens(self) -> int:
@@ -118,10 +130,14 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     ends = _begins(xp, batch, q, dout, g, last, plan.scale, reverse=True)
     later = ends or _states(last, batch)
     dots = None if g is None else _Dots(xp, batch)
-    _scan(batch, k, q, dout, dv, g, later, 1.0, plan.scale, group=0 if ends else 1, reverse=True,
-          end=_states(first, batch))
-    _scan(batch, v, dout, q, dk, g, later.transposed(), 1.0, plan.scale, group=0 if ends else 1, reverse=True,
-          dots=dots and dots.of(k, 1))
+    if _writes_at_once(batch):
+        _writes(batch, (q, k, v, dout, dk, dv), g, later.transposed(), plan.scale, group=0 if ends else 1,
+                end=_states(first, batch).transposed(), dots=dots)
+    else:
+        _scan(batch, k, q, dout, dv, g, later, 1.0, plan.scale, group=0 if ends else 1, reverse=True,
+              end=_states(first, batch))
+        _scan(batch, v, dout, q, dk, g, later.transposed(), 1.0, plan.scale, group=0 if ends else 1, reverse=True,
+              dots=dots and dots.of(k, 1))
     earlier = begins or _states(_state(xp, state, batch), batch)
     _scan(batch, dout, v, k, dq, g, earlier.transposed(), plan.scale, 1.0, group=0 if begins else group,
           dots=dots and dots.of(q, 0))
@@ -203,11 +219,19 @@ def _batch(x: Inputs, plan: Plan, *arrays: Array) -> Batch:
     offsets = None
     if ragged:
         offsets = xp.asarray([s.start for s in sequences] + [sequences[-1].stop if sequences else 0], dtype=xp.int64)
-    parts = cuts.scan_pass(element, K, V, 16, True, cuts.SMALLEST_LIMIT).parts
+    wgmma = cuda_wgmma.takes(element, K, V, launch.capability())
     chunks = max(-(-longest // cuts.chunk_length(element)), 1)
-    each = -(-chunks // cuts.segments(N * heads * parts, chunks))
+    each = -(-chunks // _segments(element, K, V, wgmma, N * heads, chunks))
     return Batch(lead, T, heads, H, K, V, N, offsets, longest, element, x.g is not None, _alignment(arrays, K, V),
-                 -(-chunks // each), each)
+                 -(-chunks // each), each, wgmma)
+
+
+def _segments(element: str, K: int, V: int, wgmma: bool, slots: int, chunks: int) -> int:
+    """Pieces that the sequences of `slots` sequences and heads are cut into."""
+    if wgmma:
+        how = cuda_wgmma.scan_pass(K, V, 16, True)
+        return cuts.segments(slots * how.parts, chunks, how.resident)
+    return cuts.segments(slots * cuts.scan_pass(element, K, V, 16, True, cuts.SMALLEST_LIMIT).parts, chunks, 2)
 
 
 def _alignment(arrays: tuple[Array, ...], K: int, V: int) -> int:
@@ -237,18 +261,26 @@ def _pack_gate(g: Array | None, batch: Batch) -> bytes:
 
 
 def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool) -> cuts.Pass:
+    if batch.wgmma:
+        return cuda_wgmma.scan_pass(K, V, batch.align, batch.decay, reverse, outputs, dots)
     return cuts.scan_pass(batch.element, K, V, batch.align, batch.decay, launch.shared_limit(), reverse, outputs, dots)
+
+
+def _writes_at_once(batch: Batch) -> bool:
+    return batch.wgmma and cuda_wgmma.takes_writes(batch.K, batch.V)
 
 
 def _prepare_backward(batch: Batch) -> None:
     """Compile the passes of a backward together."""
     K, V, decay = batch.K, batch.V, batch.decay
-    passes = [_pass(batch, K, V, True, True, False), _pass(batch, V, K, True, True, decay),
-              _pass(batch, V, K, False, True, decay)]
+    passes = [_pass(batch, V, K, False, True, decay)]
+    if _writes_at_once(batch):
+        passes.append(cuda_wgmma.writes_pass(K, V, batch.align, decay))
+    else:
+        passes += [_pass(batch, K, V, True, True, False), _pass(batch, V, K, True, True, decay)]
     if batch.segments > 1:
         passes.append(_pass(batch, K, V, True, False, False))
-    wanted = tuple((SCAN, how.constants) for how in passes)
-    launch.prepare(wanted, launch.capability())
+    launch.prepare(tuple((how.file, how.constants) for how in passes), launch.capability())
 
 
 def _pointer(y: Array | None) -> int:
@@ -273,8 +305,25 @@ def _scan(
         struct.pack("<4q", *dot_pointers),
         struct.pack("<q4i2f", batch.tokens, batch.T, batch.heads, batch.segments, batch.chunks, read, write),
     ))
-    launch.launch(SCAN, "scan", how.constants, batch.N * batch.segments * batch.heads * how.parts, how.threads,
+    launch.launch(how.file, "scan", how.constants, batch.N * batch.segments * batch.heads * how.parts, how.threads,
                   how.shared, arguments)
+
+
+def _writes(
+    batch: Batch, arrays: tuple[Array, ...], g: Array | None, start: States, write: float, *, group: int, end: States,
+    dots: _Dots | None,
+) -> None:
+    """dk and dv from q, k, v, dout in one pass; group as in _scan."""
+    how = cuda_wgmma.writes_pass(batch.K, batch.V, batch.align, batch.decay)
+    arrays = tuple(y if y.ndim == 4 else y.reshape(prod(batch.lead), *y.shape[-3:]) for y in arrays)
+    written, states, _, marks = (0, 0, 0, 0) if dots is None else dots.of(arrays[1], 1).pointers
+    arguments = b"".join((
+        *(_pack_rows(y, batch) for y in arrays), _pack_gate(g, batch), struct.pack("<q", _pointer(batch.offsets)),
+        start.packed(), end.packed(), struct.pack("<2i", group, 1), struct.pack("<3q", written, states, marks),
+        struct.pack("<q4ifi", batch.tokens, batch.T, batch.heads, batch.segments, batch.chunks, write, 0),
+    ))
+    launch.launch(how.file, "writes", how.constants, batch.N * batch.segments * batch.heads, how.threads, how.shared,
+                  arguments)
 
 
 def _begins(
@@ -313,7 +362,7 @@ class _Dots:
         self.marks = -(-max(batch.longest, 1) // (self.how.chunk * cuts.MARK))
         slots = batch.N * batch.heads * self.marks
         self.tokens = xp.empty((2, self.how.parts, batch.heads, batch.tokens), dtype=xp.float32)
-        self.states = xp.empty((slots, self.how.state_floats), dtype=xp.float32)
+        self.states = xp.empty((slots, self.how.mark_floats), dtype=xp.float32)
         self.products = xp.empty((slots, self.how.parts * self.how.warps), dtype=xp.float32)
 
     def of(self, x: Array, which: int) -> _DotsOfPass:
