@@ -47,7 +47,7 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
     yield small("states of segments", cuda_kernels.SEGMENTS)
     if backward:
         if wgmma and cuda_wgmma.takes_writes(K, V):
-            yield Entry("dk, dv", cuda_plan.WRITES, cuda_wgmma.writes_pass(K, V, align, decay).constants)
+            yield Entry("dk, dv", cuda_wgmma.WRITES, cuda_wgmma.writes_pass(K, V, align, decay).constants)
         else:
             yield scan("dv", K, V, reverse=True)
             yield scan("dk", V, K, reverse=True, dots=decay)

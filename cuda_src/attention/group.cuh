@@ -82,20 +82,20 @@ template <int C> LA_DEVICE void scale_starts(float (&out)[C / 8][4], const Decay
     }
 }
 
-// <x_t, out_t> over this warp's 16 columns of x, to `dots` (C floats), and then the token's own write added to out:
-// `values` are its operands, `own` its entries of the gram matrix.
+// <x_t, out_t> over this warp's 16 columns of x, to `dots` (C floats), and then the token's own write added to out: `values`
+// is the tile that was written from, `own` the entries of the gram matrix.
 template <class X, int C>
-LA_DEVICE void dot_outputs(float (&out)[C / 8][4], const u32 (&values)[C / 16][4], u32 x, int column, u32 own, u32 dots, int lane) {
+LA_DEVICE void dot_outputs(float (&out)[C / 8][4], u32 values, u32 x, int column, u32 own, u32 dots, int lane) {
     float sums[C / 4];   // column pairs (2j, 2j + 1) of each 8 tokens
 #pragma unroll
     for (int t = 0; t < C / 16; t++) {
-        const auto y = load_a_columns<Bfloat16, X>(x, t * 16, column, lane);
+        const auto y = load_a_columns<Bfloat16, X>(x, t * 16, column, lane), v = load_a_columns<Bfloat16, X>(values, t * 16, column, lane);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int tile = 2 * t + half;
             const float2 e = load_shared2(own + (tile * 8 + (lane & 3) * 2) * 4);
             float (&o)[4] = out[tile];
-            const u32 y0 = y.x[2 * half], y1 = y.x[2 * half + 1], v0 = values[t][2 * half], v1 = values[t][2 * half + 1];
+            const u32 y0 = y.x[2 * half], y1 = y.x[2 * half + 1], v0 = v.x[2 * half], v1 = v.x[2 * half + 1];
             sums[2 * tile] = o[0] * low_bf16(y0) + o[2] * low_bf16(y1);
             sums[2 * tile + 1] = o[1] * high_bf16(y0) + o[3] * high_bf16(y1);
             o[0] += e.x * low_bf16(v0); o[1] += e.y * high_bf16(v0); o[2] += e.x * low_bf16(v1); o[3] += e.y * high_bf16(v1);

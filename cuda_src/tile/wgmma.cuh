@@ -40,6 +40,7 @@ template <int N> LA_DEVICE void products_done(float (&c)[N][4]) {
 LA_DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // waits for the threads of one warpgroup
 LA_DEVICE void group_barrier(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+template <int THREADS> LA_DEVICE void groups_barrier(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id + 1), "n"(THREADS) : "memory"); }
 
 #define LA_TILE(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define LA_TILES4(c, i) LA_TILE(c, i), LA_TILE(c, i + 1), LA_TILE(c, i + 2), LA_TILE(c, i + 3)

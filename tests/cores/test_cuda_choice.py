@@ -65,7 +65,7 @@ def test_a_device_that_cannot_run_kernels_says_why(a_card, monkeypatch):
 
 
 def test_segments_fill_the_card_and_are_long_enough():
-    assert cuda_plan.segments(blocks=256, chunks=64) == 1
-    assert cuda_plan.segments(blocks=32, chunks=512) == 8
-    assert cuda_plan.segments(blocks=1, chunks=15) == 1
-    assert cuda_plan.segments(blocks=8, chunks=2048) == 33
+    assert cuda_plan.segments(blocks=256, chunks=64, resident=2) == 1
+    assert cuda_plan.segments(blocks=32, chunks=512, resident=2) == 8
+    assert cuda_plan.segments(blocks=1, chunks=15, resident=2) == 1
+    assert cuda_plan.segments(blocks=8, chunks=2048, resident=2) == 33

@@ -361,9 +361,9 @@ class _Dots:
         self.how = _pass(batch, batch.V, batch.K, False, True, True)
         self.marks = -(-max(batch.longest, 1) // (self.how.chunk * cuts.MARK))
         slots = batch.N * batch.heads * self.marks
-        self.tokens = xp.empty((2, self.how.parts, batch.heads, batch.tokens), dtype=xp.float32)
+        self.tokens = xp.empty((2, self.how.dot_parts, batch.heads, batch.tokens), dtype=xp.float32)
         self.states = xp.empty((slots, self.how.mark_floats), dtype=xp.float32)
-        self.products = xp.empty((slots, self.how.parts * self.how.warps), dtype=xp.float32)
+        self.products = xp.empty((slots, self.how.dot_parts * self.how.warps), dtype=xp.float32)
 
     def of(self, x: Array, which: int) -> _DotsOfPass:
         """which: 0 what reads (q, with dq), 1 what writes (k, with dk)."""
@@ -379,6 +379,6 @@ def _gate_grad(xp: Any, batch: Batch, g: Array, dots: _Dots) -> Array:
         struct.pack("<3q", dots.tokens[0].data.ptr, dots.tokens[1].data.ptr, dots.products.data.ptr)
         + _pack_gate(g, batch) + struct.pack(
             "<5q4i", dg.data.ptr, _pointer(batch.offsets), batch.tokens, dots.marks, blocks, batch.T, batch.heads,
-            dots.how.parts, dots.how.warps),
+            dots.how.dot_parts, dots.how.warps),
     )
     return dg

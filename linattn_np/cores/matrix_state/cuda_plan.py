@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 ELEMENTS = {"bfloat16": 0, "float16": 1, "float32": 2}
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-PANEL = 64  # columns of a panel of warpgroup products
 WIDEST = 256  # key and value columns
-SCAN, SCAN_WGMMA = "matrix_state/scan.cu", "matrix_state/scan_wgmma.cu"
-WRITES = "matrix_state/writes_wgmma.cu"  # dk and dv in one pass
+SCAN = "matrix_state/scan.cu"
 MARK = 4  # chunks between two inner products of states for the gradient of the gates
 MULTIPROCESSORS = 132  # of the card that sequences are cut for
 SEGMENT = 8  # chunks that a segment has at least
@@ -29,10 +27,8 @@ class Pass(NamedTuple):
     threads: int
     parts: int  # blocks over the value columns
     chunk: int  # tokens
-
-    @property
-    def warps(self) -> int:
-        return self.threads // 32
+    dot_parts: int  # sums that a dot of two tokens comes in
+    warps: int  # of each such sum
 
     @property
     def resident(self) -> int:
@@ -43,7 +39,7 @@ class Pass(NamedTuple):
     def mark_floats(self) -> int:
         """Room of a state in registers, all parts: float32, or bfloat16 padded to whole panels of 64 columns."""
         values = dict(self.constants)
-        rows = self.parts * self.warps * values["LA_TILES"] * 16
+        rows = self.dot_parts * self.warps * values["LA_TILES"] * 16
         return rows * (round_up(values["LA_K"], 16) if self.file == SCAN else round_up(values["LA_K"], 64) // 2)
 
 
@@ -86,7 +82,8 @@ def scan_pass(
         "LA_OUTPUTS": int(outputs), "LA_DOTS": int(dots), "LA_MARK": MARK, "LA_SHARED": shared,
         "LA_BLOCKS": max(1, min(4, 227 * 1024 // (shared + 1024), REGISTERS // (threads * registers))),
     }
-    return Pass(SCAN, tuple(sorted(constants.items())), shared, threads, -(-V // (16 * each * warps)), C)
+    parts = -(-V // (16 * each * warps))
+    return Pass(SCAN, tuple(sorted(constants.items())), shared, threads, parts, C, parts, warps)
 
 
 def shared_needed(element: str, K: int, V: int, limit: int) -> int:

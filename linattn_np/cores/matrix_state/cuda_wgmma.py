@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import os
 
-from .cuda_plan import MARK, PANEL, SCAN_WGMMA, WRITES, Pass, round_up
+from .cuda_plan import MARK, Pass, round_up
 
-CHUNK = 64
+SCAN, ADDS = "matrix_state/scan_wgmma.cu", "matrix_state/adds_wgmma.cu"
+WRITES = "matrix_state/writes_wgmma.cu"  # dk and dv in one pass
+CHUNK, PANEL = 64, 64  # tokens of a chunk; columns of a panel
 SHARED = 227 * 1024  # bytes of shared memory of a block, and 1024 less than a multiprocessor has
-NARROWEST, WIDEST = 33, 128  # narrower than half a panel wastes most of it; wider leaves no registers
+NARROWEST, WIDEST = 33, 128  # narrower than half a panel wastes most of it; a wider state leaves no registers
+TOKEN_FLOATS = CHUNK * 4  # bytes of one number a token
+DECAY = 3 * TOKEN_FLOATS + 16  # bytes of a stage's sums of decays
 PORTABLE = "LINATTN_CUDA_PORTABLE"  # in the environment: 1 takes the portable passes, for measuring
 
 
@@ -21,50 +25,43 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 
 def takes_writes(K: int, V: int) -> bool:
     """Whether dk and dv come from one pass."""
-    return round_up(K, PANEL) == round_up(V, PANEL) <= 2 * PANEL
+    return round_up(K, PANEL) == round_up(V, PANEL)
 
 
 @functools.cache
 def scan_pass(
     K: int, V: int, align: int, decay: bool, reverse: bool = False, outputs: bool = True, dots: bool = False
 ) -> Pass:
-    """The constants of scan_wgmma.cu for keys K and values V wide."""
-    groups = 1 if V <= PANEL else 2  # of 64 value columns
-    warps, rows, keys = 4 * groups, PANEL * groups, round_up(K, PANEL)
-    stage = CHUNK * 2 * (keys * (1 + outputs) + rows * (1 + dots))
-    rest = outputs * CHUNK * CHUNK * 2 + warps * 3 * CHUNK * 4 + dots * (warps + 1) * CHUNK * 4
-    registers = keys // 2 + (136 if dots else 104 if outputs else 64)  # a thread, about
-    resident = max(1, min(4, 65536 // (32 * warps * registers)))
-    stages, shared = 0, 0
-    while resident and not stages:
-        for n in (3, 2):
-            shared = round_up(n * (stage + CHUNK * 4), 1024) + rest
-            if shared <= SHARED and resident * (shared + 1024) <= SHARED + 1024:
-                stages = n
-                break
-        else:
-            resident -= 1
-    return _pass(SCAN_WGMMA, K, V, align, decay, reverse, outputs, dots, warps, stages, shared, resident)
+    """The constants of scan_wgmma.cu, or of adds_wgmma.cu without outputs, for keys K and values V wide."""
+    groups, keys = round_up(V, PANEL) // PANEL, round_up(K, PANEL)
+    stage = CHUNK * 2 * (keys * (1 + outputs) + PANEL * groups * (1 + dots))
+    if not outputs:
+        return _pass(ADDS, K, V, align, decay, reverse, False, groups, 3, 3 * (stage + TOKEN_FLOATS)
+                     + 4 * groups * 3 * TOKEN_FLOATS, 4 // groups)
+    rest, resident = groups * CHUNK * CHUNK * 2 + dots * 5 * groups * TOKEN_FLOATS + 64, 3 - groups
+    each = stage + DECAY + 16
+    stages = next(n for n in (4, 3, 2) if resident * (n * each + rest + 1024) <= SHARED + 1024)
+    return _pass(SCAN, K, V, align, decay, reverse, dots, groups, stages, stages * each + rest, resident)
 
 
 @functools.cache
 def writes_pass(K: int, V: int, align: int, decay: bool) -> Pass:
     """The constants of writes_wgmma.cu, dk and dv in one pass; the gradient of the gates where there is a decay."""
-    width = round_up(K, PANEL)
-    warps, stages = width // 16, 2
-    shared = stages * (4 * CHUNK * width * 2 + CHUNK * 4) + width * width * 2 + 2 * CHUNK * CHUNK * 2
-    shared += warps * 3 * CHUNK * 4 + decay * (warps + 1) * CHUNK * 4 + 128
-    return _pass(WRITES, K, V, align, decay, True, True, decay, warps, stages, shared, 1 if width > PANEL else 2)
+    width, stages = round_up(K, PANEL), 2
+    groups = width // PANEL
+    shared = stages * (4 * CHUNK * width * 2 + DECAY + 16) + width * width * 2 + 2 * CHUNK * CHUNK * 2 + 64
+    shared += decay * (4 * groups + 1) * TOKEN_FLOATS
+    return _pass(WRITES, K, V, align, decay, True, decay, groups, stages, shared, 3 - groups)
 
 
 def _pass(
-    file: str, K: int, V: int, align: int, decay: bool, reverse: bool, outputs: bool, dots: bool, warps: int,
-    stages: int, shared: int, resident: int,
+    file: str, K: int, V: int, align: int, decay: bool, reverse: bool, dots: bool, groups: int, stages: int,
+    shared: int, resident: int,
 ) -> Pass:
     constants = {
         "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": align, "LA_K": K, "LA_V": V,
-        "LA_C": CHUNK, "LA_WARPS": warps, "LA_TILES": 1, "LA_STAGES": stages, "LA_OUTPUTS": int(outputs),
+        "LA_C": CHUNK, "LA_WARPS": 4 * groups, "LA_TILES": 1, "LA_STAGES": stages, "LA_OUTPUTS": int(file != ADDS),
         "LA_DOTS": int(dots), "LA_MARK": MARK, "LA_SHARED": shared, "LA_BLOCKS": resident,
     }
-    parts = 1 if file == WRITES else -(-V // (16 * warps))
-    return Pass(file, tuple(sorted(constants.items())), shared, 32 * warps, parts, CHUNK)
+    threads = 128 * groups + (0 if file == ADDS else 128)  # one group more fills the ring
+    return Pass(file, tuple(sorted(constants.items())), shared, threads, 1, CHUNK, groups, 4)
