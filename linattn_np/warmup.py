@@ -30,11 +30,11 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
     limit = SHARED[capability] * 1024
     align = gcd(16, K * cuda_plan.BYTES[dtype], V * cuda_plan.BYTES[dtype])
 
-    wgmma = cuda_wgmma.takes(dtype, K, V, capability)
+    wgmma = cuda_wgmma.takes(dtype, K, V, align, capability)
 
     def scan(words: str, K: int, V: int, reverse: bool = False, outputs: bool = True, dots: bool = False) -> Entry:
         if wgmma:
-            how = cuda_wgmma.scan_pass(K, V, align, decay, reverse, outputs, dots)
+            how = cuda_wgmma.scan_pass(K, V, decay, reverse, outputs, dots)
         else:
             how = cuda_plan.scan_pass(dtype, K, V, align, decay, limit, reverse, outputs, dots)
         return Entry(words, how.file, how.constants)
@@ -47,7 +47,7 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
     yield small("states of segments", cuda_kernels.SEGMENTS)
     if backward:
         if wgmma and cuda_wgmma.takes_writes(K, V):
-            yield Entry("dk, dv", cuda_wgmma.WRITES, cuda_wgmma.writes_pass(K, V, align, decay).constants)
+            yield Entry("dk, dv", cuda_wgmma.WRITES, cuda_wgmma.writes_pass(K, V, decay).constants)
         else:
             yield scan("dv", K, V, reverse=True)
             yield scan("dk", V, K, reverse=True, dots=decay)

@@ -29,12 +29,11 @@ template <int C> struct Gates {
             x[i] = (u32)t < (u32)T ? g[t * stride] : 0.f;
         }
     }
-    // into a stage
-    __device__ __forceinline__ float store(u32 base, float read, float write, int lane) const {
+    // into a stage; read, write and later as decay.cuh's
+    __device__ __forceinline__ void store(u32 base, float read, float write, float later, int lane) const {
         const Decay<C> decay = {base};
-        const float all = decay.set(x, read, write, 0.f, lane);
+        const float all = decay.set(x, read, write, later, lane);
         if (lane == 0) store_shared(base + Decay<C>::FLOATS * 4, all);
-        return all;
     }
 };
 

@@ -4,16 +4,16 @@
 #include "attention/state.cuh"
 #include "tile/wgmma.cuh"
 
-// The group's columns of P (accumulators of 64 rows, N tiles of 8 columns from tile FIRST): decayed, to shared memory. Tiles
-// above the diagonal are not written; STRICT: zeros on the diagonal, whose entries go to `own`.
-template <bool STRICT, class Gram, int N, int C>
-LA_DEVICE void store_gram(const float (&p)[N][4], u32 gram, u32 own, const Decay<C>& decay, float scale, int first, int warp, int lane) {
+// P = (accumulators of a chunk's rows, the columns its tokens) decayed, to shared memory. Tiles above the diagonal are not
+// written. strict: zeros on the diagonal, whose entries go to `own`.
+template <class Gram, int C>
+LA_DEVICE void store_gram(bool strict, const float (&p)[C / 8][4], u32 gram, u32 own, const Decay<C>& decay, float scale, int warp, int lane) {
     const int i0 = warp * 16 + (lane >> 2), i1 = i0 + 8;
     const float2 to[2] = {decay.upto(i0), decay.upto(i1)};
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        if (first + n >= 2 * warp + 2) continue;
-        const int j = (first + n) * 8 + (lane & 3) * 2;
+    for (int n = 0; n < C / 8; n++) {
+        if (n >= 2 * warp + 2) continue;
+        const int j = n * 8 + (lane & 3) * 2;
         float2 from[2];
         decay.upto(j, from);
 #pragma unroll
@@ -23,10 +23,10 @@ LA_DEVICE void store_gram(const float (&p)[N][4], u32 gram, u32 own, const Decay
 #pragma unroll
             for (int m = 0; m < 2; m++) {
                 x[m] = p[n][below * 2 + m] * scale;
-                if (STRICT && i == j + m) store_shared(own + i * 4, x[m]);
-                x[m] = i - STRICT >= j + m ? x[m] * decay.between(from[m], to[below]) : 0.f;
+                if (strict && i == j + m) store_shared(own + i * 4, x[m]);
+                x[m] = i - strict >= j + m ? x[m] * decay.between(from[m], to[below]) : 0.f;
             }
-            store_shared_u32(gram + Gram::piece(i, first + n) + (lane & 3) * 4, pack_bf16(x[0], x[1]));
+            store_shared_u32(gram + Gram::piece(i, n) + (lane & 3) * 4, pack_bf16(x[0], x[1]));
         }
     }
 }

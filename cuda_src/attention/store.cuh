@@ -46,12 +46,13 @@ LA_DEVICE void store_rows(char* rows, i64 stride, u32 base, int token, int T, in
     constexpr u32 PER_ROW = COLUMNS * X::BYTES / LA_ALIGN, PER_PIECE = 16 / LA_ALIGN;
     constexpr int STEP = LA_REVERSE ? -1 : 1;
     constexpr bool EVEN = THREADS % PER_ROW == 0 && THREADS / PER_ROW >= 8;   // a lane stays in its column
+    constexpr int ROLL = THREADS > 32 && LA_ALIGN < 16 ? 2 : 1024;   // small pieces are many: a group keeps few addresses
     // rows in an order that keeps a quarter warp out of its own banks
     const u32 l = (u32)lane / PER_ROW;
     const u32 r0 = THREADS > 32 ? l : PER_ROW == 4 ? (l & 1) << 2 | l >> 1 : PER_ROW == 2 ? (l & 8) | (l & 3) << 1 | (l & 7) >> 2 : l;
     int t = token + (int)r0 * STEP;
     char* to = rows + t * stride + ((column + row) * X::BYTES + (int)((u32)lane % PER_ROW) * LA_ALIGN);
-#pragma unroll
+#pragma unroll ROLL
     for (u32 n = 0; n < C * PER_ROW / THREADS; n++) {
         const u32 i = n * THREADS + lane, c = EVEN ? (u32)lane % PER_ROW : i % PER_ROW, r = EVEN ? r0 + n * (THREADS / PER_ROW) : i / PER_ROW;
         const int byte = (column + row) * X::BYTES + (int)c * LA_ALIGN;

@@ -3,54 +3,57 @@
 //     S = sum over the segment's tokens j of e^{g after j} write k_j^T v_j
 //
 // The segment is walked from its end, so that it may stop once all that is earlier has decayed to nothing.
+#include "attention/fill.cuh"
 #include "attention/group.cuh"
-#include "attention/walk.cuh"
 
-constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, GROUPS = WARPS / 4, STAGES = LA_STAGES, THREADS = 32 * WARPS;
+constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, GROUPS = WARPS / 4, STAGES = LA_STAGES;
 static_assert(C == 64 && LA_TILES == 1 && LA_OUTPUTS == 0, "four products a chunk");
 constexpr int KP = round_up(K, 64), VB = 64 * GROUPS, PARTS = (V + VB - 1) / VB;   // columns of the key tile, value rows of this block
 typedef Panels<KP, C> Keys;
 typedef Panels<VB, C> Values;
-// shared memory: stages of k, v; their log decays; each warp's sums of decays
-constexpr int STAGE = Keys::SIZE + Values::SIZE, AT_GATES = STAGES * STAGE, AT_DECAY = AT_GATES + STAGES * C * 4;
-static_assert(LA_SHARED == AT_DECAY + WARPS * Decay<C>::FLOATS * 4, "LA_SHARED is what the launch asks for");
+// shared memory: stages of k, v; sums of decays of each; the ring; where rows lie
+constexpr int STAGE = Keys::SIZE + Values::SIZE, AT_DECAY = STAGES * STAGE, AT_RING = AT_DECAY + STAGES * StageDecay<C>::BYTES;
+constexpr int AT_KEPT = AT_RING + Ring<STAGES>::BYTES;
+static_assert(LA_SHARED == AT_KEPT + 64, "LA_SHARED is what the launch asks for");
 
-extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __grid_constant__ ScanArguments a) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    const u32 shared = shared_address(memory);
-    const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
-    const Walk<C, PARTS, !LA_REVERSE> walk(a.offsets, a.T, a.heads, a.segments, a.chunks);
+typedef Walk<C, PARTS, !LA_REVERSE> ThisWalk;
+
+// Both sides add up `later`, the log2 decay from a chunk's end to the segment's, and stop alike: below the floor all that is
+// left is multiplied by an exact zero.
+LA_DEVICE void fill(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ring<STAGES> ring, int thread) {
     const Sequence& sequence = walk.sequence;
-    if (walk.segment > walk.last || walk.is_end()) return;   // nothing needs what the last segment adds
     const char *k = rows_of(a.k, sequence, walk.head), *v = rows_of(a.v, sequence, walk.head);
-    const float* g = walk.gates(a.g, a.g_batch, a.g_token, a.g_head, a.g_group);
-    const int row = warp * 16, column = walk.part * VB, steps = walk.steps;   // of this warp in the block, of the block in V
-
-    auto load = [&](int step) {
+    const int lane = thread & 31, column = walk.part * VB;
+    Gates<C> gates = {walk.gates(a.g, a.g_batch, a.g_token, a.g_head, a.g_group), a.g_token, {}};
+    if (thread < 32) gates.load(walk.token_of(0), sequence.T, lane);
+    float later = 0.f;
+    for (int step = 0; step < walk.steps && later >= FLOOR_LOG2; step++) {
         const int stage = step % STAGES, token = walk.token_of(step);
-        const u32 at = shared + stage * STAGE;
-        load_rows<Keys, C, THREADS, K>(at, k, a.k.token, token, sequence.T, 0, thread);
-        load_rows<Values, C, THREADS, V>(at + Keys::SIZE, v, a.v.token, token, sequence.T, column, thread);
-        load_gates<C, THREADS>(shared + AT_GATES + stage * C * 4, g, a.g_token, token, sequence.T, thread);
-    };
+        const u32 at = shared + stage * STAGE, decay = shared + AT_DECAY + stage * StageDecay<C>::BYTES;
+        ring.wait_empty(step);
+        load_rows<Keys, C, FILLERS, K, 2>(at, k, a.k.token, token, sequence.T, 0, thread);
+        load_rows<Values, C, FILLERS, V, 2>(at + Keys::SIZE, v, a.v.token, token, sequence.T, column, thread);
+        if (thread < 32) {
+            gates.store(decay, 1.f, a.write, later, lane);
+            if (step + 1 < walk.steps) gates.load(walk.token_of(step + 1), sequence.T, lane);
+        }
+        ring.filled(step);
+        group_barrier(GROUPS);
+        later += StageDecay<C>::all(decay);
+    }
+    copy_wait<0>();
+}
+
+LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ring<STAGES> ring, int thread) {
+    const int warp = thread >> 5, lane = thread & 31, row = warp * 16;   // of this warp in the block
     StateRows<1, KP> S;
     S.clear();
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
-        if (s < steps) load(s);
-        copy_commit();
-    }
-    const Decay<C> decay = {shared + AT_DECAY + warp * Decay<C>::FLOATS * 4};
-    float later = 0.f;   // log2 decay from this chunk's end to the segment's
-    for (int step = 0; step < steps && later >= FLOOR_LOG2; step++) {   // below the floor all that is left is an exact zero
+    float later = 0.f;
+    for (int step = 0; step < walk.steps && later >= FLOOR_LOG2; step++) {
         const u32 keys = shared + step % STAGES * STAGE, values = keys + Keys::SIZE;
-        copy_wait<STAGES - 2>();
+        const Decay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+        ring.wait_full(step);
         publish_shared();
-        __syncthreads();
-        if (step + STAGES - 1 < steps) load(step + STAGES - 1);
-        copy_commit();
-        later += decay.set(shared + AT_GATES + step % STAGES * C * 4, 1.f, a.write, later, lane);
-        __syncwarp();
         u32 weighted[C / 16][4];
 #pragma unroll
         for (int t = 0; t < C / 16; t++) {
@@ -62,11 +65,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
 #pragma unroll
         for (int t = 0; t < C / 16; t++) write_state<Keys>(S, weighted[t], panel_descriptor(keys) + Keys::across(t));   // S^T += (V e^{end})^T K
         products_commit();
+        later += StageDecay<C>::all(decay.base);
         products_wait<0>();
         products_done(S.x[0]);
+        ring.used(step, lane);
     }
-    copy_wait<0>();
     const i64 slot = walk.slot * a.segments + walk.segment;
-    S.template store<V, K>(a.end, slot, column + row, lane);
+    S.template store<V, K>(a.end, slot, walk.part * VB + row, lane);
     if (thread == 0 && walk.part == 0) a.sums[slot] = later;
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS + FILLERS, LA_BLOCKS) scan(const __grid_constant__ ScanArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory);
+    const ThisWalk walk(a.offsets, a.T, a.heads, a.segments, a.chunks);
+    if (walk.segment > walk.last || walk.is_end()) return;   // nothing needs what the last segment adds
+    const Ring<STAGES> ring = {shared + AT_RING};
+    if (threadIdx.x == 0) ring.init(2 * FILLERS, WARPS);
+    __syncthreads();
+    if (threadIdx.x >= 32 * WARPS) {
+        give_registers<FILL_REGISTERS>();
+        fill(a, walk, shared, ring, threadIdx.x - 32 * WARPS);
+    } else {
+        take_registers<USE_REGISTERS<GROUPS>>();
+        use(a, walk, shared, ring, threadIdx.x);
+    }
 }

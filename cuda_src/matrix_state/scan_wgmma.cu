@@ -44,7 +44,7 @@ LA_DEVICE void fill(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ri
         load_kept<Values, C, V>(at + Keys::SIZE, v, token, sequence.T, column, thread);
         if constexpr (DOTS) load_kept<Values, C, V>(at + 2 * Keys::SIZE + Values::SIZE, x, token, sequence.T, column, thread);
         if (thread < 32) {
-            gates.store(shared + AT_DECAY + stage * StageDecay<C>::BYTES, a.read, a.write, lane);
+            gates.store(shared + AT_DECAY + stage * StageDecay<C>::BYTES, a.read, a.write, 0.f, lane);
             if (step + 1 < walk.steps) gates.load(walk.token_of(step + 1), sequence.T, lane);
         }
         ring.filled(step);
@@ -74,60 +74,77 @@ LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Rin
     char* to = own_rows(a.out, sequence, walk.head);
     float* to_dots = a.dots + ((i64)(walk.part * GROUPS + group) * a.heads + walk.head) * a.tokens + sequence.index;
 
-    for (int step = 0; step < walk.steps; step++) {
-        const u32 keys = shared + step % STAGES * STAGE, values = keys + Keys::SIZE, queries = values + Values::SIZE, others = queries + Keys::SIZE;
-        const u64 b_keys = panel_descriptor(keys), b_queries = panel_descriptor(queries);
-        const Decay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
-        u32 s[KP / 16][4];   // before any product: the state's registers are not touched while products run
-        state_operands(s, S, 0);
+    if (walk.steps > 0) {
         float p[C / 8][4], out[1][C / 8][4];
-        ring.wait_full(step);
-        publish_shared();
-        products_begin();
-#pragma unroll
-        for (int d = 0; d < KP / 16; d++) product<0, 0>(p, b_queries + Keys::along(d), b_keys + Keys::along(d), d > 0);   // P = Q K^T
-        products_commit();
-#pragma unroll
-        for (int d = 0; d < KP / 16; d++) product<0, 0>(out[0], s[d], b_queries + Keys::along(d), d > 0);   // out^T = S^T Q^T
-        products_commit();
-        if (!LA_REVERSE && marked(step + 1)) Marks<KP>::prefetch(a.states + mark(step + 1) * Marks<KP>::BYTES, lane);
-        products_wait<1>();
-        products_done(p);
-        store_gram<DOTS, Gram>(p, gram, own, decay, a.read * a.write, 0, warp & 3, lane);
-        publish_shared();
         u32 plain[C / 16][4], weighted[C / 16][4];
+        auto begin_products = [&](int step) {   // P = Q K^T, out^T = S^T Q^T
+            const u32 keys = shared + step % STAGES * STAGE;
+            const u64 b_keys = panel_descriptor(keys), b_queries = panel_descriptor(keys + Keys::SIZE + Values::SIZE);
+            u32 s[KP / 16][4];   // before any product: the state's registers are not touched while products run
+            state_operands(s, S, 0);
+            ring.wait_full(step);
+            publish_shared();
+            products_begin();
 #pragma unroll
-        for (int t = 0; t < C / 16; t++) {
-            load_operand<Values>(plain[t], values, t * 16, row, lane);
-            weigh_operand(weighted[t], plain[t], t * 16, decay, lane);
+            for (int d = 0; d < KP / 16; d++) product<0, 0>(p, b_queries + Keys::along(d), b_keys + Keys::along(d), d > 0);
+            products_commit();
+#pragma unroll
+            for (int d = 0; d < KP / 16; d++) product<0, 0>(out[0], s[d], b_queries + Keys::along(d), d > 0);
+            products_commit();
+        };
+        auto end_products = [&](int step) {   // P in shared memory, out^T e^{start}, S^T e^{all}, operands of the values
+            const u32 values = shared + step % STAGES * STAGE + Keys::SIZE;
+            const Decay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+            products_wait<1>();
+            products_done(p);
+            store_gram<Gram>(DOTS, p, gram, own, decay, a.read * a.write, warp & 3, lane);
+            publish_shared();
+#pragma unroll
+            for (int t = 0; t < C / 16; t++) {
+                load_operand<Values>(plain[t], values, t * 16, row, lane);
+                weigh_operand(weighted[t], plain[t], t * 16, decay, lane);
+            }
+            products_wait<0>();
+            products_done(out[0]);
+            scale_starts<C>(out[0], decay, lane);
+            if (LA_DECAY) {
+                const float carry = exp2_approx(StageDecay<C>::all(decay.base));
+                S.each([&](int, int, float& y) { y *= carry; });
+            }
+        };
+        auto store = [&](int step) {   // outputs that are staged
+            if (DOTS) store_dots<C, 128, 4>(to_dots, dots, walk.token_of(step), sequence.T, thread & 127);
+            store_rows<Values, C, 64, V, 128>(to, a.out.token, shared + step % STAGES * STAGE + Keys::SIZE, walk.token_of(step), sequence.T, group * 64, column, thread & 127);
+        };
+        begin_products(0);
+        end_products(0);
+        for (int step = 0;; step++) {
+            const u32 keys = shared + step % STAGES * STAGE, values = keys + Keys::SIZE, others = values + Values::SIZE + Keys::SIZE;
+            group_barrier(group);   // P is whole
+            products_begin();
+#pragma unroll
+            for (int t = 0; t < C / 16; t++) product<0, 0>(out[0], plain[t], b_gram + Gram::along(t), true);   // out^T += V^T P^T
+            products_commit();
+#pragma unroll
+            for (int t = 0; t < C / 16; t++) write_state<Keys>(S, weighted[t], panel_descriptor(keys) + Keys::across(t));   // S^T += (V e^{end})^T K
+            products_commit();
+            if (!LA_REVERSE && marked(step + 1)) Marks<KP>::prefetch(a.states + mark(step + 1) * Marks<KP>::BYTES, lane);
+            products_wait<1>();
+            products_done(out[0]);
+            if constexpr (DOTS) dot_outputs<Values, C>(out[0], values, others, row, own, dots + (warp & 3) * C * 4, lane);
+            stage_rows<Bfloat16, Values, 1, C>(out, values, row, lane);
+            group_barrier(group);   // P and its diagonal have been read too
+            products_wait<0>();
+            products_done(S.x[0]);
+            if (!LA_REVERSE && marked(step + 1)) write_product(step + 1);
+            if (LA_REVERSE && marked(step)) Marks<KP>::store(a.states + mark(step) * Marks<KP>::BYTES, S, lane);
+            if (step + 1 == walk.steps) break;
+            begin_products(step + 1);
+            store(step);
+            ring.used(step, lane);
+            end_products(step + 1);
         }
-        products_wait<0>();
-        products_done(out[0]);
-        scale_starts<C>(out[0], decay, lane);
-        if (LA_DECAY) {
-            const float carry = exp2_approx(StageDecay<C>::all(decay.base));
-            S.each([&](int, int, float& y) { y *= carry; });
-        }
-        group_barrier(group);   // P is whole
-        products_begin();
-#pragma unroll
-        for (int t = 0; t < C / 16; t++) product<0, 0>(out[0], plain[t], b_gram + Gram::along(t), true);   // out^T += V^T P^T
-        products_commit();
-#pragma unroll
-        for (int t = 0; t < C / 16; t++) write_state<Keys>(S, weighted[t], b_keys + Keys::across(t));   // S^T += (V e^{end})^T K
-        products_commit();
-        products_wait<1>();
-        products_done(out[0]);
-        if constexpr (DOTS) dot_outputs<Values, C>(out[0], values, others, row, own, dots + (warp & 3) * C * 4, lane);
-        stage_rows<Bfloat16, Values, 1, C>(out, values, row, lane);
-        group_barrier(group);   // P and its diagonal have been read too
-        if (DOTS) store_dots<C, 128, 4>(to_dots, dots, walk.token_of(step), sequence.T, thread & 127);
-        store_rows<Values, C, 64, V, 128>(to, a.out.token, values, walk.token_of(step), sequence.T, group * 64, column, thread & 127);
-        products_wait<0>();
-        products_done(S.x[0]);
-        ring.used(step, lane);
-        if (!LA_REVERSE && marked(step + 1)) write_product(step + 1);
-        if (LA_REVERSE && marked(step)) Marks<KP>::store(a.states + mark(step) * Marks<KP>::BYTES, S, lane);
+        store(walk.steps - 1);
     }
     if (a.end.data && walk.is_end() && walk.head % a.end_group == 0) S.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
 }

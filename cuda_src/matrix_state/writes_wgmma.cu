@@ -17,7 +17,6 @@ constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, GROUPS = WARPS / 4
 constexpr int DOTS = LA_DOTS, USERS = 32 * WARPS, WIDTH = 64 * GROUPS;
 static_assert(C == 64 && LA_REVERSE == 1 && LA_TILES == 1 && WIDTH <= 128, "a chunk is the rows of one product");
 static_assert(round_up(K, 64) == WIDTH && round_up(V, 64) == WIDTH, "as many key rows as value rows, 64 a group");
-constexpr int TILES = C / GROUPS / 8;   // of P1 and P2, a group
 typedef Panels<WIDTH, C> Rowed;         // q, dout, k, v: rows of tokens
 typedef Panels<WIDTH, WIDTH> State;
 typedef Panels<C, C> Gram;
@@ -63,7 +62,7 @@ LA_DEVICE void fill(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<S
         load_kept<Rowed, C, V>(at + 3 * Rowed::SIZE, v, token, sequence.T, 0, thread);
         load_kept<Rowed, C, V>(at + Rowed::SIZE, dout, token, sequence.T, 0, thread);
         if (thread < 32) {
-            gates.store(shared + AT_DECAY + stage * StageDecay<C>::BYTES, 1.f, a.write, lane);
+            gates.store(shared + AT_DECAY + stage * StageDecay<C>::BYTES, 1.f, a.write, 0.f, lane);
             if (step + 1 < walk.steps) gates.load(walk.token_of(step + 1), sequence.T, lane);
         }
         ring.filled(step);
@@ -77,8 +76,6 @@ LA_DEVICE void use(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<ST
     const u32 own = shared + AT_OWN, dots = shared + AT_DOTS + group * 4 * C * 4;
     const u64 b_grams = panel_descriptor(shared + AT_GRAMS), state = panel_descriptor(shared + AT_STATE + group * State::PANEL);
     const i64 first_mark = (walk.slot * a.marks * GROUPS + group) * 4 + (warp & 3);
-    typedef Panels<64, C> Half;
-    const u32 half = shared + AT_STATE + group * State::PANEL;   // of R, this group's; dv goes through it too
 
     StateRows<1, WIDTH> R;
     if (a.start.data) R.template load<K, V>(a.start, a.start_group ? walk.slot / a.start_group : walk.slot * a.segments + walk.segment, row, lane);
@@ -88,83 +85,108 @@ LA_DEVICE void use(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<ST
     char *to_dk = own_rows(a.dk, sequence, walk.head), *to_dv = own_rows(a.dv, sequence, walk.head);
     float* to_dots = a.dots + ((i64)group * a.heads + walk.head) * a.tokens + sequence.index;
 
-    for (int step = 0; step < walk.steps; step++) {
-        const u32 queries = shared + step % STAGES * STAGE, douts = queries + Rowed::SIZE, keys = douts + Rowed::SIZE, values = keys + Rowed::SIZE;
-        const u64 b_queries = panel_descriptor(queries), b_douts = panel_descriptor(douts), b_keys = panel_descriptor(keys), b_values = panel_descriptor(values);
-        const Decay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
-        u32 r[WIDTH / 16][4];   // before any product: the state's registers are not touched while products run
-        state_operands(r, R, 0);
-        float p1[TILES][4], p2[TILES][4], dk[1][C / 8][4], dv[1][C / 8][4];
-        ring.wait_full(step);
-        publish_shared();
-        products_begin();
+    constexpr int GRAMS = 3 - GROUPS;   // each group makes one of P1 and P2, a single group both
+    if (walk.steps > 0) {
+        float p[GRAMS][C / 8][4], dk[1][C / 8][4];
+        u32 from_q[C / 16][4], weighted[C / 16][4];
+        u32 r[WIDTH / 16][4];
+        auto begin_products = [&](int step) {   // P1 = K Q^T, P2 = V dOut^T, dk^T = R V^T
+            const u32 queries = shared + step % STAGES * STAGE, keys = queries + 2 * Rowed::SIZE;
+            const u64 b_values = panel_descriptor(keys + Rowed::SIZE);
+            state_operands(r, R, 0);   // before any product: the state's registers are not touched while products run
+            ring.wait_full(step);
+            publish_shared();
+            products_begin();
 #pragma unroll
-        for (int d = 0; d < WIDTH / 16; d++) product<0, 0>(p1, b_keys + Rowed::along(d), b_queries + group * (TILES * 64) + Rowed::along(d), d > 0);
+            for (int n = 0; n < GRAMS; n++) {
+                const u32 next = (group + n) * Rowed::SIZE;   // dout follows q, v follows k
+                const u64 b_first = panel_descriptor(keys + next), b_second = panel_descriptor(queries + next);
 #pragma unroll
-        for (int d = 0; d < WIDTH / 16; d++) product<0, 0>(p2, b_values + Rowed::along(d), b_douts + group * (TILES * 64) + Rowed::along(d), d > 0);
-        products_commit();
+                for (int d = 0; d < WIDTH / 16; d++) product<0, 0>(p[n], b_first + Rowed::along(d), b_second + Rowed::along(d), d > 0);
+            }
+            products_commit();
 #pragma unroll
-        for (int d = 0; d < WIDTH / 16; d++) product<0, 0>(dk[0], r[d], b_values + Rowed::along(d), d > 0);   // dk^T = R V^T
-        products_commit();
-        groups_barrier<USERS>(GROUPS + 1);   // all have read P1, P2 and R of the chunk before
-        store_state<State>(shared + AT_STATE, r, row, lane);
-        products_wait<1>();
-        products_done(p1);
-        products_done(p2);
-        store_gram<false, Gram>(p1, shared + AT_GRAMS, 0, decay, a.write, group * TILES, warp & 3, lane);
-        store_gram<DOTS, Gram>(p2, shared + AT_GRAMS + Gram::SIZE, own, decay, a.write, group * TILES, warp & 3, lane);
-        publish_shared();   // R too
-        u32 from_q[C / 16][4], from_dout[C / 16][4], weighted[C / 16][4];
+            for (int d = 0; d < WIDTH / 16; d++) product<0, 0>(dk[0], r[d], b_values + Rowed::along(d), d > 0);
+            products_commit();
+        };
+        auto end_products = [&](int step) {   // R, P1, P2 in shared memory, dk^T e^{start}, R e^{all}, operands of q
+            const u32 queries = shared + step % STAGES * STAGE;
+            const Decay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+            groups_barrier<USERS>(GROUPS + 1);   // all have read P1, P2 and R of the chunk before
+            store_state<State>(shared + AT_STATE, r, row, lane);
+            products_wait<1>();
 #pragma unroll
-        for (int t = 0; t < C / 16; t++) {
-            load_operand<Rowed>(from_q[t], queries, t * 16, row, lane);
-            weigh_operand(weighted[t], from_q[t], t * 16, decay, lane);
+            for (int n = 0; n < GRAMS; n++) {
+                products_done(p[n]);
+                store_gram<Gram>(DOTS && group + n == 1, p[n], shared + AT_GRAMS + (group + n) * Gram::SIZE, own, decay, a.write, warp & 3, lane);
+            }
+            publish_shared();   // R too
+#pragma unroll
+            for (int t = 0; t < C / 16; t++) {
+                load_operand<Rowed>(from_q[t], queries, t * 16, row, lane);
+                weigh_operand(weighted[t], from_q[t], t * 16, decay, lane);
+            }
+            products_wait<0>();
+            products_done(dk[0]);
+            scale_starts<C>(dk[0], decay, lane);
+            if (LA_DECAY) {
+                const float carry = exp2_approx(StageDecay<C>::all(decay.base));
+                R.each([&](int, int, float& y) { y *= carry; });
+            }
+        };
+        auto store = [&](int step) {   // gradients that are staged
+            const u32 queries = shared + step % STAGES * STAGE, values = queries + 3 * Rowed::SIZE;
+            if (DOTS) store_dots<C, 128, 4>(to_dots, dots, walk.token_of(step), sequence.T, thread & 127);
+            store_rows<Rowed, C, 64, K, 128>(to_dk, a.dk.token, queries, walk.token_of(step), sequence.T, group * 64, 0, thread & 127);
+            store_rows<Rowed, C, 64, V, 128>(to_dv, a.dv.token, values, walk.token_of(step), sequence.T, group * 64, 0, thread & 127);
+        };
+        begin_products(0);
+        end_products(0);
+        for (int step = 0;; step++) {
+            const u32 queries = shared + step % STAGES * STAGE, douts = queries + Rowed::SIZE, keys = douts + Rowed::SIZE, values = keys + Rowed::SIZE;
+            const u64 b_douts = panel_descriptor(douts), b_keys = panel_descriptor(keys);
+            const Decay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+            float dv[1][C / 8][4];
+            u32 from_dout[C / 16][4];
+            groups_barrier<USERS>(GROUPS + 1);   // P1, P2 and R are whole, v has been read
+            products_begin();
+#pragma unroll
+            for (int d = 0; d < WIDTH / 16; d++) product<1, 0>(dv[0], state + State::across(d), b_keys + Rowed::along(d), d > 0);   // dv^T = R^T K^T
+            products_commit();
+#pragma unroll
+            for (int t = 0; t < C / 16; t++) product<0, 0>(dk[0], from_q[t], b_grams + (Gram::SIZE >> 4) + Gram::along(t), true);   // += Q^T P2^T
+            products_commit();
+#pragma unroll
+            for (int t = 0; t < C / 16; t++) load_operand<Rowed>(from_dout[t], douts, t * 16, row, lane);
+            products_wait<1>();
+            products_done(dv[0]);
+            scale_starts<C>(dv[0], decay, lane);
+            products_begin();
+#pragma unroll
+            for (int t = 0; t < C / 16; t++) product<0, 0>(dv[0], from_dout[t], b_grams + Gram::along(t), true);   // += dOut^T P1^T
+            products_commit();
+#pragma unroll
+            for (int t = 0; t < C / 16; t++) write_state<Rowed>(R, weighted[t], b_douts + Rowed::across(t));   // R += (Q e^{end})^T dOut
+            products_commit();
+            products_wait<2>();
+            products_done(dk[0]);
+            if constexpr (DOTS) dot_outputs<Rowed, C>(dk[0], queries, keys, row, own, dots + (warp & 3) * C * 4, lane);
+            stage_rows<Bfloat16, Rowed, 1, C>(dk, queries, row, lane);
+            products_wait<1>();
+            products_done(dv[0]);
+            stage_rows<Bfloat16, Rowed, 1, C>(dv, values, row, lane);
+            group_barrier(group);
+            products_wait<0>();
+            products_done(R.x[0]);
+            if (DOTS && walk.chunk_of(step) % LA_MARK == 0)
+                Marks<WIDTH>::store(a.states + (first_mark + (i64)(walk.chunk_of(step) / LA_MARK) * WARPS) * Marks<WIDTH>::BYTES, R, lane);
+            if (step + 1 == walk.steps) break;
+            begin_products(step + 1);
+            store(step);
+            ring.used(step, lane);
+            end_products(step + 1);
         }
-        products_wait<0>();
-        products_done(dk[0]);
-        scale_starts<C>(dk[0], decay, lane);
-        if (LA_DECAY) {
-            const float carry = exp2_approx(StageDecay<C>::all(decay.base));
-            R.each([&](int, int, float& y) { y *= carry; });
-        }
-        groups_barrier<USERS>(GROUPS + 1);   // P1, P2 and R are whole
-        products_begin();
-#pragma unroll
-        for (int d = 0; d < WIDTH / 16; d++) product<1, 0>(dv[0], state + State::across(d), b_keys + Rowed::along(d), d > 0);   // dv^T = R^T K^T
-        products_commit();
-#pragma unroll
-        for (int t = 0; t < C / 16; t++) product<0, 0>(dk[0], from_q[t], b_grams + (Gram::SIZE >> 4) + Gram::along(t), true);   // += Q^T P2^T
-        products_commit();
-#pragma unroll
-        for (int t = 0; t < C / 16; t++) load_operand<Rowed>(from_dout[t], douts, t * 16, row, lane);
-        products_wait<1>();
-        products_done(dv[0]);
-        scale_starts<C>(dv[0], decay, lane);
-        products_begin();
-#pragma unroll
-        for (int t = 0; t < C / 16; t++) product<0, 0>(dv[0], from_dout[t], b_grams + Gram::along(t), true);   // += dOut^T P1^T
-        products_commit();
-#pragma unroll
-        for (int t = 0; t < C / 16; t++) write_state<Rowed>(R, weighted[t], b_douts + Rowed::across(t));   // R += (Q e^{end})^T dOut
-        products_commit();
-        products_wait<2>();
-        products_done(dk[0]);
-        if constexpr (DOTS) dot_outputs<Rowed, C>(dk[0], queries, keys, row, own, dots + (warp & 3) * C * 4, lane);
-        stage_rows<Bfloat16, Rowed, 1, C>(dk, queries, row, lane);
-        group_barrier(group);
-        if (DOTS) store_dots<C, 128, 4>(to_dots, dots, walk.token_of(step), sequence.T, thread & 127);
-        store_rows<Rowed, C, 64, K, 128>(to_dk, a.dk.token, queries, walk.token_of(step), sequence.T, group * 64, 0, thread & 127);
-        products_wait<1>();
-        products_done(dv[0]);
-        group_barrier(group);   // this group has read its panel of R
-        stage_rows<Bfloat16, Half, 1, C>(dv, half, (warp & 3) * 16, lane);
-        group_barrier(group);
-        store_rows<Half, C, 64, V, 128>(to_dv, a.dv.token, half, walk.token_of(step), sequence.T, 0, group * 64, thread & 127);
-        products_wait<0>();
-        products_done(R.x[0]);
-        ring.used(step, lane);
-        if (DOTS && walk.chunk_of(step) % LA_MARK == 0)
-            Marks<WIDTH>::store(a.states + (first_mark + (i64)(walk.chunk_of(step) / LA_MARK) * WARPS) * Marks<WIDTH>::BYTES, R, lane);
+        store(walk.steps - 1);
     }
     if (a.end.data && walk.is_end() && walk.head % a.end_group == 0) R.template store<K, V>(a.end, walk.slot / a.end_group, row, lane);
 }

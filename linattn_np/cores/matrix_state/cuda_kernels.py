@@ -2,9 +2,9 @@
 
 One pass over the tokens (cuda_src/matrix_state/scan.cu) is the forward and, with its arrays exchanged and time turned
 round, every gradient; nothing is kept but the inputs. On compute capability 90 the same pass runs by warpgroup products
-(scan_wgmma.cu), and dk and dv come from one pass together (writes_wgmma.cu). Sequences are cut into segments where batch
-and heads leave the card idle: a first pass sums up what each segment adds to the state, and a small kernel makes of that
-the state each segment begins with.
+(scan_wgmma.cu), and dk and dv come from one pass together (writes_wgmma.cu). Sequences are cut into segments where
+batch and heads leave the card idle: a first pass sums up what each segment adds to the state, and a small kernel makes
+of that the state each segment begins with.
 """
 
 from __future__ import annotations
@@ -52,15 +52,17 @@ def refuses(call: Any) -> str | None:
 
 def how(call: Any) -> str:
     """The passes of a call that is covered, in words."""
-    x = call.x
-    wgmma = cuda_wgmma.takes(_element(x.q, x.k, x.v), x.k.shape[-1], x.v.shape[-1], launch.capability())
-    return "passes by warpgroup products (wgmma)" if wgmma else "portable passes (mma.sync)"
+    q, k, v = _rows(call.plan.xp, call.x.q, call.x.k, call.x.v)
+    return "passes by warpgroup products (wgmma)" if _wgmma(q, k, v) else "portable passes (mma.sync)"
+
+
+def _wgmma(q: Array, k: Array, v: Array) -> bool:
+    K, V = k.shape[-1], v.shape[-1]
+    return cuda_wgmma.takes(dtype_name(q), K, V, _alignment((q, k, v), K, V), launch.capability())
 
 
 def _too_large(element: str, K: int, V: int) -> str | None:
     """Why tiles of these widths do not fit the device; None where they do."""
-    if cuda_wgmma.takes(element, K, V, launch.capability()):
-        return None
     limit = launch.shared_limit()
     need = cuts.shared_needed(element, K, V, limit)
     return f"{K} x {V} {element} takes {need} bytes of shared memory, a block has {limit}" if need > limit else None
@@ -120,6 +122,8 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     shape = (*x.v.shape[:-2], max(x.q.shape[-2], x.v.shape[-2]), x.v.shape[-1])
     dout = xp.zeros(shape, dtype=v.dtype) if dout is None else cast(xp, dout, v.dtype)
     dout = _rows(xp, dout)[0]
+    if _wgmma(q, k, v) and _alignment((dout,), V := dout.shape[-1], V) < cuda_wgmma.ALIGN:
+        dout = xp.ascontiguousarray(dout)
     batch = _batch(x, plan, q, k, v, dout)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
     group, f32 = batch.heads // batch.H, xp.float32
@@ -219,7 +223,7 @@ def _batch(x: Inputs, plan: Plan, *arrays: Array) -> Batch:
     offsets = None
     if ragged:
         offsets = xp.asarray([s.start for s in sequences] + [sequences[-1].stop if sequences else 0], dtype=xp.int64)
-    wgmma = cuda_wgmma.takes(element, K, V, launch.capability())
+    wgmma = _wgmma(*arrays[:3])
     chunks = max(-(-longest // cuts.chunk_length(element)), 1)
     each = -(-chunks // _segments(element, K, V, wgmma, N * heads, chunks))
     return Batch(lead, T, heads, H, K, V, N, offsets, longest, element, x.g is not None, _alignment(arrays, K, V),
@@ -229,7 +233,7 @@ def _batch(x: Inputs, plan: Plan, *arrays: Array) -> Batch:
 def _segments(element: str, K: int, V: int, wgmma: bool, slots: int, chunks: int) -> int:
     """Pieces that the sequences of `slots` sequences and heads are cut into."""
     if wgmma:
-        how = cuda_wgmma.scan_pass(K, V, 16, True)
+        how = cuda_wgmma.scan_pass(K, V, True)
         return cuts.segments(slots * how.parts, chunks, how.resident)
     return cuts.segments(slots * cuts.scan_pass(element, K, V, 16, True, cuts.SMALLEST_LIMIT).parts, chunks, 2)
 
@@ -262,7 +266,7 @@ def _pack_gate(g: Array | None, batch: Batch) -> bytes:
 
 def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool) -> cuts.Pass:
     if batch.wgmma:
-        return cuda_wgmma.scan_pass(K, V, batch.align, batch.decay, reverse, outputs, dots)
+        return cuda_wgmma.scan_pass(K, V, batch.decay, reverse, outputs, dots)
     return cuts.scan_pass(batch.element, K, V, batch.align, batch.decay, launch.shared_limit(), reverse, outputs, dots)
 
 
@@ -275,7 +279,7 @@ def _prepare_backward(batch: Batch) -> None:
     K, V, decay = batch.K, batch.V, batch.decay
     passes = [_pass(batch, V, K, False, True, decay)]
     if _writes_at_once(batch):
-        passes.append(cuda_wgmma.writes_pass(K, V, batch.align, decay))
+        passes.append(cuda_wgmma.writes_pass(K, V, decay))
     else:
         passes += [_pass(batch, K, V, True, True, False), _pass(batch, V, K, True, True, decay)]
     if batch.segments > 1:
@@ -314,7 +318,7 @@ def _writes(
     dots: _Dots | None,
 ) -> None:
     """dk and dv from q, k, v, dout in one pass; group as in _scan."""
-    how = cuda_wgmma.writes_pass(batch.K, batch.V, batch.align, batch.decay)
+    how = cuda_wgmma.writes_pass(batch.K, batch.V, batch.decay)
     arrays = tuple(y if y.ndim == 4 else y.reshape(prod(batch.lead), *y.shape[-3:]) for y in arrays)
     written, states, _, marks = (0, 0, 0, 0) if dots is None else dots.of(arrays[1], 1).pointers
     arguments = b"".join((
