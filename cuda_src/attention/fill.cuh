@@ -6,34 +6,48 @@
 
 constexpr int FILLERS = 128;   // threads of that group
 // registers of a thread that fills and of one that uses: two groups use with one block a multiprocessor, one with two
-constexpr int FILL_REGISTERS = 40;
-template <int GROUPS> constexpr int USE_REGISTERS = GROUPS == 2 ? 232 : 216;
+template <int GROUPS> constexpr int FILL_REGISTERS = GROUPS == 2 ? 40 : 32;
+template <int GROUPS> constexpr int USE_REGISTERS = GROUPS == 2 ? 232 : 224;
 
-// Sums of decays of a stage: those of decay.cuh, then the sum of the chunk
+// Sums of decays of a stage: those of decay.cuh, the sum of the chunk, and e^{sum from each row to the end of its sixteen}
 template <int C> struct StageDecay {
-    static constexpr int BYTES = (Decay<C>::FLOATS + 4) * 4;
-    static __device__ __forceinline__ float all(u32 base) { return load_shared(base + Decay<C>::FLOATS * 4); }
+    static constexpr int AT_ALL = Decay<C>::FLOATS * 4, AT_SIXTEENTHS = AT_ALL + 16, BYTES = AT_SIXTEENTHS + C * 4;
+    u32 base;
+    __device__ __forceinline__ Decay<C> sums() const { return {base}; }
+    __device__ __forceinline__ float all() const { return load_shared(base + AT_ALL); }
+    __device__ __forceinline__ float2 to_sixteenth(int j) const { return load_shared2(base + AT_SIXTEENTHS + j * 4); }
+
+    // from log decays in a warp's registers; read, write and later as decay.cuh's
+    __device__ __forceinline__ void store(const float (&g)[C / 32], float read, float write, float later, int lane) const {
+        const float all = sums().set(g, read, write, later, lane);
+        if (lane == 0) store_shared(base + AT_ALL, all);
+        __syncwarp();
+        static_assert(C == 64, "two rows a lane, eight lanes a sixteenth");
+        const float2 x = load_shared2(base + lane * 8);
+        const float end = load_shared(base + (lane | 7) * 8 + 4);
+        store_shared2(base + AT_SIXTEENTHS + lane * 8, exp2_approx(fminf(end - x.x, 0.f)), exp2_approx(fminf(end - x.y, 0.f)));
+    }
 };
 
-// Log decays of the chunks of a walk, read one chunk ahead of their use
+// Log decays of a walk's chunks. Each warp of the group that fills has every fourth chunk, and reads it four ahead.
 template <int C> struct Gates {
     const float* g;
     i64 stride;
     float x[C / 32];
 
-    __device__ __forceinline__ void load(int token, int T, int lane) {
-        if (!LA_DECAY) return;
+    template <class W> __device__ __forceinline__ void load(const W& walk, int step, int lane) {
+        if (!LA_DECAY || step >= walk.steps) return;
 #pragma unroll
         for (int i = 0; i < C / 32; i++) {
-            const int r = lane * (C / 32) + i, t = token + (LA_REVERSE ? -r : r);
-            x[i] = (u32)t < (u32)T ? g[t * stride] : 0.f;
+            const int r = lane * (C / 32) + i, t = walk.token_of(step) + (LA_REVERSE ? -r : r);
+            x[i] = (u32)t < (u32)walk.sequence.T ? g[t * stride] : 0.f;
         }
     }
-    // into a stage; read, write and later as decay.cuh's
-    __device__ __forceinline__ void store(u32 base, float read, float write, float later, int lane) const {
-        const Decay<C> decay = {base};
-        const float all = decay.set(x, read, write, later, lane);
-        if (lane == 0) store_shared(base + Decay<C>::FLOATS * 4, all);
+    template <class W>
+    __device__ __forceinline__ void store(const W& walk, int step, u32 base, float read, float write, float later, int thread) {
+        if (thread >> 5 != step % 4) return;
+        StageDecay<C>{base}.store(x, read, write, later, thread & 31);
+        load(walk, step + 4, thread & 31);
     }
 };
 

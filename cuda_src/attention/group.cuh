@@ -1,39 +1,49 @@
 // What a warpgroup does between its products: decayed gram matrices, values as operands, dots with outputs, states at marks.
 #pragma once
-#include "attention/decay.cuh"
+#include "attention/fill.cuh"
 #include "attention/state.cuh"
 #include "tile/wgmma.cuh"
 
-// P = (accumulators of a chunk's rows, the columns its tokens) decayed, to shared memory. Tiles above the diagonal are not
-// written. strict: zeros on the diagonal, whose entries go to `own`.
-template <class Gram, int C>
-LA_DEVICE void store_gram(bool strict, const float (&p)[C / 8][4], u32 gram, u32 own, const Decay<C>& decay, float scale, int warp, int lane) {
-    const int i0 = warp * 16 + (lane >> 2), i1 = i0 + 8;
-    const float2 to[2] = {decay.upto(i0), decay.upto(i1)};
+// What a gram matrix is multiplied with, where a warpgroup holds its 64 rows: scale e^{s(j, i)} on the diagonal and below it,
+// 0 above. Made while the products are in flight. Left of the 16 columns of the warp's own rows it is a product of two
+// numbers, one a row and one a column, that both reach to the end of the column's sixteen: neither is more than 1.
+template <int C> LA_DEVICE void gram_factors(float (&f)[C / 8][4], const StageDecay<C>& decay, float scale, int warp, int lane) {
+    const int row = warp * 16 + (lane >> 2), column = (lane & 3) * 2;
+    const float to[2] = {decay.sums().upto(row).x, decay.sums().upto(row + 8).x};
+    float own[2][4];   // the warp's own sixteen columns
 #pragma unroll
-    for (int n = 0; n < C / 8; n++) {
-        if (n >= 2 * warp + 2) continue;
-        const int j = n * 8 + (lane & 3) * 2;
-        float2 from[2];
-        decay.upto(j, from);
+    for (int h = 0; h < 2; h++) {
+        const int j = warp * 16 + h * 8 + column;
+        const float2 from = load_shared2(decay.base + j * 4);
 #pragma unroll
-        for (int below = 0; below < 2; below++) {
-            const int i = below ? i1 : i0;
-            float x[2];
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-                x[m] = p[n][below * 2 + m] * scale;
-                if (strict && i == j + m) store_shared(own + i * 4, x[m]);
-                x[m] = i - strict >= j + m ? x[m] * decay.between(from[m], to[below]) : 0.f;
-            }
-            store_shared_u32(gram + Gram::piece(i, n) + (lane & 3) * 4, pack_bf16(x[0], x[1]));
+        for (int m = 0; m < 4; m++) {
+            const float s = to[m >> 1] - (m & 1 ? from.y : from.x);
+            own[h][m] = row + (m >> 1) * 8 >= j + (m & 1) ? (LA_DECAY ? exp2_approx(s) * scale : scale) : 0.f;
         }
     }
-}
-// zeros, for the tiles that store_gram leaves out
-template <class Gram, int THREADS> LA_DEVICE void clear_gram(u32 gram, int thread) {
 #pragma unroll
-    for (int i = 0; i < Gram::SIZE / 4 / THREADS; i++) store_shared_u32(gram + (i * THREADS + thread) * 4, 0);
+    for (int b = 0; b < C / 16; b++) {
+        if (b < warp) {
+            const float end = decay.sums().upto(b * 16 + 15).x;
+            const float a[2] = {LA_DECAY ? exp2_approx(to[0] - end) * scale : scale, LA_DECAY ? exp2_approx(to[1] - end) * scale : scale};
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float2 e = LA_DECAY ? decay.to_sixteenth(b * 16 + h * 8 + column) : float2{1.f, 1.f};
+                f[2 * b + h][0] = a[0] * e.x; f[2 * b + h][1] = a[0] * e.y; f[2 * b + h][2] = a[1] * e.x; f[2 * b + h][3] = a[1] * e.y;
+            }
+        } else
+#pragma unroll
+            for (int m = 0; m < 8; m++) f[2 * b + (m >> 2)][m & 3] = b == warp ? own[m >> 2][m & 3] : 0.f;
+    }
+}
+// The accumulators times their factors to shared memory.
+template <class Gram, int C> LA_DEVICE void store_gram(const float (&p)[C / 8][4], const float (&f)[C / 8][4], u32 gram, int warp, int lane) {
+    const int i0 = warp * 16 + (lane >> 2), i1 = i0 + 8;
+#pragma unroll
+    for (int n = 0; n < C / 8; n++) {
+        store_shared_u32(gram + Gram::piece(i0, n) + (lane & 3) * 4, pack_bf16(p[n][0] * f[n][0], p[n][1] * f[n][1]));
+        store_shared_u32(gram + Gram::piece(i1, n) + (lane & 3) * 4, pack_bf16(p[n][2] * f[n][2], p[n][3] * f[n][3]));
+    }
 }
 
 // X^T for sixteen tokens t.. and this warp's columns as operand A; and that times e^{end}
@@ -73,32 +83,32 @@ template <class X, int COLUMNS, int FIRST = 0> LA_DEVICE void write_state(StateR
     product<FIRST, 1>(S.x[0], a, b, true);
     if constexpr (FIRST + 8 < COLUMNS / 8) write_state<X, COLUMNS, FIRST + 8>(S, a, b + X::panel(1));
 }
-// outputs of earlier chunks' states, times e^{start}
-template <int C> LA_DEVICE void scale_starts(float (&out)[C / 8][4], const Decay<C>& decay, int lane) {
+// e^{start} of a lane's columns of the outputs, to be loaded ahead of their products' end
+template <int C> struct Starts {
+    float2 e[C / 8];
+    __device__ __forceinline__ Starts(const Decay<C>& decay, int lane) {
 #pragma unroll
-    for (int i = 0; i < C / 8; i++) {
-        const float2 e = decay.starts(i * 8 + (lane & 3) * 2);
-        out[i][0] *= e.x; out[i][1] *= e.y; out[i][2] *= e.x; out[i][3] *= e.y;
+        for (int i = 0; i < C / 8; i++) e[i] = decay.starts(i * 8 + (lane & 3) * 2);
     }
-}
+    __device__ __forceinline__ void scale(float (&out)[C / 8][4]) const {
+#pragma unroll
+        for (int i = 0; i < C / 8; i++) { out[i][0] *= e[i].x; out[i][1] *= e[i].y; out[i][2] *= e[i].x; out[i][3] *= e[i].y; }
+    }
+};
 
-// <x_t, out_t> over this warp's 16 columns of x, to `dots` (C floats), and then the token's own write added to out: `values`
-// is the tile that was written from, `own` the entries of the gram matrix.
-template <class X, int C>
-LA_DEVICE void dot_outputs(float (&out)[C / 8][4], u32 values, u32 x, int column, u32 own, u32 dots, int lane) {
+// <x_t, out_t> over this warp's 16 columns of x, to `dots` (C floats). The token's own write is in it; it is the same number
+// in the other pass, from the same rounded entry of P, and both are float32: their difference is without it.
+template <class X, int C> LA_DEVICE void dot_outputs(const float (&out)[C / 8][4], u32 x, int column, u32 dots, int lane) {
     float sums[C / 4];   // column pairs (2j, 2j + 1) of each 8 tokens
 #pragma unroll
     for (int t = 0; t < C / 16; t++) {
-        const auto y = load_a_columns<Bfloat16, X>(x, t * 16, column, lane), v = load_a_columns<Bfloat16, X>(values, t * 16, column, lane);
+        const auto y = load_a_columns<Bfloat16, X>(x, t * 16, column, lane);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int tile = 2 * t + half;
-            const float2 e = load_shared2(own + (tile * 8 + (lane & 3) * 2) * 4);
-            float (&o)[4] = out[tile];
-            const u32 y0 = y.x[2 * half], y1 = y.x[2 * half + 1], v0 = v.x[2 * half], v1 = v.x[2 * half + 1];
-            sums[2 * tile] = o[0] * low_bf16(y0) + o[2] * low_bf16(y1);
-            sums[2 * tile + 1] = o[1] * high_bf16(y0) + o[3] * high_bf16(y1);
-            o[0] += e.x * low_bf16(v0); o[1] += e.y * high_bf16(v0); o[2] += e.x * low_bf16(v1); o[3] += e.y * high_bf16(v1);
+            const float (&o)[4] = out[2 * t + half];
+            const u32 y0 = y.x[2 * half], y1 = y.x[2 * half + 1];
+            sums[4 * t + 2 * half] = o[0] * low_bf16(y0) + o[2] * low_bf16(y1);
+            sums[4 * t + 2 * half + 1] = o[1] * high_bf16(y0) + o[3] * high_bf16(y1);
         }
     }
     column_sums<C / 4>(sums, lane);

@@ -40,21 +40,20 @@ LA_DEVICE void stage_rows(const float (&out)[TILES][C / 8][4], u32 base, int row
 }
 
 // Those columns of the tile to memory: row r is token `token` + r * (REVERSE ? -1 : 1), column c of the tile is column
-// `column` + c of rows of WIDTH elements. `lane` is one of THREADS.
-template <class X, int C, int COLUMNS, int WIDTH, int THREADS = 32>
+// `column` + c of rows of WIDTH elements.
+template <class X, int C, int COLUMNS, int WIDTH>
 LA_DEVICE void store_rows(char* rows, i64 stride, u32 base, int token, int T, int row, int column, int lane) {
     constexpr u32 PER_ROW = COLUMNS * X::BYTES / LA_ALIGN, PER_PIECE = 16 / LA_ALIGN;
     constexpr int STEP = LA_REVERSE ? -1 : 1;
-    constexpr bool EVEN = THREADS % PER_ROW == 0 && THREADS / PER_ROW >= 8;   // a lane stays in its column
-    constexpr int ROLL = THREADS > 32 && LA_ALIGN < 16 ? 2 : 1024;   // small pieces are many: a group keeps few addresses
+    constexpr bool EVEN = 32 % PER_ROW == 0 && 32 / PER_ROW >= 8;   // a lane stays in its column
     // rows in an order that keeps a quarter warp out of its own banks
     const u32 l = (u32)lane / PER_ROW;
-    const u32 r0 = THREADS > 32 ? l : PER_ROW == 4 ? (l & 1) << 2 | l >> 1 : PER_ROW == 2 ? (l & 8) | (l & 3) << 1 | (l & 7) >> 2 : l;
+    const u32 r0 = PER_ROW == 4 ? (l & 1) << 2 | l >> 1 : PER_ROW == 2 ? (l & 8) | (l & 3) << 1 | (l & 7) >> 2 : l;
     int t = token + (int)r0 * STEP;
     char* to = rows + t * stride + ((column + row) * X::BYTES + (int)((u32)lane % PER_ROW) * LA_ALIGN);
-#pragma unroll ROLL
-    for (u32 n = 0; n < C * PER_ROW / THREADS; n++) {
-        const u32 i = n * THREADS + lane, c = EVEN ? (u32)lane % PER_ROW : i % PER_ROW, r = EVEN ? r0 + n * (THREADS / PER_ROW) : i / PER_ROW;
+#pragma unroll
+    for (u32 n = 0; n < C * PER_ROW / 32; n++) {
+        const u32 i = n * 32 + lane, c = EVEN ? (u32)lane % PER_ROW : i % PER_ROW, r = EVEN ? r0 + n * (32 / PER_ROW) : i / PER_ROW;
         const int byte = (column + row) * X::BYTES + (int)c * LA_ALIGN;
         if (!EVEN) {
             t = token + (int)r * STEP;
@@ -63,8 +62,26 @@ LA_DEVICE void store_rows(char* rows, i64 stride, u32 base, int token, int T, in
         const bool valid = (u32)t < (u32)T && (WIDTH % X::COLUMNS == 0 || byte < WIDTH * X::BYTES);
         copy_out<LA_ALIGN>(to, base + X::piece(r, row * X::BYTES / 16 + c / PER_PIECE) + (c % PER_PIECE) * LA_ALIGN, valid);
         if (EVEN) {
-            t += STEP * (int)(THREADS / PER_ROW);
-            to += STEP * (int)(THREADS / PER_ROW) * stride;
+            t += STEP * (int)(32 / PER_ROW);
+            to += STEP * (int)(32 / PER_ROW) * stride;
         }
+    }
+}
+// The same by the 128 threads of a warpgroup, for rows of whole 16 bytes and 64 columns: all pieces are read, then written.
+template <class X, int C, int WIDTH>
+LA_DEVICE void store_group_rows(char* rows, i64 stride, u32 base, int token, int T, int row, int column, int thread) {
+    constexpr int STEP = LA_REVERSE ? -1 : 1, TURNS = C / 16;
+    const int r0 = thread >> 3, c = thread & 7, byte = (column + row + c * 8) * 2;
+    u32 x[TURNS][4];
+#pragma unroll
+    for (int n = 0; n < TURNS; n++)
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x[n][0]), "=r"(x[n][1]), "=r"(x[n][2]), "=r"(x[n][3])
+                     : "r"(base + X::piece(r0 + n * 16, row / 8 + c)));
+    char* to = rows + (token + r0 * STEP) * stride + byte;
+#pragma unroll
+    for (int n = 0; n < TURNS; n++) {
+        if ((u32)(token + (r0 + n * 16) * STEP) < (u32)T && (WIDTH % 64 == 0 || byte < WIDTH * 2))
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[n][0]), "r"(x[n][1]), "r"(x[n][2]), "r"(x[n][3]) : "memory");
+        to += 16 * STEP * stride;
     }
 }

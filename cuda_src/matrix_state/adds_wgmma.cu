@@ -23,23 +23,20 @@ typedef Walk<C, PARTS, !LA_REVERSE> ThisWalk;
 LA_DEVICE void fill(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ring<STAGES> ring, int thread) {
     const Sequence& sequence = walk.sequence;
     const char *k = rows_of(a.k, sequence, walk.head), *v = rows_of(a.v, sequence, walk.head);
-    const int lane = thread & 31, column = walk.part * VB;
+    const int column = walk.part * VB;
     Gates<C> gates = {walk.gates(a.g, a.g_batch, a.g_token, a.g_head, a.g_group), a.g_token, {}};
-    if (thread < 32) gates.load(walk.token_of(0), sequence.T, lane);
+    gates.load(walk, thread >> 5, thread & 31);
     float later = 0.f;
     for (int step = 0; step < walk.steps && later >= FLOOR_LOG2; step++) {
         const int stage = step % STAGES, token = walk.token_of(step);
         const u32 at = shared + stage * STAGE, decay = shared + AT_DECAY + stage * StageDecay<C>::BYTES;
         ring.wait_empty(step);
-        load_rows<Keys, C, FILLERS, K, 2>(at, k, a.k.token, token, sequence.T, 0, thread);
-        load_rows<Values, C, FILLERS, V, 2>(at + Keys::SIZE, v, a.v.token, token, sequence.T, column, thread);
-        if (thread < 32) {
-            gates.store(decay, 1.f, a.write, later, lane);
-            if (step + 1 < walk.steps) gates.load(walk.token_of(step + 1), sequence.T, lane);
-        }
+        load_rows<Keys, C, FILLERS, K>(at, k, a.k.token, token, sequence.T, 0, thread);
+        load_rows<Values, C, FILLERS, V>(at + Keys::SIZE, v, a.v.token, token, sequence.T, column, thread);
+        gates.store(walk, step, decay, 1.f, a.write, later, thread);
         ring.filled(step);
         group_barrier(GROUPS);
-        later += StageDecay<C>::all(decay);
+        later += StageDecay<C>{decay}.all();
     }
     copy_wait<0>();
 }
@@ -51,7 +48,7 @@ LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Rin
     float later = 0.f;
     for (int step = 0; step < walk.steps && later >= FLOOR_LOG2; step++) {
         const u32 keys = shared + step % STAGES * STAGE, values = keys + Keys::SIZE;
-        const Decay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+        const StageDecay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
         ring.wait_full(step);
         publish_shared();
         u32 weighted[C / 16][4];
@@ -59,13 +56,13 @@ LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Rin
         for (int t = 0; t < C / 16; t++) {
             u32 plain[4];
             load_operand<Values>(plain, values, t * 16, row, lane);
-            weigh_operand(weighted[t], plain, t * 16, decay, lane);
+            weigh_operand(weighted[t], plain, t * 16, decay.sums(), lane);
         }
         products_begin();
 #pragma unroll
         for (int t = 0; t < C / 16; t++) write_state<Keys>(S, weighted[t], panel_descriptor(keys) + Keys::across(t));   // S^T += (V e^{end})^T K
         products_commit();
-        later += StageDecay<C>::all(decay.base);
+        later += decay.all();
         products_wait<0>();
         products_done(S.x[0]);
         ring.used(step, lane);
@@ -83,11 +80,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + FILLERS, LA_BLOCKS) sc
     const Ring<STAGES> ring = {shared + AT_RING};
     if (threadIdx.x == 0) ring.init(2 * FILLERS, WARPS);
     __syncthreads();
-    if (threadIdx.x >= 32 * WARPS) {
-        give_registers<FILL_REGISTERS>();
-        fill(a, walk, shared, ring, threadIdx.x - 32 * WARPS);
-    } else {
-        take_registers<USE_REGISTERS<GROUPS>>();
-        use(a, walk, shared, ring, threadIdx.x);
-    }
+    if (threadIdx.x >= 32 * WARPS) fill(a, walk, shared, ring, threadIdx.x - 32 * WARPS);
+    else use(a, walk, shared, ring, threadIdx.x);
 }

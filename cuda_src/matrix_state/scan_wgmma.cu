@@ -13,10 +13,9 @@ static_assert(KP <= 128, "a wider state leaves no registers");
 typedef Panels<KP, C> Keys;
 typedef Panels<VB, C> Values;
 typedef Panels<C, C> Gram;
-// shared memory: stages of k, v, q, x; then P, dots and diagonals of P of each group, sums of decays of each stage, the ring,
-// where rows lie
+// shared memory: stages of k, v, q, x; then P and dots of each group, sums of decays of each stage, the ring, where rows lie
 constexpr int STAGE = 2 * Keys::SIZE + Values::SIZE * (1 + DOTS), AT_GRAM = STAGES * STAGE, AT_DOTS = AT_GRAM + GROUPS * Gram::SIZE;
-constexpr int AT_OWN = AT_DOTS + DOTS * WARPS * C * 4, AT_DECAY = AT_OWN + DOTS * GROUPS * C * 4;
+constexpr int AT_DECAY = AT_DOTS + DOTS * WARPS * C * 4;
 constexpr int AT_RING = AT_DECAY + STAGES * StageDecay<C>::BYTES, AT_KEPT = AT_RING + Ring<STAGES>::BYTES;
 static_assert(LA_SHARED == AT_KEPT + 64, "LA_SHARED is what the launch asks for");
 
@@ -32,9 +31,9 @@ LA_DEVICE void fill(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ri
         if (DOTS) keep(x, rows_of(a.x, sequence, walk.head), a.x.token);
     }
     group_barrier(GROUPS);
-    const int column = walk.part * VB, lane = thread & 31;
+    const int column = walk.part * VB;
     Gates<C> gates = {walk.gates(a.g, a.g_batch, a.g_token, a.g_head, a.g_group), a.g_token, {}};
-    if (thread < 32) gates.load(walk.token_of(0), sequence.T, lane);
+    gates.load(walk, thread >> 5, thread & 31);
     for (int step = 0; step < walk.steps; step++) {
         const int stage = step % STAGES, token = walk.token_of(step);
         const u32 at = shared + stage * STAGE;
@@ -43,10 +42,7 @@ LA_DEVICE void fill(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ri
         load_kept<Keys, C, K>(at, k, token, sequence.T, 0, thread);
         load_kept<Values, C, V>(at + Keys::SIZE, v, token, sequence.T, column, thread);
         if constexpr (DOTS) load_kept<Values, C, V>(at + 2 * Keys::SIZE + Values::SIZE, x, token, sequence.T, column, thread);
-        if (thread < 32) {
-            gates.store(shared + AT_DECAY + stage * StageDecay<C>::BYTES, a.read, a.write, 0.f, lane);
-            if (step + 1 < walk.steps) gates.load(walk.token_of(step + 1), sequence.T, lane);
-        }
+        gates.store(walk, step, shared + AT_DECAY + stage * StageDecay<C>::BYTES, a.read, a.write, 0.f, thread);
         ring.filled(step);
     }
     copy_wait<0>();
@@ -55,7 +51,7 @@ LA_DEVICE void fill(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ri
 LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ring<STAGES> ring, int thread) {
     const Sequence& sequence = walk.sequence;
     const int warp = thread >> 5, group = warp >> 2, lane = thread & 31, row = warp * 16, column = walk.part * VB;
-    const u32 gram = shared + AT_GRAM + group * Gram::SIZE, own = shared + AT_OWN + group * C * 4, dots = shared + AT_DOTS + group * 4 * C * 4;
+    const u32 gram = shared + AT_GRAM + group * Gram::SIZE, dots = shared + AT_DOTS + group * 4 * C * 4;
     const u64 b_gram = panel_descriptor(gram);
     const i64 first_mark = ((walk.slot * a.marks * PARTS + walk.part) * GROUPS + group) * 4 + (warp & 3);
     auto marked = [&](int step) { return DOTS && step < walk.steps && walk.chunk_of(step) % LA_MARK == 0; };
@@ -70,7 +66,6 @@ LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Rin
         if (lane == 0) a.products[at] = product;
     };
     if (!LA_REVERSE && marked(0)) write_product(0);
-    clear_gram<Gram, 128>(gram, thread & 127);
     char* to = own_rows(a.out, sequence, walk.head);
     float* to_dots = a.dots + ((i64)(walk.part * GROUPS + group) * a.heads + walk.head) * a.tokens + sequence.index;
 
@@ -94,27 +89,30 @@ LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Rin
         };
         auto end_products = [&](int step) {   // P in shared memory, out^T e^{start}, S^T e^{all}, operands of the values
             const u32 values = shared + step % STAGES * STAGE + Keys::SIZE;
-            const Decay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+            const StageDecay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+            float f[C / 8][4];
+            gram_factors(f, decay, a.read * a.write, warp & 3, lane);
             products_wait<1>();
             products_done(p);
-            store_gram<Gram>(DOTS, p, gram, own, decay, a.read * a.write, warp & 3, lane);
+            store_gram<Gram, C>(p, f, gram, warp & 3, lane);
             publish_shared();
 #pragma unroll
             for (int t = 0; t < C / 16; t++) {
                 load_operand<Values>(plain[t], values, t * 16, row, lane);
-                weigh_operand(weighted[t], plain[t], t * 16, decay, lane);
+                weigh_operand(weighted[t], plain[t], t * 16, decay.sums(), lane);
             }
+            const Starts<C> starts(decay.sums(), lane);
             products_wait<0>();
             products_done(out[0]);
-            scale_starts<C>(out[0], decay, lane);
+            starts.scale(out[0]);
             if (LA_DECAY) {
-                const float carry = exp2_approx(StageDecay<C>::all(decay.base));
+                const float carry = exp2_approx(decay.all());
                 S.each([&](int, int, float& y) { y *= carry; });
             }
         };
         auto store = [&](int step) {   // outputs that are staged
             if (DOTS) store_dots<C, 128, 4>(to_dots, dots, walk.token_of(step), sequence.T, thread & 127);
-            store_rows<Values, C, 64, V, 128>(to, a.out.token, shared + step % STAGES * STAGE + Keys::SIZE, walk.token_of(step), sequence.T, group * 64, column, thread & 127);
+            store_group_rows<Values, C, V>(to, a.out.token, shared + step % STAGES * STAGE + Keys::SIZE, walk.token_of(step), sequence.T, group * 64, column, thread & 127);
         };
         begin_products(0);
         end_products(0);
@@ -131,20 +129,19 @@ LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Rin
             if (!LA_REVERSE && marked(step + 1)) Marks<KP>::prefetch(a.states + mark(step + 1) * Marks<KP>::BYTES, lane);
             products_wait<1>();
             products_done(out[0]);
-            if constexpr (DOTS) dot_outputs<Values, C>(out[0], values, others, row, own, dots + (warp & 3) * C * 4, lane);
+            if constexpr (DOTS) dot_outputs<Values, C>(out[0], others, row, dots + (warp & 3) * C * 4, lane);
             stage_rows<Bfloat16, Values, 1, C>(out, values, row, lane);
-            group_barrier(group);   // P and its diagonal have been read too
+            group_barrier(group);   // P has been read too
+            store(step);
             products_wait<0>();
             products_done(S.x[0]);
             if (!LA_REVERSE && marked(step + 1)) write_product(step + 1);
             if (LA_REVERSE && marked(step)) Marks<KP>::store(a.states + mark(step) * Marks<KP>::BYTES, S, lane);
             if (step + 1 == walk.steps) break;
-            begin_products(step + 1);
-            store(step);
             ring.used(step, lane);
+            begin_products(step + 1);
             end_products(step + 1);
         }
-        store(walk.steps - 1);
     }
     if (a.end.data && walk.is_end() && walk.head % a.end_group == 0) S.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
 }
@@ -158,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + FILLERS, LA_BLOCKS) sc
     if (threadIdx.x == 0) ring.init(2 * FILLERS, WARPS);
     __syncthreads();
     if (threadIdx.x >= 32 * WARPS) {
-        give_registers<FILL_REGISTERS>();
+        give_registers<FILL_REGISTERS<GROUPS>>();
         fill(a, walk, shared, ring, threadIdx.x - 32 * WARPS);
     } else {
         take_registers<USE_REGISTERS<GROUPS>>();

@@ -8,7 +8,7 @@
 //     dk^T = (R V^T) e^{start} + Q^T P2^T       dv^T = (R^T K^T) e^{start} + dOut^T P1^T       R <- e^{all} R + (Q e^{end})^T dOut
 //
 // One warpgroup fills a ring of stages. Each of the others holds 64 key rows of R and makes those of dk^T, and 64 value rows
-// of dv^T, for which R goes through shared memory. LA_DOTS 1: also <k_t, dk_t less the token's own write>, and R at every LA_MARK-th chunk's start.
+// of dv^T, for which R goes through shared memory. LA_DOTS 1: also <k_t, dk_t>, and R at every LA_MARK-th chunk's start.
 #include "attention/fill.cuh"
 #include "attention/group.cuh"
 #include "attention/store.cuh"
@@ -20,12 +20,12 @@ static_assert(round_up(K, 64) == WIDTH && round_up(V, 64) == WIDTH, "as many key
 typedef Panels<WIDTH, C> Rowed;         // q, dout, k, v: rows of tokens
 typedef Panels<WIDTH, WIDTH> State;
 typedef Panels<C, C> Gram;
-// shared memory: stages of q, dout, k, v; then R, P1, P2, dots, the diagonal of P2, sums of decays of each stage, the ring,
+// shared memory: stages of q, dout, k, v; then R, P1, P2, dots, sums of decays of each stage, the ring,
 // where rows lie
 constexpr int STAGE = 4 * Rowed::SIZE, AT_STATE = STAGES * STAGE, AT_GRAMS = AT_STATE + State::SIZE, AT_DOTS = AT_GRAMS + 2 * Gram::SIZE;
-constexpr int AT_OWN = AT_DOTS + DOTS * WARPS * C * 4, AT_DECAY = AT_OWN + DOTS * C * 4;
+constexpr int AT_DECAY = AT_DOTS + DOTS * WARPS * C * 4;
 constexpr int AT_RING = AT_DECAY + STAGES * StageDecay<C>::BYTES, AT_KEPT = AT_RING + Ring<STAGES>::BYTES;
-static_assert(LA_SHARED == AT_KEPT + 64, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_KEPT + 112, "LA_SHARED is what the launch asks for");
 
 struct Arguments {
     Rows q, k, v, dout, dk, dv;
@@ -50,9 +50,8 @@ LA_DEVICE void fill(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<S
         keep(v, rows_of(a.v, sequence, walk.head), a.v.token);
     }
     group_barrier(GROUPS);
-    const int lane = thread & 31;
     Gates<C> gates = {walk.gates(a.g, a.g_batch, a.g_token, a.g_head, a.g_group), a.g_token, {}};
-    if (thread < 32) gates.load(walk.token_of(0), sequence.T, lane);
+    gates.load(walk, thread >> 5, thread & 31);
     for (int step = 0; step < walk.steps; step++) {
         const int stage = step % STAGES, token = walk.token_of(step);
         const u32 at = shared + stage * STAGE;
@@ -61,10 +60,7 @@ LA_DEVICE void fill(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<S
         load_kept<Rowed, C, K>(at, q, token, sequence.T, 0, thread);
         load_kept<Rowed, C, V>(at + 3 * Rowed::SIZE, v, token, sequence.T, 0, thread);
         load_kept<Rowed, C, V>(at + Rowed::SIZE, dout, token, sequence.T, 0, thread);
-        if (thread < 32) {
-            gates.store(shared + AT_DECAY + stage * StageDecay<C>::BYTES, 1.f, a.write, 0.f, lane);
-            if (step + 1 < walk.steps) gates.load(walk.token_of(step + 1), sequence.T, lane);
-        }
+        gates.store(walk, step, shared + AT_DECAY + stage * StageDecay<C>::BYTES, 1.f, a.write, 0.f, thread);
         ring.filled(step);
     }
     copy_wait<0>();
@@ -73,17 +69,20 @@ LA_DEVICE void fill(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<S
 LA_DEVICE void use(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<STAGES> ring, int thread) {
     const Sequence& sequence = walk.sequence;
     const int warp = thread >> 5, group = warp >> 2, lane = thread & 31, row = warp * 16;   // of this warp in R
-    const u32 own = shared + AT_OWN, dots = shared + AT_DOTS + group * 4 * C * 4;
+    const u32 dots = shared + AT_DOTS + group * 4 * C * 4;
     const u64 b_grams = panel_descriptor(shared + AT_GRAMS), state = panel_descriptor(shared + AT_STATE + group * State::PANEL);
     const i64 first_mark = (walk.slot * a.marks * GROUPS + group) * 4 + (warp & 3);
 
     StateRows<1, WIDTH> R;
     if (a.start.data) R.template load<K, V>(a.start, a.start_group ? walk.slot / a.start_group : walk.slot * a.segments + walk.segment, row, lane);
     else R.clear();
-    clear_gram<Gram, USERS>(shared + AT_GRAMS, thread);
-    clear_gram<Gram, USERS>(shared + AT_GRAMS + Gram::SIZE, thread);
-    char *to_dk = own_rows(a.dk, sequence, walk.head), *to_dv = own_rows(a.dv, sequence, walk.head);
-    float* to_dots = a.dots + ((i64)group * a.heads + walk.head) * a.tokens + sequence.index;
+    const u32 to_dk = shared + AT_KEPT + 64, to_dv = to_dk + 16, to_dots = to_dv + 16;   // where rows lie
+    if (thread == 0) {
+        keep(to_dk, own_rows(a.dk, sequence, walk.head), a.dk.token);
+        keep(to_dv, own_rows(a.dv, sequence, walk.head), a.dv.token);
+        keep(to_dots, (const char*)(a.dots + (i64)walk.head * a.tokens + sequence.index), a.heads * a.tokens);
+    }
+    groups_barrier<USERS>(GROUPS + 1);
 
     constexpr int GRAMS = 3 - GROUPS;   // each group makes one of P1 and P2, a single group both
     if (walk.steps > 0) {
@@ -111,41 +110,45 @@ LA_DEVICE void use(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<ST
         };
         auto end_products = [&](int step) {   // R, P1, P2 in shared memory, dk^T e^{start}, R e^{all}, operands of q
             const u32 queries = shared + step % STAGES * STAGE;
-            const Decay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+            const StageDecay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+            float f[C / 8][4];
+            gram_factors(f, decay, a.write, warp & 3, lane);
             groups_barrier<USERS>(GROUPS + 1);   // all have read P1, P2 and R of the chunk before
             store_state<State>(shared + AT_STATE, r, row, lane);
             products_wait<1>();
 #pragma unroll
             for (int n = 0; n < GRAMS; n++) {
                 products_done(p[n]);
-                store_gram<Gram>(DOTS && group + n == 1, p[n], shared + AT_GRAMS + (group + n) * Gram::SIZE, own, decay, a.write, warp & 3, lane);
+                store_gram<Gram, C>(p[n], f, shared + AT_GRAMS + (group + n) * Gram::SIZE, warp & 3, lane);
             }
             publish_shared();   // R too
 #pragma unroll
             for (int t = 0; t < C / 16; t++) {
                 load_operand<Rowed>(from_q[t], queries, t * 16, row, lane);
-                weigh_operand(weighted[t], from_q[t], t * 16, decay, lane);
+                weigh_operand(weighted[t], from_q[t], t * 16, decay.sums(), lane);
             }
+            const Starts<C> starts(decay.sums(), lane);
             products_wait<0>();
             products_done(dk[0]);
-            scale_starts<C>(dk[0], decay, lane);
+            starts.scale(dk[0]);
             if (LA_DECAY) {
-                const float carry = exp2_approx(StageDecay<C>::all(decay.base));
+                const float carry = exp2_approx(decay.all());
                 R.each([&](int, int, float& y) { y *= carry; });
             }
         };
         auto store = [&](int step) {   // gradients that are staged
             const u32 queries = shared + step % STAGES * STAGE, values = queries + 3 * Rowed::SIZE;
-            if (DOTS) store_dots<C, 128, 4>(to_dots, dots, walk.token_of(step), sequence.T, thread & 127);
-            store_rows<Rowed, C, 64, K, 128>(to_dk, a.dk.token, queries, walk.token_of(step), sequence.T, group * 64, 0, thread & 127);
-            store_rows<Rowed, C, 64, V, 128>(to_dv, a.dv.token, values, walk.token_of(step), sequence.T, group * 64, 0, thread & 127);
+            const Kept k = kept(to_dk), v = kept(to_dv), d = kept(to_dots);
+            if (DOTS) store_dots<C, 128, 4>((float*)d.rows + group * d.stride, dots, walk.token_of(step), sequence.T, thread & 127);
+            store_group_rows<Rowed, C, K>(k.rows, k.stride, queries, walk.token_of(step), sequence.T, group * 64, 0, thread & 127);
+            store_group_rows<Rowed, C, V>(v.rows, v.stride, values, walk.token_of(step), sequence.T, group * 64, 0, thread & 127);
         };
         begin_products(0);
         end_products(0);
         for (int step = 0;; step++) {
             const u32 queries = shared + step % STAGES * STAGE, douts = queries + Rowed::SIZE, keys = douts + Rowed::SIZE, values = keys + Rowed::SIZE;
             const u64 b_douts = panel_descriptor(douts), b_keys = panel_descriptor(keys);
-            const Decay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+            const StageDecay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
             float dv[1][C / 8][4];
             u32 from_dout[C / 16][4];
             groups_barrier<USERS>(GROUPS + 1);   // P1, P2 and R are whole, v has been read
@@ -158,9 +161,10 @@ LA_DEVICE void use(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<ST
             products_commit();
 #pragma unroll
             for (int t = 0; t < C / 16; t++) load_operand<Rowed>(from_dout[t], douts, t * 16, row, lane);
+            const Starts<C> starts(decay.sums(), lane);
             products_wait<1>();
             products_done(dv[0]);
-            scale_starts<C>(dv[0], decay, lane);
+            starts.scale(dv[0]);
             products_begin();
 #pragma unroll
             for (int t = 0; t < C / 16; t++) product<0, 0>(dv[0], from_dout[t], b_grams + Gram::along(t), true);   // += dOut^T P1^T
@@ -170,23 +174,22 @@ LA_DEVICE void use(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<ST
             products_commit();
             products_wait<2>();
             products_done(dk[0]);
-            if constexpr (DOTS) dot_outputs<Rowed, C>(dk[0], queries, keys, row, own, dots + (warp & 3) * C * 4, lane);
+            if constexpr (DOTS) dot_outputs<Rowed, C>(dk[0], keys, row, dots + (warp & 3) * C * 4, lane);
             stage_rows<Bfloat16, Rowed, 1, C>(dk, queries, row, lane);
             products_wait<1>();
             products_done(dv[0]);
             stage_rows<Bfloat16, Rowed, 1, C>(dv, values, row, lane);
             group_barrier(group);
+            store(step);
             products_wait<0>();
             products_done(R.x[0]);
             if (DOTS && walk.chunk_of(step) % LA_MARK == 0)
                 Marks<WIDTH>::store(a.states + (first_mark + (i64)(walk.chunk_of(step) / LA_MARK) * WARPS) * Marks<WIDTH>::BYTES, R, lane);
             if (step + 1 == walk.steps) break;
-            begin_products(step + 1);
-            store(step);
             ring.used(step, lane);
+            begin_products(step + 1);
             end_products(step + 1);
         }
-        store(walk.steps - 1);
     }
     if (a.end.data && walk.is_end() && walk.head % a.end_group == 0) R.template store<K, V>(a.end, walk.slot / a.end_group, row, lane);
 }
@@ -200,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(USERS + FILLERS, LA_BLOCKS) writes(
     if (threadIdx.x == 0) ring.init(2 * FILLERS, WARPS);
     __syncthreads();
     if (threadIdx.x >= USERS) {
-        give_registers<FILL_REGISTERS>();
+        give_registers<FILL_REGISTERS<GROUPS>>();
         fill(a, walk, shared, ring, threadIdx.x - USERS);
     } else {
         take_registers<USE_REGISTERS<GROUPS>>();

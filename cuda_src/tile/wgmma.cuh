@@ -44,32 +44,25 @@ template <int THREADS> LA_DEVICE void groups_barrier(int id) { asm volatile("bar
 
 #define LA_TILE(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define LA_TILES4(c, i) LA_TILE(c, i), LA_TILE(c, i + 1), LA_TILE(c, i + 2), LA_TILE(c, i + 3)
-#define LA_NAMES16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define LA_NAMES32 LA_NAMES16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LA_NAMES "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+                 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 
 // Tiles FIRST .. FIRST + 8 of C (64 columns) += A B; `add` false: = A B. COLUMNS 1: B's panel is read across.
 template <int FIRST, int COLUMNS, int N>
 LA_DEVICE void product(float (&c)[N][4], const u32 (&a)[4], u64 b, bool add) {
     static_assert(FIRST + 8 <= N, "64 columns");
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"
                  : LA_TILES4(c, FIRST), LA_TILES4(c, FIRST + 4)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(COLUMNS));
 }
-// The same with A in shared memory: A_COLUMNS 1 reads it across; 8 or 4 tiles of C.
+// The same with A in shared memory: A_COLUMNS 1 reads it across.
 template <int A_COLUMNS, int B_COLUMNS>
 LA_DEVICE void product(float (&c)[8][4], u64 a, u64 b, bool add) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES32 "}, %32, %33, p, 1, 1, %35, %36; }"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES "}, %32, %33, p, 1, 1, %35, %36; }"
                  : LA_TILES4(c, 0), LA_TILES4(c, 4) : "l"(a), "l"(b), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
-}
-template <int A_COLUMNS, int B_COLUMNS>
-LA_DEVICE void product(float (&c)[4][4], u64 a, u64 b, bool add) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" LA_NAMES16 "}, %16, %17, p, 1, 1, %19, %20; }"
-                 : LA_TILES4(c, 0) : "l"(a), "l"(b), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
 }
 #undef LA_TILE
 #undef LA_TILES4
-#undef LA_NAMES16
-#undef LA_NAMES32
+#undef LA_NAMES

@@ -14,7 +14,7 @@ SHARED = 227 * 1024  # bytes of shared memory of a block, and 1024 less than a m
 NARROWEST, WIDEST = 40, 128  # narrower than half a panel wastes most of it; a wider state leaves no registers
 ALIGN = 16  # bytes that every row's address and length are a multiple of
 TOKEN_FLOATS = CHUNK * 4  # bytes of one number a token
-DECAY = 3 * TOKEN_FLOATS + 16  # bytes of a stage's sums of decays
+DECAY = 4 * TOKEN_FLOATS + 16  # bytes of a stage's sums of decays
 PORTABLE = "LINATTN_CUDA_PORTABLE"  # in the environment: 1 takes the portable passes, for measuring
 
 
@@ -37,7 +37,7 @@ def scan_pass(
     """The constants of scan_wgmma.cu, or of adds_wgmma.cu without outputs, for keys K and values V wide."""
     groups, keys = round_up(V, PANEL) // PANEL, round_up(K, PANEL)
     stage = CHUNK * 2 * (keys * (1 + outputs) + PANEL * groups * (1 + dots))
-    rest = outputs * groups * CHUNK * CHUNK * 2 + dots * 5 * groups * TOKEN_FLOATS + 64
+    rest = outputs * groups * CHUNK * CHUNK * 2 + dots * 4 * groups * TOKEN_FLOATS + 64
     each, resident = stage + DECAY + 16, 3 - groups
     stages = next(n for n in (6, 4, 3, 2) if resident * (n * each + rest + 1024) <= SHARED + 1024)
     file = SCAN if outputs else ADDS
@@ -49,8 +49,8 @@ def writes_pass(K: int, V: int, decay: bool) -> Pass:
     """The constants of writes_wgmma.cu, dk and dv in one pass; the gradient of the gates where there is a decay."""
     width, stages = round_up(K, PANEL), 2
     groups = width // PANEL
-    shared = stages * (4 * CHUNK * width * 2 + DECAY + 16) + width * width * 2 + 2 * CHUNK * CHUNK * 2 + 64
-    shared += decay * (4 * groups + 1) * TOKEN_FLOATS
+    shared = stages * (4 * CHUNK * width * 2 + DECAY + 16) + width * width * 2 + 2 * CHUNK * CHUNK * 2 + 112
+    shared += decay * 4 * groups * TOKEN_FLOATS
     return _pass(WRITES, K, V, decay, True, decay, groups, stages, shared, 3 - groups)
 
 
