@@ -125,6 +125,11 @@ def fla_calls() -> tuple[Callable[[Any], Any], Callable[[Any], Any], str] | None
     return fla_forward, fla_both, importlib.metadata.version("fla-core")
 
 
+def path(cp: Any) -> str:
+    """Which passes bfloat16, K = V = 128 takes: LINATTN_CUDA_PORTABLE=1 in the environment takes the portable ones."""
+    return la.explain(la.simple_gla, *draw(cp, 1, 256, 4, 128, "bfloat16", 0)[:4], backend="cuda").reason
+
+
 def copy_rate(cp: Any) -> float:
     """GB/s of a device-to-device copy of 2 GiB, bytes read and written."""
     x = cp.zeros(1 << 31, dtype=np.uint8)
@@ -182,7 +187,7 @@ def main(argv: list[str]) -> int:
     about = cp.cuda.runtime.getDeviceProperties(0)
     result: dict[str, Any] = {
         "card": about["name"].decode(), "multiprocessors": about["multiProcessorCount"],
-        "driver api": cp.cuda.runtime.driverGetVersion(), "path": "mma.sync",
+        "driver api": cp.cuda.runtime.driverGetVersion(), "path": path(cp),
         "first call, forward + backward, s": round(first_call(cp), 3),
         "copy GB/s": round(copy_rate(cp)), "errors": {d: errors(cp, d) for d in BYTES}, "rows": [],
     }

@@ -38,7 +38,7 @@ template <int N> LA_DEVICE void products_done(float (&c)[N][4]) {
 }
 // shared memory that threads wrote becomes visible to products that follow a barrier
 LA_DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// waits for the threads of one warpgroup
+// waits for the threads of one warpgroup; for THREADS of several
 LA_DEVICE void group_barrier(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 template <int THREADS> LA_DEVICE void groups_barrier(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id + 1), "n"(THREADS) : "memory"); }
 

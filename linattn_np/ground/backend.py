@@ -22,7 +22,7 @@ class Later:
 class Backend(NamedTuple):
     """A backend of a room: `refuses(call)` is None where it covers the call, else the reason in words.
 
-    `note` says why it is not taken unasked, where that is so; `how(call)` says which of its ways it takes.
+    `note` says why it is not taken unasked, where that is so; `how(call)` which of its own ways it takes.
     """
 
     name: str
@@ -54,7 +54,6 @@ def choose(fn: str, wanted: str | None, candidates: Sequence[Backend], call: Any
     for b in candidates:
         if b.name == (wanted or b.name) and refused[b.name] is None:
             reason = "asked for" if wanted else "the path that is taken unasked"
-            reason += f"; {b.how(call)}" if b.how else ""
             notes = {c.name: c.note for c in candidates}
             others = {n: why or notes[n] for n, why in refused.items() if n != b.name}
             return Choice(b, reason, others)

@@ -122,7 +122,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     shape = (*x.v.shape[:-2], max(x.q.shape[-2], x.v.shape[-2]), x.v.shape[-1])
     dout = xp.zeros(shape, dtype=v.dtype) if dout is None else cast(xp, dout, v.dtype)
     dout = _rows(xp, dout)[0]
-    if _wgmma(q, k, v) and _alignment((dout,), V := dout.shape[-1], V) < cuda_wgmma.ALIGN:
+    if _alignment((dout,), V := dout.shape[-1], V) < cuda_wgmma.ALIGN and _wgmma(q, k, v):
         dout = dout.copy()
     batch = _batch(x, plan, q, k, v, dout)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
