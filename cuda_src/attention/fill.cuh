@@ -1,4 +1,5 @@
-// What the warpgroup that fills the ring does: rows of tokens by asynchronous copies, sums of decays by its first warp.
+// What the warpgroup that fills the ring does: rows of tokens by asynchronous copies, sums of decays by its
+// warps in turn.
 #pragma once
 #include "attention/decay.cuh"
 #include "attention/walk.cuh"
