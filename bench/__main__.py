@@ -1,4 +1,4 @@
-"""`python -m bench NAME [options]`: run the measurement of that name."""
+"""`python -m bench NAME [options]`: run the measurement of that name; with `--backend cuda` the one of cuda_NAME.py."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ import sys
 
 import bench
 
-HELPERS = ("__main__", "record", "timing", "peers")
+HELPERS = ("__main__", "record", "timing", "peers", "cuda_timing", "cuda_peers")
 NAMES = sorted(m.name for m in pkgutil.iter_modules(bench.__path__) if m.name not in HELPERS)
 
 
 def main() -> int:
-    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
-        sys.stderr.write(f"usage: python -m bench {{{','.join(NAMES)}}} [options]\n")
+    name, options = "".join(sys.argv[1:2]), sys.argv[2:]
+    if options[:2] == ["--backend", "cuda"]:
+        name, options = f"cuda_{name}", options[2:]
+    if name not in NAMES:
+        plain = [n for n in NAMES if not n.startswith("cuda_")]
+        there = [n.removeprefix("cuda_") for n in NAMES if n.startswith("cuda_")]
+        sys.stderr.write(f"usage: python -m bench {{{','.join(plain)}}} [options]\n"
+                         f"       python -m bench {{{','.join(there)}}} --backend cuda [options]\n")
         return 2
-    return importlib.import_module(f"bench.{sys.argv[1]}").main(sys.argv[2:])
+    return importlib.import_module(f"bench.{name}").main(options)
 
 
 if __name__ == "__main__":

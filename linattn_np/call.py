@@ -10,6 +10,7 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
+from . import again
 from .card import Card, Variables
 from .cores import matrix_state
 from .cores.kinds import NormalisedState
@@ -17,6 +18,7 @@ from .cores.matrix_state.inputs import Inputs, Plan
 from .ground import shapes
 from .ground.chunk_table import sequences
 from .ground.namespace import Array, Library, cast, compute_dtype, dtype_name, enter, is_mutable
+from .ground.rows import check_rows, put_rows, take_rows
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,6 +30,9 @@ class Options(TypedDict, total=False):
     state: the state before the first token; None means zeros.
     return_state: give (out, state) instead of out.
     overwrite_state: write the final state into `state` where its library allows it.
+    state_rows: `state` is a pool (P, H, K, V), and these integers, one a sequence and none twice, say which of its rows
+        the sequences begin with; with overwrite_state their final states go back there. Not in vjp. Row numbers that
+        lie on a CUDA device are not looked at: one outside the pool is read as zeros and not written.
     cu_seqlens: N + 1 offsets of sequences packed in one batch row; states are then (N, H, K, V).
     chunk_size: 1 the recurrent form, "parallel" the parallel form, C the chunk form; None chooses.
     layout: "time_first" (..., T, H, K) or "heads_first" (..., H, T, K).
@@ -38,6 +43,7 @@ class Options(TypedDict, total=False):
     state: Any
     return_state: bool
     overwrite_state: bool
+    state_rows: Any
     cu_seqlens: Any
     chunk_size: int | str | None
     layout: str
@@ -49,6 +55,7 @@ COMMON: dict[str, Any] = {
     "state": None,
     "return_state": False,
     "overwrite_state": False,
+    "state_rows": None,
     "cu_seqlens": None,
     "chunk_size": None,
     "layout": "time_first",
@@ -91,13 +98,23 @@ class Prepared(NamedTuple):
     plan: Plan
     state: Array | None  # the core's
     given_state: Any  # the caller's
+    rows: Array | None = None  # of given_state, a pool
 
 
 def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """What the public function returns: out, or (out, state)."""
+    how, made = again.look(card.name, arrays, keywords)
+    if how is not None and made is not None:
+        out, state = again.make(how, made.arrays)
+        return out if how.state is None else Result(out, state)
     call = prepare(card, arrays, keywords)
-    core_out, end, _ = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
-    return _result(call, core_out, end)
+    core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
+    result = _result(call, core_out, end)
+    in_place = end is call.given_state
+    if call.options["overwrite_state"] == in_place and kept.q is None and not _is_doubtful(call):
+        out, state = result if isinstance(result, Result) else (result, None)
+        again.keep(made, kept.saved.starts, end, out, state, in_place)
+    return result
 
 
 def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
@@ -106,7 +123,11 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     if call.options["overwrite_state"]:
         raise ValueError(f"{card.name}: overwrite_state=True was given to vjp, expected False: "
                          "the pullback needs the state that would be overwritten")
-    core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
+    if call.options["state_rows"] is not None:
+        raise ValueError(f"{card.name}: state_rows was given to vjp, expected None: "
+                         "take the rows of the pool yourself, as in state=pool[rows]")
+    plan = call.plan._replace(gradients=True)
+    core_out, end, kept = matrix_state.forward(card.name, call.inputs, plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
     shape = None if core_out is None else _out_shape(call, core_out)
     core_out = core_out if card.from_core else None
@@ -153,17 +174,21 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     plan = Plan(
         xp, dtype, _scale(card, options, sizes), card.query_row, card.erase_row,
         options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
+        overwrite=options["overwrite_state"],
     )
+    if options["state_rows"] is not None:
+        plan = plan._replace(rows=_check_pool(fn, xp, options, sizes, state))
     c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn)
     if card.pack_state is not None:
-        core_state = card.pack_state(c, state)
+        core_state = card.pack_state(c, state if plan.rows is None else _rows_of(plan, sizes, state))
+        rows, plan = plan.rows, plan._replace(rows=None)
     else:
         if state is not None:
-            shapes.check_state(fn, state, sizes)
-        core_state = state
+            shapes.check_state(fn, state, sizes, pool=plan.rows is not None)
+        core_state, rows = state, plan.rows
     if options["overwrite_state"]:
         _check_overwritten(fn, state, plan, own)
-    return Prepared(card, library, options, c, card.to_core(c), plan, core_state, state)
+    return Prepared(card, library, options, c, card.to_core(c), plan, core_state, state, rows)
 
 
 def _bind(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -214,6 +239,12 @@ def _check_options(card: Card, options: dict[str, Any]) -> None:
         card.check_options(fn, options)
 
 
+def _is_doubtful(call: Prepared) -> bool:
+    """Whether the layout looks like the other one."""
+    H, T = call.variables.sizes.H, call.variables.sizes.T
+    return call.options["layout"] == "time_first" and call.given_state is None and H >= 8 * T > 8
+
+
 def _check_layout(fn: str, options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> None:
     H, T = sizes.H, sizes.T
     if options["layout"] == "time_first" and state is None and H >= 8 * T > 8:
@@ -231,6 +262,25 @@ def _check_overwritten(fn: str, state: Any, plan: Plan, own: Any) -> None:
             raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
         if getattr(getattr(S, "flags", None), "writeable", True) is False:
             raise ValueError(f"{fn}: {name} is read-only, expected a writeable array with overwrite_state=True")
+
+
+def _check_pool(fn: str, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> Array:
+    """The rows of a pool that the call uses."""
+    if state is None:
+        raise ValueError(f"{fn}: state_rows without a state, expected state to be the pool (P, H, K, V)")
+    parts = _parts("state", state)
+    for name, S in parts.items():
+        rank = 3 if name == "state.z" else 4
+        if S.ndim != rank:
+            wanted = "(P, H, K, V)" if rank == 4 else "(P, H, K)"
+            raise ValueError(f"{fn}: {name} has shape {tuple(S.shape)}, expected a pool {wanted}")
+    return check_rows(fn, xp, options["state_rows"], sizes, next(iter(parts.values())))
+
+
+def _rows_of(plan: Plan, sizes: shapes.Sizes, state: Any) -> Any:
+    """The states of a call out of a pool."""
+    batch = sizes.batch if sizes.ragged is None else (sizes.ragged,)
+    return _whole(state, [take_rows(plan.xp, S, plan.rows, batch) for S in _parts("state", state).values()])
 
 
 def _scale(card: Card, options: dict[str, Any], sizes: shapes.Sizes) -> float:
@@ -279,7 +329,10 @@ def _final(call: Prepared, S: Array, given: Array | None) -> Any:
     """The final state as the caller gets it: in the caller's own array if that is to be overwritten, else apart."""
     xp = call.plan.xp
     if call.options["overwrite_state"] and given is not None and is_mutable(xp):
-        given[...] = S
+        if S is not given and call.rows is not None:
+            put_rows(xp, given, call.rows, S)
+        elif S is not given:
+            given[...] = S
         return call.library.give_back(given)
     if call.variables.sizes.T == 0:
         S = xp.asarray(S, copy=True)

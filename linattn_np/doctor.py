@@ -57,8 +57,9 @@ def _cupy() -> Any:
 def cache_folders() -> dict[str, str]:
     """Where compiled code is kept."""
     home = os.path.expanduser("~")
+    cache = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     return {
-        "numba": os.environ.get("NUMBA_CACHE_DIR", "beside the package, else the user's cache folder"),
+        "numba": os.path.join(cache, "linattn_np"),
         "cupy": os.environ.get("CUPY_CACHE_DIR", os.path.join(home, ".cupy", "kernel_cache")),
     }
 

@@ -11,7 +11,7 @@ from .call import Prepared, prepare
 from .card import Card
 from .cores import matrix_state
 from .cores.kinds import Erase
-from .cores.matrix_state import chunks
+from .cores.matrix_state import chunks, cuda_step
 from .ground.namespace import device, dtype_name
 
 
@@ -135,7 +135,7 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
 
 
 def _form(call: Prepared, backend: str) -> tuple[str, int | None]:
-    if backend == "reference":
+    if backend == "reference" or (backend == "cuda" and cuda_step.takes(call.plan)):
         return "recurrent form", None
     T = call.variables.sizes.T
     if backend == "numba":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Iterator
 from math import gcd
 from typing import NamedTuple
 
-from .cores.matrix_state import cuda_kernels, cuda_plan, cuda_wgmma
+from .cores.kinds import Decay, Erase
+from .cores.matrix_state import cuda_kernels, cuda_plan, cuda_step, cuda_wgmma
 from .cuda import nvrtc
 from .cuda.compile import cache_folder, compile_source
 from .cuda.sources import installed
@@ -58,13 +60,30 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
             yield small("dg", cuda_kernels.GATE)
 
 
+def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase) -> Iterator[Entry]:
+    """The kernels of a few tokens for one cell of the family."""
+    wide = K % 4 == V % 4 == 0
+
+    def step(words: str, own: bool = False, before: bool = False, read: int = 1, bonus: bool = False) -> Entry:
+        constants = cuda_step.step_constants(dtype, K, V, wide, decay, False, erase, own, before, read, bonus)
+        return Entry(words, cuda_step.STEP, constants)
+
+    yield step("a few tokens")
+    if erase is Erase.DELTA and decay is Decay.SCALAR:
+        yield step("a few tokens, an erase vector that reads the undecayed state", own=True, before=True)
+    if erase is Erase.NONE and decay is Decay.VECTOR:
+        yield step("a few tokens, read before the write with a bonus", read=2, bonus=True)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--arch", nargs="+", metavar="SM", help="architectures, as sm_80 sm_90a; the device's if none")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=list(cuda_plan.ELEMENTS))
     parser.add_argument("--key", nargs="+", type=int, default=[64, 128], metavar="K", help="widths of the keys")
     parser.add_argument("--value", nargs="+", type=int, metavar="V", help="widths of the values; each key's if none")
-    parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar"])
+    parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar", "vector"])
+    parser.add_argument("--erase", nargs="+", default=["none"], choices=["none", "delta", "free"],
+                        help="what a token takes out; with an erase or a vector decay: kernels of a few tokens only")
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
 
 
@@ -83,13 +102,23 @@ def run(args: argparse.Namespace) -> int:
     failed = 0
     for arch, capability in capabilities.items():
         for dtype in args.dtype:
-            for decay in args.decay:
-                for K in args.key:
-                    for V in args.value or [K]:
-                        for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
-                            failed += not _compile(arch, f"{dtype} {decay} {K} x {V}: {entry.words}", entry)
+            for words, K, V, entry in _wanted(args, dtype, capability):
+                failed += not _compile(arch, f"{dtype} {words} {K} x {V}: {entry.words}", entry)
     write(f"kept in {cache_folder()}\n")
     return 1 if failed else 0
+
+
+def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[tuple[str, int, int, Entry]]:
+    """(cell in words, K, V, entry) of everything that was asked for."""
+    for decay, erase in itertools.product(args.decay, args.erase):
+        words = decay if erase == "none" else f"{decay}, {erase}"
+        for K in args.key:
+            for V in args.value or [K]:
+                if erase == "none" and decay != "vector":
+                    for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
+                        yield words, K, V, entry
+                for entry in step_entries(dtype, K, V, Decay[decay.upper()], Erase[erase.upper()]):
+                    yield words, K, V, entry
 
 
 def _compile(arch: str, words: str, entry: Entry) -> bool:

@@ -16,7 +16,7 @@ ROOT = Path(la.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 FLOORS = (  # from the ground up; what stands on one line does not import each other, but for what BESIDE allows
-    ("ground", "versions"), ("pieces", "cuda"), ("cores",), ("card",), ("call",), ("variants",),
+    ("ground", "versions"), ("pieces", "cuda"), ("cores",), ("card", "again"), ("call",), ("variants",),
     ("catalog", "read", "transforms"), ("testing",), ("doctor", "lab", "bridges", "warmup"), ("__main__",),
     ("__init__",),
 )
@@ -167,7 +167,8 @@ def test_signature_is_the_cards(fn):
     assert arrays == list(fn.card.arrays)
     for name, given in fn.card.arrays.items():
         assert (parameters[name].default is None) == given.optional
-    common = ["scale", "state", "return_state", "overwrite_state", "cu_seqlens", "chunk_size", "layout", "backend"]
+    common = ["scale", "state", "return_state", "overwrite_state", "state_rows", "cu_seqlens", "chunk_size", "layout",
+              "backend"]
     assert list(parameters)[len(arrays):] == [*fn.card.options, *common]
 
 

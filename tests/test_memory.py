@@ -19,7 +19,9 @@ def peak(case, T, form):
         arrays["b"] = -0.5 * arrays["a"]  # or the state grows without bound
     tracemalloc.start()
     try:
-        (out, state), pullback = la.vjp(case.fn, **arrays, **case.options, **form, return_state=True)
+        (out, state), pullback = la.vjp(
+            case.fn, **arrays, **case.options, **form, return_state=True, backend="chunks"
+        )
         pullback(out, state)
         return tracemalloc.get_traced_memory()[1]
     finally:
@@ -45,16 +47,41 @@ def test_nothing_of_the_size_of_a_state_is_kept_for_each_chunk():
     arrays, _ = draw(case, T=4096, B=(1,), H=1, K=64, V=64, dtype=np.float32)
     given = sum(x.nbytes for x in arrays.values())
     tracemalloc.start()
-    out = la.simple_gla(**arrays, chunk_size=16)
+    out = la.simple_gla(**arrays, chunk_size=16, backend="chunks")
     used = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert used <= out.nbytes + given / 2
     tracemalloc.start()
-    out, pullback = la.vjp(la.simple_gla, **arrays, chunk_size=16)
+    out, pullback = la.vjp(la.simple_gla, **arrays, chunk_size=16, backend="chunks")
     pullback(out)
     used = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert used <= out.nbytes + 2 * given
+
+
+@pytest.mark.parametrize("fn", [la.gated_delta_rule, la.kda, la.dplr], ids=lambda fn: fn.__name__)
+def test_compiled_loops_take_16_mib_a_thread(fn, monkeypatch):
+    """Forward and backward above inputs and outputs, K = V = 128, however long the sequence."""
+    pytest.importorskip("numba")
+    from linattn_np.cores.matrix_state import numba_table
+
+    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "1")
+    case = next(c for c in PLAIN if c.fn is fn)
+    used = []
+    for T in (40, 2048, 8192):  # the first compiles
+        arrays, _ = draw(case, T=T, B=(1,), H=1, K=128, V=128, dtype=np.float32)
+        if "b" in arrays:
+            arrays["b"] = -0.5 * arrays["a"]
+        numba_table.forget_memory()
+        tracemalloc.start()
+        out, pullback = la.vjp(fn, **arrays, backend="numba")
+        grads = pullback(out)
+        used.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        results = out.nbytes + sum(d.nbytes for d in grads if d is not None)
+        results += grads.k.nbytes if fn is not la.dplr else 0  # r's, before it is added to k's
+        used[-1] -= results
+    assert max(used[1:]) <= 16 << 20, used
 
 
 @pytest.mark.slow

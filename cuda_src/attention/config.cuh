@@ -5,7 +5,7 @@
 #ifndef LA_DTYPE   // 0 bfloat16, 1 float16, 2 float32
 #define LA_DTYPE 0
 #endif
-#ifndef LA_DECAY   // 0 none, 1 one log decay a token and head
+#ifndef LA_DECAY   // 0 none, 1 one log decay a token and head, 2 one a key channel too (step.cu)
 #define LA_DECAY 1
 #endif
 #ifndef LA_REVERSE // 1: time runs backward, and a token's decay acts after its write
@@ -24,6 +24,6 @@ typedef Float32 Element;
 #else
 #error "LA_DTYPE is 0, 1 or 2"
 #endif
-static_assert(LA_DECAY == 0 || LA_DECAY == 1, "LA_DECAY is 0 or 1");
+static_assert(LA_DECAY >= 0 && LA_DECAY <= 2, "LA_DECAY is 0, 1 or 2");
 static_assert(LA_ALIGN == 16 || LA_ALIGN == 8 || LA_ALIGN == 4 || (LA_ALIGN == 2 && Element::BYTES == 2), "LA_ALIGN");
 constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }

@@ -6,20 +6,18 @@ it is, nothing is deserialised.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ..ground import code_cache
 from . import nvrtc
 from .sources import Source
 
 FLAGS = ("-std=c++17", "-default-device", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills")
 MAGIC = b"\x7fELF"
+KIND = "cubin"
 
 
 class Code(NamedTuple):
@@ -56,54 +54,13 @@ def key_of(source: Source, options: tuple[str, ...]) -> str:
 def compile_source(source: Source, constants: Mapping[str, int], arch: str, cached: bool = True) -> Code:
     """The machine code of a source.   Raises nvrtc.CompileError with the log and numbered source."""
     options = options_of(constants, arch)
-    path = _cache_file(key_of(source, options)) if cached else None
-    if path is not None and (cubin := _load(path)) is not None:
+    path = code_cache.file_of(KIND, f"{key_of(source, options)}.cubin") if cached else None
+    if path is not None and (cubin := code_cache.load(path)) is not None and cubin.startswith(MAGIC):
         return Code(cubin, "", path)
     cubin, log = nvrtc.compile_program(source.name, source.text, source.headers, options)
-    return Code(cubin, log, path if path is not None and _store(path, cubin) else None)
+    return Code(cubin, log, path if path is not None and code_cache.store(path, cubin) else None)
 
 
 def cache_folder() -> Path:
-    """Where cubins are kept: $LINATTN_CACHE_DIR, else linattn_np/cubin in the user's cache folder."""
-    own = os.environ.get("LINATTN_CACHE_DIR")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "linattn_np" / "cubin"
-
-
-def _cache_file(key: str) -> Path | None:
-    """The file of a key; None where the folder cannot be made or is not this user's alone to write."""
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        about = folder.stat()
-    except OSError:
-        return None
-    if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        return None
-    return folder / f"{key}.cubin"
-
-
-def _load(path: Path) -> bytes | None:
-    try:
-        cubin = path.read_bytes()
-    except OSError:
-        return None
-    return cubin if cubin.startswith(MAGIC) else None
-
-
-def _store(path: Path, cubin: bytes) -> bool:
-    """Write under another name, then rename: readers find the whole file or none. False where that fails."""
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".partial")  # readable by its owner only
-        with os.fdopen(handle, "wb") as file:
-            file.write(cubin)
-        os.replace(temporary, path)
-    except OSError:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        return False
-    return True
+    """Where cubins are kept."""
+    return code_cache.folder(KIND)

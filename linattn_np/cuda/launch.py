@@ -5,9 +5,14 @@ The compiler and its like are imported by the first call that needs them: `impor
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from typing import Any
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,9 +40,7 @@ def _unusable(device: int) -> str | None:
 
 def current_device() -> int:
     """Number of the device that CuPy uses now."""
-    import cupy
-
-    return cupy.cuda.runtime.getDevice()
+    return cupy().cuda.runtime.getDevice()
 
 
 def capability() -> int:
@@ -47,9 +50,7 @@ def capability() -> int:
 
 @functools.cache
 def _capability(device: int) -> int:
-    import cupy
-
-    return int(cupy.cuda.Device(device).compute_capability)
+    return int(cupy().cuda.Device(device).compute_capability)
 
 
 def shared_limit() -> int:
@@ -59,27 +60,44 @@ def shared_limit() -> int:
 
 @functools.cache
 def _shared_limit(device: int) -> int:
-    import cupy
-
-    return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
+    return int(cupy().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
 
 
-@functools.cache
-def _code(file: str, constants: tuple[tuple[str, int], ...], capability: int) -> Any:
-    from .compile import architecture, compile_source
-    from .sources import installed
+_codes: dict[tuple[Any, ...], Future[Any]] = {}
+_lock = threading.Lock()
 
-    return compile_source(installed(file), dict(constants), architecture(capability))
+
+def _begin(file: str, constants: tuple[tuple[str, int], ...], capability: int, beside: bool) -> Future[Any]:
+    """The machine code of a source, to come: compiled by this thread or, `beside`, by another; once a process."""
+    key = (file, constants, capability)
+    with _lock:
+        if key in _codes:
+            return _codes[key]
+        found = _codes[key] = Future()
+
+    def compiled() -> None:
+        from .compile import architecture, compile_source
+        from .sources import installed
+
+        try:
+            found.set_result(compile_source(installed(file), dict(constants), architecture(capability)))
+        except BaseException as error:
+            found.set_exception(error)
+            with _lock:
+                _codes.pop(key, None)
+
+    if beside:
+        threading.Thread(target=compiled, name=f"compiles {file}").start()
+    else:
+        compiled()
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
 def prepare(wanted: tuple[tuple[str, tuple[tuple[str, int], ...]], ...], capability: int) -> None:
-    """Compile the (file, constants) that a call will launch, all at once where there are several."""
-    if len(wanted) > 1:
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(len(wanted)) as pool:
-            list(pool.map(lambda one: _code(*one, capability), wanted))
+    """Begin to compile the (file, constants) that will be launched, at once; a launch waits for its own."""
+    for file, constants in wanted:
+        _begin(file, constants, capability, beside=True)
 
 
 def kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int) -> Any:
@@ -89,11 +107,9 @@ def kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared
 
 @functools.cache
 def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int, device: int) -> Any:
-    import cupy
-
-    code = _code(file, constants, capability())
+    code = _begin(file, constants, capability(), beside=False).result()
     if code.path is not None and code.path.exists():
-        found = cupy.RawModule(path=str(code.path)).get_function(entry)
+        found = cupy().RawModule(path=str(code.path)).get_function(entry)
         found.max_dynamic_shared_size_bytes = shared  # loads the module
         return found
     import tempfile
@@ -102,17 +118,59 @@ def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], share
         path = os.path.join(folder, "kernel.cubin")
         with open(path, "wb") as file_:
             file_.write(code.cubin)
-        found = cupy.RawModule(path=path).get_function(entry)
+        found = cupy().RawModule(path=path).get_function(entry)
         found.max_dynamic_shared_size_bytes = shared
     return found
 
 
+def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    """A new array on the current device."""
+    return cupy().ndarray(shape, dtype)
+
+
+@functools.cache
+def cupy() -> Any:
+    """The library, imported when it is first needed."""
+    return import_module("cupy")
+
+
+class Written(NamedTuple):
+    """A launch as it was made, and the arrays whose pointers are among its arguments; None if that was not said."""
+
+    file: str
+    entry: str
+    constants: tuple[tuple[str, int], ...]
+    blocks: int
+    threads: int
+    shared: int
+    arguments: bytes
+    arrays: tuple[Any, ...] | None
+
+
+class _Thread(threading.local):
+    written: list[Written] | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def written() -> Iterator[list[Written]]:
+    """The launches of this thread while the context lasts."""
+    before, _thread.written = _thread.written, []
+    try:
+        yield _thread.written
+    finally:
+        _thread.written = before
+
+
 def launch(
     file: str, entry: str, constants: tuple[tuple[str, int], ...], blocks: int, threads: int, shared: int,
-    arguments: bytes,
+    arguments: bytes, arrays: tuple[Any, ...] | None = None,
 ) -> None:
     """Launch on the current stream; `arguments` are the bytes of the one struct that the entry takes.
 
+    arrays: all whose pointers are among them, where the launch may be made again (repeat.py).
     No blocks, no launch. Raises OverflowError for more blocks than a grid has.
     """
     if blocks <= 0:
@@ -121,3 +179,5 @@ def launch(
         raise OverflowError(f"{entry}: {blocks} blocks, a grid has at most {LARGEST_GRID}")
     found = kernel(file, entry, constants, shared)
     found((blocks,), (threads,), (np.void(arguments),), shared_mem=shared)
+    if _thread.written is not None:
+        _thread.written.append(Written(file, entry, constants, blocks, threads, shared, arguments, arrays))

@@ -53,8 +53,13 @@ def enter(
         first = first or Library(NUMPY, "cpu", _same, "numpy", next(iter(given), ""))
         return first, {n: None if x is None else _native(x) for n, x in arrays.items()}
     entered: dict[str, Array] = dict(arrays)
+    kind, own = None, first
     for name, x in given.items():
-        entered[name], own = _recognise(fn, name, x)
+        if type(x) is kind and own is not None:  # recognised before: only its device may be another one
+            own = own._replace(device=x.device)
+        else:
+            entered[name], own = _recognise(fn, name, x)
+            kind = type(x) if own.name == "cupy" and entered[name] is x else None
         first = first or own
         if own.name != first.name:
             raise TypeError(f"{fn}: {name} is an array of {own.name} and {first.anchor} of {first.name}, "

@@ -7,6 +7,7 @@ Two specs joined by "|" are alternatives.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -81,17 +82,25 @@ def check_one(fn: str, name: str, x: Array, spec: str, sizes: Sizes) -> None:
     _check_heads(fn, sizes)
 
 
+@functools.cache
+def _choices(spec: str) -> tuple[tuple[tuple[str, ...], bool], ...]:
+    """(letters, whether the batch axes come in front) of each alternative."""
+    return tuple((tuple(choice.split()), has_time(choice)) for choice in spec.split("|"))
+
+
 def _bind(fn: str, name: str, x: Array, spec: str, sizes: Sizes) -> None:
     """Check x against its spec, binding the letters that are new."""
-    for choice in spec.split("|"):
-        letters = choice.split()
-        batch = sizes.batch if has_time(choice) else ()
-        shape = tuple(int(n) for n in x.shape)
+    shape, bound = tuple(map(int, x.shape)), sizes.letters
+    for letters, on_tokens in _choices(spec):
+        batch = sizes.batch if on_tokens else ()
         if len(shape) != len(batch) + len(letters) or shape[: len(batch)] != batch:
             continue
         tail = shape[len(batch):]
-        if all(sizes.letters.get(letter, n) == n for letter, n in zip(letters, tail, strict=True)):
-            sizes.letters.update(zip(letters, tail, strict=True))
+        for letter, n in zip(letters, tail, strict=True):
+            if bound.get(letter, n) != n:
+                break
+        else:
+            bound.update(zip(letters, tail, strict=True))
             return
     raise ValueError(f"{fn}: {name} has shape {tuple(x.shape)}, expected {expected(spec, sizes)}")
 
@@ -125,8 +134,10 @@ def _check_heads(fn: str, sizes: Sizes) -> None:
                          "expected at most two different numbers of heads")
 
 
-def check_state(fn: str, state: Array, sizes: Sizes, spec: str = "H K V", name: str = "state") -> None:
-    """A state has the batch axes of the call, or one row a sequence where the batch is ragged."""
+def check_state(
+    fn: str, state: Array, sizes: Sizes, spec: str = "H K V", name: str = "state", pool: bool = False
+) -> None:
+    """A state has the batch axes of the call, or one row a sequence where the batch is ragged; a pool has any rows."""
     if dtype_name(state) not in ("float32", "float64"):
         raise TypeError(f"{fn}: {name} has dtype {dtype_name(state)}, expected float32 or float64")
     letters = spec.split()
@@ -134,6 +145,8 @@ def check_state(fn: str, state: Array, sizes: Sizes, spec: str = "H K V", name: 
         sizes.letters.setdefault(letter, int(n))
     lead = sizes.batch if sizes.ragged is None else (sizes.ragged,)
     names = (["B"] if len(lead) == 1 else [f"B{i + 1}" for i in range(len(lead))]) if sizes.ragged is None else ["N"]
+    if pool:
+        lead, names = (int(state.shape[0]),), ["P"]
     want = lead + tuple(sizes.letters[letter] for letter in letters)
     if tuple(state.shape) != want:
         raise ValueError(f"{fn}: {name} has shape {tuple(state.shape)}, "

@@ -22,7 +22,7 @@ import llvmlite.binding as llvm
 import numba
 import numpy as np
 from numba import types
-from numba.core import config
+from numba.core import config as _config
 from numba.extending import intrinsic
 
 # Sums may be taken in any order and products fused; NaN, inf and the sign of zero keep their meaning.
@@ -30,6 +30,8 @@ REORDER = {"reassoc", "contract"}
 # Only kernels are called from Python; the other functions go without a wrapper.
 LEAN = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _lock = threading.Lock()
+config: Any = _config  # its names are made when it is imported
+_njit: Any = numba.njit
 
 
 def jit(function: Callable[..., Any] | None = None, *, reorder: bool = False) -> Any:
@@ -45,7 +47,7 @@ def part(function: Callable[..., Any]) -> Any:
 
 
 def _compile(function: Callable[..., Any], **options: Any) -> Any:
-    return numba.njit(**LEAN, **options)(function)
+    return _njit(**LEAN, **options)(function)
 
 
 def _by_type(dispatcher: Any) -> Any:
@@ -62,7 +64,7 @@ def kernel(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
 
     @functools.cache
     def compiled(name: str) -> Any:
-        entry = numba.njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, fastmath={"contract"})(function)
+        entry = _njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, fastmath={"contract"})(function)
         _keep(entry, f"{function.__name__}-{name}")
         return entry
 
@@ -106,14 +108,16 @@ def _fingerprint() -> str:
 
 @functools.cache
 def vectors() -> str:
-    """"avx512", "avx2" or "plain": how wide a register is taken to be. LINATTN_NP_VECTORS forces one."""
+    """"avx512", "avx2", "neon" or "plain": which registers there are taken to be. LINATTN_NP_VECTORS forces one."""
     wanted = os.environ.get("LINATTN_NP_VECTORS")
     if wanted is not None:
-        if wanted not in ("avx512", "avx2", "plain"):
-            raise ValueError(f"LINATTN_NP_VECTORS is {wanted!r}, expected 'avx512', 'avx2' or 'plain'")
+        if wanted not in ("avx512", "avx2", "neon", "plain"):
+            raise ValueError(f"LINATTN_NP_VECTORS is {wanted!r}, expected 'avx512', 'avx2', 'neon' or 'plain'")
         return wanted
     if config.CPU_NAME:
         return "plain"  # compiled for another machine than this one
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return "neon"
     has = llvm.get_host_cpu_features()
     if has.get("avx512f") and has.get("avx512dq") and has.get("avx512vl"):
         return "avx512"

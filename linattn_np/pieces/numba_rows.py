@@ -2,127 +2,133 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numba.extending import intrinsic
+from llvmlite import ir
 
-from .numba_jit import apart, jit
-from .numba_tiles import line, row
+from .numba_emit import DOUBLE, I16, I32, SINGLE, Emit, Mat, Rows, Value, routine
 
 STORAGE = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 TINY = 1e-36  # factors below it are dropped before they become subnormal, which processors multiply slowly
 
 
-@intrinsic
-def _bits(context, x, like):
-    """The bits of x, read as a number of the type of `like`."""
-
-    def emit(context, b, signature, given):
-        return b.bitcast(given[0], context.get_value_type(signature.args[1]))
-
-    return like(x, like), emit
-
-
-@jit
-def _half(h):
-    """float16 bits as float32, subnormals exact."""
-    magnitude = np.uint32(np.uint32(h & np.uint16(0x7FFF)) << np.uint32(13))
-    y = _bits(magnitude, np.float32(0)) * np.float32(2.0**112)
-    if (h & np.uint16(0x7C00)) == np.uint16(0x7C00):
-        y = _bits(np.uint32(magnitude | np.uint32(0x70000000)), np.float32(0))
-    return -y if (h & np.uint16(0x8000)) != 0 else y
-
-
-@jit
-def _brain(h):
-    """bfloat16 bits as float32."""
-    return _bits(np.uint32(np.uint32(h) << np.uint32(16)), np.float32(0))
-
-
-@jit
-def load_row(out, n, storage, at, step):
-    """out[:n] from n numbers of a storage dtype, `step` bytes apart."""
-    apart()
-    if storage == 0 and step == 4:
-        x = line(np.float32(0), at, n)
-        for d in range(n):
-            out[d] = x[d]
-    elif storage == 1 and step == 8:
-        y = line(np.float64(0), at, n)
-        for d in range(n):
-            out[d] = y[d]
-    elif storage == 2 and step == 2:
-        h = line(np.uint16(0), at, n)
-        for d in range(n):
-            out[d] = _half(h[d])
-    elif storage == 3 and step == 2:
-        h = line(np.uint16(0), at, n)
-        for d in range(n):
-            out[d] = _brain(h[d])
+def _stored(e: Emit, storage: int, at: Value) -> Value:
+    """The number of a storage dtype at an address, exactly, subnormals too."""
+    b = e.b
+    if storage < 2:
+        x = e.get(at, (SINGLE, DOUBLE)[storage]).v
     else:
-        for d in range(n):
-            if storage == 0:
-                out[d] = line(np.float32(0), at + d * step, 1)[0]
-            elif storage == 1:
-                out[d] = line(np.float64(0), at + d * step, 1)[0]
-            elif storage == 2:
-                out[d] = _half(line(np.uint16(0), at + d * step, 1)[0])
-            else:
-                out[d] = _brain(line(np.uint16(0), at + d * step, 1)[0])
+        h = b.zext(e.get(at, I16).v, I32)
+        bits = lambda n: ir.Constant(I32, n)  # noqa: E731
+        if storage == 3:
+            x = b.bitcast(b.shl(h, bits(16)), SINGLE)
+        else:
+            magnitude = b.shl(b.and_(h, bits(0x7FFF)), bits(13))
+            finite = b.bitcast(b.fmul(b.bitcast(magnitude, SINGLE), ir.Constant(SINGLE, 2.0**112)), I32)
+            special = b.icmp_unsigned("==", b.and_(h, bits(0x7C00)), bits(0x7C00))
+            y = b.select(special, b.or_(magnitude, bits(0x70000000)), finite)
+            x = b.bitcast(b.or_(y, b.shl(b.and_(h, bits(0x8000)), bits(16))), SINGLE)
+    if x.type == SINGLE and e.F == DOUBLE:
+        x = b.fpext(x, DOUBLE)
+    elif x.type == DOUBLE and e.F == SINGLE:
+        x = b.fptrunc(x, SINGLE)
+    return Value(e, x)
 
 
-@jit
-def load(one, out, m, padded, n, storage, at, row_step, step):
-    """out (padded, n): m rows from memory, `row_step` bytes apart, then zeros."""
-    apart()
-    for i in range(m):
-        load_row(row(one, out, i, n), n, storage, at + i * row_step, step)
-    clear(one, out, m, padded, n)
+@routine
+def load(e: Emit, out: Mat, m: Value, n: Value, storage: Value, at: Value, row_step: Value, step: Value) -> None:
+    """out (m, n) from memory, rows `row_step` bytes apart, numbers `step` bytes."""
+    own = 0 if e.bits == 32 else 1
+
+    def copied() -> None:
+        with e.each(m) as i:
+            e.across(n, lambda j, mask: e.store(e.load(at + i * row_step + j * e.size, mask), e.address(out, i, j)))
+
+    def converted(kind: int) -> None:
+        with e.each(m) as i, e.each(n) as j:
+            e.put(_stored(e, kind, at + i * row_step + j * step), e.address(out, i, j))
+
+    e.choose(
+        (storage.equals(own) & step.equals(e.size), copied),
+        *[(storage.equals(kind), lambda kind=kind: converted(kind)) for kind in STORAGE.values()],
+    )
 
 
-@jit
-def clear(one, out, begin, end, n):
+@routine
+def put(e: Emit, X: Mat, factors: Rows, m: Value, n: Value, at: Value, row_step: Value, more: Value) -> None:
+    """Rows factors_i X_i to memory, `row_step` bytes apart; added to what is there if `more`."""
+    with e.each(m) as i:
+        f = e.spread(e.get(factors.at + i * factors.step * e.size))
+
+        def row(j: Value, mask: Value | None) -> None:
+            to = at + i * row_step + j * e.size
+            y = e.variable(f * e.load(e.address(X, i, j)))
+            with e.when(more.compare("!=", 0)):
+                y.set(y.get() + e.load(to, mask))
+            e.store(y.get(), to, mask)
+
+        e.across(n, row)
+
+
+@routine
+def clear(e: Emit, out: Mat, begin: Value, end: Value, n: Value) -> None:
     """Rows begin..end of out are zero."""
-    for i in range(begin, end):
-        x = row(one, out, i, n)
-        for d in range(n):
-            x[d] = 0
+    with e.each(end, start=begin) as i:
+        e.across(n, lambda j, mask: e.store(e.zero(), e.address(out, i, j), mask))
 
 
-@jit
-def times(one, X, F, m, n, out):
+@routine
+def times(e: Emit, X: Mat, F: Mat, m: Value, n: Value, out: Mat) -> None:
     """out = X (.) F, all (m, n)."""
-    apart()
-    for i in range(m):
-        x, f, y = row(one, X, i, n), row(one, F, i, n), row(one, out, i, n)
-        for d in range(n):
-            y[d] = x[d] * f[d]
+    with e.each(m) as i, e.lanes(n) as j:
+        e.store(e.load(e.address(X, i, j)) * e.load(e.address(F, i, j)), e.address(out, i, j))
 
 
-@jit
-def scale_rows(one, X, factors, m, n):
-    """X_i <- factors_i X_i."""
-    apart()
-    for i in range(m):
-        x, f = row(one, X, i, n), factors[i]
-        for d in range(n):
-            x[d] *= f
+@routine
+def add_times(e: Emit, X: Mat, F: Mat, m: Value, n: Value, out: Mat) -> None:
+    """out += X (.) F, all (m, n)."""
+    with e.each(m) as i, e.lanes(n) as j:
+        to = e.address(out, i, j)
+        e.store(e.fma(e.load(e.address(X, i, j)), e.load(e.address(F, i, j)), e.load(to)), to)
 
 
-@jit(reorder=True)
-def dot(zero, x, y, n):
-    """x . y"""
-    total = zero
-    for d in range(n):
-        total += x[d] * y[d]
-    return total
+@routine
+def accumulate(e: Emit, X: Mat, m: Value, n: Value, out: Mat) -> None:
+    """out += X, all (m, n)."""
+    with e.each(m) as i, e.lanes(n) as j:
+        to = e.address(out, i, j)
+        e.store(e.load(to) + e.load(e.address(X, i, j)), to)
 
 
-@jit(reorder=True)
-def fade_and_dot(zero, p, w, x, n):
-    """p <- p (.) w, then p . x"""
-    total = zero
-    for d in range(n):
-        y = p[d] * w[d]
-        p[d] = y
-        total += y * x[d]
-    return total
+@routine
+def scaled(e: Emit, X: Mat, m: Value, n: Value, out: Mat, factors: Rows) -> None:
+    """out_i = factors_i X_i"""
+    with e.each(m) as i:
+        f = e.spread(e.get(factors.at + i * factors.step * e.size))
+        with e.lanes(n) as j:
+            e.store(f * e.load(e.address(X, i, j)), e.address(out, i, j))
+
+
+@routine
+def reach(e: Emit, out: Rows, x: Rows, y: Rows, m: Value, sign: Value) -> None:
+    """out_i = sign x_i y_i"""
+    s = e.select(sign < 0, e.number(-1), e.number(1))
+    with e.each(m) as i:
+        x_i, y_i = (e.get(z.at + i * z.step * e.size) for z in (x, y))
+        e.put(s * x_i * y_i, out.at + i * e.size)
+
+
+def dot(e: Emit, x: Value, y: Value, n: Value) -> Value:
+    """x . y of n numbers from two addresses on."""
+    total = e.variable(e.zero())
+    add = lambda j, mask: total.set(e.fma(e.load(x + j * e.size, mask), e.load(y + j * e.size, mask), total.get()))  # noqa: E731
+    e.across(n, add)
+    return e.sum(total.get())
+
+
+@routine
+def add_dots(e: Emit, out: Rows, X: Mat, Y: Mat, m: Value, n: Value, below: Value, sign: Value) -> None:
+    """out_i += sign X_i . Y_i, over columns j < i only if `below`."""
+    s = e.select(sign < 0, e.number(-1), e.number(1))
+    with e.each(m) as i:
+        k = e.select(below.equals(0), n, i)
+        at = out.at + i * out.step * e.size
+        e.put(e.get(at) + s * dot(e, e.address(X, i), e.address(Y, i), k), at)

@@ -122,8 +122,8 @@ def test_equal_keys(beta):
     expected = both(exact[0], plan, exact[1], module=recurrence)
     assert max(errors(both(exact[0], plan, exact[1]), expected).values()) < 1e-11
     found = errors(both(x, narrow, state), expected)
-    # beta 2 reflects what is stored: 1 - beta |k|^2 = -1, so the one rounding of |k|^2 adds up over all 130 tokens
-    assert max(found.values()) < (2e-5 if beta == 2 else OUT), found
+    # beta 2 reflects what is stored: nothing is forgotten, and the definition itself is off by 2e-6 after 130 tokens
+    assert max(found.values()) < (2 * OUT if beta == 2 else OUT), found
 
 
 @pytest.mark.parametrize(

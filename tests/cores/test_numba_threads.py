@@ -85,19 +85,19 @@ CALL = """
 def test_nothing_is_kept_where_nothing_can_be_written(tmp_path):
     sealed = tmp_path / "sealed"
     sealed.write_text("a file where a folder is expected")
-    assert float(run(CALL, NUMBA_CACHE_DIR=str(sealed))) > 0
+    assert float(run(CALL, LINATTN_CACHE_DIR=str(sealed))) > 0
     assert sealed.read_text().startswith("a file")
 
 
 @pytest.mark.slow
 def test_processes_that_compile_at_once_agree(tmp_path):
     with ThreadPoolExecutor(2) as pool:
-        assert len(set(pool.map(lambda _: run(CALL, NUMBA_CACHE_DIR=str(tmp_path)), range(2)))) == 1
-    assert list(tmp_path.rglob("*.nbc"))
+        assert len(set(pool.map(lambda _: run(CALL, LINATTN_CACHE_DIR=str(tmp_path)), range(2)))) == 1
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vectors", ["avx2", "plain"])
+@pytest.mark.parametrize("vectors", ["avx2", "neon", "plain"])
 def test_every_width_of_a_register_is_right(vectors):
     """On any processor: the compiler cuts vectors that are too wide for it."""
     code = """
@@ -116,13 +116,13 @@ def test_every_width_of_a_register_is_right(vectors):
     assert float(run(code, LINATTN_NP_VECTORS=vectors)) < 1e-12
 
 
-def test_numba_is_imported_when_its_backend_is_used():
+def test_the_compiler_is_imported_when_its_backend_is_used():
     code = """
         import sys, numpy as np, linattn_np as la
         x = np.ones((1, 3, 2, 4), np.float32)
         la.linear_attention(x, x, x, backend="chunks")
-        before = "numba" in sys.modules
+        before = "llvmlite" in sys.modules
         la.linear_attention(x, x, x, backend="numba")
-        print(before, "numba" in sys.modules)
+        print(before, "llvmlite" in sys.modules)
     """
     assert run(code) == "False True"

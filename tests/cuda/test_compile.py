@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -14,10 +15,11 @@ import numpy as np
 import pytest
 
 from linattn_np.__main__ import main
+from linattn_np.cores.kinds import Decay, Erase
 from linattn_np.cores.matrix_state import cuda_kernels, cuda_plan
 from linattn_np.cuda import compile as cuda_compile
 from linattn_np.cuda import nvrtc, sources
-from linattn_np.warmup import SHARED, entries
+from linattn_np.warmup import SHARED, entries, step_entries
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 TINY = '#include "tile/one.cuh"\nextern "C" __global__ void entry(float* x) { *x = one() + LA_ADD; }\n'
@@ -166,6 +168,23 @@ def test_every_entry_compiles(arch, dtype, K, V):
             assert operations(code.cubin) & (HGMMA if wgmma else HMMA), entry.words
 
 
+HEAVY = [(Decay.VECTOR, Erase.FREE), (Decay.SCALAR, Erase.DELTA)]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize(("dtype", "K", "V", "cells"), [
+    ("bfloat16", 128, 128, list(itertools.product(Decay, Erase))), ("float32", 256, 256, HEAVY),
+    ("float32", 255, 7, HEAVY[:1]), ("float16", 128, 64, HEAVY[:1]),
+])
+def test_every_step_compiles(arch, dtype, K, V, cells):
+    """To machine code of the architecture; nothing of a state ever spills."""
+    for cell in cells:
+        for entry in step_entries(dtype, K, V, *cell):
+            code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
+            assert code.cubin.startswith(b"\x7fELF")
+            assert spilled(code.log) == 0, (cell, entry.words, code.log)
+
+
 def test_shared_memory_of_every_plan_fits():
     for capability, size in SHARED.items():
         for dtype in cuda_plan.ELEMENTS:
@@ -185,7 +204,7 @@ def test_warmup_compiles_once(cache, capsys):
     assert "compiled" in capsys.readouterr().out
     assert main(arguments) == 0
     assert "compiled" not in capsys.readouterr().out
-    assert len(os.listdir(cache)) == 3
+    assert len(os.listdir(cache)) == 4
     shutil.rmtree(cache)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from linattn_np.cores.matrix_state import cuda_kernels, cuda_plan
+from linattn_np.cuda import compile as cuda_compile
 from linattn_np.cuda import launch, nvrtc
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-CACHED = (launch._unusable, launch._capability, launch._shared_limit, launch._code, launch.prepare, launch._kernel)
+CACHED = (launch.cupy, launch._unusable, launch._capability, launch._shared_limit, launch.prepare, launch._kernel)
 
 
 class Kernel:
@@ -39,6 +42,7 @@ def cupy(monkeypatch, tmp_path):
     monkeypatch.setenv("LINATTN_CACHE_DIR", str(tmp_path / "cache"))
     for function in CACHED:
         function.cache_clear()
+    monkeypatch.setattr(launch, "_codes", {})
     yield fake
     for function in CACHED:
         function.cache_clear()
@@ -65,10 +69,29 @@ def test_without_a_cache_folder(cupy, monkeypatch, tmp_path):
     assert len(cupy.calls) == 1
 
 
-def test_several_are_compiled_together(cupy):
+def test_several_are_compiled_together(cupy, monkeypatch):
+    """Beside the caller, each once; a launch waits for its own."""
+    threads, compiled = [], cuda_compile.compile_source
+
+    def slow(*how):
+        threads.append(threading.current_thread())
+        time.sleep(0.2)
+        return compiled(*how)
+
+    monkeypatch.setattr(cuda_compile, "compile_source", slow)
     other = (cuda_kernels.SEGMENTS, cuda_plan.common_constants("bfloat16", True, False))
     launch.prepare((SMALL, other), launch.capability())
-    assert launch._code.cache_info().currsize == 2
+    launch.launch(SMALL[0], "gate_grad", SMALL[1], 1, 128, 0, b"abcd")
+    assert len(cupy.calls) == 1
+    launch.launch(other[0], "segments", other[1], 1, 128, 0, b"abcd")
+    assert len(threads) == len(set(threads)) == 2
+    assert threading.current_thread() not in threads
+
+
+def test_a_source_that_does_not_compile_says_so_every_time(cupy):
+    for _ in range(2):
+        with pytest.raises(nvrtc.CompileError):
+            launch.launch(SMALL[0], "gate_grad", (("LA_DTYPE", 7),), 1, 128, 0, b"")
 
 
 def test_too_many_blocks(cupy):

@@ -10,13 +10,13 @@ import array_api_compat as compat
 
 from ...ground import backend as backends
 from ...ground.namespace import Array, cast
+from ...ground.rows import take_rows
 from ..kinds import Erase
-from . import chunks, cuda_kernels, recurrence
+from . import chunks, cuda_calls, cuda_step, recurrence
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
 COMPILED_CHUNK = 32  # tokens of a chunk of the compiled loops where the caller leaves it open
-ASK = "covers the call too, on request: its first call compiles for seconds"
 LONGEST_CHUNK = 128  # tokens that they hold at once
 
 
@@ -44,7 +44,7 @@ def _numba_refuses(call: Call) -> str | None:
     if plan.dtype not in (plan.xp.float32, plan.xp.float64):
         return "it computes in float32 and float64"
     C = plan.chunk_size
-    if C == "parallel" or (C is not None and not 1 < C <= LONGEST_CHUNK):
+    if isinstance(C, str) or (C is not None and not 1 < C <= LONGEST_CHUNK):
         return f"it has the chunk form only, in chunks of 2 to {LONGEST_CHUNK}"
     if x.gv is not None:
         return "it does not cover a decay on the value axis"
@@ -62,15 +62,15 @@ def _has_numba() -> bool:
 
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
-NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses, ASK)
-CUDA = backends.Backend("cuda", cuda_kernels, cuda_kernels.refuses, how=cuda_kernels.how)
+NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses)
+CUDA = backends.Backend("cuda", cuda_calls, cuda_calls.refuses, how=cuda_calls.how)
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
     """The backend of a call. chunk_size=1 asks for the recurrent form; a few tokens take it by themselves."""
-    recurrent = plan.chunk_size == 1 or all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
-    order = [REFERENCE, CHUNKS] if recurrent else [CHUNKS, REFERENCE]
-    return backends.choose(fn, wanted, [CUDA, *order, NUMBA], Call(x, plan))
+    short = all(chunks.is_short(plan, s.stop - s.start) for s in plan.sequences)
+    slow = [REFERENCE, CHUNKS] if short or plan.chunk_size == 1 else [CHUNKS, REFERENCE]
+    return backends.choose(fn, wanted, [CUDA, NUMBA, *slow], Call(x, plan))
 
 
 class Kept(NamedTuple):
@@ -85,10 +85,13 @@ class Kept(NamedTuple):
 def forward(
     fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None
 ) -> tuple[Array | None, Array, Kept]:
-    """(out, final state, kept)."""
+    """(out, final state, kept).   The final state is `state` itself where the backend has overwritten it."""
     module = choose(fn, x, plan, wanted).backend.module
     if wanted == "chunks" and plan.chunk_size is None:  # asked for, however few the tokens
         plan = plan._replace(chunk_size=chunks.DEFAULT_CHUNK)
+    if plan.rows is not None and not (module is cuda_calls and plan.causal and cuda_step.takes(plan)):
+        batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.rows.shape
+        state, plan = take_rows(plan.xp, state, plan.rows, batch), plan._replace(rows=None)
     if plan.causal or x.q is None:
         out, end, saved = module.forward(x, plan, state)
         return out, end, Kept(module, saved)

@@ -103,6 +103,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     xp = plan.xp
     q, k, v = _rows(xp, x.q, x.k, x.v)
     batch = _batch(x, plan, q, k, v)
+    _prepare(batch, plan.gradients)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
@@ -128,7 +129,6 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     g = None if x.g is None else cast(xp, x.g, xp.float32)
     group, f32 = batch.heads // batch.H, xp.float32
     dq, dk, dv = (xp.empty((*batch.lead, batch.T, batch.heads, D), dtype=v.dtype) for D in (batch.K, batch.K, batch.V))
-    _prepare_backward(batch)
     last = _spread(xp, _state(xp, dstate, batch), batch)
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=f32)
     ends = _begins(xp, batch, q, dout, g, last, plan.scale, reverse=True)
@@ -274,17 +274,24 @@ def _writes_at_once(batch: Batch) -> bool:
     return batch.wgmma and cuda_wgmma.takes_writes(batch.K, batch.V)
 
 
-def _prepare_backward(batch: Batch) -> None:
-    """Compile the passes of a backward together."""
+def _prepare(batch: Batch, gradients: bool) -> None:
+    """Begin to compile what a call will launch, and what its backward will, all at once."""
     K, V, decay = batch.K, batch.V, batch.decay
-    passes = [_pass(batch, V, K, False, True, decay)]
-    if _writes_at_once(batch):
-        passes.append(cuda_wgmma.writes_pass(K, V, decay))
-    else:
-        passes += [_pass(batch, K, V, True, True, False), _pass(batch, V, K, True, True, decay)]
+    passes, small = [_pass(batch, K, V, False, True, False)], []
+    if gradients:
+        passes.append(_pass(batch, V, K, False, True, decay))
+        if _writes_at_once(batch):
+            passes.append(cuda_wgmma.writes_pass(K, V, decay))
+        else:
+            passes += [_pass(batch, K, V, True, True, False), _pass(batch, V, K, True, True, decay)]
+        small += [(GATE, cuts.common_constants(batch.element, True, False))] if decay else []
     if batch.segments > 1:
-        passes.append(_pass(batch, K, V, True, False, False))
-    launch.prepare(tuple((how.file, how.constants) for how in passes), launch.capability())
+        for reverse in (False, True)[: 1 + gradients]:
+            passes.append(_pass(batch, K, V, reverse, False, False))
+            small.append((SEGMENTS, cuts.common_constants(batch.element, decay, reverse)))
+    wanted = (*((how.file, how.constants) for how in passes), *small)
+    if len(wanted) > 1:
+        launch.prepare(wanted, launch.capability())
 
 
 def _pointer(y: Array | None) -> int:
@@ -309,8 +316,9 @@ def _scan(
         struct.pack("<4q", *dot_pointers),
         struct.pack("<q4i2f", batch.tokens, batch.T, batch.heads, batch.segments, batch.chunks, read, write),
     ))
+    named = (q, k, v, out, g, batch.offsets, start.array, end.array, end.sums) if dots is None else None
     launch.launch(how.file, "scan", how.constants, batch.N * batch.segments * batch.heads * how.parts, how.threads,
-                  how.shared, arguments)
+                  how.shared, arguments, named)
 
 
 def _writes(
@@ -349,6 +357,7 @@ def _begins(
         states.packed() + _states(start, batch).packed() + struct.pack(
             "<4q6i", group, _pointer(states.sums), _pointer(batch.offsets), batch.K * batch.V, batch.T, batch.heads,
             batch.segments, batch.chunks, batch.K, blocks),
+        (states.array, start, states.sums, batch.offsets),
     )
     return states
 

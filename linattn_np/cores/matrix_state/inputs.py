@@ -50,6 +50,9 @@ class Plan(NamedTuple):
     causal: bool = True  # False: every query reads the final state
     chunk_size: int | str | None = None  # 1 recurrent, "parallel", C, or None to choose
     sequences: tuple[Sequence, ...] = ()
+    gradients: bool = False  # a backward follows: what it needs may be compiled beside the forward
+    overwrite: bool = False  # the final state may take the place of the initial one
+    rows: Array = None  # (N,) the states of a pool that the sequences begin with; None: `state` has one a sequence
 
 
 class Saved(NamedTuple):

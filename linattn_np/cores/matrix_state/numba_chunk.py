@@ -1,303 +1,258 @@
-"""One chunk of one state in registers: what is loaded, what is erased, read and written.
-
-The algebra is that of one_chunk.py and erase.py. A chunk of c tokens is padded to p, whole tiles, by tokens that are
-zero and do not decay. numba_table.py says what the names stand for.
-"""
+"""One chunk of one state, as a program: what is loaded, erased, read and written. The algebra is one_chunk.py's."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any, NamedTuple
 
-from ...pieces.numba_jit import jit, part
-from ...pieces.numba_rows import load, load_row, scale_rows, times
-from ...pieces.numba_tiles import (
-    FULL,
-    LEFT_LOWER,
-    OUT_LOWER,
-    PAD,
-    Mat,
-    Rows,
-    line,
-    moved,
-    product,
-    row,
-    solve_lower,
-    transpose,
-    turned,
-)
-from ..numba_decay import SCALAR, VECTOR, channel_gram, channel_tables, pair_table, weigh
-from .numba_table import (
-    AT,
-    BATCH,
-    BETA,
-    BONUS,
-    BT,
-    CHANNEL,
-    CHUNK,
-    CONSTANTS,
-    DECAY,
-    DELTA,
-    EARLY_QUERY,
-    EARLY_READ,
-    END,
-    ERASE,
-    FACTOR,
-    FAR,
-    FART,
-    FIRST,
-    FREE,
-    GATE,
-    HAT,
-    HEAD,
-    IN_BETA,
-    IN_BONUS,
-    IN_G,
-    IN_K,
-    IN_PUSH,
-    IN_READ,
-    IN_V,
-    KT,
-    LAST,
-    N_K,
-    NEAR,
-    NO_ERASE,
-    OWN_READ,
-    SHARED,
-    START,
-    STORAGE,
-    SUMS,
-    TOKEN,
-    WITH_BONUS,
-    B,
-    E,
-    G,
-    K,
-    N,
-    P,
-    Q,
-    R,
-    S,
-    X,
-    Y,
-)
+from ...pieces.numba_tiles import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER
+from ..kinds import Decay, Erase
+from ..numba_decay import BLOCK
+from ..numba_program import COLUMN, HEAD, MINUS, ONE, SCALE, STOP, TURNED, WIDTH, Program
+from .numba_table import IN_BETA, IN_BONUS, IN_G, IN_K, IN_PUSH, IN_Q, IN_READ, IN_V, OUT
 
 
-@jit
-def mat(w, name):
-    """A matrix of the task."""
-    return Mat(w[name, 0], w[name, 1], 1)
+class Cell(NamedTuple):
+    """A kind of call: all that a program depends on."""
+
+    dtype: str  # of the computation
+    K: int
+    V: int  # value columns of a task
+    C: int  # tokens of a chunk
+    decay: Decay
+    erase: Erase
+    early_query: bool  # queries read BEFORE
+    early_read: bool  # the erase vector reads BEFORE
+    own_read: bool  # it is not k
+    asked: bool  # there are queries
+    queries: int  # heads of queries a head of the state
+    bonus: bool
+    started: bool  # there is an initial state
+    direct: frozenset[int]  # arrays that are read where they lie
 
 
-@jit
-def padded(c):
-    """c tokens in whole tiles."""
-    return (c + PAD - 1) // PAD * PAD
+    @property
+    def compensates(self) -> bool:
+        """Whether a float32 system is solved with what its rounding leaves out where beta > 1.
+
+        1 - beta |k|^2 < 0 reflects what is stored: keys that come again forget nothing, and the one rounding of
+        |k|^2 in a chunk would add up over all of its tokens.
+        """
+        return self.dtype == "float32" and self.erase is Erase.DELTA and self.decay is not Decay.VECTOR
 
 
-@jit
-def constants(one, w):
-    """Rows of 1, of the queries' scale and of -1."""
-    at = mat(w, CONSTANTS)
-    return Rows(at.at, 0), Rows(moved(one, at, 0, 1).at, 0), Rows(moved(one, at, 0, 2).at, 0)
+class Chunk:
+    """Registers and matrices of a chunk, and the operations on them."""
 
+    def __init__(self, p: Program, cell: Cell):
+        self.p, self.cell = p, cell
+        C, K, V = cell.C, cell.K, cell.V
+        self.t, self.c, self.whole = p.register(), p.register(), p.register()
+        self.K, self.one = p.literal(K), p.literal(1)
+        self.taken: dict[int, int] = {}
+        self.kT, self.P, self.factor = p.matrix(K, C), p.matrix(C, C), p.vector(C)
+        self.hat = p.matrix(C, K)
+        self.g64, self.sums = p.vector(C + 1, size=8), p.vector(C + 64, size=8)
+        self.X = p.matrix(C, V) if cell.erase is Erase.DELTA else 0
+        self.Y, self.bT = (p.matrix(C, V), p.matrix(K, C)) if cell.erase is Erase.FREE else (0, 0)
+        self.N = p.matrix(C, C) if cell.erase is not Erase.NONE else 0
+        self.reflects = p.register()
+        if cell.compensates:
+            self.rest, self.correction = p.matrix(C, C), p.matrix(C, V)
+        self.ended = p.matrix(C, V)
+        self.beta = p.vector(C)
+        self.tables()
+        if cell.decay is Decay.VECTOR:
+            self.first, self.last, self.W = p.matrix(C, K, above=1), p.matrix(C, K), p.matrix(C, K)
+            self.before_first = p.moved(self.first, -1)
+            self.carry = p.vector(K)
+            self.near, self.far, self.farT = p.matrix(BLOCK, K), p.matrix(C, K), p.matrix(K, C)
 
-@part
-def start(one, scale, n, w):
-    """Constants, and the tables where no token decays, or each channel on its own."""
-    c = line(one, w[CONSTANTS, 0], 3)
-    c[0], c[1], c[2] = one, scale, -one
-    p = padded(n[CHUNK])
-    g = line(np.float64(0), w[G, 0], p)
-    for i in range(p):
-        g[i] = 0
-    pair_table(one, g, w[SUMS, 0], p, mat(w, E), mat(w, START), mat(w, END))
+    def tables(self) -> None:
+        """e^{s} between tokens, from the start, to the end, and of the whole chunk."""
+        p, C = self.p, self.cell.C
+        self.E, self.start, self.end = p.matrix(C, C, above=1), p.vector(C + 1), p.vector(C)
+        self.carry = self.own_carry = p.same(p.vector(1))
+        self.views_of_tables()
 
+    def views_of_tables(self) -> None:
+        """Rows moved: what a reader BEFORE sees of E, and START from the first token on."""
+        self.E_before, self.start_after = self.p.moved(self.E, -1), self.p.moved(self.start, 1)
 
-@part
-def gram(one, n, w, x, y, yT, early, p, out):
-    """out_ij: what x_i finds of y_j, but for a scalar decay (early: up to i - 1); to the tile of the diagonal."""
-    if n[DECAY] == VECTOR:
-        channel_gram(one, mat(w, x), mat(w, y), mat(w, GATE), early, p, n[N_K], mat(w, out), mat(w, NEAR), mat(w, FAR),
-                     mat(w, FART), Rows(w[CONSTANTS, 0], 0))  # fmt: skip
-    else:
-        ones = Rows(w[CONSTANTS, 0], 0)
-        product(one, OUT_LOWER, mat(w, x), mat(w, yT), p, p, n[N_K], ones, Mat(0, 0, 0), ones, mat(w, out))
+    def no_decay(self) -> None:
+        """The tables where no token decays, or each channel on its own: once a task."""
+        p = self.p
+        if self.cell.decay is not Decay.SCALAR:
+            p.pairs(-1, 0, HEAD, p.literal(self.cell.C), self.g64, self.sums, self.E, self.start, self.end,
+                    self.own_carry)  # fmt: skip
 
+    def begin(self) -> None:
+        """c tokens from t on, in whole tiles."""
+        self.p.minus(self.c, STOP, self.t)
+        self.p.least(self.c, self.c, self.p.literal(self.cell.C))
+        self.p.whole(self.whole, self.c)
 
-@jit
-def address(arrays, name, batch, token, head):
-    """Of a token's vector of one head."""
-    a = arrays[name]
-    return a[AT] + batch * a[BATCH] + token * a[TOKEN] + head // a[SHARED] * a[HEAD]
+    def take(self, array: int, width: int, head: int = HEAD, column: int | None = None, columns: int = 0) -> int:
+        """A matrix of the chunk's tokens: where they lie, or loaded."""
+        p, column = self.p, self.p.literal(0) if column is None else column
+        if array in self.cell.direct:
+            self.taken.setdefault(array, p.view() if array not in self.taken else 0)
+            p.point(self.taken[array], array, self.t, head, column)
+        else:
+            self.taken.setdefault(array, p.matrix(self.cell.C, width) if array not in self.taken else 0)
+            p.load(self.taken[array], array, self.t, head, self.c, column, columns or p.literal(width))
+        return self.taken[array]
 
+    def writers(self) -> None:
+        """k and v, and what is needed of the erase vectors."""
+        p, cell = self.p, self.cell
+        self.k, self.v = self.take(IN_K, cell.K), self.take(IN_V, cell.V, column=COLUMN, columns=WIDTH)
+        p.transpose(self.k, self.c, self.K, self.kT)
+        self.r = self.k
+        if cell.erase is not Erase.NONE and cell.own_read:
+            self.r = self.take(IN_READ, cell.K)
+        if cell.erase is Erase.DELTA:
+            p.load_column(self.beta, IN_BETA, self.t, HEAD, self.c)
+            if cell.compensates:
+                p.any_above_one(self.reflects, self.beta, self.c)
+        if cell.erase is Erase.FREE:
+            self.b = self.take(IN_PUSH, cell.K)
+            p.transpose(self.b, self.c, self.K, self.bT)
 
-@jit
-def load_tokens(one, arrays, name, batch, head, t, c, p, column, width, out):
-    """out (p, width): c tokens from t on, columns from `column` on, then zeros."""
-    a = arrays[name]
-    at = address(arrays, name, batch, t, head) + column * a[CHANNEL]
-    load(one, out, c, p, width, a[STORAGE], at, a[TOKEN], a[CHANNEL])
+    def decays(self) -> None:
+        """The tables of e^s of the chunk."""
+        p, decay = self.p, self.cell.decay
+        if decay is Decay.SCALAR:
+            p.pairs(IN_G, self.t, HEAD, self.c, self.g64, self.sums, self.E, self.start, self.end, self.carry)
+        elif decay is Decay.VECTOR:
+            p.load(self.W, IN_G, self.t, HEAD, self.c, p.literal(0), self.K)
+            p.channels(self.W, self.c, self.K, self.first, self.last, self.carry)
 
+    def gram(self, x: int, y: int, yT: int, early: bool, strict: bool, factors: int, out: int) -> None:
+        """out_ij = factors_i (what x_i finds of y_j), 0 above the diagonal (strict: and on it)."""
+        p, c = self.p, self.c
+        if self.cell.decay is Decay.VECTOR:
+            p.channel_gram(x, y, self.W, early, c, self.K, out, self.near, self.far, self.farT)
+        else:
+            p.multiply(x, yT, c, c, self.K, out, ONE, OUT_LOWER)
+        if out == self.N and self.cell.compensates:
+            self.compensate()
+        p.weigh(out, self.table(early), c, self.whole, strict, factors)
 
-@jit
-def load_column(one, arrays, name, batch, head, t, c, p, out):
-    """out[:p]: one number a token, then zeros."""
-    a = arrays[name]
-    load_row(out, c, a[STORAGE], address(arrays, name, batch, t, head), a[TOKEN])
-    for i in range(c, p):
-        out[i] = 0
+    def compensate(self) -> None:
+        """What float32 leaves out of the system, where one beta of the chunk is > 1: N is the bare product still."""
+        p, c = self.p, self.c
+        with p.only_if(p.literal(0), self.reflects):
+            p.rest(self.r, self.k, self.N, c, self.K, self.rest)
+            p.weigh(self.rest, self.table(self.cell.early_read), c, self.whole, True, self.beta)
 
+    def solve(self, N: int, X: int, transposed: bool = False) -> None:
+        """X <- (1 + N)^-1 X, or its transpose; and once more for the rest of N where that was computed."""
+        p, solve = self.p, self.p.solve_transposed if transposed else self.p.solve
+        p.clear(X, self.c, self.whole, WIDTH)
+        solve(N, X, self.whole, WIDTH)
+        if self.cell.compensates:
+            with p.only_if(p.literal(0), self.reflects):
+                half = LEFT_UPPER + TURNED if transposed else LEFT_LOWER
+                p.multiply(self.rest, X, self.c, WIDTH, self.c, self.correction, MINUS, half)
+                p.clear(self.correction, self.c, self.whole, WIDTH)
+                solve(N, self.correction, self.whole, WIDTH)
+                p.accumulate(self.correction, self.c, WIDTH, X)
 
-@part
-def load_decay(one, arrays, n, w, batch, head, t, c, p):
-    """The tables of e^s of a chunk."""
-    if n[DECAY] == SCALAR:
-        g = line(np.float64(0), w[G, 0], p)
-        load_column(np.float64(0), arrays, IN_G, batch, head, t, c, p, g)
-        pair_table(one, g, w[SUMS, 0], p, mat(w, E), mat(w, START), mat(w, END))
-    elif n[DECAY] == VECTOR:
-        load_tokens(one, arrays, IN_G, batch, head, t, c, p, 0, n[N_K], mat(w, GATE))
-        channel_tables(one, p, n[N_K], mat(w, GATE), mat(w, FIRST), mat(w, LAST))
+    def table(self, early: bool) -> int:
+        """e^{s(j, i)}; to i - 1 if early."""
+        return self.E_before if early else self.E
 
+    def reader(self, x: int, early: bool) -> int:
+        """x_i e^{s(start, i)} where the decay is a channel's; x itself where `reach` does it."""
+        if self.cell.decay is not Decay.VECTOR:
+            return x
+        self.p.hadamard(x, self.before_first if early else self.first, self.c, self.K, self.hat)
+        return self.hat
 
-@jit
-def as_reader(one, n, w, X, early, p):
-    """x_i e^{s(start, i)} where the decay is a channel's (early: to i - 1); X itself where `reach` does it."""
-    if n[DECAY] != VECTOR:
-        return X
-    times(one, X, moved(one, mat(w, FIRST), -early, 0), p, n[N_K], mat(w, HAT))
-    return mat(w, HAT)
+    def reach(self, early: bool, by: int, sign: int = 1) -> int:
+        """Factors sign by_i e^{s(start, i)} of rows (early: to i - 1)."""
+        scalar = self.cell.decay is Decay.SCALAR
+        if not scalar and sign > 0:
+            return by
+        e = (self.start if early else self.start_after) if scalar else ONE
+        self.p.reach(self.factor, by, e, self.c, sign)
+        return self.factor
 
+    def system(self) -> int:
+        """The system of erasing: diag(beta) gram(r, k), or -gram(a, b)."""
+        delta = self.cell.erase is Erase.DELTA
+        early = not delta or self.cell.early_read
+        y, yT = (self.k, self.kT) if delta else (self.b, self.bT)
+        self.gram(self.r, y, yT, early, True, self.beta if delta else MINUS, self.N)
+        return self.N
 
-@jit
-def reach(one, w, early, p, sign, by):
-    """Factors sign by_i e^{s(start, i)} of rows (early: to i - 1)."""
-    f = line(one, w[FACTOR, 0], p)
-    e = line(one, moved(one, mat(w, START), 0, 1 - early).at, p)
-    b = line(one, by.at, p * by.step + 1)
-    for i in range(p):
-        f[i] = sign * b[i * by.step] * e[i]
-    return Rows(w[FACTOR, 0], 1)
+    def erase(self, S: int, N: int) -> None:
+        """What the chunk writes, from the incoming state S and the system N.
 
+        DELTA  (1 + diag(beta) gram(r, k)) X = diag(beta) (v - r^ S)
+        FREE   (1 - gram(a, b)) Y = a^ S + gram(a, k) v
+        """
+        p, c, erase, early = self.p, self.c, self.cell.erase, self.cell.early_read
+        if erase is Erase.DELTA:
+            hat, factors = self.reader(self.r, early), self.reach(early, self.beta, -1)
+            p.multiply(hat, S, c, WIDTH, self.K, self.X, factors, added=self.v, added_rows=self.beta)
+            self.solve(N, self.X)
+        elif erase is Erase.FREE:
+            self.gram(self.r, self.k, self.kT, True, True, ONE, self.P)
+            hat, factors = self.reader(self.r, True), self.reach(True, ONE)
+            p.multiply(hat, S, c, WIDTH, self.K, self.Y, factors)
+            p.multiply(self.P, self.v, c, WIDTH, c, self.Y, ONE, LEFT_LOWER, added=self.Y)
+            self.solve(N, self.Y)
 
-@part
-def load_writes(one, arrays, n, w, batch, head, t, c, p, column, V):
-    """Loads the chunk's k, v, g and erase vectors, and its decay."""
-    load_tokens(one, arrays, IN_K, batch, head, t, c, p, 0, n[N_K], mat(w, K))
-    load_tokens(one, arrays, IN_V, batch, head, t, c, p, column, V, mat(w, X))
-    load_decay(one, arrays, n, w, batch, head, t, c, p)
-    transpose(one, mat(w, K), p, n[N_K], mat(w, KT))
-    if n[ERASE] != NO_ERASE and n[OWN_READ]:
-        load_tokens(one, arrays, IN_READ, batch, head, t, c, p, 0, n[N_K], mat(w, R))
-    if n[ERASE] == DELTA:
-        load_column(one, arrays, IN_BETA, batch, head, t, c, p, line(one, w[BETA, 0], p))
-    if n[ERASE] == FREE:
-        load_tokens(one, arrays, IN_PUSH, batch, head, t, c, p, 0, n[N_K], mat(w, B))
-        transpose(one, mat(w, B), p, n[N_K], mat(w, BT))
+    def written(self) -> list[tuple[int, int, int]]:
+        """(write vectors, the same turned, values) of each write."""
+        writes = [(self.k, self.kT, self.X or self.v)]
+        return [*writes, (self.b, self.bT, self.Y)] if self.cell.erase is Erase.FREE else writes
 
+    def write(self, S: int, out: int) -> None:
+        """out = carry(S) + k^^T X + b^^T Y"""
+        p, c, decay = self.p, self.c, self.cell.decay
+        added, factors = S, ONE if decay is Decay.NONE else self.carry
+        for y, _, w in self.written():
+            if decay is Decay.VECTOR:
+                p.hadamard(y, self.last, c, self.K, self.hat)
+                y = self.hat
+            elif decay is Decay.SCALAR:
+                p.copy(w, c, WIDTH, self.ended, self.end)
+                w = self.ended
+            p.multiply(y, w, self.K, WIDTH, c, out, ONE, FULL + TURNED, added=added, added_rows=factors)
+            added, factors = out, ONE
 
-@part
-def erase(one, n, w, p, V):
-    """What the chunk writes, from the incoming state S.
+    def each_query(self, body: Any) -> None:
+        """body(j) for the heads j of queries of this head of the state."""
+        p, cell = self.p, self.cell
+        if cell.queries == 1:
+            body(HEAD)
+            return
+        j, end, n = p.register(), p.register(), p.literal(cell.queries)
+        p.times(j, HEAD, n)
+        p.add(end, j, n)
+        top = p.here()
+        body(j)
+        p.add(j, j, self.one)
+        p.less(j, end, top)
 
-    DELTA  (1 + diag(beta) N) X = diag(beta) (v - r^ S)        N = gram(r, k), X: v on entry
-    FREE   (1 - gram(a, b)) Y = a^ S + gram(a, k) v
-    """
-    ones, _, minus = constants(one, w)
-    early, none, beta = n[EARLY_READ], Mat(0, 0, 0), Rows(w[BETA, 0], 1)
-    decays, v = moved(one, mat(w, E), -early, 0), mat(w, X)
-    if n[ERASE] == DELTA:
-        gram(one, n, w, R, K, KT, early, p, N)
-        weigh(one, mat(w, N), decays, p, 1, beta)
-        hat = as_reader(one, n, w, mat(w, R), early, p)
-        product(one, FULL, hat, mat(w, S), p, V, n[N_K], reach(one, w, early, p, -one, beta), v, beta, v)
-        solve_lower(one, mat(w, N), v, p, V)
-    elif n[ERASE] == FREE:
-        gram(one, n, w, R, K, KT, 1, p, P)
-        weigh(one, mat(w, P), decays, p, 1, ones)
-        gram(one, n, w, R, B, BT, 1, p, N)
-        weigh(one, mat(w, N), decays, p, 1, minus)
-        hat = as_reader(one, n, w, mat(w, R), 1, p)
-        product(one, FULL, hat, mat(w, S), p, V, n[N_K], reach(one, w, 1, p, one, ones), none, ones, mat(w, Y))
-        product(one, LEFT_LOWER, mat(w, P), v, p, V, p, ones, mat(w, Y), ones, mat(w, Y))
-        solve_lower(one, mat(w, N), mat(w, Y), p, V)
+    def read(self, S: int, j: int) -> None:
+        """out = scale (q^ S + gram(q, k) X + gram(q, b) Y), with the bonus on the diagonal."""
+        p, c, cell, early = self.p, self.c, self.cell, self.cell.early_query
+        q, out, inside = self.take(IN_Q, cell.K, j), self.out, self.ended
+        p.point(out, OUT, self.t, j, COLUMN)
+        for n, (y, yT, w) in enumerate(self.written()):
+            self.gram(q, y, yT, early, early, SCALE, self.P)
+            if cell.bonus:
+                p.bonus(self.P, q, y, self.u, c, self.K)
+            p.multiply(self.P, w, c, WIDTH, c, inside, ONE, LEFT_LOWER, added=inside if n else 0)
+        hat, factors = self.reader(q, early), self.reach(early, SCALE)
+        p.multiply(hat, S, c, WIDTH, self.K, out, factors, added=inside, added_rows=ONE)
 
-
-@part
-def read(one, arrays, n, w, head, c, p, V, out):
-    """out = scale (q^ S + gram(q, k) X + gram(q, b) Y), with the bonus on the diagonal: Q is loaded, S is S_in."""
-    ones, scale, _ = constants(one, w)
-    early, none = n[EARLY_QUERY], Mat(0, 0, 0)
-    decays = moved(one, mat(w, E), -early, 0)
-    gram(one, n, w, Q, K, KT, early, p, P)
-    weigh(one, mat(w, P), decays, p, early, scale)
-    if n[WITH_BONUS]:
-        add_bonus(one, arrays, n, w, head, c)
-    hat = as_reader(one, n, w, mat(w, Q), early, p)
-    product(one, FULL, hat, mat(w, S), c, V, n[N_K], reach(one, w, early, p, one, scale), none, ones, out)
-    product(one, LEFT_LOWER, mat(w, P), mat(w, X), c, V, p, ones, out, ones, out)
-    if n[ERASE] == FREE:
-        gram(one, n, w, Q, B, BT, early, p, P)
-        weigh(one, mat(w, P), decays, p, early, scale)
-        product(one, LEFT_LOWER, mat(w, P), mat(w, Y), c, V, p, ones, out, ones, out)
-
-
-@part
-def add_bonus(one, arrays, n, w, head, c):
-    """P_ii = scale sum_d q_id u_d k_id"""
-    u, scale = row(one, mat(w, BONUS), 0, n[N_K]), line(one, w[CONSTANTS, 0], 2)[1]
-    load_bonus(one, arrays, n, head, u)
-    for i in range(c):
-        q, k, total = row(one, mat(w, Q), i, n[N_K]), row(one, mat(w, K), i, n[N_K]), one - one
-        for d in range(n[N_K]):
-            total += q[d] * u[d] * k[d]
-        row(one, mat(w, P), i, i + 1)[i] = scale * total
-
-
-@jit
-def load_bonus(one, arrays, n, head, u):
-    """u of a head."""
-    a = arrays[IN_BONUS]
-    load_row(u, n[N_K], a[STORAGE], a[AT] + head // a[SHARED] * a[HEAD], a[CHANNEL])
-
-
-@part
-def write(one, n, w, p, V):
-    """S <- carry(S) + k^^T X + b^^T Y; k and b become their hats y_j e^{s(j, end)}."""
-    ones, _, _ = constants(one, w)
-    carry = Rows(moved(one, mat(w, START), 0, p).at, 0)
-    if n[DECAY] == VECTOR:
-        carry = Rows(moved(one, mat(w, FIRST), p - 1, 0).at, 1)
-    to_end(one, n, w, mat(w, K), p)
-    product(one, FULL, turned(mat(w, K)), mat(w, X), n[N_K], V, p, ones, mat(w, S), carry, mat(w, S))
-    if n[ERASE] == FREE:
-        to_end(one, n, w, mat(w, B), p)
-        product(one, FULL, turned(mat(w, B)), mat(w, Y), n[N_K], V, p, ones, mat(w, S), ones, mat(w, S))
-
-
-@part
-def to_end(one, n, w, X, p):
-    """x_j <- x_j e^{s(j, end)}"""
-    if n[DECAY] == VECTOR:
-        times(one, X, mat(w, LAST), p, n[N_K], X)
-    elif n[DECAY] == SCALAR:
-        scale_rows(one, X, line(one, w[END, 0], p), p, n[N_K])
-
-
-@part
-def load_state(one, arrays, name, state, head, K, column, V, out):
-    """out (K, V): columns from `column` on of a head's state."""
-    a = arrays[name]
-    at = a[AT] + state * a[BATCH] + head * a[HEAD] + column * a[CHANNEL]
-    load(one, out, K, K, V, a[STORAGE], at, a[TOKEN], a[CHANNEL])
-
-
-@part
-def store_state(one, arrays, name, state, head, K, column, V, S):
-    """The same way back: states are given out in the dtype of the computation."""
-    a = arrays[name]
-    at = a[AT] + state * a[BATCH] + head * a[HEAD] + column * a[CHANNEL]
-    for i in range(K):
-        x, y = row(one, S, i, V), line(one, at + i * a[TOKEN], V)
-        for d in range(V):
-            y[d] = x[d]
+    def load_bonus(self) -> None:
+        """u of a head, once a task."""
+        self.out = self.p.view()
+        if self.cell.bonus:
+            self.u = self.p.matrix(1, self.cell.K)
+            self.p.load(self.u, IN_BONUS, self.p.literal(0), HEAD, self.one, self.p.literal(0), self.K)

@@ -2,70 +2,36 @@
 
 from __future__ import annotations
 
-from ...pieces.numba_jit import kernel, part
-from ...pieces.numba_rows import clear
-from ...pieces.numba_tiles import Mat, size_of
-from .numba_chunk import (
-    address,
-    erase,
-    load_state,
-    load_tokens,
-    load_writes,
-    mat,
-    padded,
-    read,
-    start,
-    store_state,
-    write,
-)
-from .numba_table import (
-    ASKED,
-    BLOCKS,
-    CHANNEL,
-    CHUNK,
-    COLUMNS,
-    HEADS,
-    IN_Q,
-    IN_STATE,
-    N_K,
-    N_V,
-    OUT,
-    OUT_STATE,
-    QUERIES,
-    STARTED,
-    TOKEN,
-    Q,
-    S,
-)
+import functools
+
+from ..numba_program import COLUMN, FIRST, HEAD, STATE, STOP, WIDTH, Program
+from .numba_chunk import Cell, Chunk
+from .numba_table import IN_STATE, OUT_STATE
 
 
-@part
-def _walk(one, arrays, n, w, sequence, head, column):
-    batch, first, stop, state = sequence[0], sequence[1], sequence[2], sequence[3]
-    V = min(n[COLUMNS], n[N_V] - column)
-    if n[STARTED]:
-        load_state(one, arrays, IN_STATE, state, head, n[N_K], column, V, mat(w, S))
+@functools.lru_cache(256)
+def forward_program(cell: Cell) -> Program:
+    """Output and final state."""
+    p = Program(cell.dtype)
+    x, S, zero = Chunk(p, cell), p.matrix(cell.K, cell.V), p.literal(0)
+    x.no_decay()
+    x.load_bonus()
+    if cell.started:
+        p.state(S, IN_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
     else:
-        clear(one, mat(w, S), 0, n[N_K], V)
-    for t in range(first, stop, n[CHUNK]):
-        c = min(n[CHUNK], stop - t)
-        p = padded(c)
-        load_writes(one, arrays, n, w, batch, head, t, c, p, column, V)
-        erase(one, n, w, p, V)
-        if n[ASKED]:
-            for j in range(head * n[QUERIES], (head + 1) * n[QUERIES]):
-                load_tokens(one, arrays, IN_Q, batch, j, t, c, p, 0, n[N_K], mat(w, Q))
-                at = address(arrays, OUT, batch, t, j) + column * arrays[OUT, CHANNEL]
-                read(one, arrays, n, w, head, c, p, V, Mat(at, arrays[OUT, TOKEN] // size_of(one), 1))
-        write(one, n, w, p, V)
-    store_state(one, arrays, OUT_STATE, state, head, n[N_K], column, V, mat(w, S))
-
-
-@kernel
-def forward_tasks(one, scale, arrays, n, sequences, w, first, last):
-    """Tasks first..last of (sequence, head, column block), the last running fastest."""
-    start(one, scale, n, w)
-    for task in range(first, last):
-        column = task % n[BLOCKS] * n[COLUMNS]
-        head = task // n[BLOCKS] % n[HEADS]
-        _walk(one, arrays, n, w, sequences[task // n[BLOCKS] // n[HEADS]], head, column)
+        p.clear(S, zero, x.K, WIDTH)
+    p.add(x.t, FIRST, zero)
+    with p.only_if(x.t, STOP):
+        top = p.here()
+        x.begin()
+        x.writers()
+        x.decays()
+        if x.N:
+            x.erase(S, x.system())
+        if cell.asked:
+            x.each_query(lambda j: x.read(S, j))
+        x.write(S, S)
+        p.add(x.t, x.t, x.c)
+        p.less(x.t, STOP, top)
+    p.store_state(S, OUT_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
+    return p

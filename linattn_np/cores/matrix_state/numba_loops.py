@@ -1,30 +1,42 @@
-"""The chunk form in compiled loops, for NumPy arrays: tables of whole numbers go in, threads share out the heads."""
+"""The chunk form in compiled loops, for NumPy arrays: programs and tables go in, threads share out the heads."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from ...ground import threads
-from ...ground.namespace import cast
+from ...ground.namespace import cast, sum_to
+from ..kinds import Erase, Row
+from ..numba_machine import SHARED, carry_out
+from ..numba_program import CHUNKS, COLUMN, HEAD, WIDTH, Program
 from . import COMPILED_CHUNK, chunks
 from .inputs import Inputs, Plan, Saved
-from .numba_forward import forward_tasks
+from .numba_backward import backward_program
+from .numba_chunk import Cell
+from .numba_forward import forward_program
 from .numba_table import (
-    BLOCKS,
-    HEADS,
+    IN_DOUT,
+    IN_DSTATE,
+    IN_Q,
+    IN_READ,
     IN_STATE,
-    N_K,
-    N_V,
+    IN_V,
     OUT,
+    OUT_DBETA,
+    OUT_DBONUS,
+    OUT_DG,
+    OUT_DK,
+    OUT_DPUSH,
+    OUT_DQ,
+    OUT_DREAD,
+    OUT_DSTATE,
+    OUT_DV,
     OUT_STATE,
-    Layout,
     Table,
     memory,
     sequences,
-    sizes,
 )
 
 BLOCK = 32  # value columns: a state is shared out in multiples of it
@@ -36,7 +48,8 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     if not (x.v.size and x.k.size):  # nothing to walk over
         return chunks.forward(x, plan, state)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
-    rows = sequences(plan, prod(lead))
+    C = _chunk(plan, T)
+    rows = sequences(plan, prod(lead), C)
     out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
     ragged = not plan.sequences or plan.sequences[0].row is not None
     end = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
@@ -44,19 +57,57 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     table.states(IN_STATE, state)
     table.states(OUT_STATE, end)
     columns = _columns(V, len(rows) * H)
-    _run(forward_tasks(dtype), plan, table, sizes(x, plan, _chunk(plan), columns, state is not None), rows)
+    cell = _cell(x, plan, table, C, columns, state is not None)
+    tasks = _tasks(rows, np.arange(H), V, columns)
+    run(forward_program(cell), plan, table, tasks, 6.0 * _tokens(rows) * H * cell.K * V)
     return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, None)
 
 
 def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -> tuple[Inputs, np.ndarray]:
-    """Gradients of every input, in the dtype of the computation, and of the initial state: by the chunk form."""
+    """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, _ = saved
-    _, _, kept = chunks.forward(x, plan, state)
-    return chunks.backward(kept, dout, dstate)
+    if not (x.v.size and x.k.size):
+        _, _, kept = chunks.forward(x, plan, state)
+        return chunks.backward(kept, dout, dstate)
+    (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
+    C, asked = _chunk(plan, T), x.q is not None and dout is not None
+    rows = sequences(plan, prod(lead), C)
+    ragged = not plan.sequences or plan.sequences[0].row is not None
+    dS = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
+    grads = _gradients(x, plan, table, asked, len(rows))
+    table.states(IN_STATE, state)
+    table.states(IN_DSTATE, dstate)
+    table.states(OUT_DSTATE, dS)
+    if asked:
+        table.tokens(IN_DOUT, dout, table.asking)
+    cell = _cell(x, plan, table, C, V, state is not None)._replace(asked=asked)
+    group = int(table.numbers[:, SHARED].max())
+    program = backward_program(cell, group, int(rows[:, CHUNKS].max(initial=0)), dstate is not None)
+    tasks = _tasks(rows, np.arange(0, H, group), V, V)
+    run(program, plan, table, tasks, 16.0 * _tokens(rows) * H * cell.K * V)
+    summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
+    return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
 
 
-def _chunk(plan: Plan) -> int:
-    return plan.chunk_size if isinstance(plan.chunk_size, int) else COMPILED_CHUNK
+def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> dict[str, np.ndarray]:
+    """Arrays for the gradients by input, with all batch rows, put into the table."""
+    dtype, lead, made = np.dtype(plan.dtype), x.v.shape[:-3], {}
+    for name, row in (("q", OUT_DQ), ("k", OUT_DK), ("v", OUT_DV), ("g", OUT_DG), ("r", OUT_DREAD),
+                      ("beta", OUT_DBETA), ("a", OUT_DREAD), ("b", OUT_DPUSH)):  # fmt: skip
+        y = getattr(x, name)
+        if y is not None:
+            make = np.zeros if name == "q" and not asked else np.empty
+            made[name] = make((*lead, *y.shape[-3:]), dtype)
+            table.tokens(row, made[name], table.asking if name == "q" else table.H)
+    if x.u is not None:
+        made["u"] = np.zeros((count, *x.u.shape), dtype)
+        table.tokens(OUT_DBONUS, made["u"], table.H)
+    return made
+
+
+def _chunk(plan: Plan, T: int) -> int:
+    """Tokens of a chunk, no more than there are."""
+    return max(1, min(plan.chunk_size if isinstance(plan.chunk_size, int) else COMPILED_CHUNK, T))
 
 
 def _columns(V: int, states: int) -> int:
@@ -65,14 +116,46 @@ def _columns(V: int, states: int) -> int:
     return min(V, max(1, -(-V // (share * BLOCK))) * BLOCK) if share > 1 else V
 
 
-def _run(kernel: Any, plan: Plan, table: Table, n: np.ndarray, rows: np.ndarray) -> None:
+def _cell(x: Inputs, plan: Plan, table: Table, C: int, columns: int, started: bool) -> Cell:
+    """The kind of a call."""
     dtype = np.dtype(plan.dtype)
-    tokens = int((rows[:, 2] - rows[:, 1]).sum())
-    few = 6.0 * tokens * n[HEADS] * n[N_K] * n[N_V] < FEW_OPERATIONS
-    one, scale, numbers, layout = dtype.type(1), dtype.type(plan.scale), table.numbers, Layout(n, dtype)
+    direct = table.direct((IN_Q, IN_V, IN_READ), dtype, 64 // dtype.itemsize)
+    free = x.erase is Erase.FREE
+    return Cell(
+        dtype.name, x.k.shape[-1], columns, C, x.decay, x.erase, plan.query_row is Row.BEFORE,
+        free or plan.erase_row is Row.BEFORE, free or x.r is not x.k, x.q is not None,
+        1 if x.q is None else max(1, x.q.shape[-2] // table.H), x.u is not None, started, direct,
+    )  # fmt: skip
+
+
+def _tasks(rows: np.ndarray, heads: np.ndarray, V: int, columns: int) -> np.ndarray:
+    """A task for each sequence, head and block of value columns, the last running fastest."""
+    starts = np.arange(0, V, columns)
+    table = np.repeat(rows, len(heads) * len(starts), axis=0)
+    table[:, HEAD] = np.tile(np.repeat(heads, len(starts)), len(rows))
+    table[:, COLUMN] = np.tile(starts, len(rows) * len(heads))
+    table[:, WIDTH] = np.minimum(columns, V - table[:, COLUMN])
+    return table
+
+
+def _tokens(rows: np.ndarray) -> int:
+    """Tokens of all sequences."""
+    return int((rows[:, 2] - rows[:, 1]).sum())
+
+
+def run(program: Program, plan: Plan, table: Table, tasks: np.ndarray, operations: float) -> None:
+    """Carry out a program for all tasks."""
+    dtype = program.dtype
+    loop, code, values = carry_out(dtype), program.table(), program.registers()
+    one, scale = dtype.type(1), dtype.type(plan.scale)
 
     def task(first: int, last: int) -> None:
-        held = memory(layout.bytes)
-        kernel(one, scale, numbers, n, rows, layout.at(held.__array_interface__["data"][0]), first, last)
+        tables = program.placed(_address(memory(program.bytes))), values.copy()
+        matrices, registers = map(_address, tables)
+        loop(one, scale, _address(code), registers, matrices, _address(table.numbers), _address(tasks), first, last)
 
-    threads.run(task, len(rows) * int(n[HEADS] * n[BLOCKS]), 1 if few else threads.num_threads())
+    threads.run(task, len(tasks), 1 if operations < FEW_OPERATIONS else threads.num_threads())
+
+
+def _address(x: np.ndarray) -> int:
+    return x.__array_interface__["data"][0]

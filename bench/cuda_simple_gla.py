@@ -1,0 +1,209 @@
+"""Simple GLA on a GPU: forward, backward and both, beside the card's ceilings and other libraries.
+
+    python -m bench simple_gla --backend cuda [--results FOLDER] [--no-peers] [--quick]
+
+Correctness first, against float64 on the same rounded inputs. Times are medians of CUDA events around calls queued one
+behind the other, inputs taken in turn; ns are per token and head. The floor is each array read or written once at the
+measured copy rate; peers are asked in bfloat16; operations are those of the chunk form with chunks of 64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import linattn_np as la
+from bench import cuda_peers, record
+from bench import cuda_timing as timing
+
+SHAPES = [  # (B, T, H, K = V, dtype)
+    (8, 4096, 32, 128, "bfloat16"),
+    (1, 32768, 32, 128, "bfloat16"),
+    (1, 131072, 8, 128, "bfloat16"),
+    (1, 8192, 16, 128, "bfloat16"),
+    (4, 4096, 16, 64, "bfloat16"),
+    (8, 4096, 32, 128, "float16"),
+    (8, 4096, 32, 128, "float32"),
+]
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+BOUND = {"bfloat16": 4e-3, "float16": 8e-4, "float32": 4e-6}
+C = 64  # of the operations that are counted
+FIRST = """
+import json, sys, time
+import cupy as cp, numpy as np
+import linattn_np as la
+from bench.cuda_simple_gla import draw
+one = draw(cp, 1, 4096, 8, 128, "bfloat16", 0)
+cp.cuda.Device().synchronize()
+began = time.perf_counter()
+out, pullback = la.vjp(la.simple_gla, *one[:4], backend="cuda")
+cp.cuda.Device().synchronize()
+middle = time.perf_counter()
+pullback(one[4])
+cp.cuda.Device().synchronize()
+print(json.dumps({"forward_s": middle - began, "backward_s": time.perf_counter() - middle}))
+"""
+
+
+def draw(cp: Any, B: int, T: int, H: int, D: int, dtype: str, seed: int, mixed: bool = False) -> list[Any]:
+    """q, k, v, g, dout; a gate of 0.05 a token, or 0, 0.001, 0.05, 5 and resets side by side."""
+    import ml_dtypes
+
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    rng = cp.random.default_rng(seed)
+    q, k, v, dout = (rng.standard_normal((B, T, H, D), dtype=np.float32).astype(kind) for _ in range(4))
+    u = 2 * rng.random((B, T, H), dtype=np.float32)
+    if not mixed:
+        return [q, k, v, np.float32(-0.05) * u, dout]
+    rate = cp.asarray([0.0, 0.001, 0.05, 5.0, 0.1], dtype=np.float32)[cp.arange(H) % 5]
+    resets = (cp.arange(H) % 5 == 4) & (u < 0.1)
+    return [q, k, v, cp.where(resets, np.float32(-np.inf), -rate * u), dout]
+
+
+def forward(one: list[Any]) -> Any:
+    return la.simple_gla(*one[:4], backend="cuda")
+
+
+def both(one: list[Any]) -> Any:
+    out, pullback = la.vjp(la.simple_gla, *one[:4], backend="cuda")
+    return out, pullback(one[4])
+
+
+def errors(cp: Any, dtype: str) -> dict[str, Any]:
+    """Relative errors against float64, over all and of the gate's gradient in each head."""
+    one = draw(cp, 2, 2047, 10, 128, dtype, seed=int.from_bytes(os.urandom(4), "little"), mixed=True)
+    out, grads = both(one)
+    wide = [x.astype(np.float64) for x in one]
+    exact, pullback = la.vjp(la.simple_gla, *wide[:4], backend="chunks")
+    expected = pullback(wide[4])
+
+    def error(a: Any, b: Any) -> float:
+        return float(cp.linalg.norm(a.astype(np.float64) - b) / cp.linalg.norm(b))
+
+    found: dict[str, Any] = {"out": error(out, exact)}
+    found |= {"d" + n: error(getattr(grads, n), getattr(expected, n)) for n in ("q", "k", "v", "g")}
+    return found | {"dg by head": [error(grads.g[..., h], expected.g[..., h]) for h in range(10)]}
+
+
+def floors(D: int, size: int) -> dict[str, tuple[float, float]]:
+    """Bytes and operations of a token and head: forward, backward, both."""
+    ahead = (4 * D * size + 4, 2 * C * D * 2 + 4 * D * D)
+    back = (7 * D * size + 8, 8 * C * D * 2 + 8 * D * D)
+    return {"forward": ahead, "backward": back, "both": (ahead[0] + back[0], ahead[1] + back[1])}
+
+
+def peak(cp: Any, call: Callable[[], Any]) -> int:
+    """Most bytes in use at once during a call, beyond what was in use before it."""
+    pool = cp.get_default_memory_pool()
+    before, seen = pool.used_bytes(), [0]
+
+    class Watch(cp.cuda.MemoryHook):
+        name = "the most that is in use"
+
+        def malloc_postprocess(self, **_: Any) -> None:
+            seen.append(pool.used_bytes())
+
+    with Watch():
+        call()
+    return max(seen) - before if len(seen) > 1 else 0
+
+
+def ours(cp: Any, shape: tuple[Any, ...], ceilings: dict[str, Any], sets: list[list[Any]]) -> dict[str, Any]:
+    B, T, H, D, dtype = shape
+    th = B * T * H
+    pulls = [la.vjp(la.simple_gla, *one[:4], backend="cuda")[1] for one in sets]
+    calls = {
+        "forward": [lambda one=one: forward(one) for one in sets],
+        "backward": [lambda pull=pull, one=one: pull(one[4]) for pull, one in zip(pulls, sets, strict=True)],
+        "both": [lambda one=one: both(one) for one in sets],
+    }
+    row: dict[str, Any] = {}
+    for name, each in calls.items():
+        ms = timing.median_ms(cp, each * 3)
+        moved, operations = floors(D, BYTES[dtype])[name]
+        row[name] = {"ms": ms, "ns": ms * 1e6 / th, "share_of_copy": moved * th / ms / 1e6 / ceilings["copy_gbs"],
+                     "tflops": operations * th / ms / 1e9}
+        if ceilings["matrix_tflops"]:
+            row[name]["share_of_matrix"] = row[name]["tflops"] / ceilings["matrix_tflops"]
+    row["forward"]["graph_ms"] = timing.graph_ms(cp, calls["forward"])
+    row["forward"]["peak_bytes"] = peak(cp, calls["forward"][0])
+    row["both"]["peak_bytes"] = peak(cp, calls["both"][0])
+    return row
+
+
+def first_calls() -> dict[str, dict[str, float]]:
+    """Seconds of the first forward and backward of a fresh process: empty caches, then filled ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = os.environ | {"LINATTN_CACHE_DIR": f"{folder}/ours", "CUDA_CACHE_PATH": f"{folder}/theirs",
+                            "CUPY_CACHE_DIR": f"{folder}/cupy"}
+        found = {}
+        for name in ("empty caches", "filled caches"):
+            ran = subprocess.run([sys.executable, "-c", FIRST], env=env, capture_output=True, text=True, check=False)
+            found[name] = json.loads(ran.stdout) if not ran.returncode else {"failed": ran.stderr[-500:]}
+    return found
+
+
+def _show(row: dict[str, Any]) -> None:
+    head = " ".join(str(row[n]) for n in ("B", "T", "H", "K", "dtype"))
+    for name, x in row["times"].items():
+        cells = "  ".join(f"{n} {y:.4g}" if isinstance(y, float) else f"{n} {y}" for n, y in x.items())
+        sys.stdout.write(f"{head:28s} {name:10s} {cells}\n")
+    sys.stdout.flush()
+
+
+def measure(
+    cp: Any, ceilings: dict[str, Any], peers: dict[str, cuda_peers.Pair], shapes: list[Any]
+) -> Iterator[dict[str, Any]]:
+    """A row a shape."""
+    for shape in shapes:
+        B, T, H, D, dtype = shape
+        sets = [draw(cp, *shape, seed=seed) for seed in range(2)]
+        row = {"B": B, "T": T, "H": H, "K": D, "V": D, "dtype": dtype, "times": ours(cp, shape, ceilings, sets)}
+        for name, (ahead, whole) in peers.items() if dtype == "bfloat16" else ():
+            for what, call in (("forward", ahead), ("both", whole)):
+                try:
+                    ms = timing.median_ms(cp, [lambda one=one, call=call: call(one) for one in sets] * 3)
+                except Exception as failed:  # a peer that does not take a shape
+                    row["times"][f"{what}: {name}"] = {"failed": f"{type(failed).__name__}: {failed}"[:200]}
+                    continue
+                row["times"][f"{what}: {name}"] = {"ms": ms, "ns": ms * 1e6 / (B * T * H),
+                                                   "times_ours": ms / row["times"][what]["ms"]}
+        _show(row)
+        yield row
+        del sets
+        cp.get_default_memory_pool().free_all_blocks()
+
+
+def main(argv: list[str]) -> int:
+    prog = "python -m bench simple_gla --backend cuda"
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the JSON file")
+    parser.add_argument("--no-peers", action="store_true", help="leave other libraries out")
+    parser.add_argument("--quick", action="store_true", help="the first shape only")
+    args = parser.parse_args(argv)
+    import cupy as cp
+
+    found = {dtype: errors(cp, dtype) for dtype in BYTES}
+    wrong = {d: e for d, e in found.items() if max(e[n] for n in ("out", "dq", "dk", "dv")) > BOUND[d]}
+    if wrong:
+        sys.stderr.write(f"wrong: {wrong}\n")
+        return 1
+    ceilings = {"copy_gbs": timing.copy_gbs(cp), "matrix_tflops": timing.matrix_tflops(cp)}
+    result = timing.card(cp) | ceilings | {"errors": found, "first_call": first_calls()}
+    sys.stdout.write("\n".join(f"{n}: {x}" for n, x in result.items() if n != "errors") + "\n")
+    peers = {} if args.no_peers else cuda_peers.simple_gla()
+    result["rows"] = rows = []
+    for row in measure(cp, ceilings, peers, SHAPES[:1] if args.quick else SHAPES):
+        rows.append(row)
+        path = timing.write(args.results, "cuda_simple_gla", timing.rounded(result))  # what there is, after each shape
+    sys.stdout.write(f"{path}\n")
+    return 0

@@ -1,0 +1,99 @@
+"""One token on a CUDA device, the state overwritten: eager, in a graph, and what the host spends on a call.
+
+    python -m bench step --backend cuda [--results FOLDER]
+
+Beside each time: the bytes that must move (the state read and written once, the vectors once) over the measured copy
+rate, and a copy of the state, which moves as many. States are taken in turn, more of them than the L2 cache holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import linattn_np as la
+from bench import cuda_timing as timing
+from bench import record
+
+VARIANTS = ("simple_gla", "gated_delta_rule", "kda", "rwkv7", "rwkv6")
+BATCHES = (1, 8, 32, 64, 256)
+H, D = 32, 128
+ROTATED = 512 << 20  # bytes of states taken in turn at the least
+
+
+def draw(cp: Any, fn: Any, B: int, T: int, seed: int) -> dict[str, Any]:
+    """bfloat16 vectors, float32 gates."""
+    import ml_dtypes
+
+    drawn = fn.card.sample(np.random.default_rng(seed), B=(B,), T=T, H=H, K=D, V=D, optional=False)
+    gates = ("g", "beta", "u")
+    return {n: cp.asarray(x.astype(np.float32 if n in gates else ml_dtypes.bfloat16)) for n, x in drawn.items()}
+
+
+def calls_of(cp: Any, fn: Any, B: int, T: int) -> tuple[list[Callable[[], Any]], int]:
+    """Calls on states in turn, and the bytes that one of them must move."""
+    count = max(2, -(-ROTATED // (4 * B * H * D * D)))
+    arrays = draw(cp, fn, B, T, 0)
+    rng = cp.random.default_rng(0)
+    states = [rng.standard_normal((B, H, D, D), dtype=np.float32) for _ in range(min(count, 64))]
+    moved = 2 * states[0].nbytes + sum(x.nbytes for x in arrays.values()) + arrays["v"].nbytes
+    return [lambda S=S: fn(**arrays, state=S, overwrite_state=True) for S in states], moved
+
+
+def copies_of(cp: Any, B: int) -> list[Callable[[], Any]]:
+    count = max(2, -(-ROTATED // (4 * B * H * D * D)))
+    states = [cp.ones((2, B, H, D, D), dtype=np.float32) for _ in range(min(count, 64))]
+    return [lambda S=S: cp.copyto(S[0], S[1]) for S in states]
+
+
+def error(cp: Any, fn: Any) -> float:
+    """Relative error of the output of a token against float64."""
+    arrays = draw(cp, fn, 2, 1, 3)
+    state = cp.random.default_rng(1).standard_normal((2, H, D, D), dtype=np.float32)
+    out = fn(**arrays, state=state).astype(np.float64)
+    exact = fn(**{n: x.astype(np.float64) for n, x in arrays.items()}, state=state.astype(np.float64))
+    return float(cp.linalg.norm(out - exact) / cp.linalg.norm(exact))
+
+
+def measure(cp: Any, copy: float) -> list[dict[str, Any]]:
+    rows = []
+    for B in BATCHES:
+        copied = timing.graph_ms(cp, copies_of(cp, B)) * 1e3
+        for name in VARIANTS:
+            fn = getattr(la, name)
+            for T in (1, 4, 16) if B == 32 else (1,):
+                calls, moved = calls_of(cp, fn, B, T)
+                row = {"variant": name, "B": B, "H": H, "K": D, "V": D, "T": T, "bytes": moved,
+                       "floor_us": moved / copy / 1e3, "copy_of_state_us": copied,
+                       "eager_us": timing.median_ms(cp, calls) * 1e3, "graph_us": timing.graph_ms(cp, calls) * 1e3,
+                       "host_us": timing.host_us(cp, calls[0])}
+                row["share_of_copy"] = row["floor_us"] / row["graph_us"]
+                rows.append(row)
+                sys.stdout.write("  ".join(f"{n} {x:.4g}" if isinstance(x, float) else f"{n} {x}"
+                                           for n, x in row.items() if n not in ("H", "K", "V", "bytes")) + "\n")
+                sys.stdout.flush()
+                del calls
+                cp.get_default_memory_pool().free_all_blocks()
+    return rows
+
+
+def main(argv: list[str]) -> int:
+    import cupy as cp
+
+    parser = argparse.ArgumentParser(prog="python -m bench step --backend cuda", description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the JSON file")
+    args = parser.parse_args(argv)
+    errors = {name: error(cp, getattr(la, name)) for name in VARIANTS}
+    if max(errors.values()) > 4e-3:
+        sys.stderr.write(f"wrong: {errors}\n")
+        return 1
+    copy = timing.copy_gbs(cp)
+    result = timing.card(cp) | {"copy_gbs": copy, "vectors": "bfloat16", "gates": "float32", "state": "float32",
+                                "errors": errors, "rows": measure(cp, copy)}
+    sys.stdout.write(f"{timing.write(args.results, 'cuda_step', timing.rounded(result))}\n")
+    return 0

@@ -1,0 +1,129 @@
+"""Time on a CUDA device: medians of CUDA events, graphs, what the host spends, the card and its ceilings."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linattn_np.doctor import versions
+
+from . import record
+
+REPEATS = 9
+MEMORY = 4 << 30  # bytes that the copy of the ceiling reads
+
+
+def median_ms(cp: Any, calls: Sequence[Callable[[], Any]], repeats: int = REPEATS) -> float:
+    """Milliseconds of one of `calls`, queued one behind the other, after each has run once."""
+    for call in calls:
+        call()
+    return _timed(cp, lambda: [call() for call in calls], repeats) / len(calls)
+
+
+def graph_ms(cp: Any, calls: Sequence[Callable[[], Any]], repeats: int = REPEATS) -> float:
+    """The same with all calls captured into one graph that is replayed."""
+    for _ in range(3):
+        for call in calls:
+            call()
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        kept = [call() for call in calls]  # their memory is the graph's
+        graph = stream.end_capture()
+        graph.launch(stream)
+        found = _timed(cp, lambda: graph.launch(stream), repeats) / len(calls)
+    del kept
+    return found
+
+
+def _timed(cp: Any, run: Callable[[], Any], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start, stop = cp.cuda.Event(), cp.cuda.Event()
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        times.append(cp.cuda.get_elapsed_time(start, stop))
+    return statistics.median(times)
+
+
+def host_us(cp: Any, call: Callable[[], Any], calls: int = 300) -> float:
+    """Microseconds that a call holds the host: a queue that is short enough not to fill."""
+    for _ in range(5):
+        call()
+    times = []
+    for _ in range(5):
+        cp.cuda.Device().synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - began) / calls * 1e6)
+    return statistics.median(times)
+
+
+def copy_gbs(cp: Any, size: int = MEMORY) -> float:
+    """GB/s of a device-to-device copy, bytes read and written."""
+    x = cp.ones(size // 4, dtype=np.float32)
+    y = cp.empty_like(x)
+    return 2 * x.nbytes / median_ms(cp, [lambda: cp.copyto(y, x)] * 3) / 1e6
+
+
+def matrix_tflops(cp: Any, n: int = 8192) -> float | None:
+    """TFLOP/s of a square product of random bfloat16 numbers in PyTorch; None without it."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(3):
+        a @ b
+    start.record()
+    for _ in range(10):
+        a @ b
+    stop.record()
+    stop.synchronize()
+    return 2 * n**3 / (start.elapsed_time(stop) / 10) / 1e9
+
+
+def card(cp: Any) -> dict[str, Any]:
+    """What the measurement ran on."""
+    about = cp.cuda.runtime.getDeviceProperties(0)
+    driver = None
+    with contextlib.suppress(OSError):
+        driver = re.search(r"\d+\.\d+(\.\d+)*", Path("/proc/driver/nvidia/version").read_text())
+    return {
+        "date": datetime.date.today().isoformat(), "card": about["name"].decode(), "driver": driver and driver[0],
+        "driver_api": cp.cuda.runtime.driverGetVersion(), "runtime": cp.cuda.runtime.runtimeGetVersion(),
+        "multiprocessors": about["multiProcessorCount"], "cpu": record.cpu_model(), "versions": versions(),
+    }
+
+
+def write(folder: Path, name: str, result: dict[str, Any]) -> Path:
+    """folder/name.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def rounded(x: Any, digits: int = 4) -> Any:
+    """The same with every float to `digits` digits."""
+    if isinstance(x, float):
+        return float(f"{x:.{digits}g}")
+    if isinstance(x, dict):
+        return {n: rounded(y, digits) for n, y in x.items()}
+    return [rounded(y, digits) for y in x] if isinstance(x, list) else x

@@ -1,0 +1,60 @@
+// Four neighbouring elements of memory in the registers of one lane. KIND: 0 bfloat16, 1 float16, 2 float32.
+#pragma once
+#include "tile/types.cuh"
+
+constexpr int bytes_of(int kind) { return kind == 2 ? 4 : 2; }
+
+LA_DEVICE u16 load_u16(const void* p) {
+    u16 r;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p));
+    return r;
+}
+template <int KIND> LA_DEVICE float load_element(const char* p) {
+    if constexpr (KIND == 2) return *(const float*)p;
+    else return KIND == 0 ? low_bf16(load_u16(p)) : low_f16(load_u16(p));
+}
+// the same where only the call knows the kind
+LA_DEVICE float load_element(const char* p, int kind) {
+    return kind == 2 ? load_element<2>(p) : kind == 0 ? load_element<0>(p) : load_element<1>(p);
+}
+
+// As loaded: 16-bit elements stay packed until they are used.
+template <int KIND> struct Four {
+    u32 x[KIND == 2 ? 4 : 2];
+
+    // WIDE: all four or none, in one access; else the first `count`, one by one. Zeros for the rest.
+    template <int WIDE> __device__ __forceinline__ void load(const char* p, int count) {
+        if constexpr (WIDE) {
+            if constexpr (KIND == 2) {
+                const uint4 y = count > 0 ? *(const uint4*)p : uint4{0, 0, 0, 0};
+                x[0] = y.x; x[1] = y.y; x[2] = y.z; x[3] = y.w;
+            } else {
+                const uint2 y = count > 0 ? *(const uint2*)p : uint2{0, 0};
+                x[0] = y.x; x[1] = y.y;
+            }
+        } else if constexpr (KIND == 2) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) x[j] = j < count ? ((const u32*)p)[j] : 0;
+        } else {
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                x[j] = (2 * j < count ? load_u16(p + 4 * j) : 0u) | (2 * j + 1 < count ? (u32)load_u16(p + 4 * j + 2) << 16 : 0u);
+        }
+    }
+    __device__ __forceinline__ float operator[](int j) const {
+        if constexpr (KIND == 2) return __uint_as_float(x[j]);
+        else if constexpr (KIND == 0) return j & 1 ? high_bf16(x[j >> 1]) : low_bf16(x[j >> 1]);
+        else return j & 1 ? high_f16(x[j >> 1]) : low_f16(x[j >> 1]);
+    }
+};
+
+// one float, and four in one access, rounded, to p
+template <int KIND> LA_DEVICE void store_element(char* p, float x) {
+    if constexpr (KIND == 2) *(float*)p = x;
+    else *(u16*)p = (u16)(KIND == 0 ? pack_bf16(x, 0.f) : pack_f16(x, 0.f));
+}
+template <int KIND> LA_DEVICE void store_four(char* p, const float* x) {
+    if constexpr (KIND == 2) *(float4*)p = {x[0], x[1], x[2], x[3]};
+    else if constexpr (KIND == 0) *(uint2*)p = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3])};
+    else *(uint2*)p = {pack_f16(x[0], x[1]), pack_f16(x[2], x[3])};
+}

@@ -1,0 +1,188 @@
+"""A few tokens as one CUDA kernel on CuPy arrays: the recurrence, for every cell of the room (cuda_src/.../step.cu).
+
+It allocates with `empty` alone and names the arrays of its launch, so that a call can be made again (cuda/repeat.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from math import prod
+from typing import Any
+
+from ...cuda import launch
+from ...ground.namespace import Array, cast, dtype_name
+from ..kinds import Decay, Erase, Row
+from . import recurrence
+from .cuda_plan import ELEMENTS, WIDEST, Constants
+from .inputs import Inputs, Plan, Saved
+
+STEP = "matrix_state/step.cu"
+WARPS = 2  # of a block
+LANES = 4  # of a warp, side by side: step.cu's
+FEW = 16  # tokens of the longest sequence up to which the recurrence is taken unasked
+VECTORS = Inputs._fields  # the first pointers of the struct Arguments, in its order
+NAMES_OF_POINTERS = (*VECTORS, "out", "start", "end", "start_slots", "end_slots", "offsets")
+POINTERS = struct.Struct(f"<{len(NAMES_OF_POINTERS)}Q")
+
+
+def takes(plan: Plan) -> bool:
+    """Whether a call is walked token by token: asked for by chunk_size=1, or few tokens where the form is left open."""
+    if plan.chunk_size is None:
+        return max((s.stop - s.start for s in plan.sequences), default=0) <= FEW
+    return plan.chunk_size == 1
+
+
+def refuses(call: Any) -> str | None:
+    """Why the kernel does not cover a call that is walked token by token; None where it does."""
+    x, plan = call.x, call.plan
+    if not plan.xp.__name__.endswith("cupy"):
+        return "the arrays are not CuPy arrays"
+    if plan.dtype == plan.xp.float64:
+        return "float64 is computed by the definition in CuPy"
+    K, V = x.k.shape[-1], x.v.shape[-1]
+    if max(K, V) > WIDEST:
+        return f"keys are {K} and values {V} wide, the kernels hold up to {WIDEST}"
+    if 0 in (*x.v.shape, *x.k.shape) or (x.q is not None and 0 in x.q.shape):
+        return "there is nothing to compute"
+    if any(y is not None and y.shape[-2] > x.v.shape[-2] for n, y in x._asdict().items() if n != "q"):
+        return "there are more heads of keys or gates than of values"
+    if max(x.v.shape[-2], 0 if x.q is None else x.q.shape[-2]) >= 1 << 16:
+        return "there are 65536 heads or more"
+    if x.v.device.id != launch.current_device():
+        return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
+    return launch.unusable()
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
+    """(out, final state, saved); the final state is `state` itself where the plan lets it be overwritten."""
+    xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
+    K, element = x.k.shape[-1], element_of(x)
+    arrays = _arrays(xp, x, element)
+    ragged = bool(plan.sequences) and plan.sequences[0].row is not None
+    N = len(plan.sequences) if ragged else prod(lead)
+    offsets = xp.asarray([0, *(s.stop for s in plan.sequences)], dtype=xp.int64) if ragged else None
+    heads = H if x.q is None else max(H, x.q.shape[-2])
+    out = None if x.q is None else xp.empty((*lead, T, heads, V), dtype=arrays["v"].dtype)
+    shape = (N, H, K, V) if ragged else (*lead, H, K, V)
+    start, whole = _states(xp, state, K, V)
+    if plan.overwrite and whole:
+        end, last = state, start
+    else:
+        end = xp.empty(shape, dtype=xp.float32)
+        last = end.reshape(N, H, K, V)
+    slots = plan.rows
+    pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets)
+    constants = constants_of(x, plan, element, _wide(arrays, (start, last)))
+    values = dict(constants)
+    parts = -(-V // (LANES * values["LA_PER"] * values["LA_WARPS"]))
+    arguments = b"".join([
+        POINTERS.pack(*(0 if y is None else y.data.ptr for y in pointers)),
+        *(_pack(y, heads if n == "q" else H) for n, y in arrays.items()),
+        _pack(out, heads), _pack_state(start), _pack_state(last),
+        struct.pack("<q4iIf", N if slots is None else start.shape[0], T, H, heads // H,
+                    0 if slots is None else slots.itemsize, _inverse(H), plan.scale),
+    ])
+    launch.launch(STEP, "step", constants, N * H * parts, 32 * values["LA_WARPS"], 0, arguments, pointers)
+    return None if out is None else cast(xp, out, x.v.dtype), end, Saved(x, plan, state, None)
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state, by the recurrence's adjoint."""
+    return recurrence.backward(saved, dout, dstate)
+
+
+def element_of(x: Inputs) -> str:
+    """The element that the kernel takes its vectors in: bfloat16 or float16 if all are, else float32."""
+    names = {dtype_name(y) for y in (x.q, x.k, x.v, x.r, x.a, x.b) if y is not None}
+    return names.pop() if len(names) == 1 and names <= set(ELEMENTS) else "float32"
+
+
+def constants_of(x: Inputs, plan: Plan, element: str, wide: bool) -> Constants:
+    """The constants of step.cu for a call."""
+    read = 0 if x.q is None else 1 if plan.query_row is Row.AFTER else 2
+    own = x.r is not None and x.r is not x.k
+    before = x.erase is Erase.DELTA and plan.erase_row is not Row.DECAYED
+    return step_constants(element, x.k.shape[-1], x.v.shape[-1], wide, x.decay, x.gv is not None, x.erase, own, before,
+                          read, read > 0 and x.u is not None)
+
+
+@functools.cache
+def step_constants(
+    element: str, K: int, V: int, wide: bool, decay: Decay, value_decay: bool, erase: Erase, own: bool, before: bool,
+    read: int, bonus: bool,
+) -> Constants:
+    """The same from words. own: r is not k; before: r reads the undecayed state; read: 0 none, 1 AFTER, 2 BEFORE."""
+    per = 4 if K <= 128 else 2
+    return tuple(sorted({
+        "LA_DTYPE": ELEMENTS[element], "LA_K": K, "LA_V": V, "LA_PER": per, "LA_WIDE": int(wide),
+        "LA_WARPS": min(WARPS, -(-V // (LANES * per))), "LA_DECAY": list(Decay).index(decay),
+        "LA_VALUE_DECAY": int(value_decay), "LA_ERASE": list(Erase).index(erase), "LA_OWN": int(own),
+        "LA_ERASE_BEFORE": int(before), "LA_READ": read, "LA_BONUS": int(bonus),
+    }.items()))
+
+
+def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Array | None]:
+    """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), rows contiguous, in a kind to read."""
+    found: dict[str, Array | None] = {}
+    for name, y in x._asdict().items():
+        if name == "r" and y is x.k:  # read once, as k
+            y = None
+        if y is not None:
+            gate = name in ("g", "gv", "beta", "u")
+            if (dtype_name(y) not in ELEMENTS) if gate else (dtype_name(y) != element):
+                y = cast(xp, y, xp.float32)
+            if y.shape[-1] > 1 and y.strides[-1] != y.itemsize:
+                y = xp.ascontiguousarray(y)
+            if y.ndim > 4:
+                y = y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
+        found[name] = y
+    return found
+
+
+def _states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None, bool]:
+    """(a state as (places, H, K, V) with contiguous rows, whether it is the caller's own memory)."""
+    if state is None:
+        return None, False
+    S = cast(xp, state, xp.float32)
+    S = S if V == 1 or S.strides[-1] == 4 else xp.ascontiguousarray(S)
+    S = S if S.ndim == 4 else S.reshape(prod(S.shape[:-3]), *S.shape[-3:])
+    return S, S.data.ptr == state.data.ptr
+
+
+def _wide(arrays: dict[str, Array | None], states: tuple[Array | None, ...]) -> bool:
+    """Whether every row of every array can be read four elements at a time."""
+    for y in arrays.values():
+        if y is not None and y.shape[-1] > 1 and not _by_fours(y):
+            return False
+    fours = arrays["k"].shape[-1] % 4 == arrays["v"].shape[-1] % 4 == 0
+    return fours and all(S is None or _by_fours(S) for S in states)
+
+
+def _by_fours(y: Array) -> bool:
+    unit = 4 * y.itemsize
+    return not (y.data.ptr % unit or any(s % unit for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1))
+
+
+def _pack(y: Array | None, heads: int) -> bytes:
+    """Strides in bytes over batch, tokens and heads, the heads that share one, the kind."""
+    if y is None:
+        return struct.pack("<3qIi", 0, 0, 0, 0, 0)
+    strides = (0, 0, *y.strides)[-4:-1] if y.ndim < 4 else y.strides[:-1] if y.ndim == 4 else _merged(y)
+    return struct.pack("<3qIi", *strides, _inverse(heads // y.shape[-2]), ELEMENTS[dtype_name(y)])
+
+
+def _inverse(d: int) -> int:
+    """What the kernel divides by d with: ceil(2^32 / d), 0 for 1."""
+    return -(-(1 << 32) // d) % (1 << 32)
+
+
+def _merged(out: Array) -> tuple[int, int, int]:
+    """Strides of a contiguous array with several batch axes, seen as with one."""
+    return (prod(out.shape[-3:]) * out.itemsize, *out.strides[-3:-1])
+
+
+def _pack_state(S: Array | None) -> bytes:
+    """Strides in floats over slots, heads and rows."""
+    return struct.pack("<3q", *((0, 0, 0) if S is None else (s // 4 for s in S.strides[:3])))
+

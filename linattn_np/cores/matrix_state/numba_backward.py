@@ -1,0 +1,378 @@
+"""Backward: a task is one sequence and the heads of a group, whose gradients of shared inputs add up in their order.
+
+A segment of chunks is walked forward, each chunk's incoming state and what it writes kept in a slot, and then back.
+Where a sequence has more chunks than there are slots, it is walked once more before, for the states that its segments
+begin with. The algebra is one_chunk.py's: c is the cotangent of q^ S + ..., dS the gradient of the outgoing state.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ...pieces.numba_tiles import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER
+from ..kinds import Decay, Erase
+from ..numba_decay import BLOCK
+from ..numba_program import FIRST, HEAD, MINUS, ONE, SCALE, STATE, STOP, TURNED, Program
+from .numba_chunk import Cell, Chunk
+from .numba_table import (
+    IN_BONUS,
+    IN_DOUT,
+    IN_DSTATE,
+    IN_Q,
+    IN_STATE,
+    OUT_DBETA,
+    OUT_DBONUS,
+    OUT_DG,
+    OUT_DK,
+    OUT_DPUSH,
+    OUT_DQ,
+    OUT_DREAD,
+    OUT_DSTATE,
+    OUT_DV,
+)
+
+MEMORY = 10 << 20  # bytes that the slots of a thread take
+
+
+class Slots:
+    """Memory for what is kept of each chunk of a segment."""
+
+    def __init__(self, p: Program):
+        self.p, self.begin = p, p.bytes
+        self.pairs: list[tuple[int, int]] = []
+
+    def view(self, base: int) -> int:
+        """A view of one slot's own part, of which `base` is the first."""
+        self.pairs.append((self.p.view(), base))
+        return self.pairs[-1][0]
+
+    def close(self, most: int) -> int:
+        """How many there are: as many as fit, at most `most`."""
+        self.step = self.p.bytes - self.begin
+        count = max(1, min(most, MEMORY // max(self.step, 1)))
+        self.p.bytes += self.step * (count - 1)
+        return count
+
+    def place(self, n: int) -> None:
+        """Turn the views to slot n."""
+        for view, base in self.pairs:
+            self.p.place(view, base, n, self.step)
+
+
+class BackwardChunk(Chunk):
+    """A chunk whose tables and written values lie in slots, and its adjoint."""
+
+    def __init__(self, p: Program, cell: Cell):
+        super().__init__(p, cell)
+        C, K, V = cell.C, cell.K, cell.V
+        vector = cell.decay is Decay.VECTOR
+        self.wT, self.ST, self.dST = p.matrix(V, C), p.matrix(V, K), p.matrix(V, K)
+        self.dS, self.dX, self.dP = p.matrix(K, V), p.matrix(C, V), p.matrix(C, C)
+        self.dQ, self.dK, self.back = p.matrix(C, K), p.matrix(C, K), p.matrix(C, K)
+        self.crossed = p.matrix(C, C, above=1)
+        self.crossed_before = p.moved(self.crossed, -1)
+        if vector:
+            self.readers, self.writers_ = p.matrix(C, K, above=1), p.matrix(C, K)
+            self.inside, self.scratch = p.matrix(C, K), p.matrix(2 * BLOCK + 1 + 3 * C, K)
+        else:
+            self.readers, self.writers_ = p.vector(C, above=1), p.vector(C)
+        self.readers_before = p.moved(self.readers, -1)
+        self.total = p.vector(max(C, K))
+        if cell.erase is Erase.DELTA:
+            self.M, self.dbeta, self.dR = p.matrix(C, C), p.vector(C), p.matrix(C, K)
+        if cell.erase is Erase.FREE:
+            self.dY, self.dB, self.dR = p.matrix(C, V), p.matrix(C, K), p.matrix(C, K)
+            self.A, self.dA = p.matrix(C, C), p.matrix(C, C)
+        self.u, self.dU = (p.matrix(1, K), p.matrix(1, K)) if cell.bonus else (0, 0)
+        self.zero, self.width, self.c1 = p.literal(0), p.literal(V), p.register()
+
+    # what is kept of a chunk
+
+    def slots(self, most: int) -> int:
+        """Lays the slots out; how many there are."""
+        p, cell = self.p, self.cell
+        self.kept = Slots(p)
+        keep = lambda m, n, above=0: self.kept.view(p.matrix(m, n, above))  # noqa: E731
+        self.S = keep(cell.K, cell.V)
+        if self.X:
+            self.X = keep(cell.C, cell.V)
+        if self.Y:
+            self.Y = keep(cell.C, cell.V)
+        if self.N:
+            self.N = keep(cell.C, cell.C)
+        if cell.compensates:
+            self.rest = keep(cell.C, cell.C)
+        if cell.decay is Decay.SCALAR:
+            base = p.matrix(cell.C, cell.C, above=1)
+            self.E, self.E_before = self.kept.view(base), self.kept.view(p.moved(base, -1))
+            base = p.vector(cell.C + 1)
+            self.start, self.start_after = self.kept.view(base), self.kept.view(p.moved(base, 1))
+            self.end, self.carry = self.kept.view(p.vector(cell.C)), self.kept.view(p.same(p.vector(1)))
+        return self.kept.close(most)
+
+    def system(self) -> int:
+        """gram(r, k) is kept without beta, which may be 0."""
+        if self.cell.erase is not Erase.DELTA:
+            return super().system()
+        self.gram(self.r, self.k, self.kT, self.cell.early_read, True, ONE, self.N)
+        return self.scale_system()
+
+    def scale_system(self) -> int:
+        """M = diag(beta) N"""
+        self.p.copy(self.N, self.c, self.whole, self.M, self.beta)
+        self.p.clear(self.M, self.c, self.whole, self.whole)
+        return self.M
+
+    # the adjoint
+
+    def future(self) -> None:
+        """From dS of the outgoing state: dw = y^ dS, dy = to_end(w dS^T) and what the gates get; dS is then carried."""
+        p, c, cell, K, V = self.p, self.c, self.cell, self.K, self.width
+        p.transpose(self.dS, K, V, self.dST)
+        if cell.decay is Decay.VECTOR:
+            p.clear(self.inside, self.zero, c, K)
+            p.clear(self.readers_before, self.zero, self.c1, K)
+            p.clear(self.writers_, self.zero, c, K)
+            p.channel_overlap(self.S, self.dS, K, V, self.carry, self.total)
+        elif cell.decay is Decay.SCALAR:
+            p.clear(self.crossed_before, self.zero, self.c1, c)
+            p.clear(self.readers_before, self.zero, self.c1, self.one)
+            p.clear(self.writers_, self.zero, c, self.one)
+            p.overlap(self.S, self.dS, K, V, self.carry, self.total)
+        for (y, _, w), (dw, dy) in zip(self.written(), self.pulled(), strict=True):
+            self._future(y, w, dw, dy)
+        if cell.decay is not Decay.NONE:
+            p.copy(self.dS, K, V, self.dS, self.carry)
+
+    def pulled(self) -> list[tuple[int, int]]:
+        """(gradient of the values, gradient of the write vectors) of each write."""
+        writes = [(self.dX, self.dK)]
+        return [*writes, (self.dY, self.dB)] if self.cell.erase is Erase.FREE else writes
+
+    def _future(self, y: int, w: int, dw: int, dy: int) -> None:
+        p, c, K, V = self.p, self.c, self.K, self.width
+        ends = self.end if self.cell.decay is Decay.SCALAR else ONE
+        if self.cell.decay is Decay.VECTOR:
+            p.hadamard(y, self.last, c, K, self.hat)
+            p.multiply(self.hat, self.dS, c, V, K, dw, ONE)
+            p.multiply(w, self.dST, c, K, V, dy, ONE)
+            p.hadamard(dy, self.last, c, K, dy)
+            p.add_hadamard(y, dy, c, K, self.writers_)
+        else:
+            p.multiply(y, self.dS, c, V, K, dw, ends)
+            p.multiply(w, self.dST, c, K, V, dy, ends)
+            if self.cell.decay is Decay.SCALAR:
+                p.dots(self.writers_, y, dy, c, K, 1)
+
+    def reader_pull(self, x: int, cotangent: int, early: bool, by: int, sign: int, dx: int, raw: int = 0) -> None:
+        """dx = sign by_i from_start(c S^T), what the gates get; dS += (sign by_i x_i)^^T c; raw = c S^T if asked."""
+        p, c, K, V, vector = self.p, self.c, self.K, self.width, self.cell.decay is Decay.VECTOR
+        factors = self.reach(early, by, sign)
+        if raw:
+            p.multiply(cotangent, self.ST, c, K, V, raw, ONE)
+            p.copy(raw, c, K, dx, factors)
+        else:
+            p.multiply(cotangent, self.ST, c, K, V, dx, factors)
+        readers = self.readers_before if early else self.readers
+        if vector:
+            first = self.before_first if early else self.first
+            p.hadamard(dx, first, c, K, dx)
+            p.add_hadamard(x, dx, c, K, readers)
+            p.hadamard(x, first, c, K, self.hat)
+            p.copy(self.hat, c, K, self.hat, factors)
+        else:
+            if self.cell.decay is Decay.SCALAR:
+                p.dots(readers, x, dx, c, K, 1)
+            p.copy(x, c, K, self.hat, factors)
+        p.multiply(self.hat, cotangent, K, V, c, self.dS, ONE, FULL + TURNED, added=self.dS)
+
+    def gram_pull(self, dP: int, P: int, early: bool, strict: bool, factors: int, x: int, y: int, dx: int,
+                  dy: int) -> None:  # fmt: skip
+        """dx += rows(dP, y), dy += cols(dP, x) and what the gates get, of P = factors (.) gram(x, y)."""
+        p, c, K = self.p, self.c, self.K
+        p.pull(dP, P, self.table(early), c, strict, factors, self.crossed_before if early else self.crossed)
+        if self.cell.decay is Decay.VECTOR:
+            p.channel_pull(dP, x, y, self.W, early, c, K, dx, dy, self.inside, self.scratch)
+        else:
+            p.multiply(dP, y, c, K, c, dx, ONE, LEFT_LOWER, added=dx)
+            p.multiply(dP, x, c, K, c, dy, ONE, LEFT_UPPER + TURNED, added=dy)
+
+    def query_pull(self, j: int) -> None:
+        """The adjoint of what query j reads: dq, and its part of dX, dk and dS."""
+        p, c, cell, early = self.p, self.c, self.cell, self.cell.early_query
+        q, cotangent = self.take(IN_Q, cell.K, j), self.take(IN_DOUT, cell.V, j)
+        self.reader_pull(q, cotangent, early, SCALE, 1, self.dQ)
+        for (y, yT, w), (dw, dy) in zip(self.written(), self.pulled(), strict=True):
+            self.gram(q, y, yT, early, early, SCALE, self.P)
+            p.transpose(w, c, self.width, self.wT)
+            p.multiply(cotangent, self.wT, c, c, self.width, self.dP, ONE, OUT_LOWER)
+            if cell.bonus:
+                p.bonus(self.P, q, y, self.u, c, self.K)
+                p.bonus_pull(self.dP, q, y, self.u, c, self.K, self.dQ, dy, self.dU)
+            p.multiply(self.P, cotangent, c, self.width, c, dw, ONE, LEFT_UPPER + TURNED, added=dw)
+            self.gram_pull(self.dP, self.P, early, early, SCALE, q, y, self.dQ, dy)
+        p.put(self.dQ, OUT_DQ, self.t, j, c, self.K, ONE)
+
+    def delta_pull(self) -> None:
+        """dZ = (1 + M)^-T dX, M = diag(beta) N; dv = beta dZ, dM = -dZ X^T, and the adjoint of r^ S."""
+        p, c, V, early = self.p, self.c, self.width, self.cell.early_read
+        self.scale_system()
+        self.solve(self.M, self.dX, transposed=True)
+        p.put(self.dX, OUT_DV, self.t, HEAD, c, V, self.beta)
+        p.transpose(self.X, c, V, self.wT)
+        p.multiply(self.dX, self.wT, c, c, V, self.dP, MINUS, OUT_LOWER)
+        self.reader_pull(self.r, self.dX, early, self.beta, -1, self.dR, self.back)
+        p.clear(self.dbeta, self.zero, c, self.one)
+        p.dots(self.dbeta, self.dX, self.v, c, V, 1)
+        p.dots_below(self.dbeta, self.N, self.dP, c, c, 1)
+        hat = self.reader(self.r, early)
+        p.copy(hat, c, self.K, self.hat, self.reach(early, ONE))
+        p.dots(self.dbeta, self.hat, self.back, c, self.K, -1)  # dbeta_i = dZ_i . (v_i - r^_i S - sum_j N_ij X_j)
+        p.put(self.dbeta, OUT_DBETA, self.t, HEAD, c, self.one, ONE)
+        self.gram_pull(self.dP, self.M, early, True, self.beta, self.r, self.k, self.dR, self.dK)
+        p.put(self.dR, OUT_DREAD, self.t, HEAD, c, self.K, ONE)
+
+    def free_pull(self) -> None:
+        """dZ = (1 + N)^-T dY, N = -gram(a, b); dA = dZ v^T of A = gram(a, k), dN = -dZ Y^T, and the adjoint of a^ S."""
+        p, c, V = self.p, self.c, self.width
+        self.solve(self.N, self.dY, transposed=True)
+        self.gram(self.r, self.k, self.kT, True, True, ONE, self.A)
+        p.multiply(self.A, self.dY, c, V, c, self.dX, ONE, LEFT_UPPER + TURNED, added=self.dX)
+        p.put(self.dX, OUT_DV, self.t, HEAD, c, V, ONE)
+        self.reader_pull(self.r, self.dY, True, ONE, 1, self.dR)
+        for w, factors, P, out, y, dy in ((self.v, ONE, self.A, self.dA, self.k, self.dK),
+                                          (self.Y, MINUS, self.N, self.dP, self.b, self.dB)):  # fmt: skip
+            p.transpose(w, c, V, self.wT)
+            p.multiply(self.dY, self.wT, c, c, V, out, factors, OUT_LOWER)
+            self.gram_pull(out, P, True, True, factors, self.r, y, self.dR, dy)
+        p.put(self.dR, OUT_DREAD, self.t, HEAD, c, self.K, ONE)
+        p.put(self.dB, OUT_DPUSH, self.t, HEAD, c, self.K, ONE)
+
+    def pull(self) -> None:
+        """The adjoint of the chunk: gradients of its inputs, and dS of its incoming state."""
+        p, c, cell = self.p, self.c, self.cell
+        p.add(self.c1, c, self.one)
+        p.transpose(self.S, self.K, self.width, self.ST)
+        self.future()
+        if cell.asked:
+            self.each_query(self.query_pull)
+        if cell.erase is Erase.DELTA:
+            self.delta_pull()
+        elif cell.erase is Erase.FREE:
+            self.free_pull()
+        else:
+            p.put(self.dX, OUT_DV, self.t, HEAD, c, self.width, ONE)
+        p.put(self.dK, OUT_DK, self.t, HEAD, c, self.K, ONE)
+        if cell.decay is Decay.SCALAR:
+            p.crossings(OUT_DG, self.t, HEAD, c, self.crossed, self.readers, self.writers_, self.total, self.sums)
+        elif cell.decay is Decay.VECTOR:
+            p.channel_crossings(OUT_DG, self.t, HEAD, c, self.K, self.inside, self.readers, self.writers_, self.total)
+
+
+def _forward(x: BackwardChunk, S: int, out: int) -> None:
+    """One chunk forward, without reading: out = S after it."""
+    x.begin()
+    x.writers()
+    x.decays()
+    if x.N:
+        x.erase(S, x.system())
+    x.write(S, out)
+
+
+class Walk:
+    """The walks of one head over one sequence."""
+
+    def __init__(self, p: Program, cell: Cell, chunks: int):
+        self.p, self.x = p, BackwardChunk(p, cell)
+        self.S = p.matrix(cell.K, cell.V)
+        self.slots = self.x.slots(chunks)
+        self.tokens = p.literal(self.slots * cell.C)
+        states = p.matrix(-(-chunks // self.slots) * cell.K, cell.V)
+        self.states, self.begun = states, p.view()
+        self.state_bytes = p.matrices[states][1] * cell.K * p.dtype.itemsize
+        self.n, self.segment, self.first, self.end = (p.register() for _ in range(4))
+        self.zero, self.one = p.literal(0), p.literal(1)
+
+    def state_of_segment(self, to: bool) -> None:
+        """S to the place of the segment's first state, or from there."""
+        p, x = self.p, self.x
+        p.place(self.begun, self.states, self.segment, self.state_bytes)
+        p.copy(*((self.S, x.K, x.width, self.begun) if to else (self.begun, x.K, x.width, self.S)), ONE)
+
+    def find_states(self) -> None:
+        """The states that segments begin with; `segment` is then the last."""
+        p, x = self.p, self.x
+        p.add(x.t, FIRST, self.zero)
+        p.add(self.segment, self.zero, self.zero)
+        x.kept.place(self.zero)
+        top = p.here()
+        self.state_of_segment(True)
+        p.add(self.end, x.t, self.tokens)
+        with p.only_if(self.end, STOP):
+            again = p.here()
+            _forward(x, self.S, self.S)
+            p.add(x.t, x.t, x.c)
+            p.less(x.t, self.end, again)
+            p.add(self.segment, self.segment, self.one)
+            p.less(self.zero, self.one, top)
+
+    def segments(self) -> None:
+        """Segments last to first, each walked forward into slots and then back."""
+        p, x = self.p, self.x
+        C = p.literal(x.cell.C)
+        top = p.here()
+        p.times(self.first, self.segment, self.tokens)
+        p.add(self.first, self.first, FIRST)
+        p.add(self.end, self.first, self.tokens)
+        p.least(self.end, self.end, STOP)
+        self.state_of_segment(False)
+        p.add(self.n, self.zero, self.zero)
+        p.add(x.t, self.first, self.zero)
+        again = p.here()
+        x.kept.place(self.n)
+        p.copy(self.S, x.K, x.width, x.S, ONE)
+        _forward(x, x.S, self.S)
+        p.add(self.n, self.n, self.one)
+        p.add(x.t, x.t, x.c)
+        p.less(x.t, self.end, again)
+        back = p.here()
+        p.minus(self.n, self.n, self.one)
+        p.times(x.t, self.n, C)
+        p.add(x.t, x.t, self.first)
+        x.kept.place(self.n)
+        x.begin()
+        x.writers()
+        if x.cell.decay is Decay.VECTOR:
+            x.decays()
+        x.pull()
+        p.less(self.zero, self.n, back)
+        p.minus(self.segment, self.segment, self.one)
+        p.less(p.literal(-1), self.segment, top)
+
+
+@functools.lru_cache(256)
+def backward_program(cell: Cell, group: int, chunks: int, dstate: bool) -> Program:
+    """Every gradient, of at most `chunks` chunks a sequence; a task begins with the first of `group` heads."""
+    p = Program(cell.dtype)
+    walk = Walk(p, cell, max(1, chunks))
+    x, zero, one, last = walk.x, walk.zero, walk.one, p.register()
+    x.no_decay()
+    p.add(last, HEAD, p.literal(group))
+    head = p.here()
+    if cell.bonus:
+        p.load(x.u, IN_BONUS, zero, HEAD, one, zero, x.K)
+        p.clear(x.dU, zero, one, x.K)
+    for S, array, given in ((walk.S, IN_STATE, cell.started), (x.dS, IN_DSTATE, dstate)):
+        if given:
+            p.state(S, array, STATE, HEAD, x.K, zero, x.width)
+        else:
+            p.clear(S, zero, x.K, x.width)
+    with p.only_if(FIRST, STOP):
+        walk.find_states()
+        walk.segments()
+    p.store_state(x.dS, OUT_DSTATE, STATE, HEAD, x.K, zero, x.width)
+    if cell.bonus:
+        p.put(x.dU, OUT_DBONUS, STATE, HEAD, one, x.K, ONE)
+    p.add(HEAD, HEAD, one)
+    p.less(HEAD, last, head)
+    return p

@@ -1,0 +1,70 @@
+"""Rows of a state pool (P, H, K, V): which ones a call uses, checked, taken out, put back."""
+
+from __future__ import annotations
+
+from math import prod
+from numbers import Integral
+from typing import Any
+
+import array_api_compat as compat
+import numpy as np
+
+from .namespace import Array, Namespace, device
+from .shapes import Sizes
+
+
+def check_rows(fn: str, xp: Namespace, rows: Any, sizes: Sizes, pool: Array) -> Array:
+    """Row numbers as integers (N,) of the pool's library, on its device.
+
+    What lies on a CUDA device already is not looked at: that would wait for the device.
+    Raises TypeError or ValueError unless there is one whole number a sequence, in range, none twice.
+    """
+    batch = sizes.batch if sizes.ragged is None else (sizes.ragged,)
+    kind = str(getattr(rows, "dtype", "int")).rsplit(".", 1)[-1]
+    if "int" not in kind:
+        raise TypeError(f"{fn}: state_rows has dtype {kind}, expected integers")
+    if compat.is_cupy_array(rows) and compat.is_cupy_namespace(xp):
+        _check_shape(fn, tuple(rows.shape), batch)
+        return xp.ascontiguousarray(xp.astype(rows, xp.int64) if rows.dtype.itemsize < 4 else rows).reshape(-1)
+    rows = _on_host(rows)
+    shape = tuple(rows.shape) if hasattr(rows, "shape") else (len(rows),) if isinstance(rows, list | tuple) else ()
+    _check_shape(fn, shape, batch)
+    flat: list[Any] = rows.reshape(-1).tolist() if hasattr(rows, "shape") else list(rows)
+    if any(not isinstance(n, Integral) or isinstance(n, bool) for n in flat):
+        raise TypeError(f"{fn}: state_rows is {rows!r}, expected integers")
+    P = int(pool.shape[0])
+    if any(not 0 <= n < P for n in flat):
+        raise ValueError(f"{fn}: state_rows is {flat}, expected rows of a pool of {P}: from 0 to {P - 1}")
+    if len(set(flat)) < len(flat):
+        raise ValueError(f"{fn}: state_rows is {flat}, expected no row twice")
+    return xp.asarray([int(n) for n in flat], dtype=xp.int32 if P < 1 << 31 else xp.int64, device=device(pool))
+
+
+def _on_host(rows: Any) -> Any:
+    """Row numbers as a NumPy array, if they are an array."""
+    if not hasattr(rows, "shape"):
+        return rows
+    if hasattr(rows, "tolist"):
+        return np.asarray(rows.tolist(), dtype=np.int64).reshape(rows.shape)
+    return np.asarray(rows) if hasattr(rows, "__array__") else np.from_dlpack(rows)
+
+
+def _check_shape(fn: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    if shape != batch:
+        raise ValueError(f"{fn}: state_rows has shape {shape}, expected one row a sequence: {batch}")
+
+
+def take_rows(xp: Namespace, pool: Array, rows: Array, batch: tuple[int, ...]) -> Array:
+    """(P, ...) -> (*batch, ...)."""
+    taken = xp.take(pool, rows, axis=0)
+    return xp.reshape(taken, (*batch, *pool.shape[1:]))
+
+
+def put_rows(xp: Namespace, pool: Array, rows: Array, values: Array) -> None:
+    """The transpose of take_rows, into the pool."""
+    values = xp.reshape(values, (prod(rows.shape), *pool.shape[1:]))
+    if compat.is_cupy_namespace(xp) or compat.is_numpy_namespace(xp):
+        pool[rows] = values
+        return
+    for n, row in enumerate(_on_host(rows).tolist()):
+        pool[row, ...] = values[n, ...]

@@ -1,0 +1,73 @@
+"""The chunk kernels inside a CUDA graph: captured once, replayed on other numbers in the same memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np import again
+from linattn_np.cuda import launch
+
+pytestmark = pytest.mark.gpu
+SHAPES = {"one piece": (2, 300, 4), "segments": (1, 2100, 2)}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("backward", [False, True])
+def test_replays_are_calls(dtype, shape, backward):
+    cp = pytest.importorskip("cupy")
+    kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.float32
+    B, T, H = SHAPES[shape]
+
+    def draw(seed):
+        rng = np.random.default_rng(seed)
+        q, k, v, dout = (cp.asarray(rng.standard_normal((B, T, H, 64)).astype(kind)) for _ in range(4))
+        g = cp.asarray(-rng.uniform(0, 0.1, (B, T, H)).astype(np.float32))
+        state = cp.asarray(rng.standard_normal((B, H, 64, 64)).astype(np.float32))
+        return [q, k, v, g, state, dout]
+
+    def call(q, k, v, g, state, dout):
+        if not backward:
+            return list(la.simple_gla(q, k, v, g, state=state, return_state=True, backend="cuda"))
+        result, pullback = la.vjp(la.simple_gla, q, k, v, g, state=state, return_state=True, backend="cuda")
+        return [*result, *pullback(dout)]
+
+    room, sets = draw(0), [draw(1), draw(2)]
+    expected = [call(*one) for one in sets]
+    call(*room)
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        found = call(*room)
+        graph = stream.end_capture()
+        for one, right in zip(sets, expected, strict=True):
+            for mine, theirs in zip(room, one, strict=True):
+                mine[...] = theirs
+            graph.launch(stream)
+            stream.synchronize()
+            for a, b in zip(found, right, strict=True):
+                assert bool((a.view(np.uint8) == b.view(np.uint8)).all())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_calls_made_again(monkeypatch, shape, overwrite):
+    """The third call of a kind launches what the second did, on its own arrays and into new ones full of NaN."""
+    cp = pytest.importorskip("cupy")
+    B, T, H = SHAPES[shape]
+    monkeypatch.setattr(launch, "empty", lambda shape, dtype: cp.full(shape, np.nan, dtype))
+    monkeypatch.setattr(again, "_made", {})
+    monkeypatch.setattr(again, "_kind", None)
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        q, k, v = (cp.asarray(rng.standard_normal((B, T, H, 64)).astype(np.float32)) for _ in range(3))
+        g = cp.asarray(-rng.uniform(0, 0.1, (B, T, H)).astype(np.float32))
+        state = cp.asarray(rng.standard_normal((B, H, 64, 64)).astype(np.float32))
+        right, _ = la.vjp(la.simple_gla, q, k, v, g, state=state, return_state=True, backend="cuda")  # never made again
+        found = la.simple_gla(q, k, v, g, state=state, return_state=True, overwrite_state=overwrite, backend="cuda")
+        assert len(again._made) == (seed > 0) * (not overwrite)  # chunks write the state apart, then copy it
+        for a, b in zip(found, right, strict=True):
+            assert bool((a.view(np.uint8) == b.view(np.uint8)).all())

@@ -1,0 +1,196 @@
+"""The host side of the CUDA step, against a twin of its kernel that works on the bytes it is given: no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np import again, call
+from linattn_np.cores import matrix_state
+from linattn_np.cores.matrix_state import cuda_step, recurrence
+from linattn_np.cores.matrix_state.inputs import Inputs
+from linattn_np.cuda import launch
+from linattn_np.ground import rows
+from linattn_np.ground.namespace import Library, enter
+from tests.core_cases import CELLS, case
+from tests.cores import step_twin
+from tests.cores.step_twin import CUPY, Stub, stub
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Launches go to the twin, those of CuPy's RawKernel and those of the driver; what was launched."""
+    found, kernels = [], []
+
+    class Kernel:
+        def __init__(self, constants):
+            self.constants, self.kernel = constants, SimpleNamespace(ptr=len(kernels))
+            kernels.append(self)
+
+        def __call__(self, grid, block, arguments, shared_mem):
+            found.append((self.constants, grid, block))
+            step_twin.run.blocks = grid[0]
+            step_twin.run(self.constants, arguments[0].tobytes())
+
+    def from_driver(kernel, blocks, y, z, threads, v, w, shared, stream, address, extra):
+        at = ctypes.c_void_p.from_address(address).value
+        kernels[kernel]((blocks,), (threads,), (np.void(ctypes.string_at(at, step_twin.SIZE)),), shared)
+
+    cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=from_driver), get_current_stream=lambda: stream)
+    stream = SimpleNamespace(ptr=0)
+    monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(launch, "kernel", lambda file, entry, constants, shared: Kernel(constants))
+    monkeypatch.setattr(launch, "empty", lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "unusable", lambda: None)
+    return found
+
+
+def there(x):
+    return Inputs(*(None if y is None else stub(y) if y.strides and 0 not in y.strides else y.view(Stub) for y in x))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids="-".join)
+@pytest.mark.parametrize("sizes", [{"K": 8, "V": 4}, {"K": 5, "V": 3, "heads": (1, 1, 4)}, {"K": 130, "V": 1},
+                                   {"heads": (4, 2, 2)}, {"offsets": [0, 2, 2, 5], "B": 1}])
+def test_every_cell(launched, cell, sizes):
+    x, plan, state, *_ = case(*cell, T=5, dtype=np.float32, C=None, **sizes)
+    if cell[2] == "bonus" and sizes.get("heads") == (4, 2, 2):
+        pytest.skip("a bonus has the heads of the values")
+    expected, end, _ = recurrence.forward(x, plan, state)
+    x2 = there(x)
+    if cell[1] == "delta":
+        x2 = x2._replace(r=x2.k) if np.array_equal(x.r, x.k) else x2
+    out2, end2, _ = cuda_step.forward(x2, plan._replace(xp=CUPY), stub(state))
+    assert np.abs(out2 - expected).max() < 1e-5
+    assert np.abs(end2 - end).max() < 1e-5
+    assert not np.isnan(out2).any()
+    assert cuda_step.refuses(matrix_state.Call(x2, plan._replace(xp=CUPY))) is None
+    assert cuda_step.takes(plan)
+
+
+@pytest.fixture
+def public(launched, monkeypatch):
+    """Public functions take stubs for CuPy arrays."""
+    def entering(fn, arrays, beside=None):
+        if any(isinstance(x, Stub) for x in arrays.values()):
+            return Library(CUPY, 0, lambda x: x, "cupy", "q"), dict(arrays)
+        return enter(fn, arrays, beside)
+
+    monkeypatch.setattr(call, "enter", entering)
+    monkeypatch.setattr(rows, "compat", SimpleNamespace(
+        is_cupy_array=lambda x: isinstance(x, Stub), is_cupy_namespace=lambda xp: xp is CUPY,
+        is_numpy_namespace=lambda xp: xp is not CUPY,
+    ))
+    monkeypatch.setattr(again, "_kind", None)
+    monkeypatch.setattr(again, "_made", {})
+    return launched
+
+
+def arrays_of(fn, T=1, H=4, Hk=2, K=8, V=4, seed=0):
+    drawn = fn.card.sample(np.random.default_rng(seed), T=T, H=H, Hk=Hk, Hq=Hk, K=K, V=V, optional=False)
+    return {n: x.astype(np.float32) for n, x in drawn.items()}
+
+
+AGAIN = [la.simple_gla, la.gated_delta_rule, la.kda, la.gla, la.rwkv6, la.comba, la.delta_rule, la.rwkv7, la.iplr]
+
+
+@pytest.mark.parametrize("fn", AGAIN, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("how", ["out", "pair", "in place", "turned", "pool"])
+def test_the_second_call_is_made_again(public, fn, how):
+    """Other numbers at other places, the same result as NumPy's; and the checks were not gone through again."""
+    rng = np.random.default_rng(5)
+    for seed in range(4):
+        arrays, state = arrays_of(fn, seed=seed), rng.standard_normal((2, 4, 8, 4)).astype(np.float32)
+        options = {"state": state, "return_state": how != "out"}
+        expected = fn(**arrays, **options)
+        mine = {n: stub(np.moveaxis(x, 1, 2) if how == "turned" and x.ndim > 2 else x) for n, x in arrays.items()}
+        options["state"] = S = stub(state)
+        if how == "pool":
+            options["state"] = S = stub(np.concatenate([state, state + 1, state[::-1]])[[3, 0, 2, 1, 4, 5]])
+            options |= {"state_rows": stub(np.array([1, 3])), "overwrite_state": True}
+            expected = fn(**arrays, state=np.asarray(S)[[1, 3]], return_state=True)
+        if how == "in place":
+            options["overwrite_state"] = True
+        if how == "turned":
+            options["layout"] = "heads_first"
+        before = np.asarray(S).copy()
+        result = fn(**mine, **options)
+        assert len(again._made) == (seed > 0)
+        out, end = (result, None) if how == "out" else result
+        expected, expected_end = (expected, None) if how == "out" else expected
+        assert np.abs((np.moveaxis(out, 1, 2) if how == "turned" else out) - expected).max() < 1e-5
+        if how in ("in place", "pool"):
+            assert end is S
+        else:
+            assert np.array_equal(S, before)
+        if how == "pool":
+            assert np.abs(S[[1, 3]] - expected_end).max() < 1e-5
+            assert np.array_equal(np.asarray(S)[[0, 2, 4, 5]], before[[0, 2, 4, 5]])
+        elif end is not None:
+            assert np.abs(end - expected_end).max() < 1e-5
+
+
+def test_another_shape_dtype_stride_or_option_is_another_call(public):
+    arrays = {n: stub(x) for n, x in arrays_of(la.simple_gla).items()}
+    for _ in range(2):
+        la.simple_gla(**arrays)
+    assert len(again._made) == 1
+    la.simple_gla(**arrays, scale=2.0)
+    la.simple_gla(**arrays, chunk_size=1)
+    with pytest.raises(ValueError, match="chunk_size is True"):
+        la.simple_gla(**arrays, chunk_size=True)
+    assert len(again._made) == 3
+    wide = stub(np.zeros((2, 1, 4, 8), np.float32))
+    la.simple_gla(**{**arrays, "v": wide[..., ::2]})  # copied: never kept
+    assert len(again._made) == 3
+    bad = {**arrays, "g": stub(np.zeros((2, 1, 3), np.float32))}
+    with pytest.raises(ValueError, match="g has shape"):
+        la.simple_gla(**bad)
+
+
+def test_what_is_computed_on_the_way_is_not_made_again(public):
+    x = arrays_of(la.mamba2)
+    arrays = {n: stub(y) for n, y in x.items()}
+    for _ in range(3):
+        out = la.mamba2(**arrays)
+    assert np.abs(out - la.mamba2(**x)).max() < 1e-5
+    assert not again._made
+
+
+def test_one_array_for_two_names_is_not_made_again(public):
+    arrays = {n: stub(x) for n, x in arrays_of(la.comba).items()}
+    for _ in range(3):
+        la.comba(**{**arrays, "p": arrays["k"]})
+    assert not again._made  # p could be k here and another array next time
+
+
+def test_sixteen_bits_and_other_gates(launched):
+    x, plan, state, *_ = case("scalar", "delta", "after", T=3, K=8, V=4, dtype=np.float32, C=None)
+    half = Inputs(*(None if y is None else y.astype(ml_dtypes.bfloat16) if n in ("q", "k", "v", "r", "beta") else y
+                    for n, y in x._asdict().items()))
+    wide = Inputs(*(None if y is None else y.astype(np.float32) for y in half))
+    expected, _, _ = recurrence.forward(wide, plan, state)
+    out, end, _ = cuda_step.forward(there(half), plan._replace(xp=CUPY), stub(state))
+    assert out.dtype == ml_dtypes.bfloat16
+    assert end.dtype == np.float32
+    assert np.abs(out.astype(np.float32) - expected).max() < 2.0**-7 * np.abs(expected).max()
+
+
+def test_long_calls_and_gradients(public):
+    arrays = arrays_of(la.kda, T=30)
+    mine = {n: stub(x) for n, x in arrays.items()}
+    assert la.explain(la.kda, **{n: x[:, :16] for n, x in mine.items()}).backend == "cuda"
+    assert la.explain(la.kda, **mine).backend == "chunks"
+    assert la.explain(la.kda, **mine, chunk_size=1).backend == "cuda"
+    few = {n: x[:, :5] for n, x in arrays.items()}
+    out, pull = la.vjp(la.kda, **{n: stub(x) for n, x in few.items()})
+    expected, pull2 = la.vjp(la.kda, **few)
+    assert np.abs(out - expected).max() < 1e-5
+    for a, b in zip(pull(stub(expected)), pull2(expected), strict=True):
+        assert a is b is None or np.abs(a - b).max() < 1e-5
