@@ -109,6 +109,8 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     card = _card("explain", fn)
     call = prepare(card, arrays, options)
     choice = matrix_state.choose(card.name, call.inputs, call.plan, call.options["backend"])
+    how = choice.backend.how
+    reason = f"{choice.reason}; {how(matrix_state.Call(call.inputs, call.plan))}" if how else choice.reason
     form, C = _form(call, choice.backend.name)
     K, V = call.inputs.k.shape[-1], call.inputs.v.shape[-1]
     v, q, T = getattr(call.variables, card.value), call.inputs.q, call.variables.sizes.T
@@ -127,7 +129,7 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
         heads = max(v.shape[-2], q.shape[-2])
         moved += prod(q.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)
     return Explanation(
-        card.name, choice.backend.name, choice.reason, choice.others, form, C,
+        card.name, choice.backend.name, reason, choice.others, form, C,
         dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(total), each, moved,
     )
 

@@ -11,7 +11,7 @@ from math import gcd
 from typing import NamedTuple
 
 from .cores.kinds import Decay, Erase
-from .cores.matrix_state import cuda_kernels, cuda_plan, cuda_step
+from .cores.matrix_state import cuda_kernels, cuda_plan, cuda_step, cuda_wgmma
 from .cuda import nvrtc
 from .cuda.compile import cache_folder, compile_source
 from .cuda.sources import installed
@@ -32,9 +32,14 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
     limit = SHARED[capability] * 1024
     align = gcd(16, K * cuda_plan.BYTES[dtype], V * cuda_plan.BYTES[dtype])
 
+    wgmma = cuda_wgmma.takes(dtype, K, V, align, capability)
+
     def scan(words: str, K: int, V: int, reverse: bool = False, outputs: bool = True, dots: bool = False) -> Entry:
-        how = cuda_plan.scan_pass(dtype, K, V, align, decay, limit, reverse, outputs, dots)
-        return Entry(words, cuda_kernels.SCAN, how.constants)
+        if wgmma:
+            how = cuda_wgmma.scan_pass(K, V, decay, reverse, outputs, dots)
+        else:
+            how = cuda_plan.scan_pass(dtype, K, V, align, decay, limit, reverse, outputs, dots)
+        return Entry(words, how.file, how.constants)
 
     def small(words: str, file: str, reverse: bool = False) -> Entry:
         return Entry(words, file, cuda_plan.common_constants(dtype, decay, reverse))
@@ -43,8 +48,11 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
     yield scan("state a segment adds", K, V, outputs=False)
     yield small("states of segments", cuda_kernels.SEGMENTS)
     if backward:
-        yield scan("dv", K, V, reverse=True)
-        yield scan("dk", V, K, reverse=True, dots=decay)
+        if wgmma and cuda_wgmma.takes_writes(K, V):
+            yield Entry("dk, dv", cuda_wgmma.WRITES, cuda_wgmma.writes_pass(K, V, decay).constants)
+        else:
+            yield scan("dv", K, V, reverse=True)
+            yield scan("dk", V, K, reverse=True, dots=decay)
         yield scan("dq", V, K, dots=decay)
         yield scan("dstate a segment adds", K, V, reverse=True, outputs=False)
         yield small("dstates of segments", cuda_kernels.SEGMENTS, reverse=True)

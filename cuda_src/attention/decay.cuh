@@ -25,16 +25,23 @@ template <int C> struct Decay {
 
     // `later`: log2 decay from the chunk's end to where the written values are wanted. Returns the sum over the chunk.
     __device__ __forceinline__ float set(u32 g, float read, float write, float later, int lane) const {
+        float x[C / 32];
+#pragma unroll
+        for (int i = 0; i < C / 32; i++) x[i] = LA_DECAY ? load_shared(g + (lane * (C / 32) + i) * 4) : 0.f;
+        return set(x, read, write, later, lane);
+    }
+    // from log decays in registers: rows lane * C / 32 and on
+    __device__ __forceinline__ float set(const float (&g)[C / 32], float read, float write, float later, int lane) const {
         if constexpr (Element::EXACT) return fill<double>(g, read, write, later, lane);
         else return fill<float>(g, read, write, later, lane);
     }
     template <class F>
-    __device__ __forceinline__ float fill(u32 g, float read, float write, float later, int lane) const {
+    __device__ __forceinline__ float fill(const float (&g)[C / 32], float read, float write, float later, int lane) const {
         constexpr int N = C / 32;
         F x[N], sum = 0;
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            x[i] = LA_DECAY ? (F)log2_decay(load_shared(g + (lane * N + i) * 4)) : (F)0;
+            x[i] = LA_DECAY ? (F)log2_decay(g[i]) : (F)0;
             sum += x[i];
         }
         F upto = prefix_sum(sum, lane);

@@ -27,15 +27,28 @@ template <int TILES, int COLUMNS> struct StateRows {
     template <int ROWS, int WIDTH> static __device__ __forceinline__ bool inside(int row, int column) {
         return (ROWS % (16 * TILES * LA_WARPS) == 0 || row < ROWS) && (WIDTH == COLUMNS || column < WIDTH);
     }
-    template <int ROWS, int WIDTH> __device__ __forceinline__ void load(const States& s, i64 slot, int first, int lane) {
+    // f(pointer, value, inside) of every element, one 8 columns after the other: few addresses live at once
+    template <int ROWS, int WIDTH, class F> __device__ __forceinline__ void each_at(const States& s, i64 slot, int first, int lane, F f) {
         const int row = first + (lane >> 2), column = (lane & 3) * 2;
-        const float* p = s.data + slot * s.slot + row * s.row + column * s.column;
-        each([&](int r, int c, float& y) { y = inside<ROWS, WIDTH>(row + r, column + c) ? p[r * s.row + c * s.column] : 0.f; });
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+            float* p = s.data + slot * s.slot + (row + m * 16) * s.row + column * s.column;
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 8; i++) {
+                asm volatile("" : "+l"(p));
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+                    f(p + (n >> 1) * 8 * s.row + (n & 1) * s.column, x[m][i][n],
+                      inside<ROWS, WIDTH>(row + m * 16 + (n >> 1) * 8, column + i * 8 + (n & 1)));
+                p += 8 * s.column;
+            }
+        }
+    }
+    template <int ROWS, int WIDTH> __device__ __forceinline__ void load(const States& s, i64 slot, int first, int lane) {
+        each_at<ROWS, WIDTH>(s, slot, first, lane, [](const float* p, float& y, bool valid) { y = valid ? *p : 0.f; });
     }
     template <int ROWS, int WIDTH> __device__ __forceinline__ void store(const States& s, i64 slot, int first, int lane) {
-        const int row = first + (lane >> 2), column = (lane & 3) * 2;
-        float* p = s.data + slot * s.slot + row * s.row + column * s.column;
-        each([&](int r, int c, float& y) { if (inside<ROWS, WIDTH>(row + r, column + c)) p[r * s.row + c * s.column] = y; });
+        each_at<ROWS, WIDTH>(s, slot, first, lane, [](float* p, float& y, bool valid) { if (valid) *p = y; });
     }
     // the same as blocks of registers, lane by lane: COLUMNS / 8 * TILES pieces of 16 bytes a lane
     __device__ __forceinline__ void store_registers(float4* p, int lane) const {

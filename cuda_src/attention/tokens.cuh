@@ -27,8 +27,8 @@ LA_DEVICE char* own_rows(const Rows& x, const Sequence& s, int head) {   // of a
 LA_DEVICE char* rows_of(const Rows& x, const Sequence& s, u32 head) { return own_rows(x, s, head / (u32)x.group); }
 
 // C rows of one chunk into a tile: row r is token `token` + r * (REVERSE ? -1 : 1). Zeros outside 0 <= token < T and past
-// WIDTH columns, counted from `column`.
-template <class X, int C, int THREADS, int WIDTH>
+// WIDTH columns, counted from `column`. ROLL: turns of the loop laid out one after the other.
+template <class X, int C, int THREADS, int WIDTH, int ROLL = 1024>
 LA_DEVICE void load_rows(u32 base, const char* rows, i64 stride, int token, int T, int column, u32 thread) {
     constexpr u32 PER_ROW = X::ROW / LA_ALIGN, PER_PIECE = 16 / LA_ALIGN, PIECES = C * PER_ROW;
     constexpr int STEP = LA_REVERSE ? -1 : 1;
@@ -36,7 +36,7 @@ LA_DEVICE void load_rows(u32 base, const char* rows, i64 stride, int token, int 
     const u32 r0 = thread / PER_ROW, c0 = thread % PER_ROW;
     int t = token + (int)r0 * STEP;
     const char* from = rows + t * stride + (column * X::BYTES + (int)c0 * LA_ALIGN);
-#pragma unroll
+#pragma unroll ROLL
     for (u32 n = 0; n < (PIECES + THREADS - 1) / THREADS; n++) {
         const u32 i = n * THREADS + thread;
         const u32 r = EVEN ? r0 + n * (THREADS / PER_ROW) : i / PER_ROW, c = EVEN ? c0 : i % PER_ROW;

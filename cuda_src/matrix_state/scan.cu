@@ -14,9 +14,8 @@
 // LA_OUTPUTS 0  no queries: the state that a segment adds, walked from its end, so that it may stop once all has decayed
 // LA_DOTS    1  also <x_t, out_t less the token's own write> and, every LA_MARK chunks, states or their inner products
 #include "attention/gram.cuh"
-#include "attention/state.cuh"
 #include "attention/store.cuh"
-#include "attention/tokens.cuh"
+#include "attention/walk.cuh"
 
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, TILES = LA_TILES, STAGES = LA_STAGES;
 constexpr int OUTPUTS = LA_OUTPUTS, DOTS = LA_DOTS, THREADS = 32 * WARPS;
@@ -32,66 +31,35 @@ constexpr int AT_GRAM = STAGES * STAGE, AT_DECAY = AT_GRAM + (OUTPUTS ? C * Gram
 constexpr int AT_DOTS = AT_DECAY + WARPS * Decay<C>::FLOATS * 4, AT_OWN = AT_DOTS + DOTS * WARPS * C * 4;
 static_assert(LA_SHARED == AT_OWN + DOTS * C * 4, "LA_SHARED is what the launch asks for");
 
-struct Arguments {
-    Rows q, k, v, x, out;
-    const float* g; i64 g_batch, g_token, g_head; int g_group, unused;
-    const i64* offsets;                    // of a ragged batch, else null
-    States start, end; int start_group, end_group;   // heads that share a slot; start_group 0: a slot a segment
-    float* sums;                           // OUTPUTS 0: log2 decay of each segment
-    float* dots;                           // (value blocks, heads, tokens)
-    float4* states; float* products; i64 marks;      // at every LA_MARK-th chunk's start; marks: slots a sequence
-    i64 tokens;                            // of the whole batch
-    int T, heads, segments, chunks;        // chunks: of a segment
-    float read, write;
-};
+constexpr int PARTS = (V + VB - 1) / VB;
+constexpr bool DOWN = LA_REVERSE == OUTPUTS;   // a segment's sum is walked from its end
 
-extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __grid_constant__ Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __grid_constant__ ScanArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const int thread = threadIdx.x, warp = thread >> 5;
     int lane = thread & 31;
-    constexpr int BLOCKS = (V + VB - 1) / VB;
-    int block = blockIdx.x;
-    const int part = block % BLOCKS; block /= BLOCKS;
-    const int head = block % a.heads; block /= a.heads;
-    const int segment = block % a.segments, n = block / a.segments;
-    const Sequence sequence = sequence_of(a.offsets, n, a.T);
-    const int total = (sequence.T + C - 1) / C, first = segment * a.chunks;
-    const int steps = min(total - first, a.chunks), last = max(total - 1, 0) / a.chunks;
-    const i64 slot = (i64)n * a.heads + head;
-    if (segment > last) return;
-    if (!OUTPUTS && segment == (LA_REVERSE ? 0 : last)) return;   // nothing needs what the last segment adds
-    constexpr bool DOWN = LA_REVERSE == OUTPUTS;                    // a segment's sum is walked from its end
+    const Walk<C, PARTS, DOWN> walk(a.offsets, a.T, a.heads, a.segments, a.chunks);
+    const Sequence& sequence = walk.sequence;
+    const int head = walk.head, part = walk.part, segment = walk.segment, steps = walk.steps;
+    const i64 slot = walk.slot;
+    if (segment > walk.last) return;
+    if (!OUTPUTS && walk.is_end()) return;   // nothing needs what the last segment adds
     const char *q = OUTPUTS ? rows_of(a.q, sequence, head) : nullptr, *k = rows_of(a.k, sequence, head), *v = rows_of(a.v, sequence, head);
     const char* x = DOTS ? rows_of(a.x, sequence, head) : nullptr;
-    const float* g = LA_DECAY ? a.g + sequence.row * a.g_batch + sequence.first * a.g_token + (u32)head / (u32)a.g_group * a.g_head : nullptr;
+    const float* g = walk.gates(a.g, a.g_batch, a.g_token, a.g_head, a.g_group);
     const int row = warp * 16 * TILES, column = part * VB;        // of this warp in the block, of the block in V
 
-    auto chunk_of = [&](int step) { return DOWN ? first + steps - 1 - step : first + step; };
-    auto token_of = [&](int step) { return chunk_of(step) * C + (LA_REVERSE ? C - 1 : 0); };   // of a chunk's row 0
     auto load = [&](int step) {
         const u32 at = shared + (step % STAGES) * STAGE;
-        const int token = token_of(step);
+        const int token = walk.token_of(step);
         load_rows<Keys, C, THREADS, K>(at, k, a.k.token, token, sequence.T, 0, thread);
         if constexpr (OUTPUTS) load_rows<Keys, C, THREADS, K>(at + KEY_BYTES + VALUE_BYTES, q, a.q.token, token, sequence.T, 0, thread);
         load_rows<Values, C, THREADS, V>(at + KEY_BYTES, v, a.v.token, token, sequence.T, column, thread);
-        if (LA_DECAY)
-#pragma unroll
-            for (int r0 = 0; r0 < C; r0 += THREADS) {
-                const int r = r0 + thread, t = token + (LA_REVERSE ? -r : r);
-                const bool valid = (u32)t < (u32)sequence.T;
-                if (r < C) copy_in<4>(at + STAGE - C * 4 + r * 4, g + t * a.g_token, valid);
-            }
+        load_gates<C, THREADS>(at + STAGE - C * 4, g, a.g_token, token, sequence.T, thread);
     };
     auto write_dots = [&](int step) {   // sums over the warps of the chunk before
-#pragma unroll
-        for (int r0 = 0; r0 < C; r0 += THREADS) {
-            const int r = r0 + thread, t = token_of(step) + (LA_REVERSE ? -r : r);
-            float sum = 0.f;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) sum += load_shared(shared + AT_DOTS + (w * C + min(r, C - 1)) * 4);
-            if (r < C && (u32)t < (u32)sequence.T) a.dots[((i64)part * a.heads + head) * a.tokens + sequence.index + t] = sum;
-        }
+        store_dots<C, THREADS, WARPS>(a.dots + ((i64)part * a.heads + head) * a.tokens + sequence.index, shared + AT_DOTS, walk.token_of(step), sequence.T, thread);
     };
 
     StateRows<TILES, KP> S;
@@ -122,10 +90,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
             copy_wait<0>();
             __syncthreads();
         }
-        const bool marked = DOTS && chunk_of(step) % LA_MARK == 0;
-        const i64 marked_at = ((slot * a.marks + chunk_of(step) / LA_MARK) * BLOCKS + part) * WARPS + warp;
+        const bool marked = DOTS && walk.chunk_of(step) % LA_MARK == 0;
+        const i64 marked_at = ((slot * a.marks + walk.chunk_of(step) / LA_MARK) * PARTS + part) * WARPS + warp;
         if (!LA_REVERSE && marked) {
-            const float product = warp_sum(S.dot_registers(a.states + marked_at * (TILES * KP / 8 * 32), lane));
+            const float product = warp_sum(S.dot_registers((float4*)a.states + marked_at * (TILES * KP / 8 * 32), lane));
             if (lane == 0) a.products[marked_at] = product;
         }
 
@@ -170,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
             }
             __syncthreads();   // P is whole, Q has been read
             if constexpr (DOTS) {
-                load_rows<Values, C, THREADS, V>(queries, x, a.x.token, token_of(step), sequence.T, column, thread);
+                load_rows<Values, C, THREADS, V>(queries, x, a.x.token, walk.token_of(step), sequence.T, column, thread);
                 copy_commit();
             }
         }
@@ -254,11 +222,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
                 const int m = column_eighth(lane) * (C / 32) + i;
                 store_shared(shared + AT_DOTS + (warp * C + (m >> 1) * 8 + (lane & 3) * 2 + (m & 1)) * 4, sums[i]);
             }
-            if (LA_REVERSE && marked) S.store_registers(a.states + marked_at * (TILES * KP / 8 * 32), lane);
+            if (LA_REVERSE && marked) S.store_registers((float4*)a.states + marked_at * (TILES * KP / 8 * 32), lane);
         }
         if constexpr (OUTPUTS) {
             stage_rows<Element, Values, TILES, C>(out, values, row, lane);
-            store_rows<Values, C, 16 * TILES, V>(own_rows(a.out, sequence, head), a.out.token, values, token_of(step), sequence.T, row, column, lane);
+            store_rows<Values, C, 16 * TILES, V>(own_rows(a.out, sequence, head), a.out.token, values, walk.token_of(step), sequence.T, row, column, lane);
         } else {
             later += all;
             if (later < FLOOR_LOG2) break;   // all that is earlier is multiplied by an exact zero
@@ -272,6 +240,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     if (!OUTPUTS) {
         S.template store<V, K>(a.end, slot * a.segments + segment, column + row, lane);
         if (thread == 0 && part == 0) a.sums[slot * a.segments + segment] = later;
-    } else if (a.end.data && segment == (LA_REVERSE ? 0 : last) && head % a.end_group == 0)
+    } else if (a.end.data && walk.is_end() && head % a.end_group == 0)
         S.template store<V, K>(a.end, slot / a.end_group, column + row, lane);
 }

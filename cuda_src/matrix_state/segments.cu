@@ -22,12 +22,22 @@ extern "C" __global__ void __launch_bounds__(256) segments(const __grid_constant
     const i64 row = element / a.columns, column = element % a.columns;
     float S = a.start.data ? a.start.data[slot / a.start_group * a.start.slot + row * a.start.row + column * a.start.column] : 0.f;
     float* p = a.states.data + slot * a.segments * a.states.slot + row * a.states.row + column * a.states.column;
-    for (int n = 0; n < used; n++) {
-        const int segment = LA_REVERSE ? used - 1 - n : n;
-        const bool final = n == used - 1;
-        const float added = final ? 0.f : p[segment * a.states.slot];
-        const float carry = final ? 0.f : exp2_approx(a.sums[slot * a.segments + segment]);
-        p[segment * a.states.slot] = S;
-        S = S * carry + added;
+    constexpr int TOGETHER = 8;   // loads in flight
+    for (int n0 = 0; n0 < used; n0 += TOGETHER) {
+        float added[TOGETHER], carry[TOGETHER];
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            const int n = n0 + i, segment = LA_REVERSE ? used - 1 - n : n;
+            const bool needed = n < used - 1;   // what the last one adds is not
+            added[i] = needed ? p[segment * a.states.slot] : 0.f;
+            carry[i] = needed ? a.sums[slot * a.segments + segment] : 0.f;
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            const int n = n0 + i, segment = LA_REVERSE ? used - 1 - n : n;
+            if (n >= used) break;
+            p[segment * a.states.slot] = S;
+            S = S * exp2_approx(carry[i]) + added[i];
+        }
     }
 }

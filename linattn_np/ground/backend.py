@@ -22,13 +22,14 @@ class Later:
 class Backend(NamedTuple):
     """A backend of a room: `refuses(call)` is None where it covers the call, else the reason in words.
 
-    `note` says why it is not taken unasked, where that is so.
+    `note` says why it is not taken unasked, where that is so; `how(call)` which of its own ways it takes.
     """
 
     name: str
     module: Any
     refuses: Callable[[Any], str | None]
     note: str = "covers the call too"
+    how: Callable[[Any], str] | None = None
 
 
 class Choice(NamedTuple):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from linattn_np.cores.matrix_state import cuda_kernels, cuda_plan
+from linattn_np.cores.matrix_state import cuda_kernels, cuda_plan, cuda_wgmma
 from linattn_np.cores.matrix_state.inputs import Inputs, Plan
 from linattn_np.cuda import launch
 
@@ -65,7 +65,30 @@ def test_a_device_that_cannot_run_kernels_says_why(a_card, monkeypatch):
 
 
 def test_segments_fill_the_card_and_are_long_enough():
-    assert cuda_plan.segments(blocks=256, chunks=64) == 1
-    assert cuda_plan.segments(blocks=32, chunks=512) == 8
-    assert cuda_plan.segments(blocks=1, chunks=15) == 1
-    assert cuda_plan.segments(blocks=8, chunks=2048) == 33
+    assert cuda_plan.segments(blocks=256, chunks=64, resident=2) == 1
+    assert cuda_plan.segments(blocks=32, chunks=512, resident=2) == 8
+    assert cuda_plan.segments(blocks=1, chunks=15, resident=2) == 1
+    assert cuda_plan.segments(blocks=8, chunks=2048, resident=2) == 33
+
+
+def test_which_passes_are_taken(monkeypatch):
+    monkeypatch.delenv(cuda_wgmma.PORTABLE, raising=False)
+    assert cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
+    assert cuda_wgmma.takes("bfloat16", 40, 120, 16, 90)
+    for other in (("float16", 64, 64, 16, 90), ("bfloat16", 64, 64, 16, 80), ("bfloat16", 64, 64, 16, 100),
+                  ("bfloat16", 64, 64, 8, 90), ("bfloat16", 64, 136, 16, 90), ("bfloat16", 32, 64, 16, 90),
+                  ("bfloat16", 60, 64, 16, 90)):
+        assert not cuda_wgmma.takes(*other)
+    monkeypatch.setenv(cuda_wgmma.PORTABLE, "1")
+    assert not cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
+
+
+@pytest.mark.parametrize("K", range(40, 129, 8))
+def test_shared_memory_of_warpgroup_passes_fits(K):
+    for V in range(40, 129, 8):
+        for how in (
+            cuda_wgmma.scan_pass(K, V, True), cuda_wgmma.scan_pass(V, K, True, False, True, True),
+            cuda_wgmma.scan_pass(K, V, True, False, False), cuda_wgmma.writes_pass(K, K, True),
+        ):
+            assert how.resident * (how.shared + 1024) <= 228 * 1024
+            assert how.threads * how.resident <= 2048

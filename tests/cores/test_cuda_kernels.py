@@ -102,7 +102,7 @@ def test_ragged(cp, dtype):
 def test_segments(cp, dtype):
     """Few heads and many tokens: the sequence is cut, and each segment begins with the right state."""
     T = 1700
-    assert cuda_plan.segments(5, -(-T // 64)) > 1
+    assert cuda_plan.segments(5, -(-T // 64), 1) > 1
     compare(cp, dtype, draw(dtype, B=(1,), T=T, H=5, Hq=5, Hk=5, K=16, V=16), bound=1.5)
     offsets = [0, 3, 1100, 1100, 1700]
     compare(cp, dtype, draw(dtype, B=(1,), T=T, H=5, Hq=5, Hk=5, K=16, V=16, states=(4,)), bound=1.5,

@@ -7,14 +7,16 @@ import os
 import re
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from linattn_np.__main__ import main
 from linattn_np.cores.kinds import Decay, Erase
-from linattn_np.cores.matrix_state import cuda_plan
+from linattn_np.cores.matrix_state import cuda_kernels, cuda_plan
 from linattn_np.cuda import compile as cuda_compile
 from linattn_np.cuda import nvrtc, sources
 from linattn_np.warmup import SHARED, entries, step_entries
@@ -132,14 +134,38 @@ def spilled(log):
     return sum(map(int, re.findall(r"stack frame, (\d+) bytes spill stores", log)))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
-@pytest.mark.parametrize(("dtype", "K", "V"), [("bfloat16", 128, 128), ("float16", 64, 64), ("float32", 60, 100)])
+def operations(cubin):
+    """The lowest 12 bits of every instruction of 16 bytes: the operation and the kinds of its operands."""
+    start, size, count, names = *struct.unpack_from("<Q", cubin, 40), *struct.unpack_from("<3H", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", cubin, start + n * size) for n in range(count)]
+    table = cubin[sections[names][4] :]
+    found = set()
+    for section in sections:
+        if table[section[0] :].startswith(b".text."):
+            code = np.frombuffer(cubin, dtype="<u8", count=section[5] // 8, offset=section[4])[::2]
+            found |= set((code & 0xFFF).tolist())
+    return found
+
+
+HMMA, HGMMA = {0x23C}, {0x9F0, 0xDF0}  # products of a warp; of a warpgroup, A in registers or in shared memory
+SMALL = (cuda_kernels.SEGMENTS, cuda_kernels.GATE)  # entries without products
+
+
+@pytest.mark.parametrize(("arch", "dtype", "K", "V"), [
+    *((arch, *kind) for arch in ("sm_80", "sm_90a", "sm_100a")
+      for kind in (("bfloat16", 128, 128), ("float16", 64, 64), ("float32", 60, 100))),
+    ("sm_90a", "bfloat16", 64, 64), ("sm_90a", "bfloat16", 128, 64), ("sm_90a", "bfloat16", 40, 120)])
 def test_every_entry_compiles(arch, dtype, K, V):
-    """To machine code of the architecture, with no more spilled registers than the allowance."""
+    """To machine code of the architecture: products on its matrix units, no more spills than the allowance."""
     for entry in entries(dtype, K, V, int(arch.strip("sm_a"))):
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
         assert code.cubin.startswith(b"\x7fELF")
-        assert spilled(code.log) <= ALLOWANCE.get((dtype, K, V), 0), (entry.words, code.log)
+        wgmma = "wgmma" in entry.file
+        allowed = 0 if wgmma else ALLOWANCE.get((dtype, K, V), 0)
+        assert spilled(code.log) <= allowed, (entry.words, code.log)
+        assert not re.search(r"C75\d\d", code.log), (entry.words, code.log)  # products that wait for one another
+        if arch in ("sm_80", "sm_90a") and entry.file not in SMALL:
+            assert operations(code.cubin) & (HGMMA if wgmma else HMMA), entry.words
 
 
 HEAVY = [(Decay.VECTOR, Erase.FREE), (Decay.SCALAR, Erase.DELTA)]

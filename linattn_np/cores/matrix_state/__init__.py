@@ -58,7 +58,7 @@ def _has_compiler() -> bool:
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
 NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses)
-CUDA = backends.Backend("cuda", cuda_calls, cuda_calls.refuses)
+CUDA = backends.Backend("cuda", cuda_calls, cuda_calls.refuses, how=cuda_calls.how)
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:

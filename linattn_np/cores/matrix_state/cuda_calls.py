@@ -20,6 +20,11 @@ def refuses(call: Any) -> str | None:
     return _of(call.plan).refuses(call)
 
 
+def how(call: Any) -> str:
+    """Which kernels a covered call takes, in words."""
+    return "a few tokens in one kernel" if cuda_step.takes(call.plan) else cuda_kernels.how(call)
+
+
 class Watched(NamedTuple):
     """What a forward pass keeps, and what it launched."""
 

@@ -1,9 +1,10 @@
 """The chunk form as CUDA kernels on CuPy arrays: erase NONE, decay NONE or SCALAR, K and V up to 256.
 
 One pass over the tokens (cuda_src/matrix_state/scan.cu) is the forward and, with its arrays exchanged and time turned
-round, every gradient; nothing is kept but the inputs. Sequences are cut into segments where batch and heads leave the
-card idle: a first pass sums up what each segment adds to the state, and a small kernel makes of that the state each
-segment begins with.
+round, every gradient; nothing is kept but the inputs. On compute capability 90 the same pass runs by warpgroup products
+(scan_wgmma.cu), and dk and dv come from one pass together (writes_wgmma.cu). Sequences are cut into segments where
+batch and heads leave the card idle: a first pass sums up what each segment adds to the state, and a small kernel makes
+of that the state each segment begins with.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from ...cuda import launch
 from ...ground.namespace import Array, cast, dtype_name, sum_to
 from ..kinds import Decay, Erase, Row
 from . import cuda_plan as cuts
+from . import cuda_wgmma
 from .inputs import Inputs, Plan, Saved
 
-SCAN, SEGMENTS, GATE = "matrix_state/scan.cu", "matrix_state/segments.cu", "matrix_state/gate_grad.cu"
+SEGMENTS, GATE = "matrix_state/segments.cu", "matrix_state/gate_grad.cu"
 
 
 def refuses(call: Any) -> str | None:
@@ -46,6 +48,17 @@ def refuses(call: Any) -> str | None:
     if x.v.device.id != launch.current_device():
         return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
     return launch.unusable() or _too_large(_element(x.q, x.k, x.v), K, V)
+
+
+def how(call: Any) -> str:
+    """The passes of a call that is covered, in words."""
+    q, k, v = _rows(call.plan.xp, call.x.q, call.x.k, call.x.v)
+    return "passes by warpgroup products (wgmma)" if _wgmma(q, k, v) else "portable passes (mma.sync)"
+
+
+def _wgmma(q: Array, k: Array, v: Array) -> bool:
+    K, V = k.shape[-1], v.shape[-1]
+    return cuda_wgmma.takes(dtype_name(q), K, V, _alignment((q, k, v), K, V), launch.capability())
 
 
 def _too_large(element: str, K: int, V: int) -> str | None:
@@ -78,6 +91,7 @@ class Batch(NamedTuple):
     align: int
     segments: int
     chunks: int  # of a segment
+    wgmma: bool  # the passes by warpgroup products
 
     @property
     def tokens(self) -> int:
@@ -109,6 +123,8 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     shape = (*x.v.shape[:-2], max(x.q.shape[-2], x.v.shape[-2]), x.v.shape[-1])
     dout = xp.zeros(shape, dtype=v.dtype) if dout is None else cast(xp, dout, v.dtype)
     dout = _rows(xp, dout)[0]
+    if _alignment((dout,), V := dout.shape[-1], V) < cuda_wgmma.ALIGN and _wgmma(q, k, v):
+        dout = dout.copy()
     batch = _batch(x, plan, q, k, v, dout)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
     group, f32 = batch.heads // batch.H, xp.float32
@@ -118,10 +134,14 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     ends = _begins(xp, batch, q, dout, g, last, plan.scale, reverse=True)
     later = ends or _states(last, batch)
     dots = None if g is None else _Dots(xp, batch)
-    _scan(batch, k, q, dout, dv, g, later, 1.0, plan.scale, group=0 if ends else 1, reverse=True,
-          end=_states(first, batch))
-    _scan(batch, v, dout, q, dk, g, later.transposed(), 1.0, plan.scale, group=0 if ends else 1, reverse=True,
-          dots=dots and dots.of(k, 1))
+    if _writes_at_once(batch):
+        _writes(batch, (q, k, v, dout, dk, dv), g, later.transposed(), plan.scale, group=0 if ends else 1,
+                end=_states(first, batch).transposed(), dots=dots)
+    else:
+        _scan(batch, k, q, dout, dv, g, later, 1.0, plan.scale, group=0 if ends else 1, reverse=True,
+              end=_states(first, batch))
+        _scan(batch, v, dout, q, dk, g, later.transposed(), 1.0, plan.scale, group=0 if ends else 1, reverse=True,
+              dots=dots and dots.of(k, 1))
     earlier = begins or _states(_state(xp, state, batch), batch)
     _scan(batch, dout, v, k, dq, g, earlier.transposed(), plan.scale, 1.0, group=0 if begins else group,
           dots=dots and dots.of(q, 0))
@@ -203,11 +223,19 @@ def _batch(x: Inputs, plan: Plan, *arrays: Array) -> Batch:
     offsets = None
     if ragged:
         offsets = xp.asarray([s.start for s in sequences] + [sequences[-1].stop if sequences else 0], dtype=xp.int64)
-    parts = cuts.scan_pass(element, K, V, 16, True, cuts.SMALLEST_LIMIT).parts
+    wgmma = _wgmma(*arrays[:3])
     chunks = max(-(-longest // cuts.chunk_length(element)), 1)
-    each = -(-chunks // cuts.segments(N * heads * parts, chunks))
+    each = -(-chunks // _segments(element, K, V, wgmma, N * heads, chunks))
     return Batch(lead, T, heads, H, K, V, N, offsets, longest, element, x.g is not None, _alignment(arrays, K, V),
-                 -(-chunks // each), each)
+                 -(-chunks // each), each, wgmma)
+
+
+def _segments(element: str, K: int, V: int, wgmma: bool, slots: int, chunks: int) -> int:
+    """Pieces that the sequences of `slots` sequences and heads are cut into."""
+    if wgmma:
+        how = cuda_wgmma.scan_pass(K, V, True)
+        return cuts.segments(slots * how.parts, chunks, how.resident)
+    return cuts.segments(slots * cuts.scan_pass(element, K, V, 16, True, cuts.SMALLEST_LIMIT).parts, chunks, 2)
 
 
 def _alignment(arrays: tuple[Array, ...], K: int, V: int) -> int:
@@ -237,7 +265,13 @@ def _pack_gate(g: Array | None, batch: Batch) -> bytes:
 
 
 def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool) -> cuts.Pass:
+    if batch.wgmma:
+        return cuda_wgmma.scan_pass(K, V, batch.decay, reverse, outputs, dots)
     return cuts.scan_pass(batch.element, K, V, batch.align, batch.decay, launch.shared_limit(), reverse, outputs, dots)
+
+
+def _writes_at_once(batch: Batch) -> bool:
+    return batch.wgmma and cuda_wgmma.takes_writes(batch.K, batch.V)
 
 
 def _prepare(batch: Batch, gradients: bool) -> None:
@@ -245,14 +279,17 @@ def _prepare(batch: Batch, gradients: bool) -> None:
     K, V, decay = batch.K, batch.V, batch.decay
     passes, small = [_pass(batch, K, V, False, True, False)], []
     if gradients:
-        passes += [_pass(batch, K, V, True, True, False), _pass(batch, V, K, True, True, decay),
-                   _pass(batch, V, K, False, True, decay)]
+        passes.append(_pass(batch, V, K, False, True, decay))
+        if _writes_at_once(batch):
+            passes.append(cuda_wgmma.writes_pass(K, V, decay))
+        else:
+            passes += [_pass(batch, K, V, True, True, False), _pass(batch, V, K, True, True, decay)]
         small += [(GATE, cuts.common_constants(batch.element, True, False))] if decay else []
     if batch.segments > 1:
         for reverse in (False, True)[: 1 + gradients]:
             passes.append(_pass(batch, K, V, reverse, False, False))
             small.append((SEGMENTS, cuts.common_constants(batch.element, decay, reverse)))
-    wanted = (*((SCAN, how.constants) for how in passes), *small)
+    wanted = (*((how.file, how.constants) for how in passes), *small)
     if len(wanted) > 1:
         launch.prepare(wanted, launch.capability())
 
@@ -280,8 +317,25 @@ def _scan(
         struct.pack("<q4i2f", batch.tokens, batch.T, batch.heads, batch.segments, batch.chunks, read, write),
     ))
     named = (q, k, v, out, g, batch.offsets, start.array, end.array, end.sums) if dots is None else None
-    launch.launch(SCAN, "scan", how.constants, batch.N * batch.segments * batch.heads * how.parts, how.threads,
+    launch.launch(how.file, "scan", how.constants, batch.N * batch.segments * batch.heads * how.parts, how.threads,
                   how.shared, arguments, named)
+
+
+def _writes(
+    batch: Batch, arrays: tuple[Array, ...], g: Array | None, start: States, write: float, *, group: int, end: States,
+    dots: _Dots | None,
+) -> None:
+    """dk and dv from q, k, v, dout in one pass; group as in _scan."""
+    how = cuda_wgmma.writes_pass(batch.K, batch.V, batch.decay)
+    arrays = tuple(y if y.ndim == 4 else y.reshape(prod(batch.lead), *y.shape[-3:]) for y in arrays)
+    written, states, _, marks = (0, 0, 0, 0) if dots is None else dots.of(arrays[1], 1).pointers
+    arguments = b"".join((
+        *(_pack_rows(y, batch) for y in arrays), _pack_gate(g, batch), struct.pack("<q", _pointer(batch.offsets)),
+        start.packed(), end.packed(), struct.pack("<2i", group, 1), struct.pack("<3q", written, states, marks),
+        struct.pack("<q4ifi", batch.tokens, batch.T, batch.heads, batch.segments, batch.chunks, write, 0),
+    ))
+    launch.launch(how.file, "writes", how.constants, batch.N * batch.segments * batch.heads, how.threads, how.shared,
+                  arguments)
 
 
 def _begins(
@@ -320,9 +374,9 @@ class _Dots:
         self.how = _pass(batch, batch.V, batch.K, False, True, True)
         self.marks = -(-max(batch.longest, 1) // (self.how.chunk * cuts.MARK))
         slots = batch.N * batch.heads * self.marks
-        self.tokens = xp.empty((2, self.how.parts, batch.heads, batch.tokens), dtype=xp.float32)
-        self.states = xp.empty((slots, self.how.state_floats), dtype=xp.float32)
-        self.products = xp.empty((slots, self.how.parts * self.how.warps), dtype=xp.float32)
+        self.tokens = xp.empty((2, self.how.dot_parts, batch.heads, batch.tokens), dtype=xp.float32)
+        self.states = xp.empty((slots, self.how.mark_floats), dtype=xp.float32)
+        self.products = xp.empty((slots, self.how.dot_parts * self.how.warps), dtype=xp.float32)
 
     def of(self, x: Array, which: int) -> _DotsOfPass:
         """which: 0 what reads (q, with dq), 1 what writes (k, with dk)."""
@@ -338,6 +392,6 @@ def _gate_grad(xp: Any, batch: Batch, g: Array, dots: _Dots) -> Array:
         struct.pack("<3q", dots.tokens[0].data.ptr, dots.tokens[1].data.ptr, dots.products.data.ptr)
         + _pack_gate(g, batch) + struct.pack(
             "<5q4i", dg.data.ptr, _pointer(batch.offsets), batch.tokens, dots.marks, blocks, batch.T, batch.heads,
-            dots.how.parts, dots.how.warps),
+            dots.how.dot_parts, dots.how.warps),
     )
     return dg

@@ -8,8 +8,9 @@ from typing import NamedTuple
 ELEMENTS = {"bfloat16": 0, "float16": 1, "float32": 2}
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 WIDEST = 256  # key and value columns
+SCAN = "matrix_state/scan.cu"
 MARK = 4  # chunks between two inner products of states for the gradient of the gates
-FILL = 264  # blocks that fill a card: two on each of 132 multiprocessors
+MULTIPROCESSORS = 132  # of the card that sequences are cut for
 SEGMENT = 8  # chunks that a segment has at least
 SMALLEST_LIMIT = 99 * 1024  # bytes of shared memory that a block can have on any device from compute capability 86 on
 REGISTERS = 65536  # of a multiprocessor
@@ -18,23 +19,28 @@ Constants = tuple[tuple[str, int], ...]
 
 
 class Pass(NamedTuple):
-    """One compiled pass: its constants, and what a launch needs to know of them."""
+    """One compiled pass: its source and constants, and what a launch needs to know of them."""
 
+    file: str
     constants: Constants
     shared: int  # bytes
     threads: int
     parts: int  # blocks over the value columns
     chunk: int  # tokens
+    dot_parts: int  # sums that a dot of two tokens comes in
+    warps: int  # of each such sum
 
     @property
-    def warps(self) -> int:
-        return self.threads // 32
+    def resident(self) -> int:
+        """Blocks of a multiprocessor."""
+        return dict(self.constants)["LA_BLOCKS"]
 
     @property
-    def state_floats(self) -> int:
-        """Numbers of a state in registers, padding included, of all parts."""
+    def mark_floats(self) -> int:
+        """Room of a state in registers, all parts: float32, or bfloat16 padded to whole panels of 64 columns."""
         values = dict(self.constants)
-        return self.parts * self.warps * values["LA_TILES"] * 16 * round_up(values["LA_K"], 16)
+        rows = self.dot_parts * self.warps * values["LA_TILES"] * 16
+        return rows * (round_up(values["LA_K"], 16) if self.file == SCAN else round_up(values["LA_K"], 64) // 2)
 
 
 def round_up(n: int, to: int) -> int:
@@ -76,7 +82,8 @@ def scan_pass(
         "LA_OUTPUTS": int(outputs), "LA_DOTS": int(dots), "LA_MARK": MARK, "LA_SHARED": shared,
         "LA_BLOCKS": max(1, min(4, 227 * 1024 // (shared + 1024), REGISTERS // (threads * registers))),
     }
-    return Pass(tuple(sorted(constants.items())), shared, threads, -(-V // (16 * each * warps)), C)
+    parts = -(-V // (16 * each * warps))
+    return Pass(SCAN, tuple(sorted(constants.items())), shared, threads, parts, C, parts, warps)
 
 
 def shared_needed(element: str, K: int, V: int, limit: int) -> int:
@@ -93,6 +100,6 @@ def common_constants(element: str, decay: bool, reverse: bool) -> Constants:
     }.items()))
 
 
-def segments(blocks: int, chunks: int) -> int:
+def segments(blocks: int, chunks: int, resident: int) -> int:
     """Pieces that sequences of `chunks` chunks are cut into when there are `blocks` blocks without cutting."""
-    return max(1, min(FILL // max(blocks, 1), chunks // SEGMENT))
+    return max(1, min(MULTIPROCESSORS * resident // max(blocks, 1), chunks // SEGMENT))

@@ -1,0 +1,76 @@
+// What a pass over the tokens is given, and the part of it that one block walks: a segment of a sequence and a head.
+#pragma once
+#include "attention/state.cuh"
+#include "attention/tokens.cuh"
+
+struct ScanArguments {
+    Rows q, k, v, x, out;
+    const float* g; i64 g_batch, g_token, g_head; int g_group, unused;
+    const i64* offsets;                    // of a ragged batch, else null
+    States start, end; int start_group, end_group;   // heads that share a slot; start_group 0: a slot a segment
+    float* sums;                           // of a pass without outputs: log2 decay of each segment
+    float* dots;                           // (value blocks, heads, tokens)
+    char* states; float* products; i64 marks;        // at every LA_MARK-th chunk's start; marks: slots a sequence
+    i64 tokens;                            // of the whole batch
+    int T, heads, segments, chunks;        // chunks: of a segment
+    float read, write;
+};
+
+// Blocks are numbered part fastest, then head, segment, sequence. DOWN: a segment is walked from its last chunk.
+template <int C, int PARTS, bool DOWN> struct Walk {
+    Sequence sequence;
+    int part, head, segment, first, steps, last;   // first chunk and number of chunks; the sequence's last segment
+    i64 slot;                                       // of the sequence and head
+
+    __device__ __forceinline__ Walk(const i64* offsets, int T, int heads, int segments, int chunks) {
+        int block = blockIdx.x;
+        part = block % PARTS; block /= PARTS;
+        head = block % heads; block /= heads;
+        segment = block % segments;
+        const int n = block / segments;
+        sequence = sequence_of(offsets, n, T);
+        const int total = (sequence.T + C - 1) / C;
+        first = segment * chunks;
+        steps = min(total - first, chunks);
+        last = max(total - 1, 0) / chunks;
+        slot = (i64)n * heads + head;
+    }
+    __device__ __forceinline__ int chunk_of(int step) const { return DOWN ? first + steps - 1 - step : first + step; }
+    __device__ __forceinline__ int token_of(int step) const { return chunk_of(step) * C + (LA_REVERSE ? C - 1 : 0); }   // of row 0
+    __device__ __forceinline__ bool is_end() const { return segment == (LA_REVERSE ? 0 : last); }   // time's last segment
+    __device__ __forceinline__ const float* gates(const float* g, i64 batch, i64 token, i64 of_head, int group) const {
+        return LA_DECAY ? g + sequence.row * batch + sequence.first * token + (u32)head / (u32)group * of_head : nullptr;
+    }
+};
+
+// Where rows lie, kept in shared memory: a loop that needs all its registers asks there, once a chunk.
+struct Kept { char* rows; i64 stride; };
+LA_DEVICE void keep(u32 at, const char* rows, i64 stride) { asm volatile("st.shared.v2.b64 [%0], {%1, %2};" ::"r"(at), "l"(rows), "l"(stride) : "memory"); }
+LA_DEVICE Kept kept(u32 at) {
+    Kept k;
+    asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];" : "=l"(k.rows), "=l"(k.stride) : "r"(at));
+    return k;
+}
+
+// log decays of a chunk, row by row as load_rows
+template <int C, int THREADS> LA_DEVICE void load_gates(u32 to, const float* g, i64 stride, int token, int T, int thread) {
+    if (!LA_DECAY) return;
+#pragma unroll
+    for (int r0 = 0; r0 < C; r0 += THREADS) {
+        const int r = r0 + thread, t = token + (LA_REVERSE ? -r : r);
+        const bool valid = (u32)t < (u32)T;
+        if (r < C) copy_in<4>(to + r * 4, g + t * stride, valid);
+    }
+}
+
+// One number a token, summed over the warps that left theirs at `from` (WARPS, C), into row `to` of (.., tokens)
+template <int C, int THREADS, int WARPS> LA_DEVICE void store_dots(float* to, u32 from, int token, int T, int thread) {
+#pragma unroll
+    for (int r0 = 0; r0 < C; r0 += THREADS) {
+        const int r = r0 + thread, t = token + (LA_REVERSE ? -r : r);
+        float sum = 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += load_shared(from + (w * C + min(r, C - 1)) * 4);
+        if (r < C && (u32)t < (u32)T) to[t] = sum;
+    }
+}

@@ -1,0 +1,164 @@
+// The pass of scan.cu by warpgroup products (sm_90a, bfloat16): the same equations, arguments and results.
+//
+// One warpgroup fills a ring of stages; LA_WARPS / 4 others hold 64 value rows of S^T each and use them, each at its own
+// pace. Operands A, the state and the values, come from registers; operands B, q, k and P, from shared memory.
+#include "attention/fill.cuh"
+#include "attention/group.cuh"
+#include "attention/store.cuh"
+
+constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, GROUPS = WARPS / 4, STAGES = LA_STAGES, DOTS = LA_DOTS;
+static_assert(C == 64 && (GROUPS == 1 || GROUPS == 2) && LA_TILES == 1, "a chunk is the rows of one product");
+constexpr int KP = round_up(K, 64), VB = 64 * GROUPS, PARTS = (V + VB - 1) / VB;   // columns of the key tile, value rows of this block
+static_assert(KP <= 128, "a wider state leaves no registers");
+typedef Panels<KP, C> Keys;
+typedef Panels<VB, C> Values;
+typedef Panels<C, C> Gram;
+// shared memory: stages of k, v, q, x; then P and dots of each group, sums of decays of each stage, the ring, where rows lie
+constexpr int STAGE = 2 * Keys::SIZE + Values::SIZE * (1 + DOTS), AT_GRAM = STAGES * STAGE, AT_DOTS = AT_GRAM + GROUPS * Gram::SIZE;
+constexpr int AT_DECAY = AT_DOTS + DOTS * WARPS * C * 4;
+constexpr int AT_RING = AT_DECAY + STAGES * StageDecay<C>::BYTES, AT_KEPT = AT_RING + Ring<STAGES>::BYTES;
+static_assert(LA_SHARED == AT_KEPT + 64, "LA_SHARED is what the launch asks for");
+
+typedef Walk<C, PARTS, LA_REVERSE> ThisWalk;
+
+LA_DEVICE void fill(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ring<STAGES> ring, int thread) {
+    const Sequence& sequence = walk.sequence;
+    const u32 q = shared + AT_KEPT, k = q + 16, v = q + 32, x = q + 48;
+    if (thread == 0) {
+        keep(q, rows_of(a.q, sequence, walk.head), a.q.token);
+        keep(k, rows_of(a.k, sequence, walk.head), a.k.token);
+        keep(v, rows_of(a.v, sequence, walk.head), a.v.token);
+        if (DOTS) keep(x, rows_of(a.x, sequence, walk.head), a.x.token);
+    }
+    group_barrier(GROUPS);
+    const int column = walk.part * VB;
+    Gates<C> gates = {walk.gates(a.g, a.g_batch, a.g_token, a.g_head, a.g_group), a.g_token, {}};
+    gates.load(walk, thread >> 5, thread & 31);
+    for (int step = 0; step < walk.steps; step++) {
+        const int stage = step % STAGES, token = walk.token_of(step);
+        const u32 at = shared + stage * STAGE;
+        ring.wait_empty(step);
+        load_kept<Keys, C, K>(at + Keys::SIZE + Values::SIZE, q, token, sequence.T, 0, thread);
+        load_kept<Keys, C, K>(at, k, token, sequence.T, 0, thread);
+        load_kept<Values, C, V>(at + Keys::SIZE, v, token, sequence.T, column, thread);
+        if constexpr (DOTS) load_kept<Values, C, V>(at + 2 * Keys::SIZE + Values::SIZE, x, token, sequence.T, column, thread);
+        gates.store(walk, step, shared + AT_DECAY + stage * StageDecay<C>::BYTES, a.read, a.write, 0.f, thread);
+        ring.filled(step);
+    }
+    copy_wait<0>();
+}
+
+LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ring<STAGES> ring, int thread) {
+    const Sequence& sequence = walk.sequence;
+    const int warp = thread >> 5, group = warp >> 2, lane = thread & 31, row = warp * 16, column = walk.part * VB;
+    const u32 gram = shared + AT_GRAM + group * Gram::SIZE, dots = shared + AT_DOTS + group * 4 * C * 4;
+    const u64 b_gram = panel_descriptor(gram);
+    const i64 first_mark = ((walk.slot * a.marks * PARTS + walk.part) * GROUPS + group) * 4 + (warp & 3);
+    auto marked = [&](int step) { return DOTS && step < walk.steps && walk.chunk_of(step) % LA_MARK == 0; };
+    auto mark = [&](int step) { return first_mark + (i64)(walk.chunk_of(step) / LA_MARK) * (PARTS * WARPS); };
+
+    StateRows<1, KP> S;
+    if (a.start.data) S.template load<V, K>(a.start, a.start_group ? walk.slot / a.start_group : walk.slot * a.segments + walk.segment, column + row, lane);
+    else S.clear();
+    auto write_product = [&](int step) {   // of the state before a chunk and its gradient
+        const i64 at = mark(step);
+        const float product = warp_sum(Marks<KP>::dot(a.states + at * Marks<KP>::BYTES, S, lane));
+        if (lane == 0) a.products[at] = product;
+    };
+    if (!LA_REVERSE && marked(0)) write_product(0);
+    char* to = own_rows(a.out, sequence, walk.head);
+    float* to_dots = a.dots + ((i64)(walk.part * GROUPS + group) * a.heads + walk.head) * a.tokens + sequence.index;
+
+    if (walk.steps > 0) {
+        float p[C / 8][4], out[1][C / 8][4];
+        u32 plain[C / 16][4], weighted[C / 16][4];
+        auto begin_products = [&](int step) {   // P = Q K^T, out^T = S^T Q^T
+            const u32 keys = shared + step % STAGES * STAGE;
+            const u64 b_keys = panel_descriptor(keys), b_queries = panel_descriptor(keys + Keys::SIZE + Values::SIZE);
+            u32 s[KP / 16][4];   // before any product: the state's registers are not touched while products run
+            state_operands(s, S, 0);
+            ring.wait_full(step);
+            publish_shared();
+            products_begin();
+#pragma unroll
+            for (int d = 0; d < KP / 16; d++) product<0, 0>(p, b_queries + Keys::along(d), b_keys + Keys::along(d), d > 0);
+            products_commit();
+#pragma unroll
+            for (int d = 0; d < KP / 16; d++) product<0, 0>(out[0], s[d], b_queries + Keys::along(d), d > 0);
+            products_commit();
+        };
+        auto end_products = [&](int step) {   // P in shared memory, out^T e^{start}, S^T e^{all}, operands of the values
+            const u32 values = shared + step % STAGES * STAGE + Keys::SIZE;
+            const StageDecay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+            float f[C / 8][4];
+            gram_factors(f, decay, a.read * a.write, warp & 3, lane);
+            products_wait<1>();
+            products_done(p);
+            store_gram<Gram, C>(p, f, gram, warp & 3, lane);
+            publish_shared();
+#pragma unroll
+            for (int t = 0; t < C / 16; t++) {
+                load_operand<Values>(plain[t], values, t * 16, row, lane);
+                weigh_operand(weighted[t], plain[t], t * 16, decay.sums(), lane);
+            }
+            const Starts<C> starts(decay.sums(), lane);
+            products_wait<0>();
+            products_done(out[0]);
+            starts.scale(out[0]);
+            if (LA_DECAY) {
+                const float carry = exp2_approx(decay.all());
+                S.each([&](int, int, float& y) { y *= carry; });
+            }
+        };
+        auto store = [&](int step) {   // outputs that are staged
+            if (DOTS) store_dots<C, 128, 4>(to_dots, dots, walk.token_of(step), sequence.T, thread & 127);
+            store_group_rows<Values, C, V>(to, a.out.token, shared + step % STAGES * STAGE + Keys::SIZE, walk.token_of(step), sequence.T, group * 64, column, thread & 127);
+        };
+        begin_products(0);
+        end_products(0);
+        for (int step = 0;; step++) {
+            const u32 keys = shared + step % STAGES * STAGE, values = keys + Keys::SIZE, others = values + Values::SIZE + Keys::SIZE;
+            group_barrier(group);   // P is whole
+            products_begin();
+#pragma unroll
+            for (int t = 0; t < C / 16; t++) product<0, 0>(out[0], plain[t], b_gram + Gram::along(t), true);   // out^T += V^T P^T
+            products_commit();
+#pragma unroll
+            for (int t = 0; t < C / 16; t++) write_state<Keys>(S, weighted[t], panel_descriptor(keys) + Keys::across(t));   // S^T += (V e^{end})^T K
+            products_commit();
+            if (!LA_REVERSE && marked(step + 1)) Marks<KP>::prefetch(a.states + mark(step + 1) * Marks<KP>::BYTES, lane);
+            products_wait<1>();
+            products_done(out[0]);
+            if constexpr (DOTS) dot_outputs<Values, C>(out[0], others, row, dots + (warp & 3) * C * 4, lane);
+            stage_rows<Bfloat16, Values, 1, C>(out, values, row, lane);
+            group_barrier(group);   // P has been read too
+            store(step);
+            products_wait<0>();
+            products_done(S.x[0]);
+            if (!LA_REVERSE && marked(step + 1)) write_product(step + 1);
+            if (LA_REVERSE && marked(step)) Marks<KP>::store(a.states + mark(step) * Marks<KP>::BYTES, S, lane);
+            if (step + 1 == walk.steps) break;
+            ring.used(step, lane);
+            begin_products(step + 1);
+            end_products(step + 1);
+        }
+    }
+    if (a.end.data && walk.is_end() && walk.head % a.end_group == 0) S.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS + FILLERS, LA_BLOCKS) scan(const __grid_constant__ ScanArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory);
+    const ThisWalk walk(a.offsets, a.T, a.heads, a.segments, a.chunks);
+    if (walk.segment > walk.last) return;
+    const Ring<STAGES> ring = {shared + AT_RING};
+    if (threadIdx.x == 0) ring.init(2 * FILLERS, WARPS);
+    __syncthreads();
+    if (threadIdx.x >= 32 * WARPS) {
+        give_registers<FILL_REGISTERS<GROUPS>>();
+        fill(a, walk, shared, ring, threadIdx.x - 32 * WARPS);
+    } else {
+        take_registers<USE_REGISTERS<GROUPS>>();
+        use(a, walk, shared, ring, threadIdx.x);
+    }
+}
