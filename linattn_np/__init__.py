@@ -10,8 +10,8 @@ One function a variant (`VARIANTS` lists them); arrays are (..., T, H, K), time 
 """
 
 from . import testing as testing
-from .call import Options as Options
 from .catalog import *  # noqa: F403  (one function a variant, VARIANTS, CARDS, family_table)
+from .options import Options as Options
 from .read import read as read
 from .transforms import Explanation as Explanation
 from .transforms import explain as explain

@@ -8,7 +8,7 @@ import sys
 
 COMMANDS = {
     "doctor": (".doctor", "what is installed, and whether every variant computes what it should"),
-    "warmup": (".warmup", "compile CUDA kernels ahead of their first use; needs no GPU"),
+    "warmup": (".warmup", "compile the CPU's loops and CUDA kernels ahead of their first use; needs no GPU"),
     "recall": (".lab.recall_command", "a needle in a haystack of real text, asked of nine memories"),
 }
 LAB = ("tqdm", "rich", "matplotlib", "threadpoolctl")

@@ -8,59 +8,20 @@ import numbers
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from . import again, alike
 from .card import Card, Variables
 from .cores import matrix_state
 from .cores.kinds import NormalisedState
 from .cores.matrix_state.inputs import Inputs, Plan
-from .ground import shapes
+from .ground import shapes, threads
 from .ground.chunk_table import sequences
 from .ground.namespace import Array, Library, cast, compute_dtype, dtype_name, enter, is_mutable
 from .ground.rows import check_rows, put_rows, take_rows
+from .options import COMMON, threads_of
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Options(TypedDict, total=False):
-    """Options that every variant takes.
-
-    scale: factor on the queries; None means what the paper uses (the docstring says which).
-    state: the state before the first token; None means zeros.
-    return_state: give (out, state) instead of out.
-    overwrite_state: write the final state into `state` where its library allows it.
-    state_rows: `state` is a pool (P, H, K, V), and these integers, one a sequence and none twice, say which of its rows
-        the sequences begin with; with overwrite_state their final states go back there. Not in vjp. Row numbers that
-        lie on a CUDA device are not looked at: one outside the pool is read as zeros and not written.
-    cu_seqlens: N + 1 offsets of sequences packed in one batch row; states are then (N, H, K, V).
-    chunk_size: 1 the recurrent form, "parallel" the parallel form, C the chunk form; None chooses.
-    layout: "time_first" (..., T, H, K) or "heads_first" (..., H, T, K).
-    backend: None chooses; "reference", "chunks", "numba" or "cuda" forces one.
-    """
-
-    scale: float | None
-    state: Any
-    return_state: bool
-    overwrite_state: bool
-    state_rows: Any
-    cu_seqlens: Any
-    chunk_size: int | str | None
-    layout: str
-    backend: str | None
-
-
-COMMON: dict[str, Any] = {
-    "scale": None,
-    "state": None,
-    "return_state": False,
-    "overwrite_state": False,
-    "state_rows": None,
-    "cu_seqlens": None,
-    "chunk_size": None,
-    "layout": "time_first",
-    "backend": None,
-}
 
 
 def public(card: Card) -> Callable[[F], F]:
@@ -103,6 +64,13 @@ class Prepared(NamedTuple):
 
 def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """What the public function returns: out, or (out, state)."""
+    if keywords.get("num_threads") is None:
+        return _run(card, arrays, keywords)
+    with threads.limited(threads_of(card.name, keywords["num_threads"])):
+        return _run(card, arrays, keywords)
+
+
+def _run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     like = alike.likeness(card, arrays, keywords)
     if like is not None and (repeated := alike.repeat(like)) is not None:
         return Result(*repeated) if repeated[0] is None or keywords.get("return_state") else repeated[0]
@@ -124,6 +92,8 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
 
 def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
     """(what the public function returns, pullback)."""
+    count = keywords.get("num_threads")
+    count = None if count is None else threads_of(card.name, count)
     call = prepare(card, arrays, keywords)
     if call.options["overwrite_state"]:
         raise ValueError(f"{card.name}: overwrite_state=True was given to vjp, expected False: "
@@ -132,7 +102,8 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         raise ValueError(f"{card.name}: state_rows was given to vjp, expected None: "
                          "take the rows of the pool yourself, as in state=pool[rows]")
     plan = call.plan._replace(gradients=True)
-    core_out, end, kept = matrix_state.forward(card.name, call.inputs, plan, call.state, call.options["backend"])
+    with threads.limited(count):
+        core_out, end, kept = matrix_state.forward(card.name, call.inputs, plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
     shape = None if core_out is None else _out_shape(call, core_out)
     core_out = core_out if card.from_core else None
@@ -143,7 +114,8 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         grads: dict[str, Array] = {}
         if card.from_core_vjp and d_out is not None:
             d_out, grads = card.from_core_vjp(call.variables, core_out, cast(call.plan.xp, d_out, call.plan.dtype))
-        d, dstate0 = matrix_state.backward(kept, d_out, d_state)
+        with threads.limited(count):
+            d, dstate0 = matrix_state.backward(kept, d_out, d_state)
         for name, y in card.to_core_vjp(call.variables, d).items():
             grads[name] = y if name not in grads else grads[name] + y
         return _gradients(call, grads, dstate0)

@@ -1,20 +1,23 @@
-"""Compiles CUDA kernels ahead of their first use, on a machine with or without a GPU: `linattn warmup`."""
+"""Compiles the CPU's loops and CUDA kernels ahead of their first use: `linattn warmup`. Needs no GPU."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .cores.kinds import Decay, Erase
 from .cores.matrix_state import cuda_kernels, cuda_plan, cuda_step, cuda_wgmma
 from .cuda import nvrtc
 from .cuda.compile import cache_folder, compile_source
 from .cuda.sources import installed
+from .ground import code_cache
 
 SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB a block
 
@@ -85,11 +88,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--erase", nargs="+", default=["none"], choices=["none", "delta", "free"],
                         help="what a token takes out; with an erase or a vector decay: kernels of a few tokens only")
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
+    parser.add_argument("--only", choices=["cpu", "cuda"], help="one of the two; CUDA kernels need --arch or a device")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile, print a line a kernel; 0 if all of them compiled."""
-    write = sys.stdout.write
+    write, failed = sys.stdout.write, 0
+    if args.only != "cuda":
+        failed += not _compile_loops()
+        if args.only == "cpu" or not (args.arch or nvrtc.available()):
+            return 1 if failed else 0
     if not nvrtc.available():
         write("NVRTC, the CUDA compiler library, is not installed: pip install 'linattn_np[cuda-compile]'\n")
         return 1
@@ -98,12 +106,12 @@ def run(args: argparse.Namespace) -> int:
         capabilities = {arch: _capability(arch) for arch in chosen}
     except (ValueError, RuntimeError) as error:
         write(f"{error}\n")
-        return 1
-    failed = 0
-    for arch, capability in capabilities.items():
-        for dtype in args.dtype:
-            for words, K, V, entry in _wanted(args, dtype, capability):
-                failed += not _compile(arch, f"{dtype} {words} {K} x {V}: {entry.words}", entry)
+        return int(failed or args.arch is not None or args.only == "cuda")
+    wanted = [(arch, f"{dtype} {words} {K} x {V}: {entry.words}", entry)
+              for arch, capability in capabilities.items() for dtype in args.dtype
+              for words, K, V, entry in _wanted(args, dtype, capability)]  # fmt: skip
+    for arch, words, entry in _bar(wanted):
+        failed += not _compile(arch, words, entry)
     write(f"kept in {cache_folder()}\n")
     return 1 if failed else 0
 
@@ -119,6 +127,32 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                         yield words, K, V, entry
                 for entry in step_entries(dtype, K, V, Decay[decay.upper()], Erase[erase.upper()]):
                     yield words, K, V, entry
+
+
+def _bar(items: list[Any]) -> Iterable[Any]:
+    """A progress bar on a terminal, where tqdm is installed."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return items
+    return tqdm(items, unit="kernel", disable=not sys.stderr.isatty())
+
+
+def _compile_loops() -> bool:
+    """The loops that NumPy calls are computed by: False if there is no compiler for them."""
+    if importlib.util.find_spec("llvmlite") is None:
+        sys.stdout.write("llvmlite, the compiler of the CPU's loops, is not installed: pip install llvmlite\n")
+        return False
+    chunks = importlib.import_module(".cores.numba_machine", __package__).carry_out
+    tokens = importlib.import_module(".cores.matrix_state.numba_step", __package__).step_tasks
+    for dtype, (words, entry) in _bar(
+        list(itertools.product(("float32", "float64"), (("chunks", chunks), ("few tokens", tokens))))
+    ):
+        began = time.perf_counter()
+        entry(dtype)
+        sys.stdout.write(f"cpu  {dtype} every variant, {words}: ready, {time.perf_counter() - began:.2f} s\n")
+    sys.stdout.write(f"kept in {code_cache.folder('cpu')}\n")
+    return True
 
 
 def _compile(arch: str, words: str, entry: Entry) -> bool:

@@ -373,3 +373,26 @@ def test_influence_matrix_does_not_depend_on_the_values(case):
     error, _ = worst({"A": la.influence_matrix(case.fn, **moved, **case.options)},
                      {"A": la.influence_matrix(case.fn, **arrays, **case.options)})
     assert error == 0
+
+
+@pytest.mark.parametrize("backend", ["numba", "chunks", None])
+def test_num_threads_changes_no_bit(backend):
+    rng = np.random.default_rng(0)
+    x = la.gated_delta_rule.card.sample(rng, B=(2,), T=300, H=3, K=40, V=64)
+    (one, pull_one), (three, pull_three) = (
+        la.vjp(la.gated_delta_rule, **x, backend=backend, num_threads=count) for count in (1, 3)
+    )
+    assert (one == three).all()
+    for a, b in zip(pull_one(one), pull_three(one), strict=True):
+        assert a is b is None or (a == b).all()
+    assert (la.gated_delta_rule(**x, backend=backend, num_threads=2) == one).all()
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
+def test_num_threads_is_a_whole_number(count):
+    x = la.simple_gla.card.sample(np.random.default_rng(0), B=(), T=3, H=1, K=2, V=2)
+    wanted = r"simple_gla: num_threads is .*, expected None or a whole number from 1"
+    with pytest.raises(ValueError, match=wanted):
+        la.simple_gla(**x, num_threads=count)
+    with pytest.raises(ValueError, match=wanted):
+        la.vjp(la.simple_gla, **x, num_threads=count)

@@ -16,7 +16,8 @@ ROOT = Path(la.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 FLOORS = (  # from the ground up; what stands on one line does not import each other, but for what BESIDE allows
-    ("ground", "versions"), ("pieces", "cuda"), ("cores",), ("card", "again"), ("alike",), ("call",), ("variants",),
+    ("ground", "versions"), ("pieces", "cuda"), ("cores",), ("card", "again", "options"), ("alike",),
+    ("call",), ("variants",),
     ("catalog", "read", "transforms"), ("testing",), ("doctor", "lab", "bridges", "warmup"), ("__main__",),
     ("__init__",),
 )
@@ -89,7 +90,8 @@ def test_who_may_import_what(path):
             lazily = not top and own in (["ground", "namespace"], ["doctor"])
             assert lazily or own[0] in ("bridges", "cuda"), f"{'.'.join(own)} imports {name[0]}"
         if name[0] in EXTRAS:
-            assert own[0] in ("lab", "doctor") or (own == ["__main__"] and not top), f"{own} imports {name[0]}"
+            lazy = own in (["__main__"], ["warmup"]) and not top
+            assert own[0] in ("lab", "doctor") or lazy, f"{own} imports {name[0]}"
         if name[0] == "tests":
             raise AssertionError(f"{'.'.join(own)} imports the tests")
 
@@ -167,8 +169,8 @@ def test_signature_is_the_cards(fn):
     assert arrays == list(fn.card.arrays)
     for name, given in fn.card.arrays.items():
         assert (parameters[name].default is None) == given.optional
-    common = ["scale", "state", "return_state", "overwrite_state", "state_rows", "cu_seqlens", "chunk_size", "layout",
-              "backend"]
+    common = ["scale", "state", "return_state", "overwrite_state", "state_rows", "cu_seqlens", "chunk_size",
+              "num_threads", "layout", "backend"]
     assert list(parameters)[len(arrays):] == [*fn.card.options, *common]
 
 

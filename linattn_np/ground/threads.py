@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 _lock = threading.Lock()
+_asked: ContextVar[int | None] = ContextVar("num_threads", default=None)
+
+
+@contextlib.contextmanager
+def limited(count: int | None) -> Iterator[None]:
+    """What is computed inside takes `count` threads; None: as many as it would."""
+    before = _asked.set(_asked.get() if count is None else count)
+    try:
+        yield
+    finally:
+        _asked.reset(before)
 
 
 def num_threads() -> int:
-    """LINATTN_NP_NUM_THREADS, else the number of processors that this process may use."""
+    """What `limited` says, else LINATTN_NP_NUM_THREADS, else the number of processors that this process may use."""
+    if (asked := _asked.get()) is not None:
+        return asked
     given = os.environ.get("LINATTN_NP_NUM_THREADS")
     if given is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from ..call import Options, public
+from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Erase
 from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array
+from ..options import Options
 
 
 def to_core(c: Any) -> Inputs:
@@ -50,6 +51,6 @@ def delta_rule(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[Options]) ->
 
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
-    Core: matrix_state, decay NONE, erase DELTA. Common options: linattn_np.call.Options.
+    Core: matrix_state, decay NONE, erase DELTA. Common options: linattn_np.options.Options.
     Schlag, Irie, Schmidhuber, arXiv 2102.11174; Yang, Wang, Zhang, Shen, Kim, arXiv 2406.06484.
     """

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Unpack
 
-from ..call import Options, public
+from ..call import public
 from ..card import Card, Given, same_names
 from ..cores.kinds import Decay, Erase
+from ..options import Options
 
 CARD = Card(
     name="dplr",
@@ -45,7 +46,7 @@ def dplr(q: Any, k: Any, v: Any, g: Any, a: Any, b: Any, **options: Unpack[Optio
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
-    Core: matrix_state, decay VECTOR, erase FREE. Common options: linattn_np.call.Options.
+    Core: matrix_state, decay VECTOR, erase FREE. Common options: linattn_np.options.Options.
     Peng et al., RWKV-7 Goose, arXiv 2503.14456.
     """
 
@@ -70,6 +71,6 @@ def rwkv7(q: Any, k: Any, v: Any, g: Any, a: Any, b: Any, **options: Unpack[Opti
     scale=None means 1.
     Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
-    Core: matrix_state, decay VECTOR, erase FREE. Common options: linattn_np.call.Options.
+    Core: matrix_state, decay VECTOR, erase FREE. Common options: linattn_np.options.Options.
     Peng et al., RWKV-7 Goose, arXiv 2503.14456.
     """

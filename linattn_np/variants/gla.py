@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from ..call import Options, public
+from ..call import public
 from ..card import Card, Given, same_names
 from ..cores.kinds import Decay
+from ..options import Options
 
 CARD = Card(
     name="gla",
@@ -40,6 +41,6 @@ def gla(q: Any, k: Any, v: Any, g: Any, gv: Any = None, **options: Unpack[Option
 
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
-    Core: matrix_state, decay VECTOR, erase NONE. Common options: linattn_np.call.Options.
+    Core: matrix_state, decay VECTOR, erase NONE. Common options: linattn_np.options.Options.
     Yang, Wang, Shen, Panda, Kim, arXiv 2312.06635.
     """

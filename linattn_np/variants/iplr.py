@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from ..call import Options, public
+from ..call import public
 from ..card import Card, Given, same_names
 from ..cores.kinds import Erase
+from ..options import Options
 
 CARD = Card(
     name="iplr",
@@ -41,6 +42,6 @@ def iplr(q: Any, k: Any, v: Any, a: Any, b: Any, **options: Unpack[Options]) -> 
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
-    Core: matrix_state, decay NONE, erase FREE. Common options: linattn_np.call.Options.
+    Core: matrix_state, decay NONE, erase FREE. Common options: linattn_np.options.Options.
     Yang, Wang, Zhang, Shen, Kim, arXiv 2406.06484; Peng et al., arXiv 2503.14456.
     """

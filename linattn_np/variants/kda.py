@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from ..call import Options, public
+from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay, Erase
 from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array
+from ..options import Options
 
 
 def to_core(c: Any) -> Inputs:
@@ -54,6 +55,6 @@ def kda(q: Any, k: Any, v: Any, g: Any, beta: Any, **options: Unpack[Options]) -
 
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
-    Core: matrix_state, decay VECTOR, erase DELTA. Common options: linattn_np.call.Options.
+    Core: matrix_state, decay VECTOR, erase DELTA. Common options: linattn_np.options.Options.
     Kimi Team, Kimi Linear, arXiv 2510.26692.
     """

@@ -8,11 +8,12 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from ..call import Options, public
+from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay
 from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array, cast, device
+from ..options import Options
 
 
 def alibi_slopes(H: int) -> np.ndarray:
@@ -114,6 +115,6 @@ def lightning_attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: U
     fraction is 0 / 0; it is read as 0.
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
-    Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.call.Options.
+    Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.options.Options.
     Qin et al., TransNormerLLM and Lightning Attention-1, -2, arXiv 2307.14995, 2401.04658.
     """

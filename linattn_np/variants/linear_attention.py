@@ -6,12 +6,13 @@ import math
 import numbers
 from typing import Any, Unpack
 
-from ..call import Options, public
+from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import NormalisedState, Readout
 from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array, cast, device
 from ..ground.shapes import check_state
+from ..options import Options
 from ..pieces.feature_maps import feature_map_pair
 
 
@@ -163,6 +164,6 @@ def linear_attention(q: Any, k: Any, v: Any, **options: Unpack[LinearAttentionOp
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, M, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
-    Core: matrix_state, decay NONE, erase NONE. Common options: linattn_np.call.Options.
+    Core: matrix_state, decay NONE, erase NONE. Common options: linattn_np.options.Options.
     Katharopoulos, Vyas, Pappas, Fleuret, arXiv 2006.16236.
     """

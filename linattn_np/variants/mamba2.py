@@ -6,11 +6,12 @@ import math
 from numbers import Real
 from typing import Any, Unpack
 
-from ..call import Options, public
+from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay
 from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array, cast
+from ..options import Options
 from ..pieces.gates import clip_vjp, silu, silu_vjp, softplus, softplus_vjp
 
 
@@ -150,6 +151,6 @@ def mamba2(
     dt_softplus=False, dt_limit=(0, inf): the clip that dt goes through.
     scale=None means 1. Returns out (..., T, H, V), and the state (..., H, K, V) if return_state; mamba_ssm keeps
     the transpose (..., H, V, K). Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
-    Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.call.Options.
+    Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.options.Options.
     Dao, Gu, Transformers are SSMs, arXiv 2405.21060.
     """

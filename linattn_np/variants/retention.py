@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from ..call import Options, public
+from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay
 from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array, cast, device
+from ..options import Options
 
 
 def published_decays(xp: Any, H: int, dtype: Any, where: Any) -> Array:
@@ -72,6 +73,6 @@ def retention(q: Any, k: Any, v: Any, g: Any = None, **options: Unpack[Options])
     scale=None means K**-0.5. RetNet's row normalisers are left out: they cancel in the norm that follows there.
     Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
-    Core: matrix_state, decay SCALAR (VECTOR for g (H, K)), erase NONE. Common options: linattn_np.call.Options.
+    Core: matrix_state, decay SCALAR (VECTOR for g (H, K)), erase NONE. Common options: linattn_np.options.Options.
     Sun et al., Retentive Network, arXiv 2307.08621.
     """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from ..call import Options, public
+from ..call import public
 from ..card import Card, Given, same_names
 from ..cores.kinds import Decay, Row
+from ..options import Options
 
 CARD = Card(
     name="rwkv6",
@@ -42,6 +43,6 @@ def rwkv6(q: Any, k: Any, v: Any, g: Any, u: Any, **options: Unpack[Options]) ->
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
-    Core: matrix_state, decay VECTOR, erase NONE, read BEFORE. Common options: linattn_np.call.Options.
+    Core: matrix_state, decay VECTOR, erase NONE, read BEFORE. Common options: linattn_np.options.Options.
     Peng et al., Eagle and Finch, arXiv 2404.05892.
     """

@@ -199,7 +199,7 @@ def test_shared_memory_of_every_plan_fits():
 
 
 def test_warmup_compiles_once(cache, capsys):
-    arguments = ["warmup", "--arch", "sm_80", "--key", "16", "--forward-only"]
+    arguments = ["warmup", "--arch", "sm_80", "--key", "16", "--forward-only", "--only", "cuda"]
     assert main(arguments) == 0
     assert "compiled" in capsys.readouterr().out
     assert main(arguments) == 0
@@ -209,5 +209,5 @@ def test_warmup_compiles_once(cache, capsys):
 
 
 def test_warmup_names_what_is_wrong(cache, capsys):
-    assert main(["warmup", "--arch", "sm_12"]) == 1
+    assert main(["warmup", "--arch", "sm_12", "--only", "cuda"]) == 1
     assert "expected sm_ and one of 80" in capsys.readouterr().out

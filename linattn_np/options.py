@@ -1,0 +1,56 @@
+"""The options that every public function takes."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any, TypedDict
+
+
+class Options(TypedDict, total=False):
+    """Options that every variant takes.
+
+    scale: factor on the queries; None means what the paper uses (the docstring says which).
+    state: the state before the first token; None means zeros.
+    return_state: give (out, state) instead of out.
+    overwrite_state: write the final state into `state` where its library allows it.
+    state_rows: `state` is a pool (P, H, K, V), and these integers, one a sequence and none twice, say which of its rows
+        the sequences begin with; with overwrite_state their final states go back there. Not in vjp. Row numbers that
+        lie on a CUDA device are not looked at: one outside the pool is read as zeros and not written.
+    cu_seqlens: N + 1 offsets of sequences packed in one batch row; states are then (N, H, K, V).
+    chunk_size: 1 the recurrent form, "parallel" the parallel form, C the chunk form; None chooses.
+    num_threads: CPU threads of the call; None means LINATTN_NP_NUM_THREADS, else all processors. No bit depends on it.
+    layout: "time_first" (..., T, H, K) or "heads_first" (..., H, T, K).
+    backend: None chooses; "reference", "chunks", "numba" or "cuda" forces one.
+    """
+
+    scale: float | None
+    state: Any
+    return_state: bool
+    overwrite_state: bool
+    state_rows: Any
+    cu_seqlens: Any
+    chunk_size: int | str | None
+    num_threads: int | None
+    layout: str
+    backend: str | None
+
+
+COMMON: dict[str, Any] = {
+    "scale": None,
+    "state": None,
+    "return_state": False,
+    "overwrite_state": False,
+    "state_rows": None,
+    "cu_seqlens": None,
+    "chunk_size": None,
+    "num_threads": None,
+    "layout": "time_first",
+    "backend": None,
+}
+
+
+def threads_of(fn: str, given: Any) -> int:
+    """The option num_threads."""
+    if not isinstance(given, numbers.Integral) or isinstance(given, bool) or given < 1:
+        raise ValueError(f"{fn}: num_threads is {given!r}, expected None or a whole number from 1")
+    return int(given)
