@@ -17,7 +17,9 @@ of its own terms: g_t collects every product whose path from j to i crosses t. d
 
 from __future__ import annotations
 
-from ..ground.namespace import Array, Namespace, cast, device, keep_lower, lower_ones, sum_dtype
+import copy
+
+from ..ground.namespace import Array, Namespace, cast, device, keep_lower, lower_ones, sum_dtype, turned
 from .kinds import Row
 
 GATE_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it means the same as -inf
@@ -35,9 +37,20 @@ class NoDecay:
 
     def __init__(self, xp: Namespace):
         self.xp = xp
+        self.across: tuple[Array, Array] | None = None  # the last y that was turned, and y^T
+
+    def at(self, n: int) -> NoDecay:
+        """The decay of chunk n, where the arrays hold several chunks (..., N, C, D)."""
+        return self
+
+    def products(self, x: Array, y: Array, row: Row) -> Array:
+        """x_i . y_j where j reaches i, else 0."""
+        if self.across is None or self.across[0] is not y:
+            self.across = y, turned(self.xp, y)
+        return keep_lower(self.xp, x @ self.across[1], row.strict)
 
     def gram(self, x: Array, y: Array, row: Row) -> Array:
-        return keep_lower(self.xp, x @ self.xp.matrix_transpose(y), row.strict)
+        return self.products(x, y, row)
 
     def rows(self, P: Array, y: Array, row: Row) -> Array:
         return P @ y
@@ -45,8 +58,10 @@ class NoDecay:
     def cols(self, P: Array, x: Array, row: Row) -> Array:
         return self.xp.matrix_transpose(P) @ x
 
-    def gram_vjp(self, P: Array, x: Array, y: Array, row: Row) -> tuple[Array, Array, Array | None]:
-        """(dx, dy, dg) for the cotangent P of gram(x, y, row)."""
+    def gram_vjp(
+        self, P: Array, x: Array, y: Array, row: Row, gram: Array | None = None
+    ) -> tuple[Array, Array, Array | None]:
+        """(dx, dy, dg) for the cotangent P of gram(x, y, row), which need not be formed again where it is known."""
         P = keep_lower(self.xp, P, row.strict)
         return P @ y, self.xp.matrix_transpose(P) @ x, None
 
@@ -87,6 +102,12 @@ class ScalarDecay(NoDecay):
         self.g = cast(xp, xp.maximum(g, floor), sum_dtype(xp, g))
         self.tables: dict[object, Array] = {}
 
+    def at(self, n: int) -> ScalarDecay:
+        one = copy.copy(self)
+        one.g, one.across = self.g[..., n, :, :], None
+        one.tables = {name: y[..., n, :, :] for name, y in self.tables.items()}
+        return one
+
     # tables of e^{s}, made when first asked for
 
     def table(self, name: object) -> Array:
@@ -105,7 +126,7 @@ class ScalarDecay(NoDecay):
             return before(xp, g)
         if name == "end":  # s(j, end)
             return after(xp, g)
-        return xp.sum(g, axis=-2, keepdims=True)  # "all": s(start, end)
+        return prefix(xp, g)[..., -1:, :]  # "all": s(start, end)
 
     def _pairs(self, row: Row) -> Array:
         """e^{s(j, i)}, 0 above the diagonal: (..., C, C)."""
@@ -115,12 +136,12 @@ class ScalarDecay(NoDecay):
         if row is Row.BEFORE:
             return down(xp, self.table(Row.AFTER))
         terms = self.g * lower_ones(xp, self.g.shape[-2], self.g.dtype, device(self.g), strict=True)  # g_l where l > j
-        return keep_lower(xp, self._exp(xp.cumulative_sum(terms, axis=-2)))
+        return self._exp(xp.cumulative_sum(terms, axis=-2)) * lower_ones(xp, self.g.shape[-2], self.dtype, device(self.g))
 
     # the four functions and their transposes
 
     def gram(self, x: Array, y: Array, row: Row) -> Array:
-        return keep_lower(self.xp, x @ self.xp.matrix_transpose(y), row.strict) * self.table(row)
+        return self.products(x, y, row) * self.table(row)
 
     def rows(self, P: Array, y: Array, row: Row) -> Array:
         return (P * self.table(row)) @ y
@@ -128,9 +149,12 @@ class ScalarDecay(NoDecay):
     def cols(self, P: Array, x: Array, row: Row) -> Array:
         return self.xp.matrix_transpose(P * self.table(row)) @ x
 
-    def gram_vjp(self, P: Array, x: Array, y: Array, row: Row) -> tuple[Array, Array, Array | None]:
-        PE = keep_lower(self.xp, P, row.strict) * self.table(row)
-        W = PE * keep_lower(self.xp, x @ self.xp.matrix_transpose(y), row.strict)
+    def gram_vjp(
+        self, P: Array, x: Array, y: Array, row: Row, gram: Array | None = None
+    ) -> tuple[Array, Array, Array | None]:
+        P = keep_lower(self.xp, P, row.strict)
+        PE = P * self.table(row)
+        W = PE * self.products(x, y, row) if gram is None else P * gram
         dg = crossing(self.xp, up(self.xp, W) if row is Row.BEFORE else W)
         return PE @ y, self.xp.matrix_transpose(PE) @ x, dg
 
@@ -183,6 +207,16 @@ class VectorDecay(ScalarDecay):
 
     def _fit(self, x: Array) -> Array:
         return x
+
+    def at(self, n: int) -> VectorDecay:
+        one = copy.copy(self)
+        one.g = self.g[..., n, :, :]
+        span = lambda y: y[..., n, :, :, :]  # noqa: E731  (..., N, spans, h, K)
+        one.tables = {name: y[..., n, :, :] if isinstance(name, str) else span(y)
+                      for name, y in self.tables.items() if name != "ladder"}
+        if "ladder" in self.tables:
+            one.tables["ladder"] = [tuple(map(span, level)) for level in self.tables["ladder"]]
+        return one
 
     def _halves(self, x: Array, h: int) -> tuple[Array, Array]:
         """First and second halves of all spans of 2 h tokens: two arrays (..., spans, h, D)."""
@@ -274,7 +308,9 @@ class VectorDecay(ScalarDecay):
     def cols(self, P: Array, x: Array, row: Row) -> Array:
         return self.gram_vjp(P, x, x, row)[1]
 
-    def gram_vjp(self, P: Array, x: Array, y: Array, row: Row) -> tuple[Array, Array, Array | None]:
+    def gram_vjp(
+        self, P: Array, x: Array, y: Array, row: Row, gram: Array | None = None
+    ) -> tuple[Array, Array, Array | None]:
         xp, T = self.xp, self.xp.matrix_transpose
         p = xp.zeros_like(P[..., :1]) if row.strict else _diagonal(xp, P)
         dx, dy, crossed = p * y, p * x, _Crossed(self, row)

@@ -1,71 +1,93 @@
 """The unit-lower system (I + N) X = R, N strictly lower, by blocked substitution; and its transpose.
 
-Blocks of 16: each diagonal block is inverted by merging blocks of 1, 2, 4, 8 (substitution by halves), then the
-blocks are substituted one after the other. No power of N is ever formed: on equal keys those grow like binomials.
+Each diagonal block of up to 32 is inverted once: blocks of 4 by substitution, then merged to 8, 16, 32. Blocks are
+then substituted one after the other. No power of N is ever formed: on equal keys those grow like binomials.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..ground.namespace import Array, Namespace, device, keep_lower
 
-BLOCK = 16
+BLOCK = 32
+SMALLEST = 4
 
 
-def solve_unit_lower(xp: Namespace, N: Array, R: Array) -> Array:
-    """X with (I + N) X = R.   N (..., C, C) strictly lower, R (..., C, V)."""
-    return _substitute(xp, N, R, transposed=False)
+class UnitLower(NamedTuple):
+    """I + N, ready to be solved: N (..., C, C) and its inverted diagonal blocks, each (..., up to 32, up to 32)."""
+
+    N: Array
+    inverse: list[Array]
 
 
-def solve_unit_lower_vjp(xp: Namespace, N: Array, X: Array, dX: Array) -> tuple[Array, Array]:
-    """(dN, dR): dR solves the transposed system, (I + N)^T dR = dX, and dN = -tril(dR X^T, -1)."""
-    dR = _substitute(xp, N, dX, transposed=True)
-    return -keep_lower(xp, dR @ xp.matrix_transpose(X), strict=True), dR
-
-
-def _substitute(xp: Namespace, N: Array, R: Array, transposed: bool) -> Array:
-    C = N.shape[-1]
-    starts = range(0, C, BLOCK)
-    inverse = _diagonal_inverses(xp, N)
-    done: dict[int, Array] = {}
-    for n, s in reversed(list(enumerate(starts))) if transposed else enumerate(starts):
-        e = min(s + BLOCK, C)
-        block, rest = inverse[..., n, : e - s, : e - s], R[..., s:e, :]
-        if transposed:
-            block = xp.matrix_transpose(block)
-            for j, X in done.items():
-                rest = rest - xp.matrix_transpose(N[..., j : min(j + BLOCK, C), s:e]) @ X
-        else:
-            for j, X in done.items():
-                rest = rest - N[..., s:e, j : min(j + BLOCK, C)] @ X
-        done[s] = block @ rest
-    return xp.concat([done[s] for s in starts], axis=-2)
-
-
-def _diagonal_inverses(xp: Namespace, N: Array) -> Array:
-    """(I + N)^{-1} of every diagonal block of 16, the last one padded by zeros: (..., blocks, 16, 16)."""
-    C = N.shape[-1]
-    spans = [slice(s, min(s + BLOCK, C)) for s in range(0, C, BLOCK)]
-    blocks = xp.stack([_padded(xp, N[..., span, span]) for span in spans], axis=-3)
-    inverse = xp.ones((*blocks.shape[:-2], BLOCK, 1, 1), dtype=N.dtype, device=device(N))
-    size = 1
-    while size < BLOCK:  # [A 0; B D]^{-1} = [A' 0; -D' B A' D']
-        pairs = range(0, BLOCK, 2 * size)
-        B = xp.stack([blocks[..., i + size : i + 2 * size, i : i + size] for i in pairs], axis=-3)
+def unit_lower(xp: Namespace, N: Array) -> UnitLower:
+    """I + N with its diagonal blocks inverted.   N (..., C, C) strictly lower."""
+    C, size = N.shape[-1], SMALLEST
+    while size < min(C, BLOCK):
+        size *= 2
+    padded = _padded(xp, N, -(-C // size) * size)
+    inverse = _four(xp, _blocks(xp, padded, SMALLEST))
+    n = SMALLEST
+    while n < size:  # [A 0; B D]^{-1} = [A' 0; -D' B A' D']
         A, D = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
         upper = xp.concat([A, xp.zeros_like(A)], axis=-1)
-        lower = xp.concat([-(D @ (B @ A)), D], axis=-1)
+        lower = xp.concat([-(D @ (_blocks(xp, padded, 2 * n, n) @ A)), D], axis=-1)
         inverse = xp.concat([upper, lower], axis=-2)
-        size *= 2
-    return inverse[..., 0, :, :]
+        n *= 2
+    ends = [min(size, C - s) for s in range(0, C, size)]
+    return UnitLower(N, [inverse[..., i, :n, :n] for i, n in enumerate(ends)])
 
 
-def _padded(xp: Namespace, block: Array) -> Array:
-    """A block of n <= 16 rows, brought to 16 x 16 with zeros."""
-    n = block.shape[-1]
-    if n == BLOCK:
-        return block
-    where = device(block)
-    right = xp.zeros((*block.shape[:-1], BLOCK - n), dtype=block.dtype, device=where)
-    below = xp.zeros((*block.shape[:-2], BLOCK - n, BLOCK), dtype=block.dtype, device=where)
-    return xp.concat([xp.concat([block, right], axis=-1), below], axis=-2)
+def solve(xp: Namespace, L: UnitLower, R: Array) -> Array:
+    """X with (I + N) X = R.   R (..., C, V)."""
+    return _substitute(xp, L, R, transposed=False)
 
+
+def solve_vjp(xp: Namespace, L: UnitLower, X: Array, dX: Array) -> tuple[Array, Array]:
+    """(dN, dR): dR solves the transposed system, (I + N)^T dR = dX, and dN = -tril(dR X^T, -1)."""
+    dR = _substitute(xp, L, dX, transposed=True)
+    return keep_lower(xp, -dR @ xp.matrix_transpose(X), strict=True), dR
+
+
+def _substitute(xp: Namespace, L: UnitLower, R: Array, transposed: bool) -> Array:
+    (N, inverse), T = L, xp.matrix_transpose
+    C = N.shape[-1]
+    starts = range(0, C, inverse[0].shape[-1])
+    done: dict[int, Array] = {}
+    for n, s in reversed(list(enumerate(starts))) if transposed else enumerate(starts):
+        block = inverse[n]
+        e = s + block.shape[-1]
+        rest = R[..., s:e, :]
+        for j, X in done.items():
+            d = j + X.shape[-2]
+            rest = rest - (T(N[..., j:d, s:e]) if transposed else N[..., s:e, j:d]) @ X
+        done[s] = (T(block) if transposed else block) @ rest
+    return done[0] if len(starts) == 1 else xp.concat([done[s] for s in starts], axis=-2)
+
+
+def _blocks(xp: Namespace, N: Array, size: int, below: int = 0) -> Array:
+    """The diagonal blocks of N, or the squares that lie `below` rows under their corners: (..., blocks, n, n)."""
+    n = size - below
+    starts = range(0, N.shape[-1], size)
+    return xp.stack([N[..., s + below : s + below + n, s : s + n] for s in starts], axis=-3)
+
+
+def _four(xp: Namespace, N: Array) -> Array:
+    """(I + N)^{-1} of blocks of 4, row by row: x_ij = -n_ij - sum over i > l > j of n_il x_lj."""
+    zero, one = xp.zeros_like(N[..., 0, 0]), xp.ones_like(N[..., 0, 0])
+    a, b, c = -N[..., 1, 0], -N[..., 2, 1], -N[..., 3, 2]
+    d, e = N[..., 2, 1] * N[..., 1, 0] - N[..., 2, 0], N[..., 3, 2] * N[..., 2, 1] - N[..., 3, 1]
+    f = -N[..., 3, 0] - N[..., 3, 1] * a - N[..., 3, 2] * d
+    rows = [one, zero, zero, zero, a, one, zero, zero, d, b, one, zero, f, e, c, one]
+    return xp.reshape(xp.stack(rows, axis=-1), N.shape)
+
+
+def _padded(xp: Namespace, N: Array, n: int) -> Array:
+    """N brought to n x n with zeros."""
+    C, where = N.shape[-1], device(N)
+    if C == n:
+        return N
+    right = xp.zeros((*N.shape[:-1], n - C), dtype=N.dtype, device=where)
+    below = xp.zeros((*N.shape[:-2], n - C, n), dtype=N.dtype, device=where)
+    return xp.concat([xp.concat([N, right], axis=-1), below], axis=-2)

@@ -65,6 +65,18 @@ def take(xp: Namespace, x: Inputs, start: int, stop: int, dtype: Any) -> Inputs:
     return Inputs._make([*tokens, None if x.u is None else cast(xp, x.u, dtype)])
 
 
+def fold(xp: Namespace, x: Inputs, N: int, C: int) -> Inputs:
+    """Arrays (..., N C, D) as N chunks (..., N, C, D); the bonus gets an axis of chunks."""
+    tokens = [None if y is None else fold_tokens(xp, y, N, C) for y in x[:-1]]
+    u = None if x.u is None else x.u[..., None, :, :]
+    return Inputs._make([*tokens, None if u is None else xp.broadcast_to(u, (*u.shape[:-3], N, *u.shape[-2:]))])
+
+
+def fold_tokens(xp: Namespace, y: Array, N: int, C: int) -> Array:
+    """(..., N C, D) as (..., N, C, D)."""
+    return xp.reshape(y, (*y.shape[:-2], N, C, y.shape[-1]))
+
+
 class TokenBuffer:
     """An array (..., T, H, D) that is filled token range by token range from core-layout pieces."""
 

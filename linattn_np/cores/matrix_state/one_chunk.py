@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...ground.namespace import Array, Namespace, sum_to
-from ..decay import decay_of
-from ..erase import erase, erase_vjp
+from ..decay import NoDecay, decay_of
+from ..erase import erase, erase_vjp, system
 from ..kinds import Erase, Row
 from .inputs import Inputs, Plan
 
@@ -51,6 +51,35 @@ class Writer(NamedTuple):
     w: Array
 
 
+class Ready(NamedTuple):
+    """What a chunk, or N chunks (..., N, C, D) at once, can compute before it sees a state."""
+
+    x: Inputs
+    D: Any  # decay on the key axis
+    Dv: Any  # decay on the value axis
+    system: Any  # what the erase solves, or None
+    recall: Any  # Reader of r or a, or None
+    query: Any  # Reader of q, or None
+    grams: list[Array]  # gram(q, y), a write each
+    hats: list[Array]  # y^, a write each
+    bonus: Array | None
+
+    def at(self, n: int) -> Ready:
+        """Chunk n of N."""
+        return _at(self, n)
+
+
+def _at(y: Any, n: int) -> Any:
+    """Chunk n of everything that y is made of."""
+    if y is None or isinstance(y, str | Row):
+        return y
+    if isinstance(y, tuple):
+        return type(y)._make([_at(part, n) for part in y])
+    if isinstance(y, list):
+        return [_at(part, n) for part in y]
+    return y.at(n) if isinstance(y, NoDecay) else y[..., n, :, :]
+
+
 class Forward(NamedTuple):
     """One chunk, computed: the output, the writes, and what the adjoint needs again."""
 
@@ -66,27 +95,36 @@ class Forward(NamedTuple):
     read: Array | None  # q^ S_in
 
 
-def chunk_fwd(xp: Namespace, x: Inputs, plan: Plan, read: Callable[[Array], Array]) -> Forward:
-    """One chunk forward."""
+def chunk_ready(xp: Namespace, x: Inputs, plan: Plan) -> Ready:
+    """All that needs no state: grams, the triangular system, hats."""
     D, Dv = decay_of(xp, x.g, plan.dtype), decay_of(xp, x.gv, plan.dtype)
-    recall, recalled = None, None
+    recall, query, grams, bonus = None, None, [], None
     if x.erase is not Erase.NONE:
         name, vectors, row = ("r", x.r, plan.erase_row) if x.erase is Erase.DELTA else ("a", x.a, Row.BEFORE)
         recall = Reader(name, row, vectors, D.from_start(vectors, row))
-        recalled = read(recall.hat)
-    erased = erase(xp, x, D, recall.row if recall else Row.AFTER, recalled)
-    writers = [Writer(n, y, D.to_end(y), Dv.to_end(w)) for n, y, w in erased.writes]
-    if x.q is None:
+    writes = [x.k] if x.erase is not Erase.FREE else [x.k, x.b]
+    found = system(xp, x, D, recall.row if recall else Row.AFTER)
+    if x.q is not None:
+        query = Reader("q", plan.query_row, x.q, D.from_start(x.q, plan.query_row))
+        grams = [D.gram(x.q, y, query.row) for y in writes]
+        if x.u is not None:
+            bonus = xp.sum(x.q * x.u * x.k, axis=-1, keepdims=True) * x.v  # ((q_i (.) u) . k_i) v_i
+    return Ready(x, D, Dv, found, recall, query, grams, [D.to_end(y) for y in writes], bonus)
+
+
+def chunk_fwd(xp: Namespace, ready: Ready, plan: Plan, read: Callable[[Array], Array]) -> Forward:
+    """One chunk forward."""
+    x, D, Dv, _, recall, query, grams, hats, bonus = ready
+    erased = erase(xp, x, ready.system, None if recall is None else read(recall.hat))
+    writers = [Writer(n, y, hat, Dv.to_end(w)) for hat, (n, y, w) in zip(hats, erased.writes, strict=True)]
+    if query is None:
         return Forward(None, writers, x, D, Dv, erased, recall, None, [], None)
-    row = plan.query_row
-    query = Reader("q", row, x.q, D.from_start(x.q, row))
-    grams = [D.gram(x.q, y, row) for _, y, _ in erased.writes]
     found = read(query.hat)
-    out = Dv.from_start(found, row)
+    out = Dv.from_start(found, query.row)
     for A, write in zip(grams, erased.writes, strict=True):
-        out = out + Dv.rows(A, write.w, row)
-    if x.u is not None:
-        out = out + xp.sum(x.q * x.u * x.k, axis=-1, keepdims=True) * x.v  # (q_i (.) u) . k_i
+        out = out + Dv.rows(A, write.w, query.row)
+    if bonus is not None:
+        out = out + bonus
     return Forward(plan.scale * out, writers, x, D, Dv, erased, recall, query, grams, found)
 
 
@@ -129,8 +167,8 @@ def chunk_cotangents(
         readers.append(f.recall._replace(c=c_recall))
     if c is not None:
         row = f.query.row
-        for write in f.erased.writes:
-            dq, dy, dg = f.D.gram_vjp(f.Dv.gram(c, write.w, row), x.q, write.y, row)
+        for n, write in enumerate(f.erased.writes):
+            dq, dy, dg = f.D.gram_vjp(f.Dv.gram(c, write.w, row), x.q, write.y, row, f.grams[n])
             grads.add("q", dq)
             grads.add(write.name, dy)
             grads.add("g", dg)

@@ -1,28 +1,31 @@
 """The state handed on from chunk to chunk.
 
-Backward keeps the state at the start of every segment of 16 chunks and walks each segment once more, so that nothing
+What a chunk does without a state is computed for several chunks at once. Backward keeps the state at the start of every segment of 16 chunks and walks each segment once more, so that nothing
 of the size of a state is stored a chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from ...ground.chunk_table import Chunk
 from ...ground.namespace import Array, cast
-from .heads import take
+from .heads import fold, take
 from .inputs import Inputs, Plan
 from .one_chunk import (
-    Forward,
+    Ready,
     chunk_cotangents,
     chunk_fwd,
     chunk_gradients,
+    chunk_ready,
     chunk_state,
     chunk_state_vjp,
 )
 
 SEGMENT = 16  # chunks between two kept states
+CACHED = 2**16  # elements of one array of the chunks that are computed together
 
 
 def forward(
@@ -30,10 +33,10 @@ def forward(
 ) -> tuple[Array, list[Array]]:
     """(final state, the state at the start of each segment); outputs go to put(start, out)."""
     kept = []
-    for n, chunk in enumerate(table):
+    for n, (chunk, ready) in enumerate(_ready(core, plan, table)):
         if n % SEGMENT == 0:
             kept.append(S)
-        f = _step(core, plan, chunk, S)
+        f = chunk_fwd(plan.xp, ready, plan, partial(_read, S))
         if f.out is not None:
             put(chunk.start, f.out)
         S = chunk_state(plan.xp, f, S)
@@ -53,8 +56,8 @@ def backward(
     xp, T = plan.xp, plan.xp.matrix_transpose
     for n in reversed(range(len(kept))):
         walked, S = [], kept[n]
-        for chunk in table[n * SEGMENT : (n + 1) * SEGMENT]:
-            f = _step(core, plan, chunk, S)
+        for chunk, ready in _ready(core, plan, table[n * SEGMENT : (n + 1) * SEGMENT]):
+            f = chunk_fwd(xp, ready, plan, partial(_read, S))
             walked.append((chunk, f, S))
             S = chunk_state(xp, f, S)
         for (start, stop), f, S in reversed(walked):
@@ -72,6 +75,24 @@ def _read(S: Array, hat: Array) -> Array:
     return hat @ S
 
 
-def _step(core: Inputs, plan: Plan, chunk: Chunk, S: Array) -> Forward:
-    x = take(plan.xp, core, chunk.start, chunk.stop, plan.dtype)
-    return chunk_fwd(plan.xp, x, plan, partial(_read, S))
+def _ready(core: Inputs, plan: Plan, table: list[Chunk]) -> Iterator[tuple[Chunk, Ready]]:
+    """Every chunk with what it knows before it sees the state; neighbours of one length are computed together."""
+    xp, n = plan.xp, 0
+    while n < len(table):
+        C = table[n].stop - table[n].start
+        group = table[n : n + together(core, C)]
+        if group[-1].stop - group[-1].start != C:  # the last chunk of a sequence may be shorter
+            group = group[:-1]
+        x, n = take(xp, core, group[0].start, group[-1].stop, plan.dtype), n + len(group)
+        if len(group) == 1:
+            yield group[0], chunk_ready(xp, x, plan)
+        else:
+            ready = chunk_ready(xp, fold(xp, x, len(group), C), plan)
+            for i, chunk in enumerate(group):
+                yield chunk, ready.at(i)
+
+
+def together(core: Inputs, C: int) -> int:
+    """How many chunks are computed together: as many as keep an array of theirs in the cache."""
+    *lead, _, V = core.v.shape
+    return max(1, min(SEGMENT, CACHED // max(1, math.prod(lead) * C * max(V, core.k.shape[-1]))))
