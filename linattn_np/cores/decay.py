@@ -18,10 +18,12 @@ of its own terms: g_t collects every product whose path from j to i crosses t. d
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 from ..ground.namespace import Array, Namespace, cast, device, keep_lower, lower_ones, sum_dtype, turned
 from .kinds import Row
 
+PAIRS = 8  # tokens of a block whose pairs are summed one by one
 GATE_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it means the same as -inf
 
 
@@ -112,21 +114,22 @@ class ScalarDecay(NoDecay):
 
     def table(self, name: object) -> Array:
         if name not in self.tables:
-            self.tables[name] = self._pairs(name) if isinstance(name, Row) else self._exp(self._sums(str(name)))
+            self.tables[name] = self._pairs(name) if isinstance(name, Row) else self._row(str(name))
         return self.tables[name]
 
     def _exp(self, s: Array) -> Array:
         return self.xp.exp(cast(self.xp, s, self.dtype))
 
-    def _sums(self, name: str) -> Array:
-        xp, g = self.xp, self.g
+    def _row(self, name: str) -> Array:
+        """e^{s} of every token to one end of the chunk: (..., C, 1); "all" (..., 1, 1)."""
+        xp = self.xp
         if name == "start":  # s(start, i)
-            return prefix(xp, g)
+            return self._exp(prefix(xp, self.g))
         if name == "start before":  # s(start, i - 1)
-            return before(xp, g)
-        if name == "end":  # s(j, end)
-            return after(xp, g)
-        return prefix(xp, g)[..., -1:, :]  # "all": s(start, end)
+            return self._exp(before(xp, self.g))
+        if name == "end":  # s(j, end), as the last row of all pairs
+            return xp.matrix_transpose(self.table(Row.AFTER)[..., -1:, :])
+        return self.table("start")[..., -1:, :]  # "all": s(start, end)
 
     def _pairs(self, row: Row) -> Array:
         """e^{s(j, i)}, 0 above the diagonal: (..., C, C)."""
@@ -135,8 +138,7 @@ class ScalarDecay(NoDecay):
             return keep_lower(xp, self.table(Row.AFTER), strict=True)
         if row is Row.BEFORE:
             return down(xp, self.table(Row.AFTER))
-        terms = self.g * lower_ones(xp, self.g.shape[-2], self.g.dtype, device(self.g), strict=True)  # g_l where l > j
-        return self._exp(xp.cumulative_sum(terms, axis=-2)) * lower_ones(xp, self.g.shape[-2], self.dtype, device(self.g))
+        return pair_table(xp, self.g[..., 0], self._exp)
 
     # the four functions and their transposes
 
@@ -266,9 +268,11 @@ class VectorDecay(ScalarDecay):
             self.tables["ladder"] = levels
         return self.tables["ladder"]
 
-    def _sums(self, name: str) -> Array:
-        to, upto, rest = (y[..., 0, : self.C, :] for y in self._ladder()[-1])
-        return {"start": to, "start before": upto, "end": rest}[name] if name != "all" else to[..., -1:, :]
+    def _row(self, name: str) -> Array:
+        if name == "all":
+            return self.table("start")[..., -1:, :]
+        level = self._ladder()[-1]
+        return self._exp(level[("start", "start before", "end").index(name)][..., 0, : self.C, :])
 
     def head(self, h: int, row: Row) -> Array:
         """e^{s(boundary, i)} of the second halves, to i - 1 if BEFORE."""
@@ -382,6 +386,28 @@ def _pad_square(xp: Namespace, P: Array, n: int) -> Array:
         return P
     P = _pad(xp, P, n)
     return xp.matrix_transpose(_pad(xp, xp.matrix_transpose(P), n))
+
+
+def pair_table(xp: Namespace, g: Array, exp: Callable[[Array], Array]) -> Array:
+    """e^{s(j, i)} on and below the diagonal, 0 above: (..., C) to (..., C, C), by blocks of 8.
+
+    Inside a block s is summed for every pair. Between blocks J < I it is e^{s(start_I, i)} e^{s(J, I)} e^{s(j, end_J)},
+    three factors <= 1 that are sums of their own terms; the one in the middle is a table of whole blocks.
+    """
+    C, where = g.shape[-1], device(g)
+    if C <= PAIRS:
+        s = exp(xp.cumulative_sum(g[..., None] * lower_ones(xp, C, g.dtype, where, strict=True), axis=-2))
+        return s * lower_ones(xp, C, s.dtype, where)
+    n = -(-C // PAIRS)
+    g = xp.reshape(_pad(xp, g[..., None], n * PAIRS), (*g.shape[:-1], n, PAIRS))
+    own, sums = pair_table(xp, g, exp), xp.cumulative_sum(g, axis=-1)
+    between = down(xp, pair_table(xp, sums[..., -1], exp))  # (..., I, J): the gates of the blocks between
+    reach = between[..., None] * own[..., None, :, -1, :]  # (..., I, J, 8): from j to the start of I
+    reach = xp.reshape(reach, (*reach.shape[:-2], 1, n * PAIRS))
+    shape = (*reach.shape[:-3], n * PAIRS, n * PAIRS)
+    eye = xp.eye(n, dtype=own.dtype, device=where)[:, None, :, None]
+    E = xp.reshape(exp(sums)[..., None] * reach, shape) + xp.reshape(own[..., :, :, None, :] * eye, shape)
+    return E[..., :C, :C]
 
 
 # running sums over the token axis, each by adding its own terms

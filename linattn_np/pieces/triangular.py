@@ -1,17 +1,18 @@
 """The unit-lower system (I + N) X = R, N strictly lower, by blocked substitution; and its transpose.
 
-Each diagonal block of up to 32 is inverted once: blocks of 4 by substitution, then merged to 8, 16, 32. Blocks are
-then substituted one after the other. No power of N is ever formed: on equal keys those grow like binomials.
+Each diagonal block of up to 32 is inverted once: blocks of 8 row by row, then merged to 16 and 32. Blocks are then
+substituted one after the other. No power of N is ever formed: on equal keys those grow like binomials.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from ..ground.namespace import Array, Namespace, device, keep_lower
+from ..ground.namespace import Array, Namespace, device, keep_lower, turned
 
 BLOCK = 32
-SMALLEST = 4
+SMALLEST = 8
 
 
 class UnitLower(NamedTuple):
@@ -20,6 +21,10 @@ class UnitLower(NamedTuple):
     N: Array
     inverse: list[Array]
 
+    def at(self, n: int) -> UnitLower:
+        """Number n of several (..., n, C, C)."""
+        return UnitLower(self.N[..., n, :, :], [block[..., n, :, :] for block in self.inverse])
+
 
 def unit_lower(xp: Namespace, N: Array) -> UnitLower:
     """I + N with its diagonal blocks inverted.   N (..., C, C) strictly lower."""
@@ -27,7 +32,7 @@ def unit_lower(xp: Namespace, N: Array) -> UnitLower:
     while size < min(C, BLOCK):
         size *= 2
     padded = _padded(xp, N, -(-C // size) * size)
-    inverse = _four(xp, _blocks(xp, padded, SMALLEST))
+    inverse = _by_rows(xp, _blocks(xp, padded, SMALLEST))
     n = SMALLEST
     while n < size:  # [A 0; B D]^{-1} = [A' 0; -D' B A' D']
         A, D = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
@@ -73,14 +78,15 @@ def _blocks(xp: Namespace, N: Array, size: int, below: int = 0) -> Array:
     return xp.stack([N[..., s + below : s + below + n, s : s + n] for s in starts], axis=-3)
 
 
-def _four(xp: Namespace, N: Array) -> Array:
-    """(I + N)^{-1} of blocks of 4, row by row: x_ij = -n_ij - sum over i > l > j of n_il x_lj."""
-    zero, one = xp.zeros_like(N[..., 0, 0]), xp.ones_like(N[..., 0, 0])
-    a, b, c = -N[..., 1, 0], -N[..., 2, 1], -N[..., 3, 2]
-    d, e = N[..., 2, 1] * N[..., 1, 0] - N[..., 2, 0], N[..., 3, 2] * N[..., 2, 1] - N[..., 3, 1]
-    f = -N[..., 3, 0] - N[..., 3, 1] * a - N[..., 3, 2] * d
-    rows = [one, zero, zero, zero, a, one, zero, zero, d, b, one, zero, f, e, c, one]
-    return xp.reshape(xp.stack(rows, axis=-1), N.shape)
+def _by_rows(xp: Namespace, N: Array) -> Array:
+    """(I + N)^{-1} of all small blocks at once, blocks along the last axis: X_i = e_i - sum over l < i of N_il X_l."""
+    n, count = N.shape[-1], math.prod(N.shape[:-2])
+    N_, eye = xp.reshape(turned(xp, xp.reshape(N, (count, n * n))), (n, n, count)), xp.eye(n, dtype=N.dtype, device=device(N))
+    X = xp.broadcast_to(eye[:1, :, None], (1, n, count))
+    for i in range(1, n):
+        row = eye[i, :, None] - xp.sum(N_[i, :i, None, :] * X, axis=0)
+        X = xp.concat([X, row[None, ...]], axis=0)
+    return xp.reshape(turned(xp, xp.reshape(X, (n * n, count))), N.shape)
 
 
 def _padded(xp: Namespace, N: Array, n: int) -> Array:

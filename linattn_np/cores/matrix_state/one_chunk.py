@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...ground.namespace import Array, Namespace, sum_to
-from ..decay import NoDecay, decay_of
+from ..decay import decay_of
 from ..erase import erase, erase_vjp, system
 from ..kinds import Erase, Row
 from .inputs import Inputs, Plan
@@ -41,6 +41,10 @@ class Reader(NamedTuple):
     hat: Array
     c: Array | None = None
 
+    def at(self, n: int) -> Reader:
+        """Those of chunk n of N."""
+        return Reader(self.name, self.row, self.x[..., n, :, :], self.hat[..., n, :, :])
+
 
 class Writer(NamedTuple):
     """An input y that writes to the state: its hat y^, and its values as they stand at the end of the chunk."""
@@ -66,18 +70,13 @@ class Ready(NamedTuple):
 
     def at(self, n: int) -> Ready:
         """Chunk n of N."""
-        return _at(self, n)
-
-
-def _at(y: Any, n: int) -> Any:
-    """Chunk n of everything that y is made of."""
-    if y is None or isinstance(y, str | Row):
-        return y
-    if isinstance(y, tuple):
-        return type(y)._make([_at(part, n) for part in y])
-    if isinstance(y, list):
-        return [_at(part, n) for part in y]
-    return y.at(n) if isinstance(y, NoDecay) else y[..., n, :, :]
+        x, D, Dv, found, recall, query, grams, hats, bonus = self
+        return Ready(
+            Inputs._make([y if y is None else y[..., n, :, :] for y in x]), D.at(n), Dv.at(n),
+            found if found is None else found.at(n), recall if recall is None else recall.at(n),
+            query if query is None else query.at(n), [A[..., n, :, :] for A in grams],
+            [y[..., n, :, :] for y in hats], bonus if bonus is None else bonus[..., n, :, :],
+        )  # fmt: skip
 
 
 class Forward(NamedTuple):
@@ -98,6 +97,7 @@ class Forward(NamedTuple):
 def chunk_ready(xp: Namespace, x: Inputs, plan: Plan) -> Ready:
     """All that needs no state: grams, the triangular system, hats."""
     D, Dv = decay_of(xp, x.g, plan.dtype), decay_of(xp, x.gv, plan.dtype)
+    D.weight()  # carry's, for all chunks
     recall, query, grams, bonus = None, None, [], None
     if x.erase is not Erase.NONE:
         name, vectors, row = ("r", x.r, plan.erase_row) if x.erase is Erase.DELTA else ("a", x.a, Row.BEFORE)
