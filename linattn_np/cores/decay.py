@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from ..ground.namespace import Array, Namespace, cast, device, keep_lower, lower_ones, sum_dtype, turned
+from ..ground.namespace import Array, Namespace, cast, device, is_mutable, keep_lower, lower_ones, sum_dtype, turned
 from .kinds import Row
 
 PAIRS = 8  # tokens of a block whose pairs are summed one by one
@@ -41,9 +41,9 @@ class NoDecay:
         self.xp = xp
         self.across: tuple[Array, Array] | None = None  # the last y that was turned, and y^T
 
-    def at(self, n: int) -> NoDecay:
-        """The decay of chunk n, where the arrays hold several chunks (..., N, C, D)."""
-        return self
+    def apart(self, N: int) -> list[NoDecay]:
+        """The decays of N chunks whose arrays are (..., N, C, D)."""
+        return [self] * N
 
     def products(self, x: Array, y: Array, row: Row) -> Array:
         """x_i . y_j where j reaches i, else 0."""
@@ -104,11 +104,17 @@ class ScalarDecay(NoDecay):
         self.g = cast(xp, xp.maximum(g, floor), sum_dtype(xp, g))
         self.tables: dict[object, Array] = {}
 
-    def at(self, n: int) -> ScalarDecay:
-        one = copy.copy(self)
-        one.g, one.across = self.g[..., n, :, :], None
-        one.tables = {name: y[..., n, :, :] for name, y in self.tables.items()}
-        return one
+    def apart(self, N: int) -> list[NoDecay]:
+        return self._apart(list_chunks(self.xp, self.g), {n: list_chunks(self.xp, y) for n, y in self.tables.items()})
+
+    def _apart(self, gs: list[Array], tables: dict[object, list[Array]]) -> list[NoDecay]:
+        found = []
+        for n, g in enumerate(gs):
+            one = copy.copy(self)
+            one.g, one.across = g, None
+            one.tables = {name: parts[n] for name, parts in tables.items()}
+            found.append(one)
+        return found
 
     # tables of e^{s}, made when first asked for
 
@@ -140,10 +146,14 @@ class ScalarDecay(NoDecay):
             return down(xp, self.table(Row.AFTER))
         return pair_table(xp, self.g[..., 0], self._exp)
 
+    def _reach(self, row: Row) -> Array:
+        """The table for what is 0 already where a reader does not see: the diagonal of DECAYED does not matter."""
+        return self.table(Row.AFTER if row is Row.DECAYED else row)
+
     # the four functions and their transposes
 
     def gram(self, x: Array, y: Array, row: Row) -> Array:
-        return self.products(x, y, row) * self.table(row)
+        return self.products(x, y, row) * self._reach(row)
 
     def rows(self, P: Array, y: Array, row: Row) -> Array:
         return (P * self.table(row)) @ y
@@ -155,7 +165,7 @@ class ScalarDecay(NoDecay):
         self, P: Array, x: Array, y: Array, row: Row, gram: Array | None = None
     ) -> tuple[Array, Array, Array | None]:
         P = keep_lower(self.xp, P, row.strict)
-        PE = P * self.table(row)
+        PE = P * self._reach(row)
         W = PE * self.products(x, y, row) if gram is None else P * gram
         dg = crossing(self.xp, up(self.xp, W) if row is Row.BEFORE else W)
         return PE @ y, self.xp.matrix_transpose(PE) @ x, dg
@@ -210,15 +220,13 @@ class VectorDecay(ScalarDecay):
     def _fit(self, x: Array) -> Array:
         return x
 
-    def at(self, n: int) -> VectorDecay:
-        one = copy.copy(self)
-        one.g = self.g[..., n, :, :]
-        span = lambda y: y[..., n, :, :, :]  # noqa: E731  (..., N, spans, h, K)
-        one.tables = {name: y[..., n, :, :] if isinstance(name, str) else span(y)
-                      for name, y in self.tables.items() if name != "ladder"}
-        if "ladder" in self.tables:
-            one.tables["ladder"] = [tuple(map(span, level)) for level in self.tables["ladder"]]
-        return one
+    def apart(self, N: int) -> list[NoDecay]:
+        tables = dict(self.tables)
+        levels = [[list_chunks(self.xp, y, axis=-4) for y in level] for level in tables.pop("ladder", [])]
+        parts = {name: list_chunks(self.xp, y, -3 if isinstance(name, str) else -4) for name, y in tables.items()}
+        if levels:
+            parts["ladder"] = [[tuple(y[n] for y in level) for level in levels] for n in range(N)]
+        return self._apart(list_chunks(self.xp, self.g), parts)
 
     def _halves(self, x: Array, h: int) -> tuple[Array, Array]:
         """First and second halves of all spans of 2 h tokens: two arrays (..., spans, h, D)."""
@@ -366,6 +374,12 @@ class _Crossed:
         return (whole + self.readers if self.inclusive else whole)[..., : D.C, :]
 
 
+def list_chunks(xp: Namespace, y: Array, axis: int = -3) -> list[Array]:
+    """(..., N, C, D) as a list of N views."""
+    y = xp.moveaxis(y, axis, 0)
+    return [y[n, ...] for n in range(y.shape[0])]
+
+
 def _diagonal(xp: Namespace, P: Array) -> Array:
     """P_ii as a column: (..., C, C) -> (..., C, 1)."""
     eye = xp.eye(P.shape[-1], dtype=P.dtype, device=device(P))
@@ -404,9 +418,13 @@ def pair_table(xp: Namespace, g: Array, exp: Callable[[Array], Array]) -> Array:
     between = down(xp, pair_table(xp, sums[..., -1], exp))  # (..., I, J): the gates of the blocks between
     reach = between[..., None] * own[..., None, :, -1, :]  # (..., I, J, 8): from j to the start of I
     reach = xp.reshape(reach, (*reach.shape[:-2], 1, n * PAIRS))
-    shape = (*reach.shape[:-3], n * PAIRS, n * PAIRS)
-    eye = xp.eye(n, dtype=own.dtype, device=where)[:, None, :, None]
-    E = xp.reshape(exp(sums)[..., None] * reach, shape) + xp.reshape(own[..., :, :, None, :] * eye, shape)
+    E = xp.reshape(exp(sums)[..., None] * reach, (*reach.shape[:-3], n, PAIRS, n, PAIRS))
+    if is_mutable(xp):
+        for i in range(n):
+            E[..., i, :, i, :] = own[..., i, :, :]
+    else:
+        E = E + own[..., :, :, None, :] * xp.eye(n, dtype=own.dtype, device=where)[:, None, :, None]
+    E = xp.reshape(E, (*E.shape[:-4], n * PAIRS, n * PAIRS))
     return E[..., :C, :C]
 
 

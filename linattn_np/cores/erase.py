@@ -31,11 +31,6 @@ class System(NamedTuple):
     N: Array  # DELTA: gram(r, k); FREE: -gram(a, b)
     inner: Array | None = None  # FREE: gram(a, k)
 
-    def at(self, n: int) -> System:
-        """That of chunk n, where the arrays hold several chunks (..., N, C, D)."""
-        inner = self.inner if self.inner is None else self.inner[..., n, :, :]
-        return System(self.lower.at(n), self.N[..., n, :, :], inner)
-
 
 class Erased(NamedTuple):
     """The writes of a chunk, and what their transpose needs again."""

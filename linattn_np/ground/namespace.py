@@ -174,6 +174,14 @@ def keep_lower(xp: Namespace, P: Array, strict: bool = False) -> Array:
 _BITS = {np.dtype(np.float32): np.dtype(np.int32), np.dtype(np.float64): np.dtype(np.int64)}
 
 
+def add_to(x: Array, y: Array) -> Array:
+    """x + y in the memory of x, which nobody else may hold, where the sum has its shape and the library assigns."""
+    if x.shape != y.shape:
+        return x + y
+    x += y
+    return x
+
+
 def turned(xp: Namespace, x: Array) -> Array:
     """x^T, in the order of memory that its library multiplies fastest: NumPy's small products want rows."""
     T = xp.matrix_transpose(x)

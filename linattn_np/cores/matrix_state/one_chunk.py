@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...ground.namespace import Array, Namespace, sum_to
-from ..decay import decay_of
+from ...ground.namespace import Array, Namespace, add_to, sum_to
+from ..decay import NoDecay, decay_of, list_chunks
 from ..erase import erase, erase_vjp, system
 from ..kinds import Erase, Row
 from .inputs import Inputs, Plan
@@ -41,10 +41,6 @@ class Reader(NamedTuple):
     hat: Array
     c: Array | None = None
 
-    def at(self, n: int) -> Reader:
-        """Those of chunk n of N."""
-        return Reader(self.name, self.row, self.x[..., n, :, :], self.hat[..., n, :, :])
-
 
 class Writer(NamedTuple):
     """An input y that writes to the state: its hat y^, and its values as they stand at the end of the chunk."""
@@ -68,15 +64,16 @@ class Ready(NamedTuple):
     hats: list[Array]  # y^, a write each
     bonus: Array | None
 
-    def at(self, n: int) -> Ready:
-        """Chunk n of N."""
-        x, D, Dv, found, recall, query, grams, hats, bonus = self
-        return Ready(
-            Inputs._make([y if y is None else y[..., n, :, :] for y in x]), D.at(n), Dv.at(n),
-            found if found is None else found.at(n), recall if recall is None else recall.at(n),
-            query if query is None else query.at(n), [A[..., n, :, :] for A in grams],
-            [y[..., n, :, :] for y in hats], bonus if bonus is None else bonus[..., n, :, :],
-        )  # fmt: skip
+
+def apart(xp: Namespace, y: Any, N: int) -> list[Any]:
+    """What N chunks (..., N, C, D) know, as a list of N: arrays, decays, and whatever is made of them."""
+    if y is None or isinstance(y, str | Row):
+        return [y] * N
+    if isinstance(y, tuple):
+        return [type(y)._make(parts) for parts in zip(*(apart(xp, part, N) for part in y), strict=True)]
+    if isinstance(y, list):
+        return [list(parts) for parts in zip(*(apart(xp, part, N) for part in y), strict=True)] or [[]] * N
+    return y.apart(N) if isinstance(y, NoDecay) else list_chunks(xp, y)
 
 
 class Forward(NamedTuple):
@@ -122,7 +119,7 @@ def chunk_fwd(xp: Namespace, ready: Ready, plan: Plan, read: Callable[[Array], A
     found = read(query.hat)
     out = Dv.from_start(found, query.row)
     for A, write in zip(grams, erased.writes, strict=True):
-        out = out + Dv.rows(A, write.w, query.row)
+        out = add_to(Dv.rows(A, write.w, query.row), out)
     if bonus is not None:
         out = out + bonus
     return Forward(plan.scale * out, writers, x, D, Dv, erased, recall, query, grams, found)
@@ -132,7 +129,7 @@ def chunk_state(xp: Namespace, f: Forward, S: Array) -> Array:
     """S_out = carry(S_in) + sum over writes y^^T w."""
     S = _carry(xp, f, S)
     for w in f.writers:
-        S = S + sum_to(xp, xp.matrix_transpose(w.hat) @ w.w, S.shape)
+        S = add_to(sum_to(xp, xp.matrix_transpose(w.hat) @ w.w, S.shape), S)
     return S
 
 

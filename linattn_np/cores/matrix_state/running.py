@@ -16,6 +16,7 @@ from .heads import fold, take
 from .inputs import Inputs, Plan
 from .one_chunk import (
     Ready,
+    apart,
     chunk_cotangents,
     chunk_fwd,
     chunk_gradients,
@@ -25,7 +26,7 @@ from .one_chunk import (
 )
 
 SEGMENT = 16  # chunks between two kept states
-CACHED = 2**16  # elements of one array of the chunks that are computed together
+CACHED = 2**18  # elements of one array of the chunks that are computed together
 
 
 def forward(
@@ -88,8 +89,7 @@ def _ready(core: Inputs, plan: Plan, table: list[Chunk]) -> Iterator[tuple[Chunk
             yield group[0], chunk_ready(xp, x, plan)
         else:
             ready = chunk_ready(xp, fold(xp, x, len(group), C), plan)
-            for i, chunk in enumerate(group):
-                yield chunk, ready.at(i)
+            yield from zip(group, apart(xp, ready, len(group)), strict=True)
 
 
 def together(core: Inputs, C: int) -> int:
