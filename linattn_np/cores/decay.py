@@ -45,6 +45,10 @@ class NoDecay:
         """The decays of N chunks whose arrays are (..., N, C, D)."""
         return [self] * N
 
+    def carrier(self) -> NoDecay:
+        """As much of it as `carry` needs."""
+        return self
+
     def products(self, x: Array, y: Array, row: Row) -> Array:
         """x_i . y_j where j reaches i, else 0."""
         if self.across is None or self.across[0] is not y:
@@ -106,6 +110,11 @@ class ScalarDecay(NoDecay):
 
     def apart(self, N: int) -> list[NoDecay]:
         return self._apart(list_chunks(self.xp, self.g), {n: list_chunks(self.xp, y) for n, y in self.tables.items()})
+
+    def carrier(self) -> NoDecay:
+        one = copy.copy(self)
+        one.across, one.tables = None, {"all": self.table("all")}
+        return one
 
     def _apart(self, gs: list[Array], tables: dict[object, list[Array]]) -> list[NoDecay]:
         found = []

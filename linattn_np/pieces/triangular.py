@@ -18,7 +18,7 @@ SMALLEST = 8
 class UnitLower(NamedTuple):
     """I + N, ready to be solved: N (..., C, C) and its inverted diagonal blocks, each (..., up to 32, up to 32)."""
 
-    N: Array
+    N: Array | None  # None where one block is all
     inverse: list[Array]
 
 
@@ -38,6 +38,11 @@ def unit_lower(xp: Namespace, N: Array) -> UnitLower:
     return UnitLower(N, [inverse[..., i, :n, :n] for i, n in enumerate(ends)])
 
 
+def slim(L: UnitLower) -> UnitLower:
+    """What `solve` needs."""
+    return L._replace(N=None) if len(L.inverse) == 1 else L
+
+
 def solve(xp: Namespace, L: UnitLower, R: Array) -> Array:
     """X with (I + N) X = R.   R (..., C, V)."""
     return _substitute(xp, L, R, transposed=False)
@@ -51,8 +56,9 @@ def solve_vjp(xp: Namespace, L: UnitLower, X: Array, dX: Array) -> tuple[Array, 
 
 def _substitute(xp: Namespace, L: UnitLower, R: Array, transposed: bool) -> Array:
     (N, inverse), T = L, xp.matrix_transpose
-    C = N.shape[-1]
-    starts = range(0, C, inverse[0].shape[-1])
+    if len(inverse) == 1:
+        return (T(inverse[0]) if transposed else inverse[0]) @ R
+    starts = range(0, N.shape[-1], inverse[0].shape[-1])
     done: dict[int, Array] = {}
     for n, s in reversed(list(enumerate(starts))) if transposed else enumerate(starts):
         block = inverse[n]
@@ -62,7 +68,7 @@ def _substitute(xp: Namespace, L: UnitLower, R: Array, transposed: bool) -> Arra
             d = j + X.shape[-2]
             rest = rest - (T(N[..., j:d, s:e]) if transposed else N[..., s:e, j:d]) @ X
         done[s] = (T(block) if transposed else block) @ rest
-    return done[0] if len(starts) == 1 else xp.concat([done[s] for s in starts], axis=-2)
+    return xp.concat([done[s] for s in starts], axis=-2)
 
 
 def _blocks(xp: Namespace, N: Array, size: int, below: int = 0) -> Array:

@@ -16,6 +16,7 @@ from ...ground.namespace import Array, Namespace, add_to, sum_to
 from ..decay import NoDecay, decay_of, list_chunks
 from ..erase import erase, erase_vjp, system
 from ..kinds import Erase, Row
+from ...pieces.triangular import slim as slim_lower
 from .inputs import Inputs, Plan
 
 
@@ -63,6 +64,17 @@ class Ready(NamedTuple):
     grams: list[Array]  # gram(q, y), a write each
     hats: list[Array]  # y^, a write each
     bonus: Array | None
+
+
+def slim(ready: Ready) -> Ready:
+    """What a chunk that is not walked back needs: views of the rest would keep all chunks in memory."""
+    x, found, query = ready.x, ready.system, ready.query
+    return ready._replace(
+        x=x._replace(q=None, k=None, g=None, r=None, u=None), D=ready.D.carrier(),
+        system=None if found is None else found._replace(N=None, lower=slim_lower(found.lower)),
+        recall=None if ready.recall is None else ready.recall._replace(x=None),
+        query=None if query is None else query._replace(x=None),
+    )  # fmt: skip
 
 
 def apart(xp: Namespace, y: Any, N: int) -> list[Any]:

@@ -23,6 +23,7 @@ from .one_chunk import (
     chunk_ready,
     chunk_state,
     chunk_state_vjp,
+    slim,
 )
 
 SEGMENT = 16  # chunks between two kept states
@@ -34,13 +35,14 @@ def forward(
 ) -> tuple[Array, list[Array]]:
     """(final state, the state at the start of each segment); outputs go to put(start, out)."""
     kept = []
-    for n, (chunk, ready) in enumerate(_ready(core, plan, table)):
+    for n, (chunk, ready) in enumerate(_ready(core, plan, table, slim)):
         if n % SEGMENT == 0:
             kept.append(S)
         f = chunk_fwd(plan.xp, ready, plan, partial(_read, S))
         if f.out is not None:
             put(chunk.start, f.out)
         S = chunk_state(plan.xp, f, S)
+        del f, ready  # the chunks that were computed together are freed before the next ones are computed
     return S, kept
 
 
@@ -76,7 +78,9 @@ def _read(S: Array, hat: Array) -> Array:
     return hat @ S
 
 
-def _ready(core: Inputs, plan: Plan, table: list[Chunk]) -> Iterator[tuple[Chunk, Ready]]:
+def _ready(
+    core: Inputs, plan: Plan, table: list[Chunk], part: Callable[[Ready], Ready] = lambda ready: ready
+) -> Iterator[tuple[Chunk, Ready]]:
     """Every chunk with what it knows before it sees the state; neighbours of one length are computed together."""
     xp, n = plan.xp, 0
     while n < len(table):
@@ -86,10 +90,11 @@ def _ready(core: Inputs, plan: Plan, table: list[Chunk]) -> Iterator[tuple[Chunk
             group = group[:-1]
         x, n = take(xp, core, group[0].start, group[-1].stop, plan.dtype), n + len(group)
         if len(group) == 1:
-            yield group[0], chunk_ready(xp, x, plan)
-        else:
-            ready = chunk_ready(xp, fold(xp, x, len(group), C), plan)
-            yield from zip(group, apart(xp, ready, len(group)), strict=True)
+            yield group[0], part(chunk_ready(xp, x, plan))
+            continue
+        ready = apart(xp, part(chunk_ready(xp, fold(xp, x, len(group), C), plan)), len(group))
+        while ready:
+            yield group[-len(ready)], ready.pop(0)
 
 
 def together(core: Inputs, C: int) -> int:
