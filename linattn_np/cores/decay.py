@@ -18,12 +18,11 @@ of its own terms: g_t collects every product whose path from j to i crosses t. d
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
-from ..ground.namespace import Array, Namespace, cast, device, is_mutable, keep_lower, lower_ones, sum_dtype, turned
+from ..ground.namespace import Array, Namespace, cast, device, keep_lower, sum_dtype, turned
 from .kinds import Row
+from .sums import after, before, crossing, down, list_chunks, pad, pair_table, prefix, suffix, up
 
-PAIRS = 8  # tokens of a block whose pairs are summed one by one
 GATE_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it means the same as -inf
 
 
@@ -239,7 +238,7 @@ class VectorDecay(ScalarDecay):
 
     def _halves(self, x: Array, h: int) -> tuple[Array, Array]:
         """First and second halves of all spans of 2 h tokens: two arrays (..., spans, h, D)."""
-        x = _pad(self.xp, x, self.padded)
+        x = pad(self.xp, x, self.padded)
         x = self.xp.reshape(x, (*x.shape[:-2], self.padded // (2 * h), 2, h, x.shape[-1]))
         return x[..., 0, :, :], x[..., 1, :, :]
 
@@ -272,7 +271,7 @@ class VectorDecay(ScalarDecay):
         Each level adds to the one below it what the neighbouring half has in all.
         """
         if "ladder" not in self.tables:
-            xp, g = self.xp, _pad(self.xp, self.g, self.padded)[..., None, :]
+            xp, g = self.xp, pad(self.xp, self.g, self.padded)[..., None, :]
             levels = [(g, xp.zeros_like(g), xp.zeros_like(g))]
             while levels[-1][0].shape[-2] < self.padded:
                 to, upto, rest = ((y[..., 0::2, :, :], y[..., 1::2, :, :]) for y in levels[-1])
@@ -308,7 +307,7 @@ class VectorDecay(ScalarDecay):
 
     def gram(self, x: Array, y: Array, row: Row) -> Array:
         xp, T = self.xp, self.xp.matrix_transpose
-        own = _pad(xp, xp.sum(x * y, axis=-1, keepdims=True), self.padded)[..., None]  # (..., C, 1, 1)
+        own = pad(xp, xp.sum(x * y, axis=-1, keepdims=True), self.padded)[..., None]  # (..., C, 1, 1)
         G = xp.zeros_like(own) if row.strict else own
         for h in self._levels():
             block = (self._halves(x, h)[1] * self.head(h, row)) @ T(self._halves(y, h)[0] * self.reach(h))
@@ -383,95 +382,15 @@ class _Crossed:
         return (whole + self.readers if self.inclusive else whole)[..., : D.C, :]
 
 
-def list_chunks(xp: Namespace, y: Array, axis: int = -3) -> list[Array]:
-    """(..., N, C, D) as a list of N views."""
-    y = xp.moveaxis(y, axis, 0)
-    return [y[n, ...] for n in range(y.shape[0])]
-
-
 def _diagonal(xp: Namespace, P: Array) -> Array:
     """P_ii as a column: (..., C, C) -> (..., C, 1)."""
     eye = xp.eye(P.shape[-1], dtype=P.dtype, device=device(P))
     return xp.sum(P * eye, axis=-1, keepdims=True)
 
 
-def _pad(xp: Namespace, x: Array, rows: int) -> Array:
-    """(..., C, D) with zeros below, to `rows` rows."""
-    n = rows - x.shape[-2]
-    if not n:
-        return x
-    return xp.concat([x, xp.zeros((*x.shape[:-2], n, x.shape[-1]), dtype=x.dtype, device=device(x))], axis=-2)
-
-
 def _pad_square(xp: Namespace, P: Array, n: int) -> Array:
     """(..., C, C) with zeros below and to the right, to n x n."""
     if P.shape[-1] == n:
         return P
-    P = _pad(xp, P, n)
-    return xp.matrix_transpose(_pad(xp, xp.matrix_transpose(P), n))
-
-
-def pair_table(xp: Namespace, g: Array, exp: Callable[[Array], Array]) -> Array:
-    """e^{s(j, i)} on and below the diagonal, 0 above: (..., C) to (..., C, C), by blocks of 8.
-
-    Inside a block s is summed for every pair. Between blocks J < I it is e^{s(start_I, i)} e^{s(J, I)} e^{s(j, end_J)},
-    three factors <= 1 that are sums of their own terms; the one in the middle is a table of whole blocks.
-    """
-    C, where = g.shape[-1], device(g)
-    if C <= PAIRS:
-        s = exp(xp.cumulative_sum(g[..., None] * lower_ones(xp, C, g.dtype, where, strict=True), axis=-2))
-        return s * lower_ones(xp, C, s.dtype, where)
-    n = -(-C // PAIRS)
-    g = xp.reshape(_pad(xp, g[..., None], n * PAIRS), (*g.shape[:-1], n, PAIRS))
-    own, sums = pair_table(xp, g, exp), xp.cumulative_sum(g, axis=-1)
-    between = down(xp, pair_table(xp, sums[..., -1], exp))  # (..., I, J): the gates of the blocks between
-    reach = between[..., None] * own[..., None, :, -1, :]  # (..., I, J, 8): from j to the start of I
-    reach = xp.reshape(reach, (*reach.shape[:-2], 1, n * PAIRS))
-    E = xp.reshape(exp(sums)[..., None] * reach, (*reach.shape[:-3], n, PAIRS, n, PAIRS))
-    if is_mutable(xp):
-        for i in range(n):
-            E[..., i, :, i, :] = own[..., i, :, :]
-    else:
-        E = E + own[..., :, :, None, :] * xp.eye(n, dtype=own.dtype, device=where)[:, None, :, None]
-    E = xp.reshape(E, (*E.shape[:-4], n * PAIRS, n * PAIRS))
-    return E[..., :C, :C]
-
-
-# running sums over the token axis, each by adding its own terms
-
-
-def prefix(xp: Namespace, x: Array) -> Array:
-    """sum_{l <= t} x_l."""
-    return xp.cumulative_sum(x, axis=-2)
-
-
-def suffix(xp: Namespace, x: Array) -> Array:
-    """sum_{l >= t} x_l."""
-    return xp.flip(xp.cumulative_sum(xp.flip(x, axis=-2), axis=-2), axis=-2)
-
-
-def before(xp: Namespace, x: Array) -> Array:
-    """sum_{l < t} x_l."""
-    return down(xp, prefix(xp, x))
-
-
-def after(xp: Namespace, x: Array) -> Array:
-    """sum_{l > t} x_l."""
-    return up(xp, suffix(xp, x))
-
-
-def down(xp: Namespace, x: Array) -> Array:
-    """Rows moved one token later, zeros first."""
-    return xp.concat([xp.zeros_like(x[..., :1, :]), x[..., :-1, :]], axis=-2)
-
-
-def up(xp: Namespace, x: Array) -> Array:
-    """Rows moved one token earlier, zeros last."""
-    return xp.concat([x[..., 1:, :], xp.zeros_like(x[..., :1, :])], axis=-2)
-
-
-def crossing(xp: Namespace, W: Array) -> Array:
-    """sum over i >= t > j of W_ij: (..., C, C) -> (..., C, 1)."""
-    C, where = W.shape[-1], device(W)
-    later = xp.matrix_transpose(lower_ones(xp, C, W.dtype, where)) @ W
-    return xp.sum(later * lower_ones(xp, C, W.dtype, where, strict=True), axis=-1, keepdims=True)
+    P = pad(xp, P, n)
+    return xp.matrix_transpose(pad(xp, xp.matrix_transpose(P), n))

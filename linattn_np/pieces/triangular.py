@@ -91,10 +91,11 @@ def _joined(xp: Namespace, A: Array, B: Array, D: Array) -> Array:
 def _by_rows(xp: Namespace, N: Array) -> Array:
     """(I + N)^{-1} of all small blocks at once, blocks along the last axis: X_i = e_i - sum over l < i of N_il X_l."""
     n, count = N.shape[-1], math.prod(N.shape[:-2])
-    N_, eye = xp.reshape(turned(xp, xp.reshape(N, (count, n * n))), (n, n, count)), xp.eye(n, dtype=N.dtype, device=device(N))
+    rows = xp.reshape(turned(xp, xp.reshape(N, (count, n * n))), (n, n, count))
+    eye = xp.eye(n, dtype=N.dtype, device=device(N))
     X = xp.broadcast_to(eye[:1, :, None], (1, n, count))
     for i in range(1, n):
-        row = eye[i, :, None] - xp.sum(N_[i, :i, None, :] * X, axis=0)
+        row = eye[i, :, None] - xp.sum(rows[i, :i, None, :] * X, axis=0)
         X = xp.concat([X, row[None, ...]], axis=0)
     return xp.reshape(turned(xp, xp.reshape(X, (n * n, count))), N.shape)
 
@@ -102,7 +103,7 @@ def _by_rows(xp: Namespace, N: Array) -> Array:
 def _padded(xp: Namespace, N: Array, n: int) -> Array:
     """N brought to n x n with zeros."""
     C, where = N.shape[-1], device(N)
-    if C == n:
+    if n == C:
         return N
     right = xp.zeros((*N.shape[:-1], n - C), dtype=N.dtype, device=where)
     below = xp.zeros((*N.shape[:-2], n - C, n), dtype=N.dtype, device=where)

@@ -88,7 +88,7 @@ def forward(
     """(out, final state, kept)."""
     module = choose(fn, x, plan, wanted).backend.module
     if wanted == "chunks" and plan.chunk_size is None:  # asked for, however few the tokens
-        plan = plan._replace(chunk_size=chunks.DEFAULT_CHUNK)
+        plan = plan._replace(chunk_size=chunks.preferred_chunk(plan))
     if plan.causal or x.q is None:
         out, end, saved = module.forward(x, plan, state)
         return out, end, Kept(module, saved)

@@ -11,6 +11,8 @@ import math
 from functools import partial
 from typing import Any, NamedTuple
 
+import array_api_compat as compat
+
 from ...ground.chunk_table import Chunk, Sequence, chunks
 from ...ground.namespace import Array, cast, device, sum_to
 from . import parallel, recurrence, running, scan
@@ -19,13 +21,20 @@ from .heads import TokenBuffer, gather_states, groups, initial_state, split, spl
 from .inputs import Inputs, Plan, Saved
 
 DEFAULT_CHUNK = 64
+NUMPY_CHUNK = 32  # on a CPU the work that grows with the square of the chunk costs more than short products
 FEW_TOKENS = 4  # up to here the recurrence does less than the set-up of a chunk
 
 
 def chunk_length(plan: Plan, T: int) -> int:
     """C; the parallel form goes in tiles of the default length."""
-    C = plan.chunk_size
-    return C if isinstance(C, int) and not is_parallel(plan, T) else DEFAULT_CHUNK
+    if is_parallel(plan, T):
+        return DEFAULT_CHUNK
+    return plan.chunk_size or preferred_chunk(plan)
+
+
+def preferred_chunk(plan: Plan) -> int:
+    """C where the caller leaves it open: a function of the library alone, so that bits do not depend on the batch."""
+    return NUMPY_CHUNK if compat.is_numpy_namespace(plan.xp) else DEFAULT_CHUNK
 
 
 def is_parallel(plan: Plan, T: int) -> bool:

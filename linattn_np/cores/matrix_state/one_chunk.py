@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...ground.namespace import Array, Namespace, add_to, sum_to
-from ..decay import NoDecay, decay_of, list_chunks
+from ...pieces.triangular import slim as slim_lower
+from ..decay import NoDecay, decay_of
 from ..erase import erase, erase_vjp, system
 from ..kinds import Erase, Row
-from ...pieces.triangular import slim as slim_lower
+from ..sums import list_chunks
 from .inputs import Inputs, Plan
 
 

@@ -1,7 +1,7 @@
 """The state handed on from chunk to chunk.
 
-What a chunk does without a state is computed for several chunks at once. Backward keeps the state at the start of every segment of 16 chunks and walks each segment once more, so that nothing
-of the size of a state is stored a chunk.
+What a chunk does without a state is computed for several chunks at once. Backward keeps the state at the start of
+every segment of 16 chunks and walks each segment once more, so that nothing of the size of a state is stored a chunk.
 """
 
 from __future__ import annotations
