@@ -1,10 +1,10 @@
 """One call beside its peers: what every `python -m bench VARIANT` does.
 
-    python -m bench gated_delta_rule [--threads 1,2] [--backward] [--rounds 7] [--no-memory] [--write]
+    python -m bench gated_delta_rule [--threads 1,2] [--backward] [--rounds 5] [--no-memory] [--write]
 
-A process for each number of threads, since libraries read it when they are imported; a fresh process for each peak
-of memory. Correctness is checked first, against float64. One thread is compared by CPU time times the rate of the
-products beside it, several threads by wall time.
+A process for each number of threads, since libraries read it when they are imported; for each peak of memory a child
+of a process that has only imported and compiled. Correctness is checked first, against float64. One thread is compared
+by CPU time times the rate of the products beside it, several threads by wall time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, "np.ndarray"]
 Calls = dict[str, Callable[[], Any]]
-SECONDS = 25.0  # of a shape, after which no further round begins
+SECONDS = 12.0  # of a shape, after which no further round begins
 
 
 class Case(NamedTuple):
@@ -42,27 +42,25 @@ def main(case: Case, arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m bench {case.name}", description=__doc__.splitlines()[0])
     parser.add_argument("--threads", default="1,2", help="numbers of threads, each in a process of its own")
     parser.add_argument("--backward", action="store_true", help="forward and backward instead of forward")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-memory", action="store_true", help="do not measure peaks of memory")
     parser.add_argument("--write", action="store_true", help="keep the result under bench/results/")
     parser.add_argument("--worker", choices=["times", "peak"], help=argparse.SUPPRESS)
-    parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker == "times":
         print(json.dumps(times(case, options.rounds, options.backward, int(options.threads))))
         return 0
     if options.worker == "peak":
-        shape, name = json.loads(options.only)
-        print(json.dumps(peak(case, tuple(shape), name, options.backward)))
+        print(json.dumps(peaks(case, options.backward)))
         return 0
     rows = []
     for threads in options.threads.split(","):
         more = [row | {"threads": int(threads)} for row in _worker(case, options, "times", threads)]
+        peak = {} if options.no_memory or rows else _worker(case, options, "peak", "1")
         for row in more:
-            if not options.no_memory and threads == options.threads.split(",")[0]:
-                only = json.dumps([row["shape"], row["name"]])
-                row["peak_mib"] = _worker(case, options, "peak", threads, only) / 2**20
-            print(line(row), flush=True)
+            key = f"{tuple(row['shape'])} {row['name']}"
+            print(line(row | ({"peak_mib": peak[key] / 2**20} if key in peak else {})), flush=True)
+            row |= {"peak_mib": round(peak[key] / 2**20, 1)} if key in peak else {}
         rows += more
     if options.write:
         from bench import record
@@ -80,9 +78,9 @@ def line(row: dict[str, Any]) -> str:
     return text + (f"  {row['peak_mib']:7.1f} MiB" if "peak_mib" in row else "")
 
 
-def _worker(case: Case, options: argparse.Namespace, what: str, threads: str, only: str = "") -> Any:
+def _worker(case: Case, options: argparse.Namespace, what: str, threads: str) -> Any:
     """This program again with BLAS and us on that many threads; what it prints last."""
-    command = [sys.executable, "-m", "bench", case.name, "--worker", what, "--threads", threads, "--only", only]
+    command = [sys.executable, "-m", "bench", case.name, "--worker", what, "--threads", threads]
     command += ["--rounds", str(options.rounds)] + ["--backward"] * options.backward
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LINATTN_NP_NUM_THREADS")
     env = os.environ | dict.fromkeys(names, threads)
@@ -119,12 +117,19 @@ def times(case: Case, rounds: int, backward: bool, threads: int) -> list[dict[st
     return rows
 
 
-def peak(case: Case, shape: tuple[int, int, int, int], name: str, backward: bool) -> int:
-    """Bytes above the inputs, results included; a small call first, which imports and compiles."""
+def peaks(case: Case, backward: bool) -> dict[str, int]:
+    """Bytes above the inputs, results included, of every call, each in a child of its own."""
     from bench import timing
 
-    case.calls(case.draw(case.small), backward)[name]()
-    return timing.peak_above(case.calls(case.draw(shape), backward)[name])
+    found = {}
+    for call in case.calls(case.draw(case.small), backward).values():
+        call()  # imports and compiles
+    for shape in case.shapes:
+        for name in case.calls(case.draw(case.small), backward):
+            made = lambda shape=shape: case.calls(case.draw(shape), backward)  # noqa: E731
+            taken = timing.peak_in_child(lambda name=name, made=made: made().get(name))
+            found |= {} if taken is None else {f"{shape} {name}": taken}
+    return found
 
 
 def ours(fn: str, arrays: Arrays, backward: bool, backends: tuple[str, ...] = ("numba", "chunks")) -> Calls:

@@ -73,8 +73,8 @@ def sdpa(**t: Any) -> Any:
 
 
 def gated_delta_rule(arrays: Arrays, backward: bool) -> Calls:
-    """transformers' chunk and recurrent fallbacks; the recurrent one and the plain loop on the smallest shape only."""
-    small = arrays["q"].size <= 2**20
+    """transformers' chunk and recurrent fallbacks; the recurrent one and the plain loop on small shapes, one thread."""
+    small = arrays["q"].size <= 2**20 and os.environ.get("OMP_NUM_THREADS", "1") == "1"
     calls: Calls = {"naive_numpy_loop": lambda: naive_loop(**arrays)} if small and not backward else {}
     if not has_torch():
         return calls

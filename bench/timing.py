@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import time
@@ -94,10 +95,11 @@ def _medians(rows: list[Sample]) -> dict[str, float]:
 
 
 def reset_peak() -> None:
-    """Begin anew with the largest resident size, where the system can."""
+    """Give freed memory back and begin anew with the largest resident size, where the system can."""
     try:
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
+    except (OSError, AttributeError):
         return
 
 
@@ -109,11 +111,23 @@ def resident(field: str) -> int:
     raise LookupError(field)
 
 
-def peak_above(call: Callable[[], Any]) -> int:
-    """Bytes that a call takes at most above what was there before it, its result included."""
-    reset_peak()
-    before = resident("VmRSS")
-    kept = call()
-    peak = resident("VmHWM") - before
-    del kept
-    return peak
+def peak_in_child(make: Callable[[], Callable[[], Any] | None]) -> int | None:
+    """Bytes that the call made by `make`, in a child, takes above what is there before it; None where it makes none."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            call = make()
+            if call is not None:
+                reset_peak()
+                before = resident("VmRSS")
+                kept = call()
+                os.write(write, str(resident("VmHWM") - before).encode())
+                del kept
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        found = answer.read()
+    os.waitpid(child, 0)
+    return int(found) if found else None
