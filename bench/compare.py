@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, "np.ndarray"]
 Calls = dict[str, Callable[[], Any]]
-SECONDS = 12.0  # of a shape, after which no further round begins
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LINATTN_NP_NUM_THREADS")
+SECONDS = 10.0  # of a shape, after which no further round begins
 
 
 class Case(NamedTuple):
@@ -82,8 +83,7 @@ def _worker(case: Case, options: argparse.Namespace, what: str, threads: str) ->
     """This program again with BLAS and us on that many threads; what it prints last."""
     command = [sys.executable, "-m", "bench", case.name, "--worker", what, "--threads", threads]
     command += ["--rounds", str(options.rounds)] + ["--backward"] * options.backward
-    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LINATTN_NP_NUM_THREADS")
-    env = os.environ | dict.fromkeys(names, threads)
+    env = os.environ | dict.fromkeys(THREADS, threads)
     root = Path(__file__).parent.parent
     ran = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
     if ran.returncode:
