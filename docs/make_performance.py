@@ -67,6 +67,22 @@ def comparison(name: str, result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def in_short(results: dict[str, Any]) -> str:
+    """How many times as long the peers take, one thread."""
+    body = []
+    for name, result in results.items():
+        rows = [row for row in result["rows"] if row["threads"] == 1]
+        for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):
+            found = {row["name"]: row["ratio"] for row in rows if tuple(row["shape"]) == shape}
+            for peer in [n for n in found if not n.startswith("linattn_np")]:
+                ours = [found.get(f"linattn_np_{kind}") for kind in ("numba", "chunks")]
+                body.append([f"`{name}`, {result.get('what', 'forward')}", str(shape), f"`{peer}`",
+                             *("" if x is None else number(found[peer] / x) for x in ours)])  # fmt: skip
+    head = ["call", "(B, T, H, D)", "peer", "over compiled loops", "over NumPy chunks"]
+    return "\n\n".join(["## In short", "How many times as long a peer takes as each of our two CPU paths, one thread.",
+                        table(head, body)])  # fmt: skip
+
+
 def scaling(result: dict[str, Any]) -> str:
     """Predicted beside measured, then the curves."""
     parts = ["## How it scales", machine(result),
@@ -112,13 +128,16 @@ def plain(name: str, result: dict[str, Any]) -> str:
 def page() -> str:
     """The whole page."""
     results = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))}
-    parts = [HEAD.rstrip()]
+    timed = {n: r for n, r in results.items()
+             if n not in OWN_TABLES and r.get("rows") and "threads" in r["rows"][0]}  # fmt: skip
+    parts = [HEAD.rstrip()] + ([in_short(timed)] if timed else [])
     if "scaling" in results:
         parts.append(scaling(results["scaling"]))
     for name, result in results.items():
-        if name not in OWN_TABLES and result.get("rows"):
-            timed = "threads" in result["rows"][0]
-            parts.append(comparison(name, result) if timed else plain(name, result))
+        if name in timed:
+            parts.append(comparison(name, result))
+        elif name not in OWN_TABLES and result.get("rows"):
+            parts.append(plain(name, result))
     if "memory" in results:
         parts.append(memory(results["memory"]))
     return "\n\n".join(parts) + "\n"
