@@ -38,16 +38,14 @@ def blocks_of(core: Inputs, plan: Plan, C: int) -> list[Block]:
     heads = math.prod(batch) * G * R
     if not compat.is_numpy_namespace(plan.xp) or heads * T == 0:
         return [WHOLE]
-    most = max(1, CACHED // (C * max(V, core.k.shape[-1])))
-    wide = core.v.ndim
-    if batch and all(y is None or y.ndim == wide for y in core[:-1]) and core.u is None:
-        rows = max(1, min(batch[0], most // max(1, heads // batch[0])))
-        cuts = [(slice(b, b + rows),) + (slice(None),) * (len(batch) - 1) for b in range(0, batch[0], rows)]
-    else:
-        rows, cuts = batch[0] if batch else 1, [(slice(None),) * len(batch)]
-    each = max(1, min(G, most // max(1, rows * heads // (G * (batch[0] if batch else 1)))))
-    if threads.num_threads() > 1 and heads * T * V >= LEAST:  # something for every thread
-        each = min(each, max(1, -(-G * len(cuts) // threads.num_threads())))
+    most = max(1, CACHED // (C * max(V, core.k.shape[-1])))  # heads of a block
+    share = threads.num_threads() if heads * T * V >= LEAST else 1
+    first = batch[0] if batch else 1
+    rows, cuts = first, [(slice(None),) * len(batch)]
+    if batch and core.u is None and all(y is None or y.ndim == core.v.ndim for y in core):  # all have batch axes
+        rows = max(1, min(first, most * first // heads, -(-first * G // share)))
+        cuts = [(slice(b, b + rows), *cuts[0][1:]) for b in range(0, first, rows)]
+    each = max(1, min(G, most * G * first // (rows * heads), -(-G * len(cuts) // share)))
     return [Block(cut, slice(g, min(g + each, G))) for cut in cuts for g in range(0, G, each)]
 
 
