@@ -23,11 +23,12 @@ import linattn_np as la
 from bench import compare, gated_delta_rule, peers, record, timing
 
 D, C = 64, 32
-LONGEST = 2.0  # seconds of a call, guessed from the point before it
+LONGEST = 5.0  # seconds of a call, guessed from the point before it
+ROUNDS = 5
 NORMAL = 200.0  # GFLOP/s
 
 
-def timed(calls: compare.Calls, rounds: int = 3) -> dict[str, float]:
+def timed(calls: compare.Calls, rounds: int) -> dict[str, float]:
     """Milliseconds at 200 GFLOP/s."""
     return {n: row["gemm_gflop"] / NORMAL * 1e3 for n, row in timing.interleaved(calls, rounds, 10.0).items()}
 
@@ -42,9 +43,9 @@ def grow(values: list[int], power: float, make: Callable[[int], Callable[[], Any
     found: dict[str, list[float]] = {"at": [], "ms": [], "peak_mib": []}
     for value in values:
         at, ms = found["at"], found["ms"]
-        if ms and ms[-1] / 1e3 * (value / at[-1]) ** power > LONGEST:
+        if len(ms) > 2 and ms[-1] / 1e3 * (value / at[-1]) ** power > LONGEST:
             break
-        found["ms"].append(timed({"": make(value)}, 1 if ms and ms[-1] > 100 else 3)[""])
+        found["ms"].append(timed({"": make(value)}, 1 if ms and ms[-1] > 100 else ROUNDS)[""])
         found["at"].append(value)
         found["peak_mib"].append(round((timing.peak_in_child(lambda value=value: make(value)) or 0) / 2**20, 1))
     return found
@@ -69,7 +70,7 @@ def peer(name: str, T: int) -> Callable[[], Any]:
 
 def tokens() -> dict[str, Any]:
     """Slope of time in T: 1 for a recurrence and for chunks, 2 where every token meets every other."""
-    T = [1024, 4096, 16384, 65536, 262144, 1048576]
+    T = [1024, 2048, 4096, 8192, 16384, 65536, 262144, 1048576]
     forms: dict[str, tuple[int, Callable[[int], Callable[[], Any]]]] = {
         "recurrent": (1, lambda n: call(n, chunk_size=1, backend="reference")),
         "chunks (NumPy)": (1, lambda n: call(n, backend="chunks")),
@@ -83,7 +84,7 @@ def tokens() -> dict[str, Any]:
     rows = {name: grow(T, power, make) for name, (power, make) in forms.items()}
     found = [{"what": f"slope in T, {name}, {row['at'][n]} to {row['at'][-1]} tokens", "predicted": forms[name][0],
               "measured": slope(row["at"][n:], row["ms"][n:])}
-             for name, row in rows.items() for n in ((0, 2) if forms[name][0] == 1 else (0,))]  # fmt: skip
+             for name, row in rows.items() for n in ((0, 4) if forms[name][0] == 1 else (0,))]  # fmt: skip
     return {"x": "tokens", "curves": rows, "answers": found}
 
 
