@@ -158,8 +158,8 @@ def exact(fn: str) -> Callable[[Arrays], Any]:
     return lambda arrays: getattr(la, fn)(**{n: x.astype(np.float64) for n, x in arrays.items()}, backend="chunks")
 
 
-def draw_card(fn: str) -> Callable[[tuple[int, int, int, int]], Arrays]:
-    """float32 inputs of a variant, as its card draws them."""
+def draw_card(fn: str, *without: str) -> Callable[[tuple[int, int, int, int]], Arrays]:
+    """float32 inputs of a variant, as its card draws them, but for optional ones that are left out."""
     import numpy as np
 
     import linattn_np as la
@@ -167,7 +167,7 @@ def draw_card(fn: str) -> Callable[[tuple[int, int, int, int]], Arrays]:
     def draw(shape: tuple[int, int, int, int]) -> Arrays:
         B, T, H, D = shape
         arrays = getattr(la, fn).card.sample(np.random.default_rng(0), B=(B,), T=T, H=H, K=D, V=D)
-        return {n: x.astype(np.float32) for n, x in arrays.items()}
+        return {n: x.astype(np.float32) for n, x in arrays.items() if n not in without}
 
     return draw
 

@@ -11,7 +11,7 @@ def calls(arrays: compare.Arrays, backward: bool) -> compare.Calls:
     return compare.ours("gla", arrays, backward) | peers.softmax(arrays, backward)
 
 
-CASE = compare.Case("gla", SHAPES, compare.draw_card("gla"), calls, compare.plain_work, compare.exact("gla"))
+CASE = compare.Case("gla", SHAPES, compare.draw_card("gla", "gv"), calls, compare.plain_work, compare.exact("gla"))
 
 
 def main(arguments: list[str]) -> int:

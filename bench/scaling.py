@@ -23,14 +23,21 @@ import linattn_np as la
 from bench import compare, gated_delta_rule, peers, record, timing
 
 D, C = 64, 32
-LONGEST = 5.0  # seconds of a call, guessed from the point before it
-ROUNDS = 5
+LONGEST = 4.0  # seconds of a call, guessed from the point before it
+ROUNDS = 3
 NORMAL = 200.0  # GFLOP/s
 
 
 def timed(calls: compare.Calls, rounds: int) -> dict[str, float]:
     """Milliseconds at 200 GFLOP/s."""
     return {n: row["gemm_gflop"] / NORMAL * 1e3 for n, row in timing.interleaved(calls, rounds, 10.0).items()}
+
+
+def once(call: Callable[[], Any]) -> float:
+    """The same of a long call that needs no rounds; shorter ones have compiled it."""
+    A = np.random.default_rng(0).standard_normal((timing.SIDE, timing.SIDE)).astype(np.float32)
+    found = timing.sample(call, 1, A, np.empty_like(A))
+    return found.cpu * found.rate / NORMAL * 1e3
 
 
 def slope(x: list[float], y: list[float]) -> float:
@@ -43,9 +50,10 @@ def grow(values: list[int], power: float, make: Callable[[int], Callable[[], Any
     found: dict[str, list[float]] = {"at": [], "ms": [], "peak_mib": []}
     for value in values:
         at, ms = found["at"], found["ms"]
-        if len(ms) > 2 and ms[-1] / 1e3 * (value / at[-1]) ** power > LONGEST:
+        guess = ms[-1] / 1e3 * (value / at[-1]) ** power if ms else 0.0
+        if len(ms) > 2 and guess > LONGEST:
             break
-        found["ms"].append(timed({"": make(value)}, 1 if ms and ms[-1] > 100 else ROUNDS)[""])
+        found["ms"].append(once(make(value)) if guess > 0.1 else timed({"": make(value)}, ROUNDS)[""])
         found["at"].append(value)
         found["peak_mib"].append(round((timing.peak_in_child(lambda value=value: make(value)) or 0) / 2**20, 1))
     return found
