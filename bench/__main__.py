@@ -8,7 +8,7 @@ import sys
 
 import bench
 
-HELPERS = ("__main__", "record", "timing", "peers", "cuda_timing", "cuda_peers")
+HELPERS = ("__main__", "record", "timing", "compare", "peers", "cuda_timing", "cuda_peers")
 NAMES = sorted(m.name for m in pkgutil.iter_modules(bench.__path__) if m.name not in HELPERS)
 
 

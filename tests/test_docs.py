@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,9 @@ def test_examples_run(page, tmp_path, monkeypatch):
         code = compile("\n" * (line - 1) + source, str(page), "exec")
         with contextlib.redirect_stdout(io.StringIO()):
             exec(code, names)
+
+
+@pytest.mark.skipif(not (ROOT / "bench" / "results").is_dir(), reason="an installed package has no results")
+def test_the_page_of_measurements_is_made_from_the_measurements():
+    made = subprocess.run([sys.executable, ROOT / "docs" / "make_performance.py", "--check"], check=False)
+    assert made.returncode == 0

@@ -17,8 +17,11 @@ of its own terms: g_t collects every product whose path from j to i crosses t. d
 
 from __future__ import annotations
 
-from ..ground.namespace import Array, Namespace, cast, device, keep_lower, lower_ones, sum_dtype
+import copy
+
+from ..ground.namespace import Array, Namespace, cast, device, keep_lower, sum_dtype, turned
 from .kinds import Row
+from .sums import after, before, crossing, down, list_chunks, pad, pair_table, prefix, suffix, up
 
 GATE_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it means the same as -inf
 
@@ -35,9 +38,24 @@ class NoDecay:
 
     def __init__(self, xp: Namespace):
         self.xp = xp
+        self.across: tuple[Array, Array] | None = None  # the last y that was turned, and y^T
+
+    def apart(self, N: int) -> list[NoDecay]:
+        """The decays of N chunks whose arrays are (..., N, C, D)."""
+        return [self] * N
+
+    def carrier(self) -> NoDecay:
+        """As much of it as `carry` needs."""
+        return self
+
+    def products(self, x: Array, y: Array, row: Row) -> Array:
+        """x_i . y_j where j reaches i, else 0."""
+        if self.across is None or self.across[0] is not y:
+            self.across = y, turned(self.xp, y)
+        return keep_lower(self.xp, x @ self.across[1], row.strict)
 
     def gram(self, x: Array, y: Array, row: Row) -> Array:
-        return keep_lower(self.xp, x @ self.xp.matrix_transpose(y), row.strict)
+        return self.products(x, y, row)
 
     def rows(self, P: Array, y: Array, row: Row) -> Array:
         return P @ y
@@ -45,8 +63,10 @@ class NoDecay:
     def cols(self, P: Array, x: Array, row: Row) -> Array:
         return self.xp.matrix_transpose(P) @ x
 
-    def gram_vjp(self, P: Array, x: Array, y: Array, row: Row) -> tuple[Array, Array, Array | None]:
-        """(dx, dy, dg) for the cotangent P of gram(x, y, row)."""
+    def gram_vjp(
+        self, P: Array, x: Array, y: Array, row: Row, gram: Array | None = None
+    ) -> tuple[Array, Array, Array | None]:
+        """(dx, dy, dg) for the cotangent P of gram(x, y, row), which need not be formed again where it is known."""
         P = keep_lower(self.xp, P, row.strict)
         return P @ y, self.xp.matrix_transpose(P) @ x, None
 
@@ -87,25 +107,43 @@ class ScalarDecay(NoDecay):
         self.g = cast(xp, xp.maximum(g, floor), sum_dtype(xp, g))
         self.tables: dict[object, Array] = {}
 
+    def apart(self, N: int) -> list[NoDecay]:
+        return self._apart(list_chunks(self.xp, self.g), {n: list_chunks(self.xp, y) for n, y in self.tables.items()})
+
+    def carrier(self) -> NoDecay:
+        one = copy.copy(self)
+        one.across, one.tables = None, {"all": self.table("all")}
+        return one
+
+    def _apart(self, gs: list[Array], tables: dict[object, list[Array]]) -> list[NoDecay]:
+        found = []
+        for n, g in enumerate(gs):
+            one = copy.copy(self)
+            one.g, one.across = g, None
+            one.tables = {name: parts[n] for name, parts in tables.items()}
+            found.append(one)
+        return found
+
     # tables of e^{s}, made when first asked for
 
     def table(self, name: object) -> Array:
         if name not in self.tables:
-            self.tables[name] = self._pairs(name) if isinstance(name, Row) else self._exp(self._sums(str(name)))
+            self.tables[name] = self._pairs(name) if isinstance(name, Row) else self._row(str(name))
         return self.tables[name]
 
     def _exp(self, s: Array) -> Array:
         return self.xp.exp(cast(self.xp, s, self.dtype))
 
-    def _sums(self, name: str) -> Array:
-        xp, g = self.xp, self.g
+    def _row(self, name: str) -> Array:
+        """e^{s} of every token to one end of the chunk: (..., C, 1); "all" (..., 1, 1)."""
+        xp = self.xp
         if name == "start":  # s(start, i)
-            return prefix(xp, g)
+            return self._exp(prefix(xp, self.g))
         if name == "start before":  # s(start, i - 1)
-            return before(xp, g)
-        if name == "end":  # s(j, end)
-            return after(xp, g)
-        return xp.sum(g, axis=-2, keepdims=True)  # "all": s(start, end)
+            return self._exp(before(xp, self.g))
+        if name == "end":  # s(j, end), as the last row of all pairs
+            return xp.matrix_transpose(self.table(Row.AFTER)[..., -1:, :])
+        return self.table("start")[..., -1:, :]  # "all": s(start, end)
 
     def _pairs(self, row: Row) -> Array:
         """e^{s(j, i)}, 0 above the diagonal: (..., C, C)."""
@@ -114,13 +152,16 @@ class ScalarDecay(NoDecay):
             return keep_lower(xp, self.table(Row.AFTER), strict=True)
         if row is Row.BEFORE:
             return down(xp, self.table(Row.AFTER))
-        terms = self.g * lower_ones(xp, self.g.shape[-2], self.g.dtype, device(self.g), strict=True)  # g_l where l > j
-        return keep_lower(xp, self._exp(xp.cumulative_sum(terms, axis=-2)))
+        return pair_table(xp, self.g[..., 0], self._exp)
+
+    def _reach(self, row: Row) -> Array:
+        """The table for what is 0 already where a reader does not see: the diagonal of DECAYED does not matter."""
+        return self.table(Row.AFTER if row is Row.DECAYED else row)
 
     # the four functions and their transposes
 
     def gram(self, x: Array, y: Array, row: Row) -> Array:
-        return keep_lower(self.xp, x @ self.xp.matrix_transpose(y), row.strict) * self.table(row)
+        return self.products(x, y, row) * self._reach(row)
 
     def rows(self, P: Array, y: Array, row: Row) -> Array:
         return (P * self.table(row)) @ y
@@ -128,9 +169,12 @@ class ScalarDecay(NoDecay):
     def cols(self, P: Array, x: Array, row: Row) -> Array:
         return self.xp.matrix_transpose(P * self.table(row)) @ x
 
-    def gram_vjp(self, P: Array, x: Array, y: Array, row: Row) -> tuple[Array, Array, Array | None]:
-        PE = keep_lower(self.xp, P, row.strict) * self.table(row)
-        W = PE * keep_lower(self.xp, x @ self.xp.matrix_transpose(y), row.strict)
+    def gram_vjp(
+        self, P: Array, x: Array, y: Array, row: Row, gram: Array | None = None
+    ) -> tuple[Array, Array, Array | None]:
+        P = keep_lower(self.xp, P, row.strict)
+        PE = P * self._reach(row)
+        W = PE * self.products(x, y, row) if gram is None else P * gram
         dg = crossing(self.xp, up(self.xp, W) if row is Row.BEFORE else W)
         return PE @ y, self.xp.matrix_transpose(PE) @ x, dg
 
@@ -184,9 +228,17 @@ class VectorDecay(ScalarDecay):
     def _fit(self, x: Array) -> Array:
         return x
 
+    def apart(self, N: int) -> list[NoDecay]:
+        tables = dict(self.tables)
+        levels = [[list_chunks(self.xp, y, axis=-4) for y in level] for level in tables.pop("ladder", [])]
+        parts = {name: list_chunks(self.xp, y, -3 if isinstance(name, str) else -4) for name, y in tables.items()}
+        if levels:
+            parts["ladder"] = [[tuple(y[n] for y in level) for level in levels] for n in range(N)]
+        return self._apart(list_chunks(self.xp, self.g), parts)
+
     def _halves(self, x: Array, h: int) -> tuple[Array, Array]:
         """First and second halves of all spans of 2 h tokens: two arrays (..., spans, h, D)."""
-        x = _pad(self.xp, x, self.padded)
+        x = pad(self.xp, x, self.padded)
         x = self.xp.reshape(x, (*x.shape[:-2], self.padded // (2 * h), 2, h, x.shape[-1]))
         return x[..., 0, :, :], x[..., 1, :, :]
 
@@ -219,7 +271,7 @@ class VectorDecay(ScalarDecay):
         Each level adds to the one below it what the neighbouring half has in all.
         """
         if "ladder" not in self.tables:
-            xp, g = self.xp, _pad(self.xp, self.g, self.padded)[..., None, :]
+            xp, g = self.xp, pad(self.xp, self.g, self.padded)[..., None, :]
             levels = [(g, xp.zeros_like(g), xp.zeros_like(g))]
             while levels[-1][0].shape[-2] < self.padded:
                 to, upto, rest = ((y[..., 0::2, :, :], y[..., 1::2, :, :]) for y in levels[-1])
@@ -232,9 +284,11 @@ class VectorDecay(ScalarDecay):
             self.tables["ladder"] = levels
         return self.tables["ladder"]
 
-    def _sums(self, name: str) -> Array:
-        to, upto, rest = (y[..., 0, : self.C, :] for y in self._ladder()[-1])
-        return {"start": to, "start before": upto, "end": rest}[name] if name != "all" else to[..., -1:, :]
+    def _row(self, name: str) -> Array:
+        if name == "all":
+            return self.table("start")[..., -1:, :]
+        level = self._ladder()[-1]
+        return self._exp(level[("start", "start before", "end").index(name)][..., 0, : self.C, :])
 
     def head(self, h: int, row: Row) -> Array:
         """e^{s(boundary, i)} of the second halves, to i - 1 if BEFORE."""
@@ -253,7 +307,7 @@ class VectorDecay(ScalarDecay):
 
     def gram(self, x: Array, y: Array, row: Row) -> Array:
         xp, T = self.xp, self.xp.matrix_transpose
-        own = _pad(xp, xp.sum(x * y, axis=-1, keepdims=True), self.padded)[..., None]  # (..., C, 1, 1)
+        own = pad(xp, xp.sum(x * y, axis=-1, keepdims=True), self.padded)[..., None]  # (..., C, 1, 1)
         G = xp.zeros_like(own) if row.strict else own
         for h in self._levels():
             block = (self._halves(x, h)[1] * self.head(h, row)) @ T(self._halves(y, h)[0] * self.reach(h))
@@ -274,7 +328,9 @@ class VectorDecay(ScalarDecay):
     def cols(self, P: Array, x: Array, row: Row) -> Array:
         return self.gram_vjp(P, x, x, row)[1]
 
-    def gram_vjp(self, P: Array, x: Array, y: Array, row: Row) -> tuple[Array, Array, Array | None]:
+    def gram_vjp(
+        self, P: Array, x: Array, y: Array, row: Row, gram: Array | None = None
+    ) -> tuple[Array, Array, Array | None]:
         xp, T = self.xp, self.xp.matrix_transpose
         p = xp.zeros_like(P[..., :1]) if row.strict else _diagonal(xp, P)
         dx, dy, crossed = p * y, p * x, _Crossed(self, row)
@@ -332,57 +388,9 @@ def _diagonal(xp: Namespace, P: Array) -> Array:
     return xp.sum(P * eye, axis=-1, keepdims=True)
 
 
-def _pad(xp: Namespace, x: Array, rows: int) -> Array:
-    """(..., C, D) with zeros below, to `rows` rows."""
-    n = rows - x.shape[-2]
-    if not n:
-        return x
-    return xp.concat([x, xp.zeros((*x.shape[:-2], n, x.shape[-1]), dtype=x.dtype, device=device(x))], axis=-2)
-
-
 def _pad_square(xp: Namespace, P: Array, n: int) -> Array:
     """(..., C, C) with zeros below and to the right, to n x n."""
     if P.shape[-1] == n:
         return P
-    P = _pad(xp, P, n)
-    return xp.matrix_transpose(_pad(xp, xp.matrix_transpose(P), n))
-
-
-# running sums over the token axis, each by adding its own terms
-
-
-def prefix(xp: Namespace, x: Array) -> Array:
-    """sum_{l <= t} x_l."""
-    return xp.cumulative_sum(x, axis=-2)
-
-
-def suffix(xp: Namespace, x: Array) -> Array:
-    """sum_{l >= t} x_l."""
-    return xp.flip(xp.cumulative_sum(xp.flip(x, axis=-2), axis=-2), axis=-2)
-
-
-def before(xp: Namespace, x: Array) -> Array:
-    """sum_{l < t} x_l."""
-    return down(xp, prefix(xp, x))
-
-
-def after(xp: Namespace, x: Array) -> Array:
-    """sum_{l > t} x_l."""
-    return up(xp, suffix(xp, x))
-
-
-def down(xp: Namespace, x: Array) -> Array:
-    """Rows moved one token later, zeros first."""
-    return xp.concat([xp.zeros_like(x[..., :1, :]), x[..., :-1, :]], axis=-2)
-
-
-def up(xp: Namespace, x: Array) -> Array:
-    """Rows moved one token earlier, zeros last."""
-    return xp.concat([x[..., 1:, :], xp.zeros_like(x[..., :1, :])], axis=-2)
-
-
-def crossing(xp: Namespace, W: Array) -> Array:
-    """sum over i >= t > j of W_ij: (..., C, C) -> (..., C, 1)."""
-    C, where = W.shape[-1], device(W)
-    later = xp.matrix_transpose(lower_ones(xp, C, W.dtype, where)) @ W
-    return xp.sum(later * lower_ones(xp, C, W.dtype, where, strict=True), axis=-1, keepdims=True)
+    P = pad(xp, P, n)
+    return xp.matrix_transpose(pad(xp, xp.matrix_transpose(P), n))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..ground.namespace import Array, Namespace
-from ..pieces.triangular import solve_unit_lower, solve_unit_lower_vjp
+from ..pieces.triangular import UnitLower, solve, solve_vjp, unit_lower
 from .kinds import Erase, Row
 
 
@@ -24,45 +24,62 @@ class Write(NamedTuple):
     w: Array
 
 
+class System(NamedTuple):
+    """What a chunk's erase knows before it sees a state: the system that its writes solve."""
+
+    lower: UnitLower  # DELTA: I + diag(beta) N; FREE: I - gram(a, b)
+    N: Array  # DELTA: gram(r, k); FREE: -gram(a, b)
+    inner: Array | None = None  # FREE: gram(a, k)
+
+
 class Erased(NamedTuple):
     """The writes of a chunk, and what their transpose needs again."""
 
     writes: list[Write]
-    N: Array | None = None
+    system: System | None = None
     recalled: Array | None = None
-    inner: Array | None = None  # DELTA: N U; FREE: gram(a, k)
 
 
-def erase(xp: Namespace, x: Any, D: Any, row: Row, recalled: Array | None) -> Erased:
-    """The writes of a chunk whose erase vectors recalled `recalled` (..., C, V) from the incoming state."""
+def system(xp: Namespace, x: Any, D: Any, row: Row) -> System | None:
+    """The system of a chunk; None where nothing is erased."""
     if x.erase is Erase.NONE:
-        return Erased([Write("k", x.k, x.v)])
+        return None
     if x.erase is Erase.DELTA:
         N = D.gram(x.r, x.k, row)
-        U = solve_unit_lower(xp, x.beta * N, x.beta * (x.v - recalled))
-        return Erased([Write("k", x.k, U)], N, recalled, N @ U)
-    N, A_ak = -D.gram(x.a, x.b, row), D.gram(x.a, x.k, row)
-    X = solve_unit_lower(xp, N, recalled + A_ak @ x.v)
-    return Erased([Write("k", x.k, x.v), Write("b", x.b, X)], N, recalled, A_ak)
+        return System(unit_lower(xp, x.beta * N), N)
+    N = -D.gram(x.a, x.b, row)
+    return System(unit_lower(xp, N), N, D.gram(x.a, x.k, row))
+
+
+def erase(xp: Namespace, x: Any, found: System | None, recalled: Array | None) -> Erased:
+    """The writes of a chunk whose erase vectors recalled `recalled` (..., C, V) from the incoming state."""
+    if found is None:
+        return Erased([Write("k", x.k, x.v)])
+    if x.erase is Erase.DELTA:
+        U = solve(xp, found.lower, x.beta * (x.v - recalled))
+        return Erased([Write("k", x.k, U)], found, recalled)
+    X = solve(xp, found.lower, recalled + found.inner @ x.v)
+    return Erased([Write("k", x.k, x.v), Write("b", x.b, X)], found, recalled)
 
 
 def erase_vjp(
     xp: Namespace, x: Any, D: Any, row: Row, saved: Erased, dw: list[Array]
 ) -> tuple[dict[str, Array | None], Array | None]:
     """Gradients by input name, and the cotangent of `recalled`, from the cotangents dw of the written values."""
-    T = xp.matrix_transpose
-    if x.erase is Erase.NONE:
+    T, found = xp.matrix_transpose, saved.system
+    if found is None:
         return {"v": dw[0]}, None
     if x.erase is Erase.DELTA:
-        dM, dY = solve_unit_lower_vjp(xp, x.beta * saved.N, saved.writes[0].w, dw[0])  # M = diag(beta) N
-        error = x.v - saved.recalled - saved.inner
+        U = saved.writes[0].w
+        dM, dY = solve_vjp(xp, found.lower, U, dw[0])  # M = diag(beta) N
+        error = x.v - saved.recalled - found.N @ U
         dE = x.beta * dY
-        dr, dk, dg = D.gram_vjp(x.beta * dM, x.r, x.k, row)
+        dr, dk, dg = D.gram_vjp(x.beta * dM, x.r, x.k, row, found.N)
         dbeta = xp.sum(dY * error, axis=-1, keepdims=True)
         return {"v": dE, "beta": dbeta, "r": dr, "k": dk, "g": dg}, -dE
-    dN, dY = solve_unit_lower_vjp(xp, saved.N, saved.writes[1].w, dw[1])  # N = -A
-    dv = dw[0] + T(saved.inner) @ dY
-    da, dk, dg = D.gram_vjp(dY @ T(x.v), x.a, x.k, row)
-    da_b, db, dg_b = D.gram_vjp(-dN, x.a, x.b, row)
+    dN, dY = solve_vjp(xp, found.lower, saved.writes[1].w, dw[1])  # N = -A
+    dv = dw[0] + T(found.inner) @ dY
+    da, dk, dg = D.gram_vjp(dY @ T(x.v), x.a, x.k, row, found.inner)
+    da_b, db, dg_b = D.gram_vjp(-dN, x.a, x.b, row, -found.N)
     dg = None if dg is None else dg + dg_b
     return {"v": dv, "a": da + da_b, "b": db, "k": dk, "g": dg}, dY

@@ -169,8 +169,28 @@ def lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool = Fal
 
 def keep_lower(xp: Namespace, P: Array, strict: bool = False) -> Array:
     """P (..., n, n) with zeros above the diagonal, whatever stood there; `strict` clears the diagonal too."""
+    if compat.is_numpy_namespace(xp) and P.dtype in _BITS:  # a bit mask takes a quarter of the time of where
+        bits = _BITS[P.dtype]
+        return (P.view(bits) & -lower_ones(xp, P.shape[-1], bits, "cpu", strict)).view(P.dtype)
     mask = lower_ones(xp, P.shape[-1], xp.bool, device(P), strict)
     return xp.where(mask, P, xp.asarray(0, dtype=P.dtype, device=device(P)))
+
+
+_BITS = {np.dtype(np.float32): np.dtype(np.int32), np.dtype(np.float64): np.dtype(np.int64)}
+
+
+def add_to(x: Array, y: Array) -> Array:
+    """x + y in the memory of x, which nobody else may hold, where the sum has its shape and the library assigns."""
+    if x.shape != y.shape:
+        return x + y
+    x += y
+    return x
+
+
+def turned(xp: Namespace, x: Array) -> Array:
+    """x^T, in the order of memory that its library multiplies fastest: NumPy's small products want rows."""
+    T = xp.matrix_transpose(x)
+    return np.ascontiguousarray(T) if compat.is_numpy_namespace(xp) else T
 
 
 @functools.lru_cache(maxsize=64)

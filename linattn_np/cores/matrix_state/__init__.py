@@ -83,7 +83,7 @@ def forward(
     """(out, final state, kept).   The final state is `state` itself where the backend has overwritten it."""
     module = choose(fn, x, plan, wanted).backend.module
     if wanted == "chunks" and plan.chunk_size is None:  # asked for, however few the tokens
-        plan = plan._replace(chunk_size=chunks.DEFAULT_CHUNK)
+        plan = plan._replace(chunk_size=chunks.preferred_chunk(plan))
     if plan.rows is not None and not (module is cuda_calls and plan.causal and cuda_step.takes(plan)):
         batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.rows.shape
         state, plan = take_rows(plan.xp, state, plan.rows, batch), plan._replace(rows=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...ground.namespace import Array, Namespace, cast, device, is_mutable, sum_to, swap
+from .blocks import WHOLE, Block
 from .inputs import Inputs, Plan
 
 
@@ -65,6 +66,18 @@ def take(xp: Namespace, x: Inputs, start: int, stop: int, dtype: Any) -> Inputs:
     return Inputs._make([*tokens, None if x.u is None else cast(xp, x.u, dtype)])
 
 
+def fold(xp: Namespace, x: Inputs, N: int, C: int) -> Inputs:
+    """Arrays (..., N C, D) as N chunks (..., N, C, D); the bonus gets an axis of chunks."""
+    tokens = [None if y is None else fold_tokens(xp, y, N, C) for y in x[:-1]]
+    u = None if x.u is None else x.u[..., None, :, :]
+    return Inputs._make([*tokens, None if u is None else xp.broadcast_to(u, (*u.shape[:-3], N, *u.shape[-2:]))])
+
+
+def fold_tokens(xp: Namespace, y: Array, N: int, C: int) -> Array:
+    """(..., N C, D) as (..., N, C, D)."""
+    return xp.reshape(y, (*y.shape[:-2], N, C, y.shape[-1]))
+
+
 class TokenBuffer:
     """An array (..., T, H, D) that is filled token range by token range from core-layout pieces."""
 
@@ -72,6 +85,23 @@ class TokenBuffer:
         self.xp, self.shape, self.dtype, self.where = xp, shape, dtype, where
         self.pieces: dict[int, Array] = {}
         self.whole: Array | None = None
+        self.parts: list[TokenBuffer] = []
+        self.filled = False
+
+    def part(self, block: Block, G: int) -> TokenBuffer:
+        """The buffer of a block of heads; it fills a view of this one's array."""
+        if block is WHOLE:
+            return self
+        if self.whole is None:
+            self.whole = self.xp.empty(self.shape, dtype=self.dtype, device=self.where)
+        *lead, _, H, _ = self.shape
+        each = H // max(G, 1)
+        heads = slice(block.groups.start * each, block.groups.stop * each)
+        view = self.whole[(*block.batch[len(block.batch) - len(lead):], ..., heads, slice(None))]
+        part = TokenBuffer(self.xp, tuple(view.shape), self.dtype, self.where)
+        part.whole = view
+        self.parts.append(part)
+        return part
 
     def put(self, start: int, piece: Array) -> None:
         """Store a piece (..., G, R, C, D), summed over the heads and batch rows that share it."""
@@ -85,10 +115,11 @@ class TokenBuffer:
         if self.whole is None:
             self.whole = xp.empty(self.shape, dtype=self.dtype, device=self.where)
         self.whole[..., start : start + C, :, :] = piece
+        self.filled = True
 
     def done(self) -> Array:
         """The array; zeros where nothing was ever put."""
-        if self.whole is not None:
+        if self.filled or any(part.filled for part in self.parts):
             return self.whole
         if not self.pieces:
             return self.xp.zeros(self.shape, dtype=self.dtype, device=self.where)

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...ground.namespace import Array, Namespace, sum_to
-from ..decay import decay_of
-from ..erase import erase, erase_vjp
+from ...ground.namespace import Array, Namespace, add_to, sum_to
+from ...pieces.triangular import slim as slim_lower
+from ..decay import NoDecay, decay_of
+from ..erase import erase, erase_vjp, system
 from ..kinds import Erase, Row
+from ..sums import list_chunks
 from .inputs import Inputs, Plan
 
 
@@ -51,6 +53,42 @@ class Writer(NamedTuple):
     w: Array
 
 
+class Ready(NamedTuple):
+    """What a chunk, or N chunks (..., N, C, D) at once, can compute before it sees a state."""
+
+    x: Inputs
+    D: Any  # decay on the key axis
+    Dv: Any  # decay on the value axis
+    system: Any  # what the erase solves, or None
+    recall: Any  # Reader of r or a, or None
+    query: Any  # Reader of q, or None
+    grams: list[Array]  # gram(q, y), a write each
+    hats: list[Array]  # y^, a write each
+    bonus: Array | None
+
+
+def slim(ready: Ready) -> Ready:
+    """What a chunk that is not walked back needs: views of the rest would keep all chunks in memory."""
+    x, found, query = ready.x, ready.system, ready.query
+    return ready._replace(
+        x=x._replace(q=None, k=None, g=None, r=None, u=None), D=ready.D.carrier(),
+        system=None if found is None else found._replace(N=None, lower=slim_lower(found.lower)),
+        recall=None if ready.recall is None else ready.recall._replace(x=None),
+        query=None if query is None else query._replace(x=None),
+    )  # fmt: skip
+
+
+def apart(xp: Namespace, y: Any, N: int) -> list[Any]:
+    """What N chunks (..., N, C, D) know, as a list of N: arrays, decays, and whatever is made of them."""
+    if y is None or isinstance(y, str | Row):
+        return [y] * N
+    if isinstance(y, tuple):
+        return [type(y)._make(parts) for parts in zip(*(apart(xp, part, N) for part in y), strict=True)]
+    if isinstance(y, list):
+        return [list(parts) for parts in zip(*(apart(xp, part, N) for part in y), strict=True)] or [[]] * N
+    return y.apart(N) if isinstance(y, NoDecay) else list_chunks(xp, y)
+
+
 class Forward(NamedTuple):
     """One chunk, computed: the output, the writes, and what the adjoint needs again."""
 
@@ -66,27 +104,37 @@ class Forward(NamedTuple):
     read: Array | None  # q^ S_in
 
 
-def chunk_fwd(xp: Namespace, x: Inputs, plan: Plan, read: Callable[[Array], Array]) -> Forward:
-    """One chunk forward."""
+def chunk_ready(xp: Namespace, x: Inputs, plan: Plan) -> Ready:
+    """All that needs no state: grams, the triangular system, hats."""
     D, Dv = decay_of(xp, x.g, plan.dtype), decay_of(xp, x.gv, plan.dtype)
-    recall, recalled = None, None
+    D.weight()  # carry's, for all chunks
+    recall, query, grams, bonus = None, None, [], None
     if x.erase is not Erase.NONE:
         name, vectors, row = ("r", x.r, plan.erase_row) if x.erase is Erase.DELTA else ("a", x.a, Row.BEFORE)
         recall = Reader(name, row, vectors, D.from_start(vectors, row))
-        recalled = read(recall.hat)
-    erased = erase(xp, x, D, recall.row if recall else Row.AFTER, recalled)
-    writers = [Writer(n, y, D.to_end(y), Dv.to_end(w)) for n, y, w in erased.writes]
-    if x.q is None:
+    writes = [x.k] if x.erase is not Erase.FREE else [x.k, x.b]
+    found = system(xp, x, D, recall.row if recall else Row.AFTER)
+    if x.q is not None:
+        query = Reader("q", plan.query_row, x.q, D.from_start(x.q, plan.query_row))
+        grams = [D.gram(x.q, y, query.row) for y in writes]
+        if x.u is not None:
+            bonus = xp.sum(x.q * x.u * x.k, axis=-1, keepdims=True) * x.v  # ((q_i (.) u) . k_i) v_i
+    return Ready(x, D, Dv, found, recall, query, grams, [D.to_end(y) for y in writes], bonus)
+
+
+def chunk_fwd(xp: Namespace, ready: Ready, plan: Plan, read: Callable[[Array], Array]) -> Forward:
+    """One chunk forward."""
+    x, D, Dv, _, recall, query, grams, hats, bonus = ready
+    erased = erase(xp, x, ready.system, None if recall is None else read(recall.hat))
+    writers = [Writer(n, y, hat, Dv.to_end(w)) for hat, (n, y, w) in zip(hats, erased.writes, strict=True)]
+    if query is None:
         return Forward(None, writers, x, D, Dv, erased, recall, None, [], None)
-    row = plan.query_row
-    query = Reader("q", row, x.q, D.from_start(x.q, row))
-    grams = [D.gram(x.q, y, row) for _, y, _ in erased.writes]
     found = read(query.hat)
-    out = Dv.from_start(found, row)
+    out = Dv.from_start(found, query.row)
     for A, write in zip(grams, erased.writes, strict=True):
-        out = out + Dv.rows(A, write.w, row)
-    if x.u is not None:
-        out = out + xp.sum(x.q * x.u * x.k, axis=-1, keepdims=True) * x.v  # (q_i (.) u) . k_i
+        out = add_to(Dv.rows(A, write.w, query.row), out)
+    if bonus is not None:
+        out = out + bonus
     return Forward(plan.scale * out, writers, x, D, Dv, erased, recall, query, grams, found)
 
 
@@ -94,7 +142,7 @@ def chunk_state(xp: Namespace, f: Forward, S: Array) -> Array:
     """S_out = carry(S_in) + sum over writes y^^T w."""
     S = _carry(xp, f, S)
     for w in f.writers:
-        S = S + sum_to(xp, xp.matrix_transpose(w.hat) @ w.w, S.shape)
+        S = add_to(sum_to(xp, xp.matrix_transpose(w.hat) @ w.w, S.shape), S)
     return S
 
 
@@ -129,8 +177,8 @@ def chunk_cotangents(
         readers.append(f.recall._replace(c=c_recall))
     if c is not None:
         row = f.query.row
-        for write in f.erased.writes:
-            dq, dy, dg = f.D.gram_vjp(f.Dv.gram(c, write.w, row), x.q, write.y, row)
+        for n, write in enumerate(f.erased.writes):
+            dq, dy, dg = f.D.gram_vjp(f.Dv.gram(c, write.w, row), x.q, write.y, row, f.grams[n])
             grads.add("q", dq)
             grads.add(write.name, dy)
             grads.add("g", dg)

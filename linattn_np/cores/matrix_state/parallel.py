@@ -15,7 +15,7 @@ from ...ground.chunk_table import Chunk
 from ...ground.namespace import Array, cast, sum_to
 from .heads import take
 from .inputs import Inputs, Plan
-from .one_chunk import Forward, Gradients, Reader, chunk_cotangents, chunk_fwd, chunk_gradients
+from .one_chunk import Forward, Gradients, Reader, chunk_cotangents, chunk_fwd, chunk_gradients, chunk_ready
 
 
 def forward(
@@ -25,7 +25,8 @@ def forward(
     tiles: list[Forward] = []
     for chunk in table:
         x = take(plan.xp, core, chunk.start, chunk.stop, plan.dtype)
-        tiles.append(_slim(chunk_fwd(plan.xp, x, plan, lambda hat: _past(plan, tiles, hat, S)), chunk, put))
+        ready = chunk_ready(plan.xp, x, plan)
+        tiles.append(_slim(chunk_fwd(plan.xp, ready, plan, lambda hat: _past(plan, tiles, hat, S)), chunk, put))
     return _final_state(plan, tiles, S), S
 
 
@@ -70,7 +71,7 @@ def backward(
     tiles: list[Forward] = []
     for chunk in table:
         x = take(xp, core, chunk.start, chunk.stop, plan.dtype)
-        tiles.append(chunk_fwd(xp, x, plan, lambda hat: _past(plan, tiles, hat, S)))
+        tiles.append(chunk_fwd(xp, chunk_ready(xp, x, plan), plan, lambda hat: _past(plan, tiles, hat, S)))
     readers: list[list[Reader]] = []  # of the tiles already passed, nearest first
     grads: list[Gradients] = []
     for (start, stop), f in zip(reversed(table), reversed(tiles), strict=True):

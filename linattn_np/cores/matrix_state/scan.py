@@ -17,9 +17,9 @@ from ...ground.chunk_table import Chunk
 from ...ground.namespace import Array, Namespace, cast, device
 from ..kinds import Erase
 from . import running
-from .heads import take
+from .heads import fold, fold_tokens, take
 from .inputs import Inputs, Plan
-from .one_chunk import Forward, chunk_cotangents, chunk_fwd, chunk_gradients, chunk_state, chunk_state_vjp
+from .one_chunk import Forward, chunk_cotangents, chunk_fwd, chunk_gradients, chunk_ready, chunk_state, chunk_state_vjp
 
 
 class Transfer(NamedTuple):
@@ -63,7 +63,7 @@ def backward(
         return dS
     start = table[0].start
     f, transfer, S_in, _ = _all_chunks(core, plan, start, N, C, S0)
-    d = None if dout is None else _fold(xp, cast(xp, dout[..., start : start + N * C, :], plan.dtype), N, C)
+    d = None if dout is None else fold_tokens(xp, cast(xp, dout[..., start : start + N * C, :], plan.dtype), N, C)
     # dS_in = (M^T dS_out) (.) h + Z', Z' being what the chunk's own readers ask for when dS_out is 0
     zero = xp.zeros_like(S_in)
     readers, grads = chunk_cotangents(xp, f, plan, d, lambda hat: hat @ zero)
@@ -78,7 +78,7 @@ def backward(
     )
     chunk_state_vjp(xp, f, readers, grads, S_in, dS_out)
     if "u" in grads:  # one for all chunks
-        put(start, {"u": grads.pop("u")[..., 0, :, :]})
+        put(start, {"u": xp.sum(grads.pop("u"), axis=-3)})
     for n in range(N):
         put(start + n * C, {name: y[..., n, :, :] for name, y in grads.items()})
     return dS_0
@@ -92,22 +92,16 @@ def _full_chunks(table: list[Chunk]) -> tuple[int, int]:
     return sum(c.stop - c.start == C for c in table), C
 
 
-def _fold(xp: Namespace, y: Array, N: int, C: int) -> Array:
-    """(..., N C, D) as (..., N, C, D)."""
-    return xp.reshape(y, (*y.shape[:-2], N, C, y.shape[-1]))
-
-
 def _all_chunks(
     core: Inputs, plan: Plan, start: int, N: int, C: int, S: Array
 ) -> tuple[Forward, Transfer, Array, Array]:
     """(N chunks computed at once, their transfers, their incoming states (..., N, K, V), the state after them)."""
     xp = plan.xp
     x = take(xp, core, start, start + N * C, plan.dtype)
-    u = None if x.u is None else x.u[..., None, :, :]
-    x = Inputs._make([*(None if y is None else _fold(xp, y, N, C) for y in x[:-1]), u])
+    x = fold(xp, x, N, C)
     transfer = transfers(x, plan)
     S_in, S_end = states(xp, transfer, S)
-    return chunk_fwd(xp, x, plan, lambda hat: hat @ S_in), transfer, S_in, S_end
+    return chunk_fwd(xp, chunk_ready(xp, x, plan), plan, lambda hat: hat @ S_in), transfer, S_in, S_end
 
 
 def transfers(x: Inputs, plan: Plan) -> Transfer:
@@ -115,7 +109,7 @@ def transfers(x: Inputs, plan: Plan) -> Transfer:
     xp, K, V = plan.xp, x.k.shape[-1], x.v.shape[-1]
     h = None
     if x.erase is Erase.NONE:
-        f = chunk_fwd(xp, x._replace(q=None), plan, lambda hat: hat)
+        f = chunk_fwd(xp, chunk_ready(xp, x._replace(q=None), plan), plan, lambda hat: hat)
         Z = chunk_state(xp, f, xp.zeros((*x.v.shape[:-2], K, V), dtype=plan.dtype, device=device(x.v)))
         weight = f.D.weight()
         M = xp.ones((1, 1), dtype=plan.dtype, device=device(x.v)) if weight is None else xp.matrix_transpose(weight)
@@ -129,7 +123,7 @@ def transfers(x: Inputs, plan: Plan) -> Transfer:
         hat = xp.broadcast_to(hat, (*x.v.shape[:-1], K))
         return xp.concat([xp.zeros_like(x.v), hat], axis=-1)
 
-    f = chunk_fwd(xp, wide, plan, read)
+    f = chunk_fwd(xp, chunk_ready(xp, wide, plan), plan, read)
     lead = x.v.shape[:-2]
     S = xp.concat([xp.zeros((*lead, K, V), dtype=plan.dtype, device=device(x.v)),
                    xp.broadcast_to(identity, (*lead, K, K))], axis=-1)

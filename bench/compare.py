@@ -1,0 +1,187 @@
+"""One call beside its peers: what every `python -m bench VARIANT` does.
+
+    python -m bench gated_delta_rule [--threads 1,2] [--backward] [--rounds 5] [--no-memory] [--write]
+
+A process for each number of threads, since libraries read it when they are imported; for each peak of memory a child
+of a process that has only imported and compiled. Correctness is checked first, against float64. One thread is compared
+by CPU time times the rate of the products beside it, several threads by wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Arrays = dict[str, "np.ndarray"]
+Calls = dict[str, Callable[[], Any]]
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LINATTN_NP_NUM_THREADS")
+SECONDS = 10.0  # of a shape, after which no further round begins
+
+
+class Case(NamedTuple):
+    """A variant, its shapes (B, T, H, D), its inputs, what is called, and the operations that count as useful."""
+
+    name: str
+    shapes: list[tuple[int, int, int, int]]
+    draw: Callable[[tuple[int, int, int, int]], Arrays]
+    calls: Callable[[Arrays, bool], Calls]  # (arrays, backward), ours first; None is the result of another operator
+    useful: Callable[[int, bool], float | None]  # (D, backward): operations a token and head
+    exact: Callable[[Arrays], Any] | None = None  # what the forward calls should give
+    small: tuple[int, int, int, int] = (1, 128, 1, 64)  # called once before memory is measured
+
+
+def main(case: Case, arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog=f"python -m bench {case.name}", description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", default="1,2", help="numbers of threads, each in a process of its own")
+    parser.add_argument("--backward", action="store_true", help="forward and backward instead of forward")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-memory", action="store_true", help="do not measure peaks of memory")
+    parser.add_argument("--write", action="store_true", help="keep the result under bench/results/")
+    parser.add_argument("--worker", choices=["times", "peak"], help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker == "times":
+        print(json.dumps(times(case, options.rounds, options.backward, int(options.threads))))
+        return 0
+    if options.worker == "peak":
+        print(json.dumps(peaks(case, options.backward)))
+        return 0
+    rows = []
+    for threads in options.threads.split(","):
+        more = [row | {"threads": int(threads)} for row in _worker(case, options, "times", threads)]
+        peak = {} if options.no_memory or rows else _worker(case, options, "peak", "1")
+        for row in more:
+            key = f"{tuple(row['shape'])} {row['name']}"
+            print(line(row | ({"peak_mib": peak[key] / 2**20} if key in peak else {})), flush=True)
+            row |= {"peak_mib": round(peak[key] / 2**20, 1)} if key in peak else {}
+        rows += more
+    if options.write:
+        from bench import record
+
+        name = case.name + ("_backward" if options.backward else "")
+        print(record.write(name, {"what": "forward and backward" if options.backward else "forward", "rows": rows}))
+    return 0
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row to read."""
+    text = ("(B, T, H, D) = ({}, {}, {}, {})".format(*row["shape"]) + f"  {row['threads']} thread(s)  {row['name']:24s}"
+            f" cpu {row['cpu_ms']:9.2f} ms  wall {row['wall_ms']:9.2f} ms  {row['ratio']:6.2f}x")  # fmt: skip
+    text += f"  {row['share']:4.0f} % of GEMM" if row["share"] is not None else 15 * " "
+    return text + (f"  {row['peak_mib']:7.1f} MiB" if "peak_mib" in row else "")
+
+
+def _worker(case: Case, options: argparse.Namespace, what: str, threads: str) -> Any:
+    """This program again with BLAS and us on that many threads; what it prints last."""
+    command = [sys.executable, "-m", "bench", case.name, "--worker", what, "--threads", threads]
+    command += ["--rounds", str(options.rounds)] + ["--backward"] * options.backward
+    env = os.environ | dict.fromkeys(THREADS, threads)
+    root = Path(__file__).parent.parent
+    ran = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RuntimeError(f"{' '.join(command)}:\n{ran.stderr[-3000:]}")
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def times(case: Case, rounds: int, backward: bool, threads: int) -> list[dict[str, Any]]:
+    """A row for each shape and call."""
+    import numpy as np
+
+    from bench import timing
+
+    rows = []
+    for shape in case.shapes:
+        arrays = case.draw(shape)
+        calls, errors = case.calls(arrays, backward), {}
+        if case.exact and not backward:
+            expected = case.exact(arrays)
+            for name, call in calls.items():
+                if isinstance(found := call(), np.ndarray) and found.shape == expected.shape:
+                    errors[name] = float(np.abs(found - expected).max() / np.abs(expected).max())
+                    assert errors[name] < 1e-3, f"{name} is off by {errors[name]}"
+        found = timing.interleaved(calls, rounds, SECONDS)
+        base, (B, T, H, D) = next(iter(found.values())), shape
+        by, useful = ("gemm_gflop" if threads == 1 else "wall_ms"), case.useful(D, backward)
+        for name, row in found.items():
+            share = None if useful is None else useful * B * T * H / 1e7 / row["gemm_gflop"]
+            rows.append({"shape": list(shape), "name": name, **row, "ratio": row[by] / base[by],
+                         "share": share, "error": errors.get(name)})  # fmt: skip
+    return rows
+
+
+def peaks(case: Case, backward: bool) -> dict[str, int]:
+    """Bytes above the inputs, results included, of every call, each in a child of its own."""
+    from bench import timing
+
+    found = {}
+    for call in case.calls(case.draw(case.small), backward).values():
+        call()  # imports and compiles
+    for shape in case.shapes:
+        for name in case.calls(case.draw(case.small), backward):
+            made = lambda shape=shape: case.calls(case.draw(shape), backward)  # noqa: E731
+            taken = timing.peak_in_child(lambda name=name, made=made: made().get(name))
+            found |= {} if taken is None else {f"{shape} {name}": taken}
+    return found
+
+
+def ours(fn: str, arrays: Arrays, backward: bool, backends: tuple[str, ...] = ("numba", "chunks")) -> Calls:
+    """Our own calls by backend."""
+    import numpy as np
+
+    import linattn_np as la
+
+    function, dout = getattr(la, fn), np.ones_like(arrays["v"])
+
+    def call(backend: str) -> Any:
+        if not backward:
+            return function(**arrays, backend=backend)
+        out, pullback = la.vjp(function, **arrays, backend=backend)
+        return out, pullback(dout)
+
+    return {f"linattn_np_{name}": lambda name=name: call(name) for name in backends}
+
+
+def exact(fn: str) -> Callable[[Arrays], Any]:
+    """The same function in float64."""
+    import numpy as np
+
+    import linattn_np as la
+
+    return lambda arrays: getattr(la, fn)(**{n: x.astype(np.float64) for n, x in arrays.items()}, backend="chunks")
+
+
+def draw_card(fn: str, *without: str) -> Callable[[tuple[int, int, int, int]], Arrays]:
+    """float32 inputs of a variant, as its card draws them, but for optional ones that are left out."""
+    import numpy as np
+
+    import linattn_np as la
+
+    def draw(shape: tuple[int, int, int, int]) -> Arrays:
+        B, T, H, D = shape
+        arrays = getattr(la, fn).card.sample(np.random.default_rng(0), B=(B,), T=T, H=H, K=D, V=D)
+        return {n: x.astype(np.float32) for n, x in arrays.items() if n not in without}
+
+    return draw
+
+
+def delta_work(D: int, backward: bool, C: int = 32) -> float:
+    """The chunk form of a delta rule with chunks of 32, lower triangles only; backward walks forward once more."""
+    return 6 * D * D + 4 * C * D + backward * (16 * D * D + 11 * C * D)
+
+
+def plain_work(D: int, backward: bool, C: int = 32) -> float:
+    """Likewise without an erase."""
+    return 4 * D * D + 2 * C * D + backward * (10 * D * D + 5 * C * D)
+
+
+def free_work(D: int, backward: bool, C: int = 32) -> float | None:
+    """Likewise with an erase by free vectors: two readers, two writers, a gram for each pair, one solve."""
+    return None if backward else 8 * D * D + 8 * C * D

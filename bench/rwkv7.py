@@ -1,0 +1,18 @@
+"""`python -m bench rwkv7`: RWKV-7 on a CPU, beside softmax; transformers has no path for it."""
+
+from __future__ import annotations
+
+from bench import compare, peers
+
+SHAPES = [(1, 2048, 8, 64), (1, 2048, 8, 128)]
+
+
+def calls(arrays: compare.Arrays, backward: bool) -> compare.Calls:
+    return compare.ours("rwkv7", arrays, backward) | peers.softmax(arrays, backward)
+
+
+CASE = compare.Case("rwkv7", SHAPES, compare.draw_card("rwkv7"), calls, compare.free_work, compare.exact("rwkv7"))
+
+
+def main(arguments: list[str]) -> int:
+    return compare.main(CASE, arguments)

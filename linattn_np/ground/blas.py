@@ -1,0 +1,40 @@
+"""BLAS kept to one thread while we share out the work ourselves; where threadpoolctl is missing it is left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_lock = threading.Lock()
+_inside = 0  # callers between enter and exit: the first one sets the limit, the last one takes it back
+_limit: Any = None
+
+
+@functools.cache
+def _controller() -> Any:
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ImportError:
+        return None
+    return ThreadpoolController()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Limits BLAS to one thread; callers may be nested or concurrent."""
+    global _inside, _limit
+    with _lock:
+        _inside += 1
+        if _inside == 1 and _controller() is not None:
+            _limit = _controller().limit(limits=1, user_api="blas")
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside and _limit is not None:
+                _limit.restore_original_limits()
+                _limit = None
