@@ -100,6 +100,11 @@ def _load(t: Machine) -> None:  # matrix, array, token, head, rows, column, colu
     rows.load(t.e, t.m(1), t.r(5), t.r(7), t.array(2, STORAGE), at, t.array(2, TOKEN), t.array(2, CHANNEL))
 
 
+def _fetch(t: Machine) -> None:  # array, token, tokens after it, head, rows, column, columns
+    at = t.address(1, t.r(2) + t.l(3), t.r(4)) + t.r(6) * t.array(1, CHANNEL)
+    rows.fetch(t.e, t.l(5), t.r(7) * t.array(1, CHANNEL), at, t.array(1, TOKEN))
+
+
 def _load_column(t: Machine) -> None:  # vector, array, token, head, rows
     out, at = t.m(1), t.address(2, t.r(3), t.r(4))
     step = t.array(2, TOKEN)
@@ -200,6 +205,7 @@ WRITTEN: dict[str, Callable[[Machine], None]] = {
     "place": _place,
     "point": _point,
     "load": _load,
+    "fetch": _fetch,
     "load_column": _load_column,
     "state": _state,
     "store_state": _store_state,

@@ -20,10 +20,11 @@ from ..pieces.numba_tiles import FULL, PAD
 # columns of a table of tasks: they fill the first registers
 BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS = range(8)
 INPUTS = 8
+FETCHES = 2  # after each product
 TURNED = 4  # added to the half of a product: its left factor is read as its transpose
 
 OPERATIONS = [
-    "halt", "add", "minus", "least", "times", "whole", "less", "place", "point", "load", "load_column", "state",
+    "halt", "add", "minus", "least", "times", "whole", "less", "place", "point", "load", "fetch", "load_column", "state",
     "store_state", "put", "clear", "copy", "product", "solve", "solve_transposed", "transpose", "hadamard",
     "add_hadamard", "reach", "dots", "dots_below", "pairs", "weigh", "pull", "crossings", "overlap", "channels",
     "channel_gram", "channel_pull", "channel_crossings", "channel_overlap", "bonus", "bonus_pull",
@@ -44,6 +45,7 @@ class Program:
         self.matrices: list[tuple[int, int, int, bool]] = [(0, 0, 0, False)]  # address, row, col, own memory?
         self.literals: dict[int, int] = {}
         self.bytes = 0
+        self.wanted: list[tuple[int, ...]] = []  # operands of `fetch`, a few after each product that follows
         self.lane = BYTES // self.dtype.itemsize
         for _ in (ONE, SCALE, MINUS):
             self.same(self.vector(1))
@@ -121,6 +123,9 @@ class Program:
                  added: int = 0, added_rows: int = 0) -> None:  # fmt: skip
         """out (m, n) = diag(rows) A B + diag(added_rows) added, A (m, k)."""
         self.product(half, A, B, m, n, k, rows, added, added_rows or rows, out)
+        for wanted in self.wanted[:FETCHES]:
+            self.fetch(*wanted)
+        del self.wanted[:FETCHES]
 
     def table(self) -> np.ndarray:
         """The operations, a row each."""

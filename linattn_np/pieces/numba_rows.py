@@ -53,6 +53,15 @@ def load(e: Emit, out: Mat, m: Value, n: Value, storage: Value, at: Value, row_s
 
 
 @routine
+def fetch(e: Emit, m: Value, count: Value, at: Value, row_step: Value) -> None:
+    """Ask for m rows of `count` bytes, `row_step` bytes apart, before they are needed."""
+    byte = ir.IntType(8).as_pointer()
+    ask = e.function("llvm.prefetch.p0", ir.VoidType(), [byte, I32, I32, I32])
+    with e.each(m) as i, e.each(count, step=64) as j:
+        e.b.call(ask, [e.b.inttoptr((at + i * row_step + j).v, byte), *(ir.Constant(I32, n) for n in (0, 3, 1))])
+
+
+@routine
 def put(e: Emit, X: Mat, factors: Rows, m: Value, n: Value, at: Value, row_step: Value, more: Value) -> None:
     """Rows factors_i X_i to memory, `row_step` bytes apart; added to what is there if `more`."""
     with e.each(m) as i:

@@ -10,6 +10,8 @@ from ..numba_decay import BLOCK
 from ..numba_program import COLUMN, HEAD, MINUS, ONE, SCALE, STOP, TURNED, WIDTH, Program
 from .numba_table import IN_BETA, IN_BONUS, IN_G, IN_K, IN_PUSH, IN_Q, IN_READ, IN_V, OUT
 
+ASKED_AT_ONCE = 8  # rows: more would wait for one another
+
 
 class Cell(NamedTuple):
     """A kind of call: all that a program depends on."""
@@ -90,6 +92,14 @@ class Chunk:
         self.p.minus(self.c, STOP, self.t)
         self.p.least(self.c, self.c, self.p.literal(self.cell.C))
         self.p.whole(self.whole, self.c)
+
+    def fetch(self, *arrays: int) -> None:
+        """Ask for the tokens of the next chunk, a few rows after each product of this one."""
+        p, C = self.p, self.cell.C
+        for i in range(0, C, ASKED_AT_ONCE):
+            for array in arrays:
+                column, columns = (COLUMN, WIDTH) if array in (IN_V, OUT) else (p.literal(0), self.K)
+                p.wanted.append((array, self.t, C + i, HEAD, min(ASKED_AT_ONCE, C - i), column, columns))
 
     def take(self, array: int, width: int, head: int = HEAD, column: int | None = None, columns: int = 0) -> int:
         """A matrix of the chunk's tokens: where they lie, or loaded."""

@@ -6,7 +6,7 @@ import functools
 
 from ..numba_program import COLUMN, FIRST, HEAD, STATE, STOP, WIDTH, Program
 from .numba_chunk import Cell, Chunk
-from .numba_table import IN_STATE, OUT_STATE
+from .numba_table import IN_K, IN_Q, IN_STATE, IN_V, OUT, OUT_STATE
 
 
 @functools.lru_cache(256)
@@ -24,6 +24,7 @@ def forward_program(cell: Cell) -> Program:
     with p.only_if(x.t, STOP):
         top = p.here()
         x.begin()
+        x.fetch(IN_K, IN_V, *((IN_Q, OUT) if cell.asked and cell.queries == 1 else ()))
         x.writers()
         x.decays()
         if x.N:
