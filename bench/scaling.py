@@ -10,6 +10,7 @@ left out where one call would take longer than LONGEST. Peaks of memory are abov
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import subprocess
@@ -171,8 +172,10 @@ def step() -> dict[str, Any]:
         q, kv = torch.from_numpy(one["q"]).transpose(1, 2), torch.rand(2, 1, H, n, D)
         return lambda: torch.nn.functional.scaled_dot_product_attention(q, kv[0], kv[1])
 
-    rows = {"linear step": grow(positions, 0, linear)}
-    rows["linear step"]["bytes"] = [bytes_of_state] * len(rows["linear step"]["at"])
+    ms = timed({str(n): linear(n) for n in positions}, 9)  # in turn: they should not differ
+    peaks = [round((timing.peak_in_child(lambda n=n: linear(n)) or 0) / 2**20, 1) for n in positions]
+    rows = {"linear step": {"at": positions, "ms": [ms[str(n)] for n in positions], "peak_mib": peaks,
+                            "bytes": [bytes_of_state] * len(positions)}}  # fmt: skip
     if peers.has_torch():
         rows["softmax, keys kept (torch)"] = grow(positions, 1, kept)
         rows["softmax, keys kept (torch)"]["bytes"] = [2 * 4 * H * n * D for n in positions]
@@ -205,7 +208,8 @@ def main(arguments: list[str]) -> int:
     if any(os.environ.get(name) != "1" for name in compare.THREADS):  # libraries read it when they are imported
         env = os.environ | dict.fromkeys(compare.THREADS, "1")
         return subprocess.call([sys.executable, "-m", "bench", "scaling", *arguments], env=env)
-    result = {}
+    before = record.RESULTS / "scaling.json"
+    result = json.loads(before.read_text())["parts"] if before.exists() else {}
     for name in options.only.split(","):
         result[name] = {"question": (PARTS[name].__doc__ or "").strip()} | PARTS[name]()
         for answer in result[name]["answers"]:

@@ -118,11 +118,20 @@ def memory(result: dict[str, Any]) -> str:
 
 def plain(name: str, result: dict[str, Any]) -> str:
     """Any other file with rows: a column a key."""
-    keys = list(dict.fromkeys(key for row in result["rows"] for key in row))
+    flat = [dict(_leaves(row)) for row in result["rows"]]
+    keys = list(dict.fromkeys(key for row in flat for key in row))
     told = {k: v for k, v in result.items() if isinstance(v, str | int | float) and k not in ("date", "cpu", "cores")}
     notes = [f"{k}: {v}" for k, v in told.items()]
-    body = [[number(row.get(key)) for key in keys] for row in result["rows"]]
+    body = [[number(row.get(key)) for key in keys] for row in flat]
     return "\n\n".join([f"## {name}", machine(result), "; ".join(notes), table(keys, body)])
+
+
+def _leaves(row: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    """(path, value) of a row whose values may be rows."""
+    found = []
+    for key, x in row.items():
+        found += _leaves(x, f"{before}{key} ") if isinstance(x, dict) else [(f"{before}{key}", x)]
+    return found
 
 
 def page() -> str:
