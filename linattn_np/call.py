@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import numbers
@@ -21,6 +22,7 @@ from .ground.namespace import Array, Library, cast, compute_dtype, dtype_name, e
 from .ground.rows import check_rows, put_rows, take_rows
 from .options import COMMON, threads_of
 
+NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -64,36 +66,36 @@ class Prepared(NamedTuple):
 
 def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """What the public function returns: out, or (out, state)."""
-    if keywords.get("num_threads") is None:
-        return _run(card, arrays, keywords)
-    with threads.limited(threads_of(card.name, keywords["num_threads"])):
-        return _run(card, arrays, keywords)
+    with _limit(card, keywords):
+        like = alike.likeness(card, arrays, keywords)
+        if like is not None and (repeated := alike.repeat(like)) is not None:
+            return Result(*repeated) if repeated[0] is None or keywords.get("return_state") else repeated[0]
+        how, made = again.look(card.name, arrays, keywords)
+        if how is not None and made is not None:
+            out, state = again.make(how, made.arrays)
+            return out if how.state is None else Result(out, state)
+        call = prepare(card, arrays, keywords)
+        options = call.options
+        core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, options["backend"])
+        result = _result(call, core_out, end)
+        in_place = end is call.given_state
+        if options["overwrite_state"] == in_place and kept.q is None and not _is_doubtful(call):
+            out, state = result if isinstance(result, Result) else (result, None)
+            again.keep(made, kept.saved.starts, end, out, state, in_place)
+        if like is not None:
+            alike.remember(like, call.inputs, call.plan, kept)
+        return result
 
 
-def _run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    like = alike.likeness(card, arrays, keywords)
-    if like is not None and (repeated := alike.repeat(like)) is not None:
-        return Result(*repeated) if repeated[0] is None or keywords.get("return_state") else repeated[0]
-    how, made = again.look(card.name, arrays, keywords)
-    if how is not None and made is not None:
-        out, state = again.make(how, made.arrays)
-        return out if how.state is None else Result(out, state)
-    call = prepare(card, arrays, keywords)
-    core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, call.options["backend"])
-    result = _result(call, core_out, end)
-    in_place = end is call.given_state
-    if call.options["overwrite_state"] == in_place and kept.q is None and not _is_doubtful(call):
-        out, state = result if isinstance(result, Result) else (result, None)
-        again.keep(made, kept.saved.starts, end, out, state, in_place)
-    if like is not None:
-        alike.remember(like, call.inputs, call.plan, kept)
-    return result
+def _limit(card: Card, keywords: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """The number of threads that was asked for."""
+    count = keywords.get("num_threads")
+    return NO_LIMIT if count is None else threads.limited(threads_of(card.name, count))
 
 
 def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
     """(what the public function returns, pullback)."""
-    count = keywords.get("num_threads")
-    count = None if count is None else threads_of(card.name, count)
+    limit = _limit(card, keywords)  # checked before anything else, as in `run`
     call = prepare(card, arrays, keywords)
     if call.options["overwrite_state"]:
         raise ValueError(f"{card.name}: overwrite_state=True was given to vjp, expected False: "
@@ -102,7 +104,7 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         raise ValueError(f"{card.name}: state_rows was given to vjp, expected None: "
                          "take the rows of the pool yourself, as in state=pool[rows]")
     plan = call.plan._replace(gradients=True)
-    with threads.limited(count):
+    with limit:
         core_out, end, kept = matrix_state.forward(card.name, call.inputs, plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
     shape = None if core_out is None else _out_shape(call, core_out)
@@ -114,7 +116,7 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         grads: dict[str, Array] = {}
         if card.from_core_vjp and d_out is not None:
             d_out, grads = card.from_core_vjp(call.variables, core_out, cast(call.plan.xp, d_out, call.plan.dtype))
-        with threads.limited(count):
+        with _limit(card, keywords):
             d, dstate0 = matrix_state.backward(kept, d_out, d_state)
         for name, y in card.to_core_vjp(call.variables, d).items():
             grads[name] = y if name not in grads else grads[name] + y

@@ -139,6 +139,8 @@ def _form(call: Prepared, backend: str) -> tuple[str, int | None]:
         return "recurrent form", None
     T = call.variables.sizes.T
     if backend == "numba":
+        if matrix_state.NUMBA.module.walks_tokens(call.inputs, call.plan):
+            return "recurrent form", None
         return "chunk form", min(call.plan.chunk_size or matrix_state.COMPILED_CHUNK, max(T, 1))
     C = min(chunks.chunk_length(call.plan, T), max(T, 1))
     return ("parallel form in tiles" if chunks.is_parallel(call.plan, T) else "chunk form"), C

@@ -24,8 +24,8 @@ FETCHES = 2  # after each product
 TURNED = 4  # added to the half of a product: its left factor is read as its transpose
 
 OPERATIONS = [
-    "halt", "add", "minus", "least", "times", "whole", "less", "place", "point", "load", "fetch", "load_column", "state",
-    "store_state", "put", "clear", "copy", "product", "solve", "solve_transposed", "transpose", "hadamard",
+    "halt", "add", "minus", "least", "times", "whole", "less", "place", "point", "load", "fetch", "load_column",
+    "state", "store_state", "put", "clear", "copy", "product", "solve", "solve_transposed", "transpose", "hadamard",
     "add_hadamard", "reach", "dots", "dots_below", "pairs", "weigh", "pull", "crossings", "overlap", "channels",
     "channel_gram", "channel_pull", "channel_crossings", "channel_overlap", "bonus", "bonus_pull",
     "rest", "any_above_one", "accumulate",

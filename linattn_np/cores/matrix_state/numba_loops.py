@@ -79,6 +79,11 @@ def _forward_chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, C: in
     run(forward_program(cell), plan, table, tasks, 6.0 * _tokens(rows) * H * cell.K * V)
 
 
+def walks_tokens(x: Inputs, plan: Plan) -> bool:
+    """Whether all sequences of a call are walked token by token."""
+    return bool(numba_short.is_stepwise(x, plan, sequences(plan, 1, 1)).all())
+
+
 def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, _ = saved
