@@ -8,6 +8,7 @@ a new formula needs nothing compiled. Operands are numbers of registers (whole n
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -127,16 +128,24 @@ class Program:
             self.fetch(*wanted)
         del self.wanted[:FETCHES]
 
+    @functools.cached_property
+    def finished(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Operations, first values of registers, matrices, and which of these lie in own memory: nothing may follow."""
+        full = [row + [0] * (FIELDS - len(row)) for row in itertools.chain(self.rows, [[OP["halt"]]])]
+        matrices = np.array([x[:3] for x in self.matrices], np.int64)
+        own = np.array([x[3] for x in self.matrices])
+        return np.array(full, np.int64), np.array(self.values, np.int64), matrices, own
+
     def table(self) -> np.ndarray:
         """The operations, a row each."""
-        full = [row + [0] * (FIELDS - len(row)) for row in itertools.chain(self.rows, [[OP["halt"]]])]
-        return np.array(full, np.int64)
+        return self.finished[0]
 
     def registers(self) -> np.ndarray:
-        """First values of the registers."""
-        return np.array(self.values, np.int64)
+        """First values of the registers, for one thread."""
+        return self.finished[1].copy()
 
     def placed(self, address: int) -> np.ndarray:
         """The matrices for memory that begins at an address."""
-        base = -(-address // 64) * 64
-        return np.array([(at + base if own else 0, row, col) for at, row, col, own in self.matrices], np.int64)
+        matrices, own = self.finished[2].copy(), self.finished[3]
+        matrices[own, 0] += -(-address // 64) * 64
+        return matrices

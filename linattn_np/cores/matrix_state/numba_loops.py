@@ -168,11 +168,11 @@ def _tokens(rows: np.ndarray) -> int:
 def run(program: Program, plan: Plan, table: Table, tasks: np.ndarray, operations: float) -> None:
     """Carry out a program for all tasks."""
     dtype = program.dtype
-    loop, code, values = carry_out(dtype), program.table(), program.registers()
+    loop, code = carry_out(dtype), program.table()
     one, scale = dtype.type(1), dtype.type(plan.scale)
 
     def task(first: int, last: int) -> None:
-        tables = program.placed(_address(memory(program.bytes))), values.copy()
+        tables = program.placed(_address(memory(program.bytes))), program.registers()
         matrices, registers = map(_address, tables)
         loop(one, scale, _address(code), registers, matrices, _address(table.numbers), _address(tasks), first, last)
 
