@@ -16,7 +16,6 @@ Namespace = Any
 STORAGE = ("float16", "bfloat16", "float32", "float64")
 device = compat.device  # the device an array lies on
 CPU, CUDA = 1, 2  # DLPack device types
-NUMPY: Namespace = compat.array_namespace(np.empty(0))
 
 
 class Library(NamedTuple):
@@ -50,7 +49,7 @@ def enter(
     given = {name: x for name, x in arrays.items() if x is not None}
     first = beside
     if all(type(x) is np.ndarray for x in given.values()) and (first is None or first.name == "numpy"):
-        first = first or Library(NUMPY, "cpu", _same, "numpy", next(iter(given), ""))
+        first = first or Library(compat.array_namespace(np.empty(0)), "cpu", _same, "numpy", next(iter(given), ""))
         return first, {n: None if x is None else _native(x) for n, x in arrays.items()}
     entered: dict[str, Array] = dict(arrays)
     kind, own = None, first
