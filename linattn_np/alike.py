@@ -1,9 +1,9 @@
 """A NumPy call like one before it: what shapes, strides, dtypes and options settle is settled once.
 
-A step of decoding takes less time than checking its arguments. So a call that went well is remembered under all that
-its checks depend on; the next one alike goes straight to the kernel. Only calls in which nothing but the numbers in the
-arrays is left to know are looked up here: NumPy arrays, a state, no ragged batch, a variant whose variables are the
-core's. The room decides which of them its compiled loops can do again.
+A step of decoding takes less time than checking its arguments, and so does a short sequence. So a call that went well
+is remembered under all that its checks depend on; the next one alike goes straight to the kernel. Only calls in which
+nothing but the numbers in the arrays is left to know are looked up here: NumPy arrays, no ragged batch, a variant whose
+variables are the core's. The room decides which of them its compiled loops can do again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ class Likeness(NamedTuple):
 
     key: Hashable
     given: list[np.ndarray]
-    state: np.ndarray
+    state: np.ndarray | None
 
 
 def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Likeness | None:
     """What a call is like; None where more than this settles it."""
     state = keywords.get("state")
-    if type(state) is not np.ndarray or not all(keywords.get(name) is None for name in ("cu_seqlens", "state_rows")):
+    if not (state is None or type(state) is np.ndarray):
+        return None
+    if keywords.get("cu_seqlens") is not None or keywords.get("state_rows") is not None:
         return None
     if card.pack_state or card.from_core or keywords.get("layout", "time_first") != "time_first":
         return None
-    parts: list[Any] = [card.name, state.flags.writeable]
+    parts: list[Any] = [card.name, state is not None and state.flags.writeable]
     given: list[np.ndarray] = []
     for x in arrays:
         if type(x) is np.ndarray:
@@ -71,8 +73,8 @@ def remember(like: Likeness, inputs: Inputs, plan: Plan, kept: matrix_state.Kept
 
     One array given twice tells nothing of a call with two.
     """
-    places = {address(y) for y in (*like.given, like.state)}
-    if like.key not in _known and len(places) == len(like.given) + 1:
+    arrays = like.given if like.state is None else [*like.given, like.state]
+    if like.key not in _known and len({address(y) for y in arrays}) == len(arrays):
         if len(_known) >= MOST:
             _known.clear()
         _known[like.key] = matrix_state.again(inputs, plan, like.state, kept, like.given)

@@ -63,7 +63,7 @@ def test_nothing_of_the_size_of_a_state_is_kept_for_each_chunk():
 def test_compiled_loops_take_16_mib_a_thread(fn, monkeypatch):
     """Forward and backward above inputs and outputs, K = V = 128, however long the sequence."""
     pytest.importorskip("llvmlite")
-    from linattn_np.cores.matrix_state import numba_table
+    from linattn_np.cores.matrix_state import numba_run
 
     monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "1")
     case = next(c for c in PLAIN if c.fn is fn)
@@ -72,7 +72,7 @@ def test_compiled_loops_take_16_mib_a_thread(fn, monkeypatch):
         arrays, _ = draw(case, T=T, B=(1,), H=1, K=128, V=128, dtype=np.float32)
         if "b" in arrays:
             arrays["b"] = -0.5 * arrays["a"]
-        numba_table.forget_memory()
+        numba_run.forget_memory()
         tracemalloc.start()
         out, pullback = la.vjp(fn, **arrays, backend="numba")
         grads = pullback(out)

@@ -19,8 +19,8 @@ from ..pieces.numba_emit import BYTES
 from ..pieces.numba_tiles import FULL, PAD
 
 # columns of a table of tasks: they fill the first registers
-BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS = range(8)
-INPUTS = 8
+BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS, RESUMED = range(9)
+INPUTS = 9
 FETCHES = 2  # after each product
 TURNED = 4  # added to the half of a product: its left factor is read as its transpose
 

@@ -42,7 +42,7 @@ def entry(numbers: int, wholes: int) -> Callable[[Callable[..., None]], Callable
             number = ctypes.c_float if bits == 32 else ctypes.c_double
             return ctypes.CFUNCTYPE(None, *[number] * numbers, *[ctypes.c_int64] * wholes)(address)
 
-        return lambda dtype: compiled(np.dtype(dtype).name)
+        return functools.cache(lambda dtype: compiled(np.dtype(dtype).name))
 
     return decorate
 

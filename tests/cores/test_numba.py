@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("llvmlite")
 
 from linattn_np.cores.kinds import Row
-from linattn_np.cores.matrix_state import numba_backward, numba_loops, recurrence
+from linattn_np.cores.matrix_state import numba_backward, numba_loops, numba_run, recurrence
 from linattn_np.ground.chunk_table import sequences
 from linattn_np.testing import relative_error
 from tests.core_cases import CELLS, case
@@ -179,7 +179,7 @@ def test_storage_in_16_bits_is_converted_exactly():
 
 @pytest.mark.parametrize("heads", [(2, 2, 2), (1, 1, 1)])
 def test_same_bits_for_any_number_of_threads(heads, monkeypatch):
-    monkeypatch.setattr(numba_loops, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(numba_run, "FEW_OPERATIONS", 0)
     args = case("vector", "delta", "after", T=150, K=48, V=100, B=1, heads=heads)
     results = []
     for threads in ("1", "2", "3", "7"):

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("llvmlite")
 
-from linattn_np.cores.matrix_state import numba_loops
+from linattn_np.cores.matrix_state import numba_loops, numba_run
 from linattn_np.ground import threads
 from tests.core_cases import case
 
@@ -50,7 +50,7 @@ def test_number_of_threads_is_read_from_the_environment(monkeypatch):
 
 
 def test_callers_at_once_get_what_each_gets_alone(monkeypatch):
-    monkeypatch.setattr(numba_loops, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(numba_run, "FEW_OPERATIONS", 0)
     monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
     cases = [case("scalar", "delta", "after", T=40 + n, seed=n)[:3] for n in range(12)]
     alone = [numba_loops.forward(*c)[0] for c in cases]
@@ -62,7 +62,7 @@ def test_callers_at_once_get_what_each_gets_alone(monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_makes_its_own_threads(monkeypatch):
-    monkeypatch.setattr(numba_loops, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(numba_run, "FEW_OPERATIONS", 0)
     monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
     x, plan, state, *_ = case("scalar", "delta", "after", T=40)
     expected = numba_loops.forward(x, plan, state)[0]

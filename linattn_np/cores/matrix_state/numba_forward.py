@@ -1,10 +1,10 @@
-"""Forward: a task is one sequence, one head of the state and some of its value columns, walked chunk by chunk."""
+"""Forward: a task is a strip of one sequence, one head of the state and some of its value columns, chunk by chunk."""
 
 from __future__ import annotations
 
 import functools
 
-from ..numba_program import COLUMN, FIRST, HEAD, STATE, STOP, WIDTH, Program
+from ..numba_program import COLUMN, FIRST, HEAD, RESUMED, STATE, STOP, WIDTH, Program
 from .numba_chunk import Cell, Chunk
 from .numba_table import IN_K, IN_Q, IN_STATE, IN_V, OUT, OUT_STATE
 
@@ -16,10 +16,13 @@ def forward_program(cell: Cell) -> Program:
     x, S, zero = Chunk(p, cell), p.matrix(cell.K, cell.V), p.literal(0)
     x.no_decay()
     x.load_bonus()
-    if cell.started:
-        p.state(S, IN_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
-    else:
-        p.clear(S, zero, x.K, WIDTH)
+    with p.only_if(RESUMED, x.one):
+        if cell.started:
+            p.state(S, IN_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
+        else:
+            p.clear(S, zero, x.K, WIDTH)
+    with p.only_if(zero, RESUMED):
+        p.state(S, OUT_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
     p.add(x.t, FIRST, zero)
     with p.only_if(x.t, STOP):
         top = p.here()

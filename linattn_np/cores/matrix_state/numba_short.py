@@ -1,25 +1,21 @@
-"""Short sequences in compiled loops: which take the recurrent form, how it is shared out, and how it is done again.
+"""Short sequences in compiled loops: which take the recurrent form, and how it is shared out.
 
 A form is chosen by the length of its own sequence: the same sequence gives the same bits alone and among others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from ctypes import addressof, c_int64
-from math import prod
 
 import numpy as np
 
 from ...ground import threads
 from ...ground.handles import address, handles
-from ...ground.namespace import cast
 from ..kinds import Decay, Erase
-from ..numba_machine import AT
 from .inputs import Inputs, Plan
 from .numba_step import step_tasks
 from .numba_step_table import BLOCKS, QUERIES, TOKENS, layout, memory, sizes
-from .numba_table import ARRAYS, IN_STATE, OUT, OUT_STATE, Table, sequences
+from .numba_table import ARRAYS, Table
 
 SHORT = 31  # tokens that are walked one by one where the caller leaves the form open: less than a chunk
 SHORT_PLAIN = 15  # the same where a chunk is cheap: nothing is erased, and heads fade as a whole or not at all
@@ -44,12 +40,12 @@ def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:
     """Whether the final state is written where the initial one lies: nothing else that is read may lie there."""
     if not plan.overwrite or state.dtype != plan.dtype:
         return False
-    if state.strides[-1] != state.itemsize or not _is_spread_out(state) or not _is_one_batch(state):
+    if state.strides[-1] != state.itemsize or not _is_spread_out(state) or not is_one_batch(state):
         return False
     return not any(y is not None and np.may_share_memory(state, y) for y in x)
 
 
-def _is_one_batch(y: np.ndarray) -> bool:
+def is_one_batch(y: np.ndarray) -> bool:
     """Whether (..., H, K, V) is an array (B, H, K, V) where it lies."""
     return not y.size or address(y.reshape((-1, *y.shape[-3:]))) == address(y)
 
@@ -99,74 +95,3 @@ def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.
     alone, nowhere = np.full(ARRAYS + 2, -1, np.int64), handles([table.numbers])
     alone[ARRAYS:] = 0
     Steps(x, plan, state, rows).run(address(table.numbers), address(alone), addressof(nowhere), 0)
-
-
-Again = Callable[[list[np.ndarray], np.ndarray], tuple[np.ndarray | None, np.ndarray] | None]
-
-
-def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarray]) -> Again | None:
-    """The call for other arrays of the same shapes, strides and dtypes; None where more than addresses may differ.
-
-    x are `given` with axes added, or None is what comes of it. The function gives (out, final state), or None where the
-    state shares memory with what is read.
-    """
-    if state is None or not state.size or not plan.causal or plan.sequences[0].row is not None:
-        return None
-    lies = [y is None or (y.size and _source(address(y), given) is not None and _is_one_batch(y)) for y in x]
-    if not all(lies) or not _is_one_batch(state) or plan.sequences[0].stop == 0:
-        return None
-    if not is_stepwise(x, plan, sequences(plan, 1, TOKENS)).all():
-        return None
-    (*lead, T, _, V), dtype, table, mine = x.v.shape, np.dtype(plan.dtype), Table(x), in_place(x, plan, state)
-    end = state if mine else np.empty(state.shape, dtype)
-    out = np.empty(0 if x.q is None else (*lead, T, table.asking, V), dtype)
-    table.tokens(OUT, None if x.q is None else out, table.asking)
-    table.states(IN_STATE, state)
-    table.states(OUT_STATE, end)
-    steps = Steps(x, plan, state, sequences(plan, prod(lead), TOKENS))
-    settled = _settle(table.numbers, given, state, out, end)
-    numbers, sources = (address(y) for y in settled)
-    shape, asked, count = out.shape, x.q is not None, len(given) if mine else 0
-    out_dtype, overwrite = x.v.dtype, plan.overwrite
-
-    def call(given: list[np.ndarray], state: np.ndarray) -> tuple[np.ndarray | None, np.ndarray] | None:
-        out, end = np.empty(shape, dtype), state if mine else np.empty(state.shape, dtype)
-        row = handles([*given, end, out, state])
-        if not steps.run(numbers, sources, addressof(row), count):
-            return None
-        if overwrite and not mine:
-            state[...] = end
-            end = state
-        return cast(plan.xp, out, out_dtype) if asked else None, end
-
-    call.kept = settled  # type: ignore[attr-defined]
-    return call
-
-
-def _settle(
-    numbers: np.ndarray, given: list[np.ndarray], state: np.ndarray, out: np.ndarray, end: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The table of arrays without their addresses, and the table `sources` of the kernel.
-
-    The handles are those of `given`, end, out and state.
-    """
-    own = {OUT_STATE: len(given), OUT: len(given) + 1, IN_STATE: len(given) + 2}
-    sources, numbers = np.full(ARRAYS, -1, np.int64), numbers.copy()
-    for row, at in enumerate(numbers[:, AT].tolist()):
-        if row in own:
-            sources[row], numbers[row, AT] = own[row], 0
-        elif (source := _source(at, given)) is not None:
-            sources[row], numbers[row, AT] = source, 0
-    extents = [_extent(y) for y in (*given, end, out, state)]
-    return numbers, np.concatenate([sources, np.array(extents, np.int64).ravel()])
-
-
-def _extent(y: np.ndarray) -> tuple[int, int]:
-    """First byte and the one after the last, from the address on."""
-    reach = [stride * (size - 1) for stride, size in zip(y.strides, y.shape, strict=True)]
-    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + y.itemsize
-
-
-def _source(at: int, given: list[np.ndarray]) -> int | None:
-    """Index of the array that begins at an address."""
-    return next((i for i, y in enumerate(given) if address(y) == at), None)

@@ -22,6 +22,7 @@ from ...pieces.numba_lanes import exp
 from ...pieces.numba_state import NARROW, READ, WIDE, WRITE, Reader, State, Token
 from ..numba_machine import AT, BATCH, CHANNEL, SHARED, STORAGE, TOKEN
 from ..numba_machine import HEADS as HEAD
+from ..numba_program import INPUTS
 from .numba_step_table import (
     ASKED,
     BETA,
@@ -80,7 +81,7 @@ from .numba_table import (
     OUT_STATE,
 )
 
-SEQUENCE = 64  # bytes of a row of the table of sequences
+SEQUENCE = 8 * INPUTS  # bytes of a row of the table of sequences
 
 
 class _Call:

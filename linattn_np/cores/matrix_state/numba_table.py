@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from ...ground.namespace import dtype_name
 from ...pieces.numba_rows import STORAGE as STORAGES
 from ..numba_machine import AT, SHARED
-from ..numba_program import INPUTS
+from ..numba_program import CHUNKS, FIRST, INPUTS, STOP
 from .inputs import Inputs, Plan
 
 IN_Q, IN_K, IN_V, IN_G, IN_READ, IN_BETA, IN_PUSH, IN_BONUS, IN_STATE, OUT, OUT_STATE = range(11)
@@ -69,7 +68,7 @@ class Table:
 
 
 def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
-    """Rows (batch row, start, stop, row of the state, 0, 0, 0, chunks)."""
+    """Rows (batch row, start, stop, row of the state, 0, 0, 0, chunks, 0)."""
     if plan.sequences and plan.sequences[0].row is None:
         start, stop = plan.sequences[0][1:]
         rows = [(b, start, stop, b) for b in range(batch)]
@@ -78,21 +77,5 @@ def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
     table = np.zeros((len(rows), INPUTS), np.int64)
     if rows:
         table[:, :4] = rows
-        table[:, 7] = -(-(table[:, 2] - table[:, 1]) // chunk)
+        table[:, CHUNKS] = -(-(table[:, STOP] - table[:, FIRST]) // chunk)
     return table
-
-
-_own = threading.local()
-
-
-def memory(count: int) -> np.ndarray:
-    """This thread's working memory, at least `count` bytes and 64 to align them."""
-    held = getattr(_own, "memory", None)
-    if held is None or held.size < count + 64:
-        held = _own.memory = np.empty(count + 64, np.uint8)
-    return held
-
-
-def forget_memory() -> None:
-    """Give this thread's working memory back."""
-    _own.memory = None

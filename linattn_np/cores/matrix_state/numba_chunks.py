@@ -1,0 +1,63 @@
+"""A call of the chunk form in compiled loops, forward: its cell, its program, its tasks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...ground import threads
+from ..kinds import Erase, Row
+from . import COMPILED_CHUNK
+from .inputs import Inputs, Plan
+from .numba_chunk import Cell
+from .numba_forward import forward_program
+from .numba_run import run
+from .numba_strips import strips
+from .numba_table import IN_Q, IN_READ, IN_V, Table
+
+BLOCK = 32  # value columns: a state is shared out in multiples of it
+
+
+class Chunks:
+    """All of a call but where its arrays lie."""
+
+    def __init__(self, x: Inputs, plan: Plan, table: Table, rows: np.ndarray, started: bool):
+        H, V = x.v.shape[-2:]
+        states, count = len(rows) * H, threads.num_threads()
+        columns = _columns(V, states, count)
+        cell = cell_of(x, plan, table, columns, started)
+        self.program, self.scale = forward_program(cell), plan.scale
+        self.tasks, self.bounds = strips(rows, H, V, columns, cell.C, max(1, states // count))
+        self.operations = 6.0 * tokens(rows) * H * cell.K * V
+
+    def run(self, numbers: np.ndarray) -> None:
+        """Output and final state, where the table says."""
+        run(self.program, self.scale, numbers, self.tasks, self.bounds, self.operations)
+
+
+def chunk_of(plan: Plan, T: int) -> int:
+    """Tokens of a chunk, no more than there are."""
+    C = plan.chunk_size
+    return max(1, min(C if isinstance(C, int) and C > 1 else COMPILED_CHUNK, T))
+
+
+def cell_of(x: Inputs, plan: Plan, table: Table, columns: int, started: bool) -> Cell:
+    """The kind of a call whose tasks have so many value columns."""
+    dtype = np.dtype(plan.dtype)
+    direct = table.direct((IN_Q, IN_V, IN_READ), dtype, 64 // dtype.itemsize)
+    free = x.erase is Erase.FREE
+    return Cell(
+        dtype.name, x.k.shape[-1], columns, chunk_of(plan, x.v.shape[-3]), x.decay, x.erase,
+        plan.query_row is Row.BEFORE, free or plan.erase_row is Row.BEFORE, free or x.r is not x.k, x.q is not None,
+        1 if x.q is None else max(1, x.q.shape[-2] // table.H), x.u is not None, started, direct,
+    )  # fmt: skip
+
+
+def _columns(V: int, states: int, count: int) -> int:
+    """Value columns of a task: all, or fewer where there are fewer states than threads."""
+    share = -(-count // max(states, 1))
+    return min(V, max(1, -(-V // (share * BLOCK))) * BLOCK) if share > 1 else V
+
+
+def tokens(rows: np.ndarray) -> int:
+    """Tokens of all sequences."""
+    return int((rows[:, 2] - rows[:, 1]).sum())
