@@ -91,7 +91,7 @@ def channel_gram(e: Emit, X: Mat, Y: Mat, W: Mat, early: Value, m: Value, K: Val
             times(e, Mat(e.address(X, b), X.row, 1), near, rows, K, near)
             times(e, Y, far, b, K, far)
             transpose(e, far, b, K, farT)
-            product(e, FULL, near, farT, rows, b, K, ones, Mat(0, 0, 0), ones, Mat(e.address(out, b), out.row, 1))
+            product(e, FULL, near, farT, rows, b, K, ones, Mat(0, 0, 0), ones, Mat(e.address(out, b), out.row, 1), 0)
 
 
 @routine

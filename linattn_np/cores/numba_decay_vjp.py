@@ -152,12 +152,12 @@ def _pull_block(e: Emit, P: Mat, X: Mat, Y: Mat, W: Mat, early: Value, b: Value,
     times(e, Mat(e.address(X, b), X.row, 1), head, rows, K, near)
     times(e, Y, reach, b, K, far)
     corner = Mat(e.address(P, b), P.row, 1)
-    product(e, FULL, corner, far, rows, K, b, ones, none, ones, D)
+    product(e, FULL, corner, far, rows, K, b, ones, none, ones, D, 0)
     add_times(e, D, head, rows, K, Mat(e.address(dX, b), dX.row, 1))
     times(e, D, near, rows, K, D)
     with e.lanes(K) as d:
         _add_suffix(e, early, b, b + rows, e.address(D, 0, d), D.row, crossed, d)
-    product(e, FULL, corner.turned(), near, b, K, rows, ones, none, ones, D)
+    product(e, FULL, corner.turned(), near, b, K, rows, ones, none, ones, D, 0)
     add_times(e, D, reach, b, K, dY)
     times(e, D, far, b, K, D)
     with e.lanes(K) as d:

@@ -11,7 +11,7 @@ from ..pieces.numba_emit import I64, Emit, Mat, Rows, Value, routine
 from . import numba_decay as decay
 from . import numba_decay_vjp as decay_vjp
 from .numba_program import BATCH as BATCH_OF_TASK
-from .numba_program import FIELDS, INPUTS, MINUS, ONE, OP, SCALE, TURNED
+from .numba_program import EXPECTED, EXPECTED_END, FIELDS, INPUTS, MINUS, ONE, OP, SCALE, TURNED
 
 # columns of the table of arrays: address; bytes to the next batch row, token, head, channel; heads that share a head
 AT, BATCH, TOKEN, HEADS, CHANNEL, SHARED, STORAGE = range(7)
@@ -100,9 +100,17 @@ def _load(t: Machine) -> None:  # matrix, array, token, head, rows, column, colu
     rows.load(t.e, t.m(1), t.r(5), t.r(7), t.array(2, STORAGE), at, t.array(2, TOKEN), t.array(2, CHANNEL))
 
 
-def _fetch(t: Machine) -> None:  # array, token, tokens after it, head, rows, column, columns
-    at = t.address(1, t.r(2) + t.l(3), t.r(4)) + t.r(6) * t.array(1, CHANNEL)
-    rows.fetch(t.e, t.l(5), t.r(7) * t.array(1, CHANNEL), at, t.array(1, TOKEN))
+def _expect_none(t: Machine) -> None:  # matrix
+    at = t.f(1).at
+    for register in (EXPECTED, EXPECTED_END):
+        t.e.put(at, t.registers + 8 * register)
+
+
+def _expect(t: Machine) -> None:  # array, token, stop, head, column, columns, at most so many rows
+    step = t.array(1, CHANNEL)
+    at = t.address(1, t.r(2), t.r(4)) + t.r(5) * step
+    count = t.r(6) * t.e.least(step, t.e.size)  # of numbers farther apart only the first: there is no room for more
+    rows.expect(t.e, t.registers + 8 * EXPECTED_END, t.e.least(t.r(7), t.r(3) - t.r(2)), count, at, t.array(1, TOKEN))
 
 
 def _load_column(t: Machine) -> None:  # vector, array, token, head, rows
@@ -129,7 +137,8 @@ def _put(t: Machine) -> None:  # matrix, array, token, head, rows, columns, fact
 def _product(t: Machine) -> None:  # half, A, B, m, n, k, rows, added, rows of added, out
     A, turned = t.m(2), (t.l(1) & TURNED).compare("!=", 0)
     A = Mat(A.at, t.e.select(turned, A.col, A.row), t.e.select(turned, A.row, A.col))
-    tiles.product(t.e, t.l(1) & ~TURNED, A, t.m(3), t.r(4), t.r(5), t.r(6), t.f(7), t.m(8), t.f(9), t.m(10))
+    tiles.product(t.e, t.l(1) & ~TURNED, A, t.m(3), t.r(4), t.r(5), t.r(6), t.f(7), t.m(8), t.f(9), t.m(10),
+                  t.registers + 8 * EXPECTED)  # fmt: skip
 
 
 def _pairs(t: Machine) -> None:  # array or -1, token, head, rows, float64 g, sums, E, start, end, carry
@@ -205,7 +214,8 @@ WRITTEN: dict[str, Callable[[Machine], None]] = {
     "place": _place,
     "point": _point,
     "load": _load,
-    "fetch": _fetch,
+    "expect": _expect,
+    "expect_none": _expect_none,
     "load_column": _load_column,
     "state": _state,
     "store_state": _store_state,

@@ -15,20 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from ..pieces.numba_emit import BYTES
+from ..pieces.numba_emit import BYTES, LANES, ROWS
 from ..pieces.numba_tiles import FULL, PAD
 
 # columns of a table of tasks: they fill the first registers
 BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS, RESUMED = range(9)
 INPUTS = 9
-FETCHES = 2  # after each product
+EXPECTED, EXPECTED_END, AT_ONCE = range(INPUTS, INPUTS + 3)  # lines of memory to ask for: next, end; so many a tile
 TURNED = 4  # added to the half of a product: its left factor is read as its transpose
 
 OPERATIONS = [
-    "halt", "add", "minus", "least", "times", "whole", "less", "place", "point", "load", "fetch", "load_column",
-    "state", "store_state", "put", "clear", "copy", "product", "solve", "solve_transposed", "transpose", "hadamard",
-    "add_hadamard", "reach", "dots", "dots_below", "pairs", "weigh", "pull", "crossings", "overlap", "channels",
-    "channel_gram", "channel_pull", "channel_crossings", "channel_overlap", "bonus", "bonus_pull",
+    "halt", "add", "minus", "least", "times", "whole", "less", "place", "point", "load", "expect", "expect_none",
+    "load_column", "state", "store_state", "put", "clear", "copy", "product", "solve", "solve_transposed", "transpose",
+    "hadamard", "add_hadamard", "reach", "dots", "dots_below", "pairs", "weigh", "pull", "crossings", "overlap",
+    "channels", "channel_gram", "channel_pull", "channel_crossings", "channel_overlap", "bonus", "bonus_pull",
     "rest", "any_above_one", "accumulate",
 ]
 OP = {name: n for n, name in enumerate(OPERATIONS)}
@@ -42,11 +42,11 @@ class Program:
     def __init__(self, dtype: Any):
         self.dtype = np.dtype(dtype)
         self.rows: list[list[int]] = []
-        self.values: list[int] = [0] * INPUTS
+        self.values: list[int] = [0] * (INPUTS + 3)
         self.matrices: list[tuple[int, int, int, bool]] = [(0, 0, 0, False)]  # address, row, col, own memory?
         self.literals: dict[int, int] = {}
         self.bytes = 0
-        self.wanted: list[tuple[int, ...]] = []  # operands of `fetch`, a few after each product that follows
+        self.lines, self.tiles = 0, 0  # expected; of all products, if registers are what they are first
         self.lane = BYTES // self.dtype.itemsize
         for _ in (ONE, SCALE, MINUS):
             self.same(self.vector(1))
@@ -124,13 +124,12 @@ class Program:
                  added: int = 0, added_rows: int = 0) -> None:  # fmt: skip
         """out (m, n) = diag(rows) A B + diag(added_rows) added, A (m, k)."""
         self.product(half, A, B, m, n, k, rows, added, added_rows or rows, out)
-        for wanted in self.wanted[:FETCHES]:
-            self.fetch(*wanted)
-        del self.wanted[:FETCHES]
+        self.tiles += -(-self.values[m] // ROWS) * -(-self.values[n] // (LANES * self.lane))
 
     @functools.cached_property
     def finished(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Operations, first values of registers, matrices, and which of these lie in own memory: nothing may follow."""
+        self.values[AT_ONCE] = -(-self.lines // max(self.tiles, 1))
         full = [row + [0] * (FIELDS - len(row)) for row in itertools.chain(self.rows, [[OP["halt"]]])]
         matrices = np.array([x[:3] for x in self.matrices], np.int64)
         own = np.array([x[3] for x in self.matrices])

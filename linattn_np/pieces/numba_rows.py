@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from .numba_emit import DOUBLE, I16, I32, SINGLE, Emit, Mat, Rows, Value, routine
+from .numba_emit import DOUBLE, I16, I32, I64, SINGLE, Emit, Mat, Rows, Value, routine
 
 STORAGE = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
+LINE = 64  # bytes that memory moves at once
 TINY = 1e-36  # factors below it are dropped before they become subnormal, which processors multiply slowly
 
 
@@ -53,12 +54,25 @@ def load(e: Emit, out: Mat, m: Value, n: Value, storage: Value, at: Value, row_s
 
 
 @routine
-def fetch(e: Emit, m: Value, count: Value, at: Value, row_step: Value) -> None:
-    """Ask for m rows of `count` bytes, `row_step` bytes apart, before they are needed."""
+def expect(e: Emit, end: Value, m: Value, count: Value, at: Value, row_step: Value) -> None:
+    """Addresses of the lines of m rows of `count` bytes, `row_step` bytes apart, from where `end` points to on."""
+    to = e.variable(e.get(end, I64))
+    with e.each(m) as i, e.each(count, step=LINE) as j:
+        e.put(at + i * row_step + j, to.get())
+        to.set(to.get() + 8)
+    e.put(to.get(), end)
+
+
+def ask(e: Emit, expected: Value) -> None:
+    """Ask memory for the next lines that are expected: `expected` has their address, the end of them, how many."""
     byte = ir.IntType(8).as_pointer()
-    ask = e.function("llvm.prefetch.p0", ir.VoidType(), [byte, I32, I32, I32])
-    with e.each(m) as i, e.each(count, step=64) as j:
-        e.b.call(ask, [e.b.inttoptr((at + i * row_step + j).v, byte), *(ir.Constant(I32, n) for n in (0, 3, 1))])
+    prefetch = e.function("llvm.prefetch.p0", ir.VoidType(), [byte, I32, I32, I32])
+    first, end, count = (e.get(expected + 8 * n, I64) for n in range(3))
+    with e.when(first < end):
+        stop = e.least(first + count * 8, end)
+        with e.each(stop, start=first, step=8) as at:
+            e.b.call(prefetch, [e.pointer(e.get(at, I64), ir.IntType(8)), *(ir.Constant(I32, n) for n in (0, 2, 1))])
+        e.put(stop, expected)
 
 
 @routine

@@ -11,6 +11,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from .numba_emit import I32, LANES, ROWS, Emit, Mat, Rows, Value, routine
+from .numba_rows import ask
 
 PAD = 8  # tokens of a chunk are padded to whole tiles
 FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER = 0, 1, 2, 3  # which half of a matrix is zero, or not wanted
@@ -67,10 +68,11 @@ def _walk(e: Emit, inside: list[Value], at: Value, step: Value) -> list[Value]:
 
 @routine
 def product(e: Emit, half: Value, A: Mat, B: Mat, m: Value, n: Value, k: Value, rows: Rows, added: Mat,
-            added_rows: Rows, out: Mat) -> None:  # fmt: skip
+            added_rows: Rows, out: Mat, expected: Value) -> None:  # fmt: skip
     """out = diag(rows) A B + diag(added_rows) added:  A (m, k), B (k, n), added (m, n); but A with columns of stride 1.
 
     half  LEFT_LOWER, LEFT_UPPER: only that triangle of A is read; OUT_LOWER: out is computed up to its diagonal's tile.
+    expected  what memory is asked for before each tile: few lines at a time, more would wait for one another; or 0.
     """
     few = half.equals(FULL) & (m <= 2)
     step = e.select(few, 4 * e.W, e.whole(LANES * e.W))
@@ -89,6 +91,8 @@ def product(e: Emit, half: Value, A: Mat, B: Mat, m: Value, n: Value, k: Value, 
                 Mat(e.address(out, i, j), out.row, 1),
                 m - i, columns, end - begin,
             )  # fmt: skip
+            with e.when(expected.compare("!=", 0)):
+                ask(e, expected)
             e.choose(
                 (few, lambda: _product_tile(e, 2, 4, True, *given)),
                 (step <= columns, lambda: _product_tile(e, ROWS, LANES, False, *given)),

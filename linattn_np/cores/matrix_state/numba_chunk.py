@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ...pieces.numba_rows import LINE
 from ...pieces.numba_tiles import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER
 from ..kinds import Decay, Erase
 from ..numba_decay import BLOCK
 from ..numba_program import COLUMN, HEAD, MINUS, ONE, SCALE, STOP, TURNED, WIDTH, Program
 from .numba_table import IN_BETA, IN_BONUS, IN_G, IN_K, IN_PUSH, IN_Q, IN_READ, IN_V, OUT
-
-ASKED_AT_ONCE = 8  # rows: more would wait for one another
 
 
 class Cell(NamedTuple):
@@ -48,7 +47,9 @@ class Chunk:
     def __init__(self, p: Program, cell: Cell):
         self.p, self.cell = p, cell
         C, K, V = cell.C, cell.K, cell.V
-        self.t, self.c, self.whole = p.register(), p.register(), p.register()
+        p.values[WIDTH] = V
+        self.t, self.c, self.whole = p.register(), p.register(C), p.register(C)
+        self.following = p.register()
         self.K, self.one = p.literal(K), p.literal(1)
         self.taken: dict[int, int] = {}
         self.kT, self.P, self.factor = p.matrix(K, C), p.matrix(C, C), p.vector(C)
@@ -93,13 +94,17 @@ class Chunk:
         self.p.least(self.c, self.c, self.p.literal(self.cell.C))
         self.p.whole(self.whole, self.c)
 
-    def fetch(self, *arrays: int) -> None:
-        """Ask for the tokens of the next chunk, a few rows after each product of this one."""
-        p, C = self.p, self.cell.C
-        for i in range(0, C, ASKED_AT_ONCE):
-            for array in arrays:
-                column, columns = (COLUMN, WIDTH) if array in (IN_V, OUT) else (p.literal(0), self.K)
-                p.wanted.append((array, self.t, C + i, HEAD, min(ASKED_AT_ONCE, C - i), column, columns))
+    def expect(self, *arrays: int) -> None:
+        """The next chunk of these arrays: products ask for a few of its lines before each of their tiles."""
+        p, C, before = self.p, self.cell.C, self.p.lines
+        wide = {array: array in (IN_V, OUT) for array in arrays}
+        for array in arrays:
+            p.lines += C * -(-(self.cell.V if wide[array] else self.cell.K) * p.dtype.itemsize // LINE)
+        p.expect_none(p.vector(p.lines - before, size=8))
+        p.add(self.following, self.t, self.c)
+        for array in arrays:
+            column, columns = (COLUMN, WIDTH) if wide[array] else (p.literal(0), self.K)
+            p.expect(array, self.following, STOP, HEAD, column, columns, p.literal(C))
 
     def take(self, array: int, width: int, head: int = HEAD, column: int | None = None, columns: int = 0) -> int:
         """A matrix of the chunk's tokens: where they lie, or loaded."""

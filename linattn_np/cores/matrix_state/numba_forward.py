@@ -27,7 +27,7 @@ def forward_program(cell: Cell) -> Program:
     with p.only_if(x.t, STOP):
         top = p.here()
         x.begin()
-        x.fetch(IN_K, IN_V, *((IN_Q, OUT) if cell.asked and cell.queries == 1 else ()))
+        x.expect(IN_K, IN_V, *((IN_Q, OUT) if cell.asked and cell.queries == 1 else ()))
         x.writers()
         x.decays()
         if x.N:
