@@ -12,7 +12,7 @@ import functools
 from ...pieces.numba_tiles import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER
 from ..kinds import Decay, Erase
 from ..numba_decay import BLOCK
-from ..numba_program import FIRST, HEAD, MINUS, ONE, SCALE, STATE, STOP, TURNED, Program
+from ..numba_program import FIRST, HEAD, LEAD, MINUS, ONE, SCALE, STATE, STOP, TURNED, Program
 from .numba_chunk import Cell, Chunk
 from .numba_table import (
     IN_BONUS,
@@ -280,7 +280,7 @@ def _forward(x: BackwardChunk, S: int, out: int) -> None:
 
 
 class Walk:
-    """The walks of one head over one sequence."""
+    """The walks of one head over one sequence: the first segment is short, so that few chunks are walked once more."""
 
     def __init__(self, p: Program, cell: Cell, chunks: int):
         self.p, self.x = p, BackwardChunk(p, cell)
@@ -303,17 +303,18 @@ class Walk:
         """The states that segments begin with; `segment` is then the last."""
         p, x = self.p, self.x
         p.add(x.t, FIRST, self.zero)
+        p.add(self.end, FIRST, LEAD)
         p.add(self.segment, self.zero, self.zero)
         x.kept.place(self.zero)
         top = p.here()
         self.state_of_segment(True)
-        p.add(self.end, x.t, self.tokens)
         with p.only_if(self.end, STOP):
             again = p.here()
             _forward(x, self.S, self.S)
             p.add(x.t, x.t, x.c)
             p.less(x.t, self.end, again)
             p.add(self.segment, self.segment, self.one)
+            p.add(self.end, self.end, self.tokens)
             p.less(self.zero, self.one, top)
 
     def segments(self) -> None:
@@ -321,9 +322,12 @@ class Walk:
         p, x = self.p, self.x
         C = p.literal(x.cell.C)
         top = p.here()
-        p.times(self.first, self.segment, self.tokens)
-        p.add(self.first, self.first, FIRST)
-        p.add(self.end, self.first, self.tokens)
+        p.times(self.end, self.segment, self.tokens)
+        p.add(self.end, self.end, LEAD)
+        p.add(self.end, self.end, FIRST)
+        p.minus(self.first, self.end, self.tokens)
+        with p.only_if(self.first, FIRST):
+            p.add(self.first, FIRST, self.zero)
         p.least(self.end, self.end, STOP)
         self.state_of_segment(False)
         p.add(self.n, self.zero, self.zero)
@@ -351,8 +355,11 @@ class Walk:
 
 
 @functools.lru_cache(256)
-def backward_program(cell: Cell, group: int, chunks: int, dstate: bool) -> Program:
-    """Every gradient, of at most `chunks` chunks a sequence; a task begins with the first of `group` heads."""
+def backward_program(cell: Cell, group: int, chunks: int, dstate: bool) -> tuple[Program, int]:
+    """Every gradient, of at most `chunks` chunks a sequence, and the chunks of a segment.
+
+    A task begins with the first of `group` heads.
+    """
     p = Program(cell.dtype)
     walk = Walk(p, cell, max(1, chunks))
     x, zero, one, last = walk.x, walk.zero, walk.one, p.register()
@@ -375,4 +382,4 @@ def backward_program(cell: Cell, group: int, chunks: int, dstate: bool) -> Progr
         p.put(x.dU, OUT_DBONUS, STATE, HEAD, one, x.K, ONE)
     p.add(HEAD, HEAD, one)
     p.less(HEAD, last, head)
-    return p
+    return p, walk.slots

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...ground.namespace import cast, sum_to
 from ..numba_machine import SHARED
-from ..numba_program import CHUNKS, HEAD
+from ..numba_program import CHUNKS, HEAD, LEAD
 from . import chunks, numba_again, numba_short
 from .inputs import Inputs, Plan, Saved
 from .numba_backward import backward_program
@@ -85,9 +85,10 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
         table.tokens(IN_DOUT, dout, table.asking)
     cell = cell_of(x, plan, table, V, state is not None)._replace(asked=asked)
     group = int(table.numbers[:, SHARED].max())
-    program = backward_program(cell, group, int(rows[:, CHUNKS].max(initial=0)), dstate is not None)
+    program, segment = backward_program(cell, group, int(rows[:, CHUNKS].max(initial=0)), dstate is not None)
     tasks, bounds = strips(rows, H // group, V, V, C, 1)
     tasks[:, HEAD] *= group
+    tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
     run(program, plan.scale, table.numbers, tasks, bounds, 16.0 * tokens(rows) * H * cell.K * V)
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
     return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
