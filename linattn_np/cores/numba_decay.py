@@ -141,7 +141,7 @@ def weigh(e: Emit, P: Mat, E: Mat, m: Value, whole: Value, strict: Value, factor
         f, stop = e.spread(e.get(factors.at + i * factors.step * e.size)), i + 1 - strict
         with e.lanes(whole) as j:
             at = e.address(P, i, j)
-            y = f * e.load(at) * e.load(e.address(E, i, j))
+            y = e.load(at) * e.load(e.address(E, i, j)) * f
             e.store(e.select(e.below(stop - j), y, 0.0), at)
     with e.each(whole, start=m) as i, e.lanes(whole) as j:
         e.store(e.zero(), e.address(P, i, j))

@@ -19,8 +19,8 @@ from ..pieces.numba_emit import BYTES, LANES, ROWS
 from ..pieces.numba_tiles import FULL, PAD
 
 # columns of a table of tasks: they fill the first registers
-BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS, RESUMED, LEAD = range(10)
-INPUTS = 10
+BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS, LEAD, EARLIER, LATER, FROM, TO = range(13)
+INPUTS = 13
 EXPECTED, EXPECTED_END, AT_ONCE = range(INPUTS, INPUTS + 3)  # lines of memory to ask for: next, end; so many a tile
 TURNED = 4  # added to the half of a product: its left factor is read as its transpose
 

@@ -14,7 +14,7 @@ from ..numba_machine import AT
 from .inputs import Inputs, Plan
 from .numba_chunks import Chunks, chunk_of
 from .numba_short import Steps, in_place, is_one_batch, is_stepwise
-from .numba_table import ARRAYS, IN_STATE, OUT, OUT_STATE, Table, sequences
+from .numba_table import ARRAYS, IN_STATE, OUT, OUT_STATE, STARTS, Table, sequences
 
 Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, np.ndarray] | None"]
 # from the addresses' table and what handles are of (given, end, out, state): False where it must be done in full
@@ -40,6 +40,7 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
     table.states(IN_STATE, state)
     table.states(OUT_STATE, end)
     rows = sequences(plan, prod(lead), chunk_of(plan, T))
+    table.states(STARTS, end)
     own = {OUT_STATE: end, OUT: out} | ({} if state is None else {IN_STATE: state})
     make = _steps if is_stepwise(x, plan, rows).all() else _chunks
     walk = make(x, plan, table, state, rows, given, own, mine)
@@ -101,6 +102,7 @@ def _chunks(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows:
 def _sources(numbers: np.ndarray, given: list[np.ndarray], own: dict[int, np.ndarray]) -> np.ndarray:
     """Where the address of every row of the table comes from, in (given, own); it is taken out of the table."""
     order = {row: len(given) + n for n, row in enumerate(own)}
+    order[STARTS] = order[OUT_STATE]  # a head's state between strips waits where its final state will be
     sources = np.full(ARRAYS, -1, np.int64)
     for row, at in enumerate(numbers[:, AT].tolist()):
         source = order.get(row, _source(at, given))

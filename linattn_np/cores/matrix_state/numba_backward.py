@@ -12,7 +12,7 @@ import functools
 from ...pieces.numba_tiles import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER
 from ..kinds import Decay, Erase
 from ..numba_decay import BLOCK
-from ..numba_program import FIRST, HEAD, LEAD, MINUS, ONE, SCALE, STATE, STOP, TURNED, Program
+from ..numba_program import EARLIER, FIRST, FROM, HEAD, LATER, LEAD, MINUS, ONE, SCALE, STATE, STOP, TURNED, Program
 from .numba_chunk import Cell, Chunk
 from .numba_table import (
     IN_BONUS,
@@ -29,6 +29,7 @@ from .numba_table import (
     OUT_DREAD,
     OUT_DSTATE,
     OUT_DV,
+    STARTS,
 )
 
 MEMORY = 10 << 20  # bytes that the slots of a thread take
@@ -356,7 +357,7 @@ class Walk:
 
 @functools.lru_cache(256)
 def backward_program(cell: Cell, group: int, chunks: int, dstate: bool) -> tuple[Program, int]:
-    """Every gradient, of at most `chunks` chunks a sequence, and the chunks of a segment.
+    """Every gradient, of at most `chunks` chunks a task, and the chunks of a segment.
 
     A task begins with the first of `group` heads.
     """
@@ -369,11 +370,16 @@ def backward_program(cell: Cell, group: int, chunks: int, dstate: bool) -> tuple
     if cell.bonus:
         p.load(x.u, IN_BONUS, zero, HEAD, one, zero, x.K)
         p.clear(x.dU, zero, one, x.K)
-    for S, array, given in ((walk.S, IN_STATE, cell.started), (x.dS, IN_DSTATE, dstate)):
-        if given:
-            p.state(S, array, STATE, HEAD, x.K, zero, x.width)
-        else:
-            p.clear(S, zero, x.K, x.width)
+    begins = ((walk.S, EARLIER, IN_STATE, cell.started, STARTS, FROM),
+              (x.dS, LATER, IN_DSTATE, dstate, OUT_DSTATE, STATE))  # fmt: skip
+    for S, resumed, array, given, between, row in begins:
+        with p.only_if(resumed, one):
+            if given:
+                p.state(S, array, STATE, HEAD, x.K, zero, x.width)
+            else:
+                p.clear(S, zero, x.K, x.width)
+        with p.only_if(zero, resumed):
+            p.state(S, between, row, HEAD, x.K, zero, x.width)
     with p.only_if(FIRST, STOP):
         walk.find_states()
         walk.segments()

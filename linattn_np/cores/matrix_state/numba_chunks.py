@@ -20,13 +20,13 @@ BLOCK = 32  # value columns: a state is shared out in multiples of it
 class Chunks:
     """All of a call but where its arrays lie."""
 
-    def __init__(self, x: Inputs, plan: Plan, table: Table, rows: np.ndarray, started: bool):
+    def __init__(self, x: Inputs, plan: Plan, table: Table, rows: np.ndarray, started: bool, kept: int = 0):
         H, V = x.v.shape[-2:]
         states, count = len(rows) * H, threads.num_threads()
         columns = _columns(V, states, count)
         cell = cell_of(x, plan, table, columns, started)
         self.program, self.scale = forward_program(cell), plan.scale
-        self.tasks, self.bounds = strips(rows, H, V, columns, cell.C, max(1, states // count))
+        self.tasks, self.bounds = strips(rows, H, V, columns, cell.C, max(1, states // count), kept)
         self.operations = 6.0 * tokens(rows) * H * cell.K * V
 
     def run(self, numbers: np.ndarray) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from ..numba_program import COLUMN, FIRST, HEAD, RESUMED, STATE, STOP, WIDTH, Program
+from ..numba_program import COLUMN, EARLIER, FIRST, FROM, HEAD, STATE, STOP, TO, WIDTH, Program
 from .numba_chunk import Cell, Chunk
-from .numba_table import IN_K, IN_Q, IN_STATE, IN_V, OUT, OUT_STATE
+from .numba_table import IN_K, IN_Q, IN_STATE, IN_V, OUT, STARTS
 
 
 @functools.lru_cache(256)
@@ -16,13 +16,13 @@ def forward_program(cell: Cell) -> Program:
     x, S, zero = Chunk(p, cell), p.matrix(cell.K, cell.V), p.literal(0)
     x.no_decay()
     x.load_bonus()
-    with p.only_if(RESUMED, x.one):
+    with p.only_if(EARLIER, x.one):
         if cell.started:
             p.state(S, IN_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
         else:
             p.clear(S, zero, x.K, WIDTH)
-    with p.only_if(zero, RESUMED):
-        p.state(S, OUT_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
+    with p.only_if(zero, EARLIER):
+        p.state(S, STARTS, FROM, HEAD, x.K, COLUMN, WIDTH)
     p.add(x.t, FIRST, zero)
     with p.only_if(x.t, STOP):
         top = p.here()
@@ -37,5 +37,5 @@ def forward_program(cell: Cell) -> Program:
         x.write(S, S)
         p.add(x.t, x.t, x.c)
         p.less(x.t, STOP, top)
-    p.store_state(S, OUT_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
+    p.store_state(S, STARTS, TO, HEAD, x.K, COLUMN, WIDTH)
     return p

@@ -6,15 +6,16 @@ from math import prod
 
 import numpy as np
 
+from ...ground import threads
 from ...ground.namespace import cast, sum_to
 from ..numba_machine import SHARED
-from ..numba_program import CHUNKS, HEAD, LEAD
+from ..numba_program import CHUNKS, FIRST, HEAD, LEAD, STATE, STOP, TO
 from . import chunks, numba_again, numba_short
 from .inputs import Inputs, Plan, Saved
 from .numba_backward import backward_program
 from .numba_chunks import Chunks, cell_of, chunk_of, tokens
 from .numba_run import run
-from .numba_strips import strips
+from .numba_strips import kept_strip, strips
 from .numba_table import (
     IN_DOUT,
     IN_DSTATE,
@@ -30,6 +31,7 @@ from .numba_table import (
     OUT_DSTATE,
     OUT_DV,
     OUT_STATE,
+    STARTS,
     Table,
     sequences,
 )
@@ -56,9 +58,24 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     stepwise = numba_short.is_stepwise(x, plan, rows)
     if stepwise.any():
         numba_short.run(x, plan, table, state, rows[stepwise])
+    kept, starts = kept_states(x, plan, rows, C) if plan.gradients else (0, None)
+    table.states(STARTS, end if starts is None else starts)
     if not stepwise.all():
-        Chunks(x, plan, table, rows[~stepwise], state is not None).run(table.numbers)
-    return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, None)
+        walked = rows[~stepwise]
+        Chunks(x, plan, table, walked, state is not None, kept).run(table.numbers)
+        if starts is not None:
+            last = walked[:, TO] + np.maximum(-(-(walked[:, STOP] - walked[:, FIRST]) // kept), 1) - 1
+            end.reshape(-1, *end.shape[-3:])[walked[:, STATE]] = starts[last]
+    out = None if out is None else cast(plan.xp, out, x.v.dtype)
+    return out, end, Saved(x, plan, state, starts)
+
+
+def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> tuple[int, np.ndarray | None]:
+    """(tokens of a strip, room for the states between strips) where a backward takes them; sets TO of the rows."""
+    shape, dtype = (x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]), np.dtype(plan.dtype)
+    kept = 0 if x.u is not None else kept_strip(rows, prod(shape) * dtype.itemsize, C)
+    total = int(rows[-1, TO]) + max(-(-int(rows[-1, STOP] - rows[-1, FIRST]) // kept), 1) if kept else 0
+    return kept, np.empty((total, *shape), dtype) if kept else None
 
 
 def walks_tokens(x: Inputs, plan: Plan) -> bool:
@@ -68,7 +85,7 @@ def walks_tokens(x: Inputs, plan: Plan) -> bool:
 
 def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
-    x, plan, state, _ = saved
+    x, plan, state, starts = saved
     if not (x.v.size and x.k.size) or numba_short.is_only_stepwise(x):
         _, _, kept = chunks.forward(x, plan, state)
         return chunks.backward(kept, dout, dstate)
@@ -83,11 +100,13 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     table.states(OUT_DSTATE, dS)
     if asked:
         table.tokens(IN_DOUT, dout, table.asking)
+    table.states(STARTS, starts)
     cell = cell_of(x, plan, table, V, state is not None)._replace(asked=asked)
-    group = int(table.numbers[:, SHARED].max())
-    program, segment = backward_program(cell, group, int(rows[:, CHUNKS].max(initial=0)), dstate is not None)
-    tasks, bounds = strips(rows, H // group, V, V, C, 1)
+    group, count = int(table.numbers[:, SHARED].max()), threads.num_threads()
+    kept = 0 if starts is None else kept_strip(rows, starts[0].nbytes, C)
+    tasks, bounds = strips(rows, H // group, V, V, C, max(1, len(rows) * H // group // count), kept, last_first=True)
     tasks[:, HEAD] *= group
+    program, segment = backward_program(cell, group, int(tasks[:, CHUNKS].max(initial=0)), dstate is not None)
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
     run(program, plan.scale, table.numbers, tasks, bounds, 16.0 * tokens(rows) * H * cell.K * V)
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
