@@ -209,8 +209,8 @@ class Emit:
 
     def below(self, n: Value, first: int = 0) -> Value:
         """The lanes whose column first + lane is < n."""
-        lanes = ir.Constant(ir.VectorType(I64, self.W), [first + w for w in range(self.W)])
-        return Value(self, self.b.icmp_signed("<", lanes, self.spread(n).v))
+        lanes = ir.Constant(ir.VectorType(I32, self.W), [first + w for w in range(self.W)])
+        return Value(self, self.b.icmp_signed("<", lanes, self.spread(Value(self, self.b.trunc(n.v, I32))).v))
 
     def function(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
         """A function of LLVM, or of this module, by name."""
