@@ -71,7 +71,7 @@ def look(name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tup
 def make(how: Again, given: list[Array]) -> tuple[Array | None, Array | None]:
     """What the caller gets, out and state, of a call like the one that `how` was kept of; None for nothing."""
     given += how.repeat(given)
-    out = None if how.out is None else given[how.out]
+    out: Any = None if how.out is None else given[how.out]
     return out.swapaxes(-3, -2) if how.turned else out, None if how.state is None else given[how.state]
 
 

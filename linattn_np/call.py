@@ -103,7 +103,8 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     if call.options["state_rows"] is not None:
         raise ValueError(f"{card.name}: state_rows was given to vjp, expected None: "
                          "take the rows of the pool yourself, as in state=pool[rows]")
-    plan = call.plan._replace(gradients=True)
+    made_up = card.gate is not None and getattr(call.variables, card.gate) is None
+    plan = call.plan._replace(gradients=True, gate_gradient=not made_up)
     with limit:
         core_out, end, kept = matrix_state.forward(card.name, call.inputs, plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)

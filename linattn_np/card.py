@@ -77,6 +77,7 @@ class Card:
     query_row: Row = Row.AFTER
     erase_row: Row = Row.DECAYED
     scaled: bool = True  # scale=None means K**-0.5, else 1
+    gate: str | None = None  # the array without which the log decays are constants that need no gradient
     query: str = "q"
     key: str = "k"
     value: str = "v"

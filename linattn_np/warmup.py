@@ -45,14 +45,15 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
         return Entry(words, how.file, how.constants)
 
     def small(words: str, file: str, reverse: bool = False) -> Entry:
-        return Entry(words, file, cuda_plan.common_constants(dtype, decay, reverse))
+        chunk = cuda_wgmma.CHUNK if wgmma else cuda_plan.CHUNK
+        return Entry(words, file, cuda_plan.common_constants(dtype, decay, reverse, chunk))
 
     yield scan("out", K, V)
     yield scan("state a segment adds", K, V, outputs=False)
     yield small("states of segments", cuda_kernels.SEGMENTS)
     if backward:
         if wgmma and cuda_wgmma.takes_writes(K, V):
-            yield Entry("dk, dv", cuda_wgmma.WRITES, cuda_wgmma.writes_pass(K, V, decay).constants)
+            yield Entry("dk, dv", cuda_wgmma.WRITES, cuda_wgmma.writes_pass(K, V, decay, decay).constants)
         else:
             yield scan("dv", K, V, reverse=True)
             yield scan("dk", V, K, reverse=True, dots=decay)

@@ -1,4 +1,4 @@
-// The gradient of the log decays of scan.cu's passes, by blocks of LA_MARK chunks that begin at token b:
+// The gradient of the log decays of scan.cu's passes, by blocks of LA_MARK tokens that begin at token b:
 //
 //     dg_t = <S_{b-1}, dS_{b-1}> + sum over b <= j < t of (<k_j, dk_j> - <q_j, dq_j>)
 //
@@ -19,7 +19,7 @@ struct Arguments {
     int T, heads, parts, warps;  // warps: of a part
 };
 
-constexpr int BLOCK = LA_C * LA_MARK, EACH = BLOCK / 32;   // tokens of a block; rounds of 32
+constexpr int BLOCK = LA_MARK, EACH = BLOCK / 32;   // tokens of a block; rounds of 32
 
 extern "C" __global__ void __launch_bounds__(128) gate_grad(const __grid_constant__ Arguments a) {
     const int lane = threadIdx.x & 31;

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np import again
 from linattn_np.cores.matrix_state import cuda_wgmma
 from linattn_np.cuda import launch
 
@@ -105,10 +106,11 @@ def test_what_is_not_aligned_takes_the_portable_passes(cp, monkeypatch):  # noqa
     assert "portable" in reason(*odd)
     expected = plain.astype(np.float64).get()
     assert error(la.simple_gla(*odd), expected) <= FORWARD["bfloat16"]
-    again = pull(shifted(cp.asarray(dout)))  # of the same passes
-    assert all(bool((a.astype(cp.float32) == b.astype(cp.float32)).all()) for a, b in zip(again, grads, strict=True)
+    more = pull(shifted(cp.asarray(dout)))  # of the same passes
+    assert all(bool((a.astype(cp.float32) == b.astype(cp.float32)).all()) for a, b in zip(more, grads, strict=True)
                if a is not None)
-    monkeypatch.setenv(cuda_wgmma.PORTABLE, "1")
+    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
+    monkeypatch.setattr(again, "_made", {})
     assert "portable" in reason(*there)
     assert error(la.simple_gla(*there), expected) <= FORWARD["bfloat16"]
 
