@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import re
 import statistics
@@ -18,15 +19,35 @@ from linattn_np.doctor import versions
 
 from . import record
 
-REPEATS = 9
+REPEATS = 5
+PAUSE = 0.05  # seconds before a sample: a card that has just worked hard is slower
 MEMORY = 4 << 30  # bytes that the copy of the ceiling reads
 
 
 def median_ms(cp: Any, calls: Sequence[Callable[[], Any]], repeats: int = REPEATS) -> float:
-    """Milliseconds of one of `calls`, queued one behind the other, after each has run once."""
+    """Milliseconds of the card for one of `calls`, queued one behind the other, after each has run once.
+
+    A copy is queued first, so that the host is ahead and its time is not in the figure.
+    """
     for call in calls:
         call()
-    return _timed(cp, lambda: [call() for call in calls], repeats) / len(calls)
+    return _timed(cp, lambda: [call() for call in calls], repeats, _head_start(cp)) / len(calls)
+
+
+def eager_ms(cp: Any, calls: Sequence[Callable[[], Any]], count: int = 40, repeats: int = 3) -> float:
+    """Milliseconds of a call in a plain loop that begins with an idle card: the host's time where that is longer."""
+    for call in calls:
+        call()
+    loop = [calls[n % len(calls)] for n in range(count)]
+    return _timed(cp, lambda: [call() for call in loop], repeats) / count
+
+
+@functools.cache
+def _head_start(cp: Any) -> Callable[[], None]:
+    """Two milliseconds of work for the card."""
+    x = cp.ones(1 << 28, dtype=np.float32)
+    y = cp.empty_like(x)
+    return lambda: [cp.copyto(y, x) for _ in range(4)] and None
 
 
 def graph_ms(cp: Any, calls: Sequence[Callable[[], Any]], repeats: int = REPEATS) -> float:
@@ -41,15 +62,19 @@ def graph_ms(cp: Any, calls: Sequence[Callable[[], Any]], repeats: int = REPEATS
         kept = [call() for call in calls]  # their memory is the graph's
         graph = stream.end_capture()
         graph.launch(stream)
-        found = _timed(cp, lambda: graph.launch(stream), repeats) / len(calls)
+        found = _timed(cp, lambda: graph.launch(stream), repeats, _head_start(cp)) / len(calls)
     del kept
     return found
 
 
-def _timed(cp: Any, run: Callable[[], Any], repeats: int) -> float:
+def _timed(cp: Any, run: Callable[[], Any], repeats: int, before: Callable[[], None] | None = None) -> float:
     times = []
     for _ in range(repeats):
         start, stop = cp.cuda.Event(), cp.cuda.Event()
+        cp.cuda.Device().synchronize()
+        time.sleep(PAUSE)
+        if before is not None:
+            before()
         start.record()
         run()
         stop.record()

@@ -99,6 +99,11 @@ def keep(made: Made | None, kept: Any, end: Any, out: Array | None, state: Array
     _made[made.key] = how
 
 
+def forget() -> None:
+    """Every call is planned anew."""
+    _made.clear()
+
+
 def _out(out: Array | None, pool: list[Array]) -> tuple[int | None, bool]:
     """(which of the pool out is, whether with time and heads exchanged)."""
     if out is None:

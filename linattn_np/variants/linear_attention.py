@@ -13,7 +13,7 @@ from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array, cast, device
 from ..ground.shapes import check_state
 from ..options import Options
-from ..pieces.feature_maps import feature_map_pair
+from ..pieces.feature_maps import feature_map_pair, identity
 
 
 def _maps(c: Any) -> Any:
@@ -36,6 +36,8 @@ def to_core(c: Any) -> Inputs:
 
 def _mapped(c: Any, name: str, feature_map: Any) -> Array:
     x = getattr(c, name)
+    if feature_map[0] is identity:  # as it is: 16-bit elements stay so
+        return x
     y = feature_map[0](cast(c.xp, x, c.dtype))
     if tuple(y.shape[:-1]) != tuple(x.shape[:-1]):
         raise ValueError(f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "
