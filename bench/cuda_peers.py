@@ -82,6 +82,44 @@ def _fla(torch: Any, function: Any, options: dict[str, Any], arrays: int) -> Pai
     return forward, both
 
 
+def step(variant: str) -> tuple[str, Callable[[dict[str, Any], Any], Callable[[], Any]]] | None:
+    """(name, what makes a call of arrays and a state) of FLA's kernel for one token; its final state is a new tensor."""
+    try:
+        import torch
+        from fla import ops
+
+        function = getattr(ops, f"fused_recurrent_{variant}")
+        version = importlib.metadata.version("fla-core")
+    except Exception:
+        return None
+
+    def made(arrays: dict[str, Any], state: Any) -> Callable[[], Any]:
+        given = dict(zip(arrays, tensors(torch, list(arrays.values())), strict=True))
+        S = tensors(torch, [state])[0]
+
+        def call() -> Any:
+            with torch.no_grad():
+                return function(**given, initial_state=S, output_final_state=True)
+
+        return call
+
+    return f"fla-core {version} {function.__name__}", made
+
+
+def graph_of(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
+    """All calls as one CUDA graph of PyTorch's: what replays it."""
+    import torch
+
+    for _ in range(2):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [call() for call in calls]
+    return lambda: (graph.replay(), kept)[0]
+
+
 def differences(cp: Any, pair: Pair, one: list[Any], ours: tuple[Any, Any]) -> list[float]:
     """Of a peer's out and gradients from ours, over the norm of ours."""
     out, theirs = pair[1](one)

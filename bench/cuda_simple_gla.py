@@ -1,6 +1,6 @@
 """Simple GLA on a GPU: forward, backward and both, beside the card's ceilings and other libraries.
 
-    python -m bench simple_gla --backend cuda [--results FOLDER] [--no-peers] [--quick]
+    python -m bench simple_gla --backend cuda [--results FOLDER] [--no-peers] [--cases N ...]
 
 Correctness first, against float64 on the same rounded inputs. `ms` is the card's time of a call in a full queue, inputs
 taken in turn, `eager_ms` that of a plain loop, `graph_ms` of a replay; ns are per token and head, of `ms`. The floor is
@@ -29,7 +29,7 @@ from bench import cuda_timing as timing
 from linattn_np import again
 from linattn_np.cores.matrix_state import cuda_wgmma
 
-CASES = [  # (function, B, T, H, K = V, dtype, portable)
+CASES = [  # (function, B, T, H, K = V, dtype, portable passes forced)
     ("simple_gla", 8, 4096, 32, 128, "bfloat16", False),
     ("simple_gla", 1, 32768, 32, 128, "bfloat16", False),
     ("simple_gla", 1, 131072, 8, 128, "bfloat16", False),
@@ -41,10 +41,11 @@ CASES = [  # (function, B, T, H, K = V, dtype, portable)
     ("simple_gla", 1, 32768, 32, 128, "bfloat16", True),
     ("simple_gla", 8, 4096, 32, 128, "float16", False),
     ("simple_gla", 8, 4096, 32, 128, "float32", False),
+    ("simple_gla", 8, 4096, 32, 128, "tf32", False),  # float32 with precision="tf32"
 ]
 LONGEST_SOFTMAX = 32768  # tokens up to which softmax attention is timed too
-BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-BOUND = {"bfloat16": 4e-3, "float16": 8e-4, "float32": 4e-6}
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}
+BOUND = {"bfloat16": 4e-3, "float16": 8e-4, "float32": 4e-6, "tf32": 8e-4}
 C = 64  # of the operations that are counted
 FIRST = """
 import json, sys, time
@@ -67,7 +68,7 @@ def draw(cp: Any, B: int, T: int, H: int, D: int, dtype: str, seed: int, mixed: 
     """q, k, v, g, dout; a gate of 0.05 a token, or 0, 0.001, 0.05, 5 and resets side by side."""
     import ml_dtypes
 
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    kind = {"bfloat16": ml_dtypes.bfloat16, "tf32": "float32"}.get(dtype, dtype)
     rng = cp.random.default_rng(seed)
     q, k, v, dout = (rng.standard_normal((B, T, H, D), dtype=np.float32).astype(kind) for _ in range(4))
     u = 2 * rng.random((B, T, H), dtype=np.float32)
@@ -78,31 +79,35 @@ def draw(cp: Any, B: int, T: int, H: int, D: int, dtype: str, seed: int, mixed: 
     return [q, k, v, cp.where(resets, np.float32(-np.inf), -rate * u), dout]
 
 
+def precision_of(dtype: str) -> str | None:
+    return "tf32" if dtype == "tf32" else None
+
+
 def arrays_of(function: str, one: list[Any]) -> list[Any]:
     return one[:4] if function == "simple_gla" else one[:3]
 
 
-def options_of(one: list[Any]) -> dict[str, Any]:
-    return {"scale": one[0].shape[-1] ** -0.5, "backend": "cuda"}
+def options_of(one: list[Any], precision: str | None) -> dict[str, Any]:
+    return {"scale": one[0].shape[-1] ** -0.5, "backend": "cuda", "precision": precision}
 
 
-def forward(one: list[Any], function: str = "simple_gla") -> Any:
-    return getattr(la, function)(*arrays_of(function, one), **options_of(one))
+def forward(one: list[Any], function: str = "simple_gla", precision: str | None = None) -> Any:
+    return getattr(la, function)(*arrays_of(function, one), **options_of(one, precision))
 
 
-def pullback_of(one: list[Any], function: str = "simple_gla") -> tuple[Any, Callable[..., Any]]:
-    return la.vjp(getattr(la, function), *arrays_of(function, one), **options_of(one))
+def pullback_of(one: list[Any], function: str = "simple_gla", precision: str | None = None) -> tuple[Any, Any]:
+    return la.vjp(getattr(la, function), *arrays_of(function, one), **options_of(one, precision))
 
 
-def both(one: list[Any], function: str = "simple_gla") -> Any:
-    out, pullback = pullback_of(one, function)
+def both(one: list[Any], function: str = "simple_gla", precision: str | None = None) -> Any:
+    out, pullback = pullback_of(one, function, precision)
     return out, pullback(one[4])
 
 
 def errors(cp: Any, dtype: str) -> dict[str, Any]:
     """Relative errors against float64, over all and of the gate's gradient in each head."""
     one = draw(cp, 2, 2047, 10, 128, dtype, seed=int.from_bytes(os.urandom(4), "little"), mixed=True)
-    out, grads = both(one)
+    out, grads = both(one, precision=precision_of(dtype))
     wide = [x.astype(np.float64) for x in one]
     exact, pullback = la.vjp(la.simple_gla, *wide[:4], backend="chunks")
     expected = pullback(wide[4])
@@ -152,12 +157,12 @@ def forced(portable: bool) -> Iterator[None]:
 
 def ours(cp: Any, case: tuple[Any, ...], ceilings: dict[str, Any], sets: list[list[Any]]) -> dict[str, Any]:
     function, B, T, H, D, dtype, _ = case
-    th = B * T * H
-    pulls = [pullback_of(one, function)[1] for one in sets]
+    th, precision = B * T * H, precision_of(dtype)
+    pulls = [pullback_of(one, function, precision)[1] for one in sets]
     calls = {
-        "forward": [lambda one=one: forward(one, function) for one in sets],
+        "forward": [lambda one=one: forward(one, function, precision) for one in sets],
         "backward": [lambda pull=pull, one=one: pull(one[4]) for pull, one in zip(pulls, sets, strict=True)],
-        "both": [lambda one=one: both(one, function) for one in sets],
+        "both": [lambda one=one: both(one, function, precision) for one in sets],
     }
     row: dict[str, Any] = {}
     for name, each in calls.items():
@@ -201,9 +206,9 @@ def theirs(
     found: dict[str, Any] = {}
     for name, pair in peers.items():
         softmax = "SDPA" in name
-        if softmax and (T > LONGEST_SOFTMAX or dtype == "float32"):
+        if softmax and (T > LONGEST_SOFTMAX or dtype != "bfloat16"):
             continue
-        for what, call in zip(("forward", "both") if dtype != "float32" else ("forward",), pair, strict=False):
+        for what, call in zip(("forward", "both")[: 1 + (dtype == "bfloat16")], pair, strict=False):
             calls = [lambda one=one, call=call: call(one) for one in sets]
             try:
                 row = {"ms": timing.median_ms(cp, calls * (1 if softmax else 3))}
@@ -225,7 +230,7 @@ def measure(cp: Any, ceilings: dict[str, Any], peers: bool, cases: list[Any]) ->
         sets = [draw(cp, B, T, H, D, dtype, seed=seed) for seed in range(2)]
         with forced(portable):
             reason = la.explain(getattr(la, function), *arrays_of(function, sets[0])).reason
-            row = {"function": function, "B": B, "T": T, "H": H, "K": D, "V": D, "dtype": dtype,
+            row = {"function": function, "B": B, "T": T, "H": H, "K": D, "V": D, "dtype": dtype, "forced": portable,
                    "passes": "wgmma" if "wgmma" in reason else "mma.sync", "times": ours(cp, case, ceilings, sets)}
         if peers and not portable and dtype != "float16":
             row["times"] |= theirs(cp, case, sets, row["times"], cuda_peers.of(function))
@@ -235,12 +240,25 @@ def measure(cp: Any, ceilings: dict[str, Any], peers: bool, cases: list[Any]) ->
         cp.get_default_memory_pool().free_all_blocks()
 
 
+def replaced(folder: Path, now: dict[str, Any], measured: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """The result in the file with these rows in place of its own, each with the card and the ceilings of their run."""
+    told = {n: now[n] for n in ("date", "card", "driver", "copy_gbs", "matrix_tflops")}
+    kept = json.loads((folder / "cuda_simple_gla.json").read_text())
+    rows = {case_of(row): row for row in kept["rows"]}
+    rows |= {case_of(row): timing.rounded(row | {"measured_apart": told}) for row in measured}
+    return kept | {"errors": timing.rounded(now["errors"]), "rows": [rows[case] for case in CASES if case in rows]}
+
+
+def case_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (*(row[n] for n in ("function", "B", "T", "H", "K", "dtype")), row["forced"])
+
+
 def main(argv: list[str]) -> int:
     prog = "python -m bench simple_gla --backend cuda"
     parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the JSON file")
     parser.add_argument("--no-peers", action="store_true", help="leave other libraries out")
-    parser.add_argument("--quick", action="store_true", help="the first case only")
+    parser.add_argument("--cases", type=int, nargs="+", help="these alone, in place of their rows in the file")
     args = parser.parse_args(argv)
     import cupy as cp
 
@@ -254,8 +272,12 @@ def main(argv: list[str]) -> int:
     ceilings = {"copy_gbs": timing.copy_gbs(cp), "matrix_tflops": timing.matrix_tflops(cp)}
     result = timing.card(cp) | ceilings | {"errors": found, "first_call": first_calls()}
     sys.stdout.write("\n".join(f"{n}: {x}" for n, x in result.items() if n != "errors") + "\n")
+    if args.cases is not None:
+        result = replaced(args.results, result, measure(cp, ceilings, not args.no_peers, [CASES[n] for n in args.cases]))
+        sys.stdout.write(f"{timing.write(args.results, 'cuda_simple_gla', result)}\n")
+        return 0
     result["rows"] = rows = []
-    for row in measure(cp, ceilings, not args.no_peers, CASES[:1] if args.quick else CASES):
+    for row in measure(cp, ceilings, not args.no_peers, CASES):
         rows.append(row)
         path = timing.write(args.results, "cuda_simple_gla", timing.rounded(result))  # what there is, after each shape
     sys.stdout.write(f"{path}\n")

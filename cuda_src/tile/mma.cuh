@@ -76,6 +76,20 @@ struct Float16 {
     static __device__ __forceinline__ u32 pair(float x, float y) { return pack_f16(x, y); }
 };
 
+// float32 in memory, tf32 in products
+struct Tfloat32 {
+    static constexpr int BYTES = 4, GRAM_BYTES = 4;
+    static constexpr bool EXACT = false;
+    typedef Float16::A A;
+    typedef Float16::B B;
+    struct Raw { float x[8]; };
+    static __device__ __forceinline__ float value(const Raw& r, int i) { return r.x[i]; }
+    static __device__ __forceinline__ A operand(const float (&f)[8]) { return Float16::operand(f); }
+    static __device__ __forceinline__ A operand(const Raw& r) { return Float16::operand(r.x); }
+    static __device__ __forceinline__ B column(const float (&f)[4]) { return Float16::column(f); }
+    static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) { Float16::multiply(c, a, b); }
+};
+
 // float32: x = hi + lo in tf32, and A B = lo hi + hi lo + hi hi to 2^-21
 struct Float32 {
     static constexpr int BYTES = 4, GRAM_BYTES = 4;

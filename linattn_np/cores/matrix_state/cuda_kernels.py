@@ -53,7 +53,8 @@ def refuses(call: Any) -> str | None:
 def how(call: Any) -> str:
     """The passes of a call that is covered, in words."""
     q, k, v = _rows(call.plan.xp, call.x.q, call.x.k, call.x.v)
-    return "passes by warpgroup products (wgmma)" if _wgmma(q, k, v) else "portable passes (mma.sync)"
+    tf32 = ", tf32 products" if _products(q, call.plan) == "tf32" else ""
+    return "passes by warpgroup products (wgmma)" if _wgmma(q, k, v) else f"portable passes (mma.sync){tf32}"
 
 
 def _wgmma(q: Array, k: Array, v: Array) -> bool:
@@ -65,6 +66,12 @@ def _element(*arrays: Array) -> str:
     """The element that arrays are computed in: bfloat16 or float16 if all are, else float32."""
     names = {dtype_name(y) for y in arrays}
     return names.pop() if len(names) == 1 and names <= set(cuts.ELEMENTS) else "float32"
+
+
+def _products(x: Array, plan: Plan) -> str:
+    """What passes over arrays like x multiply: their element, or tf32 where that was asked for."""
+    name = dtype_name(x)
+    return "tf32" if name == "float32" and plan.precision == "tf32" else name
 
 
 class Batch(NamedTuple):
@@ -210,7 +217,7 @@ def _batch(x: Inputs, plan: Plan, *arrays: Array) -> Batch:
     sequences, xp = plan.sequences, plan.xp
     ragged = sequences[0].row is not None if sequences else True
     lead, (T, H, V), (Hq, K) = tuple(x.v.shape[:-3]), x.v.shape[-3:], x.q.shape[-2:]
-    element, heads = dtype_name(arrays[0]), max(Hq, H)
+    element, heads = _products(arrays[0], plan), max(Hq, H)
     N = len(sequences) if ragged else prod(lead)
     longest = max((s.stop - s.start for s in sequences), default=0)
     offsets = None

@@ -6,17 +6,18 @@ import functools
 from typing import NamedTuple
 
 ELEMENTS = {"bfloat16": 0, "float16": 1, "float32": 2}
-BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+PRODUCTS = ELEMENTS | {"tf32": 3}  # what a pass multiplies: tf32 is float32 in memory
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}
 WIDEST = 256  # key and value columns
 SCAN = "matrix_state/scan.cu"
 MOST_STAGES = 3  # chunks in flight
 CHUNK = 32  # tokens: half of a gram matrix is masked, and smaller ones leave less of it to multiply
-MARKS = {"bfloat16": 256, "float16": 256, "float32": 128}  # tokens between two inner products of states, for dg
+MARKS = {"bfloat16": 256, "float16": 256, "float32": 128, "tf32": 256}  # tokens from one <S, dS> to the next
 MULTIPROCESSORS = 132  # of the card that sequences are cut for
 SEGMENT = 512  # tokens that a segment has at least
 SMALLEST_LIMIT = 99 * 1024  # bytes of shared memory that a block can have on any device from compute capability 80 on
 REGISTERS = 65536  # of a multiprocessor
-BESIDE = {"bfloat16": 70, "float16": 110, "float32": 130}  # registers of a thread beside its accumulators
+BESIDE = {"bfloat16": 70, "float16": 110, "float32": 130, "tf32": 110}  # registers of a thread beside its accumulators
 
 Constants = tuple[tuple[str, int], ...]
 
@@ -76,7 +77,7 @@ def scan_pass(
     stage = _stage(keys, values, outputs, dots, apart)
     shared = stages * stage + rest
     constants = {
-        "LA_DTYPE": ELEMENTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": align,
+        "LA_DTYPE": PRODUCTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": align,
         "LA_K": K, "LA_V": V, "LA_C": C, "LA_WARPS": warps, "LA_TILES": each, "LA_STAGES": stages,
         "LA_OUTPUTS": int(outputs), "LA_DOTS": int(dots), "LA_APART": int(apart), "LA_MARK": MARKS[element],
         "LA_SHARED": shared, "LA_BLOCKS": max(1, min(blocks, (limit + 1024) // (shared + 1024))),
@@ -107,7 +108,7 @@ def _stages(
 def common_constants(element: str, decay: bool, reverse: bool, chunk: int = CHUNK) -> Constants:
     """Constants of the small kernels beside a pass in chunks of `chunk` tokens."""
     return tuple(sorted({
-        "LA_DTYPE": ELEMENTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse),
+        "LA_DTYPE": PRODUCTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse),
         "LA_C": chunk, "LA_MARK": MARKS[element], "LA_TILES": 1, "LA_WARPS": 1,
     }.items()))
 

@@ -80,7 +80,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
         POINTERS.pack(*(0 if y is None else y.data.ptr for y in pointers)),
         *(_pack(y, heads if n == "q" else H) for n, y in arrays.items()),
         _pack(out, heads), _pack_state(start), _pack_state(last),
-        struct.pack("<q4iIfi4x", N if slots is None else start.shape[0], T, H, heads // H,
+        struct.pack("<q4iIfi4x", N if slots is None or start is None else start.shape[0], T, H, heads // H,
                     0 if slots is None else slots.itemsize, _inverse(H), plan.scale, 4 * N * H * K * V <= FAR),
     ])
     launch.launch(STEP, "step", constants, N * H * parts, 32 * values["LA_WARPS"], 0, arguments, pointers)
@@ -129,9 +129,9 @@ def _lanes(element: str, K: int, V: int, wide: bool, erase: Erase, bonus: bool) 
     return 8 if wide and V >= 32 and room else 4
 
 
-def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Array | None]:
+def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
     """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), rows contiguous, in a kind to read."""
-    found: dict[str, Array | None] = {}
+    found: dict[str, Any] = {}
     for name, y in x._asdict().items():
         if name == "r" and y is x.k:  # read once, as k
             y = None
@@ -157,7 +157,7 @@ def _states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None,
     return S, S.data.ptr == state.data.ptr
 
 
-def _wide(arrays: dict[str, Array | None], states: tuple[Array | None, ...]) -> bool:
+def _wide(arrays: dict[str, Any], states: tuple[Array | None, ...]) -> bool:
     """Whether every row of every array can be read four elements at a time."""
     for y in arrays.values():
         if y is not None and y.shape[-1] > 1 and not _by_fours(y):
