@@ -83,7 +83,7 @@ def _fla(torch: Any, function: Any, options: dict[str, Any], arrays: int) -> Pai
 
 
 def step(variant: str) -> tuple[str, Callable[[dict[str, Any], Any], Callable[[], Any]]] | None:
-    """(name, what makes a call of arrays and a state) of FLA's kernel for one token; its final state is a new tensor."""
+    """(name, what makes a call of arrays and a state) of FLA's kernel for one token, which writes a new state."""
     try:
         import torch
         from fla import ops
@@ -120,11 +120,10 @@ def graph_of(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
     return lambda: (graph.replay(), kept)[0]
 
 
-def differences(cp: Any, pair: Pair, one: list[Any], ours: tuple[Any, Any]) -> list[float]:
-    """Of a peer's out and gradients from ours, over the norm of ours."""
-    out, theirs = pair[1](one)
+def differences(cp: Any, theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> list[float]:
+    """Of a peer's results from ours, over the norm of ours."""
     found = []
-    for a, b in zip((out, *theirs), (ours[0], *ours[1]), strict=False):
+    for a, b in zip(theirs, ours, strict=False):
         a, b = cp.from_dlpack(a.detach().float()), b.astype(cp.float32)
         found.append(float(cp.linalg.norm(a - b) / cp.linalg.norm(b)))
     return found

@@ -217,10 +217,18 @@ def theirs(
                 found[f"{what}: {name}"] = {"failed": f"{type(failed).__name__}: {failed}"[:200]}
                 continue
             row |= {"ns": row["ms"] * 1e6 / (B * T * H), "times_ours": row["ms"] / times[what]["ms"]}
-            if what == "both" and not softmax:
-                row["differences"] = cuda_peers.differences(cp, pair, sets[0], both(sets[0], function))
+            if not softmax:
+                row["differences"] = differences(cp, what, call(sets[0]), sets[0], function)
             found[f"{what}: {name}"] = row
     return found
+
+
+def differences(cp: Any, what: str, theirs: Any, one: list[Any], function: str) -> list[float]:
+    """Of a peer's out, or out and gradients, from ours."""
+    if what == "forward":
+        return cuda_peers.differences(cp, theirs[:1], (forward(one, function),))
+    out, grads = both(one, function)
+    return cuda_peers.differences(cp, (theirs[0], *theirs[1]), (out, *grads))
 
 
 def measure(cp: Any, ceilings: dict[str, Any], peers: bool, cases: list[Any]) -> Iterator[dict[str, Any]]:
@@ -273,7 +281,8 @@ def main(argv: list[str]) -> int:
     result = timing.card(cp) | ceilings | {"errors": found, "first_call": first_calls()}
     sys.stdout.write("\n".join(f"{n}: {x}" for n, x in result.items() if n != "errors") + "\n")
     if args.cases is not None:
-        result = replaced(args.results, result, measure(cp, ceilings, not args.no_peers, [CASES[n] for n in args.cases]))
+        more = measure(cp, ceilings, not args.no_peers, [CASES[n] for n in args.cases])
+        result = replaced(args.results, result, more)
         sys.stdout.write(f"{timing.write(args.results, 'cuda_simple_gla', result)}\n")
         return 0
     result["rows"] = rows = []

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 import linattn_np as la
-from bench import cuda_peers
+from bench import cuda_peers, record
 from bench import cuda_timing as timing
-from bench import record
 
 VARIANTS = ("simple_gla", "gated_delta_rule", "kda", "rwkv7", "rwkv6")
 BATCHES = (1, 8, 32, 64, 256)
@@ -72,7 +71,8 @@ def theirs(cp: Any, fn: Any, B: int, name: str, made: Callable[..., Any]) -> dic
     arrays = draw(cp, fn, B, 1, 0)
     calls = [made(arrays, S) for S in states_of(cp, B)]
     try:
-        return {"name": name, "eager_us": timing.eager_ms(cp, calls) * 1e3, "host_us": timing.host_us(cp, calls[0], 100),
+        return {"name": name, "eager_us": timing.eager_ms(cp, calls) * 1e3,
+                "host_us": timing.host_us(cp, calls[0], 100),
                 "graph_us": timing.median_ms(cp, [cuda_peers.graph_of(calls)]) * 1e3 / len(calls)}
     except Exception as failed:
         return {"name": name, "failed": f"{type(failed).__name__}: {failed}"[:200]}

@@ -154,7 +154,8 @@ SMALL = (cuda_kernels.SEGMENTS, cuda_kernels.GATE)  # entries without products
 @pytest.mark.parametrize(("arch", "dtype", "K", "V"), [
     *((arch, *kind) for arch in ("sm_80", "sm_90a", "sm_100a")
       for kind in (("bfloat16", 128, 128), ("float16", 64, 64), ("float32", 60, 100))),
-    ("sm_90a", "tf32", 128, 128), ("sm_90a", "bfloat16", 64, 64), ("sm_90a", "bfloat16", 128, 64), ("sm_90a", "bfloat16", 40, 120)])
+    ("sm_90a", "tf32", 128, 128), ("sm_90a", "bfloat16", 64, 64), ("sm_90a", "bfloat16", 128, 64),
+    ("sm_90a", "bfloat16", 40, 120)])
 def test_every_entry_compiles(arch, dtype, K, V):
     """To machine code of the architecture: products on its matrix units, no more spills than the allowance."""
     for entry in entries(dtype, K, V, int(arch.strip("sm_a"))):
