@@ -116,7 +116,7 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         d_out, d_state = _cotangents(call, dout, dstate, shape, end)
         grads: dict[str, Array] = {}
         if card.from_core_vjp and d_out is not None:
-            d_out, grads = card.from_core_vjp(call.variables, core_out, cast(call.plan.xp, d_out, call.plan.dtype))
+            d_out, grads = card.from_core_vjp(call.variables, core_out, d_out)
         with _limit(card, keywords):
             d, dstate0 = matrix_state.backward(kept, d_out, d_state)
         for name, y in card.to_core_vjp(call.variables, d).items():

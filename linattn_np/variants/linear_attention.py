@@ -46,11 +46,15 @@ def _mapped(c: Any, name: str, feature_map: Any) -> Array:
 
 
 def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
-    xp, (map_q, map_k) = c.xp, _maps(c)
-    grads = {"k": map_k[1](cast(xp, c.k, c.dtype), d.k), "v": d.v[..., : c.v.shape[-1]]}
+    map_q, map_k = _maps(c)
+    grads = {"k": _mapped_vjp(c, c.k, map_k, d.k), "v": d.v[..., : c.v.shape[-1]]}
     if c.q is not None:
-        grads["q"] = map_q[1](cast(xp, c.q, c.dtype), d.q)
+        grads["q"] = _mapped_vjp(c, c.q, map_q, d.q)
     return grads
+
+
+def _mapped_vjp(c: Any, x: Array, feature_map: Any, d: Array) -> Array:
+    return d if feature_map[0] is identity else feature_map[1](cast(c.xp, x, c.dtype), d)
 
 
 def from_core(c: Any, out: Array) -> Array:
@@ -66,6 +70,7 @@ def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Arr
     if not c.options["normalize"]:
         return dout, {}
     xp, den = c.xp, _denominator(c, out)
+    dout = cast(xp, dout, c.dtype)
     safe = xp.where(den == 0, xp.ones_like(den), den)
     dnum = xp.where(den == 0, xp.zeros_like(dout), dout / safe)
     dden = -xp.sum(dnum * out[..., :-1] / safe, axis=-1, keepdims=True)
