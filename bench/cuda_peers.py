@@ -84,6 +84,8 @@ def _fla(torch: Any, function: Any, options: dict[str, Any], arrays: int) -> Pai
 
 def step(variant: str) -> tuple[str, Callable[[dict[str, Any], Any], Callable[[], Any]]] | None:
     """(name, what makes a call of arrays and a state) of FLA's kernel for one token, which writes a new state."""
+    if variant not in ("simple_gla", "gated_delta_rule", "kda"):  # other arrays, or none
+        return None
     try:
         import torch
         from fla import ops

@@ -9,25 +9,26 @@ from typing import Any
 Table = Callable[[list[str], list[list[str]]], str]
 PICTURE = "performance-gpu-tokens.png"
 CHUNKS = """\
-`python -m bench simple_gla --backend cuda`. Nanoseconds a token and head, (B, T, H, K = V): of the card in a full queue, of
-a replayed graph, of a plain loop that waits for the host. Share: bytes that must move (each array once a pass) over a
-copy's {copy_gbs:.0f} GB/s. Retention and linear attention have no gate gradient; tf32 is float32 with `precision="tf32"`;
-mma.sync in bfloat16 is the portable path, forced. MiB: the most in use beyond the inputs, forward and backward."""
+`python -m bench simple_gla --backend cuda`. Nanoseconds a token and head, (B, T, H, K = V): of the card in a full
+queue, of a replayed graph, of a plain loop that waits for the host. Share: bytes that must move (each array once a
+pass) over a copy's {copy_gbs:.0f} GB/s. Retention and linear attention have no gate gradient; tf32 is float32 with
+`precision="tf32"`; mma.sync in bfloat16 is the portable path, forced. MiB: the most in use beyond the inputs, forward
+and backward."""
 ERRORS = """\
-Errors of the norm against float64 on the same rounded inputs; gates of 0, 0.001, 0.05, 5 a token and resets side by side;
-the last column is the worst head's own."""
+Errors of the norm against float64 on the same rounded inputs; gates of 0, 0.001, 0.05, 5 a token and resets side by
+side; the last column is the worst head's own."""
 PEERS = """\
 Peers on the same arrays, nanoseconds a token and head, and how many times ours; "differences to": the largest of its
-results from ours. FLA's autotuner tried every candidate for a shorter time than by default; FLA refuses a gated backward
-under this Triton on Hopper, which was lifted. Its float32 products are tf32, Triton's default. SDPA is causal softmax,
-another operator."""
+results from ours. FLA's autotuner tried every candidate for a shorter time than by default; FLA refuses a gated
+backward under this Triton on Hopper, which was lifted. Its float32 products are tf32, Triton's default. SDPA is causal
+softmax, another operator."""
 STEPS = """\
-`python -m bench step --backend cuda`. Microseconds of a call, H = 32, K = V = 128, vectors in bfloat16, gates and states in
-float32, the state overwritten, states in turn: of a replayed graph, of a plain loop, of the host. Share: bytes that must
-move over a copy's {copy_gbs:.0f} GB/s. FLA's kernel writes a new state."""
+`python -m bench step --backend cuda`. Microseconds of a call, H = 32, K = V = 128, vectors in bfloat16, gates and
+states in float32, the state overwritten, states in turn: of a replayed graph, of a plain loop, of the host. Share:
+bytes that must move over a copy's {copy_gbs:.0f} GB/s. FLA's kernel writes a new state."""
 SCALING = """\
-`python -m bench scaling --backend cuda`: simple GLA, {dtype}, K = V = {K}. Chunks against the recurrence, one sequence of 32
-heads, milliseconds:"""
+`python -m bench scaling --backend cuda`: simple GLA, {dtype}, K = V = {K}. Chunks against the recurrence, one sequence
+of 32 heads, milliseconds:"""
 BYTES = 4 * 128 * 2 + 4  # of a token and head, forward: q, k, v, out of 128 in bfloat16, and g
 
 
@@ -67,7 +68,7 @@ def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
     head = ["case", "forward", "graph", "loop", "share, %", "both", "graph", "loop", "share, %", "MiB"]
     yield table(head, body)
     if any("measured_apart" in row for row in result["rows"]):
-        yield "\\* in a run of its own, peers too."
+        yield "\\* in a run of its own, its peers in another that day."
     first = {name: " + ".join(f"{1e3 * s:.0f} ms" for s in x.values()) for name, x in result["first_call"].items()}
     yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
     errors = [[name, *(f"{x[n]:.2g}" for n in ("out", "dq", "dk", "dv", "dg")), f"{max(x['dg by head']):.2g}"]
@@ -105,6 +106,8 @@ def steps(result: dict[str, Any], table: Table) -> Iterator[str]:
                      f"{100 * row['share_of_copy']:.0f}", f"{row['eager_us']:.1f}", f"{row['host_us']:.1f}",
                      f"{row['copy_of_state_us']:.1f}",
                      *(f"{peer[n]:.1f}" if n in peer else "" for n in ("graph_us", "host_us"))])  # fmt: skip
+    if "note" in result:
+        yield result["note"] + ("" if result["note"].endswith(".") else ".")
     head = ["variant", "B", "T", "graph", "share, %", "loop", "host", "copy of the state", "FLA, graph", "FLA, host"]
     yield table(head, body)
 
@@ -119,7 +122,7 @@ def scaling(result: dict[str, Any], table: Table) -> Iterator[str]:
                  for name, key in (("chunks", "chunks_ms"), ("recurrence", "recurrence_ms"))])  # fmt: skip
     yield "One sequence of 8192 tokens, cut into segments where heads leave the card idle, and not; milliseconds:"
     cells = [(f"{how.replace('_', ' ')}, {what}", how, f"{what}_ms") for how in ("as_chosen", "uncut")
-             for what in ("forward", "both")]  # fmt: skip
+             for what in ("forward", "both") if f"{what}_ms" in result["heads"][0][how]]  # fmt: skip
     yield table(["heads", *(str(row["heads"]) for row in result["heads"])],
                 [[name, *(f"{row[how][key]:.3g}" for row in result["heads"])] for name, how, key in cells])
     yield "2^20 tokens of 4 heads, in sequences of T; millions of tokens a second:"

@@ -14,7 +14,7 @@ from .device_arrays import error, typed
 pytestmark = pytest.mark.gpu
 DTYPES = ("bfloat16", "float16", "float32")
 FORWARD = {"bfloat16": 4e-3, "float16": 8e-4, "float32": 4e-6, "tf32": 8e-4}  # of the norm of the result
-GATES = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 2e-5, "tf32": 4e-3}
+GATES = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 2e-5, "tf32": 6e-3}  # tf32 rounds q, k, v too
 
 
 def draw(dtype, B=(2,), T=97, Hq=2, Hk=2, H=2, K=32, V=48, gates=(0.0, 0.001, 0.05, 5.0, np.inf), seed=0, states=None):
