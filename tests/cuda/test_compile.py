@@ -23,9 +23,9 @@ from linattn_np.warmup import SHARED, entries, step_entries
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 TINY = '#include "tile/one.cuh"\nextern "C" __global__ void entry(float* x) { *x = one() + LA_ADD; }\n'
-# Bytes of spilled registers that a scan may store, with the reason. 128 x 128 in bfloat16 keeps 192 accumulators a
+# Bytes of spilled registers that a scan may store, with the reason. 128 x 128 in bfloat16 keeps 160 accumulators a
 # thread with two blocks a multiprocessor, all 255 registers; what spills are addresses, a dozen reloads a chunk.
-ALLOWANCE = {("bfloat16", 128, 128): 128}
+ALLOWANCE = {("bfloat16", 128, 128): 40}
 
 
 @pytest.fixture
