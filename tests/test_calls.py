@@ -394,7 +394,7 @@ def test_precision_is_of_gpu_products_alone(backend):
     x = {n: y.astype(np.float32) for n, y in x.items()}
     assert (la.simple_gla(**x, precision="tf32", backend=backend) == la.simple_gla(**x, backend=backend)).all()
     for other in ("bfloat16", 32, True):
-        with pytest.raises(ValueError, match="simple_gla: precision is .*, expected None or 'tf32'"):
+        with pytest.raises(ValueError, match=r"simple_gla: precision is .*, expected None or 'tf32'"):
             la.simple_gla(**x, precision=other, backend=backend)
 
 
