@@ -2,7 +2,7 @@
 //
 //     dg_t = <S_{b-1}, dS_{b-1}> + sum over b <= j < t of (<k_j, dk_j> - <q_j, dq_j>)
 //
-// with the token's own write left out of both dots: it is the same number in both. These are all pairs of a writer
+// with the token's own write left out of both dots, or in both (scan.cu: STRICT): it is the same number there. These are all pairs of a writer
 // before t and a reader from t on. At a token that forgets everything (e^g = 0 in float32) there are none: the sum is 0
 // and starts anew. Every term crosses at least one g, the cotangent of the final state too.
 #include "attention/decay.cuh"

@@ -12,7 +12,7 @@
 // S^T <- e^{all} S^T + (V e^{end})^T K. A warp owns 16 * LA_TILES value rows of S^T and of out^T and shares only P.
 //
 // LA_OUTPUTS 0  no queries: the state that a segment adds, walked from its end, so that it may stop once all has decayed
-// LA_DOTS    1  also <x_t, out_t less the token's own write> and, every LA_MARK chunks, states or their inner products
+// LA_DOTS    1  also <x_t, out_t> (see STRICT) and, every LA_MARK tokens, states or their inner products
 #include "attention/gram.cuh"
 #include "attention/store.cuh"
 #include "attention/walk.cuh"

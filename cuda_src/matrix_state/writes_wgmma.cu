@@ -8,7 +8,7 @@
 //     dk^T = (R V^T) e^{start} + Q^T P2^T       dv^T = (R^T K^T) e^{start} + dOut^T P1^T       R <- e^{all} R + (Q e^{end})^T dOut
 //
 // One warpgroup fills a ring of stages. Each of the others holds 64 key rows of R and makes those of dk^T, and 64 value rows
-// of dv^T, for which R goes through shared memory. LA_DOTS 1: also <k_t, dk_t>, and R at every LA_MARK-th chunk's start.
+// of dv^T, for which R goes through shared memory. LA_DOTS 1: also <k_t, dk_t>, and R before every LA_MARK tokens.
 #include "attention/fill.cuh"
 #include "attention/group.cuh"
 #include "attention/store.cuh"
