@@ -61,7 +61,7 @@ class Card:
     to_core(c) gives the core's Inputs from the call c (c.q, c.k, ... in the public layout, c.xp, c.dtype, c.options);
     to_core_vjp(c, d) gives the gradients of the variant's arrays by name from the gradients d of those Inputs.
     from_core(c, out), where a variant finishes the core's output, has from_core_vjp(c, out, dout) -> (dout of the
-    core, gradients by name).
+    core, gradients by name), dout in the caller's dtype.
     """
 
     name: str
@@ -77,6 +77,7 @@ class Card:
     query_row: Row = Row.AFTER
     erase_row: Row = Row.DECAYED
     scaled: bool = True  # scale=None means K**-0.5, else 1
+    gate: str | None = None  # the array without which the log decays are constants that need no gradient
     query: str = "q"
     key: str = "k"
     value: str = "v"

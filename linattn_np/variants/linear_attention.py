@@ -13,7 +13,7 @@ from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array, cast, device
 from ..ground.shapes import check_state
 from ..options import Options
-from ..pieces.feature_maps import feature_map_pair
+from ..pieces.feature_maps import feature_map_pair, identity
 
 
 def _maps(c: Any) -> Any:
@@ -36,6 +36,8 @@ def to_core(c: Any) -> Inputs:
 
 def _mapped(c: Any, name: str, feature_map: Any) -> Array:
     x = getattr(c, name)
+    if feature_map[0] is identity:  # as it is: 16-bit elements stay so
+        return x
     y = feature_map[0](cast(c.xp, x, c.dtype))
     if tuple(y.shape[:-1]) != tuple(x.shape[:-1]):
         raise ValueError(f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "
@@ -44,11 +46,15 @@ def _mapped(c: Any, name: str, feature_map: Any) -> Array:
 
 
 def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
-    xp, (map_q, map_k) = c.xp, _maps(c)
-    grads = {"k": map_k[1](cast(xp, c.k, c.dtype), d.k), "v": d.v[..., : c.v.shape[-1]]}
+    map_q, map_k = _maps(c)
+    grads = {"k": _mapped_vjp(c, c.k, map_k, d.k), "v": d.v[..., : c.v.shape[-1]]}
     if c.q is not None:
-        grads["q"] = map_q[1](cast(xp, c.q, c.dtype), d.q)
+        grads["q"] = _mapped_vjp(c, c.q, map_q, d.q)
     return grads
+
+
+def _mapped_vjp(c: Any, x: Array, feature_map: Any, d: Array) -> Array:
+    return d if feature_map[0] is identity else feature_map[1](cast(c.xp, x, c.dtype), d)
 
 
 def from_core(c: Any, out: Array) -> Array:
@@ -64,6 +70,7 @@ def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Arr
     if not c.options["normalize"]:
         return dout, {}
     xp, den = c.xp, _denominator(c, out)
+    dout = cast(xp, dout, c.dtype)
     safe = xp.where(den == 0, xp.ones_like(den), den)
     dnum = xp.where(den == 0, xp.zeros_like(dout), dout / safe)
     dden = -xp.sum(dnum * out[..., :-1] / safe, axis=-1, keepdims=True)

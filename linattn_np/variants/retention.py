@@ -55,6 +55,7 @@ CARD = Card(
     to_core=to_core,
     to_core_vjp=to_core_vjp,
     decay=Decay.SCALAR,
+    gate="g",
 )
 
 
