@@ -13,7 +13,7 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from .cores.kinds import Decay, Erase
-from .cores.matrix_state import cuda_kernels, cuda_plan, cuda_step, cuda_wgmma
+from .cores.matrix_state import cuda_delta_plan, cuda_delta_portable, cuda_kernels, cuda_plan, cuda_step, cuda_wgmma
 from .cuda import nvrtc
 from .cuda.compile import cache_folder, compile_source
 from .cuda.sources import installed
@@ -62,6 +62,29 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
         yield small("dstates of segments", cuda_kernels.SEGMENTS, reverse=True)
         if decay:
             yield small("dg", cuda_kernels.GATE)
+
+
+def delta_entries(
+    dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True
+) -> Iterator[Entry]:
+    """Every kernel of the delta rule for keys K and values V wide; a portable backward takes those of `entries` too."""
+    if cuda_delta_plan.takes(dtype, K, V, capability):
+        for name, reverse in cuda_delta_plan.names(2, backward):
+            yield Entry(f"delta rule, {name}", cuda_delta_plan.KERNELS[name].file,
+                        cuda_delta_plan.constants(name, K, V, decay, reverse))
+        if backward:
+            yield Entry("delta rule, sums over heads", cuda_delta_plan.HEAD_SUMS, ())
+        return
+    align = gcd(16, K * cuda_plan.BYTES[dtype], V * cuda_plan.BYTES[dtype])
+    kind, limit = cuda_delta_portable.Kind(dtype, K, V, align, decay), SHARED[capability] * 1024
+    chain = cuda_delta_portable.chain_pass
+    passes = [("inverse", cuda_delta_portable.inverse_pass(kind)), ("out", chain(kind, limit))]
+    if backward:
+        passes += [("what is written", chain(kind, limit, outputs=False)),
+                   ("dv", chain(kind, limit, reverse=True))]
+        yield Entry("delta rule, dk", cuda_delta_portable.FINISH, cuda_delta_portable.finish_constants(kind))
+    for words, how in passes:
+        yield Entry(f"delta rule, {words}", how.file, how.constants)
 
 
 def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase) -> Iterator[Entry]:
@@ -126,8 +149,13 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                 if erase == "none" and decay != "vector":
                     for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
                         yield words, K, V, entry
-                if dtype == "tf32":  # a few tokens are computed in float32
+                if dtype == "tf32":  # a few tokens and the delta rule are computed in float32
                     continue
+                if erase == "delta" and decay != "vector":
+                    how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
+                    plain = how[-1] and not cuda_delta_plan.takes(*how[:4])  # scans of the portable gradients
+                    for entry in (*delta_entries(*how), *(entries(*how) if plain else ())):
+                        yield words, K, V, entry
                 for entry in step_entries(dtype, K, V, Decay[decay.upper()], Erase[erase.upper()]):
                     yield words, K, V, entry
 

@@ -115,8 +115,10 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     return cast(xp, out, x.v.dtype), _public(end, batch), Saved(x, plan, state, begins)
 
 
-def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state."""
+def backward(
+    saved: Saved, dout: Array | None, dstate: Array | None, values: bool = True
+) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state; without `values` neither the values' nor the state's."""
     x, plan, state, begins = saved
     xp = plan.xp
     q, k, v = _rows(xp, x.q, x.k, x.v)
@@ -138,8 +140,9 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
         _writes(batch, (q, k, v, dout, dk, dv), g, later.transposed(), plan.scale, group=0 if ends else 1,
                 end=_states(first, batch).transposed(), dots=dots)
     else:
-        _scan(batch, k, q, dout, dv, g, later, 1.0, plan.scale, group=0 if ends else 1, reverse=True,
-              end=_states(first, batch))
+        if values:
+            _scan(batch, k, q, dout, dv, g, later, 1.0, plan.scale, group=0 if ends else 1, reverse=True,
+                  end=_states(first, batch))
         _scan(batch, v, dout, q, dk, g, later.transposed(), 1.0, plan.scale, group=0 if ends else 1, reverse=True,
               dots=None if dots is None else dots.of(k, 1))
     earlier = begins or _states(_state(xp, state, batch), batch)

@@ -39,6 +39,11 @@ class Inputs(NamedTuple):
         return Erase.NONE if self.beta is None else Erase.DELTA
 
 
+def both(d: Array, more: Array | None) -> Array:
+    """The gradient of an array that stands in two places; None where a backend has summed it into the first."""
+    return d if more is None else d + more
+
+
 class Plan(NamedTuple):
     """How a call is computed: everything that is not an array."""
 

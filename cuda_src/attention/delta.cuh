@@ -1,0 +1,172 @@
+// What the kernels of the delta rule are given, the part of it that one block walks, and what is kept of a chunk.
+//
+// Chunks of 64 tokens; keys and values lie in tiles of 128 columns, zeros past LA_K and LA_V. States are transposed, value row
+// by key column. With c the running sum of log decays of a chunk in base 2, e_i = 2^c_i, d_j = 2^(c_last - c_j),
+// D_ij = 2^(c_i - c_j) for j <= i, and S the state before the chunk:
+//
+//     A = D . sqrt(beta_i) X sqrt(beta_j),   X = (1 + strict lower of sqrt(beta_i) k_i.k_j sqrt(beta_j))^-1
+//     N = (V^T - e S K^T) A^T                what the chunk writes
+//     out^T = scale e S Q^T + N P^T,         P = scale D . lower of Q K^T
+//     S <- e_last S + (N d) K
+#pragma once
+#include "attention/group.cuh"
+#include "tile/bulk.cuh"
+#include "tile/wgmma_wide.cuh"
+
+constexpr int C = 64, WIDE = 128;
+typedef Panels<WIDE, C> Tokens;   // q, k, v, dout, ... of a chunk
+typedef Panels<C, C> Square;      // A, P, ... of a chunk
+static_assert(LA_K <= WIDE && LA_V <= WIDE && Element::BYTES == 2, "a tile holds whole rows");
+
+struct Gate { const float* data; i64 batch, token, head; int group, unused; };   // strides in floats; null: no decay
+
+struct DeltaArguments {
+    TensorMap q, k, v, dout, dv, dq, dk;   // (columns, heads, tokens, batch)
+    Rows out, other;                       // where out, dv or dq are stored; and dk
+    Gate g, beta;
+    const i64* offsets;                    // of a ragged batch, else null
+    char *blocks, *ends;                   // what is kept of a chunk; gradients of the states after each chunk
+    States start, end;                     // state, or its gradient, that a walk begins with and ends with
+    float *begins;                         // the same of each segment but the first: (slots, segments, 128, 128)
+    float *added, *transfers, *turned;     // what a segment adds; what it multiplies by, and that transposed
+    float *dg, *dbeta;                     // (tokens, heads)
+    i64 slots;                             // chunks of a head over the whole batch
+    int T, heads, segments, chunks;        // chunks: of a segment
+    int group_q, group_k, group_v;         // heads that share one of q's, k's, v's
+    int start_group, end_group;            // heads that share an initial, a final state
+    int which;                             // of the reverse chain: WHOLE, FIRST, REST
+    float scale;
+};
+
+// One sequence and head, cut into segments of chunks
+struct DeltaWalk {
+    Sequence sequence;
+    int head, segment, first, steps, last, row;   // first chunk, number of chunks; the sequence's last segment; batch row
+    i64 slot, block;                              // of the sequence and head; number of its first chunk among all
+
+    __device__ __forceinline__ DeltaWalk(const DeltaArguments& a, int number, int pieces, int length) {
+        segment = number % pieces; number /= pieces;
+        head = number % a.heads;
+        const int n = number / a.heads;
+        sequence = sequence_of(a.offsets, n, a.T);
+        row = (int)sequence.row;
+        const int total = (sequence.T + C - 1) / C;
+        last = max(total - 1, 0) / length;
+        slot = (i64)n * a.heads + head;
+        block = head * a.slots + (a.offsets ? sequence.first / C + n : (i64)n * ((a.T + C - 1) / C));
+        place(segment, length);
+    }
+    __device__ __forceinline__ void place(int of, int length) {
+        segment = of;
+        first = of * length;
+        steps = min((sequence.T + C - 1) / C - first, length);
+    }
+    __device__ __forceinline__ int token(int chunk) const { return (int)sequence.first + chunk * C; }   // in the tensor
+    // tokens of a chunk that are the sequence's own; the others are cleared where they are another sequence's
+    __device__ __forceinline__ int own(const DeltaArguments& a, int chunk) const {
+        return a.offsets ? min(C, sequence.T - chunk * C) : C;
+    }
+};
+
+// What is kept of a chunk: A as the products read it, then e, d, c and beta, 64 floats each
+constexpr int AT_E = Square::SIZE, AT_D = AT_E + C * 4, AT_C = AT_D + C * 4, AT_BETA = AT_C + C * 4, BLOCK = AT_BETA + C * 4;
+constexpr int STATE = WIDE * WIDE;        // floats of a state of a segment
+constexpr int END = WIDE * WIDE * 2;      // bytes of a state of a chunk in bfloat16: two panels of 128 rows
+
+// a chunk's rows of a tensor, both panels
+LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
+    box_in(to, map, barrier, 0, head, token, batch);
+    box_in(to + Tokens::PANEL, map, barrier, 64, head, token, batch);
+}
+// rows from `own` on of PANELS panels become zeros
+template <int THREADS, int PANELS, int ROLL = 16> LA_DEVICE void clear_rows(u32 panels, int own, int thread) {
+#pragma unroll ROLL
+    for (int i = own * 8 + thread; i < C * 8; i += THREADS)
+#pragma unroll
+        for (int p = 0; p < PANELS; p++)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(panels + p * Tokens::PANEL + i * 16), "r"(0) : "memory");
+}
+
+LA_DEVICE float2 pair_at(const float* x, int i) { return *(const float2*)(x + i); }
+LA_DEVICE float decay_between(float ci, float cj) { return exp2_approx(fminf(ci - cj, 0.f)); }
+template <int N> LA_DEVICE void scale_tiles(float (&x)[N][4], float y) {
+#pragma unroll
+    for (int i = 0; i < N * 4; i++) x[i >> 2][i & 3] *= y;
+}
+// accumulators (row, token) as operands of 16 tokens each, token j times f_j; f points at this lane's column
+LA_DEVICE void token_operands(u32 (&a)[4][4], const float (&x)[8][4], const float* f, float sign = 1.f) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 y = pair_at(f, 16 * k + 8 * h);
+            const float (&z)[4] = x[2 * k + h];
+            a[k][2 * h] = pack_bf16(sign * y.x * z[0], sign * y.y * z[1]);
+            a[k][2 * h + 1] = pack_bf16(sign * y.x * z[2], sign * y.y * z[3]);
+        }
+}
+LA_DEVICE void token_operands(u32 (&a)[4][4], const float (&x)[8][4]) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            a[k][2 * h] = pack_bf16(x[2 * k + h][0], x[2 * k + h][1]);
+            a[k][2 * h + 1] = pack_bf16(x[2 * k + h][2], x[2 * k + h][3]);
+        }
+}
+// operands V^T - e S K^T of a warp's 16 value rows; recalled is S K^T, e points at this lane's column
+LA_DEVICE void error_operands(u32 (&a)[4][4], const float (&recalled)[8][4], u32 values, int column, const float* e, int lane, bool with_values = true) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32 v[4] = {0, 0, 0, 0};
+        if (with_values) load_operand<Tokens>(v, values, k * 16, column, lane);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 y = pair_at(e, 16 * k + 8 * h);
+            const float (&z)[4] = recalled[2 * k + h];
+            a[k][2 * h] = pack_bf16(low_bf16(v[2 * h]) - y.x * z[0], high_bf16(v[2 * h]) - y.y * z[1]);
+            a[k][2 * h + 1] = pack_bf16(low_bf16(v[2 * h + 1]) - y.x * z[2], high_bf16(v[2 * h + 1]) - y.y * z[3]);
+        }
+    }
+}
+// accumulators of N products with panels read along or across, of 16 columns each
+template <int ACROSS, int N> LA_DEVICE void multiply(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
+#pragma unroll
+    for (int k = 0; k < N; k++) product<0, ACROSS>(c, a[k], b + (ACROSS ? Tokens::across(k) : Tokens::along(k)), k > 0);
+}
+LA_DEVICE void multiply_wide(float (&c)[16][4], const u32 (&a)[4][4], u64 b) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) product_wide(c, a[k], b + Tokens::across(k));
+}
+
+// P_ij = scale D_ij q_i.k_j for j <= i, 0 above, by a warpgroup; c: sums of log decays
+LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, const float* c, float scale, int warp, int lane) {
+    const u64 a = panel_descriptor(q), b = panel_descriptor(k);
+    float p[8][4];
+    products_done(p);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < WIDE / 16; d++) product<0, 0>(p, a + Tokens::along(d), b + Tokens::along(d), d > 0);
+    products_commit();
+    const int row = lane >> 2, column = (lane & 3) * 2;
+    const float ci[2] = {c[16 * warp + row], c[16 * warp + row + 8]};
+    products_wait<0>();
+    products_done(p);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        u32 x[4] = {0, 0, 0, 0};
+        if (j <= warp)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float2 cj = pair_at(c, 16 * j + 8 * h + column);
+#pragma unroll
+                for (int m = 0; m < 2; m++) {
+                    const float (&y)[4] = p[2 * j + h];
+                    const float u = y[2 * m] * scale * decay_between(ci[m], cj.x), v = y[2 * m + 1] * scale * decay_between(ci[m], cj.y);
+                    const int ahead = 8 * h + column - row - 8 * m;   // of the row's own column
+                    x[2 * h + m] = pack_bf16(j < warp || ahead <= 0 ? u : 0.f, j < warp || ahead < 0 ? v : 0.f);
+                }
+            }
+        store_matrix(gram + Square::block_piece(16 * warp, 2 * j, lane & 15, lane >> 4), x[0], x[1], x[2], x[3]);
+    }
+}

@@ -1,0 +1,105 @@
+// What the portable kernels of the delta rule are given (the equations are delta.cuh's), and operands of one warp's 16 value rows.
+#pragma once
+#include "attention/gram.cuh"
+#include "attention/store.cuh"
+#include "attention/walk.cuh"
+
+#ifndef LA_OWN      // 1: erase vectors r of their own read the state, 0: the keys do
+#define LA_OWN 0
+#endif
+#ifndef LA_BEFORE   // 1: r reads the state before it decays
+#define LA_BEFORE 0
+#endif
+constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta^2
+
+struct Gate { const float* data; i64 batch, token, head; int group, unused; };   // strides in floats; null: no decay
+
+struct DeltaScanArguments {
+    Rows q, k, v, out, writes;   // reverse: v is dout, out is dv; writes: what the chunks write, or null
+    Rows r;                      // erase vectors, where they are not the keys
+    Rows apart;                  // that over beta, and in reverse dv over beta, or null: a small beta leaves float16 no digits
+    Gate g, beta;
+    const i64* offsets;          // of a ragged batch, else null
+    char* inverses;              // A of every chunk, C x C elements of a gram matrix
+    States start, end; int start_group, end_group;   // heads that share one
+    i64 slots;                   // chunks of a head over the whole batch
+    int T, heads, segments, chunks;                  // chunks: of a segment
+    float scale; int unused;
+};
+
+// the place of a chunk's A
+template <int C> LA_DEVICE char* inverse_of(const DeltaScanArguments& a, const Sequence& s, i64 slot, int head, int chunk) {
+    const i64 n = slot / a.heads, first = a.offsets ? s.first / C + n : n * ((a.T + C - 1) / C);
+    return a.inverses + (head * a.slots + first + chunk) * (C * C * Element::GRAM_BYTES);
+}
+// a chunk's A as a tile
+template <class Gram, int C, int THREADS> LA_DEVICE void load_inverse(u32 base, const char* from, int thread) {
+    constexpr int PER_ROW = Gram::ROW / 16;
+    for (int i = thread; i < C * PER_ROW; i += THREADS) copy_in<16>(base + Gram::piece(i / PER_ROW, i % PER_ROW), from + i * 16, true);
+}
+
+// sixteen columns of accumulators, tiles i and i + 1, as an operand A
+LA_DEVICE void flatten(float (&f)[8], const float (&x)[4], const float (&y)[4]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) f[i] = i < 4 ? x[i] : y[i - 4];
+}
+// a lane's four factors of sixteen tokens from two pairs, in the order of an operand A
+LA_DEVICE float factor(const float2& e, const float2& f, int i) { return i < 4 ? (i & 1 ? e.y : e.x) : (i & 1 ? f.y : f.x); }
+
+// c += S X^T: 16 rows of the state by the C rows of a tile
+template <int C, int KP, class X> LA_DEVICE void read_state(float (&c)[C / 8][4], const StateRows<1, KP>& S, u32 x, int lane) {
+#pragma unroll
+    for (int d = 0; d < KP; d += 16) {
+        float f[8];
+        flatten(f, S.x[0][d / 8], S.x[0][d / 8 + 1]);
+        const auto s = Element::operand(f);
+#pragma unroll
+        for (int i = 0; i < C; i += 16) {
+            typename Element::B b[2];
+            load_b_rows<Element, X>(b, x, i, d, lane);
+            Element::multiply(c[i / 8], s, b[0]);
+            Element::multiply(c[i / 8 + 1], s, b[1]);
+        }
+    }
+}
+// S += w X: w of all C tokens by the C rows of a tile. Matrix units cut sums off: in float32 what a chunk adds is summed apart.
+template <int C, int KP, class X> LA_DEVICE void write_rows(StateRows<1, KP>& S, const typename Element::A (&w)[C / 16], u32 x, int lane) {
+#pragma unroll
+    for (int d = 0; d < KP; d += 16) {
+        float add[2][4] = {};
+#pragma unroll
+        for (int t = 0; t < C; t += 16) {
+            typename Element::B b[2];
+            load_b_columns<Element, X>(b, x, t, d, lane);
+#pragma unroll
+            for (int h = 0; h < 2; h++) Element::multiply(Element::EXACT ? add[h] : S.x[0][d / 8 + h], w[t / 16], b[h]);
+        }
+        if (Element::EXACT)
+#pragma unroll
+            for (int i = 0; i < 8; i++) S.x[0][d / 8 + (i >> 2)][i & 3] += add[i >> 2][i & 3];
+    }
+}
+template <int N> LA_DEVICE void clear_tiles(float (&x)[1][N][4]) {
+#pragma unroll
+    for (int i = 0; i < N * 4; i++) x[0][i >> 2][i & 3] = 0.f;
+}
+
+// accumulators (value row, token) over their token's beta
+template <int C> LA_DEVICE void divide_by_beta(float (&x)[1][C / 8][4], const Gate& beta, const Sequence& s, int head, int token, int lane) {
+    const float* p = beta.data + s.row * beta.batch + s.first * beta.token + (u32)head / (u32)beta.group * beta.head;
+#pragma unroll
+    for (int i = 0; i < C / 8; i++)
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            const int t = token + i * 8 + (lane & 3) * 2 + m;
+            const float given = t < s.T ? p[t * beta.token] : 1.f, y = given < SMALLEST ? 1.f / SMALLEST : 1.f / given;
+            x[0][i][m] *= y;
+            x[0][i][2 + m] *= y;
+        }
+}
+
+// e^{sum up to the state that r_i reads}, rows i and i + 1 of a chunk, i even
+template <int C> LA_DEVICE float2 read_starts(const Decay<C>& decay, int i) {
+    if (!LA_BEFORE) return decay.starts(i);
+    return {i ? load_shared(decay.base + (C + i - 1) * 4) : 1.f, load_shared(decay.base + (C + i) * 4)};
+}

@@ -1,0 +1,144 @@
+// A = D . sqrt(beta_i) X sqrt(beta_j) of a chunk, X = (1 + L)^-1, L_ij = sqrt(beta_i) k_i.k_j sqrt(beta_j) for j < i, by four warps.
+//
+// The decay is taken out of the inverse and put back after it: with the factors D_ij = 2^(c_i - c_j) the inverse of 1 + D . L is
+// D . X. beta stands half on each side, so that a tiny one keeps its digits in 16 bits. Diagonal blocks of 16 rows are inverted
+// by substitution in float32; block columns follow from them,
+//
+//     X_IJ = -X_II sum over J <= M < I of L_IM X_MJ
+//
+// with operands in float16 (X is of the order of 1) and sums in float32. Warp w makes row block w of L, and block column w of X,
+// transposed, so that each accumulator is the next operand A.
+#pragma once
+#include "attention/delta.cuh"
+#include "attention/store.cuh"
+
+constexpr int DIAGONAL = 16 * 20 * 4;   // bytes of a diagonal block of L, transposed, in rows of 20 floats
+
+LA_DEVICE void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+LA_DEVICE u32 rows_at(int row, int column, int lane) { return Square::block_piece(row, column / 8, lane & 15, lane >> 4); }   // of an A
+LA_DEVICE u32 columns_at(int row, int column, int lane) {   // of two B, rows of memory being their columns
+    return Square::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
+}
+
+// row block `warp` of K K^T, up to the diagonal
+LA_DEVICE void key_gram(float (&x)[4][2][4], u32 k, int warp, int lane) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) x[i >> 3][(i >> 2) & 1][i & 3] = 0.f;
+#pragma unroll
+    for (int d = 0; d < WIDE; d += 16) {
+        const auto a = load_a_rows<Bfloat16, Tokens>(k, 16 * warp, d, lane);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (j <= warp) {
+                Bfloat16::B b[2];
+                load_b_rows<Bfloat16, Tokens>(b, k, 16 * j, d, lane);
+                mma_bf16(x[j][0], a.x, b[0].x);
+                mma_bf16(x[j][1], a.x, b[1].x);
+            }
+    }
+}
+
+// row block `warp` of L: blocks left of the diagonal in float16 to `lower`, the diagonal one transposed to `diagonal`
+LA_DEVICE void store_lower(float (&x)[4][2][4], u32 lower, float* diagonal, const float* roots, int warp, int lane) {
+    const int row = lane >> 2, column = (lane & 3) * 2;
+    const float to[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        if (j > warp) continue;
+        u32 y[4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 from = pair_at(roots, 16 * j + 8 * h + column);
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                float (&z)[4] = x[j][h];
+                z[2 * m] *= to[m] * from.x;
+                z[2 * m + 1] *= to[m] * from.y;
+                y[2 * h + m] = pack_f16(z[2 * m], z[2 * m + 1]);
+            }
+        }
+        if (j < warp) store_matrix(lower + rows_at(16 * warp, 16 * j, lane), y[0], y[1], y[2], y[3]);
+        else
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int r = row + 8 * ((i >> 1) & 1), c = 8 * (i >> 2) + column + (i & 1);
+                diagonal[c * 20 + r] = r > c ? x[j][i >> 2][i & 3] : 0.f;
+            }
+    }
+}
+
+// the diagonal block's inverse by substitution, a column a lane (twice), in float16 to `lower`
+LA_DEVICE void invert_diagonal(u32 lower, const float* diagonal, int warp, int lane) {
+    float x[16];
+    const int j = lane & 15;
+#pragma unroll
+    for (int i = 0; i < 16; i++) x[i] = i == j ? 1.f : 0.f;
+#pragma unroll
+    for (int m = 0; m < 15; m++)
+#pragma unroll
+        for (int i = (m + 1) / 4 * 4; i < 16; i += 4) {
+            const float4 l = *(const float4*)(diagonal + m * 20 + i);
+            if (i > m) x[i] -= l.x * x[m];
+            if (i + 1 > m) x[i + 1] -= l.y * x[m];
+            if (i + 2 > m) x[i + 2] -= l.z * x[m];
+            if (i + 3 > m) x[i + 3] -= l.w * x[m];
+        }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float y = lane < 16 ? x[i] : x[i + 8];
+        u16 half;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(y));
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(lower + Square::at(16 * warp + i + (lane < 16 ? 0 : 8), 16 * warp + j)), "h"(half) : "memory");
+    }
+}
+
+// block column `warp` of A from `lower`, which holds L below the diagonal and the diagonal blocks of X
+LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* c, const float* roots, int warp, int lane) {
+    const int row = lane >> 2, column = (lane & 3) * 2;
+    u32 x[4][4];   // X_IJ^T as operands A
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i == warp) load_matrix_transposed(x[i], lower + columns_at(16 * i, 16 * i, lane));
+    const float cj[2] = {c[16 * warp + row], c[16 * warp + row + 8]}, from[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (i < warp) continue;
+        float z[2][4] = {};
+        if (i > warp) {
+            float y[2][4] = {};
+#pragma unroll
+            for (int m = 0; m < i; m++)
+                if (m >= warp) {
+                    u32 b[4];
+                    load_matrix(b, lower + columns_at(16 * i, 16 * m, lane));
+                    mma_f16(y[0], x[m], b[0], b[1]);
+                    mma_f16(y[1], x[m], b[2], b[3]);
+                }
+            const u32 less[4] = {pack_f16(-y[0][0], -y[0][1]), pack_f16(-y[0][2], -y[0][3]), pack_f16(-y[1][0], -y[1][1]), pack_f16(-y[1][2], -y[1][3])};
+            u32 b[4];
+            load_matrix(b, lower + columns_at(16 * i, 16 * i, lane));
+            mma_f16(z[0], less, b[0], b[1]);
+            mma_f16(z[1], less, b[2], b[3]);
+#pragma unroll
+            for (int n = 0; n < 4; n++) x[i][n] = pack_f16(z[n >> 1][2 * (n & 1)], z[n >> 1][2 * (n & 1) + 1]);
+        } else
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                z[n >> 1][2 * (n & 1)] = low_f16(x[i][n]);
+                z[n >> 1][2 * (n & 1) + 1] = high_f16(x[i][n]);
+            }
+        u32 y[4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 ci = pair_at(c, 16 * i + 8 * h + column), to = pair_at(roots, 16 * i + 8 * h + column);
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+                y[2 * h + m] = pack_bf16(z[h][2 * m] * (to.x * from[m] * decay_between(ci.x, cj[m])),
+                                         z[h][2 * m + 1] * (to.y * from[m] * decay_between(ci.y, cj[m])));
+        }
+        store_matrix_transposed(inverse + columns_at(16 * i, 16 * warp, lane), y[0], y[1], y[2], y[3]);
+    }
+}

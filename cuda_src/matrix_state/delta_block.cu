@@ -1,0 +1,91 @@
+// What a chunk of the delta rule can know before it sees a state, chunk by chunk in parallel: A, and e, d, c, beta (delta.cuh).
+//
+// One block of four warps a chunk and head. L and A take the place of the keys once these have been read.
+#include "attention/inverse.cuh"
+
+constexpr int AT_LOWER = 0, AT_BLOCK = Square::SIZE;                 // A, then e, d, c, beta, as they leave
+constexpr int AT_DIAGONALS = AT_BLOCK + BLOCK, AT_ROOTS = AT_DIAGONALS + 4 * DIAGONAL, AT_BARRIER = AT_ROOTS + C * 4;
+static_assert(LA_SHARED == AT_BARRIER + 32 && AT_BLOCK + Square::SIZE == Tokens::SIZE, "LA_SHARED is what the launch asks for");
+constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta^2
+
+LA_DEVICE float2 two_of(const Gate& x, const DeltaWalk& walk, int token) {   // tokens `token` and the next, 0 past the end
+    const float* p = x.data + walk.sequence.row * x.batch + (walk.sequence.first + token) * x.token + (u32)walk.head / (u32)x.group * x.head;
+    const int T = walk.sequence.T;
+    return {token < T ? p[0] : 0.f, token + 1 < T ? p[x.token] : 0.f};
+}
+
+// e, d, c, beta and the roots of beta, two tokens a lane of one warp
+LA_DEVICE void sums_of_chunk(const DeltaArguments& a, const DeltaWalk& walk, float* e, float* roots, int lane) {
+    const int token = walk.first * C + 2 * lane;
+    float2 g = {0.f, 0.f}, beta = two_of(a.beta, walk, token);
+    if (LA_DECAY) {
+        g = two_of(a.g, walk, token);
+        g = {log2_decay(g.x), log2_decay(g.y)};
+    }
+    beta = {beta.x < SMALLEST ? SMALLEST : beta.x, beta.y < SMALLEST ? SMALLEST : beta.y};   // NaN stays NaN
+    const float second = prefix_sum(g.x + g.y, lane), before = __shfl_up_sync(0xffffffffu, second, 1);
+    const float first = (lane ? before : 0.f) + g.x, last = __shfl_sync(0xffffffffu, second, 31);
+    float* d = e + C;
+    *(float2*)(e + 2 * lane) = {exp2_approx(fminf(first, 0.f)), exp2_approx(fminf(second, 0.f))};
+    *(float2*)(d + 2 * lane) = {decay_between(last, first), decay_between(last, second)};
+    *(float2*)(d + C + 2 * lane) = {first, second};
+    *(float2*)(d + 2 * C + 2 * lane) = beta;
+    *(float2*)(roots + 2 * lane) = {sqrtf(beta.x), sqrtf(beta.y)};
+}
+
+extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant__ DeltaArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory), barrier = shared + AT_BARRIER;
+    // tasks rotate over the schedulers
+    const int warp = __shfl_sync(0xffffffffu, ((threadIdx.x >> 5) + blockIdx.x) & 3, 0);
+    const int lane = fresh(threadIdx.x & 31);   // read once
+    float *e = (float*)(memory + AT_BLOCK + AT_E), *c = (float*)(memory + AT_BLOCK + AT_C), *roots = (float*)(memory + AT_ROOTS);
+    float* diagonal = (float*)(memory + AT_DIAGONALS + warp * DIAGONAL);
+    if (warp == 0) {   // only this one asks where the chunk lies
+        const DeltaWalk walk(a, blockIdx.x, a.chunks, 1);   // each chunk a segment
+        const int own = walk.steps > 0 ? walk.own(a, walk.first) : 0;
+        if (lane == 0) {
+            store_shared_u32(barrier + 16, own);
+            asm volatile("st.shared.b64 [%0], %1;" ::"r"(barrier + 8), "l"(a.blocks + (walk.block + walk.first) * BLOCK) : "memory");
+            barrier_init(barrier, 1);
+            barriers_made();
+            if (own > 0) {
+                barrier_expect(barrier, Tokens::SIZE);
+                tile_in(shared, a.k, barrier, (u32)walk.head / (u32)a.group_k, walk.token(walk.first), walk.row);
+            }
+        }
+        __syncwarp();
+        group_barrier(0);
+        if (own > 0) sums_of_chunk(a, walk, e, roots, lane);
+    } else group_barrier(0);
+    if (a.offsets) {
+        int own;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(own) : "r"(barrier + 16));
+        if (own <= 0) return;
+        barrier_wait(barrier, 0);
+        if (own < C) {
+            clear_rows<128, 2, 1>(shared, own, threadIdx.x);
+            __syncthreads();
+        }
+    } else barrier_wait(barrier, 0);
+    float x[4][2][4];
+    key_gram(x, shared, warp, lane);
+    __syncthreads();   // keys have been read; sums are there
+    for (int i = threadIdx.x; i < C * 8; i += 128)   // blocks above the diagonal
+        if ((i & 7) >> 1 > i >> 7)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared + AT_BLOCK + Square::piece(i >> 3, i & 7)), "r"(0) : "memory");
+    store_lower(x, shared + AT_LOWER, diagonal, roots, warp, lane);
+    __syncwarp();
+    invert_diagonal(shared + AT_LOWER, diagonal, warp, lane);
+    __syncthreads();
+    store_inverse(shared + AT_LOWER, shared + AT_BLOCK, c, roots, warp, lane);
+    publish_shared();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        char* to;
+        asm volatile("ld.shared.b64 %0, [%1];" : "=l"(to) : "r"(barrier + 8));
+        run_out(to, shared + AT_BLOCK, BLOCK);
+        out_commit();
+        out_read();
+    }
+}

@@ -1,0 +1,368 @@
+// The gradients of the delta rule that need both states: dq, dk, dg, dbeta, from S walked forward again and D of every chunk.
+//
+//     Z = scale D . lower of dO N^T,        Y = -D . strict lower of dW N^T      (gradients of the decayed Q K^T and K K^T)
+//     dq = scale e dO S + Z K,              r = -e dW S + Y K                    (the key as it reads)
+//     dk = r + d N D + Z^T Q + Y^T K,       dbeta_i = (dW N^T)_ii / beta_i^2
+//     db = q.dq + 2 k.r - k.dk, its last row also <S, D> after the chunk;  dg = db summed from each token to the chunk's end
+//
+// The gradient of K K^T is one masked product; none of the inverse is needed. Warpgroups 0 and 1 walk the chain of
+// delta_chain.cu, 64 value rows each, a chunk ahead, and ask for every tile as soon as its place is free; 2 and 3 make the
+// gradients, 64 key columns each: 2 makes Z, 3 makes Y.
+#include "attention/delta_grads.cuh"
+
+LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane) {
+    const int first = walk.first, stop = first + walk.steps, row = walk.row;
+    float* dots = (float*)(memory + AT_DOTS);
+    auto load_chunk = [&](int chunk) {
+        const int s = (chunk - first) & 1, token = walk.token(chunk), head = (u32)walk.head / (u32)a.group_k;
+        const u32 full = bar.chunk(s);
+        barrier_expect(full, 2 * SLOT + BLOCK);
+        tile_in(shared + AT_K + s * SLOT, a.k, full, head, token, row);
+        tile_in(shared + AT_V + s * SLOT, a.v, full, (u32)walk.head / (u32)a.group_v, token, row);
+        run_in(shared + AT_BLOCKS + s * BLOCK, a.blocks + (walk.block + chunk) * BLOCK, BLOCK, full);
+    };
+    auto load_outputs = [&](int chunk) {
+        barrier_expect(bar.outputs(), 2 * SLOT);
+        tile_in(shared + AT_DV, a.dv, bar.outputs(), walk.head, walk.token(chunk), row);
+        tile_in(shared + AT_DOUT, a.dout, bar.outputs(), walk.head, walk.token(chunk), row);
+    };
+    auto load_queries = [&](int chunk) {
+        barrier_expect(bar.queries(), SLOT);
+        tile_in(shared + AT_Q, a.q, bar.queries(), (u32)walk.head / (u32)a.group_q, walk.token(chunk), row);
+    };
+    auto load_end = [&](int chunk) {
+        barrier_expect(bar.end(), END);
+        run_in(shared + AT_END, a.ends + (walk.block + chunk) * END, END, bar.end());
+    };
+    if (threadIdx.x == 0) {
+        load_chunk(first);
+        load_outputs(first);
+        load_queries(first);
+        load_end(first);
+        if (first + 1 < stop) load_chunk(first + 1);
+    }
+    __syncwarp();
+    StateRows<1, WIDE> state;
+    float (&S)[16][4] = state.x[0];
+    if (walk.segment) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, walk.slot * a.segments + walk.segment, 16 * warp, lane);
+    else if (a.start.data) state.template load<LA_V, LA_K>(a.start, walk.slot / a.start_group, 16 * warp, lane);
+    else state.clear();
+    for (int chunk = first; chunk < stop; chunk++) {
+        const int step = chunk - first, s = step & 1, before = (step - 1) & 1, own = walk.own(a, chunk);
+        const bool more = step > 0;
+        const float *e = (const float*)(memory + AT_BLOCKS + s * BLOCK + AT_E) + (lane & 3) * 2, *d = e + C;
+        const u32 values = shared + AT_V + s * SLOT;
+        const u64 keys = panels_descriptor<Tokens>(shared + AT_K + s * SLOT);
+        float x[8][4];
+        {
+            u32 f[8][4];
+            state_operands(f, state, 0);
+            barrier_wait(bar.chunk(s), step >> 1 & 1);
+            if (own < C) {   // k and v
+                clear_rows<256, 2>(shared + AT_K + s * SLOT, own, threadIdx.x);
+                clear_rows<256, 2>(values, own, threadIdx.x);
+                publish_shared();
+                groups_barrier<256>(4);
+            }
+            products_done(x);
+            products_begin();
+            multiply<0>(x, f, keys);   // S K^T
+            products_commit();
+            if (more) barrier_wait(bar.state_free(), before);
+            store_state<Whole>(shared + AT_STATE, f, 16 * warp, lane);
+        }
+        publish_shared();
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(bar.state());
+            if (warp == 0 && more) load_outputs(chunk);   // the gradients have left them when they free the state
+        }
+        __syncwarp();
+        products_wait<0>();
+        products_done(x);
+        u32 w[4][4];
+        error_operands(w, x, values, 16 * warp, e, lane);
+        products_done(x);
+        products_begin();
+        multiply<0>(x, w, panel_descriptor(shared + AT_BLOCKS + s * BLOCK));   // N
+        products_commit();
+        scale_tiles(S, e[C - 1 - (lane & 3) * 2]);
+        products_wait<0>();
+        products_done(x);
+        const u32 columns = Tokens::block_piece(0, 2 * warp, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
+#pragma unroll
+        for (int k = 0; k < 4; k++)   // N in v's place, token by value
+            store_matrix_transposed(values + columns + k * 2048, pack_bf16(x[2 * k][0], x[2 * k][1]), pack_bf16(x[2 * k][2], x[2 * k][3]),
+                                    pack_bf16(x[2 * k + 1][0], x[2 * k + 1][1]), pack_bf16(x[2 * k + 1][2], x[2 * k + 1][3]));
+        token_operands(w, x, d);
+        products_done(S);
+        products_begin();
+        multiply_wide(S, w, keys);   // S = e_last S + (N d) K
+        products_commit();
+        publish_shared();
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(bar.news());
+            if (warp == 0 && more) {
+                barrier_wait(bar.chunk_free(), before);
+                load_end(chunk);
+                if (chunk + 1 < stop) load_chunk(chunk + 1);
+            }
+        }
+        __syncwarp();
+        if (more) barrier_wait(bar.chunk_free(), before);
+#pragma unroll
+        for (int k = 0; k < 4; k++) store_matrix_transposed(shared + AT_WRITTEN + columns + k * 2048, w[k][0], w[k][1], w[k][2], w[k][3]);
+        publish_shared();
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(bar.written());
+            if (warp == 3 && more) {
+                barrier_wait(bar.queries_free(), before);
+                load_queries(chunk);
+            }
+        }
+        __syncwarp();
+        if (LA_DECAY && warp == 1 && more) gate_gradients(a, walk, chunk - 1, dots, dots + 3 * C + before * 8, lane);
+        barrier_wait(bar.end(), step & 1);
+        products_wait<0>();
+        products_done(S);
+        if (LA_DECAY) {
+            const float product = dot_end(S, shared + AT_END, warp, lane);
+            if (lane == 0) dots[3 * C + s * 8 + warp] = product;
+        }
+        if (lane == 0) barrier_arrive(bar.end_done());
+    }
+    if (LA_DECAY && warp == 1) {
+        const int step = walk.steps - 1;
+        barrier_wait(bar.chunk_free(), step & 1);
+        gate_gradients(a, walk, stop - 1, dots, dots + 3 * C + (step & 1) * 8, lane);
+    }
+}
+
+// Z (group 0) or Y (group 1) of a warp's 16 rows, from the accumulators to shared memory; the diagonal of the product to `own`
+LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* c, float factor, int group, int warp, int lane, float (&own)[2]) {
+    const int row = lane >> 2, column = (lane & 3) * 2;
+    const float ci[2] = {c[16 * warp + row], c[16 * warp + row + 8]}, middle = c[16 * warp];   // left of the own block: two factors, both <= 1
+    const float to_row[2] = {factor * decay_between(ci[0], middle), factor * decay_between(ci[1], middle)};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        u32 x[4] = {0, 0, 0, 0};
+        if (j == warp) {
+            own[0] = row & 1 ? p[2 * j][1] : p[2 * j][0];
+            own[1] = row & 1 ? p[2 * j + 1][3] : p[2 * j + 1][2];
+        }
+        if (j <= warp)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float2 cj = pair_at(c, 16 * j + 8 * h + column);
+                const float (&y)[4] = p[2 * j + h];
+                if (j < warp) {
+                    const float u = decay_between(middle, cj.x), v = decay_between(middle, cj.y);
+#pragma unroll
+                    for (int m = 0; m < 2; m++) x[2 * h + m] = pack_bf16(to_row[m] * u * y[2 * m], to_row[m] * v * y[2 * m + 1]);
+                } else {
+                    const int ahead = 8 * h + column + group - row;   // Y is strictly lower
+#pragma unroll
+                    for (int m = 0; m < 2; m++) {
+                        const float u = factor * decay_between(ci[m], cj.x) * y[2 * m], v = factor * decay_between(ci[m], cj.y) * y[2 * m + 1];
+                        x[2 * h + m] = pack_bf16(ahead <= 8 * m ? u : 0.f, ahead < 8 * m ? v : 0.f);
+                    }
+                }
+            }
+        store_matrix(to ^ (j << 5), x[0], x[1], x[2], x[3]);
+    }
+}
+
+// rows of a panel of a chunk that is another sequence's in part: 64 columns from `column` on, `own` rows
+LA_DEVICE void store_own(char* rows, i64 stride, u32 panel, int column, int width, int own, int thread) {
+    for (int i = thread; i < own * 8; i += 128) {
+        const int r = i >> 3, c = i & 7;
+        copy_out<16>(rows + r * stride + (column + c * 8) * 2, panel + Square::piece(r, c), column + c * 8 < width);
+    }
+}
+
+LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane) {
+    const int group = warp >> 2, quarter = warp & 3, stop = walk.first + walk.steps, thread = (warp & 3) * 32 + lane;
+    const bool asks = thread == 0;
+    const int i0 = 16 * quarter + (lane >> 2), i1 = i0 + 8;
+    const u32 rows = Square::block_piece(16 * quarter, 0, lane & 15, lane >> 4);   // of this lane in a panel
+    float* dots = (float*)(memory + AT_DOTS);
+    auto partial = [&](int chunk) { return a.offsets && chunk * C + C > walk.sequence.T; };
+    for (int chunk = walk.first; chunk < stop; chunk++) {
+        const int step = chunk - walk.first, s = step & 1;
+        const float* e = (const float*)(memory + AT_BLOCKS + s * BLOCK + AT_E);
+        const u32 keys = shared + AT_K + s * SLOT, news = shared + AT_V + s * SLOT;
+        auto at = [&](int place) { return panel_descriptor(fresh(shared) + place); };
+        float x[8][4], y[8][4], dot[2] = {0.f, 0.f};
+        barrier_wait(bar.chunk(s), step >> 1 & 1);
+        barrier_wait(bar.outputs(), s);
+        if (partial(chunk)) {
+            clear_rows<256, 4>(shared + AT_DOUT, walk.own(a, chunk), warp * 32 + lane);   // and dv behind it
+            publish_shared();
+            groups_barrier<256>(1);
+        }
+        barrier_wait(bar.news(), s);
+        {
+            float p[8][4], diagonal[2];
+            const u64 outputs = at(group ? AT_DV : AT_DOUT), written = panel_descriptor(fresh(news));
+            products_done(p);
+            products_begin();
+#pragma unroll
+            for (int d = 0; d < 8; d++) product<0, 0>(p, outputs + Tokens::along(d), written + Tokens::along(d), d > 0);   // dO N^T, dW N^T
+            products_commit();
+            const u64 dv = at(AT_DV), state = at(AT_STATE + group * Whole::PANEL);
+            products_done(y);
+            products_begin();
+#pragma unroll
+            for (int d = 0; d < 8; d++) product<0, 1>(y, dv + Tokens::along(d), state + Whole::across(d), d > 0);   // dW S
+            products_commit();
+            if (step) {
+                if (asks) {
+                    out_read();
+                    barrier_arrive(bar.queries_free());
+                }
+                __syncwarp();
+                barrier_wait(bar.chunk_free(), s ^ 1);
+            }
+            products_wait<1>();
+            products_done(p);
+            store_masked(p, fresh(shared) + (group ? AT_RECALL : AT_READ) + rows, e + 2 * C, group ? -1.f : a.scale, group, quarter, lane, diagonal);
+            if (group && lane >> 3 == (lane & 3)) {
+                const float b0 = e[3 * C + i0], b1 = e[3 * C + i1];
+                const int token = chunk * C + i0;
+                float* to = a.dbeta + (walk.sequence.index + token) * a.heads + walk.head;
+                if (token < walk.sequence.T) to[0] = __fdividef(diagonal[0], b0 * b0);
+                if (token + 8 < walk.sequence.T) to[8 * a.heads] = __fdividef(diagonal[1], b1 * b1);
+            }
+        }
+        {
+            const u64 dout = at(AT_DOUT), state = at(AT_STATE + group * Whole::PANEL);
+            products_done(x);
+            products_begin();
+#pragma unroll
+            for (int d = 0; d < 8; d++) product<0, 1>(x, dout + Tokens::along(d), state + Whole::across(d), d > 0);   // dO S
+            products_commit();
+        }
+        publish_shared();
+        groups_barrier<256>(1);   // Z and Y are whole
+        const float e0 = e[i0], e1 = e[i1];
+        products_wait<1>();
+        products_done(y);
+        scale_rows(y, -e0, -e1);
+        {
+            const u64 recall = at(AT_RECALL), k = panel_descriptor(fresh(keys) + group * Tokens::PANEL);
+            products_done(y);
+            products_begin();
+#pragma unroll
+            for (int d = 0; d < 4; d++) product<0, 1>(y, recall + Square::along(d), k + Tokens::across(d), true);   // r
+            products_commit();
+        }
+        products_wait<1>();
+        products_done(x);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(bar.state_free());
+        scale_rows(x, a.scale * e0, a.scale * e1);
+        {
+            const u64 read = at(AT_READ), k = panel_descriptor(fresh(keys) + group * Tokens::PANEL);
+            products_done(x);
+            products_begin();
+#pragma unroll
+            for (int d = 0; d < 4; d++) product<0, 1>(x, read + Square::along(d), k + Tokens::across(d), true);   // dq
+            products_commit();
+        }
+        products_wait<1>();
+        products_done(y);
+        if (LA_DECAY) {
+            row_dots(y, keys + group * Tokens::PANEL + rows, dot);
+            dot[0] *= 2.f;
+            dot[1] *= 2.f;
+        }
+        barrier_wait(bar.queries(), s);
+        if (partial(chunk)) {
+            clear_rows<128, 1>(shared + AT_Q + group * Tokens::PANEL, walk.own(a, chunk), thread);
+            publish_shared();
+            group_barrier(group + 2);
+        }
+        barrier_wait(bar.written(), s);
+        barrier_wait(bar.end(), s);
+        {
+            const u64 read = at(AT_READ), recall = at(AT_RECALL), k = panel_descriptor(fresh(keys) + group * Tokens::PANEL), q = at(AT_Q + group * Tokens::PANEL);
+            products_done(y);
+            products_begin();
+#pragma unroll
+            for (int d = 0; d < 4; d++) product<1, 1>(y, recall + Square::across(d), k + Tokens::across(d), true);   // Y^T K
+#pragma unroll
+            for (int d = 0; d < 4; d++) product<1, 1>(y, read + Square::across(d), q + Tokens::across(d), true);   // Z^T Q
+            const u64 written = at(AT_WRITTEN), end = at(AT_END + group * Whole::PANEL);
+#pragma unroll
+            for (int d = 0; d < 8; d++) product<0, 1>(y, written + Tokens::along(d), end + Whole::across(d), true);   // d N D
+            products_commit();
+        }
+        products_wait<1>();
+        products_done(x);
+        if (LA_DECAY) row_dots(x, shared + AT_Q + group * Tokens::PANEL + rows, dot);
+        store_tile_rows(x, news + group * Tokens::PANEL + rows);
+        publish_shared();
+        group_barrier(group + 2);
+        if (partial(chunk)) store_own(own_rows(a.out, walk.sequence, walk.head) + (i64)chunk * C * a.out.token, a.out.token, news + group * Tokens::PANEL, 64 * group, LA_K, walk.own(a, chunk), thread);
+        else if (asks) {
+            box_out(a.dq, news + group * Tokens::PANEL, 64 * group, walk.head, walk.token(chunk), walk.row);
+            out_commit();
+        }
+        __syncwarp();
+        products_wait<0>();
+        products_done(y);
+        if (LA_DECAY) {
+            float less[2] = {0.f, 0.f};
+            row_dots(y, keys + group * Tokens::PANEL + rows, less);
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                dot[m] -= less[m];
+                dot[m] += __shfl_xor_sync(0xffffffffu, dot[m], 1);
+                dot[m] += __shfl_xor_sync(0xffffffffu, dot[m], 2);
+            }
+        }
+        group_barrier(group + 2);   // q's panel has been read
+        store_tile_rows(y, shared + AT_Q + group * Tokens::PANEL + rows);
+        publish_shared();
+        barrier_wait(bar.end_done(), s);
+        if (LA_DECAY && (lane & 3) == 0) {
+            dots[C * group + i0] = dot[0];
+            dots[C * group + i1] = dot[1];
+            if (group == 0) {
+                const float* c = e + 2 * C;
+                dots[2 * C + i0] = i0 ? c[i0] - c[i0 - 1] : c[0];
+                dots[2 * C + i1] = c[i1] - c[i1 - 1];
+            }
+        }
+        group_barrier(group + 2);
+        if (asks) out_read();
+        if (lane == 0) barrier_arrive(bar.chunk_free());
+        if (partial(chunk)) store_own(own_rows(a.other, walk.sequence, walk.head) + (i64)chunk * C * a.other.token, a.other.token, shared + AT_Q + group * Tokens::PANEL, 64 * group, LA_K, walk.own(a, chunk), thread);
+        else if (asks) {
+            box_out(a.dk, shared + AT_Q + group * Tokens::PANEL, 64 * group, walk.head, walk.token(chunk), walk.row);
+            out_commit();
+        }
+        __syncwarp();
+    }
+    if (asks) out_read();
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1) grads(const __grid_constant__ DeltaArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory);
+    const DeltaWalk walk(a, blockIdx.x, a.segments, a.chunks);
+    if (walk.segment > walk.last || walk.steps <= 0) return;
+    const GradBarriers bar = {shared + AT_BARRIERS};
+    if (threadIdx.x == 0) bar.init();
+    __syncthreads();
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    if (warp < 8) {
+        take_registers<160>();
+        walk_states(a, walk, memory, shared, bar, warp, lane);
+    } else {
+        give_registers<96>();
+        gradients(a, walk, memory, shared, bar, warp - 8, lane);
+    }
+}

@@ -1,0 +1,180 @@
+// The chain of the delta rule backward: D, the gradient of the transposed state, from a segment's end to its start.
+//
+//     dN = d D K^T + dO^T P,   dW = dN A = dv^T,   D <- e_last D + scale e dO^T Q - e dW K
+//
+// It needs neither the states nor what the chunks wrote. D after each chunk goes to memory in bfloat16, as the products of
+// delta_grads.cu read it. Warpgroups as in delta_chain.cu. A cut sequence takes two launches: FIRST, the inner segments from
+// zeros for what they add, beside the whole of the last one; then, with their gradients known, the REST.
+#include "attention/delta.cuh"
+#include "attention/store.cuh"
+
+enum { WHOLE, FIRST, REST };
+constexpr int STAGES = 3;
+constexpr int AT_K = 0, AT_Q = AT_K + Tokens::SIZE, AT_DOUT = AT_Q + Tokens::SIZE, AT_A = AT_DOUT + Tokens::SIZE, AT_P = AT_A + Square::SIZE;
+constexpr int AT_SUMS = AT_P + Square::SIZE, STAGE = AT_SUMS + 1024;   // e, d, c; of stage 0 the barriers after them
+constexpr int AT_BARRIERS = AT_SUMS + 3 * C * 4, AT_END = STAGES * STAGE, SUMS = 3 * C * 4;
+static_assert(LA_SHARED == AT_END + END && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
+typedef Panels<WIDE, WIDE> Whole;   // D after a chunk, value row by key column
+
+struct Barriers {   // of stage s: filled, empty, P made
+    u32 base;
+    __device__ __forceinline__ u32 full(int s) const { return base + s * 24; }
+    __device__ __forceinline__ u32 empty(int s) const { return base + s * 24 + 8; }
+    __device__ __forceinline__ u32 gram(int s) const { return base + s * 24 + 16; }
+};
+
+LA_DEVICE void fill(const DeltaArguments& a, const DeltaWalk& walk, unsigned char* memory, u32 shared, Barriers bar, int thread) {
+    const int warp = thread >> 5, lane = thread & 31, last = walk.first + walk.steps - 1;
+    const int q_head = (u32)walk.head / (u32)a.group_q, k_head = (u32)walk.head / (u32)a.group_k;
+    for (int step = -2; step < walk.steps; step++) {
+        if (step >= 0) {
+            const int s = step % STAGES, own = walk.own(a, last - step);
+            const u32 at = shared + s * STAGE;
+            barrier_wait(bar.full(s), step / STAGES & 1);
+            if (own < C) {
+                clear_rows<128, 6>(at, own, thread);
+                publish_shared();
+                group_barrier(2);
+            }
+            gram_of_chunk(at + AT_Q, at + AT_K, at + AT_P, (const float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane);
+            publish_shared();
+            __syncwarp();
+            if (lane == 0) barrier_arrive(bar.gram(s));
+        }
+        const int ahead = step + 2, chunk = last - ahead;
+        if (thread == 0 && ahead < walk.steps) {
+            const int s = ahead % STAGES, token = walk.token(chunk);
+            const u32 at = shared + s * STAGE, full = bar.full(s);
+            const char* block = a.blocks + (walk.block + chunk) * BLOCK;
+            if (ahead >= STAGES) barrier_wait(bar.empty(s), (ahead / STAGES - 1) & 1);
+            barrier_expect(full, 3 * Tokens::SIZE + Square::SIZE + SUMS);
+            tile_in(at + AT_K, a.k, full, k_head, token, walk.row);
+            tile_in(at + AT_Q, a.q, full, q_head, token, walk.row);
+            run_in(at + AT_A, block, Square::SIZE, full);
+            run_in(at + AT_SUMS, block + AT_E, SUMS, full);
+            tile_in(at + AT_DOUT, a.dout, full, walk.head, token, walk.row);
+        }
+        __syncwarp();
+    }
+}
+
+// a warp's operands of D to memory, once its last ones have left shared memory
+LA_DEVICE void store_end(char* to, u32 at, const u32 (&f)[8][4], int warp, int lane) {
+    if (lane == 0) out_read();
+    __syncwarp();
+    store_state<Whole>(at, f, 16 * warp, lane);
+    publish_shared();
+    __syncwarp();
+    if (lane == 0) {
+        run_out(to + warp * 2048, at + warp * 2048, 2048);
+        run_out(to + Whole::PANEL + warp * 2048, at + Whole::PANEL + warp * 2048, 2048);
+        out_commit();
+    }
+    __syncwarp();
+}
+
+LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char* memory, u32 shared, Barriers bar, bool outputs, int thread) {
+    const int warp = thread >> 5, lane = thread & 31, row = 16 * warp;
+    StateRows<1, WIDE> state;
+    float (&D)[16][4] = state.x[0];
+    state.clear();
+    if (walk.segment < walk.last) {
+        if (outputs) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, walk.slot * a.segments + walk.segment, row, lane);
+    } else if (a.start.data) state.template load<LA_V, LA_K>(a.start, walk.slot / a.start_group, row, lane);
+    char* const out = own_rows(a.out, walk.sequence, walk.head);
+    for (int step = 0; step < walk.steps; step++) {
+        const int chunk = walk.first + walk.steps - 1 - step, s = step % STAGES, phase = step / STAGES & 1;
+        const u32 at = shared + s * STAGE;
+        const float *e = (const float*)(memory + s * STAGE + AT_SUMS) + (lane & 3) * 2, *d = e + C;
+        const u64 keys = panels_descriptor<Tokens>(at + AT_K), queries = panels_descriptor<Tokens>(at + AT_Q);
+        float x[8][4], y[8][4];
+        u32 f[8][4], dout[4][4], w[4][4];
+        state_operands(f, state, 0);
+        barrier_wait(bar.full(s), phase);
+        if (walk.own(a, chunk) < C) barrier_wait(bar.gram(s), phase);   // cleared by then
+        products_done(x);
+        products_begin();
+        multiply<0>(x, f, keys);   // D K^T
+        products_commit();
+#pragma unroll
+        for (int k = 0; k < 4; k++) load_operand<Tokens>(dout[k], at + AT_DOUT, 16 * k, row, lane);
+        barrier_wait(bar.gram(s), phase);
+        products_done(y);
+        products_begin();
+        multiply<1>(y, dout, panel_descriptor(at + AT_P));   // dO^T P
+        products_commit();
+        products_wait<0>();
+        products_done(x);
+        products_done(y);
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const float2 z = pair_at(d, 8 * n);
+            y[n][0] += z.x * x[n][0]; y[n][1] += z.y * x[n][1]; y[n][2] += z.x * x[n][2]; y[n][3] += z.y * x[n][3];
+        }
+        token_operands(w, y);   // dN
+        products_done(x);
+        products_begin();
+        multiply<1>(x, w, panel_descriptor(at + AT_A));   // dW = dN A
+        products_commit();
+        scale_tiles(D, e[C - 1 - (lane & 3) * 2]);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {   // scale e dO
+                const float2 z = pair_at(e, 16 * k + 8 * (i >> 1));
+                dout[k][i] = pack_bf16(a.scale * z.x * low_bf16(dout[k][i]), a.scale * z.y * high_bf16(dout[k][i]));
+            }
+        products_done(D);
+        products_begin();
+        multiply_wide(D, dout, queries);
+        products_commit();
+        products_wait<1>();
+        products_done(x);
+        token_operands(w, x, e, -1.f);
+        products_begin();
+        multiply_wide(D, w, keys);   // D = e_last D + scale e dO^T Q - e dW K
+        products_commit();
+        if (outputs) {
+            store_end(a.ends + (walk.block + chunk) * END, shared + AT_END, f, warp, lane);
+            float (&o)[1][8][4] = (float (&)[1][8][4])x;
+            stage_rows<Bfloat16, Tokens, 1, C>(o, at + AT_DOUT, row, lane);
+            store_rows<Tokens, C, 16, LA_V>(out, a.out.token, at + AT_DOUT, chunk * C, walk.sequence.T, row, 0, lane);
+        }
+        publish_shared();
+        products_wait<0>();
+        products_done(D);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(bar.empty(s));
+    }
+    if (lane == 0) out_read();
+    if (a.which == FIRST) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, walk.slot * (a.segments - 1) + walk.segment - 1, row, lane);
+    else if (walk.segment == 0 && walk.head % a.end_group == 0) state.template store<LA_V, LA_K>(a.end, walk.slot / a.end_group, row, lane);
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1) reverse(const __grid_constant__ DeltaArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory);
+    DeltaWalk walk(a, blockIdx.x, a.which == WHOLE ? 1 : a.segments - 1, a.chunks);
+    if (a.which == FIRST) walk.place(walk.segment + 1, a.chunks);
+    // REST leaves the last segment, which is done, unless it is the only one
+    if (walk.segment > walk.last || (a.which == REST && walk.segment == walk.last && walk.last > 0)) return;
+    const bool outputs = a.which != FIRST || walk.segment == walk.last;
+    const Barriers bar = {shared + AT_BARRIERS};
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(bar.full(s), 1);
+            barrier_init(bar.empty(s), 8);
+            barrier_init(bar.gram(s), 4);
+        }
+        barriers_made();
+    }
+    __syncthreads();
+    const int thread = __shfl_sync(0xffffffffu, threadIdx.x & ~31, 0) | (threadIdx.x & 31);
+    if (thread >= 256) {
+        give_registers<88>();
+        fill(a, walk, memory, shared, bar, thread - 256);
+    } else {
+        take_registers<208>();
+        use(a, walk, memory, shared, bar, outputs, thread);
+    }
+}

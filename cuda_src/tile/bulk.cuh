@@ -1,0 +1,40 @@
+// Copies by the engine for them (sm_90): boxes of a tensor whose layout a map tells, and runs of bytes. One thread asks. What
+// comes in is counted by a barrier; what goes out belongs to groups of the thread that asked.
+#pragma once
+#include "tile/barrier.cuh"
+
+struct __align__(64) TensorMap { u64 words[16]; };   // the driver's own; linattn_np/cuda/tensor_map.py
+
+// barriers that were initialised become visible to the engine; a block's barrier must follow
+LA_DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory"); }
+// one arrival, and so many bytes that a phase waits for
+LA_DEVICE void barrier_expect(u32 a, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(a), "r"(bytes) : "memory");
+}
+
+// 64 columns of 64 tokens of one head; zeros outside the tensor
+LA_DEVICE void box_in(u32 to, const TensorMap& map, u32 barrier, int column, int head, int token, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(token), "r"(batch) : "memory");
+}
+// nothing is written outside the tensor
+LA_DEVICE void box_out(const TensorMap& map, u32 from, int column, int head, int token, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                 ::"l"(&map), "r"(from), "r"(column), "r"(head), "r"(token), "r"(batch) : "memory");
+}
+LA_DEVICE void run_in(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+LA_DEVICE void run_out(void* to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+LA_DEVICE void out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+LA_DEVICE void out_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }   // their shared memory is free again
+
+// The four 8 x 8 blocks of 16-bit elements whose row addresses the lanes give, from registers as load_matrix has them
+LA_DEVICE void store_matrix(u32 a, u32 x0, u32 x1, u32 x2, u32 x3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
+}
+// a value that the compiler makes anew where it is used: what hangs on it is not kept over a loop
+LA_DEVICE u32 fresh(u32 x) { asm volatile("" : "+r"(x)); return x; }

@@ -1,0 +1,59 @@
+"""Layouts of arrays as the copy engine of compute capability 90 takes them: 128 bytes, made by the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from typing import Any
+
+BYTES = 128
+BOX = 64  # columns and tokens of a box: a panel of 128 bytes a row of 16-bit elements
+BFLOAT16, FLOAT16 = 9, 6  # the driver's numbers of elements
+SWIZZLE_128, L2_128 = 3, 2  # rows of 128 bytes permuted by their number; 128 bytes fetched at once
+
+
+@functools.cache
+def _driver() -> Any:
+    """The driver's encoder.   Raises OSError where there is no driver."""
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1").cuTensorMapEncodeTiled
+
+
+def takes(x: Any) -> bool:
+    """Whether an array (B, T, heads, width) can be copied so: contiguous rows, all else in steps of 16 bytes."""
+    strides = [s for s, n in zip(x.strides[:-1], x.shape[:-1], strict=True) if n > 1]
+    rows = x.shape[-1] == 1 or x.strides[-1] == x.itemsize
+    return rows and x.data.ptr % 16 == 0 and all(s > 0 and s % 16 == 0 for s in strides)
+
+
+def tensor_map(x: Any) -> bytes:
+    """The map of an array (B, T, heads, width) of bfloat16 that `takes` covers, in boxes of 64 columns and 64 tokens.
+
+    Raises RuntimeError with the driver's number if it refuses.
+    """
+    return _encode(x.data.ptr, x.shape, x.strides, x.itemsize)
+
+
+@functools.cache
+def moves() -> bool:
+    """Whether a map is for another array of the same layout once its first word is that one's pointer."""
+    there, elsewhere = 1 << 40, (1 << 40) + (1 << 33) + 4096
+    one, other = (_encode(at, (2, 65, 3, 72), (65 * 432, 432, 144, 2), 2) for at in (there, elsewhere))
+    words = [int.from_bytes(x[:8], "little") for x in (one, other)]
+    return words == [there, elsewhere] and one[8:] == other[8:]
+
+
+def _encode(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bytes:
+    B, T, H, D = shape
+    row = -(-D * size // 16) * 16
+    steps = [s if n > 1 else row for s, n in zip((strides[2], strides[1], strides[0]), (H, T, B), strict=True)]
+    room = ctypes.create_string_buffer(BYTES + 64)
+    at = (ctypes.addressof(room) + 63) & ~63
+    status = _driver()(
+        ctypes.c_void_p(at), BFLOAT16, 4, ctypes.c_void_p(pointer), (ctypes.c_uint64 * 4)(D, H, T, B),
+        (ctypes.c_uint64 * 3)(*steps), (ctypes.c_uint32 * 4)(BOX, 1, BOX, 1), (ctypes.c_uint32 * 4)(1, 1, 1, 1),
+        0, SWIZZLE_128, L2_128, 0,
+    )  # fmt: skip
+    if status:
+        raise RuntimeError(f"the driver made no tensor map of shape {shape}, strides {strides}: error {status}")
+    return ctypes.string_at(at, BYTES)

@@ -1,0 +1,73 @@
+"""The kernels of the delta rule compile without a GPU, for every architecture that they are for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from linattn_np.cores.matrix_state import cuda_delta_plan, cuda_delta_portable
+from linattn_np.cuda import compile as cuda_compile
+from linattn_np.cuda import nvrtc, sources
+from linattn_np.warmup import SHARED, delta_entries
+
+from .test_compile import HGMMA, HMMA, operations, spilled
+
+pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+# Bytes of spilled registers that an entry may store, with the reason. grads: 96 registers a thread beside two tiles of
+# 32 accumulators in flight. Float32 keeps two words an operand: 255 registers hold the state and one product, not all
+# operands of a chunk; 256 columns take 128 registers for the state alone.
+ALLOWANCE = {
+    "grads": 16, ("float16", 128): 64, ("float32", 64): 16, ("float32", 128): 400, ("float32", 100): 400,
+    ("float32", 256): 2500,
+}  # fmt: skip
+WITHOUT_PRODUCTS = (cuda_delta_plan.SEGMENTS, cuda_delta_plan.HEAD_SUMS, cuda_delta_portable.FINISH)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_erase_vectors_of_their_own_compile(dtype):
+    kind = cuda_delta_portable.Kind(dtype, 64, 64, 16, True, own=True, before=True)
+    for how in (cuda_delta_portable.inverse_pass(kind), cuda_delta_portable.chain_pass(kind, 163 * 1024),
+                cuda_delta_portable.chain_pass(kind, 163 * 1024, reverse=True)):
+        code = cuda_compile.compile_source(sources.read(how.file), dict(how.constants), "sm_80", cached=False)
+        assert spilled(code.log) <= ALLOWANCE.get((dtype, 64), 0), code.log
+
+
+@pytest.mark.parametrize(("arch", "dtype", "K", "V", "decay"), [
+    ("sm_90a", "bfloat16", 128, 128, True), ("sm_90a", "bfloat16", 128, 128, False),
+    ("sm_90a", "bfloat16", 64, 40, True), ("sm_90a", "float32", 256, 256, True),
+    ("sm_80", "bfloat16", 128, 128, True), ("sm_80", "float16", 128, 128, True), ("sm_80", "float32", 60, 100, False),
+    ("sm_100a", "bfloat16", 128, 128, True), ("sm_120a", "float32", 128, 128, True)])
+def test_every_entry_compiles(arch, dtype, K, V, decay):
+    """To machine code of the architecture: products on its matrix units, no more spills than the allowance."""
+    capability = int(arch.strip("sm_a"))
+    wgmma = cuda_delta_plan.takes(dtype, K, V, capability)
+    for entry in delta_entries(dtype, K, V, capability, decay):
+        code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
+        assert code.cubin.startswith(b"\x7fELF")
+        allowed = ALLOWANCE["grads"] * entry.words.endswith("grads") if wgmma else ALLOWANCE.get((dtype, max(K, V)), 0)
+        assert spilled(code.log) <= allowed, (entry.words, code.log)
+        assert not re.search(r"C75\d\d", code.log), (entry.words, code.log)  # products that wait for one another
+        if arch in ("sm_80", "sm_90a") and entry.file not in WITHOUT_PRODUCTS:
+            warps = not wgmma or entry.file == cuda_delta_plan.BLOCK
+            assert operations(code.cubin) & (HMMA if warps else HGMMA), entry.words
+
+
+def test_shared_memory_of_every_plan_fits():
+    for kernel in cuda_delta_plan.KERNELS.values():
+        assert kernel.shared <= 227 * 1024
+    for capability, size in SHARED.items():
+        for dtype in ("bfloat16", "float16", "float32"):
+            for K in (1, 16, 100, 128, 129, 256):
+                for V in (1, 64, 128, 256):
+                    if cuda_delta_portable.too_large(dtype, K, V, size * 1024) is None:
+                        for entry in delta_entries(dtype, K, V, capability):
+                            assert dict(entry.constants).get("LA_SHARED", 0) <= size * 1024, (capability, dtype, K, V)
+
+
+def test_what_is_cut_into_segments():
+    assert cuda_delta_plan.segments(32, 512) == 4
+    assert cuda_delta_plan.segments(256, 64) == 1
+    assert cuda_delta_plan.segments(8, 2048) == 16
+    assert cuda_delta_plan.segments(16, 128) == 7  # eight would be 416 blocks of sums on 396 places
+    assert cuda_delta_plan.segments(5, 27) == 3
