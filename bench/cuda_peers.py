@@ -145,3 +145,39 @@ def _sdpa(torch: Any) -> Pair:
         return torch.autograd.grad(out, inputs, dout.transpose(1, 2))
 
     return forward, both
+
+
+def gated_delta_rule() -> dict[str, Pair]:
+    """Peers of la.gated_delta_rule by name, with versions; inputs are q, k, v, g, beta, dout."""
+    os.environ.setdefault("FLA_FLASH_KDA", "0")
+    os.environ.setdefault("FLA_FLASH_QLA", "0")
+    try:
+        import torch
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        version, note = importlib.metadata.version("fla-core"), _lift_refusal()
+    except Exception:  # not installed, or not with this PyTorch
+        return {}
+
+    def forward(one: list[Any]) -> Any:
+        with torch.no_grad():
+            return chunk_gated_delta_rule(*tensors(torch, one[:5]))
+
+    def both(one: list[Any]) -> Any:
+        *inputs, dout = tensors(torch, one)
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        out, _ = chunk_gated_delta_rule(*inputs)
+        return [out, *torch.autograd.grad(out, inputs, dout)]
+
+    return {f"fla-core {version} chunk_gated_delta_rule, Triton{note}": (forward, both)}
+
+
+def peak(call: Callable[[], Any]) -> int:
+    """Most bytes that PyTorch has in use at once during a call, beyond what it had before."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return int(torch.cuda.max_memory_allocated() - before)

@@ -29,13 +29,20 @@ bytes that must move over a copy's {copy_gbs:.0f} GB/s. FLA's kernel writes a ne
 SCALING = """\
 `python -m bench scaling --backend cuda`: simple GLA, {dtype}, K = V = {K}. Chunks against the recurrence, one sequence
 of 32 heads, milliseconds:"""
+DELTA = """\
+`python -m bench gated_delta_rule --backend cuda`. Nanoseconds a token and value head of calls queued one behind the
+other; graph: of a replayed one. Portable: mma.sync, forced. Share: bytes that must move (each array once a pass) over a
+copy's {copy_gbs:.0f} GB/s. MiB: the most in use beyond the inputs, forward and backward, results among it."""
+DELTA_ERRORS = """\
+Errors of the norm against float64 on the same rounded inputs. With equal keys, strength 1 and no decay the gates'
+gradient is nearly 0, and its error is no measure."""
 BYTES = 4 * 128 * 2 + 4  # of a token and head, forward: q, k, v, out of 128 in bfloat16, and g
 
 
 def sections(results: dict[str, Any], machine: Callable[[dict[str, Any]], str], table: Table) -> list[str]:
-    """What there is of cuda_simple_gla, cuda_step, cuda_scaling."""
+    """What there is of the results in NAMES."""
     parts: list[str] = []
-    for name, words in (("cuda_simple_gla", chunks), ("cuda_step", steps), ("cuda_scaling", scaling)):
+    for name, words in NAMES.items():
         if name in results:
             title, *more = words(results[name], table)
             parts += [f"## {title}", machine(results[name]), *more]
@@ -78,6 +85,33 @@ def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield PEERS
     head = ["case", "peer", "forward", "times ours", "loop", "both", "times ours", "loop", "differences to"]
     yield table(head, peers)
+
+
+def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """The delta rule: ours, then FLA."""
+    yield "On a GPU: the gated delta rule"
+    yield DELTA.format(**result)
+    body = []
+    for row in result["rows"]:
+        times = row["times"]
+        theirs = {w: next((x for n, x in times.items() if n.startswith(f"{w}: ")), {}) for w in ("forward", "both")}
+        case = _case(row) + (f", {row['Hk']} key heads" if row["Hk"] < row["H"] else "")
+        found = [times.get(n, {}) for n in
+                 ("forward", "backward", "backward, blocks made again", "forward, portable", "backward, portable")]
+        body.append([case, *(ns(x.get("ns")) for x in found[:1]), ns(times["forward"]["graph_ns"]),
+                     f"{100 * times['forward']['share_of_copy']:.0f}", *(ns(x.get("ns")) for x in found[1:]),
+                     f"{times['both']['peak_bytes'] / 2**20:.0f}", ns(theirs["forward"].get("ns")),
+                     ns(theirs["both"].get("ns"))])
+    yield table(["case", "forward", "graph", "share, %", "backward", "blocks made again", "forward, portable",
+                 "backward, portable", "MiB", "FLA forward", "FLA both"], body)
+    first = {name: " + ".join(f"{1e3 * s:.0f} ms" for s in x.values()) for name, x in result["first_call"].items()}
+    yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
+    names = ("out", "dq", "dk", "dv", "dg", "dbeta")
+    yield DELTA_ERRORS
+    yield table(["dtype", "inputs", "library", *names], [
+        [dtype, kind, library.split(" chunk")[0], *(f"{x[n]:.2g}" if n in x else "" for n in names)]
+        for dtype, kinds in result["errors"].items() for kind, found in kinds.items() for library, x in found.items()
+    ])  # fmt: skip
 
 
 def _peers(row: dict[str, Any], tokens: float) -> list[list[str]]:
@@ -148,3 +182,6 @@ def draw(result: dict[str, Any], folder: Path) -> None:
     ax.legend(fontsize=8)
     figure.savefig(folder / PICTURE, dpi=80)
     plt.close(figure)
+
+
+NAMES = {"cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_step": steps, "cuda_scaling": scaling}
