@@ -9,7 +9,7 @@ import linattn_np as la
 from linattn_np.cores.matrix_state import cuda_delta_plan
 from linattn_np.cuda import launch
 
-from .test_cuda_kernels import cp, error, typed  # noqa: F401
+from .device_arrays import error, typed
 
 pytestmark = pytest.mark.gpu
 RATES = (0.0, 0.001, 0.05, 5.0, np.inf)  # of the log decay: heads take them in turn, a tenth of inf ones is -inf
@@ -18,7 +18,7 @@ OUT, GRADS, GATES = 6e-3, 8e-3, 2e-2  # of the norm of the result; of a head's f
 
 
 @pytest.fixture(autouse=True)
-def hopper(cp):  # noqa: F811
+def hopper(cp):
     if launch.capability() != 90:
         pytest.skip("needs compute capability 90")
 
@@ -53,7 +53,7 @@ def both(fn, arrays, state, dout, dstate, **options):
     return {"out": out, "state": end} | {f"d{n}": y for n, y in grads._asdict().items() if y is not None}
 
 
-def found_errors(cp, arrays, **options):  # noqa: F811
+def found_errors(cp, arrays, **options):
     """Errors by name, of gates and strengths by head too; forward and backward, with states at both ends."""
     fn, given = function(arrays)
     state, dout, dstate = arrays[5:]
@@ -73,29 +73,29 @@ def bound_of(name):
     return OUT if name in ("out", "state") else GATES if name.startswith(("dg", "dbeta")) else GRADS
 
 
-def compare(cp, arrays, factor=1.0, **options):  # noqa: F811
+def compare(cp, arrays, factor=1.0, **options):
     found = found_errors(cp, arrays, **options)
     assert not {n: float(e) for n, e in found.items() if not e <= factor * bound_of(n)}
 
 
 @pytest.mark.parametrize("widths", [(128, 128), (64, 64), (128, 64), (64, 128), (40, 120), (32, 16)])
-def test_widths(cp, widths):  # noqa: F811
+def test_widths(cp, widths):
     compare(cp, draw(K=widths[0], V=widths[1], T=150))
 
 
-def test_narrow_keys(cp):  # noqa: F811
+def test_narrow_keys(cp):
     """Sixty-four keys in eight dimensions nearly repeat, so that 16-bit operands lose a digit."""
     found = found_errors(cp, draw(K=8, V=16, T=150))
     assert all(e <= 3 * bound_of(n) for n, e in found.items()), found
 
 
 @pytest.mark.parametrize("T", [17, 63, 64, 65, 127, 257, 521])
-def test_lengths(cp, T):  # noqa: F811
+def test_lengths(cp, T):
     compare(cp, draw(T=T, seed=T))
 
 
 @pytest.mark.parametrize("heads", [(1, 1, 4), (4, 2, 2), (2, 1, 2), (2, 2, 4), (4, 1, 1)])
-def test_grouped_heads(cp, heads):  # noqa: F811
+def test_grouped_heads(cp, heads):
     Hq, Hk, H = heads
     compare(cp, draw(Hq=Hq, Hk=Hk, H=H, T=140))
 
@@ -104,23 +104,23 @@ OFFSETS = [0, 5, 5, 70, 97, 300, 301]
 
 
 @pytest.mark.parametrize("D", [64, 128])
-def test_ragged(cp, D):  # noqa: F811
+def test_ragged(cp, D):
     compare(cp, draw(B=(1,), T=301, K=D, V=D, states=(6,)), cu_seqlens=OFFSETS)
 
 
 @pytest.mark.parametrize("offsets", [None, [0, 3, 1100, 1100, 1700]])
-def test_segments(cp, offsets):  # noqa: F811
+def test_segments(cp, offsets):
     assert cuda_delta_plan.segments(5, 27) > 1
     options = {} if offsets is None else {"cu_seqlens": offsets}
     compare(cp, draw(B=(1,), T=1700, states=None if offsets is None else (4,)), **options)
 
 
 @pytest.mark.parametrize("T", [150, 1100])
-def test_no_decay(cp, T):  # noqa: F811
+def test_no_decay(cp, T):
     compare(cp, draw(B=(1,), T=T, decay=False))
 
 
-def test_blocks_made_again(cp, monkeypatch):  # noqa: F811
+def test_blocks_made_again(cp, monkeypatch):
     """What the forward would have kept is made again, to the same bits."""
     arrays = draw(B=(1,), T=600)
     fn, given = function(arrays)
@@ -131,14 +131,14 @@ def test_blocks_made_again(cp, monkeypatch):  # noqa: F811
     assert all(bool((kept[n].astype(cp.float32) == made[n].astype(cp.float32)).all()) for n in kept)
 
 
-def test_long_keys(cp):  # noqa: F811
+def test_long_keys(cp):
     """Keys of length 1.4 with a strength of 1: the erased part nearly changes its sign."""
     arrays = list(draw(T=300, norm=1.4))
     arrays[4] = np.minimum(arrays[4], 1)
     compare(cp, arrays)
 
 
-def test_equal_keys(cp):  # noqa: F811
+def test_equal_keys(cp):
     """One key all the time: 16-bit operands cost digits at strength 1, all of them at 2, and nothing becomes NaN."""
     q, k, v, g, beta, *rest = draw(B=(1,), T=300, decay=False)
     k[:] = k[:, :1]
@@ -149,7 +149,7 @@ def test_equal_keys(cp):  # noqa: F811
     assert np.isfinite(list(found_errors(cp, (q, k, v, g, beta, *rest)).values())).all()
 
 
-def test_hard_resets_and_strong_decay(cp):  # noqa: F811
+def test_hard_resets_and_strong_decay(cp):
     q, k, v, g, beta, *rest = draw(T=300)
     g[..., :] = -50
     g[:, ::7] = -np.inf
@@ -158,7 +158,7 @@ def test_hard_resets_and_strong_decay(cp):  # noqa: F811
     assert all(e <= bound_of(n) for n, e in found.items() if not n.startswith("dg")), found
 
 
-def test_views_are_read_in_place(cp):  # noqa: F811
+def test_views_are_read_in_place(cp):
     q, k, v, g, beta, *_ = draw(T=80, H=4, Hq=4, Hk=4)
     there = [cp.asarray(x) for x in (q, k, v, g, beta)]
     plain = la.gated_delta_rule(*there, backend="cuda")
@@ -174,7 +174,7 @@ def test_views_are_read_in_place(cp):  # noqa: F811
 
 
 @pytest.mark.parametrize("T", [150, 1100])
-def test_a_call_made_again_takes_the_new_arrays(cp, T):  # noqa: F811
+def test_a_call_made_again_takes_the_new_arrays(cp, T):
     """Calls like an earlier one are launched as that was, with other pointers, in tensor maps too."""
     sets = [[cp.asarray(x) for x in draw(B=(1,), T=T, seed=seed)[:6]] for seed in range(3)]
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_a_call_made_again_takes_the_new_arrays(cp, T):  # noqa: F811
                 assert bool((a.astype(cp.float32) == b.astype(cp.float32)).all())
 
 
-def test_same_bits(cp):  # noqa: F811
+def test_same_bits(cp):
     """Alone, in a batch, in a ragged batch, with the state handed over between chunks, and on ten runs."""
     arrays = draw(B=(3,), T=192, H=4, Hq=4, Hk=4)
     there = [cp.asarray(x) for x in arrays]
@@ -211,7 +211,7 @@ def test_same_bits(cp):  # noqa: F811
     assert same(end, whole[1])
 
 
-def test_causality_to_the_bit(cp):  # noqa: F811
+def test_causality_to_the_bit(cp):
     there = [cp.asarray(x) for x in draw(B=(1,), T=300)[:5]]
     before = la.gated_delta_rule(*there, backend="cuda")
     changed = [x.copy() for x in there]
@@ -222,7 +222,7 @@ def test_causality_to_the_bit(cp):  # noqa: F811
     assert bool((before[:, :150] == after[:, :150]).all())
 
 
-def test_nan_stays_in_its_head_and_sequence(cp):  # noqa: F811
+def test_nan_stays_in_its_head_and_sequence(cp):
     there = [cp.asarray(x) for x in draw(B=(1,), T=200, H=4, Hq=4, Hk=4)[:5]]
     there[2][0, 70, 1, 3] = np.nan
     there[1][0, 71, 3, 3] = np.nan
@@ -238,7 +238,7 @@ def test_nan_stays_in_its_head_and_sequence(cp):  # noqa: F811
     assert bad[71:130, 3].all()
 
 
-def test_some_cotangents(cp):  # noqa: F811
+def test_some_cotangents(cp):
     """Only one of dout and dstate is given."""
     q, k, v, g, beta, state, dout, dstate = draw(T=100)
     wide = [x.astype(np.float64) for x in (q, k, v, g, beta)]
@@ -252,7 +252,7 @@ def test_some_cotangents(cp):  # noqa: F811
             assert error(getattr(actual, name), getattr(expected, name)) <= GRADS, name
 
 
-def test_it_is_taken_unasked(cp):  # noqa: F811
+def test_it_is_taken_unasked(cp):
     there = [cp.asarray(x) for x in draw()[:5]]
     assert la.explain(la.gated_delta_rule, *there).backend == "cuda"
     assert "wgmma" in la.explain(la.gated_delta_rule, *there).reason

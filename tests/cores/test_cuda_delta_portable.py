@@ -9,8 +9,9 @@ import linattn_np as la
 from linattn_np import again
 from linattn_np.cores.matrix_state import cuda_delta_plan, cuda_wgmma
 
+from .device_arrays import error
 from .test_cuda_delta import OFFSETS, both, bound_of, draw, found_errors
-from .test_cuda_kernels import DTYPES, cp, error  # noqa: F401
+from .test_cuda_kernels import DTYPES
 
 pytestmark = pytest.mark.gpu
 FACTOR = {"bfloat16": 1.5, "float16": 0.25, "float32": 1.5e-3}  # of the bounds in test_cuda_delta.py
@@ -20,7 +21,7 @@ FACTOR = {"bfloat16": 1.5, "float16": 0.25, "float32": 1.5e-3}  # of the bounds 
 FAINT = {"bfloat16": 0.25, "float16": 0.25, "float32": 1e-4}
 
 
-def check(cp, dtype, arrays, factor=1.0, **options):  # noqa: F811
+def check(cp, dtype, arrays, factor=1.0, **options):
     found = found_errors(cp, arrays, **options)
     faint = found.pop("dg3", 0.0)
     assert not {n: float(e) for n, e in found.items() if not e <= factor * FACTOR[dtype] * bound_of(n)}
@@ -28,7 +29,7 @@ def check(cp, dtype, arrays, factor=1.0, **options):  # noqa: F811
 
 
 @pytest.fixture(autouse=True)
-def portable(cp, monkeypatch):  # noqa: F811
+def portable(cp, monkeypatch):
     monkeypatch.setattr(cuda_delta_plan, "PORTABLE", True)
     monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)  # of the plain scans
     again.forget()  # a call that was kept was decided without that
@@ -36,37 +37,37 @@ def portable(cp, monkeypatch):  # noqa: F811
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("widths", [(128, 128), (64, 64), (60, 129), (100, 36), (256, 192)])
-def test_widths(cp, dtype, widths):  # noqa: F811
+def test_widths(cp, dtype, widths):
     check(cp, dtype, draw(K=widths[0], V=widths[1], T=150, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("T", [17, 31, 32, 33, 64, 65, 257])
-def test_lengths(cp, dtype, T):  # noqa: F811
+def test_lengths(cp, dtype, T):
     check(cp, dtype, draw(T=T, K=48, V=32, seed=T, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(1, 1, 4), (4, 2, 2), (2, 2, 4), (4, 1, 1)])
-def test_grouped_heads(cp, dtype, heads):  # noqa: F811
+def test_grouped_heads(cp, dtype, heads):
     Hq, Hk, H = heads
     check(cp, dtype, draw(Hq=Hq, Hk=Hk, H=H, T=140, K=64, V=48, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_ragged(cp, dtype):  # noqa: F811
+def test_ragged(cp, dtype):
     check(cp, dtype, draw(B=(1,), T=301, K=64, V=48, states=(6,), dtype=dtype), cu_seqlens=OFFSETS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_long_sequences(cp, dtype):  # noqa: F811
+def test_long_sequences(cp, dtype):
     """The scans of the gradients are cut into segments."""
     check(cp, dtype, draw(B=(1,), T=1700, K=32, V=32, dtype=dtype), 1.5)
     check(cp, dtype, draw(B=(1,), T=1100, K=32, V=32, decay=False, dtype=dtype), 1.5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_equal_keys(cp, dtype):  # noqa: F811
+def test_equal_keys(cp, dtype):
     q, k, v, g, beta, *rest = draw(B=(1,), T=300, K=64, V=64, decay=False, dtype=dtype)
     k[:] = k[:, :1]
     beta[:] = 1
@@ -78,7 +79,7 @@ def test_equal_keys(cp, dtype):  # noqa: F811
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("how", ["states", "ragged", "long"])
-def test_erase_vectors_that_read_before_the_decay(cp, dtype, how):  # noqa: F811
+def test_erase_vectors_that_read_before_the_decay(cp, dtype, how):
     """Comba: r is another array than k, and the state that it reads has not faded."""
     B, T, states, options = {
         "states": ((2,), 150, None, {}), "ragged": ((1,), 301, (6,), {"cu_seqlens": OFFSETS}),
@@ -99,7 +100,7 @@ def test_erase_vectors_that_read_before_the_decay(cp, dtype, how):  # noqa: F811
     assert error(out, plain) <= factor * bound_of("out")
 
 
-def test_same_bits(cp):  # noqa: F811
+def test_same_bits(cp):
     """Alone, in a batch, in a ragged batch."""
     arrays = draw(B=(3,), T=192, H=4, Hq=4, Hk=4, K=64, V=64)
     there = [cp.asarray(x) for x in arrays]
@@ -117,7 +118,7 @@ def test_same_bits(cp):  # noqa: F811
     assert all(same(a, b.reshape(a.shape)) for a, b in zip(packed, whole, strict=True))
 
 
-def test_batch_axes_and_views(cp):  # noqa: F811
+def test_batch_axes_and_views(cp):
     q, k, v, g, beta, _, dout, _ = draw(T=80, H=4, Hq=4, Hk=4, K=20, V=12)
     there = [cp.asarray(x) for x in (q, k, v, g, beta)]
     out, pull = la.vjp(la.gated_delta_rule, *there)
