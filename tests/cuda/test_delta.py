@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not inst
 # 32 accumulators in flight. Float32 keeps two words an operand: 255 registers hold the state and one product, not all
 # operands of a chunk; 256 columns take 128 registers for the state alone.
 ALLOWANCE = {
-    "grads": 16, ("float16", 128): 64, ("float32", 64): 16, ("float32", 128): 400, ("float32", 100): 400,
+    "grads": 16, ("float16", 128): 64, ("float32", 64): 16, ("float32", 128): 500, ("float32", 100): 400,
     ("float32", 256): 2500,
 }  # fmt: skip
 WITHOUT_PRODUCTS = (cuda_delta_plan.SEGMENTS, cuda_delta_plan.HEAD_SUMS, cuda_delta_portable.FINISH)
