@@ -28,6 +28,11 @@ from .inputs import Inputs, Plan, Saved
 MAPS = ("q", "k", "v", "dout", "dv", "dq", "dk")  # in the order of struct DeltaArguments
 WHOLE, FIRST, REST = range(3)  # launches of the reverse chain
 NO_STATES = States(None, 0, 0, 0)
+# struct DeltaArguments after its maps and gates, in the order of its fields
+ROWS, TAIL = struct.Struct("<4q2i"), struct.Struct("<3q8q6qq10if")
+POINTERS = ("begins", "added", "transfers", "turned", "dg", "dbeta")
+NO_ROWS, NO_MAP = ROWS.pack(0, 0, 0, 0, 1, 0), bytes(MAP)
+PADDING = bytes(-(len(MAPS) * MAP + 4 * ROWS.size + TAIL.size) % 64)
 
 
 def refuses(call: Any) -> str | None:
@@ -234,31 +239,39 @@ def _pointer(y: Array | None) -> int:
 def _pack_rows(y: Array | None) -> bytes:
     """Strides in bytes of an array that has all heads."""
     if y is None:
-        return struct.pack("<4q2i", 0, 0, 0, 0, 1, 0)
+        return NO_ROWS
     y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
-    return struct.pack("<4q2i", y.data.ptr, *y.strides[:3], 1, 0)
+    return ROWS.pack(y.data.ptr, *y.strides[:3], 1, 0)
+
+
+def _places(states: States) -> tuple[int, int, int, int]:
+    return _pointer(states.array), states.slot, states.row, states.column
 
 
 def _launch(
-    name: str, batch: Batch, grid: int, arrays: dict[str, Array | None], *, reverse: bool = False,
-    out: Array | None = None, other: Array | None = None, start: States = NO_STATES, end: States = NO_STATES,
-    start_group: int = 1, end_group: int = 1, which: int = WHOLE, scale: float = 1.0, **pointers: Array | None,
+    name: str, batch: Batch, grid: int, arrays: dict[str, Any], *, reverse: bool = False, out: Array | None = None,
+    other: Array | None = None, start: States = NO_STATES, end: States = NO_STATES, start_group: int = 1,
+    end_group: int = 1, which: int = WHOLE, scale: float = 1.0, **pointers: Array | None,
 ) -> None:
     """One kernel. pointers: by the names of struct DeltaArguments (attention/delta.cuh)."""
-    how, given, whole = cuts.KERNELS[name], pointers.get, (out, other, start.array, end.array, *pointers.values())
-    groups = [1 if arrays[n] is None else batch.heads // arrays[n].shape[-2] for n in ("q", "k", "v")]
+    how, given, maps = cuts.KERNELS[name], pointers.get, cuts.MAPS[name]
+    if "sizes" not in arrays:
+        arrays["sizes"] = [batch.heads // arrays[n].shape[-2] for n in ("q", "k", "v")]
+        arrays["gates"] = _pack_gate(arrays["g"], batch) + _pack_gate(arrays["beta"], batch)
     packed = b"".join((
-        *(_map(arrays, n) if n in cuts.MAPS[name] else bytes(MAP) for n in MAPS),
-        _pack_rows(out), _pack_rows(other), _pack_gate(arrays["g"], batch), _pack_gate(arrays["beta"], batch),
-        struct.pack("<3q", _pointer(batch.offsets), _pointer(given("blocks")), _pointer(given("ends"))),
-        start.packed(), end.packed(),
-        struct.pack("<6q", *(_pointer(given(n)) for n in ("begins", "added", "transfers", "turned", "dg", "dbeta"))),
-        struct.pack("<q10if", batch.slots, batch.T, batch.heads, batch.segments, batch.chunks, *groups, start_group,
-                    end_group, which, scale),
-    ))
-    named = (*(arrays[n] for n in (*cuts.MAPS[name], "g", "beta")), batch.offsets, *whole) if moves() else None
+        *(_map(arrays, n) if n in maps else NO_MAP for n in MAPS), _pack_rows(out), _pack_rows(other),
+        arrays["gates"],
+        TAIL.pack(
+            _pointer(batch.offsets), _pointer(given("blocks")), _pointer(given("ends")), *_places(start),
+            *_places(end), *(_pointer(given(n)) for n in POINTERS), batch.slots, batch.T, batch.heads, batch.segments,
+            batch.chunks, *arrays["sizes"], start_group, end_group, which, scale),
+    ))  # fmt: skip
+    named = None
+    if moves():
+        whole = (out, other, start.array, end.array, *pointers.values())
+        named = (*(arrays[n] for n in (*maps, "g", "beta")), batch.offsets, *whole)
     launch.launch(how.file, how.entry, cuts.constants(name, batch.K, batch.V, batch.decay, reverse), grid,
-                  how.threads, how.shared, packed.ljust(-(-len(packed) // 64) * 64, b"\0"), named)
+                  how.threads, how.shared, packed + PADDING, named)
 
 
 def _map(arrays: dict[str, Any], name: str) -> bytes:
