@@ -17,7 +17,9 @@ from .transforms import Explanation as Explanation
 from .transforms import explain as explain
 from .transforms import influence_matrix as influence_matrix
 from .transforms import vjp as vjp
-from .variants.linear_attention import NormalisedState as NormalisedState
+from .cores.kinds import NormalisedState as NormalisedState
+from .cores.kinds import SolvedState as SolvedState
+from .cores.kinds import StabilisedState as StabilisedState
 from .versions import show_versions as show_versions
 
 __version__ = "0.1.0"

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 from . import again, alike
 from .card import Card, Variables
 from .cores import matrix_state
-from .cores.kinds import NormalisedState
+from .cores.kinds import PARTS, Readout
+from .cores.matrix_state import solved
 from .cores.matrix_state.inputs import Inputs, Plan
 from .ground import shapes, threads
 from .ground.chunk_table import sequences
@@ -50,6 +51,11 @@ def _signature(card: Card) -> inspect.Signature:
     return inspect.Signature(parameters + [inspect.Parameter(n, keyword, default=v) for n, v in options.items()])
 
 
+def room(card: Card) -> Any:
+    """What computes a call in the core's variables: a module with choose, forward and backward."""
+    return solved if card.readout is Readout.SOLVED else matrix_state
+
+
 class Prepared(NamedTuple):
     """A call, checked and changed into the core's variables."""
 
@@ -76,7 +82,7 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
             return out if how.state is None else Result(out, state)
         call = prepare(card, arrays, keywords)
         options = call.options
-        core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, options["backend"])
+        core_out, end, kept = room(card).forward(card.name, call.inputs, call.plan, call.state, options["backend"])
         result = _result(call, core_out, end)
         in_place = end is call.given_state
         if options["overwrite_state"] == in_place and kept.q is None and not _is_doubtful(call):
@@ -105,24 +111,29 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
                          "take the rows of the pool yourself, as in state=pool[rows]")
     plan = call.plan._replace(gradients=True)
     with limit:
-        core_out, end, kept = matrix_state.forward(card.name, call.inputs, plan, call.state, call.options["backend"])
+        core_out, end, kept = room(card).forward(card.name, call.inputs, plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
     shape = None if core_out is None else _out_shape(call, core_out)
     core_out = core_out if card.from_core else None
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
-        d_out, d_state = _cotangents(call, dout, dstate, shape, end)
-        grads: dict[str, Array] = {}
+        d_out, d_state, grads = _cotangents(call, dout, dstate, shape, end)
         if card.from_core_vjp and d_out is not None:
-            d_out, grads = card.from_core_vjp(call.variables, core_out, cast(call.plan.xp, d_out, call.plan.dtype))
+            d_out, more = card.from_core_vjp(call.variables, core_out, cast(call.plan.xp, d_out, call.plan.dtype))
+            _add(grads, more)
         with _limit(card, keywords):
-            d, dstate0 = matrix_state.backward(kept, d_out, d_state)
-        for name, y in card.to_core_vjp(call.variables, d).items():
-            grads[name] = y if name not in grads else grads[name] + y
+            d, dstate0 = room(card).backward(kept, d_out, d_state)
+        _add(grads, card.to_core_vjp(call.variables, d))
         return _gradients(call, grads, dstate0)
 
     return result, pullback
+
+
+def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:
+    """grads += more, by name."""
+    for name, y in more.items():
+        grads[name] = y if name not in grads else grads[name] + y
 
 
 def _out_shape(call: Prepared, core_out: Array) -> tuple[int, ...]:
@@ -157,9 +168,10 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     )
     if options["state_rows"] is not None:
         plan = plan._replace(rows=_check_pool(fn, xp, options, sizes, state))
-    c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn)
+    c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn, sequences=plan.sequences)
     if card.pack_state is not None:
-        core_state = card.pack_state(c, state if plan.rows is None else _rows_of(plan, sizes, state))
+        c.state = state if plan.rows is None else _rows_of(plan, sizes, state)
+        core_state = card.pack_state(c, c.state)
         rows, plan = plan.rows, plan._replace(rows=None)
     else:
         if state is not None:
@@ -249,9 +261,9 @@ def _check_pool(fn: str, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, 
         raise ValueError(f"{fn}: state_rows without a state, expected state to be the pool (P, H, K, V)")
     parts = _parts("state", state)
     for name, S in parts.items():
-        rank = 3 if name == "state.z" else 4
-        if S.ndim != rank:
-            wanted = "(P, H, K, V)" if rank == 4 else "(P, H, K)"
+        axes = PARTS[name.removeprefix("state.").replace("state", "S")].split()
+        if S.ndim != len(axes) + 1:
+            wanted = f"({', '.join(['P', *axes])})"
             raise ValueError(f"{fn}: {name} has shape {tuple(S.shape)}, expected a pool {wanted}")
     return check_rows(fn, xp, options["state_rows"], sizes, next(iter(parts.values())))
 
@@ -296,9 +308,9 @@ def _result(call: Prepared, core_out: Array | None, end: Array) -> Any:
     if out is not None and not (options["return_state"] or options["overwrite_state"]):
         return out
     state = card.unpack_state(call.variables, end) if card.unpack_state else end
-    if isinstance(state, NormalisedState):
-        given = (None, None) if call.given_state is None else call.given_state
-        state = NormalisedState(*(_final(call, S, mine) for S, mine in zip(state, given, strict=True)))
+    if isinstance(state, tuple):
+        given = (None,) * len(state) if call.given_state is None else call.given_state
+        state = type(state)(*(_final(call, S, mine) for S, mine in zip(state, given, strict=True)))
     else:
         state = _final(call, state, call.given_state)
     return Result(out, state) if out is None or options["return_state"] else out
@@ -320,8 +332,8 @@ def _final(call: Prepared, S: Array, given: Array | None) -> Any:
 
 def _cotangents(
     call: Prepared, dout: Any, dstate: Any, shape: tuple[int, ...] | None, end: Array
-) -> tuple[Array | None, Array | None]:
-    """dout and dstate as the core takes them; dout in the dtype it was given in."""
+) -> tuple[Array | None, Array | None, dict[str, Array]]:
+    """dout and dstate as the core takes them, and gradients by name; dout in the dtype it was given in."""
     fn, xp = call.card.name, call.plan.xp
     if dout is None and dstate is None:
         raise TypeError(f"{fn}: the pullback got neither dout nor dstate, expected at least one")
@@ -336,10 +348,12 @@ def _cotangents(
         if call.options["layout"] == "heads_first":
             d_out = xp.moveaxis(d_out, -3, -2)
     if dstate is None:
-        return d_out, None
-    want = call.card.unpack_state(call.variables, end) if call.card.unpack_state else end
-    if isinstance(want, NormalisedState) != isinstance(dstate, NormalisedState):
-        raise TypeError(f"{fn}: dstate is a {type(dstate).__qualname__}, expected (dS, dz) as a NormalisedState")
+        return d_out, None, {}
+    card, c = call.card, call.variables
+    want = card.unpack_state(c, end) if card.unpack_state else end
+    if isinstance(want, tuple) and not isinstance(dstate, tuple):
+        names = ", ".join(f"d{n}" for n in want._fields)
+        raise TypeError(f"{fn}: dstate is a {type(dstate).__qualname__}, expected ({names}) as a {type(want).__name__}")
     for (name, _), S in zip(parts.items(), _parts("dstate", want).values(), strict=True):
         d = entered[name]
         shapes.check_dtype(fn, name, d)
@@ -347,31 +361,35 @@ def _cotangents(
             raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {tuple(S.shape)}")
         entered[name] = cast(xp, d, call.plan.dtype)
     given = _whole(dstate, [entered[name] for name in parts])
-    return d_out, call.card.pack_state(call.variables, given) if call.card.pack_state else given
+    if card.unpack_state_vjp is not None:
+        return d_out, *card.unpack_state_vjp(c, end, given)
+    return d_out, card.pack_state(c, given) if card.pack_state else given, {}
 
 
 def _pair(card: Card, name: str, state: Any, options: dict[str, Any]) -> Any:
-    """A state as the variant takes it: one array, or a NormalisedState from any pair (S, z)."""
+    """A state as the variant takes it: one array, or its named tuple from any tuple as long."""
+    kind = card.state(options)
     if not isinstance(state, tuple):
         return state
-    if not options.get("normalize"):
+    if kind is None:
         raise TypeError(f"{card.name}: {name} is a {type(state).__qualname__}, expected one array (..., H, K, V)")
-    if len(state) != 2 or any(S is None for S in state):
+    if len(state) != len(kind._fields) or any(S is None for S in state):
+        count = {2: "two", 3: "three"}[len(kind._fields)]
         raise TypeError(f"{card.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
-                        "expected two arrays (S, z) as a NormalisedState")
-    return NormalisedState(*state)
+                        f"expected {count} arrays ({', '.join(kind._fields)}) as a {kind.__name__}")
+    return kind(*state)
 
 
 def _parts(name: str, state: Any) -> dict[str, Any]:
     """The arrays of a state under their names."""
-    if isinstance(state, NormalisedState):
+    if isinstance(state, tuple):
         return {f"{name}.{n}": S for n, S in state._asdict().items()}
     return {name: state}
 
 
 def _whole(like: Any, parts: list[Any]) -> Any:
     """The transpose of _parts."""
-    return NormalisedState(*parts) if isinstance(like, NormalisedState) else parts[0]
+    return type(like)(*parts) if isinstance(like, tuple) else parts[0]
 
 
 @functools.cache
@@ -396,9 +414,12 @@ def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
         values.append(call.library.give_back(d))
     state = None
     if call.given_state is not None:
-        state = card.unpack_state(c, dstate0) if card.unpack_state else dstate0
-        if isinstance(state, NormalisedState):
-            state = NormalisedState(*(call.library.give_back(S) for S in state))
+        if card.pack_state_vjp is not None:
+            state = card.pack_state_vjp(c, dstate0, grads.get("state"))
         else:
-            state = call.library.give_back(cast(xp, state, call.given_state.dtype))
+            state = card.unpack_state(c, dstate0) if card.unpack_state else dstate0
+        given = _parts("state", call.given_state).values()
+        each = [call.library.give_back(cast(xp, d, S.dtype))
+                for d, S in zip(_parts("state", state).values(), given, strict=True)]
+        state = _whole(state, each)
     return _tuple_type((*card.arrays, "state"))(*values, state)

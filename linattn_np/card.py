@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .cores.kinds import Decay, Erase, Readout, Row
+from .cores.kinds import PARTS, Decay, Erase, NormalisedState, Readout, Row, SolvedState
 from .cores.matrix_state.inputs import Inputs
 from .ground.namespace import Array
 
@@ -28,6 +28,7 @@ DRAWS: dict[str, Draw] = {  # how a test, a bench or a check draws an array
     "log decay": lambda rng, shape: -rng.uniform(0.0, 0.7, shape),
     "strength": lambda rng, shape: rng.uniform(0.0, 2.0, shape),
     "positive": lambda rng, shape: rng.uniform(0.05, 1.0, shape),
+    "ridge": lambda rng, shape: rng.uniform(0.5, 1.5, shape),
     "negative": lambda rng, shape: -rng.uniform(0.1, 1.0, shape),
 }
 
@@ -54,6 +55,11 @@ def same_names(*names: str) -> dict[str, Any]:
     return {"to_core": to_core, "to_core_vjp": to_core_vjp}
 
 
+def normalised(options: Mapping[str, Any]) -> type | None:
+    """The state of a variant that takes `normalize`: a NormalisedState with it, else one array."""
+    return NormalisedState if options.get("normalize") else None
+
+
 @dataclass(frozen=True)
 class Card:
     """A variant: three choices and a change of variables with its transpose.
@@ -61,7 +67,10 @@ class Card:
     to_core(c) gives the core's Inputs from the call c (c.q, c.k, ... in the public layout, c.xp, c.dtype, c.options);
     to_core_vjp(c, d) gives the gradients of the variant's arrays by name from the gradients d of those Inputs.
     from_core(c, out), where a variant finishes the core's output, has from_core_vjp(c, out, dout) -> (dout of the
-    core, gradients by name).
+    core, gradients by name). state(options) is the named tuple that a state is, None for one array. pack_state(c, state)
+    makes it the core's, unpack_state(c, S) a public one again; where they are not linear, unpack_state_vjp(c, S,
+    dstate) -> (dS of the core, gradients by name, "state" being what comes by another way) and
+    pack_state_vjp(c, dS, other) -> gradient of the public state.
     """
 
     name: str
@@ -87,6 +96,9 @@ class Card:
     from_core_vjp: Callable[[Any, Array, Array], tuple[Array, dict[str, Array]]] | None = None
     pack_state: Callable[[Any, Any], Array] | None = None  # public state -> (..., H, K, V) of the core
     unpack_state: Callable[[Any, Array], Any] | None = None
+    unpack_state_vjp: Callable[[Any, Array, Any], tuple[Array, dict[str, Any]]] | None = None
+    pack_state_vjp: Callable[[Any, Array, Any], Any] | None = None
+    state: Callable[[Mapping[str, Any]], type | None] = normalised
     examples: tuple[Mapping[str, Any], ...] = ({},)  # option sets that a property test should go through
 
     def specs(self, options: Mapping[str, Any]) -> dict[str, str]:
@@ -117,6 +129,21 @@ class Card:
             if optional or not given.optional:
                 drawn[name] = DRAWS[given.draw](rng, shape)
         return drawn
+
+    def sample_state(
+        self, rng: np.random.Generator, lead: tuple[int, ...], H: int, K: int, V: int, options: Mapping[str, Any]
+    ) -> Any:
+        """A random float64 state (*lead, H, ...) of a call with these options."""
+        S = rng.standard_normal((*lead, H, K, V))
+        kind = self.state(options)
+        if kind is None:
+            return S
+        if kind is SolvedState:  # keys were written: positive semidefinite
+            keys = rng.standard_normal((*lead, H, K + 2, K))
+            return kind(S, np.swapaxes(keys, -1, -2) @ keys / (K + 2))
+        sizes = {"H": H, "K": K, "V": V}
+        rest = [rng.uniform(0.5, 2.0, (*lead, *(sizes[n] for n in PARTS[p].split()))) for p in kind._fields[1:]]
+        return kind(S, *rest)
 
 
 class Variables(SimpleNamespace):

@@ -20,6 +20,8 @@ from .variants.kda import kda as kda
 from .variants.lightning_attention import lightning_attention as lightning_attention
 from .variants.linear_attention import linear_attention as linear_attention
 from .variants.mamba2 import mamba2 as mamba2
+from .variants.mesa_net import mesa_net as mesa_net
+from .variants.mlstm import mlstm as mlstm
 from .variants.retention import retention as retention
 from .variants.rwkv6 import rwkv6 as rwkv6
 from .variants.simple_gla import simple_gla as simple_gla

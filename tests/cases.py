@@ -39,7 +39,7 @@ class Case:
 
     @property
     def normalised(self) -> bool:
-        return bool(self.options.get("normalize"))
+        return self.card.state(self.options) is not None
 
     @property
     def causal(self) -> bool:
@@ -94,9 +94,8 @@ def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=N
         shape = lead + tuple(sizes[letter] for letter in letters)
         arrays[name] = DRAWS[case.card.arrays[name].draw](rng, shape).astype(dtype)
     lead = B if N is None else (N,)
-    state = rng.standard_normal((*lead, H, K, V)).astype(dtype)
-    if case.normalised:
-        state = la.NormalisedState(state, rng.uniform(0.5, 2.0, (*lead, H, K)).astype(dtype))
+    state = case.card.sample_state(rng, lead, H, K, V, case.options)
+    state = parts_like(state, [S.astype(dtype) for S in parts(state)])
     return arrays | case.named, state
 
 
@@ -120,7 +119,8 @@ def naive(case: Case, arrays, state=None):
     begin = None if state is None else parts_like(state, [flat("state", S) for S in parts(state)])
     out, end = NAIVE[case.fn.__name__](**given, state=begin, **case.options)
     ends = [S.reshape(batch + S.shape[1:]) for S in parts(end)]
-    return out.reshape(batch + out.shape[1:]), ends[0] if len(ends) == 1 else la.NormalisedState(*ends)
+    kind = case.card.state(case.options)
+    return out.reshape(batch + out.shape[1:]), ends[0] if kind is None else kind(*ends)
 
 
 def parts(x: Any) -> list[Any]:
@@ -132,7 +132,7 @@ def parts(x: Any) -> list[Any]:
 
 def parts_like(x: Any, values: list[Any]) -> Any:
     """A state (or gradient of one) with these arrays."""
-    return la.NormalisedState(*values) if isinstance(x, tuple) else values[0]
+    return type(x)(*values) if isinstance(x, tuple) else values[0]
 
 
 def cotangents(result: Any, seed: int = 1) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from tests.cases import (
     enumerate_parts,
     naive,
     parts,
+    parts_like,
     with_gradients,
     worst,
 )
@@ -57,7 +58,7 @@ def test_forward_is_the_loop(case):
 @every_case
 def test_no_state_is_a_state_of_zeros(case):
     arrays, state = draw(case, T=7)
-    zeros = state * 0 if not case.normalised else la.NormalisedState(*(S * 0 for S in state))
+    zeros = parts_like(state, [S * 0 for S in parts(state)])
     for a, b in zip(parts(call(case, arrays)), parts(call(case, arrays, state=zeros)), strict=True):
         np.testing.assert_array_equal(a, b)
     check_value(case, T=7)
@@ -168,8 +169,8 @@ def test_adjoint_dot_product(case):
     def pairing(x, w):
         return sum(float((a * b).sum()) for a, b in zip(parts(x), parts(w), strict=True))
 
-    if case.normalised:  # linear in v alone, S = 0: z is not written by v
-        zero = la.NormalisedState(state.S * 0, state.z)
+    if case.normalised:  # linear in v alone, S = 0: v does not write to the rest of the state
+        zero = state._replace(S=state.S * 0)
         out, end = call(case, arrays, state=zero, chunk_size=16)
         left, right = pairing((out, end.S), (dout, dstate.S)), pairing(arrays[value], getattr(grads, value))
     else:

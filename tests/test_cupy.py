@@ -21,8 +21,7 @@ def cp():
 def draw(fn, options, T=97, K=20, V=12, seed=0, **sizes):
     rng = np.random.default_rng(seed)
     arrays = fn.card.sample(rng, T=T, K=K, V=V, **sizes)
-    S = rng.standard_normal((2, 2, K, V))
-    arrays["state"] = la.NormalisedState(S, 5 + rng.random((2, 2, K))) if options.get("normalize") else S
+    arrays["state"] = fn.card.sample_state(rng, (2,), 2, K, V, options)
     return arrays
 
 

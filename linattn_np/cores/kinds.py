@@ -26,7 +26,8 @@ class Readout(Enum):
     """What is made of q_t S_t."""
 
     LINEAR = "out_t = scale q_t S_t"
-    NORMALISED = "out_t = q_t S_t / q_t z_t"
+    NORMALISED = "out_t = q_t S_t / q_t z_t, or over max(|q_t n_t|, 1)"
+    SOLVED = "out_t = x_t S_t, x_t (Z_t + diag(ridge_t)) = q_t"
 
 
 class Row(Enum):
@@ -46,3 +47,21 @@ class NormalisedState(NamedTuple):
 
     S: Any
     z: Any
+
+
+class StabilisedState(NamedTuple):
+    """State of mlstm: e^m S (..., H, K, V) and e^m n (..., H, K) are what is stored; m (..., H) keeps S and n small."""
+
+    S: Any
+    n: Any
+    m: Any
+
+
+class SolvedState(NamedTuple):
+    """State of a SOLVED read-out: S (..., H, K, V) and Z (..., H, K, K), the sum of the keys' outer products."""
+
+    S: Any
+    Z: Any
+
+
+PARTS = {"S": "H K V", "z": "H K", "n": "H K", "m": "H", "Z": "H K K"}  # axes of the parts of a state

@@ -15,6 +15,8 @@ from tests.naive.kda import kda
 from tests.naive.lightning_attention import lightning_attention
 from tests.naive.linear_attention import linear_attention
 from tests.naive.mamba2 import mamba2
+from tests.naive.mesa_net import mesa_net
+from tests.naive.mlstm import mlstm
 from tests.naive.retention import retention
 from tests.naive.rwkv6 import rwkv6
 from tests.naive.rwkv7 import rwkv7
@@ -26,6 +28,8 @@ NAIVE = {
     "lightning_attention": lightning_attention,
     "simple_gla": simple_gla,
     "mamba2": mamba2,
+    "mlstm": mlstm,
+    "mesa_net": mesa_net,
     "gla": gla,
     "rwkv6": rwkv6,
     "delta_rule": delta_rule,
