@@ -77,7 +77,7 @@ def test_read(B, Tq, Hq, H):
     check_vjp(la.read, q, state)
 
 
-@pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in (la.mamba2, la.rwkv6)], ids=str)
+@pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in (la.mamba2, la.rwkv6, la.mesa_net)], ids=str)
 def test_read_gives_what_the_last_query_read(case):
     """Of every variant that reads after it writes, and returns what it read."""
     arrays, state = draw(case, T=9)
@@ -134,11 +134,13 @@ def test_overwritten_state_of_a_ragged_batch_and_of_a_view(case):
     arrays, state = draw(case, T=9, B=(1,), N=3)
     options = {"cu_seqlens": [0, 4, 4, 9]}
     expected = call(case, arrays, state=state, **options)[1]
-    room = np.zeros((6, *state.shape[1:]))
-    room[::2] = state
-    call(case, arrays, state=room[::2], overwrite_state=True, **options)
-    np.testing.assert_array_equal(room[::2], expected)
-    np.testing.assert_array_equal(room[1::2], 0)
+    rooms = [np.zeros((6, *S.shape[1:])) for S in parts(state)]
+    for room, S in zip(rooms, parts(state), strict=True):
+        room[::2] = S
+    call(case, arrays, state=parts_like(state, [room[::2] for room in rooms]), overwrite_state=True, **options)
+    for room, S in zip(rooms, parts(expected), strict=True):
+        np.testing.assert_array_equal(room[::2], S)
+        np.testing.assert_array_equal(room[1::2], 0)
 
 
 @pytest.mark.parametrize("T", [0, 1, 9])
@@ -245,14 +247,19 @@ def test_none_is_the_published_choice():
 @pytest.mark.parametrize("scale", [0.25, -2, np.float32(0.5)])
 @every_variant
 def test_scale(case, scale):
-    """out is linear in the scale, but for what mamba2 adds to it."""
+    """out is linear in the scale, but for what mamba2 adds to it and what mlstm divides it by."""
     if case.fn is la.mamba2:
         case = next(c for c in CASES if c.fn is la.mamba2 and "D" not in c.given)
     arrays, _ = draw(case, T=9, K=5)
-    one = case.fn(**arrays, **case.options, scale=1.0)
-    assert relative_error(case.fn(**arrays, **case.options, scale=scale), float(scale) * one) <= 1e-14
+
+    def expected(scale):
+        if case.fn is not la.mlstm:
+            return scale * case.fn(**arrays, **case.options, scale=1.0)
+        return case.fn(**arrays | {"q": scale * arrays["q"]}, **case.options, scale=1.0)
+
+    assert relative_error(case.fn(**arrays, **case.options, scale=scale), expected(float(scale))) <= 1e-14
     default = case.fn(**arrays, **case.options)
-    assert relative_error(default, 5**-0.5 * one if case.card.scaled else one) <= 1e-14
+    assert relative_error(default, expected(5**-0.5 if case.card.scaled else 1.0)) <= 1e-14
     check_vjp(case.fn, **arrays, **case.options, scale=float(scale))
 
 

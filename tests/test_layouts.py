@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linattn_np as la
+from linattn_np.cores.kinds import PARTS
 from linattn_np.testing import relative_error
 from tests.cases import CASES, PLAIN, draw, enumerate_parts, naive, parts, parts_like, with_gradients, worst
 
@@ -101,9 +102,11 @@ def test_zero_strides(case):
         return np.broadcast_to(x, (*lead, *shape) if x.ndim > len(letters) else shape)
 
     wide = {n: spread(x, case.given[n].split()) for n, x in arrays.items()}
-    states = spread(state, ["H", "K", "V"])
+    axes = [PARTS[name].split() for name in getattr(state, "_fields", ["S"])]
+    states = parts_like(state, [spread(S, letters) for S, letters in zip(parts(state), axes, strict=True)])
     assert 0 in wide[case.card.value].strides
-    expected = with_gradients(case, {n: x.copy() for n, x in wide.items()}, state=states.copy())
+    copied = parts_like(states, [S.copy() for S in parts(states)])
+    expected = with_gradients(case, {n: x.copy() for n, x in wide.items()}, state=copied)
     found = with_gradients(case, wide, state=states)
     error, what = worst(found, expected)
     assert error <= 1e-13, what
@@ -194,6 +197,7 @@ def test_any_gates(case):
         found = with_gradients(case, arrays, state=state, chunk_size=chunk)
         assert all(np.isfinite(x).all() for x in found.values())
         out, end = naive(case, arrays, state)
-        error, what = worst({n: found[n] for n in ("out", "state")}, {"out": out, "state": end})
+        expected = {"out": out} | dict(enumerate_parts("state", end))
+        error, what = worst({n: found[n] for n in expected}, expected)
         assert error <= 1e-12, what
     check()

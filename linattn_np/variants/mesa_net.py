@@ -78,7 +78,7 @@ CARD = Card(
         "v": Given("T H V", "normal", "values"),
         "g": Given("T H", "log decay", "log decay, <= 0"),
         "beta": Given("T H", "strength", "weight of the pair (k, v), >= 0"),
-        "ridge": Given("H K|T H K", "ridge", "what is added to the diagonal of Z, >= 0"),
+        "ridge": Given("T H K|H K", "ridge", "what is added to the diagonal of Z, >= 0"),
     },
     to_core=to_core,
     to_core_vjp=to_core_vjp,
@@ -107,7 +107,7 @@ def mesa_net(q: Any, k: Any, v: Any, g: Any, beta: Any, ridge: Any, **options: U
     v      (..., T, H, V)               values
     g      (..., T, H)                  log decay, <= 0
     beta   (..., T, H)                  weight of the pair (k, v), >= 0
-    ridge  (H, K) or (..., T, H, K)     what is added to the diagonal of Z, >= 0
+    ridge  (..., T, H, K) or (H, K)     what is added to the diagonal of Z, >= 0
 
     (Z_t + diag(ridge_t))^{-1} S_t is the W that makes 1/2 sum_j beta_j e^{g_{j+1} + .. + g_t} |k_j W - v_j|^2 plus
     1/2 <W, diag(ridge_t) W> least. solver="exact" forms and solves every system, at a cost of K^3 a token and head;

@@ -85,9 +85,19 @@ def forward(
         if at is not None:
             raise ValueError(f"{fn}: the system of token {at[0]}, head {at[1]} is singular: ridge is 0 in channels that "
                              "the keys so far do not span, expected ridge > 0 there")
-        read, Z_end = solve(keys, x.ridge, x.solver, plan, Z)
+        read, Z_end = _solve(fn, keys, x, plan, Z)
     out, S_end, of_values = room_forward(fn, x.memory(x.v)._replace(q=read), plan, S, wanted)
     return out, (S_end, Z_end), Kept(Saved(x, plan, Starts(read, (fn, wanted, of_values), Z)))
+
+
+def _solve(fn: str, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None) -> tuple[Array, Array]:
+    """(x_t, Z after the last token).   Raises ValueError where the array library finds a system singular."""
+    try:
+        return solve(keys, x.ridge, x.solver, plan, Z)
+    except Exception as error:
+        if "LinAlgError" not in type(error).__name__:
+            raise
+        raise ValueError(f"{fn}: a system is singular in the numbers of its dtype, expected a larger ridge") from error
 
 
 def backward(
@@ -100,7 +110,7 @@ def backward(
     y, keys = None, x.memory(x.k)
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
-        y, _ = solve(keys._replace(q=d.q), x.ridge, x.solver, plan, transposed)
+        y, _ = _solve(fn, keys._replace(q=d.q), x, plan, transposed)
     plain = plan._replace(scale=1.0, overwrite=False)
     _, _, of_keys = room_forward(fn, keys._replace(q=None if y is None else read), plain, Z, wanted)
     e, dZ_0 = room_backward(of_keys, None if y is None else -y, dZ)
