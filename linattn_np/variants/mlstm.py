@@ -32,9 +32,10 @@ class Gauge(NamedTuple):
 
 
 def gauge(c: Any) -> Gauge:
-    """m_t = max(log f_t + m_{t-1}, i~_t), rounded to the dtype of states; computed once a call.
+    """m_t = max(log f_t + m_{t-1}, i~_t), the last one as the state holds it; computed once a call.
 
-    Any m is right as long as both gates use the same one: its rounding does not show in the outputs.
+    Any m is right as long as both gates use the same one: its rounding does not show. Where no new maximum comes,
+    log f_t + m_{t-1} - m_t is 0, and what is stored is multiplied by 1.
     """
     if "gauge" in vars(c):
         return c.gauge
@@ -45,11 +46,15 @@ def gauge(c: Any) -> Gauge:
     state = getattr(c, "state", None)
     m_0 = _no_m(c, wide) if state is None else cast(xp, state.m, wide)
     rows = [(slice(s.start, s.stop), _row(m_0, s)) for s in c.sequences]
-    m = _concat(c, [running_maximum(xp, log_f[..., t, :], i[..., t, :], m_s) for t, m_s in rows])
-    m = cast(xp, cast(xp, m, c.dtype), wide)
+    m = _concat(c, [_as_stored(c, running_maximum(xp, log_f[..., t, :], i[..., t, :], m_s)) for t, m_s in rows])
     before = _concat(c, [delayed(xp, m[..., t, :], m_s) for t, m_s in rows])
     c.gauge = Gauge(i, f, log_f, m_0, m, log_f + (before - m), xp.exp(i - m))
     return c.gauge
+
+
+def _as_stored(c: Any, m: Array) -> Array:
+    """The last m in the dtype of the state."""
+    return c.xp.concat([m[..., :-1, :], cast(c.xp, cast(c.xp, m[..., -1:, :], c.dtype), m.dtype)], axis=-2)
 
 
 def _no_m(c: Any, dtype: Any) -> Array:
