@@ -17,13 +17,17 @@ from typing import Any, NamedTuple
 
 import array_api_compat as compat
 
-from ...ground.backend import Choice
+from ...ground.backend import Choice, Later
 from ...ground.namespace import Array, Namespace, sum_to
+from . import NUMBA, systems
 from . import backward as room_backward
 from . import choose as room_choose
 from . import forward as room_forward
 from .inputs import Inputs, Plan
-from .systems import Solver, singular, solve
+from .systems import Solver, singular
+
+
+COMPILED = Later(f"{__package__}.numba_systems")
 
 
 class SolvedInputs(NamedTuple):
@@ -85,19 +89,26 @@ def forward(
         if at is not None:
             raise ValueError(f"{fn}: the system of token {at[0]}, head {at[1]} is singular: ridge is 0 in channels that "
                              "the keys so far do not span, expected ridge > 0 there")
-        read, Z_end = _solve(fn, keys, x, plan, Z)
+        read, Z_end = _solve(fn, keys, x, plan, Z, wanted)
     out, S_end, of_values = room_forward(fn, x.memory(x.v)._replace(q=read), plan, S, wanted)
     return out, (S_end, Z_end), Kept(Saved(x, plan, Starts(read, (fn, wanted, of_values), Z)))
 
 
-def _solve(fn: str, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None) -> tuple[Array, Array]:
+def _solve(
+    fn: str, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None, wanted: str | None
+) -> tuple[Array, Array]:
     """(x_t, Z after the last token).   Raises ValueError where the array library finds a system singular."""
     try:
-        return solve(keys, x.ridge, x.solver, plan, Z)
+        return (COMPILED if iterates_compiled(fn, x, plan, wanted) else systems).solve(keys, x.ridge, x.solver, plan, Z)
     except Exception as error:
         if "LinAlgError" not in type(error).__name__:
             raise
         raise ValueError(f"{fn}: a system is singular in the numbers of its dtype, expected a larger ridge") from error
+
+
+def iterates_compiled(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:
+    """Whether conjugate gradients run in compiled loops: where the memories do, if there is anything to solve."""
+    return not x.solver.exact and choose(fn, x, plan, wanted).backend is NUMBA and 0 not in (*x.v.shape, *x.k.shape)
 
 
 def backward(
@@ -110,7 +121,7 @@ def backward(
     y, keys = None, x.memory(x.k)
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
-        y, _ = _solve(fn, keys._replace(q=d.q), x, plan, transposed)
+        y, _ = _solve(fn, keys._replace(q=d.q), x, plan, transposed, wanted)
     plain = plan._replace(scale=1.0, overwrite=False)
     _, _, of_keys = room_forward(fn, keys._replace(q=None if y is None else read), plain, Z, wanted)
     e, dZ_0 = room_backward(of_keys, None if y is None else -y, dZ)
