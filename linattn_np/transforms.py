@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from .call import Prepared, prepare
+from .call import Prepared, prepare, room
 from .card import Card
 from .cores import matrix_state
 from .cores.kinds import Erase
-from .cores.matrix_state import chunks, cuda_step
+from .cores.matrix_state import chunks, cuda_step, solved
+from .cores.matrix_state.inputs import Inputs
 from .ground.namespace import device, dtype_name
 
 
@@ -108,16 +109,20 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
     card = _card("explain", fn)
     call = prepare(card, arrays, options)
-    choice = matrix_state.choose(card.name, call.inputs, call.plan, call.options["backend"])
+    solves = room(card) is solved
+    x = call.inputs.memory(call.inputs.v) if solves else call.inputs
+    choice = matrix_state.choose(card.name, x, call.plan, call.options["backend"])
     how = choice.backend.how
-    reason = f"{choice.reason}; {how(matrix_state.Call(call.inputs, call.plan))}" if how else choice.reason
-    form, C = _form(call, choice.backend.name)
-    K, V = call.inputs.k.shape[-1], call.inputs.v.shape[-1]
-    v, q, T = getattr(call.variables, card.value), call.inputs.q, call.variables.sizes.T
+    reason = f"{choice.reason}; {how(matrix_state.Call(x, call.plan))}" if how else choice.reason
+    reason += f"; {solved.how(card.name, call.inputs, call.plan, choice.backend.name)}" if solves else ""
+    form, C = _form(call, x, choice.backend.name)
+    K, V = x.k.shape[-1], x.v.shape[-1]
+    v, q, T = getattr(call.variables, card.value), x.q, call.variables.sizes.T
     readers = 0 if q is None else max(q.shape[-2], v.shape[-2]) // v.shape[-2] if v.shape[-2] else 1
-    erase = call.inputs.erase
+    erase = x.erase
     if call.plan.causal:
         each = operations_per_token(erase, form, C or 0, K, V, T, readers)
+        each += solved.operations_per_token(call.inputs, C or 1, readers) if solves else 0
         total = each * prod(v.shape[:-1])
     else:  # write everything, then read
         each = operations_per_token(erase, form, C or 0, K, V, T, 0)
@@ -134,12 +139,12 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     )
 
 
-def _form(call: Prepared, backend: str) -> tuple[str, int | None]:
+def _form(call: Prepared, x: Inputs, backend: str) -> tuple[str, int | None]:
     if backend == "reference" or (backend == "cuda" and cuda_step.takes(call.plan)):
         return "recurrent form", None
     T = call.variables.sizes.T
     if backend == "numba":
-        if matrix_state.NUMBA.module.walks_tokens(call.inputs, call.plan):
+        if matrix_state.NUMBA.module.walks_tokens(x, call.plan):
             return "recurrent form", None
         return "chunk form", min(call.plan.chunk_size or matrix_state.COMPILED_CHUNK, max(T, 1))
     C = min(chunks.chunk_length(call.plan, T), max(T, 1))
@@ -167,4 +172,6 @@ WIDTH = {"float64": 8, "float32": 4}  # bytes a number; 2 for the rest
 
 
 def _bytes(x: Any) -> int:
+    if isinstance(x, tuple):
+        return sum(map(_bytes, x))
     return prod(x.shape) * WIDTH.get(dtype_name(x), 2)

@@ -19,14 +19,15 @@ from ..options import Options
 def to_core(c: Any) -> SolvedInputs:
     """The arrays in the dtype of the computation, g and beta with an axis of one channel."""
     xp = c.xp
-    q, k, v, g, beta, ridge = (None if x is None else cast(xp, x, c.dtype) for x in (c.q, c.k, c.v, c.g, c.beta, c.ridge))
+    arrays = (c.q, c.k, c.v, c.g, c.beta, c.ridge)
+    q, k, v, g, beta, ridge = (None if x is None else cast(xp, x, c.dtype) for x in arrays)
     least = float(xp.min(ridge)) if math.prod(ridge.shape) else math.inf
     if least < 0:
         raise ValueError(f"{c.name}: ridge has an entry {least:g}, expected none below 0")
     o = c.options
     solver = Solver(o["solver"] == "exact", o["iterations"], float(o["tolerance"]))
     ridge = ridge[None, ...] if ridge.ndim == 2 else ridge
-    return SolvedInputs(q, k, v, None if g is None else g[..., None], beta[..., None], ridge, solver, least == 0)
+    return SolvedInputs(q, k, v, g[..., None], beta[..., None], ridge, solver, least == 0)
 
 
 def to_core_vjp(c: Any, d: SolvedInputs) -> dict[str, Array]:
@@ -85,7 +86,7 @@ CARD = Card(
     decay=Decay.SCALAR,
     readout=Readout.SOLVED,
     scaled=False,
-    options={"solver": "exact", "iterations": 30, "tolerance": 1e-6},
+    options={"solver": "exact", "iterations": 30, "tolerance": 1e-7},
     check_options=check_options,
     pack_state=pack_state,
     unpack_state=unpack_state,

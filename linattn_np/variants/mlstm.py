@@ -197,7 +197,8 @@ class MlstmOptions(Options, total=False):
 CARD = Card(
     name="mlstm",
     sentence="Scalar decay with an exponential input gate, read through a normaliser that is at least 1.",
-    equation="S_t = f_t S_{t-1} + e^{i_t} k_t^T v_t;  n_t likewise of k_t;  out_t = scale q_t S_t / max(|scale q_t n_t|, 1)",
+    equation="S_t = f_t S_{t-1} + e^{i_t} k_t^T v_t;  n_t = f_t n_{t-1} + e^{i_t} k_t;  "
+    "out_t = scale q_t S_t / max(|scale q_t n_t^T|, 1)",
     paper="Beck et al., xLSTM, arXiv 2405.04517",
     arrays={
         "q": Given("T Hq K", "normal", "queries"),
@@ -242,7 +243,7 @@ def mlstm(q: Any, k: Any, v: Any, i: Any, f: Any, **options: Unpack[MlstmOptions
     say, with m_t = max(log f_t + m_{t-1}, i_t), which is 0 before a first token without a state. Every exponent is then
     <= 0, and outputs do not depend on m; gradients go through the normaliser, and through m where the state is used.
 
-    scale=None means K^-1/2. Returns out (..., T, max(Hq, H), V), and the state if return_state.
+    scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.options.Options.
     Beck et al., xLSTM, arXiv 2405.04517.

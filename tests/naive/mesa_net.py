@@ -6,8 +6,9 @@ from tests.naive.heads import head_of
 
 
 def mesa_net(q, k, v, g, beta, ridge, scale=None, state=None, solver="exact", iterations=None, tolerance=None):
-    """Z_t = e^(g_t) Z_{t-1} + beta_t k_t^T k_t, S_t likewise of v_t; x_t (Z_t + diag(ridge_t)) = q_t; o_t = scale x_t S_t.
+    """Z_t = e^(g_t) Z_{t-1} + beta_t k_t^T k_t, S_t = e^(g_t) S_{t-1} + beta_t k_t^T v_t.
 
+    x_t (Z_t + diag(ridge_t)) = q_t; o_t = scale x_t S_t.
     ridge (H, K) or (B, T, H, K). However the library solves, the definition solves exactly.
     """
     q, k, v, g, beta, ridge = (np.asarray(x, np.float64) for x in (q, k, v, g, beta, ridge))

@@ -91,7 +91,9 @@ def systems_program(cell: Cell, each_token: bool, iterations: int) -> Program:
     return p
 
 
-def solve(x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def solve(
+    x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """(x_t, Z after the last token), as systems.py's."""
     (*lead, T, H, K), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x._replace(r=ridge))
     C = _chunk(plan, T)
@@ -105,7 +107,9 @@ def solve(x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarra
     decay = Decay.NONE if x.g is None else Decay.SCALAR
     direct = table.direct((IN_Q, IN_V), dtype, 64 // dtype.itemsize)
     queries = max(1, x.q.shape[-2] // H)
-    cell = Cell(dtype.name, K, K, C, decay, Erase.NONE, False, False, False, True, queries, False, Z is not None, direct)
+    cell = Cell(
+        dtype.name, K, K, C, decay, Erase.NONE, False, False, False, True, queries, False, Z is not None, direct
+    )
     program = systems_program(cell, ridge.shape[-3] > 1, solver.iterations)
     operations = 2.0 * solver.iterations * _tokens(rows) * table.asking * K * (K + C)
     run(program, plan._replace(scale=solver.tolerance**2), table, _tasks(rows, np.arange(H), K, K), operations)

@@ -26,7 +26,6 @@ from . import forward as room_forward
 from .inputs import Inputs, Plan
 from .systems import Solver, singular
 
-
 COMPILED = Later(f"{__package__}.numba_systems")
 
 
@@ -87,8 +86,8 @@ def forward(
     else:
         at = singular(keys, x.ridge, plan, Z) if x.may_be_singular else None
         if at is not None:
-            raise ValueError(f"{fn}: the system of token {at[0]}, head {at[1]} is singular: ridge is 0 in channels that "
-                             "the keys so far do not span, expected ridge > 0 there")
+            raise ValueError(f"{fn}: the system of token {at[0]}, head {at[1]} is singular: ridge is 0 in channels "
+                             "that the keys so far do not span, expected ridge > 0 there")
         read, Z_end = _solve(fn, keys, x, plan, Z, wanted)
     out, S_end, of_values = room_forward(fn, x.memory(x.v)._replace(q=read), plan, S, wanted)
     return out, (S_end, Z_end), Kept(Saved(x, plan, Starts(read, (fn, wanted, of_values), Z)))
@@ -109,6 +108,21 @@ def _solve(
 def iterates_compiled(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:
     """Whether conjugate gradients run in compiled loops: where the memories do, if there is anything to solve."""
     return not x.solver.exact and choose(fn, x, plan, wanted).backend is NUMBA and 0 not in (*x.v.shape, *x.k.shape)
+
+
+def how(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> str:
+    """How the systems are solved, in words."""
+    if x.solver.exact:
+        return "every system is formed and solved by the array library"
+    where = "compiled loops" if iterates_compiled(fn, x, plan, wanted) else "array calls"
+    return f"systems by at most {x.solver.iterations} steps of conjugate gradients, in {where}"
+
+
+def operations_per_token(x: SolvedInputs, C: int, readers: int) -> float:
+    """Of writing Z and of solving for `readers` queries: 2 K^3 / 3, or products with Z_in and C tokens every step."""
+    K = x.k.shape[-1]
+    each = 2 * K**3 / 3 if x.solver.exact else x.solver.iterations * (2 * K * K + 4 * C * K)
+    return 2 * K * K + readers * each
 
 
 def backward(

@@ -35,15 +35,20 @@ class Solver(NamedTuple):
 
 
 def solve(x: Inputs, ridge: Array, solver: Solver, plan: Plan, Z: Array | None) -> tuple[Array, Array]:
-    """(x_t as (..., T, max(Hq, H), K), Z after the last token).   ridge (1, H, K) or (..., T, H, K), Z_0 (..., H, K, K)."""
+    """(x_t, Z after the last token).
+
+    ridge (1, H, K) or (..., T, H, K), Z_0 (..., H, K, K), x_t (..., T, max(Hq, H), K).
+    """
     xp, G = plan.xp, groups(x)
     core, diagonal = split_all(xp, x, G), split(xp, ridge, G)
-    found = TokenBuffer(xp, (*x.v.shape[:-2], max(x.q.shape[-2], x.v.shape[-2]), x.v.shape[-1]), plan.dtype, device(x.v))
+    heads, K = max(x.q.shape[-2], x.v.shape[-2]), x.v.shape[-1]
+    found = TokenBuffer(xp, (*x.v.shape[:-2], heads, K), plan.dtype, device(x.v))
     walk, ends = exactly if solver.exact else iterated, []
     for s in plan.sequences:
-        end = initial_state(core, plan, Z, s.row, G)
-        for start, rows, end in walk(core, diagonal, solver, plan, s, end):
+        begin = end = initial_state(core, plan, Z, s.row, G)
+        for start, rows, after in walk(core, diagonal, solver, plan, s, begin):
             found.put(start, rows)
+            end = after
         ends.append(end)
     return found.done(), gather_states(plan, ends)
 
@@ -123,7 +128,7 @@ def fold_rows(plan: Plan, y: Array, N: int, C: int) -> Array:
 def _wide(plan: Plan, x: Inputs, Z: Array) -> Array:
     """b for every state that solves for it."""
     *lead, R, N, C, K = x.q.shape
-    return plan.xp.broadcast_to(x.q, (*Z.shape[:-4], Z.shape[-4], max(R, Z.shape[-3]), N, C, K)) if lead else x.q
+    return plan.xp.broadcast_to(x.q, (*lead, max(R, Z.shape[-3]), N, C, K))
 
 
 def _some_chunks(core: Inputs, plan: Plan, sequence: Sequence) -> Iterator[tuple[Chunk, int, int]]:
