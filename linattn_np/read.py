@@ -124,11 +124,12 @@ def _arguments(
     if isinstance(state, SolvedState):
         raise TypeError("read: state is a SolvedState, expected one that is read without a ridge: call mesa_net with "
                         "beta = 0 and g = 0")
-    if isinstance(state, tuple) and not isinstance(state, StabilisedState):
-        if len(state) != 2 or any(S is None for S in state):
+    if isinstance(state, tuple):
+        kind = {2: NormalisedState, 3: StabilisedState}.get(len(state))
+        if kind is None or any(S is None for S in state):
             raise TypeError(f"read: state is a {type(state).__qualname__} of {len(state)}, "
                             "expected an array or two arrays (S, z) as a NormalisedState")
-        state = NormalisedState(*state)
+        state = kind(*state)
     return q, state, 1.0 if scale is None else scale, layout
 
 

@@ -15,6 +15,7 @@ CONSTANT_OF_THE_HEAD = {
     "retention": {"g"},
     "lightning_attention": {"slopes"},
     "rwkv6": {"u"},
+    "mesa_net": {"ridge"},
     "mamba2": {"A", "D", "dt_bias"},
 }
 
