@@ -8,12 +8,13 @@ from math import prod
 import numpy as np
 
 from ...pieces.numba_tiles import LEFT_LOWER, OUT_LOWER
-from ..kinds import Decay, Erase
 from ..numba_program import COLUMN, FIRST, HEAD, ONE, SCALE, STATE, STOP, WIDTH, Program
 from .inputs import Inputs, Plan
 from .numba_chunk import Cell, Chunk
-from .numba_loops import _chunk, _tasks, _tokens, run
-from .numba_table import IN_Q, IN_READ, IN_STATE, IN_V, OUT, OUT_STATE, Table, sequences
+from .numba_chunks import cell_of, chunk_of, tokens
+from .numba_run import run
+from .numba_strips import strips
+from .numba_table import IN_Q, IN_READ, IN_STATE, OUT, OUT_STATE, Table, sequences
 from .systems import Solver
 
 
@@ -96,21 +97,16 @@ def solve(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(x_t, Z after the last token), as systems.py's."""
     (*lead, T, H, K), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x._replace(r=ridge))
-    C = _chunk(plan, T)
-    rows = sequences(plan, prod(lead), C)
+    rows = sequences(plan, prod(lead), chunk_of(plan, T))
     ragged = not plan.sequences or plan.sequences[0].row is not None
     found = np.empty((*lead, T, table.asking, K), dtype)
     end = np.empty((*([len(rows)] if ragged else lead), H, K, K), dtype)
     table.tokens(OUT, found, table.asking)
     table.states(IN_STATE, Z)
     table.states(OUT_STATE, end)
-    decay = Decay.NONE if x.g is None else Decay.SCALAR
-    direct = table.direct((IN_Q, IN_V), dtype, 64 // dtype.itemsize)
-    queries = max(1, x.q.shape[-2] // H)
-    cell = Cell(
-        dtype.name, K, K, C, decay, Erase.NONE, False, False, False, True, queries, False, Z is not None, direct
-    )
+    cell = cell_of(x, plan, table, K, Z is not None)
+    tasks, bounds = strips(rows, H, K, K, cell.C, 1)
+    operations = 2.0 * solver.iterations * tokens(rows) * table.asking * K * (K + cell.C)
     program = systems_program(cell, ridge.shape[-3] > 1, solver.iterations)
-    operations = 2.0 * solver.iterations * _tokens(rows) * table.asking * K * (K + C)
-    run(program, plan._replace(scale=solver.tolerance**2), table, _tasks(rows, np.arange(H), K, K), operations)
+    run(program, solver.tolerance**2, table.numbers, tasks, bounds, operations)
     return found, end
