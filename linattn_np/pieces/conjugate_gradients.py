@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import array_api_compat as compat
+import numpy as np
 
 from ..ground.namespace import Array, Namespace
 
@@ -45,7 +46,9 @@ def _over(xp: Namespace, x: Array, y: Array) -> Array:
 
 def solve_rows(xp: Namespace, A: Array, b: Array) -> Array:
     """x with x A = b.   A (..., K, K), b (..., K)."""
-    T, column = xp.matrix_transpose(A), b[..., None]
+    lead = np.broadcast_shapes(A.shape[:-2], b.shape[:-1])  # CuPy wants all systems to have their own
+    T = xp.matrix_transpose(A if A.shape[:-2] == lead else xp.broadcast_to(A, (*lead, *A.shape[-2:])))
+    column = (b if b.shape[:-1] == lead else xp.broadcast_to(b, (*lead, b.shape[-1])))[..., None]
     return (_by_halves(T, column, xp) if compat.is_dask_namespace(xp) else xp.linalg.solve(T, column))[..., 0]
 
 
