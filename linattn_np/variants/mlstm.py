@@ -76,10 +76,9 @@ def _concat(c: Any, parts: list[Array]) -> Array:
 def to_core(c: Any) -> Inputs:
     """k, e^{i~ - m} [v, 1], g = log f + m_{t-1} - m_t: the last column of the state is n."""
     xp, at = c.xp, gauge(c)
-    v = cast(xp, c.v, c.dtype)
-    ones = xp.ones((*v.shape[:-1], 1), dtype=c.dtype, device=device(v))
     write = cast(xp, at.write, c.dtype)[..., None]
-    return Inputs(c.q, c.k, write * xp.concat([v, ones], axis=-1), cast(xp, at.decay, c.dtype)[..., None])
+    v = xp.concat([write * cast(xp, c.v, c.dtype), write], axis=-1)
+    return Inputs(c.q, c.k, v, cast(xp, at.decay, c.dtype)[..., None])
 
 
 def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
@@ -103,26 +102,25 @@ def _gates_vjp(c: Any, di: Array, dlog_f: Array) -> dict[str, Array]:
 
 def from_core(c: Any, out: Array) -> Array:
     """num / max(|den|, e^{-m}), 0 where nothing is read."""
-    xp, (num, den, floor) = c.xp, _parts(c, out)
-    below = xp.maximum(xp.abs(den), floor)
-    return xp.where(below == 0, xp.zeros_like(num), num / xp.where(below == 0, xp.ones_like(below), below))
+    num, _, _, below = _parts(c, out)
+    return num / below
 
 
 def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """dnum = dout / below; where |den| is the larger, dden = -sign(den) <dnum, out>."""
-    xp, (num, den, floor) = c.xp, _parts(c, out)
-    below = xp.maximum(xp.abs(den), floor)
-    safe = xp.where(below == 0, xp.ones_like(below), below)
-    dnum = xp.where(below == 0, xp.zeros_like(dout), dout / safe)
-    dden = -xp.sign(den) * xp.sum(dnum * num / safe, axis=-1, keepdims=True)
+    xp, (num, den, floor, below) = c.xp, _parts(c, out)
+    dnum = dout / below
+    dden = -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True) / below
     return xp.concat([dnum, xp.where(xp.abs(den) > floor, dden, xp.zeros_like(dden))], axis=-1), {}
 
 
-def _parts(c: Any, out: Array) -> tuple[Array, Array, Array]:
-    """Numerator, q n^T and e^{-m} of every query head."""
+def _parts(c: Any, out: Array) -> tuple[Array, Array, Array, Array]:
+    """Numerator, q n^T, e^{-m} of every query head, and max(|q n^T|, e^{-m}), but inf for 0: x / 0 is 0 here."""
     xp, m = c.xp, gauge(c).m
     m = xp.repeat(m, out.shape[-2] // max(m.shape[-1], 1), axis=-1) if out.shape[-2] != m.shape[-1] else m
-    return out[..., :-1], out[..., -1:], cast(xp, xp.exp(-m), c.dtype)[..., None]
+    den, floor = out[..., -1:], cast(xp, xp.exp(-m), c.dtype)[..., None]
+    below = xp.maximum(xp.abs(den), floor)
+    return out[..., :-1], den, floor, xp.where(below == 0, xp.full_like(below, math.inf), below)
 
 
 # the state

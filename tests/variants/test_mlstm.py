@@ -142,12 +142,13 @@ def test_float32_stays_finite_with_signed_vectors():
 
 def test_a_query_of_zeros_reads_zeros_whatever_m():
     x = drawn()
-    for level in (-300.0, 300.0):  # e^{-m} overflows, or is 0
+    for level in (-300.0, 95.0, 300.0):  # e^{-m} overflows, is subnormal, or is 0
         x32 = {n: y.astype(np.float32) for n, y in (x | {"i": np.full_like(x["i"], level)}).items()}
         out, pullback = la.vjp(la.mlstm, **x32 | {"q": 0 * x32["q"]})
         assert not out.any()
-        with np.errstate(over="ignore"):
-            assert all(np.isfinite(d).all() for d in parts(pullback(np.ones_like(out))))
+        if level != 95:  # there dq is e^95, more than float32 has
+            with np.errstate(over="ignore"):
+                assert all(np.isfinite(d).all() for d in parts(pullback(np.ones_like(out))))
 
 
 def test_one_token_at_a_time_is_the_whole():
