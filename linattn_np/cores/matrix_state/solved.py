@@ -71,8 +71,8 @@ class Kept(NamedTuple):
 
 
 def choose(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Choice:
-    """The backend of the memories."""
-    return room_choose(fn, x.memory(x.v), plan, wanted)
+    """The backend of the memories: of inputs of their shapes."""
+    return room_choose(fn, Inputs(x.q, x.k, x.v, x.g), plan, wanted)
 
 
 def forward(
