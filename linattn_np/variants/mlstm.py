@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from ..call import public
 from ..card import Card, Given
@@ -14,68 +14,32 @@ from ..ground.namespace import Array, cast, device, sum_dtype
 from ..ground.shapes import check_state
 from ..options import Options
 from ..pieces.gates import sigmoid, soft_cap, soft_cap_vjp, softplus
-from ..pieces.stabiliser import delayed, last_maximum_vjp, running_maximum
+from ..pieces.stabiliser import Gauge, gauge, last, last_vjp
 
 FLOOR = -1.0e4  # of log f: e^{-1e4} is 0 in every dtype
 
 
-class Gauge(NamedTuple):
-    """The gates in the gauge m: everything stored is e^{-m_t} times what the equations say. Arrays (..., T, H)."""
-
-    i: Array  # log input gate i~, after its cap
-    f: Array  # pre-activation of the forget gate, after its cap
-    log_f: Array
-    m_0: Array  # (..., H), or (N, H) of a ragged batch
-    m: Array
-    decay: Array  # log f_t + m_{t-1} - m_t, <= 0 but for the rounding of m
-    write: Array  # e^{i~_t - m_t} <= 1
+def _gates(c: Any) -> tuple[Array, Array]:
+    """The pre-activations i and f after their cap, in the dtype of sums."""
+    wide, cap = sum_dtype(c.xp, c.v), c.options["soft_cap"]
+    return tuple(soft_cap(c.xp, cast(c.xp, x, wide), cap) for x in (c.i, c.f))
 
 
-def gauge(c: Any) -> Gauge:
-    """m_t = max(log f_t + m_{t-1}, i~_t), the last one as the state holds it; computed once a call.
-
-    Any m is right as long as both gates use the same one: its rounding does not show. Where no new maximum comes,
-    log f_t + m_{t-1} - m_t is 0, and what is stored is multiplied by 1.
-    """
-    if "gauge" in vars(c):
-        return c.gauge
-    xp, wide, cap = c.xp, sum_dtype(c.xp, c.v), c.options["soft_cap"]
-    i, f = (soft_cap(xp, cast(xp, x, wide), cap) for x in (c.i, c.f))
-    log_f = f if c.options["forget_gate"] == "exp" else -softplus(xp, -f)
-    log_f = xp.maximum(log_f, xp.asarray(FLOOR, dtype=wide, device=device(f)))
-    state = getattr(c, "state", None)
-    m_0 = _no_m(c, wide) if state is None else cast(xp, state.m, wide)
-    rows = [(slice(s.start, s.stop), _row(m_0, s)) for s in c.sequences]
-    m = _concat(c, [_as_stored(c, running_maximum(xp, log_f[..., t, :], i[..., t, :], m_s)) for t, m_s in rows])
-    before = _concat(c, [delayed(xp, m[..., t, :], m_s) for t, m_s in rows])
-    c.gauge = Gauge(i, f, log_f, m_0, m, log_f + (before - m), xp.exp(i - m))
+def _gauge(c: Any) -> Gauge:
+    """log f_t and i_t in the gauge m_t = max(log f_t + m_{t-1}, i_t), computed once a call; m_0 = 0 without a state."""
+    if "gauge" not in vars(c):
+        xp, (i, f), state = c.xp, _gates(c), getattr(c, "state", None)
+        log_f = f if c.options["forget_gate"] == "exp" else -softplus(xp, -f)
+        log_f = xp.maximum(log_f, xp.asarray(FLOOR, dtype=f.dtype, device=device(f)))
+        lead = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,)
+        begin = xp.zeros((*lead, c.sizes.H), dtype=f.dtype, device=device(f)) if state is None else state.m
+        c.gauge = gauge(xp, log_f, i, cast(xp, begin, f.dtype), c.sequences, c.dtype)
     return c.gauge
-
-
-def _as_stored(c: Any, m: Array) -> Array:
-    """The last m in the dtype of the state."""
-    return c.xp.concat([m[..., :-1, :], cast(c.xp, cast(c.xp, m[..., -1:, :], c.dtype), m.dtype)], axis=-2)
-
-
-def _no_m(c: Any, dtype: Any) -> Array:
-    """m_0 = 0 beside a state of zeros."""
-    lead = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,)
-    return c.xp.zeros((*lead, c.sizes.H), dtype=dtype, device=device(c.v))
-
-
-def _row(m: Array, sequence: Any) -> Array:
-    """What a sequence has of an array of states."""
-    return m if sequence.row is None else m[sequence.row, ...]
-
-
-def _concat(c: Any, parts: list[Array]) -> Array:
-    """The tokens of all sequences."""
-    return parts[0] if len(parts) == 1 else c.xp.concat(parts, axis=-2)
 
 
 def to_core(c: Any) -> Inputs:
     """k, e^{i~ - m} [v, 1], g = log f + m_{t-1} - m_t: the last column of the state is n."""
-    xp, at = c.xp, gauge(c)
+    xp, at = c.xp, _gauge(c)
     write = cast(xp, at.write, c.dtype)[..., None]
     v = xp.concat([write * cast(xp, c.v, c.dtype), write], axis=-1)
     return Inputs(c.q, c.k, v, cast(xp, at.decay, c.dtype)[..., None])
@@ -83,7 +47,7 @@ def to_core(c: Any) -> Inputs:
 
 def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
     """With m held fixed: outputs do not depend on it."""
-    xp, at = c.xp, gauge(c)
+    xp, at = c.xp, _gauge(c)
     write = cast(xp, at.write, c.dtype)[..., None]
     found = xp.sum(d.v[..., :-1] * cast(xp, c.v, c.dtype), axis=-1) + d.v[..., -1]  # <d.v, [v, 1]>
     grads = {"q": d.q, "k": d.k, "v": write * d.v[..., :-1]}
@@ -92,11 +56,10 @@ def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
 
 def _gates_vjp(c: Any, di: Array, dlog_f: Array) -> dict[str, Array]:
     """Gradients of the arrays i and f from those of the log gates."""
-    xp, at, cap = c.xp, gauge(c), c.options["soft_cap"]
-    open_ = at.log_f > FLOOR
-    slope = cast(xp, open_, at.f.dtype) * (1 if c.options["forget_gate"] == "exp" else sigmoid(xp, -at.f))
-    raw_i, raw_f = (cast(xp, x, at.f.dtype) for x in (c.i, c.f))
-    di, df = soft_cap_vjp(xp, raw_i, cap, di), soft_cap_vjp(xp, raw_f, cap, slope * dlog_f)
+    xp, (_, f), cap = c.xp, _gates(c), c.options["soft_cap"]
+    slope = xp.ones_like(f) if c.options["forget_gate"] == "exp" else sigmoid(xp, -f)
+    df = xp.where(_gauge(c).a > FLOOR, slope * dlog_f, xp.zeros_like(f))
+    di, df = (soft_cap_vjp(xp, cast(xp, x, f.dtype), cap, d) for x, d in ((c.i, di), (c.f, df)))
     return {"i": cast(xp, di, c.dtype), "f": cast(xp, df, c.dtype)}
 
 
@@ -116,7 +79,7 @@ def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Arr
 
 def _parts(c: Any, out: Array) -> tuple[Array, Array, Array, Array]:
     """Numerator, q n^T, e^{-m} of every query head, and max(|q n^T|, e^{-m}), but inf for 0: x / 0 is 0 here."""
-    xp, m = c.xp, gauge(c).m
+    xp, m = c.xp, _gauge(c).m
     m = xp.repeat(m, out.shape[-2] // max(m.shape[-1], 1), axis=-1) if out.shape[-2] != m.shape[-1] else m
     den, floor = out[..., -1:], cast(xp, xp.exp(-m), c.dtype)[..., None]
     below = xp.maximum(xp.abs(den), floor)
@@ -142,32 +105,16 @@ def _joined(c: Any, state: Any) -> Array:
 
 
 def unpack_state(c: Any, S: Array) -> StabilisedState:
-    return StabilisedState(S[..., :-1], S[..., -1], cast(c.xp, _last_m(c), c.dtype))
-
-
-def _last_m(c: Any) -> Array:
-    """m after the last token of every sequence; m_0 of an empty one."""
-    at = gauge(c)
-    last = [at.m[..., s.stop - 1, :] if s.stop > s.start else _row(at.m_0, s) for s in c.sequences]
-    if c.sizes.ragged is None:
-        return last[0]
-    return c.xp.stack([c.xp.reshape(m, (c.sizes.H,)) for m in last], axis=0) if last else at.m_0
+    return StabilisedState(S[..., :-1], S[..., -1], cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype))
 
 
 def unpack_state_vjp(c: Any, S: Array, dstate: Any) -> tuple[Array, dict[str, Array]]:
     """What is stored is e^{-m_T} times what the equations say: dm_T = dm - <dS, S> - <dn, n> goes where m_T is from."""
-    xp, at = c.xp, gauge(c)
+    xp, at = c.xp, _gauge(c)
     dS = _joined(c, dstate)
     dm = cast(xp, dstate.m - xp.sum(dS * S, axis=(-2, -1)), at.m.dtype)
-    found = []
-    for s in c.sequences:
-        t = slice(s.start, s.stop)
-        found.append(last_maximum_vjp(xp, at.log_f[..., t, :], at.i[..., t, :], at.m[..., t, :], _row(at.m_0, s),
-                                      _row(dm, s)))  # fmt: skip
-    da, db, dm_0 = zip(*found, strict=True)
-    if c.sizes.ragged is not None:
-        dm_0 = [xp.stack([xp.reshape(d, (c.sizes.H,)) for d in dm_0], axis=0)]
-    return dS, _gates_vjp(c, _concat(c, list(db)), _concat(c, list(da))) | {"state": dm_0[0]}
+    dlog_f, di, dm_0 = last_vjp(xp, at, c.sequences, dm)
+    return dS, _gates_vjp(c, di, dlog_f) | {"state": dm_0}
 
 
 def pack_state_vjp(c: Any, dS: Array, dm: Array | None) -> StabilisedState:
