@@ -95,6 +95,14 @@ def forward(
     return out, end, Kept(module, saved, x.q, end)
 
 
+def keep(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None) -> Kept:
+    """What a forward pass keeps, for a backward of outputs that nobody asks for: compiled loops keep their inputs."""
+    module = choose(fn, x, plan, wanted).backend.module
+    if module is NUMBA.module:
+        return Kept(module, Saved(x, plan, state, None))
+    return forward(fn, x, plan, state, wanted)[2]
+
+
 def again(x: Inputs, plan: Plan, state: Array | None, kept: Kept, given: list[Array]) -> Any:
     """A call that has been made, for other arrays of the same shapes, strides and dtypes as `given`; None if not so.
 

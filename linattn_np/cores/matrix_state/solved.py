@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import array_api_compat as compat
 
 from ...ground.backend import Choice, Later
-from ...ground.namespace import Array, Namespace, sum_to
+from ...ground.namespace import Array, Namespace, add_to, sum_to
 from . import NUMBA, systems
 from . import backward as room_backward
 from . import choose as room_choose
 from . import forward as room_forward
+from . import keep as room_keep
 from .inputs import Inputs, Plan
 from .systems import Solver, singular
 
@@ -136,9 +137,9 @@ def backward(
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
         y, _ = _solve(fn, keys._replace(q=d.q), x, plan, transposed, wanted)
-    plain = plan._replace(scale=1.0, overwrite=False)
-    _, _, of_keys = room_forward(fn, keys._replace(q=None if y is None else read), plain, Z, wanted)
-    e, dZ_0 = room_backward(of_keys, None if y is None else -y, dZ)
+    minus = plan._replace(scale=-1.0, overwrite=False)
+    of_keys = room_keep(fn, keys._replace(q=None if y is None else read), minus, Z, wanted)
+    e, dZ_0 = room_backward(of_keys, y, dZ)
     return _gradients(plan.xp, x, d, e, read, y), (dS_0, dZ_0)
 
 
@@ -148,15 +149,14 @@ def _gradients(
     """From the gradients d of the memory of values (beta v) and e of that of keys (beta k)."""
     H, Hk = x.v.shape[-2], x.k.shape[-2]
     k = spread(x.k, H)
-    dbeta = xp.sum(d.v * x.v, axis=-1, keepdims=True) + xp.sum(e.v * k, axis=-1, keepdims=True)
+    dbeta = (xp.vecdot(d.v, x.v) + xp.vecdot(e.v, k))[..., None]
     if y is None:
         dq, dridge = None if x.q is None else xp.zeros_like(x.q), xp.zeros_like(x.ridge)
     else:
         dq = gather(y, x.q.shape[-2]) if x.q.shape[-2] < H else y
         dridge = sum_to(xp, gather(-read * y, H), x.ridge.shape)
-    return SolvedInputs(
-        dq, d.k + e.k + gather(x.beta * e.v, Hk), x.beta * d.v, None if x.g is None else d.g + e.g, dbeta, dridge
-    )
+    dk = add_to(add_to(gather(x.beta * e.v, Hk), d.k), e.k)
+    return SolvedInputs(dq, dk, x.beta * d.v, add_to(d.g, e.g), dbeta, dridge)
 
 
 def spread(y: Array, H: int) -> Array:
