@@ -15,6 +15,7 @@ from .cores.kinds import NormalisedState as NormalisedState
 from .cores.kinds import SolvedState as SolvedState
 from .cores.kinds import StabilisedState as StabilisedState
 from .options import Options as Options
+from .pieces import feature_maps as feature_maps
 from .read import read as read
 from .transforms import Explanation as Explanation
 from .transforms import explain as explain

@@ -21,9 +21,16 @@ def _unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-300)
 
 
+def _spread(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Channels far apart in every row: its variance is away from 0, where a norm bends too much for differences."""
+    apart = np.broadcast_to(np.linspace(-1.5, 1.5, shape[-1]), shape)
+    return rng.permuted(apart, axis=-1) + 0.3 * rng.standard_normal(shape)
+
+
 DRAWS: dict[str, Draw] = {  # how a test, a bench or a check draws an array
     "normal": lambda rng, shape: rng.standard_normal(shape),
     "unit": _unit,
+    "spread": _spread,
     "half unit": lambda rng, shape: 0.5 * _unit(rng, shape),
     "log decay": lambda rng, shape: -rng.uniform(0.0, 0.7, shape),
     "strength": lambda rng, shape: rng.uniform(0.0, 2.0, shape),
@@ -99,6 +106,7 @@ class Card:
     unpack_state_vjp: Callable[[Any, Array, Any], tuple[Array, dict[str, Any]]] | None = None
     pack_state_vjp: Callable[[Any, Array, Any], Any] | None = None
     state: Callable[[Mapping[str, Any]], type | None] = normalised
+    wide: bool = False  # its state may have a shape of its own, other than (H, K, V)
     examples: tuple[Mapping[str, Any], ...] = ({},)  # option sets that a property test should go through
 
     def specs(self, options: Mapping[str, Any]) -> dict[str, str]:
@@ -135,7 +143,7 @@ class Card:
     ) -> Any:
         """A random float64 state (*lead, H, ...) of a call with these options."""
         S = rng.standard_normal((*lead, H, K, V))
-        kind = self.state(options)
+        kind = self.state({**self.options, **options})
         if kind is None:
             return S
         if kind is SolvedState:  # keys were written: positive semidefinite

@@ -9,20 +9,27 @@ from typing import Any as _Any
 from .card import Card as Card
 from .cores.kinds import Decay as _Decay
 from .cores.kinds import Erase as _Erase
+from .variants.based import based as based
 from .variants.comba import comba as comba
 from .variants.delta_rule import delta_rule as delta_rule
+from .variants.dfw import dfw as dfw
 from .variants.dplr import dplr as dplr
 from .variants.dplr import rwkv7 as rwkv7
 from .variants.gated_delta_rule import gated_delta_rule as gated_delta_rule
 from .variants.gla import gla as gla
+from .variants.hgrn2 import hgrn2 as hgrn2
 from .variants.iplr import iplr as iplr
 from .variants.kda import kda as kda
 from .variants.lightning_attention import lightning_attention as lightning_attention
 from .variants.linear_attention import linear_attention as linear_attention
+from .variants.longhorn import longhorn as longhorn
 from .variants.mamba2 import mamba2 as mamba2
 from .variants.mesa_net import mesa_net as mesa_net
 from .variants.mlstm import mlstm as mlstm
+from .variants.performer import performer as performer
+from .variants.rebased import rebased as rebased
 from .variants.retention import retention as retention
+from .variants.rfa import rfa as rfa
 from .variants.rwkv6 import rwkv6 as rwkv6
 from .variants.simple_gla import simple_gla as simple_gla
 

@@ -15,7 +15,7 @@ import numpy as np
 from .catalog import VARIANTS
 from .ground import code_cache
 from .ground.backend import NAMES
-from .testing import check_vjp, relative_error
+from .testing import check_vjp, relative_error, sample_state
 from .transforms import explain, vjp
 from .versions import versions
 
@@ -97,8 +97,7 @@ def _draw(fn: Callable[..., Any], options: Any, T: int = 37) -> dict[str, Any]:
     """Random arrays of a call with an initial state."""
     rng = np.random.default_rng(0)
     arrays = fn.card.sample(rng, T=T, H=2, K=5, V=3)  # type: ignore[attr-defined]
-    arrays["state"] = fn.card.sample_state(rng, (2,), 2, 5, 3, options)  # type: ignore[attr-defined]
-    return arrays
+    return arrays | {"state": sample_state(fn, rng, (2,), options)}
 
 
 def _parts(result: Any) -> list[Any]:

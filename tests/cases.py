@@ -11,6 +11,7 @@ import numpy as np
 
 import linattn_np as la
 from linattn_np.card import DRAWS
+from linattn_np.testing import sample_state
 from tests.naive import NAIVE
 
 LENGTHS = (0, 1, 15, 16, 17, 63, 64, 65, 97)
@@ -39,7 +40,7 @@ class Case:
 
     @property
     def normalised(self) -> bool:
-        return self.card.state(self.options) is not None
+        return self.card.state(self.card.options | self.options) is not None
 
     @property
     def causal(self) -> bool:
@@ -94,9 +95,8 @@ def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=N
         shape = lead + tuple(sizes[letter] for letter in letters)
         arrays[name] = DRAWS[case.card.arrays[name].draw](rng, shape).astype(dtype)
     lead = B if N is None else (N,)
-    state = case.card.sample_state(rng, lead, H, K, V, case.options)
-    state = parts_like(state, [S.astype(dtype) for S in parts(state)])
-    return arrays | case.named, state
+    state = sample_state(case.fn, rng, lead, case.options | case.named, **{n: sizes[n] for n in ("H", "K", "V", "Hk")})
+    return arrays | case.named, parts_like(state, [S.astype(dtype) for S in parts(state)])
 
 
 def call(case: Case, arrays, **options):
@@ -119,7 +119,7 @@ def naive(case: Case, arrays, state=None):
     begin = None if state is None else parts_like(state, [flat("state", S) for S in parts(state)])
     out, end = NAIVE[case.fn.__name__](**given, state=begin, **case.options)
     ends = [S.reshape(batch + S.shape[1:]) for S in parts(end)]
-    kind = case.card.state(case.options)
+    kind = case.card.state(case.card.options | case.options)
     return out.reshape(batch + out.shape[1:]), ends[0] if kind is None else kind(*ends)
 
 

@@ -5,19 +5,26 @@ v has one head a state. q and k may have fewer heads, each serving a group of st
 of them reading one state.
 """
 
+from tests.naive.based import based
 from tests.naive.comba import comba
 from tests.naive.delta_rule import delta_rule
+from tests.naive.dfw import dfw
 from tests.naive.dplr import dplr
 from tests.naive.gated_delta_rule import gated_delta_rule
 from tests.naive.gla import gla
+from tests.naive.hgrn2 import hgrn2
 from tests.naive.iplr import iplr
 from tests.naive.kda import kda
 from tests.naive.lightning_attention import lightning_attention
 from tests.naive.linear_attention import linear_attention
+from tests.naive.longhorn import longhorn
 from tests.naive.mamba2 import mamba2
 from tests.naive.mesa_net import mesa_net
 from tests.naive.mlstm import mlstm
+from tests.naive.performer import performer
+from tests.naive.rebased import rebased
 from tests.naive.retention import retention
+from tests.naive.rfa import rfa
 from tests.naive.rwkv6 import rwkv6
 from tests.naive.rwkv7 import rwkv7
 from tests.naive.simple_gla import simple_gla
@@ -39,4 +46,11 @@ NAIVE = {
     "dplr": dplr,
     "rwkv7": rwkv7,
     "iplr": iplr,
+    "performer": performer,
+    "based": based,
+    "rebased": rebased,
+    "rfa": rfa,
+    "hgrn2": hgrn2,
+    "dfw": dfw,
+    "longhorn": longhorn,
 }

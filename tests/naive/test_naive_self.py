@@ -45,6 +45,9 @@ ARRAYS = {
     "dplr": (q, k, v, gk, a, b),
     "rwkv7": (q, k, v, gk, a, b),
     "iplr": (q, k, v, a, b),
+    "hgrn2": (q, v, gk),
+    "dfw": (q, k, v, gk, gv),
+    "longhorn": (q, k, v, beta),
 }
 
 
@@ -68,7 +71,7 @@ def spread(per_token):
     return np.repeat(per_token[..., None], K, axis=-1)
 
 
-@pytest.mark.parametrize("name", NAIVE)
+@pytest.mark.parametrize("name", ARRAYS)
 def test_two_halves_are_the_whole(name):
     arrays, start = ARRAYS[name], STATES.get(name, S0)
 
@@ -81,7 +84,7 @@ def test_two_halves_are_the_whole(name):
     agree((np.concatenate([first, second], axis=1), end_of_halves), (whole, end))
 
 
-@pytest.mark.parametrize("name", [name for name in NAIVE if name != "mamba2"])
+@pytest.mark.parametrize("name", [name for name in ARRAYS if name not in ("mamba2", "hgrn2")])
 def test_head_groups_are_repeated_heads(name):
     q4, (k2, *rest), start = np.repeat(q, 2, axis=2), ARRAYS[name][1:], STATES.get(name, S0)
     out, end = NAIVE[name](q, k2, *rest, state=start)

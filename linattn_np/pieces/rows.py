@@ -1,0 +1,56 @@
+"""Rows times a matrix of weights, with bits that do not depend on how many rows there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import array_api_compat as compat
+import numpy as np
+
+from ..ground.namespace import Array, Namespace, device
+
+SMALLEST = 128  # rows, a multiple of BLOCK, below which nothing is cut
+CACHED = 2**17  # elements of one temporary
+BLOCK = 64  # rows of one product: BLAS sums in another order for other shapes
+
+
+def times(xp: Namespace, x: Array, W: Array) -> Array:
+    """x W for every row: (..., K) and (K, M) to (..., M)."""
+    if not (compat.is_numpy_namespace(xp) or compat.is_cupy_namespace(xp)):
+        return x @ W
+    lead, K = tuple(x.shape[:-1]), x.shape[-1]
+    rows = math.prod(lead)
+    blocks = -(-rows // BLOCK)
+    flat = xp.reshape(x, (rows, K))
+    if rows % BLOCK:
+        flat = xp.concat([flat, xp.zeros((blocks * BLOCK - rows, K), dtype=x.dtype, device=device(x))], axis=0)
+    out = xp.reshape(flat, (blocks, BLOCK, K)) @ W
+    return xp.reshape(xp.reshape(out, (blocks * BLOCK, W.shape[-1]))[:rows, :], (*lead, W.shape[-1]))
+
+
+def in_blocks(f: Callable[..., Array]) -> Callable[..., Array]:
+    """f, a function of rows, computed for so many of them at once that NumPy's temporaries stay in the cache."""
+
+    def blocked(*arrays: Array) -> Array:
+        first = arrays[0]
+        rows = math.prod(first.shape[:-1])
+        if not isinstance(first, np.ndarray) or rows <= SMALLEST:
+            return f(*arrays)
+        flat = [np.reshape(x, (rows, x.shape[-1])) for x in arrays]
+        result = f(*(x[:SMALLEST] for x in flat))
+        out = np.empty((rows, result.shape[-1]), result.dtype)
+        out[:SMALLEST] = result
+        each = max(SMALLEST, CACHED // max(1, *(x.shape[-1] for x in (*arrays, result))) // BLOCK * BLOCK)
+        for n in range(SMALLEST, rows, each):
+            out[n : n + each] = f(*(x[n : n + each] for x in flat))
+        return out.reshape(*first.shape[:-1], out.shape[-1])
+
+    return blocked
+
+
+def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array) -> tuple[Array, Array]:
+    """(dx, dW).   dx = dy W^T, dW = sum over rows of x^T dy."""
+    lead = math.prod(x.shape[:-1])
+    flat_x, flat_y = xp.reshape(x, (lead, x.shape[-1])), xp.reshape(dy, (lead, dy.shape[-1]))
+    return times(xp, dy, xp.matrix_transpose(W)), xp.matrix_transpose(flat_x) @ flat_y
