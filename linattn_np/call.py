@@ -140,6 +140,8 @@ def _out_shape(call: Prepared, core_out: Array) -> tuple[int, ...]:
     """Shape of out as the caller gets it."""
     *batch, T, H = core_out.shape[:-1]
     V = call.variables.sizes.V
+    if call.card.micro_steps:
+        T //= call.variables.sizes.n
     return (*batch, H, T, V) if call.options["layout"] == "heads_first" else (*batch, T, H, V)
 
 
@@ -157,13 +159,15 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     theirs = {n: shapes.heads_first(spec) for n, spec in specs.items()} if turned else specs
     sizes = shapes.check_arrays(fn, entered, theirs, card.value)
     if turned:
-        entered = {n: _swap(xp, x, specs[n]) for n, x in entered.items()}
+        entered = {n: _turn(xp, x, specs[n], back=True) for n, x in entered.items()}
     offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
+    steps = sizes.n if card.micro_steps else 1
     _check_layout(fn, options, sizes, state)
     dtype = compute_dtype(xp, *entered.values(), *_parts("state", state).values())
+    starts = None if offsets is None else [steps * n for n in offsets]
     plan = Plan(
         xp, dtype, _scale(card, options, sizes), card.query_row, card.erase_row,
-        options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
+        options.get("causal", True), options["chunk_size"], tuple(sequences(steps * sizes.T, starts)),
         overwrite=options["overwrite_state"],
     )
     if options["state_rows"] is not None:
@@ -280,12 +284,15 @@ def _scale(card: Card, options: dict[str, Any], sizes: shapes.Sizes) -> float:
     return max(sizes.K, 1) ** -0.5 if card.scaled else 1.0
 
 
-def _swap(xp: Any, x: Array | None, spec: str) -> Array | None:
-    """(..., T, H, D) <-> (..., H, T, D), a view."""
+def _turn(xp: Any, x: Array | None, spec: str, back: bool = False) -> Array | None:
+    """(..., T, H, D) as (..., H, T, D), or back; a view."""
     if x is None or not shapes.has_time(spec):
         return x
-    axis = x.ndim - len(spec.split("|")[0].split())
-    return x if axis < 0 else xp.moveaxis(x, axis, axis + 1)
+    time = x.ndim - len(spec.split("|")[0].split())
+    head = time + shapes.head_axis(spec)
+    if time < 0:
+        return x
+    return xp.moveaxis(x, time, head) if back else xp.moveaxis(x, head, time)
 
 
 class Result(NamedTuple):
@@ -410,7 +417,7 @@ def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
         d = grads[name] if grads.get(name) is not None else xp.zeros_like(x)
         d = cast(xp, d, x.dtype)
         if call.options["layout"] == "heads_first":
-            d = _swap(xp, d, specs[name])
+            d = _turn(xp, d, specs[name])
         values.append(call.library.give_back(d))
     state = None
     if call.given_state is not None:

@@ -106,6 +106,7 @@ class Card:
     unpack_state_vjp: Callable[[Any, Array, Any], tuple[Array, dict[str, Any]]] | None = None
     pack_state_vjp: Callable[[Any, Array, Any], Any] | None = None
     state: Callable[[Mapping[str, Any]], type | None] = normalised
+    micro_steps: bool = False  # some arrays have an axis n after T: steps of a token, which are tokens to the core
     wide: bool = False  # its state may have a shape of its own, other than (H, K, V)
     examples: tuple[Mapping[str, Any], ...] = ({},)  # option sets that a property test should go through
 
@@ -129,7 +130,7 @@ class Card:
         optional: bool = True,
     ) -> dict[str, np.ndarray]:
         """Random float64 arrays of a call, drawn as the variant is meant to be used."""
-        sizes = {"T": T, "Tq": T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V}
+        sizes = {"T": T, "Tq": T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V, "n": 2}
         drawn = {}
         for name, given in self.arrays.items():
             letters = given.spec.split("|")[0].split()

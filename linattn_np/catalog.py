@@ -11,6 +11,7 @@ from .cores.kinds import Decay as _Decay
 from .cores.kinds import Erase as _Erase
 from .variants.based import based as based
 from .variants.comba import comba as comba
+from .variants.delta_product import delta_product as delta_product
 from .variants.delta_rule import delta_rule as delta_rule
 from .variants.dfw import dfw as dfw
 from .variants.dplr import dplr as dplr

@@ -40,6 +40,8 @@ def _card(caller: str, fn: Callable[..., Any]) -> Card:
 def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
     """The matrix A with out = A v of a variant that is linear in its values: (..., H, T, T), no initial state.
 
+    Where a token has n micro-steps, with a value each, A is (..., H, T, T n), the steps of a token side by side.
+
     A_ij is how much of token j's value reaches token i. Where something acts on the value channels one by one (gv;
     z, or D (H, V), of mamba2) there is one matrix a channel: (..., H, V, T, T). The values given fix batch, T, H, V
     and the dtype; their numbers do not matter. Memory grows with T^2.
@@ -55,16 +57,17 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     given = {n: getattr(c, n) for n in card.arrays if getattr(c, n) is not None}
     given |= {n: call.options[option] for n, (option, _) in card.named.items() if n not in given}
     v = given[card.value]
-    *batch, T, H, V = v.shape
-    one_hot = xp.eye(T, dtype=v.dtype, device=device(v))[:, None, :]
+    batch, (*steps, H, V) = v.shape[: len(c.sizes.batch)], v.shape[len(c.sizes.batch) :]
+    count = prod(steps)
+    one_hot = xp.reshape(xp.eye(count, dtype=v.dtype, device=device(v)), (*steps, 1, count))
     kept = {n: x for n, x in call.options.items() if n in card.options or n in ("scale", "cu_seqlens", "chunk_size")}
     by_channel = [n for n in given if n != card.value and _on_values(given[n], specs[n])]
 
     def matrix(channel: int) -> Any:
-        changed = {card.value: xp.broadcast_to(one_hot, (*batch, T, H, T))}
+        changed = {card.value: xp.broadcast_to(one_hot, (*batch, *steps, H, count))}
         for n in by_channel:
             x = given[n]
-            changed[n] = xp.broadcast_to(x[..., channel : channel + 1], (*x.shape[:-1], T))
+            changed[n] = xp.broadcast_to(x[..., channel : channel + 1], (*x.shape[:-1], count))
         out = fn(**{**given, **changed}, **kept, backend=call.options["backend"])  # (..., i, H, j)
         return xp.moveaxis(out, -2, -3)
 
@@ -117,7 +120,7 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     reason += f"; {solved.how(card.name, call.inputs, call.plan, choice.backend.name)}" if solves else ""
     form, C = _form(call, x, choice.backend.name)
     K, V = x.k.shape[-1], x.v.shape[-1]
-    v, q, T = getattr(call.variables, card.value), x.q, call.variables.sizes.T
+    v, q, T = getattr(call.variables, card.value), x.q, x.v.shape[-3]
     readers = 0 if q is None else max(q.shape[-2], v.shape[-2]) // v.shape[-2] if v.shape[-2] else 1
     erase = x.erase
     if call.plan.causal:
@@ -131,8 +134,9 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     moved = sum(_bytes(x) for n in card.arrays if (x := getattr(call.variables, n)) is not None)
     moved += 0 if call.state is None else _bytes(call.state)
     if q is not None:
-        heads = max(v.shape[-2], q.shape[-2])
-        moved += prod(q.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)
+        queries = getattr(call.variables, card.query)
+        heads = max(v.shape[-2], queries.shape[-2])
+        moved += prod(queries.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)
     return Explanation(
         card.name, choice.backend.name, reason, choice.others, form, C,
         dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(total), each, moved,
@@ -142,7 +146,7 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
 def _form(call: Prepared, x: Inputs, backend: str) -> tuple[str, int | None]:
     if backend == "reference" or (backend == "cuda" and cuda_step.takes(call.plan)):
         return "recurrent form", None
-    T = call.variables.sizes.T
+    T = call.inputs.v.shape[-3]
     if backend == "numba":
         if matrix_state.NUMBA.module.walks_tokens(x, call.plan):
             return "recurrent form", None

@@ -50,6 +50,11 @@ class Case:
     def erases(self) -> bool:
         return self.card.erase.name != "NONE"
 
+    def heads(self, name: str) -> int:
+        """The head axis of an array, counted from its end."""
+        letters = self.given[name].split()
+        return next(n for n, letter in enumerate(letters) if letter in ("H", "Hq", "Hk")) - len(letters)
+
     def on_tokens(self, name: str) -> bool:
         return self.given[name].split()[0] in ("T", "Tq")
 
@@ -85,7 +90,7 @@ PLAIN = [Case(fn, dict(fn.card.examples[0]), {n: a.spec.split("|")[0] for n, a i
 def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):
     """(arrays by name, an initial state); N: the state of a ragged batch of N sequences."""
     rng = np.random.default_rng(seed)
-    sizes = {"T": T, "Tq": Tq or T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V}
+    sizes = {"T": T, "Tq": Tq or T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V, "n": 2}
     arrays: dict[str, Any] = {}
     for name, spec in case.given.items():
         letters = spec.split()

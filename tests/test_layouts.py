@@ -112,7 +112,7 @@ def test_zero_strides(case):
     assert error <= 1e-13, what
 
 
-@pytest.mark.parametrize("case", [c for c in PLAIN if {"q", "k"} <= c.given.keys()], ids=str)
+@pytest.mark.parametrize("case", [c for c in PLAIN if {"q", "k"} <= c.given.keys() and not c.card.micro_steps], ids=str)
 def test_overlapping_arrays(case):
     """q is k, or all are windows of one array."""
     arrays, state = draw(case, T=20, K=4, V=4)

@@ -7,6 +7,7 @@ of them reading one state.
 
 from tests.naive.based import based
 from tests.naive.comba import comba
+from tests.naive.delta_product import delta_product
 from tests.naive.delta_rule import delta_rule
 from tests.naive.dfw import dfw
 from tests.naive.dplr import dplr
@@ -53,4 +54,5 @@ NAIVE = {
     "hgrn2": hgrn2,
     "dfw": dfw,
     "longhorn": longhorn,
+    "delta_product": delta_product,
 }
