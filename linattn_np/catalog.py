@@ -25,11 +25,13 @@ from .variants.lightning_attention import lightning_attention as lightning_atten
 from .variants.linear_attention import linear_attention as linear_attention
 from .variants.longhorn import longhorn as longhorn
 from .variants.mamba2 import mamba2 as mamba2
+from .variants.mamba2 import transxssm as transxssm
 from .variants.mesa_net import mesa_net as mesa_net
 from .variants.mlstm import mlstm as mlstm
 from .variants.performer import performer as performer
 from .variants.rebased import rebased as rebased
 from .variants.retention import retention as retention
+from .variants.retention import retnet as retnet
 from .variants.rfa import rfa as rfa
 from .variants.rwkv6 import rwkv6 as rwkv6
 from .variants.simple_gla import simple_gla as simple_gla

@@ -13,6 +13,7 @@ from tests.cases import (
     CASES,
     FORMS,
     PLAIN,
+    STATE_SPACE,
     Case,
     call,
     cotangents,
@@ -77,7 +78,7 @@ def test_read(B, Tq, Hq, H):
     check_vjp(la.read, q, state)
 
 
-NOT_READ = (la.mamba2, la.rwkv6, la.mesa_net, la.based, la.performer, la.rebased, la.rfa)  # the last four read features
+NOT_READ = (*STATE_SPACE, la.rwkv6, la.mesa_net, la.retnet, la.based, la.performer, la.rebased, la.rfa)
 
 
 @pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in NOT_READ], ids=str)
@@ -249,9 +250,9 @@ def test_none_is_the_published_choice():
 @pytest.mark.parametrize("scale", [0.25, -2, np.float32(0.5)])
 @every_variant
 def test_scale(case, scale):
-    """out is linear in the scale, but for what mamba2 adds to it and what mlstm divides it by."""
-    if case.fn is la.mamba2:
-        case = next(c for c in CASES if c.fn is la.mamba2 and "D" not in c.given)
+    """out is linear in the scale, but for what a skip adds to it and what mlstm divides it by."""
+    if case.fn in STATE_SPACE:
+        case = next(c for c in CASES if c.fn is case.fn and "D" not in c.given)
     arrays, _ = draw(case, T=9, K=5)
 
     def expected(scale):
@@ -366,7 +367,7 @@ def check_influence_of_other_queries(case):
     assert relative_error(made, case.fn(**arrays, **case.options)) <= 1e-12
 
 
-@pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in (la.mamba2, la.delta_product)], ids=str)
+@pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in (*STATE_SPACE, la.delta_product)], ids=str)
 def test_influence_matrix_of_grouped_heads_and_packed_sequences(case):
     arrays, _ = draw(case, T=9, B=(1,), H=2, Hq=4)
     offsets = [0, 2, 2, 9]

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 import linattn_np as la
 from linattn_np.cores.kinds import PARTS
 from linattn_np.testing import relative_error
-from tests.cases import CASES, PLAIN, draw, enumerate_parts, naive, parts, parts_like, with_gradients, worst
+from tests.cases import (
+    CASES,
+    PLAIN,
+    STATE_SPACE,
+    draw,
+    enumerate_parts,
+    naive,
+    parts,
+    parts_like,
+    with_gradients,
+    worst,
+)
 
 every_variant = pytest.mark.parametrize("case", PLAIN, ids=str)
 AT_RANDOM = settings(deadline=None, derandomize=True, max_examples=12, database=None)
@@ -149,7 +160,7 @@ chunk = st.one_of(st.none(), st.integers(1, 24), st.just("parallel"))
 def head_sizes(case, drawn):
     """(G, R, who is shared) as Hq, Hk, H."""
     G, R, shared = drawn
-    if shared == "queries" and case.fn is not la.mamba2:
+    if shared == "queries" and case.fn not in STATE_SPACE:
         return {"Hq": G * R, "Hk": G, "H": G}
     return {"H": G * R, "Hq": G if shared == "both" else G * R, "Hk": G if shared in ("both", "keys") else G * R}
 

@@ -71,10 +71,12 @@ def check(found, expected, arrays, bound, averages=False):
     averages: out is one, and its gradients by q and k are differences of values from it: 0 where one key is seen alone.
     """
     products = max(np.abs((arrays[n] * expected["d" + n]).sum(-1)).max() for n in arrays
-                   if n not in GATED and "d" + n in expected and arrays[n].ndim == 4)
+                   if n not in (*GATED, "theta") and "d" + n in expected and arrays[n].ndim == 4)
     for name, x in found.items():
         assert np.isfinite(x).all(), name
         size = np.abs(expected[name]).max(initial=0.0)
+        if name == "dtheta":  # t times the product of each token
+            size = max(size, T * products)
         if name.removeprefix("d") in GATED or (averages and name in ("dq", "dk")):
             size = max(size, products)
         error = np.abs(x - expected[name]).max(initial=0.0)

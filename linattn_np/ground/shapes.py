@@ -1,7 +1,8 @@
 """Shape specs such as "T H K": bind the sizes, check every array, make the error sentence.
 
 Letters: T tokens, Tq tokens of the queries, H states (the heads of v), Hq and Hk heads of queries and keys,
-K key width, V value width, n micro-steps of a token. A spec with T or Tq has the call's batch axes in front; one without has none.
+K key width, V value width, n micro-steps of a token, P pairs of channels. A spec with T or Tq has the call's batch axes
+in front; one without has none.
 Two specs joined by "|" are alternatives.
 """
 

@@ -25,10 +25,12 @@ from tests.naive.mlstm import mlstm
 from tests.naive.performer import performer
 from tests.naive.rebased import rebased
 from tests.naive.retention import retention
+from tests.naive.retnet import retnet
 from tests.naive.rfa import rfa
 from tests.naive.rwkv6 import rwkv6
 from tests.naive.rwkv7 import rwkv7
 from tests.naive.simple_gla import simple_gla
+from tests.naive.transxssm import transxssm
 
 NAIVE = {
     "linear_attention": linear_attention,
@@ -55,4 +57,6 @@ NAIVE = {
     "dfw": dfw,
     "longhorn": longhorn,
     "delta_product": delta_product,
+    "retnet": retnet,
+    "transxssm": transxssm,
 }
