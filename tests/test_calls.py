@@ -78,7 +78,7 @@ def test_read(B, Tq, Hq, H):
     check_vjp(la.read, q, state)
 
 
-NOT_READ = (*STATE_SPACE, la.rwkv6, la.mesa_net, la.retnet, la.based, la.performer, la.rebased, la.rfa)
+NOT_READ = (*STATE_SPACE, la.rwkv6, la.mesa_net, la.based, la.performer, la.rebased, la.rfa)
 
 
 @pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in NOT_READ], ids=str)
