@@ -11,7 +11,9 @@ One function a variant (`VARIANTS` lists them); arrays are (..., T, H, K), time 
 
 from . import testing as testing
 from .catalog import *  # noqa: F403  (one function a variant, VARIANTS, CARDS, family_table)
+from .cores.kinds import BoundedState as BoundedState
 from .cores.kinds import NormalisedState as NormalisedState
+from .cores.kinds import SlotState as SlotState
 from .cores.kinds import SolvedState as SolvedState
 from .cores.kinds import StabilisedState as StabilisedState
 from .options import Options as Options

@@ -15,7 +15,7 @@ from . import again, alike
 from .card import Card, Variables
 from .cores import matrix_state
 from .cores.kinds import PARTS, Readout
-from .cores.matrix_state import solved
+from .cores.matrix_state import slots, solved
 from .cores.matrix_state.inputs import Inputs, Plan
 from .ground import shapes, threads
 from .ground.chunk_table import sequences
@@ -53,7 +53,7 @@ def _signature(card: Card) -> inspect.Signature:
 
 def room(card: Card) -> Any:
     """What computes a call in the core's variables: a module with choose, forward and backward."""
-    return solved if card.readout is Readout.SOLVED else matrix_state
+    return {Readout.SOLVED: solved, Readout.SLOTS: slots}.get(card.readout, matrix_state)
 
 
 class Prepared(NamedTuple):

@@ -36,6 +36,8 @@ DRAWS: dict[str, Draw] = {  # how a test, a bench or a check draws an array
     "strength": lambda rng, shape: rng.uniform(0.0, 2.0, shape),
     "positive": lambda rng, shape: rng.uniform(0.05, 1.0, shape),
     "ridge": lambda rng, shape: rng.uniform(0.5, 1.5, shape),
+    "share": lambda rng, shape: rng.uniform(0.0, 0.6, shape),
+    "logit": lambda rng, shape: rng.standard_normal(shape),
     "angle": lambda rng, shape: rng.uniform(0.0, 1.5, shape),
     "negative": lambda rng, shape: -rng.uniform(0.1, 1.0, shape),
 }
@@ -131,7 +133,7 @@ class Card:
         optional: bool = True,
     ) -> dict[str, np.ndarray]:
         """Random float64 arrays of a call, drawn as the variant is meant to be used."""
-        sizes = {"T": T, "Tq": T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V, "n": 2, "P": K // 2}
+        sizes = {"T": T, "Tq": T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V, "n": 2, "P": K // 2, "M": 4}
         drawn = {}
         for name, given in self.arrays.items():
             letters = given.spec.split("|")[0].split()

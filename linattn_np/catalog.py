@@ -18,6 +18,8 @@ from .variants.dplr import dplr as dplr
 from .variants.dplr import rwkv7 as rwkv7
 from .variants.gated_delta_rule import gated_delta_rule as gated_delta_rule
 from .variants.gla import gla as gla
+from .variants.gsa import abc as abc
+from .variants.gsa import gsa as gsa
 from .variants.hgrn2 import hgrn2 as hgrn2
 from .variants.iplr import iplr as iplr
 from .variants.kda import kda as kda

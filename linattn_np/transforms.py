@@ -112,27 +112,23 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
     card = _card("explain", fn)
     call = prepare(card, arrays, options)
-    solves = room(card) is solved
-    x = call.inputs.memory(call.inputs.v) if solves else call.inputs
-    choice = matrix_state.choose(card.name, x, call.plan, call.options["backend"])
+    memories, solves = _memories(call.inputs), room(card) is solved
+    last = memories[-1]
+    choice = matrix_state.choose(card.name, last, call.plan, call.options["backend"])
     how = choice.backend.how
-    reason = f"{choice.reason}; {how(matrix_state.Call(x, call.plan))}" if how else choice.reason
+    reason = f"{choice.reason}; {how(matrix_state.Call(last, call.plan))}" if how else choice.reason
     reason += f"; {solved.how(card.name, call.inputs, call.plan, choice.backend.name)}" if solves else ""
-    form, C = _form(call, x, choice.backend.name)
-    K, V = x.k.shape[-1], x.v.shape[-1]
-    v, q, T = getattr(call.variables, card.value), x.q, x.v.shape[-3]
-    readers = 0 if q is None else max(q.shape[-2], v.shape[-2]) // v.shape[-2] if v.shape[-2] else 1
-    erase = x.erase
-    if call.plan.causal:
-        each = operations_per_token(erase, form, C or 0, K, V, T, readers)
-        each += solved.operations_per_token(call.inputs, C or 1, readers) if solves else 0
-        total = each * prod(v.shape[:-1])
-    else:  # write everything, then read
-        each = operations_per_token(erase, form, C or 0, K, V, T, 0)
-        total = each * prod(v.shape[:-1]) + (0 if q is None else 2 * K * V * prod(q.shape[:-3]) * q.shape[-3] * readers
-                                             * v.shape[-2])
+    total = each = 0.0
+    for memory in memories:
+        form, C = _form(call, memory, choice.backend.name)
+        one, all_of_it = _operations(memory, call.plan.causal, form, C or 0)
+        each, total = each + one, total + all_of_it
+    v, q = getattr(call.variables, card.value), call.inputs.q
+    if solves:
+        more = solved.operations_per_token(call.inputs, C or 1, _readers(last))
+        each, total = each + more, total + more * prod(v.shape[:-1])
     moved = sum(_bytes(x) for n in card.arrays if (x := getattr(call.variables, n)) is not None)
-    moved += 0 if call.state is None else _bytes(call.state)
+    moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
     if q is not None:
         queries = getattr(call.variables, card.query)
         heads = max(v.shape[-2], queries.shape[-2])
@@ -143,10 +139,34 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     )
 
 
+def _memories(inputs: Any) -> list[Inputs]:
+    """The room's inputs of every memory of a call, that of the values last."""
+    if hasattr(inputs, "memories"):
+        return inputs.memories()
+    return [inputs.memory(inputs.v)] if hasattr(inputs, "memory") else [inputs]
+
+
+def _readers(x: Inputs) -> int:
+    """Queries of a token of one state."""
+    H = x.v.shape[-2]
+    return 0 if x.q is None else max(x.q.shape[-2], H) // H if H else 1
+
+
+def _operations(x: Inputs, causal: bool, form: str, C: int) -> tuple[float, float]:
+    """Operations of the products of one memory's forward pass: (a token of one state, all)."""
+    (*_, T, H, V), K, q = x.v.shape, x.k.shape[-1], x.q
+    readers = _readers(x)
+    each = operations_per_token(x.erase, form, C, K, V, T, readers if causal else 0)
+    total = each * prod(x.v.shape[:-1])
+    if causal or q is None:
+        return each, total
+    return each, total + 2 * K * V * prod(q.shape[:-2]) * readers * H  # write everything, then read
+
+
 def _form(call: Prepared, x: Inputs, backend: str) -> tuple[str, int | None]:
     if backend == "reference" or (backend == "cuda" and cuda_step.takes(call.plan)):
         return "recurrent form", None
-    T = call.inputs.v.shape[-3]
+    T = x.v.shape[-3]
     if backend == "numba":
         if matrix_state.NUMBA.module.walks_tokens(x, call.plan):
             return "recurrent form", None

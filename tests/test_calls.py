@@ -78,7 +78,7 @@ def test_read(B, Tq, Hq, H):
     check_vjp(la.read, q, state)
 
 
-NOT_READ = (*STATE_SPACE, la.rwkv6, la.mesa_net, la.based, la.performer, la.rebased, la.rfa)
+NOT_READ = (*STATE_SPACE, la.rwkv6, la.mesa_net, la.gsa, la.abc, la.based, la.performer, la.rebased, la.rfa)
 
 
 @pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in NOT_READ], ids=str)
@@ -250,13 +250,13 @@ def test_none_is_the_published_choice():
 @pytest.mark.parametrize("scale", [0.25, -2, np.float32(0.5)])
 @every_variant
 def test_scale(case, scale):
-    """out is linear in the scale, but for what a skip adds to it and what mlstm divides it by."""
+    """out is linear in the scale, but for what a skip adds to it and what is not linear in q."""
     if case.fn in STATE_SPACE:
         case = next(c for c in CASES if c.fn is case.fn and "D" not in c.given)
     arrays, _ = draw(case, T=9, K=5)
 
     def expected(scale):
-        if case.fn is not la.mlstm:
+        if case.fn not in (la.mlstm, la.gsa, la.abc):
             return scale * case.fn(**arrays, **case.options, scale=1.0)
         return case.fn(**arrays | {"q": scale * arrays["q"]}, **case.options, scale=1.0)
 

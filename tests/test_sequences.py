@@ -119,7 +119,7 @@ def test_no_later_token_changes_an_earlier_output(case, form, size):
             changed[name] = x
             if name in case.given and case.on_tokens(name):
                 changed[name] = x.copy()
-                gate = case.card.arrays[name].draw in ("log decay", "strength", "positive")
+                gate = case.card.arrays[name].draw in ("log decay", "strength", "positive", "share", "logit")
                 squares = case.erases or case.fn is la.mesa_net  # of keys, which are multiplied by each other
                 large = 1.0 if size == "a little" or gate else 1e3 if squares else 1e30  # short of overflow
                 large = min(large, 10.0) if case.card.micro_steps else large  # of a longer product

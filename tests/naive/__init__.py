@@ -13,6 +13,7 @@ from tests.naive.dfw import dfw
 from tests.naive.dplr import dplr
 from tests.naive.gated_delta_rule import gated_delta_rule
 from tests.naive.gla import gla
+from tests.naive.gsa import abc, gsa
 from tests.naive.hgrn2 import hgrn2
 from tests.naive.iplr import iplr
 from tests.naive.kda import kda
@@ -59,4 +60,6 @@ NAIVE = {
     "delta_product": delta_product,
     "retnet": retnet,
     "transxssm": transxssm,
+    "gsa": gsa,
+    "abc": abc,
 }
