@@ -117,6 +117,8 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     choice = matrix_state.choose(card.name, last, call.plan, call.options["backend"])
     how = choice.backend.how
     reason = f"{choice.reason}; {how(matrix_state.Call(last, call.plan))}" if how else choice.reason
+    if choice.backend.name == "numba" and any(memory.gv is not None for memory in memories):
+        reason += "; a decay on the value axis walks the tokens"
     reason += f"; {solved.how(card.name, call.inputs, call.plan, choice.backend.name)}" if solves else ""
     total = each = 0.0
     for memory in memories:

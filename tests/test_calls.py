@@ -329,6 +329,18 @@ def poison_empty(monkeypatch):
     assert np.isnan(xp.empty(3)).all()
 
 
+def test_explain_tells_of_slots_and_of_decays_on_the_value_axis():
+    arrays, state = draw(next(c for c in PLAIN if c.fn is la.gsa), T=40)
+    told = la.explain(la.gsa, **arrays, state=state)
+    assert told.operations > la.explain(la.gsa, **(arrays | {"q": None}), state=state).operations
+    assert told.form == "chunk form"  # of the values
+    arrays, _ = draw(next(c for c in PLAIN if c.fn is la.dfw), T=40)
+    for fn, given in ((la.dfw, arrays), (la.gsa, draw(next(c for c in PLAIN if c.fn is la.gsa))[0])):
+        told = la.explain(fn, **given)
+        if told.backend == "numba":
+            assert "a decay on the value axis walks the tokens" in told.reason
+
+
 # the influence matrix
 
 
