@@ -101,8 +101,8 @@ def _limit(card: Card, keywords: Mapping[str, Any]) -> contextlib.AbstractContex
 
 def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
     """(what the public function returns, pullback)."""
-    limit = _limit(card, keywords)  # checked before anything else, as in `run`
-    call = prepare(card, arrays, keywords)
+    with _limit(card, keywords):  # checked before anything else, as in `run`
+        call = prepare(card, arrays, keywords)
     if call.options["overwrite_state"]:
         raise ValueError(f"{card.name}: overwrite_state=True was given to vjp, expected False: "
                          "the pullback needs the state that would be overwritten")
@@ -110,7 +110,7 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         raise ValueError(f"{card.name}: state_rows was given to vjp, expected None: "
                          "take the rows of the pool yourself, as in state=pool[rows]")
     plan = call.plan._replace(gradients=True)
-    with limit:
+    with _limit(card, keywords):
         core_out, end, kept = room(card).forward(card.name, call.inputs, plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
     shape = None if core_out is None else _out_shape(call, core_out)
@@ -124,7 +124,7 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
             _add(grads, more)
         with _limit(card, keywords):
             d, dstate0 = room(card).backward(kept, d_out, d_state)
-        _add(grads, card.to_core_vjp(call.variables, d))
+            _add(grads, card.to_core_vjp(call.variables, d))
         return _gradients(call, grads, dstate0)
 
     return result, pullback

@@ -82,6 +82,69 @@ def powers_vjp(xp: Namespace, x: Array, coefficients: tuple[float, ...], dphi: A
     return dx
 
 
+# NumPy's own: rows of a transposed block are long, and a group of monomials that extend the same one is one product
+
+
+def powers_of_rows(x: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
+    """`powers` of (R, K), as a transposed view of (M, R)."""
+    raw = _levels(x, len(coefficients) - 1)
+    out = np.empty((powers_width(x.shape[-1], coefficients), x.shape[0]), x.dtype)
+    at = 0
+    for p, c in enumerate(coefficients):
+        if c:
+            rows = out[at : at + len(raw[p])]
+            np.multiply(raw[p], _weight(x, p, c), out=rows)
+            at += len(rows)
+    return out.T
+
+
+def _weight(x: np.ndarray, p: int, c: float) -> np.ndarray:
+    """What the monomials of degree p are multiplied by, as a column."""
+    weight = _tables(x.shape[-1], p)[2] if p else np.ones(1)
+    return (c**0.5 * weight).astype(x.dtype)[:, None]
+
+
+def _levels(x: np.ndarray, degree: int) -> list[np.ndarray]:
+    """Monomials of every degree without weights, (M_p, R) each."""
+    rows, K = np.ascontiguousarray(x.T), x.shape[-1]
+    raw = [np.ones((1, x.shape[0]), x.dtype)]
+    for p in range(1, degree + 1):
+        level, at = np.empty((len(_tables(K, p)[1]), x.shape[0]), x.dtype), 0
+        for below, last in enumerate(_lasts(K, p - 1)):
+            np.multiply(raw[-1][below], rows[last:], out=level[at : at + K - last])
+            at += K - last
+        raw.append(level)
+    return raw
+
+
+@functools.lru_cache(64)
+def _lasts(K: int, p: int) -> list[int]:
+    """The last channel of every monomial of degree p: it is extended by that channel and those after it."""
+    return _tables(K, p)[1].tolist() if p else [0]
+
+
+def powers_of_rows_vjp(x: np.ndarray, coefficients: tuple[float, ...], dphi: np.ndarray) -> np.ndarray:
+    """Levels from the highest down: a product hands its gradient to the monomial it extends and to the channel."""
+    K, R = x.shape[-1], x.shape[0]
+    if R == 1:  # a sum of one column would be added up in another order
+        return powers_of_rows_vjp(np.repeat(x, 2, axis=0), coefficients, np.repeat(dphi, 2, axis=0))[:1]
+    raw, rows = _levels(x, len(coefficients) - 1), np.ascontiguousarray(x.T)
+    dx, own, end = np.zeros((K, R), x.dtype), np.ascontiguousarray(dphi.T), dphi.shape[-1]
+    dlevel: np.ndarray | float = 0.0
+    for p in range(len(coefficients) - 1, 0, -1):
+        if coefficients[p]:
+            end -= len(raw[p])
+            dlevel = dlevel + own[end : end + len(raw[p])] * _weight(x, p, coefficients[p])
+        below, at = np.zeros_like(raw[p - 1]), 0
+        for n, last in enumerate(_lasts(K, p - 1)):
+            d = dlevel[at : at + K - last]
+            np.sum(d * rows[last:], axis=0, out=below[n])
+            dx[last:] += d * raw[p - 1][n]
+            at += K - last
+        dlevel = below
+    return dx.T
+
+
 def powers_width(K: int, coefficients: tuple[float, ...]) -> int:
     """How many features."""
     return sum((len(_tables(K, p)[1]) if p else 1) for p, c in enumerate(coefficients) if c)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
 from collections.abc import Callable
 
 import array_api_compat as compat
 import numpy as np
 
+from ..ground import blas, threads
 from ..ground.namespace import Array, Namespace, device
 
 SMALLEST = 128  # rows, a multiple of BLOCK, below which nothing is cut
+LEAST = 2**18  # elements of a result from which threads are worth waking
 CACHED = 2**17  # elements of one temporary
 BLOCK = 64  # rows of one product: BLAS sums in another order for other shapes
 
@@ -30,7 +34,10 @@ def times(xp: Namespace, x: Array, W: Array) -> Array:
 
 
 def in_blocks(f: Callable[..., Array]) -> Callable[..., Array]:
-    """f, a function of rows, computed for so many of them at once that NumPy's temporaries stay in the cache."""
+    """f, a function of rows, computed for so many of them at once that NumPy's temporaries stay in the cache.
+
+    Threads share the blocks. A row's bits depend on nothing but itself, if those of f do not.
+    """
 
     def blocked(*arrays: Array) -> Array:
         first = arrays[0]
@@ -42,8 +49,15 @@ def in_blocks(f: Callable[..., Array]) -> Callable[..., Array]:
         out = np.empty((rows, result.shape[-1]), result.dtype)
         out[:SMALLEST] = result
         each = max(SMALLEST, CACHED // max(1, *(x.shape[-1] for x in (*arrays, result))) // BLOCK * BLOCK)
-        for n in range(SMALLEST, rows, each):
-            out[n : n + each] = f(*(x[n : n + each] for x in flat))
+        starts, context = range(SMALLEST, rows, each), contextvars.copy_context()
+
+        def work(first: int, last: int) -> None:
+            for n in starts[first:last]:
+                out[n : n + each] = context.copy().run(f, *(x[n : n + each] for x in flat))
+
+        count = threads.num_threads() if out.size >= LEAST else 1
+        with blas.one_thread() if count > 1 else contextlib.nullcontext():
+            threads.run(work, len(starts), count)
         return out.reshape(*first.shape[:-1], out.shape[-1])
 
     return blocked

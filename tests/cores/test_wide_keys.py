@@ -37,7 +37,7 @@ def test_blocks_of_channels_add_up(cell, most, module):
 
 
 def test_no_state_no_queries_and_sequences_of_a_packed_row():
-    x, plan, state, dout, dstate = case("vector", "none", "after", K=7, B=1, offsets=[0, 5, 5, 21])
+    x, plan, state, _, dstate = case("vector", "none", "after", K=7, B=1, offsets=[0, 5, 5, 21])
     split = Split(chunks, 3)
     for given in (state, None):
         out, end, _ = split.forward(x, plan, given)

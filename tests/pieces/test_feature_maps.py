@@ -201,3 +201,35 @@ def test_a_norm_over_all_heads_is_another_function():
     assert np.abs(y - norms.rms_norm(np, X)).max() > 0.1
     exact = np.sum(norms.rms_norm(np, X + 1e-30j * Y, 1e-3, both).imag * dy) / 1e-30
     assert abs(np.sum(norms.rms_norm_vjp(np, X, dy, 1e-3, both) * Y) / exact - 1) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["performer", "based", "rebased", "rfa"])
+def test_no_bit_depends_on_the_number_of_threads_or_on_other_rows(name):
+    """Long enough for several blocks of rows, shared out by two threads."""
+    fn = getattr(la, name)
+    x = fn.card.sample(np.random.default_rng(0), B=(), T=2100, H=2, K=8, V=4)
+    x = {n: y.astype(np.float32) for n, y in x.items()}
+    results = []
+    for count in (1, 2, 3):
+        out, pullback = la.vjp(fn, **x, num_threads=count)
+        results.append([out, *(d for d in pullback(np.ones_like(out)) if d is not None)])
+    for one, other in zip(results[0] * 2, results[1] + results[2], strict=True):
+        np.testing.assert_array_equal(one, other)
+    some = {n: y[:37] if y.shape[0] == 2100 else y for n, y in x.items()}
+    np.testing.assert_array_equal(fn(**some), results[0][0][:37])
+
+
+def test_polynomials_of_rows_are_those_of_any_array():
+    """NumPy's transposed blocks against the look-up that other libraries take."""
+    import array_api_strict as xp
+
+    from linattn_np.pieces import polynomial_maps
+
+    for coefficients in ((1.0, 1.0, 0.5), (0.0, 0.0, 1.0), (1.0, 0.0, 0.5, 1 / 6), (0.0, 2.0)):
+        x, d = X.reshape(-1, 5), rng.standard_normal((42, polynomial_maps.powers_width(5, coefficients)))
+        mine, theirs = polynomial_maps.powers_of_rows(x, coefficients), polynomial_maps.powers(
+            xp, xp.asarray(x), coefficients)
+        np.testing.assert_allclose(mine, np.from_dlpack(theirs), rtol=1e-13, atol=1e-14)
+        mine = polynomial_maps.powers_of_rows_vjp(x, coefficients, d)
+        theirs = polynomial_maps.powers_vjp(xp, xp.asarray(x), coefficients, xp.asarray(d))
+        np.testing.assert_allclose(mine, np.from_dlpack(theirs), rtol=1e-12, atol=1e-12)

@@ -31,7 +31,7 @@ class Split:
     def cuts(self, x: Inputs) -> list[slice]:
         """The blocks of channels; one where the module takes the call as it is."""
         K = x.k.shape[-1]
-        if K <= self.most or x.erase is not Erase.NONE:
+        if self.most >= K or x.erase is not Erase.NONE:
             return [slice(0, K)]
         count = -(-K // self.most)
         each = -(-K // count)
