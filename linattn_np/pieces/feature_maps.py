@@ -140,8 +140,9 @@ def favor_plus(num_features: int | None = None, seed: int = 0, hyperbolic: bool 
         m = random_maps.favor_features(int(x.shape[-1])) if num_features is None else num_features
         return m + m % 2 if hyperbolic else m
 
-    return _by_rows(lambda x: random_maps.favor(_xp(x), x, count(x), seed, hyperbolic),
-                    lambda x, dphi: random_maps.favor_vjp(_xp(x), x, count(x), seed, hyperbolic, dphi))  # fmt: skip
+    return (in_blocks(lambda x: random_maps.favor(_xp(x), x, count(x), seed, hyperbolic),
+                      lambda x, out: random_maps.favor_into(x, out, seed, hyperbolic)),
+            in_blocks(lambda x, dphi: random_maps.favor_vjp(_xp(x), x, count(x), seed, hyperbolic, dphi)))  # fmt: skip
 
 
 def random_fourier(num_features: int = 64, seed: int = 0, sigma: float = 1.0) -> FeatureMap:

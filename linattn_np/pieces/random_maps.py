@@ -7,6 +7,7 @@ same numbers in every dtype. Another seed draws anew.
 from __future__ import annotations
 
 import functools
+import math
 from math import ceil, log
 
 import numpy as np
@@ -54,12 +55,30 @@ def favor(xp: Namespace, x: Array, m: int, seed: int, hyperbolic: bool = False) 
 
     The mean of phi(q) . phi(k) over seeds is e^{q . k / sqrt(K)}. No exponent exceeds |w_i|^2 / 2.
     """
+    if isinstance(x, np.ndarray):
+        out = np.empty((math.prod(x.shape[:-1]), m), x.dtype)
+        favor_into(np.reshape(x, (-1, x.shape[-1])) if x.size else np.zeros((len(out), x.shape[-1]), x.dtype), out,
+                   seed, hyperbolic)  # fmt: skip
+        return out.reshape(*x.shape[:-1], m)
     factor = max(x.shape[-1], 1) ** -0.25
-    W = _weights(xp, x, m // 2 if hyperbolic else m, seed, factor)
-    angle = times(xp, x, W)
+    angle = times(xp, x, _weights(xp, x, m // 2 if hyperbolic else m, seed, factor))
     angle = xp.concat([angle, -angle], axis=-1) if hyperbolic else angle
-    angle -= xp.sum(x * x, axis=-1, keepdims=True) * (factor**2 / 2) + log(max(m, 1)) / 2
-    return np.exp(angle, out=angle) if isinstance(angle, np.ndarray) else xp.exp(angle)
+    return xp.exp(angle - (xp.sum(x * x, axis=-1, keepdims=True) * (factor**2 / 2) + log(max(m, 1)) / 2))
+
+
+def favor_into(x: np.ndarray, out: np.ndarray, seed: int, hyperbolic: bool) -> None:
+    """NumPy's own, of rows x (R, K), in the memory of out (R, m)."""
+    m, factor = out.shape[-1], max(x.shape[-1], 1) ** -0.25
+    half = np.einsum("rk,rk->r", x, x)[:, None] * x.dtype.type(factor**2 / 2) + x.dtype.type(log(max(m, 1)) / 2)
+    W = _weights(np, x, m // 2 if hyperbolic else m, seed, factor)
+    if hyperbolic:
+        angle = times(np, x, W)
+        np.subtract(angle, half, out=out[:, : m // 2])
+        np.negative(angle + half, out=out[:, m // 2 :])
+    else:
+        times(np, x, W, out)
+        out -= half
+    np.exp(out, out=out)
 
 
 def favor_vjp(xp: Namespace, x: Array, m: int, seed: int, hyperbolic: bool, dphi: Array) -> Array:

@@ -19,24 +19,31 @@ CACHED = 2**17  # elements of one temporary
 BLOCK = 64  # rows of one product: BLAS sums in another order for other shapes
 
 
-def times(xp: Namespace, x: Array, W: Array) -> Array:
-    """x W for every row: (..., K) and (K, M) to (..., M)."""
+def times(xp: Namespace, x: Array, W: Array, out: np.ndarray | None = None) -> Array:
+    """x W for every row: (..., K) and (K, M) to (..., M); NumPy's rows (R, K) in the memory of `out` if it is given."""
     if not (compat.is_numpy_namespace(xp) or compat.is_cupy_namespace(xp)):
         return x @ W
     lead, K = tuple(x.shape[:-1]), x.shape[-1]
     rows = math.prod(lead)
     blocks = -(-rows // BLOCK)
     flat = xp.reshape(x, (rows, K))
+    if out is not None:
+        whole = rows - rows % BLOCK
+        np.matmul(flat[:whole].reshape(-1, BLOCK, K), W, out=out[:whole].reshape(-1, BLOCK, out.shape[-1]))
+        if whole < rows:
+            out[whole:] = times(xp, flat[whole:], W)
+        return out
     if rows % BLOCK:
         flat = xp.concat([flat, xp.zeros((blocks * BLOCK - rows, K), dtype=x.dtype, device=device(x))], axis=0)
     out = xp.reshape(flat, (blocks, BLOCK, K)) @ W
     return xp.reshape(xp.reshape(out, (blocks * BLOCK, W.shape[-1]))[:rows, :], (*lead, W.shape[-1]))
 
 
-def in_blocks(f: Callable[..., Array]) -> Callable[..., Array]:
+def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) -> Callable[..., Array]:
     """f, a function of rows, computed for so many of them at once that NumPy's temporaries stay in the cache.
 
     Threads share the blocks. A row's bits depend on nothing but itself, if those of f do not.
+    into(*arrays, out), if there is one, does what f does in the memory of out.
     """
 
     def blocked(*arrays: Array) -> Array:
@@ -53,7 +60,11 @@ def in_blocks(f: Callable[..., Array]) -> Callable[..., Array]:
 
         def work(first: int, last: int) -> None:
             for n in starts[first:last]:
-                out[n : n + each] = context.copy().run(f, *(x[n : n + each] for x in flat))
+                here, part = context.copy(), [x[n : n + each] for x in flat]
+                if into is not None:
+                    here.run(into, *part, out[n : n + each])
+                else:
+                    out[n : n + each] = here.run(f, *part)
 
         count = threads.num_threads() if out.size >= LEAST else 1
         with blas.one_thread() if count > 1 else contextlib.nullcontext():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,7 +72,8 @@ def test_sixteen_bit_outputs_are_rounded_once():
     x, plan, state, *_ = case("none", "none", "after", K=7, dtype=np.float32)
     narrow = x._replace(v=x.v.astype(np.float16))
     out = Split(recurrence, 3).forward(narrow, plan._replace(dtype=np.float32), state)[0]
-    exact = recurrence.forward(narrow._replace(v=narrow.v.astype(np.float32)), plan._replace(dtype=np.float32), state)[0]
+    wide = narrow._replace(v=narrow.v.astype(np.float32))
+    exact = recurrence.forward(wide, plan._replace(dtype=np.float32), state)[0]
     assert out.dtype == np.float16
     assert np.abs(out.astype(float) - exact).max() <= 0.51 * 2.0**-10 * np.abs(exact).max()
 
@@ -84,7 +86,7 @@ def test_the_cuda_backend_is_asked_for_blocks_that_it_holds(K, cuts):
     assert len(blocks) == cuts
     assert blocks[0].start == 0
     assert blocks[-1].stop == K
-    assert all(a.stop == b.start for a, b in zip(blocks, blocks[1:], strict=False))
+    assert all(a.stop == b.start for a, b in itertools.pairwise(blocks))
     assert max(b.stop - b.start for b in blocks) <= 256
     assert all((b.stop - b.start) % 8 == 0 for b in blocks[:-1]) or cuts == 1
 
