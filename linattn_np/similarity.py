@@ -63,6 +63,7 @@ class Similarity(NamedTuple):
             v = xp.concat([v, xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))], axis=-1)
         k = _mapped(c, "k", map_k)
         q = None if c.q is None else _mapped(c, "q", map_q)
+        c.features = {"k": k, "q": q}
         if q is not None and q.shape[-1] != k.shape[-1]:
             raise ValueError(f"{c.name}: feature_map makes q {q.shape[-1]} and k {k.shape[-1]} wide, "
                              "expected one width")
@@ -71,9 +72,11 @@ class Similarity(NamedTuple):
     def to_core_vjp(self, c: Any, d: Inputs) -> dict[str, Array]:
         """The maps' own transposes; the column of ones has no gradient."""
         xp, (map_q, map_k) = c.xp, self.maps(c)
-        grads = {"k": map_k[1](cast(xp, c.k, c.dtype), d.k), "v": d.v[..., : c.v.shape[-1]]}
-        if c.q is not None:
-            grads["q"] = map_q[1](cast(xp, c.q, c.dtype), d.q)
+        grads = {"v": d.v[..., : c.v.shape[-1]]}
+        for name, x, (_, f_vjp), dphi in (("k", c.k, map_k, d.k), ("q", c.q, map_q, d.q)):
+            if x is not None:
+                known = (c.features[name],) if getattr(f_vjp, "takes_features", False) else ()
+                grads[name] = f_vjp(cast(xp, x, c.dtype), dphi, *known)
         return grads
 
     def pack_state(self, c: Any, state: Any) -> Array | None:

@@ -1,7 +1,8 @@
 """Feature maps phi of linear attention, each with its transpose: phi(x) and phi_vjp(x, dphi).
 
 A map is a pair (f, f_vjp) of functions of one array (..., K), its result being (..., M). FEATURE_MAPS has them by name;
-where a map has parameters there is a function that makes the pair.
+where a map has parameters there is a function that makes the pair. An f_vjp with the mark `takes_features` may be given
+f(x) as a third array, and does not compute it again then.
 """
 
 from __future__ import annotations
@@ -140,9 +141,14 @@ def favor_plus(num_features: int | None = None, seed: int = 0, hyperbolic: bool 
         m = random_maps.favor_features(int(x.shape[-1])) if num_features is None else num_features
         return m + m % 2 if hyperbolic else m
 
-    return (in_blocks(lambda x: random_maps.favor(_xp(x), x, count(x), seed, hyperbolic),
-                      lambda x, out: random_maps.favor_into(x, out, seed, hyperbolic)),
-            in_blocks(lambda x, dphi: random_maps.favor_vjp(_xp(x), x, count(x), seed, hyperbolic, dphi)))  # fmt: skip
+    def f_vjp(x: Array, dphi: Array, phi: Array | None = None) -> Array:
+        return random_maps.favor_vjp(_xp(x), x, count(x), seed, hyperbolic, dphi, phi)
+
+    f = in_blocks(lambda x: random_maps.favor(_xp(x), x, count(x), seed, hyperbolic),
+                  lambda x, out: random_maps.favor_into(x, out, seed, hyperbolic))  # fmt: skip
+    blocked = in_blocks(f_vjp)
+    blocked.takes_features = True  # type: ignore[attr-defined]
+    return f, blocked
 
 
 def random_fourier(num_features: int = 64, seed: int = 0, sigma: float = 1.0) -> FeatureMap:
@@ -157,11 +163,14 @@ def random_fourier(num_features: int = 64, seed: int = 0, sigma: float = 1.0) ->
     def f(x: Array) -> Array:
         return random_maps.fourier(_xp(x), norms.unit(_xp(x), x), num_features, seed, sigma)
 
-    def f_vjp(x: Array, dphi: Array) -> Array:
+    def f_vjp(x: Array, dphi: Array, phi: Array | None = None) -> Array:
         xp = _xp(x)
-        return norms.unit_vjp(xp, x, random_maps.fourier_vjp(xp, norms.unit(xp, x), num_features, seed, sigma, dphi))
+        dy = random_maps.fourier_vjp(xp, norms.unit(xp, x), num_features, seed, sigma, dphi, phi)
+        return norms.unit_vjp(xp, x, dy)
 
-    return _by_rows(f, f_vjp)
+    blocked = in_blocks(f_vjp)
+    blocked.takes_features = True  # type: ignore[attr-defined]
+    return in_blocks(f), blocked
 
 
 def t2r(W: Array, b: Array | None = None) -> FeatureMap:

@@ -81,11 +81,13 @@ def favor_into(x: np.ndarray, out: np.ndarray, seed: int, hyperbolic: bool) -> N
     np.exp(out, out=out)
 
 
-def favor_vjp(xp: Namespace, x: Array, m: int, seed: int, hyperbolic: bool, dphi: Array) -> Array:
-    """d = phi (.) dphi;   dx = d W - (sum d) x."""
+def favor_vjp(
+    xp: Namespace, x: Array, m: int, seed: int, hyperbolic: bool, dphi: Array, phi: Array | None = None
+) -> Array:
+    """d = phi (.) dphi;   dx = d W - (sum d) x.   phi: favor(x), where it is known."""
     factor = max(x.shape[-1], 1) ** -0.25
     W = _weights(xp, x, m // 2 if hyperbolic else m, seed, factor)
-    d = dphi * favor(xp, x, m, seed, hyperbolic)
+    d = dphi * (favor(xp, x, m, seed, hyperbolic) if phi is None else phi)
     both = d[..., : m // 2] - d[..., m // 2 :] if hyperbolic else d
     return times(xp, both, xp.matrix_transpose(W)) - xp.sum(d, axis=-1, keepdims=True) * (factor**2) * x
 
@@ -99,9 +101,10 @@ def fourier(xp: Namespace, x: Array, m: int, seed: int, sigma: float = 1.0) -> A
     return xp.concat([xp.sin(angle), xp.cos(angle)], axis=-1) * max(m, 1) ** -0.5
 
 
-def fourier_vjp(xp: Namespace, x: Array, m: int, seed: int, sigma: float, dphi: Array) -> Array:
-    """d angle = d sin (.) cos - d cos (.) sin."""
-    W = _weights(xp, x, m, seed, 1 / sigma)
-    angle = times(xp, x, W)
-    d = dphi[..., :m] * xp.cos(angle) - dphi[..., m:] * xp.sin(angle)
-    return times(xp, d, xp.matrix_transpose(W)) * max(m, 1) ** -0.5
+def fourier_vjp(
+    xp: Namespace, x: Array, m: int, seed: int, sigma: float, dphi: Array, phi: Array | None = None
+) -> Array:
+    """d angle = d sin (.) cos - d cos (.) sin.   phi: fourier(x), where it is known."""
+    phi = fourier(xp, x, m, seed, sigma) if phi is None else phi
+    d = dphi[..., :m] * phi[..., m:] - dphi[..., m:] * phi[..., :m]
+    return times(xp, d, xp.matrix_transpose(_weights(xp, x, m, seed, 1 / sigma)))
