@@ -57,8 +57,7 @@ def favor(xp: Namespace, x: Array, m: int, seed: int, hyperbolic: bool = False) 
     """
     if isinstance(x, np.ndarray):
         out = np.empty((math.prod(x.shape[:-1]), m), x.dtype)
-        favor_into(np.reshape(x, (-1, x.shape[-1])) if x.size else np.zeros((len(out), x.shape[-1]), x.dtype), out,
-                   seed, hyperbolic)  # fmt: skip
+        favor_into(np.reshape(x, (len(out), x.shape[-1])), out, seed, hyperbolic)
         return out.reshape(*x.shape[:-1], m)
     factor = max(x.shape[-1], 1) ** -0.25
     angle = times(xp, x, _weights(xp, x, m // 2 if hyperbolic else m, seed, factor))

@@ -28,8 +28,8 @@ def times(xp: Namespace, x: Array, W: Array, out: np.ndarray | None = None) -> A
     blocks = -(-rows // BLOCK)
     flat = xp.reshape(x, (rows, K))
     if out is not None:
-        whole = rows - rows % BLOCK
-        np.matmul(flat[:whole].reshape(-1, BLOCK, K), W, out=out[:whole].reshape(-1, BLOCK, out.shape[-1]))
+        full, whole = rows // BLOCK, rows - rows % BLOCK
+        np.matmul(flat[:whole].reshape(full, BLOCK, K), W, out=out[:whole].reshape(full, BLOCK, out.shape[-1]))
         if whole < rows:
             out[whole:] = times(xp, flat[whole:], W)
         return out
@@ -49,8 +49,10 @@ def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) 
     def blocked(*arrays: Array) -> Array:
         first = arrays[0]
         rows = math.prod(first.shape[:-1])
-        if not isinstance(first, np.ndarray) or rows <= SMALLEST:
+        if not isinstance(first, np.ndarray):
             return f(*arrays)
+        if rows <= SMALLEST:
+            return np.ascontiguousarray(f(*arrays))  # as in blocks: products of other strides have other bits
         flat = [np.reshape(x, (rows, x.shape[-1])) for x in arrays]
         result = f(*(x[:SMALLEST] for x in flat))
         out = np.empty((rows, result.shape[-1]), result.dtype)
