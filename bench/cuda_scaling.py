@@ -18,6 +18,7 @@ import linattn_np as la
 from bench import cuda_timing as timing
 from bench import record
 from bench.cuda_simple_gla import draw
+from linattn_np import again
 from linattn_np.cores.matrix_state import cuda_plan
 
 D = 128
@@ -50,10 +51,12 @@ def over_heads(cp: Any) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"heads": H}
         for name, rule in (("as_chosen", cut), ("uncut", lambda *_: 1)):
             cuda_plan.segments = rule
+            again.forget()
             try:
                 row[name] = {"forward_ms": _forward_ms(cp, one), "both_ms": _both_ms(cp, one)}
             finally:
                 cuda_plan.segments = cut
+                again.forget()
         rows.append(row)
         _show(row)
     return rows
@@ -84,6 +87,7 @@ def main(argv: list[str]) -> int:
     import cupy as cp
 
     result = timing.card(cp) | {"function": "simple_gla", "K": D, "V": D, "dtype": "bfloat16"}
-    result |= {"tokens": over_tokens(cp), "heads": over_heads(cp), "length": over_length(cp)}
+    result |= {"copy_gbs": timing.copy_gbs(cp), "tokens": over_tokens(cp), "heads": over_heads(cp)}
+    result |= {"length": over_length(cp)}
     sys.stdout.write(f"{timing.write(args.results, 'cuda_scaling', timing.rounded(result))}\n")
     return 0

@@ -4,24 +4,26 @@
 
 Beside each time: the bytes that must move (the state read and written once, the vectors once) over the measured copy
 rate, and a copy of the state, which moves as many. States are taken in turn, more of them than the L2 cache holds.
+FLA's kernels, where installed, write the final state into a new tensor.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import linattn_np as la
+from bench import cuda_peers, record
 from bench import cuda_timing as timing
-from bench import record
 
 VARIANTS = ("simple_gla", "gated_delta_rule", "kda", "rwkv7", "rwkv6")
 BATCHES = (1, 8, 32, 64, 256)
+PEER_BATCHES = (1, 32, 256)
 H, D = 32, 128
 ROTATED = 512 << 20  # bytes of states taken in turn at the least
 
@@ -35,12 +37,16 @@ def draw(cp: Any, fn: Any, B: int, T: int, seed: int) -> dict[str, Any]:
     return {n: cp.asarray(x.astype(np.float32 if n in gates else ml_dtypes.bfloat16)) for n, x in drawn.items()}
 
 
+def states_of(cp: Any, B: int) -> list[Any]:
+    count = max(2, -(-ROTATED // (4 * B * H * D * D)))
+    rng = cp.random.default_rng(0)
+    return [rng.standard_normal((B, H, D, D), dtype=np.float32) for _ in range(min(count, 64))]
+
+
 def calls_of(cp: Any, fn: Any, B: int, T: int) -> tuple[list[Callable[[], Any]], int]:
     """Calls on states in turn, and the bytes that one of them must move."""
-    count = max(2, -(-ROTATED // (4 * B * H * D * D)))
     arrays = draw(cp, fn, B, T, 0)
-    rng = cp.random.default_rng(0)
-    states = [rng.standard_normal((B, H, D, D), dtype=np.float32) for _ in range(min(count, 64))]
+    states = states_of(cp, B)
     moved = 2 * states[0].nbytes + sum(x.nbytes for x in arrays.values()) + arrays["v"].nbytes
     return [lambda S=S: fn(**arrays, state=S, overwrite_state=True) for S in states], moved
 
@@ -60,9 +66,21 @@ def error(cp: Any, fn: Any) -> float:
     return float(cp.linalg.norm(out - exact) / cp.linalg.norm(exact))
 
 
-def measure(cp: Any, copy: float) -> list[dict[str, Any]]:
+def theirs(cp: Any, fn: Any, B: int, name: str, made: Callable[..., Any]) -> dict[str, Any]:
+    """FLA's kernel on the same numbers."""
+    arrays = draw(cp, fn, B, 1, 0)
+    calls = [made(arrays, S) for S in states_of(cp, B)]
+    try:
+        return {"name": name, "eager_us": timing.eager_ms(cp, calls) * 1e3,
+                "host_us": timing.host_us(cp, calls[0], 100),
+                "graph_us": timing.replay_ms(cp, cuda_peers.graph_of(calls)) * 1e3 / len(calls)}
+    except Exception as failed:
+        return {"name": name, "failed": f"{type(failed).__name__}: {failed}"[:200]}
+
+
+def measure(cp: Any, copy: float, batches: Sequence[int]) -> list[dict[str, Any]]:
     rows = []
-    for B in BATCHES:
+    for B in batches:
         copied = timing.graph_ms(cp, copies_of(cp, B)) * 1e3
         for name in VARIANTS:
             fn = getattr(la, name)
@@ -70,9 +88,11 @@ def measure(cp: Any, copy: float) -> list[dict[str, Any]]:
                 calls, moved = calls_of(cp, fn, B, T)
                 row = {"variant": name, "B": B, "H": H, "K": D, "V": D, "T": T, "bytes": moved,
                        "floor_us": moved / copy / 1e3, "copy_of_state_us": copied,
-                       "eager_us": timing.median_ms(cp, calls) * 1e3, "graph_us": timing.graph_ms(cp, calls) * 1e3,
+                       "eager_us": timing.eager_ms(cp, calls) * 1e3, "graph_us": timing.graph_ms(cp, calls) * 1e3,
                        "host_us": timing.host_us(cp, calls[0])}
                 row["share_of_copy"] = row["floor_us"] / row["graph_us"]
+                if T == 1 and B in PEER_BATCHES and (peer := cuda_peers.step(name)):
+                    row["peer"] = theirs(cp, fn, B, *peer)
                 rows.append(row)
                 sys.stdout.write("  ".join(f"{n} {x:.4g}" if isinstance(x, float) else f"{n} {x}"
                                            for n, x in row.items() if n not in ("H", "K", "V", "bytes")) + "\n")
@@ -87,6 +107,7 @@ def main(argv: list[str]) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m bench step --backend cuda", description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the JSON file")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     args = parser.parse_args(argv)
     errors = {name: error(cp, getattr(la, name)) for name in VARIANTS}
     if max(errors.values()) > 4e-3:
@@ -94,6 +115,6 @@ def main(argv: list[str]) -> int:
         return 1
     copy = timing.copy_gbs(cp)
     result = timing.card(cp) | {"copy_gbs": copy, "vectors": "bfloat16", "gates": "float32", "state": "float32",
-                                "errors": errors, "rows": measure(cp, copy)}
+                                "errors": errors, "rows": measure(cp, copy, args.batches)}
     sys.stdout.write(f"{timing.write(args.results, 'cuda_step', timing.rounded(result))}\n")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import re
 import statistics
@@ -18,22 +19,53 @@ from linattn_np.doctor import versions
 
 from . import record
 
-REPEATS = 9
+REPEATS = 5
+PAUSE = 0.05  # seconds before a sample: a card that has just worked hard is slower
 MEMORY = 4 << 30  # bytes that the copy of the ceiling reads
 
 
 def median_ms(cp: Any, calls: Sequence[Callable[[], Any]], repeats: int = REPEATS) -> float:
-    """Milliseconds of one of `calls`, queued one behind the other, after each has run once."""
+    """Milliseconds of the card for one of `calls`, queued one behind the other, after each has run once.
+
+    A copy is queued first, so that the host is ahead and its time is not in the figure.
+    """
     for call in calls:
         call()
-    return _timed(cp, lambda: [call() for call in calls], repeats) / len(calls)
+    return _timed(cp, lambda: [call() for call in calls], repeats, _head_start(cp)) / len(calls)
+
+
+def eager_ms(cp: Any, calls: Sequence[Callable[[], Any]], count: int = 40, repeats: int = 3) -> float:
+    """Milliseconds of a call in a plain loop that begins with an idle card: the host's time where that is longer."""
+    for call in calls:
+        call()
+    loop = [calls[n % len(calls)] for n in range(count)]
+
+    def run() -> None:
+        for call in loop:  # results are let go at once
+            call()
+
+    return _timed(cp, run, repeats) / count
+
+
+def replay_ms(cp: Any, replay: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """Milliseconds of a replay on the current stream that follows another one."""
+    return _timed(cp, replay, repeats, replay)
+
+
+@functools.cache
+def _head_start(cp: Any) -> Callable[[], None]:
+    """Two milliseconds of work for the card."""
+    x = cp.ones(1 << 28, dtype=np.float32)
+    y = cp.empty_like(x)
+    return lambda: [cp.copyto(y, x) for _ in range(4)] and None
 
 
 def graph_ms(cp: Any, calls: Sequence[Callable[[], Any]], repeats: int = REPEATS) -> float:
-    """The same with all calls captured into one graph that is replayed."""
+    """The same with all calls captured into one graph that is replayed, right behind a replay that is not timed."""
     for _ in range(3):
         for call in calls:
             call()
+    cp.get_default_memory_pool().free_all_blocks()  # not for want of memory during the capture
     stream = cp.cuda.Stream(non_blocking=True)
     cp.cuda.Device().synchronize()
     with stream:
@@ -41,15 +73,20 @@ def graph_ms(cp: Any, calls: Sequence[Callable[[], Any]], repeats: int = REPEATS
         kept = [call() for call in calls]  # their memory is the graph's
         graph = stream.end_capture()
         graph.launch(stream)
-        found = _timed(cp, lambda: graph.launch(stream), repeats) / len(calls)
+        replay = lambda: graph.launch(stream)  # noqa: E731
+        found = replay_ms(cp, replay, repeats) / len(calls)
     del kept
     return found
 
 
-def _timed(cp: Any, run: Callable[[], Any], repeats: int) -> float:
+def _timed(cp: Any, run: Callable[[], Any], repeats: int, before: Callable[[], Any] | None = None) -> float:
     times = []
     for _ in range(repeats):
         start, stop = cp.cuda.Event(), cp.cuda.Event()
+        cp.cuda.Device().synchronize()
+        time.sleep(PAUSE)
+        if before is not None:
+            before()
         start.record()
         run()
         stop.record()

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import performance_gpu
+
 TOP = Path(__file__).resolve().parent.parent
 PAGE, PICTURES, RESULTS = TOP / "docs" / "performance.md", TOP / "docs" / "pictures", TOP / "bench" / "results"
 OWN_TABLES = ("scaling", "memory", "import_time", "recall")
@@ -145,10 +147,11 @@ def page() -> str:
     for name, result in results.items():
         if name in timed:
             parts.append(comparison(name, result))
-        elif name not in OWN_TABLES and result.get("rows"):
+        elif name not in OWN_TABLES and not name.startswith("cuda_") and result.get("rows"):
             parts.append(plain(name, result))
     if "memory" in results:
         parts.append(memory(results["memory"]))
+    parts += performance_gpu.sections(results, machine, table)
     return "\n\n".join(parts) + "\n"
 
 
@@ -170,6 +173,10 @@ def draw() -> None:
         ax.legend(fontsize=8)
         figure.savefig(PICTURES / f"performance-{name.replace('_', '-')}.png", dpi=80)
         plt.close(figure)
+
+
+    if (gpu := RESULTS / "cuda_scaling.json").exists():
+        performance_gpu.draw(json.loads(gpu.read_text("utf-8")), PICTURES)
 
 
 def main(arguments: list[str]) -> int:

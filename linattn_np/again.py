@@ -37,6 +37,7 @@ class Made(NamedTuple):
 
     key: tuple[Any, ...]
     arrays: list[Array]
+    pointers: list[int]
 
 
 def look(name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Again | None, Made | None]:
@@ -46,11 +47,14 @@ def look(name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tup
         return None, None
     key: list[Any] = [name, launch.current_device()]
     given: list[Array] = []
+    pointers: list[int] = []
     for x in arrays:
         if type(x) is kind:
             data = x.data
-            key += (x.shape, x.strides, x.dtype, data.ptr & 15, data.device_id)
+            pointer = data.ptr
+            key += (x.shape, x.strides, x.dtype, pointer & 15, data.device_id)
             given.append(x)
+            pointers.append(pointer)
         elif x is None:
             key.append(None)
         else:
@@ -58,21 +62,23 @@ def look(name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tup
     for n, x in keywords.items():
         if type(x) is kind:
             data = x.data
-            key += (n, x.shape, x.strides, x.dtype, data.ptr & 15, data.device_id)
+            pointer = data.ptr
+            key += (n, x.shape, x.strides, x.dtype, pointer & 15, data.device_id)
             given.append(x)
+            pointers.append(pointer)
         elif x is None or type(x) in PLAIN:
             key += (n, type(x), x)
         else:
             return None, None
-    made = Made(tuple(key), given)
+    made = Made(tuple(key), given, pointers)
     return _made.get(made.key), made
 
 
-def make(how: Again, given: list[Array]) -> tuple[Array | None, Array | None]:
+def make(how: Again, made: Made) -> tuple[Array | None, Array | None]:
     """What the caller gets, out and state, of a call like the one that `how` was kept of; None for nothing."""
-    given += how.repeat(given)
-    out = None if how.out is None else given[how.out]
-    return out.swapaxes(-3, -2) if how.turned else out, None if how.state is None else given[how.state]
+    pool = made.arrays + how.repeat(made.pointers)
+    out: Any = None if how.out is None else pool[how.out]
+    return out.swapaxes(-3, -2) if how.turned else out, None if how.state is None else pool[how.state]
 
 
 def keep(made: Made | None, kept: Any, end: Any, out: Array | None, state: Array | None, in_place: bool) -> None:
@@ -97,6 +103,11 @@ def keep(made: Made | None, kept: Any, end: Any, out: Array | None, state: Array
     if len(_made) >= MOST:
         _made.clear()
     _made[made.key] = how
+
+
+def forget() -> None:
+    """Every call is planned anew."""
+    _made.clear()
 
 
 def _out(out: Array | None, pool: list[Array]) -> tuple[int | None, bool]:

@@ -78,7 +78,7 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
             return Result(*repeated) if repeated[0] is None or keywords.get("return_state") else repeated[0]
         how, made = again.look(card.name, arrays, keywords)
         if how is not None and made is not None:
-            out, state = again.make(how, made.arrays)
+            out, state = again.make(how, made)
             return out if how.state is None else Result(out, state)
         call = prepare(card, arrays, keywords)
         options = call.options
@@ -109,7 +109,8 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     if call.options["state_rows"] is not None:
         raise ValueError(f"{card.name}: state_rows was given to vjp, expected None: "
                          "take the rows of the pool yourself, as in state=pool[rows]")
-    plan = call.plan._replace(gradients=True)
+    made_up = card.gate is not None and getattr(call.variables, card.gate) is None
+    plan = call.plan._replace(gradients=True, gate_gradient=not made_up)
     with _limit(card, keywords):
         core_out, end, kept = room(card).forward(card.name, call.inputs, plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
@@ -120,7 +121,7 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         """Gradients by input name, of every array that was given and of the state."""
         d_out, d_state, grads = _cotangents(call, dout, dstate, shape, end)
         if card.from_core_vjp and d_out is not None:
-            d_out, more = card.from_core_vjp(call.variables, core_out, cast(call.plan.xp, d_out, call.plan.dtype))
+            d_out, more = card.from_core_vjp(call.variables, core_out, d_out)
             _add(grads, more)
         with _limit(card, keywords):
             d, dstate0 = room(card).backward(kept, d_out, d_state)
@@ -168,7 +169,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     plan = Plan(
         xp, dtype, _scale(card, options, sizes), card.query_row, card.erase_row,
         options.get("causal", True), options["chunk_size"], tuple(sequences(steps * sizes.T, starts)),
-        overwrite=options["overwrite_state"],
+        overwrite=options["overwrite_state"], precision=options["precision"],
     )
     if options["state_rows"] is not None:
         plan = plan._replace(rows=_check_pool(fn, xp, options, sizes, state))
@@ -221,6 +222,8 @@ def _check_options(card: Card, options: dict[str, Any]) -> None:
         raise ValueError(f"{fn}: chunk_size is {C!r}, expected None, 'parallel' or a whole number from 1")
     if whole:
         options["chunk_size"] = int(C)
+    if options["precision"] not in (None, "tf32"):
+        raise ValueError(f"{fn}: precision is {options['precision']!r}, expected None or 'tf32'")
     if options["layout"] not in ("time_first", "heads_first"):
         raise ValueError(f"{fn}: layout is {options['layout']!r}, expected 'time_first' or 'heads_first'")
     if scale is not None and (not isinstance(scale, numbers.Real) or isinstance(scale, bool)):

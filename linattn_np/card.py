@@ -77,10 +77,10 @@ class Card:
     to_core(c) gives the core's Inputs from the call c (c.q, c.k, ... in the public layout, c.xp, c.dtype, c.options);
     to_core_vjp(c, d) gives the gradients of the variant's arrays by name from the gradients d of those Inputs.
     from_core(c, out), where a variant finishes the core's output, has from_core_vjp(c, out, dout) -> (dout of the
-    core, gradients by name). state(options) is the named tuple that a state is, None for one array. pack_state(c,
-    state) makes it the core's, unpack_state(c, S) a public one again; where they are not linear, unpack_state_vjp(c, S,
-    dstate) -> (dS of the core, gradients by name, "state" being what comes by another way) and
-    pack_state_vjp(c, dS, other) -> gradient of the public state.
+    core, gradients by name), dout in the caller's dtype. state(options) is the named tuple that a state is, None for
+    one array. pack_state(c, state) makes it the core's, unpack_state(c, S) a public one again; where they are not
+    linear, unpack_state_vjp(c, S, dstate) -> (dS of the core, gradients by name, "state" being what comes by another
+    way) and pack_state_vjp(c, dS, other) -> gradient of the public state.
     """
 
     name: str
@@ -96,6 +96,7 @@ class Card:
     query_row: Row = Row.AFTER
     erase_row: Row = Row.DECAYED
     scaled: bool = True  # scale=None means K**-0.5, else 1
+    gate: str | None = None  # the array without which the log decays are constants that need no gradient
     query: str = "q"
     key: str = "k"
     value: str = "v"

@@ -18,6 +18,8 @@ class Options(TypedDict, total=False):
         lie on a CUDA device are not looked at: one outside the pool is read as zeros and not written.
     cu_seqlens: N + 1 offsets of sequences packed in one batch row; states are then (N, H, K, V).
     chunk_size: 1 the recurrent form, "parallel" the parallel form, C the chunk form; None chooses.
+    precision: "tf32" lets the CUDA kernels round the factors of products of float32 arrays to tf32 (10 bits after the
+        point, as float16's); None: float32 is float32.
     num_threads: CPU threads of the call; None means LINATTN_NP_NUM_THREADS, else all processors. No bit depends on it.
     layout: "time_first" (..., T, H, K) or "heads_first" (..., H, T, K).
     backend: None chooses; "reference", "chunks", "numba" or "cuda" forces one.
@@ -30,6 +32,7 @@ class Options(TypedDict, total=False):
     state_rows: Any
     cu_seqlens: Any
     chunk_size: int | str | None
+    precision: str | None
     num_threads: int | None
     layout: str
     backend: str | None
@@ -43,6 +46,7 @@ COMMON: dict[str, Any] = {
     "state_rows": None,
     "cu_seqlens": None,
     "chunk_size": None,
+    "precision": None,
     "num_threads": None,
     "layout": "time_first",
     "backend": None,

@@ -19,7 +19,7 @@ from .cores.matrix_state.inputs import Inputs
 from .ground.namespace import Array, cast, device
 from .ground.shapes import check_state
 from .options import Options
-from .pieces.feature_maps import FeatureMap
+from .pieces.feature_maps import FeatureMap, identity, identity_vjp
 
 
 class SimilarityOptions(Options, total=False):
@@ -74,7 +74,9 @@ class Similarity(NamedTuple):
         xp, (map_q, map_k) = c.xp, self.maps(c)
         grads = {"v": d.v[..., : c.v.shape[-1]]}
         for name, x, (_, f_vjp), dphi in (("k", c.k, map_k, d.k), ("q", c.q, map_q, d.q)):
-            if x is not None:
+            if x is not None and f_vjp is identity_vjp:
+                grads[name] = dphi
+            elif x is not None:
                 known = (c.features[name],) if getattr(f_vjp, "takes_features", False) else ()
                 grads[name] = f_vjp(cast(xp, x, c.dtype), dphi, *known)
         return grads
@@ -109,6 +111,8 @@ class Similarity(NamedTuple):
 
 def _mapped(c: Any, name: str, feature_map: FeatureMap) -> Array:
     x = getattr(c, name)
+    if feature_map[0] is identity:  # as it is: 16-bit elements stay so
+        return x
     y = feature_map[0](cast(c.xp, x, c.dtype))
     if tuple(y.shape[:-1]) != tuple(x.shape[:-1]):
         raise ValueError(f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "
@@ -128,6 +132,7 @@ def divide_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]
     if not c.options["normalize"]:
         return dout, {}
     xp, den = c.xp, _denominator(c, out)
+    dout = cast(xp, dout, c.dtype)
     dnum = dout / den
     dden = -xp.sum(dnum * out[..., :-1], axis=-1, keepdims=True) / den
     return xp.concat([dnum, dden], axis=-1), {}

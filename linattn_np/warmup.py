@@ -45,14 +45,15 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
         return Entry(words, how.file, how.constants)
 
     def small(words: str, file: str, reverse: bool = False) -> Entry:
-        return Entry(words, file, cuda_plan.common_constants(dtype, decay, reverse))
+        chunk = cuda_wgmma.CHUNK if wgmma else cuda_plan.CHUNK
+        return Entry(words, file, cuda_plan.common_constants(dtype, decay, reverse, chunk))
 
     yield scan("out", K, V)
     yield scan("state a segment adds", K, V, outputs=False)
     yield small("states of segments", cuda_kernels.SEGMENTS)
     if backward:
         if wgmma and cuda_wgmma.takes_writes(K, V):
-            yield Entry("dk, dv", cuda_wgmma.WRITES, cuda_wgmma.writes_pass(K, V, decay).constants)
+            yield Entry("dk, dv", cuda_wgmma.WRITES, cuda_wgmma.writes_pass(K, V, decay, decay).constants)
         else:
             yield scan("dv", K, V, reverse=True)
             yield scan("dk", V, K, reverse=True, dots=decay)
@@ -81,7 +82,7 @@ def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase) -> Iter
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--arch", nargs="+", metavar="SM", help="architectures, as sm_80 sm_90a; the device's if none")
-    parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=list(cuda_plan.ELEMENTS))
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=list(cuda_plan.PRODUCTS))
     parser.add_argument("--key", nargs="+", type=int, default=[64, 128], metavar="K", help="widths of the keys")
     parser.add_argument("--value", nargs="+", type=int, metavar="V", help="widths of the values; each key's if none")
     parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar", "vector"])
@@ -125,6 +126,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                 if erase == "none" and decay != "vector":
                     for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
                         yield words, K, V, entry
+                if dtype == "tf32":  # a few tokens are computed in float32
+                    continue
                 for entry in step_entries(dtype, K, V, Decay[decay.upper()], Erase[erase.upper()]):
                     yield words, K, V, entry
 

@@ -419,6 +419,16 @@ def test_num_threads_changes_no_bit(backend):
     assert (la.gated_delta_rule(**x, backend=backend, num_threads=2) == one).all()
 
 
+@pytest.mark.parametrize("backend", ["reference", "chunks", None])
+def test_precision_is_of_gpu_products_alone(backend):
+    x = la.simple_gla.card.sample(np.random.default_rng(0), B=(), T=40, H=1, K=4, V=3)
+    x = {n: y.astype(np.float32) for n, y in x.items()}
+    assert (la.simple_gla(**x, precision="tf32", backend=backend) == la.simple_gla(**x, backend=backend)).all()
+    for other in ("bfloat16", 32, True):
+        with pytest.raises(ValueError, match=r"simple_gla: precision is .*, expected None or 'tf32'"):
+            la.simple_gla(**x, precision=other, backend=backend)
+
+
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
 def test_num_threads_is_a_whole_number(count):
     x = la.simple_gla.card.sample(np.random.default_rng(0), B=(), T=3, H=1, K=2, V=2)

@@ -170,7 +170,7 @@ def test_signature_is_the_cards(fn):
     for name, given in fn.card.arrays.items():
         assert (parameters[name].default is None) == given.optional
     common = ["scale", "state", "return_state", "overwrite_state", "state_rows", "cu_seqlens", "chunk_size",
-              "num_threads", "layout", "backend"]
+              "precision", "num_threads", "layout", "backend"]
     assert list(parameters)[len(arrays):] == [*fn.card.options, *common]
 
 

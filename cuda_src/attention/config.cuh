@@ -2,7 +2,7 @@
 #pragma once
 #include "tile/mma.cuh"
 
-#ifndef LA_DTYPE   // 0 bfloat16, 1 float16, 2 float32
+#ifndef LA_DTYPE   // 0 bfloat16, 1 float16, 2 float32, 3 float32 in memory, tf32 in products
 #define LA_DTYPE 0
 #endif
 #ifndef LA_DECAY   // 0 none, 1 one log decay a token and head, 2 one a key channel too (step.cu)
@@ -21,8 +21,10 @@ typedef Bfloat16 Element;
 typedef Float16 Element;
 #elif LA_DTYPE == 2
 typedef Float32 Element;
+#elif LA_DTYPE == 3
+typedef Tfloat32 Element;
 #else
-#error "LA_DTYPE is 0, 1 or 2"
+#error "LA_DTYPE is 0, 1, 2 or 3"
 #endif
 static_assert(LA_DECAY >= 0 && LA_DECAY <= 2, "LA_DECAY is 0, 1 or 2");
 static_assert(LA_ALIGN == 16 || LA_ALIGN == 8 || LA_ALIGN == 4 || (LA_ALIGN == 2 && Element::BYTES == 2), "LA_ALIGN");

@@ -52,6 +52,20 @@ template <int C> struct Gates {
     }
 };
 
+// Fills a ring for all chunks of a walk: load(stage, token) begins to copy the rows of one chunk, decays follow `decays`.
+template <int STAGE, int C, int STAGES, class W, class Load>
+LA_DEVICE void fill_ring(const W& walk, Gates<C> gates, u32 shared, u32 decays, Ring<STAGES> ring, float read, float write, int thread, Load load) {
+    gates.load(walk, thread >> 5, thread & 31);
+    for (int step = 0; step < walk.steps; step++) {
+        const int stage = step % STAGES;
+        ring.wait_empty(step);
+        load(shared + stage * STAGE, walk.token_of(step));
+        gates.store(walk, step, decays + stage * StageDecay<C>::BYTES, read, write, 0.f, thread);
+        ring.filled(step);
+    }
+    copy_wait<0>();
+}
+
 // load_rows of an array whose place is kept in shared memory
 template <class X, int C, int WIDTH> LA_DEVICE void load_kept(u32 base, u32 place, int token, int T, int column, int thread) {
     const Kept x = kept(place);

@@ -50,7 +50,7 @@ LA_DEVICE void gram_blocks(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& deca
                             if (STRICT && i == j + m) store_shared(own + i * 4, p[m]);
                             p[m] = i - STRICT >= j + m ? p[m] * decay.between(from[half][m], to[below]) : 0.f;
                         }
-                        static_assert(Gram::SPAN == 8, "rows 8 apart are permuted alike");
+                        static_assert((8 >> Gram::SHIFT) % Gram::SPAN == 0, "rows 8 apart are permuted alike");
                         const u32 at = gram + below * 8 * Gram::ROW;   // of element (i, j): piece j / 8 or j / 4 of its row
                         if constexpr (Gram::BYTES == 2)
                             store_shared_u32(at + Gram::block_piece(row * 16, column * 2, lane >> 2, half) + (lane & 3) * 4, E::pair(p[0], p[1]));

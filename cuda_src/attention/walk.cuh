@@ -10,7 +10,7 @@ struct ScanArguments {
     States start, end; int start_group, end_group;   // heads that share a slot; start_group 0: a slot a segment
     float* sums;                           // of a pass without outputs: log2 decay of each segment
     float* dots;                           // (value blocks, heads, tokens)
-    char* states; float* products; i64 marks;        // at every LA_MARK-th chunk's start; marks: slots a sequence
+    char* states; float* products; i64 marks;        // at the chunks that begin LA_MARK tokens; marks: slots a sequence
     i64 tokens;                            // of the whole batch
     int T, heads, segments, chunks;        // chunks: of a segment
     float read, write;

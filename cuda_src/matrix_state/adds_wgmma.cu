@@ -65,7 +65,7 @@ LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Rin
         later += decay.all();
         products_wait<0>();
         products_done(S.x[0]);
-        ring.used(step, lane);
+        ring.used(step);
     }
     const i64 slot = walk.slot * a.segments + walk.segment;
     S.template store<V, K>(a.end, slot, walk.part * VB + row, lane);
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + FILLERS, LA_BLOCKS) sc
     const ThisWalk walk(a.offsets, a.T, a.heads, a.segments, a.chunks);
     if (walk.segment > walk.last || walk.is_end()) return;   // nothing needs what the last segment adds
     const Ring<STAGES> ring = {shared + AT_RING};
-    if (threadIdx.x == 0) ring.init(2 * FILLERS, WARPS);
+    if (threadIdx.x == 0) ring.init(2 * FILLERS, 32 * WARPS);
     __syncthreads();
     if (threadIdx.x >= 32 * WARPS) fill(a, walk, shared, ring, threadIdx.x - 32 * WARPS);
     else use(a, walk, shared, ring, threadIdx.x);

@@ -1,8 +1,8 @@
-// The gradient of the log decays of scan.cu's passes, by blocks of LA_MARK chunks that begin at token b:
+// The gradient of the log decays of scan.cu's passes, by blocks of LA_MARK tokens that begin at token b:
 //
 //     dg_t = <S_{b-1}, dS_{b-1}> + sum over b <= j < t of (<k_j, dk_j> - <q_j, dq_j>)
 //
-// with the token's own write left out of both dots: it is the same number in both. These are all pairs of a writer
+// with the token's own write left out of both dots, or in both (scan.cu: STRICT): it is the same number there. These are all pairs of a writer
 // before t and a reader from t on. At a token that forgets everything (e^g = 0 in float32) there are none: the sum is 0
 // and starts anew. Every term crosses at least one g, the cotangent of the final state too.
 #include "attention/decay.cuh"
@@ -19,7 +19,7 @@ struct Arguments {
     int T, heads, parts, warps;  // warps: of a part
 };
 
-constexpr int BLOCK = LA_C * LA_MARK, EACH = BLOCK / 32;   // tokens of a block; rounds of 32
+constexpr int BLOCK = LA_MARK, EACH = BLOCK / 32;   // tokens of a block; rounds of 32
 
 extern "C" __global__ void __launch_bounds__(128) gate_grad(const __grid_constant__ Arguments a) {
     const int lane = threadIdx.x & 31;

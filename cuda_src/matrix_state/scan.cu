@@ -12,21 +12,25 @@
 // S^T <- e^{all} S^T + (V e^{end})^T K. A warp owns 16 * LA_TILES value rows of S^T and of out^T and shares only P.
 //
 // LA_OUTPUTS 0  no queries: the state that a segment adds, walked from its end, so that it may stop once all has decayed
-// LA_DOTS    1  also <x_t, out_t less the token's own write> and, every LA_MARK chunks, states or their inner products
+// LA_DOTS    1  also <x_t, out_t> (see STRICT) and, every LA_MARK tokens, states or their inner products
 #include "attention/gram.cuh"
 #include "attention/store.cuh"
 #include "attention/walk.cuh"
 
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, TILES = LA_TILES, STAGES = LA_STAGES;
 constexpr int OUTPUTS = LA_OUTPUTS, DOTS = LA_DOTS, THREADS = 32 * WARPS;
+// STRICT: the dots leave the token's own write out. With 16-bit elements it is in both: the same rounded entry of P times
+// products that are exact cancels to float32. APART: x has a place of its own, else q's once that is read.
+constexpr bool STRICT = DOTS && Element::BYTES == 4, APART = LA_APART;
 constexpr int KP = round_up(K, 16), VB = 16 * TILES * WARPS;   // columns of the key tile, value rows of this block
 typedef Tile<KP, Element::BYTES> Keys;
 typedef Tile<VB, Element::BYTES> Values;
 typedef Tile<C, Element::GRAM_BYTES> Gram;
-// shared memory; x takes the place of q once q has been read
+// shared memory
 constexpr int KEY_BYTES = C * Keys::ROW, VALUE_BYTES = C * Values::ROW;
-constexpr int QUERY_BYTES = !OUTPUTS ? 0 : DOTS && VALUE_BYTES > KEY_BYTES ? VALUE_BYTES : KEY_BYTES;
-constexpr int STAGE = KEY_BYTES + VALUE_BYTES + QUERY_BYTES + C * 4;
+constexpr int QUERY_BYTES = !OUTPUTS ? 0 : DOTS && !APART && VALUE_BYTES > KEY_BYTES ? VALUE_BYTES : KEY_BYTES;
+constexpr int AT_OTHER = KEY_BYTES + VALUE_BYTES + (APART ? QUERY_BYTES : 0);   // x in a stage
+constexpr int STAGE = KEY_BYTES + VALUE_BYTES + QUERY_BYTES + (DOTS && APART ? VALUE_BYTES : 0) + C * 4, CHUNKS_OF_MARK = LA_MARK / C;
 constexpr int AT_GRAM = STAGES * STAGE, AT_DECAY = AT_GRAM + (OUTPUTS ? C * Gram::ROW : 0);
 constexpr int AT_DOTS = AT_DECAY + WARPS * Decay<C>::FLOATS * 4, AT_OWN = AT_DOTS + DOTS * WARPS * C * 4;
 static_assert(LA_SHARED == AT_OWN + DOTS * C * 4, "LA_SHARED is what the launch asks for");
@@ -56,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
         load_rows<Keys, C, THREADS, K>(at, k, a.k.token, token, sequence.T, 0, thread);
         if constexpr (OUTPUTS) load_rows<Keys, C, THREADS, K>(at + KEY_BYTES + VALUE_BYTES, q, a.q.token, token, sequence.T, 0, thread);
         load_rows<Values, C, THREADS, V>(at + KEY_BYTES, v, a.v.token, token, sequence.T, column, thread);
+        if constexpr (DOTS && APART) load_rows<Values, C, THREADS, V>(at + AT_OTHER, x, a.x.token, token, sequence.T, column, thread);
         load_gates<C, THREADS>(at + STAGE - C * 4, g, a.g_token, token, sequence.T, thread);
     };
     auto write_dots = [&](int step) {   // sums over the warps of the chunk before
@@ -90,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
             copy_wait<0>();
             __syncthreads();
         }
-        const bool marked = DOTS && walk.chunk_of(step) % LA_MARK == 0;
-        const i64 marked_at = ((slot * a.marks + walk.chunk_of(step) / LA_MARK) * PARTS + part) * WARPS + warp;
+        const bool marked = DOTS && walk.chunk_of(step) % CHUNKS_OF_MARK == 0;
+        const i64 marked_at = ((slot * a.marks + walk.chunk_of(step) / CHUNKS_OF_MARK) * PARTS + part) * WARPS + warp;
         if (!LA_REVERSE && marked) {
             const float product = warp_sum(S.dot_registers((float4*)a.states + marked_at * (TILES * KP / 8 * 32), lane));
             if (lane == 0) a.products[marked_at] = product;
@@ -101,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
         __syncwarp();
         float out[TILES][C / 8][4];
         if constexpr (OUTPUTS) {
-            gram_matrix<Element, WARPS, C, KP, DOTS, Keys, Gram>(queries, keys, shared + AT_GRAM, shared + AT_OWN, decay, a.read * a.write, warp, lane);
+            gram_matrix<Element, WARPS, C, KP, STRICT, Keys, Gram>(queries, keys, shared + AT_GRAM, shared + AT_OWN, decay, a.read * a.write, warp, lane);
 #pragma unroll
             for (int i = 0; i < TILES * C / 2; i++) out[i / (C / 2)][(i >> 2) % (C / 8)][i & 3] = 0.f;
 #pragma unroll
@@ -137,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
                 S.each([&](int, int, float& y) { y *= carry; });
             }
             __syncthreads();   // P is whole, Q has been read
-            if constexpr (DOTS) {
+            if constexpr (DOTS && !APART) {
                 load_rows<Values, C, THREADS, V>(queries, x, a.x.token, walk.token_of(step), sequence.T, column, thread);
                 copy_commit();
             }
@@ -200,20 +205,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
                     for (int i = 0; i < 8; i++) S.x[m][d / 8 + (i >> 2)][i & 3] += add[i >> 2][i & 3];
                 }
         if constexpr (DOTS) {
-            copy_wait<0>();
-            __syncthreads();   // x is there
+            if constexpr (!APART) {
+                copy_wait<0>();
+                __syncthreads();   // x is there
+            }
             float sums[C / 4] = {};   // column pairs (2j, 2j + 1) of each 8 tokens
 #pragma unroll
             for (int t = 0; t < C; t += 16)
 #pragma unroll
                 for (int m = 0; m < TILES; m++) {
-                    const auto y = load_a_columns<Element, Values>(queries, t, row + m * 16, lane);
-                    const auto own = load_a_columns<Element, Values>(values, t, row + m * 16, lane);
+                    const auto y = load_a_columns<Element, Values>(keys + AT_OTHER, t, row + m * 16, lane);
 #pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        const int tile = t / 8 + (i >> 2);
-                        sums[tile * 2 + (i & 1)] += out[m][tile][i & 3] * Element::value(y, i);
-                        out[m][tile][i & 3] += load_shared(shared + AT_OWN + (tile * 8 + (lane & 3) * 2 + (i & 1)) * 4) * Element::value(own, i);
+                    for (int i = 0; i < 8; i++) sums[(t / 8 + (i >> 2)) * 2 + (i & 1)] += out[m][t / 8 + (i >> 2)][i & 3] * Element::value(y, i);
+                    if constexpr (STRICT) {
+                        const auto own = load_a_columns<Element, Values>(values, t, row + m * 16, lane);
+#pragma unroll
+                        for (int i = 0; i < 8; i++) {
+                            const int tile = t / 8 + (i >> 2);
+                            out[m][tile][i & 3] += load_shared(shared + AT_OWN + (tile * 8 + (lane & 3) * 2 + (i & 1)) * 4) * Element::value(own, i);
+                        }
                     }
                 }
             column_sums<C / 4>(sums, lane);

@@ -7,6 +7,7 @@
 #include "attention/store.cuh"
 
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, GROUPS = WARPS / 4, STAGES = LA_STAGES, DOTS = LA_DOTS;
+constexpr int CHUNKS_OF_MARK = LA_MARK / C;
 static_assert(C == 64 && (GROUPS == 1 || GROUPS == 2) && LA_TILES == 1, "a chunk is the rows of one product");
 constexpr int KP = round_up(K, 64), VB = 64 * GROUPS, PARTS = (V + VB - 1) / VB;   // columns of the key tile, value rows of this block
 static_assert(KP <= 128, "a wider state leaves no registers");
@@ -32,20 +33,13 @@ LA_DEVICE void fill(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ri
     }
     group_barrier(GROUPS);
     const int column = walk.part * VB;
-    Gates<C> gates = {walk.gates(a.g, a.g_batch, a.g_token, a.g_head, a.g_group), a.g_token, {}};
-    gates.load(walk, thread >> 5, thread & 31);
-    for (int step = 0; step < walk.steps; step++) {
-        const int stage = step % STAGES, token = walk.token_of(step);
-        const u32 at = shared + stage * STAGE;
-        ring.wait_empty(step);
+    const Gates<C> gates = {walk.gates(a.g, a.g_batch, a.g_token, a.g_head, a.g_group), a.g_token, {}};
+    fill_ring<STAGE>(walk, gates, shared, shared + AT_DECAY, ring, a.read, a.write, thread, [&](u32 at, int token) {
         load_kept<Keys, C, K>(at + Keys::SIZE + Values::SIZE, q, token, sequence.T, 0, thread);
         load_kept<Keys, C, K>(at, k, token, sequence.T, 0, thread);
         load_kept<Values, C, V>(at + Keys::SIZE, v, token, sequence.T, column, thread);
         if constexpr (DOTS) load_kept<Values, C, V>(at + 2 * Keys::SIZE + Values::SIZE, x, token, sequence.T, column, thread);
-        gates.store(walk, step, shared + AT_DECAY + stage * StageDecay<C>::BYTES, a.read, a.write, 0.f, thread);
-        ring.filled(step);
-    }
-    copy_wait<0>();
+    });
 }
 
 LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Ring<STAGES> ring, int thread) {
@@ -54,8 +48,8 @@ LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Rin
     const u32 gram = shared + AT_GRAM + group * Gram::SIZE, dots = shared + AT_DOTS + group * 4 * C * 4;
     const u64 b_gram = panel_descriptor(gram);
     const i64 first_mark = ((walk.slot * a.marks * PARTS + walk.part) * GROUPS + group) * 4 + (warp & 3);
-    auto marked = [&](int step) { return DOTS && step < walk.steps && walk.chunk_of(step) % LA_MARK == 0; };
-    auto mark = [&](int step) { return first_mark + (i64)(walk.chunk_of(step) / LA_MARK) * (PARTS * WARPS); };
+    auto marked = [&](int step) { return DOTS && step < walk.steps && walk.chunk_of(step) % CHUNKS_OF_MARK == 0; };
+    auto mark = [&](int step) { return first_mark + (i64)(walk.chunk_of(step) / CHUNKS_OF_MARK) * (PARTS * WARPS); };
 
     StateRows<1, KP> S;
     if (a.start.data) S.template load<V, K>(a.start, a.start_group ? walk.slot / a.start_group : walk.slot * a.segments + walk.segment, column + row, lane);
@@ -138,7 +132,7 @@ LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Rin
             if (!LA_REVERSE && marked(step + 1)) write_product(step + 1);
             if (LA_REVERSE && marked(step)) Marks<KP>::store(a.states + mark(step) * Marks<KP>::BYTES, S, lane);
             if (step + 1 == walk.steps) break;
-            ring.used(step, lane);
+            ring.used(step);
             begin_products(step + 1);
             end_products(step + 1);
         }
@@ -152,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + FILLERS, LA_BLOCKS) sc
     const ThisWalk walk(a.offsets, a.T, a.heads, a.segments, a.chunks);
     if (walk.segment > walk.last) return;
     const Ring<STAGES> ring = {shared + AT_RING};
-    if (threadIdx.x == 0) ring.init(2 * FILLERS, WARPS);
+    if (threadIdx.x == 0) ring.init(2 * FILLERS, 32 * WARPS);
     __syncthreads();
     if (threadIdx.x >= 32 * WARPS) {
         give_registers<FILL_REGISTERS<GROUPS>>();

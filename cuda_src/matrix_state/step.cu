@@ -8,11 +8,11 @@
 //              2  out_t = read (q_t S_{t-1} + (q_t (.) u) k_t^T v_t)      u with LA_BONUS
 //              0  no queries
 //
-// A warp owns 4 LA_PER value columns and all rows, so that no warp waits for another. A state is read and written once.
+// A warp owns LA_LANES LA_PER value columns and all rows, so that no warp waits for another. A state is read and written once.
 #include "attention/tokens.cuh"
 #include "tile/columns.cuh"
 
-constexpr int K = LA_K, V = LA_V, WARPS = LA_WARPS, PER = LA_PER, LANES = 4, WIDE = LA_WIDE, KIND = LA_DTYPE;
+constexpr int K = LA_K, V = LA_V, WARPS = LA_WARPS, PER = LA_PER, LANES = LA_LANES, WIDE = LA_WIDE, KIND = LA_DTYPE;
 constexpr int TILE = LANES * PER, PARTS = (V + TILE * WARPS - 1) / (TILE * WARPS);
 constexpr bool EARLY = K <= 128;   // queries are loaded with the keys, or, for want of registers, when they are needed
 typedef Columns<K, PER, LANES, WIDE> State;
@@ -39,7 +39,7 @@ struct Arguments {
     i64 start_slot, start_head, start_row, end_slot, end_head, end_row;   // in floats
     i64 places;                  // slots that there are: a number outside is read as zeros and not kept
     int T, heads, readers, slot_bytes; Inverse heads_inverse;   // heads of the state, queries that read one
-    float read;
+    float read; int past;        // 1: states go past the L1 cache
 };
 
 struct Walk {          // one array along the tokens of a sequence and head
@@ -90,8 +90,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) step(const __grid_const
 
     State S;
     const i64 from = slot_of(a.start_slots);
-    if (a.start && (u64)from < (u64)a.places) S.load(a.start + from * a.start_slot + head * a.start_head + tile, a.start_row, V - tile, lane);
-    else S.clear();
+    const float* start = a.start + from * a.start_slot + head * a.start_head + tile;
+    if (a.start == nullptr || (u64)from >= (u64)a.places) S.clear();
+    else if (LANES == 8 && a.past) S.template load<1>(start, a.start_row, V - tile, lane);
+    else S.template load<0>(start, a.start_row, V - tile, lane);
     const Walk k_of(a.k, a.at_k, s, head), v_of(a.v, a.at_v, s, head), q_of(a.q, a.at_q, s, head * a.readers);
     const Walk g_of(a.g, a.at_g, s, head), gv_of(a.gv, a.at_gv, s, head), r_of(a.r, a.at_r, s, head);
     const Walk beta_of(a.beta, a.at_beta, s, head), a_of(a.a, a.at_a, s, head), b_of(a.b, a.at_b, s, head);
@@ -163,5 +165,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) step(const __grid_const
             for (int reader = 0; reader < a.readers; reader++) read(reader);
     }
     const i64 to = slot_of(a.end_slots);
-    if (a.end && (u64)to < (u64)a.places) S.store(a.end + to * a.end_slot + head * a.end_head + tile, a.end_row, V - tile, lane);
+    if (a.end == nullptr || (u64)to >= (u64)a.places) return;
+    float* end = a.end + to * a.end_slot + head * a.end_head + tile;
+    if (LANES == 8 && a.past) S.template store<1>(end, a.end_row, V - tile, lane);
+    else S.template store<0>(end, a.end_row, V - tile, lane);
 }

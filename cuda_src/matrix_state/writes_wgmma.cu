@@ -8,13 +8,14 @@
 //     dk^T = (R V^T) e^{start} + Q^T P2^T       dv^T = (R^T K^T) e^{start} + dOut^T P1^T       R <- e^{all} R + (Q e^{end})^T dOut
 //
 // One warpgroup fills a ring of stages. Each of the others holds 64 key rows of R and makes those of dk^T, and 64 value rows
-// of dv^T, for which R goes through shared memory. LA_DOTS 1: also <k_t, dk_t>, and R at every LA_MARK-th chunk's start.
+// of dv^T, for which R goes through shared memory. LA_DOTS 1: also <k_t, dk_t>, and R before every LA_MARK tokens.
 #include "attention/fill.cuh"
 #include "attention/group.cuh"
 #include "attention/store.cuh"
 
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, GROUPS = WARPS / 4, STAGES = LA_STAGES;
 constexpr int DOTS = LA_DOTS, USERS = 32 * WARPS, WIDTH = 64 * GROUPS;
+constexpr int CHUNKS_OF_MARK = LA_MARK / C;
 static_assert(C == 64 && LA_REVERSE == 1 && LA_TILES == 1 && WIDTH <= 128, "a chunk is the rows of one product");
 static_assert(round_up(K, 64) == WIDTH && round_up(V, 64) == WIDTH, "as many key rows as value rows, 64 a group");
 typedef Panels<WIDTH, C> Rowed;         // q, dout, k, v: rows of tokens
@@ -50,20 +51,13 @@ LA_DEVICE void fill(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<S
         keep(v, rows_of(a.v, sequence, walk.head), a.v.token);
     }
     group_barrier(GROUPS);
-    Gates<C> gates = {walk.gates(a.g, a.g_batch, a.g_token, a.g_head, a.g_group), a.g_token, {}};
-    gates.load(walk, thread >> 5, thread & 31);
-    for (int step = 0; step < walk.steps; step++) {
-        const int stage = step % STAGES, token = walk.token_of(step);
-        const u32 at = shared + stage * STAGE;
-        ring.wait_empty(step);
+    const Gates<C> gates = {walk.gates(a.g, a.g_batch, a.g_token, a.g_head, a.g_group), a.g_token, {}};
+    fill_ring<STAGE>(walk, gates, shared, shared + AT_DECAY, ring, 1.f, a.write, thread, [&](u32 at, int token) {
         load_kept<Rowed, C, K>(at + 2 * Rowed::SIZE, k, token, sequence.T, 0, thread);
         load_kept<Rowed, C, K>(at, q, token, sequence.T, 0, thread);
         load_kept<Rowed, C, V>(at + 3 * Rowed::SIZE, v, token, sequence.T, 0, thread);
         load_kept<Rowed, C, V>(at + Rowed::SIZE, dout, token, sequence.T, 0, thread);
-        gates.store(walk, step, shared + AT_DECAY + stage * StageDecay<C>::BYTES, 1.f, a.write, 0.f, thread);
-        ring.filled(step);
-    }
-    copy_wait<0>();
+    });
 }
 
 LA_DEVICE void use(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<STAGES> ring, int thread) {
@@ -183,10 +177,10 @@ LA_DEVICE void use(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<ST
             store(step);
             products_wait<0>();
             products_done(R.x[0]);
-            if (DOTS && walk.chunk_of(step) % LA_MARK == 0)
-                Marks<WIDTH>::store(a.states + (first_mark + (i64)(walk.chunk_of(step) / LA_MARK) * WARPS) * Marks<WIDTH>::BYTES, R, lane);
+            if (DOTS && walk.chunk_of(step) % CHUNKS_OF_MARK == 0)
+                Marks<WIDTH>::store(a.states + (first_mark + (i64)(walk.chunk_of(step) / CHUNKS_OF_MARK) * WARPS) * Marks<WIDTH>::BYTES, R, lane);
             if (step + 1 == walk.steps) break;
-            ring.used(step, lane);
+            ring.used(step);
             begin_products(step + 1);
             end_products(step + 1);
         }
@@ -200,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(USERS + FILLERS, LA_BLOCKS) writes(
     const ThisWalk walk(a.offsets, a.T, a.heads, a.segments, a.chunks);
     if (walk.segment > walk.last) return;
     const Ring<STAGES> ring = {shared + AT_RING};
-    if (threadIdx.x == 0) ring.init(2 * FILLERS, WARPS);
+    if (threadIdx.x == 0) ring.init(2 * FILLERS, 32 * WARPS);
     __syncthreads();
     if (threadIdx.x >= USERS) {
         give_registers<FILL_REGISTERS<GROUPS>>();

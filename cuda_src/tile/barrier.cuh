@@ -37,9 +37,6 @@ template <int STAGES> struct Ring {
         barrier_arrive_copied(full(step));
         barrier_arrive(full(step));
     }
-    // of a warp that has read all that it needs: one arrival
-    __device__ __forceinline__ void used(int step, int lane) const {
-        __syncwarp();
-        if (lane == 0) barrier_arrive(empty(step));
-    }
+    // of a thread that has read all that it needs: one arrival
+    __device__ __forceinline__ void used(int step) const { barrier_arrive(empty(step)); }
 };

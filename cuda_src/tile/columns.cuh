@@ -73,9 +73,9 @@ template <int ROWS, int PER, int LANES, int WIDE> struct Columns {
         }
     }
     __device__ __forceinline__ void clear() { each([](int, int, float& y) { y = 0.f; }); }
-    // Neighbouring warps read the rest of a 256-byte piece, so that memory is asked for whole pieces.
-    // p: the first of the columns in row 0; `columns` of them exist (WIDE: a multiple of PER); zeros for the rest
-    __device__ __forceinline__ void load(const float* p, i64 stride, int columns, int lane) {
+    // p: the first of the columns in row 0; `columns` of them exist (WIDE: a multiple of PER); zeros for the rest.
+    // PAST: past the L1 cache. Four lanes are half of what memory hands out at once: neighbouring warps read the rest.
+    template <int PAST> __device__ __forceinline__ void load(const float* p, i64 stride, int columns, int lane) {
         const int column = first(lane);
         p += lane / LANES * 4 * stride + column;
         clear();
@@ -83,30 +83,39 @@ template <int ROWS, int PER, int LANES, int WIDE> struct Columns {
             const float* from = p + row * stride;
             if constexpr (WIDE) {
                 if (column >= columns) return;
-                if constexpr (PER == 4)
-                    asm volatile("ld.global.L2::256B.v4.f32 {%0, %1, %2, %3}, [%4];"
-                                 : "=f"(x[r][0]), "=f"(x[r][1]), "=f"(x[r][2]), "=f"(x[r][3]) : "l"(from) : "memory");
-                else
+                if constexpr (PER == 2)
                     asm volatile("ld.global.L2::256B.v2.f32 {%0, %1}, [%2];"
                                  : "=f"(x[r][0]), "=f"(x[r][1]) : "l"(from) : "memory");
+                else if constexpr (LANES < 8)
+                    asm volatile("ld.global.L2::256B.v4.f32 {%0, %1, %2, %3}, [%4];"
+                                 : "=f"(x[r][0]), "=f"(x[r][1]), "=f"(x[r][2]), "=f"(x[r][3]) : "l"(from) : "memory");
+                else if constexpr (PAST)
+                    asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                                 : "=f"(x[r][0]), "=f"(x[r][1]), "=f"(x[r][2]), "=f"(x[r][3]) : "l"(from) : "memory");
+                else
+                    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                                 : "=f"(x[r][0]), "=f"(x[r][1]), "=f"(x[r][2]), "=f"(x[r][3]) : "l"(from) : "memory");
             } else
 #pragma unroll
                 for (int j = 0; j < PER; j++)
                     if (column + j * STEP < columns) x[r][j] = from[j * STEP];
         });
     }
-    __device__ __forceinline__ void store(float* p, i64 stride, int columns, int lane) const {
+    template <int PAST> __device__ __forceinline__ void store(float* p, i64 stride, int columns, int lane) const {
         const int column = first(lane);
         p += lane / LANES * 4 * stride + column;
         rows(lane, [&](int r, int row) {
             float* to = p + row * stride;
             if constexpr (WIDE) {
                 if (column >= columns) return;
-                if constexpr (PER == 4)
-                    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
+                if constexpr (PER == 2)
+                    asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x[r][0]), "f"(x[r][1]) : "memory");
+                else if constexpr (PAST && LANES == 8)
+                    asm volatile("st.global.L1::no_allocate.v4.f32 [%0], {%1, %2, %3, %4};"
                                  ::"l"(to), "f"(x[r][0]), "f"(x[r][1]), "f"(x[r][2]), "f"(x[r][3]) : "memory");
                 else
-                    asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x[r][0]), "f"(x[r][1]) : "memory");
+                    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
+                                 ::"l"(to), "f"(x[r][0]), "f"(x[r][1]), "f"(x[r][2]), "f"(x[r][3]) : "memory");
             } else
 #pragma unroll
                 for (int j = 0; j < PER; j++)

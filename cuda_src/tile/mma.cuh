@@ -60,16 +60,34 @@ struct Float16 {
         for (int i = 0; i < 8; i++) a.x[i] = round_tf32(f[i]);
         return a;
     }
-    static __device__ __forceinline__ A operand(const Raw& r) { return operand(r.x); }
+    static __device__ __forceinline__ A operand(const Raw& r) {   // exact as they are
+        A a;
+#pragma unroll
+        for (int i = 0; i < 8; i++) a.x[i] = __float_as_uint(r.x[i]);
+        return a;
+    }
     static __device__ __forceinline__ B column(const float (&f)[4]) {
         return {{round_tf32(f[0]), round_tf32(f[1]), round_tf32(f[2]), round_tf32(f[3])}};
     }
     static __device__ __forceinline__ B column(u32 x0, u32 x1) {
-        const float f[4] = {low_f16(x0), high_f16(x0), low_f16(x1), high_f16(x1)};
-        return column(f);
+        return {{__float_as_uint(low_f16(x0)), __float_as_uint(high_f16(x0)), __float_as_uint(low_f16(x1)), __float_as_uint(high_f16(x1))}};
     }
     static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) { mma_tf32(c, a.x, b.x); }
     static __device__ __forceinline__ u32 pair(float x, float y) { return pack_f16(x, y); }
+};
+
+// float32 in memory, tf32 in products
+struct Tfloat32 {
+    static constexpr int BYTES = 4, GRAM_BYTES = 4;
+    static constexpr bool EXACT = false;
+    typedef Float16::A A;
+    typedef Float16::B B;
+    struct Raw { float x[8]; };
+    static __device__ __forceinline__ float value(const Raw& r, int i) { return r.x[i]; }
+    static __device__ __forceinline__ A operand(const float (&f)[8]) { return Float16::operand(f); }
+    static __device__ __forceinline__ A operand(const Raw& r) { return Float16::operand(r.x); }
+    static __device__ __forceinline__ B column(const float (&f)[4]) { return Float16::column(f); }
+    static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) { Float16::multiply(c, a, b); }
 };
 
 // float32: x = hi + lo in tf32, and A B = lo hi + hi lo + hi hi to 2^-21
@@ -83,20 +101,14 @@ struct Float32 {
     static __device__ __forceinline__ A operand(const float (&f)[8]) {
         A a;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            a.hi[i] = round_tf32(f[i]);
-            a.lo[i] = round_tf32(f[i] - __uint_as_float(a.hi[i]));
-        }
+        for (int i = 0; i < 8; i++) split_tf32(f[i], a.hi[i], a.lo[i]);
         return a;
     }
     static __device__ __forceinline__ A operand(const Raw& r) { return operand(r.x); }
     static __device__ __forceinline__ B column(const float (&f)[4]) {
         B b;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            b.hi[i] = round_tf32(f[i]);
-            b.lo[i] = round_tf32(f[i] - __uint_as_float(b.hi[i]));
-        }
+        for (int i = 0; i < 4; i++) split_tf32(f[i], b.hi[i], b.lo[i]);
         return b;
     }
     static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) {

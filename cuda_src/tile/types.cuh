@@ -51,6 +51,13 @@ LA_DEVICE u32 round_tf32(float x) {
     return r;
 }
 
+// x = hi + lo: hi the nearest tf32, lo what is left, of which products read the first 10 bits after the point. In three
+// operations; a NaN is one in lo, inf becomes NaN
+LA_DEVICE void split_tf32(float x, u32& hi, u32& lo) {
+    hi = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+    lo = __float_as_uint(x - __uint_as_float(hi));
+}
+
 LA_DEVICE float load_shared(u32 a) {
     float r;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(a));

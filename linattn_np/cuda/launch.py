@@ -40,7 +40,12 @@ def _unusable(device: int) -> str | None:
 
 def current_device() -> int:
     """Number of the device that CuPy uses now."""
-    return cupy().cuda.runtime.getDevice()
+    return _get_device()()
+
+
+@functools.cache
+def _get_device() -> Any:
+    return cupy().cuda.runtime.getDevice
 
 
 def capability() -> int:

@@ -16,7 +16,8 @@ class Allocating:
     """An array namespace that remembers the arrays its `empty` made."""
 
     def __init__(self, xp: Any):
-        self._xp, self.made = xp, []
+        self._xp = xp
+        self.made: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._xp, name)
@@ -47,10 +48,10 @@ class Repeat:
         self._new = [(tuple(x.shape), x.dtype) for x in seen.made]
         self._launches = [Launcher(written, owners) for written in seen.launches]
 
-    def __call__(self, given: Sequence[Any]) -> list[Any]:
-        """The arrays that were allocated, in order."""
+    def __call__(self, pointers: Sequence[int]) -> list[Any]:
+        """pointers: of the arrays given. The arrays that were allocated, in order."""
         made = [launch.empty(*new) for new in self._new]
-        pointers = [x.data.ptr for x in (*given, *made)]
+        pointers = [*pointers, *(x.data.ptr for x in made)]
         for fire in self._launches:
             fire(pointers)
         return made

@@ -89,6 +89,7 @@ CARD = Card(
     to_core=to_core,
     to_core_vjp=to_core_vjp,
     decay=Decay.SCALAR,
+    gate="slopes",
     scaled=False,
     options={"layer": 0, "num_layers": 1},
     named={"slopes": ("rule", "lightning")},

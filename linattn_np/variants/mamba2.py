@@ -63,6 +63,7 @@ def from_core(c: Any, out: Array) -> Array:
 
 def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     xp, grads = c.xp, {}
+    dout = cast(xp, dout, c.dtype)
     if c.z is not None:
         z = cast(xp, c.z, c.dtype)
         grads["z"] = silu_vjp(xp, z, dout * _skipped(c, out))

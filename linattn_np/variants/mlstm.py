@@ -72,7 +72,7 @@ def from_core(c: Any, out: Array) -> Array:
 def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """dnum = dout / below; where |den| is the larger, dden = -sign(den) <dnum, out>."""
     xp, (num, den, floor, below) = c.xp, _parts(c, out)
-    dnum = dout / below
+    dnum = cast(xp, dout, c.dtype) / below
     dden = -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True) / below
     return xp.concat([dnum, xp.where(xp.abs(den) > floor, dden, xp.zeros_like(dden))], axis=-1), {}
 

@@ -57,6 +57,7 @@ CARD = Card(
     to_core=to_core,
     to_core_vjp=to_core_vjp,
     decay=Decay.SCALAR,
+    gate="g",
 )
 
 
@@ -96,7 +97,7 @@ def retnet_to_core(c: Any) -> Inputs:
 
 
 def retnet_to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
-    if c.options["xpos"]:
+    if c.options["xpos"] and d.g is not None:
         d = d._replace(g=c.xp.sum(d.g, axis=-1, keepdims=True))
     return to_core_vjp(c, d)
 

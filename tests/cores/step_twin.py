@@ -58,7 +58,7 @@ class Namespace:
 CUPY = Namespace()
 
 
-SIZE = POINTERS.size + 11 * 32 + 48 + 32  # of the arguments
+SIZE = POINTERS.size + 11 * 32 + 48 + 40  # of the arguments
 
 
 def _rows(pointer, strides, shape, dtype):
@@ -81,11 +81,11 @@ def run(constants, arguments):
         where[name] = (*strides, round(2**32 / inverse) if inverse else 1, kind)
         at += 32
     places = struct.unpack_from("<6q", arguments, at)
-    count, T, heads, readers, slot_bytes, inverse, scale = struct.unpack_from("<q4iIf", arguments, at + 48)
-    assert len(arguments) == SIZE == at + 48 + 32
+    count, T, heads, readers, slot_bytes, inverse, scale, _ = struct.unpack_from("<q4iIfi4x", arguments, at + 48)
+    assert len(arguments) == SIZE == at + 48 + 40
     assert heads == 1 or inverse == -(-(2**32) // heads)
     slot_type = np.dtype(np.int32 if slot_bytes == 4 else np.int64)
-    N = run.blocks // heads // -(-V // (4 * d["LA_PER"] * d["LA_WARPS"]))
+    N = run.blocks // heads // -(-V // (d["LA_LANES"] * d["LA_PER"] * d["LA_WARPS"]))
 
     def vector(name, n, first, t, head, width):
         batch, token, stride, group, kind = where[name]

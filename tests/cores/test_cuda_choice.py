@@ -38,7 +38,7 @@ def refusal(K=64, V=64, dtype="float32", Hk=2, T=100, xp=XP, device=0, compute=n
 
 def test_what_is_covered(a_card):
     for dtype in ("float16", "float32"):
-        for K, V in ((1, 1), (64, 64), (60, 100), (128, 128)):
+        for K, V in ((1, 1), (64, 64), (60, 100), (128, 128), (256, 256)):
             assert refusal(K, V, dtype) is None
             assert refusal(K, V, dtype, g=Array(1, 100, 2, 1)) is None
 
@@ -52,7 +52,6 @@ def test_what_is_covered(a_card):
     ("up to 256", {"K": 257}),
     ("nothing to compute", {"T": 0}),
     ("more key heads", {"Hk": 4}),
-    ("bytes of shared memory", {"K": 256, "V": 256, "dtype": "float16"}),
     ("device 1, the current one is 0", {"device": 1}),
 ])
 def test_what_is_not_says_why(a_card, words, call):
@@ -65,21 +64,21 @@ def test_a_device_that_cannot_run_kernels_says_why(a_card, monkeypatch):
 
 
 def test_segments_fill_the_card_and_are_long_enough():
-    assert cuda_plan.segments(blocks=256, chunks=64, resident=2) == 1
-    assert cuda_plan.segments(blocks=32, chunks=512, resident=2) == 8
-    assert cuda_plan.segments(blocks=1, chunks=15, resident=2) == 1
-    assert cuda_plan.segments(blocks=8, chunks=2048, resident=2) == 33
+    assert cuda_plan.segments(blocks=256, tokens=4096, resident=2) == 1
+    assert cuda_plan.segments(blocks=32, tokens=32768, resident=2) == 8
+    assert cuda_plan.segments(blocks=1, tokens=1023, resident=2) == 1
+    assert cuda_plan.segments(blocks=8, tokens=131072, resident=2) == 33
 
 
 def test_which_passes_are_taken(monkeypatch):
-    monkeypatch.delenv(cuda_wgmma.PORTABLE, raising=False)
+    monkeypatch.setattr(cuda_wgmma, "PORTABLE", False)
     assert cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
     assert cuda_wgmma.takes("bfloat16", 40, 120, 16, 90)
     for other in (("float16", 64, 64, 16, 90), ("bfloat16", 64, 64, 16, 80), ("bfloat16", 64, 64, 16, 100),
                   ("bfloat16", 64, 64, 8, 90), ("bfloat16", 64, 136, 16, 90), ("bfloat16", 32, 64, 16, 90),
                   ("bfloat16", 60, 64, 16, 90)):
         assert not cuda_wgmma.takes(*other)
-    monkeypatch.setenv(cuda_wgmma.PORTABLE, "1")
+    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
     assert not cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
 
 
@@ -88,7 +87,7 @@ def test_shared_memory_of_warpgroup_passes_fits(K):
     for V in range(40, 129, 8):
         for how in (
             cuda_wgmma.scan_pass(K, V, True), cuda_wgmma.scan_pass(V, K, True, False, True, True),
-            cuda_wgmma.scan_pass(K, V, True, False, False), cuda_wgmma.writes_pass(K, K, True),
+            cuda_wgmma.scan_pass(K, V, True, False, False), cuda_wgmma.writes_pass(K, K, True, True),
         ):
             assert how.resident * (how.shared + 1024) <= 228 * 1024
             assert how.threads * how.resident <= 2048

@@ -6,36 +6,15 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.cores.matrix_state import cuda_plan
+from linattn_np.cores.matrix_state import cuda_plan, cuda_wgmma
+from linattn_np.cuda import launch
+
+from .device_arrays import error, typed
 
 pytestmark = pytest.mark.gpu
 DTYPES = ("bfloat16", "float16", "float32")
-FORWARD = {"bfloat16": 4e-3, "float16": 8e-4, "float32": 4e-6}  # of the norm of the result
-GATES = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 2e-5}
-
-
-@pytest.fixture
-def cp(monkeypatch):
-    """CuPy, with every new buffer full of NaN."""
-    cupy = pytest.importorskip("cupy")
-    namespace = pytest.importorskip("array_api_compat.cupy")
-
-    def poisoned(shape, dtype=None, **_):
-        return cupy.full(shape, np.nan if np.dtype(dtype).kind in "fV" else -1, dtype=dtype)
-
-    monkeypatch.setattr(namespace, "empty", poisoned)
-    return cupy
-
-
-def typed(name):
-    return np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if name == "bfloat16" else name)
-
-
-def error(actual, expected):
-    """Norm of the difference over the norm; absolute where the expected is 0."""
-    actual = np.asarray(actual.get()).astype(np.float64)
-    assert actual.shape == expected.shape
-    return np.linalg.norm(actual - expected) / (np.linalg.norm(expected) or 1.0)
+FORWARD = {"bfloat16": 4e-3, "float16": 8e-4, "float32": 4e-6, "tf32": 8e-4}  # of the norm of the result
+GATES = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 2e-5, "tf32": 6e-3}  # tf32 rounds q, k, v too
 
 
 def draw(dtype, B=(2,), T=97, Hq=2, Hk=2, H=2, K=32, V=48, gates=(0.0, 0.001, 0.05, 5.0, np.inf), seed=0, states=None):
@@ -79,6 +58,22 @@ def test_widths(cp, dtype, K):
     compare(cp, dtype, draw(dtype, H=4, Hq=4, Hk=4, K=K, V={60: 129, 100: 7, 256: 192}.get(K, K), T=150))
 
 
+@pytest.mark.parametrize(("K", "V"), [(1, 1), (60, 129), (128, 128), (256, 192)])
+def test_tf32_where_asked(cp, K, V):
+    arrays = draw("float32", H=4, Hq=4, Hk=4, K=K, V=V, T=150)
+    out, *_ = compare(cp, "tf32", arrays, precision="tf32")
+    exact = la.simple_gla(*map(cp.asarray, arrays[:4]), state=cp.asarray(arrays[4]))
+    assert error(out, exact.get().astype(np.float64)) > FORWARD["float32"]
+
+
+@pytest.mark.parametrize(("dtype", "K"), [("bfloat16", 72), ("float16", 256), ("float32", 256)])
+def test_smaller_shared_memory(cp, monkeypatch, dtype, K):
+    """As on a device that has less: fewer chunks in flight, and x in the place of q."""
+    monkeypatch.setattr(launch, "shared_limit", lambda: cuda_plan.SMALLEST_LIMIT)
+    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
+    compare(cp, dtype, draw(dtype, H=4, Hq=4, Hk=4, K=K, V=K, T=150))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("T", [1, 15, 16, 17, 31, 33, 63, 64, 65, 257, 521])
 def test_lengths(cp, dtype, T):
@@ -102,7 +97,7 @@ def test_ragged(cp, dtype):
 def test_segments(cp, dtype):
     """Few heads and many tokens: the sequence is cut, and each segment begins with the right state."""
     T = 1700
-    assert cuda_plan.segments(5, -(-T // 64), 1) > 1
+    assert cuda_plan.segments(5, T, 1) > 1
     compare(cp, dtype, draw(dtype, B=(1,), T=T, H=5, Hq=5, Hk=5, K=16, V=16), bound=1.5)
     offsets = [0, 3, 1100, 1100, 1700]
     compare(cp, dtype, draw(dtype, B=(1,), T=T, H=5, Hq=5, Hk=5, K=16, V=16, states=(4,)), bound=1.5,

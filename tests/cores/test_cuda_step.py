@@ -8,37 +8,14 @@ import pytest
 import linattn_np as la
 from linattn_np.cores.matrix_state import cuda_step, recurrence
 from linattn_np.cores.matrix_state.inputs import Inputs
-from linattn_np.cuda import launch
 from tests.core_cases import CELLS, case
+
+from .device_arrays import error, typed
 
 pytestmark = pytest.mark.gpu
 BOUND = {"bfloat16": 4e-3, "float16": 8e-4, "float32": 2e-6}  # of the norm of the output; states and float32: the last
 VARIANTS = [la.linear_attention, la.simple_gla, la.gla, la.rwkv6, la.delta_rule, la.gated_delta_rule, la.kda, la.comba,
             la.iplr, la.rwkv7]
-
-
-@pytest.fixture
-def cp(monkeypatch):
-    """CuPy, with every new buffer full of NaN."""
-    cupy = pytest.importorskip("cupy")
-    namespace = pytest.importorskip("array_api_compat.cupy")
-
-    def poisoned(shape, dtype=None, **_):
-        return cupy.full(shape, np.nan if np.dtype(dtype).kind in "fV" else -1, dtype=dtype)
-
-    monkeypatch.setattr(namespace, "empty", poisoned)
-    monkeypatch.setattr(launch, "empty", poisoned)
-    return cupy
-
-
-def typed(name):
-    return np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if name == "bfloat16" else name)
-
-
-def error(actual, expected):
-    actual = np.asarray(actual.get()).astype(np.float64)
-    assert actual.shape == expected.shape
-    return np.linalg.norm(actual - expected) / (np.linalg.norm(expected) or 1.0)
 
 
 def compare(cp, cell, dtype, gates="float32", q=True, **sizes):

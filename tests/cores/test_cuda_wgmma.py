@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np import again
 from linattn_np.cores.matrix_state import cuda_wgmma
 from linattn_np.cuda import launch
 
-from .test_cuda_kernels import FORWARD, compare, cp, draw, error, typed  # noqa: F401
+from .device_arrays import error
+from .test_cuda_kernels import FORWARD, compare, draw
 
 pytestmark = pytest.mark.gpu
 FIVE = {"H": 5, "Hq": 5, "Hk": 5}  # a head for each kind of gate
 
 
 @pytest.fixture(autouse=True)
-def hopper(cp):  # noqa: F811
+def hopper(cp):
     if launch.capability() != 90:
         pytest.skip("needs compute capability 90")
 
@@ -26,39 +28,39 @@ def reason(*arrays):
 
 
 @pytest.mark.parametrize("widths", [(64, 64), (128, 128), (128, 64), (64, 128), (40, 120), (96, 72)])
-def test_widths(cp, widths):  # noqa: F811
+def test_widths(cp, widths):
     arrays = draw("bfloat16", K=widths[0], V=widths[1], T=150, **FIVE)
     assert "wgmma" in reason(*map(cp.asarray, arrays[:4]))
     compare(cp, "bfloat16", arrays)
 
 
 @pytest.mark.parametrize("T", [1, 16, 63, 64, 65, 257, 521])
-def test_lengths(cp, T):  # noqa: F811
+def test_lengths(cp, T):
     compare(cp, "bfloat16", draw("bfloat16", T=T, K=64, V=128, seed=T, **FIVE))
     compare(cp, "bfloat16", draw("bfloat16", T=T, K=128, V=128, seed=T, **FIVE))
 
 
 @pytest.mark.parametrize("heads", [(1, 1, 4), (4, 2, 2), (2, 1, 2), (2, 2, 4), (4, 1, 1)])
-def test_grouped_heads(cp, heads):  # noqa: F811
+def test_grouped_heads(cp, heads):
     Hq, Hk, H = heads
     compare(cp, "bfloat16", draw("bfloat16", Hq=Hq, Hk=Hk, H=H, T=140, K=128, V=128))
 
 
 @pytest.mark.parametrize("D", [64, 128])
-def test_ragged(cp, D):  # noqa: F811
+def test_ragged(cp, D):
     offsets = [0, 5, 5, 70, 97, 300, 301]
     compare(cp, "bfloat16", draw("bfloat16", B=(1,), T=301, K=D, V=D, states=(6,), **FIVE), cu_seqlens=offsets)
 
 
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("offsets", [None, [0, 3, 1100, 1100, 1700]])
-def test_segments(cp, D, offsets):  # noqa: F811
+def test_segments(cp, D, offsets):
     states = None if offsets is None else (4,)
     options = {} if offsets is None else {"cu_seqlens": offsets}
     compare(cp, "bfloat16", draw("bfloat16", B=(1,), T=1700, K=D, V=D, states=states, **FIVE), **options)
 
 
-def test_no_decay(cp):  # noqa: F811
+def test_no_decay(cp):
     q, k, v, *_, dout, _ = draw("bfloat16", T=150, K=64, V=64)
     for fn in (la.linear_attention, la.retention):
         out, pull = la.vjp(fn, *(x.astype(np.float64) for x in (q, k, v)))
@@ -69,7 +71,7 @@ def test_no_decay(cp):  # noqa: F811
             assert error(getattr(actual, name), getattr(expected, name)) <= FORWARD["bfloat16"], (fn, name)
 
 
-def test_same_bits(cp):  # noqa: F811
+def test_same_bits(cp):
     """Alone, in a batch, in a ragged batch, with the state handed over between chunks, and on ten runs."""
     q, k, v, g, state, dout, dstate = draw("bfloat16", B=(3,), T=192, H=4, Hq=4, Hk=4, K=128, V=128)
     there = [cp.asarray(x) for x in (q, k, v, g)]
@@ -95,7 +97,7 @@ def test_same_bits(cp):  # noqa: F811
     assert same(end, whole[1])
 
 
-def test_what_is_not_aligned_takes_the_portable_passes(cp, monkeypatch):  # noqa: F811
+def test_what_is_not_aligned_takes_the_portable_passes(cp, monkeypatch):
     q, k, v, g, _, dout, _ = draw("bfloat16", T=100, K=64, V=64)
     there = [cp.asarray(x) for x in (q, k, v, g)]
     plain, pull = la.vjp(la.simple_gla, *there)
@@ -105,15 +107,16 @@ def test_what_is_not_aligned_takes_the_portable_passes(cp, monkeypatch):  # noqa
     assert "portable" in reason(*odd)
     expected = plain.astype(np.float64).get()
     assert error(la.simple_gla(*odd), expected) <= FORWARD["bfloat16"]
-    again = pull(shifted(cp.asarray(dout)))  # of the same passes
-    assert all(bool((a.astype(cp.float32) == b.astype(cp.float32)).all()) for a, b in zip(again, grads, strict=True)
+    more = pull(shifted(cp.asarray(dout)))  # of the same passes
+    assert all(bool((a.astype(cp.float32) == b.astype(cp.float32)).all()) for a, b in zip(more, grads, strict=True)
                if a is not None)
-    monkeypatch.setenv(cuda_wgmma.PORTABLE, "1")
+    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
+    monkeypatch.setattr(again, "_made", {})
     assert "portable" in reason(*there)
     assert error(la.simple_gla(*there), expected) <= FORWARD["bfloat16"]
 
 
-def test_nan_stays_in_its_head_and_sequence(cp):  # noqa: F811
+def test_nan_stays_in_its_head_and_sequence(cp):
     q, k, v, g, *_ = draw("bfloat16", B=(1,), T=200, H=4, Hq=4, Hk=4, K=64, V=64)
     there = [cp.asarray(x) for x in (q, k, v, g)]
     there[2][0, 70, 1, 3] = np.nan

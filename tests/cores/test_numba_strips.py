@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("llvmlite")
 
 import linattn_np as la
-from linattn_np.cores.matrix_state import numba_strips
+from linattn_np.cores.matrix_state import numba_loops, numba_strips
 from linattn_np.cores.matrix_state.numba_strips import kept_strip, strips
 from linattn_np.cores.numba_program import (
     BATCH,
@@ -123,3 +123,21 @@ def test_strips_and_kept_states_are_the_chunk_form():
     expected = [out, state, *(d for d in pullback(dout, state) if d is not None)]
     for x, y in zip(all_of(given, dout), expected, strict=True):
         assert relative_error(x, y) < 1e-12
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("name", ["linear_attention", "simple_gla", "gla"])
+def test_few_heads_go_backward_by_strips_at_once(monkeypatch, name, queries):
+    """Several threads and one head: strips at once, with the bits that one thread gives."""
+    monkeypatch.setattr(numba_loops, "MANY_OPERATIONS", 0)
+    found, calls = [], []
+    find = numba_loops._find_ends
+    monkeypatch.setattr(numba_loops, "_find_ends", lambda *given: calls.append(find(*given)))
+    rng, fn = np.random.default_rng(0), getattr(la, name)
+    given = fn.card.sample(rng, B=(1,), T=900, H=1, K=20, V=70, Hq=queries, optional=False)
+    state, dout = rng.standard_normal((1, 1, 20, 70)), rng.standard_normal((1, 900, queries, 70))
+    for count in (1, 3):
+        (out, end), pullback = la.vjp(fn, **given, state=state, return_state=True, backend="numba", num_threads=count)
+        found.append([out, end, *(d for d in pullback(dout, end) if d is not None)])
+        assert len(calls) == (count > 1)
+    assert all((x == y).all() for x, y in zip(*found, strict=True))

@@ -23,9 +23,9 @@ from linattn_np.warmup import SHARED, entries, step_entries
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 TINY = '#include "tile/one.cuh"\nextern "C" __global__ void entry(float* x) { *x = one() + LA_ADD; }\n'
-# Bytes of spilled registers that a scan may store, with the reason. 128 x 128 in bfloat16 keeps 192 accumulators a
+# Bytes of spilled registers that a scan may store, with the reason. 128 x 128 in bfloat16 keeps 160 accumulators a
 # thread with two blocks a multiprocessor, all 255 registers; what spills are addresses, a dozen reloads a chunk.
-ALLOWANCE = {("bfloat16", 128, 128): 128}
+ALLOWANCE = {("bfloat16", 128, 128): 40}
 
 
 @pytest.fixture
@@ -154,7 +154,8 @@ SMALL = (cuda_kernels.SEGMENTS, cuda_kernels.GATE)  # entries without products
 @pytest.mark.parametrize(("arch", "dtype", "K", "V"), [
     *((arch, *kind) for arch in ("sm_80", "sm_90a", "sm_100a")
       for kind in (("bfloat16", 128, 128), ("float16", 64, 64), ("float32", 60, 100))),
-    ("sm_90a", "bfloat16", 64, 64), ("sm_90a", "bfloat16", 128, 64), ("sm_90a", "bfloat16", 40, 120)])
+    ("sm_90a", "tf32", 128, 128), ("sm_90a", "bfloat16", 64, 64), ("sm_90a", "bfloat16", 128, 64),
+    ("sm_90a", "bfloat16", 40, 120)])
 def test_every_entry_compiles(arch, dtype, K, V):
     """To machine code of the architecture: products on its matrix units, no more spills than the allowance."""
     for entry in entries(dtype, K, V, int(arch.strip("sm_a"))):
@@ -190,10 +191,6 @@ def test_shared_memory_of_every_plan_fits():
         for dtype in cuda_plan.ELEMENTS:
             for K in (1, 16, 100, 128, 129, 256):
                 for V in (1, 64, 128, 256):
-                    if cuda_plan.shared_needed(dtype, K, V, size * 1024) > size * 1024:
-                        assert (dtype, size) == ("float16", 99)  # refused: its gram matrix is in float32
-                        assert max(K, V) > 128
-                        continue
                     for entry in entries(dtype, K, V, capability):
                         assert dict(entry.constants).get("LA_SHARED", 0) <= size * 1024, (capability, dtype, K, V)
 

@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) entry(const float* x, float
     __shared__ float stages[STAGES][256];
     __shared__ u64 barriers[2 * STAGES];
     const Ring<STAGES> ring = {shared_address(barriers)};
-    if (threadIdx.x == 0) ring.init(2 * 128, 4);
+    if (threadIdx.x == 0) ring.init(2 * 128, 128);
     __syncthreads();
     const int thread = threadIdx.x & 127;
     if (threadIdx.x < 128) {
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) entry(const float* x, float
             ring.wait_full(step);
             float sum = 0.f;
             for (int i = 0; i < 256; i++) sum += stages[step % STAGES][i];
-            ring.used(step, thread & 31);
+            ring.used(step);
             sums[step * 128 + thread] = sum;
         }
 }

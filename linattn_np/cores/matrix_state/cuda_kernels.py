@@ -47,13 +47,14 @@ def refuses(call: Any) -> str | None:
         return "there are more key heads than value heads"
     if x.v.device.id != launch.current_device():
         return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
-    return launch.unusable() or _too_large(_element(x.q, x.k, x.v), K, V)
+    return launch.unusable()
 
 
 def how(call: Any) -> str:
     """The passes of a call that is covered, in words."""
     q, k, v = _rows(call.plan.xp, call.x.q, call.x.k, call.x.v)
-    return "passes by warpgroup products (wgmma)" if _wgmma(q, k, v) else "portable passes (mma.sync)"
+    tf32 = ", tf32 products" if _products(q, call.plan) == "tf32" else ""
+    return "passes by warpgroup products (wgmma)" if _wgmma(q, k, v) else f"portable passes (mma.sync){tf32}"
 
 
 def _wgmma(q: Array, k: Array, v: Array) -> bool:
@@ -61,17 +62,16 @@ def _wgmma(q: Array, k: Array, v: Array) -> bool:
     return cuda_wgmma.takes(dtype_name(q), K, V, _alignment((q, k, v), K, V), launch.capability())
 
 
-def _too_large(element: str, K: int, V: int) -> str | None:
-    """Why tiles of these widths do not fit the device; None where they do."""
-    limit = launch.shared_limit()
-    need = cuts.shared_needed(element, K, V, limit)
-    return f"{K} x {V} {element} takes {need} bytes of shared memory, a block has {limit}" if need > limit else None
-
-
 def _element(*arrays: Array) -> str:
     """The element that arrays are computed in: bfloat16 or float16 if all are, else float32."""
     names = {dtype_name(y) for y in arrays}
     return names.pop() if len(names) == 1 and names <= set(cuts.ELEMENTS) else "float32"
+
+
+def _products(x: Array, plan: Plan) -> str:
+    """What passes over arrays like x multiply: their element, or tf32 where that was asked for."""
+    name = dtype_name(x)
+    return "tf32" if name == "float32" and plan.precision == "tf32" else name
 
 
 class Batch(NamedTuple):
@@ -103,7 +103,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     xp = plan.xp
     q, k, v = _rows(xp, x.q, x.k, x.v)
     batch = _batch(x, plan, q, k, v)
-    _prepare(batch, plan.gradients)
+    _prepare(batch, plan)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
@@ -133,7 +133,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=f32)
     ends = _begins(xp, batch, q, dout, g, last, plan.scale, reverse=True)
     later = ends or _states(last, batch)
-    dots = None if g is None else _Dots(xp, batch)
+    dots = _Dots(xp, batch) if _wants_dots(batch, plan) else None
     if _writes_at_once(batch):
         _writes(batch, (q, k, v, dout, dk, dv), g, later.transposed(), plan.scale, group=0 if ends else 1,
                 end=_states(first, batch).transposed(), dots=dots)
@@ -141,12 +141,12 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
         _scan(batch, k, q, dout, dv, g, later, 1.0, plan.scale, group=0 if ends else 1, reverse=True,
               end=_states(first, batch))
         _scan(batch, v, dout, q, dk, g, later.transposed(), 1.0, plan.scale, group=0 if ends else 1, reverse=True,
-              dots=dots and dots.of(k, 1))
+              dots=None if dots is None else dots.of(k, 1))
     earlier = begins or _states(_state(xp, state, batch), batch)
     _scan(batch, dout, v, k, dq, g, earlier.transposed(), plan.scale, 1.0, group=0 if begins else group,
-          dots=dots and dots.of(q, 0))
+          dots=None if dots is None else dots.of(q, 0))
     grads = {"q": _shared(xp, dq, x.q.shape), "k": _shared(xp, dk, x.k.shape), "v": _shared(xp, dv, x.v.shape)}
-    if g is not None:
+    if g is not None and dots is not None:
         dg = _shared(xp, _gate_grad(xp, batch, g, dots)[..., None], (*batch.lead, *x.g.shape[-3:]))
         grads["g"] = sum_to(xp, dg, x.g.shape)
     if group > 1:
@@ -217,25 +217,25 @@ def _batch(x: Inputs, plan: Plan, *arrays: Array) -> Batch:
     sequences, xp = plan.sequences, plan.xp
     ragged = sequences[0].row is not None if sequences else True
     lead, (T, H, V), (Hq, K) = tuple(x.v.shape[:-3]), x.v.shape[-3:], x.q.shape[-2:]
-    element, heads = dtype_name(arrays[0]), max(Hq, H)
+    element, heads = _products(arrays[0], plan), max(Hq, H)
     N = len(sequences) if ragged else prod(lead)
     longest = max((s.stop - s.start for s in sequences), default=0)
     offsets = None
     if ragged:
         offsets = xp.asarray([s.start for s in sequences] + [sequences[-1].stop if sequences else 0], dtype=xp.int64)
     wgmma = _wgmma(*arrays[:3])
-    chunks = max(-(-longest // cuts.chunk_length(element)), 1)
-    each = -(-chunks // _segments(element, K, V, wgmma, N * heads, chunks))
+    chunks = max(-(-longest // (cuda_wgmma.CHUNK if wgmma else cuts.CHUNK)), 1)
+    each = -(-chunks // _segments(element, K, V, wgmma, N * heads, longest))
     return Batch(lead, T, heads, H, K, V, N, offsets, longest, element, x.g is not None, _alignment(arrays, K, V),
                  -(-chunks // each), each, wgmma)
 
 
-def _segments(element: str, K: int, V: int, wgmma: bool, slots: int, chunks: int) -> int:
+def _segments(element: str, K: int, V: int, wgmma: bool, slots: int, tokens: int) -> int:
     """Pieces that the sequences of `slots` sequences and heads are cut into."""
     if wgmma:
         how = cuda_wgmma.scan_pass(K, V, True)
-        return cuts.segments(slots * how.parts, chunks, how.resident)
-    return cuts.segments(slots * cuts.scan_pass(element, K, V, 16, True, cuts.SMALLEST_LIMIT).parts, chunks, 2)
+        return cuts.segments(slots * how.parts, tokens, how.resident)
+    return cuts.segments(slots * cuts.scan_pass(element, K, V, 16, True, cuts.SMALLEST_LIMIT).parts, tokens, 2)
 
 
 def _alignment(arrays: tuple[Array, ...], K: int, V: int) -> int:
@@ -270,25 +270,35 @@ def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool
     return cuts.scan_pass(batch.element, K, V, batch.align, batch.decay, launch.shared_limit(), reverse, outputs, dots)
 
 
+def _small(batch: Batch, decay: bool, reverse: bool) -> cuts.Constants:
+    chunk = cuda_wgmma.CHUNK if batch.wgmma else cuts.CHUNK
+    return cuts.common_constants(batch.element, decay, reverse, chunk)
+
+
 def _writes_at_once(batch: Batch) -> bool:
     return batch.wgmma and cuda_wgmma.takes_writes(batch.K, batch.V)
 
 
-def _prepare(batch: Batch, gradients: bool) -> None:
+def _wants_dots(batch: Batch, plan: Plan) -> bool:
+    """Whether the backward makes a gradient of the gates."""
+    return batch.decay and plan.gate_gradient
+
+
+def _prepare(batch: Batch, plan: Plan) -> None:
     """Begin to compile what a call will launch, and what its backward will, all at once."""
-    K, V, decay = batch.K, batch.V, batch.decay
+    K, V, decay, dots = batch.K, batch.V, batch.decay, _wants_dots(batch, plan)
     passes, small = [_pass(batch, K, V, False, True, False)], []
-    if gradients:
-        passes.append(_pass(batch, V, K, False, True, decay))
+    if plan.gradients:
+        passes.append(_pass(batch, V, K, False, True, dots))
         if _writes_at_once(batch):
-            passes.append(cuda_wgmma.writes_pass(K, V, decay))
+            passes.append(cuda_wgmma.writes_pass(K, V, decay, dots))
         else:
-            passes += [_pass(batch, K, V, True, True, False), _pass(batch, V, K, True, True, decay)]
-        small += [(GATE, cuts.common_constants(batch.element, True, False))] if decay else []
+            passes += [_pass(batch, K, V, True, True, False), _pass(batch, V, K, True, True, dots)]
+        small += [(GATE, _small(batch, True, False))] if dots else []
     if batch.segments > 1:
-        for reverse in (False, True)[: 1 + gradients]:
+        for reverse in (False, True)[: 1 + plan.gradients]:
             passes.append(_pass(batch, K, V, reverse, False, False))
-            small.append((SEGMENTS, cuts.common_constants(batch.element, decay, reverse)))
+            small.append((SEGMENTS, _small(batch, decay, reverse)))
     wanted = (*((how.file, how.constants) for how in passes), *small)
     if len(wanted) > 1:
         launch.prepare(wanted, launch.capability())
@@ -326,7 +336,7 @@ def _writes(
     dots: _Dots | None,
 ) -> None:
     """dk and dv from q, k, v, dout in one pass; group as in _scan."""
-    how = cuda_wgmma.writes_pass(batch.K, batch.V, batch.decay)
+    how = cuda_wgmma.writes_pass(batch.K, batch.V, batch.decay, dots is not None)
     arrays = tuple(y if y.ndim == 4 else y.reshape(prod(batch.lead), *y.shape[-3:]) for y in arrays)
     written, states, _, marks = (0, 0, 0, 0) if dots is None else dots.of(arrays[1], 1).pointers
     arguments = b"".join((
@@ -352,7 +362,7 @@ def _begins(
     group = 1 if reverse else batch.heads // batch.H
     blocks = -(-batch.K * batch.V // 256)
     launch.launch(
-        SEGMENTS, "segments", cuts.common_constants(batch.element, batch.decay, reverse),
+        SEGMENTS, "segments", _small(batch, batch.decay, reverse),
         batch.N * batch.heads * blocks, 256, 0,
         states.packed() + _states(start, batch).packed() + struct.pack(
             "<4q6i", group, _pointer(states.sums), _pointer(batch.offsets), batch.K * batch.V, batch.T, batch.heads,
@@ -372,7 +382,7 @@ class _Dots:
 
     def __init__(self, xp: Any, batch: Batch):
         self.how = _pass(batch, batch.V, batch.K, False, True, True)
-        self.marks = -(-max(batch.longest, 1) // (self.how.chunk * cuts.MARK))
+        self.marks = -(-max(batch.longest, 1) // cuts.MARKS[batch.element])
         slots = batch.N * batch.heads * self.marks
         self.tokens = xp.empty((2, self.how.dot_parts, batch.heads, batch.tokens), dtype=xp.float32)
         self.states = xp.empty((slots, self.how.mark_floats), dtype=xp.float32)
@@ -388,7 +398,7 @@ def _gate_grad(xp: Any, batch: Batch, g: Array, dots: _Dots) -> Array:
     dg = xp.empty((*batch.lead, batch.T, batch.heads), dtype=xp.float32)
     blocks = batch.N * batch.heads * dots.marks
     launch.launch(
-        GATE, "gate_grad", cuts.common_constants(batch.element, True, False), -(-blocks // 4), 128, 0,
+        GATE, "gate_grad", _small(batch, True, False), -(-blocks // 4), 128, 0,
         struct.pack("<3q", dots.tokens[0].data.ptr, dots.tokens[1].data.ptr, dots.products.data.ptr)
         + _pack_gate(g, batch) + struct.pack(
             "<5q4i", dg.data.ptr, _pointer(batch.offsets), batch.tokens, dots.marks, blocks, batch.T, batch.heads,

@@ -6,14 +6,18 @@ import functools
 from typing import NamedTuple
 
 ELEMENTS = {"bfloat16": 0, "float16": 1, "float32": 2}
-BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+PRODUCTS = ELEMENTS | {"tf32": 3}  # what a pass multiplies: tf32 is float32 in memory
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}
 WIDEST = 256  # key and value columns
 SCAN = "matrix_state/scan.cu"
-MARK = 4  # chunks between two inner products of states for the gradient of the gates
+MOST_STAGES = 3  # chunks in flight
+CHUNK = 32  # tokens: half of a gram matrix is masked, and smaller ones leave less of it to multiply
+MARKS = {"bfloat16": 256, "float16": 256, "float32": 128, "tf32": 256}  # tokens from one <S, dS> to the next
 MULTIPROCESSORS = 132  # of the card that sequences are cut for
-SEGMENT = 8  # chunks that a segment has at least
-SMALLEST_LIMIT = 99 * 1024  # bytes of shared memory that a block can have on any device from compute capability 86 on
+SEGMENT = 512  # tokens that a segment has at least
+SMALLEST_LIMIT = 99 * 1024  # bytes of shared memory that a block can have on any device from compute capability 80 on
 REGISTERS = 65536  # of a multiprocessor
+BESIDE = {"bfloat16": 70, "float16": 110, "float32": 130, "tf32": 110}  # registers of a thread beside its accumulators
 
 Constants = tuple[tuple[str, int], ...]
 
@@ -47,11 +51,6 @@ def round_up(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def chunk_length(element: str) -> int:
-    """C: shared memory holds 64 tokens of 16-bit elements, 32 of float32."""
-    return 32 if element == "float32" else 64
-
-
 def tiles(element: str, K: int, V: int) -> tuple[int, int]:
     """(warps, tiles of 16 value columns a warp): a warp keeps its rows of the state, K columns wide, in registers."""
     each = 2 if element == "bfloat16" and K <= 128 and V > 64 else 1
@@ -67,39 +66,53 @@ def scan_pass(
     dots: bool = False,
 ) -> Pass:
     """The constants of scan.cu for keys K and values V wide, within `limit` bytes of shared memory."""
-    (warps, each), C = tiles(element, K, V), chunk_length(element)
+    (warps, each), C = tiles(element, K, V), CHUNK
     size, gram = BYTES[element], 2 if element == "bfloat16" else 4
     keys, values = C * round_up(K, 16) * size, C * 16 * each * warps * size
-    queries = 0 if not outputs else max(keys, values) if dots else keys
-    stage = keys + values + queries + C * 4
     rest = C * C * gram * outputs + warps * (4 if element == "float32" else 3) * C * 4 + dots * (warps + 1) * C * 4
-    stages = next((n for n in (3, 2) if (n == 2 or not outputs) and n * stage + rest <= limit), 1)
-    shared, threads = stages * stage + rest, 32 * warps
-    registers = min(255, each * (round_up(K, 16) + C) // 2 + (70 if element == "bfloat16" else 110))
+    threads = 32 * warps
+    registers = min(255, each * (round_up(K, 16) + C) // 2 + BESIDE[element])
+    blocks = max(1, min(4, REGISTERS // (threads * registers)))
+    stages, apart = _stages(keys, values, rest, limit, blocks, outputs, dots)
+    stage = _stage(keys, values, outputs, dots, apart)
+    shared = stages * stage + rest
     constants = {
-        "LA_DTYPE": ELEMENTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": align,
+        "LA_DTYPE": PRODUCTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": align,
         "LA_K": K, "LA_V": V, "LA_C": C, "LA_WARPS": warps, "LA_TILES": each, "LA_STAGES": stages,
-        "LA_OUTPUTS": int(outputs), "LA_DOTS": int(dots), "LA_MARK": MARK, "LA_SHARED": shared,
-        "LA_BLOCKS": max(1, min(4, 227 * 1024 // (shared + 1024), REGISTERS // (threads * registers))),
+        "LA_OUTPUTS": int(outputs), "LA_DOTS": int(dots), "LA_APART": int(apart), "LA_MARK": MARKS[element],
+        "LA_SHARED": shared, "LA_BLOCKS": max(1, min(blocks, (limit + 1024) // (shared + 1024))),
     }
     parts = -(-V // (16 * each * warps))
     return Pass(SCAN, tuple(sorted(constants.items())), shared, threads, parts, C, parts, warps)
 
 
-def shared_needed(element: str, K: int, V: int, limit: int) -> int:
-    """Bytes of shared memory that the largest pass of forward and backward takes at the least."""
-    widths = ((K, V), (V, K))
-    return max(scan_pass(element, *w, BYTES[element], True, limit, dots=True).shared for w in widths)
+def _stage(keys: int, values: int, outputs: bool, dots: bool, apart: bool) -> int:
+    """Bytes of a stage: k, v, q, x in a place of its own or in q's, log decays."""
+    queries = 0 if not outputs else max(keys, values) if dots and not apart else keys
+    return keys + values + queries + values * (dots and apart) + CHUNK * 4
 
 
-def common_constants(element: str, decay: bool, reverse: bool) -> Constants:
-    """Constants of the small kernels beside a pass."""
+def _stages(
+    keys: int, values: int, rest: int, limit: int, blocks: int, outputs: bool, dots: bool
+) -> tuple[int, bool]:
+    """(chunks in flight, whether x has a place of its own): the most with which `blocks` fit a multiprocessor."""
+    for room in ((limit + 1024) // blocks - 1024, limit):
+        for apart in (True, False) if dots else (False,):
+            stage = _stage(keys, values, outputs, dots, apart)
+            for n in (MOST_STAGES, 2):
+                if n * stage + rest <= room:
+                    return n, apart
+    return 1, False
+
+
+def common_constants(element: str, decay: bool, reverse: bool, chunk: int = CHUNK) -> Constants:
+    """Constants of the small kernels beside a pass in chunks of `chunk` tokens."""
     return tuple(sorted({
-        "LA_DTYPE": ELEMENTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse),
-        "LA_C": chunk_length(element), "LA_MARK": MARK, "LA_TILES": 1, "LA_WARPS": 1,
+        "LA_DTYPE": PRODUCTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse),
+        "LA_C": chunk, "LA_MARK": MARKS[element], "LA_TILES": 1, "LA_WARPS": 1,
     }.items()))
 
 
-def segments(blocks: int, chunks: int, resident: int) -> int:
-    """Pieces that sequences of `chunks` chunks are cut into when there are `blocks` blocks without cutting."""
-    return max(1, min(MULTIPROCESSORS * resident // max(blocks, 1), chunks // SEGMENT))
+def segments(blocks: int, tokens: int, resident: int) -> int:
+    """Pieces that sequences of `tokens` tokens are cut into when there are `blocks` blocks without cutting."""
+    return max(1, min(MULTIPROCESSORS * resident // max(blocks, 1), tokens // SEGMENT))

@@ -19,7 +19,7 @@ from .inputs import Inputs, Plan, Saved
 
 STEP = "matrix_state/step.cu"
 WARPS = 2  # of a block
-LANES = 4  # of a warp, side by side: step.cu's
+FAR = 128 << 20  # bytes of states up to which they pass the L1 cache by: measured on a card with 60 MB of L2
 FEW = 16  # tokens of the longest sequence up to which the recurrence is taken unasked
 VECTORS = Inputs._fields  # the first pointers of the struct Arguments, in its order
 NAMES_OF_POINTERS = (*VECTORS, "out", "start", "end", "start_slots", "end_slots", "offsets")
@@ -75,13 +75,13 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets)
     constants = constants_of(x, plan, element, _wide(arrays, (start, last)))
     values = dict(constants)
-    parts = -(-V // (LANES * values["LA_PER"] * values["LA_WARPS"]))
+    parts = -(-V // (values["LA_LANES"] * values["LA_PER"] * values["LA_WARPS"]))
     arguments = b"".join([
         POINTERS.pack(*(0 if y is None else y.data.ptr for y in pointers)),
         *(_pack(y, heads if n == "q" else H) for n, y in arrays.items()),
         _pack(out, heads), _pack_state(start), _pack_state(last),
-        struct.pack("<q4iIf", N if slots is None else start.shape[0], T, H, heads // H,
-                    0 if slots is None else slots.itemsize, _inverse(H), plan.scale),
+        struct.pack("<q4iIfi4x", N if slots is None or start is None else start.shape[0], T, H, heads // H,
+                    0 if slots is None else slots.itemsize, _inverse(H), plan.scale, 4 * N * H * K * V <= FAR),
     ])
     launch.launch(STEP, "step", constants, N * H * parts, 32 * values["LA_WARPS"], 0, arguments, pointers)
     return None if out is None else cast(xp, out, x.v.dtype), end, Saved(x, plan, state, None)
@@ -114,17 +114,24 @@ def step_constants(
 ) -> Constants:
     """The same from words. own: r is not k; before: r reads the undecayed state; read: 0 none, 1 AFTER, 2 BEFORE."""
     per = 4 if K <= 128 else 2
+    lanes = _lanes(element, K, V, wide, erase, bonus)
     return tuple(sorted({
-        "LA_DTYPE": ELEMENTS[element], "LA_K": K, "LA_V": V, "LA_PER": per, "LA_WIDE": int(wide),
-        "LA_WARPS": min(WARPS, -(-V // (LANES * per))), "LA_DECAY": list(Decay).index(decay),
+        "LA_DTYPE": ELEMENTS[element], "LA_K": K, "LA_V": V, "LA_PER": per, "LA_LANES": lanes, "LA_WIDE": int(wide),
+        "LA_WARPS": min(WARPS, -(-V // (lanes * per))), "LA_DECAY": list(Decay).index(decay),
         "LA_VALUE_DECAY": int(value_decay), "LA_ERASE": list(Erase).index(erase), "LA_OWN": int(own),
         "LA_ERASE_BEFORE": int(before), "LA_READ": read, "LA_BONUS": int(bonus),
     }.items()))
 
 
-def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Array | None]:
+def _lanes(element: str, K: int, V: int, wide: bool, erase: Erase, bonus: bool) -> int:
+    """Lanes side by side: eight read whole pieces of memory; 128 floats a lane must leave room for the rest."""
+    room = K <= 128 and element != "float32" and erase is not Erase.FREE and not bonus
+    return 8 if wide and V >= 32 and room else 4
+
+
+def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
     """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), rows contiguous, in a kind to read."""
-    found: dict[str, Array | None] = {}
+    found: dict[str, Any] = {}
     for name, y in x._asdict().items():
         if name == "r" and y is x.k:  # read once, as k
             y = None
@@ -150,7 +157,7 @@ def _states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None,
     return S, S.data.ptr == state.data.ptr
 
 
-def _wide(arrays: dict[str, Array | None], states: tuple[Array | None, ...]) -> bool:
+def _wide(arrays: dict[str, Any], states: tuple[Array | None, ...]) -> bool:
     """Whether every row of every array can be read four elements at a time."""
     for y in arrays.values():
         if y is not None and y.shape[-1] > 1 and not _by_fours(y):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 
-from .cuda_plan import MARK, Pass, round_up
+from .cuda_plan import MARKS, Pass, round_up
 
 SCAN, ADDS = "matrix_state/scan_wgmma.cu", "matrix_state/adds_wgmma.cu"
 WRITES = "matrix_state/writes_wgmma.cu"  # dk and dv in one pass
@@ -15,14 +15,15 @@ NARROWEST, WIDEST = 40, 128  # narrower than half a panel wastes most of it; a w
 ALIGN = 16  # bytes that every row's address and length are a multiple of
 TOKEN_FLOATS = CHUNK * 4  # bytes of one number a token
 DECAY = 4 * TOKEN_FLOATS + 16  # bytes of a stage's sums of decays
-PORTABLE = "LINATTN_CUDA_PORTABLE"  # in the environment: 1 takes the portable passes, for measuring
+# 1 takes the portable passes, for measuring; read once, since calls that are made again (again.py) do not look
+PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
 
 
 def takes(element: str, K: int, V: int, align: int, capability: int) -> bool:
     """Whether these passes compute keys K and values V wide, in rows that are aligned to `align` bytes."""
     fits = element == "bfloat16" and capability == 90 and align == ALIGN
     fits = fits and all(NARROWEST <= width <= WIDEST and width % 8 == 0 for width in (K, V))
-    return fits and os.environ.get(PORTABLE, "0") in ("", "0")
+    return fits and not PORTABLE
 
 
 def takes_writes(K: int, V: int) -> bool:
@@ -45,13 +46,13 @@ def scan_pass(
 
 
 @functools.cache
-def writes_pass(K: int, V: int, decay: bool) -> Pass:
-    """The constants of writes_wgmma.cu, dk and dv in one pass; the gradient of the gates where there is a decay."""
+def writes_pass(K: int, V: int, decay: bool, dots: bool) -> Pass:
+    """The constants of writes_wgmma.cu, dk and dv in one pass; dots: also what the gradient of the gates is made of."""
     width, stages = round_up(K, PANEL), 2
     groups = width // PANEL
     shared = stages * (4 * CHUNK * width * 2 + DECAY + 16) + width * width * 2 + 2 * CHUNK * CHUNK * 2 + 112
-    shared += decay * 4 * groups * TOKEN_FLOATS
-    return _pass(WRITES, K, V, decay, True, decay, groups, stages, shared, 3 - groups)
+    shared += dots * 4 * groups * TOKEN_FLOATS
+    return _pass(WRITES, K, V, decay, True, dots, groups, stages, shared, 3 - groups)
 
 
 def _pass(
@@ -61,7 +62,7 @@ def _pass(
     constants = {
         "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": ALIGN, "LA_K": K, "LA_V": V,
         "LA_C": CHUNK, "LA_WARPS": 4 * groups, "LA_TILES": 1, "LA_STAGES": stages, "LA_OUTPUTS": int(file != ADDS),
-        "LA_DOTS": int(dots), "LA_MARK": MARK, "LA_SHARED": shared, "LA_BLOCKS": resident,
+        "LA_DOTS": int(dots), "LA_MARK": MARKS["bfloat16"], "LA_SHARED": shared, "LA_BLOCKS": resident,
     }
     threads = 128 * groups + 128  # one group more fills the ring
     return Pass(file, tuple(sorted(constants.items())), shared, threads, 1, CHUNK, groups, 4)

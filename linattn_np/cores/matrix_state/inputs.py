@@ -51,6 +51,8 @@ class Plan(NamedTuple):
     chunk_size: int | str | None = None  # 1 recurrent, "parallel", C, or None to choose
     sequences: tuple[Sequence, ...] = ()
     gradients: bool = False  # a backward follows: what it needs may be compiled beside the forward
+    gate_gradient: bool = True  # somebody wants the gradient of g and gv; False lets a backend leave it out
+    precision: str | None = None  # "tf32": products of float32 may round their factors to it
     overwrite: bool = False  # the final state may take the place of the initial one
     rows: Array = None  # (N,) the states of a pool that the sequences begin with; None: `state` has one a sequence
 

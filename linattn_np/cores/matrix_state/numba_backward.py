@@ -7,14 +7,16 @@ begin with. The algebra is one_chunk.py's: c is the cotangent of q^ S + ..., dS 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 from ...pieces.numba_tiles import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER
 from ..kinds import Decay, Erase
 from ..numba_decay import BLOCK
-from ..numba_program import EARLIER, FIRST, FROM, HEAD, LATER, LEAD, MINUS, ONE, SCALE, STATE, STOP, TURNED, Program
+from ..numba_program import EARLIER, FIRST, FROM, HEAD, LATER, LEAD, MINUS, ONE, SCALE, STATE, STOP, TO, TURNED, Program
 from .numba_chunk import Cell, Chunk
 from .numba_table import (
+    ENDS,
     IN_BONUS,
     IN_DOUT,
     IN_DSTATE,
@@ -356,10 +358,10 @@ class Walk:
 
 
 @functools.lru_cache(256)
-def backward_program(cell: Cell, group: int, chunks: int, dstate: bool) -> tuple[Program, int]:
+def backward_program(cell: Cell, group: int, chunks: int, dstate: bool, apart: bool = False) -> tuple[Program, int]:
     """Every gradient, of at most `chunks` chunks a task, and the chunks of a segment.
 
-    A task begins with the first of `group` heads.
+    A task begins with the first of `group` heads. apart: dS between strips is known, tasks do not hand it on.
     """
     p = Program(cell.dtype)
     walk = Walk(p, cell, max(1, chunks))
@@ -371,7 +373,7 @@ def backward_program(cell: Cell, group: int, chunks: int, dstate: bool) -> tuple
         p.load(x.u, IN_BONUS, zero, HEAD, one, zero, x.K)
         p.clear(x.dU, zero, one, x.K)
     begins = ((walk.S, EARLIER, IN_STATE, cell.started, STARTS, FROM),
-              (x.dS, LATER, IN_DSTATE, dstate, OUT_DSTATE, STATE))  # fmt: skip
+              (x.dS, LATER, IN_DSTATE, dstate, *((ENDS, TO) if apart else (OUT_DSTATE, STATE))))  # fmt: skip
     for S, resumed, array, given, between, row in begins:
         with p.only_if(resumed, one):
             if given:
@@ -383,7 +385,8 @@ def backward_program(cell: Cell, group: int, chunks: int, dstate: bool) -> tuple
     with p.only_if(FIRST, STOP):
         walk.find_states()
         walk.segments()
-    p.store_state(x.dS, OUT_DSTATE, STATE, HEAD, x.K, zero, x.width)
+    with p.only_if(EARLIER, one) if apart else contextlib.nullcontext():
+        p.store_state(x.dS, OUT_DSTATE, STATE, HEAD, x.K, zero, x.width)
     if cell.bonus:
         p.put(x.dU, OUT_DBONUS, STATE, HEAD, one, x.K, ONE)
     p.add(HEAD, HEAD, one)

@@ -23,7 +23,7 @@ class Chunks:
     def __init__(self, x: Inputs, plan: Plan, table: Table, rows: np.ndarray, started: bool, kept: int = 0):
         H, V = x.v.shape[-2:]
         states, count = len(rows) * H, threads.num_threads()
-        columns = _columns(V, states, count)
+        columns = columns_of(V, states, count)
         cell = cell_of(x, plan, table, columns, started)
         self.program, self.scale = forward_program(cell), plan.scale
         self.tasks, self.bounds = strips(rows, H, V, columns, cell.C, max(1, states // count), kept)
@@ -52,7 +52,7 @@ def cell_of(x: Inputs, plan: Plan, table: Table, columns: int, started: bool) ->
     )  # fmt: skip
 
 
-def _columns(V: int, states: int, count: int) -> int:
+def columns_of(V: int, states: int, count: int) -> int:
     """Value columns of a task: all, or fewer where there are fewer states than threads."""
     share = -(-count // max(states, 1))
     return min(V, max(1, -(-V // (share * BLOCK))) * BLOCK) if share > 1 else V

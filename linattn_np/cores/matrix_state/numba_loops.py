@@ -8,15 +8,19 @@ import numpy as np
 
 from ...ground import threads
 from ...ground.namespace import cast, sum_to
+from ..kinds import Erase
 from ..numba_machine import SHARED
 from ..numba_program import CHUNKS, FIRST, HEAD, LEAD, STATE, STOP, TO
 from . import chunks, numba_again, numba_short
 from .inputs import Inputs, Plan, Saved
 from .numba_backward import backward_program
-from .numba_chunks import Chunks, cell_of, chunk_of, tokens
+from .numba_chunk import Cell
+from .numba_chunks import Chunks, cell_of, chunk_of, columns_of, tokens
+from .numba_future import future_program
 from .numba_run import run
 from .numba_strips import kept_strip, strips
 from .numba_table import (
+    ENDS,
     IN_DOUT,
     IN_DSTATE,
     IN_STATE,
@@ -35,6 +39,8 @@ from .numba_table import (
     Table,
     sequences,
 )
+
+MANY_OPERATIONS = 2e7  # from which on few heads go backward by strips at once
 
 again = numba_again.again
 
@@ -106,11 +112,28 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     kept = 0 if starts is None else kept_strip(rows, starts[0].nbytes, C)
     tasks, bounds = strips(rows, H // group, V, V, C, max(1, len(rows) * H // group // count), kept, last_first=True)
     tasks[:, HEAD] *= group
-    program, segment = backward_program(cell, group, int(tasks[:, CHUNKS].max(initial=0)), dstate is not None)
+    operations = 16.0 * tokens(rows) * H * cell.K * V
+    known = kept > 0 and asked and x.erase is Erase.NONE  # what a strip's future asks can be found before
+    apart = known and len(bounds) - 1 < min(count, len(tasks)) and operations > MANY_OPERATIONS
+    if apart:
+        bounds = list(range(len(tasks) + 1))
+        _find_ends(x, plan, table, rows, np.empty_like(starts), cell, kept, dstate is not None)
+    program, segment = backward_program(cell, group, int(tasks[:, CHUNKS].max(initial=0)), dstate is not None, apart)
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
-    run(program, plan.scale, table.numbers, tasks, bounds, 16.0 * tokens(rows) * H * cell.K * V)
+    run(program, plan.scale, table.numbers, tasks, bounds, operations)
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
     return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
+
+
+def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.ndarray, cell: Cell, kept: int,
+               dstate: bool) -> None:  # fmt: skip
+    """Gradients of the states between strips, by blocks of value columns."""
+    table.states(ENDS, ends)
+    H, V = x.v.shape[-2:]
+    columns = columns_of(V, len(rows) * H, threads.num_threads())
+    tasks, bounds = strips(rows, H, V, columns, cell.C, 1, kept, last_first=True)
+    program = future_program(cell._replace(V=columns), dstate)
+    run(program, plan.scale, table.numbers, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V)
 
 
 def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> dict[str, np.ndarray]:

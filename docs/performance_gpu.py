@@ -1,0 +1,150 @@
+"""The GPU's part of docs/performance.md, for make_performance.py: tables of bench/results/cuda_*.json and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Table = Callable[[list[str], list[list[str]]], str]
+PICTURE = "performance-gpu-tokens.png"
+CHUNKS = """\
+`python -m bench simple_gla --backend cuda`. Nanoseconds a token and head, (B, T, H, K = V): of the card in a full
+queue, of a replayed graph, of a plain loop that waits for the host. Share: bytes that must move (each array once a
+pass) over a copy's {copy_gbs:.0f} GB/s. Retention and linear attention have no gate gradient; tf32 is float32 with
+`precision="tf32"`; mma.sync in bfloat16 is the portable path, forced. MiB: the most in use beyond the inputs, forward
+and backward."""
+ERRORS = """\
+Errors of the norm against float64 on the same rounded inputs; gates of 0, 0.001, 0.05, 5 a token and resets side by
+side; the last column is the worst head's own."""
+PEERS = """\
+Peers on the same arrays, nanoseconds a token and head, and how many times ours; "differences to": the largest of its
+results from ours. FLA's autotuner tried every candidate for a shorter time than by default; FLA refuses a gated
+backward under this Triton on Hopper, which was lifted. Its float32 products are tf32, Triton's default. SDPA is causal
+softmax, another operator."""
+STEPS = """\
+`python -m bench step --backend cuda`. Microseconds of a call, H = 32, K = V = 128, vectors in bfloat16, gates and
+states in float32, the state overwritten, states in turn: of a replayed graph, of a plain loop, of the host. Share:
+bytes that must move over a copy's {copy_gbs:.0f} GB/s. FLA's kernel writes a new state."""
+SCALING = """\
+`python -m bench scaling --backend cuda`: simple GLA, {dtype}, K = V = {K}. Chunks against the recurrence, one sequence
+of 32 heads, milliseconds:"""
+BYTES = 4 * 128 * 2 + 4  # of a token and head, forward: q, k, v, out of 128 in bfloat16, and g
+
+
+def sections(results: dict[str, Any], machine: Callable[[dict[str, Any]], str], table: Table) -> list[str]:
+    """What there is of cuda_simple_gla, cuda_step, cuda_scaling."""
+    parts: list[str] = []
+    for name, words in (("cuda_simple_gla", chunks), ("cuda_step", steps), ("cuda_scaling", scaling)):
+        if name in results:
+            title, *more = words(results[name], table)
+            parts += [f"## {title}", machine(results[name]), *more]
+    return parts
+
+
+def ns(x: float | None) -> str:
+    return "" if x is None else f"{x:.2f}" if x >= 1 else f"{x:.3f}"
+
+
+def _case(row: dict[str, Any]) -> str:
+    return "({B}, {T}, {H}, {K})".format(**row) + f" {row['dtype']}"
+
+
+def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """Scalar decay: ours, then peers."""
+    yield "On a GPU: scalar decay"
+    yield CHUNKS.format(**result)
+    body, peers = [], []
+    for row in result["rows"]:
+        tokens, times = row["B"] * row["T"] * row["H"] / 1e6, row["times"]
+        apart = " *" if "measured_apart" in row else ""
+        cells = [f"`{row['function']}` {_case(row)}, {row['passes']}{apart}"]
+        for name in ("forward", "both"):
+            x = times[name]
+            cells += [ns(x["ns"]), ns(x["graph_ms"] / tokens), ns(x["eager_ms"] / tokens)]
+            cells.append(f"{100 * x['share_of_copy']:.0f}")
+        body.append([*cells, f"{times['both']['peak_bytes'] / 2**20:.0f}"])
+        peers += _peers(row, tokens)
+    head = ["case", "forward", "graph", "loop", "share, %", "both", "graph", "loop", "share, %", "MiB"]
+    yield table(head, body)
+    if any("measured_apart" in row for row in result["rows"]):
+        yield "\\* in a run of its own, its peers in another that day."
+    first = {name: " + ".join(f"{1e3 * s:.0f} ms" for s in x.values()) for name, x in result["first_call"].items()}
+    yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
+    errors = [[name, *(f"{x[n]:.2g}" for n in ("out", "dq", "dk", "dv", "dg")), f"{max(x['dg by head']):.2g}"]
+              for name, x in result["errors"].items()]  # fmt: skip
+    yield ERRORS
+    yield table(["dtype", "out", "dq", "dk", "dv", "dg", "dg by head"], errors)
+    yield PEERS
+    head = ["case", "peer", "forward", "times ours", "loop", "both", "times ours", "loop", "differences to"]
+    yield table(head, peers)
+
+
+def _peers(row: dict[str, Any], tokens: float) -> list[list[str]]:
+    names = dict.fromkeys(n.split(": ", 1)[1] for n in row["times"] if n.startswith("forward: "))
+    body = []
+    for name in names:
+        short = name.split(" (")[0].split(", causal")[0]
+        cells, far = [f"`{row['function']}` {_case(row)}", short], 0.0
+        for what in ("forward", "both"):
+            x = row["times"].get(f"{what}: {name}", {})
+            loop = x["eager_ms"] / tokens if "eager_ms" in x else None
+            cells += [ns(x.get("ns")), ns(x.get("times_ours")), ns(loop)]
+            far = max([far, *x.get("differences", [])])
+        body.append([*cells, f"{far:.1g}" if far else ""])
+    return body
+
+
+def steps(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """One token: ours and FLA's."""
+    yield "On a GPU: one token"
+    yield STEPS.format(**result)
+    body = []
+    for row in result["rows"]:
+        peer = row.get("peer", {})
+        body.append([f"`{row['variant']}`", str(row["B"]), str(row["T"]), f"{row['graph_us']:.1f}",
+                     f"{100 * row['share_of_copy']:.0f}", f"{row['eager_us']:.1f}", f"{row['host_us']:.1f}",
+                     f"{row['copy_of_state_us']:.1f}",
+                     *(f"{peer[n]:.1f}" if n in peer else "" for n in ("graph_us", "host_us"))])  # fmt: skip
+    if "note" in result:
+        yield result["note"] + ("" if result["note"].endswith(".") else ".")
+    head = ["variant", "B", "T", "graph", "share, %", "loop", "host", "copy of the state", "FLA, graph", "FLA, host"]
+    yield table(head, body)
+
+
+def scaling(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """Chunks against the recurrence, segments, length."""
+    yield "On a GPU: how it scales"
+    yield SCALING.format(**result)
+    yield f"![Time against T, both axes logarithmic](pictures/{PICTURE})"
+    yield table(["T", *(str(row["T"]) for row in result["tokens"])],
+                [[name, *(f"{row[key]:.3g}" for row in result["tokens"])]
+                 for name, key in (("chunks", "chunks_ms"), ("recurrence", "recurrence_ms"))])  # fmt: skip
+    yield "One sequence of 8192 tokens, cut into segments where heads leave the card idle, and not; milliseconds:"
+    cells = [(f"{how.replace('_', ' ')}, {what}", how, f"{what}_ms") for how in ("as_chosen", "uncut")
+             for what in ("forward", "both") if f"{what}_ms" in result["heads"][0][how]]  # fmt: skip
+    yield table(["heads", *(str(row["heads"]) for row in result["heads"])],
+                [[name, *(f"{row[how][key]:.3g}" for row in result["heads"])] for name, how, key in cells])
+    yield "2^20 tokens of 4 heads, in sequences of T; millions of tokens a second:"
+    yield table(["T", *(str(row["T"]) for row in result["length"])],
+                [[what, *(f"{row[f'{what}_tokens_s'] / 1e6:.0f}" for row in result["length"])]
+                 for what in ("forward", "both")])  # fmt: skip
+
+
+def draw(result: dict[str, Any], folder: Path) -> None:
+    """Time against T with the floor: the bytes that must move at the rate of a copy."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    at = [row["T"] for row in result["tokens"]]
+    figure, ax = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, key in (("chunks", "chunks_ms"), ("recurrence", "recurrence_ms")):
+        ax.plot(at, [row[key] for row in result["tokens"]], marker="o", label=name)
+    ax.plot(at, [T * 32 * BYTES / result["copy_gbs"] / 1e6 for T in at], "--", label="floor: bytes at a copy's speed")
+    ax.set(xscale="log", yscale="log", xlabel="tokens T", ylabel="ms", title=f"simple GLA, 32 heads, {result['card']}")
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
+    figure.savefig(folder / PICTURE, dpi=80)
+    plt.close(figure)

@@ -1,0 +1,68 @@
+"""Where fewer heads than threads go backward: what the future asks of the state at the end of each strip, found first.
+
+Where nothing is erased, dS of the incoming state is carry(dS) + q^^T dout, chunk after chunk: a small part of a chunk's
+work, and value columns do not meet in it. With dS known between strips, and the states kept by the forward pass, strips
+are independent. These are the operations of numba_backward.py on dS, in its order, so their bits are the same.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ...pieces.numba_tiles import FULL
+from ..kinds import Decay
+from ..numba_program import (
+    COLUMN,
+    EARLIER,
+    FIRST,
+    FROM,
+    HEAD,
+    LATER,
+    ONE,
+    SCALE,
+    STATE,
+    STOP,
+    TO,
+    TURNED,
+    WIDTH,
+    Program,
+)
+from .numba_chunk import Cell, Chunk
+from .numba_table import ENDS, IN_DOUT, IN_DSTATE, IN_Q
+
+
+@functools.lru_cache(256)
+def future_program(cell: Cell, dstate: bool) -> Program:
+    """dS between strips: a task takes that of its end and leaves that of its beginning."""
+    p = Program(cell.dtype)
+    x, dS, zero, one, C = Chunk(p, cell), p.matrix(cell.K, cell.V), p.literal(0), p.literal(1), p.literal(cell.C)
+    x.no_decay()
+    with p.only_if(LATER, one):
+        if dstate:
+            p.state(dS, IN_DSTATE, STATE, HEAD, x.K, COLUMN, WIDTH)
+        else:
+            p.clear(dS, zero, x.K, WIDTH)
+    with p.only_if(zero, LATER):
+        p.state(dS, ENDS, TO, HEAD, x.K, COLUMN, WIDTH)
+    with p.only_if(zero, EARLIER):
+        p.add(x.t, FIRST, zero)
+        top = p.here()  # the last chunk's first token
+        p.add(x.t, x.t, C)
+        p.less(x.t, STOP, top)
+        back = p.here()
+        p.minus(x.t, x.t, C)
+        x.begin()
+        x.decays()
+        if cell.decay is not Decay.NONE:
+            p.copy(dS, x.K, WIDTH, dS, x.carry)
+
+        def ask(j: int) -> None:
+            q, cotangent = x.take(IN_Q, cell.K, j), x.take(IN_DOUT, cell.V, j, COLUMN, WIDTH)
+            hat, factors = x.reader(q, cell.early_query), x.reach(cell.early_query, SCALE)
+            p.copy(hat, x.c, x.K, x.hat, factors)
+            p.multiply(x.hat, cotangent, x.K, WIDTH, x.c, dS, ONE, FULL + TURNED, added=dS)
+
+        x.each_query(ask)
+        p.less(FIRST, x.t, back)
+        p.store_state(dS, ENDS, FROM, HEAD, x.K, COLUMN, WIDTH)
+    return p

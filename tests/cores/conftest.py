@@ -1,0 +1,22 @@
+"""CuPy for tests of kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from linattn_np.cuda import launch
+
+
+@pytest.fixture
+def cp(monkeypatch):
+    """CuPy, with every new buffer full of NaN."""
+    cupy = pytest.importorskip("cupy")
+    namespace = pytest.importorskip("array_api_compat.cupy")
+
+    def poisoned(shape, dtype=None, **_):
+        return cupy.full(shape, np.nan if np.dtype(dtype).kind in "fV" else -1, dtype=dtype)
+
+    monkeypatch.setattr(namespace, "empty", poisoned)
+    monkeypatch.setattr(launch, "empty", poisoned)
+    return cupy
