@@ -1,4 +1,4 @@
-"""The command line: `linattn doctor`, `linattn recall`; also `python -m linattn_np`."""
+"""The command line: `linattn doctor`, `linattn probe`, `linattn recall`; also `python -m linattn_np`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 COMMANDS = {
     "doctor": (".doctor", "what is installed, and whether every variant computes what it should"),
     "warmup": (".warmup", "compile the CPU's loops and CUDA kernels ahead of their first use; needs no GPU"),
+    "probe": (".lab.probe_command", "what each memory can do, exactly and without training"),
     "recall": (".lab.recall_command", "a needle in a haystack of real text, asked of nine memories"),
 }
 LAB = ("tqdm", "rich", "matplotlib", "threadpoolctl")

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 from . import again, alike
 from .card import Card, Variables
 from .cores import matrix_state
-from .cores.kinds import NormalisedState
+from .cores.kinds import PARTS, Readout
+from .cores.matrix_state import slots, solved
 from .cores.matrix_state.inputs import Inputs, Plan
 from .ground import shapes, threads
 from .ground.chunk_table import sequences
@@ -50,6 +51,11 @@ def _signature(card: Card) -> inspect.Signature:
     return inspect.Signature(parameters + [inspect.Parameter(n, keyword, default=v) for n, v in options.items()])
 
 
+def room(card: Card) -> Any:
+    """What computes a call in the core's variables: a module with choose, forward and backward."""
+    return {Readout.SOLVED: solved, Readout.SLOTS: slots}.get(card.readout, matrix_state)
+
+
 class Prepared(NamedTuple):
     """A call, checked and changed into the core's variables."""
 
@@ -76,7 +82,7 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
             return out if how.state is None else Result(out, state)
         call = prepare(card, arrays, keywords)
         options = call.options
-        core_out, end, kept = matrix_state.forward(card.name, call.inputs, call.plan, call.state, options["backend"])
+        core_out, end, kept = room(card).forward(card.name, call.inputs, call.plan, call.state, options["backend"])
         result = _result(call, core_out, end)
         in_place = end is call.given_state
         if options["overwrite_state"] == in_place and kept.q is None and not _is_doubtful(call):
@@ -95,8 +101,8 @@ def _limit(card: Card, keywords: Mapping[str, Any]) -> contextlib.AbstractContex
 
 def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
     """(what the public function returns, pullback)."""
-    limit = _limit(card, keywords)  # checked before anything else, as in `run`
-    call = prepare(card, arrays, keywords)
+    with _limit(card, keywords):  # checked before anything else, as in `run`
+        call = prepare(card, arrays, keywords)
     if call.options["overwrite_state"]:
         raise ValueError(f"{card.name}: overwrite_state=True was given to vjp, expected False: "
                          "the pullback needs the state that would be overwritten")
@@ -105,31 +111,38 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
                          "take the rows of the pool yourself, as in state=pool[rows]")
     made_up = card.gate is not None and getattr(call.variables, card.gate) is None
     plan = call.plan._replace(gradients=True, gate_gradient=not made_up)
-    with limit:
-        core_out, end, kept = matrix_state.forward(card.name, call.inputs, plan, call.state, call.options["backend"])
+    with _limit(card, keywords):
+        core_out, end, kept = room(card).forward(card.name, call.inputs, plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
     shape = None if core_out is None else _out_shape(call, core_out)
     core_out = core_out if card.from_core else None
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
-        d_out, d_state = _cotangents(call, dout, dstate, shape, end)
-        grads: dict[str, Array] = {}
+        d_out, d_state, grads = _cotangents(call, dout, dstate, shape, end)
         if card.from_core_vjp and d_out is not None:
-            d_out, grads = card.from_core_vjp(call.variables, core_out, d_out)
+            d_out, more = card.from_core_vjp(call.variables, core_out, d_out)
+            _add(grads, more)
         with _limit(card, keywords):
-            d, dstate0 = matrix_state.backward(kept, d_out, d_state)
-        for name, y in card.to_core_vjp(call.variables, d).items():
-            grads[name] = y if name not in grads else grads[name] + y
+            d, dstate0 = room(card).backward(kept, d_out, d_state)
+            _add(grads, card.to_core_vjp(call.variables, d))
         return _gradients(call, grads, dstate0)
 
     return result, pullback
+
+
+def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:
+    """grads += more, by name."""
+    for name, y in more.items():
+        grads[name] = y if name not in grads else grads[name] + y
 
 
 def _out_shape(call: Prepared, core_out: Array) -> tuple[int, ...]:
     """Shape of out as the caller gets it."""
     *batch, T, H = core_out.shape[:-1]
     V = call.variables.sizes.V
+    if call.card.micro_steps:
+        T //= call.variables.sizes.n
     return (*batch, H, T, V) if call.options["layout"] == "heads_first" else (*batch, T, H, V)
 
 
@@ -147,20 +160,23 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     theirs = {n: shapes.heads_first(spec) for n, spec in specs.items()} if turned else specs
     sizes = shapes.check_arrays(fn, entered, theirs, card.value)
     if turned:
-        entered = {n: _swap(xp, x, specs[n]) for n, x in entered.items()}
+        entered = {n: _turn(xp, x, specs[n], back=True) for n, x in entered.items()}
     offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
+    steps = sizes.n if card.micro_steps else 1
     _check_layout(fn, options, sizes, state)
     dtype = compute_dtype(xp, *entered.values(), *_parts("state", state).values())
+    starts = None if offsets is None else [steps * n for n in offsets]
     plan = Plan(
         xp, dtype, _scale(card, options, sizes), card.query_row, card.erase_row,
-        options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
+        options.get("causal", True), options["chunk_size"], tuple(sequences(steps * sizes.T, starts)),
         overwrite=options["overwrite_state"], precision=options["precision"],
     )
     if options["state_rows"] is not None:
         plan = plan._replace(rows=_check_pool(fn, xp, options, sizes, state))
-    c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn)
+    c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn, sequences=plan.sequences)
     if card.pack_state is not None:
-        core_state = card.pack_state(c, state if plan.rows is None else _rows_of(plan, sizes, state))
+        c.state = state if plan.rows is None else _rows_of(plan, sizes, state)
+        core_state = card.pack_state(c, c.state)
         rows, plan = plan.rows, plan._replace(rows=None)
     else:
         if state is not None:
@@ -252,9 +268,9 @@ def _check_pool(fn: str, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, 
         raise ValueError(f"{fn}: state_rows without a state, expected state to be the pool (P, H, K, V)")
     parts = _parts("state", state)
     for name, S in parts.items():
-        rank = 3 if name == "state.z" else 4
-        if S.ndim != rank:
-            wanted = "(P, H, K, V)" if rank == 4 else "(P, H, K)"
+        axes = PARTS[name.removeprefix("state.").replace("state", "S")].split()
+        if S.ndim != len(axes) + 1:
+            wanted = f"({', '.join(['P', *axes])})"
             raise ValueError(f"{fn}: {name} has shape {tuple(S.shape)}, expected a pool {wanted}")
     return check_rows(fn, xp, options["state_rows"], sizes, next(iter(parts.values())))
 
@@ -271,12 +287,15 @@ def _scale(card: Card, options: dict[str, Any], sizes: shapes.Sizes) -> float:
     return max(sizes.K, 1) ** -0.5 if card.scaled else 1.0
 
 
-def _swap(xp: Any, x: Array | None, spec: str) -> Array | None:
-    """(..., T, H, D) <-> (..., H, T, D), a view."""
+def _turn(xp: Any, x: Array | None, spec: str, back: bool = False) -> Array | None:
+    """(..., T, H, D) as (..., H, T, D), or back; a view."""
     if x is None or not shapes.has_time(spec):
         return x
-    axis = x.ndim - len(spec.split("|")[0].split())
-    return x if axis < 0 else xp.moveaxis(x, axis, axis + 1)
+    time = x.ndim - len(spec.split("|")[0].split())
+    head = time + shapes.head_axis(spec)
+    if time < 0:
+        return x
+    return xp.moveaxis(x, time, head) if back else xp.moveaxis(x, head, time)
 
 
 class Result(NamedTuple):
@@ -299,9 +318,9 @@ def _result(call: Prepared, core_out: Array | None, end: Array) -> Any:
     if out is not None and not (options["return_state"] or options["overwrite_state"]):
         return out
     state = card.unpack_state(call.variables, end) if card.unpack_state else end
-    if isinstance(state, NormalisedState):
-        given = (None, None) if call.given_state is None else call.given_state
-        state = NormalisedState(*(_final(call, S, mine) for S, mine in zip(state, given, strict=True)))
+    if isinstance(state, tuple):
+        given = (None,) * len(state) if call.given_state is None else call.given_state
+        state = type(state)(*(_final(call, S, mine) for S, mine in zip(state, given, strict=True)))
     else:
         state = _final(call, state, call.given_state)
     return Result(out, state) if out is None or options["return_state"] else out
@@ -323,8 +342,8 @@ def _final(call: Prepared, S: Array, given: Array | None) -> Any:
 
 def _cotangents(
     call: Prepared, dout: Any, dstate: Any, shape: tuple[int, ...] | None, end: Array
-) -> tuple[Array | None, Array | None]:
-    """dout and dstate as the core takes them; dout in the dtype it was given in."""
+) -> tuple[Array | None, Array | None, dict[str, Array]]:
+    """dout and dstate as the core takes them, and gradients by name; dout in the dtype it was given in."""
     fn, xp = call.card.name, call.plan.xp
     if dout is None and dstate is None:
         raise TypeError(f"{fn}: the pullback got neither dout nor dstate, expected at least one")
@@ -339,10 +358,12 @@ def _cotangents(
         if call.options["layout"] == "heads_first":
             d_out = xp.moveaxis(d_out, -3, -2)
     if dstate is None:
-        return d_out, None
-    want = call.card.unpack_state(call.variables, end) if call.card.unpack_state else end
-    if isinstance(want, NormalisedState) != isinstance(dstate, NormalisedState):
-        raise TypeError(f"{fn}: dstate is a {type(dstate).__qualname__}, expected (dS, dz) as a NormalisedState")
+        return d_out, None, {}
+    card, c = call.card, call.variables
+    want = card.unpack_state(c, end) if card.unpack_state else end
+    if isinstance(want, tuple) and not isinstance(dstate, tuple):
+        names = ", ".join(f"d{n}" for n in want._fields)
+        raise TypeError(f"{fn}: dstate is a {type(dstate).__qualname__}, expected ({names}) as a {type(want).__name__}")
     for (name, _), S in zip(parts.items(), _parts("dstate", want).values(), strict=True):
         d = entered[name]
         shapes.check_dtype(fn, name, d)
@@ -350,31 +371,35 @@ def _cotangents(
             raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {tuple(S.shape)}")
         entered[name] = cast(xp, d, call.plan.dtype)
     given = _whole(dstate, [entered[name] for name in parts])
-    return d_out, call.card.pack_state(call.variables, given) if call.card.pack_state else given
+    if card.unpack_state_vjp is not None:
+        return d_out, *card.unpack_state_vjp(c, end, given)
+    return d_out, card.pack_state(c, given) if card.pack_state else given, {}
 
 
 def _pair(card: Card, name: str, state: Any, options: dict[str, Any]) -> Any:
-    """A state as the variant takes it: one array, or a NormalisedState from any pair (S, z)."""
+    """A state as the variant takes it: one array, or its named tuple from any tuple as long."""
+    kind = card.state(options)
     if not isinstance(state, tuple):
         return state
-    if not options.get("normalize"):
+    if kind is None:
         raise TypeError(f"{card.name}: {name} is a {type(state).__qualname__}, expected one array (..., H, K, V)")
-    if len(state) != 2 or any(S is None for S in state):
+    if len(state) != len(kind._fields) or any(S is None for S in state):
+        count = {2: "two", 3: "three"}[len(kind._fields)]
         raise TypeError(f"{card.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
-                        "expected two arrays (S, z) as a NormalisedState")
-    return NormalisedState(*state)
+                        f"expected {count} arrays ({', '.join(kind._fields)}) as a {kind.__name__}")
+    return kind(*state)
 
 
 def _parts(name: str, state: Any) -> dict[str, Any]:
     """The arrays of a state under their names."""
-    if isinstance(state, NormalisedState):
+    if isinstance(state, tuple):
         return {f"{name}.{n}": S for n, S in state._asdict().items()}
     return {name: state}
 
 
 def _whole(like: Any, parts: list[Any]) -> Any:
     """The transpose of _parts."""
-    return NormalisedState(*parts) if isinstance(like, NormalisedState) else parts[0]
+    return type(like)(*parts) if isinstance(like, tuple) else parts[0]
 
 
 @functools.cache
@@ -395,13 +420,16 @@ def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
         d = grads[name] if grads.get(name) is not None else xp.zeros_like(x)
         d = cast(xp, d, x.dtype)
         if call.options["layout"] == "heads_first":
-            d = _swap(xp, d, specs[name])
+            d = _turn(xp, d, specs[name])
         values.append(call.library.give_back(d))
     state = None
     if call.given_state is not None:
-        state = card.unpack_state(c, dstate0) if card.unpack_state else dstate0
-        if isinstance(state, NormalisedState):
-            state = NormalisedState(*(call.library.give_back(S) for S in state))
+        if card.pack_state_vjp is not None:
+            state = card.pack_state_vjp(c, dstate0, grads.get("state"))
         else:
-            state = call.library.give_back(cast(xp, state, call.given_state.dtype))
+            state = card.unpack_state(c, dstate0) if card.unpack_state else dstate0
+        given = _parts("state", call.given_state).values()
+        each = [call.library.give_back(cast(xp, d, S.dtype))
+                for d, S in zip(_parts("state", state).values(), given, strict=True)]
+        state = _whole(state, each)
     return _tuple_type((*card.arrays, "state"))(*values, state)

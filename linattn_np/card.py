@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .cores.kinds import Decay, Erase, Readout, Row
+from .cores.kinds import PARTS, Decay, Erase, NormalisedState, Readout, Row, SolvedState
 from .cores.matrix_state.inputs import Inputs
 from .ground.namespace import Array
 
@@ -21,13 +21,24 @@ def _unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-300)
 
 
+def _spread(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Channels far apart in every row: its variance is away from 0, where a norm bends too much for differences."""
+    apart = np.broadcast_to(np.linspace(-1.5, 1.5, shape[-1]), shape)
+    return rng.permuted(apart, axis=-1) + 0.3 * rng.standard_normal(shape)
+
+
 DRAWS: dict[str, Draw] = {  # how a test, a bench or a check draws an array
     "normal": lambda rng, shape: rng.standard_normal(shape),
     "unit": _unit,
+    "spread": _spread,
     "half unit": lambda rng, shape: 0.5 * _unit(rng, shape),
     "log decay": lambda rng, shape: -rng.uniform(0.0, 0.7, shape),
     "strength": lambda rng, shape: rng.uniform(0.0, 2.0, shape),
     "positive": lambda rng, shape: rng.uniform(0.05, 1.0, shape),
+    "ridge": lambda rng, shape: rng.uniform(0.5, 1.5, shape),
+    "share": lambda rng, shape: rng.uniform(0.0, 0.6, shape),
+    "logit": lambda rng, shape: rng.standard_normal(shape),
+    "angle": lambda rng, shape: rng.uniform(0.0, 1.5, shape),
     "negative": lambda rng, shape: -rng.uniform(0.1, 1.0, shape),
 }
 
@@ -54,6 +65,11 @@ def same_names(*names: str) -> dict[str, Any]:
     return {"to_core": to_core, "to_core_vjp": to_core_vjp}
 
 
+def normalised(options: Mapping[str, Any]) -> type | None:
+    """The state of a variant that takes `normalize`: a NormalisedState with it, else one array."""
+    return NormalisedState if options.get("normalize") else None
+
+
 @dataclass(frozen=True)
 class Card:
     """A variant: three choices and a change of variables with its transpose.
@@ -61,7 +77,10 @@ class Card:
     to_core(c) gives the core's Inputs from the call c (c.q, c.k, ... in the public layout, c.xp, c.dtype, c.options);
     to_core_vjp(c, d) gives the gradients of the variant's arrays by name from the gradients d of those Inputs.
     from_core(c, out), where a variant finishes the core's output, has from_core_vjp(c, out, dout) -> (dout of the
-    core, gradients by name), dout in the caller's dtype.
+    core, gradients by name), dout in the caller's dtype. state(options) is the named tuple that a state is, None for
+    one array. pack_state(c, state) makes it the core's, unpack_state(c, S) a public one again; where they are not
+    linear, unpack_state_vjp(c, S, dstate) -> (dS of the core, gradients by name, "state" being what comes by another
+    way) and pack_state_vjp(c, dS, other) -> gradient of the public state.
     """
 
     name: str
@@ -88,6 +107,11 @@ class Card:
     from_core_vjp: Callable[[Any, Array, Array], tuple[Array, dict[str, Array]]] | None = None
     pack_state: Callable[[Any, Any], Array] | None = None  # public state -> (..., H, K, V) of the core
     unpack_state: Callable[[Any, Array], Any] | None = None
+    unpack_state_vjp: Callable[[Any, Array, Any], tuple[Array, dict[str, Any]]] | None = None
+    pack_state_vjp: Callable[[Any, Array, Any], Any] | None = None
+    state: Callable[[Mapping[str, Any]], type | None] = normalised
+    micro_steps: bool = False  # some arrays have an axis n after T: steps of a token, which are tokens to the core
+    wide: bool = False  # its state may have a shape of its own, other than (H, K, V)
     examples: tuple[Mapping[str, Any], ...] = ({},)  # option sets that a property test should go through
 
     def specs(self, options: Mapping[str, Any]) -> dict[str, str]:
@@ -110,7 +134,7 @@ class Card:
         optional: bool = True,
     ) -> dict[str, np.ndarray]:
         """Random float64 arrays of a call, drawn as the variant is meant to be used."""
-        sizes = {"T": T, "Tq": T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V}
+        sizes = {"T": T, "Tq": T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V, "n": 2, "P": K // 2, "M": 4}
         drawn = {}
         for name, given in self.arrays.items():
             letters = given.spec.split("|")[0].split()
@@ -118,6 +142,21 @@ class Card:
             if optional or not given.optional:
                 drawn[name] = DRAWS[given.draw](rng, shape)
         return drawn
+
+    def sample_state(
+        self, rng: np.random.Generator, lead: tuple[int, ...], H: int, K: int, V: int, options: Mapping[str, Any]
+    ) -> Any:
+        """A random float64 state (*lead, H, ...) of a call with these options."""
+        S = rng.standard_normal((*lead, H, K, V))
+        kind = self.state({**self.options, **options})
+        if kind is None:
+            return S
+        if kind is SolvedState:  # keys were written: positive semidefinite
+            keys = rng.standard_normal((*lead, H, K + 2, K))
+            return kind(S, np.swapaxes(keys, -1, -2) @ keys / (K + 2))
+        sizes = {"H": H, "K": K, "V": V}
+        rest = [rng.uniform(0.5, 2.0, (*lead, *(sizes[n] for n in PARTS[p].split()))) for p in kind._fields[1:]]
+        return kind(S, *rest)
 
 
 class Variables(SimpleNamespace):

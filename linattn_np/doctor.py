@@ -15,9 +15,8 @@ import numpy as np
 from .catalog import VARIANTS
 from .ground import code_cache
 from .ground.backend import NAMES
-from .testing import check_vjp, relative_error
+from .testing import check_vjp, relative_error, sample_state
 from .transforms import explain, vjp
-from .variants.linear_attention import NormalisedState
 from .versions import versions
 
 FORWARD, GRADIENT = 1e-12, 1e-7  # float64: against the definition, against central differences
@@ -98,9 +97,7 @@ def _draw(fn: Callable[..., Any], options: Any, T: int = 37) -> dict[str, Any]:
     """Random arrays of a call with an initial state."""
     rng = np.random.default_rng(0)
     arrays = fn.card.sample(rng, T=T, H=2, K=5, V=3)  # type: ignore[attr-defined]
-    S = rng.standard_normal((2, 2, 5, 3))
-    arrays["state"] = NormalisedState(S, 5 + rng.random((2, 2, 5))) if options.get("normalize") else S
-    return arrays
+    return arrays | {"state": sample_state(fn, rng, (2,), options)}
 
 
 def _parts(result: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .cores.kinds import NormalisedState
+from .cores.kinds import PARTS, NormalisedState, SolvedState, StabilisedState
 from .cores.matrix_state.inputs import Plan
 from .cores.matrix_state.read import read_fwd, read_vjp
 from .ground import shapes
@@ -24,7 +24,10 @@ def read(q: Any, state: Any, *, scale: float = 1.0, layout: str = "time_first") 
 
     q      (..., T, Hq, K)   any number of queries (mapped already, where the variant maps them)
     state  (..., H, K, V)    a state that any matrix-state variant returned; a NormalisedState (S, z) is read as
-                             scale q S / (scale q z^T), 0 where that sum is 0
+                             scale q S / (scale q z^T), 0 where that sum is 0; a StabilisedState (S, n, m) of mlstm as
+                             scale q S / max(|scale q n^T|, e^-m)
+
+    A SolvedState is read by the function that made it: mesa_net with beta = 0 and g = 0 writes nothing.
 
     Returns out (..., T, max(Hq, H), V) in q's dtype. Raises ValueError or TypeError for shapes and dtypes that do
     not fit.
@@ -34,20 +37,23 @@ def read(q: Any, state: Any, *, scale: float = 1.0, layout: str = "time_first") 
 
 def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., ReadGradients]]:
     q, state, scale, layout = _arguments(*arrays, **keywords)
-    normalised = isinstance(state, NormalisedState)
-    parts = {"state.S": state.S, "state.z": state.z} if normalised else {"state": state}
-    library, entered = enter("read", {"q": q, **parts})
+    normalised = isinstance(state, tuple)
+    names = [f"state.{name}" for name in state._fields] if normalised else ["state"]
+    library, entered = enter("read", {"q": q} | dict(zip(names, state if normalised else [state], strict=True)))
     xp, q = library.xp, entered["q"]
     _check(q, entered, layout)
     if layout == "heads_first":
         q = xp.moveaxis(q, -3, -2)
-    S = xp.concat([entered["state.S"], entered["state.z"][..., None]], axis=-1) if normalised else entered["state"]
+    S = xp.concat([entered[names[0]], entered[names[1]][..., None]], axis=-1) if normalised else entered["state"]
     dtype = compute_dtype(xp, q, S)
     plan = Plan(xp, dtype, float(scale), sequences=(Sequence(None, 0, q.shape[-3]),))
     raw = read_fwd(plan, q, cast(xp, S, dtype))
     out = raw
     if normalised:
-        den = raw[..., -1:]
+        below = raw[..., -1:]
+        m = entered.get("state.m")
+        floor = None if m is None else _floor(xp, cast(xp, m, dtype), raw.shape[-2])
+        den = below if floor is None else xp.maximum(xp.abs(below), floor)
         safe = xp.where(den == 0, xp.ones_like(den), den)
         out = xp.where(den == 0, xp.zeros_like(raw[..., :-1]), raw[..., :-1] / safe)
     result = cast(xp, out, q.dtype)
@@ -65,18 +71,37 @@ def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Ca
         d = cast(xp, xp.moveaxis(d, -3, -2) if layout == "heads_first" else d, dtype)
         if normalised:
             d = xp.where(den == 0, xp.zeros_like(d), d / safe)
-            d = xp.concat([d, -xp.sum(d * out, axis=-1, keepdims=True)], axis=-1)
+            dden = -xp.sum(d * out, axis=-1, keepdims=True)
+            if floor is not None:
+                own = xp.abs(below) > floor
+                dm = _over_queries(xp, xp.where(own, xp.zeros_like(dden), -floor * dden), m.shape)
+                dden = xp.where(own, xp.sign(below) * dden, xp.zeros_like(dden))
+            d = xp.concat([d, dden], axis=-1)
         dq, dS = read_vjp(plan, q, cast(xp, S, dtype), d)
         dq = cast(xp, dq, q.dtype)
         dq = library.give_back(xp.moveaxis(dq, -3, -2) if layout == "heads_first" else dq)
         if normalised:
-            return ReadGradients(dq, NormalisedState(library.give_back(dS[..., :-1]), library.give_back(dS[..., -1])))
+            each = [dS[..., :-1], dS[..., -1]] + ([] if floor is None else [dm])
+            return ReadGradients(dq, type(state)(*(library.give_back(cast(xp, d, entered[n].dtype))
+                                                   for n, d in zip(names, each, strict=True))))  # fmt: skip
         return ReadGradients(dq, library.give_back(cast(xp, dS, entered["state"].dtype)))
 
     return result, pullback
 
 
 read.vjp = _read  # type: ignore[attr-defined]
+
+
+def _floor(xp: Any, m: Array, heads: int) -> Array:
+    """e^{-m} of every query head: (..., 1, heads, 1)."""
+    m = xp.repeat(m, heads // max(m.shape[-1], 1), axis=-1) if heads != m.shape[-1] else m
+    return xp.exp(-m)[..., None, :, None]
+
+
+def _over_queries(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
+    """The transpose of giving every query the state's number: (..., T, heads, 1) -> (..., H)."""
+    d = xp.sum(d[..., 0], axis=-2)
+    return xp.sum(xp.reshape(d, (*shape, d.shape[-1] // max(shape[-1], 1))), axis=-1)
 
 
 def _swapped(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -96,21 +121,26 @@ def _arguments(
         raise ValueError(f"read: layout is {layout!r}, expected 'time_first' or 'heads_first'")
     if scale is not None and (not isinstance(scale, numbers.Real) or isinstance(scale, bool)):
         raise TypeError(f"read: scale is {scale!r}, expected None or a real number")
+    if isinstance(state, SolvedState):
+        raise TypeError("read: state is a SolvedState, expected one that is read without a ridge: call mesa_net with "
+                        "beta = 0 and g = 0")
     if isinstance(state, tuple):
-        if len(state) != 2 or any(S is None for S in state):
+        kind = {2: NormalisedState, 3: StabilisedState}.get(len(state))
+        if kind is None or any(S is None for S in state):
             raise TypeError(f"read: state is a {type(state).__qualname__} of {len(state)}, "
                             "expected an array or two arrays (S, z) as a NormalisedState")
-        state = NormalisedState(*state)
+        state = kind(*state)
     return q, state, 1.0 if scale is None else scale, layout
 
 
 def _check(q: Array, given: dict[str, Array], layout: str) -> None:
     name = "state" if "state" in given else "state.S"
-    S, z = given[name], given.get("state.z")
+    S = given[name]
     if S.ndim < 3:
         raise ValueError(f"read: {name} has shape {tuple(S.shape)}, expected (..., H, K, V)")
     sizes = shapes.Sizes(batch=tuple(S.shape[:-3]), letters=dict(zip("HKV", map(int, S.shape[-3:]), strict=True)))
     shapes.check_one("read", "q", q, "Hq T K" if layout == "heads_first" else "T Hq K", sizes)
     shapes.check_state("read", S, sizes, name=name)
-    if z is not None:
-        shapes.check_state("read", z, sizes, "H K", "state.z")
+    for part, x in given.items():
+        if part.startswith("state.") and part != name:
+            shapes.check_state("read", x, sizes, PARTS[part.removeprefix("state.")], part)

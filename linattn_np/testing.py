@@ -103,6 +103,19 @@ def check_vjp(
     return errors
 
 
+def sample_state(
+    fn: Callable[..., Any], rng: np.random.Generator, lead: tuple[int, ...], options: Any, H: int = 2, K: int = 5,
+    V: int = 3, Hk: int | None = None,
+) -> Any:
+    """A random float64 state (*lead, H, ...) of a call with these options: one that a few tokens end with where the
+    variant's states have shapes of their own."""
+    card = fn.card  # type: ignore[attr-defined]
+    if not card.wide:
+        return card.sample_state(rng, lead, H, K, V, options)
+    arrays = card.sample(rng, B=lead, T=7, H=H, K=K, V=V, Hk=Hk) | {card.query: None}
+    return fn(**arrays, **options, backend="reference").state
+
+
 def _flat(result: Any) -> list[np.ndarray]:
     """out and the parts of the state, what is None left out."""
     items = result if isinstance(result, tuple) else (result,)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from .call import Prepared, prepare
+from .call import Prepared, prepare, room
 from .card import Card
 from .cores import matrix_state
 from .cores.kinds import Erase
-from .cores.matrix_state import chunks, cuda_step
+from .cores.matrix_state import chunks, cuda_step, solved
+from .cores.matrix_state.inputs import Inputs
 from .ground.namespace import device, dtype_name
 
 
@@ -39,6 +40,8 @@ def _card(caller: str, fn: Callable[..., Any]) -> Card:
 def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
     """The matrix A with out = A v of a variant that is linear in its values: (..., H, T, T), no initial state.
 
+    Where a token has n micro-steps, with a value each, A is (..., H, T, T n), the steps of a token side by side.
+
     A_ij is how much of token j's value reaches token i. Where something acts on the value channels one by one (gv;
     z, or D (H, V), of mamba2) there is one matrix a channel: (..., H, V, T, T). The values given fix batch, T, H, V
     and the dtype; their numbers do not matter. Memory grows with T^2.
@@ -54,16 +57,17 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     given = {n: getattr(c, n) for n in card.arrays if getattr(c, n) is not None}
     given |= {n: call.options[option] for n, (option, _) in card.named.items() if n not in given}
     v = given[card.value]
-    *batch, T, H, V = v.shape
-    one_hot = xp.eye(T, dtype=v.dtype, device=device(v))[:, None, :]
+    batch, (*steps, H, V) = v.shape[: len(c.sizes.batch)], v.shape[len(c.sizes.batch) :]
+    count = prod(steps)
+    one_hot = xp.reshape(xp.eye(count, dtype=v.dtype, device=device(v)), (*steps, 1, count))
     kept = {n: x for n, x in call.options.items() if n in card.options or n in ("scale", "cu_seqlens", "chunk_size")}
     by_channel = [n for n in given if n != card.value and _on_values(given[n], specs[n])]
 
     def matrix(channel: int) -> Any:
-        changed = {card.value: xp.broadcast_to(one_hot, (*batch, T, H, T))}
+        changed = {card.value: xp.broadcast_to(one_hot, (*batch, *steps, H, count))}
         for n in by_channel:
             x = given[n]
-            changed[n] = xp.broadcast_to(x[..., channel : channel + 1], (*x.shape[:-1], T))
+            changed[n] = xp.broadcast_to(x[..., channel : channel + 1], (*x.shape[:-1], count))
         out = fn(**{**given, **changed}, **kept, backend=call.options["backend"])  # (..., i, H, j)
         return xp.moveaxis(out, -2, -3)
 
@@ -108,38 +112,65 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
     card = _card("explain", fn)
     call = prepare(card, arrays, options)
-    choice = matrix_state.choose(card.name, call.inputs, call.plan, call.options["backend"])
+    memories, solves = _memories(call.inputs), room(card) is solved
+    last = memories[-1]
+    choice = matrix_state.choose(card.name, last, call.plan, call.options["backend"])
     how = choice.backend.how
-    reason = f"{choice.reason}; {how(matrix_state.Call(call.inputs, call.plan))}" if how else choice.reason
-    form, C = _form(call, choice.backend.name)
-    K, V = call.inputs.k.shape[-1], call.inputs.v.shape[-1]
-    v, q, T = getattr(call.variables, card.value), call.inputs.q, call.variables.sizes.T
-    readers = 0 if q is None else max(q.shape[-2], v.shape[-2]) // v.shape[-2] if v.shape[-2] else 1
-    erase = call.inputs.erase
-    if call.plan.causal:
-        each = operations_per_token(erase, form, C or 0, K, V, T, readers)
-        total = each * prod(v.shape[:-1])
-    else:  # write everything, then read
-        each = operations_per_token(erase, form, C or 0, K, V, T, 0)
-        total = each * prod(v.shape[:-1]) + (0 if q is None else 2 * K * V * prod(q.shape[:-3]) * q.shape[-3] * readers
-                                             * v.shape[-2])
+    reason = f"{choice.reason}; {how(matrix_state.Call(last, call.plan))}" if how else choice.reason
+    if choice.backend.name == "numba" and any(memory.gv is not None for memory in memories):
+        reason += "; a decay on the value axis walks the tokens"
+    reason += f"; {solved.how(card.name, call.inputs, call.plan, choice.backend.name)}" if solves else ""
+    total = each = 0.0
+    for memory in memories:
+        form, C = _form(call, memory, choice.backend.name)
+        one, all_of_it = _operations(memory, call.plan.causal, form, C or 0)
+        each, total = each + one, total + all_of_it
+    v, q = getattr(call.variables, card.value), call.inputs.q
+    if solves:
+        more = solved.operations_per_token(call.inputs, C or 1, _readers(last))
+        each, total = each + more, total + more * prod(v.shape[:-1])
     moved = sum(_bytes(x) for n in card.arrays if (x := getattr(call.variables, n)) is not None)
-    moved += 0 if call.state is None else _bytes(call.state)
+    moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
     if q is not None:
-        heads = max(v.shape[-2], q.shape[-2])
-        moved += prod(q.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)
+        queries = getattr(call.variables, card.query)
+        heads = max(v.shape[-2], queries.shape[-2])
+        moved += prod(queries.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)
     return Explanation(
         card.name, choice.backend.name, reason, choice.others, form, C,
         dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(total), each, moved,
     )
 
 
-def _form(call: Prepared, backend: str) -> tuple[str, int | None]:
+def _memories(inputs: Any) -> list[Inputs]:
+    """The room's inputs of every memory of a call, that of the values last."""
+    if hasattr(inputs, "memories"):
+        return inputs.memories()
+    return [inputs.memory(inputs.v)] if hasattr(inputs, "memory") else [inputs]
+
+
+def _readers(x: Inputs) -> int:
+    """Queries of a token of one state."""
+    H = x.v.shape[-2]
+    return 0 if x.q is None else max(x.q.shape[-2], H) // H if H else 1
+
+
+def _operations(x: Inputs, causal: bool, form: str, C: int) -> tuple[float, float]:
+    """Operations of the products of one memory's forward pass: (a token of one state, all)."""
+    (*_, T, H, V), K, q = x.v.shape, x.k.shape[-1], x.q
+    readers = _readers(x)
+    each = operations_per_token(x.erase, form, C, K, V, T, readers if causal else 0)
+    total = each * prod(x.v.shape[:-1])
+    if causal or q is None:
+        return each, total
+    return each, total + 2 * K * V * prod(q.shape[:-2]) * readers * H  # write everything, then read
+
+
+def _form(call: Prepared, x: Inputs, backend: str) -> tuple[str, int | None]:
     if backend == "reference" or (backend == "cuda" and cuda_step.takes(call.plan)):
         return "recurrent form", None
-    T = call.variables.sizes.T
+    T = x.v.shape[-3]
     if backend == "numba":
-        if matrix_state.NUMBA.module.walks_tokens(call.inputs, call.plan):
+        if matrix_state.NUMBA.module.walks_tokens(x, call.plan):
             return "recurrent form", None
         return "chunk form", min(call.plan.chunk_size or matrix_state.COMPILED_CHUNK, max(T, 1))
     C = min(chunks.chunk_length(call.plan, T), max(T, 1))
@@ -167,4 +198,6 @@ WIDTH = {"float64": 8, "float32": 4}  # bytes a number; 2 for the rest
 
 
 def _bytes(x: Any) -> int:
+    if isinstance(x, tuple):
+        return sum(map(_bytes, x))
     return prod(x.shape) * WIDTH.get(dtype_name(x), 2)

@@ -11,11 +11,15 @@ import numpy as np
 
 import linattn_np as la
 from linattn_np.card import DRAWS
+from linattn_np.testing import sample_state
 from tests.naive import NAIVE
 
 LENGTHS = (0, 1, 15, 16, 17, 63, 64, 65, 97)
 WIDTHS = (1, 7, 60, 64, 100, 128, 256)
 FORMS = ({"chunk_size": 1}, {"chunk_size": 16}, {"chunk_size": 64}, {"chunk_size": "parallel"}, {})
+
+
+STATE_SPACE = (la.mamba2, la.transxssm)  # x, D and z have one head a state
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Case:
 
     @property
     def normalised(self) -> bool:
-        return bool(self.options.get("normalize"))
+        return self.card.state(self.card.options | self.options) is not None
 
     @property
     def causal(self) -> bool:
@@ -48,6 +52,11 @@ class Case:
     @property
     def erases(self) -> bool:
         return self.card.erase.name != "NONE"
+
+    def heads(self, name: str) -> int:
+        """The head axis of an array, counted from its end."""
+        letters = self.given[name].split()
+        return next(n for n, letter in enumerate(letters) if letter in ("H", "Hq", "Hk")) - len(letters)
 
     def on_tokens(self, name: str) -> bool:
         return self.given[name].split()[0] in ("T", "Tq")
@@ -84,7 +93,7 @@ PLAIN = [Case(fn, dict(fn.card.examples[0]), {n: a.spec.split("|")[0] for n, a i
 def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):
     """(arrays by name, an initial state); N: the state of a ragged batch of N sequences."""
     rng = np.random.default_rng(seed)
-    sizes = {"T": T, "Tq": Tq or T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V}
+    sizes = {"T": T, "Tq": Tq or T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V, "n": 2, "P": K // 2, "M": 4}
     arrays: dict[str, Any] = {}
     for name, spec in case.given.items():
         letters = spec.split()
@@ -94,10 +103,8 @@ def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=N
         shape = lead + tuple(sizes[letter] for letter in letters)
         arrays[name] = DRAWS[case.card.arrays[name].draw](rng, shape).astype(dtype)
     lead = B if N is None else (N,)
-    state = rng.standard_normal((*lead, H, K, V)).astype(dtype)
-    if case.normalised:
-        state = la.NormalisedState(state, rng.uniform(0.5, 2.0, (*lead, H, K)).astype(dtype))
-    return arrays | case.named, state
+    state = sample_state(case.fn, rng, lead, case.options | case.named, **{n: sizes[n] for n in ("H", "K", "V", "Hk")})
+    return arrays | case.named, parts_like(state, [S.astype(dtype) for S in parts(state)])
 
 
 def call(case: Case, arrays, **options):
@@ -120,7 +127,8 @@ def naive(case: Case, arrays, state=None):
     begin = None if state is None else parts_like(state, [flat("state", S) for S in parts(state)])
     out, end = NAIVE[case.fn.__name__](**given, state=begin, **case.options)
     ends = [S.reshape(batch + S.shape[1:]) for S in parts(end)]
-    return out.reshape(batch + out.shape[1:]), ends[0] if len(ends) == 1 else la.NormalisedState(*ends)
+    kind = case.card.state(case.card.options | case.options)
+    return out.reshape(batch + out.shape[1:]), ends[0] if kind is None else kind(*ends)
 
 
 def parts(x: Any) -> list[Any]:
@@ -132,7 +140,7 @@ def parts(x: Any) -> list[Any]:
 
 def parts_like(x: Any, values: list[Any]) -> Any:
     """A state (or gradient of one) with these arrays."""
-    return la.NormalisedState(*values) if isinstance(x, tuple) else values[0]
+    return type(x)(*values) if isinstance(x, tuple) else values[0]
 
 
 def cotangents(result: Any, seed: int = 1) -> tuple[Any, Any]:

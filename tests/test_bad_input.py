@@ -247,7 +247,7 @@ def test_options(option, error, text):
 
 def test_options_of_their_own():
     q = Q, KEYS, VALUES
-    maps = ("expected one of 'identity', 'elu+1', 'relu', 'silu', a pair (f, f_vjp) of functions, "
+    maps = (f"expected one of {', '.join(map(repr, la.feature_maps.FEATURE_MAPS))}, a pair (f, f_vjp) of functions, "
             "or two of those for q and k")
     short = (lambda x: x[..., :3], lambda x, d: d)
     for option, error, text in [
@@ -263,6 +263,19 @@ def test_options_of_their_own():
         ({"normalize": None}, TypeError, "normalize is None, expected True or False"),
     ]:
         refuse(error, f"linear_attention: {text}", la.linear_attention, *q, **option)
+    whole = "expected a whole number from"
+    for fn, option, error, text in [
+        (la.performer, {"num_features": 0}, ValueError, f"num_features is 0, {whole} 1"),
+        (la.performer, {"num_features": 7, "hyperbolic": True}, ValueError,
+         "num_features is 7, expected an even number with hyperbolic=True"),
+        (la.performer, {"seed": -1}, ValueError, f"seed is -1, {whole} 0"),
+        (la.performer, {"hyperbolic": 1}, TypeError, "hyperbolic is 1, expected True or False"),
+        (la.based, {"order": 2.0}, ValueError, f"order is 2.0, {whole} 1"),
+        (la.rfa, {"num_features": True}, ValueError, f"num_features is True, {whole} 1"),
+        (la.rfa, {"sigma": 0}, ValueError, "sigma is 0, expected a number above 0"),
+        (la.rebased, {"eps": -1}, ValueError, "eps is -1, expected a finite number >= 0"),
+    ]:
+        refuse(error, f"{fn.__name__}: {text}", fn, *q, **option)
     layer = "expected 0 <= layer < num_layers"
     for option, text in [
         ({"layer": 3, "num_layers": 2}, f"layer is 3 of num_layers 2, {layer}"),

@@ -13,6 +13,7 @@ from tests.cases import (
     CASES,
     FORMS,
     PLAIN,
+    STATE_SPACE,
     Case,
     call,
     cotangents,
@@ -77,7 +78,10 @@ def test_read(B, Tq, Hq, H):
     check_vjp(la.read, q, state)
 
 
-@pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in (la.mamba2, la.rwkv6)], ids=str)
+NOT_READ = (*STATE_SPACE, la.rwkv6, la.mesa_net, la.gsa, la.abc, la.based, la.performer, la.rebased, la.rfa)
+
+
+@pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in NOT_READ], ids=str)
 def test_read_gives_what_the_last_query_read(case):
     """Of every variant that reads after it writes, and returns what it read."""
     arrays, state = draw(case, T=9)
@@ -134,11 +138,13 @@ def test_overwritten_state_of_a_ragged_batch_and_of_a_view(case):
     arrays, state = draw(case, T=9, B=(1,), N=3)
     options = {"cu_seqlens": [0, 4, 4, 9]}
     expected = call(case, arrays, state=state, **options)[1]
-    room = np.zeros((6, *state.shape[1:]))
-    room[::2] = state
-    call(case, arrays, state=room[::2], overwrite_state=True, **options)
-    np.testing.assert_array_equal(room[::2], expected)
-    np.testing.assert_array_equal(room[1::2], 0)
+    rooms = [np.zeros((6, *S.shape[1:])) for S in parts(state)]
+    for room, S in zip(rooms, parts(state), strict=True):
+        room[::2] = S
+    call(case, arrays, state=parts_like(state, [room[::2] for room in rooms]), overwrite_state=True, **options)
+    for room, S in zip(rooms, parts(expected), strict=True):
+        np.testing.assert_array_equal(room[::2], S)
+        np.testing.assert_array_equal(room[1::2], 0)
 
 
 @pytest.mark.parametrize("T", [0, 1, 9])
@@ -159,8 +165,7 @@ def turned(case: Case, arrays):
     def turn(name, x):
         if name not in case.given or not case.on_tokens(name):
             return x
-        axis = x.ndim - len(case.given[name].split())
-        return np.moveaxis(x, axis, axis + 1)
+        return np.moveaxis(x, case.heads(name), x.ndim - len(case.given[name].split()))
     return {n: turn(n, x) for n, x in arrays.items()}
 
 
@@ -245,14 +250,19 @@ def test_none_is_the_published_choice():
 @pytest.mark.parametrize("scale", [0.25, -2, np.float32(0.5)])
 @every_variant
 def test_scale(case, scale):
-    """out is linear in the scale, but for what mamba2 adds to it."""
-    if case.fn is la.mamba2:
-        case = next(c for c in CASES if c.fn is la.mamba2 and "D" not in c.given)
+    """out is linear in the scale, but for what a skip adds to it and what is not linear in q."""
+    if case.fn in STATE_SPACE:
+        case = next(c for c in CASES if c.fn is case.fn and "D" not in c.given)
     arrays, _ = draw(case, T=9, K=5)
-    one = case.fn(**arrays, **case.options, scale=1.0)
-    assert relative_error(case.fn(**arrays, **case.options, scale=scale), float(scale) * one) <= 1e-14
+
+    def expected(scale):
+        if case.fn not in (la.mlstm, la.gsa, la.abc):
+            return scale * case.fn(**arrays, **case.options, scale=1.0)
+        return case.fn(**arrays | {"q": scale * arrays["q"]}, **case.options, scale=1.0)
+
+    assert relative_error(case.fn(**arrays, **case.options, scale=scale), expected(float(scale))) <= 1e-14
     default = case.fn(**arrays, **case.options)
-    assert relative_error(default, 5**-0.5 * one if case.card.scaled else one) <= 1e-14
+    assert relative_error(default, expected(5**-0.5 if case.card.scaled else 1.0)) <= 1e-14
     check_vjp(case.fn, **arrays, **case.options, scale=float(scale))
 
 
@@ -319,6 +329,18 @@ def poison_empty(monkeypatch):
     assert np.isnan(xp.empty(3)).all()
 
 
+def test_explain_tells_of_slots_and_of_decays_on_the_value_axis():
+    arrays, state = draw(next(c for c in PLAIN if c.fn is la.gsa), T=40)
+    told = la.explain(la.gsa, **arrays, state=state)
+    assert told.operations > la.explain(la.gsa, **(arrays | {"q": None}), state=state).operations
+    assert told.form == "chunk form"  # of the values
+    arrays, _ = draw(next(c for c in PLAIN if c.fn is la.dfw), T=40)
+    for fn, given in ((la.dfw, arrays), (la.gsa, draw(next(c for c in PLAIN if c.fn is la.gsa))[0])):
+        told = la.explain(fn, **given)
+        if told.backend == "numba":
+            assert "a decay on the value axis walks the tokens" in told.reason
+
+
 # the influence matrix
 
 
@@ -329,6 +351,8 @@ def test_influence_matrix_is_the_call(case):
         return check_influence_of_other_queries(case)
     v = arrays[case.card.value]
     A = la.influence_matrix(case.fn, **arrays, **case.options)
+    if case.card.micro_steps:
+        return check_influence_of_micro_steps(case, arrays, A)
     if {"gv", "z"} & case.given.keys() or "V" in case.given.get("D", ""):  # one matrix a value channel
         assert A.shape == (2, 2, 3, 9, 9)
         made = np.einsum("bheij,bjhe->bihe", A, v)
@@ -340,6 +364,13 @@ def test_influence_matrix_is_the_call(case):
     assert not A[..., future].any()
 
 
+def check_influence_of_micro_steps(case, arrays, A):
+    assert A.shape == (2, 2, 9, 9 * 2)
+    made = np.einsum("bhijn,bjnhe->bihe", A.reshape(2, 2, 9, 9, 2), arrays[case.card.value])
+    assert relative_error(made, case.fn(**arrays, **case.options)) <= 1e-12
+    assert not A[..., np.repeat(np.triu(np.ones((9, 9)), k=1) > 0, 2, axis=1)].any()
+
+
 def check_influence_of_other_queries(case):
     arrays, _ = draw(case, T=9, Tq=5)
     A = la.influence_matrix(case.fn, **arrays, **case.options)
@@ -348,7 +379,7 @@ def check_influence_of_other_queries(case):
     assert relative_error(made, case.fn(**arrays, **case.options)) <= 1e-12
 
 
-@pytest.mark.parametrize("case", [c for c in PLAIN if c.fn is not la.mamba2], ids=str)
+@pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in (*STATE_SPACE, la.delta_product)], ids=str)
 def test_influence_matrix_of_grouped_heads_and_packed_sequences(case):
     arrays, _ = draw(case, T=9, B=(1,), H=2, Hq=4)
     offsets = [0, 2, 2, 9]

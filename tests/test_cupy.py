@@ -7,7 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.cores.kinds import Erase
-from linattn_np.testing import relative_error
+from linattn_np.testing import relative_error, sample_state
 
 pytestmark = pytest.mark.gpu
 CASES = [(fn, n) for fn in la.VARIANTS for n in range(len(fn.card.examples))]
@@ -22,8 +22,8 @@ def cp():
 def draw(fn, options, T=97, K=20, V=12, seed=0, **sizes):
     rng = np.random.default_rng(seed)
     arrays = fn.card.sample(rng, T=T, K=K, V=V, **sizes)
-    S = rng.standard_normal((2, 2, K, V))
-    arrays["state"] = la.NormalisedState(S, 5 + rng.random((2, 2, K))) if options.get("normalize") else S
+    options = {n: x for n, x in options.items() if n != "chunk_size"}
+    arrays["state"] = sample_state(fn, rng, (2,), options, K=K, V=V)
     return arrays
 
 
@@ -68,6 +68,17 @@ def test_float32(cp, fn, n):
     expected, actual = both(cp, fn, draw(fn, options), options, np.float32)
     assert all(y.dtype == np.float32 for y in actual)
     assert max(map(relative_error, actual, expected)) < 200 * 2.0**-23  # 50 eps, 4 for 97 tokens of sums
+
+
+@pytest.mark.parametrize("fn", [la.linear_attention, la.simple_gla, la.retention], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("K", [257, 520])
+def test_keys_wider_than_the_kernels_hold(cp, fn, K):
+    arrays = draw(fn, {}, K=K)
+    told = la.explain(fn, **{n: to(cp, x, np.float32) for n, x in arrays.items()})
+    assert told.backend == "cuda"
+    assert f"keys of {K} channels in {-(-K // 256)} blocks" in told.reason
+    expected, actual = both(cp, fn, arrays, {}, np.float32)
+    assert max(map(relative_error, actual, expected)) < 200 * 2.0**-23
 
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)

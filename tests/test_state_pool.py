@@ -94,3 +94,17 @@ def test_not_with_gradients():
     arrays, pool = drawn(la.kda)
     with pytest.raises(ValueError, match="state_rows was given to vjp, expected None"):
         la.vjp(la.kda, **arrays, state=pool, state_rows=ROWS)
+
+
+@pytest.mark.parametrize("fn", [la.mlstm, la.mesa_net], ids=lambda fn: fn.__name__)
+def test_pools_of_states_with_parts(library, fn):
+    arrays, _ = drawn(fn)
+    pool = fn.card.sample_state(np.random.default_rng(1), (6,), 2, 5, 4, {})
+    pool = type(pool)(*(S.astype(np.float32) for S in pool))
+    expected = fn(**arrays, state=type(pool)(*(S[ROWS] for S in pool)), return_state=True)
+    mine = type(pool)(*(library.bring(S) for S in pool))
+    out, end = fn(**{n: library.bring(x) for n, x in arrays.items()}, state=mine, state_rows=ROWS, return_state=True)
+    for x, y in zip((out, *end), (expected.out, *expected.state), strict=True):
+        assert np.abs(library.see(x) - y).max() < 1e-4
+    with pytest.raises(ValueError, match=r"state.S has shape .*expected a pool \(P, H, K, V\)"):
+        fn(**arrays, state=type(pool)(*(S[0] for S in pool)), state_rows=ROWS)

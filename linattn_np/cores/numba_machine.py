@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ..pieces import numba_rows as rows
 from ..pieces import numba_tiles as tiles
 from ..pieces.numba_code import entry
+from ..pieces.numba_descend import descend
 from ..pieces.numba_emit import I64, Emit, Mat, Rows, Value, routine
 from . import numba_decay as decay
 from . import numba_decay_vjp as decay_vjp
@@ -245,6 +246,7 @@ WRITTEN: dict[str, Callable[[Machine], None]] = {
     "bonus_pull": lambda t: _bonus_pull(t.e, *map(t.m, range(1, 5)), t.r(5), t.r(6), *map(t.m, range(7, 10)),
                                         _scale_of(t)),
     "accumulate": simple(rows.accumulate, "mrrm"),
+    "descend": lambda t: descend(t.e, *map(t.m, range(1, 5)), t.f(5), t.f(6), t.r(7), t.r(8), t.at(9)),
     "rest": _rest,
     "any_above_one": lambda t: decay.any_above_one(t.e, t.f(2), t.r(3), t.at(1)),
 }  # fmt: skip

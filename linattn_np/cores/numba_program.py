@@ -29,7 +29,7 @@ OPERATIONS = [
     "load_column", "state", "store_state", "put", "clear", "copy", "product", "solve", "solve_transposed", "transpose",
     "hadamard", "add_hadamard", "reach", "dots", "dots_below", "pairs", "weigh", "pull", "crossings", "overlap",
     "channels", "channel_gram", "channel_pull", "channel_crossings", "channel_overlap", "bonus", "bonus_pull",
-    "rest", "any_above_one", "accumulate",
+    "rest", "any_above_one", "accumulate", "descend",
 ]
 OP = {name: n for n, name in enumerate(OPERATIONS)}
 FIELDS = 12  # operation and operands

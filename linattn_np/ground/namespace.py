@@ -160,6 +160,12 @@ def accumulate(xp: Namespace, x: Array) -> Array:
     return cast(xp, x, compute_dtype(xp, x))
 
 
+def constant(xp: Namespace, y: np.ndarray, dtype: Any, where: Any) -> Array:
+    """A table of NumPy's in the caller's library."""
+    values = y if compat.is_numpy_namespace(xp) or compat.is_cupy_namespace(xp) else y.tolist()
+    return xp.reshape(xp.asarray(values, dtype=dtype, device=where), y.shape)
+
+
 def lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool = False) -> Array:
     """n x n ones on and below the diagonal, zeros above; `strict` leaves the diagonal out."""
     make = _lower_ones if compat.is_numpy_namespace(xp) else _lower_ones.__wrapped__

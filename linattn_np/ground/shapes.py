@@ -1,7 +1,8 @@
 """Shape specs such as "T H K": bind the sizes, check every array, make the error sentence.
 
 Letters: T tokens, Tq tokens of the queries, H states (the heads of v), Hq and Hk heads of queries and keys,
-K key width, V value width. A spec with T or Tq has the call's batch axes in front; one without has none.
+K key width, V value width, n micro-steps of a token, P pairs of channels. A spec with T or Tq has the call's batch axes
+in front; one without has none.
 Two specs joined by "|" are alternatives.
 """
 
@@ -37,11 +38,17 @@ def has_time(spec: str) -> bool:
 
 
 def heads_first(spec: str) -> str:
-    """The spec with its token axis behind its head axis."""
+    """The spec with its head axis in front of its token axis."""
     if not has_time(spec):
         return spec
-    time, head, *rest = spec.split()
-    return " ".join((head, time, *rest))
+    letters = spec.split()
+    head = letters.pop(head_axis(spec))
+    return " ".join((head, *letters))
+
+
+def head_axis(spec: str) -> int:
+    """Where the head axis stands, counted from the token axis on."""
+    return next(n for n, letter in enumerate(spec.split("|")[0].split()) if letter in ("H", "Hq", "Hk"))
 
 
 def check_arrays(fn: str, arrays: Mapping[str, Array | None], specs: Mapping[str, str], value: str) -> Sizes:

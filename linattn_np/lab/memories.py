@@ -1,6 +1,7 @@
 """The memories of the probe: token class -> gates -> one public function, and gradients back to the class logits.
 
-All are S_t = (I - b k k^T) e^g S_{t-1} + w k v^T, o_t = S_t^T q_t, on the same keys and values; they differ in g, b, w.
+All are S_t = (I - b k k^T) e^g S_{t-1} + w k v^T, o_t = S_t^T q_t, on the same keys and values; they differ in g, b, w,
+and two in what they make of q_t and S_t.
 Arrays have one head: q, k (B, T, 1, K), v (B, T, 1, V); `classes` (B, T) indexes the logits of a gate.
 """
 
@@ -53,6 +54,38 @@ class Memory:
         """Outputs (B, T, 1, V), or None for q=None, and the state (B, 1, K, V) after the last token."""
         arrays = self.arrays(logits, classes, q, k, v)
         return self.function(*arrays, scale=1, state=state, return_state=True, backend=backend)
+
+    def matrix(self, state: Any) -> np.ndarray:
+        """What a state says of keys and values, (B, 1, K, V)."""
+        return state
+
+
+class Mlstm(Memory):
+    """mLSTM with both gates open: the linear memory, each answer divided by its normaliser."""
+
+    name = "mlstm"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.mlstm)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        one = np.ones((*v.shape[:2], 1), v.dtype)
+        return q, k, v, 0 * one, 40 * one
+
+    def matrix(self, state: Any) -> np.ndarray:
+        return np.exp(state.m)[..., None, None] * state.S
+
+
+class Mesa(Memory):
+    """MesaNet with nothing forgotten, every token of weight 1 and a ridge of 1: the least-squares fit of all tokens."""
+
+    name = "mesa_net"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.mesa_net)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        one = np.ones((*v.shape[:2], 1), v.dtype)
+        return q, k, v, 0 * one, one, np.ones((1, k.shape[-1]), v.dtype)
+
+    def matrix(self, state: Any) -> np.ndarray:
+        return np.linalg.solve(state.Z + np.eye(state.Z.shape[-1], dtype=state.Z.dtype), state.S)
 
 
 class WriteGate(Memory):
@@ -194,7 +227,8 @@ def softmax_outputs(q: np.ndarray, k: np.ndarray, v: np.ndarray, sharpness: floa
     return (weights / weights.sum(-1, keepdims=True)) @ v
 
 
-RECURRENT = {kind.name: kind() for kind in (Memory, WriteGate, Retention, Mamba2, DeltaOne, Delta, GatedDelta, Kda)}
+KINDS = (Memory, Mlstm, Mesa, WriteGate, Retention, Mamba2, DeltaOne, Delta, GatedDelta, Kda)
+RECURRENT = {kind.name: kind() for kind in KINDS}
 LEARNED = tuple(name for name, memory in RECURRENT.items() if memory.start)
 SOFTMAX = "softmax"
 MEMORIES = (*RECURRENT, SOFTMAX)

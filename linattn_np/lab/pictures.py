@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "linear": "#7f7f7f",
+    "mlstm": "#c7c7c7",
+    "mesa_net": "#8c564b",
     "retention": "#bcbd22",
     "softmax": "#000000",
     "write_gate": "#1f77b4",

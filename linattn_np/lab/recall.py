@@ -78,7 +78,7 @@ def probe_cell(job: CellJob) -> list[Score]:
             continue
         votes, state = memory_votes(RECURRENT[name], logits, reading, job.backend)
         anatomy = signal_and_noise(votes[traced], votes[-1], reading.truth[traced])
-        size = float(np.linalg.norm(state[traced]))
+        size = float(np.linalg.norm(RECURRENT[name].matrix(state)[traced]))
         scores.append(Score(gates, name, *cell, *right(votes[:-1], reading.truth), *anatomy, size))
     return scores
 

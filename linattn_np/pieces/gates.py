@@ -30,6 +30,15 @@ def silu_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
     return dy * s * (1 + x * (1 - s))
 
 
+def soft_cap(xp: Namespace, x: Array, cap: float | None) -> Array:
+    """cap tanh(x / cap): x where it is small, never beyond +-cap."""
+    return x if cap is None else cap * xp.tanh(x / cap)
+
+
+def soft_cap_vjp(xp: Namespace, x: Array, cap: float | None, dy: Array) -> Array:
+    return dy if cap is None else dy * (1 - xp.tanh(x / cap) ** 2)
+
+
 def clip_vjp(xp: Namespace, x: Array, limits: tuple[float, float], dy: Array) -> Array:
     """dy where x lies inside the limits, 0 where it was clipped."""
     return xp.where((x >= limits[0]) & (x <= limits[1]), dy, xp.zeros_like(dy))

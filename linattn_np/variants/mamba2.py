@@ -1,8 +1,9 @@
-"""Mamba-2: the state space dual form, a scalar decay driven by the step size dt."""
+"""Mamba-2: the state space dual form, a scalar decay driven by the step size dt; TransXSSM: with rotated B and C."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Unpack
 
@@ -13,6 +14,7 @@ from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array, cast
 from ..options import Options
 from ..pieces.gates import clip_vjp, silu, silu_vjp, softplus, softplus_vjp
+from ..rotated import THETA, Rotated
 
 
 def _steps(c: Any) -> tuple[Array, Array, Array]:
@@ -154,4 +156,47 @@ def mamba2(
     the transpose (..., H, V, K). Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.options.Options.
     Dao, Gu, Transformers are SSMs, arXiv 2405.21060.
+    """
+
+
+TRANSXSSM = replace(
+    CARD,
+    name="transxssm",
+    sentence="Mamba-2 whose input and output vectors rotate with their position.",
+    equation="S_t = e^{dt_t A} R S_{t-1} + B_t^T (dt_t x_t), R rotates pairs of rows by theta;  "
+             "out_t = (C_t S_t + D x_t) silu(z_t)",
+    paper="Wu, Shen et al., TransXSSM, arXiv 2506.09507; Dao, Gu, arXiv 2405.21060",
+    arrays={**CARD.arrays, "theta": THETA},
+    **Rotated(to_core, to_core_vjp).card_parts(),
+)
+
+
+@public(TRANSXSSM)
+def transxssm(
+    x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any = None, z: Any = None, dt_bias: Any = None, theta: Any = None,
+    **options: Unpack[Mamba2Options],
+) -> Any:
+    """TransXSSM: Mamba-2 whose input and output vectors rotate with their position.
+
+        dt_t = clip(softplus(dt_t + dt_bias))        softplus only with dt_softplus=True
+        S_t = e^{dt_t A} R S_{t-1} + B_t^T (dt_t x_t)        R turns rows (2 p, 2 p + 1) by -theta_p
+        out_t = (scale C_t S_t + D x_t) silu(z_t)
+
+    x        (..., T, H, V)     inputs (the values)
+    dt       (..., T, H)        step sizes
+    A        (H,)               decay rate of the head, < 0 (-exp(A_log))
+    B        (..., T, Hk, K)    input vectors (the keys), not rotated; Hk groups of heads share one
+    C        (..., T, Hq, K)    output vectors (the queries), not rotated; None: write only
+    D        (H,) or (H, V)     skip connection
+    z        (..., T, H, V)     gate: out times silu(z)
+    dt_bias  (H,)               added to dt
+    theta    (P,)               angle a token of channels (2 p, 2 p + 1), with its gradient; channels from 2 P on do
+                                not rotate. None: 10000^{-linspace(0, 1, K // 2)}
+
+    dt_softplus=False, dt_limit=(0, inf): the clip that dt goes through. The state is in the frame of the last token:
+    the next call goes on without an offset.
+    scale=None means 1. Returns out (..., T, H, V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.options.Options.
+    Wu, Shen et al., arXiv 2506.09507; Dao, Gu, arXiv 2405.21060.
     """

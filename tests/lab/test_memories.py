@@ -9,6 +9,10 @@ from linattn_np.lab.memories import CLASSES, LEARNED, RECURRENT, softmax_outputs
 B, T, K = 2, 70, 16
 
 
+def parts(state) -> list[np.ndarray]:
+    return list(state) if isinstance(state, tuple) else [state]
+
+
 def inputs(seed: int = 0) -> tuple[np.ndarray, ...]:
     """Classes (B, T), unit q and k, v (B, T, 1, K) in float64."""
     rng = np.random.default_rng(seed)
@@ -53,7 +57,8 @@ def test_segments_with_the_state_handed_over_equal_the_whole(name):
     out, state = memory.run(logits, classes[:, 37:], q[:, 37:], k[:, 37:], v[:, 37:], state)
     assert nothing is None
     np.testing.assert_allclose(out, whole[:, 37:], rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(state, last, rtol=1e-10, atol=1e-12)
+    for mine, whole_state in zip(parts(state), parts(last), strict=True):
+        np.testing.assert_allclose(mine, whole_state, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -61,9 +66,9 @@ def test_float32_stays_float32(name):
     classes, *arrays = inputs()
     out, state = RECURRENT[name].run(some_logits(name), classes, *(x.astype(np.float32) for x in arrays))
     assert out.dtype == np.float32
-    assert state.dtype == np.float32
+    assert all(S.dtype == np.float32 for S in parts(state))
     assert out.shape == (B, T, 1, K)
-    assert state[0].size == K * K
+    assert RECURRENT[name].matrix(state)[0].size == K * K
 
 
 def test_softmax_reference_is_causal_attention():
@@ -76,3 +81,23 @@ def test_softmax_reference_is_causal_attention():
         scores = np.exp(32 * np.einsum("bk,btk->bt", q[:, t - 1], k[:, :t]))
         expected[:, i] = np.einsum("bt,btv->bv", scores / scores.sum(1, keepdims=True), v[:, :t])
     np.testing.assert_allclose(softmax_outputs(q[:, -n:], k, v), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_an_open_mlstm_answers_as_the_linear_memory():
+    """Its normaliser is one positive number a query: which character has the most votes does not change."""
+    classes, q, k, v = inputs()
+    plain, mine = (RECURRENT[name].run({}, classes, q, k, v)[0] for name in ("linear", "mlstm"))
+    share = mine / plain
+    assert (share > 0).all()
+    np.testing.assert_allclose(share, np.broadcast_to(share[..., :1], share.shape), rtol=1e-10)
+    assert share.min() < 0.9
+
+
+def test_mesa_is_the_least_squares_fit_of_all_tokens():
+    classes, q, k, v = inputs()
+    out, state = RECURRENT["mesa_net"].run({}, classes, q, k, v)
+    for b in range(B):
+        keys, values = np.concatenate([k[b, :, 0], np.eye(K)]), np.concatenate([v[b, :, 0], np.zeros((K, K))])
+        W = np.linalg.lstsq(keys, values, rcond=None)[0]  # K more pairs: a ridge of 1
+        np.testing.assert_allclose(out[b, -1, 0], q[b, -1, 0] @ W, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(RECURRENT["mesa_net"].matrix(state)[b, 0], W, rtol=1e-10, atol=1e-12)

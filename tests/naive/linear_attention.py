@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tests.naive import features
 from tests.naive.heads import head_of
 
 
@@ -17,7 +18,12 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
-NAMED_MAPS = {"identity": lambda x: x, "elu+1": elu_plus_one, "relu": relu, "silu": silu}
+NAMED_MAPS = {
+    "identity": lambda x: x, "elu+1": elu_plus_one, "relu": relu, "silu": silu, "exp": np.exp, "t2r": relu,
+    "hedgehog": features.softmax_pair, "dpfp": features.dpfp, "taylor": features.taylor,
+    "rebased": lambda x: features.square(features.layer_norm(x)), "favor+": features.favor,
+    "favor+ hyperbolic": lambda x: features.favor(x, hyperbolic=True), "fourier": features.fourier,
+}
 
 
 def one_map(feature_map):

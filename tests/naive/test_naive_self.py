@@ -34,6 +34,8 @@ ARRAYS = {
     "lightning_attention": (q, k, v),
     "simple_gla": (q, k, v, g),
     "mamba2": (v, rng.uniform(0, 1, (B, T, H)), A, k, q, D, z, dt_bias),
+    "mlstm": (q, k, v, *rng.standard_normal((2, B, T, H))),
+    "mesa_net": (q, k, v, g, beta, rng.uniform(0.5, 1.5, (B, T, H, K))),
     "gla": (q, k, v, gk, gv),
     "rwkv6": (q, k, v, gk, u),
     "delta_rule": (q, k, v, beta),
@@ -43,11 +45,24 @@ ARRAYS = {
     "dplr": (q, k, v, gk, a, b),
     "rwkv7": (q, k, v, gk, a, b),
     "iplr": (q, k, v, a, b),
+    "hgrn2": (q, v, gk),
+    "dfw": (q, k, v, gk, gv),
+    "longhorn": (q, k, v, beta),
 }
 
 
+STATES = {
+    "mlstm": (S0, rng.standard_normal((B, H, K)), rng.standard_normal((B, H))),
+    "mesa_net": (S0, np.broadcast_to(np.eye(K), (B, H, K, K))),
+}
+
+
+def flat(result):
+    return [y for x in result for y in (flat(x) if isinstance(x, tuple) else [x])]
+
+
 def agree(first, second):
-    for one, other in zip(first, second, strict=True):
+    for one, other in zip(flat(first), flat(second), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12 * np.abs(other).max())
 
 
@@ -56,26 +71,24 @@ def spread(per_token):
     return np.repeat(per_token[..., None], K, axis=-1)
 
 
-@pytest.mark.parametrize("name", NAIVE)
+@pytest.mark.parametrize("name", ARRAYS)
 def test_two_halves_are_the_whole(name):
-    arrays = ARRAYS[name]
+    arrays, start = ARRAYS[name], STATES.get(name, S0)
 
     def part(array, tokens):
         return array[:, tokens] if array.ndim > 2 else array
 
-    whole, end = NAIVE[name](*arrays, state=S0)
-    first, middle = NAIVE[name](*(part(x, slice(None, 3)) for x in arrays), state=S0)
+    whole, end = NAIVE[name](*arrays, state=start)
+    first, middle = NAIVE[name](*(part(x, slice(None, 3)) for x in arrays), state=start)
     second, end_of_halves = NAIVE[name](*(part(x, slice(3, None)) for x in arrays), state=middle)
     agree((np.concatenate([first, second], axis=1), end_of_halves), (whole, end))
 
 
-@pytest.mark.parametrize("name", [name for name in NAIVE if name != "mamba2"])
+@pytest.mark.parametrize("name", [name for name in ARRAYS if name not in ("mamba2", "hgrn2")])
 def test_head_groups_are_repeated_heads(name):
-    q4, (k2, *rest) = np.repeat(q, 2, axis=2), ARRAYS[name][1:]
-    agree(
-        NAIVE[name](q4, k2, *rest, state=S0),
-        (np.repeat(NAIVE[name](q, k2, *rest, state=S0)[0], 2, axis=2), NAIVE[name](q, k2, *rest, state=S0)[1]),
-    )
+    q4, (k2, *rest), start = np.repeat(q, 2, axis=2), ARRAYS[name][1:], STATES.get(name, S0)
+    out, end = NAIVE[name](q, k2, *rest, state=start)
+    agree(NAIVE[name](q4, k2, *rest, state=start), (np.repeat(out, 2, axis=2), end))
     one_head = (q[:, :, :1], k[:, :, :1])
     two_heads = (np.repeat(x, 2, axis=2) for x in one_head)
     agree(NAIVE[name](*one_head, *rest), NAIVE[name](*two_heads, *rest))

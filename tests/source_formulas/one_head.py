@@ -13,10 +13,15 @@ import linattn_np as la
 
 CONSTANT_OF_THE_HEAD = {
     "retention": {"g"},
+    "retnet": {"g"},
     "lightning_attention": {"slopes"},
     "rwkv6": {"u"},
+    "mesa_net": {"ridge"},
     "mamba2": {"A", "D", "dt_bias"},
 }
+
+
+CONSTANT_OF_ALL_HEADS = ("theta", "gamma", "shift")
 
 
 def data(T=12, K=5, V=3):
@@ -72,6 +77,8 @@ def with_head(fn, name, x):
         return None
     if name == "state":
         return tuple(part[None] for part in x) if isinstance(x, tuple) else x[None]
+    if name in CONSTANT_OF_ALL_HEADS:
+        return x
     return np.asarray(x)[None] if name in CONSTANT_OF_THE_HEAD.get(fn.__name__, ()) else x[:, None]
 
 
@@ -80,6 +87,8 @@ def without_head(fn, name, x):
         return None
     if name == "state":
         return tuple(part[0] for part in x) if isinstance(x, tuple) else x[0]
+    if name in CONSTANT_OF_ALL_HEADS:
+        return x
     return x[0] if name in CONSTANT_OF_THE_HEAD.get(fn.__name__, ()) else x[:, 0]
 
 

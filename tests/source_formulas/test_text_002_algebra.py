@@ -187,7 +187,12 @@ def test_3_20_several_keys_a_token():
     many, state = run_with_state(la.gated_delta_rule, *expanded, state=D.S0)
     agree(many[n - 1 :: n], np.array(out))
     agree(state, S)
-    assert A(la.gated_delta_rule, *expanded)[n - 1 :: n].shape == (D.T, D.T * n)
+    matrix = A(la.gated_delta_rule, *expanded)[n - 1 :: n]
+    one_head = (q[:, None], k[:, :, None], v[:, :, None], beta[..., None], D.g[:, None])
+    ours = la.delta_product(*one_head, scale=1, state=D.S0[None], return_state=True)
+    agree(ours.out[:, 0], np.array(out))
+    agree(ours.state[0], S)
+    agree(la.influence_matrix(la.delta_product, *one_head, scale=1)[0], matrix)
 
 
 def test_3_21_rotation_and_a_constant_are_a_complex_decay():
@@ -206,6 +211,43 @@ def test_3_21_rotation_and_a_constant_are_a_complex_decay():
         h = gamma * np.exp(1j * theta)[:, None] * h + np.outer(k[t].conj(), D.v[t])
         out.append((q[t] @ h).real)
     agree(run(la.retention, turned(q), turned(k), D.v, np.log(gamma)), np.array(out))
+    rotated, state = run_with_state(la.retnet, D.q, D.k, D.v, np.log(gamma), theta=theta)
+    agree(rotated, np.array(out))
+    agree(state[0::2] - 1j * state[1::2], h)  # in the frame of the last token
+    distance = np.arange(D.T)[:, None] - np.arange(D.T)
+    matrix = (q[:, None] * k.conj() * (gamma * np.exp(1j * theta)) ** np.maximum(distance, 0)[..., None]).sum(-1).real
+    agree(A(la.retnet, D.q, D.k, D.v, np.log(gamma), theta=theta), tri(matrix))
+
+
+def test_3_21_xpos_is_a_decay_of_each_pair():
+    D = data(K=4)
+    theta, gamma = np.array([0.3, 1.1]), 0.85
+    zeta = ((np.arange(2) / 2 + 0.4) / 1.4) ** (1 / 512)
+    position = np.arange(D.T)[:, None]
+    q, k = (x[:, 0::2] + 1j * x[:, 1::2] for x in (D.q, D.k))
+    grown, shrunk = q * (zeta * np.exp(1j * theta)) ** position, k * (np.exp(1j * theta) / zeta) ** position
+    matrix = (grown @ shrunk.conj().T).real * gamma ** np.maximum(position - position.T, 0)
+    agree(A(la.retnet, D.q, D.k, D.v, np.log(gamma), theta=theta, xpos=True), tri(matrix))
+
+
+def test_3_21_rotated_state_space_model():
+    """TransXSSM in three parts is the whole: no position is handed on. Its rotation is that of mamba2's B and C."""
+    D = data(T=30, K=4)
+    theta, dt, rate = np.array([0.3, 1.1]), D.beta, np.array([-0.2])
+    arrays = lambda s: (D.v[s, None], dt[s, None], rate, D.k[s, None], D.q[s, None])  # noqa: E731
+    whole = la.transxssm(*arrays(slice(None)), theta=theta)
+    state, parts = None, []
+    for s in (slice(0, 1), slice(1, 17), slice(17, 30)):
+        out, state = la.transxssm(*arrays(s), theta=theta, state=state, return_state=True)
+        parts.append(out)
+    agree(np.concatenate(parts), whole)
+    angle = np.arange(D.T)[:, None] * theta
+
+    def turned(x):
+        pairs = (x[:, 0::2] + 1j * x[:, 1::2]) * np.exp(1j * angle)
+        return np.stack([pairs.real, pairs.imag], axis=-1).reshape(D.T, 1, 4)
+
+    agree(la.mamba2(D.v[:, None], dt[:, None], rate, turned(D.k), turned(D.q)), whole)
 
 
 def test_3_22_states_are_prefix_sums():

@@ -152,3 +152,99 @@ def test_3_12_a_decay_of_the_values_gives_a_matrix_a_channel(D):
     agree(ours.g, sum(c.g for c in channels))
     agree(ours.gv, np.stack([c.g.sum(1) for c in channels], axis=1))
     agree(ours.v, np.hstack([c.v for c in channels]))
+
+
+# the rest of the family, each in closed form
+
+
+def test_3_2_other_decays_of_the_same_matrix(D):
+    distance = np.maximum(np.arange(D.T)[:, None] - np.arange(D.T), 0)
+    products = D.q @ D.k.T
+    constant = tri(products * np.exp(-0.2 * distance))
+    check(D, la.retention, (D.q, D.k, D.v, np.array(-0.2)), constant)
+    check(D, la.lightning_attention, (D.q, D.k, D.v, np.array(0.2)), constant)
+    steps = np.exp(np.minimum(rows(np.cumsum(D.beta)) - np.cumsum(D.beta), 1e300) * -0.2 * D.M)
+    agree(A(la.mamba2, D.v, D.beta, np.array(-0.2), D.k, D.q), tri(products * steps) * D.beta)
+    agree(A(la.hgrn2, D.q, D.v, D.gk), decayed_gram(D.q, 1 - np.exp(D.gk), D.bk, D.bk))
+
+
+def test_3_12_decaying_fast_weights(D):
+    matrices = A(la.dfw, D.q, D.k, D.v, D.gk, gv=D.gv)
+    for e in range(D.V):
+        b = D.bk + rows(np.cumsum(D.gv[:, e]))
+        agree(matrices[e], decayed_gram(D.q, D.k, b, b))
+
+
+def test_3_3_longhorn(D):
+    strength = np.diag(D.beta / (1 + D.beta * np.sum(D.k**2, axis=1)))
+    erased = inverse_times(strength @ D.k @ D.k.T * D.M_strict, strength)
+    check(D, la.longhorn, (D.q, D.k, D.v, D.beta), tri(D.q @ D.k.T) @ erased)
+
+
+@pytest.mark.parametrize("name", ["dplr", "rwkv7", "iplr"])
+def test_3_5_any_rank_one_map_entry_by_entry(name):
+    """A_ij = q_i M_i ... M_{j+1} k_j, M_t = diag(e^{g_t}) + b_t^T a_t."""
+    D = data()
+    a, b = -D.ku, rows(D.beta) * D.ku / 2
+    gate = np.zeros((D.T, D.K)) if name == "iplr" else D.gk
+    matrix = np.zeros((D.T, D.T))
+    for i in range(D.T):
+        for j in range(i + 1):
+            x = D.k[j]
+            for t in range(j + 1, i + 1):
+                x = np.exp(gate[t]) * x + b[t] * (a[t] @ x)
+            matrix[i, j] = D.q[i] @ x
+    check(D, getattr(la, name), (D.q, D.k, D.v, *(() if name == "iplr" else (D.gk,)), a, b), matrix)
+
+
+KERNELS = {
+    "performer": lambda q, k: la.feature_maps.favor_plus()[0](q) @ la.feature_maps.favor_plus()[0](k).T,
+    "based": lambda q, k: 1 + q @ k.T / q.shape[1] ** 0.5 + (q @ k.T) ** 2 / (2 * q.shape[1]),
+    "rebased": lambda q, k: np.square(normed(q) @ normed(k).T) / q.shape[1],
+    "rfa": lambda q, k: la.feature_maps.random_fourier()[0](q) @ la.feature_maps.random_fourier()[0](k).T,
+}
+
+
+def normed(x):
+    return (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_1_1_kernels_and_their_rows_that_add_up_to_one(D, name):
+    kernel = tri(KERNELS[name](D.q, D.k))
+    check(D, getattr(la, name), (D.q, D.k, D.v), kernel / rows(kernel.sum(axis=1)))
+    agree(A(getattr(la, name), D.q, D.k, D.v, normalize=False), kernel)
+
+
+def test_1_1_a_gate_of_kernel_attention(D):
+    kernel = KERNELS["rfa"](D.q, D.k) * D.Gamma * (1 - np.exp(D.g))
+    check(D, la.rfa, (D.q, D.k, D.v, D.g), kernel / rows(kernel.sum(axis=1)))
+
+
+def test_slots_are_two_matrices_and_a_softmax(D):
+    """A_ij = sum_m p_im s_jm e^{b_im - b_jm}, p the softmax of the same matrix of q, k and s."""
+    M = 4
+    s, gs = D.beta[:, None] * np.linspace(0.1, 0.4, M), D.g[:, None] * np.linspace(0.5, 2, M)
+    b = np.cumsum(gs, axis=0)
+    between = np.exp(np.where(D.M[..., None] > 0, b[:, None] - b, -np.inf))
+    logits = np.einsum("ij,jm,ijm->im", D.q @ D.k.T, s, between)
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    check(D, la.gsa, (D.q, D.k, D.v, s, gs), np.einsum("im,jm,ijm->ij", p, s, between))
+    averaged = np.exp(D.q[:, :M])  # of any logits: here some of the queries
+    sums = np.cumsum(averaged, axis=0)
+    logits = np.einsum("ij,jm,im->im", tri(D.q @ D.k.T), averaged, 1 / sums)
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    check(D, la.abc, (D.q, D.k, D.v, D.q[:, :M]), tri(np.einsum("im,jm->ij", p / sums, averaged)))
+
+
+def test_every_variant_has_its_matrix():
+    """No initial state, linear in the values: out = A v, for all functions of the library."""
+    rng = np.random.default_rng(0)
+    for fn in la.VARIANTS:
+        x = fn.card.sample(rng, B=(), T=9, H=2, K=6, V=3)
+        matrix, v = la.influence_matrix(fn, **x), x[fn.card.value]
+        flat = np.moveaxis(v, -2, 0).reshape(2, -1, 3)
+        made = np.einsum("heij,hje->ihe" if matrix.ndim == 4 else "hij,hje->ihe", matrix, flat)
+        agree(made, fn(**x))

@@ -11,7 +11,7 @@ import array_api_compat as compat
 from ...ground import backend as backends
 from ...ground.namespace import Array, cast
 from ...ground.rows import take_rows
-from . import chunks, cuda_calls, cuda_step, recurrence
+from . import chunks, cuda_calls, cuda_plan, cuda_step, recurrence, wide_keys
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
@@ -58,7 +58,8 @@ def _has_compiler() -> bool:
 REFERENCE = backends.Backend("reference", recurrence, _reference_refuses)
 CHUNKS = backends.Backend("chunks", chunks, _chunks_refuses)
 NUMBA = backends.Backend("numba", backends.Later(f"{__name__}.numba_loops"), _numba_refuses)
-CUDA = backends.Backend("cuda", cuda_calls, cuda_calls.refuses, how=cuda_calls.how)
+WIDE_CUDA = wide_keys.Split(cuda_calls, cuda_plan.WIDEST)
+CUDA = backends.Backend("cuda", WIDE_CUDA, WIDE_CUDA.refuses, how=WIDE_CUDA.how)
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
@@ -84,7 +85,8 @@ def forward(
     module = choose(fn, x, plan, wanted).backend.module
     if wanted == "chunks" and plan.chunk_size is None:  # asked for, however few the tokens
         plan = plan._replace(chunk_size=chunks.preferred_chunk(plan))
-    if plan.rows is not None and not (module is cuda_calls and plan.causal and cuda_step.takes(plan)):
+    one_step = module is WIDE_CUDA and plan.causal and cuda_step.takes(plan) and len(WIDE_CUDA.cuts(x)) == 1
+    if plan.rows is not None and not one_step:
         batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.rows.shape
         state, plan = take_rows(plan.xp, state, plan.rows, batch), plan._replace(rows=None)
     if plan.causal or x.q is None:
@@ -93,6 +95,14 @@ def forward(
     _, end, saved = module.forward(x._replace(q=None), plan, state)
     out = cast(plan.xp, read_fwd(plan, x.q, end), x.v.dtype)
     return out, end, Kept(module, saved, x.q, end)
+
+
+def keep(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None) -> Kept:
+    """What a forward pass keeps, for a backward of outputs that nobody asks for: compiled loops keep their inputs."""
+    module = choose(fn, x, plan, wanted).backend.module
+    if module is NUMBA.module:
+        return Kept(module, Saved(x, plan, state, None))
+    return forward(fn, x, plan, state, wanted)[2]
 
 
 def again(x: Inputs, plan: Plan, state: Array | None, kept: Kept, given: list[Array]) -> Any:

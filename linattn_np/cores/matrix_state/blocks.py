@@ -38,7 +38,7 @@ def blocks_of(core: Inputs, plan: Plan, C: int) -> list[Block]:
     heads = math.prod(batch) * G * R
     if not compat.is_numpy_namespace(plan.xp) or heads * T == 0:
         return [WHOLE]
-    most = max(1, CACHED // (C * max(V, core.k.shape[-1])))  # heads of a block
+    most = max(1, CACHED // (C * max(V, core.k.shape[-1], 1)))  # heads of a block
     share = threads.num_threads() if heads * T * V >= LEAST else 1
     first = batch[0] if batch else 1
     rows, cuts = first, [(slice(None),) * len(batch)]

@@ -1,0 +1,122 @@
+"""What a probe found: tables, sentences that follow from them, curves to draw."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import linattn_np as la
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class Table(NamedTuple):
+    """Rows of figures and words under their columns."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+class Curve(NamedTuple):
+    """One line of a panel."""
+
+    label: str
+    x: list[float]
+    y: list[float]
+    style: str = "o-"
+
+
+@dataclass
+class Panel:
+    """Curves over one pair of axes."""
+
+    title: str
+    x: str
+    y: str
+    curves: list[Curve]
+    log: str = "xy"
+    ticks: tuple[str, ...] = ()  # names in the place of numbers, from 0 on
+
+
+@dataclass
+class Found:
+    """The result of one probe."""
+
+    name: str
+    question: str
+    tables: list[Table]
+    sentences: list[str]
+    panels: list[Panel] = field(default_factory=list)
+
+
+def word(x: Any) -> str:
+    """A cell: three digits of a number."""
+    if isinstance(x, bool) or not isinstance(x, float | np.floating):
+        return str(x)
+    if np.isnan(x):
+        return "-"
+    return "0" if x == 0 else f"{x:.3g}" if 1e-3 <= abs(x) < 1e4 else f"{x:.1e}"
+
+
+def markdown(found: Found) -> str:
+    """Tables and sentences as Markdown; also what is printed."""
+    lines = [f"## {found.name}", "", found.question, ""]
+    for table in found.tables:
+        cells = [table.columns, *([word(x) for x in row] for row in table.rows)]
+        widths = [max(len(row[n]) for row in cells) for n in range(len(table.columns))]
+        line = lambda row, widths=widths: "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"  # noqa: E731
+        lines += [f"**{table.title}**", "", line(table.columns), "|" + "|".join("-" * (w + 2) for w in widths) + "|"]
+        lines += [*map(line, cells[1:]), ""]
+    return "\n".join([*lines, *found.sentences, ""])
+
+
+def write_json(path: Path, results: list[Found], seconds: float) -> None:
+    """All figures, with what they were made on."""
+    plain = lambda x: None if x != x else x.item() if isinstance(x, np.generic) else x  # noqa: E731  (nan: not there)
+    made = {
+        "date": datetime.now(UTC).date().isoformat(), "linattn_np": la.__version__, "numpy": np.__version__,
+        "python": platform.python_version(), "machine": platform.machine(), "seconds": round(seconds, 1),
+        "probes": {f.name: {"sentences": f.sentences,
+                            "tables": [{"title": t.title, "columns": list(t.columns),
+                                        "rows": [[plain(x) for x in row] for row in t.rows]} for t in f.tables]}
+                   for f in results},
+    }  # fmt: skip
+    path.write_text(json.dumps(made, indent=1) + "\n", "utf8")
+
+
+def draw(folder: Path, found: Found) -> None:
+    """Write probe-NAME.png, a panel beside the other."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    count = len(found.panels)
+    figure, axes = plt.subplots(1, count, figsize=(4.8 * count, 3.6), squeeze=False, layout="constrained")
+    for ax, panel in zip(axes[0], found.panels, strict=True):
+        _draw_panel(ax, panel)
+    figure.savefig(folder / f"probe-{found.name}.png", dpi=80)
+    plt.close(figure)
+
+
+def _draw_panel(ax: Axes, panel: Panel) -> None:
+    for curve in panel.curves:
+        ax.plot(curve.x, curve.y, curve.style, label=curve.label, markersize=3, linewidth=1.2)
+    if "x" in panel.log:
+        ax.set_xscale("log")
+    if "y" in panel.log:
+        ax.set_yscale("log")
+    ax.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+    if panel.ticks:
+        ax.set_xticks(range(len(panel.ticks)), panel.ticks, rotation=25, ha="right", fontsize=7)
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=7)

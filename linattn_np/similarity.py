@@ -1,0 +1,148 @@
+"""Variants whose queries and keys go through feature maps, and whose output may be divided by the sum of similarities.
+
+    S_t = S_{t-1} + phi(k_t)^T v_t          z_t = z_{t-1} + phi(k_t)
+    out_t = scale phi(q_t) S_t              normalize=True: the same / (scale phi(q_t) z_t^T + eps)
+
+One change of variables for all of them: queries and keys become their features, and with the sum the values gain a
+column of ones, so that the last column of q S is q z.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .cores.kinds import NormalisedState
+from .cores.matrix_state.inputs import Inputs
+from .ground.namespace import Array, cast, device
+from .ground.shapes import check_state
+from .options import Options
+from .pieces.feature_maps import FeatureMap, identity, identity_vjp
+
+
+class SimilarityOptions(Options, total=False):
+    """The common options, and: divide by the sum of similarities; see earlier keys only; added to the sum."""
+
+    normalize: bool
+    causal: bool
+    eps: float
+
+
+def defaults(normalize: bool = True) -> dict[str, Any]:
+    """These options with their defaults."""
+    return {"normalize": normalize, "causal": True, "eps": 0.0}
+
+
+def check_eps(fn: str, options: dict[str, Any]) -> None:
+    eps = options["eps"]
+    if not isinstance(eps, numbers.Real) or isinstance(eps, bool) or not 0 <= float(eps) < math.inf:
+        raise ValueError(f"{fn}: eps is {eps!r}, expected a finite number >= 0")
+
+
+def check_whole(fn: str, options: dict[str, Any], *names: str, least: int = 1) -> None:
+    """Options that are whole numbers from `least`."""
+    for name in names:
+        n = options[name]
+        if not isinstance(n, numbers.Integral) or isinstance(n, bool) or n < least:
+            raise ValueError(f"{fn}: {name} is {n!r}, expected a whole number from {least}")
+
+
+class Similarity(NamedTuple):
+    """The change of variables of one variant; maps(c) gives the feature maps of q and of k for the call c."""
+
+    maps: Callable[[Any], tuple[FeatureMap, FeatureMap]]
+
+    def to_core(self, c: Any) -> Inputs:
+        """phi(q), phi(k), v or [v, 1]."""
+        xp, (map_q, map_k) = c.xp, self.maps(c)
+        v = c.v
+        if c.options["normalize"]:
+            v = cast(xp, v, c.dtype)
+            v = xp.concat([v, xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))], axis=-1)
+        k = _mapped(c, "k", map_k)
+        q = None if c.q is None else _mapped(c, "q", map_q)
+        c.features = {"k": k, "q": q}
+        if q is not None and q.shape[-1] != k.shape[-1]:
+            raise ValueError(f"{c.name}: feature_map makes q {q.shape[-1]} and k {k.shape[-1]} wide, "
+                             "expected one width")
+        return Inputs(q, k, v)
+
+    def to_core_vjp(self, c: Any, d: Inputs) -> dict[str, Array]:
+        """The maps' own transposes; the column of ones has no gradient."""
+        xp, (map_q, map_k) = c.xp, self.maps(c)
+        grads = {"v": d.v[..., : c.v.shape[-1]]}
+        for name, x, (_, f_vjp), dphi in (("k", c.k, map_k, d.k), ("q", c.q, map_q, d.q)):
+            if x is not None and f_vjp is identity_vjp:
+                grads[name] = dphi
+            elif x is not None:
+                known = (c.features[name],) if getattr(f_vjp, "takes_features", False) else ()
+                grads[name] = f_vjp(cast(xp, x, c.dtype), dphi, *known)
+        return grads
+
+    def pack_state(self, c: Any, state: Any) -> Array | None:
+        """(S, z) as one (..., H, M, V + 1) state; M is the width of the mapped keys."""
+        if state is None:
+            return None
+        if not c.options["normalize"]:
+            self.check(c, state)
+            return state
+        if not isinstance(state, NormalisedState):
+            raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, z) as a NormalisedState "
+                            "with normalize=True")
+        self.check(c, state.S, "state.S")
+        self.check(c, state.z, "state.z", "H M")
+        S, z = cast(c.xp, state.S, c.dtype), cast(c.xp, state.z, c.dtype)
+        return c.xp.concat([S, z[..., None]], axis=-1)
+
+    def check(self, c: Any, state: Array, name: str = "state", spec: str = "H M V") -> None:
+        if "M" not in c.sizes.letters:  # the width that the keys have after their map
+            none = cast(c.xp, c.k[..., :0, :, :], c.dtype)
+            c.sizes.letters["M"] = int(self.maps(c)[1][0](none).shape[-1])
+        check_state(c.name, state, c.sizes, spec, name)
+
+    def card_parts(self) -> dict[str, Any]:
+        """Keywords of the variant's Card."""
+        return {"to_core": self.to_core, "to_core_vjp": self.to_core_vjp, "from_core": divide,
+                "from_core_vjp": divide_vjp, "pack_state": self.pack_state, "unpack_state": unpack_state,
+                "check_options": check_eps, "wide": True}  # fmt: skip
+
+
+def _mapped(c: Any, name: str, feature_map: FeatureMap) -> Array:
+    x = getattr(c, name)
+    if feature_map[0] is identity:  # as it is: 16-bit elements stay so
+        return x
+    y = feature_map[0](cast(c.xp, x, c.dtype))
+    if tuple(y.shape[:-1]) != tuple(x.shape[:-1]):
+        raise ValueError(f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "
+                         "expected all axes but the last to stay")
+    return y
+
+
+def divide(c: Any, out: Array) -> Array:
+    """Numerator over denominator + eps; 0 where no key answers."""
+    if not c.options["normalize"]:
+        return out
+    return out[..., :-1] / _denominator(c, out)
+
+
+def divide_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+    """d num = dout / den, d den = -<dout, num / den> / den."""
+    if not c.options["normalize"]:
+        return dout, {}
+    xp, den = c.xp, _denominator(c, out)
+    dout = cast(xp, dout, c.dtype)
+    dnum = dout / den
+    dden = -xp.sum(dnum * out[..., :-1], axis=-1, keepdims=True) / den
+    return xp.concat([dnum, dden], axis=-1), {}
+
+
+def _denominator(c: Any, out: Array) -> Array:
+    """The sum + eps; inf for 0, so that what is divided by it is 0."""
+    den = out[..., -1:] + c.options["eps"]
+    return c.xp.where(den == 0, c.xp.full_like(den, math.inf), den)
+
+
+def unpack_state(c: Any, S: Array) -> Any:
+    return NormalisedState(S[..., :-1], S[..., -1]) if c.options["normalize"] else S

@@ -1,0 +1,108 @@
+"""DeltaProduct: several steps of the delta rule a token, gated or not."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ..call import public
+from ..card import Card, Given
+from ..cores.kinds import Decay, Erase
+from ..cores.matrix_state.inputs import Inputs
+from ..ground.namespace import Array, cast
+from ..options import Options
+
+
+def _in_line(c: Any, x: Array) -> Array:
+    """(..., T, n, H, D) as (..., T n, H, D)."""
+    lead = len(c.sizes.batch)
+    return c.xp.reshape(x, (*x.shape[:lead], x.shape[lead] * x.shape[lead + 1], *x.shape[lead + 2 :]))
+
+
+def _by_token(c: Any, x: Array) -> Array:
+    """(..., T n, H, D) as (..., T, n, H, D)."""
+    lead = len(c.sizes.batch)
+    return c.xp.reshape(x, (*x.shape[:lead], c.sizes.T, c.sizes.n, *x.shape[lead + 1 :]))
+
+
+def _at(c: Any, x: Array, first: bool) -> Array:
+    """x (..., T, H, D) at the first or the last micro-step of its token, 0 at the others: (..., T n, H, D)."""
+    xp, x = c.xp, x[..., None, :, :]
+    none = xp.zeros_like(xp.broadcast_to(x, (*x.shape[:-3], c.sizes.n - 1, *x.shape[-2:])))
+    return _in_line(c, xp.concat([x, none] if first else [none, x], axis=-3))
+
+
+def to_core(c: Any) -> Inputs:
+    """T n tokens: a token fades the state at its first step and reads it at its last."""
+    if c.sizes.n < 1:
+        raise ValueError(f"{c.name}: k has n = 0 micro-steps a token, expected 1 or more")
+    k, beta = _in_line(c, c.k), _in_line(c, c.beta[..., None])
+    q = None if c.q is None else _at(c, c.q, first=False)
+    g = None if c.g is None else _at(c, c.g[..., None], first=True)
+    return Inputs(q, k, _in_line(c, c.v), g, r=k, beta=beta)
+
+
+def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    """The gate's gradient from the first step, the query's from the last."""
+    grads = {"k": _by_token(c, d.k + d.r), "v": _by_token(c, d.v), "beta": _by_token(c, d.beta)[..., 0]}
+    if c.q is not None:
+        grads["q"] = _by_token(c, d.q)[..., -1, :, :]
+    if c.g is not None:
+        grads["g"] = _by_token(c, d.g)[..., 0, :, 0]
+    return grads
+
+
+def from_core(c: Any, out: Array) -> Array:
+    """What the last step of each token read."""
+    return _by_token(c, out)[..., -1, :, :]
+
+
+def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+    """What the other steps read has no gradient."""
+    return _at(c, cast(c.xp, dout, c.dtype), first=False), {}
+
+
+CARD = Card(
+    name="delta_product",
+    sentence="Several steps of the delta rule a token; with a gate if one is given.",
+    equation="S~ = e^{g_t} S_{t-1};  for each of n steps: S~ = S~ + k^T beta (v - k S~);  S_t = S~;  "
+             "out_t = scale q_t S_t",
+    paper="Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, DeltaProduct, arXiv 2502.10297",
+    arrays={
+        "q": Given("T Hq K", "normal", "queries"),
+        "k": Given("T n Hk K", "unit", "keys of the n steps, of unit length"),
+        "v": Given("T n H V", "normal", "values of the n steps"),
+        "beta": Given("T n H", "strength", "write strengths of the n steps, in [0, 2]"),
+        "g": Given("T H", "log decay", "log decay of the token, <= 0; None: no decay", optional=True),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    decay=Decay.SCALAR,
+    erase=Erase.DELTA,
+    from_core=from_core,
+    from_core_vjp=from_core_vjp,
+    micro_steps=True,
+)
+
+
+@public(CARD)
+def delta_product(q: Any, k: Any, v: Any, beta: Any, g: Any = None, **options: Unpack[Options]) -> Any:
+    """DeltaProduct: several steps of the delta rule a token; gated DeltaProduct with g.
+
+        S~ = e^{g_t} S_{t-1}
+        for j = 1 .. n:  S~ = S~ + k_tj^T beta_tj (v_tj - k_tj S~)
+        S_t = S~
+        out_t = scale q_t S_t
+
+    q      (..., T, Hq, K)      queries
+    k      (..., T, n, Hk, K)   keys of the n steps, of unit length (stable for beta |k|^2 <= 2)
+    v      (..., T, n, H, V)    values of the n steps
+    beta   (..., T, n, H)       write strengths of the n steps, in [0, 2]; above 1 the erased part changes sign
+    g      (..., T, H)          log decay of the token, <= 0, -inf a hard reset; None: no decay
+
+    n steps multiply the state by a product of n generalised Householder matrices: with beta = 2, any permutation of
+    n + 1 things in one token. layout="heads_first": (..., H, T, n, K). scale=None means K**-0.5.
+    Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay SCALAR (NONE without g), erase DELTA. Common options: linattn_np.options.Options.
+    Siems et al., arXiv 2502.10297.
+    """

@@ -1,0 +1,47 @@
+"""Decaying fast weights: one decay a key channel and one a value channel."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ..call import public
+from ..card import Card, Given, same_names
+from ..cores.kinds import Decay
+from ..options import Options
+
+CARD = Card(
+    name="dfw",
+    sentence="One decay a key channel times one a value channel.",
+    equation="S_t = diag(e^{g_t}) S_{t-1} diag(e^{gv_t}) + k_t^T v_t;  out_t = scale q_t S_t",
+    paper="Mao, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights, arXiv 2210.04243",
+    arrays={
+        "q": Given("T Hq K", "normal", "queries"),
+        "k": Given("T Hk K", "normal", "keys"),
+        "v": Given("T H V", "normal", "values"),
+        "g": Given("T H K", "log decay", "log decay of the key channels, <= 0"),
+        "gv": Given("T H V", "log decay", "log decay of the value channels, <= 0"),
+    },
+    **same_names("q", "k", "v", "g", "gv"),
+    decay=Decay.VECTOR,
+    scaled=False,
+)
+
+
+@public(CARD)
+def dfw(q: Any, k: Any, v: Any, g: Any, gv: Any, **options: Unpack[Options]) -> Any:
+    """Decaying fast weights: an entry of the state fades with its row and with its column.
+
+        S_t = diag(e^{g_t}) S_{t-1} diag(e^{gv_t}) + k_t^T v_t
+        out_t = scale q_t S_t
+
+    q      (..., T, Hq, K)   queries
+    k      (..., T, Hk, K)   keys
+    v      (..., T, H, V)    values
+    g      (..., T, H, K)    log decay of the key channels, <= 0: log sigmoid of the paper's gate of the keys
+    gv     (..., T, H, V)    log decay of the value channels, <= 0: log sigmoid of its gate of the values
+
+    scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay VECTOR on both axes, erase NONE. Common options: linattn_np.options.Options.
+    Mao, arXiv 2210.04243.
+    """

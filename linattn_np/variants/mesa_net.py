@@ -1,0 +1,124 @@
+"""MesaNet: every query is answered by the regularised least-squares fit of all that was written."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, Unpack
+
+from ..call import public
+from ..card import Card, Given
+from ..cores.kinds import Decay, Readout, SolvedState
+from ..cores.matrix_state.solved import SolvedInputs
+from ..cores.matrix_state.systems import Solver
+from ..ground.namespace import Array, cast
+from ..ground.shapes import check_state
+from ..options import Options
+
+
+def to_core(c: Any) -> SolvedInputs:
+    """The arrays in the dtype of the computation, g and beta with an axis of one channel."""
+    xp = c.xp
+    arrays = (c.q, c.k, c.v, c.g, c.beta, c.ridge)
+    q, k, v, g, beta, ridge = (None if x is None else cast(xp, x, c.dtype) for x in arrays)
+    least = float(xp.min(ridge)) if math.prod(ridge.shape) else math.inf
+    if least < 0:
+        raise ValueError(f"{c.name}: ridge has an entry {least:g}, expected none below 0")
+    o = c.options
+    solver = Solver(o["solver"] == "exact", o["iterations"], float(o["tolerance"]))
+    ridge = ridge[None, ...] if ridge.ndim == 2 else ridge
+    return SolvedInputs(q, k, v, g[..., None], beta[..., None], ridge, solver, least == 0)
+
+
+def to_core_vjp(c: Any, d: SolvedInputs) -> dict[str, Array]:
+    dridge = d.ridge[0, ...] if c.ridge.ndim == 2 else d.ridge
+    return {"q": d.q, "k": d.k, "v": d.v, "g": d.g[..., 0], "beta": d.beta[..., 0], "ridge": dridge}
+
+
+def pack_state(c: Any, state: Any) -> tuple[Array, Array] | None:
+    if state is None:
+        return None
+    if not isinstance(state, SolvedState):
+        raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, Z) as a SolvedState")
+    check_state(c.name, state.S, c.sizes, "H K V", "state.S")
+    check_state(c.name, state.Z, c.sizes, "H K K", "state.Z")
+    return cast(c.xp, state.S, c.dtype), cast(c.xp, state.Z, c.dtype)
+
+
+def unpack_state(c: Any, state: tuple[Array, Array]) -> SolvedState:
+    return SolvedState(*state)
+
+
+def check_options(fn: str, options: dict[str, Any]) -> None:
+    solver, n, tolerance = options["solver"], options["iterations"], options["tolerance"]
+    if solver not in ("exact", "conjugate_gradients"):
+        raise ValueError(f"{fn}: solver is {solver!r}, expected 'exact' or 'conjugate_gradients'")
+    if not isinstance(n, numbers.Integral) or isinstance(n, bool) or n < 1:
+        raise ValueError(f"{fn}: iterations is {n!r}, expected a whole number from 1")
+    if not isinstance(tolerance, numbers.Real) or isinstance(tolerance, bool) or not 0 <= float(tolerance) < 1:
+        raise ValueError(f"{fn}: tolerance is {tolerance!r}, expected a number >= 0 and < 1")
+
+
+class MesaNetOptions(Options, total=False):
+    """The common options, and how the systems are solved."""
+
+    solver: str
+    iterations: int
+    tolerance: float
+
+
+CARD = Card(
+    name="mesa_net",
+    sentence="Every query reads the regularised least-squares fit of what was written.",
+    equation="Z_t = e^{g_t} Z_{t-1} + beta_t k_t^T k_t;  S_t = e^{g_t} S_{t-1} + beta_t k_t^T v_t;  "
+    "out_t = scale q_t (Z_t + diag(ridge))^{-1} S_t",
+    paper="von Oswald et al., MesaNet, arXiv 2506.05233",
+    arrays={
+        "q": Given("T Hq K", "normal", "queries"),
+        "k": Given("T Hk K", "unit", "keys"),
+        "v": Given("T H V", "normal", "values"),
+        "g": Given("T H", "log decay", "log decay, <= 0"),
+        "beta": Given("T H", "strength", "weight of the pair (k, v), >= 0"),
+        "ridge": Given("T H K|H K", "ridge", "what is added to the diagonal of Z, >= 0"),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    decay=Decay.SCALAR,
+    readout=Readout.SOLVED,
+    scaled=False,
+    options={"solver": "exact", "iterations": 30, "tolerance": 1e-7},
+    check_options=check_options,
+    pack_state=pack_state,
+    unpack_state=unpack_state,
+    state=lambda options: SolvedState,
+    examples=({}, {"solver": "conjugate_gradients", "iterations": 60, "tolerance": 0.0}),
+)
+
+
+@public(CARD)
+def mesa_net(q: Any, k: Any, v: Any, g: Any, beta: Any, ridge: Any, **options: Unpack[MesaNetOptions]) -> Any:
+    """MesaNet: every query is answered by the regularised least-squares fit of all that was written.
+
+        Z_t = e^{g_t} Z_{t-1} + beta_t k_t^T k_t
+        S_t = e^{g_t} S_{t-1} + beta_t k_t^T v_t
+        x_t (Z_t + diag(ridge_t)) = q_t,   out_t = scale x_t S_t
+
+    q      (..., T, Hq, K)              queries
+    k      (..., T, Hk, K)              keys
+    v      (..., T, H, V)               values
+    g      (..., T, H)                  log decay, <= 0
+    beta   (..., T, H)                  weight of the pair (k, v), >= 0
+    ridge  (..., T, H, K) or (H, K)     what is added to the diagonal of Z, >= 0
+
+    (Z_t + diag(ridge_t))^{-1} S_t is the W that makes 1/2 sum_j beta_j e^{g_{j+1} + .. + g_t} |k_j W - v_j|^2 plus
+    1/2 <W, diag(ridge_t) W> least. solver="exact" forms and solves every system, at a cost of K^3 a token and head;
+    "conjugate_gradients" takes K^2 a step: at most `iterations` from x = 0, and a row stops when
+    |q - x (Z + diag(ridge))| <= tolerance |q|. Backward solves in the same way.
+    The state is a SolvedState(S (..., H, K, V), Z (..., H, K, K)); Z is symmetric and positive semidefinite.
+
+    scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit, and ValueError for a ridge below 0,
+    or 0 where that leaves a system singular (which is looked for, by eigenvalues, only if some ridge is 0).
+    Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.options.Options.
+    von Oswald et al., MesaNet, arXiv 2506.05233.
+    """

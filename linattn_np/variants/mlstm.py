@@ -1,0 +1,195 @@
+"""mLSTM: a matrix memory with exponential input gates, read through a normaliser."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any, Unpack
+
+from ..call import public
+from ..card import Card, Given
+from ..cores.kinds import Decay, Readout, StabilisedState
+from ..cores.matrix_state.inputs import Inputs
+from ..ground.namespace import Array, cast, device, sum_dtype
+from ..ground.shapes import check_state
+from ..options import Options
+from ..pieces.gates import sigmoid, soft_cap, soft_cap_vjp, softplus
+from ..pieces.stabiliser import Gauge, gauge, last, last_vjp
+
+FLOOR = -1.0e4  # of log f: e^{-1e4} is 0 in every dtype
+
+
+def _gates(c: Any) -> tuple[Array, Array]:
+    """The pre-activations i and f after their cap, in the dtype of sums."""
+    wide, cap = sum_dtype(c.xp, c.v), c.options["soft_cap"]
+    return tuple(soft_cap(c.xp, cast(c.xp, x, wide), cap) for x in (c.i, c.f))
+
+
+def _gauge(c: Any) -> Gauge:
+    """log f_t and i_t in the gauge m_t = max(log f_t + m_{t-1}, i_t), computed once a call; m_0 = 0 without a state."""
+    if "gauge" not in vars(c):
+        xp, (i, f), state = c.xp, _gates(c), getattr(c, "state", None)
+        log_f = f if c.options["forget_gate"] == "exp" else -softplus(xp, -f)
+        log_f = xp.maximum(log_f, xp.asarray(FLOOR, dtype=f.dtype, device=device(f)))
+        lead = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,)
+        begin = xp.zeros((*lead, c.sizes.H), dtype=f.dtype, device=device(f)) if state is None else state.m
+        c.gauge = gauge(xp, log_f, i, cast(xp, begin, f.dtype), c.sequences, c.dtype)
+    return c.gauge
+
+
+def to_core(c: Any) -> Inputs:
+    """k, e^{i~ - m} [v, 1], g = log f + m_{t-1} - m_t: the last column of the state is n."""
+    xp, at = c.xp, _gauge(c)
+    write = cast(xp, at.write, c.dtype)[..., None]
+    v = xp.concat([write * cast(xp, c.v, c.dtype), write], axis=-1)
+    return Inputs(c.q, c.k, v, cast(xp, at.decay, c.dtype)[..., None])
+
+
+def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    """With m held fixed: outputs do not depend on it."""
+    xp, at = c.xp, _gauge(c)
+    write = cast(xp, at.write, c.dtype)[..., None]
+    found = xp.sum(d.v[..., :-1] * cast(xp, c.v, c.dtype), axis=-1) + d.v[..., -1]  # <d.v, [v, 1]>
+    grads = {"q": d.q, "k": d.k, "v": write * d.v[..., :-1]}
+    return grads | _gates_vjp(c, write[..., 0] * found, d.g[..., 0])
+
+
+def _gates_vjp(c: Any, di: Array, dlog_f: Array) -> dict[str, Array]:
+    """Gradients of the arrays i and f from those of the log gates."""
+    xp, (_, f), cap = c.xp, _gates(c), c.options["soft_cap"]
+    slope = xp.ones_like(f) if c.options["forget_gate"] == "exp" else sigmoid(xp, -f)
+    df = xp.where(_gauge(c).a > FLOOR, slope * dlog_f, xp.zeros_like(f))
+    di, df = (soft_cap_vjp(xp, cast(xp, x, f.dtype), cap, d) for x, d in ((c.i, di), (c.f, df)))
+    return {"i": cast(xp, di, c.dtype), "f": cast(xp, df, c.dtype)}
+
+
+def from_core(c: Any, out: Array) -> Array:
+    """num / max(|den|, e^{-m}), 0 where nothing is read."""
+    num, _, _, below = _parts(c, out)
+    return num / below
+
+
+def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+    """dnum = dout / below; where |den| is the larger, dden = -sign(den) <dnum, out>."""
+    xp, (num, den, floor, below) = c.xp, _parts(c, out)
+    dnum = cast(xp, dout, c.dtype) / below
+    dden = -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True) / below
+    return xp.concat([dnum, xp.where(xp.abs(den) > floor, dden, xp.zeros_like(dden))], axis=-1), {}
+
+
+def _parts(c: Any, out: Array) -> tuple[Array, Array, Array, Array]:
+    """Numerator, q n^T, e^{-m} of every query head, and max(|q n^T|, e^{-m}), but inf for 0: x / 0 is 0 here."""
+    xp, m = c.xp, _gauge(c).m
+    m = xp.repeat(m, out.shape[-2] // max(m.shape[-1], 1), axis=-1) if out.shape[-2] != m.shape[-1] else m
+    den, floor = out[..., -1:], cast(xp, xp.exp(-m), c.dtype)[..., None]
+    below = xp.maximum(xp.abs(den), floor)
+    return out[..., :-1], den, floor, xp.where(below == 0, xp.full_like(below, math.inf), below)
+
+
+# the state
+
+
+def pack_state(c: Any, state: Any) -> Array | None:
+    """(S, n) as one (..., H, K, V + 1) state; m is the gauge's beginning."""
+    if state is None:
+        return None
+    if not isinstance(state, StabilisedState):
+        raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, n, m) as a StabilisedState")
+    for name, spec in (("S", "H K V"), ("n", "H K"), ("m", "H")):
+        check_state(c.name, getattr(state, name), c.sizes, spec, f"state.{name}")
+    return _joined(c, state)
+
+
+def _joined(c: Any, state: Any) -> Array:
+    return c.xp.concat([cast(c.xp, state.S, c.dtype), cast(c.xp, state.n, c.dtype)[..., None]], axis=-1)
+
+
+def unpack_state(c: Any, S: Array) -> StabilisedState:
+    return StabilisedState(S[..., :-1], S[..., -1], cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype))
+
+
+def unpack_state_vjp(c: Any, S: Array, dstate: Any) -> tuple[Array, dict[str, Array]]:
+    """What is stored is e^{-m_T} times what the equations say: dm_T = dm - <dS, S> - <dn, n> goes where m_T is from."""
+    xp, at = c.xp, _gauge(c)
+    dS = _joined(c, dstate)
+    dm = cast(xp, dstate.m - xp.sum(dS * S, axis=(-2, -1)), at.m.dtype)
+    dlog_f, di, dm_0 = last_vjp(xp, at, c.sequences, dm)
+    return dS, _gates_vjp(c, di, dlog_f) | {"state": dm_0}
+
+
+def pack_state_vjp(c: Any, dS: Array, dm: Array | None) -> StabilisedState:
+    """C_0 = e^{m_0} S_0, so that dm_0 = <dS_0, S_0> + <dn_0, n_0>, and what m_T has of m_0."""
+    xp = c.xp
+    dm_0 = xp.sum(dS * _joined(c, c.state), axis=(-2, -1))
+    return StabilisedState(dS[..., :-1], dS[..., -1], dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
+
+
+def check_options(fn: str, options: dict[str, Any]) -> None:
+    cap, gate = options["soft_cap"], options["forget_gate"]
+    if cap is not None and (not isinstance(cap, Real) or isinstance(cap, bool) or not 0 < float(cap) < math.inf):
+        raise ValueError(f"{fn}: soft_cap is {cap!r}, expected None or a finite number > 0")
+    if gate not in ("sigmoid", "exp"):
+        raise ValueError(f"{fn}: forget_gate is {gate!r}, expected 'sigmoid' or 'exp'")
+
+
+class MlstmOptions(Options, total=False):
+    """The common options, and what the gates go through."""
+
+    soft_cap: float | None
+    forget_gate: str
+
+
+CARD = Card(
+    name="mlstm",
+    sentence="Scalar decay with an exponential input gate, read through a normaliser that is at least 1.",
+    equation="S_t = f_t S_{t-1} + e^{i_t} k_t^T v_t;  n_t = f_t n_{t-1} + e^{i_t} k_t;  "
+    "out_t = scale q_t S_t / max(|scale q_t n_t^T|, 1)",
+    paper="Beck et al., xLSTM, arXiv 2405.04517",
+    arrays={
+        "q": Given("T Hq K", "normal", "queries"),
+        "k": Given("T Hk K", "normal", "keys"),
+        "v": Given("T H V", "normal", "values"),
+        "i": Given("T H", "normal", "input gate: its logarithm"),
+        "f": Given("T H", "log decay", "forget gate: what the sigmoid is taken of"),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    decay=Decay.SCALAR,
+    readout=Readout.NORMALISED,
+    options={"soft_cap": None, "forget_gate": "sigmoid"},
+    check_options=check_options,
+    from_core=from_core,
+    from_core_vjp=from_core_vjp,
+    pack_state=pack_state,
+    unpack_state=unpack_state,
+    unpack_state_vjp=unpack_state_vjp,
+    pack_state_vjp=pack_state_vjp,
+    state=lambda options: StabilisedState,
+    examples=({}, {"soft_cap": 1.5}, {"forget_gate": "exp"}),
+)
+
+
+@public(CARD)
+def mlstm(q: Any, k: Any, v: Any, i: Any, f: Any, **options: Unpack[MlstmOptions]) -> Any:
+    """mLSTM: a decaying matrix memory with exponential input gates, read through a normaliser.
+
+        S_t = f_t S_{t-1} + e^{i_t} k_t^T v_t          f_t = sigmoid(f_t)
+        n_t = f_t n_{t-1} + e^{i_t} k_t
+        out_t = scale q_t S_t / max(|scale q_t n_t^T|, 1)
+
+    q      (..., T, Hq, K)   queries
+    k      (..., T, Hk, K)   keys
+    v      (..., T, H, V)    values
+    i      (..., T, H)       input gate: its logarithm
+    f      (..., T, H)       forget gate: what the sigmoid is taken of
+
+    soft_cap=c: both gates go through c tanh(x / c) first (xLSTM-7B: 15). forget_gate="exp": e^f instead of the sigmoid.
+    The state is a StabilisedState(S (..., H, K, V), n (..., H, K), m (..., H)): e^m S and e^m n are what the equations
+    say, with m_t = max(log f_t + m_{t-1}, i_t), which is 0 before a first token without a state. Every exponent is then
+    <= 0, and outputs do not depend on m; gradients go through the normaliser, and through m where the state is used.
+
+    scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.options.Options.
+    Beck et al., xLSTM, arXiv 2405.04517.
+    """

@@ -1,0 +1,102 @@
+"""ReBased: linear attention with the square of an inner product of normed queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ..call import public
+from ..card import Card, Given
+from ..cores.kinds import Readout
+from ..cores.matrix_state.inputs import Inputs
+from ..ground.namespace import Array, cast
+from ..pieces.feature_maps import SQUARE, FeatureMap
+from ..pieces.norms import layer_norm, layer_norm_vjp
+from ..similarity import Similarity, SimilarityOptions, defaults
+
+NORM_EPS = 1e-5
+
+
+def _normed(c: Any, x: Array) -> Array:
+    """gamma norm(x) + shift."""
+    y = layer_norm(c.xp, x, NORM_EPS)
+    if c.gamma is not None:
+        y = y * cast(c.xp, c.gamma, c.dtype)
+    return y if c.shift is None else y + cast(c.xp, c.shift, c.dtype)
+
+
+def maps(c: Any) -> tuple[FeatureMap, FeatureMap]:
+    def f(x: Array) -> Array:
+        return SQUARE[0](_normed(c, x))
+
+    def f_vjp(x: Array, dphi: Array) -> Array:
+        dy = SQUARE[1](_normed(c, x), dphi)
+        return layer_norm_vjp(c.xp, x, dy if c.gamma is None else dy * cast(c.xp, c.gamma, c.dtype), NORM_EPS)
+
+    return ((f, f_vjp),) * 2
+
+
+SIMILARITY = Similarity(maps)
+
+
+def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    """gamma and shift belong to the maps of q and of k: a sum over all their tokens."""
+    xp, grads = c.xp, SIMILARITY.to_core_vjp(c, d)
+    if c.gamma is None and c.shift is None:
+        return grads
+    for x, dphi in ((c.q, d.q), (c.k, d.k)):
+        if x is None:
+            continue
+        x = cast(xp, x, c.dtype)
+        dy = SQUARE[1](_normed(c, x), dphi)
+        for name, y in (("gamma", dy * layer_norm(xp, x, NORM_EPS)), ("shift", dy)):
+            grads[name] = xp.sum(y, axis=tuple(range(y.ndim - 1))) + grads.get(name, 0.0)
+    return grads
+
+
+CARD = Card(
+    name="rebased",
+    sentence="The square of an inner product of normed queries and keys.",
+    equation="S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  "
+             "phi(q) phi(k) = (q' k')^2 / K, x' = gamma norm(x) + shift",
+    paper="Aksenov et al., Linear Transformers with Learnable Kernel Functions (ReBased), arXiv 2402.10644",
+    arrays={
+        "q": Given("T Hq K", "spread", "queries"),
+        "k": Given("T Hk K", "spread", "keys"),
+        "v": Given("T H V", "normal", "values"),
+        "gamma": Given("K", "positive", "weight of the norm", optional=True),
+        "shift": Given("K", "normal", "added to the norm (the paper's beta)", optional=True),
+    },
+    **SIMILARITY.card_parts() | {"to_core_vjp": to_core_vjp},
+    readout=Readout.NORMALISED,
+    scaled=False,
+    options=defaults(),
+    examples=({"normalize": False}, {}, {"causal": False}),
+)
+
+
+@public(CARD)
+def rebased(
+    q: Any, k: Any, v: Any, gamma: Any = None, shift: Any = None, **options: Unpack[SimilarityOptions]
+) -> Any:
+    """ReBased: the square of an inner product of normed queries and keys, with a learned weight and shift.
+
+        S_t = S_{t-1} + phi(k_t)^T v_t          z_t = z_{t-1} + phi(k_t)
+        out_t = scale phi(q_t) S_t / (scale phi(q_t) z_t^T + eps)        normalize=False: the numerator
+        phi(q) phi(k)^T = (q' k')^2 / K, x' = gamma norm(x) + shift
+
+    q      (..., T, Hq, K)   queries; causal=False: (..., Tq, Hq, K), every query sees every key
+    k      (..., T, Hk, K)   keys
+    v      (..., T, H, V)    values
+    gamma  (K,)              weight of the norm; None: 1
+    shift  (K,)              added to the norm (the paper's beta); None: 0
+
+    norm takes off the mean of a row and divides by sqrt(var + 1e-5). M = K (K + 1) / 2. The square is >= 0, and 0
+    where q' and k' are orthogonal: with few tokens the denominator can come near 0. eps is added to it; causal=False:
+    every query sees every key; normalize=False leaves the denominator out.
+
+    scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state if return_state, a
+    NormalisedState(S (..., H, M, V), z (..., H, M)), or S alone with normalize=False.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay NONE, erase NONE. Common options: linattn_np.options.Options.
+    Aksenov et al., arXiv 2402.10644; la.feature_maps.rebased is its map without gamma and shift.
+    """
