@@ -172,7 +172,7 @@ def step() -> dict[str, Any]:
         q, kv = torch.from_numpy(one["q"]).transpose(1, 2), torch.rand(2, 1, H, n, D)
         return lambda: torch.nn.functional.scaled_dot_product_attention(q, kv[0], kv[1])
 
-    ms = timed({str(n): linear(n) for n in positions}, 9)  # in turn: they should not differ
+    ms = timed({str(n): linear(n) for n in positions}, 25)  # in turn: they should not differ
     peaks = [round((timing.peak_in_child(lambda n=n: linear(n)) or 0) / 2**20, 1) for n in positions]
     rows = {"linear step": {"at": positions, "ms": [ms[str(n)] for n in positions], "peak_mib": peaks,
                             "bytes": [bytes_of_state] * len(positions)}}  # fmt: skip
