@@ -8,8 +8,8 @@ the address of an address. Where an interpreter keeps objects otherwise, address
 from __future__ import annotations
 
 import functools
-from ctypes import addressof, c_int64
-from typing import Any
+from array import array
+from ctypes import c_int64
 
 import numpy as np
 
@@ -27,16 +27,17 @@ def _is_behind_the_head() -> bool:
     return all(c_int64.from_address(id(y) + HEAD).value == address(y) for y in made)
 
 
-@functools.cache
-def _row_of(count: int) -> Any:
-    return c_int64 * count
-
-
-def handles(arrays: list[np.ndarray]) -> Any:
-    """A row of the handles of some arrays, as ctypes has it; the arrays must outlive it."""
+def handles(arrays: list[np.ndarray]) -> array[int]:
+    """A row of the handles of some arrays, and a 0 for compiled code to write to; the arrays must outlive it."""
     if _is_behind_the_head():
-        return _row_of(len(arrays))(*[id(y) + HEAD for y in arrays])
+        return array("q", [*[id(y) + HEAD for y in arrays], 0])
     count = len(arrays)
-    row = _row_of(2 * count)(*[0] * count, *[address(y) for y in arrays])
-    row[:count] = [addressof(row) + 8 * (count + i) for i in range(count)]
+    row = array("q", [*[0] * count, 0, *[address(y) for y in arrays]])
+    for i in range(count):
+        row[i] = place(row) + 8 * (count + 1 + i)
     return row
+
+
+def place(row: array[int]) -> int:
+    """Where a row lies."""
+    return row.buffer_info()[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import addressof
 from math import prod
 
 import numpy as np
@@ -67,14 +66,8 @@ def _steps(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: 
     sources = _sources(numbers, given, own)
     extents = [_extent(y) for y in (*given, *own.values())]
     told = np.concatenate([sources, np.array(extents, np.int64).ravel()])
-    at, of, count = address(numbers), address(told), len(given) if mine else 0
-    kept = numbers, told
-
-    def walk(arrays: list[np.ndarray]) -> bool:
-        row = handles(arrays)
-        return bool(kept) and steps.run(at, of, addressof(row), count)
-
-    return walk
+    steps.settle(numbers, told, len(given) if mine else 0, len(extents))
+    return lambda arrays: steps.run(handles(arrays))
 
 
 def _chunks(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray, given: list[np.ndarray],

@@ -5,12 +5,12 @@ A form is chosen by the length of its own sequence: the same sequence gives the 
 
 from __future__ import annotations
 
-from ctypes import addressof, c_int64
+from array import array
 
 import numpy as np
 
 from ...ground import threads
-from ...ground.handles import address, handles
+from ...ground.handles import address, handles, place
 from ..kinds import Decay, Erase
 from .inputs import Inputs, Plan
 from .numba_step import step_tasks
@@ -71,27 +71,31 @@ class Steps:
         columns = min(V, max(1, -(-V // (share * BLOCK))) * BLOCK)
         n = sizes(x, plan, state, columns)
         w, self.bytes = layout(K, int(n[QUERIES]), min(tokens, TOKENS), dtype.itemsize)
-        self.kernel, self.scale = step_tasks(dtype), plan.scale
+        self.kernel = step_tasks(dtype)
         self.tasks, self.kept = states * int(n[BLOCKS]), (n, np.ascontiguousarray(rows), w)
-        self.tables = tuple(address(table) for table in self.kept)
+        self.scale = np.array([plan.scale], dtype)
 
-    def run(self, arrays: int, sources: int, handles: int, count: int) -> bool:
+    def settle(self, arrays: np.ndarray, told: np.ndarray, count: int, handles: int) -> None:
+        """Keep the tables: of arrays; where each lies and how far each reaches; how many are read, of how many."""
+        self.kept = arrays, told, *self.kept[-3:], self.scale
+        self.handles = handles
+        self.tables = np.array([*map(address, self.kept), count, handles])
+        self.at = address(self.tables)
+
+    def run(self, row: array[int]) -> bool:
         """Walk the sequences of described arrays; False if what is overwritten shares memory with what is read."""
-        clashed = c_int64(0)
-        told = (1, self.scale, arrays, sources, handles, count, addressof(clashed), *self.tables)
-
-        def task(first: int, last: int) -> None:
-            self.kernel(*told, memory(self.bytes), first, last)
-
+        at, told = self.at, place(row)
         if self.few:
-            task(0, self.tasks)
+            self.kernel(at, told, memory(self.bytes), 0, self.tasks)
         else:
-            threads.run(task, self.tasks, threads.num_threads())
-        return not clashed.value
+            threads.run(lambda first, last: self.kernel(at, told, memory(self.bytes), first, last), self.tasks,
+                        threads.num_threads())  # fmt: skip
+        return not row[self.handles]
 
 
 def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> None:
     """Walk the sequences in `rows` of arrays that lie where the table says."""
-    alone, nowhere = np.full(ARRAYS + 2, -1, np.int64), handles([table.numbers])
+    alone, steps = np.full(ARRAYS + 2, -1, np.int64), Steps(x, plan, state, rows)
     alone[ARRAYS:] = 0
-    Steps(x, plan, state, rows).run(address(table.numbers), address(alone), addressof(nowhere), 0)
+    steps.settle(table.numbers, alone, 0, 1)
+    steps.run(handles([table.numbers]))

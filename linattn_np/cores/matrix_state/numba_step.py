@@ -346,21 +346,21 @@ def _describe(e: Emit, call: _Call, sources: Value, handles: Value, count: Value
     return clash.get()
 
 
-@entry(numbers=2, wholes=11)
-def step_tasks(e: Emit, one: Value, scale: Value, arrays: Value, sources: Value, handles: Value, count: Value,
-               clashed: Value, n: Value, sequences: Value, w: Value, base: Value, first: Value,
-               last: Value) -> None:  # fmt: skip
+@entry(numbers=0, wholes=5)
+def step_tasks(e: Emit, tables: Value, handles: Value, base: Value, first: Value, last: Value) -> None:
     """Tasks first..last of (sequence, head, column block), the last running fastest, in memory from `base` on.
 
-    Of the tables the kernel gets the addresses. Where the state that is overwritten shares memory with one of the
-    `count` arrays that are read, it does nothing but write 1 at `clashed`.
+    tables: addresses of the tables of arrays, of sources, of sizes, of sequences, of the own matrices, and of the
+    scale; how many arrays are read, and how many handles there are. Where the state that is overwritten shares memory
+    with one of the arrays that are read, it does nothing but write 1 behind the handles.
     """
+    arrays, sources, n, sequences, w, scale, count, behind = (e.get(tables + 8 * i, I64) for i in range(8))
     call = _Call(e, arrays, n, w, base)
     clash = _describe(e, call, sources, handles, count)
     with e.when(clash.equals(1)):
-        e.put(clash, clashed)
+        e.put(clash, handles + behind * 8)
     call = _Call(e, call.at(TABLE), n, w, base)
-    for i, x in enumerate((one, scale)):
+    for i, x in enumerate((e.number(1), e.get(scale))):
         e.put(x, call.constant(i).at)
     rows.clear(e, call.mat(NOTHING), 0, 1, call.row(NOTHING) // e.size)
     with e.when(clash.equals(0)), e.each(last, start=first) as task:
