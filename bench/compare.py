@@ -25,6 +25,7 @@ Arrays = dict[str, "np.ndarray"]
 Calls = dict[str, Callable[[], Any]]
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LINATTN_NP_NUM_THREADS")
 SECONDS = 10.0  # of a shape, after which no further round begins
+PAUSE = 0.3  # seconds: threads of other libraries go on spinning after their work, on processors that ours would take
 
 
 class Case(NamedTuple):
@@ -107,7 +108,7 @@ def times(case: Case, rounds: int, backward: bool, threads: int) -> list[dict[st
                 if isinstance(found := call(), np.ndarray) and found.shape == expected.shape:
                     errors[name] = float(np.abs(found - expected).max() / np.abs(expected).max())
                     assert errors[name] < 1e-3, f"{name} is off by {errors[name]}"
-        found = timing.interleaved(calls, rounds, SECONDS)
+        found = timing.interleaved(calls, rounds, SECONDS, PAUSE if threads > 1 else 0.0)
         base, (B, T, H, D) = next(iter(found.values())), shape
         by, useful = ("gemm_gflop" if threads == 1 else "wall_ms"), case.useful(D, backward)
         for name, row in found.items():

@@ -6,7 +6,7 @@ import numpy as np
 
 from bench import compare, peers
 
-SHAPES = [(1, 2048, 8, 64), (1, 4096, 8, 128), (1, 8192, 4, 128)]
+SHAPES = [(1, 2048, 8, 64), (1, 4096, 8, 128), (1, 8192, 4, 128), (1, 2048, 32, 128)]
 
 
 def draw(shape: tuple[int, int, int, int]) -> compare.Arrays:

@@ -41,6 +41,15 @@ def once(call: Callable[[], Any]) -> float:
     return found.cpu * found.rate / NORMAL * 1e3
 
 
+def aligned(x: np.ndarray) -> np.ndarray:
+    """A copy that begins on a line of memory."""
+    room = np.empty(x.nbytes + 64, np.uint8)
+    begin = -room.ctypes.data % 64
+    y = room[begin : begin + x.nbytes].view(x.dtype).reshape(x.shape)
+    y[...] = x
+    return y
+
+
 def slope(x: list[float], y: list[float]) -> float:
     """Of log y over log x, by least squares."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
@@ -163,7 +172,8 @@ def step() -> dict[str, Any]:
     bytes_of_state = 2 * 4 * H * D * D
 
     def linear(n: int) -> Callable[[], Any]:
-        _, S = la.gated_delta_rule(**draw(n, H), return_state=True, backend="numba")
+        _, end = la.gated_delta_rule(**draw(n, H), return_state=True, backend="numba")
+        S = aligned(end)  # so that no position has the luck of its allocation
         return lambda: la.gated_delta_rule(**one, state=S, return_state=True, overwrite_state=True)
 
     def kept(n: int) -> Callable[[], Any]:

@@ -41,9 +41,11 @@ def busy_seconds() -> float | None:
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
 
 
-def sample(call: Callable[[], Any], repeats: int, A: np.ndarray, out: np.ndarray) -> Sample:
-    """One call, as the mean of `repeats`."""
-    before, busy = gemm_rate(A, out), busy_seconds()
+def sample(call: Callable[[], Any], repeats: int, A: np.ndarray, out: np.ndarray, pause: float = 0.0) -> Sample:
+    """One call, as the mean of `repeats`, `pause` seconds after the product before it."""
+    before = gemm_rate(A, out)
+    time.sleep(pause)
+    busy = busy_seconds()
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         call()
@@ -53,7 +55,7 @@ def sample(call: Callable[[], Any], repeats: int, A: np.ndarray, out: np.ndarray
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], Any]], rounds: int, seconds: float = float("inf")
+    calls: Mapping[str, Callable[[], Any]], rounds: int, seconds: float = float("inf"), pause: float = 0.0
 ) -> dict[str, dict[str, float]]:
     """Medians over rounds in turn, until `seconds` have passed: CPU and wall milliseconds, and what stands beside them.
 
@@ -70,7 +72,7 @@ def interleaved(
         if n >= 3 and time.perf_counter() - began > seconds:
             break
         for name, call in calls.items():
-            samples[name].append(sample(call, repeats[name], A, out))
+            samples[name].append(sample(call, repeats[name], A, out, pause))
     return {name: _medians(rows) for name, rows in samples.items()}
 
 
