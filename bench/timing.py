@@ -59,6 +59,8 @@ def interleaved(
 ) -> dict[str, dict[str, float]]:
     """Medians over rounds in turn, until `seconds` have passed: CPU and wall milliseconds, and what stands beside them.
 
+    Each sample comes `pause` seconds after the product before it.
+
     gemm_gflop is CPU seconds times the rate of the products beside them: what the core could have multiplied in that
     time. Ratios between calls are ratios of it. wall_ms is of the samples in which others left the machine alone,
     where there are at least three; `quiet` says how many there were.

@@ -88,7 +88,7 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
         if options["overwrite_state"] == in_place and kept.q is None and not _is_doubtful(call):
             out, state = result if isinstance(result, Result) else (result, None)
             again.keep(made, kept.saved.starts, end, out, state, in_place)
-        if like is not None:
+        if like is not None and not _is_doubtful(call):
             alike.remember(like, call.inputs, call.plan, kept)
         return result
 

@@ -96,3 +96,10 @@ def test_bad_input_is_refused_after_good_input():
         la.gated_delta_rule(*given[:4], given[4][:, :1], backend="numba")
     with pytest.raises(TypeError, match="beta"):
         la.gated_delta_rule(*given[:4], given[4].astype(int), backend="numba")
+
+
+def test_a_doubtful_layout_is_warned_of_every_time():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 40, 4)).astype(np.float32)
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="heads_first"):
+            la.linear_attention(q, k, v, backend="numba")
