@@ -25,9 +25,9 @@ before they are timed. CPU time is compared, as a median over rounds in turn; be
 timed, and ratios are ratios of *CPU time times the rate of that product*, so that a machine that was busy or throttled
 for a while does not show. `share` is the operations that are useful (lower triangles only, chunks of 32) over what that
 product would have done in the same time. With several threads the ratio is one of wall times; `quiet` says how many
-samples were taken while others left the machine alone, and where that is few, such a row says little. Threads of other libraries
-go on spinning after their work: rows of several threads of gated_delta_rule, forward, were taken after a pause, those
-of the other records of 2026-11-21 were not, and make everyone slower than he is. Peaks of memory
+samples were taken while others left the machine alone, and where that is few, such a row says little. Threads of other
+libraries go on spinning after their work: rows of several threads of gated_delta_rule, forward, were taken after a
+pause; those of the other records of 2026-11-21 were not, and each call in them is slower than alone. Peaks of memory
 are above the inputs, the result included. Other operators, as softmax attention, are in the tables for their time
 only.
 """
