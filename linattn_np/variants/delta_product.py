@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay, Erase
-from ..cores.matrix_state.inputs import Inputs
+from ..cores.matrix_state.inputs import Inputs, both
 from ..ground.namespace import Array, cast
 from ..options import Options
 
@@ -43,7 +43,7 @@ def to_core(c: Any) -> Inputs:
 
 def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
     """The gate's gradient from the first step, the query's from the last."""
-    grads = {"k": _by_token(c, d.k + d.r), "v": _by_token(c, d.v), "beta": _by_token(c, d.beta)[..., 0]}
+    grads = {"k": _by_token(c, both(d.k, d.r)), "v": _by_token(c, d.v), "beta": _by_token(c, d.beta)[..., 0]}
     if c.q is not None:
         grads["q"] = _by_token(c, d.q)[..., -1, :, :]
     if c.g is not None:

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay, Erase
-from ..cores.matrix_state.inputs import Inputs
+from ..cores.matrix_state.inputs import Inputs, both
 from ..ground.namespace import Array
 from ..options import Options
 
@@ -17,7 +17,7 @@ def to_core(c: Any) -> Inputs:
 
 
 def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
-    return {"q": d.q, "k": d.k + d.r, "v": d.v, "g": d.g, "beta": d.beta[..., 0]}
+    return {"q": d.q, "k": both(d.k, d.r), "v": d.v, "g": d.g, "beta": d.beta[..., 0]}
 
 
 CARD = Card(

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Erase
-from ..cores.matrix_state.inputs import Inputs
+from ..cores.matrix_state.inputs import Inputs, both
 from ..ground.namespace import Array, cast
 from ..options import Options
 
@@ -34,7 +34,7 @@ def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
     dsquare = -d.beta * (beta * over) ** 2
     dsquare = xp.reshape(dsquare, (*k.shape[:-1], dsquare.shape[-2] // max(k.shape[-2], 1)))
     dsquare = xp.sum(dsquare, axis=-1, keepdims=True)  # over the states that share a key
-    return {"q": d.q, "k": d.k + d.r + 2 * dsquare * k, "v": d.v, "beta": (d.beta * over**2)[..., 0]}
+    return {"q": d.q, "k": both(d.k, d.r) + 2 * dsquare * k, "v": d.v, "beta": (d.beta * over**2)[..., 0]}
 
 
 CARD = Card(
