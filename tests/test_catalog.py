@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.call import prepare
+from linattn_np.cores.matrix_state.inputs import Inputs
 from linattn_np.testing import check_vjp, relative_error
 from tests.cases import (
     CASES,
@@ -197,3 +199,19 @@ def test_the_pullback_may_be_called_twice(case):
     result, pullback = la.vjp(case.fn, **arrays, **case.options, state=state, return_state=True)
     for a, b in zip(parts(pullback(*cotangents(result))), parts(pullback(*cotangents(result))), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.erases], ids=str)
+def test_one_sum_where_a_key_also_erases(case):
+    """A backend that gives the key's gradient as one sum, and none of its own to the vector that erases."""
+    arrays, state = draw(case)
+    prepared = prepare(case.fn.card, (), {**arrays, **case.options, "state": state})
+    x = prepared.inputs
+    if not isinstance(x, Inputs) or x.r is None or x.r is not x.k:
+        pytest.skip("nothing erases, or a vector of its own does")
+    rng = np.random.default_rng(0)
+    d = Inputs(*(None if y is None else rng.standard_normal(y.shape) for y in x))
+    apart = case.fn.card.to_core_vjp(prepared.variables, d)
+    summed = case.fn.card.to_core_vjp(prepared.variables, d._replace(k=d.k + d.r, r=None))
+    for name, y in apart.items():
+        assert relative_error(summed[name], y) < 1e-14, name
