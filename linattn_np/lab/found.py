@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,8 +30,8 @@ class Curve(NamedTuple):
     """One line of a panel."""
 
     label: str
-    x: list[float]
-    y: list[float]
+    x: Sequence[float]
+    y: Sequence[float]
     style: str = "o-"
 
 
@@ -61,9 +62,10 @@ def word(x: Any) -> str:
     """A cell: three digits of a number."""
     if isinstance(x, bool) or not isinstance(x, float | np.floating):
         return str(x)
-    if np.isnan(x):
+    y = float(x)
+    if np.isnan(y):
         return "-"
-    return "0" if x == 0 else f"{x:.3g}" if 1e-3 <= abs(x) < 1e4 else f"{x:.1e}"
+    return "0" if y == 0 else f"{y:.3g}" if 1e-3 <= abs(y) < 1e4 else f"{y:.1e}"
 
 
 def markdown(found: Found) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 import linattn_np as la
@@ -11,7 +14,7 @@ from .found import Curve, Found, Panel, Table
 DECAY, BETA = 0.95, 0.6
 
 
-def _calls(T: int, shape: tuple[int, ...]) -> dict[str, object]:
+def _calls(T: int, shape: tuple[int, ...]) -> dict[str, Callable[..., Any]]:
     beta, g = np.full((*shape, T, 1), BETA), np.full((*shape, T, 1), np.log(DECAY))
     return {
         "linear_attention": lambda k, v: la.linear_attention(None, k, v),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 import linattn_np as la
@@ -54,7 +57,7 @@ def _outputs(K: int, orders: tuple[int, ...], counts: list[int], seeds: int) -> 
         weights = np.tril(np.exp(q[:, 0] @ k[:, 0].T / np.sqrt(K)))
         exact = weights @ v[:, 0] / weights.sum(axis=1, keepdims=True)
 
-        def off(phi: object, qkv: tuple[np.ndarray, ...] = (q, k, v), exact: np.ndarray = exact) -> float:
+        def off(phi: Any, qkv: tuple[np.ndarray, ...] = (q, k, v), exact: np.ndarray = exact) -> float:
             out = la.linear_attention(*qkv, feature_map=phi, normalize=True)[:, 0]
             return float(np.sqrt(np.mean((out - exact) ** 2) / np.mean(exact**2)))
 
@@ -70,12 +73,12 @@ def _outputs(K: int, orders: tuple[int, ...], counts: list[int], seeds: int) -> 
     return Table(title, columns, rows), sentences
 
 
-def _error(phi: object, q: np.ndarray, k: np.ndarray, z: np.ndarray) -> float:
+def _error(phi: Any, q: np.ndarray, k: np.ndarray, z: np.ndarray) -> float:
     """Root mean square of (phi(q) phi(k) - e^z) / e^z."""
     return float(np.sqrt(np.mean((np.sum(phi[0](q) * phi[0](k), axis=-1) / np.exp(z) - 1) ** 2)))
 
 
-def _mean(make: object, q: np.ndarray, k: np.ndarray, z: np.ndarray, seeds: int) -> float:
+def _mean(make: Callable[[int], Any], q: np.ndarray, k: np.ndarray, z: np.ndarray, seeds: int) -> float:
     return float(np.sqrt(np.mean([_error(make(seed), q, k, z) ** 2 for seed in range(seeds)])))
 
 

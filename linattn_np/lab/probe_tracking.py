@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import linattn_np as la
@@ -25,7 +27,7 @@ def words(rng: np.random.Generator, T: int, n: int = THINGS) -> tuple[np.ndarray
     return swaps, history
 
 
-def track(swaps: np.ndarray, dtype: type, exact: bool, n: int = THINGS) -> tuple[np.ndarray, np.ndarray]:
+def track(swaps: np.ndarray, dtype: Any, exact: bool, n: int = THINGS) -> tuple[np.ndarray, np.ndarray]:
     """(which thing the state says stands in the first place at every token, last state) of a word of swaps (T, m, 2).
 
     A swap is the step I - beta k^T k: k = e_i - e_j, beta = 1 where exact; else k = (e_i - e_j) / sqrt 2, beta = 2.
@@ -39,7 +41,7 @@ def track(swaps: np.ndarray, dtype: type, exact: bool, n: int = THINGS) -> tuple
     return out[:, 0].argmax(-1), S[0]
 
 
-def parity(beta: float, bits: np.ndarray, dtype: type) -> tuple[float, float]:
+def parity(beta: float, bits: np.ndarray, dtype: Any) -> tuple[float, float]:
     """(share of tokens with the sign of (-1)^{ones so far}, |S| at the end): one channel, S <- (1 - beta bit) S."""
     one = np.ones((len(bits), 1, 1), dtype)
     out = la.delta_rule(one, one, 0 * one, (beta * bits).astype(dtype)[:, None], state=one[:1], scale=1)[:, 0, 0]

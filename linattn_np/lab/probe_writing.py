@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 import linattn_np as la
@@ -9,7 +12,7 @@ import linattn_np as la
 from .found import Curve, Found, Panel, Table
 
 
-def shares(run: object) -> tuple[float, float]:
+def shares(run: Callable[..., Any]) -> tuple[float, float]:
     """(a, b) with out = a v1 + b v2 after a key was bound to v1 and then to v2."""
     rng = np.random.default_rng(0)
     key = rng.standard_normal(8)
@@ -83,7 +86,7 @@ def _floor(errors: dict[str, list[float]], strengths: tuple[float, ...]) -> str:
     return ", ".join(f"{errors[f'delta_rule, beta {b:g}'][-1]:.3g} at beta {b:g}" for b in strengths)
 
 
-def _errors(times: list[int], W: np.ndarray, walk: object) -> list[float]:
+def _errors(times: list[int], W: np.ndarray, walk: Callable[..., Any]) -> list[float]:
     """Mean square error at each time; walk(slice, state) -> (state, estimate)."""
     state, begin, found = None, 0, []
     for t in times:
@@ -93,12 +96,12 @@ def _errors(times: list[int], W: np.ndarray, walk: object) -> list[float]:
     return found
 
 
-def _lms(k: np.ndarray, v: np.ndarray, beta: float, state: object) -> tuple[object, np.ndarray]:
+def _lms(k: np.ndarray, v: np.ndarray, beta: float, state: Any) -> tuple[Any, np.ndarray]:
     S = la.delta_rule(None, k, v, np.full(k.shape[:-1], beta), state=state).state
     return S, S
 
 
-def _rls(k: np.ndarray, v: np.ndarray, state: object) -> tuple[object, np.ndarray]:
+def _rls(k: np.ndarray, v: np.ndarray, state: Any) -> tuple[Any, np.ndarray]:
     K = k.shape[-1]
     one, ridge = np.ones(k.shape[:-1]), np.full((1, K), 1e-6)
     state = la.mesa_net(None, k, v, 0 * one, one, ridge, state=state).state

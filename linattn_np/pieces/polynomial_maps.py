@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from itertools import combinations_with_replacement
-from math import factorial
+from math import factorial, prod
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ def _monomials(K: int, p: int) -> tuple[list[int], list[int], list[float], list[
     lower = list(combinations_with_replacement(range(K), p - 1))
     here = list(combinations_with_replacement(range(K), p))
     place, below = {m: n for n, m in enumerate(here)}, {m: n for n, m in enumerate(lower)}
-    weight = [(factorial(p) / np.prod([factorial(m.count(i)) for i in set(m)])) ** 0.5 for m in here]
+    weight = [(factorial(p) / prod(factorial(m.count(i)) for i in set(m))) ** 0.5 for m in here]
     joined = [(i, m, place[tuple(sorted((*m, i)))]) for i in range(K) for m in lower]
     return ([below[m[:-1]] for m in here], [m[-1] for m in here], weight, [n for _, _, n in joined],
             [weight[n] * (m.count(i) + 1) for i, m, n in joined])  # fmt: skip
@@ -130,7 +130,7 @@ def powers_of_rows_vjp(x: np.ndarray, coefficients: tuple[float, ...], dphi: np.
         return powers_of_rows_vjp(np.repeat(x, 2, axis=0), coefficients, np.repeat(dphi, 2, axis=0))[:1]
     raw, rows = _levels(x, len(coefficients) - 1), np.ascontiguousarray(x.T)
     dx, own, end = np.zeros((K, R), x.dtype), np.ascontiguousarray(dphi.T), dphi.shape[-1]
-    dlevel: np.ndarray | float = 0.0
+    dlevel: Any = 0.0
     for p in range(len(coefficients) - 1, 0, -1):
         if coefficients[p]:
             end -= len(raw[p])

@@ -49,7 +49,9 @@ def last(xp: Namespace, at: Gauge, sequences: Items[Sequence]) -> Array:
 
 def last_vjp(xp: Namespace, at: Gauge, sequences: Items[Sequence], dm: Array) -> tuple[Array, Array, Array]:
     """(da, db, dm_0) from the gradient dm of `last`."""
-    da, db, dm_0 = [], [], []
+    da: list[Array] = []
+    db: list[Array] = []
+    dm_0: list[Array] = []
     for s in sequences:
         t = slice(s.start, s.stop)
         parts = last_maximum_vjp(xp, at.a[..., t, :], at.b[..., t, :], at.m[..., t, :], row(at.m_0, s), row(dm, s))

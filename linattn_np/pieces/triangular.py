@@ -18,7 +18,7 @@ SMALLEST = 8
 class UnitLower(NamedTuple):
     """I + N, ready to be solved: N (..., C, C) and its inverted diagonal blocks, each (..., up to 32, up to 32)."""
 
-    N: Array | None  # None where one block is all
+    N: Array  # None where one block is all
     inverse: list[Array]
 
 

@@ -142,7 +142,7 @@ def _bonus(
     plan: Plan, core: Inputs, jobs: list[_Job], found: list[list[Array]], shape: tuple[int, ...]
 ) -> Array:
     """du (H, K): sums over chunks and sequences, groups of heads side by side."""
-    xp, sums = plan.xp, {}
+    xp, sums = plan.xp, dict[int, Array]()
     for job, parts in zip(jobs, found, strict=True):
         first = job.block.groups.start or 0
         sums[first] = sum(parts, sums.get(first, 0.0))

@@ -109,15 +109,15 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     table.states(STARTS, starts)
     cell = cell_of(x, plan, table, V, state is not None)._replace(asked=asked)
     group, count = int(table.numbers[:, SHARED].max()), threads.num_threads()
-    kept = 0 if starts is None else kept_strip(rows, starts[0].nbytes, C)
-    tasks, bounds = strips(rows, H // group, V, V, C, max(1, len(rows) * H // group // count), kept, last_first=True)
+    keeps = 0 if starts is None else kept_strip(rows, starts[0].nbytes, C)
+    tasks, bounds = strips(rows, H // group, V, V, C, max(1, len(rows) * H // group // count), keeps, last_first=True)
     tasks[:, HEAD] *= group
     operations = 16.0 * tokens(rows) * H * cell.K * V
-    known = kept > 0 and asked and x.erase is Erase.NONE  # what a strip's future asks can be found before
+    known = keeps > 0 and asked and x.erase is Erase.NONE  # what a strip's future asks can be found before
     apart = known and len(bounds) - 1 < min(count, len(tasks)) and operations > MANY_OPERATIONS
     if apart:
         bounds = list(range(len(tasks) + 1))
-        _find_ends(x, plan, table, rows, np.empty_like(starts), cell, kept, dstate is not None)
+        _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps, dstate is not None)
     program, segment = backward_program(cell, group, int(tasks[:, CHUNKS].max(initial=0)), dstate is not None, apart)
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
     run(program, plan.scale, table.numbers, tasks, bounds, operations)

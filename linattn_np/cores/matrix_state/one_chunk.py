@@ -83,7 +83,8 @@ def apart(xp: Namespace, y: Any, N: int) -> list[Any]:
     if y is None or isinstance(y, str | Row):
         return [y] * N
     if isinstance(y, tuple):
-        return [type(y)._make(parts) for parts in zip(*(apart(xp, part, N) for part in y), strict=True)]
+        make: Any = type(y)  # a named tuple
+        return [make(*parts) for parts in zip(*(apart(xp, part, N) for part in y), strict=True)]
     if isinstance(y, list):
         return [list(parts) for parts in zip(*(apart(xp, part, N) for part in y), strict=True)] or [[]] * N
     return y.apart(N) if isinstance(y, NoDecay) else list_chunks(xp, y)
