@@ -8,8 +8,8 @@ what these wrote (cuda/repeat.py); all others go the whole way every time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from .cores.matrix_state.cuda_calls import Watched
 from .cuda import launch
@@ -20,89 +20,99 @@ MOST = 512  # calls that are kept
 PLAIN = frozenset((bool, int, float, str))  # options that a call is found by
 
 _made: dict[tuple[Any, ...], Again] = {}
-_kind: Any = None  # of the arrays: CuPy's, once a call has launched a step
+_kind: Any = None  # of the arrays: CuPy's, once a call has launched something that can be launched again
+_device: Callable[[], int]  # the device that is current then
 
 
-class Again(NamedTuple):
-    """How to make a call again, and which of the arrays given and allocated the caller gets."""
+class Again:
+    """How to make a call again, and which of the arrays it allocates the caller gets."""
 
-    repeat: Repeat
-    out: int | None
-    turned: bool  # out is given back heads first
-    state: int | None
+    __slots__ = ("mine", "out", "repeat", "state", "turned")
+
+    def __init__(self, repeat: Repeat, out: tuple[int | None, bool], state: int | None, mine: bool):
+        """out: (which of the arrays, whether it is given back heads first). mine: the state is the caller's own."""
+        self.repeat, (self.out, self.turned) = repeat, out
+        self.state, self.mine = state, mine
+
+    def __call__(self, pointers: list[int], keywords: Mapping[str, Any]) -> tuple[Array | None, Array | None]:
+        """(out, state) as the caller gets them, of a call that `look` found; None for nothing."""
+        made = self.repeat(pointers)
+        out: Any = None if self.out is None else made[self.out]
+        if self.turned:
+            out = out.swapaxes(-3, -2)
+        return out, keywords["state"] if self.mine else None if self.state is None else made[self.state]
 
 
-class Made(NamedTuple):
-    """A call as it was given: what it is found by, and its arrays in order."""
-
-    key: tuple[Any, ...]
-    arrays: list[Array]
-    pointers: list[int]
+Made = tuple[tuple[Any, ...], list[int]]  # what a call is found by, and its arrays' pointers in order
 
 
 def look(name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Again | None, Made | None]:
-    """(how a call like this one was made, what it is found by): None if it holds more than CuPy arrays and options."""
+    """(how a call like this one was made, the call): None if it holds more than CuPy arrays and options.
+
+    A dense array has the strides of its shape, which are not asked for then.
+    """
     kind = _kind
     if kind is None:
         return None, None
-    key: list[Any] = [name, launch.current_device()]
-    given: list[Array] = []
+    device, low = _device(), 0
+    parts: list[Any] = [name, device]
     pointers: list[int] = []
     for x in arrays:
         if type(x) is kind:
             data = x.data
+            if data.device_id != device:
+                return None, None
             pointer = data.ptr
-            key += (x.shape, x.strides, x.dtype, pointer & 15, data.device_id)
-            given.append(x)
+            low |= pointer
+            parts += x.shape, x._c_contiguous or x.strides, x.dtype
             pointers.append(pointer)
         elif x is None:
-            key.append(None)
+            parts.append(None)
         else:
             return None, None
     for n, x in keywords.items():
         if type(x) is kind:
             data = x.data
+            if data.device_id != device:
+                return None, None
             pointer = data.ptr
-            key += (n, x.shape, x.strides, x.dtype, pointer & 15, data.device_id)
-            given.append(x)
+            low |= pointer
+            parts += n, x.shape, x._c_contiguous or x.strides, x.dtype
             pointers.append(pointer)
         elif x is None or type(x) in PLAIN:
-            key += (n, type(x), x)
+            parts += n, type(x), x
         else:
             return None, None
-    made = Made(tuple(key), given, pointers)
-    return _made.get(made.key), made
+    if low & 15:
+        parts += [pointer & 15 for pointer in pointers]
+    key = tuple(parts)
+    return _made.get(key), (key, pointers)
 
 
-def make(how: Again, made: Made) -> tuple[Array | None, Array | None]:
-    """What the caller gets, out and state, of a call like the one that `how` was kept of; None for nothing."""
-    pool = made.arrays + how.repeat(made.pointers)
-    out: Any = None if how.out is None else pool[how.out]
-    return out.swapaxes(-3, -2) if how.turned else out, None if how.state is None else pool[how.state]
-
-
-def keep(made: Made | None, kept: Any, end: Any, out: Array | None, state: Array | None, in_place: bool) -> None:
+def keep(
+    made: Made | None, given: Sequence[Any], kept: Any, end: Any, out: Array | None, state: Array | None, mine: bool
+) -> None:
     """Keep how a call was made, if it can be made again.
 
-    kept, end: what the backend kept and its final state. out, state: what the caller got, None for nothing.
-    in_place: `end` is the caller's own array.
+    given: its arrays and options in order. kept, end: what the backend kept and its final state. out, state: what the
+    caller got, None for nothing. mine: `end` is the caller's own array, the one given as `state`.
     """
-    global _kind
+    global _kind, _device
     if not isinstance(kept, Watched):
         return
-    _kind = type(end)
-    if made is None:
+    if hasattr(type(end), "_c_contiguous"):  # of CuPy's arrays, as cheap as nothing else that tells of strides
+        _device, _kind = launch.device_function(), type(end)
+    if made is None or (mine and not any(x is end for x in given)):
         return
-    pool = [*made.arrays, *kept.seen.made]
     try:
-        if in_place:
-            _place(end, pool[: len(made.arrays)])
-        how = Again(Repeat(kept.seen, made.arrays), *_out(out, pool), None if state is None else _place(state, pool))
+        repeat = Repeat(kept.seen, [x for x in given if type(x) is _kind])
+        where = None if state is None or mine else _place(state, kept.seen.made)
+        how = Again(repeat, _out(out, kept.seen.made), where, mine and state is not None)
     except LookupError:  # something was copied or computed on the way
         return
     if len(_made) >= MOST:
         _made.clear()
-    _made[made.key] = how
+    _made[made[0]] = how
 
 
 def forget() -> None:
@@ -110,19 +120,19 @@ def forget() -> None:
     _made.clear()
 
 
-def _out(out: Array | None, pool: list[Array]) -> tuple[int | None, bool]:
-    """(which of the pool out is, whether with time and heads exchanged)."""
+def _out(out: Array | None, made: list[Array]) -> tuple[int | None, bool]:
+    """(which of the arrays out is, whether with time and heads exchanged)."""
     if out is None:
         return None, False
     try:
-        return _place(out, pool), False
+        return _place(out, made), False
     except LookupError:
-        return _place(out.swapaxes(-3, -2), pool), True
+        return _place(out.swapaxes(-3, -2), made), True
 
 
-def _place(x: Array, pool: list[Array]) -> int:
-    """Which of the pool x is.   Raises LookupError."""
-    for n, y in enumerate(pool):
+def _place(x: Array, made: list[Array]) -> int:
+    """Which of the arrays x is.   Raises LookupError."""
+    for n, y in enumerate(made):
         if (x.data.ptr, x.shape, x.dtype) == (y.data.ptr, y.shape, y.dtype):
             return n
     raise LookupError

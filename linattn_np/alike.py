@@ -9,7 +9,7 @@ variables are the core's. The room decides which of them its compiled loops can 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,31 +19,24 @@ from .cores.matrix_state.inputs import Inputs, Plan
 from .ground.handles import address
 
 MOST = 256  # calls that are remembered
+PLAIN = frozenset((bool, int, float, str))  # options that a call is found by
+RAGGED = ("cu_seqlens", "state_rows")  # arrays whose numbers settle the call
+ndarray = np.ndarray
 _known: dict[Hashable, Any] = {}
 
 
-class Likeness(NamedTuple):
-    """All that settles a call but for the numbers in its arrays, and these arrays, the state apart."""
-
-    key: Hashable
-    given: list[np.ndarray]
-    state: np.ndarray | None
+Likeness = tuple[tuple[Any, ...], list[np.ndarray], "np.ndarray | None"]
+# all that settles a call but for the numbers in its arrays; these arrays, the state apart; the state
 
 
 def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Likeness | None:
     """What a call is like; None where more than this settles it."""
-    state = keywords.get("state")
-    if not (state is None or type(state) is np.ndarray):
-        return None
-    if keywords.get("cu_seqlens") is not None or keywords.get("state_rows") is not None:
-        return None
-    if card.pack_state or card.from_core or keywords.get("layout", "time_first") != "time_first":
-        return None
-    parts: list[Any] = [card.name, state is not None and state.flags.writeable]
+    parts: list[Any] = [card.name]
     given: list[np.ndarray] = []
+    state = None
     for x in arrays:
-        if type(x) is np.ndarray:
-            parts += (x.shape, x.strides, x.dtype)
+        if type(x) is ndarray:
+            parts += x.shape, x.strides, x.dtype
             given.append(x)
         elif x is None:
             parts.append(None)
@@ -51,21 +44,29 @@ def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -
             return None
     for name, x in keywords.items():
         kind = type(x)
-        if kind is np.ndarray:
-            parts += (name, x.shape, x.strides, x.dtype)
-            if x is not state:
+        if kind is ndarray:
+            if name == "state":
+                state = x
+                parts.append(x.flags.writeable)
+            elif name in RAGGED:
+                return None
+            else:
                 given.append(x)
-        elif x is None or kind is bool or kind is int or kind is float or kind is str:
-            parts += (name, kind, x)  # True is equal to 1, but not as good
+            parts += name, x.shape, x.strides, x.dtype
+        elif x is None or kind in PLAIN:
+            parts += name, kind, x  # True is equal to 1, but not as good
         else:
             return None
-    return Likeness(tuple(parts), given, state)
+    if card.pack_state or card.from_core or keywords.get("layout", "time_first") != "time_first":
+        return None
+    return tuple(parts), given, state
 
 
 def repeat(like: Likeness) -> tuple[Any, Any] | None:
     """(out, final state) of a call like one before; None if there is none, or it must be done in full."""
-    call = _known.get(like.key)
-    return None if call is None else call(like.given, like.state)
+    key, given, state = like
+    call = _known.get(key)
+    return None if call is None else call(given, state)
 
 
 def remember(like: Likeness, inputs: Inputs, plan: Plan, kept: matrix_state.Kept) -> None:
@@ -73,8 +74,9 @@ def remember(like: Likeness, inputs: Inputs, plan: Plan, kept: matrix_state.Kept
 
     One array given twice tells nothing of a call with two.
     """
-    arrays = like.given if like.state is None else [*like.given, like.state]
-    if like.key not in _known and len({address(y) for y in arrays}) == len(arrays):
+    key, given, state = like
+    arrays = given if state is None else [*given, state]
+    if key not in _known and len({address(y) for y in arrays}) == len(arrays):
         if len(_known) >= MOST:
             _known.clear()
-        _known[like.key] = matrix_state.again(inputs, plan, like.state, kept, like.given)
+        _known[key] = matrix_state.again(inputs, plan, state, kept, given)

@@ -72,25 +72,32 @@ class Prepared(NamedTuple):
 
 def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """What the public function returns: out, or (out, state)."""
+    how, made = again.look(card.name, arrays, keywords)
+    if how is not None and made is not None:
+        out, state = how(made[1], keywords)
+        return out if state is None else Result(out, state)
+    like = alike.likeness(card, arrays, keywords)
+    if like is not None and (repeated := _repeat(card, like, keywords)) is not None:
+        return Result(*repeated) if repeated[0] is None or keywords.get("return_state") else repeated[0]
     with _limit(card, keywords):
-        like = alike.likeness(card, arrays, keywords)
-        if like is not None and (repeated := alike.repeat(like)) is not None:
-            return Result(*repeated) if repeated[0] is None or keywords.get("return_state") else repeated[0]
-        how, made = again.look(card.name, arrays, keywords)
-        if how is not None and made is not None:
-            out, state = again.make(how, made)
-            return out if how.state is None else Result(out, state)
         call = prepare(card, arrays, keywords)
         options = call.options
         core_out, end, kept = room(card).forward(card.name, call.inputs, call.plan, call.state, options["backend"])
         result = _result(call, core_out, end)
-        in_place = end is call.given_state
-        if options["overwrite_state"] == in_place and kept.q is None and not _is_doubtful(call):
+        mine = end is call.given_state
+        if options["overwrite_state"] == mine and kept.q is None and not _is_doubtful(call):
             out, state = result if isinstance(result, Result) else (result, None)
-            again.keep(made, kept.saved.starts, end, out, state, in_place)
+            again.keep(made, [*arrays, *keywords.values()], kept.saved.starts, end, out, state, mine)
         if like is not None and not _is_doubtful(call):
             alike.remember(like, call.inputs, call.plan, kept)
         return result
+
+
+def _repeat(card: Card, like: alike.Likeness, keywords: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    if keywords.get("num_threads") is None:
+        return alike.repeat(like)
+    with _limit(card, keywords):
+        return alike.repeat(like)
 
 
 def _limit(card: Card, keywords: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:

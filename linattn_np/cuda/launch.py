@@ -40,11 +40,12 @@ def _unusable(device: int) -> str | None:
 
 def current_device() -> int:
     """Number of the device that CuPy uses now."""
-    return _get_device()()
+    return device_function()()
 
 
 @functools.cache
-def _get_device() -> Any:
+def device_function() -> Any:
+    """What `current_device` calls."""
     return cupy().cuda.runtime.getDevice
 
 
@@ -128,9 +129,9 @@ def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], share
     return found
 
 
-def empty(shape: tuple[int, ...], dtype: Any) -> Any:
-    """A new array on the current device."""
-    return cupy().ndarray(shape, dtype)
+def array_type() -> Any:
+    """What makes a new array on the current device of (shape, dtype)."""
+    return cupy().ndarray
 
 
 @functools.cache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -45,13 +45,16 @@ class Repeat:
         owners = {x.data.ptr: n for n, x in enumerate([*given, *seen.made])}
         if len(owners) < len(given) + len(seen.made):
             raise LookupError("two arrays begin at one place")
-        self._new = [(tuple(x.shape), x.dtype) for x in seen.made]
+        self._empty, self._new = launch.array_type(), [(tuple(x.shape), x.dtype) for x in seen.made]
         self._launches = [Launcher(written, owners) for written in seen.launches]
 
-    def __call__(self, pointers: Sequence[int]) -> list[Any]:
-        """pointers: of the arrays given. The arrays that were allocated, in order."""
-        made = [launch.empty(*new) for new in self._new]
-        pointers = [*pointers, *(x.data.ptr for x in made)]
+    def __call__(self, pointers: list[int]) -> list[Any]:
+        """pointers: of the arrays given; it grows. The arrays that were allocated, in order."""
+        made = []
+        for shape, dtype in self._new:
+            x = self._empty(shape, dtype)
+            made.append(x)
+            pointers.append(x.data.ptr)
         for fire in self._launches:
             fire(pointers)
         return made
@@ -67,20 +70,21 @@ class Launcher:
         if written.arrays is None:
             raise LookupError("a launch did not say which arrays it takes")
         cuda, size = launch.cupy().cuda, -(-len(written.arguments) // 8)
-        self._words = (ctypes.c_uint64 * size).from_buffer_copy(written.arguments.ljust(8 * size, b"\0"))
+        self._words = array("Q", written.arguments.ljust(8 * size, b"\0"))
         pointers = {y.data.ptr for y in written.arrays if y is not None}
         self._places = [(at, owners[word]) for at, word in enumerate(self._words) if word in pointers]
         if len({n for _, n in self._places}) < len(pointers):
             raise LookupError("a pointer is not among the arguments")
         kernel = launch.kernel(written.file, written.entry, written.constants, written.shared)
-        self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._words))
+        self._parameters = array("Q", [self._words.buffer_info()[0]])
         self._shape = (kernel.kernel.ptr, written.blocks, 1, 1, written.threads, 1, 1, written.shared)
-        self._address, self._kept = ctypes.addressof(self._parameters), kernel  # the module stays loaded
+        self._address, self._kept = self._parameters.buffer_info()[0], kernel  # the module stays loaded
         self._launch, self._stream = cuda.driver.launchKernel, cuda.get_current_stream
         self._lock = threading.Lock()
 
     def __call__(self, pointers: Sequence[int]) -> None:
+        words = self._words
         with self._lock:
             for at, n in self._places:
-                self._words[at] = pointers[n]
+                words[at] = pointers[n]
             self._launch(*self._shape, self._stream().ptr, self._address, 0)

@@ -24,6 +24,10 @@ class Stub(np.ndarray):
     def data(self):
         return SimpleNamespace(ptr=self.ctypes.data, device_id=0)
 
+    @property
+    def _c_contiguous(self):
+        return self.flags.c_contiguous
+
 
 def stub(x):
     """A copy whose memory begins as a device's would, at a multiple of 256 bytes."""

@@ -58,7 +58,7 @@ def test_calls_made_again(monkeypatch, shape, overwrite):
     """The third call of a kind launches what the second did, on its own arrays and into new ones full of NaN."""
     cp = pytest.importorskip("cupy")
     B, T, H = SHAPES[shape]
-    monkeypatch.setattr(launch, "empty", lambda shape, dtype: cp.full(shape, np.nan, dtype))
+    monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: cp.full(shape, np.nan, dtype))
     monkeypatch.setattr(again, "_made", {})
     monkeypatch.setattr(again, "_kind", None)
     for seed in range(4):

@@ -45,8 +45,9 @@ def launched(monkeypatch):
     stream = SimpleNamespace(ptr=0)
     monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(launch, "kernel", lambda file, entry, constants, shared: Kernel(constants))
-    monkeypatch.setattr(launch, "empty", lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))
+    monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))
     monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "device_function", lambda: lambda: 0)
     monkeypatch.setattr(launch, "unusable", lambda: None)
     return found
 

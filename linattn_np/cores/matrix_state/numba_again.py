@@ -44,7 +44,7 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
     make = _steps if is_stepwise(x, plan, rows).all() else _chunks
     walk = make(x, plan, table, state, rows, given, own, mine)
     shape, ended, asked = out.shape, end.shape, x.q is not None
-    out_dtype, overwrite = x.v.dtype, plan.overwrite
+    overwrite, out_dtype = plan.overwrite, None if x.v.dtype == dtype else x.v.dtype
 
     def call(given: list[np.ndarray], state: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray] | None:
         out, end = np.empty(shape, dtype), state if mine else np.empty(ended, dtype)
@@ -53,7 +53,9 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
         if overwrite and not mine:
             state[...] = end
             end = state
-        return cast(plan.xp, out, out_dtype) if asked else None, end
+        if not asked:
+            return None, end
+        return out if out_dtype is None else cast(plan.xp, out, out_dtype), end
 
     return call
 
