@@ -72,7 +72,7 @@ def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choic
 class Kept(NamedTuple):
     """What backward needs: the backend, what it saved, and the final state where all queries read it.
 
-    given: the inputs before the division by their length, where it is not the backend's.
+    given: the inputs before q and k were divided by their length, where the backend does not do that itself.
     """
 
     module: Any
@@ -90,7 +90,7 @@ def forward(
     if wanted == "chunks" and plan.chunk_size is None:  # asked for, however few the tokens
         plan = plan._replace(chunk_size=chunks.preferred_chunk(plan))
     given = None
-    if plan.unit and module is not WIDE_CUDA:
+    if plan.unit and module not in (WIDE_CUDA, NUMBA.module):
         given, x = x, units.forward(x, plan)
     one_step = module is WIDE_CUDA and plan.causal and cuda_step.takes(plan) and len(WIDE_CUDA.cuts(x)) == 1
     if plan.rows is not None and not one_step:
