@@ -176,7 +176,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     plan = Plan(
         xp, dtype, _scale(card, options, sizes), card.query_row, card.erase_row,
         options.get("causal", True), options["chunk_size"], tuple(sequences(steps * sizes.T, starts)),
-        overwrite=options["overwrite_state"], precision=options["precision"],
+        overwrite=options["overwrite_state"], precision=options["precision"], unit=options.get("qk_l2norm", False),
     )
     if options["state_rows"] is not None:
         plan = plan._replace(rows=_check_pool(fn, xp, options, sizes, state))
@@ -235,7 +235,7 @@ def _check_options(card: Card, options: dict[str, Any]) -> None:
         raise ValueError(f"{fn}: layout is {options['layout']!r}, expected 'time_first' or 'heads_first'")
     if scale is not None and (not isinstance(scale, numbers.Real) or isinstance(scale, bool)):
         raise TypeError(f"{fn}: scale is {scale!r}, expected None or a real number")
-    for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus"):
+    for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm"):
         if name in options and not isinstance(options[name], bool):
             raise TypeError(f"{fn}: {name} is {options[name]!r}, expected True or False")
     if options["overwrite_state"] and options["state"] is None:

@@ -45,12 +45,16 @@ DRAWS: dict[str, Draw] = {  # how a test, a bench or a check draws an array
 
 @dataclass(frozen=True)
 class Given:
-    """One array of a variant: its shape spec, how it is drawn at random, what it is."""
+    """One array of a variant: its shape spec, how it is drawn at random, what it is.
+
+    turns: the array to which it gives another meaning, if it does (A_log makes of a log decay a raw projection).
+    """
 
     spec: str
     draw: str
     words: str
     optional: bool = False
+    turns: str | None = None
 
 
 def same_names(*names: str) -> dict[str, Any]:
@@ -133,13 +137,13 @@ class Card:
         Hk: int | None = None,
         optional: bool = True,
     ) -> dict[str, np.ndarray]:
-        """Random float64 arrays of a call, drawn as the variant is meant to be used."""
+        """Random float64 arrays of a call, drawn as the variant is meant to be used; none that turns another."""
         sizes = {"T": T, "Tq": T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V, "n": 2, "P": K // 2, "M": 4}
         drawn = {}
         for name, given in self.arrays.items():
             letters = given.spec.split("|")[0].split()
             shape = (B if letters[0] == "T" else ()) + tuple(sizes[letter] for letter in letters)
-            if optional or not given.optional:
+            if not given.turns and (optional or not given.optional):
                 drawn[name] = DRAWS[given.draw](rng, shape)
         return drawn
 

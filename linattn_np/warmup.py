@@ -176,9 +176,10 @@ def _compile_loops() -> bool:
         return False
     chunks = importlib.import_module(".cores.numba_machine", __package__).carry_out
     tokens = importlib.import_module(".cores.matrix_state.numba_step", __package__).step_tasks
-    for dtype, (words, entry) in _bar(
-        list(itertools.product(("float32", "float64"), (("chunks", chunks), ("few tokens", tokens))))
-    ):
+    units = importlib.import_module(".cores.matrix_state.numba_units", __package__)
+    entries = [("chunks", chunks), ("few tokens", tokens), ("lengths", units.unit_rows),
+               ("gradients of lengths", units.unit_rows_vjp)]  # fmt: skip
+    for dtype, (words, entry) in _bar(list(itertools.product(("float32", "float64"), entries))):
         began = time.perf_counter()
         entry(dtype)
         sys.stdout.write(f"cpu  {dtype} every variant, {words}: ready, {time.perf_counter() - began:.2f} s\n")

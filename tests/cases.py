@@ -72,13 +72,14 @@ def _cases() -> list[Case]:
         card = fn.card
         first = {n: a.spec.split("|")[0] for n, a in card.arrays.items()}
         needed = {n: s for n, s in first.items() if not card.arrays[n].optional}
+        unturned = {n: s for n, s in first.items() if not card.arrays[n].turns}
         for options in card.examples:
             found.append(Case(fn, dict(options), first, {}))
         options = dict(card.examples[-1])
         for name, given in card.arrays.items():
             found += [Case(fn, options, first | {name: other}, {}) for other in given.spec.split("|")[1:]]
-        if needed != first:
-            found.append(Case(fn, {}, needed, {}))
+        found += [Case(fn, {}, given, {}) for n, given in enumerate((needed, unturned))
+                  if given not in (first, needed)[: n + 1]]
     for rule in ("lightning", "minimax", "fla"):
         given = {n: la.lightning_attention.card.arrays[n].spec for n in ("q", "k", "v")}
         found.append(Case(la.lightning_attention, {"layer": 1, "num_layers": 3}, given, {"slopes": rule}))
@@ -86,8 +87,9 @@ def _cases() -> list[Case]:
 
 
 CASES = _cases()
-PLAIN = [Case(fn, dict(fn.card.examples[0]), {n: a.spec.split("|")[0] for n, a in fn.card.arrays.items()}, {})
-         for fn in la.VARIANTS]  # one a variant, every optional array given
+PLAIN = [Case(fn, dict(fn.card.examples[0]),
+              {n: a.spec.split("|")[0] for n, a in fn.card.arrays.items() if not a.turns}, {})
+         for fn in la.VARIANTS]  # one a variant, every optional array given but those that turn another's meaning
 
 
 def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):

@@ -8,11 +8,12 @@ import pytest
 
 import linattn_np as la
 from linattn_np.testing import relative_error
-from tests.cases import PLAIN, Case, cotangents, draw, parts, parts_like
+from tests.cases import CASES, PLAIN, Case, cotangents, draw, parts, parts_like
 
 SIZES = {"T": 11, "B": (2,), "H": 2, "K": 4, "V": 3}
 NORMALISED = Case(la.linear_attention, {"feature_map": "elu+1", "normalize": True}, PLAIN[0].given, {})
-KINDS = [*PLAIN, NORMALISED]
+RAW = [c for c in CASES if c.options.get("qk_l2norm") and c.fn in (la.delta_product, la.kda)]
+KINDS = [*PLAIN, NORMALISED, *RAW]
 pytestmark = pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # dask, of its own products
 
 

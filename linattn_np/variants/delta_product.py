@@ -9,7 +9,7 @@ from ..card import Card, Given
 from ..cores.kinds import Decay, Erase
 from ..cores.matrix_state.inputs import Inputs, both
 from ..ground.namespace import Array, cast
-from ..options import Options
+from ..projections import DEFAULTS, EXAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
 
 
 def _in_line(c: Any, x: Array) -> Array:
@@ -37,7 +37,8 @@ def to_core(c: Any) -> Inputs:
         raise ValueError(f"{c.name}: k has n = 0 micro-steps a token, expected 1 or more")
     k, beta = _in_line(c, c.k), _in_line(c, c.beta[..., None])
     q = None if c.q is None else _at(c, c.q, first=False)
-    g = None if c.g is None else _at(c, c.g[..., None], first=True)
+    g = log_decay(c)
+    g = None if g is None else _at(c, g[..., None], first=True)
     return Inputs(q, k, _in_line(c, c.v), g, r=k, beta=beta)
 
 
@@ -47,7 +48,7 @@ def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
     if c.q is not None:
         grads["q"] = _by_token(c, d.q)[..., -1, :, :]
     if c.g is not None:
-        grads["g"] = _by_token(c, d.g)[..., 0, :, 0]
+        grads |= log_decay_vjp(c, _by_token(c, d.g)[..., 0, :, 0])
     return grads
 
 
@@ -73,6 +74,7 @@ CARD = Card(
         "v": Given("T n H V", "normal", "values of the n steps"),
         "beta": Given("T n H", "strength", "write strengths of the n steps, in [0, 2]"),
         "g": Given("T H", "log decay", "log decay of the token, <= 0; None: no decay", optional=True),
+        **gate_arrays(),
     },
     to_core=to_core,
     to_core_vjp=to_core_vjp,
@@ -81,11 +83,16 @@ CARD = Card(
     from_core=from_core,
     from_core_vjp=from_core_vjp,
     micro_steps=True,
+    options=DEFAULTS,
+    examples=EXAMPLES,
 )
 
 
 @public(CARD)
-def delta_product(q: Any, k: Any, v: Any, beta: Any, g: Any = None, **options: Unpack[Options]) -> Any:
+def delta_product(
+    q: Any, k: Any, v: Any, beta: Any, g: Any = None, A_log: Any = None, dt_bias: Any = None,
+    **options: Unpack[ProjectionOptions],
+) -> Any:
     """DeltaProduct: several steps of the delta rule a token; gated DeltaProduct with g.
 
         S~ = e^{g_t} S_{t-1}
@@ -93,12 +100,15 @@ def delta_product(q: Any, k: Any, v: Any, beta: Any, g: Any = None, **options: U
         S_t = S~
         out_t = scale q_t S_t
 
-    q      (..., T, Hq, K)      queries
-    k      (..., T, n, Hk, K)   keys of the n steps, of unit length (stable for beta |k|^2 <= 2)
-    v      (..., T, n, H, V)    values of the n steps
-    beta   (..., T, n, H)       write strengths of the n steps, in [0, 2]; above 1 the erased part changes sign
-    g      (..., T, H)          log decay of the token, <= 0, -inf a hard reset; None: no decay
+    q        (..., T, Hq, K)      queries
+    k        (..., T, n, Hk, K)   keys of the n steps, of unit length (stable for beta |k|^2 <= 2) or with qk_l2norm
+    v        (..., T, n, H, V)    values of the n steps
+    beta     (..., T, n, H)       write strengths of the n steps, in [0, 2]; above 1 the erased part changes sign
+    g        (..., T, H)          log decay of the token, <= 0, -inf a hard reset; None: no decay; raw with A_log
+    A_log    (H,)                 given, the log decay is -e^{A_log} softplus(g + dt_bias), as in Mamba-2
+    dt_bias  (H,)                 added to the raw g
 
+    qk_l2norm=True: q and k are divided by their length, rows of 0 stay 0 (and pass their gradient as they are).
     n steps multiply the state by a product of n generalised Householder matrices: with beta = 2, any permutation of
     n + 1 things in one token. layout="heads_first": (..., H, T, n, K). scale=None means K**-0.5.
     Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.

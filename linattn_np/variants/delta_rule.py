@@ -9,7 +9,7 @@ from ..card import Card, Given
 from ..cores.kinds import Erase
 from ..cores.matrix_state.inputs import Inputs, both
 from ..ground.namespace import Array
-from ..options import Options
+from ..projections import DEFAULTS, EXAMPLES, ProjectionOptions
 
 
 def to_core(c: Any) -> Inputs:
@@ -34,21 +34,24 @@ CARD = Card(
     to_core=to_core,
     to_core_vjp=to_core_vjp,
     erase=Erase.DELTA,
+    options=DEFAULTS,
+    examples=EXAMPLES,
 )
 
 
 @public(CARD)
-def delta_rule(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[Options]) -> Any:
+def delta_rule(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[ProjectionOptions]) -> Any:
     """Delta rule (DeltaNet): erase what the key held, then write the new value.
 
         S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1})
         out_t = scale q_t S_t
 
     q      (..., T, Hq, K)   queries
-    k      (..., T, Hk, K)   keys, of unit length (stable for beta |k|^2 <= 2)
+    k      (..., T, Hk, K)   keys, of unit length (stable for beta |k|^2 <= 2), or of any with qk_l2norm
     v      (..., T, H, V)    values
     beta   (..., T, H)       write strength in [0, 2]; above 1 the erased part changes sign
 
+    qk_l2norm=True: q and k are divided by their length, rows of 0 stay 0 (and pass their gradient as they are).
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: matrix_state, decay NONE, erase DELTA. Common options: linattn_np.options.Options.

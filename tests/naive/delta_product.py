@@ -3,11 +3,14 @@
 import numpy as np
 
 from tests.naive.heads import head_of
+from tests.naive.projections import lengths_out, log_decay
 
 
-def delta_product(q, k, v, beta, g=None, scale=None, state=None):
+def delta_product(q, k, v, beta, g=None, A_log=None, dt_bias=None, scale=None, state=None, qk_l2norm=False):
     """S = e^(g_t) S; n times S = S + k^T beta (v - k S); o_t = scale q_t S."""
-    q, k, v, beta = (np.asarray(x, np.float64) for x in (q, k, v, beta))
+    v, beta = (np.asarray(x, np.float64) for x in (v, beta))
+    q, k = lengths_out(q, k, qk_l2norm)
+    g = None if g is None else log_decay(g, A_log, dt_bias)
     B, T, n, H, V = v.shape
     Hq, (Hk, K) = q.shape[2], k.shape[3:]
     H_out = max(Hq, H)

@@ -3,11 +3,13 @@
 import numpy as np
 
 from tests.naive.heads import head_of
+from tests.naive.projections import lengths_out
 
 
-def delta_rule(q, k, v, beta, scale=None, state=None):
+def delta_rule(q, k, v, beta, scale=None, state=None, qk_l2norm=False):
     """S_t = S_{t-1} + beta_t k_t^T (v_t - k_t S_{t-1}); o_t = scale q_t S_t; beta (B, T, H)."""
-    q, k, v, beta = (np.asarray(x, np.float64) for x in (q, k, v, beta))
+    v, beta = (np.asarray(x, np.float64) for x in (v, beta))
+    q, k = lengths_out(q, k, qk_l2norm)
     B, T, H, V = v.shape
     Hq, (Hk, K) = q.shape[2], k.shape[2:]
     H_out = max(Hq, H)

@@ -3,11 +3,14 @@
 import numpy as np
 
 from tests.naive.heads import head_of
+from tests.naive.projections import lengths_out, log_decay
 
 
-def kda(q, k, v, g, beta, scale=None, state=None):
+def kda(q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, state=None, qk_l2norm=False):
     """S~ = diag(e^(g_t)) S_{t-1}; S_t = S~ + beta_t k_t^T (v_t - k_t S~); o_t = scale q_t S_t; g (B, T, H, K)."""
-    q, k, v, g, beta = (np.asarray(x, np.float64) for x in (q, k, v, g, beta))
+    v, beta = (np.asarray(x, np.float64) for x in (v, beta))
+    q, k = lengths_out(q, k, qk_l2norm)
+    g = log_decay(g, A_log, dt_bias)
     B, T, H, V = v.shape
     Hq, (Hk, K) = q.shape[2], k.shape[2:]
     H_out = max(Hq, H)

@@ -11,7 +11,7 @@ import array_api_compat as compat
 from ...ground import backend as backends
 from ...ground.namespace import Array, cast
 from ...ground.rows import take_rows
-from . import chunks, cuda_calls, cuda_plan, cuda_step, recurrence, wide_keys
+from . import chunks, cuda_calls, cuda_plan, cuda_step, recurrence, units, wide_keys
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
@@ -70,12 +70,16 @@ def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choic
 
 
 class Kept(NamedTuple):
-    """What backward needs: the backend, what it saved, and the final state where all queries read it."""
+    """What backward needs: the backend, what it saved, and the final state where all queries read it.
+
+    given: the inputs before q and k were divided by their length, where the backend does not do that itself.
+    """
 
     module: Any
     saved: Saved
     q: Array | None = None
     state: Array | None = None
+    given: Inputs | None = None
 
 
 def forward(
@@ -85,16 +89,19 @@ def forward(
     module = choose(fn, x, plan, wanted).backend.module
     if wanted == "chunks" and plan.chunk_size is None:  # asked for, however few the tokens
         plan = plan._replace(chunk_size=chunks.preferred_chunk(plan))
+    given = None
+    if plan.unit and module not in (WIDE_CUDA, NUMBA.module):
+        given, x = x, units.forward(x, plan)
     one_step = module is WIDE_CUDA and plan.causal and cuda_step.takes(plan) and len(WIDE_CUDA.cuts(x)) == 1
     if plan.rows is not None and not one_step:
         batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.rows.shape
         state, plan = take_rows(plan.xp, state, plan.rows, batch), plan._replace(rows=None)
     if plan.causal or x.q is None:
         out, end, saved = module.forward(x, plan, state)
-        return out, end, Kept(module, saved)
+        return out, end, Kept(module, saved, given=given)
     _, end, saved = module.forward(x._replace(q=None), plan, state)
     out = cast(plan.xp, read_fwd(plan, x.q, end), x.v.dtype)
-    return out, end, Kept(module, saved, x.q, end)
+    return out, end, Kept(module, saved, x.q, end, given)
 
 
 def keep(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None) -> Kept:
@@ -110,7 +117,7 @@ def again(x: Inputs, plan: Plan, state: Array | None, kept: Kept, given: list[Ar
 
     It takes what `given` holds and a state, and gives (out, final state), or None where it must be done in full.
     """
-    return kept.module.again(x, plan, state, given) if kept.module is NUMBA.module else None
+    return kept.module.again(x, plan, state, given) if kept.module is NUMBA.module and not plan.unit else None
 
 
 def backward(kept: Kept, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
@@ -124,4 +131,6 @@ def backward(kept: Kept, dout: Array | None, dstate: Array | None) -> tuple[Inpu
             dstate = dread if dstate is None else dstate + dread
             dout = None
     grads, dstate0 = kept.module.backward(kept.saved, dout, dstate)
-    return (grads if kept.q is None else grads._replace(q=dq)), dstate0
+    if kept.q is not None:
+        grads = grads._replace(q=dq)
+    return (grads if kept.given is None else units.backward(kept.given, plan, grads)), dstate0

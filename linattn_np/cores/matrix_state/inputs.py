@@ -59,6 +59,7 @@ class Plan(NamedTuple):
     gate_gradient: bool = True  # somebody wants the gradient of g and gv; False lets a backend leave it out
     precision: str | None = None  # "tf32": products of float32 may round their factors to it
     overwrite: bool = False  # the final state may take the place of the initial one
+    unit: bool = False  # q and k are divided by their length first
     rows: Array = None  # (N,) the states of a pool that the sequences begin with; None: `state` has one a sequence
 
 

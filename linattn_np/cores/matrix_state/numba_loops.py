@@ -11,7 +11,7 @@ from ...ground.namespace import cast, sum_to
 from ..kinds import Erase
 from ..numba_machine import SHARED
 from ..numba_program import CHUNKS, FIRST, HEAD, LEAD, STATE, STOP, TO
-from . import chunks, numba_again, numba_short
+from . import chunks, numba_again, numba_short, numba_units
 from .inputs import Inputs, Plan, Saved
 from .numba_backward import backward_program
 from .numba_chunk import Cell
@@ -47,6 +47,9 @@ again = numba_again.again
 
 def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray, Saved]:
     """(out, final state, saved)."""
+    if plan.unit:
+        out, end, saved = forward(numba_units.forward(x, plan), plan._replace(unit=False), state)
+        return out, end, Saved(x, plan, state, saved)
     if not (x.v.size and x.k.size):  # nothing to walk over
         return chunks.forward(x, plan, state)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
@@ -92,6 +95,9 @@ def walks_tokens(x: Inputs, plan: Plan) -> bool:
 def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, starts = saved
+    if plan.unit:
+        grads, dS = backward(starts, dout, dstate)
+        return numba_units.backward(x, plan, grads), dS
     if not (x.v.size and x.k.size) or numba_short.is_only_stepwise(x):
         _, _, kept = chunks.forward(x, plan, state)
         return chunks.backward(kept, dout, dstate)

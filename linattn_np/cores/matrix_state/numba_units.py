@@ -1,0 +1,77 @@
+"""units.py in compiled loops: rows divided by their length, and the transpose, one pass over each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...ground import threads
+from ...ground.handles import address
+from ...pieces.numba_code import entry
+from ...pieces.numba_emit import Emit, Value
+from ...pieces.numba_rows import dot
+from . import units
+from .inputs import Inputs, Plan
+
+EACH = 2**15  # numbers of a task
+
+
+def _length(e: Emit, square: Value) -> Value:
+    """The root, and 1 of 0."""
+    root = Value(e, e.b.call(e.function(f"llvm.sqrt.f{e.bits}", e.F, [e.F]), [square.v]))
+    return e.select(square.equals(0.0), e.number(1), root)
+
+
+@entry(numbers=0, wholes=5)
+def unit_rows(e: Emit, x: Value, to: Value, n: Value, first: Value, last: Value) -> None:
+    """to_i = x_i / |x_i| for rows first..last of n numbers."""
+    with e.each(last, start=first) as i:
+        row = i * n * e.size
+        over = e.spread(_length(e, dot(e, x + row, x + row, n)))
+
+        def divide(j: Value, mask: Value | None) -> None:
+            at = row + j * e.size
+            e.store(e.load(x + at, mask) // over, to + at, mask)
+
+        e.across(n, divide)
+
+
+@entry(numbers=0, wholes=6)
+def unit_rows_vjp(e: Emit, x: Value, dy: Value, to: Value, n: Value, first: Value, last: Value) -> None:
+    """to_i = (dy_i - x_i (x_i . dy_i) / |x_i|^2) / |x_i| for rows first..last of n numbers."""
+    with e.each(last, start=first) as i:
+        row = i * n * e.size
+        length = _length(e, dot(e, x + row, x + row, n))
+        over, share = e.spread(length), e.spread(-(dot(e, x + row, dy + row, n) // length // length))
+
+        def project(j: Value, mask: Value | None) -> None:
+            at = row + j * e.size
+            e.store(e.fma(share, e.load(x + at, mask), e.load(dy + at, mask)) // over, to + at, mask)
+
+        e.across(n, project)
+
+
+def forward(x: Inputs, plan: Plan) -> Inputs:
+    """x with q, k (and r if it is k) of length 1."""
+    return units.forward(x, plan, lambda y: _over_rows(unit_rows, plan, y))
+
+
+def backward(x: Inputs, plan: Plan, d: Inputs) -> Inputs:
+    """Gradients of what `forward` made of x as gradients of x."""
+    return units.backward(x, plan, d, lambda y, dy: _over_rows(unit_rows_vjp, plan, y, dy))
+
+
+def _over_rows(made: Callable[[Any], Callable[..., None]], plan: Plan, *arrays: np.ndarray) -> np.ndarray:
+    """A function of rows on whole arrays; threads share the rows."""
+    arrays = tuple(np.ascontiguousarray(y, plan.dtype) for y in arrays)
+    out, kernel = np.empty_like(arrays[0]), made(plan.dtype)
+    if not out.size:
+        return out
+    n, places = out.shape[-1], [address(y) for y in (*arrays, out)]
+    rows, each = out.size // n, max(EACH // n, 1)
+    tasks = -(-rows // each)
+    work = lambda first, last: kernel(*places, n, first * each, min(last * each, rows))  # noqa: E731
+    threads.run(work, tasks, threads.num_threads() if tasks > 1 else 1)
+    return out
