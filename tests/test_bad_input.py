@@ -221,9 +221,12 @@ def test_states_that_cannot_be_overwritten():
 # options
 
 
+KNOWN = "expected one of qk_l2norm, scale, state, ..., backend"
+
+
 @pytest.mark.parametrize(("option", "error", "text"), [
-    ({"normalize": True}, TypeError, "unknown option 'normalize', expected one of scale, state, ..., backend"),
-    ({"initial_state": STATE}, TypeError, "unknown option 'initial_state', expected one of scale, state, ..., backend"),
+    ({"normalize": True}, TypeError, f"unknown option 'normalize', {KNOWN}"),
+    ({"initial_state": STATE}, TypeError, f"unknown option 'initial_state', {KNOWN}"),
     ({"chunk_size": 0}, ValueError, "chunk_size is 0, expected None, 'parallel' or a whole number from 1"),
     ({"chunk_size": -16}, ValueError, "chunk_size is -16, expected None, 'parallel' or a whole number from 1"),
     ({"chunk_size": 2.0}, ValueError, "chunk_size is 2.0, expected None, 'parallel' or a whole number from 1"),
@@ -295,9 +298,10 @@ def test_options_of_their_own():
 
 
 def test_too_many_too_few_twice():
-    arrays, given = list(GOOD.values()), "expected the arrays q, k, v, g, beta"
-    refuse(TypeError, "gated_delta_rule: 6 arrays were given by position, expected at most 5: q, k, v, g, beta; "
-           "options go by keyword", la.gated_delta_rule, *arrays, 0.5)
+    arrays, given = list(GOOD.values()), "expected the arrays q, k, v, g, beta, A_log, dt_bias"
+    refuse(TypeError, "gated_delta_rule: 8 arrays were given by position, expected at most 7: q, k, v, g, beta, A_log, "
+           "dt_bias; options go by keyword", la.gated_delta_rule, *arrays, None, None, 0.5)
+    refuse(TypeError, f"gated_delta_rule: A_log is a float, {ARRAY}", la.gated_delta_rule, *arrays, 0.5)
     refuse(TypeError, f"gated_delta_rule: beta is missing, {given}", la.gated_delta_rule, *arrays[:4])
     refuse(TypeError, f"gated_delta_rule: k is missing, {given}", la.gated_delta_rule)
     gated(TypeError, f"g is missing, {given}", g=None)
