@@ -137,7 +137,8 @@ def A(fn, *arrays, **options):
 def explained(fn, T, K, V, **options):
     """What explain says of a call of these sizes; it counts a product of m x n x p as 2 m n p operations."""
     sizes = {"k": K, "q": K, "v": V}
-    arrays = [np.ones((T, 1, sizes[name])) if name in sizes else np.ones((T, 1)) for name in fn.card.arrays]
+    needed = [name for name, given in fn.card.arrays.items() if not given.optional]
+    arrays = [np.ones((T, 1, sizes[name])) if name in sizes else np.ones((T, 1)) for name in needed]
     return la.explain(fn, *arrays, **options)
 
 
