@@ -19,7 +19,7 @@ from .ground.namespace import Array
 MOST = 512  # calls that are kept
 PLAIN = frozenset((bool, int, float, str))  # options that a call is found by
 
-_made: dict[tuple[Any, ...], Again] = {}
+_made: dict[tuple[Any, ...], Any] = {}
 _kind: Any = None  # of the arrays: CuPy's, once a call has launched something that can be launched again
 _device: Callable[[], int]  # the device that is current then
 
@@ -97,11 +97,9 @@ def keep(
     given: its arrays and options in order. kept, end: what the backend kept and its final state. out, state: what the
     caller got, None for nothing. mine: `end` is the caller's own array, the one given as `state`.
     """
-    global _kind, _device
     if not isinstance(kept, Watched):
         return
-    if hasattr(type(end), "_c_contiguous"):  # of CuPy's arrays, as cheap as nothing else that tells of strides
-        _device, _kind = launch.device_function(), type(end)
+    learn(end)
     if made is None or (mine and not any(x is end for x in given)):
         return
     try:
@@ -110,9 +108,31 @@ def keep(
         how = Again(repeat, _out(out, kept.seen.made), where, mine and state is not None)
     except LookupError:  # something was copied or computed on the way
         return
+    put(made[0], how)
+
+
+def learn(x: Array) -> None:
+    """Calls with arrays like x are made again."""
+    global _kind, _device
+    if hasattr(type(x), "_c_contiguous"):  # of CuPy's arrays, as cheap as nothing else that tells of strides
+        _device, _kind = launch.device_function(), type(x)
+
+
+def is_kind(x: Any) -> bool:
+    """Whether calls with an array like x are made again."""
+    return type(x) is _kind
+
+
+def put(key: tuple[Any, ...], how: Any) -> None:
+    """Keep how something was made under what it is found by."""
     if len(_made) >= MOST:
         _made.clear()
-    _made[made[0]] = how
+    _made[key] = how
+
+
+def kept(key: tuple[Any, ...]) -> Any:
+    """How something found by this was made, or None."""
+    return _made.get(key)
 
 
 def forget() -> None:

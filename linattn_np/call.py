@@ -11,7 +11,7 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from . import again, alike
+from . import again, alike, pulled
 from .card import Card, Variables
 from .cores import matrix_state
 from .cores.kinds import PARTS, Readout
@@ -22,6 +22,7 @@ from .ground.chunk_table import sequences
 from .ground.namespace import Array, Library, cast, compute_dtype, dtype_name, enter, is_mutable
 from .ground.rows import check_rows, put_rows, take_rows
 from .options import COMMON, threads_of
+from .state_parts import pair, parts, whole
 
 NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,8 +109,27 @@ def _limit(card: Card, keywords: Mapping[str, Any]) -> contextlib.AbstractContex
 
 def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
     """(what the public function returns, pullback)."""
-    with _limit(card, keywords):  # checked before anything else, as in `run`
-        call = prepare(card, arrays, keywords)
+    forward, made = pulled.look(card.name, arrays, keywords)
+    if made is None or forward is None:
+        with _limit(card, keywords):  # checked before anything else, as in `run`
+            call = prepare(card, arrays, keywords)
+        return _vjp_in_full(call, arrays, keywords)
+    (out, state), held = pulled.make(forward, made, [*arrays, *keywords.values()])
+
+    def pullback(dout: Any = None, dstate: Any = None) -> Any:
+        """Gradients by input name, of every array that was given and of the state."""
+        found = pulled.pull(held, (dout, dstate))  # other cotangents than before: forward and all once more
+        if found is None:
+            found = _vjp_in_full(prepare(card, arrays, keywords), arrays, keywords)[1](dout, dstate)
+        return found
+
+    return Result(out, state) if keywords.get("return_state") else out, pullback
+
+
+def _vjp_in_full(
+    call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[Any, Callable[..., Any]]:
+    card = call.card
     if call.options["overwrite_state"]:
         raise ValueError(f"{card.name}: overwrite_state=True was given to vjp, expected False: "
                          "the pullback needs the state that would be overwritten")
@@ -117,25 +137,43 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         raise ValueError(f"{card.name}: state_rows was given to vjp, expected None: "
                          "take the rows of the pool yourself, as in state=pool[rows]")
     made_up = card.gate is not None and getattr(call.variables, card.gate) is None
-    plan = call.plan._replace(gradients=True, gate_gradient=not made_up)
+    plan = call.plan._replace(gradients=True, gate_gradient=not made_up, watched=room(card) is matrix_state)
     with _limit(card, keywords):
         core_out, end, kept = room(card).forward(card.name, call.inputs, plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
+    held = None if _is_doubtful(call) else _held(card, arrays, keywords, kept, end, result)
+    kept = pulled.unwatched(kept)
     shape = None if core_out is None else _out_shape(call, core_out)
     core_out = core_out if card.from_core else None
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
+        if (found := pulled.pull(held, (dout, dstate))) is not None:
+            return found
         d_out, d_state, grads = _cotangents(call, dout, dstate, shape, end)
         if card.from_core_vjp and d_out is not None:
             d_out, more = card.from_core_vjp(call.variables, core_out, d_out)
             _add(grads, more)
-        with _limit(card, keywords):
-            d, dstate0 = room(card).backward(kept, d_out, d_state)
+        with _limit(card, keywords), pulled.watching(held, kept) as (watched, seen):
+            d, dstate0 = room(card).backward(watched, d_out, d_state)
             _add(grads, card.to_core_vjp(call.variables, d))
-        return _gradients(call, grads, dstate0)
+        found = _gradients(call, grads, dstate0)
+        pulled.keep_pull(held, (dout, dstate), seen, found)
+        return found
 
     return result, pullback
+
+
+def _held(
+    card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any], kept: Any, end: Any, result: Any
+) -> pulled.Held | None:
+    """What a pullback needs to be made again, if the forward can be."""
+    starts = getattr(kept.saved, "starts", None)
+    if not isinstance(starts, pulled.Watched) or kept.q is not None:
+        return None
+    again.learn(end)
+    out, state = result if isinstance(result, Result) else (result, None)
+    return pulled.keep(again.look(card.name, arrays, keywords)[1], [*arrays, *keywords.values()], starts, out, state)
 
 
 def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:
@@ -157,11 +195,11 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     """Check a call and change its variables. All errors of bad input are raised here."""
     fn = card.name
     given, options = _bind(card, arrays, keywords)
-    state = _pair(card, "state", options["state"], options)
-    parts = _parts("state", state)
-    library, entered = enter(fn, {**given, **parts})
+    state = pair(card, "state", options["state"], options)
+    each = parts("state", state)
+    library, entered = enter(fn, {**given, **each})
     xp = library.xp
-    own, state = state, _whole(state, [entered.pop(n) for n in parts])
+    own, state = state, whole(state, [entered.pop(n) for n in each])
     specs = card.specs(options)
     turned = options["layout"] == "heads_first"
     theirs = {n: shapes.heads_first(spec) for n, spec in specs.items()} if turned else specs
@@ -171,7 +209,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
     steps = sizes.n if card.micro_steps else 1
     _check_layout(fn, options, sizes, state)
-    dtype = compute_dtype(xp, *entered.values(), *_parts("state", state).values())
+    dtype = compute_dtype(xp, *entered.values(), *parts("state", state).values())
     starts = None if offsets is None else [steps * n for n in offsets]
     plan = Plan(
         xp, dtype, _scale(card, options, sizes), card.query_row, card.erase_row,
@@ -258,10 +296,10 @@ def _check_layout(fn: str, options: dict[str, Any], sizes: shapes.Sizes, state: 
 
 
 def _check_overwritten(fn: str, state: Any, plan: Plan, own: Any) -> None:
-    for name, S in _parts("state", own).items():
+    for name, S in parts("state", own).items():
         if not getattr(getattr(S, "dtype", None), "isnative", True):
             raise TypeError(f"{fn}: {name} is byte-swapped, expected this machine's byte order to be overwritten")
-    for name, S in _parts("state", state).items():
+    for name, S in parts("state", state).items():
         if S.dtype != plan.dtype:
             wanted = dtype_name(plan.xp.empty(0, dtype=plan.dtype))
             raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
@@ -273,19 +311,19 @@ def _check_pool(fn: str, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, 
     """The rows of a pool that the call uses."""
     if state is None:
         raise ValueError(f"{fn}: state_rows without a state, expected state to be the pool (P, H, K, V)")
-    parts = _parts("state", state)
-    for name, S in parts.items():
+    each = parts("state", state)
+    for name, S in each.items():
         axes = PARTS[name.removeprefix("state.").replace("state", "S")].split()
         if S.ndim != len(axes) + 1:
             wanted = f"({', '.join(['P', *axes])})"
             raise ValueError(f"{fn}: {name} has shape {tuple(S.shape)}, expected a pool {wanted}")
-    return check_rows(fn, xp, options["state_rows"], sizes, next(iter(parts.values())))
+    return check_rows(fn, xp, options["state_rows"], sizes, next(iter(each.values())))
 
 
 def _rows_of(plan: Plan, sizes: shapes.Sizes, state: Any) -> Any:
     """The states of a call out of a pool."""
     batch = sizes.batch if sizes.ragged is None else (sizes.ragged,)
-    return _whole(state, [take_rows(plan.xp, S, plan.rows, batch) for S in _parts("state", state).values()])
+    return whole(state, [take_rows(plan.xp, S, plan.rows, batch) for S in parts("state", state).values()])
 
 
 def _scale(card: Card, options: dict[str, Any], sizes: shapes.Sizes) -> float:
@@ -354,9 +392,9 @@ def _cotangents(
     fn, xp = call.card.name, call.plan.xp
     if dout is None and dstate is None:
         raise TypeError(f"{fn}: the pullback got neither dout nor dstate, expected at least one")
-    dstate = _pair(call.card, "dstate", dstate, call.options)
-    parts = _parts("dstate", dstate)
-    _, entered = enter(fn, {"dout": dout, **parts}, call.library)
+    dstate = pair(call.card, "dstate", dstate, call.options)
+    each = parts("dstate", dstate)
+    _, entered = enter(fn, {"dout": dout, **each}, call.library)
     d_out = entered.pop("dout")
     if d_out is not None:
         shapes.check_dtype(fn, "dout", d_out)
@@ -371,42 +409,16 @@ def _cotangents(
     if isinstance(want, tuple) and not isinstance(dstate, tuple):
         names = ", ".join(f"d{n}" for n in want._fields)
         raise TypeError(f"{fn}: dstate is a {type(dstate).__qualname__}, expected ({names}) as a {type(want).__name__}")
-    for (name, _), S in zip(parts.items(), _parts("dstate", want).values(), strict=True):
+    for (name, _), S in zip(each.items(), parts("dstate", want).values(), strict=True):
         d = entered[name]
         shapes.check_dtype(fn, name, d)
         if tuple(d.shape) != tuple(S.shape):
             raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {tuple(S.shape)}")
         entered[name] = cast(xp, d, call.plan.dtype)
-    given = _whole(dstate, [entered[name] for name in parts])
+    given = whole(dstate, [entered[name] for name in each])
     if card.unpack_state_vjp is not None:
         return d_out, *card.unpack_state_vjp(c, end, given)
     return d_out, card.pack_state(c, given) if card.pack_state else given, {}
-
-
-def _pair(card: Card, name: str, state: Any, options: dict[str, Any]) -> Any:
-    """A state as the variant takes it: one array, or its named tuple from any tuple as long."""
-    kind = card.state(options)
-    if not isinstance(state, tuple):
-        return state
-    if kind is None:
-        raise TypeError(f"{card.name}: {name} is a {type(state).__qualname__}, expected one array (..., H, K, V)")
-    if len(state) != len(kind._fields) or any(S is None for S in state):
-        count = {2: "two", 3: "three"}[len(kind._fields)]
-        raise TypeError(f"{card.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
-                        f"expected {count} arrays ({', '.join(kind._fields)}) as a {kind.__name__}")
-    return kind(*state)
-
-
-def _parts(name: str, state: Any) -> dict[str, Any]:
-    """The arrays of a state under their names."""
-    if isinstance(state, tuple):
-        return {f"{name}.{n}": S for n, S in state._asdict().items()}
-    return {name: state}
-
-
-def _whole(like: Any, parts: list[Any]) -> Any:
-    """The transpose of _parts."""
-    return type(like)(*parts) if isinstance(like, tuple) else parts[0]
 
 
 @functools.cache
@@ -435,8 +447,8 @@ def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
             state = card.pack_state_vjp(c, dstate0, grads.get("state"))
         else:
             state = card.unpack_state(c, dstate0) if card.unpack_state else dstate0
-        given = _parts("state", call.given_state).values()
+        given = parts("state", call.given_state).values()
         each = [call.library.give_back(cast(xp, d, S.dtype))
-                for d, S in zip(_parts("state", state).values(), given, strict=True)]
-        state = _whole(state, each)
+                for d, S in zip(parts("state", state).values(), given, strict=True)]
+        state = whole(state, each)
     return _tuple_type((*card.arrays, "state"))(*values, state)

@@ -39,7 +39,7 @@ class Watched(NamedTuple):
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved)."""
-    if plan.gradients:  # nothing is made again: the pullback is its own
+    if plan.gradients and not plan.watched:
         return _of(x, plan).forward(x, plan, state)
     with launch.written() as launches:
         xp = Allocating(plan.xp)

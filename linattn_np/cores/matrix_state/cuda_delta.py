@@ -230,7 +230,7 @@ def _head_sums(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
     if group > 1:
         x, d = d, xp.empty(shape, dtype=d.dtype)
         packed = struct.pack("<3q2i", x.data.ptr, d.data.ptr, d.nbytes // 16, group, d.shape[-1] // 8)
-        launch.launch(cuts.HEAD_SUMS, "head_sums", (), -(-d.nbytes // 16 // 256), 256, 0, packed)
+        launch.launch(cuts.HEAD_SUMS, "head_sums", (), -(-d.nbytes // 16 // 256), 256, 0, packed, (x, d))
     return d.reshape(shape)
 
 

@@ -56,6 +56,7 @@ class Plan(NamedTuple):
     chunk_size: int | str | None = None  # 1 recurrent, "parallel", C, or None to choose
     sequences: tuple[Sequence, ...] = ()
     gradients: bool = False  # a backward follows: what it needs may be compiled beside the forward
+    watched: bool = False  # what such a forward launches is written down, as that of any other is
     gate_gradient: bool = True  # somebody wants the gradient of g and gv; False lets a backend leave it out
     precision: str | None = None  # "tf32": products of float32 may round their factors to it
     overwrite: bool = False  # the final state may take the place of the initial one

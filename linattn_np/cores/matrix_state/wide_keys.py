@@ -54,7 +54,7 @@ class Split:
         if len(cuts) == 1:
             return self.module.forward(x, plan, state)
         xp, wide = plan.xp, x._replace(v=cast(plan.xp, x.v, plan.dtype))
-        plan = plan._replace(overwrite=False)
+        plan = plan._replace(overwrite=False, watched=False)
         found = [self.module.forward(part(wide, c), plan, None if state is None else state[..., c, :]) for c in cuts]
         out = None
         for one, _, _ in found:
