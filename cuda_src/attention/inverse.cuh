@@ -8,6 +8,12 @@
 //
 // with operands in float16 (X is of the order of 1) and sums in float32. Warp w makes row block w of L, and block column w of X,
 // transposed, so that each accumulator is the next operand A.
+//
+// Where keys repeat, A = 1 - k.k below the diagonal loses its digits in bfloat16, and each row the same ones: what a chunk adds
+// to the state is off by the sum. What rounding takes from row i is therefore passed on to row i + 1, as far as its key stands
+// for the one before:
+//
+//     rho_i = 2^(c_i - c_(i-1)) k_i.k_(i-1) / k_i.k_i where its size is 0.8 or more, else 0; within blocks of 16 rows
 #pragma once
 #include "attention/delta.cuh"
 #include "attention/store.cuh"
@@ -41,7 +47,8 @@ LA_DEVICE void key_gram(float (&x)[4][2][4], u32 k, int warp, int lane) {
     }
 }
 
-// row block `warp` of L: blocks left of the diagonal in float16 to `lower`, the diagonal one transposed to `diagonal`
+// row block `warp` of L: blocks left of the diagonal in float16 to `lower`, the diagonal one transposed to `diagonal`, its
+// diagonal being beta_i k_i.k_i
 LA_DEVICE void store_lower(float (&x)[4][2][4], u32 lower, float* diagonal, const float* roots, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     const float to[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
@@ -65,8 +72,44 @@ LA_DEVICE void store_lower(float (&x)[4][2][4], u32 lower, float* diagonal, cons
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const int r = row + 8 * ((i >> 1) & 1), c = 8 * (i >> 2) + column + (i & 1);
-                diagonal[c * 20 + r] = r > c ? x[j][i >> 2][i & 3] : 0.f;
+                diagonal[c * 20 + r] = r >= c ? x[j][i >> 2][i & 3] : 0.f;
             }
+    }
+}
+
+// rho of a block's 16 rows, in the four floats that rows of `diagonal` leave free: four of them a row
+LA_DEVICE int rho_at(int i) { return (i >> 2) * 20 + 16 + (i & 3); }
+LA_DEVICE void store_rho(float* diagonal, const float* c, const float* roots, int warp, int lane) {
+    if (lane >= 16) return;
+    const int i = 16 * warp + lane, before = lane ? i - 1 : i;
+    const float own = diagonal[lane * 21], with = diagonal[(lane ? lane - 1 : 0) * 20 + lane];
+    float rho = __fdividef(with * roots[i], own * roots[before]) * (LA_DECAY ? decay_between(c[i], c[before]) : 1.f);
+    rho = fminf(fmaxf(rho, -1.f), 1.f);
+    diagonal[rho_at(lane)] = lane && own > 1e-30f && fabsf(rho) >= 0.8f ? rho : 0.f;
+}
+LA_DEVICE float as_bf16(float x) { return __uint_as_float(pack_bf16(0.f, x) & 0xffff0000u); }
+
+// values of 16 rows (across the tiles) and two columns a lane: row i takes over rho_i of what rounding takes from row i - 1.
+// Neighbours in a lane one after the other, lanes twice at once, which is as good as all in turn.
+LA_DEVICE void pass_rounding_on(float (&f)[2][4], const float* diagonal, int lane) {
+    const float2 rho[2] = {pair_at(diagonal, rho_at((lane & 3) * 2)), pair_at(diagonal, rho_at(8 + (lane & 3) * 2))};
+    if (!__any_sync(0xffffffffu, rho[0].x != 0.f || rho[0].y != 0.f || rho[1].x != 0.f || rho[1].y != 0.f)) return;
+    float left[2][2];   // what the pair of rows leaves
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            const float x = f[h][2 * m], y = f[h][2 * m + 1] + rho[h].y * (x - as_bf16(x));
+            left[h][m] = y - as_bf16(y);
+        }
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        const float first = __shfl_sync(0xffffffffu, left[0][m], (lane + 3) & 3, 4);
+        const float second = __shfl_sync(0xffffffffu, (lane & 3) == 3 ? left[0][m] : left[1][m], (lane + 3) & 3, 4);
+        f[0][2 * m] += rho[0].x * ((lane & 3) ? first : 0.f);
+        f[1][2 * m] += rho[1].x * second;
+#pragma unroll
+        for (int h = 0; h < 2; h++) f[h][2 * m + 1] += rho[h].y * (f[h][2 * m] - as_bf16(f[h][2 * m]));
     }
 }
 
@@ -95,8 +138,8 @@ LA_DEVICE void invert_diagonal(u32 lower, const float* diagonal, int warp, int l
     }
 }
 
-// block column `warp` of A from `lower`, which holds L below the diagonal and the diagonal blocks of X
-LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* c, const float* roots, int warp, int lane) {
+// block column `warp` of A from `lower`, which holds L below the diagonal and the diagonal blocks of X; rho in `diagonals`
+LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* diagonals, const float* c, const float* roots, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     u32 x[4][4];   // X_IJ^T as operands A
 #pragma unroll
@@ -130,15 +173,17 @@ LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* c, const float
                 z[n >> 1][2 * (n & 1)] = low_f16(x[i][n]);
                 z[n >> 1][2 * (n & 1) + 1] = high_f16(x[i][n]);
             }
-        u32 y[4];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float2 ci = pair_at(c, 16 * i + 8 * h + column), to = pair_at(roots, 16 * i + 8 * h + column);
 #pragma unroll
-            for (int m = 0; m < 2; m++)
-                y[2 * h + m] = pack_bf16(z[h][2 * m] * (to.x * from[m] * decay_between(ci.x, cj[m])),
-                                         z[h][2 * m + 1] * (to.y * from[m] * decay_between(ci.y, cj[m])));
+            for (int m = 0; m < 2; m++) {
+                z[h][2 * m] *= to.x * from[m] * decay_between(ci.x, cj[m]);
+                z[h][2 * m + 1] *= to.y * from[m] * decay_between(ci.y, cj[m]);
+            }
         }
-        store_matrix_transposed(inverse + columns_at(16 * i, 16 * warp, lane), y[0], y[1], y[2], y[3]);
+        pass_rounding_on(z, diagonals + i * (DIAGONAL / 4), lane);
+        store_matrix_transposed(inverse + columns_at(16 * i, 16 * warp, lane), pack_bf16(z[0][0], z[0][1]), pack_bf16(z[0][2], z[0][3]),
+                                pack_bf16(z[1][0], z[1][1]), pack_bf16(z[1][2], z[1][3]));
     }
 }

@@ -77,8 +77,9 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
     store_lower(x, shared + AT_LOWER, diagonal, roots, warp, lane);
     __syncwarp();
     invert_diagonal(shared + AT_LOWER, diagonal, warp, lane);
+    store_rho(diagonal, c, roots, warp, lane);
     __syncthreads();
-    store_inverse(shared + AT_LOWER, shared + AT_BLOCK, c, roots, warp, lane);
+    store_inverse(shared + AT_LOWER, shared + AT_BLOCK, (const float*)(memory + AT_DIAGONALS), c, roots, warp, lane);
     publish_shared();
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -12,7 +13,7 @@ import pytest
 import linattn_np as la
 from linattn_np import again, call
 from linattn_np.cores import matrix_state
-from linattn_np.cores.matrix_state import cuda_step, recurrence
+from linattn_np.cores.matrix_state import cuda_calls, cuda_step, recurrence
 from linattn_np.cores.matrix_state.inputs import Inputs
 from linattn_np.cuda import launch
 from linattn_np.ground import rows
@@ -169,6 +170,91 @@ def test_one_array_for_two_names_is_not_made_again(public):
     for _ in range(3):
         la.comba(**{**arrays, "p": arrays["k"]})
     assert not again._made  # p could be k here and another array next time
+
+
+def doubling(monkeypatch):
+    """A backward of launches: twice every input, twice dout for the values."""
+    real, made = launch.kernel, []
+
+    class Doubled:
+        def __init__(self):
+            self.kernel = SimpleNamespace(ptr=self)
+
+        def __call__(self, grid, block, arguments, shared_mem):
+            x, y, n = struct.unpack_from("<3q", arguments[0].tobytes())
+            at = [np.ctypeslib.as_array((ctypes.c_float * n).from_address(p)) for p in (x, y)]
+            at[1][:] = 2 * at[0]
+
+    def kernel(file, *how):
+        return made[0] if file == "double" else real(file, *how)
+
+    def backward(saved, dout, dstate):
+        def twice(x):
+            if x is None:
+                return None
+            y = saved.plan.xp.empty(x.shape, dtype=x.dtype)
+            packed = struct.pack("<3q", x.data.ptr, y.data.ptr, x.size).ljust(step_twin.SIZE, b"\0")
+            launch.launch("double", "double", (), 1, 32, 0, packed, (x, y))
+            return y
+
+        x = saved.x
+        return Inputs(twice(x.q), twice(x.k), twice(dout), twice(x.g), beta=twice(x.beta)), twice(dstate)
+
+    made.append(Doubled())
+    cuda, other = launch.cupy().cuda, launch.cupy().cuda.driver.launchKernel
+
+    def from_driver(kernel, *rest):
+        if isinstance(kernel, int):
+            return other(kernel, *rest)
+        at = ctypes.c_void_p.from_address(rest[-2]).value
+        return kernel(None, None, (np.void(ctypes.string_at(at, step_twin.SIZE)),), 0)
+
+    cuda.driver.launchKernel = from_driver
+    monkeypatch.setattr(launch, "kernel", kernel)
+    monkeypatch.setattr(cuda_calls, "backward", backward)
+
+
+@pytest.mark.parametrize("layout", ["time_first", "heads_first"])
+def test_vjp_is_made_again(public, monkeypatch, layout):
+    """Forward and pullback: new numbers at new places, nothing checked or planned again; other cotangents are."""
+    doubling(monkeypatch)
+    rng, real = np.random.default_rng(5), call.prepare
+    for seed in range(3):
+        arrays = arrays_of(la.gated_delta_rule, seed=seed)
+        expected = la.gated_delta_rule(**arrays)
+        state = stub(np.zeros((2, 4, 8, 4), np.float32))
+        expected = np.moveaxis(expected, 1, 2) if layout == "heads_first" else expected
+        mine = {n: stub(np.moveaxis(x, 1, 2) if layout == "heads_first" else x) for n, x in arrays.items()}
+        dout = stub(rng.standard_normal(expected.shape, dtype=np.float32))
+        dstate = stub(rng.standard_normal(state.shape, dtype=np.float32))
+        if seed == 1:
+            monkeypatch.setattr(call, "prepare", None)
+        out, pull = la.vjp(la.gated_delta_rule, **mine, state=state, layout=layout)
+        assert np.abs(out - expected).max() < 1e-5
+        for _ in range(2):
+            grads = pull(dout, dstate)
+            for n, x in mine.items():
+                assert np.array_equal(getattr(grads, n), 2 * (dout if n == "v" else x)), n
+            assert np.array_equal(grads.state, 2 * dstate)
+        assert len(again._made) == 1
+    with pytest.raises(TypeError):  # prepare is not there
+        pull(None, dstate)
+    monkeypatch.setattr(call, "prepare", real)
+    with pytest.raises(ValueError, match="dout has shape"):
+        pull(dout[..., :2], dstate)
+
+
+def test_a_pullback_that_computes_on_the_way_goes_the_whole_way(public, monkeypatch):
+    """And so does the forward before it: it would be gone through twice."""
+    monkeypatch.setattr(launch, "capability", lambda: 80)
+    for seed in range(3):
+        arrays = arrays_of(la.gated_delta_rule, seed=seed)
+        out, pull = la.vjp(la.gated_delta_rule, **{n: stub(x) for n, x in arrays.items()})
+        right, right_pull = la.vjp(la.gated_delta_rule, **arrays)
+        assert np.abs(out - right).max() < 1e-5
+        for mine, theirs in zip(pull(stub(np.ones_like(right))), right_pull(np.ones_like(right)), strict=True):
+            assert mine is None or np.abs(mine - theirs).max() < 1e-4
+        assert not again._made
 
 
 def test_sixteen_bits_and_other_gates(launched):
