@@ -6,7 +6,7 @@
 //
 //     X_IJ = -X_II sum over J <= M < I of L_IM X_MJ
 //
-// with operands in float16 (X is of the order of 1) and sums in float32. Warp w makes row block w of L, and block column w of X,
+// with operands in float16 (X is of the order of 1) and sums in float32. A warp makes a row block of L, and a block column of X,
 // transposed, so that each accumulator is the next operand A.
 //
 // Where keys repeat, A = 1 - k.k below the diagonal loses its digits in bfloat16, and each row the same ones: what a chunk adds
@@ -29,27 +29,21 @@ LA_DEVICE u32 columns_at(int row, int column, int lane) {   // of two B, rows of
     return Square::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
 }
 
-// row block `warp` of K K^T, up to the diagonal
-LA_DEVICE void key_gram(float (&x)[4][2][4], u32 k, int warp, int lane) {
+// K K^T by the warpgroup: row block `warp` of it in warp `warp`
+LA_DEVICE void key_gram(float (&x)[8][4], u32 k) {
+    const u64 keys = panel_descriptor(k);
+    products_done(x);
+    products_begin();
 #pragma unroll
-    for (int i = 0; i < 32; i++) x[i >> 3][(i >> 2) & 1][i & 3] = 0.f;
-#pragma unroll
-    for (int d = 0; d < WIDE; d += 16) {
-        const auto a = load_a_rows<Bfloat16, Tokens>(k, 16 * warp, d, lane);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (j <= warp) {
-                Bfloat16::B b[2];
-                load_b_rows<Bfloat16, Tokens>(b, k, 16 * j, d, lane);
-                mma_bf16(x[j][0], a.x, b[0].x);
-                mma_bf16(x[j][1], a.x, b[1].x);
-            }
-    }
+    for (int d = 0; d < WIDE / 16; d++) product<0, 0>(x, keys + Tokens::along(d), keys + Tokens::along(d), d > 0);
+    products_commit();
+    products_wait<0>();
+    products_done(x);
 }
 
 // row block `warp` of L: blocks left of the diagonal in float16 to `lower`, the diagonal one transposed to `diagonal`, its
 // diagonal being beta_i k_i.k_i
-LA_DEVICE void store_lower(float (&x)[4][2][4], u32 lower, float* diagonal, const float* roots, int warp, int lane) {
+LA_DEVICE void store_lower(float (&x)[8][4], u32 lower, float* diagonal, const float* roots, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     const float to[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
 #pragma unroll
@@ -61,7 +55,7 @@ LA_DEVICE void store_lower(float (&x)[4][2][4], u32 lower, float* diagonal, cons
             const float2 from = pair_at(roots, 16 * j + 8 * h + column);
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                float (&z)[4] = x[j][h];
+                float (&z)[4] = x[2 * j + h];
                 z[2 * m] *= to[m] * from.x;
                 z[2 * m + 1] *= to[m] * from.y;
                 y[2 * h + m] = pack_f16(z[2 * m], z[2 * m + 1]);
@@ -72,7 +66,7 @@ LA_DEVICE void store_lower(float (&x)[4][2][4], u32 lower, float* diagonal, cons
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const int r = row + 8 * ((i >> 1) & 1), c = 8 * (i >> 2) + column + (i & 1);
-                diagonal[c * 20 + r] = r >= c ? x[j][i >> 2][i & 3] : 0.f;
+                diagonal[c * 20 + r] = r >= c ? x[2 * j + (i >> 2)][i & 3] : 0.f;
             }
     }
 }
@@ -131,10 +125,10 @@ LA_DEVICE void invert_diagonal(u32 lower, const float* diagonal, int warp, int l
         }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const float y = lane < 16 ? x[i] : x[i + 8];
+        const float y = lane < 16 ? x[i] : x[(i ^ 4) + 8];   // rows whose places do not collide
         u16 half;
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(y));
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(lower + Square::at(16 * warp + i + (lane < 16 ? 0 : 8), 16 * warp + j)), "h"(half) : "memory");
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(lower + Square::at(16 * warp + (lane < 16 ? i : (i ^ 4) + 8), 16 * warp + j)), "h"(half) : "memory");
     }
 }
 

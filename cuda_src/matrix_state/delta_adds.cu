@@ -3,61 +3,38 @@
 // `added` is the chain from a state of zeros, M the chain of the rows of the identity without values; the first segment begins
 // with the initial state instead, so that its `added` is the state itself and its M is not needed. The last one is not asked.
 // A block is one warpgroup on 64 rows of one of the two. M is stored transposed too where the backward asks for that.
-//
-// The blocks of a segment are a cluster of LA_CLUSTER: its first one asks for the keys and A, which all of them need, once for
-// all, when all have read what lay there.
 #include "attention/delta.cuh"
-#include "tile/cluster.cuh"
 
 constexpr int STAGES = 2, HALF = Tokens::PANEL;
 constexpr int AT_K = 0, AT_V = AT_K + Tokens::SIZE, AT_A = AT_V + HALF, AT_SUMS = AT_A + Square::SIZE, STAGE = AT_SUMS + 1024;   // e, d
 constexpr int AT_BARRIERS = STAGES * STAGE, SUMS = 2 * C * 4;
-static_assert(LA_SHARED == AT_BARRIERS + 64 && (LA_CLUSTER == 1 || LA_CLUSTER == 2 || LA_CLUSTER == 4) && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_BARRIERS + 64 && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
 
-#if LA_CLUSTER > 1
-#define CLUSTER __cluster_dims__(LA_CLUSTER, 1, 1)
-#else
-#define CLUSTER
-#endif
-
-extern "C" __global__ void CLUSTER __launch_bounds__(128, 3) adds(const __grid_constant__ DeltaArguments a) {
+extern "C" __global__ void __launch_bounds__(128, 3) adds(const __grid_constant__ DeltaArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    // of stage s: filled, read by this block, read by all (of the first block)
-    const u32 shared = shared_address(memory), full = shared + AT_BARRIERS, empty = full + 8 * STAGES, free = empty + 8 * STAGES;
+    const u32 shared = shared_address(memory), full = shared + AT_BARRIERS, empty = full + 8 * STAGES;
     const int half = blockIdx.x & 1, segments = a.segments - 1, warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     const bool transfer = blockIdx.x & 2;
     const DeltaWalk walk(a, blockIdx.x >> 2, segments, a.chunks);
     if (walk.segment >= walk.last || (transfer && walk.segment == 0)) return;
-    const int rank = blockIdx.x % LA_CLUSTER, blocks = walk.segment ? LA_CLUSTER : min(LA_CLUSTER, 2);   // that go on
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, 4);
-            barrier_init(free + 8 * s, 4 * blocks);
         }
         barriers_made();
     }
-    if (LA_CLUSTER > 1) cluster_barrier();
-    else __syncthreads();
+    __syncthreads();
     auto load = [&](int step) {
-        const int s = step % STAGES, chunk = walk.first + step, head = (u32)walk.head / (u32)a.group_k;
+        const int s = step % STAGES, chunk = walk.first + step;
         const u32 at = shared + s * STAGE, bar = full + 8 * s;
         const char* block = a.blocks + (walk.block + chunk) * BLOCK;
         if (step >= STAGES) barrier_wait(empty + 8 * s, (step / STAGES - 1) & 1);
         barrier_expect(bar, Tokens::SIZE + (transfer ? 0 : HALF) + Square::SIZE + SUMS);
+        tile_in(at + AT_K, a.k, bar, (u32)walk.head / (u32)a.group_k, walk.token(chunk), walk.row);
         if (!transfer) box_in(at + AT_V, a.v, bar, 64 * half, (u32)walk.head / (u32)a.group_v, walk.token(chunk), walk.row);
-        if (LA_CLUSTER == 1) {
-            tile_in(at + AT_K, a.k, bar, head, walk.token(chunk), walk.row);
-            run_in(at + AT_A, block, Square::SIZE, bar);
-            run_in(at + AT_SUMS, block + AT_E, SUMS, bar);
-        } else if (rank == 0) {
-            const int all = (1 << blocks) - 1;
-            if (step >= STAGES) barrier_wait(free + 8 * s, (step / STAGES - 1) & 1);
-            box_to(at + AT_K, a.k, bar, 0, head, walk.token(chunk), walk.row, all);
-            box_to(at + AT_K + Tokens::PANEL, a.k, bar, 64, head, walk.token(chunk), walk.row, all);
-            run_to(at + AT_A, block, Square::SIZE, bar, all);
-            run_to(at + AT_SUMS, block + AT_E, SUMS, bar, all);
-        }
+        run_in(at + AT_A, block, Square::SIZE, bar);
+        run_in(at + AT_SUMS, block + AT_E, SUMS, bar);
     };
     if (threadIdx.x == 0) load(0);
     const int row = 64 * half + 16 * warp;
@@ -79,7 +56,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, 3) adds(const __grid_c
         products_begin();
         multiply<0>(x, f, keys);   // S K^T
         products_commit();
-        if (threadIdx.x == 0 && step + 1 < walk.steps) load(step + 1);   // the others may still be at the step before
+        if (threadIdx.x == 0 && step + 1 < walk.steps) load(step + 1);   // while they run
         __syncwarp();
         products_wait<0>();
         products_done(x);
@@ -99,13 +76,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, 3) adds(const __grid_c
         products_wait<0>();
         products_done(S);
         __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(empty + 8 * s);
-            if (LA_CLUSTER > 1) barrier_arrive_at(free + 8 * s, 0);
-        }
+        if (lane == 0) barrier_arrive(empty + 8 * s);
     }
     const i64 slot = walk.slot * segments + walk.segment;
     state.template store<WIDE, WIDE>({transfer ? a.transfers : a.added, STATE, WIDE, 1}, slot, row, lane);
     if (transfer && a.turned) state.template store<WIDE, WIDE>({a.turned, STATE, 1, WIDE}, slot, row, lane);
-    if (LA_CLUSTER > 1) cluster_barrier();   // the first block's barriers are arrived at to the end
 }

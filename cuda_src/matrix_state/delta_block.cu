@@ -36,12 +36,11 @@ LA_DEVICE void sums_of_chunk(const DeltaArguments& a, const DeltaWalk& walk, flo
 extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant__ DeltaArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory), barrier = shared + AT_BARRIER;
-    // tasks rotate over the schedulers
-    const int warp = __shfl_sync(0xffffffffu, ((threadIdx.x >> 5) + blockIdx.x) & 3, 0);
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), task = (warp + blockIdx.x) & 3;   // tasks rotate over the schedulers
     const int lane = fresh(threadIdx.x & 31);   // read once
     float *e = (float*)(memory + AT_BLOCK + AT_E), *c = (float*)(memory + AT_BLOCK + AT_C), *roots = (float*)(memory + AT_ROOTS);
     float* diagonal = (float*)(memory + AT_DIAGONALS + warp * DIAGONAL);
-    if (warp == 0) {   // only this one asks where the chunk lies
+    if (task == 0) {   // only this one asks where the chunk lies
         const DeltaWalk walk(a, blockIdx.x, a.chunks, 1);   // each chunk a segment
         const int own = walk.steps > 0 ? walk.own(a, walk.first) : 0;
         if (lane == 0) {
@@ -65,11 +64,12 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
         barrier_wait(barrier, 0);
         if (own < C) {
             clear_rows<128, 2, 1>(shared, own, threadIdx.x);
+            publish_shared();
             __syncthreads();
         }
     } else barrier_wait(barrier, 0);
-    float x[4][2][4];
-    key_gram(x, shared, warp, lane);
+    float x[8][4];
+    key_gram(x, shared);
     __syncthreads();   // keys have been read; sums are there
     for (int i = threadIdx.x; i < C * 8; i += 128)   // blocks above the diagonal
         if ((i & 7) >> 1 > i >> 7)
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
     invert_diagonal(shared + AT_LOWER, diagonal, warp, lane);
     store_rho(diagonal, c, roots, warp, lane);
     __syncthreads();
-    store_inverse(shared + AT_LOWER, shared + AT_BLOCK, (const float*)(memory + AT_DIAGONALS), c, roots, warp, lane);
+    store_inverse(shared + AT_LOWER, shared + AT_BLOCK, (const float*)(memory + AT_DIAGONALS), c, roots, task, lane);
     publish_shared();
     __syncthreads();
     if (threadIdx.x == 0) {

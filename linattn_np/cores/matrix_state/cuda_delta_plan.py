@@ -16,7 +16,6 @@ TILE, SQUARE, TOKEN = 64 * 128 * 2, 64 * 64 * 2, 64 * 4  # bytes of 128 columns,
 KEPT = SQUARE + 4 * TOKEN  # bytes that are kept of a chunk: A, e, d, c, beta
 END = 128 * 128 * 2  # bytes of a chunk's state in bfloat16
 SEGMENT = 8  # chunks that a segment has at least
-CLUSTER = 4
 STATE = 128 * 128  # floats of a segment's state
 PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
 SAVED = "LINATTN_CUDA_SAVED_BLOCKS"  # in the environment: most MiB of kept blocks that a forward saves for its backward
@@ -56,10 +55,9 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 @functools.cache
 def constants(name: str, K: int, V: int, decay: bool, reverse: bool = False) -> cuda_plan.Constants:
     """The constants of a kernel for keys K and values V wide. reverse: segments.cu from the last one down."""
-    more = {"LA_CLUSTER": CLUSTER} if name == "adds" else {}
     return tuple(sorted({
         "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": ALIGN, "LA_K": K, "LA_V": V,
-        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_SHARED": KERNELS[name].shared, **more,
+        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_SHARED": KERNELS[name].shared,
     }.items()))
 
 
