@@ -123,7 +123,7 @@ def run_vjp(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
             found = _vjp_in_full(prepare(card, arrays, keywords), arrays, keywords)[1](dout, dstate)
         return found
 
-    return Result(out, state) if keywords.get("return_state") else out, pullback
+    return Result(out, state) if out is None or keywords.get("return_state") else out, pullback
 
 
 def _vjp_in_full(
@@ -141,7 +141,8 @@ def _vjp_in_full(
     with _limit(card, keywords):
         core_out, end, kept = room(card).forward(card.name, call.inputs, plan, call.state, call.options["backend"])
     result = _result(call, core_out, end)
-    held = None if _is_doubtful(call) else _held(card, arrays, keywords, kept, end, result)
+    pair_of = result if isinstance(result, Result) else (result, None)
+    held = None if _is_doubtful(call) else pulled.keep(card.name, arrays, keywords, kept, end, *pair_of)
     kept = pulled.unwatched(kept)
     shape = None if core_out is None else _out_shape(call, core_out)
     core_out = core_out if card.from_core else None
@@ -162,18 +163,6 @@ def _vjp_in_full(
         return found
 
     return result, pullback
-
-
-def _held(
-    card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any], kept: Any, end: Any, result: Any
-) -> pulled.Held | None:
-    """What a pullback needs to be made again, if the forward can be."""
-    starts = getattr(kept.saved, "starts", None)
-    if not isinstance(starts, pulled.Watched) or kept.q is not None:
-        return None
-    again.learn(end)
-    out, state = result if isinstance(result, Result) else (result, None)
-    return pulled.keep(again.look(card.name, arrays, keywords)[1], [*arrays, *keywords.values()], starts, out, state)
 
 
 def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:

@@ -69,7 +69,10 @@ def look(name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tup
 
 
 def make(forward: Forward, made: Made, given: Iterable[Any]) -> tuple[list[Array | None], Held]:
-    """(out and final state, None for what the caller does not get; what its pullback holds).   given: as in keep."""
+    """([out, final state], None for what the caller does not get; what its pullback holds).
+
+    given: arrays and options in order.
+    """
     own = _own(given)
     pool = own + forward.repeat(made[1])
     return [None if view is None else view(pool) for view in forward.results], Held(
@@ -77,15 +80,20 @@ def make(forward: Forward, made: Made, given: Iterable[Any]) -> tuple[list[Array
 
 
 def keep(
-    made: Made | None, given: Iterable[Any], starts: Any, out: Array | None, state: Array | None
+    name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any], kept: Any, end: Array, out: Array | None,
+    state: Array | None,
 ) -> Held | None:
     """What the pullback of a forward that went well holds; None if it cannot be made again.
 
-    given: the call's arrays and options in order. starts: what the backend kept. out, state: what the caller got,
-    None for nothing.
+    kept, end: what the room kept and its final state. out, state: what the caller got, None for nothing.
     """
-    if made is None or not isinstance(starts, Watched):
+    starts = getattr(kept.saved, "starts", None)
+    if not isinstance(starts, Watched) or kept.q is not None:
         return None
+    again.learn(end)
+    if (made := again.look(name, arrays, keywords)[1]) is None:
+        return None
+    given = [*arrays, *keywords.values()]
     own, leaves = _own(given), _arrays(starts.starts)
     pool = [*own, *starts.seen.made]
     places = {x.data.ptr: n for n, x in enumerate(pool)}

@@ -145,7 +145,7 @@ def test_vjp_made_again(cp, monkeypatch, T, states):
         out, pull = la.vjp(la.gated_delta_rule, *one[:5], state=one[5] if states else None, backend="cuda")
         return [out, *(y for y in pull(one[6], one[7] if states and T > 1000 else None) if y is not None)]
 
-    monkeypatch.setattr(launch, "empty", poisoned)
+    monkeypatch.setattr(launch, "array_type", lambda: poisoned)
     monkeypatch.setattr(again, "_made", {})
     sets = [[cp.asarray(x) for x in draw(B=(1,), T=T, Hq=2, Hk=2, H=4, seed=seed)] for seed in range(3)]
     again.learn(sets[0][0])
