@@ -36,7 +36,7 @@ KERNELS = {
     "block": Kernel(BLOCK, "block", 128, TILE + 4 * TOKEN + 4 * 16 * 20 * 4 + TOKEN + 32),
     "chain": Kernel(CHAIN, "chain", 384, 3 * STAGE + 128),
     "adds": Kernel(ADDS, "adds", 128, 2 * (TILE + 2 * SQUARE + 1024) + 64),
-    "segments": Kernel(SEGMENTS, "segments", 256, 2 * 128 * 136 * 4 + 128 * 24 * 4),
+    "segments": Kernel(SEGMENTS, "segments", 256, 2 * 128 * 136 * 4 + 128 * 20 * 8),
     "reverse": Kernel(REVERSE, "reverse", 384, 3 * STAGE + END),
     "grads": Kernel(GRADS, "grads", 512, 8 * TILE + 2 * END + 2 * SQUARE + 2 * KEPT + (3 * 64 + 16) * 4 + 96),
 }
