@@ -76,6 +76,10 @@ def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield table(head, body)
     if any("measured_apart" in row for row in result["rows"]):
         yield "\\* in a run of its own, its peers in another that day."
+    if "published" in result:
+        yield f"Published, not measured here: {result['published']['source']}."
+        yield table(["(B, T, heads of q and k, of v)", "pass", "library", "ns a token and value head"], [
+            [str(tuple(x["case"])), x["what"], x["library"], ns(x["ns"])] for x in result["published"]["rows"]])
     first = {name: " + ".join(f"{1e3 * s:.0f} ms" for s in x.values()) for name, x in result["first_call"].items()}
     yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
     errors = [[name, *(f"{x[n]:.2g}" for n in ("out", "dq", "dk", "dv", "dg")), f"{max(x['dg by head']):.2g}"]
@@ -104,6 +108,10 @@ def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
                      ns(theirs["both"].get("ns"))])
     yield table(["case", "forward", "graph", "share, %", "backward", "blocks made again", "forward, portable",
                  "backward, portable", "MiB", "FLA forward", "FLA both"], body)
+    if "published" in result:
+        yield f"Published, not measured here: {result['published']['source']}."
+        yield table(["(B, T, heads of q and k, of v)", "pass", "library", "ns a token and value head"], [
+            [str(tuple(x["case"])), x["what"], x["library"], ns(x["ns"])] for x in result["published"]["rows"]])
     first = {name: " + ".join(f"{1e3 * s:.0f} ms" for s in x.values()) for name, x in result["first_call"].items()}
     yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
     names = ("out", "dq", "dk", "dv", "dg", "dbeta")
