@@ -65,7 +65,7 @@ def look(name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tup
     """(the forward of a call like this one, if all its pullbacks so far can be made again; the call)."""
     made = again.look(name, arrays, keywords)[1]
     found = None if made is None else again.kept(_key(made))
-    return found if found is not None and None not in found.pulls.values() else None, made
+    return found if found is not None and found.pulls and _sound(found) else None, made
 
 
 def make(forward: Forward, made: Made, given: Iterable[Any]) -> tuple[list[Array | None], Held]:
@@ -93,17 +93,22 @@ def keep(
     again.learn(end)
     if (made := again.look(name, arrays, keywords)[1]) is None:
         return None
-    given = [*arrays, *keywords.values()]
-    own, leaves = _own(given), _arrays(starts.starts)
-    pool = [*own, *starts.seen.made]
-    places = {x.data.ptr: n for n, x in enumerate(pool)}
-    try:
-        results = tuple(None if x is None else _view(x, pool) for x in (out, state))
-        held = tuple(places[x.data.ptr] for x in leaves)
-        repeat = Repeat(starts.seen, own)
-    except LookupError:
-        return None
-    return Held(again.kept(key := _key(made)) or Forward(key, repeat, results, held), own + [pool[n] for n in held])
+    own = _own([*arrays, *keywords.values()])
+    pool, key = [*own, *starts.seen.made], _key(made)
+    if (forward := again.kept(key)) is None:
+        places = {x.data.ptr: n for n, x in enumerate(pool)}
+        try:
+            results = tuple(None if x is None else _view(x, pool) for x in (out, state))
+            held = tuple(places[x.data.ptr] for x in _arrays(starts.starts))
+            forward = Forward(key, Repeat(starts.seen, own), results, held)
+        except LookupError:  # something was copied or computed on the way
+            return None
+    return Held(forward, own + [pool[n] for n in forward.held]) if _sound(forward) else None
+
+
+def _sound(forward: Forward) -> bool:
+    """Whether all pullbacks so far could be made again: else the forward would be gone through twice."""
+    return None not in forward.pulls.values()
 
 
 def pull(held: Held | None, cotangents: tuple[Any, ...]) -> Any:
@@ -140,9 +145,9 @@ def keep_pull(held: Held | None, cotangents: tuple[Any, ...], seen: Seen | None,
         pool = [*given, *seen.made]
         views = tuple(None if x is None else _view(x, pool) for x in grads)
         held.forward.pulls[key] = Pull(Repeat(seen, given), type(grads), views)
-        again.put(held.forward.key, held.forward)
     except LookupError:
         held.forward.pulls[key] = None
+    again.put(held.forward.key, held.forward)
 
 
 def unwatched(kept: Any) -> Any:
