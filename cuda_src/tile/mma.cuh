@@ -127,9 +127,9 @@ template <class E, class X> LA_DEVICE typename E::Raw load_a_rows(u32 base, int 
         load_matrix(x, base + X::block_piece(row, column / 8, lane & 15, lane >> 4));
         return E::raw(x);
     } else {
-        const int r = row + (lane >> 2), c = column + (lane & 3) * 2;
-        const float2 a = load_shared2(base + X::at(r, c)), b = load_shared2(base + X::at(r + 8, c));
-        const float2 d = load_shared2(base + X::at(r, c + 8)), e = load_shared2(base + X::at(r + 8, c + 8));
+        const int r = lane >> 2, c = (lane & 3) * 2;
+        const float2 a = load_shared2(base + X::block_at(row, column, r, c)), b = load_shared2(base + X::block_at(row + 8, column, r, c));
+        const float2 d = load_shared2(base + X::block_at(row, column + 8, r, c)), e = load_shared2(base + X::block_at(row + 8, column + 8, r, c));
         return {{a.x, a.y, b.x, b.y, d.x, d.y, e.x, e.y}};
     }
 }
@@ -140,10 +140,10 @@ template <class E, class X> LA_DEVICE typename E::Raw load_a_columns(u32 base, i
         load_matrix_transposed(x, base + X::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1));
         return E::raw(x);
     } else {
-        const int r = row + (lane & 3) * 2, c = column + (lane >> 2);
+        const int r = (lane & 3) * 2, c = lane >> 2;
         typename E::Raw a;
 #pragma unroll
-        for (int i = 0; i < 8; i++) a.x[i] = load_shared(base + X::at(r + (i & 1) + (i & 4) * 2, c + (i & 2) * 4));
+        for (int i = 0; i < 8; i++) a.x[i] = load_shared(base + X::block_at(row + (i & 4) * 2, column + (i & 2) * 4, r + (i & 1), c));
         return a;
     }
 }
@@ -157,8 +157,8 @@ template <class E, class X> LA_DEVICE void load_b_rows(typename E::B (&b)[2], u3
     } else {
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            const int r = row + n * 8 + (lane >> 2), c = column + (lane & 3) * 2;
-            const float2 x = load_shared2(base + X::at(r, c)), y = load_shared2(base + X::at(r, c + 8));
+            const int r = lane >> 2, c = (lane & 3) * 2;
+            const float2 x = load_shared2(base + X::block_at(row + n * 8, column, r, c)), y = load_shared2(base + X::block_at(row + n * 8, column + 8, r, c));
             const float f[4] = {x.x, x.y, y.x, y.y};
             b[n] = E::column(f);
         }
@@ -174,9 +174,10 @@ template <class E, class X> LA_DEVICE void load_b_columns(typename E::B (&b)[2],
     } else {
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            const int r = row + (lane & 3) * 2, c = column + n * 8 + (lane >> 2);
-            const float f[4] = {load_shared(base + X::at(r, c)), load_shared(base + X::at(r + 1, c)),
-                                load_shared(base + X::at(r + 8, c)), load_shared(base + X::at(r + 9, c))};
+            const int r = (lane & 3) * 2, c = lane >> 2;
+            float f[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) f[i] = load_shared(base + X::block_at(row + (i >> 1) * 8, column + n * 8, r + (i & 1), c));
             b[n] = E::column(f);
         }
     }

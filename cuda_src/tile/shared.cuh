@@ -16,6 +16,12 @@ template <int COLUMNS_, int BYTES_> struct Tile {
     static __device__ __forceinline__ u32 block_piece(int row, int p, int r, int b) {
         return row * ROW + (p & ~(SPAN - 1)) * 16 + (r * ROW + (((p & (SPAN - 1)) << 4) ^ ((b ^ mix(r)) << 4)));
     }
+    // the same of the element (row + r, column + c), where row and column are multiples of 8 and r, c < 8 are a lane's own
+    static __device__ __forceinline__ u32 block_at(int row, int column, int r, int c) {
+        static_assert((8 >> SHIFT) % SPAN == 0, "rows 8 apart are permuted alike");
+        constexpr int PER = 16 / BYTES;
+        return block_piece(row, column / PER, r, c / PER) + (c % PER) * BYTES;
+    }
     // byte offset of an element
     static __device__ __forceinline__ u32 at(int row, int column) {
         constexpr int PER = 16 / BYTES;
