@@ -28,7 +28,10 @@ typedef Tile<VB, Element::BYTES> Values;
 typedef Tile<C, Element::GRAM_BYTES> Gram;
 // shared memory
 constexpr int KEY_BYTES = C * Keys::ROW, VALUE_BYTES = C * Values::ROW;
-constexpr int QUERY_BYTES = !OUTPUTS ? 0 : DOTS && !APART && VALUE_BYTES > KEY_BYTES ? VALUE_BYTES : KEY_BYTES;
+// EARLY: outputs leave before the state is written, in the place of the queries, so that fewer registers are in use at once.
+constexpr bool EARLY = Element::EXACT && OUTPUTS && !DOTS;
+constexpr int ROLL = EARLY ? 4 : 1024;   // copies laid out at once: more would keep their addresses in registers
+constexpr int QUERY_BYTES = !OUTPUTS ? 0 : (EARLY || (DOTS && !APART)) && VALUE_BYTES > KEY_BYTES ? VALUE_BYTES : KEY_BYTES;
 constexpr int AT_OTHER = KEY_BYTES + VALUE_BYTES + (APART ? QUERY_BYTES : 0);   // x in a stage
 constexpr int STAGE = KEY_BYTES + VALUE_BYTES + QUERY_BYTES + (DOTS && APART ? VALUE_BYTES : 0) + C * 4, CHUNKS_OF_MARK = LA_MARK / C;
 constexpr int AT_GRAM = STAGES * STAGE, AT_DECAY = AT_GRAM + (OUTPUTS ? C * Gram::ROW : 0);
@@ -57,10 +60,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     auto load = [&](int step) {
         const u32 at = shared + (step % STAGES) * STAGE;
         const int token = walk.token_of(step);
-        load_rows<Keys, C, THREADS, K>(at, k, a.k.token, token, sequence.T, 0, thread);
-        if constexpr (OUTPUTS) load_rows<Keys, C, THREADS, K>(at + KEY_BYTES + VALUE_BYTES, q, a.q.token, token, sequence.T, 0, thread);
-        load_rows<Values, C, THREADS, V>(at + KEY_BYTES, v, a.v.token, token, sequence.T, column, thread);
-        if constexpr (DOTS && APART) load_rows<Values, C, THREADS, V>(at + AT_OTHER, x, a.x.token, token, sequence.T, column, thread);
+        load_rows<Keys, C, THREADS, K, ROLL>(at, k, a.k.token, token, sequence.T, 0, thread);
+        if constexpr (OUTPUTS) load_rows<Keys, C, THREADS, K, ROLL>(at + KEY_BYTES + VALUE_BYTES, q, a.q.token, token, sequence.T, 0, thread);
+        load_rows<Values, C, THREADS, V, ROLL>(at + KEY_BYTES, v, a.v.token, token, sequence.T, column, thread);
+        if constexpr (DOTS && APART) load_rows<Values, C, THREADS, V, ROLL>(at + AT_OTHER, x, a.x.token, token, sequence.T, column, thread);
         load_gates<C, THREADS>(at + STAGE - C * 4, g, a.g_token, token, sequence.T, thread);
     };
     auto write_dots = [&](int step) {   // sums over the warps of the chunk before
@@ -104,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
 
         const float all = decay.set(keys + STAGE - C * 4, a.read, a.write, later, lane);
         __syncwarp();
+        const float carry = OUTPUTS && LA_DECAY ? exp2_approx(all) : 1.f;
         float out[TILES][C / 8][4];
         if constexpr (OUTPUTS) {
             gram_matrix<Element, WARPS, C, KP, STRICT, Keys, Gram>(queries, keys, shared + AT_GRAM, shared + AT_OWN, decay, a.read * a.write, warp, lane);
@@ -137,73 +141,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
                     out[m][i][0] *= e.x; out[m][i][1] *= e.y; out[m][i][2] *= e.x; out[m][i][3] *= e.y;
                 }
             }
-            if (LA_DECAY) {
-                const float carry = exp2_approx(all);
-                S.each([&](int, int, float& y) { y *= carry; });
-            }
+            if (LA_DECAY && !Element::EXACT) S.each([&](int, int, float& y) { y *= carry; });
             __syncthreads();   // P is whole, Q has been read
             if constexpr (DOTS && !APART) {
                 load_rows<Values, C, THREADS, V>(queries, x, a.x.token, walk.token_of(step), sequence.T, column, thread);
                 copy_commit();
             }
         }
-        // out^T += V^T P^T and S^T += (V e^{end})^T K, sixteen tokens at a time
-        typename Element::A weighted[Element::EXACT ? C / 16 : 1][TILES];
-#pragma unroll
-        for (int t = 0; t < C; t += 16) {
-            typename Element::Raw raw[TILES];
+        // sixteen tokens at a time
+        auto values_of = [&](typename Element::Raw (&raw)[TILES], int t) {
 #pragma unroll
             for (int m = 0; m < TILES; m++) raw[m] = load_a_columns<Element, Values>(values, t, row + m * 16, lane);
-            if constexpr (OUTPUTS) {
+        };
+        auto attend = [&](const typename Element::Raw (&raw)[TILES], int t) {   // out^T += V^T P^T
 #pragma unroll
-                for (int m = 0; m < TILES; m++) {
-                    const auto plain = Element::operand(raw[m]);
+            for (int m = 0; m < TILES; m++) {
+                const auto plain = Element::operand(raw[m]);
 #pragma unroll
-                    for (int i = t; i < C; i += 16) {
-                        typename Element::B b[2];
-                        load_b_rows<Element, Gram>(b, shared + AT_GRAM, i, t, lane);
-                        Element::multiply(out[m][i / 8], plain, b[0]);
-                        Element::multiply(out[m][i / 8 + 1], plain, b[1]);
-                    }
+                for (int i = t; i < C; i += 16) {
+                    typename Element::B b[2];
+                    load_b_rows<Element, Gram>(b, shared + AT_GRAM, i, t, lane);
+                    Element::multiply(out[m][i / 8], plain, b[0]);
+                    Element::multiply(out[m][i / 8 + 1], plain, b[1]);
                 }
             }
+        };
+        auto write = [&](const typename Element::Raw (&raw)[TILES], int t) {   // S^T += (V e^{end})^T K
             const float2 e = decay.ends(t + (lane & 3) * 2), f = decay.ends(t + 8 + (lane & 3) * 2);
-            auto& w = weighted[Element::EXACT ? t / 16 : 0];
+            typename Element::A weighted[TILES];
 #pragma unroll
             for (int m = 0; m < TILES; m++) {
                 const float y[8] = {Element::value(raw[m], 0) * e.x, Element::value(raw[m], 1) * e.y, Element::value(raw[m], 2) * e.x,
                                     Element::value(raw[m], 3) * e.y, Element::value(raw[m], 4) * f.x, Element::value(raw[m], 5) * f.y,
                                     Element::value(raw[m], 6) * f.x, Element::value(raw[m], 7) * f.y};
-                w[m] = Element::operand(y);
+                weighted[m] = Element::operand(y);
             }
-            if constexpr (!Element::EXACT)
 #pragma unroll
-                for (int d = 0; d < KP; d += 16) {
-                    typename Element::B b[2];
-                    load_b_columns<Element, Keys>(b, keys, t, d, lane);
+            for (int d = 0; d < KP; d += 16) {
+                typename Element::B b[2];
+                load_b_columns<Element, Keys>(b, keys, t, d, lane);
 #pragma unroll
-                    for (int m = 0; m < TILES; m++) {
-                        Element::multiply(S.x[m][d / 8], w[m], b[0]);
-                        Element::multiply(S.x[m][d / 8 + 1], w[m], b[1]);
+                for (int m = 0; m < TILES; m++)
+#pragma unroll
+                    for (int n = 0; n < 2; n++) {
+                        float (&to)[4] = S.x[m][d / 8 + n];
+                        if constexpr (Element::EXACT) {   // matrix units cut sums off: these are summed apart, then added rounded
+                            float add[4] = {};
+                            Element::multiply(add, weighted[m], b[n]);
+#pragma unroll
+                            for (int i = 0; i < 4; i++) to[i] = t ? to[i] + add[i] : fmaf(carry, to[i], add[i]);
+                        } else Element::multiply(to, weighted[m], b[n]);
                     }
-                }
+            }
+        };
+        auto give = [&](u32 room) {
+            stage_rows<Element, Values, TILES, C>(out, room, row, lane);
+            store_rows<Values, C, 16 * TILES, V>(own_rows(a.out, sequence, head), a.out.token, room, walk.token_of(step), sequence.T, row, column, lane);
+        };
+#pragma unroll
+        for (int t = 0; t < C; t += 16) {
+            typename Element::Raw raw[TILES];
+            values_of(raw, t);
+            if constexpr (OUTPUTS) attend(raw, t);
+            if constexpr (!Element::EXACT) write(raw, t);
         }
-        if constexpr (Element::EXACT)   // matrix units cut sums off: what a chunk adds is summed apart, then added rounded
+        if constexpr (EARLY) give(queries);
+        if constexpr (Element::EXACT) {
 #pragma unroll
-            for (int d = 0; d < KP; d += 16)
-#pragma unroll
-                for (int m = 0; m < TILES; m++) {
-                    float add[2][4] = {};
-#pragma unroll
-                    for (int t = 0; t < C; t += 16) {
-                        typename Element::B b[2];
-                        load_b_columns<Element, Keys>(b, keys, t, d, lane);
-                        Element::multiply(add[0], weighted[t / 16][m], b[0]);
-                        Element::multiply(add[1], weighted[t / 16][m], b[1]);
-                    }
-#pragma unroll
-                    for (int i = 0; i < 8; i++) S.x[m][d / 8 + (i >> 2)][i & 3] += add[i >> 2][i & 3];
-                }
+            for (int t = 0; t < C; t += 16) {
+                typename Element::Raw raw[TILES];
+                values_of(raw, t);
+                write(raw, t);
+            }
+        }
         if constexpr (DOTS) {
             if constexpr (!APART) {
                 copy_wait<0>();
@@ -234,10 +244,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
             }
             if (LA_REVERSE && marked) S.store_registers((float4*)a.states + marked_at * (TILES * KP / 8 * 32), lane);
         }
-        if constexpr (OUTPUTS) {
-            stage_rows<Element, Values, TILES, C>(out, values, row, lane);
-            store_rows<Values, C, 16 * TILES, V>(own_rows(a.out, sequence, head), a.out.token, values, walk.token_of(step), sequence.T, row, column, lane);
-        } else {
+        if constexpr (OUTPUTS && !EARLY) give(values);
+        if constexpr (!OUTPUTS) {
             later += all;
             if (later < FLOOR_LOG2) break;   // all that is earlier is multiplied by an exact zero
         }

@@ -147,6 +147,13 @@ template <class E, class X> LA_DEVICE typename E::Raw load_a_columns(u32 base, i
         return a;
     }
 }
+// a B tile = X[row.., column..]^T of 32-bit elements: 8 rows of X are the columns of B; row is a multiple of 8
+template <class E, class X> LA_DEVICE void load_b_row(typename E::B& b, u32 base, int row, int column, int lane) {
+    const int r = lane >> 2, c = (lane & 3) * 2;
+    const float2 x = load_shared2(base + X::block_at(row, column, r, c)), y = load_shared2(base + X::block_at(row, column + 8, r, c));
+    const float f[4] = {x.x, x.y, y.x, y.y};
+    b = E::column(f);
+}
 // two B tiles = X[row.., column..]^T: 16 rows of X are the columns of B
 template <class E, class X> LA_DEVICE void load_b_rows(typename E::B (&b)[2], u32 base, int row, int column, int lane) {
     if constexpr (X::BYTES == 2) {
@@ -155,13 +162,8 @@ template <class E, class X> LA_DEVICE void load_b_rows(typename E::B (&b)[2], u3
         b[0] = E::column(x[0], x[1]);
         b[1] = E::column(x[2], x[3]);
     } else {
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            const int r = lane >> 2, c = (lane & 3) * 2;
-            const float2 x = load_shared2(base + X::block_at(row + n * 8, column, r, c)), y = load_shared2(base + X::block_at(row + n * 8, column + 8, r, c));
-            const float f[4] = {x.x, x.y, y.x, y.y};
-            b[n] = E::column(f);
-        }
+        load_b_row<E, X>(b[0], base, row, column, lane);
+        load_b_row<E, X>(b[1], base, row + 8, column, lane);
     }
 }
 // two B tiles = X[row.., column..]

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not inst
 TINY = '#include "tile/one.cuh"\nextern "C" __global__ void entry(float* x) { *x = one() + LA_ADD; }\n'
 # Bytes of spilled registers that a scan may store, with the reason. 128 x 128 in bfloat16 keeps 160 accumulators a
 # thread with two blocks a multiprocessor, all 255 registers; what spills are addresses, a dozen reloads a chunk.
-ALLOWANCE = {("bfloat16", 128, 128): 40}
+# In float32 operands are two registers each: gradients with dots reload addresses too, and are faster than when whole
+# chunks were summed apart, which spilled nothing (forward and backward 6.9 instead of 7.85 ns a token and head).
+ALLOWANCE = {("bfloat16", 128, 128): 40, ("float32", 60, 100): 40, ("float32", 128, 128): 72}
 
 
 @pytest.fixture
@@ -154,8 +156,8 @@ SMALL = (cuda_kernels.SEGMENTS, cuda_kernels.GATE)  # entries without products
 @pytest.mark.parametrize(("arch", "dtype", "K", "V"), [
     *((arch, *kind) for arch in ("sm_80", "sm_90a", "sm_100a")
       for kind in (("bfloat16", 128, 128), ("float16", 64, 64), ("float32", 60, 100))),
-    ("sm_90a", "tf32", 128, 128), ("sm_90a", "bfloat16", 64, 64), ("sm_90a", "bfloat16", 128, 64),
-    ("sm_90a", "bfloat16", 40, 120)])
+    ("sm_90a", "tf32", 128, 128), ("sm_90a", "float32", 128, 128), ("sm_90a", "bfloat16", 64, 64),
+    ("sm_90a", "bfloat16", 128, 64), ("sm_90a", "bfloat16", 40, 120)])
 def test_every_entry_compiles(arch, dtype, K, V):
     """To machine code of the architecture: products on its matrix units, no more spills than the allowance."""
     for entry in entries(dtype, K, V, int(arch.strip("sm_a"))):

@@ -51,13 +51,22 @@ def round_up(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def tiles(element: str, K: int, V: int) -> tuple[int, int]:
-    """(warps, tiles of 16 value columns a warp): a warp keeps its rows of the state, K columns wide, in registers."""
-    each = 2 if element == "bfloat16" and K <= 128 and V > 64 else 1
+def tiles(element: str, K: int, V: int, outputs: bool, dots: bool) -> tuple[int, int]:
+    """(warps, tiles of 16 value columns a warp): a warp keeps its rows of the state, K columns wide, in registers.
+
+    Two tiles read and split keys and queries once for both. In float32 the dots leave no registers for that, nor do the
+    addresses of rows that are no power of two; with fewer keys more warps fit instead.
+    """
+    twice = element == "bfloat16" or (element == "float32" and outputs and not dots and round_up(K, 16) == 128)
+    each = 2 if twice and K <= 128 and V > 64 else 1
+    return _warps(V, each), each
+
+
+def _warps(V: int, each: int) -> int:
     warps = 1
     while warps < 8 // each and warps * each * 16 < V:
         warps *= 2
-    return warps, each
+    return warps
 
 
 @functools.cache
@@ -66,15 +75,26 @@ def scan_pass(
     dots: bool = False,
 ) -> Pass:
     """The constants of scan.cu for keys K and values V wide, within `limit` bytes of shared memory."""
-    (warps, each), C = tiles(element, K, V), CHUNK
-    size, gram = BYTES[element], 2 if element == "bfloat16" else 4
+    warps, each = tiles(element, K, V, outputs, dots)
+    found = _scan_pass(element, K, V, align, decay, limit, reverse, outputs, dots, warps, each)
+    if element == "float32" and each == 2 and (found.resident < 2 or dict(found.constants)["LA_STAGES"] < 2):
+        return _scan_pass(element, K, V, align, decay, limit, reverse, outputs, dots, _warps(V, 1), 1)
+    return found
+
+
+def _scan_pass(
+    element: str, K: int, V: int, align: int, decay: bool, limit: int, reverse: bool, outputs: bool, dots: bool,
+    warps: int, each: int,
+) -> Pass:
+    C, size, gram = CHUNK, BYTES[element], 2 if element == "bfloat16" else 4
     keys, values = C * round_up(K, 16) * size, C * 16 * each * warps * size
     rest = C * C * gram * outputs + warps * (4 if element == "float32" else 3) * C * 4 + dots * (warps + 1) * C * 4
     threads = 32 * warps
     registers = min(255, each * (round_up(K, 16) + C) // 2 + BESIDE[element])
     blocks = max(1, min(4, REGISTERS // (threads * registers)))
-    stages, apart = _stages(keys, values, rest, limit, blocks, outputs, dots)
-    stage = _stage(keys, values, outputs, dots, apart)
+    early = element == "float32" and not dots  # outputs leave in the place of the queries
+    stages, apart = _stages(keys, values, rest, limit, blocks, outputs, dots, early)
+    stage = _stage(keys, values, outputs, dots, apart, early)
     shared = stages * stage + rest
     constants = {
         "LA_DTYPE": PRODUCTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": align,
@@ -86,19 +106,19 @@ def scan_pass(
     return Pass(SCAN, tuple(sorted(constants.items())), shared, threads, parts, C, parts, warps)
 
 
-def _stage(keys: int, values: int, outputs: bool, dots: bool, apart: bool) -> int:
-    """Bytes of a stage: k, v, q, x in a place of its own or in q's, log decays."""
-    queries = 0 if not outputs else max(keys, values) if dots and not apart else keys
+def _stage(keys: int, values: int, outputs: bool, dots: bool, apart: bool, early: bool) -> int:
+    """Bytes of a stage: k, v, q (or what later has its place), x in a place of its own or in q's, log decays."""
+    queries = 0 if not outputs else max(keys, values) if early or (dots and not apart) else keys
     return keys + values + queries + values * (dots and apart) + CHUNK * 4
 
 
 def _stages(
-    keys: int, values: int, rest: int, limit: int, blocks: int, outputs: bool, dots: bool
+    keys: int, values: int, rest: int, limit: int, blocks: int, outputs: bool, dots: bool, early: bool
 ) -> tuple[int, bool]:
     """(chunks in flight, whether x has a place of its own): the most with which `blocks` fit a multiprocessor."""
     for room in ((limit + 1024) // blocks - 1024, limit):
         for apart in (True, False) if dots else (False,):
-            stage = _stage(keys, values, outputs, dots, apart)
+            stage = _stage(keys, values, outputs, dots, apart, early)
             for n in (MOST_STAGES, 2):
                 if n * stage + rest <= room:
                     return n, apart

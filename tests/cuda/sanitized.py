@@ -1,0 +1,141 @@
+"""A few calls of every CUDA kernel, small enough for compute-sanitizer, each against the definition in float64.
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python -m tests.cuda.sanitized
+    compute-sanitizer --tool racecheck --error-exitcode 1 python -m tests.cuda.sanitized
+    compute-sanitizer --tool initcheck --error-exitcode 1 python -m tests.cuda.sanitized --fresh
+
+Every array is an allocation of its own, so that memcheck sees its end, and begins full of NaN, so that a result that
+holds memory which nobody wrote is wrong here too; with --fresh it begins as the driver gives it, for initcheck.
+LINATTN_CUDA_PORTABLE=1 takes the portable kernels. --only WORD takes the calls whose name holds the word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import linattn_np as la
+
+BOUND = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5, "tf32": 3e-3}  # of the norm; states grow along the tokens
+
+
+class Case(NamedTuple):
+    """One call and, with `backward`, its pullback."""
+
+    fn: str
+    dtype: str
+    T: int
+    K: int = 128
+    V: int = 128
+    heads: tuple[int, int, int] = (2, 2, 2)  # of queries, keys, values
+    offsets: list[int] | None = None
+    backward: bool = True
+
+    @property
+    def name(self) -> str:
+        kind = "ragged" if self.offsets else "grouped" if len(set(self.heads)) > 1 else "plain"
+        return f"{self.fn} {self.dtype} T={self.T} {self.K}x{self.V} {kind} {'both' if self.backward else 'forward'}"
+
+
+CASES = [
+    Case("simple_gla", "bfloat16", 150),
+    Case("simple_gla", "bfloat16", 1100, heads=(1, 1, 1)),  # two segments
+    Case("simple_gla", "bfloat16", 130, 128, 64, (4, 2, 2), [0, 70, 70, 130]),
+    Case("linear_attention", "bfloat16", 70, 64, 64),
+    Case("simple_gla", "float16", 70, 64, 40),
+    Case("simple_gla", "float32", 140),
+    Case("simple_gla", "float32", 1100, 64, 64, (1, 1, 1)),
+    Case("simple_gla", "float32", 75, 60, 100, (2, 1, 1), [0, 33, 75]),
+    Case("simple_gla", "float32", 40, 256, 256, (1, 1, 1)),
+    Case("simple_gla", "tf32", 140),
+    *(Case(fn, "bfloat16", T, backward=False) for fn in ("simple_gla", "gated_delta_rule", "kda", "rwkv7", "rwkv6")
+      for T in (1, 3)),
+    Case("gated_delta_rule", "float32", 2, 60, 36, (4, 2, 2), backward=False),
+    Case("gated_delta_rule", "bfloat16", 200),
+    Case("gated_delta_rule", "bfloat16", 1100, heads=(1, 1, 1)),
+    Case("gated_delta_rule", "bfloat16", 150, 128, 128, (2, 2, 4), [0, 80, 150]),
+    Case("gated_delta_rule", "float32", 100, 64, 64),
+]
+
+
+def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """(arrays of a call, initial state, cotangent of the output), rounded as the call will see them, in float64."""
+    fn, rng, (Hq, Hk, H) = getattr(la, case.fn), np.random.default_rng(0), case.heads
+    drawn = fn.card.sample(rng, B=(1,), T=case.T, H=H, Hq=Hq, Hk=Hk, K=case.K, V=case.V, optional=False)
+    drawn = {n: _round(x, "float32" if n in ("g", "beta", "u") else case.dtype) for n, x in drawn.items()}
+    many = () if case.offsets is None else (len(case.offsets) - 1,)
+    state = _round(rng.standard_normal((*(many or (1,)), H, case.K, case.V)), "float32")
+    return drawn, state, _round(rng.standard_normal((1, case.T, max(Hq, H), case.V)), case.dtype)
+
+
+def _kind(name: str) -> Any:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    return {"tf32": np.float32}.get(name) or np.dtype(name)
+
+
+def _round(x: np.ndarray, dtype: str) -> np.ndarray:
+    return x.astype(_kind(dtype)).astype(np.float64)
+
+
+def compute(case: Case, arrays: Any, state: Any, dout: Any, **options: Any) -> dict[str, Any]:
+    """What the call gives, by name."""
+    fn = getattr(la, case.fn)
+    options |= {"state": state, "return_state": True, "cu_seqlens": case.offsets}
+    if not case.backward:
+        return fn(**arrays, **options)._asdict()
+    result, pullback = la.vjp(fn, **arrays, **options)
+    return result._asdict() | {f"d{n}": d for n, d in pullback(dout)._asdict().items() if d is not None}
+
+
+def errors(cp: Any, case: Case) -> Iterator[tuple[str, float]]:
+    """The error of each result, of the norm of the exact one."""
+    arrays, state, dout = draw(case)
+    exact = compute(case, arrays, state, dout, backend="reference")
+    there = {n: cp.asarray(x.astype(np.float32 if n in ("g", "beta", "u") else _kind(case.dtype)))
+             for n, x in arrays.items()}
+    options = {"precision": "tf32"} if case.dtype == "tf32" else {}
+    found = compute(case, there, cp.asarray(state.astype(np.float32)), cp.asarray(dout.astype(_kind(case.dtype))),
+                    backend="cuda", **options)
+    for n, x in exact.items():
+        yield n, float(np.linalg.norm(cp.asnumpy(found[n]).astype(np.float64) - x) / np.linalg.norm(x))
+
+
+def poisoned(cp: Any) -> Any:
+    """An allocator of memory that is all ones, NaN in every format of floats, without a pool."""
+    def allocate(size: int) -> Any:
+        memory = cp.cuda.Memory(size)
+        if size:
+            cp.cuda.runtime.memset(memory.ptr, 0xFF, size)
+        return cp.cuda.MemoryPointer(memory, 0)
+
+    return allocate
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cuda.sanitized", description=__doc__.splitlines()[0])
+    parser.add_argument("--fresh", action="store_true", help="new memory is not filled with NaN")
+    parser.add_argument("--only", default="", help="the calls whose name holds this")
+    args = parser.parse_args(argv)
+    import cupy as cp
+
+    cp.cuda.set_allocator(None if args.fresh else poisoned(cp))
+    wrong = 0
+    for case in (c for c in CASES if args.only in c.name):
+        found = dict(errors(cp, case))
+        worst = max(found, key=lambda n: np.nan_to_num(found[n], nan=np.inf))
+        bad = not found[worst] <= BOUND[case.dtype]
+        wrong += bad
+        sys.stdout.write(f"{'WRONG' if bad else 'ok'}  {case.name}  {worst} {found[worst]:.2g}\n")
+        sys.stdout.flush()
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
