@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from array import array
 from collections.abc import Sequence
@@ -77,9 +78,9 @@ class Launcher:
             raise LookupError("a pointer is not among the arguments")
         kernel = launch.kernel(written.file, written.entry, written.constants, written.shared)
         self._parameters = array("Q", [self._words.buffer_info()[0]])
-        self._shape = (kernel.kernel.ptr, written.blocks, 1, 1, written.threads, 1, 1, written.shared)
         self._address, self._kept = self._parameters.buffer_info()[0], kernel  # the module stays loaded
-        self._launch, self._stream = cuda.driver.launchKernel, cuda.get_current_stream
+        shape = (kernel.kernel.ptr, written.blocks, 1, 1, written.threads, 1, 1, written.shared)
+        self._launch, self._stream = functools.partial(cuda.driver.launchKernel, *shape), cuda.get_current_stream
         self._lock = threading.Lock()
 
     def __call__(self, pointers: Sequence[int]) -> None:
@@ -87,4 +88,4 @@ class Launcher:
         with self._lock:
             for at, n in self._places:
                 words[at] = pointers[n]
-            self._launch(*self._shape, self._stream().ptr, self._address, 0)
+            self._launch(self._stream().ptr, self._address, 0)
