@@ -65,18 +65,23 @@ def graph_ms(cp: Any, calls: Sequence[Callable[[], Any]], repeats: int = REPEATS
     for _ in range(3):
         for call in calls:
             call()
-    cp.get_default_memory_pool().free_all_blocks()  # not for want of memory during the capture
+    pool, held = cp.get_default_memory_pool(), []
+    pool.free_all_blocks()  # not for want of memory during the capture
+
+    def hold(size: int) -> Any:
+        held.append(pool.malloc(size))  # what is needed on the way too: a replay writes there again
+        return held[-1]
+
     stream = cp.cuda.Stream(non_blocking=True)
     cp.cuda.Device().synchronize()
-    with stream:
+    with stream, cp.cuda.using_allocator(hold):
         stream.begin_capture()
-        kept = [call() for call in calls]  # their memory is the graph's
+        for call in calls:
+            call()
         graph = stream.end_capture()
         graph.launch(stream)
         replay = lambda: graph.launch(stream)  # noqa: E731
-        found = replay_ms(cp, replay, repeats) / len(calls)
-    del kept
-    return found
+        return replay_ms(cp, replay, repeats) / len(calls)
 
 
 def _timed(cp: Any, run: Callable[[], Any], repeats: int, before: Callable[[], Any] | None = None) -> float:
