@@ -128,7 +128,13 @@ def main(argv: list[str]) -> int:
     cp.cuda.set_allocator(None if args.fresh else poisoned(cp))
     wrong = 0
     for case in (c for c in CASES if args.only in c.name):
-        found = dict(errors(cp, case))
+        try:
+            found = dict(errors(cp, case))
+        except ValueError as error:  # kernels that are taken only where they are asked for
+            if "does not cover this call" not in str(error):
+                raise
+            sys.stdout.write(f"not run  {case.name}: {error}\n")
+            continue
         worst = max(found, key=lambda n: np.nan_to_num(found[n], nan=np.inf))
         bad = not found[worst] <= BOUND[case.dtype]
         wrong += bad
