@@ -58,10 +58,10 @@ def refuses(call: Any) -> str | None:
         return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
     if (why := launch.unusable()) or _wgmma(x, plan):
         return why
-    if not cuts.PORTABLE:
-        return "the portable kernels of the delta rule are on trial: LINATTN_CUDA_PORTABLE=1 takes them"
-    K, V, own = x.k.shape[-1], x.v.shape[-1], x.r is not x.k
-    return cuda_delta_portable.too_large(_element(x.q, x.k, x.v, x.r), K, V, launch.shared_limit(), own)
+    K, V, own, element = x.k.shape[-1], x.v.shape[-1], x.r is not x.k, _element(x.q, x.k, x.v, x.r)
+    if element == "bfloat16" and not cuts.PORTABLE:
+        return "the portable kernels of the delta rule are on trial in bfloat16: LINATTN_CUDA_PORTABLE=1 takes them"
+    return cuda_delta_portable.too_large(element, K, V, launch.shared_limit(), own)
 
 
 def how(call: Any) -> str:
