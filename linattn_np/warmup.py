@@ -67,7 +67,7 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
 def delta_entries(
     dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True
 ) -> Iterator[Entry]:
-    """Every kernel of the delta rule for keys K and values V wide; a portable backward takes those of `entries` too."""
+    """Every kernel of the delta rule for keys K and values V wide."""
     if cuda_delta_plan.takes(dtype, K, V, capability):
         for name, reverse in cuda_delta_plan.names(2, backward):
             yield Entry(f"delta rule, {name}", cuda_delta_plan.KERNELS[name].file,
@@ -81,8 +81,7 @@ def delta_entries(
     passes = [("inverse", cuda_delta_portable.inverse_pass(kind)), ("out", chain(kind, limit))]
     if backward:
         passes += [("what is written", chain(kind, limit, outputs=False)),
-                   ("dv", chain(kind, limit, reverse=True))]
-        yield Entry("delta rule, dk", cuda_delta_portable.FINISH, cuda_delta_portable.finish_constants(kind))
+                   ("dv", chain(kind, limit, reverse=True)), ("grads", cuda_delta_portable.grads_pass(kind, limit))]
     for words, how in passes:
         yield Entry(f"delta rule, {words}", how.file, how.constants)
 
@@ -153,8 +152,7 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     continue
                 if erase == "delta" and decay != "vector":
                     how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
-                    plain = how[-1] and not cuda_delta_plan.takes(*how[:4])  # scans of the portable gradients
-                    for entry in (*delta_entries(*how), *(entries(*how) if plain else ())):
+                    for entry in delta_entries(*how):
                         yield words, K, V, entry
                 for entry in step_entries(dtype, K, V, Decay[decay.upper()], Erase[erase.upper()]):
                     yield words, K, V, entry

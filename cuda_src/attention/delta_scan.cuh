@@ -15,22 +15,25 @@ constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta^2
 struct Gate { const float* data; i64 batch, token, head; int group, unused; };   // strides in floats; null: no decay
 
 struct DeltaScanArguments {
-    Rows q, k, v, out, writes;   // reverse: v is dout, out is dv; writes: what the chunks write, or null
-    Rows r;                      // erase vectors, where they are not the keys
-    Rows apart;                  // that over beta, and in reverse dv over beta, or null: a small beta leaves float16 no digits
+    Rows q, k, v, out, r;        // reverse: v is dout, out is dv; r: erase vectors, where they are not the keys
+    Rows writes;                 // what the chunks write, in reverse dv; float16 has both over beta, which if small leaves it no digits
     Gate g, beta;
     const i64* offsets;          // of a ragged batch, else null
-    char* inverses;              // A of every chunk, C x C elements of a gram matrix
+    char *inverses, *states;     // of every chunk: A, C x C elements of a gram matrix; the state before it, in reverse after it
     States start, end; int start_group, end_group;   // heads that share one
     i64 slots;                   // chunks of a head over the whole batch
     int T, heads, segments, chunks;                  // chunks: of a segment
     float scale; int unused;
 };
 
+// number of a chunk among all
+template <int C, class Arguments> LA_DEVICE i64 chunk_number(const Arguments& a, const Sequence& s, i64 slot, int head, int chunk) {
+    const i64 n = slot / a.heads, first = a.offsets ? s.first / C + n : n * ((a.T + C - 1) / C);
+    return head * a.slots + first + chunk;
+}
 // the place of a chunk's A
 template <int C> LA_DEVICE char* inverse_of(const DeltaScanArguments& a, const Sequence& s, i64 slot, int head, int chunk) {
-    const i64 n = slot / a.heads, first = a.offsets ? s.first / C + n : n * ((a.T + C - 1) / C);
-    return a.inverses + (head * a.slots + first + chunk) * (C * C * Element::GRAM_BYTES);
+    return a.inverses + chunk_number<C>(a, s, slot, head, chunk) * (C * C * Element::GRAM_BYTES);
 }
 // a chunk's A as a tile
 template <class Gram, int C, int THREADS> LA_DEVICE void load_inverse(u32 base, const char* from, int thread) {
@@ -84,18 +87,21 @@ template <int N> LA_DEVICE void clear_tiles(float (&x)[1][N][4]) {
     for (int i = 0; i < N * 4; i++) x[0][i >> 2][i & 3] = 0.f;
 }
 
-// accumulators (value row, token) over their token's beta
-template <int C> LA_DEVICE void divide_by_beta(float (&x)[1][C / 8][4], const Gate& beta, const Sequence& s, int head, int token, int lane) {
-    const float* p = beta.data + s.row * beta.batch + s.first * beta.token + (u32)head / (u32)beta.group * beta.head;
+LA_DEVICE const float* betas_of(const Gate& beta, const Sequence& s, int head) {   // of a sequence, beta.token apart
+    return beta.data + s.row * beta.batch + s.first * beta.token + (u32)head / (u32)beta.group * beta.head;
+}
+// accumulators (value row, token) over their token's beta, which lie in shared memory
+template <int C> LA_DEVICE void divide_by_beta(float (&x)[1][C / 8][4], u32 betas, int lane) {
 #pragma unroll
-    for (int i = 0; i < C / 8; i++)
+    for (int i = 0; i < C / 8; i++) {
+        const float2 beta = load_shared2(betas + (i * 8 + (lane & 3) * 2) * 4);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
-            const int t = token + i * 8 + (lane & 3) * 2 + m;
-            const float given = t < s.T ? p[t * beta.token] : 1.f, y = given < SMALLEST ? 1.f / SMALLEST : 1.f / given;
+            const float given = m ? beta.y : beta.x, y = 1.f / (given < SMALLEST ? SMALLEST : given);
             x[0][i][m] *= y;
             x[0][i][2 + m] *= y;
         }
+    }
 }
 
 // e^{sum up to the state that r_i reads}, rows i and i + 1 of a chunk, i even

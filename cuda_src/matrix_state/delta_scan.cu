@@ -1,14 +1,16 @@
 // The chain of the delta rule (delta.cuh), portable: the pass of scan.cu with two products more, from A of every chunk.
 //
-// A warp holds 16 value rows of the state. LA_OUTPUTS 1: out; `writes`: what each chunk writes, N, row by row.
+// A warp holds 16 value rows of the state. LA_OUTPUTS 1: out; 0: what each chunk writes, N, and the state before it.
+#include "attention/chunk_state.cuh"
 #include "attention/delta_scan.cuh"
 
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, STAGES = LA_STAGES, OUTPUTS = LA_OUTPUTS, THREADS = 32 * WARPS;
-constexpr int KP = round_up(K, 16), VB = 16 * WARPS, PARTS = (V + VB - 1) / VB;
+constexpr int KP = round_up(K, 16), VP = round_up(V, 16), VB = 16 * WARPS, PARTS = (V + VB - 1) / VB;
+constexpr bool APART = LA_DTYPE == 1 && !OUTPUTS;   // what is written, over beta
 typedef Tile<KP, Element::BYTES> Keys;
 typedef Tile<VB, Element::BYTES> Values;
 typedef Tile<C, Element::GRAM_BYTES> Gram;
-constexpr int AT_V = C * Keys::ROW, AT_A = AT_V + C * Values::ROW, AT_G = AT_A + C * Gram::ROW, AT_Q = AT_G + C * 4;
+constexpr int AT_V = C * Keys::ROW, AT_A = AT_V + C * Values::ROW, AT_G = AT_A + C * Gram::ROW, AT_Q = AT_G + (1 + APART) * C * 4;
 constexpr int AT_R = AT_Q + OUTPUTS * C * Keys::ROW, STAGE = AT_R + LA_OWN * C * Keys::ROW;
 constexpr int AT_GRAM = STAGES * STAGE, AT_DECAY = AT_GRAM + OUTPUTS * C * Gram::ROW;
 static_assert(LA_SHARED == AT_DECAY + WARPS * Decay<C>::FLOATS * 4, "LA_SHARED is what the launch asks for");
@@ -35,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
         load_rows<Values, C, THREADS, V>(at + AT_V, v, a.v.token, token, sequence.T, column, thread);
         load_inverse<Gram, C, THREADS>(at + AT_A, inverse + (i64)step * (C * C * Element::GRAM_BYTES), thread);
         load_gates<C, THREADS>(at + AT_G, g, a.g.token, token, sequence.T, thread);
+        if (APART) load_numbers<C, THREADS>(at + AT_G + C * 4, betas_of(a.beta, sequence, walk.head), a.beta.token, token, sequence.T, thread);
     };
     StateRows<1, KP> S;
     if (a.start.data) S.template load<V, K>(a.start, walk.slot / a.start_group, column + row, lane);
@@ -56,6 +59,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
         copy_commit();
         const float all = decay.set(keys + AT_G, 1.f, 1.f, 0.f, lane);
         __syncwarp();
+        if (!OUTPUTS && column + row < VP)
+            ChunkState<VP, KP>::store<Element>(a.states + chunk_number<C>(a, sequence, walk.slot, walk.head, walk.chunk_of(step)) * ChunkState<VP, KP>::SIZE, S.x[0], column + row, lane);
         float x[1][C / 8][4], out[1][C / 8][4];
         clear_tiles(x);
         read_state<C, KP, Keys>(x[0], S, LA_OWN ? keys + AT_R : keys, lane);   // S K^T, or S R^T
@@ -115,13 +120,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
         }
         write_rows<C, KP, Keys>(S, weighted, keys, lane);   // S += (N d) K
         if (!OUTPUTS) {
+            if (APART) divide_by_beta<C>(n, keys + AT_G + C * 4, lane);
             stage_rows<Element, Values, 1, C>(n, values, row, lane);
             store_rows<Values, C, 16, V>(own_rows(a.writes, sequence, walk.head), a.writes.token, values, walk.token_of(step), sequence.T, row, column, lane);
-        }
-        if (!OUTPUTS && a.apart.data) {
-            divide_by_beta<C>(n, a.beta, sequence, walk.head, walk.token_of(step), lane);
-            stage_rows<Element, Values, 1, C>(n, values, row, lane);
-            store_rows<Values, C, 16, V>(own_rows(a.apart, sequence, walk.head), a.apart.token, values, walk.token_of(step), sequence.T, row, column, lane);
         }
         if constexpr (OUTPUTS) {
             stage_rows<Element, Values, 1, C>(out, values, row, lane);

@@ -1,12 +1,14 @@
 // The chain of the delta rule backward, portable: D, the gradient of the transposed state, and dv, as delta_reverse.cu has them.
+#include "attention/chunk_state.cuh"
 #include "attention/delta_scan.cuh"
 
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, STAGES = LA_STAGES, THREADS = 32 * WARPS;
-constexpr int KP = round_up(K, 16), VB = 16 * WARPS, PARTS = (V + VB - 1) / VB;
+constexpr int KP = round_up(K, 16), VP = round_up(V, 16), VB = 16 * WARPS, PARTS = (V + VB - 1) / VB;
+constexpr bool APART = LA_DTYPE == 1;   // dv also over beta
 typedef Tile<KP, Element::BYTES> Keys;
 typedef Tile<VB, Element::BYTES> Values;
 typedef Tile<C, Element::GRAM_BYTES> Gram;
-constexpr int AT_V = C * Keys::ROW, AT_A = AT_V + C * Values::ROW, AT_G = AT_A + C * Gram::ROW, AT_Q = AT_G + C * 4;
+constexpr int AT_V = C * Keys::ROW, AT_A = AT_V + C * Values::ROW, AT_G = AT_A + C * Gram::ROW, AT_Q = AT_G + (1 + APART) * C * 4;
 constexpr int AT_R = AT_Q + C * Keys::ROW, STAGE = AT_R + LA_OWN * C * Keys::ROW;
 constexpr int AT_GRAM = STAGES * STAGE, AT_DECAY = AT_GRAM + C * Gram::ROW;
 static_assert(LA_SHARED == AT_DECAY + WARPS * Decay<C>::FLOATS * 4, "LA_SHARED is what the launch asks for");
@@ -43,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
         load_rows<Values, C, THREADS, V>(at + AT_V, dout, a.v.token, token, sequence.T, column, thread);
         load_inverse<Gram, C, THREADS>(at + AT_A, inverse_of<C>(a, sequence, walk.slot, walk.head, walk.chunk_of(step)), thread);
         load_gates<C, THREADS>(at + AT_G, g, a.g.token, token, sequence.T, thread);
+        if (APART) load_numbers<C, THREADS>(at + AT_G + C * 4, betas_of(a.beta, sequence, walk.head), a.beta.token, token, sequence.T, thread);
     };
     StateRows<1, KP> D;
     if (a.start.data) D.template load<V, K>(a.start, walk.slot / a.start_group, column + row, lane);
@@ -62,6 +65,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
         __syncthreads();
         if (STAGES > 1 && step + 1 < walk.steps) load(step + 1);
         copy_commit();
+        if (column + row < VP)
+            ChunkState<VP, KP>::store<Element>(a.states + chunk_number<C>(a, sequence, walk.slot, walk.head, walk.chunk_of(step)) * ChunkState<VP, KP>::SIZE, D.x[0], column + row, lane);
         const float all = decay.set(keys + AT_G, 1.f, 1.f, 0.f, lane);
         __syncwarp();
         gram_matrix<Element, WARPS, C, KP, false, Keys, Gram>(queries, keys, shared + AT_GRAM, 0, decay, a.scale, warp, lane);
@@ -110,10 +115,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
         write_rows<C, KP, Keys>(D, weighted, LA_OWN ? keys + AT_R : keys, lane);   // D -= e dW K, or e dW R
         stage_rows<Element, Values, 1, C>(out, values, row, lane);
         store_rows<Values, C, 16, V>(own_rows(a.out, sequence, walk.head), a.out.token, values, walk.token_of(step), sequence.T, row, column, lane);
-        if (a.apart.data) {
-            divide_by_beta<C>(out, a.beta, sequence, walk.head, walk.token_of(step), lane);
+        if (APART) {
+            divide_by_beta<C>(out, keys + AT_G + C * 4, lane);
             stage_rows<Element, Values, 1, C>(out, values, row, lane);
-            store_rows<Values, C, 16, V>(own_rows(a.apart, sequence, walk.head), a.apart.token, values, walk.token_of(step), sequence.T, row, column, lane);
+            store_rows<Values, C, 16, V>(own_rows(a.writes, sequence, walk.head), a.writes.token, values, walk.token_of(step), sequence.T, row, column, lane);
         }
     }
     copy_wait<0>();

@@ -126,7 +126,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
     x, plan, state, kept = saved
-    if kept is None and not _wgmma(x, plan):
+    if not isinstance(kept, Kept) and not _wgmma(x, plan):
         return cuda_delta_portable.backward(saved, dout, dstate)
     kept = kept or Kept(None, None, None)
     xp, batch = plan.xp, _batch(x, plan)

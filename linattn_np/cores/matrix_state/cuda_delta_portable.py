@@ -1,10 +1,8 @@
 """The delta rule as portable CUDA kernels (mma.sync): every dtype but float64, K and V up to 256, any alignment.
 
 Forward: A of every chunk (delta_inverse.cu), then the chain of the chunks (delta_scan.cu). Backward: the chain again
-for what the chunks write, N, and in reverse for dv (delta_scan_reverse.cu). With N known both reads are plain scans: q
-reads out of the writes (k, N), and so does the key, whose cotangent is -dv; the passes of cuda_kernels.py give their
-gradients, and delta_finish.cu puts them together. Erase vectors of their own that read the state before it decays read
-what the token before left: their scan is of arrays one token later.
+for what the chunks write, N, and the state before each, and in reverse for dv and the gradient of the state after each
+(delta_scan_reverse.cu); with both states known all other gradients of a chunk need no other (delta_scan_grads.cu).
 """
 
 from __future__ import annotations
@@ -16,13 +14,14 @@ from typing import Any, NamedTuple
 from ...cuda import launch
 from ...ground.namespace import Array, cast, dtype_name, sum_to
 from ..kinds import Row
+from . import cuda_delta_plan as cuts
 from . import cuda_kernels as plain
 from . import cuda_plan
 from .cuda_plan import round_up
 from .inputs import Inputs, Plan, Saved
 
 INVERSE, SCAN = "matrix_state/delta_inverse.cu", "matrix_state/delta_scan.cu"
-REVERSE, FINISH = "matrix_state/delta_scan_reverse.cu", "matrix_state/delta_finish.cu"
+REVERSE, GRADS = "matrix_state/delta_scan_reverse.cu", "matrix_state/delta_scan_grads.cu"
 
 
 class Pass(NamedTuple):
@@ -87,7 +86,8 @@ def chain_pass(kind: Kind, limit: int, reverse: bool = False, outputs: bool = Tr
     warps = 1
     while warps < 8 and warps * 16 < V:
         warps *= 2
-    stage = C * (round_up(kind.K, 16) * (1 + outputs + kind.own) + 16 * warps) * size + C * C * gram + C * 4
+    apart = kind.element == "float16" and (reverse or not outputs)  # betas, which what is kept is over
+    stage = C * (round_up(kind.K, 16) * (1 + outputs + kind.own) + 16 * warps) * size + C * C * gram + (1 + apart) * C * 4
     rest = outputs * C * C * gram + warps * sums
     stages = 2 if 2 * stage + rest <= limit else 1
     shared = stages * stage + rest
@@ -97,9 +97,28 @@ def chain_pass(kind: Kind, limit: int, reverse: bool = False, outputs: bool = Tr
                 -(-V // (16 * warps)))
 
 
-def finish_constants(kind: Kind, size: int | None = None) -> cuda_plan.Constants:
-    """What puts the gradients together; size: bytes of an element of the parts of dk."""
-    return _constants(kind, LA_PARTS=size or cuda_plan.BYTES[kind.element])
+def grads_pass(kind: Kind, limit: int) -> Pass:
+    """Every other gradient, a block a chunk; the keys in pieces of as many columns as leave room for two blocks."""
+    (C, size, gram, sums), K, V = _sizes(kind.element), round_up(kind.K, 16), round_up(kind.V, 16)
+    warps = 8 if C == 64 else 4
+    groups = warps * 16 // C
+
+    def shared(piece: int) -> int:
+        columns = V * piece * gram + C * piece * size * (2 + kind.own)
+        small = sums + 2 * C * 4 + groups * 3 * C * 4 + 64
+        return 3 * C * V * size + 2 * C * C * gram + small + columns + (C * piece * 2 if size == 2 else 0)
+
+    sizes = [n for n in (64, 32) if n < K + 32 and n * size <= 128]
+    piece = next((n for n in sizes if 2 * (shared(n) + 1024) <= limit + 1024), sizes[-1])
+    need = shared(piece)
+    constants = _constants(kind, LA_WARPS=warps, LA_PIECE=piece, LA_SHARED=need,
+                           LA_BLOCKS=2 if 2 * (need + 1024) <= limit + 1024 else 1)
+    return Pass(GRADS, "grads", constants, need, 32 * warps, 1)
+
+
+def state_bytes(kind: Kind) -> int:
+    """Bytes of the state of a chunk."""
+    return round_up(kind.K, 16) * round_up(kind.V, 16) * gram_bytes(kind.element)
 
 
 def too_large(element: str, K: int, V: int, limit: int, own: bool = False) -> str | None:
@@ -107,8 +126,7 @@ def too_large(element: str, K: int, V: int, limit: int, own: bool = False) -> st
     if max(K, V) > cuda_plan.WIDEST:
         return f"keys are {K} and values {V} wide, the kernels hold up to {cuda_plan.WIDEST}"
     kind = Kind(element, K, V, cuda_plan.BYTES[element], True, own, own)
-    passes = inverse_pass(kind), chain_pass(kind, limit)
-    need = max(how.shared for how in passes)  # plain scans fit every device
+    need = max(how.shared for how in (inverse_pass(kind), chain_pass(kind, limit), grads_pass(kind, limit)))
     return f"{K} x {V} {element} takes {need} bytes of shared memory, a block has {limit}" if need > limit else None
 
 
@@ -146,51 +164,51 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     limit = launch.shared_limit()
     passes = [inverse_pass(batch.kind), chain_pass(batch.kind, limit)]
     if plan.gradients:
-        passes += [chain_pass(batch.kind, limit, outputs=False), chain_pass(batch.kind, limit, reverse=True)]
+        passes += [chain_pass(batch.kind, limit, outputs=False), chain_pass(batch.kind, limit, reverse=True),
+                   grads_pass(batch.kind, limit)]
     launch.prepare(tuple((how.file, how.constants) for how in passes), launch.capability())
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=batch.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     group = batch.heads // batch.H
-    _chain(batch, passes[1], batch.v, _inverses(xp, batch), out=out, start=plain._state(xp, state, batch),
+    inverses = _inverses(xp, batch)
+    _chain(batch, passes[1], batch.v, inverses, out=out, start=plain._state(xp, state, batch),
            start_group=group, end=end, end_group=group, scale=plan.scale)
-    return cast(xp, out, x.v.dtype), plain._public(end, batch), Saved(x, plan, state, None)
+    kept = inverses if plan.gradients and cuts.saves_blocks(inverses.nbytes) else None
+    return cast(xp, out, x.v.dtype), plain._public(end, batch), Saved(x, plan, state, kept)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
-    x, plan, state, _ = saved
+    x, plan, state, inverses = saved
     xp, batch, limit = plan.xp, _batch(x, plan), launch.shared_limit()
     group, dtype = batch.heads // batch.H, batch.v.dtype
-    shape = (*batch.lead, batch.T, batch.heads)
+    shape = (prod(batch.lead), batch.T, batch.heads)
     dout = xp.zeros((*shape, batch.V), dtype=dtype) if dout is None else cast(xp, dout, dtype)
-    rows = dout if dout.ndim == 4 else dout.reshape(prod(batch.lead), *dout.shape[-3:])
+    rows = dout if dout.ndim == 4 else dout.reshape(shape[0], *dout.shape[-3:])
     if _alignment((rows,), batch.K, batch.V) < batch.align or rows.strides[-1] != rows.itemsize:
         rows = rows.copy()
     start, last = plain._state(xp, state, batch), plain._spread(xp, plain._state(xp, dstate, batch), batch)
-    inverses, wide = _inverses(xp, batch), (prod(batch.lead), batch.T, batch.heads, batch.V)
-    news, dv = (xp.empty(wide, dtype=dtype) for _ in range(2))
-    apart = [xp.empty(wide, dtype=dtype) if batch.element == "float16" else None for _ in range(2)]
+    inverses = _inverses(xp, batch) if inverses is None else inverses
+    news, dv = (xp.empty((*shape, batch.V), dtype=dtype) for _ in range(2))
+    apart = xp.empty_like(dv) if batch.element == "float16" else None
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
-    _chain(batch, chain_pass(batch.kind, limit, outputs=False), batch.v, inverses, writes=news,
-           apart=apart[0], start=start, start_group=group, scale=plan.scale)
-    _chain(batch, chain_pass(batch.kind, limit, reverse=True), rows, inverses, out=dv, apart=apart[1],
+    states, ends = (xp.empty((batch.slots * batch.heads, state_bytes(batch.kind)), dtype=xp.int8) for _ in range(2))
+    _chain(batch, chain_pass(batch.kind, limit, outputs=False), batch.v, inverses, writes=news, states=states,
+           start=start, start_group=group, scale=plan.scale)
+    _chain(batch, chain_pass(batch.kind, limit, reverse=True), rows, inverses, out=dv, writes=apart, states=ends,
            start=last, end=first, scale=plan.scale)
     del inverses
-    begin = start if start is None or group == 1 else xp.repeat(start, group, axis=1)
-    reads = _scan_grads(batch, plan, batch.q, news, begin, rows, last)
-    vectors = [batch.k if batch.r is None else batch.r, dv]
-    if batch.before:
-        vectors = [_later(batch, y) for y in vectors]
-    keys = _scan_grads(batch, plan._replace(scale=1.0), vectors[0], news, begin, vectors[1], None)
-    dk, dbeta = _finish(xp, batch, reads.k, keys, news, dv, *apart)
-    grads = {"q": reads.q, "k": dk, "v": plain._shared(xp, dv, (*dv.shape[:2], *x.v.shape[-2:]))}
-    if batch.before:
-        grads["r"] = _earlier(batch, keys.q, dv, begin)
-    grads = {n: y.reshape(getattr(x, n).shape) for n, y in grads.items()}
-    if reads.g is not None:
-        grads["g"] = (reads.g - keys.g).reshape(x.g.shape)
-    dbeta = plain._shared(xp, dbeta[..., None], (*dv.shape[:2], *x.beta.shape[-2:]))
-    grads["beta"] = sum_to(xp, dbeta.reshape((*batch.lead, *x.beta.shape[-3:])), x.beta.shape)
+    names = ("q", "k", "r") if batch.r is not None else ("q", "k")
+    grads = {n: xp.empty((*shape, batch.K), dtype=dtype) for n in names}
+    gates = {n: xp.empty(shape, dtype=xp.float32) for n in (("g", "beta") if batch.g is not None else ("beta",))}
+    _grads(batch, grads_pass(batch.kind, limit), rows, dv if apart is None else apart, news, states, ends, grads,
+           gates, plan.scale)
+    grads = {n: plain._shared(xp, y, (*shape[:2], *getattr(x, n).shape[-2:])).reshape(getattr(x, n).shape)
+             for n, y in (grads | {"v": dv}).items()}
+    for n, y in gates.items():
+        like = getattr(x, n)
+        y = plain._shared(xp, y[..., None], (*shape[:2], *like.shape[-2:]))
+        grads[n] = sum_to(xp, y.reshape((*batch.lead, *like.shape[-3:])), like.shape)
     if group > 1:
         first = xp.sum(xp.reshape(first, (batch.N, batch.H, group, batch.K, batch.V)), axis=2)
     return Inputs(**{name: grads.get(name) for name in Inputs._fields}), plain._public(first, batch)
@@ -219,16 +237,16 @@ def _alignment(arrays: tuple[Array, ...], K: int, V: int) -> int:
 
 def _pack(
     batch: Batch, v: Array | None, inverses: Array, out: Array | None = None, writes: Array | None = None,
-    apart: Array | None = None, start: Array | None = None, start_group: int = 1, end: Array | None = None,
+    states: Array | None = None, start: Array | None = None, start_group: int = 1, end: Array | None = None,
     end_group: int = 1, segments: int = 1, scale: float = 1.0,
 ) -> bytes:
     """struct DeltaScanArguments (attention/delta_scan.cuh)."""
     four = [y if y is None or y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
-            for y in (batch.q, batch.k, v, out, writes, batch.r, apart)]  # fmt: skip
+            for y in (batch.q, batch.k, v, out, batch.r, writes)]  # fmt: skip
     return b"".join((
         *(plain._pack_rows(y, batch) for y in four), plain._pack_gate(batch.g, batch),
         plain._pack_gate(batch.beta, batch),
-        struct.pack("<2q", plain._pointer(batch.offsets), inverses.data.ptr),
+        struct.pack("<3q", plain._pointer(batch.offsets), inverses.data.ptr, plain._pointer(states)),
         plain._states(start, batch).packed(), plain._states(end, batch).packed(),
         struct.pack("<2iq4ifi", start_group, end_group, batch.slots, batch.T, batch.heads, segments, batch.longest,
                     scale, 0),
@@ -249,64 +267,17 @@ def _chain(batch: Batch, how: Pass, v: Array, inverses: Array, **given: Any) -> 
                   _pack(batch, v, inverses, **given))
 
 
-def _scan_grads(
-    batch: Batch, plan: Plan, q: Array, news: Array, state: Array | None, dout: Array, dstate: Array | None
-) -> Inputs:
-    """Gradients of q, k and g in out = scale q S, where the chunks write (k, news)."""
-    x = Inputs(q, batch.k, news, batch.g)
-    how = plain._batch(x, plan, q, batch.k, news, dout)
-    plain._prepare(how, plan)
-    begins = plain._begins(plan.xp, how, batch.k, news, batch.g, state, 1.0, reverse=False)
-    return plain.backward(Saved(x, plan, state, begins), dout, dstate, values=False)[0]
-
-
-def _bounds(batch: Batch, offsets: Array | None, end: int) -> Any:
-    """The first (end 0) or last (1) tokens of the sequences of a batch row."""
-    if offsets is None:
-        return -end
-    return offsets[end : len(offsets) - 1 + end] - end
-
-
-def _later(batch: Batch, y: Array) -> Array:
-    """y of the next token of the same sequence; zeros at the last."""
-    z = y.copy()
-    z[:, :-1] = y[:, 1:]
-    z[:, _bounds(batch, batch.offsets, 1)] = 0
-    return z
-
-
-def _earlier(batch: Batch, reads: Array, dv: Array, state: Array | None) -> Array:
-    """Gradient of erase vectors that read the state before the token, from that of the token before as it read after.
-
-    A sequence's first token reads the initial state (N, heads, K, V).
-    """
-    dr = -reads
-    dr[:, 1:] = -reads[:, :-1]
-    first = _bounds(batch, batch.offsets, 0)
-    if batch.offsets is not None:  # an empty sequence has none; the last may begin behind the last token
-        some = batch.offsets[1:] > first
-        first, state = first[some], None if state is None else state[some]
-    rows = dv[:, first].reshape(-1, *dv.shape[2:])  # (N, heads, V)
-    found = 0.0
-    if state is not None:
-        found = -(state @ rows.astype(state.dtype)[..., None])[..., 0]  # (N, heads, K)
-        found = found.reshape(len(found), reads.shape[2], -1, batch.K).sum(axis=2)
-    dr[:, first] = found if batch.offsets is not None or state is None else found.reshape(dr[:, first].shape)
-    return dr
-
-
-def _finish(
-    xp: Any, batch: Batch, written: Array, keys: Inputs, news: Array, dv: Array, news_apart: Array | None,
-    dv_apart: Array | None,
-) -> tuple[Array, Array]:
-    """(dk, dbeta) from the gradients of the two scans."""
-    heads = batch.k.shape[-2]
-    dk, dbeta = xp.empty_like(written), xp.empty(dv.shape[:-1], dtype=xp.float32)
-    tokens = prod(batch.lead) * batch.T
-    how = finish_constants(batch.kind, written.itemsize)
-    packed = plain._pack_rows(batch.k, batch) + struct.pack(
-        "<8q", *(plain._pointer(y) for y in (written, keys.q, keys.k, dk, news, dv, news_apart, dv_apart))
-    ) + plain._pack_gate(batch.beta, batch) + struct.pack(
-        "<2q4i", dbeta.data.ptr, tokens, batch.T, batch.heads, heads, 0)
-    launch.launch(FINISH, "finish", how, -(-tokens * heads // 4), 128, 0, packed)
-    return dk, dbeta
+def _grads(
+    batch: Batch, how: Pass, dout: Array, dv: Array, news: Array, states: Array, ends: Array,
+    grads: dict[str, Array], gates: dict[str, Array], scale: float,
+) -> None:
+    """Launches delta_scan_grads.cu with struct DeltaGradArguments (attention/delta_scan_grads.cuh)."""
+    rows = (batch.q, batch.k, batch.r, dout, dv, news, grads["q"], grads["k"], grads.get("r"))
+    packed = b"".join((
+        *(plain._pack_rows(y, batch) for y in rows), plain._pack_gate(batch.g, batch),
+        plain._pack_gate(batch.beta, batch), struct.pack("<6q", *(plain._pointer(y) for y in (
+            batch.offsets, states, ends, gates.get("g"), gates["beta"])), batch.slots),
+        struct.pack("<4ifi", batch.T, batch.heads, batch.longest, 0, scale, 0),
+    ))
+    launch.launch(how.file, how.entry, how.constants, batch.N * batch.heads * batch.longest, how.threads, how.shared,
+                  packed)
