@@ -77,12 +77,7 @@ def delta_entries(
         return
     align = gcd(16, K * cuda_plan.BYTES[dtype], V * cuda_plan.BYTES[dtype])
     kind, limit = cuda_delta_portable.Kind(dtype, K, V, align, decay), SHARED[capability] * 1024
-    chain = cuda_delta_portable.chain_pass
-    passes = [("inverse", cuda_delta_portable.inverse_pass(kind)), ("out", chain(kind, limit))]
-    if backward:
-        passes += [("what is written", chain(kind, limit, outputs=False)),
-                   ("dv", chain(kind, limit, reverse=True)), ("grads", cuda_delta_portable.grads_pass(kind, limit))]
-    for words, how in passes:
+    for words, how in cuda_delta_portable.passes(kind, limit, True, backward).items():
         yield Entry(f"delta rule, {words}", how.file, how.constants)
 
 

@@ -20,7 +20,8 @@ struct DeltaScanArguments {
     Gate g, beta;
     const i64* offsets;          // of a ragged batch, else null
     char *inverses, *states;     // of every chunk: A, C x C elements of a gram matrix; the state before it, in reverse after it
-    States start, end; int start_group, end_group;   // heads that share one
+    States start, end; int start_group, end_group;   // heads that share one; start_group 0: start has one a segment
+    States transfers;            // what segments multiply the state by: (slots, segments, K, K)
     i64 slots;                   // chunks of a head over the whole batch
     int T, heads, segments, chunks;                  // chunks: of a segment
     float scale; int unused;
@@ -31,14 +32,18 @@ template <int C, class Arguments> LA_DEVICE i64 chunk_number(const Arguments& a,
     const i64 n = slot / a.heads, first = a.offsets ? s.first / C + n : n * ((a.T + C - 1) / C);
     return head * a.slots + first + chunk;
 }
+LA_DEVICE i64 start_slot(const DeltaScanArguments& a, i64 slot, int segment) { return a.start_group ? slot / a.start_group : slot * a.segments + segment; }
 // the place of a chunk's A
 template <int C> LA_DEVICE char* inverse_of(const DeltaScanArguments& a, const Sequence& s, i64 slot, int head, int chunk) {
     return a.inverses + chunk_number<C>(a, s, slot, head, chunk) * (C * C * Element::GRAM_BYTES);
 }
-// a chunk's A as a tile
+// a chunk's A as a tile, the 16 x 16 blocks up to the diagonal
 template <class Gram, int C, int THREADS> LA_DEVICE void load_inverse(u32 base, const char* from, int thread) {
     constexpr int PER_ROW = Gram::ROW / 16;
-    for (int i = thread; i < C * PER_ROW; i += THREADS) copy_in<16>(base + Gram::piece(i / PER_ROW, i % PER_ROW), from + i * 16, true);
+    for (int i = thread; i < C * PER_ROW; i += THREADS) {
+        const int row = i / PER_ROW, piece = i % PER_ROW;
+        if (piece / Gram::BYTES <= row / 16) copy_in<16>(base + Gram::piece(row, piece), from + i * 16, true);
+    }
 }
 
 // sixteen columns of accumulators, tiles i and i + 1, as an operand A

@@ -20,10 +20,6 @@
 
 constexpr int DIAGONAL = 16 * 20 * 4;   // bytes of a diagonal block of L, transposed, in rows of 20 floats
 
-LA_DEVICE void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 LA_DEVICE u32 rows_at(int row, int column, int lane) { return Square::block_piece(row, column / 8, lane & 15, lane >> 4); }   // of an A
 LA_DEVICE u32 columns_at(int row, int column, int lane) {   // of two B, rows of memory being their columns
     return Square::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);

@@ -1,12 +1,15 @@
 // The chain of the delta rule (delta.cuh), portable: the pass of scan.cu with two products more, from A of every chunk.
 //
-// A warp holds 16 value rows of the state. LA_OUTPUTS 1: out; 0: what each chunk writes, N, and the state before it.
+// A warp holds 16 value rows of the state. LA_OUTPUTS 1: out; 0: what each chunk writes, N, and the state before it;
+// 2: what a segment adds to the state (the first one: makes of the initial state), and what it multiplies it by, which is what becomes
+// of the rows of the identity without values.
 #include "attention/chunk_state.cuh"
 #include "attention/delta_scan.cuh"
 
-constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, STAGES = LA_STAGES, OUTPUTS = LA_OUTPUTS, THREADS = 32 * WARPS;
-constexpr int KP = round_up(K, 16), VP = round_up(V, 16), VB = 16 * WARPS, PARTS = (V + VB - 1) / VB;
-constexpr bool APART = LA_DTYPE == 1 && !OUTPUTS;   // what is written, over beta
+constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, STAGES = LA_STAGES, THREADS = 32 * WARPS;
+constexpr bool OUTPUTS = LA_OUTPUTS == 1, ADDS = LA_OUTPUTS == 2;
+constexpr int KP = round_up(K, 16), VP = round_up(V, 16), VB = 16 * WARPS, PARTS = (V + VB - 1) / VB, ALL_PARTS = PARTS + ADDS * ((K + VB - 1) / VB);
+constexpr bool APART = LA_DTYPE == 1 && LA_OUTPUTS == 0;   // what is written, over beta
 typedef Tile<KP, Element::BYTES> Keys;
 typedef Tile<VB, Element::BYTES> Values;
 typedef Tile<C, Element::GRAM_BYTES> Gram;
@@ -20,28 +23,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     const u32 shared = shared_address(memory);
     const int thread = threadIdx.x, warp = thread >> 5, row = warp * 16;
     int lane = thread & 31;
-    const Walk<C, PARTS, false> walk(a.offsets, a.T, a.heads, a.segments, a.chunks);
+    const Walk<C, ALL_PARTS, false> walk(a.offsets, a.T, a.heads, a.segments, a.chunks);
     const Sequence& sequence = walk.sequence;
-    if (walk.segment > walk.last) return;
+    const bool identity = ADDS && walk.part >= PARTS;
+    if (walk.segment > walk.last || (ADDS && (walk.segment == walk.last || (identity && walk.segment == 0)))) return;
     const char *q = OUTPUTS ? rows_of(a.q, sequence, walk.head) : nullptr, *k = rows_of(a.k, sequence, walk.head), *v = rows_of(a.v, sequence, walk.head);
     const char* r = LA_OWN ? rows_of(a.r, sequence, walk.head) : nullptr;
     const float* g = walk.gates(a.g.data, a.g.batch, a.g.token, a.g.head, a.g.group);
     const char* inverse = inverse_of<C>(a, sequence, walk.slot, walk.head, walk.first);
-    const int column = walk.part * VB;
+    const int column = (identity ? walk.part - PARTS : walk.part) * VB;
     auto load = [&](int step) {
         const u32 at = shared + step % STAGES * STAGE;
         const int token = walk.token_of(step);
         load_rows<Keys, C, THREADS, K>(at, k, a.k.token, token, sequence.T, 0, thread);
         if constexpr (OUTPUTS) load_rows<Keys, C, THREADS, K>(at + AT_Q, q, a.q.token, token, sequence.T, 0, thread);
         if constexpr (LA_OWN) load_rows<Keys, C, THREADS, K>(at + AT_R, r, a.r.token, token, sequence.T, 0, thread);
-        load_rows<Values, C, THREADS, V>(at + AT_V, v, a.v.token, token, sequence.T, column, thread);
+        if (!identity) load_rows<Values, C, THREADS, V>(at + AT_V, v, a.v.token, token, sequence.T, column, thread);
         load_inverse<Gram, C, THREADS>(at + AT_A, inverse + (i64)step * (C * C * Element::GRAM_BYTES), thread);
         load_gates<C, THREADS>(at + AT_G, g, a.g.token, token, sequence.T, thread);
         if (APART) load_numbers<C, THREADS>(at + AT_G + C * 4, betas_of(a.beta, sequence, walk.head), a.beta.token, token, sequence.T, thread);
     };
     StateRows<1, KP> S;
-    if (a.start.data) S.template load<V, K>(a.start, walk.slot / a.start_group, column + row, lane);
-    else S.clear();
+    S.clear();
+    if (identity) S.each([&](int r, int c, float& y) { y = column + row + (lane >> 2) + r == (lane & 3) * 2 + c ? 1.f : 0.f; });
+    else if (a.start.data && !(ADDS && walk.segment)) S.template load<V, K>(a.start, start_slot(a, walk.slot, walk.segment), column + row, lane);
     if (STAGES > 1 && walk.steps > 0) load(0);
     copy_commit();
     const Decay<C> decay = {shared + AT_DECAY + warp * Decay<C>::FLOATS * 4};
@@ -59,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
         copy_commit();
         const float all = decay.set(keys + AT_G, 1.f, 1.f, 0.f, lane);
         __syncwarp();
-        if (!OUTPUTS && column + row < VP)
+        if (LA_OUTPUTS == 0 && column + row < VP)
             ChunkState<VP, KP>::store<Element>(a.states + chunk_number<C>(a, sequence, walk.slot, walk.head, walk.chunk_of(step)) * ChunkState<VP, KP>::SIZE, S.x[0], column + row, lane);
         float x[1][C / 8][4], out[1][C / 8][4];
         clear_tiles(x);
@@ -87,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
             float w[8];
             flatten(w, x[0][t / 8], x[0][t / 8 + 1]);
 #pragma unroll
-            for (int i = 0; i < 8; i++) w[i] = Element::value(raw, i) - factor(e, f, i) * w[i];
+            for (int i = 0; i < 8; i++) w[i] = (identity ? 0.f : Element::value(raw, i)) - factor(e, f, i) * w[i];
             const auto error = Element::operand(w);
 #pragma unroll
             for (int i = t; i < C; i += 16) {
@@ -119,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
             weighted[t / 16] = Element::operand(w);
         }
         write_rows<C, KP, Keys>(S, weighted, keys, lane);   // S += (N d) K
-        if (!OUTPUTS) {
+        if (LA_OUTPUTS == 0) {
             if (APART) divide_by_beta<C>(n, keys + AT_G + C * 4, lane);
             stage_rows<Element, Values, 1, C>(n, values, row, lane);
             store_rows<Values, C, 16, V>(own_rows(a.writes, sequence, walk.head), a.writes.token, values, walk.token_of(step), sequence.T, row, column, lane);
@@ -130,5 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
         }
     }
     copy_wait<0>();
-    if (a.end.data && walk.is_end() && walk.head % a.end_group == 0) S.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
+    if (identity) S.template store<K, K>(a.transfers, walk.slot * a.segments + walk.segment, column + row, lane);
+    else if (ADDS) S.template store<V, K>(a.end, walk.slot * a.segments + walk.segment, column + row, lane);
+    else if (a.end.data && walk.is_end() && walk.head % a.end_group == 0) S.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
 }

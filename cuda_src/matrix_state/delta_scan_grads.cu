@@ -57,8 +57,7 @@ LA_DEVICE void row_dots(const Sums& x, u32 keys, int row, int column, int lane, 
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __grid_constant__ DeltaGradArguments a) {
     extern __shared__ __align__(128) unsigned char memory[];
     const u32 shared = shared_address(memory);
-    const int thread = threadIdx.x, warp = thread >> 5, group = warp / ROWS;
-    int lane = thread & 31;
+    const int thread = threadIdx.x, lane = thread & 31, warp = __shfl_sync(0xffffffffu, thread >> 5, 0), group = warp / ROWS;
     const Walk<C, 1, false> walk(a.offsets, a.T, a.heads, a.segments, 1);   // each chunk a segment
     if (walk.steps <= 0) return;
     const Sequence& sequence = walk.sequence;
@@ -87,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
     const u32 betas = shared + AT_BETAS, own = shared + AT_OUT + warp * OWN;
     const bool small = LA_DTYPE == 1;   // dW and N are over beta
     const float b0 = small ? load_shared(betas + i0 * 4) : 1.f, b1 = small ? load_shared(betas + (i0 + 8) * 4) : 1.f;
-    float reads[2] = {0.f, 0.f}, erases[2] = {0.f, 0.f}, writes[2] = {0.f, 0.f}, product = 0.f;
+    float reads[2] = {}, erases[2] = {}, writes[2] = {0.f, 0.f}, product = 0.f;
     const u32 at = shared + AT_PIECE, keys = at + AT_K, queries = at + AT_Q, reading = LA_OWN ? at + AT_R : keys;
     for (int piece = 0; piece < PIECES; piece++) {
         const int first = piece * PIECE + column;   // key column of the warp's first
@@ -96,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
         Sums x, y, z;
         clear(x);
         clear(y);
-#pragma unroll 2   // more would spill
+#pragma unroll 4
         for (int v = 0; v < VP; v += 16) {   // dO S, dW S
             const auto o = Element::operand(load_a_rows<Element, Values>(shared + AT_DOUT, row, v, lane)), w = Element::operand(load_a_rows<Element, Values>(shared + AT_DV, row, v, lane));
 #pragma unroll
@@ -118,9 +117,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
             scale_rows(x, a.scale * e0, a.scale * e1);
             scale_rows(y, -b0 * (LA_BEFORE ? i0 ? decay.start(i0 - 1) : 1.f : e0), -b1 * (LA_BEFORE ? decay.start(i0 + 7) : e1));
         }
-#pragma unroll
-        for (int j = 0; j < ROWS; j++)
-            if (j * 16 <= row) {   // + Z K, + Y K
+#pragma unroll 1
+        for (int j = 0; j * 16 <= row; j++) {   // + Z K, + Y K
                 const auto o = Element::operand(load_a_rows<Element, Gram>(shared + AT_READ, row, 16 * j, lane)), w = Element::operand(load_a_rows<Element, Gram>(shared + AT_RECALL, row, 16 * j, lane));
 #pragma unroll
                 for (int t = 0; t < WIDTH; t += 16) {
@@ -132,13 +130,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
                         Element::multiply(y[t / 8 + h], w, b[h]);
                     }
                 }
-            }
+        }
         auto put = [&](const Sums& s, const Rows& to) {
             store_sums<Element, WIDTH>(own_rows(to, sequence, walk.head), to.token, s, own, token + row, T, first, lane);
         };
         if (LA_DECAY) {
             row_dots(x, queries, row, column, lane, 1.f, reads);
-            row_dots(y, reading, row, column, lane, 1.f, erases);
+            row_dots(y, reading, row, column, lane, 1.f, LA_BEFORE ? erases : reads);
         }
         put(x, a.dq);
         if constexpr (LA_OWN) put(y, a.dr);
@@ -148,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
         __syncthreads();   // D is there
         if (LA_DECAY) product += Columns::dot<THREADS>(share, at + AT_S, thread);
         clear(z);
-#pragma unroll 2   // more would spill
+#pragma unroll 4
         for (int v = 0; v < VP; v += 16) {   // N D
             const auto n = Element::operand(load_a_rows<Element, Values>(shared + AT_NEWS, row, v, lane));
 #pragma unroll
@@ -162,12 +160,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
         scale_rows(z, b0 * decay.end(i0), b1 * decay.end(i0 + 8));
         if (LA_DECAY) row_dots(z, keys, row, column, lane, 1.f, writes);
         clear(x);
-#pragma unroll
-        for (int j = 0; j < ROWS; j++)
-            if (j * 16 >= row) {   // Z^T Q + Y^T R
+#pragma unroll 1
+        for (int j = row / 16; j < ROWS; j++) {   // Z^T Q + Y^T R
                 multiply_keys(x, Element::operand(load_a_columns<Element, Gram>(shared + AT_READ, 16 * j, row, lane)), queries, 16 * j, column, lane);
                 multiply_keys(x, Element::operand(load_a_columns<Element, Gram>(shared + AT_RECALL, 16 * j, row, lane)), reading, 16 * j, column, lane);
-            }
+        }
         if (LA_DECAY) row_dots(x, keys, row, column, lane, -1.f, reads);
 #pragma unroll
         for (int i = 0; i < TILES * 4; i++) x[i >> 2][i & 3] += z[i >> 2][i & 3] + (LA_OWN ? 0.f : y[i >> 2][i & 3]);

@@ -1,10 +1,13 @@
 // The chain of the delta rule backward, portable: D, the gradient of the transposed state, and dv, as delta_reverse.cu has them.
+//
+// LA_OUTPUTS 1: dv, and D after every chunk; 2: what a segment adds to D (the last one: makes of the final state's gradient).
 #include "attention/chunk_state.cuh"
 #include "attention/delta_scan.cuh"
 
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, STAGES = LA_STAGES, THREADS = 32 * WARPS;
+constexpr bool ADDS = LA_OUTPUTS == 2;
 constexpr int KP = round_up(K, 16), VP = round_up(V, 16), VB = 16 * WARPS, PARTS = (V + VB - 1) / VB;
-constexpr bool APART = LA_DTYPE == 1;   // dv also over beta
+constexpr bool APART = LA_DTYPE == 1 && !ADDS;   // dv also over beta
 typedef Tile<KP, Element::BYTES> Keys;
 typedef Tile<VB, Element::BYTES> Values;
 typedef Tile<C, Element::GRAM_BYTES> Gram;
@@ -31,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
     int lane = thread & 31;
     const Walk<C, PARTS, true> walk(a.offsets, a.T, a.heads, a.segments, a.chunks);
     const Sequence& sequence = walk.sequence;
-    if (walk.segment > walk.last) return;
+    if (walk.segment > walk.last || (ADDS && walk.segment == 0)) return;
     const char *q = rows_of(a.q, sequence, walk.head), *k = rows_of(a.k, sequence, walk.head), *dout = rows_of(a.v, sequence, walk.head);
     const char* r = LA_OWN ? rows_of(a.r, sequence, walk.head) : nullptr;
     const float* g = walk.gates(a.g.data, a.g.batch, a.g.token, a.g.head, a.g.group);
@@ -48,8 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
         if (APART) load_numbers<C, THREADS>(at + AT_G + C * 4, betas_of(a.beta, sequence, walk.head), a.beta.token, token, sequence.T, thread);
     };
     StateRows<1, KP> D;
-    if (a.start.data) D.template load<V, K>(a.start, walk.slot / a.start_group, column + row, lane);
-    else D.clear();
+    D.clear();
+    if (a.start.data && !(ADDS && walk.segment < walk.last)) D.template load<V, K>(a.start, start_slot(a, walk.slot, walk.segment), column + row, lane);
     if (STAGES > 1 && walk.steps > 0) load(0);
     copy_commit();
     const Decay<C> decay = {shared + AT_DECAY + warp * Decay<C>::FLOATS * 4};
@@ -65,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
         __syncthreads();
         if (STAGES > 1 && step + 1 < walk.steps) load(step + 1);
         copy_commit();
-        if (column + row < VP)
+        if (!ADDS && column + row < VP)
             ChunkState<VP, KP>::store<Element>(a.states + chunk_number<C>(a, sequence, walk.slot, walk.head, walk.chunk_of(step)) * ChunkState<VP, KP>::SIZE, D.x[0], column + row, lane);
         const float all = decay.set(keys + AT_G, 1.f, 1.f, 0.f, lane);
         __syncwarp();
@@ -113,6 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
             weighted[t / 16] = Element::operand(w);
         }
         write_rows<C, KP, Keys>(D, weighted, LA_OWN ? keys + AT_R : keys, lane);   // D -= e dW K, or e dW R
+        if (ADDS) continue;
         stage_rows<Element, Values, 1, C>(out, values, row, lane);
         store_rows<Values, C, 16, V>(own_rows(a.out, sequence, walk.head), a.out.token, values, walk.token_of(step), sequence.T, row, column, lane);
         if (APART) {
@@ -122,5 +126,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
         }
     }
     copy_wait<0>();
-    if (a.end.data && walk.segment == 0 && walk.head % a.end_group == 0) D.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
+    if (ADDS) D.template store<V, K>(a.end, walk.slot * a.segments + walk.segment, column + row, lane);
+    else if (a.end.data && walk.segment == 0 && walk.head % a.end_group == 0) D.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
 }

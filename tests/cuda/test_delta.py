@@ -21,14 +21,13 @@ ALLOWANCE = {
     "grads": 16, ("float16", 128): 64, ("float32", 64): 16, ("float32", 128): 500, ("float32", 100): 400,
     ("float32", 256): 2500,
 }  # fmt: skip
-WITHOUT_PRODUCTS = (cuda_delta_plan.HEAD_SUMS, cuda_delta_portable.FINISH)
+WITHOUT_PRODUCTS = (cuda_delta_plan.HEAD_SUMS, cuda_delta_portable.SEGMENTS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_erase_vectors_of_their_own_compile(dtype):
     kind = cuda_delta_portable.Kind(dtype, 64, 64, 16, True, own=True, before=True)
-    for how in (cuda_delta_portable.inverse_pass(kind), cuda_delta_portable.chain_pass(kind, 163 * 1024),
-                cuda_delta_portable.chain_pass(kind, 163 * 1024, reverse=True)):
+    for how in cuda_delta_portable.passes(kind, 163 * 1024, False, True).values():
         code = cuda_compile.compile_source(sources.read(how.file), dict(how.constants), "sm_80", cached=False)
         assert spilled(code.log) <= ALLOWANCE.get((dtype, 64), 0), code.log
 
@@ -66,6 +65,9 @@ def test_shared_memory_of_every_plan_fits():
 
 
 def test_what_is_cut_into_segments():
+    assert cuda_delta_portable.segments(32, 512) == 3  # three sums and one product for each of 32 heads at once
+    assert cuda_delta_portable.segments(67, 512) == 1
+    assert cuda_delta_portable.segments(16, 20) == 2
     assert cuda_delta_plan.segments(32, 512) == 4
     assert cuda_delta_plan.segments(256, 64) == 1
     assert cuda_delta_plan.segments(8, 2048) == 16

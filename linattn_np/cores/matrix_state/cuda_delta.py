@@ -58,10 +58,8 @@ def refuses(call: Any) -> str | None:
         return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
     if (why := launch.unusable()) or _wgmma(x, plan):
         return why
-    K, V, own, element = x.k.shape[-1], x.v.shape[-1], x.r is not x.k, _element(x.q, x.k, x.v, x.r)
-    if element == "bfloat16" and not cuts.PORTABLE:
-        return "the portable kernels of the delta rule are on trial in bfloat16: LINATTN_CUDA_PORTABLE=1 takes them"
-    return cuda_delta_portable.too_large(element, K, V, launch.shared_limit(), own)
+    K, V, own = x.k.shape[-1], x.v.shape[-1], x.r is not x.k
+    return cuda_delta_portable.too_large(_element(x.q, x.k, x.v, x.r), K, V, launch.shared_limit(), own)
 
 
 def how(call: Any) -> str:
@@ -126,7 +124,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
     x, plan, state, kept = saved
-    if not isinstance(kept, Kept) and not _wgmma(x, plan):
+    if isinstance(kept, cuda_delta_portable.Kept) or (kept is None and not _wgmma(x, plan)):
         return cuda_delta_portable.backward(saved, dout, dstate)
     kept = kept or Kept(None, None, None)
     xp, batch = plan.xp, _batch(x, plan)

@@ -3,6 +3,8 @@
 Forward: A of every chunk (delta_inverse.cu), then the chain of the chunks (delta_scan.cu). Backward: the chain again
 for what the chunks write, N, and the state before each, and in reverse for dv and the gradient of the state after each
 (delta_scan_reverse.cu); with both states known all other gradients of a chunk need no other (delta_scan_grads.cu).
+Where batch and heads leave the card idle, sequences are cut into segments: the chains without outputs say what each
+adds to the state and multiplies it by, and delta_scan_segments.cu which state each begins (backward: ends) with.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from .inputs import Inputs, Plan, Saved
 
 INVERSE, SCAN = "matrix_state/delta_inverse.cu", "matrix_state/delta_scan.cu"
 REVERSE, GRADS = "matrix_state/delta_scan_reverse.cu", "matrix_state/delta_scan_grads.cu"
+SEGMENTS, LEAST = "matrix_state/delta_scan_segments.cu", 8  # chunks that a segment has at least
 
 
 class Pass(NamedTuple):
@@ -75,45 +78,63 @@ def gram_bytes(element: str) -> int:
 def inverse_pass(kind: Kind) -> Pass:
     """A of every chunk."""
     C, size, gram, sums = _sizes(kind.element)
-    shared = C * round_up(kind.K, 16) * size * (1 + kind.own) + C * C * (4 + gram) + C * 16 + C * 80 + 2 * C * 4 + sums
+    factors = 2 if kind.element == "bfloat16" else 4
+    keys = max(C * round_up(kind.K, 16) * size * (1 + kind.own), C * C * gram)
+    shared = keys + C * C * factors + C * 80 + 2 * C * 4 + sums
     constants = _constants(kind, LA_WARPS=C // 16, LA_SHARED=shared)
     return Pass(INVERSE, "inverse", constants, shared, 2 * C, 1)
 
 
-def chain_pass(kind: Kind, limit: int, reverse: bool = False, outputs: bool = True) -> Pass:
+OUTPUTS, WRITES, ADDS = 1, 0, 2  # what a chain is walked for: LA_OUTPUTS
+
+
+def chain_pass(kind: Kind, limit: int, reverse: bool = False, what: int = OUTPUTS) -> Pass:
     """The chain, forward or in reverse, within `limit` bytes of shared memory."""
     (C, size, gram, sums), V = _sizes(kind.element), kind.V
     warps = 1
     while warps < 8 and warps * 16 < V:
         warps *= 2
-    apart = kind.element == "float16" and (reverse or not outputs)  # betas, which what is kept is over
-    stage = C * (round_up(kind.K, 16) * (1 + outputs + kind.own) + 16 * warps) * size + C * C * gram + (1 + apart) * C * 4
-    rest = outputs * C * C * gram + warps * sums
+    reads = reverse or what == OUTPUTS  # the queries
+    apart = kind.element == "float16" and what == (OUTPUTS if reverse else WRITES)  # betas, which what is kept is over
+    stage = C * (round_up(kind.K, 16) * (1 + reads + kind.own) + 16 * warps) * size + C * C * gram + (1 + apart) * C * 4
+    rest = reads * C * C * gram + warps * sums
     stages = 2 if 2 * stage + rest <= limit else 1
     shared = stages * stage + rest
-    more = {} if reverse else {"LA_OUTPUTS": int(outputs)}
-    constants = _constants(kind, LA_WARPS=warps, LA_STAGES=stages, LA_BLOCKS=1, LA_SHARED=shared, **more)
-    return Pass(REVERSE if reverse else SCAN, "reverse" if reverse else "scan", constants, shared, 32 * warps,
-                -(-V // (16 * warps)))
+    constants = _constants(kind, LA_WARPS=warps, LA_STAGES=stages, LA_BLOCKS=1, LA_SHARED=shared, LA_OUTPUTS=what)
+    parts = -(-V // (16 * warps)) + (-(-kind.K // (16 * warps)) if what == ADDS and not reverse else 0)
+    return Pass(REVERSE if reverse else SCAN, "reverse" if reverse else "scan", constants, shared, 32 * warps, parts)
+
+
+def segments_pass(kind: Kind, reverse: bool) -> Pass:
+    """The states that segments begin with, or in reverse end with."""
+    constants = _constants(kind, LA_REVERSE=int(reverse), LA_WARPS=8)
+    return Pass(SEGMENTS, "segments", constants, 0, 256, -(-kind.V // 16))
+
+
+def segments(blocks: int, chunks: int) -> int:
+    """Pieces of sequences of `chunks` chunks, where the chain of a whole batch has `blocks` blocks.
+
+    What n segments add and multiply by takes 2 n - 3 blocks for each, which are to be there at once.
+    """
+    places = cuda_plan.MULTIPROCESSORS // max(blocks, 1)
+    return max(1, min(places, (places + 3) // 2, chunks // LEAST))
 
 
 def grads_pass(kind: Kind, limit: int) -> Pass:
-    """Every other gradient, a block a chunk; the keys in pieces of as many columns as leave room for two blocks."""
+    """Every other gradient, a block a chunk; keys in pieces of as many columns as leave room for two blocks, or fit."""
     (C, size, gram, sums), K, V = _sizes(kind.element), round_up(kind.K, 16), round_up(kind.V, 16)
-    warps = 8 if C == 64 else 4
-    groups = warps * 16 // C
 
-    def shared(piece: int) -> int:
+    def shared(groups: int, piece: int) -> int:
         columns = V * piece * gram + C * piece * size * (2 + kind.own)
         small = sums + 2 * C * 4 + groups * 3 * C * 4 + 64
         return 3 * C * V * size + 2 * C * C * gram + small + columns + (C * piece * 2 if size == 2 else 0)
 
-    sizes = [n for n in (64, 32) if n < K + 32 and n * size <= 128]
-    piece = next((n for n in sizes if 2 * (shared(n) + 1024) <= limit + 1024), sizes[-1])
-    need = shared(piece)
-    constants = _constants(kind, LA_WARPS=warps, LA_PIECE=piece, LA_SHARED=need,
-                           LA_BLOCKS=2 if 2 * (need + 1024) <= limit + 1024 else 1)
-    return Pass(GRADS, "grads", constants, need, 32 * warps, 1)
+    cuttings = [(2, 64)] * (size == 2 and K > 32) + [(2, 32), (1, 16)]  # warps beside one another, columns of a piece
+    pair = [cut for cut in cuttings[:-1] if 2 * (shared(*cut) + 1024) <= limit + 1024]
+    groups, piece = next((cut for cut in pair or cuttings if shared(*cut) <= limit), cuttings[-1])
+    constants = _constants(kind, LA_WARPS=groups * C // 16, LA_PIECE=piece, LA_SHARED=shared(groups, piece),
+                           LA_BLOCKS=2 if pair else 1)
+    return Pass(GRADS, "grads", constants, shared(groups, piece), groups * C * 2, 1)
 
 
 def state_bytes(kind: Kind) -> int:
@@ -121,12 +142,28 @@ def state_bytes(kind: Kind) -> int:
     return round_up(kind.K, 16) * round_up(kind.V, 16) * gram_bytes(kind.element)
 
 
+def passes(kind: Kind, limit: int, cut: bool, gradients: bool) -> dict[str, Pass]:
+    """Everything that a call and its backward launch. cut: into segments."""
+    found = {"inverse": inverse_pass(kind), "out": chain_pass(kind, limit)}
+    if cut:
+        found["what a segment adds"] = chain_pass(kind, limit, what=ADDS)
+        found["states of segments"] = segments_pass(kind, False)
+    if gradients:
+        found["what is written"] = chain_pass(kind, limit, what=WRITES)
+        found["dv"] = chain_pass(kind, limit, True)
+        found["gradients"] = grads_pass(kind, limit)
+    if gradients and cut:
+        found["dstate a segment adds"] = chain_pass(kind, limit, True, ADDS)
+        found["dstates of segments"] = segments_pass(kind, True)
+    return found
+
+
 def too_large(element: str, K: int, V: int, limit: int, own: bool = False) -> str | None:
     """Why tiles of these widths do not fit a device of `limit` bytes of shared memory a block; None where they do."""
     if max(K, V) > cuda_plan.WIDEST:
         return f"keys are {K} and values {V} wide, the kernels hold up to {cuda_plan.WIDEST}"
     kind = Kind(element, K, V, cuda_plan.BYTES[element], True, own, own)
-    need = max(how.shared for how in (inverse_pass(kind), chain_pass(kind, limit), grads_pass(kind, limit)))
+    need = max(how.shared for how in passes(kind, limit, False, True).values())
     return f"{K} x {V} {element} takes {need} bytes of shared memory, a block has {limit}" if need > limit else None
 
 
@@ -143,6 +180,8 @@ class Batch(NamedTuple):
     offsets: Array | None  # of a ragged batch, on the device
     longest: int  # chunks of the longest sequence
     slots: int  # chunks of a head, over the whole batch
+    segments: int
+    chunks: int  # of a segment
     element: str
     align: int
     q: Array
@@ -158,51 +197,56 @@ class Batch(NamedTuple):
         return Kind(self.element, self.K, self.V, self.align, self.g is not None, self.r is not None, self.before)
 
 
+class Kept(NamedTuple):
+    """What a forward keeps for its backward: A of the chunks; of segments, first states and transfers."""
+
+    inverses: Array | None
+    begins: Array | None
+    transfers: Array | None
+
+
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved)."""
     xp, batch = plan.xp, _batch(x, plan)
     limit = launch.shared_limit()
-    passes = [inverse_pass(batch.kind), chain_pass(batch.kind, limit)]
-    if plan.gradients:
-        passes += [chain_pass(batch.kind, limit, outputs=False), chain_pass(batch.kind, limit, reverse=True),
-                   grads_pass(batch.kind, limit)]
-    launch.prepare(tuple((how.file, how.constants) for how in passes), launch.capability())
+    wanted = passes(batch.kind, limit, batch.segments > 1, plan.gradients)
+    launch.prepare(tuple((how.file, how.constants) for how in wanted.values()), launch.capability())
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=batch.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
-    group = batch.heads // batch.H
+    group, start = batch.heads // batch.H, plain._state(xp, state, batch)
     inverses = _inverses(xp, batch)
-    _chain(batch, passes[1], batch.v, inverses, out=out, start=plain._state(xp, state, batch),
-           start_group=group, end=end, end_group=group, scale=plan.scale)
+    begins, transfers = _begins(xp, batch, inverses, start, limit)
+    _chain(batch, chain_pass(batch.kind, limit), batch.v, inverses, out=out,
+           **_start(batch, start, group, begins), end=plain._states(end, batch), end_group=group, scale=plan.scale)
     kept = inverses if plan.gradients and cuts.saves_blocks(inverses.nbytes) else None
-    return cast(xp, out, x.v.dtype), plain._public(end, batch), Saved(x, plan, state, kept)
+    return cast(xp, out, x.v.dtype), plain._public(end, batch), Saved(x, plan, state, Kept(kept, begins, transfers))
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
-    x, plan, state, inverses = saved
+    x, plan, state, kept = saved
     xp, batch, limit = plan.xp, _batch(x, plan), launch.shared_limit()
-    group, dtype = batch.heads // batch.H, batch.v.dtype
+    group, dtype, kind = batch.heads // batch.H, batch.v.dtype, batch.kind
     shape = (prod(batch.lead), batch.T, batch.heads)
-    dout = xp.zeros((*shape, batch.V), dtype=dtype) if dout is None else cast(xp, dout, dtype)
-    rows = dout if dout.ndim == 4 else dout.reshape(shape[0], *dout.shape[-3:])
-    if _alignment((rows,), batch.K, batch.V) < batch.align or rows.strides[-1] != rows.itemsize:
-        rows = rows.copy()
+    rows = _cotangent(xp, batch, dout, shape)
     start, last = plain._state(xp, state, batch), plain._spread(xp, plain._state(xp, dstate, batch), batch)
-    inverses = _inverses(xp, batch) if inverses is None else inverses
+    inverses = _inverses(xp, batch) if kept is None or kept.inverses is None else kept.inverses
+    begins, transfers = _begins(xp, batch, inverses, start, limit) if kept is None else kept[1:]
     news, dv = (xp.empty((*shape, batch.V), dtype=dtype) for _ in range(2))
     apart = xp.empty_like(dv) if batch.element == "float16" else None
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
-    states, ends = (xp.empty((batch.slots * batch.heads, state_bytes(batch.kind)), dtype=xp.int8) for _ in range(2))
-    _chain(batch, chain_pass(batch.kind, limit, outputs=False), batch.v, inverses, writes=news, states=states,
-           start=start, start_group=group, scale=plan.scale)
-    _chain(batch, chain_pass(batch.kind, limit, reverse=True), rows, inverses, out=dv, writes=apart, states=ends,
-           start=last, end=first, scale=plan.scale)
-    del inverses
+    states, ends = (xp.empty((batch.slots * batch.heads, state_bytes(kind)), dtype=xp.int8) for _ in range(2))
+    _chain(batch, chain_pass(kind, limit, what=WRITES), batch.v, inverses, writes=news, states=states,
+           **_start(batch, start, group, begins), scale=plan.scale)
+    begins = _ends(xp, batch, inverses, transfers, rows, last, limit, plan.scale)
+    _chain(batch, chain_pass(kind, limit, reverse=True), rows, inverses, out=dv, writes=apart, states=ends,
+           **_start(batch, last, 1, begins), end=plain._states(first, batch), scale=plan.scale)
+    del inverses, begins, transfers
     names = ("q", "k", "r") if batch.r is not None else ("q", "k")
     grads = {n: xp.empty((*shape, batch.K), dtype=dtype) for n in names}
     gates = {n: xp.empty(shape, dtype=xp.float32) for n in (("g", "beta") if batch.g is not None else ("beta",))}
-    _grads(batch, grads_pass(batch.kind, limit), rows, dv if apart is None else apart, news, states, ends, grads,
-           gates, plan.scale)
+    _grads(batch, grads_pass(kind, limit), rows, dv if apart is None else apart, news, states, ends, grads, gates,
+           plan.scale)
     grads = {n: plain._shared(xp, y, (*shape[:2], *getattr(x, n).shape[-2:])).reshape(getattr(x, n).shape)
              for n, y in (grads | {"v": dv}).items()}
     for n, y in gates.items():
@@ -223,10 +267,12 @@ def _batch(x: Inputs, plan: Plan) -> Batch:
     longest = max(-(-(s.stop - s.start) // chunk_length(element)) for s in sequences)
     offsets = xp.asarray([0, *(s.stop for s in sequences)], dtype=xp.int64) if ragged else None
     slots = T // chunk_length(element) + N if ragged else N * longest
+    parts = max(1, -(-V // 128))  # blocks of the chain over the value columns
+    each = -(-longest // segments(N * heads * parts, longest))
     g, K = None if x.g is None else cast(xp, x.g, xp.float32), x.k.shape[-1]
     if g is not None and g.ndim > 4:
         g = g.reshape(prod(g.shape[:-3]), *g.shape[-3:])
-    return Batch(lead, T, heads, H, K, V, N, offsets, longest, slots, element,
+    return Batch(lead, T, heads, H, K, V, N, offsets, longest, slots, -(-longest // each), each, element,
                  _alignment((q, k, v, *r), K, V), q, k, v, g, cast(xp, x.beta, xp.float32), r[0] if r else None,
                  plan.erase_row is not Row.DECAYED)
 
@@ -235,10 +281,23 @@ def _alignment(arrays: tuple[Array, ...], K: int, V: int) -> int:
     return gcd(plain._alignment(arrays, K, V), 16)
 
 
+def _cotangent(xp: Any, batch: Batch, dout: Array | None, shape: tuple[int, ...]) -> Array:
+    """dout (B, T, heads, V) as the kernels take it; zeros where there is none."""
+    if dout is None:
+        return xp.zeros((*shape, batch.V), dtype=batch.v.dtype)
+    dout = cast(xp, dout, batch.v.dtype)
+    rows = dout if dout.ndim == 4 else dout.reshape(shape[0], *dout.shape[-3:])
+    fine = _alignment((rows,), batch.K, batch.V) >= batch.align and rows.strides[-1] == rows.itemsize
+    return rows if fine else rows.copy()
+
+
+NONE = plain.States(None, 0, 0, 0)
+
+
 def _pack(
     batch: Batch, v: Array | None, inverses: Array, out: Array | None = None, writes: Array | None = None,
-    states: Array | None = None, start: Array | None = None, start_group: int = 1, end: Array | None = None,
-    end_group: int = 1, segments: int = 1, scale: float = 1.0,
+    states: Array | None = None, start: plain.States = NONE, start_group: int = 1, end: plain.States = NONE,
+    end_group: int = 1, transfers: plain.States = NONE, segments: int = 1, chunks: int = 1, scale: float = 1.0,
 ) -> bytes:
     """struct DeltaScanArguments (attention/delta_scan.cuh)."""
     four = [y if y is None or y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
@@ -247,9 +306,8 @@ def _pack(
         *(plain._pack_rows(y, batch) for y in four), plain._pack_gate(batch.g, batch),
         plain._pack_gate(batch.beta, batch),
         struct.pack("<3q", plain._pointer(batch.offsets), inverses.data.ptr, plain._pointer(states)),
-        plain._states(start, batch).packed(), plain._states(end, batch).packed(),
-        struct.pack("<2iq4ifi", start_group, end_group, batch.slots, batch.T, batch.heads, segments, batch.longest,
-                    scale, 0),
+        start.packed(), end.packed(), struct.pack("<2i", start_group, end_group), transfers.packed(),
+        struct.pack("<q4ifi", batch.slots, batch.T, batch.heads, segments, chunks, scale, 0),
     ))
 
 
@@ -263,8 +321,60 @@ def _inverses(xp: Any, batch: Batch) -> Array:
 
 
 def _chain(batch: Batch, how: Pass, v: Array, inverses: Array, **given: Any) -> None:
+    launch.launch(how.file, how.entry, how.constants, batch.N * batch.heads * batch.segments * how.parts, how.threads,
+                  how.shared, _pack(batch, v, inverses, segments=batch.segments, chunks=batch.chunks, **given))
+
+
+def _of_segments(xp: Any, batch: Batch, rows: int) -> plain.States:
+    """A matrix (rows, K) for every segment, sequence and head."""
+    array = xp.empty((batch.N * batch.heads * batch.segments, rows, batch.K), dtype=xp.float32)
+    return plain.States(array, rows * batch.K, batch.K, 1)
+
+
+def _start(batch: Batch, start: Array | None, group: int, begins: Array | None) -> dict[str, Any]:
+    """What a chain begins with: the state of each sequence, or of each segment."""
+    if begins is None:
+        return {"start": plain._states(start, batch), "start_group": group}
+    return {"start": plain.States(begins, batch.V * batch.K, batch.K, 1), "start_group": 0}
+
+
+def _begins(
+    xp: Any, batch: Batch, inverses: Array, start: Array | None, limit: int
+) -> tuple[Array | None, Array | None]:
+    """(the state that each segment begins with, what it multiplies a state by); None where nothing is cut."""
+    if batch.segments == 1:
+        return None, None
+    added, transfers = _of_segments(xp, batch, batch.V), _of_segments(xp, batch, batch.K)
+    group = batch.heads // batch.H
+    _chain(batch, chain_pass(batch.kind, limit, what=ADDS), batch.v, inverses, start=plain._states(start, batch),
+           start_group=group, end=added, transfers=transfers)
+    return _sum_up(xp, batch, added.array, transfers.array, start, group, False), transfers.array
+
+
+def _ends(
+    xp: Any, batch: Batch, inverses: Array, transfers: Array | None, dout: Array, last: Array | None, limit: int,
+    scale: float,
+) -> Array | None:
+    """The gradient of the state that each segment ends with."""
+    if batch.segments == 1:
+        return None
+    added = _of_segments(xp, batch, batch.V)
+    _chain(batch, chain_pass(batch.kind, limit, True, ADDS), dout, inverses, start=plain._states(last, batch),
+           end=added, scale=scale)
+    return _sum_up(xp, batch, added.array, transfers, last, 1, True)
+
+
+def _sum_up(
+    xp: Any, batch: Batch, added: Array, transfers: Array, start: Array | None, group: int, reverse: bool
+) -> Array:
+    """Launches delta_scan_segments.cu with its Arguments."""
+    begins, how = xp.empty_like(added), segments_pass(batch.kind, reverse)
+    packed = struct.pack("<4q", plain._pointer(batch.offsets), added.data.ptr, transfers.data.ptr, begins.data.ptr)
+    packed += plain._states(start, batch).packed() + struct.pack(
+        "<6i", group, batch.T, batch.heads, batch.segments, batch.chunks, 0)
     launch.launch(how.file, how.entry, how.constants, batch.N * batch.heads * how.parts, how.threads, how.shared,
-                  _pack(batch, v, inverses, **given))
+                  packed)
+    return begins
 
 
 def _grads(
