@@ -5,10 +5,11 @@
 // block number n of the lower triangle, row by row
 LA_DEVICE int triangle_row(int n) { return n >= 6 ? 3 : n >= 3 ? 2 : n >= 1 ? 1 : 0; }
 
-// N blocks of one warp: numbers warp, warp + WARPS, ...; STRICT: zeros on the diagonal, whose entries go to `own`
-template <class E, int N, int WARPS, int C, int WIDTH, bool STRICT, class X, class Gram>
+// N blocks of one warp: numbers warp, warp + WARPS, ...; STRICT: zeros on the diagonal, whose entries go to `own`;
+// MOST: blocks in flight
+template <class E, int N, int WARPS, int C, int WIDTH, bool STRICT, class X, class Gram, int MOST>
 LA_DEVICE void gram_blocks(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& decay, float scale, int warp, int lane) {
-    constexpr int TOGETHER = N < 3 ? N : 3;   // blocks in flight
+    constexpr int TOGETHER = N < MOST ? N : MOST;
 #pragma unroll
     for (int first = 0; first < N; first += TOGETHER) {
         float c[TOGETHER][2][4];
@@ -61,9 +62,9 @@ LA_DEVICE void gram_blocks(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& deca
     }
 }
 
-template <class E, int WARPS, int C, int WIDTH, bool STRICT, class X, class Gram>
+template <class E, int WARPS, int C, int WIDTH, bool STRICT, class X, class Gram, int TOGETHER = 3>
 LA_DEVICE void gram_matrix(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& decay, float scale, int warp, int lane) {
     constexpr int BLOCKS = (C / 16) * (C / 16 + 1) / 2, MOST = (BLOCKS + WARPS - 1) / WARPS, REST = BLOCKS - (MOST - 1) * WARPS;
-    if (warp < REST) gram_blocks<E, MOST, WARPS, C, WIDTH, STRICT, X, Gram>(q, k, gram, own, decay, scale, warp, lane);
-    else if constexpr (MOST > 1) gram_blocks<E, MOST - 1, WARPS, C, WIDTH, STRICT, X, Gram>(q, k, gram, own, decay, scale, warp, lane);
+    if (warp < REST) gram_blocks<E, MOST, WARPS, C, WIDTH, STRICT, X, Gram, TOGETHER>(q, k, gram, own, decay, scale, warp, lane);
+    else if constexpr (MOST > 1) gram_blocks<E, MOST - 1, WARPS, C, WIDTH, STRICT, X, Gram, TOGETHER>(q, k, gram, own, decay, scale, warp, lane);
 }

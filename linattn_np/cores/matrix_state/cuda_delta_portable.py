@@ -89,19 +89,38 @@ OUTPUTS, WRITES, ADDS = 1, 0, 2  # what a chain is walked for: LA_OUTPUTS
 
 
 def chain_pass(kind: Kind, limit: int, reverse: bool = False, what: int = OUTPUTS) -> Pass:
-    """The chain, forward or in reverse, within `limit` bytes of shared memory."""
+    """The chain, forward or in reverse, within `limit` bytes of shared memory.
+
+    Warps of two tiles read each operand from shared memory half as often; two blocks of four such warps stand together.
+    """
+    wide = kind.element == "bfloat16" and kind.K <= 128 and kind.V > 64
+    return (_chain_pass(kind, limit, reverse, what, 2, 2) if wide else None) or \
+        _chain_pass(kind, limit, reverse, what, 1, 2 if kind.V <= 64 else 1) or \
+        _chain_pass(kind, max(limit, 2**20), reverse, what, 1, 1, 1)
+
+
+def _chain_pass(
+    kind: Kind, limit: int, reverse: bool, what: int, tiles: int, blocks: int, most: int = 2
+) -> Pass | None:
+    """The same with `tiles` of 16 value rows a warp and `blocks` a multiprocessor; None where they do not fit."""
     (C, size, gram, sums), V = _sizes(kind.element), kind.V
     warps = 1
-    while warps < 8 and warps * 16 < V:
+    while warps < 8 // tiles and warps * 16 * tiles < V:
         warps *= 2
+    rows = 16 * tiles * warps
     reads = reverse or what == OUTPUTS  # the queries
     apart = kind.element == "float16" and what == (OUTPUTS if reverse else WRITES)  # betas, which what is kept is over
-    stage = C * (round_up(kind.K, 16) * (1 + reads + kind.own) + 16 * warps) * size + C * C * gram + (1 + apart) * C * 4
-    rest = reads * C * C * gram + warps * sums
-    stages = 2 if 2 * stage + rest <= limit else 1
+    keys = C * round_up(kind.K, 16) * size
+    stage = keys * (1 + kind.own) + C * rows * size + C * C * gram + (1 + apart) * C * 4
+    rest = reads * (keys + C * C * gram) + warps * sums
+    fits = limit if blocks == 1 else (limit - 1024) // 2
+    stages = next((n for n in range(most, 0, -1) if n * stage + rest <= fits), 0)
+    if not stages:
+        return None
     shared = stages * stage + rest
-    constants = _constants(kind, LA_WARPS=warps, LA_STAGES=stages, LA_BLOCKS=1, LA_SHARED=shared, LA_OUTPUTS=what)
-    parts = -(-V // (16 * warps)) + (-(-kind.K // (16 * warps)) if what == ADDS and not reverse else 0)
+    constants = _constants(kind, LA_WARPS=warps, LA_TILES=tiles, LA_RUN=16 if tiles > 1 else C // 2, LA_STAGES=stages,
+                           LA_BLOCKS=blocks, LA_SHARED=shared, LA_OUTPUTS=what)
+    parts = -(-V // rows) + (-(-kind.K // rows) if what == ADDS and not reverse else 0)
     return Pass(REVERSE if reverse else SCAN, "reverse" if reverse else "scan", constants, shared, 32 * warps, parts)
 
 
