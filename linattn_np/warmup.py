@@ -76,9 +76,14 @@ def delta_entries(
             yield Entry("delta rule, sums over heads", cuda_delta_plan.HEAD_SUMS, ())
         return
     align = gcd(16, K * cuda_plan.BYTES[dtype], V * cuda_plan.BYTES[dtype])
-    kind, limit = cuda_delta_portable.Kind(dtype, K, V, align, decay), SHARED[capability] * 1024
-    for words, how in cuda_delta_portable.passes(kind, limit, True, backward).items():
-        yield Entry(f"delta rule, {words}", how.file, how.constants)
+    kind, limit = cuda_delta_portable.Kind(dtype, K, V, align, decay, capability=capability), SHARED[capability] * 1024
+    seen = set()
+    for cut in (False, True):
+        for words, how in cuda_delta_portable.passes(kind._replace(cut=cut), limit, backward).items():
+            if (how.file, how.constants) not in seen:
+                seen.add((how.file, how.constants))
+                yield Entry(f"delta rule, {words}" + ", of segments" * (cut and "segment" not in words), how.file,
+                            how.constants)
 
 
 def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase) -> Iterator[Entry]:

@@ -15,8 +15,9 @@ typedef Tile<KP, Element::BYTES> Keys;
 typedef Tile<VB, Element::BYTES> Values;
 typedef Tile<C, Element::GRAM_BYTES> Gram;
 constexpr int AT_V = C * Keys::ROW, AT_A = AT_V + C * Values::ROW, AT_G = AT_A + C * Gram::ROW, AT_R = AT_G + (1 + APART) * C * 4;
-constexpr int STAGE = AT_R + LA_OWN * C * Keys::ROW, AT_Q = STAGES * STAGE;   // the queries come later, and have one place
-constexpr int AT_GRAM = AT_Q + OUTPUTS * C * Keys::ROW, AT_DECAY = AT_GRAM + OUTPUTS * C * Gram::ROW;
+constexpr int STAGE = AT_R + LA_OWN * C * Keys::ROW, AT_Q = STAGES * STAGE;
+constexpr int PLACES = LA_PLACES;   // of the queries: STAGES, or 1: they come late
+constexpr int AT_GRAM = AT_Q + OUTPUTS * PLACES * C * Keys::ROW, AT_DECAY = AT_GRAM + OUTPUTS * C * Gram::ROW;
 static_assert(LA_SHARED == AT_DECAY + WARPS * Decay<C>::FLOATS * 4, "LA_SHARED is what the launch asks for");
 
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __grid_constant__ DeltaScanArguments a) {
@@ -44,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
         if (APART) load_numbers<C, THREADS>(at + AT_G + C * 4, betas_of(a.beta, sequence, walk.head), a.beta.token, token, sequence.T, thread);
     };
     auto load_queries = [&](int step) {
-        load_rows<Keys, C, THREADS, K>(shared + AT_Q, q, a.q.token, walk.token_of(step), sequence.T, 0, thread);
+        load_rows<Keys, C, THREADS, K>(shared + AT_Q + step % PLACES * C * Keys::ROW, q, a.q.token, walk.token_of(step), sequence.T, 0, thread);
     };
     StateRows<TILES, KP> S;
     S.clear();
@@ -57,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     copy_commit();
     const Decay<C> decay = {shared + AT_DECAY + warp * Decay<C>::FLOATS * 4};
     for (int step = 0; step < walk.steps; step++) {
-        const u32 keys = shared + step % STAGES * STAGE, values = keys + AT_V, queries = shared + AT_Q;
+        const u32 keys = shared + step % STAGES * STAGE, values = keys + AT_V, queries = shared + AT_Q + step % PLACES * C * Keys::ROW;
         const int token = walk.token_of(step);
         asm volatile("" : "+r"(lane));   // addresses are made anew in each chunk: kept over the loop they would spill
         if (STAGES == 1) {
@@ -68,7 +69,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
         }
         copy_wait<0>();
         __syncthreads();
-        if (STAGES > 1 && step + 1 < walk.steps) load(step + 1);
+        if (STAGES > 1 && step + 1 < walk.steps) {
+            load(step + 1);
+            if (OUTPUTS && PLACES > 1) load_queries(step + 1);
+        }
         const float all = decay.set(keys + AT_G, 1.f, 1.f, 0.f, lane);
         __syncwarp();
         if (LA_OUTPUTS == 0) {
@@ -159,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
             }
             store_rows<Values, C, 16 * TILES, V>(own_rows(a.out, sequence, walk.head), a.out.token, values, token, sequence.T, row, column, lane);
         }
-        if (OUTPUTS && STAGES > 1) {
+        if (OUTPUTS && STAGES > PLACES) {
             __syncthreads();   // the queries have been read
             if (step + 1 < walk.steps) load_queries(step + 1);
         }

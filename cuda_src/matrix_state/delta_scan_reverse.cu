@@ -12,8 +12,9 @@ typedef Tile<KP, Element::BYTES> Keys;
 typedef Tile<VB, Element::BYTES> Values;
 typedef Tile<C, Element::GRAM_BYTES> Gram;
 constexpr int AT_V = C * Keys::ROW, AT_A = AT_V + C * Values::ROW, AT_G = AT_A + C * Gram::ROW, AT_R = AT_G + (1 + APART) * C * 4;
-constexpr int STAGE = AT_R + LA_OWN * C * Keys::ROW, AT_Q = STAGES * STAGE;   // the queries come later, and have one place
-constexpr int AT_GRAM = AT_Q + C * Keys::ROW, AT_DECAY = AT_GRAM + C * Gram::ROW;
+constexpr int STAGE = AT_R + LA_OWN * C * Keys::ROW, AT_Q = STAGES * STAGE;
+constexpr int PLACES = LA_PLACES;   // of the queries: STAGES, or 1: they come late
+constexpr int AT_GRAM = AT_Q + PLACES * C * Keys::ROW, AT_DECAY = AT_GRAM + C * Gram::ROW;
 static_assert(LA_SHARED == AT_DECAY + WARPS * Decay<C>::FLOATS * 4, "LA_SHARED is what the launch asks for");
 
 // rows t .. t + 15 of a lower triangular tile, columns from j on, times the operands of 16 tokens
@@ -50,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
         if (APART) load_numbers<C, THREADS>(at + AT_G + C * 4, betas_of(a.beta, sequence, walk.head), a.beta.token, token, sequence.T, thread);
     };
     auto load_queries = [&](int step) {
-        load_rows<Keys, C, THREADS, K>(shared + AT_Q, q, a.q.token, walk.token_of(step), sequence.T, 0, thread);
+        load_rows<Keys, C, THREADS, K>(shared + AT_Q + step % PLACES * C * Keys::ROW, q, a.q.token, walk.token_of(step), sequence.T, 0, thread);
     };
     StateRows<TILES, KP> D;
     D.clear();
@@ -62,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
     copy_commit();
     const Decay<C> decay = {shared + AT_DECAY + warp * Decay<C>::FLOATS * 4};
     for (int step = 0; step < walk.steps; step++) {
-        const u32 keys = shared + step % STAGES * STAGE, values = keys + AT_V, queries = shared + AT_Q;
+        const u32 keys = shared + step % STAGES * STAGE, values = keys + AT_V, queries = shared + AT_Q + step % PLACES * C * Keys::ROW;
         const int token = walk.token_of(step);
         asm volatile("" : "+r"(lane));   // addresses are made anew in each chunk: kept over the loop they would spill
         if (STAGES == 1) {
@@ -73,7 +74,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
         }
         copy_wait<0>();
         __syncthreads();
-        if (STAGES > 1 && step + 1 < walk.steps) load(step + 1);
+        if (STAGES > 1 && step + 1 < walk.steps) {
+            load(step + 1);
+            if (PLACES > 1) load_queries(step + 1);
+        }
         if (!ADDS) {
             char* to = a.states + chunk_number<C>(a, sequence, walk.slot, walk.head, walk.chunk_of(step)) * ChunkState<VP, KP>::SIZE;
 #pragma unroll
@@ -113,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
             for (int i = 0; i < 8; i++) w[i] = a.scale * factor(e, f, i) * Element::value(raw, i);
             return Element::operand(w);
         });
-        if (STAGES > 1) {
+        if (STAGES > PLACES) {
             __syncthreads();   // the queries have been read
             if (step + 1 < walk.steps) load_queries(step + 1);
         }

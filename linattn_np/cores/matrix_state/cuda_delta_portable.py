@@ -48,6 +48,8 @@ class Kind(NamedTuple):
     decay: bool
     own: bool = False  # erase vectors of their own
     before: bool = False  # which read the state before it decays
+    cut: bool = False  # sequences are cut into segments
+    capability: int = 80
 
 
 def _constants(kind: Kind, **more: int) -> cuda_plan.Constants:
@@ -88,21 +90,26 @@ def inverse_pass(kind: Kind) -> Pass:
 OUTPUTS, WRITES, ADDS = 1, 0, 2  # what a chain is walked for: LA_OUTPUTS
 
 
+# how a chain may be cut: tiles of 16 value rows a warp, blocks a multiprocessor, stages, places of the queries
+NARROW, ALONE, LEAST_SHARED = ((1, 2, 2, 2), (1, 2, 2, 1)), ((1, 1, 2, 2), (1, 1, 2, 1), (1, 1, 1, 1)), (1, 1, 1, 1)
+WIDE = (2, 2, 2, 1)  # half as many warps read each operand from shared memory; where a batch fills the card
+
+
 def chain_pass(kind: Kind, limit: int, reverse: bool = False, what: int = OUTPUTS) -> Pass:
-    """The chain, forward or in reverse, within `limit` bytes of shared memory.
+    """The chain, forward or in reverse, within `limit` bytes of shared memory."""
+    wide = kind.element == "bfloat16" and kind.K <= 128 and kind.V > 64 and not kind.cut
+    cuttings: tuple[tuple[int, ...], ...] = NARROW if kind.V <= 64 else ()
+    if wide and kind.capability == 90:  # they spill elsewhere
+        cuttings = (WIDE,)
+    cuttings += ALONE
+    for cut in cuttings:
+        how = _chain_pass(kind, reverse, what, *cut)
+        if how.shared <= (limit if cut[1] == 1 else limit // 2 - 512):
+            return how
+    return _chain_pass(kind, reverse, what, *LEAST_SHARED)
 
-    Warps of two tiles read each operand from shared memory half as often; two blocks of four such warps stand together.
-    """
-    wide = kind.element == "bfloat16" and kind.K <= 128 and kind.V > 64
-    return (_chain_pass(kind, limit, reverse, what, 2, 2) if wide else None) or \
-        _chain_pass(kind, limit, reverse, what, 1, 2 if kind.V <= 64 else 1) or \
-        _chain_pass(kind, max(limit, 2**20), reverse, what, 1, 1, 1)
 
-
-def _chain_pass(
-    kind: Kind, limit: int, reverse: bool, what: int, tiles: int, blocks: int, most: int = 2
-) -> Pass | None:
-    """The same with `tiles` of 16 value rows a warp and `blocks` a multiprocessor; None where they do not fit."""
+def _chain_pass(kind: Kind, reverse: bool, what: int, tiles: int, blocks: int, stages: int, places: int) -> Pass:
     (C, size, gram, sums), V = _sizes(kind.element), kind.V
     warps = 1
     while warps < 8 // tiles and warps * 16 * tiles < V:
@@ -112,14 +119,9 @@ def _chain_pass(
     apart = kind.element == "float16" and what == (OUTPUTS if reverse else WRITES)  # betas, which what is kept is over
     keys = C * round_up(kind.K, 16) * size
     stage = keys * (1 + kind.own) + C * rows * size + C * C * gram + (1 + apart) * C * 4
-    rest = reads * (keys + C * C * gram) + warps * sums
-    fits = limit if blocks == 1 else (limit - 1024) // 2
-    stages = next((n for n in range(most, 0, -1) if n * stage + rest <= fits), 0)
-    if not stages:
-        return None
-    shared = stages * stage + rest
-    constants = _constants(kind, LA_WARPS=warps, LA_TILES=tiles, LA_RUN=16 if tiles > 1 else C // 2, LA_STAGES=stages,
-                           LA_BLOCKS=blocks, LA_SHARED=shared, LA_OUTPUTS=what)
+    shared = stages * stage + reads * (places * keys + C * C * gram) + warps * sums
+    constants = _constants(kind, LA_WARPS=warps, LA_TILES=tiles, LA_RUN=16 if tiles > 1 or size == 4 else C,
+                           LA_STAGES=stages, LA_PLACES=places, LA_BLOCKS=blocks, LA_SHARED=shared, LA_OUTPUTS=what)
     parts = -(-V // rows) + (-(-kind.K // rows) if what == ADDS and not reverse else 0)
     return Pass(REVERSE if reverse else SCAN, "reverse" if reverse else "scan", constants, shared, 32 * warps, parts)
 
@@ -161,17 +163,17 @@ def state_bytes(kind: Kind) -> int:
     return round_up(kind.K, 16) * round_up(kind.V, 16) * gram_bytes(kind.element)
 
 
-def passes(kind: Kind, limit: int, cut: bool, gradients: bool) -> dict[str, Pass]:
-    """Everything that a call and its backward launch. cut: into segments."""
+def passes(kind: Kind, limit: int, gradients: bool) -> dict[str, Pass]:
+    """Everything that a call and its backward launch."""
     found = {"inverse": inverse_pass(kind), "out": chain_pass(kind, limit)}
-    if cut:
+    if kind.cut:
         found["what a segment adds"] = chain_pass(kind, limit, what=ADDS)
         found["states of segments"] = segments_pass(kind, False)
     if gradients:
         found["what is written"] = chain_pass(kind, limit, what=WRITES)
         found["dv"] = chain_pass(kind, limit, True)
         found["gradients"] = grads_pass(kind, limit)
-    if gradients and cut:
+    if gradients and kind.cut:
         found["dstate a segment adds"] = chain_pass(kind, limit, True, ADDS)
         found["dstates of segments"] = segments_pass(kind, True)
     return found
@@ -182,7 +184,7 @@ def too_large(element: str, K: int, V: int, limit: int, own: bool = False) -> st
     if max(K, V) > cuda_plan.WIDEST:
         return f"keys are {K} and values {V} wide, the kernels hold up to {cuda_plan.WIDEST}"
     kind = Kind(element, K, V, cuda_plan.BYTES[element], True, own, own)
-    need = max(how.shared for how in passes(kind, limit, False, True).values())
+    need = max(how.shared for how in passes(kind, limit, True).values())
     return f"{K} x {V} {element} takes {need} bytes of shared memory, a block has {limit}" if need > limit else None
 
 
@@ -213,7 +215,8 @@ class Batch(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.element, self.K, self.V, self.align, self.g is not None, self.r is not None, self.before)
+        return Kind(self.element, self.K, self.V, self.align, self.g is not None, self.r is not None, self.before,
+                    self.segments > 1, launch.capability())
 
 
 class Kept(NamedTuple):
@@ -228,7 +231,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     """(out, final state, saved)."""
     xp, batch = plan.xp, _batch(x, plan)
     limit = launch.shared_limit()
-    wanted = passes(batch.kind, limit, batch.segments > 1, plan.gradients)
+    wanted = passes(batch.kind, limit, plan.gradients)
     launch.prepare(tuple((how.file, how.constants) for how in wanted.values()), launch.capability())
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=batch.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
