@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
     const u32 betas = shared + AT_BETAS, own = shared + AT_OUT + warp * OWN;
     const bool small = LA_DTYPE == 1;   // dW and N are over beta
     const float b0 = small ? load_shared(betas + i0 * 4) : 1.f, b1 = small ? load_shared(betas + (i0 + 8) * 4) : 1.f;
-    float reads[2] = {}, erases[2] = {}, writes[2] = {0.f, 0.f}, product = 0.f;
+    float reads[2] = {}, erases[2] = {}, writes[2] = {}, product = 0.f;   // parts of db, and of <S, D>
     const u32 at = shared + AT_PIECE, keys = at + AT_K, queries = at + AT_Q, reading = LA_OWN ? at + AT_R : keys;
     for (int piece = 0; piece < PIECES; piece++) {
         const int first = piece * PIECE + column;   // key column of the warp's first
@@ -117,19 +117,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
             scale_rows(x, a.scale * e0, a.scale * e1);
             scale_rows(y, -b0 * (LA_BEFORE ? i0 ? decay.start(i0 - 1) : 1.f : e0), -b1 * (LA_BEFORE ? decay.start(i0 + 7) : e1));
         }
-#pragma unroll 1
+#pragma unroll 1   // more would spill, here and above
         for (int j = 0; j * 16 <= row; j++) {   // + Z K, + Y K
-                const auto o = Element::operand(load_a_rows<Element, Gram>(shared + AT_READ, row, 16 * j, lane)), w = Element::operand(load_a_rows<Element, Gram>(shared + AT_RECALL, row, 16 * j, lane));
+            const auto o = Element::operand(load_a_rows<Element, Gram>(shared + AT_READ, row, 16 * j, lane)), w = Element::operand(load_a_rows<Element, Gram>(shared + AT_RECALL, row, 16 * j, lane));
 #pragma unroll
-                for (int t = 0; t < WIDTH; t += 16) {
-                    Element::B b[2];
-                    load_b_columns<Element, Keys>(b, keys, 16 * j, column + t, lane);
+            for (int t = 0; t < WIDTH; t += 16) {
+                Element::B b[2];
+                load_b_columns<Element, Keys>(b, keys, 16 * j, column + t, lane);
 #pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        Element::multiply(x[t / 8 + h], o, b[h]);
-                        Element::multiply(y[t / 8 + h], w, b[h]);
-                    }
+                for (int h = 0; h < 2; h++) {
+                    Element::multiply(x[t / 8 + h], o, b[h]);
+                    Element::multiply(y[t / 8 + h], w, b[h]);
                 }
+            }
         }
         auto put = [&](const Sums& s, const Rows& to) {
             store_sums<Element, WIDTH>(own_rows(to, sequence, walk.head), to.token, s, own, token + row, T, first, lane);
@@ -162,8 +162,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
         clear(x);
 #pragma unroll 1
         for (int j = row / 16; j < ROWS; j++) {   // Z^T Q + Y^T R
-                multiply_keys(x, Element::operand(load_a_columns<Element, Gram>(shared + AT_READ, 16 * j, row, lane)), queries, 16 * j, column, lane);
-                multiply_keys(x, Element::operand(load_a_columns<Element, Gram>(shared + AT_RECALL, 16 * j, row, lane)), reading, 16 * j, column, lane);
+            multiply_keys(x, Element::operand(load_a_columns<Element, Gram>(shared + AT_READ, 16 * j, row, lane)), queries, 16 * j, column, lane);
+            multiply_keys(x, Element::operand(load_a_columns<Element, Gram>(shared + AT_RECALL, 16 * j, row, lane)), reading, 16 * j, column, lane);
         }
         if (LA_DECAY) row_dots(x, keys, row, column, lane, -1.f, reads);
 #pragma unroll
