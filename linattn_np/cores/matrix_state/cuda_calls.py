@@ -8,7 +8,7 @@ from ...cuda import launch
 from ...cuda.repeat import Allocating, Seen
 from ...ground.namespace import Array
 from ..kinds import Erase
-from . import cuda_delta, cuda_kernels, cuda_step
+from . import cuda_delta, cuda_kernels, cuda_step, units
 from .inputs import Inputs, Plan, Saved
 
 
@@ -27,7 +27,8 @@ def refuses(call: Any) -> str | None:
 
 def how(call: Any) -> str:
     """Which kernels a covered call takes, in words."""
-    return "a few tokens in one kernel" if cuda_step.takes(call.plan) else _chunks_of(call.x).how(call)
+    words = "a few tokens in one kernel" if cuda_step.takes(call.plan) else _chunks_of(call.x).how(call)
+    return f"{words}; q and k are divided by their length before it" if call.plan.unit else words
 
 
 class Watched(NamedTuple):
@@ -40,17 +41,38 @@ class Watched(NamedTuple):
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved)."""
     if plan.gradients and not plan.watched:
-        return _of(x, plan).forward(x, plan, state)
+        return _forward(x, plan, state)
     with launch.written() as launches:
         xp = Allocating(plan.xp)
-        out, end, saved = _of(x, plan).forward(x, plan._replace(xp=xp), state)
+        out, end, saved = _forward(x, plan._replace(xp=xp), state)
     return out, end, saved._replace(plan=plan, starts=Watched(saved.starts, Seen(launches, xp.made)))
+
+
+class Divided(NamedTuple):
+    """q and k that were divided by their length, and what the backend kept of the call with them."""
+
+    q: Array | None
+    k: Array
+    starts: Any
+
+
+def _forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
+    if not plan.unit:
+        return _of(x, plan).forward(x, plan, state)
+    divided = units.forward(x, plan, units.in_kernels)
+    out, end, saved = _of(x, plan).forward(divided, plan._replace(unit=False), state)
+    return out, end, Saved(x, plan, state, Divided(divided.q, divided.k, saved.starts))
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
     if isinstance(saved.starts, Watched):
         saved = saved._replace(starts=saved.starts.starts)
+    if isinstance(saved.starts, Divided):
+        x, plan, state, (q, k, starts) = saved
+        divided = x._replace(q=q, k=k, r=k if x.r is x.k else x.r)
+        grads, first = backward(Saved(divided, plan._replace(unit=False), state, starts), dout, dstate)
+        return units.backward(x, plan, grads, units.in_kernels_vjp), first
     chunks = _chunks_of(saved.x)
     # few tokens are one chunk, of which nothing needs to be kept
     of_chunks = not cuda_step.takes(saved.plan) or (saved.x.q is not None and chunks.refuses(saved) is None)
