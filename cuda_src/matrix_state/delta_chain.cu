@@ -31,7 +31,8 @@ LA_DEVICE void fill(const DeltaArguments& a, const DeltaWalk& walk, unsigned cha
                 publish_shared();
                 group_barrier(2);
             }
-            gram_of_chunk(at + AT_Q, at + AT_K, at + AT_P, (const float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane);
+            gram_of_chunk(at + AT_Q, at + AT_K, at + AT_P, (float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane,
+                          a.blocks + (walk.block + walk.first + step) * BLOCK, false);
             publish_shared();
             __syncwarp();
             if (lane == 0) barrier_arrive(bar.gram(s));
@@ -89,12 +90,13 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
         products_begin();
         multiply<0>(x, w, panel_descriptor(at + AT_A));   // N = W A^T
         products_commit();
-        scale_tiles(S, e[C - 1 - (lane & 3) * 2]);
+        scale_tiles(S, last_decay(e - (lane & 3) * 2));
+        if (LA_UNIT) barrier_wait(bar.gram(s), phase);   // e rq is where c was
         products_wait<1>();
         products_done(y);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            const float2 f = pair_at(e, 8 * n);
+            const float2 f = pair_at(e, LA_UNIT * 2 * C + 8 * n);
             y[n][0] *= a.scale * f.x; y[n][1] *= a.scale * f.y; y[n][2] *= a.scale * f.x; y[n][3] *= a.scale * f.y;
         }
         products_wait<0>();

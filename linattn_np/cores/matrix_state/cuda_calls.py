@@ -28,7 +28,9 @@ def refuses(call: Any) -> str | None:
 def how(call: Any) -> str:
     """Which kernels a covered call takes, in words."""
     words = "a few tokens in one kernel" if cuda_step.takes(call.plan) else _chunks_of(call.x).how(call)
-    return f"{words}; q and k are divided by their length before it" if call.plan.unit else words
+    if not call.plan.unit:
+        return words
+    return f"{words}; q and k are divided by their length {'in' if _divides(*call) else 'before'} it"
 
 
 class Watched(NamedTuple):
@@ -56,8 +58,13 @@ class Divided(NamedTuple):
     starts: Any
 
 
+def _divides(x: Inputs, plan: Plan) -> bool:
+    """Whether the kernels of a call take the lengths out of q and k themselves."""
+    return _of(x, plan) is cuda_delta and cuda_delta.divides(x, plan)
+
+
 def _forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
-    if not plan.unit:
+    if not plan.unit or _divides(x, plan):
         return _of(x, plan).forward(x, plan, state)
     divided = units.forward(x, plan, units.in_kernels)
     out, end, saved = _of(x, plan).forward(divided, plan._replace(unit=False), state)

@@ -21,7 +21,7 @@ from ...cuda.tensor_map import moves, takes, tensor_map
 from ...ground.namespace import Array, cast, sum_to
 from ..kinds import Decay, Row
 from . import cuda_delta_plan as cuts
-from . import cuda_delta_portable
+from . import cuda_delta_portable, cuda_projections
 from .cuda_kernels import States, _element, _pack_gate, _public, _shared, _spread, _state, _states
 from .inputs import Inputs, Plan, Saved
 
@@ -68,6 +68,11 @@ def how(call: Any) -> str:
     return "chains of chunks by warpgroup products (wgmma)" if wgmma else "portable chains of chunks (mma.sync)"
 
 
+def divides(x: Inputs, plan: Plan) -> bool:
+    """Whether the kernels of a call take the lengths out of q and k themselves."""
+    return _wgmma(x, plan)
+
+
 def _wgmma(x: Inputs, plan: Plan) -> bool:
     if x.r is not x.k or plan.erase_row is not Row.DECAYED:
         return False
@@ -90,6 +95,7 @@ class Batch(NamedTuple):
     segments: int
     chunks: int  # of a segment
     decay: bool
+    unit: bool  # q and k are divided by their length
 
 
 class Kept(NamedTuple):
@@ -106,7 +112,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
         return cuda_delta_portable.forward(x, plan, state)
     xp, batch = plan.xp, _batch(x, plan)
     launch.prepare(tuple(
-        (cuts.KERNELS[name].file, cuts.constants(name, batch.K, batch.V, batch.decay, reverse))
+        (cuts.KERNELS[name].file, cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit))
         for name, reverse in cuts.names(batch.segments, plan.gradients)
     ), launch.capability())  # fmt: skip
     arrays = _arrays(xp, x)
@@ -152,6 +158,9 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
             other=arrays["dk"], begins=kept.begins, start=start, start_group=group, dg=dg, dbeta=dbeta,
             scale=plan.scale)
     grads = {n: _head_sums(xp, arrays["d" + n], getattr(x, n).shape) for n in ("q", "k", "v")}
+    if plan.unit:
+        rows = (grads["q"], grads["k"])
+        grads["q"], grads["k"] = cuda_projections.unit_rows_vjp(xp, (x.q, x.k), rows, divided=True)
     for name, d in (("g", dg), ("beta", dbeta)):
         if d is not None:
             y = getattr(x, name)
@@ -170,7 +179,8 @@ def _batch(x: Inputs, plan: Plan) -> Batch:
     offsets = xp.asarray([0, *(s.stop for s in sequences)], dtype=xp.int64) if ragged else None
     slots = T // cuts.CHUNK + N if ragged else N * longest  # a sequence's chunks begin at first // CHUNK + its number
     each = -(-longest // cuts.segments(N * heads, longest))
-    return Batch(lead, T, heads, H, K, V, N, offsets, longest, slots, -(-longest // each), each, x.g is not None)
+    return Batch(lead, T, heads, H, K, V, N, offsets, longest, slots, -(-longest // each), each, x.g is not None,
+                 plan.unit)
 
 
 def _row_array(y: Array) -> Array:
@@ -187,7 +197,7 @@ def _arrays(xp: Any, x: Inputs) -> dict[str, Array | None]:
 
 def _blocks(xp: Any, batch: Batch, arrays: dict[str, Array | None]) -> Array:
     """What every chunk knows before it sees a state."""
-    blocks = xp.empty((batch.slots * batch.heads, cuts.KEPT), dtype=xp.int8)
+    blocks = xp.empty((batch.slots * batch.heads, cuts.KEPT + batch.unit * cuts.LENGTHS), dtype=xp.int8)
     _launch("block", batch._replace(chunks=batch.longest), batch.N * batch.heads * batch.longest, arrays,
             blocks=blocks)
     return blocks
@@ -270,8 +280,9 @@ def _launch(
     if moves():
         whole = (out, other, start.array, end.array, *pointers.values())
         named = (*(arrays[n] for n in (*maps, "g", "beta")), batch.offsets, *whole)
-    launch.launch(how.file, how.entry, cuts.constants(name, batch.K, batch.V, batch.decay, reverse), grid,
-                  how.threads, how.shared, packed + PADDING, named)
+    constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit)
+    launch.launch(how.file, how.entry, constants, grid, how.threads, cuts.shared(name, batch.unit), packed + PADDING,
+                  named)
 
 
 def _map(arrays: dict[str, Any], name: str) -> bytes:

@@ -14,6 +14,7 @@ REVERSE, GRADS = "matrix_state/delta_reverse.cu", "matrix_state/delta_grads.cu"
 CHUNK, WIDEST, ALIGN = 64, 128, 16  # tokens; columns of a tile; bytes that every row's address and length divide by
 TILE, SQUARE, TOKEN = 64 * 128 * 2, 64 * 64 * 2, 64 * 4  # bytes of 128 columns, of 64, of a number a token
 KEPT = SQUARE + 4 * TOKEN  # bytes that are kept of a chunk: A, e, d, c, beta
+LENGTHS = 2 * TOKEN  # and where q and k are divided by their length: that, inverted, of k and of q
 END = 128 * 128 * 2  # bytes of a chunk's state in bfloat16
 SEGMENT = 8  # chunks that a segment has at least
 STATE = 128 * 128  # floats of a segment's state
@@ -53,12 +54,21 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 
 
 @functools.cache
-def constants(name: str, K: int, V: int, decay: bool, reverse: bool = False) -> cuda_plan.Constants:
-    """The constants of a kernel for keys K and values V wide. reverse: segments.cu from the last one down."""
+def constants(name: str, K: int, V: int, decay: bool, reverse: bool = False, unit: bool = False) -> cuda_plan.Constants:
+    """The constants of a kernel for keys K and values V wide.
+
+    reverse: segments.cu from the last one down. unit: q and k are divided by their length.
+    """
+    more = {"LA_UNIT": 1} if unit and name != "segments" else {}
     return tuple(sorted({
         "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": ALIGN, "LA_K": K, "LA_V": V,
-        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_SHARED": KERNELS[name].shared,
+        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_SHARED": shared(name, unit), **more,
     }.items()))
+
+
+def shared(name: str, unit: bool) -> int:
+    """Bytes of shared memory of a block."""
+    return KERNELS[name].shared + LENGTHS * (unit and name == "block")
 
 
 def names(segments: int, gradients: bool) -> list[tuple[str, bool]]:
