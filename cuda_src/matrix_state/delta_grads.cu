@@ -5,8 +5,8 @@
 //     dk = r + d N D + Z^T Q + Y^T K,       dbeta_i = (dW N^T)_ii / beta_i^2
 //     db = q.dq + 2 k.r - k.dk, its last row also <S, D> after the chunk;  dg = db summed from each token to the chunk's end
 //
-// With LA_UNIT Z has rq_i and rk_j, Y rk_i and rk_j, and what leaves are rq dq^ and rk dk^; both are still to be made normal to
-// their rows.
+// With LA_UNIT Z has rq_i and rk_j, Y rk_i and rk_j, so that the sums are rq dq^ and rk dk^, of which what is normal to the rows of
+// q and k leaves.
 //
 // The gradient of K K^T is one masked product; none of the inverse is needed. Warpgroups 0 and 1 walk the chain of
 // delta_chain.cu, 64 value rows each, a chunk ahead, and ask for every tile as soon as its place is free; 2 and 3 make the
@@ -317,9 +317,15 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
             for (int d = 0; d < 8; d++) product<0, 1>(y, written + Tokens::along(d), end + Whole::across(d), true);   // d N D
             products_commit();
         }
-        products_wait<1>();
+        products_wait<!LA_UNIT>();
         products_done(x);
-        if (LA_DECAY) row_dots(x, shared + AT_Q + group * Tokens::PANEL + rows, dot);
+        if (LA_UNIT) {
+            products_done(y);
+            quad_sums(dot);
+            barrier_wait(bar.end_done(), s);   // A has been read
+            make_normal(x, y, dot, shared + AT_Q + group * Tokens::PANEL + rows, keys + group * Tokens::PANEL + rows,
+                        (float2*)(memory + AT_BLOCKS + s * FOUR), kept + AT_QUERY / 4, e + 3 * C, group, i0, lane);
+        } else if (LA_DECAY) row_dots(x, shared + AT_Q + group * Tokens::PANEL + rows, dot);
         store_tile_rows(x, news + group * Tokens::PANEL + rows);
         publish_shared();
         group_barrier(group + 2);
@@ -331,15 +337,12 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         __syncwarp();
         products_wait<0>();
         products_done(y);
-        if (LA_DECAY) {
+        if (LA_DECAY && !LA_UNIT) {
             float less[2] = {0.f, 0.f};
             row_dots(y, keys + group * Tokens::PANEL + rows, less);
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-                dot[m] -= less[m];
-                dot[m] += __shfl_xor_sync(0xffffffffu, dot[m], 1);
-                dot[m] += __shfl_xor_sync(0xffffffffu, dot[m], 2);
-            }
+            dot[0] -= less[0];
+            dot[1] -= less[1];
+            quad_sums(dot);
         }
         group_barrier(group + 2);   // q's panel has been read
         store_tile_rows(y, shared + AT_Q + group * Tokens::PANEL + rows);

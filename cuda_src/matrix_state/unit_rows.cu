@@ -1,5 +1,4 @@
 // Rows divided by their length, y = x / |x|, and the gradient, dx = (dy - y <y, dy>) / |x|; a row of zeros stays as it is.
-// LA_DIVIDED: dy has been divided by |x| already.
 //
 // LA_LANES lanes hold a row, LA_PER numbers at a time; up to two arrays (q and k) in one launch. Sums are float32.
 #include "attention/tokens.cuh"
@@ -53,10 +52,6 @@ LA_DEVICE float row_sum(float x) {
     return x;
 }
 
-#ifndef LA_DIVIDED
-#define LA_DIVIDED 0
-#endif
-
 template <bool VJP> LA_DEVICE void divide(const Arguments& a) {
     const bool second = blockIdx.x >= a.first;
     const Array& of = a.of[second];
@@ -87,7 +82,7 @@ template <bool VJP> LA_DEVICE void divide(const Arguments& a) {
     for (int p = 0; p < PIECES; p++) {
         const u32 at = (p * LA_LANES + lane) * LA_PER;
 #pragma unroll
-        for (int i = 0; i < LA_PER; i++) x[p][i] = (VJP ? share * x[p][i] + dy[VJP ? p : 0][i] : x[p][i]) * (VJP && LA_DIVIDED ? 1.f : over);
+        for (int i = 0; i < LA_PER; i++) x[p][i] = (VJP ? share * x[p][i] + dy[VJP ? p : 0][i] : x[p][i]) * over;
         if (mine && at < LA_K) store<LA_DTYPE>(of.y + ((i64)row * LA_K + at) * Element::BYTES, x[p]);
     }
 }

@@ -30,7 +30,7 @@ def how(call: Any) -> str:
     words = "a few tokens in one kernel" if cuda_step.takes(call.plan) else _chunks_of(call.x).how(call)
     if not call.plan.unit:
         return words
-    return f"{words}; q and k are divided by their length {'in' if _divides(*call) else 'before'} it"
+    return f"{words}, {'which divide' if _divides(*call) else 'after one that divides'} q and k by their length"
 
 
 class Watched(NamedTuple):

@@ -21,7 +21,7 @@ from ...cuda.tensor_map import moves, takes, tensor_map
 from ...ground.namespace import Array, cast, sum_to
 from ..kinds import Decay, Row
 from . import cuda_delta_plan as cuts
-from . import cuda_delta_portable, cuda_projections
+from . import cuda_delta_portable
 from .cuda_kernels import States, _element, _pack_gate, _public, _shared, _spread, _state, _states
 from .inputs import Inputs, Plan, Saved
 
@@ -158,9 +158,6 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
             other=arrays["dk"], begins=kept.begins, start=start, start_group=group, dg=dg, dbeta=dbeta,
             scale=plan.scale)
     grads = {n: _head_sums(xp, arrays["d" + n], getattr(x, n).shape) for n in ("q", "k", "v")}
-    if plan.unit:
-        rows = (grads["q"], grads["k"])
-        grads["q"], grads["k"] = cuda_projections.unit_rows_vjp(xp, (x.q, x.k), rows, divided=True)
     for name, d in (("g", dg), ("beta", dbeta)):
         if d is not None:
             y = getattr(x, name)

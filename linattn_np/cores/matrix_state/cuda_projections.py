@@ -37,23 +37,23 @@ def unit_rows(xp: Any, rows: Pair) -> Pair:
     return _divide(xp, "unit_rows", rows, (None, None))
 
 
-def unit_rows_vjp(xp: Any, rows: Pair, grads: Pair, divided: bool = False) -> Pair:
-    """(dy - y <y, dy>) / |x|, y = x / |x|, of both, in the dtype of x; divided: dy has been divided by |x| already."""
-    return _divide(xp, "unit_rows_vjp", rows, grads, divided)
+def unit_rows_vjp(xp: Any, rows: Pair, grads: Pair) -> Pair:
+    """(dy - y <y, dy>) / |x|, y = x / |x|, of both, in the dtype of x."""
+    return _divide(xp, "unit_rows_vjp", rows, grads)
 
 
-def unit_constants(element: str, grad: str, K: int, per: int, divided: bool = False) -> Constants:
-    """Of unit_rows.cu; per: numbers that a lane loads at once; grad: the kind of dy, which may have been divided."""
+def unit_constants(element: str, grad: str, K: int, per: int) -> Constants:
+    """Of unit_rows.cu; per: numbers that a lane loads at once; grad: the kind of dy."""
     lanes = 1
     while lanes < 32 and lanes * per < K:
         lanes *= 2
     return tuple(sorted({
         "LA_DTYPE": ELEMENTS[element], "LA_GRAD": ELEMENTS[grad], "LA_K": K, "LA_PER": per, "LA_LANES": lanes,
-        "LA_ALIGN": min(16, per * BYTES[element]), "LA_DIVIDED": int(divided),
+        "LA_ALIGN": min(16, per * BYTES[element]),
     }.items()))  # fmt: skip
 
 
-def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair, divided: bool = False) -> Pair:
+def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair) -> Pair:
     """What the entry makes of each array that is given, contiguous and as `empty` made it."""
     arrays = [None if y is None else y if y.shape[-1] == 1 or y.strides[-1] == y.itemsize else xp.ascontiguousarray(y)
               for y in arrays]  # fmt: skip
@@ -65,7 +65,7 @@ def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair, divided: bool = Fals
     per = gcd(16 // first.itemsize, K)
     while per > 1 and any(_askew(y, per * y.itemsize) for y in there):
         per //= 2
-    constants = unit_constants(element, element if grad is None else dtype_name(grad), K, per, divided)
+    constants = unit_constants(element, element if grad is None else dtype_name(grad), K, per)
     each = THREADS // dict(constants)["LA_LANES"]
     packed, blocks = [], []
     for x, dy, y in zip(arrays, grads, made, strict=True):
