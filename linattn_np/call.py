@@ -175,8 +175,6 @@ def _out_shape(call: Prepared, core_out: Array) -> tuple[int, ...]:
     """Shape of out as the caller gets it."""
     *batch, T, H = core_out.shape[:-1]
     V = call.variables.sizes.V
-    if call.card.micro_steps:
-        T //= call.variables.sizes.n
     return (*batch, H, T, V) if call.options["layout"] == "heads_first" else (*batch, T, H, V)
 
 
@@ -204,6 +202,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         xp, dtype, _scale(card, options, sizes), card.query_row, card.erase_row,
         options.get("causal", True), options["chunk_size"], tuple(sequences(steps * sizes.T, starts)),
         overwrite=options["overwrite_state"], precision=options["precision"], unit=options.get("qk_l2norm", False),
+        steps=steps,
     )
     if options["state_rows"] is not None:
         plan = plan._replace(rows=_check_pool(fn, xp, options, sizes, state))

@@ -21,7 +21,12 @@
 #define LA_UNIT 0
 #endif
 
+#ifndef LA_STEPS   // tokens have so many steps, of which the last reads: q, out and their gradients have a row a token
+#define LA_STEPS 1
+#endif
+
 constexpr int C = 64, WIDE = 128;
+static_assert(C % LA_STEPS == 0, "a chunk holds whole tokens");
 typedef Panels<WIDE, C> Tokens;   // q, k, v, dout, ... of a chunk
 typedef Panels<C, C> Square;      // A, P, ... of a chunk
 static_assert(LA_K <= WIDE && LA_V <= WIDE && Element::BYTES == 2, "a tile holds whole rows");
@@ -88,6 +93,25 @@ LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int 
     box_in(to, map, barrier, 0, head, token, batch);
     box_in(to + Tokens::PANEL, map, barrier, 64, head, token, batch);
 }
+// the same of q or dout; a panel of dq
+LA_DEVICE void token_tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
+#if LA_STEPS > 1
+    box_in_steps(to, map, barrier, 0, head, LA_STEPS, token, batch);
+    box_in_steps(to + Tokens::PANEL, map, barrier, 64, head, LA_STEPS, token, batch);
+#else
+    tile_in(to, map, barrier, head, token, batch);
+#endif
+}
+LA_DEVICE void token_panel_out(const TensorMap& map, u32 from, int column, int head, int token, int batch) {
+#if LA_STEPS > 1
+    box_out_steps(map, from, column, head, LA_STEPS, token, batch);
+#else
+    box_out(map, from, column, head, token, batch);
+#endif
+}
+// rows of an array with a row a token, so that step t's, where it is a token's last, is t steps of a.token further
+LA_DEVICE char* token_rows(const Rows& x, const Sequence& s, int head) { return own_rows(x, s, head) - (LA_STEPS - 1) * x.token; }
+
 // rows from `own` on of PANELS panels become zeros
 template <int THREADS, int PANELS, int ROLL = 16> LA_DEVICE void clear_rows(u32 panels, int own, int thread) {
 #pragma unroll ROLL

@@ -45,7 +45,7 @@ LA_DEVICE void fill(const DeltaArguments& a, const DeltaWalk& walk, unsigned cha
             if (ahead >= STAGES) barrier_wait(bar.empty(s), (ahead / STAGES - 1) & 1);
             barrier_expect(full, 3 * Tokens::SIZE + Square::SIZE + SUMS);
             tile_in(at + AT_K, a.k, full, k_head, token, walk.row);
-            tile_in(at + AT_Q, a.q, full, q_head, token, walk.row);
+            token_tile_in(at + AT_Q, a.q, full, q_head, token, walk.row);
             run_in(at + AT_A, block, Square::SIZE, full);
             run_in(at + AT_SUMS, block + AT_E, SUMS, full);
             tile_in(at + AT_V, a.v, full, v_head, token, walk.row);
@@ -61,7 +61,7 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
     if (walk.segment) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, walk.slot * a.segments + walk.segment, row, lane);
     else if (a.start.data) state.template load<LA_V, LA_K>(a.start, walk.slot / a.start_group, row, lane);
     else state.clear();
-    char* const out = own_rows(a.out, walk.sequence, walk.head);
+    char* const out = token_rows(a.out, walk.sequence, walk.head);
     for (int step = 0; step < walk.steps; step++) {
         const int s = step % STAGES, phase = step / STAGES & 1, token = (walk.first + step) * C;
         const u32 at = shared + s * STAGE;
@@ -118,7 +118,7 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
         products_done(y);
         float (&o)[1][8][4] = (float (&)[1][8][4])y;
         stage_rows<Bfloat16, Tokens, 1, C>(o, at + AT_V, row, lane);   // the warp's own columns of v, which it has read
-        store_rows<Tokens, C, 16, LA_V>(out, a.out.token, at + AT_V, token, walk.sequence.T, row, 0, lane);
+        store_rows<Tokens, C, 16, LA_V, LA_STEPS>(out, a.out.token, at + AT_V, token, walk.sequence.T, row, 0, lane);
         publish_shared();
         products_wait<0>();
         products_done(S);

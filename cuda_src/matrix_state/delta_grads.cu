@@ -27,11 +27,11 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
     auto load_outputs = [&](int chunk) {
         barrier_expect(bar.outputs(), 2 * SLOT);
         tile_in(shared + AT_DV, a.dv, bar.outputs(), walk.head, walk.token(chunk), row);
-        tile_in(shared + AT_DOUT, a.dout, bar.outputs(), walk.head, walk.token(chunk), row);
+        token_tile_in(shared + AT_DOUT, a.dout, bar.outputs(), walk.head, walk.token(chunk), row);
     };
     auto load_queries = [&](int chunk) {
         barrier_expect(bar.queries(), SLOT);
-        tile_in(shared + AT_Q, a.q, bar.queries(), (u32)walk.head / (u32)a.group_q, walk.token(chunk), row);
+        token_tile_in(shared + AT_Q, a.q, bar.queries(), (u32)walk.head / (u32)a.group_q, walk.token(chunk), row);
     };
     auto load_end = [&](int chunk) {
         barrier_expect(bar.end(), END);
@@ -179,11 +179,11 @@ LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* c, cons
     }
 }
 
-// rows of a panel of a chunk that is another sequence's in part: 64 columns from `column` on, `own` rows
-LA_DEVICE void store_own(char* rows, i64 stride, u32 panel, int column, int width, int own, int thread) {
+// rows of a panel of a chunk that is another sequence's in part: 64 columns from `column` on, `own` rows, of tokens of STEPS the last
+template <int STEPS> LA_DEVICE void store_own(char* rows, i64 stride, u32 panel, int column, int width, int own, int thread) {
     for (int i = thread; i < own * 8; i += 128) {
         const int r = i >> 3, c = i & 7;
-        copy_out<16>(rows + r * stride + (column + c * 8) * 2, panel + Square::piece(r, c), column + c * 8 < width);
+        copy_out<16>(rows + r * stride + (column + c * 8) * 2, panel + Square::piece(r, c), r % STEPS == STEPS - 1 && column + c * 8 < width);
     }
 }
 
@@ -329,9 +329,9 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         store_tile_rows(x, news + group * Tokens::PANEL + rows);
         publish_shared();
         group_barrier(group + 2);
-        if (partial(chunk)) store_own(own_rows(a.out, walk.sequence, walk.head) + (i64)chunk * C * a.out.token, a.out.token, news + group * Tokens::PANEL, 64 * group, LA_K, walk.own(a, chunk), thread);
+        if (partial(chunk)) store_own<LA_STEPS>(token_rows(a.out, walk.sequence, walk.head) + (i64)chunk * C * a.out.token, a.out.token, news + group * Tokens::PANEL, 64 * group, LA_K, walk.own(a, chunk), thread);
         else if (asks) {
-            box_out(a.dq, news + group * Tokens::PANEL, 64 * group, walk.head, walk.token(chunk), walk.row);
+            token_panel_out(a.dq, news + group * Tokens::PANEL, 64 * group, walk.head, walk.token(chunk), walk.row);
             out_commit();
         }
         __syncwarp();
@@ -360,7 +360,7 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         group_barrier(group + 2);
         if (asks) out_read();
         if (lane == 0) barrier_arrive(bar.chunk_free());
-        if (partial(chunk)) store_own(own_rows(a.other, walk.sequence, walk.head) + (i64)chunk * C * a.other.token, a.other.token, shared + AT_Q + group * Tokens::PANEL, 64 * group, LA_K, walk.own(a, chunk), thread);
+        if (partial(chunk)) store_own<1>(own_rows(a.other, walk.sequence, walk.head) + (i64)chunk * C * a.other.token, a.other.token, shared + AT_Q + group * Tokens::PANEL, 64 * group, LA_K, walk.own(a, chunk), thread);
         else if (asks) {
             box_out(a.dk, shared + AT_Q + group * Tokens::PANEL, 64 * group, walk.head, walk.token(chunk), walk.row);
             out_commit();

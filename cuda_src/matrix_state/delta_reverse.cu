@@ -50,10 +50,10 @@ LA_DEVICE void fill(const DeltaArguments& a, const DeltaWalk& walk, unsigned cha
             if (ahead >= STAGES) barrier_wait(bar.empty(s), (ahead / STAGES - 1) & 1);
             barrier_expect(full, 3 * Tokens::SIZE + Square::SIZE + SUMS);
             tile_in(at + AT_K, a.k, full, k_head, token, walk.row);
-            tile_in(at + AT_Q, a.q, full, q_head, token, walk.row);
+            token_tile_in(at + AT_Q, a.q, full, q_head, token, walk.row);
             run_in(at + AT_A, block, Square::SIZE, full);
             run_in(at + AT_SUMS, block + AT_E, SUMS, full);
-            tile_in(at + AT_DOUT, a.dout, full, walk.head, token, walk.row);
+            token_tile_in(at + AT_DOUT, a.dout, full, walk.head, token, walk.row);
         }
         __syncwarp();
     }

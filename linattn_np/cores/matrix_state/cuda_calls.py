@@ -8,7 +8,7 @@ from ...cuda import launch
 from ...cuda.repeat import Allocating, Seen
 from ...ground.namespace import Array
 from ..kinds import Erase
-from . import cuda_delta, cuda_kernels, cuda_step, units
+from . import cuda_delta, cuda_kernels, cuda_step, steps, units
 from .inputs import Inputs, Plan, Saved
 
 
@@ -50,8 +50,8 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     return out, end, saved._replace(plan=plan, starts=Watched(saved.starts, Seen(launches, xp.made)))
 
 
-class Divided(NamedTuple):
-    """q and k that were divided by their length, and what the backend kept of the call with them."""
+class Changed(NamedTuple):
+    """q and k as the kernels read them, where these were made, and what was kept of the call with them."""
 
     q: Array | None
     k: Array
@@ -64,22 +64,39 @@ def _divides(x: Inputs, plan: Plan) -> bool:
 
 
 def _forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
-    if not plan.unit or _divides(x, plan):
+    own, apart = _own(x, plan)
+    if own.unit == plan.unit and not apart:
         return _of(x, plan).forward(x, plan, state)
-    divided = units.forward(x, plan, units.in_kernels)
-    out, end, saved = _of(x, plan).forward(divided, plan._replace(unit=False), state)
-    return out, end, Saved(x, plan, state, Divided(divided.q, divided.k, saved.starts))
+    y = x if own.unit == plan.unit else units.forward(x, plan, units.in_kernels)
+    if apart:
+        y = y._replace(q=steps.at_last(plan, y.q))
+    out, end, saved = _of(y, own).forward(y, own, state)
+    return steps.of_last(plan, out) if apart else out, end, Saved(x, plan, state, Changed(y.q, y.k, saved.starts))
+
+
+def _own(x: Inputs, plan: Plan) -> tuple[Plan, bool]:
+    """(the plan of the kernels' own call, whether they read after every step of a token)."""
+    unit, apart = plan.unit and _divides(x, plan), plan.steps > 1 and not _skips(x, plan)
+    return plan._replace(unit=unit, steps=1 if apart else plan.steps), apart
+
+
+def _skips(x: Inputs, plan: Plan) -> bool:
+    """Whether the kernels of a call read after the last step of a token alone."""
+    return _of(x, plan) is cuda_delta and cuda_delta.skips(x, plan)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
     if isinstance(saved.starts, Watched):
         saved = saved._replace(starts=saved.starts.starts)
-    if isinstance(saved.starts, Divided):
+    if isinstance(saved.starts, Changed):
         x, plan, state, (q, k, starts) = saved
-        divided = x._replace(q=q, k=k, r=k if x.r is x.k else x.r)
-        grads, first = backward(Saved(divided, plan._replace(unit=False), state, starts), dout, dstate)
-        return units.backward(x, plan, grads, units.in_kernels_vjp), first
+        own, apart = _own(x, plan)
+        made = x._replace(q=q, k=k, r=k if x.r is x.k else x.r)
+        grads, first = backward(Saved(made, own, state, starts), steps.at_last(plan, dout) if apart else dout, dstate)
+        if apart:
+            grads = grads._replace(q=steps.of_last(plan, grads.q))
+        return grads if own.unit == plan.unit else units.backward(x, plan, grads, units.in_kernels_vjp), first
     chunks = _chunks_of(saved.x)
     # few tokens are one chunk, of which nothing needs to be kept
     of_chunks = not cuda_step.takes(saved.plan) or (saved.x.q is not None and chunks.refuses(saved) is None)

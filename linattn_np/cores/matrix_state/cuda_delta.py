@@ -73,6 +73,11 @@ def divides(x: Inputs, plan: Plan) -> bool:
     return _wgmma(x, plan)
 
 
+def skips(x: Inputs, plan: Plan) -> bool:
+    """Whether the kernels of a call read after the last step of a token alone."""
+    return _wgmma(x, plan) and cuts.skips(plan.steps)
+
+
 def _wgmma(x: Inputs, plan: Plan) -> bool:
     if x.r is not x.k or plan.erase_row is not Row.DECAYED:
         return False
@@ -96,6 +101,7 @@ class Batch(NamedTuple):
     chunks: int  # of a segment
     decay: bool
     unit: bool  # q and k are divided by their length
+    steps: int  # of a token, of which the last reads
 
 
 class Kept(NamedTuple):
@@ -112,11 +118,11 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
         return cuda_delta_portable.forward(x, plan, state)
     xp, batch = plan.xp, _batch(x, plan)
     launch.prepare(tuple(
-        (cuts.KERNELS[name].file, cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit))
+        (cuts.KERNELS[name].file, cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps))
         for name, reverse in cuts.names(batch.segments, plan.gradients)
     ), launch.capability())  # fmt: skip
     arrays = _arrays(xp, x)
-    out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
+    out = xp.empty((*batch.lead, batch.T // batch.steps, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     start, group = _state(xp, state, batch), batch.heads // batch.H
     blocks = _blocks(xp, batch, arrays)
@@ -136,10 +142,12 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     xp, batch = plan.xp, _batch(x, plan)
     arrays, heads, dtype = _arrays(xp, x), batch.heads, x.v.dtype
     shape = (*batch.lead, batch.T, heads)
-    dout = xp.zeros((*shape, batch.V), dtype=dtype) if dout is None else cast(xp, dout, dtype)
+    asked = (*batch.lead, batch.T // batch.steps, heads, batch.V)
+    dout = xp.zeros(asked, dtype=dtype) if dout is None else cast(xp, dout, dtype)
     arrays["dout"] = _row_array(dout)
     for name, width in (("dq", batch.K), ("dk", batch.K), ("dv", batch.V)):
-        arrays[name] = xp.empty((prod(batch.lead), batch.T, heads, width), dtype=dtype)
+        tokens = batch.T // batch.steps if name == "dq" else batch.T
+        arrays[name] = xp.empty((prod(batch.lead), tokens, heads, width), dtype=dtype)
     dg = xp.empty(shape, dtype=xp.float32) if batch.decay else None
     dbeta = xp.empty(shape, dtype=xp.float32)
     first = xp.empty((batch.N, heads, batch.K, batch.V), dtype=xp.float32)
@@ -177,7 +185,7 @@ def _batch(x: Inputs, plan: Plan) -> Batch:
     slots = T // cuts.CHUNK + N if ragged else N * longest  # a sequence's chunks begin at first // CHUNK + its number
     each = -(-longest // cuts.segments(N * heads, longest))
     return Batch(lead, T, heads, H, K, V, N, offsets, longest, slots, -(-longest // each), each, x.g is not None,
-                 plan.unit)
+                 plan.unit, plan.steps)
 
 
 def _row_array(y: Array) -> Array:
@@ -243,12 +251,12 @@ def _pointer(y: Array | None) -> int:
     return 0 if y is None else y.data.ptr
 
 
-def _pack_rows(y: Array | None) -> bytes:
-    """Strides in bytes of an array that has all heads."""
+def _pack_rows(y: Array | None, steps: int = 1) -> bytes:
+    """Strides in bytes of an array that has all heads, and rows for tokens of so many steps."""
     if y is None:
         return NO_ROWS
     y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
-    return ROWS.pack(y.data.ptr, *y.strides[:3], 1, 0)
+    return ROWS.pack(y.data.ptr, y.strides[0], y.strides[1] // steps, y.strides[2], 1, 0)
 
 
 def _places(states: States) -> tuple[int, int, int, int]:
@@ -266,7 +274,8 @@ def _launch(
         arrays["sizes"] = [batch.heads // arrays[n].shape[-2] for n in ("q", "k", "v")]
         arrays["gates"] = _pack_gate(arrays["g"], batch) + _pack_gate(arrays["beta"], batch)
     packed = b"".join((
-        *(_map(arrays, n) if n in maps else NO_MAP for n in MAPS), _pack_rows(out), _pack_rows(other),
+        *(_map(arrays, n, batch.steps) if n in maps else NO_MAP for n in MAPS),
+        _pack_rows(out, batch.steps if name in cuts.STEPPED else 1), _pack_rows(other),
         arrays["gates"],
         TAIL.pack(
             _pointer(batch.offsets), _pointer(given("blocks")), _pointer(given("ends")), *_places(start),
@@ -277,14 +286,14 @@ def _launch(
     if moves():
         whole = (out, other, start.array, end.array, *pointers.values())
         named = (*(arrays[n] for n in (*maps, "g", "beta")), batch.offsets, *whole)
-    constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit)
+    constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps)
     launch.launch(how.file, how.entry, constants, grid, how.threads, cuts.shared(name, batch.unit), packed + PADDING,
                   named)
 
 
-def _map(arrays: dict[str, Any], name: str) -> bytes:
+def _map(arrays: dict[str, Any], name: str, steps: int) -> bytes:
     """The tensor map of an array, made once a call."""
     key = f"map of {name}"
     if key not in arrays:
-        arrays[key] = tensor_map(arrays[name])
+        arrays[key] = tensor_map(arrays[name], steps if name in cuts.A_TOKEN else 1)
     return arrays[key]

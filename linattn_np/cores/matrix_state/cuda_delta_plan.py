@@ -45,6 +45,12 @@ MAPS = {  # the arrays whose tiles a kernel copies in or out
     "block": ("k",), "chain": ("q", "k", "v"), "adds": ("k", "v"), "segments": (), "reverse": ("q", "k", "dout"),
     "grads": ("q", "k", "v", "dout", "dv", "dq", "dk"),
 }  # fmt: skip
+A_TOKEN, STEPPED = ("q", "dout", "dq"), ("chain", "grads")  # what has a row a token of several steps; who stores it
+
+
+def skips(steps: int) -> bool:
+    """Whether the kernels read after the last of so many steps of a token alone: a chunk holds whole tokens."""
+    return steps in (1, 2, 4, 8)
 
 
 def takes(element: str, K: int, V: int, capability: int) -> bool:
@@ -54,12 +60,16 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 
 
 @functools.cache
-def constants(name: str, K: int, V: int, decay: bool, reverse: bool = False, unit: bool = False) -> cuda_plan.Constants:
+def constants(
+    name: str, K: int, V: int, decay: bool, reverse: bool = False, unit: bool = False, steps: int = 1
+) -> cuda_plan.Constants:
     """The constants of a kernel for keys K and values V wide.
 
-    reverse: segments.cu from the last one down. unit: q and k are divided by their length.
+    reverse: segments.cu from the last one down. unit: q and k are divided by their length. steps: of a token.
     """
     more = {"LA_UNIT": 1} if unit and name != "segments" else {}
+    if steps > 1 and (name in STEPPED or name == "reverse"):
+        more["LA_STEPS"] = steps
     return tuple(sorted({
         "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": ALIGN, "LA_K": K, "LA_V": V,
         "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_SHARED": shared(name, unit), **more,
