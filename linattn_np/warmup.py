@@ -13,7 +13,15 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from .cores.kinds import Decay, Erase
-from .cores.matrix_state import cuda_delta_plan, cuda_delta_portable, cuda_kernels, cuda_plan, cuda_step, cuda_wgmma
+from .cores.matrix_state import (
+    cuda_delta_plan,
+    cuda_delta_portable,
+    cuda_kernels,
+    cuda_plan,
+    cuda_projections,
+    cuda_step,
+    cuda_wgmma,
+)
 from .cuda import nvrtc
 from .cuda.compile import cache_folder, compile_source
 from .cuda.sources import installed
@@ -65,13 +73,17 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
 
 
 def delta_entries(
-    dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True
+    dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True, raw: bool = False,
+    steps: int = 1,
 ) -> Iterator[Entry]:
-    """Every kernel of the delta rule for keys K and values V wide."""
+    """Every kernel of the delta rule for keys K and values V wide.
+
+    raw: q and k are divided by their length. steps: of a token, of which the last reads.
+    """
     if cuda_delta_plan.takes(dtype, K, V, capability):
         for name, reverse in cuda_delta_plan.names(2, backward):
             yield Entry(f"delta rule, {name}", cuda_delta_plan.KERNELS[name].file,
-                        cuda_delta_plan.constants(name, K, V, decay, reverse))
+                        cuda_delta_plan.constants(name, K, V, decay, reverse, raw, steps))
         if backward:
             yield Entry("delta rule, sums over heads", cuda_delta_plan.HEAD_SUMS, ())
         return
@@ -84,6 +96,13 @@ def delta_entries(
                 seen.add((how.file, how.constants))
                 yield Entry(f"delta rule, {words}" + ", of segments" * (cut and "segment" not in words), how.file,
                             how.constants)
+
+
+def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
+    """What raw projections go through: lengths of rows of K, and the gate's formula."""
+    per = gcd(16 // cuda_plan.BYTES[dtype], K)
+    yield Entry("lengths", cuda_projections.UNITS, cuda_projections.unit_constants(dtype, dtype, K, per))
+    yield Entry("gate formula", cuda_projections.GATE, (("LA_DTYPE", cuda_plan.ELEMENTS[dtype]),))
 
 
 def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase) -> Iterator[Entry]:
@@ -110,6 +129,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar", "vector"])
     parser.add_argument("--erase", nargs="+", default=["none"], choices=["none", "delta", "free"],
                         help="what a token takes out; with an erase or a vector decay: kernels of a few tokens only")
+    parser.add_argument("--raw", action="store_true",
+                        help="with an erase delta: the delta rule of raw projections too (qk_l2norm, A_log)")
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
     parser.add_argument("--only", choices=["cpu", "cuda"], help="one of the two; CUDA kernels need --arch or a device")
 
@@ -152,7 +173,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     continue
                 if erase == "delta" and decay != "vector":
                     how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
-                    for entry in delta_entries(*how):
+                    more = (*delta_entries(*how, raw=True), *raw_entries(dtype, K)) if args.raw else ()
+                    for entry in (*delta_entries(*how), *more):
                         yield words, K, V, entry
                 for entry in step_entries(dtype, K, V, Decay[decay.upper()], Erase[erase.upper()]):
                     yield words, K, V, entry
