@@ -54,13 +54,15 @@ def log_decay_vjp(c: Any, dg: Array) -> dict[str, Array]:
         return {"g": dg}
     xp, dg = c.xp, cast(c.xp, dg, c.dtype)
     if _on_device(c):
-        da, product = cuda_projections.log_decay_vjp(xp, c.g, c.A_log, c.dt_bias, dg, _each(c))
+        da, dA, dbias = cuda_projections.log_decay_vjp(xp, c.g, c.A_log, c.dt_bias, dg, _each(c))
     else:
         rate, raw = _rate(c), _raw(c)
         da, g = -rate * sigmoid(xp, raw) * dg, -rate * softplus(xp, raw)
         product = dg * xp.where(xp.isinf(g), xp.zeros_like(g), g)  # a reset has no gradient
-    grads = {"g": da, "A_log": _over_tokens(c, xp.sum(product, axis=-1) if _by_channel(c) else product, c.A_log)}
-    return grads if c.dt_bias is None else grads | {"dt_bias": _over_tokens(c, da, c.dt_bias)}
+        dA = _over_tokens(c, xp.sum(product, axis=-1) if _by_channel(c) else product, c.A_log)
+        dbias = None if c.dt_bias is None else _over_tokens(c, da, c.dt_bias)
+    grads = {"g": da, "A_log": dA}
+    return grads if c.dt_bias is None else grads | {"dt_bias": xp.reshape(dbias, tuple(c.dt_bias.shape))}
 
 
 def _on_device(c: Any) -> bool:

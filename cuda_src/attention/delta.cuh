@@ -21,7 +21,7 @@
 #define LA_UNIT 0
 #endif
 
-#ifndef LA_STEPS   // tokens have so many steps, of which the last reads: q, out and their gradients have a row a token
+#ifndef LA_STEPS   // tokens have so many steps, of which the first fades and the last reads: q, g, out have a row a token
 #define LA_STEPS 1
 #endif
 
@@ -93,20 +93,13 @@ LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int 
     box_in(to, map, barrier, 0, head, token, batch);
     box_in(to + Tokens::PANEL, map, barrier, 64, head, token, batch);
 }
-// the same of q or dout; a panel of dq
+// the same of q or dout
 LA_DEVICE void token_tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
 #if LA_STEPS > 1
     box_in_steps(to, map, barrier, 0, head, LA_STEPS, token, batch);
     box_in_steps(to + Tokens::PANEL, map, barrier, 64, head, LA_STEPS, token, batch);
 #else
     tile_in(to, map, barrier, head, token, batch);
-#endif
-}
-LA_DEVICE void token_panel_out(const TensorMap& map, u32 from, int column, int head, int token, int batch) {
-#if LA_STEPS > 1
-    box_out_steps(map, from, column, head, LA_STEPS, token, batch);
-#else
-    box_out(map, from, column, head, token, batch);
 #endif
 }
 // rows of an array with a row a token, so that step t's, where it is a token's last, is t steps of a.token further
@@ -199,18 +192,22 @@ struct Lengths {
 // is in `block`, e_i rq_i takes the place of c_i, and rq goes to the block if it is asked for.
 LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int warp, int lane, char* block, bool keeps_lengths) {
     const u64 a = panel_descriptor(q), b = panel_descriptor(k);
+    const int row = lane >> 2, column = (lane & 3) * 2;
+#if LA_UNIT
+    float2 keys[8];   // rk, asked for early
+#pragma unroll
+    for (int n = 0; n < 8; n++) keys[n] = pair_at((const float*)(block + AT_KEY), 8 * n + column);
+#endif
     float p[8][4];
     products_done(p);
     products_begin();
 #pragma unroll
     for (int d = 0; d < WIDE / 16; d++) product<0, 0>(p, a + Tokens::along(d), b + Tokens::along(d), d > 0);
     products_commit();
-    const int row = lane >> 2, column = (lane & 3) * 2;
     const float ci[2] = {c[16 * warp + row], c[16 * warp + row + 8]};
     float to[2] = {scale, scale};
 #if LA_UNIT
     const Lengths lengths(q, warp, lane);
-    const float* keys = (const float*)(block + AT_KEY);
     if (keeps_lengths && !(lane & 1)) ((float*)(block + AT_QUERY))[16 * warp + (lane >> 1)] = lengths.own;
     to[0] *= lengths.of[0];
     to[1] *= lengths.of[1];
@@ -225,7 +222,7 @@ LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int 
             for (int h = 0; h < 2; h++) {
                 const float2 cj = pair_at(c, 16 * j + 8 * h + column);
 #if LA_UNIT
-                const float2 rk = pair_at(keys, 16 * j + 8 * h + column);
+                const float2 rk = keys[2 * j + h];
 #else
                 const float2 rk = {1.f, 1.f};
 #endif

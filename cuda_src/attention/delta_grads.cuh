@@ -138,7 +138,7 @@ LA_DEVICE void gate_gradients(const DeltaArguments& a, const DeltaWalk& walk, in
         }
     }
     const float later = __shfl_down_sync(0xffffffffu, sum, 1);
-    float* to = a.dg + (walk.sequence.index + token) * a.heads + walk.head;
-    if (token < T) to[0] = reset[0] ? 0.f : sum;
-    if (token + 1 < T) to[a.heads] = reset[1] ? 0.f : x[1] + (lane == 31 || next ? 0.f : later);
+    float* to = a.dg + (walk.sequence.index + token) / LA_STEPS * a.heads + walk.head;
+    if (token < T && token % LA_STEPS == 0) to[0] = reset[0] ? 0.f : sum;
+    if (LA_STEPS == 1 && token + 1 < T) to[a.heads] = reset[1] ? 0.f : x[1] + (lane == 31 || next ? 0.f : later);
 }

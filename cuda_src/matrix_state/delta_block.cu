@@ -9,18 +9,19 @@ constexpr int AT_DIAGONALS = AT_BLOCK + BLOCK, AT_ROOTS = AT_DIAGONALS + 4 * DIA
 static_assert(LA_SHARED == AT_BARRIER + 32 && AT_BLOCK + Square::SIZE == Tokens::SIZE, "LA_SHARED is what the launch asks for");
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta^2
 
-LA_DEVICE float2 two_of(const Gate& x, const DeltaWalk& walk, int token) {   // tokens `token` and the next, 0 past the end
-    const float* p = x.data + walk.sequence.row * x.batch + (walk.sequence.first + token) * x.token + (u32)walk.head / (u32)x.group * x.head;
+// of tokens `token` (even) and the next, 0 past the end; STEPS: of steps, the first of its token
+template <int STEPS> LA_DEVICE float2 two_of(const Gate& x, const DeltaWalk& walk, int token) {
+    const float* p = x.data + walk.sequence.row * x.batch + (walk.sequence.first + token) / STEPS * x.token + (u32)walk.head / (u32)x.group * x.head;
     const int T = walk.sequence.T;
-    return {token < T ? p[0] : 0.f, token + 1 < T ? p[x.token] : 0.f};
+    return {token < T && token % STEPS == 0 ? p[0] : 0.f, STEPS == 1 && token + 1 < T ? p[x.token] : 0.f};
 }
 
 // e, d, c, beta and the roots of beta, two tokens a lane of one warp
 LA_DEVICE void sums_of_chunk(const DeltaArguments& a, const DeltaWalk& walk, float* e, float* roots, int lane) {
     const int token = walk.first * C + 2 * lane;
-    float2 g = {0.f, 0.f}, beta = two_of(a.beta, walk, token);
+    float2 g = {0.f, 0.f}, beta = two_of<1>(a.beta, walk, token);
     if (LA_DECAY) {
-        g = two_of(a.g, walk, token);
+        g = two_of<LA_STEPS>(a.g, walk, token);
         g = {log2_decay(g.x), log2_decay(g.y)};
     }
     beta = {beta.x < SMALLEST ? SMALLEST : beta.x, beta.y < SMALLEST ? SMALLEST : beta.y};   // NaN stays NaN

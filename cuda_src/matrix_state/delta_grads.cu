@@ -329,9 +329,9 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         store_tile_rows(x, news + group * Tokens::PANEL + rows);
         publish_shared();
         group_barrier(group + 2);
-        if (partial(chunk)) store_own<LA_STEPS>(token_rows(a.out, walk.sequence, walk.head) + (i64)chunk * C * a.out.token, a.out.token, news + group * Tokens::PANEL, 64 * group, LA_K, walk.own(a, chunk), thread);
+        if (LA_STEPS > 1 || partial(chunk)) store_own<LA_STEPS>(token_rows(a.out, walk.sequence, walk.head) + (i64)chunk * C * a.out.token, a.out.token, news + group * Tokens::PANEL, 64 * group, LA_K, min(C, walk.sequence.T - chunk * C), thread);
         else if (asks) {
-            token_panel_out(a.dq, news + group * Tokens::PANEL, 64 * group, walk.head, walk.token(chunk), walk.row);
+            box_out(a.dq, news + group * Tokens::PANEL, 64 * group, walk.head, walk.token(chunk), walk.row);
             out_commit();
         }
         __syncwarp();

@@ -24,30 +24,22 @@ def _by_token(c: Any, x: Array) -> Array:
     return c.xp.reshape(x, (*x.shape[:lead], c.sizes.T, c.sizes.n, *x.shape[lead + 1 :]))
 
 
-def _at_first(c: Any, x: Array) -> Array:
-    """x (..., T, H, D) at the first micro-step of its token, 0 at the others: (..., T n, H, D)."""
-    xp, x = c.xp, x[..., None, :, :]
-    none = xp.zeros_like(xp.broadcast_to(x, (*x.shape[:-3], c.sizes.n - 1, *x.shape[-2:])))
-    return _in_line(c, xp.concat([x, none], axis=-3))
-
-
 def to_core(c: Any) -> Inputs:
     """T n tokens: a token fades the state at its first step and reads it at its last, which the core knows of."""
     if c.sizes.n < 1:
         raise ValueError(f"{c.name}: k has n = 0 micro-steps a token, expected 1 or more")
     k, beta = _in_line(c, c.k), _in_line(c, c.beta[..., None])
     g = log_decay(c)
-    g = None if g is None else _at_first(c, g[..., None])
-    return Inputs(c.q, k, _in_line(c, c.v), g, r=k, beta=beta)
+    return Inputs(c.q, k, _in_line(c, c.v), None if g is None else g[..., None], r=k, beta=beta)
 
 
 def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
-    """The gate's gradient from the first step."""
+    """Steps back in an axis of their own."""
     grads = {"k": _by_token(c, both(d.k, d.r)), "v": _by_token(c, d.v), "beta": _by_token(c, d.beta)[..., 0]}
     if c.q is not None:
         grads["q"] = d.q
     if c.g is not None:
-        grads |= log_decay_vjp(c, _by_token(c, d.g)[..., 0, :, 0])
+        grads |= log_decay_vjp(c, d.g[..., 0])
     return grads
 
 

@@ -94,7 +94,7 @@ def forward(
         given, x = x, units.forward(x, plan)
     apart = plan.steps > 1 and module is not WIDE_CUDA
     if apart:
-        x = x._replace(q=steps.at_last(plan, x.q))
+        x = steps.forward(x, plan)
     one_step = module is WIDE_CUDA and plan.causal and cuda_step.takes(plan) and len(WIDE_CUDA.cuts(x)) == 1
     if plan.rows is not None and not one_step:
         batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.rows.shape
@@ -133,7 +133,7 @@ def backward(kept: Kept, dout: Array | None, dstate: Array | None) -> tuple[Inpu
     plan, dq = kept.saved.plan, None
     apart = plan.steps > 1 and kept.module is not WIDE_CUDA
     if apart:
-        dout = steps.cotangent(plan, dout)
+        dout = None if dout is None else steps.at_last(plan, cast(plan.xp, dout, plan.dtype))
     if kept.q is not None:
         if dout is None:
             dq = plan.xp.zeros_like(cast(plan.xp, kept.q, plan.dtype))
@@ -145,5 +145,5 @@ def backward(kept: Kept, dout: Array | None, dstate: Array | None) -> tuple[Inpu
     if kept.q is not None:
         grads = grads._replace(q=dq)
     if apart:
-        grads = grads._replace(q=steps.of_last(plan, grads.q))
+        grads = steps.backward(grads, plan)
     return (grads if kept.given is None else units.backward(kept.given, plan, grads)), dstate0

@@ -51,10 +51,11 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
 
 
 class Changed(NamedTuple):
-    """q and k as the kernels read them, where these were made, and what was kept of the call with them."""
+    """q, k and g as the kernels read them, where these were made, and what was kept of the call with them."""
 
     q: Array | None
     k: Array
+    g: Array | None
     starts: Any
 
 
@@ -69,9 +70,9 @@ def _forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, 
         return _of(x, plan).forward(x, plan, state)
     y = x if own.unit == plan.unit else units.forward(x, plan, units.in_kernels)
     if apart:
-        y = y._replace(q=steps.at_last(plan, y.q))
+        y = steps.forward(y, plan)
     out, end, saved = _of(y, own).forward(y, own, state)
-    return steps.of_last(plan, out) if apart else out, end, Saved(x, plan, state, Changed(y.q, y.k, saved.starts))
+    return steps.of_last(plan, out) if apart else out, end, Saved(x, plan, state, Changed(y.q, y.k, y.g, saved.starts))
 
 
 def _own(x: Inputs, plan: Plan) -> tuple[Plan, bool]:
@@ -90,12 +91,12 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     if isinstance(saved.starts, Watched):
         saved = saved._replace(starts=saved.starts.starts)
     if isinstance(saved.starts, Changed):
-        x, plan, state, (q, k, starts) = saved
+        x, plan, state, (q, k, g, starts) = saved
         own, apart = _own(x, plan)
-        made = x._replace(q=q, k=k, r=k if x.r is x.k else x.r)
+        made = x._replace(q=q, k=k, g=g, r=k if x.r is x.k else x.r)
         grads, first = backward(Saved(made, own, state, starts), steps.at_last(plan, dout) if apart else dout, dstate)
         if apart:
-            grads = grads._replace(q=steps.of_last(plan, grads.q))
+            grads = steps.backward(grads, plan)
         return grads if own.unit == plan.unit else units.backward(x, plan, grads, units.in_kernels_vjp), first
     chunks = _chunks_of(saved.x)
     # few tokens are one chunk, of which nothing needs to be kept

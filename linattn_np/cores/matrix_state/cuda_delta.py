@@ -148,7 +148,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     for name, width in (("dq", batch.K), ("dk", batch.K), ("dv", batch.V)):
         tokens = batch.T // batch.steps if name == "dq" else batch.T
         arrays[name] = xp.empty((prod(batch.lead), tokens, heads, width), dtype=dtype)
-    dg = xp.empty(shape, dtype=xp.float32) if batch.decay else None
+    dg = xp.empty(asked[:-1], dtype=xp.float32) if batch.decay else None
     dbeta = xp.empty(shape, dtype=xp.float32)
     first = xp.empty((batch.N, heads, batch.K, batch.V), dtype=xp.float32)
     group = heads // batch.H

@@ -45,7 +45,7 @@ MAPS = {  # the arrays whose tiles a kernel copies in or out
     "block": ("k",), "chain": ("q", "k", "v"), "adds": ("k", "v"), "segments": (), "reverse": ("q", "k", "dout"),
     "grads": ("q", "k", "v", "dout", "dv", "dq", "dk"),
 }  # fmt: skip
-A_TOKEN, STEPPED = ("q", "dout", "dq"), ("chain", "grads")  # what has a row a token of several steps; who stores it
+A_TOKEN, STEPPED = ("q", "dout"), ("chain", "grads")  # what has a row a token of several steps; who stores it
 
 
 def skips(steps: int) -> bool:
@@ -68,7 +68,7 @@ def constants(
     reverse: segments.cu from the last one down. unit: q and k are divided by their length. steps: of a token.
     """
     more = {"LA_UNIT": 1} if unit and name != "segments" else {}
-    if steps > 1 and (name in STEPPED or name == "reverse"):
+    if steps > 1 and name not in ("adds", "segments"):
         more["LA_STEPS"] = steps
     return tuple(sorted({
         "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": ALIGN, "LA_K": K, "LA_V": V,

@@ -13,6 +13,7 @@ from .cuda_plan import BYTES, ELEMENTS, Constants
 UNITS, GATE = "matrix_state/unit_rows.cu", "matrix_state/gate_formula.cu"
 THREADS, MOST = 256, 16  # of a block; numbers of a row that a lane holds
 MOST_ROWS = 2**32
+STRIPS = 528  # of tokens, at most, that a gate's gradients are summed in: four a multiprocessor
 Pair = tuple[Array | None, Array | None]
 NONE = struct.pack("<4q2i2q4I", *[0] * 12)
 
@@ -93,23 +94,38 @@ def _pack(x: Array, dy: Array | None, y: Array) -> bytes:
 
 def log_decay(xp: Any, raw: Array, A_log: Array, bias: Array | None, each: int) -> Array:
     """-e^{A_log} softplus(raw + bias) in float32; raw (..., T, H) or (..., T, H, K), `each` numbers a head."""
-    return _formula(xp, "gate_formula", raw, A_log, bias, None, each)[0]
+    raw, A_log, bias = _dense(xp, raw, A_log, bias)
+    g = xp.empty(raw.shape, dtype=xp.float32)
+    _formula("gate_formula", -(-raw.size // THREADS), each, 0, (raw, A_log, bias, None, g, None, None), made=(g,))
+    return g
 
 
-def log_decay_vjp(xp: Any, raw: Array, A_log: Array, bias: Array | None, dg: Array, each: int) -> tuple[Array, Array]:
-    """(gradient by raw, g dg) in float32; a hard reset has no gradient."""
-    return _formula(xp, "gate_formula_vjp", raw, A_log, bias, dg, each)[1:]
+def log_decay_vjp(
+    xp: Any, raw: Array, A_log: Array, bias: Array | None, dg: Array, each: int
+) -> tuple[Array, Array, Array]:
+    """Gradients by raw, A_log and bias, in float32 and one after the other in the order of the tokens."""
+    raw, A_log, bias = _dense(xp, raw, A_log, bias)
+    width = each * A_log.shape[0]
+    tokens, dg, da = raw.size // width, xp.ascontiguousarray(dg), xp.empty(raw.shape, dtype=xp.float32)
+    strip = -(-tokens // STRIPS)
+    parts = xp.empty((-(-tokens // strip), 2, width), dtype=xp.float32)
+    arrays = (raw, A_log, bias, dg, None, da, parts)
+    _formula("gate_formula_vjp", len(parts) * -(-width // THREADS), each, strip, arrays)
+    dbias, product = xp.sum(parts, axis=0)
+    return da, xp.sum(xp.reshape(product, (-1, each)), axis=-1), dbias
+
+
+def _dense(xp: Any, raw: Array, *parameters: Array | None) -> list[Array | None]:
+    return [xp.ascontiguousarray(raw),
+            *(None if y is None else xp.ascontiguousarray(cast(xp, y, xp.float32)) for y in parameters)]  # fmt: skip
 
 
 def _formula(
-    xp: Any, entry: str, raw: Array, A_log: Array, bias: Array | None, dg: Array | None, each: int
-) -> tuple[Any, ...]:
-    raw, f32 = xp.ascontiguousarray(raw), xp.float32
-    A_log, bias, dg = (None if y is None else xp.ascontiguousarray(cast(xp, y, f32)) for y in (A_log, bias, dg))
-    made = [xp.empty(raw.shape, dtype=f32) if back == (dg is not None) else None for back in (False, True, True)]
-    arrays = (raw, A_log, bias, dg, *made)
-    launch.launch(GATE, entry, (("LA_DTYPE", ELEMENTS[dtype_name(raw)]),), -(-raw.size // THREADS), THREADS, 0,
-                  struct.pack("<8q2I", *(0 if y is None else y.data.ptr for y in arrays), raw.size,
-                              each * A_log.shape[0], each),
-                  tuple(y for y in arrays if y is not None))
-    return tuple(made)
+    entry: str, blocks: int, each: int, strip: int, arrays: tuple[Array | None, ...], made: tuple[Array, ...] = ()
+) -> None:
+    raw, A_log, *_ = arrays
+    width = each * A_log.shape[0]
+    packed = struct.pack("<8q4I", *(0 if y is None else y.data.ptr for y in arrays), raw.size // width, width, each,
+                         strip, 0)
+    launch.launch(GATE, entry, (("LA_DTYPE", ELEMENTS[dtype_name(raw)]),), blocks, THREADS, 0, packed,
+                  tuple(y for y in arrays if y is not None), made)
