@@ -16,8 +16,8 @@ from .test_compile import HGMMA, HMMA, operations, spilled
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 # Bytes of spilled registers that an entry may store, with the reason. grads: 96 registers a thread beside two tiles of
 # 32 accumulators in flight, changed together with raw projections. bfloat16: two tiles of the state are 128 registers,
-# what a chunk writes 64 and its operands 32 more. Float32 and float16 keep one or two words an operand: 255 registers hold the state and one product, not all
-# operands of a chunk; 256 columns take 128 registers for the state alone.
+# what a chunk writes 64 and its operands 32 more. Float32 and float16 keep one or two words an operand: 255 registers
+# hold the state and one product, not all operands of a chunk; 256 columns take 128 registers for the state alone.
 ALLOWANCE = {
     "grads": 16, "raw grads": 80, ("bfloat16", 128): 112, ("float16", 64): 16, ("float16", 128): 80,
     ("float32", 64): 16, ("float32", 128): 200, ("float32", 100): 200, ("float32", 256): 2500,
