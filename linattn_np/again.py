@@ -13,7 +13,7 @@ from typing import Any
 
 from .cores.matrix_state.cuda_calls import Watched
 from .cuda import launch
-from .cuda.repeat import Repeat
+from .cuda.repeat import Repeat, Seen
 from .ground.namespace import Array
 
 MOST = 512  # calls that are kept
@@ -109,6 +109,16 @@ def keep(
     except LookupError:  # something was copied or computed on the way
         return
     put(made[0], how)
+
+
+def after(launches: list[launch.Written], kept: Any) -> Any:
+    """What a room keeps of a call, these launches being before its own."""
+    starts = getattr(kept.saved, "starts", None)
+    if not launches or not isinstance(starts, Watched):
+        return kept
+    made = [y for one in launches for y in one.made]
+    seen = Seen([*launches, *starts.seen.launches], [*made, *starts.seen.made])
+    return kept._replace(saved=kept.saved._replace(starts=starts._replace(seen=seen)))
 
 
 def learn(x: Array) -> None:

@@ -17,6 +17,7 @@ from .cores import matrix_state
 from .cores.kinds import PARTS, Readout
 from .cores.matrix_state import slots, solved
 from .cores.matrix_state.inputs import Inputs, Plan
+from .cuda import launch
 from .ground import shapes, threads
 from .ground.chunk_table import sequences
 from .ground.namespace import Array, Library, cast, compute_dtype, dtype_name, enter, is_mutable
@@ -68,7 +69,8 @@ class Prepared(NamedTuple):
     plan: Plan
     state: Array | None  # the core's
     given_state: Any  # the caller's
-    rows: Array | None = None  # of given_state, a pool
+    rows: Array | None  # of given_state, a pool
+    launches: list[Any]  # of the change of variables, on a GPU
 
 
 def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
@@ -84,6 +86,7 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
         call = prepare(card, arrays, keywords)
         options = call.options
         core_out, end, kept = room(card).forward(card.name, call.inputs, call.plan, call.state, options["backend"])
+        kept = again.after(call.launches, kept)
         result = _result(call, core_out, end)
         mine = end is call.given_state
         if options["overwrite_state"] == mine and kept.q is None and not _is_doubtful(call):
@@ -140,6 +143,7 @@ def _vjp_in_full(
     plan = call.plan._replace(gradients=True, gate_gradient=not made_up, watched=room(card) is matrix_state)
     with _limit(card, keywords):
         core_out, end, kept = room(card).forward(card.name, call.inputs, plan, call.state, call.options["backend"])
+    kept = again.after(call.launches, kept)
     result = _result(call, core_out, end)
     pair_of = result if isinstance(result, Result) else (result, None)
     held = None if _is_doubtful(call) else pulled.keep(card.name, arrays, keywords, kept, end, *pair_of)
@@ -175,8 +179,6 @@ def _out_shape(call: Prepared, core_out: Array) -> tuple[int, ...]:
     """Shape of out as the caller gets it."""
     *batch, T, H = core_out.shape[:-1]
     V = call.variables.sizes.V
-    if call.card.micro_steps:
-        T //= call.variables.sizes.n
     return (*batch, H, T, V) if call.options["layout"] == "heads_first" else (*batch, T, H, V)
 
 
@@ -204,6 +206,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         xp, dtype, _scale(card, options, sizes), card.query_row, card.erase_row,
         options.get("causal", True), options["chunk_size"], tuple(sequences(steps * sizes.T, starts)),
         overwrite=options["overwrite_state"], precision=options["precision"], unit=options.get("qk_l2norm", False),
+        steps=steps,
     )
     if options["state_rows"] is not None:
         plan = plan._replace(rows=_check_pool(fn, xp, options, sizes, state))
@@ -218,7 +221,9 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         core_state, rows = state, plan.rows
     if options["overwrite_state"]:
         _check_overwritten(fn, state, plan, own)
-    return Prepared(card, library, options, c, card.to_core(c), plan, core_state, state, rows)
+    with launch.written() as launches:
+        inputs = card.to_core(c)
+    return Prepared(card, library, options, c, inputs, plan, core_state, state, rows, launches)
 
 
 def _bind(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from .card import Given
+from .cores.matrix_state import cuda_projections
 from .ground.namespace import Array, cast, sum_to
 from .options import Options
 from .pieces.gates import sigmoid, softplus
@@ -42,21 +43,36 @@ def log_decay(c: Any) -> Array | None:
         return c.g
     if c.g is None:
         raise ValueError(f"{c.name}: A_log is given without g, expected g to be the raw projection")
-    rate, raw = _rate(c), _raw(c)
-    return -rate * softplus(c.xp, raw)
+    if _on_device(c):
+        return cuda_projections.log_decay(c.xp, c.g, c.A_log, c.dt_bias, _each(c))
+    return -_rate(c) * softplus(c.xp, _raw(c))
 
 
 def log_decay_vjp(c: Any, dg: Array) -> dict[str, Array]:
     """da = -e^{A_log} sigmoid(a) dg for a = g + dt_bias, its sum for dt_bias, and the sum of g dg for A_log."""
     if c.A_log is None:
         return {"g": dg}
-    xp, rate, raw = c.xp, _rate(c), _raw(c)
-    dg = cast(xp, dg, c.dtype)
-    da = -rate * sigmoid(xp, raw) * dg
-    g = -rate * softplus(xp, raw)
-    product = dg * xp.where(xp.isinf(g), xp.zeros_like(g), g)  # a reset has no gradient
-    grads = {"g": da, "A_log": _over_tokens(c, xp.sum(product, axis=-1) if _by_channel(c) else product, c.A_log)}
-    return grads if c.dt_bias is None else grads | {"dt_bias": _over_tokens(c, da, c.dt_bias)}
+    xp, dg = c.xp, cast(c.xp, dg, c.dtype)
+    if _on_device(c):
+        da, dA, dbias = cuda_projections.log_decay_vjp(xp, c.g, c.A_log, c.dt_bias, dg, _each(c))
+    else:
+        rate, raw = _rate(c), _raw(c)
+        da, g = -rate * sigmoid(xp, raw) * dg, -rate * softplus(xp, raw)
+        product = dg * xp.where(xp.isinf(g), xp.zeros_like(g), g)  # a reset has no gradient
+        dA = _over_tokens(c, xp.sum(product, axis=-1) if _by_channel(c) else product, c.A_log)
+        dbias = None if c.dt_bias is None else _over_tokens(c, da, c.dt_bias)
+    grads = {"g": da, "A_log": dA}
+    return grads if c.dt_bias is None else grads | {"dt_bias": xp.reshape(dbias, tuple(c.dt_bias.shape))}
+
+
+def _on_device(c: Any) -> bool:
+    """Whether a kernel computes the formula."""
+    return c.dtype == c.xp.float32 and c.g.size > 0 and cuda_projections.takes_gate(c.xp, c.g)
+
+
+def _each(c: Any) -> int:
+    """Numbers of a head and token."""
+    return c.g.shape[-1] if _by_channel(c) else 1
 
 
 def _by_channel(c: Any) -> bool:

@@ -13,7 +13,15 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from .cores.kinds import Decay, Erase
-from .cores.matrix_state import cuda_delta_plan, cuda_delta_portable, cuda_kernels, cuda_plan, cuda_step, cuda_wgmma
+from .cores.matrix_state import (
+    cuda_delta_plan,
+    cuda_delta_portable,
+    cuda_kernels,
+    cuda_plan,
+    cuda_projections,
+    cuda_step,
+    cuda_wgmma,
+)
 from .cuda import nvrtc
 from .cuda.compile import cache_folder, compile_source
 from .cuda.sources import installed
@@ -65,26 +73,36 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
 
 
 def delta_entries(
-    dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True
+    dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True, raw: bool = False,
+    steps: int = 1,
 ) -> Iterator[Entry]:
-    """Every kernel of the delta rule for keys K and values V wide; a portable backward takes those of `entries` too."""
+    """Every kernel of the delta rule for keys K and values V wide.
+
+    raw: q and k are divided by their length. steps: of a token, of which the last reads.
+    """
     if cuda_delta_plan.takes(dtype, K, V, capability):
         for name, reverse in cuda_delta_plan.names(2, backward):
             yield Entry(f"delta rule, {name}", cuda_delta_plan.KERNELS[name].file,
-                        cuda_delta_plan.constants(name, K, V, decay, reverse))
+                        cuda_delta_plan.constants(name, K, V, decay, reverse, raw, steps))
         if backward:
             yield Entry("delta rule, sums over heads", cuda_delta_plan.HEAD_SUMS, ())
         return
     align = gcd(16, K * cuda_plan.BYTES[dtype], V * cuda_plan.BYTES[dtype])
-    kind, limit = cuda_delta_portable.Kind(dtype, K, V, align, decay), SHARED[capability] * 1024
-    chain = cuda_delta_portable.chain_pass
-    passes = [("inverse", cuda_delta_portable.inverse_pass(kind)), ("out", chain(kind, limit))]
-    if backward:
-        passes += [("what is written", chain(kind, limit, outputs=False)),
-                   ("dv", chain(kind, limit, reverse=True))]
-        yield Entry("delta rule, dk", cuda_delta_portable.FINISH, cuda_delta_portable.finish_constants(kind))
-    for words, how in passes:
-        yield Entry(f"delta rule, {words}", how.file, how.constants)
+    kind, limit = cuda_delta_portable.Kind(dtype, K, V, align, decay, capability=capability), SHARED[capability] * 1024
+    seen = set()
+    for cut in (False, True):
+        for words, how in cuda_delta_portable.passes(kind._replace(cut=cut), limit, backward).items():
+            if (how.file, how.constants) not in seen:
+                seen.add((how.file, how.constants))
+                yield Entry(f"delta rule, {words}" + ", of segments" * (cut and "segment" not in words), how.file,
+                            how.constants)
+
+
+def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
+    """What raw projections go through: lengths of rows of K, and the gate's formula."""
+    per = gcd(16 // cuda_plan.BYTES[dtype], K)
+    yield Entry("lengths", cuda_projections.UNITS, cuda_projections.unit_constants(dtype, dtype, K, per))
+    yield Entry("gate formula", cuda_projections.GATE, (("LA_DTYPE", cuda_plan.ELEMENTS[dtype]),))
 
 
 def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase) -> Iterator[Entry]:
@@ -111,6 +129,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar", "vector"])
     parser.add_argument("--erase", nargs="+", default=["none"], choices=["none", "delta", "free"],
                         help="what a token takes out; with an erase or a vector decay: kernels of a few tokens only")
+    parser.add_argument("--raw", action="store_true",
+                        help="with an erase delta: the delta rule of raw projections too (qk_l2norm, A_log)")
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
     parser.add_argument("--only", choices=["cpu", "cuda"], help="one of the two; CUDA kernels need --arch or a device")
 
@@ -153,8 +173,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     continue
                 if erase == "delta" and decay != "vector":
                     how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
-                    plain = how[-1] and not cuda_delta_plan.takes(*how[:4])  # scans of the portable gradients
-                    for entry in (*delta_entries(*how), *(entries(*how) if plain else ())):
+                    more = (*delta_entries(*how, raw=True), *raw_entries(dtype, K)) if args.raw else ()
+                    for entry in (*delta_entries(*how), *more):
                         yield words, K, V, entry
                 for entry in step_entries(dtype, K, V, Decay[decay.upper()], Erase[erase.upper()]):
                     yield words, K, V, entry

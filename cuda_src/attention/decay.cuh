@@ -72,6 +72,8 @@ template <int C> struct Decay {
     static __device__ __forceinline__ float between(float2 j, float2 i) {
         return LA_DECAY ? exp2_approx(Element::EXACT ? (i.x - j.x) + (i.y - j.y) : i.x - j.x) : 1.f;
     }
+    __device__ __forceinline__ float start(int i) const { return load_shared(base + (C + i) * 4); }
+    __device__ __forceinline__ float end(int j) const { return load_shared(base + (2 * C + j) * 4); }
     __device__ __forceinline__ float2 starts(int i) const { return load_shared2(base + (C + i) * 4); }
     __device__ __forceinline__ float2 ends(int j) const { return load_shared2(base + (2 * C + j) * 4); }
 };

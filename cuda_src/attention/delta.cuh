@@ -8,12 +8,25 @@
 //     N = (V^T - e S K^T) A^T                what the chunk writes
 //     out^T = scale e S Q^T + N P^T,         P = scale D . lower of Q K^T
 //     S <- e_last S + (N d) K
+//
+// With LA_UNIT q and k stand for q^ = q / |q| and k^ = k / |k|, and the tiles hold them as they came: their lengths are factors
+// of rows, rq_i = 1 / |q_i| and rk_i = 1 / |k_i|. k has its factor in e and d, (e rk) and (d rk) in the kept block; q's is found
+// from its tile.
 #pragma once
 #include "attention/group.cuh"
 #include "tile/bulk.cuh"
 #include "tile/wgmma_wide.cuh"
 
+#ifndef LA_UNIT    // 1: q and k are divided by their length
+#define LA_UNIT 0
+#endif
+
+#ifndef LA_STEPS   // tokens have so many steps, of which the first fades and the last reads: q, g, out have a row a token
+#define LA_STEPS 1
+#endif
+
 constexpr int C = 64, WIDE = 128;
+static_assert(C % LA_STEPS == 0, "a chunk holds whole tokens");
 typedef Panels<WIDE, C> Tokens;   // q, k, v, dout, ... of a chunk
 typedef Panels<C, C> Square;      // A, P, ... of a chunk
 static_assert(LA_K <= WIDE && LA_V <= WIDE && Element::BYTES == 2, "a tile holds whole rows");
@@ -68,8 +81,10 @@ struct DeltaWalk {
     }
 };
 
-// What is kept of a chunk: A as the products read it, then e, d, c and beta, 64 floats each
-constexpr int AT_E = Square::SIZE, AT_D = AT_E + C * 4, AT_C = AT_D + C * 4, AT_BETA = AT_C + C * 4, BLOCK = AT_BETA + C * 4;
+// What is kept of a chunk: A as the products read it, then e, d, c and beta, 64 floats each; with LA_UNIT e rk, d rk, c, rk, beta
+// and, once the chain in reverse has been there, rq
+constexpr int AT_E = Square::SIZE, AT_D = AT_E + C * 4, AT_C = AT_D + C * 4, AT_KEY = AT_C + C * 4, AT_BETA = AT_KEY + LA_UNIT * C * 4;
+constexpr int AT_QUERY = AT_BETA + C * 4, BLOCK = AT_QUERY + LA_UNIT * C * 4, FOUR = AT_C + 2 * C * 4;   // FOUR: as far as the fourth
 constexpr int STATE = WIDE * WIDE;        // floats of a state of a segment
 constexpr int END = WIDE * WIDE * 2;      // bytes of a state of a chunk in bfloat16: two panels of 128 rows
 
@@ -78,6 +93,18 @@ LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int 
     box_in(to, map, barrier, 0, head, token, batch);
     box_in(to + Tokens::PANEL, map, barrier, 64, head, token, batch);
 }
+// the same of q or dout
+LA_DEVICE void token_tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
+#if LA_STEPS > 1
+    box_in_steps(to, map, barrier, 0, head, LA_STEPS, token, batch);
+    box_in_steps(to + Tokens::PANEL, map, barrier, 64, head, LA_STEPS, token, batch);
+#else
+    tile_in(to, map, barrier, head, token, batch);
+#endif
+}
+// rows of an array with a row a token, so that step t's, where it is a token's last, is t steps of a.token further
+LA_DEVICE char* token_rows(const Rows& x, const Sequence& s, int head) { return own_rows(x, s, head) - (LA_STEPS - 1) * x.token; }
+
 // rows from `own` on of PANELS panels become zeros
 template <int THREADS, int PANELS, int ROLL = 16> LA_DEVICE void clear_rows(u32 panels, int own, int thread) {
 #pragma unroll ROLL
@@ -88,6 +115,9 @@ template <int THREADS, int PANELS, int ROLL = 16> LA_DEVICE void clear_rows(u32 
 }
 
 LA_DEVICE float2 pair_at(const float* x, int i) { return *(const float2*)(x + i); }
+LA_DEVICE float over_length(float square) { return square == 0.f ? 1.f : rsqrtf(square); }   // a row of zeros stays as it is
+// e_last from e and d of a chunk
+LA_DEVICE float last_decay(const float* e) { return LA_UNIT ? __fdividef(e[C - 1], e[2 * C - 1]) : e[C - 1]; }
 LA_DEVICE float decay_between(float ci, float cj) { return exp2_approx(fminf(ci - cj, 0.f)); }
 template <int N> LA_DEVICE void scale_tiles(float (&x)[N][4], float y) {
 #pragma unroll
@@ -139,17 +169,49 @@ LA_DEVICE void multiply_wide(float (&c)[16][4], const u32 (&a)[4][4], u64 b) {
     for (int k = 0; k < 4; k++) product_wide(c, a[k], b + Tokens::across(k));
 }
 
-// P_ij = scale D_ij q_i.k_j for j <= i, 0 above, by a warpgroup; c: sums of log decays
-LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, const float* c, float scale, int warp, int lane) {
+// 1 / |x| of the rows of a warp's 16 that a lane has in accumulators, and of row lane / 2
+struct Lengths {
+    float own, of[2];
+    __device__ __forceinline__ Lengths(u32 tile, int warp, int lane) {
+        const u32 row = tile + (lane & 1) * Tokens::PANEL + (16 * warp + (lane >> 1)) * 128;
+        float square = 0.f;
+#pragma unroll
+        for (int p = 0; p < 8; p++) {
+            u32 x[4];
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row + ((p + lane) & 7) * 16));
+#pragma unroll
+            for (int i = 0; i < 4; i++) square += low_bf16(x[i]) * low_bf16(x[i]) + high_bf16(x[i]) * high_bf16(x[i]);
+        }
+        own = over_length(square + __shfl_xor_sync(0xffffffffu, square, 1));
+#pragma unroll
+        for (int m = 0; m < 2; m++) of[m] = __shfl_sync(0xffffffffu, own, 2 * ((lane >> 2) + 8 * m));
+    }
+};
+
+// P_ij = scale D_ij q_i.k_j for j <= i, 0 above, by a warpgroup; c: sums of log decays. With LA_UNIT P has rq_i and rk_j, which
+// is in `block`, e_i rq_i takes the place of c_i, and rq goes to the block if it is asked for.
+LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int warp, int lane, char* block, bool keeps_lengths) {
     const u64 a = panel_descriptor(q), b = panel_descriptor(k);
+    const int row = lane >> 2, column = (lane & 3) * 2;
+#if LA_UNIT
+    float2 keys[8];   // rk, asked for early
+#pragma unroll
+    for (int n = 0; n < 8; n++) keys[n] = pair_at((const float*)(block + AT_KEY), 8 * n + column);
+#endif
     float p[8][4];
     products_done(p);
     products_begin();
 #pragma unroll
     for (int d = 0; d < WIDE / 16; d++) product<0, 0>(p, a + Tokens::along(d), b + Tokens::along(d), d > 0);
     products_commit();
-    const int row = lane >> 2, column = (lane & 3) * 2;
     const float ci[2] = {c[16 * warp + row], c[16 * warp + row + 8]};
+    float to[2] = {scale, scale};
+#if LA_UNIT
+    const Lengths lengths(q, warp, lane);
+    if (keeps_lengths && !(lane & 1)) ((float*)(block + AT_QUERY))[16 * warp + (lane >> 1)] = lengths.own;
+    to[0] *= lengths.of[0];
+    to[1] *= lengths.of[1];
+#endif
     products_wait<0>();
     products_done(p);
 #pragma unroll
@@ -159,14 +221,25 @@ LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, const float* c, float scale
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const float2 cj = pair_at(c, 16 * j + 8 * h + column);
+#if LA_UNIT
+                const float2 rk = keys[2 * j + h];
+#else
+                const float2 rk = {1.f, 1.f};
+#endif
 #pragma unroll
                 for (int m = 0; m < 2; m++) {
                     const float (&y)[4] = p[2 * j + h];
-                    const float u = y[2 * m] * scale * decay_between(ci[m], cj.x), v = y[2 * m + 1] * scale * decay_between(ci[m], cj.y);
+                    const float u = y[2 * m] * (to[m] * rk.x) * decay_between(ci[m], cj.x), v = y[2 * m + 1] * (to[m] * rk.y) * decay_between(ci[m], cj.y);
                     const int ahead = 8 * h + column - row - 8 * m;   // of the row's own column
                     x[2 * h + m] = pack_bf16(j < warp || ahead <= 0 ? u : 0.f, j < warp || ahead < 0 ? v : 0.f);
                 }
             }
         store_matrix(gram + Square::block_piece(16 * warp, 2 * j, lane & 15, lane >> 4), x[0], x[1], x[2], x[3]);
     }
+#if LA_UNIT
+    group_barrier(2);   // all have read c
+    if ((lane & 3) == 0)
+#pragma unroll
+        for (int m = 0; m < 2; m++) c[16 * warp + row + 8 * m] = exp2_approx(fminf(ci[m], 0.f)) * lengths.of[m];
+#endif
 }

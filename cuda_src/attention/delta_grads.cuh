@@ -7,7 +7,7 @@ typedef Panels<WIDE, WIDE> Whole;   // a state of a chunk, value row by key colu
 // k, v and the kept block have two slots. N takes v's place, and dq N's; dk leaves through q's.
 constexpr int SLOT = Tokens::SIZE, AT_K = 0, AT_V = 2 * SLOT, AT_Q = 4 * SLOT, AT_DOUT = 5 * SLOT, AT_DV = 6 * SLOT, AT_END = 7 * SLOT;
 constexpr int AT_STATE = AT_END + END, AT_READ = AT_STATE + END, AT_RECALL = AT_READ + Square::SIZE, AT_WRITTEN = AT_RECALL + Square::SIZE;
-constexpr int AT_BLOCKS = AT_WRITTEN + SLOT, AT_DOTS = AT_BLOCKS + 2 * BLOCK, AT_BARRIERS = AT_DOTS + (3 * C + 16) * 4;
+constexpr int AT_BLOCKS = AT_WRITTEN + SLOT, AT_DOTS = AT_BLOCKS + 2 * FOUR, AT_BARRIERS = AT_DOTS + (3 * C + 16) * 4;
 static_assert(LA_SHARED == AT_BARRIERS + 96, "LA_SHARED is what the launch asks for");
 
 struct GradBarriers {   // what each stands for has come, or is free again
@@ -47,6 +47,51 @@ LA_DEVICE void store_tile_rows(const float (&y)[8][4], u32 at) {
     for (int p = 0; p < 4; p++)
         store_matrix(at ^ (p << 5), pack_bf16(y[2 * p][0], y[2 * p][1]), pack_bf16(y[2 * p][2], y[2 * p][3]),
                      pack_bf16(y[2 * p + 1][0], y[2 * p + 1][1]), pack_bf16(y[2 * p + 1][2], y[2 * p + 1][3]));
+}
+// y_i -= f_i x_i, x being 64 columns of a tile
+LA_DEVICE void subtract_rows(float (&y)[8][4], u32 at, const float (&f)[2]) {
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        u32 x[4];
+        load_matrix(x, at ^ (p << 5));
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                y[2 * p + h][2 * m] -= f[m] * low_bf16(x[2 * h + m]);
+                y[2 * p + h][2 * m + 1] -= f[m] * high_bf16(x[2 * h + m]);
+            }
+    }
+}
+LA_DEVICE void quad_sums(float (&x)[2]) {
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        x[m] += __shfl_xor_sync(0xffffffffu, x[m], 1);
+        x[m] += __shfl_xor_sync(0xffffffffu, x[m], 2);
+    }
+}
+// rq dq^ and rk dk^ less what lies along their rows, of which each of two groups holds 64 columns: x - q rq^2 <q, x>, and y alike.
+// dot += <q, x> - <k, y> of the group. parts: 128 pairs of floats that nobody else reads or writes.
+LA_DEVICE void make_normal(float (&x)[8][4], float (&y)[8][4], float (&dot)[2], u32 q, u32 k, float2* parts, const float* rq, const float* rk, int group, int i0, int lane) {
+    float of_q[2] = {0.f, 0.f}, of_k[2] = {0.f, 0.f};
+    row_dots(x, q, of_q);
+    row_dots(y, k, of_k);
+    quad_sums(of_q);
+    quad_sums(of_k);
+    if ((lane & 3) == 0)
+#pragma unroll
+        for (int m = 0; m < 2; m++) parts[C * group + i0 + 8 * m] = {of_q[m], of_k[m]};
+    groups_barrier<256>(1);
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        const float2 other = parts[C * (1 - group) + i0 + 8 * m];
+        const float r = rq[i0 + 8 * m], s = rk[i0 + 8 * m];
+        dot[m] += of_q[m] - of_k[m];
+        of_q[m] = (of_q[m] + other.x) * r * r;
+        of_k[m] = (of_k[m] + other.y) * s * s;
+    }
+    subtract_rows(x, q, of_q);
+    subtract_rows(y, k, of_k);
 }
 LA_DEVICE void scale_rows(float (&y)[8][4], float a, float b) {
 #pragma unroll
@@ -93,7 +138,7 @@ LA_DEVICE void gate_gradients(const DeltaArguments& a, const DeltaWalk& walk, in
         }
     }
     const float later = __shfl_down_sync(0xffffffffu, sum, 1);
-    float* to = a.dg + (walk.sequence.index + token) * a.heads + walk.head;
-    if (token < T) to[0] = reset[0] ? 0.f : sum;
-    if (token + 1 < T) to[a.heads] = reset[1] ? 0.f : x[1] + (lane == 31 || next ? 0.f : later);
+    float* to = a.dg + (walk.sequence.index + token) / LA_STEPS * a.heads + walk.head;
+    if (token < T && token % LA_STEPS == 0) to[0] = reset[0] ? 0.f : sum;
+    if (LA_STEPS == 1 && token + 1 < T) to[a.heads] = reset[1] ? 0.f : x[1] + (lane == 31 || next ? 0.f : later);
 }

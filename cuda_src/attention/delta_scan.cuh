@@ -1,4 +1,4 @@
-// What the portable kernels of the delta rule are given (the equations are delta.cuh's), and operands of one warp's 16 value rows.
+// What the portable kernels of the delta rule are given (the equations are delta.cuh's), and operands of a warp's value rows.
 #pragma once
 #include "attention/gram.cuh"
 #include "attention/store.cuh"
@@ -15,27 +15,35 @@ constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta^2
 struct Gate { const float* data; i64 batch, token, head; int group, unused; };   // strides in floats; null: no decay
 
 struct DeltaScanArguments {
-    Rows q, k, v, out, writes;   // reverse: v is dout, out is dv; writes: what the chunks write, or null
-    Rows r;                      // erase vectors, where they are not the keys
-    Rows apart;                  // that over beta, and in reverse dv over beta, or null: a small beta leaves float16 no digits
+    Rows q, k, v, out, r;        // reverse: v is dout, out is dv; r: erase vectors, where they are not the keys
+    Rows writes;                 // what the chunks write, in reverse dv; float16 has both over beta, which if small leaves it no digits
     Gate g, beta;
     const i64* offsets;          // of a ragged batch, else null
-    char* inverses;              // A of every chunk, C x C elements of a gram matrix
-    States start, end; int start_group, end_group;   // heads that share one
+    char *inverses, *states;     // of every chunk: A, C x C elements of a gram matrix; the state before it, in reverse after it
+    States start, end; int start_group, end_group;   // heads that share one; start_group 0: start has one a segment
+    States transfers;            // what segments multiply the state by: (slots, segments, K, K)
     i64 slots;                   // chunks of a head over the whole batch
     int T, heads, segments, chunks;                  // chunks: of a segment
     float scale; int unused;
 };
 
+// number of a chunk among all
+template <int C, class Arguments> LA_DEVICE i64 chunk_number(const Arguments& a, const Sequence& s, i64 slot, int head, int chunk) {
+    const i64 n = slot / a.heads, first = a.offsets ? s.first / C + n : n * ((a.T + C - 1) / C);
+    return head * a.slots + first + chunk;
+}
+LA_DEVICE i64 start_slot(const DeltaScanArguments& a, i64 slot, int segment) { return a.start_group ? slot / a.start_group : slot * a.segments + segment; }
 // the place of a chunk's A
 template <int C> LA_DEVICE char* inverse_of(const DeltaScanArguments& a, const Sequence& s, i64 slot, int head, int chunk) {
-    const i64 n = slot / a.heads, first = a.offsets ? s.first / C + n : n * ((a.T + C - 1) / C);
-    return a.inverses + (head * a.slots + first + chunk) * (C * C * Element::GRAM_BYTES);
+    return a.inverses + chunk_number<C>(a, s, slot, head, chunk) * (C * C * Element::GRAM_BYTES);
 }
-// a chunk's A as a tile
+// a chunk's A as a tile, the 16 x 16 blocks up to the diagonal
 template <class Gram, int C, int THREADS> LA_DEVICE void load_inverse(u32 base, const char* from, int thread) {
     constexpr int PER_ROW = Gram::ROW / 16;
-    for (int i = thread; i < C * PER_ROW; i += THREADS) copy_in<16>(base + Gram::piece(i / PER_ROW, i % PER_ROW), from + i * 16, true);
+    for (int i = thread; i < C * PER_ROW; i += THREADS) {
+        const int row = i / PER_ROW, piece = i % PER_ROW;
+        if (piece / Gram::BYTES <= row / 16) copy_in<16>(base + Gram::piece(row, piece), from + i * 16, true);
+    }
 }
 
 // sixteen columns of accumulators, tiles i and i + 1, as an operand A
@@ -46,56 +54,105 @@ LA_DEVICE void flatten(float (&f)[8], const float (&x)[4], const float (&y)[4]) 
 // a lane's four factors of sixteen tokens from two pairs, in the order of an operand A
 LA_DEVICE float factor(const float2& e, const float2& f, int i) { return i < 4 ? (i & 1 ? e.y : e.x) : (i & 1 ? f.y : f.x); }
 
-// c += S X^T: 16 rows of the state by the C rows of a tile
-template <int C, int KP, class X> LA_DEVICE void read_state(float (&c)[C / 8][4], const StateRows<1, KP>& S, u32 x, int lane) {
+template <int TILES, int N> LA_DEVICE void clear_tiles(float (&x)[TILES][N][4]) {
+#pragma unroll
+    for (int i = 0; i < TILES * N * 4; i++) x[i / (N * 4)][(i >> 2) % N][i & 3] = 0.f;
+}
+// tile m of accumulators, 16 columns from tile i on, as an operand A
+template <int TILES, int N> LA_DEVICE Element::A operand_of(const float (&x)[TILES][N][4], int m, int i) {
+    float f[8];
+    flatten(f, x[m][i], x[m][i + 1]);
+    return Element::operand(f);
+}
+// the same, columns times their factors e (16-column half 0) and f
+template <int TILES, int N> LA_DEVICE Element::A operand_of(const float (&x)[TILES][N][4], int m, int i, const float2& e, const float2& f, float sign = 1.f) {
+    float w[8];
+    flatten(w, x[m][i], x[m][i + 1]);
+#pragma unroll
+    for (int n = 0; n < 8; n++) w[n] *= sign * factor(e, f, n);
+    return Element::operand(w);
+}
+// c += S X^T: a warp's rows of the state by RUN rows of a tile from row `first`
+template <int RUN, class X, int TILES, int KP> LA_DEVICE void read_state(float (&c)[TILES][RUN / 8][4], const StateRows<TILES, KP>& S, u32 x, int first, int lane) {
 #pragma unroll
     for (int d = 0; d < KP; d += 16) {
-        float f[8];
-        flatten(f, S.x[0][d / 8], S.x[0][d / 8 + 1]);
-        const auto s = Element::operand(f);
+        typename Element::A s[TILES];
 #pragma unroll
-        for (int i = 0; i < C; i += 16) {
+        for (int m = 0; m < TILES; m++) s[m] = operand_of(S.x, m, d / 8);
+#pragma unroll
+        for (int i = 0; i < RUN; i += 16) {
             typename Element::B b[2];
-            load_b_rows<Element, X>(b, x, i, d, lane);
-            Element::multiply(c[i / 8], s, b[0]);
-            Element::multiply(c[i / 8 + 1], s, b[1]);
+            load_b_rows<Element, X>(b, x, first + i, d, lane);
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                Element::multiply(c[m][i / 8], s[m], b[0]);
+                Element::multiply(c[m][i / 8 + 1], s[m], b[1]);
+            }
         }
     }
 }
-// S += w X: w of all C tokens by the C rows of a tile. Matrix units cut sums off: in float32 what a chunk adds is summed apart.
-template <int C, int KP, class X> LA_DEVICE void write_rows(StateRows<1, KP>& S, const typename Element::A (&w)[C / 16], u32 x, int lane) {
+// S += w X: w(m, t) is the operand of 16 tokens from token t, X has the C rows of a tile. Matrix units cut sums off: in float32 what
+// a chunk adds is summed apart, for which all operands are held.
+template <int C, class X, int TILES, int KP, class F> LA_DEVICE void write_rows(StateRows<TILES, KP>& S, u32 x, int lane, F w) {
+    if constexpr (Element::EXACT) {
+        typename Element::A all[C / 16][TILES];
 #pragma unroll
-    for (int d = 0; d < KP; d += 16) {
-        float add[2][4] = {};
+        for (int t = 0; t < C; t += 16)
+#pragma unroll
+            for (int m = 0; m < TILES; m++) all[t / 16][m] = w(m, t);
+#pragma unroll
+        for (int d = 0; d < KP; d += 16) {
+            float add[TILES][2][4] = {};
+#pragma unroll
+            for (int t = 0; t < C; t += 16) {
+                typename Element::B b[2];
+                load_b_columns<Element, X>(b, x, t, d, lane);
+#pragma unroll
+                for (int m = 0; m < TILES; m++)
+#pragma unroll
+                    for (int h = 0; h < 2; h++) Element::multiply(add[m][h], all[t / 16][m], b[h]);
+            }
+#pragma unroll
+            for (int m = 0; m < TILES; m++)
+#pragma unroll
+                for (int i = 0; i < 8; i++) S.x[m][d / 8 + (i >> 2)][i & 3] += add[m][i >> 2][i & 3];
+        }
+    } else
 #pragma unroll
         for (int t = 0; t < C; t += 16) {
-            typename Element::B b[2];
-            load_b_columns<Element, X>(b, x, t, d, lane);
+            typename Element::A own[TILES];
 #pragma unroll
-            for (int h = 0; h < 2; h++) Element::multiply(Element::EXACT ? add[h] : S.x[0][d / 8 + h], w[t / 16], b[h]);
+            for (int m = 0; m < TILES; m++) own[m] = w(m, t);
+#pragma unroll
+            for (int d = 0; d < KP; d += 16) {
+                typename Element::B b[2];
+                load_b_columns<Element, X>(b, x, t, d, lane);
+#pragma unroll
+                for (int m = 0; m < TILES; m++)
+#pragma unroll
+                    for (int h = 0; h < 2; h++) Element::multiply(S.x[m][d / 8 + h], own[m], b[h]);
+            }
         }
-        if (Element::EXACT)
-#pragma unroll
-            for (int i = 0; i < 8; i++) S.x[0][d / 8 + (i >> 2)][i & 3] += add[i >> 2][i & 3];
-    }
-}
-template <int N> LA_DEVICE void clear_tiles(float (&x)[1][N][4]) {
-#pragma unroll
-    for (int i = 0; i < N * 4; i++) x[0][i >> 2][i & 3] = 0.f;
 }
 
-// accumulators (value row, token) over their token's beta
-template <int C> LA_DEVICE void divide_by_beta(float (&x)[1][C / 8][4], const Gate& beta, const Sequence& s, int head, int token, int lane) {
-    const float* p = beta.data + s.row * beta.batch + s.first * beta.token + (u32)head / (u32)beta.group * beta.head;
+LA_DEVICE const float* betas_of(const Gate& beta, const Sequence& s, int head) {   // of a sequence, beta.token apart
+    return beta.data + s.row * beta.batch + s.first * beta.token + (u32)head / (u32)beta.group * beta.head;
+}
+// accumulators (value row, token) over their token's beta, which lie in shared memory
+template <int C, int TILES> LA_DEVICE void divide_by_beta(float (&x)[TILES][C / 8][4], u32 betas, int lane) {
 #pragma unroll
-    for (int i = 0; i < C / 8; i++)
+    for (int i = 0; i < C / 8; i++) {
+        const float2 beta = load_shared2(betas + (i * 8 + (lane & 3) * 2) * 4);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
-            const int t = token + i * 8 + (lane & 3) * 2 + m;
-            const float given = t < s.T ? p[t * beta.token] : 1.f, y = given < SMALLEST ? 1.f / SMALLEST : 1.f / given;
-            x[0][i][m] *= y;
-            x[0][i][2 + m] *= y;
+            const float given = m ? beta.y : beta.x, y = 1.f / (given < SMALLEST ? SMALLEST : given);
+#pragma unroll
+            for (int n = 0; n < TILES; n++) {
+                x[n][i][m] *= y;
+                x[n][i][2 + m] *= y;
+            }
         }
+    }
 }
 
 // e^{sum up to the state that r_i reads}, rows i and i + 1 of a chunk, i even

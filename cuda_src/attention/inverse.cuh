@@ -20,10 +20,6 @@
 
 constexpr int DIAGONAL = 16 * 20 * 4;   // bytes of a diagonal block of L, transposed, in rows of 20 floats
 
-LA_DEVICE void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 LA_DEVICE u32 rows_at(int row, int column, int lane) { return Square::block_piece(row, column / 8, lane & 15, lane >> 4); }   // of an A
 LA_DEVICE u32 columns_at(int row, int column, int lane) {   // of two B, rows of memory being their columns
     return Square::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
@@ -41,18 +37,38 @@ LA_DEVICE void key_gram(float (&x)[8][4], u32 k) {
     products_done(x);
 }
 
+// 1 / |k| of a warp's 16 rows, from the diagonal of the gram
+LA_DEVICE void store_lengths(const float (&x)[8][4], float* lengths, int warp, int lane) {
+    if (lane >> 3 != (lane & 3)) return;   // this one has two numbers of the diagonal
+    const bool odd = lane & 4;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        if (j == warp) {
+            lengths[16 * warp + (lane >> 2)] = over_length(odd ? x[2 * j][1] : x[2 * j][0]);
+            lengths[16 * warp + (lane >> 2) + 8] = over_length(odd ? x[2 * j + 1][3] : x[2 * j + 1][2]);
+        }
+}
+
 // row block `warp` of L: blocks left of the diagonal in float16 to `lower`, the diagonal one transposed to `diagonal`, its
-// diagonal being beta_i k_i.k_i
-LA_DEVICE void store_lower(float (&x)[8][4], u32 lower, float* diagonal, const float* roots, int warp, int lane) {
+// diagonal being beta_i k_i.k_i; with LA_UNIT rows and columns are divided by the keys' lengths
+LA_DEVICE void store_lower(float (&x)[8][4], u32 lower, float* diagonal, const float* roots, const float* lengths, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
-    const float to[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
+    float to[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
+    if (LA_UNIT) {
+        to[0] *= lengths[16 * warp + row];
+        to[1] *= lengths[16 * warp + row + 8];
+    }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         if (j > warp) continue;
         u32 y[4];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float2 from = pair_at(roots, 16 * j + 8 * h + column);
+            float2 from = pair_at(roots, 16 * j + 8 * h + column);
+            if (LA_UNIT) {
+                const float2 rk = pair_at(lengths, 16 * j + 8 * h + column);
+                from = {from.x * rk.x, from.y * rk.y};
+            }
 #pragma unroll
             for (int m = 0; m < 2; m++) {
                 float (&z)[4] = x[2 * j + h];

@@ -41,7 +41,8 @@ LA_DEVICE void stage_rows(const float (&out)[TILES][C / 8][4], u32 base, int row
 
 // Those columns of the tile to memory: row r is token `token` + r * (REVERSE ? -1 : 1), column c of the tile is column
 // `column` + c of rows of WIDTH elements.
-template <class X, int C, int COLUMNS, int WIDTH>
+// STEPS: only rows of tokens t with t % STEPS == STEPS - 1.
+template <class X, int C, int COLUMNS, int WIDTH, int STEPS = 1>
 LA_DEVICE void store_rows(char* rows, i64 stride, u32 base, int token, int T, int row, int column, int lane) {
     constexpr u32 PER_ROW = COLUMNS * X::BYTES / LA_ALIGN, PER_PIECE = 16 / LA_ALIGN;
     constexpr int STEP = LA_REVERSE ? -1 : 1;
@@ -59,7 +60,7 @@ LA_DEVICE void store_rows(char* rows, i64 stride, u32 base, int token, int T, in
             t = token + (int)r * STEP;
             to = rows + t * stride + byte;
         }
-        const bool valid = (u32)t < (u32)T && (WIDTH % X::COLUMNS == 0 || byte < WIDTH * X::BYTES);
+        const bool valid = (u32)t < (u32)T && (STEPS == 1 || t % STEPS == STEPS - 1) && (WIDTH % X::COLUMNS == 0 || byte < WIDTH * X::BYTES);
         copy_out<LA_ALIGN>(to, base + X::piece(r, row * X::BYTES / 16 + c / PER_PIECE) + (c % PER_PIECE) * LA_ALIGN, valid);
         if (EVEN) {
             t += STEP * (int)(32 / PER_ROW);

@@ -52,15 +52,17 @@ LA_DEVICE Kept kept(u32 at) {
     return k;
 }
 
-// log decays of a chunk, row by row as load_rows
-template <int C, int THREADS> LA_DEVICE void load_gates(u32 to, const float* g, i64 stride, int token, int T, int thread) {
-    if (!LA_DECAY) return;
+// a number a token of a chunk, row by row as load_rows; and its log decays
+template <int C, int THREADS> LA_DEVICE void load_numbers(u32 to, const float* g, i64 stride, int token, int T, int thread) {
 #pragma unroll
     for (int r0 = 0; r0 < C; r0 += THREADS) {
         const int r = r0 + thread, t = token + (LA_REVERSE ? -r : r);
         const bool valid = (u32)t < (u32)T;
         if (r < C) copy_in<4>(to + r * 4, g + t * stride, valid);
     }
+}
+template <int C, int THREADS> LA_DEVICE void load_gates(u32 to, const float* g, i64 stride, int token, int T, int thread) {
+    if (LA_DECAY) load_numbers<C, THREADS>(to, g, stride, token, T, thread);
 }
 
 // One number a token, summed over the warps that left theirs at `from` (WARPS, C), into row `to` of (.., tokens)

@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) adds(const __grid_constant_
         products_begin();
         multiply<0>(x, w, panel_descriptor(at + AT_A));   // N = (V^T - e S K^T) A^T
         products_commit();
-        scale_tiles(S, e[C - 1 - (lane & 3) * 2]);
+        scale_tiles(S, last_decay(e - (lane & 3) * 2));
         products_wait<0>();
         products_done(x);
         token_operands(w, x, d);

@@ -1,4 +1,5 @@
 // What a chunk of the delta rule can know before it sees a state, chunk by chunk in parallel: A, and e, d, c, beta (delta.cuh).
+// With LA_UNIT the diagonal of the keys' gram matrix is their squared length.
 //
 // One block of four warps a chunk and head. L and A take the place of the keys once these have been read.
 #include "attention/inverse.cuh"
@@ -8,18 +9,19 @@ constexpr int AT_DIAGONALS = AT_BLOCK + BLOCK, AT_ROOTS = AT_DIAGONALS + 4 * DIA
 static_assert(LA_SHARED == AT_BARRIER + 32 && AT_BLOCK + Square::SIZE == Tokens::SIZE, "LA_SHARED is what the launch asks for");
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta^2
 
-LA_DEVICE float2 two_of(const Gate& x, const DeltaWalk& walk, int token) {   // tokens `token` and the next, 0 past the end
-    const float* p = x.data + walk.sequence.row * x.batch + (walk.sequence.first + token) * x.token + (u32)walk.head / (u32)x.group * x.head;
+// of tokens `token` (even) and the next, 0 past the end; STEPS: of steps, the first of its token
+template <int STEPS> LA_DEVICE float2 two_of(const Gate& x, const DeltaWalk& walk, int token) {
+    const float* p = x.data + walk.sequence.row * x.batch + (walk.sequence.first + token) / STEPS * x.token + (u32)walk.head / (u32)x.group * x.head;
     const int T = walk.sequence.T;
-    return {token < T ? p[0] : 0.f, token + 1 < T ? p[x.token] : 0.f};
+    return {token < T && token % STEPS == 0 ? p[0] : 0.f, STEPS == 1 && token + 1 < T ? p[x.token] : 0.f};
 }
 
 // e, d, c, beta and the roots of beta, two tokens a lane of one warp
 LA_DEVICE void sums_of_chunk(const DeltaArguments& a, const DeltaWalk& walk, float* e, float* roots, int lane) {
     const int token = walk.first * C + 2 * lane;
-    float2 g = {0.f, 0.f}, beta = two_of(a.beta, walk, token);
+    float2 g = {0.f, 0.f}, beta = two_of<1>(a.beta, walk, token);
     if (LA_DECAY) {
-        g = two_of(a.g, walk, token);
+        g = two_of<LA_STEPS>(a.g, walk, token);
         g = {log2_decay(g.x), log2_decay(g.y)};
     }
     beta = {beta.x < SMALLEST ? SMALLEST : beta.x, beta.y < SMALLEST ? SMALLEST : beta.y};   // NaN stays NaN
@@ -29,7 +31,7 @@ LA_DEVICE void sums_of_chunk(const DeltaArguments& a, const DeltaWalk& walk, flo
     *(float2*)(e + 2 * lane) = {exp2_approx(fminf(first, 0.f)), exp2_approx(fminf(second, 0.f))};
     *(float2*)(d + 2 * lane) = {decay_between(last, first), decay_between(last, second)};
     *(float2*)(d + C + 2 * lane) = {first, second};
-    *(float2*)(d + 2 * C + 2 * lane) = beta;
+    *(float2*)((float*)((char*)e - AT_E + AT_BETA) + 2 * lane) = beta;
     *(float2*)(roots + 2 * lane) = {sqrtf(beta.x), sqrtf(beta.y)};
 }
 
@@ -39,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), task = (warp + blockIdx.x) & 3;   // tasks rotate over the schedulers
     const int lane = fresh(threadIdx.x & 31);   // read once
     float *e = (float*)(memory + AT_BLOCK + AT_E), *c = (float*)(memory + AT_BLOCK + AT_C), *roots = (float*)(memory + AT_ROOTS);
-    float* diagonal = (float*)(memory + AT_DIAGONALS + warp * DIAGONAL);
+    float *diagonal = (float*)(memory + AT_DIAGONALS + warp * DIAGONAL), *lengths = (float*)(memory + AT_BLOCK + AT_KEY);
     if (task == 0) {   // only this one asks where the chunk lies
         const DeltaWalk walk(a, blockIdx.x, a.chunks, 1);   // each chunk a segment
         const int own = walk.steps > 0 ? walk.own(a, walk.first) : 0;
@@ -70,11 +72,17 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
     } else barrier_wait(barrier, 0);
     float x[8][4];
     key_gram(x, shared);
+#if LA_UNIT
+    store_lengths(x, lengths, warp, lane);
+#endif
     __syncthreads();   // keys have been read; sums are there
+#if LA_UNIT
+    e[threadIdx.x] *= lengths[threadIdx.x % C];   // and d behind it
+#endif
     for (int i = threadIdx.x; i < C * 8; i += 128)   // blocks above the diagonal
         if ((i & 7) >> 1 > i >> 7)
             asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared + AT_BLOCK + Square::piece(i >> 3, i & 7)), "r"(0) : "memory");
-    store_lower(x, shared + AT_LOWER, diagonal, roots, warp, lane);
+    store_lower(x, shared + AT_LOWER, diagonal, roots, lengths, warp, lane);
     __syncwarp();
     invert_diagonal(shared + AT_LOWER, diagonal, warp, lane);
     store_rho(diagonal, c, roots, warp, lane);
@@ -85,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
     if (threadIdx.x == 0) {
         char* to;
         asm volatile("ld.shared.b64 %0, [%1];" : "=l"(to) : "r"(barrier + 8));
-        run_out(to, shared + AT_BLOCK, BLOCK);
+        run_out(to, shared + AT_BLOCK, AT_QUERY);
         out_commit();
         out_read();
     }

@@ -31,7 +31,8 @@ LA_DEVICE void fill(const DeltaArguments& a, const DeltaWalk& walk, unsigned cha
                 publish_shared();
                 group_barrier(2);
             }
-            gram_of_chunk(at + AT_Q, at + AT_K, at + AT_P, (const float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane);
+            gram_of_chunk(at + AT_Q, at + AT_K, at + AT_P, (float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane,
+                          a.blocks + (walk.block + walk.first + step) * BLOCK, false);
             publish_shared();
             __syncwarp();
             if (lane == 0) barrier_arrive(bar.gram(s));
@@ -44,7 +45,7 @@ LA_DEVICE void fill(const DeltaArguments& a, const DeltaWalk& walk, unsigned cha
             if (ahead >= STAGES) barrier_wait(bar.empty(s), (ahead / STAGES - 1) & 1);
             barrier_expect(full, 3 * Tokens::SIZE + Square::SIZE + SUMS);
             tile_in(at + AT_K, a.k, full, k_head, token, walk.row);
-            tile_in(at + AT_Q, a.q, full, q_head, token, walk.row);
+            token_tile_in(at + AT_Q, a.q, full, q_head, token, walk.row);
             run_in(at + AT_A, block, Square::SIZE, full);
             run_in(at + AT_SUMS, block + AT_E, SUMS, full);
             tile_in(at + AT_V, a.v, full, v_head, token, walk.row);
@@ -60,7 +61,7 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
     if (walk.segment) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, walk.slot * a.segments + walk.segment, row, lane);
     else if (a.start.data) state.template load<LA_V, LA_K>(a.start, walk.slot / a.start_group, row, lane);
     else state.clear();
-    char* const out = own_rows(a.out, walk.sequence, walk.head);
+    char* const out = token_rows(a.out, walk.sequence, walk.head);
     for (int step = 0; step < walk.steps; step++) {
         const int s = step % STAGES, phase = step / STAGES & 1, token = (walk.first + step) * C;
         const u32 at = shared + s * STAGE;
@@ -89,12 +90,13 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
         products_begin();
         multiply<0>(x, w, panel_descriptor(at + AT_A));   // N = W A^T
         products_commit();
-        scale_tiles(S, e[C - 1 - (lane & 3) * 2]);
+        scale_tiles(S, last_decay(e - (lane & 3) * 2));
+        if (LA_UNIT) barrier_wait(bar.gram(s), phase);   // e rq is where c was
         products_wait<1>();
         products_done(y);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            const float2 f = pair_at(e, 8 * n);
+            const float2 f = pair_at(e, LA_UNIT * 2 * C + 8 * n);
             y[n][0] *= a.scale * f.x; y[n][1] *= a.scale * f.y; y[n][2] *= a.scale * f.x; y[n][3] *= a.scale * f.y;
         }
         products_wait<0>();
@@ -116,7 +118,7 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
         products_done(y);
         float (&o)[1][8][4] = (float (&)[1][8][4])y;
         stage_rows<Bfloat16, Tokens, 1, C>(o, at + AT_V, row, lane);   // the warp's own columns of v, which it has read
-        store_rows<Tokens, C, 16, LA_V>(out, a.out.token, at + AT_V, token, walk.sequence.T, row, 0, lane);
+        store_rows<Tokens, C, 16, LA_V, LA_STEPS>(out, a.out.token, at + AT_V, token, walk.sequence.T, row, 0, lane);
         publish_shared();
         products_wait<0>();
         products_done(S);

@@ -5,6 +5,9 @@
 //     dk = r + d N D + Z^T Q + Y^T K,       dbeta_i = (dW N^T)_ii / beta_i^2
 //     db = q.dq + 2 k.r - k.dk, its last row also <S, D> after the chunk;  dg = db summed from each token to the chunk's end
 //
+// With LA_UNIT Z has rq_i and rk_j, Y rk_i and rk_j, so that the sums are rq dq^ and rk dk^, of which what is normal to the rows of
+// q and k leaves.
+//
 // The gradient of K K^T is one masked product; none of the inverse is needed. Warpgroups 0 and 1 walk the chain of
 // delta_chain.cu, 64 value rows each, a chunk ahead, and ask for every tile as soon as its place is free; 2 and 3 make the
 // gradients, 64 key columns each: 2 makes Z, 3 makes Y.
@@ -16,19 +19,19 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
     auto load_chunk = [&](int chunk) {
         const int s = (chunk - first) & 1, token = walk.token(chunk), head = (u32)walk.head / (u32)a.group_k;
         const u32 full = bar.chunk(s);
-        barrier_expect(full, 2 * SLOT + BLOCK);
+        barrier_expect(full, 2 * SLOT + FOUR);
         tile_in(shared + AT_K + s * SLOT, a.k, full, head, token, row);
         tile_in(shared + AT_V + s * SLOT, a.v, full, (u32)walk.head / (u32)a.group_v, token, row);
-        run_in(shared + AT_BLOCKS + s * BLOCK, a.blocks + (walk.block + chunk) * BLOCK, BLOCK, full);
+        run_in(shared + AT_BLOCKS + s * FOUR, a.blocks + (walk.block + chunk) * BLOCK, FOUR, full);
     };
     auto load_outputs = [&](int chunk) {
         barrier_expect(bar.outputs(), 2 * SLOT);
         tile_in(shared + AT_DV, a.dv, bar.outputs(), walk.head, walk.token(chunk), row);
-        tile_in(shared + AT_DOUT, a.dout, bar.outputs(), walk.head, walk.token(chunk), row);
+        token_tile_in(shared + AT_DOUT, a.dout, bar.outputs(), walk.head, walk.token(chunk), row);
     };
     auto load_queries = [&](int chunk) {
         barrier_expect(bar.queries(), SLOT);
-        tile_in(shared + AT_Q, a.q, bar.queries(), (u32)walk.head / (u32)a.group_q, walk.token(chunk), row);
+        token_tile_in(shared + AT_Q, a.q, bar.queries(), (u32)walk.head / (u32)a.group_q, walk.token(chunk), row);
     };
     auto load_end = [&](int chunk) {
         barrier_expect(bar.end(), END);
@@ -50,7 +53,7 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
     for (int chunk = first; chunk < stop; chunk++) {
         const int step = chunk - first, s = step & 1, before = (step - 1) & 1, own = walk.own(a, chunk);
         const bool more = step > 0;
-        const float *e = (const float*)(memory + AT_BLOCKS + s * BLOCK + AT_E) + (lane & 3) * 2, *d = e + C;
+        const float *e = (const float*)(memory + AT_BLOCKS + s * FOUR + AT_E) + (lane & 3) * 2, *d = e + C;
         const u32 values = shared + AT_V + s * SLOT;
         const u64 keys = panels_descriptor<Tokens>(shared + AT_K + s * SLOT);
         float x[8][4];
@@ -84,9 +87,9 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
         error_operands(w, x, values, 16 * warp, e, lane);
         products_done(x);
         products_begin();
-        multiply<0>(x, w, panel_descriptor(shared + AT_BLOCKS + s * BLOCK));   // N
+        multiply<0>(x, w, panel_descriptor(shared + AT_BLOCKS + s * FOUR));   // N
         products_commit();
-        scale_tiles(S, e[C - 1 - (lane & 3) * 2]);
+        scale_tiles(S, last_decay(e - (lane & 3) * 2));
         products_wait<0>();
         products_done(x);
         const u32 columns = Tokens::block_piece(0, 2 * warp, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
@@ -140,11 +143,12 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
     }
 }
 
-// Z (group 0) or Y (group 1) of a warp's 16 rows, from the accumulators to shared memory; the diagonal of the product to `own`
-LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* c, float factor, int group, int warp, int lane, float (&own)[2]) {
+// Z (group 0) or Y (group 1) of a warp's 16 rows, from the accumulators to shared memory; the diagonal of the product to `own`.
+// factor: of the lane's two rows
+LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* c, const float (&factor)[2], int group, int warp, int lane, float (&own)[2]) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     const float ci[2] = {c[16 * warp + row], c[16 * warp + row + 8]}, middle = c[16 * warp];   // left of the own block: two factors, both <= 1
-    const float to_row[2] = {factor * decay_between(ci[0], middle), factor * decay_between(ci[1], middle)};
+    const float to_row[2] = {factor[0] * decay_between(ci[0], middle), factor[1] * decay_between(ci[1], middle)};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 x[4] = {0, 0, 0, 0};
@@ -156,16 +160,17 @@ LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* c, floa
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const float2 cj = pair_at(c, 16 * j + 8 * h + column);
+                const float2 rk = LA_UNIT ? pair_at(c + C, 16 * j + 8 * h + column) : float2{1.f, 1.f};
                 const float (&y)[4] = p[2 * j + h];
                 if (j < warp) {
-                    const float u = decay_between(middle, cj.x), v = decay_between(middle, cj.y);
+                    const float u = rk.x * decay_between(middle, cj.x), v = rk.y * decay_between(middle, cj.y);
 #pragma unroll
                     for (int m = 0; m < 2; m++) x[2 * h + m] = pack_bf16(to_row[m] * u * y[2 * m], to_row[m] * v * y[2 * m + 1]);
                 } else {
                     const int ahead = 8 * h + column + group - row;   // Y is strictly lower
 #pragma unroll
                     for (int m = 0; m < 2; m++) {
-                        const float u = factor * decay_between(ci[m], cj.x) * y[2 * m], v = factor * decay_between(ci[m], cj.y) * y[2 * m + 1];
+                        const float u = factor[m] * rk.x * decay_between(ci[m], cj.x) * y[2 * m], v = factor[m] * rk.y * decay_between(ci[m], cj.y) * y[2 * m + 1];
                         x[2 * h + m] = pack_bf16(ahead <= 8 * m ? u : 0.f, ahead < 8 * m ? v : 0.f);
                     }
                 }
@@ -174,11 +179,11 @@ LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* c, floa
     }
 }
 
-// rows of a panel of a chunk that is another sequence's in part: 64 columns from `column` on, `own` rows
-LA_DEVICE void store_own(char* rows, i64 stride, u32 panel, int column, int width, int own, int thread) {
+// rows of a panel of a chunk that is another sequence's in part: 64 columns from `column` on, `own` rows, of tokens of STEPS the last
+template <int STEPS> LA_DEVICE void store_own(char* rows, i64 stride, u32 panel, int column, int width, int own, int thread) {
     for (int i = thread; i < own * 8; i += 128) {
         const int r = i >> 3, c = i & 7;
-        copy_out<16>(rows + r * stride + (column + c * 8) * 2, panel + Square::piece(r, c), column + c * 8 < width);
+        copy_out<16>(rows + r * stride + (column + c * 8) * 2, panel + Square::piece(r, c), r % STEPS == STEPS - 1 && column + c * 8 < width);
     }
 }
 
@@ -191,10 +196,15 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
     auto partial = [&](int chunk) { return a.offsets && chunk * C + C > walk.sequence.T; };
     for (int chunk = walk.first; chunk < stop; chunk++) {
         const int step = chunk - walk.first, s = step & 1;
-        const float* e = (const float*)(memory + AT_BLOCKS + s * BLOCK + AT_E);
+        const float* e = (const float*)(memory + AT_BLOCKS + s * FOUR + AT_E);
+        const float* kept = (const float*)(a.blocks + (walk.block + chunk) * BLOCK);
         const u32 keys = shared + AT_K + s * SLOT, news = shared + AT_V + s * SLOT;
         auto at = [&](int place) { return panel_descriptor(fresh(shared) + place); };
-        float x[8][4], y[8][4], dot[2] = {0.f, 0.f};
+        float x[8][4], y[8][4], dot[2] = {0.f, 0.f}, early[2] = {0.f, 0.f};
+        if (LA_UNIT) {   // beta or rq, from memory
+            early[0] = kept[(group ? AT_BETA : AT_QUERY) / 4 + i0];
+            early[1] = kept[(group ? AT_BETA : AT_QUERY) / 4 + i1];
+        }
         barrier_wait(bar.chunk(s), step >> 1 & 1);
         barrier_wait(bar.outputs(), s);
         if (partial(chunk)) {
@@ -227,9 +237,14 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
             }
             products_wait<1>();
             products_done(p);
-            store_masked(p, fresh(shared) + (group ? AT_RECALL : AT_READ) + rows, e + 2 * C, group ? -1.f : a.scale, group, quarter, lane, diagonal);
+            float factor[2] = {group ? -1.f : a.scale, group ? -1.f : a.scale};
+            if (LA_UNIT) {
+                factor[0] *= group ? e[3 * C + i0] : early[0];
+                factor[1] *= group ? e[3 * C + i1] : early[1];
+            }
+            store_masked(p, fresh(shared) + (group ? AT_RECALL : AT_READ) + rows, e + 2 * C, factor, group, quarter, lane, diagonal);
             if (group && lane >> 3 == (lane & 3)) {
-                const float b0 = e[3 * C + i0], b1 = e[3 * C + i1];
+                const float b0 = LA_UNIT ? early[0] : e[3 * C + i0], b1 = LA_UNIT ? early[1] : e[3 * C + i1];
                 const int token = chunk * C + i0;
                 float* to = a.dbeta + (walk.sequence.index + token) * a.heads + walk.head;
                 if (token < walk.sequence.T) to[0] = __fdividef(diagonal[0], b0 * b0);
@@ -262,7 +277,10 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         products_done(x);
         __syncwarp();
         if (lane == 0) barrier_arrive(bar.state_free());
-        scale_rows(x, a.scale * e0, a.scale * e1);
+        if (LA_UNIT) {   // e0 and e1 are the keys'
+            const float *c = e + 2 * C, *queries = kept + AT_QUERY / 4;
+            scale_rows(x, a.scale * exp2_approx(fminf(c[i0], 0.f)) * queries[i0], a.scale * exp2_approx(fminf(c[i1], 0.f)) * queries[i1]);
+        } else scale_rows(x, a.scale * e0, a.scale * e1);
         {
             const u64 read = at(AT_READ), k = panel_descriptor(fresh(keys) + group * Tokens::PANEL);
             products_done(x);
@@ -299,13 +317,19 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
             for (int d = 0; d < 8; d++) product<0, 1>(y, written + Tokens::along(d), end + Whole::across(d), true);   // d N D
             products_commit();
         }
-        products_wait<1>();
+        products_wait<!LA_UNIT>();
         products_done(x);
-        if (LA_DECAY) row_dots(x, shared + AT_Q + group * Tokens::PANEL + rows, dot);
+        if (LA_UNIT) {
+            products_done(y);
+            quad_sums(dot);
+            barrier_wait(bar.end_done(), s);   // A has been read
+            make_normal(x, y, dot, shared + AT_Q + group * Tokens::PANEL + rows, keys + group * Tokens::PANEL + rows,
+                        (float2*)(memory + AT_BLOCKS + s * FOUR), kept + AT_QUERY / 4, e + 3 * C, group, i0, lane);
+        } else if (LA_DECAY) row_dots(x, shared + AT_Q + group * Tokens::PANEL + rows, dot);
         store_tile_rows(x, news + group * Tokens::PANEL + rows);
         publish_shared();
         group_barrier(group + 2);
-        if (partial(chunk)) store_own(own_rows(a.out, walk.sequence, walk.head) + (i64)chunk * C * a.out.token, a.out.token, news + group * Tokens::PANEL, 64 * group, LA_K, walk.own(a, chunk), thread);
+        if (LA_STEPS > 1 || partial(chunk)) store_own<LA_STEPS>(token_rows(a.out, walk.sequence, walk.head) + (i64)chunk * C * a.out.token, a.out.token, news + group * Tokens::PANEL, 64 * group, LA_K, min(C, walk.sequence.T - chunk * C), thread);
         else if (asks) {
             box_out(a.dq, news + group * Tokens::PANEL, 64 * group, walk.head, walk.token(chunk), walk.row);
             out_commit();
@@ -313,15 +337,12 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         __syncwarp();
         products_wait<0>();
         products_done(y);
-        if (LA_DECAY) {
+        if (LA_DECAY && !LA_UNIT) {
             float less[2] = {0.f, 0.f};
             row_dots(y, keys + group * Tokens::PANEL + rows, less);
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-                dot[m] -= less[m];
-                dot[m] += __shfl_xor_sync(0xffffffffu, dot[m], 1);
-                dot[m] += __shfl_xor_sync(0xffffffffu, dot[m], 2);
-            }
+            dot[0] -= less[0];
+            dot[1] -= less[1];
+            quad_sums(dot);
         }
         group_barrier(group + 2);   // q's panel has been read
         store_tile_rows(y, shared + AT_Q + group * Tokens::PANEL + rows);
@@ -339,7 +360,7 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         group_barrier(group + 2);
         if (asks) out_read();
         if (lane == 0) barrier_arrive(bar.chunk_free());
-        if (partial(chunk)) store_own(own_rows(a.other, walk.sequence, walk.head) + (i64)chunk * C * a.other.token, a.other.token, shared + AT_Q + group * Tokens::PANEL, 64 * group, LA_K, walk.own(a, chunk), thread);
+        if (partial(chunk)) store_own<1>(own_rows(a.other, walk.sequence, walk.head) + (i64)chunk * C * a.other.token, a.other.token, shared + AT_Q + group * Tokens::PANEL, 64 * group, LA_K, walk.own(a, chunk), thread);
         else if (asks) {
             box_out(a.dk, shared + AT_Q + group * Tokens::PANEL, 64 * group, walk.head, walk.token(chunk), walk.row);
             out_commit();

@@ -36,7 +36,8 @@ LA_DEVICE void fill(const DeltaArguments& a, const DeltaWalk& walk, unsigned cha
                 publish_shared();
                 group_barrier(2);
             }
-            gram_of_chunk(at + AT_Q, at + AT_K, at + AT_P, (const float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane);
+            gram_of_chunk(at + AT_Q, at + AT_K, at + AT_P, (float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane,
+                          a.blocks + (walk.block + last - step) * BLOCK, true);
             publish_shared();
             __syncwarp();
             if (lane == 0) barrier_arrive(bar.gram(s));
@@ -49,10 +50,10 @@ LA_DEVICE void fill(const DeltaArguments& a, const DeltaWalk& walk, unsigned cha
             if (ahead >= STAGES) barrier_wait(bar.empty(s), (ahead / STAGES - 1) & 1);
             barrier_expect(full, 3 * Tokens::SIZE + Square::SIZE + SUMS);
             tile_in(at + AT_K, a.k, full, k_head, token, walk.row);
-            tile_in(at + AT_Q, a.q, full, q_head, token, walk.row);
+            token_tile_in(at + AT_Q, a.q, full, q_head, token, walk.row);
             run_in(at + AT_A, block, Square::SIZE, full);
             run_in(at + AT_SUMS, block + AT_E, SUMS, full);
-            tile_in(at + AT_DOUT, a.dout, full, walk.head, token, walk.row);
+            token_tile_in(at + AT_DOUT, a.dout, full, walk.head, token, walk.row);
         }
         __syncwarp();
     }
@@ -116,12 +117,12 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
         products_begin();
         multiply<1>(x, w, panel_descriptor(at + AT_A));   // dW = dN A
         products_commit();
-        scale_tiles(D, e[C - 1 - (lane & 3) * 2]);
+        scale_tiles(D, last_decay(e - (lane & 3) * 2));
 #pragma unroll
         for (int k = 0; k < 4; k++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {   // scale e dO
-                const float2 z = pair_at(e, 16 * k + 8 * (i >> 1));
+                const float2 z = pair_at(e, LA_UNIT * 2 * C + 16 * k + 8 * (i >> 1));
                 dout[k][i] = pack_bf16(a.scale * z.x * low_bf16(dout[k][i]), a.scale * z.y * high_bf16(dout[k][i]));
             }
         products_done(D);

@@ -1,35 +1,41 @@
 // The chain of the delta rule backward, portable: D, the gradient of the transposed state, and dv, as delta_reverse.cu has them.
+//
+// LA_OUTPUTS 1: dv, and D after every chunk; 2: what a segment adds to D (the last one: makes of the final state's gradient).
+#include "attention/chunk_state.cuh"
 #include "attention/delta_scan.cuh"
 
-constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, STAGES = LA_STAGES, THREADS = 32 * WARPS;
-constexpr int KP = round_up(K, 16), VB = 16 * WARPS, PARTS = (V + VB - 1) / VB;
+constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, TILES = LA_TILES, STAGES = LA_STAGES, THREADS = 32 * WARPS;
+constexpr bool ADDS = LA_OUTPUTS == 2;
+constexpr int KP = round_up(K, 16), VP = round_up(V, 16), VB = 16 * TILES * WARPS, PARTS = (V + VB - 1) / VB;
+constexpr bool APART = LA_DTYPE == 1 && !ADDS;   // dv also over beta
 typedef Tile<KP, Element::BYTES> Keys;
 typedef Tile<VB, Element::BYTES> Values;
 typedef Tile<C, Element::GRAM_BYTES> Gram;
-constexpr int AT_V = C * Keys::ROW, AT_A = AT_V + C * Values::ROW, AT_G = AT_A + C * Gram::ROW, AT_Q = AT_G + C * 4;
-constexpr int AT_R = AT_Q + C * Keys::ROW, STAGE = AT_R + LA_OWN * C * Keys::ROW;
-constexpr int AT_GRAM = STAGES * STAGE, AT_DECAY = AT_GRAM + C * Gram::ROW;
+constexpr int AT_V = C * Keys::ROW, AT_A = AT_V + C * Values::ROW, AT_G = AT_A + C * Gram::ROW, AT_R = AT_G + (1 + APART) * C * 4;
+constexpr int STAGE = AT_R + LA_OWN * C * Keys::ROW, AT_Q = STAGES * STAGE;
+constexpr int PLACES = LA_PLACES;   // of the queries: STAGES, or 1: they come late
+constexpr int AT_GRAM = AT_Q + PLACES * C * Keys::ROW, AT_DECAY = AT_GRAM + C * Gram::ROW;
 static_assert(LA_SHARED == AT_DECAY + WARPS * Decay<C>::FLOATS * 4, "LA_SHARED is what the launch asks for");
 
-// c += w X: one operand of 16 tokens, by rows t .. t + 15 of a lower triangular tile
-template <class Gram> LA_DEVICE void multiply_lower(float (&c)[C / 8][4], const typename Element::A& w, u32 x, int t, int lane) {
+// rows t .. t + 15 of a lower triangular tile, columns from j on, times the operands of 16 tokens
+template <class Gram, int N> LA_DEVICE void multiply_lower(float (&c)[TILES][N][4], int to, const typename Element::A (&w)[TILES], u32 x, int t, int j, int lane) {
+    typename Element::B b[2];
+    load_b_columns<Element, Gram>(b, x, t, j, lane);
 #pragma unroll
-    for (int j = 0; j <= t; j += 16) {
-        typename Element::B b[2];
-        load_b_columns<Element, Gram>(b, x, t, j, lane);
-        Element::multiply(c[j / 8], w, b[0]);
-        Element::multiply(c[j / 8 + 1], w, b[1]);
+    for (int m = 0; m < TILES; m++) {
+        Element::multiply(c[m][to], w[m], b[0]);
+        Element::multiply(c[m][to + 1], w[m], b[1]);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const __grid_constant__ DeltaScanArguments a) {
     extern __shared__ __align__(128) unsigned char memory[];
     const u32 shared = shared_address(memory);
-    const int thread = threadIdx.x, warp = thread >> 5, row = warp * 16;
+    const int thread = threadIdx.x, warp = thread >> 5, row = warp * 16 * TILES;
     int lane = thread & 31;
     const Walk<C, PARTS, true> walk(a.offsets, a.T, a.heads, a.segments, a.chunks);
     const Sequence& sequence = walk.sequence;
-    if (walk.segment > walk.last) return;
+    if (walk.segment > walk.last || (ADDS && walk.segment == 0)) return;
     const char *q = rows_of(a.q, sequence, walk.head), *k = rows_of(a.k, sequence, walk.head), *dout = rows_of(a.v, sequence, walk.head);
     const char* r = LA_OWN ? rows_of(a.r, sequence, walk.head) : nullptr;
     const float* g = walk.gates(a.g.data, a.g.batch, a.g.token, a.g.head, a.g.group);
@@ -38,84 +44,113 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
         const u32 at = shared + step % STAGES * STAGE;
         const int token = walk.token_of(step);
         load_rows<Keys, C, THREADS, K>(at, k, a.k.token, token, sequence.T, 0, thread);
-        load_rows<Keys, C, THREADS, K>(at + AT_Q, q, a.q.token, token, sequence.T, 0, thread);
         if constexpr (LA_OWN) load_rows<Keys, C, THREADS, K>(at + AT_R, r, a.r.token, token, sequence.T, 0, thread);
         load_rows<Values, C, THREADS, V>(at + AT_V, dout, a.v.token, token, sequence.T, column, thread);
         load_inverse<Gram, C, THREADS>(at + AT_A, inverse_of<C>(a, sequence, walk.slot, walk.head, walk.chunk_of(step)), thread);
         load_gates<C, THREADS>(at + AT_G, g, a.g.token, token, sequence.T, thread);
+        if (APART) load_numbers<C, THREADS>(at + AT_G + C * 4, betas_of(a.beta, sequence, walk.head), a.beta.token, token, sequence.T, thread);
     };
-    StateRows<1, KP> D;
-    if (a.start.data) D.template load<V, K>(a.start, walk.slot / a.start_group, column + row, lane);
-    else D.clear();
-    if (STAGES > 1 && walk.steps > 0) load(0);
+    auto load_queries = [&](int step) {
+        load_rows<Keys, C, THREADS, K>(shared + AT_Q + step % PLACES * C * Keys::ROW, q, a.q.token, walk.token_of(step), sequence.T, 0, thread);
+    };
+    StateRows<TILES, KP> D;
+    D.clear();
+    if (a.start.data && !(ADDS && walk.segment < walk.last)) D.template load<V, K>(a.start, start_slot(a, walk.slot, walk.segment), column + row, lane);
+    if (STAGES > 1 && walk.steps > 0) {
+        load(0);
+        load_queries(0);
+    }
     copy_commit();
     const Decay<C> decay = {shared + AT_DECAY + warp * Decay<C>::FLOATS * 4};
     for (int step = 0; step < walk.steps; step++) {
-        const u32 keys = shared + step % STAGES * STAGE, values = keys + AT_V, queries = keys + AT_Q;
+        const u32 keys = shared + step % STAGES * STAGE, values = keys + AT_V, queries = shared + AT_Q + step % PLACES * C * Keys::ROW;
+        const int token = walk.token_of(step);
         asm volatile("" : "+r"(lane));   // addresses are made anew in each chunk: kept over the loop they would spill
         if (STAGES == 1) {
             __syncthreads();
             load(step);
+            load_queries(step);
             copy_commit();
         }
         copy_wait<0>();
         __syncthreads();
-        if (STAGES > 1 && step + 1 < walk.steps) load(step + 1);
-        copy_commit();
+        if (STAGES > 1 && step + 1 < walk.steps) {
+            load(step + 1);
+            if (PLACES > 1) load_queries(step + 1);
+        }
+        if (!ADDS) {
+            char* to = a.states + chunk_number<C>(a, sequence, walk.slot, walk.head, walk.chunk_of(step)) * ChunkState<VP, KP>::SIZE;
+#pragma unroll
+            for (int m = 0; m < TILES; m++)
+                if (column + row + 16 * m < VP) ChunkState<VP, KP>::store<Element>(to, D.x[m], column + row + 16 * m, lane);
+        }
         const float all = decay.set(keys + AT_G, 1.f, 1.f, 0.f, lane);
         __syncwarp();
         gram_matrix<Element, WARPS, C, KP, false, Keys, Gram>(queries, keys, shared + AT_GRAM, 0, decay, a.scale, warp, lane);
-        float n[1][C / 8][4];   // dN = d D K^T + dO^T P
+        float n[TILES][C / 8][4];   // dN = d D K^T + dO^T P, then dW = dN A
         clear_tiles(n);
-        read_state<C, KP, Keys>(n[0], D, keys, lane);
+        read_state<C, Keys>(n, D, keys, 0, lane);
 #pragma unroll
         for (int i = 0; i < C / 8; i++) {
             const float2 e = decay.ends(i * 8 + (lane & 3) * 2);
-            n[0][i][0] *= e.x; n[0][i][1] *= e.y; n[0][i][2] *= e.x; n[0][i][3] *= e.y;
+#pragma unroll
+            for (int j = 0; j < TILES * 4; j++) n[j >> 2][i][j & 3] *= j & 1 ? e.y : e.x;
         }
         if (LA_DECAY) {
             const float carry = exp2_approx(all);
             D.each([&](int, int, float& y) { y *= carry; });
         }
         __syncthreads();   // P is whole
-        typename Element::A weighted[C / 16];
 #pragma unroll
         for (int t = 0; t < C; t += 16) {
-            const auto raw = load_a_columns<Element, Values>(values, t, row, lane);
-            multiply_lower<Gram>(n[0], Element::operand(raw), shared + AT_GRAM, t, lane);
+            typename Element::A own[TILES];
+#pragma unroll
+            for (int m = 0; m < TILES; m++) own[m] = Element::operand(load_a_columns<Element, Values>(values, t, row + 16 * m, lane));
+#pragma unroll
+            for (int j = 0; j <= t; j += 16) multiply_lower<Gram>(n, j / 8, own, shared + AT_GRAM, t, j, lane);
+        }
+        write_rows<C, Keys>(D, queries, lane, [&](int m, int t) {   // D += scale e dO^T Q
+            const auto raw = load_a_columns<Element, Values>(values, t, row + 16 * m, lane);
             const float2 e = decay.starts(t + (lane & 3) * 2), f = decay.starts(t + 8 + (lane & 3) * 2);
             float w[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) w[i] = a.scale * factor(e, f, i) * Element::value(raw, i);
-            weighted[t / 16] = Element::operand(w);
+            return Element::operand(w);
+        });
+        if (STAGES > PLACES) {
+            __syncthreads();   // the queries have been read
+            if (step + 1 < walk.steps) load_queries(step + 1);
         }
-        write_rows<C, KP, Keys>(D, weighted, queries, lane);   // D += scale e dO^T Q
-        float out[1][C / 8][4];   // dW = dN A
-        clear_tiles(out);
+        copy_commit();
 #pragma unroll
-        for (int t = 0; t < C; t += 16) {
-            float w[8];
-            flatten(w, n[0][t / 8], n[0][t / 8 + 1]);
-            multiply_lower<Gram>(out[0], Element::operand(w), keys + AT_A, t, lane);
+        for (int j = 0; j < C; j += 16) {   // from the first tokens on: their dN is not needed again
+            float w[TILES][2][4];
+            clear_tiles(w);
+#pragma unroll
+            for (int t = j; t < C; t += 16) {
+                typename Element::A own[TILES];
+#pragma unroll
+                for (int m = 0; m < TILES; m++) own[m] = operand_of(n, m, t / 8);
+                multiply_lower<Gram>(w, 0, own, keys + AT_A, t, j, lane);
+            }
+#pragma unroll
+            for (int i = 0; i < TILES * 8; i++) n[i >> 3][j / 8 + ((i >> 2) & 1)][i & 3] = w[i >> 3][(i >> 2) & 1][i & 3];
         }
-#pragma unroll
-        for (int t = 0; t < C; t += 16) {
-            const float2 e = read_starts(decay, t + (lane & 3) * 2), f = read_starts(decay, t + 8 + (lane & 3) * 2);
-            float w[8];
-            flatten(w, out[0][t / 8], out[0][t / 8 + 1]);
-#pragma unroll
-            for (int i = 0; i < 8; i++) w[i] *= -factor(e, f, i);
-            weighted[t / 16] = Element::operand(w);
-        }
-        write_rows<C, KP, Keys>(D, weighted, LA_OWN ? keys + AT_R : keys, lane);   // D -= e dW K, or e dW R
-        stage_rows<Element, Values, 1, C>(out, values, row, lane);
-        store_rows<Values, C, 16, V>(own_rows(a.out, sequence, walk.head), a.out.token, values, walk.token_of(step), sequence.T, row, column, lane);
-        if (a.apart.data) {
-            divide_by_beta<C>(out, a.beta, sequence, walk.head, walk.token_of(step), lane);
-            stage_rows<Element, Values, 1, C>(out, values, row, lane);
-            store_rows<Values, C, 16, V>(own_rows(a.apart, sequence, walk.head), a.apart.token, values, walk.token_of(step), sequence.T, row, column, lane);
+        write_rows<C, Keys>(D, LA_OWN ? keys + AT_R : keys, lane, [&](int m, int t) {   // D -= e dW K, or e dW R
+            return operand_of(n, m, t / 8, read_starts(decay, t + (lane & 3) * 2), read_starts(decay, t + 8 + (lane & 3) * 2), -1.f);
+        });
+        if (ADDS) continue;
+        auto put = [&](const Rows& to) {
+            stage_rows<Element, Values, TILES, C>(n, values, row, lane);
+            store_rows<Values, C, 16 * TILES, V>(own_rows(to, sequence, walk.head), to.token, values, token, sequence.T, row, column, lane);
+        };
+        put(a.out);
+        if (APART) {
+            divide_by_beta<C>(n, keys + AT_G + C * 4, lane);
+            put(a.writes);
         }
     }
     copy_wait<0>();
-    if (a.end.data && walk.segment == 0 && walk.head % a.end_group == 0) D.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
+    if (ADDS) D.template store<V, K>(a.end, walk.slot * a.segments + walk.segment, column + row, lane);
+    else if (a.end.data && walk.segment == 0 && walk.head % a.end_group == 0) D.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
 }

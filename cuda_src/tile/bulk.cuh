@@ -22,6 +22,11 @@ LA_DEVICE void box_out(const TensorMap& map, u32 from, int column, int head, int
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                  ::"l"(&map), "r"(from), "r"(column), "r"(head), "r"(token), "r"(batch) : "memory");
 }
+// the same of a map with an axis of steps between heads and tokens (tensor_map.py): zeros for all but the last of `steps`
+LA_DEVICE void box_in_steps(u32 to, const TensorMap& map, u32 barrier, int column, int head, int steps, int token, int batch) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+                 ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(1 - steps), "r"(token / steps), "r"(batch) : "memory");
+}
 LA_DEVICE void run_in(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");

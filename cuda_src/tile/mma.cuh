@@ -14,6 +14,10 @@ LA_DEVICE void mma_bf16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+LA_DEVICE void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 LA_DEVICE void mma_tf32(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -41,6 +45,21 @@ struct Bfloat16 {
     static __device__ __forceinline__ B column(u32 x0, u32 x1) { return {{x0, x1}}; }
     static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) { mma_bf16(c, a.x, b.x); }
     static __device__ __forceinline__ u32 pair(float x, float y) { return pack_bf16(x, y); }
+};
+
+// float16 as it is, for factors of the order of 1
+struct Half {
+    static constexpr int BYTES = 2;
+    struct A { u32 x[4]; };
+    struct B { u32 x[2]; };
+    typedef A Raw;
+    static __device__ __forceinline__ Raw raw(const u32 (&x)[4]) { return {{x[0], x[1], x[2], x[3]}}; }
+    static __device__ __forceinline__ float value(const Raw& r, int i) { return i & 1 ? high_f16(r.x[i >> 1]) : low_f16(r.x[i >> 1]); }
+    static __device__ __forceinline__ A operand(const float (&f)[8]) {
+        return {{pack_f16(f[0], f[1]), pack_f16(f[2], f[3]), pack_f16(f[4], f[5]), pack_f16(f[6], f[7])}};
+    }
+    static __device__ __forceinline__ B column(u32 x0, u32 x1) { return {{x0, x1}}; }
+    static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) { mma_f16(c, a.x, b.x[0], b.x[1]); }
 };
 
 // float16: as tf32, which holds it exactly and has float32's range, so that a state never overflows

@@ -141,7 +141,10 @@ def cupy() -> Any:
 
 
 class Written(NamedTuple):
-    """A launch as it was made, and the arrays whose pointers are among its arguments; None if that was not said."""
+    """A launch as it was made, and the arrays whose pointers are among its arguments; None if that was not said.
+
+    made: those of them that were allocated for it before anybody listed what a call allocates.
+    """
 
     file: str
     entry: str
@@ -151,6 +154,7 @@ class Written(NamedTuple):
     shared: int
     arguments: bytes
     arrays: tuple[Any, ...] | None
+    made: tuple[Any, ...] = ()
 
 
 class _Thread(threading.local):
@@ -172,11 +176,11 @@ def written() -> Iterator[list[Written]]:
 
 def launch(
     file: str, entry: str, constants: tuple[tuple[str, int], ...], blocks: int, threads: int, shared: int,
-    arguments: bytes, arrays: tuple[Any, ...] | None = None,
+    arguments: bytes, arrays: tuple[Any, ...] | None = None, made: tuple[Any, ...] = (),
 ) -> None:
     """Launch on the current stream; `arguments` are the bytes of the one struct that the entry takes.
 
-    arrays: all whose pointers are among them, where the launch may be made again (repeat.py).
+    arrays: all whose pointers are among them, where the launch may be made again (repeat.py). made: see Written.
     No blocks, no launch. Raises OverflowError for more blocks than a grid has.
     """
     if blocks <= 0:
@@ -186,4 +190,4 @@ def launch(
     found = kernel(file, entry, constants, shared)
     found((blocks,), (threads,), (np.void(arguments),), shared_mem=shared)
     if _thread.written is not None:
-        _thread.written.append(Written(file, entry, constants, blocks, threads, shared, arguments, arrays))
+        _thread.written.append(Written(file, entry, constants, blocks, threads, shared, arguments, arrays, made))

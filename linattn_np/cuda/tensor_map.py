@@ -26,12 +26,14 @@ def takes(x: Any) -> bool:
     return rows and x.data.ptr % 16 == 0 and all(s > 0 and s % 16 == 0 for s in strides)
 
 
-def tensor_map(x: Any) -> bytes:
+def tensor_map(x: Any, steps: int = 1) -> bytes:
     """The map of an array (B, T, heads, width) of bfloat16 that `takes` covers, in boxes of 64 columns and 64 tokens.
 
+    With `steps`, a divisor of 64, boxes are of 64 steps of tokens that have so many: an axis of length 1 stands between
+    tokens and heads, and a box that begins `steps` - 1 before it has zeros for all but the last step of each token.
     Raises RuntimeError with the driver's number if it refuses.
     """
-    return _encode(x.data.ptr, x.shape, x.strides, x.itemsize)
+    return _encode(x.data.ptr, x.shape, x.strides, x.itemsize, steps)
 
 
 @functools.cache
@@ -43,15 +45,18 @@ def moves() -> bool:
     return words == [there, elsewhere] and one[8:] == other[8:]
 
 
-def _encode(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bytes:
+def _encode(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int, steps: int = 1) -> bytes:
     B, T, H, D = shape
     row = -(-D * size // 16) * 16
-    steps = [s if n > 1 else row for s, n in zip((strides[2], strides[1], strides[0]), (H, T, B), strict=True)]
+    sizes, apart, box = [D, H, T, B], [strides[2], strides[1], strides[0]], [BOX, 1, BOX, 1]
+    if steps > 1:
+        sizes, apart, box = [D, H, 1, T, B], [strides[2], row, strides[1], strides[0]], [BOX, 1, steps, BOX // steps, 1]
+    apart, rank = [s if n > 1 else row for s, n in zip(apart, sizes[1:], strict=True)], len(sizes)
     room = ctypes.create_string_buffer(BYTES + 64)
     at = (ctypes.addressof(room) + 63) & ~63
     status = _driver()(
-        ctypes.c_void_p(at), BFLOAT16, 4, ctypes.c_void_p(pointer), (ctypes.c_uint64 * 4)(D, H, T, B),
-        (ctypes.c_uint64 * 3)(*steps), (ctypes.c_uint32 * 4)(BOX, 1, BOX, 1), (ctypes.c_uint32 * 4)(1, 1, 1, 1),
+        ctypes.c_void_p(at), BFLOAT16, rank, ctypes.c_void_p(pointer), (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*apart), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank),
         0, SWIZZLE_128, L2_128, 0,
     )  # fmt: skip
     if status:

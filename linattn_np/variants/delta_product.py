@@ -8,7 +8,7 @@ from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay, Erase
 from ..cores.matrix_state.inputs import Inputs, both
-from ..ground.namespace import Array, cast
+from ..ground.namespace import Array
 from ..projections import DEFAULTS, EXAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
 
 
@@ -24,42 +24,23 @@ def _by_token(c: Any, x: Array) -> Array:
     return c.xp.reshape(x, (*x.shape[:lead], c.sizes.T, c.sizes.n, *x.shape[lead + 1 :]))
 
 
-def _at(c: Any, x: Array, first: bool) -> Array:
-    """x (..., T, H, D) at the first or the last micro-step of its token, 0 at the others: (..., T n, H, D)."""
-    xp, x = c.xp, x[..., None, :, :]
-    none = xp.zeros_like(xp.broadcast_to(x, (*x.shape[:-3], c.sizes.n - 1, *x.shape[-2:])))
-    return _in_line(c, xp.concat([x, none] if first else [none, x], axis=-3))
-
-
 def to_core(c: Any) -> Inputs:
-    """T n tokens: a token fades the state at its first step and reads it at its last."""
+    """T n tokens: a token fades the state at its first step and reads it at its last, which the core knows of."""
     if c.sizes.n < 1:
         raise ValueError(f"{c.name}: k has n = 0 micro-steps a token, expected 1 or more")
     k, beta = _in_line(c, c.k), _in_line(c, c.beta[..., None])
-    q = None if c.q is None else _at(c, c.q, first=False)
     g = log_decay(c)
-    g = None if g is None else _at(c, g[..., None], first=True)
-    return Inputs(q, k, _in_line(c, c.v), g, r=k, beta=beta)
+    return Inputs(c.q, k, _in_line(c, c.v), None if g is None else g[..., None], r=k, beta=beta)
 
 
 def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
-    """The gate's gradient from the first step, the query's from the last."""
+    """Steps back in an axis of their own."""
     grads = {"k": _by_token(c, both(d.k, d.r)), "v": _by_token(c, d.v), "beta": _by_token(c, d.beta)[..., 0]}
     if c.q is not None:
-        grads["q"] = _by_token(c, d.q)[..., -1, :, :]
+        grads["q"] = d.q
     if c.g is not None:
-        grads |= log_decay_vjp(c, _by_token(c, d.g)[..., 0, :, 0])
+        grads |= log_decay_vjp(c, d.g[..., 0])
     return grads
-
-
-def from_core(c: Any, out: Array) -> Array:
-    """What the last step of each token read."""
-    return _by_token(c, out)[..., -1, :, :]
-
-
-def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
-    """What the other steps read has no gradient."""
-    return _at(c, cast(c.xp, dout, c.dtype), first=False), {}
 
 
 CARD = Card(
@@ -80,8 +61,6 @@ CARD = Card(
     to_core_vjp=to_core_vjp,
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
-    from_core=from_core,
-    from_core_vjp=from_core_vjp,
     micro_steps=True,
     options=DEFAULTS,
     examples=EXAMPLES,

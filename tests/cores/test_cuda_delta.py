@@ -303,4 +303,6 @@ def test_it_is_taken_unasked(cp):
     assert la.explain(la.gated_delta_rule, *there).backend == "cuda"
     assert "wgmma" in la.explain(la.gated_delta_rule, *there).reason
     odd = [x[..., :7] if n < 3 else x for n, x in enumerate(there)]
-    assert "on trial" in la.explain(la.gated_delta_rule, *odd).others["cuda"]
+    assert "mma.sync" in la.explain(la.gated_delta_rule, *odd).reason
+    single = [x.astype(cp.float32) for x in there]
+    assert "mma.sync" in la.explain(la.gated_delta_rule, *single).reason

@@ -7,7 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np import again
-from linattn_np.cores.matrix_state import cuda_delta_plan, cuda_wgmma
+from linattn_np.cores.matrix_state import cuda_delta_plan, cuda_delta_portable
 
 from .device_arrays import error
 from .test_cuda_delta import OFFSETS, both, bound_of, draw, found_errors
@@ -19,23 +19,13 @@ FACTOR = {"bfloat16": 1.5, "float16": 0.25, "float32": 1.5e-3}  # of the bounds 
 
 def check(cp, dtype, arrays, factor=1.0, **options):
     found = found_errors(cp, arrays, **options)
-    found.pop("dg3", None)  # of a head that is tested apart
     assert not {n: float(e) for n, e in found.items() if not e <= factor * FACTOR[dtype] * bound_of(n)}
 
 
 @pytest.fixture(autouse=True)
 def portable(cp, monkeypatch):
     monkeypatch.setattr(cuda_delta_plan, "PORTABLE", True)
-    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)  # of the plain scans
     again.forget()  # a call that was kept was decided without that
-
-
-@pytest.mark.xfail(reason="the fourth head of `draw` forgets within a token and has strengths below 1e-6: an error of "
-                          "0.16 of its own norm was seen in bfloat16, and has not been explained")  # fmt: skip
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gate_gradient_of_a_head_that_hardly_writes(cp, dtype):
-    errors = found_errors(cp, draw(K=64, V=64, T=150, dtype=dtype))
-    assert errors["dg3"] <= FACTOR[dtype] * bound_of("dg3")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,10 +53,13 @@ def test_ragged(cp, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_long_sequences(cp, dtype):
-    """The scans of the gradients are cut into segments."""
-    check(cp, dtype, draw(B=(1,), T=1700, K=32, V=32, dtype=dtype), 1.5)
-    check(cp, dtype, draw(B=(1,), T=1100, K=32, V=32, decay=False, dtype=dtype), 1.5)
+def test_segments(cp, dtype):
+    """A few heads leave the card idle: their sequences are cut."""
+    assert cuda_delta_portable.segments(5, 1700 // 64) > 1
+    check(cp, dtype, draw(B=(1,), T=1700, K=48, V=32, dtype=dtype), 1.5)
+    check(cp, dtype, draw(B=(1,), T=1700, K=32, V=40, states=(4,), dtype=dtype), 1.5,
+          cu_seqlens=[0, 3, 1100, 1100, 1700])
+    check(cp, dtype, draw(B=(1,), T=1100, K=32, V=32, decay=False, Hq=1, Hk=1, H=4, dtype=dtype), 1.5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,7 +11,7 @@ import array_api_compat as compat
 from ...ground import backend as backends
 from ...ground.namespace import Array, cast
 from ...ground.rows import take_rows
-from . import chunks, cuda_calls, cuda_plan, cuda_step, recurrence, units, wide_keys
+from . import chunks, cuda_calls, cuda_plan, cuda_step, recurrence, steps, units, wide_keys
 from .inputs import Inputs, Plan, Saved
 from .read import read_fwd, read_vjp
 
@@ -92,13 +92,16 @@ def forward(
     given = None
     if plan.unit and module not in (WIDE_CUDA, NUMBA.module):
         given, x = x, units.forward(x, plan)
+    apart = plan.steps > 1 and module is not WIDE_CUDA
+    if apart:
+        x = steps.forward(x, plan)
     one_step = module is WIDE_CUDA and plan.causal and cuda_step.takes(plan) and len(WIDE_CUDA.cuts(x)) == 1
     if plan.rows is not None and not one_step:
         batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.rows.shape
         state, plan = take_rows(plan.xp, state, plan.rows, batch), plan._replace(rows=None)
     if plan.causal or x.q is None:
         out, end, saved = module.forward(x, plan, state)
-        return out, end, Kept(module, saved, given=given)
+        return steps.of_last(plan, out) if apart else out, end, Kept(module, saved, given=given)
     _, end, saved = module.forward(x._replace(q=None), plan, state)
     out = cast(plan.xp, read_fwd(plan, x.q, end), x.v.dtype)
     return out, end, Kept(module, saved, x.q, end, given)
@@ -117,12 +120,20 @@ def again(x: Inputs, plan: Plan, state: Array | None, kept: Kept, given: list[Ar
 
     It takes what `given` holds and a state, and gives (out, final state), or None where it must be done in full.
     """
-    return kept.module.again(x, plan, state, given) if kept.module is NUMBA.module and not plan.unit else None
+    return kept.module.again(x, plan, state, given) if kept.module is NUMBA.module and _is_plain(plan) else None
+
+
+def _is_plain(plan: Plan) -> bool:
+    """Whether the inputs go to a backend as they are."""
+    return not plan.unit and plan.steps == 1
 
 
 def backward(kept: Kept, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input, and of the initial state."""
     plan, dq = kept.saved.plan, None
+    apart = plan.steps > 1 and kept.module is not WIDE_CUDA
+    if apart:
+        dout = None if dout is None else steps.at_last(plan, cast(plan.xp, dout, plan.dtype))
     if kept.q is not None:
         if dout is None:
             dq = plan.xp.zeros_like(cast(plan.xp, kept.q, plan.dtype))
@@ -133,4 +144,6 @@ def backward(kept: Kept, dout: Array | None, dstate: Array | None) -> tuple[Inpu
     grads, dstate0 = kept.module.backward(kept.saved, dout, dstate)
     if kept.q is not None:
         grads = grads._replace(q=dq)
+    if apart:
+        grads = steps.backward(grads, plan)
     return (grads if kept.given is None else units.backward(kept.given, plan, grads)), dstate0

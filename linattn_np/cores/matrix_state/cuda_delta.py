@@ -58,8 +58,6 @@ def refuses(call: Any) -> str | None:
         return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
     if (why := launch.unusable()) or _wgmma(x, plan):
         return why
-    if not cuts.PORTABLE:
-        return "the portable kernels of the delta rule are on trial: LINATTN_CUDA_PORTABLE=1 takes them"
     K, V, own = x.k.shape[-1], x.v.shape[-1], x.r is not x.k
     return cuda_delta_portable.too_large(_element(x.q, x.k, x.v, x.r), K, V, launch.shared_limit(), own)
 
@@ -68,6 +66,16 @@ def how(call: Any) -> str:
     """The kernels of a call that is covered, in words."""
     wgmma = _wgmma(call.x, call.plan)
     return "chains of chunks by warpgroup products (wgmma)" if wgmma else "portable chains of chunks (mma.sync)"
+
+
+def divides(x: Inputs, plan: Plan) -> bool:
+    """Whether the kernels of a call take the lengths out of q and k themselves."""
+    return _wgmma(x, plan)
+
+
+def skips(x: Inputs, plan: Plan) -> bool:
+    """Whether the kernels of a call read after the last step of a token alone."""
+    return _wgmma(x, plan) and cuts.skips(plan.steps)
 
 
 def _wgmma(x: Inputs, plan: Plan) -> bool:
@@ -92,6 +100,8 @@ class Batch(NamedTuple):
     segments: int
     chunks: int  # of a segment
     decay: bool
+    unit: bool  # q and k are divided by their length
+    steps: int  # of a token, of which the last reads
 
 
 class Kept(NamedTuple):
@@ -108,11 +118,11 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
         return cuda_delta_portable.forward(x, plan, state)
     xp, batch = plan.xp, _batch(x, plan)
     launch.prepare(tuple(
-        (cuts.KERNELS[name].file, cuts.constants(name, batch.K, batch.V, batch.decay, reverse))
+        (cuts.KERNELS[name].file, cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps))
         for name, reverse in cuts.names(batch.segments, plan.gradients)
     ), launch.capability())  # fmt: skip
     arrays = _arrays(xp, x)
-    out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
+    out = xp.empty((*batch.lead, batch.T // batch.steps, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     start, group = _state(xp, state, batch), batch.heads // batch.H
     blocks = _blocks(xp, batch, arrays)
@@ -126,17 +136,19 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
     x, plan, state, kept = saved
-    if kept is None and not _wgmma(x, plan):
+    if isinstance(kept, cuda_delta_portable.Kept) or (kept is None and not _wgmma(x, plan)):
         return cuda_delta_portable.backward(saved, dout, dstate)
     kept = kept or Kept(None, None, None)
     xp, batch = plan.xp, _batch(x, plan)
     arrays, heads, dtype = _arrays(xp, x), batch.heads, x.v.dtype
     shape = (*batch.lead, batch.T, heads)
-    dout = xp.zeros((*shape, batch.V), dtype=dtype) if dout is None else cast(xp, dout, dtype)
+    asked = (*batch.lead, batch.T // batch.steps, heads, batch.V)
+    dout = xp.zeros(asked, dtype=dtype) if dout is None else cast(xp, dout, dtype)
     arrays["dout"] = _row_array(dout)
     for name, width in (("dq", batch.K), ("dk", batch.K), ("dv", batch.V)):
-        arrays[name] = xp.empty((prod(batch.lead), batch.T, heads, width), dtype=dtype)
-    dg = xp.empty(shape, dtype=xp.float32) if batch.decay else None
+        tokens = batch.T // batch.steps if name == "dq" else batch.T
+        arrays[name] = xp.empty((prod(batch.lead), tokens, heads, width), dtype=dtype)
+    dg = xp.empty(asked[:-1], dtype=xp.float32) if batch.decay else None
     dbeta = xp.empty(shape, dtype=xp.float32)
     first = xp.empty((batch.N, heads, batch.K, batch.V), dtype=xp.float32)
     group = heads // batch.H
@@ -172,7 +184,8 @@ def _batch(x: Inputs, plan: Plan) -> Batch:
     offsets = xp.asarray([0, *(s.stop for s in sequences)], dtype=xp.int64) if ragged else None
     slots = T // cuts.CHUNK + N if ragged else N * longest  # a sequence's chunks begin at first // CHUNK + its number
     each = -(-longest // cuts.segments(N * heads, longest))
-    return Batch(lead, T, heads, H, K, V, N, offsets, longest, slots, -(-longest // each), each, x.g is not None)
+    return Batch(lead, T, heads, H, K, V, N, offsets, longest, slots, -(-longest // each), each, x.g is not None,
+                 plan.unit, plan.steps)
 
 
 def _row_array(y: Array) -> Array:
@@ -189,7 +202,7 @@ def _arrays(xp: Any, x: Inputs) -> dict[str, Array | None]:
 
 def _blocks(xp: Any, batch: Batch, arrays: dict[str, Array | None]) -> Array:
     """What every chunk knows before it sees a state."""
-    blocks = xp.empty((batch.slots * batch.heads, cuts.KEPT), dtype=xp.int8)
+    blocks = xp.empty((batch.slots * batch.heads, cuts.KEPT + batch.unit * cuts.LENGTHS), dtype=xp.int8)
     _launch("block", batch._replace(chunks=batch.longest), batch.N * batch.heads * batch.longest, arrays,
             blocks=blocks)
     return blocks
@@ -238,12 +251,12 @@ def _pointer(y: Array | None) -> int:
     return 0 if y is None else y.data.ptr
 
 
-def _pack_rows(y: Array | None) -> bytes:
-    """Strides in bytes of an array that has all heads."""
+def _pack_rows(y: Array | None, steps: int = 1) -> bytes:
+    """Strides in bytes of an array that has all heads, and rows for tokens of so many steps."""
     if y is None:
         return NO_ROWS
     y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
-    return ROWS.pack(y.data.ptr, *y.strides[:3], 1, 0)
+    return ROWS.pack(y.data.ptr, y.strides[0], y.strides[1] // steps, y.strides[2], 1, 0)
 
 
 def _places(states: States) -> tuple[int, int, int, int]:
@@ -261,7 +274,8 @@ def _launch(
         arrays["sizes"] = [batch.heads // arrays[n].shape[-2] for n in ("q", "k", "v")]
         arrays["gates"] = _pack_gate(arrays["g"], batch) + _pack_gate(arrays["beta"], batch)
     packed = b"".join((
-        *(_map(arrays, n) if n in maps else NO_MAP for n in MAPS), _pack_rows(out), _pack_rows(other),
+        *(_map(arrays, n, batch.steps) if n in maps else NO_MAP for n in MAPS),
+        _pack_rows(out, batch.steps if name in cuts.STEPPED else 1), _pack_rows(other),
         arrays["gates"],
         TAIL.pack(
             _pointer(batch.offsets), _pointer(given("blocks")), _pointer(given("ends")), *_places(start),
@@ -272,13 +286,14 @@ def _launch(
     if moves():
         whole = (out, other, start.array, end.array, *pointers.values())
         named = (*(arrays[n] for n in (*maps, "g", "beta")), batch.offsets, *whole)
-    launch.launch(how.file, how.entry, cuts.constants(name, batch.K, batch.V, batch.decay, reverse), grid,
-                  how.threads, how.shared, packed + PADDING, named)
+    constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps)
+    launch.launch(how.file, how.entry, constants, grid, how.threads, cuts.shared(name, batch.unit), packed + PADDING,
+                  named)
 
 
-def _map(arrays: dict[str, Any], name: str) -> bytes:
+def _map(arrays: dict[str, Any], name: str, steps: int) -> bytes:
     """The tensor map of an array, made once a call."""
     key = f"map of {name}"
     if key not in arrays:
-        arrays[key] = tensor_map(arrays[name])
+        arrays[key] = tensor_map(arrays[name], steps if name in cuts.A_TOKEN else 1)
     return arrays[key]

@@ -14,10 +14,12 @@ REVERSE, GRADS = "matrix_state/delta_reverse.cu", "matrix_state/delta_grads.cu"
 CHUNK, WIDEST, ALIGN = 64, 128, 16  # tokens; columns of a tile; bytes that every row's address and length divide by
 TILE, SQUARE, TOKEN = 64 * 128 * 2, 64 * 64 * 2, 64 * 4  # bytes of 128 columns, of 64, of a number a token
 KEPT = SQUARE + 4 * TOKEN  # bytes that are kept of a chunk: A, e, d, c, beta
+LENGTHS = 2 * TOKEN  # and where q and k are divided by their length: that, inverted, of k and of q
 END = 128 * 128 * 2  # bytes of a chunk's state in bfloat16
 SEGMENT = 8  # chunks that a segment has at least
 STATE = 128 * 128  # floats of a segment's state
 PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
+STEPS = os.environ.get("LINATTN_CUDA_STEPS", "0") not in ("", "0")  # tokens of several steps as they come: on trial
 SAVED = "LINATTN_CUDA_SAVED_BLOCKS"  # in the environment: most MiB of kept blocks that a forward saves for its backward
 SAVED_MIB = 1024
 
@@ -44,6 +46,12 @@ MAPS = {  # the arrays whose tiles a kernel copies in or out
     "block": ("k",), "chain": ("q", "k", "v"), "adds": ("k", "v"), "segments": (), "reverse": ("q", "k", "dout"),
     "grads": ("q", "k", "v", "dout", "dv", "dq", "dk"),
 }  # fmt: skip
+A_TOKEN, STEPPED = ("q", "dout"), ("chain", "grads")  # what has a row a token of several steps; who stores it
+
+
+def skips(steps: int) -> bool:
+    """Whether the kernels read after the last of so many steps of a token alone: a chunk holds whole tokens."""
+    return steps == 1 or (STEPS and steps in (2, 4, 8))
 
 
 def takes(element: str, K: int, V: int, capability: int) -> bool:
@@ -53,12 +61,25 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 
 
 @functools.cache
-def constants(name: str, K: int, V: int, decay: bool, reverse: bool = False) -> cuda_plan.Constants:
-    """The constants of a kernel for keys K and values V wide. reverse: segments.cu from the last one down."""
+def constants(
+    name: str, K: int, V: int, decay: bool, reverse: bool = False, unit: bool = False, steps: int = 1
+) -> cuda_plan.Constants:
+    """The constants of a kernel for keys K and values V wide.
+
+    reverse: segments.cu from the last one down. unit: q and k are divided by their length. steps: of a token.
+    """
+    more = {"LA_UNIT": 1} if unit and name != "segments" else {}
+    if steps > 1 and name not in ("adds", "segments"):
+        more["LA_STEPS"] = steps
     return tuple(sorted({
         "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": ALIGN, "LA_K": K, "LA_V": V,
-        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_SHARED": KERNELS[name].shared,
+        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_SHARED": shared(name, unit), **more,
     }.items()))
+
+
+def shared(name: str, unit: bool) -> int:
+    """Bytes of shared memory of a block."""
+    return KERNELS[name].shared + LENGTHS * (unit and name == "block")
 
 
 def names(segments: int, gradients: bool) -> list[tuple[str, bool]]:

@@ -61,6 +61,7 @@ class Plan(NamedTuple):
     precision: str | None = None  # "tf32": products of float32 may round their factors to it
     overwrite: bool = False  # the final state may take the place of the initial one
     unit: bool = False  # q and k are divided by their length first
+    steps: int = 1  # of a token: v and its like have a row a step, q, g and out one a token (steps.py)
     rows: Array = None  # (N,) the states of a pool that the sequences begin with; None: `state` has one a sequence
 
 

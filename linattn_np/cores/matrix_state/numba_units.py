@@ -55,16 +55,19 @@ def unit_rows_vjp(e: Emit, x: Value, dy: Value, to: Value, n: Value, first: Valu
 
 def forward(x: Inputs, plan: Plan) -> Inputs:
     """x with q, k (and r if it is k) of length 1."""
-    return units.forward(x, plan, lambda y: _over_rows(unit_rows, plan, y))
+    return units.forward(x, plan, lambda plan, rows: tuple(_over_rows(unit_rows, plan, y) for y in rows))
 
 
 def backward(x: Inputs, plan: Plan, d: Inputs) -> Inputs:
     """Gradients of what `forward` made of x as gradients of x."""
-    return units.backward(x, plan, d, lambda y, dy: _over_rows(unit_rows_vjp, plan, y, dy))
+    return units.backward(x, plan, d, lambda plan, rows, grads: tuple(
+        _over_rows(unit_rows_vjp, plan, y, dy) for y, dy in zip(rows, grads, strict=True)))
 
 
-def _over_rows(made: Callable[[Any], Callable[..., None]], plan: Plan, *arrays: np.ndarray) -> np.ndarray:
-    """A function of rows on whole arrays; threads share the rows."""
+def _over_rows(made: Callable[[Any], Callable[..., None]], plan: Plan, *arrays: Any) -> np.ndarray | None:
+    """A function of rows on whole arrays, None of None; threads share the rows."""
+    if arrays[0] is None:
+        return None
     arrays = tuple(np.ascontiguousarray(y, plan.dtype) for y in arrays)
     out, kernel = np.empty_like(arrays[0]), made(plan.dtype)
     if not out.size:
