@@ -28,6 +28,8 @@ def refuses(call: Any) -> str | None:
 def how(call: Any) -> str:
     """Which kernels a covered call takes, in words."""
     words = "a few tokens in one kernel" if cuda_step.takes(call.plan) else _chunks_of(call.x).how(call)
+    if call.plan.steps > 1 and not _skips(*call):
+        words += ", after q and g have been spread over the steps of their tokens"
     if not call.plan.unit:
         return words
     return f"{words}, {'which divide' if _divides(*call) else 'after one that divides'} q and k by their length"
