@@ -20,6 +20,7 @@ from .numba_table import (
     IN_BONUS,
     IN_DOUT,
     IN_DSTATE,
+    IN_K,
     IN_Q,
     IN_STATE,
     OUT_DBETA,
@@ -71,7 +72,8 @@ class BackwardChunk(Chunk):
         vector = cell.decay is Decay.VECTOR
         self.wT, self.ST, self.dST = p.matrix(V, C), p.matrix(V, K), p.matrix(V, K)
         self.dS, self.dX, self.dP = p.matrix(K, V), p.matrix(C, V), p.matrix(C, C)
-        self.dQ, self.dK, self.back = p.matrix(C, K), p.matrix(C, K), p.matrix(C, K)
+        self.dQ, self.dK = (p.matrix(C, K) if self.map is None else self.map.matrix() for _ in range(2))
+        self.back = p.matrix(C, K)
         self.crossed = p.matrix(C, C, above=1)
         self.crossed_before = p.moved(self.crossed, -1)
         if vector:
@@ -214,7 +216,15 @@ class BackwardChunk(Chunk):
                 p.bonus_pull(self.dP, q, y, self.u, c, self.K, self.dQ, dy, self.dU)
             p.multiply(self.P, cotangent, c, self.width, c, dw, ONE, LEFT_UPPER + TURNED, added=dw)
             self.gram_pull(self.dP, self.P, early, early, SCALE, q, y, self.dQ, dy)
-        p.put(self.dQ, OUT_DQ, self.t, j, c, self.K, ONE)
+        self.put_mapped(IN_Q, q, self.dQ, OUT_DQ, j)
+
+    def put_mapped(self, array: int, x: int, dx: int, out: int, head: int) -> None:
+        """Gradient of queries or keys, through their map where they have one."""
+        if self.map is None:
+            self.p.put(dx, out, self.t, head, self.c, self.K, ONE)
+        else:
+            self.map.pull(array, self._take(array, self.given, head), x, dx, self.c, lambda d, by: self.p.put(
+                d, out, self.t, head, self.c, self.map.given, by))  # fmt: skip
 
     def delta_pull(self) -> None:
         """dZ = (1 + M)^-T dX, M = diag(beta) N; dv = beta dZ, dM = -dZ X^T, and the adjoint of r^ S."""
@@ -265,7 +275,7 @@ class BackwardChunk(Chunk):
             self.free_pull()
         else:
             p.put(self.dX, OUT_DV, self.t, HEAD, c, self.width, ONE)
-        p.put(self.dK, OUT_DK, self.t, HEAD, c, self.K, ONE)
+        self.put_mapped(IN_K, self.k, self.dK, OUT_DK, HEAD)
         if cell.decay is Decay.SCALAR:
             p.crossings(OUT_DG, self.t, HEAD, c, self.crossed, self.readers, self.writers_, self.total, self.sums)
         elif cell.decay is Decay.VECTOR:
@@ -366,7 +376,7 @@ def backward_program(cell: Cell, group: int, chunks: int, dstate: bool, apart: b
     p = Program(cell.dtype)
     walk = Walk(p, cell, max(1, chunks))
     x, zero, one, last = walk.x, walk.zero, walk.one, p.register()
-    x.no_decay()
+    x.once()
     p.add(last, HEAD, p.literal(group))
     head = p.here()
     if cell.bonus:

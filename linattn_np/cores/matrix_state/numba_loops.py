@@ -15,7 +15,7 @@ from . import chunks, numba_again, numba_short, numba_units
 from .inputs import Inputs, Plan, Saved
 from .numba_backward import backward_program
 from .numba_chunk import Cell
-from .numba_chunks import Chunks, cell_of, chunk_of, columns_of, tokens
+from .numba_chunks import Chunks, cell_of, chunk_of, columns_of, state_shape, tokens
 from .numba_future import future_program
 from .numba_run import run
 from .numba_strips import kept_strip, strips
@@ -23,6 +23,7 @@ from .numba_table import (
     ENDS,
     IN_DOUT,
     IN_DSTATE,
+    IN_EPS,
     IN_STATE,
     OUT,
     OUT_DBETA,
@@ -35,6 +36,7 @@ from .numba_table import (
     OUT_DSTATE,
     OUT_DV,
     OUT_STATE,
+    OUT_SUMS,
     STARTS,
     Table,
     sequences,
@@ -52,7 +54,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
         return out, end, Saved(x, plan, state, saved)
     if not (x.v.size and x.k.size):  # nothing to walk over
         return chunks.forward(x, plan, state)
-    (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
+    (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     C = chunk_of(plan, T)
     rows = sequences(plan, prod(lead), C)
     out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
@@ -60,8 +62,9 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     if state is not None and numba_short.in_place(x, plan, state):
         end = state
     else:
-        end = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
+        end = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
     table.tokens(OUT, out, table.asking)
+    _constants(table, x, plan, dtype)
     table.states(IN_STATE, state)
     table.states(OUT_STATE, end)
     stepwise = numba_short.is_stepwise(x, plan, rows)
@@ -79,9 +82,18 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     return out, end, Saved(x, plan, state, starts)
 
 
+def _constants(table: Table, x: Inputs, plan: Plan, dtype: np.dtype) -> None:
+    """What a feature map and a division by sums need."""
+    if plan.steps is not None:
+        table.constants(plan.steps.tables(x.k.shape[-1], dtype))
+    if plan.average is not None:
+        table.constant(IN_EPS, np.array([[plan.average.eps]], dtype))
+        table.tokens(OUT_SUMS, plan.average.sums, table.asking)
+
+
 def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> tuple[int, np.ndarray | None]:
     """(tokens of a strip, room for the states between strips) where a backward takes them; sets TO of the rows."""
-    shape, dtype = (x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]), np.dtype(plan.dtype)
+    shape, dtype = state_shape(x, plan), np.dtype(plan.dtype)
     kept = 0 if x.u is not None else kept_strip(rows, prod(shape) * dtype.itemsize, C)
     total = int(rows[-1, TO]) + max(-(-int(rows[-1, STOP] - rows[-1, FIRST]) // kept), 1) if kept else 0
     return kept, np.empty((total, *shape), dtype) if kept else None
@@ -105,8 +117,9 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     C, asked = chunk_of(plan, T), x.q is not None and dout is not None
     rows = sequences(plan, prod(lead), C)
     ragged = not plan.sequences or plan.sequences[0].row is not None
-    dS = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
+    dS = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
     grads = _gradients(x, plan, table, asked, len(rows))
+    _constants(table, x, plan, dtype)
     table.states(IN_STATE, state)
     table.states(IN_DSTATE, dstate)
     table.states(OUT_DSTATE, dS)
