@@ -118,7 +118,7 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     how = choice.backend.how
     reason = f"{choice.reason}; {how(matrix_state.Call(last, call.plan))}" if how else choice.reason
     if choice.backend.name == "numba" and any(memory.gv is not None for memory in memories):
-        reason += "; a decay on the value axis walks the tokens"
+        reason += "; a decay on the value axis walks the tokens forward, and goes back in chunks"
     if hasattr(where, "how"):
         reason += f"; {where.how(card.name, call.inputs, call.plan, choice.backend.name)}"
     total = each = 0.0

@@ -242,6 +242,7 @@ WRITTEN: dict[str, Callable[[Machine], None]] = {
     "pull": simple(decay_vjp.pull, "mmmrlfm"),
     "crossings": _crossings,
     "overlap": simple(decay_vjp.overlap, "mmrrff"),
+    "column_overlap": simple(decay_vjp.column_overlap, "mmrrf"),
     "channels": simple(decay.channel_tables, "mrrmmf"),
     "channel_gram": _channel_gram,
     "channel_pull": _channel_pull,

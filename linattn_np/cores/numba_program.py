@@ -28,8 +28,8 @@ OPERATIONS = [
     "halt", "add", "minus", "least", "times", "whole", "less", "place", "point", "load", "expect", "expect_none",
     "load_column", "state", "store_state", "put", "clear", "copy", "product", "solve", "solve_transposed", "transpose",
     "hadamard", "add_hadamard", "reach", "dots", "dots_below", "pairs", "weigh", "pull", "crossings", "overlap",
-    "channels", "channel_gram", "channel_pull", "channel_crossings", "channel_overlap", "bonus", "bonus_pull",
-    "rest", "any_above_one", "accumulate", "descend", "monomials", "monomials_pull", "exponentials",
+    "column_overlap", "channels", "channel_gram", "channel_pull", "channel_crossings", "channel_overlap", "bonus",
+    "bonus_pull", "rest", "any_above_one", "accumulate", "descend", "monomials", "monomials_pull", "exponentials",
     "exponentials_pull", "waves", "waves_pull", "inverse_lengths", "unit_pull", "averages",
 ]
 OP = {name: n for n, name in enumerate(OPERATIONS)}

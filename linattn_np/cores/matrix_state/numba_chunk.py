@@ -31,6 +31,7 @@ class Cell(NamedTuple):
     started: bool  # there is an initial state
     direct: frozenset[int]  # arrays that are read where they lie
     features: Features | None = None  # what q and k go through: K counts features
+    fading: bool = False  # a decay on the value axis; the adjoint alone has one
     averaged: bool = False  # outputs are divided by the sum of their weights
 
     @property
@@ -241,6 +242,7 @@ class Chunk:
         p, c, decay = self.p, self.c, self.cell.decay
         added, factors = S, ONE if decay is Decay.NONE else self.carry
         for y, _, w in self.written():
+            w = self.ending(w)
             if decay is Decay.VECTOR:
                 p.hadamard(y, self.last, c, self.K, self.hat)
                 y = self.hat
@@ -249,6 +251,10 @@ class Chunk:
                 w = self.ended
             p.multiply(y, w, self.K, WIDTH, c, out, ONE, FULL + TURNED, added=added, added_rows=factors)
             added, factors = out, ONE
+
+    def ending(self, w: int) -> int:
+        """Values as they stand at the end of the chunk, but for a decay on the key axis."""
+        return w
 
     def each_query(self, body: Any) -> None:
         """body(j) for the heads j of queries of this head of the state."""

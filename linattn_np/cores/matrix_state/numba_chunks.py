@@ -52,7 +52,7 @@ def cell_of(x: Inputs, plan: Plan, table: Table, columns: int, started: bool) ->
         dtype.name, key_width(x, plan), columns, chunk_of(plan, x.v.shape[-3]), x.decay, x.erase,
         plan.query_row is Row.BEFORE, free or plan.erase_row is Row.BEFORE, free or x.r is not x.k, x.q is not None,
         1 if x.q is None else max(1, x.q.shape[-2] // table.H), x.u is not None, started, direct, mapped,
-        plan.average is not None,
+        x.gv is not None, plan.average is not None,
     )  # fmt: skip
 
 

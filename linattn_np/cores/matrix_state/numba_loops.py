@@ -28,6 +28,7 @@ from .numba_table import (
     OUT,
     OUT_DBETA,
     OUT_DBONUS,
+    OUT_DFADE,
     OUT_DG,
     OUT_DK,
     OUT_DPUSH,
@@ -70,7 +71,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     stepwise = numba_short.is_stepwise(x, plan, rows)
     if stepwise.any():
         numba_short.run(x, plan, table, state, rows[stepwise])
-    kept, starts = kept_states(x, plan, rows, C) if plan.gradients else (0, None)
+    kept, starts = kept_states(x, plan, rows, C) if plan.gradients and not stepwise.all() else (0, None)
     table.states(STARTS, end if starts is None else starts)
     if not stepwise.all():
         walked = rows[~stepwise]
@@ -110,7 +111,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     if plan.unit:
         grads, dS = backward(starts, dout, dstate)
         return numba_units.backward(x, plan, grads), dS
-    if not (x.v.size and x.k.size) or numba_short.is_only_stepwise(x):
+    if not (x.v.size and x.k.size) or numba_short.goes_back_elsewhere(x):
         _, _, kept = chunks.forward(x, plan, state)
         return chunks.backward(kept, dout, dstate)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
@@ -132,7 +133,8 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     tasks, bounds = strips(rows, H // group, V, V, C, max(1, len(rows) * H // group // count), keeps, last_first=True)
     tasks[:, HEAD] *= group
     operations = 16.0 * tokens(rows) * H * cell.K * V
-    known = keeps > 0 and asked and x.erase is Erase.NONE  # what a strip's future asks can be found before
+    plain = x.erase is Erase.NONE and x.gv is None  # what a strip's future asks can be found before
+    known = keeps > 0 and asked and plain
     apart = known and len(bounds) - 1 < min(count, len(tasks)) and operations > MANY_OPERATIONS
     if apart:
         bounds = list(range(len(tasks) + 1))
@@ -159,7 +161,7 @@ def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> 
     """Arrays for the gradients by input, with all batch rows, put into the table."""
     dtype, lead, made = np.dtype(plan.dtype), x.v.shape[:-3], {}
     for name, row in (("q", OUT_DQ), ("k", OUT_DK), ("v", OUT_DV), ("g", OUT_DG), ("r", OUT_DREAD),
-                      ("beta", OUT_DBETA), ("a", OUT_DREAD), ("b", OUT_DPUSH)):  # fmt: skip
+                      ("beta", OUT_DBETA), ("a", OUT_DREAD), ("b", OUT_DPUSH), ("gv", OUT_DFADE)):  # fmt: skip
         y = getattr(x, name)
         if y is not None:
             make = np.zeros if name == "q" and not asked else np.empty

@@ -34,8 +34,13 @@ def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
 
 
 def is_only_stepwise(x: Inputs) -> bool:
-    """Whether no compiled chunk form covers the cell."""
-    return x.gv is not None or (x.u is not None and x.erase is not Erase.NONE)
+    """Whether no compiled chunk form covers the cell forward."""
+    return x.gv is not None or goes_back_elsewhere(x)
+
+
+def goes_back_elsewhere(x: Inputs) -> bool:
+    """Whether no compiled chunk form covers the cell backward."""
+    return x.u is not None and (x.erase is not Erase.NONE or x.gv is not None)
 
 
 def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:

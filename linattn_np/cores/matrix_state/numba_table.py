@@ -21,7 +21,8 @@ IN_DOUT, IN_DSTATE, OUT_DQ, OUT_DK, OUT_DV, OUT_DG, OUT_DREAD, OUT_DBETA, OUT_DP
 IN_FADE, STARTS, ENDS = 22, 23, 24  # STARTS, ENDS: states, and their gradients, between strips
 IN_MAP, IN_MAP_TURNED, IN_NUMBERS, IN_SEGMENTS = range(25, 29)  # of a feature map: W, W^T, the rest
 IN_EPS, OUT_SUMS = 29, 30  # of a division by sums of weights
-ARRAYS = 31
+OUT_DFADE = 31
+ARRAYS = 32
 
 
 class Table:
