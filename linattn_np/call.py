@@ -91,7 +91,7 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
             out, state = result if isinstance(result, Result) else (result, None)
             again.keep(made, [*arrays, *keywords.values()], kept.saved.starts, end, out, state, mine)
         if like is not None and not _is_doubtful(call):
-            alike.remember(like, call.inputs, call.plan, kept)
+            alike.remember(like, card, call.variables, x, call.plan, kept)
         return result
 
 

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .cores import matrix_state
 from .cores.kinds import NormalisedState
-from .cores.matrix_state.inputs import Inputs
+from .cores.matrix_state.inputs import Inputs, Plan
 from .cores.matrix_state.mapped import MappedInputs
 from .ground.namespace import Array, cast
 from .ground.shapes import check_state
@@ -114,11 +115,15 @@ class Similarity(NamedTuple):
             c.sizes.letters["M"] = int(self.maps(c)[1][0](none).shape[-1])
         check_state(c.name, state, c.sizes, spec, name)
 
+    def again(self, c: Any, x: Any, plan: Plan, kept: Any, given: list[np.ndarray], state: Any) -> Any:
+        """A NumPy call for other numbers: only one whose variables are the core's, without a map or a division."""
+        return matrix_state.again(x, plan, state, kept, given) if isinstance(x, Inputs) else None
+
     def card_parts(self) -> dict[str, Any]:
         """Keywords of the variant's Card."""
         return {"to_core": self.to_core, "to_core_vjp": self.to_core_vjp, "from_core": divide,
                 "from_core_vjp": divide_vjp, "pack_state": self.pack_state, "unpack_state": unpack_state,
-                "check_options": check_eps, "wide": True}  # fmt: skip
+                "check_options": check_eps, "wide": True, "again": self.again}  # fmt: skip
 
 
 def _mapped(c: Any, name: str, feature_map: FeatureMap) -> Array:
