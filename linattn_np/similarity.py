@@ -111,8 +111,11 @@ class Similarity(NamedTuple):
 
     def check(self, c: Any, state: Array, name: str = "state", spec: str = "H M V") -> None:
         if "M" not in c.sizes.letters:  # the width that the keys have after their map
-            none = cast(c.xp, c.k[..., :0, :, :], c.dtype)
-            c.sizes.letters["M"] = int(self.maps(c)[1][0](none).shape[-1])
+            f, K = self.maps(c)[1][0], c.k.shape[-1]
+            if getattr(f, "steps", None) is not None:
+                c.sizes.letters["M"] = f.steps.width(K)
+            else:
+                c.sizes.letters["M"] = int(f(cast(c.xp, c.k[..., :0, :, :], c.dtype)).shape[-1])
         check_state(c.name, state, c.sizes, spec, name)
 
     def again(self, c: Any, x: Any, plan: Plan, kept: Any, given: list[np.ndarray], state: Any) -> Any:
