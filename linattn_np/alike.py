@@ -3,7 +3,8 @@
 A step of decoding takes less time than checking its arguments, and so does a short sequence. So a call that went well
 is remembered under all that its checks depend on; the next one alike goes straight to the kernel. Only calls in which
 nothing but the numbers in the arrays is left to know are looked up here: NumPy arrays, no ragged batch, a variant whose
-variables are the core's. The room decides which of them its compiled loops can do again.
+variables are the core's, or that says itself how to do it again. The room decides which of them its compiled loops can
+do again.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ ndarray = np.ndarray
 _known: dict[Hashable, Any] = {}
 
 
-Likeness = tuple[tuple[Any, ...], list[np.ndarray], "np.ndarray | None"]
-# all that settles a call but for the numbers in its arrays; these arrays, the state apart; the state
+Likeness = tuple[tuple[Any, ...], list[np.ndarray], Any]
+# all that settles a call but for the numbers in its arrays; these arrays, the state apart; the state, one or several
 
 
 def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Likeness | None:
@@ -55,9 +56,14 @@ def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -
             parts += name, x.shape, x.strides, x.dtype
         elif x is None or kind in PLAIN:
             parts += name, kind, x  # True is equal to 1, but not as good
+        elif name == "state" and card.again is not None and isinstance(x, tuple) and all(type(S) is ndarray for S in x):
+            state = x
+            for S in x:
+                parts += S.flags.writeable, S.shape, S.strides, S.dtype
         else:
             return None
-    if card.pack_state or card.from_core or keywords.get("layout", "time_first") != "time_first":
+    own = card.again is None and (card.pack_state is not None or card.from_core is not None)
+    if own or keywords.get("layout", "time_first") != "time_first":
         return None
     return tuple(parts), given, state
 
@@ -69,14 +75,22 @@ def repeat(like: Likeness) -> tuple[Any, Any] | None:
     return None if call is None else call(given, state)
 
 
-def remember(like: Likeness, inputs: Inputs, plan: Plan, kept: matrix_state.Kept) -> None:
+def _each(state: Any) -> tuple[Any, ...]:
+    """The arrays of a state."""
+    return state if isinstance(state, tuple) else () if state is None else (state,)
+
+
+def remember(like: Likeness, card: Card, c: Any, inputs: Inputs, plan: Plan, kept: matrix_state.Kept) -> None:
     """Keep a call that went well, if it can be done again for other numbers.
 
     One array given twice tells nothing of a call with two.
     """
     key, given, state = like
-    arrays = given if state is None else [*given, state]
+    arrays = [*given, *_each(state)]
     if key not in _known and len({address(y) for y in arrays}) == len(arrays):
         if len(_known) >= MOST:
             _known.clear()
-        _known[key] = matrix_state.again(inputs, plan, state, kept, given)
+        if card.again is not None:
+            _known[key] = card.again(c, inputs, plan, kept, given, state)
+        else:
+            _known[key] = matrix_state.again(inputs, plan, state, kept, given)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 from . import again, alike, pulled
 from .card import Card, Variables
 from .cores import matrix_state
-from .cores.kinds import PARTS, Readout
-from .cores.matrix_state import slots, solved
+from .cores.kinds import PARTS
+from .cores.matrix_state import mapped, slots, solved
 from .cores.matrix_state.inputs import Inputs, Plan
 from .cuda import launch
 from .ground import shapes, threads
@@ -25,6 +25,7 @@ from .ground.rows import check_rows, put_rows, take_rows
 from .options import COMMON, threads_of
 from .state_parts import pair, parts, whole
 
+ROOMS = {solved.SolvedInputs: solved, slots.SlotInputs: slots, mapped.MappedInputs: mapped}
 NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,9 +54,9 @@ def _signature(card: Card) -> inspect.Signature:
     return inspect.Signature(parameters + [inspect.Parameter(n, keyword, default=v) for n, v in options.items()])
 
 
-def room(card: Card) -> Any:
+def room(inputs: Any) -> Any:
     """What computes a call in the core's variables: a module with choose, forward and backward."""
-    return {Readout.SOLVED: solved, Readout.SLOTS: slots}.get(card.readout, matrix_state)
+    return ROOMS.get(type(inputs), matrix_state)
 
 
 class Prepared(NamedTuple):
@@ -84,8 +85,8 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
         return Result(*repeated) if repeated[0] is None or keywords.get("return_state") else repeated[0]
     with _limit(card, keywords):
         call = prepare(card, arrays, keywords)
-        options = call.options
-        core_out, end, kept = room(card).forward(card.name, call.inputs, call.plan, call.state, options["backend"])
+        options, x = call.options, call.inputs
+        core_out, end, kept = room(x).forward(card.name, x, call.plan, call.state, options["backend"])
         kept = again.after(call.launches, kept)
         result = _result(call, core_out, end)
         mine = end is call.given_state
@@ -93,7 +94,7 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
             out, state = result if isinstance(result, Result) else (result, None)
             again.keep(made, [*arrays, *keywords.values()], kept.saved.starts, end, out, state, mine)
         if like is not None and not _is_doubtful(call):
-            alike.remember(like, call.inputs, call.plan, kept)
+            alike.remember(like, card, call.variables, x, call.plan, kept)
         return result
 
 
@@ -140,9 +141,10 @@ def _vjp_in_full(
         raise ValueError(f"{card.name}: state_rows was given to vjp, expected None: "
                          "take the rows of the pool yourself, as in state=pool[rows]")
     made_up = card.gate is not None and getattr(call.variables, card.gate) is None
-    plan = call.plan._replace(gradients=True, gate_gradient=not made_up, watched=room(card) is matrix_state)
+    x = call.inputs
+    plan = call.plan._replace(gradients=True, gate_gradient=not made_up, watched=room(x) is matrix_state)
     with _limit(card, keywords):
-        core_out, end, kept = room(card).forward(card.name, call.inputs, plan, call.state, call.options["backend"])
+        core_out, end, kept = room(x).forward(card.name, x, plan, call.state, call.options["backend"])
     kept = again.after(call.launches, kept)
     result = _result(call, core_out, end)
     pair_of = result if isinstance(result, Result) else (result, None)
@@ -160,7 +162,7 @@ def _vjp_in_full(
             d_out, more = card.from_core_vjp(call.variables, core_out, d_out)
             _add(grads, more)
         with _limit(card, keywords), pulled.watching(held, kept) as (watched, seen):
-            d, dstate0 = room(card).backward(watched, d_out, d_state)
+            d, dstate0 = room(x).backward(watched, d_out, d_state)
             _add(grads, card.to_core_vjp(call.variables, d))
         found = _gradients(call, grads, dstate0)
         pulled.keep_pull(held, (dout, dstate), seen, found)

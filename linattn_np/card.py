@@ -84,7 +84,8 @@ class Card:
     core, gradients by name), dout in the caller's dtype. state(options) is the named tuple that a state is, None for
     one array. pack_state(c, state) makes it the core's, unpack_state(c, S) a public one again; where they are not
     linear, unpack_state_vjp(c, S, dstate) -> (dS of the core, gradients by name, "state" being what comes by another
-    way) and pack_state_vjp(c, dS, other) -> gradient of the public state.
+    way) and pack_state_vjp(c, dS, other) -> gradient of the public state. again(...) is what alike.py remembers of a
+    call whose variables are not the core's: (given, state) -> (out, public state), or None; or None for nothing.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Card:
     unpack_state_vjp: Callable[[Any, Array, Any], tuple[Array, dict[str, Any]]] | None = None
     pack_state_vjp: Callable[[Any, Array, Any], Any] | None = None
     state: Callable[[Mapping[str, Any]], type | None] = normalised
+    again: Callable[..., Any] | None = None  # (c, inputs, plan, kept, given, state): such a call for other numbers
     micro_steps: bool = False  # some arrays have an axis n after T: steps of a token, which are tokens to the core
     wide: bool = False  # its state may have a shape of its own, other than (H, K, V)
     examples: tuple[Mapping[str, Any], ...] = ({},)  # option sets that a property test should go through

@@ -50,12 +50,21 @@ VARIANTS: tuple[_Callable[..., _Any], ...] = tuple(
 CARDS: tuple[Card, ...] = tuple(f.card for f in VARIANTS)  # type: ignore[attr-defined]
 
 
+def _readouts(card: Card) -> str:
+    """What is made of q S: with `normalize`, what it chooses between, the default first."""
+    names = [card.readout.name]
+    if "normalize" in card.options:
+        names.insert(card.options["normalize"], "LINEAR")
+    return ", ".join(names)
+
+
 def family_table() -> str:
     """The family as a Markdown table, a row a variant."""
-    rows = ["| function | arrays | decay | erase | scale=None | equation | paper |", "|---|---|---|---|---|---|---|"]
+    rows = ["| function | arrays | decay | erase | read-out | scale=None | equation | paper |",
+            "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for c in CARDS:
         arrays = ", ".join(f"{n}=None" if g.optional else n for n, g in c.arrays.items())
         scale = "K^-1/2" if c.scaled else "1"
-        rows.append(f"| `{c.name}` | {arrays} | {c.decay.name} | {c.erase.name} | {scale} | "
+        rows.append(f"| `{c.name}` | {arrays} | {c.decay.name} | {c.erase.name} | {_readouts(c)} | {scale} | "
                     f"`{c.equation.replace('|', '/')}` | {c.paper} |")
     return "\n".join(rows) + "\n"

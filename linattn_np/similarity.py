@@ -4,7 +4,8 @@
     out_t = scale phi(q_t) S_t              normalize=True: the same / (scale phi(q_t) z_t^T + eps)
 
 One change of variables for all of them: queries and keys become their features, and with the sum the values gain a
-column of ones, so that the last column of q S is q z.
+column of ones, so that the last column of q S is q z. A map that compiled loops can take goes to the core with the
+queries and keys as they are (cores/matrix_state/mapped.py).
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from .cores import matrix_state
 from .cores.kinds import NormalisedState
-from .cores.matrix_state.inputs import Inputs
-from .ground.namespace import Array, cast, device
+from .cores.matrix_state.inputs import Inputs, Plan
+from .cores.matrix_state.mapped import MappedInputs
+from .ground.namespace import Array, cast
 from .ground.shapes import check_state
 from .options import Options
+from .pieces import averages
 from .pieces.feature_maps import FeatureMap, identity, identity_vjp
 
 
@@ -54,13 +60,12 @@ class Similarity(NamedTuple):
 
     maps: Callable[[Any], tuple[FeatureMap, FeatureMap]]
 
-    def to_core(self, c: Any) -> Inputs:
-        """phi(q), phi(k), v or [v, 1]."""
+    def to_core(self, c: Any) -> Inputs | MappedInputs:
+        """phi(q), phi(k), v or [v, 1]; or q, k, v and the map."""
         xp, (map_q, map_k) = c.xp, self.maps(c)
-        v = c.v
-        if c.options["normalize"]:
-            v = cast(xp, v, c.dtype)
-            v = xp.concat([v, xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))], axis=-1)
+        if self.is_left_to_the_core(c, map_q, map_k):
+            return MappedInputs(c.q, c.k, c.v, None, map_k, float(c.options["eps"]) if c.options["normalize"] else None)
+        v = averages.with_ones(xp, cast(xp, c.v, c.dtype)) if c.options["normalize"] else c.v
         k = _mapped(c, "k", map_k)
         q = None if c.q is None else _mapped(c, "q", map_q)
         c.features = {"k": k, "q": q}
@@ -69,8 +74,16 @@ class Similarity(NamedTuple):
                              "expected one width")
         return Inputs(q, k, v)
 
-    def to_core_vjp(self, c: Any, d: Inputs) -> dict[str, Array]:
+    def is_left_to_the_core(self, c: Any, map_q: FeatureMap, map_k: FeatureMap) -> bool:
+        """Whether the core gets the map: one that has steps, for NumPy's arrays; it makes all keys first otherwise."""
+        steps = getattr(map_k[0], "steps", None)
+        return steps is not None and steps == getattr(map_q[0], "steps", None) and isinstance(c.k, np.ndarray) and (
+            c.options["causal"] and c.k.shape[-1] > 0)  # fmt: skip
+
+    def to_core_vjp(self, c: Any, d: Inputs | MappedInputs) -> dict[str, Array]:
         """The maps' own transposes; the column of ones has no gradient."""
+        if isinstance(d, MappedInputs):
+            return {"q": d.q, "k": d.k, "v": d.v[..., : c.v.shape[-1]]}
         xp, (map_q, map_k) = c.xp, self.maps(c)
         grads = {"v": d.v[..., : c.v.shape[-1]]}
         for name, x, (_, f_vjp), dphi in (("k", c.k, map_k, d.k), ("q", c.q, map_q, d.q)):
@@ -98,15 +111,22 @@ class Similarity(NamedTuple):
 
     def check(self, c: Any, state: Array, name: str = "state", spec: str = "H M V") -> None:
         if "M" not in c.sizes.letters:  # the width that the keys have after their map
-            none = cast(c.xp, c.k[..., :0, :, :], c.dtype)
-            c.sizes.letters["M"] = int(self.maps(c)[1][0](none).shape[-1])
+            f, K = self.maps(c)[1][0], c.k.shape[-1]
+            if getattr(f, "steps", None) is not None:
+                c.sizes.letters["M"] = f.steps.width(K)
+            else:
+                c.sizes.letters["M"] = int(f(cast(c.xp, c.k[..., :0, :, :], c.dtype)).shape[-1])
         check_state(c.name, state, c.sizes, spec, name)
+
+    def again(self, c: Any, x: Any, plan: Plan, kept: Any, given: list[np.ndarray], state: Any) -> Any:
+        """A NumPy call for other numbers: only one whose variables are the core's, without a map or a division."""
+        return matrix_state.again(x, plan, state, kept, given) if isinstance(x, Inputs) else None
 
     def card_parts(self) -> dict[str, Any]:
         """Keywords of the variant's Card."""
         return {"to_core": self.to_core, "to_core_vjp": self.to_core_vjp, "from_core": divide,
                 "from_core_vjp": divide_vjp, "pack_state": self.pack_state, "unpack_state": unpack_state,
-                "check_options": check_eps, "wide": True}  # fmt: skip
+                "check_options": check_eps, "wide": True, "again": self.again}  # fmt: skip
 
 
 def _mapped(c: Any, name: str, feature_map: FeatureMap) -> Array:
@@ -121,27 +141,21 @@ def _mapped(c: Any, name: str, feature_map: FeatureMap) -> Array:
 
 
 def divide(c: Any, out: Array) -> Array:
-    """Numerator over denominator + eps; 0 where no key answers."""
-    if not c.options["normalize"]:
-        return out
-    return out[..., :-1] / _denominator(c, out)
+    """Numerator over denominator + eps, unless the core has done so; 0 where no key answers."""
+    return averages.divide(c.xp, out, c.options["eps"])[0] if _is_left(c, out) else out
+
+
+def _is_left(c: Any, out: Array) -> bool:
+    """Whether outputs of the core have the sum of weights as their last column."""
+    return out.shape[-1] > c.v.shape[-1]
 
 
 def divide_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """d num = dout / den, d den = -<dout, num / den> / den."""
-    if not c.options["normalize"]:
+    if not _is_left(c, out):
         return dout, {}
-    xp, den = c.xp, _denominator(c, out)
-    dout = cast(xp, dout, c.dtype)
-    dnum = dout / den
-    dden = -xp.sum(dnum * out[..., :-1], axis=-1, keepdims=True) / den
-    return xp.concat([dnum, dden], axis=-1), {}
-
-
-def _denominator(c: Any, out: Array) -> Array:
-    """The sum + eps; inf for 0, so that what is divided by it is 0."""
-    den = out[..., -1:] + c.options["eps"]
-    return c.xp.where(den == 0, c.xp.full_like(den, math.inf), den)
+    xp, (average, sums) = c.xp, averages.divide(c.xp, out, c.options["eps"])
+    return averages.divide_vjp(xp, average, sums, cast(xp, dout, c.dtype)), {}
 
 
 def unpack_state(c: Any, S: Array) -> Any:

@@ -11,7 +11,7 @@ from .call import Prepared, prepare, room
 from .card import Card
 from .cores import matrix_state
 from .cores.kinds import Erase
-from .cores.matrix_state import chunks, cuda_step, solved
+from .cores.matrix_state import chunks, cuda_step, mapped, solved
 from .cores.matrix_state.inputs import Inputs
 from .ground.namespace import device, dtype_name
 
@@ -112,21 +112,22 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
     card = _card("explain", fn)
     call = prepare(card, arrays, options)
-    memories, solves = _memories(call.inputs), room(card) is solved
+    memories, where = _memories(call.inputs), room(call.inputs)
     last = memories[-1]
     choice = matrix_state.choose(card.name, last, call.plan, call.options["backend"])
     how = choice.backend.how
     reason = f"{choice.reason}; {how(matrix_state.Call(last, call.plan))}" if how else choice.reason
     if choice.backend.name == "numba" and any(memory.gv is not None for memory in memories):
-        reason += "; a decay on the value axis walks the tokens"
-    reason += f"; {solved.how(card.name, call.inputs, call.plan, choice.backend.name)}" if solves else ""
+        reason += "; a decay on the value axis walks the tokens forward, and goes back in chunks"
+    if hasattr(where, "how"):
+        reason += f"; {where.how(card.name, call.inputs, call.plan, choice.backend.name)}"
     total = each = 0.0
     for memory in memories:
         form, C = _form(call, memory, choice.backend.name)
         one, all_of_it = _operations(memory, call.plan.causal, form, C or 0)
         each, total = each + one, total + all_of_it
     v, q = getattr(call.variables, card.value), call.inputs.q
-    if solves:
+    if where is solved:
         more = solved.operations_per_token(call.inputs, C or 1, _readers(last))
         each, total = each + more, total + more * prod(v.shape[:-1])
     moved = sum(_bytes(x) for n in card.arrays if (x := getattr(call.variables, n)) is not None)
@@ -170,11 +171,17 @@ def _form(call: Prepared, x: Inputs, backend: str) -> tuple[str, int | None]:
         return "recurrent form", None
     T = x.v.shape[-3]
     if backend == "numba":
-        if matrix_state.NUMBA.module.walks_tokens(x, call.plan):
+        if not _is_mapped(call) and matrix_state.NUMBA.module.walks_tokens(x, call.plan):
             return "recurrent form", None
         return "chunk form", min(call.plan.chunk_size or matrix_state.COMPILED_CHUNK, max(T, 1))
     C = min(chunks.chunk_length(call.plan, T), max(T, 1))
     return ("parallel form in tiles" if chunks.is_parallel(call.plan, T) else "chunk form"), C
+
+
+def _is_mapped(call: Prepared) -> bool:
+    """Whether features are made in chunks."""
+    return room(call.inputs) is mapped and mapped.is_compiled(call.card.name, call.inputs, call.plan,
+                                                              call.options["backend"])  # fmt: skip
 
 
 def operations_per_token(erase: Erase, form: str, C: int, K: int, V: int, T: int, queries: int = 1) -> float:

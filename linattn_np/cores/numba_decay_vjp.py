@@ -78,6 +78,16 @@ def channel_overlap(e: Emit, S: Mat, dS: Mat, m: Value, n: Value, carry: Rows, o
 
 
 @routine
+def column_overlap(e: Emit, S: Mat, dS: Mat, m: Value, n: Value, out: Rows) -> None:
+    """out_v = sum_d S_dv dS_dv"""
+    with e.lanes(n) as v:
+        total = e.variable(e.zero())
+        with e.each(m) as d:
+            total.set(e.fma(e.load(e.address(S, d, v)), e.load(e.address(dS, d, v)), total.get()))
+        e.store(total.get(), out.at + v * e.size)
+
+
+@routine
 def channel_crossings(e: Emit, at: Value, step: Value, more: Value, m: Value, K: Value, crossed: Mat, readers: Mat,
                       writers: Mat, total: Rows) -> None:  # fmt: skip
     """dg_t = crossed_t + sum_{i >= t} readers_i + sum_{j < t} writers_j + total, all rows of K, to memory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..pieces import numba_maps as maps
 from ..pieces import numba_rows as rows
 from ..pieces import numba_tiles as tiles
 from ..pieces.numba_code import entry
@@ -50,6 +51,10 @@ class Machine:
 
     l = field
 
+    def i(self, n: int) -> Value:
+        """The address of the matrix that a field names: whole numbers lie there."""
+        return self._matrix(n, 1)[0]
+
     def ones(self) -> Rows:
         """Factors 1."""
         return Rows(self.e.get(self.matrices + ONE * 24, I64), 0)
@@ -75,7 +80,7 @@ class Machine:
 
 
 def simple(body: Callable[..., None], kinds: str) -> Callable[[Machine], None]:
-    """An operation that is a routine: its operands by kind, registers r, matrices m, factors f, literals l."""
+    """An operation that is a routine: its operands by kind: registers r, matrices m, factors f, literals, places i."""
     return lambda t: body(t.e, *[getattr(t, kind)(n + 1) for n, kind in enumerate(kinds)])
 
 
@@ -237,6 +242,7 @@ WRITTEN: dict[str, Callable[[Machine], None]] = {
     "pull": simple(decay_vjp.pull, "mmmrlfm"),
     "crossings": _crossings,
     "overlap": simple(decay_vjp.overlap, "mmrrff"),
+    "column_overlap": simple(decay_vjp.column_overlap, "mmrrf"),
     "channels": simple(decay.channel_tables, "mrrmmf"),
     "channel_gram": _channel_gram,
     "channel_pull": _channel_pull,
@@ -247,6 +253,15 @@ WRITTEN: dict[str, Callable[[Machine], None]] = {
                                         _scale_of(t)),
     "accumulate": simple(rows.accumulate, "mrrm"),
     "descend": lambda t: descend(t.e, *map(t.m, range(1, 5)), t.f(5), t.f(6), t.r(7), t.r(8), t.at(9)),
+    "monomials": simple(maps.monomials, "mirfrrm"),
+    "monomials_pull": simple(maps.monomials_pull, "mirfrrmmm"),
+    "exponentials": simple(maps.exponentials, "mmrrrf"),
+    "exponentials_pull": simple(maps.exponentials_pull, "mmrrff"),
+    "waves": simple(maps.waves, "mrrfm"),
+    "waves_pull": simple(maps.waves_pull, "mmrrm"),
+    "inverse_lengths": simple(maps.inverse_lengths, "mrrf"),
+    "unit_pull": simple(maps.unit_pull, "mrrfm"),
+    "averages": simple(maps.averages, "mmfrrfffff"),
     "rest": _rest,
     "any_above_one": lambda t: decay.any_above_one(t.e, t.f(2), t.r(3), t.at(1)),
 }  # fmt: skip

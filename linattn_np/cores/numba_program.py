@@ -28,8 +28,9 @@ OPERATIONS = [
     "halt", "add", "minus", "least", "times", "whole", "less", "place", "point", "load", "expect", "expect_none",
     "load_column", "state", "store_state", "put", "clear", "copy", "product", "solve", "solve_transposed", "transpose",
     "hadamard", "add_hadamard", "reach", "dots", "dots_below", "pairs", "weigh", "pull", "crossings", "overlap",
-    "channels", "channel_gram", "channel_pull", "channel_crossings", "channel_overlap", "bonus", "bonus_pull",
-    "rest", "any_above_one", "accumulate", "descend",
+    "column_overlap", "channels", "channel_gram", "channel_pull", "channel_crossings", "channel_overlap", "bonus",
+    "bonus_pull", "rest", "any_above_one", "accumulate", "descend", "monomials", "monomials_pull", "exponentials",
+    "exponentials_pull", "waves", "waves_pull", "inverse_lengths", "unit_pull", "averages",
 ]
 OP = {name: n for n, name in enumerate(OPERATIONS)}
 FIELDS = 12  # operation and operands
@@ -87,6 +88,13 @@ class Program:
         """The part of a matrix in own memory from row i on (also before row 0)."""
         at, row, col, own = self.matrices[matrix]
         self.matrices.append((at + i * row * self.dtype.itemsize, row, col, own))
+        return len(self.matrices) - 1
+
+    def part(self, matrix: int, j: int, row: int | None = None, col: int | None = None) -> int:
+        """A matrix in own memory from column j on; or numbers from there on in other steps."""
+        at, own_row, own_col, own = self.matrices[matrix]
+        at += j * own_col * self.dtype.itemsize
+        self.matrices.append((at, own_row if row is None else row, own_col if col is None else col, own))
         return len(self.matrices) - 1
 
     def same(self, matrix: int) -> int:

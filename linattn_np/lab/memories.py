@@ -38,6 +38,7 @@ class Memory:
 
     name: ClassVar[str] = "linear"
     function: ClassVar[Callable[..., Any]] = staticmethod(la.linear_attention)
+    options: ClassVar[dict[str, Any]] = {}
     start: ClassVar[dict[str, list[float]]] = {}  # logits where learning begins; none: nothing is learned
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
@@ -53,7 +54,8 @@ class Memory:
     ) -> tuple[Any, np.ndarray]:
         """Outputs (B, T, 1, V), or None for q=None, and the state (B, 1, K, V) after the last token."""
         arrays = self.arrays(logits, classes, q, k, v)
-        return self.function(*arrays, scale=1, state=state, return_state=True, backend=backend)
+        options = {"scale": 1} | self.options
+        return self.function(*arrays, **options, state=state, return_state=True, backend=backend)
 
     def matrix(self, state: Any) -> np.ndarray:
         """What a state says of keys and values, (B, 1, K, V)."""

@@ -8,11 +8,13 @@ import numpy as np
 from .codes import load_codes
 from .gates import GateSet
 from .memories import RECURRENT, SOFTMAX, Logits, Memory, softmax_outputs
+from .more_memories import MORE
 from .needles import ALPHABET, DIGITS
 from .streams import Streams, build_streams
 from .text import load_corpus
 
 SEGMENT = 2048  # tokens a call; the state is all that passes from one call to the next
+KNOWN = RECURRENT | MORE
 TRACED_DEPTH = 0.2  # of the needle whose own votes are told apart
 
 
@@ -76,9 +78,10 @@ def probe_cell(job: CellJob) -> list[Score]:
             votes = softmax_votes(reading)
             scores.append(Score(gates, name, *cell, *right(votes, reading.truth)))
             continue
-        votes, state = memory_votes(RECURRENT[name], logits, reading, job.backend)
+        memory = KNOWN[name]
+        votes, state = memory_votes(memory, logits, reading, job.backend)
         anatomy = signal_and_noise(votes[traced], votes[-1], reading.truth[traced])
-        size = float(np.linalg.norm(RECURRENT[name].matrix(state)[traced]))
+        size = float(np.linalg.norm(memory.matrix(state)[traced]))
         scores.append(Score(gates, name, *cell, *right(votes[:-1], reading.truth), *anatomy, size))
     return scores
 
@@ -86,7 +89,7 @@ def probe_cell(job: CellJob) -> list[Score]:
 def runs(job: CellJob) -> Iterator[tuple[str | None, str, Logits]]:
     """Gate set, memory and logits of each run: those without gates once, the others for each set."""
     for name in job.memories:
-        if name == SOFTMAX or not RECURRENT[name].start:
+        if name == SOFTMAX or not KNOWN[name].start:
             yield None, name, {}
     for gates, gate_set in job.gate_sets.items():
         for name in job.memories:

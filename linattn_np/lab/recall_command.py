@@ -11,6 +11,7 @@ import numpy as np
 from .gates import SHIPPED, GateSet, load_gate_sets, save_gate_set
 from .learn import READINGS, STEPS, LearningJob, learn
 from .memories import LEARNED, MEMORIES
+from .more_memories import MORE
 from .recall import CellJob, probe_cell
 from .scores import Scores
 from .streams import LEVELS, SHORTEST
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--text", help="a text file as haystack of levels 2 and 3, instead of CPython's own help")
     add("--lengths", type=whole_numbers, default=(512, 1024, 2048, 4096), help="tokens a stream")
     add("--levels", type=whole_numbers, default=tuple(LEVELS), help="1, 2, 3")
-    add("--memories", type=names, default=MEMORIES, help=", ".join(MEMORIES))
+    add("--memories", type=names, default=MEMORIES, help=f"{', '.join(MEMORIES)}; beside these: {', '.join(MORE)}")
     add("--seeds", type=int, default=5, help="seeds, each with its own vectors, needles and learned gates")
     add("--depths", type=int, default=11, help="places of the needle, 0 to 100 %% of the haystack")
     add("--json", type=Path, help="write all figures to this file")
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> None:
     """Raises ValueError for options that cannot be served."""
-    for option, given, known in (("memories", args.memories, MEMORIES), ("levels", args.levels, LEVELS)):
+    for option, given, known in (("memories", args.memories, (*MEMORIES, *MORE)), ("levels", args.levels, LEVELS)):
         unknown = [str(x) for x in given if x not in known]
         if unknown:
             raise ValueError(f"--{option}: {', '.join(unknown)} not among {', '.join(map(str, known))}")

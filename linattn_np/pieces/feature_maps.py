@@ -2,7 +2,7 @@
 
 A map is a pair (f, f_vjp) of functions of one array (..., K), its result being (..., M). FEATURE_MAPS has them by name;
 where a map has parameters there is a function that makes the pair. An f_vjp with the mark `takes_features` may be given
-f(x) as a third array, and does not compute it again then.
+f(x) as a third array, and does not compute it again then. An f with `steps` can be taken into compiled loops.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import array_api_compat
 import numpy as np
 
 from ..ground.namespace import Array, cast
-from . import learned_maps, norms, polynomial_maps, random_maps
+from . import learned_maps, map_steps, norms, polynomial_maps, random_maps
 from .gates import silu, silu_vjp
 from .rows import in_blocks
 
@@ -101,7 +101,9 @@ def _powers(coefficients: tuple[float, ...]) -> FeatureMap:
             return np.reshape(_root(x) * polynomial_maps.powers_of_rows_vjp(flat, coefficients, d), x.shape)
         return _root(x) * polynomial_maps.powers_vjp(_xp(x), x * _root(x), coefficients, dphi)
 
-    return _by_rows(f, f_vjp)
+    pair = _by_rows(f, f_vjp)
+    pair[0].steps = map_steps.monomials(coefficients)  # type: ignore[attr-defined]
+    return pair
 
 
 def _root(x: Array) -> float:
@@ -122,7 +124,10 @@ def rebased(eps: float = 1e-5) -> FeatureMap:
         y = norms.layer_norm(_xp(x), x, eps)
         return norms.layer_norm_vjp(_xp(x), x, SQUARE[1](y, dphi), eps)
 
-    return _by_rows(f, f_vjp)
+    norm = (lambda x: norms.layer_norm(_xp(x), x, eps), lambda x, dy: norms.layer_norm_vjp(_xp(x), x, dy, eps))
+    pair = _by_rows(f, f_vjp)
+    pair[0].steps = SQUARE[0].steps._replace(before=_by_rows(*norm))  # type: ignore[attr-defined]
+    return pair
 
 
 def favor_plus(num_features: int | None = None, seed: int = 0, hyperbolic: bool = False) -> FeatureMap:
@@ -148,6 +153,7 @@ def favor_plus(num_features: int | None = None, seed: int = 0, hyperbolic: bool 
                   lambda x, out: random_maps.favor_into(x, out, seed, hyperbolic))  # fmt: skip
     blocked = in_blocks(f_vjp)
     blocked.takes_features = True  # type: ignore[attr-defined]
+    f.steps = map_steps.exponentials(num_features, seed, hyperbolic)  # type: ignore[attr-defined]
     return f, blocked
 
 
@@ -168,9 +174,10 @@ def random_fourier(num_features: int = 64, seed: int = 0, sigma: float = 1.0) ->
         dy = random_maps.fourier_vjp(xp, norms.unit(xp, x), num_features, seed, sigma, dphi, phi)
         return norms.unit_vjp(xp, x, dy)
 
-    blocked = in_blocks(f_vjp)
+    blocked, own = in_blocks(f_vjp), in_blocks(f)
     blocked.takes_features = True  # type: ignore[attr-defined]
-    return in_blocks(f), blocked
+    own.steps = map_steps.waves(num_features, seed, sigma)  # type: ignore[attr-defined]
+    return own, blocked
 
 
 def t2r(W: Array, b: Array | None = None) -> FeatureMap:

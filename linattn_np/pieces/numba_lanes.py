@@ -1,4 +1,4 @@
-"""e^x in whole vectors."""
+"""e^x, sin x and cos x in whole vectors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from decimal import Decimal, localcontext
 from llvmlite import ir
 
 from .numba_emit import Emit, Value
+
+HALF_PI = Decimal("1.5707963267948966192313216916397514420985846996875529104875")
 
 
 def _split_ln2(bits: int) -> tuple[float, float]:
@@ -42,3 +44,43 @@ def exp(e: Emit, x: Value) -> Value:
     power = b.bitcast(b.shl(b.add(b.fptosi(n.v, whole), count(bias)), count(shift)), e.V)
     y = e.select(above, math.inf, y * Value(e, power))
     return e.select(below, 0.0, y)
+
+
+def sine_cosine(e: Emit, x: Value) -> tuple[Value, Value]:
+    """(sin x, cos x): x = n pi/2 + r with |r| <= pi/4, by their series; n pi/2 comes off in three parts.
+
+    As exact as a number of x's size can be: the error grows with |x| eps. What is not finite gives NaN.
+    """
+    b, single = e.b, e.bits == 32
+    nearest, floor = (e.function(f"llvm.{name}.v{e.W}f{e.bits}", e.V, [e.V]) for name in ("rint", "floor"))
+    n = Value(e, b.call(nearest, [(x * (2 / math.pi)).v]))
+    r = x
+    for part in _parts_of_half_pi(12 if single else 32):
+        r = e.fma(-n, e.like(x, part), r)
+    square = r * r
+    sine, cosine = (_series(e, square, first, 5 if single else 9) for first in (1, 0))
+    sine = sine * r
+    quarter = n - Value(e, b.call(floor, [(n * 0.25).v])) * 4.0  # n mod 4
+    odd = quarter.equals(1.0) | quarter.equals(3.0)
+    s, c = e.select(odd, cosine, sine), e.select(odd, sine, cosine)
+    return e.select(quarter > 1.5, -s, s), e.select(quarter.equals(1.0) | quarter.equals(2.0), -c, c)
+
+
+def _series(e: Emit, square: Value, first: int, last: int) -> Value:
+    """sum_n (-1)^n x^{2 n} / (2 n + first)!, n = 0 .. last, from x^2."""
+    terms = [(-1) ** n / math.factorial(2 * n + first) for n in range(last + 1)]
+    y = e.like(square, terms[-1])
+    for term in reversed(terms[:-1]):
+        y = e.fma(y, square, e.like(square, term))
+    return y
+
+
+def _parts_of_half_pi(bits: int) -> list[float]:
+    """pi / 2 as two numbers of few bits, so that n times them is exact, and the rest."""
+    rest, parts = HALF_PI, []
+    with localcontext() as c:
+        c.prec = 60
+        for n in (1, 2):
+            parts.append(float(Decimal(math.floor(rest * 2 ** (n * bits))) / 2 ** (n * bits)))
+            rest -= Decimal(parts[-1])
+        return [*parts, float(rest)]

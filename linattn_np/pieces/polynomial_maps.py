@@ -150,6 +150,26 @@ def powers_width(K: int, coefficients: tuple[float, ...]) -> int:
     return sum((len(_tables(K, p)[1]) if p else 1) for p, c in enumerate(coefficients) if c)
 
 
+def segments(K: int, coefficients: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """(weights (M,), (S, 3)): monomials of every degree as products of a parent's feature, a channel and a weight.
+
+    A segment (parent, first channel, first feature): the parent's children with that channel and those after it. The
+    weight is a feature's factor over its parent's; degrees before the first that c_p has are monomials as they are.
+    """
+    factors, rows, at, begin = [np.array([max(coefficients[0], 0) ** 0.5 or 1.0])], [], 1, 0
+    weights = [factors[0]]
+    for p in range(1, len(coefficients)):
+        parent, last, weight, *_ = _tables(K, p)
+        own = coefficients[p] ** 0.5 * weight if coefficients[p] else np.ones(len(weight))
+        weights.append(own / factors[-1][parent])
+        factors.append(own)
+        for n, channel in enumerate(_lasts(K, p - 1)):
+            rows.append((begin + n, channel, at))
+            at += K - channel
+        begin = at - len(last)
+    return np.concatenate(weights), np.array(rows, np.int64).reshape(-1, 3)
+
+
 def taylor_coefficients(order: int) -> tuple[float, ...]:
     """1, 1, 1/2, ..., 1/order!: the Taylor polynomial of exp."""
     return tuple(1 / factorial(p) for p in range(order + 1))

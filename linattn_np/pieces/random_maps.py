@@ -41,12 +41,13 @@ def _orthogonal(rng: np.random.Generator, K: int) -> np.ndarray:
 def _weights(xp: Namespace, x: Array, m: int, seed: int, factor: float) -> Array:
     """(K, m) directions as columns, in x's library and dtype."""
     if isinstance(x, np.ndarray):
-        return _of_numpy(x.shape[-1], m, seed, factor, x.dtype)
+        return weights_of_numpy(x.shape[-1], m, seed, factor, x.dtype)
     return constant(xp, directions(x.shape[-1], m, seed).T, x.dtype, device(x)) * factor
 
 
 @functools.lru_cache(64)
-def _of_numpy(K: int, m: int, seed: int, factor: float, dtype: np.dtype) -> np.ndarray:
+def weights_of_numpy(K: int, m: int, seed: int, factor: float, dtype: np.dtype) -> np.ndarray:
+    """(K, m) directions as columns, times a factor."""
     return np.ascontiguousarray(directions(K, m, seed).T, dtype) * dtype.type(factor)
 
 

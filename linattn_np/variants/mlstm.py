@@ -6,10 +6,14 @@ import math
 from numbers import Real
 from typing import Any, Unpack
 
+import numpy as np
+
 from ..call import public
 from ..card import Card, Given
+from ..cores import matrix_state
 from ..cores.kinds import Decay, Readout, StabilisedState
-from ..cores.matrix_state.inputs import Inputs
+from ..cores.matrix_state.inputs import Inputs, Plan
+from ..ground.handles import address
 from ..ground.namespace import Array, cast, device, sum_dtype
 from ..ground.shapes import check_state
 from ..options import Options
@@ -124,6 +128,45 @@ def pack_state_vjp(c: Any, dS: Array, dm: Array | None) -> StabilisedState:
     return StabilisedState(dS[..., :-1], dS[..., -1], dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
 
 
+def again(c: Any, x: Inputs, plan: Plan, kept: Any, given: list[np.ndarray], state: Any) -> Any:
+    """A NumPy step of one token for other numbers: S and n walk as two memories, so that nothing is joined."""
+    dtype, wide, sigmoids = plan.dtype, sum_dtype(c.xp, c.v), c.options["forget_gate"] == "sigmoid"
+    if c.q is None or state is None or c.sizes.T != 1 or c.options["soft_cap"] is not None:
+        return None
+    if c.q.shape[-2] != c.sizes.H or any(y.dtype != dtype for y in (c.q, c.k, c.v, *state)):
+        return None
+    order = [next(n for n, y in enumerate(given) if address(y) == address(x)) for x in (c.q, c.k, c.v, c.i, c.f)]
+    (decay, write), values = np.empty((2, *c.v.shape[:-1], 1), dtype), np.empty(c.v.shape, dtype)
+    walks = [matrix_state.again(Inputs(c.q, c.k, w, decay), plan, M, kept, [c.q, c.k, w, decay])
+             for w, M in ((values, state[0]), (write, state[1][..., None]))]  # fmt: skip
+    if None in walks:
+        return None
+
+    def call(given: list[np.ndarray], state: Any) -> Any:
+        q, k, v, i, f = (given[n] for n in order)
+        S, n, m_0 = state
+        if plan.overwrite and np.may_share_memory(S, n):
+            return None
+        a, b, begin = f.astype(wide), i.astype(wide), m_0.astype(wide)[..., None, :]
+        a = np.maximum(-softplus(np, -a) if sigmoids else a, FLOOR)
+        m = np.maximum(a + begin, b).astype(dtype)
+        at = m.astype(wide)
+        decay, write = (a + (begin - at)).astype(dtype)[..., None], np.exp(b - at).astype(dtype)[..., None]
+        found = walks[0]([q, k, write * v, decay], S)
+        if found is None:  # S shares memory with what is read, and nothing is written yet
+            return None
+        (num, S_end), (den, n_end) = found, walks[1]([q, k, write, decay], n[..., None])
+        below = np.maximum(np.abs(den), np.exp(-at).astype(dtype)[..., None])
+        below[below == 0] = np.inf
+        num /= below
+        m_end = m[..., 0, :]
+        if plan.overwrite:
+            m_0[...], m_end = m_end, m_0
+        return num, StabilisedState(S_end, n_end[..., 0], m_end)
+
+    return call
+
+
 def check_options(fn: str, options: dict[str, Any]) -> None:
     cap, gate = options["soft_cap"], options["forget_gate"]
     if cap is not None and (not isinstance(cap, Real) or isinstance(cap, bool) or not 0 < float(cap) < math.inf):
@@ -164,6 +207,7 @@ CARD = Card(
     unpack_state=unpack_state,
     unpack_state_vjp=unpack_state_vjp,
     pack_state_vjp=pack_state_vjp,
+    again=again,
     state=lambda options: StabilisedState,
     examples=({}, {"soft_cap": 1.5}, {"forget_gate": "exp"}),
 )

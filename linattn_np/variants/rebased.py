@@ -8,8 +8,9 @@ from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Readout
 from ..cores.matrix_state.inputs import Inputs
+from ..cores.matrix_state.mapped import MappedInputs
 from ..ground.namespace import Array, cast
-from ..pieces.feature_maps import SQUARE, FeatureMap
+from ..pieces.feature_maps import SQUARE
 from ..pieces.norms import layer_norm, layer_norm_vjp
 from ..similarity import Similarity, SimilarityOptions, defaults
 
@@ -24,32 +25,27 @@ def _normed(c: Any, x: Array) -> Array:
     return y if c.shift is None else y + cast(c.xp, c.shift, c.dtype)
 
 
-def maps(c: Any) -> tuple[FeatureMap, FeatureMap]:
-    def f(x: Array) -> Array:
-        return SQUARE[0](_normed(c, x))
-
-    def f_vjp(x: Array, dphi: Array) -> Array:
-        dy = SQUARE[1](_normed(c, x), dphi)
-        return layer_norm_vjp(c.xp, x, dy if c.gamma is None else dy * cast(c.xp, c.gamma, c.dtype), NORM_EPS)
-
-    return ((f, f_vjp),) * 2
+SIMILARITY = Similarity(lambda c: (SQUARE,) * 2)
 
 
-SIMILARITY = Similarity(maps)
+def to_core(c: Any) -> Inputs | MappedInputs:
+    """Those of the normed queries and keys."""
+    normed = {n: None if x is None else _normed(c, cast(c.xp, x, c.dtype)) for n, x in (("q", c.q), ("k", c.k))}
+    c.normed = type(c)(**vars(c) | normed)
+    return SIMILARITY.to_core(c.normed)
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
-    """gamma and shift belong to the maps of q and of k: a sum over all their tokens."""
-    xp, grads = c.xp, SIMILARITY.to_core_vjp(c, d)
-    if c.gamma is None and c.shift is None:
-        return grads
-    for x, dphi in ((c.q, d.q), (c.k, d.k)):
+def to_core_vjp(c: Any, d: Inputs | MappedInputs) -> dict[str, Array]:
+    """The norm's transpose; gamma and shift belong to q and to k, so they get a sum over all tokens of both."""
+    xp, grads = c.xp, SIMILARITY.to_core_vjp(c.normed, d)
+    for n, x in (("q", c.q), ("k", c.k)):
         if x is None:
             continue
-        x = cast(xp, x, c.dtype)
-        dy = SQUARE[1](_normed(c, x), dphi)
+        x, dy = cast(xp, x, c.dtype), grads[n]
         for name, y in (("gamma", dy * layer_norm(xp, x, NORM_EPS)), ("shift", dy)):
-            grads[name] = xp.sum(y, axis=tuple(range(y.ndim - 1))) + grads.get(name, 0.0)
+            if getattr(c, name) is not None:
+                grads[name] = xp.sum(y, axis=tuple(range(y.ndim - 1))) + grads.get(name, 0.0)
+        grads[n] = layer_norm_vjp(xp, x, dy if c.gamma is None else dy * cast(xp, c.gamma, c.dtype), NORM_EPS)
     return grads
 
 
@@ -66,7 +62,7 @@ CARD = Card(
         "gamma": Given("K", "positive", "weight of the norm", optional=True),
         "shift": Given("K", "normal", "added to the norm (the paper's beta)", optional=True),
     },
-    **SIMILARITY.card_parts() | {"to_core_vjp": to_core_vjp},
+    **SIMILARITY.card_parts() | {"to_core": to_core, "to_core_vjp": to_core_vjp},
     readout=Readout.NORMALISED,
     scaled=False,
     options=defaults(),

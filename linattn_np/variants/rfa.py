@@ -9,7 +9,9 @@ from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay, Readout
 from ..cores.matrix_state.inputs import Inputs
+from ..cores.matrix_state.mapped import MappedInputs
 from ..ground.namespace import Array, cast
+from ..pieces.averages import with_ones
 from ..pieces.feature_maps import FeatureMap, random_fourier
 from ..similarity import Similarity, SimilarityOptions, check_eps, check_whole, defaults
 
@@ -22,11 +24,13 @@ def maps(c: Any) -> tuple[FeatureMap, FeatureMap]:
 SIMILARITY = Similarity(maps)
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Any) -> Inputs | MappedInputs:
     """With a gate: its g, and v or [v, 1] times 1 - e^g."""
     x = SIMILARITY.to_core(c)
     if c.g is None:
         return x
+    if isinstance(x, MappedInputs) and x.eps is not None:  # the gate weighs the ones, too
+        x = x._replace(v=with_ones(c.xp, cast(c.xp, x.v, c.dtype)), eps=None)
     return x._replace(v=_taken_in(c) * cast(c.xp, x.v, c.dtype), g=c.g[..., None])
 
 
@@ -35,7 +39,7 @@ def _taken_in(c: Any) -> Array:
     return -c.xp.expm1(cast(c.xp, c.g, c.dtype))[..., None]
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Any, d: Inputs | MappedInputs) -> dict[str, Array]:
     """The gate decays and weighs what is written: two paths."""
     if c.g is None:
         return SIMILARITY.to_core_vjp(c, d)

@@ -14,7 +14,6 @@ from linattn_np.ground.chunk_table import sequences
 from linattn_np.testing import relative_error
 from tests.core_cases import CELLS, case
 
-COVERED = [c for c in CELLS if c[0] not in ("value", "outer")]
 HEADS = {"equal": (2, 2, 2), "shared keys": (1, 1, 2), "shared values": (4, 2, 2), "shared k": (2, 1, 2)}
 OUT, GRADIENT = 2e-6, 5e-6  # float32 against the float64 definition
 
@@ -47,7 +46,7 @@ def wide(x, *arrays):
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("cell", COVERED, ids="-".join)
+@pytest.mark.parametrize("cell", CELLS, ids="-".join)
 def test_every_cell_is_the_recurrence(cell, heads):
     args = case(*cell, heads=HEADS[heads])
     x, plan, *rest = args
@@ -59,7 +58,8 @@ def test_every_cell_is_the_recurrence(cell, heads):
 
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 17, 31, 33, 64, 97])
 @pytest.mark.parametrize(
-    "cell", [("scalar", "delta", "after"), ("vector", "free", "after"), ("vector", "none", "bonus")]
+    "cell", [("scalar", "delta", "after"), ("vector", "free", "after"), ("vector", "none", "bonus"),
+             ("outer", "none", "before"), ("value", "none", "after")]
 )
 def test_awkward_lengths(cell, T):
     args = case(*cell, T=T, K=7, V=4)
@@ -72,7 +72,8 @@ def test_awkward_lengths(cell, T):
 
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (7, 60), (60, 7), (64, 100), (100, 33), (128, 256), (256, 1)])
 @pytest.mark.parametrize(
-    "cell", [("scalar", "delta", "after"), ("vector", "delta", "after"), ("none", "none", "before")]
+    "cell", [("scalar", "delta", "after"), ("vector", "delta", "after"), ("none", "none", "before"),
+             ("outer", "none", "after")]
 )
 def test_awkward_widths(cell, K, V):
     args = case(*cell, T=37, K=K, V=V, B=1)

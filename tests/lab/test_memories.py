@@ -5,6 +5,8 @@ import pytest
 
 import linattn_np as la
 from linattn_np.lab.memories import CLASSES, LEARNED, RECURRENT, softmax_outputs
+from linattn_np.lab.more_memories import MILD, SHARPNESS, directions
+from linattn_np.lab.recall import KNOWN
 
 B, T, K = 2, 70, 16
 
@@ -24,7 +26,7 @@ def inputs(seed: int = 0) -> tuple[np.ndarray, ...]:
 def some_logits(name: str) -> dict[str, np.ndarray]:
     """Logits away from where learning starts."""
     rng = np.random.default_rng(1)
-    return {part: np.array(x) / 2 + 0.3 * rng.standard_normal(len(x)) for part, x in RECURRENT[name].start.items()}
+    return {part: np.array(x) / 2 + 0.3 * rng.standard_normal(len(x)) for part, x in KNOWN[name].start.items()}
 
 
 @pytest.mark.parametrize("name", LEARNED)
@@ -48,9 +50,9 @@ def test_gate_gradients_equal_central_differences(name):
             assert grad[i] == pytest.approx((up - down) / 2e-5, rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", KNOWN)
 def test_segments_with_the_state_handed_over_equal_the_whole(name):
-    memory, logits = RECURRENT[name], some_logits(name)
+    memory, logits = KNOWN[name], some_logits(name)
     classes, q, k, v = inputs()
     whole, last = memory.run(logits, classes, q, k, v)
     nothing, state = memory.run(logits, classes[:, :37], None, k[:, :37], v[:, :37])
@@ -61,14 +63,15 @@ def test_segments_with_the_state_handed_over_equal_the_whole(name):
         np.testing.assert_allclose(mine, whole_state, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", KNOWN)
 def test_float32_stays_float32(name):
     classes, *arrays = inputs()
-    out, state = RECURRENT[name].run(some_logits(name), classes, *(x.astype(np.float32) for x in arrays))
+    out, state = KNOWN[name].run(some_logits(name), classes, *(x.astype(np.float32) for x in arrays))
     assert out.dtype == np.float32
     assert all(S.dtype == np.float32 for S in parts(state))
     assert out.shape == (B, T, 1, K)
-    assert RECURRENT[name].matrix(state)[0].size == K * K
+    rows = {"hgrn2": 2 * K, "based": 1 + K + K * (K + 1) // 2, "rebased": K * (K + 1) // 2, "rfa": 128, "performer": 44}
+    assert KNOWN[name].matrix(state)[0].size == rows.get(name, K) * K
 
 
 def test_softmax_reference_is_causal_attention():
@@ -101,3 +104,38 @@ def test_mesa_is_the_least_squares_fit_of_all_tokens():
         W = np.linalg.lstsq(keys, values, rcond=None)[0]  # K more pairs: a ridge of 1
         np.testing.assert_allclose(out[b, -1, 0], q[b, -1, 0] @ W, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(RECURRENT["mesa_net"].matrix(state)[b, 0], W, rtol=1e-10, atol=1e-12)
+
+
+def test_based_answers_with_the_polynomial_of_the_cosines():
+    classes, q, k, v = inputs()
+    out, _ = KNOWN["based"].run({}, classes, q, k, v)
+    z = SHARPNESS * np.einsum("btk,bsk->bts", q[:, :, 0], k[:, :, 0])
+    weights = np.tril(1 + z + z**2 / 2)
+    expected = weights @ v[:, :, 0] / weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(out[:, :, 0], expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["performer", "rfa"])
+def test_random_features_stand_for_the_exponential_of_the_cosines(name):
+    """With 4096 of them the answer is near that of the exponential."""
+    classes, q, k, v = inputs()
+    memory = KNOWN[name]
+    out = memory.function(*memory.arrays({}, classes, q, k, v), **memory.options, scale=1, num_features=4096)
+    weights = np.tril(np.exp(MILD * np.einsum("btk,bsk->bts", q[:, :, 0], k[:, :, 0])))
+    exact = weights @ v[:, :, 0] / weights.sum(-1, keepdims=True)
+    assert np.linalg.norm((out[:, :, 0] - exact)[:, 20:]) < 0.4 * np.linalg.norm(exact[:, 20:])
+
+
+def test_slots_hold_averages_of_the_values():
+    classes, q, k, v = inputs()
+    _, state = KNOWN["abc"].run({}, classes, q, k, v)
+    weights = np.exp(SHARPNESS * k[:, :, 0] @ directions(K))
+    expected = np.einsum("btm,btv->bmv", weights, v[:, :, 0]) / weights.sum(1)[..., None]
+    np.testing.assert_allclose(KNOWN["abc"].matrix(state)[:, 0], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_longhorn_with_rate_1_is_the_delta_rule_of_one_half():
+    classes, q, k, v = inputs()
+    out, _ = KNOWN["longhorn"].run({}, classes, q, k, v)
+    same = la.delta_rule(q, k, v, np.full(v.shape[:3], 0.5), scale=1)
+    np.testing.assert_allclose(out, same, rtol=1e-10, atol=1e-12)

@@ -7,8 +7,7 @@ import pytest
 
 from linattn_np.lab.codes import load_codes
 from linattn_np.lab.gates import SHIPPED, load_gate_sets
-from linattn_np.lab.memories import RECURRENT
-from linattn_np.lab.recall import CellJob, Score, memory_votes, probe_cell, read_streams
+from linattn_np.lab.recall import KNOWN, CellJob, Score, memory_votes, probe_cell, read_streams
 from linattn_np.lab.streams import build_streams
 from linattn_np.lab.text import load_corpus
 
@@ -45,17 +44,17 @@ def test_a_memory_that_learns_nothing_runs_once_and_the_others_for_each_gate_set
     assert runs == [(None, "linear"), (None, "softmax"), *learned]
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", KNOWN)
 def test_votes_of_the_needle_and_of_the_rest_add_up(name):
     corpus, codes = load_corpus(), load_codes(0)
     streams = build_streams(corpus, 0, 3, 700, [0.0, 0.4, 1.0])
     reading = read_streams(streams, corpus.classes, codes.values, codes.contexts(streams.ids), 1)
     gates = load_gate_sets(["mixed"])["mixed"][0]
     logits = gates[name].logits if name in gates else {}
-    votes, _ = memory_votes(RECURRENT[name], logits, reading)
+    votes, _ = memory_votes(KNOWN[name], logits, reading)
     rest = reading.values.copy()
     rest[1] -= rest[-1]
-    others, _ = memory_votes(RECURRENT[name], logits, replace(reading, values=rest))
+    others, _ = memory_votes(KNOWN[name], logits, replace(reading, values=rest))
     np.testing.assert_allclose(others[1] + votes[-1], votes[1], atol=2e-5)
     assert np.abs(votes[-1]).max() > 1e-4
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.pieces import norms, random_maps, rows
+from linattn_np.pieces import feature_maps, norms, random_maps, rows
 from tests.naive import features
 from tests.naive.linear_attention import NAMED_MAPS
 
@@ -215,8 +215,52 @@ def test_no_bit_depends_on_the_number_of_threads_or_on_other_rows(name):
         results.append([out, *(d for d in pullback(np.ones_like(out)) if d is not None)])
     for one, other in zip(results[0] * 2, results[1] + results[2], strict=True):
         np.testing.assert_array_equal(one, other)
+    assert la.explain(fn, **x).reason.endswith("features chunk by chunk")
     some = {n: y[:37] if y.shape[0] == 2100 else y for n, y in x.items()}
     np.testing.assert_array_equal(fn(**some), results[0][0][:37])
+
+
+STEPS = {"taylor 1": maps.taylor(1), "taylor 3": maps.taylor(3), "favor": maps.favor_plus(11, 3),
+         "favor hyperbolic": maps.favor_plus(6, 3, True), "fourier": maps.random_fourier(9, 2, 0.03),
+         "rebased": maps.rebased(), "square": feature_maps.SQUARE}  # fmt: skip
+
+
+@pytest.mark.parametrize("heads", [(2, 2, 2), (4, 2, 2), (1, 1, 2)])
+@pytest.mark.parametrize("name", STEPS)
+def test_features_in_chunks_are_those_that_are_made_first(name, heads):
+    """Compiled loops with a map in their programs against the same map by array calls: all outputs and gradients."""
+    pytest.importorskip("llvmlite")
+    (Hq, Hk, H), rng = heads, np.random.default_rng(5)
+    given = [1.3 * rng.standard_normal((2, 71, h, K)) for h, K in ((Hq, 20), (Hk, 20), (H, 9))]
+    f, f_vjp = STEPS[name]
+    plain = lambda x: f(x), lambda x, d: f_vjp(x, d)
+    for options in ({}, {"normalize": True, "eps": 30.0}, {"cu_seqlens": [0, 3, 3, 40, 71]}):
+        own, results = ([x[0] for x in given] if "cu_seqlens" in options else given), []
+        for pair in (plain, STEPS[name]):
+            result, pullback = la.vjp(la.linear_attention, *own, feature_map=pair, return_state=True, scale=0.7,
+                                      **options)
+            state = result.state
+            parts = state if isinstance(state, tuple) else (state,)
+            d = type(state)(*map(np.cos, state)) if isinstance(state, tuple) else np.cos(state)
+            results.append([result.out, *parts, *(y for y in pullback(np.sin(result.out), d) if y is not None)])
+            told = la.explain(la.linear_attention, *own, feature_map=pair, **options).reason
+            assert ("features chunk by chunk" in told) == (pair is not plain)
+        for mine, theirs in zip(results[1], results[0], strict=True):
+            assert la.testing.relative_error(mine, theirs) < 1e-11
+
+
+def test_features_are_not_kept_for_all_tokens():
+    """The most that a call takes beside its result does not grow with T."""
+    import tracemalloc
+
+    pytest.importorskip("llvmlite")
+    q, k, v = np.random.default_rng(0).standard_normal((3, 4096, 1, 16)).astype(np.float32)
+    la.based(q, k, v)  # compiles
+    tracemalloc.start()
+    la.based(q, k, v)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 * v.nbytes < q.nbytes * 153 / 16
 
 
 def test_polynomials_of_rows_are_those_of_any_array():

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ...ground.chunk_table import Sequence
 from ...ground.namespace import Array, Namespace
+from ...pieces.map_steps import Steps
 from ..kinds import Decay, Erase, Row
 
 
@@ -44,6 +45,13 @@ def both(d: Array, more: Array | None) -> Array:
     return d if more is None else d + more
 
 
+class Average(NamedTuple):
+    """A division by the sum of weights: the state has a column more, the sum of the keys."""
+
+    eps: float
+    sums: Array  # (..., T, heads, 1)  which it fills
+
+
 class Plan(NamedTuple):
     """How a call is computed: everything that is not an array."""
 
@@ -62,6 +70,8 @@ class Plan(NamedTuple):
     overwrite: bool = False  # the final state may take the place of the initial one
     unit: bool = False  # q and k are divided by their length first
     steps: int = 1  # of a token: v and its like have a row a step, q, g and out one a token (steps.py)
+    features: Steps | None = None  # the feature map that q and k go through where they are read
+    average: Average | None = None  # outputs are divided by the sum of their weights
     rows: Array = None  # (N,) the states of a pool that the sequences begin with; None: `state` has one a sequence
 
 

@@ -15,11 +15,13 @@ from ..kinds import Decay, Erase
 from ..numba_decay import BLOCK
 from ..numba_program import EARLIER, FIRST, FROM, HEAD, LATER, LEAD, MINUS, ONE, SCALE, STATE, STOP, TO, TURNED, Program
 from .numba_chunk import Cell, Chunk
+from .numba_fading import Fading
 from .numba_table import (
     ENDS,
     IN_BONUS,
     IN_DOUT,
     IN_DSTATE,
+    IN_K,
     IN_Q,
     IN_STATE,
     OUT_DBETA,
@@ -71,7 +73,8 @@ class BackwardChunk(Chunk):
         vector = cell.decay is Decay.VECTOR
         self.wT, self.ST, self.dST = p.matrix(V, C), p.matrix(V, K), p.matrix(V, K)
         self.dS, self.dX, self.dP = p.matrix(K, V), p.matrix(C, V), p.matrix(C, C)
-        self.dQ, self.dK, self.back = p.matrix(C, K), p.matrix(C, K), p.matrix(C, K)
+        self.dQ, self.dK = (p.matrix(C, K) if self.map is None else self.map.matrix() for _ in range(2))
+        self.back = p.matrix(C, K)
         self.crossed = p.matrix(C, C, above=1)
         self.crossed_before = p.moved(self.crossed, -1)
         if vector:
@@ -88,6 +91,7 @@ class BackwardChunk(Chunk):
             self.A, self.dA = p.matrix(C, C), p.matrix(C, C)
         self.u, self.dU = (p.matrix(1, K), p.matrix(1, K)) if cell.bonus else (0, 0)
         self.zero, self.width, self.c1 = p.literal(0), p.literal(V), p.register()
+        self.fading = Fading(p, C, V) if cell.fading else None
 
     # what is kept of a chunk
 
@@ -126,6 +130,30 @@ class BackwardChunk(Chunk):
         self.p.clear(self.M, self.c, self.whole, self.whole)
         return self.M
 
+    def decays(self) -> None:
+        """The tables of both axes."""
+        super().decays()
+        if self.fading is not None:
+            self.fading.tables(self)
+
+    def decays_again(self) -> None:
+        """Those that are not kept."""
+        if self.cell.decay is Decay.VECTOR:
+            super().decays()
+        if self.fading is not None:
+            self.fading.tables(self)
+
+    def ending(self, w: int) -> int:
+        """With a decay on the value axis: w as it stands at the end of the chunk."""
+        return w if self.fading is None else self.fading.ending(self, w)
+
+    def write(self, S: int, out: int) -> None:
+        """Likewise for the state."""
+        if self.fading is not None:
+            self.fading.carried(self, S, out)
+            S = out
+        super().write(S, out)
+
     # the adjoint
 
     def future(self) -> None:
@@ -136,16 +164,22 @@ class BackwardChunk(Chunk):
             p.clear(self.inside, self.zero, c, K)
             p.clear(self.readers_before, self.zero, self.c1, K)
             p.clear(self.writers_, self.zero, c, K)
-            p.channel_overlap(self.S, self.dS, K, V, self.carry, self.total)
         elif cell.decay is Decay.SCALAR:
             p.clear(self.crossed_before, self.zero, self.c1, c)
             p.clear(self.readers_before, self.zero, self.c1, self.one)
             p.clear(self.writers_, self.zero, c, self.one)
-            p.overlap(self.S, self.dS, K, V, self.carry, self.total)
+        if self.fading is not None:
+            self.fading.begin(self)
         for (y, _, w), (dw, dy) in zip(self.written(), self.pulled(), strict=True):
             self._future(y, w, dw, dy)
+        if self.fading is not None:
+            self.fading.carried(self, self.dS, self.dS)
         if cell.decay is not Decay.NONE:
+            overlap = p.overlap if cell.decay is Decay.SCALAR else p.channel_overlap
+            overlap(self.S, self.dS, K, V, self.carry, self.total)
             p.copy(self.dS, K, V, self.dS, self.carry)
+        if self.fading is not None:
+            self.fading.carried_pull(self)
 
     def pulled(self) -> list[tuple[int, int]]:
         """(gradient of the values, gradient of the write vectors) of each write."""
@@ -154,18 +188,20 @@ class BackwardChunk(Chunk):
 
     def _future(self, y: int, w: int, dw: int, dy: int) -> None:
         p, c, K, V = self.p, self.c, self.K, self.width
-        ends = self.end if self.cell.decay is Decay.SCALAR else ONE
+        ends, values = self.end if self.cell.decay is Decay.SCALAR else ONE, self.ending(w)
         if self.cell.decay is Decay.VECTOR:
             p.hadamard(y, self.last, c, K, self.hat)
             p.multiply(self.hat, self.dS, c, V, K, dw, ONE)
-            p.multiply(w, self.dST, c, K, V, dy, ONE)
+            p.multiply(values, self.dST, c, K, V, dy, ONE)
             p.hadamard(dy, self.last, c, K, dy)
             p.add_hadamard(y, dy, c, K, self.writers_)
         else:
             p.multiply(y, self.dS, c, V, K, dw, ends)
-            p.multiply(w, self.dST, c, K, V, dy, ends)
+            p.multiply(values, self.dST, c, K, V, dy, ends)
             if self.cell.decay is Decay.SCALAR:
                 p.dots(self.writers_, y, dy, c, K, 1)
+        if self.fading is not None:
+            self.fading.ended_pull(self, w, dw)
 
     def reader_pull(self, x: int, cotangent: int, early: bool, by: int, sign: int, dx: int, raw: int = 0) -> None:
         """dx = sign by_i from_start(c S^T), what the gates get; dS += (sign by_i x_i)^^T c; raw = c S^T if asked."""
@@ -204,17 +240,33 @@ class BackwardChunk(Chunk):
         """The adjoint of what query j reads: dq, and its part of dX, dk and dS."""
         p, c, cell, early = self.p, self.c, self.cell, self.cell.early_query
         q, cotangent = self.take(IN_Q, cell.K, j), self.take(IN_DOUT, cell.V, j)
-        self.reader_pull(q, cotangent, early, SCALE, 1, self.dQ)
+        fading = self.fading
+        asked = cotangent if fading is None else fading.asks(self, cotangent, early)
+        self.reader_pull(q, asked, early, SCALE, 1, self.dQ)
+        if fading is not None:
+            fading.read_pull(self, early)
         for (y, yT, w), (dw, dy) in zip(self.written(), self.pulled(), strict=True):
             self.gram(q, y, yT, early, early, SCALE, self.P)
-            p.transpose(w, c, self.width, self.wT)
-            p.multiply(cotangent, self.wT, c, c, self.width, self.dP, ONE, OUT_LOWER)
+            if fading is not None:
+                fading.inside_pull(self, self.P, cotangent, w, early, dw, self.dP)
+            else:
+                p.transpose(w, c, self.width, self.wT)
+                p.multiply(cotangent, self.wT, c, c, self.width, self.dP, ONE, OUT_LOWER)
             if cell.bonus:
                 p.bonus(self.P, q, y, self.u, c, self.K)
                 p.bonus_pull(self.dP, q, y, self.u, c, self.K, self.dQ, dy, self.dU)
-            p.multiply(self.P, cotangent, c, self.width, c, dw, ONE, LEFT_UPPER + TURNED, added=dw)
+            if fading is None:
+                p.multiply(self.P, cotangent, c, self.width, c, dw, ONE, LEFT_UPPER + TURNED, added=dw)
             self.gram_pull(self.dP, self.P, early, early, SCALE, q, y, self.dQ, dy)
-        p.put(self.dQ, OUT_DQ, self.t, j, c, self.K, ONE)
+        self.put_mapped(IN_Q, q, self.dQ, OUT_DQ, j)
+
+    def put_mapped(self, array: int, x: int, dx: int, out: int, head: int) -> None:
+        """Gradient of queries or keys, through their map where they have one."""
+        if self.map is None:
+            self.p.put(dx, out, self.t, head, self.c, self.K, ONE)
+        else:
+            self.map.pull(array, self._take(array, self.given, head), x, dx, self.c, lambda d, by: self.p.put(
+                d, out, self.t, head, self.c, self.map.given, by))  # fmt: skip
 
     def delta_pull(self) -> None:
         """dZ = (1 + M)^-T dX, M = diag(beta) N; dv = beta dZ, dM = -dZ X^T, and the adjoint of r^ S."""
@@ -265,11 +317,13 @@ class BackwardChunk(Chunk):
             self.free_pull()
         else:
             p.put(self.dX, OUT_DV, self.t, HEAD, c, self.width, ONE)
-        p.put(self.dK, OUT_DK, self.t, HEAD, c, self.K, ONE)
+        self.put_mapped(IN_K, self.k, self.dK, OUT_DK, HEAD)
         if cell.decay is Decay.SCALAR:
             p.crossings(OUT_DG, self.t, HEAD, c, self.crossed, self.readers, self.writers_, self.total, self.sums)
         elif cell.decay is Decay.VECTOR:
             p.channel_crossings(OUT_DG, self.t, HEAD, c, self.K, self.inside, self.readers, self.writers_, self.total)
+        if self.fading is not None:
+            self.fading.put(self)
 
 
 def _forward(x: BackwardChunk, S: int, out: int) -> None:
@@ -349,8 +403,7 @@ class Walk:
         x.kept.place(self.n)
         x.begin()
         x.writers()
-        if x.cell.decay is Decay.VECTOR:
-            x.decays()
+        x.decays_again()
         x.pull()
         p.less(self.zero, self.n, back)
         p.minus(self.segment, self.segment, self.one)
@@ -366,7 +419,7 @@ def backward_program(cell: Cell, group: int, chunks: int, dstate: bool, apart: b
     p = Program(cell.dtype)
     walk = Walk(p, cell, max(1, chunks))
     x, zero, one, last = walk.x, walk.zero, walk.one, p.register()
-    x.no_decay()
+    x.once()
     p.add(last, HEAD, p.literal(group))
     head = p.here()
     if cell.bonus:

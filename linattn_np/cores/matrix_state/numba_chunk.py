@@ -9,6 +9,7 @@ from ...pieces.numba_tiles import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER
 from ..kinds import Decay, Erase
 from ..numba_decay import BLOCK
 from ..numba_program import COLUMN, HEAD, MINUS, ONE, SCALE, STOP, TURNED, WIDTH, Program
+from .numba_features import Features, Mapped, Sums
 from .numba_table import IN_BETA, IN_BONUS, IN_G, IN_K, IN_PUSH, IN_Q, IN_READ, IN_V, OUT
 
 
@@ -29,7 +30,9 @@ class Cell(NamedTuple):
     bonus: bool
     started: bool  # there is an initial state
     direct: frozenset[int]  # arrays that are read where they lie
-
+    features: Features | None = None  # what q and k go through: K counts features
+    fading: bool = False  # a decay on the value axis; the adjoint alone has one
+    averaged: bool = False  # outputs are divided by the sum of their weights
 
     @property
     def compensates(self) -> bool:
@@ -51,6 +54,7 @@ class Chunk:
         self.t, self.c, self.whole = p.register(), p.register(C), p.register(C)
         self.following = p.register()
         self.K, self.one = p.literal(K), p.literal(1)
+        self.given = K if cell.features is None else cell.features.K  # channels of q and k as they are given
         self.taken: dict[int, int] = {}
         self.kT, self.P, self.factor = p.matrix(K, C), p.matrix(C, C), p.vector(C)
         self.hat = p.matrix(C, K)
@@ -62,6 +66,8 @@ class Chunk:
         if cell.compensates:
             self.rest, self.correction = p.matrix(C, C), p.matrix(C, V)
         self.ended = p.matrix(C, V)
+        self.map = None if cell.features is None else Mapped(p, cell.features, C)
+        self.weights_sum = Sums(p, C, K) if cell.averaged else None
         self.beta = p.vector(C)
         self.tables()
         if cell.decay is Decay.VECTOR:
@@ -81,9 +87,11 @@ class Chunk:
         """Rows moved: what a reader BEFORE sees of E, and START from the first token on."""
         self.E_before, self.start_after = self.p.moved(self.E, -1), self.p.moved(self.start, 1)
 
-    def no_decay(self) -> None:
-        """The tables where no token decays, or each channel on its own: once a task."""
+    def once(self) -> None:
+        """What a task needs once: tables where no token decays, or each channel on its own; those of a map."""
         p = self.p
+        if self.map is not None:
+            self.map.point()
         if self.cell.decay is not Decay.SCALAR:
             p.pairs(-1, 0, HEAD, p.literal(self.cell.C), self.g64, self.sums, self.E, self.start, self.end,
                     self.own_carry)  # fmt: skip
@@ -99,15 +107,20 @@ class Chunk:
         p, C, before = self.p, self.cell.C, self.p.lines
         wide = {array: array in (IN_V, OUT) for array in arrays}
         for array in arrays:
-            p.lines += C * -(-(self.cell.V if wide[array] else self.cell.K) * p.dtype.itemsize // LINE)
+            p.lines += C * -(-(self.cell.V if wide[array] else self.given) * p.dtype.itemsize // LINE)
         p.expect_none(p.vector(p.lines - before, size=8))
         p.add(self.following, self.t, self.c)
         for array in arrays:
-            column, columns = (COLUMN, WIDTH) if wide[array] else (p.literal(0), self.K)
+            column, columns = (COLUMN, WIDTH) if wide[array] else (p.literal(0), p.literal(self.given))
             p.expect(array, self.following, STOP, HEAD, column, columns, p.literal(C))
 
     def take(self, array: int, width: int, head: int = HEAD, column: int | None = None, columns: int = 0) -> int:
-        """A matrix of the chunk's tokens: where they lie, or loaded."""
+        """A matrix of the chunk's tokens: where they lie, or loaded; features of q and of k where they are mapped."""
+        if self.map is not None and array in (IN_Q, IN_K):
+            return self.map.features(array, self._take(array, self.given, head), self.c)
+        return self._take(array, width, head, column, columns)
+
+    def _take(self, array: int, width: int, head: int, column: int | None = None, columns: int = 0) -> int:
         p, column = self.p, self.p.literal(0) if column is None else column
         if array in self.cell.direct:
             self.taken.setdefault(array, p.view() if array not in self.taken else 0)
@@ -229,6 +242,7 @@ class Chunk:
         p, c, decay = self.p, self.c, self.cell.decay
         added, factors = S, ONE if decay is Decay.NONE else self.carry
         for y, _, w in self.written():
+            w = self.ending(w)
             if decay is Decay.VECTOR:
                 p.hadamard(y, self.last, c, self.K, self.hat)
                 y = self.hat
@@ -237,6 +251,10 @@ class Chunk:
                 w = self.ended
             p.multiply(y, w, self.K, WIDTH, c, out, ONE, FULL + TURNED, added=added, added_rows=factors)
             added, factors = out, ONE
+
+    def ending(self, w: int) -> int:
+        """Values as they stand at the end of the chunk, but for a decay on the key axis."""
+        return w
 
     def each_query(self, body: Any) -> None:
         """body(j) for the heads j of queries of this head of the state."""
@@ -262,8 +280,10 @@ class Chunk:
             if cell.bonus:
                 p.bonus(self.P, q, y, self.u, c, self.K)
             p.multiply(self.P, w, c, WIDTH, c, inside, ONE, LEFT_LOWER, added=inside if n else 0)
-        hat, factors = self.reader(q, early), self.reach(early, SCALE)
-        p.multiply(hat, S, c, WIDTH, self.K, out, factors, added=inside, added_rows=ONE)
+        hat, factors, over = self.reader(q, early), self.reach(early, SCALE), ONE
+        if self.weights_sum is not None:
+            factors, over = self.weights_sum.find(self, self.P, q, j)
+        p.multiply(hat, S, c, WIDTH, self.K, out, factors, added=inside, added_rows=over)
 
     def load_bonus(self) -> None:
         """u of a head, once a task."""

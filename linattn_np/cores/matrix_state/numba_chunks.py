@@ -9,10 +9,11 @@ from ..kinds import Erase, Row
 from . import COMPILED_CHUNK
 from .inputs import Inputs, Plan
 from .numba_chunk import Cell
+from .numba_features import features_of
 from .numba_forward import forward_program
 from .numba_run import run
 from .numba_strips import strips
-from .numba_table import IN_Q, IN_READ, IN_V, Table
+from .numba_table import IN_K, IN_Q, IN_READ, IN_V, Table
 
 BLOCK = 32  # value columns: a state is shared out in multiples of it
 
@@ -23,7 +24,7 @@ class Chunks:
     def __init__(self, x: Inputs, plan: Plan, table: Table, rows: np.ndarray, started: bool, kept: int = 0):
         H, V = x.v.shape[-2:]
         states, count = len(rows) * H, threads.num_threads()
-        columns = columns_of(V, states, count)
+        columns = V if plan.average is not None else columns_of(V, states, count)
         cell = cell_of(x, plan, table, columns, started)
         self.program, self.scale = forward_program(cell), plan.scale
         self.tasks, self.bounds = strips(rows, H, V, columns, cell.C, max(1, states // count), kept)
@@ -43,13 +44,27 @@ def chunk_of(plan: Plan, T: int) -> int:
 def cell_of(x: Inputs, plan: Plan, table: Table, columns: int, started: bool) -> Cell:
     """The kind of a call whose tasks have so many value columns."""
     dtype = np.dtype(plan.dtype)
-    direct = table.direct((IN_Q, IN_V, IN_READ), dtype, 64 // dtype.itemsize)
+    mapped = None if plan.features is None else features_of(plan.features, x.k.shape[-1], dtype)
+    where = (IN_Q, IN_V, IN_READ) if mapped is None else (IN_Q, IN_K, IN_V)
+    direct = table.direct(where, dtype, 64 // dtype.itemsize)
     free = x.erase is Erase.FREE
     return Cell(
-        dtype.name, x.k.shape[-1], columns, chunk_of(plan, x.v.shape[-3]), x.decay, x.erase,
+        dtype.name, key_width(x, plan), columns, chunk_of(plan, x.v.shape[-3]), x.decay, x.erase,
         plan.query_row is Row.BEFORE, free or plan.erase_row is Row.BEFORE, free or x.r is not x.k, x.q is not None,
-        1 if x.q is None else max(1, x.q.shape[-2] // table.H), x.u is not None, started, direct,
+        1 if x.q is None else max(1, x.q.shape[-2] // table.H), x.u is not None, started, direct, mapped,
+        x.gv is not None, plan.average is not None,
     )  # fmt: skip
+
+
+def key_width(x: Inputs, plan: Plan) -> int:
+    """Channels of the keys as the state has them."""
+    K = x.k.shape[-1]
+    return K if plan.features is None else plan.features.width(K)
+
+
+def state_shape(x: Inputs, plan: Plan) -> tuple[int, int, int]:
+    """(H, K, V) of a state."""
+    return x.v.shape[-2], key_width(x, plan), x.v.shape[-1] + (plan.average is not None)
 
 
 def columns_of(V: int, states: int, count: int) -> int:

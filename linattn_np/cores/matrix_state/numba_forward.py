@@ -14,7 +14,7 @@ def forward_program(cell: Cell) -> Program:
     """Output and final state."""
     p = Program(cell.dtype)
     x, S, zero = Chunk(p, cell), p.matrix(cell.K, cell.V), p.literal(0)
-    x.no_decay()
+    x.once()
     x.load_bonus()
     with p.only_if(EARLIER, x.one):
         if cell.started:
@@ -23,6 +23,8 @@ def forward_program(cell: Cell) -> Program:
             p.clear(S, zero, x.K, WIDTH)
     with p.only_if(zero, EARLIER):
         p.state(S, STARTS, FROM, HEAD, x.K, COLUMN, WIDTH)
+    if x.weights_sum is not None:
+        x.weights_sum.load(x)
     p.add(x.t, FIRST, zero)
     with p.only_if(x.t, STOP):
         top = p.here()
@@ -35,7 +37,11 @@ def forward_program(cell: Cell) -> Program:
         if cell.asked:
             x.each_query(lambda j: x.read(S, j))
         x.write(S, S)
+        if x.weights_sum is not None:
+            x.weights_sum.write(x)
         p.add(x.t, x.t, x.c)
         p.less(x.t, STOP, top)
     p.store_state(S, STARTS, TO, HEAD, x.K, COLUMN, WIDTH)
+    if x.weights_sum is not None:
+        x.weights_sum.store(x)
     return p

@@ -36,7 +36,7 @@ def future_program(cell: Cell, dstate: bool) -> Program:
     """dS between strips: a task takes that of its end and leaves that of its beginning."""
     p = Program(cell.dtype)
     x, dS, zero, one, C = Chunk(p, cell), p.matrix(cell.K, cell.V), p.literal(0), p.literal(1), p.literal(cell.C)
-    x.no_decay()
+    x.once()
     with p.only_if(LATER, one):
         if dstate:
             p.state(dS, IN_DSTATE, STATE, HEAD, x.K, COLUMN, WIDTH)

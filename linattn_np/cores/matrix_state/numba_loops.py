@@ -15,7 +15,7 @@ from . import chunks, numba_again, numba_short, numba_units
 from .inputs import Inputs, Plan, Saved
 from .numba_backward import backward_program
 from .numba_chunk import Cell
-from .numba_chunks import Chunks, cell_of, chunk_of, columns_of, tokens
+from .numba_chunks import Chunks, cell_of, chunk_of, columns_of, state_shape, tokens
 from .numba_future import future_program
 from .numba_run import run
 from .numba_strips import kept_strip, strips
@@ -23,10 +23,12 @@ from .numba_table import (
     ENDS,
     IN_DOUT,
     IN_DSTATE,
+    IN_EPS,
     IN_STATE,
     OUT,
     OUT_DBETA,
     OUT_DBONUS,
+    OUT_DFADE,
     OUT_DG,
     OUT_DK,
     OUT_DPUSH,
@@ -35,6 +37,7 @@ from .numba_table import (
     OUT_DSTATE,
     OUT_DV,
     OUT_STATE,
+    OUT_SUMS,
     STARTS,
     Table,
     sequences,
@@ -52,7 +55,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
         return out, end, Saved(x, plan, state, saved)
     if not (x.v.size and x.k.size):  # nothing to walk over
         return chunks.forward(x, plan, state)
-    (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
+    (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     C = chunk_of(plan, T)
     rows = sequences(plan, prod(lead), C)
     out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
@@ -60,14 +63,15 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     if state is not None and numba_short.in_place(x, plan, state):
         end = state
     else:
-        end = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
+        end = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
     table.tokens(OUT, out, table.asking)
+    _constants(table, x, plan, dtype)
     table.states(IN_STATE, state)
     table.states(OUT_STATE, end)
     stepwise = numba_short.is_stepwise(x, plan, rows)
     if stepwise.any():
         numba_short.run(x, plan, table, state, rows[stepwise])
-    kept, starts = kept_states(x, plan, rows, C) if plan.gradients else (0, None)
+    kept, starts = kept_states(x, plan, rows, C) if plan.gradients and not stepwise.all() else (0, None)
     table.states(STARTS, end if starts is None else starts)
     if not stepwise.all():
         walked = rows[~stepwise]
@@ -79,9 +83,18 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     return out, end, Saved(x, plan, state, starts)
 
 
+def _constants(table: Table, x: Inputs, plan: Plan, dtype: np.dtype) -> None:
+    """What a feature map and a division by sums need."""
+    if plan.features is not None:
+        table.constants(plan.features.tables(x.k.shape[-1], dtype))
+    if plan.average is not None:
+        table.constant(IN_EPS, np.array([[plan.average.eps]], dtype))
+        table.tokens(OUT_SUMS, plan.average.sums, table.asking)
+
+
 def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> tuple[int, np.ndarray | None]:
     """(tokens of a strip, room for the states between strips) where a backward takes them; sets TO of the rows."""
-    shape, dtype = (x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]), np.dtype(plan.dtype)
+    shape, dtype = state_shape(x, plan), np.dtype(plan.dtype)
     kept = 0 if x.u is not None else kept_strip(rows, prod(shape) * dtype.itemsize, C)
     total = int(rows[-1, TO]) + max(-(-int(rows[-1, STOP] - rows[-1, FIRST]) // kept), 1) if kept else 0
     return kept, np.empty((total, *shape), dtype) if kept else None
@@ -98,15 +111,16 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     if plan.unit:
         grads, dS = backward(starts, dout, dstate)
         return numba_units.backward(x, plan, grads), dS
-    if not (x.v.size and x.k.size) or numba_short.is_only_stepwise(x):
+    if not (x.v.size and x.k.size) or numba_short.goes_back_elsewhere(x):
         _, _, kept = chunks.forward(x, plan, state)
         return chunks.backward(kept, dout, dstate)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     C, asked = chunk_of(plan, T), x.q is not None and dout is not None
     rows = sequences(plan, prod(lead), C)
     ragged = not plan.sequences or plan.sequences[0].row is not None
-    dS = np.empty((*([len(rows)] if ragged else lead), H, x.k.shape[-1], V), dtype)
+    dS = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
     grads = _gradients(x, plan, table, asked, len(rows))
+    _constants(table, x, plan, dtype)
     table.states(IN_STATE, state)
     table.states(IN_DSTATE, dstate)
     table.states(OUT_DSTATE, dS)
@@ -119,7 +133,8 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     tasks, bounds = strips(rows, H // group, V, V, C, max(1, len(rows) * H // group // count), keeps, last_first=True)
     tasks[:, HEAD] *= group
     operations = 16.0 * tokens(rows) * H * cell.K * V
-    known = keeps > 0 and asked and x.erase is Erase.NONE  # what a strip's future asks can be found before
+    plain = x.erase is Erase.NONE and x.gv is None  # what a strip's future asks can be found before
+    known = keeps > 0 and asked and plain
     apart = known and len(bounds) - 1 < min(count, len(tasks)) and operations > MANY_OPERATIONS
     if apart:
         bounds = list(range(len(tasks) + 1))
@@ -146,7 +161,7 @@ def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> 
     """Arrays for the gradients by input, with all batch rows, put into the table."""
     dtype, lead, made = np.dtype(plan.dtype), x.v.shape[:-3], {}
     for name, row in (("q", OUT_DQ), ("k", OUT_DK), ("v", OUT_DV), ("g", OUT_DG), ("r", OUT_DREAD),
-                      ("beta", OUT_DBETA), ("a", OUT_DREAD), ("b", OUT_DPUSH)):  # fmt: skip
+                      ("beta", OUT_DBETA), ("a", OUT_DREAD), ("b", OUT_DPUSH), ("gv", OUT_DFADE)):  # fmt: skip
         y = getattr(x, name)
         if y is not None:
             make = np.zeros if name == "q" and not asked else np.empty

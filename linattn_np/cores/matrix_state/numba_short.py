@@ -25,6 +25,8 @@ FEW_BYTES = 2**22  # of states that go by; below, threads cost more than they gi
 
 def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
     """Whether each sequence is walked token by token: asked for, or short, or in no other form."""
+    if plan.features is not None or plan.average is not None:
+        return np.zeros(len(rows), bool)  # mapped in programs, which chunks alone are
     if plan.chunk_size == 1 or is_only_stepwise(x):
         return np.ones(len(rows), bool)
     plain = x.erase is Erase.NONE and x.decay is not Decay.VECTOR
@@ -32,8 +34,13 @@ def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
 
 
 def is_only_stepwise(x: Inputs) -> bool:
-    """Whether no compiled chunk form covers the cell."""
-    return x.gv is not None or (x.u is not None and x.erase is not Erase.NONE)
+    """Whether no compiled chunk form covers the cell forward."""
+    return x.gv is not None or goes_back_elsewhere(x)
+
+
+def goes_back_elsewhere(x: Inputs) -> bool:
+    """Whether no compiled chunk form covers the cell backward."""
+    return x.u is not None and (x.erase is not Erase.NONE or x.gv is not None)
 
 
 def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:

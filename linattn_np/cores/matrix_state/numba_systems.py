@@ -69,7 +69,7 @@ def systems_program(cell: Cell, each_token: bool, iterations: int) -> Program:
     """Solutions and the final state."""
     p = Program(cell.dtype)
     x, Z = Systems(p, cell, each_token), p.matrix(cell.K, cell.K)
-    x.no_decay()
+    x.once()
     if cell.started:
         p.state(Z, IN_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
     else:

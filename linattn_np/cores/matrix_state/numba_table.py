@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ...ground.handles import address
 from ...ground.namespace import dtype_name
+from ...pieces.map_steps import Tables
 from ...pieces.numba_rows import STORAGE as STORAGES
 from ..numba_machine import AT, SHARED
 from ..numba_program import CHUNKS, FIRST, INPUTS, STOP
@@ -17,7 +19,10 @@ IN_DOUT, IN_DSTATE, OUT_DQ, OUT_DK, OUT_DV, OUT_DG, OUT_DREAD, OUT_DBETA, OUT_DP
     11, 22
 )
 IN_FADE, STARTS, ENDS = 22, 23, 24  # STARTS, ENDS: states, and their gradients, between strips
-ARRAYS = 25
+IN_MAP, IN_MAP_TURNED, IN_NUMBERS, IN_SEGMENTS = range(25, 29)  # of a feature map: W, W^T, the rest
+IN_EPS, OUT_SUMS = 29, 30  # of a division by sums of weights
+OUT_DFADE = 31
+ARRAYS = 32
 
 
 class Table:
@@ -51,6 +56,19 @@ class Table:
         y = y.reshape((-1, *y.shape[-3:]))
         batch, head, k, v = y.strides
         self._put(name, y, (batch, k, head, v), 1)
+
+    def constants(self, tables: Tables) -> None:
+        """Tables of a feature map, the same for every token and head."""
+        for name, y in ((IN_MAP, tables.W), (IN_MAP_TURNED, tables.WT), (IN_NUMBERS, tables.numbers[None])):
+            if y is not None:
+                self.constant(name, y)
+        if tables.segments is not None:
+            self.kept[IN_SEGMENTS] = tables.segments
+            self.numbers[IN_SEGMENTS, AT] = address(tables.segments)
+
+    def constant(self, name: int, y: np.ndarray) -> None:
+        """A matrix, the same for every batch row and head: its rows take the place of tokens."""
+        self._put(name, y, (0, y.strides[0], 0, y.strides[1]), 1)
 
     def _put(self, name: int, y: np.ndarray, steps: tuple[int, ...], shared: int) -> None:
         self.kept[name] = y
