@@ -25,7 +25,7 @@ struct GradBarriers {   // what each stands for has come, or is free again
     __device__ __forceinline__ u32 end_done() const { return base + 88; }              // <S, D>
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < 5; i++) barrier_init(base + 8 * i, 1);
-        for (int i = 5; i < 12; i++) barrier_init(base + 8 * i, base + 8 * i == queries_free() ? 2 : 8);
+        for (int i = 5; i < 12; i++) barrier_init(base + 8 * i, base + 8 * i == queries_free() ? 2 : 8 * ARRIVALS);
         barriers_made();
     }
 };

@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) adds(const __grid_constant_
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, 4);
+            barrier_init(empty + 8 * s, 4 * ARRIVALS);
         }
         barriers_made();
     }
@@ -75,8 +75,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) adds(const __grid_constant_
         products_commit();
         products_wait<0>();
         products_done(S);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(empty + 8 * s);
+        warp_arrive(empty + 8 * s, lane);
     }
     const i64 slot = walk.slot * segments + walk.segment;
     state.template store<WIDE, WIDE>({transfer ? a.transfers : a.added, STATE, WIDE, 1}, slot, row, lane);

@@ -34,8 +34,7 @@ LA_DEVICE void fill(const DeltaArguments& a, const DeltaWalk& walk, unsigned cha
             gram_of_chunk(at + AT_Q, at + AT_K, at + AT_P, (float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane,
                           a.blocks + (walk.block + walk.first + step) * BLOCK, false);
             publish_shared();
-            __syncwarp();
-            if (lane == 0) barrier_arrive(bar.gram(s));
+            warp_arrive(bar.gram(s), lane);
         }
         const int ahead = step + 2, chunk = walk.first + ahead;
         if (thread == 0 && ahead < walk.steps) {
@@ -122,8 +121,7 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
         publish_shared();
         products_wait<0>();
         products_done(S);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(bar.empty(s));
+        warp_arrive(bar.empty(s), lane);
     }
     if (a.end.data && walk.segment == walk.last && walk.head % a.end_group == 0)
         state.template store<LA_V, LA_K>(a.end, walk.slot / a.end_group, row, lane);
@@ -138,8 +136,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) chain(const __grid_constant
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(bar.full(s), 1);
-            barrier_init(bar.empty(s), 8);
-            barrier_init(bar.gram(s), 4);
+            barrier_init(bar.empty(s), 8 * ARRIVALS);
+            barrier_init(bar.gram(s), 4 * ARRIVALS);
         }
         barriers_made();
     }

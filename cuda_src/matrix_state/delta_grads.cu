@@ -75,11 +75,8 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
             store_state<Whole>(shared + AT_STATE, f, 16 * warp, lane);
         }
         publish_shared();
-        __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(bar.state());
-            if (warp == 0 && more) load_outputs(chunk);   // the gradients have left them when they free the state
-        }
+        warp_arrive(bar.state(), lane);
+        if (lane == 0 && warp == 0 && more) load_outputs(chunk);   // the gradients have left them when they free the state
         __syncwarp();
         products_wait<0>();
         products_done(x);
@@ -103,27 +100,21 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
         multiply_wide(S, w, keys);   // S = e_last S + (N d) K
         products_commit();
         publish_shared();
-        __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(bar.news());
-            if (warp == 0 && more) {
-                barrier_wait(bar.chunk_free(), before);
-                load_end(chunk);
-                if (chunk + 1 < stop) load_chunk(chunk + 1);
-            }
+        warp_arrive(bar.news(), lane);
+        if (lane == 0 && warp == 0 && more) {
+            barrier_wait(bar.chunk_free(), before);
+            load_end(chunk);
+            if (chunk + 1 < stop) load_chunk(chunk + 1);
         }
         __syncwarp();
         if (more) barrier_wait(bar.chunk_free(), before);
 #pragma unroll
         for (int k = 0; k < 4; k++) store_matrix_transposed(shared + AT_WRITTEN + columns + k * 2048, w[k][0], w[k][1], w[k][2], w[k][3]);
         publish_shared();
-        __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(bar.written());
-            if (warp == 3 && more) {
-                barrier_wait(bar.queries_free(), before);
-                load_queries(chunk);
-            }
+        warp_arrive(bar.written(), lane);
+        if (lane == 0 && warp == 3 && more) {
+            barrier_wait(bar.queries_free(), before);
+            load_queries(chunk);
         }
         __syncwarp();
         if (LA_DECAY && warp == 1 && more) gate_gradients(a, walk, chunk - 1, dots, dots + 3 * C + before * 8, lane);
@@ -134,7 +125,7 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
             const float product = dot_end(S, shared + AT_END, warp, lane);
             if (lane == 0) dots[3 * C + s * 8 + warp] = product;
         }
-        if (lane == 0) barrier_arrive(bar.end_done());
+        warp_arrive(bar.end_done(), lane);
     }
     if (LA_DECAY && warp == 1) {
         const int step = walk.steps - 1;
@@ -275,8 +266,7 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         }
         products_wait<1>();
         products_done(x);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(bar.state_free());
+        warp_arrive(bar.state_free(), lane);
         if (LA_UNIT) {   // e0 and e1 are the keys'
             const float *c = e + 2 * C, *queries = kept + AT_QUERY / 4;
             scale_rows(x, a.scale * exp2_approx(fminf(c[i0], 0.f)) * queries[i0], a.scale * exp2_approx(fminf(c[i1], 0.f)) * queries[i1]);
@@ -359,7 +349,7 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         }
         group_barrier(group + 2);
         if (asks) out_read();
-        if (lane == 0) barrier_arrive(bar.chunk_free());
+        warp_arrive(bar.chunk_free(), lane);
         if (partial(chunk)) store_own<1>(own_rows(a.other, walk.sequence, walk.head) + (i64)chunk * C * a.other.token, a.other.token, shared + AT_Q + group * Tokens::PANEL, 64 * group, LA_K, walk.own(a, chunk), thread);
         else if (asks) {
             box_out(a.dk, shared + AT_Q + group * Tokens::PANEL, 64 * group, walk.head, walk.token(chunk), walk.row);

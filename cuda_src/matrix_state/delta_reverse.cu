@@ -39,8 +39,7 @@ LA_DEVICE void fill(const DeltaArguments& a, const DeltaWalk& walk, unsigned cha
             gram_of_chunk(at + AT_Q, at + AT_K, at + AT_P, (float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane,
                           a.blocks + (walk.block + last - step) * BLOCK, true);
             publish_shared();
-            __syncwarp();
-            if (lane == 0) barrier_arrive(bar.gram(s));
+            warp_arrive(bar.gram(s), lane);
         }
         const int ahead = step + 2, chunk = last - ahead;
         if (thread == 0 && ahead < walk.steps) {
@@ -144,8 +143,7 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
         publish_shared();
         products_wait<0>();
         products_done(D);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(bar.empty(s));
+        warp_arrive(bar.empty(s), lane);
     }
     if (lane == 0) out_read();
     if (a.which == FIRST) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, walk.slot * (a.segments - 1) + walk.segment - 1, row, lane);
@@ -164,8 +162,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) reverse(const __grid_consta
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(bar.full(s), 1);
-            barrier_init(bar.empty(s), 8);
-            barrier_init(bar.gram(s), 4);
+            barrier_init(bar.empty(s), 8 * ARRIVALS);
+            barrier_init(bar.gram(s), 4 * ARRIVALS);
         }
         barriers_made();
     }

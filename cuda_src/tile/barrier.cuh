@@ -14,6 +14,16 @@ LA_DEVICE void barrier_wait(u32 a, int parity) {
                  "again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
                  "@!p bra again; }" ::"r"(a), "r"(parity) : "memory");
 }
+// Arrivals that a warp makes: one, of its first lane, which speaks for all lanes after __syncwarp. Or one of every lane:
+// compute-sanitizer's racecheck looks at single threads, and sees only so that the others had come (tests/cuda/sanitized.py).
+#ifndef LA_ARRIVALS
+#define LA_ARRIVALS 1
+#endif
+constexpr int ARRIVALS = LA_ARRIVALS;
+LA_DEVICE void warp_arrive(u32 a, int lane) {
+    __syncwarp();
+    if (ARRIVALS > 1 || lane == 0) barrier_arrive(a);
+}
 // registers a thread of this warpgroup may have from here on
 template <int N> LA_DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> LA_DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }

@@ -1,12 +1,14 @@
 """A few calls of every CUDA kernel, small enough for compute-sanitizer, each against the definition in float64.
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m tests.cuda.sanitized
-    compute-sanitizer --tool racecheck --error-exitcode 1 python -m tests.cuda.sanitized
+    compute-sanitizer --tool racecheck --error-exitcode 1 python -m tests.cuda.sanitized --every-lane
     compute-sanitizer --tool initcheck --error-exitcode 1 python -m tests.cuda.sanitized --fresh
 
 Every array is an allocation of its own, so that memcheck sees its end, and begins full of NaN, so that a result that
 holds memory which nobody wrote is wrong here too; with --fresh it begins as the driver gives it, for initcheck.
-LINATTN_CUDA_PORTABLE=1 takes the portable kernels. --only WORD takes the calls whose name holds the word.
+With --every-lane all lanes of a warp arrive at a barrier where else the first one speaks for them, since racecheck
+follows single threads. LINATTN_CUDA_PORTABLE=1 takes the portable kernels. --only WORD takes the calls whose name holds
+the word.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import linattn_np as la
+from linattn_np.cores.matrix_state import cuda_delta_plan
 
 BOUND = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5, "tf32": 3e-3}  # of the norm; states grow along the tokens
 
@@ -121,10 +124,14 @@ def poisoned(cp: Any) -> Any:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cuda.sanitized", description=__doc__.splitlines()[0])
     parser.add_argument("--fresh", action="store_true", help="new memory is not filled with NaN")
+    parser.add_argument("--every-lane", action="store_true", help="every lane of a warp arrives at a barrier")
     parser.add_argument("--only", default="", help="the calls whose name holds this")
     args = parser.parse_args(argv)
     import cupy as cp
 
+    if args.every_lane:
+        constants = cuda_delta_plan.constants
+        cuda_delta_plan.constants = lambda *x, **y: (*constants(*x, **y), ("LA_ARRIVALS", 32))
     cp.cuda.set_allocator(None if args.fresh else poisoned(cp))
     wrong = 0
     for case in (c for c in CASES if args.only in c.name):
