@@ -53,10 +53,14 @@ def measure(name: str, T: int) -> dict[str, float]:
     before, start = peak_rss(), time.perf_counter()
     (out, state), pullback = la.vjp(fn, **arrays, return_state=True, chunk_size=64)
     middle, forward = peak_rss(), time.perf_counter()
-    grads = pullback(np.ones_like(out), np.ones_like(state))
+    parts = state if isinstance(state, tuple) else (state,)
+    ones = [np.ones_like(S) for S in parts]
+    grads = pullback(np.ones_like(out), type(state)(*ones) if isinstance(state, tuple) else ones[0])
     end = time.perf_counter()
-    made = out.nbytes + state.nbytes + sum(x.nbytes for x in grads if x is not None)
-    finite = all(np.isfinite(x).all() for x in (out, state, *grads) if x is not None)
+    *own, dstate = grads
+    results = [out, *parts, *own, *(dstate if isinstance(dstate, tuple) else (dstate,))]
+    results = [x for x in results if x is not None]
+    made, finite = sum(x.nbytes for x in results), all(np.isfinite(x).all() for x in results)
     return {
         "inputs_gib": given / GIB, "outputs_gib": made / GIB, "before_gib": before / GIB,
         "forward_gib": middle / GIB, "peak_gib": peak_rss() / GIB,
