@@ -46,7 +46,7 @@ def _own(xp: Namespace, y: np.ndarray, like: Array) -> Array:
 
 def _raw(xp: Namespace, x: Array, degree: int) -> list[Array]:
     """Monomials of every degree up to `degree` without weights, each one product more than the one it extends."""
-    found = [xp.ones_like(x[..., :1])]
+    found = [xp.ones_like(x[..., :1] if x.shape[-1] else xp.sum(x, axis=-1, keepdims=True))]
     for p in range(1, degree + 1):
         parent, last, *_ = _tables(x.shape[-1], p)
         found.append(xp.take(found[-1], _own(xp, parent, x), axis=-1) * xp.take(x, _own(xp, last, x), axis=-1))

@@ -277,3 +277,15 @@ def test_polynomials_of_rows_are_those_of_any_array():
         mine = polynomial_maps.powers_of_rows_vjp(x, coefficients, d)
         theirs = polynomial_maps.powers_vjp(xp, xp.asarray(x), coefficients, xp.asarray(d))
         np.testing.assert_allclose(mine, np.from_dlpack(theirs), rtol=1e-12, atol=1e-12)
+
+
+def test_no_channels_leave_the_constant():
+    """K = 0: q . k is 0, and so the kernel is 1 + 0 + ... of order 2 and 0 of a square."""
+    x = np.zeros((4, 0))
+    phi, pull = maps.taylor(2)
+    np.testing.assert_array_equal(phi(x), np.ones((4, 1)))
+    assert pull(x, np.ones((4, 1))).shape == (4, 0)
+    assert maps.rebased()[0](x).shape == (4, 0)
+    v = np.random.default_rng(0).standard_normal((6, 1, 2))
+    mean = np.cumsum(v, axis=0) / np.arange(1, 7)[:, None, None]
+    np.testing.assert_allclose(la.based(x[:, None][[0] * 6], x[:, None][[0] * 6], v), mean, atol=1e-14)
