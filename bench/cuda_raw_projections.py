@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench raw_projections --backend cuda",
                                      description=__doc__.splitlines()[0])  # fmt: skip
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the JSON file")
-    parser.add_argument("--steps", action="store_true", help="kernels on trial that take queries a token too")
+    parser.add_argument("--spread", action="store_true", help="DeltaProduct with queries spread over steps too")
     parser.add_argument("--no-peers", action="store_true", help="leave other libraries out")
     args = parser.parse_args(argv)
     import cupy as cp
@@ -109,9 +109,9 @@ def main(argv: list[str]) -> int:
     result: dict[str, Any] = timing.card(cp) | {"rows": {}}
     for call in every:
         result["rows"][call[0]] = row = {"linattn_np": measure(cp, call)}
-        if call[0] in ("delta_product, 2 steps", "delta_product, 4 steps") and args.steps:
-            with set_to("STEPS", True, cuda_delta_plan):
-                row["linattn_np, a row a token"] = measure(cp, call)
+        if call[0] in ("delta_product, 2 steps", "delta_product, 4 steps") and args.spread:
+            with set_to("STEPS", (1,), cuda_delta_plan):
+                row["linattn_np, queries spread over steps"] = measure(cp, call)
         sys.stdout.write(f"{call[0]}: {row}\n")
         sys.stdout.flush()
     for name, found in ({} if args.no_peers else peers(cp, every)).items():

@@ -19,7 +19,7 @@ END = 128 * 128 * 2  # bytes of a chunk's state in bfloat16
 SEGMENT = 8  # chunks that a segment has at least
 STATE = 128 * 128  # floats of a segment's state
 PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
-STEPS = os.environ.get("LINATTN_CUDA_STEPS", "0") not in ("", "0")  # tokens of several steps as they come: on trial
+STEPS = (1, 2, 4, 8)  # of a token, with which a chunk holds whole tokens
 SAVED = "LINATTN_CUDA_SAVED_BLOCKS"  # in the environment: most MiB of kept blocks that a forward saves for its backward
 SAVED_MIB = 1024
 
@@ -50,8 +50,8 @@ A_TOKEN, STEPPED = ("q", "dout"), ("chain", "grads")  # what has a row a token o
 
 
 def skips(steps: int) -> bool:
-    """Whether the kernels read after the last of so many steps of a token alone: a chunk holds whole tokens."""
-    return steps == 1 or (STEPS and steps in (2, 4, 8))
+    """Whether the kernels read after the last of so many steps of a token alone."""
+    return steps in STEPS
 
 
 def takes(element: str, K: int, V: int, capability: int) -> bool:
