@@ -16,7 +16,7 @@ from .card import Card, Variables
 from .cores import matrix_state
 from .cores.kinds import PARTS
 from .cores.matrix_state import mapped, slots, solved
-from .cores.matrix_state.inputs import Inputs, Plan
+from .cores.matrix_state.inputs import Plan
 from .cuda import launch
 from .ground import shapes, threads
 from .ground.chunk_table import sequences
@@ -66,7 +66,7 @@ class Prepared(NamedTuple):
     library: Library
     options: dict[str, Any]
     variables: Variables
-    inputs: Inputs
+    inputs: Any  # of its room: Inputs in most
     plan: Plan
     state: Array | None  # the core's
     given_state: Any  # the caller's
@@ -401,9 +401,9 @@ def _cotangents(
     if dstate is None:
         return d_out, None, {}
     card, c = call.card, call.variables
-    want = card.unpack_state(c, end) if card.unpack_state else end
+    want: Any = card.unpack_state(c, end) if card.unpack_state else end
     if isinstance(want, tuple) and not isinstance(dstate, tuple):
-        names = ", ".join(f"d{n}" for n in want._fields)
+        names = ", ".join(f"d{n}" for n in parts("", want)).replace("d.", "d")
         raise TypeError(f"{fn}: dstate is a {type(dstate).__qualname__}, expected ({names}) as a {type(want).__name__}")
     for (name, _), S in zip(each.items(), parts("dstate", want).values(), strict=True):
         d = entered[name]

@@ -69,7 +69,7 @@ def same_names(*names: str) -> dict[str, Any]:
     return {"to_core": to_core, "to_core_vjp": to_core_vjp}
 
 
-def normalised(options: Mapping[str, Any]) -> type | None:
+def normalised(options: Mapping[str, Any]) -> Any:
     """The state of a variant that takes `normalize`: a NormalisedState with it, else one array."""
     return NormalisedState if options.get("normalize") else None
 
@@ -93,8 +93,8 @@ class Card:
     equation: str
     paper: str
     arrays: Mapping[str, Given]
-    to_core: Callable[[Any], Inputs]
-    to_core_vjp: Callable[[Any, Inputs], dict[str, Array]]
+    to_core: Callable[[Any], Any]  # the inputs of its room, Inputs in most
+    to_core_vjp: Callable[[Any, Any], dict[str, Array]]
     decay: Decay = Decay.NONE
     erase: Erase = Erase.NONE
     readout: Readout = Readout.LINEAR
@@ -114,7 +114,7 @@ class Card:
     unpack_state: Callable[[Any, Array], Any] | None = None
     unpack_state_vjp: Callable[[Any, Array, Any], tuple[Array, dict[str, Any]]] | None = None
     pack_state_vjp: Callable[[Any, Array, Any], Any] | None = None
-    state: Callable[[Mapping[str, Any]], type | None] = normalised
+    state: Callable[[Mapping[str, Any]], Any] = normalised
     again: Callable[..., Any] | None = None  # (c, inputs, plan, kept, given, state): such a call for other numbers
     micro_steps: bool = False  # some arrays have an axis n after T: steps of a token, which are tokens to the core
     wide: bool = False  # its state may have a shape of its own, other than (H, K, V)

@@ -35,7 +35,7 @@ def gate_arrays(bias: str = "H") -> dict[str, Given]:
             "dt_bias": Given(bias, "normal", "added to the raw g", optional=True, turns="g")}  # fmt: skip
 
 
-def log_decay(c: Any) -> Array | None:
+def log_decay(c: Any) -> Array:
     """g, or what the formula makes of it.   Raises ValueError for a part of the formula without the rest."""
     if c.A_log is None:
         if c.dt_bias is not None:

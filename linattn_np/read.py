@@ -51,7 +51,7 @@ def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Ca
     out = raw
     if normalised:
         below = raw[..., -1:]
-        m = entered.get("state.m")
+        m: Any = entered.get("state.m")
         floor = None if m is None else _floor(xp, cast(xp, m, dtype), raw.shape[-2])
         den = below if floor is None else xp.maximum(xp.abs(below), floor)
         safe = xp.where(den == 0, xp.ones_like(den), den)

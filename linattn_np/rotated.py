@@ -63,7 +63,7 @@ class Rotated(NamedTuple):
         q, k = self._turned(c, x, angles * _positions(c, angles))
         return x._replace(q=q, k=k)
 
-    def _turned(self, c: Any, x: Inputs, angle: Array) -> tuple[Array | None, Array]:
+    def _turned(self, c: Any, x: Inputs, angle: Array) -> tuple[Array, ...]:
         return tuple(None if y is None else rotate(c.xp, cast(c.xp, y, c.dtype), angle) for y in (x.q, x.k))
 
     def to_core_vjp(self, c: Any, d: Inputs) -> dict[str, Array]:

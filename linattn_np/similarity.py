@@ -111,9 +111,9 @@ class Similarity(NamedTuple):
 
     def check(self, c: Any, state: Array, name: str = "state", spec: str = "H M V") -> None:
         if "M" not in c.sizes.letters:  # the width that the keys have after their map
-            f, K = self.maps(c)[1][0], c.k.shape[-1]
+            f: Any = self.maps(c)[1][0]
             if getattr(f, "steps", None) is not None:
-                c.sizes.letters["M"] = f.steps.width(K)
+                c.sizes.letters["M"] = f.steps.width(c.k.shape[-1])
             else:
                 c.sizes.letters["M"] = int(f(cast(c.xp, c.k[..., :0, :, :], c.dtype)).shape[-1])
         check_state(c.name, state, c.sizes, spec, name)

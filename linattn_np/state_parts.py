@@ -23,9 +23,10 @@ def pair(card: Card, name: str, state: Any, options: dict[str, Any]) -> Any:
 
 def parts(name: str, state: Any) -> dict[str, Any]:
     """The arrays of a state under their names."""
-    if isinstance(state, tuple):
-        return {f"{name}.{n}": S for n, S in state._asdict().items()}
-    return {name: state}
+    if not isinstance(state, tuple):
+        return {name: state}
+    fields: Any = state  # a named tuple
+    return {f"{name}.{n}": S for n, S in fields._asdict().items()}
 
 
 def whole(like: Any, each: list[Any]) -> Any:

@@ -116,7 +116,7 @@ class ScalarDecay(NoDecay):
         return one
 
     def _apart(self, gs: list[Array], tables: dict[object, list[Array]]) -> list[NoDecay]:
-        found = []
+        found: list[NoDecay] = []
         for n, g in enumerate(gs):
             one = copy.copy(self)
             one.g, one.across = g, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ def kernels(quick: bool = False) -> Found:
         z = np.sum(q * k, axis=-1) / np.sqrt(K)
         found = {
             "Taylor": [_error(maps.taylor(n), q, k, z) for n in orders],
-            "FAVOR+": [_mean(lambda s, m=m: maps.favor_plus(m, s), q, k, z, seeds) for m in counts],
-            "FAVOR+ hyperbolic": [_mean(lambda s, m=m: maps.favor_plus(m + m % 2, s, True), q, k, z, seeds)
+            "FAVOR+": [_mean(partial(maps.favor_plus, m), q, k, z, seeds) for m in counts],
+            "FAVOR+ hyperbolic": [_mean(partial(maps.favor_plus, m + m % 2, hyperbolic=True), q, k, z, seeds)
                                   for m in counts],
         }  # fmt: skip
         title = f"entries {size:g} N(0, 1): root mean square relative error"
@@ -94,7 +95,7 @@ def precision(quick: bool = False) -> Found:
     B, H, T, D = (1, 1, 256, 100) if quick else (4, 4, 1024, 100)
     inputs = np.random.default_rng(0).standard_normal((3, B, H, T, D))
     options = {"scale": D**-0.5, "layout": "heads_first"}
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
         x = inputs.astype(dtype)
         chunks = la.linear_attention(*x, chunk_size=64, **options).astype(float)
@@ -108,7 +109,7 @@ def precision(quick: bool = False) -> Found:
                   f"{largest:.0f}: differences over it, in eps of the dtype",
                   ("dtype", "chunks against tiles", "chunks against float64", "the same, first 64 tokens",
                    "chunks against tiles, plain"), rows)  # fmt: skip
-    wide, short = rows[1], [r for r in rows if "16" in r[0]]
+    wide, short = rows[1], [r for r in rows if "16" in str(r[0])]
     panel = Panel("error in eps", "", "eps",
                   [Curve(c, list(range(len(rows))), [r[n + 1] for r in rows], "o")
                    for n, c in enumerate(table.columns[1:4])], log="y", ticks=tuple(r[0] for r in rows))  # fmt: skip

@@ -19,8 +19,8 @@ from ..options import Options
 def to_core(c: Any) -> SolvedInputs:
     """The arrays in the dtype of the computation, g and beta with an axis of one channel."""
     xp = c.xp
-    arrays = (c.q, c.k, c.v, c.g, c.beta, c.ridge)
-    q, k, v, g, beta, ridge = (None if x is None else cast(xp, x, c.dtype) for x in arrays)
+    k, v, g, beta, ridge = (cast(xp, x, c.dtype) for x in (c.k, c.v, c.g, c.beta, c.ridge))
+    q = None if c.q is None else cast(xp, c.q, c.dtype)
     least = float(xp.min(ridge)) if math.prod(ridge.shape) else math.inf
     if least < 0:
         raise ValueError(f"{c.name}: ridge has an entry {least:g}, expected none below 0")

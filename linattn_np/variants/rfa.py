@@ -55,7 +55,7 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
     check_whole(fn, options, "num_features")
     check_whole(fn, options, "seed", least=0)
     sigma = options["sigma"]
-    if not isinstance(sigma, Real) or isinstance(sigma, bool) or not sigma > 0:
+    if not isinstance(sigma, Real) or isinstance(sigma, bool) or not float(sigma) > 0:
         raise ValueError(f"{fn}: sigma is {sigma!r}, expected a number above 0")
 
 

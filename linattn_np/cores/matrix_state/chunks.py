@@ -29,7 +29,7 @@ def chunk_length(plan: Plan, T: int) -> int:
     """C; the parallel form goes in tiles of the default length."""
     if is_parallel(plan, T):
         return DEFAULT_CHUNK
-    return plan.chunk_size or preferred_chunk(plan)
+    return int(plan.chunk_size or preferred_chunk(plan))
 
 
 def preferred_chunk(plan: Plan) -> int:

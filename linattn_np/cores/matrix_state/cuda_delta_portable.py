@@ -282,8 +282,8 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 
 def _batch(x: Inputs, plan: Plan) -> Batch:
     xp, sequences, lead, (T, H, V) = plan.xp, plan.sequences, tuple(x.v.shape[:-3]), x.v.shape[-3:]
-    r = () if x.r is x.k else (x.r,)
-    q, k, v, *r = plain._rows(xp, x.q, x.k, x.v, *r)
+    own = () if x.r is x.k else (x.r,)
+    q, k, v, *r = plain._rows(xp, x.q, x.k, x.v, *own)
     element, ragged, heads = dtype_name(v), sequences[0].row is not None, max(x.q.shape[-2], H)
     N = len(sequences) if ragged else prod(lead)
     longest = max(-(-(s.stop - s.start) // chunk_length(element)) for s in sequences)

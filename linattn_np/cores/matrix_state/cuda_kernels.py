@@ -173,18 +173,18 @@ class States(NamedTuple):
         return struct.pack("<4q", 0 if self.array is None else self.array.data.ptr, self.slot, self.row, self.column)
 
 
-def _states(array: Array | None, batch: Batch) -> States:
+def _states(array: Array | None, batch: Any) -> States:
     return States(array, batch.K * batch.V, 1, batch.V)
 
 
-def _state(xp: Any, state: Array | None, batch: Batch) -> Array | None:
+def _state(xp: Any, state: Array | None, batch: Any) -> Array | None:
     """A public state as contiguous float32 (N, H, K, V)."""
     if state is None:
         return None
     return xp.ascontiguousarray(cast(xp, state, xp.float32)).reshape(batch.N, batch.H, batch.K, batch.V)
 
 
-def _spread(xp: Any, state: Array | None, batch: Batch) -> Array | None:
+def _spread(xp: Any, state: Array | None, batch: Any) -> Array | None:
     """(N, H, K, V) for one of the heads that share a state, zeros for the others: (N, heads, K, V)."""
     group = batch.heads // batch.H
     if state is None or group == 1:
@@ -194,7 +194,7 @@ def _spread(xp: Any, state: Array | None, batch: Batch) -> Array | None:
     return xp.reshape(wide, (batch.N, batch.heads, batch.K, batch.V))
 
 
-def _public(state: Array, batch: Batch) -> Array:
+def _public(state: Array, batch: Any) -> Array:
     """(N, H, K, V) as the caller's (..., H, K, V); a ragged batch keeps N."""
     return state if batch.offsets is not None or len(batch.lead) == 1 else state.reshape(*batch.lead, *state.shape[1:])
 
@@ -250,14 +250,14 @@ def _alignment(arrays: tuple[Array, ...], K: int, V: int) -> int:
     return common
 
 
-def _pack_rows(y: Array | None, batch: Batch) -> bytes:
+def _pack_rows(y: Array | None, batch: Any) -> bytes:
     if y is None:
         return struct.pack("<4q2i", 0, 0, 0, 0, 1, 0)
     y_batch, y_token, y_head, _ = y.strides
     return struct.pack("<4q2i", y.data.ptr, y_batch, y_token, y_head, batch.heads // y.shape[-2], 0)
 
 
-def _pack_gate(g: Array | None, batch: Batch) -> bytes:
+def _pack_gate(g: Array | None, batch: Any) -> bytes:
     """Strides in floats; a gate without batch axes is the same in every row."""
     if g is None:
         return struct.pack("<4q2i", 0, 0, 0, 0, 1, 0)

@@ -14,7 +14,7 @@ UNITS, GATE = "matrix_state/unit_rows.cu", "matrix_state/gate_formula.cu"
 THREADS, MOST = 256, 16  # of a block; numbers of a row that a lane holds
 MOST_ROWS = 2**32
 STRIPS = 528  # of tokens, at most, that a gate's gradients are summed in: four a multiprocessor
-Pair = tuple[Array | None, Array | None]
+Pair = tuple[Array | None, ...]  # of queries and of keys
 NONE = struct.pack("<4q2i2q4I", *[0] * 12)
 
 
@@ -56,9 +56,11 @@ def unit_constants(element: str, grad: str, K: int, per: int) -> Constants:
 
 def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair) -> Pair:
     """What the entry makes of each array that is given, contiguous and as `empty` made it."""
-    arrays = [None if y is None else y if y.shape[-1] == 1 or y.strides[-1] == y.itemsize else xp.ascontiguousarray(y)
-              for y in arrays]  # fmt: skip
-    grads = [None if y is None or x is None else xp.ascontiguousarray(y) for x, y in zip(arrays, grads, strict=True)]
+    arrays = tuple(
+        None if y is None else y if y.shape[-1] == 1 or y.strides[-1] == y.itemsize else xp.ascontiguousarray(y)
+        for y in arrays)  # fmt: skip
+    grads = tuple(None if y is None or x is None else xp.ascontiguousarray(y)
+                  for x, y in zip(arrays, grads, strict=True))  # fmt: skip
     made = [None if y is None else xp.empty(y.shape, dtype=y.dtype) for y in arrays]
     there = [y for y in (*arrays, *grads) if y is not None]
     first, grad = next(y for y in arrays if y is not None), next((y for y in grads if y is not None), None)
@@ -121,7 +123,7 @@ def _dense(xp: Any, raw: Array, *parameters: Array | None) -> list[Array | None]
 
 
 def _formula(
-    entry: str, blocks: int, each: int, strip: int, arrays: tuple[Array | None, ...], made: tuple[Array, ...] = ()
+    entry: str, blocks: int, each: int, strip: int, arrays: tuple[Array, ...], made: tuple[Array, ...] = ()
 ) -> None:
     raw, A_log, *_ = arrays
     width = each * A_log.shape[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -33,20 +34,20 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
         return None
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     mine = state is not None and in_place(x, plan, state)
-    end = state if mine else np.empty((*lead, H, x.k.shape[-1], V), dtype)
+    end: Any = state if mine else np.empty((*lead, H, x.k.shape[-1], V), dtype)
     out = np.empty(0 if x.q is None else (*lead, T, table.asking, V), dtype)
     table.tokens(OUT, None if x.q is None else out, table.asking)
     table.states(IN_STATE, state)
     table.states(OUT_STATE, end)
     rows = sequences(plan, prod(lead), chunk_of(plan, T))
     table.states(STARTS, end)
-    own = {OUT_STATE: end, OUT: out} | ({} if state is None else {IN_STATE: state})
+    own: dict[int, np.ndarray] = {OUT_STATE: end, OUT: out} | ({} if state is None else {IN_STATE: state})
     make = _steps if is_stepwise(x, plan, rows).all() else _chunks
     walk = make(x, plan, table, state, rows, given, own, mine)
     shape, ended, asked = out.shape, end.shape, x.q is not None
     overwrite, out_dtype = plan.overwrite, None if x.v.dtype == dtype else x.v.dtype
 
-    def call(given: list[np.ndarray], state: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray] | None:
+    def call(given: list[np.ndarray], state: Any) -> tuple[np.ndarray | None, np.ndarray] | None:
         out, end = np.empty(shape, dtype), state if mine else np.empty(ended, dtype)
         if not walk([*given, end, out] if state is None else [*given, end, out, state]):
             return None

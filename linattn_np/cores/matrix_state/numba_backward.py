@@ -262,11 +262,12 @@ class BackwardChunk(Chunk):
 
     def put_mapped(self, array: int, x: int, dx: int, out: int, head: int) -> None:
         """Gradient of queries or keys, through their map where they have one."""
-        if self.map is None:
+        made = self.map
+        if made is None:
             self.p.put(dx, out, self.t, head, self.c, self.K, ONE)
         else:
-            self.map.pull(array, self._take(array, self.given, head), x, dx, self.c, lambda d, by: self.p.put(
-                d, out, self.t, head, self.c, self.map.given, by))  # fmt: skip
+            made.pull(array, self._take(array, self.given, head), x, dx, self.c, lambda d, by: self.p.put(
+                d, out, self.t, head, self.c, made.given, by))  # fmt: skip
 
     def delta_pull(self) -> None:
         """dZ = (1 + M)^-T dX, M = diag(beta) N; dv = beta dZ, dM = -dZ X^T, and the adjoint of r^ S."""

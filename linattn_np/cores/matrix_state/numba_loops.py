@@ -109,8 +109,8 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, starts = saved
     if plan.unit:
-        grads, dS = backward(starts, dout, dstate)
-        return numba_units.backward(x, plan, grads), dS
+        of_units, dS = backward(starts, dout, dstate)
+        return numba_units.backward(x, plan, of_units), dS
     if not (x.v.size and x.k.size) or numba_short.goes_back_elsewhere(x):
         _, _, kept = chunks.forward(x, plan, state)
         return chunks.backward(kept, dout, dstate)

@@ -79,7 +79,8 @@ class Steps:
         n = sizes(x, plan, state, columns)
         w, self.bytes = layout(K, int(n[QUERIES]), min(tokens, TOKENS), dtype.itemsize)
         self.kernel = step_tasks(dtype)
-        self.tasks, self.kept = states * int(n[BLOCKS]), (n, np.ascontiguousarray(rows), w)
+        self.tasks = states * int(n[BLOCKS])
+        self.kept: tuple[np.ndarray, ...] = (n, np.ascontiguousarray(rows), w)
         self.scale = np.array([plan.scale], dtype)
 
     def settle(self, arrays: np.ndarray, told: np.ndarray, count: int, handles: int) -> None:

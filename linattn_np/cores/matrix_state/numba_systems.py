@@ -44,7 +44,7 @@ class Systems(Chunk):
         p.multiply(self.direction, Z, c, K, K, self.pA, self.reach(False, ONE), added=self.pA, added_rows=ONE)
         p.add_hadamard(self.direction, self.ridge_row, c, K, self.pA)
 
-    def solve(self, Z: int, j: int, iterations: int) -> None:
+    def solve_rows(self, Z: int, j: int, iterations: int) -> None:
         """x from 0, for the rows of query head j."""
         p, c, K = self.p, self.c, self.K
         b = self.take(IN_Q, self.cell.K, j)
@@ -84,7 +84,7 @@ def systems_program(cell: Cell, each_token: bool, iterations: int) -> Program:
         x.decays()
         if each_token:
             x.load_ridge()
-        x.each_query(lambda j: x.solve(Z, j, iterations))
+        x.each_query(lambda j: x.solve_rows(Z, j, iterations))
         x.write(Z, Z)
         p.add(x.t, x.t, x.c)
         p.less(x.t, STOP, top)

@@ -25,7 +25,7 @@ from . import choose as room_choose
 from . import forward as room_forward
 from . import keep as room_keep
 from .inputs import Inputs, Plan
-from .systems import Solver, singular
+from .systems import singular
 
 COMPILED = Later(f"{__package__}.numba_systems")
 
@@ -39,7 +39,7 @@ class SolvedInputs(NamedTuple):
     g: Array  # (..., T, H, 1)
     beta: Array  # (..., T, H, 1)
     ridge: Array  # (1, H, K), or (..., T, H, K)
-    solver: Solver | None = None
+    solver: Any = None  # a Solver, of inputs; None of gradients
     may_be_singular: bool = False  # some ridge is 0
 
     def memory(self, values: Array) -> Inputs:
@@ -144,7 +144,7 @@ def backward(
 
 
 def _gradients(
-    xp: Namespace, x: SolvedInputs, d: Inputs, e: Inputs, read: Array | None, y: Array | None
+    xp: Namespace, x: SolvedInputs, d: Inputs, e: Inputs, read: Array, y: Array
 ) -> SolvedInputs:
     """From the gradients d of the memory of values (beta v) and e of that of keys (beta k)."""
     H, Hk = x.v.shape[-2], x.k.shape[-2]

@@ -15,7 +15,7 @@ from ...pieces.norms import unit, unit_vjp
 from . import cuda_projections
 from .inputs import Inputs, Plan, both
 
-Pair = tuple[Array | None, Array | None]
+Pair = tuple[Array | None, ...]  # of queries and of keys
 
 
 def forward(x: Inputs, plan: Plan, divided: Callable[[Plan, Pair], Pair] | None = None) -> Inputs:
