@@ -26,8 +26,9 @@ TINY = '#include "tile/one.cuh"\nextern "C" __global__ void entry(float* x) { *x
 # Bytes of spilled registers that a scan may store, with the reason. 128 x 128 in bfloat16 keeps 160 accumulators a
 # thread with two blocks a multiprocessor, all 255 registers; what spills are addresses, a dozen reloads a chunk.
 # In float32 operands are two registers each: gradients with dots reload addresses too, and are faster than when whole
-# chunks were summed apart, which spilled nothing (forward and backward 6.9 instead of 7.85 ns a token and head).
-ALLOWANCE = {("bfloat16", 128, 128): 40, ("float32", 60, 100): 40, ("float32", 128, 128): 72}
+# chunks were summed apart, which spilled nothing (forward and backward 6.9 instead of 7.85 ns a token and head); 60 x
+# 100 spills 40 bytes by NVRTC 13.0, 56 by 13.5.
+ALLOWANCE = {("bfloat16", 128, 128): 40, ("float32", 60, 100): 56, ("float32", 128, 128): 72}
 
 
 @pytest.fixture
