@@ -75,7 +75,7 @@ def divides(x: Inputs, plan: Plan) -> bool:
 
 def skips(x: Inputs, plan: Plan) -> bool:
     """Whether the kernels of a call read after the last step of a token alone."""
-    return _wgmma(x, plan) and cuts.skips(plan.steps)
+    return _wgmma(x, plan) and cuts.skips(plan.steps, x.k.shape[-1], x.v.shape[-1])
 
 
 def _wgmma(x: Inputs, plan: Plan) -> bool:

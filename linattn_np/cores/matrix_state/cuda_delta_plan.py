@@ -49,9 +49,9 @@ MAPS = {  # the arrays whose tiles a kernel copies in or out
 A_TOKEN, STEPPED = ("q", "dout"), ("chain", "grads")  # what has a row a token of several steps; who stores it
 
 
-def skips(steps: int) -> bool:
-    """Whether the kernels read after the last of so many steps of a token alone."""
-    return steps in STEPS
+def skips(steps: int, K: int = WIDEST, V: int = WIDEST) -> bool:
+    """Whether the kernels read after the last of so many steps of a token alone: at the widths that were tried."""
+    return steps == 1 or (steps in STEPS and K == V == WIDEST)
 
 
 def takes(element: str, K: int, V: int, capability: int) -> bool:
