@@ -61,6 +61,7 @@ def test_callers_at_once_get_what_each_gets_alone(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")  # of JAX, if another test imported it
 def test_a_forked_child_makes_its_own_threads(monkeypatch):
     monkeypatch.setattr(numba_run, "FEW_OPERATIONS", 0)
     monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
