@@ -99,6 +99,7 @@ def test_float16_storage(cp, fn):
         assert relative_error(a, b) <= ((2.0**-9 if solves else 2.0**-10) if kernels else 4 * 2.0**-23)
 
 
+NEAR = (la.delta_product, la.longhorn, la.comba)  # keys of 16 columns nearly repeat: 8e-3 to 1e-2 was seen of out
 ERASING = [la.gated_delta_rule, la.delta_rule, la.delta_product, la.longhorn, la.comba, la.kda, la.rwkv7]
 
 
@@ -110,10 +111,11 @@ def test_bfloat16_storage(cp, fn):
     out, pullback = la.vjp(fn, **arrays)
     expected, wide = la.vjp(fn, **{n: x.astype(np.float32) for n, x in arrays.items()})
     assert out.dtype == ml_dtypes.bfloat16
-    solves = fn.card.erase is Erase.DELTA  # operands of 16 bits, keys of 16 columns that nearly repeat: 1e-2 was seen
-    assert relative_error(out.astype(np.float32), expected) <= (2.0**-6 if solves else 2.0**-8)
+    solves = fn.card.erase is Erase.DELTA  # with operands of 16 bits
+    most = 2.0**-6 if fn in NEAR else 2.0**-7
+    assert relative_error(out.astype(np.float32), expected) <= (most if solves else 2.0**-8)
     for a, b in zip(parts(pullback(out)), parts(wide(out.astype(np.float32))), strict=True):
-        assert relative_error(a.astype(np.float32), b) <= (2.0**-6 if solves else 2.0**-7)
+        assert relative_error(a.astype(np.float32), b) <= most
 
 
 def test_ragged_grouped_heads_first(cp):

@@ -30,11 +30,10 @@ LA_DEVICE void store_half(const float (&c)[4], u32 gram, u32 own, const Decay<C>
     }
 }
 
-// N blocks of one warp: numbers warp, warp + WARPS, ...; STRICT: zeros on the diagonal, whose entries go to `own`;
-// MOST: blocks in flight
-template <class E, int N, int WARPS, int C, int WIDTH, bool STRICT, class X, class Gram, int MOST>
+// N blocks of one warp: numbers warp, warp + WARPS, ...; STRICT: zeros on the diagonal, whose entries go to `own`
+template <class E, int N, int WARPS, int C, int WIDTH, bool STRICT, class X, class Gram>
 LA_DEVICE void gram_blocks(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& decay, float scale, int warp, int lane) {
-    constexpr int TOGETHER = N < MOST ? N : MOST;
+    constexpr int TOGETHER = N < 3 ? N : 3;   // blocks in flight
 #pragma unroll
     for (int first = 0; first < N; first += TOGETHER) {
         float c[TOGETHER][2][4];
@@ -94,11 +93,11 @@ LA_DEVICE void gram_half(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& decay,
     store_half<E, C, STRICT, Gram>(c[0], gram, own, decay, scale, row, column, half, to, from, lane);
 }
 
-template <class E, int WARPS, int C, int WIDTH, bool STRICT, class X, class Gram, int TOGETHER = 3>
+template <class E, int WARPS, int C, int WIDTH, bool STRICT, class X, class Gram>
 LA_DEVICE void gram_matrix(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& decay, float scale, int warp, int lane) {
     constexpr int BLOCKS = (C / 16) * (C / 16 + 1) / 2, MOST = (BLOCKS + WARPS - 1) / WARPS, REST = BLOCKS - (MOST - 1) * WARPS;
     if constexpr (X::BYTES == 4 && 2 * BLOCKS <= WARPS) {
         if (warp < 2 * BLOCKS) gram_half<E, C, WIDTH, STRICT, X, Gram>(q, k, gram, own, decay, scale, warp, lane);
-    } else if (warp < REST) gram_blocks<E, MOST, WARPS, C, WIDTH, STRICT, X, Gram, TOGETHER>(q, k, gram, own, decay, scale, warp, lane);
-    else if constexpr (MOST > 1) gram_blocks<E, MOST - 1, WARPS, C, WIDTH, STRICT, X, Gram, TOGETHER>(q, k, gram, own, decay, scale, warp, lane);
+    } else if (warp < REST) gram_blocks<E, MOST, WARPS, C, WIDTH, STRICT, X, Gram>(q, k, gram, own, decay, scale, warp, lane);
+    else if constexpr (MOST > 1) gram_blocks<E, MOST - 1, WARPS, C, WIDTH, STRICT, X, Gram>(q, k, gram, own, decay, scale, warp, lane);
 }
