@@ -248,17 +248,6 @@ def measure(cp: Any, ceilings: dict[str, Any], peers: bool, cases: list[Any]) ->
         cp.get_default_memory_pool().free_all_blocks()
 
 
-def replace(folder: Path, now: dict[str, Any], measured: Iterator[dict[str, Any]]) -> None:
-    """Write these rows in place of those in the file, each with the card and the ceilings of its run."""
-    told = {n: now[n] for n in ("date", "card", "driver", "copy_gbs", "matrix_tflops")}
-    kept = json.loads((folder / "cuda_simple_gla.json").read_text()) | {"errors": timing.rounded(now["errors"])}
-    rows = {case_of(row): row for row in kept["rows"]}
-    for row in measured:
-        rows[case_of(row)] = timing.rounded(row | {"measured_apart": told})
-        kept["rows"] = [rows[case] for case in CASES if case in rows]
-        timing.write(folder, "cuda_simple_gla", kept)
-
-
 def case_of(row: dict[str, Any]) -> tuple[Any, ...]:
     return (*(row[n] for n in ("function", "B", "T", "H", "K", "dtype")), row["forced"])
 
@@ -282,7 +271,8 @@ def main(argv: list[str]) -> int:
     ceilings = {"copy_gbs": timing.copy_gbs(cp), "matrix_tflops": timing.matrix_tflops(cp)}
     result = timing.card(cp) | ceilings | {"errors": found}
     if args.cases is not None:
-        replace(args.results, result, measure(cp, ceilings, not args.no_peers, [CASES[n] for n in args.cases]))
+        rows = measure(cp, ceilings, not args.no_peers, [CASES[n] for n in args.cases])
+        timing.replace(args.results, "cuda_simple_gla", result, rows, case_of, CASES)
         return 0
     result["first_call"] = first_calls()
     sys.stdout.write("\n".join(f"{n}: {x}" for n, x in result.items() if n != "errors") + "\n")

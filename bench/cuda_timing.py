@@ -9,7 +9,7 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,23 @@ def write(folder: Path, name: str, result: dict[str, Any]) -> Path:
     path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def replace(
+    folder: Path, name: str, now: dict[str, Any], measured: Iterable[dict[str, Any]], case: Callable[[Any], Any],
+    cases: Sequence[Any],
+) -> None:
+    """Write these rows in place of those of folder/name.json, each with the card and the ceilings of its run.
+
+    case: what a row measured, as it stands in `cases`, which gives the order.
+    """
+    told = {n: now[n] for n in ("date", "card", "driver", "copy_gbs", "matrix_tflops")}
+    kept = json.loads((folder / f"{name}.json").read_text()) | {"errors": rounded(now["errors"])}
+    rows = {case(row): row for row in kept["rows"]}
+    for row in measured:
+        rows[case(row)] = rounded(row | {"measured_apart": told})
+        kept["rows"] = [rows[c] for c in cases if c in rows]
+        write(folder, name, kept)
 
 
 def rounded(x: Any, digits: int = 4) -> Any:

@@ -87,6 +87,7 @@ constexpr int AT_E = Square::SIZE, AT_D = AT_E + C * 4, AT_C = AT_D + C * 4, AT_
 constexpr int AT_QUERY = AT_BETA + C * 4, BLOCK = AT_QUERY + LA_UNIT * C * 4, FOUR = AT_C + 2 * C * 4;   // FOUR: as far as the fourth
 constexpr int STATE = WIDE * WIDE;        // floats of a state of a segment
 constexpr int END = WIDE * WIDE * 2;      // bytes of a state of a chunk in bfloat16: two panels of 128 rows
+constexpr int ENDS = END + 8 * C * 4;     // and behind it dW_i.v_i, over 16 value columns each
 
 // a chunk's rows of a tensor, both panels
 LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
@@ -163,6 +164,10 @@ LA_DEVICE void error_operands(u32 (&a)[4][4], const float (&recalled)[8][4], u32
 template <int ACROSS, int N> LA_DEVICE void multiply(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
 #pragma unroll
     for (int k = 0; k < N; k++) product<0, ACROSS>(c, a[k], b + (ACROSS ? Tokens::across(k) : Tokens::along(k)), k > 0);
+}
+template <int ACROSS, int N> LA_DEVICE void multiply_more(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {   // added
+#pragma unroll
+    for (int k = 0; k < N; k++) product<0, ACROSS>(c, a[k], b + (ACROSS ? Tokens::across(k) : Tokens::along(k)), true);
 }
 LA_DEVICE void multiply_wide(float (&c)[16][4], const u32 (&a)[4][4], u64 b) {
 #pragma unroll

@@ -6,8 +6,9 @@
 typedef Panels<WIDE, WIDE> Whole;   // a state of a chunk, value row by key column
 // k, v and the kept block have two slots. N takes v's place, and dq N's; dk leaves through q's.
 constexpr int SLOT = Tokens::SIZE, AT_K = 0, AT_V = 2 * SLOT, AT_Q = 4 * SLOT, AT_DOUT = 5 * SLOT, AT_DV = 6 * SLOT, AT_END = 7 * SLOT;
-constexpr int AT_STATE = AT_END + END, AT_READ = AT_STATE + END, AT_RECALL = AT_READ + Square::SIZE, AT_WRITTEN = AT_RECALL + Square::SIZE;
-constexpr int AT_BLOCKS = AT_WRITTEN + SLOT, AT_DOTS = AT_BLOCKS + 2 * FOUR, AT_BARRIERS = AT_DOTS + (3 * C + 16) * 4;
+constexpr int AT_STATE = AT_END + ENDS, AT_READ = AT_STATE + END, AT_RECALL = AT_READ + Square::SIZE, AT_WRITTEN = AT_RECALL + Square::SIZE;
+constexpr int AT_BLOCKS = AT_WRITTEN + SLOT, AT_DOTS = AT_BLOCKS + 2 * FOUR, AT_RECALLED = AT_DOTS + (3 * C + 16) * 4;
+constexpr int AT_BARRIERS = AT_RECALLED + 4 * C * 4;
 static_assert(LA_SHARED == AT_BARRIERS + 96, "LA_SHARED is what the launch asks for");
 
 struct GradBarriers {   // what each stands for has come, or is free again
@@ -112,6 +113,15 @@ LA_DEVICE float dot_end(const float (&S)[16][4], u32 end, int warp, int lane) {
         }
     }
     return warp_sum(sum);
+}
+
+// dbeta of a chunk by one warp, two tokens a lane, of two groups' parts
+LA_DEVICE void strength_gradients(const DeltaArguments& a, const DeltaWalk& walk, int chunk, const float* parts, int lane) {
+    const float2 u = pair_at(parts, 2 * lane), v = pair_at(parts + C, 2 * lane);
+    const int token = chunk * C + 2 * lane;
+    float* to = a.dbeta + (walk.sequence.index + token) * a.heads + walk.head;
+    if (token < walk.sequence.T) to[0] = u.x + v.x;
+    if (token + 1 < walk.sequence.T) to[a.heads] = u.y + v.y;
 }
 
 // dg of a chunk by one warp, two tokens a lane: db summed from each token to the chunk's end. A hard reset's own gradient is 0,

@@ -2,7 +2,7 @@
 //
 //     Z = scale D . lower of dO N^T,        Y = -D . strict lower of dW N^T      (gradients of the decayed Q K^T and K K^T)
 //     dq = scale e dO S + Z K,              r = -e dW S + Y K                    (the key as it reads)
-//     dk = r + d N D + Z^T Q + Y^T K,       dbeta_i = (dW N^T)_ii / beta_i^2
+//     dk = r + d N D + Z^T Q + Y^T K,       dbeta_i = (dW_i.v_i + r_i.k_i) / beta_i
 //     db = q.dq + 2 k.r - k.dk, its last row also <S, D> after the chunk;  dg = db summed from each token to the chunk's end
 //
 // With LA_UNIT Z has rq_i and rk_j, Y rk_i and rk_j, so that the sums are rq dq^ and rk dk^, of which what is normal to the rows of
@@ -15,7 +15,7 @@
 
 LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane) {
     const int first = walk.first, stop = first + walk.steps, row = walk.row;
-    float* dots = (float*)(memory + AT_DOTS);
+    float *dots = (float*)(memory + AT_DOTS), *recalled = (float*)(memory + AT_RECALLED);
     auto load_chunk = [&](int chunk) {
         const int s = (chunk - first) & 1, token = walk.token(chunk), head = (u32)walk.head / (u32)a.group_k;
         const u32 full = bar.chunk(s);
@@ -34,8 +34,8 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
         token_tile_in(shared + AT_Q, a.q, bar.queries(), (u32)walk.head / (u32)a.group_q, walk.token(chunk), row);
     };
     auto load_end = [&](int chunk) {
-        barrier_expect(bar.end(), END);
-        run_in(shared + AT_END, a.ends + (walk.block + chunk) * END, END, bar.end());
+        barrier_expect(bar.end(), ENDS);
+        run_in(shared + AT_END, a.ends + (walk.block + chunk) * ENDS, ENDS, bar.end());
     };
     if (threadIdx.x == 0) {
         load_chunk(first);
@@ -117,7 +117,10 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
             load_queries(chunk);
         }
         __syncwarp();
-        if (LA_DECAY && warp == 1 && more) gate_gradients(a, walk, chunk - 1, dots, dots + 3 * C + before * 8, lane);
+        if (warp == 1 && more) {
+            strength_gradients(a, walk, chunk - 1, recalled + before * 2 * C, lane);
+            if (LA_DECAY) gate_gradients(a, walk, chunk - 1, dots, dots + 3 * C + before * 8, lane);
+        }
         barrier_wait(bar.end(), step & 1);
         products_wait<0>();
         products_done(S);
@@ -127,26 +130,23 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
         }
         warp_arrive(bar.end_done(), lane);
     }
-    if (LA_DECAY && warp == 1) {
+    if (warp == 1) {
         const int step = walk.steps - 1;
         barrier_wait(bar.chunk_free(), step & 1);
-        gate_gradients(a, walk, stop - 1, dots, dots + 3 * C + (step & 1) * 8, lane);
+        strength_gradients(a, walk, stop - 1, recalled + (step & 1) * 2 * C, lane);
+        if (LA_DECAY) gate_gradients(a, walk, stop - 1, dots, dots + 3 * C + (step & 1) * 8, lane);
     }
 }
 
-// Z (group 0) or Y (group 1) of a warp's 16 rows, from the accumulators to shared memory; the diagonal of the product to `own`.
+// Z (group 0) or Y (group 1) of a warp's 16 rows, from the accumulators to shared memory.
 // factor: of the lane's two rows
-LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* c, const float (&factor)[2], int group, int warp, int lane, float (&own)[2]) {
+LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* c, const float (&factor)[2], int group, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     const float ci[2] = {c[16 * warp + row], c[16 * warp + row + 8]}, middle = c[16 * warp];   // left of the own block: two factors, both <= 1
     const float to_row[2] = {factor[0] * decay_between(ci[0], middle), factor[1] * decay_between(ci[1], middle)};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 x[4] = {0, 0, 0, 0};
-        if (j == warp) {
-            own[0] = row & 1 ? p[2 * j][1] : p[2 * j][0];
-            own[1] = row & 1 ? p[2 * j + 1][3] : p[2 * j + 1][2];
-        }
         if (j <= warp)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
@@ -192,9 +192,9 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         const u32 keys = shared + AT_K + s * SLOT, news = shared + AT_V + s * SLOT;
         auto at = [&](int place) { return panel_descriptor(fresh(shared) + place); };
         float x[8][4], y[8][4], dot[2] = {0.f, 0.f}, early[2] = {0.f, 0.f};
-        if (LA_UNIT) {   // beta or rq, from memory
-            early[0] = kept[(group ? AT_BETA : AT_QUERY) / 4 + i0];
-            early[1] = kept[(group ? AT_BETA : AT_QUERY) / 4 + i1];
+        if (LA_UNIT) {   // rq, from memory
+            early[0] = kept[AT_QUERY / 4 + i0];
+            early[1] = kept[AT_QUERY / 4 + i1];
         }
         barrier_wait(bar.chunk(s), step >> 1 & 1);
         barrier_wait(bar.outputs(), s);
@@ -205,7 +205,7 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         }
         barrier_wait(bar.news(), s);
         {
-            float p[8][4], diagonal[2];
+            float p[8][4];
             const u64 outputs = at(group ? AT_DV : AT_DOUT), written = panel_descriptor(fresh(news));
             products_done(p);
             products_begin();
@@ -233,14 +233,7 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
                 factor[0] *= group ? e[3 * C + i0] : early[0];
                 factor[1] *= group ? e[3 * C + i1] : early[1];
             }
-            store_masked(p, fresh(shared) + (group ? AT_RECALL : AT_READ) + rows, e + 2 * C, factor, group, quarter, lane, diagonal);
-            if (group && lane >> 3 == (lane & 3)) {
-                const float b0 = LA_UNIT ? early[0] : e[3 * C + i0], b1 = LA_UNIT ? early[1] : e[3 * C + i1];
-                const int token = chunk * C + i0;
-                float* to = a.dbeta + (walk.sequence.index + token) * a.heads + walk.head;
-                if (token < walk.sequence.T) to[0] = __fdividef(diagonal[0], b0 * b0);
-                if (token + 8 < walk.sequence.T) to[8 * a.heads] = __fdividef(diagonal[1], b1 * b1);
-            }
+            store_masked(p, fresh(shared) + (group ? AT_RECALL : AT_READ) + rows, e + 2 * C, factor, group, quarter, lane);
         }
         {
             const u64 dout = at(AT_DOUT), state = at(AT_STATE + group * Whole::PANEL);
@@ -281,10 +274,11 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         }
         products_wait<1>();
         products_done(y);
+        float recall[2] = {0.f, 0.f};   // r.k
+        row_dots(y, keys + group * Tokens::PANEL + rows, recall);
         if (LA_DECAY) {
-            row_dots(y, keys + group * Tokens::PANEL + rows, dot);
-            dot[0] *= 2.f;
-            dot[1] *= 2.f;
+            dot[0] = 2.f * recall[0];
+            dot[1] = 2.f * recall[1];
         }
         barrier_wait(bar.queries(), s);
         if (partial(chunk)) {
@@ -306,6 +300,18 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
 #pragma unroll
             for (int d = 0; d < 8; d++) product<0, 1>(y, written + Tokens::along(d), end + Whole::across(d), true);   // d N D
             products_commit();
+        }
+        if (group) {   // dW.v
+            const float* written = (const float*)(memory + AT_END + END) + (lane & 3) * 2 * C;
+            recall[0] += written[i0] + written[C + i0];
+            recall[1] += written[i1] + written[C + i1];
+        }
+        quad_sums(recall);
+        if ((lane & 3) == 0) {
+            const float* beta = LA_UNIT ? kept + AT_BETA / 4 : e + 3 * C;
+            float* to = (float*)(memory + AT_RECALLED) + (2 * s + group) * C;
+            to[i0] = __fdividef(recall[0], beta[i0]);
+            to[i1] = __fdividef(recall[1], beta[i1]);
         }
         products_wait<!LA_UNIT>();
         products_done(x);

@@ -3,7 +3,8 @@
 //     dN = d D K^T + dO^T P,   dW = dN A = dv^T,   D <- e_last D + scale e dO^T Q - e dW K
 //
 // It needs neither the states nor what the chunks wrote. D after each chunk goes to memory in bfloat16, as the products of
-// delta_grads.cu read it. Warpgroups as in delta_chain.cu. A cut sequence takes two launches: FIRST, the inner segments from
+// delta_grads.cu read it, and with it dW_i.v_i, from dW before it is rounded: dbeta has nothing to lose. dN is an operand in two
+// terms, since its rounding would be the largest part of dv's error. Warpgroups as in delta_chain.cu. A cut sequence takes two launches: FIRST, the inner segments from
 // zeros for what they add, beside the whole of the last one; then, with their gradients known, the REST.
 #include "attention/delta.cuh"
 #include "attention/store.cuh"
@@ -73,6 +74,57 @@ LA_DEVICE void store_end(char* to, u32 at, const u32 (&f)[8][4], int warp, int l
     __syncwarp();
 }
 
+// dN in two bfloat16 terms
+LA_DEVICE void split_operands(u32 (&a)[4][4], u32 (&rest)[4][4], const float (&x)[8][4]) {
+    token_operands(a, x);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float (&z)[4] = x[2 * k + (i >> 1)];
+            rest[k][i] = pack_bf16(z[2 * (i & 1)] - low_bf16(a[k][i]), z[2 * (i & 1) + 1] - high_bf16(a[k][i]));
+        }
+}
+
+// v of a chunk, a warp's own 16 columns, into a tile whose columns nobody else uses
+LA_DEVICE void load_own_values(u32 tile, const Rows& v, const DeltaWalk& walk, int chunk, int row, int lane) {
+    const char* from = rows_of(v, walk.sequence, walk.head) + row * 2;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const int t = 16 * n + (lane >> 1), c = lane & 1, token = chunk * C + t;
+        copy_in<16>(tile + Tokens::piece(t, row / 8 + c), from + token * v.token + c * 16, token < walk.sequence.T && row + c * 8 < LA_V);
+    }
+    copy_commit();
+}
+
+// sums over a warp's 16 value rows of dW_i v_i: two tokens a lane
+LA_DEVICE float2 written_dots(const float (&x)[8][4], u32 values, int row, int lane) {
+    float sums[8][2];   // of tokens 8 n + 2 (lane & 3), + 1
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32 v[4];
+        load_operand<Tokens>(v, values, 16 * k, row, lane);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float (&z)[4] = x[2 * k + h];
+            sums[2 * k + h][0] = z[0] * low_bf16(v[2 * h]) + z[2] * low_bf16(v[2 * h + 1]);
+            sums[2 * k + h][1] = z[1] * high_bf16(v[2 * h]) + z[3] * high_bf16(v[2 * h + 1]);
+        }
+    }
+#pragma unroll
+    for (int half = 4; half > 0; half >>= 1) {   // a lane keeps the half that its number says, of it and its partner
+        const bool upper = lane & 4 * half;
+#pragma unroll
+        for (int n = 0; n < half; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float other = __shfl_xor_sync(0xffffffffu, upper ? sums[n][i] : sums[n + half][i], 4 * half);
+                sums[n][i] = (upper ? sums[n + half][i] : sums[n][i]) + other;
+            }
+    }
+    return {sums[0][0], sums[0][1]};
+}
+
 LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char* memory, u32 shared, Barriers bar, bool outputs, int thread) {
     const int warp = thread >> 5, lane = thread & 31, row = 16 * warp;
     StateRows<1, WIDE> state;
@@ -103,6 +155,10 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
         products_begin();
         multiply<1>(y, dout, panel_descriptor(at + AT_P));   // dO^T P
         products_commit();
+        if (outputs) {
+            __syncwarp();   // all have their operands of dO
+            load_own_values(at + AT_DOUT, a.other, walk, chunk, row, lane);
+        }
         products_wait<0>();
         products_done(x);
         products_done(y);
@@ -111,10 +167,12 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
             const float2 z = pair_at(d, 8 * n);
             y[n][0] += z.x * x[n][0]; y[n][1] += z.y * x[n][1]; y[n][2] += z.x * x[n][2]; y[n][3] += z.y * x[n][3];
         }
-        token_operands(w, y);   // dN
+        u32 rest[4][4];
+        split_operands(w, rest, y);   // dN
         products_done(x);
         products_begin();
         multiply<1>(x, w, panel_descriptor(at + AT_A));   // dW = dN A
+        multiply_more<1>(x, rest, panel_descriptor(at + AT_A));
         products_commit();
         scale_tiles(D, last_decay(e - (lane & 3) * 2));
 #pragma unroll
@@ -135,7 +193,11 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
         multiply_wide(D, w, keys);   // D = e_last D + scale e dO^T Q - e dW K
         products_commit();
         if (outputs) {
-            store_end(a.ends + (walk.block + chunk) * END, shared + AT_END, f, warp, lane);
+            char* const ends = a.ends + (walk.block + chunk) * ENDS;
+            store_end(ends, shared + AT_END, f, warp, lane);
+            copy_wait<0>();
+            __syncwarp();
+            ((float2*)(ends + END + warp * C * 4))[lane] = written_dots(x, at + AT_DOUT, row, lane);
             float (&o)[1][8][4] = (float (&)[1][8][4])x;
             stage_rows<Bfloat16, Tokens, 1, C>(o, at + AT_DOUT, row, lane);
             store_rows<Tokens, C, 16, LA_V>(out, a.out.token, at + AT_DOUT, chunk * C, walk.sequence.T, row, 0, lane);
@@ -170,10 +232,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) reverse(const __grid_consta
     __syncthreads();
     const int thread = __shfl_sync(0xffffffffu, threadIdx.x & ~31, 0) | (threadIdx.x & 31);
     if (thread >= 256) {
-        give_registers<88>();
+        give_registers<80>();
         fill(a, walk, memory, shared, bar, thread - 256);
     } else {
-        take_registers<208>();
+        take_registers<216>();
         use(a, walk, memory, shared, bar, outputs, thread);
     }
 }

@@ -153,10 +153,10 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     first = xp.empty((batch.N, heads, batch.K, batch.V), dtype=xp.float32)
     group = heads // batch.H
     blocks = _blocks(xp, batch, arrays) if kept.blocks is None else kept.blocks
-    ends = xp.empty((batch.slots * heads, cuts.END), dtype=xp.int8)
+    ends = xp.empty((batch.slots * heads, cuts.ENDS), dtype=xp.int8)
     last = _states(_spread(xp, _state(xp, dstate, batch), batch), batch)
-    chain = {"blocks": blocks, "ends": ends, "out": arrays["dv"], "start": last, "end": _states(first, batch),
-             "scale": plan.scale}
+    chain = {"blocks": blocks, "ends": ends, "out": arrays["dv"], "other": arrays["v"], "start": last,
+             "end": _states(first, batch), "scale": plan.scale}
     if batch.segments == 1:
         _launch("reverse", batch, batch.N * heads, arrays, **chain, which=WHOLE)
     else:
@@ -251,12 +251,12 @@ def _pointer(y: Array | None) -> int:
     return 0 if y is None else y.data.ptr
 
 
-def _pack_rows(y: Array | None, steps: int = 1) -> bytes:
-    """Strides in bytes of an array that has all heads, and rows for tokens of so many steps."""
+def _pack_rows(y: Array | None, heads: int, steps: int = 1) -> bytes:
+    """Strides in bytes of an array whose heads `heads` of the outputs share, of rows for tokens of so many steps."""
     if y is None:
         return NO_ROWS
     y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
-    return ROWS.pack(y.data.ptr, y.strides[0], y.strides[1] // steps, y.strides[2], 1, 0)
+    return ROWS.pack(y.data.ptr, y.strides[0], y.strides[1] // steps, y.strides[2], heads // y.shape[2], 0)
 
 
 def _places(states: States) -> tuple[int, int, int, int]:
@@ -275,7 +275,7 @@ def _launch(
         arrays["gates"] = _pack_gate(arrays["g"], batch) + _pack_gate(arrays["beta"], batch)
     packed = b"".join((
         *(_map(arrays, n, batch.steps) if n in maps else NO_MAP for n in MAPS),
-        _pack_rows(out, batch.steps if name in cuts.STEPPED else 1), _pack_rows(other),
+        _pack_rows(out, batch.heads, batch.steps if name in cuts.STEPPED else 1), _pack_rows(other, batch.heads),
         arrays["gates"],
         TAIL.pack(
             _pointer(batch.offsets), _pointer(given("blocks")), _pointer(given("ends")), *_places(start),

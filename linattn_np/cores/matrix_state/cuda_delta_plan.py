@@ -16,6 +16,7 @@ TILE, SQUARE, TOKEN = 64 * 128 * 2, 64 * 64 * 2, 64 * 4  # bytes of 128 columns,
 KEPT = SQUARE + 4 * TOKEN  # bytes that are kept of a chunk: A, e, d, c, beta
 LENGTHS = 2 * TOKEN  # and where q and k are divided by their length: that, inverted, of k and of q
 END = 128 * 128 * 2  # bytes of a chunk's state in bfloat16
+ENDS = END + 8 * TOKEN  # and of its gradient, with what is left of that of beta
 SEGMENT = 8  # chunks that a segment has at least
 STATE = 128 * 128  # floats of a segment's state
 PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
@@ -40,7 +41,7 @@ KERNELS = {
     "adds": Kernel(ADDS, "adds", 128, 2 * (TILE + 2 * SQUARE + 1024) + 64),
     "segments": Kernel(SEGMENTS, "segments", 256, 2 * 128 * 136 * 4 + 128 * 20 * 8),
     "reverse": Kernel(REVERSE, "reverse", 384, 3 * STAGE + END),
-    "grads": Kernel(GRADS, "grads", 512, 8 * TILE + 2 * END + 2 * SQUARE + 2 * KEPT + (3 * 64 + 16) * 4 + 96),
+    "grads": Kernel(GRADS, "grads", 512, 8 * TILE + END + ENDS + 2 * SQUARE + 2 * KEPT + 7 * TOKEN + 64 + 96),
 }
 MAPS = {  # the arrays whose tiles a kernel copies in or out
     "block": ("k",), "chain": ("q", "k", "v"), "adds": ("k", "v"), "segments": (), "reverse": ("q", "k", "dout"),
