@@ -10,7 +10,8 @@
 #include "attention/store.cuh"
 
 enum { WHOLE, FIRST, REST };
-constexpr int STAGES = 3;
+constexpr int STAGES = 3, FILLER_HAS = 72, CHAIN_HAS = 216;
+static_assert(FILLER_HAS + 2 * CHAIN_HAS <= 3 * 168, "registers of 384 threads; a block that asks for more waits for ever");
 constexpr int AT_K = 0, AT_Q = AT_K + Tokens::SIZE, AT_DOUT = AT_Q + Tokens::SIZE, AT_A = AT_DOUT + Tokens::SIZE, AT_P = AT_A + Square::SIZE;
 constexpr int AT_SUMS = AT_P + Square::SIZE, STAGE = AT_SUMS + 1024;   // e, d, c; of stage 0 the barriers after them
 constexpr int AT_BARRIERS = AT_SUMS + 3 * C * 4, AT_END = STAGES * STAGE, SUMS = 3 * C * 4;
@@ -232,10 +233,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) reverse(const __grid_consta
     __syncthreads();
     const int thread = __shfl_sync(0xffffffffu, threadIdx.x & ~31, 0) | (threadIdx.x & 31);
     if (thread >= 256) {
-        give_registers<80>();
+        give_registers<FILLER_HAS>();
         fill(a, walk, memory, shared, bar, thread - 256);
     } else {
-        take_registers<216>();
+        take_registers<CHAIN_HAS>();
         use(a, walk, memory, shared, bar, outputs, thread);
     }
 }
