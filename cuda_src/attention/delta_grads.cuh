@@ -6,9 +6,9 @@
 typedef Panels<WIDE, WIDE> Whole;   // a state of a chunk, value row by key column
 // k, v and the kept block have two slots. N takes v's place, and dq N's; dk leaves through q's.
 constexpr int SLOT = Tokens::SIZE, AT_K = 0, AT_V = 2 * SLOT, AT_Q = 4 * SLOT, AT_DOUT = 5 * SLOT, AT_DV = 6 * SLOT, AT_END = 7 * SLOT;
-constexpr int AT_STATE = AT_END + ENDS, AT_READ = AT_STATE + END, AT_RECALL = AT_READ + Square::SIZE, AT_WRITTEN = AT_RECALL + Square::SIZE;
-constexpr int AT_BLOCKS = AT_WRITTEN + SLOT, AT_DOTS = AT_BLOCKS + 2 * FOUR, AT_RECALLED = AT_DOTS + (3 * C + 16) * 4;
-constexpr int AT_BARRIERS = AT_RECALLED + 4 * C * 4;
+constexpr int AT_STATE = AT_END + END, AT_READ = AT_STATE + END, AT_RECALL = AT_READ + Square::SIZE, AT_WRITTEN = AT_RECALL + Square::SIZE;
+constexpr int AT_BLOCKS = AT_WRITTEN + SLOT, AT_DOTS = AT_BLOCKS + 2 * FOUR, AT_BARRIERS = AT_DOTS + (3 * C + 16) * 4;
+constexpr int AT_RECALLED = AT_BLOCKS + 1024;   // two groups' parts of dbeta, in A's place once N is made
 static_assert(LA_SHARED == AT_BARRIERS + 96, "LA_SHARED is what the launch asks for");
 
 struct GradBarriers {   // what each stands for has come, or is free again

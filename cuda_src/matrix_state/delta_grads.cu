@@ -15,7 +15,7 @@
 
 LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane) {
     const int first = walk.first, stop = first + walk.steps, row = walk.row;
-    float *dots = (float*)(memory + AT_DOTS), *recalled = (float*)(memory + AT_RECALLED);
+    float* dots = (float*)(memory + AT_DOTS);
     auto load_chunk = [&](int chunk) {
         const int s = (chunk - first) & 1, token = walk.token(chunk), head = (u32)walk.head / (u32)a.group_k;
         const u32 full = bar.chunk(s);
@@ -34,8 +34,8 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
         token_tile_in(shared + AT_Q, a.q, bar.queries(), (u32)walk.head / (u32)a.group_q, walk.token(chunk), row);
     };
     auto load_end = [&](int chunk) {
-        barrier_expect(bar.end(), ENDS);
-        run_in(shared + AT_END, a.ends + (walk.block + chunk) * ENDS, ENDS, bar.end());
+        barrier_expect(bar.end(), END);
+        run_in(shared + AT_END, a.ends + (walk.block + chunk) * ENDS, END, bar.end());
     };
     if (threadIdx.x == 0) {
         load_chunk(first);
@@ -101,10 +101,14 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
         products_commit();
         publish_shared();
         warp_arrive(bar.news(), lane);
-        if (lane == 0 && warp == 0 && more) {
+        if (warp == 0 && more) {
             barrier_wait(bar.chunk_free(), before);
-            load_end(chunk);
-            if (chunk + 1 < stop) load_chunk(chunk + 1);
+            strength_gradients(a, walk, chunk - 1, (const float*)(memory + AT_RECALLED + before * FOUR), lane);
+            __syncwarp();
+            if (lane == 0) {
+                load_end(chunk);
+                if (chunk + 1 < stop) load_chunk(chunk + 1);
+            }
         }
         __syncwarp();
         if (more) barrier_wait(bar.chunk_free(), before);
@@ -117,10 +121,7 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
             load_queries(chunk);
         }
         __syncwarp();
-        if (warp == 1 && more) {
-            strength_gradients(a, walk, chunk - 1, recalled + before * 2 * C, lane);
-            if (LA_DECAY) gate_gradients(a, walk, chunk - 1, dots, dots + 3 * C + before * 8, lane);
-        }
+        if (LA_DECAY && warp == 1 && more) gate_gradients(a, walk, chunk - 1, dots, dots + 3 * C + before * 8, lane);
         barrier_wait(bar.end(), step & 1);
         products_wait<0>();
         products_done(S);
@@ -130,11 +131,11 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
         }
         warp_arrive(bar.end_done(), lane);
     }
-    if (warp == 1) {
+    if (warp < 2) {
         const int step = walk.steps - 1;
         barrier_wait(bar.chunk_free(), step & 1);
-        strength_gradients(a, walk, stop - 1, recalled + (step & 1) * 2 * C, lane);
-        if (LA_DECAY) gate_gradients(a, walk, stop - 1, dots, dots + 3 * C + (step & 1) * 8, lane);
+        if (warp == 0) strength_gradients(a, walk, stop - 1, (const float*)(memory + AT_RECALLED + (step & 1) * FOUR), lane);
+        else if (LA_DECAY) gate_gradients(a, walk, stop - 1, dots, dots + 3 * C + (step & 1) * 8, lane);
     }
 }
 
@@ -274,7 +275,12 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         }
         products_wait<1>();
         products_done(y);
-        float recall[2] = {0.f, 0.f};   // r.k
+        float recall[2] = {0.f, 0.f}, written[4] = {};   // r.k; parts of dW.v
+        if (group) {
+            const float* parts = (const float*)(a.ends + (walk.block + chunk) * ENDS + END) + (lane & 3) * 2 * C + i0;
+#pragma unroll
+            for (int i = 0; i < 4; i++) written[i] = parts[(i >> 1) * C + (i & 1) * 8];
+        }
         row_dots(y, keys + group * Tokens::PANEL + rows, recall);
         if (LA_DECAY) {
             dot[0] = 2.f * recall[0];
@@ -301,15 +307,12 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
             for (int d = 0; d < 8; d++) product<0, 1>(y, written + Tokens::along(d), end + Whole::across(d), true);   // d N D
             products_commit();
         }
-        if (group) {   // dW.v
-            const float* written = (const float*)(memory + AT_END + END) + (lane & 3) * 2 * C;
-            recall[0] += written[i0] + written[C + i0];
-            recall[1] += written[i1] + written[C + i1];
-        }
+        recall[0] += written[0] + written[2];
+        recall[1] += written[1] + written[3];
         quad_sums(recall);
         if ((lane & 3) == 0) {
             const float* beta = LA_UNIT ? kept + AT_BETA / 4 : e + 3 * C;
-            float* to = (float*)(memory + AT_RECALLED) + (2 * s + group) * C;
+            float* to = (float*)(memory + AT_RECALLED + s * FOUR) + group * C;
             to[i0] = __fdividef(recall[0], beta[i0]);
             to[i1] = __fdividef(recall[1], beta[i1]);
         }

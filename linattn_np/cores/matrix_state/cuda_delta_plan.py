@@ -41,7 +41,7 @@ KERNELS = {
     "adds": Kernel(ADDS, "adds", 128, 2 * (TILE + 2 * SQUARE + 1024) + 64),
     "segments": Kernel(SEGMENTS, "segments", 256, 2 * 128 * 136 * 4 + 128 * 20 * 8),
     "reverse": Kernel(REVERSE, "reverse", 384, 3 * STAGE + END),
-    "grads": Kernel(GRADS, "grads", 512, 8 * TILE + END + ENDS + 2 * SQUARE + 2 * KEPT + 7 * TOKEN + 64 + 96),
+    "grads": Kernel(GRADS, "grads", 512, 8 * TILE + 2 * END + 2 * SQUARE + 2 * KEPT + (3 * 64 + 16) * 4 + 96),
 }
 MAPS = {  # the arrays whose tiles a kernel copies in or out
     "block": ("k",), "chain": ("q", "k", "v"), "adds": ("k", "v"), "segments": (), "reverse": ("q", "k", "dout"),
