@@ -8,7 +8,7 @@ typedef Panels<WIDE, WIDE> Whole;   // a state of a chunk, value row by key colu
 constexpr int SLOT = Tokens::SIZE, AT_K = 0, AT_V = 2 * SLOT, AT_Q = 4 * SLOT, AT_DOUT = 5 * SLOT, AT_DV = 6 * SLOT, AT_END = 7 * SLOT;
 constexpr int AT_STATE = AT_END + END, AT_READ = AT_STATE + END, AT_RECALL = AT_READ + Square::SIZE, AT_WRITTEN = AT_RECALL + Square::SIZE;
 constexpr int AT_BLOCKS = AT_WRITTEN + SLOT, AT_DOTS = AT_BLOCKS + 2 * FOUR, AT_BARRIERS = AT_DOTS + (3 * C + 16) * 4;
-constexpr int AT_RECALLED = AT_BLOCKS + 1024;   // two groups' parts of dbeta, in A's place once N is made
+constexpr int RECALLED = 1024;   // two groups' parts of dbeta, in A's place once N is made
 static_assert(LA_SHARED == AT_BARRIERS + 96, "LA_SHARED is what the launch asks for");
 
 struct GradBarriers {   // what each stands for has come, or is free again
@@ -115,13 +115,18 @@ LA_DEVICE float dot_end(const float (&S)[16][4], u32 end, int warp, int lane) {
     return warp_sum(sum);
 }
 
-// dbeta of a chunk by one warp, two tokens a lane, of two groups' parts
-LA_DEVICE void strength_gradients(const DeltaArguments& a, const DeltaWalk& walk, int chunk, const float* parts, int lane) {
+// dbeta of a chunk by one warp, two tokens a lane, of two groups' parts in the block's place; beta is there too but for LA_UNIT
+LA_DEVICE float2 strengths(const DeltaArguments& a, const DeltaWalk& walk, int chunk, int lane) {
+    return pair_at((const float*)(a.blocks + (walk.block + chunk) * BLOCK + AT_BETA), 2 * lane);
+}
+LA_DEVICE void strength_gradients(const DeltaArguments& a, const DeltaWalk& walk, int chunk, const unsigned char* block, float2 beta, int lane) {
+    const float* parts = (const float*)(block + RECALLED);
     const float2 u = pair_at(parts, 2 * lane), v = pair_at(parts + C, 2 * lane);
+    if (!LA_UNIT) beta = pair_at((const float*)(block + AT_BETA), 2 * lane);
     const int token = chunk * C + 2 * lane;
     float* to = a.dbeta + (walk.sequence.index + token) * a.heads + walk.head;
-    if (token < walk.sequence.T) to[0] = u.x + v.x;
-    if (token + 1 < walk.sequence.T) to[a.heads] = u.y + v.y;
+    if (token < walk.sequence.T) to[0] = __fdividef(u.x + v.x, beta.x);
+    if (token + 1 < walk.sequence.T) to[a.heads] = __fdividef(u.y + v.y, beta.y);
 }
 
 // dg of a chunk by one warp, two tokens a lane: db summed from each token to the chunk's end. A hard reset's own gradient is 0,

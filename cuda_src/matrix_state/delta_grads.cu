@@ -102,8 +102,9 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
         publish_shared();
         warp_arrive(bar.news(), lane);
         if (warp == 0 && more) {
+            const float2 beta = LA_UNIT ? strengths(a, walk, chunk - 1, lane) : float2{0.f, 0.f};
             barrier_wait(bar.chunk_free(), before);
-            strength_gradients(a, walk, chunk - 1, (const float*)(memory + AT_RECALLED + before * FOUR), lane);
+            strength_gradients(a, walk, chunk - 1, memory + AT_BLOCKS + before * FOUR, beta, lane);
             __syncwarp();
             if (lane == 0) {
                 load_end(chunk);
@@ -134,7 +135,7 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
     if (warp < 2) {
         const int step = walk.steps - 1;
         barrier_wait(bar.chunk_free(), step & 1);
-        if (warp == 0) strength_gradients(a, walk, stop - 1, (const float*)(memory + AT_RECALLED + (step & 1) * FOUR), lane);
+        if (warp == 0) strength_gradients(a, walk, stop - 1, memory + AT_BLOCKS + (step & 1) * FOUR, strengths(a, walk, stop - 1, lane), lane);
         else if (LA_DECAY) gate_gradients(a, walk, stop - 1, dots, dots + 3 * C + (step & 1) * 8, lane);
     }
 }
@@ -311,10 +312,9 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaWalk& walk, unsigne
         recall[1] += written[1] + written[3];
         quad_sums(recall);
         if ((lane & 3) == 0) {
-            const float* beta = LA_UNIT ? kept + AT_BETA / 4 : e + 3 * C;
-            float* to = (float*)(memory + AT_RECALLED + s * FOUR) + group * C;
-            to[i0] = __fdividef(recall[0], beta[i0]);
-            to[i1] = __fdividef(recall[1], beta[i1]);
+            float* to = (float*)(memory + AT_BLOCKS + s * FOUR + RECALLED) + group * C;
+            to[i0] = recall[0];
+            to[i1] = recall[1];
         }
         products_wait<!LA_UNIT>();
         products_done(x);
