@@ -47,7 +47,7 @@ struct DeltaArguments {
     int T, heads, segments, chunks;        // chunks: of a segment
     int group_q, group_k, group_v;         // heads that share one of q's, k's, v's
     int start_group, end_group;            // heads that share an initial, a final state
-    int which;                             // of the reverse chain: WHOLE, FIRST, REST
+    int which;                             // of the reverse chain: WHOLE, ADD
     float scale;
 };
 

@@ -115,19 +115,22 @@ LA_DEVICE float dot_end(const float (&S)[16][4], u32 end, int warp, int lane) {
     return warp_sum(sum);
 }
 
-// dbeta of a chunk by one warp, two tokens a lane, of two groups' parts in the block's place; beta is there too but for LA_UNIT
-LA_DEVICE float2 strengths(const DeltaArguments& a, const DeltaWalk& walk, int chunk, int lane) {
-    return pair_at((const float*)(a.blocks + (walk.block + chunk) * BLOCK + AT_BETA), 2 * lane);
-}
-LA_DEVICE void strength_gradients(const DeltaArguments& a, const DeltaWalk& walk, int chunk, const unsigned char* block, float2 beta, int lane) {
-    const float* parts = (const float*)(block + RECALLED);
-    const float2 u = pair_at(parts, 2 * lane), v = pair_at(parts + C, 2 * lane);
-    if (!LA_UNIT) beta = pair_at((const float*)(block + AT_BETA), 2 * lane);
-    const int token = chunk * C + 2 * lane;
-    float* to = a.dbeta + (walk.sequence.index + token) * a.heads + walk.head;
-    if (token < walk.sequence.T) to[0] = __fdividef(u.x + v.x, beta.x);
-    if (token + 1 < walk.sequence.T) to[a.heads] = __fdividef(u.y + v.y, beta.y);
-}
+// dbeta of a chunk by one warp, two tokens a lane, of two groups' parts in A's place
+struct Strengths {
+    float2 beta, sums;
+    __device__ __forceinline__ Strengths(const DeltaArguments& a, const DeltaWalk& walk, int chunk, const unsigned char* block, int lane) {
+        const float2 u = pair_at((const float*)(block + RECALLED), 2 * lane), v = pair_at((const float*)(block + RECALLED) + C, 2 * lane);
+        const void* from = LA_UNIT ? (const void*)(a.blocks + (walk.block + chunk) * BLOCK) : block;   // as far as the fourth is in the block
+        beta = pair_at((const float*)((const char*)from + AT_BETA), 2 * lane);
+        sums = {u.x + v.x, u.y + v.y};
+    }
+    __device__ __forceinline__ void store_gradients(const DeltaArguments& a, const DeltaWalk& walk, int chunk, int lane) const {
+        const int token = chunk * C + 2 * lane;
+        float* to = a.dbeta + (walk.sequence.index + token) * a.heads + walk.head;
+        if (token < walk.sequence.T) to[0] = __fdividef(sums.x, beta.x);
+        if (token + 1 < walk.sequence.T) to[a.heads] = __fdividef(sums.y, beta.y);
+    }
+};
 
 // dg of a chunk by one warp, two tokens a lane: db summed from each token to the chunk's end. A hard reset's own gradient is 0,
 // and so is the sum from there on: what is earlier begins anew before it. dots: two groups' db, then log2 decays.

@@ -102,14 +102,15 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
         publish_shared();
         warp_arrive(bar.news(), lane);
         if (warp == 0 && more) {
-            const float2 beta = LA_UNIT ? strengths(a, walk, chunk - 1, lane) : float2{0.f, 0.f};
             barrier_wait(bar.chunk_free(), before);
-            strength_gradients(a, walk, chunk - 1, memory + AT_BLOCKS + before * FOUR, beta, lane);
+            const Strengths strengths(a, walk, chunk - 1, memory + AT_BLOCKS + before * FOUR, lane);
             __syncwarp();
             if (lane == 0) {
                 load_end(chunk);
                 if (chunk + 1 < stop) load_chunk(chunk + 1);
             }
+            __syncwarp();
+            strengths.store_gradients(a, walk, chunk - 1, lane);
         }
         __syncwarp();
         if (more) barrier_wait(bar.chunk_free(), before);
@@ -135,7 +136,7 @@ LA_DEVICE void walk_states(const DeltaArguments& a, const DeltaWalk& walk, unsig
     if (warp < 2) {
         const int step = walk.steps - 1;
         barrier_wait(bar.chunk_free(), step & 1);
-        if (warp == 0) strength_gradients(a, walk, stop - 1, memory + AT_BLOCKS + (step & 1) * FOUR, strengths(a, walk, stop - 1, lane), lane);
+        if (warp == 0) Strengths(a, walk, stop - 1, memory + AT_BLOCKS + (step & 1) * FOUR, lane).store_gradients(a, walk, stop - 1, lane);
         else if (LA_DECAY) gate_gradients(a, walk, stop - 1, dots, dots + 3 * C + (step & 1) * 8, lane);
     }
 }

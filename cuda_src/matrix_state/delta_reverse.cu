@@ -4,12 +4,12 @@
 //
 // It needs neither the states nor what the chunks wrote. D after each chunk goes to memory in bfloat16, as the products of
 // delta_grads.cu read it, and with it dW_i.v_i, from dW before it is rounded: dbeta has nothing to lose. dN is an operand in two
-// terms, since its rounding would be the largest part of dv's error. Warpgroups as in delta_chain.cu. A cut sequence takes two launches: FIRST, the inner segments from
-// zeros for what they add, beside the whole of the last one; then, with their gradients known, the REST.
+// terms, since its rounding would be the largest part of dv's error. Warpgroups as in delta_chain.cu. A cut sequence takes two launches: for what segments ADD,
+// from zeros, but for the first one; then, with the gradients that they end with known, the WHOLE of all.
 #include "attention/delta.cuh"
 #include "attention/store.cuh"
 
-enum { WHOLE, FIRST, REST };
+enum { WHOLE, ADD };
 constexpr int STAGES = 3, FILLER_HAS = 72, CHAIN_HAS = 216;
 static_assert(FILLER_HAS + 2 * CHAIN_HAS <= 3 * 168, "registers of 384 threads; a block that asks for more waits for ever");
 constexpr int AT_K = 0, AT_Q = AT_K + Tokens::SIZE, AT_DOUT = AT_Q + Tokens::SIZE, AT_A = AT_DOUT + Tokens::SIZE, AT_P = AT_A + Square::SIZE;
@@ -209,18 +209,17 @@ LA_DEVICE void use(const DeltaArguments& a, const DeltaWalk& walk, unsigned char
         warp_arrive(bar.empty(s), lane);
     }
     if (lane == 0) out_read();
-    if (a.which == FIRST) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, walk.slot * (a.segments - 1) + walk.segment - 1, row, lane);
+    if (a.which == ADD) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, walk.slot * (a.segments - 1) + walk.segment - 1, row, lane);
     else if (walk.segment == 0 && walk.head % a.end_group == 0) state.template store<LA_V, LA_K>(a.end, walk.slot / a.end_group, row, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1) reverse(const __grid_constant__ DeltaArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
-    DeltaWalk walk(a, blockIdx.x, a.which == WHOLE ? 1 : a.segments - 1, a.chunks);
-    if (a.which == FIRST) walk.place(walk.segment + 1, a.chunks);
-    // REST leaves the last segment, which is done, unless it is the only one
-    if (walk.segment > walk.last || (a.which == REST && walk.segment == walk.last && walk.last > 0)) return;
-    const bool outputs = a.which != FIRST || walk.segment == walk.last;
+    DeltaWalk walk(a, blockIdx.x, a.segments - a.which, a.chunks);
+    if (a.which == ADD) walk.place(walk.segment + 1, a.chunks);
+    if (walk.segment > walk.last) return;
+    const bool outputs = a.which != ADD;
     const Barriers bar = {shared + AT_BARRIERS};
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {

@@ -26,7 +26,7 @@ from .cuda_kernels import States, _element, _pack_gate, _public, _shared, _sprea
 from .inputs import Inputs, Plan, Saved
 
 MAPS = ("q", "k", "v", "dout", "dv", "dq", "dk")  # in the order of struct DeltaArguments
-WHOLE, FIRST, REST = range(3)  # launches of the reverse chain
+WHOLE, ADD = range(2)  # launches of the reverse chain
 NO_STATES = States(None, 0, 0, 0)
 # struct DeltaArguments after its maps and gates, in the order of its fields
 ROWS, TAIL = struct.Struct("<4q2i"), struct.Struct("<3q8q6qq10if")
@@ -232,9 +232,9 @@ def _reverse_segments(
     slots, inner = batch.N * batch.heads, batch.segments - 1
     added = xp.empty((slots * inner, cuts.STATE), dtype=xp.float32)
     begins = xp.empty((slots * batch.segments, cuts.STATE), dtype=xp.float32)
-    _launch("reverse", batch, slots * inner, arrays, **chain, added=added, which=FIRST)
+    _launch("reverse", batch, slots * inner, arrays, **chain, added=added, which=ADD)
     _launch("segments", batch, slots * 8, arrays, reverse=True, added=added, turned=turned, begins=begins)
-    _launch("reverse", batch, slots * inner, arrays, **chain, begins=begins, which=REST)
+    _launch("reverse", batch, slots * batch.segments, arrays, **chain, begins=begins)
 
 
 def _head_sums(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
