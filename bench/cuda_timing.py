@@ -168,15 +168,29 @@ def replace(
 ) -> None:
     """Write these rows in place of those of folder/name.json, each with the card and the ceilings of its run.
 
-    case: what a row measured, as it stands in `cases`, which gives the order.
+    case: what a row measured, as it stands in `cases`, which gives the order. Other libraries that were not measured
+    again ("what: library") keep their times and errors.
     """
     told = {n: now[n] for n in ("date", "card", "driver", "copy_gbs", "matrix_tflops")}
-    kept = json.loads((folder / f"{name}.json").read_text()) | {"errors": rounded(now["errors"])}
+    kept = json.loads((folder / f"{name}.json").read_text())
+    kept["errors"] = _over(kept["errors"], rounded(now["errors"]))
     rows = {case(row): row for row in kept["rows"]}
     for row in measured:
+        times = row["times"]
+        for what, x in rows.get(case(row), {"times": {}})["times"].items():
+            if ": " in what and what not in times:
+                own = times[what.split(": ")[0]]["ms"]
+                times[what] = x | ({"times_ours": x["ms"] / own} if "ms" in x else {})
         rows[case(row)] = rounded(row | {"measured_apart": told})
         kept["rows"] = [rows[c] for c in cases if c in rows]
         write(folder, name, kept)
+
+
+def _over(old: Any, new: Any) -> Any:
+    """`new`, and of dictionaries in it what only `old` has."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {n: _over(old[n], new[n]) if n in old and n in new else (new if n in new else old)[n] for n in new | old}
 
 
 def rounded(x: Any, digits: int = 4) -> Any:

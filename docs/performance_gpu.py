@@ -74,8 +74,7 @@ def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
         peers += _peers(row, tokens)
     head = ["case", "forward", "graph", "loop", "share, %", "both", "graph", "loop", "share, %", "MiB"]
     yield table(head, body)
-    if any("measured_apart" in row for row in result["rows"]):
-        yield "\\* in a run of its own, its peers in another that day."
+    yield from _apart(result)
     if "published" in result:
         yield f"Published, not measured here: {result['published']['source']}."
         yield table(["(B, T, heads of q and k, of v)", "pass", "library", "ns a token and value head"], [
@@ -91,6 +90,11 @@ def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield table(head, peers)
 
 
+def _apart(result: dict[str, Any]) -> Iterator[str]:
+    if any("measured_apart" in row for row in result["rows"]):
+        yield "\\* in a run of its own, its peers in another that day."
+
+
 def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
     """The delta rule: ours, then FLA."""
     yield "On a GPU: the gated delta rule"
@@ -100,6 +104,7 @@ def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
         times = row["times"]
         theirs = {w: next((x for n, x in times.items() if n.startswith(f"{w}: ")), {}) for w in ("forward", "both")}
         case = _case(row) + (f", {row['Hk']} key heads" if row["Hk"] < row["H"] else "")
+        case += " *" if "measured_apart" in row else ""
         found = [times.get(n, {}) for n in
                  ("forward", "backward", "backward, blocks made again", "forward, portable", "backward, portable")]
         body.append([case, *(ns(x.get("ns")) for x in found[:1]), ns(times["forward"]["graph_ns"]),
@@ -108,6 +113,7 @@ def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
                      ns(theirs["both"].get("ns"))])
     yield table(["case", "forward", "graph", "share, %", "backward", "blocks made again", "forward, portable",
                  "backward, portable", "MiB", "FLA forward", "FLA both"], body)
+    yield from _apart(result)
     if "published" in result:
         yield f"Published, not measured here: {result['published']['source']}."
         yield table(["(B, T, heads of q and k, of v)", "pass", "library", "ns a token and value head"], [
