@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not inst
 # what a chunk writes 64 and its operands 32 more. Float32 and float16 keep one or two words an operand: 255 registers
 # hold the state and one product, not all operands of a chunk; 256 columns take 128 registers for the state alone.
 ALLOWANCE = {
-    "grads": 16, "raw grads": 80, ("bfloat16", 128): 112, ("float16", 64): 16, ("float16", 128): 80,
+    "grads": 16, "raw grads": 88, ("bfloat16", 128): 112, ("float16", 64): 16, ("float16", 128): 80,
     ("float32", 64): 16, ("float32", 128): 200, ("float32", 100): 200, ("float32", 256): 2500,
 }  # fmt: skip
 WITHOUT_PRODUCTS = (cuda_delta_plan.HEAD_SUMS, cuda_delta_portable.SEGMENTS)
@@ -38,7 +38,8 @@ def test_erase_vectors_of_their_own_compile(dtype):
 def test_raw_projections_and_tokens_of_several_steps_compile(raw, steps, decay):
     for entry in delta_entries("bfloat16", 128, 128, 90, decay, raw=raw, steps=steps):
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), "sm_90a", cached=False)
-        assert spilled(code.log) <= (ALLOWANCE["raw grads"] if entry.words.endswith("grads") else 0), code.log
+        allowed = ALLOWANCE["raw grads" if raw else "grads"] if entry.words.endswith("grads") else 0
+        assert spilled(code.log) <= allowed, code.log
         assert not re.search(r"C75\d\d", code.log), (entry.words, code.log)
 
 
