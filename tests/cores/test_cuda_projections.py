@@ -10,7 +10,7 @@ from linattn_np import again
 from linattn_np.cores.matrix_state import cuda_delta, cuda_delta_plan, cuda_wgmma
 from linattn_np.cuda import launch
 
-from .device_arrays import error, typed
+from .device_arrays import check_same_bits, error, typed
 from .test_cuda_delta import GRADS, OFFSETS, both, bound_of
 from .test_cuda_kernels import DTYPES
 
@@ -218,26 +218,7 @@ def test_calls_like_an_earlier_one_take_their_own_arrays(cp, fn):
 
 
 def test_same_bits_with_lengths(cp):
-    """Alone, in a batch, in a ragged batch, on several runs."""
+    """Alone, in a batch, in a ragged batch, on ten runs."""
     if launch.capability() != 90:
         pytest.skip("needs compute capability 90")
-    x, state, dout, dstate = draw(la.delta_product, B=(3,), T=96)
-    names = list(x)
-    there = [cp.asarray(y) for y in (*x.values(), state, dout, dstate)]
-
-    def run(pick=lambda y: y, pick_state=lambda y: y, **options):
-        given = {n: y if n in ("A_log", "dt_bias") else pick(y) for n, y in zip(names, there, strict=False)}
-        (out, end), pull = la.vjp(la.delta_product, **given, state=pick_state(there[-3]), return_state=True,
-                                  qk_l2norm=True, backend="cuda", **options)
-        grads = pull(pick(there[-2]), pick_state(there[-1]))
-        return [out, end, grads.q, grads.k, grads.v, grads.g, grads.beta, grads.state]
-
-    same = lambda a, b: bool((a.astype(cp.float32) == b.astype(cp.float32)).all())  # noqa: E731
-    whole = run()
-    for _ in range(3):
-        assert all(same(a, b) for a, b in zip(run(), whole, strict=True))
-    for n in range(3):
-        alone = run(lambda y, n=n: y[n : n + 1], lambda y, n=n: y[n : n + 1])
-        assert all(same(a, b[n : n + 1]) for a, b in zip(alone, whole, strict=True))
-    packed = run(lambda y: y.reshape(1, -1, *y.shape[2:]), cu_seqlens=[0, 96, 192, 288])
-    assert all(same(a, b.reshape(a.shape)) for a, b in zip(packed, whole, strict=True))
+    check_same_bits(cp, la.delta_product, *draw(la.delta_product, B=(3,), T=96))
