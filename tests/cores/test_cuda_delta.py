@@ -12,17 +12,11 @@ from linattn_np.cuda import launch
 
 from .device_arrays import check_same_bits, error, same, typed
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 RATES = (0.0, 0.001, 0.05, 5.0, np.inf)  # of the log decay: heads take them in turn, a tenth of inf ones is -inf
 STRENGTHS = ((0, 1), (0, 2), (1, 1), (0, 1e-6), None)  # of beta, heads in turn; None: 0, 1 and 2
 NAMES = ("q", "k", "v", "g", "beta")
 OUT, GRADS, GATES = 6e-3, 8e-3, 2e-2  # of the norm of the result; of a head's for the gates
-
-
-@pytest.fixture(autouse=True)
-def hopper(cp):
-    if launch.capability() != 90:
-        pytest.skip("needs compute capability 90")
 
 
 def draw(B=(2,), T=97, Hq=5, Hk=5, H=5, K=128, V=128, seed=0, states=None, norm=1.0, decay=True, dtype="bfloat16"):

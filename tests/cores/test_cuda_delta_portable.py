@@ -6,26 +6,19 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np import again
-from linattn_np.cores.matrix_state import cuda_delta_plan, cuda_delta_portable
+from linattn_np.cores.matrix_state import cuda_delta_portable
 
 from .device_arrays import check_same_bits, error, same
 from .test_cuda_delta import NAMES, OFFSETS, both, bound_of, draw, found_errors
 from .test_cuda_kernels import DTYPES
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("portable")]
 FACTOR = {"bfloat16": 1.5, "float16": 0.25, "float32": 1.5e-3}  # of the bounds in test_cuda_delta.py
 
 
 def check(cp, dtype, arrays, factor=1.0, **options):
     found = found_errors(cp, arrays, **options)
     assert not {n: float(e) for n, e in found.items() if not e <= factor * FACTOR[dtype] * bound_of(n)}
-
-
-@pytest.fixture(autouse=True)
-def portable(cp, monkeypatch):
-    monkeypatch.setattr(cuda_delta_plan, "PORTABLE", True)
-    again.forget()  # a call that was kept was decided without that
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.cores.matrix_state import cuda_plan, cuda_wgmma
+from linattn_np.cores.matrix_state import cuda_plan
 from linattn_np.cuda import launch
 
 from .device_arrays import check_same_bits, error, same, typed
@@ -67,10 +67,9 @@ def test_tf32_where_asked(cp, K, V):
 
 
 @pytest.mark.parametrize(("dtype", "K"), [("bfloat16", 72), ("float16", 256), ("float32", 256)])
-def test_smaller_shared_memory(cp, monkeypatch, dtype, K):
+def test_smaller_shared_memory(cp, portable, monkeypatch, dtype, K):
     """As on a device that has less: fewer chunks in flight, and x in the place of q."""
     monkeypatch.setattr(launch, "shared_limit", lambda: cuda_plan.SMALLEST_LIMIT)
-    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
     compare(cp, dtype, draw(dtype, H=4, Hq=4, Hk=4, K=K, V=K, T=150))
 
 
@@ -160,8 +159,9 @@ def test_large_float16_states_do_not_overflow(cp):
     assert error(out[0, :, 0, 0], expected) <= FORWARD["float16"]
 
 
-def test_nan_stays_in_its_head_and_sequence(cp):
-    q, k, v, g, *_ = draw("bfloat16", B=(1,), T=200, H=4, Hq=4, Hk=4)
+@pytest.mark.parametrize("D", [32, 64])  # portable and, where they are, by warpgroup products
+def test_nan_stays_in_its_head_and_sequence(cp, D):
+    q, k, v, g, *_ = draw("bfloat16", B=(1,), T=200, H=4, Hq=4, Hk=4, K=D, V=D)
     there = [cp.asarray(x) for x in (q, k, v, g)]
     there[2][0, 70, 1, 3] = np.nan
     out = la.simple_gla(*there, cu_seqlens=[0, 60, 130, 200], backend="cuda").astype(np.float32)
