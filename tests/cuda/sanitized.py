@@ -93,7 +93,7 @@ CASES = [
     Case("comba", "float16", 100, 48, 40, (1, 1, 2), raw=True),
     Case("comba", "float32", 70, 48, 40, (1, 1, 2)),
 ]
-FLOAT32 = ("beta", "u", "A_log", "dt_bias")
+FLOAT32 = ("beta", "u", "A_log", "dt_bias")  # whatever the dtype of the call; g too, unless it is raw
 
 
 def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
