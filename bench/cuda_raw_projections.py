@@ -1,6 +1,6 @@
 """Raw projections and DeltaProduct on a GPU: what lengths taken out and several steps a token cost, FLA beside them.
 
-    python -m bench raw_projections --backend cuda [--results FOLDER] [--steps] [--no-peers]
+    python -m bench raw_projections --backend cuda [--results FOLDER] [--spread] [--no-peers]
 
 bfloat16, 8 sequences, 32 heads, K = V = 128, 4096 steps; ns are per step and head. `plain` is the gated delta rule of
 keys that have length 1. FLA: chunk_gated_delta_rule(use_qk_l2norm_in_kernel=True), chunk_gated_delta_product.

@@ -32,7 +32,6 @@ template <int C, class Arguments> LA_DEVICE i64 chunk_number(const Arguments& a,
     const i64 n = slot / a.heads, first = a.offsets ? s.first / C + n : n * ((a.T + C - 1) / C);
     return head * a.slots + first + chunk;
 }
-LA_DEVICE i64 start_slot(const DeltaScanArguments& a, i64 slot, int segment) { return a.start_group ? slot / a.start_group : slot * a.segments + segment; }
 // the place of a chunk's A
 template <int C> LA_DEVICE char* inverse_of(const DeltaScanArguments& a, const Sequence& s, i64 slot, int head, int chunk) {
     return a.inverses + chunk_number<C>(a, s, slot, head, chunk) * (C * C * Element::GRAM_BYTES);

@@ -17,8 +17,7 @@
 #pragma once
 #include "attention/delta.cuh"
 #include "attention/store.cuh"
-
-constexpr int DIAGONAL = 16 * 20 * 4;   // bytes of a diagonal block of L, transposed, in rows of 20 floats
+#include "attention/substitution.cuh"
 
 LA_DEVICE u32 rows_at(int row, int column, int lane) { return Square::block_piece(row, column / 8, lane & 15, lane >> 4); }   // of an A
 LA_DEVICE u32 columns_at(int row, int column, int lane) {   // of two B, rows of memory being their columns
@@ -127,18 +126,7 @@ LA_DEVICE void pass_rounding_on(float (&f)[2][4], const float* diagonal, int lan
 LA_DEVICE void invert_diagonal(u32 lower, const float* diagonal, int warp, int lane) {
     float x[16];
     const int j = lane & 15;
-#pragma unroll
-    for (int i = 0; i < 16; i++) x[i] = i == j ? 1.f : 0.f;
-#pragma unroll
-    for (int m = 0; m < 15; m++)
-#pragma unroll
-        for (int i = (m + 1) / 4 * 4; i < 16; i += 4) {
-            const float4 l = *(const float4*)(diagonal + m * 20 + i);
-            if (i > m) x[i] -= l.x * x[m];
-            if (i + 1 > m) x[i + 1] -= l.y * x[m];
-            if (i + 2 > m) x[i + 2] -= l.z * x[m];
-            if (i + 3 > m) x[i + 3] -= l.w * x[m];
-        }
+    invert_column(x, diagonal, j);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const float y = lane < 16 ? x[i] : x[(i ^ 4) + 8];   // rows whose places do not collide

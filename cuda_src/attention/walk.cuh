@@ -43,6 +43,16 @@ template <int C, int PARTS, bool DOWN> struct Walk {
     }
 };
 
+// The state that a walk begins with, of its sequence or (start_group 0) its segment; and what the last one of a sequence ends with
+template <class Arguments> LA_DEVICE i64 start_slot(const Arguments& a, i64 slot, int segment) { return a.start_group ? slot / a.start_group : slot * a.segments + segment; }
+template <int ROWS, int WIDTH, class X, class Arguments, class W> LA_DEVICE void load_start(X& state, const Arguments& a, const W& walk, int row, int lane) {
+    if (a.start.data) state.template load<ROWS, WIDTH>(a.start, start_slot(a, walk.slot, walk.segment), row, lane);
+    else state.clear();
+}
+template <int ROWS, int WIDTH, class X, class Arguments, class W> LA_DEVICE void store_end(X& state, const Arguments& a, const W& walk, bool is_end, int row, int lane) {
+    if (a.end.data && is_end && walk.head % a.end_group == 0) state.template store<ROWS, WIDTH>(a.end, walk.slot / a.end_group, row, lane);
+}
+
 // Where rows lie, kept in shared memory: a loop that needs all its registers asks there, once a chunk.
 struct Kept { char* rows; i64 stride; };
 LA_DEVICE void keep(u32 at, const char* rows, i64 stride) { asm volatile("st.shared.v2.b64 [%0], {%1, %2};" ::"r"(at), "l"(rows), "l"(stride) : "memory"); }

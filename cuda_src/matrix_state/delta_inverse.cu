@@ -4,6 +4,7 @@
 // kind that gram matrices have; of its 16 x 16 blocks none above the diagonal is written or read.
 // Where r reads the state before it decays, L_ij holds the decay from j to the token before i and none is put back.
 #include "attention/delta_scan.cuh"
+#include "attention/substitution.cuh"
 
 constexpr int C = LA_C, K = LA_K, WARPS = C / 16, THREADS = 32 * WARPS, KP = round_up(K, 16), OUT = Element::GRAM_BYTES;
 constexpr bool HALF = LA_DTYPE == 0;   // factors of the inverse in float16
@@ -12,7 +13,7 @@ typedef Tile<C, HALF ? 2 : 4> Lower;
 typedef Tile<C, OUT> Out;
 // shared memory: keys, in whose place A is put together, L and the diagonal blocks of X
 constexpr int AT_R = C * Keys::ROW * LA_OWN, KEYS = AT_R + C * Keys::ROW, AT_LOWER = KEYS > C * Out::ROW ? KEYS : C * Out::ROW, AT_DIAGONALS = AT_LOWER + C * Lower::ROW;
-constexpr int DIAGONAL = 16 * 20 * 4, AT_ROOTS = AT_DIAGONALS + WARPS * DIAGONAL, AT_GATES = AT_ROOTS + C * 4, AT_DECAY = AT_GATES + C * 4;
+constexpr int AT_ROOTS = AT_DIAGONALS + WARPS * DIAGONAL, AT_GATES = AT_ROOTS + C * 4, AT_DECAY = AT_GATES + C * 4;
 static_assert(LA_SHARED == AT_DECAY + Decay<C>::FLOATS * 4, "LA_SHARED is what the launch asks for");
 
 template <int DTYPE> struct Factors { typedef Float16 Kind; };   // tf32
@@ -64,18 +65,7 @@ LA_DEVICE void store_lower(u32 keys, u32 lower, float* diagonal, const Decay<C>&
 LA_DEVICE void invert_diagonal(u32 lower, const float* diagonal, int warp, int lane) {
     float x[16];
     const int j = lane & 15;
-#pragma unroll
-    for (int i = 0; i < 16; i++) x[i] = i == j ? 1.f : 0.f;
-#pragma unroll
-    for (int m = 0; m < 15; m++)
-#pragma unroll
-        for (int i = (m + 1) / 4 * 4; i < 16; i += 4) {
-            const float4 l = *(const float4*)(diagonal + m * 20 + i);
-            if (i > m) x[i] -= l.x * x[m];
-            if (i + 1 > m) x[i + 1] -= l.y * x[m];
-            if (i + 2 > m) x[i + 2] -= l.z * x[m];
-            if (i + 3 > m) x[i + 3] -= l.w * x[m];
-        }
+    invert_column(x, diagonal, j);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const u32 at = lower + Lower::at(16 * warp + i + (lane < 16 ? 0 : 8), 16 * warp + j);

@@ -189,5 +189,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     copy_wait<0>();
     if (identity) S.template store<K, K>(a.transfers, walk.slot * a.segments + walk.segment, column + row, lane);
     else if (ADDS) S.template store<V, K>(a.end, walk.slot * a.segments + walk.segment, column + row, lane);
-    else if (a.end.data && walk.is_end() && walk.head % a.end_group == 0) S.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
+    else store_end<V, K>(S, a, walk, walk.is_end(), column + row, lane);
 }

@@ -152,5 +152,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
     }
     copy_wait<0>();
     if (ADDS) D.template store<V, K>(a.end, walk.slot * a.segments + walk.segment, column + row, lane);
-    else if (a.end.data && walk.segment == 0 && walk.head % a.end_group == 0) D.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
+    else store_end<V, K>(D, a, walk, walk.segment == 0, column + row, lane);
 }

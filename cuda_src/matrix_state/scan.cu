@@ -71,8 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     };
 
     StateRows<TILES, KP> S;
-    if (OUTPUTS && a.start.data)
-        S.template load<V, K>(a.start, a.start_group ? slot / a.start_group : slot * a.segments + segment, column + row, lane);
+    if (OUTPUTS) load_start<V, K>(S, a, walk, column + row, lane);
     else S.clear();
     if constexpr (STAGES > 1)
 #pragma unroll
@@ -258,6 +257,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     if (!OUTPUTS) {
         S.template store<V, K>(a.end, slot * a.segments + segment, column + row, lane);
         if (thread == 0 && part == 0) a.sums[slot * a.segments + segment] = later;
-    } else if (a.end.data && walk.is_end() && head % a.end_group == 0)
-        S.template store<V, K>(a.end, slot / a.end_group, column + row, lane);
+    } else store_end<V, K>(S, a, walk, walk.is_end(), column + row, lane);
 }

@@ -52,8 +52,7 @@ LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Rin
     auto mark = [&](int step) { return first_mark + (i64)(walk.chunk_of(step) / CHUNKS_OF_MARK) * (PARTS * WARPS); };
 
     StateRows<1, KP> S;
-    if (a.start.data) S.template load<V, K>(a.start, a.start_group ? walk.slot / a.start_group : walk.slot * a.segments + walk.segment, column + row, lane);
-    else S.clear();
+    load_start<V, K>(S, a, walk, column + row, lane);
     auto write_product = [&](int step) {   // of the state before a chunk and its gradient
         const i64 at = mark(step);
         const float product = warp_sum(Marks<KP>::dot(a.states + at * Marks<KP>::BYTES, S, lane));
@@ -137,7 +136,7 @@ LA_DEVICE void use(const ScanArguments& a, const ThisWalk& walk, u32 shared, Rin
             end_products(step + 1);
         }
     }
-    if (a.end.data && walk.is_end() && walk.head % a.end_group == 0) S.template store<V, K>(a.end, walk.slot / a.end_group, column + row, lane);
+    store_end<V, K>(S, a, walk, walk.is_end(), column + row, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS + FILLERS, LA_BLOCKS) scan(const __grid_constant__ ScanArguments a) {

@@ -68,8 +68,7 @@ LA_DEVICE void use(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<ST
     const i64 first_mark = (walk.slot * a.marks * GROUPS + group) * 4 + (warp & 3);
 
     StateRows<1, WIDTH> R;
-    if (a.start.data) R.template load<K, V>(a.start, a.start_group ? walk.slot / a.start_group : walk.slot * a.segments + walk.segment, row, lane);
-    else R.clear();
+    load_start<K, V>(R, a, walk, row, lane);
     const u32 to_dk = shared + AT_KEPT + 64, to_dv = to_dk + 16, to_dots = to_dv + 16;   // where rows lie
     if (thread == 0) {
         keep(to_dk, own_rows(a.dk, sequence, walk.head), a.dk.token);
@@ -185,7 +184,7 @@ LA_DEVICE void use(const Arguments& a, const ThisWalk& walk, u32 shared, Ring<ST
             end_products(step + 1);
         }
     }
-    if (a.end.data && walk.is_end() && walk.head % a.end_group == 0) R.template store<K, V>(a.end, walk.slot / a.end_group, row, lane);
+    store_end<K, V>(R, a, walk, walk.is_end(), row, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(USERS + FILLERS, LA_BLOCKS) writes(const __grid_constant__ Arguments a) {

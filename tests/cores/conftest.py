@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from linattn_np import again
+from linattn_np.cores.matrix_state import cuda_delta_plan, cuda_wgmma
 from linattn_np.cuda import launch
 
 
@@ -22,3 +23,19 @@ def cp(monkeypatch):
     monkeypatch.setattr(launch, "array_type", lambda: poisoned)
     again.forget()  # a call that was kept makes its arrays as it did then
     return cupy
+
+
+@pytest.fixture
+def hopper(cp):
+    """Only where warpgroup products are."""
+    if launch.capability() != 90:
+        pytest.skip("needs compute capability 90")
+
+
+@pytest.fixture
+def portable(cp, monkeypatch):
+    """The portable kernels where others would be taken."""
+    monkeypatch.setattr(cuda_delta_plan, "PORTABLE", True)
+    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
+    yield
+    again.forget()  # a call that was kept was decided so

@@ -1,9 +1,13 @@
-"""What tests of kernels share: dtypes by name, errors against NumPy."""
+"""What tests of kernels share: dtypes by name, errors against NumPy, the same bits however sequences come."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
+
+import linattn_np as la
 
 
 def typed(name):
@@ -15,3 +19,46 @@ def error(actual, expected):
     actual = np.asarray(actual.get()).astype(np.float64)
     assert actual.shape == expected.shape
     return np.linalg.norm(actual - expected) / (np.linalg.norm(expected) or 1.0)
+
+
+def same(a, b):
+    """Whether two arrays on the device hold the same bits."""
+    a, b = (x.copy(order="C").view(np.uint8) for x in (a, b))
+    return a.shape == b.shape and bool((a == b).all())
+
+
+def check_same_bits(cp, fn, arrays, state, dout, dstate, at=()):
+    """Forward and backward on ten runs, alone and in a ragged batch as in a batch; forward in parts that begin `at`.
+
+    arrays: by name, in NumPy; (B, T, ...) but for those whose spec has no T.
+    """
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+    state, dout, dstate = map(cp.asarray, (state, dout, dstate))
+    B, T = dout.shape[:2]
+    each = [n for n in arrays if fn.card.arrays[n].spec.startswith("T ")]
+    options = {"return_state": True, "backend": "cuda"} | ({"qk_l2norm": True} if "A_log" in arrays else {})
+
+    def run(pick, pick_state, **more):
+        given = there | {n: pick(there[n]) for n in each}
+        result, pull = la.vjp(fn, **given, state=pick_state(state), **options, **more)
+        grads = pull(pick(dout), pick_state(dstate))._asdict()
+        return [*result, *(grads[n] for n in (*each, "state")), *(grads[n] for n in there if n not in each)]
+
+    def check(found, expected):
+        assert all(same(a, b) for a, b in zip(found, expected, strict=True))
+
+    whole, own = run(lambda x: x, lambda x: x), len(each) + 3  # results that have a row a sequence
+    for _ in range(9):
+        check(run(lambda x: x, lambda x: x), whole)
+    for b in range(B):
+        row = slice(b, b + 1)
+        check(run(lambda x, row=row: x[row], lambda x, row=row: x[row])[:own], [y[row] for y in whole[:own]])
+    packed = run(lambda x: x.reshape(1, -1, *x.shape[2:]), lambda x: x, cu_seqlens=list(range(0, B * T + 1, T)))
+    check([y.reshape(z.shape) for y, z in zip(packed, whole, strict=True)][:own], whole[:own])
+    outs = []
+    for start, stop in pairwise((0, *at, T)) if at else ():
+        part = there | {n: there[n][:, start:stop] for n in each}
+        out, state = fn(**part, state=state, **options)
+        outs.append(out)
+    if at:
+        check([cp.concatenate(outs, axis=1), state], whole[:2])

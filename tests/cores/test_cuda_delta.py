@@ -10,18 +10,13 @@ from linattn_np import again, call
 from linattn_np.cores.matrix_state import cuda_delta_plan
 from linattn_np.cuda import launch
 
-from .device_arrays import error, typed
+from .device_arrays import check_same_bits, error, same, typed
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 RATES = (0.0, 0.001, 0.05, 5.0, np.inf)  # of the log decay: heads take them in turn, a tenth of inf ones is -inf
 STRENGTHS = ((0, 1), (0, 2), (1, 1), (0, 1e-6), None)  # of beta, heads in turn; None: 0, 1 and 2
+NAMES = ("q", "k", "v", "g", "beta")
 OUT, GRADS, GATES = 6e-3, 8e-3, 2e-2  # of the norm of the result; of a head's for the gates
-
-
-@pytest.fixture(autouse=True)
-def hopper(cp):
-    if launch.capability() != 90:
-        pytest.skip("needs compute capability 90")
 
 
 def draw(B=(2,), T=97, Hq=5, Hk=5, H=5, K=128, V=128, seed=0, states=None, norm=1.0, decay=True, dtype="bfloat16"):
@@ -129,7 +124,7 @@ def test_blocks_made_again(cp, monkeypatch):
     kept = both(fn, there[:5], *there[5:], backend="cuda")
     monkeypatch.setenv(cuda_delta_plan.SAVED, "0")  # looked at by calls that are made again too
     made = both(fn, there[:5], *there[5:], backend="cuda")
-    assert all(bool((kept[n].astype(cp.float32) == made[n].astype(cp.float32)).all()) for n in kept)
+    assert all(same(kept[n], made[n]) for n in kept)
 
 
 @pytest.mark.parametrize("T", [150, 1700])
@@ -157,8 +152,7 @@ def test_vjp_made_again(cp, monkeypatch, T, states):
     monkeypatch.setattr(call, "prepare", None)
     for one, expected in zip(sets, right, strict=True):
         for mine, theirs in zip(every(one), expected, strict=True):
-            assert mine.shape == theirs.shape
-            assert bool((mine.view(np.uint8) == theirs.view(np.uint8)).all())
+            assert same(mine, theirs)
     monkeypatch.undo()
     pull = la.vjp(la.gated_delta_rule, *sets[0][:5], state=sets[0][5], backend="cuda")[1]
     assert pull(sets[0][6], sets[0][7]).state.shape == sets[0][5].shape  # other cotangents
@@ -210,13 +204,13 @@ def test_views_are_read_in_place(cp):
     plain = la.gated_delta_rule(*there, backend="cuda")
     turned = la.gated_delta_rule(*(cp.ascontiguousarray(cp.moveaxis(x, 1, 2)) for x in there), layout="heads_first",
                                  backend="cuda")
-    assert bool((cp.moveaxis(turned, 1, 2).astype(cp.float32) == plain.astype(cp.float32)).all())
+    assert same(cp.moveaxis(turned, 1, 2), plain)
     doubled = [cp.repeat(x, 2, axis=1)[:, ::2] for x in there]
-    assert bool((la.gated_delta_rule(*doubled, backend="cuda") == plain).all())
+    assert same(la.gated_delta_rule(*doubled, backend="cuda"), plain)
     shifted = [cp.concatenate([x[..., :1], x], axis=-1)[..., 1:] for x in there[:3]]
-    assert bool((la.gated_delta_rule(*shifted, *there[3:], backend="cuda") == plain).all())
+    assert same(la.gated_delta_rule(*shifted, *there[3:], backend="cuda"), plain)
     wide = [x[None, None] for x in there]
-    assert bool((la.gated_delta_rule(*wide, backend="cuda")[0, 0] == plain).all())
+    assert same(la.gated_delta_rule(*wide, backend="cuda")[0, 0], plain)
 
 
 @pytest.mark.parametrize("T", [150, 1100])
@@ -228,33 +222,13 @@ def test_a_call_made_again_takes_the_new_arrays(cp, T):
             again = la.gated_delta_rule(*arrays, state=state, return_state=True, backend="cuda")
             planned, _ = la.vjp(la.gated_delta_rule, *arrays, state=state, return_state=True, backend="cuda")
             for a, b in zip(again, planned, strict=True):
-                assert bool((a.astype(cp.float32) == b.astype(cp.float32)).all())
+                assert same(a, b)
 
 
 def test_same_bits(cp):
     """Alone, in a batch, in a ragged batch, with the state handed over between chunks, and on ten runs."""
-    arrays = draw(B=(3,), T=192, H=4, Hq=4, Hk=4)
-    there = [cp.asarray(x) for x in arrays]
-
-    def run(pick=lambda x: x, pick_state=lambda x: x, **options):
-        return list(both(la.gated_delta_rule, [pick(x) for x in there[:5]], pick_state(there[5]), pick(there[6]),
-                         pick_state(there[7]), backend="cuda", **options).values())
-
-    whole = run()
-    same = lambda a, b: bool((a.astype(cp.float32) == b.astype(cp.float32)).all())  # noqa: E731
-    for _ in range(9):
-        assert all(same(a, b) for a, b in zip(run(), whole, strict=True))
-    for n in range(3):
-        alone = run(lambda x, n=n: x[n : n + 1], lambda x, n=n: x[n : n + 1])
-        assert all(same(a, b[n : n + 1]) for a, b in zip(alone, whole, strict=True))
-    packed = run(lambda x: x.reshape(1, -1, *x.shape[2:]), cu_seqlens=[0, 192, 384, 576])
-    assert all(same(a, b.reshape(a.shape)) for a, b in zip(packed, whole, strict=True))
-    first, middle = la.gated_delta_rule(*(x[:, :64] for x in there[:5]), state=there[5], return_state=True,
-                                        backend="cuda")
-    second, end = la.gated_delta_rule(*(x[:, 64:] for x in there[:5]), state=middle, return_state=True,
-                                      backend="cuda")
-    assert same(cp.concatenate([first, second], axis=1), whole[0])
-    assert same(end, whole[1])
+    *arrays, state, dout, dstate = draw(B=(3,), T=192, H=4, Hq=4, Hk=4)
+    check_same_bits(cp, la.gated_delta_rule, dict(zip(NAMES, arrays, strict=True)), state, dout, dstate, at=(64,))
 
 
 def test_causality_to_the_bit(cp):

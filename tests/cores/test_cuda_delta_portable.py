@@ -6,26 +6,19 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np import again
-from linattn_np.cores.matrix_state import cuda_delta_plan, cuda_delta_portable
+from linattn_np.cores.matrix_state import cuda_delta_portable
 
-from .device_arrays import error
-from .test_cuda_delta import OFFSETS, both, bound_of, draw, found_errors
+from .device_arrays import check_same_bits, error, same
+from .test_cuda_delta import NAMES, OFFSETS, both, bound_of, draw, found_errors
 from .test_cuda_kernels import DTYPES
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("portable")]
 FACTOR = {"bfloat16": 1.5, "float16": 0.25, "float32": 1.5e-3}  # of the bounds in test_cuda_delta.py
 
 
 def check(cp, dtype, arrays, factor=1.0, **options):
     found = found_errors(cp, arrays, **options)
     assert not {n: float(e) for n, e in found.items() if not e <= factor * FACTOR[dtype] * bound_of(n)}
-
-
-@pytest.fixture(autouse=True)
-def portable(cp, monkeypatch):
-    monkeypatch.setattr(cuda_delta_plan, "PORTABLE", True)
-    again.forget()  # a call that was kept was decided without that
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -97,21 +90,9 @@ def test_erase_vectors_that_read_before_the_decay(cp, dtype, how):
 
 
 def test_same_bits(cp):
-    """Alone, in a batch, in a ragged batch."""
-    arrays = draw(B=(3,), T=192, H=4, Hq=4, Hk=4, K=64, V=64)
-    there = [cp.asarray(x) for x in arrays]
-
-    def run(pick=lambda x: x, pick_state=lambda x: x, **options):
-        return list(both(la.gated_delta_rule, [pick(x) for x in there[:5]], pick_state(there[5]), pick(there[6]),
-                         pick_state(there[7]), backend="cuda", **options).values())
-
-    whole = run()
-    same = lambda a, b: bool((a.astype(cp.float32) == b.astype(cp.float32)).all())  # noqa: E731
-    for n in range(3):
-        alone = run(lambda x, n=n: x[n : n + 1], lambda x, n=n: x[n : n + 1])
-        assert all(same(a, b[n : n + 1]) for a, b in zip(alone, whole, strict=True))
-    packed = run(lambda x: x.reshape(1, -1, *x.shape[2:]), cu_seqlens=[0, 192, 384, 576])
-    assert all(same(a, b.reshape(a.shape)) for a, b in zip(packed, whole, strict=True))
+    """Alone, in a batch, in a ragged batch, and on ten runs."""
+    *arrays, state, dout, dstate = draw(B=(3,), T=192, H=4, Hq=4, Hk=4, K=64, V=64)
+    check_same_bits(cp, la.gated_delta_rule, dict(zip(NAMES, arrays, strict=True)), state, dout, dstate)
 
 
 def test_batch_axes_and_views(cp):
@@ -126,5 +107,5 @@ def test_batch_axes_and_views(cp):
     out, pull = la.vjp(la.gated_delta_rule, *(x[None] for x in there))
     wide = [out, *pull(cp.asarray(dout)[None])[:5]]
     for a, b, c in zip(plain, turned, wide, strict=True):
-        assert bool((cp.moveaxis(b, 1, 2).astype(cp.float32) == a.astype(cp.float32)).all())
-        assert bool((c[0].astype(cp.float32) == a.astype(cp.float32)).all())
+        assert same(cp.moveaxis(b, 1, 2), a)
+        assert same(c[0], a)

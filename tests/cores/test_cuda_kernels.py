@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.cores.matrix_state import cuda_plan, cuda_wgmma
+from linattn_np.cores.matrix_state import cuda_plan
 from linattn_np.cuda import launch
 
-from .device_arrays import error, typed
+from .device_arrays import check_same_bits, error, same, typed
 
 pytestmark = pytest.mark.gpu
 DTYPES = ("bfloat16", "float16", "float32")
@@ -67,10 +67,9 @@ def test_tf32_where_asked(cp, K, V):
 
 
 @pytest.mark.parametrize(("dtype", "K"), [("bfloat16", 72), ("float16", 256), ("float32", 256)])
-def test_smaller_shared_memory(cp, monkeypatch, dtype, K):
+def test_smaller_shared_memory(cp, portable, monkeypatch, dtype, K):
     """As on a device that has less: fewer chunks in flight, and x in the place of q."""
     monkeypatch.setattr(launch, "shared_limit", lambda: cuda_plan.SMALLEST_LIMIT)
-    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
     compare(cp, dtype, draw(dtype, H=4, Hq=4, Hk=4, K=K, V=K, T=150))
 
 
@@ -112,9 +111,9 @@ def test_views_are_read_in_place(cp, dtype):
     plain = la.simple_gla(*there, state=cp.asarray(state), backend="cuda")
     turned = la.simple_gla(*(cp.ascontiguousarray(cp.moveaxis(x, 1, 2)) for x in there), state=cp.asarray(state),
                            layout="heads_first", backend="cuda")
-    assert bool((cp.moveaxis(turned, 1, 2).astype(cp.float32) == plain.astype(cp.float32)).all())
+    assert same(cp.moveaxis(turned, 1, 2), plain)
     doubled = [cp.repeat(x, 2, axis=1)[:, ::2] for x in there]
-    assert bool((la.simple_gla(*doubled, state=cp.asarray(state), backend="cuda") == plain).all())
+    assert same(la.simple_gla(*doubled, state=cp.asarray(state), backend="cuda"), plain)
     shifted = [cp.concatenate([cp.zeros((*x.shape[:-1], 1), x.dtype), x], axis=-1)[..., 1:] for x in there[:3]]
     other = la.simple_gla(*shifted, there[3], state=cp.asarray(state), backend="cuda")
     assert error(other, plain.astype(np.float64).get()) <= FORWARD[dtype]
@@ -123,28 +122,8 @@ def test_views_are_read_in_place(cp, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_same_bits(cp, dtype):
     """Alone, in a batch, in a ragged batch, with the state handed over between chunks, and on ten runs."""
-    q, k, v, g, state, dout, dstate = draw(dtype, B=(3,), T=192, H=4, Hq=4, Hk=4)
-    there = [cp.asarray(x) for x in (q, k, v, g)]
-    state, dout, dstate = cp.asarray(state), cp.asarray(dout), cp.asarray(dstate)
-
-    def run(pick=lambda x: x, pick_state=lambda x: x, **options):
-        result, pull = la.vjp(la.simple_gla, *map(pick, there), state=pick_state(state), return_state=True,
-                              backend="cuda", **options)
-        return [*result, *pull(pick(dout), pick_state(dstate))]
-
-    whole = run()
-    same = lambda a, b: bool((a.astype(cp.float32) == b.astype(cp.float32)).all())  # noqa: E731
-    for _ in range(9):
-        assert all(same(a, b) for a, b in zip(run(), whole, strict=True))
-    for n in range(3):
-        alone = run(lambda x, n=n: x[n : n + 1], lambda x, n=n: x[n : n + 1])
-        assert all(same(a, b[n : n + 1]) for a, b in zip(alone, whole, strict=True))
-    packed = run(lambda x: x.reshape(1, -1, *x.shape[2:]), cu_seqlens=[0, 192, 384, 576])
-    assert all(same(a, b.reshape(a.shape)) for a, b in zip(packed, whole, strict=True))
-    first, middle = la.simple_gla(*(x[:, :64] for x in there), state=state, return_state=True, backend="cuda")
-    second, end = la.simple_gla(*(x[:, 64:] for x in there), state=middle, return_state=True, backend="cuda")
-    assert same(cp.concatenate([first, second], axis=1), whole[0])
-    assert same(end, whole[1])
+    *arrays, state, dout, dstate = draw(dtype, B=(3,), T=192, H=4, Hq=4, Hk=4)
+    check_same_bits(cp, la.simple_gla, dict(zip("qkvg", arrays, strict=True)), state, dout, dstate, at=(64,))
 
 
 def test_causality_to_the_bit(cp):
@@ -180,8 +159,9 @@ def test_large_float16_states_do_not_overflow(cp):
     assert error(out[0, :, 0, 0], expected) <= FORWARD["float16"]
 
 
-def test_nan_stays_in_its_head_and_sequence(cp):
-    q, k, v, g, *_ = draw("bfloat16", B=(1,), T=200, H=4, Hq=4, Hk=4)
+@pytest.mark.parametrize("D", [32, 64])  # portable and, where they are, by warpgroup products
+def test_nan_stays_in_its_head_and_sequence(cp, D):
+    q, k, v, g, *_ = draw("bfloat16", B=(1,), T=200, H=4, Hq=4, Hk=4, K=D, V=D)
     there = [cp.asarray(x) for x in (q, k, v, g)]
     there[2][0, 70, 1, 3] = np.nan
     out = la.simple_gla(*there, cu_seqlens=[0, 60, 130, 200], backend="cuda").astype(np.float32)

@@ -7,10 +7,9 @@ import pytest
 
 import linattn_np as la
 from linattn_np import again
-from linattn_np.cores.matrix_state import cuda_delta, cuda_delta_plan, cuda_wgmma
-from linattn_np.cuda import launch
+from linattn_np.cores.matrix_state import cuda_delta, cuda_delta_plan
 
-from .device_arrays import error, typed
+from .device_arrays import check_same_bits, error, typed
 from .test_cuda_delta import GRADS, OFFSETS, both, bound_of
 from .test_cuda_kernels import DTYPES
 
@@ -21,17 +20,9 @@ PATHS = pytest.mark.parametrize("path", ["as it comes", "portable"], indirect=Tr
 
 
 @pytest.fixture
-def path(cp, request, monkeypatch):
-    if request.param == "portable":
-        monkeypatch.setattr(cuda_delta_plan, "PORTABLE", True)
-        monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
-        again.forget()
-        yield request.param
-        again.forget()
-    else:
-        if launch.capability() != 90:
-            pytest.skip("needs compute capability 90")
-        yield request.param
+def path(request):
+    request.getfixturevalue("portable" if request.param == "portable" else "hopper")
+    return request.param
 
 
 def rows(rng, shape, dtype, lengths=(0.3, 3.0)):
@@ -110,9 +101,7 @@ def test_raw_projections_of_a_ragged_batch(cp, fn, offsets):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("fn", [*RULES, la.comba], ids=lambda f: f.__name__)
-def test_raw_projections_of_other_dtypes(cp, monkeypatch, dtype, fn):
-    monkeypatch.setattr(cuda_delta_plan, "PORTABLE", True)
-    again.forget()
+def test_raw_projections_of_other_dtypes(cp, portable, dtype, fn):
     check(cp, fn, draw(fn, T=150, K=60, V=48, dtype=dtype), dtype, qk_l2norm=True)
 
 
@@ -130,10 +119,8 @@ def test_raw_projections_of_a_few_tokens(cp, fn, dtype, T):
     assert max(error(out, expected), error(end, wanted)) <= {"bfloat16": 6e-3, "float16": 1e-3, "float32": 1e-5}[dtype]
 
 
-def test_lengths_are_taken_out_in_the_kernels_and_before_them(cp, monkeypatch):
+def test_lengths_are_taken_out_in_the_kernels_and_before_them(cp, hopper, monkeypatch):
     """The same numbers both ways but for the rounding of divided rows."""
-    if launch.capability() != 90:
-        pytest.skip("needs compute capability 90")
     fn = la.gated_delta_rule
     drawn = draw(fn, T=300)
     there = {n: cp.asarray(y) for n, y in drawn[0].items()}
@@ -146,9 +133,7 @@ def test_lengths_are_taken_out_in_the_kernels_and_before_them(cp, monkeypatch):
     check(cp, fn, drawn, factor=1.2, qk_l2norm=True)
 
 
-def test_blocks_made_again_with_lengths(cp, monkeypatch):
-    if launch.capability() != 90:
-        pytest.skip("needs compute capability 90")
+def test_blocks_made_again_with_lengths(cp, hopper, monkeypatch):
     monkeypatch.setenv(cuda_delta_plan.SAVED, "0")
     check(cp, la.gated_delta_rule, draw(la.gated_delta_rule, B=(1,), T=700), qk_l2norm=True)
 
@@ -179,9 +164,7 @@ def test_delta_product(cp, path, n, kind):
 @pytest.mark.parametrize("n", [2, 4, 8])
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("kind", PRODUCTS)
-def test_tokens_of_several_steps_as_they_come(cp, n, raw, kind):
-    if launch.capability() != 90:
-        pytest.skip("needs compute capability 90")
+def test_tokens_of_several_steps_as_they_come(cp, hopper, n, raw, kind):
     sizes = dict(PRODUCTS[kind])
     gate, offsets = sizes.pop("gate", True), sizes.pop("cu_seqlens", None)
     x, *rest = draw(la.delta_product, n=(n,), raw=raw, **sizes)
@@ -192,16 +175,12 @@ def test_tokens_of_several_steps_as_they_come(cp, n, raw, kind):
 
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_delta_product_of_other_dtypes(cp, monkeypatch, dtype, n):
-    monkeypatch.setattr(cuda_delta_plan, "PORTABLE", True)
-    again.forget()
+def test_delta_product_of_other_dtypes(cp, portable, dtype, n):
     check(cp, la.delta_product, draw(la.delta_product, n=(n,), T=100, K=40, V=72, dtype=dtype, raw=False), dtype)
 
 
 @pytest.mark.parametrize("fn", [la.gated_delta_rule, la.delta_product], ids=lambda f: f.__name__)
-def test_calls_like_an_earlier_one_take_their_own_arrays(cp, fn):
-    if launch.capability() != 90:
-        pytest.skip("needs compute capability 90")
+def test_calls_like_an_earlier_one_take_their_own_arrays(cp, hopper, fn):
     options = {"qk_l2norm": True, "return_state": True, "backend": "cuda"}
     again.forget()
     for T in (5, 150):
@@ -217,27 +196,6 @@ def test_calls_like_an_earlier_one_take_their_own_arrays(cp, fn):
         assert len(again._made) == 2
 
 
-def test_same_bits_with_lengths(cp):
-    """Alone, in a batch, in a ragged batch, on several runs."""
-    if launch.capability() != 90:
-        pytest.skip("needs compute capability 90")
-    x, state, dout, dstate = draw(la.delta_product, B=(3,), T=96)
-    names = list(x)
-    there = [cp.asarray(y) for y in (*x.values(), state, dout, dstate)]
-
-    def run(pick=lambda y: y, pick_state=lambda y: y, **options):
-        given = {n: y if n in ("A_log", "dt_bias") else pick(y) for n, y in zip(names, there, strict=False)}
-        (out, end), pull = la.vjp(la.delta_product, **given, state=pick_state(there[-3]), return_state=True,
-                                  qk_l2norm=True, backend="cuda", **options)
-        grads = pull(pick(there[-2]), pick_state(there[-1]))
-        return [out, end, grads.q, grads.k, grads.v, grads.g, grads.beta, grads.state]
-
-    same = lambda a, b: bool((a.astype(cp.float32) == b.astype(cp.float32)).all())  # noqa: E731
-    whole = run()
-    for _ in range(3):
-        assert all(same(a, b) for a, b in zip(run(), whole, strict=True))
-    for n in range(3):
-        alone = run(lambda y, n=n: y[n : n + 1], lambda y, n=n: y[n : n + 1])
-        assert all(same(a, b[n : n + 1]) for a, b in zip(alone, whole, strict=True))
-    packed = run(lambda y: y.reshape(1, -1, *y.shape[2:]), cu_seqlens=[0, 96, 192, 288])
-    assert all(same(a, b.reshape(a.shape)) for a, b in zip(packed, whole, strict=True))
+def test_same_bits_with_lengths(cp, hopper):
+    """Alone, in a batch, in a ragged batch, on ten runs."""
+    check_same_bits(cp, la.delta_product, *draw(la.delta_product, B=(3,), T=96))

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import linattn_np as la
+from linattn_np.card import DRAWS
 from linattn_np.cores.matrix_state import cuda_delta_plan
 
 BOUND = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5, "tf32": 3e-3}  # of the norm; states grow along the tokens
@@ -37,10 +38,13 @@ class Case(NamedTuple):
     heads: tuple[int, int, int] = (2, 2, 2)  # of queries, keys, values
     offsets: list[int] | None = None
     backward: bool = True
+    raw: bool = False  # q and k of any length, a gate before its formula
+    steps: int = 2  # of a token of DeltaProduct
 
     @property
     def name(self) -> str:
         kind = "ragged" if self.offsets else "grouped" if len(set(self.heads)) > 1 else "plain"
+        kind += self.raw * " raw" + (self.fn == "delta_product") * f" steps={self.steps}"
         return f"{self.fn} {self.dtype} T={self.T} {self.K}x{self.V} {kind} {'both' if self.backward else 'forward'}"
 
 
@@ -62,17 +66,57 @@ CASES = [
     Case("gated_delta_rule", "bfloat16", 1100, heads=(1, 1, 1)),
     Case("gated_delta_rule", "bfloat16", 150, 128, 128, (2, 2, 4), [0, 80, 150]),
     Case("gated_delta_rule", "float32", 100, 64, 64),
+    Case("delta_rule", "bfloat16", 70),
+    # rows divided by their length, the gate's formula, sums over heads that share a key
+    Case("gated_delta_rule", "bfloat16", 140, raw=True),
+    Case("gated_delta_rule", "bfloat16", 1100, heads=(1, 1, 1), raw=True),
+    Case("gated_delta_rule", "bfloat16", 150, 128, 128, (2, 2, 4), [0, 80, 80, 150], raw=True),
+    Case("gated_delta_rule", "float32", 70, 60, 36, raw=True),
+    *(Case(fn, "bfloat16", 3, heads=(2, 2, 4), backward=False, raw=True) for fn in ("gated_delta_rule", "kda")),
+    # tokens of several steps, with a row of the queries a token
+    Case("delta_product", "bfloat16", 50),
+    Case("delta_product", "bfloat16", 33, heads=(4, 2, 2), offsets=[0, 20, 33], steps=4),
+    Case("delta_product", "bfloat16", 140, heads=(1, 1, 1), steps=8),
+    Case("delta_product", "bfloat16", 80, heads=(2, 2, 4), offsets=[0, 37, 37, 80], raw=True),
+    Case("delta_product", "bfloat16", 30, steps=3),  # spread over the steps
+    # what no warpgroup products take: widths, dtypes, erase vectors of their own
+    Case("gated_delta_rule", "bfloat16", 150, 60, 100, (2, 2, 2), [0, 80, 80, 150]),
+    Case("gated_delta_rule", "bfloat16", 70, 50, 33, (2, 1, 1)),
+    Case("gated_delta_rule", "bfloat16", 1100, 60, 36, (1, 1, 1)),
+    Case("gated_delta_rule", "float16", 150, 64, 40, (2, 2, 4), [0, 80, 150]),
+    Case("gated_delta_rule", "float16", 1100, 60, 36, (1, 1, 1)),
+    Case("gated_delta_rule", "float32", 90, 60, 100, (2, 1, 1), [0, 33, 90]),
+    Case("gated_delta_rule", "float32", 550, 60, 36, (1, 1, 1)),
+    Case("gated_delta_rule", "float32", 40, 256, 192, (1, 1, 1)),
+    Case("comba", "bfloat16", 150, 60, 100, (2, 2, 2), [0, 80, 150]),
+    Case("comba", "bfloat16", 1100, 48, 40, (1, 1, 1)),
+    Case("comba", "float16", 100, 48, 40, (1, 1, 2), raw=True),
+    Case("comba", "float32", 70, 48, 40, (1, 1, 2)),
 ]
+FLOAT32 = ("beta", "u", "A_log", "dt_bias")  # whatever the dtype of the call; g too, unless it is raw
 
 
 def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """(arrays of a call, initial state, cotangent of the output), rounded as the call will see them, in float64."""
-    fn, rng, (Hq, Hk, H) = getattr(la, case.fn), np.random.default_rng(0), case.heads
-    drawn = fn.card.sample(rng, B=(1,), T=case.T, H=H, Hq=Hq, Hk=Hk, K=case.K, V=case.V, optional=False)
-    drawn = {n: _round(x, "float32" if n in ("g", "beta", "u") else case.dtype) for n, x in drawn.items()}
+    card, rng, (Hq, Hk, H) = getattr(la, case.fn).card, np.random.default_rng(0), case.heads
+    sizes = {"T": case.T, "H": H, "Hq": Hq, "Hk": Hk, "K": case.K, "V": case.V, "n": case.steps}
+    drawn = {}
+    for n, given in card.arrays.items():
+        if case.raw or not given.turns:
+            letters = given.spec.split()
+            drawn[n] = DRAWS[given.draw](rng, (1,) * (letters[0] == "T") + tuple(sizes[c] for c in letters))
+    if case.raw:
+        drawn |= {n: drawn[n] * rng.uniform(0.3, 3.0, (*drawn[n].shape[:-1], 1)) for n in ("q", "k")}
+        drawn["g"] = rng.standard_normal(drawn["g"].shape)
+    drawn = {n: _round(x, _dtype(case, n)) for n, x in drawn.items()}
     many = () if case.offsets is None else (len(case.offsets) - 1,)
     state = _round(rng.standard_normal((*(many or (1,)), H, case.K, case.V)), "float32")
     return drawn, state, _round(rng.standard_normal((1, case.T, max(Hq, H), case.V)), case.dtype)
+
+
+def _dtype(case: Case, name: str) -> str:
+    """Of an array of the call."""
+    return "float32" if name in FLOAT32 or (name == "g" and not case.raw) else case.dtype
 
 
 def _kind(name: str) -> Any:
@@ -91,6 +135,7 @@ def compute(case: Case, arrays: Any, state: Any, dout: Any, **options: Any) -> d
     """What the call gives, by name."""
     fn = getattr(la, case.fn)
     options |= {"state": state, "return_state": True, "cu_seqlens": case.offsets}
+    options |= {"qk_l2norm": True} if case.raw else {}
     if not case.backward:
         return fn(**arrays, **options)._asdict()
     result, pullback = la.vjp(fn, **arrays, **options)
@@ -101,8 +146,7 @@ def errors(cp: Any, case: Case) -> Iterator[tuple[str, float]]:
     """The error of each result, of the norm of the exact one."""
     arrays, state, dout = draw(case)
     exact = compute(case, arrays, state, dout, backend="reference")
-    there = {n: cp.asarray(x.astype(np.float32 if n in ("g", "beta", "u") else _kind(case.dtype)))
-             for n, x in arrays.items()}
+    there = {n: cp.asarray(x.astype(_kind(_dtype(case, n)))) for n, x in arrays.items()}
     options = {"precision": "tf32"} if case.dtype == "tf32" else {}
     found = compute(case, there, cp.asarray(state.astype(np.float32)), cp.asarray(dout.astype(_kind(case.dtype))),
                     backend="cuda", **options)
