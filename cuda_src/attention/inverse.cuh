@@ -50,7 +50,7 @@ LA_DEVICE void store_lengths(const float (&x)[8][4], float* lengths, int warp, i
 
 // row block `warp` of L: blocks left of the diagonal in float16 to `lower`, the diagonal one transposed to `diagonal`, its
 // diagonal being beta_i k_i.k_i; with LA_UNIT rows and columns are divided by the keys' lengths
-LA_DEVICE void store_lower(float (&x)[8][4], u32 lower, float* diagonal, const float* roots, const float* lengths, int warp, int lane) {
+LA_DEVICE void store_lower(const float (&x)[8][4], u32 lower, float* diagonal, const float* roots, const float* lengths, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     float to[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
     if (LA_UNIT) {
@@ -60,7 +60,7 @@ LA_DEVICE void store_lower(float (&x)[8][4], u32 lower, float* diagonal, const f
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         if (j > warp) continue;
-        u32 y[4];
+        float z[2][4];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float2 from = pair_at(roots, 16 * j + 8 * h + column);
@@ -70,38 +70,36 @@ LA_DEVICE void store_lower(float (&x)[8][4], u32 lower, float* diagonal, const f
             }
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                float (&z)[4] = x[2 * j + h];
-                z[2 * m] *= to[m] * from.x;
-                z[2 * m + 1] *= to[m] * from.y;
-                y[2 * h + m] = pack_f16(z[2 * m], z[2 * m + 1]);
+                z[h][2 * m] = x[2 * j + h][2 * m] * (to[m] * from.x);
+                z[h][2 * m + 1] = x[2 * j + h][2 * m + 1] * (to[m] * from.y);
             }
         }
-        if (j < warp) store_matrix(lower + rows_at(16 * warp, 16 * j, lane), y[0], y[1], y[2], y[3]);
+        if (j < warp)
+            store_matrix(lower + rows_at(16 * warp, 16 * j, lane), pack_f16(z[0][0], z[0][1]), pack_f16(z[0][2], z[0][3]),
+                         pack_f16(z[1][0], z[1][1]), pack_f16(z[1][2], z[1][3]));
         else
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const int r = row + 8 * ((i >> 1) & 1), c = 8 * (i >> 2) + column + (i & 1);
-                diagonal[c * 20 + r] = r >= c ? x[2 * j + (i >> 2)][i & 3] : 0.f;
+                diagonal[c * 20 + r] = r >= c ? z[i >> 2][i & 3] : 0.f;
             }
     }
 }
 
-// rho of a block's 16 rows, in the four floats that rows of `diagonal` leave free: four of them a row
-LA_DEVICE int rho_at(int i) { return (i >> 2) * 20 + 16 + (i & 3); }
-LA_DEVICE void store_rho(float* diagonal, const float* c, const float* roots, int warp, int lane) {
-    if (lane >= 16) return;
-    const int i = 16 * warp + lane, before = lane ? i - 1 : i;
-    const float own = diagonal[lane * 21], with = diagonal[(lane ? lane - 1 : 0) * 20 + lane];
+// By half a warp: rho of diagonal block `block`, a row a lane
+LA_DEVICE void store_rho(float* rhos, const float* diagonal, const float* c, const float* roots, int block, int lane) {
+    const int r = lane & 15, i = 16 * block + r, before = r ? i - 1 : i;
+    const float own = diagonal[r * 21], with = diagonal[(r ? r - 1 : 0) * 20 + r];
     float rho = __fdividef(with * roots[i], own * roots[before]) * (LA_DECAY ? decay_between(c[i], c[before]) : 1.f);
     rho = fminf(fmaxf(rho, -1.f), 1.f);
-    diagonal[rho_at(lane)] = lane && own > 1e-30f && fabsf(rho) >= 0.8f ? rho : 0.f;
+    rhos[i] = r && own > 1e-30f && fabsf(rho) >= 0.8f ? rho : 0.f;
 }
 LA_DEVICE float as_bf16(float x) { return __uint_as_float(pack_bf16(0.f, x) & 0xffff0000u); }
 
 // values of 16 rows (across the tiles) and two columns a lane: row i takes over rho_i of what rounding takes from row i - 1.
 // Neighbours in a lane one after the other, lanes twice at once, which is as good as all in turn.
-LA_DEVICE void pass_rounding_on(float (&f)[2][4], const float* diagonal, int lane) {
-    const float2 rho[2] = {pair_at(diagonal, rho_at((lane & 3) * 2)), pair_at(diagonal, rho_at(8 + (lane & 3) * 2))};
+LA_DEVICE void pass_rounding_on(float (&f)[2][4], const float* rhos, int lane) {
+    const float2 rho[2] = {pair_at(rhos, (lane & 3) * 2), pair_at(rhos, 8 + (lane & 3) * 2)};
     if (!__any_sync(0xffffffffu, rho[0].x != 0.f || rho[0].y != 0.f || rho[1].x != 0.f || rho[1].y != 0.f)) return;
     float left[2][2];   // what the pair of rows leaves
 #pragma unroll
@@ -122,31 +120,33 @@ LA_DEVICE void pass_rounding_on(float (&f)[2][4], const float* diagonal, int lan
     }
 }
 
-// the diagonal block's inverse by substitution, a column a lane (twice), in float16 to `lower`
-LA_DEVICE void invert_diagonal(u32 lower, const float* diagonal, int warp, int lane) {
+// By half a warp: the inverse of diagonal block `block` by substitution, a column a lane; transposed, in float16 to `lower`
+LA_DEVICE void invert_diagonal(u32 lower, const float* diagonal, int block, int lane) {
     float x[16];
     const int j = lane & 15;
     invert_column(x, diagonal, j);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float y = lane < 16 ? x[i] : x[(i ^ 4) + 8];   // rows whose places do not collide
-        u16 half;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(y));
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(lower + Square::at(16 * warp + (lane < 16 ? i : (i ^ 4) + 8), 16 * warp + j)), "h"(half) : "memory");
+    for (int p = 0; p < 2; p++) {
+        const float (&y)[8] = (const float (&)[8])x[8 * p];
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(lower + Square::piece(16 * block + j, 2 * block + p)), "r"(pack_f16(y[0], y[1])),
+                     "r"(pack_f16(y[2], y[3])), "r"(pack_f16(y[4], y[5])), "r"(pack_f16(y[6], y[7])) : "memory");
     }
 }
 
-// block column `warp` of A from `lower`, which holds L below the diagonal and the diagonal blocks of X; rho in `diagonals`
-LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* diagonals, const float* c, const float* roots, int warp, int lane) {
+// block column `warp` of A from `lower`, which holds L below the diagonal and on it the diagonal blocks of X, transposed
+LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* rhos, const float* c, const float* roots, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     u32 x[4][4];   // X_IJ^T as operands A
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (i == warp) load_matrix_transposed(x[i], lower + columns_at(16 * i, 16 * i, lane));
+        if (i == warp) load_matrix(x[i], lower + rows_at(16 * i, 16 * i, lane));
     const float cj[2] = {c[16 * warp + row], c[16 * warp + row + 8]}, from[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (i < warp) continue;
+        if (i < warp) {   // above the diagonal
+            store_matrix(inverse + rows_at(16 * i, 16 * warp, lane), 0, 0, 0, 0);
+            continue;
+        }
         float z[2][4] = {};
         if (i > warp) {
             float y[2][4] = {};
@@ -160,7 +160,7 @@ LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* diagonals, con
                 }
             const u32 less[4] = {pack_f16(-y[0][0], -y[0][1]), pack_f16(-y[0][2], -y[0][3]), pack_f16(-y[1][0], -y[1][1]), pack_f16(-y[1][2], -y[1][3])};
             u32 b[4];
-            load_matrix(b, lower + columns_at(16 * i, 16 * i, lane));
+            load_matrix_transposed(b, lower + rows_at(16 * i, 16 * i, lane));
             mma_f16(z[0], less, b[0], b[1]);
             mma_f16(z[1], less, b[2], b[3]);
 #pragma unroll
@@ -180,7 +180,7 @@ LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* diagonals, con
                 z[h][2 * m + 1] *= to.y * from[m] * decay_between(ci.y, cj[m]);
             }
         }
-        pass_rounding_on(z, diagonals + i * (DIAGONAL / 4), lane);
+        pass_rounding_on(z, rhos + 16 * i, lane);
         store_matrix_transposed(inverse + columns_at(16 * i, 16 * warp, lane), pack_bf16(z[0][0], z[0][1]), pack_bf16(z[0][2], z[0][3]),
                                 pack_bf16(z[1][0], z[1][1]), pack_bf16(z[1][2], z[1][3]));
     }

@@ -1,12 +1,13 @@
 // What a chunk of the delta rule can know before it sees a state, chunk by chunk in parallel: A, and e, d, c, beta (delta.cuh).
 // With LA_UNIT the diagonal of the keys' gram matrix is their squared length.
 //
-// One block of four warps a chunk and head. L and A take the place of the keys once these have been read.
+// One block of four warps a chunk and head. L and A take the place of the keys once these have been read, the diagonal blocks of L
+// that of A until it is made; two warps invert these, two each.
 #include "attention/inverse.cuh"
 
 constexpr int AT_LOWER = 0, AT_BLOCK = Square::SIZE;                 // A, then e, d, c, beta, as they leave
-constexpr int AT_DIAGONALS = AT_BLOCK + BLOCK, AT_ROOTS = AT_DIAGONALS + 4 * DIAGONAL, AT_BARRIER = AT_ROOTS + C * 4;
-static_assert(LA_SHARED == AT_BARRIER + 32 && AT_BLOCK + Square::SIZE == Tokens::SIZE, "LA_SHARED is what the launch asks for");
+constexpr int AT_ROOTS = AT_BLOCK + BLOCK, AT_RHO = AT_ROOTS + C * 4, AT_BARRIER = AT_RHO + C * 4;
+static_assert(LA_SHARED == AT_BARRIER + 32 && AT_BLOCK + Square::SIZE == Tokens::SIZE && 4 * DIAGONAL <= Square::SIZE, "LA_SHARED is what the launch asks for");
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta^2
 
 // of tokens `token` (even) and the next, 0 past the end; STEPS: of steps, the first of its token
@@ -40,8 +41,8 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
     const u32 shared = shared_address(memory), barrier = shared + AT_BARRIER;
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), task = (warp + blockIdx.x) & 3;   // tasks rotate over the schedulers
     const int lane = fresh(threadIdx.x & 31);   // read once
-    float *e = (float*)(memory + AT_BLOCK + AT_E), *c = (float*)(memory + AT_BLOCK + AT_C), *roots = (float*)(memory + AT_ROOTS);
-    float *diagonal = (float*)(memory + AT_DIAGONALS + warp * DIAGONAL), *lengths = (float*)(memory + AT_BLOCK + AT_KEY);
+    float *e = (float*)(memory + AT_BLOCK + AT_E), *c = (float*)(memory + AT_BLOCK + AT_C), *roots = (float*)(memory + AT_ROOTS), *rhos = (float*)(memory + AT_RHO);
+    float *lengths = (float*)(memory + AT_BLOCK + AT_KEY);
     if (task == 0) {   // only this one asks where the chunk lies
         const DeltaWalk walk(a, blockIdx.x, a.chunks, 1);   // each chunk a segment
         const int own = walk.steps > 0 ? walk.own(a, walk.first) : 0;
@@ -79,15 +80,16 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
 #if LA_UNIT
     e[threadIdx.x] *= lengths[threadIdx.x % C];   // and d behind it
 #endif
-    for (int i = threadIdx.x; i < C * 8; i += 128)   // blocks above the diagonal
-        if ((i & 7) >> 1 > i >> 7)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared + AT_BLOCK + Square::piece(i >> 3, i & 7)), "r"(0) : "memory");
-    store_lower(x, shared + AT_LOWER, diagonal, roots, lengths, warp, lane);
-    __syncwarp();
-    invert_diagonal(shared + AT_LOWER, diagonal, warp, lane);
-    store_rho(diagonal, c, roots, warp, lane);
+    store_lower(x, shared + AT_LOWER, (float*)(memory + AT_BLOCK + warp * DIAGONAL), roots, lengths, warp, lane);
     __syncthreads();
-    store_inverse(shared + AT_LOWER, shared + AT_BLOCK, (const float*)(memory + AT_DIAGONALS), c, roots, task, lane);
+    if (((task ^ (blockIdx.x >> 2)) & 2) == 0) {
+        const int number = 2 * (task & 1) + (lane >> 4);
+        const float* diagonal = (const float*)(memory + AT_BLOCK + number * DIAGONAL);
+        invert_diagonal(shared + AT_LOWER, diagonal, number, lane);
+        store_rho(rhos, diagonal, c, roots, number, lane);
+    }
+    __syncthreads();
+    store_inverse(shared + AT_LOWER, shared + AT_BLOCK, rhos, c, roots, task, lane);
     publish_shared();
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -96,6 +96,15 @@ def test_grouped_heads(cp, heads):
     compare(cp, draw(Hq=Hq, Hk=Hk, H=H, T=140))
 
 
+@pytest.mark.parametrize("T", [140, 1100])
+def test_shared_keys_have_the_bits_of_repeated_ones(cp, T):
+    q, k, *rest = (cp.asarray(x) for x in draw(B=(1,), Hq=2, Hk=2, H=4, T=T))
+    shared, repeated = (both(la.gated_delta_rule, [*x, *rest[:3]], *rest[3:], backend="cuda")
+                        for x in ((q, k), (cp.repeat(q, 2, axis=2), cp.repeat(k, 2, axis=2))))
+    for n in ("out", "state", "dv", "dg", "dbeta", "dstate"):
+        assert bool((shared[n].astype(cp.float32) == repeated[n].astype(cp.float32)).all()), n
+
+
 OFFSETS = [0, 5, 5, 70, 97, 300, 301]
 
 

@@ -36,7 +36,7 @@ class Kernel(NamedTuple):
 
 STAGE = 3 * TILE + 2 * SQUARE + 1024
 KERNELS = {
-    "block": Kernel(BLOCK, "block", 128, TILE + 4 * TOKEN + 4 * 16 * 20 * 4 + TOKEN + 32),
+    "block": Kernel(BLOCK, "block", 128, SQUARE + KEPT + 2 * TOKEN + 32),
     "chain": Kernel(CHAIN, "chain", 384, 3 * STAGE + 128),
     "adds": Kernel(ADDS, "adds", 128, 2 * (TILE + 2 * SQUARE + 1024) + 64),
     "segments": Kernel(SEGMENTS, "segments", 256, 2 * 128 * 136 * 4 + 128 * 20 * 8),
