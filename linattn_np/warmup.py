@@ -109,15 +109,19 @@ def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase) -> Iter
     """The kernels of a few tokens for one cell of the family."""
     wide = K % 4 == V % 4 == 0
 
-    def step(words: str, own: bool = False, before: bool = False, read: int = 1, bonus: bool = False) -> Entry:
-        constants = cuda_step.step_constants(dtype, K, V, wide, decay, False, erase, own, before, read, bonus)
-        return Entry(words, cuda_step.STEP, constants)
+    def step(
+        words: str, own: bool = False, before: bool = False, read: int = 1, bonus: bool = False,
+    ) -> Iterator[Entry]:
+        how = (dtype, K, V, wide, decay, False, erase, own, before, read, bonus)
+        yield Entry(f"a few tokens{words}", cuda_step.STEP, cuda_step.step_constants(*how))
+        if wide:
+            yield Entry(f"one token{words}", cuda_step.STEP, cuda_step.step_constants(*how, True))
 
-    yield step("a few tokens")
+    yield from step("")
     if erase is Erase.DELTA and decay is Decay.SCALAR:
-        yield step("a few tokens, an erase vector that reads the undecayed state", own=True, before=True)
+        yield from step(", an erase vector that reads the undecayed state", own=True, before=True)
     if erase is Erase.NONE and decay is Decay.VECTOR:
-        yield step("a few tokens, read before the write with a bonus", read=2, bonus=True)
+        yield from step(", read before the write with a bonus", read=2, bonus=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

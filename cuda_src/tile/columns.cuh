@@ -1,22 +1,28 @@
-// A few columns of a matrix of floats in the registers of a warp, and vectors along its rows and columns.
+// A few columns of a matrix of floats in the registers of one or more warps, and vectors along its rows and columns.
 //
-// LANES lanes lie side by side and 32 / LANES groups of them one below the other. Lane l of group g owns rows 4 g .. 4 g + 3
-// of every 128 / LANES rows, and of the LANES PER columns it owns PER: those from PER l on if WIDE (one access), else
-// l, LANES + l, ... . A vector along the rows is held alike: each lane has its own rows' elements.
+// LANES lanes lie side by side and GROUPS = 32 SPLIT / LANES groups of them, of SPLIT warps, one below the other. Lane l of
+// group g owns rows 4 g .. 4 g + 3 of every 4 GROUPS rows, and of the LANES PER columns it owns PER: those from PER l on if
+// WIDE (one access), else l, LANES + l, ... . A vector along the rows is held alike: each lane has its own rows' elements.
+//
+// Sums down the rows have one order for all LANES and SPLIT, and so the same bits: fours of rows i, i + LEAVES, ... are one
+// chain, a leaf; leaves are added to those LEAVES / 2 further on, these sums to those LEAVES / 4 further on, and so forth.
 #pragma once
 #include "tile/four.cuh"
+#include "tile/meeting.cuh"
 
-template <int ROWS, int LANES> struct RowVector {     // what a lane needs of ROWS numbers
-    static constexpr int SPAN = 128 / LANES, N = (ROWS + SPAN - 1) / SPAN * 4;
+constexpr int LEAVES = 8;
+
+template <int ROWS, int GROUPS> struct RowVector {     // what a lane needs of ROWS numbers
+    static constexpr int SPAN = 4 * GROUPS, N = (ROWS + SPAN - 1) / SPAN * 4;
     float x[N];
     __device__ __forceinline__ float operator[](int r) const { return x[r]; }
 };
 
-template <int KIND, int ROWS, int LANES, int WIDE> struct PackedRows {   // the same as loaded
-    static constexpr int SPAN = 128 / LANES, CHUNKS = (ROWS + SPAN - 1) / SPAN;
+template <int KIND, int ROWS, int GROUPS, int WIDE> struct PackedRows {   // the same as loaded
+    static constexpr int SPAN = 4 * GROUPS, CHUNKS = (ROWS + SPAN - 1) / SPAN;
     Four<KIND> x[CHUNKS];
-    __device__ __forceinline__ void load(const char* p, int lane) {
-        const int row = lane / LANES * 4;
+    __device__ __forceinline__ void load(const char* p, int group) {
+        const int row = group * 4;
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++)
             x[i].template load<WIDE>(p + (i * SPAN + row) * bytes_of(KIND), ROWS % SPAN == 0 ? 4 : ROWS - i * SPAN - row);
@@ -25,36 +31,36 @@ template <int KIND, int ROWS, int LANES, int WIDE> struct PackedRows {   // the 
 };
 
 // the same where only the call knows the kind
-template <int ROWS, int LANES, int WIDE> LA_DEVICE void load_rows_of(RowVector<ROWS, LANES>& to, const char* p, int kind, int lane) {
-    auto take = [&](const auto& y) {
+template <int ROWS, int GROUPS, int WIDE> struct AnyRows {
+    static constexpr int SPAN = 4 * GROUPS, CHUNKS = (ROWS + SPAN - 1) / SPAN;
+    AnyFour<WIDE> x[CHUNKS];
+    __device__ __forceinline__ void load(const char* p, int kind, int group) {
+        p += group * 4 * bytes_of(kind);
 #pragma unroll
-        for (int r = 0; r < RowVector<ROWS, LANES>::N; r++) to.x[r] = y[r];
-    };
-    if (kind == 2) {
-        PackedRows<2, ROWS, LANES, WIDE> y;
-        y.load(p, lane);
-        take(y);
-    } else if (kind == 0) {
-        PackedRows<0, ROWS, LANES, WIDE> y;
-        y.load(p, lane);
-        take(y);
-    } else {
-        PackedRows<1, ROWS, LANES, WIDE> y;
-        y.load(p, lane);
-        take(y);
+        for (int i = 0; i < CHUNKS; i++)
+            x[i].template load<ROWS % SPAN == 0>(p, i * SPAN, ROWS - i * SPAN - group * 4, kind);
     }
-}
-
-// sum over the groups, in all of them
-template <int LANES> LA_DEVICE float row_sum(float x) {
+    template <int KIND, class F> __device__ __forceinline__ void unpack(RowVector<ROWS, GROUPS>& to, F f) const {
 #pragma unroll
-    for (int d = LANES; d < 32; d <<= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
-    return x;
-}
+        for (int r = 0; r < 4 * CHUNKS; r++) to.x[r] = f(x[r >> 2].template as<KIND>(r & 3));
+    }
+    // f of each
+    template <class F> __device__ __forceinline__ RowVector<ROWS, GROUPS> as(int kind, F f) const {
+        RowVector<ROWS, GROUPS> y;
+        if (kind == 2) unpack<2>(y, f);
+        else if (kind == 0) unpack<0>(y, f);
+        else unpack<1>(y, f);
+        return y;
+    }
+};
 
-template <int ROWS, int PER, int LANES, int WIDE> struct Columns {
+template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
     static_assert(PER == 4 || PER == 2, "one access of 16 or 8 bytes");
-    static constexpr int SPAN = 128 / LANES, N = RowVector<ROWS, LANES>::N, STEP = WIDE ? 1 : LANES;   // STEP: from one of a lane's columns to the next
+    static constexpr int GROUPS = 32 * SPLIT / LANES, SPAN = 4 * GROUPS, N = RowVector<ROWS, GROUPS>::N;
+    static constexpr int STEP = WIDE ? 1 : LANES;      // from one of a lane's columns to the next
+    static constexpr int HELD = LEAVES / GROUPS;       // leaves of a lane; its row r is in leaf(r) of them
+    static __device__ __forceinline__ constexpr int leaf(int r) { return (r >> 2) % HELD; }
+    static_assert(GROUPS <= LEAVES && LEAVES % GROUPS == 0, "a lane has whole leaves");
     float x[N][PER];
 
     static __device__ __forceinline__ int first(int lane) { return WIDE ? lane % LANES * PER : lane % LANES; }
@@ -125,16 +131,38 @@ template <int ROWS, int PER, int LANES, int WIDE> struct Columns {
     __device__ __forceinline__ void scale(float z) { each([&](int, int, float& y) { y *= z; }); }
     template <class Z> __device__ __forceinline__ void scale_rows(const Z& z) { each([&](int r, int, float& y) { y *= z[r]; }); }
     __device__ __forceinline__ void scale_columns(const float (&z)[PER]) { each([&](int, int j, float& y) { y *= z[j]; }); }
-    // this lane's columns of z X, z along the rows
-    template <class Z> __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z) const {
+    // This lane's columns of z X, z along the rows, each leaf begun with start(leaf of the lane, column): in all warps or,
+    // without ALL, in the first.
+    template <bool ALL, class Z, class F>
+    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, Meeting<SPLIT, PER>& warps, int lane, F start) const {
+        float part[HELD][PER];
 #pragma unroll
-        for (int j = 0; j < PER; j++) {
-            sum[j] = 0.f;
+        for (int m = 0; m < HELD; m++)
 #pragma unroll
-            for (int r = 0; r < N; r++) sum[j] = fmaf(z[r], x[r][j], sum[j]);
-        }
+            for (int j = 0; j < PER; j++) {
+                part[m][j] = start(m, j);
 #pragma unroll
-        for (int j = 0; j < PER; j++) sum[j] = row_sum<LANES>(sum[j]);
+                for (int r = 0; r < N; r++)
+                    if (leaf(r) == m) part[m][j] = fmaf(z[r], x[r][j], part[m][j]);
+            }
+#pragma unroll
+        for (int d = HELD / 2; d; d >>= 1)
+#pragma unroll
+            for (int m = 0; m < d; m++)
+#pragma unroll
+                for (int j = 0; j < PER; j++) part[m][j] += part[m + d][j];
+#pragma unroll
+        for (int j = 0; j < PER; j++) sum[j] = part[0][j];
+        warps.template sum<ALL>(sum, lane);
+        if (ALL || warps.warp == 0)
+#pragma unroll
+            for (int j = 0; j < PER; j++)
+#pragma unroll
+                for (int d = 16; d >= LANES; d >>= 1) sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], d);
+    }
+    template <bool ALL, class Z>
+    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, Meeting<SPLIT, PER>& warps, int lane) const {
+        dot<ALL>(sum, z, warps, lane, [](int, int) { return 0.f; });
     }
     // X += y^T z
     template <class Y> __device__ __forceinline__ void add_outer(const Y& y, const float (&z)[PER]) {

@@ -14,6 +14,13 @@ LA_DEVICE u32 shared_address(const void* p) {
     return r;
 }
 
+// a b + c in one instruction, which a compiler does not see
+LA_DEVICE i64 multiply_add(int a, int b, i64 c) {
+    i64 r;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(r) : "r"(a), "r"(b), "l"(c));
+    return r;
+}
+
 // 2^x, exactly 0 from x = -150 down
 LA_DEVICE float exp2_approx(float x) {
     float r;

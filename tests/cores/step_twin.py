@@ -88,8 +88,13 @@ def run(constants, arguments):
     count, T, heads, readers, slot_bytes, inverse, scale, _ = struct.unpack_from("<q4iIfi4x", arguments, at + 48)
     assert len(arguments) == SIZE == at + 48 + 40
     assert heads == 1 or inverse == -(-(2**32) // heads)
+    if d["LA_ONE"]:  # what the kernel of one token does not look at
+        assert (T, readers, pointers["offsets"], d["LA_WIDE"]) == (1, 1, 0, 1)
+        assert all(abs(n) < 2**31 for name in NAMES_OF_POINTERS[:11] for n in where[name][:3])
+        assert all(abs(n) < 2**29 for n in places)
+        assert {places[2] or V, places[5] or V} == {V}
     slot_type = np.dtype(np.int32 if slot_bytes == 4 else np.int64)
-    N = run.blocks // heads // -(-V // (d["LA_LANES"] * d["LA_PER"] * d["LA_WARPS"]))
+    N = run.blocks // heads // -(-V // (d["LA_LANES"] * d["LA_PER"] * (d["LA_WARPS"] // d["LA_SPLIT"])))
 
     def vector(name, n, first, t, head, width):
         batch, token, stride, group, kind = where[name]

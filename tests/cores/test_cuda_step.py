@@ -25,7 +25,7 @@ def compare(cp, cell, dtype, gates="float32", q=True, **sizes):
     x, plan, state, *_ = case(*cell, C=None, **{"T": 5, "K": 32, "V": 16} | sizes)
     kinds = {n: typed(gates if n in ("g", "gv", "beta", "u") else dtype) for n in x._fields}
     narrow = Inputs(**{n: None if y is None else y.astype(kinds[n]) for n, y in x._asdict().items()})
-    if narrow.g is not None and cell[0] != "constant":
+    if narrow.g is not None and cell[0] != "constant" and narrow.v.shape[-3] > 2:
         narrow.g[..., 2, :, :] = -np.inf
     wide = Inputs(*(None if y is None else y.astype(np.float64) for y in narrow))
     state = state.astype(np.float32)
@@ -44,10 +44,11 @@ def compare(cp, cell, dtype, gates="float32", q=True, **sizes):
     assert max(found.values()) <= 1, found
 
 
+@pytest.mark.parametrize("T", [5, 1])
 @pytest.mark.parametrize("dtype", BOUND)
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)
-def test_every_cell(cp, cell, dtype):
-    compare(cp, cell, dtype, gates="float32" if dtype != "float16" else "float16")
+def test_every_cell(cp, cell, dtype, T):
+    compare(cp, cell, dtype, gates="float32" if dtype != "float16" else "float16", T=T)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -58,16 +59,28 @@ def test_widths(cp, K, V, dtype):
     compare(cp, ("scalar", "delta", "after"), dtype, K=K, V=V)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("K", "V"), [(4, 4), (20, 36), (36, 72), (64, 64), (100, 64), (128, 128), (128, 132),
+                                      (200, 72), (256, 256)])
+def test_widths_of_one_token(cp, K, V, dtype):
+    gates = "float32" if dtype == "float32" else "bfloat16"
+    compare(cp, ("vector", "free", "after"), dtype, gates, K=K, V=V, T=1)
+    compare(cp, ("vector", "none", "bonus"), dtype, gates, K=K, V=V, T=1)
+    compare(cp, ("outer", "delta", "after"), dtype, gates, K=K, V=V, T=1)
+
+
+@pytest.mark.parametrize("T", [5, 1])
 @pytest.mark.parametrize("heads", [(1, 1, 4), (4, 2, 2), (2, 1, 2), (2, 2, 4), (4, 1, 1)])
-def test_grouped_heads(cp, heads):
-    compare(cp, ("scalar", "delta", "after"), "bfloat16", heads=heads)
+def test_grouped_heads(cp, heads, T):
+    compare(cp, ("scalar", "delta", "after"), "bfloat16", heads=heads, T=T)
     if heads[0] <= heads[2]:
-        compare(cp, ("vector", "none", "bonus"), "bfloat16", heads=heads)
+        compare(cp, ("vector", "none", "bonus"), "bfloat16", heads=heads, T=T)
 
 
 def test_ragged_and_without_queries(cp):
     compare(cp, ("vector", "delta", "after"), "bfloat16", B=1, T=30, offsets=[0, 5, 5, 7, 23, 30])
     compare(cp, ("vector", "delta", "after"), "bfloat16", q=False)
+    compare(cp, ("vector", "delta", "after"), "bfloat16", q=False, T=1)
     compare(cp, ("scalar", "free", "after"), "float32", T=200)  # as chunk_size=1 asks
 
 
@@ -78,10 +91,11 @@ def call_of(cp, fn, T, B=3, H=4, K=32, V=16, dtype="bfloat16", seed=0):
     return {n: cp.asarray(x.astype(kinds[n])) for n, x in drawn.items()}, cp.asarray(state)
 
 
+@pytest.mark.parametrize(("K", "V"), [(32, 16), (128, 128), (200, 72)])
 @pytest.mark.parametrize("fn", VARIANTS, ids=lambda f: f.__name__)
-def test_same_bits(cp, fn):
+def test_same_bits(cp, fn, K, V):
     """On every run, alone and in a batch, token by token and at once, in place and apart, with rows of a pool."""
-    arrays, state = call_of(cp, fn, 16)
+    arrays, state = call_of(cp, fn, 16, K=K, V=V)
     on_tokens = [n for n in arrays if n != "u"]
     part = lambda b, t: {n: x[b, t] if n in on_tokens else x for n, x in arrays.items()}  # noqa: E731
     out, end = fn(**arrays, state=state, return_state=True)
@@ -125,8 +139,9 @@ def test_a_row_outside_the_pool_is_zeros_and_is_not_written(cp):
     assert bool((pool[cp.asarray([0, 2, 3])] == 3).all())
 
 
-def test_views_are_read_in_place(cp):
-    arrays, state = call_of(cp, la.kda, 2)
+@pytest.mark.parametrize("T", [2, 1])
+def test_views_are_read_in_place(cp, T):
+    arrays, state = call_of(cp, la.kda, T)
     plain = la.kda(**arrays, state=state, return_state=True)
     turned = {n: cp.ascontiguousarray(cp.moveaxis(x, 1, 2)) for n, x in arrays.items()}
     for _ in range(2):

@@ -13,7 +13,9 @@ import pytest
 import linattn_np as la
 from linattn_np import again, call
 from linattn_np.cores import matrix_state
+from linattn_np.cores.kinds import Decay, Erase
 from linattn_np.cores.matrix_state import cuda_calls, cuda_step, recurrence
+from linattn_np.cores.matrix_state.cuda_step import LEAVES
 from linattn_np.cores.matrix_state.inputs import Inputs
 from linattn_np.cuda import launch
 from linattn_np.ground import rows
@@ -74,6 +76,46 @@ def test_every_cell(launched, cell, sizes):
     assert not np.isnan(out2).any()
     assert cuda_step.refuses(matrix_state.Call(x2, plan._replace(xp=CUPY))) is None
     assert cuda_step.takes(plan)
+
+
+def test_one_token_has_a_kernel_of_its_own(launched):
+    """Where its strides are short, rows of the state lie behind one another and a query reads a state of its own."""
+    def launch_of(T=1, K=8, V=4, heads=(2, 1, 2), turn=lambda x, state: (x, state), **more):
+        x, plan, state, *_ = case("scalar", "delta", "after", T, None, heads, K, V, dtype=np.float32, **more)
+        expected, end, _ = recurrence.forward(x, plan, state)
+        mine, start = turn(there(x), stub(state))
+        out, last, _ = cuda_step.forward(mine, plan._replace(xp=CUPY), start)
+        assert np.abs(out - expected).max() < 1e-5
+        assert np.abs(last - end).max() < 1e-5
+        return dict(launched[-1][0])["LA_ONE"]
+
+    def apart(x, state):  # rows of a state that others lie between
+        room = stub(np.zeros((*state.shape[:-1], 8), np.float32))
+        room[..., :4] = state
+        return x, room[..., :4]
+
+    def far(x, state):  # a batch of one in a long way from the next
+        far = np.lib.stride_tricks.as_strided(x.v, strides=(1 << 31, *x.v.strides[1:]), subok=True)
+        return x._replace(v=far), state
+
+    assert launch_of() == 1
+    assert launch_of(K=200, V=64) == launch_of(K=4, V=132) == 1
+    assert launch_of(T=2) == launch_of(K=7) == launch_of(heads=(4, 2, 2)) == launch_of(B=1, offsets=[0, 1]) == 0
+    assert launch_of(turn=apart) == launch_of(B=1, turn=far) == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("K", [4, 16, 36, 64, 100, 128, 132, 256])
+@pytest.mark.parametrize("V", [4, 20, 32, 64, 72, 128, 256])
+def test_the_warps_of_one_token_hold_a_state(K, V, dtype):
+    """All rows once, no lane without rows but for the last power of two, as many sums as there are leaves."""
+    d = dict(cuda_step.step_constants(dtype, K, V, True, Decay.VECTOR, False, Erase.FREE, False, False, 1, False, True))
+    groups = 32 * d["LA_SPLIT"] // d["LA_LANES"]
+    assert groups <= LEAVES
+    assert LEAVES % groups == d["LA_WARPS"] % d["LA_SPLIT"] == 0
+    assert groups == 1 or groups == 32 // d["LA_LANES"] or 4 * groups < 2 * K
+    assert d["LA_WARPS"] * d["LA_BLOCKS"] <= 48
+    assert d["LA_WARPS"] // d["LA_SPLIT"] <= -(-V // (d["LA_LANES"] * d["LA_PER"]))
 
 
 @pytest.fixture

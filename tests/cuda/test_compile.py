@@ -204,7 +204,7 @@ def test_warmup_compiles_once(cache, capsys):
     assert "compiled" in capsys.readouterr().out
     assert main(arguments) == 0
     assert "compiled" not in capsys.readouterr().out
-    assert len(os.listdir(cache)) == 4
+    assert len(os.listdir(cache)) == 5
     shutil.rmtree(cache)
 
 

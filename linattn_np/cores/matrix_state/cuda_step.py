@@ -18,7 +18,9 @@ from .cuda_plan import ELEMENTS, WIDEST, Constants
 from .inputs import Inputs, Plan, Saved
 
 STEP = "matrix_state/step.cu"
-WARPS = 2  # of a block
+WARPS = 2  # of a block, each with columns of its own
+ONE_WARPS, RESIDENT = 4, 16  # of a block of the kernel of one token, and of a multiprocessor
+LEAVES = 8  # chains that a sum down the rows is added from (tile/columns.cuh)
 FAR = 128 << 20  # bytes of states up to which they pass the L1 cache by: measured on a card with 60 MB of L2
 FEW = 16  # tokens of the longest sequence up to which the recurrence is taken unasked
 VECTORS = Inputs._fields  # the first pointers of the struct Arguments, in its order
@@ -73,9 +75,11 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
         last = end.reshape(N, H, K, V)
     slots = plan.rows
     pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets)
-    constants = constants_of(x, plan, element, _wide(arrays, (start, last)))
+    wide = _wide(arrays, (start, last))
+    one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
+    constants = constants_of(x, plan, element, wide, one)
     values = dict(constants)
-    parts = -(-V // (values["LA_LANES"] * values["LA_PER"] * values["LA_WARPS"]))
+    parts = -(-V // (values["LA_LANES"] * values["LA_PER"] * (values["LA_WARPS"] // values["LA_SPLIT"])))
     arguments = b"".join([
         POINTERS.pack(*(0 if y is None else y.data.ptr for y in pointers)),
         *(_pack(y, heads if n == "q" else H) for n, y in arrays.items()),
@@ -98,26 +102,30 @@ def element_of(x: Inputs) -> str:
     return names.pop() if len(names) == 1 and names <= set(ELEMENTS) else "float32"
 
 
-def constants_of(x: Inputs, plan: Plan, element: str, wide: bool) -> Constants:
-    """The constants of step.cu for a call."""
+def constants_of(x: Inputs, plan: Plan, element: str, wide: bool, one: bool = False) -> Constants:
+    """The constants of step.cu for a call. one: by the kernel of one token."""
     read = 0 if x.q is None else 1 if plan.query_row is Row.AFTER else 2
     own = x.r is not None and x.r is not x.k
     before = x.erase is Erase.DELTA and plan.erase_row is not Row.DECAYED
     return step_constants(element, x.k.shape[-1], x.v.shape[-1], wide, x.decay, x.gv is not None, x.erase, own, before,
-                          read, read > 0 and x.u is not None)
+                          read, read > 0 and x.u is not None, one)
 
 
 @functools.cache
 def step_constants(
     element: str, K: int, V: int, wide: bool, decay: Decay, value_decay: bool, erase: Erase, own: bool, before: bool,
-    read: int, bonus: bool,
+    read: int, bonus: bool, one: bool = False,
 ) -> Constants:
     """The same from words. own: r is not k; before: r reads the undecayed state; read: 0 none, 1 AFTER, 2 BEFORE."""
     per = 4 if K <= 128 else 2
-    lanes = _lanes(element, K, V, wide, erase, bonus)
+    split, lanes = _one(K, V) if one else (1, _lanes(element, K, V, wide, erase, bonus))
+    parts = -(-V // (lanes * per))
+    warps = split * min(ONE_WARPS // split, parts) if one else min(WARPS, parts)
+    room = K <= 128 and element != "float32"
     return tuple(sorted({
         "LA_DTYPE": ELEMENTS[element], "LA_K": K, "LA_V": V, "LA_PER": per, "LA_LANES": lanes, "LA_WIDE": int(wide),
-        "LA_WARPS": min(WARPS, -(-V // (lanes * per))), "LA_DECAY": list(Decay).index(decay),
+        "LA_WARPS": warps, "LA_SPLIT": split, "LA_ONE": int(one), "LA_DECAY": list(Decay).index(decay),
+        "LA_BLOCKS": RESIDENT // warps if one and room else 1,
         "LA_VALUE_DECAY": int(value_decay), "LA_ERASE": list(Erase).index(erase), "LA_OWN": int(own),
         "LA_ERASE_BEFORE": int(before), "LA_READ": read, "LA_BONUS": int(bonus),
     }.items()))
@@ -127,6 +135,15 @@ def _lanes(element: str, K: int, V: int, wide: bool, erase: Erase, bonus: bool) 
     """Lanes side by side: eight read whole pieces of memory; 128 floats a lane must leave room for the rest."""
     room = K <= 128 and element != "float32" and erase is not Erase.FREE and not bonus
     return 8 if wide and V >= 32 and room else 4
+
+
+def _one(K: int, V: int) -> tuple[int, int]:
+    """(warps that share the rows, lanes side by side) for one token: rows of 256 bytes, 64 floats of state a lane."""
+    lanes = 16 if V >= 64 else 8 if V >= 32 else 4
+    groups = 1
+    while groups < LEAVES and 128 // LEAVES * groups < K:
+        groups *= 2
+    return max(1, groups * lanes // 32), lanes
 
 
 def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
@@ -169,6 +186,13 @@ def _wide(arrays: dict[str, Any], states: tuple[Array | None, ...]) -> bool:
 def _by_fours(y: Array) -> bool:
     unit = 4 * y.itemsize
     return not (y.data.ptr % unit or any(s % unit for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1))
+
+
+def _near(arrays: tuple[Array | None, ...], states: tuple[Array | None, ...]) -> bool:
+    """Whether the kernel of one token can find its way: strides of 32 bits, dense rows of states."""
+    if any(S is not None and S.shape[-2] > 1 and S.strides[-2] != 4 * S.shape[-1] for S in states):
+        return False
+    return all(abs(n) < 1 << 31 for y in (*arrays, *states) if y is not None for n in y.strides)
 
 
 def _pack(y: Array | None, heads: int) -> bytes:
