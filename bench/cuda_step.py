@@ -1,15 +1,16 @@
 """One token on a CUDA device, the state overwritten: eager, in a graph, and what the host spends on a call.
 
-    python -m bench step --backend cuda [--results FOLDER]
+    python -m bench step --backend cuda [--results FOLDER] [--no-peers]
 
 Beside each time: the bytes that must move (the state read and written once, the vectors once) over the measured copy
 rate, and a copy of the state, which moves as many. States are taken in turn, more of them than the L2 cache holds.
-FLA's kernels, where installed, write the final state into a new tensor.
+FLA's kernels, where installed, write the final state into a new tensor; with --no-peers their figures in the file stay.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,7 +79,7 @@ def theirs(cp: Any, fn: Any, B: int, name: str, made: Callable[..., Any]) -> dic
         return {"name": name, "failed": f"{type(failed).__name__}: {failed}"[:200]}
 
 
-def measure(cp: Any, copy: float, batches: Sequence[int]) -> list[dict[str, Any]]:
+def measure(cp: Any, copy: float, batches: Sequence[int], peers: bool) -> list[dict[str, Any]]:
     rows = []
     for B in batches:
         copied = timing.graph_ms(cp, copies_of(cp, B)) * 1e3
@@ -91,7 +92,7 @@ def measure(cp: Any, copy: float, batches: Sequence[int]) -> list[dict[str, Any]
                        "eager_us": timing.eager_ms(cp, calls) * 1e3, "graph_us": timing.graph_ms(cp, calls) * 1e3,
                        "host_us": timing.host_us(cp, calls[0])}
                 row["share_of_copy"] = row["floor_us"] / row["graph_us"]
-                if T == 1 and B in PEER_BATCHES and (peer := cuda_peers.step(name)):
+                if peers and T == 1 and B in PEER_BATCHES and (peer := cuda_peers.step(name)):
                     row["peer"] = theirs(cp, fn, B, *peer)
                 rows.append(row)
                 sys.stdout.write("  ".join(f"{n} {x:.4g}" if isinstance(x, float) else f"{n} {x}"
@@ -102,11 +103,24 @@ def measure(cp: Any, copy: float, batches: Sequence[int]) -> list[dict[str, Any]
     return rows
 
 
+def keep_peers(path: Path, result: dict[str, Any]) -> None:
+    """Other libraries' figures of the file at `path`, in the rows of a later run."""
+    before = json.loads(path.read_text())
+    case = lambda row: tuple(row[n] for n in ("variant", "B", "T"))  # noqa: E731
+    known = {case(row): row["peer"] for row in before["rows"] if "peer" in row}
+    for row in result["rows"]:
+        if case(row) in known:
+            row["peer"] = known[case(row)]
+    told = {n: before[n] for n in ("date", "card", "driver", "copy_gbs")}
+    result["peers_measured_apart"] = before.get("peers_measured_apart", told)
+
+
 def main(argv: list[str]) -> int:
     import cupy as cp
 
     parser = argparse.ArgumentParser(prog="python -m bench step --backend cuda", description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the JSON file")
+    parser.add_argument("--no-peers", action="store_true", help="leave other libraries' figures as they are")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     args = parser.parse_args(argv)
     errors = {name: error(cp, getattr(la, name)) for name in VARIANTS}
@@ -115,6 +129,8 @@ def main(argv: list[str]) -> int:
         return 1
     copy = timing.copy_gbs(cp)
     result = timing.card(cp) | {"copy_gbs": copy, "vectors": "bfloat16", "gates": "float32", "state": "float32",
-                                "errors": errors, "rows": measure(cp, copy, args.batches)}
+                                "errors": errors, "rows": measure(cp, copy, args.batches, not args.no_peers)}
+    if args.no_peers:
+        keep_peers(args.results / "cuda_step.json", result)
     sys.stdout.write(f"{timing.write(args.results, 'cuda_step', timing.rounded(result))}\n")
     return 0

@@ -123,7 +123,7 @@ def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
     names = ("out", "dq", "dk", "dv", "dg", "dbeta")
     yield DELTA_ERRORS
     yield table(["dtype", "inputs", "library", *names], [
-        [dtype, kind, library.split(" chunk")[0], *(f"{x[n]:.2g}" if n in x else "" for n in names)]
+        [dtype, kind, library.split(" chunk")[0], *(f"{x[n]:.3g}" if n in x else "" for n in names)]
         for dtype, kinds in result["errors"].items() for kind, found in kinds.items() for library, x in found.items()
     ])  # fmt: skip
 
@@ -154,8 +154,8 @@ def steps(result: dict[str, Any], table: Table) -> Iterator[str]:
                      f"{100 * row['share_of_copy']:.0f}", f"{row['eager_us']:.1f}", f"{row['host_us']:.1f}",
                      f"{row['copy_of_state_us']:.1f}",
                      *(f"{peer[n]:.1f}" if n in peer else "" for n in ("graph_us", "host_us"))])  # fmt: skip
-    if "note" in result:
-        yield result["note"] + ("" if result["note"].endswith(".") else ".")
+    if "peers_measured_apart" in result:
+        yield "FLA's figures are of another run that day."
     head = ["variant", "B", "T", "graph", "share, %", "loop", "host", "copy of the state", "FLA, graph", "FLA, host"]
     yield table(head, body)
 
