@@ -96,7 +96,7 @@ def forward(
     if apart:
         x = steps.forward(x, plan)
     one_step = module is WIDE_CUDA and plan.causal and cuda_step.takes(plan) and len(WIDE_CUDA.cuts(x)) == 1
-    if plan.rows is not None and not (one_step and state.dtype == plan.dtype):
+    if plan.rows is not None and not one_step:
         batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.rows.shape
         state, plan = take_rows(plan.xp, state, plan.rows, batch), plan._replace(rows=None)
     if plan.causal or x.q is None:
