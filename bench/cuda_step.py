@@ -1,9 +1,10 @@
 """One token on a CUDA device, the state overwritten: eager, in a graph, and what the host spends on a call.
 
-    python -m bench step --backend cuda [--results FOLDER] [--no-peers]
+    python -m bench step --backend cuda [--results FOLDER] [--no-peers] [--state bfloat16 float16]
 
 Beside each time: the bytes that must move (the state read and written once, the vectors once) over the measured copy
 rate, and a copy of the state, which moves as many. States are taken in turn, more of them than the L2 cache holds.
+With --state the rows of one token are followed by those of states stored in 16 bits, beside a copy of as many bytes.
 FLA's kernels, where installed, write the final state into a new tensor; with --no-peers their figures in the file stay.
 """
 
@@ -26,6 +27,7 @@ VARIANTS = ("simple_gla", "gated_delta_rule", "kda", "rwkv7", "rwkv6")
 BATCHES = (1, 8, 32, 64, 256)
 PEER_BATCHES = (1, 32, 256)
 H, D = 32, 128
+FLOAT32 = np.dtype(np.float32)
 ROTATED = 512 << 20  # bytes of states taken in turn at the least
 
 
@@ -38,23 +40,33 @@ def draw(cp: Any, fn: Any, B: int, T: int, seed: int) -> dict[str, Any]:
     return {n: cp.asarray(x.astype(np.float32 if n in gates else ml_dtypes.bfloat16)) for n, x in drawn.items()}
 
 
-def states_of(cp: Any, B: int) -> list[Any]:
-    count = max(2, -(-ROTATED // (4 * B * H * D * D)))
+def kind_of(state: str) -> np.dtype:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if state == "bfloat16" else state)
+
+
+def count_of(B: int, kind: np.dtype) -> int:
+    """States that are taken in turn."""
+    return min(max(2, -(-ROTATED // (kind.itemsize * B * H * D * D))), 64)
+
+
+def states_of(cp: Any, B: int, kind: np.dtype = FLOAT32) -> list[Any]:
     rng = cp.random.default_rng(0)
-    return [rng.standard_normal((B, H, D, D), dtype=np.float32) for _ in range(min(count, 64))]
+    return [rng.standard_normal((B, H, D, D), dtype=np.float32).astype(kind) for _ in range(count_of(B, kind))]
 
 
-def calls_of(cp: Any, fn: Any, B: int, T: int) -> tuple[list[Callable[[], Any]], int]:
+def calls_of(cp: Any, fn: Any, B: int, T: int, kind: np.dtype = FLOAT32) -> tuple[list[Callable[[], Any]], int]:
     """Calls on states in turn, and the bytes that one of them must move."""
     arrays = draw(cp, fn, B, T, 0)
-    states = states_of(cp, B)
+    states = states_of(cp, B, kind)
     moved = 2 * states[0].nbytes + sum(x.nbytes for x in arrays.values()) + arrays["v"].nbytes
     return [lambda S=S: fn(**arrays, state=S, overwrite_state=True) for S in states], moved
 
 
-def copies_of(cp: Any, B: int) -> list[Callable[[], Any]]:
-    count = max(2, -(-ROTATED // (4 * B * H * D * D)))
-    states = [cp.ones((2, B, H, D, D), dtype=np.float32) for _ in range(min(count, 64))]
+def copies_of(cp: Any, B: int, kind: np.dtype = FLOAT32) -> list[Callable[[], Any]]:
+    floats = D * kind.itemsize // 4
+    states = [cp.ones((2, B, H, D, floats), dtype=np.float32) for _ in range(count_of(B, kind))]
     return [lambda S=S: cp.copyto(S[0], S[1]) for S in states]
 
 
@@ -79,18 +91,23 @@ def theirs(cp: Any, fn: Any, B: int, name: str, made: Callable[..., Any]) -> dic
         return {"name": name, "failed": f"{type(failed).__name__}: {failed}"[:200]}
 
 
-def measure(cp: Any, copy: float, batches: Sequence[int], peers: bool) -> list[dict[str, Any]]:
-    rows = []
+def measure(
+    cp: Any, copy: float, batches: Sequence[int], peers: bool, kind: np.dtype = FLOAT32
+) -> list[dict[str, Any]]:
+    """A row a variant, batch and number of tokens; kind: what states are stored in, one token each if in 16 bits."""
+    rows, narrow = [], kind != FLOAT32
     for B in batches:
-        copied = timing.graph_ms(cp, copies_of(cp, B)) * 1e3
+        copied = timing.graph_ms(cp, copies_of(cp, B, kind)) * 1e3
         for name in VARIANTS:
             fn = getattr(la, name)
-            for T in (1, 4, 16) if B == 32 else (1,):
-                calls, moved = calls_of(cp, fn, B, T)
+            for T in (1, 4, 16) if B == 32 and not narrow else (1,):
+                calls, moved = calls_of(cp, fn, B, T, kind)
                 row = {"variant": name, "B": B, "H": H, "K": D, "V": D, "T": T, "bytes": moved,
                        "floor_us": moved / copy / 1e3, "copy_of_state_us": copied,
                        "eager_us": timing.eager_ms(cp, calls) * 1e3, "graph_us": timing.graph_ms(cp, calls) * 1e3,
                        "host_us": timing.host_us(cp, calls[0])}
+                if narrow:
+                    row["state"] = kind.name
                 row["share_of_copy"] = row["floor_us"] / row["graph_us"]
                 if peers and T == 1 and B in PEER_BATCHES and (peer := cuda_peers.step(name)):
                     row["peer"] = theirs(cp, fn, B, *peer)
@@ -121,6 +138,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench step --backend cuda", description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the JSON file")
     parser.add_argument("--no-peers", action="store_true", help="leave other libraries' figures as they are")
+    parser.add_argument("--state", nargs="+", default=[], choices=["bfloat16", "float16"],
+                        help="states stored in these too")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     args = parser.parse_args(argv)
     errors = {name: error(cp, getattr(la, name)) for name in VARIANTS}
@@ -130,6 +149,9 @@ def main(argv: list[str]) -> int:
     copy = timing.copy_gbs(cp)
     result = timing.card(cp) | {"copy_gbs": copy, "vectors": "bfloat16", "gates": "float32", "state": "float32",
                                 "errors": errors, "rows": measure(cp, copy, args.batches, not args.no_peers)}
+    if args.state:
+        result["stored_states"] = [row for state in args.state
+                                   for row in measure(cp, copy, args.batches, False, kind_of(state))]
     if args.no_peers:
         keep_peers(args.results / "cuda_step.json", result)
     sys.stdout.write(f"{timing.write(args.results, 'cuda_step', timing.rounded(result))}\n")

@@ -20,10 +20,10 @@ from .cores.matrix_state.inputs import Plan
 from .cuda import launch
 from .ground import shapes, threads
 from .ground.chunk_table import sequences
-from .ground.namespace import Array, Library, cast, compute_dtype, dtype_name, enter, is_mutable
+from .ground.namespace import Array, Library, cast, compute_dtype, enter, is_mutable
 from .ground.rows import check_rows, put_rows, take_rows
 from .options import COMMON, threads_of
-from .state_parts import pair, parts, whole
+from .state_parts import check_overwritten, pair, parts, whole
 
 ROOMS = {solved.SolvedInputs: solved, slots.SlotInputs: slots, mapped.MappedInputs: mapped}
 NO_LIMIT = contextlib.nullcontext()
@@ -222,7 +222,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
             shapes.check_state(fn, state, sizes, pool=plan.rows is not None)
         core_state, rows = state, plan.rows
     if options["overwrite_state"]:
-        _check_overwritten(fn, state, plan, own)
+        check_overwritten(fn, state, plan, own)
     with launch.written() as launches:
         inputs = card.to_core(c)
     return Prepared(card, library, options, c, inputs, plan, core_state, state, rows, launches)
@@ -289,18 +289,6 @@ def _check_layout(fn: str, options: dict[str, Any], sizes: shapes.Sizes, state: 
     if options["layout"] == "time_first" and state is None and H >= 8 * T > 8:
         warnings.warn(f"{fn}: {T} tokens of {H} heads in the layout (..., T, H, K): if the arrays are (..., H, T, K), "
                       "pass layout='heads_first'", UserWarning, stacklevel=5)
-
-
-def _check_overwritten(fn: str, state: Any, plan: Plan, own: Any) -> None:
-    for name, S in parts("state", own).items():
-        if not getattr(getattr(S, "dtype", None), "isnative", True):
-            raise TypeError(f"{fn}: {name} is byte-swapped, expected this machine's byte order to be overwritten")
-    for name, S in parts("state", state).items():
-        if S.dtype != plan.dtype:
-            wanted = dtype_name(plan.xp.empty(0, dtype=plan.dtype))
-            raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
-        if getattr(getattr(S, "flags", None), "writeable", True) is False:
-            raise ValueError(f"{fn}: {name} is read-only, expected a writeable array with overwrite_state=True")
 
 
 def _check_pool(fn: str, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> Array:
@@ -370,12 +358,15 @@ def _result(call: Prepared, core_out: Array | None, end: Array) -> Any:
 def _final(call: Prepared, S: Array, given: Array | None) -> Any:
     """The final state as the caller gets it: in the caller's own array if that is to be overwritten, else apart."""
     xp = call.plan.xp
-    if call.options["overwrite_state"] and given is not None and is_mutable(xp):
-        if S is not given and call.rows is not None:
-            put_rows(xp, given, call.rows, S)
-        elif S is not given:
-            given[...] = S
-        return call.library.give_back(given)
+    if call.options["overwrite_state"] and given is not None:
+        S = cast(xp, S, given.dtype)  # its one rounding, if it is stored in 16 bits
+        if is_mutable(xp):
+            if S is not given and call.rows is not None:
+                put_rows(xp, given, call.rows, S)
+            elif S is not given:
+                given[...] = S
+            S = given
+        return call.library.give_back(S)
     if call.variables.sizes.T == 0:
         S = xp.asarray(S, copy=True)
     return call.library.give_back(S)

@@ -10,9 +10,9 @@ class Options(TypedDict, total=False):
     """Options that every variant takes.
 
     scale: factor on the queries; None means what the paper uses (the docstring says which).
-    state: the state before the first token; None means zeros.
-    return_state: give (out, state) instead of out.
-    overwrite_state: write the final state into `state` where its library allows it.
+    state: the state before the first token; None means zeros. In bfloat16 or float16 it is stored: widened when read.
+    return_state: give (out, state) instead of out; the state is float32, or float64 where that is computed in.
+    overwrite_state: write the final state into `state` where its library allows it, rounded once if that is 16-bit.
     state_rows: `state` is a pool (P, H, K, V), and these integers, one a sequence and none twice, say which of its rows
         the sequences begin with; with overwrite_state their final states go back there. Not in vjp. Row numbers that
         lie on a CUDA device are not looked at: one outside the pool is read as zeros and not written.

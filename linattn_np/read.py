@@ -44,10 +44,12 @@ def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Ca
     _check(q, entered, layout)
     if layout == "heads_first":
         q = xp.moveaxis(q, -3, -2)
-    S = xp.concat([entered[names[0]], entered[names[1]][..., None]], axis=-1) if normalised else entered["state"]
-    dtype = compute_dtype(xp, q, S)
+    dtype = compute_dtype(xp, q, *(entered[n] for n in names))
+    S = cast(xp, entered[names[0]], dtype)
+    if normalised:
+        S = xp.concat([S, cast(xp, entered[names[1]], dtype)[..., None]], axis=-1)
     plan = Plan(xp, dtype, float(scale), sequences=(Sequence(None, 0, q.shape[-3]),))
-    raw = read_fwd(plan, q, cast(xp, S, dtype))
+    raw = read_fwd(plan, q, S)
     out = raw
     if normalised:
         below = raw[..., -1:]
@@ -77,7 +79,7 @@ def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Ca
                 dm = _over_queries(xp, xp.where(own, xp.zeros_like(dden), -floor * dden), m.shape)
                 dden = xp.where(own, xp.sign(below) * dden, xp.zeros_like(dden))
             d = xp.concat([d, dden], axis=-1)
-        dq, dS = read_vjp(plan, q, cast(xp, S, dtype), d)
+        dq, dS = read_vjp(plan, q, S, d)
         dq = cast(xp, dq, q.dtype)
         dq = library.give_back(xp.moveaxis(dq, -3, -2) if layout == "heads_first" else dq)
         if normalised:

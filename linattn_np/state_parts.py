@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .card import Card
+from .cores.matrix_state.inputs import Plan
+from .ground.namespace import NARROW, dtype_name
 
 
 def pair(card: Card, name: str, state: Any, options: dict[str, Any]) -> Any:
@@ -32,3 +34,26 @@ def parts(name: str, state: Any) -> dict[str, Any]:
 def whole(like: Any, each: list[Any]) -> Any:
     """The transpose of parts."""
     return type(like)(*each) if isinstance(like, tuple) else each[0]
+
+
+def stored(state: Any) -> dict[str, str]:
+    """Which arrays of a state are kept in 16 bits, and in which dtype."""
+    each = {name: dtype_name(S) for name, S in parts("state", state).items() if S is not None}
+    return {name: kind for name, kind in each.items() if kind in NARROW}
+
+
+def check_overwritten(fn: str, state: Any, plan: Plan, own: Any) -> None:
+    """Whether a final state can be written where `state` lies; own: as the caller gave it.
+
+    Raises TypeError for a dtype that is neither the computation's nor stored in 16 bits, ValueError for what is
+    read-only.
+    """
+    for name, S in parts("state", own).items():
+        if not getattr(getattr(S, "dtype", None), "isnative", True):
+            raise TypeError(f"{fn}: {name} is byte-swapped, expected this machine's byte order to be overwritten")
+    for name, S in parts("state", state).items():
+        if S.dtype != plan.dtype and dtype_name(S) not in NARROW:
+            wanted = dtype_name(plan.xp.empty(0, dtype=plan.dtype))
+            raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
+        if getattr(getattr(S, "flags", None), "writeable", True) is False:
+            raise ValueError(f"{fn}: {name} is read-only, expected a writeable array with overwrite_state=True")

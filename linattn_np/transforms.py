@@ -14,6 +14,7 @@ from .cores.kinds import Erase
 from .cores.matrix_state import chunks, cuda_step, mapped, solved
 from .cores.matrix_state.inputs import Inputs
 from .ground.namespace import device, dtype_name
+from .state_parts import stored
 
 
 def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
@@ -121,6 +122,7 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
         reason += "; a decay on the value axis walks the tokens forward, and goes back in chunks"
     if hasattr(where, "how"):
         reason += f"; {where.how(card.name, call.inputs, call.plan, choice.backend.name)}"
+    reason += "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
     total = each = 0.0
     for memory in memories:
         form, C = _form(call, memory, choice.backend.name)

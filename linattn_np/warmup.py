@@ -105,17 +105,19 @@ def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
     yield Entry("gate formula", cuda_projections.GATE, (("LA_DTYPE", cuda_plan.ELEMENTS[dtype]),))
 
 
-def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase) -> Iterator[Entry]:
-    """The kernels of a few tokens for one cell of the family."""
-    wide = K % 4 == V % 4 == 0
+def step_entries(
+    dtype: str, K: int, V: int, decay: Decay, erase: Erase, state: str = "float32"
+) -> Iterator[Entry]:
+    """The kernels of a few tokens for one cell of the family, whose states are overwritten where they are stored."""
+    wide, stored = K % 4 == V % 4 == 0, "" if state == "float32" else f", a state in {state}"
 
     def step(
         words: str, own: bool = False, before: bool = False, read: int = 1, bonus: bool = False,
     ) -> Iterator[Entry]:
         how = (dtype, K, V, wide, decay, False, erase, own, before, read, bonus)
-        yield Entry(f"a few tokens{words}", cuda_step.STEP, cuda_step.step_constants(*how))
-        if wide:
-            yield Entry(f"one token{words}", cuda_step.STEP, cuda_step.step_constants(*how, True))
+        for one in (False, True) if wide else (False,):
+            constants = cuda_step.step_constants(*how, one, state, state)
+            yield Entry(f"{'one token' if one else 'a few tokens'}{words}{stored}", cuda_step.STEP, constants)
 
     yield from step("")
     if erase is Erase.DELTA and decay is Decay.SCALAR:
@@ -135,6 +137,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="what a token takes out; with an erase or a vector decay: kernels of a few tokens only")
     parser.add_argument("--raw", action="store_true",
                         help="with an erase delta: the delta rule of raw projections too (qk_l2norm, A_log)")
+    parser.add_argument("--state", nargs="+", default=["float32"], choices=list(cuda_plan.ELEMENTS),
+                        help="what states that a few tokens overwrite are stored in")
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
     parser.add_argument("--only", choices=["cpu", "cuda"], help="one of the two; CUDA kernels need --arch or a device")
 
@@ -180,8 +184,9 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     more = (*delta_entries(*how, raw=True), *raw_entries(dtype, K)) if args.raw else ()
                     for entry in (*delta_entries(*how), *more):
                         yield words, K, V, entry
-                for entry in step_entries(dtype, K, V, Decay[decay.upper()], Erase[erase.upper()]):
-                    yield words, K, V, entry
+                for state in args.state:
+                    for entry in step_entries(dtype, K, V, Decay[decay.upper()], Erase[erase.upper()], state):
+                        yield words, K, V, entry
 
 
 def _bar(items: list[Any]) -> Iterable[Any]:

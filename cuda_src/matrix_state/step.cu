@@ -8,6 +8,7 @@
 //              2  out_t = read (q_t S_{t-1} + (q_t (.) u) k_t^T v_t)      u with LA_BONUS
 //              0  no queries
 //
+// States are read as LA_START and written as LA_END says: 0 bfloat16, 1 float16, 2 float32; they are float32 in between.
 // LA_SPLIT warps own LA_LANES LA_PER value columns, each its share of the rows. A state is read and written once. LA_ONE: each
 // sequence has one token, each state one query, rows of a state lie behind one another, strides fit 32 bits.
 #include "attention/tokens.cuh"
@@ -33,12 +34,12 @@ struct Vectors {       // strides in bytes; heads of the states (of the outputs,
 struct Arguments {
     const char *q, *k, *v, *g, *gv, *r, *beta, *a, *b, *u;
     char* out;
-    const float* start;          // null: zeros
-    float* end;                  // null: not kept
+    const StoredAs<LA_START>::type* start;   // null: zeros
+    StoredAs<LA_END>::type* end;             // null: not kept
     const void *start_slots, *end_slots;   // the place of each sequence's state, else null
     const i64* offsets;          // of a ragged batch, else null
     Vectors at_q, at_k, at_v, at_g, at_gv, at_r, at_beta, at_a, at_b, at_u, at_out;
-    i64 start_slot, start_head, start_row, end_slot, end_head, end_row;   // in floats
+    i64 start_slot, start_head, start_row, end_slot, end_head, end_row;   // in elements
     i64 places;                  // slots that there are: a number outside is read as zeros and not kept
     int T, heads, readers, slot_bytes; Inverse heads_inverse;   // heads of the state, queries that read one
     float read; int past;        // 1: states go past the L1 cache
@@ -126,10 +127,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
     Warps warps = {places[in_block], thread >> 5, in_block, 0};
     State S;
     const i64 from = place_of(a.start_slots, a.slot_bytes, n), to = a.end_slots == nullptr ? n : from;
-    const float* start = state_at(a.start, from, head, a.start_slot, a.start_head) + tile;
+    const StoredAs<LA_START>::type* start = state_at(a.start, from, head, a.start_slot, a.start_head) + tile;
     if (a.start == nullptr || (u64)from >= (u64)a.places) S.clear();
-    else if (!LA_ONE && LANES == 8 && a.past) S.template load<1>(start, row_stride(a.start_row), columns, thread);
-    else S.template load<0>(start, row_stride(a.start_row), columns, thread);
+    else if (!LA_ONE && LANES == 8 && a.past) S.template load<1, LA_START>(start, row_stride(a.start_row), columns, thread);
+    else S.template load<0, LA_START>(start, row_stride(a.start_row), columns, thread);
     const Walk k_of(a.k, a.at_k, s, head), v_of(a.v, a.at_v, s, head), q_of(a.q, a.at_q, s, head * readers);
     const Walk g_of(a.g, a.at_g, s, head), gv_of(a.gv, a.at_gv, s, head), r_of(a.r, a.at_r, s, head);
     const Walk beta_of(a.beta, a.at_beta, s, head), a_of(a.a, a.at_a, s, head), b_of(a.b, a.at_b, s, head);
@@ -137,9 +138,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
 
     auto keep = [&] {
         if (a.end == nullptr || (u64)to >= (u64)a.places) return;
-        float* end = state_at(a.end, to, head, a.end_slot, a.end_head) + tile;
-        if (!LA_ONE && LANES == 8 && a.past) S.template store<1>(end, row_stride(a.end_row), columns, thread);
-        else S.template store<0>(end, row_stride(a.end_row), columns, thread);
+        StoredAs<LA_END>::type* end = state_at(a.end, to, head, a.end_slot, a.end_head) + tile;
+        if (!LA_ONE && LANES == 8 && a.past) S.template store<1, LA_END>(end, row_stride(a.end_row), columns, thread);
+        else S.template store<0, LA_END>(end, row_stride(a.end_row), columns, thread);
     };
     auto token = [&](int t) {
         Keys k, q, x, b;             // x: what erases, r or a

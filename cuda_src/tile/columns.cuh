@@ -12,6 +12,21 @@
 
 constexpr int LEAVES = 8;
 
+// 8 and 4 bytes that this kernel may write later; those beside them are asked for too
+LA_DEVICE uint2 load_eight_bytes(const void* p) {
+    uint2 y;
+    asm volatile("ld.global.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(y.x), "=r"(y.y) : "l"(p) : "memory");
+    return y;
+}
+LA_DEVICE u32 load_four_bytes(const void* p) {
+    u32 y;
+    asm volatile("ld.global.L2::256B.u32 %0, [%1];" : "=r"(y) : "l"(p) : "memory");
+    return y;
+}
+template <int KIND> LA_DEVICE float low_half(u32 x) { return KIND == 0 ? low_bf16(x) : low_f16(x); }
+template <int KIND> LA_DEVICE float high_half(u32 x) { return KIND == 0 ? high_bf16(x) : high_f16(x); }
+template <int KIND> LA_DEVICE u32 pack_halves(float lo, float hi) { return KIND == 0 ? pack_bf16(lo, hi) : pack_f16(lo, hi); }
+
 template <int ROWS, int GROUPS> struct RowVector {     // what a lane needs of ROWS numbers
     static constexpr int SPAN = 4 * GROUPS, N = (ROWS + SPAN - 1) / SPAN * 4;
     float x[N];
@@ -80,14 +95,17 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
     }
     __device__ __forceinline__ void clear() { each([](int, int, float& y) { y = 0.f; }); }
     // p: the first of the columns in row 0; `columns` of them exist (WIDE: a multiple of PER); zeros for the rest.
-    // PAST: past the L1 cache. Four lanes are half of what memory hands out at once: neighbouring warps read the rest.
-    template <int PAST> __device__ __forceinline__ void load(const float* p, i64 stride, int columns, int lane) {
+    // PAST: past the L1 cache, of floats. Four lanes are half of what memory hands out at once: neighbouring warps read
+    // the rest. KIND: how elements are stored; 16 bits are widened here, and rounded, to nearest even, in `store`.
+    template <int PAST, int KIND>
+    __device__ __forceinline__ void load(const typename StoredAs<KIND>::type* p, i64 stride, int columns, int lane) {
         const int column = first(lane);
         p += lane / LANES * 4 * stride + column;
         clear();
         rows(lane, [&](int r, int row) {
-            const float* from = p + row * stride;
-            if constexpr (WIDE) {
+            const typename StoredAs<KIND>::type* from = p + row * stride;
+            if constexpr (KIND != 2) load_narrow<KIND>(x[r], from, columns - column);
+            else if constexpr (WIDE) {
                 if (column >= columns) return;
                 if constexpr (PER == 2)
                     asm volatile("ld.global.L2::256B.v2.f32 {%0, %1}, [%2];"
@@ -107,12 +125,14 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
                     if (column + j * STEP < columns) x[r][j] = from[j * STEP];
         });
     }
-    template <int PAST> __device__ __forceinline__ void store(float* p, i64 stride, int columns, int lane) const {
+    template <int PAST, int KIND>
+    __device__ __forceinline__ void store(typename StoredAs<KIND>::type* p, i64 stride, int columns, int lane) const {
         const int column = first(lane);
         p += lane / LANES * 4 * stride + column;
         rows(lane, [&](int r, int row) {
-            float* to = p + row * stride;
-            if constexpr (WIDE) {
+            typename StoredAs<KIND>::type* to = p + row * stride;
+            if constexpr (KIND != 2) store_narrow<KIND>(to, x[r], columns - column);
+            else if constexpr (WIDE) {
                 if (column >= columns) return;
                 if constexpr (PER == 2)
                     asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x[r][0]), "f"(x[r][1]) : "memory");
@@ -127,6 +147,36 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
                 for (int j = 0; j < PER; j++)
                     if (column + j * STEP < columns) to[j * STEP] = x[r][j];
         });
+    }
+    // A row of a lane's columns in 16 bits; `count` columns exist from its first on.
+    template <int KIND> static __device__ __forceinline__ void load_narrow(float (&y)[PER], const u16* from, int count) {
+        if constexpr (WIDE) {
+            if (count <= 0) return;
+            u32 packed[2];
+            if constexpr (PER == 2) packed[0] = load_four_bytes(from);
+            else {
+                const uint2 both = load_eight_bytes(from);
+                packed[0] = both.x; packed[1] = both.y;
+            }
+#pragma unroll
+            for (int j = 0; j < PER; j += 2) {
+                y[j] = low_half<KIND>(packed[j >> 1]);
+                y[j + 1] = high_half<KIND>(packed[j >> 1]);
+            }
+        } else
+#pragma unroll
+            for (int j = 0; j < PER; j++)
+                if (j * STEP < count) y[j] = low_half<KIND>(from[j * STEP]);
+    }
+    template <int KIND> static __device__ __forceinline__ void store_narrow(u16* to, const float (&y)[PER], int count) {
+        if constexpr (WIDE) {
+            if (count <= 0) return;
+            if constexpr (PER == 2) *(u32*)to = pack_halves<KIND>(y[0], y[1]);
+            else *(uint2*)to = {pack_halves<KIND>(y[0], y[1]), pack_halves<KIND>(y[2], y[3])};
+        } else
+#pragma unroll
+            for (int j = 0; j < PER; j++)
+                if (j * STEP < count) to[j * STEP] = (u16)pack_halves<KIND>(y[j], 0.f);
     }
     __device__ __forceinline__ void scale(float z) { each([&](int, int, float& y) { y *= z; }); }
     template <class Z> __device__ __forceinline__ void scale_rows(const Z& z) { each([&](int r, int, float& y) { y *= z[r]; }); }

@@ -3,6 +3,8 @@
 #include "tile/types.cuh"
 
 constexpr int bytes_of(int kind) { return kind == 2 ? 4 : 2; }
+template <int KIND> struct StoredAs { typedef u16 type; };
+template <> struct StoredAs<2> { typedef float type; };
 
 LA_DEVICE u16 load_u16(const void* p) {
     u16 r;

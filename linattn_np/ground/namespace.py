@@ -14,6 +14,7 @@ Array = Any
 Namespace = Any
 
 STORAGE = ("float16", "bfloat16", "float32", "float64")
+NARROW = STORAGE[:2]  # stored only: widened when they are used
 device = compat.device  # the device an array lies on
 CPU, CUDA = 1, 2  # DLPack device types
 

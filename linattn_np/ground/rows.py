@@ -9,7 +9,7 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
-from .namespace import Array, Namespace, device
+from .namespace import Array, Namespace, device, dtype_name
 from .shapes import Sizes
 
 
@@ -56,15 +56,20 @@ def _check_shape(fn: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> Non
 
 def take_rows(xp: Namespace, pool: Array, rows: Array, batch: tuple[int, ...]) -> Array:
     """(P, ...) -> (*batch, ...)."""
-    taken = xp.take(pool, rows, axis=0)
-    return xp.reshape(taken, (*batch, *pool.shape[1:]))
+    taken = xp.reshape(xp.take(_bits(xp, pool), rows, axis=0), (*batch, *pool.shape[1:]))
+    return taken if taken.dtype == pool.dtype else taken.view(pool.dtype)
 
 
 def put_rows(xp: Namespace, pool: Array, rows: Array, values: Array) -> None:
-    """The transpose of take_rows, into the pool."""
+    """The transpose of take_rows, into the pool, whose dtype they have."""
     values = xp.reshape(values, (prod(rows.shape), *pool.shape[1:]))
     if compat.is_cupy_namespace(xp) or compat.is_numpy_namespace(xp):
-        pool[rows] = values
+        _bits(xp, pool)[rows] = _bits(xp, values)
         return
     for n, row in enumerate(_on_host(rows).tolist()):
         pool[row, ...] = values[n, ...]
+
+
+def _bits(xp: Namespace, x: Array) -> Array:
+    """CuPy's bfloat16 as whole numbers, which it has every kind of indexing for; else x."""
+    return x.view(xp.uint16) if compat.is_cupy_namespace(xp) and dtype_name(x) == "bfloat16" else x

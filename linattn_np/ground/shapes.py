@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
-from .namespace import STORAGE, Array, dtype_name
+from .namespace import NARROW, STORAGE, Array, dtype_name
+
+MEMORIES = ("state", "state.S", "state.W")  # states, and parts of them, that may be stored in 16 bits
 
 
 @dataclass
@@ -144,8 +146,14 @@ def _check_heads(fn: str, sizes: Sizes) -> None:
 def check_state(
     fn: str, state: Array, sizes: Sizes, spec: str = "H K V", name: str = "state", pool: bool = False
 ) -> None:
-    """A state has the batch axes of the call, or one row a sequence where the batch is ragged; a pool has any rows."""
-    if dtype_name(state) not in ("float32", "float64"):
+    """A state has the batch axes of the call, or one row a sequence where the batch is ragged; a pool has any rows.
+
+    It may be stored in 16 bits where it is what values or slots were written to. Sums that outputs are divided by or
+    systems are solved with, and exponents, may not.
+    """
+    if name in MEMORIES:
+        check_dtype(fn, name, state)
+    elif dtype_name(state) not in STORAGE or dtype_name(state) in NARROW:
         raise TypeError(f"{fn}: {name} has dtype {dtype_name(state)}, expected float32 or float64")
     letters = spec.split()
     for letter, n in zip(letters, state.shape[-len(letters):], strict=False):

@@ -109,7 +109,9 @@ def run(constants, arguments):
         n = n if not slots else int(_rows(slots + n * slot_bytes, (slot_bytes,), (1,), slot_type)[0])
         if not pointer or not 0 <= n < count:
             return None
-        return _rows(pointer + 4 * (n * slot + head * by_head), (4 * by_row, 4), (K, V), KINDS[2])
+        kind = KINDS[d[f"LA_{which.upper()}"]]
+        size = kind.itemsize
+        return _rows(pointer + size * (n * slot + head * by_head), (size * by_row, size), (K, V), kind)
 
     for n in range(N):
         row, first, tokens = n, 0, T
@@ -118,7 +120,7 @@ def run(constants, arguments):
             row, tokens = 0, stop - first
         for head in range(heads):
             begin = state("start", n, head)
-            S = np.zeros((K, V), np.float32) if begin is None else begin.copy()
+            S = np.zeros((K, V), np.float32) if begin is None else begin.astype(np.float32)
             for t in range(tokens):
                 S = _token(d, S, lambda name, width, h=head, t=t: vector(name, row, first, t, h, width)  # noqa: B023
                            .astype(np.float32), lambda h, t=t: vector("out", row, first, t, h, V),  # noqa: B023

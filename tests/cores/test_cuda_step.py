@@ -139,6 +139,43 @@ def test_a_row_outside_the_pool_is_zeros_and_is_not_written(cp):
     assert bool((pool[cp.asarray([0, 2, 3])] == 3).all())
 
 
+@pytest.mark.parametrize(("K", "V", "kind"), [(128, 128, "bfloat16"), (200, 72, "float16"), (36, 20, "bfloat16"),
+                                              (7, 5, "float16")])
+@pytest.mark.parametrize("T", [1, 4])
+@pytest.mark.parametrize("fn", VARIANTS, ids=lambda f: f.__name__)
+def test_states_in_16_bits(cp, fn, T, K, V, kind):
+    """The bits of a float32 state of the same numbers; overwritten, in rows of a pool too, they are rounded once."""
+    arrays, state = call_of(cp, fn, T, K=K, V=V)
+    narrow = state.astype(typed(kind))
+    out, end = fn(**arrays, state=narrow.astype(np.float32), return_state=True)
+    rounded = end.astype(typed(kind))
+    rows, others = cp.asarray([5, 0, 2]), cp.asarray([1, 3, 4, 6])
+    for _ in range(3):  # the later ones are made again
+        apart = fn(**arrays, state=narrow, return_state=True)
+        assert same(apart.out, out)
+        assert same(apart.state, end)
+        mine = narrow.copy()
+        here = fn(**arrays, state=mine, return_state=True, overwrite_state=True)
+        assert here.state is mine
+        assert same(here.out, out)
+        assert same(mine, rounded)
+        bits = cp.full((7, *state.shape[1:]), 3, np.uint16)
+        bits[rows] = narrow.view(np.uint16)
+        pool = bits.view(typed(kind))
+        assert same(fn(**arrays, state=pool, state_rows=rows, overwrite_state=True), out)
+        assert same(bits[rows], rounded.view(np.uint16))
+        assert bool((bits[others] == 3).all())
+    assert la.explain(fn, **arrays, state=narrow).backend == "cuda"
+    if (T, K) == (1, 36):
+        _, pull = la.vjp(fn, **arrays, state=narrow, return_state=True)
+        assert pull(out, end).state.dtype == typed(kind)
+        long, _ = call_of(cp, fn, 40, K=K, V=V)  # by the kernels of chunks, and with rows taken out of the pool
+        expected, last = fn(**long, state=narrow.astype(np.float32), return_state=True)
+        bits[rows] = narrow.view(np.uint16)
+        assert same(fn(**long, state=pool, state_rows=rows, overwrite_state=True), expected)
+        assert same(bits[rows], last.astype(typed(kind)).view(np.uint16))
+
+
 @pytest.mark.parametrize("T", [2, 1])
 def test_views_are_read_in_place(cp, T):
     arrays, state = call_of(cp, la.kda, T)

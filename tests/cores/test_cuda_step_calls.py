@@ -324,3 +324,57 @@ def test_long_calls_and_gradients(public):
     assert np.abs(out - expected).max() < 1e-5
     for a, b in zip(pull(stub(expected)), pull2(expected), strict=True):
         assert a is b is None or np.abs(a - b).max() < 1e-5
+
+
+@pytest.mark.parametrize("how", ["apart", "in place", "pool", "turned rows"])
+@pytest.mark.parametrize(("kind", "number"), [(np.dtype(ml_dtypes.bfloat16), 0), (np.dtype(np.float16), 1)], ids=str)
+def test_states_in_16_bits(public, kind, number, how):
+    """Read and written as they are stored: the numbers of a float32 state, rounded once where it is overwritten."""
+    fn, rng = la.gated_delta_rule, np.random.default_rng(5)
+    for seed in range(3):
+        arrays = {n: stub(x) for n, x in arrays_of(fn, seed=seed).items()}
+        state = rng.standard_normal((2, 4, 8, 4)).astype(kind)
+        expected, end = fn(**arrays, state=stub(state.astype(np.float32)), return_state=True)
+        S, options, kept = stub(state), {"return_state": True}, len(again._made)
+        if how == "pool":
+            S = stub(np.concatenate([state, state + 1, state[::-1]])[[3, 0, 2, 1, 4, 5]].astype(kind))
+            options |= {"state_rows": stub(np.array([1, 3]))}
+        if how == "turned rows":  # copied, and written back
+            S = stub(np.ascontiguousarray(np.swapaxes(state, -1, -2))).swapaxes(-1, -2)
+        before = np.asarray(S).copy()
+        out, last = fn(**arrays, state=S, **options, overwrite_state=how != "apart")
+        constants = dict(public[-1][0])
+        assert np.array_equal(out, expected)
+        assert constants["LA_START"] == number
+        if how == "apart":
+            assert np.array_equal(last, end)
+            assert last.dtype == np.float32
+            assert np.array_equal(S, before)
+        else:
+            assert last is S
+            assert np.array_equal(S[[1, 3]] if how == "pool" else S, np.asarray(end).astype(kind))
+        if how == "pool":
+            assert np.array_equal(np.asarray(S)[[0, 2, 4, 5]], before[[0, 2, 4, 5]])
+        assert constants["LA_END"] == (number if how in ("in place", "pool") else 2)
+        if seed == 2:
+            assert len(again._made) == kept  # made again
+    assert len(again._made) == 2 - (how == "turned rows")
+
+
+@pytest.mark.parametrize("T", [1, 3])
+def test_alignment_of_states_in_16_bits(launched, T):
+    """Four elements at a time are eight bytes, one by one where they begin elsewhere or rows are odd."""
+    def wide(offset, V=8):
+        x, plan, state, *_ = case("scalar", "none", "after", T, None, K=8, V=V, dtype=np.float32)
+        room = stub(np.zeros((*state.shape[:-1], V + 8), ml_dtypes.bfloat16))
+        view = room[..., offset : offset + V]
+        view[...] = state
+        expected, end, _ = recurrence.forward(x, plan, np.asarray(view).astype(np.float32))
+        out, last, _ = cuda_step.forward(there(x), plan._replace(xp=CUPY, overwrite=True), view)
+        assert np.abs(out - expected).max() < 1e-5
+        assert last is view
+        assert np.abs(view.astype(np.float32) - end).max() < 2**-7 * np.abs(end).max()
+        return dict(launched[-1][0])["LA_WIDE"]
+
+    assert wide(0) == wide(4) == 1
+    assert wide(2) == wide(1) == wide(0, V=5) == 0

@@ -176,14 +176,16 @@ HEAVY = [(Decay.VECTOR, Erase.FREE), (Decay.SCALAR, Erase.DELTA)]
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
-@pytest.mark.parametrize(("dtype", "K", "V", "cells"), [
-    ("bfloat16", 128, 128, list(itertools.product(Decay, Erase))), ("float32", 256, 256, HEAVY),
-    ("float32", 255, 7, HEAVY[:1]), ("float16", 128, 64, HEAVY[:1]),
+@pytest.mark.parametrize(("dtype", "K", "V", "cells", "state"), [
+    ("bfloat16", 128, 128, list(itertools.product(Decay, Erase)), "float32"), ("float32", 256, 256, HEAVY, "float32"),
+    ("float32", 255, 7, HEAVY[:1], "float32"), ("float16", 128, 64, HEAVY[:1], "float32"),
+    ("bfloat16", 128, 128, HEAVY, "bfloat16"), ("float32", 256, 256, HEAVY[:1], "float16"),
+    ("float16", 255, 7, HEAVY[:1], "bfloat16"),
 ])
-def test_every_step_compiles(arch, dtype, K, V, cells):
+def test_every_step_compiles(arch, dtype, K, V, cells, state):
     """To machine code of the architecture; nothing of a state ever spills."""
     for cell in cells:
-        for entry in step_entries(dtype, K, V, *cell):
+        for entry in step_entries(dtype, K, V, *cell, state):
             code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
             assert code.cubin.startswith(b"\x7fELF")
             assert spilled(code.log) == 0, (cell, entry.words, code.log)

@@ -57,7 +57,10 @@ def refuses(call: Any) -> str | None:
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
-    """(out, final state, saved); the final state is `state` itself where the plan lets it be overwritten."""
+    """(out, final state, saved); the final state is `state` itself where the plan lets it be overwritten, else float32.
+
+    A state stored in 16 bits is read so, and written so where it is overwritten: its one rounding.
+    """
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     K, element = x.k.shape[-1], element_of(x)
     arrays = _arrays(xp, x, element)
@@ -77,7 +80,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets)
     wide = _wide(arrays, (start, last))
     one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
-    constants = constants_of(x, plan, element, wide, one)
+    constants = constants_of(x, plan, element, wide, one, _kind(start), _kind(last))
     values = dict(constants)
     parts = -(-V // (values["LA_LANES"] * values["LA_PER"] * (values["LA_WARPS"] // values["LA_SPLIT"])))
     arguments = b"".join([
@@ -102,19 +105,21 @@ def element_of(x: Inputs) -> str:
     return names.pop() if len(names) == 1 and names <= set(ELEMENTS) else "float32"
 
 
-def constants_of(x: Inputs, plan: Plan, element: str, wide: bool, one: bool = False) -> Constants:
-    """The constants of step.cu for a call. one: by the kernel of one token."""
+def constants_of(
+    x: Inputs, plan: Plan, element: str, wide: bool, one: bool = False, start: str = "float32", end: str = "float32"
+) -> Constants:
+    """The constants of step.cu for a call. one: by the kernel of one token. start, end: what states are stored in."""
     read = 0 if x.q is None else 1 if plan.query_row is Row.AFTER else 2
     own = x.r is not None and x.r is not x.k
     before = x.erase is Erase.DELTA and plan.erase_row is not Row.DECAYED
     return step_constants(element, x.k.shape[-1], x.v.shape[-1], wide, x.decay, x.gv is not None, x.erase, own, before,
-                          read, read > 0 and x.u is not None, one)
+                          read, read > 0 and x.u is not None, one, start, end)
 
 
 @functools.cache
 def step_constants(
     element: str, K: int, V: int, wide: bool, decay: Decay, value_decay: bool, erase: Erase, own: bool, before: bool,
-    read: int, bonus: bool, one: bool = False,
+    read: int, bonus: bool, one: bool = False, start: str = "float32", end: str = "float32",
 ) -> Constants:
     """The same from words. own: r is not k; before: r reads the undecayed state; read: 0 none, 1 AFTER, 2 BEFORE."""
     per = 4 if K <= 128 else 2
@@ -128,6 +133,7 @@ def step_constants(
         "LA_BLOCKS": RESIDENT // warps if one and room else 1,
         "LA_VALUE_DECAY": int(value_decay), "LA_ERASE": list(Erase).index(erase), "LA_OWN": int(own),
         "LA_ERASE_BEFORE": int(before), "LA_READ": read, "LA_BONUS": int(bonus),
+        "LA_START": ELEMENTS[start], "LA_END": ELEMENTS[end],
     }.items()))
 
 
@@ -168,10 +174,15 @@ def _states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None,
     """(a state as (places, H, K, V) with contiguous rows, whether it is the caller's own memory)."""
     if state is None:
         return None, False
-    S = cast(xp, state, xp.float32)
-    S = S if V == 1 or S.strides[-1] == 4 else xp.ascontiguousarray(S)
+    S = state if dtype_name(state) in ELEMENTS else cast(xp, state, xp.float32)
+    S = S if V == 1 or S.strides[-1] == S.itemsize else xp.ascontiguousarray(S)
     S = S if S.ndim == 4 else S.reshape(prod(S.shape[:-3]), *S.shape[-3:])
     return S, S.data.ptr == state.data.ptr
+
+
+def _kind(S: Array | None) -> str:
+    """What states are stored in."""
+    return "float32" if S is None else dtype_name(S)
 
 
 def _wide(arrays: dict[str, Any], states: tuple[Array | None, ...]) -> bool:
@@ -190,7 +201,7 @@ def _by_fours(y: Array) -> bool:
 
 def _near(arrays: tuple[Array | None, ...], states: tuple[Array | None, ...]) -> bool:
     """Whether the kernel of one token can find its way: strides of 32 bits, dense rows of states."""
-    if any(S is not None and S.shape[-2] > 1 and S.strides[-2] != 4 * S.shape[-1] for S in states):
+    if any(S is not None and S.shape[-2] > 1 and S.strides[-2] != S.itemsize * S.shape[-1] for S in states):
         return False
     return all(abs(n) < 1 << 31 for y in (*arrays, *states) if y is not None for n in y.strides)
 
@@ -214,6 +225,6 @@ def _merged(out: Array) -> tuple[int, int, int]:
 
 
 def _pack_state(S: Array | None) -> bytes:
-    """Strides in floats over slots, heads and rows."""
-    return struct.pack("<3q", *((0, 0, 0) if S is None else (s // 4 for s in S.strides[:3])))
+    """Strides in elements over slots, heads and rows."""
+    return struct.pack("<3q", *((0, 0, 0) if S is None else (s // S.itemsize for s in S.strides[:3])))
 
