@@ -10,7 +10,7 @@ COMMANDS = {
     "doctor": (".doctor", "what is installed, and whether every variant computes what it should"),
     "warmup": (".warmup", "compile the CPU's loops and CUDA kernels ahead of their first use; needs no GPU"),
     "probe": (".lab.probe_command", "what each memory can do, exactly and without training"),
-    "recall": (".lab.recall_command", "a needle in a haystack of real text, asked of nine memories"),
+    "recall": (".lab.recall_command", "a needle in a haystack of real text, asked of eleven memories"),
 }
 LAB = ("tqdm", "rich", "matplotlib", "threadpoolctl")
 

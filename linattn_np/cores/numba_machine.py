@@ -262,6 +262,7 @@ WRITTEN: dict[str, Callable[[Machine], None]] = {
     "inverse_lengths": simple(maps.inverse_lengths, "mrrf"),
     "unit_pull": simple(maps.unit_pull, "mrrfm"),
     "averages": simple(maps.averages, "mmfrrfffff"),
+    "averages_pull": simple(maps.averages_pull, "mmfrrmf"),
     "rest": _rest,
     "any_above_one": lambda t: decay.any_above_one(t.e, t.f(2), t.r(3), t.at(1)),
 }  # fmt: skip

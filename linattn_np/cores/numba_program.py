@@ -31,6 +31,7 @@ OPERATIONS = [
     "column_overlap", "channels", "channel_gram", "channel_pull", "channel_crossings", "channel_overlap", "bonus",
     "bonus_pull", "rest", "any_above_one", "accumulate", "descend", "monomials", "monomials_pull", "exponentials",
     "exponentials_pull", "waves", "waves_pull", "inverse_lengths", "unit_pull", "averages",
+    "averages_pull",
 ]
 OP = {name: n for n, name in enumerate(OPERATIONS)}
 FIELDS = 12  # operation and operands

@@ -14,6 +14,7 @@ import linattn_np as la
 from .memories import Logits, Memory, Retention
 
 SHARPNESS = 32.0  # of the softmax reference
+SLOWLY = -(2.0**-8)  # log decay a token
 MILD = 2.0  # of random features: their relative variance grows like e^(4 sharpness)
 
 
@@ -34,6 +35,115 @@ class Longhorn(Memory):
         return q, k, v, np.ones(v.shape[:3], v.dtype)
 
 
+class HalfKeys(Memory):
+    """DeltaProduct of two steps: the value at each half of the key, both made unit, with the strength of one half.
+
+    A token has one pair here, and steps that share its key are one step of the delta rule, of strength
+    1 - (1 - beta_1) (1 - beta_2). Halves are orthogonal keys that the query has too: a token erases two directions.
+    """
+
+    name = "delta_product"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.delta_product)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        K, channels = k.shape[-1], np.arange(k.shape[-1])
+        steps = k[:, :, None] * np.stack([channels < K // 2, channels >= K // 2]).astype(k.dtype)[:, None]
+        steps = steps / np.linalg.norm(steps, axis=-1, keepdims=True)  # (B, T, 2, 1, K)
+        values = np.broadcast_to(v[:, :, None], (*v.shape[:2], 2, *v.shape[2:]))
+        return q, steps, values, np.full(values.shape[:-1], 0.5, v.dtype)
+
+
+class Slopes(Retention):
+    """Lightning attention: the retention memory with the ALiBi slopes of four heads, 1/4 to 1/256."""
+
+    name = "lightning_attention"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.lightning_attention)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        *qkv, _ = super().arrays(logits, classes, q, k, v)
+        return *qkv, (4.0 ** -np.arange(1, 5)).astype(v.dtype)
+
+
+class Fading(Memory):
+    """Simple GLA with one log decay of -2^-8 a token: what transxssm is without its rotation."""
+
+    name = "simple_gla"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.simple_gla)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        return q, k, v, np.full(v.shape[:3], SLOWLY, v.dtype)
+
+
+class RotatedStateSpace(Memory):
+    """TransXSSM: mamba2 with steps of 1, a log decay of -2^-8 a token, inputs and outputs turned by their distance."""
+
+    name = "transxssm"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.transxssm)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        return v, np.ones(v.shape[:3], v.dtype), np.full(1, SLOWLY, v.dtype), k, q
+
+
+class Erasing(Memory):
+    """IPLR: half of what the key finds is taken out and the whole value written, twice longhorn's state."""
+
+    name = "iplr"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.iplr)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        return q, k, v, -k / 2, k
+
+
+class Corrected(Memory):
+    """Comba: the same with a log decay of -2^-8 a token, p being half the key and the strength 1."""
+
+    name = "comba"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.comba)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        return q, k, v, k / 2, np.full(v.shape[:3], SLOWLY, v.dtype), np.ones(v.shape[:3], v.dtype)
+
+
+class FadingErasing(Memory):
+    """DPLR: iplr with log decays from -2^-8 to -2^-11 a token, over the channels of keys."""
+
+    name = "dplr"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.dplr)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        return q, k, v, slowly(k), -k / 2, k
+
+
+class Rwkv7(Memory):
+    """RWKV-7: the decays of dplr; what the key finds is taken out at a rate from 1/4 to 3/4, over the channels."""
+
+    name = "rwkv7"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.rwkv7)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        return q, k, v, slowly(k), -k, k * np.linspace(0.25, 0.75, k.shape[-1]).astype(k.dtype)
+
+
+class ChannelFading(Memory):
+    """GLA: log decays from -2^-8 to -2^-11 a token, over the channels of keys."""
+
+    name = "gla"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.gla)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        return q, k, v, slowly(k)
+
+
+class Rwkv6(Memory):
+    """RWKV-6: the decays of gla, which begin a token later, and a bonus of 1."""
+
+    name = "rwkv6"
+    function: ClassVar[Callable[..., Any]] = staticmethod(la.rwkv6)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        return q, k, v, slowly(k), np.ones((1, k.shape[-1]), k.dtype)
+
+
 class FadingWeights(Memory):
     """Decaying fast weights: log decays from -2^-8 to -2^-11 a token, over the channels of keys and of values."""
 
@@ -41,8 +151,7 @@ class FadingWeights(Memory):
     function: ClassVar[Callable[..., Any]] = staticmethod(la.dfw)
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
-        g, gv = (np.broadcast_to(-(2.0 ** -np.linspace(8, 11, x.shape[-1])).astype(x.dtype), x.shape) for x in (k, v))
-        return q, k, v, g, gv
+        return q, k, v, slowly(k), slowly(v)
 
 
 class Hgrn2(Memory):
@@ -129,6 +238,11 @@ class Fourier(Features):
         return q, k, v
 
 
+def slowly(x: np.ndarray) -> np.ndarray:
+    """Log decays from -2^-8 to -2^-11 over the channels of x, in its shape."""
+    return np.broadcast_to(-(2.0 ** -np.linspace(8, 11, x.shape[-1])).astype(x.dtype), x.shape)
+
+
 def halves(x: np.ndarray) -> np.ndarray:
     """[max(x, 0), max(-x, 0)]: (..., 2 K)."""
     return np.concatenate([np.maximum(x, 0), np.maximum(-x, 0)], axis=-1)
@@ -140,5 +254,6 @@ def directions(K: int) -> np.ndarray:
     return d / np.linalg.norm(d, axis=0)
 
 
-MORE = {kind.name: kind() for kind in (Rotated, Longhorn, FadingWeights, Hgrn2, Slots, GatedSlots, Fourier, Performer,
-                                       Based, Rebased)}  # fmt: skip
+KINDS = (Slopes, Fading, Rotated, RotatedStateSpace, ChannelFading, Rwkv6, FadingWeights, Hgrn2, Longhorn, Erasing,
+         HalfKeys, Corrected, FadingErasing, Rwkv7, Slots, GatedSlots, Fourier, Performer, Based, Rebased)  # fmt: skip
+MORE = {kind.name: kind() for kind in KINDS}

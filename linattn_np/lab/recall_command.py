@@ -1,4 +1,4 @@
-"""`linattn recall`: a needle in a haystack of real text, asked of nine memories."""
+"""`linattn recall`: a needle in a haystack of real text, asked of eleven memories."""
 
 import argparse
 import os

@@ -132,3 +132,21 @@ def averages(e: Emit, P: Mat, Q: Mat, z: Rows, m: Value, k: Value, scale: Rows, 
         one = e.select(none, e.number(0), e.number(1) // e.select(none, e.number(1), total))
         for y, to in ((total, sums), (one, over), (one * s, over_scaled)):
             e.put(y, to.at + i * e.size)
+
+
+@routine
+def averages_pull(e: Emit, D: Mat, O: Mat, sums: Rows, m: Value, n: Value, C: Mat, w: Rows) -> None:
+    """C_i = D_i / sums_i, w_i = -C_i . O_i from the gradients D of the averages O, (m, n); 0 where the sum is 0."""
+    with e.each(m) as i:
+        total = e.get(sums.at + i * e.size)
+        none = total.equals(0.0)
+        over = e.spread(e.select(none, e.number(0), e.number(1) // e.select(none, e.number(1), total)))
+        s = e.variable(e.zero())
+
+        def divide(j: Value, mask: Value | None) -> None:
+            c = over * e.load(e.address(D, i, j), mask)
+            e.store(c, e.address(C, i, j), mask)
+            s.set(e.fma(c, e.load(e.address(O, i, j), mask), s.get()))
+
+        e.across(n, divide)
+        e.put(-e.sum(s.get()), w.at + i * e.size)

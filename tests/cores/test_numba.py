@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("llvmlite")
 
 from linattn_np.cores.kinds import Row
-from linattn_np.cores.matrix_state import numba_backward, numba_loops, numba_run, recurrence
+from linattn_np.cores.matrix_state import numba_loops, numba_run, numba_slots, numba_walk, recurrence
 from linattn_np.ground.chunk_table import sequences
 from linattn_np.testing import relative_error
 from tests.core_cases import CELLS, case
@@ -246,10 +246,10 @@ def test_backward_in_segments(cell, slots, monkeypatch):
         self.p.bytes += self.step * (min(slots, most) - 1)
         return min(slots, most)
 
-    monkeypatch.setattr(numba_backward.Slots, "close", few)
-    numba_backward.backward_program.cache_clear()
+    monkeypatch.setattr(numba_slots.Slots, "close", few)
+    numba_walk.backward_program.cache_clear()
     try:
         cut = both(*args)
     finally:
-        numba_backward.backward_program.cache_clear()
+        numba_walk.backward_program.cache_clear()
     assert all((cut[name] == whole[name]).all() for name in whole)

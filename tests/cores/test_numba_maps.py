@@ -111,3 +111,16 @@ def test_averages_and_overlaps(m, K, dtype, rng):  # noqa: F811
     close(b.read(over, m), 1 / expected, dtype)
     close(b.read(scaled, m), 0.5 / expected, dtype)
     close(b.read(out, m), np.sum(S * dS, 0), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "V"), [(1, 1), (5, 7), (32, 40)])
+def test_the_transpose_of_averages(m, V, dtype, rng):  # noqa: F811
+    b = Bench(dtype)
+    dout, out, sums = (rng.uniform(0.5, 1, s) for s in ((m, V), (m, V), m))
+    sums[0], C, w = 0, b.room(m, V), b.room(m)  # nothing answers the first
+    b.p.averages_pull(b.put(dout), b.put(out), b.put(sums), b.n(m), b.n(V), C, w)
+    b.run()
+    sums[0] = np.inf
+    close(b.read(C, m, V), dout / sums[:, None], dtype)
+    close(b.read(w, m), -np.sum(dout * out, axis=-1) / sums, dtype, 4)

@@ -139,3 +139,59 @@ def test_longhorn_with_rate_1_is_the_delta_rule_of_one_half():
     out, _ = KNOWN["longhorn"].run({}, classes, q, k, v)
     same = la.delta_rule(q, k, v, np.full(v.shape[:3], 0.5), scale=1)
     np.testing.assert_allclose(out, same, rtol=1e-10, atol=1e-12)
+
+
+def test_delta_product_keeps_a_delta_memory_of_each_half_of_the_key():
+    """Halves are orthogonal: two delta rules of one half, each on its own channels, and their sum is read."""
+    classes, q, k, v = inputs()
+    out, state = KNOWN["delta_product"].run({}, classes, q, k, v)
+    expected, half = 0, np.full(v.shape[:3], 0.5)
+    for part in (slice(0, K // 2), slice(K // 2, K)):
+        unit = k[..., part] / np.linalg.norm(k[..., part], axis=-1, keepdims=True)
+        alone, S = la.delta_rule(q[..., part], unit, v, half, scale=1, return_state=True)
+        expected = expected + alone
+        np.testing.assert_allclose(state[..., part, :], S, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(out, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_steps_that_share_a_key_are_one_step_of_the_delta_rule():
+    """Why delta_product takes halves of the key: a second step with the same pair makes no other memory."""
+    _, q, k, v = inputs()
+    twice = [np.stack([x, x], axis=2) for x in (k, v)]
+    beta = np.broadcast_to(np.array([0.3, 0.5])[:, None], (B, T, 2, 1))
+    once = la.delta_rule(q, k, v, np.full((B, T, 1), 1 - 0.7 * 0.5), scale=1)
+    np.testing.assert_allclose(la.delta_product(q, *twice, beta, scale=1), once, rtol=1e-10, atol=1e-12)
+
+
+def test_transxssm_weighs_by_distance_and_turns_by_it():
+    """out_i = sum_j e^{-(i - j) / 256} Re(sum_p conj(k_jp) q_ip e^{i (i - j) theta_p}) v_j"""
+    classes, q, k, v = inputs()
+    out, _ = KNOWN["transxssm"].run({}, classes, q, k, v)
+    pairs = [x[:, :, 0, 0::2] + 1j * x[:, :, 0, 1::2] for x in (q, k)]
+    far = np.arange(T)[:, None] - np.arange(T)
+    theta = 10000.0 ** -np.linspace(0, 1, K // 2)
+    turned = np.exp(1j * far[..., None] * theta)
+    weights = np.einsum("bip,bjp,ijp->bij", pairs[0], pairs[1].conj(), turned).real * np.tril(np.exp(-far / 256))
+    np.testing.assert_allclose(out[:, :, 0], weights @ v[:, :, 0], rtol=1e-9, atol=1e-11)
+
+
+def test_every_variant_of_the_family_is_a_memory():
+    asked = {memory.function for memory in KNOWN.values()}
+    assert asked >= set(la.VARIANTS)
+
+
+def test_iplr_holds_twice_what_longhorn_does():
+    """Half is taken out in both, and the whole written instead of half."""
+    classes, q, k, v = inputs()
+    longhorn, iplr = (KNOWN[name].run({}, classes, q, k, v)[0] for name in ("longhorn", "iplr"))
+    np.testing.assert_allclose(iplr, 2 * longhorn, rtol=1e-10, atol=1e-12)
+
+
+def test_rwkv6_answers_as_gla_whose_decay_begins_a_token_later():
+    """A bonus of 1 reads the token's own write, and what is read of the others has not faded at this token."""
+    classes, q, k, v = inputs()
+    rwkv6, gla = (KNOWN[name] for name in ("rwkv6", "gla"))
+    early = q * np.exp(-rwkv6.arrays({}, classes, q, k, v)[3])  # takes this token's decay back
+    expected = la.gla(early, *gla.arrays({}, classes, q, k, v)[1:], scale=1)
+    expected += ((q - early) * k).sum(-1, keepdims=True) * v
+    np.testing.assert_allclose(rwkv6.run({}, classes, q, k, v)[0], expected, rtol=1e-10, atol=1e-12)

@@ -50,6 +50,7 @@ class Average(NamedTuple):
 
     eps: float
     sums: Array  # (..., T, heads, 1)  which it fills
+    out: Array = None  # (..., T, heads, V)  what came of it: a backward asks for both
 
 
 class Plan(NamedTuple):

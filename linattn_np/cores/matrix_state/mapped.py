@@ -22,7 +22,6 @@ from . import backward as room_backward
 from . import choose as room_choose
 from . import forward as room_forward
 from .inputs import Average, Inputs, Plan
-from .inputs import Saved as RoomSaved
 
 
 class MappedInputs(NamedTuple):
@@ -119,19 +118,19 @@ def _forward_of_features(
 def backward(kept: Kept, dout: Array | None, dstate: Array | None) -> tuple[MappedInputs, Array]:
     """Gradients of every input, and of the initial state with z."""
     x, plan, starts, out, sums, features = kept.saved
-    if x.eps is not None and dout is not None:
-        dout = divide_vjp(np, cast(np, out, plan.dtype), sums, cast(np, dout, plan.dtype))
-    if features is not None:
-        d, dS = room_backward(starts, dout, dstate)
-        takes = getattr(x.map[1], "takes_features", False)
-        dq, dk = (None if y is None else x.map[1](cast(np, y, plan.dtype), dphi, *((phi,) if takes else ()))
-                  for y, dphi, phi in zip((x.q, x.k), (d.q, d.k), features, strict=True))  # fmt: skip
-    else:
+    if features is None:
         if x.eps is not None:
-            wide = starts.x._replace(v=with_ones(np, cast(np, x.v, plan.dtype)))
-            starts = RoomSaved(wide, starts.plan._replace(average=None), starts.state, starts.starts)
+            own = starts.plan
+            starts = starts._replace(plan=own._replace(average=own.average._replace(out=out)))
         d, dS = NUMBA.module.backward(starts, dout, dstate)
         before, dq, dk = x.steps.before, d.q, d.k
         if before is not None:
             dq, dk = (None if y is None else before[1](cast(np, y, plan.dtype), dy) for y, dy in ((x.q, dq), (x.k, dk)))
+        return MappedInputs(dq, dk, d.v, d.g), dS
+    if x.eps is not None and dout is not None:
+        dout = divide_vjp(np, cast(np, out, plan.dtype), sums, cast(np, dout, plan.dtype))
+    d, dS = room_backward(starts, dout, dstate)
+    takes = getattr(x.map[1], "takes_features", False)
+    dq, dk = (None if y is None else x.map[1](cast(np, y, plan.dtype), dphi, *((phi,) if takes else ()))
+              for y, dphi, phi in zip((x.q, x.k), (d.q, d.k), features, strict=True))  # fmt: skip
     return MappedInputs(dq, dk, d.v if x.eps is None else d.v[..., :-1], d.g), dS

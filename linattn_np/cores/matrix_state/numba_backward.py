@@ -1,67 +1,20 @@
-"""Backward: a task is one sequence and the heads of a group, whose gradients of shared inputs add up in their order.
+"""The adjoint of a chunk, as operations.
 
-A segment of chunks is walked forward, each chunk's incoming state and what it writes kept in a slot, and then back.
-Where a sequence has more chunks than there are slots, it is walked once more before, for the states that its segments
-begin with. The algebra is one_chunk.py's: c is the cotangent of q^ S + ..., dS the gradient of the outgoing state.
+The algebra is one_chunk.py's: c is the cotangent of q^ S + ..., dS the gradient of the outgoing state. numba_walk.py
+says in which order chunks are walked.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-
 from ...pieces.numba_tiles import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER
 from ..kinds import Decay, Erase
 from ..numba_decay import BLOCK
-from ..numba_program import EARLIER, FIRST, FROM, HEAD, LATER, LEAD, MINUS, ONE, SCALE, STATE, STOP, TO, TURNED, Program
+from ..numba_program import HEAD, MINUS, ONE, SCALE, TURNED, Program
 from .numba_chunk import Cell, Chunk
 from .numba_fading import Fading
-from .numba_table import (
-    ENDS,
-    IN_BONUS,
-    IN_DOUT,
-    IN_DSTATE,
-    IN_K,
-    IN_Q,
-    IN_STATE,
-    OUT_DBETA,
-    OUT_DBONUS,
-    OUT_DG,
-    OUT_DK,
-    OUT_DPUSH,
-    OUT_DQ,
-    OUT_DREAD,
-    OUT_DSTATE,
-    OUT_DV,
-    STARTS,
-)
-
-MEMORY = 10 << 20  # bytes that the slots of a thread take
-
-
-class Slots:
-    """Memory for what is kept of each chunk of a segment."""
-
-    def __init__(self, p: Program):
-        self.p, self.begin = p, p.bytes
-        self.pairs: list[tuple[int, int]] = []
-
-    def view(self, base: int) -> int:
-        """A view of one slot's own part, of which `base` is the first."""
-        self.pairs.append((self.p.view(), base))
-        return self.pairs[-1][0]
-
-    def close(self, most: int) -> int:
-        """How many there are: as many as fit, at most `most`."""
-        self.step = self.p.bytes - self.begin
-        count = max(1, min(most, MEMORY // max(self.step, 1)))
-        self.p.bytes += self.step * (count - 1)
-        return count
-
-    def place(self, n: int) -> None:
-        """Turn the views to slot n."""
-        for view, base in self.pairs:
-            self.p.place(view, base, n, self.step)
+from .numba_slots import Slots
+from .numba_sums import SumsPull
+from .numba_table import IN_DOUT, IN_K, IN_Q, OUT_DBETA, OUT_DG, OUT_DK, OUT_DPUSH, OUT_DQ, OUT_DREAD, OUT_DV
 
 
 class BackwardChunk(Chunk):
@@ -92,6 +45,8 @@ class BackwardChunk(Chunk):
         self.u, self.dU = (p.matrix(1, K), p.matrix(1, K)) if cell.bonus else (0, 0)
         self.zero, self.width, self.c1 = p.literal(0), p.literal(V), p.register()
         self.fading = Fading(p, C, V) if cell.fading else None
+        self.averaging = SumsPull(p, cell) if cell.averaged else None
+        self.returns = False  # whether the chunk is walked back: features of keys are kept by then
 
     # what is kept of a chunk
 
@@ -100,7 +55,12 @@ class BackwardChunk(Chunk):
         p, cell = self.p, self.cell
         self.kept = Slots(p)
         keep = lambda m, n, above=0: self.kept.view(p.matrix(m, n, above))  # noqa: E731
-        self.S = keep(cell.K, cell.V)
+        base = p.matrix(cell.K, cell.V)
+        self.S, self.next_S = self.kept.view(base), self.kept.next(base)
+        if self.averaging is not None:
+            self.averaging.keep(self.kept)
+        if self.map is not None:
+            self.map.keep(self.kept)
         if self.X:
             self.X = keep(cell.C, cell.V)
         if self.Y:
@@ -116,6 +76,23 @@ class BackwardChunk(Chunk):
             self.start, self.start_after = self.kept.view(base), self.kept.view(p.moved(base, 1))
             self.end, self.carry = self.kept.view(p.vector(cell.C)), self.kept.view(p.same(p.vector(1)))
         return self.kept.close(most)
+
+    def once(self) -> None:
+        """And a row of ones."""
+        super().once()
+        if self.averaging is not None:
+            self.averaging.once()
+
+    def take(self, array: int, width: int, head: int = HEAD, column: int | None = None, columns: int = 0) -> int:
+        """Features of keys that are kept are not made again."""
+        if self.returns and self.map is not None and array == IN_K:
+            return self.map.made[IN_K]
+        return super().take(array, width, head, column, columns)
+
+    def turn_keys(self) -> None:
+        """Forward there are no grams where nothing is erased."""
+        if self.returns or self.cell.erase is not Erase.NONE:
+            super().turn_keys()
 
     def system(self) -> int:
         """gram(r, k) is kept without beta, which may be 0."""
@@ -197,7 +174,8 @@ class BackwardChunk(Chunk):
             p.add_hadamard(y, dy, c, K, self.writers_)
         else:
             p.multiply(y, self.dS, c, V, K, dw, ends)
-            p.multiply(values, self.dST, c, K, V, dy, ends)
+            later = () if self.averaging is None else (FULL, self.averaging.dz_rows, ONE)
+            p.multiply(values, self.dST, c, K, V, dy, ends, *later)
             if self.cell.decay is Decay.SCALAR:
                 p.dots(self.writers_, y, dy, c, K, 1)
         if self.fading is not None:
@@ -211,19 +189,19 @@ class BackwardChunk(Chunk):
             p.multiply(cotangent, self.ST, c, K, V, raw, ONE)
             p.copy(raw, c, K, dx, factors)
         else:
-            p.multiply(cotangent, self.ST, c, K, V, dx, factors)
+            beside = () if self.averaging is None else (FULL, self.averaging.rows, self.averaging.w_scaled)
+            p.multiply(cotangent, self.ST, c, K, V, dx, factors, *beside)
         readers = self.readers_before if early else self.readers
         if vector:
             first = self.before_first if early else self.first
             p.hadamard(dx, first, c, K, dx)
             p.add_hadamard(x, dx, c, K, readers)
             p.hadamard(x, first, c, K, self.hat)
-            p.copy(self.hat, c, K, self.hat, factors)
-        else:
-            if self.cell.decay is Decay.SCALAR:
-                p.dots(readers, x, dx, c, K, 1)
-            p.copy(x, c, K, self.hat, factors)
-        p.multiply(self.hat, cotangent, K, V, c, self.dS, ONE, FULL + TURNED, added=self.dS)
+            x = self.hat
+        elif self.cell.decay is Decay.SCALAR:
+            p.dots(readers, x, dx, c, K, 1)
+        x, rows = self.asking(x, factors)
+        p.multiply(x, cotangent, K, V, c, self.dS, rows, FULL + TURNED, added=self.dS, added_rows=ONE)
 
     def gram_pull(self, dP: int, P: int, early: bool, strict: bool, factors: int, x: int, y: int, dx: int,
                   dy: int) -> None:  # fmt: skip
@@ -239,19 +217,22 @@ class BackwardChunk(Chunk):
     def query_pull(self, j: int) -> None:
         """The adjoint of what query j reads: dq, and its part of dX, dk and dS."""
         p, c, cell, early = self.p, self.c, self.cell, self.cell.early_query
-        q, cotangent = self.take(IN_Q, cell.K, j), self.take(IN_DOUT, cell.V, j)
-        fading = self.fading
+        q, fading, averaging = self.take(IN_Q, cell.K, j), self.fading, self.averaging
+        cotangent = self.take(IN_DOUT, cell.V, j) if averaging is None else averaging.ask(self, j)
         asked = cotangent if fading is None else fading.asks(self, cotangent, early)
         self.reader_pull(q, asked, early, SCALE, 1, self.dQ)
         if fading is not None:
             fading.read_pull(self, early)
+        if averaging is not None:
+            averaging.read_pull(q, c)
+        own = () if averaging is None else (averaging.units_row, averaging.w)  # what the column of ones adds to dP
         for (y, yT, w), (dw, dy) in zip(self.written(), self.pulled(), strict=True):
             self.gram(q, y, yT, early, early, SCALE, self.P)
             if fading is not None:
                 fading.inside_pull(self, self.P, cotangent, w, early, dw, self.dP)
             else:
                 p.transpose(w, c, self.width, self.wT)
-                p.multiply(cotangent, self.wT, c, c, self.width, self.dP, ONE, OUT_LOWER)
+                p.multiply(cotangent, self.wT, c, c, self.width, self.dP, ONE, OUT_LOWER, *own)
             if cell.bonus:
                 p.bonus(self.P, q, y, self.u, c, self.K)
                 p.bonus_pull(self.dP, q, y, self.u, c, self.K, self.dQ, dy, self.dU)
@@ -325,124 +306,3 @@ class BackwardChunk(Chunk):
             p.channel_crossings(OUT_DG, self.t, HEAD, c, self.K, self.inside, self.readers, self.writers_, self.total)
         if self.fading is not None:
             self.fading.put(self)
-
-
-def _forward(x: BackwardChunk, S: int, out: int) -> None:
-    """One chunk forward, without reading: out = S after it."""
-    x.begin()
-    x.writers()
-    x.decays()
-    if x.N:
-        x.erase(S, x.system())
-    x.write(S, out)
-
-
-class Walk:
-    """The walks of one head over one sequence: the first segment is short, so that few chunks are walked once more."""
-
-    def __init__(self, p: Program, cell: Cell, chunks: int):
-        self.p, self.x = p, BackwardChunk(p, cell)
-        self.S = p.matrix(cell.K, cell.V)
-        self.slots = self.x.slots(chunks)
-        self.tokens = p.literal(self.slots * cell.C)
-        states = p.matrix(-(-chunks // self.slots) * cell.K, cell.V)
-        self.states, self.begun = states, p.view()
-        self.state_bytes = p.matrices[states][1] * cell.K * p.dtype.itemsize
-        self.n, self.segment, self.first, self.end = (p.register() for _ in range(4))
-        self.zero, self.one = p.literal(0), p.literal(1)
-
-    def state_of_segment(self, to: bool) -> None:
-        """S to the place of the segment's first state, or from there."""
-        p, x = self.p, self.x
-        p.place(self.begun, self.states, self.segment, self.state_bytes)
-        p.copy(*((self.S, x.K, x.width, self.begun) if to else (self.begun, x.K, x.width, self.S)), ONE)
-
-    def find_states(self) -> None:
-        """The states that segments begin with; `segment` is then the last."""
-        p, x = self.p, self.x
-        p.add(x.t, FIRST, self.zero)
-        p.add(self.end, FIRST, LEAD)
-        p.add(self.segment, self.zero, self.zero)
-        x.kept.place(self.zero)
-        top = p.here()
-        self.state_of_segment(True)
-        with p.only_if(self.end, STOP):
-            again = p.here()
-            _forward(x, self.S, self.S)
-            p.add(x.t, x.t, x.c)
-            p.less(x.t, self.end, again)
-            p.add(self.segment, self.segment, self.one)
-            p.add(self.end, self.end, self.tokens)
-            p.less(self.zero, self.one, top)
-
-    def segments(self) -> None:
-        """Segments last to first, each walked forward into slots and then back."""
-        p, x = self.p, self.x
-        C = p.literal(x.cell.C)
-        top = p.here()
-        p.times(self.end, self.segment, self.tokens)
-        p.add(self.end, self.end, LEAD)
-        p.add(self.end, self.end, FIRST)
-        p.minus(self.first, self.end, self.tokens)
-        with p.only_if(self.first, FIRST):
-            p.add(self.first, FIRST, self.zero)
-        p.least(self.end, self.end, STOP)
-        self.state_of_segment(False)
-        p.add(self.n, self.zero, self.zero)
-        p.add(x.t, self.first, self.zero)
-        again = p.here()
-        x.kept.place(self.n)
-        p.copy(self.S, x.K, x.width, x.S, ONE)
-        _forward(x, x.S, self.S)
-        p.add(self.n, self.n, self.one)
-        p.add(x.t, x.t, x.c)
-        p.less(x.t, self.end, again)
-        back = p.here()
-        p.minus(self.n, self.n, self.one)
-        p.times(x.t, self.n, C)
-        p.add(x.t, x.t, self.first)
-        x.kept.place(self.n)
-        x.begin()
-        x.writers()
-        x.decays_again()
-        x.pull()
-        p.less(self.zero, self.n, back)
-        p.minus(self.segment, self.segment, self.one)
-        p.less(p.literal(-1), self.segment, top)
-
-
-@functools.lru_cache(256)
-def backward_program(cell: Cell, group: int, chunks: int, dstate: bool, apart: bool = False) -> tuple[Program, int]:
-    """Every gradient, of at most `chunks` chunks a task, and the chunks of a segment.
-
-    A task begins with the first of `group` heads. apart: dS between strips is known, tasks do not hand it on.
-    """
-    p = Program(cell.dtype)
-    walk = Walk(p, cell, max(1, chunks))
-    x, zero, one, last = walk.x, walk.zero, walk.one, p.register()
-    x.once()
-    p.add(last, HEAD, p.literal(group))
-    head = p.here()
-    if cell.bonus:
-        p.load(x.u, IN_BONUS, zero, HEAD, one, zero, x.K)
-        p.clear(x.dU, zero, one, x.K)
-    begins = ((walk.S, EARLIER, IN_STATE, cell.started, STARTS, FROM),
-              (x.dS, LATER, IN_DSTATE, dstate, *((ENDS, TO) if apart else (OUT_DSTATE, STATE))))  # fmt: skip
-    for S, resumed, array, given, between, row in begins:
-        with p.only_if(resumed, one):
-            if given:
-                p.state(S, array, STATE, HEAD, x.K, zero, x.width)
-            else:
-                p.clear(S, zero, x.K, x.width)
-        with p.only_if(zero, resumed):
-            p.state(S, between, row, HEAD, x.K, zero, x.width)
-    with p.only_if(FIRST, STOP):
-        walk.find_states()
-        walk.segments()
-    with p.only_if(EARLIER, one) if apart else contextlib.nullcontext():
-        p.store_state(x.dS, OUT_DSTATE, STATE, HEAD, x.K, zero, x.width)
-    if cell.bonus:
-        p.put(x.dU, OUT_DBONUS, STATE, HEAD, one, x.K, ONE)
-    p.add(HEAD, HEAD, one)
-    p.less(HEAD, last, head)
-    return p, walk.slots

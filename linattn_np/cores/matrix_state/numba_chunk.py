@@ -9,7 +9,8 @@ from ...pieces.numba_tiles import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER
 from ..kinds import Decay, Erase
 from ..numba_decay import BLOCK
 from ..numba_program import COLUMN, HEAD, MINUS, ONE, SCALE, STOP, TURNED, WIDTH, Program
-from .numba_features import Features, Mapped, Sums
+from .numba_features import Features, Mapped
+from .numba_sums import Sums
 from .numba_table import IN_BETA, IN_BONUS, IN_G, IN_K, IN_PUSH, IN_Q, IN_READ, IN_V, OUT
 
 
@@ -134,7 +135,7 @@ class Chunk:
         """k and v, and what is needed of the erase vectors."""
         p, cell = self.p, self.cell
         self.k, self.v = self.take(IN_K, cell.K), self.take(IN_V, cell.V, column=COLUMN, columns=WIDTH)
-        p.transpose(self.k, self.c, self.K, self.kT)
+        self.turn_keys()
         self.r = self.k
         if cell.erase is not Erase.NONE and cell.own_read:
             self.r = self.take(IN_READ, cell.K)
@@ -145,6 +146,10 @@ class Chunk:
         if cell.erase is Erase.FREE:
             self.b = self.take(IN_PUSH, cell.K)
             p.transpose(self.b, self.c, self.K, self.bT)
+
+    def turn_keys(self) -> None:
+        """Keys as grams read them."""
+        self.p.transpose(self.k, self.c, self.K, self.kT)
 
     def decays(self) -> None:
         """The tables of e^s of the chunk."""
@@ -196,6 +201,13 @@ class Chunk:
             return x
         self.p.hadamard(x, self.before_first if early else self.first, self.c, self.K, self.hat)
         return self.hat
+
+    def asking(self, x: int, factors: int) -> tuple[int, int]:
+        """(Y, rows) with diag(rows) Y^T = (diag(factors) x)^T: features are not copied for one factor of all rows."""
+        if self.map is not None and factors in (ONE, SCALE):
+            return x, factors
+        self.p.copy(x, self.c, self.K, self.hat, factors)
+        return self.hat, ONE
 
     def reach(self, early: bool, by: int, sign: int = 1) -> int:
         """Factors sign by_i e^{s(start, i)} of rows (early: to i - 1)."""

@@ -1,7 +1,7 @@
-"""Queries and keys of a chunk through a feature map, and outputs over the sum of their weights, as operations.
+"""Queries and keys of a chunk through a feature map, as operations.
 
-Features are made in the task's own memory, a chunk at a time, and again where a backward needs them: they never lie in
-main memory.
+Features are made in the task's own memory, a chunk at a time, and again where a backward needs them, which keeps those
+of the keys of a few chunks: they never lie in main memory.
 """
 
 from __future__ import annotations
@@ -10,19 +10,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...pieces.map_steps import Steps
-from ..numba_program import EARLIER, FROM, HEAD, ONE, SCALE, STATE, TO, WIDTH, Program
-from .numba_table import (
-    IN_EPS,
-    IN_K,
-    IN_MAP,
-    IN_MAP_TURNED,
-    IN_NUMBERS,
-    IN_Q,
-    IN_SEGMENTS,
-    IN_STATE,
-    OUT_SUMS,
-    STARTS,
-)
+from ..numba_program import HEAD, ONE, Program
+from .numba_slots import Slots
+from .numba_table import IN_K, IN_MAP, IN_MAP_TURNED, IN_NUMBERS, IN_Q, IN_SEGMENTS
 
 
 class Features(NamedTuple):
@@ -53,6 +43,7 @@ class Mapped:
         self.numbers, self.total = p.vector(f.numbers), p.vector(C)
         self.W, self.WT, self.segments = p.view(), p.view(), p.view()
         self.made: dict[int, int] = {}
+        self.wholes: dict[int, int] = {}  # views of features, with the monomials before the first
         self.dx = p.matrix(C, f.K + p.lane)
         if f.kind == "waves":
             self.angle, self.over = p.matrix(C, f.M // 2), {array: p.vector(C) for array in (IN_Q, IN_K)}
@@ -67,7 +58,18 @@ class Mapped:
 
     def all_of(self, matrix: int) -> int:
         """The same with the monomials before the first feature."""
-        return self.p.part(matrix, -self.f.skipped)
+        return self.wholes[matrix] if matrix in self.wholes else self.p.part(matrix, -self.f.skipped)
+
+    def keep(self, slots: Slots) -> None:
+        """Features of keys, and what their transpose asks for, lie in slots."""
+        p, f = self.p, self.f
+        base = p.matrix(self.C, f.skipped + f.M + p.lane)
+        self.made[IN_K] = slots.view(p.part(base, f.skipped))
+        self.wholes[self.made[IN_K]] = slots.view(base)
+        if f.kind == "waves":
+            self.over[IN_K] = slots.view(p.vector(self.C))
+        if f.kind == "monomials":
+            self.scaled[IN_K] = slots.view(p.matrix(self.C, f.K + p.lane))
 
     def point(self) -> None:
         """Where the tables lie."""
@@ -117,42 +119,3 @@ class Mapped:
             p.exponentials_pull(dphi, phi, c, self.M, self.numbers, self.total)
             p.multiply(dphi, self.WT, c, self.given, self.M, self.dx, ONE, added=x, added_rows=self.total)
             put(self.dx, ONE)
-
-
-class Sums:
-    """z, the sum of all keys, in the state's last column, and what outputs are divided by.
-
-    A task has all value columns: there is one z a head.
-    """
-
-    def __init__(self, p: Program, C: int, K: int):
-        self.p, self.z, self.eps = p, p.vector(K), p.vector(1)
-        self.ones = p.part(ONE, 0, 0, 0)
-        self.found, self.over, self.over_scaled = p.vector(C), p.vector(C), p.vector(C)
-
-    def load(self, x: Any) -> None:
-        """z of the state that the task begins with."""
-        p, zero, one = self.p, self.p.literal(0), x.one
-        p.load(self.eps, IN_EPS, zero, HEAD, one, zero, one)
-        with p.only_if(EARLIER, one):
-            if x.cell.started:
-                p.state(self.z, IN_STATE, STATE, HEAD, x.K, WIDTH, one)
-            else:
-                p.clear(self.z, zero, x.K, one)
-        with p.only_if(zero, EARLIER):
-            p.state(self.z, STARTS, FROM, HEAD, x.K, WIDTH, one)
-
-    def find(self, x: Any, P: int, q: int, j: int) -> tuple[int, int]:
-        """(scale / sums, 1 / sums) of the rows q, P being their weights in the chunk."""
-        p = self.p
-        p.averages(P, q, self.z, x.c, x.K, SCALE, self.eps, self.found, self.over, self.over_scaled)
-        p.put(self.found, OUT_SUMS, x.t, j, x.c, x.one, ONE)
-        return self.over_scaled, self.over
-
-    def write(self, x: Any) -> None:
-        """z + sum of k_t"""
-        self.p.multiply(self.ones, x.k, x.one, x.K, x.c, self.z, ONE, added=self.z)
-
-    def store(self, x: Any) -> None:
-        """z of the state that the task leaves."""
-        self.p.store_state(self.z, STARTS, TO, HEAD, x.K, WIDTH, x.one)

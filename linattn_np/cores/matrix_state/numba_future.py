@@ -28,6 +28,7 @@ from ..numba_program import (
     Program,
 )
 from .numba_chunk import Cell, Chunk
+from .numba_sums import SumsPull
 from .numba_table import ENDS, IN_DOUT, IN_DSTATE, IN_Q
 
 
@@ -36,14 +37,18 @@ def future_program(cell: Cell, dstate: bool) -> Program:
     """dS between strips: a task takes that of its end and leaves that of its beginning."""
     p = Program(cell.dtype)
     x, dS, zero, one, C = Chunk(p, cell), p.matrix(cell.K, cell.V), p.literal(0), p.literal(1), p.literal(cell.C)
+    averaging = SumsPull(p, cell) if cell.averaged else None
+    parts = [(dS, COLUMN, WIDTH)] + ([] if averaging is None else [(averaging.dz, WIDTH, one)])
     x.once()
     with p.only_if(LATER, one):
-        if dstate:
-            p.state(dS, IN_DSTATE, STATE, HEAD, x.K, COLUMN, WIDTH)
-        else:
-            p.clear(dS, zero, x.K, WIDTH)
+        for part, column, columns in parts:
+            if dstate:
+                p.state(part, IN_DSTATE, STATE, HEAD, x.K, column, columns)
+            else:
+                p.clear(part, zero, x.K, columns)
     with p.only_if(zero, LATER):
-        p.state(dS, ENDS, TO, HEAD, x.K, COLUMN, WIDTH)
+        for part, column, columns in parts:
+            p.state(part, ENDS, TO, HEAD, x.K, column, columns)
     with p.only_if(zero, EARLIER):
         p.add(x.t, FIRST, zero)
         top = p.here()  # the last chunk's first token
@@ -57,12 +62,16 @@ def future_program(cell: Cell, dstate: bool) -> Program:
             p.copy(dS, x.K, WIDTH, dS, x.carry)
 
         def ask(j: int) -> None:
-            q, cotangent = x.take(IN_Q, cell.K, j), x.take(IN_DOUT, cell.V, j, COLUMN, WIDTH)
+            q = x.take(IN_Q, cell.K, j)
+            cotangent = x.take(IN_DOUT, cell.V, j, COLUMN, WIDTH) if averaging is None else averaging.ask(x, j)
             hat, factors = x.reader(q, cell.early_query), x.reach(cell.early_query, SCALE)
-            p.copy(hat, x.c, x.K, x.hat, factors)
-            p.multiply(x.hat, cotangent, x.K, WIDTH, x.c, dS, ONE, FULL + TURNED, added=dS)
+            hat, rows = x.asking(hat, factors)
+            p.multiply(hat, cotangent, x.K, WIDTH, x.c, dS, rows, FULL + TURNED, added=dS, added_rows=ONE)
+            if averaging is not None:
+                averaging.read_pull(q, x.c)
 
         x.each_query(ask)
         p.less(FIRST, x.t, back)
-        p.store_state(dS, ENDS, FROM, HEAD, x.K, COLUMN, WIDTH)
+        for part, column, columns in parts:
+            p.store_state(part, ENDS, FROM, HEAD, x.K, column, columns)
     return p

@@ -13,7 +13,6 @@ from ..numba_machine import SHARED
 from ..numba_program import CHUNKS, FIRST, HEAD, LEAD, STATE, STOP, TO
 from . import chunks, numba_again, numba_short, numba_units
 from .inputs import Inputs, Plan, Saved
-from .numba_backward import backward_program
 from .numba_chunk import Cell
 from .numba_chunks import Chunks, cell_of, chunk_of, columns_of, state_shape, tokens
 from .numba_future import future_program
@@ -42,6 +41,7 @@ from .numba_table import (
     Table,
     sequences,
 )
+from .numba_walk import backward_program
 
 MANY_OPERATIONS = 2e7  # from which on few heads go backward by strips at once
 
@@ -126,8 +126,11 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     table.states(OUT_DSTATE, dS)
     if asked:
         table.tokens(IN_DOUT, dout, table.asking)
+        table.tokens(OUT, None if plan.average is None else plan.average.out, table.asking)
     table.states(STARTS, starts)
     cell = cell_of(x, plan, table, V, state is not None)._replace(asked=asked)
+    if plan.average is not None:
+        cell = cell._replace(direct=cell.direct | table.direct((IN_DOUT, OUT), dtype, 64 // dtype.itemsize))
     group, count = int(table.numbers[:, SHARED].max()), threads.num_threads()
     keeps = 0 if starts is None else kept_strip(rows, starts[0].nbytes, C)
     tasks, bounds = strips(rows, H // group, V, V, C, max(1, len(rows) * H // group // count), keeps, last_first=True)
@@ -151,7 +154,7 @@ def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.n
     """Gradients of the states between strips, by blocks of value columns."""
     table.states(ENDS, ends)
     H, V = x.v.shape[-2:]
-    columns = columns_of(V, len(rows) * H, threads.num_threads())
+    columns = V if plan.average is not None else columns_of(V, len(rows) * H, threads.num_threads())
     tasks, bounds = strips(rows, H, V, columns, cell.C, 1, kept, last_first=True)
     program = future_program(cell._replace(V=columns), dstate)
     run(program, plan.scale, table.numbers, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V)
