@@ -122,6 +122,8 @@ def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
     names = ("out", "dq", "dk", "dv", "dg", "dbeta")
     yield DELTA_ERRORS
+    if any("measured_apart" in row for row in result["rows"]):
+        yield "FLA's errors are of another run that day, and another draw of the same inputs."
     yield table(["dtype", "inputs", "library", *names], [
         [dtype, kind, library.split(" chunk")[0], *(f"{x[n]:.3g}" if n in x else "" for n in names)]
         for dtype, kinds in result["errors"].items() for kind, found in kinds.items() for library, x in found.items()
