@@ -35,7 +35,7 @@ struct Gate { const float* data; i64 batch, token, head; int group, unused; };  
 
 struct DeltaArguments {
     TensorMap q, k, v, dout, dv, dq, dk;   // (columns, heads, tokens, batch)
-    Rows out, other;                       // where out, dv or dq are stored; and dk
+    Rows out, other;                       // where out, dv or dq are stored; and dk, or in reverse where v lies
     Gate g, beta;
     const i64* offsets;                    // of a ragged batch, else null
     char *blocks, *ends;                   // what is kept of a chunk; gradients of the states after each chunk

@@ -8,7 +8,7 @@
 constexpr int AT_LOWER = 0, AT_BLOCK = Square::SIZE;                 // A, then e, d, c, beta, as they leave
 constexpr int AT_ROOTS = AT_BLOCK + BLOCK, AT_RHO = AT_ROOTS + C * 4, AT_BARRIER = AT_RHO + C * 4;
 static_assert(LA_SHARED == AT_BARRIER + 32 && AT_BLOCK + Square::SIZE == Tokens::SIZE && 4 * DIAGONAL <= Square::SIZE, "LA_SHARED is what the launch asks for");
-constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta^2
+constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta
 
 // of tokens `token` (even) and the next, 0 past the end; STEPS: of steps, the first of its token
 template <int STEPS> LA_DEVICE float2 two_of(const Gate& x, const DeltaWalk& walk, int token) {

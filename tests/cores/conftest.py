@@ -1,4 +1,4 @@
-"""CuPy for tests of kernels."""
+"""CuPy for tests of kernels; few slots for the compiled loops' backward."""
 
 from __future__ import annotations
 
@@ -39,3 +39,21 @@ def portable(cp, monkeypatch):
     monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
     yield
     again.forget()  # a call that was kept was decided so
+
+
+@pytest.fixture
+def few_slots(monkeypatch):
+    """few_slots(n): the compiled loops' backward keeps n chunks at the most."""
+    from linattn_np.cores.matrix_state import numba_slots, numba_walk
+
+    def limit(count):
+        def close(self, most):
+            self.step = self.p.bytes - self.begin
+            self.p.bytes += self.step * (min(count, most) - 1)
+            return min(count, most)
+
+        monkeypatch.setattr(numba_slots.Slots, "close", close)
+        numba_walk.backward_program.cache_clear()
+
+    yield limit
+    numba_walk.backward_program.cache_clear()

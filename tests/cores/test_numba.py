@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("llvmlite")
 
 from linattn_np.cores.kinds import Row
-from linattn_np.cores.matrix_state import numba_loops, numba_run, numba_slots, numba_walk, recurrence
+from linattn_np.cores.matrix_state import numba_loops, numba_run, recurrence
 from linattn_np.ground.chunk_table import sequences
 from linattn_np.testing import relative_error
 from tests.core_cases import CELLS, case
@@ -235,21 +235,12 @@ def test_read_before_write_of_the_definition_with_delta():
      ("none", "none", "bonus")],
     ids="-".join,
 )  # fmt: skip
-def test_backward_in_segments(cell, slots, monkeypatch):
+def test_backward_in_segments(cell, slots, few_slots):
     """More chunks than there are slots: the states that segments begin with are found first, no bit changes."""
     args = case(*cell, T=77, C=8, B=1, heads=(2, 1, 2), offsets=[0, 0, 40, 41, 77])
     whole = both(*args)
     assert max(errors(whole, both(*args, module=recurrence)).values()) < 1e-11
 
-    def few(self, most):
-        self.step = self.p.bytes - self.begin
-        self.p.bytes += self.step * (min(slots, most) - 1)
-        return min(slots, most)
-
-    monkeypatch.setattr(numba_slots.Slots, "close", few)
-    numba_walk.backward_program.cache_clear()
-    try:
-        cut = both(*args)
-    finally:
-        numba_walk.backward_program.cache_clear()
+    few_slots(slots)
+    cut = both(*args)
     assert all((cut[name] == whole[name]).all() for name in whole)

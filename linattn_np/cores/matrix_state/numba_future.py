@@ -20,7 +20,6 @@ from ..numba_program import (
     LATER,
     ONE,
     SCALE,
-    STATE,
     STOP,
     TO,
     TURNED,
@@ -28,6 +27,7 @@ from ..numba_program import (
     Program,
 )
 from .numba_chunk import Cell, Chunk
+from .numba_slots import begin_states
 from .numba_sums import SumsPull
 from .numba_table import ENDS, IN_DOUT, IN_DSTATE, IN_Q
 
@@ -40,15 +40,7 @@ def future_program(cell: Cell, dstate: bool) -> Program:
     averaging = SumsPull(p, cell) if cell.averaged else None
     parts = [(dS, COLUMN, WIDTH)] + ([] if averaging is None else [(averaging.dz, WIDTH, one)])
     x.once()
-    with p.only_if(LATER, one):
-        for part, column, columns in parts:
-            if dstate:
-                p.state(part, IN_DSTATE, STATE, HEAD, x.K, column, columns)
-            else:
-                p.clear(part, zero, x.K, columns)
-    with p.only_if(zero, LATER):
-        for part, column, columns in parts:
-            p.state(part, ENDS, TO, HEAD, x.K, column, columns)
+    begin_states(p, parts, x.K, LATER, IN_DSTATE if dstate else None, (ENDS, TO))
     with p.only_if(zero, EARLIER):
         p.add(x.t, FIRST, zero)
         top = p.here()  # the last chunk's first token

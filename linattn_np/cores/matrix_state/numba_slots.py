@@ -1,8 +1,8 @@
-"""Memory for what is kept of each chunk of a segment, between a walk forward and the walk back."""
+"""What is kept of each chunk of a segment between a walk forward and the walk back, and what a walk begins with."""
 
 from __future__ import annotations
 
-from ..numba_program import Program
+from ..numba_program import HEAD, STATE, Program
 
 MEMORY = 10 << 20  # bytes that the slots of a thread take
 
@@ -38,3 +38,23 @@ class Slots:
         for number, pairs in ((n, self.pairs), (self.following, self.ahead)):
             for view, base in pairs:
                 self.p.place(view, base, number, self.step)
+
+
+def begin_states(
+    p: Program, parts: list[tuple[int, int, int]], K: int, first: int, array: int | None, between: tuple[int, int]
+) -> None:
+    """Matrices of a head, (matrix, first column, columns) each, as a task finds them.
+
+    Where the register `first` is 1 they are the call's, of `array` (None: zeros), else what another task left: the
+    array and the register of its row in `between`.
+    """
+    zero, one = p.literal(0), p.literal(1)
+    with p.only_if(first, one):
+        for part, column, columns in parts:
+            if array is None:
+                p.clear(part, zero, K, columns)
+            else:
+                p.state(part, array, STATE, HEAD, K, column, columns)
+    with p.only_if(zero, first):
+        for part, column, columns in parts:
+            p.state(part, between[0], between[1], HEAD, K, column, columns)

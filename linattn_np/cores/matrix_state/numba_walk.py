@@ -13,6 +13,7 @@ import functools
 from ..numba_program import EARLIER, FIRST, FROM, HEAD, LATER, LEAD, ONE, STATE, STOP, TO, Program
 from .numba_backward import BackwardChunk
 from .numba_chunk import Cell
+from .numba_slots import begin_states
 from .numba_table import ENDS, IN_BONUS, IN_DSTATE, IN_STATE, OUT_DBONUS, OUT_DSTATE, STARTS
 
 
@@ -137,17 +138,9 @@ def backward_program(cell: Cell, group: int, chunks: int, dstate: bool, apart: b
     dz = 0 if x.averaging is None else x.averaging.dz
     begins = ((walk.S, walk.z, EARLIER, IN_STATE, cell.started, STARTS, FROM),
               (x.dS, dz, LATER, IN_DSTATE, dstate, *((ENDS, TO) if apart else (OUT_DSTATE, STATE))))  # fmt: skip
-    for S, z, resumed, array, given, between, row in begins:
+    for S, z, first, array, given, between, row in begins:
         parts = [(S, zero, x.width), (z, x.width, one)] if z else [(S, zero, x.width)]
-        with p.only_if(resumed, one):
-            for part, column, columns in parts:
-                if given:
-                    p.state(part, array, STATE, HEAD, x.K, column, columns)
-                else:
-                    p.clear(part, zero, x.K, columns)
-        with p.only_if(zero, resumed):
-            for part, column, columns in parts:
-                p.state(part, between, row, HEAD, x.K, column, columns)
+        begin_states(p, parts, x.K, first, array if given else None, (between, row))
     with p.only_if(FIRST, STOP):
         walk.find_states()
         walk.segments()
