@@ -4,7 +4,7 @@
 
 Beside each time: the bytes that must move (the state read and written once, the vectors once) over the measured copy
 rate, and a copy of the state, which moves as many. States are taken in turn, more of them than the L2 cache holds.
-With --state the rows of one token are followed by those of states stored in 16 bits, beside a copy of as many bytes.
+With --state the rows are followed by those of states stored in 16 bits, beside a copy of as many bytes.
 FLA's kernels, where installed, write the final state into a new tensor; with --no-peers their figures in the file stay.
 """
 
@@ -94,13 +94,13 @@ def theirs(cp: Any, fn: Any, B: int, name: str, made: Callable[..., Any]) -> dic
 def measure(
     cp: Any, copy: float, batches: Sequence[int], peers: bool, kind: np.dtype = FLOAT32
 ) -> list[dict[str, Any]]:
-    """A row a variant, batch and number of tokens; kind: what states are stored in, one token each if in 16 bits."""
+    """A row a variant, batch and number of tokens; kind: what states are stored in."""
     rows, narrow = [], kind != FLOAT32
     for B in batches:
         copied = timing.graph_ms(cp, copies_of(cp, B, kind)) * 1e3
         for name in VARIANTS:
             fn = getattr(la, name)
-            for T in (1, 4, 16) if B == 32 and not narrow else (1,):
+            for T in (1, 4, 16) if B == 32 else (1,):
                 calls, moved = calls_of(cp, fn, B, T, kind)
                 row = {"variant": name, "B": B, "H": H, "K": D, "V": D, "T": T, "bytes": moved,
                        "floor_us": moved / copy / 1e3, "copy_of_state_us": copied,

@@ -25,7 +25,10 @@ softmax, another operator."""
 STEPS = """\
 `python -m bench step --backend cuda`. Microseconds of a call, H = 32, K = V = 128, vectors in bfloat16, gates and
 states in float32, the state overwritten, states in turn: of a replayed graph, of a plain loop, of the host. Share:
-bytes that must move over a copy's {copy_gbs:.0f} GB/s. FLA's kernel writes a new state."""
+bytes that must move over a copy's {copy_gbs:.0f} GB/s. FLA's kernel writes a new state; it tunes itself in every
+process, not always to the same end (simple_gla at B = 32 took 44 us in one run and 56 in another)."""
+STORED = """\
+The same with states stored in 16 bits (`--state`), rounded where they are overwritten:"""
 SCALING = """\
 `python -m bench scaling --backend cuda`: simple GLA, {dtype}, K = V = {K}. Chunks against the recurrence, one sequence
 of 32 heads, milliseconds:"""
@@ -149,17 +152,24 @@ def steps(result: dict[str, Any], table: Table) -> Iterator[str]:
     """One token: ours and FLA's."""
     yield "On a GPU: one token"
     yield STEPS.format(**result)
+    head = ["variant", "B", "T", "graph", "share, %", "loop", "host", "copy of the state"]
     body = []
     for row in result["rows"]:
         peer = row.get("peer", {})
-        body.append([f"`{row['variant']}`", str(row["B"]), str(row["T"]), f"{row['graph_us']:.1f}",
-                     f"{100 * row['share_of_copy']:.0f}", f"{row['eager_us']:.1f}", f"{row['host_us']:.1f}",
-                     f"{row['copy_of_state_us']:.1f}",
-                     *(f"{peer[n]:.1f}" if n in peer else "" for n in ("graph_us", "host_us"))])  # fmt: skip
+        body.append(_step(row) + [f"{peer[n]:.1f}" if n in peer else "" for n in ("graph_us", "host_us")])
     if "peers_measured_apart" in result:
         yield "FLA's figures are of another run that day."
-    head = ["variant", "B", "T", "graph", "share, %", "loop", "host", "copy of the state", "FLA, graph", "FLA, host"]
-    yield table(head, body)
+    yield table([*head, "FLA, graph", "FLA, host"], body)
+    if "stored_states" in result:
+        yield STORED
+        yield table([head[0], "state", *head[1:]], [[x[0], row["state"], *x[1:]]
+                                                    for row in result["stored_states"] for x in [_step(row)]])
+
+
+def _step(row: dict[str, Any]) -> list[str]:
+    return [f"`{row['variant']}`", str(row["B"]), str(row["T"]), f"{row['graph_us']:.1f}",
+            f"{100 * row['share_of_copy']:.0f}", f"{row['eager_us']:.1f}", f"{row['host_us']:.1f}",
+            f"{row['copy_of_state_us']:.1f}"]
 
 
 def scaling(result: dict[str, Any], table: Table) -> Iterator[str]:

@@ -115,9 +115,13 @@ def step_entries(
         words: str, own: bool = False, before: bool = False, read: int = 1, bonus: bool = False,
     ) -> Iterator[Entry]:
         how = (dtype, K, V, wide, decay, False, erase, own, before, read, bonus)
-        for one in (False, True) if wide else (False,):
-            constants = cuda_step.step_constants(*how, one, state, state)
-            yield Entry(f"{'one token' if one else 'a few tokens'}{words}{stored}", cuda_step.STEP, constants)
+        seen = set()
+        for one, many in ((False, False), (True, False), (True, True)) if wide else ((False, False),):
+            constants = cuda_step.step_constants(*how, one, state, state, many)
+            if constants not in seen:
+                seen.add(constants)
+                kind = ("one token" if one else "a few tokens") + " of many states" * many
+                yield Entry(f"{kind}{words}{stored}", cuda_step.STEP, constants)
 
     yield from step("")
     if erase is Erase.DELTA and decay is Decay.SCALAR:

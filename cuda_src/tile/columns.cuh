@@ -12,11 +12,16 @@
 
 constexpr int LEAVES = 8;
 
-// 8 and 4 bytes that this kernel may write later; those beside them are asked for too
-LA_DEVICE uint2 load_eight_bytes(const void* p) {
+// 8 and 4 bytes that this kernel may write later; those beside them are asked for too, or (ROW) a warp asks for 256 itself
+template <bool ROW> LA_DEVICE uint2 load_eight_bytes(const void* p) {
     uint2 y;
-    asm volatile("ld.global.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(y.x), "=r"(y.y) : "l"(p) : "memory");
+    if constexpr (ROW) asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(y.x), "=r"(y.y) : "l"(p) : "memory");
+    else asm volatile("ld.global.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(y.x), "=r"(y.y) : "l"(p) : "memory");
     return y;
+}
+template <bool ROW> LA_DEVICE void store_eight_bytes(void* p, uint2 y) {
+    if constexpr (ROW) asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(y.x), "r"(y.y) : "memory");
+    else *(uint2*)p = y;
 }
 LA_DEVICE u32 load_four_bytes(const void* p) {
     u32 y;
@@ -155,7 +160,7 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
             u32 packed[2];
             if constexpr (PER == 2) packed[0] = load_four_bytes(from);
             else {
-                const uint2 both = load_eight_bytes(from);
+                const uint2 both = load_eight_bytes<LANES == 32>(from);
                 packed[0] = both.x; packed[1] = both.y;
             }
 #pragma unroll
@@ -172,7 +177,7 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
         if constexpr (WIDE) {
             if (count <= 0) return;
             if constexpr (PER == 2) *(u32*)to = pack_halves<KIND>(y[0], y[1]);
-            else *(uint2*)to = {pack_halves<KIND>(y[0], y[1]), pack_halves<KIND>(y[2], y[3])};
+            else store_eight_bytes<LANES == 32>(to, {pack_halves<KIND>(y[0], y[1]), pack_halves<KIND>(y[2], y[3])});
         } else
 #pragma unroll
             for (int j = 0; j < PER; j++)

@@ -139,17 +139,19 @@ def test_a_row_outside_the_pool_is_zeros_and_is_not_written(cp):
     assert bool((pool[cp.asarray([0, 2, 3])] == 3).all())
 
 
-@pytest.mark.parametrize(("K", "V", "kind"), [(128, 128, "bfloat16"), (200, 72, "float16"), (36, 20, "bfloat16"),
-                                              (7, 5, "float16")])
+@pytest.mark.parametrize(("B", "K", "V", "kind"), [(3, 128, 128, "bfloat16"), (3, 200, 72, "float16"),
+                                                   (3, 36, 20, "bfloat16"), (3, 7, 5, "float16"),
+                                                   (64, 128, 128, "float16"), (65, 100, 132, "bfloat16")])
 @pytest.mark.parametrize("T", [1, 4])
 @pytest.mark.parametrize("fn", VARIANTS, ids=lambda f: f.__name__)
-def test_states_in_16_bits(cp, fn, T, K, V, kind):
+def test_states_in_16_bits(cp, fn, T, B, K, V, kind):
     """The bits of a float32 state of the same numbers; overwritten, in rows of a pool too, they are rounded once."""
-    arrays, state = call_of(cp, fn, T, K=K, V=V)
+    arrays, state = call_of(cp, fn, T, B, K=K, V=V)
     narrow = state.astype(typed(kind))
     out, end = fn(**arrays, state=narrow.astype(np.float32), return_state=True)
     rounded = end.astype(typed(kind))
-    rows, others = cp.asarray([5, 0, 2]), cp.asarray([1, 3, 4, 6])
+    places = np.random.default_rng(2).permutation(B + 4)
+    rows, others = cp.asarray(places[:B]), cp.asarray(places[B:])
     for _ in range(3):  # the later ones are made again
         apart = fn(**arrays, state=narrow, return_state=True)
         assert same(apart.out, out)
@@ -159,7 +161,7 @@ def test_states_in_16_bits(cp, fn, T, K, V, kind):
         assert here.state is mine
         assert same(here.out, out)
         assert same(mine, rounded)
-        bits = cp.full((7, *state.shape[1:]), 3, np.uint16)
+        bits = cp.full((B + 4, *state.shape[1:]), 3, np.uint16)
         bits[rows] = narrow.view(np.uint16)
         pool = bits.view(typed(kind))
         assert same(fn(**arrays, state=pool, state_rows=rows, overwrite_state=True), out)

@@ -40,11 +40,13 @@ class Case(NamedTuple):
     backward: bool = True
     raw: bool = False  # q and k of any length, a gate before its formula
     steps: int = 2  # of a token of DeltaProduct
+    state: str = "float32"  # as it is stored; one of 16 bits is overwritten
 
     @property
     def name(self) -> str:
         kind = "ragged" if self.offsets else "grouped" if len(set(self.heads)) > 1 else "plain"
         kind += self.raw * " raw" + (self.fn == "delta_product") * f" steps={self.steps}"
+        kind += (self.state != "float32") * f" state={self.state}"
         return f"{self.fn} {self.dtype} T={self.T} {self.K}x{self.V} {kind} {'both' if self.backward else 'forward'}"
 
 
@@ -62,6 +64,12 @@ CASES = [
     *(Case(fn, "bfloat16", T, backward=False) for fn in ("simple_gla", "gated_delta_rule", "kda", "rwkv7", "rwkv6")
       for T in (1, 3)),
     Case("gated_delta_rule", "float32", 2, 60, 36, (4, 2, 2), backward=False),
+    *(Case(fn, "bfloat16", T, backward=False, state=state) for fn, T, state in (
+        ("simple_gla", 1, "bfloat16"), ("gated_delta_rule", 3, "bfloat16"), ("kda", 1, "float16"),
+        ("rwkv7", 2, "float16"), ("rwkv6", 1, "bfloat16"))),
+    Case("gated_delta_rule", "bfloat16", 1, heads=(256, 256, 256), backward=False, state="bfloat16"),  # eight warps
+    Case("gated_delta_rule", "bfloat16", 1, 60, 36, (2, 1, 1), backward=False, state="bfloat16"),
+    Case("kda", "bfloat16", 1, 7, 5, (2, 1, 1), backward=False, state="float16"),  # elements one by one
     Case("gated_delta_rule", "bfloat16", 200),
     Case("gated_delta_rule", "bfloat16", 1100, heads=(1, 1, 1)),
     Case("gated_delta_rule", "bfloat16", 150, 128, 128, (2, 2, 4), [0, 80, 150]),
@@ -110,7 +118,7 @@ def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         drawn["g"] = rng.standard_normal(drawn["g"].shape)
     drawn = {n: _round(x, _dtype(case, n)) for n, x in drawn.items()}
     many = () if case.offsets is None else (len(case.offsets) - 1,)
-    state = _round(rng.standard_normal((*(many or (1,)), H, case.K, case.V)), "float32")
+    state = _round(rng.standard_normal((*(many or (1,)), H, case.K, case.V)), case.state)
     return drawn, state, _round(rng.standard_normal((1, case.T, max(Hq, H), case.V)), case.dtype)
 
 
@@ -148,8 +156,9 @@ def errors(cp: Any, case: Case) -> Iterator[tuple[str, float]]:
     exact = compute(case, arrays, state, dout, backend="reference")
     there = {n: cp.asarray(x.astype(_kind(_dtype(case, n)))) for n, x in arrays.items()}
     options = {"precision": "tf32"} if case.dtype == "tf32" else {}
-    found = compute(case, there, cp.asarray(state.astype(np.float32)), cp.asarray(dout.astype(_kind(case.dtype))),
-                    backend="cuda", **options)
+    options |= {} if case.state == "float32" else {"overwrite_state": True}
+    begun, back = cp.asarray(state.astype(_kind(case.state))), cp.asarray(dout.astype(_kind(case.dtype)))
+    found = compute(case, there, begun, back, backend="cuda", **options)
     for n, x in exact.items():
         yield n, float(np.linalg.norm(cp.asnumpy(found[n]).astype(np.float64) - x) / np.linalg.norm(x))
 

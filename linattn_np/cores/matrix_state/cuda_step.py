@@ -20,6 +20,7 @@ from .inputs import Inputs, Plan, Saved
 STEP = "matrix_state/step.cu"
 WARPS = 2  # of a block, each with columns of its own
 ONE_WARPS, RESIDENT = 4, 16  # of a block of the kernel of one token, and of a multiprocessor
+MANY = 256  # states in 16 bits from which on a block of the kernel of one token has whole rows of 256 bytes
 LEAVES = 8  # chains that a sum down the rows is added from (tile/columns.cuh)
 FAR = 128 << 20  # bytes of states up to which they pass the L1 cache by: measured on a card with 60 MB of L2
 FEW = 16  # tokens of the longest sequence up to which the recurrence is taken unasked
@@ -80,7 +81,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets)
     wide = _wide(arrays, (start, last))
     one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
-    constants = constants_of(x, plan, element, wide, one, _kind(start), _kind(last))
+    constants = constants_of(x, plan, element, wide, one, _kind(start), _kind(last), N * H >= MANY)
     values = dict(constants)
     parts = -(-V // (values["LA_LANES"] * values["LA_PER"] * (values["LA_WARPS"] // values["LA_SPLIT"])))
     arguments = b"".join([
@@ -106,26 +107,31 @@ def element_of(x: Inputs) -> str:
 
 
 def constants_of(
-    x: Inputs, plan: Plan, element: str, wide: bool, one: bool = False, start: str = "float32", end: str = "float32"
+    x: Inputs, plan: Plan, element: str, wide: bool, one: bool = False, start: str = "float32", end: str = "float32",
+    many: bool = False,
 ) -> Constants:
-    """The constants of step.cu for a call. one: by the kernel of one token. start, end: what states are stored in."""
+    """The constants of step.cu for a call. one: by the kernel of one token. start, end: what states are stored in.
+
+    many: so many states that blocks of eight warps fill the card.
+    """
     read = 0 if x.q is None else 1 if plan.query_row is Row.AFTER else 2
     own = x.r is not None and x.r is not x.k
     before = x.erase is Erase.DELTA and plan.erase_row is not Row.DECAYED
     return step_constants(element, x.k.shape[-1], x.v.shape[-1], wide, x.decay, x.gv is not None, x.erase, own, before,
-                          read, read > 0 and x.u is not None, one, start, end)
+                          read, read > 0 and x.u is not None, one, start, end, many)
 
 
 @functools.cache
 def step_constants(
     element: str, K: int, V: int, wide: bool, decay: Decay, value_decay: bool, erase: Erase, own: bool, before: bool,
-    read: int, bonus: bool, one: bool = False, start: str = "float32", end: str = "float32",
+    read: int, bonus: bool, one: bool = False, start: str = "float32", end: str = "float32", many: bool = False,
 ) -> Constants:
     """The same from words. own: r is not k; before: r reads the undecayed state; read: 0 none, 1 AFTER, 2 BEFORE."""
     per = 4 if K <= 128 else 2
-    split, lanes = _one(K, V) if one else (1, _lanes(element, K, V, wide, erase, bonus))
+    rows = many and "float32" not in (start, end) and erase is not Erase.FREE
+    split, lanes = _one(K, V, rows) if one else (1, _lanes(element, K, V, wide, erase, bonus))
     parts = -(-V // (lanes * per))
-    warps = split * min(ONE_WARPS // split, parts) if one else min(WARPS, parts)
+    warps = split * max(1, min(ONE_WARPS // split, parts)) if one else min(WARPS, parts)
     room = K <= 128 and element != "float32"
     return tuple(sorted({
         "LA_DTYPE": ELEMENTS[element], "LA_K": K, "LA_V": V, "LA_PER": per, "LA_LANES": lanes, "LA_WIDE": int(wide),
@@ -143,9 +149,12 @@ def _lanes(element: str, K: int, V: int, wide: bool, erase: Erase, bonus: bool) 
     return 8 if wide and V >= 32 and room else 4
 
 
-def _one(K: int, V: int) -> tuple[int, int]:
-    """(warps that share the rows, lanes side by side) for one token: rows of 256 bytes, 64 floats of state a lane."""
-    lanes = 16 if V >= 64 else 8 if V >= 32 else 4
+def _one(K: int, V: int, rows: bool) -> tuple[int, int]:
+    """(warps that share the rows, lanes side by side) for one token: 64 floats of state a lane, rows of 256 bytes.
+
+    Rows of 128 in 16 bits, and of 256 then too only if `rows` are wanted so.
+    """
+    lanes = 32 if rows and 64 < K <= 128 <= V else 16 if V >= 64 else 8 if V >= 32 else 4
     groups = 1
     while groups < LEAVES and 128 // LEAVES * groups < K:
         groups *= 2
