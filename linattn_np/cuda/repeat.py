@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import launch
+from . import constants, launch
 
 Shape = tuple[int, ...]
 
@@ -42,7 +42,7 @@ class Repeat:
     """
 
     def __init__(self, seen: Seen, given: Sequence[Any]):
-        """Raises LookupError unless every pointer of every launch is that of one array given or allocated."""
+        """Raises LookupError unless every pointer of every launch is that of one array given, allocated or constant."""
         owners = {x.data.ptr: n for n, x in enumerate([*given, *seen.made])}
         if len(owners) < len(given) + len(seen.made):
             raise LookupError("two arrays begin at one place")
@@ -73,6 +73,8 @@ class Launcher:
         cuda, size = launch.cupy().cuda, -(-len(written.arguments) // 8)
         self._words = array("Q", written.arguments.ljust(8 * size, b"\0"))
         pointers = {y.data.ptr for y in written.arrays if y is not None}
+        self._constants = [x for x in map(constants.at, pointers - owners.keys()) if x is not None]  # stay alive
+        pointers -= {x.data.ptr for x in self._constants}
         self._places = [(at, owners[word]) for at, word in enumerate(self._words) if word in pointers]
         if len({n for _, n in self._places}) < len(pointers):
             raise LookupError("a pointer is not among the arguments")

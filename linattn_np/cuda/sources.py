@@ -12,6 +12,9 @@ PACKAGE = Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 
 
+Files = dict[str, tuple[str, list[str]]]  # by name: the text, and what it includes
+
+
 class Source(NamedTuple):
     """A .cu file, the headers it reaches by their include names, and the digest of them all."""
 
@@ -32,28 +35,37 @@ def root() -> Path:
     raise FileNotFoundError(f"cuda_src is neither in {PACKAGE} nor beside it")
 
 
-def read(name: str, folder: Path | None = None) -> Source:
-    """The source `name` and every header it includes, directly or not. Include names are relative to cuda_src."""
+def read(name: str, folder: Path | None = None, known: Files | None = None) -> Source:
+    """The source `name` and every header it includes, directly or not. Include names are relative to cuda_src.
+
+    known: files of the folder that were read before; it grows.
+    """
     folder = root() if folder is None else folder
-    return of_text(name, (folder / name).read_text(encoding="utf-8"), folder)
+    return of_text(name, (folder / name).read_text(encoding="utf-8"), folder, known)
 
 
-def of_text(name: str, text: str, folder: Path | None = None) -> Source:
+def of_text(name: str, text: str, folder: Path | None = None, known: Files | None = None) -> Source:
     """A source from its text, with the headers of `folder`."""
-    folder, headers = root() if folder is None else folder, {}
+    folder, known, headers = root() if folder is None else folder, {} if known is None else known, {}
     pending = INCLUDE.findall(text)
     while pending:
         header = pending.pop()
         if header not in headers:
-            headers[header] = (folder / header).read_text(encoding="utf-8")
-            pending += INCLUDE.findall(headers[header])
+            if header not in known:
+                found = (folder / header).read_text(encoding="utf-8")
+                known[header] = found, INCLUDE.findall(found)
+            headers[header], included = known[header]
+            pending += included
     return Source(name, text, headers, digest(name, text, headers))
+
+
+_headers: Files = {}
 
 
 @functools.cache
 def installed(name: str) -> Source:
-    """`read(name)`, once a process."""
-    return read(name)
+    """`read(name)`, each file once a process."""
+    return read(name, known=_headers)
 
 
 def digest(name: str, text: str, headers: dict[str, str]) -> str:

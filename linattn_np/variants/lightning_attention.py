@@ -12,6 +12,7 @@ from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay
 from ..cores.matrix_state.inputs import Inputs
+from ..cuda import constants
 from ..ground.namespace import Array, cast, device
 from ..options import Options
 
@@ -42,9 +43,12 @@ def _log_decay(c: Any) -> Array:
     xp = c.xp
     if c.slopes is not None:
         return -cast(xp, c.slopes, c.dtype)
-    o = c.options
-    made = -published_slopes(o["rule"], c.sizes.H, o["layer"], o["num_layers"])
-    return xp.asarray(made.tolist(), dtype=c.dtype, device=device(c.v))
+    rule = (c.options["rule"], c.sizes.H, c.options["layer"], c.options["num_layers"])
+
+    def make() -> Array:
+        return xp.asarray((-published_slopes(*rule)).tolist(), dtype=c.dtype, device=device(c.v))
+
+    return constants.once(xp, ("lightning", *rule, str(c.dtype)), device(c.v), make)
 
 
 def to_core(c: Any) -> Inputs:

@@ -9,6 +9,7 @@ from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay
 from ..cores.matrix_state.inputs import Inputs
+from ..cuda import constants
 from ..ground.namespace import Array, cast, device
 from ..options import Options
 from ..rotated import THETA, Rotated
@@ -16,8 +17,11 @@ from ..rotated import THETA, Rotated
 
 def published_decays(xp: Any, H: int, dtype: Any, where: Any) -> Array:
     """log(1 - 2^{-5-h}), h = 0 .. H - 1."""
-    h = xp.arange(H, dtype=dtype, device=where)
-    return xp.log1p(-(2.0 ** (-5.0 - h)))
+    def make() -> Array:
+        h = xp.arange(H, dtype=dtype, device=where)
+        return xp.log1p(-(2.0 ** (-5.0 - h)))
+
+    return constants.once(xp, ("retention", H, str(dtype)), where, make)
 
 
 def every_token(c: Any, g: Array) -> Array:

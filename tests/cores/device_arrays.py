@@ -21,6 +21,13 @@ def error(actual, expected):
     return np.linalg.norm(actual - expected) / (np.linalg.norm(expected) or 1.0)
 
 
+def poisoned(shape, dtype):
+    """A new array full of NaN."""
+    x = pytest.importorskip("cupy").ndarray(shape, dtype)
+    x.data.memset(0xFF, x.nbytes)
+    return x
+
+
 def same(a, b):
     """Whether two arrays on the device hold the same bits."""
     a, b = (x.copy(order="C").view(np.uint8) for x in (a, b))

@@ -52,6 +52,12 @@ class Namespace:
     def asarray(self, x, dtype=None, **_):
         return stub(np.asarray(x, dtype))
 
+    def arange(self, *how, dtype=None, **_):
+        return stub(np.arange(*how, dtype=dtype))
+
+    def broadcast_to(self, x, shape):
+        return np.broadcast_to(x, shape, subok=True)
+
     def astype(self, x, dtype, **_):
         return stub(np.asarray(x).astype(dtype))
 

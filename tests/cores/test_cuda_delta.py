@@ -10,7 +10,7 @@ from linattn_np import again, call
 from linattn_np.cores.matrix_state import cuda_delta_plan
 from linattn_np.cuda import launch
 
-from .device_arrays import check_same_bits, error, same, typed
+from .device_arrays import check_same_bits, error, poisoned, same, typed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 RATES = (0.0, 0.001, 0.05, 5.0, np.inf)  # of the log decay: heads take them in turn, a tenth of inf ones is -inf
@@ -140,11 +140,6 @@ def test_blocks_made_again(cp, monkeypatch):
 @pytest.mark.parametrize("states", [False, True])
 def test_vjp_made_again(cp, monkeypatch, T, states):
     """Forward and pullback of other numbers launch what the first ones did, into memory full of NaN: the same bits."""
-    def poisoned(shape, dtype):
-        x = cp.ndarray(shape, dtype)
-        x.data.memset(0xFF, x.nbytes)
-        return x
-
     def every(one):
         out, pull = la.vjp(la.gated_delta_rule, *one[:5], state=one[5] if states else None, backend="cuda")
         return [out, *(y for y in pull(one[6], one[7] if states and T > 1000 else None) if y is not None)]

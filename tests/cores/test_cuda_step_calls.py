@@ -17,7 +17,7 @@ from linattn_np.cores.kinds import Decay, Erase
 from linattn_np.cores.matrix_state import cuda_calls, cuda_step, recurrence
 from linattn_np.cores.matrix_state.cuda_step import LEAVES
 from linattn_np.cores.matrix_state.inputs import Inputs
-from linattn_np.cuda import launch
+from linattn_np.cuda import constants, launch
 from linattn_np.ground import rows
 from linattn_np.ground.namespace import Library, enter
 from tests.core_cases import CELLS, case
@@ -44,8 +44,9 @@ def launched(monkeypatch):
         at = ctypes.c_void_p.from_address(address).value
         kernels[kernel]((blocks,), (threads,), (np.void(ctypes.string_at(at, step_twin.SIZE)),), shared)
 
-    cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=from_driver), get_current_stream=lambda: stream)
-    stream = SimpleNamespace(ptr=0)
+    stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
+    cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=from_driver), get_current_stream=lambda: stream,
+                           runtime=SimpleNamespace(streamIsCapturing=lambda ptr: False))
     monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(launch, "kernel", lambda file, entry, constants, shared: Kernel(constants))
     monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))
@@ -136,6 +137,7 @@ def public(launched, monkeypatch):
     ))
     monkeypatch.setattr(again, "_kind", None)
     monkeypatch.setattr(again, "_made", {})
+    monkeypatch.setattr(constants, "_kept", {})
     return launched
 
 
@@ -144,7 +146,8 @@ def arrays_of(fn, T=1, H=4, Hk=2, K=8, V=4, seed=0):
     return {n: x.astype(np.float32) for n, x in drawn.items()}
 
 
-AGAIN = [la.simple_gla, la.gated_delta_rule, la.kda, la.gla, la.rwkv6, la.comba, la.delta_rule, la.rwkv7, la.iplr]
+AGAIN = [la.simple_gla, la.gated_delta_rule, la.kda, la.gla, la.rwkv6, la.comba, la.delta_rule, la.rwkv7, la.iplr,
+         la.retention, la.lightning_attention]
 
 
 @pytest.mark.parametrize("fn", AGAIN, ids=lambda f: f.__name__)
@@ -287,6 +290,17 @@ def test_vjp_is_made_again(public, monkeypatch, layout):
     monkeypatch.setattr(call, "prepare", real)
     with pytest.raises(ValueError, match="dout has shape"):
         pull(dout[..., :2], dstate)
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_published_decay_is_made_once(public, monkeypatch, capturing):
+    """But for one that belongs to a graph; calls of other sizes have their own."""
+    monkeypatch.setattr(launch.cupy().cuda.runtime, "streamIsCapturing", lambda ptr: capturing)
+    for H in (4, 2, 4, 2):
+        arrays = arrays_of(la.retention, H=H, Hk=H)
+        out = la.retention(**{n: stub(x) for n, x in arrays.items()})
+        assert np.abs(out - la.retention(**arrays)).max() < 1e-5
+    assert len(constants._kept) == len(again._made) == (0 if capturing else 2)
 
 
 def test_a_pullback_that_computes_on_the_way_goes_the_whole_way(public, monkeypatch):

@@ -320,7 +320,7 @@ def _scan(
     if out is not None and out.ndim != 4:
         out = out.reshape(prod(batch.lead), *out.shape[-3:])
     how = _pass(batch, k.shape[-1], v.shape[-1], reverse, q is not None, dots is not None)
-    x, dot_pointers = (None, (0, 0, 0, 0)) if dots is None else (dots.x, dots.pointers)
+    x, dot_pointers, more = (None, (0, 0, 0, 0), ()) if dots is None else (dots.x, dots.pointers, dots.arrays)
     end = end or States(None, 0, 0, 0)
     arguments = b"".join((
         *(_pack_rows(y, batch) for y in (q, k, v, x, out)), _pack_gate(g, batch),
@@ -329,9 +329,8 @@ def _scan(
         struct.pack("<4q", *dot_pointers),
         struct.pack("<q4i2f", batch.tokens, batch.T, batch.heads, batch.segments, batch.chunks, read, write),
     ))
-    named = (q, k, v, out, g, batch.offsets, start.array, end.array, end.sums) if dots is None else None
     launch.launch(how.file, "scan", how.constants, batch.N * batch.segments * batch.heads * how.parts, how.threads,
-                  how.shared, arguments, named)
+                  how.shared, arguments, (q, k, v, x, out, g, batch.offsets, start.array, end.array, end.sums, *more))
 
 
 def _writes(
@@ -341,14 +340,15 @@ def _writes(
     """dk and dv from q, k, v, dout in one pass; group as in _scan."""
     how = cuda_wgmma.writes_pass(batch.K, batch.V, batch.decay, dots is not None)
     arrays = tuple(y if y.ndim == 4 else y.reshape(prod(batch.lead), *y.shape[-3:]) for y in arrays)
-    written, states, _, marks = (0, 0, 0, 0) if dots is None else dots.of(arrays[1], 1).pointers
+    of = _DotsOfPass(None, (0, 0, 0, 0), ()) if dots is None else dots.of(arrays[1], 1)
+    written, states, _, marks = of.pointers
     arguments = b"".join((
         *(_pack_rows(y, batch) for y in arrays), _pack_gate(g, batch), struct.pack("<q", _pointer(batch.offsets)),
         start.packed(), end.packed(), struct.pack("<2i", group, 1), struct.pack("<3q", written, states, marks),
         struct.pack("<q4ifi", batch.tokens, batch.T, batch.heads, batch.segments, batch.chunks, write, 0),
     ))
     launch.launch(how.file, "writes", how.constants, batch.N * batch.segments * batch.heads, how.threads, how.shared,
-                  arguments)
+                  arguments, (*arrays, g, batch.offsets, start.array, end.array, *of.arrays[:2]))
 
 
 def _begins(
@@ -376,8 +376,9 @@ def _begins(
 
 
 class _DotsOfPass(NamedTuple):
-    x: Array
+    x: Array | None
     pointers: tuple[int, int, int, int]
+    arrays: tuple[Array, ...]
 
 
 class _Dots:
@@ -387,13 +388,14 @@ class _Dots:
         self.how = _pass(batch, batch.V, batch.K, False, True, True)
         self.marks = -(-max(batch.longest, 1) // cuts.MARKS[batch.element])
         slots = batch.N * batch.heads * self.marks
-        self.tokens = xp.empty((2, self.how.dot_parts, batch.heads, batch.tokens), dtype=xp.float32)
+        self.tokens = [xp.empty((self.how.dot_parts, batch.heads, batch.tokens), dtype=xp.float32) for _ in range(2)]
         self.states = xp.empty((slots, self.how.mark_floats), dtype=xp.float32)
         self.products = xp.empty((slots, self.how.dot_parts * self.how.warps), dtype=xp.float32)
 
     def of(self, x: Array, which: int) -> _DotsOfPass:
         """which: 0 what reads (q, with dq), 1 what writes (k, with dk)."""
-        return _DotsOfPass(x, (self.tokens[which].data.ptr, self.states.data.ptr, self.products.data.ptr, self.marks))
+        arrays = (self.tokens[which], self.states, self.products)
+        return _DotsOfPass(x, (*(y.data.ptr for y in arrays), self.marks), arrays)
 
 
 def _gate_grad(xp: Any, batch: Batch, g: Array, dots: _Dots) -> Array:
@@ -406,5 +408,6 @@ def _gate_grad(xp: Any, batch: Batch, g: Array, dots: _Dots) -> Array:
         + _pack_gate(g, batch) + struct.pack(
             "<5q4i", dg.data.ptr, _pointer(batch.offsets), batch.tokens, dots.marks, blocks, batch.T, batch.heads,
             dots.how.dot_parts, dots.how.warps),
+        (*dots.tokens, dots.products, g, dg, batch.offsets),
     )
     return dg
