@@ -111,14 +111,18 @@ def keep(
     put(made[0], how)
 
 
-def after(launches: list[launch.Written], kept: Any) -> Any:
-    """What a room keeps of a call, these launches being before its own."""
+def between(before: list[launch.Written], kept: Any, after: list[launch.Written]) -> Any:
+    """What a room keeps of a call, its own launches being between these."""
     starts = getattr(kept.saved, "starts", None)
-    if not launches or not isinstance(starts, Watched):
+    if not (before or after) or not isinstance(starts, Watched):
         return kept
-    made = [y for one in launches for y in one.made]
-    seen = Seen([*launches, *starts.seen.launches], [*made, *starts.seen.made])
+    seen = Seen([*before, *starts.seen.launches, *after], [*made_for(before), *starts.seen.made, *made_for(after)])
     return kept._replace(saved=kept.saved._replace(starts=starts._replace(seen=seen)))
+
+
+def made_for(launches: list[launch.Written]) -> list[Array]:
+    """The arrays that were allocated for launches before anybody listed them."""
+    return [y for one in launches for y in one.made]
 
 
 def learn(x: Array) -> None:

@@ -87,8 +87,9 @@ def run(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any
         call = prepare(card, arrays, keywords)
         options, x = call.options, call.inputs
         core_out, end, kept = room(x).forward(card.name, x, call.plan, call.state, options["backend"])
-        kept = again.after(call.launches, kept)
-        result = _result(call, core_out, end)
+        with launch.written() as finishing:
+            result = _result(call, core_out, end)
+        kept = again.between(call.launches, kept, finishing)
         mine = end is call.given_state
         if options["overwrite_state"] == mine and kept.q is None and not _is_doubtful(call):
             out, state = result if isinstance(result, Result) else (result, None)
@@ -145,25 +146,28 @@ def _vjp_in_full(
     plan = call.plan._replace(gradients=True, gate_gradient=not made_up, watched=room(x) is matrix_state)
     with _limit(card, keywords):
         core_out, end, kept = room(x).forward(card.name, x, plan, call.state, call.options["backend"])
-    kept = again.after(call.launches, kept)
-    result = _result(call, core_out, end)
-    pair_of = result if isinstance(result, Result) else (result, None)
-    held = None if _is_doubtful(call) else pulled.keep(card.name, arrays, keywords, kept, end, *pair_of)
-    kept = pulled.unwatched(kept)
+    with launch.written() as finishing:
+        result = _result(call, core_out, end)
+    kept = again.between(call.launches, kept, finishing)
     shape = None if core_out is None else _out_shape(call, core_out)
     core_out = core_out if card.from_core else None
+    pair_of = result if isinstance(result, Result) else (result, None)
+    held = None if _is_doubtful(call) else pulled.keep(card.name, arrays, keywords, kept, core_out, end, *pair_of)
+    kept = pulled.unwatched(kept)
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
         if (found := pulled.pull(held, (dout, dstate))) is not None:
             return found
         d_out, d_state, grads = _cotangents(call, dout, dstate, shape, end)
-        if card.from_core_vjp and d_out is not None:
-            d_out, more = card.from_core_vjp(call.variables, core_out, d_out)
-            _add(grads, more)
         with _limit(card, keywords), pulled.watching(held, kept) as (watched, seen):
+            c = call.variables
+            if card.from_core_vjp and d_out is not None:
+                d_out, more = card.from_core_vjp(c, core_out, d_out)
+                c = c.knowing({n: more.pop(n) for n in [*more] if n not in card.arrays})
+                _add(grads, more)
             d, dstate0 = room(x).backward(watched, d_out, d_state)
-            _add(grads, card.to_core_vjp(call.variables, d))
+            _add(grads, card.to_core_vjp(c, d))
         found = _gradients(call, grads, dstate0)
         pulled.keep_pull(held, (dout, dstate), seen, found)
         return found

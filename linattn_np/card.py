@@ -81,7 +81,8 @@ class Card:
     to_core(c) gives the core's Inputs from the call c (c.q, c.k, ... in the public layout, c.xp, c.dtype, c.options);
     to_core_vjp(c, d) gives the gradients of the variant's arrays by name from the gradients d of those Inputs.
     from_core(c, out), where a variant finishes the core's output, has from_core_vjp(c, out, dout) -> (dout of the
-    core, gradients by name), dout in the caller's dtype. state(options) is the named tuple that a state is, None for
+    core, gradients by name), dout in the caller's dtype; what it names there that is no array of the variant's,
+    to_core_vjp finds in its c. state(options) is the named tuple that a state is, None for
     one array. pack_state(c, state) makes it the core's, unpack_state(c, S) a public one again; where they are not
     linear, unpack_state_vjp(c, S, dstate) -> (dS of the core, gradients by name, "state" being what comes by another
     way) and pack_state_vjp(c, dS, other) -> gradient of the public state. again(...) is what alike.py remembers of a
@@ -167,3 +168,7 @@ class Card:
 
 class Variables(SimpleNamespace):
     """A call as a change of variables sees it: its arrays by name, xp, dtype, sizes, options."""
+
+    def knowing(self, more: Mapping[str, Any]) -> Variables:
+        """The same with more names."""
+        return Variables(**vars(self), **more) if more else self

@@ -80,12 +80,13 @@ def make(forward: Forward, made: Made, given: Iterable[Any]) -> tuple[list[Array
 
 
 def keep(
-    name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any], kept: Any, end: Array, out: Array | None,
-    state: Array | None,
+    name: str, arrays: tuple[Any, ...], keywords: Mapping[str, Any], kept: Any, core_out: Array | None, end: Array,
+    out: Array | None, state: Array | None,
 ) -> Held | None:
     """What the pullback of a forward that went well holds; None if it cannot be made again.
 
-    kept, end: what the room kept and its final state. out, state: what the caller got, None for nothing.
+    kept, core_out, end: what the room kept, its output where it was finished after it, its final state. out, state:
+    what the caller got, None for nothing.
     """
     starts = getattr(kept.saved, "starts", None)
     if not isinstance(starts, Watched) or kept.q is not None:
@@ -99,7 +100,9 @@ def keep(
         places = {x.data.ptr: n for n, x in enumerate(pool)}
         try:
             results = tuple(None if x is None else _view(x, pool) for x in (out, state))
-            held = tuple(places[x.data.ptr] for x in _arrays(starts.starts))
+            wanted = [places[x.data.ptr] for x in _arrays(starts.starts)]
+            wanted += [n for x in _arrays((kept.saved.x, core_out)) if (n := places.get(x.data.ptr)) is not None]
+            held = tuple(n for n in dict.fromkeys(wanted) if n >= len(own))
             forward = Forward(key, Repeat(starts.seen, own), results, held)
         except LookupError:  # something was copied or computed on the way
             return None
@@ -141,6 +144,7 @@ def keep_pull(held: Held | None, cotangents: tuple[Any, ...], seen: Seen | None,
     given = [*held.arrays, *(x for x in cotangents if x is not None)]
     if len({x.data.ptr for x in given}) < len(given):  # one array given twice tells nothing of a call with two
         return
+    seen = Seen(seen.launches, [*seen.made, *again.made_for(seen.launches)])
     try:
         pool = [*given, *seen.made]
         views = tuple(None if x is None else _view(x, pool) for x in grads)

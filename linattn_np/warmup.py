@@ -20,6 +20,7 @@ from .cores.matrix_state import (
     cuda_plan,
     cuda_projections,
     cuda_step,
+    cuda_step_size,
     cuda_wgmma,
 )
 from .cuda import nvrtc
@@ -70,6 +71,8 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
         yield small("dstates of segments", cuda_kernels.SEGMENTS, reverse=True)
         if decay:
             yield small("dg", cuda_kernels.GATE)
+        if dtype == "bfloat16" and K % 8 == 0:
+            yield Entry("sums over heads that share one", cuda_kernels.HEAD_SUMS, ())
 
 
 def delta_entries(
@@ -85,7 +88,7 @@ def delta_entries(
             yield Entry(f"delta rule, {name}", cuda_delta_plan.KERNELS[name].file,
                         cuda_delta_plan.constants(name, K, V, decay, reverse, raw, steps))
         if backward:
-            yield Entry("delta rule, sums over heads", cuda_delta_plan.HEAD_SUMS, ())
+            yield Entry("delta rule, sums over heads", cuda_kernels.HEAD_SUMS, ())
         return
     align = gcd(16, K * cuda_plan.BYTES[dtype], V * cuda_plan.BYTES[dtype])
     kind, limit = cuda_delta_portable.Kind(dtype, K, V, align, decay, capability=capability), SHARED[capability] * 1024
@@ -101,8 +104,14 @@ def delta_entries(
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
     """What raw projections go through: lengths of rows of K, and the gate's formula."""
     per = gcd(16 // cuda_plan.BYTES[dtype], K)
-    yield Entry("lengths", cuda_projections.UNITS, cuda_projections.unit_constants(dtype, dtype, K, per))
+    yield Entry("lengths", cuda_projections.UNITS, cuda_projections.row_constants(dtype, dtype, K, per))
     yield Entry("gate formula", cuda_projections.GATE, (("LA_DTYPE", cuda_plan.ELEMENTS[dtype]),))
+
+
+def step_size_entries(dtype: str, V: int) -> Iterator[Entry]:
+    """What Mamba-2's step size and the end of its outputs go through, with values V wide."""
+    yield Entry("step size", cuda_step_size.SOURCE, cuda_step_size.step_constants(dtype, dtype, V))
+    yield Entry("sums over tokens", cuda_step_size.SOURCE, cuda_step_size.SUMS_CONSTANTS)
 
 
 def step_entries(
@@ -140,7 +149,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--erase", nargs="+", default=["none"], choices=["none", "delta", "free"],
                         help="what a token takes out; with an erase or a vector decay: kernels of a few tokens only")
     parser.add_argument("--raw", action="store_true",
-                        help="with an erase delta: the delta rule of raw projections too (qk_l2norm, A_log)")
+                        help="the delta rule of raw projections too (qk_l2norm, A_log); without an erase: Mamba-2's dt")
     parser.add_argument("--state", nargs="+", default=["float32"], choices=list(cuda_plan.ELEMENTS),
                         help="what states that a few tokens overwrite are stored in")
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
@@ -180,6 +189,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
             for V in args.value or [K]:
                 if erase == "none" and decay != "vector":
                     for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
+                        yield words, K, V, entry
+                    for entry in step_size_entries(dtype, V) if args.raw and dtype != "tf32" else ():
                         yield words, K, V, entry
                 if dtype == "tf32":  # a few tokens and the delta rule are computed in float32
                     continue

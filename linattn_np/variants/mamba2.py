@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay
+from ..cores.matrix_state import cuda_step_size
 from ..cores.matrix_state.inputs import Inputs
 from ..ground.namespace import Array, cast
 from ..options import Options
@@ -28,10 +29,24 @@ def _steps(c: Any) -> tuple[Array, Array, Array]:
     return raw, soft, clipped
 
 
+def _on_device(c: Any, *others: Array | None) -> bool:
+    """Whether kernels change the variables; others: arrays that they take too. Rotated rows, and so v, are float32."""
+    wanted = c.name == "mamba2" and c.options["backend"] in (None, "cuda") and c.dtype == c.xp.float32
+    return wanted and cuda_step_size.takes(c.xp, c.x, *others)
+
+
+def _step(c: Any) -> cuda_step_size.Step:
+    low, high = c.options["dt_limit"]
+    return cuda_step_size.Step(c.dt, c.dt_bias, c.A, c.options["dt_softplus"], (float(low), float(high)))
+
+
 def to_core(c: Any) -> Inputs:
     """q = C, k = B, v = dt x, g = dt A."""
     if c.C is not None and c.sizes.Hq > c.sizes.H:
         raise ValueError(f"{c.name}: C has Hq = {c.sizes.Hq} heads and x H = {c.sizes.H}, expected Hq to divide H")
+    if _on_device(c):
+        v, g = cuda_step_size.values(c.xp, c.x, _step(c))
+        return Inputs(c.C, c.B, v, g[..., None])
     xp, (_, _, dt) = c.xp, _steps(c)
     g = dt * cast(xp, c.A, c.dtype)
     return Inputs(c.C, c.B, dt[..., None] * cast(xp, c.x, c.dtype), g[..., None])
@@ -39,6 +54,9 @@ def to_core(c: Any) -> Inputs:
 
 def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
     """dt reaches the state by two paths, the value and the decay."""
+    if _on_device(c):
+        found = cuda_step_size.values_vjp(c.xp, c.x, _step(c), d.v, d.g[..., 0], c.D, getattr(c, "dskipped", None))
+        return found | {"B": d.k, "C": d.q}
     xp, (raw, soft, dt) = c.xp, _steps(c)
     dg = d.g[..., 0]
     ddt = xp.sum(d.v * cast(xp, c.x, c.dtype), axis=-1) + dg * cast(xp, c.A, c.dtype)
@@ -54,16 +72,32 @@ def _over_tokens(xp: Any, y: Array, axes: int = 1) -> Array:
     return xp.sum(y, axis=tuple(range(y.ndim - axes)))
 
 
+def _in_one_pass(c: Any, *others: Array) -> bool:
+    """Whether a kernel finishes the output."""
+    one = (c.D is not None or c.z is not None) and (c.D is None or c.D.ndim == 1)
+    return one and _on_device(c, c.z, *others)
+
+
 def from_core(c: Any, out: Array) -> Array:
     """(out + D x) silu(z)."""
+    if c.D is None and c.z is None:
+        return out
+    if _in_one_pass(c):
+        return cuda_step_size.finish(c.xp, out, c.x, c.D, c.z)
     xp = c.xp
     y = _skipped(c, out)
     return y if c.z is None else y * silu(xp, cast(xp, c.z, c.dtype))
 
 
 def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+    if _in_one_pass(c, dout):  # the skip's part follows in to_core_vjp
+        dz = {}
+        if c.z is not None:
+            dout, dz["z"] = cuda_step_size.finish_vjp(c.xp, out, c.x, c.D, c.z, dout)
+        return dout, dz if c.D is None else dz | {"dskipped": dout}
     xp, grads = c.xp, {}
-    dout = cast(xp, dout, c.dtype)
+    if c.D is not None or c.z is not None:
+        dout = cast(xp, dout, c.dtype)
     if c.z is not None:
         z = cast(xp, c.z, c.dtype)
         grads["z"] = silu_vjp(xp, z, dout * _skipped(c, out))
@@ -73,8 +107,6 @@ def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Arr
         grads["x"] = dout * _skip(c)
         dD = _over_tokens(xp, dout * x, axes=2)
         grads["D"] = dD if c.D.ndim == 2 else xp.sum(dD, axis=-1)
-    else:
-        grads["x"] = xp.zeros_like(dout)
     return dout, grads
 
 

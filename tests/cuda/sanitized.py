@@ -70,6 +70,10 @@ CASES = [
     Case("gated_delta_rule", "bfloat16", 1, heads=(256, 256, 256), backward=False, state="bfloat16"),  # eight warps
     Case("gated_delta_rule", "bfloat16", 1, 60, 36, (2, 1, 1), backward=False, state="bfloat16"),
     Case("kda", "bfloat16", 1, 7, 5, (2, 1, 1), backward=False, state="float16"),  # elements one by one
+    # a step size, a skip and a gate
+    Case("mamba2", "bfloat16", 70, 64, 64),
+    Case("mamba2", "bfloat16", 1, heads=(1, 1, 4), backward=False),
+    Case("mamba2", "float32", 33, 7, 5, (1, 1, 2), [0, 20, 33]),
     Case("gated_delta_rule", "bfloat16", 200),
     Case("gated_delta_rule", "bfloat16", 1100, heads=(1, 1, 1)),
     Case("gated_delta_rule", "bfloat16", 150, 128, 128, (2, 2, 4), [0, 80, 150]),
@@ -101,7 +105,7 @@ CASES = [
     Case("comba", "float16", 100, 48, 40, (1, 1, 2), raw=True),
     Case("comba", "float32", 70, 48, 40, (1, 1, 2)),
 ]
-FLOAT32 = ("beta", "u", "A_log", "dt_bias")  # whatever the dtype of the call; g too, unless it is raw
+FLOAT32 = ("beta", "u", "A_log", "dt_bias", "A", "D")  # whatever the dtype of the call; g too, unless it is raw
 
 
 def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
@@ -111,7 +115,7 @@ def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     drawn = {}
     for n, given in card.arrays.items():
         if case.raw or not given.turns:
-            letters = given.spec.split()
+            letters = given.spec.split("|")[0].split()
             drawn[n] = DRAWS[given.draw](rng, (1,) * (letters[0] == "T") + tuple(sizes[c] for c in letters))
     if case.raw:
         drawn |= {n: drawn[n] * rng.uniform(0.3, 3.0, (*drawn[n].shape[:-1], 1)) for n in ("q", "k")}

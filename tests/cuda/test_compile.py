@@ -19,7 +19,7 @@ from linattn_np.cores.kinds import Decay, Erase
 from linattn_np.cores.matrix_state import cuda_kernels, cuda_plan
 from linattn_np.cuda import compile as cuda_compile
 from linattn_np.cuda import nvrtc, sources
-from linattn_np.warmup import SHARED, entries, step_entries
+from linattn_np.warmup import SHARED, entries, step_entries, step_size_entries
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 TINY = '#include "tile/one.cuh"\nextern "C" __global__ void entry(float* x) { *x = one() + LA_ADD; }\n'
@@ -151,7 +151,7 @@ def operations(cubin):
 
 
 HMMA, HGMMA = {0x23C}, {0x9F0, 0xDF0}  # products of a warp; of a warpgroup, A in registers or in shared memory
-SMALL = (cuda_kernels.SEGMENTS, cuda_kernels.GATE)  # entries without products
+SMALL = (cuda_kernels.SEGMENTS, cuda_kernels.GATE, cuda_kernels.HEAD_SUMS)  # entries without products
 
 
 @pytest.mark.parametrize(("arch", "dtype", "K", "V"), [
@@ -191,6 +191,15 @@ def test_every_step_compiles(arch, dtype, K, V, cells, state):
             assert code.cubin.startswith(b"\x7fELF")
             allowed = dict(entry.constants)["LA_BONUS"] * BONUS.get((arch, *nvrtc.version()), 0)
             assert spilled(code.log) <= allowed, (cell, entry.words, code.log)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("V", [1, 7, 60, 128, 500])
+def test_step_sizes_compile(arch, dtype, V):
+    for entry in step_size_entries(dtype, V):
+        code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
+        assert spilled(code.log) == 0, code.log
 
 
 def test_shared_memory_of_every_plan_fits():

@@ -22,7 +22,7 @@ from ...ground.namespace import Array, cast, sum_to
 from ..kinds import Decay, Row
 from . import cuda_delta_plan as cuts
 from . import cuda_delta_portable
-from .cuda_kernels import States, _element, _pack_gate, _public, _shared, _spread, _state, _states
+from .cuda_kernels import States, _element, _pack_gate, _public, _shared, _spread, _state, _states, head_sums
 from .inputs import Inputs, Plan, Saved
 
 MAPS = ("q", "k", "v", "dout", "dv", "dq", "dk")  # in the order of struct DeltaArguments
@@ -165,7 +165,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     _launch("grads", batch, batch.N * heads * batch.segments, arrays, blocks=blocks, ends=ends, out=arrays["dq"],
             other=arrays["dk"], begins=kept.begins, start=start, start_group=group, dg=dg, dbeta=dbeta,
             scale=plan.scale)
-    grads = {n: _head_sums(xp, arrays["d" + n], getattr(x, n).shape) for n in ("q", "k", "v")}
+    grads = {n: head_sums(xp, arrays["d" + n], getattr(x, n).shape) for n in ("q", "k", "v")}
     for name, d in (("g", dg), ("beta", dbeta)):
         if d is not None:
             y = getattr(x, name)
@@ -235,16 +235,6 @@ def _reverse_segments(
     _launch("reverse", batch, slots * inner, arrays, **chain, added=added, which=ADD)
     _launch("segments", batch, slots * 8, arrays, reverse=True, added=added, turned=turned, begins=begins)
     _launch("reverse", batch, slots * batch.segments, arrays, **chain, begins=begins)
-
-
-def _head_sums(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
-    """Gradients (B, T, heads, width) summed over the heads that share one of `shape`'s."""
-    group = d.shape[-2] // shape[-2]
-    if group > 1:
-        x, d = d, xp.empty(shape, dtype=d.dtype)
-        packed = struct.pack("<3q2i", x.data.ptr, d.data.ptr, d.nbytes // 16, group, d.shape[-1] // 8)
-        launch.launch(cuts.HEAD_SUMS, "head_sums", (), -(-d.nbytes // 16 // 256), 256, 0, packed, (x, d))
-    return d.reshape(shape)
 
 
 def _pointer(y: Array | None) -> int:

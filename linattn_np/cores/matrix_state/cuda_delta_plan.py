@@ -9,7 +9,7 @@ from typing import NamedTuple
 from . import cuda_plan
 
 BLOCK, CHAIN, ADDS = "matrix_state/delta_block.cu", "matrix_state/delta_chain.cu", "matrix_state/delta_adds.cu"
-SEGMENTS, HEAD_SUMS = "matrix_state/delta_segments.cu", "matrix_state/head_sums.cu"
+SEGMENTS = "matrix_state/delta_segments.cu"
 REVERSE, GRADS = "matrix_state/delta_reverse.cu", "matrix_state/delta_grads.cu"
 CHUNK, WIDEST, ALIGN = 64, 128, 16  # tokens; columns of a tile; bytes that every row's address and length divide by
 TILE, SQUARE, TOKEN = 64 * 128 * 2, 64 * 64 * 2, 64 * 4  # bytes of 128 columns, of 64, of a number a token

@@ -21,6 +21,7 @@ from . import cuda_wgmma
 from .inputs import Inputs, Plan, Saved
 
 SEGMENTS, GATE = "matrix_state/segments.cu", "matrix_state/gate_grad.cu"
+HEAD_SUMS = "matrix_state/head_sums.cu"
 
 
 def refuses(call: Any) -> str | None:
@@ -203,8 +204,20 @@ def _shared(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
     """Gradients (..., heads, D) summed over the heads that share one of `shape`'s."""
     if d.shape[-2] == shape[-2]:
         return d
+    if dtype_name(d) == "bfloat16" and d.shape[-1] % 8 == 0:
+        return head_sums(xp, d, shape)
     d = xp.reshape(d, (*d.shape[:-2], shape[-2], d.shape[-2] // shape[-2], d.shape[-1]))
     return xp.sum(d, axis=-2, dtype=xp.float32)
+
+
+def head_sums(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
+    """The same of a contiguous bfloat16 array of whole vectors of 8, in its dtype."""
+    group = d.shape[-2] // shape[-2]
+    if group > 1:
+        x, d = d, xp.empty(shape, dtype=d.dtype)
+        packed = struct.pack("<3q2i", x.data.ptr, d.data.ptr, d.nbytes // 16, group, d.shape[-1] // 8)
+        launch.launch(HEAD_SUMS, "head_sums", (), -(-d.nbytes // 16 // 256), 256, 0, packed, (x, d))
+    return d.reshape(shape)
 
 
 def _rows(xp: Any, *arrays: Array) -> list[Array]:

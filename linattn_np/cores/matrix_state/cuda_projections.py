@@ -43,8 +43,8 @@ def unit_rows_vjp(xp: Any, rows: Pair, grads: Pair) -> Pair:
     return _divide(xp, "unit_rows_vjp", rows, grads)
 
 
-def unit_constants(element: str, grad: str, K: int, per: int) -> Constants:
-    """Of unit_rows.cu; per: numbers that a lane loads at once; grad: the kind of dy."""
+def row_constants(element: str, grad: str, K: int, per: int) -> Constants:
+    """Of row_pieces.cuh; per: numbers that a lane loads at once; grad: the kind of dy."""
     lanes = 1
     while lanes < 32 and lanes * per < K:
         lanes *= 2
@@ -66,9 +66,9 @@ def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair) -> Pair:
     first, grad = next(y for y in arrays if y is not None), next((y for y in grads if y is not None), None)
     K, element = first.shape[-1], dtype_name(first)
     per = gcd(16 // first.itemsize, K)
-    while per > 1 and any(_askew(y, per * y.itemsize) for y in there):
+    while per > 1 and any(askew(y, per * y.itemsize) for y in there):
         per //= 2
-    constants = unit_constants(element, element if grad is None else dtype_name(grad), K, per)
+    constants = row_constants(element, element if grad is None else dtype_name(grad), K, per)
     each = THREADS // dict(constants)["LA_LANES"]
     packed, blocks = [], []
     for x, dy, y in zip(arrays, grads, made, strict=True):
@@ -80,7 +80,7 @@ def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair) -> Pair:
     return tuple(made)
 
 
-def _askew(y: Array, size: int) -> bool:
+def askew(y: Array, size: int) -> bool:
     """Whether some row of y does not begin at a multiple of min(16, size) bytes."""
     size = min(size, 16)
     return bool(y.data.ptr % size or any(s % size for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1))
