@@ -26,7 +26,7 @@ def tensors(torch: Any, one: list[Any]) -> list[Any]:
 
 
 def of(function: str) -> dict[str, Pair]:
-    """Peers of simple_gla, retention or linear_attention by name, with versions; inputs are q, k, v, g, dout."""
+    """Peers of a function of cuda_simple_gla.py by name, with versions; inputs are q, k, v, g, dout, dt, A."""
     try:
         import torch
     except ImportError:
@@ -40,6 +40,10 @@ def of(function: str) -> dict[str, Pair]:
         entries, version, note = _fla_entries(), importlib.metadata.version("fla-core"), _lift_refusal()
     except Exception:  # not installed, or not with this PyTorch
         return found
+    if function == "mamba2":
+        chosen = entries["simple_gla"][0]
+        name = f"fla-core {version} {chosen.__name__} of dt x and dt A, which PyTorch makes, Triton{note}"
+        return {name: _mamba2(torch, chosen)}
     chosen, options, arrays = entries[function]
     return {f"fla-core {version} {chosen.__name__}, Triton{note}": _fla(torch, chosen, options, arrays)} | found
 
@@ -77,6 +81,27 @@ def _fla(torch: Any, function: Any, options: dict[str, Any], arrays: int) -> Pai
         *inputs, dout = tensors(torch, [*one[:arrays], one[4]])
         inputs = [x.detach().requires_grad_() for x in inputs]
         out, _ = function(*inputs, **options)
+        return out, torch.autograd.grad(out, inputs, dout)
+
+    return forward, both
+
+
+def _mamba2(torch: Any, function: Any) -> Pair:
+    def call(x: Any, dt: Any, A: Any, B: Any, C: Any) -> Any:
+        return function(C, B, (dt[..., None] * x).to(x.dtype), dt * A)[0]
+
+    def given(one: list[Any]) -> list[Any]:
+        C, B, x, _, dout, dt, A = tensors(torch, one)
+        return [x, dt, A, B, C, dout]
+
+    def forward(one: list[Any]) -> Any:
+        with torch.no_grad():
+            return (call(*given(one)[:5]),)
+
+    def both(one: list[Any]) -> Any:
+        *inputs, dout = given(one)
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        out = call(*inputs)
         return out, torch.autograd.grad(out, inputs, dout)
 
     return forward, both

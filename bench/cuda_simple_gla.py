@@ -6,6 +6,7 @@ Correctness first, against float64 on the same rounded inputs. `ms` is the card'
 taken in turn, `eager_ms` that of a plain loop, `graph_ms` of a replay; ns are per token and head, of `ms`. The floor is
 each array read or written once at the measured copy rate; operations are those of the chunk form with chunks of 64.
 `passes`: wgmma, or portable ones, which are forced on the same card. Retention and linear attention: no gate gradient.
+Mamba-2: dt and A, without skip and gate.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,7 @@ CASES = [  # (function, B, T, H, K = V, dtype, portable passes forced)
     ("simple_gla", 4, 4096, 16, 64, "bfloat16", False),
     ("retention", 8, 4096, 32, 128, "bfloat16", False),
     ("linear_attention", 8, 4096, 32, 128, "bfloat16", False),
+    ("mamba2", 8, 4096, 32, 128, "bfloat16", False),
     ("simple_gla", 8, 4096, 32, 128, "bfloat16", True),
     ("simple_gla", 1, 32768, 32, 128, "bfloat16", True),
     ("simple_gla", 8, 4096, 32, 128, "float16", False),
@@ -65,7 +68,10 @@ print(json.dumps({"forward_s": middle - began, "backward_s": time.perf_counter()
 
 
 def draw(cp: Any, B: int, T: int, H: int, D: int, dtype: str, seed: int, mixed: bool = False) -> list[Any]:
-    """q, k, v, g, dout; a gate of 0.05 a token, or 0, 0.001, 0.05, 5 and resets side by side."""
+    """q, k, v, g, dout; a gate of 0.05 a token, or 0, 0.001, 0.05, 5 and resets side by side.
+
+    Without the latter, dt and A of Mamba-2 too, whose products are the gates.
+    """
     import ml_dtypes
 
     kind = {"bfloat16": ml_dtypes.bfloat16, "tf32": "float32"}.get(dtype, dtype)
@@ -73,7 +79,8 @@ def draw(cp: Any, B: int, T: int, H: int, D: int, dtype: str, seed: int, mixed: 
     q, k, v, dout = (rng.standard_normal((B, T, H, D), dtype=np.float32).astype(kind) for _ in range(4))
     u = 2 * rng.random((B, T, H), dtype=np.float32)
     if not mixed:
-        return [q, k, v, np.float32(-0.05) * u, dout]
+        A = cp.full(H, -0.05, dtype=np.float32)
+        return [q, k, v, A * u, dout, u, A]
     rate = cp.asarray([0.0, 0.001, 0.05, 5.0, 0.1], dtype=np.float32)[cp.arange(H) % 5]
     resets = (cp.arange(H) % 5 == 4) & (u < 0.1)
     return [q, k, v, cp.where(resets, np.float32(-np.inf), -rate * u), dout]
@@ -84,7 +91,10 @@ def precision_of(dtype: str) -> str | None:
 
 
 def arrays_of(function: str, one: list[Any]) -> list[Any]:
-    return one[:4] if function == "simple_gla" else one[:3]
+    q, k, v, g, *_ = one
+    if function == "mamba2":
+        return [v, *one[5:], k, q]
+    return [q, k, v, g] if function == "simple_gla" else [q, k, v]
 
 
 def options_of(one: list[Any], precision: str | None) -> dict[str, Any]:
@@ -167,7 +177,7 @@ def ours(cp: Any, case: tuple[Any, ...], ceilings: dict[str, Any], sets: list[li
     row: dict[str, Any] = {}
     for name, each in calls.items():
         ms = timing.median_ms(cp, each * 3)
-        moved, operations = floors(D, BYTES[dtype], function == "simple_gla")[name]
+        moved, operations = floors(D, BYTES[dtype], function in ("simple_gla", "mamba2"))[name]
         row[name] = {"ms": ms, "ns": ms * 1e6 / th, "share_of_copy": moved * th / ms / 1e6 / ceilings["copy_gbs"],
                      "tflops": operations * th / ms / 1e9}
         if ceilings["matrix_tflops"]:
@@ -179,14 +189,15 @@ def ours(cp: Any, case: tuple[Any, ...], ceilings: dict[str, Any], sets: list[li
 
 
 def first_calls() -> dict[str, dict[str, float]]:
-    """Seconds of the first forward and backward of a fresh process: empty caches, then filled ones."""
+    """Seconds of the first forward and backward of a fresh process: empty caches, then filled ones (median of five)."""
     with tempfile.TemporaryDirectory() as folder:
         env = os.environ | {"LINATTN_CACHE_DIR": f"{folder}/ours", "CUDA_CACHE_PATH": f"{folder}/theirs",
                             "CUPY_CACHE_DIR": f"{folder}/cupy"}
         found = {}
-        for name in ("empty caches", "filled caches"):
-            ran = subprocess.run([sys.executable, "-c", FIRST], env=env, capture_output=True, text=True, check=False)
-            found[name] = json.loads(ran.stdout) if not ran.returncode else {"failed": ran.stderr[-500:]}
+        for name, count in (("empty caches", 1), ("filled caches", 5)):
+            each = [json.loads(subprocess.run([sys.executable, "-c", FIRST], env=env, capture_output=True, text=True,
+                                              check=True).stdout) for _ in range(count)]  # fmt: skip
+            found[name] = {n: statistics.median(x[n] for x in each) for n in each[0]}
     return found
 
 

@@ -11,9 +11,9 @@ PICTURE = "performance-gpu-tokens.png"
 CHUNKS = """\
 `python -m bench simple_gla --backend cuda`. Nanoseconds a token and head, (B, T, H, K = V): of the card in a full
 queue, of a replayed graph, of a plain loop that waits for the host. Share: bytes that must move (each array once a
-pass) over a copy's {copy_gbs:.0f} GB/s. Retention and linear attention have no gate gradient; tf32 is float32 with
-`precision="tf32"`; mma.sync in bfloat16 is the portable path, forced. MiB: the most in use beyond the inputs, forward
-and backward."""
+pass) over a copy's {copy_gbs:.0f} GB/s. Retention and linear attention have no gate gradient; Mamba-2 has dt and A,
+neither skip nor gate; tf32 is float32 with `precision="tf32"`; mma.sync in bfloat16 is the portable path, forced. MiB:
+the most in use beyond the inputs, forward and backward."""
 ERRORS = """\
 Errors of the norm against float64 on the same rounded inputs; gates of 0, 0.001, 0.05, 5 a token and resets side by
 side; the last column is the worst head's own."""
