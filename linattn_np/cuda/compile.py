@@ -17,7 +17,6 @@ from .sources import Source
 
 FLAGS = ("-std=c++17", "-default-device", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills")
 MAGIC = b"\x7fELF"
-KIND = "cubin"
 
 
 class Code(NamedTuple):
@@ -54,7 +53,7 @@ def key_of(source: Source, options: tuple[str, ...]) -> str:
 def compile_source(source: Source, constants: Mapping[str, int], arch: str, cached: bool = True) -> Code:
     """The machine code of a source.   Raises nvrtc.CompileError with the log and numbered source."""
     options = options_of(constants, arch)
-    path = code_cache.file_of(KIND, f"{key_of(source, options)}.cubin") if cached else None
+    path = code_cache.file_of(nvrtc.KIND, f"{key_of(source, options)}.cubin") if cached else None
     if path is not None and (cubin := code_cache.load(path)) is not None and cubin.startswith(MAGIC):
         return Code(cubin, "", path)
     cubin, log = nvrtc.compile_program(source.name, source.text, source.headers, options)
@@ -63,4 +62,4 @@ def compile_source(source: Source, constants: Mapping[str, int], arch: str, cach
 
 def cache_folder() -> Path:
     """Where cubins are kept."""
-    return code_cache.folder(KIND)
+    return code_cache.folder(nvrtc.KIND)

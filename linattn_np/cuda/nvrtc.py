@@ -5,13 +5,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import glob
+import hashlib
 import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 
+from ..ground import code_cache
+
 WHEELS = ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu*/bin/x64", "nvidia/cuda_nvrtc/bin")
+KIND = "cubin"  # of the folder where machine code is kept
 NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll")
 
 
@@ -32,18 +36,21 @@ def _folders() -> Iterator[str]:
         yield "/usr/local/cuda/lib64"
 
 
+def _file() -> str | None:
+    """The library in those folders."""
+    paths = (os.path.join(folder, name) for folder in _folders() for name in NAMES)
+    return next(filter(os.path.isfile, paths), None)
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The NVRTC library.   Raises OSError if there is none, with what to install."""
-    for folder in _folders():
-        for name in NAMES:
-            path = os.path.join(folder, name)
-            if os.path.isfile(path):
-                # the compiler opens its builtins by name: loaded first, they are found without LD_LIBRARY_PATH
-                for builtins in glob.glob(os.path.join(folder, "*nvrtc-builtins*.so.*[0-9]")):
-                    if ".alt." not in builtins:
-                        ctypes.CDLL(builtins)
-                return ctypes.CDLL(path)
+    if path := _file():
+        # the compiler opens its builtins by name: loaded first, they are found without LD_LIBRARY_PATH
+        for builtins in glob.glob(os.path.join(os.path.dirname(path), "*nvrtc-builtins*.so.*[0-9]")):
+            if ".alt." not in builtins:
+                ctypes.CDLL(builtins)
+        return ctypes.CDLL(path)
     for name in NAMES:
         try:
             return ctypes.CDLL(name)
@@ -55,28 +62,51 @@ def library() -> ctypes.CDLL:
 def available() -> bool:
     """Whether there is a compiler."""
     try:
-        library()
+        _about()
     except OSError:
         return False
     return True
 
 
-@functools.cache
 def version() -> tuple[int, int]:
     """(major, minor) of the compiler."""
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    _check(library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
-    return major.value, minor.value
+    return _about()[:2]
+
+
+def architectures() -> tuple[int, ...]:
+    """Compute capabilities that the compiler knows, as 80, 90, 100, ... ."""
+    return _about()[2:]
 
 
 @functools.cache
-def architectures() -> tuple[int, ...]:
-    """Compute capabilities that the compiler knows, as 80, 90, 100, ... ."""
-    count = ctypes.c_int()
+def _about() -> tuple[int, ...]:
+    """(major, minor, capability, ...). Loading the library takes longer than loading machine code that is on disk.
+
+    So what it said is kept there too, as numbers on a line, under the library's path, size and time.
+    """
+    path = _file()
+    kept = None if path is None else code_cache.file_of(KIND, f"nvrtc-{_digest(path)}.txt")
+    if kept is not None and (line := code_cache.load(kept)) is not None and re.fullmatch(rb"\d+ \d+( \d+)+", line):
+        return tuple(map(int, line.split()))
+    found = _asked()
+    if kept is not None:
+        code_cache.store(kept, " ".join(map(str, found)).encode())
+    return found
+
+
+def _digest(path: str) -> str:
+    about = os.stat(path)
+    return hashlib.sha256(f"{os.path.realpath(path)} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()
+
+
+def _asked() -> tuple[int, ...]:
+    """What the library says."""
+    major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    _check(library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     _check(library().nvrtcGetNumSupportedArchs(ctypes.byref(count)))
     found = (ctypes.c_int * count.value)()
     _check(library().nvrtcGetSupportedArchs(found))
-    return tuple(found)
+    return major.value, minor.value, *found
 
 
 def compile_program(name: str, text: str, headers: dict[str, str], options: Sequence[str]) -> tuple[bytes, str]:

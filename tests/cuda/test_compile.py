@@ -78,7 +78,7 @@ def test_the_key_knows_constants_architecture_and_compiler(tiny, monkeypatch):
 def test_the_cache_is_private_and_whole(tiny, cache):
     code = build(tiny)
     assert code.path.read_bytes() == code.cubin
-    assert os.listdir(cache) == [code.path.name]
+    assert list(cache.glob("*.cubin")) == [code.path]
     if os.name == "posix":
         assert stat.S_IMODE(code.path.stat().st_mode) == 0o600
         assert stat.S_IMODE(cache.stat().st_mode) == 0o700
@@ -112,7 +112,26 @@ def test_processes_at_once_share_the_cache(tiny, cache):
                "assert x.path.read_bytes() == x.cubin")
     running = [subprocess.Popen([sys.executable, "-c", program, str(tiny)]) for _ in range(4)]
     assert [p.wait() for p in running] == [0] * 4
-    assert len(os.listdir(cache)) == 1
+    assert len(list(cache.glob("*.cubin"))) == 1
+
+
+def test_code_from_the_cache_needs_no_compiler(tiny, cache):
+    """Not even loaded, until something must be compiled; a line that is no row of numbers is asked for again."""
+    program = ("import sys; from pathlib import Path; from linattn_np.cuda import compile as c, nvrtc, sources as s; "
+               "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "
+               "assert c.architecture(90) == 'sm_90a'; print(len(x.log) > 0, nvrtc.library.cache_info().currsize)")
+
+    def run():
+        how = [sys.executable, "-c", program, str(tiny)]
+        return subprocess.run(how, capture_output=True, text=True, check=True).stdout
+
+    assert run() == "True 1\n"
+    assert run() == "False 0\n"
+    line, = cache.glob("nvrtc-*.txt")
+    assert list(map(int, line.read_text().split())) == [*nvrtc.version(), *nvrtc.architectures()]
+    line.write_text("13 0 import os")
+    assert run() == "False 1\n"
+    assert run() == "False 0\n"
 
 
 def test_an_error_shows_its_line(tiny):
