@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np import again, call
 from linattn_np.cores.matrix_state import cuda_delta_plan
-from linattn_np.cuda import launch
 
-from .device_arrays import check_same_bits, error, poisoned, same, typed
+from .device_arrays import check_made_again, check_same_bits, error, same, typed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 RATES = (0.0, 0.001, 0.05, 5.0, np.inf)  # of the log decay: heads take them in turn, a tenth of inf ones is -inf
@@ -144,20 +142,8 @@ def test_vjp_made_again(cp, monkeypatch, T, states):
         out, pull = la.vjp(la.gated_delta_rule, *one[:5], state=one[5] if states else None, backend="cuda")
         return [out, *(y for y in pull(one[6], one[7] if states and T > 1000 else None) if y is not None)]
 
-    monkeypatch.setattr(launch, "array_type", lambda: poisoned)
-    monkeypatch.setattr(again, "_made", {})
     sets = [[cp.asarray(x) for x in draw(B=(1,), T=T, Hq=2, Hk=2, H=4, seed=seed)] for seed in range(3)]
-    again.learn(sets[0][0])
-    right = []
-    for one in sets:
-        again.forget()
-        right.append(every(one))
-    assert len(again._made) == 1
-    monkeypatch.setattr(call, "prepare", None)
-    for one, expected in zip(sets, right, strict=True):
-        for mine, theirs in zip(every(one), expected, strict=True):
-            assert same(mine, theirs)
-    monkeypatch.undo()
+    check_made_again(cp, monkeypatch, every, sets)
     pull = la.vjp(la.gated_delta_rule, *sets[0][:5], state=sets[0][5], backend="cuda")[1]
     assert pull(sets[0][6], sets[0][7]).state.shape == sets[0][5].shape  # other cotangents
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np import again, call
 from linattn_np.cores.matrix_state import cuda_plan
 from linattn_np.cuda import launch
 
-from .device_arrays import check_same_bits, error, poisoned, same, typed
+from .device_arrays import check_made_again, check_same_bits, error, same, typed
 
 pytestmark = pytest.mark.gpu
 DTYPES = ("bfloat16", "float16", "float32")
@@ -131,24 +130,13 @@ def test_same_bits(cp, dtype):
 @pytest.mark.parametrize("T", [150, 1700])
 @pytest.mark.parametrize("fn", [la.simple_gla, la.retention, la.lightning_attention, la.linear_attention])
 def test_vjp_made_again(cp, monkeypatch, fn, T, dtype):
-    """Forward and pullback of other numbers launch what the first ones did, into memory full of NaN: the same bits."""
     def every(one):
         *arrays, state, dout, dstate = one
         out, pull = la.vjp(fn, *arrays[: 3 + (fn is la.simple_gla)], state=state, backend="cuda")
         return [out, *(y for y in pull(dout, dstate if T > 1000 else None) if y is not None)]
 
-    monkeypatch.setattr(launch, "array_type", lambda: poisoned)
-    monkeypatch.setattr(again, "_made", {})
     sets = [[cp.asarray(x) for x in draw(dtype, B=(1,), T=T, seed=seed)] for seed in range(3)]
-    again.learn(sets[0][0])
-    right = []
-    for one in sets:
-        again.forget()
-        right.append(every(one))
-    assert len(again._made) == 1
-    monkeypatch.setattr(call, "prepare", None)
-    for one, expected in zip(sets, right, strict=True):
-        assert all(same(a, b) for a, b in zip(every(one), expected, strict=True))
+    check_made_again(cp, monkeypatch, every, sets)
 
 
 def test_causality_to_the_bit(cp):

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np import again, call
-from linattn_np.cuda import launch
 
-from .device_arrays import error, poisoned, same, typed
+from .device_arrays import check_made_again, error, same, typed
 from .test_cuda_kernels import DTYPES, FORWARD, GATES
 
 pytestmark = pytest.mark.gpu
@@ -125,25 +123,15 @@ def test_nan_stays_in_its_head(cp):
 @pytest.mark.parametrize("parts", ["", "D", "z", "Dz+"])
 @pytest.mark.parametrize("T", [1, 97, 1700])
 def test_made_again(cp, monkeypatch, parts, T):
-    """Forward alone, forward and pullback: other numbers, into memory full of NaN, the bits of the first time."""
+    """Forward alone; forward and pullback."""
     def every(one):
         arrays, dout = one
         out, pull = la.vjp(la.mamba2, **arrays, dt_softplus=True)
         return [la.mamba2(**arrays, dt_softplus=True), out, *(y for y in pull(dout) if y is not None)]
 
-    monkeypatch.setattr(launch, "array_type", lambda: poisoned)
-    monkeypatch.setattr(again, "_made", {})
     sets = []
     for seed in range(3):
         arrays, _, dout, _ = draw("bfloat16", B=(1,), T=T, Hq=4, Hk=4, seed=seed, parts=parts)
         arrays = {n: y.astype(np.float32) if n == "dt" else y for n, y in arrays.items()}
         sets.append(({n: cp.asarray(y) for n, y in arrays.items()}, cp.asarray(dout)))
-    again.learn(sets[0][1])
-    right = []
-    for one in sets:
-        again.forget()
-        right.append(every(one))
-    assert len(again._made) == 2
-    monkeypatch.setattr(call, "prepare", None)
-    for one, expected in zip(sets, right, strict=True):
-        assert all(same(a, b) for a, b in zip(every(one), expected, strict=True))
+    check_made_again(cp, monkeypatch, every, sets, kept=2)
