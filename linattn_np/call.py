@@ -217,7 +217,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     if options["state_rows"] is not None:
         plan = plan._replace(rows=_check_pool(fn, xp, options, sizes, state))
     c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn, sequences=plan.sequences)
-    if card.pack_state is not None:
+    if card.pack_state is not None and not (plan.rows is not None and card.plain is not None and card.plain(options)):
         c.state = state if plan.rows is None else _rows_of(plan, sizes, state)
         core_state = card.pack_state(c, c.state)
         rows, plan = plan.rows, plan._replace(rows=None)

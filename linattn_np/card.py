@@ -118,6 +118,7 @@ class Card:
     state: Callable[[Mapping[str, Any]], Any] = normalised
     again: Callable[..., Any] | None = None  # (c, inputs, plan, kept, given, state): such a call for other numbers
     micro_steps: bool = False  # some arrays have an axis n after T: steps of a token, which are tokens to the core
+    plain: Callable[[Mapping[str, Any]], bool] | None = None  # whether with such options pack_state only checks a state
     wide: bool = False  # its state may have a shape of its own, other than (H, K, V)
     examples: tuple[Mapping[str, Any], ...] = ({},)  # option sets that a property test should go through
 

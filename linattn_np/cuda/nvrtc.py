@@ -70,7 +70,8 @@ def available() -> bool:
 
 def version() -> tuple[int, int]:
     """(major, minor) of the compiler."""
-    return _about()[:2]
+    major, minor, *_ = _about()
+    return major, minor
 
 
 def architectures() -> tuple[int, ...]:

@@ -38,6 +38,7 @@ CARD = Card(
     readout=Readout.NORMALISED,
     scaled=False,
     options={"feature_map": "identity"} | defaults(normalize=False),
+    plain=lambda options: options["feature_map"] == "identity" and not options["normalize"],
     examples=(
         {},
         {"feature_map": "elu+1", "normalize": True},

@@ -147,7 +147,7 @@ def arrays_of(fn, T=1, H=4, Hk=2, K=8, V=4, seed=0):
 
 
 AGAIN = [la.simple_gla, la.gated_delta_rule, la.kda, la.gla, la.rwkv6, la.comba, la.delta_rule, la.rwkv7, la.iplr,
-         la.retention, la.lightning_attention]
+         la.linear_attention, la.retention, la.lightning_attention]
 
 
 @pytest.mark.parametrize("fn", AGAIN, ids=lambda f: f.__name__)
