@@ -24,7 +24,7 @@ def once(xp: Any, key: Hashable, where: Any, make: Callable[[], Array]) -> Array
     key = (str(where), key)
     if (found := _kept.get(key)) is None:
         found, cuda = make(), launch.cupy().cuda
-        stream = cuda.get_current_stream()
+        stream = cuda.get_current_stream(found.device.id)
         if not cuda.runtime.streamIsCapturing(stream.ptr):
             stream.synchronize()
             if len(_kept) >= MOST:

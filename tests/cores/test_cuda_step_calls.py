@@ -45,7 +45,7 @@ def launched(monkeypatch):
         kernels[kernel]((blocks,), (threads,), (np.void(ctypes.string_at(at, step_twin.SIZE)),), shared)
 
     stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
-    cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=from_driver), get_current_stream=lambda: stream,
+    cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=from_driver), get_current_stream=lambda device=-1: stream,
                            runtime=SimpleNamespace(streamIsCapturing=lambda ptr: False))
     monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(launch, "kernel", lambda file, entry, constants, shared: Kernel(constants))
