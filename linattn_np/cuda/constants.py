@@ -8,7 +8,7 @@ from typing import Any
 from . import launch
 
 Array = Any
-MOST = 256  # that are kept
+MOST = 256  # that are kept; none is let go, since another stream may be reading it
 
 _kept: dict[Hashable, Array] = {}
 
@@ -25,10 +25,8 @@ def once(xp: Any, key: Hashable, where: Any, make: Callable[[], Array]) -> Array
     if (found := _kept.get(key)) is None:
         found, cuda = make(), launch.cupy().cuda
         stream = cuda.get_current_stream(found.device.id)
-        if not cuda.runtime.streamIsCapturing(stream.ptr):
+        if len(_kept) < MOST and not cuda.runtime.streamIsCapturing(stream.ptr):
             stream.synchronize()
-            if len(_kept) >= MOST:
-                _kept.clear()
             _kept[key] = found
     return found
 

@@ -45,8 +45,9 @@ def launched(monkeypatch):
         kernels[kernel]((blocks,), (threads,), (np.void(ctypes.string_at(at, step_twin.SIZE)),), shared)
 
     stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
-    cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=from_driver), get_current_stream=lambda device=-1: stream,
-                           runtime=SimpleNamespace(streamIsCapturing=lambda ptr: False))
+    runtime = SimpleNamespace(streamIsCapturing=lambda ptr: False)
+    cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=from_driver), runtime=runtime,
+                           get_current_stream=lambda device=-1: stream)
     monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(launch, "kernel", lambda file, entry, constants, shared: Kernel(constants))
     monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))
