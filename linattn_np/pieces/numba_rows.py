@@ -5,31 +5,29 @@ from __future__ import annotations
 from llvmlite import ir
 
 from .numba_emit import DOUBLE, I16, I32, I64, SINGLE, Emit, Mat, Rows, Value, routine
+from .numba_stored import widened
 
 STORAGE = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
+NAMES = list(STORAGE)
 LINE = 64  # bytes that memory moves at once
 TINY = 1e-36  # factors below it are dropped before they become subnormal, which processors multiply slowly
 
 
-def _stored(e: Emit, storage: int, at: Value) -> Value:
-    """The number of a storage dtype at an address, exactly, subnormals too."""
-    b = e.b
+def _stored(e: Emit, storage: int, at: Value, many: bool = False) -> Value:
+    """The number of a storage dtype at an address, exactly, subnormals too; with `many` a vector of 16-bit ones."""
+    b, kinds = e.b, (SINGLE, DOUBLE)
     if storage < 2:
-        x = e.get(at, (SINGLE, DOUBLE)[storage]).v
+        x = e.get(at, kinds[storage]).v
+    elif many:
+        shorts = b.load(e.pointer(at, ir.VectorType(I16, e.W)))
+        shorts.align = 2
+        x = widened(b, NAMES[storage], b.zext(shorts, ir.VectorType(I32, e.W)))
     else:
-        h = b.zext(e.get(at, I16).v, I32)
-        bits = lambda n: ir.Constant(I32, n)  # noqa: E731
-        if storage == 3:
-            x = b.bitcast(b.shl(h, bits(16)), SINGLE)
-        else:
-            magnitude = b.shl(b.and_(h, bits(0x7FFF)), bits(13))
-            finite = b.bitcast(b.fmul(b.bitcast(magnitude, SINGLE), ir.Constant(SINGLE, 2.0**112)), I32)
-            special = b.icmp_unsigned("==", b.and_(h, bits(0x7C00)), bits(0x7C00))
-            y = b.select(special, b.or_(magnitude, bits(0x70000000)), finite)
-            x = b.bitcast(b.or_(y, b.shl(b.and_(h, bits(0x8000)), bits(16))), SINGLE)
-    if x.type == SINGLE and e.F == DOUBLE:
-        x = b.fpext(x, DOUBLE)
-    elif x.type == DOUBLE and e.F == SINGLE:
+        x = widened(b, NAMES[storage], b.zext(e.get(at, I16).v, I32))
+    single = x.type.element if many else x.type
+    if single == SINGLE and e.F == DOUBLE:
+        x = b.fpext(x, e.V if many else DOUBLE)
+    elif single == DOUBLE and e.F == SINGLE:
         x = b.fptrunc(x, SINGLE)
     return Value(e, x)
 
@@ -47,8 +45,17 @@ def load(e: Emit, out: Mat, m: Value, n: Value, storage: Value, at: Value, row_s
         with e.each(m) as i, e.each(n) as j:
             e.put(_stored(e, kind, at + i * row_step + j * step), e.address(out, i, j))
 
+    def widened_rows(kind: int) -> None:
+        whole = n // e.W * e.W
+        with e.each(m) as i:
+            with e.each(whole, step=e.W) as j:
+                e.store(_stored(e, kind, at + i * row_step + j * 2, many=True), e.address(out, i, j))
+            with e.each(n, start=whole) as j:
+                e.put(_stored(e, kind, at + i * row_step + j * 2), e.address(out, i, j))
+
     e.choose(
         (storage.equals(own) & step.equals(e.size), copied),
+        *[(storage.equals(kind) & step.equals(2), lambda kind=kind: widened_rows(kind)) for kind in (2, 3)],
         *[(storage.equals(kind), lambda kind=kind: converted(kind)) for kind in STORAGE.values()],
     )
 
