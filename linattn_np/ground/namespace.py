@@ -151,9 +151,17 @@ def sum_dtype(xp: Namespace, x: Array) -> Any:
     return xp.float64
 
 
+rounded: Callable[[np.ndarray, Any], np.ndarray] | None = None
+# how compiled code makes 16 bits of float32 numbers, with NumPy's bits, once it is there (pieces/numba_stored.py)
+
+
 def cast(xp: Namespace, x: Array, dtype: Any) -> Array:
     """`x` in `dtype`, without a copy where it has it already."""
-    return x if x.dtype == dtype else xp.astype(x, dtype)
+    if x.dtype == dtype:
+        return x
+    if rounded is not None and type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous:
+        return rounded(x, np.dtype(dtype))
+    return xp.astype(x, dtype)
 
 
 def accumulate(xp: Namespace, x: Array) -> Array:

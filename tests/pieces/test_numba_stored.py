@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("llvmlite")
+from linattn_np.ground import namespace
 from linattn_np.pieces import numba_stored
 
 KINDS = [np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)]
@@ -28,7 +29,7 @@ def test_the_bits_of_a_cast(kind):
     x = numbers(kind)
     with np.errstate(all="ignore"):
         expected = x.astype(kind)
-    found = numba_stored.cast(x, kind)
+    found = namespace.cast(np, x, kind)
     assert found.dtype == kind
     assert np.array_equal(found.view(np.uint16), expected.view(np.uint16))
 
@@ -49,4 +50,5 @@ def test_arrays_that_lie_apart(kind):
     assert not to[:, 1::2].any()
     numba_stored.put(to[:, :6], x.astype(np.float64))
     assert np.array_equal(to[:, :6], x)
-    assert numba_stored.cast(x, x.dtype) is x
+    assert namespace.rounded is numba_stored.cast
+    assert namespace.cast(np, x.T, kind).strides == x.astype(kind).T.strides

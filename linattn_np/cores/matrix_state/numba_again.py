@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...ground.handles import address, handles
-from ...pieces.numba_stored import cast, put
+from ...ground.namespace import cast
+from ...pieces.numba_stored import put
 from ..numba_machine import AT
 from .inputs import Inputs, Plan
 from .numba_chunks import Chunks, chunk_of
@@ -45,7 +46,7 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
     make = _steps if is_stepwise(x, plan, rows).all() else _chunks
     walk = make(x, plan, table, state, rows, given, own, mine)
     shape, ended, asked = out.shape, end.shape, x.q is not None
-    overwrite, out_dtype = plan.overwrite, x.v.dtype
+    overwrite, out_dtype = plan.overwrite, None if x.v.dtype == dtype else x.v.dtype
 
     def call(given: list[np.ndarray], state: Any) -> tuple[np.ndarray | None, np.ndarray] | None:
         out, end = np.empty(shape, dtype), state if mine else np.empty(ended, dtype)
@@ -56,7 +57,7 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
             end = state
         if not asked:
             return None, end
-        return cast(out, out_dtype), end
+        return out if out_dtype is None else cast(plan.xp, out, out_dtype), end
 
     return call
 

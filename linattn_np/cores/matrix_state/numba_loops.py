@@ -7,8 +7,7 @@ from math import prod
 import numpy as np
 
 from ...ground import threads
-from ...ground.namespace import sum_to
-from ...pieces.numba_stored import cast
+from ...ground.namespace import cast, sum_to
 from ..kinds import Erase
 from ..numba_machine import SHARED
 from ..numba_program import CHUNKS, FIRST, HEAD, LEAD, STATE, STOP, TO
@@ -80,7 +79,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
         if starts is not None:
             last = walked[:, TO] + np.maximum(-(-(walked[:, STOP] - walked[:, FIRST]) // kept), 1) - 1
             end.reshape(-1, *end.shape[-3:])[walked[:, STATE]] = starts[last]
-    return None if out is None else cast(out, x.v.dtype), end, Saved(x, plan, state, starts)
+    return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, starts)
 
 
 def _constants(table: Table, x: Inputs, plan: Plan, dtype: np.dtype) -> None:
