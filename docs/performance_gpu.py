@@ -95,7 +95,7 @@ def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
 
 def _apart(result: dict[str, Any]) -> Iterator[str]:
     if any("measured_apart" in row for row in result["rows"]):
-        yield "\\* in a run of its own, its peers in another that day."
+        yield "\\* in a run of its own, its peers in an earlier one (a day at the most)."
 
 
 def delta(result: dict[str, Any], table: Table) -> Iterator[str]:

@@ -190,7 +190,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                 if erase == "none" and decay != "vector":
                     for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
                         yield words, K, V, entry
-                    for entry in step_size_entries(dtype, V) if args.raw and dtype != "tf32" else ():
+                    mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
+                    for entry in step_size_entries(dtype, V) if mamba2 else ():
                         yield words, K, V, entry
                 if dtype == "tf32":  # a few tokens and the delta rule are computed in float32
                     continue

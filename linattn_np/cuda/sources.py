@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 PACKAGE = Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
-
-
 Files = dict[str, tuple[str, list[str]]]  # by name: the text, and what it includes
 
 

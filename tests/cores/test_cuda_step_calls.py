@@ -106,15 +106,17 @@ def test_one_token_has_a_kernel_of_its_own(launched):
     assert launch_of(turn=apart) == launch_of(B=1, turn=far) == 0
 
 
+@pytest.mark.parametrize("erase", [Erase.DELTA, Erase.FREE])
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize(("dtype", "state"), [("bfloat16", "float32"), ("float32", "float32"), ("float16", "bfloat16")])
 @pytest.mark.parametrize("K", [4, 16, 36, 64, 100, 128, 132, 256])
 @pytest.mark.parametrize("V", [4, 20, 32, 64, 72, 128, 256])
-def test_the_warps_of_one_token_hold_a_state(K, V, dtype, state, many):
+def test_the_warps_of_one_token_hold_a_state(K, V, dtype, state, many, erase):
     """All rows once, no lane without rows but for the last power of two, as many sums as there are leaves."""
-    d = dict(cuda_step.step_constants(dtype, K, V, True, Decay.VECTOR, False, Erase.DELTA, False, False, 1, False, True,
-                                      state, state, many))
-    assert (d["LA_LANES"] == 32) == (many and state != "float32" and V >= 128 and K in (100, 128))
+    how = (dtype, K, V, True, Decay.VECTOR, False, erase, False, False, 1, False)
+    d = dict(cuda_step.step_constants(*how, True, state, state, many))
+    rows = many and state != "float32" and erase is not Erase.FREE
+    assert (d["LA_LANES"] == 32) == (rows and V >= 128 and K in (100, 128))
     groups = 32 * d["LA_SPLIT"] // d["LA_LANES"]
     assert groups <= LEAVES
     assert LEAVES % groups == d["LA_WARPS"] % d["LA_SPLIT"] == 0

@@ -115,7 +115,7 @@ def everything(c, out, dout, dv, dg):
 
 
 @pytest.mark.parametrize("kind", [np.float32, ml_dtypes.bfloat16, np.float16], ids=lambda k: np.dtype(k).name)
-@pytest.mark.parametrize("parts", ["", "D", "z", "+", "Dz+"])
+@pytest.mark.parametrize("parts", ["", "D", "z", "+", "Dz+", "DVz"])  # V: D of every channel, which no kernel takes
 @pytest.mark.parametrize("how", ["plain", "apart", "one batch", "no batch", "limits", "many"])
 def test_kernels_and_array_calls_agree(launched, kind, parts, how):
     import array_api_compat.numpy as xp
@@ -125,7 +125,7 @@ def test_kernels_and_array_calls_agree(launched, kind, parts, how):
     T, H, V = 700 if how == "no batch" else 7, 3, 12
     draw = lambda *shape: rng.standard_normal(shape).astype(kind)  # noqa: E731
     arrays = {"x": draw(*lead, T, H, V), "dt": draw(*lead, T, H), "A": -rng.uniform(0.1, 1, H).astype(np.float32)}
-    arrays |= {"D": rng.standard_normal(H).astype(np.float32)} if "D" in parts else {}
+    arrays |= {"D": rng.standard_normal((H, V) if "V" in parts else H).astype(np.float32)} if "D" in parts else {}
     arrays |= {"z": draw(*lead, T, H, V)} if "z" in parts else {}
     arrays |= {"dt_bias": rng.standard_normal(H).astype(np.float32)} if "+" in parts else {}
     options = {"dt_softplus": False, "dt_limit": (0.2, 0.9)} if how == "limits" else {}
@@ -139,6 +139,7 @@ def test_kernels_and_array_calls_agree(launched, kind, parts, how):
                 there[n] = stub(np.repeat(arrays[n], 2, axis=-1))[..., ::2]
     found = everything(variables(CUPY, there, **options), *map(stub, others))
     assert cuda_step_size.takes(CUPY, there["x"])
+    assert not cuda_step_size.takes(CUPY, there["x"][..., :0, :, :])
     assert found.keys() == expected.keys()
     bound = {"float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}[np.dtype(kind).name]
     for n, y in expected.items():

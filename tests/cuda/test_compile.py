@@ -19,7 +19,7 @@ from linattn_np.cores.kinds import Decay, Erase
 from linattn_np.cores.matrix_state import cuda_kernels, cuda_plan
 from linattn_np.cuda import compile as cuda_compile
 from linattn_np.cuda import nvrtc, sources
-from linattn_np.warmup import SHARED, entries, step_entries, step_size_entries
+from linattn_np.warmup import SHARED, entries, raw_entries, step_entries, step_size_entries
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 TINY = '#include "tile/one.cuh"\nextern "C" __global__ void entry(float* x) { *x = one() + LA_ADD; }\n'
@@ -214,11 +214,12 @@ def test_every_step_compiles(arch, dtype, K, V, cells, state):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("V", [1, 7, 60, 128, 500])
-def test_step_sizes_compile(arch, dtype, V):
-    for entry in step_size_entries(dtype, V):
+@pytest.mark.parametrize("width", [1, 7, 60, 128, 500])
+def test_what_goes_row_by_row_compiles(arch, dtype, width):
+    """Lengths, gates, step sizes."""
+    for entry in (*raw_entries(dtype, width), *step_size_entries(dtype, width)):
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
-        assert spilled(code.log) == 0, code.log
+        assert spilled(code.log) == 0, (entry.words, code.log)
 
 
 def test_shared_memory_of_every_plan_fits():
