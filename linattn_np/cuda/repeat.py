@@ -42,7 +42,13 @@ class Repeat:
     """
 
     def __init__(self, seen: Seen, given: Sequence[Any]):
-        """Raises LookupError unless every pointer of every launch is that of one array given, allocated or constant."""
+        """Raises LookupError unless every pointer of every launch is that of one array given, allocated or constant.
+
+        And for an allocated array that no launch takes: array calls filled it, which are not made again.
+        """
+        taken = {y.data.ptr for one in seen.launches for y in one.arrays or () if y is not None}
+        if any(x.data.ptr not in taken for x in seen.made):
+            raise LookupError("an array was allocated for something else than a launch")
         owners = {x.data.ptr: n for n, x in enumerate([*given, *seen.made])}
         if len(owners) < len(given) + len(seen.made):
             raise LookupError("two arrays begin at one place")

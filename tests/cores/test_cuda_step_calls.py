@@ -320,6 +320,20 @@ def test_a_pullback_that_computes_on_the_way_goes_the_whole_way(public, monkeypa
         assert [list(x.pulls.values()) for x in again._made.values()] == [[None]]
 
 
+@pytest.mark.parametrize("fn", [la.gla, la.hgrn2, la.rwkv6, la.kda, la.rwkv7], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("state", [False, True])
+def test_gradients_that_array_calls_compute_are_computed_every_time(public, fn, state):
+    """The forward of a few tokens is a kernel, its adjoint is not: nothing of it may be taken for a launch."""
+    for seed in range(3):
+        arrays = arrays_of(fn, T=3, seed=seed)
+        S = {"state": np.full((2, 4, 8, 4), 0.5, np.float32)} if state else {}
+        _, pull = la.vjp(fn, **{n: stub(x) for n, x in (arrays | S).items()})
+        out, right_pull = la.vjp(fn, **arrays, **S)
+        dout = np.random.default_rng(seed).standard_normal(out.shape, dtype=np.float32)
+        for mine, theirs in zip(pull(stub(dout)), right_pull(dout), strict=True):
+            assert mine is theirs is None or np.abs(mine - theirs).max() < 1e-4
+
+
 def test_sixteen_bits_and_other_gates(launched):
     x, plan, state, *_ = case("scalar", "delta", "after", T=3, K=8, V=4, dtype=np.float32, C=None)
     half = Inputs(*(None if y is None else y.astype(ml_dtypes.bfloat16) if n in ("q", "k", "v", "r", "beta") else y
