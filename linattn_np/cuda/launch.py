@@ -99,6 +99,17 @@ def _begin(file: str, constants: tuple[tuple[str, int], ...], capability: int, b
     return found
 
 
+def _forget() -> None:
+    """In a forked child nobody goes on with what the parent's threads were compiling."""
+    global _lock
+    _lock = threading.Lock()
+    _codes.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
 @functools.lru_cache(maxsize=1024)
 def prepare(wanted: tuple[tuple[str, tuple[tuple[str, int], ...]], ...], capability: int) -> None:
     """Begin to compile the (file, constants) that will be launched, at once; a launch waits for its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,13 @@ from typing import Any
 _lock = threading.Lock()
 _inside = 0  # callers between enter and exit: the first one sets the limit, the last one takes it back
 _limit: Any = None
+
+
+class _Own(threading.local):
+    inside = 0  # how often this thread is
+
+
+_own = _Own()
 
 
 @functools.cache
@@ -30,11 +38,26 @@ def one_thread() -> Iterator[None]:
         _inside += 1
         if _inside == 1 and _controller() is not None:
             _limit = _controller().limit(limits=1, user_api="blas")
+        _own.inside += 1
     try:
         yield
     finally:
         with _lock:
             _inside -= 1
+            _own.inside -= 1
             if not _inside and _limit is not None:
                 _limit.restore_original_limits()
                 _limit = None
+
+
+def _forget() -> None:
+    """A forked child has only the thread that forked: others' limits are taken back."""
+    global _lock, _inside, _limit
+    _lock, _inside = threading.Lock(), _own.inside
+    if not _inside and _limit is not None:
+        _limit.restore_original_limits()
+        _limit = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

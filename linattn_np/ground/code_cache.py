@@ -1,4 +1,8 @@
-"""Machine code on disk: in a folder that is this user's alone to write to, whole files only, nothing deserialised."""
+"""Machine code on disk: whole files only, nothing deserialised, and only what nobody else can have written.
+
+Folder and file belong to this user, or to root, and are not writable by group or others; what is not so is compiled
+anew and replaced. Windows has other rights, which are not looked at.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +23,28 @@ def folder(kind: str) -> Path:
 
 
 def file_of(kind: str, name: str) -> Path | None:
-    """The file of a name; None where the folder cannot be made or is not this user's alone to write."""
+    """The file of a name; None where the folder cannot be made or others can write to it."""
     where = folder(kind)
     try:
         where.mkdir(parents=True, exist_ok=True, mode=0o700)
         about = where.stat()
     except OSError:
         return None
-    if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        return None
-    return where / name
+    return where / name if _is_safe(about) else None
+
+
+def _is_safe(about: os.stat_result) -> bool:
+    """Whether nobody but this user and root can have written here."""
+    if not hasattr(os, "getuid"):
+        return True
+    return about.st_uid in (0, os.getuid()) and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def load(path: Path) -> bytes | None:
-    """What a file holds; None if there is none."""
+    """What a file holds; None if there is none, or if others can have written it."""
     try:
-        return path.read_bytes()
+        with open(path, "rb") as file:
+            return file.read() if _is_safe(os.fstat(file.fileno())) else None
     except OSError:
         return None
 

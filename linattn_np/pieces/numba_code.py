@@ -7,6 +7,7 @@ function is called without the interpreter lock. LINATTN_NP_NUMBA_CACHE=0 keeps 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -26,7 +27,7 @@ from ..ground import code_cache
 from .numba_emit import I64, Emit, Value, vectors
 
 KIND = "cpu"
-_lock = threading.RLock()
+_lock = threading.RLock()  # held while code is written, compiled or loaded; by the thread that forks, too
 _engines: list[Any] = []  # they own the code
 
 
@@ -106,6 +107,34 @@ def _load(code: bytes, name: str) -> int:
     engine.finalize_object()
     _engines.append(engine)
     return engine.get_function_address(name)
+
+
+def _locks() -> list[Any]:
+    """Ours, and the one that llvmlite holds in every call of LLVM, whoever makes it."""
+    return [_lock, getattr(llvm.ffi.lib, "_lock", contextlib.nullcontext())]
+
+
+def _hold_locks() -> None:
+    """Before a fork: what another thread is compiling is finished first, a child cannot finish it."""
+    for lock in _locks():
+        lock.__enter__()
+
+
+def _let_go() -> None:
+    """After a fork, in both processes."""
+    for lock in _locks()[::-1]:
+        with contextlib.suppress(RuntimeError):  # not held: a signal raised before the fork
+            lock.__exit__(None, None, None)
+
+
+def _let_go_in_child() -> None:
+    global _lock
+    _let_go()
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_locks, after_in_parent=_let_go, after_in_child=_let_go_in_child)
 
 
 @functools.cache

@@ -91,6 +91,15 @@ def test_a_broken_file_in_the_cache_is_compiled_again(tiny, cache):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_a_file_that_others_may_write_is_compiled_again(tiny, cache):
+    code = build(tiny)
+    code.path.write_bytes(b"\x7fELF of somebody else")
+    code.path.chmod(0o666)
+    assert build(tiny).cubin == code.cubin == code.path.read_bytes()
+    assert stat.S_IMODE(code.path.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_folder_that_others_may_write_is_not_used(tiny, cache):
     cache.mkdir()
     cache.chmod(0o777)

@@ -71,7 +71,7 @@ def _steps(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: 
     extents = [_extent(y) for y in (*given, *own.values())]
     told = np.concatenate([sources, np.array(extents, np.int64).ravel()])
     steps.settle(numbers, told, len(given) if mine else 0, len(extents))
-    return lambda arrays: steps.run(handles(arrays))
+    return lambda arrays: steps.run(handles(arrays), arrays)
 
 
 def _chunks(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray, given: list[np.ndarray],
@@ -90,7 +90,7 @@ def _chunks(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows:
             return False
         numbers = template.copy()
         numbers[filled, AT] = addresses[sources]
-        chunks.run(numbers)
+        chunks.run(numbers, arrays)
         return True
 
     return walk

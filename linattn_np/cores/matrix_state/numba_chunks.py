@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ...ground import threads
@@ -30,9 +32,9 @@ class Chunks:
         self.tasks, self.bounds = strips(rows, H, V, columns, cell.C, max(1, states // count), kept)
         self.operations = 6.0 * tokens(rows) * H * cell.K * V
 
-    def run(self, numbers: np.ndarray) -> None:
-        """Output and final state, where the table says."""
-        run(self.program, self.scale, numbers, self.tasks, self.bounds, self.operations)
+    def run(self, numbers: np.ndarray, owners: Any) -> None:
+        """Output and final state, where the table says; `owners` keeps its arrays alive."""
+        run(self.program, self.scale, numbers, self.tasks, self.bounds, self.operations, owners)
 
 
 def chunk_of(plan: Plan, T: int) -> int:

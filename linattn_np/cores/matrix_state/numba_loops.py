@@ -75,7 +75,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     table.states(STARTS, end if starts is None else starts)
     if not stepwise.all():
         walked = rows[~stepwise]
-        Chunks(x, plan, table, walked, state is not None, kept).run(table.numbers)
+        Chunks(x, plan, table, walked, state is not None, kept).run(table.numbers, table)
         if starts is not None:
             last = walked[:, TO] + np.maximum(-(-(walked[:, STOP] - walked[:, FIRST]) // kept), 1) - 1
             end.reshape(-1, *end.shape[-3:])[walked[:, STATE]] = starts[last]
@@ -143,7 +143,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
         _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps, dstate is not None)
     program, segment = backward_program(cell, group, int(tasks[:, CHUNKS].max(initial=0)), dstate is not None, apart)
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
-    run(program, plan.scale, table.numbers, tasks, bounds, operations)
+    run(program, plan.scale, table.numbers, tasks, bounds, operations, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
     return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
 
@@ -156,7 +156,8 @@ def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.n
     columns = V if plan.average is not None else columns_of(V, len(rows) * H, threads.num_threads())
     tasks, bounds = strips(rows, H, V, columns, cell.C, 1, kept, last_first=True)
     program = future_program(cell._replace(V=columns), dstate)
-    run(program, plan.scale, table.numbers, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V)
+    run(program, plan.scale, table.numbers, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V,
+        (table, x))  # fmt: skip
 
 
 def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> dict[str, np.ndarray]:

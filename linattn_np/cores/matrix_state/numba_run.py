@@ -2,58 +2,79 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 
 from ...ground import threads
 from ...ground.handles import address
+from ...ground.scratch import Scratch
 from ..numba_machine import carry_out
 from ..numba_program import Program
 
 FEW_OPERATIONS = 2e6  # below, threads cost more than they give
+MANY_OPERATIONS = 2e9  # after so many, a fraction of a second, a call can be interrupted
 MOST = 64  # programs whose tables a thread keeps
-_own = threading.local()
+
+
+class _Own(Scratch):
+    """A thread's working memory, and the tables of programs that lie in it."""
+
+    tables_of: np.ndarray | None = None
+
+    def __init__(self) -> None:
+        self.tables: dict[Program, tuple[int, int, tuple[Any, ...]]] = {}
+
+    def forget(self) -> None:
+        super().forget()
+        self.tables, self.tables_of = {}, None
+
+
+_own = _Own()
 
 
 def run(program: Program, scale: float, numbers: np.ndarray, tasks: np.ndarray, bounds: list[int],
-        operations: float) -> None:  # fmt: skip
-    """A program for all tasks, on arrays that lie where `numbers` says.
+        operations: float, owners: Any) -> None:  # fmt: skip
+    """A program for all tasks, on arrays that lie where `numbers` says and that `owners` keeps alive.
 
     Tasks bounds[n]..bounds[n + 1] are carried out in turn by one thread.
     """
-    code, arrays, table = (address(y) for y in (program.table(), numbers, tasks))
+    kept = program.table(), numbers, tasks, owners
+    code, arrays, table = (address(y) for y in kept[:3])
     loop = carry_out(program.dtype)
+    each = max(1, int(len(tasks) * MANY_OPERATIONS / max(operations, 1.0)))
 
-    def task(first: int, last: int) -> None:
-        registers, matrices = own_tables(program)
-        loop(1, scale, code, registers, matrices, arrays, table, bounds[first], bounds[last])
+    def task(first: int, last: int, owners: Any = kept) -> None:
+        registers, matrices, _held = own_tables(program)
+        for n in range(bounds[first], bounds[last], each):
+            if threads.cancelled():
+                break
+            loop(1, scale, code, registers, matrices, arrays, table, n, min(n + each, bounds[last]))
 
     threads.run(task, len(bounds) - 1, 1 if operations < FEW_OPERATIONS else threads.num_threads())
 
 
-def own_tables(program: Program) -> tuple[int, int]:
-    """Addresses of this thread's registers and matrices of a program; only a program writes to its own."""
-    held = memory(program.bytes)
+def own_tables(program: Program) -> tuple[int, int, tuple[Any, ...]]:
+    """Addresses of this thread's registers and matrices of a program, and their owners; only a program writes there."""
+    held, place = _own.take(program.bytes)
+    if held is not _own.held:  # more than a thread keeps
+        return _tables(program, held, place)
     known = _own.tables
+    if held is not _own.tables_of:
+        known.clear()
+        _own.tables_of = held
     if program not in known:
         if len(known) >= MOST:
             known.clear()
-        tables = program.registers(), program.placed(address(held))
-        known[program] = address(tables[0]), address(tables[1]), tables
-    return known[program][:2]
+        known[program] = _tables(program, held, place)
+    return known[program]
 
 
-def memory(count: int) -> np.ndarray:
-    """This thread's working memory, at least `count` bytes and 64 to align them."""
-    held: Any = getattr(_own, "memory", None)
-    if held is None or held.size < count + 64:
-        held = _own.memory = np.empty(count + 64, np.uint8)
-        _own.tables = {}
-    return held
+def _tables(program: Program, held: np.ndarray, place: int) -> tuple[int, int, tuple[Any, ...]]:
+    tables = program.registers(), program.placed(place)
+    return address(tables[0]), address(tables[1]), (held, *tables)
 
 
 def forget_memory() -> None:
     """Give this thread's working memory back."""
-    _own.memory, _own.tables = None, {}
+    _own.forget()

@@ -6,6 +6,7 @@ A form is chosen by the length of its own sequence: the same sequence gives the 
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import numpy as np
 
@@ -90,14 +91,21 @@ class Steps:
         self.tables = np.array([*map(address, self.kept), count, handles])
         self.at = address(self.tables)
 
-    def run(self, row: array[int]) -> bool:
-        """Walk the sequences of described arrays; False if what is overwritten shares memory with what is read."""
+    def run(self, row: array[int], owners: Any) -> bool:
+        """Walk the sequences of described arrays; False if what is overwritten shares memory with what is read.
+
+        `owners` keeps the arrays alive.
+        """
         at, told = self.at, place(row)
+
+        def task(first: int, last: int, owners: Any = (row, owners)) -> None:
+            _held, own = memory(self.bytes)
+            self.kernel(at, told, own, first, last)
+
         if self.few:
-            self.kernel(at, told, memory(self.bytes), 0, self.tasks)
+            task(0, self.tasks)
         else:
-            threads.run(lambda first, last: self.kernel(at, told, memory(self.bytes), first, last), self.tasks,
-                        threads.num_threads())  # fmt: skip
+            threads.run(task, self.tasks, threads.num_threads())
         return not row[self.handles]
 
 
@@ -106,4 +114,4 @@ def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.
     alone, steps = np.full(ARRAYS + 2, -1, np.int64), Steps(x, plan, state, rows)
     alone[ARRAYS:] = 0
     steps.settle(table.numbers, alone, 0, 1)
-    steps.run(handles([table.numbers]))
+    steps.run(handles([table.numbers]), table)

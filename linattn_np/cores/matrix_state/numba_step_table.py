@@ -7,10 +7,10 @@ w  its own matrices, in a thread's memory: bytes from the beginning, and from a 
 from __future__ import annotations
 
 import functools
-import threading
 
 import numpy as np
 
+from ...ground.scratch import Scratch
 from ...pieces.numba_emit import BYTES
 from ...pieces.numba_state import WIDE
 from ..kinds import Decay, Erase, Row
@@ -62,17 +62,9 @@ def layout(K: int, queries: int, tokens: int, size: int) -> tuple[np.ndarray, in
     return rows, used
 
 
-class _Own(threading.local):
-    held: np.ndarray | None = None
-    bytes = at = 0
+_own = Scratch()
 
 
-_own = _Own()
-
-
-def memory(count: int) -> int:
-    """Address of this thread's working memory: at least `count` bytes from a multiple of 64 on."""
-    if _own.bytes < count:
-        _own.held = np.empty(count + BYTES, np.uint8)
-        _own.bytes, _own.at = count, -(-_own.held.__array_interface__["data"][0] // BYTES) * BYTES
-    return _own.at
+def memory(count: int) -> tuple[np.ndarray, int]:
+    """This thread's working memory, at least `count` bytes: its owner, and its address."""
+    return _own.take(count)

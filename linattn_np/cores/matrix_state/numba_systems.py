@@ -108,5 +108,5 @@ def solve(
     tasks, bounds = strips(rows, H, K, K, cell.C, 1)
     operations = 2.0 * solver.iterations * tokens(rows) * table.asking * K * (K + cell.C)
     program = systems_program(cell, ridge.shape[-3] > 1, solver.iterations)
-    run(program, solver.tolerance**2, table.numbers, tasks, bounds, operations)
+    run(program, solver.tolerance**2, table.numbers, tasks, bounds, operations, table)
     return found, end

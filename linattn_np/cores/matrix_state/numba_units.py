@@ -75,6 +75,9 @@ def _over_rows(made: Callable[[Any], Callable[..., None]], plan: Plan, *arrays: 
     n, places = out.shape[-1], [address(y) for y in (*arrays, out)]
     rows, each = out.size // n, max(EACH // n, 1)
     tasks = -(-rows // each)
-    work = lambda first, last: kernel(*places, n, first * each, min(last * each, rows))  # noqa: E731
+
+    def work(first: int, last: int, owners: Any = (arrays, out)) -> None:
+        kernel(*places, n, first * each, min(last * each, rows))
+
     threads.run(work, tasks, threads.num_threads() if tasks > 1 else 1)
     return out
