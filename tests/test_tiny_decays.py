@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.cases import PLAIN, call, draw, enumerate_parts, parts, parts_like
+from tests.cases import PLAIN, draw, enumerate_parts, parts, parts_like
 
 T = 64  # a whole chunk
 DECAYS = ("g", "gv", "A", "slopes", "f")
 DECAYING = [c for c in PLAIN if c.given.keys() & set(DECAYS)]
 # per dtype: log of the product of all decays, what multiplies the state, relative tolerance
 SCALES = {np.float64: (-700.0, 1e60, 1e-10), np.float32: (-86.0, 1e10, 2e-4)}
-SIGNED = (la.rfa, la.mamba2, la.hgrn2, la.mlstm, la.retnet, la.transxssm, la.gsa)  # terms of both signs cancel: what is left has fewer digits
+# terms of both signs cancel: what is left has fewer digits
+SIGNED = (la.rfa, la.mamba2, la.hgrn2, la.mlstm, la.retnet, la.transxssm, la.gsa)
 FORMS = ({"chunk_size": 1}, {"chunk_size": 16}, {"chunk_size": 64}, {"chunk_size": "parallel"}, {})
 
 
