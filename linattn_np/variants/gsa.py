@@ -10,7 +10,7 @@ from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import BoundedState, Decay, Readout, SlotState
 from ..cores.matrix_state.slots import SlotInputs
-from ..ground.namespace import Array, cast
+from ..ground.namespace import Array, cast, device
 from ..ground.shapes import check_state
 from ..options import Options
 
@@ -158,8 +158,9 @@ def abc_to_core_vjp(c: Any, d: SlotInputs) -> dict[str, Array]:
     """p_t, the gradient of z_t: by the weight and decay of t, the decay of t + 1, and p_{t+1} e^{g_{t+1}}."""
     xp, x = c.xp, abc_to_core(c)
     keep, parts, before = xp.exp(x.g), [], []
+    zero = xp.zeros((*x.s.shape[:-3], *x.s.shape[-2:]), dtype=x.s.dtype, device=device(x.s))
     for start, stop in ((q.start, q.stop) for q in c.sequences):
-        p, back = xp.zeros_like(x.s[..., 0, :, :]) if x.s.shape[-3] else 0.0, []
+        p, back = zero, []
         for t in reversed(range(start, stop)):
             dg, dw, w = d.g[..., t, :, :], d.s[..., t, :, :], x.s[..., t, :, :]
             p = p - dg - w * dw
