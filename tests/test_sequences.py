@@ -92,7 +92,8 @@ def test_packed_sequences_are_one_by_one_to_the_bit(case, form, B):
 def test_an_empty_sequence_hands_its_state_over(case, backend, offsets):
     """Forward and backward, also where there is no token at all."""
     rounding = 2e-6 if case.fn is la.mlstm else 0  # dm is what is left of the products S dS that cancel
-    arrays, state = draw(case, T=offsets[-1] if offsets else 0, B=(1,), N=offsets and len(offsets) - 1, dtype=np.float32)
+    T, N = (offsets[-1], len(offsets) - 1) if offsets else (0, None)
+    arrays, state = draw(case, T=T, B=(1,), N=N, dtype=np.float32)
     options = {"backend": backend} | ({} if offsets is None else {"cu_seqlens": np.array(offsets)})
     dout, dstate = cotangents(call(case, arrays, state=state, **options))
     empty = [n for n in range(len(offsets) - 1) if offsets[n] == offsets[n + 1]] if offsets else [0]
