@@ -44,6 +44,42 @@ def test_a_row_of_zeros_stays_zero(case):
     assert not found["out"][:, 5].any()
 
 
+# per dtype: powers of 2 between which 1 / |x| of rows near 1 is a normal number, and those whose squares are too
+FAR = {np.float32: ((-120, -76, -51, 51, 64, 120), (-40, 40)), np.float64: ((-1000, -600, 500, 1000), (-300, 300))}
+
+
+@every_rule
+@pytest.mark.parametrize("how", BACKENDS, ids=str)
+@pytest.mark.parametrize("dtype", list(FAR))
+@pytest.mark.parametrize("T", [3, 70])
+def test_any_length_in_the_range_of_the_dtype(case, how, dtype, T):
+    """A power of 2 changes out by rounding at most, and divides the gradient, though |x|^2 is 0 or infinite."""
+    arrays, state = draw(case, T=T, dtype=dtype)
+    arrays["k"][:, 1] = 0
+    d = cotangents(call(case, arrays, state=state, **how))
+    near = with_gradients(case, arrays, d, state=state, **how)
+    for power in FAR[dtype][0] + FAR[dtype][1]:
+        size = dtype(2.0**power)
+        found = with_gradients(case, arrays | {n: arrays[n] * size for n in ("q", "k")}, d, state=state, **how)
+        none = (arrays["k"] == 0).all(-1)
+        for name, x in found.items():
+            expected = near[name] / size if name in ("dq", "dk") else near[name]
+            if name == "dk":
+                expected = np.where(none[..., None], near[name], expected)  # a row of 0 has its gradient as it comes
+                assert relative_error(x[none], expected[none]) <= 8 * np.finfo(dtype).eps
+                x, expected = x[~none], expected[~none]
+            assert relative_error(x, expected) <= 8 * np.finfo(dtype).eps, (name, power)
+
+
+@pytest.mark.parametrize("backend", ["chunks", "numba"])
+def test_a_random_feature_takes_any_length_too(backend):
+    arrays, _ = draw(next(c for c in CASES if c.fn is la.rfa), T=40, dtype=np.float32)
+    out = la.rfa(**arrays, backend=backend)
+    for power in (-110, -76, 64, 110):
+        far = arrays | {n: arrays[n] * np.float32(2.0**power) for n in ("q", "k")}
+        assert relative_error(la.rfa(**far, backend=backend), out) <= 1e-6
+
+
 @pytest.mark.parametrize("T", [1, 5, 40])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @every_rule

@@ -86,6 +86,26 @@ def test_packed_sequences_are_one_by_one_to_the_bit(case, form, B):
     assert error <= 1e-13, (what, error)
 
 
+@pytest.mark.parametrize("offsets", [None, [0, 0], [0, 0, 0], [0, 0, 3, 3]], ids=str)
+@pytest.mark.parametrize("backend", ["reference", "chunks", "numba", None])
+@every_case
+def test_an_empty_sequence_hands_its_state_over(case, backend, offsets):
+    """Forward and backward, also where there is no token at all."""
+    rounding = 2e-6 if case.fn is la.mlstm else 0  # dm is what is left of the products S dS that cancel
+    T, N = (offsets[-1], len(offsets) - 1) if offsets else (0, None)
+    arrays, state = draw(case, T=T, B=(1,), N=N, dtype=np.float32)
+    options = {"backend": backend} | ({} if offsets is None else {"cu_seqlens": np.array(offsets)})
+    dout, dstate = cotangents(call(case, arrays, state=state, **options))
+    empty = [n for n in range(len(offsets) - 1) if offsets[n] == offsets[n + 1]] if offsets else [0]
+    for d in ((dout, dstate), (None, dstate)):
+        (_, end), grads = pulled(case, arrays, state, *d, **options)
+        for found, given in ((end, state), (grads.state, dstate)):
+            for x, y in zip(parts(found), parts(given), strict=True):
+                np.testing.assert_allclose(x[empty], y[empty], rtol=1e-6, atol=rounding)
+        for name in case.given:
+            assert getattr(grads, name).shape == arrays[name].shape
+
+
 @every_form
 @every_case
 def test_the_same_bits_alone_in_a_batch_and_again(case, form):

@@ -1,10 +1,26 @@
 // Rows divided by their length, y = x / |x|, and the gradient, dx = (dy - y <y, dy>) / |x|; a row of zeros stays as it is.
 //
-// LA_LANES lanes hold a row, LA_PER numbers at a time; up to two arrays (q and k) in one launch. Sums are float32.
+// LA_LANES lanes hold a row, LA_PER numbers at a time; up to two arrays (q and k) in one launch. Sums are float32; a row whose
+// squares would vanish or overflow is multiplied by a power of 2 first.
 #include "attention/row_pieces.cuh"
 
 struct Array { Rows x; const char* dy; char* y; u32 rows, T, heads, unused; };   // dy, y: contiguous; rows: B T heads
 struct Arguments { Array of[2]; u32 first, unused; };                            // blocks of the first array
+
+// |x|^2 and, of a gradient, <x, dy> of a row
+template <bool VJP>
+LA_DEVICE void row_sums(const float (&x)[PIECES][LA_PER], const float (&dy)[VJP ? PIECES : 1][LA_PER], float& square, float& product) {
+    square = product = 0.f;
+#pragma unroll
+    for (int p = 0; p < PIECES; p++)
+#pragma unroll
+        for (int i = 0; i < LA_PER; i++) {
+            square += x[p][i] * x[p][i];
+            if constexpr (VJP) product += x[p][i] * dy[p][i];
+        }
+    square = row_sum(square);
+    if constexpr (VJP) product = row_sum(product);
+}
 
 template <bool VJP> LA_DEVICE void divide(const Arguments& a) {
     const bool second = blockIdx.x >= a.first;
@@ -14,7 +30,7 @@ template <bool VJP> LA_DEVICE void divide(const Arguments& a) {
     const u32 row = mine ? n : 0, lane = threadIdx.x % LA_LANES;
     const u32 head = row % of.heads, token = row / of.heads;
     const char* from = of.x.data + token / of.T * of.x.batch + token % of.T * of.x.token + head * of.x.head;
-    float x[PIECES][LA_PER] = {}, dy[VJP ? PIECES : 1][LA_PER] = {}, square = 0.f, product = 0.f;
+    float x[PIECES][LA_PER] = {}, dy[VJP ? PIECES : 1][LA_PER] = {}, square, product;
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
         const u32 at = (p * LA_LANES + lane) * LA_PER;
@@ -22,21 +38,25 @@ template <bool VJP> LA_DEVICE void divide(const Arguments& a) {
             load<LA_DTYPE>(x[p], from + at * Element::BYTES);
             if constexpr (VJP) load<LA_GRAD>(dy[p], of.dy + ((i64)row * LA_K + at) * GRAD_BYTES);
         }
-#pragma unroll
-        for (int i = 0; i < LA_PER; i++) {
-            square += x[p][i] * x[p][i];
-            if constexpr (VJP) product += x[p][i] * dy[p][i];
-        }
     }
-    square = row_sum(square);
+    row_sums<VJP>(x, dy, square, product);
+    float factor = square < 0x1p-100f ? 0x1p100f : square > 0x1p100f ? 0x1p-75f : 1.f;   // the same in all lanes of a row
+    if (__any_sync(0xffffffffu, factor != 1.f)) {   // all lanes of a warp take part in the sums
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+#pragma unroll
+            for (int i = 0; i < LA_PER; i++) x[p][i] *= factor;
+        row_sums<VJP>(x, dy, square, product);
+        if (square == 0.f) factor = 1.f;
+    }
     const float over = square == 0.f ? 1.f : 1.f / sqrtf(square);   // NaN stays NaN
     float share = 0.f;
-    if constexpr (VJP) share = -row_sum(product) * over * over;
+    if constexpr (VJP) share = -product * over * over;
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
         const u32 at = (p * LA_LANES + lane) * LA_PER;
 #pragma unroll
-        for (int i = 0; i < LA_PER; i++) x[p][i] = (VJP ? share * x[p][i] + dy[VJP ? p : 0][i] : x[p][i]) * over;
+        for (int i = 0; i < LA_PER; i++) x[p][i] = (VJP ? (share * x[p][i] + dy[VJP ? p : 0][i]) * over * factor : x[p][i] * over);
         if (mine && at < LA_K) store<LA_DTYPE>(of.y + ((i64)row * LA_K + at) * Element::BYTES, x[p]);
     }
 }

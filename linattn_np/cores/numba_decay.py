@@ -10,8 +10,8 @@ from __future__ import annotations
 from llvmlite import ir
 
 from ..pieces.numba_emit import DOUBLE, Emit, Mat, Rows, Value, routine
-from ..pieces.numba_lanes import exp
-from ..pieces.numba_rows import TINY, dot, times
+from ..pieces.numba_lanes import exp, smallest_normal
+from ..pieces.numba_rows import clear, dot, times
 from ..pieces.numba_tiles import FULL, product, transpose
 
 BLOCK = 16
@@ -72,9 +72,9 @@ def channel_tables(e: Emit, W: Mat, m: Value, K: Value, start: Mat, end: Mat, ca
 
 
 def _faded(e: Emit, x: Value, w: Value) -> Value:
-    """x (.) w, both >= 0; NaN stays."""
+    """x (.) w, both >= 0; 0 where it would be subnormal, which processors multiply slowly; NaN stays."""
     y = x * w
-    return e.select(y < TINY, 0.0, y)
+    return e.select(y < smallest_normal(e.bits), 0.0, y)
 
 
 @routine
@@ -148,8 +148,11 @@ def weigh(e: Emit, P: Mat, E: Mat, m: Value, whole: Value, strict: Value, factor
 
 
 @routine
-def rest(e: Emit, X: Mat, Y: Mat, P: Mat, m: Value, K: Value, out: Mat) -> None:
-    """out_ij = x_i . y_j - P_ij for j < i: what the rounded product P leaves out, from float64 sums."""
+def rest(e: Emit, X: Mat, Y: Mat, P: Mat, m: Value, K: Value, out: Mat, beta: Rows) -> None:
+    """out_ij = x_i . y_j - P_ij for j < i: what the rounded product P leaves out, from float64 sums; 0 if beta_i <= 1.
+
+    A row decides for itself: a choice for all rows would let the beta of a later token change an earlier output.
+    """
     half = e.W // 2
     lanes = [ir.Constant(ir.VectorType(ir.IntType(32), half), [w + h * half for w in range(half)]) for h in range(2)]
     kind = ir.VectorType(DOUBLE, half)
@@ -160,7 +163,8 @@ def rest(e: Emit, X: Mat, Y: Mat, P: Mat, m: Value, K: Value, out: Mat) -> None:
     fma = e.function(f"llvm.fma.v{half}f64", kind, [kind] * 3)
     add = e.function(f"llvm.vector.reduce.fadd.v{half}f64", DOUBLE, [DOUBLE, kind])
     zero = Value(e, ir.Constant(kind, [0.0] * half))
-    with e.each(m) as i, e.each(i) as j:
+    clear(e, out, 0, m, m)
+    with e.each(m) as i, e.when(e.get(beta.at + i * beta.step * e.size) > 1.0), e.each(i) as j:
         total = [e.variable(zero), e.variable(zero)]
         with e.lanes(K) as d:
             mask = e.below(K - d)

@@ -202,9 +202,9 @@ def _bonus_pull(e: Emit, dP: Mat, Q: Mat, K: Mat, u: Mat, m: Value, n: Value, dQ
                 e.store(e.fma(x, y, e.load(to)), to)
 
 
-def _rest(t: Machine) -> None:  # X, Y, P, rows, K, out
+def _rest(t: Machine) -> None:  # X, Y, P, rows, K, out, beta
     if t.e.bits == 32:
-        decay.rest(t.e, t.m(1), t.m(2), t.m(3), t.r(4), t.r(5), t.m(6))
+        decay.rest(t.e, t.m(1), t.m(2), t.m(3), t.r(4), t.r(5), t.m(6), t.f(7))
 
 
 def _scale_of(t: Machine) -> Rows:

@@ -16,12 +16,12 @@ def conjugate_gradients(
 ) -> Array:
     """x with x A = b in every row of b (..., K), A symmetric and positive definite.
 
-    From x = 0. A row stops when its residual r = b - x A has |r| <= tolerance |b|, all rows after `iterations`; what a
-    row becomes does not depend on the others.
+    From x = 0. A row stops when its residual r = b - x A has |r|^2 <= square_of(tolerance) |b|^2, all rows after
+    `iterations`; what a row becomes does not depend on the others.
     """
     x, r, p = xp.zeros_like(b), b, b
     rr = _dot(xp, r, r)
-    enough = tolerance**2 * rr
+    enough = square_of(tolerance, float(xp.finfo(b.dtype).eps)) * rr
     for _ in range(iterations):
         going = ~(rr <= enough)  # a row that is not a number goes on, and stays so
         if compat.is_numpy_namespace(xp) and not going.any():
@@ -32,6 +32,11 @@ def conjugate_gradients(
         before, rr = rr, _dot(xp, r, r)
         p = r + _over(xp, rr, before) * p
     return x
+
+
+def square_of(tolerance: float, eps: float) -> float:
+    """tolerance^2, at least eps^2: below it residuals are rounding errors, and steps along them only do harm."""
+    return max(tolerance, eps) ** 2
 
 
 def _dot(xp: Namespace, x: Array, y: Array) -> Array:

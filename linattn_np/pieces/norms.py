@@ -33,15 +33,36 @@ def layer_norm_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 1e-5) -> Arr
 
 def unit(xp: Namespace, x: Array) -> Array:
     """x / |x|, and 0 for 0."""
-    n = _length(xp, x)
-    return x / n
+    x, _ = _in_range(xp, x)
+    return x / _length(xp, x)
 
 
 def unit_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
     """(dy - y <y, dy>) / |x|."""
+    x, factor = _in_range(xp, x)
     n = _length(xp, x)
     y = x / n
-    return (dy - y * xp.sum(y * dy, axis=-1, keepdims=True)) / n
+    return (dy - y * xp.sum(y * dy, axis=-1, keepdims=True)) / n * factor
+
+
+def range_factors(bits: int) -> tuple[float, float, float]:
+    """(limit, up, down): rows whose largest entry is below 1 / limit are multiplied by up, above limit by down.
+
+    Powers of 2, so that rows in between keep their bits, and others have squares that neither vanish nor overflow.
+    """
+    return (2.0**50, 2.0**100, 2.0**-75) if bits == 32 else (2.0**400, 2.0**700, 2.0**-600)
+
+
+def _in_range(xp: Namespace, x: Array) -> tuple[Array, Array]:
+    """(factor x, factor), factor (..., 1) a power of 2 for each row."""
+    limit, up, down = range_factors(xp.finfo(x.dtype).bits)
+    one = xp.ones_like(x[..., :1])
+    if not x.shape[-1]:
+        return x, one
+    largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
+    small = (largest < 1 / limit) & (largest > 0)
+    factor = xp.where(small, one * up, xp.where(largest > limit, one * down, one))
+    return x * factor, factor
 
 
 def _mean(xp: Namespace, x: Array, axis: Axes) -> Array:

@@ -141,7 +141,7 @@ if hasattr(os, "register_at_fork"):
 def _fingerprint() -> str:
     """Of everything that the machine code depends on."""
     package, digest = Path(__file__).resolve().parent.parent, hashlib.sha256()
-    for source in sorted(package.rglob("numba_*.py")):
+    for source in (*sorted(package.rglob("numba_*.py")), package / "pieces" / "norms.py"):  # norms: range_factors
         digest.update(source.read_bytes())
     machine = (llvmlite.__version__, platform.machine(), llvm.get_process_triple(), llvm.get_host_cpu_name(),
                llvm.get_host_cpu_features().flatten(), vectors())  # fmt: skip

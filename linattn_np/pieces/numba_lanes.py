@@ -20,14 +20,19 @@ def _split_ln2(bits: int) -> tuple[float, float]:
         return float(high), float(Decimal(2).ln() - high)
 
 
+def smallest_normal(bits: int) -> float:
+    """2^-126 of float32, 2^-1022 of float64."""
+    return 2.0 ** (-126 if bits == 32 else -1022)
+
+
 def exp(e: Emit, x: Value) -> Value:
-    """e^x = 2^n e^r with |r| <= ln(2) / 2, e^r by its series; at most 2 ulp off; 0 below e^-87 (float64: e^-708).
+    """e^x = 2^n e^r with |r| <= ln(2) / 2, e^r by its series; at most 2 ulp off; 0 below the smallest normal number.
 
     -inf gives 0, NaN gives NaN, and what overflows inf.
     """
     b, single = e.b, e.bits == 32
     high, low = (e.like(x, y) for y in _split_ln2(10 if single else 32))
-    floor, ceiling = (e.like(x, y) for y in ((-87.0, 88.7) if single else (-708.0, 709.7)))
+    floor, ceiling = (e.like(x, y) for y in (math.log(smallest_normal(e.bits)), 88.7 if single else 709.7))
     below, above = x < floor, x > ceiling
     inside = e.select(x > floor, x, floor)  # NaN, too, is kept from becoming a whole number
     inside = e.select(above, ceiling, inside)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .numba_emit import I64, Emit, Mat, Rows, Value, routine
 from .numba_lanes import exp, sine_cosine
+from .numba_lengths import length_of
 from .numba_rows import dot
 
 
@@ -98,11 +99,9 @@ def waves_pull(e: Emit, D: Mat, F: Mat, m: Value, half: Value, dA: Mat) -> None:
 @routine
 def inverse_lengths(e: Emit, X: Mat, m: Value, n: Value, out: Rows) -> None:
     """out_i = 1 / |x_i|, and 1 for 0."""
-    root = e.function(f"llvm.sqrt.f{e.bits}", e.F, [e.F])
     with e.each(m) as i:
-        x, one = e.address(X, i), e.number(1)
-        length = Value(e, e.b.call(root, [dot(e, x, x, n).v]))
-        e.put(one // e.select(length.equals(0.0), one, length), out.at + i * e.size)
+        length, factor = length_of(e, e.address(X, i), n)
+        e.put(factor // length, out.at + i * e.size)
 
 
 @routine
@@ -110,7 +109,7 @@ def unit_pull(e: Emit, X: Mat, m: Value, n: Value, over: Rows, dX: Mat) -> None:
     """dX_i <- over_i (dX_i - y_i <y_i, dX_i>), y_i = over_i x_i."""
     with e.each(m) as i:
         x, to, factor = e.address(X, i), e.address(dX, i), e.get(over.at + i * e.size)
-        along = e.spread(-factor * factor * dot(e, x, to, n))
+        along = e.spread(-(factor * (factor * dot(e, x, to, n))))
 
         def turn(j: Value, mask: Value | None) -> None:
             d = e.fma(along, e.load(x + j * e.size, mask), e.load(to + j * e.size, mask))

@@ -10,7 +10,6 @@ from .numba_stored import widened
 STORAGE = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 NAMES = list(STORAGE)
 LINE = 64  # bytes that memory moves at once
-TINY = 1e-36  # factors below it are dropped before they become subnormal, which processors multiply slowly
 
 
 def _stored(e: Emit, storage: int, at: Value, many: bool = False) -> Value:

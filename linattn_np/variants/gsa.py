@@ -10,7 +10,7 @@ from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import BoundedState, Decay, Readout, SlotState
 from ..cores.matrix_state.slots import SlotInputs
-from ..ground.namespace import Array, cast
+from ..ground.namespace import Array, cast, device
 from ..ground.shapes import check_state
 from ..options import Options
 
@@ -125,7 +125,7 @@ def _weights_before(c: Any, part: Array, row: int | None) -> Array:
             (*part.shape[:-3], 1, *part.shape[-2:]), -np.inf, dtype=part.dtype)  # fmt: skip
     N = cast(xp, c.state.N, c.dtype)
     N = xp.broadcast_to(N[row, ...], (*part.shape[:-3], *N.shape[-2:])) if row is not None else N
-    some = N > 0
+    some = ~(N <= 0)  # NaN stays
     log_N = xp.where(some, xp.log(xp.where(some, N, xp.ones_like(N))), xp.full_like(N, -np.inf))
     return log_N[..., None, :, :]
 
@@ -148,7 +148,7 @@ def abc_to_core(c: Any) -> SlotInputs:
     z = _sums(c)
     now = xp.concat([y[..., 1:, :, :] for y in z], axis=-3)
     before = xp.concat([y[..., :-1, :, :] for y in z], axis=-3)
-    some = now > -np.inf
+    some = now != -np.inf  # NaN stays
     safe = xp.where(some, now, xp.zeros_like(now))
     zero = xp.zeros_like(now)
     return SlotInputs(c.q, c.k, c.v, xp.where(some, xp.exp(s - safe), zero), xp.where(some, before - safe, zero))
@@ -158,8 +158,9 @@ def abc_to_core_vjp(c: Any, d: SlotInputs) -> dict[str, Array]:
     """p_t, the gradient of z_t: by the weight and decay of t, the decay of t + 1, and p_{t+1} e^{g_{t+1}}."""
     xp, x = c.xp, abc_to_core(c)
     keep, parts, before = xp.exp(x.g), [], []
+    zero = xp.zeros((*x.s.shape[:-3], *x.s.shape[-2:]), dtype=x.s.dtype, device=device(x.s))
     for start, stop in ((q.start, q.stop) for q in c.sequences):
-        p, back = xp.zeros_like(x.s[..., 0, :, :]) if x.s.shape[-3] else 0.0, []
+        p, back = zero, []
         for t in reversed(range(start, stop)):
             dg, dw, w = d.g[..., t, :, :], d.s[..., t, :, :], x.s[..., t, :, :]
             p = p - dg - w * dw
@@ -171,7 +172,7 @@ def abc_to_core_vjp(c: Any, d: SlotInputs) -> dict[str, Array]:
     if c.state is not None:
         N = cast(xp, c.state.N, c.dtype)
         dz = before[0] if c.sizes.ragged is None else xp.stack([xp.reshape(p, N.shape[1:]) for p in before], axis=0)
-        some = N > 0
+        some = ~(N <= 0)
         grads["state"] = xp.where(some, dz / xp.where(some, N, xp.ones_like(N)), xp.zeros_like(N))
     return grads
 

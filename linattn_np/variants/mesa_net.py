@@ -113,7 +113,8 @@ def mesa_net(q: Any, k: Any, v: Any, g: Any, beta: Any, ridge: Any, **options: U
     (Z_t + diag(ridge_t))^{-1} S_t is the W that makes 1/2 sum_j beta_j e^{g_{j+1} + .. + g_t} |k_j W - v_j|^2 plus
     1/2 <W, diag(ridge_t) W> least. solver="exact" forms and solves every system, at a cost of K^3 a token and head;
     "conjugate_gradients" takes K^2 a step: at most `iterations` from x = 0, and a row stops when
-    |q - x (Z + diag(ridge))| <= tolerance |q|. Backward solves in the same way.
+    |q - x (Z + diag(ridge))| <= tolerance |q|, a tolerance below the eps of the dtype of the computation meaning eps:
+    further steps would follow rounding errors. Backward solves in the same way.
     The state is a SolvedState(S (..., H, K, V), Z (..., H, K, K)); Z is symmetric and positive semidefinite.
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state if return_state.

@@ -77,6 +77,19 @@ def test_a_row_stops_at_its_own_residual(tolerance, backend):
 
 
 @pytest.mark.parametrize("backend", ["numba", "chunks"])
+@pytest.mark.parametrize(("dtype", "bound"), [(np.float32, 1e-4), (np.float64, 1e-12)])
+@pytest.mark.parametrize("seed", [0, 1, 2, 7])
+def test_a_row_that_has_converged_stays(seed, dtype, bound, backend):
+    """More iterations than there are digits, forward and backward."""
+    x = {n: y.astype(dtype) for n, y in drawn(seed, T=64, B=(1,), K=8, V=8).items()}
+    expected = results({n: y.astype(np.float64) for n, y in x.items()})
+    more = [results(x, **CG, iterations=n, tolerance=0.0, backend=backend) for n in (100, 300)]
+    for a, b, c in zip(*more, expected, strict=True):
+        assert relative_error(a, c) <= bound
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("backend", ["numba", "chunks"])
 def test_iterations_are_the_most_there_are(backend):
     x, errors = drawn(K=24), []
     exact = la.mesa_net(**x)

@@ -37,10 +37,11 @@ class Cell(NamedTuple):
 
     @property
     def compensates(self) -> bool:
-        """Whether a float32 system is solved with what its rounding leaves out where beta > 1.
+        """Whether a float32 system is solved with what its rounding leaves out of the rows whose beta > 1.
 
         1 - beta |k|^2 < 0 reflects what is stored: keys that come again forget nothing, and the one rounding of
-        |k|^2 in a chunk would add up over all of its tokens.
+        |k|^2 in a chunk would add up over all of its tokens. Where 0 < beta <= 1 a token forgets its share beta of
+        the errors so far and adds that share of one rounding.
         """
         return self.dtype == "float32" and self.erase is Erase.DELTA and self.decay is not Decay.VECTOR
 
@@ -172,10 +173,10 @@ class Chunk:
         p.weigh(out, self.table(early), c, self.whole, strict, factors)
 
     def compensate(self) -> None:
-        """What float32 leaves out of the system, where one beta of the chunk is > 1: N is the bare product still."""
+        """What float32 leaves out of the system's rows with beta > 1, if there is one: N is the bare product still."""
         p, c = self.p, self.c
         with p.only_if(p.literal(0), self.reflects):
-            p.rest(self.r, self.k, self.N, c, self.K, self.rest)
+            p.rest(self.r, self.k, self.N, c, self.K, self.rest, self.beta)
             p.weigh(self.rest, self.table(self.cell.early_read), c, self.whole, True, self.beta)
 
     def solve(self, N: int, X: int, transposed: bool = False) -> None:

@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from ...pieces.conjugate_gradients import square_of
 from ...pieces.numba_tiles import LEFT_LOWER, OUT_LOWER
 from ..numba_program import COLUMN, FIRST, HEAD, ONE, SCALE, STATE, STOP, WIDTH, Program
 from .inputs import Inputs, Plan
@@ -19,7 +20,7 @@ from .systems import Solver
 
 
 class Systems(Chunk):
-    """A chunk of the memory of keys, and the rows that are solved for; TOLERANCE^2 takes the place of the scale."""
+    """A chunk of the memory of keys, and the rows that are solved for; SCALE is the square of the tolerance."""
 
     def __init__(self, p: Program, cell: Cell, each_token: bool):
         super().__init__(p, cell)
@@ -108,5 +109,6 @@ def solve(
     tasks, bounds = strips(rows, H, K, K, cell.C, 1)
     operations = 2.0 * solver.iterations * tokens(rows) * table.asking * K * (K + cell.C)
     program = systems_program(cell, ridge.shape[-3] > 1, solver.iterations)
-    run(program, solver.tolerance**2, table.numbers, tasks, bounds, operations, table)
+    enough = square_of(solver.tolerance, float(np.finfo(dtype).eps))
+    run(program, enough, table.numbers, tasks, bounds, operations, table)
     return found, end

@@ -11,17 +11,11 @@ from ...ground import threads
 from ...ground.handles import address
 from ...pieces.numba_code import entry
 from ...pieces.numba_emit import Emit, Value
-from ...pieces.numba_rows import dot
+from ...pieces.numba_lengths import length_of, scaled_dot
 from . import units
 from .inputs import Inputs, Plan
 
 EACH = 2**15  # numbers of a task
-
-
-def _length(e: Emit, square: Value) -> Value:
-    """The root, and 1 of 0."""
-    root = Value(e, e.b.call(e.function(f"llvm.sqrt.f{e.bits}", e.F, [e.F]), [square.v]))
-    return e.select(square.equals(0.0), e.number(1), root)
 
 
 @entry(numbers=0, wholes=5)
@@ -29,11 +23,11 @@ def unit_rows(e: Emit, x: Value, to: Value, n: Value, first: Value, last: Value)
     """to_i = x_i / |x_i| for rows first..last of n numbers."""
     with e.each(last, start=first) as i:
         row = i * n * e.size
-        over = e.spread(_length(e, dot(e, x + row, x + row, n)))
+        over, factor = (e.spread(y) for y in length_of(e, x + row, n))
 
         def divide(j: Value, mask: Value | None) -> None:
             at = row + j * e.size
-            e.store(e.load(x + at, mask) // over, to + at, mask)
+            e.store(factor * e.load(x + at, mask) // over, to + at, mask)
 
         e.across(n, divide)
 
@@ -43,12 +37,14 @@ def unit_rows_vjp(e: Emit, x: Value, dy: Value, to: Value, n: Value, first: Valu
     """to_i = (dy_i - x_i (x_i . dy_i) / |x_i|^2) / |x_i| for rows first..last of n numbers."""
     with e.each(last, start=first) as i:
         row = i * n * e.size
-        length = _length(e, dot(e, x + row, x + row, n))
-        over, share = e.spread(length), e.spread(-(dot(e, x + row, dy + row, n) // length // length))
+        length, factor = length_of(e, x + row, n)
+        along = scaled_dot(e, factor, x + row, e.number(1), dy + row, n)
+        over, share, factor = (e.spread(y) for y in (length, -(along // length // length), factor))
 
         def project(j: Value, mask: Value | None) -> None:
             at = row + j * e.size
-            e.store(e.fma(share, e.load(x + at, mask), e.load(dy + at, mask)) // over, to + at, mask)
+            d = e.fma(share, factor * e.load(x + at, mask), e.load(dy + at, mask))
+            e.store(d // over * factor, to + at, mask)
 
         e.across(n, project)
 

@@ -27,7 +27,7 @@ TOGETHER = 2**15  # elements of the vectors that are iterated on at once
 
 
 class Solver(NamedTuple):
-    """How systems are solved; conjugate gradients stop at |b - x A| <= tolerance |b|, or after `iterations`."""
+    """How to solve; conjugate gradients stop at |b - x A| <= max(tolerance, eps) |b|, or after `iterations`."""
 
     exact: bool
     iterations: int
