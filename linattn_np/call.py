@@ -7,7 +7,6 @@ import functools
 import inspect
 import numbers
 import warnings
-from collections import namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,12 +17,14 @@ from .cores.kinds import PARTS
 from .cores.matrix_state import mapped, slots, solved
 from .cores.matrix_state.inputs import Plan
 from .cuda import launch
+from .gradients import gradients_of
 from .ground import shapes, threads
 from .ground.chunk_table import sequences
 from .ground.namespace import Array, Library, cast, compute_dtype, enter, is_mutable
 from .ground.rows import check_rows, put_rows, take_rows
 from .options import COMMON, threads_of
-from .state_parts import check_overwritten, pair, parts, whole
+from .state_parts import check_inputs_apart, check_overwritten, pair, parts, whole
+from .unchanged import check_unchanged, mark
 
 ROOMS = {solved.SolvedInputs: solved, slots.SlotInputs: slots, mapped.MappedInputs: mapped}
 NO_LIMIT = contextlib.nullcontext()
@@ -153,12 +154,15 @@ def _vjp_in_full(
     core_out = core_out if card.from_core else None
     pair_of = result if isinstance(result, Result) else (result, None)
     held = None if _is_doubtful(call) else pulled.keep(card.name, arrays, keywords, kept, core_out, end, *pair_of)
-    kept = pulled.unwatched(kept)
+    kept, marks = pulled.unwatched(kept), mark(_inputs(card, arrays, keywords))
+    if is_mutable(call.plan.xp):
+        result = _apart(call, kept, result)
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
         if (found := pulled.pull(held, (dout, dstate))) is not None:
             return found
+        check_unchanged(card.name, marks)
         d_out, d_state, grads = _cotangents(call, dout, dstate, shape, end)
         with _limit(card, keywords), pulled.watching(held, kept) as (watched, seen):
             c = call.variables
@@ -173,6 +177,31 @@ def _vjp_in_full(
         return found
 
     return result, pullback
+
+
+def _inputs(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays and state by name, as the caller gave them."""
+    given = dict(zip(card.arrays, arrays, strict=False))
+    given |= {n: x for n, x in keywords.items() if n in card.arrays}
+    return given | parts("state", pair(card, "state", keywords.get("state"), {**card.options, **keywords}))
+
+
+def _apart(call: Prepared, kept: Any, result: Any) -> Any:
+    """The result in memory of its own where the pullback reads it again: the caller may write to what it gets."""
+    own = functools.partial(_copied, call)
+    out, state = result if isinstance(result, Result) else (result, None)
+    if room(call.inputs) is mapped and call.inputs.eps is not None:  # divides by the sums again
+        out = own(out)
+    read_again = call.card.unpack_state_vjp is not None or kept.q is not None
+    if state is not None and read_again:
+        state = whole(state, [own(S) for S in parts("state", state).values()])
+    return Result(out, state) if isinstance(result, Result) else out
+
+
+def _copied(call: Prepared, x: Any) -> Any:
+    if x is None:
+        return None
+    return call.library.give_back(call.plan.xp.asarray(enter(call.card.name, {"out": x})[1]["out"], copy=True))
 
 
 def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:
@@ -227,6 +256,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         core_state, rows = state, plan.rows
     if options["overwrite_state"]:
         check_overwritten(fn, state, plan, own)
+        check_inputs_apart(fn, state, entered)
     with launch.written() as launches:
         inputs = card.to_core(c)
     return Prepared(card, library, options, c, inputs, plan, core_state, state, rows, launches)
@@ -412,11 +442,6 @@ def _cotangents(
     return d_out, card.pack_state(c, given) if card.pack_state else given, {}
 
 
-@functools.cache
-def _tuple_type(names: tuple[str, ...]) -> type:
-    return namedtuple("Gradients", names)
-
-
 def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
     """A named tuple by input name; None for what was not given."""
     card, xp, c = call.card, call.plan.xp, call.variables
@@ -442,4 +467,4 @@ def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
         each = [call.library.give_back(cast(xp, d, S.dtype))
                 for d, S in zip(parts("state", state).values(), given, strict=True)]
         state = whole(state, each)
-    return _tuple_type((*card.arrays, "state"))(*values, state)
+    return gradients_of((*card.arrays, "state"), *values, state)

@@ -12,6 +12,7 @@ from .cores.matrix_state.read import read_fwd, read_vjp
 from .ground import shapes
 from .ground.chunk_table import Sequence
 from .ground.namespace import Array, cast, compute_dtype, enter
+from .unchanged import check_unchanged, mark
 
 
 class ReadGradients(NamedTuple):
@@ -32,15 +33,18 @@ def read(q: Any, state: Any, *, scale: float = 1.0, layout: str = "time_first") 
     Returns out (..., T, max(Hq, H), V) in q's dtype. Raises ValueError or TypeError for shapes and dtypes that do
     not fit.
     """
-    return _read((q, state), {"scale": scale, "layout": layout})[0]
+    return _read((q, state), {"scale": scale, "layout": layout}, final=True)[0]
 
 
-def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., ReadGradients]]:
+def _read(
+    arrays: tuple[Any, ...], keywords: Mapping[str, Any], final: bool = False
+) -> tuple[Any, Callable[..., ReadGradients]]:
+    """(out, pullback); final: nobody wants the pullback."""
     q, state, scale, layout = _arguments(*arrays, **keywords)
     normalised = isinstance(state, tuple)
     names = [f"state.{name}" for name in state._fields] if normalised else ["state"]
     library, entered = enter("read", {"q": q} | dict(zip(names, state if normalised else [state], strict=True)))
-    xp, q = library.xp, entered["q"]
+    xp, q, marks = library.xp, entered["q"], mark({} if final else entered)
     _check(q, entered, layout)
     if layout == "heads_first":
         q = xp.moveaxis(q, -3, -2)
@@ -60,12 +64,15 @@ def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Ca
         out = xp.where(den == 0, xp.zeros_like(raw[..., :-1]), raw[..., :-1] / safe)
     result = cast(xp, out, q.dtype)
     shape = _swapped(layout, tuple(result.shape))
+    if normalised and not final:  # the pullback divides again: the caller may write to what it gets
+        result = xp.asarray(result, copy=True)
     result = library.give_back(xp.moveaxis(result, -3, -2) if layout == "heads_first" else result)
 
     def pullback(dout: Any) -> ReadGradients:
         """Gradients of q and of the state."""
         if dout is None:
             raise TypeError("read: dout is None, expected an array")
+        check_unchanged("read", marks)
         d = enter("read", {"dout": dout}, library)[1]["dout"]
         shapes.check_dtype("read", "dout", d)
         if tuple(d.shape) != shape:
