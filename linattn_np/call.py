@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import numbers
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -18,11 +17,13 @@ from .cores.matrix_state import mapped, slots, solved
 from .cores.matrix_state.inputs import Plan
 from .cuda import launch
 from .gradients import gradients_of
+from .ground import backend as backends
 from .ground import shapes, threads
 from .ground.chunk_table import sequences
 from .ground.namespace import Array, Library, cast, compute_dtype, enter, is_mutable
 from .ground.rows import check_rows, put_rows, take_rows
-from .options import COMMON, threads_of
+from .ground.values import is_whole, is_word, shown
+from .options import COMMON, scale_of, threads_of
 from .state_parts import check_inputs_apart, check_overwritten, pair, parts, whole
 from .unchanged import check_unchanged, mark
 
@@ -291,21 +292,20 @@ def _bind(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> t
 
 
 def _check_options(card: Card, options: dict[str, Any]) -> None:
-    fn, C, scale = card.name, options["chunk_size"], options["scale"]
-    whole = isinstance(C, numbers.Integral) and not isinstance(C, bool)
-    if not (C is None or C == "parallel" or (whole and C >= 1)):
-        raise ValueError(f"{fn}: chunk_size is {C!r}, expected None, 'parallel' or a whole number from 1")
-    if whole:
+    fn, C, precision, layout = card.name, options["chunk_size"], options["precision"], options["layout"]
+    if not (C is None or is_word(C, ("parallel",)) or is_whole(C)):
+        raise ValueError(f"{fn}: chunk_size is {shown(C)}, expected None, 'parallel' or a whole number from 1")
+    if is_whole(C):
         options["chunk_size"] = int(C)
-    if options["precision"] not in (None, "tf32"):
-        raise ValueError(f"{fn}: precision is {options['precision']!r}, expected None or 'tf32'")
-    if options["layout"] not in ("time_first", "heads_first"):
-        raise ValueError(f"{fn}: layout is {options['layout']!r}, expected 'time_first' or 'heads_first'")
-    if scale is not None and (not isinstance(scale, numbers.Real) or isinstance(scale, bool)):
-        raise TypeError(f"{fn}: scale is {scale!r}, expected None or a real number")
+    if precision is not None and not is_word(precision, ("tf32",)):
+        raise ValueError(f"{fn}: precision is {shown(precision)}, expected None or 'tf32'")
+    if not is_word(layout, ("time_first", "heads_first")):
+        raise ValueError(f"{fn}: layout is {shown(layout)}, expected 'time_first' or 'heads_first'")
+    options["scale"] = scale_of(fn, options["scale"])
+    backends.check_name(fn, options["backend"])
     for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm"):
         if name in options and not isinstance(options[name], bool):
-            raise TypeError(f"{fn}: {name} is {options[name]!r}, expected True or False")
+            raise TypeError(f"{fn}: {name} is {shown(options[name])}, expected True or False")
     if options["overwrite_state"] and options["state"] is None:
         raise ValueError(f"{fn}: overwrite_state=True without a state, expected state to be given")
     if card.check_options is not None:
@@ -346,7 +346,7 @@ def _rows_of(plan: Plan, sizes: shapes.Sizes, state: Any) -> Any:
 
 def _scale(card: Card, options: dict[str, Any], sizes: shapes.Sizes) -> float:
     if options["scale"] is not None:
-        return float(options["scale"])
+        return options["scale"]
     return max(sizes.K, 1) ** -0.5 if card.scaled else 1.0
 
 

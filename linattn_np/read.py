@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +11,8 @@ from .cores.matrix_state.read import read_fwd, read_vjp
 from .ground import shapes
 from .ground.chunk_table import Sequence
 from .ground.namespace import Array, cast, compute_dtype, enter
+from .ground.values import is_word, shown
+from .options import scale_of
 from .unchanged import check_unchanged, mark
 
 
@@ -126,10 +127,9 @@ def _arguments(
         raise TypeError(f"read: unknown option {next(iter(unknown))!r}, expected one of scale, layout")
     if q is None or state is None:
         raise TypeError(f"read: {'q' if q is None else 'state'} is None, expected an array")
-    if layout not in ("time_first", "heads_first"):
-        raise ValueError(f"read: layout is {layout!r}, expected 'time_first' or 'heads_first'")
-    if scale is not None and (not isinstance(scale, numbers.Real) or isinstance(scale, bool)):
-        raise TypeError(f"read: scale is {scale!r}, expected None or a real number")
+    if not is_word(layout, ("time_first", "heads_first")):
+        raise ValueError(f"read: layout is {shown(layout)}, expected 'time_first' or 'heads_first'")
+    scale = scale_of("read", scale)
     if isinstance(state, SolvedState):
         raise TypeError("read: state is a SolvedState, expected one that is read without a ridge: call mesa_net with "
                         "beta = 0 and g = 0")

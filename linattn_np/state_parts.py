@@ -67,8 +67,8 @@ def _check_apart(fn: str, places: dict[str, Place | None]) -> None:
     told = {name: place for name, place in places.items() if place is not None}
     for name, place in told.items():
         if overlaps_itself(place):
-            raise ValueError(f"{fn}: {name} has elements that share memory (shape {place.shape}, strides {place.strides} "
-                             "bytes), expected memory of its own for each with overwrite_state=True")
+            raise ValueError(f"{fn}: {name} has elements that share memory (shape {place.shape}, strides "
+                             f"{place.strides} bytes), expected memory of its own for each with overwrite_state=True")
     for (one, a), (other, b) in itertools.combinations(told.items(), 2):
         if overlap(a, b):
             raise ValueError(f"{fn}: {one} and {other} share memory, expected memory of its own for each with "
