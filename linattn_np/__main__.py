@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
 
 COMMANDS = {
     "doctor": (".doctor", "what is installed, and whether every variant computes what it should"),
@@ -13,18 +12,7 @@ COMMANDS = {
     "probe": (".lab.probe_command", "what each memory can do, exactly and without training"),
     "recall": (".lab.recall_command", "a needle in a haystack of real text, asked of eleven memories"),
 }
-NEEDS = {"recall": ("tqdm", "rich", "matplotlib", "threadpoolctl")}  # found out before any work starts
-
-
-def _missing(names: Sequence[str]) -> list[str]:
-    """Which modules are not installed, or cannot be imported."""
-    missing = []
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            missing.append(name)
-    return missing
+LAB = ("tqdm", "rich", "matplotlib", "threadpoolctl")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,10 +23,12 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module, words) in COMMANDS.items():
         sub = commands.add_parser(name, help=words, description=f"linattn {name}: {words}.")
         if argv[:1] == [name]:  # only the command that runs is imported
-            missing = _missing(NEEDS.get(name, ()))
-            if missing:
-                parser.exit(2, f"linattn {name} needs {', '.join(missing)}: pip install 'linattn_np[lab]'\n")
-            chosen = importlib.import_module(module, __package__)
+            try:
+                chosen = importlib.import_module(module, __package__)
+            except ModuleNotFoundError as missing:
+                if missing.name not in LAB:
+                    raise
+                parser.exit(2, f"linattn {name} needs {missing.name}: pip install 'linattn_np[lab]'\n")
             chosen.add_arguments(sub)
             sub.set_defaults(run=chosen.run)
     args = parser.parse_args(argv)

@@ -16,16 +16,16 @@ from .cores.kinds import PARTS
 from .cores.matrix_state import mapped, slots, solved
 from .cores.matrix_state.inputs import Plan
 from .cuda import launch
-from .gradients import gradients_of
 from .ground import backend as backends
 from .ground import shapes, threads
 from .ground.chunk_table import sequences
 from .ground.namespace import Array, Library, cast, compute_dtype, enter, is_mutable
 from .ground.rows import check_rows, put_rows, take_rows
+from .ground.unchanged import check_unchanged, mark
 from .ground.values import is_whole, is_word, shown
 from .options import COMMON, scale_of, threads_of
-from .state_parts import check_inputs_apart, check_overwritten, pair, parts, whole
-from .unchanged import check_unchanged, mark
+from .results import Result, copied, gradients_of
+from .state_parts import by_name, check_inputs_apart, check_overwritten, pair, parts, whole
 
 ROOMS = {solved.SolvedInputs: solved, slots.SlotInputs: slots, mapped.MappedInputs: mapped}
 NO_LIMIT = contextlib.nullcontext()
@@ -155,7 +155,7 @@ def _vjp_in_full(
     core_out = core_out if card.from_core else None
     pair_of = result if isinstance(result, Result) else (result, None)
     held = None if _is_doubtful(call) else pulled.keep(card.name, arrays, keywords, kept, core_out, end, *pair_of)
-    kept, marks = pulled.unwatched(kept), mark(_inputs(card, arrays, keywords))
+    kept, marks = pulled.unwatched(kept), mark(by_name(card, arrays, keywords))
     if is_mutable(call.plan.xp):
         result = _apart(call, kept, result)
 
@@ -180,16 +180,9 @@ def _vjp_in_full(
     return result, pullback
 
 
-def _inputs(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays and state by name, as the caller gave them."""
-    given = dict(zip(card.arrays, arrays, strict=False))
-    given |= {n: x for n, x in keywords.items() if n in card.arrays}
-    return given | parts("state", pair(card, "state", keywords.get("state"), {**card.options, **keywords}))
-
-
 def _apart(call: Prepared, kept: Any, result: Any) -> Any:
     """The result in memory of its own where the pullback reads it again: the caller may write to what it gets."""
-    own = functools.partial(_copied, call)
+    own = functools.partial(copied, call.library)
     out, state = result if isinstance(result, Result) else (result, None)
     if room(call.inputs) is mapped and call.inputs.eps is not None:  # divides by the sums again
         out = own(out)
@@ -197,12 +190,6 @@ def _apart(call: Prepared, kept: Any, result: Any) -> Any:
     if state is not None and read_again:
         state = whole(state, [own(S) for S in parts("state", state).values()])
     return Result(out, state) if isinstance(result, Result) else out
-
-
-def _copied(call: Prepared, x: Any) -> Any:
-    if x is None:
-        return None
-    return call.library.give_back(call.plan.xp.asarray(enter(call.card.name, {"out": x})[1]["out"], copy=True))
 
 
 def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:
@@ -359,13 +346,6 @@ def _turn(xp: Any, x: Array | None, spec: str, back: bool = False) -> Array | No
     if time < 0:
         return x
     return xp.moveaxis(x, time, head) if back else xp.moveaxis(x, head, time)
-
-
-class Result(NamedTuple):
-    """out and the state after the last token; unpacks as a pair."""
-
-    out: Any
-    state: Any
 
 
 def _result(call: Prepared, core_out: Array | None, end: Array) -> Any:

@@ -11,9 +11,9 @@ from .cores.matrix_state.read import read_fwd, read_vjp
 from .ground import shapes
 from .ground.chunk_table import Sequence
 from .ground.namespace import Array, cast, compute_dtype, enter
+from .ground.unchanged import check_unchanged, mark
 from .ground.values import is_word, shown
 from .options import scale_of
-from .unchanged import check_unchanged, mark
 
 
 class ReadGradients(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from .card import Card
@@ -23,6 +24,13 @@ def pair(card: Card, name: str, state: Any, options: dict[str, Any]) -> Any:
         raise TypeError(f"{card.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
                         f"expected {count} arrays ({', '.join(kind._fields)}) as a {kind.__name__}")
     return kind(*state)
+
+
+def by_name(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays and state by name, as the caller gave them."""
+    given = dict(zip(card.arrays, arrays, strict=False))
+    given |= {n: x for n, x in keywords.items() if n in card.arrays}
+    return given | parts("state", pair(card, "state", keywords.get("state"), {**card.options, **keywords}))
 
 
 def parts(name: str, state: Any) -> dict[str, Any]:
