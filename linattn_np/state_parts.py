@@ -8,7 +8,7 @@ from typing import Any
 
 from .card import Card
 from .cores.matrix_state.inputs import Plan
-from .ground.memory import Place, overlap, overlaps_itself, place_of
+from .ground.memory import Place, is_on_device, overlap, overlaps_itself, place_of
 from .ground.namespace import NARROW, dtype_name
 
 
@@ -86,7 +86,7 @@ def _check_apart(fn: str, places: dict[str, Place | None]) -> None:
 def check_inputs_apart(fn: str, state: Any, given: dict[str, Any]) -> None:
     """A CUDA kernel writes a state while others still read: it may not lie where an input does (NumPy's may)."""
     for name, S in parts("state", state).items():
-        if not hasattr(S, "data") or not hasattr(S.data, "device_id"):
+        if not is_on_device(S):
             continue
         for other, x in given.items():
             if x is not None and overlap(place_of(S), place_of(x)):

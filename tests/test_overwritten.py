@@ -9,6 +9,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.ground.memory import Place, overlap, overlaps_itself, place_of
+from linattn_np.state_parts import check_inputs_apart
 
 RNG = np.random.default_rng(0)
 Q = RNG.standard_normal((1, 3, 2, 4)).astype(np.float32)
@@ -62,6 +63,14 @@ DENSE = np.zeros((3, 4, 6, 8), np.float32)
 ], ids=range(10))
 def test_elements_that_share_memory(x, shares):
     assert overlaps_itself(place_of(x)) is shares
+
+
+def test_an_input_on_a_device_is_apart_from_the_state():
+    x = SimpleNamespace(shape=(2, 4), strides=(32, 8), dtype=np.dtype(float), data=SimpleNamespace(ptr=1 << 40))
+    beside = SimpleNamespace(**vars(x) | {"data": SimpleNamespace(ptr=(1 << 40) + 64)})
+    check_inputs_apart("kda", x, {"q": beside, "g": None})
+    with pytest.raises(ValueError, match="^kda: state and v share memory, expected a state apart from the inputs"):
+        check_inputs_apart("kda", x, {"q": beside, "v": x})
 
 
 def test_where_arrays_of_a_device_lie():

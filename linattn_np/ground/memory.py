@@ -24,12 +24,17 @@ def place_of(x: Array) -> Place | None:
     shape = tuple(map(int, x.shape))
     if isinstance(x, np.ndarray):
         return Place(x.__array_interface__["data"][0], shape, x.strides, x.itemsize)
-    if hasattr(x, "strides") and hasattr(getattr(x, "data", None), "ptr"):  # CuPy
+    if is_on_device(x):
         return Place(x.data.ptr, shape, tuple(x.strides), x.dtype.itemsize)
     if callable(getattr(x, "stride", None)) and hasattr(x, "data_ptr"):  # torch
         size = x.element_size()
         return Place(x.data_ptr(), shape, tuple(n * size for n in x.stride()), size)
     return None
+
+
+def is_on_device(x: Array) -> bool:
+    """Whether x is an array of CuPy's kind, which tells its strides and a pointer."""
+    return not isinstance(x, np.ndarray) and hasattr(x, "strides") and hasattr(getattr(x, "data", None), "ptr")
 
 
 def overlaps_itself(place: Place) -> bool:
