@@ -63,7 +63,8 @@ def likeness(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -
         else:
             return None
     own = card.again is None and (card.pack_state is not None or card.from_core is not None)
-    if own or keywords.get("layout", "time_first") != "time_first":
+    layout = keywords.get("layout", "time_first")
+    if own or type(layout) is not str or layout != "time_first":
         return None
     return tuple(parts), given, state
 

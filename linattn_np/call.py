@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import numbers
 import warnings
-from collections import namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,12 +16,16 @@ from .cores.kinds import PARTS
 from .cores.matrix_state import mapped, slots, solved
 from .cores.matrix_state.inputs import Plan
 from .cuda import launch
+from .ground import backend as backends
 from .ground import shapes, threads
 from .ground.chunk_table import sequences
 from .ground.namespace import Array, Library, cast, compute_dtype, enter, is_mutable
 from .ground.rows import check_rows, put_rows, take_rows
-from .options import COMMON, threads_of
-from .state_parts import check_overwritten, pair, parts, whole
+from .ground.unchanged import check_unchanged, mark
+from .ground.values import is_whole, is_word, shown
+from .options import COMMON, scale_of, threads_of
+from .results import Result, copied, gradients_of
+from .state_parts import by_name, check_inputs_apart, check_overwritten, pair, parts, whole
 
 ROOMS = {solved.SolvedInputs: solved, slots.SlotInputs: slots, mapped.MappedInputs: mapped}
 NO_LIMIT = contextlib.nullcontext()
@@ -153,12 +155,15 @@ def _vjp_in_full(
     core_out = core_out if card.from_core else None
     pair_of = result if isinstance(result, Result) else (result, None)
     held = None if _is_doubtful(call) else pulled.keep(card.name, arrays, keywords, kept, core_out, end, *pair_of)
-    kept = pulled.unwatched(kept)
+    kept, marks = pulled.unwatched(kept), mark(by_name(card, arrays, keywords))
+    if is_mutable(call.plan.xp):
+        result = _apart(call, kept, result)
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
         if (found := pulled.pull(held, (dout, dstate))) is not None:
             return found
+        check_unchanged(card.name, marks)
         d_out, d_state, grads = _cotangents(call, dout, dstate, shape, end)
         with _limit(card, keywords), pulled.watching(held, kept) as (watched, seen):
             c = call.variables
@@ -173,6 +178,18 @@ def _vjp_in_full(
         return found
 
     return result, pullback
+
+
+def _apart(call: Prepared, kept: Any, result: Any) -> Any:
+    """The result in memory of its own where the pullback reads it again: the caller may write to what it gets."""
+    own = functools.partial(copied, call.library)
+    out, state = result if isinstance(result, Result) else (result, None)
+    if room(call.inputs) is mapped and call.inputs.eps is not None:  # divides by the sums again
+        out = own(out)
+    read_again = call.card.unpack_state_vjp is not None or kept.q is not None
+    if state is not None and read_again:
+        state = whole(state, [own(S) for S in parts("state", state).values()])
+    return Result(out, state) if isinstance(result, Result) else out
 
 
 def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:
@@ -227,6 +244,7 @@ def prepare(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         core_state, rows = state, plan.rows
     if options["overwrite_state"]:
         check_overwritten(fn, state, plan, own)
+        check_inputs_apart(fn, state, entered)
     with launch.written() as launches:
         inputs = card.to_core(c)
     return Prepared(card, library, options, c, inputs, plan, core_state, state, rows, launches)
@@ -261,21 +279,20 @@ def _bind(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> t
 
 
 def _check_options(card: Card, options: dict[str, Any]) -> None:
-    fn, C, scale = card.name, options["chunk_size"], options["scale"]
-    whole = isinstance(C, numbers.Integral) and not isinstance(C, bool)
-    if not (C is None or C == "parallel" or (whole and C >= 1)):
-        raise ValueError(f"{fn}: chunk_size is {C!r}, expected None, 'parallel' or a whole number from 1")
-    if whole:
+    fn, C, precision, layout = card.name, options["chunk_size"], options["precision"], options["layout"]
+    if not (C is None or is_word(C, ("parallel",)) or is_whole(C)):
+        raise ValueError(f"{fn}: chunk_size is {shown(C)}, expected None, 'parallel' or a whole number from 1")
+    if is_whole(C):
         options["chunk_size"] = int(C)
-    if options["precision"] not in (None, "tf32"):
-        raise ValueError(f"{fn}: precision is {options['precision']!r}, expected None or 'tf32'")
-    if options["layout"] not in ("time_first", "heads_first"):
-        raise ValueError(f"{fn}: layout is {options['layout']!r}, expected 'time_first' or 'heads_first'")
-    if scale is not None and (not isinstance(scale, numbers.Real) or isinstance(scale, bool)):
-        raise TypeError(f"{fn}: scale is {scale!r}, expected None or a real number")
+    if precision is not None and not is_word(precision, ("tf32",)):
+        raise ValueError(f"{fn}: precision is {shown(precision)}, expected None or 'tf32'")
+    if not is_word(layout, ("time_first", "heads_first")):
+        raise ValueError(f"{fn}: layout is {shown(layout)}, expected 'time_first' or 'heads_first'")
+    options["scale"] = scale_of(fn, options["scale"])
+    backends.check_name(fn, options["backend"])
     for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm"):
         if name in options and not isinstance(options[name], bool):
-            raise TypeError(f"{fn}: {name} is {options[name]!r}, expected True or False")
+            raise TypeError(f"{fn}: {name} is {shown(options[name])}, expected True or False")
     if options["overwrite_state"] and options["state"] is None:
         raise ValueError(f"{fn}: overwrite_state=True without a state, expected state to be given")
     if card.check_options is not None:
@@ -316,7 +333,7 @@ def _rows_of(plan: Plan, sizes: shapes.Sizes, state: Any) -> Any:
 
 def _scale(card: Card, options: dict[str, Any], sizes: shapes.Sizes) -> float:
     if options["scale"] is not None:
-        return float(options["scale"])
+        return options["scale"]
     return max(sizes.K, 1) ** -0.5 if card.scaled else 1.0
 
 
@@ -329,13 +346,6 @@ def _turn(xp: Any, x: Array | None, spec: str, back: bool = False) -> Array | No
     if time < 0:
         return x
     return xp.moveaxis(x, time, head) if back else xp.moveaxis(x, head, time)
-
-
-class Result(NamedTuple):
-    """out and the state after the last token; unpacks as a pair."""
-
-    out: Any
-    state: Any
 
 
 def _result(call: Prepared, core_out: Array | None, end: Array) -> Any:
@@ -412,11 +422,6 @@ def _cotangents(
     return d_out, card.pack_state(c, given) if card.pack_state else given, {}
 
 
-@functools.cache
-def _tuple_type(names: tuple[str, ...]) -> type:
-    return namedtuple("Gradients", names)
-
-
 def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
     """A named tuple by input name; None for what was not given."""
     card, xp, c = call.card, call.plan.xp, call.variables
@@ -442,4 +447,4 @@ def _gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
         each = [call.library.give_back(cast(xp, d, S.dtype))
                 for d, S in zip(parts("state", state).values(), given, strict=True)]
         state = whole(state, each)
-    return _tuple_type((*card.arrays, "state"))(*values, state)
+    return gradients_of((*card.arrays, "state"), *values, state)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any, TypedDict
+
+from .ground.values import is_finite, is_real, is_whole, shown
 
 
 class Options(TypedDict, total=False):
@@ -53,8 +54,17 @@ COMMON: dict[str, Any] = {
 }
 
 
+def scale_of(fn: str, given: Any) -> float | None:
+    """The option scale."""
+    if given is not None and not is_real(given):
+        raise TypeError(f"{fn}: scale is {shown(given)}, expected None or a real number")
+    if given is not None and not is_finite(given):
+        raise ValueError(f"{fn}: scale is {shown(given)}, expected None or a finite number")
+    return None if given is None else float(given)
+
+
 def threads_of(fn: str, given: Any) -> int:
     """The option num_threads."""
-    if not isinstance(given, numbers.Integral) or isinstance(given, bool) or given < 1:
-        raise ValueError(f"{fn}: num_threads is {given!r}, expected None or a whole number from 1")
+    if not is_whole(given):
+        raise ValueError(f"{fn}: num_threads is {shown(given)}, expected None or a whole number from 1")
     return int(given)

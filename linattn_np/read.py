@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +11,9 @@ from .cores.matrix_state.read import read_fwd, read_vjp
 from .ground import shapes
 from .ground.chunk_table import Sequence
 from .ground.namespace import Array, cast, compute_dtype, enter
+from .ground.unchanged import check_unchanged, mark
+from .ground.values import is_word, shown
+from .options import scale_of
 
 
 class ReadGradients(NamedTuple):
@@ -32,15 +34,18 @@ def read(q: Any, state: Any, *, scale: float = 1.0, layout: str = "time_first") 
     Returns out (..., T, max(Hq, H), V) in q's dtype. Raises ValueError or TypeError for shapes and dtypes that do
     not fit.
     """
-    return _read((q, state), {"scale": scale, "layout": layout})[0]
+    return _read((q, state), {"scale": scale, "layout": layout}, final=True)[0]
 
 
-def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., ReadGradients]]:
+def _read(
+    arrays: tuple[Any, ...], keywords: Mapping[str, Any], final: bool = False
+) -> tuple[Any, Callable[..., ReadGradients]]:
+    """(out, pullback); final: nobody wants the pullback."""
     q, state, scale, layout = _arguments(*arrays, **keywords)
     normalised = isinstance(state, tuple)
     names = [f"state.{name}" for name in state._fields] if normalised else ["state"]
     library, entered = enter("read", {"q": q} | dict(zip(names, state if normalised else [state], strict=True)))
-    xp, q = library.xp, entered["q"]
+    xp, q, marks = library.xp, entered["q"], mark({} if final else entered)
     _check(q, entered, layout)
     if layout == "heads_first":
         q = xp.moveaxis(q, -3, -2)
@@ -60,12 +65,15 @@ def _read(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Ca
         out = xp.where(den == 0, xp.zeros_like(raw[..., :-1]), raw[..., :-1] / safe)
     result = cast(xp, out, q.dtype)
     shape = _swapped(layout, tuple(result.shape))
+    if normalised and not final:  # the pullback divides again: the caller may write to what it gets
+        result = xp.asarray(result, copy=True)
     result = library.give_back(xp.moveaxis(result, -3, -2) if layout == "heads_first" else result)
 
     def pullback(dout: Any) -> ReadGradients:
         """Gradients of q and of the state."""
         if dout is None:
             raise TypeError("read: dout is None, expected an array")
+        check_unchanged("read", marks)
         d = enter("read", {"dout": dout}, library)[1]["dout"]
         shapes.check_dtype("read", "dout", d)
         if tuple(d.shape) != shape:
@@ -119,10 +127,9 @@ def _arguments(
         raise TypeError(f"read: unknown option {next(iter(unknown))!r}, expected one of scale, layout")
     if q is None or state is None:
         raise TypeError(f"read: {'q' if q is None else 'state'} is None, expected an array")
-    if layout not in ("time_first", "heads_first"):
-        raise ValueError(f"read: layout is {layout!r}, expected 'time_first' or 'heads_first'")
-    if scale is not None and (not isinstance(scale, numbers.Real) or isinstance(scale, bool)):
-        raise TypeError(f"read: scale is {scale!r}, expected None or a real number")
+    if not is_word(layout, ("time_first", "heads_first")):
+        raise ValueError(f"read: layout is {shown(layout)}, expected 'time_first' or 'heads_first'")
+    scale = scale_of("read", scale)
     if isinstance(state, SolvedState):
         raise TypeError("read: state is a SolvedState, expected one that is read without a ridge: call mesa_net with "
                         "beta = 0 and g = 0")

@@ -10,8 +10,6 @@ queries and keys as they are (cores/matrix_state/mapped.py).
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,8 +19,9 @@ from .cores import matrix_state
 from .cores.kinds import NormalisedState
 from .cores.matrix_state.inputs import Inputs, Plan
 from .cores.matrix_state.mapped import MappedInputs
-from .ground.namespace import Array, cast
+from .ground.namespace import STORAGE, Array, cast, dtype_name
 from .ground.shapes import check_state
+from .ground.values import LARGEST, is_finite, is_whole, shown
 from .options import Options
 from .pieces import averages
 from .pieces.feature_maps import FeatureMap, identity, identity_vjp
@@ -43,16 +42,18 @@ def defaults(normalize: bool = True) -> dict[str, Any]:
 
 def check_eps(fn: str, options: dict[str, Any]) -> None:
     eps = options["eps"]
-    if not isinstance(eps, numbers.Real) or isinstance(eps, bool) or not 0 <= float(eps) < math.inf:
-        raise ValueError(f"{fn}: eps is {eps!r}, expected a finite number >= 0")
+    if not is_finite(eps) or eps < 0:
+        raise ValueError(f"{fn}: eps is {shown(eps)}, expected a finite number >= 0")
 
 
 def check_whole(fn: str, options: dict[str, Any], *names: str, least: int = 1) -> None:
-    """Options that are whole numbers from `least`."""
+    """Options that are whole numbers from `least` that say how many, or how to draw."""
     for name in names:
         n = options[name]
-        if not isinstance(n, numbers.Integral) or isinstance(n, bool) or n < least:
-            raise ValueError(f"{fn}: {name} is {n!r}, expected a whole number from {least}")
+        if not is_whole(n, least):
+            raise ValueError(f"{fn}: {name} is {shown(n)}, expected a whole number from {least}")
+        if n > LARGEST:
+            raise ValueError(f"{fn}: {name} is {shown(n)}, expected at most {LARGEST}")
 
 
 class Similarity(NamedTuple):
@@ -91,7 +92,11 @@ class Similarity(NamedTuple):
                 grads[name] = dphi
             elif x is not None:
                 known = (c.features[name],) if getattr(f_vjp, "takes_features", False) else ()
-                grads[name] = f_vjp(cast(xp, x, c.dtype), dphi, *known)
+                dx, who = f_vjp(cast(xp, x, c.dtype), dphi, *known), "f_vjp of feature_map"
+                grads[name] = _checked(c, f"d{name}", dx, who)
+                if tuple(grads[name].shape) != tuple(x.shape):
+                    raise ValueError(f"{c.name}: {who} makes d{name} of shape "
+                                     f"{tuple(grads[name].shape)}, expected {tuple(x.shape)}, the shape of {name}")
         return grads
 
     def pack_state(self, c: Any, state: Any) -> Array | None:
@@ -115,7 +120,7 @@ class Similarity(NamedTuple):
             if getattr(f, "steps", None) is not None:
                 c.sizes.letters["M"] = f.steps.width(c.k.shape[-1])
             else:
-                c.sizes.letters["M"] = int(f(cast(c.xp, c.k[..., :0, :, :], c.dtype)).shape[-1])
+                c.sizes.letters["M"] = int(_checked(c, "k", f(cast(c.xp, c.k[..., :0, :, :], c.dtype))).shape[-1])
         check_state(c.name, state, c.sizes, spec, name)
 
     def again(self, c: Any, x: Any, plan: Plan, kept: Any, given: list[np.ndarray], state: Any) -> Any:
@@ -133,10 +138,20 @@ def _mapped(c: Any, name: str, feature_map: FeatureMap) -> Array:
     x = getattr(c, name)
     if feature_map[0] is identity:  # as it is: 16-bit elements stay so
         return x
-    y = feature_map[0](cast(c.xp, x, c.dtype))
+    y = _checked(c, name, feature_map[0](cast(c.xp, x, c.dtype)))
     if tuple(y.shape[:-1]) != tuple(x.shape[:-1]):
         raise ValueError(f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "
                          "expected all axes but the last to stay")
+    return y
+
+
+def _checked(c: Any, name: str, y: Any, who: str = "feature_map") -> Array:
+    """What a map gave: an array of numbers."""
+    if not hasattr(y, "shape") or not hasattr(y, "dtype"):
+        raise TypeError(f"{c.name}: {who} makes {name} a {type(y).__qualname__}, expected an array")
+    if dtype_name(y) not in STORAGE:
+        raise TypeError(f"{c.name}: {who} makes {name} of dtype {dtype_name(y)}, "
+                        f"expected one of {', '.join(STORAGE)}")
     return y
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from .card import Card
 from .cores.matrix_state.inputs import Plan
+from .ground.memory import Place, is_on_device, overlap, overlaps_itself, place_of
 from .ground.namespace import NARROW, dtype_name
 
 
@@ -21,6 +24,13 @@ def pair(card: Card, name: str, state: Any, options: dict[str, Any]) -> Any:
         raise TypeError(f"{card.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
                         f"expected {count} arrays ({', '.join(kind._fields)}) as a {kind.__name__}")
     return kind(*state)
+
+
+def by_name(card: Card, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays and state by name, as the caller gave them."""
+    given = dict(zip(card.arrays, arrays, strict=False))
+    given |= {n: x for n, x in keywords.items() if n in card.arrays}
+    return given | parts("state", pair(card, "state", keywords.get("state"), {**card.options, **keywords}))
 
 
 def parts(name: str, state: Any) -> dict[str, Any]:
@@ -46,7 +56,7 @@ def check_overwritten(fn: str, state: Any, plan: Plan, own: Any) -> None:
     """Whether a final state can be written where `state` lies; own: as the caller gave it.
 
     Raises TypeError for a dtype that is neither the computation's nor stored in 16 bits, ValueError for what is
-    read-only.
+    read-only and for elements that share memory.
     """
     for name, S in parts("state", own).items():
         if not getattr(getattr(S, "dtype", None), "isnative", True):
@@ -57,3 +67,28 @@ def check_overwritten(fn: str, state: Any, plan: Plan, own: Any) -> None:
             raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
         if getattr(getattr(S, "flags", None), "writeable", True) is False:
             raise ValueError(f"{fn}: {name} is read-only, expected a writeable array with overwrite_state=True")
+    _check_apart(fn, {name: place_of(S) for name, S in parts("state", state).items()})
+
+
+def _check_apart(fn: str, places: dict[str, Place | None]) -> None:
+    """Every element of a state that is overwritten has memory of its own, as far as the library tells where it lies."""
+    told = {name: place for name, place in places.items() if place is not None}
+    for name, place in told.items():
+        if overlaps_itself(place):
+            raise ValueError(f"{fn}: {name} has elements that share memory (shape {place.shape}, strides "
+                             f"{place.strides} bytes), expected memory of its own for each with overwrite_state=True")
+    for (one, a), (other, b) in itertools.combinations(told.items(), 2):
+        if overlap(a, b):
+            raise ValueError(f"{fn}: {one} and {other} share memory, expected memory of its own for each with "
+                             "overwrite_state=True")
+
+
+def check_inputs_apart(fn: str, state: Any, given: dict[str, Any]) -> None:
+    """A CUDA kernel writes a state while others still read: it may not lie where an input does (NumPy's may)."""
+    for name, S in parts("state", state).items():
+        if not is_on_device(S):
+            continue
+        for other, x in given.items():
+            if x is not None and overlap(place_of(S), place_of(x)):
+                raise ValueError(f"{fn}: {name} and {other} share memory, expected a state apart from the inputs with "
+                                 "overwrite_state=True")

@@ -22,7 +22,13 @@ def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Call
 
     result is exactly what the plain call returns: out, or (out, state) with return_state=True. pullback(dout,
     dstate=None) gives a named tuple of gradients by input name, of every array that was given and of the state, each
-    in its input's shape and dtype; None for what was not given.
+    in its input's shape and dtype; None for what was not given. It may be called any number of times, and gradients can
+    be pickled and copied.
+
+    The pullback reads the inputs again: arrays and state must stay as they are until its last call. A NumPy input that
+    was changed in place meanwhile is a RuntimeError that names it; all numbers of an array of up to 4096 are compared,
+    and of larger ones that many, evenly spread. Of other libraries' arrays nothing is compared. What vjp returned may
+    be written to at once.
     Raises TypeError if fn is not a function of this library, and what fn raises.
     """
     rule = getattr(fn, "vjp", None)

@@ -40,3 +40,17 @@ def test_examples_run(page, tmp_path, monkeypatch):
 def test_the_page_of_measurements_is_made_from_the_measurements():
     made = subprocess.run([sys.executable, ROOT / "docs" / "make_performance.py", "--check"], check=False)
     assert made.returncode == 0
+
+
+PROMISE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+@pytest.mark.skipif(not PAGES, reason="an installed package has no pages")
+def test_every_promise_names_a_test_that_exists():
+    rows = [line for line in (ROOT / "docs" / "accuracy.md").read_text("utf-8").splitlines() if "`tests/" in line]
+    assert len(rows) >= 30
+    for row in rows:
+        found = PROMISE.search(row)
+        assert found, row
+        path, name = found.groups()
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), f"{path}::{name}"

@@ -17,7 +17,8 @@ FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 FLOORS = (  # from the ground up; what stands on one line does not import each other, but for what BESIDE allows
     ("ground", "versions"), ("pieces", "cuda"), ("cores",), ("card", "again", "options"),
-    ("alike", "pulled", "similarity", "rotated", "projections", "step_sizes", "state_parts"), ("call",), ("variants",),
+    ("alike", "pulled", "similarity", "rotated", "projections", "step_sizes", "state_parts", "results"),
+    ("call",), ("variants",),
     ("catalog", "read", "transforms"), ("testing",), ("doctor", "lab", "bridges", "warmup"), ("__main__",),
     ("__init__",),
 )

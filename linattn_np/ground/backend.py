@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from .values import shown
+
 NAMES = ("reference", "chunks", "numba", "cuda")
 
 
@@ -40,13 +42,18 @@ class Choice(NamedTuple):
     others: dict[str, str]
 
 
+def check_name(fn: str, wanted: Any) -> None:
+    """Raise ValueError unless a backend, or none, is asked for by name."""
+    if wanted is not None and not (isinstance(wanted, str) and wanted in NAMES):
+        raise ValueError(f"{fn}: backend is {shown(wanted)}, expected None or one of {', '.join(map(repr, NAMES))}")
+
+
 def choose(fn: str, wanted: str | None, candidates: Sequence[Backend], call: Any) -> Choice:
     """The wanted backend, else the first candidate (fastest first) that covers the call.
 
     Raises ValueError for an unknown name, or for a wanted backend that does not cover the call, with its reason.
     """
-    if wanted is not None and wanted not in NAMES:
-        raise ValueError(f"{fn}: backend is {wanted!r}, expected None or one of {', '.join(map(repr, NAMES))}")
+    check_name(fn, wanted)
     refused = {b.name: b.refuses(call) for b in candidates}
     refused |= {name: "there is no such path yet" for name in NAMES if name not in refused}
     if wanted is not None and refused[wanted] is not None:

@@ -10,7 +10,8 @@ import array_api_compat as compat
 import numpy as np
 
 from .namespace import Array, Namespace, device, dtype_name
-from .shapes import Sizes
+from .shapes import Sizes, check_plain
+from .values import shown
 
 
 def check_rows(fn: str, xp: Namespace, rows: Any, sizes: Sizes, pool: Array) -> Array:
@@ -20,6 +21,7 @@ def check_rows(fn: str, xp: Namespace, rows: Any, sizes: Sizes, pool: Array) -> 
     Raises TypeError or ValueError unless there is one whole number a sequence, in range, none twice.
     """
     batch = sizes.batch if sizes.ragged is None else (sizes.ragged,)
+    check_plain(fn, "state_rows", rows)
     kind = str(getattr(rows, "dtype", "int")).rsplit(".", 1)[-1]
     if "int" not in kind:
         raise TypeError(f"{fn}: state_rows has dtype {kind}, expected integers")
@@ -31,7 +33,7 @@ def check_rows(fn: str, xp: Namespace, rows: Any, sizes: Sizes, pool: Array) -> 
     _check_shape(fn, shape, batch)
     flat: list[Any] = rows.reshape(-1).tolist() if hasattr(rows, "shape") else list(rows)
     if any(not isinstance(n, Integral) or isinstance(n, bool) for n in flat):
-        raise TypeError(f"{fn}: state_rows is {rows!r}, expected integers")
+        raise TypeError(f"{fn}: state_rows is {shown(rows)}, expected integers")
     P = int(pool.shape[0])
     if any(not 0 <= n < P for n in flat):
         raise ValueError(f"{fn}: state_rows is {flat}, expected rows of a pool of {P}: from 0 to {P - 1}")

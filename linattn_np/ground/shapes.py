@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
+import numpy as np
+
 from .namespace import NARROW, STORAGE, Array, dtype_name
+from .values import shown
 
 MEMORIES = ("state", "state.S", "state.W")  # states, and parts of them, that may be stored in 16 bits
 
@@ -168,11 +171,19 @@ def check_state(
                          f"expected {_tuple(names + letters)} = {_tuple([str(n) for n in want])}")
 
 
+def check_plain(fn: str, name: str, x: Any) -> None:
+    """Raise TypeError for an array some of whose numbers are hidden."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{fn}: {name} is a {type(x).__module__}.{type(x).__qualname__}, expected a plain array of "
+                        "integers")
+
+
 def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
     """cu_seqlens as plain integers: first 0, last T, never decreasing, over one packed batch row."""
     if cu_seqlens is None:
         return None
     T = sizes.letters["T"]
+    check_plain(fn, "cu_seqlens", cu_seqlens)
     kind = str(getattr(cu_seqlens, "dtype", "int")).rsplit(".", 1)[-1]
     if "int" not in kind:
         raise TypeError(f"{fn}: cu_seqlens has dtype {kind}, expected integers")
@@ -181,7 +192,7 @@ def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
     values = cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens
     whole = isinstance(values, list | tuple) and all(isinstance(n, Integral) for n in values)
     if not whole or any(isinstance(n, bool) for n in values):
-        raise TypeError(f"{fn}: cu_seqlens is {values!r}, expected integers")
+        raise TypeError(f"{fn}: cu_seqlens is {shown(values)}, expected integers")
     values = [int(n) for n in values]
     if any(n != 1 for n in sizes.batch):
         raise ValueError(f"{fn}: cu_seqlens needs one packed batch row, got batch axes {sizes.batch}")

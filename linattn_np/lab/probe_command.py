@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -36,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
         for path in (args.json, args.markdown):  # found out before the work, not after it
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
+        if args.pictures:
+            importlib.import_module("matplotlib")
         for name in PROBES if args.name == "all" else [args.name]:
             results.append(PROBES[name](args.quick))
             print(markdown(results[-1]), flush=True)

@@ -1,6 +1,7 @@
 """`linattn recall`: a needle in a haystack of real text, asked of eleven memories."""
 
 import argparse
+import importlib
 import os
 import sys
 import time
@@ -56,14 +57,28 @@ def run(args: argparse.Namespace) -> int:
         check(args)
         return train(args) if args.train else probe(args)
     except ModuleNotFoundError as missing:
-        print(f"linattn recall: {missing.name} is missing; pip install 'linattn_np[lab]'", file=sys.stderr)
+        print(f"linattn recall: {missing.name} not installed: pip install 'linattn_np[lab]'", file=sys.stderr)
     except (ValueError, OSError) as problem:
         print(f"linattn recall: {problem}", file=sys.stderr)
     return 2
 
 
+def check_installed(args: argparse.Namespace) -> None:
+    """Raises ModuleNotFoundError that names what the run and its worker processes import later and is not there."""
+    names = ["tqdm", "threadpoolctl", *([] if args.train else ["rich"]), *(["matplotlib"] if args.pictures else [])]
+    missing = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    if missing:
+        raise ModuleNotFoundError(name=", ".join(missing))
+
+
 def check(args: argparse.Namespace) -> None:
     """Raises ValueError for options that cannot be served."""
+    check_installed(args)
     for option, given, known in (("memories", args.memories, (*MEMORIES, *MORE)), ("levels", args.levels, LEVELS)):
         unknown = [str(x) for x in given if x not in known]
         if unknown:

@@ -14,6 +14,7 @@ import array_api_compat
 import numpy as np
 
 from ..ground.namespace import Array, cast
+from ..ground.values import is_whole, is_word, shown
 from . import learned_maps, map_steps, norms, polynomial_maps, random_maps
 from .gates import silu, silu_vjp
 from .rows import in_blocks
@@ -218,8 +219,8 @@ def hedgehog_vjp(x: Array, W: Array, b: Array | None, dphi: Array) -> tuple[Arra
 
 
 def _check(fn: str, name: str, n: Any) -> None:
-    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-        raise ValueError(f"{fn}: {name} is {n!r}, expected a whole number from 1")
+    if not is_whole(n):
+        raise ValueError(f"{fn}: {name} is {shown(n)}, expected a whole number from 1")
 
 
 FEATURE_MAPS: dict[str, FeatureMap] = {
@@ -248,9 +249,9 @@ def feature_map_pair(fn: str, spec: Any) -> tuple[FeatureMap, FeatureMap]:
 
 
 def _one(fn: str, spec: Any) -> FeatureMap:
-    if isinstance(spec, str) and spec in FEATURE_MAPS:
+    if is_word(spec, FEATURE_MAPS):
         return FEATURE_MAPS[spec]
     if isinstance(spec, tuple | list) and len(spec) == 2 and all(map(callable, spec)):
         return spec[0], spec[1]
-    raise ValueError(f"{fn}: feature_map is {spec!r}, expected one of {', '.join(map(repr, FEATURE_MAPS))}, "
+    raise ValueError(f"{fn}: feature_map is {shown(spec)}, expected one of {', '.join(map(repr, FEATURE_MAPS))}, "
                      "a pair (f, f_vjp) of functions, or two of those for q and k")

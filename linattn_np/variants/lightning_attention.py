@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
 from typing import Any, Unpack
 
 import numpy as np
@@ -14,6 +13,7 @@ from ..cores.kinds import Decay
 from ..cores.matrix_state.inputs import Inputs
 from ..cuda import constants
 from ..ground.namespace import Array, cast, device
+from ..ground.values import LARGEST, is_whole, is_word, shown
 from ..options import Options
 
 
@@ -64,12 +64,12 @@ def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
     rule, layer, layers = options["rule"], options["layer"], options["num_layers"]
-    if rule not in RULES:
-        raise ValueError(f"{fn}: slopes is {rule!r}, expected an array (H,), None or one of "
+    if not is_word(rule, RULES):
+        raise ValueError(f"{fn}: slopes is {shown(rule)}, expected an array (H,), None or one of "
                          f"{', '.join(map(repr, RULES))}")
-    whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in (layer, layers))
-    if not (whole and 0 <= layer < layers):
-        raise ValueError(f"{fn}: layer is {layer!r} of num_layers {layers!r}, expected 0 <= layer < num_layers")
+    if not (is_whole(layer, 0) and is_whole(layers, 1, LARGEST) and layer < layers):
+        raise ValueError(f"{fn}: layer is {shown(layer)} of num_layers {shown(layers)}, "
+                         "expected 0 <= layer < num_layers")
 
 
 class LightningOptions(Options, total=False):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from numbers import Real
 from typing import Any, Unpack
 
 from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Decay
+from ..ground.values import is_real, shown
 from ..options import Options
 from ..rotated import THETA, Rotated
 from ..step_sizes import from_core, from_core_vjp, to_core, to_core_vjp
@@ -17,9 +17,9 @@ from ..step_sizes import from_core, from_core_vjp, to_core, to_core_vjp
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
     limit = options["dt_limit"]
-    pair = isinstance(limit, tuple | list) and len(limit) == 2 and all(isinstance(x, Real) for x in limit)
+    pair = isinstance(limit, tuple | list) and len(limit) == 2 and all(map(is_real, limit))
     if not (pair and limit[0] <= limit[1]):
-        raise ValueError(f"{fn}: dt_limit is {limit!r}, expected (low, high) with low <= high")
+        raise ValueError(f"{fn}: dt_limit is {shown(limit)}, expected (low, high) with low <= high")
 
 
 class Mamba2Options(Options, total=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from typing import Any, Unpack
 
 from ..call import public
@@ -13,7 +12,9 @@ from ..cores.matrix_state.solved import SolvedInputs
 from ..cores.matrix_state.systems import Solver
 from ..ground.namespace import Array, cast
 from ..ground.shapes import check_state
+from ..ground.values import is_finite, is_word, shown
 from ..options import Options
+from ..similarity import check_whole
 
 
 def to_core(c: Any) -> SolvedInputs:
@@ -50,13 +51,12 @@ def unpack_state(c: Any, state: tuple[Array, Array]) -> SolvedState:
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
-    solver, n, tolerance = options["solver"], options["iterations"], options["tolerance"]
-    if solver not in ("exact", "conjugate_gradients"):
-        raise ValueError(f"{fn}: solver is {solver!r}, expected 'exact' or 'conjugate_gradients'")
-    if not isinstance(n, numbers.Integral) or isinstance(n, bool) or n < 1:
-        raise ValueError(f"{fn}: iterations is {n!r}, expected a whole number from 1")
-    if not isinstance(tolerance, numbers.Real) or isinstance(tolerance, bool) or not 0 <= float(tolerance) < 1:
-        raise ValueError(f"{fn}: tolerance is {tolerance!r}, expected a number >= 0 and < 1")
+    solver, tolerance = options["solver"], options["tolerance"]
+    if not is_word(solver, ("exact", "conjugate_gradients")):
+        raise ValueError(f"{fn}: solver is {shown(solver)}, expected 'exact' or 'conjugate_gradients'")
+    check_whole(fn, options, "iterations")
+    if not is_finite(tolerance) or not 0 <= tolerance < 1:
+        raise ValueError(f"{fn}: tolerance is {shown(tolerance)}, expected a number >= 0 and < 1")
 
 
 class MesaNetOptions(Options, total=False):

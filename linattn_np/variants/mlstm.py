@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,6 +15,7 @@ from ..cores.matrix_state.inputs import Inputs, Plan
 from ..ground.handles import address
 from ..ground.namespace import Array, cast, device, sum_dtype
 from ..ground.shapes import check_state
+from ..ground.values import is_finite, is_word, shown
 from ..options import Options
 from ..pieces.gates import sigmoid, soft_cap, soft_cap_vjp, softplus
 from ..pieces.stabiliser import Gauge, gauge, last, last_vjp
@@ -169,10 +169,11 @@ def again(c: Any, x: Inputs, plan: Plan, kept: Any, given: list[np.ndarray], sta
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
     cap, gate = options["soft_cap"], options["forget_gate"]
-    if cap is not None and (not isinstance(cap, Real) or isinstance(cap, bool) or not 0 < float(cap) < math.inf):
-        raise ValueError(f"{fn}: soft_cap is {cap!r}, expected None or a finite number > 0")
-    if gate not in ("sigmoid", "exp"):
-        raise ValueError(f"{fn}: forget_gate is {gate!r}, expected 'sigmoid' or 'exp'")
+    if cap is not None and not (is_finite(cap) and cap > 0):
+        raise ValueError(f"{fn}: soft_cap is {shown(cap)}, expected None or a finite number > 0")
+    options["soft_cap"] = None if cap is None else float(cap)
+    if not is_word(gate, ("sigmoid", "exp")):
+        raise ValueError(f"{fn}: forget_gate is {shown(gate)}, expected 'sigmoid' or 'exp'")
 
 
 class MlstmOptions(Options, total=False):

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 from ..call import public
 from ..card import Card, Given
 from ..cores.kinds import Readout
+from ..ground.values import shown
 from ..pieces.feature_maps import FeatureMap, favor_plus
 from ..similarity import Similarity, SimilarityOptions, check_eps, check_whole, defaults
 
@@ -20,7 +21,7 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
     check_eps(fn, options)
     check_whole(fn, options, "seed", least=0)
     if not isinstance(options["hyperbolic"], bool):
-        raise TypeError(f"{fn}: hyperbolic is {options['hyperbolic']!r}, expected True or False")
+        raise TypeError(f"{fn}: hyperbolic is {shown(options['hyperbolic'])}, expected True or False")
     m = options["num_features"]
     if m is not None:
         check_whole(fn, options, "num_features")

@@ -11,6 +11,7 @@ from ..cores.kinds import Decay
 from ..cores.matrix_state.inputs import Inputs
 from ..cuda import constants
 from ..ground.namespace import Array, cast, device
+from ..ground.values import shown
 from ..options import Options
 from ..rotated import THETA, Rotated
 
@@ -108,7 +109,7 @@ def retnet_to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
     if not isinstance(options["xpos"], bool):
-        raise TypeError(f"{fn}: xpos is {options['xpos']!r}, expected True or False")
+        raise TypeError(f"{fn}: xpos is {shown(options['xpos'])}, expected True or False")
 
 
 class RetNetOptions(Options, total=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any, Unpack
 
 from ..call import public
@@ -11,6 +10,7 @@ from ..cores.kinds import Decay, Readout
 from ..cores.matrix_state.inputs import Inputs
 from ..cores.matrix_state.mapped import MappedInputs
 from ..ground.namespace import Array, cast
+from ..ground.values import is_finite, shown
 from ..pieces.averages import with_ones
 from ..pieces.feature_maps import FeatureMap, random_fourier
 from ..similarity import Similarity, SimilarityOptions, check_eps, check_whole, defaults
@@ -55,8 +55,8 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
     check_whole(fn, options, "num_features")
     check_whole(fn, options, "seed", least=0)
     sigma = options["sigma"]
-    if not isinstance(sigma, Real) or isinstance(sigma, bool) or not float(sigma) > 0:
-        raise ValueError(f"{fn}: sigma is {sigma!r}, expected a number above 0")
+    if not is_finite(sigma) or not sigma > 0:
+        raise ValueError(f"{fn}: sigma is {shown(sigma)}, expected a number above 0")
 
 
 class RFAOptions(SimilarityOptions, total=False):

@@ -4,6 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -67,6 +68,33 @@ def test_bad_options_are_told_in_one_line(words, problem, capsys):
     told = capsys.readouterr().err
     assert problem in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [(), ("--jobs", "2")], ids=["one process", "two processes"])
+@pytest.mark.parametrize("names", [("tqdm",), ("rich",), ("threadpoolctl",), ("matplotlib",), ("tqdm", "matplotlib")],
+                         ids=" ".join)
+def test_an_extra_that_is_not_installed_is_told_before_any_work(names, words, tmp_path):
+    command = ["recall", *TINY, *words, "--levels", "1", "--json", str(tmp_path / "new" / "r.json")]
+    command += ["--pictures", str(tmp_path)]
+    code = f"""
+        import sys
+        sys.modules.update(dict.fromkeys({names!r}))  # None: importing it raises ModuleNotFoundError
+        from linattn_np.__main__ import main
+        import linattn_np.lab.recall_command as command
+        command.measure = None
+        sys.exit(main({command!r}))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"linattn recall: {', '.join(names)} not installed: pip install 'linattn_np[lab]'\n"
+    assert done.stdout == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures_alone_need_matplotlib(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert command(*TINY, "--levels", "1") == 0
+    capsys.readouterr()
 
 
 def test_importing_the_package_does_not_import_the_lab():
