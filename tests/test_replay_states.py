@@ -209,3 +209,16 @@ def test_parts_of_a_state_in_one_memory():
     assert expected[1][0][2] == right.out.tobytes()
     assert expected[1][1][2] == right.state.S.tobytes()
     assert expected[1][2][2] == right.state.n.tobytes()
+
+
+def test_parts_of_a_state_that_overlap():
+    """n is a column of S: both are read before either is written."""
+    options = {"overwrite_state": True, "return_state": True}
+    (x, state), (y, (S, _, m)) = steps_of_mlstm(0), steps_of_mlstm(20)
+    first = (state[0], apart(state[1], K), state[2])
+    then = (S, S[..., 0], m)
+    assert first[1].strides == then[1].strides
+    expected = check(la.mlstm, ([], {**x, "state": first, **options}), ([], {**y, "state": then, **options}))
+    right = la.mlstm(**y, state=(S.copy(), S[..., 0].copy(), m.copy()), return_state=True)
+    assert expected[1][0][2] == right.out.tobytes()
+    assert expected[1][2][2] == right.state.n.tobytes()

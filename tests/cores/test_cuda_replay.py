@@ -5,7 +5,6 @@ The kernel of a few tokens is its twin (test_cuda_step_calls.py).
 
 from __future__ import annotations
 
-import struct
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -14,12 +13,9 @@ import pytest
 
 import linattn_np as la
 from linattn_np import again, call
-from linattn_np.cores.matrix_state.cuda_calls import Watched
-from linattn_np.cuda import constants, launch
-from linattn_np.cuda.repeat import Repeat, Seen
 from tests.cases import parts
 from tests.cores import test_cuda_step_calls as step_calls
-from tests.cores.step_twin import CUPY, Stub, stub
+from tests.cores.step_twin import Stub, stub
 
 launched, public = step_calls.launched, step_calls.public
 H, K = 4, 8
@@ -64,17 +60,27 @@ def result(fn, keywords):
     return told, [(y.shape, y.strides, y.dtype, y.tobytes()) for y in each]
 
 
-def check(fn, kept, other, count=1):
-    """other, after calls like `kept`, is what it is first."""
+def check(fn, kept, other, count=1, launched=()):
+    """other, after calls like `kept`, is what it is first, and `launched` gets the same kernels."""
     again.forget()
+    before = len(launched)
     expected = result(fn, other)
+    first = launched[before:]
     again.forget()
     for _ in range(2):
         result(fn, kept)
     assert len(again._made) == count
     for _ in range(2):
+        before = len(launched)
         assert result(fn, other) == expected
+        assert launched[before:] == first
     return expected
+
+
+def by_position(**keywords):
+    """The same call with its arrays by position."""
+    arrays = [keywords.pop(n) for n in ("q", "k", "v", "g", "beta")]
+    return la.gated_delta_rule(*arrays, **keywords)
 
 
 def test_copies_of_states_are_what_they_copy():
@@ -174,7 +180,8 @@ def test_another_array(public, name, change):
     (x, S), (y, R) = drawn(0), drawn(1)
     x, y = x | {"state": S}, y | {"state": R}
     for more in ({"return_state": True}, {"overwrite_state": True}):
-        check(la.gated_delta_rule, x | more, y | {name: change(y[name])} | more)
+        for fn in (la.gated_delta_rule, by_position):
+            check(fn, x | more, y | {name: change(y[name])} | more, launched=public)
 
 
 @pytest.mark.parametrize("name", ["q", "g", "state"])
@@ -196,9 +203,25 @@ def test_an_alignment_of_its_own(public, name):
     x, y = x | {"state": S}, y | {"state": R}
     first = x | {name: askew(x[name])}
     for then in (y, y | {name: askew(y[name], 8)}, y | {n: askew(y[n]) for n in ("k", "v")}):
-        check(la.gated_delta_rule, first, then)
+        for fn in (la.gated_delta_rule, by_position):
+            check(fn, first, then, launched=public)
+            check(fn, then, first, launched=public)
     kinds = [dict(n) for n, *_ in public]
     assert {d["LA_WIDE"] for d in kinds} == {0, 1}  # which the kernels were launched for
+
+
+@pytest.mark.parametrize("name", ["q", "v", "state"])
+def test_two_arrays_that_are_not_dense(public, name):
+    """Rows lie twice and three times as far apart as they are long."""
+    (x, S), (y, R) = drawn(0), drawn(1)
+    x, y = x | {"state": S}, y | {"state": R}
+    for z, times in ((x, 2), (y, 3)):
+        wide = stub(np.zeros((*z[name].shape[:-1], times * K), np.float32))
+        wide[..., :K] = z[name]
+        z[name] = wide[..., :K]
+    for fn in (la.gated_delta_rule, by_position):
+        check(fn, x, y, launched=public)
+        check(fn, y, x, launched=public)
 
 
 def test_the_same_strides_and_another_dtype(public):
@@ -279,72 +302,6 @@ def test_a_state_that_is_an_input(public):
     check(la.gated_delta_rule, y | {"state": y["v"]}, x | {"state": S}, count=0)
 
 
-# what is kept of launches
-
-
-def written(arrays, pointers, first=b""):
-    packed = first + b"".join(struct.pack("<q", y.data.ptr) for y in pointers)
-    return launch.Written("double", "double", (), 1, 32, 0, packed, arrays)
-
-
-def test_a_launch_whose_pointers_are_not_known_is_not_repeated(launched):
-    x, y, z = (stub(np.zeros(4, np.float32)) for _ in range(3))
-    good = Seen([written((x, None, y), (x, y))], [y])
-    Repeat(good, [x])
-    for bad in (
-        Seen([written(None, (x, y))], [y]),  # which arrays it takes was not said
-        Seen([written((x, y, z), (x, y, z))], [y]),  # z is nobody's
-        Seen([written((x, y), (x,))], [y]),  # y is not among its arguments
-        Seen([written((x, y), (x, y), b"\1\2\3\4")], [y]),  # nor where a pointer is looked for
-        Seen([written((x, y), (x, y))], [y, y]),  # two arrays at one place
-        Seen([written((x, y), (x, y))], [x, y]),
-    ):
-        with pytest.raises(LookupError):
-            Repeat(bad, [x])
-    with pytest.raises(LookupError):
-        Repeat(good, [x, x])
-
-
-def test_arrays_that_are_made_anew_and_constants_that_are_not(launched, monkeypatch):
-    """Given arrays' pointers are told anew, those of constants stay, those of allocated arrays are of new ones."""
-    fired = []
-    cuda = launch.cupy().cuda
-    monkeypatch.setattr(cuda.driver, "launchKernel", lambda *how: fired.append(how))
-    monkeypatch.setattr(constants, "_kept", {})
-    x, y, fixed = (stub(np.zeros(4, np.float32)) for _ in range(3))
-    constants._kept["it"] = fixed
-    assert constants.at(fixed.data.ptr) is fixed
-    assert constants.at(x.data.ptr) is None
-    repeat = Repeat(Seen([written((x, y, fixed), (y, fixed, x))], [y]), [x])
-    other = stub(np.ones(4, np.float32))
-    pointers = [other.data.ptr]
-    made, = repeat(pointers)
-    assert (made.shape, made.dtype) == (y.shape, y.dtype)
-    assert made.data.ptr != y.data.ptr
-    assert pointers == [other.data.ptr, made.data.ptr]
-    assert list(repeat._launches[0]._words) == [made.data.ptr, fixed.data.ptr, other.data.ptr]
-    assert fired[0][1:8] == (1, 1, 1, 32, 1, 1, 0)
-
-
-def test_a_constant_is_of_its_device_and_its_key(launched, monkeypatch):
-    monkeypatch.setattr(constants, "_kept", {})
-    monkeypatch.setattr(constants, "MOST", 3)
-    made = []
-
-    def make():
-        made.append(stub(np.full(4, len(made), np.float32)))
-        return made[-1]
-
-    kept = {(key, where): constants.once(CUPY, key, where, make) for key in ("a", "b") for where in (0, 1)}
-    assert len(made) == 4
-    for (key, where), found in kept.items():
-        same = constants.once(CUPY, key, where, make) is found
-        assert same == ((key, where) != ("b", 1))  # as many as are kept: no more, and none is let go
-    assert len(constants._kept) == 3
-    assert constants.once(np, "a", 0, lambda: 5) == 5  # of NumPy arrays none
-    assert constants.once(np, "a", 0, lambda: 6) == 6
-
-
 def test_as_many_as_are_kept(public, monkeypatch):
     monkeypatch.setattr(again, "MOST", 3)
     x = drawn(0)[0]
@@ -375,16 +332,3 @@ def test_nothing_is_checked_twice_and_nothing_less(public, monkeypatch):
     with pytest.raises(ValueError, match="beta has shape"):
         la.gated_delta_rule(**x | {"beta": x["beta"][:, :1]}, state=S)
     assert len(asked) == 2
-
-
-def test_what_was_launched_around_a_core_belongs_to_its_call():
-    """Launches before and after it are put in order with the arrays that each made."""
-    a, b, c = (object() for _ in range(3))
-    before, own, after = (written((), ())._replace(made=(y,)) for y in (a, b, c))
-    kept = SimpleNamespace(saved=SimpleNamespace(starts=Watched("kept", Seen([own], [b]))))
-    kept.saved._replace = lambda **new: SimpleNamespace(**new)
-    kept._replace = lambda **new: SimpleNamespace(**new)
-    seen = again.between([before], kept, [after]).saved.starts.seen
-    assert seen.launches == [before, own, after]
-    assert seen.made == [a, b, c]
-    assert again.between([], kept, []) is kept

@@ -141,3 +141,15 @@ def test_a_pullback_reads_its_own_call(public, monkeypatch):
     for n in (2, 0, 1, 0):
         found = pulls[n](*sets[n][2:])
         assert [None if y is None else (y.shape, y.dtype, y.tobytes()) for y in found] == right[n][1:]
+
+
+@pytest.mark.parametrize("alias", ["dout", "dstate"])
+def test_one_array_given_twice_does_not_keep_others_from_being_repeated(public, monkeypatch, alias):
+    """Such a pullback is not kept, and says nothing of those whose arrays are all different."""
+    doubling(monkeypatch)
+    (x, S), (dout, dstate) = drawn(0), cotangents(0)
+    pull_of(x, S, x["v"] if alias == "dout" else dout, S if alias == "dstate" else dstate)
+    assert pulled.look("gated_delta_rule", (), x | {"state": S})[0] is None
+    pull_of(x, S, dout, dstate)
+    pull_of(x, S, dout, dstate)
+    assert pulled.look("gated_delta_rule", (), x | {"state": S})[0] is not None
