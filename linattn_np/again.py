@@ -165,8 +165,8 @@ def _out(out: Array | None, made: list[Array]) -> tuple[int | None, bool]:
 
 
 def _place(x: Array, made: list[Array]) -> int:
-    """Which of the arrays x is.   Raises LookupError."""
+    """Which of the arrays, all dense, x is.   Raises LookupError."""
     for n, y in enumerate(made):
-        if (x.data.ptr, x.shape, x.dtype) == (y.data.ptr, y.shape, y.dtype):
+        if x.flags.c_contiguous and (x.data.ptr, x.shape, x.dtype) == (y.data.ptr, y.shape, y.dtype):
             return n
     raise LookupError

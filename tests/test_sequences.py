@@ -10,8 +10,11 @@ import pytest
 import linattn_np as la
 from tests.cases import CASES, PLAIN, call, cotangents, draw, parts, parts_like, tokens, with_gradients, worst
 
-FORMS = ({"chunk_size": 1}, {"chunk_size": 4}, {"chunk_size": 16}, {"chunk_size": "parallel"}, {})
-every_form = pytest.mark.parametrize("form", FORMS, ids=lambda f: str(f.get("chunk_size")))
+pytest.importorskip("llvmlite")
+
+FORMS = ({"backend": "numba", "chunk_size": 1}, {"backend": "chunks", "chunk_size": 4},
+         {"backend": "numba", "chunk_size": 16}, {"chunk_size": "parallel"}, {})
+every_form = pytest.mark.parametrize("form", FORMS, ids=lambda f: "-".join(map(str, f.values())) or "unasked")
 causal_case = pytest.mark.parametrize("case", [c for c in CASES if c.causal], ids=str)
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_variant = pytest.mark.parametrize("case", PLAIN, ids=str)
@@ -57,10 +60,20 @@ def row(x, n):
     return parts_like(x, [S[n : n + 1] for S in parts(x)])
 
 
-@pytest.mark.parametrize("B", [(1,), (), (1, 1)], ids=str)
 @every_form
 @every_case
-def test_packed_sequences_are_one_by_one_to_the_bit(case, form, B):
+def test_packed_sequences_are_one_by_one_to_the_bit(case, form):
+    check_packed(case, form, (1,))
+
+
+@pytest.mark.parametrize("form", [{}, {"backend": "chunks"}], ids=str)
+@pytest.mark.parametrize("B", [(), (1, 1)], ids=str)
+@every_variant
+def test_packed_sequences_without_a_batch_axis_and_with_two(case, form, B):
+    check_packed(case, form, B)
+
+
+def check_packed(case, form, B):
     N = len(OFFSETS) - 1
     arrays, states = draw(case, T=OFFSETS[-1], B=B, N=N)
     options = {"cu_seqlens": np.array(OFFSETS), **form}

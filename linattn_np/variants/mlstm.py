@@ -159,10 +159,10 @@ def again(c: Any, x: Inputs, plan: Plan, kept: Any, given: list[np.ndarray], sta
         below = np.maximum(np.abs(den), np.exp(-at).astype(dtype)[..., None])
         below[below == 0] = np.inf
         num /= below
-        m_end = m[..., 0, :]
-        if plan.overwrite:
-            m_0[...], m_end = m_end, m_0
-        return num, StabilisedState(S_end, n_end[..., 0], m_end)
+        if not plan.overwrite:
+            return num, StabilisedState(S_end, n_end[..., 0], m[..., 0, :])
+        m_0[...] = m[..., 0, :]
+        return num, StabilisedState(S, n, m_0)
 
     return call
 

@@ -244,3 +244,31 @@ def test_backward_in_segments(cell, slots, few_slots):
     few_slots(slots)
     cut = both(*args)
     assert all((cut[name] == whole[name]).all() for name in whole)
+
+
+@pytest.mark.parametrize(("heads", "T"), [((2, 2, 2), 513), ((1, 1, 2), 600)])
+def test_the_bonus_of_many_tokens(heads, T):
+    """u has one gradient over all tokens, however many states a forward keeps."""
+    args = case("vector", "none", "bonus", T=T, K=6, V=40, heads=heads, offsets=None, C=None)
+    x, plan, *rest = args
+    plan = plan._replace(gradients=True)
+    expected = both(x, plan, *rest, module=recurrence)
+    for C in (None, 16):
+        found = errors(both(x, plan._replace(chunk_size=C), *rest), expected)
+        assert max(found.values()) < 1e-11, (C, found)
+    small, narrow, *rest = single(x, plan, *rest)
+    exact, *rest64 = wide(small, *rest)
+    expected = both(exact, plan, *rest64, module=recurrence)
+    found = errors(both(small, narrow, *rest), expected)
+    assert max(found.values()) < GRADIENT, found
+    two = errors(both(exact._replace(u=2 * exact.u), plan, *rest64), both(exact, plan, *rest64))
+    assert two["du"] < 1e-13  # it does not depend on u
+    assert two["out"] > 0.1
+
+
+def test_the_bonus_of_packed_sequences_longer_than_a_strip():
+    args = case("vector", "none", "bonus", T=820, K=4, V=8, B=1, offsets=[0, 530, 530, 540, 820], C=None)
+    x, plan, *rest = args
+    plan = plan._replace(gradients=True)
+    found = errors(both(x, plan, *rest), both(x, plan, *rest, module=recurrence))
+    assert max(found.values()) < 1e-11, found

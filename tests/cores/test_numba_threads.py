@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 pytest.importorskip("llvmlite")
 
+import linattn_np as la
 from linattn_np.cores.matrix_state import numba_loops, numba_run
 from linattn_np.ground import threads
 from tests.core_cases import case
@@ -39,6 +43,75 @@ def test_errors_of_a_task_reach_the_caller():
 
     with pytest.raises(FloatingPointError):
         threads.run(task, 8, 2)
+
+
+def failing_helper(begun):
+    """What a thread does first: the caller waits until a helper has begun, which fails."""
+    def first():
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            raise FloatingPointError("of a helper")
+        assert begun.wait(60)
+    return first
+
+
+def test_an_error_of_a_helper_alone_reaches_the_caller():
+    """It does not end the caller's own ranges; the next call finds threads that work."""
+    begun, done = threading.Event(), []
+    first = failing_helper(begun)
+
+    def task(low, high):
+        first()
+        done.extend(range(low, high))
+
+    for _ in range(3):
+        with pytest.raises(FloatingPointError, match="of a helper"):
+            threads.run(task, 40, 2)
+        assert threads_of(done) == 40 - 5  # all but the range that failed
+        begun.clear()
+        done.clear()
+    threads.run(lambda low, high: done.extend(range(low, high)), 40, 2)
+    assert sorted(done) == list(range(40))
+
+
+def threads_of(done):
+    assert len(set(done)) == len(done)
+    return len(done)
+
+
+def test_an_error_of_the_caller_waits_for_helpers():
+    """No thread writes to a call's memory after the call."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def task(low, high):
+        if threading.current_thread() is threading.main_thread():
+            assert begun.wait(60)
+            raise FloatingPointError("of the caller")
+        begun.set()
+        time.sleep(0.05)
+        ended.set()
+
+    with pytest.raises(FloatingPointError, match="of the caller"):
+        threads.run(task, 2, 2)
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_an_error_of_a_helper_is_raised_by_the_call(backward, monkeypatch):
+    """Out of memory, in a thread of a public function or of its pullback."""
+    monkeypatch.setattr(numba_run, "FEW_OPERATIONS", 0)
+    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
+    x = la.gated_delta_rule.card.sample(np.random.default_rng(0), B=(2,), T=40, H=4, K=4, V=4, optional=False)
+    out, pullback = la.vjp(la.gated_delta_rule, **x, backend="numba")
+    right = pullback(out)
+    first, real = failing_helper(threading.Event()), numba_run.own_tables
+    with monkeypatch.context() as broken:
+        broken.setattr(numba_run, "own_tables", lambda program: first() or real(program))
+        with pytest.raises(FloatingPointError, match="of a helper"):
+            pullback(out) if backward else la.gated_delta_rule(**x, backend="numba")
+    assert (la.gated_delta_rule(**x, backend="numba") == out).all()
+    for a, b in zip(pullback(out), right, strict=True):
+        assert a is b is None or (a == b).all()
 
 
 def test_number_of_threads_is_read_from_the_environment(monkeypatch):

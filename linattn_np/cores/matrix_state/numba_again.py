@@ -31,7 +31,9 @@ def again(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarra
     if not plan.causal or not x.v.size or not x.k.size or plan.sequences[0].row is not None:
         return None
     lies = [y is None or (y.size and _source(address(y), given) is not None and is_one_batch(y)) for y in x]
-    if not all(lies) or not (state is None or is_one_batch(state)) or plan.sequences[0].stop == 0:
+    if not all(lies) or plan.sequences[0].stop == 0:
+        return None
+    if state is not None and not (state.dtype.isnative and is_one_batch(state)):  # else a copy of it was read
         return None
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     mine = state is not None and in_place(x, plan, state)
