@@ -9,6 +9,7 @@ the gate's formula is a change of variables, here with its transpose.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from .card import Given
@@ -67,7 +68,7 @@ def log_decay_vjp(c: Any, dg: Array) -> dict[str, Array]:
 
 def _on_device(c: Any) -> bool:
     """Whether a kernel computes the formula."""
-    return c.dtype == c.xp.float32 and c.g.size > 0 and cuda_projections.takes_gate(c.xp, c.g)
+    return c.dtype == c.xp.float32 and prod(c.g.shape) > 0 and cuda_projections.takes_gate(c.xp, c.g)
 
 
 def _each(c: Any) -> int:

@@ -55,6 +55,11 @@ def test_numbers_kind_dtype_and_device(library, case):
     check_both(library, case, library.dtypes[-1], T=T)
 
 
+@pytest.mark.parametrize("case", RAW, ids=str)
+def test_raw_projections_in_float32(library, case):
+    check_both(library, case, "float32", T=2 if library.quick else 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", KINDS, ids=str)
 def test_numbers_kind_dtype_and_device_in_chunks(library, case):
