@@ -45,6 +45,8 @@ def test_write_without_reading(case, form):
     assert out is None
     for a, b in zip(parts(end), parts(expected), strict=True):
         assert relative_error(a, b) <= 1e-14
+    if form not in ({}, {"chunk_size": 16}):
+        return
     given = {n: x for n, x in silent.items() if x is not None and not isinstance(x, str)}
     check_vjp(case.fn, **{case.card.query: None}, **given, **case.named, **case.options, **form, state=state)
 

@@ -204,3 +204,20 @@ def test_doubling_would_fail_on_equal_keys():
     v = rng.standard_normal((1, 64, 1, 8)).astype(np.float32)
     out = la.delta_rule(k, k, v, np.ones((1, 64, 1), np.float32), scale=1.0, chunk_size=64)
     la.testing.assert_close(out, v, eps=50)
+
+
+@pytest.mark.parametrize("how", [{"backend": "reference"}, {"backend": "chunks", "chunk_size": 16},
+                                 {"backend": "chunks", "chunk_size": "parallel"}, {"backend": "numba"},
+                                 {"backend": "numba", "chunk_size": 1}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("fn", [la.simple_gla, la.gla], ids=lambda fn: fn.__name__)
+def test_a_state_that_is_larger_than_its_decay_is_small(fn, how):
+    """e^-400 of 1e200 is a number: a log decay far below what float32 knows is not cut off in float64."""
+    K, T = 2, 20
+    zeros = np.zeros((1, T, 1, K))
+    g = np.zeros((1, T, 1) if fn is la.simple_gla else (1, T, 1, K))
+    g[:, 3], g[:, 17] = -400.0, -200.0
+    S = np.full((1, 1, K, K), 1e200)
+    out, end = fn(np.ones_like(zeros), zeros, zeros, g, state=S, return_state=True, scale=1.0, **how)
+    np.testing.assert_allclose(end, S * np.exp(-400.0) * np.exp(-200.0), rtol=1e-12)
+    np.testing.assert_allclose(out[0, [2, 3, 16, 17], 0, 0],
+                               K * 1e200 * np.array([1, np.exp(-400), np.exp(-400), np.exp(-600)]), rtol=1e-12)

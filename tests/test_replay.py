@@ -185,9 +185,15 @@ def test_another_dtype_with_the_same_shape_and_strides(name, dtype, T):
         for other in (y[name].astype(dtype), apart(y[name])):
             assert (a[name].shape, a[name].strides) == (other.shape, other.strides)
             check(la.gated_delta_rule, of(a), of(b | {name: other}))
-    halves = {np.dtype(kind): of(x | {name: x[name].astype(kind)}) for kind in (np.float16, ml_dtypes.bfloat16)}
-    check(la.gated_delta_rule, *halves.values())
-    check(la.gated_delta_rule, *reversed(halves.values()))
+
+
+@every_form
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
+def test_the_other_sixteen_bits(name, T):
+    x = given(T)[0]
+    halves = [of(x | {name: x[name].astype(kind)}) for kind in (np.float16, ml_dtypes.bfloat16)]
+    check(la.gated_delta_rule, *halves)
+    check(la.gated_delta_rule, *reversed(halves))
 
 
 @every_form
@@ -268,7 +274,7 @@ def test_other_offsets_and_other_rows(T):
 # every variant
 
 
-@pytest.mark.parametrize("T", [1, 9, 40])
+@pytest.mark.parametrize("T", [1, 40])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_other_numbers(case, T):
     """Whatever is remembered of a variant holds for other numbers at other places, its state too."""

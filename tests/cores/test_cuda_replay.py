@@ -13,6 +13,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np import again, call
+from linattn_np.cores.matrix_state import cuda_step
 from tests.cases import parts
 from tests.cores import test_cuda_step_calls as step_calls
 from tests.cores.step_twin import Stub, stub
@@ -332,3 +333,13 @@ def test_nothing_is_checked_twice_and_nothing_less(public, monkeypatch):
     with pytest.raises(ValueError, match="beta has shape"):
         la.gated_delta_rule(**x | {"beta": x["beta"][:, :1]}, state=S)
     assert len(asked) == 2
+
+
+def test_a_state_that_is_written_apart_and_copied_is_not_kept(public, monkeypatch):
+    """As passes over chunks write it: the copy is no launch that could be repeated."""
+    real = cuda_step.forward
+    monkeypatch.setattr(cuda_step, "forward", lambda x, plan, S: real(x, plan._replace(overwrite=False), S))
+    (x, S), (y, R) = drawn(0), drawn(1)
+    for more in ({}, {"return_state": True}):
+        options = {"overwrite_state": True} | more
+        check(la.gated_delta_rule, x | {"state": S} | options, y | {"state": R} | options, count=0)

@@ -8,6 +8,7 @@ import pytest
 import linattn_np as la
 from linattn_np import again, pulled
 from linattn_np.cores.matrix_state.cuda_delta_plan import SAVED
+from linattn_np.cuda import launch
 from tests.cases import parts
 from tests.cores import test_cuda_step_calls as step_calls
 from tests.cores.step_twin import stub
@@ -153,3 +154,44 @@ def test_one_array_given_twice_does_not_keep_others_from_being_repeated(public, 
     pull_of(x, S, dout, dstate)
     pull_of(x, S, dout, dstate)
     assert pulled.look("gated_delta_rule", (), x | {"state": S})[0] is not None
+
+
+def test_all_that_a_pullback_is_found_by(public, monkeypatch):
+    """Cotangents that differ in one thing, everything else being equal, are others."""
+    monkeypatch.setattr(again, "_kind", type(stub(np.zeros(1))))
+    x = stub(np.zeros((4, 4, 4, 8), np.float32))
+    wide = stub(np.zeros((4, 4, 4, 16), np.float16))[..., ::2]
+    assert wide.strides == x.strides
+    others = {
+        "shape": x[:2], "strides": x.swapaxes(0, 1), "dtype": wide, "by 4": askew(x), "by 8": askew(x, 8), "none": None,
+    }  # fmt: skip
+    keys = {"first": pulled._layout((x, x))}
+    assert pulled._layout((stub(x), stub(x))) == keys["first"]
+    for name, other in others.items():
+        keys[name], keys[f"second {name}"] = pulled._layout((other, x)), pulled._layout((x, other))
+    assert len(set(keys.values())) == len(keys) == 13
+    assert pulled._layout((np.zeros(3), x)) is None
+    monkeypatch.setattr(launch, "current_device", lambda: 1)
+    assert pulled._layout((x, x)) != keys["first"]
+
+
+def test_cotangents_whose_dtype_alone_differs(public, monkeypatch):
+    doubling(monkeypatch)
+    (x, S), (y, R) = drawn(0), drawn(1)
+    dout, dstate = cotangents(0)
+    wide = stub(np.zeros((*dout.shape[:-1], 2 * K), np.float16))
+    other = wide[..., ::2]
+    other[...] = dout
+    assert other.strides == dout.strides
+    check_pull(monkeypatch, ((x, S, dout, dstate), {}), ((y, R, other, dstate), {}))
+
+
+def test_a_forward_whose_pullback_cannot_be_repeated_is_not_repeated(public, monkeypatch):
+    """It would be gone through twice."""
+    doubling(monkeypatch)
+    x, S = drawn(0)
+    pull_of(x, S, *cotangents(0))
+    assert pulled.look("gated_delta_rule", (), x | {"state": S})[0] is not None
+    forward, = again._made.values()
+    forward.pulls["another"] = None
+    assert pulled.look("gated_delta_rule", (), x | {"state": S})[0] is None

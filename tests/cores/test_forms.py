@@ -127,3 +127,15 @@ def test_two_halves_with_the_state_handed_over_are_the_whole(states):
     for a, b, c in zip(grads1, grads2, grads, strict=True):
         if c is not None:
             assert relative_error(np.concatenate([a, b], 1), c) < 1e-12
+
+
+def test_a_chunk_that_holds_all_tokens_is_the_parallel_form():
+    """From the length of a tile on; below, it is one chunk."""
+    plan = case("none", "none", "after")[1]
+    of = lambda C, T: chunks.is_parallel(plan._replace(chunk_size=C), T)  # noqa: E731
+    assert of(70, 70)
+    assert of(71, 70)
+    assert not of(69, 70)
+    assert not of(64, 64)
+    assert not of(None, 70)
+    assert of("parallel", 1)

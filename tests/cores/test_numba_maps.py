@@ -7,8 +7,10 @@ import pytest
 
 pytest.importorskip("llvmlite")
 
+import linattn_np as la
 from linattn_np.cores.numba_program import SCALE
 from linattn_np.pieces import polynomial_maps
+from linattn_np.testing import relative_error
 from tests.cores.test_numba_machine import DTYPES, Bench, close, rng  # noqa: F401
 
 SIZES = [(1, 1, 1), (5, 7, 3), (8, 16, 16), (13, 20, 33)]  # rows, channels, features
@@ -124,3 +126,26 @@ def test_the_transpose_of_averages(m, V, dtype, rng):  # noqa: F811
     sums[0] = np.inf
     close(b.read(C, m, V), dout / sums[:, None], dtype)
     close(b.read(w, m), -np.sum(dout * out, axis=-1) / sums, dtype, 4)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("name", ["rebased", "taylor", "favor+", "fourier"])
+def test_gradients_through_a_named_map(name, normalize):
+    """Of queries and keys as they were given: what is done to rows before their map has its transpose too."""
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 80, 2, 3))
+    options = {"feature_map": name, "normalize": normalize, "eps": 0.1, "scale": 0.7}
+    found = []
+    for how in ({"backend": "reference"}, {"backend": "numba"}):
+        out, pullback = la.vjp(la.linear_attention, q, k, v, **options, **how)
+        grads = pullback(v)
+        found.append([out, grads.q, grads.k, grads.v])
+    assert max(relative_error(a, b) for a, b in zip(*found, strict=True)) < 1e-10
+
+
+def test_where_features_are_made():
+    """Chunk by chunk in compiled loops, but not where the recurrent form was asked for."""
+    x = np.ones((1, 40, 2, 3))
+    compiled, apart = "features chunk by chunk", "features by array calls"
+    for how, words in (({}, compiled), ({"chunk_size": 16}, compiled), ({"chunk_size": 1}, apart),
+                       ({"backend": "chunks"}, apart)):  # fmt: skip
+        assert words in la.explain(la.linear_attention, x, x, x, feature_map="taylor", **how).reason

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("llvmlite")
 
 import linattn_np as la
-from linattn_np.pieces import gates, polynomial_maps
+from linattn_np.pieces import averages, gates, polynomial_maps
 from linattn_np.pieces.feature_maps import FEATURE_MAPS, t2r, t2r_vjp
 
 BELOW, ABOVE = -np.finfo(np.float64).tiny, np.finfo(np.float64).tiny
@@ -105,3 +105,12 @@ def test_step_sizes_at_their_limits(how, fn, dt_softplus):
     assert (found["none"][0, [3, 4]] != 0).all()
     assert (found["inside"][0, [3, 4]] == 0).all()
     assert (np.delete(found["inside"], [3, 4], axis=1) != 0).all()
+
+
+def test_an_average_over_weights_whose_sum_is_nothing():
+    """0, whatever the numerators, and so are its gradients."""
+    out = np.array([[3.0, -2.0, 0.0], [3.0, -2.0, 2.0]])
+    average, sums = averages.divide(np, out, 0.0)
+    np.testing.assert_array_equal(average, [[0, 0], [1.5, -1]])
+    grads = averages.divide_vjp(np, average, sums, np.ones((2, 2)))
+    np.testing.assert_array_equal(grads, [[0, 0, 0], [0.5, 0.5, -0.25]])

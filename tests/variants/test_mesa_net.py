@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.testing import relative_error
+from linattn_np.testing import check_vjp, relative_error
 from tests.cases import parts
 
 T, H, K, V = 40, 2, 6, 3
@@ -209,3 +209,26 @@ def test_a_solved_state_is_not_read_without_a_ridge():
     _, state = la.mesa_net(**drawn(), return_state=True)
     with pytest.raises(TypeError, match="read: state is a SolvedState, expected one that is read without a ridge"):
         la.read(drawn()["q"], state)
+
+
+@pytest.mark.parametrize("form", [{"chunk_size": 1}, {"backend": "chunks"}, {"backend": "numba"}], ids=str)
+def test_gradients_where_the_given_Z_is_not_symmetric(form):
+    """x solves with Z + diag(ridge), its cotangent with the transpose: here they are two matrices."""
+    rng = np.random.default_rng(0)
+    x = la.mesa_net.card.sample(rng, B=(2,), T=7, H=2, K=3, V=2)
+    state = la.mesa_net.card.sample_state(rng, (2,), 2, 3, 2, {})
+    turn = rng.standard_normal(state[1].shape)
+    state = type(state)(state[0], state[1] + 0.5 * (turn - turn.swapaxes(-1, -2)))
+    check_vjp(la.mesa_net, **x, state=state, **form)
+
+
+def test_a_singular_system_is_named_by_its_token_and_head():
+    """Of the whole packed row, of all heads of states."""
+    x = la.mesa_net.card.sample(np.random.default_rng(0), B=(1,), T=9, H=4, Hq=2, Hk=2, K=1, V=2)
+    x["ridge"] = np.ones((1, 9, 4, 1))
+    for token, head in ((0, 0), (4, 1), (6, 2), (8, 3)):
+        ridge, beta = x["ridge"].copy(), x["beta"].copy()
+        ridge[0, token, head] = 0.0
+        beta[0, :, head] = 0.0  # the head's keys are never written
+        with pytest.raises(ValueError, match=f"the system of token {token}, head {head} is singular"):
+            la.mesa_net(**x | {"ridge": ridge, "beta": beta}, cu_seqlens=[0, 4, 9])
