@@ -1,1 +1,4 @@
-"""Measurements: `python -m bench NAME`. Results with versions and machine lie under bench/results/."""
+"""Measurements: `python -m bench NAME`.
+
+cpu/ and cuda/ hold the measurements of one kind of device; results, with versions and machine, go to results/.
+"""

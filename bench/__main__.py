@@ -1,28 +1,36 @@
-"""`python -m bench NAME [options]`: run the measurement of that name; with `--backend cuda` the one of cuda_NAME.py."""
+"""`python -m bench NAME [options]`: run one measurement; `--backend cuda` selects its GPU version."""
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
+import os
 import sys
 
-import bench
+from bench.compare import THREADS
 
-HELPERS = ("__main__", "record", "timing", "compare", "peers", "cuda_timing", "cuda_peers")
-NAMES = sorted(m.name for m in pkgutil.iter_modules(bench.__path__) if m.name not in HELPERS)
+COMPARED = ("gated_delta_rule", "gla", "kda", "rwkv6", "rwkv7", "simple_gla", "step")  # cases of cpu/variants.py
+PLAIN = {
+    **dict.fromkeys(COMPARED, "cpu.variants"),
+    "feature_maps": "cpu.feature_maps", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling",
+    "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
+}  # fmt: skip
+CUDA = {name: f"cuda.{name}" for name in ("gated_delta_rule", "raw_projections", "scaling", "simple_gla", "step")}
+ONE_THREAD = ("feature_maps", "mesa_net", "scaling")
 
 
 def main() -> int:
     name, options = "".join(sys.argv[1:2]), sys.argv[2:]
+    known = PLAIN | {f"cuda_{n}": module for n, module in CUDA.items()}
     if options[:2] == ["--backend", "cuda"]:
         name, options = f"cuda_{name}", options[2:]
-    if name not in NAMES:
-        plain = [n for n in NAMES if not n.startswith("cuda_")]
-        there = [n.removeprefix("cuda_") for n in NAMES if n.startswith("cuda_")]
-        sys.stderr.write(f"usage: python -m bench {{{','.join(plain)}}} [options]\n"
-                         f"       python -m bench {{{','.join(there)}}} --backend cuda [options]\n")
+    if name not in known:
+        sys.stderr.write(f"usage: python -m bench {{{','.join(sorted(PLAIN))}}} [options]\n"
+                         f"       python -m bench {{{','.join(CUDA)}}} --backend cuda [options]\n")
         return 2
-    return importlib.import_module(f"bench.{name}").main(options)
+    if name in ONE_THREAD:
+        os.environ.update(dict.fromkeys(THREADS, "1"))  # libraries read these when they are imported, below
+    module = importlib.import_module(f"bench.{known[name]}")
+    return module.main([name, *options] if name in COMPARED else options)
 
 
 if __name__ == "__main__":

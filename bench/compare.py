@@ -1,10 +1,11 @@
-"""One call beside its peers: what every `python -m bench VARIANT` does.
+"""One operator compared with its peers on a CPU.
 
     python -m bench gated_delta_rule [--threads 1,2] [--backward] [--rounds 5] [--no-memory] [--write]
 
-A process for each number of threads, since libraries read it when they are imported; for each peak of memory a child
-of a process that has only imported and compiled. Correctness is checked first, against float64. One thread is compared
-by CPU time times the rate of the products beside it, several threads by wall time.
+Every thread count runs in its own process, because libraries read it at import. Every memory peak is measured in a
+forked child of a process that has only imported and compiled. Results are checked against float64 before timing.
+Single-thread runs are compared by CPU time times the rate of a matrix product timed next to each sample, multi-thread
+runs by wall time.
 """
 
 from __future__ import annotations
@@ -23,30 +24,35 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, "np.ndarray"]
 Calls = dict[str, Callable[[], Any]]
+Draw = Callable[[tuple[int, int, int, int]], Arrays]
+Peers = Callable[[Arrays, bool], Calls]
+Useful = Callable[[int, bool], float | None]
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LINATTN_NP_NUM_THREADS")
-SECONDS = 10.0  # of a shape, after which no further round begins
-PAUSE = 0.3  # seconds: threads of other libraries go on spinning after their work, on processors that ours would take
+SECONDS = 10.0  # time budget of a shape; no round starts after it
+PAUSE = 0.3  # seconds: other libraries' worker threads spin for a while after their work and occupy processors
 
 
 class Case(NamedTuple):
-    """A variant, its shapes (B, T, H, D), its inputs, what is called, and the operations that count as useful."""
+    """A variant with its shapes (B, T, H, D), inputs, timed calls and useful operation count."""
 
     name: str
     shapes: list[tuple[int, int, int, int]]
-    draw: Callable[[tuple[int, int, int, int]], Arrays]
-    calls: Callable[[Arrays, bool], Calls]  # (arrays, backward), ours first; None is the result of another operator
-    useful: Callable[[int, bool], float | None]  # (D, backward): operations a token and head
-    exact: Callable[[Arrays], Any] | None = None  # what the forward calls should give
-    small: tuple[int, int, int, int] = (1, 128, 1, 64)  # called once before memory is measured
+    draw: Draw
+    calls: Peers  # (arrays, backward); the first one is ours
+    useful: Useful  # (D, backward): operations per token and head
+    exact: Callable[[Arrays], Any] | None = None  # the expected result of the forward calls
+    small: tuple[int, int, int, int] = (1, 128, 1, 64)  # a warm-up shape before memory is measured
 
 
 def main(case: Case, arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m bench {case.name}", description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", default="1,2", help="numbers of threads, each in a process of its own")
-    parser.add_argument("--backward", action="store_true", help="forward and backward instead of forward")
+    """Run the comparison, or one of its worker processes."""
+    from bench import record
+
+    parser = record.parser(case.name, __doc__)
+    parser.add_argument("--threads", default="1,2", help="thread counts, each measured in its own process")
+    parser.add_argument("--backward", action="store_true", help="measure forward + backward instead of forward")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-memory", action="store_true", help="do not measure peaks of memory")
-    parser.add_argument("--write", action="store_true", help="keep the result under bench/results/")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--worker", choices=["times", "peak"], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker == "times":
@@ -65,15 +71,13 @@ def main(case: Case, arguments: list[str]) -> int:
             row |= {"peak_mib": round(peak[key] / 2**20, 1)} if key in peak else {}
         rows += more
     if options.write:
-        from bench import record
-
         name = case.name + ("_backward" if options.backward else "")
         print(record.write(name, {"what": "forward and backward" if options.backward else "forward", "rows": rows}))
     return 0
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row to read."""
+    """One row as text."""
     text = ("(B, T, H, D) = ({}, {}, {}, {})".format(*row["shape"]) + f"  {row['threads']} thread(s)  {row['name']:24s}"
             f" cpu {row['cpu_ms']:9.2f} ms  wall {row['wall_ms']:9.2f} ms  {row['ratio']:6.2f}x")  # fmt: skip
     text += f"  {row['share']:4.0f} % of GEMM" if row["share"] is not None else 15 * " "
@@ -81,7 +85,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def _worker(case: Case, options: argparse.Namespace, what: str, threads: str) -> Any:
-    """This program again with BLAS and us on that many threads; what it prints last."""
+    """The last line, parsed as JSON, of this program run in a process with that many BLAS and library threads."""
     command = [sys.executable, "-m", "bench", case.name, "--worker", what, "--threads", threads]
     command += ["--rounds", str(options.rounds)] + ["--backward"] * options.backward
     env = os.environ | dict.fromkeys(THREADS, threads)
@@ -93,7 +97,7 @@ def _worker(case: Case, options: argparse.Namespace, what: str, threads: str) ->
 
 
 def times(case: Case, rounds: int, backward: bool, threads: int) -> list[dict[str, Any]]:
-    """A row for each shape and call."""
+    """A row per shape and call."""
     import numpy as np
 
     from bench import timing
@@ -119,22 +123,22 @@ def times(case: Case, rounds: int, backward: bool, threads: int) -> list[dict[st
 
 
 def peaks(case: Case, backward: bool) -> dict[str, int]:
-    """Bytes above the inputs, results included, of every call, each in a child of its own."""
+    """Peak bytes of every call beyond its inputs, results included, each in its own child process."""
     from bench import timing
 
     found = {}
     for call in case.calls(case.draw(case.small), backward).values():
-        call()  # imports and compiles
+        call()  # import and compile
     for shape in case.shapes:
         for name in case.calls(case.draw(case.small), backward):
-            made = lambda shape=shape: case.calls(case.draw(shape), backward)  # noqa: E731
-            taken = timing.peak_in_child(lambda name=name, made=made: made().get(name))
+            make = lambda shape=shape: case.calls(case.draw(shape), backward)  # noqa: E731
+            taken = timing.peak_in_child(lambda name=name, make=make: make().get(name))
             found |= {} if taken is None else {f"{shape} {name}": taken}
     return found
 
 
 def ours(fn: str, arrays: Arrays, backward: bool, backends: tuple[str, ...] = ("numba", "chunks")) -> Calls:
-    """Our own calls by backend."""
+    """This library's calls by backend."""
     import numpy as np
 
     import linattn_np as la
@@ -159,30 +163,30 @@ def exact(fn: str) -> Callable[[Arrays], Any]:
     return lambda arrays: getattr(la, fn)(**{n: x.astype(np.float64) for n, x in arrays.items()}, backend="chunks")
 
 
-def draw_card(fn: str, *without: str) -> Callable[[tuple[int, int, int, int]], Arrays]:
-    """float32 inputs of a variant, as its card draws them, but for optional ones that are left out."""
+def draw_sample(fn: str, *without: str) -> Draw:
+    """float32 inputs of a variant, drawn by its spec, except the arrays named in `without`."""
     import numpy as np
 
     import linattn_np as la
 
     def draw(shape: tuple[int, int, int, int]) -> Arrays:
         B, T, H, D = shape
-        arrays = getattr(la, fn).card.sample(np.random.default_rng(0), B=(B,), T=T, H=H, K=D, V=D)
+        arrays = la.testing.sample(getattr(la, fn), np.random.default_rng(0), B=(B,), T=T, H=H, K=D, V=D)
         return {n: x.astype(np.float32) for n, x in arrays.items() if n not in without}
 
     return draw
 
 
 def delta_work(D: int, backward: bool, C: int = 32) -> float:
-    """The chunk form of a delta rule with chunks of 32, lower triangles only; backward walks forward once more."""
+    """Chunk form of a delta rule, chunks of 32, lower triangles only; backward recomputes the forward pass."""
     return 6 * D * D + 4 * C * D + backward * (16 * D * D + 11 * C * D)
 
 
 def plain_work(D: int, backward: bool, C: int = 32) -> float:
-    """Likewise without an erase."""
+    """Operations of the chunk form without erase."""
     return 4 * D * D + 2 * C * D + backward * (10 * D * D + 5 * C * D)
 
 
 def free_work(D: int, backward: bool, C: int = 32) -> float | None:
-    """Likewise with an erase by free vectors: two readers, two writers, a gram for each pair, one solve."""
+    """Operations of the chunk form with a free erase: two reads, two writes, a gram matrix per pair, one solve."""
     return None if backward else 8 * D * D + 8 * C * D

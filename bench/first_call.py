@@ -1,11 +1,12 @@
-"""`python -m bench first_call [--runs N] [--write]`: what a process waits for before its first result on a CPU.
+"""CPU time of the first call of a process, forward and backward, float32.
 
-CPU seconds of the first float32 call, forward and backward, with no machine code on disk and with it there.
+    python -m bench first_call [--runs 5] [--write]
+
+With an empty machine-code cache ("compiled") and with a filled one ("from disk").
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -16,7 +17,7 @@ from bench import record
 
 CODE = """
 import time, numpy as np, linattn_np as la
-x = la.gated_delta_rule.card.sample(np.random.default_rng(0), B=(1,), T={T}, H=2, K=64, V=64)
+x = la.testing.sample(la.gated_delta_rule, np.random.default_rng(0), B=(1,), T={T}, H=2, K=64, V=64)
 x = {{name: y.astype(np.float32) for name, y in x.items()}}
 start = time.process_time()
 out, pullback = la.vjp(la.gated_delta_rule, **x)
@@ -27,17 +28,16 @@ TOKENS = {"chunks": 256, "a few tokens": 4}
 
 
 def first_call(T: int, folder: str) -> float:
-    """CPU seconds in a fresh process that keeps its machine code in `folder`."""
+    """CPU seconds in a fresh process whose machine-code cache is `folder`."""
     env = {**os.environ, "LINATTN_CACHE_DIR": folder, "LINATTN_NP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", CODE.format(T=T)], env=env, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
 def main(arguments: list[str]) -> int:
-    """Print and keep the medians."""
-    parser = argparse.ArgumentParser(prog="python -m bench first_call", description=__doc__)
+    """Print the medians and optionally write them."""
+    parser = record.parser("first_call", __doc__)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="keep the result under bench/results/")
     options = parser.parse_args(arguments)
     found = {}
     for words, T in TOKENS.items():

@@ -1,11 +1,10 @@
-"""Peak memory of one forward and backward call, each variant in a fresh process.
+"""Peak resident memory of one forward and backward call, each variant in a fresh process.
 
     python -m bench memory [--tokens 131072] [--variants gla,kda] [--write]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import subprocess
@@ -24,10 +23,10 @@ GIB = 2**30
 
 
 def _arrays(fn: Any, T: int) -> dict[str, np.ndarray]:
-    """float32 arrays of a call, made 4096 tokens at a time so that making them costs no memory of its own."""
+    """float32 arrays of a call, drawn 4096 tokens at a time to keep temporary memory small."""
     rng, arrays, step = np.random.default_rng(0), {}, 4096
     for start in range(0, T, step):
-        piece = fn.card.sample(rng, B=(1,), T=min(step, T - start), H=H, K=K, V=V)
+        piece = la.testing.sample(fn, rng, B=(1,), T=min(step, T - start), H=H, K=K, V=V)
         for name, x in piece.items():
             if x.shape[:2] != (1, min(step, T - start)):  # no token axis
                 arrays.setdefault(name, x.astype(np.float32))
@@ -35,18 +34,18 @@ def _arrays(fn: Any, T: int) -> dict[str, np.ndarray]:
             whole = arrays.setdefault(name, np.empty((1, T, *x.shape[2:]), np.float32))
             whole[:, start : start + step] = x
     if "b" in arrays and "a" in arrays:
-        np.multiply(arrays["a"], -0.5, out=arrays["b"])  # contracts: at random a and b the state may grow without bound
+        np.multiply(arrays["a"], -0.5, out=arrays["b"])  # a contraction: the state stays bounded
     return arrays
 
 
 def peak_rss() -> int:
-    """Largest resident size of this process so far, in bytes."""
+    """Peak resident size of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def measure(name: str, T: int) -> dict[str, float]:
-    """Forward and backward in this process."""
+    """Memory and time of forward and backward in this process."""
     fn = getattr(la, name)
     arrays = _arrays(fn, T)
     given = sum(x.nbytes for x in arrays.values())
@@ -60,16 +59,16 @@ def measure(name: str, T: int) -> dict[str, float]:
     *own, dstate = grads
     results = [out, *parts, *own, *(dstate if isinstance(dstate, tuple) else (dstate,))]
     results = [x for x in results if x is not None]
-    made, finite = sum(x.nbytes for x in results), all(np.isfinite(x).all() for x in results)
+    returned, finite = sum(x.nbytes for x in results), all(np.isfinite(x).all() for x in results)
     return {
-        "inputs_gib": given / GIB, "outputs_gib": made / GIB, "before_gib": before / GIB,
+        "inputs_gib": given / GIB, "outputs_gib": returned / GIB, "before_gib": before / GIB,
         "forward_gib": middle / GIB, "peak_gib": peak_rss() / GIB,
         "forward_s": forward - start, "backward_s": end - forward, "finite": finite,
     }
 
 
 def in_fresh_process(name: str, T: int) -> dict[str, float]:
-    """`measure` in a process of its own."""
+    """`measure` in a fresh process."""
     code = f"import json; from bench.memory import measure; print(json.dumps(measure({name!r}, {T})))"
     root = Path(__file__).parent.parent
     ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
@@ -79,10 +78,9 @@ def in_fresh_process(name: str, T: int) -> dict[str, float]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench memory", description=__doc__.splitlines()[0])
+    parser = record.parser("memory", __doc__)
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--variants", default=",".join(f.__name__ for f in la.VARIANTS))
-    parser.add_argument("--write", action="store_true", help="keep the result as bench/results/memory.json")
     args = parser.parse_args(argv)
     found = {}
     print(f"T = {args.tokens}, H = {H}, K = {K}, V = {V}, float32, chunks of 64; GiB")

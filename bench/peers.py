@@ -1,4 +1,4 @@
-"""What else a user could call for the same operator; what is not installed is left out."""
+"""Other implementations of the same operators on a CPU; those that are not installed are omitted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODELS = "transformers.models"
 
 
 def naive_loop(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """The gated delta rule as it is defined, a token at a time over all heads."""
+    """The gated delta rule by its definition, token by token, vectorised over heads."""
     B, T, H, D = k.shape
     S, out = np.zeros((B, H, D, v.shape[-1]), v.dtype), np.empty_like(v)
     scale = v.dtype.type(D**-0.5)
@@ -28,7 +28,7 @@ def naive_loop(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta:
 
 
 def torch_calls(found: dict[str, Callable[..., Any]], arrays: Arrays, backward: bool) -> Calls:
-    """Functions of tensors by name as calls: without a graph, or with their gradients for a cotangent of ones."""
+    """Calls of functions of tensors: forward without autograd, or the gradients for a cotangent of ones."""
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -48,7 +48,7 @@ def torch_calls(found: dict[str, Callable[..., Any]], arrays: Arrays, backward: 
 
 
 def functions(module: str, names: dict[str, str]) -> dict[str, Callable[..., Any]]:
-    """Functions of a module of transformers under our names; empty where it is not installed."""
+    """Functions of a transformers module, renamed; empty where it is not installed."""
     try:
         found = importlib.import_module(f"{MODELS}.{module}")
     except ImportError:
@@ -73,7 +73,7 @@ def sdpa(**t: Any) -> Any:
 
 
 def gated_delta_rule(arrays: Arrays, backward: bool) -> Calls:
-    """transformers' chunk and recurrent fallbacks; the recurrent one and the plain loop on small shapes, one thread."""
+    """transformers' chunk and recurrent fallbacks; recurrent and plain loop only on small shapes and one thread."""
     small = arrays["q"].size <= 2**20 and os.environ.get("OMP_NUM_THREADS", "1") == "1"
     calls: Calls = {"naive_numpy_loop": lambda: naive_loop(**arrays)} if small and not backward else {}
     if not has_torch():
@@ -96,7 +96,7 @@ def kda(arrays: Arrays, backward: bool) -> Calls:
 
 
 def softmax(arrays: Arrays, backward: bool) -> Calls:
-    """Softmax alone: transformers has no other path for these variants on a CPU."""
+    """Softmax attention only: transformers has no CPU path for these variants."""
     return torch_calls({"torch_sdpa": sdpa}, arrays, backward) if has_torch() else {}
 
 
@@ -121,7 +121,7 @@ def simple_gla(arrays: Arrays, backward: bool) -> Calls:
 
 
 def _lightning(layer: Any, arrays: Arrays) -> Callable[..., Any]:
-    """The attention of MiniMax's layer: its projections, activation, norm and gate are made to do nothing."""
+    """The attention of MiniMax's layer, with projections, activation, norm and gate replaced by identities."""
     import torch
     from transformers.models.minimax import MiniMaxConfig
 
@@ -146,14 +146,14 @@ def _lightning(layer: Any, arrays: Arrays) -> Callable[..., Any]:
 
 
 def step(arrays: Arrays, state: np.ndarray) -> Calls:
-    """One token with a state: transformers' recurrent path, and softmax over 1024 kept keys and values."""
+    """One token with a state: transformers' recurrent path, and softmax over a KV cache of 1024 tokens."""
     if not has_torch():
         return {}
     import torch
 
     S = torch.from_numpy(state)
     B, _, H, D = arrays["q"].shape
-    kept = torch.randn(2, B, H, 1024, D)
+    cache = torch.randn(2, B, H, 1024, D)
     theirs = functions(
         "qwen3_next.modeling_qwen3_next", {"transformers_recurrent": "torch_recurrent_gated_delta_rule"}
     )
@@ -161,6 +161,6 @@ def step(arrays: Arrays, state: np.ndarray) -> Calls:
              for n, f in theirs.items()}  # fmt: skip
 
     def cached(q: Any, **_: Any) -> Any:
-        return torch.nn.functional.scaled_dot_product_attention(q.transpose(1, 2), kept[0], kept[1])
+        return torch.nn.functional.scaled_dot_product_attention(q.transpose(1, 2), cache[0], cache[1])
 
-    return torch_calls(found | {"torch_sdpa_1024_kept": cached}, arrays, False)
+    return torch_calls(found | {"torch_sdpa_1024_cached": cached}, arrays, False)

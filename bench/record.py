@@ -1,7 +1,8 @@
-"""Where results go, and what they were measured on."""
+"""Command-line options, the machine of a measurement, and the JSON file of its result."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -14,8 +15,15 @@ from linattn_np.doctor import versions
 RESULTS = Path(__file__).parent / "results"
 
 
+def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """The parser of `python -m bench NAME` with the option --write; its description is the first line of `doc`."""
+    command = argparse.ArgumentParser(prog=f"python -m bench {name}", description=(doc or "").partition("\n")[0])
+    command.add_argument("--write", action="store_true", help="write the result as JSON to bench/results/")
+    return command
+
+
 def cpu_model() -> str:
-    """The processor's name, as the system gives it."""
+    """The processor's name as reported by the system."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -24,19 +32,37 @@ def cpu_model() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, versions, date."""
+    """Processor, cores, load, versions, date."""
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # of the minute before
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # mean of the last minute
         "versions": versions(),
     }
 
 
 def write(name: str, result: dict[str, Any]) -> Path:
-    """bench/results/<name>.json with the machine in front."""
-    path = RESULTS / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(machine() | result, indent=1) + "\n")
+    """Write machine() and the result to bench/results/NAME.json."""
+    return save(RESULTS / f"{name}.json", machine() | result)
+
+
+def save(path: Path, result: dict[str, Any]) -> Path:
+    """Write the result to `path` as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def rounded(x: Any, digits: int = 4) -> Any:
+    """A copy of nested dictionaries and lists in which every float has `digits` significant digits."""
+    if isinstance(x, float):
+        return float(f"{x:.{digits}g}")
+    if isinstance(x, dict):
+        return {n: rounded(y, digits) for n, y in x.items()}
+    return [rounded(y, digits) for y in x] if isinstance(x, list) else x
+
+
+def cells(row: dict[str, Any], skip: tuple[str, ...] = ()) -> str:
+    """A row as text: name and value pairs, floats with four digits."""
+    return "  ".join(f"{n} {x:.4g}" if isinstance(x, float) else f"{n} {x}" for n, x in row.items() if n not in skip)

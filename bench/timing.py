@@ -1,4 +1,4 @@
-"""CPU time beside a matrix product: seconds on a shared machine mean little, their ratio to a neighbour means more."""
+"""CPU time relative to a matrix product timed next to it, so that a busy or throttled machine cancels out."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-SIDE = 768  # of the square product that is timed before and after each sample
+SIDE = 768  # rows of the square product timed before and after each sample
 SHORTEST = 2e-3  # seconds of a sample: shorter calls are repeated
-QUIET = 0.25  # processors busy with others, up to which a wall time counts
+QUIET = 0.25  # processors that other processes may occupy for a wall time to count
 
 
 class Sample(NamedTuple):
     cpu: float
     wall: float
-    rate: float  # GFLOP/s of the products beside it, by CPU time
-    foreign: float  # processors that others kept busy meanwhile
+    rate: float  # GFLOP/s of the neighbouring products, by CPU time
+    foreign: float  # processors that other processes occupied meanwhile
 
 
 def gemm_rate(A: np.ndarray, out: np.ndarray) -> float:
@@ -32,7 +32,7 @@ def gemm_rate(A: np.ndarray, out: np.ndarray) -> float:
 
 
 def busy_seconds() -> float | None:
-    """Seconds that all processors have been busy, or taken by the host, since the start of the system."""
+    """Busy and steal time of all processors since boot, in seconds."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
@@ -42,7 +42,7 @@ def busy_seconds() -> float | None:
 
 
 def sample(call: Callable[[], Any], repeats: int, A: np.ndarray, out: np.ndarray, pause: float = 0.0) -> Sample:
-    """One call, as the mean of `repeats`, `pause` seconds after the product before it."""
+    """Mean of `repeats` calls, started `pause` seconds after a reference product."""
     before = gemm_rate(A, out)
     time.sleep(pause)
     busy = busy_seconds()
@@ -50,20 +50,18 @@ def sample(call: Callable[[], Any], repeats: int, A: np.ndarray, out: np.ndarray
     for _ in range(repeats):
         call()
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    foreign = 0.0 if busy is None else max(0.0, busy_seconds() - busy - cpu) / wall  # counted in hundredths of a second
+    foreign = 0.0 if busy is None else max(0.0, busy_seconds() - busy - cpu) / wall
     return Sample(cpu / repeats, wall / repeats, (before + gemm_rate(A, out)) / 2, foreign)
 
 
 def interleaved(
     calls: Mapping[str, Callable[[], Any]], rounds: int, seconds: float = float("inf"), pause: float = 0.0
 ) -> dict[str, dict[str, float]]:
-    """Medians over rounds in turn, until `seconds` have passed: CPU and wall milliseconds, and what stands beside them.
+    """Medians over interleaved rounds, until `seconds` have passed: CPU and wall milliseconds, and reference rates.
 
-    Each sample comes `pause` seconds after the product before it.
-
-    gemm_gflop is CPU seconds times the rate of the products beside them: what the core could have multiplied in that
-    time. Ratios between calls are ratios of it. wall_ms is of the samples in which others left the machine alone,
-    where there are at least three; `quiet` says how many there were.
+    Each sample starts `pause` seconds after its reference product. gemm_gflop is CPU seconds times the rate of the
+    neighbouring products: the operations the core could have done in that time; calls are compared by it. wall_ms is
+    the median of the quiet samples, those without other load, if there are at least three; `quiet` counts them.
     """
     A = np.random.default_rng(0).standard_normal((SIDE, SIDE)).astype(np.float32)
     out = np.empty_like(A)
@@ -79,7 +77,7 @@ def interleaved(
 
 
 def _repeats(call: Callable[[], Any]) -> int:
-    """How often a call is made for one sample; the first call compiles and is not counted."""
+    """Calls per sample; the first call compiles and is not counted."""
     call()
     start = time.perf_counter()
     call()
@@ -99,7 +97,7 @@ def _medians(rows: list[Sample]) -> dict[str, float]:
 
 
 def reset_peak() -> None:
-    """Give freed memory back and begin anew with the largest resident size, where the system can."""
+    """Return freed memory to the system and reset the peak resident size, where supported."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
@@ -108,7 +106,7 @@ def reset_peak() -> None:
 
 
 def resident(field: str) -> int:
-    """VmRSS (now) or VmHWM (the largest so far) of this process in bytes."""
+    """VmRSS (current) or VmHWM (peak) of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return 1024 * int(line.split()[1])
@@ -116,7 +114,7 @@ def resident(field: str) -> int:
 
 
 def peak_in_child(make: Callable[[], Callable[[], Any] | None]) -> int | None:
-    """Bytes that the call made by `make`, in a child, takes above what is there before it; None where it makes none."""
+    """Peak bytes that the call returned by `make` adds, in a forked child; None if `make` returns None."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -125,9 +123,9 @@ def peak_in_child(make: Callable[[], Callable[[], Any] | None]) -> int | None:
             if call is not None:
                 reset_peak()
                 before = resident("VmRSS")
-                kept = call()
+                result = call()  # alive until the peak is read
                 os.write(write, str(resident("VmHWM") - before).encode())
-                del kept
+                del result
         finally:
             os._exit(0)
     os.close(write)

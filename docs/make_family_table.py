@@ -20,7 +20,7 @@ def with_table(text: str) -> str:
 
 
 def main() -> int:
-    """Write the pages; with --check write nothing, and exit 1 if one is out of date."""
+    """Write the pages; with --check write nothing, and return 1 if one is out of date."""
     texts = {page: page.read_text("utf-8") for page in PAGES}
     stale = [page for page, text in texts.items() if with_table(text) != text]
     for page in stale:

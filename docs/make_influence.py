@@ -14,24 +14,24 @@ KEYS = ("k", "B", "p", "a", "b")
 
 
 def arrays(fn: object) -> dict[str, np.ndarray]:
-    """One head: tokens 8 to 11 are repeated at 20 to 23, a gate closes at 16, strengths are 1."""
-    card = fn.card
-    x = card.sample(np.random.default_rng(3), B=(), T=T, H=1, K=K, V=V)
+    """One head: tokens 20 to 23 repeat tokens 8 to 11, the decay is strong at token 16, strengths are 1."""
+    spec = fn.spec
+    x = la.testing.sample(fn, np.random.default_rng(3), B=(), T=T, H=1, K=K, V=V)
     for name, y in x.items():
-        on_tokens = card.arrays[name].spec.split("|")[0].split()[0] == "T"
-        if on_tokens and name in (card.query, *KEYS):
+        on_tokens = spec.arrays[name].axes.split("|")[0].split()[0] == "T"
+        if on_tokens and name in (spec.query, *KEYS):
             y[20:24] = y[8:12]
-        if card.arrays[name].draw == "log decay":
+        if spec.arrays[name].draw == "log decay":
             y *= 0.25
             if on_tokens:
                 y[16] = -4.0
-        if card.arrays[name].draw == "strength":
+        if spec.arrays[name].draw == "strength":
             y[...] = 1.0
     return {n: y for n, y in x.items() if n not in ("gv", "z", "D") or fn is la.dfw}
 
 
 def matrix(fn: object) -> np.ndarray:
-    """(T, T n) of the one head; of the first value channel where there is one a channel."""
+    """(T, T n) of the one head; of the first value channel where there is a matrix per channel."""
     A = la.influence_matrix(fn, **arrays(fn))[0]
     return A if A.ndim == 2 else A[0]
 

@@ -6,23 +6,74 @@
     result, pullback = la.vjp(la.gated_delta_rule, q, k, v, g, beta)
     grads = pullback(dout)
 
-One function a variant (`VARIANTS` lists them); arrays are (..., T, H, K), time before heads.
+One function a variant (`VARIANTS` lists them); arrays are (..., T, H, K), time before heads. Names load on first use.
 """
 
-from . import testing as testing
-from .catalog import *  # noqa: F403  (one function a variant, VARIANTS, CARDS, family_table)
-from .cores.kinds import BoundedState as BoundedState
-from .cores.kinds import NormalisedState as NormalisedState
-from .cores.kinds import SlotState as SlotState
-from .cores.kinds import SolvedState as SolvedState
-from .cores.kinds import StabilisedState as StabilisedState
-from .options import Options as Options
-from .pieces import feature_maps as feature_maps
-from .read import read as read
-from .transforms import Explanation as Explanation
-from .transforms import explain as explain
-from .transforms import influence_matrix as influence_matrix
-from .transforms import vjp as vjp
-from .versions import show_versions as show_versions
+from importlib import import_module as _import_module
+from typing import Any as _Any
 
 __version__ = "0.1.0"
+
+_HOMES = {  # name -> module
+    "BoundedState": ".matrix_state.types",
+    "Explanation": ".call.explain",
+    "NormalisedState": ".matrix_state.types",
+    "Options": ".call.options",
+    "SPECS": ".catalog",
+    "SlotState": ".matrix_state.types",
+    "SolvedState": ".matrix_state.types",
+    "StabilisedState": ".matrix_state.types",
+    "VARIANTS": ".catalog",
+    "VariantSpec": ".spec",
+    "explain": ".call.explain",
+    "family_table": ".catalog",
+    "influence_matrix": ".call.influence",
+    "read": ".call.read",
+    "show_versions": ".runtime.versions",
+    "vjp": ".call.vjp",
+    "abc": ".catalog",
+    "based": ".catalog",
+    "comba": ".catalog",
+    "delta_product": ".catalog",
+    "delta_rule": ".catalog",
+    "dfw": ".catalog",
+    "dplr": ".catalog",
+    "gated_delta_rule": ".catalog",
+    "gla": ".catalog",
+    "gsa": ".catalog",
+    "hgrn2": ".catalog",
+    "iplr": ".catalog",
+    "kda": ".catalog",
+    "lightning_attention": ".catalog",
+    "linear_attention": ".catalog",
+    "longhorn": ".catalog",
+    "mamba2": ".catalog",
+    "mesa_net": ".catalog",
+    "mlstm": ".catalog",
+    "performer": ".catalog",
+    "rebased": ".catalog",
+    "retention": ".catalog",
+    "retnet": ".catalog",
+    "rfa": ".catalog",
+    "rwkv6": ".catalog",
+    "rwkv7": ".catalog",
+    "simple_gla": ".catalog",
+    "transxssm": ".catalog",
+}
+_MODULES = {"feature_maps": ".ops.feature_maps", "testing": ".testing"}
+__all__ = sorted([*_HOMES, *_MODULES])
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _HOMES:
+        found = getattr(_import_module(_HOMES[name], __name__), name)
+    elif name in _MODULES:
+        found = _import_module(_MODULES[name], __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

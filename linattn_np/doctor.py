@@ -1,4 +1,4 @@
-"""What is installed, and whether it computes what it should: `linattn doctor`."""
+"""The command `linattn doctor`: versions, devices, backends, caches, and exactness of every variant."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .call.explain import explain
+from .call.vjp import vjp
 from .catalog import VARIANTS
-from .ground import code_cache
-from .ground.backend import NAMES
-from .testing import check_vjp, relative_error, sample_state
-from .transforms import explain, vjp
-from .versions import versions
+from .runtime import code_cache
+from .runtime.backend import NAMES
+from .runtime.versions import versions
+from .testing import check_vjp, relative_error, sample, sample_state
 
 FORWARD, GRADIENT = 1e-12, 1e-7  # float64: against the definition, against central differences
 
 
 def devices() -> dict[str, str]:
-    """What can compute: the CPU, and CUDA devices where CuPy sees any."""
+    """The CPU, and the CUDA devices that CuPy can use."""
     found = {"cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} logical cores"}
     cupy = _cupy()
     if cupy is None:
@@ -36,14 +37,14 @@ def devices() -> dict[str, str]:
 
 
 def backends() -> dict[str, str]:
-    """The backends of a call on NumPy arrays: the one that is taken unasked, and what stands against the others."""
+    """The backends of a call on NumPy arrays: the default with its reason, and why the others are not the default."""
     fn = VARIANTS[0]
-    found = explain(fn, **fn.card.sample(np.random.default_rng(0)))  # type: ignore[attr-defined]
+    found = explain(fn, **sample(fn, np.random.default_rng(0)))  # type: ignore[attr-defined]
     return {found.backend: found.reason, **found.others}
 
 
 def _cupy() -> Any:
-    """CuPy, if it is installed and sees a device; an install that cannot be imported counts as none."""
+    """CuPy, if it can be imported and sees a device."""
     if importlib.util.find_spec("cupy") is None:
         return None
     try:
@@ -55,7 +56,7 @@ def _cupy() -> Any:
 
 
 def cache_folders() -> dict[str, str]:
-    """Where compiled code is kept."""
+    """The folders of compiled code."""
     home = os.path.expanduser("~")
     return {
         "numba": str(code_cache.folder("cpu")),
@@ -77,17 +78,17 @@ class Check(NamedTuple):
 
 
 def checks() -> Iterator[Check]:
-    """Every variant and option set on every backend that covers it, in float64, with states and final cotangents."""
+    """Every variant and option set on every backend that supports it, in float64, with states and state cotangents."""
     cupy = _cupy()
     for fn in VARIANTS:
-        for options in fn.card.examples:  # type: ignore[attr-defined]
+        for options in fn.spec.examples:  # type: ignore[attr-defined]
             arrays = _draw(fn, options)
             definition = fn(**arrays, **options, return_state=True, backend="reference")
             for name in NAMES:
                 try:
                     explain(fn, **arrays, **options, backend=name)
                 except ValueError:
-                    continue  # the backend does not cover this call
+                    continue  # the backend does not support this call
                 yield _on_cpu(fn, arrays, {**options, "backend": name}, definition)
             if cupy is not None:
                 yield _on_gpu(fn, arrays, options, definition, cupy)
@@ -96,7 +97,7 @@ def checks() -> Iterator[Check]:
 def _draw(fn: Callable[..., Any], options: Any, T: int = 37) -> dict[str, Any]:
     """Random arrays of a call with an initial state."""
     rng = np.random.default_rng(0)
-    arrays = fn.card.sample(rng, T=T, H=2, K=5, V=3)  # type: ignore[attr-defined]
+    arrays = sample(fn, rng, T=T, H=2, K=5, V=3)  # type: ignore[attr-defined]
     return arrays | {"state": sample_state(fn, rng, (2,), options)}
 
 
@@ -114,7 +115,7 @@ def _on_cpu(fn: Callable[..., Any], arrays: dict[str, Any], options: dict[str, A
 
 
 def _on_gpu(fn: Callable[..., Any], arrays: dict[str, Any], options: Any, definition: Any, cupy: Any) -> Check:
-    """CuPy against the definition on NumPy; its pullback against NumPy's, which has been checked."""
+    """CuPy against the definition on NumPy; its pullback against that of NumPy, which is checked separately."""
     move = lambda x: type(x)(*map(cupy.asarray, x)) if isinstance(x, tuple) else cupy.asarray(x)  # noqa: E731
     there = {name: move(x) for name, x in arrays.items()}
     result, pullback = vjp(fn, **there, **options, return_state=True)
@@ -131,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print versions, devices, cache folders and the checks; 0 if all of them hold."""
+    """Print versions, devices, cache folders and checks; 0 if all checks pass."""
     write = sys.stdout.write
     sections = {"versions": versions(), "devices": devices(), "backends": backends(), "caches": cache_folders()}
     for title, rows in sections.items():

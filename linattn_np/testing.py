@@ -1,4 +1,4 @@
-"""Checks for your own code and for ours: closeness in multiples of eps, pullbacks against central differences."""
+"""Test helpers: closeness in multiples of eps, pullbacks against central differences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .transforms import vjp
+from . import sampling
+from .call.vjp import vjp
 
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
@@ -46,7 +47,7 @@ def relative_error(actual: Any, expected: Any) -> float:
 def assert_close(actual: Any, expected: Any, *, eps: float = 50.0, dtype: Any = None, what: str = "result") -> None:
     """Raise AssertionError unless max |actual - expected| <= eps * eps(dtype) * max |expected|.
 
-    dtype: the array whose eps counts; None means `actual`.
+    dtype: the array whose dtype gives eps; None means `actual`.
     """
     bound = eps * eps_of(actual if dtype is None else dtype)
     error = relative_error(actual, expected)
@@ -62,17 +63,17 @@ def check_vjp(
     seed: int = 0,
     **options: Any,
 ) -> dict[str, float]:
-    """Check a pullback against central differences along one random direction an input; returns the relative errors.
+    """Check a pullback against central differences along one random direction per input; returns the relative errors.
 
     Use float64 NumPy arrays. The cotangents of out and of the final state are drawn at random; every array given and
-    the initial state are checked, and each error is measured against the largest derivative or 1. Raises
+    the initial state are checked, and each error is relative to the larger derivative or 1. Raises
     AssertionError above rtol.
     """
     rng = np.random.default_rng(seed)
-    names = list(fn.card.arrays) if hasattr(fn, "card") else ["q", "state"]
+    names = list(fn.spec.arrays) if hasattr(fn, "spec") else ["q", "state"]
     given = dict(zip(names, arrays, strict=False))
     given |= {n: options.pop(n) for n in list(options) if n in names or n == "state"}
-    if hasattr(fn, "card"):
+    if hasattr(fn, "spec"):
         options["return_state"] = True
 
     def call(values: dict[str, Any]) -> list[np.ndarray]:
@@ -103,21 +104,26 @@ def check_vjp(
     return errors
 
 
+def sample(fn: Callable[..., Any], rng: np.random.Generator, **sizes: Any) -> dict[str, np.ndarray]:
+    """Random float64 arrays of a variant by name: B=(2,), T=12, H=2, K=5, V=3, Hq, Hk (sampling.py)."""
+    return sampling.sample(fn.spec, rng, **sizes)  # type: ignore[attr-defined]
+
+
 def sample_state(
     fn: Callable[..., Any], rng: np.random.Generator, lead: tuple[int, ...], options: Any, H: int = 2, K: int = 5,
     V: int = 3, Hk: int | None = None,
 ) -> Any:
-    """A random float64 state (*lead, H, ...) of a call with these options: one that a few tokens end with where the
-    variant's states have shapes of their own."""
-    card = fn.card  # type: ignore[attr-defined]
-    if not card.wide:
-        return card.sample_state(rng, lead, H, K, V, options)
-    arrays = card.sample(rng, B=lead, T=7, H=H, K=K, V=V, Hk=Hk) | {card.query: None}
+    """A random float64 state (*lead, H, ...) of a call with these options; for variants with their own state shapes the
+    final state of a short call."""
+    spec = fn.spec  # type: ignore[attr-defined]
+    if not spec.wide:
+        return sampling.draw_state(spec, rng, lead, {"H": H, "K": K, "V": V}, options)
+    arrays = sampling.sample(spec, rng, B=lead, T=7, H=H, K=K, V=V, Hk=Hk) | {spec.query: None}
     return fn(**arrays, **options, backend="reference").state
 
 
 def _flat(result: Any) -> list[np.ndarray]:
-    """out and the parts of the state, what is None left out."""
+    """out and the parts of the state, without None."""
     items = result if isinstance(result, tuple) else (result,)
     return [y for x in items if x is not None for y in (_flat(x) if isinstance(x, tuple) else [x])]
 

@@ -1,4 +1,4 @@
-"""Compiles the CPU's loops and CUDA kernels ahead of their first use: `linattn warmup`. Needs no GPU."""
+"""The command `linattn warmup`: compile CPU loops and CUDA kernels ahead of their first use. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from collections.abc import Iterable, Iterator
 from math import gcd
 from typing import Any, NamedTuple
 
-from .cores.kinds import Decay, Erase
-from .cores.matrix_state import (
-    cuda_delta_plan,
-    cuda_delta_portable,
-    cuda_kernels,
-    cuda_plan,
-    cuda_projections,
-    cuda_step,
-    cuda_step_size,
-    cuda_wgmma,
-)
-from .cuda import nvrtc
-from .cuda.compile import cache_folder, compile_source
-from .cuda.sources import installed
-from .ground import code_cache
+from .matrix_state.cuda import delta_plan as cuda_delta_plan
+from .matrix_state.cuda import delta_portable_plan as cuda_delta_portable
+from .matrix_state.cuda import operands as cuda_operands
+from .matrix_state.cuda import plan as cuda_plan
+from .matrix_state.cuda import scan_launch as cuda_scan
+from .matrix_state.cuda import step as cuda_step
+from .matrix_state.cuda import wgmma as cuda_wgmma
+from .matrix_state.types import Decay, Erase
+from .ops.cuda import gate_formula, step_size, unit_rows
+from .runtime import code_cache
+from .runtime.cuda import nvrtc
+from .runtime.cuda.compile import cache_folder, compile_source
+from .runtime.cuda.elements import BYTES, ELEMENTS
+from .runtime.cuda.sources import installed
 
 SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB a block
 
 
 class Entry(NamedTuple):
-    """One compilation: a source and its constants, in words and as the compiler gets them."""
+    """One compilation: its description, the source file, and the constants passed to the compiler."""
 
     words: str
     file: str
@@ -40,9 +39,9 @@ class Entry(NamedTuple):
 
 
 def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True) -> Iterator[Entry]:
-    """Every kernel of forward (and backward) for keys K and values V wide."""
+    """Every kernel of forward, and of backward, for key width K and value width V."""
     limit = SHARED[capability] * 1024
-    align = gcd(16, K * cuda_plan.BYTES[dtype], V * cuda_plan.BYTES[dtype])
+    align = gcd(16, K * BYTES[dtype], V * BYTES[dtype])
 
     wgmma = cuda_wgmma.takes(dtype, K, V, align, capability)
 
@@ -50,7 +49,7 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
         if wgmma:
             how = cuda_wgmma.scan_pass(K, V, decay, reverse, outputs, dots)
         else:
-            how = cuda_plan.scan_pass(dtype, K, V, align, decay, limit, reverse, outputs, dots)
+            how = cuda_plan.scan_pass(cuda_plan.ScanKind(dtype, K, V, align, decay, reverse, outputs, dots), limit)
         return Entry(words, how.file, how.constants)
 
     def small(words: str, file: str, reverse: bool = False) -> Entry:
@@ -58,8 +57,8 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
         return Entry(words, file, cuda_plan.common_constants(dtype, decay, reverse, chunk))
 
     yield scan("out", K, V)
-    yield scan("state a segment adds", K, V, outputs=False)
-    yield small("states of segments", cuda_kernels.SEGMENTS)
+    yield scan("segment offset of the state", K, V, outputs=False)
+    yield small("states of segments", cuda_scan.SEGMENTS)
     if backward:
         if wgmma and cuda_wgmma.takes_writes(K, V):
             yield Entry("dk, dv", cuda_wgmma.WRITES, cuda_wgmma.writes_pass(K, V, decay, decay).constants)
@@ -67,30 +66,30 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
             yield scan("dv", K, V, reverse=True)
             yield scan("dk", V, K, reverse=True, dots=decay)
         yield scan("dq", V, K, dots=decay)
-        yield scan("dstate a segment adds", K, V, reverse=True, outputs=False)
-        yield small("dstates of segments", cuda_kernels.SEGMENTS, reverse=True)
+        yield scan("segment offset of dstate", K, V, reverse=True, outputs=False)
+        yield small("dstates of segments", cuda_scan.SEGMENTS, reverse=True)
         if decay:
-            yield small("dg", cuda_kernels.GATE)
+            yield small("dg", cuda_scan.GATE)
         if dtype == "bfloat16" and K % 8 == 0:
-            yield Entry("sums over heads that share one", cuda_kernels.HEAD_SUMS, ())
+            yield Entry("sums over grouped heads", cuda_operands.HEAD_SUMS, ())
 
 
 def delta_entries(
     dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True, raw: bool = False,
     steps: int = 1,
 ) -> Iterator[Entry]:
-    """Every kernel of the delta rule for keys K and values V wide.
+    """Every kernel of the delta rule for key width K and value width V.
 
-    raw: q and k are divided by their length. steps: of a token, of which the last reads.
+    raw: q and k are l2-normalised by the kernel. steps: micro-steps per token, of which the last one reads.
     """
     if cuda_delta_plan.takes(dtype, K, V, capability):
         for name, reverse in cuda_delta_plan.names(2, backward):
             yield Entry(f"delta rule, {name}", cuda_delta_plan.KERNELS[name].file,
                         cuda_delta_plan.constants(name, K, V, decay, reverse, raw, steps))
         if backward:
-            yield Entry("delta rule, sums over heads", cuda_kernels.HEAD_SUMS, ())
+            yield Entry("delta rule, sums over heads", cuda_operands.HEAD_SUMS, ())
         return
-    align = gcd(16, K * cuda_plan.BYTES[dtype], V * cuda_plan.BYTES[dtype])
+    align = gcd(16, K * BYTES[dtype], V * BYTES[dtype])
     kind, limit = cuda_delta_portable.Kind(dtype, K, V, align, decay, capability=capability), SHARED[capability] * 1024
     seen = set()
     for cut in (False, True):
@@ -102,35 +101,35 @@ def delta_entries(
 
 
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
-    """What raw projections go through: lengths of rows of K, and the gate's formula."""
-    per = gcd(16 // cuda_plan.BYTES[dtype], K)
-    yield Entry("lengths", cuda_projections.UNITS, cuda_projections.row_constants(dtype, dtype, K, per))
-    yield Entry("gate formula", cuda_projections.GATE, (("LA_DTYPE", cuda_plan.ELEMENTS[dtype]),))
+    """The kernels of raw projections: l2 norms of rows of K, and the gate formula."""
+    per = gcd(16 // BYTES[dtype], K)
+    yield Entry("l2 norms", unit_rows.SOURCE, unit_rows.row_constants(dtype, dtype, K, per))
+    yield Entry("gate formula", gate_formula.SOURCE, (("LA_DTYPE", ELEMENTS[dtype]),))
 
 
 def step_size_entries(dtype: str, V: int) -> Iterator[Entry]:
-    """What Mamba-2's step size and the end of its outputs go through, with values V wide."""
-    yield Entry("step size", cuda_step_size.SOURCE, cuda_step_size.step_constants(dtype, dtype, V))
-    yield Entry("sums over tokens", cuda_step_size.SOURCE, cuda_step_size.SUMS_CONSTANTS)
+    """The kernels of Mamba-2's step size and output gate for value width V."""
+    yield Entry("step size", step_size.SOURCE, step_size.step_constants(dtype, dtype, V))
+    yield Entry("sums over tokens", step_size.SOURCE, step_size.SUMS_CONSTANTS)
 
 
 def step_entries(
     dtype: str, K: int, V: int, decay: Decay, erase: Erase, state: str = "float32"
 ) -> Iterator[Entry]:
-    """The kernels of a few tokens for one cell of the family, whose states are overwritten where they are stored."""
+    """The kernels of a few tokens for one kind of decay and erase, with states overwritten in place."""
     wide, stored = K % 4 == V % 4 == 0, "" if state == "float32" else f", a state in {state}"
 
     def step(
         words: str, own: bool = False, before: bool = False, read: int = 1, bonus: bool = False,
     ) -> Iterator[Entry]:
-        how = (dtype, K, V, wide, decay, False, erase, own, before, read, bonus)
+        kind = cuda_step.StepKind(K, V, decay, False, erase, own, before, read, bonus)
         seen = set()
         for one, many in ((False, False), (True, False), (True, True)) if wide else ((False, False),):
-            constants = cuda_step.step_constants(*how, one, state, state, many)
+            constants = cuda_step.step_constants(kind, cuda_step.Stored(dtype, wide, one, state, state, many))
             if constants not in seen:
                 seen.add(constants)
-                kind = ("one token" if one else "a few tokens") + " of many states" * many
-                yield Entry(f"{kind}{words}{stored}", cuda_step.STEP, constants)
+                tokens = ("one token" if one else "a few tokens") + " of many states" * many
+                yield Entry(f"{tokens}{words}{stored}", cuda_step.STEP, constants)
 
     yield from step("")
     if erase is Erase.DELTA and decay is Decay.SCALAR:
@@ -141,23 +140,23 @@ def step_entries(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--arch", nargs="+", metavar="SM", help="architectures, as sm_80 sm_90a; the device's if none")
+    parser.add_argument("--arch", nargs="+", metavar="SM", help="architectures, e.g. sm_80 sm_90a; default: device")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=list(cuda_plan.PRODUCTS))
-    parser.add_argument("--key", nargs="+", type=int, default=[64, 128], metavar="K", help="widths of the keys")
-    parser.add_argument("--value", nargs="+", type=int, metavar="V", help="widths of the values; each key's if none")
+    parser.add_argument("--key", nargs="+", type=int, default=[64, 128], metavar="K", help="key widths")
+    parser.add_argument("--value", nargs="+", type=int, metavar="V", help="value widths; default: the key widths")
     parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar", "vector"])
     parser.add_argument("--erase", nargs="+", default=["none"], choices=["none", "delta", "free"],
-                        help="what a token takes out; with an erase or a vector decay: kernels of a few tokens only")
+                        help="erase term; vector decay and free erase: kernels of a few tokens only")
     parser.add_argument("--raw", action="store_true",
-                        help="the delta rule of raw projections too (qk_l2norm, A_log); without an erase: Mamba-2's dt")
-    parser.add_argument("--state", nargs="+", default=["float32"], choices=list(cuda_plan.ELEMENTS),
-                        help="what states that a few tokens overwrite are stored in")
-    parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
-    parser.add_argument("--only", choices=["cpu", "cuda"], help="one of the two; CUDA kernels need --arch or a device")
+                        help="also kernels of raw projections (qk_l2norm, A_log); without erase: Mamba-2's step size")
+    parser.add_argument("--state", nargs="+", default=["float32"], choices=list(ELEMENTS),
+                        help="dtypes of stored states that are overwritten in place")
+    parser.add_argument("--forward-only", action="store_true", help="omit the kernels of gradients")
+    parser.add_argument("--only", choices=["cpu", "cuda"], help="restrict to one; CUDA kernels need --arch or a device")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, print a line a kernel; 0 if all of them compiled."""
+    """Compile, print a line per kernel; 0 if all of them compiled."""
     write, failed = sys.stdout.write, 0
     if args.only != "cuda":
         failed += not _compile_loops()
@@ -177,12 +176,12 @@ def run(args: argparse.Namespace) -> int:
               for words, K, V, entry in _wanted(args, dtype, capability)]  # fmt: skip
     for arch, words, entry in _bar(wanted):
         failed += not _compile(arch, words, entry)
-    write(f"kept in {cache_folder()}\n")
+    write(f"stored in {cache_folder()}\n")
     return 1 if failed else 0
 
 
 def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[tuple[str, int, int, Entry]]:
-    """(cell in words, K, V, entry) of everything that was asked for."""
+    """(decay and erase in words, K, V, entry) of everything selected by the options."""
     for decay, erase in itertools.product(args.decay, args.erase):
         words = decay if erase == "none" else f"{decay}, {erase}"
         for K in args.key:
@@ -206,7 +205,7 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
 
 
 def _bar(items: list[Any]) -> Iterable[Any]:
-    """A progress bar on a terminal, where tqdm is installed."""
+    """The items, with a progress bar on a terminal if tqdm is installed."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -215,20 +214,20 @@ def _bar(items: list[Any]) -> Iterable[Any]:
 
 
 def _compile_loops() -> bool:
-    """The loops that NumPy calls are computed by: False if there is no compiler for them."""
+    """Compile the CPU loops; False if their compiler is not installed."""
     if importlib.util.find_spec("llvmlite") is None:
-        sys.stdout.write("llvmlite, the compiler of the CPU's loops, is not installed: pip install llvmlite\n")
+        sys.stdout.write("llvmlite, the compiler of the CPU loops, is not installed: pip install llvmlite\n")
         return False
-    chunks = importlib.import_module(".cores.numba_machine", __package__).carry_out
-    tokens = importlib.import_module(".cores.matrix_state.numba_step", __package__).step_tasks
-    units = importlib.import_module(".cores.matrix_state.numba_units", __package__)
-    entries = [("chunks", chunks), ("few tokens", tokens), ("lengths", units.unit_rows),
-               ("gradients of lengths", units.unit_rows_vjp)]  # fmt: skip
+    chunks = importlib.import_module(".matrix_state.cpu.interpreter.machine", __package__).carry_out
+    tokens = importlib.import_module(".matrix_state.cpu.recurrent.step", __package__).step_tasks
+    units = importlib.import_module(".matrix_state.cpu.l2norm", __package__)
+    entries = [("chunks", chunks), ("few tokens", tokens), ("l2 norms", units.divided),
+               ("gradients of l2 norms", units.divided_vjp)]  # fmt: skip
     for dtype, (words, entry) in _bar(list(itertools.product(("float32", "float64"), entries))):
         began = time.perf_counter()
         entry(dtype)
         sys.stdout.write(f"cpu  {dtype} every variant, {words}: ready, {time.perf_counter() - began:.2f} s\n")
-    sys.stdout.write(f"kept in {code_cache.folder('cpu')}\n")
+    sys.stdout.write(f"stored in {code_cache.folder('cpu')}\n")
     return True
 
 
@@ -239,9 +238,9 @@ def _compile(arch: str, words: str, entry: Entry) -> bool:
     except nvrtc.CompileError as error:
         sys.stdout.write(f"{arch}  {words}  FAILED\n{error}\n")
         return False
-    how = "compiled" if code.log else "was there"
-    kept = "" if code.path else ", not kept: the cache folder cannot be used"
-    sys.stdout.write(f"{arch}  {words}  {how}, {time.perf_counter() - began:.2f} s, {len(code.cubin)} bytes{kept}\n")
+    how = "compiled" if code.log else "cached"
+    stored = "" if code.path else ", not stored: the cache folder is not usable"
+    sys.stdout.write(f"{arch}  {words}  {how}, {time.perf_counter() - began:.2f} s, {len(code.cubin)} bytes{stored}\n")
     return True
 
 
@@ -254,10 +253,10 @@ def _capability(arch: str) -> int:
 
 def _device_architecture() -> str:
     try:
-        from .cuda import launch
-        from .cuda.compile import architecture
+        from .runtime.cuda import launch
+        from .runtime.cuda.compile import architecture
 
         return architecture(launch.capability())
     except Exception as error:  # no CuPy, or no device
-        raise RuntimeError("warmup: no device that CuPy can use was found, expected --arch, as in --arch sm_90a"
+        raise RuntimeError("warmup: CuPy sees no device; give --arch, for example --arch sm_90a"
                            ) from error

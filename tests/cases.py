@@ -1,4 +1,4 @@
-"""Calls to test, drawn from the cards: every variant with every option set and every way to give its arrays."""
+"""Calls to test, drawn from the specs: every variant with every option set and every way to give its arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import linattn_np as la
-from linattn_np.card import DRAWS
+from linattn_np.sampling import DRAWS
 from linattn_np.testing import sample_state
 from tests.naive import NAIVE
 
@@ -24,7 +24,7 @@ STATE_SPACE = (la.mamba2, la.transxssm)  # x, D and z have one head a state
 
 @dataclass(frozen=True)
 class Case:
-    """A variant, its options, the shape spec of each array that is given; arrays left out are None."""
+    """A variant, its options, the shape axes of each array that is given; arrays left out are None."""
 
     fn: Callable[..., Any]
     options: dict[str, Any]
@@ -33,17 +33,17 @@ class Case:
 
     def __str__(self) -> str:
         words = [self.fn.__name__, *(f"{n}={_word(x)}" for n, x in (self.options | self.named).items())]
-        words += [f"{n}({s.replace(' ', ',')})" for n, s in self.given.items() if "|" in self.card.arrays[n].spec]
-        words += [f"no {n}" for n, a in self.card.arrays.items() if a.optional and n not in self.given | self.named]
+        words += [f"{n}({s.replace(' ', ',')})" for n, s in self.given.items() if "|" in self.spec.arrays[n].axes]
+        words += [f"no {n}" for n, a in self.spec.arrays.items() if a.optional and n not in self.given | self.named]
         return " ".join(words)
 
     @property
-    def card(self) -> Any:
-        return self.fn.card
+    def spec(self) -> Any:
+        return self.fn.spec
 
     @property
     def normalised(self) -> bool:
-        return self.card.state(self.card.options | self.options) is not None
+        return self.spec.state(self.spec.options | self.options) is not None
 
     @property
     def causal(self) -> bool:
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def erases(self) -> bool:
-        return self.card.erase.name != "NONE"
+        return self.spec.erase.name != "NONE"
 
     def heads(self, name: str) -> int:
         """The head axis of an array, counted from its end."""
@@ -69,26 +69,26 @@ def _word(x: Any) -> str:
 def _cases() -> list[Case]:
     found = []
     for fn in la.VARIANTS:
-        card = fn.card
-        first = {n: a.spec.split("|")[0] for n, a in card.arrays.items()}
-        needed = {n: s for n, s in first.items() if not card.arrays[n].optional}
-        unturned = {n: s for n, s in first.items() if not card.arrays[n].turns}
-        for options in card.examples:
+        spec = fn.spec
+        first = {n: a.axes.split("|")[0] for n, a in spec.arrays.items()}
+        needed = {n: s for n, s in first.items() if not spec.arrays[n].optional}
+        unturned = {n: s for n, s in first.items() if not spec.arrays[n].reinterprets}
+        for options in spec.examples:
             found.append(Case(fn, dict(options), first, {}))
-        options = dict(card.examples[-1])
-        for name, given in card.arrays.items():
-            found += [Case(fn, options, first | {name: other}, {}) for other in given.spec.split("|")[1:]]
+        options = dict(spec.examples[-1])
+        for name, given in spec.arrays.items():
+            found += [Case(fn, options, first | {name: other}, {}) for other in given.axes.split("|")[1:]]
         found += [Case(fn, {}, given, {}) for n, given in enumerate((needed, unturned))
                   if given not in (first, needed)[: n + 1]]
     for rule in ("lightning", "minimax", "fla"):
-        given = {n: la.lightning_attention.card.arrays[n].spec for n in ("q", "k", "v")}
+        given = {n: la.lightning_attention.spec.arrays[n].axes for n in ("q", "k", "v")}
         found.append(Case(la.lightning_attention, {"layer": 1, "num_layers": 3}, given, {"slopes": rule}))
     return found
 
 
 CASES = _cases()
-PLAIN = [Case(fn, dict(fn.card.examples[0]),
-              {n: a.spec.split("|")[0] for n, a in fn.card.arrays.items() if not a.turns}, {})
+PLAIN = [Case(fn, dict(fn.spec.examples[0]),
+              {n: a.axes.split("|")[0] for n, a in fn.spec.arrays.items() if not a.reinterprets}, {})
          for fn in la.VARIANTS]  # one a variant, every optional array given but those that turn another's meaning
 
 
@@ -97,13 +97,13 @@ def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=N
     rng = np.random.default_rng(seed)
     sizes = {"T": T, "Tq": Tq or T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V, "n": 2, "P": K // 2, "M": 4}
     arrays: dict[str, Any] = {}
-    for name, spec in case.given.items():
-        letters = spec.split()
-        if name == case.card.query and not case.causal:
+    for name, axes in case.given.items():
+        letters = axes.split()
+        if name == case.spec.query and not case.causal:
             letters[0] = "Tq"
         lead = B if letters[0] in ("T", "Tq") else ()
         shape = lead + tuple(sizes[letter] for letter in letters)
-        arrays[name] = DRAWS[case.card.arrays[name].draw](rng, shape).astype(dtype)
+        arrays[name] = DRAWS[case.spec.arrays[name].draw](rng, shape).astype(dtype)
     lead = B if N is None else (N,)
     state = sample_state(case.fn, rng, lead, case.options | case.named, **{n: sizes[n] for n in ("H", "K", "V", "Hk")})
     return arrays | case.named, parts_like(state, [S.astype(dtype) for S in parts(state)])
@@ -116,8 +116,8 @@ def call(case: Case, arrays, **options):
 
 def naive(case: Case, arrays, state=None):
     """The loop of the variant on arrays with any number of batch axes; (out, state)."""
-    v = arrays[case.card.value]
-    batch = v.shape[: v.ndim - len(case.given[case.card.value].split())]
+    v = arrays[case.spec.value]
+    batch = v.shape[: v.ndim - len(case.given[case.spec.value].split())]
 
     def flat(name: str, x: Any) -> Any:
         """One batch axis where there are any number."""
@@ -129,7 +129,7 @@ def naive(case: Case, arrays, state=None):
     begin = None if state is None else parts_like(state, [flat("state", S) for S in parts(state)])
     out, end = NAIVE[case.fn.__name__](**given, state=begin, **case.options)
     ends = [S.reshape(batch + S.shape[1:]) for S in parts(end)]
-    kind = case.card.state(case.card.options | case.options)
+    kind = case.spec.state(case.spec.options | case.options)
     return out.reshape(batch + out.shape[1:]), ends[0] if kind is None else kind(*ends)
 
 

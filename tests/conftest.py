@@ -66,6 +66,9 @@ BACKENDS = {"numpy": _numpy, "numpy, read-only": _frozen, "array-api-strict": _s
             "dask": _dask}
 
 
-@pytest.fixture(params=BACKENDS)
+SLOW = ("jax", "dask")  # each new shape is compiled or planned: their tests run with -m slow
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in BACKENDS])
 def library(request) -> Backend:
     return BACKENDS[request.param]()

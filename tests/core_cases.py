@@ -5,9 +5,8 @@ from __future__ import annotations
 import array_api_compat.numpy as xp
 import numpy as np
 
-from linattn_np.cores.kinds import Row
-from linattn_np.cores.matrix_state.inputs import Inputs, Plan
-from linattn_np.ground.chunk_table import sequences
+from linattn_np.matrix_state.types import Inputs, Plan, ReadState
+from linattn_np.runtime.shapes import sequences
 
 DECAYS = ("none", "scalar", "vector", "value", "outer", "constant")
 ERASES = ("none", "delta", "delta undecayed", "free")
@@ -41,7 +40,8 @@ def case(decay, erase, read, T=21, C=8, heads=(2, 2, 2), K=5, V=3, B=2, seed=0, 
     N = B if offsets is None else len(offsets) - 1
     arrays = {name: None if y is None else y.astype(dtype) if decay != "constant" or name != "g" else y
               for name, y in arrays.items()}
-    plan = Plan(xp, dtype, 0.7, Row.AFTER if read == "after" else Row.BEFORE,
-                Row.BEFORE if erase.endswith("undecayed") else Row.DECAYED, True, C, tuple(sequences(T, offsets)))
+    plan = Plan(xp, dtype, 0.7, ReadState.UPDATED if read == "after" else ReadState.PREVIOUS,
+                ReadState.PREVIOUS if erase.endswith("undecayed") else ReadState.DECAYED, True, C,
+                tuple(sequences(T, offsets)))
     state, dstate = n((2, N, H, K, V)).astype(dtype)
     return Inputs(**arrays), plan, state, n((B, T, max(Hq, H), V)).astype(dtype), dstate

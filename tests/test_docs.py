@@ -1,4 +1,4 @@
-"""Every Python block of the README and of docs/ runs; the blocks of a file share their names."""
+"""Docs: every Python block runs (the blocks of a page share a namespace), every link and every named file exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if p.is_file()]
+READ = [*PAGES, *(p for p in [ROOT / "cuda_src" / "README.md"] if PAGES and p.is_file())]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+NAMED = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|cuh?|json))\b(?::(\w+))?")
+SOURCES = ("linattn_np", "cuda_src", "tests", "bench", "docs")
 
 
 def blocks(page: Path) -> list[tuple[int, str]]:
@@ -38,8 +43,8 @@ def test_examples_run(page, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not (ROOT / "bench" / "results").is_dir(), reason="an installed package has no results")
 def test_the_page_of_measurements_is_made_from_the_measurements():
-    made = subprocess.run([sys.executable, ROOT / "docs" / "make_performance.py", "--check"], check=False)
-    assert made.returncode == 0
+    script = ROOT / "docs" / "performance" / "make_performance.py"
+    assert subprocess.run([sys.executable, script, "--check"], check=False).returncode == 0
 
 
 PROMISE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -54,3 +59,44 @@ def test_every_promise_names_a_test_that_exists():
         assert found, row
         path, name = found.groups()
         assert re.search(rf"^def {name}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), f"{path}::{name}"
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return FENCE.sub("", page.read_text("utf-8"))
+
+
+def anchor(heading: str) -> str:
+    """The anchor of a heading, as GitHub and MkDocs make it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page):
+    for link in LINK.findall(prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, part = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.relative_to(ROOT)}: {link}"
+        if part:
+            headings = re.findall(r"^#+ (.*)$", prose(target), re.MULTILINE)
+            assert part in map(anchor, headings), f"{page.relative_to(ROOT)}: {link}"
+
+
+@pytest.mark.skipif(not (ROOT / "cuda_src").is_dir(), reason="an installed package has no sources beside its pages")
+@pytest.mark.parametrize("page", READ, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_file_that_is_named_exists(page):
+    files = [p for folder in SOURCES for p in (ROOT / folder).rglob("*.*")]
+    for path, name in set(NAMED.findall(prose(page))):
+        found = [p for p in files if f"/{p.relative_to(ROOT).as_posix()}".endswith(f"/{path}")]
+        assert found, f"{page.relative_to(ROOT)} names {path}"
+        if name:
+            word = re.compile(rf"\b{name}\b")
+            assert any(word.search(p.read_text("utf-8")) for p in found), f"{page.relative_to(ROOT)}: {path}:{name}"
+
+
+@pytest.mark.skipif(not PAGES, reason="an installed package has no pages")
+def test_a_folder_has_at_most_twenty_files():
+    for folder in (ROOT / "docs", *(p for p in (ROOT / "docs").rglob("*") if p.is_dir())):
+        assert sum(p.is_file() for p in folder.iterdir()) <= 20, folder

@@ -1,12 +1,13 @@
 // The state of a chunk in memory, as a product that sums over its value rows reads it: 8 x 8 blocks, one after the other, a row
-// of blocks being 8 value rows of all KP key columns. Elements are those of gram matrices. A block of 16-bit elements lies row by
-// row; one of floats in rows 0 2 4 6 1 3 5 7, so that a warp's four even rows (its four odd rows) lie in banks of their own.
+// of blocks being 8 value rows of all KP key columns. Elements are those of gram matrices. A block of 16-bit elements is stored row by
+// row; one of floats in rows 0 2 4 6 1 3 5 7, so that a warp's four even rows (its four odd rows) are in different banks.
 #pragma once
 #include "attention/state.cuh"
 #include "tile/copy.cuh"
 
 template <int VP, int KP> struct ChunkState {
     static constexpr int BYTES = Element::GRAM_BYTES, BLOCK = 64 * BYTES, ROW = KP / 8 * BLOCK, SIZE = VP / 8 * ROW;
+    static_assert(SIZE == LA_STATE, "the size that the host allocates by");
 
     // a warp's 16 value rows of a state, from row `row` on
     template <class E> static __device__ __forceinline__ void store(char* to, const float (&x)[KP / 8][4], int row, int lane) {

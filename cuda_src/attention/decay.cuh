@@ -18,7 +18,7 @@ LA_DEVICE float log2_decay(float g) {
     return x < FLOOR_LOG2 ? FLOOR_LOG2 : x;   // NaN stays NaN
 }
 
-// What a warp keeps of a chunk in shared memory; float32 keeps sums in two floats, since differences of long sums cancel.
+// A chunk's sums of decays in a warp's shared memory; float32 keeps sums in two floats, since differences of long sums cancel.
 template <int C> struct Decay {
     static constexpr int FLOATS = (Element::EXACT ? 4 : 3) * C;
     u32 base;
@@ -32,11 +32,11 @@ template <int C> struct Decay {
     }
     // from log decays in registers: rows lane * C / 32 and on
     __device__ __forceinline__ float set(const float (&g)[C / 32], float read, float write, float later, int lane) const {
-        if constexpr (Element::EXACT) return fill<double>(g, read, write, later, lane);
-        else return fill<float>(g, read, write, later, lane);
+        if constexpr (Element::EXACT) return store_sums<double>(g, read, write, later, lane);
+        else return store_sums<float>(g, read, write, later, lane);
     }
     template <class F>
-    __device__ __forceinline__ float fill(const float (&g)[C / 32], float read, float write, float later, int lane) const {
+    __device__ __forceinline__ float store_sums(const float (&g)[C / 32], float read, float write, float later, int lane) const {
         constexpr int N = C / 32;
         F x[N], sum = 0;
 #pragma unroll

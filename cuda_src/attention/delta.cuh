@@ -1,27 +1,28 @@
-// What the kernels of the delta rule are given, the part of it that one block walks, and what is kept of a chunk.
+// The delta rule by warpgroup products: the part that one block traverses, the checkpoint of a chunk, operands and products.
 //
-// Chunks of 64 tokens; keys and values lie in tiles of 128 columns, zeros past LA_K and LA_V. States are transposed, value row
-// by key column. With c the running sum of log decays of a chunk in base 2, e_i = 2^c_i, d_j = 2^(c_last - c_j),
-// D_ij = 2^(c_i - c_j) for j <= i, and S the state before the chunk:
+// Chunks of 64 tokens; keys and values are in tiles of 128 columns, zeros past LA_K and LA_V. States are transposed, value row
+// by key column. With c (b in docs/) the running sum of log decays of a chunk in base 2, e_i = 2^c_i, d_j = 2^(c_last - c_j),
+// E_ij = 2^(c_i - c_j) for j <= i, and S the state before the chunk:
 //
-//     A = D . sqrt(beta_i) X sqrt(beta_j),   X = (1 + strict lower of sqrt(beta_i) k_i.k_j sqrt(beta_j))^-1
-//     N = (V^T - e S K^T) A^T                what the chunk writes
-//     out^T = scale e S Q^T + N P^T,         P = scale D . lower of Q K^T
-//     S <- e_last S + (N d) K
+//     A = E . sqrt(beta_i) T_inv sqrt(beta_j),   T_inv = (1 + strict lower of sqrt(beta_i) k_i.k_j sqrt(beta_j))^-1
+//     U = (V^T - e S K^T) A^T                new values, transposed
+//     out^T = scale e S Q^T + U P^T,         P = scale E . lower of Q K^T
+//     S <- e_last S + (U d) K
 //
 // With LA_UNIT q and k stand for q^ = q / |q| and k^ = k / |k|, and the tiles hold them as they came: their lengths are factors
-// of rows, rq_i = 1 / |q_i| and rk_i = 1 / |k_i|. k has its factor in e and d, (e rk) and (d rk) in the kept block; q's is found
+// of rows, rq_i = 1 / |q_i| and rk_i = 1 / |k_i|. k has its factor in e and d, (e rk) and (d rk) in the checkpoint; q's is found
 // from its tile.
 #pragma once
 #include "attention/group.cuh"
 #include "tile/bulk.cuh"
 #include "tile/wgmma_wide.cuh"
+#include "arguments/matrix_state/DeltaArguments.cuh"   // after TensorMap
 
 #ifndef LA_UNIT    // 1: q and k are divided by their length
 #define LA_UNIT 0
 #endif
 
-#ifndef LA_STEPS   // tokens have so many steps, of which the first fades and the last reads: q, g, out have a row a token
+#ifndef LA_STEPS   // tokens have so many steps, of which the first decays and the last reads: q, g, out have a row a token
 #define LA_STEPS 1
 #endif
 
@@ -31,33 +32,13 @@ typedef Panels<WIDE, C> Tokens;   // q, k, v, dout, ... of a chunk
 typedef Panels<C, C> Square;      // A, P, ... of a chunk
 static_assert(LA_K <= WIDE && LA_V <= WIDE && Element::BYTES == 2, "a tile holds whole rows");
 
-struct Gate { const float* data; i64 batch, token, head; int group, unused; };   // strides in floats; null: no decay
-
-struct DeltaArguments {
-    TensorMap q, k, v, dout, dv, dq, dk;   // (columns, heads, tokens, batch)
-    Rows out, other;                       // where out, dv or dq are stored; and dk, or in reverse where v lies
-    Gate g, beta;
-    const i64* offsets;                    // of a ragged batch, else null
-    char *blocks, *ends;                   // what is kept of a chunk; gradients of the states after each chunk
-    States start, end;                     // state, or its gradient, that a walk begins with and ends with
-    float *begins;                         // the same of each segment but the first: (slots, segments, 128, 128)
-    float *added, *transfers, *turned;     // what a segment adds; what it multiplies by, and that transposed
-    float *dg, *dbeta;                     // (tokens, heads)
-    i64 slots;                             // chunks of a head over the whole batch
-    int T, heads, segments, chunks;        // chunks: of a segment
-    int group_q, group_k, group_v;         // heads that share one of q's, k's, v's
-    int start_group, end_group;            // heads that share an initial, a final state
-    int which;                             // of the reverse chain: WHOLE, ADD
-    float scale;
-};
-
 // One sequence and head, cut into segments of chunks
-struct DeltaWalk {
+struct DeltaTraversal {
     Sequence sequence;
     int head, segment, first, steps, last, row;   // first chunk, number of chunks; the sequence's last segment; batch row
     i64 slot, block;                              // of the sequence and head; number of its first chunk among all
 
-    __device__ __forceinline__ DeltaWalk(const DeltaArguments& a, int number, int pieces, int length) {
+    __device__ __forceinline__ DeltaTraversal(const DeltaArguments& a, int number, int pieces, int length) {
         segment = number % pieces; number /= pieces;
         head = number % a.heads;
         const int n = number / a.heads;
@@ -81,13 +62,14 @@ struct DeltaWalk {
     }
 };
 
-// What is kept of a chunk: A as the products read it, then e, d, c and beta, 64 floats each; with LA_UNIT e rk, d rk, c, rk, beta
+// The checkpoint of a chunk: A as the products read it, then e, d, c and beta, 64 floats each; with LA_UNIT e rk, d rk, c, rk, beta
 // and, once the chain in reverse has been there, rq
 constexpr int AT_E = Square::SIZE, AT_D = AT_E + C * 4, AT_C = AT_D + C * 4, AT_KEY = AT_C + C * 4, AT_BETA = AT_KEY + LA_UNIT * C * 4;
-constexpr int AT_QUERY = AT_BETA + C * 4, BLOCK = AT_QUERY + LA_UNIT * C * 4, FOUR = AT_C + 2 * C * 4;   // FOUR: as far as the fourth
+constexpr int AT_QUERY = AT_BETA + C * 4, CHECKPOINT = AT_QUERY + LA_UNIT * C * 4, CHECKPOINT_SUMS = AT_C + 2 * C * 4;   // CHECKPOINT_SUMS: as far as the fourth
 constexpr int STATE = WIDE * WIDE;        // floats of a state of a segment
 constexpr int END = WIDE * WIDE * 2;      // bytes of a state of a chunk in bfloat16: two panels of 128 rows
 constexpr int ENDS = END + 8 * C * 4;     // and behind it dW_i.v_i, over 16 value columns each
+static_assert(LA_CHECKPOINT == CHECKPOINT && LA_ENDS == ENDS && LA_STATE == STATE, "sizes that the host allocates by");
 
 // a chunk's rows of a tensor, both panels
 LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
@@ -145,8 +127,8 @@ LA_DEVICE void token_operands(u32 (&a)[4][4], const float (&x)[8][4]) {
             a[k][2 * h + 1] = pack_bf16(x[2 * k + h][2], x[2 * k + h][3]);
         }
 }
-// operands V^T - e S K^T of a warp's 16 value rows; recalled is S K^T, e points at this lane's column
-LA_DEVICE void error_operands(u32 (&a)[4][4], const float (&recalled)[8][4], u32 values, int column, const float* e, int lane, bool with_values = true) {
+// operands V^T - e S K^T of a warp's 16 value rows; predicted is S K^T, e points at this lane's column
+LA_DEVICE void error_operands(u32 (&a)[4][4], const float (&predicted)[8][4], u32 values, int column, const float* e, int lane, bool with_values = true) {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         u32 v[4] = {0, 0, 0, 0};
@@ -154,24 +136,53 @@ LA_DEVICE void error_operands(u32 (&a)[4][4], const float (&recalled)[8][4], u32
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float2 y = pair_at(e, 16 * k + 8 * h);
-            const float (&z)[4] = recalled[2 * k + h];
+            const float (&z)[4] = predicted[2 * k + h];
             a[k][2 * h] = pack_bf16(low_bf16(v[2 * h]) - y.x * z[0], high_bf16(v[2 * h]) - y.y * z[1]);
             a[k][2 * h + 1] = pack_bf16(low_bf16(v[2 * h + 1]) - y.x * z[2], high_bf16(v[2 * h + 1]) - y.y * z[3]);
         }
     }
 }
-// accumulators of N products with panels read along or across, of 16 columns each
-template <int ACROSS, int N> LA_DEVICE void multiply(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
+// products with N operands of 16 columns each: C = A B^T (panels read along), C = A B (across), C += A B
+template <int N> LA_DEVICE void multiply_ABt(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
 #pragma unroll
-    for (int k = 0; k < N; k++) product<0, ACROSS>(c, a[k], b + (ACROSS ? Tokens::across(k) : Tokens::along(k)), k > 0);
+    for (int k = 0; k < N; k++) product_ABt(c, a[k], b + Tokens::along(k), k > 0);
 }
-template <int ACROSS, int N> LA_DEVICE void multiply_more(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {   // added
+template <int N> LA_DEVICE void multiply_AB(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
 #pragma unroll
-    for (int k = 0; k < N; k++) product<0, ACROSS>(c, a[k], b + (ACROSS ? Tokens::across(k) : Tokens::along(k)), true);
+    for (int k = 0; k < N; k++) product_AB(c, a[k], b + Tokens::across(k), k > 0);
 }
-LA_DEVICE void multiply_wide(float (&c)[16][4], const u32 (&a)[4][4], u64 b) {
+template <int N> LA_DEVICE void add_AB(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) product_wide(c, a[k], b + Tokens::across(k));
+    for (int k = 0; k < N; k++) product_AB(c, a[k], b + Tokens::across(k), true);
+}
+LA_DEVICE void add_AB_wide(float (&c)[16][4], const u32 (&a)[4][4], u64 b) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) product_AB_wide(c, a[k], b + Tokens::across(k));
+}
+
+// the same, begun: accumulators that nothing else reads or writes until the products have been waited for
+template <int N> LA_DEVICE void begin_ABt(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
+    accumulator_fence(c);
+    products_begin();
+    multiply_ABt(c, a, b);
+    products_commit();
+}
+template <int N> LA_DEVICE void begin_AB(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
+    accumulator_fence(c);
+    products_begin();
+    multiply_AB(c, a, b);
+    products_commit();
+}
+LA_DEVICE void begin_add_AB(float (&c)[16][4], const u32 (&a)[4][4], u64 b) {
+    accumulator_fence(c);
+    products_begin();
+    add_AB_wide(c, a, b);
+    products_commit();
+}
+// waits for all but N groups of products, of which the last one waited for is in c
+template <int N, int TILES> LA_DEVICE void end_products(float (&c)[TILES][4]) {
+    products_wait<N>();
+    accumulator_fence(c);
 }
 
 // 1 / |x| of the rows of a warp's 16 that a lane has in accumulators, and of row lane / 2
@@ -193,32 +204,31 @@ struct Lengths {
     }
 };
 
-// P_ij = scale D_ij q_i.k_j for j <= i, 0 above, by a warpgroup; c: sums of log decays. With LA_UNIT P has rq_i and rk_j, which
-// is in `block`, e_i rq_i takes the place of c_i, and rq goes to the block if it is asked for.
-LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int warp, int lane, char* block, bool keeps_lengths) {
+// P_ij = scale E_ij q_i.k_j for j <= i, 0 above, by a warpgroup; c: sums of log decays. With LA_UNIT P has rq_i and rk_j, which
+// is in the checkpoint `block`, e_i rq_i takes the place of c_i, and rq goes to the checkpoint with stores_lengths.
+LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int warp, int lane, char* block, bool stores_lengths) {
     const u64 a = panel_descriptor(q), b = panel_descriptor(k);
     const int row = lane >> 2, column = (lane & 3) * 2;
 #if LA_UNIT
-    float2 keys[8];   // rk, asked for early
+    float2 keys[8];   // rk, loaded early
 #pragma unroll
     for (int n = 0; n < 8; n++) keys[n] = pair_at((const float*)(block + AT_KEY), 8 * n + column);
 #endif
     float p[8][4];
-    products_done(p);
+    accumulator_fence(p);
     products_begin();
 #pragma unroll
-    for (int d = 0; d < WIDE / 16; d++) product<0, 0>(p, a + Tokens::along(d), b + Tokens::along(d), d > 0);
+    for (int d = 0; d < WIDE / 16; d++) product_ABt(p, a + Tokens::along(d), b + Tokens::along(d), d > 0);
     products_commit();
     const float ci[2] = {c[16 * warp + row], c[16 * warp + row + 8]};
     float to[2] = {scale, scale};
 #if LA_UNIT
     const Lengths lengths(q, warp, lane);
-    if (keeps_lengths && !(lane & 1)) ((float*)(block + AT_QUERY))[16 * warp + (lane >> 1)] = lengths.own;
+    if (stores_lengths && !(lane & 1)) ((float*)(block + AT_QUERY))[16 * warp + (lane >> 1)] = lengths.own;
     to[0] *= lengths.of[0];
     to[1] *= lengths.of[1];
 #endif
-    products_wait<0>();
-    products_done(p);
+    end_products<0>(p);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 x[4] = {0, 0, 0, 0};

@@ -1,37 +1,24 @@
-// What the portable kernels of the delta rule are given (the equations are delta.cuh's), and operands of a warp's value rows.
+// What the portable kernels of the delta rule share (the equations are in delta.cuh): places of chunks, and operands of a warp's value rows.
 #pragma once
+#include "arguments/matrix_state/DeltaScanArguments.cuh"
 #include "attention/gram.cuh"
 #include "attention/store.cuh"
-#include "attention/walk.cuh"
+#include "attention/traversal.cuh"
 
-#ifndef LA_OWN      // 1: erase vectors r of their own read the state, 0: the keys do
-#define LA_OWN 0
+#ifndef LA_SEPARATE_ERASE_KEY      // 1: erase vectors r of their own read the state, 0: the keys do
+#define LA_SEPARATE_ERASE_KEY 0
 #endif
 #ifndef LA_BEFORE   // 1: r reads the state before it decays
 #define LA_BEFORE 0
 #endif
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta^2
 
-struct Gate { const float* data; i64 batch, token, head; int group, unused; };   // strides in floats; null: no decay
-
-struct DeltaScanArguments {
-    Rows q, k, v, out, r;        // reverse: v is dout, out is dv; r: erase vectors, where they are not the keys
-    Rows writes;                 // what the chunks write, in reverse dv; float16 has both over beta, which if small leaves it no digits
-    Gate g, beta;
-    const i64* offsets;          // of a ragged batch, else null
-    char *inverses, *states;     // of every chunk: A, C x C elements of a gram matrix; the state before it, in reverse after it
-    States start, end; int start_group, end_group;   // heads that share one; start_group 0: start has one a segment
-    States transfers;            // what segments multiply the state by: (slots, segments, K, K)
-    i64 slots;                   // chunks of a head over the whole batch
-    int T, heads, segments, chunks;                  // chunks: of a segment
-    float scale; int unused;
-};
-
 // number of a chunk among all
 template <int C, class Arguments> LA_DEVICE i64 chunk_number(const Arguments& a, const Sequence& s, i64 slot, int head, int chunk) {
     const i64 n = slot / a.heads, first = a.offsets ? s.first / C + n : n * ((a.T + C - 1) / C);
     return head * a.slots + first + chunk;
 }
+static_assert(LA_INVERSE == LA_C * LA_C * Element::GRAM_BYTES, "the size that the host allocates by");
 // the place of a chunk's A
 template <int C> LA_DEVICE char* inverse_of(const DeltaScanArguments& a, const Sequence& s, i64 slot, int head, int chunk) {
     return a.inverses + chunk_number<C>(a, s, slot, head, chunk) * (C * C * Element::GRAM_BYTES);
@@ -82,11 +69,7 @@ template <int RUN, class X, int TILES, int KP> LA_DEVICE void read_state(float (
         for (int i = 0; i < RUN; i += 16) {
             typename Element::B b[2];
             load_b_rows<Element, X>(b, x, first + i, d, lane);
-#pragma unroll
-            for (int m = 0; m < TILES; m++) {
-                Element::multiply(c[m][i / 8], s[m], b[0]);
-                Element::multiply(c[m][i / 8 + 1], s[m], b[1]);
-            }
+            multiply_pair<Element>(c, i / 8, s, b);
         }
     }
 }
@@ -137,14 +120,14 @@ template <int C, class X, int TILES, int KP, class F> LA_DEVICE void write_rows(
 LA_DEVICE const float* betas_of(const Gate& beta, const Sequence& s, int head) {   // of a sequence, beta.token apart
     return beta.data + s.row * beta.batch + s.first * beta.token + (u32)head / (u32)beta.group * beta.head;
 }
-// accumulators (value row, token) over their token's beta, which lie in shared memory
+// accumulators (value row, token) divided by their token's beta, in shared memory
 template <int C, int TILES> LA_DEVICE void divide_by_beta(float (&x)[TILES][C / 8][4], u32 betas, int lane) {
 #pragma unroll
     for (int i = 0; i < C / 8; i++) {
         const float2 beta = load_shared2(betas + (i * 8 + (lane & 3) * 2) * 4);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
-            const float given = m ? beta.y : beta.x, y = 1.f / (given < SMALLEST ? SMALLEST : given);
+            const float b = m ? beta.y : beta.x, y = 1.f / (b < SMALLEST ? SMALLEST : b);
 #pragma unroll
             for (int n = 0; n < TILES; n++) {
                 x[n][i][m] *= y;

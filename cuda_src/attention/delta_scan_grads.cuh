@@ -1,37 +1,26 @@
-// What delta_scan_grads.cu is given; the chunk's products that every piece of the keys needs; and the gate's gradient.
+// For delta_scan_grads.cu: the chunk's products that every piece of the keys needs; and the gate's gradient.
 #pragma once
+#include "arguments/matrix_state/DeltaGradArguments.cuh"
 #include "attention/delta_scan.cuh"
-
-struct DeltaGradArguments {
-    Rows q, k, r, dout, dv, news;    // dv: dW, in float16 over beta; news: N, likewise
-    Rows dq, dk, dr;                 // of all heads
-    Gate g, beta;
-    const i64* offsets;              // of a ragged batch, else null
-    const char *states, *ends;       // S before and D after every chunk
-    float *dg, *dbeta;               // (tokens, heads)
-    i64 slots;                       // chunks of a head over the whole batch
-    int T, heads, segments, unused;  // segments: chunks of the longest sequence
-    float scale; int unused2;
-};
 
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, THREADS = 32 * WARPS, ROWS = C / 16, GROUPS = WARPS / ROWS;
 constexpr int KP = round_up(K, 16), VP = round_up(V, 16);
 typedef Tile<VP, Element::BYTES> Values;
 typedef Tile<C, Element::GRAM_BYTES> Gram;
-// shared memory: dout, dv, N whole, Z and Y, sums of decays, beta, gates, the parts of db of each group
-constexpr int AT_DOUT = 0, AT_DV = AT_DOUT + C * Values::ROW, AT_NEWS = AT_DV + C * Values::ROW, AT_READ = AT_NEWS + C * Values::ROW;
-constexpr int AT_RECALL = AT_READ + C * Gram::ROW, AT_DECAY = AT_RECALL + C * Gram::ROW, AT_BETAS = AT_DECAY + Decay<C>::FLOATS * 4;
+// shared memory: dout, dv, U whole, Z and Y, sums of decays, beta, gates, the parts of db of each group
+constexpr int AT_DOUT = 0, AT_DV = AT_DOUT + C * Values::ROW, AT_U = AT_DV + C * Values::ROW, AT_Z = AT_U + C * Values::ROW;
+constexpr int AT_Y = AT_Z + C * Gram::ROW, AT_DECAY = AT_Y + C * Gram::ROW, AT_BETAS = AT_DECAY + Decay<C>::FLOATS * 4;
 constexpr int AT_GATES = AT_BETAS + C * 4, AT_DOTS = AT_GATES + C * 4, AT_SMALL_END = AT_DOTS + GROUPS * 3 * C * 4 + 64;
 static_assert(WARPS % ROWS == 0 && WARPS <= 16, "warps are whole columns of row blocks");
 
-LA_DEVICE void load_writes(const DeltaGradArguments& a, const Walk<C, 1, false>& walk, u32 shared, int token, int thread) {
-    const Sequence& s = walk.sequence;
-    load_rows<Values, C, THREADS, V>(shared + AT_DOUT, rows_of(a.dout, s, walk.head), a.dout.token, token, s.T, 0, thread);
-    load_rows<Values, C, THREADS, V>(shared + AT_NEWS, rows_of(a.news, s, walk.head), a.news.token, token, s.T, 0, thread);
-    load_rows<Values, C, THREADS, V>(shared + AT_DV, rows_of(a.dv, s, walk.head), a.dv.token, token, s.T, 0, thread);
-    load_gates<C, THREADS>(shared + AT_GATES, walk.gates(a.g.data, a.g.batch, a.g.token, a.g.head, a.g.group), a.g.token, token, s.T, thread);
+LA_DEVICE void load_writes(const DeltaGradArguments& a, const Traversal<C, 1, false>& traversal, u32 shared, int token, int thread) {
+    const Sequence& s = traversal.sequence;
+    load_rows<Values, C, THREADS, V>(shared + AT_DOUT, rows_of(a.dout, s, traversal.head), a.dout.token, token, s.T, 0, thread);
+    load_rows<Values, C, THREADS, V>(shared + AT_U, rows_of(a.new_values, s, traversal.head), a.new_values.token, token, s.T, 0, thread);
+    load_rows<Values, C, THREADS, V>(shared + AT_DV, rows_of(a.dv, s, traversal.head), a.dv.token, token, s.T, 0, thread);
+    load_gates<C, THREADS>(shared + AT_GATES, traversal.gates(a.g), a.g.token, token, s.T, thread);
     for (int i = thread; i < C; i += THREADS) {
-        const float beta = token + i < s.T ? betas_of(a.beta, s, walk.head)[(token + i) * a.beta.token] : 0.f;
+        const float beta = token + i < s.T ? betas_of(a.beta, s, traversal.head)[(token + i) * a.beta.token] : 0.f;
         store_shared(shared + AT_BETAS + i * 4, beta < SMALLEST ? SMALLEST : beta);   // NaN stays NaN
     }
 }
@@ -42,7 +31,7 @@ template <class E, class X> LA_DEVICE void store_pair(u32 base, int row, int col
     else store_shared2(base + X::at(row, column), x, y);
 }
 // Row block `block` of Z (which 0) or Y (1), to shared memory; of Y also dbeta
-template <int WHICH> LA_DEVICE void store_product(const DeltaGradArguments& a, const Walk<C, 1, false>& walk, u32 shared, const Decay<C>& decay, int token, int block, int lane) {
+template <int WHICH> LA_DEVICE void store_product(const DeltaGradArguments& a, const Traversal<C, 1, false>& traversal, u32 shared, const Decay<C>& decay, int token, int block, int lane) {
     float p[ROWS][2][4];
 #pragma unroll
     for (int i = 0; i < ROWS * 8; i++) p[i >> 3][(i >> 2) & 1][i & 3] = 0.f;
@@ -53,12 +42,12 @@ template <int WHICH> LA_DEVICE void store_product(const DeltaGradArguments& a, c
         for (int j = 0; j < ROWS; j++)
             if (j <= block) {
                 Element::B b[2];
-                load_b_rows<Element, Values>(b, shared + AT_NEWS, 16 * j, v, lane);
+                load_b_rows<Element, Values>(b, shared + AT_U, 16 * j, v, lane);
                 Element::multiply(p[j][0], x, b[0]);
                 Element::multiply(p[j][1], x, b[1]);
             }
     }
-    const u32 to = shared + (WHICH ? AT_RECALL : AT_READ), betas = shared + AT_BETAS;
+    const u32 to = shared + (WHICH ? AT_Y : AT_Z), betas = shared + AT_BETAS;
     const int i0 = 16 * block + (lane >> 2), column = (lane & 3) * 2;
     const bool small = LA_DTYPE == 1;
     if (WHICH && lane >> 3 == (lane & 3)) {   // this lane has two elements of the diagonal
@@ -73,7 +62,7 @@ template <int WHICH> LA_DEVICE void store_product(const DeltaGradArguments& a, c
         for (int m = 0; m < 2; m++) {
             const int t = token + i0 + 8 * m;
             const float beta = load_shared(betas + (i0 + 8 * m) * 4);
-            if (t < walk.sequence.T) a.dbeta[(walk.sequence.index + t) * a.heads + walk.head] = small ? diagonal[m] : diagonal[m] / beta / beta;
+            if (t < traversal.sequence.T) a.dbeta[(traversal.sequence.index + t) * a.heads + traversal.head] = small ? diagonal[m] : diagonal[m] / beta / beta;
         }
     }
     float factor[2];
@@ -102,10 +91,10 @@ template <int WHICH> LA_DEVICE void store_product(const DeltaGradArguments& a, c
             }
 }
 // all of both: row blocks of Z from the first on, of Y from the last
-LA_DEVICE void store_products(const DeltaGradArguments& a, const Walk<C, 1, false>& walk, u32 shared, const Decay<C>& decay, int token, int warp, int lane) {
+LA_DEVICE void store_products(const DeltaGradArguments& a, const Traversal<C, 1, false>& traversal, u32 shared, const Decay<C>& decay, int token, int warp, int lane) {
     const int block = warp % ROWS;
-    if (warp < ROWS) store_product<0>(a, walk, shared, decay, token, block, lane);
-    if (GROUPS == 1 || (warp >= ROWS && warp < 2 * ROWS)) store_product<1>(a, walk, shared, decay, token, ROWS - 1 - block, lane);
+    if (warp < ROWS) store_product<0>(a, traversal, shared, decay, token, block, lane);
+    if (GROUPS == 1 || (warp >= ROWS && warp < 2 * ROWS)) store_product<1>(a, traversal, shared, decay, token, ROWS - 1 - block, lane);
 }
 
 // 16 rows and WIDTH columns of accumulators to rows of tokens in memory, first of them `token` and `column`; 16-bit ones by way of
@@ -139,7 +128,7 @@ template <class E, int WIDTH> LA_DEVICE void store_sums(char* rows, i64 stride, 
         }
 }
 
-// the parts of db of this warp's rows and columns, and of <S, D>
+// the parts of db of this warp's rows and columns, and of <S, dS>
 LA_DEVICE void store_dots(u32 shared, float (&reads)[2], float (&erases)[2], float (&writes)[2], float product, int warp, int group, int i0, int lane) {
 #pragma unroll
     for (int m = 0; m < 2; m++)
@@ -162,7 +151,7 @@ LA_DEVICE void store_dots(u32 shared, float (&reads)[2], float (&erases)[2], flo
 }
 
 // dg of the chunk by one warp, C / 32 tokens a lane. A hard reset's own gradient is 0, and the sum over later reads ends before it.
-LA_DEVICE void gate_gradients(const DeltaGradArguments& a, const Walk<C, 1, false>& walk, u32 shared, const Decay<C>& decay, int token, int lane) {
+LA_DEVICE void gate_gradients(const DeltaGradArguments& a, const Traversal<C, 1, false>& traversal, u32 shared, const Decay<C>& decay, int token, int lane) {
     constexpr int N = C / 32;
     float end = 0.f, x[N], before[N], sum = 0.f;
     bool reset[N];
@@ -207,6 +196,6 @@ LA_DEVICE void gate_gradients(const DeltaGradArguments& a, const Walk<C, 1, fals
     for (int i = N - 1; i >= 0; i--) {
         const int t = token + lane * N + i;
         later = x[i] + (i + 1 < N && reset[i + 1 < N ? i + 1 : 0] ? 0.f : later);
-        if (t < walk.sequence.T) a.dg[(walk.sequence.index + t) * a.heads + walk.head] = reset[i] ? 0.f : later + before[i] + end;
+        if (t < traversal.sequence.T) a.dg[(traversal.sequence.index + t) * a.heads + traversal.head] = reset[i] ? 0.f : later + before[i] + end;
     }
 }

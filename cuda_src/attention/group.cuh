@@ -1,6 +1,6 @@
 // What a warpgroup does between its products: decayed gram matrices, values as operands, dots with outputs, states at marks.
 #pragma once
-#include "attention/fill.cuh"
+#include "attention/producer.cuh"
 #include "attention/state.cuh"
 #include "tile/wgmma.cuh"
 
@@ -80,7 +80,7 @@ template <class X, int N> LA_DEVICE void store_state(u32 base, const u32 (&a)[N]
 }
 // S += A B, B's panels read across: a is one operand, b the descriptor of its sixteen rows
 template <class X, int COLUMNS, int FIRST = 0> LA_DEVICE void write_state(StateRows<1, COLUMNS>& S, const u32 (&a)[4], u64 b) {
-    product<FIRST, 1>(S.x[0], a, b, true);
+    product_AB<FIRST>(S.x[0], a, b, true);
     if constexpr (FIRST + 8 < COLUMNS / 8) write_state<X, COLUMNS, FIRST + 8>(S, a, b + X::panel(1));
 }
 // e^{start} of a lane's columns of the outputs, to be loaded ahead of their products' end

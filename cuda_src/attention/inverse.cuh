@@ -1,12 +1,12 @@
-// A = D . sqrt(beta_i) X sqrt(beta_j) of a chunk, X = (1 + L)^-1, L_ij = sqrt(beta_i) k_i.k_j sqrt(beta_j) for j < i, by four warps.
+// A = E . sqrt(beta_i) T_inv sqrt(beta_j) of a chunk, T_inv = (1 + L)^-1, L_ij = sqrt(beta_i) k_i.k_j sqrt(beta_j) for j < i, by four warps.
 //
-// The decay is taken out of the inverse and put back after it: with the factors D_ij = 2^(c_i - c_j) the inverse of 1 + D . L is
-// D . X. beta stands half on each side, so that a tiny one keeps its digits in 16 bits. Diagonal blocks of 16 rows are inverted
+// The decay is taken out of the inverse and put back after it: with the factors E_ij = 2^(c_i - c_j) the inverse of 1 + E . L is
+// E . T_inv. Half of beta is on each side, so that a tiny one keeps its digits in 16 bits. Diagonal blocks of 16 rows are inverted
 // by substitution in float32; block columns follow from them,
 //
-//     X_IJ = -X_II sum over J <= M < I of L_IM X_MJ
+//     T_IJ = -T_II sum over J <= M < I of L_IM T_MJ
 //
-// with operands in float16 (X is of the order of 1) and sums in float32. A warp makes a row block of L, and a block column of X,
+// with operands in float16 (T_inv is of the order of 1) and sums in float32. A warp makes a row block of L, and a block column of T_inv,
 // transposed, so that each accumulator is the next operand A.
 //
 // Where keys repeat, A = 1 - k.k below the diagonal loses its digits in bfloat16, and each row the same ones: what a chunk adds
@@ -27,13 +27,12 @@ LA_DEVICE u32 columns_at(int row, int column, int lane) {   // of two B, rows of
 // K K^T by the warpgroup: row block `warp` of it in warp `warp`
 LA_DEVICE void key_gram(float (&x)[8][4], u32 k) {
     const u64 keys = panel_descriptor(k);
-    products_done(x);
+    accumulator_fence(x);
     products_begin();
 #pragma unroll
-    for (int d = 0; d < WIDE / 16; d++) product<0, 0>(x, keys + Tokens::along(d), keys + Tokens::along(d), d > 0);
+    for (int d = 0; d < WIDE / 16; d++) product_ABt(x, keys + Tokens::along(d), keys + Tokens::along(d), d > 0);
     products_commit();
-    products_wait<0>();
-    products_done(x);
+    end_products<0>(x);
 }
 
 // 1 / |k| of a warp's 16 rows, from the diagonal of the gram

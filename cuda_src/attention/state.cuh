@@ -1,11 +1,7 @@
 // A warp's rows of the state, transposed (value row, key column), as accumulators of mma.cuh; and its places in memory.
 #pragma once
+#include "arguments/matrix_state/States.cuh"
 #include "attention/config.cuh"
-
-struct States {       // element (row, column) of slot n lies at data[n * slot + row * row_stride + column * column_stride]
-    float* data;
-    i64 slot, row, column;
-};
 
 // TILES tiles of 16 rows and COLUMNS columns, from row `first`; rows past ROWS and columns past WIDTH are zeros
 template <int TILES, int COLUMNS> struct StateRows {

@@ -20,7 +20,7 @@ LA_DEVICE void stage_rows(const float (&out)[TILES][C / 8][4], u32 base, int row
             if constexpr (X::BYTES == 2) {
                 const u32 p[4] = {E::pair(x[0], x[1]), E::pair(x[2], x[3]), E::pair(y[0], y[1]), E::pair(y[2], y[3])};
 #if __CUDA_ARCH__ >= 900
-                const int n = lane >> 3;   // the block whose row address this lane gives
+                const int n = lane >> 3;   // the block whose row address this lane provides
                 store_matrix_transposed(base + X::piece((i + (n >> 1)) * 8 + (lane & 7), v / 8 + (n & 1)), p[0], p[1], p[2], p[3]);
 #else
 #pragma unroll

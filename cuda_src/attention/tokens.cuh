@@ -1,13 +1,8 @@
-// Where the tokens of a sequence and a head lie. Strides are in bytes; a ragged batch is one row cut at `offsets`.
+// Addresses of the tokens of a sequence and a head. Strides are in bytes; a ragged batch is one row cut at `offsets`.
 #pragma once
+#include "arguments/ops/Rows.cuh"
 #include "attention/config.cuh"
 #include "tile/copy.cuh"
-
-struct Rows {          // an array (B, T, heads, width)
-    char* data;
-    i64 batch, token, head;
-    int group, unused;  // heads of the outputs that share one of its heads
-};
 
 struct Sequence {
     i64 row, first;    // batch row, first token in it

@@ -1,7 +1,7 @@
-// Barriers in shared memory (8 bytes each), for threads that fill a ring of stages and threads that use them (sm_90).
+// Barriers in shared memory (8 bytes each), for producers that fill a ring of stages and their consumers (sm_90).
 //
 // A barrier's phases are numbered by parity: 0, 1, 0, ...; each ends when `count` arrivals have come. Waiting for parity 1
-// of a fresh barrier returns at once: an empty ring is free.
+// of a new barrier returns at once: an empty ring is free.
 #pragma once
 #include "tile/types.cuh"
 
@@ -25,17 +25,17 @@ LA_DEVICE void warp_arrive(u32 a, int lane) {
     if (ARRIVALS > 1 || lane == 0) barrier_arrive(a);
 }
 // registers a thread of this warpgroup may have from here on
-template <int N> LA_DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
-template <int N> LA_DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> LA_DEVICE void release_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> LA_DEVICE void claim_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 
 // A ring of STAGES at `base`: a barrier `full` and a barrier `empty` each. Step n uses stage n % STAGES.
 template <int STAGES> struct Ring {
     static constexpr int BYTES = 16 * STAGES;
     u32 base;
-    __device__ __forceinline__ void init(int fill, int use) const {   // arrivals that make a stage full, and empty
+    __device__ __forceinline__ void init(int producers, int consumers) const {   // arrivals that make a stage full, and empty
         for (int s = 0; s < STAGES; s++) {
-            barrier_init(base + s * 16, fill);
-            barrier_init(base + s * 16 + 8, use);
+            barrier_init(base + s * 16, producers);
+            barrier_init(base + s * 16 + 8, consumers);
         }
     }
     __device__ __forceinline__ u32 full(int step) const { return base + step % STAGES * 16; }
@@ -43,10 +43,10 @@ template <int STAGES> struct Ring {
     __device__ __forceinline__ void wait_full(int step) const { barrier_wait(full(step), step / STAGES & 1); }
     __device__ __forceinline__ void wait_empty(int step) const { barrier_wait(empty(step), (step / STAGES & 1) ^ 1); }
     // of a thread whose copies and stores make up its share of a stage: two arrivals
-    __device__ __forceinline__ void filled(int step) const {
+    __device__ __forceinline__ void arrive_full(int step) const {
         barrier_arrive_copied(full(step));
         barrier_arrive(full(step));
     }
     // of a thread that has read all that it needs: one arrival
-    __device__ __forceinline__ void used(int step) const { barrier_arrive(empty(step)); }
+    __device__ __forceinline__ void arrive_empty(int step) const { barrier_arrive(empty(step)); }
 };

@@ -1,5 +1,5 @@
-// Copies by the engine for them (sm_90): boxes of a tensor whose layout a map tells, and runs of bytes. One thread asks. What
-// comes in is counted by a barrier; what goes out belongs to groups of the thread that asked.
+// Bulk copies by the copy engine (sm_90): boxes of a tensor described by a tensor map, and runs of bytes, issued by one thread.
+// Copies in are counted by a barrier; copies out belong to the bulk groups of the issuing thread.
 #pragma once
 #include "tile/barrier.cuh"
 
@@ -37,9 +37,9 @@ LA_DEVICE void run_out(void* to, u32 from, u32 bytes) {
 LA_DEVICE void out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 LA_DEVICE void out_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }   // their shared memory is free again
 
-// The four 8 x 8 blocks of 16-bit elements whose row addresses the lanes give, from registers as load_matrix has them
+// The four 8 x 8 blocks of 16-bit elements whose row addresses the lanes provide, from registers as load_matrix has them
 LA_DEVICE void store_matrix(u32 a, u32 x0, u32 x1, u32 x2, u32 x3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
 }
-// a value that the compiler makes anew where it is used: what hangs on it is not kept over a loop
-LA_DEVICE u32 fresh(u32 x) { asm volatile("" : "+r"(x)); return x; }
+// an opaque copy of a value: what the compiler derives from it is recomputed where it is used, not held over a loop
+LA_DEVICE u32 opaque(u32 x) { asm volatile("" : "+r"(x)); return x; }

@@ -7,12 +7,12 @@
 // Sums down the rows have one order for all LANES and SPLIT, and so the same bits: fours of rows i, i + LEAVES, ... are one
 // chain, a leaf; leaves are added to those LEAVES / 2 further on, these sums to those LEAVES / 4 further on, and so forth.
 #pragma once
-#include "tile/four.cuh"
-#include "tile/meeting.cuh"
+#include "tile/vec4.cuh"
+#include "tile/cross_warp.cuh"
 
 constexpr int LEAVES = 8;
 
-// 8 and 4 bytes that this kernel may write later; those beside them are asked for too, or (ROW) a warp asks for 256 itself
+// 8 and 4 bytes that this kernel may write later; prefetches those beside them to L2, or (ROW) a warp loads 256 itself
 template <bool ROW> LA_DEVICE uint2 load_eight_bytes(const void* p) {
     uint2 y;
     if constexpr (ROW) asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(y.x), "=r"(y.y) : "l"(p) : "memory");
@@ -40,7 +40,7 @@ template <int ROWS, int GROUPS> struct RowVector {     // what a lane needs of R
 
 template <int KIND, int ROWS, int GROUPS, int WIDE> struct PackedRows {   // the same as loaded
     static constexpr int SPAN = 4 * GROUPS, CHUNKS = (ROWS + SPAN - 1) / SPAN;
-    Four<KIND> x[CHUNKS];
+    Vec4<KIND> x[CHUNKS];
     __device__ __forceinline__ void load(const char* p, int group) {
         const int row = group * 4;
 #pragma unroll
@@ -53,7 +53,7 @@ template <int KIND, int ROWS, int GROUPS, int WIDE> struct PackedRows {   // the
 // the same where only the call knows the kind
 template <int ROWS, int GROUPS, int WIDE> struct AnyRows {
     static constexpr int SPAN = 4 * GROUPS, CHUNKS = (ROWS + SPAN - 1) / SPAN;
-    AnyFour<WIDE> x[CHUNKS];
+    AnyVec4<WIDE> x[CHUNKS];
     __device__ __forceinline__ void load(const char* p, int kind, int group) {
         p += group * 4 * bytes_of(kind);
 #pragma unroll
@@ -100,7 +100,7 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
     }
     __device__ __forceinline__ void clear() { each([](int, int, float& y) { y = 0.f; }); }
     // p: the first of the columns in row 0; `columns` of them exist (WIDE: a multiple of PER); zeros for the rest.
-    // PAST: past the L1 cache, of floats. Four lanes are half of what memory hands out at once: neighbouring warps read
+    // PAST: past the L1 cache, of floats. Vec4 lanes are half of what memory hands out at once: neighbouring warps read
     // the rest. KIND: how elements are stored; 16 bits are widened here, and rounded, to nearest even, in `store`.
     template <int PAST, int KIND>
     __device__ __forceinline__ void load(const typename StoredAs<KIND>::type* p, i64 stride, int columns, int lane) {
@@ -189,7 +189,7 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
     // This lane's columns of z X, z along the rows, each leaf begun with start(leaf of the lane, column): in all warps or,
     // without ALL, in the first.
     template <bool ALL, class Z, class F>
-    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, Meeting<SPLIT, PER>& warps, int lane, F start) const {
+    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, CrossWarpSum<SPLIT, PER>& warps, int lane, F start) const {
         float part[HELD][PER];
 #pragma unroll
         for (int m = 0; m < HELD; m++)
@@ -216,7 +216,7 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
                 for (int d = 16; d >= LANES; d >>= 1) sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], d);
     }
     template <bool ALL, class Z>
-    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, Meeting<SPLIT, PER>& warps, int lane) const {
+    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, CrossWarpSum<SPLIT, PER>& warps, int lane) const {
         dot<ALL>(sum, z, warps, lane, [](int, int) { return 0.f; });
     }
     // X += y^T z

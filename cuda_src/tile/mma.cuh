@@ -5,7 +5,7 @@
 //     A  a[0..7]  (g, 2j) (g, 2j+1) (g+8, 2j) (g+8, 2j+1), then the same with 8 columns more: two C tiles side by side
 //     B  b[0..3]  rows 2j, 2j+1, 2j+8, 2j+9 of column g
 // so accumulators are operands as they are. tf32 products take 8 columns at a time and number them 0 4 1 5 2 6 3 7: the
-// contraction may be walked in any order, and in this one 32-bit operands lie as 16-bit ones do.
+// contraction may be traversed in any order, and in this one 32-bit operands are laid out as 16-bit ones.
 #pragma once
 #include "tile/shared.cuh"
 
@@ -137,6 +137,15 @@ struct Float32 {
     }
 };
 
+// C += A B for TILES tiles of 16 rows and the two tiles i, i + 1 of 8 columns.
+template <class E, int TILES, int N> LA_DEVICE void multiply_pair(float (&c)[TILES][N][4], int i, const typename E::A (&a)[TILES], const typename E::B (&b)[2]) {
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+        E::multiply(c[m][i], a[m], b[0]);
+        E::multiply(c[m][i + 1], a[m], b[1]);
+    }
+}
+
 // Operands out of shared tiles. `base` is the tile's shared address; rows and columns start at multiples of 16.
 
 // A = X[row.., column..]
@@ -203,4 +212,4 @@ template <class E, class X> LA_DEVICE void load_b_columns(typename E::B (&b)[2],
         }
     }
 }
-// Bfloat16 and Float32 have one column() each: load_b_* asks only for the one that the tile's width needs.
+// Bfloat16 and Float32 have one column() each: load_b_* uses only the one that the tile's width needs.

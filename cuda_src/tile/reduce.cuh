@@ -22,8 +22,8 @@ template <int D, int HALF, int N> LA_DEVICE void exchange_half(float (&x)[N], in
     const bool upper = lane & D;
 #pragma unroll
     for (int i = 0; i < HALF; i++) {
-        const float given = upper ? x[i] : x[i + HALF], kept = upper ? x[i + HALF] : x[i];
-        x[i] = kept + __shfl_xor_sync(0xffffffffu, given, D);
+        const float sent = upper ? x[i] : x[i + HALF], own = upper ? x[i + HALF] : x[i];
+        x[i] = own + __shfl_xor_sync(0xffffffffu, sent, D);
     }
 }
 // Sums over the eight lanes that share lane & 3, N values a lane (a multiple of 8): each is left with one eighth of the N

@@ -1,5 +1,5 @@
 // A tile in shared memory: rows of COLUMNS elements of BYTES bytes, in pieces of 16 bytes that are permuted within a row
-// so that the 8 rows of one ldmatrix lie in 8 different groups of banks.
+// so that the 8 rows of one ldmatrix are in 8 different groups of banks.
 #pragma once
 #include "tile/types.cuh"
 
@@ -39,7 +39,7 @@ LA_DEVICE void load_matrix_transposed(u32 (&r)[4], u32 a) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a));
 }
-// An 8 x 8 block of 16-bit elements spread over a warp as by load_matrix, transposed.
+// An 8 x 8 block of 16-bit elements distributed over a warp as by load_matrix, transposed.
 LA_DEVICE u32 transpose_block(u32 x) {
     u32 r;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));

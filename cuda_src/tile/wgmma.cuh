@@ -1,7 +1,7 @@
 // Products by a warpgroup (four warps, sm_90a): C (64 x N) += A (64 x 16) B (16 x N) of bfloat16, in flight until awaited.
 //
 // Warp w of the group holds rows 16 w .. 16 w + 15 of C and of an A in registers, lane by lane as in mma.cuh, so that an
-// accumulator is the next A here too. B always lies in shared memory, A may, as panels:
+// accumulator is the next A here too. B is always in shared memory, A may be, as panels:
 //
 //     panels of 64 columns (128 bytes a row), whose 16-byte pieces are permuted within a row by the row's last three bits
 //
@@ -31,8 +31,8 @@ LA_DEVICE u64 panel_descriptor(u32 a) { return (u64)((a & 0x3ffff) >> 4) | 1ull 
 LA_DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 LA_DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> LA_DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// after the wait: keeps every use of an accumulator behind it
-template <int N> LA_DEVICE void products_done(float (&c)[N][4]) {
+// accumulator fence: no use of the registers moves across it; after a wait, and before products begin
+template <int N> LA_DEVICE void accumulator_fence(float (&c)[N][4]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])::"memory");
 }
@@ -66,3 +66,11 @@ LA_DEVICE void product(float (&c)[8][4], u64 a, u64 b, bool add) {
 #undef LA_TILE
 #undef LA_TILES4
 #undef LA_NAMES
+
+// By the order of the operands; a "t" is transposed as it lies in shared memory. A in registers, then in shared memory.
+template <int FIRST = 0, int N> LA_DEVICE void product_ABt(float (&c)[N][4], const u32 (&a)[4], u64 b, bool add) { product<FIRST, 0>(c, a, b, add); }
+template <int FIRST = 0, int N> LA_DEVICE void product_AB(float (&c)[N][4], const u32 (&a)[4], u64 b, bool add) { product<FIRST, 1>(c, a, b, add); }
+LA_DEVICE void product_ABt(float (&c)[8][4], u64 a, u64 b, bool add) { product<0, 0>(c, a, b, add); }
+LA_DEVICE void product_AB(float (&c)[8][4], u64 a, u64 b, bool add) { product<0, 1>(c, a, b, add); }
+LA_DEVICE void product_AtBt(float (&c)[8][4], u64 a, u64 b, bool add) { product<1, 0>(c, a, b, add); }
+LA_DEVICE void product_AtB(float (&c)[8][4], u64 a, u64 b, bool add) { product<1, 1>(c, a, b, add); }

@@ -1,1 +1,1 @@
-"""Floor 3: one file a variant: its card, its docstring, its change of variables and the transpose of that."""
+"""One file a variant: its spec, its docstring, its change of variables and the transpose of that."""

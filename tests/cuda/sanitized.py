@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import linattn_np as la
-from linattn_np.card import DRAWS
-from linattn_np.cores.matrix_state import cuda_delta_plan
+from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
+from linattn_np.sampling import DRAWS
 
 BOUND = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5, "tf32": 3e-3}  # of the norm; states grow along the tokens
 
@@ -90,7 +90,7 @@ CASES = [
     Case("delta_product", "bfloat16", 33, heads=(4, 2, 2), offsets=[0, 20, 33], steps=4),
     Case("delta_product", "bfloat16", 140, heads=(1, 1, 1), steps=8),
     Case("delta_product", "bfloat16", 80, heads=(2, 2, 4), offsets=[0, 37, 37, 80], raw=True),
-    Case("delta_product", "bfloat16", 30, steps=3),  # spread over the steps
+    Case("delta_product", "bfloat16", 30, steps=3),  # expanded to the steps
     # what no warpgroup products take: widths, dtypes, erase vectors of their own
     Case("gated_delta_rule", "bfloat16", 150, 60, 100, (2, 2, 2), [0, 80, 80, 150]),
     Case("gated_delta_rule", "bfloat16", 70, 50, 33, (2, 1, 1)),
@@ -110,12 +110,12 @@ FLOAT32 = ("beta", "u", "A_log", "dt_bias", "A", "D")  # whatever the dtype of t
 
 def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """(arrays of a call, initial state, cotangent of the output), rounded as the call will see them, in float64."""
-    card, rng, (Hq, Hk, H) = getattr(la, case.fn).card, np.random.default_rng(0), case.heads
+    card, rng, (Hq, Hk, H) = getattr(la, case.fn).spec, np.random.default_rng(0), case.heads
     sizes = {"T": case.T, "H": H, "Hq": Hq, "Hk": Hk, "K": case.K, "V": case.V, "n": case.steps}
     drawn = {}
     for n, given in card.arrays.items():
-        if case.raw or not given.turns:
-            letters = given.spec.split("|")[0].split()
+        if case.raw or not given.reinterprets:
+            letters = given.axes.split("|")[0].split()
             drawn[n] = DRAWS[given.draw](rng, (1,) * (letters[0] == "T") + tuple(sizes[c] for c in letters))
     if case.raw:
         drawn |= {n: drawn[n] * rng.uniform(0.3, 3.0, (*drawn[n].shape[:-1], 1)) for n in ("q", "k")}

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from linattn_np.__main__ import main
-from linattn_np.cores.kinds import Decay, Erase
-from linattn_np.cores.matrix_state import cuda_kernels, cuda_plan
-from linattn_np.cuda import compile as cuda_compile
-from linattn_np.cuda import nvrtc, sources
+from linattn_np.matrix_state.cuda import operands as cuda_operands
+from linattn_np.matrix_state.cuda import plan as cuda_plan
+from linattn_np.matrix_state.cuda import scan_launch as cuda_scan
+from linattn_np.matrix_state.types import Decay, Erase
+from linattn_np.runtime.cuda import compile as cuda_compile
+from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.warmup import SHARED, entries, raw_entries, step_entries, step_size_entries
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
@@ -52,9 +54,9 @@ def build(folder, **kwargs):
 
 
 def test_a_source_holds_all_that_it_includes():
-    source = sources.read("matrix_state/scan.cu")
+    source = sources.read("scan/scan.cu")
     assert {"attention/gram.cuh", "tile/types.cuh", "tile/mma.cuh"} <= set(source.headers)
-    assert source == sources.read("matrix_state/scan.cu")
+    assert source == sources.read("scan/scan.cu")
 
 
 def test_an_edited_header_recompiles(tiny, cache):
@@ -116,7 +118,7 @@ def test_no_cache_folder_is_no_error(tiny, tmp_path, monkeypatch):
 
 
 def test_processes_at_once_share_the_cache(tiny, cache):
-    program = ("import sys; from pathlib import Path; from linattn_np.cuda import compile as c, sources as s; "
+    program = ("import sys; from pathlib import Path; from linattn_np.runtime.cuda import compile as c, sources as s; "
                "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "
                "assert x.path.read_bytes() == x.cubin")
     running = [subprocess.Popen([sys.executable, "-c", program, str(tiny)]) for _ in range(4)]
@@ -126,7 +128,8 @@ def test_processes_at_once_share_the_cache(tiny, cache):
 
 def test_code_from_the_cache_needs_no_compiler(tiny, cache):
     """Not even loaded, until something must be compiled; a line that is no row of numbers is asked for again."""
-    program = ("import sys; from pathlib import Path; from linattn_np.cuda import compile as c, nvrtc, sources as s; "
+    program = ("import sys; from pathlib import Path; "
+               "from linattn_np.runtime.cuda import compile as c, nvrtc, sources as s; "
                "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "
                "assert c.architecture(90) == 'sm_90a'; print(len(x.log) > 0, nvrtc.library.cache_info().currsize)")
 
@@ -179,7 +182,7 @@ def operations(cubin):
 
 
 HMMA, HGMMA = {0x23C}, {0x9F0, 0xDF0}  # products of a warp; of a warpgroup, A in registers or in shared memory
-SMALL = (cuda_kernels.SEGMENTS, cuda_kernels.GATE, cuda_kernels.HEAD_SUMS)  # entries without products
+SMALL = (cuda_scan.SEGMENTS, cuda_scan.GATE, cuda_operands.HEAD_SUMS)  # entries without products
 
 
 @pytest.mark.parametrize(("arch", "dtype", "K", "V"), [

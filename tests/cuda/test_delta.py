@@ -6,9 +6,12 @@ import re
 
 import pytest
 
-from linattn_np.cores.matrix_state import cuda_delta_plan, cuda_delta_portable, cuda_kernels
-from linattn_np.cuda import compile as cuda_compile
-from linattn_np.cuda import nvrtc, sources
+from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
+from linattn_np.matrix_state.cuda import delta_portable_plan as cuda_delta_portable
+from linattn_np.matrix_state.cuda import operands as cuda_operands
+from linattn_np.matrix_state.cuda import shared_memory
+from linattn_np.runtime.cuda import compile as cuda_compile
+from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.warmup import SHARED, delta_entries
 
 from .test_compile import HGMMA, HMMA, operations, spilled
@@ -22,12 +25,12 @@ ALLOWANCE = {
     "grads": 16, "raw grads": 88, ("bfloat16", 128): 112, ("float16", 64): 16, ("float16", 128): 80,
     ("float32", 64): 16, ("float32", 128): 200, ("float32", 100): 200, ("float32", 256): 2500,
 }  # fmt: skip
-WITHOUT_PRODUCTS = (cuda_kernels.HEAD_SUMS, cuda_delta_portable.SEGMENTS)
+WITHOUT_PRODUCTS = (cuda_operands.HEAD_SUMS, cuda_delta_portable.SEGMENTS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_erase_vectors_of_their_own_compile(dtype):
-    kind = cuda_delta_portable.Kind(dtype, 64, 64, 16, True, own=True, before=True)
+    kind = cuda_delta_portable.Kind(dtype, 64, 64, 16, True, separate_erase_key=True, before=True)
     for how in cuda_delta_portable.passes(kind, 163 * 1024, True).values():
         code = cuda_compile.compile_source(sources.read(how.file), dict(how.constants), "sm_80", cached=False)
         assert spilled(code.log) <= ALLOWANCE.get((dtype, 64), 0), code.log
@@ -64,8 +67,8 @@ def test_every_entry_compiles(arch, dtype, K, V, decay):
 
 
 def test_shared_memory_of_every_plan_fits():
-    for kernel in cuda_delta_plan.KERNELS.values():
-        assert kernel.shared <= 227 * 1024
+    for name in cuda_delta_plan.KERNELS:
+        assert shared_memory.delta(name, True) <= 227 * 1024
     for capability, size in SHARED.items():
         for dtype in ("bfloat16", "float16", "float32"):
             for K in (1, 16, 100, 128, 129, 256):
@@ -76,11 +79,11 @@ def test_shared_memory_of_every_plan_fits():
 
 
 def test_what_is_cut_into_segments():
-    assert cuda_delta_portable.segments(32, 512) == 3  # three sums and one product for each of 32 heads at once
-    assert cuda_delta_portable.segments(67, 512) == 1
-    assert cuda_delta_portable.segments(16, 20) == 2
-    assert cuda_delta_plan.segments(32, 512) == 4
-    assert cuda_delta_plan.segments(256, 64) == 1
-    assert cuda_delta_plan.segments(8, 2048) == 16
-    assert cuda_delta_plan.segments(16, 128) == 7  # eight would be 416 blocks of sums on 396 places
-    assert cuda_delta_plan.segments(5, 27) == 3
+    assert cuda_delta_portable.segments(32, 512, 132) == 3  # three sums and one product for each of 32 heads at once
+    assert cuda_delta_portable.segments(67, 512, 132) == 1
+    assert cuda_delta_portable.segments(16, 20, 132) == 2
+    assert cuda_delta_plan.segments(32, 512, 132) == 4
+    assert cuda_delta_plan.segments(256, 64, 132) == 1
+    assert cuda_delta_plan.segments(8, 2048, 132) == 16
+    assert cuda_delta_plan.segments(16, 128, 132) == 7  # eight would be 416 blocks of sums on 396 places
+    assert cuda_delta_plan.segments(5, 27, 132) == 3

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from linattn_np.cores.matrix_state import cuda_kernels, cuda_plan
-from linattn_np.cuda import compile as cuda_compile
-from linattn_np.cuda import launch, nvrtc
+from linattn_np.matrix_state.cuda import plan as cuda_plan
+from linattn_np.matrix_state.cuda import scan_launch as cuda_scan
+from linattn_np.runtime.cuda import compile as cuda_compile
+from linattn_np.runtime.cuda import launch, nvrtc
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-CACHED = (launch.cupy, launch._unusable, launch._capability, launch._shared_limit, launch.prepare, launch._kernel)
+CACHED = (launch.cupy, launch._unusable, launch._capability, launch._shared_limit, launch._multiprocessors,
+          launch.prepare, launch._kernel)
 
 
 class Kernel:
@@ -36,7 +38,8 @@ def cupy(monkeypatch, tmp_path):
         return SimpleNamespace(get_function=lambda entry: Kernel(fake.loaded[-1], entry, fake.calls))
 
     fake.RawModule = raw_module
-    card = SimpleNamespace(compute_capability="80", attributes={"MaxSharedMemoryPerBlockOptin": 166912})
+    attributes = {"MaxSharedMemoryPerBlockOptin": 166912, "MultiProcessorCount": 108}
+    card = SimpleNamespace(compute_capability="80", attributes=attributes)
     fake.cuda = SimpleNamespace(Device=lambda n: card, runtime=SimpleNamespace(getDevice=lambda: 0))
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setenv("LINATTN_CACHE_DIR", str(tmp_path / "cache"))
@@ -48,12 +51,13 @@ def cupy(monkeypatch, tmp_path):
         function.cache_clear()
 
 
-SMALL = (cuda_kernels.GATE, cuda_plan.common_constants("bfloat16", True, False))
+SMALL = (cuda_scan.GATE, cuda_plan.common_constants("bfloat16", True, False))
 
 
 def test_a_kernel_is_loaded_once_and_launched_with_its_arguments(cupy):
     assert launch.unusable() is None
     assert launch.shared_limit() == 166912
+    assert launch.multiprocessors() == 108
     for blocks in (3, 0, 5):
         launch.launch(SMALL[0], "gate_grad", SMALL[1], blocks, 128, 1024, b"abcd")
     assert cupy.calls == [("gate_grad", (n,), (128,), b"abcd", 1024) for n in (3, 5)]
@@ -79,7 +83,7 @@ def test_several_are_compiled_together(cupy, monkeypatch):
         return compiled(*how)
 
     monkeypatch.setattr(cuda_compile, "compile_source", slow)
-    other = (cuda_kernels.SEGMENTS, cuda_plan.common_constants("bfloat16", True, False))
+    other = (cuda_scan.SEGMENTS, cuda_plan.common_constants("bfloat16", True, False))
     launch.prepare((SMALL, other), launch.capability())
     launch.launch(SMALL[0], "gate_grad", SMALL[1], 1, 128, 0, b"abcd")
     assert len(cupy.calls) == 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from linattn_np.cuda import launch, nvrtc
-from linattn_np.cuda.compile import architecture, compile_source
-from linattn_np.cuda.sources import of_text
+from linattn_np.runtime.cuda import launch, nvrtc
+from linattn_np.runtime.cuda.compile import architecture, compile_source
+from linattn_np.runtime.cuda.sources import of_text
 
 KINDS = {"bfloat16": (0, 2), "float16": (1, 2), "float32": (2, 4)}
 BOUND = {"bfloat16": 1e-6, "float16": 1e-6, "float32": 2e-6}  # inputs are exact: only the sums round

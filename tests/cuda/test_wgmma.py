@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from linattn_np.cuda import launch, nvrtc
-from linattn_np.cuda.compile import architecture, compile_source
-from linattn_np.cuda.sources import of_text
+from linattn_np.runtime.cuda import launch, nvrtc
+from linattn_np.runtime.cuda.compile import architecture, compile_source
+from linattn_np.runtime.cuda.sources import of_text
 
 # x, y: (64, 128), z: (64, 64), row by row; one warpgroup
 PRODUCTS = """
@@ -50,10 +50,10 @@ extern "C" __global__ void entry(const char* x, const char* y, const char* z, fl
     for (int t = 0; t < 4; t++) write_state<X>(S, operand[t], b + X::across(t));   // X[:, :64]^T Y
     products_commit();
     products_wait<0>();
-    products_done(p);
-    products_done(q);
-    products_done(r);
-    products_done(S.x[0]);
+    accumulator_fence(p);
+    accumulator_fence(q);
+    accumulator_fence(r);
+    accumulator_fence(S.x[0]);
     auto write = [&](float* out, int width, int n, const float (&c)[4]) {
         const int row = warp * 16 + (lane >> 2), column = n * 8 + (lane & 3) * 2;
         for (int i = 0; i < 4; i++) out[(row + (i >> 1) * 8) * width + column + (i & 1)] = c[i];
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) entry(const float* x, float
             ring.wait_empty(step);
             copy_in<4>(shared_address(&stages[step % STAGES][thread]), x + step * 256 + thread, true);
             stages[step % STAGES][128 + thread] = x[step * 256 + 128 + thread];
-            ring.filled(step);
+            ring.arrive_full(step);
         }
         copy_wait<0>();
     } else
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) entry(const float* x, float
             ring.wait_full(step);
             float sum = 0.f;
             for (int i = 0; i < 256; i++) sum += stages[step % STAGES][i];
-            ring.used(step);
+            ring.arrive_empty(step);
             sums[step * 128 + thread] = sum;
         }
 }

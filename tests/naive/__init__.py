@@ -5,33 +5,33 @@ v has one head a state. q and k may have fewer heads, each serving a group of st
 of them reading one state.
 """
 
-from tests.naive.based import based
-from tests.naive.comba import comba
-from tests.naive.delta_product import delta_product
-from tests.naive.delta_rule import delta_rule
-from tests.naive.dfw import dfw
-from tests.naive.dplr import dplr
-from tests.naive.gated_delta_rule import gated_delta_rule
-from tests.naive.gla import gla
-from tests.naive.gsa import abc, gsa
-from tests.naive.hgrn2 import hgrn2
-from tests.naive.iplr import iplr
-from tests.naive.kda import kda
-from tests.naive.lightning_attention import lightning_attention
-from tests.naive.linear_attention import linear_attention
-from tests.naive.longhorn import longhorn
-from tests.naive.mamba2 import mamba2
-from tests.naive.mesa_net import mesa_net
-from tests.naive.mlstm import mlstm
-from tests.naive.performer import performer
-from tests.naive.rebased import rebased
-from tests.naive.retention import retention
-from tests.naive.retnet import retnet
-from tests.naive.rfa import rfa
-from tests.naive.rwkv6 import rwkv6
-from tests.naive.rwkv7 import rwkv7
-from tests.naive.simple_gla import simple_gla
-from tests.naive.transxssm import transxssm
+from tests.naive.delta.comba import comba
+from tests.naive.delta.delta_product import delta_product
+from tests.naive.delta.delta_rule import delta_rule
+from tests.naive.delta.gated_delta_rule import gated_delta_rule
+from tests.naive.delta.kda import kda
+from tests.naive.delta.longhorn import longhorn
+from tests.naive.free.dplr import dplr
+from tests.naive.free.iplr import iplr
+from tests.naive.free.rwkv7 import rwkv7
+from tests.naive.no_erase.based import based
+from tests.naive.no_erase.dfw import dfw
+from tests.naive.no_erase.gla import gla
+from tests.naive.no_erase.gsa import abc, gsa
+from tests.naive.no_erase.hgrn2 import hgrn2
+from tests.naive.no_erase.lightning_attention import lightning_attention
+from tests.naive.no_erase.linear_attention import linear_attention
+from tests.naive.no_erase.mamba2 import mamba2
+from tests.naive.no_erase.mesa_net import mesa_net
+from tests.naive.no_erase.mlstm import mlstm
+from tests.naive.no_erase.performer import performer
+from tests.naive.no_erase.rebased import rebased
+from tests.naive.no_erase.retention import retention
+from tests.naive.no_erase.retnet import retnet
+from tests.naive.no_erase.rfa import rfa
+from tests.naive.no_erase.rwkv6 import rwkv6
+from tests.naive.no_erase.simple_gla import simple_gla
+from tests.naive.no_erase.transxssm import transxssm
 
 NAIVE = {
     "linear_attention": linear_attention,

@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 
 from tests.naive import NAIVE
-from tests.naive.comba import comba
-from tests.naive.delta_rule import delta_rule
-from tests.naive.dplr import dplr
-from tests.naive.gated_delta_rule import gated_delta_rule
-from tests.naive.gla import gla
-from tests.naive.iplr import iplr
-from tests.naive.kda import kda
-from tests.naive.lightning_attention import lightning_attention, slopes_by_name
-from tests.naive.linear_attention import linear_attention
-from tests.naive.mamba2 import mamba2
-from tests.naive.retention import retention
-from tests.naive.rwkv6 import rwkv6
-from tests.naive.rwkv7 import rwkv7
-from tests.naive.simple_gla import simple_gla
+from tests.naive.delta.comba import comba
+from tests.naive.delta.delta_rule import delta_rule
+from tests.naive.delta.gated_delta_rule import gated_delta_rule
+from tests.naive.delta.kda import kda
+from tests.naive.free.dplr import dplr
+from tests.naive.free.iplr import iplr
+from tests.naive.free.rwkv7 import rwkv7
+from tests.naive.no_erase.gla import gla
+from tests.naive.no_erase.lightning_attention import lightning_attention, slopes_by_name
+from tests.naive.no_erase.linear_attention import linear_attention
+from tests.naive.no_erase.mamba2 import mamba2
+from tests.naive.no_erase.retention import retention
+from tests.naive.no_erase.rwkv6 import rwkv6
+from tests.naive.no_erase.simple_gla import simple_gla
 
 B, T, H, K, V = 2, 7, 2, 4, 3
 rng = np.random.default_rng(5)

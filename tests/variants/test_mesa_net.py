@@ -16,7 +16,7 @@ CG = {"solver": "conjugate_gradients"}
 
 
 def drawn(seed=0, T=T, B=(2,), K=K, V=V, ridge="T H K", **sizes):
-    x = la.mesa_net.card.sample(np.random.default_rng(seed), B=B, T=T, H=H, K=K, V=V, **sizes)
+    x = la.testing.sample(la.mesa_net, np.random.default_rng(seed), B=B, T=T, H=H, K=K, V=V, **sizes)
     return x if ridge == "T H K" else x | {"ridge": np.random.default_rng(seed + 1).uniform(0.5, 1.5, (H, K))}
 
 
@@ -31,7 +31,7 @@ def results(x, dout=None, state=None, **options):
 @pytest.mark.parametrize("chunk_size", [1, 7, None, "parallel"])
 def test_conjugate_gradients_become_the_exact_solution(ridge, chunk_size):
     x = drawn(ridge=ridge)
-    state = la.mesa_net.card.sample_state(np.random.default_rng(2), (2,), H, K, V, {})
+    state = la.testing.sample_state(la.mesa_net, np.random.default_rng(2), (2,), {}, H=H, K=K, V=V)
     expected = results(x, state=state, chunk_size=chunk_size)
     for backend in ("numba", "chunks") if chunk_size != "parallel" else ("chunks",):
         found = results(x, state=state, chunk_size=chunk_size, backend=backend, **CG, iterations=60, tolerance=0.0)
@@ -62,7 +62,7 @@ def test_a_row_stops_at_its_own_residual(tolerance, backend):
     """V = K and values that make S the identity: out is x, and q - x (Z + ridge) its residual."""
     K, rng = 12, np.random.default_rng(0)
     x = drawn(B=(), T=30, K=K, V=K)
-    Z = la.mesa_net.card.sample_state(rng, (), H, K, K, {}).Z
+    Z = la.testing.sample_state(la.mesa_net, rng, (), {}, H=H, K=K, V=K).Z
     state = la.SolvedState(np.broadcast_to(np.eye(K), (H, K, K)), Z)
     x = x | {"v": np.zeros_like(x["v"]), "g": np.zeros_like(x["g"])}
     options = CG | {"iterations": 100, "tolerance": tolerance, "backend": backend}
@@ -176,7 +176,7 @@ HEADS = [{}, {"Hk": 1}, {"Hq": 1, "Hk": 1}, {"Hq": 1}, {"Hq": 4}]
 def test_compiled_iterations_are_the_array_calls(heads, options):
     x = drawn(B=(1,), T=70, **heads)
     lead = (6,) if options else (1,)
-    state = la.mesa_net.card.sample_state(np.random.default_rng(2), lead, H, K, V, {})
+    state = la.testing.sample_state(la.mesa_net, np.random.default_rng(2), lead, {}, H=H, K=K, V=V)
     solver = CG | {"iterations": 5, "tolerance": 1e-2}
     expected = results(x, state=state, backend="chunks", **solver, **options)
     for a, b in zip(results(x, state=state, backend="numba", **solver, **options), expected, strict=True):
@@ -215,8 +215,8 @@ def test_a_solved_state_is_not_read_without_a_ridge():
 def test_gradients_where_the_given_Z_is_not_symmetric(form):
     """x solves with Z + diag(ridge), its cotangent with the transpose: here they are two matrices."""
     rng = np.random.default_rng(0)
-    x = la.mesa_net.card.sample(rng, B=(2,), T=7, H=2, K=3, V=2)
-    state = la.mesa_net.card.sample_state(rng, (2,), 2, 3, 2, {})
+    x = la.testing.sample(la.mesa_net, rng, B=(2,), T=7, H=2, K=3, V=2)
+    state = la.testing.sample_state(la.mesa_net, rng, (2,), {}, H=2, K=3, V=2)
     turn = rng.standard_normal(state[1].shape)
     state = type(state)(state[0], state[1] + 0.5 * (turn - turn.swapaxes(-1, -2)))
     check_vjp(la.mesa_net, **x, state=state, **form)
@@ -224,7 +224,7 @@ def test_gradients_where_the_given_Z_is_not_symmetric(form):
 
 def test_a_singular_system_is_named_by_its_token_and_head():
     """Of the whole packed row, of all heads of states."""
-    x = la.mesa_net.card.sample(np.random.default_rng(0), B=(1,), T=9, H=4, Hq=2, Hk=2, K=1, V=2)
+    x = la.testing.sample(la.mesa_net, np.random.default_rng(0), B=(1,), T=9, H=4, Hq=2, Hk=2, K=1, V=2)
     x["ridge"] = np.ones((1, 9, 4, 1))
     for token, head in ((0, 0), (4, 1), (6, 2), (8, 3)):
         ridge, beta = x["ridge"].copy(), x["beta"].copy()

@@ -14,7 +14,7 @@ STEP = 1e-30
 
 
 def drawn(seed=0, T=T, B=(2,), **options):
-    x = la.mlstm.card.sample(np.random.default_rng(seed), B=B, T=T, H=H, K=K, V=V)
+    x = la.testing.sample(la.mlstm, np.random.default_rng(seed), B=B, T=T, H=H, K=K, V=V)
     return x | {"i": 2 * x["i"], "f": 3 + 2 * np.random.default_rng(seed + 1).standard_normal(x["f"].shape)}
 
 
@@ -62,7 +62,7 @@ def test_any_gauge_is_the_same_state(options):
     ragged, rng = "cu_seqlens" in options, np.random.default_rng(3)
     x = drawn(B=(1,) if ragged else (2,))
     lead = (5,) if ragged else (2,)
-    state = la.mlstm.card.sample_state(rng, lead, H, K, V, {})
+    state = la.testing.sample_state(la.mlstm, rng, lead, {}, H=H, K=K, V=V)
     c = rng.uniform(-3, 3, (*lead, H))
     other = la.StabilisedState(np.exp(-c)[..., None, None] * state.S, np.exp(-c)[..., None] * state.n, state.m + c)
     results = []
@@ -89,7 +89,7 @@ def test_gradients_through_m(options):
         x["i"], x["f"] = np.minimum(x["i"], 1) - 4, x["f"] - 6 * ("forget_gate" in options)
         if t is not None:
             x["i"][:, t - 1] = 2.5
-        state = la.mlstm.card.sample_state(np.random.default_rng(0), (1,), H, K, V, {})
+        state = la.testing.sample_state(la.mlstm, np.random.default_rng(0), (1,), {}, H=H, K=K, V=V)
         check_vjp(la.mlstm, **x, state=state, **options)
 
 
@@ -134,7 +134,7 @@ def test_float32_holds_for_gates_of_thirty_over_16384_tokens(kind, backend):
 def test_float32_stays_finite_with_signed_vectors():
     rng = np.random.default_rng(1)
     for kind in KINDS:
-        x = la.mlstm.card.sample(rng, B=(1,), T=2048, H=1, K=8, V=4)
+        x = la.testing.sample(la.mlstm, rng, B=(1,), T=2048, H=1, K=8, V=4)
         x["i"], x["f"] = gates(kind, rng, (1, 2048, 1))
         found, pullback = la.vjp(la.mlstm, **{n: y.astype(np.float32) for n, y in x.items()}, return_state=True)
         assert all(np.isfinite(y).all() for y in parts(found) + parts(pullback(*found)))

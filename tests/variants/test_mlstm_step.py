@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np import alike
+from linattn_np.call import replay
 
 pytest.importorskip("llvmlite")
 
 
 def walk(arrays, options, overwrite, again):
     """(outputs, last state, how many calls were remembered) of tokens 3 to 9, one at a time."""
-    alike._known.clear()
+    replay.clear()
     state = la.mlstm(**{n: x[:, :3] for n, x in arrays.items()}, return_state=True, **options).state
     state, outs, made = type(state)(*(np.array(S) for S in state)), [], 0
     for t in range(3, 10):
         if not again:
-            alike._known.clear()
+            replay.clear()
         token = {n: x[:, t : t + 1].copy() for n, x in arrays.items()}
         if overwrite:
             outs.append(la.mlstm(**token, state=state, overwrite_state=True, **options))
         else:
             out, state = la.mlstm(**token, state=state, return_state=True, **options)
             outs.append(out)
-        made += sum(call is not None for call in alike._known.values())
+        made += sum(call is not None for call in replay._plans.values())
     return outs, state, made
 
 
@@ -34,7 +34,7 @@ def walk(arrays, options, overwrite, again):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_step_made_again_has_the_bits_of_the_first(dtype, options, overwrite):
     rng = np.random.default_rng(0)
-    arrays = {n: x.astype(dtype) for n, x in la.mlstm.card.sample(rng, T=10, H=4, K=7, V=5, Hk=2).items()}
+    arrays = {n: x.astype(dtype) for n, x in la.testing.sample(la.mlstm, rng, T=10, H=4, K=7, V=5, Hk=2).items()}
     outs, state, made = walk(arrays, options, overwrite, True)
     others, other, _ = walk(arrays, options, overwrite, False)
     assert made
@@ -46,7 +46,7 @@ def test_a_step_made_again_has_the_bits_of_the_first(dtype, options, overwrite):
 def test_gates_far_apart_in_a_step_made_again():
     """A gate that shuts all that was, an input gate that shuts the token, and neither is read: 0, not NaN."""
     rng = np.random.default_rng(1)
-    arrays = la.mlstm.card.sample(rng, T=10, H=4, K=7, V=5, Hk=2)
+    arrays = la.testing.sample(la.mlstm, rng, T=10, H=4, K=7, V=5, Hk=2)
     arrays["i"][:, 4], arrays["f"][:, 5], arrays["q"][:, 6] = -np.inf, -1e4, 0.0
     outs, state, made = walk(arrays, {}, False, True)
     others, other, _ = walk(arrays, {}, False, False)
@@ -59,7 +59,7 @@ def test_gates_far_apart_in_a_step_made_again():
 def test_a_state_whose_parts_share_memory_is_not_overwritten_too_early():
     rng = np.random.default_rng(2)
     room = rng.standard_normal((1, 2, 3, 4))
-    arrays = la.mlstm.card.sample(rng, B=(1,), T=1, H=2, K=3, V=3)
+    arrays = la.testing.sample(la.mlstm, rng, B=(1,), T=1, H=2, K=3, V=3)
     m = np.zeros((1, 2))
     expected = la.mlstm(**arrays, state=(room[..., :3].copy(), room[..., 3].copy(), m), return_state=True)
     for _ in range(3):

@@ -1,0 +1,200 @@
+// A few tokens of a head, as the recurrence is defined, with the state S (K, V) in registers from token to token:
+//
+//     S~ = diag(e^{g_t}) S_{t-1} diag(e^{gv_t})
+//     LA_ERASE 0  S_t = S~ + k_t^T v_t
+//              1  S_t = S~ + k_t^T beta_t (v_t - r_t S~)      or r_t S_{t-1} (LA_ERASE_BEFORE)
+//              2  S_t = S~ + k_t^T v_t + b_t^T (a_t S_{t-1})
+//     LA_READ  1  out_t = read q_t S_t
+//              2  out_t = read (q_t S_{t-1} + (q_t (.) u) k_t^T v_t)      u with LA_BONUS
+//              0  no queries
+//
+// States are read as LA_START and written as LA_END says: 0 bfloat16, 1 float16, 2 float32; they are float32 in between.
+// LA_SPLIT warps own LA_LANES LA_PER value columns, each its share of the rows. A state is read and written once. LA_ONE: each
+// sequence has one token, each state one query, rows of a state are contiguous, strides fit 32 bits.
+#include "attention/tokens.cuh"
+#include "tile/columns.cuh"
+
+constexpr int K = LA_K, V = LA_V, WARPS = LA_WARPS, PER = LA_PER, LANES = LA_LANES, WIDE = LA_WIDE, KIND = LA_DTYPE;
+constexpr int SPLIT = LA_SPLIT, TILES = WARPS / SPLIT, TILE = LANES * PER, PARTS = (V + TILE * TILES - 1) / (TILE * TILES);
+constexpr bool EARLY = K <= 128 || SPLIT > 1;   // queries are loaded with the keys, or, for want of registers, when needed
+typedef Columns<K, PER, LANES, WIDE, SPLIT> State;
+typedef PackedRows<KIND, K, State::GROUPS, WIDE> Keys;
+typedef CrossWarpSum<SPLIT, PER> Warps;
+
+// A division that does not keep the first load waiting: x = ceil(2^32 / d), 0 for d = 1; exact while n d < 2^32.
+struct Inverse {
+    u32 x;
+    __device__ __forceinline__ u32 divide(u32 n) const { return x ? __umulhi(n, x) : n; }
+};
+#include "arguments/matrix_state/StepArguments.cuh"
+
+LA_DEVICE i64 place_of(const void* slots, int slot_bytes, u32 n) {
+    return slots == nullptr ? n : slot_bytes == 4 ? ((const int*)slots)[n] : ((const i64*)slots)[n];
+}
+struct TokenVectors {          // one array along the tokens of a sequence and head
+    const char* at;
+    i64 token;
+    __device__ __forceinline__ TokenVectors(const char* data, const Vectors& x, const Sequence& s, int head) {
+        const int h = x.group.divide(head);
+        if constexpr (LA_ONE) at = data + multiply_add(h, (int)x.head, multiply_add((int)s.row, (int)x.batch, 0));
+        else at = data + s.row * x.batch + s.first * x.token + h * x.head;
+        token = x.token;
+    }
+    __device__ __forceinline__ const char* operator()(int t) const { return LA_ONE ? at : at + t * token; }
+};
+// a head's state, and the way from a row to the next
+template <class P> LA_DEVICE P state_at(P states, i64 place, int head, i64 by_place, i64 by_head) {
+    if constexpr (LA_ONE) return states + multiply_add(head, (int)by_head, multiply_add((int)place, (int)by_place, 0));
+    else return states + place * by_place + head * by_head;
+}
+LA_DEVICE i64 row_stride(i64 by_row) { return LA_ONE ? V : by_row; }
+
+LA_DEVICE float decay_of(float g) { return exp2_approx(g * 1.4426950408889634f); }   // e^g
+
+// A lane's value columns of a token: v as loaded; gv, of a kind that the call knows; out.
+struct Values {
+    static constexpr bool VEC4 = WIDE && PER == 4;
+    Vec4<KIND> vec;
+    float single[PER];
+    __device__ __forceinline__ void load(const char* p, int column) {
+        if constexpr (VEC4) vec.template load<1>(p + column * bytes_of(KIND), V % TILE ? V - column : 4);
+        else
+#pragma unroll
+            for (int j = 0; j < PER; j++) {
+                const int c = column + j * State::STEP;
+                single[j] = c < V ? load_element<KIND>(p + c * bytes_of(KIND)) : 0.f;
+            }
+    }
+    __device__ __forceinline__ float operator[](int j) const {
+        if constexpr (VEC4) return vec[j];
+        else return single[j];
+    }
+};
+struct Gates {
+    AnyElement x[PER];
+    __device__ __forceinline__ void load(const char* p, int column, int kind) {
+#pragma unroll
+        for (int j = 0; j < PER; j++) {
+            const int c = column + j * State::STEP;
+            x[j].x = 0;
+            if (c < V) x[j].load(p + c * bytes_of(kind), kind);
+        }
+    }
+};
+LA_DEVICE void store_values(char* p, const float (&x)[PER], int column) {
+    if constexpr (WIDE && PER == 4) {
+        if (column < V) store_vec4<KIND>(p + column * bytes_of(KIND), x);
+    } else
+#pragma unroll
+        for (int j = 0; j < PER; j++)
+            if (column + j * State::STEP < V) store_element<KIND>(p + (column + j * State::STEP) * bytes_of(KIND), x[j]);
+}
+
+// Blocks of a multiprocessor that registers are allotted for; compute capability 80 needs a few more of them.
+#ifdef __CUDA_ARCH__
+constexpr int BLOCKS = __CUDA_ARCH__ < 900 && LA_BLOCKS > 1 ? LA_BLOCKS - 1 : LA_BLOCKS;
+#else
+constexpr int BLOCKS = LA_BLOCKS;
+#endif
+extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __grid_constant__ StepArguments a) {
+    const int thread = threadIdx.x % (32 * SPLIT), lane = thread & 31, group = thread / LANES;   // of the warps of a tile
+    const int in_block = threadIdx.x / (32 * SPLIT);
+    const u32 block = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
+    const u32 guess = a.heads_inverse.divide(block), n = guess - (guess * a.heads > block), head = block - n * a.heads;
+    const int tile = (part * TILES + in_block) * TILE, column = tile + State::first(thread);
+    if (V % (TILE * TILES) && tile >= V) return;
+    const int columns = V % TILE ? V - tile : TILE, readers = LA_ONE ? 1 : a.readers;
+    const Sequence s = LA_ONE ? Sequence{n, 0, n, 1} : sequence_of(a.offsets, n, a.T);
+
+    __shared__ typename Warps::Part places[TILES][2][SPLIT][32];   // not there with one warp
+    Warps warps = {places[in_block], thread >> 5, in_block, 0};
+    State S;
+    const i64 from = place_of(a.start_slots, a.slot_bytes, n), to = a.end_slots == nullptr ? n : from;
+    const StoredAs<LA_START>::type* start = state_at(a.start, from, head, a.start_slot, a.start_head) + tile;
+    if (a.start == nullptr || (u64)from >= (u64)a.places) S.clear();
+    else if (!LA_ONE && LANES == 8 && a.past) S.template load<1, LA_START>(start, row_stride(a.start_row), columns, thread);
+    else S.template load<0, LA_START>(start, row_stride(a.start_row), columns, thread);
+    const TokenVectors k_of(a.k, a.at_k, s, head), v_of(a.v, a.at_v, s, head), q_of(a.q, a.at_q, s, head * readers);
+    const TokenVectors g_of(a.g, a.at_g, s, head), gv_of(a.gv, a.at_gv, s, head), r_of(a.r, a.at_r, s, head);
+    const TokenVectors beta_of(a.beta, a.at_beta, s, head), a_of(a.a, a.at_a, s, head), b_of(a.b, a.at_b, s, head);
+    const TokenVectors out_of(a.out, a.at_out, s, head * readers);
+
+    auto store_state = [&] {
+        if (a.end == nullptr || (u64)to >= (u64)a.places) return;
+        StoredAs<LA_END>::type* end = state_at(a.end, to, head, a.end_slot, a.end_head) + tile;
+        if (!LA_ONE && LANES == 8 && a.past) S.template store<1, LA_END>(end, row_stride(a.end_row), columns, thread);
+        else S.template store<0, LA_END>(end, row_stride(a.end_row), columns, thread);
+    };
+    auto token = [&](int t) {
+        Keys k, q, x, b;             // x: what erases, r or a
+        Values v_in;
+        Gates gv_in;
+        AnyElement beta_in, all_in;
+        AnyRows<K, State::GROUPS, WIDE> decay_in, u_in;
+        k.load(k_of(t), group);
+        if constexpr (LA_ERASE == 1 && LA_SEPARATE_ERASE_KEY) x.load(r_of(t), group);
+        if constexpr (LA_ERASE == 2) {
+            x.load(a_of(t), group);
+            b.load(b_of(t), group);
+        }
+        if constexpr (LA_DECAY == 1) all_in.load(g_of(t), a.at_g.kind);
+        if constexpr (LA_DECAY == 2) decay_in.load(g_of(t), a.at_g.kind, group);
+        if constexpr (LA_ERASE == 1) beta_in.load(beta_of(t), a.at_beta.kind);
+        v_in.load(v_of(t), column);
+        if constexpr (LA_VALUE_DECAY) gv_in.load(gv_of(t), column, a.at_gv.kind);
+        if constexpr (LA_READ && EARLY) q.load(q_of(t), group);
+        if constexpr (LA_BONUS) u_in.load(a.u + a.at_u.group.divide(head) * a.at_u.head, a.at_u.kind, group);
+
+        float v[PER], predicted[PER];
+#pragma unroll
+        for (int j = 0; j < PER; j++) v[j] = v_in[j];
+        auto read = [&](int reader) {
+            float out[PER];
+            if (reader || !EARLY) q.load(q_of(t) + reader * a.at_q.head, group);
+            if constexpr (LA_BONUS) {
+                const RowVector<K, State::GROUPS> u = u_in.as(a.at_u.kind, [](float u) { return u; });
+                float own[State::HELD] = {};       // (q (.) u) . k of the rows of a leaf
+#pragma unroll
+                for (int r = 0; r < State::N; r++) own[State::leaf(r)] = fmaf(q[r] * u[r], k[r], own[State::leaf(r)]);
+                S.template dot<false>(out, q, warps, lane, [&](int leaf, int j) { return fmaf(own[leaf], v[j], 0.f); });
+            } else S.template dot<false>(out, q, warps, lane);
+#pragma unroll
+            for (int j = 0; j < PER; j++) out[j] *= a.read;
+            if (thread < LANES) store_values((char*)out_of(t) + reader * a.at_out.head, out, column);
+        };
+        if constexpr (LA_READ == 2)
+            for (int reader = 0; reader < readers; reader++) read(reader);
+        if constexpr (LA_ERASE == 2 || (LA_ERASE == 1 && LA_ERASE_BEFORE)) {
+            if constexpr (LA_ERASE == 2 || LA_SEPARATE_ERASE_KEY) S.template dot<true>(predicted, x, warps, lane);
+            else S.template dot<true>(predicted, k, warps, lane);
+        }
+        if constexpr (LA_DECAY == 1) S.scale(decay_of(all_in.as(a.at_g.kind)));
+        if constexpr (LA_DECAY == 2) S.scale_rows(decay_in.as(a.at_g.kind, decay_of));
+        if constexpr (LA_VALUE_DECAY) {
+            float gv[PER];
+#pragma unroll
+            for (int j = 0; j < PER; j++) gv[j] = decay_of(gv_in.x[j].as(a.at_gv.kind));
+            S.scale_columns(gv);
+        }
+        if constexpr (LA_ERASE == 1) {
+            if constexpr (!LA_ERASE_BEFORE) {
+                if constexpr (LA_SEPARATE_ERASE_KEY) S.template dot<true>(predicted, x, warps, lane);
+                else S.template dot<true>(predicted, k, warps, lane);
+            }
+            const float beta = beta_in.as(a.at_beta.kind);
+            float written[PER];
+#pragma unroll
+            for (int j = 0; j < PER; j++) written[j] = beta * (v[j] - predicted[j]);
+            S.add_outer(k, written);
+        } else S.add_outer(k, v);
+        if constexpr (LA_ERASE == 2) S.add_outer(b, predicted);
+        if constexpr (LA_ONE) store_state();          // on its way while the output is summed
+        if constexpr (LA_READ == 1)
+            for (int reader = 0; reader < readers; reader++) read(reader);
+    };
+    if constexpr (LA_ONE) token(0);
+    else {
+        for (int t = 0; t < s.T; t++) token(t);
+        store_state();
+    }
+}

@@ -1,0 +1,201 @@
+"""Write performance.md from bench/results/: python docs/performance/make_performance.py [--check] [--pictures].
+
+The page shows every result file that exists; --pictures also draws the figures (matplotlib).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import performance_gpu
+
+HERE = Path(__file__).resolve().parent
+PAGE, PICTURES, RESULTS = HERE / "performance.md", HERE / "pictures", HERE.parents[1] / "bench" / "results"
+OWN_TABLES = ("scaling", "memory", "import_time", "recall")
+HEAD = """# Performance
+
+A program under `bench/` measured every number on this page and stored it as JSON under `bench/results/`; `python
+docs/performance/make_performance.py` generates the page from those files. Anything not listed was not measured.
+
+`python -m bench NAME --write` repeats a measurement (`python -m bench` lists the names). Results are compared with
+float64 before they are timed.
+
+- **CPU time** is a median over alternating rounds. A matrix product is timed with each sample, and ratios compare *CPU
+  time times the rate of that product*, so that load or throttling of the machine cancels.
+- **share** is the number of useful operations (lower triangles only, chunks of 32) divided by what that product would
+  do in the same time.
+- **Several threads:** ratios are ratios of wall times. `quiet` counts the samples without load from other processes; a
+  row with few of them is unreliable. Threads of other libraries keep spinning after their work: multi-threaded forward
+  rows of gated_delta_rule were measured after a pause; those of the other records of 2026-11-21 were not, and each call
+  in them is slower than alone.
+- **MiB** is the peak above the inputs, including the result.
+- Other operators, such as softmax attention, appear for their time only.
+"""
+
+
+def machine(result: dict[str, Any]) -> str:
+    """Machine and date of a file."""
+    versions = result.get("versions", {})
+    names = ("numpy", "numba", "torch", "cupy-cuda12x", "cupy")
+    seen = [f"{name} {versions[name]}" for name in names if name in versions]
+    where = result.get("gpu") or result.get("cpu", "an unknown machine")
+    text = f"{where}, {result['cores']} cores" if "cores" in result and "gpu" not in result else where
+    load = f", load {result['load']}" if result.get("load") is not None else ""
+    return f"*{result.get('date', 'undated')}, {text}{load}; {', '.join(seen)}.*"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown; the first column is text, the others are numbers."""
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def number(x: Any) -> str:
+    if isinstance(x, float):
+        return f"{x:.3g}" if abs(x) < 1000 else f"{x:.0f}"
+    return "" if x is None else str(x)
+
+
+def comparison(name: str, result: dict[str, Any]) -> str:
+    """Times of a call and of its peers."""
+    what = result.get("what", "forward")
+    parts = [f"## {name.removesuffix('_backward')}, {what}", machine(result)]
+    for threads in sorted({row["threads"] for row in result["rows"]}):
+        rows = [row for row in result["rows"] if row["threads"] == threads]
+        ratio = "ratio" if threads == 1 else "ratio (wall)"
+        head = ["(B, T, H, D)", "call", "CPU ms", "wall ms", ratio, "share, %", "MiB", "quiet"]
+        body = [[str(tuple(row["shape"])), f"`{row['name']}`", number(row["cpu_ms"]), number(row["wall_ms"]),
+                 number(row["ratio"]), "" if row.get("share") is None else f"{row['share']:.0f}",
+                 number(row.get("peak_mib")), f"{row['quiet']}/{row['samples']}"] for row in rows]  # fmt: skip
+        parts += [f"{threads} thread{'s' * (threads > 1)}:", table(head, body)]
+    return "\n\n".join(parts)
+
+
+def in_short(results: dict[str, Any]) -> str:
+    """Time of the peers over ours, one thread."""
+    body = []
+    for name, result in results.items():
+        rows = [row for row in result["rows"] if row["threads"] == 1]
+        for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):
+            found = {row["name"]: row["ratio"] for row in rows if tuple(row["shape"]) == shape}
+            for peer in [n for n in found if not n.startswith("linattn_np")]:
+                ours = [found.get(f"linattn_np_{kind}") for kind in ("numba", "chunks")]
+                body.append([f"`{name}`, {result.get('what', 'forward')}", str(shape), f"`{peer}`",
+                             *("" if x is None else number(found[peer] / x) for x in ours)])  # fmt: skip
+    head = ["call", "(B, T, H, D)", "peer", "over compiled loops", "over NumPy chunks"]
+    return "\n\n".join(["## Summary", "Time of a peer divided by the time of each of our two CPU backends, one thread.",
+                        table(head, body)])  # fmt: skip
+
+
+def scaling(result: dict[str, Any]) -> str:
+    """Predictions and measurements, then the curves."""
+    parts = ["## Scaling", machine(result),
+             "One thread, gated delta rule, float32; milliseconds normalised to a core that multiplies at 200 GFLOP/s. "
+             "Slow forms were measured for fewer tokens.",
+             "![Time against T, both axes logarithmic](pictures/performance-tokens.png)"]  # fmt: skip
+    answers = [[a["what"], number(a["predicted"]), number(a["measured"])]
+               for part in result["parts"].values() for a in part["answers"]]  # fmt: skip
+    parts.append(table(["question", "predicted", "measured"], answers))
+    for name, part in result["parts"].items():
+        if name in ("chunk_size", "step"):
+            parts.append(f"![{part['question']}](pictures/performance-{name.replace('_', '-')}.png)")
+        at = sorted({x for curve in part["curves"].values() for x in curve["at"]})
+        body = []
+        for curve, values in part["curves"].items():
+            for what, kind in (("ms", "ms"), ("peak_mib", "MiB"), ("bytes", "bytes touched")):
+                if what in values:
+                    found = dict(zip(values["at"], values[what], strict=False))
+                    body.append([f"{curve}, {kind}", *(number(found.get(x)) for x in at)])
+        parts += [f"**{part['question']}**", table([part["x"], *map(str, at)], body)]
+    return "\n\n".join(parts)
+
+
+def memory(result: dict[str, Any]) -> str:
+    """Peak memory of every variant on a long sequence."""
+    sizes = ", ".join(f"{k} = {v}" for k, v in result["sizes"].items())
+    body = [[f"`{name}`", *(number(m[k]) for k in ("inputs_gib", "outputs_gib", "forward_gib", "peak_gib"))]
+            for name, m in result["variants"].items()]  # fmt: skip
+    head = ["function", "inputs, GiB", "outputs, GiB", "peak of forward", "peak of both"]
+    what = f"Resident size of the process, forward and backward: {sizes}."
+    return "\n\n".join(["## Memory of a long sequence", machine(result), what, table(head, body)])
+
+
+def plain(name: str, result: dict[str, Any]) -> str:
+    """Any other file with rows: one column per key."""
+    flat = [dict(_leaves(row)) for row in result["rows"]]
+    keys = list(dict.fromkeys(key for row in flat for key in row))
+    told = {k: v for k, v in result.items() if isinstance(v, str | int | float) and k not in ("date", "cpu", "cores")}
+    notes = [f"{k}: {v}" for k, v in told.items()]
+    body = [[number(row.get(key)) for key in keys] for row in flat]
+    return "\n\n".join([f"## {name}", machine(result), "; ".join(notes), table(keys, body)])
+
+
+def _leaves(row: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    """(path, value) of a row whose values may be rows."""
+    found = []
+    for key, x in row.items():
+        found += _leaves(x, f"{before}{key} ") if isinstance(x, dict) else [(f"{before}{key}", x)]
+    return found
+
+
+def page() -> str:
+    """The whole page."""
+    results = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    timed = {n: r for n, r in results.items()
+             if n not in OWN_TABLES and r.get("rows") and "threads" in r["rows"][0]}  # fmt: skip
+    parts = [HEAD.rstrip()] + ([in_short(timed)] if timed else [])
+    if "scaling" in results:
+        parts.append(scaling(results["scaling"]))
+    for name, result in results.items():
+        if name in timed:
+            parts.append(comparison(name, result))
+        elif name not in OWN_TABLES and not name.startswith("cuda_") and result.get("rows"):
+            parts.append(plain(name, result))
+    if "memory" in results:
+        parts.append(memory(results["memory"]))
+    parts += performance_gpu.sections(results, machine, table)
+    return "\n\n".join(parts) + "\n"
+
+
+def draw() -> None:
+    """The curves of `python -m bench scaling`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    parts = json.loads((RESULTS / "scaling.json").read_text("utf-8"))["parts"]
+    for name, xlabel in (("tokens", "tokens T"), ("chunk_size", "chunk size"), ("step", "position of the token")):
+        figure, ax = plt.subplots(figsize=(7, 4.5), layout="constrained")
+        for curve, values in parts[name]["curves"].items():
+            ax.plot(values["at"], values["ms"], marker="o", label=curve)
+        ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="ms at 200 GFLOP/s", title=parts[name]["question"])
+        ax.title.set_fontsize(9)
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=8)
+        figure.savefig(PICTURES / f"performance-{name.replace('_', '-')}.png", dpi=80)
+        plt.close(figure)
+
+    if (gpu := RESULTS / "cuda_scaling.json").exists():
+        performance_gpu.draw(json.loads(gpu.read_text("utf-8")), PICTURES)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page; with --check write nothing, and give 1 if it is out of date."""
+    text = page()
+    if "--check" in arguments:
+        stale = not PAGE.exists() or PAGE.read_text("utf-8") != text
+        if stale:
+            sys.stderr.write("performance.md is out of date: run python docs/performance/make_performance.py\n")
+        return int(stale)
+    PAGE.write_text(text, "utf-8")
+    if "--pictures" in arguments:
+        draw()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,216 @@
+"""The GPU sections of performance.md, for make_performance.py: tables of bench/results/cuda_*.json and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Table = Callable[[list[str], list[list[str]]], str]
+PICTURE = "performance-gpu-tokens.png"
+CHUNKS = """\
+`python -m bench simple_gla --backend cuda`, (B, T, H, K = V), nanoseconds per token and head.
+
+- forward, both: calls queued back to back; graph: a replayed CUDA graph; loop: a plain loop that includes host time.
+- share: bytes that must move (each array once per pass) over the {copy_gbs:.0f} GB/s of a copy.
+- MiB: peak memory beyond the inputs, forward and backward.
+- Retention and linear attention have no gate gradient; Mamba-2 has dt and A, without D and z; tf32 is float32 with
+  `precision="tf32"`; mma.sync in bfloat16 is the portable path, forced."""
+ERRORS = """\
+Errors relative to the norm, against float64 on the same rounded inputs, with gates of 0, 0.001, 0.05, 5 per token and
+resets side by side. The last column is the worst head, relative to its own norm."""
+PEERS = """\
+Peers on the same arrays, nanoseconds per token and head, and their time relative to ours. "differences": the largest
+difference between its results and ours. FLA's autotuner tried every candidate for a shorter time than by default. FLA
+rejects a gated backward with this Triton version on Hopper; that check was disabled. Its float32 products are tf32,
+Triton's default. SDPA is causal softmax attention, another operator."""
+STEPS = """\
+`python -m bench step --backend cuda`. Microseconds per call, H = 32, K = V = 128, vectors in bfloat16, gates and states
+in float32, states overwritten in place and in rotation. graph: a replayed CUDA graph; loop: a plain loop; host: time of
+the host. share: bytes that must move over the {copy_gbs:.0f} GB/s of a copy. FLA's kernel writes a new state and is
+autotuned in every process, with varying results (simple_gla at B = 32 took 44 us in one run and 56 in another)."""
+STORED = """\
+The same with states stored in 16 bits (`--state`):"""
+SCALING = """\
+`python -m bench scaling --backend cuda`: simple GLA, {dtype}, K = V = {K}. Chunk form and recurrent form, one sequence
+of 32 heads, milliseconds:"""
+DELTA = """\
+`python -m bench gated_delta_rule --backend cuda`. Nanoseconds per token and value head, calls queued back to back;
+graph: a replayed CUDA graph. Portable: mma.sync, forced. share: bytes that must move (each array once per pass) over
+the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory beyond the inputs, forward and backward, including results."""
+DELTA_ERRORS = """\
+Errors relative to the norm, against float64 on the same rounded inputs. With equal keys, strength 1 and no decay the
+gate gradient is nearly 0, and its relative error is meaningless."""
+BYTES = 4 * 128 * 2 + 4  # of a token and head, forward: q, k, v, out of 128 in bfloat16, and g
+
+
+def sections(results: dict[str, Any], machine: Callable[[dict[str, Any]], str], table: Table) -> list[str]:
+    """A section for each result file in NAMES that exists."""
+    parts: list[str] = []
+    for name, words in NAMES.items():
+        if name in results:
+            title, *more = words(results[name], table)
+            parts += [f"## {title}", machine(results[name]), *more]
+    return parts
+
+
+def ns(x: float | None) -> str:
+    return "" if x is None else f"{x:.2f}" if x >= 1 else f"{x:.3f}"
+
+
+def _case(row: dict[str, Any]) -> str:
+    return "({B}, {T}, {H}, {K})".format(**row) + f" {row['dtype']}"
+
+
+def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """Scalar decay: this library, then peers."""
+    yield "On a GPU: scalar decay"
+    yield CHUNKS.format(**result)
+    body, peers = [], []
+    for row in result["rows"]:
+        tokens, times = row["B"] * row["T"] * row["H"] / 1e6, row["times"]
+        apart = " *" if "measured_apart" in row else ""
+        cells = [f"`{row['function']}` {_case(row)}, {row['passes']}{apart}"]
+        for name in ("forward", "both"):
+            x = times[name]
+            cells += [ns(x["ns"]), ns(x["graph_ms"] / tokens), ns(x["eager_ms"] / tokens)]
+            cells.append(f"{100 * x['share_of_copy']:.0f}")
+        body.append([*cells, f"{times['both']['peak_bytes'] / 2**20:.0f}"])
+        peers += _peers(row, tokens)
+    head = ["case", "forward", "graph", "loop", "share, %", "both", "graph", "loop", "share, %", "MiB"]
+    yield table(head, body)
+    yield from _apart(result)
+    if "published" in result:
+        yield f"Published, not measured here: {result['published']['source']}."
+        yield table(["(B, T, heads of q and k, of v)", "pass", "library", "ns per token and value head"], [
+            [str(tuple(x["case"])), x["what"], x["library"], ns(x["ns"])] for x in result["published"]["rows"]])
+    first = {name: " + ".join(f"{1e3 * s:.0f} ms" for s in x.values()) for name, x in result["first_call"].items()}
+    yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
+    errors = [[name, *(f"{x[n]:.2g}" for n in ("out", "dq", "dk", "dv", "dg")), f"{max(x['dg by head']):.2g}"]
+              for name, x in result["errors"].items()]  # fmt: skip
+    yield ERRORS
+    yield table(["dtype", "out", "dq", "dk", "dv", "dg", "dg by head"], errors)
+    yield PEERS
+    head = ["case", "peer", "forward", "ratio", "loop", "both", "ratio", "loop", "differences"]
+    yield table(head, peers)
+
+
+def _apart(result: dict[str, Any]) -> Iterator[str]:
+    if any("measured_apart" in row for row in result["rows"]):
+        yield "\\* measured in a separate run; its peers in an earlier one (at most a day before)."
+
+
+def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """The delta rule: this library and FLA."""
+    yield "On a GPU: the gated delta rule"
+    yield DELTA.format(**result)
+    body = []
+    for row in result["rows"]:
+        times = row["times"]
+        theirs = {w: next((x for n, x in times.items() if n.startswith(f"{w}: ")), {}) for w in ("forward", "both")}
+        case = _case(row) + (f", {row['Hk']} key heads" if row["Hk"] < row["H"] else "")
+        case += " *" if "measured_apart" in row else ""
+        found = [times.get(n, {}) for n in
+                 ("forward", "backward", "backward, blocks made again", "forward, portable", "backward, portable")]
+        body.append([case, *(ns(x.get("ns")) for x in found[:1]), ns(times["forward"]["graph_ns"]),
+                     f"{100 * times['forward']['share_of_copy']:.0f}", *(ns(x.get("ns")) for x in found[1:]),
+                     f"{times['both']['peak_bytes'] / 2**20:.0f}", ns(theirs["forward"].get("ns")),
+                     ns(theirs["both"].get("ns"))])
+    yield table(["case", "forward", "graph", "share, %", "backward", "blocks recomputed", "forward, portable",
+                 "backward, portable", "MiB", "FLA forward", "FLA both"], body)
+    yield from _apart(result)
+    if "published" in result:
+        yield f"Published, not measured here: {result['published']['source']}."
+        yield table(["(B, T, heads of q and k, of v)", "pass", "library", "ns per token and value head"], [
+            [str(tuple(x["case"])), x["what"], x["library"], ns(x["ns"])] for x in result["published"]["rows"]])
+    first = {name: " + ".join(f"{1e3 * s:.0f} ms" for s in x.values()) for name, x in result["first_call"].items()}
+    yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
+    names = ("out", "dq", "dk", "dv", "dg", "dbeta")
+    yield DELTA_ERRORS
+    if any("measured_apart" in row for row in result["rows"]):
+        yield "FLA's errors are from another run that day, with another draw of the same inputs."
+    yield table(["dtype", "inputs", "library", *names], [
+        [dtype, kind, library.split(" chunk")[0], *(f"{x[n]:.3g}" if n in x else "" for n in names)]
+        for dtype, kinds in result["errors"].items() for kind, found in kinds.items() for library, x in found.items()
+    ])  # fmt: skip
+
+
+def _peers(row: dict[str, Any], tokens: float) -> list[list[str]]:
+    names = dict.fromkeys(n.split(": ", 1)[1] for n in row["times"] if n.startswith("forward: "))
+    body = []
+    for name in names:
+        short = name.split(" (")[0].split(", causal")[0]
+        cells, far = [f"`{row['function']}` {_case(row)}", short], 0.0
+        for what in ("forward", "both"):
+            x = row["times"].get(f"{what}: {name}", {})
+            loop = x["eager_ms"] / tokens if "eager_ms" in x else None
+            cells += [ns(x.get("ns")), ns(x.get("times_ours")), ns(loop)]
+            far = max([far, *x.get("differences", [])])
+        body.append([*cells, f"{far:.1g}" if far else ""])
+    return body
+
+
+def steps(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """One token: this library and FLA."""
+    yield "On a GPU: one token"
+    yield STEPS.format(**result)
+    head = ["variant", "B", "T", "graph", "share, %", "loop", "host", "copy of the state"]
+    body = []
+    for row in result["rows"]:
+        peer = row.get("peer", {})
+        body.append(_step(row) + [f"{peer[n]:.1f}" if n in peer else "" for n in ("graph_us", "host_us")])
+    if "peers_measured_apart" in result:
+        yield "FLA's figures are from another run that day."
+    yield table([*head, "FLA, graph", "FLA, host"], body)
+    if "stored_states" in result:
+        yield STORED
+        yield table([head[0], "state", *head[1:]], [[x[0], row["state"], *x[1:]]
+                                                    for row in result["stored_states"] for x in [_step(row)]])
+
+
+def _step(row: dict[str, Any]) -> list[str]:
+    return [f"`{row['variant']}`", str(row["B"]), str(row["T"]), f"{row['graph_us']:.1f}",
+            f"{100 * row['share_of_copy']:.0f}", f"{row['eager_us']:.1f}", f"{row['host_us']:.1f}",
+            f"{row['copy_of_state_us']:.1f}"]
+
+
+def scaling(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """Chunk form and recurrent form, segments, length."""
+    yield "On a GPU: scaling"
+    yield SCALING.format(**result)
+    yield f"![Time against T, both axes logarithmic](pictures/{PICTURE})"
+    yield table(["T", *(str(row["T"]) for row in result["tokens"])],
+                [[name, *(f"{row[key]:.3g}" for row in result["tokens"])]
+                 for name, key in (("chunks", "chunks_ms"), ("recurrence", "recurrence_ms"))])  # fmt: skip
+    yield "One sequence of 8192 tokens, with automatic segments and without segments; milliseconds:"
+    cells = [(f"{how.replace('_', ' ')}, {what}", how, f"{what}_ms") for how in ("as_chosen", "uncut")
+             for what in ("forward", "both") if f"{what}_ms" in result["heads"][0][how]]  # fmt: skip
+    yield table(["heads", *(str(row["heads"]) for row in result["heads"])],
+                [[name, *(f"{row[how][key]:.3g}" for row in result["heads"])] for name, how, key in cells])
+    yield "2^20 tokens of 4 heads, in sequences of T tokens; millions of tokens per second:"
+    yield table(["T", *(str(row["T"]) for row in result["length"])],
+                [[what, *(f"{row[f'{what}_tokens_s'] / 1e6:.0f}" for row in result["length"])]
+                 for what in ("forward", "both")])  # fmt: skip
+
+
+def draw(result: dict[str, Any], folder: Path) -> None:
+    """Time against T with its lower bound: the bytes that must move at the rate of a copy."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    at = [row["T"] for row in result["tokens"]]
+    figure, ax = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, key in (("chunks", "chunks_ms"), ("recurrence", "recurrence_ms")):
+        ax.plot(at, [row[key] for row in result["tokens"]], marker="o", label=name)
+    bound = [T * 32 * BYTES / result["copy_gbs"] / 1e6 for T in at]
+    ax.plot(at, bound, "--", label="lower bound: bytes at the rate of a copy")
+    ax.set(xscale="log", yscale="log", xlabel="tokens T", ylabel="ms", title=f"simple GLA, 32 heads, {result['card']}")
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
+    figure.savefig(folder / PICTURE, dpi=80)
+    plt.close(figure)
+
+
+NAMES = {"cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_step": steps, "cuda_scaling": scaling}

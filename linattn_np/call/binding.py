@@ -1,0 +1,201 @@
+"""The arguments of a public function: bound, checked, in the layout and dtype of the computation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..matrix_state.types import PARTS, Plan
+from ..runtime import backend as backends
+from ..runtime import shapes
+from ..runtime.arrays import Array, Library, compute_dtype, enter, is_cupy
+from ..runtime.pools import check_rows, take_rows
+from ..runtime.shapes import sequences
+from ..runtime.values import is_whole, is_word, shown
+from ..spec import Variables, VariantSpec
+from .options import COMMON, scale_of
+from .states import check_inputs_apart, check_overwritten, flatten, normalise, unflatten
+
+BOOLEANS = ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm")
+
+
+class Prepared(NamedTuple):
+    """A call with checked arguments."""
+
+    spec: VariantSpec
+    library: Library
+    options: dict[str, Any]
+    variables: Variables
+    plan: Plan
+    state: Array | None  # the core's
+    given_state: Any  # the caller's
+    rows: Array | None  # rows of given_state, if it is a pool
+    recorder: Any  # Recorder of kernel launches, for CuPy arrays
+
+    def inputs(self) -> Any:
+        """The core's inputs: the result of the change of variables."""
+        return self.spec.to_core(self.variables)
+
+    @property
+    def doubtful_layout(self) -> bool:
+        """Whether the shapes suggest heads first although the layout is time first."""
+        return _is_doubtful(self.options, self.variables.sizes, self.given_state)
+
+
+def spec_of(caller: str, fn: Any) -> VariantSpec:
+    """The spec of a public function.   Raises TypeError for anything else."""
+    spec = getattr(fn, "spec", None)
+    if spec is None:
+        raise TypeError(f"{caller}: fn is {getattr(fn, '__name__', fn)!r}, expected a variant of linattn_np")
+    return spec
+
+
+def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Prepared:
+    """Check a call. Every error about bad input is raised here or by the change of variables."""
+    fn = spec.name
+    given, options = bind(spec, arrays, keywords)
+    own = normalise(spec, "state", options["state"], options)
+    each = flatten("state", own)
+    library, entered = enter(fn, {**given, **each})
+    recorder = None
+    if is_cupy(library.xp):
+        from ..runtime.cuda import record
+
+        library, recorder = library._replace(xp=record.namespace(library.xp)), record.Recorder()
+    xp = library.xp
+    state = unflatten(own, [entered.pop(n) for n in each])
+    axes = spec.axes(options)
+    transposed = options["layout"] == "heads_first"
+    theirs = {n: shapes.heads_first(a) for n, a in axes.items()} if transposed else axes
+    sizes = shapes.check_arrays(fn, entered, theirs, spec.value)
+    if transposed:
+        entered = {n: transpose(xp, x, axes[n], back=True) for n, x in entered.items()}
+    offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
+    if _is_doubtful(options, sizes, state):
+        warnings.warn(f"{fn}: {sizes.T} tokens of {sizes.H} heads in the layout (..., T, H, K): if the arrays are "
+                      "(..., H, T, K), pass layout='heads_first'", UserWarning, stacklevel=4)
+    dtype = compute_dtype(xp, *entered.values(), *flatten("state", state).values())
+    plan = _plan(spec, xp, dtype, options, sizes, offsets)
+    if options["state_rows"] is not None:
+        plan = plan._replace(pool_rows=_check_pool(fn, xp, options, sizes, state))
+    c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn, sequences=plan.sequences,
+                  kernels=options["backend"] in (None, "cuda"))
+    core_state, rows, plan = _enter_state(spec, c, plan, state)
+    if options["overwrite_state"]:
+        check_overwritten(fn, state, plan, own)
+        check_inputs_apart(fn, state, entered)
+    return Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
+
+
+def _plan(
+    spec: VariantSpec, xp: Any, dtype: Any, options: dict[str, Any], sizes: shapes.Sizes, offsets: list[int] | None
+) -> Plan:
+    steps = sizes.n if spec.micro_steps else 1
+    starts = None if offsets is None else [steps * n for n in offsets]
+    scale = options["scale"]
+    if scale is None:
+        scale = max(sizes.K, 1) ** -0.5 if spec.scaled else 1.0
+    return Plan(
+        xp, dtype, scale, spec.query_reads, spec.erase_reads,
+        options.get("causal", True), options["chunk_size"], tuple(sequences(steps * sizes.T, starts)),
+        overwrite=options["overwrite_state"], precision=options["precision"],
+        l2norm=options.get("qk_l2norm", False), micro_steps=steps,
+    )
+
+
+def _enter_state(spec: VariantSpec, c: Variables, plan: Plan, state: Any) -> tuple[Any, Array | None, Plan]:
+    """(core state, pool rows, plan); the pool is gathered here for variants with their own state format."""
+    rows = plan.pool_rows
+    plain = rows is not None and spec.plain is not None and spec.plain(c.options)
+    if spec.pack_state is None or plain:
+        if state is not None:
+            shapes.check_state(c.name, state, c.sizes, pool=rows is not None)
+        return state, rows, plan
+    c.state = state if rows is None else _rows_of(plan, c.sizes, state)
+    return spec.pack_state(c, c.state), rows, plan._replace(pool_rows=None)
+
+
+def bind(
+    spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arrays by name, options with defaults)."""
+    fn, names = spec.name, list(spec.arrays)
+    if len(arrays) > len(names):
+        raise TypeError(f"{fn}: {len(arrays)} arrays were given by position, expected at most {len(names)}: "
+                        f"{', '.join(names)}; options go by keyword")
+    bound = dict(zip(names, arrays, strict=False))
+    options = {**spec.options, **COMMON}
+    for name, value in keywords.items():
+        if name in spec.arrays:
+            if name in bound:
+                raise TypeError(f"{fn}: {name} was given twice, by position and by keyword")
+            bound[name] = value
+        elif name in options:
+            options[name] = value
+        else:
+            raise TypeError(f"{fn}: unknown option {name!r}, expected one of {', '.join(options)}")
+    for name, (option, default) in spec.named.items():
+        named = isinstance(bound.get(name), str)
+        options[option] = bound[name] if named else default
+        bound[name] = None if named else bound.get(name)
+    for name, arg in spec.arrays.items():
+        if bound.setdefault(name, None) is None and not arg.optional and name != spec.query:
+            raise TypeError(f"{fn}: {name} is missing, expected the arrays {', '.join(names)}")
+    _check_options(spec, options)
+    return bound, options
+
+
+def _check_options(spec: VariantSpec, options: dict[str, Any]) -> None:
+    fn, C, precision, layout = spec.name, options["chunk_size"], options["precision"], options["layout"]
+    if not (C is None or is_word(C, ("parallel",)) or is_whole(C)):
+        raise ValueError(f"{fn}: chunk_size is {shown(C)}, expected None, 'parallel' or a whole number from 1")
+    if is_whole(C):
+        options["chunk_size"] = int(C)
+    if precision is not None and not is_word(precision, ("tf32",)):
+        raise ValueError(f"{fn}: precision is {shown(precision)}, expected None or 'tf32'")
+    if not is_word(layout, ("time_first", "heads_first")):
+        raise ValueError(f"{fn}: layout is {shown(layout)}, expected 'time_first' or 'heads_first'")
+    options["scale"] = scale_of(fn, options["scale"])
+    backends.check_name(fn, options["backend"])
+    for name in BOOLEANS:
+        if name in options and not isinstance(options[name], bool):
+            raise TypeError(f"{fn}: {name} is {shown(options[name])}, expected True or False")
+    if options["overwrite_state"] and options["state"] is None:
+        raise ValueError(f"{fn}: overwrite_state=True without a state, expected state to be given")
+    if spec.check_options is not None:
+        spec.check_options(fn, options)
+
+
+def _is_doubtful(options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> bool:
+    return options["layout"] == "time_first" and state is None and sizes.H >= 8 * sizes.T > 8
+
+
+def _check_pool(fn: str, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> Array:
+    """The checked row numbers of the pool."""
+    if state is None:
+        raise ValueError(f"{fn}: state_rows without a state, expected state to be the pool (P, H, K, V)")
+    each = flatten("state", state)
+    for name, S in each.items():
+        axes = PARTS[name.removeprefix("state.").replace("state", "S")].split()
+        if S.ndim != len(axes) + 1:
+            wanted = f"({', '.join(['P', *axes])})"
+            raise ValueError(f"{fn}: {name} has shape {tuple(S.shape)}, expected a pool {wanted}")
+    return check_rows(fn, xp, options["state_rows"], sizes, next(iter(each.values())))
+
+
+def _rows_of(plan: Plan, sizes: shapes.Sizes, state: Any) -> Any:
+    """The states of a call, gathered from a pool."""
+    batch = sizes.batch if sizes.ragged is None else (sizes.ragged,)
+    return unflatten(state, [take_rows(plan.xp, S, plan.pool_rows, batch) for S in flatten("state", state).values()])
+
+
+def transpose(xp: Any, x: Array | None, axes: str, back: bool = False) -> Array | None:
+    """(..., T, H, D) as (..., H, T, D), or the reverse; a view."""
+    if x is None or not shapes.has_time(axes):
+        return x
+    time = x.ndim - len(axes.split("|")[0].split())
+    head = time + shapes.head_axis(axes)
+    if time < 0:
+        return x
+    return xp.moveaxis(x, time, head) if back else xp.moveaxis(x, head, time)

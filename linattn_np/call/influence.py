@@ -1,0 +1,54 @@
+"""The influence matrix: the weight of every token's value in every output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from ..runtime.arrays import device
+from .binding import prepare, spec_of
+
+
+def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+    """The matrix A with out = A v of a variant that is linear in its values: (..., H, T, T), no initial state.
+
+    Where a token has n micro-steps, with a value each, A is (..., H, T, T n), the steps of a token side by side.
+
+    A_ij is how much of token j's value reaches token i. Where something acts on the value channels one by one (gv;
+    z, or D (H, V), of mamba2) there is one matrix a channel: (..., H, V, T, T). The values given fix batch, T, H, V
+    and the dtype; their numbers do not matter. Memory grows with T^2.
+    """
+    spec = spec_of("influence_matrix", fn)
+    for name in ("state", "return_state", "overwrite_state"):
+        if options.get(name) is not None and options[name] is not False:
+            raise ValueError(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")
+    call = prepare(spec, arrays, options)
+    xp, c, axes = call.plan.xp, call.variables, spec.axes(call.options)
+    if call.inputs().q is None:
+        raise TypeError(f"influence_matrix: {spec.query} is None, expected an array: A is what the queries read")
+    given = {n: getattr(c, n) for n in spec.arrays if getattr(c, n) is not None}
+    given |= {n: call.options[option] for n, (option, _) in spec.named.items() if n not in given}
+    v = given[spec.value]
+    batch, (*steps, H, V) = v.shape[: len(c.sizes.batch)], v.shape[len(c.sizes.batch) :]
+    count = prod(steps)
+    one_hot = xp.reshape(xp.eye(count, dtype=v.dtype, device=device(v)), (*steps, 1, count))
+    same = {n: x for n, x in call.options.items() if n in spec.options or n in ("scale", "cu_seqlens", "chunk_size")}
+    by_channel = [n for n in given if n != spec.value and _on_values(given[n], axes[n])]
+
+    def matrix(channel: int) -> Any:
+        changed = {spec.value: xp.broadcast_to(one_hot, (*batch, *steps, H, count))}
+        for n in by_channel:
+            x = given[n]
+            changed[n] = xp.broadcast_to(x[..., channel : channel + 1], (*x.shape[:-1], count))
+        out = fn(**{**given, **changed}, **same, backend=call.options["backend"])  # (..., i, H, j)
+        return xp.moveaxis(out, -2, -3)
+
+    A = xp.stack([matrix(e) for e in range(V)], axis=-3) if by_channel else matrix(0)
+    return call.library.give_back(A)
+
+
+def _on_values(x: Any, axes: str) -> bool:
+    """Whether an array has the value axis: its last letter is V."""
+    letters = [choice.split() for choice in axes.split("|")]
+    return letters[-1][-1] == "V" and (len(letters) == 1 or x.ndim == len(letters[-1]))

@@ -1,1 +1,0 @@
-"""Floor 2: the mathematics. Words shared by the rooms (kinds, decay, erase), and one room a recurrence."""

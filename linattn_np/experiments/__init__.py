@@ -1,0 +1,1 @@
+"""Experiments on storage and retrieval: recall, on real text; probe, by exact constructions."""

@@ -1,0 +1,168 @@
+"""The command `linattn recall`: needle-in-a-haystack retrieval by linear-attention memories."""
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ..workers import run_jobs
+from .evaluation import CellJob, probe_cell
+from .fixed_memories import FIXED
+from .gates import SHIPPED, GateSet, load_gate_sets, save_gate_set
+from .learn import READINGS, STEPS, LearningJob, learn
+from .memories import LEARNED, MEMORIES
+from .scores import Scores
+from .streams import LEVELS, SHORTEST
+from .text import load_corpus
+from .verdict import verdict
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """1,2,3 as integers."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """a,b,c as strings."""
+    return tuple(part for part in text.split(",") if part)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add = parser.add_argument
+    add("--gates", type=names, default=SHIPPED, help="learned gate sets, comma-separated: prose, mixed, facts, files")
+    add("--train", choices=READINGS, metavar="SET", help="learn a gate set (prose, mixed, facts) and exit")
+    add("--out", type=Path, help="output file of --train; other sets in it are preserved")
+    add("--steps", type=int, default=STEPS, help="optimiser steps of --train")
+    add("--text", help="text file used as haystack of levels 2 and 3, instead of CPython's built-in help")
+    add("--lengths", type=whole_numbers, default=(512, 1024, 2048, 4096), help="tokens per stream")
+    add("--levels", type=whole_numbers, default=tuple(LEVELS), help="levels, comma-separated: 1, 2, 3")
+    add("--memories", type=names, default=MEMORIES, help=f"{', '.join(MEMORIES)}; also available: {', '.join(FIXED)}")
+    add("--seeds", type=int, default=5, help="number of seeds, each with its own vectors, needles and learned gates")
+    add("--depths", type=int, default=11, help="number of needle depths, 0 to 100 %% of the haystack")
+    add("--json", type=Path, help="write all results to this file")
+    add("--markdown", type=Path, help="write the tables to this file")
+    add("--pictures", type=Path, help="write the figures to this folder")
+    add("--jobs", type=int, default=2, help="number of processes")
+    add("--backend", default="numba", choices=("numba", "chunks", "reference"), help="backend of the memories")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Learn gates or evaluate memories; the exit status."""
+    try:
+        check(args)
+        return train(args) if args.train else evaluate(args)
+    except ModuleNotFoundError as missing:
+        print(f"linattn recall: {missing.name} not installed: pip install 'linattn_np[lab]'", file=sys.stderr)
+    except (ValueError, OSError) as problem:
+        print(f"linattn recall: {problem}", file=sys.stderr)
+    return 2
+
+
+def check_installed(args: argparse.Namespace) -> None:
+    """Raise ModuleNotFoundError that names the missing packages which the run or its workers would import later."""
+    names = ["tqdm", "threadpoolctl", *([] if args.train else ["rich"]), *(["matplotlib"] if args.pictures else [])]
+    missing = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    if missing:
+        raise ModuleNotFoundError(name=", ".join(missing))
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise ValueError for invalid options."""
+    check_installed(args)
+    for option, given, known in (("memories", args.memories, (*MEMORIES, *FIXED)), ("levels", args.levels, LEVELS)):
+        unknown = [str(x) for x in given if x not in known]
+        if unknown:
+            raise ValueError(f"--{option}: {', '.join(unknown)} not among {', '.join(map(str, known))}")
+    for option in ("steps", "seeds", "depths", "jobs"):
+        if getattr(args, option) < 1:
+            raise ValueError(f"--{option} is {getattr(args, option)}, expected 1 or more")
+    if min(args.lengths) < SHORTEST:
+        raise ValueError(f"--lengths: {min(args.lengths)} is too short, needle and question need {SHORTEST} tokens")
+    for path in (args.json, args.markdown, args.out):  # fail before the work, not after it
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    if (args.train is None) != (args.out is None):
+        raise ValueError("--train SET and --out FILE go together")
+    if args.train and args.text:
+        raise ValueError("--train reads CPython's built-in help only; omit --text")
+
+
+def train(args: argparse.Namespace) -> int:
+    """Learn one gate set and write it."""
+    memories = [name for name in LEARNED if name in args.memories]
+    if not memories:
+        raise ValueError(f"--train: none of {', '.join(args.memories)} has learned gates")
+    jobs = [LearningJob(args.train, name, seed, args.steps) for seed in range(args.seeds) for name in memories]
+    learned = run_jobs(learn, jobs, learning_cost, args.jobs, f"learning {args.train}")
+    gate_set: GateSet = {}
+    for job, found in learned:
+        gate_set.setdefault(job.seed, {})[job.memory] = found
+    save_gate_set(args.out, args.train, gate_set)
+    print(f"gates written to {args.out}; evaluate them with: linattn recall --gates {args.out}")
+    return 0
+
+
+def learning_cost(job: LearningJob) -> int:
+    """Steps, weighted by the cost of the memory."""
+    return job.steps * {"kda": 3, "write_gate": 1, "mamba2": 1}.get(job.memory, 2)
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """Evaluate the memories and report."""
+    from rich.console import Console
+
+    from .report import print_report, write_json, write_markdown
+
+    begun = time.perf_counter()
+    scores = measure(args)
+    claims = verdict(scores)
+    print_report(scores, claims, Console(width=None if sys.stdout.isatty() else 160))
+    seconds = time.perf_counter() - begun
+    print(f"{seconds:.0f} s, {args.jobs} processes")
+    if args.json:
+        run = {"seconds": round(seconds), "processes": args.jobs, "backend": args.backend}
+        run["load"] = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None  # including this run
+        write_json(args.json, scores, claims, run)
+    if args.markdown:
+        write_markdown(args.markdown, scores, claims)
+    if args.pictures:
+        from .pictures import draw_all
+
+        draw_all(args.pictures, scores)
+    return 0
+
+
+def measure(args: argparse.Namespace) -> Scores:
+    """Evaluate all cells, with the same streams for every memory."""
+    gate_sets = load_gate_sets(args.gates)
+    seeds = sorted(set(range(args.seeds)).intersection(*gate_sets.values()))
+    if not seeds:
+        raise ValueError(f"the gate sets {', '.join(gate_sets)} have no seed in common")
+    if len(seeds) < args.seeds:
+        print(f"gates exist for {len(seeds)} of {args.seeds} seeds; these are evaluated", file=sys.stderr)
+    load_corpus(args.text)  # reports an unreadable text here, not in a worker
+    depths = tuple(float(depth) for depth in np.linspace(0, 1, args.depths))
+    jobs = [
+        CellJob(seed, level, length, depths, args.memories, only_seed(gate_sets, seed), args.text, args.backend)
+        for length in args.lengths
+        for level in args.levels
+        for seed in seeds
+    ]
+    results = run_jobs(probe_cell, jobs, lambda job: job.length, args.jobs, "recall")
+    tested = {name: {seed: gate_set[seed] for seed in seeds} for name, gate_set in gate_sets.items()}
+    return Scores([score for _, cell in results for score in cell], depths, tested, args.text)
+
+
+def only_seed(gate_sets: dict[str, GateSet], seed: int) -> dict[str, GateSet]:
+    """The entries of one seed in each gate set."""
+    return {name: {seed: gate_set[seed]} for name, gate_set in gate_sets.items()}

@@ -1,0 +1,185 @@
+"""Memories without learned parameters, one per variant that memories.py does not have; some have larger states.
+
+All of them receive the same keys and queries. Quantities that a model would learn, or that a paper leaves open, are
+fixed here and given in the docstring. A function below turns q (None where nothing is read), k, v (B, T, 1, K or V)
+into the positional arrays of the public function of its name.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import linattn_np as la
+
+from .memories import Logits, Memory, Retention
+
+Arrays = tuple[Any, ...]
+SHARPNESS = 32.0  # of the softmax reference: weights e^{32 q.k}
+LOW_SHARPNESS = 2.0  # of random features, whose relative variance grows like e^{4 sharpness}
+LOG_DECAY = -(2.0**-8)  # per token
+
+
+class FixedMemory(Memory):
+    """A memory whose arrays depend on q, k and v alone."""
+
+    def __init__(self, arrays_of: Callable[[Any, Any, Any], Arrays], **options: Any) -> None:
+        self.name = arrays_of.__name__
+        self.function = getattr(la, self.name)
+        self.arrays_of, self.options = arrays_of, options
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> Arrays:
+        return self.arrays_of(q, k, v)
+
+    def matrix(self, state: Any) -> np.ndarray:
+        return state.S if isinstance(state, tuple) else state
+
+
+class RetNet(Retention):
+    """RetNet: the retention memory with keys and queries rotated by their position."""
+
+    name = "retnet"
+    function = staticmethod(la.retnet)
+
+
+class LightningAttention(Retention):
+    """Lightning attention: the retention memory with the ALiBi slopes of four heads, 1/4 to 1/256."""
+
+    name = "lightning_attention"
+    function = staticmethod(la.lightning_attention)
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> Arrays:
+        *qkv, _ = super().arrays(logits, classes, q, k, v)
+        return *qkv, (4.0 ** -np.arange(1, 5)).astype(v.dtype)
+
+
+def simple_gla(q: Any, k: Any, v: Any) -> Arrays:
+    """Simple GLA with a log decay of -2^-8 per token: transxssm without its rotation."""
+    return q, k, v, np.full(v.shape[:3], LOG_DECAY, v.dtype)
+
+
+def transxssm(q: Any, k: Any, v: Any) -> Arrays:
+    """TransXSSM: mamba2 with step sizes of 1, a log decay of -2^-8 per token, B and C rotated by their position."""
+    return v, np.ones(v.shape[:3], v.dtype), np.full(1, LOG_DECAY, v.dtype), k, q
+
+
+def gla(q: Any, k: Any, v: Any) -> Arrays:
+    """GLA with log decays from -2^-8 to -2^-11 per token over the key channels."""
+    return q, k, v, channel_decays(k)
+
+
+def rwkv6(q: Any, k: Any, v: Any) -> Arrays:
+    """RWKV-6: the decays of gla, which start one token later, and a bonus of 1."""
+    return q, k, v, channel_decays(k), np.ones((1, k.shape[-1]), k.dtype)
+
+
+def dfw(q: Any, k: Any, v: Any) -> Arrays:
+    """Decaying fast weights: log decays from -2^-8 to -2^-11 per token over the key and the value channels."""
+    return q, k, v, channel_decays(k), channel_decays(v)
+
+
+def hgrn2(q: Any, k: Any, v: Any) -> Arrays:
+    """HGRN-2: input and forget gate of a channel are tied, a sixteenth of the key; separate channels for each sign."""
+    return None if q is None else by_sign(q), v, np.log1p(-by_sign(k) / 16).astype(k.dtype)
+
+
+def longhorn(q: Any, k: Any, v: Any) -> Arrays:
+    """Exact Longhorn with beta = 1: for unit keys the delta rule with beta = 1/2."""
+    return q, k, v, np.ones(v.shape[:3], v.dtype)
+
+
+def iplr(q: Any, k: Any, v: Any) -> Arrays:
+    """IPLR: erases half of the value read with the key and writes the whole value; twice longhorn's state."""
+    return q, k, v, -k / 2, k
+
+
+def delta_product(q: Any, k: Any, v: Any) -> Arrays:
+    """DeltaProduct with two steps: the value under each half of the key, both normalised, with beta = 1/2.
+
+    A token has a single pair here, and steps that share its key equal one delta-rule step with beta =
+    1 - (1 - beta_1) (1 - beta_2). The halves are orthogonal keys that the query contains too: a token erases two
+    directions.
+    """
+    K, channels = k.shape[-1], np.arange(k.shape[-1])
+    steps = k[:, :, None] * np.stack([channels < K // 2, channels >= K // 2]).astype(k.dtype)[:, None]
+    steps = steps / np.linalg.norm(steps, axis=-1, keepdims=True)  # (B, T, 2, 1, K)
+    values = np.broadcast_to(v[:, :, None], (*v.shape[:2], 2, *v.shape[2:]))
+    return q, steps, values, np.full(values.shape[:-1], 0.5, v.dtype)
+
+
+def comba(q: Any, k: Any, v: Any) -> Arrays:
+    """Comba: iplr with a log decay of -2^-8 per token; p = k / 2, beta = 1."""
+    return q, k, v, k / 2, np.full(v.shape[:3], LOG_DECAY, v.dtype), np.ones(v.shape[:3], v.dtype)
+
+
+def dplr(q: Any, k: Any, v: Any) -> Arrays:
+    """DPLR: iplr with log decays from -2^-8 to -2^-11 per token over the key channels."""
+    return q, k, v, channel_decays(k), -k / 2, k
+
+
+def rwkv7(q: Any, k: Any, v: Any) -> Arrays:
+    """RWKV-7: the decays of dplr; erases the value read with the key at rates from 1/4 to 3/4 over the channels."""
+    return q, k, v, channel_decays(k), -k, k * np.linspace(0.25, 0.75, k.shape[-1]).astype(k.dtype)
+
+
+def abc(q: Any, k: Any, v: Any) -> Arrays:
+    """ABC with as many slots as channels: logits 32 k.d for fixed random unit directions d, read by softmax(32 q.W)."""
+    return q, k, v, SHARPNESS * k @ directions(k.shape[-1]).astype(k.dtype)
+
+
+def gsa(q: Any, k: Any, v: Any) -> Arrays:
+    """GSA with as many slots as channels: softmax(32 k.d) over the slots is the write and forget rate of each slot."""
+    s = SHARPNESS * k @ directions(k.shape[-1]).astype(k.dtype)
+    s = np.exp(s - s.max(-1, keepdims=True))
+    return q, k, v, np.minimum(s / s.sum(-1, keepdims=True), 1 - 1e-6).astype(v.dtype)
+
+
+def rfa(q: Any, k: Any, v: Any) -> Arrays:
+    """e^{2 q.k} by K random Fourier features, normalised."""
+    return q, k, v
+
+
+def performer(q: Any, k: Any, v: Any) -> Arrays:
+    """e^{2 q.k} by K log K positive random features, normalised."""
+    return scaled(q, LOW_SHARPNESS), scaled(k, LOW_SHARPNESS), v
+
+
+def based(q: Any, k: Any, v: Any) -> Arrays:
+    """1 + z + z^2 / 2 with z = 32 q.k, normalised: the exponential to second order, K^2 / 2 features."""
+    return scaled(q, SHARPNESS), scaled(k, SHARPNESS), v
+
+
+def rebased(q: Any, k: Any, v: Any) -> Arrays:
+    """The square of q.k after layer norms, normalised: K^2 / 2 features."""
+    return scaled(q, 1.0), scaled(k, 1.0), v
+
+
+def scaled(x: np.ndarray | None, sharpness: float) -> np.ndarray | None:
+    """Queries or keys whose product, divided by sqrt(K) in the feature maps, is sharpness times q.k."""
+    if x is None:
+        return None
+    return ((sharpness * x.shape[-1] ** 0.5) ** 0.5 * x).astype(x.dtype)
+
+
+def channel_decays(x: np.ndarray) -> np.ndarray:
+    """Log decays from -2^-8 to -2^-11 over the channels of x, in its shape."""
+    return np.broadcast_to(-(2.0 ** -np.linspace(8, 11, x.shape[-1])).astype(x.dtype), x.shape)
+
+
+def by_sign(x: np.ndarray) -> np.ndarray:
+    """[max(x, 0), max(-x, 0)]: (..., 2 K)."""
+    return np.concatenate([np.maximum(x, 0), np.maximum(-x, 0)], axis=-1)
+
+
+def directions(K: int) -> np.ndarray:
+    """(K, K) fixed random unit columns."""
+    d = np.random.default_rng(K).standard_normal((K, K))
+    return d / np.linalg.norm(d, axis=0)
+
+
+_PLAIN = (gla, rwkv6, dfw, hgrn2, longhorn, iplr, delta_product, comba, dplr, rwkv7)
+FIXED = {memory.name: memory for memory in (
+    LightningAttention(), FixedMemory(simple_gla), RetNet(), FixedMemory(transxssm), *map(FixedMemory, _PLAIN),
+    FixedMemory(abc, scale=SHARPNESS), FixedMemory(gsa, scale=SHARPNESS), FixedMemory(rfa, sigma=LOW_SHARPNESS**-0.5),
+    FixedMemory(performer), FixedMemory(based), FixedMemory(rebased),
+)}  # fmt: skip

@@ -1,1 +1,0 @@
-"""Experiments on real text: what a memory can hold, measured."""

@@ -1,0 +1,131 @@
+"""The chunk form in array-API calls: NumPy, CuPy, PyTorch, JAX, array-api-strict, dask.
+
+This file splits a call into sequences and blocks and assembles the results; running.py, scan.py and parallel.py are
+three ways to propagate the state between chunks, one_chunk.py is the algebra inside a chunk. The form of a sequence
+depends on its own length only: the same sequence gives the same bits alone and in a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+from ...runtime.arrays import Array, cast, device, sum_to
+from ...runtime.shapes import Chunk, Sequence, chunks
+from .. import definition as recurrence
+from .. import policy
+from ..blocks import Block, assemble, blocks_of, cut, cut_all, run
+from ..heads import TokenBuffer, gather_states, groups, initial_state, split, split_all
+from ..types import Inputs, Plan, Saved
+from . import parallel, running, scan
+
+
+def form(call: Any) -> tuple[str, int]:
+    """(form, tokens of a chunk)."""
+    T = call.x.v.shape[-3]
+    name = "parallel form in tiles" if policy.is_parallel(call.plan, T) else "chunk form"
+    return name, min(policy.array_chunk(call.plan, T), max(T, 1))
+
+
+def _form_of(plan: Plan, T: int, states: str) -> Any:
+    if policy.is_short(plan, T):
+        return recurrence.TOKEN_LOOP
+    return parallel if policy.is_parallel(plan, T) else {"loop": running, "scan": scan}[states]
+
+
+class _Job(NamedTuple):
+    """One sequence of one block."""
+
+    sequence: Sequence
+    table: list[Chunk]
+    block: Block
+
+
+def _jobs(core: Inputs, plan: Plan) -> list[_Job]:
+    """All blocks of the first sequence, of the second, ..."""
+    lengths = [policy.array_chunk(plan, s.stop - s.start) for s in plan.sequences]
+    return [_Job(s, chunks(s, C), block) for s, C in zip(plan.sequences, lengths, strict=True)
+            for block in blocks_of(core, plan, C)]  # fmt: skip
+
+
+def _states(plan: Plan, jobs: list[_Job], parts: list[Array], like: list[Array]) -> Array:
+    """The public array of the states of all jobs, `parts`; `like` are states of whole sequences, for their shapes."""
+    states = []
+    for sequence, S in zip(plan.sequences, like, strict=True):
+        own = [n for n, job in enumerate(jobs) if job.sequence is sequence]
+        states.append(assemble(plan, [jobs[n].block for n in own], [parts[n] for n in own], S.shape))
+    return gather_states(plan, states)
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None, states: str = "loop") -> tuple[Array | None, Array, Saved]:
+    """(out, final state, residuals).   states: "loop" carries the state, "scan" composes chunk transfers."""
+    xp, G = plan.xp, groups(x)
+    core, out = split_all(xp, x, G), None
+    if x.q is not None:
+        H = max(x.q.shape[-2], x.v.shape[-2])
+        out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
+    jobs = _jobs(core, plan)
+    begins = {s: initial_state(core, plan, state, s.row, G) for s in plan.sequences}
+    ends, residuals = [None] * len(jobs), [None] * len(jobs)
+
+    def run_job(n: int, put: Any) -> None:
+        sequence, table, block = jobs[n]
+        form, S = _form_of(plan, sequence.stop - sequence.start, states), cut(begins[sequence], block)
+        ends[n], residuals[n] = form.forward(cut_all(core, block), plan, table, S, put)
+
+    run([partial(run_job, n, out.part(job.block, G).put if out is not None else None) for n, job in enumerate(jobs)],
+        math.prod(x.v.shape))  # fmt: skip
+    end = _states(plan, jobs, ends, [begins[s] for s in plan.sequences])
+    return None if out is None else out.done(), end, Saved(x, plan, state, (jobs, residuals, states))
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """Gradients of every input, in the dtype of the computation, and of the initial state."""
+    x, plan, _, (jobs, residuals, states) = saved
+    xp, G = plan.xp, groups(x)
+    core = split_all(xp, x, G)
+    dcore = None if dout is None else split(xp, dout, G)
+    buffers = {
+        name: TokenBuffer(xp, tuple(y.shape), plan.dtype, device(x.v))
+        for name, y in x._asdict().items()
+        if y is not None and name != "u"
+    }
+    bonus: list[list[Array]] = [[] for _ in jobs]
+    ends = {s: initial_state(core, plan, dstate, s.row, G) for s in plan.sequences}
+    begins = [None] * len(jobs)
+
+    def run_job(n: int, parts: dict[str, TokenBuffer]) -> None:
+        sequence, table, block = jobs[n]
+        part = cut_all(core, block)
+
+        def put(start: int, grads: dict[str, Array]) -> None:
+            for name, d in grads.items():
+                if name == "u":
+                    bonus[n].append(sum_to(xp, d, part.u.shape))
+                else:
+                    parts[name].put(start, d)
+
+        form, dS = _form_of(plan, sequence.stop - sequence.start, states), cut(ends[sequence], block)
+        begins[n] = form.backward(part, plan, table, residuals[n], cut(dcore, block), dS, put)
+
+    run([partial(run_job, n, {name: buffer.part(job.block, G) for name, buffer in buffers.items()})
+         for n, job in enumerate(jobs)], math.prod(x.v.shape))  # fmt: skip
+    arrays = {name: buffer.done() for name, buffer in buffers.items()}
+    if x.u is not None:
+        arrays["u"] = _bonus(plan, core, jobs, bonus, x.u.shape)
+    begin = _states(plan, jobs, begins, [ends[s] for s in plan.sequences])
+    return Inputs(**{name: arrays.get(name) for name in Inputs._fields}), begin
+
+
+def _bonus(
+    plan: Plan, core: Inputs, jobs: list[_Job], found: list[list[Array]], shape: tuple[int, ...]
+) -> Array:
+    """du (H, K): sums over chunks and sequences, groups of heads side by side."""
+    xp, sums = plan.xp, dict[int, Array]()
+    for job, parts in zip(jobs, found, strict=True):
+        first = job.block.groups.start or 0
+        sums[first] = sum(parts, sums.get(first, 0.0))
+    if not any(found):
+        return xp.reshape(xp.zeros_like(cast(xp, core.u, plan.dtype)), shape)
+    return xp.reshape(xp.concat([sums[first] for first in sorted(sums)], axis=0), shape)

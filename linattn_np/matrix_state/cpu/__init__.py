@@ -1,0 +1,1 @@
+"""The matrix-state core in compiled loops on NumPy arrays."""

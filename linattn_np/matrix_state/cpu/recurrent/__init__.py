@@ -1,0 +1,1 @@
+"""The recurrent form in compiled loops: one token after the other."""

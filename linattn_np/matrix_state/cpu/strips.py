@@ -1,0 +1,71 @@
+"""The order in which heads and tokens are walked: by strips of tokens, head after head.
+
+Tokens of one head lie far apart where heads lie side by side, and what a processor fetches around them belongs to the
+next heads. So neighbouring heads take turns, a strip of tokens each, short enough that it still lies in the cache. The
+states between strips wait in an array, in the dtype of the computation: no bit depends on the order. Forward keeps one
+a head there, the final state in the end; before a backward all of them, so that it can take strips from the last to
+the first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .interpreter.program import CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STATE, STOP, TO, WIDTH
+
+STRIP = 256  # tokens
+GROUP = 8  # heads that take turns, at most
+KEPT = 8 << 20  # bytes of states that are kept for a backward, at most
+LONGEST = 2048  # tokens of a strip for a backward: it finds its own states in longer ones
+
+
+def strips(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, kept: int = 0,
+           last_first: bool = False) -> tuple[np.ndarray, list[int]]:  # fmt: skip
+    """(tasks, bounds): a task for each sequence of `rows`, head, block of value columns and strip of whole chunks.
+
+    Tasks bounds[n]..bounds[n + 1] are one sequence, a block of columns and at most `group` heads that take turns. Where
+    all states are kept, each for `kept` tokens, TO of a sequence is the place of the first.
+    """
+    group = next(n for n in range(min(group, GROUP, H), 0, -1) if H % n == 0)
+    length = rows[:, STOP] - rows[:, FIRST]
+    strip = kept or (_whole(STRIP, C) if group > 1 and not last_first else max(int(length.max(initial=1)), 1))
+    blocks, groups = -(-V // columns), H // group
+    count = np.maximum(-(-length // strip), 1)
+    each = np.repeat(count * group, groups * blocks)
+    bounds = np.concatenate([[0], np.cumsum(each)])
+    bundle = np.repeat(np.arange(len(each)), each)
+    n, head = np.divmod(np.arange(len(bundle)) - bounds[bundle], group)
+    sequence, place = np.divmod(bundle, groups * blocks)
+    n = count[sequence] - 1 - n if last_first else n
+    tasks = rows[sequence]
+    tasks[:, HEAD] = place // blocks * group + head
+    tasks[:, COLUMN] = place % blocks * columns
+    tasks[:, WIDTH] = np.minimum(columns, V - tasks[:, COLUMN])
+    tasks[:, FIRST] += n * strip
+    tasks[:, STOP] = np.minimum(tasks[:, STOP], tasks[:, FIRST] + strip)
+    tasks[:, CHUNKS] = -(-(tasks[:, STOP] - tasks[:, FIRST]) // C)
+    tasks[:, EARLIER] = n > 0
+    tasks[:, LATER] = n < count[sequence] - 1
+    tasks[:, TO] = tasks[:, TO] + n if kept else tasks[:, STATE]
+    tasks[:, FROM] = tasks[:, TO] - bool(kept)
+    return tasks, bounds.tolist()
+
+
+def kept_strip(rows: np.ndarray, state_bytes: int, C: int) -> int:
+    """Tokens between the states that are kept for a backward, and TO of each sequence; 0 where none are kept.
+
+    state_bytes: of the states of all heads of a sequence.
+    """
+    length, strip = rows[:, STOP] - rows[:, FIRST], _whole(STRIP, C)
+    longest = int(length.max(initial=0))
+    while strip < min(longest, LONGEST + 1):
+        count = np.maximum(-(-length // strip), 1)
+        if int(count.sum()) * state_bytes <= KEPT:
+            rows[:, TO] = np.cumsum(count) - count
+            return strip
+        strip *= 2
+    return 0
+
+
+def _whole(tokens: int, C: int) -> int:
+    return -(-tokens // C) * C

@@ -1,0 +1,1 @@
+"""The matrix-state core as CUDA kernels on CuPy arrays: plans, arguments, launches."""

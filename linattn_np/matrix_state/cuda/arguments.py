@@ -1,0 +1,137 @@
+"""Structs that the kernels of the core take, each declared once; runtime/cuda/structs.py makes the C++ of them."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from ...ops.cuda.arguments import BYTES, FLOATS, OUT_BYTES, OUT_FLOATS, ROWS, address
+from ...runtime.arrays import Array
+from ...runtime.cuda.structs import FLOAT, I64, INT, Scalar, Struct, pointer
+
+OFFSETS = ("offsets", pointer("const i64"))  # of a ragged batch, else null
+TENSOR_MAP = Scalar("TensorMap", "128s", 128, 64)  # tile/bulk.cuh
+INVERSE = Scalar("Inverse", "I", 4, 4)  # step.cu
+
+# element (row, column) of the state in slot n: data[n * slot + row * this row + column * this column]
+STATES = Struct("matrix_state/States", ("data", OUT_FLOATS), ("slot row column", I64))
+# one number a token and head: strides in floats; heads of the outputs that share one; null: no decay
+GATE = Struct("matrix_state/Gate", ("data", FLOATS), ("batch token head", I64), ("group", INT))
+
+SCAN = Struct(  # scan.cu, scan_wgmma.cu, adds_wgmma.cu
+    "matrix_state/ScanArguments",
+    ("q k v x out", ROWS), ("g", GATE), OFFSETS,
+    ("start end", STATES), ("start_group end_group", INT),  # heads that share a slot; start_group 0: a slot a segment
+    ("sums", OUT_FLOATS),  # of a pass without outputs: log2 decay of each segment
+    ("dots", OUT_FLOATS),  # (value blocks, heads, tokens)
+    ("states", OUT_BYTES), ("products", OUT_FLOATS), ("marks", I64),  # every LA_MARK tokens; slots a sequence
+    ("tokens", I64),  # of the whole batch
+    ("T heads segments chunks", INT), ("read write", FLOAT),  # chunks: of a segment
+)  # fmt: skip
+WRITES = Struct(  # writes_wgmma.cu
+    "matrix_state/WritesArguments",
+    ("q k v dout dk dv", ROWS), ("g", GATE), OFFSETS,
+    ("start end", STATES), ("start_group end_group", INT),  # R after the last token (or each segment), before the first
+    ("dots", OUT_FLOATS), ("states", OUT_BYTES), ("marks tokens", I64),
+    ("T heads segments chunks", INT), ("write", FLOAT),
+)  # fmt: skip
+SEGMENTS = Struct(  # segments.cu
+    "matrix_state/SegmentsArguments",
+    ("states start", STATES), ("start_group", I64),  # start: S_0, one a start_group heads, or null
+    ("sums", FLOATS), OFFSETS,  # log2 decay of each segment
+    ("elements", I64),  # of a state
+    ("T heads segments chunks columns blocks", INT),  # blocks: of a state
+)  # fmt: skip
+GATE_GRAD = Struct(  # gate_grad.cu
+    "matrix_state/GateGradArguments",
+    ("read_dots write_dots", FLOATS),  # <q, dq>, <k, dk>: (parts, heads, tokens)
+    ("products", FLOATS),  # <S, dS> before each block: (sequences, heads, marks, parts)
+    ("g", GATE), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
+    ("tokens marks blocks", I64), ("T heads parts warps", INT),  # blocks: sequences heads marks; warps: of a part
+)  # fmt: skip
+HEAD_SUMS = Struct(  # head_sums.cu: pieces of y, of 16 bytes; row: pieces of a head
+    "matrix_state/HeadSumsArguments", ("x", pointer("const uint4")), ("y", pointer("uint4")), ("pieces", I64),
+    ("group row", INT))  # fmt: skip
+
+DELTA = Struct(  # the delta rule by warpgroup products
+    "matrix_state/DeltaArguments",
+    ("q k v dout dv dq dk", TENSOR_MAP),  # (columns, heads, tokens, batch)
+    ("out other", ROWS),  # where out, dv or dq are stored; and dk, or in reverse where v lies
+    ("g beta", GATE), OFFSETS,
+    ("checkpoints ends", OUT_BYTES),  # of the chunks; gradients of the states after each chunk
+    ("start end", STATES),  # state, or its gradient, that a scan begins with and ends with
+    ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
+    ("added transfers transposed", OUT_FLOATS),  # a segment's offset; its transfer matrix, and that transposed
+    ("dg dbeta", OUT_FLOATS),  # (tokens, heads)
+    ("slots", I64),  # chunks of a head over the whole batch
+    ("T heads segments chunks", INT),  # chunks: of a segment
+    ("group_q group_k group_v", INT),  # heads that share one of q's, k's, v's
+    ("start_group end_group", INT),  # heads that share an initial, a final state
+    ("which", INT), ("scale", FLOAT),  # which: of the reverse chain, WHOLE or ADD
+)  # fmt: skip
+DELTA_SCAN = Struct(  # the portable chains
+    "matrix_state/DeltaScanArguments",
+    ("q k v out r writes", ROWS),  # v: dO in reverse; out: dv; writes: the new values, or dW over beta
+    ("g beta", GATE), OFFSETS,
+    ("inverses states", OUT_BYTES),  # A of the chunks; state before each, or its gradient after it
+    ("start end", STATES), ("start_group end_group", INT),  # start_group 0: a slot a segment
+    ("transfers", STATES), ("slots", I64), ("T heads segments chunks", INT), ("scale", FLOAT),
+)  # fmt: skip
+DELTA_GRADS = Struct(  # the portable gradients
+    "matrix_state/DeltaGradArguments",
+    ("q k r dout dv new_values dq dk dr", ROWS), ("g beta", GATE), OFFSETS,
+    ("states ends", BYTES), ("dg dbeta", OUT_FLOATS),
+    ("slots", I64), ("T heads segments unused", INT), ("scale", FLOAT),  # segments: chunks of the longest sequence
+)  # fmt: skip
+DELTA_SEGMENTS = Struct(  # delta_scan_segments.cu
+    "matrix_state/DeltaSegmentsArguments", OFFSETS,
+    ("added transfers", FLOATS), ("begins", OUT_FLOATS),  # (slots, segments, V, K), (.., K, K), (.., V, K)
+    ("start", STATES), ("start_group T heads segments chunks", INT),  # heads that share a start
+)  # fmt: skip
+
+# step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
+VECTORS = Struct("matrix_state/Vectors", ("batch token head", I64), ("group", INVERSE), ("kind", INT))
+STEP = Struct(
+    "matrix_state/StepArguments",
+    ("q k v g gv r beta a b u", BYTES), ("out", OUT_BYTES),
+    ("start", pointer("const StoredAs<LA_START>::type")),  # null: zeros
+    ("end", pointer("StoredAs<LA_END>::type")),  # null: not stored
+    ("start_slots end_slots", pointer("const void")), OFFSETS,  # the place of each sequence's state, else null
+    ("at_q at_k at_v at_g at_gv at_r at_beta at_a at_b at_u at_out", VECTORS),
+    ("start_slot start_head start_row end_slot end_head end_row", I64),  # in elements
+    ("places", I64),  # slots that there are: a number outside is read as zeros and not stored
+    ("T heads readers slot_bytes", INT), ("heads_inverse", INVERSE),  # heads of the state; queries that read one
+    ("read", FLOAT), ("past", INT),  # past 1: states go past the L1 cache
+)  # fmt: skip
+
+
+class States(NamedTuple):
+    """Where states lie: rows are value columns, columns key columns; strides count floats."""
+
+    array: Array | None
+    slot: int
+    row: int
+    column: int
+    sums: Array | None = None
+    group: int = 1  # heads that share one; 0: one a segment
+
+    def transposed(self) -> States:
+        """The same memory with rows and columns exchanged."""
+        return self._replace(row=self.column, column=self.row)
+
+    def values(self) -> tuple[int, ...]:
+        """Of STATES."""
+        return address(self.array), self.slot, self.row, self.column
+
+
+NO_STATES = States(None, 0, 0, 0)
+
+
+def gate_of(g: Array | None, heads: int) -> tuple[int, ...]:
+    """GATE of a float32 array; one without batch axes is the same in every row."""
+    if g is None:
+        return 0, 0, 0, 0, 1
+    if g.ndim > 3:
+        g = g.reshape(prod(g.shape[:-3]), *g.shape[-3:])
+    lead = g.strides[0] // 4 if g.ndim > 3 else 0
+    return g.data.ptr, lead, g.strides[-3] // 4, g.strides[-2] // 4, heads // g.shape[-2]

@@ -1,0 +1,232 @@
+"""The delta rule as portable CUDA kernels (mma.sync): every dtype but float64, K and V up to 256, any alignment.
+
+Forward: A of every chunk (delta_inverse.cu), then the chain of the chunks (delta_scan.cu). Backward: the chain again
+for the new values of the chunks and the state before each, and in reverse for dv and the gradient of the state after
+each (delta_scan_reverse.cu); with both states known all other gradients of a chunk depend on no other chunk
+(delta_scan_grads.cu). Where batch and heads leave multiprocessors idle, sequences are cut into segments: the chains
+without outputs make the offset and the transfer matrix of each, and delta_scan_segments.cu the state that each begins
+(backward: ends) with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from ...ops.cuda.arguments import address, rows_of
+from ...runtime.arrays import Array, cast, dtype_name, sum_to
+from ...runtime.cuda import launch
+from ..types import Inputs, Plan, ReadState, Saved
+from . import arguments, shared_memory
+from . import delta_portable_plan as cuts
+from .arguments import NO_STATES, States, gate_of
+from .delta_plan import saves_blocks
+from .delta_portable_plan import ADDS, WRITES, Kind, Pass
+from .operands import (
+    ChunkSizes,
+    alignment,
+    as_rows,
+    as_state,
+    one_head_each,
+    public_state,
+    public_state_gradient,
+    sizes_of,
+    states_at,
+    sum_shared_heads,
+)
+
+
+@dataclass(slots=True)
+class Batch(ChunkSizes):
+    """Sizes of a call, and its arrays as the kernels take them."""
+
+    kind: Kind
+    q: Array
+    k: Array
+    v: Array
+    g: Array | None
+    beta: Array
+    r: Array | None  # erase vectors of their own
+
+
+class Residuals(NamedTuple):
+    """What a forward stores for its backward: A of the chunks; of segments, first states and transfers."""
+
+    inverses: Array | None
+    begins: States | None
+    transfers: States | None
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
+    """(out, final state, saved)."""
+    xp, batch = plan.xp, _batch(x, plan)
+    limit = launch.shared_limit()
+    wanted = cuts.passes(batch.kind, limit, plan.gradients)
+    launch.prepare(tuple((how.file, how.constants) for how in wanted.values()), launch.capability())
+    out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=batch.v.dtype)
+    end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
+    start = states_at(as_state(xp, state, batch), batch, batch.group)
+    inverses = _inverses(xp, batch)
+    begins, transfers = _begins(xp, batch, inverses, start)
+    _chain(batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, states_at(end, batch, batch.group),
+           v=rows_of(batch.v, batch.heads), out=rows_of(out, batch.heads), scale=plan.scale)
+    stored = inverses if plan.gradients and saves_blocks(inverses.nbytes) else None
+    saved = Saved(x, plan, state, Residuals(stored, begins, transfers))
+    return cast(xp, out, x.v.dtype), public_state(end, batch), saved
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
+    x, plan, state, residuals = saved
+    xp, batch, limit = plan.xp, _batch(x, plan), launch.shared_limit()
+    kind, dtype = batch.kind, batch.v.dtype
+    shape = (prod(batch.lead), batch.T, batch.heads)
+    dout = _cotangent(xp, batch, dout, shape)
+    start = states_at(as_state(xp, state, batch), batch, batch.group)
+    last = states_at(one_head_each(xp, as_state(xp, dstate, batch), batch), batch)
+    if residuals is None:
+        residuals = Residuals(None, None, None)
+    inverses = _inverses(xp, batch) if residuals.inverses is None else residuals.inverses
+    begins, transfers = residuals.begins, residuals.transfers
+    if begins is None:
+        begins, transfers = _begins(xp, batch, inverses, start)
+    new_values, dv = (xp.empty((*shape, batch.V), dtype=dtype) for _ in range(2))
+    over_beta = xp.empty_like(dv) if kind.element == "float16" else None
+    first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
+    bytes_of = shared_memory.delta_state(kind)
+    states, ends = (xp.empty((batch.slots * batch.heads, bytes_of), dtype=xp.int8) for _ in range(2))
+    heads = batch.heads
+    _chain(batch, cuts.chain_pass(kind, limit, what=WRITES), inverses, begins or start, NO_STATES,
+           v=rows_of(batch.v, heads), writes=rows_of(new_values, heads), states=address(states), scale=plan.scale)
+    later = _ends(xp, batch, inverses, transfers, dout, last, plan.scale) or last
+    _chain(batch, cuts.chain_pass(kind, limit, reverse=True), inverses, later, states_at(first, batch),
+           v=rows_of(dout, heads), out=rows_of(dv, heads), writes=rows_of(over_beta, heads), states=address(ends),
+           scale=plan.scale)
+    del inverses, begins, transfers, later, residuals
+    rows = {"dout": dout, "dv": dv if over_beta is None else over_beta, "new_values": new_values}
+    grads, gates = _grads(xp, batch, rows, states, ends, plan.scale)
+    grads = {n: sum_shared_heads(xp, y, (*shape[:2], *getattr(x, n).shape[-2:])).reshape(getattr(x, n).shape)
+             for n, y in (grads | {"v": dv}).items()}  # fmt: skip
+    for n, y in gates.items():
+        like = getattr(x, n)
+        y = sum_shared_heads(xp, y[..., None], (*shape[:2], *like.shape[-2:]))
+        grads[n] = sum_to(xp, y.reshape((*batch.lead, *like.shape[-3:])), like.shape)
+    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), public_state_gradient(xp, first, batch)
+
+
+def _batch(x: Inputs, plan: Plan) -> Batch:
+    xp, own = plan.xp, () if x.r is x.k else (x.r,)
+    q, k, v, *r = as_rows(xp, x.q, x.k, x.v, *own)
+    sizes = sizes_of(x, plan)
+    _, T, heads, _, K, V, N, offsets, tokens = sizes
+    element = dtype_name(v)
+    C = cuts.chunk_length(element)
+    longest = -(-tokens // C)
+    slots = N * longest if offsets is None else T // C + N
+    parts = max(1, -(-V // 128))  # blocks of the chain over the value columns
+    each = -(-longest // cuts.segments(N * heads * parts, longest, launch.multiprocessors()))
+    segments = -(-longest // each)
+    g = None if x.g is None else cast(xp, x.g, xp.float32)
+    if g is not None and g.ndim > 4:
+        g = g.reshape(prod(g.shape[:-3]), *g.shape[-3:])
+    kind = Kind(element, K, V, alignment((q, k, v, *r), K, V), g is not None, bool(r),
+                plan.erase_reads is not ReadState.DECAYED, segments > 1, launch.capability())  # fmt: skip
+    return Batch(*sizes, longest, slots, segments, each, kind, q, k, v, g, cast(xp, x.beta, xp.float32),
+                 r[0] if r else None)  # fmt: skip
+
+
+def _cotangent(xp: Any, batch: Batch, dout: Array | None, shape: tuple[int, ...]) -> Array:
+    """dout (B, T, heads, V) as the kernels take it; zeros where there is none."""
+    if dout is None:
+        return xp.zeros((*shape, batch.V), dtype=batch.v.dtype)
+    dout = cast(xp, dout, batch.v.dtype)
+    rows = dout if dout.ndim == 4 else dout.reshape(shape[0], *dout.shape[-3:])
+    fine = alignment((rows,), batch.K, batch.V) >= batch.kind.align and rows.strides[-1] == rows.itemsize
+    return rows if fine else rows.copy()
+
+
+def _chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States, **given: Any) -> None:
+    """One launch of a chain, or of the inverses. given: other fields of DELTA_SCAN."""
+    heads, none = batch.heads, rows_of(None)
+    blocks = batch.N * heads * batch.segments * how.parts
+    fields = {
+        "q": rows_of(batch.q, heads), "k": rows_of(batch.k, heads), "v": none, "out": none,
+        "r": rows_of(batch.r, heads), "writes": none, "g": gate_of(batch.g, heads), "beta": gate_of(batch.beta, heads),
+        "offsets": address(batch.offsets), "inverses": inverses.data.ptr, "states": 0, "start": start.values(),
+        "end": end.values(), "start_group": start.group, "end_group": end.group, "transfers": NO_STATES.values(),
+        "slots": batch.slots, "T": batch.T, "heads": heads, "segments": batch.segments, "chunks": batch.chunks,
+        "scale": 1.0,
+    }  # fmt: skip
+    if "segments" in given:  # each chunk one
+        blocks = batch.N * heads * batch.chunks_longest
+    packed = arguments.DELTA_SCAN.pack(**fields | given)
+    launch.launch(how.file, how.entry, how.constants, blocks, how.threads, how.shared, packed)
+
+
+def _inverses(xp: Any, batch: Batch) -> Array:
+    """A of every chunk."""
+    how, size = cuts.inverse_pass(batch.kind), shared_memory.delta_inverse_bytes(batch.kind.element)
+    inverses = xp.empty((batch.slots * batch.heads, size), dtype=xp.int8)
+    _chain(batch, how, inverses, NO_STATES, NO_STATES, segments=batch.chunks_longest, chunks=1)
+    return inverses
+
+
+def _of_segments(xp: Any, batch: Batch, rows: int) -> States:
+    """A matrix (rows, K) for every segment, sequence and head."""
+    array = xp.empty((batch.N * batch.heads * batch.segments, rows, batch.K), dtype=xp.float32)
+    return States(array, rows * batch.K, batch.K, 1)
+
+
+def _begins(xp: Any, batch: Batch, inverses: Array, start: States) -> tuple[States | None, States | None]:
+    """(the state that each segment begins with, its transfer matrix); None where nothing is cut."""
+    if batch.segments == 1:
+        return None, None
+    added, transfers = _of_segments(xp, batch, batch.V), _of_segments(xp, batch, batch.K)
+    how = cuts.chain_pass(batch.kind, launch.shared_limit(), what=ADDS)
+    _chain(batch, how, inverses, start, added, v=rows_of(batch.v, batch.heads), transfers=transfers.values())
+    return _sum_up(xp, batch, added, transfers, start, False), transfers
+
+
+def _ends(
+    xp: Any, batch: Batch, inverses: Array, transfers: States | None, dout: Array, last: States, scale: float
+) -> States | None:
+    """The gradient of the state that each segment ends with."""
+    if batch.segments == 1:
+        return None
+    added = _of_segments(xp, batch, batch.V)
+    how = cuts.chain_pass(batch.kind, launch.shared_limit(), True, ADDS)
+    _chain(batch, how, inverses, last, added, v=rows_of(dout, batch.heads), scale=scale)
+    return _sum_up(xp, batch, added, transfers, last, True)
+
+
+def _sum_up(xp: Any, batch: Batch, added: States, transfers: States, start: States, reverse: bool) -> States:
+    """From what segments add and multiply by to the states they begin with, by delta_scan_segments.cu."""
+    begins, how = xp.empty_like(added.array), cuts.segments_pass(batch.kind, reverse)
+    packed = arguments.DELTA_SEGMENTS.pack(
+        offsets=address(batch.offsets), added=address(added.array), transfers=address(transfers.array),
+        begins=address(begins), start=start.values(), start_group=start.group, T=batch.T, heads=batch.heads,
+        segments=batch.segments, chunks=batch.chunks)  # fmt: skip
+    launch.launch(how.file, how.entry, how.constants, batch.N * batch.heads * how.parts, how.threads, how.shared,
+                  packed)
+    return added._replace(array=begins, group=0)
+
+
+def _grads(
+    xp: Any, batch: Batch, rows: dict[str, Array], states: Array, ends: Array, scale: float
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """(dq, dk and dr; dg and dbeta) by name without the d, a value head each, by delta_scan_grads.cu."""
+    heads, how = batch.heads, cuts.grads_pass(batch.kind, launch.shared_limit())
+    shape = (prod(batch.lead), batch.T, heads)
+    names = ("q", "k") if batch.r is None else ("q", "k", "r")
+    grads = {n: xp.empty((*shape, batch.K), dtype=batch.v.dtype) for n in names}
+    gates = {n: xp.empty(shape, dtype=xp.float32) for n in (("beta",) if batch.g is None else ("g", "beta"))}
+    rows = rows | {"q": batch.q, "k": batch.k, "r": batch.r} | {f"d{n}": grads.get(n) for n in ("q", "k", "r")}
+    packed = arguments.DELTA_GRADS.pack(
+        **{n: rows_of(y, heads) for n, y in rows.items()}, g=gate_of(batch.g, heads), beta=gate_of(batch.beta, heads),
+        offsets=address(batch.offsets), states=states.data.ptr, ends=ends.data.ptr, dg=address(gates.get("g")),
+        dbeta=address(gates["beta"]), slots=batch.slots, T=batch.T, heads=heads, segments=batch.chunks_longest,
+        unused=0, scale=scale)  # fmt: skip
+    launch.launch(how.file, how.entry, how.constants, batch.N * heads * batch.chunks_longest, how.threads, how.shared,
+                  packed)
+    return grads, gates

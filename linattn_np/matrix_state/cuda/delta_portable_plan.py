@@ -1,0 +1,158 @@
+"""How the portable CUDA kernels of the delta rule are cut up. Pure functions of dtype and shape."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
+from .. import policy
+from . import shared_memory
+from .shared_memory import delta_chunk as chunk_length
+from .shared_memory import round_up
+
+INVERSE, SCAN = "delta/delta_inverse.cu", "delta/delta_scan.cu"
+REVERSE, GRADS = "delta/delta_scan_reverse.cu", "delta/delta_scan_grads.cu"
+SEGMENTS, LEAST = "delta/delta_scan_segments.cu", 8  # chunks that a segment has at least
+
+
+class Pass(NamedTuple):
+    """One compiled chain, or the inverse."""
+
+    file: str
+    entry: str
+    constants: Constants
+    shared: int
+    threads: int
+    parts: int  # blocks over the value columns
+
+
+class Kind(NamedTuple):
+    """What kernels are compiled for."""
+
+    element: str
+    K: int
+    V: int
+    align: int  # bytes that every row's address and length are a multiple of
+    decay: bool
+    separate_erase_key: bool = False  # r is not k
+    before: bool = False  # which read the state before it decays
+    cut: bool = False  # sequences are cut into segments
+    capability: int = 80
+
+
+def _constants(kind: Kind, **more: int) -> Constants:
+    values = {
+        "LA_DTYPE": ELEMENTS[kind.element], "LA_DECAY": int(kind.decay), "LA_REVERSE": 0,
+        "LA_ALIGN": kind.align, "LA_K": kind.K, "LA_V": kind.V, "LA_C": chunk_length(kind.element),
+        "LA_TILES": 1, "LA_SEPARATE_ERASE_KEY": int(kind.separate_erase_key), "LA_BEFORE": int(kind.before),
+        "LA_STATE": shared_memory.delta_state(kind), "LA_INVERSE": shared_memory.delta_inverse_bytes(kind.element),
+    }  # fmt: skip
+    return tuple(sorted((values | more).items()))
+
+
+def inverse_pass(kind: Kind) -> Pass:
+    """A of every chunk."""
+    C, shared = chunk_length(kind.element), shared_memory.delta_inverse(kind)
+    constants = _constants(kind, LA_WARPS=C // 16, LA_SHARED=shared)
+    return Pass(INVERSE, "inverse", constants, shared, 2 * C, 1)
+
+
+OUTPUTS, WRITES, ADDS = 1, 0, 2  # what a chain computes: LA_OUTPUTS
+
+
+class Cut(NamedTuple):
+    """How a chain may be cut."""
+
+    tiles: int  # of 16 value rows a warp
+    blocks: int  # of a multiprocessor
+    stages: int
+    queries: int  # buffers of the queries
+
+
+NARROW = (Cut(1, 2, 2, 2), Cut(1, 2, 2, 1))
+ALONE = (Cut(1, 1, 2, 2), Cut(1, 1, 2, 1), Cut(1, 1, 1, 1))
+WIDE = Cut(2, 2, 2, 1)  # half as many warps read each operand from shared memory; where a batch fills the device
+
+
+def chain_pass(kind: Kind, limit: int, reverse: bool = False, what: int = OUTPUTS) -> Pass:
+    """The chain, forward or in reverse, within `limit` bytes of shared memory."""
+    wide = kind.element == "bfloat16" and kind.K <= 128 and kind.V > 64 and not kind.cut
+    cuts: tuple[Cut, ...] = NARROW if kind.V <= 64 else ()
+    if wide and kind.capability == 90:  # they spill elsewhere
+        cuts = (WIDE,)
+    cuts += ALONE
+    for cut in cuts:
+        how = _chain_pass(kind, reverse, what, cut)
+        if how.shared <= (limit if cut.blocks == 1 else limit // 2 - 512):
+            return how
+    return _chain_pass(kind, reverse, what, ALONE[-1])
+
+
+def _chain_pass(kind: Kind, reverse: bool, what: int, cut: Cut) -> Pass:
+    C, V, tiles = chunk_length(kind.element), kind.V, cut.tiles
+    warps = 1
+    while warps < 8 // tiles and warps * 16 * tiles < V:
+        warps *= 2
+    rows = 16 * tiles * warps
+    reads = reverse or what == OUTPUTS  # the queries
+    over_beta = kind.element == "float16" and what == (OUTPUTS if reverse else WRITES)
+    shared = shared_memory.delta_chain(kind, warps, rows, cut, reads, over_beta)
+    constants = _constants(
+        kind, LA_WARPS=warps, LA_TILES=tiles, LA_RUN=16 if tiles > 1 or kind.element == "float32" else C,
+        LA_STAGES=cut.stages, LA_QUERY_BUFFERS=cut.queries, LA_BLOCKS=cut.blocks, LA_SHARED=shared, LA_OUTPUTS=what)
+    parts = -(-V // rows) + (-(-kind.K // rows) if what == ADDS and not reverse else 0)
+    return Pass(REVERSE if reverse else SCAN, "reverse" if reverse else "scan", constants, shared, 32 * warps, parts)
+
+
+def segments_pass(kind: Kind, reverse: bool) -> Pass:
+    """The states that segments begin with, or in reverse end with."""
+    constants = _constants(kind, LA_REVERSE=int(reverse), LA_WARPS=8)
+    return Pass(SEGMENTS, "segments", constants, 0, 256, -(-kind.V // 16))
+
+
+def segments(blocks: int, chunks: int, multiprocessors: int) -> int:
+    """Pieces of sequences of `chunks` chunks, where the chain of a whole batch has `blocks` blocks.
+
+    What n segments add and multiply by takes 2 n - 3 blocks for each, which are to be there at once.
+    """
+    places = multiprocessors // max(blocks, 1)
+    return max(1, min(places, (places + 3) // 2, chunks // LEAST))
+
+
+def grads_pass(kind: Kind, limit: int) -> Pass:
+    """Every other gradient, a block a chunk; keys in pieces of as many columns as let two blocks fit, or one."""
+    C, narrow = chunk_length(kind.element), kind.element != "float32"
+    # groups of warps, columns of a piece
+    cuts = [(2, 64)] * (narrow and round_up(kind.K, 16) > 32) + [(2, 32), (1, 16)]
+    sizes = {cut: shared_memory.delta_grads(kind, *cut) for cut in cuts}
+    pair = [cut for cut in cuts[:-1] if 2 * (sizes[cut] + 1024) <= limit + 1024]
+    groups, piece = next((cut for cut in pair or cuts if sizes[cut] <= limit), cuts[-1])
+    shared = sizes[groups, piece]
+    constants = _constants(kind, LA_WARPS=groups * C // 16, LA_PIECE=piece, LA_SHARED=shared,
+                           LA_BLOCKS=2 if pair else 1)
+    return Pass(GRADS, "grads", constants, shared, groups * C * 2, 1)
+
+
+def passes(kind: Kind, limit: int, gradients: bool) -> dict[str, Pass]:
+    """Everything that a call and its backward launch."""
+    found = {"inverse": inverse_pass(kind), "out": chain_pass(kind, limit)}
+    if kind.cut:
+        found["what a segment adds"] = chain_pass(kind, limit, what=ADDS)
+        found["states of segments"] = segments_pass(kind, False)
+    if gradients:
+        found["what is written"] = chain_pass(kind, limit, what=WRITES)
+        found["dv"] = chain_pass(kind, limit, True)
+        found["gradients"] = grads_pass(kind, limit)
+    if gradients and kind.cut:
+        found["dstate a segment adds"] = chain_pass(kind, limit, True, ADDS)
+        found["dstates of segments"] = segments_pass(kind, True)
+    return found
+
+
+def too_large(element: str, K: int, V: int, limit: int, own: bool = False) -> str | None:
+    """Why tiles of these widths do not fit a device of `limit` bytes of shared memory a block; None where they do."""
+    if max(K, V) > policy.WIDEST_CUDA:
+        return f"keys are {K} and values {V} wide, the kernels hold up to {policy.WIDEST_CUDA}"
+    kind = Kind(element, K, V, BYTES[element], True, own, own)
+    need = max(how.shared for how in passes(kind, limit, True).values())
+    return f"{K} x {V} {element} takes {need} bytes of shared memory, a block has {limit}" if need > limit else None

@@ -1,0 +1,149 @@
+"""Arrays of a call as the chunk kernels take them: sizes, rows of tokens, states, sums over heads that share one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
+
+from ...runtime.arrays import Array, cast, dtype_name
+from ...runtime.cuda import launch
+from ...runtime.cuda.elements import ELEMENTS
+from ..types import Inputs, Plan
+from . import arguments
+from .arguments import States
+
+HEAD_SUMS = "scan/head_sums.cu"
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Sizes of a call."""
+
+    lead: tuple[int, ...]
+    T: int
+    heads: int  # of the outputs
+    H: int  # of the values and the state
+    K: int
+    V: int
+    N: int  # sequences
+    offsets: Array | None  # of a ragged batch, on the device
+    longest: int  # tokens of the longest sequence
+
+    @property
+    def tokens(self) -> int:
+        return prod(self.lead) * self.T
+
+    @property
+    def group(self) -> int:
+        """Heads of the outputs that share a state."""
+        return self.heads // self.H
+
+
+@dataclass(slots=True)
+class ChunkSizes(Sizes):
+    """The same, and how sequences are cut into chunks and segments."""
+
+    chunks_longest: int  # chunks of the longest sequence
+    slots: int  # chunks of a head, over the whole batch
+    segments: int
+    chunks: int  # of a segment
+
+
+def sizes_of(x: Inputs, plan: Plan) -> tuple[Any, ...]:
+    """The fields of Sizes."""
+    xp, sequences, lead, (T, H, V) = plan.xp, plan.sequences, tuple(x.v.shape[:-3]), x.v.shape[-3:]
+    ragged = sequences[0].row is not None
+    N = len(sequences) if ragged else prod(lead)
+    offsets = xp.asarray([0, *(s.stop for s in sequences)], dtype=xp.int64) if ragged else None
+    longest = max(s.stop - s.start for s in sequences)
+    return lead, T, max(x.q.shape[-2], H), H, x.k.shape[-1], V, N, offsets, longest
+
+
+def unsupported_reason(x: Inputs) -> str | None:
+    """Why no chunk kernel takes these arrays on the current device; None where one may."""
+    if 0 in (*x.v.shape, *x.k.shape, *x.q.shape):
+        return "there is nothing to compute"
+    if x.k.shape[-2] > x.v.shape[-2]:
+        return "there are more key heads than value heads"
+    if x.v.device.id != launch.current_device():
+        return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
+    return launch.unusable()
+
+
+def common_element(*arrays: Array) -> str:
+    """The element that arrays are computed in: bfloat16 or float16 if all are, else float32."""
+    names = {dtype_name(y) for y in arrays}
+    return names.pop() if len(names) == 1 and names <= set(ELEMENTS) else "float32"
+
+
+def as_rows(xp: Any, *arrays: Array) -> list[Array]:
+    """Arrays (B, T, heads, width) in the dtype they are computed in, with contiguous rows."""
+    dtype = xp.float32 if common_element(*arrays) == "float32" else arrays[0].dtype
+    arrays = tuple(cast(xp, y, dtype) for y in arrays)
+    fine = [y.shape[-1] == 1 or y.strides[-1] == y.itemsize for y in arrays]
+    arrays = tuple(y if ok else xp.ascontiguousarray(y) for y, ok in zip(arrays, fine, strict=True))
+    return [y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:]) for y in arrays]
+
+
+def alignment(arrays: tuple[Array, ...], K: int, V: int) -> int:
+    """The largest of 16, 8, 4, 2 bytes that divides where every row of inputs and outputs begins, and its length."""
+    size = arrays[0].itemsize
+    common = gcd(16, K * size, V * size)
+    for y in arrays:
+        common = gcd(common, y.data.ptr, *(s for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1))
+    return common
+
+
+def states_at(array: Array | None, batch: Sizes, group: int = 1) -> States:
+    """Where contiguous states (N, H, K, V) lie, each for `group` heads."""
+    return States(array, batch.K * batch.V, 1, batch.V, group=group)
+
+
+def as_state(xp: Any, state: Array | None, batch: Sizes) -> Array | None:
+    """A public state as contiguous float32 (N, H, K, V)."""
+    if state is None:
+        return None
+    return xp.ascontiguousarray(cast(xp, state, xp.float32)).reshape(batch.N, batch.H, batch.K, batch.V)
+
+
+def one_head_each(xp: Any, state: Array | None, batch: Sizes) -> Array | None:
+    """(N, H, K, V) for one of the heads that share a state, zeros for the others: (N, heads, K, V)."""
+    if state is None or batch.group == 1:
+        return state
+    wide = xp.zeros((batch.N, batch.H, batch.group, batch.K, batch.V), dtype=state.dtype)
+    wide[:, :, 0, :, :] = state
+    return xp.reshape(wide, (batch.N, batch.heads, batch.K, batch.V))
+
+
+def public_state(state: Array, batch: Sizes) -> Array:
+    """(N, H, K, V) as the caller's (..., H, K, V); a ragged batch keeps N."""
+    return state if batch.offsets is not None or len(batch.lead) == 1 else state.reshape(*batch.lead, *state.shape[1:])
+
+
+def public_state_gradient(xp: Any, dstate: Array, batch: Sizes) -> Array:
+    """(N, heads, K, V) summed over the heads that share a state, as the caller's."""
+    if batch.group > 1:
+        dstate = xp.sum(xp.reshape(dstate, (batch.N, batch.H, batch.group, batch.K, batch.V)), axis=2)
+    return public_state(dstate, batch)
+
+
+def sum_shared_heads(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
+    """Gradients (..., heads, D) summed over the heads that share one of `shape`'s."""
+    if d.shape[-2] == shape[-2]:
+        return d
+    if dtype_name(d) == "bfloat16" and d.shape[-1] % 8 == 0:
+        return head_sums(xp, d, shape)
+    d = xp.reshape(d, (*d.shape[:-2], shape[-2], d.shape[-2] // shape[-2], d.shape[-1]))
+    return xp.sum(d, axis=-2, dtype=xp.float32)
+
+
+def head_sums(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
+    """The same of a contiguous bfloat16 array of whole vectors of 8, in its dtype."""
+    group = d.shape[-2] // shape[-2]
+    if group > 1:
+        x, d = d, xp.empty(shape, dtype=d.dtype)
+        packed = arguments.HEAD_SUMS.pack(
+            x=x.data.ptr, y=d.data.ptr, pieces=d.nbytes // 16, group=group, row=d.shape[-1] // 8)
+        launch.launch(HEAD_SUMS, "head_sums", (), -(-d.nbytes // 16 // 256), 256, 0, packed, (x, d))
+    return d.reshape(shape)

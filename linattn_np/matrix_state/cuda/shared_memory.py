@@ -1,0 +1,133 @@
+"""Bytes of shared memory that a block of every kernel has, and of what kernels leave in memory for one another.
+
+They are defined here, where launches are planned; each source asserts that its own layout adds up to the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...runtime.cuda.elements import BYTES
+
+CHUNK = 32  # tokens of scan.cu: half of a gram matrix is masked, and smaller ones leave less of it to multiply
+GROUP_CHUNK, PANEL = 64, 64  # tokens of a chunk of warpgroup products; columns of a panel
+BARRIER = 8
+
+
+def round_up(n: int, to: int) -> int:
+    """The multiple of `to` from n on."""
+    return -(-n // to) * to
+
+
+def gram_bytes(element: str) -> int:
+    """Of an element of a gram matrix."""
+    return 2 if element == "bfloat16" else 4
+
+
+def decay_sums(element: str, C: int) -> int:
+    """Of a chunk's sums of decays (attention/decay.cuh); float32 has sums of two floats."""
+    return (4 if element == "float32" else 3) * C * 4
+
+
+def scan(kind: Any, warps: int, tiles: int, stages: int, separate: bool) -> int:
+    """scan.cu. tiles: of 16 value rows, of all warps; separate: x of the dots has a buffer of its own.
+
+    A stage has k, v, q (or what later has its place), x in its own place or in q's, log decays. In float32 without dots
+    outputs leave in the place of the queries.
+    """
+    C, size, dots = CHUNK, BYTES[kind.element], kind.dots
+    keys, values = C * round_up(kind.K, 16) * size, C * 16 * tiles * size
+    reused = (kind.element == "float32" and not dots) or (dots and not separate)
+    queries = 0 if not kind.outputs else max(keys, values) if reused else keys
+    stage = keys + values + queries + values * (dots and separate) + C * 4
+    gram = C * C * gram_bytes(kind.element) * kind.outputs
+    return stages * stage + gram + warps * decay_sums(kind.element, C) + dots * (warps + 1) * C * 4
+
+
+STAGE_DECAY = 4 * GROUP_CHUNK * 4 + 16  # sums of decays of a stage (attention/producer.cuh)
+RING = 2 * BARRIER  # of a stage
+
+
+def scan_wgmma(K: int, groups: int, stages: int, outputs: bool, dots: bool) -> int:
+    """scan_wgmma.cu, and adds_wgmma.cu without outputs; groups: warpgroups of 64 value rows."""
+    C, keys = GROUP_CHUNK, round_up(K, PANEL)
+    stage = C * 2 * (keys * (1 + outputs) + PANEL * groups * (1 + dots)) + STAGE_DECAY + RING
+    return stages * stage + outputs * groups * C * C * 2 + dots * groups * 4 * C * 4 + 64
+
+
+def writes_wgmma(width: int, groups: int, stages: int, dots: bool) -> int:
+    """writes_wgmma.cu: stages of q, dout, k, v; R, P1, P2, dots, where rows lie."""
+    C = GROUP_CHUNK
+    stage = 4 * C * width * 2 + STAGE_DECAY + RING
+    return stages * stage + width * width * 2 + 2 * C * C * 2 + dots * groups * 4 * C * 4 + 112
+
+
+def mark_bytes(K: int, tiles: int, wgmma: bool) -> int:
+    """A warp's part of a state at a mark: float32, or by warpgroups bfloat16 padded to whole panels of 64 columns."""
+    return tiles * 16 * (round_up(K, PANEL) * 2 if wgmma else round_up(K, 16) * 4)
+
+
+# The delta rule by warpgroup products: chunks of 64 tokens, tiles of 128 columns in bfloat16.
+TILE, SQUARE, TOKEN = 64 * 128 * 2, 64 * 64 * 2, 64 * 4  # bytes of 128 columns, of 64, of a number a token
+DELTA_STATE = 128 * 128  # floats of a segment's state
+DELTA_END = 128 * 128 * 2  # bytes of a chunk's state in bfloat16
+DELTA_ENDS = DELTA_END + 8 * TOKEN  # and of its gradient, with dW.v over 16 value columns each behind it
+_STAGE = 3 * TILE + 2 * SQUARE + 1024
+
+
+def delta_checkpoint(unit: bool) -> int:
+    """What is stored of a chunk: A, e, d, c, beta; with `unit` also 1 / |k| and 1 / |q|."""
+    return SQUARE + (4 + 2 * unit) * TOKEN
+
+
+def delta(name: str, unit: bool) -> int:
+    """delta_*.cu by name: block, chain, adds, segments, reverse, grads."""
+    return {
+        "block": SQUARE + delta_checkpoint(unit) + 2 * TOKEN + 32,
+        "chain": 3 * _STAGE + 128,
+        "adds": 2 * (TILE + 2 * SQUARE + 1024) + 64,
+        "segments": 2 * 128 * 136 * 4 + 128 * 20 * 8,
+        "reverse": 3 * _STAGE + DELTA_END,
+        "grads": 8 * TILE + 2 * DELTA_END + 2 * SQUARE + 2 * delta_checkpoint(False) + (3 * 64 + 16) * 4 + 96,
+    }[name]
+
+
+# The portable delta rule.
+def delta_chunk(element: str) -> int:
+    """C: shared memory holds 64 tokens of 16-bit elements, 32 of float32."""
+    return 32 if element == "float32" else 64
+
+
+def delta_state(kind: Any) -> int:
+    """Bytes of the state of a chunk in memory."""
+    return round_up(kind.K, 16) * round_up(kind.V, 16) * gram_bytes(kind.element)
+
+
+def delta_inverse_bytes(element: str) -> int:
+    """Of A of a chunk in memory."""
+    return delta_chunk(element) ** 2 * gram_bytes(element)
+
+
+def delta_inverse(kind: Any) -> int:
+    """delta_inverse.cu: keys (and erase keys), in whose place A is made; L; diagonal blocks; numbers a token."""
+    C, size = delta_chunk(kind.element), BYTES[kind.element]
+    factors = 2 if kind.element == "bfloat16" else 4
+    keys = max(C * round_up(kind.K, 16) * size * (1 + kind.separate_erase_key), C * C * gram_bytes(kind.element))
+    return keys + C * C * factors + C * 80 + 2 * C * 4 + decay_sums(kind.element, C)
+
+
+def delta_chain(kind: Any, warps: int, rows: int, cut: Any, reads: bool, over_beta: bool) -> int:
+    """delta_scan.cu, delta_scan_reverse.cu. rows: value rows; reads: queries too; over_beta: divides by beta."""
+    C, size, gram = delta_chunk(kind.element), BYTES[kind.element], gram_bytes(kind.element)
+    keys = C * round_up(kind.K, 16) * size
+    stage = keys * (1 + kind.separate_erase_key) + C * rows * size + C * C * gram + (1 + over_beta) * C * 4
+    queries = reads * (cut.queries * keys + C * C * gram)
+    return cut.stages * stage + queries + warps * decay_sums(kind.element, C)
+
+
+def delta_grads(kind: Any, groups: int, piece: int) -> int:
+    """delta_scan_grads.cu. groups: of warps beside one another; piece: key columns at a time."""
+    C, size, gram, V = delta_chunk(kind.element), BYTES[kind.element], gram_bytes(kind.element), round_up(kind.V, 16)
+    columns = V * piece * gram + C * piece * size * (2 + kind.separate_erase_key)
+    small = decay_sums(kind.element, C) + 2 * C * 4 + groups * 3 * C * 4 + 64
+    return 3 * C * V * size + 2 * C * C * gram + small + columns + (C * piece * 2 if size == 2 else 0)

@@ -1,0 +1,251 @@
+"""A few tokens as one CUDA kernel on CuPy arrays: the recurrence, for every decay, erase and read (step/step.cu).
+
+It allocates with `empty` alone and names the arrays of its launch, so that a call can be replayed
+(runtime/cuda/record.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from math import prod
+from typing import Any, NamedTuple
+
+from ...runtime.arrays import Array, cast, dtype_name
+from ...runtime.cuda import launch
+from ...runtime.cuda.elements import ELEMENTS, Constants
+from .. import definition as recurrence
+from .. import policy
+from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
+from . import arguments
+
+STEP = "step/step.cu"
+WARPS = 2  # of a block, each with columns of its own
+ONE_WARPS, RESIDENT = 4, 16  # of a block of the kernel of one token, and of a multiprocessor
+MANY = 256  # states in 16 bits from which on a block of the kernel of one token has whole rows of 256 bytes
+LEAVES = 8  # chains that a sum down the rows is added from (tile/columns.cuh)
+FAR = 128 << 20  # bytes of states up to which they pass the L1 cache by: measured on a device with 60 MB of L2
+NAMES_OF_POINTERS = (*Inputs._fields, "out", "start", "end", "start_slots", "end_slots", "offsets")
+AT = tuple(f"at_{n}" for n in Inputs._fields)
+STRIDES = tuple(f"{which}_{n}" for which in ("start", "end") for n in ("slot", "head", "row"))
+
+
+def unsupported_reason(call: Any) -> str | None:
+    """Why the kernel does not cover a call that goes token by token; None where it does."""
+    x, plan = call.x, call.plan
+    if not plan.xp.__name__.endswith("cupy"):
+        return "the arrays are not CuPy arrays"
+    if plan.dtype == plan.xp.float64:
+        return "float64 is computed by the definition in CuPy"
+    K, V = x.k.shape[-1], x.v.shape[-1]
+    if max(K, V) > policy.WIDEST_CUDA:
+        return f"keys are {K} and values {V} wide, the kernels hold up to {policy.WIDEST_CUDA}"
+    if 0 in (*x.v.shape, *x.k.shape) or (x.q is not None and 0 in x.q.shape):
+        return "there is nothing to compute"
+    if any(y is not None and y.shape[-2] > x.v.shape[-2] for n, y in x._asdict().items() if n != "q"):
+        return "there are more heads of keys or gates than of values"
+    if max(x.v.shape[-2], 0 if x.q is None else x.q.shape[-2]) >= 1 << 16:
+        return "there are 65536 heads or more"
+    if x.v.device.id != launch.current_device():
+        return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
+    return launch.unusable()
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
+    """(out, final state, saved); the final state is `state` itself where the plan lets it be overwritten, else float32.
+
+    A state stored in 16 bits is read so, and written so where it is overwritten: its one rounding.
+    """
+    xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
+    K, element = x.k.shape[-1], element_of(x)
+    arrays = _arrays(xp, x, element)
+    ragged = bool(plan.sequences) and plan.sequences[0].row is not None
+    N = len(plan.sequences) if ragged else prod(lead)
+    offsets = xp.asarray([0, *(s.stop for s in plan.sequences)], dtype=xp.int64) if ragged else None
+    heads = H if x.q is None else max(H, x.q.shape[-2])
+    out = None if x.q is None else xp.empty((*lead, T, heads, V), dtype=arrays["v"].dtype)
+    shape = (N, H, K, V) if ragged else (*lead, H, K, V)
+    start, whole = _states(xp, state, K, V)
+    if plan.overwrite and whole:
+        end, last = state, start
+    else:
+        end = xp.empty(shape, dtype=xp.float32)
+        last = end.reshape(N, H, K, V)
+    slots = plan.pool_rows
+    pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets)
+    wide = _wide(arrays, (start, last))
+    one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
+    constants = constants_of(x, plan, Stored(element, wide, one, _kind(start), _kind(last), N * H >= MANY))
+    values = dict(constants)
+    parts = -(-V // (values["LA_LANES"] * values["LA_PER"] * (values["LA_WARPS"] // values["LA_SPLIT"])))
+    fields = dict(zip(NAMES_OF_POINTERS, [0 if y is None else y.data.ptr for y in pointers], strict=True))
+    fields.update(zip(AT, [_vectors_of(y, heads if n == "q" else H) for n, y in arrays.items()], strict=True))
+    fields.update(zip(STRIDES, (*_strides_of(start), *_strides_of(last)), strict=True))
+    fields |= {
+        "at_out": _vectors_of(out, heads), "places": N if slots is None or start is None else start.shape[0],
+        "T": T, "heads": H, "readers": heads // H, "slot_bytes": 0 if slots is None else slots.itemsize,
+        "heads_inverse": _inverse(H), "read": plan.scale, "past": 4 * N * H * K * V <= FAR,
+    }  # fmt: skip
+    packed = arguments.STEP.packed(fields)
+    launch.launch(STEP, "step", constants, N * H * parts, 32 * values["LA_WARPS"], 0, packed, pointers)
+    return None if out is None else cast(xp, out, x.v.dtype), end, Saved(x, plan, state, None)
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state, by the recurrence's adjoint."""
+    return recurrence.backward(saved, dout, dstate)
+
+
+def element_of(x: Inputs) -> str:
+    """The element that the kernel takes its vectors in: bfloat16 or float16 if all are, else float32."""
+    names = {dtype_name(y) for y in (x.q, x.k, x.v, x.r, x.a, x.b) if y is not None}
+    return names.pop() if len(names) == 1 and names <= set(ELEMENTS) else "float32"
+
+
+class Stored(NamedTuple):
+    """How the arrays of a call are stored."""
+
+    element: str  # of the vectors
+    wide: bool  # all rows are read four elements at a time
+    one: bool = False  # by the kernel of one token
+    start: str = "float32"  # of states that are read
+    end: str = "float32"  # of states that are written
+    many: bool = False  # so many states that blocks of eight warps fill the device
+
+
+class StepKind(NamedTuple):
+    """What a call computes, as far as its kernel depends on it."""
+
+    K: int
+    V: int
+    decay: Decay
+    value_decay: bool
+    erase: Erase
+    separate: bool  # r is not k
+    before: bool  # r reads the undecayed state
+    read: int  # 0 none, 1 the updated state, 2 the previous one
+    bonus: bool
+
+
+def constants_of(x: Inputs, plan: Plan, stored: Stored) -> Constants:
+    """The constants of step.cu for a call."""
+    read = 0 if x.q is None else 1 if plan.query_reads is ReadState.UPDATED else 2
+    separate = x.r is not None and x.r is not x.k
+    before = x.erase is Erase.DELTA and plan.erase_reads is not ReadState.DECAYED
+    kind = StepKind(x.k.shape[-1], x.v.shape[-1], x.decay, x.gv is not None, x.erase, separate, before, read,
+                    read > 0 and x.u is not None)  # fmt: skip
+    return step_constants(kind, stored)
+
+
+@functools.cache
+def step_constants(kind: StepKind, stored: Stored) -> Constants:
+    """The same from words."""
+    K, V, element, one = kind.K, kind.V, stored.element, stored.one
+    per = 4 if K <= 128 else 2
+    rows = stored.many and "float32" not in (stored.start, stored.end) and kind.erase is not Erase.FREE
+    split, lanes = _one(K, V, rows) if one else (1, _lanes(kind, stored))
+    parts = -(-V // (lanes * per))
+    warps = split * max(1, min(ONE_WARPS // split, parts)) if one else min(WARPS, parts)
+    narrow = K <= 128 and element != "float32"
+    return tuple(sorted({
+        "LA_DTYPE": ELEMENTS[element], "LA_K": K, "LA_V": V, "LA_PER": per, "LA_LANES": lanes,
+        "LA_WIDE": int(stored.wide), "LA_WARPS": warps, "LA_SPLIT": split, "LA_ONE": int(one),
+        "LA_DECAY": list(Decay).index(kind.decay), "LA_BLOCKS": RESIDENT // warps if one and narrow else 1,
+        "LA_VALUE_DECAY": int(kind.value_decay), "LA_ERASE": list(Erase).index(kind.erase),
+        "LA_SEPARATE_ERASE_KEY": int(kind.separate), "LA_ERASE_BEFORE": int(kind.before), "LA_READ": kind.read,
+        "LA_BONUS": int(kind.bonus), "LA_START": ELEMENTS[stored.start], "LA_END": ELEMENTS[stored.end],
+    }.items()))
+
+
+def _lanes(kind: StepKind, stored: Stored) -> int:
+    """Lanes side by side: eight read whole pieces of memory; 128 floats a lane must leave registers for the rest."""
+    narrow = kind.K <= 128 and stored.element != "float32" and kind.erase is not Erase.FREE and not kind.bonus
+    return 8 if stored.wide and kind.V >= 32 and narrow else 4
+
+
+def _one(K: int, V: int, rows: bool) -> tuple[int, int]:
+    """(warps that share the rows, lanes side by side) for one token: 64 floats of state a lane, rows of 256 bytes.
+
+    Rows of 128 in 16 bits, and of 256 then too only if `rows` are wanted so.
+    """
+    lanes = 32 if rows and 64 < K <= 128 <= V else 16 if V >= 64 else 8 if V >= 32 else 4
+    groups = 1
+    while groups < LEAVES and 128 // LEAVES * groups < K:
+        groups *= 2
+    return max(1, groups * lanes // 32), lanes
+
+
+def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
+    """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), rows contiguous, in a kind to read."""
+    found: dict[str, Any] = {}
+    for name, y in x._asdict().items():
+        if name == "r" and y is x.k:  # read once, as k
+            y = None
+        if y is not None:
+            gate = name in ("g", "gv", "beta", "u")
+            if (dtype_name(y) not in ELEMENTS) if gate else (dtype_name(y) != element):
+                y = cast(xp, y, xp.float32)
+            if y.shape[-1] > 1 and y.strides[-1] != y.itemsize:
+                y = xp.ascontiguousarray(y)
+            if y.ndim > 4:
+                y = y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
+        found[name] = y
+    return found
+
+
+def _states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None, bool]:
+    """(a state as (places, H, K, V) with contiguous rows, whether it is the caller's own memory)."""
+    if state is None:
+        return None, False
+    S = state if dtype_name(state) in ELEMENTS else cast(xp, state, xp.float32)
+    S = S if V == 1 or S.strides[-1] == S.itemsize else xp.ascontiguousarray(S)
+    S = S if S.ndim == 4 else S.reshape(prod(S.shape[:-3]), *S.shape[-3:])
+    return S, S.data.ptr == state.data.ptr
+
+
+def _kind(S: Array | None) -> str:
+    """What states are stored in."""
+    return "float32" if S is None else dtype_name(S)
+
+
+def _wide(arrays: dict[str, Any], states: tuple[Array | None, ...]) -> bool:
+    """Whether every row of every array can be read four elements at a time."""
+    for y in arrays.values():
+        if y is not None and y.shape[-1] > 1 and not _by_fours(y):
+            return False
+    fours = arrays["k"].shape[-1] % 4 == arrays["v"].shape[-1] % 4 == 0
+    return fours and all(S is None or _by_fours(S) for S in states)
+
+
+def _by_fours(y: Array) -> bool:
+    unit = 4 * y.itemsize
+    return not (y.data.ptr % unit or any(s % unit for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1))
+
+
+def _near(arrays: tuple[Array | None, ...], states: tuple[Array | None, ...]) -> bool:
+    """Whether the kernel of one token can find its way: strides of 32 bits, dense rows of states."""
+    if any(S is not None and S.shape[-2] > 1 and S.strides[-2] != S.itemsize * S.shape[-1] for S in states):
+        return False
+    return all(abs(n) < 1 << 31 for y in (*arrays, *states) if y is not None for n in y.strides)
+
+
+def _vectors_of(y: Array | None, heads: int) -> tuple[int, ...]:
+    """VECTORS: strides in bytes over batch, tokens and heads, the heads that share one, the kind."""
+    if y is None:
+        return 0, 0, 0, 0, 0
+    strides = (0, 0, *y.strides)[-4:-1] if y.ndim < 4 else y.strides[:-1] if y.ndim == 4 else _merged(y)
+    return *strides, _inverse(heads // y.shape[-2]), ELEMENTS[dtype_name(y)]
+
+
+def _inverse(d: int) -> int:
+    """What the kernel divides by d with: ceil(2^32 / d), 0 for 1."""
+    return -(-(1 << 32) // d) % (1 << 32)
+
+
+def _merged(out: Array) -> tuple[int, int, int]:
+    """Strides of a contiguous array with several batch axes, seen as with one."""
+    return (prod(out.shape[-3:]) * out.itemsize, *out.strides[-3:-1])
+
+
+def _strides_of(S: Array | None) -> tuple[int, ...]:
+    """Strides in elements over slots, heads and rows."""
+    return (0, 0, 0) if S is None else tuple([s // S.itemsize for s in S.strides[:3]])

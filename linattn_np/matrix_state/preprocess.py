@@ -1,0 +1,238 @@
+"""Preprocessing steps for features that a backend does not implement itself, each with its transpose.
+
+A step wraps the rest of the call, `run`: its forward changes the inputs, runs the rest and changes the results; its
+backward does the same with gradients in reverse order.
+
+    l2norm        y = q / |q| and k / |k|, zero rows stay 0           dx = (dy - y <y, dy>) / |x|
+    micro_steps   tokens of n steps, of which the first decays and the last reads
+    pools         initial states are gathered from a pool
+    late_queries  all queries read the final state
+    wide_keys     q S = sum over blocks b of channels of q_b S_b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..ops.norms import unit, unit_vjp
+from ..runtime.arrays import Array, cast, is_cupy
+from ..runtime.pools import take_rows
+from . import policy
+from .types import Decay, Erase, Inputs, Plan, both
+
+Rows = tuple[Array | None, ...]  # queries, keys
+Run = Callable[..., Any]
+
+
+class Step(NamedTuple):
+    """One step: `forward(run, module, x, plan, state)` and `backward(run, saved, dout, dstate)`.
+
+    module: the backend's module, which may have its own unit_rows. applies(x, plan): whether a call needs the step.
+    """
+
+    name: str
+    applies: Callable[[Inputs, Plan], bool]
+    forward: Callable[..., tuple[Array | None, Array, Any]]
+    backward: Callable[..., tuple[Inputs, Array]]
+
+
+# l2norm
+
+
+class Normed(NamedTuple):
+    x: Inputs  # before the normalisation
+    plan: Plan
+    rows_vjp: Callable[..., Rows]
+    rest: Any
+
+
+def _l2norm(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Normed]:
+    """An erase vector that is the key itself is normalised with it; a separate one is left unchanged."""
+    rows = getattr(module, "unit_rows", unit_rows)
+    q, k = rows(plan, (x.q, x.k))
+    out, end, rest = run(x._replace(q=q, k=k, r=k if x.r is x.k else x.r), plan._replace(l2norm=False), state)
+    return out, end, Normed(x, plan, getattr(module, "unit_rows_vjp", unit_rows_vjp), rest)
+
+
+def _l2norm_vjp(run: Run, saved: Normed, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """If the key is the erase vector too, its gradients are summed into dk."""
+    x, plan = saved.x, saved.plan
+    d, dstate0 = run(saved.rest, dout, dstate)
+    shared = x.r is x.k
+    dk = both(d.k, d.r) if shared else d.k
+    dq, dk = saved.rows_vjp(plan, (None if d.q is None else x.q, x.k), (d.q, dk))
+    return d._replace(q=dq, k=dk, r=None if shared else d.r), dstate0
+
+
+def unit_rows(plan: Plan, rows: Rows) -> Rows:
+    """Rows divided by their L2 norm, in the compute dtype: by array calls or, on CuPy arrays, by a kernel."""
+    wide = tuple(None if y is None else cast(plan.xp, y, plan.dtype) for y in rows)
+    if is_cupy(plan.xp):
+        from ..ops.cuda import unit_rows as kernel
+
+        if kernel.takes(plan.xp, wide):
+            return kernel.unit_rows(plan.xp, wide)
+    return tuple(None if y is None else unit(plan.xp, y) for y in wide)
+
+
+def unit_rows_vjp(plan: Plan, rows: Rows, grads: Rows) -> Rows:
+    """The transpose of unit_rows; None for rows that are None."""
+    xp = plan.xp
+    rows, grads = (tuple(None if y is None else cast(xp, y, plan.dtype) for y in each) for each in (rows, grads))
+    if is_cupy(xp):
+        from ..ops.cuda import unit_rows as kernel
+
+        if kernel.takes(xp, rows):
+            return kernel.unit_rows_vjp(xp, rows, grads)
+    return tuple(None if y is None else unit_vjp(xp, y, dy) for y, dy in zip(rows, grads, strict=True))
+
+
+# micro-steps: q, g and out have one row per token, the other arrays one per micro-step
+
+
+def _micro_steps(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
+    """A token's log decay goes to its first micro-step, its query to the last; the others get zeros."""
+    each = x._replace(q=at_last(plan, x.q), g=_broadcast(plan, x.g, first=True))
+    out, end, rest = run(each, plan._replace(micro_steps=1), state)
+    return of_last(plan, out), end, (plan, rest)
+
+
+def _micro_steps_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    plan, rest = saved
+    d, dstate0 = run(rest, at_last(plan, dout), dstate)
+    return d._replace(q=of_last(plan, d.q), g=_rows(plan, d.g, 0)), dstate0
+
+
+def at_last(plan: Plan, x: Array | None) -> Array | None:
+    """x (..., T, heads, D) at the last step of each token, 0 at the others: (..., T n, heads, D)."""
+    return _broadcast(plan, x, first=False)
+
+
+def of_last(plan: Plan, x: Array | None) -> Array | None:
+    """The rows of x (..., T n, heads, D) at the last step of each token."""
+    return _rows(plan, x, -1)
+
+
+def _broadcast(plan: Plan, x: Array | None, first: bool) -> Array | None:
+    if x is None:
+        return None
+    xp, (*lead, T, heads, D) = plan.xp, x.shape
+    none = xp.zeros_like(xp.broadcast_to(x[..., None, :, :], (*lead, T, plan.micro_steps - 1, heads, D)))
+    each = [x[..., None, :, :], none]
+    return xp.reshape(xp.concat(each if first else each[::-1], axis=-3), (*lead, T * plan.micro_steps, heads, D))
+
+
+def _rows(plan: Plan, x: Array | None, step: int) -> Array | None:
+    if x is None:
+        return None
+    *lead, T, heads, D = x.shape
+    return plan.xp.reshape(x, (*lead, T // plan.micro_steps, plan.micro_steps, heads, D))[..., step, :, :]
+
+
+# pools
+
+
+def _pools(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
+    batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.pool_rows.shape
+    return run(x, plan._replace(pool_rows=None), take_rows(plan.xp, state, plan.pool_rows, batch))
+
+
+def _pools_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    return run(saved, dout, dstate)
+
+
+# queries that read the final state
+
+
+class Late(NamedTuple):
+    q: Array
+    plan: Plan
+    end: Array
+    rest: Any
+
+
+def _late_queries(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Late]:
+    from .array.read import read_fwd
+
+    _, end, rest = run(x._replace(q=None), plan, state)
+    return cast(plan.xp, read_fwd(plan, x.q, end), x.v.dtype), end, Late(x.q, plan, end, rest)
+
+
+def _late_queries_vjp(run: Run, saved: Late, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    from .array.read import read_vjp
+
+    q, plan, end, rest = saved
+    if dout is None:
+        dq = plan.xp.zeros_like(cast(plan.xp, q, plan.dtype))
+    else:
+        dq, dread = read_vjp(plan, q, end, dout)
+        dstate = dread if dstate is None else dstate + dread
+    d, dstate0 = run(rest, None, dstate)
+    return d._replace(q=dq), dstate0
+
+
+# keys wider than a backend supports: without an erase the key channels are independent
+
+
+class Wide(NamedTuple):
+    x: Inputs
+    plan: Plan
+    rest: list[Any]  # residuals of each block of channels
+
+
+def cuts(x: Inputs) -> list[slice]:
+    """The blocks of key channels: one if the CUDA kernels support the width, or if the variant erases."""
+    K, most = x.k.shape[-1], policy.WIDEST_CUDA
+    if most >= K or x.erase is not Erase.NONE:
+        return [slice(0, K)]
+    count = -(-K // most)
+    each = -(-K // count)
+    each += -each % 8 if each + (-each % 8) <= most else 0  # multiples of 8 channels: full vector loads
+    return [slice(n, min(n + each, K)) for n in range(0, K, each)]
+
+
+def part(x: Inputs, channels: slice) -> Inputs:
+    """The call of a block of channels."""
+    if channels == slice(0, x.k.shape[-1]):
+        return x
+    cut = {n: y[..., channels] for n, y in x._asdict().items() if n in ("q", "k", "u") and y is not None}
+    if x.decay is Decay.VECTOR:
+        cut["g"] = x.g[..., channels]
+    return x._replace(**cut)
+
+
+def _wide_keys(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Wide]:
+    """Outputs are summed in the compute dtype, in block order; states are concatenated along the key axis."""
+    xp, wide = plan.xp, x._replace(v=cast(plan.xp, x.v, plan.dtype))
+    own = plan._replace(overwrite=False)
+    found = [run(part(wide, c), own, None if state is None else state[..., c, :]) for c in cuts(x)]
+    out = None
+    for one, _, _ in found:
+        out = one if out is None else out + one
+    end = xp.concat([end for _, end, _ in found], axis=-2)
+    return None if out is None else cast(xp, out, x.v.dtype), end, Wide(x, plan, [rest for _, _, rest in found])
+
+
+def _wide_keys_vjp(run: Run, saved: Wide, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """dv, dgv and a scalar dg are summed; dq, dk, a vector dg and du are concatenated along the key axis."""
+    xp, x = saved.plan.xp, saved.x
+    found = [run(one, dout, None if dstate is None else dstate[..., c, :])
+             for one, c in zip(saved.rest, cuts(x), strict=True)]  # fmt: skip
+    grads = {}
+    for name, y in x._asdict().items():
+        parts = [getattr(d, name) for d, _ in found]
+        if y is None or parts[0] is None:
+            continue
+        concatenated = name in ("q", "k", "u") or (name == "g" and x.decay is Decay.VECTOR)
+        grads[name] = xp.concat(parts, axis=-1) if concatenated else sum(parts[1:], parts[0])
+    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), xp.concat([dS for _, dS in found], axis=-2)
+
+
+PREPROCESSING = (
+    Step("l2norm", lambda x, plan: plan.l2norm, _l2norm, _l2norm_vjp),
+    Step("micro_steps", lambda x, plan: plan.micro_steps > 1, _micro_steps, _micro_steps_vjp),
+    Step("pools", lambda x, plan: plan.pool_rows is not None, _pools, _pools_vjp),
+    Step("late_queries", lambda x, plan: not plan.causal and x.q is not None, _late_queries, _late_queries_vjp),
+    Step("wide_keys", lambda x, plan: len(cuts(x)) > 1, _wide_keys, _wide_keys_vjp),
+)

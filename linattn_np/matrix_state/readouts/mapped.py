@@ -1,0 +1,144 @@
+"""Feature maps of queries and keys, and outputs divided by the sum of their weights.
+
+    S_t = e^{g_t} S_{t-1} + phi(k_t)^T v_t        z_t = z_{t-1} + phi(k_t)
+    out_t = scale phi(q_t) S_t                    with eps: the same / (scale phi(q_t) z_t^T + eps)
+
+The compiled loops compute features chunk by chunk and divide when they store (matrix_state/cpu/features.py). Other
+backends get all features and values with a column of ones, whose output divides the others. z is the state's last
+column.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...ops.averages import divide, divide_vjp, with_ones
+from ...ops.map_steps import Steps
+from ...runtime.arrays import Array, cast
+from .. import core, policy
+from ..types import Average, Inputs, Plan
+
+
+class MappedInputs(NamedTuple):
+    """NumPy arrays (..., T, heads, width), or their gradients, and a feature map that has steps."""
+
+    q: Array  # (..., T, Hq, K)  None: write without reading
+    k: Array  # (..., T, Hk, K)
+    v: Array  # (..., T, H, V)
+    g: Array = None  # (..., T, H, 1)
+    map: Any = None  # (f, f_vjp)
+    eps: float | None = None  # added to the sum of weights that outputs are divided by; None: no division
+
+    core = sys.modules[__name__]
+
+    @property
+    def steps(self) -> Steps:
+        return self.map[0].steps
+
+    def memories(self) -> list[Inputs]:
+        """The core's inputs, with placeholders of the right shapes for features and values."""
+        M, V = self.steps.width(self.k.shape[-1]), self.v.shape[-1] + (self.eps is not None)
+        q, k, v = (None if x is None else np.broadcast_to(np.zeros((), x.dtype), (*x.shape[:-1], width))
+                   for x, width in ((self.q, M), (self.k, M), (self.v, V)))  # fmt: skip
+        return [Inputs(q, k, v, self.g)]
+
+
+class Residuals(NamedTuple):
+    """Residuals of a forward pass."""
+
+    x: MappedInputs
+    plan: Plan
+    core_residuals: Any
+    out: Array | None
+    sums: Array | None  # the denominators; None without eps
+    features: tuple[Array | None, Array] | None  # phi(q), phi(k), if computed outside the backend
+
+
+def is_compiled(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> bool:
+    """Whether the backend computes features itself, chunk by chunk."""
+    if plan.chunk_size == 1 or 0 in (*x.v.shape, *x.k.shape):
+        return False
+    one = x.memories()[0]
+    return "features" in core.choose(fn, one, plan, wanted).handles(core.Call(one, plan))
+
+
+def form(fn: str, x: MappedInputs, memory: Inputs, plan: Plan, wanted: str | None) -> tuple[str, int | None]:
+    """(form, tokens of a chunk or None)."""
+    if is_compiled(fn, x, plan, wanted):
+        return "chunk form", policy.cpu_chunk(plan, x.v.shape[-3])
+    return core.form(fn, x, memory, plan, wanted)
+
+
+def describe(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> str:
+    """Where features are computed, for `explain`."""
+    return "features chunk by chunk" if is_compiled(fn, x, plan, wanted) else "features by array calls"
+
+
+def forward(
+    fn: str, x: MappedInputs, plan: Plan, state: Array | None, wanted: str | None
+) -> tuple[Array | None, Array, Residuals]:
+    """(out, final state with z, residuals)."""
+    if not is_compiled(fn, x, plan, wanted):
+        return _forward_of_features(fn, x, plan, state, wanted)
+    dtype, sums = np.dtype(plan.dtype), None
+    v = x.v if x.eps is None else cast(np, x.v, dtype)  # averages are stored in the compute dtype
+    q, k, before = x.q, x.k, x.steps.before
+    if before is not None:
+        q, k = (None if y is None else before[0](cast(np, y, dtype)) for y in (q, k))
+    own = plan._replace(features=x.steps._replace(before=None))
+    if x.eps is not None:
+        if x.q is not None:
+            heads = max(x.v.shape[-2], x.q.shape[-2])
+            sums = np.empty((*x.v.shape[:-2], heads, 1), dtype)
+        own = own._replace(average=Average(x.eps, sums))
+    out, end, core_residuals = core.forward(fn, Inputs(q, k, v, x.g), own, state, wanted)
+    return out, end, Residuals(x, plan, core_residuals, out, sums, None)
+
+
+def _forward_of_features(
+    fn: str, x: MappedInputs, plan: Plan, state: Array | None, wanted: str | None
+) -> tuple[Array | None, Array, Residuals]:
+    """forward with features computed by array calls first."""
+    q, k = (None if y is None else x.map[0](cast(np, y, plan.dtype)) for y in (x.q, x.k))
+    v = x.v if x.eps is None else with_ones(np, cast(np, x.v, plan.dtype))
+    out, end, core_residuals = core.forward(fn, Inputs(q, k, v, x.g), plan, state, wanted)
+    sums = None
+    if x.eps is not None and out is not None:
+        out, sums = divide(np, out, x.eps)
+    return out, end, Residuals(x, plan, core_residuals, out, sums, (q, k))
+
+
+def backward(residuals: Residuals, dout: Array | None, dstate: Array | None) -> tuple[MappedInputs, Array]:
+    """Gradients of every input, and of the initial state with z."""
+    x, plan, core_residuals, out, sums, features = residuals
+    if features is None:
+        if x.eps is not None:
+            own = core_residuals.saved.plan
+            average = own.average._replace(out=out)
+            saved = core_residuals.saved._replace(plan=own._replace(average=average))
+            core_residuals = core_residuals._replace(saved=saved)
+        d, dS = core.backward(core_residuals, dout, dstate)
+        before, dq, dk = x.steps.before, d.q, d.k
+        if before is not None:
+            dq, dk = (None if y is None else before[1](cast(np, y, plan.dtype), dy) for y, dy in ((x.q, dq), (x.k, dk)))
+        return MappedInputs(dq, dk, d.v, d.g), dS
+    if x.eps is not None and dout is not None:
+        dout = divide_vjp(np, cast(np, out, plan.dtype), sums, cast(np, dout, plan.dtype))
+    d, dS = core.backward(core_residuals, dout, dstate)
+    takes = getattr(x.map[1], "takes_features", False)
+    dq, dk = (None if y is None else x.map[1](cast(np, y, plan.dtype), dphi, *((phi,) if takes else ()))
+              for y, dphi, phi in zip((x.q, x.k), (d.q, d.k), features, strict=True))  # fmt: skip
+    return MappedInputs(dq, dk, d.v if x.eps is None else d.v[..., :-1], d.g), dS
+
+
+def reads_out(residuals: Residuals) -> bool:
+    """Whether backward reads the output."""
+    return residuals.x.eps is not None
+
+
+def reads_end(residuals: Residuals) -> bool:
+    """Whether backward reads the final state."""
+    return True

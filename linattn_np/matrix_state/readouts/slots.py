@@ -1,0 +1,79 @@
+"""SLOTS read-out: two memories of the core, a softmax over slots between them.
+
+    W_t = W_{t-1} diag(e^{g_t}) + k_t^T s_t        p_t = softmax(scale q_t W_t)
+    S_t = diag(e^{g_t}) S_{t-1} + s_t^T v_t        out_t = p_t S_t
+
+W (K, M) holds one key per slot, S (M, V) one value. The adjoint runs in reverse order: S, softmax, W.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from ...ops.learned_maps import softmax, softmax_vjp
+from ...runtime.arrays import Array
+from .. import core
+from ..types import Inputs, Plan
+
+
+class SlotInputs(NamedTuple):
+    """Arrays (..., T, heads, width), or their gradients."""
+
+    q: Array  # (..., T, Hq, K)
+    k: Array  # (..., T, Hk, K)
+    v: Array  # (..., T, H, V)
+    s: Array  # (..., T, H, M)  write weight of each slot, in the compute dtype
+    g: Array  # (..., T, H, M)  log decay of the slots
+
+    core = sys.modules[__name__]
+
+    def memories(self) -> list[Inputs]:
+        """The core's inputs of the memories of keys and of values; s_t stands in for p_t, which has its shape."""
+        return [Inputs(self.q, self.k, self.s, gv=self.g), Inputs(None if self.q is None else self.s, self.s, self.v,
+                                                                  self.g)]  # fmt: skip
+
+
+class Residuals(NamedTuple):
+    """Residuals of a forward pass."""
+
+    plan: Plan
+    p: Array | None
+    key_residuals: Any
+    value_residuals: Any
+
+
+def forward(
+    fn: str, x: SlotInputs, plan: Plan, state: tuple[Array, Array] | None, wanted: str | None
+) -> tuple[Array | None, tuple[Array, Array], Residuals]:
+    """(out, (S, W) after the last token, residuals)."""
+    S, W = (None, None) if state is None else state
+    keys, values = x.memories()
+    logits, W_end, key_residuals = core.forward(fn, keys, plan, W, wanted)
+    p = None if logits is None else softmax(plan.xp, logits)
+    out, S_end, value_residuals = core.forward(fn, values._replace(q=p), plan._replace(scale=1.0), S, wanted)
+    return out, (S_end, W_end), Residuals(plan, p, key_residuals, value_residuals)
+
+
+def backward(
+    residuals: Residuals, dout: Array | None, dstate: tuple[Array, Array] | None
+) -> tuple[SlotInputs, tuple[Array, Array]]:
+    """Gradients of every input, and of the initial (S, W)."""
+    plan, p, key_residuals, value_residuals = residuals
+    dS, dW = (None, None) if dstate is None else dstate
+    d, dS_0 = core.backward(value_residuals, dout, dS)
+    dlogits = None
+    if p is not None and dout is not None:
+        dlogits = softmax_vjp(plan.xp, p, d.q)
+    e, dW_0 = core.backward(key_residuals, dlogits, dW)
+    return SlotInputs(e.q, e.k, d.v, d.k + e.v, d.g + e.gv), (dS_0, dW_0)
+
+
+def reads_out(residuals: Residuals) -> bool:
+    """Whether backward reads the output."""
+    return False
+
+
+def reads_end(residuals: Residuals) -> bool:
+    """Whether backward reads the final state."""
+    return True

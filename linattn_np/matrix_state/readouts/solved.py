@@ -1,0 +1,174 @@
+"""SOLVED read-out: two memories of the core and, between them, one linear system per token.
+
+    Z_t = e^{g_t} Z_{t-1} + k_t^T beta_t k_t        x_t (Z_t + diag(ridge_t)) = q_t
+    S_t = e^{g_t} S_{t-1} + k_t^T beta_t v_t        out_t = scale x_t S_t
+
+The values of the memories are beta k and beta v; x replaces the queries. The adjoint solves the transposed system,
+y_t (Z_t + diag(ridge_t))^T = dx_t, and then
+
+    dq_t = y_t        dridge_t = -x_t (.) y_t        dZ_t = -x_t^T y_t
+
+the last being the gradient of a read x_t Z_t with cotangent -y_t.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import array_api_compat as compat
+
+from ...runtime.arrays import Array, Namespace, add_to, sum_to
+from .. import core
+from ..types import Inputs, Plan
+from . import systems
+from .systems import singular
+
+
+class SolvedInputs(NamedTuple):
+    """Arrays (..., T, heads, width), or their gradients."""
+
+    q: Array  # (..., T, Hq, K)
+    k: Array  # (..., T, Hk, K)
+    v: Array  # (..., T, H, V)
+    g: Array  # (..., T, H, 1)
+    beta: Array  # (..., T, H, 1)
+    ridge: Array  # (1, H, K), or (..., T, H, K)
+    solver: Any = None  # a Solver for inputs; None for gradients
+    may_be_singular: bool = False  # some ridge is 0
+
+    core = sys.modules[__name__]
+
+    def memory(self, values: Array) -> Inputs:
+        """The core's inputs of one memory, in the dtype of `values`."""
+        H = self.v.shape[-2]
+        return Inputs(self.q, self.k, self.beta * broadcast_heads(values, H), self.g)
+
+
+class SolvedResiduals(NamedTuple):
+    """Residuals besides inputs and plan."""
+
+    read: Array | None  # x_t
+    value_residuals: Any  # (fn, wanted, residuals of the memory S)
+    Z: Array | None  # Z_0
+
+
+class Residuals(NamedTuple):
+    """Residuals of a forward pass."""
+
+    x: SolvedInputs
+    plan: Plan
+    solved: SolvedResiduals
+
+
+def forward(
+    fn: str, x: SolvedInputs, plan: Plan, state: tuple[Array, Array] | None, wanted: str | None
+) -> tuple[Array | None, tuple[Array, Array], Residuals]:
+    """(out, (S, Z) after the last token, residuals).   Raises ValueError where a system is singular."""
+    S, Z = (None, None) if state is None else state
+    keys, read = x.memory(x.k), None
+    if x.q is None:
+        _, Z_end, _ = core.forward(fn, keys, plan._replace(overwrite=False), Z, wanted)
+    else:
+        at = singular(keys, x.ridge, plan, Z) if x.may_be_singular else None
+        if at is not None:
+            raise ValueError(f"{fn}: the system of token {at[0]}, head {at[1]} is singular: ridge is 0 in channels "
+                             "that the keys so far do not span, expected ridge > 0 there")
+        read, Z_end = _solve(fn, keys, x, plan, Z, wanted)
+    out, S_end, value_residuals = core.forward(fn, x.memory(x.v)._replace(q=read), plan, S, wanted)
+    return out, (S_end, Z_end), Residuals(x, plan, SolvedResiduals(read, (fn, wanted, value_residuals), Z))
+
+
+def _solve(
+    fn: str, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None, wanted: str | None
+) -> tuple[Array, Array]:
+    """(x_t, Z after the last token).   Raises ValueError where the array library finds a system singular."""
+    try:
+        return _iterating(fn, x, plan, wanted).solve(keys, x.ridge, x.solver, plan, Z)
+    except Exception as error:
+        if "LinAlgError" not in type(error).__name__:
+            raise
+        raise ValueError(f"{fn}: a system is singular in the numbers of its dtype, expected a larger ridge") from error
+
+
+def _iterating(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Any:
+    """The module that solves: the memories' backend if it has conjugate gradients, else systems.py."""
+    like = Inputs(x.q, x.k, x.v, x.g)  # of the memories' shapes
+    backend = core.choose(fn, like, plan, wanted)
+    iterates = "conjugate_gradients" in backend.handles(core.Call(like, plan))
+    return backend.module if iterates and not x.solver.exact and 0 not in (*x.v.shape, *x.k.shape) else systems
+
+
+def describe(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> str:
+    """How the systems are solved, for `explain`."""
+    if x.solver.exact:
+        return "every system is formed and solved by the array library"
+    where = "array calls" if _iterating(fn, x, plan, wanted) is systems else "compiled loops"
+    return f"systems by at most {x.solver.iterations} steps of conjugate gradients, in {where}"
+
+
+def operations_per_token(x: SolvedInputs, C: int, readers: int) -> float:
+    """Operations of writing Z and of `readers` systems: 2 K^3 / 3 each, or products with Z_in and C tokens a step."""
+    K = x.k.shape[-1]
+    each = 2 * K**3 / 3 if x.solver.exact else x.solver.iterations * (2 * K * K + 4 * C * K)
+    return 2 * K * K + readers * each
+
+
+def backward(
+    residuals: Residuals, dout: Array | None, dstate: tuple[Array, Array] | None
+) -> tuple[SolvedInputs, tuple[Array, Array]]:
+    """Gradients of every input, and of the initial (S, Z)."""
+    x, plan, (read, (fn, wanted, value_residuals), Z) = residuals
+    dS, dZ = (None, None) if dstate is None else dstate
+    d, dS_0 = core.backward(value_residuals, dout, dS)
+    y, keys = None, x.memory(x.k)
+    if read is not None and dout is not None:
+        transposed = None if Z is None else plan.xp.matrix_transpose(Z)
+        y, _ = _solve(fn, keys._replace(q=d.q), x, plan, transposed, wanted)
+    minus = plan._replace(scale=-1.0, overwrite=False)
+    key_residuals = core.residuals_of(fn, keys._replace(q=None if y is None else read), minus, Z, wanted)
+    e, dZ_0 = core.backward(key_residuals, y, dZ)
+    return _gradients(plan.xp, x, d, e, read, y), (dS_0, dZ_0)
+
+
+def _gradients(
+    xp: Namespace, x: SolvedInputs, d: Inputs, e: Inputs, read: Array, y: Array
+) -> SolvedInputs:
+    """From the gradients d of the memory of values (beta v) and e of that of keys (beta k)."""
+    H, Hk = x.v.shape[-2], x.k.shape[-2]
+    k = broadcast_heads(x.k, H)
+    dbeta = (xp.vecdot(d.v, x.v) + xp.vecdot(e.v, k))[..., None]
+    if y is None:
+        dq, dridge = None if x.q is None else xp.zeros_like(x.q), xp.zeros_like(x.ridge)
+    else:
+        dq = sum_heads(y, x.q.shape[-2]) if x.q.shape[-2] < H else y
+        dridge = sum_to(xp, sum_heads(-read * y, H), x.ridge.shape)
+    dk = add_to(add_to(sum_heads(x.beta * e.v, Hk), d.k), e.k)
+    return SolvedInputs(dq, dk, x.beta * d.v, add_to(d.g, e.g), dbeta, dridge)
+
+
+def broadcast_heads(y: Array, H: int) -> Array:
+    """(..., T, Hk, D) broadcast to H heads: each of the Hk serves a group."""
+    *lead, Hk, D = y.shape
+    if Hk == H:
+        return y
+    xp = compat.array_namespace(y)
+    return xp.reshape(xp.broadcast_to(y[..., :, None, :], (*lead, Hk, H // max(Hk, 1), D)), (*lead, H, D))
+
+
+def sum_heads(y: Array, Hk: int) -> Array:
+    """The transpose of broadcast_heads: a sum over each group."""
+    *lead, H, D = y.shape
+    if Hk == H:
+        return y
+    return compat.array_namespace(y).sum(compat.array_namespace(y).reshape(y, (*lead, Hk, H // max(Hk, 1), D)), axis=-2)
+
+
+def reads_out(residuals: Residuals) -> bool:
+    """Whether backward reads the output."""
+    return False
+
+
+def reads_end(residuals: Residuals) -> bool:
+    """Whether backward reads the final state."""
+    return False

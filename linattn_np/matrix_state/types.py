@@ -1,0 +1,163 @@
+"""Types of the matrix-state core: kinds of decay, erase and read-out, states, inputs, plan, residuals."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ..ops.map_steps import Steps
+from ..runtime.arrays import Array, Namespace
+from ..runtime.shapes import Sequence
+
+
+class Decay(Enum):
+    """The decay of the state: S <- diag(e^g) S."""
+
+    NONE = "no decay: S_{t-1}"
+    SCALAR = "one log decay per token and head: e^{g_t} S_{t-1}"
+    VECTOR = "one log decay per key channel: diag(e^{g_t}) S_{t-1}"
+
+
+class Erase(Enum):
+    """What a token erases from the state before it writes."""
+
+    NONE = "nothing"
+    DELTA = "the value predicted by r_t: S~ + k_t^T beta_t (v_t - r_t S)"
+    FREE = "any rank-one map: S~ + b_t^T (a_t S_{t-1})"
+
+
+class Readout(Enum):
+    """The output as a function of q_t and the state."""
+
+    LINEAR = "out_t = scale q_t S_t"
+    NORMALISED = "out_t = q_t S_t / q_t z_t, or over max(|q_t n_t|, 1)"
+    SLOTS = "out_t = softmax(scale q_t W_t) S_t"
+    SOLVED = "out_t = x_t S_t, x_t (Z_t + diag(ridge_t)) = q_t"
+
+
+class ReadState(Enum):
+    """Which state a reader at token t reads; `strict` excludes the token's own write."""
+
+    UPDATED = "S_t"
+    DECAYED = "diag(e^{g_t}) S_{t-1}"
+    PREVIOUS = "S_{t-1}"
+
+    @property
+    def strict(self) -> bool:
+        return self is not ReadState.UPDATED
+
+
+class NormalisedState(NamedTuple):
+    """State of a NORMALISED read-out: S (..., H, K, V) and z (..., H, K), the sum of the keys."""
+
+    S: Any
+    z: Any
+
+
+class StabilisedState(NamedTuple):
+    """State of mlstm: it represents e^m S (..., H, K, V) and e^m n (..., H, K); m (..., H) keeps S and n in range."""
+
+    S: Any
+    n: Any
+    m: Any
+
+
+class SolvedState(NamedTuple):
+    """State of a SOLVED read-out: S (..., H, K, V) and Z (..., H, K, K), the sum of the keys' outer products."""
+
+    S: Any
+    Z: Any
+
+
+class SlotState(NamedTuple):
+    """State of a SLOTS read-out: S (..., H, M, V), the values of the slots, and W (..., H, K, M), their keys."""
+
+    S: Any
+    W: Any
+
+
+class BoundedState(NamedTuple):
+    """A SlotState whose slots are averages: N (..., H, M) is the sum of the weights so far."""
+
+    S: Any
+    W: Any
+    N: Any
+
+
+PARTS = {  # axes of the parts of a state
+    "S": "H K V", "z": "H K", "n": "H K", "m": "H", "Z": "H K K", "W": "H K M", "N": "H M",
+}
+
+
+class Inputs(NamedTuple):
+    """Arrays (..., T, heads, width), or their gradients; None for inputs that the variant does not have.
+
+    Heads may be grouped: an array may have fewer heads than the widest one, if its number divides that one.
+    """
+
+    q: Array  # (..., T, Hq, K)  queries; None: write without reading
+    k: Array  # (..., T, Hk, K)  write vectors
+    v: Array  # (..., T, H, V)   values
+    g: Array = None  # (..., T, H, 1 or K)  log decay; without batch or with T of stride 0 where constant
+    gv: Array = None  # (..., T, H, V)   log decay on the value axis (erase NONE only)
+    r: Array = None  # (..., T, Hk, K)  erase DELTA: read vectors
+    beta: Array = None  # (..., T, H, 1)   erase DELTA: write strength
+    a: Array = None  # (..., T, Hk, K)  erase FREE: reads S_{t-1}
+    b: Array = None  # (..., T, Hk, K)  erase FREE: writes the correction
+    u: Array = None  # (H, K)  bonus on the token's own write, with queries that read the PREVIOUS state
+
+    @property
+    def decay(self) -> Decay:
+        if self.g is None:
+            return Decay.NONE
+        return Decay.SCALAR if self.g.shape[-1] == 1 else Decay.VECTOR
+
+    @property
+    def erase(self) -> Erase:
+        if self.a is not None:
+            return Erase.FREE
+        return Erase.NONE if self.beta is None else Erase.DELTA
+
+
+def both(d: Array, more: Array | None) -> Array:
+    """The gradient of an array that is used as two inputs; more is None if the backend has added it to d."""
+    return d if more is None else d + more
+
+
+class Average(NamedTuple):
+    """A division by the sum of weights: the state has an extra column, the sum of the keys."""
+
+    eps: float
+    sums: Array  # (..., T, heads, 1)  the sums of weights, written by the forward
+    out: Array = None  # (..., T, heads, V)  the quotients; backward reads both
+
+
+class Plan(NamedTuple):
+    """How a call is computed: everything that is not an array."""
+
+    xp: Namespace
+    dtype: Any  # dtype of states and of every accumulation
+    scale: float
+    query_reads: ReadState = ReadState.UPDATED  # which state q_t reads: UPDATED or PREVIOUS
+    erase_reads: ReadState = ReadState.DECAYED  # which state r_t reads (DELTA): DECAYED or PREVIOUS
+    causal: bool = True  # False: every query reads the final state
+    chunk_size: int | str | None = None  # 1 recurrent, "parallel", C, or None to choose
+    sequences: tuple[Sequence, ...] = ()
+    gradients: bool = False  # a backward follows: its code may be compiled with the forward
+    gate_gradient: bool = True  # the gradients of g and gv are used; False lets a backend skip them
+    precision: str | None = None  # "tf32": products of float32 may round their factors to tf32
+    overwrite: bool = False  # the final state may overwrite the initial one
+    l2norm: bool = False  # q and k are divided by their L2 norm first
+    micro_steps: int = 1  # per token: k, v and beta have a row per micro-step; q, g and out one per token
+    features: Steps | None = None  # the feature map of q and k, applied when they are loaded
+    average: Average | None = None  # outputs are divided by the sum of their weights
+    pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
+
+
+class Saved(NamedTuple):
+    """Residuals of one backend's forward pass."""
+
+    x: Inputs
+    plan: Plan
+    state: Array  # S_0
+    starts: Any  # the backend's own: checkpoints, or arrays that backward does not recompute

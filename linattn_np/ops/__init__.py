@@ -1,0 +1,1 @@
+"""Small functions, f and f_vjp on neighbouring lines."""

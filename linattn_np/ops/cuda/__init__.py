@@ -1,0 +1,1 @@
+"""Small functions of ops/ as CUDA kernels on CuPy arrays."""

@@ -1,0 +1,53 @@
+"""Structs that the kernels of ops/ take, each declared once; runtime/cuda/structs.py makes the C++ of them."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ...runtime.arrays import Array
+from ...runtime.cuda.structs import FLOAT, I64, INT, U32, Struct, pointer
+
+FLOATS, OUT_FLOATS, BYTES, OUT_BYTES = (pointer(x) for x in ("const float", "float", "const char", "char"))
+
+# an array (B, T, heads, width): strides in bytes; heads of the outputs that share one of its heads
+ROWS = Struct("ops/Rows", ("data", OUT_BYTES), ("batch token head", I64), ("group", INT))
+NO_ROWS = (0, 0, 0, 0, 1)
+
+# unit_rows.cu: dy and y contiguous, x of rows = B T heads
+UNIT_ROWS_ARRAY = Struct("ops/UnitRowsArray", ("x", ROWS), ("dy", BYTES), ("y", OUT_BYTES), ("rows T heads", U32))
+UNIT_ROWS = Struct("ops/UnitRowsArguments", ("of", UNIT_ROWS_ARRAY, 2), ("first", U32))  # first: blocks of of[0]
+
+STEP_SIZE = Struct(  # step_size.cu
+    "ops/StepSizeArguments",
+    ("x z", ROWS),  # z.data null: no gate
+    ("dt", pointer("const void")),  # (tokens, heads), of kind dt_kind
+    ("bias A D", FLOATS),  # (heads), null for none
+    ("other dout", BYTES),  # (tokens, heads, LA_K): the core's output or dv, of kind LA_GRAD; cotangent of an output
+    ("dg", FLOATS),  # (tokens, heads)
+    ("y dx dz", OUT_BYTES),  # v, the output, or the core's dout; gradients
+    ("g ddt dA dD", OUT_FLOATS),  # g; gradient of dt; what those of A (dg dt) and D (<dout, x>) are sums of
+    ("rows T heads", U32), ("dt_kind soft", INT),  # soft: softplus
+    ("low high", FLOAT),
+)  # fmt: skip
+COLUMN_SUMS = Struct("ops/ColumnSumsArguments", ("x", FLOATS), ("y", OUT_FLOATS), ("rows width block", U32))
+
+GATE_FORMULA = Struct(  # gate_formula.cu
+    "ops/GateFormulaArguments",
+    ("raw", pointer("const void")),  # (tokens, width), of kind LA_DTYPE
+    ("A_log bias dg", FLOATS),  # (heads), (width) or null, (tokens, width)
+    ("g da parts", OUT_FLOATS),  # the formula; gradient of raw; sums over blocks of tokens (blocks, 2, width): da, g dg
+    ("tokens", I64), ("width each block", U32),  # numbers of a token, of a head; tokens of a block
+)  # fmt: skip
+
+
+def address(y: Array | None) -> int:
+    """Where an array begins; 0 for None."""
+    return 0 if y is None else y.data.ptr
+
+
+def rows_of(y: Array | None, heads: int | None = None) -> tuple[int, ...]:
+    """Rows of an array (..., T, heads, width), which `heads` heads of the outputs share."""
+    if y is None:
+        return NO_ROWS
+    y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
+    return y.data.ptr, *y.strides[:3], 1 if heads is None else heads // y.shape[2]

@@ -1,0 +1,139 @@
+"""Mamba-2's step size on CuPy arrays: values and log decays, what finishes an output, and the gradients of both.
+
+    dt <- clip(dt + bias, or softplus of it);  v = dt x;  g = dt A;  out <- (out + D x) silu(z)
+
+Each is one pass over the rows (cuda_src/step/step_size.cu). v is rounded to the dtype of x, as the products of
+16-bit queries and keys would round it.
+"""
+
+from __future__ import annotations
+
+from math import gcd, prod
+from typing import Any, NamedTuple
+
+from ...runtime.arrays import Array, cast, dtype_name
+from ...runtime.cuda import launch
+from ...runtime.cuda.elements import ELEMENTS, Constants
+from .arguments import COLUMN_SUMS, STEP_SIZE, address, rows_of
+from .unit_rows import MOST, MOST_ROWS, THREADS, TOKEN_BLOCKS, misaligned, row_constants
+
+SOURCE = "step/step_size.cu"
+ARRAYS = ("D", "other", "dout", "dg", "y", "dx", "dz", "g", "ddt", "dA", "dD")
+SUMS_CONSTANTS = row_constants("float32", "float32", 1, 1)
+
+
+class Step(NamedTuple):
+    """What a step size is made of: dt (..., T, H); bias and A (H,); whether softplus comes first; its limits."""
+
+    dt: Array
+    bias: Array | None
+    A: Array
+    soft: bool
+    limits: tuple[float, float]
+
+
+def takes(xp: Any, x: Array, *others: Array | None) -> bool:
+    """Whether a kernel takes these values, and arrays of their shape and dtype beside them."""
+    if not xp.__name__.endswith("cupy") or dtype_name(x) not in ELEMENTS:
+        return False
+    small = 0 < prod(x.shape[:-1]) < MOST_ROWS and 0 < x.shape[-1] <= 32 * MOST
+    return small and all(y is None or y.dtype == x.dtype for y in others) and launch.unusable() is None
+
+
+def step_constants(element: str, grad: str, V: int) -> Constants:
+    """Of rows that begin where 16 bytes can be read, or as many as V allows; grad: the kind of the other array."""
+    return row_constants(element, grad, V, gcd(16 // (4 if element == "float32" else 2), V))
+
+
+def values(xp: Any, x: Array, step: Step) -> tuple[Array, Array]:
+    """(v in the dtype of x, g (..., T, H) in float32)."""
+    x, step = _rows(xp, x), _dense(xp, step)
+    v, g = xp.empty(x.shape, dtype=x.dtype), xp.empty(x.shape[:-1], dtype=xp.float32)
+    _launch("step_size", x, step, made={"y": v, "g": g})
+    return v, g
+
+
+def values_vjp(
+    xp: Any, x: Array, step: Step, dv: Array, dg: Array, D: Array | None = None, dout: Array | None = None
+) -> dict[str, Array]:
+    """Gradients of x (its dtype), dt, A and bias (float32) from those of v and g (..., T, H).
+
+    dout: the gradient of out + D x, in the dtype of x, for those of x and D.
+    """
+    x, step, D, f32 = _rows(xp, x), _dense(xp, step), _parameter(xp, D), xp.float32
+    dv = xp.ascontiguousarray(dv if dtype_name(dv) in ELEMENTS else cast(xp, dv, f32))
+    dg, dout = xp.ascontiguousarray(cast(xp, dg, f32)), None if dout is None else xp.ascontiguousarray(dout)
+    made = {"dx": xp.empty(x.shape, dtype=x.dtype)}
+    made |= {n: xp.empty(x.shape[:-1], dtype=f32) for n in ("ddt", "dA", *(() if dout is None else ("dD",)))}
+    _launch("step_size_vjp", x, step, D=D, other=dv, dout=dout, dg=dg, made=made)
+    found = {"x": made["dx"], "dt": made["ddt"], "A": over_tokens(xp, made["dA"])}
+    if step.bias is not None:
+        found["dt_bias"] = over_tokens(xp, made["ddt"])
+    return found if dout is None else found | {"D": over_tokens(xp, made["dD"])}
+
+
+def finish(xp: Any, out: Array, x: Array, D: Array | None, z: Array | None) -> Array:
+    """(out + D x) silu(z), in the dtype of x; D (H,)."""
+    x, z = _rows(xp, x), None if z is None else _rows(xp, z)
+    y = xp.empty(x.shape, dtype=x.dtype)
+    _launch("finish", x, D=_parameter(xp, D), z=z, other=xp.ascontiguousarray(out), made={"y": y})
+    return y
+
+
+def finish_vjp(xp: Any, out: Array, x: Array, D: Array | None, z: Array, dout: Array) -> tuple[Array, Array]:
+    """Gradients of out + D x and of z, in the dtype of x, that dout has too."""
+    x, made = _rows(xp, x), {n: xp.empty(x.shape, dtype=x.dtype) for n in ("y", "dz")}
+    _launch("finish_vjp", x, D=_parameter(xp, D), z=_rows(xp, z), other=xp.ascontiguousarray(out),
+            dout=xp.ascontiguousarray(dout), made=made)
+    return made["y"], made["dz"]
+
+
+def over_tokens(xp: Any, x: Array) -> Array:
+    """Sums of a contiguous float32 (..., T, H) over all but H, in one order."""
+    width = x.shape[-1]
+    rows = prod(x.shape[:-1])
+    for block in (-(-rows // TOKEN_BLOCKS), TOKEN_BLOCKS):
+        parts = -(-rows // block)
+        y = xp.empty((parts, width), dtype=xp.float32)
+        packed = COLUMN_SUMS.pack(x=x.data.ptr, y=y.data.ptr, rows=rows, width=width, block=block)
+        blocks = parts * -(-width // THREADS)
+        launch.launch(SOURCE, "column_sums", SUMS_CONSTANTS, blocks, THREADS, 0, packed, (x, y))
+        x, rows = y, parts
+    return x.reshape(width)
+
+
+def _rows(xp: Any, x: Array) -> Array:
+    """x, or a copy of it, as the kernels take it: contiguous rows, one batch axis."""
+    fine = x.ndim <= 4 and (x.shape[-1] == 1 or x.strides[-1] == x.itemsize)
+    return x if fine else xp.ascontiguousarray(x)
+
+
+def _dense(xp: Any, step: Step) -> Step:
+    dt = step.dt if dtype_name(step.dt) in ELEMENTS else cast(xp, step.dt, xp.float32)
+    return step._replace(dt=xp.ascontiguousarray(dt), bias=_parameter(xp, step.bias), A=_parameter(xp, step.A))
+
+
+def _parameter(xp: Any, y: Array | None) -> Array | None:
+    return None if y is None else xp.ascontiguousarray(cast(xp, y, xp.float32))
+
+
+def _launch(entry: str, x: Array, step: Step | None = None, *, made: dict[str, Array], **given: Array | None) -> None:
+    """given, made: arrays of the struct Arguments by name; those of rows are contiguous, but for z."""
+    given |= made
+    soft, limits = (False, (0.0, 0.0)) if step is None else (step.soft, step.limits)
+    dt, bias, A = (None, None, None) if step is None else (step.dt, step.bias, step.A)
+    T, heads, V = x.shape[-3:]
+    z, other = given.get("z"), given.get("other")
+    per, by_rows = gcd(16 // x.itemsize, V), (x, *(given.get(n) for n in ("z", "other", "dout", "y", "dx", "dz")))
+    while per > 1 and any(misaligned(y, per * y.itemsize) for y in by_rows if y is not None):
+        per //= 2
+    constants = row_constants(dtype_name(x), dtype_name(x if other is None else other), V, per)
+    arrays = {"dt": dt, "bias": bias, "A": A, **{n: given.get(n) for n in ARRAYS}}
+    rows = prod(x.shape[:-1])
+    packed = STEP_SIZE.pack(
+        x=rows_of(x), z=rows_of(z), **{n: address(y) for n, y in arrays.items()}, rows=rows, T=T, heads=heads,
+        dt_kind=0 if dt is None else ELEMENTS[dtype_name(dt)], soft=int(soft), low=float(limits[0]),
+        high=float(limits[1]))  # fmt: skip
+    blocks = -(-rows // (THREADS // dict(constants)["LA_LANES"]))
+    launch.launch(SOURCE, entry, constants, blocks, THREADS, 0, packed,
+                  tuple(y for y in (x, z, *arrays.values()) if y is not None))

@@ -1,0 +1,86 @@
+"""Rows of q and k divided by their length, on CuPy arrays, and the gradient of that."""
+
+from __future__ import annotations
+
+from math import gcd, prod
+from typing import Any
+
+from ...runtime.arrays import Array, dtype_name
+from ...runtime.cuda import launch
+from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
+from .arguments import UNIT_ROWS, address, rows_of
+
+SOURCE = "step/unit_rows.cu"
+THREADS, MOST = 256, 16  # of a block; numbers of a row that a lane holds
+MOST_ROWS = 2**32
+# blocks of tokens, at most, that a parameter's gradient is summed in: the same on every device, for its bits
+TOKEN_BLOCKS = 528
+Pair = tuple[Array | None, ...]  # of queries and of keys
+NONE = (0,) * 10
+
+
+def takes(xp: Any, rows: Pair) -> bool:
+    """Whether a kernel takes these rows, one array or two alike."""
+    given = [y for y in rows if y is not None]
+    if not (xp.__name__.endswith("cupy") and given):
+        return False
+    alike = all(y.dtype == given[0].dtype and y.shape[-1] == given[0].shape[-1] for y in given)
+    small = all(0 < prod(y.shape[:-1]) < MOST_ROWS and 0 < y.shape[-1] <= 32 * MOST for y in given)
+    return alike and small and dtype_name(given[0]) in ELEMENTS and launch.unusable() is None
+
+
+def unit_rows(xp: Any, rows: Pair) -> Pair:
+    """x / |x| of both arrays (..., T, heads, K), None for None, in their dtype."""
+    return _divide(xp, "unit_rows", rows, (None, None))
+
+
+def unit_rows_vjp(xp: Any, rows: Pair, grads: Pair) -> Pair:
+    """(dy - y <y, dy>) / |x|, y = x / |x|, of both, in the dtype of x."""
+    return _divide(xp, "unit_rows_vjp", rows, grads)
+
+
+def row_constants(element: str, grad: str, K: int, per: int) -> Constants:
+    """Of row_pieces.cuh; per: numbers that a lane loads at once; grad: the kind of dy."""
+    lanes = 1
+    while lanes < 32 and lanes * per < K:
+        lanes *= 2
+    return tuple(sorted({
+        "LA_DTYPE": ELEMENTS[element], "LA_GRAD": ELEMENTS[grad], "LA_K": K, "LA_PER": per, "LA_LANES": lanes,
+        "LA_ALIGN": min(16, per * BYTES[element]),
+    }.items()))  # fmt: skip
+
+
+def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair) -> Pair:
+    """What the entry makes of each array that is given, contiguous and as `empty` made it."""
+    arrays = tuple(
+        None if y is None else y if y.shape[-1] == 1 or y.strides[-1] == y.itemsize else xp.ascontiguousarray(y)
+        for y in arrays)  # fmt: skip
+    grads = tuple(None if y is None or x is None else xp.ascontiguousarray(y)
+                  for x, y in zip(arrays, grads, strict=True))  # fmt: skip
+    made = [None if y is None else xp.empty(y.shape, dtype=y.dtype) for y in arrays]
+    there = [y for y in (*arrays, *grads) if y is not None]
+    first, grad = next(y for y in arrays if y is not None), next((y for y in grads if y is not None), None)
+    K, element = first.shape[-1], dtype_name(first)
+    per = gcd(16 // first.itemsize, K)
+    while per > 1 and any(misaligned(y, per * y.itemsize) for y in there):
+        per //= 2
+    constants = row_constants(element, element if grad is None else dtype_name(grad), K, per)
+    each = THREADS // dict(constants)["LA_LANES"]
+    packed, blocks = [], []
+    for x, dy, y in zip(arrays, grads, made, strict=True):
+        packed += NONE if x is None else _row_array(x, dy, y)
+        blocks.append(0 if x is None else -(-prod(x.shape[:-1]) // each))
+    launch.launch(SOURCE, entry, constants, sum(blocks), THREADS, 0, UNIT_ROWS.pack(of=packed, first=blocks[0]),
+                  tuple(y for y in (*there, *made) if y is not None))
+    return tuple(made)
+
+
+def misaligned(y: Array, size: int) -> bool:
+    """Whether some row of y does not begin at a multiple of min(16, size) bytes."""
+    size = min(size, 16)
+    return bool(y.data.ptr % size or any(s % size for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1))
+
+
+def _row_array(x: Array, dy: Array | None, y: Array) -> tuple[int, ...]:
+    """UNIT_ROWS_ARRAY."""
+    return *rows_of(x), address(dy), y.data.ptr, prod(x.shape[:-1]), *x.shape[-3:-1]

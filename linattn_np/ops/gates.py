@@ -1,0 +1,44 @@
+"""Gate functions and their derivatives, without overflow for any argument."""
+
+from __future__ import annotations
+
+from ..runtime.arrays import Array, Namespace
+
+
+def sigmoid(xp: Namespace, x: Array) -> Array:
+    """1 / (1 + e^{-x})."""
+    small = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, 1 / (1 + small), small / (1 + small))
+
+
+def softplus(xp: Namespace, x: Array) -> Array:
+    """log(1 + e^x)."""
+    return xp.where(x > 0, x, xp.zeros_like(x)) + xp.log1p(xp.exp(-xp.abs(x)))
+
+
+def softplus_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
+    return dy * sigmoid(xp, x)
+
+
+def silu(xp: Namespace, x: Array) -> Array:
+    """x sigmoid(x)."""
+    return x * sigmoid(xp, x)
+
+
+def silu_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
+    s = sigmoid(xp, x)
+    return dy * s * (1 + x * (1 - s))
+
+
+def soft_cap(xp: Namespace, x: Array, cap: float | None) -> Array:
+    """cap tanh(x / cap): close to x for small x, bounded by +-cap."""
+    return x if cap is None else cap * xp.tanh(x / cap)
+
+
+def soft_cap_vjp(xp: Namespace, x: Array, cap: float | None, dy: Array) -> Array:
+    return dy if cap is None else dy * (1 - xp.tanh(x / cap) ** 2)
+
+
+def clip_vjp(xp: Namespace, x: Array, limits: tuple[float, float], dy: Array) -> Array:
+    """dy inside the limits, 0 where x was clipped."""
+    return xp.where((x >= limits[0]) & (x <= limits[1]), dy, xp.zeros_like(dy))

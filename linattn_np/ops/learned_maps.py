@@ -1,0 +1,43 @@
+"""Feature maps of a learned projection y = x W + b, with gradients of W and b too: T2R and Hedgehog.
+
+    T2R       phi = relu(y)                          Kasai et al., arXiv 2103.13076
+    Hedgehog  phi = [softmax(y), softmax(-y)]        Zhang et al., arXiv 2402.04347; over the features, not the tokens
+"""
+
+from __future__ import annotations
+
+from ..runtime.arrays import Array, Namespace
+from .rows import times, times_vjp
+
+
+def project(xp: Namespace, x: Array, W: Array, b: Array | None) -> Array:
+    """x W + b: (..., K), (K, M), (M,) to (..., M)."""
+    y = times(xp, x, W)
+    return y if b is None else y + b
+
+
+def project_vjp(xp: Namespace, x: Array, W: Array, dy: Array) -> tuple[Array, Array, Array]:
+    """(dx, dW, db)."""
+    dx, dW = times_vjp(xp, x, W, dy)
+    return dx, dW, xp.sum(xp.reshape(dy, (-1, dy.shape[-1])), axis=0)
+
+
+def softmax(xp: Namespace, y: Array) -> Array:
+    """e^y over its sum along the last axis."""
+    e = xp.exp(y - xp.max(y, axis=-1, keepdims=True))
+    return e / xp.sum(e, axis=-1, keepdims=True)
+
+
+def softmax_vjp(xp: Namespace, p: Array, dp: Array) -> Array:
+    """dy = p (.) (dp - <p, dp>), from the result p."""
+    return p * (dp - xp.sum(p * dp, axis=-1, keepdims=True))
+
+
+def softmax_pair(xp: Namespace, y: Array) -> Array:
+    """[softmax(y), softmax(-y)]: (..., M) to (..., 2 M)."""
+    return xp.concat([softmax(xp, y), softmax(xp, -y)], axis=-1)
+
+
+def softmax_pair_vjp(xp: Namespace, y: Array, dphi: Array) -> Array:
+    M = y.shape[-1]
+    return softmax_vjp(xp, softmax(xp, y), dphi[..., :M]) - softmax_vjp(xp, softmax(xp, -y), dphi[..., M:])

@@ -1,0 +1,75 @@
+"""Norms of a vector, each with its transpose: root mean square, mean and variance, length."""
+
+from __future__ import annotations
+
+import math
+
+from ..runtime.arrays import Array, Namespace
+from ..runtime.values import range_factors
+
+Axes = int | tuple[int, ...]
+
+
+def rms_norm(xp: Namespace, x: Array, eps: float = 0.0, axis: Axes = -1) -> Array:
+    """x / sqrt(mean x^2 + eps)."""
+    return x * _over_rms(xp, x, eps, axis)
+
+
+def rms_norm_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 0.0, axis: Axes = -1) -> Array:
+    """r (dy - x r^2 mean(x dy)), r = 1 / sqrt(mean x^2 + eps)."""
+    r = _over_rms(xp, x, eps, axis)
+    return r * (dy - x * (r * r * _mean(xp, x * dy, axis)))
+
+
+def layer_norm(xp: Namespace, x: Array, eps: float = 1e-5) -> Array:
+    """(x - mean x) / sqrt(var x + eps), over the last axis."""
+    return rms_norm(xp, x - _mean(xp, x, -1), eps)
+
+
+def layer_norm_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 1e-5) -> Array:
+    """The gradient of rms_norm minus its mean."""
+    dx = rms_norm_vjp(xp, x - _mean(xp, x, -1), dy, eps)
+    return dx - _mean(xp, dx, -1)
+
+
+def unit(xp: Namespace, x: Array) -> Array:
+    """x / |x|, and 0 for 0."""
+    x, _ = _in_range(xp, x)
+    return x / _length(xp, x)
+
+
+def unit_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
+    """(dy - y <y, dy>) / |x|."""
+    x, factor = _in_range(xp, x)
+    n = _length(xp, x)
+    y = x / n
+    return (dy - y * xp.sum(y * dy, axis=-1, keepdims=True)) / n * factor
+
+
+def _in_range(xp: Namespace, x: Array) -> tuple[Array, Array]:
+    """(factor x, factor), factor (..., 1) a power of 2 for each row."""
+    limit, up, down = range_factors(xp.finfo(x.dtype).bits)
+    one = xp.ones_like(x[..., :1])
+    if not x.shape[-1]:
+        return x, one
+    largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
+    small = (largest < 1 / limit) & (largest > 0)
+    factor = xp.where(small, one * up, xp.where(largest > limit, one * down, one))
+    return x * factor, factor
+
+
+def _mean(xp: Namespace, x: Array, axis: Axes) -> Array:
+    """The mean with keepdims; 0 for empty axes."""
+    count = math.prod(x.shape[n] for n in (axis if isinstance(axis, tuple) else (axis,)))
+    return xp.sum(x, axis=axis, keepdims=True) / max(count, 1)
+
+
+def _length(xp: Namespace, x: Array) -> Array:
+    n = xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True))
+    return xp.where(n == 0, xp.ones_like(n), n)
+
+
+def _over_rms(xp: Namespace, x: Array, eps: float, axis: Axes) -> Array:
+    """1 / sqrt(mean x^2 + eps); 1 where that is 0."""
+    square = _mean(xp, x * x, axis) + eps
+    return 1 / xp.sqrt(xp.where(square == 0, xp.ones_like(square), square))

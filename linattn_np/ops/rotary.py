@@ -1,0 +1,23 @@
+"""Rotation of pairs of channels by angles, and its transpose."""
+
+from __future__ import annotations
+
+from ..runtime.arrays import Array, Namespace
+
+
+def rotate(xp: Namespace, x: Array, angle: Array) -> Array:
+    """Channels (2 p, 2 p + 1) of x (..., K) rotated by angle (..., P), p < P; channels from 2 P on are unchanged."""
+    P = angle.shape[-1]
+    c, s = xp.cos(angle), xp.sin(angle)
+    c, s = (xp.astype(y, x.dtype) if y.dtype != x.dtype else y for y in (c, s))
+    even, odd = x[..., 0 : 2 * P : 2], x[..., 1 : 2 * P : 2]
+    rotated = xp.stack([even * c - odd * s, even * s + odd * c], axis=-1)
+    rotated = xp.reshape(rotated, (*rotated.shape[:-2], 2 * P))
+    return rotated if x.shape[-1] == 2 * P else xp.concat([rotated, x[..., 2 * P :]], axis=-1)
+
+
+def rotate_vjp(xp: Namespace, y: Array, angle: Array, dy: Array) -> tuple[Array, Array]:
+    """(dx, dangle) from the result y: dx is dy rotated by -angle, dangle = y_even dy_odd - y_odd dy_even."""
+    P = angle.shape[-1]
+    even, odd, other = slice(0, 2 * P, 2), slice(1, 2 * P, 2), ...
+    return rotate(xp, dy, -angle), y[other, even] * dy[other, odd] - y[other, odd] * dy[other, even]

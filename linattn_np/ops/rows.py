@@ -1,0 +1,83 @@
+"""Rows times a weight matrix, with bits that do not depend on the number of rows."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Callable
+
+import array_api_compat as compat
+import numpy as np
+
+from ..runtime import blas, threads
+from ..runtime.arrays import Array, Namespace, device
+
+SMALLEST = 128  # rows, a multiple of BLOCK, up to which there is one block
+LEAST = 2**18  # elements of a result from which threads are worth starting
+CACHED = 2**17  # elements of one temporary
+BLOCK = 64  # rows of one product: the summation order of BLAS depends on the shape
+
+
+def times(xp: Namespace, x: Array, W: Array, out: np.ndarray | None = None) -> Array:
+    """x W for every row: (..., K) and (K, M) to (..., M); for NumPy rows (R, K) optionally into `out`."""
+    if not (compat.is_numpy_namespace(xp) or compat.is_cupy_namespace(xp)):
+        return x @ W
+    lead, K = tuple(x.shape[:-1]), x.shape[-1]
+    rows = math.prod(lead)
+    blocks = -(-rows // BLOCK)
+    flat = xp.reshape(x, (rows, K))
+    if out is not None:
+        full, whole = rows // BLOCK, rows - rows % BLOCK
+        np.matmul(flat[:whole].reshape(full, BLOCK, K), W, out=out[:whole].reshape(full, BLOCK, out.shape[-1]))
+        if whole < rows:
+            out[whole:] = times(xp, flat[whole:], W)
+        return out
+    if rows % BLOCK:
+        flat = xp.concat([flat, xp.zeros((blocks * BLOCK - rows, K), dtype=x.dtype, device=device(x))], axis=0)
+    out = xp.reshape(flat, (blocks, BLOCK, K)) @ W
+    return xp.reshape(xp.reshape(out, (blocks * BLOCK, W.shape[-1]))[:rows, :], (*lead, W.shape[-1]))
+
+
+def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) -> Callable[..., Array]:
+    """f, a function of rows, evaluated in blocks whose NumPy temporaries stay in the cache.
+
+    Blocks are distributed over threads. The bits of a row depend on that row alone, if this holds for f.
+    into(*arrays, out), if given, computes f into `out`.
+    """
+
+    def blocked(*arrays: Array) -> Array:
+        first = arrays[0]
+        rows = math.prod(first.shape[:-1])
+        if not isinstance(first, np.ndarray):
+            return f(*arrays)
+        if rows <= SMALLEST:
+            return np.ascontiguousarray(f(*arrays))  # contiguous as in blocks: bits of products depend on strides
+        flat = [np.reshape(x, (rows, x.shape[-1])) for x in arrays]
+        result = f(*(x[:SMALLEST] for x in flat))
+        out = np.empty((rows, result.shape[-1]), result.dtype)
+        out[:SMALLEST] = result
+        each = max(SMALLEST, CACHED // max(1, *(x.shape[-1] for x in (*arrays, result))) // BLOCK * BLOCK)
+        starts, context = range(SMALLEST, rows, each), contextvars.copy_context()
+
+        def work(first: int, last: int) -> None:
+            for n in starts[first:last]:
+                here, part = context.copy(), [x[n : n + each] for x in flat]
+                if into is not None:
+                    here.run(into, *part, out[n : n + each])
+                else:
+                    out[n : n + each] = here.run(f, *part)
+
+        count = threads.num_threads() if out.size >= LEAST else 1
+        with blas.one_thread() if count > 1 else contextlib.nullcontext():
+            threads.run(work, len(starts), count)
+        return out.reshape(*first.shape[:-1], out.shape[-1])
+
+    return blocked
+
+
+def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array) -> tuple[Array, Array]:
+    """(dx, dW).   dx = dy W^T, dW = sum over rows of x^T dy."""
+    lead = math.prod(x.shape[:-1])
+    flat_x, flat_y = xp.reshape(x, (lead, x.shape[-1])), xp.reshape(dy, (lead, dy.shape[-1]))
+    return times(xp, dy, xp.matrix_transpose(W)), xp.matrix_transpose(flat_x) @ flat_y

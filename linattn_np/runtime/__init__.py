@@ -1,0 +1,1 @@
+"""Array libraries, shapes, threads, machine code and its caches. Knows nothing of attention."""

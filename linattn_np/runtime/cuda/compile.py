@@ -1,0 +1,65 @@
+"""From a source, -D constants and an architecture to machine code: one function, with a GPU and without.
+
+Cubins are cached on disk under a key of everything that they depend on; what is read back is handed to the driver as
+it is, nothing is deserialised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from .. import code_cache
+from . import nvrtc
+from .sources import Source
+
+FLAGS = ("-std=c++17", "-default-device", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills")
+MAGIC = b"\x7fELF"
+
+
+class Code(NamedTuple):
+    """Machine code, the compiler's log (empty where the code came from the cache), and its file, if it has one."""
+
+    cubin: bytes
+    log: str
+    path: Path | None
+
+
+def architecture(capability: int) -> str:
+    """The architecture to compile for on a device of compute capability 80, 86, 90, ...
+
+    The newest that the compiler knows of the same generation and not newer than the device, with the instructions of
+    its own ("a") from 90 on where it is the device's exactly.   Raises CompileError if there is none.
+    """
+    known = [c for c in nvrtc.architectures() if c // 10 == capability // 10 and c <= capability]
+    if not known:
+        raise nvrtc.CompileError(f"NVRTC {'.'.join(map(str, nvrtc.version()))} knows no architecture of {capability}")
+    return f"sm_{max(known)}{'a' if max(known) == capability >= 90 else ''}"
+
+
+def options_of(constants: Mapping[str, int], arch: str) -> tuple[str, ...]:
+    """The compiler's options, in an order of their own."""
+    return (f"--gpu-architecture={arch}", *FLAGS, *(f"-D{name}={constants[name]}" for name in sorted(constants)))
+
+
+def key_of(source: Source, options: tuple[str, ...]) -> str:
+    """Hash of the source and its includes, the options, the compiler's version."""
+    text = "\n".join([source.name, source.digest, *options, ".".join(map(str, nvrtc.version()))])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def compile_source(source: Source, constants: Mapping[str, int], arch: str, cached: bool = True) -> Code:
+    """The machine code of a source.   Raises nvrtc.CompileError with the log and numbered source."""
+    options = options_of(constants, arch)
+    path = code_cache.file_of(nvrtc.KIND, f"{key_of(source, options)}.cubin") if cached else None
+    if path is not None and (cubin := code_cache.load(path)) is not None and cubin.startswith(MAGIC):
+        return Code(cubin, "", path)
+    cubin, log = nvrtc.compile_program(source.name, source.text, source.headers, options)
+    return Code(cubin, log, path if path is not None and code_cache.store(path, cubin) else None)
+
+
+def cache_folder() -> Path:
+    """The folder of cached cubins."""
+    return code_cache.folder(nvrtc.KIND)

@@ -1,0 +1,199 @@
+"""Kernels on a CuPy device: compiled on first use, loaded through RawModule, launched on the current stream.
+
+The compiler and its like are imported by the first call that needs them: `import linattn_np` does not wait for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from concurrent.futures import Future
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LARGEST_GRID = 2**31 - 1
+
+
+def unusable() -> str | None:
+    """Why no kernel can run here, in words; None where they can."""
+    return _unusable(current_device())
+
+
+@functools.cache
+def _unusable(device: int) -> str | None:
+    from . import nvrtc
+    from .compile import architecture
+
+    if not nvrtc.available():
+        return "NVRTC, the CUDA compiler library, is not installed"
+    try:
+        architecture(capability())
+    except nvrtc.CompileError as error:
+        return str(error)
+    return None if capability() >= 80 else f"the device has compute capability {capability()}, the kernels need 80"
+
+
+def current_device() -> int:
+    """Number of the device that CuPy uses now."""
+    return device_function()()
+
+
+@functools.cache
+def device_function() -> Any:
+    """What `current_device` calls."""
+    return cupy().cuda.runtime.getDevice
+
+
+def capability() -> int:
+    """Compute capability of the current device: 80, 90, ..."""
+    return _capability(current_device())
+
+
+@functools.cache
+def _capability(device: int) -> int:
+    return int(cupy().cuda.Device(device).compute_capability)
+
+
+def shared_limit() -> int:
+    """Bytes of shared memory that one block may have on the current device."""
+    return _shared_limit(current_device())
+
+
+@functools.cache
+def _shared_limit(device: int) -> int:
+    return int(cupy().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
+
+
+def multiprocessors() -> int:
+    """Multiprocessors of the current device."""
+    return _multiprocessors(current_device())
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    return int(cupy().cuda.Device(device).attributes["MultiProcessorCount"])
+
+
+_codes: dict[tuple[Any, ...], Future[Any]] = {}
+_lock = threading.Lock()
+
+
+def _begin(file: str, constants: tuple[tuple[str, int], ...], capability: int, beside: bool) -> Future[Any]:
+    """The machine code of a source, to come: compiled by this thread or, `beside`, by another; once a process."""
+    key = (file, constants, capability)
+    with _lock:
+        if key in _codes:
+            return _codes[key]
+        found = _codes[key] = Future()
+
+    def compiled() -> None:
+        from .compile import architecture, compile_source
+        from .sources import installed
+
+        try:
+            found.set_result(compile_source(installed(file), dict(constants), architecture(capability)))
+        except BaseException as error:
+            found.set_exception(error)
+            with _lock:
+                _codes.pop(key, None)
+
+    if beside:
+        threading.Thread(target=compiled, name=f"compiles {file}").start()
+    else:
+        compiled()
+    return found
+
+
+def _forget() -> None:
+    """In a forked child nobody goes on with what the parent's threads were compiling."""
+    global _lock
+    _lock = threading.Lock()
+    _codes.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+@functools.lru_cache(maxsize=1024)
+def prepare(wanted: tuple[tuple[str, tuple[tuple[str, int], ...]], ...], capability: int) -> None:
+    """Begin to compile the (file, constants) that will be launched, at once; a launch waits for its own."""
+    for file, constants in wanted:
+        _begin(file, constants, capability, beside=True)
+
+
+def kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int) -> Any:
+    """The entry of a source on the current device, ready to be launched with `shared` bytes of shared memory."""
+    return _kernel(file, entry, constants, shared, current_device())
+
+
+@functools.cache
+def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int, device: int) -> Any:
+    code = _begin(file, constants, capability(), beside=False).result()
+    if code.path is not None and code.path.exists():
+        found = cupy().RawModule(path=str(code.path)).get_function(entry)
+        found.max_dynamic_shared_size_bytes = shared  # loads the module
+        return found
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:  # no cache folder: the driver still wants a file
+        path = os.path.join(folder, "kernel.cubin")
+        with open(path, "wb") as file_:
+            file_.write(code.cubin)
+        found = cupy().RawModule(path=path).get_function(entry)
+        found.max_dynamic_shared_size_bytes = shared
+    return found
+
+
+def array_type() -> Any:
+    """What makes a new array on the current device of (shape, dtype)."""
+    return cupy().ndarray
+
+
+@functools.cache
+def cupy() -> Any:
+    """The library, imported when it is first needed."""
+    return import_module("cupy")
+
+
+class LaunchRecord(NamedTuple):
+    """A launch as it was made, and the arrays whose pointers are among its arguments; None if that was not said."""
+
+    file: str
+    entry: str
+    constants: tuple[tuple[str, int], ...]
+    blocks: int
+    threads: int
+    shared: int
+    arguments: bytes
+    arrays: tuple[Any, ...] | None
+
+
+class _Active(threading.local):
+    recorder: Any = None  # the Recorder (record.py) that this thread's launches go to
+
+
+active = _Active()
+
+
+def launch(
+    file: str, entry: str, constants: tuple[tuple[str, int], ...], blocks: int, threads: int, shared: int,
+    arguments: bytes, arrays: tuple[Any, ...] | None = None,
+) -> None:
+    """Launch on the current stream; `arguments` are the bytes of the one struct that the entry takes.
+
+    arrays: all whose pointers are among them, where the launch may be replayed (record.py).
+    No blocks, no launch. Raises OverflowError for more blocks than a grid has.
+    """
+    if blocks <= 0:
+        return
+    if blocks > LARGEST_GRID:
+        raise OverflowError(f"{entry}: {blocks} blocks, a grid has at most {LARGEST_GRID}")
+    found = kernel(file, entry, constants, shared)
+    found((blocks,), (threads,), (np.void(arguments),), shared_mem=shared)
+    if active.recorder is not None:
+        record = LaunchRecord(file, entry, constants, blocks, threads, shared, arguments, arrays)
+        active.recorder.launches.append(record)

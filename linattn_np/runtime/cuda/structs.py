@@ -1,0 +1,102 @@
+"""Structs that kernels take, declared once: packed here, and compiled from the header that is generated here.
+
+A declaration `NAME = Struct("package/Name", ("q k v", ROWS), ("T heads", INT))` in package/cuda/arguments.py is
+included by CUDA sources as "arguments/package/Name.cuh" (sources.py). Layout is that of C++; the header asserts it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+
+class Scalar(NamedTuple):
+    """A type that is packed as one value: its name in C++, its code in Python's struct, bytes, alignment."""
+
+    name: str
+    code: str
+    size: int
+    align: int
+
+
+INT, U32, FLOAT = Scalar("int", "i", 4, 4), Scalar("u32", "I", 4, 4), Scalar("float", "f", 4, 4)
+I64 = Scalar("i64", "q", 8, 8)
+
+
+def pointer(to: str) -> Scalar:
+    """A pointer, packed as its address: pointer("const float")."""
+    return Scalar(f"{to}*", "Q", 8, 8)
+
+
+class Struct:
+    """A struct of scalars, other structs and arrays of structs, in the layout that C++ gives it.
+
+    fields: ("names of one type", type), or ("name", type, n) for an array of n. Padding is not declared.
+    """
+
+    def __init__(self, path: str, *fields: tuple[Any, ...]):
+        self.path, self.name = path, path.rpartition("/")[2]
+        self.fields = [(name, kind, *count) for names, kind, *count in fields for name in names.split()]
+        self.offsets, self.code, at, self.align = {}, "", 0, 1
+        for name, kind, *count in self.fields:
+            n = count[0] if count else 1
+            padding = -at % kind.align
+            self.offsets[name] = at + padding
+            self.code += "x" * padding + kind.code * n
+            at += padding + kind.size * n
+            self.align = max(self.align, kind.align)
+        self.size = at + -at % self.align
+        self.code += "x" * (self.size - at)
+        self._struct = struct.Struct("<" + self.code)
+        self._runs = list(self._getters())
+
+    def _getters(self) -> Iterator[Callable[[dict[str, Any]], Sequence[Any]]]:
+        """What gets the values of fields in order: of a struct within, of a run of scalars."""
+        for nested, run in groupby(self.fields, lambda field: isinstance(field[1], Struct)):
+            names = [name for name, *_ in run]
+            if nested or len(names) == 1:
+                yield from (itemgetter(n) if nested else lambda values, n=n: (values[n],) for n in names)
+            else:
+                yield itemgetter(*names)
+
+    def pack(self, **values: Any) -> bytes:
+        """The bytes of one; values by name: those of a struct within are a sequence of all of its own values."""
+        return self.packed(values)
+
+    def packed(self, values: dict[str, Any]) -> bytes:
+        """The same of a dict, which is not copied."""
+        if len(values) != len(self.fields):
+            raise TypeError(f"{self.name}: {sorted(values.keys() ^ self.offsets.keys())} are given but not fields, "
+                            "or fields but not given")  # fmt: skip
+        flat: list[Any] = []
+        for get in self._runs:
+            flat += get(values)
+        return self._struct.pack(*flat)
+
+    def unpack(self, data: bytes) -> dict[str, Any]:
+        """The values by name, those of structs within as dicts, arrays as lists."""
+        return self._named(iter(self._struct.unpack(data)))
+
+    def _named(self, flat: Iterator[Any]) -> dict[str, Any]:
+        found = {}
+        for name, kind, *count in self.fields:
+            each = [kind._named(flat) if isinstance(kind, Struct) else next(flat) for _ in range(*count or (1,))]
+            found[name] = each if count else each[0]
+        return found
+
+    def header(self) -> str:
+        """C++: the struct, after those within it, and assertions that the compiler lays it out as `pack` does."""
+        within = dict.fromkeys(kind.path for _, kind, *_ in self.fields if isinstance(kind, Struct))
+        declared = (f"    {kind.name} {name}{f'[{count[0]}]' if count else ''};" for name, kind, *count in self.fields)
+        offsets = (f'static_assert(__builtin_offsetof({self.name}, {name}) == {at}, "{self.name}.{name}");'
+                   for name, at in self.offsets.items())
+        return "\n".join([
+            "#pragma once", '#include "tile/types.cuh"', *(f'#include "arguments/{path}.cuh"' for path in within),
+            f"struct {self.name} {{", *declared, "};",
+            f'static_assert(sizeof({self.name}) == {self.size}, "{self.name}");',
+            "#ifdef __has_builtin  // NVRTC 13.0 has no offsetof of its own",
+            "#if __has_builtin(__builtin_offsetof)", *offsets, "#endif", "#endif", "",
+        ])  # fmt: skip

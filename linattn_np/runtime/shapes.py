@@ -1,0 +1,238 @@
+"""Axes such as "T H K": binds sizes, checks every array, formats the error messages.
+
+Letters: T tokens, Tq tokens of the queries, H states (the heads of v), Hq and Hk heads of queries and keys,
+K key width, V value width, n micro-steps of a token, P pairs of channels. Axes with T or Tq are preceded by the batch
+axes of the call, others are not. "|" separates alternatives.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .arrays import NARROW, STORAGE, Array, dtype_name
+from .values import shown
+
+MEMORIES = ("state", "state.S", "state.W")  # states, and parts of them, that may be stored in 16 bits
+
+
+@dataclass
+class Sizes:
+    """The sizes of one call by letter."""
+
+    batch: tuple[int, ...] = ()
+    letters: dict[str, int] = field(default_factory=dict)
+    ragged: int | None = None  # number of sequences, if the call has cu_seqlens
+
+    def __getattr__(self, letter: str) -> int:
+        try:
+            return self.letters[letter]
+        except KeyError:
+            raise AttributeError(letter) from None
+
+
+def has_time(axes: str) -> bool:
+    return not {"T", "Tq"}.isdisjoint(axes.split())
+
+
+def heads_first(axes: str) -> str:
+    """The axes with the head axis in front of its token axis."""
+    if not has_time(axes):
+        return axes
+    letters = axes.split()
+    head = letters.pop(head_axis(axes))
+    return " ".join((head, *letters))
+
+
+def head_axis(axes: str) -> int:
+    """Position of the head axis, counted from the token axis."""
+    return next(n for n, letter in enumerate(axes.split("|")[0].split()) if letter in ("H", "Hq", "Hk"))
+
+
+def check_arrays(fn: str, arrays: Mapping[str, Array | None], axes: Mapping[str, str], value: str) -> Sizes:
+    """Sizes of the call; `value` names the array that fixes batch, T, H and V.
+
+    Raises ValueError for a wrong rank or size and TypeError for a wrong dtype.
+    """
+    for name, x in arrays.items():
+        if x is not None:
+            check_dtype(fn, name, x)
+    anchor = arrays[value]
+    if anchor is None:
+        raise TypeError(f"{fn}: {value} is None, expected an array")
+    rank = len(axes[value].split())
+    if anchor.ndim < rank:
+        raise ValueError(f"{fn}: {value} has shape {tuple(anchor.shape)}, "
+                         f"expected (..., {', '.join(axes[value].split())})")
+    sizes = Sizes(batch=tuple(int(n) for n in anchor.shape[: anchor.ndim - rank]))
+    order = [value] + [n for n in axes if n != value]
+    for name in order:
+        x = arrays[name]
+        if x is not None:
+            _bind(fn, name, x, axes[name], sizes)
+    _check_heads(fn, sizes)
+    return sizes
+
+
+def check_dtype(fn: str, name: str, x: Array) -> None:
+    """Raise TypeError unless x has a supported dtype."""
+    if dtype_name(x) not in STORAGE:
+        raise TypeError(f"{fn}: {name} has dtype {dtype_name(x)}, expected one of {', '.join(STORAGE)}")
+
+
+def check_one(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
+    """Check one array against known sizes."""
+    check_dtype(fn, name, x)
+    _bind(fn, name, x, axes, sizes)
+    _check_heads(fn, sizes)
+
+
+@functools.cache
+def _choices(axes: str) -> tuple[tuple[tuple[str, ...], bool], ...]:
+    """(letters, whether the batch axes come in front) of each alternative."""
+    return tuple((tuple(choice.split()), has_time(choice)) for choice in axes.split("|"))
+
+
+def _bind(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
+    """Check x against its axes and bind new letters."""
+    shape, bound = tuple(map(int, x.shape)), sizes.letters
+    for letters, on_tokens in _choices(axes):
+        batch = sizes.batch if on_tokens else ()
+        if len(shape) != len(batch) + len(letters) or shape[: len(batch)] != batch:
+            continue
+        tail = shape[len(batch):]
+        for letter, n in zip(letters, tail, strict=True):
+            if bound.get(letter, n) != n:
+                break
+        else:
+            bound.update(zip(letters, tail, strict=True))
+            return
+    raise ValueError(f"{fn}: {name} has shape {tuple(x.shape)}, expected {expected(axes, sizes)}")
+
+
+def expected(axes: str, sizes: Sizes) -> str:
+    """'(B, T, H) = (2, 64, 4)', with unbound letters left as they are."""
+    texts = []
+    for choice in axes.split("|"):
+        letters = choice.split()
+        batch = sizes.batch if has_time(choice) else ()
+        names = ["B"] if len(batch) == 1 else [f"B{i + 1}" for i in range(len(batch))]
+        numbers = [str(n) for n in batch] + [str(sizes.letters.get(letter, letter)) for letter in letters]
+        texts.append(f"{_tuple(names + letters)} = {_tuple(numbers)}")
+    return " or ".join(texts)
+
+
+def _tuple(words: list[str]) -> str:
+    return f"({words[0]},)" if len(words) == 1 else f"({', '.join(words)})"
+
+
+def _check_heads(fn: str, sizes: Sizes) -> None:
+    """Heads: H states; keys may be shared by groups of them; queries may be fewer or more."""
+    H = sizes.letters.get("H", 1)
+    Hk, Hq = sizes.letters.get("Hk", H), sizes.letters.get("Hq", H)
+    if Hk != H and (Hk == 0 or H % Hk):
+        raise ValueError(f"{fn}: keys have Hk = {Hk} heads and values H = {H}, expected Hk to divide H")
+    if Hq != H and (min(Hq, H) == 0 or max(Hq, H) % min(Hq, H)):
+        raise ValueError(f"{fn}: queries have Hq = {Hq} heads and values H = {H}, expected one to divide the other")
+    if len({H, Hk, Hq}) == 3:
+        raise ValueError(f"{fn}: queries have {Hq} heads, keys {Hk} and values {H}, "
+                         "expected at most two different numbers of heads")
+
+
+def check_state(
+    fn: str, state: Array, sizes: Sizes, axes: str = "H K V", name: str = "state", pool: bool = False
+) -> None:
+    """Check a state: batch axes of the call, or one row per sequence of a ragged batch; a pool has any number of rows.
+
+    Memories of values or slots (MEMORIES) may be stored in 16 bits; denominators, matrices of systems and exponents
+    may not.
+    """
+    if name in MEMORIES:
+        check_dtype(fn, name, state)
+    elif dtype_name(state) not in STORAGE or dtype_name(state) in NARROW:
+        raise TypeError(f"{fn}: {name} has dtype {dtype_name(state)}, expected float32 or float64")
+    letters = axes.split()
+    for letter, n in zip(letters, state.shape[-len(letters):], strict=False):
+        sizes.letters.setdefault(letter, int(n))
+    lead = sizes.batch if sizes.ragged is None else (sizes.ragged,)
+    names = (["B"] if len(lead) == 1 else [f"B{i + 1}" for i in range(len(lead))]) if sizes.ragged is None else ["N"]
+    if pool:
+        lead, names = (int(state.shape[0]),), ["P"]
+    want = lead + tuple(sizes.letters[letter] for letter in letters)
+    if tuple(state.shape) != want:
+        raise ValueError(f"{fn}: {name} has shape {tuple(state.shape)}, "
+                         f"expected {_tuple(names + letters)} = {_tuple([str(n) for n in want])}")
+
+
+def check_plain(fn: str, name: str, x: Any) -> None:
+    """Raise TypeError for a masked array."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{fn}: {name} is a {type(x).__module__}.{type(x).__qualname__}, expected a plain array of "
+                        "integers")
+
+
+def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
+    """cu_seqlens as plain integers: first 0, last T, never decreasing, over one packed batch row."""
+    if cu_seqlens is None:
+        return None
+    T = sizes.letters["T"]
+    check_plain(fn, "cu_seqlens", cu_seqlens)
+    kind = str(getattr(cu_seqlens, "dtype", "int")).rsplit(".", 1)[-1]
+    if "int" not in kind:
+        raise TypeError(f"{fn}: cu_seqlens has dtype {kind}, expected integers")
+    if getattr(cu_seqlens, "ndim", 1) != 1:
+        raise ValueError(f"{fn}: cu_seqlens has shape {tuple(cu_seqlens.shape)}, expected (N + 1,)")
+    values = cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens
+    whole = isinstance(values, list | tuple) and all(isinstance(n, Integral) for n in values)
+    if not whole or any(isinstance(n, bool) for n in values):
+        raise TypeError(f"{fn}: cu_seqlens is {shown(values)}, expected integers")
+    values = [int(n) for n in values]
+    if any(n != 1 for n in sizes.batch):
+        raise ValueError(f"{fn}: cu_seqlens needs one packed batch row, got batch axes {sizes.batch}")
+    if len(values) < 2:
+        raise ValueError(f"{fn}: cu_seqlens is {values!r}, expected at least two offsets: 0 and T = {T}")
+    if values[0] != 0:
+        raise ValueError(f"{fn}: cu_seqlens starts at {values[0]}, expected 0")
+    for n, (a, b) in enumerate(itertools.pairwise(values)):
+        if b < a:
+            raise ValueError(f"{fn}: cu_seqlens decreases from {a} to {b} at {n + 1}, expected offsets in order")
+    if values[-1] != T:
+        raise ValueError(f"{fn}: cu_seqlens ends at {values[-1]}, expected T = {T}")
+    sizes.ragged = len(values) - 1
+    return values
+
+
+# equal and ragged batches share one table: rows (sequence, start, stop)
+
+
+class Sequence(NamedTuple):
+    """Tokens start..stop of the packed row; `row` is the row of the state, None where the batch is not ragged."""
+
+    row: int | None
+    start: int
+    stop: int
+
+
+class Chunk(NamedTuple):
+    """Tokens start..stop."""
+
+    start: int
+    stop: int
+
+
+def sequences(T: int, offsets: list[int] | None) -> list[Sequence]:
+    """One sequence per pair of neighbouring offsets (equal ones: an empty sequence); one sequence without offsets."""
+    if offsets is None:
+        return [Sequence(None, 0, T)]
+    return [Sequence(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(offsets))]
+
+
+def chunks(sequence: Sequence, C: int) -> list[Chunk]:
+    """The chunks of C tokens of a sequence; the last one may be shorter."""
+    return [Chunk(s, min(s + C, sequence.stop)) for s in range(sequence.start, sequence.stop, C)]

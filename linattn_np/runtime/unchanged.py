@@ -1,0 +1,46 @@
+"""Detects NumPy inputs of a vjp that were changed in place before the pullback, which reads them.
+
+A copy of every input would double the memory. Arrays of up to MOST elements are copied whole, larger ones sampled at
+MOST evenly spaced elements: new contents are detected, a few changed elements of a large array may not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+MOST = 4096  # elements compared: under 1 us per float32 array; a changed token of 4096 elements is always detected
+
+Marks = list[tuple[str, np.ndarray, bytes]]  # name, the caller's array, what is compared
+
+
+def mark(given: Mapping[str, Any]) -> Marks:
+    """Samples of the NumPy arrays, to compare later."""
+    return [(name, x, _sample(x)) for name, x in given.items() if isinstance(x, np.ndarray)]
+
+
+def check_unchanged(fn: str, marks: Marks) -> None:
+    """Raise RuntimeError if a sample of an input has changed."""
+    for name, x, before in marks:
+        if _sample(x) != before:
+            raise RuntimeError(f"{fn}: {name} was changed in place after vjp, expected the inputs of vjp to stay as "
+                               "they are until the last pullback, which reads them again: give vjp a copy")
+
+
+def _sample(x: np.ndarray) -> bytes:
+    """The sampled bytes; evenly spaced slices of an array that is not contiguous."""
+    if x.size <= MOST:
+        return x.tobytes()
+    y = x if x.flags.c_contiguous else x.transpose(sorted(range(x.ndim), key=lambda axis: -x.strides[axis]))
+    if y.flags.c_contiguous:
+        return y.reshape(-1)[:: _step(y.size)].tobytes()
+    while y.size > MOST:
+        y = np.moveaxis(y, int(np.argmax(y.shape)), 0)[:: _step(y.size)]
+    return y.tobytes()
+
+
+def _step(size: int) -> int:
+    """An odd stride: a power of two would always sample the same channels."""
+    return -(-size // MOST) | 1

@@ -1,0 +1,76 @@
+"""Random arrays and states in a variant's intended range, for tests, benchmarks and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .matrix_state.types import PARTS, SolvedState
+from .spec import VariantSpec
+
+Draw = Callable[["np.random.Generator", tuple[int, ...]], np.ndarray]
+
+
+def _unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    x = rng.standard_normal(shape)
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-300)
+
+
+def _spaced(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows of well separated channels: near variance 0 a norm is too curved for finite differences."""
+    spaced = np.broadcast_to(np.linspace(-1.5, 1.5, shape[-1]), shape)
+    return rng.permuted(spaced, axis=-1) + 0.3 * rng.standard_normal(shape)
+
+
+DRAWS: dict[str, Draw] = {  # the distributions by name (ArgSpec.draw)
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "unit": _unit,
+    "spread": _spaced,
+    "half unit": lambda rng, shape: 0.5 * _unit(rng, shape),
+    "log decay": lambda rng, shape: -rng.uniform(0.0, 0.7, shape),
+    "strength": lambda rng, shape: rng.uniform(0.0, 2.0, shape),
+    "positive": lambda rng, shape: rng.uniform(0.05, 1.0, shape),
+    "ridge": lambda rng, shape: rng.uniform(0.5, 1.5, shape),
+    "share": lambda rng, shape: rng.uniform(0.0, 0.6, shape),
+    "logit": lambda rng, shape: rng.standard_normal(shape),
+    "angle": lambda rng, shape: rng.uniform(0.0, 1.5, shape),
+    "negative": lambda rng, shape: -rng.uniform(0.1, 1.0, shape),
+}
+
+SIZES = {"T": 12, "H": 2, "K": 5, "V": 3, "n": 2, "M": 4}
+
+
+def sample(
+    spec: VariantSpec, rng: np.random.Generator, B: tuple[int, ...] = (2,), optional: bool = True, **sizes: int | None
+) -> dict[str, np.ndarray]:
+    """Random float64 arrays of a call by name, without those that reinterpret another.
+
+    sizes: T, H, K, V, Hq, Hk as in the axes of the arrays; Hq and Hk default to H.
+    """
+    given = SIZES | {name: n for name, n in sizes.items() if n is not None}
+    letters = {"Tq": given["T"], "Hq": given["H"], "Hk": given["H"], "P": given["K"] // 2} | given
+    drawn = {}
+    for name, arg in spec.arrays.items():
+        axes = arg.axes.split("|")[0].split()
+        shape = (B if axes[0] == "T" else ()) + tuple(letters[letter] for letter in axes)
+        if not arg.reinterprets and (optional or not arg.optional):
+            drawn[name] = DRAWS[arg.draw](rng, shape)
+    return drawn
+
+
+def draw_state(
+    spec: VariantSpec, rng: np.random.Generator, lead: tuple[int, ...], sizes: Mapping[str, int], options: Any
+) -> Any:
+    """A random float64 state (*lead, H, ...) of a call with these options; sizes: H, K, V."""
+    H, K, V = (sizes[n] for n in "HKV")
+    S = rng.standard_normal((*lead, H, K, V))
+    kind = spec.state({**spec.options, **options})
+    if kind is None:
+        return S
+    if kind is SolvedState:  # Z is a sum of outer products: positive semidefinite
+        keys = rng.standard_normal((*lead, H, K + 2, K))
+        return kind(S, np.swapaxes(keys, -1, -2) @ keys / (K + 2))
+    rest = [rng.uniform(0.5, 2.0, (*lead, *(sizes[n] for n in PARTS[p].split()))) for p in kind._fields[1:]]
+    return kind(S, *rest)

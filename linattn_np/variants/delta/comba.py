@@ -1,0 +1,73 @@
+"""Comba: a delta rule whose erase vector p differs from its key and reads the state before its decay."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ...call.dispatch import public
+from ...matrix_state.types import Decay, Erase, Inputs, ReadState
+from ...runtime.arrays import Array
+from ...spec import ArgSpec, VariantSpec
+from ..shared.projections import DEFAULTS, EXAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
+
+
+def to_core(c: Any) -> Inputs:
+    return Inputs(c.q, c.k, c.v, log_decay(c)[..., None], r=c.p, beta=c.beta[..., None])
+
+
+def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    return {"q": d.q, "k": d.k, "v": d.v, "p": d.r, "beta": d.beta[..., 0]} | log_decay_vjp(c, d.g[..., 0])
+
+
+SPEC = VariantSpec(
+    name="comba",
+    sentence="A delta rule whose erase vector p differs from its key and reads the state before its decay.",
+    equation="S_t = e^{g_t} S_{t-1} + k_t^T beta_t (v_t - p_t S_{t-1});  out_t = scale q_t S_t",
+    paper="Hu et al., Comba, arXiv 2506.02475",
+    arrays={
+        "q": ArgSpec("T Hq K", "normal", "queries"),
+        "k": ArgSpec("T Hk K", "unit", "keys, of unit length"),
+        "v": ArgSpec("T H V", "normal", "values"),
+        "p": ArgSpec("T Hk K", "half unit", "erase vectors"),
+        "g": ArgSpec("T H", "log decay", "log decay of the token, <= 0"),
+        "beta": ArgSpec("T H", "strength", "write strength in [0, 2]"),
+        **gate_arrays(),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    decay=Decay.SCALAR,
+    erase=Erase.DELTA,
+    erase_reads=ReadState.PREVIOUS,
+    options=DEFAULTS,
+    examples=EXAMPLES,
+)
+
+
+@public(SPEC)
+def comba(
+    q: Any, k: Any, v: Any, p: Any, g: Any, beta: Any, A_log: Any = None, dt_bias: Any = None,
+    **options: Unpack[ProjectionOptions],
+) -> Any:
+    """Comba: a delta rule whose erase vector p differs from its key and reads the state before its decay.
+
+        S_t = e^{g_t} S_{t-1} + k_t^T beta_t (v_t - p_t S_{t-1})
+        out_t = scale q_t S_t
+
+    q        (..., T, Hq, K)   queries (after the layer's output correction q - D p, where it has one)
+    k        (..., T, Hk, K)   keys, of unit length, or of any with qk_l2norm
+    v        (..., T, H, V)    values
+    p        (..., T, Hk, K)   erase vectors, a fraction of k (of unit length) in the paper
+    g        (..., T, H)       log decay of the token, <= 0, -inf a hard reset; with A_log a raw projection
+    beta     (..., T, H)       write strength in [0, 2]
+    A_log    (H,)              given, the log decay is -e^{A_log} softplus(g + dt_bias), as in Mamba-2
+    dt_bias  (H,)              added to the raw g
+
+    qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
+    p is not normalised.
+    p reads the state before its decay; a public recurrent reference reads the decayed state and disagrees with its
+    own chunk form. scale=None means K**-0.5.
+    Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay SCALAR, erase DELTA (reads the PREVIOUS state). Common options: linattn_np.Options.
+    Hu et al., Comba, arXiv 2506.02475.
+    """

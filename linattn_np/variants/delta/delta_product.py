@@ -1,0 +1,96 @@
+"""DeltaProduct: several steps of the delta rule a token, gated or not."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ...call.dispatch import public
+from ...matrix_state.types import Decay, Erase, Inputs, both
+from ...runtime.arrays import Array
+from ...spec import ArgSpec, VariantSpec
+from ..shared.projections import DEFAULTS, EXAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
+
+
+def _in_line(c: Any, x: Array) -> Array:
+    """(..., T, n, H, D) as (..., T n, H, D)."""
+    lead = len(c.sizes.batch)
+    return c.xp.reshape(x, (*x.shape[:lead], x.shape[lead] * x.shape[lead + 1], *x.shape[lead + 2 :]))
+
+
+def _by_token(c: Any, x: Array) -> Array:
+    """(..., T n, H, D) as (..., T, n, H, D)."""
+    lead = len(c.sizes.batch)
+    return c.xp.reshape(x, (*x.shape[:lead], c.sizes.T, c.sizes.n, *x.shape[lead + 1 :]))
+
+
+def to_core(c: Any) -> Inputs:
+    """T n micro-steps: a token decays the state at its first and reads it at its last (plan.micro_steps)."""
+    if c.sizes.n < 1:
+        raise ValueError(f"{c.name}: k has n = 0 micro-steps a token, expected 1 or more")
+    k, beta = _in_line(c, c.k), _in_line(c, c.beta[..., None])
+    g = log_decay(c)
+    return Inputs(c.q, k, _in_line(c, c.v), None if g is None else g[..., None], r=k, beta=beta)
+
+
+def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    """The gradients, with the axis n of micro-steps restored."""
+    grads = {"k": _by_token(c, both(d.k, d.r)), "v": _by_token(c, d.v), "beta": _by_token(c, d.beta)[..., 0]}
+    if c.q is not None:
+        grads["q"] = d.q
+    if c.g is not None:
+        grads |= log_decay_vjp(c, d.g[..., 0])
+    return grads
+
+
+SPEC = VariantSpec(
+    name="delta_product",
+    sentence="Several steps of the delta rule a token; with a gate if one is given.",
+    equation="S~ = e^{g_t} S_{t-1};  for each of n steps: S~ = S~ + k^T beta (v - k S~);  S_t = S~;  "
+             "out_t = scale q_t S_t",
+    paper="Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, DeltaProduct, arXiv 2502.10297",
+    arrays={
+        "q": ArgSpec("T Hq K", "normal", "queries"),
+        "k": ArgSpec("T n Hk K", "unit", "keys of the n steps, of unit length"),
+        "v": ArgSpec("T n H V", "normal", "values of the n steps"),
+        "beta": ArgSpec("T n H", "strength", "write strengths of the n steps, in [0, 2]"),
+        "g": ArgSpec("T H", "log decay", "log decay of the token, <= 0; None: no decay", optional=True),
+        **gate_arrays(),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    decay=Decay.SCALAR,
+    erase=Erase.DELTA,
+    micro_steps=True,
+    options=DEFAULTS,
+    examples=EXAMPLES,
+)
+
+
+@public(SPEC)
+def delta_product(
+    q: Any, k: Any, v: Any, beta: Any, g: Any = None, A_log: Any = None, dt_bias: Any = None,
+    **options: Unpack[ProjectionOptions],
+) -> Any:
+    """DeltaProduct: several steps of the delta rule a token; gated DeltaProduct with g.
+
+        S~ = e^{g_t} S_{t-1}
+        for j = 1 .. n:  S~ = S~ + k_tj^T beta_tj (v_tj - k_tj S~)
+        S_t = S~
+        out_t = scale q_t S_t
+
+    q        (..., T, Hq, K)      queries
+    k        (..., T, n, Hk, K)   keys of the n steps, of unit length (stable for beta |k|^2 <= 2) or with qk_l2norm
+    v        (..., T, n, H, V)    values of the n steps
+    beta     (..., T, n, H)       write strengths of the n steps, in [0, 2]; above 1 the erased part changes sign
+    g        (..., T, H)          log decay of the token, <= 0, -inf a hard reset; None: no decay; raw with A_log
+    A_log    (H,)                 given, the log decay is -e^{A_log} softplus(g + dt_bias), as in Mamba-2
+    dt_bias  (H,)                 added to the raw g
+
+    qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
+    n steps multiply the state by a product of n generalised Householder matrices: with beta = 2, any permutation of
+    n + 1 things in one token. layout="heads_first": (..., H, T, n, K). scale=None means K**-0.5.
+    Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay SCALAR (NONE without g), erase DELTA. Common options: linattn_np.Options.
+    Siems et al., arXiv 2502.10297.
+    """

@@ -1,0 +1,58 @@
+"""Delta rule: erase what the key held, then write the new value."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ...call.dispatch import public
+from ...matrix_state.types import Erase, Inputs, both
+from ...runtime.arrays import Array
+from ...spec import ArgSpec, VariantSpec
+from ..shared.projections import DEFAULTS, EXAMPLES, ProjectionOptions
+
+
+def to_core(c: Any) -> Inputs:
+    return Inputs(c.q, c.k, c.v, r=c.k, beta=c.beta[..., None])
+
+
+def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    return {"q": d.q, "k": both(d.k, d.r), "v": d.v, "beta": d.beta[..., 0]}
+
+
+SPEC = VariantSpec(
+    name="delta_rule",
+    sentence="Erase what the key held, then write the new value.",
+    equation="S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1});  out_t = scale q_t S_t",
+    paper="Schlag, Irie, Schmidhuber, arXiv 2102.11174; Yang, Wang, Zhang, Shen, Kim, arXiv 2406.06484",
+    arrays={
+        "q": ArgSpec("T Hq K", "normal", "queries"),
+        "k": ArgSpec("T Hk K", "unit", "keys, of unit length"),
+        "v": ArgSpec("T H V", "normal", "values"),
+        "beta": ArgSpec("T H", "strength", "write strength in [0, 2]"),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    erase=Erase.DELTA,
+    options=DEFAULTS,
+    examples=EXAMPLES,
+)
+
+
+@public(SPEC)
+def delta_rule(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[ProjectionOptions]) -> Any:
+    """Delta rule (DeltaNet): erase what the key held, then write the new value.
+
+        S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1})
+        out_t = scale q_t S_t
+
+    q      (..., T, Hq, K)   queries
+    k      (..., T, Hk, K)   keys, of unit length (stable for beta |k|^2 <= 2), or of any with qk_l2norm
+    v      (..., T, H, V)    values
+    beta   (..., T, H)       write strength in [0, 2]; above 1 the erased part changes sign
+
+    qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
+    scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay NONE, erase DELTA. Common options: linattn_np.Options.
+    Schlag, Irie, Schmidhuber, arXiv 2102.11174; Yang, Wang, Zhang, Shen, Kim, arXiv 2406.06484.
+    """

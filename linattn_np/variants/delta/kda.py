@@ -1,0 +1,68 @@
+"""Kimi delta attention: the gated delta rule with one decay per key channel."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ...call.dispatch import public
+from ...matrix_state.types import Decay, Erase, Inputs, both
+from ...runtime.arrays import Array
+from ...spec import ArgSpec, VariantSpec
+from ..shared.projections import DEFAULTS, EXAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
+
+
+def to_core(c: Any) -> Inputs:
+    return Inputs(c.q, c.k, c.v, log_decay(c), r=c.k, beta=c.beta[..., None])
+
+
+def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    return {"q": d.q, "k": both(d.k, d.r), "v": d.v, "beta": d.beta[..., 0]} | log_decay_vjp(c, d.g)
+
+
+SPEC = VariantSpec(
+    name="kda",
+    sentence="The gated delta rule with one decay per key channel.",
+    equation="S~ = diag(e^{g_t}) S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t",
+    paper="Kimi Team, Kimi Linear, arXiv 2510.26692",
+    arrays={
+        "q": ArgSpec("T Hq K", "normal", "queries"),
+        "k": ArgSpec("T Hk K", "unit", "keys, of unit length"),
+        "v": ArgSpec("T H V", "normal", "values"),
+        "g": ArgSpec("T H K", "log decay", "log decay of the key channels, <= 0"),
+        "beta": ArgSpec("T H", "strength", "write strength in [0, 2]"),
+        **gate_arrays("H K"),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    decay=Decay.VECTOR,
+    erase=Erase.DELTA,
+    options=DEFAULTS,
+    examples=EXAMPLES,
+)
+
+
+@public(SPEC)
+def kda(
+    q: Any, k: Any, v: Any, g: Any, beta: Any, A_log: Any = None, dt_bias: Any = None,
+    **options: Unpack[ProjectionOptions],
+) -> Any:
+    """Kimi delta attention: the gated delta rule with one decay per key channel.
+
+        S~ = diag(e^{g_t}) S_{t-1}
+        S_t = S~ + k_t^T beta_t (v_t - k_t S~)
+        out_t = scale q_t S_t
+
+    q        (..., T, Hq, K)   queries
+    k        (..., T, Hk, K)   keys, of unit length (stable for beta |k|^2 <= 2), or of any with qk_l2norm
+    v        (..., T, H, V)    values
+    g        (..., T, H, K)    log decay of the key channels, <= 0, -inf a hard reset; with A_log a raw projection
+    beta     (..., T, H)       write strength in [0, 2]
+    A_log    (H,)              given, the log decay is -e^{A_log} softplus(g + dt_bias), as in Mamba-2
+    dt_bias  (H, K)            added to the raw g
+
+    qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
+    scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay VECTOR, erase DELTA. Common options: linattn_np.Options.
+    Kimi Team, Kimi Linear, arXiv 2510.26692.
+    """

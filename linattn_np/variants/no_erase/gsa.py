@@ -1,0 +1,251 @@
+"""Gated slot attention, and attention with bounded memory control: softmax over decaying slots."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import numpy as np
+
+from ...call.dispatch import public
+from ...call.options import Options
+from ...matrix_state.readouts.slots import SlotInputs
+from ...matrix_state.types import BoundedState, Decay, Readout, SlotState
+from ...runtime.arrays import Array, cast, device
+from ...runtime.shapes import check_state
+from ...spec import ArgSpec, VariantSpec
+
+
+def to_core(c: Any) -> SlotInputs:
+    """g = log(1 - s) where it is not given."""
+    s = cast(c.xp, c.s, c.dtype)
+    return SlotInputs(c.q, c.k, c.v, s, _log_rest(c.xp, s) if c.g is None else c.g)
+
+
+def _log_rest(xp: Any, s: Array) -> Array:
+    """log(1 - s); -inf from s = 1 on."""
+    some = s < 1
+    return xp.where(some, xp.log1p(-xp.where(some, s, xp.zeros_like(s))), xp.full_like(s, -np.inf))
+
+
+def to_core_vjp(c: Any, d: SlotInputs) -> dict[str, Array]:
+    """Without g: dg / ds = -1 / (1 - s); 0 for an emptied slot, s = 1."""
+    xp, grads = c.xp, {"q": d.q, "k": d.k, "v": d.v, "s": d.s, "g": d.g}
+    if c.g is None:
+        rest = 1 - cast(xp, c.s, c.dtype)
+        empty = rest <= 0
+        slope = xp.where(empty, xp.zeros_like(rest), 1 / xp.where(empty, xp.ones_like(rest), rest))
+        grads["s"] = d.s - slope * grads.pop("g")
+    return grads
+
+
+def pack_state(c: Any, state: Any) -> tuple[Array, Array] | None:
+    if state is None:
+        return None
+    if not isinstance(state, SlotState):
+        raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, W) as a SlotState")
+    return _memories(c, state)
+
+
+def _memories(c: Any, state: Any) -> tuple[Array, Array]:
+    for part, axes in (("S", "H M V"), ("W", "H K M")):
+        check_state(c.name, getattr(state, part), c.sizes, axes, f"state.{part}")
+    return cast(c.xp, state.S, c.dtype), cast(c.xp, state.W, c.dtype)
+
+
+def unpack_state(c: Any, state: tuple[Array, Array]) -> SlotState:
+    return SlotState(*state)
+
+
+SPEC = VariantSpec(
+    name="gsa",
+    sentence="Softmax over slots, each of which decays and takes in keys and values.",
+    equation="W_t = W_{t-1} diag(e^{g_t}) + k_t^T s_t;  S_t = diag(e^{g_t}) S_{t-1} + s_t^T v_t;  "
+             "out_t = softmax(scale q_t W_t) S_t",
+    paper="Zhang et al., Gated Slot Attention, arXiv 2409.07146",
+    arrays={
+        "q": ArgSpec("T Hq K", "normal", "queries"),
+        "k": ArgSpec("T Hk K", "normal", "keys"),
+        "v": ArgSpec("T H V", "normal", "values"),
+        "s": ArgSpec("T H M", "share", "how much each slot takes of the token"),
+        "g": ArgSpec("T H M", "log decay", "log decay of the slots, <= 0; None: log(1 - s)", optional=True),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    decay=Decay.VECTOR,
+    readout=Readout.SLOTS,
+    pack_state=pack_state,
+    unpack_state=unpack_state,
+    state=lambda options: SlotState,
+    wide=True,
+)
+
+
+@public(SPEC)
+def gsa(q: Any, k: Any, v: Any, s: Any, g: Any = None, **options: Unpack[Options]) -> Any:
+    """Gated slot attention: softmax over slots, each of which decays and takes in keys and values.
+
+        W_t = W_{t-1} diag(e^{g_t}) + k_t^T s_t
+        S_t = diag(e^{g_t}) S_{t-1} + s_t^T v_t
+        out_t = softmax(scale q_t W_t) S_t
+
+    q      (..., T, Hq, K)   queries
+    k      (..., T, Hk, K)   keys
+    v      (..., T, H, V)    values
+    s      (..., T, H, M)    how much each of M slots takes of the token
+    g      (..., T, H, M)    log decay of the slots, <= 0, -inf empties one; None: log(1 - s), the paper's, s <= 1
+
+    scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state if return_state: a SlotState
+    (S (..., H, M, V), W (..., H, K, M)).
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state twice, decay VECTOR (on the value axis of W), erase NONE. Common options:
+    linattn_np.Options. Zhang et al., arXiv 2409.07146.
+    """
+
+
+# attention with bounded memory control: the slots' weights are a running softmax
+
+
+def _sums(c: Any) -> Array:
+    """z_t = log(N_0 + sum over l <= t of e^{s_l}), and z_0 first: one array (..., n + 1, H, M) per sequence."""
+    xp, s = c.xp, cast(c.xp, c.s, c.dtype)
+    found = []
+    for sequence in c.sequences:
+        part = s[..., sequence.start : sequence.stop, :, :]
+        before = _weights_before(c, part, sequence.row)
+        parts = xp.concat([before, part], axis=-3)
+        found.append(_log_sums(xp, parts))
+    return found
+
+
+def _weights_before(c: Any, part: Array, row: int | None) -> Array:
+    """log N_0 of a sequence, (..., 1, H, M)."""
+    xp = c.xp
+    if c.state is None:
+        return xp.full_like(part[..., :1, :, :], -np.inf) if part.shape[-3] else xp.full(
+            (*part.shape[:-3], 1, *part.shape[-2:]), -np.inf, dtype=part.dtype)  # fmt: skip
+    N = cast(xp, c.state.N, c.dtype)
+    N = xp.broadcast_to(N[row, ...], (*part.shape[:-3], *N.shape[-2:])) if row is not None else N
+    some = ~(N <= 0)  # NaN stays
+    log_N = xp.where(some, xp.log(xp.where(some, N, xp.ones_like(N))), xp.full_like(N, -np.inf))
+    return log_N[..., None, :, :]
+
+
+def _log_sums(xp: Any, s: Array) -> Array:
+    """Running log of the sum of e^s along the tokens."""
+    if isinstance(s, np.ndarray):
+        return np.logaddexp.accumulate(s, axis=-3)
+    z = [s[..., 0, :, :]]
+    for t in range(1, s.shape[-3]):
+        high = xp.maximum(z[-1], s[..., t, :, :])
+        safe = xp.where(high > -np.inf, high, xp.zeros_like(high))
+        z.append(safe + xp.log(xp.exp(z[-1] - safe) + xp.exp(s[..., t, :, :] - safe)))
+    return xp.stack(z, axis=-3)
+
+
+def abc_to_core(c: Any) -> SlotInputs:
+    """s = e^{s_t - z_t}, g = z_{t-1} - z_t: gsa's."""
+    xp, s = c.xp, cast(c.xp, c.s, c.dtype)
+    z = _sums(c)
+    now = xp.concat([y[..., 1:, :, :] for y in z], axis=-3)
+    before = xp.concat([y[..., :-1, :, :] for y in z], axis=-3)
+    some = now != -np.inf  # NaN stays
+    safe = xp.where(some, now, xp.zeros_like(now))
+    zero = xp.zeros_like(now)
+    return SlotInputs(c.q, c.k, c.v, xp.where(some, xp.exp(s - safe), zero), xp.where(some, before - safe, zero))
+
+
+def abc_to_core_vjp(c: Any, d: SlotInputs) -> dict[str, Array]:
+    """p_t, the gradient of z_t: by the weight and decay of t, the decay of t + 1, and p_{t+1} e^{g_{t+1}}."""
+    xp, x = c.xp, abc_to_core(c)
+    keep, parts, before = xp.exp(x.g), [], []
+    zero = xp.zeros((*x.s.shape[:-3], *x.s.shape[-2:]), dtype=x.s.dtype, device=device(x.s))
+    for start, stop in ((q.start, q.stop) for q in c.sequences):
+        p, back = zero, []
+        for t in reversed(range(start, stop)):
+            dg, dw, w = d.g[..., t, :, :], d.s[..., t, :, :], x.s[..., t, :, :]
+            p = p - dg - w * dw
+            back.append(w * (dw + p))
+            p = dg + keep[..., t, :, :] * p
+        before.append(p)
+        parts += back[::-1]
+    grads = {"q": d.q, "k": d.k, "v": d.v, "s": xp.stack(parts, axis=-3) if parts else xp.zeros_like(x.s)}
+    if c.state is not None:
+        N = cast(xp, c.state.N, c.dtype)
+        dz = before[0] if c.sizes.ragged is None else xp.stack([xp.reshape(p, N.shape[1:]) for p in before], axis=0)
+        some = ~(N <= 0)
+        grads["state"] = xp.where(some, dz / xp.where(some, N, xp.ones_like(N)), xp.zeros_like(N))
+    return grads
+
+
+def abc_pack_state(c: Any, state: Any) -> tuple[Array, Array] | None:
+    if state is None:
+        return None
+    if not isinstance(state, BoundedState):
+        raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, W, N) as a BoundedState")
+    check_state(c.name, state.N, c.sizes, "H M", "state.N")
+    return _memories(c, state)
+
+
+def abc_unpack_state(c: Any, state: tuple[Array, Array]) -> BoundedState:
+    """N = N_0 + sum of e^s."""
+    ends = [c.xp.exp(z[..., -1, :, :]) for z in _sums(c)]
+    if c.sizes.ragged is None:
+        return BoundedState(*state, ends[0])
+    return BoundedState(*state, c.xp.stack([c.xp.reshape(N, N.shape[-2:]) for N in ends], axis=0))
+
+
+def abc_unpack_state_vjp(c: Any, state: Any, dstate: Any) -> tuple[tuple[Array, Array], dict[str, Array]]:
+    """dN reaches every s_t, times e^{s_t}, and N_0."""
+    xp, e = c.xp, c.xp.exp(cast(c.xp, c.s, c.dtype))
+    if c.sizes.ragged is None:
+        ds = e * dstate.N[..., None, :, :]
+    else:
+        ds = xp.concat([e[..., q.start : q.stop, :, :] * dstate.N[q.row, ...] for q in c.sequences], axis=-3)
+    return (dstate.S, dstate.W), {"s": ds, "state": dstate.N}
+
+
+def abc_pack_state_vjp(c: Any, d: tuple[Array, Array], other: Array | None) -> BoundedState:
+    return BoundedState(*d, other)
+
+
+ABC = VariantSpec(
+    name="abc",
+    sentence="Softmax over slots that hold weighted averages of keys and values.",
+    equation="w_t = e^{s_t} / sum_{l <= t} e^{s_l};  W_t = W_{t-1} diag(1 - w_t) + k_t^T w_t;  "
+             "S_t = diag(1 - w_t) S_{t-1} + w_t^T v_t;  out_t = softmax(scale q_t W_t) S_t",
+    paper="Peng et al., ABC: Attention with Bounded-memory Control, arXiv 2110.02488",
+    arrays={**{n: SPEC.arrays[n] for n in "qkv"}, "s": ArgSpec("T H M", "logit", "logits of the slots' weights")},
+    to_core=abc_to_core,
+    to_core_vjp=abc_to_core_vjp,
+    decay=Decay.VECTOR,
+    readout=Readout.SLOTS,
+    pack_state=abc_pack_state,
+    unpack_state=abc_unpack_state,
+    unpack_state_vjp=abc_unpack_state_vjp,
+    pack_state_vjp=abc_pack_state_vjp,
+    state=lambda options: BoundedState,
+    wide=True,
+)
+
+
+@public(ABC)
+def abc(q: Any, k: Any, v: Any, s: Any, **options: Unpack[Options]) -> Any:
+    """Attention with bounded memory control: softmax over slots that hold weighted averages of keys and values.
+
+        w_t = e^{s_t} / (N_0 + sum over l <= t of e^{s_l})
+        W_t = W_{t-1} diag(1 - w_t) + k_t^T w_t
+        S_t = diag(1 - w_t) S_{t-1} + w_t^T v_t
+        out_t = softmax(scale q_t W_t) S_t
+
+    q      (..., T, Hq, K)   queries
+    k      (..., T, Hk, K)   keys
+    v      (..., T, H, V)    values
+    s      (..., T, H, M)    logits: how much each of M slots takes of the token; -inf: nothing
+
+    It is gsa with a decay that makes every slot an average. scale=None means K**-0.5.
+    Returns out (..., T, max(Hq, H), V), and the state if return_state: a BoundedState (S (..., H, M, V),
+    W (..., H, K, M), N (..., H, M)), N the sum of e^s so far (so s should stay below 80 in float32).
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state twice, decay VECTOR (on the value axis of W), erase NONE. Common options:
+    linattn_np.Options. Peng et al., arXiv 2110.02488.
+    """

@@ -1,0 +1,58 @@
+"""HGRN-2: vector decay; what a channel forgets is what it takes in."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ...call.dispatch import public
+from ...call.options import Options
+from ...matrix_state.types import Decay, Inputs
+from ...runtime.arrays import Array, cast
+from ...spec import ArgSpec, VariantSpec
+
+
+def to_core(c: Any) -> Inputs:
+    """k = 1 - e^g."""
+    return Inputs(c.q, -c.xp.expm1(cast(c.xp, c.g, c.dtype)), c.v, c.g)
+
+
+def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    """The gate decays and makes the key: two paths."""
+    return {"q": d.q, "v": d.v, "g": d.g - c.xp.exp(cast(c.xp, c.g, c.dtype)) * d.k}
+
+
+SPEC = VariantSpec(
+    name="hgrn2",
+    sentence="Vector decay; what a channel forgets is what it takes in.",
+    equation="S_t = diag(e^{g_t}) S_{t-1} + (1 - e^{g_t})^T v_t;  out_t = scale q_t S_t",
+    paper="Qin et al., HGRN2, arXiv 2404.07904",
+    arrays={
+        "q": ArgSpec("T Hq K", "normal", "queries"),
+        "v": ArgSpec("T H V", "normal", "values"),
+        "g": ArgSpec("T H K", "log decay", "log decay of the key channels, <= 0"),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    decay=Decay.VECTOR,
+    scaled=False,
+    key="g",
+)
+
+
+@public(SPEC)
+def hgrn2(q: Any, v: Any, g: Any, **options: Unpack[Options]) -> Any:
+    """HGRN-2: vector decay; what a channel forgets is what it takes in.
+
+        S_t = diag(e^{g_t}) S_{t-1} + (1 - e^{g_t})^T v_t
+        out_t = scale q_t S_t
+
+    q      (..., T, Hq, K)   queries
+    v      (..., T, H, V)    values (the paper's input)
+    g      (..., T, H, K)    log decay of the key channels, <= 0, -inf a hard reset that takes all of v in
+
+    A layer makes g = log(b + (1 - b) sigmoid(x)) with its lower bound b. scale=None means 1.
+    Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay VECTOR, erase NONE. Common options: linattn_np.Options.
+    Qin et al., HGRN2, arXiv 2404.07904.
+    """

@@ -1,0 +1,97 @@
+"""ReBased: linear attention with the square of an inner product of normed queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ...call.dispatch import public
+from ...matrix_state.readouts.mapped import MappedInputs
+from ...matrix_state.types import Inputs, Readout
+from ...ops.feature_maps import SQUARE
+from ...ops.norms import layer_norm, layer_norm_vjp
+from ...runtime.arrays import Array, cast
+from ...spec import ArgSpec, VariantSpec
+from ..shared.similarity import Similarity, SimilarityOptions, defaults
+
+NORM_EPS = 1e-5
+
+
+def _normed(c: Any, x: Array) -> Array:
+    """gamma norm(x) + shift."""
+    y = layer_norm(c.xp, x, NORM_EPS)
+    if c.gamma is not None:
+        y = y * cast(c.xp, c.gamma, c.dtype)
+    return y if c.shift is None else y + cast(c.xp, c.shift, c.dtype)
+
+
+SIMILARITY = Similarity(lambda c: (SQUARE,) * 2)
+
+
+def to_core(c: Any) -> Inputs | MappedInputs:
+    """The core's inputs for normed queries and keys."""
+    normed = {n: None if x is None else _normed(c, cast(c.xp, x, c.dtype)) for n, x in (("q", c.q), ("k", c.k))}
+    c.normed = type(c)(**vars(c) | normed)
+    return SIMILARITY.to_core(c.normed)
+
+
+def to_core_vjp(c: Any, d: Inputs | MappedInputs) -> dict[str, Array]:
+    """The norm's transpose; gamma and shift belong to q and to k, so they get a sum over all tokens of both."""
+    xp, grads = c.xp, SIMILARITY.to_core_vjp(c.normed, d)
+    for n, x in (("q", c.q), ("k", c.k)):
+        if x is None:
+            continue
+        x, dy = cast(xp, x, c.dtype), grads[n]
+        for name, y in (("gamma", dy * layer_norm(xp, x, NORM_EPS)), ("shift", dy)):
+            if getattr(c, name) is not None:
+                grads[name] = xp.sum(y, axis=tuple(range(y.ndim - 1))) + grads.get(name, 0.0)
+        grads[n] = layer_norm_vjp(xp, x, dy if c.gamma is None else dy * cast(xp, c.gamma, c.dtype), NORM_EPS)
+    return grads
+
+
+SPEC = VariantSpec(
+    name="rebased",
+    sentence="The square of an inner product of normed queries and keys.",
+    equation="S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  "
+             "phi(q) phi(k) = (q' k')^2 / K, x' = gamma norm(x) + shift",
+    paper="Aksenov et al., Linear Transformers with Learnable Kernel Functions (ReBased), arXiv 2402.10644",
+    arrays={
+        "q": ArgSpec("T Hq K", "spread", "queries"),
+        "k": ArgSpec("T Hk K", "spread", "keys"),
+        "v": ArgSpec("T H V", "normal", "values"),
+        "gamma": ArgSpec("K", "positive", "weight of the norm", optional=True),
+        "shift": ArgSpec("K", "normal", "added to the norm (the paper's beta)", optional=True),
+    },
+    **SIMILARITY.spec_parts() | {"to_core": to_core, "to_core_vjp": to_core_vjp},
+    readout=Readout.NORMALISED,
+    scaled=False,
+    options=defaults(),
+    examples=({"normalize": False}, {}, {"causal": False}),
+)
+
+
+@public(SPEC)
+def rebased(
+    q: Any, k: Any, v: Any, gamma: Any = None, shift: Any = None, **options: Unpack[SimilarityOptions]
+) -> Any:
+    """ReBased: the square of an inner product of normed queries and keys, with a learned weight and shift.
+
+        S_t = S_{t-1} + phi(k_t)^T v_t          z_t = z_{t-1} + phi(k_t)
+        out_t = scale phi(q_t) S_t / (scale phi(q_t) z_t^T + eps)        normalize=False: the numerator
+        phi(q) phi(k)^T = (q' k')^2 / K, x' = gamma norm(x) + shift
+
+    q      (..., T, Hq, K)   queries; causal=False: (..., Tq, Hq, K), every query sees every key
+    k      (..., T, Hk, K)   keys
+    v      (..., T, H, V)    values
+    gamma  (K,)              weight of the norm; None: 1
+    shift  (K,)              added to the norm (the paper's beta); None: 0
+
+    norm takes off the mean of a row and divides by sqrt(var + 1e-5). M = K (K + 1) / 2. The square is >= 0, and 0
+    where q' and k' are orthogonal: with few tokens the denominator can come near 0. eps is added to it; causal=False:
+    every query sees every key; normalize=False leaves the denominator out.
+
+    scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state if return_state, a
+    NormalisedState(S (..., H, M, V), z (..., H, M)), or S alone with normalize=False.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay NONE, erase NONE. Common options: linattn_np.Options.
+    Aksenov et al., arXiv 2402.10644; la.feature_maps.rebased is its map without gamma and shift.
+    """

@@ -1,0 +1,55 @@
+"""Simple gated linear attention: one decay per token and head."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ...call.dispatch import public
+from ...call.options import Options
+from ...matrix_state.types import Decay, Inputs
+from ...runtime.arrays import Array
+from ...spec import ArgSpec, VariantSpec
+
+
+def to_core(c: Any) -> Inputs:
+    return Inputs(c.q, c.k, c.v, c.g[..., None])
+
+
+def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    return {"q": d.q, "k": d.k, "v": d.v, "g": d.g[..., 0]}
+
+
+SPEC = VariantSpec(
+    name="simple_gla",
+    sentence="Linear attention with one decay per token and head; also gated retention.",
+    equation="S_t = e^{g_t} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
+    paper="Sun et al., You Only Cache Once (gated retention), arXiv 2405.05254; Yang et al., arXiv 2312.06635",
+    arrays={
+        "q": ArgSpec("T Hq K", "normal", "queries"),
+        "k": ArgSpec("T Hk K", "normal", "keys"),
+        "v": ArgSpec("T H V", "normal", "values"),
+        "g": ArgSpec("T H", "log decay", "log decay of the token, <= 0"),
+    },
+    to_core=to_core,
+    to_core_vjp=to_core_vjp,
+    decay=Decay.SCALAR,
+)
+
+
+@public(SPEC)
+def simple_gla(q: Any, k: Any, v: Any, g: Any, **options: Unpack[Options]) -> Any:
+    """Simple gated linear attention, which is also gated retention: one decay per token and head.
+
+        S_t = e^{g_t} S_{t-1} + k_t^T v_t
+        out_t = scale q_t S_t
+
+    q      (..., T, Hq, K)   queries
+    k      (..., T, Hk, K)   keys
+    v      (..., T, H, V)    values
+    g      (..., T, H)       log decay of the token, <= 0, -inf a hard reset
+
+    scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.Options.
+    Sun et al., You Only Cache Once, arXiv 2405.05254; Yang et al., arXiv 2312.06635.
+    """

@@ -1,0 +1,1 @@
+"""Changes of variables that several variants share, each with its transpose."""

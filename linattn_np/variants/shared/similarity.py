@@ -1,0 +1,176 @@
+"""Variants with feature maps of queries and keys; the output may be divided by the sum of similarities.
+
+    S_t = S_{t-1} + phi(k_t)^T v_t          z_t = z_{t-1} + phi(k_t)
+    out_t = scale phi(q_t) S_t              normalize=True: the same / (scale phi(q_t) z_t^T + eps)
+
+One change of variables for all of them: queries and keys become their features, and with the sum the values gain a
+column of ones, so that the last column of q S is q z. A map that compiled loops can evaluate is passed to the core with
+unmapped queries and keys (matrix_state/readouts/mapped.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...call.options import Options
+from ...matrix_state import core as matrix_state
+from ...matrix_state.readouts.mapped import MappedInputs
+from ...matrix_state.types import Inputs, NormalisedState, Plan
+from ...ops import averages
+from ...ops.feature_maps import FeatureMap, identity, identity_vjp
+from ...runtime.arrays import STORAGE, Array, cast, dtype_name
+from ...runtime.shapes import check_state
+from ...runtime.values import LARGEST, is_finite, is_whole, shown
+
+
+class SimilarityOptions(Options, total=False):
+    """The common options, and: divide by the sum of similarities; see earlier keys only; added to the sum."""
+
+    normalize: bool
+    causal: bool
+    eps: float
+
+
+def defaults(normalize: bool = True) -> dict[str, Any]:
+    """These options with their defaults."""
+    return {"normalize": normalize, "causal": True, "eps": 0.0}
+
+
+def check_eps(fn: str, options: dict[str, Any]) -> None:
+    eps = options["eps"]
+    if not is_finite(eps) or eps < 0:
+        raise ValueError(f"{fn}: eps is {shown(eps)}, expected a finite number >= 0")
+
+
+def check_whole(fn: str, options: dict[str, Any], *names: str, least: int = 1) -> None:
+    """Check options that are whole numbers from `least`: counts and seeds."""
+    for name in names:
+        n = options[name]
+        if not is_whole(n, least):
+            raise ValueError(f"{fn}: {name} is {shown(n)}, expected a whole number from {least}")
+        if n > LARGEST:
+            raise ValueError(f"{fn}: {name} is {shown(n)}, expected at most {LARGEST}")
+
+
+class Similarity(NamedTuple):
+    """The change of variables of one variant; maps(c) gives the feature maps of q and of k for the call c."""
+
+    maps: Callable[[Any], tuple[FeatureMap, FeatureMap]]
+
+    def to_core(self, c: Any) -> Inputs | MappedInputs:
+        """phi(q), phi(k), v or [v, 1]; or q, k, v and the map."""
+        xp, (map_q, map_k) = c.xp, self.maps(c)
+        if self.is_left_to_the_core(c, map_q, map_k):
+            return MappedInputs(c.q, c.k, c.v, None, map_k, float(c.options["eps"]) if c.options["normalize"] else None)
+        v = averages.with_ones(xp, cast(xp, c.v, c.dtype)) if c.options["normalize"] else c.v
+        k = _mapped(c, "k", map_k)
+        q = None if c.q is None else _mapped(c, "q", map_q)
+        c.features = {"k": k, "q": q}
+        if q is not None and q.shape[-1] != k.shape[-1]:
+            raise ValueError(f"{c.name}: feature_map makes q {q.shape[-1]} and k {k.shape[-1]} wide, "
+                             "expected one width")
+        return Inputs(q, k, v)
+
+    def is_left_to_the_core(self, c: Any, map_q: FeatureMap, map_k: FeatureMap) -> bool:
+        """Whether the core evaluates the map: one with steps, causal, on NumPy arrays."""
+        steps = getattr(map_k[0], "steps", None)
+        return steps is not None and steps == getattr(map_q[0], "steps", None) and isinstance(c.k, np.ndarray) and (
+            c.options["causal"] and c.k.shape[-1] > 0)  # fmt: skip
+
+    def to_core_vjp(self, c: Any, d: Inputs | MappedInputs) -> dict[str, Array]:
+        """The maps' own transposes; the column of ones has no gradient."""
+        if isinstance(d, MappedInputs):
+            return {"q": d.q, "k": d.k, "v": d.v[..., : c.v.shape[-1]]}
+        xp, (map_q, map_k) = c.xp, self.maps(c)
+        grads = {"v": d.v[..., : c.v.shape[-1]]}
+        for name, x, (_, f_vjp), dphi in (("k", c.k, map_k, d.k), ("q", c.q, map_q, d.q)):
+            if x is not None and f_vjp is identity_vjp:
+                grads[name] = dphi
+            elif x is not None:
+                known = (c.features[name],) if getattr(f_vjp, "takes_features", False) else ()
+                dx, who = f_vjp(cast(xp, x, c.dtype), dphi, *known), "f_vjp of feature_map"
+                grads[name] = _checked(c, f"d{name}", dx, who)
+                if tuple(grads[name].shape) != tuple(x.shape):
+                    raise ValueError(f"{c.name}: {who} makes d{name} of shape "
+                                     f"{tuple(grads[name].shape)}, expected {tuple(x.shape)}, the shape of {name}")
+        return grads
+
+    def pack_state(self, c: Any, state: Any) -> Array | None:
+        """(S, z) as one (..., H, M, V + 1) state; M is the width of the mapped keys."""
+        if state is None:
+            return None
+        if not c.options["normalize"]:
+            self.check(c, state)
+            return state
+        if not isinstance(state, NormalisedState):
+            raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, z) as a NormalisedState "
+                            "with normalize=True")
+        self.check(c, state.S, "state.S")
+        self.check(c, state.z, "state.z", "H M")
+        S, z = cast(c.xp, state.S, c.dtype), cast(c.xp, state.z, c.dtype)
+        return c.xp.concat([S, z[..., None]], axis=-1)
+
+    def check(self, c: Any, state: Array, name: str = "state", axes: str = "H M V") -> None:
+        if "M" not in c.sizes.letters:  # the width of the mapped keys
+            f: Any = self.maps(c)[1][0]
+            if getattr(f, "steps", None) is not None:
+                c.sizes.letters["M"] = f.steps.width(c.k.shape[-1])
+            else:
+                c.sizes.letters["M"] = int(_checked(c, "k", f(cast(c.xp, c.k[..., :0, :, :], c.dtype))).shape[-1])
+        check_state(c.name, state, c.sizes, axes, name)
+
+    def record(self, c: Any, x: Any, plan: Plan, residuals: Any, given: list[np.ndarray], state: Any) -> Any:
+        """The recorded plan of a NumPy call, or None for calls with a map or a division."""
+        return matrix_state.record(x, plan, state, residuals, given) if isinstance(x, Inputs) else None
+
+    def spec_parts(self) -> dict[str, Any]:
+        """Keywords of the variant's VariantSpec."""
+        return {"to_core": self.to_core, "to_core_vjp": self.to_core_vjp, "from_core": divide,
+                "from_core_vjp": divide_vjp, "pack_state": self.pack_state, "unpack_state": unpack_state,
+                "check_options": check_eps, "wide": True, "record": self.record}  # fmt: skip
+
+
+def _mapped(c: Any, name: str, feature_map: FeatureMap) -> Array:
+    x = getattr(c, name)
+    if feature_map[0] is identity:  # unchanged, also in 16 bits
+        return x
+    y = _checked(c, name, feature_map[0](cast(c.xp, x, c.dtype)))
+    if tuple(y.shape[:-1]) != tuple(x.shape[:-1]):
+        raise ValueError(f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "
+                         "expected all axes but the last to stay")
+    return y
+
+
+def _checked(c: Any, name: str, y: Any, who: str = "feature_map") -> Array:
+    """The result of a map, checked to be an array of a supported dtype."""
+    if not hasattr(y, "shape") or not hasattr(y, "dtype"):
+        raise TypeError(f"{c.name}: {who} makes {name} a {type(y).__qualname__}, expected an array")
+    if dtype_name(y) not in STORAGE:
+        raise TypeError(f"{c.name}: {who} makes {name} of dtype {dtype_name(y)}, "
+                        f"expected one of {', '.join(STORAGE)}")
+    return y
+
+
+def divide(c: Any, out: Array) -> Array:
+    """Numerator over denominator + eps, unless the core has divided; 0 where that is 0."""
+    return averages.divide(c.xp, out, c.options["eps"])[0] if _is_left(c, out) else out
+
+
+def _is_left(c: Any, out: Array) -> bool:
+    """Whether the core's outputs still have the denominator as their last column."""
+    return out.shape[-1] > c.v.shape[-1]
+
+
+def divide_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+    """d num = dout / den, d den = -<dout, num / den> / den."""
+    if not _is_left(c, out):
+        return dout, {}
+    xp, (average, sums) = c.xp, averages.divide(c.xp, out, c.options["eps"])
+    return averages.divide_vjp(xp, average, sums, cast(xp, dout, c.dtype)), {}
+
+
+def unpack_state(c: Any, S: Array) -> Any:
+    return NormalisedState(S[..., :-1], S[..., -1]) if c.options["normalize"] else S

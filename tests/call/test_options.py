@@ -1,0 +1,115 @@
+"""Every option with values of every kind: what is refused is refused in one sentence that names function and option."""
+
+from __future__ import annotations
+
+import decimal
+import fractions
+import re
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.call.options import COMMON
+
+VALUES = {
+    "None": None, "nan": float("nan"), "inf": float("inf"), "-inf": -float("inf"), "10**400": 10**400,
+    "10**5000": 10**5000, "Decimal": decimal.Decimal("1.5"), "Fraction": fractions.Fraction(1, 2),
+    "0-d array": np.array(1.0), "array": np.array([1, 2]), "word array": np.array("time_first"),
+    "word arrays": np.array(["chunks", "tf32"]), "None array": np.array(None), "str_": np.str_("x"), "list": ["a"],
+    "empty list": [], "tuple": (1, 2), "dict": {"a": 1}, "object": object(), "True": True, "False": False,
+    "numpy bool": np.True_, "bytes": b"x", "complex": 1j, "function": len, "type": float, "range": range(2),
+    "masked": np.ma.array([0, 1], mask=[0, 1]), "-1": -1, "0": 0, "2.5": 2.5, "int64": np.int64(3),
+}  # fmt: skip
+FUNCTIONS = (la.linear_attention, la.gated_delta_rule, la.lightning_attention, la.mamba2, la.mesa_net, la.mlstm,
+             la.performer, la.rfa, la.based, la.rebased, la.retnet, la.gsa)  # fmt: skip
+OPTIONS = [(fn, name) for fn in FUNCTIONS for name in (*fn.spec.options, *(COMMON if fn in FUNCTIONS[:2] else ()))]
+
+
+def refused(fn, name, value, **more):
+    """The error of a call that does not go through."""
+    arrays = la.testing.sample(fn, np.random.default_rng(0), B=(1,), T=2, H=1, K=4, V=4, optional=False)
+    try:
+        with np.errstate(all="ignore"):
+            fn(**arrays, **more, **{name: value})
+    except Exception as error:
+        return error
+    return None
+
+
+def assert_clear(error, fn, name):
+    assert type(error) in (TypeError, ValueError)
+    assert re.match(rf"{fn}: (.* )?{name}[ =]", str(error), re.DOTALL), error
+    assert "expected" in str(error)
+    assert len(str(error)) < 600
+
+
+@pytest.mark.parametrize(("fn", "name"), OPTIONS, ids=lambda x: x if isinstance(x, str) else x.__name__)
+def test_a_value_of_any_kind_goes_through_or_is_refused_clearly(fn, name):
+    shown = {"rule": "slopes", "num_layers": "layer"}.get(name, name)
+    for value in VALUES.values():
+        if (error := refused(fn, name, value)) is not None:
+            assert_clear(error, fn.__name__, shown)
+    assert refused(fn, name, VALUES["object"]) is not None
+
+
+@pytest.mark.parametrize("name", ["state_rows", "cu_seqlens", "overwrite_state"])
+def test_options_beside_a_state(name):
+    for value in VALUES.values():
+        error = refused(la.gated_delta_rule, name, value, state=np.zeros((1, 1, 4, 4)))
+        if error is not None:
+            assert_clear(error, "gated_delta_rule", name)
+
+
+@pytest.mark.parametrize("name", ["scale", "layout"])
+def test_options_of_read(name):
+    for value in VALUES.values():
+        try:
+            with np.errstate(all="ignore"):
+                la.read(np.ones((1, 2, 1, 4)), np.ones((1, 1, 4, 4)), **{name: value})
+        except Exception as error:
+            assert_clear(error, "read", name)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "10**400", "10**5000"])
+def test_a_scale_is_a_finite_number(value):
+    assert str(refused(la.kda, "scale", VALUES[value])).endswith("expected None or a finite number")
+
+
+def test_words_of_numpy_are_words():
+    for name, word in (("layout", "time_first"), ("chunk_size", "parallel"), ("backend", "chunks")):
+        assert refused(la.kda, name, np.str_(word)) is None
+        assert refused(la.kda, name, np.array(word)) is not None
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert refused(la.performer, "num_features", np.int64(4)) is None
+    assert refused(la.based, "order", np.int32(2)) is None
+    assert refused(la.mlstm, "soft_cap", fractions.Fraction(3, 2)) is None
+
+
+Q = np.random.default_rng(0).standard_normal((1, 3, 2, 4))
+
+
+@pytest.mark.parametrize(("f", "text"), [
+    (lambda x: x.tolist(), "feature_map makes k a list, expected an array"),
+    (lambda x: None, "feature_map makes k a NoneType, expected an array"),
+    (lambda x: x > 0, "feature_map makes k of dtype bool, expected one of float16"),
+    (lambda x: x.astype(int), "feature_map makes k of dtype int64, expected one of float16"),
+])
+def test_what_a_map_gives(f, text):
+    for state in (None, np.zeros((1, 2, 4, 4))):
+        with pytest.raises(TypeError, match=f"^linear_attention: {text}"):
+            la.linear_attention(Q, Q, Q, feature_map=(f, f), state=state)
+
+
+@pytest.mark.parametrize(("f_vjp", "error", "text"), [
+    (lambda x, d: d[..., :2], ValueError,
+     r"f_vjp of feature_map makes dk of shape \(1, 3, 2, 2\), expected \(1, 3, 2, 4\), the shape of k"),
+    (lambda x, d: d.sum(), ValueError, r"f_vjp of feature_map makes dk of shape \(\), expected \(1, 3, 2, 4\)"),
+    (lambda x, d: d.tolist(), TypeError, "f_vjp of feature_map makes dk a list, expected an array"),
+])
+def test_what_the_transpose_of_a_map_gives(f_vjp, error, text):
+    out, pullback = la.vjp(la.linear_attention, Q, Q, Q, feature_map=(lambda x: x, f_vjp))
+    with pytest.raises(error, match=f"^linear_attention: {text}"):
+        pullback(out)

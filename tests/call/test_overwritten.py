@@ -1,0 +1,84 @@
+"""States that are overwritten: every element has memory of its own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.call.states import check_inputs_apart
+from linattn_np.runtime.memory import Place, overlap, overlaps_itself, place_of
+
+RNG = np.random.default_rng(0)
+Q = RNG.standard_normal((1, 3, 2, 4)).astype(np.float32)
+SHARED = np.lib.stride_tricks.as_strided(np.zeros((1, 1, 4, 4), np.float32), (1, 2, 4, 4), (64, 0, 16, 4))
+REFUSED = "elements that share memory"
+
+
+def test_a_state_whose_heads_share_memory():
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"^linear_attention: state has {REFUSED} .*, expected memory of its own"):
+            la.linear_attention(Q, Q, Q, state=SHARED, overwrite_state=True)
+    assert la.linear_attention(Q, Q, Q, state=SHARED).shape == Q.shape  # read only
+    assert (SHARED == 0).all()
+
+
+def test_a_pool_whose_rows_share_memory():
+    pool = np.lib.stride_tricks.as_strided(np.zeros(200, np.float32), (3, 2, 4, 4), (64, 64, 16, 4))
+    with pytest.raises(ValueError, match=f"^linear_attention: state has {REFUSED}"):
+        la.linear_attention(Q, Q, Q, state=pool, state_rows=[2], overwrite_state=True)
+
+
+def test_each_part_of_a_state():
+    how = {"normalize": True, "feature_map": "elu+1", "overwrite_state": True}
+    good, z = np.zeros((1, 2, 4, 4), np.float32), np.zeros((1, 2, 4), np.float32)
+    with pytest.raises(ValueError, match=rf"^linear_attention: state\.z has {REFUSED}"):
+        la.linear_attention(Q, Q, Q, state=(good, np.lib.stride_tricks.as_strided(z, z.shape, (32, 0, 4))), **how)
+    with pytest.raises(ValueError, match=r"^linear_attention: state\.S and state\.z share memory, expected"):
+        la.linear_attention(Q, Q, Q, state=(good, good[..., 1]), **how)
+    room = np.zeros((1, 2, 4, 5), np.float32)  # side by side, sharing nothing
+    la.linear_attention(Q, Q, Q, state=(room[..., :4], room[..., 4]), **how)
+    assert (room != 0).any()
+
+
+def test_a_tensor_whose_heads_share_memory():
+    torch = pytest.importorskip("torch")
+    q, state = torch.from_numpy(Q), torch.zeros(1, 1, 4, 4).expand(1, 2, 4, 4)
+    with pytest.raises(ValueError, match=f"^linear_attention: state has {REFUSED}"):
+        la.linear_attention(q, q, q, state=state, overwrite_state=True)
+
+
+DENSE = np.zeros((3, 4, 6, 8), np.float32)
+
+
+@pytest.mark.parametrize(("x", "shares"), [
+    (DENSE, False), (DENSE.swapaxes(1, 3), False), (DENSE[:, ::-2, 1:], False), (DENSE[:0], False),
+    (np.diagonal(DENSE[:, :3]), False), (np.broadcast_to(DENSE[:1], DENSE.shape), True),
+    (np.lib.stride_tricks.sliding_window_view(DENSE, 3, axis=2), True),
+    (np.lib.stride_tricks.as_strided(np.zeros(20), (2, 3), (24, 16)), False),  # interleaved: 0 16 32, 24 40 56
+    (np.lib.stride_tricks.as_strided(np.zeros(20), (2, 3), (32, 16)), True),  # 0 16 32, 32 48 64
+    (np.lib.stride_tricks.as_strided(np.zeros(20), (3,), (4,)), True),  # half an element apart
+], ids=range(10))
+def test_elements_that_share_memory(x, shares):
+    assert overlaps_itself(place_of(x)) is shares
+
+
+def test_an_input_on_a_device_is_apart_from_the_state():
+    x = SimpleNamespace(shape=(2, 4), strides=(32, 8), dtype=np.dtype(float), data=SimpleNamespace(ptr=1 << 40))
+    beside = SimpleNamespace(**vars(x) | {"data": SimpleNamespace(ptr=(1 << 40) + 64)})
+    check_inputs_apart("kda", x, {"q": beside, "g": None})
+    with pytest.raises(ValueError, match=r"^kda: state and v share memory, expected a state apart from the inputs"):
+        check_inputs_apart("kda", x, {"q": beside, "v": x})
+
+
+def test_where_arrays_of_a_device_lie():
+    x = SimpleNamespace(shape=(2, 4), strides=(32, 8), dtype=np.dtype(float), data=SimpleNamespace(ptr=1 << 40))
+    place = place_of(x)
+    assert place == Place(1 << 40, (2, 4), (32, 8), 8)
+    assert overlap(place, place._replace(address=(1 << 40) + 56))
+    assert not overlap(place, place._replace(address=(1 << 40) + 64))
+    even = place._replace(shape=(2, 2), strides=(32, 16))
+    assert not overlap(even, even._replace(address=even.address + 8))
+    assert place_of(SimpleNamespace(shape=(2,))) is None

@@ -1,0 +1,94 @@
+"""The structs that kernels take: their layout, and that the compiler checks it. No GPU."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import pytest
+
+from linattn_np.matrix_state.cuda import arguments as core
+from linattn_np.ops.cuda import arguments as ops
+from linattn_np.runtime.cuda import nvrtc, sources
+from linattn_np.runtime.cuda.compile import compile_source
+from linattn_np.runtime.cuda.structs import FLOAT, INT, Struct, pointer
+
+# written by hand: bytes of each struct, and where some of its fields are
+LAYOUT = {
+    ops.ROWS: (40, {"data": 0, "batch": 8, "token": 16, "head": 24, "group": 32}),
+    core.STATES: (32, {"data": 0, "slot": 8, "row": 16, "column": 24}),
+    core.GATE: (40, {"data": 0, "batch": 8, "head": 24, "group": 32}),
+    core.SCAN: (392, {"q": 0, "out": 160, "g": 200, "offsets": 240, "start": 248, "end": 280, "start_group": 312,
+                      "sums": 320, "dots": 328, "marks": 352, "tokens": 360, "T": 368, "read": 384, "write": 388}),
+    core.WRITES: (416, {"dv": 200, "g": 240, "start": 288, "start_group": 352, "marks": 376, "T": 392, "write": 408}),
+    core.SEGMENTS: (120, {"states": 0, "start": 32, "start_group": 64, "sums": 72, "elements": 88, "T": 96}),
+    core.GATE_GRAD: (120, {"products": 16, "g": 24, "dg": 64, "offsets": 72, "blocks": 96, "T": 104, "warps": 116}),
+    core.HEAD_SUMS: (32, {"x": 0, "y": 8, "pieces": 16, "group": 24, "row": 28}),
+    core.DELTA: (1280, {"q": 0, "dk": 768, "out": 896, "g": 976, "beta": 1016, "offsets": 1056, "checkpoints": 1064,
+                        "start": 1080, "begins": 1144, "slots": 1192, "T": 1200, "group_q": 1216, "which": 1236,
+                        "scale": 1240}),
+    core.DELTA_SCAN: (480, {"writes": 200, "g": 240, "offsets": 320, "inverses": 328, "start": 344, "start_group": 408,
+                            "transfers": 416, "slots": 448, "T": 456, "scale": 472}),
+    core.DELTA_GRADS: (512, {"dr": 320, "g": 360, "offsets": 440, "dbeta": 472, "slots": 480, "T": 488, "scale": 504}),
+    core.DELTA_SEGMENTS: (88, {"added": 8, "begins": 24, "start": 32, "start_group": 64, "chunks": 80}),
+    core.VECTORS: (32, {"batch": 0, "token": 8, "head": 16, "group": 24, "kind": 28}),
+    core.STEP: (568, {"q": 0, "out": 80, "start": 88, "offsets": 120, "at_q": 128, "at_out": 448, "start_slot": 480,
+                      "places": 528, "T": 536, "heads_inverse": 552, "read": 556, "past": 560}),
+    ops.UNIT_ROWS_ARRAY: (72, {"dy": 40, "y": 48, "rows": 56, "heads": 64}),
+    ops.UNIT_ROWS: (152, {"of": 0, "first": 144}),
+    ops.STEP_SIZE: (224, {"z": 40, "dt": 80, "other": 112, "dg": 128, "y": 136, "g": 160, "rows": 192, "dt_kind": 204,
+                          "low": 212, "high": 216}),
+    ops.COLUMN_SUMS: (32, {"y": 8, "rows": 16, "block": 24}),
+    ops.GATE_FORMULA: (80, {"raw": 0, "g": 32, "tokens": 56, "width": 64, "block": 72}),
+}
+
+
+def declared():
+    return {x for module in (core, ops) for x in vars(module).values() if isinstance(x, Struct)}
+
+
+def test_layouts():
+    assert set(LAYOUT) == declared()
+    for kind, (size, offsets) in LAYOUT.items():
+        assert kind.size == size, kind.name
+        assert offsets.items() <= kind.offsets.items(), kind.name
+
+
+def test_values_lie_where_their_names_say():
+    kind = Struct("test/Kind", ("a", INT), ("rows", ops.ROWS, 2), ("b c", FLOAT))
+    packed = kind.pack(a=7, rows=[*range(5), *range(5, 10)], b=0.5, c=2.0)
+    assert packed == struct.pack("<i4x" + 2 * "4qi4x" + "2f", 7, *range(10), 0.5, 2.0)
+    told = kind.unpack(packed)
+    assert told["rows"][1] == {"data": 5, "batch": 6, "token": 7, "head": 8, "group": 9}
+    assert (told["a"], told["b"], told["c"]) == (7, 0.5, 2.0)
+
+
+@pytest.mark.parametrize("given", [{"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a": 1, "d": 2}])
+def test_every_field_has_a_value(given):
+    with pytest.raises((TypeError, KeyError)):
+        Struct("test/Kind", ("a b", INT)).pack(**given)
+
+
+def test_there_is_no_other_packing():
+    """Each struct that a kernel takes is a declared one, and the host side has no format strings of its own."""
+    for path in sources.root().rglob("*.cu"):
+        for kind in re.findall(r"__grid_constant__ (\w+)", path.read_text(encoding="utf-8")):
+            assert kind in {x.name for x in declared()}, path
+    for module in ("matrix_state", "ops"):
+        for path in (sources.PACKAGE / module / "cuda").glob("*.py"):
+            assert "import struct" not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+def test_the_compiler_checks_the_layout(monkeypatch):
+    """A struct that is laid out otherwise than Python packs it does not compile."""
+    text = '#include "arguments/matrix_state/ScanArguments.cuh"\n' \
+           'extern "C" __global__ void entry(const __grid_constant__ ScanArguments a) { *a.dots = a.read; }\n'
+    assert compile_source(sources.of_text("one.cu", text), {}, "sm_80", cached=False).cubin
+    monkeypatch.setitem(core.SCAN.offsets, "sums", core.SCAN.offsets["sums"] + 8)
+    with pytest.raises(nvrtc.CompileError, match=r"ScanArguments.sums"):
+        compile_source(sources.of_text("one.cu", text), {}, "sm_80", cached=False)
+
+
+def test_pointers_are_eight_bytes():
+    assert Struct("test/Kind", ("n", INT), ("p", pointer("const float"))).offsets == {"n": 0, "p": 8}

@@ -1,0 +1,61 @@
+"""CuPy for tests of kernels; few slots for the compiled loops' backward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from linattn_np.call import replay
+from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
+from linattn_np.matrix_state.cuda import wgmma as cuda_wgmma
+from linattn_np.runtime.cuda import launch
+
+
+@pytest.fixture
+def cp(monkeypatch):
+    """CuPy, with every new buffer full of NaN."""
+    cupy = pytest.importorskip("cupy")
+    namespace = pytest.importorskip("array_api_compat.cupy")
+
+    def poisoned(shape, dtype=None, **_):
+        return cupy.full(shape, np.nan if np.dtype(dtype).kind in "fV" else -1, dtype=dtype)
+
+    monkeypatch.setattr(namespace, "empty", poisoned)
+    monkeypatch.setattr(launch, "array_type", lambda: poisoned)
+    replay.clear()  # a call that was kept makes its arrays as it did then
+    return cupy
+
+
+@pytest.fixture
+def hopper(cp):
+    """Only where warpgroup products are."""
+    if launch.capability() != 90:
+        pytest.skip("needs compute capability 90")
+
+
+@pytest.fixture
+def portable(cp, monkeypatch):
+    """The portable kernels where others would be taken."""
+    monkeypatch.setattr(cuda_delta_plan, "PORTABLE", True)
+    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
+    yield
+    replay.clear()  # a call that was kept was decided so
+
+
+@pytest.fixture
+def few_slots(monkeypatch):
+    """few_slots(n): the compiled loops' backward keeps n chunks at the most."""
+    from linattn_np.matrix_state.cpu import slots as numba_slots
+    from linattn_np.matrix_state.cpu import walk as numba_walk
+
+    def limit(count):
+        def close(self, most):
+            self.step = self.p.bytes - self.begin
+            self.p.bytes += self.step * (min(count, most) - 1)
+            return min(count, most)
+
+        monkeypatch.setattr(numba_slots.Slots, "close", close)
+        numba_walk.backward_program.cache_clear()
+
+    yield limit
+    numba_walk.backward_program.cache_clear()

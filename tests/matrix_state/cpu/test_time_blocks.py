@@ -1,0 +1,144 @@
+"""Strips of tokens: every token of every head once, in order; no bit depends on them, nor on kept states."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("llvmlite")
+
+import linattn_np as la
+from linattn_np.matrix_state.cpu import loops as numba_loops
+from linattn_np.matrix_state.cpu import strips as numba_strips
+from linattn_np.matrix_state.cpu.interpreter.program import (
+    BATCH,
+    CHUNKS,
+    COLUMN,
+    EARLIER,
+    FIRST,
+    FROM,
+    HEAD,
+    INPUTS,
+    LATER,
+    STATE,
+    STOP,
+    TO,
+    WIDTH,
+)
+from linattn_np.matrix_state.cpu.strips import kept_strip, strips
+from linattn_np.testing import relative_error
+
+
+def rows_of(lengths):
+    """Sequences one after the other in one batch row."""
+    rows = np.zeros((len(lengths), INPUTS), np.int64)
+    rows[:, STOP] = np.cumsum(lengths)
+    rows[:, FIRST] = rows[:, STOP] - lengths
+    rows[:, STATE] = np.arange(len(lengths))
+    return rows
+
+
+@given(
+    st.lists(st.integers(0, 900), min_size=1, max_size=4), st.integers(1, 12), st.integers(1, 70),
+    st.sampled_from([32, 64]), st.sampled_from([1, 8, 24, 32]), st.integers(1, 12), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_strips_are_every_token_once_in_order(lengths, H, V, columns, C, group, kept, last_first):
+    rows = rows_of(np.array(lengths))
+    strip = kept_strip(rows, 1000, C) if kept else 0
+    tasks, bounds = strips(rows, H, V, columns, C, group, strip, last_first)
+    assert bounds[0] == 0
+    assert bounds[-1] == len(tasks)
+    seen = set()
+    for a, b in itertools.pairwise(bounds):
+        bundle = tasks[a:b]
+        assert len({tuple(t[[BATCH, STATE, COLUMN, WIDTH]]) for t in bundle}) == 1
+        assert len(set(bundle[:, HEAD])) <= group
+        for head in set(bundle[:, HEAD].tolist()):
+            walk = bundle[bundle[:, HEAD] == head]
+            walk = walk[::-1] if last_first else walk
+            row = rows[walk[0, STATE]]
+            seen.add((int(walk[0, STATE]), head, int(walk[0, COLUMN]), int(walk[0, WIDTH])))
+            assert walk[0, FIRST] == row[FIRST]
+            assert walk[-1, STOP] == row[STOP]
+            assert (walk[1:, FIRST] == walk[:-1, STOP]).all()
+            assert ((walk[:-1, STOP] - walk[:-1, FIRST]) % C == 0).all()
+            assert (walk[:, CHUNKS] == -(-(walk[:, STOP] - walk[:, FIRST]) // C)).all()
+            assert walk[:, EARLIER].tolist() == [0] + [1] * (len(walk) - 1)
+            assert walk[:, LATER].tolist() == [1] * (len(walk) - 1) + [0]
+            assert (walk[1:, FROM] == walk[:-1, TO]).all()
+    wanted = {(n, h, c, min(columns, V - c)) for n in range(len(rows)) for h in range(H) for c in range(0, V, columns)}
+    assert seen == wanted
+
+
+def test_places_of_kept_states_are_told_apart_and_bounded():
+    rows = rows_of(np.array([600, 0, 256, 1000]))
+    assert kept_strip(rows, 1000, 32) == 256
+    assert rows[:, TO].tolist() == [0, 3, 4, 5]
+    assert kept_strip(rows, 1000, 48) == 288  # whole chunks
+    assert kept_strip(rows_of(np.array([256])), 1000, 32) == 0  # one strip has nothing between
+    assert kept_strip(rows_of(np.array([4096])), numba_strips.KEPT // 8, 32) == 512
+    assert kept_strip(rows_of(np.array([4096])), numba_strips.KEPT // 2, 32) == 2048
+    assert kept_strip(rows_of(np.array([1 << 20])), numba_strips.KEPT // 8, 32) == 0
+
+
+def arrays(B, T, H, K, V, dtype=np.float32):
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.standard_normal((B, T, H, d)).astype(dtype) for d in (K, K, V, V))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    g, beta = -rng.uniform(0, 0.1, (B, T, H)).astype(dtype), rng.uniform(0, 2, (B, T, H)).astype(dtype)
+    return (q, k, v, g, beta), dout
+
+
+def all_of(given, dout, **options):
+    (out, state), pullback = la.vjp(la.gated_delta_rule, *given, return_state=True, backend="numba", **options)
+    return [out, state, *(d for d in pullback(dout, state) if d is not None)]
+
+
+def test_heads_that_take_turns_get_what_each_gets_alone():
+    given, dout = arrays(2, 600, 6, 20, 40)
+    together = all_of(given, dout)
+    for h in range(6):
+        alone = all_of([x[:, :, h : h + 1] for x in given], dout[:, :, h : h + 1])
+        for x, y in zip(together, alone, strict=True):
+            assert (np.take(x, [h], axis=1 if x.shape[1] == 6 else 2) == y).all()
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 700, 700, 720, 1500]])
+def test_no_bit_depends_on_the_states_that_are_kept(monkeypatch, offsets):
+    given, dout = arrays(1, 1500, 2, 24, 16)
+    found = []
+    for kept in (numba_strips.KEPT, 4 * 2 * 24 * 16 * 4, 0):  # every 256 tokens, fewer, none
+        monkeypatch.setattr(numba_strips, "KEPT", kept)
+        found.append(all_of(given, dout, cu_seqlens=offsets))
+    for other in found[1:]:
+        assert all((x == y).all() for x, y in zip(found[0], other, strict=True))
+
+
+def test_strips_and_kept_states_are_the_chunk_form():
+    given, dout = arrays(1, 1300, 8, 16, 16, np.float64)
+    (out, state), pullback = la.vjp(la.gated_delta_rule, *given, return_state=True, backend="chunks")
+    expected = [out, state, *(d for d in pullback(dout, state) if d is not None)]
+    for x, y in zip(all_of(given, dout), expected, strict=True):
+        assert relative_error(x, y) < 1e-12
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("name", ["linear_attention", "simple_gla", "gla"])
+def test_few_heads_go_backward_by_strips_at_once(monkeypatch, name, queries):
+    """Several threads and one head: strips at once, with the bits that one thread gives."""
+    monkeypatch.setattr(numba_loops, "MANY_OPERATIONS", 0)
+    found, calls = [], []
+    find = numba_loops._find_ends
+    monkeypatch.setattr(numba_loops, "_find_ends", lambda *given: calls.append(find(*given)))
+    rng, fn = np.random.default_rng(0), getattr(la, name)
+    given = la.testing.sample(fn, rng, B=(1,), T=900, H=1, K=20, V=70, Hq=queries, optional=False)
+    state, dout = rng.standard_normal((1, 1, 20, 70)), rng.standard_normal((1, 900, queries, 70))
+    for count in (1, 3):
+        (out, end), pullback = la.vjp(fn, **given, state=state, return_state=True, backend="numba", num_threads=count)
+        found.append([out, end, *(d for d in pullback(dout, end) if d is not None)])
+        assert len(calls) == (count > 1)
+    assert all((x == y).all() for x, y in zip(*found, strict=True))

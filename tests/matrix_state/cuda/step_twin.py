@@ -1,0 +1,174 @@
+"""A twin of step.cu that reads the bytes of its arguments, and arrays that look like CuPy's: no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import array_api_compat.numpy as xp
+import ml_dtypes
+import numpy as np
+
+from linattn_np.matrix_state.cuda.arguments import STEP
+
+KINDS = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32))
+
+
+class Stub(np.ndarray):
+    """A NumPy array with what the host side asks of a CuPy array."""
+
+    device = SimpleNamespace(id=0)
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data, device_id=0)
+
+    @property
+    def _c_contiguous(self):
+        return self.flags.c_contiguous
+
+
+def stub(x):
+    """A copy whose memory begins as a device's would, at a multiple of 256 bytes."""
+    room = np.empty(x.nbytes + 256, np.uint8)
+    at = -room.ctypes.data % 256
+    y = room[at : at + x.nbytes].view(x.dtype).reshape(x.shape).view(Stub)
+    y[...] = x
+    return y
+
+
+class Namespace:
+    """A stand-in for CuPy's namespace."""
+
+    __name__ = "array_api_compat.cupy"
+
+    def __getattr__(self, name):
+        return getattr(xp, name)
+
+    def empty(self, shape, dtype=None, **_):
+        return stub(np.full(shape, np.nan, dtype))
+
+    def asarray(self, x, dtype=None, **_):
+        return stub(np.asarray(x, dtype))
+
+    def arange(self, *how, dtype=None, **_):
+        return stub(np.arange(*how, dtype=dtype))
+
+    def broadcast_to(self, x, shape):
+        return np.broadcast_to(x, shape, subok=True)
+
+    def astype(self, x, dtype, **_):
+        return stub(np.asarray(x).astype(dtype))
+
+    def ascontiguousarray(self, x):
+        return x if x.flags.c_contiguous else stub(np.asarray(x))
+
+
+CUPY = Namespace()
+
+
+SIZE = 16 * 8 + 11 * 32 + 6 * 8 + 40  # of the arguments: pointers, vectors, strides of states, numbers
+VECTORS = ("q", "k", "v", "g", "gv", "r", "beta", "a", "b", "u", "out")
+
+
+def _rows(pointer, strides, shape, dtype):
+    """An array over raw memory."""
+    if not pointer:
+        return None
+    span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + dtype.itemsize
+    raw = np.frombuffer((ctypes.c_uint8 * span).from_address(pointer), dtype=np.uint8)
+    return np.ndarray(shape, dtype, buffer=raw.data, strides=strides)
+
+
+def run(constants, arguments):
+    """What the kernel does, in float32, one head at a time, from and into raw memory."""
+    d = dict(constants)
+    K, V, element = d["LA_K"], d["LA_V"], KINDS[d["LA_DTYPE"]]
+    told = STEP.unpack(arguments)
+    pointers, where = told, {n: dict(told[f"at_{n}"]) for n in VECTORS}
+    for at in where.values():
+        at["group"] = round(2**32 / at["group"]) if at["group"] else 1
+    count, T, heads, readers, inverse = (told[n] for n in ("places", "T", "heads", "readers", "heads_inverse"))
+    scale, slot_bytes = told["read"], told["slot_bytes"]
+    places = {w: [told[f"{w}_{n}"] for n in ("slot", "head", "row")] for w in ("start", "end")}
+    assert len(arguments) == SIZE
+    assert heads == 1 or inverse == -(-(2**32) // heads)
+    if d["LA_ONE"]:  # what the kernel of one token does not look at
+        assert (T, readers, pointers["offsets"], d["LA_WIDE"]) == (1, 1, 0, 1)
+        assert all(abs(at[n]) < 2**31 for at in where.values() for n in ("batch", "token", "head"))
+        assert all(abs(n) < 2**29 for n in (*places["start"], *places["end"]))
+        assert {places["start"][2] or V, places["end"][2] or V} == {V}
+    slot_type = np.dtype(np.int32 if slot_bytes == 4 else np.int64)
+    N = run.blocks // heads // -(-V // (d["LA_LANES"] * d["LA_PER"] * (d["LA_WARPS"] // d["LA_SPLIT"])))
+
+    def vector(name, n, first, t, head, width):
+        at = where[name]
+        dtype = element if name in ("q", "k", "v", "r", "a", "b", "out") else KINDS[at["kind"]]
+        assert at["kind"] == KINDS.index(dtype)
+        base = pointers[name] + n * at["batch"] + (first + t) * at["token"] + head // at["group"] * at["head"]
+        return _rows(base, (dtype.itemsize,), (width,), dtype)
+
+    def state(which, n, head):
+        pointer, (slot, by_head, by_row) = pointers[which], places[which]
+        slots = pointers[f"{which}_slots"]
+        n = n if not slots else int(_rows(slots + n * slot_bytes, (slot_bytes,), (1,), slot_type)[0])
+        if not pointer or not 0 <= n < count:
+            return None
+        kind = KINDS[d[f"LA_{which.upper()}"]]
+        size = kind.itemsize
+        return _rows(pointer + size * (n * slot + head * by_head), (size * by_row, size), (K, V), kind)
+
+    for n in range(N):
+        row, first, tokens = n, 0, T
+        if pointers["offsets"]:
+            first, stop = (int(i) for i in _rows(pointers["offsets"] + 8 * n, (8,), (2,), np.dtype(np.int64)))
+            row, tokens = 0, stop - first
+        for head in range(heads):
+            begin = state("start", n, head)
+            S = np.zeros((K, V), np.float32) if begin is None else begin.astype(np.float32)
+            for t in range(tokens):
+                S = _token(d, S, lambda name, width, h=head, t=t: vector(name, row, first, t, h, width)  # noqa: B023
+                           .astype(np.float32), lambda h, t=t: vector("out", row, first, t, h, V),  # noqa: B023
+                           head, readers, scale, pointers)
+            end = state("end", n, head)
+            if end is not None:
+                end[...] = S
+
+
+def _token(d, S, get, out, head, readers, scale, pointers):
+    K, V = d["LA_K"], d["LA_V"]
+    k, v = get("k", K), get("v", V)
+
+    def read(S):
+        for reader in range(readers):
+            q = get("q", K, head * readers + reader)
+            y = q @ S
+            if d["LA_BONUS"]:
+                y = y + (q * get("u", K) * k).sum() * v
+            out(head * readers + reader)[...] = scale * y
+
+    x = get("a", K) if d["LA_ERASE"] == 2 else get("r", K) if d["LA_SEPARATE_ERASE_KEY"] else k
+    if d["LA_READ"] == 2:
+        read(S)
+    recalled = x @ S
+    if d["LA_DECAY"]:
+        S = S * np.exp(get("g", K if d["LA_DECAY"] == 2 else 1))[:, None]
+    if d["LA_VALUE_DECAY"]:
+        S = S * np.exp(get("gv", V))
+    if d["LA_ERASE"] == 1:
+        recalled = recalled if d["LA_ERASE_BEFORE"] else x @ S
+        S = S + np.outer(k, get("beta", 1) * (v - recalled))
+    else:
+        S = S + np.outer(k, v)
+    if d["LA_ERASE"] == 2:
+        S = S + np.outer(get("b", K), recalled)
+    if d["LA_READ"] == 1:
+        read(S)
+    return S
+
+
+def device_plans():
+    """The recorded plans of calls on CuPy arrays, or on stubs of them."""
+    from linattn_np.call import device_replay, replay
+
+    return [plan for plan in replay._plans.values() if isinstance(plan, device_replay.Plan | device_replay.Forward)]

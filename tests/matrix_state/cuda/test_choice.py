@@ -1,0 +1,96 @@
+"""Which calls the CUDA kernels take, and how they are cut up: decided without a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from linattn_np.matrix_state.cuda import plan as cuda_plan
+from linattn_np.matrix_state.cuda import scan as cuda_scan
+from linattn_np.matrix_state.cuda import wgmma as cuda_wgmma
+from linattn_np.matrix_state.types import Inputs, Plan
+from linattn_np.runtime.cuda import launch
+
+
+class Array:
+    """What the choice looks at of a CuPy array."""
+
+    def __init__(self, *shape, dtype="float32", device=0):
+        self.shape, self.dtype, self.device = shape, np.dtype(dtype), SimpleNamespace(id=device)
+
+
+XP = SimpleNamespace(__name__="array_api_compat.cupy", float64=np.float64)
+
+
+@pytest.fixture
+def a_card(monkeypatch):
+    """A device 0 with the shared memory of the smallest that is covered."""
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "unusable", lambda: None)
+    monkeypatch.setattr(launch, "shared_limit", lambda: cuda_plan.SMALLEST_LIMIT)
+
+
+def refusal(K=64, V=64, dtype="float32", Hk=2, T=100, xp=XP, device=0, compute=np.float32, chunk_size=None, **more):
+    x = Inputs(Array(1, T, 2, K, dtype=dtype, device=device), Array(1, T, Hk, K, dtype=dtype, device=device),
+               Array(1, T, 2, V, dtype=dtype, device=device), **more)
+    return cuda_scan.unsupported_reason(SimpleNamespace(x=x, plan=Plan(xp, compute, 1.0, chunk_size=chunk_size)))
+
+
+def test_what_is_covered(a_card):
+    for dtype in ("float16", "float32"):
+        for K, V in ((1, 1), (64, 64), (60, 100), (128, 128), (256, 256)):
+            assert refusal(K, V, dtype) is None
+            assert refusal(K, V, dtype, g=Array(1, 100, 2, 1)) is None
+
+
+@pytest.mark.parametrize(("words", "call"), [
+    ("not CuPy", {"xp": SimpleNamespace(__name__="array_api_compat.numpy", float64=np.float64)}),
+    ("decay NONE or SCALAR", {"g": Array(1, 100, 2, 64)}),
+    ("erase NONE", {"beta": Array(1, 100, 2, 1)}),
+    ("float64", {"compute": np.float64}),
+    ("chunk_size=1", {"chunk_size": 1}),
+    ("up to 256", {"K": 257}),
+    ("nothing to compute", {"T": 0}),
+    ("more key heads", {"Hk": 4}),
+    ("device 1, the current one is 0", {"device": 1}),
+])
+def test_what_is_not_says_why(a_card, words, call):
+    assert words in refusal(**call)
+
+
+def test_a_device_that_cannot_run_kernels_says_why(a_card, monkeypatch):
+    monkeypatch.setattr(launch, "unusable", lambda: "no compiler")
+    assert refusal() == "no compiler"
+
+
+def test_segments_fill_the_card_and_are_long_enough():
+    assert cuda_plan.segments(blocks=256, tokens=4096, resident=2, multiprocessors=132) == 1
+    assert cuda_plan.segments(blocks=32, tokens=32768, resident=2, multiprocessors=132) == 8
+    assert cuda_plan.segments(blocks=32, tokens=32768, resident=2, multiprocessors=80) == 5
+    assert cuda_plan.segments(blocks=1, tokens=1023, resident=2, multiprocessors=132) == 1
+    assert cuda_plan.segments(blocks=8, tokens=131072, resident=2, multiprocessors=132) == 33
+
+
+def test_which_passes_are_taken(monkeypatch):
+    monkeypatch.setattr(cuda_wgmma, "PORTABLE", False)
+    assert cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
+    assert cuda_wgmma.takes("bfloat16", 40, 120, 16, 90)
+    for other in (("float16", 64, 64, 16, 90), ("bfloat16", 64, 64, 16, 80), ("bfloat16", 64, 64, 16, 100),
+                  ("bfloat16", 64, 64, 8, 90), ("bfloat16", 64, 136, 16, 90), ("bfloat16", 32, 64, 16, 90),
+                  ("bfloat16", 60, 64, 16, 90)):
+        assert not cuda_wgmma.takes(*other)
+    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
+    assert not cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
+
+
+@pytest.mark.parametrize("K", range(40, 129, 8))
+def test_shared_memory_of_warpgroup_passes_fits(K):
+    for V in range(40, 129, 8):
+        for how in (
+            cuda_wgmma.scan_pass(K, V, True), cuda_wgmma.scan_pass(V, K, True, False, True, True),
+            cuda_wgmma.scan_pass(K, V, True, False, False), cuda_wgmma.writes_pass(K, K, True, True),
+        ):
+            assert how.resident * (how.shared + 1024) <= 228 * 1024
+            assert how.threads * how.resident <= 2048

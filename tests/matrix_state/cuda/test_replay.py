@@ -1,0 +1,364 @@
+"""GPU calls after one that was kept and differs in one thing, on arrays that look like CuPy's: what a first call gives.
+
+The kernel of a few tokens is its twin (test_cuda_step_calls.py).
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.call import dispatch, replay
+from linattn_np.matrix_state.cuda import step as cuda_step
+from linattn_np.runtime.cuda import launch
+from tests.cases import parts
+from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.step_twin import Stub, device_plans, stub
+
+launched, public = step_calls.launched, step_calls.public
+H, K = 4, 8
+SPEC = la.gated_delta_rule.spec
+
+
+def drawn(seed, T=2, K=K, V=K, H=H):
+    """Arrays of gated_delta_rule on the device, and a state."""
+    x = {n: stub(y) for n, y in step_calls.arrays_of(la.gated_delta_rule, T, H, H, K, V, seed).items()}
+    return x, stub(np.random.default_rng(seed + 100).standard_normal((2, H, K, V)).astype(np.float32))
+
+
+def askew(x, by=4):
+    """The same numbers `by` bytes behind a multiple of 16."""
+    room = stub(np.zeros(x.nbytes + 16, np.uint8))
+    y = room[by : by + x.nbytes].view(x.dtype).reshape(x.shape)
+    y[...] = x
+    return y
+
+
+def copied(x):
+    """The same numbers, strides and alignment elsewhere."""
+    steps = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)]
+    low, high = (sum(sign * max(sign * n, 0) for n in steps) for sign in (-1, 1))
+    by = (x.data.ptr + low) % 16
+    room = stub(np.zeros(by + high - low + x.itemsize, np.uint8))
+    y = np.ndarray(x.shape, x.dtype, np.asarray(room), by - low, x.strides).view(Stub)
+    y[...] = x
+    return y
+
+
+def result(fn, keywords):
+    """All that a call gives or changes, as bytes with dtype, shape and strides; or its error. It overwrites a copy."""
+    state = keywords.get("state")
+    own = keywords | {"state": copied(state)} if keywords.get("overwrite_state") and type(state) is Stub else keywords
+    try:
+        found = fn(**own)
+    except (TypeError, ValueError) as error:
+        return type(error), str(error)
+    kept = own.get("state")
+    told = [isinstance(found, tuple), *(y is kept for y in parts(found)[1:])]
+    each = parts(found) + ([] if kept is None else [kept])
+    return told, [(y.shape, y.strides, y.dtype, y.tobytes()) for y in each]
+
+
+def check(fn, kept, other, count=1, launched=()):
+    """other, after calls like `kept`, is what it is first, and `launched` gets the same kernels."""
+    replay.clear()
+    before = len(launched)
+    expected = result(fn, other)
+    first = launched[before:]
+    replay.clear()
+    for _ in range(2):
+        result(fn, kept)
+    assert len(device_plans()) == count
+    for _ in range(2):
+        before = len(launched)
+        assert result(fn, other) == expected
+        assert launched[before:] == first
+    return expected
+
+
+def by_position(**keywords):
+    """The same call with its arrays by position."""
+    arrays = [keywords.pop(n) for n in ("q", "k", "v", "g", "beta")]
+    return la.gated_delta_rule(*arrays, **keywords)
+
+
+def test_copies_of_states_are_what_they_copy():
+    _, S = drawn(0)
+    for state in (S, askew(S), S.swapaxes(2, 3), S[:, ::-1]):
+        y = copied(state)
+        assert (y.shape, y.strides, y.dtype, y.tobytes()) == (state.shape, state.strides, state.dtype, state.tobytes())
+        assert y.data.ptr % 16 == state.data.ptr % 16
+        assert not np.shares_memory(state, y)
+
+
+OPTIONS = [  # of a call that is kept, and of one that differs
+    ({"scale": 2.0}, {"scale": 3.0}),
+    ({"scale": 2.0}, {}),
+    ({"scale": 1}, {"scale": True}),
+    ({"chunk_size": 1}, {"chunk_size": True}),
+    ({"scale": 1}, {"chunk_size": 1}),
+    ({"num_threads": 2}, {"scale": 2}),
+    ({}, {"num_threads": 0}),
+    ({}, {"return_state": True}),
+    ({"return_state": True}, {}),
+    ({"return_state": True}, {"return_state": 1}),
+    ({"return_state": True}, {"overwrite_state": True}),
+    ({"overwrite_state": True}, {"return_state": True}),
+    ({"overwrite_state": True}, {"overwrite_state": 1}),
+    ({"overwrite_state": True}, {"overwrite_state": True, "return_state": True}),
+    ({"overwrite_state": True}, {"overwrite_state": True, "state": None}),
+    ({}, {"state": None}),
+    ({"state": None}, {}),
+    ({"return_state": True}, {"return_state": True, "state": None}),
+    ({}, {"backend": "reference"}),
+    ({}, {"backend": "nowhere"}),
+    ({}, {"precision": "float16"}),
+    ({}, {"layout": "sideways"}),
+    ({}, {"qk_l2norm": 1}),
+    ({}, {"cu_seqlens": [0, 2]}),
+    ({}, {"nonsense": None}),
+    ({}, {"q": None}),
+    ({"q": None}, {}),
+]
+
+
+@pytest.mark.parametrize(("first", "then"), OPTIONS, ids=str)
+def test_another_option(public, first, then):
+    (x, S), (y, R) = drawn(0), drawn(1)
+    check(la.gated_delta_rule, x | {"state": S} | first, y | {"state": R} | then)
+
+
+@pytest.mark.parametrize("first", ["time_first", "heads_first"])
+def test_the_other_layout(public, first):
+    """As many tokens as heads: shapes and strides tell nothing."""
+    x, y = drawn(0, T=H)[0], drawn(1, T=H)[0]
+    other = {"time_first": "heads_first", "heads_first": "time_first"}[first]
+    assert check(la.gated_delta_rule, x | {"layout": first}, y | {"layout": other}) != result(
+        la.gated_delta_rule, y | {"layout": first})
+
+
+def test_another_function(public):
+    x = drawn(0)[0]
+    for _ in range(2):
+        la.delta_rule(x["q"], x["k"], x["v"], x["beta"])
+    assert len(device_plans()) == 1
+    out = la.simple_gla(x["q"], x["k"], x["v"], x["g"])
+    right = la.simple_gla(*(np.array(x[n]) for n in ("q", "k", "v", "g")))
+    assert np.abs(out - right).max() < 1e-5
+
+
+def test_names_of_arrays_in_another_order(public):
+    x = {n: y for n, y in drawn(0)[0].items() if n in "qkv"}
+    g, gv = (stub(-np.random.default_rng(n).uniform(0, 1, (2, 2, H, K)).astype(np.float32)) for n in (1, 2))
+    check(la.gla, x | {"g": g, "gv": gv}, x | {"gv": g, "g": gv})
+    check(la.gla, x | {"g": g, "gv": gv}, x | {"g": g})
+
+
+def test_positions_and_names(public):
+    """An array that is left out by position is not the next one."""
+    x = drawn(0)[0]
+    g = stub(-np.random.default_rng(1).uniform(0, 1, (2, 2, H, K)).astype(np.float32))
+    for _ in range(2):
+        la.gla(x["q"], x["k"], x["v"], g, None)
+    assert len(device_plans()) == 1
+    with pytest.raises(TypeError, match="g is missing"):
+        la.gla(x["q"], x["k"], x["v"], None, g)
+
+
+# arrays
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "state"])
+@pytest.mark.parametrize("change", [
+    lambda x: stub(np.asarray(x[:1])), lambda x: stub(np.asarray(x.astype(np.float16))),
+    lambda x: stub(np.asarray(x.astype(ml_dtypes.bfloat16))), lambda x: stub(np.asarray(x.astype(np.float64))),
+    lambda x: stub(np.asarray(x).swapaxes(1, 2).copy()).swapaxes(1, 2), askew, lambda x: askew(x, 8),
+    lambda x: stub(np.asarray(x)[:, ::-1])[:, ::-1], lambda x: None,
+], ids=["shape", "float16", "bfloat16", "float64", "strides", "by 4", "by 8", "backwards", "none"])
+def test_another_array(public, name, change):
+    (x, S), (y, R) = drawn(0), drawn(1)
+    x, y = x | {"state": S}, y | {"state": R}
+    for more in ({"return_state": True}, {"overwrite_state": True}):
+        for fn in (la.gated_delta_rule, by_position):
+            check(fn, x | more, y | {name: change(y[name])} | more, launched=public)
+
+
+@pytest.mark.parametrize("name", ["q", "g", "state"])
+def test_anything_but_an_array_of_the_device_is_not_looked_for(public, name):
+    x, S = drawn(0)
+    x = x | {"state": S}
+    for _ in range(2):
+        la.gated_delta_rule(**x)
+    for other in (np.array(x[name]), x[name].tolist(), (x[name], x[name]), np.float32(1)):
+        bad = x | {name: other}
+        assert replay.signature(SPEC, (), bad) is None
+        assert replay.signature(SPEC, tuple(bad.values()), {}) is None
+
+
+@pytest.mark.parametrize("name", ["q", "v", "g", "state"])
+def test_an_alignment_of_its_own(public, name):
+    """Kept of arrays that lie askew, then of aligned ones: by 4 bytes and by 8 are two calls."""
+    (x, S), (y, R) = drawn(0), drawn(1)
+    x, y = x | {"state": S}, y | {"state": R}
+    first = x | {name: askew(x[name])}
+    for then in (y, y | {name: askew(y[name], 8)}, y | {n: askew(y[n]) for n in ("k", "v")}):
+        for fn in (la.gated_delta_rule, by_position):
+            check(fn, first, then, launched=public)
+            check(fn, then, first, launched=public)
+    kinds = [dict(n) for n, *_ in public]
+    assert {d["LA_WIDE"] for d in kinds} == {0, 1}  # which the kernels were launched for
+
+
+@pytest.mark.parametrize("name", ["q", "v", "state"])
+def test_two_arrays_that_are_not_dense(public, name):
+    """Rows lie twice and three times as far apart as they are long."""
+    (x, S), (y, R) = drawn(0), drawn(1)
+    x, y = x | {"state": S}, y | {"state": R}
+    for z, times in ((x, 2), (y, 3)):
+        wide = stub(np.zeros((*z[name].shape[:-1], times * K), np.float32))
+        wide[..., :K] = z[name]
+        z[name] = wide[..., :K]
+    for fn in (la.gated_delta_rule, by_position):
+        check(fn, x, y, launched=public)
+        check(fn, y, x, launched=public)
+
+
+def test_the_same_strides_and_another_dtype(public):
+    (x, S), (y, R) = drawn(0), drawn(1)
+    wide = stub(np.zeros((*S.shape[:-1], 2 * K), ml_dtypes.bfloat16))
+    wide[..., ::2] = S
+    assert wide[..., ::2].strides == R.strides
+    check(la.gated_delta_rule, x | {"state": S}, y | {"state": wide[..., ::2]})
+
+
+def test_another_device(public, monkeypatch):
+    """Arrays of another device than the current one are never launched on from memory, and each device has its own."""
+    x, S = drawn(0)
+    for _ in range(2):
+        la.gated_delta_rule(**x, state=S)
+    assert len(device_plans()) == 1
+    first = replay.signature(SPEC, (), x | {"state": S})
+    assert replay.find(first) is not None
+    monkeypatch.setattr(launch, "current_device", lambda: 1)
+    assert replay.signature(SPEC, (), x | {"state": S}) is None
+    assert replay.signature(SPEC, tuple(x.values()), {}) is None
+    monkeypatch.setattr(Stub, "data", property(lambda y: SimpleNamespace(ptr=y.ctypes.data, device_id=1)))
+    other = replay.signature(SPEC, (), x | {"state": S})
+    assert replay.find(other) is None
+    assert other.key[1] == 1
+    assert other.key != first.key
+
+
+def test_rows_of_a_pool(public):
+    (x, _), (y, _) = drawn(0), drawn(1)
+    pool = stub(np.random.default_rng(5).standard_normal((6, H, K, K)).astype(np.float32))
+    rows = {kind: stub(np.array([3, 1], kind)) for kind in (np.int32, np.int64)}
+    options = {"state": pool, "overwrite_state": True}
+    first, then = (z | options | {"state_rows": rows[kind]} for z, kind in ((x, np.int32), (y, np.int64)))
+    a, b = check(la.gated_delta_rule, first, then), check(la.gated_delta_rule, then, first)
+    assert a != b
+    check(la.gated_delta_rule, first, y | options | {"state_rows": stub(np.array([0, 5], np.int32))})
+    check(la.gated_delta_rule, first, first | {"state_rows": [3, 1]})
+    check(la.gated_delta_rule, first, first | {"state_rows": [3, 3]})
+    check(la.gated_delta_rule, first, first | {"state_rows": stub(np.array([3], np.int32))})
+    check(la.gated_delta_rule, first, y | {"state": pool[:2].view(Stub), "overwrite_state": True})
+
+
+# one array for two names
+
+
+SAME = [("q", "k"), ("q", "v"), ("k", "v"), ("q", "k", "v"), ("g", "beta")]
+
+
+@pytest.mark.parametrize("names", SAME, ids="-".join)
+def test_one_array_given_twice(public, names):
+    """First, then."""
+    (x, S), (y, R) = drawn(0), drawn(1)
+    one = x | {"state": S} | dict.fromkeys(names, x[names[0]])
+    check(la.gated_delta_rule, one, y | {"state": R}, count=0)
+    check(la.gated_delta_rule, y | {"state": R}, one)
+
+
+@pytest.mark.parametrize("names", [("q", "k"), ("k", "v")], ids="-".join)
+def test_views_that_overlap(public, names):
+    (x, S), (y, R) = drawn(0), drawn(1)
+    def views(z):
+        wide = stub(np.concatenate([np.asarray(z[n]) for n in names], axis=-1))
+        return {n: wide[..., 4 * i : 4 * i + K] for i, n in enumerate(names)}
+
+    one, two = x | {"state": S} | views(x), y | {"state": R} | views(y)
+    apart = y | {"state": R} | {n: views(y)[n] for n in names}
+    check(la.gated_delta_rule, one, two)
+    check(la.gated_delta_rule, one, apart)
+    check(la.gated_delta_rule, apart, one)
+
+
+def test_a_state_that_is_an_input(public):
+    """Read, not written: as many tokens as heads as channels."""
+    x, y = drawn(0, T=4, K=4)[0], drawn(1, T=4, K=4)[0]
+    S = drawn(0, T=4, K=4)[1]
+    check(la.gated_delta_rule, x | {"state": S}, y | {"state": y["v"]})
+    check(la.gated_delta_rule, y | {"state": y["v"]}, x | {"state": S}, count=0)
+
+
+def test_as_many_as_are_kept(public, monkeypatch):
+    monkeypatch.setattr(replay, "MOST", 3)
+    x = drawn(0)[0]
+    la.gated_delta_rule(**x)  # what its arrays are is known then
+    for scale in (1.0, 2.0, 3.0, 4.0, 5.0, 1.0, 2.0):
+        found = result(la.gated_delta_rule, x | {"scale": scale})
+        assert 1 <= len(device_plans()) <= 3
+        again_found = result(la.gated_delta_rule, x | {"scale": scale})
+        assert found == again_found
+
+
+def test_a_call_with_a_doubtful_layout_is_warned_of_every_time(public):
+    x = {n: stub(y) for n, y in step_calls.arrays_of(la.linear_attention, 2, 16, 16).items()}
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="heads_first"):
+            la.linear_attention(**x)
+
+
+def test_nothing_is_checked_twice_and_nothing_less(public, monkeypatch):
+    """A call from memory asks nothing; of one that the memory does not hold everything is asked."""
+    x, S = drawn(0)
+    asked, real = [], dispatch.prepare
+    monkeypatch.setattr(dispatch, "prepare", lambda *how: asked.append(1) or real(*how))
+    for _ in range(3):
+        la.gated_delta_rule(**x, state=S)
+    assert len(asked) == 1
+    with pytest.raises(ValueError, match="beta has shape"):
+        la.gated_delta_rule(**x | {"beta": x["beta"][:, :1]}, state=S)
+    assert len(asked) == 2
+
+
+def test_a_state_that_is_written_apart_and_copied_is_not_kept(public, monkeypatch):
+    """As passes over chunks write it: the copy is no launch that could be repeated."""
+    real = cuda_step.forward
+    monkeypatch.setattr(cuda_step, "forward", lambda x, plan, S: real(x, plan._replace(overwrite=False), S))
+    (x, S), (y, R) = drawn(0), drawn(1)
+    for more in ({}, {"return_state": True}):
+        options = {"overwrite_state": True} | more
+        check(la.gated_delta_rule, x | {"state": S} | options, y | {"state": R} | options, count=0)
+
+
+def test_a_state_that_is_overwritten_where_an_input_lies(public):
+    """An error, also of a call that was there before with arrays apart; nothing is written."""
+    x, S = drawn(0)
+    for _ in range(2):
+        la.gated_delta_rule(**x, state=S, overwrite_state=True)
+    room = stub(np.zeros(x["v"].nbytes + S.nbytes, np.uint8))
+    for at in (0, 64, S.nbytes - 64):
+        state = room[: S.nbytes].view(np.float32).reshape(S.shape)
+        v = room[at : at + x["v"].nbytes].view(np.float32).reshape(x["v"].shape)
+        before = np.array(room)
+        with pytest.raises(ValueError, match="state and v share memory"):
+            la.gated_delta_rule(**x | {"v": v}, state=state, overwrite_state=True)
+        assert np.array_equal(room, before)
+    v = room[S.nbytes : S.nbytes + x["v"].nbytes].view(np.float32).reshape(x["v"].shape)
+    v[...] = x["v"]
+    la.gated_delta_rule(**x | {"v": v}, state=state, overwrite_state=True)  # one behind the other

@@ -1,0 +1,105 @@
+"""Launches that are written down and made again, and the arrays that are constant in them: no GPU."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from linattn_np.runtime.cuda import constants, launch
+from linattn_np.runtime.cuda.record import LaunchSequence, Recorder, namespace
+from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.step_twin import CUPY, stub
+
+launched = step_calls.launched
+
+
+def written(arrays, pointers, first=b""):
+    packed = first + b"".join(struct.pack("<q", y.data.ptr) for y in pointers)
+    return launch.LaunchRecord("double", "double", (), 1, 32, 0, packed, arrays)
+
+
+def seen(launches, allocated):
+    recorder = Recorder()
+    recorder.launches, recorder.allocated = launches, allocated
+    return recorder
+
+
+def test_a_launch_whose_pointers_are_not_known_is_not_replayed(launched):
+    x, y, z = (stub(np.zeros(4, np.float32)) for _ in range(3))
+    good = seen([written((x, None, y), (x, y))], [y])
+    LaunchSequence(good, [x])
+    for bad in (
+        seen([written(None, (x, y))], [y]),  # which arrays it takes was not said
+        seen([written((x, y, z), (x, y, z))], [y]),  # z is nobody's
+        seen([written((x, y), (x,))], [y]),  # y is not among its arguments
+        seen([written((x, y), (x, y), b"\1\2\3\4")], [y]),  # nor where a pointer is looked for
+        seen([written((x, y), (x, y))], [y, y]),  # two arrays at one place
+        seen([written((x, y), (x, y))], [x, y]),
+    ):
+        with pytest.raises(LookupError):
+            LaunchSequence(bad, [x])
+    with pytest.raises(LookupError):
+        LaunchSequence(good, [x, x])
+
+
+def test_arrays_that_are_made_anew_and_constants_that_are_not(launched, monkeypatch):
+    """Given arrays' pointers are told anew, those of constants stay, those of allocated arrays are of new ones."""
+    fired = []
+    cuda = launch.cupy().cuda
+    monkeypatch.setattr(cuda.driver, "launchKernel", lambda *how: fired.append(how))
+    monkeypatch.setattr(constants, "_kept", {})
+    x, y, fixed = (stub(np.zeros(4, np.float32)) for _ in range(3))
+    constants._kept["it"] = fixed
+    assert constants.at(fixed.data.ptr) is fixed
+    assert constants.at(x.data.ptr) is None
+    sequence = LaunchSequence(seen([written((x, y, fixed), (y, fixed, x))], [y]), [x])
+    other = stub(np.ones(4, np.float32))
+    pointers = [other.data.ptr]
+    made, = sequence(pointers)
+    assert (made.shape, made.dtype) == (y.shape, y.dtype)
+    assert made.data.ptr != y.data.ptr
+    assert pointers == [other.data.ptr, made.data.ptr]
+    assert list(sequence._launches[0]._words) == [made.data.ptr, fixed.data.ptr, other.data.ptr]
+    assert fired[0][1:8] == (1, 1, 1, 32, 1, 1, 0)
+
+
+def test_a_constant_is_of_its_device_and_its_key(launched, monkeypatch):
+    monkeypatch.setattr(constants, "_kept", {})
+    monkeypatch.setattr(constants, "MOST", 3)
+    made = []
+
+    def make():
+        made.append(stub(np.full(4, len(made), np.float32)))
+        return made[-1]
+
+    kept = {(key, where): constants.once(CUPY, key, where, make) for key in ("a", "b") for where in (0, 1)}
+    assert len(made) == 4
+    for (key, where), found in kept.items():
+        same = constants.once(CUPY, key, where, make) is found
+        assert same == ((key, where) != ("b", 1))  # as many as are kept: no more, and none is let go
+    assert len(constants._kept) == 3
+    assert constants.once(np, "a", 0, lambda: 5) == 5  # of NumPy arrays none
+    assert constants.once(np, "a", 0, lambda: 6) == 6
+
+
+def test_what_is_allocated_inside_is_recorded(launched):
+    """By the recorder that is entered last, and by none outside."""
+    xp = namespace(CUPY)
+    xp.empty((2,), dtype=np.float32)
+    with Recorder() as outer:
+        a = xp.empty((3,), dtype=np.float32)
+        with Recorder() as inner:
+            b = xp.empty((4,), dtype=np.float32)
+        c = xp.empty((5,), dtype=np.float32)
+    xp.empty((6,), dtype=np.float32)
+    assert [x is y for x, y in zip(outer.allocated, (a, c), strict=True)] == [True, True]
+    assert inner.allocated[0] is b
+    assert len(inner.allocated) == 1
+
+
+def test_an_array_that_no_launch_takes_was_filled_by_something_else(launched):
+    x, y, z = (stub(np.zeros(4, np.float32)) for _ in range(3))
+    with pytest.raises(LookupError, match="allocated for something else"):
+        LaunchSequence(seen([written((x, y), (x, y))], [y, z]), [x])

@@ -1,0 +1,309 @@
+"""The house: imports run downward, files and functions stay short, specs and docstrings and loops agree."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.call import replay
+from tests.naive import NAIVE
+
+ROOT = Path(la.__file__).parent
+FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
+NAMES = [str(p.relative_to(ROOT)) for p in FILES]
+LAYERS = (  # from the bottom up; what stands on one line does not import each other
+    ("runtime",), ("ops",), ("matrix_state",), ("spec",), ("call", "sampling"), ("variants",), ("catalog",),
+    ("testing",),
+    ("doctor", "experiments", "bridges", "warmup"), ("__main__",), ("__init__",),
+)
+LAYER = {name: n for n, names in enumerate(LAYERS) for name in names}
+CORES = ("matrix_state",)
+USERS = ("experiments", "bridges")  # they see the package itself, as a user does
+FRAMEWORKS = {"cupy", "torch", "jax", "tensorflow", "mlx", "dask"}
+EXTRAS = {"matplotlib", "rich", "tqdm", "threadpoolctl", "pandas", "scipy"}
+
+
+def module(path: Path) -> list[str]:
+    """linattn_np/cores/decay.py -> [cores, decay]."""
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
+
+
+def imports(path: Path) -> list[tuple[list[str], bool]]:
+    """(dotted name, whether at the top of the module) of every import; ours without the package's name."""
+    tree = ast.parse(path.read_text())
+    package = list(path.relative_to(ROOT).parent.parts)
+    found = []
+    for node in ast.walk(tree):
+        top = node in tree.body
+        if isinstance(node, ast.Import):
+            found += [(alias.name.split("."), top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.append((node.module.split("."), top))
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
+            found += [(["linattn_np", *base, alias.name], top) for alias in node.names]
+    return found
+
+
+def ours(path: Path) -> list[list[str]]:
+    """What is imported of this package."""
+    found = [name[1:] for name, _ in imports(path) if name[0] == "linattn_np"]
+    if module(path)[0] in USERS:
+        return [name for name in found if name and name[0] in LAYER]
+    assert all(found), f"{path.name} imports the package that it is a part of"
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_imports_run_downward(path):
+    own = module(path)
+    for name in ours(path):
+        assert name[0] in LAYER, f"{name} stands on no layer"
+        if name[0] != own[0]:
+            assert LAYER[name[0]] < LAYER[own[0]], f"{'.'.join(own)} imports {'.'.join(name)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_neighbours_that_do_not_know_each_other(path):
+    """Variants do not import variants, cores do not import cores; a variant sees no backend."""
+    own = module(path)
+    for name in ours(path):
+        if own[0] == name[0] == "variants":
+            assert name[1] == "shared", f"{'.'.join(own)} imports {'.'.join(name)}"
+        if own[0] in CORES and name[0] in CORES:
+            assert own[0] == name[0], f"{'.'.join(own)} imports {'.'.join(name)}"
+        if own[0] == "variants" and name[0] in CORES:
+            assert name[1] in ("core", "types", "readouts"), f"{'.'.join(own)} imports {'.'.join(name)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_who_may_import_what(path):
+    own = module(path)
+    for name, top in imports(path):
+        if name[0] in ("numba", "llvmlite"):
+            allowed = own[:2] in (["runtime", "compiled"], ["matrix_state", "cpu"])
+            assert allowed, f"{'.'.join(own)} imports a compiler"
+        if name[0] in FRAMEWORKS:
+            lazily = not top and own in (["runtime", "arrays"], ["doctor"])
+            assert lazily or own[0] == "bridges" or own[:2] == ["runtime", "cuda"], f"{'.'.join(own)} imports {name[0]}"
+        if name[0] in EXTRAS:
+            lazily = not top and own in (["__main__"], ["warmup"], ["runtime", "blas"])
+            assert lazily or own[0] in ("experiments", "doctor"), f"{own} imports {name[0]}"
+        assert name[0] != "tests", f"{'.'.join(own)} imports the tests"
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_kernels_are_imported_where_they_are_used(path):
+    """A NumPy call never enters CUDA code: only CUDA code, warmup and recorded plans import it at the top."""
+    own = module(path)
+    if "cuda" in own or own in (["warmup"], ["call", "device_replay"]):
+        return
+    for name, top in imports(path):
+        at_the_top = top and name[0] == "linattn_np" and "cuda" in name
+        assert not at_the_top, f"{'.'.join(own)} imports {'.'.join(name)}"
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent / "naive").rglob("*.py")), ids=lambda p: p.name)
+def test_the_loops_know_nothing_of_the_library(path):
+    if path.name.startswith("test_"):
+        pytest.skip("a test of the loops")
+    assert "linattn" not in path.read_text()
+
+
+# sizes: what a person reads in one sitting
+
+LINES, FUNCTION, PARAMETERS, CLASS, FOLDER = 400, 60, 8, 200, 20
+REWRITTEN = ("matrix_state/cpu/", "runtime/compiled/")  # machine code written by hand, to be replaced by Numba
+ALLOWED = {  # (file, name): why
+    ("variants/no_erase/mamba2.py", "transxssm"): "the nine arrays of the variant, in the order of its equation",
+}
+
+
+def too_large(path: Path, base: Path) -> list[tuple[str, str, str]]:
+    """(file, name, what is too large) of a Python file."""
+    text, name = path.read_text(), path.relative_to(base).as_posix()
+    lines = len(text.splitlines())
+    found = [(name, "", f"{lines} lines")] if lines > LINES else []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            length = node.end_lineno - node.lineno + 1
+            if length > (CLASS if isinstance(node, ast.ClassDef) else FUNCTION):
+                found.append((name, node.name, f"{length} lines"))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            count = len(given) - (bool(given) and given[0].arg in ("self", "cls"))
+            if count > PARAMETERS:
+                found.append((name, node.name, f"{count} parameters"))
+    return found
+
+
+def test_files_functions_and_classes_are_short():
+    found = [one for path in FILES for one in too_large(path, ROOT) if not one[0].startswith(REWRITTEN)]
+    bench = ROOT.parent / "bench"
+    found += [one for path in sorted(bench.rglob("*.py")) for one in too_large(path, bench)]
+    assert [one for one in found if one[:2] not in ALLOWED] == []
+    assert len(ALLOWED) <= 5
+    assert {one[:2] for one in found} == set(ALLOWED)  # what is allowed is there
+
+
+@pytest.mark.parametrize("top", ["linattn_np", "cuda_src", "tests", "bench", "docs"])
+def test_a_folder_holds_few_files(top):
+    found: dict[str, int] = {}
+    for path in (ROOT.parent / top).rglob("*"):
+        if path.is_file() and path.suffix in (".py", ".cu", ".cuh", ".md", ".svg", ".png"):
+            folder = path.parent.relative_to(ROOT.parent).as_posix()
+            found[folder] = found.get(folder, 0) + (path.name != "__init__.py")
+    assert {folder: n for folder, n in found.items() if n > FOLDER} == {}
+
+
+# the call path
+
+
+def entered(call: Callable[[], object]) -> set[str]:
+    """The modules of this package whose functions a call enters, in any thread."""
+    found = set()
+
+    def hook(frame: Any, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
+            found.add(Path(frame.f_code.co_filename).relative_to(ROOT).as_posix())
+
+    threading.setprofile(hook)
+    sys.setprofile(hook)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("T", [1, 64])
+def test_modules_that_a_call_enters(T):
+    """A call that is replayed, and one that is not but for what computes it: 14 modules at most."""
+    pytest.importorskip("llvmlite")
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 2, T, 4, 32)).astype(np.float32)
+    g, beta = -rng.uniform(0, 1, (2, 2, T, 4)).astype(np.float32)
+    replay.clear()
+    la.gated_delta_rule(q, k, v, g, -beta, chunk_size=16)  # compiles
+    first = entered(lambda: la.gated_delta_rule(q, k, v, g, -beta))
+    again = entered(lambda: la.gated_delta_rule(q, k, v, g, -beta))
+    assert len(again) <= 14
+    backend = {name for name in first if name.startswith(REWRITTEN)} | {name for name in first if "runtime/" in name}
+    assert len(first - backend) <= 14
+    assert not [name for name in first if "cuda" in name]
+
+
+# specs, docstrings, loops
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_docstring_has_every_array_with_its_shape(fn):
+    lines = [line.strip() for line in fn.__doc__.splitlines()]
+    for name, given in fn.spec.arrays.items():
+        described = next((line for line in lines if line.split(" ")[0] == name and "(" in line), None)
+        assert described, f"{fn.__name__} does not describe {name}"
+        for axes in given.axes.split("|"):
+            letters = axes.split()
+            if letters[0] == "T":
+                letters.insert(0, "...")
+            shape = f"({letters[0]},)" if len(letters) == 1 else f"({', '.join(letters)})"
+            assert shape in described, f"{fn.__name__}: {name} is {shape} on its spec, not so in: {described}"
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_docstring_has_equation_options_and_paper(fn):
+    text = fn.__doc__
+    assert "S_t = " in text
+    assert "out_t = " in text
+    assert "Raises" in text
+    assert "Returns" in text
+    assert f"scale=None means {'K**-0.5' if fn.spec.scaled else '1'}." in text
+    assert "arXiv" in text
+    for option in fn.spec.options:
+        assert option in text, f"{fn.__name__} does not explain {option}"
+    for paper in fn.spec.paper.split("arXiv ")[1:]:
+        assert paper[:10] in text, f"{fn.__name__}: {paper} is on its spec only"
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_every_variant_is_in_every_list(fn):
+    assert fn.__name__ == fn.spec.name
+    assert getattr(la, fn.spec.name) is fn
+    assert fn.spec in la.SPECS
+    assert fn.spec.name in NAIVE
+    assert f"`{fn.spec.name}`" in la.family_table()
+
+
+def test_no_loop_without_a_variant():
+    assert NAIVE.keys() == {c.name for c in la.SPECS}
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_signature_is_the_cards(fn):
+    import inspect
+
+    parameters = inspect.signature(fn).parameters
+    arrays = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert arrays == list(fn.spec.arrays)
+    for name, given in fn.spec.arrays.items():
+        assert (parameters[name].default is None) == given.optional
+    common = ["scale", "state", "return_state", "overwrite_state", "state_rows", "cu_seqlens", "chunk_size",
+              "precision", "num_threads", "layout", "backend"]
+    assert list(parameters)[len(arrays):] == [*fn.spec.options, *common]
+
+
+# the import
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level modules of a fresh process after `code`."""
+    code += "; import sys; print(*{m.split('.')[0] for m in sys.modules})"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    return set(ran.stdout.split())
+
+
+def test_import_takes_only_what_it_needs():
+    """In a fresh process: the window alone."""
+    loaded = loaded_by("import linattn_np")
+    assert "linattn_np" in loaded
+    assert not loaded & (FRAMEWORKS | EXTRAS | {"numba", "llvmlite", "ml_dtypes"})
+    added = loaded - loaded_by("import numpy, array_api_compat") - sys.stdlib_module_names
+    assert added == {"linattn_np"}
+    code = "import sys, linattn_np; print(*[m for m in sys.modules if m.startswith('linattn_np')])"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["linattn_np"]
+
+
+def test_a_name_loads_what_it_needs():
+    """One variant loads no other one, and no CUDA code."""
+    code = "import sys, linattn_np as la; la.gla; print(*[m for m in sys.modules if m.startswith('linattn_np.')])"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    found = [name.split(".")[1:] for name in ran.stdout.split()]
+    assert [name[2] for name in found if name[0] == "variants" and len(name) > 2] == ["gla"]
+    assert not [name for name in found if "cuda" in name or "experiments" in name]
+
+
+def test_the_window_shows_the_functions_and_nothing_else():
+    assert dir(la) == sorted([*la.__all__, "__version__"])
+    assert {fn.__name__ for fn in la.VARIANTS} <= set(la.__all__)
+    for name in la.__all__:
+        assert getattr(la, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        la.nonsense  # noqa: B018
+
+
+def test_ml_dtypes_is_not_imported_for_a_call_without_it():
+    loaded = loaded_by("import numpy as np, linattn_np as la; q = np.ones((4, 2, 3)); "
+                       "la.vjp(la.kda, q, q, q, -q, q[..., 0], backend='chunks')")
+    assert not loaded & (FRAMEWORKS | {"ml_dtypes", "numba", "llvmlite"})
