@@ -303,6 +303,20 @@ def test_the_window_shows_the_functions_and_nothing_else():
         la.nonsense  # noqa: B018
 
 
+def test_type_checkers_see_what_is_there():
+    """The imports for them name what `__all__` does, from where it is loaded."""
+    block = next(node for node in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(node, ast.If))
+    seen = {}
+    for node in ast.walk(block):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            seen |= {alias.name: node.module for alias in node.names}
+        elif isinstance(node, ast.AnnAssign):
+            seen[node.target.id] = "catalog"
+    assert set(seen) == set(la.__all__)
+    for fn in la.VARIANTS:
+        assert fn.__module__ == f"linattn_np.{seen[fn.__name__]}"
+
+
 def test_ml_dtypes_is_not_imported_for_a_call_without_it():
     loaded = loaded_by("import numpy as np, linattn_np as la; q = np.ones((4, 2, 3)); "
                        "la.vjp(la.kda, q, q, q, -q, q[..., 0], backend='chunks')")
