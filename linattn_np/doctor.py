@@ -39,7 +39,7 @@ def devices() -> dict[str, str]:
 def backends() -> dict[str, str]:
     """The backends of a call on NumPy arrays: the default with its reason, and why the others are not the default."""
     fn = VARIANTS[0]
-    found = explain(fn, **sample(fn, np.random.default_rng(0)))  # type: ignore[attr-defined]
+    found = explain(fn, **sample(fn, np.random.default_rng(0)))
     return {found.backend: found.reason, **found.others}
 
 
@@ -81,7 +81,7 @@ def checks() -> Iterator[Check]:
     """Every variant and option set on every backend that supports it, in float64, with states and state cotangents."""
     cupy = _cupy()
     for fn in VARIANTS:
-        for options in fn.spec.examples:  # type: ignore[attr-defined]
+        for options in fn.spec.examples:
             arrays = _draw(fn, options)
             definition = fn(**arrays, **options, return_state=True, backend="reference")
             for name in NAMES:
@@ -97,7 +97,7 @@ def checks() -> Iterator[Check]:
 def _draw(fn: Callable[..., Any], options: Any, T: int = 37) -> dict[str, Any]:
     """Random arrays of a call with an initial state."""
     rng = np.random.default_rng(0)
-    arrays = sample(fn, rng, T=T, H=2, K=5, V=3)  # type: ignore[attr-defined]
+    arrays = sample(fn, rng, T=T, H=2, K=5, V=3)
     return arrays | {"state": sample_state(fn, rng, (2,), options)}
 
 

@@ -29,7 +29,7 @@ class Plan:
         self._launches = LaunchSequence(recorder, signature.arrays)
         self._own_state = own_state
         self._spans = [_span(x) for x in signature.arrays] if own_state else []
-        self._at = next((n for n, x in enumerate(signature.arrays) if x is signature.state), None)
+        self._at: Any = next((n for n, x in enumerate(signature.arrays) if x is signature.state), None)
         self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
         allocated = recorder.allocated
         self._out, self._end = (_index(view_of(x, allocated), allocated) for x in (out, None if own_state else state))
@@ -64,7 +64,7 @@ def _index(view: Any, allocated: list[Array]) -> Any:
 
 
 def signature(
-    spec: VariantSpec, kind: type, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+    spec: VariantSpec, kind: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Signature | None:
     """The signature of a call on CuPy arrays, which are of type `kind`; None where more than this settles it.
 

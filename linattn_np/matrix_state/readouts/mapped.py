@@ -32,8 +32,6 @@ class MappedInputs(NamedTuple):
     map: Any = None  # (f, f_vjp)
     eps: float | None = None  # added to the sum of weights that outputs are divided by; None: no division
 
-    core = sys.modules[__name__]
-
     @property
     def steps(self) -> Steps:
         return self.map[0].steps
@@ -44,6 +42,9 @@ class MappedInputs(NamedTuple):
         q, k, v = (None if x is None else np.broadcast_to(np.zeros((), x.dtype), (*x.shape[:-1], width))
                    for x, width in ((self.q, M), (self.k, M), (self.v, V)))  # fmt: skip
         return [Inputs(q, k, v, self.g)]
+
+
+MappedInputs.core = sys.modules[__name__]  # type: ignore[attr-defined]  # what computes a call with them
 
 
 class Residuals(NamedTuple):

@@ -26,12 +26,13 @@ class SlotInputs(NamedTuple):
     s: Array  # (..., T, H, M)  write weight of each slot, in the compute dtype
     g: Array  # (..., T, H, M)  log decay of the slots
 
-    core = sys.modules[__name__]
-
     def memories(self) -> list[Inputs]:
         """The core's inputs of the memories of keys and of values; s_t stands in for p_t, which has its shape."""
         return [Inputs(self.q, self.k, self.s, gv=self.g), Inputs(None if self.q is None else self.s, self.s, self.v,
                                                                   self.g)]  # fmt: skip
+
+
+SlotInputs.core = sys.modules[__name__]  # type: ignore[attr-defined]  # what computes a call with them
 
 
 class Residuals(NamedTuple):

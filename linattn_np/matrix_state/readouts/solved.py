@@ -37,12 +37,13 @@ class SolvedInputs(NamedTuple):
     solver: Any = None  # a Solver for inputs; None for gradients
     may_be_singular: bool = False  # some ridge is 0
 
-    core = sys.modules[__name__]
-
     def memory(self, values: Array) -> Inputs:
         """The core's inputs of one memory, in the dtype of `values`."""
         H = self.v.shape[-2]
         return Inputs(self.q, self.k, self.beta * broadcast_heads(values, H), self.g)
+
+
+SolvedInputs.core = sys.modules[__name__]  # type: ignore[attr-defined]  # what computes a call with them
 
 
 class SolvedResiduals(NamedTuple):
