@@ -140,13 +140,13 @@ def test_overwritten_state_of_a_ragged_batch_and_of_a_view(case):
     arrays, state = draw(case, T=9, B=(1,), N=3)
     options = {"cu_seqlens": [0, 4, 4, 9]}
     expected = call(case, arrays, state=state, **options)[1]
-    rooms = [np.zeros((6, *S.shape[1:])) for S in parts(state)]
-    for room, S in zip(rooms, parts(state), strict=True):
-        room[::2] = S
-    call(case, arrays, state=parts_like(state, [room[::2] for room in rooms]), overwrite_state=True, **options)
-    for room, S in zip(rooms, parts(expected), strict=True):
-        np.testing.assert_array_equal(room[::2], S)
-        np.testing.assert_array_equal(room[1::2], 0)
+    buffers = [np.zeros((6, *S.shape[1:])) for S in parts(state)]
+    for buffer, S in zip(buffers, parts(state), strict=True):
+        buffer[::2] = S
+    call(case, arrays, state=parts_like(state, [buffer[::2] for buffer in buffers]), overwrite_state=True, **options)
+    for buffer, S in zip(buffers, parts(expected), strict=True):
+        np.testing.assert_array_equal(buffer[::2], S)
+        np.testing.assert_array_equal(buffer[1::2], 0)
 
 
 @pytest.mark.parametrize("T", [0, 1, 9])

@@ -42,8 +42,8 @@ def unaligned(x):
 
 def every_other(x):
     """A window of a larger array, a gap of one entry on every axis."""
-    room = np.full(tuple(2 * n + 1 for n in x.shape), np.nan, x.dtype)
-    window = room[tuple(slice(1, None, 2) for _ in x.shape)]
+    buffer = np.full(tuple(2 * n + 1 for n in x.shape), np.nan, x.dtype)
+    window = buffer[tuple(slice(1, None, 2) for _ in x.shape)]
     window[...] = x
     return window
 
@@ -140,11 +140,11 @@ def test_overlapping_arrays(case):
 
 
 def test_a_state_that_overlaps_an_input_is_overwritten_last():
-    room = np.random.default_rng(0).standard_normal((1, 3, 2, 4))
-    state = room.reshape(1, 2, 4, 3)[..., :3]
+    buffer = np.random.default_rng(0).standard_normal((1, 3, 2, 4))
+    state = buffer.reshape(1, 2, 4, 3)[..., :3]
     q = np.random.default_rng(1).standard_normal((1, 3, 2, 4))
-    expected = la.linear_attention(q, room.copy(), q[..., :3], state=state.copy(), return_state=True)
-    out, end = la.linear_attention(q, room, q[..., :3], state=state, overwrite_state=True, return_state=True)
+    expected = la.linear_attention(q, buffer.copy(), q[..., :3], state=state.copy(), return_state=True)
+    out, end = la.linear_attention(q, buffer, q[..., :3], state=state, overwrite_state=True, return_state=True)
     np.testing.assert_allclose(out, expected.out, rtol=1e-14)
     np.testing.assert_allclose(end, expected.state, rtol=1e-14)
 

@@ -38,9 +38,9 @@ def test_each_part_of_a_state():
         la.linear_attention(Q, Q, Q, state=(good, np.lib.stride_tricks.as_strided(z, z.shape, (32, 0, 4))), **how)
     with pytest.raises(ValueError, match=r"^linear_attention: state\.S and state\.z share memory, expected"):
         la.linear_attention(Q, Q, Q, state=(good, good[..., 1]), **how)
-    room = np.zeros((1, 2, 4, 5), np.float32)  # side by side, sharing nothing
-    la.linear_attention(Q, Q, Q, state=(room[..., :4], room[..., 4]), **how)
-    assert (room != 0).any()
+    buffer = np.zeros((1, 2, 4, 5), np.float32)  # side by side, sharing nothing
+    la.linear_attention(Q, Q, Q, state=(buffer[..., :4], buffer[..., 4]), **how)
+    assert (buffer != 0).any()
 
 
 def test_a_tensor_whose_heads_share_memory():

@@ -228,9 +228,9 @@ def test_numbers_that_lie_askew(name, T):
         replay.clear()
         expected = la.gated_delta_rule(**x, return_state=True)
         raw = np.zeros(x[name].nbytes + 1, np.uint8)
-        askew = raw[1:].view(np.float32).reshape(x[name].shape)
-        askew[...] = x[name]
-        for other in (x | {name: askew}, x, x | {name: askew}):
+        misaligned = raw[1:].view(np.float32).reshape(x[name].shape)
+        misaligned[...] = x[name]
+        for other in (x | {name: misaligned}, x, x | {name: misaligned}):
             found = la.gated_delta_rule(**other, return_state=True)
             assert (found.out == expected.out).all()
             assert (found.state == expected.state).all()

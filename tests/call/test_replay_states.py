@@ -141,8 +141,8 @@ def test_a_state_at_the_edge_of_an_input(name, edge, T):
     (x, S), (y, R) = given(T), given(T, 1)
     size, states = y[name].size, R.size
     begin = {"last of it": size - 1, "first of it": 1 - states, "behind it": size, "before it": -states}[edge]
-    room = np.zeros(size + 2 * states, np.float32)
-    mine, state = room[states : states + size], room[states + begin :][:states]
+    buffer = np.zeros(size + 2 * states, np.float32)
+    mine, state = buffer[states : states + size], buffer[states + begin :][:states]
     state[:] = R.ravel()
     mine[:] = y[name].ravel()
     y = y | {name: mine.reshape(y[name].shape)}
@@ -185,9 +185,9 @@ def test_another_part_of_a_state(part, change, overwrite):
         other = tuple(S.copy(order="K") for S in other)
         if part != 0:
             return
-        room = np.zeros((H, B, K, K), np.float32)
-        room[...] = other[0].swapaxes(0, 1)
-        other = (room.swapaxes(0, 1), *other[1:])
+        buffer = np.zeros((H, B, K, K), np.float32)
+        buffer[...] = other[0].swapaxes(0, 1)
+        other = (buffer.swapaxes(0, 1), *other[1:])
     else:
         other = tuple(STATES[change](S) if n == part else S for n, S in enumerate(other))
     options = {"overwrite_state": overwrite, "return_state": True}

@@ -119,8 +119,8 @@ def test_rows_of_a_pool(fn, ragged):
 def test_views_and_shared_heads(heads, T):
     """A strided view is read and written where it lies."""
     arrays, pool = drawn(la.gated_delta_rule, T=T, **heads)
-    room = np.full((3, 4, 5, 9), 3, ml_dtypes.bfloat16)
-    view = room[:, ::2, :, 1:9:2]
+    buffer = np.full((3, 4, 5, 9), 3, ml_dtypes.bfloat16)
+    view = buffer[:, ::2, :, 1:9:2]
     view[...] = pool[:3]
     out, end = la.gated_delta_rule(**arrays, state=pool[:3].astype(np.float32), return_state=True)
     for _ in range(2):
@@ -128,9 +128,9 @@ def test_views_and_shared_heads(heads, T):
         out2, end2 = la.gated_delta_rule(**arrays, state=view, return_state=True, overwrite_state=True)
         assert end2 is view
         assert same(out2, out)
-        assert same(view, end.astype(room.dtype))
-    assert (room[:, 1::2] == 3).all()
-    assert (room[..., ::2] == 3).all()
+        assert same(view, end.astype(buffer.dtype))
+    assert (buffer[:, 1::2] == 3).all()
+    assert (buffer[..., ::2] == 3).all()
 
 
 def test_token_by_token_rounds_every_time():

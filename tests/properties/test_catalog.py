@@ -32,7 +32,7 @@ pytest.importorskip("llvmlite")  # what has no compiler runs the other backends 
 REFERENCE, CHUNKS, NUMBA = ({"backend": name} for name in ("reference", "chunks", "numba"))
 IN_CHUNKS, COMPILED = CHUNKS | {"chunk_size": 16}, NUMBA | {"chunk_size": 16}
 BACKENDS = (REFERENCE, CHUNKS, CHUNKS | {"chunk_size": 1}, IN_CHUNKS, CHUNKS | {"chunk_size": "parallel"},
-            NUMBA, NUMBA | {"chunk_size": 1}, COMPILED, {})  # {}: what is taken unasked
+            NUMBA, NUMBA | {"chunk_size": 1}, COMPILED, {})  # {}: the default
 HEADS = {  # (Hq, Hk, H)
     "one head": (1, 1, 1),
     "three": (3, 3, 3),

@@ -14,7 +14,7 @@ pytest.importorskip("llvmlite")
 
 FORMS = ({"backend": "numba", "chunk_size": 1}, {"backend": "chunks", "chunk_size": 4},
          {"backend": "numba", "chunk_size": 16}, {"chunk_size": "parallel"}, {})
-every_form = pytest.mark.parametrize("form", FORMS, ids=lambda f: "-".join(map(str, f.values())) or "unasked")
+every_form = pytest.mark.parametrize("form", FORMS, ids=lambda f: "-".join(map(str, f.values())) or "default")
 causal_case = pytest.mark.parametrize("case", [c for c in CASES if c.causal], ids=str)
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_variant = pytest.mark.parametrize("case", PLAIN, ids=str)

@@ -1,4 +1,4 @@
-"""Launches that are written down and made again, and the arrays that are constant in them: no GPU."""
+"""Launches that are recorded and replayed, and the arrays that are constant in them: no GPU."""
 
 from __future__ import annotations
 

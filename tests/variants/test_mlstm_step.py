@@ -1,4 +1,4 @@
-"""Steps of mlstm that are made again: S and n walk apart, and give the bits of the call that joins them."""
+"""Steps of mlstm that are replayed: S and n walk apart, and give the bits of the call that joins them."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def test_gates_far_apart_in_a_step_made_again():
 
 def test_a_state_whose_parts_share_memory_is_not_overwritten_too_early():
     rng = np.random.default_rng(2)
-    room = rng.standard_normal((1, 2, 3, 4))
+    buffer = rng.standard_normal((1, 2, 3, 4))
     arrays = la.testing.sample(la.mlstm, rng, B=(1,), T=1, H=2, K=3, V=3)
     m = np.zeros((1, 2))
-    expected = la.mlstm(**arrays, state=(room[..., :3].copy(), room[..., 3].copy(), m), return_state=True)
+    expected = la.mlstm(**arrays, state=(buffer[..., :3].copy(), buffer[..., 3].copy(), m), return_state=True)
     for _ in range(3):
-        shared = room.copy()
+        shared = buffer.copy()
         state = (shared[..., :3], shared[..., 3], m.copy())
         out = la.mlstm(**arrays, state=state, overwrite_state=True)
         np.testing.assert_allclose(out, expected.out, rtol=1e-13)

@@ -84,7 +84,7 @@ class BackwardChunk(Chunk):
             self.averaging.once()
 
     def take(self, array: int, width: int, head: int = HEAD, column: int | None = None, columns: int = 0) -> int:
-        """Features of keys that are kept are not made again."""
+        """Features of keys that are kept are not computed again."""
         if self.returns and self.map is not None and array == IN_K:
             return self.map.made[IN_K]
         return super().take(array, width, head, column, columns)

@@ -39,7 +39,7 @@ def crossings(e: Emit, at: Value, step: Value, more: Value, m: Value, crossed: M
               total: Rows, sums: Rows) -> None:  # fmt: skip
     """dg_t = sum_{i >= t > j} crossed_ij + sum_{i >= t} readers_i + sum_{j < t} writers_j + total, to memory.
 
-    sums: room for a row.
+    sums: scratch of one row.
     """
     before, after = e.variable(_wide(e, e.get(total.at))), e.variable(Value(e, ir.Constant(DOUBLE, 0.0)))
     with e.each(m) as t:

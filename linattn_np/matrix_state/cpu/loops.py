@@ -109,7 +109,7 @@ def _constants(table: Table, x: Inputs, plan: Plan, dtype: np.dtype) -> None:
 
 
 def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> tuple[int, np.ndarray | None]:
-    """(tokens of a strip, room for the states between strips) where a backward takes them; sets TO of the rows."""
+    """(tokens of a strip, scratch of the states between strips) where a backward takes them; sets TO of the rows."""
     shape, dtype = state_shape(x, plan), np.dtype(plan.dtype)
     kept = 0 if x.u is not None else kept_strip(rows, prod(shape) * dtype.itemsize, C)
     total = int(rows[-1, TO]) + max(-(-int(rows[-1, STOP] - rows[-1, FIRST]) // kept), 1) if kept else 0

@@ -27,7 +27,7 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarr
     """The call for other arrays; None where more than addresses may differ.
 
     x are `given` with axes added, or None is what comes of it. The function gives (out, final state), or None where
-    the call must be made in full: the state that is overwritten shares memory with what is read, numbers lie askew.
+    the call must be made in full: the state that is overwritten shares memory with what is read, or misaligned arrays.
     """
     if not plan.causal or not x.v.size or not x.k.size or plan.sequences[0].row is not None:
         return None

@@ -28,7 +28,7 @@ class Bench:
         self.values[name] = x
         return name
 
-    def room(self, *shape, above=0):
+    def buffer(self, *shape, above=0):
         """A matrix or vector to write to."""
         return self.p.matrix(*shape, above=above) if len(shape) == 2 else self.p.vector(*shape, above=above)
 
@@ -77,7 +77,7 @@ def rng():
 def test_product(m, n, k, turned, dtype, rng):
     b = Bench(dtype)
     A, B, added, f, h = (rng.standard_normal(s) for s in ((m, k), (k, n), (m, n), m, m))
-    out, plain = b.room(m, n), b.room(m, n)
+    out, plain = b.buffer(m, n), b.buffer(m, n)
     left, half = b.put(A.T if turned else A), FULL + TURNED * turned
     sizes = b.n(m), b.n(n), b.n(k)
     right = b.put(B)
@@ -94,7 +94,7 @@ def test_half_products_read_one_triangle(m, dtype, rng):
     b, n = Bench(dtype), 21
     L, B, X, Y = (rng.standard_normal(s) for s in ((m, m), (m, n), (m, n), (n, m)))
     L, square = np.tril(L), (b.n(m), b.n(n), b.n(m))
-    lower, upper, gram = b.room(m, n), b.room(m, n), b.room(m, m)
+    lower, upper, gram = b.buffer(m, n), b.buffer(m, n), b.buffer(m, m)
     A, right = b.put(L), b.put(B)
     b.p.multiply(A, right, *square, lower, ONE, LEFT_LOWER)
     b.p.multiply(A, right, *square, upper, ONE, LEFT_UPPER + TURNED)
@@ -127,7 +127,7 @@ def test_transpose_and_rows(m, n, dtype, rng):
     X, F = rng.standard_normal((2, m, n)).astype(dtype)
     f = rng.standard_normal(m).astype(dtype)
     shapes = {"turned": (n, m), "scaled": (m, n), "times": (m, n), "reach": (m,), "zero": (m, n)}
-    names = {name: b.room(*shape) for name, shape in shapes.items()}
+    names = {name: b.buffer(*shape) for name, shape in shapes.items()}
     x, y, g, total, dots = b.put(X), b.put(F), b.put(f), b.put(F), b.put(f)
     b.p.transpose(x, b.n(m), b.n(n), names["turned"])
     b.p.copy(x, b.n(m), b.n(n), names["scaled"], g)
@@ -167,7 +167,7 @@ def test_exponentials(dtype):
     """e^x within 2 ulp, 0 far below, also for -inf; as the decay of channels, which is its only use."""
     x = np.concatenate([-np.logspace(-8, 1.9, 300), [0.0, -np.inf, -1e30, -0.0]])[:, None].astype(dtype)
     b, m = Bench(dtype), len(x)
-    W, start, end, carry = b.put(x), b.room(m, 1, above=1), b.room(m, 1), b.room(1)
+    W, start, end, carry = b.put(x), b.buffer(m, 1, above=1), b.buffer(m, 1), b.buffer(1)
     b.p.channels(W, b.n(m), b.n(1), start, end, carry)
     found, exact = b.run().read(W, m, 1), np.exp(x.astype(np.longdouble))
     assert (np.abs(found - exact) <= 2 * np.spacing(exact.astype(dtype))).all()
@@ -192,16 +192,16 @@ def test_gram_by_channel_and_its_transpose(m, early, K, rng):
             path[i, j] = np.exp(g[j + 1 : i + 1 - early].sum(0))
             crossing[j + 1 : i + 1 - early, i, j] = 1
     shapes = {"near": (16, K), "far": (m, K), "farT": (K, m), "out": (m, m), "last": (m, K), "scratch": (40 + 3 * m, K)}
-    room = {name: b.room(*shape) for name, shape in shapes.items()}
+    buffer = {name: b.buffer(*shape) for name, shape in shapes.items()}
     x, y, W, P = b.put(X), b.put(Y), b.put(g), b.put(cotangent)
     dX, dY, dG = (b.put(np.zeros((m, K))) for _ in range(3))
     n, k = b.n(m), b.n(K)
-    b.p.channels(W, n, k, b.room(m, K, above=1), room["last"], b.room(K))
-    b.p.channel_gram(x, y, W, early, n, k, room["out"], room["near"], room["far"], room["farT"])
-    b.p.channel_pull(P, x, y, W, early, n, k, dX, dY, dG, room["scratch"])
+    b.p.channels(W, n, k, b.buffer(m, K, above=1), buffer["last"], b.buffer(K))
+    b.p.channel_gram(x, y, W, early, n, k, buffer["out"], buffer["near"], buffer["far"], buffer["farT"])
+    b.p.channel_pull(P, x, y, W, early, n, k, dX, dY, dG, buffer["scratch"])
     b.run()
     lower = np.tril(np.ones((m, m)), -early) > 0
-    close(b.read(room["out"], m, m)[lower], np.einsum("id,jd,ijd->ij", X, Y, path)[lower], np.float64)
+    close(b.read(buffer["out"], m, m)[lower], np.einsum("id,jd,ijd->ij", X, Y, path)[lower], np.float64)
     close(b.read(dX, m, K), np.einsum("ij,jd,ijd->id", cotangent, Y, path), np.float64)
     close(b.read(dY, m, K), np.einsum("ij,id,ijd->jd", cotangent, X, path), np.float64)
     close(b.read(dG, m, K), np.einsum("ij,id,jd,ijd,tij->td", cotangent, X, Y, path, crossing), np.float64)

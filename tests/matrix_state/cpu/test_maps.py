@@ -42,7 +42,7 @@ def test_monomials_and_their_transpose(m, K, coefficients, dtype, rng):  # noqa:
     skipped, slack = len(weights) - M, b.p.lane
     dphi = rng.standard_normal((m, M))
     X, W = b.put(np.pad(x, ((0, 0), (0, slack)))), b.put(np.pad(weights, (0, 64)))
-    F, dX = b.room(m, len(weights) + slack), b.put(np.zeros((m, K + slack)))
+    F, dX = b.buffer(m, len(weights) + slack), b.put(np.zeros((m, K + slack)))
     dF = b.put(np.pad(dphi, ((0, 0), (skipped, slack))))
     table, count = b.whole(segments), b.n(len(segments))
     b.p.monomials(X, table, count, W, b.n(m), b.n(K), F)
@@ -59,11 +59,11 @@ def test_exponentials_waves_and_their_transposes(m, K, M, dtype, rng):  # noqa: 
     b = Bench(dtype)
     x, P, d, A, dw = (rng.standard_normal(s) for s in ((m, K), (m, M), (m, M), (m, M), (m, 2 * M)))
     A = 40 * A
-    X, E, D, total = b.put(x), b.put(P), b.put(d), b.room(m)
+    X, E, D, total = b.put(x), b.put(P), b.put(d), b.buffer(m)
     numbers = b.put([0.3, 0.7])
     b.p.exponentials(E, X, b.n(m), b.n(M), b.n(K), numbers)
     b.p.exponentials_pull(D, E, b.n(m), b.n(M), numbers, total)
-    F, dA, over, dX = b.room(m, 2 * M), b.room(m, M), b.room(m), b.put(x[::-1].copy())
+    F, dA, over, dX = b.buffer(m, 2 * M), b.buffer(m, M), b.buffer(m), b.put(x[::-1].copy())
     b.p.waves(b.put(A), b.n(m), b.n(M), b.put([0.25]), F)
     b.p.waves_pull(b.put(dw), F, b.n(m), b.n(M), dA)
     b.p.inverse_lengths(X, b.n(m), b.n(K), over)
@@ -86,7 +86,7 @@ def test_exponentials_waves_and_their_transposes(m, K, M, dtype, rng):  # noqa: 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sine_and_cosine_of_large_angles_and_of_none(dtype):
     b, x = Bench(dtype), np.array([0.0, -0.0, 1e-30, np.pi / 4, np.pi / 2, np.pi, -3e3, 1e4, np.inf, np.nan])
-    F = b.room(1, 20)
+    F = b.buffer(1, 20)
     b.p.waves(b.put(x[None]), b.n(1), b.n(10), b.put([1.0]), F)
     b.run()
     x = x.astype(dtype).astype(np.float64)
@@ -103,7 +103,7 @@ def test_averages_and_overlaps(m, K, dtype, rng):  # noqa: F811
     b = Bench(dtype)
     P, q, z, S, dS = (rng.uniform(0.1, 1, s) for s in ((m, m), (m, K), K, (K, m), (K, m)))
     q[0], P[0] = 0, 0  # nothing answers the first
-    eps, sums, over, scaled, out = b.put([0.0]), b.room(m), b.room(m), b.room(m), b.room(m)
+    eps, sums, over, scaled, out = b.put([0.0]), b.buffer(m), b.buffer(m), b.buffer(m), b.buffer(m)
     b.p.averages(b.put(P), b.put(q), b.put(z), b.n(m), b.n(K), SCALE, eps, sums, over, scaled)
     b.p.column_overlap(b.put(S), b.put(dS), b.n(K), b.n(m), out)
     b.run()
@@ -120,7 +120,7 @@ def test_averages_and_overlaps(m, K, dtype, rng):  # noqa: F811
 def test_the_transpose_of_averages(m, V, dtype, rng):  # noqa: F811
     b = Bench(dtype)
     dout, out, sums = (rng.uniform(0.5, 1, s) for s in ((m, V), (m, V), m))
-    sums[0], C, w = 0, b.room(m, V), b.room(m)  # nothing answers the first
+    sums[0], C, w = 0, b.buffer(m, V), b.buffer(m)  # nothing answers the first
     b.p.averages_pull(b.put(dout), b.put(out), b.put(sums), b.n(m), b.n(V), C, w)
     b.run()
     sums[0] = np.inf

@@ -36,10 +36,10 @@ def places(y):
 
 def test_no_two_numbers_at_one_place():
     """Against every number's place, for all strides of three axes: what is said to be spread out is."""
-    room, said = np.zeros(200, np.float32), 0
+    buffer, said = np.zeros(200, np.float32), 0
     for shape in ((2, 2, 3), (2, 1, 3), (1, 3, 2)):
         for strides in itertools.product((0, 1, 2, 3, 4, 5, 6, 8), (0, 1, 2, 3, 4, 6), (1, 2, 4, 6)):
-            y = as_strided(room, shape, [4 * n for n in strides])
+            y = as_strided(buffer, shape, [4 * n for n in strides])
             spread = bool((np.diff(np.sort(places(y))) >= 4).all())
             assert spread or not numba_short._is_spread_out(y), (shape, strides)
             said += numba_short._is_spread_out(y)
@@ -75,17 +75,17 @@ def test_where_a_state_is_written_in_place():
 def test_states_that_overlap_one_another(kind, again, T):
     """An error, also after a call of the same shapes; nothing is written."""
     x, size = drawn(T), np.dtype(np.float32).itemsize
-    room = states(8).ravel()
+    buffer = states(8).ravel()
     dense = size * np.array([H * K * V, K * V, V, 1])
     strides = {"one for sequences": dense * [0, 1, 1, 1], "one for heads": dense * [1, 0, 1, 1],
                "heads that overlap": dense - [0, size, 0, 0], "rows that overlap": dense - [0, 0, size, 0]}[kind]
     options = {"overwrite_state": True, "return_state": True, "backend": "numba"}
     if again:
         la.gated_delta_rule(**drawn(T, seed=3), state=states(B), **options)
-    own = room.copy()
+    own = buffer.copy()
     with pytest.raises(ValueError, match="state has elements that share memory"):
         la.gated_delta_rule(**x, state=as_strided(own, (B, H, K, V), strides), **options)
-    assert (own == room).all()
+    assert (own == buffer).all()
 
 
 @every_form

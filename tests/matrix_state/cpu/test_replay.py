@@ -82,10 +82,10 @@ def test_numbers_that_lie_askew():
     given = arrays(0)
     for _ in range(2):
         expected = afresh(*given)
-        room = np.zeros(given[0].nbytes + 1, np.uint8)
-        askew = room[1:].view(np.float32).reshape(given[0].shape)
-        askew[...] = given[0]
-        assert (la.gated_delta_rule(askew, *given[1:], backend="numba") == expected.out).all()
+        buffer = np.zeros(given[0].nbytes + 1, np.uint8)
+        misaligned = buffer[1:].view(np.float32).reshape(given[0].shape)
+        misaligned[...] = given[0]
+        assert (la.gated_delta_rule(misaligned, *given[1:], backend="numba") == expected.out).all()
         assert (la.gated_delta_rule(*given, backend="numba") == expected.out).all()
 
 

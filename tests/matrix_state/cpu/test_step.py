@@ -154,8 +154,8 @@ def test_strides_of_any_sign_and_read_only_inputs():
     expected = both(x, plan, state)
 
     def odd(y):
-        room = np.full((*y.shape[:-1], 2 * y.shape[-1] + 1), np.nan)
-        view = room[..., -2::-2][..., : y.shape[-1]]
+        buffer = np.full((*y.shape[:-1], 2 * y.shape[-1] + 1), np.nan)
+        view = buffer[..., -2::-2][..., : y.shape[-1]]
         view[...] = y
         view.flags.writeable = False
         return view
@@ -244,8 +244,8 @@ def test_the_state_is_overwritten_where_it_lies(T):
 def test_states_of_any_stride_are_overwritten():
     given, state = arrays(1)
     expected = la.gated_delta_rule(**given, state=state, return_state=True, backend="numba")
-    room, wide = np.zeros((2, 2, 3, 16, 24), np.float32), np.zeros((2, 2, 16, 48), np.float32)
-    for view in (room[:, :, 1], room[:, ::-1, 2], np.zeros((24, 16, 2, 2), np.float32).T, wide[..., ::2]):
+    buffer, wide = np.zeros((2, 2, 3, 16, 24), np.float32), np.zeros((2, 2, 16, 48), np.float32)
+    for view in (buffer[:, :, 1], buffer[:, ::-1, 2], np.zeros((24, 16, 2, 2), np.float32).T, wide[..., ::2]):
         for _ in range(2):
             view[...] = state
             out, end = la.gated_delta_rule(**given, state=view, **IN_PLACE)
@@ -258,8 +258,8 @@ def test_two_batch_axes_that_are_not_one():
     for turn in range(3):
         given, state = arrays(1, B=6, seed=turn)
         expected = la.gated_delta_rule(**given, state=state, return_state=True, backend="reference")
-        room = np.zeros((2, 5, *state.shape[1:]), np.float32)
-        mine, v = room[:, :3], np.zeros((2, 5, *given["v"].shape[1:]), np.float32)[:, :3]
+        buffer = np.zeros((2, 5, *state.shape[1:]), np.float32)
+        mine, v = buffer[:, :3], np.zeros((2, 5, *given["v"].shape[1:]), np.float32)[:, :3]
         mine[...], v[...] = state.reshape(mine.shape), given["v"].reshape(v.shape)
         split = {name: y.reshape(2, 3, *y.shape[1:]) for name, y in given.items()} | {"v": v}
         out, end = la.gated_delta_rule(**split, state=mine, return_state=True, backend="numba")

@@ -30,9 +30,9 @@ class Stub(np.ndarray):
 
 def stub(x):
     """A copy whose memory begins as a device's would, at a multiple of 256 bytes."""
-    room = np.empty(x.nbytes + 256, np.uint8)
-    at = -room.ctypes.data % 256
-    y = room[at : at + x.nbytes].view(x.dtype).reshape(x.shape).view(Stub)
+    buffer = np.empty(x.nbytes + 256, np.uint8)
+    at = -buffer.ctypes.data % 256
+    y = buffer[at : at + x.nbytes].view(x.dtype).reshape(x.shape).view(Stub)
     y[...] = x
     return y
 

@@ -125,12 +125,12 @@ def test_no_decay(cp, T):
 
 
 def test_blocks_made_again(cp, monkeypatch):
-    """What the forward would have kept is made again, to the same bits."""
+    """What the forward would have kept is computed again, to the same bits."""
     arrays = draw(B=(1,), T=600)
     fn, given = function(arrays)
     there = [cp.asarray(x) for x in (*given, *arrays[5:])]
     kept = both(fn, there[:5], *there[5:], backend="cuda")
-    monkeypatch.setenv(cuda_delta_plan.SAVED, "0")  # looked at by calls that are made again too
+    monkeypatch.setenv(cuda_delta_plan.SAVED, "0")  # looked at by replayed calls too
     made = both(fn, there[:5], *there[5:], backend="cuda")
     assert all(same(kept[n], made[n]) for n in kept)
 

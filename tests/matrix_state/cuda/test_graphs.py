@@ -37,9 +37,9 @@ def test_replays_are_calls(dtype, shape, backward):
         result, pullback = la.vjp(la.simple_gla, q, k, v, g, state=state, return_state=True, backend="cuda")
         return [*result, *pullback(dout)]
 
-    room, sets = draw(0), [draw(1), draw(2)]
+    buffer, sets = draw(0), [draw(1), draw(2)]
     expected = [call(*one) for one in sets]
-    call(*room)
+    call(*buffer)
     stream, pool, held = cp.cuda.Stream(non_blocking=True), cp.get_default_memory_pool(), []
 
     def hold(size):
@@ -50,12 +50,12 @@ def test_replays_are_calls(dtype, shape, backward):
     with stream:
         with cp.cuda.using_allocator(hold):
             stream.begin_capture()
-            found = call(*room)
+            found = call(*buffer)
             graph = stream.end_capture()
         pool.free_all_blocks()  # what nobody holds is the driver's, or somebody else's
         others = [cp.full(1 << n, np.nan, np.float32) for n in range(8, 22)]
         for one, right in zip(sets, expected, strict=True):
-            for mine, theirs in zip(room, one, strict=True):
+            for mine, theirs in zip(buffer, one, strict=True):
                 mine[...] = theirs
             graph.launch(stream)
             stream.synchronize()
@@ -77,7 +77,7 @@ def test_calls_made_again(monkeypatch, shape, overwrite):
         q, k, v = (cp.asarray(rng.standard_normal((B, T, H, 64)).astype(np.float32)) for _ in range(3))
         g = cp.asarray(-rng.uniform(0, 0.1, (B, T, H)).astype(np.float32))
         state = cp.asarray(rng.standard_normal((B, H, 64, 64)).astype(np.float32))
-        # without a pullback never made again
+        # without a pullback never replayed
         right, _ = la.vjp(la.simple_gla, q, k, v, g, state=state, return_state=True, backend="cuda")
         found = la.simple_gla(q, k, v, g, state=state, return_state=True, overwrite_state=overwrite, backend="cuda")
         assert len(device_plans()) == (not overwrite)  # chunks write the state apart, then copy it

@@ -30,10 +30,10 @@ def drawn(seed, T=2, K=K, V=K, H=H):
     return x, stub(np.random.default_rng(seed + 100).standard_normal((2, H, K, V)).astype(np.float32))
 
 
-def askew(x, by=4):
+def misaligned(x, by=4):
     """The same numbers `by` bytes behind a multiple of 16."""
-    room = stub(np.zeros(x.nbytes + 16, np.uint8))
-    y = room[by : by + x.nbytes].view(x.dtype).reshape(x.shape)
+    buffer = stub(np.zeros(x.nbytes + 16, np.uint8))
+    y = buffer[by : by + x.nbytes].view(x.dtype).reshape(x.shape)
     y[...] = x
     return y
 
@@ -43,8 +43,8 @@ def copied(x):
     steps = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)]
     low, high = (sum(sign * max(sign * n, 0) for n in steps) for sign in (-1, 1))
     by = (x.data.ptr + low) % 16
-    room = stub(np.zeros(by + high - low + x.itemsize, np.uint8))
-    y = np.ndarray(x.shape, x.dtype, np.asarray(room), by - low, x.strides).view(Stub)
+    buffer = stub(np.zeros(by + high - low + x.itemsize, np.uint8))
+    y = np.ndarray(x.shape, x.dtype, np.asarray(buffer), by - low, x.strides).view(Stub)
     y[...] = x
     return y
 
@@ -88,7 +88,7 @@ def by_position(**keywords):
 
 def test_copies_of_states_are_what_they_copy():
     _, S = drawn(0)
-    for state in (S, askew(S), S.swapaxes(2, 3), S[:, ::-1]):
+    for state in (S, misaligned(S), S.swapaxes(2, 3), S[:, ::-1]):
         y = copied(state)
         assert (y.shape, y.strides, y.dtype, y.tobytes()) == (state.shape, state.strides, state.dtype, state.tobytes())
         assert y.data.ptr % 16 == state.data.ptr % 16
@@ -176,7 +176,7 @@ def test_positions_and_names(public):
 @pytest.mark.parametrize("change", [
     lambda x: stub(np.asarray(x[:1])), lambda x: stub(np.asarray(x.astype(np.float16))),
     lambda x: stub(np.asarray(x.astype(ml_dtypes.bfloat16))), lambda x: stub(np.asarray(x.astype(np.float64))),
-    lambda x: stub(np.asarray(x).swapaxes(1, 2).copy()).swapaxes(1, 2), askew, lambda x: askew(x, 8),
+    lambda x: stub(np.asarray(x).swapaxes(1, 2).copy()).swapaxes(1, 2), misaligned, lambda x: misaligned(x, 8),
     lambda x: stub(np.asarray(x)[:, ::-1])[:, ::-1], lambda x: None,
 ], ids=["shape", "float16", "bfloat16", "float64", "strides", "by 4", "by 8", "backwards", "none"])
 def test_another_array(public, name, change):
@@ -201,11 +201,11 @@ def test_anything_but_an_array_of_the_device_is_not_looked_for(public, name):
 
 @pytest.mark.parametrize("name", ["q", "v", "g", "state"])
 def test_an_alignment_of_its_own(public, name):
-    """Kept of arrays that lie askew, then of aligned ones: by 4 bytes and by 8 are two calls."""
+    """Kept of misaligned arrays, then of aligned ones: by 4 bytes and by 8 are two calls."""
     (x, S), (y, R) = drawn(0), drawn(1)
     x, y = x | {"state": S}, y | {"state": R}
-    first = x | {name: askew(x[name])}
-    for then in (y, y | {name: askew(y[name], 8)}, y | {n: askew(y[n]) for n in ("k", "v")}):
+    first = x | {name: misaligned(x[name])}
+    for then in (y, y | {name: misaligned(y[name], 8)}, y | {n: misaligned(y[n]) for n in ("k", "v")}):
         for fn in (la.gated_delta_rule, by_position):
             check(fn, first, then, launched=public)
             check(fn, then, first, launched=public)
@@ -351,14 +351,14 @@ def test_a_state_that_is_overwritten_where_an_input_lies(public):
     x, S = drawn(0)
     for _ in range(2):
         la.gated_delta_rule(**x, state=S, overwrite_state=True)
-    room = stub(np.zeros(x["v"].nbytes + S.nbytes, np.uint8))
+    buffer = stub(np.zeros(x["v"].nbytes + S.nbytes, np.uint8))
     for at in (0, 64, S.nbytes - 64):
-        state = room[: S.nbytes].view(np.float32).reshape(S.shape)
-        v = room[at : at + x["v"].nbytes].view(np.float32).reshape(x["v"].shape)
-        before = np.array(room)
+        state = buffer[: S.nbytes].view(np.float32).reshape(S.shape)
+        v = buffer[at : at + x["v"].nbytes].view(np.float32).reshape(x["v"].shape)
+        before = np.array(buffer)
         with pytest.raises(ValueError, match="state and v share memory"):
             la.gated_delta_rule(**x | {"v": v}, state=state, overwrite_state=True)
-        assert np.array_equal(room, before)
-    v = room[S.nbytes : S.nbytes + x["v"].nbytes].view(np.float32).reshape(x["v"].shape)
+        assert np.array_equal(buffer, before)
+    v = buffer[S.nbytes : S.nbytes + x["v"].nbytes].view(np.float32).reshape(x["v"].shape)
     v[...] = x["v"]
     la.gated_delta_rule(**x | {"v": v}, state=state, overwrite_state=True)  # one behind the other

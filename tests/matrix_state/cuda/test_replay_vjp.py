@@ -12,7 +12,7 @@ from linattn_np.runtime.cuda import launch
 from tests.cases import parts
 from tests.matrix_state.cuda import test_step_calls as step_calls
 from tests.matrix_state.cuda.step_twin import device_plans, stub
-from tests.matrix_state.cuda.test_replay import H, K, askew, drawn
+from tests.matrix_state.cuda.test_replay import H, K, drawn, misaligned
 
 launched, public, doubling = step_calls.launched, step_calls.public, step_calls.doubling
 
@@ -48,8 +48,8 @@ COTANGENTS = {
     "no dout": lambda dout, dstate: (None, dstate),
     "no dstate": lambda dout, dstate: (dout, None),
     "dout in 16 bits": lambda dout, dstate: (stub(np.asarray(dout.astype(np.float16))), dstate),
-    "dout askew": lambda dout, dstate: (askew(dout), dstate),
-    "dstate askew": lambda dout, dstate: (dout, askew(dstate, 8)),
+    "dout misaligned": lambda dout, dstate: (misaligned(dout), dstate),
+    "dstate misaligned": lambda dout, dstate: (dout, misaligned(dstate, 8)),
     "dout turned": lambda dout, dstate: (stub(np.asarray(dout).swapaxes(1, 2).copy()).swapaxes(1, 2), dstate),
     "dstate turned": lambda dout, dstate: (dout, stub(np.asarray(dstate).swapaxes(2, 3).copy()).swapaxes(2, 3)),
     "one array": lambda dout, dstate: (dout, dout),
@@ -167,7 +167,8 @@ def test_all_that_a_pullback_is_found_by(public, monkeypatch):
     wide = stub(np.zeros((4, 4, 4, 16), np.float16))[..., ::2]
     assert wide.strides == x.strides
     others = {
-        "shape": x[:2], "strides": x.swapaxes(0, 1), "dtype": wide, "by 4": askew(x), "by 8": askew(x, 8), "none": None,
+        "shape": x[:2], "strides": x.swapaxes(0, 1), "dtype": wide,
+        "by 4": misaligned(x), "by 8": misaligned(x, 8), "none": None,
     }  # fmt: skip
     keys = {"first": device_replay._layout((x, x))}
     assert device_replay._layout((stub(x), stub(x))) == keys["first"]

@@ -1,4 +1,4 @@
-"""The CUDA step on a GPU, for every cell of the room, against the definition in float64 on the same rounded inputs."""
+"""The CUDA step on a GPU, every variant and layout, against the definition in float64 on the same rounded inputs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_same_bits(cp, fn, K, V):
         pool = cp.full((7, *state.shape[1:]), 3, np.float32)
         rows = cp.asarray([5, 0, 2], dtype=kind)
         pool[rows] = state
-        for _ in range(2):  # the second is made again
+        for _ in range(2):  # the second is replayed
             apart = fn(**arrays, state=pool, state_rows=rows, return_state=True)
             assert same(apart.out, out)
             assert same(apart.state, end)
@@ -153,7 +153,7 @@ def test_states_in_16_bits(cp, fn, T, B, K, V, kind):
     rounded = end.astype(typed(kind))
     places = np.random.default_rng(2).permutation(B + 4)
     rows, others = cp.asarray(places[:B]), cp.asarray(places[B:])
-    for _ in range(3):  # the later ones are made again
+    for _ in range(3):  # the later ones are replayed
         apart = fn(**arrays, state=narrow, return_state=True)
         assert same(apart.out, out)
         assert same(apart.state, end)
@@ -188,14 +188,14 @@ def test_views_are_read_in_place(cp, T):
         out, end = la.kda(**turned, state=state, return_state=True, layout="heads_first")
         assert same(cp.moveaxis(out, 1, 2), plain.out)
         assert same(end, plain.state)
-    room = cp.zeros((3, 8, 32, 24), np.float32)
-    view = room[:, ::2, :, 4:20]
+    buffer = cp.zeros((3, 8, 32, 24), np.float32)
+    view = buffer[:, ::2, :, 4:20]
     view[...] = state
     out, end = la.kda(**arrays, state=view, return_state=True, overwrite_state=True)
     assert end is view
     assert same(out, plain.out)
     assert same(view, plain.state)
-    assert bool((room[:, 1::2] == 0).all())
+    assert bool((buffer[:, 1::2] == 0).all())
     fused = cp.concatenate([arrays["q"], arrays["k"], arrays["v"]], axis=-1)
     q, k, v = cp.split(fused, [32, 64], axis=-1)
     for _ in range(2):

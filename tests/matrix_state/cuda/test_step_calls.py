@@ -95,9 +95,9 @@ def test_one_token_has_a_kernel_of_its_own(launched):
         return dict(launched[-1][0])["LA_ONE"]
 
     def apart(x, state):  # rows of a state that others lie between
-        room = stub(np.zeros((*state.shape[:-1], 8), np.float32))
-        room[..., :4] = state
-        return x, room[..., :4]
+        buffer = stub(np.zeros((*state.shape[:-1], 8), np.float32))
+        buffer[..., :4] = state
+        return x, buffer[..., :4]
 
     def far(x, state):  # a batch of one in a long way from the next
         far = np.lib.stride_tricks.as_strided(x.v, strides=(1 << 31, *x.v.strides[1:]), subok=True)
@@ -397,7 +397,7 @@ def test_states_in_16_bits(public, kind, number, how):
             assert np.array_equal(np.asarray(S)[[0, 2, 4, 5]], before[[0, 2, 4, 5]])
         assert constants["LA_END"] == (number if how in ("in place", "pool") else 2)
         if seed == 2:
-            assert len(device_plans()) == kept  # made again
+            assert len(device_plans()) == kept  # replayed
     assert len(device_plans()) == 2 - (how == "turned rows")
 
 
@@ -406,8 +406,8 @@ def test_alignment_of_states_in_16_bits(launched, T):
     """Four elements at a time are eight bytes, one by one where they begin elsewhere or rows are odd."""
     def wide(offset, V=8):
         x, plan, state, *_ = case("scalar", "none", "after", T, None, K=8, V=V, dtype=np.float32)
-        room = stub(np.zeros((*state.shape[:-1], V + 8), ml_dtypes.bfloat16))
-        view = room[..., offset : offset + V]
+        buffer = stub(np.zeros((*state.shape[:-1], V + 8), ml_dtypes.bfloat16))
+        view = buffer[..., offset : offset + V]
         view[...] = state
         expected, end, _ = recurrence.forward(x, plan, np.asarray(view).astype(np.float32))
         out, last, _ = cuda_step.forward(there(x), plan._replace(xp=CUPY, overwrite=True), view)
