@@ -105,13 +105,16 @@ def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield "On a GPU: the gated delta rule"
     yield DELTA.format(**result)
     body = []
+    columns = ("forward", "backward", "backward, recomputed", "forward, portable", "backward, portable")
+    missing = [n for n in columns if not any(n in row["times"] for row in result["rows"])]
+    if missing:
+        raise KeyError(f"cuda_gated_delta_rule.json: no row has {missing}")
     for row in result["rows"]:
         times = row["times"]
         theirs = {w: next((x for n, x in times.items() if n.startswith(f"{w}: ")), {}) for w in ("forward", "both")}
         case = _case(row) + (f", {row['Hk']} key heads" if row["Hk"] < row["H"] else "")
         case += " *" if "measured_apart" in row else ""
-        found = [times.get(n, {}) for n in
-                 ("forward", "backward", "backward, blocks made again", "forward, portable", "backward, portable")]
+        found = [times.get(n, {}) for n in columns]
         body.append([case, *(ns(x.get("ns")) for x in found[:1]), ns(times["forward"]["graph_ns"]),
                      f"{100 * times['forward']['share_of_copy']:.0f}", *(ns(x.get("ns")) for x in found[1:]),
                      f"{times['both']['peak_bytes'] / 2**20:.0f}", ns(theirs["forward"].get("ns")),
