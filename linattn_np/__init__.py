@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:  # what type checkers and editors see
-    from collections.abc import Callable as _Callable
-
     from . import testing as testing
     from .call.explain import Explanation as Explanation
     from .call.explain import explain as explain
@@ -31,6 +29,7 @@ if _TYPE_CHECKING:  # what type checkers and editors see
     from .matrix_state.types import StabilisedState as StabilisedState
     from .ops import feature_maps as feature_maps
     from .runtime.versions import show_versions as show_versions
+    from .spec import VariantFunction as _VariantFunction
     from .spec import VariantSpec as VariantSpec
     from .variants.delta.comba import comba as comba
     from .variants.delta.delta_product import delta_product as delta_product
@@ -61,7 +60,7 @@ if _TYPE_CHECKING:  # what type checkers and editors see
     from .variants.no_erase.rwkv6 import rwkv6 as rwkv6
     from .variants.no_erase.simple_gla import simple_gla as simple_gla
 
-    VARIANTS: tuple[_Callable[..., _Any], ...]
+    VARIANTS: tuple[_VariantFunction, ...]
     SPECS: tuple[VariantSpec, ...]
 
 __version__ = "0.1.0"

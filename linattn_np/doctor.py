@@ -81,7 +81,7 @@ def checks() -> Iterator[Check]:
     """Every variant and option set on every backend that supports it, in float64, with states and state cotangents."""
     cupy = _cupy()
     for fn in VARIANTS:
-        for options in fn.spec.examples:
+        for options in fn.samples.options:
             arrays = _draw(fn, options)
             definition = fn(**arrays, **options, return_state=True, backend="reference")
             for name in NAMES:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from . import sampling
 from .call.vjp import vjp
+from .spec import VariantFunction
 
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
@@ -106,7 +107,7 @@ def check_vjp(
 
 def sample(fn: Callable[..., Any], rng: np.random.Generator, **sizes: Any) -> dict[str, np.ndarray]:
     """Random float64 arrays of a variant by name: B=(2,), T=12, H=2, K=5, V=3, Hq, Hk (sampling.py)."""
-    return sampling.sample(fn.spec, rng, **sizes)  # type: ignore[attr-defined]
+    return sampling.sample(cast(VariantFunction, fn), rng, **sizes)
 
 
 def sample_state(
@@ -115,10 +116,11 @@ def sample_state(
 ) -> Any:
     """A random float64 state (*lead, H, ...) of a call with these options; for variants with their own state shapes the
     final state of a short call."""
-    spec = fn.spec  # type: ignore[attr-defined]
-    if not spec.wide:
+    variant = cast(VariantFunction, fn)
+    spec = variant.spec
+    if not spec.state.wide:
         return sampling.draw_state(spec, rng, lead, {"H": H, "K": K, "V": V}, options)
-    arrays = sampling.sample(spec, rng, B=lead, T=7, H=H, K=K, V=V, Hk=Hk) | {spec.query: None}
+    arrays = sampling.sample(variant, rng, B=lead, T=7, H=H, K=K, V=V, Hk=Hk) | {spec.change.query: None}
     return fn(**arrays, **options, backend="reference").state
 
 

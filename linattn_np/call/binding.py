@@ -35,7 +35,7 @@ class Prepared(NamedTuple):
 
     def inputs(self) -> Any:
         """The core's inputs: the result of the change of variables."""
-        return self.spec.to_core(self.variables)
+        return self.spec.change.to_core(self.variables)
 
     @property
     def doubtful_layout(self) -> bool:
@@ -68,7 +68,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     axes = spec.axes(options)
     transposed = options["layout"] == "heads_first"
     theirs = {n: shapes.heads_first(a) for n, a in axes.items()} if transposed else axes
-    sizes = shapes.check_arrays(fn, entered, theirs, spec.value)
+    sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
     if transposed:
         entered = {n: transpose(xp, x, axes[n], back=True) for n, x in entered.items()}
     offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
@@ -107,13 +107,13 @@ def _plan(
 def _enter_state(spec: VariantSpec, c: Variables, plan: Plan, state: Any) -> tuple[Any, Array | None, Plan]:
     """(core state, pool rows, plan); the pool is gathered here for variants with their own state format."""
     rows = plan.pool_rows
-    plain = rows is not None and spec.plain is not None and spec.plain(c.options)
-    if spec.pack_state is None or plain:
+    plain = rows is not None and spec.state.plain is not None and spec.state.plain(c.options)
+    if spec.state.pack is None or plain:
         if state is not None:
             shapes.check_state(c.name, state, c.sizes, pool=rows is not None)
         return state, rows, plan
     c.state = state if rows is None else _rows_of(plan, c.sizes, state)
-    return spec.pack_state(c, c.state), rows, plan._replace(pool_rows=None)
+    return spec.state.pack(c, c.state), rows, plan._replace(pool_rows=None)
 
 
 def bind(
@@ -125,7 +125,7 @@ def bind(
         raise TypeError(f"{fn}: {len(arrays)} arrays were given by position, expected at most {len(names)}: "
                         f"{', '.join(names)}; options go by keyword")
     bound = dict(zip(names, arrays, strict=False))
-    options = {**spec.options, **COMMON}
+    options = {**spec.options.defaults, **COMMON}
     for name, value in keywords.items():
         if name in spec.arrays:
             if name in bound:
@@ -135,12 +135,12 @@ def bind(
             options[name] = value
         else:
             raise TypeError(f"{fn}: unknown option {name!r}, expected one of {', '.join(options)}")
-    for name, (option, default) in spec.named.items():
+    for name, (option, default) in spec.options.names.items():
         named = isinstance(bound.get(name), str)
         options[option] = bound[name] if named else default
         bound[name] = None if named else bound.get(name)
     for name, arg in spec.arrays.items():
-        if bound.setdefault(name, None) is None and not arg.optional and name != spec.query:
+        if bound.setdefault(name, None) is None and not arg.optional and name != spec.change.query:
             raise TypeError(f"{fn}: {name} is missing, expected the arrays {', '.join(names)}")
     _check_options(spec, options)
     return bound, options
@@ -163,8 +163,8 @@ def _check_options(spec: VariantSpec, options: dict[str, Any]) -> None:
             raise TypeError(f"{fn}: {name} is {shown(options[name])}, expected True or False")
     if options["overwrite_state"] and options["state"] is None:
         raise ValueError(f"{fn}: overwrite_state=True without a state, expected state to be given")
-    if spec.check_options is not None:
-        spec.check_options(fn, options)
+    if spec.options.check is not None:
+        spec.options.check(fn, options)
 
 
 def _is_doubtful(options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ..matrix_state import core as matrix_state
 from ..runtime import threads
-from ..spec import VariantSpec
+from ..spec import Samples, VariantSpec
 from . import replay
 from .binding import Prepared, prepare
 from .options import COMMON, threads_of
@@ -20,8 +20,8 @@ NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def public(spec: VariantSpec) -> Callable[[F], F]:
-    """Decorator: turn a documented stub into the public function of `spec`."""
+def public(spec: VariantSpec, samples: Samples | None = None) -> Callable[[F], F]:
+    """Decorator: turn a documented stub into the public function of `spec`; samples: for tests."""
 
     def decorate(stub: F) -> F:
         @functools.wraps(stub)
@@ -29,6 +29,7 @@ def public(spec: VariantSpec) -> Callable[[F], F]:
             return run(spec, arrays, keywords)
 
         function.spec = spec  # type: ignore[attr-defined]
+        function.samples = samples or Samples()  # type: ignore[attr-defined]
         function.__signature__ = _signature(spec)  # type: ignore[attr-defined]
         return function  # type: ignore[return-value]
 
@@ -39,7 +40,7 @@ def _signature(spec: VariantSpec) -> inspect.Signature:
     one, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, one, default=None if arg.optional else inspect.Parameter.empty)
                   for name, arg in spec.arrays.items()]
-    options = {**spec.options, **COMMON}
+    options = {**spec.options.defaults, **COMMON}
     return inspect.Signature(parameters + [inspect.Parameter(n, keyword, default=v) for n, v in options.items()])
 
 

@@ -62,14 +62,14 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
         form, C = getattr(core, "form", matrix_state.form)(spec.name, x, memory, call.plan, wanted)
         one, all_of_it = _operations(memory, call.plan.causal, form, C or 0)
         each, total = each + one, total + all_of_it
-    v, q = getattr(call.variables, spec.value), x.q
+    v, q = getattr(call.variables, spec.change.value), x.q
     if hasattr(core, "operations_per_token"):
         more = core.operations_per_token(x, C or 1, _readers(last))
         each, total = each + more, total + more * prod(v.shape[:-1])
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
     moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
     if q is not None:
-        queries = getattr(call.variables, spec.query)
+        queries = getattr(call.variables, spec.change.query)
         heads = max(v.shape[-2], queries.shape[-2])
         moved += prod(queries.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)
     return Explanation(

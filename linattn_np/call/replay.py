@@ -6,7 +6,7 @@ signature key: everything that its checks and its plan depend on, except the num
     CuPy    the kernel launches, with the positions of pointers among their arguments: forward, and forward and pullback
             of vjp. Only for calls that did nothing else on the device.
     NumPy   the tables of the compiled loops, with the positions of addresses. Only for calls whose variables are the
-            core's, or of variants with their own VariantSpec.record.
+            core's, or of variants with their own StateFormat.record.
 
 Not recorded: ragged batches, row numbers on the host, arrays of other libraries, one array given twice, a layout that
 raises a warning. LINATTN_NP_REPLAY=0 in the environment at import disables replay; `clear()` deletes all plans.
@@ -76,8 +76,8 @@ def store_bound(call: Any, signature: Signature, inputs: Any, residuals: Any) ->
     if not ENABLED or signature.key in _plans or len({address(y) for y in arrays}) < len(arrays):
         return
     spec, given, state = call.spec, signature.arrays, signature.state
-    if spec.record is not None:
-        recorded = spec.record(call.variables, inputs, call.plan, residuals, given, state)
+    if spec.state.record is not None:
+        recorded = spec.state.record(call.variables, inputs, call.plan, residuals, given, state)
     else:
         recorded = matrix_state.record(inputs, call.plan, state, residuals, given)
     store(signature.key, recorded or _in_full)
@@ -139,7 +139,7 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
 
 def _is_recorded_state(spec: VariantSpec, x: Any) -> bool:
     """Whether a state is a tuple of NumPy arrays of a variant with its own `record`."""
-    return spec.record is not None and isinstance(x, tuple) and all(type(S) is ndarray for S in x)
+    return spec.state.record is not None and isinstance(x, tuple) and all(type(S) is ndarray for S in x)
 
 
 @functools.cache

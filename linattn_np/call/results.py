@@ -26,15 +26,15 @@ def finish(call: Prepared, core_out: Array | None, end: Array) -> Any:
     spec, xp, options = call.spec, call.plan.xp, call.options
     out = core_out
     if out is not None:
-        if spec.from_core is not None:
-            out = spec.from_core(call.variables, out)
-        out = cast(xp, out, getattr(call.variables, spec.value).dtype)
+        if spec.change.from_core is not None:
+            out = spec.change.from_core(call.variables, out)
+        out = cast(xp, out, getattr(call.variables, spec.change.value).dtype)
         if options["layout"] == "heads_first":
             out = xp.moveaxis(out, -3, -2)
         out = call.library.give_back(out)
     if out is not None and not (options["return_state"] or options["overwrite_state"]):
         return out
-    state = spec.unpack_state(call.variables, end) if spec.unpack_state else end
+    state = spec.state.unpack(call.variables, end) if spec.state.unpack else end
     if isinstance(state, tuple):
         given = (None,) * len(state) if call.given_state is None else call.given_state
         state = type(state)(*(_final(call, S, own) for S, own in zip(state, given, strict=True)))
@@ -80,7 +80,7 @@ def cotangents(
     if dstate is None:
         return d_out, None, {}
     spec, c = call.spec, call.variables
-    want: Any = spec.unpack_state(c, end) if spec.unpack_state else end
+    want: Any = spec.state.unpack(c, end) if spec.state.unpack else end
     if isinstance(want, tuple) and not isinstance(dstate, tuple):
         names = ", ".join(f"d{n}" for n in flatten("", want)).replace("d.", "d")
         raise TypeError(f"{fn}: dstate is a {type(dstate).__qualname__}, expected ({names}) as a {type(want).__name__}")
@@ -91,9 +91,9 @@ def cotangents(
             raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {tuple(S.shape)}")
         entered[name] = cast(xp, d, call.plan.dtype)
     given = unflatten(dstate, [entered[name] for name in each])
-    if spec.unpack_state_vjp is not None:
-        return d_out, *spec.unpack_state_vjp(c, end, given)
-    return d_out, spec.pack_state(c, given) if spec.pack_state else given, {}
+    if spec.state.unpack_vjp is not None:
+        return d_out, *spec.state.unpack_vjp(c, end, given)
+    return d_out, spec.state.pack(c, given) if spec.state.pack else given, {}
 
 
 def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
@@ -113,10 +113,10 @@ def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
         values.append(call.library.give_back(d))
     state = None
     if call.given_state is not None:
-        if spec.pack_state_vjp is not None:
-            state = spec.pack_state_vjp(c, dstate0, grads.get("state"))
+        if spec.state.pack_vjp is not None:
+            state = spec.state.pack_vjp(c, dstate0, grads.get("state"))
         else:
-            state = spec.unpack_state(c, dstate0) if spec.unpack_state else dstate0
+            state = spec.state.unpack(c, dstate0) if spec.state.unpack else dstate0
         given = flatten("state", call.given_state).values()
         each = [call.library.give_back(cast(xp, d, S.dtype))
                 for d, S in zip(flatten("state", state).values(), given, strict=True)]

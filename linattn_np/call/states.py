@@ -14,7 +14,7 @@ from ..spec import VariantSpec
 
 def normalise(spec: VariantSpec, name: str, state: Any, options: dict[str, Any]) -> Any:
     """A state in the variant's form: one array, or its named tuple from any tuple of that length."""
-    kind = spec.state(options)
+    kind = spec.state.type_of(options)
     if not isinstance(state, tuple):
         return state
     if kind is None:
@@ -30,7 +30,8 @@ def by_name(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     """The caller's arrays and state by name."""
     given = dict(zip(spec.arrays, arrays, strict=False))
     given |= {n: x for n, x in keywords.items() if n in spec.arrays}
-    return given | flatten("state", normalise(spec, "state", keywords.get("state"), {**spec.options, **keywords}))
+    options = {**spec.options.defaults, **keywords}
+    return given | flatten("state", normalise(spec, "state", options.get("state"), options))
 
 
 def flatten(name: str, state: Any) -> dict[str, Any]:

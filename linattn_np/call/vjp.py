@@ -74,7 +74,7 @@ def _in_full(
 ) -> tuple[Any, Pullback]:
     spec = call.spec
     _check_options(call)
-    constant_gate = spec.gate is not None and getattr(call.variables, spec.gate) is None
+    constant_gate = spec.change.gate is not None and getattr(call.variables, spec.change.gate) is None
     plan = call.plan._replace(gradients=True, gate_gradient=not constant_gate)
     with limit(spec, keywords), call.recorder or NO_LIMIT:
         x = call.inputs()
@@ -82,7 +82,7 @@ def _in_full(
         core_out, end, residuals = core.forward(spec.name, x, plan, call.state, call.options["backend"])
         result = finish(call, core_out, end)
     shape = None if core_out is None else _out_shape(call, core_out)
-    core_out = core_out if spec.from_core else None
+    core_out = core_out if spec.change.from_core else None
     recorded = None
     if signature is not None and not call.doubtful_layout:
         from . import device_replay
@@ -103,12 +103,12 @@ def _in_full(
         d_out, d_state, grads = cotangents(call, dout, dstate, shape, end)
         with limit(spec, keywords), recorder or NO_LIMIT:
             c = call.variables
-            if spec.from_core_vjp and d_out is not None:
-                d_out, more = spec.from_core_vjp(c, core_out, d_out)
+            if spec.change.from_core_vjp and d_out is not None:
+                d_out, more = spec.change.from_core_vjp(c, core_out, d_out)
                 c = c.extended({n: more.pop(n) for n in [*more] if n not in spec.arrays})
                 _add(grads, more)
             d, dstate0 = core.backward(residuals, d_out, d_state)
-            _add(grads, spec.to_core_vjp(c, d))
+            _add(grads, spec.change.to_core_vjp(c, d))
         found = gradients(call, grads, dstate0)
         if recorder is not None:
             device_replay.store_pullback(recorded, (dout, dstate), recorder, found)
@@ -133,7 +133,7 @@ def _apart(call: Prepared, core: Any, residuals: Any, result: Any) -> Any:
     out, state = result if isinstance(result, Result) else (result, None)
     if core.reads_out(residuals):
         out = own(out)
-    if state is not None and (call.spec.unpack_state_vjp is not None or core.reads_end(residuals)):
+    if state is not None and (call.spec.state.unpack_vjp is not None or core.reads_end(residuals)):
         state = unflatten(state, [own(S) for S in flatten("state", state).values()])
     return Result(out, state) if isinstance(result, Result) else out
 

@@ -40,7 +40,7 @@ def copies(x):
 def test_write_without_reading(case, form):
     arrays, state = draw(case, T=19)
     expected = call(case, arrays, state=state, **form)[1]
-    silent = arrays | {case.spec.query: None}
+    silent = arrays | {case.spec.change.query: None}
     out, end = case.fn(**silent, **case.options, state=state, **form)  # no return_state: there is nothing else
     assert out is None
     for a, b in zip(parts(end), parts(expected), strict=True):
@@ -48,16 +48,16 @@ def test_write_without_reading(case, form):
     if form not in ({}, {"chunk_size": 16}):
         return
     given = {n: x for n, x in silent.items() if x is not None and not isinstance(x, str)}
-    check_vjp(case.fn, **{case.spec.query: None}, **given, **case.named, **case.options, **form, state=state)
+    check_vjp(case.fn, **{case.spec.change.query: None}, **given, **case.named, **case.options, **form, state=state)
 
 
 @every_variant
 def test_queries_get_no_gradient_when_there_are_none(case):
     arrays, state = draw(case, T=5)
-    (_, end), pullback = la.vjp(case.fn, **(arrays | {case.spec.query: None}), **case.options, state=state)
+    (_, end), pullback = la.vjp(case.fn, **(arrays | {case.spec.change.query: None}), **case.options, state=state)
     grads = pullback(dstate=end)
-    assert getattr(grads, case.spec.query) is None
-    assert getattr(grads, case.spec.key).shape == arrays[case.spec.key].shape
+    assert getattr(grads, case.spec.change.query) is None
+    assert getattr(grads, case.spec.change.key).shape == arrays[case.spec.change.key].shape
 
 
 @pytest.mark.parametrize(("Hq", "H"), [(2, 2), (1, 3), (4, 2)])
@@ -89,7 +89,7 @@ def test_read_gives_what_the_last_query_read(case):
     arrays, state = draw(case, T=9)
     out, end = call(case, arrays, state=state)
     scale = 5**-0.5 if case.spec.scaled else 1.0
-    found = la.read(arrays[case.spec.query][:, -1:], end, scale=scale)
+    found = la.read(arrays[case.spec.change.query][:, -1:], end, scale=scale)
     np.testing.assert_allclose(found, out[:, -1:], rtol=1e-12, atol=1e-13)
 
 
@@ -351,7 +351,7 @@ def test_influence_matrix_is_the_call(case):
     arrays, _ = draw(case, T=9, H=2, Tq=None)
     if not case.causal:
         return check_influence_of_other_queries(case)
-    v = arrays[case.spec.value]
+    v = arrays[case.spec.change.value]
     A = la.influence_matrix(case.fn, **arrays, **case.options)
     if case.spec.micro_steps:
         return check_influence_of_micro_steps(case, arrays, A)
@@ -368,7 +368,7 @@ def test_influence_matrix_is_the_call(case):
 
 def check_influence_of_micro_steps(case, arrays, A):
     assert A.shape == (2, 2, 9, 9 * 2)
-    made = np.einsum("bhijn,bjnhe->bihe", A.reshape(2, 2, 9, 9, 2), arrays[case.spec.value])
+    made = np.einsum("bhijn,bjnhe->bihe", A.reshape(2, 2, 9, 9, 2), arrays[case.spec.change.value])
     assert relative_error(made, case.fn(**arrays, **case.options)) <= 1e-12
     assert not A[..., np.repeat(np.triu(np.ones((9, 9)), k=1) > 0, 2, axis=1)].any()
 
@@ -386,7 +386,7 @@ def test_influence_matrix_of_grouped_heads_and_packed_sequences(case):
     arrays, _ = draw(case, T=9, B=(1,), H=2, Hq=4)
     offsets = [0, 2, 2, 9]
     A = la.influence_matrix(case.fn, **arrays, **case.options, cu_seqlens=offsets)
-    v = arrays[case.spec.value][:, :, [0, 0, 1, 1]]
+    v = arrays[case.spec.change.value][:, :, [0, 0, 1, 1]]
     made = np.einsum("bheij,bjhe->bihe" if A.ndim == 5 else "bhij,bjhe->bihe", A, v)
     assert relative_error(made, case.fn(**arrays, **case.options, cu_seqlens=offsets)) <= 1e-12
     assert not A[..., 2:, :2].any()
@@ -402,7 +402,7 @@ def test_influence_heads_first():
 @every_case
 def test_influence_matrix_does_not_depend_on_the_values(case):
     arrays, _ = draw(case, T=6)
-    moved = arrays | {case.spec.value: 3 * arrays[case.spec.value] + 1}
+    moved = arrays | {case.spec.change.value: 3 * arrays[case.spec.change.value] + 1}
     error, _ = worst({"A": la.influence_matrix(case.fn, **moved, **case.options)},
                      {"A": la.influence_matrix(case.fn, **arrays, **case.options)})
     assert error == 0

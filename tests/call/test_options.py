@@ -23,7 +23,8 @@ VALUES = {
 }  # fmt: skip
 FUNCTIONS = (la.linear_attention, la.gated_delta_rule, la.lightning_attention, la.mamba2, la.mesa_net, la.mlstm,
              la.performer, la.rfa, la.based, la.rebased, la.retnet, la.gsa)  # fmt: skip
-OPTIONS = [(fn, name) for fn in FUNCTIONS for name in (*fn.spec.options, *(COMMON if fn in FUNCTIONS[:2] else ()))]
+OPTIONS = [(fn, name) for fn in FUNCTIONS
+           for name in (*fn.spec.options.defaults, *(COMMON if fn in FUNCTIONS[:2] else ()))]
 
 
 def refused(fn, name, value, **more):

@@ -17,18 +17,19 @@ from ...runtime.arrays import Array, cast, device, sum_dtype
 from ...runtime.handles import address
 from ...runtime.shapes import check_state
 from ...runtime.values import is_finite, is_word, shown
-from ...spec import ArgSpec, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ..shared.arguments import KEYS, QUERIES, VALUES
 
 FLOOR = -1.0e4  # of log f: e^{-1e4} is 0 in every dtype
 
 
-def _gates(c: Any) -> tuple[Array, Array]:
+def _gates(c: Variables) -> tuple[Array, Array]:
     """The pre-activations i and f after their cap, in the dtype of sums."""
     wide, cap = sum_dtype(c.xp, c.v), c.options["soft_cap"]
     return tuple(soft_cap(c.xp, cast(c.xp, x, wide), cap) for x in (c.i, c.f))
 
 
-def _gauge(c: Any) -> Gauge:
+def _gauge(c: Variables) -> Gauge:
     """log f_t and i_t in the gauge m_t = max(log f_t + m_{t-1}, i_t), computed once a call; m_0 = 0 without a state."""
     if "gauge" not in vars(c):
         xp, (i, f), state = c.xp, _gates(c), getattr(c, "state", None)
@@ -40,7 +41,7 @@ def _gauge(c: Any) -> Gauge:
     return c.gauge
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     """k, e^{i~ - m} [v, 1], g = log f + m_{t-1} - m_t: the last column of the state is n."""
     xp, at = c.xp, _gauge(c)
     write = cast(xp, at.write, c.dtype)[..., None]
@@ -48,7 +49,7 @@ def to_core(c: Any) -> Inputs:
     return Inputs(c.q, c.k, v, cast(xp, at.decay, c.dtype)[..., None])
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     """At fixed m, since outputs do not depend on it."""
     xp, at = c.xp, _gauge(c)
     write = cast(xp, at.write, c.dtype)[..., None]
@@ -57,7 +58,7 @@ def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
     return grads | _gates_vjp(c, write[..., 0] * found, d.g[..., 0])
 
 
-def _gates_vjp(c: Any, di: Array, dlog_f: Array) -> dict[str, Array]:
+def _gates_vjp(c: Variables, di: Array, dlog_f: Array) -> dict[str, Array]:
     """Gradients of the arrays i and f from those of the log gates."""
     xp, (_, f), cap = c.xp, _gates(c), c.options["soft_cap"]
     slope = xp.ones_like(f) if c.options["forget_gate"] == "exp" else sigmoid(xp, -f)
@@ -66,13 +67,13 @@ def _gates_vjp(c: Any, di: Array, dlog_f: Array) -> dict[str, Array]:
     return {"i": cast(xp, di, c.dtype), "f": cast(xp, df, c.dtype)}
 
 
-def from_core(c: Any, out: Array) -> Array:
+def from_core(c: Variables, out: Array) -> Array:
     """num / max(|den|, e^{-m}), 0 where the denominator is 0."""
     num, _, _, below = _parts(c, out)
     return num / below
 
 
-def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """dnum = dout / below; where |den| is the larger, dden = -sign(den) <dnum, out>."""
     xp, (num, den, floor, below) = c.xp, _parts(c, out)
     dnum = cast(xp, dout, c.dtype) / below
@@ -80,7 +81,7 @@ def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Arr
     return xp.concat([dnum, xp.where(xp.abs(den) > floor, dden, xp.zeros_like(dden))], axis=-1), {}
 
 
-def _parts(c: Any, out: Array) -> tuple[Array, Array, Array, Array]:
+def _parts(c: Variables, out: Array) -> tuple[Array, Array, Array, Array]:
     """Numerator, q n^T, e^{-m} of every query head, and max(|q n^T|, e^{-m}), but inf for 0: x / 0 is 0 here."""
     xp, m = c.xp, _gauge(c).m
     m = xp.repeat(m, out.shape[-2] // max(m.shape[-1], 1), axis=-1) if out.shape[-2] != m.shape[-1] else m
@@ -92,7 +93,7 @@ def _parts(c: Any, out: Array) -> tuple[Array, Array, Array, Array]:
 # the state
 
 
-def pack_state(c: Any, state: Any) -> Array | None:
+def pack_state(c: Variables, state: Any) -> Array | None:
     """(S, n) as one (..., H, K, V + 1) state; m is the initial m_0 of the gauge."""
     if state is None:
         return None
@@ -103,15 +104,15 @@ def pack_state(c: Any, state: Any) -> Array | None:
     return _joined(c, state)
 
 
-def _joined(c: Any, state: Any) -> Array:
+def _joined(c: Variables, state: Any) -> Array:
     return c.xp.concat([cast(c.xp, state.S, c.dtype), cast(c.xp, state.n, c.dtype)[..., None]], axis=-1)
 
 
-def unpack_state(c: Any, S: Array) -> StabilisedState:
+def unpack_state(c: Variables, S: Array) -> StabilisedState:
     return StabilisedState(S[..., :-1], S[..., -1], cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype))
 
 
-def unpack_state_vjp(c: Any, S: Array, dstate: Any) -> tuple[Array, dict[str, Array]]:
+def unpack_state_vjp(c: Variables, S: Array, dstate: Any) -> tuple[Array, dict[str, Array]]:
     """The stored state is e^{-m_T} times the represented one: dm_T = dm - <dS, S> - <dn, n>, by last_vjp."""
     xp, at = c.xp, _gauge(c)
     dS = _joined(c, dstate)
@@ -120,14 +121,14 @@ def unpack_state_vjp(c: Any, S: Array, dstate: Any) -> tuple[Array, dict[str, Ar
     return dS, _gates_vjp(c, di, dlog_f) | {"state": dm_0}
 
 
-def pack_state_vjp(c: Any, dS: Array, dm: Array | None) -> StabilisedState:
+def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState:
     """C_0 = e^{m_0} S_0, so dm_0 = <dS_0, S_0> + <dn_0, n_0>, plus the part of m_T."""
     xp = c.xp
     dm_0 = xp.sum(dS * _joined(c, c.state), axis=(-2, -1))
     return StabilisedState(dS[..., :-1], dS[..., -1], dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
 
 
-def record(c: Any, x: Inputs, plan: Plan, residuals: Any, given: list[np.ndarray], state: Any) -> Any:
+def record(c: Variables, x: Inputs, plan: Plan, residuals: Any, given: list[np.ndarray], state: Any) -> Any:
     """The recorded plan of a NumPy step of one token: S and n are two memories, without concatenation."""
     dtype, wide, sigmoids = plan.dtype, sum_dtype(c.xp, c.v), c.options["forget_gate"] == "sigmoid"
     if c.q is None or state is None or c.sizes.T != 1 or c.options["soft_cap"] is not None:
@@ -189,31 +190,22 @@ SPEC = VariantSpec(
     "out_t = scale q_t S_t / max(|scale q_t n_t^T|, 1)",
     paper="Beck et al., xLSTM, arXiv 2405.04517",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "i": ArgSpec("T H", "normal", "input gate: its logarithm"),
-        "f": ArgSpec("T H", "log decay", "forget gate: what the sigmoid is taken of"),
+        "q": QUERIES,
+        "k": KEYS,
+        "v": VALUES,
+        "i": ArgSpec("T H", "input gate: its logarithm"),
+        "f": ArgSpec("T H", "forget gate: what the sigmoid is taken of"),
     },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp),
     decay=Decay.SCALAR,
     readout=Readout.NORMALISED,
-    options={"soft_cap": None, "forget_gate": "sigmoid"},
-    check_options=check_options,
-    from_core=from_core,
-    from_core_vjp=from_core_vjp,
-    pack_state=pack_state,
-    unpack_state=unpack_state,
-    unpack_state_vjp=unpack_state_vjp,
-    pack_state_vjp=pack_state_vjp,
-    record=record,
-    state=lambda options: StabilisedState,
-    examples=({}, {"soft_cap": 1.5}, {"forget_gate": "exp"}),
+    state=StateFormat(StabilisedState, None, pack_state, unpack_state, unpack_state_vjp, pack_state_vjp, record),
+    options=OptionSpec({"soft_cap": None, "forget_gate": "sigmoid"}, check_options),
 )
+SAMPLES = Samples({"f": "log decay"}, ({}, {"soft_cap": 1.5}, {"forget_gate": "exp"}))
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def mlstm(q: Any, k: Any, v: Any, i: Any, f: Any, **options: Unpack[MlstmOptions]) -> Any:
     """mLSTM: a decaying matrix memory with exponential input gates, read through a normaliser.
 
