@@ -141,8 +141,8 @@ def claims_table(claims: list[Claim], gate_sets: list[str], decide: bool) -> "Ta
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for claim in claims:
         if claim.decides == decide:
-            row = (claim.conclusion, f"{claim.says}: {claim.comparison}", " and ".join(claim.differ_in))
-            rows.setdefault(row, {})[claim.gates] = found_text(claim)
+            cells = (claim.conclusion, f"{claim.says}: {claim.comparison}", " and ".join(claim.differ_in))
+            rows.setdefault(cells, {})[claim.gates] = found_text(claim)
     for row, by_set in rows.items():
         table.add_row(*row, *(by_set.get(name, "-") for name in gate_sets))
     return table

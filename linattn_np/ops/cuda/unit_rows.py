@@ -66,7 +66,8 @@ def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair) -> Pair:
         per //= 2
     constants = row_constants(element, element if grad is None else dtype_name(grad), K, per)
     each = THREADS // dict(constants)["LA_LANES"]
-    packed, blocks = [], []
+    packed: list[Any] = []
+    blocks: list[int] = []
     for x, dy, y in zip(arrays, grads, made, strict=True):
         packed += NONE if x is None else _row_array(x, dy, y)
         blocks.append(0 if x is None else -(-prod(x.shape[:-1]) // each))
