@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from math import gcd
 from typing import Any, NamedTuple
 
+from .matrix_state import policy
 from .matrix_state.cuda import delta_plan as cuda_delta_plan
 from .matrix_state.cuda import delta_portable_plan as cuda_delta_portable
 from .matrix_state.cuda import operands as cuda_operands
@@ -53,7 +54,7 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
         return Entry(words, how.file, how.constants)
 
     def small(words: str, file: str, reverse: bool = False) -> Entry:
-        chunk = cuda_wgmma.CHUNK if wgmma else cuda_plan.CHUNK
+        chunk = policy.GROUP_CHUNK if wgmma else policy.SCAN_CHUNK
         return Entry(words, file, cuda_plan.common_constants(dtype, decay, reverse, chunk))
 
     yield scan("out", K, V)

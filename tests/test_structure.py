@@ -156,6 +156,24 @@ def test_files_functions_and_classes_are_short():
     assert {one[:2] for one in found} == set(ALLOWED)  # what is allowed is there
 
 
+SIZES_OF_KERNELS = "matrix_state/cuda/shared_memory.py"  # bytes of layouts: what a source asserts, nothing to choose
+
+
+def test_thresholds_and_sizes_of_the_core_are_in_one_file():
+    """No other module of the core has a number as a constant."""
+    found = []
+    for path, name in zip(FILES, NAMES, strict=True):
+        elsewhere = (*REWRITTEN, "matrix_state/policy.py", SIZES_OF_KERNELS)
+        if not name.startswith("matrix_state/") or name.startswith(elsewhere):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            parts = list(ast.walk(node.value)) if isinstance(node, ast.Assign) else []
+            numbers = [x for x in parts if isinstance(x, ast.Constant) and type(x.value) in (int, float)]
+            if numbers and not any(isinstance(x, ast.Name | ast.Call | ast.Dict) for x in parts[1:]):
+                found.append((name, ast.unparse(node)))
+    assert found == [("matrix_state/cuda/delta_portable_plan.py", "OUTPUTS, WRITES, ADDS = (1, 0, 2)")]  # codes
+
+
 @pytest.mark.parametrize("top", ["linattn_np", "cuda_src", "tests", "bench", "docs"])
 def test_a_folder_holds_few_files(top):
     found: dict[str, int] = {}
@@ -310,7 +328,7 @@ def test_type_checkers_see_what_is_there():
     seen = {}
     for node in ast.walk(block):
         if isinstance(node, ast.ImportFrom) and node.level:
-            seen |= {alias.name: node.module for alias in node.names}
+            seen |= {alias.name: node.module for alias in node.names if alias.asname == alias.name}
         elif isinstance(node, ast.AnnAssign):
             seen[node.target.id] = "catalog"
     assert set(seen) == set(la.__all__)

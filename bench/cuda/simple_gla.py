@@ -20,7 +20,6 @@ import numpy as np
 
 import linattn_np as la
 from bench.cuda import passes, peers, report, timing
-from linattn_np.matrix_state.cuda import wgmma as cuda_wgmma
 
 FUNCTION = la.simple_gla
 
@@ -179,7 +178,7 @@ def differences(cp: Any, what: str, theirs: Any, one: list[Any], function: str) 
 
 def forced(portable: bool) -> Any:
     """A context in which the portable passes are used, or the default ones."""
-    return passes.override("PORTABLE", portable, cuda_wgmma)
+    return passes.override("PORTABLE", portable)
 
 
 def measure(cp: Any, limits: passes.Limits, others: bool, cases: list[Case]) -> Iterator[dict[str, Any]]:

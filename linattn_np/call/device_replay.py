@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
-from ..matrix_state.cuda.delta_plan import SAVED
+from ..matrix_state import policy
 from ..runtime.cuda import launch
 from ..runtime.cuda.record import LaunchSequence, Recorder, View, get, view_of
 from ..runtime.memory import is_on_device
@@ -173,7 +173,7 @@ class Residuals(NamedTuple):
 
 
 def forward_key(signature: Signature) -> Hashable:
-    return "vjp", os.environ.get(SAVED), *signature.key
+    return "vjp", os.environ.get(policy.SAVED_VARIABLE), *signature.key
 
 
 def find_forward(signature: Signature) -> Forward | None:

@@ -62,7 +62,7 @@ def test_every_entry_compiles(arch, dtype, K, V, decay):
         assert spilled(code.log) <= allowed, (entry.words, code.log)
         assert not re.search(r"C75\d\d", code.log), (entry.words, code.log)  # products that wait for one another
         if arch in ("sm_80", "sm_90a") and entry.file not in WITHOUT_PRODUCTS:
-            warps = not wgmma or entry.file in (cuda_delta_plan.BLOCK, cuda_delta_plan.SEGMENTS)
+            warps = not wgmma or entry.file in (cuda_delta_plan.FACTORS, cuda_delta_plan.SEGMENTS)
             assert operations(code.cubin) & (HMMA if warps else HGMMA), entry.words
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from linattn_np.call import replay
-from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
-from linattn_np.matrix_state.cuda import wgmma as cuda_wgmma
+from linattn_np.matrix_state import policy
 from linattn_np.runtime.cuda import launch
 
 
@@ -36,8 +35,7 @@ def hopper(cp):
 @pytest.fixture
 def portable(cp, monkeypatch):
     """The portable kernels where others would be taken."""
-    monkeypatch.setattr(cuda_delta_plan, "PORTABLE", True)
-    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
+    monkeypatch.setattr(policy, "PORTABLE", True)
     yield
     replay.clear()  # a call that was kept was decided so
 

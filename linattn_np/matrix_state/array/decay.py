@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import copy
 
+from ...ops.gates import LOG_DECAY_FLOOR
 from ...runtime.arrays import Array, Namespace, cast, device, keep_lower, sum_dtype, transposed_rows
 from ..types import ReadState
 from .cumulative import after, before, crossing, down, list_chunks, pad, pair_table, prefix, suffix, up
-
-GATE_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it acts as -inf
 
 
 def decay_of(xp: Namespace, g: Array | None, dtype: object) -> NoDecay:
@@ -103,7 +102,7 @@ class ScalarDecay(NoDecay):
     def __init__(self, xp: Namespace, g: Array, dtype: object):
         super().__init__(xp)
         self.dtype = dtype
-        floor = xp.asarray(GATE_FLOOR, dtype=g.dtype, device=device(g))
+        floor = xp.asarray(LOG_DECAY_FLOOR, dtype=g.dtype, device=device(g))
         self.g = cast(xp, xp.maximum(g, floor), sum_dtype(xp, g))
         self.tables: dict[object, Array] = {}
 

@@ -20,6 +20,7 @@ from ...runtime.arrays import Array, cast, sum_to
 from ...runtime.cuda import launch
 from ...runtime.cuda.tensor_map import BYTES as MAP
 from ...runtime.cuda.tensor_map import moves, takes, tensor_map
+from .. import policy
 from ..types import Decay, Inputs, Plan, ReadState, Saved
 from . import arguments, delta_portable, delta_portable_plan, operands
 from . import delta_plan as cuts
@@ -56,7 +57,7 @@ def unsupported_reason(call: Any) -> str | None:
         return "the kernels write and read in one pass, each token after its own write; this call does not"
     if plan.dtype == plan.xp.float64:
         return "float64 is computed by the chunk form in CuPy"
-    if plan.chunk_size not in (None, cuts.CHUNK):
+    if plan.chunk_size not in (None, policy.GROUP_CHUNK):
         return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
     if (why := operands.unsupported_reason(x)) or _wgmma(x, plan):
         return why
@@ -120,7 +121,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     begins, transposed = _begins(xp, batch, arrays, checkpoints, start, plan.gradients)
     _launch("chain", batch, batch.N * batch.heads * batch.segments, arrays, out=out, checkpoints=checkpoints,
             begins=begins, start=start, end=states_at(end, batch, batch.group), scale=plan.scale)
-    checkpoints = checkpoints if plan.gradients and cuts.saves_blocks(checkpoints.nbytes) else None
+    checkpoints = checkpoints if plan.gradients and policy.saves_factors(checkpoints.nbytes) else None
     return out, public_state(end, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transposed))
 
 
@@ -161,9 +162,9 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 def _batch(x: Inputs, plan: Plan) -> Batch:
     sizes = sizes_of(x, plan)
     _, T, heads, _, _, _, N, offsets, tokens = sizes
-    longest = -(-tokens // cuts.CHUNK)
-    # a sequence's chunks begin at first // CHUNK + its number
-    slots = N * longest if offsets is None else T // cuts.CHUNK + N
+    longest = -(-tokens // policy.GROUP_CHUNK)
+    # a sequence's chunks begin at first // GROUP_CHUNK + its number
+    slots = N * longest if offsets is None else T // policy.GROUP_CHUNK + N
     each = -(-longest // cuts.segments(N * heads, longest, launch.multiprocessors()))
     return Batch(*sizes, longest, slots, -(-longest // each), each, x.g is not None, plan.l2norm, plan.micro_steps)
 

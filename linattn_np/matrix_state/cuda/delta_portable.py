@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from ...ops.cuda.arguments import address, rows_of
 from ...runtime.arrays import Array, cast, dtype_name, sum_to
 from ...runtime.cuda import launch
+from ..policy import saves_factors
 from ..types import Inputs, Plan, ReadState, Saved
 from . import arguments, shared_memory
 from . import delta_portable_plan as cuts
 from .arguments import NO_STATES, States, gate_of
-from .delta_plan import saves_blocks
 from .delta_portable_plan import ADDS, WRITES, Kind, Pass
 from .operands import (
     ChunkSizes,
@@ -71,7 +71,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     begins, transfers = _begins(xp, batch, inverses, start)
     _chain(batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, states_at(end, batch, batch.group),
            v=rows_of(batch.v, batch.heads), out=rows_of(out, batch.heads), scale=plan.scale)
-    stored = inverses if plan.gradients and saves_blocks(inverses.nbytes) else None
+    stored = inverses if plan.gradients and saves_factors(inverses.nbytes) else None
     saved = Saved(x, plan, state, Residuals(stored, begins, transfers))
     return cast(xp, out, x.v.dtype), public_state(end, batch), saved
 

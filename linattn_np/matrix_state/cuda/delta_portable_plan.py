@@ -12,7 +12,7 @@ from .shared_memory import round_up
 
 INVERSE, SCAN = "delta/delta_inverse.cu", "delta/delta_scan.cu"
 REVERSE, GRADS = "delta/delta_scan_reverse.cu", "delta/delta_scan_grads.cu"
-SEGMENTS, LEAST = "delta/delta_scan_segments.cu", 8  # chunks that a segment has at least
+SEGMENTS = "delta/delta_scan_segments.cu"
 
 
 class Pass(NamedTuple):
@@ -116,7 +116,7 @@ def segments(blocks: int, chunks: int, multiprocessors: int) -> int:
     What n segments add and multiply by takes 2 n - 3 blocks for each, which are to be there at once.
     """
     places = multiprocessors // max(blocks, 1)
-    return max(1, min(places, (places + 3) // 2, chunks // LEAST))
+    return max(1, min(places, (places + 3) // 2, chunks // policy.SEGMENT_CHUNKS))
 
 
 def grads_pass(kind: Kind, limit: int) -> Pass:

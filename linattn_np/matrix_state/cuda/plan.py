@@ -6,17 +6,12 @@ import functools
 from typing import NamedTuple
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
+from .. import policy
 from . import shared_memory
-from .shared_memory import CHUNK, round_up
+from .shared_memory import round_up
 
 PRODUCTS = ELEMENTS | {"tf32": 3}  # what a pass multiplies: tf32 is float32 in memory
 SCAN = "scan/scan.cu"
-MOST_STAGES = 3  # chunks in flight
-MARKS = {"bfloat16": 256, "float16": 256, "float32": 128, "tf32": 256}  # tokens from one <S, dS> to the next
-SEGMENT = 512  # tokens that a segment has at least
-SMALLEST_LIMIT = 99 * 1024  # bytes of shared memory that a block can have on any device from compute capability 80 on
-REGISTERS = 65536  # of a multiprocessor
-BESIDE = {"bfloat16": 70, "float16": 110, "float32": 130, "tf32": 110}  # registers of a thread beside its accumulators
 
 
 class Pass(NamedTuple):
@@ -85,17 +80,17 @@ def scan_pass(kind: ScanKind, limit: int) -> Pass:
 
 def _scan_pass(kind: ScanKind, limit: int, warps: int, each: int) -> Pass:
     element, outputs, dots = kind.element, kind.outputs, kind.dots
-    C, threads = CHUNK, 32 * warps
-    registers = min(255, each * (round_up(kind.K, 16) + C) // 2 + BESIDE[element])
-    blocks = max(1, min(4, REGISTERS // (threads * registers)))
+    C, threads = policy.SCAN_CHUNK, 32 * warps
+    registers = min(255, each * (round_up(kind.K, 16) + C) // 2 + policy.SCAN_REGISTERS[element])
+    blocks = max(1, min(4, policy.REGISTERS // (threads * registers)))
     stages, separate = _stages(kind, warps, warps * each, limit, blocks)
     shared = shared_memory.scan(kind, warps, warps * each, stages, separate)
     constants = {
         "LA_DTYPE": PRODUCTS[element], "LA_DECAY": int(kind.decay), "LA_REVERSE": int(kind.reverse),
         "LA_ALIGN": kind.align, "LA_K": kind.K, "LA_V": kind.V, "LA_C": C, "LA_WARPS": warps, "LA_TILES": each,
         "LA_STAGES": stages, "LA_OUTPUTS": int(outputs), "LA_DOTS": int(dots), "LA_SEPARATE_X": int(separate),
-        "LA_MARK": MARKS[element], "LA_MARK_BYTES": shared_memory.mark_bytes(kind.K, each, False), "LA_SHARED": shared,
-        "LA_BLOCKS": max(1, min(blocks, (limit + 1024) // (shared + 1024))),
+        "LA_MARK": policy.MARK_TOKENS[element], "LA_MARK_BYTES": shared_memory.mark_bytes(kind.K, each, False),
+        "LA_SHARED": shared, "LA_BLOCKS": max(1, min(blocks, (limit + 1024) // (shared + 1024))),
     }  # fmt: skip
     parts = -(-kind.V // (16 * each * warps))
     return Pass(SCAN, tuple(sorted(constants.items())), shared, threads, parts, C, parts, warps)
@@ -105,20 +100,20 @@ def _stages(kind: ScanKind, warps: int, tiles: int, limit: int, blocks: int) -> 
     """(chunks in flight, whether x has a place of its own): the most with which `blocks` fit a multiprocessor."""
     for most in ((limit + 1024) // blocks - 1024, limit):
         for separate in (True, False) if kind.dots else (False,):
-            for n in (MOST_STAGES, 2):
+            for n in (policy.SCAN_STAGES, 2):
                 if shared_memory.scan(kind, warps, tiles, n, separate) <= most:
                     return n, separate
     return 1, False
 
 
-def common_constants(element: str, decay: bool, reverse: bool, chunk: int = CHUNK) -> Constants:
+def common_constants(element: str, decay: bool, reverse: bool, chunk: int = policy.SCAN_CHUNK) -> Constants:
     """Constants of the small kernels beside a pass in chunks of `chunk` tokens."""
     return tuple(sorted({
         "LA_DTYPE": PRODUCTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse),
-        "LA_C": chunk, "LA_MARK": MARKS[element], "LA_TILES": 1, "LA_WARPS": 1,
+        "LA_C": chunk, "LA_MARK": policy.MARK_TOKENS[element], "LA_TILES": 1, "LA_WARPS": 1,
     }.items()))
 
 
 def segments(blocks: int, tokens: int, resident: int, multiprocessors: int) -> int:
     """Pieces that sequences of `tokens` tokens are cut into when there are `blocks` blocks without cutting."""
-    return max(1, min(multiprocessors * resident // max(blocks, 1), tokens // SEGMENT))
+    return max(1, min(multiprocessors * resident // max(blocks, 1), tokens // policy.SEGMENT_TOKENS))

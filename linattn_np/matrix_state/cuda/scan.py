@@ -124,14 +124,14 @@ def _cotangent(x: Inputs, plan: Plan, dout: Array | None, q: Array, k: Array, v:
     shape = (*x.v.shape[:-2], max(x.q.shape[-2], H), V)
     dout = xp.zeros(shape, dtype=v.dtype) if dout is None else cast(xp, dout, v.dtype)
     dout = as_rows(xp, dout)[0]
-    return dout.copy() if alignment((dout,), V, V) < wgmma.ALIGN and _wgmma(q, k, v) else dout
+    return dout.copy() if alignment((dout,), V, V) < policy.ROW_BYTES and _wgmma(q, k, v) else dout
 
 
 def _batch(x: Inputs, plan: Plan, *arrays: Array) -> Batch:
     sizes = sizes_of(x, plan)
     _, _, heads, _, K, V, N, _, longest = sizes
     element, by_groups = _products(arrays[0], plan), _wgmma(*arrays[:3])
-    chunks = max(-(-longest // (wgmma.CHUNK if by_groups else cuts.CHUNK)), 1)
+    chunks = max(-(-longest // (policy.GROUP_CHUNK if by_groups else policy.SCAN_CHUNK)), 1)
     each = -(-chunks // _segments(element, K, V, by_groups, N * heads, longest))
     return Batch(*sizes, element, x.g is not None, alignment(arrays, K, V), -(-chunks // each), each, by_groups)
 
@@ -141,5 +141,5 @@ def _segments(element: str, K: int, V: int, by_groups: bool, slots: int, tokens:
     if by_groups:
         one = wgmma.scan_pass(K, V, True)
         return cuts.segments(slots * one.parts, tokens, one.resident, launch.multiprocessors())
-    parts = cuts.scan_pass(cuts.ScanKind(element, K, V, 16, True), cuts.SMALLEST_LIMIT).parts
+    parts = cuts.scan_pass(cuts.ScanKind(element, K, V, 16, True), policy.LEAST_SHARED).parts
     return cuts.segments(slots * parts, tokens, 2, launch.multiprocessors())

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ...ops.cuda.arguments import address, rows_of
 from ...runtime.arrays import Array
 from ...runtime.cuda import launch
+from .. import policy
 from ..types import Plan
 from . import arguments, wgmma
 from . import plan as cuts
@@ -42,7 +43,7 @@ class Dots:
 
     def __init__(self, xp: Any, batch: Batch):
         self.how = _pass(batch, batch.V, batch.K, False, True, True)
-        self.marks = -(-max(batch.longest, 1) // cuts.MARKS[batch.element])
+        self.marks = -(-max(batch.longest, 1) // policy.MARK_TOKENS[batch.element])
         slots = batch.N * batch.heads * self.marks
         self.tokens = [xp.empty((self.how.dot_parts, batch.heads, batch.tokens), dtype=xp.float32) for _ in range(2)]
         self.states = xp.empty((slots, self.how.mark_floats), dtype=xp.float32)
@@ -72,7 +73,7 @@ def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool
 
 
 def _small(batch: Batch, decay: bool, reverse: bool) -> cuts.Constants:
-    chunk = wgmma.CHUNK if batch.wgmma else cuts.CHUNK
+    chunk = policy.GROUP_CHUNK if batch.wgmma else policy.SCAN_CHUNK
     return cuts.common_constants(batch.element, decay, reverse, chunk)
 
 

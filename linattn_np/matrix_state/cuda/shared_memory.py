@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...runtime.cuda.elements import BYTES
+from .. import policy
 
-CHUNK = 32  # tokens of scan.cu: half of a gram matrix is masked, and smaller ones leave less of it to multiply
-GROUP_CHUNK, PANEL = 64, 64  # tokens of a chunk of warpgroup products; columns of a panel
+PANEL = 64  # columns of a panel: rows of 128 bytes
 BARRIER = 8
 
 
@@ -35,7 +35,7 @@ def scan(kind: Any, warps: int, tiles: int, stages: int, separate: bool) -> int:
     A stage has k, v, q (or what later has its place), x in its own place or in q's, log decays. In float32 without dots
     outputs leave in the place of the queries.
     """
-    C, size, dots = CHUNK, BYTES[kind.element], kind.dots
+    C, size, dots = policy.SCAN_CHUNK, BYTES[kind.element], kind.dots
     keys, values = C * round_up(kind.K, 16) * size, C * 16 * tiles * size
     reused = (kind.element == "float32" and not dots) or (dots and not separate)
     queries = 0 if not kind.outputs else max(keys, values) if reused else keys
@@ -44,20 +44,20 @@ def scan(kind: Any, warps: int, tiles: int, stages: int, separate: bool) -> int:
     return stages * stage + gram + warps * decay_sums(kind.element, C) + dots * (warps + 1) * C * 4
 
 
-STAGE_DECAY = 4 * GROUP_CHUNK * 4 + 16  # sums of decays of a stage (attention/producer.cuh)
+STAGE_DECAY = 4 * policy.GROUP_CHUNK * 4 + 16  # sums of decays of a stage (attention/producer.cuh)
 RING = 2 * BARRIER  # of a stage
 
 
 def scan_wgmma(K: int, groups: int, stages: int, outputs: bool, dots: bool) -> int:
     """scan_wgmma.cu, and adds_wgmma.cu without outputs; groups: warpgroups of 64 value rows."""
-    C, keys = GROUP_CHUNK, round_up(K, PANEL)
+    C, keys = policy.GROUP_CHUNK, round_up(K, PANEL)
     stage = C * 2 * (keys * (1 + outputs) + PANEL * groups * (1 + dots)) + STAGE_DECAY + RING
     return stages * stage + outputs * groups * C * C * 2 + dots * groups * 4 * C * 4 + 64
 
 
 def writes_wgmma(width: int, groups: int, stages: int, dots: bool) -> int:
     """writes_wgmma.cu: stages of q, dout, k, v; R, P1, P2, dots, where rows lie."""
-    C = GROUP_CHUNK
+    C = policy.GROUP_CHUNK
     stage = 4 * C * width * 2 + STAGE_DECAY + RING
     return stages * stage + width * width * 2 + 2 * C * C * 2 + dots * groups * 4 * C * 4 + 112
 
@@ -94,8 +94,8 @@ def delta(name: str, unit: bool) -> int:
 
 # The portable delta rule.
 def delta_chunk(element: str) -> int:
-    """C: shared memory holds 64 tokens of 16-bit elements, 32 of float32."""
-    return 32 if element == "float32" else 64
+    """C."""
+    return policy.DELTA_CHUNK[element]
 
 
 def delta_state(kind: Any) -> int:

@@ -19,11 +19,6 @@ from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments
 
 STEP = "step/step.cu"
-WARPS = 2  # of a block, each with columns of its own
-ONE_WARPS, RESIDENT = 4, 16  # of a block of the kernel of one token, and of a multiprocessor
-MANY = 256  # states in 16 bits from which on a block of the kernel of one token has whole rows of 256 bytes
-LEAVES = 8  # chains that a sum down the rows is added from (tile/columns.cuh)
-FAR = 128 << 20  # bytes of states up to which they pass the L1 cache by: measured on a device with 60 MB of L2
 NAMES_OF_POINTERS = (*Inputs._fields, "out", "start", "end", "start_slots", "end_slots", "offsets")
 AT = tuple(f"at_{n}" for n in Inputs._fields)
 STRIDES = tuple(f"{which}_{n}" for which in ("start", "end") for n in ("slot", "head", "row"))
@@ -74,7 +69,8 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets)
     wide = _wide(arrays, (start, last))
     one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
-    constants = constants_of(x, plan, Stored(element, wide, one, _kind(start), _kind(last), N * H >= MANY))
+    many = N * H >= policy.WHOLE_ROW_STATES
+    constants = constants_of(x, plan, Stored(element, wide, one, _kind(start), _kind(last), many))
     values = dict(constants)
     parts = -(-V // (values["LA_LANES"] * values["LA_PER"] * (values["LA_WARPS"] // values["LA_SPLIT"])))
     fields = dict(zip(NAMES_OF_POINTERS, [0 if y is None else y.data.ptr for y in pointers], strict=True))
@@ -83,7 +79,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     fields |= {
         "at_out": _vectors_of(out, heads), "places": N if slots is None or start is None else start.shape[0],
         "T": T, "heads": H, "readers": heads // H, "slot_bytes": 0 if slots is None else slots.itemsize,
-        "heads_inverse": _inverse(H), "read": plan.scale, "past": 4 * N * H * K * V <= FAR,
+        "heads_inverse": _inverse(H), "read": plan.scale, "past": 4 * N * H * K * V <= policy.L1_BYPASS_BYTES,
     }  # fmt: skip
     packed = arguments.STEP.packed(fields)
     launch.launch(STEP, "step", constants, N * H * parts, 32 * values["LA_WARPS"], 0, packed, pointers)
@@ -144,12 +140,12 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
     rows = stored.many and "float32" not in (stored.start, stored.end) and kind.erase is not Erase.FREE
     split, lanes = _one(K, V, rows) if one else (1, _lanes(kind, stored))
     parts = -(-V // (lanes * per))
-    warps = split * max(1, min(ONE_WARPS // split, parts)) if one else min(WARPS, parts)
+    warps = split * max(1, min(policy.TOKEN_WARPS // split, parts)) if one else min(policy.STEP_WARPS, parts)
     narrow = K <= 128 and element != "float32"
     return tuple(sorted({
         "LA_DTYPE": ELEMENTS[element], "LA_K": K, "LA_V": V, "LA_PER": per, "LA_LANES": lanes,
         "LA_WIDE": int(stored.wide), "LA_WARPS": warps, "LA_SPLIT": split, "LA_ONE": int(one),
-        "LA_DECAY": list(Decay).index(kind.decay), "LA_BLOCKS": RESIDENT // warps if one and narrow else 1,
+        "LA_DECAY": list(Decay).index(kind.decay), "LA_BLOCKS": policy.TOKEN_RESIDENT // warps if one and narrow else 1,
         "LA_VALUE_DECAY": int(kind.value_decay), "LA_ERASE": list(Erase).index(kind.erase),
         "LA_SEPARATE_ERASE_KEY": int(kind.separate), "LA_ERASE_BEFORE": int(kind.before), "LA_READ": kind.read,
         "LA_BONUS": int(kind.bonus), "LA_START": ELEMENTS[stored.start], "LA_END": ELEMENTS[stored.end],
@@ -169,7 +165,7 @@ def _one(K: int, V: int, rows: bool) -> tuple[int, int]:
     """
     lanes = 32 if rows and 64 < K <= 128 <= V else 16 if V >= 64 else 8 if V >= 32 else 4
     groups = 1
-    while groups < LEAVES and 128 // LEAVES * groups < K:
+    while groups < policy.SUM_CHAINS and 128 // policy.SUM_CHAINS * groups < K:
         groups *= 2
     return max(1, groups * lanes // 32), lanes
 

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import functools
-import os
 
+from .. import policy
 from . import shared_memory
-from .plan import MARKS, Pass
-from .shared_memory import GROUP_CHUNK as CHUNK
+from .plan import Pass
 from .shared_memory import PANEL, round_up
 
 SCAN, ADDS = "scan/scan_wgmma.cu", "scan/adds_wgmma.cu"
 WRITES = "scan/writes_wgmma.cu"  # dk and dv in one pass
-SHARED = 227 * 1024  # bytes of shared memory of a block, and 1024 less than a multiprocessor has
-NARROWEST, WIDEST = 40, 128  # narrower than half a panel wastes most of it; a wider state leaves no registers
-ALIGN = 16  # bytes that every row's address and length are a multiple of
-# 1 takes the portable passes, for measuring; read once, since replayed calls do not look
-PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
 
 
 def takes(element: str, K: int, V: int, align: int, capability: int) -> bool:
     """Whether these passes compute keys K and values V wide, in rows that are aligned to `align` bytes."""
-    fits = element == "bfloat16" and capability == 90 and align == ALIGN
-    fits = fits and all(NARROWEST <= width <= WIDEST and width % 8 == 0 for width in (K, V))
-    return fits and not PORTABLE
+    fits = element == "bfloat16" and capability == 90 and align == policy.ROW_BYTES
+    fits = fits and all(policy.NARROWEST_GROUP <= width <= policy.WIDEST_GROUP and width % 8 == 0 for width in (K, V))
+    return fits and not policy.PORTABLE
 
 
 def takes_writes(K: int, V: int) -> bool:
@@ -38,7 +32,7 @@ def scan_pass(
     """The constants of scan_wgmma.cu, or of adds_wgmma.cu without outputs, for keys K and values V wide."""
     groups = round_up(V, PANEL) // PANEL
     sizes = {n: shared_memory.scan_wgmma(K, groups, n, outputs, dots) for n in (6, 4, 3, 2)}
-    stages = next(n for n, size in sizes.items() if (3 - groups) * (size + 1024) <= SHARED + 1024)
+    stages = next(n for n, size in sizes.items() if (3 - groups) * (size + 1024) <= policy.GROUP_SHARED + 1024)
     flags = {"LA_REVERSE": reverse, "LA_OUTPUTS": outputs, "LA_DOTS": dots}
     return _pass(SCAN if outputs else ADDS, K, V, decay, groups, stages, sizes[stages], flags)
 
@@ -57,11 +51,11 @@ def _pass(
 ) -> Pass:
     resident = 3 - groups
     constants = {
-        "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_ALIGN": ALIGN, "LA_K": K, "LA_V": V,
-        "LA_C": CHUNK, "LA_WARPS": 4 * groups, "LA_TILES": 1, "LA_STAGES": stages,
-        "LA_MARK": MARKS["bfloat16"], "LA_MARK_BYTES": shared_memory.mark_bytes(K, 1, True),
+        "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_ALIGN": policy.ROW_BYTES, "LA_K": K, "LA_V": V,
+        "LA_C": policy.GROUP_CHUNK, "LA_WARPS": 4 * groups, "LA_TILES": 1, "LA_STAGES": stages,
+        "LA_MARK": policy.MARK_TOKENS["bfloat16"], "LA_MARK_BYTES": shared_memory.mark_bytes(K, 1, True),
         "LA_SHARED": shared, "LA_BLOCKS": resident,
         **{name: int(value) for name, value in flags.items()},
     }  # fmt: skip
     threads = 128 * groups + 128  # one warpgroup more copies tiles in
-    return Pass(file, tuple(sorted(constants.items())), shared, threads, 1, CHUNK, groups, 4)
+    return Pass(file, tuple(sorted(constants.items())), shared, threads, 1, policy.GROUP_CHUNK, groups, 4)

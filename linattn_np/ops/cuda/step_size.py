@@ -15,7 +15,7 @@ from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS, Constants
 from .arguments import COLUMN_SUMS, STEP_SIZE, address, rows_of
-from .unit_rows import MOST, MOST_ROWS, THREADS, TOKEN_BLOCKS, misaligned, row_constants
+from .unit_rows import LANE_NUMBERS, MOST_ROWS, THREADS, TOKEN_BLOCKS, misaligned, row_constants
 
 SOURCE = "step/step_size.cu"
 ARRAYS = ("D", "other", "dout", "dg", "y", "dx", "dz", "g", "ddt", "dA", "dD")
@@ -36,7 +36,7 @@ def takes(xp: Any, x: Array, *others: Array | None) -> bool:
     """Whether a kernel takes these values, and arrays of their shape and dtype beside them."""
     if not xp.__name__.endswith("cupy") or dtype_name(x) not in ELEMENTS:
         return False
-    small = 0 < prod(x.shape[:-1]) < MOST_ROWS and 0 < x.shape[-1] <= 32 * MOST
+    small = 0 < prod(x.shape[:-1]) < MOST_ROWS and 0 < x.shape[-1] <= 32 * LANE_NUMBERS
     return small and all(y is None or y.dtype == x.dtype for y in others) and launch.unusable() is None
 
 

@@ -11,7 +11,7 @@ from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
 from .arguments import UNIT_ROWS, address, rows_of
 
 SOURCE = "step/unit_rows.cu"
-THREADS, MOST = 256, 16  # of a block; numbers of a row that a lane holds
+THREADS, LANE_NUMBERS = 256, 16  # of a block; numbers of a row that a lane holds
 MOST_ROWS = 2**32
 # blocks of tokens, at most, that a parameter's gradient is summed in: the same on every device, for its bits
 TOKEN_BLOCKS = 528
@@ -25,7 +25,7 @@ def takes(xp: Any, rows: Pair) -> bool:
     if not (xp.__name__.endswith("cupy") and given):
         return False
     alike = all(y.dtype == given[0].dtype and y.shape[-1] == given[0].shape[-1] for y in given)
-    small = all(0 < prod(y.shape[:-1]) < MOST_ROWS and 0 < y.shape[-1] <= 32 * MOST for y in given)
+    small = all(0 < prod(y.shape[:-1]) < MOST_ROWS and 0 < y.shape[-1] <= 32 * LANE_NUMBERS for y in given)
     return alike and small and dtype_name(given[0]) in ELEMENTS and launch.unusable() is None
 
 

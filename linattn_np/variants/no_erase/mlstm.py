@@ -11,7 +11,7 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state import core as matrix_state
 from ...matrix_state.types import Decay, Inputs, Plan, Readout, StabilisedState
-from ...ops.gates import sigmoid, soft_cap, soft_cap_vjp, softplus
+from ...ops.gates import LOG_DECAY_FLOOR, sigmoid, soft_cap, soft_cap_vjp, softplus
 from ...ops.stabiliser import Gauge, gauge, last, last_vjp
 from ...runtime.arrays import Array, cast, device, sum_dtype
 from ...runtime.handles import address
@@ -19,8 +19,6 @@ from ...runtime.shapes import check_state
 from ...runtime.values import is_finite, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
-
-FLOOR = -1.0e4  # of log f: e^{-1e4} is 0 in every dtype
 
 
 def _gates(c: Variables) -> tuple[Array, Array]:
@@ -34,7 +32,7 @@ def _gauge(c: Variables) -> Gauge:
     if "gauge" not in vars(c):
         xp, (i, f), state = c.xp, _gates(c), getattr(c, "state", None)
         log_f = f if c.options["forget_gate"] == "exp" else -softplus(xp, -f)
-        log_f = xp.maximum(log_f, xp.asarray(FLOOR, dtype=f.dtype, device=device(f)))
+        log_f = xp.maximum(log_f, xp.asarray(LOG_DECAY_FLOOR, dtype=f.dtype, device=device(f)))
         lead = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,)
         begin = xp.zeros((*lead, c.sizes.H), dtype=f.dtype, device=device(f)) if state is None else state.m
         c.gauge = gauge(xp, log_f, i, cast(xp, begin, f.dtype), c.sequences, c.dtype)
@@ -62,7 +60,7 @@ def _gates_vjp(c: Variables, di: Array, dlog_f: Array) -> dict[str, Array]:
     """Gradients of the arrays i and f from those of the log gates."""
     xp, (_, f), cap = c.xp, _gates(c), c.options["soft_cap"]
     slope = xp.ones_like(f) if c.options["forget_gate"] == "exp" else sigmoid(xp, -f)
-    df = xp.where(_gauge(c).a > FLOOR, slope * dlog_f, xp.zeros_like(f))
+    df = xp.where(_gauge(c).a > LOG_DECAY_FLOOR, slope * dlog_f, xp.zeros_like(f))
     di, df = (soft_cap_vjp(xp, cast(xp, x, f.dtype), cap, d) for x, d in ((c.i, di), (c.f, df)))
     return {"i": cast(xp, di, c.dtype), "f": cast(xp, df, c.dtype)}
 
@@ -148,7 +146,7 @@ def record(c: Variables, x: Inputs, plan: Plan, residuals: Any, given: list[np.n
         if plan.overwrite and np.may_share_memory(S, n):
             return None
         a, b, begin = f.astype(wide), i.astype(wide), m_0.astype(wide)[..., None, :]
-        a = np.maximum(-softplus(np, -a) if sigmoids else a, FLOOR)
+        a = np.maximum(-softplus(np, -a) if sigmoids else a, LOG_DECAY_FLOOR)
         m = np.maximum(a + begin, b).astype(dtype)
         at = m.astype(wide)
         decay, write = (a + (begin - at)).astype(dtype)[..., None], np.exp(b - at).astype(dtype)[..., None]

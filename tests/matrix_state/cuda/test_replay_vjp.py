@@ -7,7 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import device_replay, replay
-from linattn_np.matrix_state.cuda.delta_plan import SAVED
+from linattn_np.matrix_state.policy import SAVED_VARIABLE
 from linattn_np.runtime.cuda import launch
 from tests.cases import parts
 from tests.matrix_state.cuda import test_step_calls as step_calls
@@ -130,11 +130,11 @@ def test_how_much_a_forward_may_keep_is_part_of_what_it_is_found_by(public, monk
     doubling(monkeypatch)
     x, S = drawn(0)
     for n, value in enumerate(("1", "0", "1")):
-        monkeypatch.setenv(SAVED, value)
+        monkeypatch.setenv(SAVED_VARIABLE, value)
         pull_of(x, S, *cotangents(n))
         assert len(device_plans()) == min(n + 1, 2)
         assert forward_of(x | {"state": S}) is not None
-    monkeypatch.delenv(SAVED)
+    monkeypatch.delenv(SAVED_VARIABLE)
     assert forward_of(x | {"state": S}) is None
 
 
