@@ -16,7 +16,7 @@ from ...runtime.shapes import Chunk, Sequence, chunks
 from .. import definition as recurrence
 from .. import policy
 from ..blocks import Block, assemble, blocks_of, cut, cut_all, run
-from ..heads import TokenBuffer, gather_states, groups, initial_state, split, split_all
+from ..heads import TokenBuffer, gather_states, gradient_buffers, groups, initial_state, split, split_all
 from ..types import Inputs, Plan, Saved
 from . import parallel, running, scan
 
@@ -86,11 +86,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     xp, G = plan.xp, groups(x)
     core = split_all(xp, x, G)
     dcore = None if dout is None else split(xp, dout, G)
-    buffers = {
-        name: TokenBuffer(xp, tuple(y.shape), plan.dtype, device(x.v))
-        for name, y in x._asdict().items()
-        if y is not None and name != "u"
-    }
+    buffers = gradient_buffers(x, plan)
     bonus: list[list[Array]] = [[] for _ in jobs]
     ends = {s: initial_state(core, plan, dstate, s.row, G) for s in plan.sequences}
     begins = [None] * len(jobs)
