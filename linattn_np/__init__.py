@@ -117,13 +117,13 @@ __all__ = sorted([*_HOMES, *_MODULES])
 
 def __getattr__(name: str) -> _Any:
     if name in _HOMES:
-        found = getattr(_import_module(_HOMES[name], __name__), name)
+        value = getattr(_import_module(_HOMES[name], __name__), name)
     elif name in _MODULES:
-        found = _import_module(_MODULES[name], __name__)
+        value = _import_module(_MODULES[name], __name__)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -25,22 +25,22 @@ FORWARD, GRADIENT = 1e-12, 1e-7  # float64: against the definition, against cent
 
 def devices() -> dict[str, str]:
     """The CPU, and the CUDA devices that CuPy can use."""
-    found = {"cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} logical cores"}
+    devices = {"cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} logical cores"}
     cupy = _cupy()
     if cupy is None:
-        found["cuda"] = "none (no CuPy, or no device that it can use)"
-        return found
+        devices["cuda"] = "none (no CuPy, or no device that it can use)"
+        return devices
     for n in range(cupy.cuda.runtime.getDeviceCount()):
         about = cupy.cuda.runtime.getDeviceProperties(n)
-        found[f"cuda:{n}"] = f"{about['name'].decode()}, compute capability {about['major']}.{about['minor']}"
-    return found
+        devices[f"cuda:{n}"] = f"{about['name'].decode()}, compute capability {about['major']}.{about['minor']}"
+    return devices
 
 
 def backends() -> dict[str, str]:
     """The backends of a call on NumPy arrays: the default with its reason, and why the others are not the default."""
     fn = VARIANTS[0]
-    found = explain(fn, **sample(fn, np.random.default_rng(0)))
-    return {found.backend: found.reason, **found.others}
+    explanation = explain(fn, **sample(fn, np.random.default_rng(0)))
+    return {explanation.backend: explanation.reason, **explanation.others}
 
 
 def _cupy() -> Any:

@@ -121,9 +121,9 @@ def step_entries(
     wide, stored = K % 4 == V % 4 == 0, "" if state == "float32" else f", a state in {state}"
 
     def step(
-        words: str, own: bool = False, before: bool = False, read: int = 1, bonus: bool = False,
+        words: str, separate: bool = False, before: bool = False, read: int = 1, bonus: bool = False,
     ) -> Iterator[Entry]:
-        kind = cuda_step.StepKind(K, V, decay, False, erase, own, before, read, bonus)
+        kind = cuda_step.StepKind(K, V, decay, False, erase, separate, before, read, bonus)
         seen = set()
         for one, many in ((False, False), (True, False), (True, True)) if wide else ((False, False),):
             constants = cuda_step.step_constants(kind, cuda_step.Stored(dtype, wide, one, state, state, many))
@@ -134,7 +134,7 @@ def step_entries(
 
     yield from step("")
     if erase is Erase.DELTA and decay is Decay.SCALAR:
-        yield from step(", an erase vector that reads the undecayed state", own=True, before=True)
+        yield from step(", an erase vector that reads the undecayed state", separate=True, before=True)
     if erase is Erase.NONE and decay is Decay.VECTOR:
         yield from step(", read before the write with a bonus", read=2, bonus=True)
 

@@ -105,8 +105,8 @@ def train(args: argparse.Namespace) -> int:
     jobs = [LearningJob(args.train, name, seed, args.steps) for seed in range(args.seeds) for name in memories]
     learned = run_jobs(learn, jobs, learning_cost, args.jobs, f"learning {args.train}")
     gate_set: GateSet = {}
-    for job, found in learned:
-        gate_set.setdefault(job.seed, {})[job.memory] = found
+    for job, gates in learned:
+        gate_set.setdefault(job.seed, {})[job.memory] = gates
     save_gate_set(args.out, args.train, gate_set)
     print(f"gates written to {args.out}; evaluate them with: linattn recall --gates {args.out}")
     return 0

@@ -121,12 +121,12 @@ def state_size(scores: Scores, gates: str) -> "Figure":
 
 def votes_by_memory(scores: Scores, gates: str, level: int) -> list[tuple[str, np.ndarray]]:
     """Each memory with its signal, noise and norm of the state, (lengths, 3)."""
-    found = []
+    curves = []
     for memory in [*scores.memories(None), *scores.memories(gates)]:
         points = [scores.votes(gates, memory, level, length) for length in scores.lengths]
         if None not in points:
-            found.append((memory, np.array(points)))
-    return found
+            curves.append((memory, np.array(points)))
+    return curves
 
 
 def log_axes(ax: "Axes", lengths: list[int]) -> None:

@@ -34,16 +34,16 @@ def pair_table(xp: Namespace, g: Array, exp: Callable[[Array], Array]) -> Array:
         return s * lower_ones(xp, C, s.dtype, where)
     n = -(-C // policy.PAIR_TOKENS)
     g = xp.reshape(pad(xp, g[..., None], n * policy.PAIR_TOKENS), (*g.shape[:-1], n, policy.PAIR_TOKENS))
-    own, sums = pair_table(xp, g, exp), xp.cumulative_sum(g, axis=-1)
+    inside, sums = pair_table(xp, g, exp), xp.cumulative_sum(g, axis=-1)
     between = down(xp, pair_table(xp, sums[..., -1], exp))  # (..., I, J): the gates of the blocks between
-    reach = between[..., None] * own[..., None, :, -1, :]  # (..., I, J, 8): from j to the start of I
+    reach = between[..., None] * inside[..., None, :, -1, :]  # (..., I, J, 8): from j to the start of I
     reach = xp.reshape(reach, (*reach.shape[:-2], 1, n * policy.PAIR_TOKENS))
     E = xp.reshape(exp(sums)[..., None] * reach, (*reach.shape[:-3], n, policy.PAIR_TOKENS, n, policy.PAIR_TOKENS))
     if is_mutable(xp):
         for i in range(n):
-            E[..., i, :, i, :] = own[..., i, :, :]
+            E[..., i, :, i, :] = inside[..., i, :, :]
     else:
-        E = E + own[..., :, :, None, :] * xp.eye(n, dtype=own.dtype, device=where)[:, None, :, None]
+        E = E + inside[..., :, :, None, :] * xp.eye(n, dtype=inside.dtype, device=where)[:, None, :, None]
     E = xp.reshape(E, (*E.shape[:-4], n * policy.PAIR_TOKENS, n * policy.PAIR_TOKENS))
     return E[..., :C, :C]
 

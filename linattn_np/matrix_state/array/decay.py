@@ -115,13 +115,13 @@ class ScalarDecay(NoDecay):
         return one
 
     def _unstack(self, gs: list[Array], tables: dict[object, list[Array]]) -> list[NoDecay]:
-        found: list[NoDecay] = []
+        decays: list[NoDecay] = []
         for n, g in enumerate(gs):
             one = copy.copy(self)
             one.g, one.last_transposed = g, None
             one.tables = {name: parts[n] for name, parts in tables.items()}
-            found.append(one)
-        return found
+            decays.append(one)
+        return decays
 
     # tables of e^{s}, computed on first use
 

@@ -28,13 +28,13 @@ def unsupported_reason(call: Any) -> str | None:
 
 def handles(call: Any) -> frozenset[str]:
     """What the kernels of a call do themselves."""
-    found, own = set(), _of(*call)
-    if own is delta:
-        found |= {"l2norm"} if delta.divides(*call) else set()
-        found |= {"micro_steps"} if delta.skips(*call) else set()
-    if own is step and call.plan.causal and len(steps.cuts(call.x)) == 1:
-        found.add("pools")
-    return frozenset(found)
+    handled, module = set(), _of(*call)
+    if module is delta:
+        handled |= {"l2norm"} if delta.divides(*call) else set()
+        handled |= {"micro_steps"} if delta.skips(*call) else set()
+    if module is step and call.plan.causal and len(steps.cuts(call.x)) == 1:
+        handled.add("pools")
+    return frozenset(handled)
 
 
 def form(call: Any) -> tuple[str, int | None]:

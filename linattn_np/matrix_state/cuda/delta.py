@@ -61,8 +61,8 @@ def unsupported_reason(call: Any) -> str | None:
         return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
     if (why := operands.unsupported_reason(x)) or _wgmma(x, plan):
         return why
-    K, V, own = x.k.shape[-1], x.v.shape[-1], x.r is not x.k
-    return delta_portable_plan.too_large(common_element(x.q, x.k, x.v, x.r), K, V, launch.shared_limit(), own)
+    K, V, separate = x.k.shape[-1], x.v.shape[-1], x.r is not x.k
+    return delta_portable_plan.too_large(common_element(x.q, x.k, x.v, x.r), K, V, launch.shared_limit(), separate)
 
 
 def how(call: Any) -> str:

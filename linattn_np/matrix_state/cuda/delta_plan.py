@@ -68,12 +68,12 @@ def constants(
 
 def names(segments: int, gradients: bool) -> list[tuple[str, bool]]:
     """(kernel, reverse) of everything that a call and its backward launch."""
-    found = [("block", False), ("chain", False)]
+    kernels = [("block", False), ("chain", False)]
     if segments > 1:
-        found += [("adds", False), ("segments", False)]
+        kernels += [("adds", False), ("segments", False)]
     if gradients:
-        found += [("reverse", False), ("grads", False)] + [("segments", True)] * (segments > 1)
-    return found
+        kernels += [("reverse", False), ("grads", False)] + [("segments", True)] * (segments > 1)
+    return kernels
 
 
 def segments(slots: int, chunks: int, multiprocessors: int) -> int:

@@ -116,8 +116,8 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 
 
 def _batch(x: Inputs, plan: Plan) -> Batch:
-    xp, own = plan.xp, () if x.r is x.k else (x.r,)
-    q, k, v, *r = as_rows(xp, x.q, x.k, x.v, *own)
+    xp, erase = plan.xp, () if x.r is x.k else (x.r,)
+    q, k, v, *r = as_rows(xp, x.q, x.k, x.v, *erase)
     sizes = sizes_of(x, plan)
     _, T, heads, _, K, V, N, offsets, tokens = sizes
     element = dtype_name(v)

@@ -135,24 +135,24 @@ def grads_pass(kind: Kind, limit: int) -> Pass:
 
 def passes(kind: Kind, limit: int, gradients: bool) -> dict[str, Pass]:
     """Everything that a call and its backward launch."""
-    found = {"inverse": inverse_pass(kind), "out": chain_pass(kind, limit)}
+    kernels = {"inverse": inverse_pass(kind), "out": chain_pass(kind, limit)}
     if kind.cut:
-        found["what a segment adds"] = chain_pass(kind, limit, what=ADDS)
-        found["states of segments"] = segments_pass(kind, False)
+        kernels["what a segment adds"] = chain_pass(kind, limit, what=ADDS)
+        kernels["states of segments"] = segments_pass(kind, False)
     if gradients:
-        found["what is written"] = chain_pass(kind, limit, what=WRITES)
-        found["dv"] = chain_pass(kind, limit, True)
-        found["gradients"] = grads_pass(kind, limit)
+        kernels["what is written"] = chain_pass(kind, limit, what=WRITES)
+        kernels["dv"] = chain_pass(kind, limit, True)
+        kernels["gradients"] = grads_pass(kind, limit)
     if gradients and kind.cut:
-        found["dstate a segment adds"] = chain_pass(kind, limit, True, ADDS)
-        found["dstates of segments"] = segments_pass(kind, True)
-    return found
+        kernels["dstate a segment adds"] = chain_pass(kind, limit, True, ADDS)
+        kernels["dstates of segments"] = segments_pass(kind, True)
+    return kernels
 
 
-def too_large(element: str, K: int, V: int, limit: int, own: bool = False) -> str | None:
+def too_large(element: str, K: int, V: int, limit: int, separate: bool = False) -> str | None:
     """Why tiles of these widths do not fit a device of `limit` bytes of shared memory a block; None where they do."""
     if max(K, V) > policy.WIDEST_CUDA:
         return f"keys are {K} and values {V} wide, the kernels hold up to {policy.WIDEST_CUDA}"
-    kind = Kind(element, K, V, BYTES[element], True, own, own)
+    kind = Kind(element, K, V, BYTES[element], True, separate, separate)
     need = max(how.shared for how in passes(kind, limit, True).values())
     return f"{K} x {V} {element} takes {need} bytes of shared memory, a block has {limit}" if need > limit else None

@@ -72,10 +72,10 @@ class ScanKind(NamedTuple):
 def scan_pass(kind: ScanKind, limit: int) -> Pass:
     """The constants of scan.cu within `limit` bytes of shared memory."""
     warps, each = tiles(kind.element, kind.K, kind.V, kind.outputs, kind.dots)
-    found = _scan_pass(kind, limit, warps, each)
-    if kind.element == "float32" and each == 2 and (found.resident < 2 or dict(found.constants)["LA_STAGES"] < 2):
+    how = _scan_pass(kind, limit, warps, each)
+    if kind.element == "float32" and each == 2 and (how.resident < 2 or dict(how.constants)["LA_STAGES"] < 2):
         return _scan_pass(kind, limit, _warps(kind.V, 1), 1)
-    return found
+    return how
 
 
 def _scan_pass(kind: ScanKind, limit: int, warps: int, each: int) -> Pass:

@@ -172,7 +172,7 @@ def _one(K: int, V: int, rows: bool) -> tuple[int, int]:
 
 def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
     """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), rows contiguous, in a kind to read."""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name, y in x._asdict().items():
         if name == "r" and y is x.k:  # read once, as k
             y = None
@@ -184,8 +184,8 @@ def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
                 y = xp.ascontiguousarray(y)
             if y.ndim > 4:
                 y = y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
-        found[name] = y
-    return found
+        arrays[name] = y
+    return arrays
 
 
 def _states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None, bool]:

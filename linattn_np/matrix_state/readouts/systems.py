@@ -38,15 +38,15 @@ def solve(x: Inputs, ridge: Array, solver: Solver, plan: Plan, Z: Array | None) 
     xp, G = plan.xp, groups(x)
     core, diagonal = split_all(xp, x, G), split(xp, ridge, G)
     heads, K = max(x.q.shape[-2], x.v.shape[-2]), x.v.shape[-1]
-    found = TokenBuffer(xp, (*x.v.shape[:-2], heads, K), plan.dtype, device(x.v))
+    x_t = TokenBuffer(xp, (*x.v.shape[:-2], heads, K), plan.dtype, device(x.v))
     solve_sequence, ends = solve_exactly if solver.exact else solve_iteratively, []
     for s in plan.sequences:
         begin = end = initial_state(core, plan, Z, s.row, G)
         for start, rows, after in solve_sequence(core, diagonal, solver, plan, s, begin):
-            found.put(start, rows)
+            x_t.put(start, rows)
             end = after
         ends.append(end)
-    return found.done(), gather_states(plan, ends)
+    return x_t.done(), gather_states(plan, ends)
 
 
 def _of(plan: Plan, ridge: Array, tokens: Chunk) -> Array:

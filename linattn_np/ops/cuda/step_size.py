@@ -66,10 +66,10 @@ def values_vjp(
     made = {"dx": xp.empty(x.shape, dtype=x.dtype)}
     made |= {n: xp.empty(x.shape[:-1], dtype=f32) for n in ("ddt", "dA", *(() if dout is None else ("dD",)))}
     _launch("step_size_vjp", x, step, D=D, other=dv, dout=dout, dg=dg, made=made)
-    found = {"x": made["dx"], "dt": made["ddt"], "A": over_tokens(xp, made["dA"])}
+    grads = {"x": made["dx"], "dt": made["ddt"], "A": over_tokens(xp, made["dA"])}
     if step.bias is not None:
-        found["dt_bias"] = over_tokens(xp, made["ddt"])
-    return found if dout is None else found | {"D": over_tokens(xp, made["dD"])}
+        grads["dt_bias"] = over_tokens(xp, made["ddt"])
+    return grads if dout is None else grads | {"D": over_tokens(xp, made["dD"])}
 
 
 def finish(xp: Any, out: Array, x: Array, D: Array | None, z: Array | None) -> Array:

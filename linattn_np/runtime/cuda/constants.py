@@ -22,13 +22,13 @@ def once(xp: Any, key: Hashable, where: Any, make: Callable[[], Array]) -> Array
     if not xp.__name__.endswith("cupy"):
         return make()
     key = (str(where), key)
-    if (found := _kept.get(key)) is None:
-        found, cuda = make(), launch.cupy().cuda
-        stream = cuda.get_current_stream(found.device.id)
+    if (array := _kept.get(key)) is None:
+        array, cuda = make(), launch.cupy().cuda
+        stream = cuda.get_current_stream(array.device.id)
         if len(_kept) < MOST and not cuda.runtime.streamIsCapturing(stream.ptr):
             stream.synchronize()
-            _kept[key] = found
-    return found
+            _kept[key] = array
+    return array
 
 
 def at(pointer: int) -> Array | None:

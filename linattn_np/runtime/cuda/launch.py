@@ -87,16 +87,16 @@ def _begin(file: str, constants: tuple[tuple[str, int], ...], capability: int, b
     with _lock:
         if key in _codes:
             return _codes[key]
-        found = _codes[key] = Future()
+        code = _codes[key] = Future()
 
     def compiled() -> None:
         from .compile import architecture, compile_source
         from .sources import installed
 
         try:
-            found.set_result(compile_source(installed(file), dict(constants), architecture(capability)))
+            code.set_result(compile_source(installed(file), dict(constants), architecture(capability)))
         except BaseException as error:
-            found.set_exception(error)
+            code.set_exception(error)
             with _lock:
                 _codes.pop(key, None)
 
@@ -104,7 +104,7 @@ def _begin(file: str, constants: tuple[tuple[str, int], ...], capability: int, b
         threading.Thread(target=compiled, name=f"compiles {file}").start()
     else:
         compiled()
-    return found
+    return code
 
 
 def _forget() -> None:
@@ -134,18 +134,18 @@ def kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared
 def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int, device: int) -> Any:
     code = _begin(file, constants, capability(), beside=False).result()
     if code.path is not None and code.path.exists():
-        found = cupy().RawModule(path=str(code.path)).get_function(entry)
-        found.max_dynamic_shared_size_bytes = shared  # loads the module
-        return found
+        function = cupy().RawModule(path=str(code.path)).get_function(entry)
+        function.max_dynamic_shared_size_bytes = shared  # loads the module
+        return function
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:  # no cache folder: the driver still wants a file
         path = os.path.join(folder, "kernel.cubin")
         with open(path, "wb") as file_:
             file_.write(code.cubin)
-        found = cupy().RawModule(path=path).get_function(entry)
-        found.max_dynamic_shared_size_bytes = shared
-    return found
+        function = cupy().RawModule(path=path).get_function(entry)
+        function.max_dynamic_shared_size_bytes = shared
+    return function
 
 
 def array_type() -> Any:
@@ -192,8 +192,8 @@ def launch(
         return
     if blocks > LARGEST_GRID:
         raise OverflowError(f"{entry}: {blocks} blocks, a grid has at most {LARGEST_GRID}")
-    found = kernel(file, entry, constants, shared)
-    found((blocks,), (threads,), (np.void(arguments),), shared_mem=shared)
+    function = kernel(file, entry, constants, shared)
+    function((blocks,), (threads,), (np.void(arguments),), shared_mem=shared)
     if active.recorder is not None:
         record = LaunchRecord(file, entry, constants, blocks, threads, shared, arguments, arrays)
         active.recorder.launches.append(record)

@@ -25,8 +25,8 @@ class CompileError(RuntimeError):
 
 def _folders() -> Iterator[str]:
     """Where the library may lie: NVIDIA's wheels, then a toolkit."""
-    found = importlib.util.find_spec("nvidia")
-    for base in (found.submodule_search_locations or []) if found else []:
+    spec = importlib.util.find_spec("nvidia")
+    for base in (spec.submodule_search_locations or []) if spec else []:
         for pattern in WHEELS:
             yield from sorted(glob.glob(os.path.join(os.path.dirname(base), pattern)), reverse=True)
     for variable in ("CUDA_PATH", "CUDA_HOME"):
@@ -89,10 +89,10 @@ def _about() -> tuple[int, ...]:
     cached = None if path is None else code_cache.file_of(KIND, f"nvrtc-{_digest(path)}.txt")
     if cached is not None and (line := code_cache.load(cached)) is not None and re.fullmatch(rb"\d+ \d+( \d+)+", line):
         return tuple(map(int, line.split()))
-    found = _queried()
+    numbers = _queried()
     if cached is not None:
-        code_cache.store(cached, " ".join(map(str, found)).encode())
-    return found
+        code_cache.store(cached, " ".join(map(str, numbers)).encode())
+    return numbers
 
 
 def _digest(path: str) -> str:
@@ -105,9 +105,9 @@ def _queried() -> tuple[int, ...]:
     major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     _check(library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     _check(library().nvrtcGetNumSupportedArchs(ctypes.byref(count)))
-    found = (ctypes.c_int * count.value)()
-    _check(library().nvrtcGetSupportedArchs(found))
-    return major.value, minor.value, *found
+    numbers = (ctypes.c_int * count.value)()
+    _check(library().nvrtcGetSupportedArchs(numbers))
+    return major.value, minor.value, *numbers
 
 
 def compile_program(name: str, text: str, headers: dict[str, str], options: Sequence[str]) -> tuple[bytes, str]:

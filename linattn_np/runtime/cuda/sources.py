@@ -57,8 +57,8 @@ def of_text(name: str, text: str, folder: Path | None = None, known: Files | Non
         header = pending.pop()
         if header not in headers:
             if header not in known:
-                found = generated(header) or (folder / header).read_text(encoding="utf-8")
-                known[header] = found, INCLUDE.findall(found)
+                content = generated(header) or (folder / header).read_text(encoding="utf-8")
+                known[header] = content, INCLUDE.findall(content)
             headers[header], included = known[header]
             pending += included
     return Source(name, text, headers, digest(name, text, headers))

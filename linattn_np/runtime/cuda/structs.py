@@ -81,11 +81,11 @@ class Struct:
         return self._named(iter(self._struct.unpack(data)))
 
     def _named(self, flat: Iterator[Any]) -> dict[str, Any]:
-        found = {}
+        values = {}
         for name, kind, *count in self.fields:
             each = [kind._named(flat) if isinstance(kind, Struct) else next(flat) for _ in range(*count or (1,))]
-            found[name] = each if count else each[0]
-        return found
+            values[name] = each if count else each[0]
+        return values
 
     def header(self) -> str:
         """C++: the struct, after those within it, and assertions that the compiler lays it out as `pack` does."""

@@ -105,13 +105,13 @@ def gsa(q: Any, k: Any, v: Any, s: Any, g: Any = None, **options: Unpack[Options
 def _sums(c: Variables) -> Array:
     """z_t = log(N_0 + sum over l <= t of e^{s_l}), and z_0 first: one array (..., n + 1, H, M) per sequence."""
     xp, s = c.xp, cast(c.xp, c.s, c.dtype)
-    found = []
+    sums = []
     for sequence in c.sequences:
         part = s[..., sequence.start : sequence.stop, :, :]
         before = _weights_before(c, part, sequence.row)
         parts = xp.concat([before, part], axis=-3)
-        found.append(_log_sums(xp, parts))
-    return found
+        sums.append(_log_sums(xp, parts))
+    return sums
 
 
 def _weights_before(c: Variables, part: Array, row: int | None) -> Array:

@@ -51,9 +51,9 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     """At fixed m, since outputs do not depend on it."""
     xp, at = c.xp, _gauge(c)
     write = cast(xp, at.write, c.dtype)[..., None]
-    found = xp.sum(d.v[..., :-1] * cast(xp, c.v, c.dtype), axis=-1) + d.v[..., -1]  # <d.v, [v, 1]>
+    dwrite = xp.sum(d.v[..., :-1] * cast(xp, c.v, c.dtype), axis=-1) + d.v[..., -1]  # <d.v, [v, 1]>
     grads = {"q": d.q, "k": d.k, "v": write * d.v[..., :-1]}
-    return grads | _gates_vjp(c, write[..., 0] * found, d.g[..., 0])
+    return grads | _gates_vjp(c, write[..., 0] * dwrite, d.g[..., 0])
 
 
 def _gates_vjp(c: Variables, di: Array, dlog_f: Array) -> dict[str, Array]:
@@ -150,10 +150,10 @@ def record(c: Variables, x: Inputs, plan: Plan, residuals: Any, given: list[np.n
         m = np.maximum(a + begin, b).astype(dtype)
         at = m.astype(wide)
         decay, write = (a + (begin - at)).astype(dtype)[..., None], np.exp(b - at).astype(dtype)[..., None]
-        found = steps[0]([q, k, write * v, decay], S)
-        if found is None:  # S overlaps an input; nothing has been written
+        written = steps[0]([q, k, write * v, decay], S)
+        if written is None:  # S overlaps an input; nothing has been written
             return None
-        (num, S_end), (den, n_end) = found, steps[1]([q, k, write, decay], n[..., None])
+        (num, S_end), (den, n_end) = written, steps[1]([q, k, write, decay], n[..., None])
         below = np.maximum(np.abs(den), np.exp(-at).astype(dtype)[..., None])
         below[below == 0] = np.inf
         num /= below

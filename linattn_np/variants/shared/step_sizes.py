@@ -61,8 +61,8 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     """dt reaches the state by two paths, the value and the decay."""
     if (kernels := _kernels(c)) is not None:
         skipped = getattr(c, "dskipped", None)
-        found = kernels.values_vjp(c.xp, c.x, _step(c, kernels), d.v, d.g[..., 0], c.D, skipped)
-        return found | {"B": d.k, "C": d.q}
+        grads = kernels.values_vjp(c.xp, c.x, _step(c, kernels), d.v, d.g[..., 0], c.D, skipped)
+        return grads | {"B": d.k, "C": d.q}
     xp, (raw, soft, dt) = c.xp, _steps(c)
     dg = d.g[..., 0]
     ddt = xp.sum(d.v * cast(xp, c.x, c.dtype), axis=-1) + dg * cast(xp, c.A, c.dtype)
