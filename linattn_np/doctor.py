@@ -117,14 +117,14 @@ def _on_cpu(fn: Callable[..., Any], arrays: dict[str, Any], options: dict[str, A
 def _on_gpu(fn: Callable[..., Any], arrays: dict[str, Any], options: Any, definition: Any, cupy: Any) -> Check:
     """CuPy against the definition on NumPy; its pullback against that of NumPy, which is checked separately."""
     move = lambda x: type(x)(*map(cupy.asarray, x)) if isinstance(x, tuple) else cupy.asarray(x)  # noqa: E731
-    there = {name: move(x) for name, x in arrays.items()}
-    result, pullback = vjp(fn, **there, **options, return_state=True)
+    moved = {name: move(x) for name, x in arrays.items()}
+    result, pullback = vjp(fn, **moved, **options, return_state=True)
     here, here_pullback = vjp(fn, **arrays, **options, return_state=True)
     out, state = here
     forward = max(map(relative_error, _parts(result), _parts(definition)))
     moved = pullback(move(out), move(state) if isinstance(state, tuple) else cupy.asarray(state))
     gradient = max(map(relative_error, _parts(moved), _parts(here_pullback(out, state))))
-    return Check(fn.__name__, f"cupy {explain(fn, **there, **options).backend}", forward, gradient)
+    return Check(fn.__name__, f"cupy {explain(fn, **moved, **options).backend}", forward, gradient)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -50,8 +50,8 @@ def sample(
 
     sizes: T, H, K, V, Hq, Hk as in the axes of the arrays; Hq and Hk default to H.
     """
-    given = SIZES | {name: n for name, n in sizes.items() if n is not None}
-    letters = {"Tq": given["T"], "Hq": given["H"], "Hk": given["H"], "P": given["K"] // 2} | given
+    every = SIZES | {name: n for name, n in sizes.items() if n is not None}
+    letters = {"Tq": every["T"], "Hq": every["H"], "Hk": every["H"], "P": every["K"] // 2} | every
     drawn = {}
     for name, arg in fn.spec.arrays.items():
         axes = arg.axes.split("|")[0].split()

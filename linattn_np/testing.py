@@ -72,19 +72,19 @@ def check_vjp(
     """
     rng = np.random.default_rng(seed)
     names = list(fn.spec.arrays) if hasattr(fn, "spec") else ["q", "state"]
-    given = dict(zip(names, arrays, strict=False))
-    given |= {n: options.pop(n) for n in list(options) if n in names or n == "state"}
+    inputs = dict(zip(names, arrays, strict=False))
+    inputs |= {n: options.pop(n) for n in list(options) if n in names or n == "state"}
     if hasattr(fn, "spec"):
         options["return_state"] = True
 
     def call(values: dict[str, Any]) -> list[np.ndarray]:
         return _flat(fn(**values, **options))
 
-    result, pullback = vjp(fn, **given, **options)
+    result, pullback = vjp(fn, **inputs, **options)
     cotangents = [rng.standard_normal(y.shape) for y in _flat(result)]
     grads = pullback(*_unflat(result, cotangents))
     errors = {}
-    for name, x in given.items():
+    for name, x in inputs.items():
         if x is None or isinstance(x, str):
             continue
         parts = list(x) if hasattr(x, "_asdict") else [x]
@@ -92,7 +92,7 @@ def check_vjp(
         moved = []
         for sign in (1, -1):
             y = [p + sign * step * d for p, d in zip(parts, direction, strict=True)]
-            moved.append(call({**given, name: type(x)(*y) if hasattr(x, "_asdict") else y[0]}))
+            moved.append(call({**inputs, name: type(x)(*y) if hasattr(x, "_asdict") else y[0]}))
         numeric = sum(((a - b) / (2 * step) * c).sum() for a, b, c in zip(*moved, cotangents, strict=True))
         gradient = getattr(grads, name)
         gradient = list(gradient) if hasattr(gradient, "_asdict") else [gradient]

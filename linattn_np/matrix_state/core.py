@@ -156,12 +156,12 @@ def residuals_of(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: st
     return forward(fn, x, plan, state, wanted)[2]
 
 
-def record(x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, given: list[Array]) -> Any:
-    """The recorded plan of a call, for arrays of the same shapes, strides and dtypes as `given`; None if unsupported.
+def record(x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, arrays: list[Array]) -> Any:
+    """The recorded plan of a call, for arrays of the same shapes, strides and dtypes as `arrays`; None if unsupported.
 
     plan(arrays, state, pointers) returns (out, final state), or None if the call must be computed in full.
     """
     backend = residuals.backend
     if residuals.steps or "record" not in backend.handles(Call(x, plan)):
         return None
-    return backend.module.record(x, plan, state, given)
+    return backend.module.record(x, plan, state, arrays)

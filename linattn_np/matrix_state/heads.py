@@ -128,5 +128,5 @@ class TokenBuffer:
 
 def gradient_buffers(x: Inputs, plan: Plan) -> dict[str, TokenBuffer]:
     """A buffer for the gradient of every input but the bonus, by name."""
-    given = {name: y for name, y in x._asdict().items() if y is not None and name != "u"}
-    return {name: TokenBuffer(plan.xp, tuple(y.shape), plan.dtype, device(x.v)) for name, y in given.items()}
+    inputs = {name: y for name, y in x._asdict().items() if y is not None and name != "u"}
+    return {name: TokenBuffer(plan.xp, tuple(y.shape), plan.dtype, device(x.v)) for name, y in inputs.items()}

@@ -79,8 +79,8 @@ def check_installed(args: argparse.Namespace) -> None:
 def check(args: argparse.Namespace) -> None:
     """Raise ValueError for invalid options."""
     check_installed(args)
-    for option, given, known in (("memories", args.memories, (*MEMORIES, *FIXED)), ("levels", args.levels, LEVELS)):
-        unknown = [str(x) for x in given if x not in known]
+    for option, chosen, known in (("memories", args.memories, (*MEMORIES, *FIXED)), ("levels", args.levels, LEVELS)):
+        unknown = [str(x) for x in chosen if x not in known]
         if unknown:
             raise ValueError(f"--{option}: {', '.join(unknown)} not among {', '.join(map(str, known))}")
     for option in ("steps", "seeds", "depths", "jobs"):

@@ -76,8 +76,8 @@ def unit_rows(plan: Plan, rows: steps.Rows) -> steps.Rows:
     """Rows divided by their length in their own dtype."""
     if kernel.takes(plan.xp, rows):
         return kernel.unit_rows(plan.xp, rows)
-    made = steps.unit_rows(plan, rows)
-    return tuple(None if y is None else cast(plan.xp, z, y.dtype) for y, z in zip(rows, made, strict=True))
+    results = steps.unit_rows(plan, rows)
+    return tuple(None if y is None else cast(plan.xp, z, y.dtype) for y, z in zip(rows, results, strict=True))
 
 
 def unit_rows_vjp(plan: Plan, rows: steps.Rows, grads: steps.Rows) -> steps.Rows:

@@ -126,7 +126,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
+    """Gradients of every input and of the initial state; d.k includes the gradient of k as erase vector."""
     x, plan, state, residuals = saved
     if isinstance(residuals, delta_portable.Residuals) or (residuals is None and not _wgmma(x, plan)):
         return delta_portable.backward(saved, dout, dstate)
@@ -229,16 +229,16 @@ def _reverse_segments(
 
 def _launch(
     name: str, batch: Batch, grid: int, arrays: dict[str, Any], *, reverse: bool = False, start: States = NO_STATES,
-    end: States = NO_STATES, **given: Any,
+    end: States = NO_STATES, **more: Any,
 ) -> None:
-    """One kernel. given: out, other (arrays of rows), which, scale, chunks; arrays by the names of NO_ARRAYS."""
+    """Launch one kernel. more: out, other (arrays of rows), which, scale, chunks; arrays by the names of NO_ARRAYS."""
     how, maps, heads = cuts.KERNELS[name], cuts.MAPS[name], batch.heads
-    which, scale, chunks = given.pop("which", WHOLE), given.pop("scale", 1.0), given.pop("chunks", batch.chunks)
-    rows = {n: given.pop(n, None) for n in ("out", "other")}
+    which, scale, chunks = more.pop("which", WHOLE), more.pop("scale", 1.0), more.pop("chunks", batch.chunks)
+    rows = {n: more.pop(n, None) for n in ("out", "other")}
     fields = {**NO_ARRAYS, **_shared_fields(batch, arrays)}
     for n in maps:
         fields[n] = _map(arrays, n, batch.steps)
-    for n, y in given.items():
+    for n, y in more.items():
         fields[n] = address(y)
     fields |= {
         "out": _token_rows(rows["out"], heads, batch.steps if name in cuts.STEPPED else 1),
@@ -249,7 +249,7 @@ def _launch(
     packed = arguments.DELTA.packed(fields)
     named = None
     if moves():
-        whole = (*rows.values(), start.array, end.array, *given.values())
+        whole = (*rows.values(), start.array, end.array, *more.values())
         named = (*(arrays[n] for n in (*maps, "g", "beta")), batch.offsets, *whole)
     constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps)
     launch.launch(how.file, how.entry, constants, grid, how.threads, dict(constants)["LA_SHARED"], packed, named)
@@ -264,7 +264,7 @@ def _token_rows(y: Array | None, heads: int, steps: int) -> tuple[int, ...]:
 
 
 def _shared_fields(batch: Batch, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Fields that all launches of a call share, made once."""
+    """Fields that all launches of a call share, computed once."""
     if "fields" not in arrays:
         heads = batch.heads
         arrays["fields"] = {
@@ -276,7 +276,7 @@ def _shared_fields(batch: Batch, arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _map(arrays: dict[str, Any], name: str, steps: int) -> bytes:
-    """The tensor map of an array, made once a call."""
+    """The tensor map of an array, encoded once per call."""
     key = f"map of {name}"
     if key not in arrays:
         arrays[key] = tensor_map(arrays[name], steps if name in cuts.A_TOKEN else 1)

@@ -47,7 +47,7 @@ class Batch(ChunkSizes):
     v: Array
     g: Array | None
     beta: Array
-    r: Array | None  # erase vectors of their own
+    r: Array | None  # separate erase vectors
 
 
 class Residuals(NamedTuple):
@@ -77,7 +77,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
+    """Gradients of every input and of the initial state; d.k includes the gradient of k as erase vector."""
     x, plan, state, residuals = saved
     xp, batch, limit = plan.xp, _batch(x, plan), launch.shared_limit()
     kind, dtype = batch.kind, batch.v.dtype
@@ -146,8 +146,8 @@ def _cotangent(xp: Any, batch: Batch, dout: Array | None, shape: tuple[int, ...]
     return rows if fine else rows.copy()
 
 
-def _chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States, **given: Any) -> None:
-    """One launch of a chain, or of the inverses. given: other fields of DELTA_SCAN."""
+def _chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States, **more: Any) -> None:
+    """Launch a chain, or the inverses. more: other fields of DELTA_SCAN."""
     heads, none = batch.heads, rows_of(None)
     blocks = batch.N * heads * batch.segments * how.parts
     fields = {
@@ -158,9 +158,9 @@ def _chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States,
         "slots": batch.slots, "T": batch.T, "heads": heads, "segments": batch.segments, "chunks": batch.chunks,
         "scale": 1.0,
     }  # fmt: skip
-    if "segments" in given:  # each chunk one
+    if "segments" in more:  # each chunk one
         blocks = batch.N * heads * batch.chunks_longest
-    packed = arguments.DELTA_SCAN.pack(**fields | given)
+    packed = arguments.DELTA_SCAN.pack(**fields | more)
     launch.launch(how.file, how.entry, how.constants, blocks, how.threads, how.shared, packed)
 
 
