@@ -1,4 +1,4 @@
-"""The CUDA backend of the core: a few tokens go through the recurrence, more through passes over chunks."""
+"""The CUDA backend of the core: the recurrence for a few tokens, passes over chunks for more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unsupported_reason(call: Any) -> str | None:
 
 
 def handles(call: Any) -> frozenset[str]:
-    """What the kernels of a call do themselves."""
+    """The preprocessing steps that the kernels of a call include."""
     handled, module = set(), _of(*call)
     if module is delta:
         handled |= {"l2norm"} if delta.divides(*call) else set()
@@ -47,7 +47,7 @@ def form(call: Any) -> tuple[str, int | None]:
 
 
 def describe(call: Any) -> str:
-    """Which kernels a covered call takes, in words."""
+    """The kernels of a supported call, in words."""
     blocks, handled = steps.cuts(call.x), handles(call)
     one = call._replace(x=steps.part(call.x, blocks[0]))
     words = "a few tokens in one kernel" if policy.is_short_cuda(call.plan) else _chunks_of(one.x).how(one)
@@ -73,7 +73,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 
 
 def unit_rows(plan: Plan, rows: steps.Rows) -> steps.Rows:
-    """Rows divided by their length in their own dtype."""
+    """Rows divided by their L2 norm, in their own dtype."""
     if kernel.takes(plan.xp, rows):
         return kernel.unit_rows(plan.xp, rows)
     results = steps.unit_rows(plan, rows)

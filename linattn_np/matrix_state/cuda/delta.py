@@ -1,12 +1,12 @@
 """The delta rule as CUDA kernels on CuPy arrays: erase DELTA, decay NONE or SCALAR.
 
-Here are those by warpgroup products, for compute capability 90, bfloat16, K and V up to 128; all else takes the
-portable ones of delta_portable.py. Forward: what a chunk can know before it sees a state, all chunks at once
-(delta_block.cu), then the chain of the chunks (delta_chain.cu). Backward: the chain in reverse for dv and the gradients
-of the states (delta_reverse.cu), then forward again for all the others (delta_grads.cu). Where batch and heads leave
-multiprocessors idle, sequences are cut into segments: what a segment does to the state is a transfer matrix and an
-offset (delta_adds.cu), of which a small kernel makes the state that each segment begins with (delta_segments.cu), and
-backward the gradient that each ends with. docs/chain.md has the equations.
+Kernels with warpgroup products, for compute capability 90, bfloat16, K and V up to 128; delta_portable.py has the
+kernels for all other calls. Forward: the intra-chunk WY factors of all chunks in parallel (delta_block.cu), then the
+scan over chunks (delta_chain.cu). Backward: a reverse scan for dv and the state gradients (delta_reverse.cu), then a
+forward scan for the other gradients (delta_grads.cu). Where batch and heads leave multiprocessors idle, sequences are
+cut into segments. A segment maps the state by a transfer matrix and an offset (delta_adds.cu); from these a small
+kernel computes the initial state of each segment, and in backward its final gradient (delta_segments.cu).
+docs/chain.md has the equations.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from .operands import (
 )
 from .shared_memory import DELTA_ENDS, DELTA_STATE, delta_checkpoint
 
-WHOLE, ADD = range(2)  # launches of the reverse chain
+WHOLE, ADD = range(2)  # modes of the reverse scan
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)) | dict.fromkeys(
     ("checkpoints", "ends", "begins", "added", "transfers", "transposed", "dg", "dbeta"), 0)  # fmt: skip
 
 
 def unsupported_reason(call: Any) -> str | None:
-    """Why the kernels do not cover a call with an erase DELTA; None where they do."""
+    """Why the kernels do not support a call with erase DELTA; None if they do."""
     x, plan = call.x, call.plan
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
@@ -66,18 +66,18 @@ def unsupported_reason(call: Any) -> str | None:
 
 
 def how(call: Any) -> str:
-    """The kernels of a call that is covered, in words."""
+    """The kernels of a supported call, in words."""
     wgmma = _wgmma(call.x, call.plan)
     return "chains of chunks by warpgroup products (wgmma)" if wgmma else "portable chains of chunks (mma.sync)"
 
 
 def divides(x: Inputs, plan: Plan) -> bool:
-    """Whether the kernels of a call take the lengths out of q and k themselves."""
+    """Whether the kernels of a call divide q and k by their L2 norms."""
     return _wgmma(x, plan)
 
 
 def skips(x: Inputs, plan: Plan) -> bool:
-    """Whether the kernels of a call read after the last step of a token alone."""
+    """Whether the kernels of a call compute outputs for the last micro-step of a token only."""
     return _wgmma(x, plan) and cuts.skips(plan.micro_steps, x.k.shape[-1], x.v.shape[-1])
 
 
@@ -89,15 +89,15 @@ def _wgmma(x: Inputs, plan: Plan) -> bool:
 
 @dataclass(slots=True)
 class Batch(ChunkSizes):
-    """Sizes of a call and the cut of its sequences."""
+    """Sizes of a call and the partition of its sequences."""
 
     decay: bool
-    unit: bool  # q and k are divided by their length
-    steps: int  # of a token, of which the last reads
+    unit: bool  # q and k are divided by their L2 norm
+    steps: int  # micro-steps of a token; the last one reads
 
 
 class Residuals(NamedTuple):
-    """What a forward stores: the chunks' checkpoints; of segments, first states and transposed transfer matrices."""
+    """What forward stores: factors of every chunk; initial state and transposed transfer matrix of every segment."""
 
     checkpoints: Array | None
     begins: Array | None
@@ -163,14 +163,14 @@ def _batch(x: Inputs, plan: Plan) -> Batch:
     sizes = sizes_of(x, plan)
     _, T, heads, _, _, _, N, offsets, tokens = sizes
     longest = -(-tokens // policy.GROUP_CHUNK)
-    # a sequence's chunks begin at first // GROUP_CHUNK + its number
+    # the chunks of sequence n begin at slot first // GROUP_CHUNK + n
     slots = N * longest if offsets is None else T // policy.GROUP_CHUNK + N
     each = -(-longest // cuts.segments(N * heads, longest, launch.multiprocessors()))
     return Batch(*sizes, longest, slots, -(-longest // each), each, x.g is not None, plan.l2norm, plan.micro_steps)
 
 
 def _row_array(y: Array) -> Array:
-    """(B, T, heads, width) as the copy engine takes it: the array itself where it can."""
+    """(B, T, heads, width) in a layout that the copy engine supports: the array itself if possible."""
     y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
     return y if takes(y) else y.copy()
 
@@ -192,7 +192,7 @@ def _add_gradients(xp: Any, batch: Batch, arrays: dict[str, Array | None], dout:
 
 
 def _checkpoints(xp: Any, batch: Batch, arrays: dict[str, Array | None]) -> Array:
-    """What every chunk knows before it sees a state."""
+    """The state-independent factors of every chunk."""
     checkpoints = xp.empty((batch.slots * batch.heads, delta_checkpoint(batch.unit)), dtype=xp.int8)
     _launch("block", batch, batch.N * batch.heads * batch.chunks_longest, arrays, checkpoints=checkpoints,
             chunks=batch.chunks_longest)
@@ -202,7 +202,7 @@ def _checkpoints(xp: Any, batch: Batch, arrays: dict[str, Array | None]) -> Arra
 def _begins(
     xp: Any, batch: Batch, arrays: dict[str, Array | None], checkpoints: Array, start: States, gradients: bool
 ) -> tuple[Array | None, Array | None]:
-    """(the state that each segment begins with, transposed transfer matrices where gradients follow)."""
+    """(initial state of each segment, transposed transfer matrices if gradients follow)."""
     if batch.segments == 1:
         return None, None
     slots, inner = batch.N * batch.heads, batch.segments - 1
@@ -218,7 +218,7 @@ def _begins(
 def _reverse_segments(
     xp: Any, batch: Batch, arrays: dict[str, Array | None], chain: dict[str, Any], transposed: Array | None
 ) -> None:
-    """The reverse chain of sequences in segments."""
+    """The reverse scan of sequences in segments."""
     slots, inner = batch.N * batch.heads, batch.segments - 1
     added = xp.empty((slots * inner, DELTA_STATE), dtype=xp.float32)
     begins = xp.empty((slots * batch.segments, DELTA_STATE), dtype=xp.float32)
@@ -256,7 +256,7 @@ def _launch(
 
 
 def _token_rows(y: Array | None, heads: int, steps: int) -> tuple[int, ...]:
-    """ROWS of an array with a row a token of `steps` steps."""
+    """The ROWS struct of an array with one row per token of `steps` micro-steps."""
     if y is None:
         return NO_ROWS
     data, by_batch, by_token, by_head, group = rows_of(y, heads)

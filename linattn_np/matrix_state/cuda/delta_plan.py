@@ -1,4 +1,4 @@
-"""How the CUDA kernels of the delta rule are cut up. Pure functions of dtype and shape."""
+"""Launch plans of the warpgroup kernels of the delta rule. Pure functions of dtype and shape."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ MAPS = {  # the arrays whose tiles a kernel copies in or out
     "block": ("k",), "chain": ("q", "k", "v"), "adds": ("k", "v"), "segments": (), "reverse": ("q", "k", "dout"),
     "grads": ("q", "k", "v", "dout", "dv", "dq", "dk"),
 }  # fmt: skip
-A_TOKEN, STEPPED = ("q", "dout"), ("chain", "grads")  # what has a row a token of several steps; who stores it
+A_TOKEN, STEPPED = ("q", "dout"), ("chain", "grads")  # arrays with a row per token; kernels that store them
 
 
 def skips(steps: int, K: int = policy.WIDEST_GROUP, V: int = policy.WIDEST_GROUP) -> bool:
-    """Whether the kernels read after the last of so many steps of a token alone: at the widths that were tried."""
+    """Whether the kernels compute outputs for the last of `steps` micro-steps only: at measured widths."""
     return steps == 1 or (steps in policy.DELTA_STEPS and K == V == policy.WIDEST_GROUP)
 
 
 def takes(element: str, K: int, V: int, capability: int) -> bool:
-    """Whether these kernels compute keys K and values V wide."""
+    """Whether these kernels support key width K and value width V."""
     fits = element == "bfloat16" and capability == 90 and max(K, V) <= policy.WIDEST_GROUP and K % 8 == V % 8 == 0
     return fits and not policy.PORTABLE
 
@@ -49,9 +49,10 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 def constants(
     name: str, K: int, V: int, decay: bool, reverse: bool = False, unit: bool = False, steps: int = 1
 ) -> Constants:
-    """The constants of a kernel for keys K and values V wide.
+    """The constants of a kernel for key width K and value width V.
 
-    reverse: segments.cu from the last one down. unit: q and k are divided by their length. steps: of a token.
+    reverse: segments.cu from the last segment to the first. unit: q and k are divided by their L2 norm. steps:
+    micro-steps of a token.
     """
     more = {"LA_UNIT": 1} if unit and name != "segments" else {}
     if steps > 1 and name not in ("adds", "segments"):
@@ -67,7 +68,7 @@ def constants(
 
 
 def names(segments: int, gradients: bool) -> list[tuple[str, bool]]:
-    """(kernel, reverse) of everything that a call and its backward launch."""
+    """(kernel, reverse) of all launches of a call and its backward."""
     kernels = [("block", False), ("chain", False)]
     if segments > 1:
         kernels += [("adds", False), ("segments", False)]
@@ -77,10 +78,10 @@ def names(segments: int, gradients: bool) -> list[tuple[str, bool]]:
 
 
 def segments(slots: int, chunks: int, multiprocessors: int) -> int:
-    """Pieces that sequences of `chunks` chunks are cut into; a block of the chain has a multiprocessor to itself.
+    """Number of segments of a sequence of `chunks` chunks; a block of the scan occupies a whole multiprocessor.
 
-    One or two less where all blocks that sum the segments up are then there at once, three a multiprocessor.
+    One or two fewer if all blocks that compute offsets then run at once, three per multiprocessor.
     """
     n = max(1, min(multiprocessors // max(slots, 1), chunks // policy.SEGMENT_CHUNKS))
-    together = (3 * multiprocessors // slots + 6) // 4  # two blocks a sum, two a matrix but for the first
+    together = (3 * multiprocessors // slots + 6) // 4  # two blocks per offset and per transfer matrix but the first
     return together if 7 * n <= 8 * together < 8 * n else n

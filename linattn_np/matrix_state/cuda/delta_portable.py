@@ -1,11 +1,10 @@
 """The delta rule as portable CUDA kernels (mma.sync): every dtype but float64, K and V up to 256, any alignment.
 
-Forward: A of every chunk (delta_inverse.cu), then the chain of the chunks (delta_scan.cu). Backward: the chain again
-for the new values of the chunks and the state before each, and in reverse for dv and the gradient of the state after
-each (delta_scan_reverse.cu); with both states known all other gradients of a chunk depend on no other chunk
-(delta_scan_grads.cu). Where batch and heads leave multiprocessors idle, sequences are cut into segments: the chains
-without outputs make the offset and the transfer matrix of each, and delta_scan_segments.cu the state that each begins
-(backward: ends) with.
+Forward: T_inv of every chunk (delta_inverse.cu), then the scan over chunks (delta_scan.cu). Backward: the scan again,
+for the new values of each chunk and the state before it, and a reverse scan for dv and the gradient of the state after
+it (delta_scan_reverse.cu); given both, the other gradients of a chunk depend on no other chunk (delta_scan_grads.cu).
+Where batch and heads leave multiprocessors idle, sequences are cut into segments: scans without outputs compute the
+offset and the transfer matrix of each, delta_scan_segments.cu its initial state (backward: its final gradient).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from .operands import (
 
 @dataclass(slots=True)
 class Batch(ChunkSizes):
-    """Sizes of a call, and its arrays as the kernels take them."""
+    """Sizes of a call, and its arrays in the layout of the kernels."""
 
     kind: Kind
     q: Array
@@ -51,7 +50,7 @@ class Batch(ChunkSizes):
 
 
 class Residuals(NamedTuple):
-    """What a forward stores for its backward: A of the chunks; of segments, first states and transfers."""
+    """What forward stores for backward: T_inv of the chunks; initial states and transfer matrices of the segments."""
 
     inverses: Array | None
     begins: States | None
@@ -124,7 +123,7 @@ def _batch(x: Inputs, plan: Plan) -> Batch:
     C = cuts.chunk_length(element)
     longest = -(-tokens // C)
     slots = N * longest if offsets is None else T // C + N
-    parts = max(1, -(-V // 128))  # blocks of the chain over the value columns
+    parts = max(1, -(-V // 128))  # blocks of the scan over the value columns
     each = -(-longest // cuts.segments(N * heads * parts, longest, launch.multiprocessors()))
     segments = -(-longest // each)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
@@ -137,7 +136,7 @@ def _batch(x: Inputs, plan: Plan) -> Batch:
 
 
 def _cotangent(xp: Any, batch: Batch, dout: Array | None, shape: tuple[int, ...]) -> Array:
-    """dout (B, T, heads, V) as the kernels take it; zeros where there is none."""
+    """dout (B, T, heads, V) in the layout of the kernels; zeros for None."""
     if dout is None:
         return xp.zeros((*shape, batch.V), dtype=batch.v.dtype)
     dout = cast(xp, dout, batch.v.dtype)
@@ -147,7 +146,7 @@ def _cotangent(xp: Any, batch: Batch, dout: Array | None, shape: tuple[int, ...]
 
 
 def _chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States, **more: Any) -> None:
-    """Launch a chain, or the inverses. more: other fields of DELTA_SCAN."""
+    """Launch a scan, or the inverses. more: other fields of DELTA_SCAN."""
     heads, none = batch.heads, rows_of(None)
     blocks = batch.N * heads * batch.segments * how.parts
     fields = {
@@ -158,14 +157,14 @@ def _chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States,
         "slots": batch.slots, "T": batch.T, "heads": heads, "segments": batch.segments, "chunks": batch.chunks,
         "scale": 1.0,
     }  # fmt: skip
-    if "segments" in more:  # each chunk one
+    if "segments" in more:  # every chunk is a segment
         blocks = batch.N * heads * batch.chunks_longest
     packed = arguments.DELTA_SCAN.pack(**fields | more)
     launch.launch(how.file, how.entry, how.constants, blocks, how.threads, how.shared, packed)
 
 
 def _inverses(xp: Any, batch: Batch) -> Array:
-    """A of every chunk."""
+    """T_inv of every chunk."""
     how, size = cuts.inverse_pass(batch.kind), shared_memory.delta_inverse_bytes(batch.kind.element)
     inverses = xp.empty((batch.slots * batch.heads, size), dtype=xp.int8)
     _chain(batch, how, inverses, NO_STATES, NO_STATES, segments=batch.chunks_longest, chunks=1)
@@ -179,7 +178,7 @@ def _of_segments(xp: Any, batch: Batch, rows: int) -> States:
 
 
 def _begins(xp: Any, batch: Batch, inverses: Array, start: States) -> tuple[States | None, States | None]:
-    """(the state that each segment begins with, its transfer matrix); None where nothing is cut."""
+    """(initial state, transfer matrix) of each segment; None without segments."""
     if batch.segments == 1:
         return None, None
     added, transfers = _of_segments(xp, batch, batch.V), _of_segments(xp, batch, batch.K)
@@ -191,7 +190,7 @@ def _begins(xp: Any, batch: Batch, inverses: Array, start: States) -> tuple[Stat
 def _ends(
     xp: Any, batch: Batch, inverses: Array, transfers: States | None, dout: Array, last: States, scale: float
 ) -> States | None:
-    """The gradient of the state that each segment ends with."""
+    """The gradient of the final state of each segment."""
     if batch.segments == 1:
         return None
     added = _of_segments(xp, batch, batch.V)
@@ -201,7 +200,7 @@ def _ends(
 
 
 def _sum_up(xp: Any, batch: Batch, added: States, transfers: States, start: States, reverse: bool) -> States:
-    """From what segments add and multiply by to the states they begin with, by delta_scan_segments.cu."""
+    """Initial states of the segments from their offsets and transfer matrices, by delta_scan_segments.cu."""
     begins, how = xp.empty_like(added.array), cuts.segments_pass(batch.kind, reverse)
     packed = arguments.DELTA_SEGMENTS.pack(
         offsets=address(batch.offsets), added=address(added.array), transfers=address(transfers.array),
@@ -215,7 +214,7 @@ def _sum_up(xp: Any, batch: Batch, added: States, transfers: States, start: Stat
 def _grads(
     xp: Any, batch: Batch, rows: dict[str, Array], states: Array, ends: Array, scale: float
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """(dq, dk and dr; dg and dbeta) by name without the d, a value head each, by delta_scan_grads.cu."""
+    """dq, dk, dr, dg and dbeta by name without the d, one per value head, by delta_scan_grads.cu."""
     heads, how = batch.heads, cuts.grads_pass(batch.kind, launch.shared_limit())
     shape = (prod(batch.lead), batch.T, heads)
     names = ("q", "k") if batch.r is None else ("q", "k", "r")

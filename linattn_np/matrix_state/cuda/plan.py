@@ -1,4 +1,4 @@
-"""How a CUDA pass over the tokens is cut up: tiles, stages, segments. Pure functions of dtype and shape."""
+"""Launch plans of the portable scan: tiles, stages, segments. Pure functions of dtype and shape."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .. import policy
 from . import shared_memory
 from .shared_memory import round_up
 
-PRODUCTS = ELEMENTS | {"tf32": 3}  # what a pass multiplies: tf32 is float32 in memory
+PRODUCTS = ELEMENTS | {"tf32": 3}  # element types of products: tf32 is float32 in memory
 SCAN = "scan/scan.cu"
 
 
 class Pass(NamedTuple):
-    """One compiled pass: its source and constants, and what a launch needs to know of them."""
+    """One compiled pass: its source and constants, and what a launch depends on."""
 
     file: str
     constants: Constants
@@ -23,25 +23,25 @@ class Pass(NamedTuple):
     threads: int
     parts: int  # blocks over the value columns
     chunk: int  # tokens
-    dot_parts: int  # sums that a dot of two tokens comes in
-    warps: int  # of each such sum
+    dot_parts: int  # partial sums of a dot product of two tokens
+    warps: int  # of each partial sum
 
     @property
     def resident(self) -> int:
-        """Blocks of a multiprocessor."""
+        """Resident blocks per multiprocessor."""
         return dict(self.constants)["LA_BLOCKS"]
 
     @property
     def mark_floats(self) -> int:
-        """Floats of a state at a mark, all parts."""
+        """Floats of a checkpointed state, all parts."""
         return self.dot_parts * self.warps * dict(self.constants)["LA_MARK_BYTES"] // 4
 
 
 def tiles(element: str, K: int, V: int, outputs: bool, dots: bool) -> tuple[int, int]:
-    """(warps, tiles of 16 value columns a warp): a warp keeps its rows of the state, K columns wide, in registers.
+    """(warps, tiles of 16 value columns per warp): a warp holds its rows of the state, K columns wide, in registers.
 
-    Two tiles read and split keys and queries once for both. In float32 the dots leave no registers for that, nor do the
-    addresses of rows that are no power of two; with fewer keys more warps fit instead.
+    With two tiles, keys and queries are loaded and split once for both. In float32 the dot products leave no registers
+    for two, nor do row addresses at widths other than a power of two; with narrower keys more warps fit instead.
     """
     twice = element == "bfloat16" or (element == "float32" and outputs and not dots and round_up(K, 16) == 128)
     each = 2 if twice and K <= 128 and V > 64 else 1
@@ -61,7 +61,7 @@ class ScanKind(NamedTuple):
     element: str
     K: int
     V: int
-    align: int  # bytes that every row's address and length are a multiple of
+    align: int  # largest power of two that divides every row's address and length, in bytes
     decay: bool
     reverse: bool = False
     outputs: bool = True
@@ -97,7 +97,7 @@ def _scan_pass(kind: ScanKind, limit: int, warps: int, each: int) -> Pass:
 
 
 def _stages(kind: ScanKind, warps: int, tiles: int, limit: int, blocks: int) -> tuple[int, bool]:
-    """(chunks in flight, whether x has a place of its own): the most with which `blocks` fit a multiprocessor."""
+    """(chunks in flight, whether x has a separate buffer): the most with which `blocks` fit a multiprocessor."""
     for most in ((limit + 1024) // blocks - 1024, limit):
         for separate in (True, False) if kind.dots else (False,):
             for n in (policy.SCAN_STAGES, 2):
@@ -107,7 +107,7 @@ def _stages(kind: ScanKind, warps: int, tiles: int, limit: int, blocks: int) -> 
 
 
 def common_constants(element: str, decay: bool, reverse: bool, chunk: int = policy.SCAN_CHUNK) -> Constants:
-    """Constants of the small kernels beside a pass in chunks of `chunk` tokens."""
+    """Constants of the small kernels that complete a pass in chunks of `chunk` tokens."""
     return tuple(sorted({
         "LA_DTYPE": PRODUCTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse),
         "LA_C": chunk, "LA_MARK": policy.MARK_TOKENS[element], "LA_TILES": 1, "LA_WARPS": 1,
@@ -115,5 +115,5 @@ def common_constants(element: str, decay: bool, reverse: bool, chunk: int = poli
 
 
 def segments(blocks: int, tokens: int, resident: int, multiprocessors: int) -> int:
-    """Pieces that sequences of `tokens` tokens are cut into when there are `blocks` blocks without cutting."""
+    """Number of segments of a sequence of `tokens` tokens, if there are `blocks` blocks without segments."""
     return max(1, min(multiprocessors * resident // max(blocks, 1), tokens // policy.SEGMENT_TOKENS))

@@ -1,6 +1,6 @@
 """A few tokens as one CUDA kernel on CuPy arrays: the recurrence, for every decay, erase and read (step/step.cu).
 
-It allocates with `empty` alone and names the arrays of its launch, so that a call can be replayed
+It allocates only with `empty` and names the arrays of its launch, so that calls can be replayed
 (runtime/cuda/record.py).
 """
 
@@ -25,7 +25,7 @@ STRIDES = tuple(f"{which}_{n}" for which in ("start", "end") for n in ("slot", "
 
 
 def unsupported_reason(call: Any) -> str | None:
-    """Why the kernel does not cover a call that goes token by token; None where it does."""
+    """Why the kernel does not support a call in recurrent form; None if it does."""
     x, plan = call.x, call.plan
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
@@ -33,7 +33,7 @@ def unsupported_reason(call: Any) -> str | None:
         return "float64 is computed by the definition in CuPy"
     K, V = x.k.shape[-1], x.v.shape[-1]
     if max(K, V) > policy.WIDEST_CUDA:
-        return f"keys are {K} and values {V} wide, the kernels hold up to {policy.WIDEST_CUDA}"
+        return f"keys are {K} and values {V} wide, the kernels support up to {policy.WIDEST_CUDA}"
     if 0 in (*x.v.shape, *x.k.shape) or (x.q is not None and 0 in x.q.shape):
         return "there is nothing to compute"
     if any(y is not None and y.shape[-2] > x.v.shape[-2] for n, y in x._asdict().items() if n != "q"):
@@ -46,9 +46,9 @@ def unsupported_reason(call: Any) -> str | None:
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
-    """(out, final state, saved); the final state is `state` itself where the plan lets it be overwritten, else float32.
+    """(out, final state, saved); the final state is `state` itself if the plan allows overwriting, else float32.
 
-    A state stored in 16 bits is read so, and written so where it is overwritten: its one rounding.
+    A state stored in 16 bits is read as it is; if overwritten, it is rounded once, when it is stored.
     """
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     K, element = x.k.shape[-1], element_of(x)
@@ -87,12 +87,12 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state, by the recurrence's adjoint."""
+    """Gradients of every input and of the initial state, by the adjoint of the recurrence."""
     return recurrence.backward(saved, dout, dstate)
 
 
 def element_of(x: Inputs) -> str:
-    """The element that the kernel takes its vectors in: bfloat16 or float16 if all are, else float32."""
+    """The element type of the vectors: bfloat16 or float16 if all arrays are, else float32."""
     names = {dtype_name(y) for y in (x.q, x.k, x.v, x.r, x.a, x.b) if y is not None}
     return names.pop() if len(names) == 1 and names <= set(ELEMENTS) else "float32"
 
@@ -102,14 +102,14 @@ class Stored(NamedTuple):
 
     element: str  # of the vectors
     wide: bool  # all rows are read four elements at a time
-    one: bool = False  # by the kernel of one token
+    one: bool = False  # the kernel of one token
     start: str = "float32"  # of states that are read
     end: str = "float32"  # of states that are written
-    many: bool = False  # so many states that blocks of eight warps fill the device
+    many: bool = False  # enough states for blocks of eight warps to fill the device
 
 
 class StepKind(NamedTuple):
-    """What a call computes, as far as its kernel depends on it."""
+    """Properties of a call that its kernel is compiled for."""
 
     K: int
     V: int
@@ -134,7 +134,7 @@ def constants_of(x: Inputs, plan: Plan, stored: Stored) -> Constants:
 
 @functools.cache
 def step_constants(kind: StepKind, stored: Stored) -> Constants:
-    """The same from words."""
+    """The constants of step.cu from the properties of a call."""
     K, V, element, one = kind.K, kind.V, stored.element, stored.one
     per = 4 if K <= 128 else 2
     rows = stored.many and "float32" not in (stored.start, stored.end) and kind.erase is not Erase.FREE
@@ -153,15 +153,15 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
 
 
 def _lanes(kind: StepKind, stored: Stored) -> int:
-    """Lanes side by side: eight read whole pieces of memory; 128 floats a lane must leave registers for the rest."""
+    """Lanes side by side: eight read whole memory sectors; 128 floats per lane must leave registers for the rest."""
     narrow = kind.K <= 128 and stored.element != "float32" and kind.erase is not Erase.FREE and not kind.bonus
     return 8 if stored.wide and kind.V >= 32 and narrow else 4
 
 
 def _one(K: int, V: int, rows: bool) -> tuple[int, int]:
-    """(warps that share the rows, lanes side by side) for one token: 64 floats of state a lane, rows of 256 bytes.
+    """(warps that share the rows, lanes side by side) for one token: 64 floats of state per lane, rows of 256 bytes.
 
-    Rows of 128 in 16 bits, and of 256 then too only if `rows` are wanted so.
+    16-bit states have rows of 128 bytes, or of 256 if `rows` is true.
     """
     lanes = 32 if rows and 64 < K <= 128 <= V else 16 if V >= 64 else 8 if V >= 32 else 4
     groups = 1
@@ -171,7 +171,7 @@ def _one(K: int, V: int, rows: bool) -> tuple[int, int]:
 
 
 def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
-    """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), rows contiguous, in a kind to read."""
+    """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), with contiguous rows."""
     arrays: dict[str, Any] = {}
     for name, y in x._asdict().items():
         if name == "r" and y is x.k:  # read once, as k
@@ -189,7 +189,7 @@ def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
 
 
 def _states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None, bool]:
-    """(a state as (places, H, K, V) with contiguous rows, whether it is the caller's own memory)."""
+    """(a state as (slots, H, K, V) with contiguous rows, whether it is the caller's memory)."""
     if state is None:
         return None, False
     S = state if dtype_name(state) in ELEMENTS else cast(xp, state, xp.float32)
@@ -199,7 +199,7 @@ def _states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None,
 
 
 def _kind(S: Array | None) -> str:
-    """What states are stored in."""
+    """The element type of stored states."""
     return "float32" if S is None else dtype_name(S)
 
 
@@ -218,14 +218,14 @@ def _by_fours(y: Array) -> bool:
 
 
 def _near(arrays: tuple[Array | None, ...], states: tuple[Array | None, ...]) -> bool:
-    """Whether the kernel of one token can find its way: strides of 32 bits, dense rows of states."""
+    """Whether the kernel of one token can address the arrays: strides of 32 bits, dense rows of states."""
     if any(S is not None and S.shape[-2] > 1 and S.strides[-2] != S.itemsize * S.shape[-1] for S in states):
         return False
     return all(abs(n) < 1 << 31 for y in (*arrays, *states) if y is not None for n in y.strides)
 
 
 def _vectors_of(y: Array | None, heads: int) -> tuple[int, ...]:
-    """VECTORS: strides in bytes over batch, tokens and heads, the heads that share one, the kind."""
+    """The VECTORS struct: strides in bytes over batch, tokens and heads, the heads that share one, the element."""
     if y is None:
         return 0, 0, 0, 0, 0
     strides = (0, 0, *y.strides)[-4:-1] if y.ndim < 4 else y.strides[:-1] if y.ndim == 4 else _merged(y)
@@ -233,12 +233,12 @@ def _vectors_of(y: Array | None, heads: int) -> tuple[int, ...]:
 
 
 def _inverse(d: int) -> int:
-    """What the kernel divides by d with: ceil(2^32 / d), 0 for 1."""
+    """The multiplier by which the kernel divides by d: ceil(2^32 / d), 0 for d = 1."""
     return -(-(1 << 32) // d) % (1 << 32)
 
 
 def _merged(out: Array) -> tuple[int, int, int]:
-    """Strides of a contiguous array with several batch axes, seen as with one."""
+    """Strides of a contiguous array with its batch axes merged into one."""
     return (prod(out.shape[-3:]) * out.itemsize, *out.strides[-3:-1])
 
 

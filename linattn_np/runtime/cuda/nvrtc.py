@@ -1,4 +1,4 @@
-"""NVRTC through ctypes: finds the library; a program in, machine code and a log out. Needs no GPU."""
+"""NVRTC through ctypes: finds the library and compiles programs. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from collections.abc import Iterator, Sequence
 from .. import code_cache
 
 WHEELS = ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu*/bin/x64", "nvidia/cuda_nvrtc/bin")
-KIND = "cubin"  # of the cache folder of machine code
+KIND = "cubin"  # kind of the cache folder of machine code
 NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll")
 
 
 class CompileError(RuntimeError):
-    """The compiler refused a source; the text is its log with the lines it names."""
+    """A source does not compile; the text is the compiler's log with the lines that it names."""
 
 
 def _folders() -> Iterator[str]:
-    """Where the library may lie: NVIDIA's wheels, then a toolkit."""
+    """Folders that may contain the library: NVIDIA's wheels, then a toolkit."""
     spec = importlib.util.find_spec("nvidia")
     for base in (spec.submodule_search_locations or []) if spec else []:
         for pattern in WHEELS:
@@ -60,7 +60,7 @@ def library() -> ctypes.CDLL:
 
 
 def available() -> bool:
-    """Whether there is a compiler."""
+    """Whether a compiler is installed."""
     try:
         _about()
     except OSError:
@@ -83,7 +83,7 @@ def architectures() -> tuple[int, ...]:
 def _about() -> tuple[int, ...]:
     """(major, minor, capability, ...). Loading the library takes longer than loading machine code that is on disk.
 
-    So these numbers are cached too, on a line, under the library's path, size and time.
+    These numbers are therefore cached too, under the library's path, size and time.
     """
     path = _file()
     cached = None if path is None else code_cache.file_of(KIND, f"nvrtc-{_digest(path)}.txt")
@@ -101,7 +101,7 @@ def _digest(path: str) -> str:
 
 
 def _queried() -> tuple[int, ...]:
-    """What the library says."""
+    """The numbers that the library reports."""
     major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     _check(library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     _check(library().nvrtcGetNumSupportedArchs(ctypes.byref(count)))

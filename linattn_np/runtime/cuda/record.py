@@ -48,10 +48,10 @@ class RecordedNamespace:
 
     def empty(self, shape: Shape, **options: Any) -> Array:
         """A new array."""
-        array = self._xp.empty(shape, **options)
+        made = self._xp.empty(shape, **options)
         if launch.active.recorder is not None:
-            launch.active.recorder.allocated.append(array)
-        return array
+            launch.active.recorder.allocated.append(made)
+        return made
 
 
 @functools.cache
@@ -66,30 +66,30 @@ class LaunchSequence:
     They must be all that the call did on the device: nothing but `empty` made the arrays that are not given.
     """
 
-    def __init__(self, recorder: Recorder, inputs: Sequence[Array]):
+    def __init__(self, recorder: Recorder, given: Sequence[Array]):
         """Raises LookupError unless every pointer of every launch is that of one array given, allocated or constant.
 
         And for an allocated array that no launch takes: array calls filled it, and those are not recorded.
         """
-        used = {y.data.ptr for one in recorder.launches for y in one.arrays or () if y is not None}
-        if any(x.data.ptr not in used for x in recorder.allocated):
+        taken = {y.data.ptr for one in recorder.launches for y in one.arrays or () if y is not None}
+        if any(x.data.ptr not in taken for x in recorder.allocated):
             raise LookupError("an array was allocated for something else than a launch")
-        owners = {x.data.ptr: n for n, x in enumerate([*inputs, *recorder.allocated])}
-        if len(owners) < len(inputs) + len(recorder.allocated):
+        owners = {x.data.ptr: n for n, x in enumerate([*given, *recorder.allocated])}
+        if len(owners) < len(given) + len(recorder.allocated):
             raise LookupError("two arrays begin at one place")
         self._empty, self._new = launch.array_type(), [(tuple(x.shape), x.dtype) for x in recorder.allocated]
         self._launches = [Launcher(record, owners) for record in recorder.launches]
 
     def __call__(self, pointers: list[int]) -> list[Array]:
         """pointers: of the arrays given; it grows. The allocated arrays, in order."""
-        outputs = []
+        made = []
         for shape, dtype in self._new:
             x = self._empty(shape, dtype)
-            outputs.append(x)
+            made.append(x)
             pointers.append(x.data.ptr)
         for fire in self._launches:
             fire(pointers)
-        return outputs
+        return made
 
 
 class Launcher:
