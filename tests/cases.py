@@ -72,13 +72,13 @@ def _cases() -> list[Case]:
         spec = fn.spec
         first = {n: a.axes.split("|")[0] for n, a in spec.arrays.items()}
         needed = {n: s for n, s in first.items() if not spec.arrays[n].optional}
-        unturned = {n: s for n, s in first.items() if not spec.arrays[n].reinterprets}
+        plain = {n: s for n, s in first.items() if not spec.arrays[n].reinterprets}
         for options in fn.samples.options:
             found.append(Case(fn, dict(options), first, {}))
         options = dict(fn.samples.options[-1])
         for name, given in spec.arrays.items():
             found += [Case(fn, options, first | {name: other}, {}) for other in given.axes.split("|")[1:]]
-        found += [Case(fn, {}, given, {}) for n, given in enumerate((needed, unturned))
+        found += [Case(fn, {}, given, {}) for n, given in enumerate((needed, plain))
                   if given not in (first, needed)[: n + 1]]
     for rule in ("lightning", "minimax", "fla"):
         given = {n: la.lightning_attention.spec.arrays[n].axes for n in ("q", "k", "v")}

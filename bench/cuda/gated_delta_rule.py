@@ -163,7 +163,7 @@ def ours(cp: Any, shape: Shape, limits: passes.Limits, sets: list[list[Any]]) ->
     return row
 
 
-def theirs(cp: Any, shape: Shape, sets: list[list[Any]], times: dict[str, Any], others: dict[str, peers.Pair]
+def peer_rows(cp: Any, shape: Shape, sets: list[list[Any]], times: dict[str, Any], others: dict[str, peers.Pair]
            ) -> dict[str, Any]:  # fmt: skip
     """Times and memory of the peers by "pass: name"."""
     found = {}
@@ -198,7 +198,7 @@ def measure(
         with forced(shape.dtype):
             row["times"] = ours(cp, shape, limits, sets)
         if shape.dtype == "bfloat16" and shape.Hk == shape.H:
-            row["times"] |= theirs(cp, shape, sets, row["times"], others)
+            row["times"] |= peer_rows(cp, shape, sets, row["times"], others)
         report.show(row, Shape._fields)
         yield row
         del sets

@@ -115,14 +115,14 @@ def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
         raise KeyError(f"cuda_gated_delta_rule.json: no row has {missing}")
     for row in result["rows"]:
         times = row["times"]
-        theirs = {w: next((x for n, x in times.items() if n.startswith(f"{w}: ")), {}) for w in ("forward", "both")}
+        of_peer = {w: next((x for n, x in times.items() if n.startswith(f"{w}: ")), {}) for w in ("forward", "both")}
         case = _case(row) + (f", {row['Hk']} key heads" if row["Hk"] < row["H"] else "")
         case += " *" if "measured_apart" in row else ""
         found = [times.get(n, {}) for n in columns]
         body.append([case, *(ns(x.get("ns")) for x in found[:1]), ns(times["forward"]["graph_ns"]),
                      f"{100 * times['forward']['share_of_copy']:.0f}", *(ns(x.get("ns")) for x in found[1:]),
-                     f"{times['both']['peak_bytes'] / 2**20:.0f}", ns(theirs["forward"].get("ns")),
-                     ns(theirs["both"].get("ns"))])
+                     f"{times['both']['peak_bytes'] / 2**20:.0f}", ns(of_peer["forward"].get("ns")),
+                     ns(of_peer["both"].get("ns"))])
     yield table(["case", "forward", "graph", "share, %", "backward", "blocks recomputed", "forward, portable",
                  "backward, portable", "MiB", "FLA forward", "FLA both"], body)
     yield from _apart(result)

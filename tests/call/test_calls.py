@@ -106,11 +106,11 @@ def test_read_heads_first():
     rng = np.random.default_rng(0)
     q, S = rng.standard_normal((2, 7, 3, 5)), rng.standard_normal((2, 3, 5, 4))
     out, pullback = la.vjp(la.read, q, S)
-    turned, pull_turned = la.vjp(la.read, np.moveaxis(q, 1, 2), S, layout="heads_first")
-    np.testing.assert_array_equal(np.moveaxis(turned, 1, 2), out)
+    moved, pull_moved = la.vjp(la.read, np.moveaxis(q, 1, 2), S, layout="heads_first")
+    np.testing.assert_array_equal(np.moveaxis(moved, 1, 2), out)
     d = rng.standard_normal(out.shape)
-    np.testing.assert_array_equal(np.moveaxis(pull_turned(np.moveaxis(d, 1, 2)).q, 1, 2), pullback(d).q)
-    np.testing.assert_array_equal(pull_turned(np.moveaxis(d, 1, 2)).state, pullback(d).state)
+    np.testing.assert_array_equal(np.moveaxis(pull_moved(np.moveaxis(d, 1, 2)).q, 1, 2), pullback(d).q)
+    np.testing.assert_array_equal(pull_moved(np.moveaxis(d, 1, 2)).state, pullback(d).state)
 
 
 # the state, overwritten
@@ -122,16 +122,16 @@ def test_read_heads_first():
 def test_overwritten_state(case, form, T):
     arrays, state = draw(case, T=T)
     expected_out, expected = call(case, arrays, state=state, **form)
-    mine = copies(state)
-    out, end = call(case, arrays, state=mine, overwrite_state=True, **form)
+    overwritten = copies(state)
+    out, end = call(case, arrays, state=overwritten, overwrite_state=True, **form)
     np.testing.assert_array_equal(out, expected_out)
-    for a, b, c in zip(parts(end), parts(mine), parts(expected), strict=True):
+    for a, b, c in zip(parts(end), parts(overwritten), parts(expected), strict=True):
         assert a is b
         np.testing.assert_array_equal(a, c)
-    mine = copies(state)
-    alone = case.fn(**arrays, **case.options, state=mine, overwrite_state=True, **form)  # without return_state
+    overwritten = copies(state)
+    alone = case.fn(**arrays, **case.options, state=overwritten, overwrite_state=True, **form)  # without return_state
     np.testing.assert_array_equal(alone, expected_out)
-    for a, b in zip(parts(mine), parts(expected), strict=True):
+    for a, b in zip(parts(overwritten), parts(expected), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -154,15 +154,15 @@ def test_overwritten_state_of_a_ragged_batch_and_of_a_view(case):
 def test_the_final_state_is_nobody_elses_memory(case, T):
     arrays, state = draw(case, T=T)
     out, end = call(case, arrays, state=state)
-    theirs = [x for x in arrays.values() if isinstance(x, np.ndarray)] + parts(state)
-    for mine in (out, *parts(end)):
-        assert not any(np.shares_memory(mine, x) for x in theirs)
+    inputs = [x for x in arrays.values() if isinstance(x, np.ndarray)] + parts(state)
+    for result in (out, *parts(end)):
+        assert not any(np.shares_memory(result, x) for x in inputs)
 
 
 # the layout
 
 
-def turned(case: Case, arrays):
+def transposed(case: Case, arrays):
     """(..., T, H, D) as (..., H, T, D), views."""
     def turn(name, x):
         if name not in case.given or not case.on_tokens(name):
@@ -180,16 +180,17 @@ def test_heads_first_is_the_same_call_on_moved_axes(case, B, form):
     dout, dstate = cotangents(result)
     grads = pullback(dout, dstate)
     moved, pull_moved = la.vjp(
-        case.fn, **turned(case, arrays), **case.options, state=state, return_state=True, layout="heads_first", **form)
+        case.fn, **transposed(case, arrays), **case.options, state=state, return_state=True, layout="heads_first",
+        **form)
     np.testing.assert_array_equal(np.moveaxis(moved.out, -3, -2), result.out)
     moved_grads = pull_moved(np.moveaxis(dout, -3, -2), dstate)
     states = parts(moved.state) + parts(moved_grads.state)
     for a, b in zip(states, parts(result.state) + parts(grads.state), strict=True):
         np.testing.assert_array_equal(a, b)
-    back = turned(case, {n: getattr(grads, n) for n in case.given})
+    back = transposed(case, {n: getattr(grads, n) for n in case.given})
     for name, d in back.items():
         np.testing.assert_array_equal(getattr(moved_grads, name), d, name)
-        assert getattr(moved_grads, name).shape == turned(case, arrays)[name].shape
+        assert getattr(moved_grads, name).shape == transposed(case, arrays)[name].shape
 
 
 def test_the_usual_mistake_of_layout_is_named():
@@ -292,14 +293,14 @@ def test_two_maps_of_the_callers_own():
 def test_inputs_are_left_as_they_were(case, form):
     arrays, state = draw(case, T=9)
     before = {n: x.copy() for n, x in arrays.items() if isinstance(x, np.ndarray)}
-    kept = copies(state)
+    original = copies(state)
     result, pullback = la.vjp(case.fn, **arrays, **case.options, state=state, return_state=True, **form)
     dout, dstate = cotangents(result)
     dout_before, dstate_before, out_before = dout.copy(), copies(dstate), result.out.copy()
     pullback(dout, dstate)
     for name, x in before.items():
         np.testing.assert_array_equal(arrays[name], x, name)
-    pairs = [*zip(parts(state), parts(kept), strict=True), *zip(parts(dstate), parts(dstate_before), strict=True)]
+    pairs = [*zip(parts(state), parts(original), strict=True), *zip(parts(dstate), parts(dstate_before), strict=True)]
     for a, b in [*pairs, (dout, dout_before), (result.out, out_before)]:
         np.testing.assert_array_equal(a, b)
 
@@ -396,7 +397,7 @@ def test_influence_heads_first():
     arrays, _ = draw(next(c for c in PLAIN if c.fn is la.kda), T=9, H=3)
     case = next(c for c in PLAIN if c.fn is la.kda)
     A = la.influence_matrix(la.kda, **arrays)
-    np.testing.assert_array_equal(la.influence_matrix(la.kda, **turned(case, arrays), layout="heads_first"), A)
+    np.testing.assert_array_equal(la.influence_matrix(la.kda, **transposed(case, arrays), layout="heads_first"), A)
 
 
 @every_case

@@ -1,4 +1,4 @@
-"""How arrays lie in memory does not matter: strides, order, alignment, byte order, overlap. And shapes at random."""
+"""Results do not depend on memory layout: strides, order, alignment, byte order, overlap. And shapes at random."""
 
 from __future__ import annotations
 

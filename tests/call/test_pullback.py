@@ -21,23 +21,23 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(parts(tuple(a)), parts(tuple(b)), strict=True))
 
 
-@pytest.mark.parametrize("again", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy],
+@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy],
                          ids=["pickle", "copy", "deepcopy"])
 @pytest.mark.parametrize("fn", [la.gated_delta_rule, la.mlstm, la.mesa_net, la.gsa, la.performer],
                          ids=lambda fn: fn.__name__)
-def test_results_and_gradients_can_be_pickled_and_copied(fn, again):
+def test_results_and_gradients_can_be_pickled_and_copied(fn, copied):
     case = next(c for c in CASES if c.fn is fn)
     arrays, state = draw(case, T=5)
     result, pullback = la.vjp(fn, **arrays, **case.options, state=state, return_state=True)
     grads = pullback(*ones(result))
     for x in (result, result.state, grads):
-        other = again(x)
+        other = copied(x)
         assert type(other) is type(x)
         assert repr(other) == repr(x)
         if isinstance(x, tuple):
             assert other._fields == x._fields
             assert same(other, x)
-    assert again(la.vjp(la.read, Q, S)[1](la.read(Q, S)))._fields == ("q", "state")
+    assert copied(la.vjp(la.read, Q, S)[1](la.read(Q, S)))._fields == ("q", "state")
 
 
 Q, S = np.ones((1, 2, 1, 3)), np.ones((1, 1, 3, 4))
@@ -71,10 +71,10 @@ def test_arrays_by_position_states_and_views_are_looked_at():
     state[0, 1, 7, 3] = 2
     with pytest.raises(RuntimeError, match="kda: state was changed"):
         pullback(v)
-    turned = np.ascontiguousarray(np.swapaxes(q, 1, 2))
+    transposed = np.ascontiguousarray(np.swapaxes(q, 1, 2))
     fused = np.zeros((1, 400, 5, 2, 8))
-    for changed in (turned, fused):
-        given = turned.swapaxes(1, 2) if changed is turned else fused[:, :, 3]
+    for changed in (transposed, fused):
+        given = transposed.swapaxes(1, 2) if changed is transposed else fused[:, :, 3]
         _, pullback = la.vjp(la.kda, given, k, v, g, beta)
         changed += 1
         with pytest.raises(RuntimeError, match="kda: q was changed"):

@@ -29,7 +29,7 @@ from tests.call.replays import (
     of,
     result,
     shared_row,
-    turned,
+    transposed,
 )
 from tests.cases import CASES, draw
 
@@ -146,7 +146,7 @@ def test_no_causality_and_feature_maps():
 
 
 @every_form
-@pytest.mark.parametrize("change", [turned, apart, backwards, shared_row], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("change", [transposed, apart, backwards, shared_row], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
 def test_other_strides(name, change, T):
     x, y = given(T)[0], given(T, 1)[0]
@@ -211,11 +211,11 @@ def test_batch_axes_that_are_one_axis_and_that_are_not(T):
         replay.clear()
         for (x, S), right in zip(sets, expected, strict=True):
             own = [crossed(y) if n in names else y for n, y in x.items()]
-            mine = crossed(S) if "state" in names else S.copy()
-            found = la.gated_delta_rule(*own, state=mine, return_state=True, overwrite_state=True, backend="numba")
+            written = crossed(S) if "state" in names else S.copy()
+            found = la.gated_delta_rule(*own, state=written, return_state=True, overwrite_state=True, backend="numba")
             assert (found.out == right.out).all()
             assert (found.state == right.state).all()
-            assert found.state is mine
+            assert found.state is written
 
 
 @every_form

@@ -34,12 +34,12 @@ def test_rows_are_overwritten_and_the_others_are_not(library):
         pytest.skip("its arrays are not written into")
     arrays, pool = drawn(la.gated_delta_rule)
     expected = la.gated_delta_rule(**arrays, state=pool[ROWS], return_state=True)
-    mine = library.bring(pool.copy())
-    _, same = la.gated_delta_rule(**{n: library.bring(x) for n, x in arrays.items()}, state=mine, state_rows=ROWS,
+    buffer = library.bring(pool.copy())
+    _, same = la.gated_delta_rule(**{n: library.bring(x) for n, x in arrays.items()}, state=buffer, state_rows=ROWS,
                                   return_state=True, overwrite_state=True)
-    assert same is mine
-    assert np.abs(library.see(mine)[ROWS] - expected.state).max() < 1e-5
-    assert (library.see(mine)[[1, 3, 5]] == pool[[1, 3, 5]]).all()
+    assert same is buffer
+    assert np.abs(library.see(buffer)[ROWS] - expected.state).max() < 1e-5
+    assert (library.see(buffer)[[1, 3, 5]] == pool[[1, 3, 5]]).all()
 
 
 def test_what_cannot_be_written_gives_the_states_back():
@@ -55,10 +55,10 @@ def test_ragged_and_normalised_pools():
     arrays, pool = drawn(la.kda, B=(1,))
     offsets = [0, 1, 1, 3]
     expected = la.kda(**arrays, state=pool[ROWS], cu_seqlens=offsets, return_state=True)
-    mine = pool.copy()
-    out = la.kda(**arrays, state=mine, state_rows=ROWS, cu_seqlens=offsets, overwrite_state=True)
+    buffer = pool.copy()
+    out = la.kda(**arrays, state=buffer, state_rows=ROWS, cu_seqlens=offsets, overwrite_state=True)
     assert np.array_equal(out, expected.out)
-    assert np.array_equal(mine[ROWS], expected.state)
+    assert np.array_equal(buffer[ROWS], expected.state)
     options = {"feature_map": "elu+1", "normalize": True}
     arrays, _ = drawn(la.linear_attention)
     z = np.random.default_rng(1).random((6, 2, 5)).astype(np.float32)
@@ -102,8 +102,8 @@ def test_pools_of_states_with_parts(library, fn):
     pool = la.testing.sample_state(fn, np.random.default_rng(1), (6,), {}, H=2, K=5, V=4)
     pool = type(pool)(*(S.astype(np.float32) for S in pool))
     expected = fn(**arrays, state=type(pool)(*(S[ROWS] for S in pool)), return_state=True)
-    mine = type(pool)(*(library.bring(S) for S in pool))
-    out, end = fn(**{n: library.bring(x) for n, x in arrays.items()}, state=mine, state_rows=ROWS, return_state=True)
+    buffer = type(pool)(*(library.bring(S) for S in pool))
+    out, end = fn(**{n: library.bring(x) for n, x in arrays.items()}, state=buffer, state_rows=ROWS, return_state=True)
     for x, y in zip((out, *end), (expected.out, *expected.state), strict=True):
         assert np.abs(library.see(x) - y).max() < 1e-4
     with pytest.raises(ValueError, match=r"state.S has shape .*expected a pool \(P, H, K, V\)"):

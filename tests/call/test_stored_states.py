@@ -117,7 +117,7 @@ def test_rows_of_a_pool(fn, ragged):
 @pytest.mark.parametrize("T", [1, 40])
 @pytest.mark.parametrize("heads", [{"Hq": 4}, {"Hq": 1, "Hk": 1}], ids=str)
 def test_views_and_shared_heads(heads, T):
-    """A strided view is read and written where it lies."""
+    """A strided view is read and written in place."""
     arrays, pool = drawn(la.gated_delta_rule, T=T, **heads)
     buffer = np.full((3, 4, 5, 9), 3, ml_dtypes.bfloat16)
     view = buffer[:, ::2, :, 1:9:2]

@@ -195,7 +195,7 @@ def main(argv: list[str]) -> int:
     for case in (c for c in CASES if args.only in c.name):
         try:
             found = dict(errors(cp, case))
-        except ValueError as error:  # kernels that are taken only where they are asked for
+        except ValueError as error:  # kernels that must be requested
             if "does not cover this call" not in str(error):
                 raise
             sys.stdout.write(f"not run  {case.name}: {error}\n")

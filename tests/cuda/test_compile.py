@@ -127,7 +127,7 @@ def test_processes_at_once_share_the_cache(tiny, cache):
 
 
 def test_code_from_the_cache_needs_no_compiler(tiny, cache):
-    """Not even loaded, until something must be compiled; a line that is no row of numbers is asked for again."""
+    """Not loaded until something must be compiled; an invalid cached line is queried anew."""
     program = ("import sys; from pathlib import Path; "
                "from linattn_np.runtime.cuda import compile as c, nvrtc, sources as s; "
                "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "

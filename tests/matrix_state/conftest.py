@@ -21,7 +21,7 @@ def cp(monkeypatch):
 
     monkeypatch.setattr(namespace, "empty", poisoned)
     monkeypatch.setattr(launch, "array_type", lambda: poisoned)
-    replay.clear()  # a call that was kept makes its arrays as it did then
+    replay.clear()  # recorded plans allocate with the namespace of their time
     return cupy
 
 
@@ -37,7 +37,7 @@ def portable(cp, monkeypatch):
     """The portable kernels where others would be taken."""
     monkeypatch.setattr(policy, "PORTABLE", True)
     yield
-    replay.clear()  # a call that was kept was decided so
+    replay.clear()  # recorded plans depend on it
 
 
 @pytest.fixture
