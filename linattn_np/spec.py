@@ -41,7 +41,7 @@ class ArgSpec:
     """
 
     axes: str
-    words: str
+    description: str
     optional: bool = False
     reinterprets: str | None = None
 
