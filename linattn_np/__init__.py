@@ -6,7 +6,7 @@
     result, pullback = la.vjp(la.gated_delta_rule, q, k, v, g, beta)
     grads = pullback(dout)
 
-One function a variant (`VARIANTS` lists them); arrays are (..., T, H, K), time before heads. Names load on first use.
+One function per variant (`VARIANTS` lists them); arrays are (..., T, H, K), time before heads. Names load on first use.
 """
 
 from importlib import import_module as _import_module

@@ -89,7 +89,7 @@ def _cases() -> list[Case]:
 CASES = _cases()
 PLAIN = [Case(fn, dict(fn.samples.options[0]),
               {n: a.axes.split("|")[0] for n, a in fn.spec.arrays.items() if not a.reinterprets}, {})
-         for fn in la.VARIANTS]  # one a variant, every optional array given but those that turn another's meaning
+         for fn in la.VARIANTS]  # one per variant, with every optional array except those that reinterpret another
 
 
 def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):

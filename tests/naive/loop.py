@@ -11,7 +11,7 @@ def head_of(head, heads, among):
 def token_by_token(update, q, arrays, scale, state):
     """(out, S) with S_t = update(S_{t-1}, k_t, v_t, ...) of every head and o_t = scale q_t S_t.
 
-    arrays: k, v and what else `update` takes, (B, T, heads, ...); v has one head a state.
+    arrays: k, v and what else `update` takes, (B, T, heads, ...); v has one head per state.
     """
     q, *arrays = (np.asarray(x, np.float64) for x in (q, *arrays))
     (B, T, Hq, K), H, V = q.shape, arrays[1].shape[2], arrays[1].shape[-1]

@@ -102,7 +102,7 @@ def heads_of(case, heads):
     """The sizes of a head layout, or a skip where the variant is defined without more queries than states."""
     Hq, Hk, H = HEADS[heads]
     if case.fn in STATE_SPACE and Hq > H:
-        pytest.skip("x, D and z have one head a state")
+        pytest.skip("x, D and z have one head per state")
     return {"Hq": Hq, "Hk": Hk, "H": H}
 
 

@@ -119,7 +119,7 @@ def loss_claims(scores: Scores, gates: str) -> Iterator[Claim]:
             x = scores.losses(gates, other) - scores.losses(gates, "gated_delta")
             difference = paired_difference(x, LEAST_LOSS, EQUIVALENT_LOSS)
             comparison = f"held-out loss, {other} - gated_delta"
-            yield Claim(gates, BEST, "it predicts text better", comparison, differ_in, difference, "nats a token")
+            yield Claim(gates, BEST, "it predicts text better", comparison, differ_in, difference, "nats per token")
 
 
 def tested(scores: Scores, gates: str) -> set[str]:

@@ -97,7 +97,7 @@ class NoDecay:
 
 
 class ScalarDecay(NoDecay):
-    """One log decay a token: g (..., C, 1)."""
+    """One log decay per token: g (..., C, 1)."""
 
     def __init__(self, xp: Namespace, g: Array, dtype: object):
         super().__init__(xp)
@@ -212,7 +212,7 @@ class ScalarDecay(NoDecay):
 
 
 class VectorDecay(ScalarDecay):
-    """One log decay a token and channel: g (..., C, K).
+    """One log decay per token and channel: g (..., C, K).
 
     The chunk is halved recursively down to single tokens. For a pair (i, j) in two neighbouring halves of h tokens the
     decay factors at their boundary: x_i e^{s(boundary, i)} times y_j e^{s(j, boundary)}, two factors <= 1, so that all

@@ -15,7 +15,7 @@ INVERSE = Scalar("Inverse", "I", 4, 4)  # step.cu
 
 # element (row, column) of the state in slot n: data[n * slot + row * this row + column * this column]
 STATES = Struct("matrix_state/States", ("data", OUT_FLOATS), ("slot row column", I64))
-# one number a token and head: strides in floats; heads of the outputs that share one; null: no decay
+# one number per token and head: strides in floats; heads of the outputs that share one; null: no decay
 GATE = Struct("matrix_state/Gate", ("data", FLOATS), ("batch token head", I64), ("group", INT))
 
 SCAN = Struct(  # scan.cu, scan_wgmma.cu, adds_wgmma.cu

@@ -1,4 +1,4 @@
-"""DeltaProduct: several steps of the delta rule a token, gated or not."""
+"""DeltaProduct: several steps of the delta rule per token, gated or not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _by_token(c: Variables, x: Array) -> Array:
 def to_core(c: Variables) -> Inputs:
     """T n micro-steps: a token decays the state at its first and reads it at its last (plan.micro_steps)."""
     if c.sizes.n < 1:
-        raise ValueError(f"{c.name}: k has n = 0 micro-steps a token, expected 1 or more")
+        raise ValueError(f"{c.name}: k has n = 0 micro-steps per token, expected 1 or more")
     k, beta = _in_line(c, c.k), _in_line(c, c.beta[..., None])
     g = log_decay(c)
     return Inputs(c.q, k, _in_line(c, c.v), None if g is None else g[..., None], r=k, beta=beta)
@@ -45,7 +45,7 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
 
 SPEC = VariantSpec(
     name="delta_product",
-    sentence="Several steps of the delta rule a token; with a gate if one is given.",
+    sentence="Several steps of the delta rule per token; with a gate if one is given.",
     equation="S~ = e^{g_t} S_{t-1};  for each of n steps: S~ = S~ + k^T beta (v - k S~);  S_t = S~;  "
              "out_t = scale q_t S_t",
     paper="Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, DeltaProduct, arXiv 2502.10297",
@@ -70,7 +70,7 @@ def delta_product(
     q: Any, k: Any, v: Any, beta: Any, g: Any = None, A_log: Any = None, dt_bias: Any = None,
     **options: Unpack[ProjectionOptions],
 ) -> Any:
-    """DeltaProduct: several steps of the delta rule a token; gated DeltaProduct with g.
+    """DeltaProduct: several steps of the delta rule per token; gated DeltaProduct with g.
 
         S~ = e^{g_t} S_{t-1}
         for j = 1 .. n:  S~ = S~ + k_tj^T beta_tj (v_tj - k_tj S~)

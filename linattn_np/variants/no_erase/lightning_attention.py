@@ -19,10 +19,10 @@ from ..shared.arguments import KEYS, QUERIES, VALUES
 
 def alibi_slopes(H: int) -> np.ndarray:
     """2^{-8 (h + 1) / H}; where H is no power of two, those of the power below and then every other one of twice it."""
-    below = 2 ** math.floor(math.log2(H)) if H else 0
-    if below == H:
+    power = 2 ** math.floor(math.log2(H)) if H else 0
+    if power == H:
         return 2.0 ** (-8.0 * (np.arange(H) + 1) / max(H, 1))
-    return np.concatenate([alibi_slopes(below), alibi_slopes(2 * below)[0::2][: H - below]])
+    return np.concatenate([alibi_slopes(power), alibi_slopes(2 * power)[0::2][: H - power]])
 
 
 def published_slopes(rule: str, H: int, layer: int, num_layers: int) -> np.ndarray:

@@ -67,15 +67,15 @@ def _gates_vjp(c: Variables, di: Array, dlog_f: Array) -> dict[str, Array]:
 
 def from_core(c: Variables, out: Array) -> Array:
     """num / max(|den|, e^{-m}), 0 where the denominator is 0."""
-    num, _, _, below = _parts(c, out)
-    return num / below
+    num, _, _, denominator = _parts(c, out)
+    return num / denominator
 
 
 def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
-    """dnum = dout / below; where |den| is the larger, dden = -sign(den) <dnum, out>."""
-    xp, (num, den, floor, below) = c.xp, _parts(c, out)
-    dnum = cast(xp, dout, c.dtype) / below
-    dden = -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True) / below
+    """dnum = dout / denominator; where |den| is the larger, dden = -sign(den) <dnum, out>."""
+    xp, (num, den, floor, denominator) = c.xp, _parts(c, out)
+    dnum = cast(xp, dout, c.dtype) / denominator
+    dden = -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True) / denominator
     return xp.concat([dnum, xp.where(xp.abs(den) > floor, dden, xp.zeros_like(dden))], axis=-1), {}
 
 
@@ -84,8 +84,8 @@ def _parts(c: Variables, out: Array) -> tuple[Array, Array, Array, Array]:
     xp, m = c.xp, _gauge(c).m
     m = xp.repeat(m, out.shape[-2] // max(m.shape[-1], 1), axis=-1) if out.shape[-2] != m.shape[-1] else m
     den, floor = out[..., -1:], cast(xp, xp.exp(-m), c.dtype)[..., None]
-    below = xp.maximum(xp.abs(den), floor)
-    return out[..., :-1], den, floor, xp.where(below == 0, xp.full_like(below, math.inf), below)
+    denominator = xp.maximum(xp.abs(den), floor)
+    return out[..., :-1], den, floor, xp.where(denominator == 0, xp.full_like(denominator, math.inf), denominator)
 
 
 # the state
@@ -154,9 +154,9 @@ def record(c: Variables, x: Inputs, plan: Plan, residuals: Any, arrays: list[np.
         if written is None:  # S overlaps an input; nothing has been written
             return None
         (num, S_end), (den, n_end) = written, steps[1]([q, k, write, decay], n[..., None])
-        below = np.maximum(np.abs(den), np.exp(-at).astype(dtype)[..., None])
-        below[below == 0] = np.inf
-        num /= below
+        denominator = np.maximum(np.abs(den), np.exp(-at).astype(dtype)[..., None])
+        denominator[denominator == 0] = np.inf
+        num /= denominator
         if not plan.overwrite:
             return num, StabilisedState(S_end, n_end[..., 0], m[..., 0, :])
         m_0[...] = m[..., 0, :]

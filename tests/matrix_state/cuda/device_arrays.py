@@ -76,7 +76,7 @@ def check_same_bits(cp, fn, arrays, state, dout, dstate, at=()):
     def check(found, expected):
         assert all(same(a, b) for a, b in zip(found, expected, strict=True))
 
-    whole, own = run(lambda x: x, lambda x: x), len(each) + 3  # results that have a row a sequence
+    whole, own = run(lambda x: x, lambda x: x), len(each) + 3  # results with one row per sequence
     for _ in range(9):
         check(run(lambda x: x, lambda x: x), whole)
     for b in range(B):
