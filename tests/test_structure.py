@@ -268,7 +268,7 @@ def test_no_loop_without_a_variant():
 
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
-def test_signature_is_the_cards(fn):
+def test_the_signature_is_that_of_the_spec(fn):
     import inspect
 
     parameters = inspect.signature(fn).parameters

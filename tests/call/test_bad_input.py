@@ -68,7 +68,7 @@ def test_three_numbers_of_heads():
           q=Q[:, :, :1], k=KEYS[:, :, :2])
 
 
-def test_the_callers_own_layout_is_named():
+def test_messages_name_the_callers_layout():
     transposed = {n: np.moveaxis(x, 1, 2) for n, x in GOOD.items()}
     transposed["layout"] = "heads_first"
     gated(ValueError, "beta has shape (2, 64, 4), expected (B, H, T) = (2, 4, 64)", **transposed | {"beta": BETA})

@@ -84,7 +84,7 @@ NOT_READ = (*STATE_SPACE, la.rwkv6, la.mesa_net, la.gsa, la.abc, la.based, la.pe
 
 
 @pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in NOT_READ], ids=str)
-def test_read_gives_what_the_last_query_read(case):
+def test_read_equals_the_output_of_the_last_query(case):
     """Of every variant that reads after it writes, and returns what it read."""
     arrays, state = draw(case, T=9)
     out, end = call(case, arrays, state=state)

@@ -83,7 +83,7 @@ def test_a_random_feature_takes_any_length_too(backend):
 @pytest.mark.parametrize("T", [1, 5, 40])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @every_rule
-def test_calls_alike_take_their_own_numbers(case, T, dtype):
+def test_replayed_calls_read_their_own_arrays(case, T, dtype):
     for seed in range(4):
         arrays, state = draw(case, T=T, seed=seed, dtype=dtype)
         out, end = call(case, arrays, state=state)

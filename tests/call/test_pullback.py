@@ -104,7 +104,7 @@ def test_read_looks_at_its_inputs_too():
 
 @pytest.mark.parametrize("chunk_size", [None, 4])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_vjp_returned_may_be_written_to(case, chunk_size):
+def test_results_of_vjp_may_be_written_to(case, chunk_size):
     arrays, state = draw(case, T=20)
     how = {**arrays, **case.options, "state": state, "return_state": True, "chunk_size": chunk_size}
     result, pullback = la.vjp(case.fn, **how)
@@ -116,7 +116,7 @@ def test_what_vjp_returned_may_be_written_to(case, chunk_size):
     assert same(pullback(*cotangents), expected)
 
 
-def test_what_read_returned_may_be_written_to():
+def test_results_of_read_may_be_written_to():
     state = la.NormalisedState(S, 1 + S[..., 0])
     out, pullback = la.vjp(la.read, Q, state)
     expected = pullback(np.ones_like(out))

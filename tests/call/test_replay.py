@@ -197,7 +197,7 @@ def test_the_other_sixteen_bits(name, T):
 
 
 @every_form
-def test_batch_axes_that_are_one_axis_and_that_are_not(T):
+def test_batch_axes_that_merge_into_one_and_that_do_not(T):
     """Where two batch axes cannot be read as one, a copy is read: another one each time."""
     sets = []
     for seed in range(3):
@@ -220,7 +220,7 @@ def test_batch_axes_that_are_one_axis_and_that_are_not(T):
 
 @every_form
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "state"])
-def test_numbers_that_lie_askew(name, T):
+def test_misaligned_arrays(name, T):
     """At an address that is no multiple of their size."""
     x, S = given(T)
     x = x | {"state": S}
@@ -236,7 +236,7 @@ def test_numbers_that_lie_askew(name, T):
             assert (found.state == expected.state).all()
 
 
-def test_nothing_to_walk_over():
+def test_no_tokens():
     x, state = given(5)
     for cut in (np.s_[:0], np.s_[:, :0], np.s_[:, :, :0]):
         none = {n: y[cut] for n, y in x.items()}
@@ -290,7 +290,7 @@ def test_other_numbers(case, T):
         assert replay.count() <= 1
 
 
-def test_as_many_as_are_kept(monkeypatch):
+def test_the_number_of_recorded_plans_is_limited(monkeypatch):
     monkeypatch.setattr(replay, "MOST", 3)
     x, _ = given(5)
     expected = {}

@@ -59,7 +59,7 @@ def test_another_kind_of_state(kind, overwrite, T):
 
 @every_form
 @pytest.mark.parametrize(("first", "then"), [(True, False), (False, True)])
-def test_a_state_is_overwritten_where_that_is_said(first, then, T):
+def test_a_state_is_overwritten_only_on_request(first, then, T):
     (x, S), (y, R) = given(T), given(T, 1)
     check(la.gated_delta_rule, of(x, state=S, overwrite_state=first), of(y, state=R, overwrite_state=then))
     check(la.gated_delta_rule, of(x, state=S, overwrite_state=True), of(y, state=R, overwrite_state=1))

@@ -42,7 +42,7 @@ def test_rows_are_overwritten_and_the_others_are_not(library):
     assert (library.see(buffer)[[1, 3, 5]] == pool[[1, 3, 5]]).all()
 
 
-def test_what_cannot_be_written_gives_the_states_back():
+def test_immutable_pools_return_the_states():
     jnp = pytest.importorskip("jax.numpy")
     arrays, pool = drawn(la.simple_gla)
     expected = la.simple_gla(**arrays, state=pool[ROWS], return_state=True).state

@@ -145,7 +145,7 @@ def test_token_by_token_rounds_every_time():
     assert relative_error(running.astype(np.float64), once) < 8 * 2.0**-8
 
 
-def test_what_is_refused():
+def test_unsupported_stored_states():
     arrays, pool = drawn(la.kda)
     frozen = pool[:3].copy()
     frozen.flags.writeable = False
@@ -193,7 +193,7 @@ def test_torch():
     assert pullback(*result).state.dtype is torch.bfloat16
 
 
-def test_what_cannot_be_written_comes_back_rounded():
+def test_immutable_states_are_returned_rounded():
     jnp = pytest.importorskip("jax.numpy")
     arrays, pool = drawn(la.simple_gla, T=1)
     there, state = {n: jnp.asarray(x) for n, x in arrays.items()}, jnp.asarray(pool[:3])

@@ -29,7 +29,7 @@ WITHOUT_PRODUCTS = (cuda_operands.HEAD_SUMS, cuda_delta_portable.SEGMENTS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_erase_vectors_of_their_own_compile(dtype):
+def test_separate_erase_vectors_compile(dtype):
     kind = cuda_delta_portable.Kind(dtype, 64, 64, 16, True, separate_erase_key=True, before=True)
     for how in cuda_delta_portable.passes(kind, 163 * 1024, True).values():
         code = cuda_compile.compile_source(sources.read(how.file), dict(how.constants), "sm_80", cached=False)
@@ -78,7 +78,7 @@ def test_shared_memory_of_every_plan_fits():
                             assert dict(entry.constants).get("LA_SHARED", 0) <= size * 1024, (capability, dtype, K, V)
 
 
-def test_what_is_cut_into_segments():
+def test_which_sequences_are_cut_into_segments():
     assert cuda_delta_portable.segments(32, 512, 132) == 3  # three sums and one product for each of 32 heads at once
     assert cuda_delta_portable.segments(67, 512, 132) == 1
     assert cuda_delta_portable.segments(16, 20, 132) == 2

@@ -116,7 +116,7 @@ def test_based_answers_with_the_polynomial_of_the_cosines():
 
 
 @pytest.mark.parametrize("name", ["performer", "rfa"])
-def test_random_features_stand_for_the_exponential_of_the_cosines(name):
+def test_random_features_approximate_the_exponential_of_the_cosines(name):
     """With 4096 of them the answer is near that of the exponential."""
     classes, q, k, v = inputs()
     memory = KNOWN[name]

@@ -78,7 +78,7 @@ def test_a_state_that_shares_memory_with_an_input_is_not_written_while_it_is_rea
         assert (state == expected.state).all()
 
 
-def test_numbers_that_lie_askew():
+def test_misaligned_arrays():
     given = arrays(0)
     for _ in range(2):
         expected = afresh(*given)

@@ -305,7 +305,7 @@ def test_a_state_that_is_an_input(public):
     check(la.gated_delta_rule, y | {"state": y["v"]}, x | {"state": S}, count=0)
 
 
-def test_as_many_as_are_kept(public, monkeypatch):
+def test_the_number_of_recorded_plans_is_limited(public, monkeypatch):
     monkeypatch.setattr(replay, "MOST", 3)
     x = drawn(0)[0]
     la.gated_delta_rule(**x)  # what its arrays are is known then
