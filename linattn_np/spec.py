@@ -96,13 +96,6 @@ class VariantSpec:
         """Whether calls on NumPy arrays can be replayed: their variables are the core's, or there is a `record`."""
         return self.record is not None or (self.pack_state is None and self.from_core is None)
 
-    def axes(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """Axes of the arrays of a call; queries that are not causal may have their own length Tq."""
-        axes = {name: given.axes for name, given in self.arrays.items()}
-        if options.get("causal") is False and options.get("cu_seqlens") is None:
-            axes[self.query] = axes[self.query].replace("T ", "Tq ", 1)
-        return axes
-
 
 class Variables(SimpleNamespace):
     """The argument c of a change of variables: arrays by name, xp, dtype, sizes, options."""

@@ -27,6 +27,7 @@ SHORT_CPU_PLAIN = 15  # the same where a chunk is cheap: no erase, and decay NON
 SHORT_CUDA = 16  # CUDA kernels: one kernel that reads the state once, against two or three for chunks
 
 WIDEST_CUDA = 256  # largest key and value width of the CUDA kernels
+SAVED_BLOCKS = "LINATTN_CUDA_SAVED_BLOCKS"  # in the environment: most MiB of checkpoints that a CUDA forward saves
 
 
 def array_chunk(plan: Plan, T: int) -> int:

@@ -7,6 +7,7 @@ import os
 from typing import NamedTuple
 
 from ...runtime.cuda.elements import Constants
+from .. import policy
 from . import shared_memory
 
 BLOCK, CHAIN, ADDS = "delta/delta_block.cu", "delta/delta_chain.cu", "delta/delta_adds.cu"
@@ -16,7 +17,7 @@ CHUNK, WIDEST, ALIGN = 64, 128, 16  # tokens; columns of a tile; bytes that ever
 SEGMENT = 8  # chunks that a segment has at least
 PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
 STEPS = (1, 2, 4, 8)  # of a token, with which a chunk holds whole tokens
-SAVED = "LINATTN_CUDA_SAVED_BLOCKS"  # in the environment: most MiB of checkpoints that a forward saves for its backward
+SAVED = policy.SAVED_BLOCKS
 SAVED_MIB = 1024
 
 

@@ -171,4 +171,4 @@ def device_plans():
     """The recorded plans of calls on CuPy arrays, or on stubs of them."""
     from linattn_np.call import device_replay, replay
 
-    return [plan for plan in replay._plans.values() if isinstance(plan, device_replay.Plan | device_replay.Forward)]
+    return [plan for plan in replay.plans.values() if isinstance(plan, device_replay.Plan | device_replay.Forward)]

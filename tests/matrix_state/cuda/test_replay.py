@@ -242,13 +242,13 @@ def test_another_device(public, monkeypatch):
         la.gated_delta_rule(**x, state=S)
     assert len(device_plans()) == 1
     first = replay.signature(SPEC, (), x | {"state": S})
-    assert replay.find(first) is not None
+    assert replay.plans.get(first.key) is not None
     monkeypatch.setattr(launch, "current_device", lambda: 1)
     assert replay.signature(SPEC, (), x | {"state": S}) is None
     assert replay.signature(SPEC, tuple(x.values()), {}) is None
     monkeypatch.setattr(Stub, "data", property(lambda y: SimpleNamespace(ptr=y.ctypes.data, device_id=1)))
     other = replay.signature(SPEC, (), x | {"state": S})
-    assert replay.find(other) is None
+    assert replay.plans.get(other.key) is None
     assert other.key[1] == 1
     assert other.key != first.key
 
