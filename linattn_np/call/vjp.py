@@ -43,7 +43,7 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
     if plan is None or signature is None:
         with limit(spec, keywords):  # num_threads is checked first, as in `run`
-            call = prepare_vjp(spec, arrays, keywords)
+            call = _with_backward(prepare(spec, arrays, keywords))
         return _in_full(call, signature, arrays, keywords)
     if signature[3] is None:  # of NumPy arrays
         call = plan.bind(signature[1], signature[2])
@@ -52,23 +52,23 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             found = finish(call, *computed[:2])
         return _with_pullback(call, plan.core, computed, found, by_name(spec, arrays, keywords))
     if not plan.replayable:
-        return _in_full(prepare_vjp(spec, arrays, keywords), signature, arrays, keywords)
+        return _in_full(_with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
     found, residuals = plan(arrays, keywords, signature[3])
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
         grads = residuals.pullback((dout, dstate))
         if grads is None:  # cotangents of another layout: computed in full, including the forward
-            call = prepare_vjp(spec, arrays, keywords)
+            call = _with_backward(prepare(spec, arrays, keywords))
             grads = _in_full(call, signature, arrays, keywords)[1](dout, dstate)
         return grads
 
     return new(Result, found) if found[0] is None or keywords.get("return_state") else found[0], pullback
 
 
-def prepare_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Prepared:
-    """The checked call, with a plan for a forward that a backward follows."""
-    call = prepare(spec, arrays, keywords)
+def _with_backward(call: Prepared) -> Prepared:
+    """The call with a plan for a forward that a backward follows.   Raises ValueError for a state in place."""
+    spec = call.spec
     if call.options["overwrite_state"]:
         raise ValueError(f"{spec.name}: overwrite_state=True was given to vjp, expected False: "
                          "the pullback needs the state that would be overwritten")
