@@ -10,57 +10,48 @@ from ..runtime.cuda.record import LaunchSequence, Recorder, View, get, view_of
 from ..runtime.memory import is_on_device
 from ..spec import VariantSpec
 from . import replay
-from .replay import PLAIN, Signature, new
+from .replay import PLAIN, Signature
 
 Array = Any
+new = tuple.__new__  # calling a NamedTuple class takes three times as long
 MOST_APART = 64  # sets of pointers that are known to lie apart
 
 
-def signature(
-    spec: VariantSpec, kind: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> Signature | None:
-    """The signature of a call on CuPy arrays, which are of type `kind`; None where more than this settles it.
+def signature_maker(kind: Any) -> Callable[..., Signature | None]:
+    """signature(spec, arrays, keywords) of calls on CuPy arrays, which are of type `kind`; None for other arguments.
 
     A dense array has the strides of its shape. That is asked of an attribute that CuPy does not document: its public
     ways take 3 and 6 times as long (0.12 and 0.21 us against 0.04 on an H200's host, 2026-11-22), for six arrays 4 % of
     a step of decoding.
     """
-    device, low, state = launch.current_device(), 0, None
-    parts: list[Any] = [spec.name, device, len(arrays)]
-    pointers: list[int] = []
-    for x in arrays:
-        if type(x) is kind:
-            data = x.data
-            if data.device_id != device:
-                return None
-            pointer = data.ptr
-            low |= pointer
-            parts += x.shape, x._c_contiguous or x.strides, x.dtype
-            pointers.append(pointer)
-        elif x is None:
-            parts.append(None)
-        elif type(x) in PLAIN:
-            parts += type(x), x
-        else:
+    current_device = launch.device_function()
+
+    def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Signature | None:
+        if "cu_seqlens" in keywords and keywords["cu_seqlens"] is not None:
             return None
-    for name, x in keywords.items():
-        if type(x) is kind:
-            data = x.data
-            if data.device_id != device or name == "cu_seqlens":
+        device, low = current_device(), 0
+        parts: list[Any] = [spec.name, device, len(arrays), *keywords]
+        pointers: list[int] = []
+        for x in (*arrays, *keywords.values()) if arrays else keywords.values():
+            if type(x) is kind:
+                data = x.data
+                if data.device_id != device:
+                    return None
+                pointer = data.ptr
+                low |= pointer
+                parts += x.shape, x._c_contiguous or x.strides, x.dtype
+                pointers.append(pointer)
+            elif x is None:
+                parts.append(None)
+            elif type(x) in PLAIN:
+                parts += type(x), x
+            else:
                 return None
-            pointer = data.ptr
-            low |= pointer
-            parts += name, x.shape, x._c_contiguous or x.strides, x.dtype
-            pointers.append(pointer)
-            if name == "state":
-                state = x
-        elif x is None or type(x) in PLAIN:
-            parts += name, type(x), x
-        else:
-            return None
-    if low & 15:
-        parts += [pointer & 15 for pointer in pointers]
-    return new(Signature, (tuple(parts), None, state, pointers))
+        if low & 15:
+            parts += [pointer & 15 for pointer in pointers]
+        return tuple(parts), None, keywords.get("state"), pointers
+
+    return signature
 
 
 def given_arrays(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Array]:
@@ -91,7 +82,7 @@ class Plan:
         self, recorder: Recorder, given: list[Array], state: Any, results: tuple[Any, Any], own_state: bool
     ):
         """state: the initial one. results: the public (out, state).   Raises LookupError if it cannot be replayed."""
-        self._launches, self._own_state = LaunchSequence(recorder, given), own_state
+        self._launches, self._own_state = LaunchSequence(recorder, given).run, own_state
         self._spans = [_span(x) for x in given] if own_state else []
         self._at: Any = next((n for n, x in enumerate(given) if x is state), None)
         self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
@@ -99,7 +90,8 @@ class Plan:
         self._out = positions(out, recorder.allocated)
         self._end = positions(None if own_state else end, recorder.allocated)
 
-    def __call__(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, Any] | None:
+    def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, Any] | None:
+        """(out, state); None if the call must be computed in full."""
         if self._own_state and (key := tuple(pointers)) not in self._apart:
             if self._overlaps(pointers):
                 return None  # computed in full: checking the arguments raises the error
@@ -133,17 +125,16 @@ def _span(x: Array) -> tuple[int, int]:
     return sum(s for s in spans if s < 0), sum(s for s in spans if s > 0) + x.itemsize
 
 
-def store(
+def plan_of(
     signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, Any], own_state: bool
-) -> None:
-    """Record the plan of a call, if it can be replayed."""
-    if not replay.ENABLED or not recorder.launches or (own_state and signature.state is None):
-        return
+) -> Callable[..., Any] | None:
+    """The plan of a call; None if it cannot be replayed."""
+    if not replay.ENABLED or not recorder.launches or (own_state and signature[2] is None):
+        return None
     try:
-        plan = Plan(recorder, given, signature.state, results, own_state)
+        return Plan(recorder, given, signature[2], results, own_state).run
     except LookupError:  # the call also copied or computed by other means
-        return
-    replay.store(signature.key, plan)
+        return None
 
 
 # forward and pullback
@@ -152,7 +143,7 @@ def store(
 class Pullback(NamedTuple):
     """A recorded pullback: its launches, the type of its gradients and where each is found."""
 
-    launches: LaunchSequence
+    launches: Callable[[list[int]], list[Array]]
     kind: Callable[..., Any]
     gradients: tuple[Any, ...]
 
@@ -177,7 +168,7 @@ class Forward:
         self._results = tuple(positions(x, pool) for x in results)
         read = dict.fromkeys(n for x in residuals if (n := places.get(x.data.ptr)) is not None and n >= len(given))
         self.residuals = tuple(read)  # their positions in the pool
-        self._launches, self._kind = LaunchSequence(recorder, given), type(given[0])
+        self._launches, self._kind = LaunchSequence(recorder, given).run, type(given[0])
         self.pullbacks: dict[Hashable, Pullback | None] = {}
 
     @property
@@ -230,7 +221,7 @@ class Residuals(NamedTuple):
         try:
             pool = [*given, *recorder.allocated]
             found = tuple(positions(x, pool) for x in gradients)
-            forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given), type(gradients), found)
+            forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given).run, type(gradients), found)
         except LookupError:
             forward.pullbacks[layout] = None
         replay.store(forward.key, forward)
@@ -263,11 +254,11 @@ def record_forward(
 
 def _layout(cotangents: tuple[Any, ...]) -> Hashable | None:
     """The key of a pullback; None unless all cotangents are CuPy arrays or None."""
-    key: list[Any] = [launch.current_device()]
+    key: list[Any] = [launch.device_function()()]
     for x in cotangents:
         if x is None:
             key.append(None)
-        elif replay.signature_of(type(x)) is signature:
+        elif replay.signature_maker(type(x)) is not None:
             data = x.data
             key += x.shape, x._c_contiguous or x.strides, x.dtype, data.ptr & 15, data.device_id
         else:

@@ -53,14 +53,15 @@ def core_of(inputs: Any) -> Any:
 def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """The result of the public function: out, or (out, state)."""
     signature = replay.signature(spec, arrays, keywords)
-    if signature is not None and (plan := replay.plans.get(signature[0])) is not None:
-        if keywords.get("num_threads") is None:
-            found = plan(signature[1], signature[2], signature[3])
-        else:
+    if signature is not None and (recorded := replay.plans.get(signature[0])) is not None:
+        plan, returns_state, is_limited = recorded
+        if is_limited:
             with limit(spec, keywords):
                 found = plan(signature[1], signature[2], signature[3])
+        else:
+            found = plan(signature[1], signature[2], signature[3])
         if found is not None:
-            return new(Result, found) if found[0] is None or keywords.get("return_state") else found[0]
+            return new(Result, found) if returns_state else found[0]
     with limit(spec, keywords):
         call = prepare(spec, arrays, keywords)
         with call.recorder or NO_LIMIT:
@@ -127,28 +128,27 @@ def _record(
     computed: the core's inputs, the public output, the core's and the public final state, the core's residuals.
     """
     x, out, end, state, residuals = computed
+    plan: Any = None
     if call.recorder is not None:
         from . import device_replay
 
         own_state = end is call.given_state
         if call.options["overwrite_state"] == own_state:
             given = device_replay.given_arrays(arrays, keywords)
-            device_replay.store(signature, given, call.recorder, (out, state), own_state)
+            plan = device_replay.plan_of(signature, given, call.recorder, (out, state), own_state)
     elif replay.is_storable(signature):
         plan = replay.compiled_plan(call, signature, x, residuals)
         if plan is None and not call.options["overwrite_state"] and replay.has_native_bytes(signature):
             names = replay.names_of(call.spec, arrays, keywords)
-            plan = Bound(replay.Template(call, names, core_of(x), residuals))
-        replay.store(signature.key, plan or replay.computed_in_full)
+            plan = functools.partial(bound, replay.Template(call, names, core_of(x), residuals))
+        plan = plan or replay.computed_in_full
+    if plan is not None:
+        returns_state = out is None or call.options["return_state"]
+        replay.store(signature[0], replay.Recorded(plan, returns_state, call.options["num_threads"] is not None))
 
 
-class Bound:
-    """The recorded plan of a call on NumPy arrays that the compiled loops do not record: bound without checks."""
-
-    def __init__(self, template: replay.Template):
-        self._template = template
-
-    def __call__(self, arrays: list[Array], state: Any, pointers: None) -> tuple[Any, Any]:
-        call = self._template.bind(arrays, state)
-        out, end, _ = self._template.forward(call)
-        return finish(call, out, end)
+def bound(template: replay.Template, arrays: list[Array], state: Any, pointers: None) -> tuple[Any, Any]:
+    """The plan of a call on NumPy arrays that the compiled loops do not record: computed without checks."""
+    call = template.bind(arrays, state)
+    out, end, _ = template.forward(call)
+    return finish(call, out, end)

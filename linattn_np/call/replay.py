@@ -14,9 +14,8 @@ raises a warning. LINATTN_NP_REPLAY=0 in the environment at import disables repl
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -34,17 +33,27 @@ ON_HOST = ("cu_seqlens", "state_rows")  # the plan depends on their values
 
 ENABLED = os.environ.get("LINATTN_NP_REPLAY", "1") != "0"
 
-plans: dict[Hashable, Any] = {}  # by key; a plan is called with the other fields of a Signature
-ndarray, new = np.ndarray, tuple.__new__  # calling the NamedTuple class takes three times as long
+# (key, arrays, state, pointers). NumPy: arrays in order, without the state; pointers is None. CuPy: pointers of all
+# arrays in order, arrays is None. A plain tuple: replay begins with making one.
+Signature = tuple[tuple[Any, ...], Any, Any, "list[int] | None"]
 
 
-class Signature(NamedTuple):
-    """The key of a call and its arrays: of NumPy calls in order, the state separate; of CuPy calls their pointers."""
 
-    key: tuple[Any, ...]
-    arrays: Any
-    state: Any
-    pointers: list[int] | None = None
+class Recorded(NamedTuple):
+    """The recorded plan of a plain call.
+
+    plan: (arrays, state, pointers) -> (out, state), or None if the call must be computed in full.
+    returns_state: whether the call returns (out, state). is_limited: whether it has the option num_threads.
+    """
+
+    plan: Callable[[Any, Any, Any], tuple[Any, Any] | None]
+    returns_state: bool
+    is_limited: bool
+
+
+plans: dict[Hashable, Any] = {}  # by key: Recorded; of a vjp a Template or, on CuPy, a device_replay.Forward
+makers: dict[Any, Any] = {}  # by type of array: the function that makes a signature; None for what is not replayed
+ndarray = np.ndarray
 
 
 def store(key: Hashable, plan: Any) -> None:
@@ -76,8 +85,9 @@ def vjp_key(signature: Signature) -> Hashable:
 
 def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Signature | None:
     """The signature of a call; None if its plan depends on more than a signature holds."""
-    if arrays and type(arrays[0]) is not ndarray and (other := signature_of(type(arrays[0]))) is not None:
-        return other(spec, type(arrays[0]), arrays, keywords)
+    first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
+    if first is not ndarray and (other := makers.get(first)) is not None:
+        return other(spec, arrays, keywords)
     parts: list[Any] = [spec.name]
     given: list[np.ndarray] = []
     state = None
@@ -88,7 +98,7 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
         elif x is None:
             parts.append(None)
         else:
-            return None if (other := signature_of(type(x))) is None else other(spec, type(x), arrays, keywords)
+            return None if (other := signature_maker(type(x))) is None else other(spec, arrays, keywords)
     for name, x in keywords.items():
         kind = type(x)
         if kind is ndarray:
@@ -108,17 +118,17 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
             for S in x:
                 parts += S.flags.writeable, S.shape, S.strides, S.dtype
         else:
-            other = None if given else signature_of(kind)
-            return None if other is None else other(spec, kind, arrays, keywords)
-    return new(Signature, (tuple(parts), given, state, None))
+            other = None if given else signature_maker(kind)
+            return None if other is None else other(spec, arrays, keywords)
+    return tuple(parts), given, state, None
 
 
-@functools.cache
-def signature_of(kind: Hashable) -> Any:
-    """What makes the signature of a call on arrays of this type; None for what is not replayed."""
-    if getattr(kind, "__name__", "") != "ndarray" or kind.__module__.split(".")[0] != "cupy":
-        return None
-    return import_module(f"{__package__}.device_replay").signature
+def signature_maker(kind: Any) -> Any:
+    """The function that makes the signature of a call on arrays of this type; None for what is not replayed."""
+    if kind not in makers:
+        cupy = kind.__name__ == "ndarray" and kind.__module__.split(".")[0] == "cupy"
+        makers[kind] = import_module(f"{__package__}.device_replay").signature_maker(kind) if cupy else None
+    return makers[kind]
 
 
 def names_of(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[str, ...]:
@@ -129,8 +139,8 @@ def names_of(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, 
 
 def _each(signature: Signature) -> list[np.ndarray]:
     """All arrays of a NumPy signature."""
-    state = signature.state
-    return [*signature.arrays, *(state if isinstance(state, tuple) else () if state is None else (state,))]
+    _, arrays, state, _ = signature
+    return [*arrays, *(state if isinstance(state, tuple) else () if state is None else (state,))]
 
 
 def is_storable(signature: Signature) -> bool:
@@ -139,7 +149,7 @@ def is_storable(signature: Signature) -> bool:
     Compiled code would take two different arrays for one.
     """
     places = [y.__array_interface__["data"][0] for y in _each(signature)]
-    return ENABLED and signature.key not in plans and len(set(places)) == len(places)
+    return ENABLED and signature[0] not in plans and len(set(places)) == len(places)
 
 
 def has_native_bytes(signature: Signature) -> bool:
@@ -152,7 +162,7 @@ def has_native_bytes(signature: Signature) -> bool:
 
 def compiled_plan(call: Prepared, signature: Signature, inputs: Any, residuals: Any) -> Any:
     """The plan that the backend, or the variant, records: (arrays, state, pointers) -> (out, state); None without."""
-    spec, given, state = call.spec, signature.arrays, signature.state
+    spec, (_, given, state, _) = call.spec, signature
     if not spec.is_recorded or call.options["layout"] != "time_first":
         return None
     if spec.record is not None:

@@ -57,7 +57,7 @@ def test_arrays_that_are_made_anew_and_constants_that_are_not(launched, monkeypa
     sequence = LaunchSequence(seen([written((x, y, fixed), (y, fixed, x))], [y]), [x])
     other = stub(np.ones(4, np.float32))
     pointers = [other.data.ptr]
-    made, = sequence(pointers)
+    made, = sequence.run(pointers)
     assert (made.shape, made.dtype) == (y.shape, y.dtype)
     assert made.data.ptr != y.data.ptr
     assert pointers == [other.data.ptr, made.data.ptr]

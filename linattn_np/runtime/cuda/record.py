@@ -3,7 +3,7 @@
     with Recorder() as recorder:
         ...                                            launches through launch.py, `empty` of namespace(xp)
     again = LaunchSequence(recorder, given)            raises LookupError if the call did anything else on the device
-    allocated = again(pointers)
+    allocated = again.run(pointers)
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LaunchSequence:
         self._launches = [(one.words, one.places, one.launch, one.address) for one in self._launchers]
         self._stream, self._lock = launch.cupy().cuda.get_current_stream, threading.Lock()
 
-    def __call__(self, pointers: list[int]) -> list[Array]:
+    def run(self, pointers: list[int]) -> list[Array]:
         """pointers: of the arrays given; those of the allocated arrays are appended. The allocated arrays, in order."""
         made, empty = [], self._empty
         for shape, dtype in self._new:
