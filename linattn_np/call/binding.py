@@ -214,7 +214,7 @@ def _boolean(name: str, fn: str, given: Any) -> bool:
     return given
 
 
-CHECKS: dict[str, Callable[[str, Any], Any]] = {
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "chunk_size": _chunk_size, "precision": _precision, "layout": _layout, "scale": scale_of, "backend": _backend,
 } | {name: functools.partial(_boolean, name)
      for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm")}  # fmt: skip

@@ -144,7 +144,7 @@ class Pullback(NamedTuple):
     """A recorded pullback: its launches, the type of its gradients and where each is found."""
 
     launches: Callable[[list[int]], list[Array]]
-    kind: Callable[..., Any]
+    kind: type
     gradients: tuple[Any, ...]
 
 

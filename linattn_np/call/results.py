@@ -93,7 +93,8 @@ def copied(library: Library, x: Any) -> Any:
 @functools.cache
 def gradients_type(names: tuple[str, ...]) -> type:
     """The named tuple with these fields; one class per tuple of names."""
-    kind: Any = namedtuple("Gradients", names)  # type: ignore[misc]
+    make: Any = namedtuple  # of fields that are known here only
+    kind = make("Gradients", names)
     kind.__reduce__ = lambda self: (gradients_of, (names, *self))
     kind.__doc__ = f"Gradients by input name: {', '.join(names)}; None for what was not given."
     return kind

@@ -27,7 +27,8 @@ class LazyModule:
     """A module that is imported on first use."""
 
     def __init__(self, name: str):
-        self._name, self._module = name, None
+        self._name = name
+        self._module: Any = None
 
     def __getattr__(self, attribute: str) -> Any:
         if self._module is None:
