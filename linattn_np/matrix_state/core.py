@@ -7,7 +7,7 @@ implement is handled by a step of preprocess.py, which changes inputs and plan a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -143,16 +143,19 @@ def candidates(plan: Plan) -> list[Backend]:
     return [CUDA, NUMBA, *slow]
 
 
-def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Backend:
-    """The backend `wanted`, else the first candidate that supports the call.
+def choose(
+    fn: str, x: Inputs, plan: Plan, wanted: str | None, among: Sequence[Backend] | None = None
+) -> Backend:
+    """The backend `wanted`, else the first that supports the call; among: in order of preference, all by default.
 
     Raises ValueError for an unknown name, or with the reason if the wanted backend does not support the call.
     """
+    among = candidates(plan) if among is None else among
     if wanted is None:
         call = Call(x, plan)
-        return next(b for b in candidates(plan) if b.unsupported_reason(call) is None)  # CHUNKS supports every call
+        return next(b for b in among if b.unsupported_reason(call) is None)  # CHUNKS supports every call
     check_name(fn, wanted)
-    found = next(b for b in candidates(plan) if b.name == wanted)
+    found = next(b for b in among if b.name == wanted)
     if (reason := found.unsupported_reason(Call(x, plan))) is not None:
         raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {reason}")
     return found
@@ -164,11 +167,14 @@ def check_name(fn: str, wanted: Any) -> None:
         raise ValueError(f"{fn}: backend is {shown(wanted)}, expected None or one of {', '.join(map(repr, NAMES))}")
 
 
-def explain_choice(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Choice:
+def explain_choice(
+    fn: str, x: Inputs, plan: Plan, wanted: str | None, among: Sequence[Backend] | None = None
+) -> Choice:
     """The choice of `choose`, with reasons."""
-    chosen, call = choose(fn, x, plan, wanted), Call(x, plan)
-    others = {b.name: b.unsupported_reason(call) or b.note for b in candidates(plan)}
-    others = {name: others[name] for name in NAMES if name != chosen.name}
+    among = candidates(plan) if among is None else among
+    chosen, call = choose(fn, x, plan, wanted, among), Call(x, plan)
+    reasons = {b.name: b.unsupported_reason(call) or b.note for b in among}
+    others = {name: reasons[name] for name in NAMES if name in reasons and name != chosen.name}
     return Choice(chosen, "requested" if wanted else "the default path", others)
 
 
