@@ -137,9 +137,9 @@ def _record(
             given = device_replay.given_arrays(arrays, keywords)
             plan = device_replay.plan_of(signature, given, call.recorder, (out, state), own_state)
     elif replay.is_storable(signature):
-        plan = replay.compiled_plan(call, signature, x, residuals)
-        if plan is None and not call.options["overwrite_state"] and replay.has_native_bytes(signature):
-            names = replay.names_of(call.spec, arrays, keywords)
+        if (names := replay.names_of(call.spec, signature, arrays, keywords)) is not None:
+            plan = replay.compiled_plan(call, signature, x, residuals)
+        if plan is None and names is not None and not call.options["overwrite_state"]:
             plan = functools.partial(bound, replay.Template(call, names, core_of(x), residuals))
         plan = plan or replay.computed_in_full
     if plan is not None:

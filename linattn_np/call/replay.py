@@ -131,10 +131,17 @@ def signature_maker(kind: Any) -> Any:
     return makers[kind]
 
 
-def names_of(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the arrays of a NumPy signature, in its order."""
+def names_of(
+    spec: VariantSpec, signature: Signature, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[str, ...] | None:
+    """The names of the arrays of a NumPy signature, in its order; None if other arrays cannot be bound to them.
+
+    That is the case if an option is an array, and for swapped bytes, which are converted first.
+    """
     found = [name for name, x in zip(spec.arrays, arrays, strict=False) if x is not None]
-    return *found, *(name for name, x in keywords.items() if type(x) is ndarray and name != "state")
+    found += [name for name, x in keywords.items() if type(x) is ndarray and name != "state"]
+    bindable = spec.arrays.keys() >= set(found) and all(y.dtype.isnative for y in _each(signature))
+    return tuple(found) if bindable else None
 
 
 def _each(signature: Signature) -> list[np.ndarray]:
@@ -150,11 +157,6 @@ def is_storable(signature: Signature) -> bool:
     """
     places = [y.__array_interface__["data"][0] for y in _each(signature)]
     return ENABLED and signature[0] not in plans and len(set(places)) == len(places)
-
-
-def has_native_bytes(signature: Signature) -> bool:
-    """Whether all arrays are in this machine's byte order: others are converted first."""
-    return all(y.dtype.isnative for y in _each(signature))
 
 
 # plans of calls on NumPy arrays

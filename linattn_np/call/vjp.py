@@ -96,8 +96,7 @@ def _in_full(
             saved = computed[2], vars(call.variables), computed[0] if spec.from_core else None
             given = device_replay.given_arrays(arrays, keywords)
             device = device_replay.record_forward(signature, given, call.recorder, found, saved)
-        elif replay.has_native_bytes(signature):
-            names = replay.names_of(spec, arrays, keywords)
+        elif (names := replay.names_of(spec, signature, arrays, keywords)) is not None:
             replay.store(replay.vjp_key(signature), replay.Template(call, names, core, computed[2]))
     return _with_pullback(call, core, computed, found, by_name(spec, arrays, keywords), device)
 
