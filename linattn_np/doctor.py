@@ -15,8 +15,8 @@ import numpy as np
 from .call.explain import explain
 from .call.vjp import vjp
 from .catalog import VARIANTS
+from .matrix_state.core import NAMES
 from .runtime import code_cache
-from .runtime.backend import NAMES
 from .runtime.versions import versions
 from .testing import check_vjp, relative_error, sample, sample_state
 

@@ -154,14 +154,6 @@ class VariantSpec:
         """Whether calls on NumPy arrays can be replayed: their variables are the core's, or there is a `record`."""
         return self.state.record is not None or (self.state.pack is None and self.change.from_core is None)
 
-    def axes(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """Axes of the arrays of a call; queries that are not causal may have their own length Tq."""
-        axes = {name: arg.axes for name, arg in self.arrays.items()}
-        if options.get("causal") is False and options.get("cu_seqlens") is None:
-            query = self.change.query
-            axes[query] = axes[query].replace("T ", "Tq ", 1)
-        return axes
-
 
 class VariantFunction(Protocol):
     """A public function: what `call.dispatch.public` adds to it."""

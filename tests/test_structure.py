@@ -205,21 +205,54 @@ def entered(call: Callable[[], object]) -> set[str]:
     return found
 
 
+LOOPS = ("matrix_state/cpu/", "runtime/compiled/", "runtime/code_cache.py")  # the compiled loops and their compiler
+
+
+def outside(entered: set[str], folders: tuple[str, ...] = LOOPS) -> set[str]:
+    """The modules but those of a backend."""
+    return {name for name in entered if not name.startswith(folders)}
+
+
 @pytest.mark.parametrize("T", [1, 64])
-def test_modules_that_a_call_enters(T):
-    """A call that is replayed, and one that is not but for what computes it: 14 modules at most."""
+@pytest.mark.parametrize(("options", "most"), [("", 11), ("state", 11), ("state in place", 13), ("options", 13)])
+def test_modules_that_a_call_enters(T, options, most):
+    """A replayed call: 14 modules in all. A first one: `most` outside the loops; nothing else is left out."""
     pytest.importorskip("llvmlite")
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, 2, T, 4, 32)).astype(np.float32)
     g, beta = -rng.uniform(0, 1, (2, 2, T, 4)).astype(np.float32)
+    keywords: dict[str, Any] = {"backend": "numba", "num_threads": 1, "scale": 0.5} if options == "options" else {}
+    if "state" in options:
+        keywords = {"state": np.zeros((2, 4, 32, 32), np.float32), "return_state": True,
+                    "overwrite_state": "place" in options}  # fmt: skip
+
+    def call() -> None:
+        la.gated_delta_rule(q, k, v, g, -beta, **keywords)
+
+    call()  # compiles
     replay.clear()
-    la.gated_delta_rule(q, k, v, g, -beta, chunk_size=16)  # compiles
-    first = entered(lambda: la.gated_delta_rule(q, k, v, g, -beta))
-    again = entered(lambda: la.gated_delta_rule(q, k, v, g, -beta))
-    assert len(again) <= 14
-    backend = {name for name in first if name.startswith(REWRITTEN)} | {name for name in first if "runtime/" in name}
-    assert len(first - backend) <= 14
+    first, replayed = entered(call), entered(call)
+    assert len(outside(first)) <= most, sorted(outside(first))
+    assert len(replayed) <= 14, sorted(replayed)
     assert not [name for name in first if "cuda" in name]
+
+
+@pytest.mark.parametrize("T", [1, 64])
+def test_modules_that_a_vjp_and_its_pullback_enter(T):
+    """Outside the loops: 14, in a first call and in a replayed one, which checks nothing."""
+    pytest.importorskip("llvmlite")
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 2, T, 4, 32)).astype(np.float32)
+    g, beta = -rng.uniform(0, 1, (2, 2, T, 4)).astype(np.float32)
+
+    def call() -> None:
+        la.vjp(la.gated_delta_rule, q, k, v, g, -beta)[1](v)
+
+    call()
+    replay.clear()
+    first, replayed = entered(call), entered(call)
+    assert len(outside(first)) <= 14, sorted(outside(first))
+    assert len(outside(replayed)) <= 14, sorted(outside(replayed))
 
 
 # specs, docstrings, loops

@@ -9,10 +9,9 @@ from typing import Any
 
 from ..matrix_state import core as matrix_state
 from ..matrix_state.types import Erase, Inputs
-from ..runtime.arrays import dtype_name
-from .binding import prepare, spec_of
+from ..runtime.arrays import NARROW, dtype_name
+from .binding import flatten, prepare, spec_of
 from .dispatch import core_of
-from .states import stored
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,12 @@ def operations_per_token(erase: Erase, form: str, C: int, K: int, V: int, T: int
         return inside + 2 * (readers + writers) * K * V if readers else 2 * writers * K * V
     earlier = max(T - C, 0) / 2  # tokens of earlier tiles, on average
     return inside + readers * writers * earlier * 2 * (K + V)
+
+
+def stored(state: Any) -> dict[str, str]:
+    """The arrays of a state that are stored in 16 bits, with their dtypes."""
+    each = {name: dtype_name(S) for name, S in flatten("state", state).items() if S is not None}
+    return {name: kind for name, kind in each.items() if kind in NARROW}
 
 
 WIDTH = {"float64": 8, "float32": 4}  # bytes per element; 2 for other dtypes

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from ..runtime.arrays import device
-from .binding import prepare, spec_of
+from .binding import axes_of, prepare, spec_of
 
 
 def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
@@ -25,7 +25,7 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
         if options.get(name) is not None and options[name] is not False:
             raise ValueError(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")
     call = prepare(spec, arrays, options)
-    xp, c, axes = call.plan.xp, call.variables, spec.axes(call.options)
+    xp, c, axes = call.plan.xp, call.variables, axes_of(spec, call.options)
     if call.inputs().q is None:
         raise TypeError(f"influence_matrix: {query} is None, expected an array: A is what the queries read")
     given = {n: getattr(c, n) for n in spec.arrays if getattr(c, n) is not None}

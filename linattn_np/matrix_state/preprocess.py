@@ -28,11 +28,10 @@ Run = Callable[..., Any]
 class Step(NamedTuple):
     """One step: `forward(run, module, x, plan, state)` and `backward(run, saved, dout, dstate)`.
 
-    module: the backend's module, which may have its own unit_rows. applies(x, plan): whether a call needs the step.
+    module: the backend's module, which may have its own unit_rows.
     """
 
     name: str
-    applies: Callable[[Inputs, Plan], bool]
     forward: Callable[..., tuple[Array | None, Array, Any]]
     backward: Callable[..., tuple[Inputs, Array]]
 
@@ -229,10 +228,10 @@ def _wide_keys_vjp(run: Run, saved: Wide, dout: Array | None, dstate: Array | No
     return Inputs(**{n: grads.get(n) for n in Inputs._fields}), xp.concat([dS for _, dS in results], axis=-2)
 
 
-PREPROCESSING = (
-    Step("l2norm", lambda x, plan: plan.l2norm, _l2norm, _l2norm_vjp),
-    Step("micro_steps", lambda x, plan: plan.micro_steps > 1, _micro_steps, _micro_steps_vjp),
-    Step("pools", lambda x, plan: plan.pool_rows is not None, _pools, _pools_vjp),
-    Step("late_queries", lambda x, plan: not plan.causal and x.q is not None, _late_queries, _late_queries_vjp),
-    Step("wide_keys", lambda x, plan: len(cuts(x)) > 1, _wide_keys, _wide_keys_vjp),
+PREPROCESSING = (  # in this order; core.py says when a call needs a step
+    Step("l2norm", _l2norm, _l2norm_vjp),
+    Step("micro_steps", _micro_steps, _micro_steps_vjp),
+    Step("pools", _pools, _pools_vjp),
+    Step("late_queries", _late_queries, _late_queries_vjp),
+    Step("wide_keys", _wide_keys, _wide_keys_vjp),
 )

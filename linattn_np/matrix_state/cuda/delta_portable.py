@@ -191,7 +191,7 @@ def _ends(
     xp: Any, batch: Batch, inverses: Array, transfers: States | None, dout: Array, last: States, scale: float
 ) -> States | None:
     """The gradient of the final state of each segment."""
-    if batch.segments == 1:
+    if batch.segments == 1 or transfers is None:
         return None
     added = _of_segments(xp, batch, batch.V)
     how = cuts.chain_pass(batch.kind, launch.shared_limit(), True, ADDS)

@@ -50,7 +50,7 @@ class ChunkSizes(Sizes):
     chunks: int  # of a segment
 
 
-def sizes_of(x: Inputs, plan: Plan) -> tuple[Any, ...]:
+def sizes_of(x: Inputs, plan: Plan) -> tuple[tuple[int, ...], int, int, int, int, int, int, Array | None, int]:
     """The fields of Sizes."""
     xp, sequences, lead, (T, H, V) = plan.xp, plan.sequences, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     ragged = sequences[0].row is not None

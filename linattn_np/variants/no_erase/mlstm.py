@@ -14,7 +14,7 @@ from ...matrix_state.types import Decay, Inputs, Plan, Readout, StabilisedState
 from ...ops.gates import LOG_DECAY_FLOOR, sigmoid, soft_cap, soft_cap_vjp, softplus
 from ...ops.stabiliser import Gauge, gauge, last, last_vjp
 from ...runtime.arrays import Array, cast, device, sum_dtype
-from ...runtime.handles import address
+from ...runtime.memory import address
 from ...runtime.shapes import check_state
 from ...runtime.values import is_finite, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec

@@ -22,13 +22,13 @@ def arrays(seed, dtype=np.float32, H=3, K=8, V=16):
 
 def afresh(*given, **options):
     """The call as if it were the first."""
-    known = dict(replay._plans)
+    known = dict(replay.plans)
     replay.clear()
     try:
         return la.gated_delta_rule(*given, backend="numba", return_state=True, **options)
     finally:
         replay.clear()
-        replay._plans.update(known)
+        replay.plans.update(known)
 
 
 LAYOUTS = {

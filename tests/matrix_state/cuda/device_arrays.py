@@ -37,7 +37,7 @@ def check_made_again(cp, monkeypatch, every, sets, kept=1):
     All memory that it takes begins full of NaN. kept: calls that it makes.
     """
     monkeypatch.setattr(launch, "array_type", lambda: poisoned)
-    monkeypatch.setattr(replay, "_plans", {})
+    monkeypatch.setattr(replay, "plans", {})
     right = []
     for one in sets:
         replay.clear()

@@ -144,8 +144,8 @@ def public(launched, monkeypatch):
         is_cupy_array=lambda x: isinstance(x, Stub), is_cupy_namespace=is_stubs,
         is_numpy_namespace=lambda xp: not is_stubs(xp),
     ))
-    monkeypatch.setattr(replay, "_signature_of", lambda kind: device_replay.signature if kind is Stub else None)
-    monkeypatch.setattr(replay, "_plans", {})
+    monkeypatch.setitem(replay.makers, Stub, device_replay.signature_maker(Stub))
+    monkeypatch.setattr(replay, "plans", {})
     monkeypatch.setattr(constants, "_kept", {})
     return launched
 
