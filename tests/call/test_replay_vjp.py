@@ -134,7 +134,7 @@ def test_another_option(first, then):
 
 
 ARRAYS = {
-    "strides": turned, "every second": apart, "backwards": backwards,
+    "strides": transposed, "every second": apart, "backwards": backwards,
     "float64": lambda y: y.astype(np.float64), "float16": lambda y: y.astype(np.float16),
     "swapped bytes": lambda y: y.astype(">f4"), "integers": lambda y: y.astype(int), "one row": lambda y: y[:1],
     "none": lambda y: None, "a list": lambda y: y.tolist(),
