@@ -307,7 +307,7 @@ def test_a_plan_holds_no_array_of_the_caller():
 def test_an_option_that_is_an_array_is_not_recorded(monkeypatch):
     """Its numbers are no part of the key."""
     x, _ = given(5)
-    monkeypatch.setitem(la.gated_delta_rule.spec.options, "weights", None)
+    monkeypatch.setitem(la.gated_delta_rule.spec.options.defaults, "weights", None)
     for weights in (1.0, 2.0):
         _, pullback = la.vjp(la.gated_delta_rule, **x, weights=np.full(3, weights))
         pullback(x["v"])
