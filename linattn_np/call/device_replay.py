@@ -227,12 +227,6 @@ class Residuals(NamedTuple):
         replay.store(forward.key, forward)
 
 
-def find_forward(signature: Signature) -> Forward | None:
-    """The recorded forward of a signature, if its pullbacks were recorded too."""
-    found = replay.plans.get(replay.vjp_key(signature))
-    return found if found is not None and found.replayable else None
-
-
 def record_forward(
     signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, Any], residuals: Any
 ) -> Residuals | None:

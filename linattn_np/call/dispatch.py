@@ -54,15 +54,17 @@ def core_of(inputs: Any) -> Any:
 def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """The result of the public function: out, or (out, state)."""
     signature = replay.signature(spec, arrays, keywords)
-    if signature is not None and (recorded := replay.plans.get(signature[0])) is not None:
-        plan, returns_state, is_limited = recorded
-        if is_limited:
-            with limit(spec, keywords):
-                found = plan(signature[1], signature[2], signature[3])
-        else:
-            found = plan(signature[1], signature[2], signature[3])
-        if found is not None:
-            return new(Result, found) if returns_state else found[0]
+    if signature is not None:
+        key, given, state, pointers = signature
+        if (recorded := replay.plans.get(key)) is not None:
+            plan, returns_state, is_limited = recorded
+            if is_limited:
+                with limit(spec, keywords):
+                    found = plan(given, state, pointers)
+            else:
+                found = plan(given, state, pointers)
+            if found is not None:
+                return new(Result, found) if returns_state else found[0]
     with limit(spec, keywords):
         call = prepare(spec, arrays, keywords)
         with call.recorder or NO_LIMIT:

@@ -1,9 +1,9 @@
-"""What a call launches and allocates, written down while it runs and done again on other arrays of the same layout.
+"""What a call launches and allocates, recorded while it runs and replayed on other arrays of the same layout.
 
     with Recorder() as recorder:
         ...                                            launches through launch.py, `empty` of namespace(xp)
-    again = LaunchSequence(recorder, given)            raises LookupError if the call did anything else on the device
-    allocated = again.run(pointers)
+    sequence = LaunchSequence(recorder, given)         raises LookupError if the call did anything else on the device
+    allocated = sequence.run(pointers)
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def pull_of(x, state, dout, dstate, **options):
 
 def forward_of(keywords):
     """The recorded forward of a call that is replayed together with its pullback."""
-    return device_replay.find_forward(replay.signature(la.gated_delta_rule.spec, (), keywords))
+    found = replay.plans.get(replay.vjp_key(replay.signature(la.gated_delta_rule.spec, (), keywords)))
+    return found if found is not None and found.replayable else None
 
 
 def cotangents(seed, T=2):
