@@ -8,8 +8,9 @@ signature key: everything that its checks and its plan depend on, except the num
     NumPy   the tables of the compiled loops, with the positions of addresses; for all other calls, and for vjp, a
             Template: the checked options, sizes, plan and backend, to which other arrays are bound.
 
-Not recorded: ragged batches, row numbers on the host, arrays of other libraries, one array given twice, a layout that
-raises a warning. LINATTN_NP_REPLAY=0 in the environment at import disables replay; `clear()` deletes all plans.
+Not recorded: ragged batches, row numbers on the host, arrays of other libraries, an array as an option, one array given
+twice (but for vjp on NumPy arrays), a layout that raises a warning. LINATTN_NP_REPLAY=0 in the environment at import
+disables replay; `clear()` deletes all plans.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ ENABLED = os.environ.get("LINATTN_NP_REPLAY", "1") != "0"
 # (key, arrays, state, pointers). NumPy: arrays in order, without the state; pointers is None. CuPy: pointers of all
 # arrays in order, arrays is None. A plain tuple: replay begins with making one.
 Signature = tuple[tuple[Any, ...], Any, Any, "list[int] | None"]
-
 
 
 class Recorded(NamedTuple):
