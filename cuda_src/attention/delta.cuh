@@ -142,11 +142,7 @@ LA_DEVICE void error_operands(u32 (&a)[4][4], const float (&predicted)[8][4], u3
         }
     }
 }
-// products with N operands of 16 columns each: C = A B^T (panels read along), C = A B (across), C += A B
-template <int N> LA_DEVICE void multiply_ABt(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
-#pragma unroll
-    for (int k = 0; k < N; k++) product_ABt(c, a[k], b + Tokens::along(k), k > 0);
-}
+// products with N operands of 16 columns each: C = A B (panels read across), C += A B
 template <int N> LA_DEVICE void multiply_AB(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
 #pragma unroll
     for (int k = 0; k < N; k++) product_AB(c, a[k], b + Tokens::across(k), k > 0);
@@ -164,7 +160,7 @@ LA_DEVICE void add_AB_wide(float (&c)[16][4], const u32 (&a)[4][4], u64 b) {
 template <int N> LA_DEVICE void begin_ABt(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
     accumulator_fence(c);
     products_begin();
-    multiply_ABt(c, a, b);
+    multiply_ABt<Tokens>(c, a, b);
     products_commit();
 }
 template <int N> LA_DEVICE void begin_AB(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
@@ -205,8 +201,8 @@ struct Lengths {
 };
 
 // P_ij = scale E_ij q_i.k_j for j <= i, 0 above, by a warpgroup; c: sums of log decays. With LA_UNIT P has rq_i and rk_j, which
-// is in the checkpoint `block`, e_i rq_i takes the place of c_i, and rq goes to the checkpoint with stores_lengths.
-LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int warp, int lane, char* block, bool stores_lengths) {
+// is in the checkpoint `block`, e_i rq_i takes the place of c_i, and rq goes to the checkpoint with STORES_LENGTHS.
+template <bool STORES_LENGTHS> LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int warp, int lane, char* block) {
     const u64 a = panel_descriptor(q), b = panel_descriptor(k);
     const int row = lane >> 2, column = (lane & 3) * 2;
 #if LA_UNIT
@@ -217,14 +213,13 @@ LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int 
     float p[8][4];
     accumulator_fence(p);
     products_begin();
-#pragma unroll
-    for (int d = 0; d < WIDE / 16; d++) product_ABt(p, a + Tokens::along(d), b + Tokens::along(d), d > 0);
+    multiply_ABt<Tokens>(p, a, b);
     products_commit();
     const float ci[2] = {c[16 * warp + row], c[16 * warp + row + 8]};
     float to[2] = {scale, scale};
 #if LA_UNIT
     const Lengths lengths(q, warp, lane);
-    if (stores_lengths && !(lane & 1)) ((float*)(block + AT_QUERY))[16 * warp + (lane >> 1)] = lengths.own;
+    if (STORES_LENGTHS && !(lane & 1)) ((float*)(block + AT_QUERY))[16 * warp + (lane >> 1)] = lengths.own;
     to[0] *= lengths.of[0];
     to[1] *= lengths.of[1];
 #endif

@@ -29,8 +29,7 @@ LA_DEVICE void key_gram(float (&x)[8][4], u32 k) {
     const u64 keys = panel_descriptor(k);
     accumulator_fence(x);
     products_begin();
-#pragma unroll
-    for (int d = 0; d < WIDE / 16; d++) product_ABt(x, keys + Tokens::along(d), keys + Tokens::along(d), d > 0);
+    multiply_ABt<Tokens>(x, keys, keys);
     products_commit();
     end_products<0>(x);
 }

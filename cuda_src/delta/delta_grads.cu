@@ -173,8 +173,7 @@ template <int STEPS> LA_DEVICE void store_own(char* rows, i64 stride, u32 panel,
 LA_DEVICE void begin_gram(float (&p)[8][4], u64 outputs, u64 written) {
     accumulator_fence(p);
     products_begin();
-#pragma unroll
-    for (int d = 0; d < 8; d++) product_ABt(p, outputs + Tokens::along(d), written + Tokens::along(d), d > 0);
+    multiply_ABt<Tokens>(p, outputs, written);
     products_commit();
 }
 LA_DEVICE void begin_read(float (&x)[8][4], u64 tile, u64 state) {
@@ -309,8 +308,8 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
             accumulator_fence(y);
             quad_sums(dot);
             barrier_wait(bar.end_done(), s);   // A has been read
-            make_normal(x, y, dot, shared + AT_Q + group * Tokens::PANEL + rows, keys + group * Tokens::PANEL + rows,
-                        (float2*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS), checkpoint + AT_QUERY / 4, e + 3 * C, group, i0, lane);
+            make_normal(x, y, dot, {shared + AT_Q + group * Tokens::PANEL + rows, keys + group * Tokens::PANEL + rows, checkpoint + AT_QUERY / 4, e + 3 * C,
+                                    (float2*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS)}, group, i0, lane);
         } else if (LA_DECAY) row_dots(x, shared + AT_Q + group * Tokens::PANEL + rows, dot);
         store_tile_rows(x, new_values + group * Tokens::PANEL + rows);
         publish_shared();

@@ -36,7 +36,9 @@ LA_DEVICE void producer(const ScanArguments& a, const ThisTraversal& traversal, 
     group_barrier(GROUPS);
     const int column = traversal.part * VB;
     const Gates<C> gates = {traversal.gates(a.g), a.g.token, {}};
-    produce_ring<STAGE>(traversal, gates, shared, shared + AT_DECAY, ring, a.read, a.write, thread, [&](u32 at, int token) {
+    produce_ring(traversal, gates, shared + AT_DECAY, ring, a.read, a.write, thread, [&](int step) {
+        const u32 at = shared + step % STAGES * STAGE;
+        const int token = traversal.token_of(step);
         load_rows_at<Keys, C, K>(at + Keys::SIZE + Values::SIZE, q, token, sequence.T, 0, thread);
         load_rows_at<Keys, C, K>(at, k, token, sequence.T, 0, thread);
         load_rows_at<Values, C, V>(at + Keys::SIZE, v, token, sequence.T, column, thread);

@@ -43,7 +43,9 @@ LA_DEVICE void producer(const WritesArguments& a, const ThisTraversal& traversal
     }
     group_barrier(GROUPS);
     const Gates<C> gates = {traversal.gates(a.g), a.g.token, {}};
-    produce_ring<STAGE>(traversal, gates, shared, shared + AT_DECAY, ring, 1.f, a.write, thread, [&](u32 at, int token) {
+    produce_ring(traversal, gates, shared + AT_DECAY, ring, 1.f, a.write, thread, [&](int step) {
+        const u32 at = shared + step % STAGES * STAGE;
+        const int token = traversal.token_of(step);
         load_rows_at<Rowed, C, K>(at + 2 * Rowed::SIZE, k, token, sequence.T, 0, thread);
         load_rows_at<Rowed, C, K>(at, q, token, sequence.T, 0, thread);
         load_rows_at<Rowed, C, V>(at + 3 * Rowed::SIZE, v, token, sequence.T, 0, thread);
