@@ -11,123 +11,7 @@
 // The gradient of K K^T is one masked product; none of the inverse is needed. Warpgroups 0 and 1 scan the chain of
 // delta_chain.cu, 64 value rows each, a chunk ahead, and copy every tile in as soon as its place is free; 2 and 3 make the
 // gradients, 64 key columns each: 2 makes Z, 3 makes Y.
-#include "attention/delta_grads.cuh"
-
-LA_DEVICE void scan_states(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane) {
-    const int first = traversal.first, stop = first + traversal.steps, row = traversal.row;
-    float* dots = (float*)(memory + AT_DOTS);
-    auto load_chunk = [&](int chunk) {
-        const int s = (chunk - first) & 1, token = traversal.token(chunk), head = (u32)traversal.head / (u32)a.group_k;
-        const u32 full = bar.chunk(s);
-        barrier_expect(full, 2 * SLOT + CHECKPOINT_SUMS);
-        tile_in(shared + AT_K + s * SLOT, a.k, full, head, token, row);
-        tile_in(shared + AT_V + s * SLOT, a.v, full, (u32)traversal.head / (u32)a.group_v, token, row);
-        run_in(shared + AT_CHECKPOINTS + s * CHECKPOINT_SUMS, a.checkpoints + (traversal.block + chunk) * CHECKPOINT, CHECKPOINT_SUMS, full);
-    };
-    auto load_outputs = [&](int chunk) {
-        barrier_expect(bar.outputs(), 2 * SLOT);
-        tile_in(shared + AT_DV, a.dv, bar.outputs(), traversal.head, traversal.token(chunk), row);
-        token_tile_in(shared + AT_DOUT, a.dout, bar.outputs(), traversal.head, traversal.token(chunk), row);
-    };
-    auto load_queries = [&](int chunk) {
-        barrier_expect(bar.queries(), SLOT);
-        token_tile_in(shared + AT_Q, a.q, bar.queries(), (u32)traversal.head / (u32)a.group_q, traversal.token(chunk), row);
-    };
-    auto load_end = [&](int chunk) {
-        barrier_expect(bar.end(), END);
-        run_in(shared + AT_END, a.ends + (traversal.block + chunk) * ENDS, END, bar.end());
-    };
-    if (threadIdx.x == 0) {
-        load_chunk(first);
-        load_outputs(first);
-        load_queries(first);
-        load_end(first);
-        if (first + 1 < stop) load_chunk(first + 1);
-    }
-    __syncwarp();
-    StateRows<1, WIDE> state;
-    float (&S)[16][4] = state.x[0];
-    if (traversal.segment) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, traversal.slot * a.segments + traversal.segment, 16 * warp, lane);
-    else if (a.start.data) state.template load<LA_V, LA_K>(a.start, traversal.slot / a.start_group, 16 * warp, lane);
-    else state.clear();
-    for (int chunk = first; chunk < stop; chunk++) {
-        const int step = chunk - first, s = step & 1, before = (step - 1) & 1, own = traversal.own(a, chunk);
-        const bool more = step > 0;
-        const float *e = (const float*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS + AT_E) + (lane & 3) * 2, *d = e + C;
-        const u32 values = shared + AT_V + s * SLOT;
-        const u64 keys = panels_descriptor<Tokens>(shared + AT_K + s * SLOT);
-        float x[8][4];
-        {
-            u32 f[8][4];
-            state_operands(f, state, 0);
-            barrier_wait(bar.chunk(s), step >> 1 & 1);
-            if (own < C) {   // k and v
-                clear_rows<256, 2>(shared + AT_K + s * SLOT, own, threadIdx.x);
-                clear_rows<256, 2>(values, own, threadIdx.x);
-                publish_shared();
-                groups_barrier<256>(4);
-            }
-            begin_ABt(x, f, keys);   // S K^T
-            if (more) barrier_wait(bar.state_free(), before);
-            store_state<Whole>(shared + AT_STATE, f, 16 * warp, lane);
-        }
-        publish_shared();
-        warp_arrive(bar.state(), lane);
-        if (lane == 0 && warp == 0 && more) load_outputs(chunk);   // the gradients have left them when they free the state
-        __syncwarp();
-        end_products<0>(x);
-        u32 w[4][4];
-        error_operands(w, x, values, 16 * warp, e, lane);
-        begin_ABt(x, w, panel_descriptor(shared + AT_CHECKPOINTS + s * CHECKPOINT_SUMS));   // U
-        scale_tiles(S, last_decay(e - (lane & 3) * 2));
-        end_products<0>(x);
-        const u32 columns = Tokens::block_piece(0, 2 * warp, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
-#pragma unroll
-        for (int k = 0; k < 4; k++)   // U in v's place, token by value
-            store_matrix_transposed(values + columns + k * 2048, pack_bf16(x[2 * k][0], x[2 * k][1]), pack_bf16(x[2 * k][2], x[2 * k][3]),
-                                    pack_bf16(x[2 * k + 1][0], x[2 * k + 1][1]), pack_bf16(x[2 * k + 1][2], x[2 * k + 1][3]));
-        token_operands(w, x, d);
-        begin_add_AB(S, w, keys);   // S = e_last S + (U d) K
-        publish_shared();
-        warp_arrive(bar.new_values(), lane);
-        if (warp == 0 && more) {
-            barrier_wait(bar.chunk_free(), before);
-            const Strengths strengths(a, traversal, chunk - 1, memory + AT_CHECKPOINTS + before * CHECKPOINT_SUMS, lane);
-            __syncwarp();
-            if (lane == 0) {
-                load_end(chunk);
-                if (chunk + 1 < stop) load_chunk(chunk + 1);
-            }
-            __syncwarp();
-            strengths.store_gradients(a, traversal, chunk - 1, lane);
-        }
-        __syncwarp();
-        if (more) barrier_wait(bar.chunk_free(), before);
-#pragma unroll
-        for (int k = 0; k < 4; k++) store_matrix_transposed(shared + AT_WRITTEN + columns + k * 2048, w[k][0], w[k][1], w[k][2], w[k][3]);
-        publish_shared();
-        warp_arrive(bar.written(), lane);
-        if (lane == 0 && warp == 3 && more) {
-            barrier_wait(bar.queries_free(), before);
-            load_queries(chunk);
-        }
-        __syncwarp();
-        if (LA_DECAY && warp == 1 && more) gate_gradients(a, traversal, chunk - 1, dots, dots + 3 * C + before * 8, lane);
-        barrier_wait(bar.end(), step & 1);
-        end_products<0>(S);
-        if (LA_DECAY) {
-            const float product = dot_end(S, shared + AT_END, warp, lane);
-            if (lane == 0) dots[3 * C + s * 8 + warp] = product;
-        }
-        warp_arrive(bar.end_done(), lane);
-    }
-    if (warp < 2) {
-        const int step = traversal.steps - 1;
-        barrier_wait(bar.chunk_free(), step & 1);
-        if (warp == 0) Strengths(a, traversal, stop - 1, memory + AT_CHECKPOINTS + (step & 1) * CHECKPOINT_SUMS, lane).store_gradients(a, traversal, stop - 1, lane);
-        else if (LA_DECAY) gate_gradients(a, traversal, stop - 1, dots, dots + 3 * C + (step & 1) * 8, lane);
-    }
-}
+#include "delta/delta_grad_states.cuh"
 
 // Z (group 0) or Y (group 1) of a warp's 16 rows, from the accumulators to shared memory.
 // factor: of the lane's two rows
@@ -191,38 +75,57 @@ LA_DEVICE void begin_apply(float (&x)[8][4], u64 gram, u64 keys) {
     products_commit();
 }
 
-LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane) {
-    const int group = warp >> 2, quarter = warp & 3, stop = traversal.first + traversal.steps, thread = (warp & 3) * 32 + lane;
-    const bool leader = thread == 0;
-    const int i0 = 16 * quarter + (lane >> 2), i1 = i0 + 8;
-    const u32 rows = Square::block_piece(16 * quarter, 0, lane & 15, lane >> 4);   // of this lane in a panel
-    float* dots = (float*)(memory + AT_DOTS);
-    auto partial = [&](int chunk) { return a.offsets && chunk * C + C > traversal.sequence.T; };
-    for (int chunk = traversal.first; chunk < stop; chunk++) {
-        const int step = chunk - traversal.first, s = step & 1;
-        const float* e = (const float*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS + AT_E);
-        const float* checkpoint = (const float*)(a.checkpoints + (traversal.block + chunk) * CHECKPOINT);
-        const u32 keys = shared + AT_K + s * SLOT, new_values = shared + AT_V + s * SLOT;
-        auto at = [&](int place) { return panel_descriptor(opaque(shared) + place); };
-        float x[8][4], y[8][4], dot[2] = {0.f, 0.f}, early[2] = {0.f, 0.f};
-        if (LA_UNIT) {   // rq, from memory
-            early[0] = checkpoint[AT_QUERY / 4 + i0];
-            early[1] = checkpoint[AT_QUERY / 4 + i1];
-        }
+// The warpgroups that make the gradients: 64 key columns each, 16 tokens a warp; group 0 makes Z, group 1 Y
+struct Gradients {
+    const DeltaArguments& a;
+    const DeltaTraversal& traversal;
+    unsigned char* const memory;
+    const u32 shared;
+    const GradBarriers bar;
+    const int lane, group, quarter, thread, i0, i1;   // i0, i1: rows of this lane's accumulators
+    const u32 rows;                                   // of this lane in a panel
+    const bool leader;
+    int chunk, step, s;                               // of the traversal; its slot
+    const float *e, *checkpoint;
+    u32 keys, new_values;
+
+    __device__ __forceinline__ Gradients(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane)
+        : a(a), traversal(traversal), memory(memory), shared(shared), bar(bar), lane(lane), group(warp >> 2), quarter(warp & 3), thread((warp & 3) * 32 + lane),
+          i0(16 * quarter + (lane >> 2)), i1(i0 + 8), rows(Square::block_piece(16 * quarter, 0, lane & 15, lane >> 4)), leader(thread == 0) {}
+
+    __device__ __forceinline__ void place(int of) {
+        chunk = of;
+        step = chunk - traversal.first;
+        s = step & 1;
+        e = (const float*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS + AT_E);
+        checkpoint = (const float*)(a.checkpoints + (traversal.block + chunk) * CHECKPOINT);
+        keys = shared + AT_K + s * SLOT;
+        new_values = shared + AT_V + s * SLOT;
+    }
+    __device__ __forceinline__ bool partial() const { return a.offsets && chunk * C + C > traversal.sequence.T; }
+    __device__ __forceinline__ u64 at(int place) const { return panel_descriptor(opaque(shared) + place); }
+    __device__ __forceinline__ u64 key_panel() const { return panel_descriptor(opaque(keys) + group * Tokens::PANEL); }
+    __device__ __forceinline__ u32 query_panel() const { return shared + AT_Q + group * Tokens::PANEL; }
+
+    // load: what the gram and the read need has come
+    __device__ __forceinline__ void wait_chunk() const {
         barrier_wait(bar.chunk(s), step >> 1 & 1);
         barrier_wait(bar.outputs(), s);
-        if (partial(chunk)) {
-            clear_rows<256, 4>(shared + AT_DOUT, traversal.own(a, chunk), warp * 32 + lane);   // and dv behind it
+        if (partial()) {
+            clear_rows<256, 4>(shared + AT_DOUT, traversal.own(a, chunk), group * 128 + thread);   // and dv behind it
             publish_shared();
             groups_barrier<256>(1);
         }
         barrier_wait(bar.new_values(), s);
+    }
+    // gram: Z or Y to shared memory; read: y = dW S, x = dO S begun
+    __device__ __forceinline__ void make_gram(float (&x)[8][4], float (&y)[8][4], const float (&early)[2]) const {
         {
             float p[8][4];
             const u64 outputs = at(group ? AT_DV : AT_DOUT), written = panel_descriptor(opaque(new_values));
             begin_gram(p, outputs, written);   // dO U^T, dW U^T
             const u64 dv = at(AT_DV), state = at(AT_STATE + group * Whole::PANEL);
-            begin_read(y, dv, state);   // dW S
+            begin_read(y, dv, state);
             if (step) {
                 if (leader) {
                     out_read();
@@ -239,18 +142,19 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
             }
             store_masked(p, opaque(shared) + (group ? AT_Y : AT_Z) + rows, e + 2 * C, factor, group, quarter, lane);
         }
-        {
-            const u64 dout = at(AT_DOUT), state = at(AT_STATE + group * Whole::PANEL);
-            begin_read(x, dout, state);   // dO S
-        }
+        const u64 dout = at(AT_DOUT), state = at(AT_STATE + group * Whole::PANEL);
+        begin_read(x, dout, state);
         publish_shared();
         groups_barrier<256>(1);   // Z and Y are whole
+    }
+    // y = r = -e dW S + Y K; x = dq = scale e dO S + Z K begun
+    __device__ __forceinline__ void apply_grams(float (&x)[8][4], float (&y)[8][4]) const {
         const float e0 = e[i0], e1 = e[i1];
         end_products<1>(y);
         scale_rows(y, -e0, -e1);
         {
-            const u64 y_gram = at(AT_Y), k = panel_descriptor(opaque(keys) + group * Tokens::PANEL);
-            begin_apply(y, y_gram, k);   // r
+            const u64 y_gram = at(AT_Y), k = key_panel();
+            begin_apply(y, y_gram, k);
         }
         end_products<1>(x);
         warp_arrive(bar.state_free(), lane);
@@ -259,79 +163,78 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
             scale_rows(x, a.scale * exp2_approx(fminf(c[i0], 0.f)) * queries[i0], a.scale * exp2_approx(fminf(c[i1], 0.f)) * queries[i1]);
         } else scale_rows(x, a.scale * e0, a.scale * e1);
         {
-            const u64 z_gram = at(AT_Z), k = panel_descriptor(opaque(keys) + group * Tokens::PANEL);
-            begin_apply(x, z_gram, k);   // dq
+            const u64 z_gram = at(AT_Z), k = key_panel();
+            begin_apply(x, z_gram, k);
         }
         end_products<1>(y);
-        float erase_dots[2] = {0.f, 0.f}, written[4] = {};   // r.k; parts of dW.v
+    }
+    // r.k of this lane's rows; written: parts of dW.v
+    __device__ __forceinline__ void dot_erased(const float (&y)[8][4], float (&erased)[2], float (&written)[4]) const {
         if (group) {
             const float* parts = (const float*)(a.ends + (traversal.block + chunk) * ENDS + END) + (lane & 3) * 2 * C + i0;
 #pragma unroll
             for (int i = 0; i < 4; i++) written[i] = parts[(i >> 1) * C + (i & 1) * 8];
         }
-        row_dots(y, keys + group * Tokens::PANEL + rows, erase_dots);
-        if (LA_DECAY) {
-            dot[0] = 2.f * erase_dots[0];
-            dot[1] = 2.f * erase_dots[1];
-        }
+        row_dots(y, keys + group * Tokens::PANEL + rows, erased);
+    }
+    // write: y = dk = r + Y^T K + Z^T Q + d U dS, begun
+    __device__ __forceinline__ void begin_writes(float (&y)[8][4]) const {
         barrier_wait(bar.queries(), s);
-        if (partial(chunk)) {
-            clear_rows<128, 1>(shared + AT_Q + group * Tokens::PANEL, traversal.own(a, chunk), thread);
+        if (partial()) {
+            clear_rows<128, 1>(query_panel(), traversal.own(a, chunk), thread);
             publish_shared();
             group_barrier(group + 2);
         }
         barrier_wait(bar.written(), s);
         barrier_wait(bar.end(), s);
-        {
-            const u64 z_gram = at(AT_Z), y_gram = at(AT_Y), k = panel_descriptor(opaque(keys) + group * Tokens::PANEL), q = at(AT_Q + group * Tokens::PANEL);
-            accumulator_fence(y);
-            products_begin();
+        const u64 z_gram = at(AT_Z), y_gram = at(AT_Y), k = key_panel(), q = at(AT_Q + group * Tokens::PANEL);
+        accumulator_fence(y);
+        products_begin();
 #pragma unroll
-            for (int d = 0; d < 4; d++) product_AtB(y, y_gram + Square::across(d), k + Tokens::across(d), true);   // Y^T K
+        for (int d = 0; d < 4; d++) product_AtB(y, y_gram + Square::across(d), k + Tokens::across(d), true);
 #pragma unroll
-            for (int d = 0; d < 4; d++) product_AtB(y, z_gram + Square::across(d), q + Tokens::across(d), true);   // Z^T Q
-            const u64 written = at(AT_WRITTEN), end = at(AT_END + group * Whole::PANEL);
+        for (int d = 0; d < 4; d++) product_AtB(y, z_gram + Square::across(d), q + Tokens::across(d), true);
+        const u64 written = at(AT_WRITTEN), end = at(AT_END + group * Whole::PANEL);
 #pragma unroll
-            for (int d = 0; d < 8; d++) product_AB(y, written + Tokens::along(d), end + Whole::across(d), true);   // d U dS
-            products_commit();
-        }
-        erase_dots[0] += written[0] + written[2];
-        erase_dots[1] += written[1] + written[3];
-        quad_sums(erase_dots);
+        for (int d = 0; d < 8; d++) product_AB(y, written + Tokens::along(d), end + Whole::across(d), true);
+        products_commit();
+    }
+    // this group's part of dbeta times beta: r.k + dW.v
+    __device__ __forceinline__ void store_strengths(float (&erased)[2], const float (&written)[4]) const {
+        erased[0] += written[0] + written[2];
+        erased[1] += written[1] + written[3];
+        quad_sums(erased);
         if ((lane & 3) == 0) {
             float* to = (float*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS + AT_DBETA_PARTS) + group * C;
-            to[i0] = erase_dots[0];
-            to[i1] = erase_dots[1];
+            to[i0] = erased[0];
+            to[i1] = erased[1];
         }
+    }
+    // dq, by way of U's place; dot += q.dq
+    __device__ __forceinline__ void store_dq(float (&x)[8][4], float (&y)[8][4], float (&dot)[2]) const {
         end_products<!LA_UNIT>(x);
         if (LA_UNIT) {
             accumulator_fence(y);
             quad_sums(dot);
             barrier_wait(bar.end_done(), s);   // A has been read
-            make_normal(x, y, dot, {shared + AT_Q + group * Tokens::PANEL + rows, keys + group * Tokens::PANEL + rows, checkpoint + AT_QUERY / 4, e + 3 * C,
+            make_normal(x, y, dot, {query_panel() + rows, keys + group * Tokens::PANEL + rows, checkpoint + AT_QUERY / 4, e + 3 * C,
                                     (float2*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS)}, group, i0, lane);
-        } else if (LA_DECAY) row_dots(x, shared + AT_Q + group * Tokens::PANEL + rows, dot);
-        store_tile_rows(x, new_values + group * Tokens::PANEL + rows);
+        } else if (LA_DECAY) row_dots(x, query_panel() + rows, dot);
+        const u32 panel = new_values + group * Tokens::PANEL;
+        store_tile_rows(x, panel + rows);
         publish_shared();
         group_barrier(group + 2);
-        if (LA_STEPS > 1 || partial(chunk)) store_own<LA_STEPS>(token_rows(a.out, traversal.sequence, traversal.head) + (i64)chunk * C * a.out.token, a.out.token, new_values + group * Tokens::PANEL, 64 * group, LA_K, min(C, traversal.sequence.T - chunk * C), thread);
+        if (LA_STEPS > 1 || partial())
+            store_own<LA_STEPS>(token_rows(a.out, traversal.sequence, traversal.head) + (i64)chunk * C * a.out.token, a.out.token, panel, 64 * group, LA_K, min(C, traversal.sequence.T - chunk * C), thread);
         else if (leader) {
-            box_out(a.dq, new_values + group * Tokens::PANEL, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
+            box_out(a.dq, panel, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
             out_commit();
         }
         __syncwarp();
-        end_products<0>(y);
-        if (LA_DECAY && !LA_UNIT) {
-            float less[2] = {0.f, 0.f};
-            row_dots(y, keys + group * Tokens::PANEL + rows, less);
-            dot[0] -= less[0];
-            dot[1] -= less[1];
-            quad_sums(dot);
-        }
-        group_barrier(group + 2);   // q's panel has been read
-        store_tile_rows(y, shared + AT_Q + group * Tokens::PANEL + rows);
-        publish_shared();
-        barrier_wait(bar.end_done(), s);
+    }
+    // the parts of db of this group's columns
+    __device__ __forceinline__ void store_dots(const float (&dot)[2]) const {
+        float* dots = (float*)(memory + AT_DOTS);
         if (LA_DECAY && (lane & 3) == 0) {
             dots[C * group + i0] = dot[0];
             dots[C * group + i1] = dot[1];
@@ -341,18 +244,56 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
                 dots[2 * C + i1] = c[i1] - c[i1 - 1];
             }
         }
+    }
+    // dk, by way of q's place; dot -= k.dk
+    __device__ __forceinline__ void store_dk(float (&y)[8][4], float (&dot)[2]) const {
+        end_products<0>(y);
+        if (LA_DECAY && !LA_UNIT) {
+            float less[2] = {0.f, 0.f};
+            row_dots(y, keys + group * Tokens::PANEL + rows, less);
+            dot[0] -= less[0];
+            dot[1] -= less[1];
+            quad_sums(dot);
+        }
+        group_barrier(group + 2);   // q's panel has been read
+        store_tile_rows(y, query_panel() + rows);
+        publish_shared();
+        barrier_wait(bar.end_done(), s);
+        store_dots(dot);
         group_barrier(group + 2);
         if (leader) out_read();
         warp_arrive(bar.chunk_free(), lane);
-        if (partial(chunk)) store_own<1>(own_rows(a.other, traversal.sequence, traversal.head) + (i64)chunk * C * a.other.token, a.other.token, shared + AT_Q + group * Tokens::PANEL, 64 * group, LA_K, traversal.own(a, chunk), thread);
+        if (partial()) store_own<1>(own_rows(a.other, traversal.sequence, traversal.head) + (i64)chunk * C * a.other.token, a.other.token, query_panel(), 64 * group, LA_K, traversal.own(a, chunk), thread);
         else if (leader) {
-            box_out(a.dk, shared + AT_Q + group * Tokens::PANEL, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
+            box_out(a.dk, query_panel(), 64 * group, traversal.head, traversal.token(chunk), traversal.row);
             out_commit();
         }
         __syncwarp();
     }
-    if (leader) out_read();
-}
+    __device__ __forceinline__ void run() {
+        for (int n = traversal.first; n < traversal.first + traversal.steps; n++) {
+            place(n);
+            float x[8][4], y[8][4], dot[2] = {0.f, 0.f}, early[2] = {0.f, 0.f}, erased[2] = {0.f, 0.f}, written[4] = {};
+            if (LA_UNIT) {   // rq, from memory
+                early[0] = checkpoint[AT_QUERY / 4 + i0];
+                early[1] = checkpoint[AT_QUERY / 4 + i1];
+            }
+            wait_chunk();
+            make_gram(x, y, early);
+            apply_grams(x, y);
+            dot_erased(y, erased, written);
+            if (LA_DECAY) {
+                dot[0] = 2.f * erased[0];
+                dot[1] = 2.f * erased[1];
+            }
+            begin_writes(y);
+            store_strengths(erased, written);
+            store_dq(x, y, dot);
+            store_dk(y, dot);
+        }
+        if (leader) out_read();
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(512, 1) grads(const __grid_constant__ DeltaArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -365,9 +306,9 @@ extern "C" __global__ void __launch_bounds__(512, 1) grads(const __grid_constant
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp < 8) {
         claim_registers<160>();
-        scan_states(a, traversal, memory, shared, bar, warp, lane);
+        StateScan(a, traversal, memory, shared, bar, warp, lane).run();
     } else {
         release_registers<96>();
-        gradients(a, traversal, memory, shared, bar, warp - 8, lane);
+        Gradients(a, traversal, memory, shared, bar, warp - 8, lane).run();
     }
 }
