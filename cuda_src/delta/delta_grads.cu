@@ -75,8 +75,8 @@ LA_DEVICE void begin_apply(float (&x)[8][4], u64 gram, u64 keys) {
     products_commit();
 }
 
-// The warpgroups that make the gradients: 64 key columns each, 16 tokens a warp; group 0 makes Z, group 1 Y
-struct Gradients {
+// A thread of the warpgroups that make the gradients, and where the chunk is that it is at
+struct GradPlaces {
     const DeltaArguments& a;
     const DeltaTraversal& traversal;
     unsigned char* const memory;
@@ -89,7 +89,7 @@ struct Gradients {
     const float *e, *checkpoint;
     u32 keys, new_values;
 
-    __device__ __forceinline__ Gradients(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane)
+    __device__ __forceinline__ GradPlaces(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane)
         : a(a), traversal(traversal), memory(memory), shared(shared), bar(bar), lane(lane), group(warp >> 2), quarter(warp & 3), thread((warp & 3) * 32 + lane),
           i0(16 * quarter + (lane >> 2)), i1(i0 + 8), rows(Square::block_piece(16 * quarter, 0, lane & 15, lane >> 4)), leader(thread == 0) {}
 
@@ -106,7 +106,11 @@ struct Gradients {
     __device__ __forceinline__ u64 at(int place) const { return panel_descriptor(opaque(shared) + place); }
     __device__ __forceinline__ u64 key_panel() const { return panel_descriptor(opaque(keys) + group * Tokens::PANEL); }
     __device__ __forceinline__ u32 query_panel() const { return shared + AT_Q + group * Tokens::PANEL; }
+};
 
+// 64 key columns a warpgroup, 16 tokens a warp; group 0 makes Z, group 1 Y
+struct Gradients : GradPlaces {
+    using GradPlaces::GradPlaces;
     // load: what the gram and the read need has come
     __device__ __forceinline__ void wait_chunk() const {
         barrier_wait(bar.chunk(s), step >> 1 & 1);
