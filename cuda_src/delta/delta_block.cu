@@ -36,6 +36,27 @@ LA_DEVICE void sums_of_chunk(const DeltaArguments& a, const DeltaTraversal& trav
     *(float2*)(roots + 2 * lane) = {sqrtf(beta.x), sqrtf(beta.y)};
 }
 
+// by one thread: for all, the tokens of the chunk and where its checkpoint is; the copy of its keys begun
+LA_DEVICE void begin_load(const DeltaArguments& a, const DeltaTraversal& traversal, u32 shared, int own) {
+    const u32 barrier = shared + AT_BARRIER;
+    store_shared_u32(barrier + 16, own);
+    asm volatile("st.shared.b64 [%0], %1;" ::"r"(barrier + 8), "l"(a.checkpoints + (traversal.block + traversal.first) * CHECKPOINT) : "memory");
+    barrier_init(barrier, 1);
+    barriers_made();
+    if (own > 0) {
+        barrier_expect(barrier, Tokens::SIZE);
+        tile_in(shared, a.k, barrier, (u32)traversal.head / (u32)a.group_k, traversal.token(traversal.first), traversal.row);
+    }
+}
+// by one thread, to where begin_load has said
+LA_DEVICE void store_checkpoint(u32 shared) {
+    char* to;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(to) : "r"(shared + AT_BARRIER + 8));
+    run_out(to, shared + AT_CHECKPOINT, AT_QUERY);
+    out_commit();
+    out_read();
+}
+
 extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant__ DeltaArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory), barrier = shared + AT_BARRIER;
@@ -46,16 +67,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
     if (task == 0) {   // only this one looks up where the chunk is
         const DeltaTraversal traversal(a, blockIdx.x, a.chunks, 1);   // each chunk a segment
         const int own = traversal.steps > 0 ? traversal.own(a, traversal.first) : 0;
-        if (lane == 0) {
-            store_shared_u32(barrier + 16, own);
-            asm volatile("st.shared.b64 [%0], %1;" ::"r"(barrier + 8), "l"(a.checkpoints + (traversal.block + traversal.first) * CHECKPOINT) : "memory");
-            barrier_init(barrier, 1);
-            barriers_made();
-            if (own > 0) {
-                barrier_expect(barrier, Tokens::SIZE);
-                tile_in(shared, a.k, barrier, (u32)traversal.head / (u32)a.group_k, traversal.token(traversal.first), traversal.row);
-            }
-        }
+        if (lane == 0) begin_load(a, traversal, shared, own);
         __syncwarp();
         group_barrier(0);
         if (own > 0) sums_of_chunk(a, traversal, e, roots, lane);
@@ -92,11 +104,5 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
     store_inverse(shared + AT_LOWER, shared + AT_CHECKPOINT, rhos, c, roots, task, lane);
     publish_shared();
     __syncthreads();
-    if (threadIdx.x == 0) {
-        char* to;
-        asm volatile("ld.shared.b64 %0, [%1];" : "=l"(to) : "r"(barrier + 8));
-        run_out(to, shared + AT_CHECKPOINT, AT_QUERY);
-        out_commit();
-        out_read();
-    }
+    if (threadIdx.x == 0) store_checkpoint(shared);
 }

@@ -101,7 +101,7 @@ struct Pass {
     const float* g;
     const Decay<C> decay;
     StateRows<TILES, KP> S;
-    float out[TILES][C / 8][4];
+    u32 keys, values, queries;             // of the chunk, in shared memory
 
     __device__ __forceinline__ Pass(const ScanArguments& a, const ThisTraversal& traversal, u32 shared)
         : a(a), traversal(traversal), shared(shared), thread(threadIdx.x), warp(thread >> 5), row(warp * 16 * TILES), column(traversal.part * VB), lane(thread & 31),
@@ -109,15 +109,12 @@ struct Pass {
           x(DOTS ? rows_of(a.x, traversal.sequence, traversal.head) : nullptr), g(traversal.gates(a.g)),
           decay({shared + AT_DECAY + warp * Decay<C>::FLOATS * 4}) {}
 
-    __device__ __forceinline__ u32 keys_at(int step) const { return shared + (step % STAGES) * STAGE; }
-    __device__ __forceinline__ u32 values_at(int step) const { return keys_at(step) + KEY_BYTES; }
-    __device__ __forceinline__ u32 queries_at(int step) const { return values_at(step) + VALUE_BYTES; }
     __device__ __forceinline__ bool marked(int step) const { return DOTS && traversal.chunk_of(step) % CHUNKS_OF_MARK == 0; }
     __device__ __forceinline__ i64 mark(int step) const { return ((traversal.slot * a.marks + traversal.chunk_of(step) / CHUNKS_OF_MARK) * PARTS + traversal.part) * WARPS + warp; }
     __device__ __forceinline__ float4* state_at_mark(i64 mark) const { return (float4*)a.states + mark * (TILES * KP / 8 * 32); }
 
     __device__ __forceinline__ void load(int step) const {
-        const u32 at = keys_at(step);
+        const u32 at = shared + (step % STAGES) * STAGE;
         const int token = traversal.token_of(step), T = traversal.sequence.T;
         load_rows<Keys, C, THREADS, K, ROLL>(at, k, a.k.token, token, T, 0, thread);
         if constexpr (OUTPUTS) load_rows<Keys, C, THREADS, K, ROLL>(at + KEY_BYTES + VALUE_BYTES, q, a.q.token, token, T, 0, thread);
@@ -139,6 +136,9 @@ struct Pass {
     }
     // the chunk of a step is there, and one later on its way
     __device__ __forceinline__ void await(int step) {
+        keys = shared + (step % STAGES) * STAGE;
+        values = keys + KEY_BYTES;
+        queries = values + VALUE_BYTES;
         copy_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
         __syncthreads();
         asm volatile("" : "+r"(lane));   // opaque: addresses are recomputed in each chunk; held over the loop they would spill
@@ -159,10 +159,10 @@ struct Pass {
         if (lane == 0) a.products[mark] = product;
     }
     // gram and read: P; out^T = (S^T Q^T) e^{start}; S^T e^{all}
-    __device__ __forceinline__ void read(int step, float carry) {
-        gram_matrix<Element, WARPS, C, KP, STRICT, Keys, Gram>(queries_at(step), keys_at(step), shared + AT_GRAM, shared + AT_OWN, decay, a.read * a.write, warp, lane);
+    __device__ __forceinline__ void read(float (&out)[TILES][C / 8][4], int step, float carry) {
+        gram_matrix<Element, WARPS, C, KP, STRICT, Keys, Gram>(queries, keys, shared + AT_GRAM, shared + AT_OWN, decay, a.read * a.write, warp, lane);
         clear_tiles(out);
-        read_state<C, Keys>(out, S, queries_at(step), 0, lane);
+        read_state<C, Keys>(out, S, queries, 0, lane);
 #pragma unroll
         for (int i = 0; i < C / 8; i++) {
             const float2 e = decay.starts(i * 8 + (lane & 3) * 2);
@@ -174,42 +174,40 @@ struct Pass {
         if (LA_DECAY && !Element::EXACT) S.each([&](int, int, float& y) { y *= carry; });
         __syncthreads();   // P is whole, Q has been read
         if constexpr (DOTS && !SEPARATE_X) {
-            load_rows<Values, C, THREADS, V>(queries_at(step), x, a.x.token, traversal.token_of(step), traversal.sequence.T, column, thread);
+            load_rows<Values, C, THREADS, V>(queries, x, a.x.token, traversal.token_of(step), traversal.sequence.T, column, thread);
             copy_commit();
         }
     }
     // sixteen tokens' values
-    __device__ __forceinline__ void values_of(typename Element::Raw (&raw)[TILES], u32 values, int t) const {
+    __device__ __forceinline__ void values_of(typename Element::Raw (&raw)[TILES], int t) const {
 #pragma unroll
         for (int m = 0; m < TILES; m++) raw[m] = load_a_columns<Element, Values>(values, t, row + m * 16, lane);
     }
-    __device__ __forceinline__ void store_output(u32 buffer, int step) const {
+    __device__ __forceinline__ void store_output(const float (&out)[TILES][C / 8][4], u32 buffer, int step) const {
         stage_rows<Element, Values, TILES, C>(out, buffer, row, lane);
         store_rows<Values, C, 16 * TILES, V>(own_rows(a.out, traversal.sequence, traversal.head), a.out.token, buffer, traversal.token_of(step), traversal.sequence.T, row, column, lane);
     }
     // out^T += V^T P^T; write: S^T += (V e^{end})^T K
-    __device__ __forceinline__ void write(int step, float carry) {
-        const u32 keys = keys_at(step), values = values_at(step);
+    __device__ __forceinline__ void write(float (&out)[TILES][C / 8][4], int step, float carry) {
 #pragma unroll
         for (int t = 0; t < C; t += 16) {
             typename Element::Raw raw[TILES];
-            values_of(raw, values, t);
+            values_of(raw, t);
             if constexpr (OUTPUTS) accumulate_PV(out, raw, shared + AT_GRAM, t, lane);
             if constexpr (!Element::EXACT) accumulate_state(S, raw, keys, decay, carry, t, lane);
         }
-        if constexpr (EARLY) store_output(queries_at(step), step);
+        if constexpr (EARLY) store_output(out, queries, step);
         if constexpr (Element::EXACT) {
 #pragma unroll
             for (int t = 0; t < C; t += 16) {
                 typename Element::Raw raw[TILES];
-                values_of(raw, values, t);
+                values_of(raw, t);
                 accumulate_state(S, raw, keys, decay, carry, t, lane);
             }
         }
     }
     // <x_t, out_t> over this warp's columns; STRICT: then the token's own write is added to out
-    __device__ __forceinline__ void dot_outputs(int step) {
-        const u32 keys = keys_at(step), values = values_at(step);
+    __device__ __forceinline__ void dot_outputs(float (&out)[TILES][C / 8][4]) const {
         float sums[C / 4] = {};   // column pairs (2j, 2j + 1) of each 8 tokens
 #pragma unroll
         for (int t = 0; t < C; t += 16)
@@ -240,20 +238,21 @@ struct Pass {
         const bool is_marked = marked(step);
         const i64 at = mark(step);
         if (!LA_REVERSE && is_marked) store_product(at);
-        const float all = decay.set(keys_at(step) + STAGE - C * 4, a.read, a.write, later, lane);
+        const float all = decay.set(keys + STAGE - C * 4, a.read, a.write, later, lane);
         __syncwarp();
         const float carry = OUTPUTS && LA_DECAY ? exp2_approx(all) : 1.f;
-        if constexpr (OUTPUTS) read(step, carry);
-        write(step, carry);
+        float out[TILES][C / 8][4];
+        if constexpr (OUTPUTS) read(out, step, carry);
+        write(out, step, carry);
         if constexpr (DOTS) {
             if constexpr (!SEPARATE_X) {
                 copy_wait<0>();
                 __syncthreads();   // x is there
             }
-            dot_outputs(step);
+            dot_outputs(out);
             if (LA_REVERSE && is_marked) S.store_registers(state_at_mark(at), lane);
         }
-        if constexpr (OUTPUTS && !EARLY) store_output(values_at(step), step);
+        if constexpr (OUTPUTS && !EARLY) store_output(out, values, step);
         return all;
     }
 };
