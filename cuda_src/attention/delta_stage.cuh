@@ -25,7 +25,7 @@ template <class W> struct ChunkScan {
     const int thread, warp, row, column;   // row: first value row of the warp in the block; column: of the block in V
     int lane;
     const bool has_values;                 // false: rows of the identity, without values
-    const char *q, *k, *v, *r;
+    const char *q, *k, *v, *r, *inverses;   // inverses: of the first chunk; from the end there are no registers for it
     const float* g;
     const Decay<C> decay;
     StateRows<TILES, KP> S;
@@ -34,7 +34,7 @@ template <class W> struct ChunkScan {
         : a(a), traversal(traversal), shared(shared), thread(threadIdx.x), warp(thread >> 5), row(warp * 16 * TILES), column(column), lane(thread & 31), has_values(has_values),
           q(READS ? rows_of(a.q, traversal.sequence, traversal.head) : nullptr), k(rows_of(a.k, traversal.sequence, traversal.head)), v(rows_of(a.v, traversal.sequence, traversal.head)),
           r(LA_SEPARATE_ERASE_KEY ? rows_of(a.r, traversal.sequence, traversal.head) : nullptr),
-          g(traversal.gates(a.g)),
+          inverses(W::FROM_END ? nullptr : inverse_of<C>(a, traversal.sequence, traversal.slot, traversal.head, traversal.first)), g(traversal.gates(a.g)),
           decay({shared + AT_DECAY + warp * Decay<C>::FLOATS * 4}) {}
 
     // places of a step's chunk in shared memory
@@ -43,13 +43,17 @@ template <class W> struct ChunkScan {
     __device__ __forceinline__ u32 values_at(int step) const { return keys_at(step) + AT_V; }
     __device__ __forceinline__ u32 queries_at(int step) const { return shared + AT_Q + step % QUERY_BUFFERS * C * Keys::ROW; }
 
+    __device__ __forceinline__ const char* inverse_at(int step) const {
+        if constexpr (W::FROM_END) return inverse_of<C>(a, traversal.sequence, traversal.slot, traversal.head, traversal.chunk_of(step));
+        else return inverses + (i64)step * (C * C * Element::GRAM_BYTES);
+    }
     __device__ __forceinline__ void load(int step) const {
         const u32 at = keys_at(step);
         const int token = traversal.token_of(step), T = traversal.sequence.T;
         load_rows<Keys, C, THREADS, K>(at, k, a.k.token, token, T, 0, thread);
         if constexpr (LA_SEPARATE_ERASE_KEY) load_rows<Keys, C, THREADS, K>(at + AT_R, r, a.r.token, token, T, 0, thread);
         if (has_values) load_rows<Values, C, THREADS, V>(at + AT_V, v, a.v.token, token, T, column, thread);
-        load_inverse<Gram, C, THREADS>(at + AT_A, inverse_of<C>(a, traversal.sequence, traversal.slot, traversal.head, traversal.chunk_of(step)), thread);
+        load_inverse<Gram, C, THREADS>(at + AT_A, inverse_at(step), thread);
         load_gates<C, THREADS>(at + AT_G, g, a.g.token, token, T, thread);
         if (OVER_BETA) load_numbers<C, THREADS>(at + AT_G + C * 4, betas_of(a.beta, traversal.sequence, traversal.head), a.beta.token, token, T, thread);
     }
