@@ -17,7 +17,7 @@ constexpr int QUERY_BUFFERS = LA_QUERY_BUFFERS;   // STAGES, or 1: queries come 
 constexpr int AT_GRAM = AT_Q + READS * QUERY_BUFFERS * C * Keys::ROW, AT_DECAY = AT_GRAM + READS * C * Gram::ROW;
 static_assert(LA_SHARED == AT_DECAY + WARPS * Decay<C>::FLOATS * 4, "LA_SHARED is what the launch asks for");
 
-// A thread of a block that scans the chunks of a traversal, with a warp's value rows of the state, or of its gradient
+// A thread of a block that scans the chunks of a traversal; its warp has value rows of the state, or of its gradient
 template <class W> struct ChunkScan {
     const DeltaScanArguments& a;
     const W& traversal;
@@ -28,7 +28,6 @@ template <class W> struct ChunkScan {
     const char *q, *k, *v, *r, *inverses;   // inverses: of the first chunk; from the end there are no registers for it
     const float* g;
     const Decay<C> decay;
-    StateRows<TILES, KP> S;
 
     __device__ __forceinline__ ChunkScan(const DeltaScanArguments& a, const W& traversal, u32 shared, int column, bool has_values)
         : a(a), traversal(traversal), shared(shared), thread(threadIdx.x), warp(thread >> 5), row(warp * 16 * TILES), column(column), lane(thread & 31), has_values(has_values),
@@ -95,7 +94,7 @@ template <class W> struct ChunkScan {
         gram_matrix<Element, WARPS, C, KP, false, Keys, Gram>(queries_at(step), keys_at(step), shared + AT_GRAM, 0, decay, a.scale, warp, lane);
     }
     // the state before a chunk, in reverse its gradient after it, for the gradients
-    __device__ __forceinline__ void store_state(int step) const {
+    __device__ __forceinline__ void store_state(const StateRows<TILES, KP>& S, int step) const {
         char* to = a.states + chunk_number<C>(a, traversal.sequence, traversal.slot, traversal.head, traversal.chunk_of(step)) * ChunkState<VP, KP>::SIZE;
 #pragma unroll
         for (int m = 0; m < TILES; m++)

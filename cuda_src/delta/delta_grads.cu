@@ -75,7 +75,8 @@ LA_DEVICE void begin_apply(float (&x)[8][4], u64 gram, u64 keys) {
     products_commit();
 }
 
-// A thread of the warpgroups that make the gradients, and where the chunk is that it is at
+// A thread of the warpgroups that make the gradients, at a chunk: 64 key columns a warpgroup, 16 tokens a warp; group 0 makes Z,
+// group 1 Y
 struct GradPlaces {
     const DeltaArguments& a;
     const DeltaTraversal& traversal;
@@ -85,32 +86,17 @@ struct GradPlaces {
     const int lane, group, quarter, thread, i0, i1;   // i0, i1: rows of this lane's accumulators
     const u32 rows;                                   // of this lane in a panel
     const bool leader;
-    int chunk, step, s;                               // of the traversal; its slot
-    const float *e, *checkpoint;
-    u32 keys, new_values;
+    const int chunk, step, s;                         // step: of the traversal, s: slot of the chunk
+    const float *const e, *const checkpoint;
+    const u32 keys, new_values;
 
-    __device__ __forceinline__ GradPlaces(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane)
-        : a(a), traversal(traversal), memory(memory), shared(shared), bar(bar), lane(lane), group(warp >> 2), quarter(warp & 3), thread((warp & 3) * 32 + lane),
-          i0(16 * quarter + (lane >> 2)), i1(i0 + 8), rows(Square::block_piece(16 * quarter, 0, lane & 15, lane >> 4)), leader(thread == 0) {}
-
-    __device__ __forceinline__ void place(int of) {
-        chunk = of;
-        step = chunk - traversal.first;
-        s = step & 1;
-        e = (const float*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS + AT_E);
-        checkpoint = (const float*)(a.checkpoints + (traversal.block + chunk) * CHECKPOINT);
-        keys = shared + AT_K + s * SLOT;
-        new_values = shared + AT_V + s * SLOT;
-    }
     __device__ __forceinline__ bool partial() const { return a.offsets && chunk * C + C > traversal.sequence.T; }
     __device__ __forceinline__ u64 at(int place) const { return panel_descriptor(opaque(shared) + place); }
     __device__ __forceinline__ u64 key_panel() const { return panel_descriptor(opaque(keys) + group * Tokens::PANEL); }
     __device__ __forceinline__ u32 query_panel() const { return shared + AT_Q + group * Tokens::PANEL; }
 };
 
-// 64 key columns a warpgroup, 16 tokens a warp; group 0 makes Z, group 1 Y
 struct Gradients : GradPlaces {
-    using GradPlaces::GradPlaces;
     // load: what the gram and the read need has come
     __device__ __forceinline__ void wait_chunk() const {
         barrier_wait(bar.chunk(s), step >> 1 & 1);
@@ -274,30 +260,43 @@ struct Gradients : GradPlaces {
         }
         __syncwarp();
     }
-    __device__ __forceinline__ void run() {
-        for (int n = traversal.first; n < traversal.first + traversal.steps; n++) {
-            place(n);
-            float x[8][4], y[8][4], dot[2] = {0.f, 0.f}, early[2] = {0.f, 0.f}, erased[2] = {0.f, 0.f}, written[4] = {};
-            if (LA_UNIT) {   // rq, from memory
-                early[0] = checkpoint[AT_QUERY / 4 + i0];
-                early[1] = checkpoint[AT_QUERY / 4 + i1];
-            }
-            wait_chunk();
-            make_gram(x, y, early);
-            apply_grams(x, y);
-            dot_erased(y, erased, written);
-            if (LA_DECAY) {
-                dot[0] = 2.f * erased[0];
-                dot[1] = 2.f * erased[1];
-            }
-            begin_writes(y);
-            store_strengths(erased, written);
-            store_dq(x, y, dot);
-            store_dk(y, dot);
+    __device__ __forceinline__ void run() const {
+        float x[8][4], y[8][4], dot[2] = {0.f, 0.f}, early[2] = {0.f, 0.f};
+        if (LA_UNIT) {   // rq, from memory
+            early[0] = checkpoint[AT_QUERY / 4 + i0];
+            early[1] = checkpoint[AT_QUERY / 4 + i1];
         }
-        if (leader) out_read();
+        wait_chunk();
+        make_gram(x, y, early);
+        apply_grams(x, y);
+        float erased[2] = {0.f, 0.f}, written[4] = {};
+        dot_erased(y, erased, written);
+        if (LA_DECAY) {
+            dot[0] = 2.f * erased[0];
+            dot[1] = 2.f * erased[1];
+        }
+        begin_writes(y);
+        store_strengths(erased, written);
+        store_dq(x, y, dot);
+        store_dk(y, dot);
     }
 };
+
+LA_DEVICE void gradients(const GradContext& context) {
+    const auto& [a, traversal, memory, shared, bar, warp, lane] = context;
+    const int group = warp >> 2, quarter = warp & 3, stop = traversal.first + traversal.steps, thread = (warp & 3) * 32 + lane;
+    const bool leader = thread == 0;
+    const int i0 = 16 * quarter + (lane >> 2), i1 = i0 + 8;
+    const u32 rows = Square::block_piece(16 * quarter, 0, lane & 15, lane >> 4);
+    for (int chunk = traversal.first; chunk < stop; chunk++) {
+        const int step = chunk - traversal.first, s = step & 1;
+        const float* e = (const float*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS + AT_E);
+        const float* checkpoint = (const float*)(a.checkpoints + (traversal.block + chunk) * CHECKPOINT);
+        const u32 keys = shared + AT_K + s * SLOT, new_values = shared + AT_V + s * SLOT;
+        Gradients{{a, traversal, memory, shared, bar, lane, group, quarter, thread, i0, i1, rows, leader, chunk, step, s, e, checkpoint, keys, new_values}}.run();
+    }
+    if (leader) out_read();
+}
 
 extern "C" __global__ void __launch_bounds__(512, 1) grads(const __grid_constant__ DeltaArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -310,9 +309,9 @@ extern "C" __global__ void __launch_bounds__(512, 1) grads(const __grid_constant
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp < 8) {
         claim_registers<160>();
-        StateScan(a, traversal, memory, shared, bar, warp, lane).run();
+        scan_states({a, traversal, memory, shared, bar, warp, lane});
     } else {
         release_registers<96>();
-        Gradients(a, traversal, memory, shared, bar, warp - 8, lane).run();
+        gradients({a, traversal, memory, shared, bar, warp - 8, lane});
     }
 }

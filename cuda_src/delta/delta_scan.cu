@@ -28,13 +28,13 @@ typedef Traversal<C, ALL_PARTS, false> ThisTraversal;
 struct Chain : ChunkScan<ThisTraversal> {
     using ChunkScan::ChunkScan;
 
-    __device__ __forceinline__ void load_first() {
+    __device__ __forceinline__ void load_first(StateRows<TILES, KP>& S) const {
         S.clear();
         if (!has_values) S.each([&](int r, int c, float& y) { y = column + row + (lane >> 2) + r == (lane & 3) * 2 + c ? 1.f : 0.f; });
         else if (a.start.data && !(ADDS && traversal.segment)) S.template load<V, K>(a.start, start_slot(a, traversal.slot, traversal.segment), column + row, lane);
     }
     // operands V^T - e S K^T, or S R^T
-    __device__ __forceinline__ void make_errors(Element::A (&error)[C / 16][TILES], int step) const {
+    __device__ __forceinline__ void make_errors(Element::A (&error)[C / 16][TILES], const StateRows<TILES, KP>& S, int step) const {
         float x[TILES][C / 8][4];
         clear_tiles(x);
         read_state<C, Keys>(x, S, erase_keys_at(step), 0, lane);
@@ -53,7 +53,7 @@ struct Chain : ChunkScan<ThisTraversal> {
         }
     }
     // read: scale e S Q^T of RUN tokens; applied: log2 decay that S has seen of this chunk, in two floats
-    __device__ __forceinline__ void read_run(float (&out)[TILES][RUN / 8][4], const float2& applied, u32 queries, int first) const {
+    __device__ __forceinline__ void read_run(float (&out)[TILES][RUN / 8][4], const StateRows<TILES, KP>& S, const float2& applied, u32 queries, int first) const {
         clear_tiles(out);
         read_state<RUN, Keys>(out, S, queries, first, lane);
 #pragma unroll
@@ -87,7 +87,7 @@ struct Chain : ChunkScan<ThisTraversal> {
         }
     }
     // out, run by run; returns the log2 decay that S has seen
-    __device__ __forceinline__ float2 make_outputs(const float (&n)[TILES][C / 8][4], int step) {
+    __device__ __forceinline__ float2 make_outputs(StateRows<TILES, KP>& S, const float (&n)[TILES][C / 8][4], int step) const {
         float2 applied = {0.f, 0.f};
         __syncthreads();   // P is whole
 #pragma unroll 1
@@ -99,7 +99,7 @@ struct Chain : ChunkScan<ThisTraversal> {
                 applied = upto;
             }
             float out[TILES][RUN / 8][4];
-            read_run(out, applied, queries_at(step), first);
+            read_run(out, S, applied, queries_at(step), first);
             accumulate_PU(out, n, first);
             stage_rows<Element, Values, TILES, RUN>(out, values_at(step) + first * Values::ROW, row, lane);
         }
@@ -107,7 +107,7 @@ struct Chain : ChunkScan<ThisTraversal> {
         return applied;
     }
     // S <- e_last S, of which it has seen `applied`; all: the sum of the chunk
-    __device__ __forceinline__ void carry(float all, const float2& applied) {
+    __device__ __forceinline__ void carry(StateRows<TILES, KP>& S, float all, const float2& applied) const {
         if (!LA_DECAY) return;
         float left = all - applied.x;
         if (Element::EXACT && OUTPUTS && RUN < C) {
@@ -117,20 +117,20 @@ struct Chain : ChunkScan<ThisTraversal> {
         const float carry = exp2_approx(left);
         S.each([&](int, int, float& y) { y *= carry; });
     }
-    __device__ __forceinline__ void run_chunk(int step) {
+    __device__ __forceinline__ void run_chunk(StateRows<TILES, KP>& S, int step) {
         await(step);
         const float all = decay.set(keys_at(step) + AT_G, 1.f, 1.f, 0.f, lane);
         __syncwarp();
-        if (LA_OUTPUTS == 0) store_state(step);
+        if (LA_OUTPUTS == 0) store_state(S, step);
         if constexpr (OUTPUTS) make_gram(step);
         typename Element::A error[C / 16][TILES];
-        make_errors(error, step);
+        make_errors(error, S, step);
         float n[TILES][C / 8][4];   // U, the new values
         solve(n, error, keys_at(step) + AT_A, lane);
         float2 applied = {0.f, 0.f};
-        if constexpr (OUTPUTS) applied = make_outputs(n, step);
+        if constexpr (OUTPUTS) applied = make_outputs(S, n, step);
         release_queries(step);
-        carry(all, applied);
+        carry(S, all, applied);
         write_rows<C, Keys>(S, keys_at(step), lane, [&](int m, int t) {   // S += (U d) K
             return operand_of(n, m, t / 8, decay.ends(t + (lane & 3) * 2), decay.ends(t + 8 + (lane & 3) * 2));
         });
@@ -139,7 +139,7 @@ struct Chain : ChunkScan<ThisTraversal> {
             store_values(n, a.writes, step);
         }
     }
-    __device__ __forceinline__ void store_last() {
+    __device__ __forceinline__ void store_last(StateRows<TILES, KP>& S) const {
         const i64 slot = traversal.slot * a.segments + traversal.segment;
         if (!has_values) S.template store<K, K>(a.transfers, slot, column + row, lane);
         else if (ADDS) S.template store<V, K>(a.end, slot, column + row, lane);
@@ -153,9 +153,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     const bool identity = ADDS && traversal.part >= PARTS;
     if (traversal.segment > traversal.last || (ADDS && (traversal.segment == traversal.last || (identity && traversal.segment == 0)))) return;
     Chain chain(a, traversal, shared_address(memory), (identity ? traversal.part - PARTS : traversal.part) * VB, !identity);
-    chain.load_first();
+    StateRows<TILES, KP> S;
+    chain.load_first(S);
     chain.begin_loads();
-    for (int step = 0; step < traversal.steps; step++) chain.run_chunk(step);
+    for (int step = 0; step < traversal.steps; step++) chain.run_chunk(S, step);
     copy_wait<0>();
-    chain.store_last();
+    chain.store_last(S);
 }

@@ -13,15 +13,15 @@ template <class Gram, int N> LA_DEVICE void multiply_lower(float (&c)[TILES][N][
 
 typedef Traversal<C, PARTS, true> ThisTraversal;
 
-struct Chain : ChunkScan<ThisTraversal> {   // S is dS here
+struct Chain : ChunkScan<ThisTraversal> {
     using ChunkScan::ChunkScan;
 
-    __device__ __forceinline__ void load_first() {
+    __device__ __forceinline__ void load_first(StateRows<TILES, KP>& S) const {
         S.clear();
         if (a.start.data && !(ADDS && traversal.segment < traversal.last)) S.template load<V, K>(a.start, start_slot(a, traversal.slot, traversal.segment), column + row, lane);
     }
     // read: dN = d dS K^T + dO^T P; dS <- e_last dS
-    __device__ __forceinline__ void make_dN(float (&n)[TILES][C / 8][4], float all, int step) {
+    __device__ __forceinline__ void make_dN(float (&n)[TILES][C / 8][4], StateRows<TILES, KP>& S, float all, int step) const {
         clear_tiles(n);
         read_state<C, Keys>(n, S, keys_at(step), 0, lane);
 #pragma unroll
@@ -45,7 +45,7 @@ struct Chain : ChunkScan<ThisTraversal> {   // S is dS here
         }
     }
     // write: dS += scale e dO^T Q
-    __device__ __forceinline__ void write_queries(int step) {
+    __device__ __forceinline__ void write_queries(StateRows<TILES, KP>& S, int step) const {
         const u32 values = values_at(step);
         write_rows<C, Keys>(S, queries_at(step), lane, [&](int m, int t) {
             const auto raw = load_a_columns<Element, Values>(values, t, row + 16 * m, lane);
@@ -73,15 +73,15 @@ struct Chain : ChunkScan<ThisTraversal> {   // S is dS here
             for (int i = 0; i < TILES * 8; i++) n[i >> 3][j / 8 + ((i >> 2) & 1)][i & 3] = w[i >> 3][(i >> 2) & 1][i & 3];
         }
     }
-    __device__ __forceinline__ void run_chunk(int step) {
+    __device__ __forceinline__ void run_chunk(StateRows<TILES, KP>& S, int step) {
         await(step);
-        if (!ADDS) store_state(step);
+        if (!ADDS) store_state(S, step);
         const float all = decay.set(keys_at(step) + AT_G, 1.f, 1.f, 0.f, lane);
         __syncwarp();
         make_gram(step);
         float n[TILES][C / 8][4];
-        make_dN(n, all, step);
-        write_queries(step);
+        make_dN(n, S, all, step);
+        write_queries(S, step);
         release_queries(step);
         solve(n, keys_at(step) + AT_A);
         write_rows<C, Keys>(S, erase_keys_at(step), lane, [&](int m, int t) {   // dS -= e dW K, or e dW R
@@ -94,7 +94,7 @@ struct Chain : ChunkScan<ThisTraversal> {   // S is dS here
             store_values(n, a.writes, step);
         }
     }
-    __device__ __forceinline__ void store_last() {
+    __device__ __forceinline__ void store_last(StateRows<TILES, KP>& S) const {
         if (ADDS) S.template store<V, K>(a.end, traversal.slot * a.segments + traversal.segment, column + row, lane);
         else store_end<V, K>(S, a, traversal, traversal.segment == 0, column + row, lane);
     }
@@ -105,9 +105,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
     const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
     if (traversal.segment > traversal.last || (ADDS && traversal.segment == 0)) return;
     Chain chain(a, traversal, shared_address(memory), traversal.part * VB, true);
-    chain.load_first();
+    StateRows<TILES, KP> S;   // dS
+    chain.load_first(S);
     chain.begin_loads();
-    for (int step = 0; step < traversal.steps; step++) chain.run_chunk(step);
+    for (int step = 0; step < traversal.steps; step++) chain.run_chunk(S, step);
     copy_wait<0>();
-    chain.store_last();
+    chain.store_last(S);
 }
