@@ -100,7 +100,6 @@ struct Pass {
     const char *q, *k, *v, *x;
     const float* g;
     const Decay<C> decay;
-    StateRows<TILES, KP> S;
     u32 keys, values, queries;             // of the chunk, in shared memory
 
     __device__ __forceinline__ Pass(const ScanArguments& a, const ThisTraversal& traversal, u32 shared)
@@ -154,12 +153,12 @@ struct Pass {
         }
     }
     // the inner product of the state before a chunk and its gradient
-    __device__ __forceinline__ void store_product(i64 mark) const {
+    __device__ __forceinline__ void store_product(const StateRows<TILES, KP>& S, i64 mark) const {
         const float product = warp_sum(S.dot_registers(state_at_mark(mark), lane));
         if (lane == 0) a.products[mark] = product;
     }
     // gram and read: P; out^T = (S^T Q^T) e^{start}; S^T e^{all}
-    __device__ __forceinline__ void read(float (&out)[TILES][C / 8][4], int step, float carry) {
+    __device__ __forceinline__ void read(float (&out)[TILES][C / 8][4], StateRows<TILES, KP>& S, int step, float carry) const {
         gram_matrix<Element, WARPS, C, KP, STRICT, Keys, Gram>(queries, keys, shared + AT_GRAM, shared + AT_OWN, decay, a.read * a.write, warp, lane);
         clear_tiles(out);
         read_state<C, Keys>(out, S, queries, 0, lane);
@@ -188,7 +187,7 @@ struct Pass {
         store_rows<Values, C, 16 * TILES, V>(own_rows(a.out, traversal.sequence, traversal.head), a.out.token, buffer, traversal.token_of(step), traversal.sequence.T, row, column, lane);
     }
     // out^T += V^T P^T; write: S^T += (V e^{end})^T K
-    __device__ __forceinline__ void write(float (&out)[TILES][C / 8][4], int step, float carry) {
+    __device__ __forceinline__ void write(float (&out)[TILES][C / 8][4], StateRows<TILES, KP>& S, int step, float carry) const {
 #pragma unroll
         for (int t = 0; t < C; t += 16) {
             typename Element::Raw raw[TILES];
@@ -233,17 +232,17 @@ struct Pass {
         }
     }
     // later: of a segment's sum, log2 decay from this chunk's end to the segment's; returns the sum of the chunk
-    __device__ __forceinline__ float run_chunk(int step, float later) {
+    __device__ __forceinline__ float run_chunk(StateRows<TILES, KP>& S, int step, float later) {
         await(step);
         const bool is_marked = marked(step);
         const i64 at = mark(step);
-        if (!LA_REVERSE && is_marked) store_product(at);
+        if (!LA_REVERSE && is_marked) store_product(S, at);
         const float all = decay.set(keys + STAGE - C * 4, a.read, a.write, later, lane);
         __syncwarp();
         const float carry = OUTPUTS && LA_DECAY ? exp2_approx(all) : 1.f;
         float out[TILES][C / 8][4];
-        if constexpr (OUTPUTS) read(out, step, carry);
-        write(out, step, carry);
+        if constexpr (OUTPUTS) read(out, S, step, carry);
+        write(out, S, step, carry);
         if constexpr (DOTS) {
             if constexpr (!SEPARATE_X) {
                 copy_wait<0>();
@@ -263,12 +262,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     if (traversal.segment > traversal.last) return;
     if (!OUTPUTS && traversal.is_end()) return;   // nothing needs what the last segment adds
     Pass pass(a, traversal, shared_address(memory));
-    if (OUTPUTS) load_start<V, K>(pass.S, a, traversal, pass.column + pass.row, pass.lane);
-    else pass.S.clear();
+    StateRows<TILES, KP> S;
+    if (OUTPUTS) load_start<V, K>(S, a, traversal, pass.column + pass.row, pass.lane);
+    else S.clear();
     pass.begin_loads();
     float later = 0.f;
     for (int step = 0; step < traversal.steps; step++) {
-        const float all = pass.run_chunk(step, later);
+        const float all = pass.run_chunk(S, step, later);
         if constexpr (!OUTPUTS) {
             later += all;
             if (later < FLOOR_LOG2) break;   // all that is earlier is multiplied by an exact zero
@@ -281,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     }
     if (!OUTPUTS) {
         const i64 slot = traversal.slot * a.segments + traversal.segment;
-        pass.S.template store<V, K>(a.end, slot, pass.column + pass.row, pass.lane);
+        S.template store<V, K>(a.end, slot, pass.column + pass.row, pass.lane);
         if (pass.thread == 0 && traversal.part == 0) a.sums[slot] = later;
-    } else store_end<V, K>(pass.S, a, traversal, traversal.is_end(), pass.column + pass.row, pass.lane);
+    } else store_end<V, K>(S, a, traversal, traversal.is_end(), pass.column + pass.row, pass.lane);
 }
