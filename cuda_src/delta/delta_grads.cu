@@ -75,47 +75,38 @@ LA_DEVICE void begin_apply(float (&x)[8][4], u64 gram, u64 keys) {
     products_commit();
 }
 
-// A thread of the warpgroups that make the gradients, at a chunk: 64 key columns a warpgroup, 16 tokens a warp; group 0 makes Z,
-// group 1 Y
-struct GradPlaces {
-    const DeltaArguments& a;
-    const DeltaTraversal& traversal;
-    unsigned char* const memory;
-    const u32 shared;
-    const GradBarriers bar;
-    const int lane, group, quarter, thread, i0, i1;   // i0, i1: rows of this lane's accumulators
-    const u32 rows;                                   // of this lane in a panel
-    const bool leader;
-    const int chunk, step, s;                         // step: of the traversal, s: slot of the chunk
-    const float *const e, *const checkpoint;
-    const u32 keys, new_values;
-
-    __device__ __forceinline__ bool partial() const { return a.offsets && chunk * C + C > traversal.sequence.T; }
-    __device__ __forceinline__ u64 at(int place) const { return panel_descriptor(opaque(shared) + place); }
-    __device__ __forceinline__ u64 key_panel() const { return panel_descriptor(opaque(keys) + group * Tokens::PANEL); }
-    __device__ __forceinline__ u32 query_panel() const { return shared + AT_Q + group * Tokens::PANEL; }
-};
-
-struct Gradients : GradPlaces {
-    // load: what the gram and the read need has come
-    __device__ __forceinline__ void wait_chunk() const {
+LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane) {
+    const int group = warp >> 2, quarter = warp & 3, stop = traversal.first + traversal.steps, thread = (warp & 3) * 32 + lane;
+    const bool leader = thread == 0;
+    const int i0 = 16 * quarter + (lane >> 2), i1 = i0 + 8;
+    const u32 rows = Square::block_piece(16 * quarter, 0, lane & 15, lane >> 4);   // of this lane in a panel
+    float* dots = (float*)(memory + AT_DOTS);
+    auto partial = [&](int chunk) { return a.offsets && chunk * C + C > traversal.sequence.T; };
+    for (int chunk = traversal.first; chunk < stop; chunk++) {
+        const int step = chunk - traversal.first, s = step & 1;
+        const float* e = (const float*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS + AT_E);
+        const float* checkpoint = (const float*)(a.checkpoints + (traversal.block + chunk) * CHECKPOINT);
+        const u32 keys = shared + AT_K + s * SLOT, new_values = shared + AT_V + s * SLOT;
+        auto at = [&](int place) { return panel_descriptor(opaque(shared) + place); };
+        float x[8][4], y[8][4], dot[2] = {0.f, 0.f}, early[2] = {0.f, 0.f};
+        if (LA_UNIT) {   // rq, from memory
+            early[0] = checkpoint[AT_QUERY / 4 + i0];
+            early[1] = checkpoint[AT_QUERY / 4 + i1];
+        }
         barrier_wait(bar.chunk(s), step >> 1 & 1);
         barrier_wait(bar.outputs(), s);
-        if (partial()) {
-            clear_rows<256, 4>(shared + AT_DOUT, traversal.own(a, chunk), group * 128 + thread);   // and dv behind it
+        if (partial(chunk)) {
+            clear_rows<256, 4>(shared + AT_DOUT, traversal.own(a, chunk), warp * 32 + lane);   // and dv behind it
             publish_shared();
             groups_barrier<256>(1);
         }
         barrier_wait(bar.new_values(), s);
-    }
-    // gram: Z or Y to shared memory; read: y = dW S, x = dO S begun
-    __device__ __forceinline__ void make_gram(float (&x)[8][4], float (&y)[8][4], const float (&early)[2]) const {
         {
             float p[8][4];
             const u64 outputs = at(group ? AT_DV : AT_DOUT), written = panel_descriptor(opaque(new_values));
             begin_gram(p, outputs, written);   // dO U^T, dW U^T
             const u64 dv = at(AT_DV), state = at(AT_STATE + group * Whole::PANEL);
-            begin_read(y, dv, state);
+            begin_read(y, dv, state);   // dW S
             if (step) {
                 if (leader) {
                     out_read();
@@ -132,19 +123,18 @@ struct Gradients : GradPlaces {
             }
             store_masked(p, opaque(shared) + (group ? AT_Y : AT_Z) + rows, e + 2 * C, factor, group, quarter, lane);
         }
-        const u64 dout = at(AT_DOUT), state = at(AT_STATE + group * Whole::PANEL);
-        begin_read(x, dout, state);
+        {
+            const u64 dout = at(AT_DOUT), state = at(AT_STATE + group * Whole::PANEL);
+            begin_read(x, dout, state);   // dO S
+        }
         publish_shared();
         groups_barrier<256>(1);   // Z and Y are whole
-    }
-    // y = r = -e dW S + Y K; x = dq = scale e dO S + Z K begun
-    __device__ __forceinline__ void apply_grams(float (&x)[8][4], float (&y)[8][4]) const {
         const float e0 = e[i0], e1 = e[i1];
         end_products<1>(y);
         scale_rows(y, -e0, -e1);
         {
-            const u64 y_gram = at(AT_Y), k = key_panel();
-            begin_apply(y, y_gram, k);
+            const u64 y_gram = at(AT_Y), k = panel_descriptor(opaque(keys) + group * Tokens::PANEL);
+            begin_apply(y, y_gram, k);   // r
         }
         end_products<1>(x);
         warp_arrive(bar.state_free(), lane);
@@ -153,90 +143,67 @@ struct Gradients : GradPlaces {
             scale_rows(x, a.scale * exp2_approx(fminf(c[i0], 0.f)) * queries[i0], a.scale * exp2_approx(fminf(c[i1], 0.f)) * queries[i1]);
         } else scale_rows(x, a.scale * e0, a.scale * e1);
         {
-            const u64 z_gram = at(AT_Z), k = key_panel();
-            begin_apply(x, z_gram, k);
+            const u64 z_gram = at(AT_Z), k = panel_descriptor(opaque(keys) + group * Tokens::PANEL);
+            begin_apply(x, z_gram, k);   // dq
         }
         end_products<1>(y);
-    }
-    // r.k of this lane's rows; written: parts of dW.v
-    __device__ __forceinline__ void dot_erased(const float (&y)[8][4], float (&erased)[2], float (&written)[4]) const {
+        float erase_dots[2] = {0.f, 0.f}, written[4] = {};   // r.k; parts of dW.v
         if (group) {
             const float* parts = (const float*)(a.ends + (traversal.block + chunk) * ENDS + END) + (lane & 3) * 2 * C + i0;
 #pragma unroll
             for (int i = 0; i < 4; i++) written[i] = parts[(i >> 1) * C + (i & 1) * 8];
         }
-        row_dots(y, keys + group * Tokens::PANEL + rows, erased);
-    }
-    // write: y = dk = r + Y^T K + Z^T Q + d U dS, begun
-    __device__ __forceinline__ void begin_writes(float (&y)[8][4]) const {
+        row_dots(y, keys + group * Tokens::PANEL + rows, erase_dots);
+        if (LA_DECAY) {
+            dot[0] = 2.f * erase_dots[0];
+            dot[1] = 2.f * erase_dots[1];
+        }
         barrier_wait(bar.queries(), s);
-        if (partial()) {
-            clear_rows<128, 1>(query_panel(), traversal.own(a, chunk), thread);
+        if (partial(chunk)) {
+            clear_rows<128, 1>(shared + AT_Q + group * Tokens::PANEL, traversal.own(a, chunk), thread);
             publish_shared();
             group_barrier(group + 2);
         }
         barrier_wait(bar.written(), s);
         barrier_wait(bar.end(), s);
-        const u64 z_gram = at(AT_Z), y_gram = at(AT_Y), k = key_panel(), q = at(AT_Q + group * Tokens::PANEL);
-        accumulator_fence(y);
-        products_begin();
+        {
+            const u64 z_gram = at(AT_Z), y_gram = at(AT_Y), k = panel_descriptor(opaque(keys) + group * Tokens::PANEL), q = at(AT_Q + group * Tokens::PANEL);
+            accumulator_fence(y);
+            products_begin();
 #pragma unroll
-        for (int d = 0; d < 4; d++) product_AtB(y, y_gram + Square::across(d), k + Tokens::across(d), true);
+            for (int d = 0; d < 4; d++) product_AtB(y, y_gram + Square::across(d), k + Tokens::across(d), true);   // Y^T K
 #pragma unroll
-        for (int d = 0; d < 4; d++) product_AtB(y, z_gram + Square::across(d), q + Tokens::across(d), true);
-        const u64 written = at(AT_WRITTEN), end = at(AT_END + group * Whole::PANEL);
+            for (int d = 0; d < 4; d++) product_AtB(y, z_gram + Square::across(d), q + Tokens::across(d), true);   // Z^T Q
+            const u64 written = at(AT_WRITTEN), end = at(AT_END + group * Whole::PANEL);
 #pragma unroll
-        for (int d = 0; d < 8; d++) product_AB(y, written + Tokens::along(d), end + Whole::across(d), true);
-        products_commit();
-    }
-    // this group's part of dbeta times beta: r.k + dW.v
-    __device__ __forceinline__ void store_strengths(float (&erased)[2], const float (&written)[4]) const {
-        erased[0] += written[0] + written[2];
-        erased[1] += written[1] + written[3];
-        quad_sums(erased);
+            for (int d = 0; d < 8; d++) product_AB(y, written + Tokens::along(d), end + Whole::across(d), true);   // d U dS
+            products_commit();
+        }
+        erase_dots[0] += written[0] + written[2];
+        erase_dots[1] += written[1] + written[3];
+        quad_sums(erase_dots);
         if ((lane & 3) == 0) {
             float* to = (float*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS + AT_DBETA_PARTS) + group * C;
-            to[i0] = erased[0];
-            to[i1] = erased[1];
+            to[i0] = erase_dots[0];
+            to[i1] = erase_dots[1];
         }
-    }
-    // dq, by way of U's place; dot += q.dq
-    __device__ __forceinline__ void store_dq(float (&x)[8][4], float (&y)[8][4], float (&dot)[2]) const {
         end_products<!LA_UNIT>(x);
         if (LA_UNIT) {
             accumulator_fence(y);
             quad_sums(dot);
             barrier_wait(bar.end_done(), s);   // A has been read
-            make_normal(x, y, dot, {query_panel() + rows, keys + group * Tokens::PANEL + rows, checkpoint + AT_QUERY / 4, e + 3 * C,
+            make_normal(x, y, dot, {shared + AT_Q + group * Tokens::PANEL + rows, keys + group * Tokens::PANEL + rows, checkpoint + AT_QUERY / 4, e + 3 * C,
                                     (float2*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS)}, group, i0, lane);
-        } else if (LA_DECAY) row_dots(x, query_panel() + rows, dot);
-        const u32 panel = new_values + group * Tokens::PANEL;
-        store_tile_rows(x, panel + rows);
+        } else if (LA_DECAY) row_dots(x, shared + AT_Q + group * Tokens::PANEL + rows, dot);
+        store_tile_rows(x, new_values + group * Tokens::PANEL + rows);
         publish_shared();
         group_barrier(group + 2);
-        if (LA_STEPS > 1 || partial())
-            store_own<LA_STEPS>(token_rows(a.out, traversal.sequence, traversal.head) + (i64)chunk * C * a.out.token, a.out.token, panel, 64 * group, LA_K, min(C, traversal.sequence.T - chunk * C), thread);
+        if (LA_STEPS > 1 || partial(chunk)) store_own<LA_STEPS>(token_rows(a.out, traversal.sequence, traversal.head) + (i64)chunk * C * a.out.token, a.out.token, new_values + group * Tokens::PANEL, 64 * group, LA_K, min(C, traversal.sequence.T - chunk * C), thread);
         else if (leader) {
-            box_out(a.dq, panel, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
+            box_out(a.dq, new_values + group * Tokens::PANEL, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
             out_commit();
         }
         __syncwarp();
-    }
-    // the parts of db of this group's columns
-    __device__ __forceinline__ void store_dots(const float (&dot)[2]) const {
-        float* dots = (float*)(memory + AT_DOTS);
-        if (LA_DECAY && (lane & 3) == 0) {
-            dots[C * group + i0] = dot[0];
-            dots[C * group + i1] = dot[1];
-            if (group == 0) {
-                const float* c = e + 2 * C;
-                dots[2 * C + i0] = i0 ? c[i0] - c[i0 - 1] : c[0];
-                dots[2 * C + i1] = c[i1] - c[i1 - 1];
-            }
-        }
-    }
-    // dk, by way of q's place; dot -= k.dk
-    __device__ __forceinline__ void store_dk(float (&y)[8][4], float (&dot)[2]) const {
         end_products<0>(y);
         if (LA_DECAY && !LA_UNIT) {
             float less[2] = {0.f, 0.f};
@@ -246,54 +213,27 @@ struct Gradients : GradPlaces {
             quad_sums(dot);
         }
         group_barrier(group + 2);   // q's panel has been read
-        store_tile_rows(y, query_panel() + rows);
+        store_tile_rows(y, shared + AT_Q + group * Tokens::PANEL + rows);
         publish_shared();
         barrier_wait(bar.end_done(), s);
-        store_dots(dot);
+        if (LA_DECAY && (lane & 3) == 0) {
+            dots[C * group + i0] = dot[0];
+            dots[C * group + i1] = dot[1];
+            if (group == 0) {
+                const float* c = e + 2 * C;
+                dots[2 * C + i0] = i0 ? c[i0] - c[i0 - 1] : c[0];
+                dots[2 * C + i1] = c[i1] - c[i1 - 1];
+            }
+        }
         group_barrier(group + 2);
         if (leader) out_read();
         warp_arrive(bar.chunk_free(), lane);
-        if (partial()) store_own<1>(own_rows(a.other, traversal.sequence, traversal.head) + (i64)chunk * C * a.other.token, a.other.token, query_panel(), 64 * group, LA_K, traversal.own(a, chunk), thread);
+        if (partial(chunk)) store_own<1>(own_rows(a.other, traversal.sequence, traversal.head) + (i64)chunk * C * a.other.token, a.other.token, shared + AT_Q + group * Tokens::PANEL, 64 * group, LA_K, traversal.own(a, chunk), thread);
         else if (leader) {
-            box_out(a.dk, query_panel(), 64 * group, traversal.head, traversal.token(chunk), traversal.row);
+            box_out(a.dk, shared + AT_Q + group * Tokens::PANEL, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
             out_commit();
         }
         __syncwarp();
-    }
-    __device__ __forceinline__ void run() const {
-        float x[8][4], y[8][4], dot[2] = {0.f, 0.f}, early[2] = {0.f, 0.f};
-        if (LA_UNIT) {   // rq, from memory
-            early[0] = checkpoint[AT_QUERY / 4 + i0];
-            early[1] = checkpoint[AT_QUERY / 4 + i1];
-        }
-        wait_chunk();
-        make_gram(x, y, early);
-        apply_grams(x, y);
-        float erased[2] = {0.f, 0.f}, written[4] = {};
-        dot_erased(y, erased, written);
-        if (LA_DECAY) {
-            dot[0] = 2.f * erased[0];
-            dot[1] = 2.f * erased[1];
-        }
-        begin_writes(y);
-        store_strengths(erased, written);
-        store_dq(x, y, dot);
-        store_dk(y, dot);
-    }
-};
-
-LA_DEVICE void gradients(const GradContext& context) {
-    const auto& [a, traversal, memory, shared, bar, warp, lane] = context;
-    const int group = warp >> 2, quarter = warp & 3, stop = traversal.first + traversal.steps, thread = (warp & 3) * 32 + lane;
-    const bool leader = thread == 0;
-    const int i0 = 16 * quarter + (lane >> 2), i1 = i0 + 8;
-    const u32 rows = Square::block_piece(16 * quarter, 0, lane & 15, lane >> 4);
-    for (int chunk = traversal.first; chunk < stop; chunk++) {
-        const int step = chunk - traversal.first, s = step & 1;
-        const float* e = (const float*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS + AT_E);
-        const float* checkpoint = (const float*)(a.checkpoints + (traversal.block + chunk) * CHECKPOINT);
-        const u32 keys = shared + AT_K + s * SLOT, new_values = shared + AT_V + s * SLOT;
-        Gradients{{a, traversal, memory, shared, bar, lane, group, quarter, thread, i0, i1, rows, leader, chunk, step, s, e, checkpoint, keys, new_values}}.run();
     }
     if (leader) out_read();
 }
@@ -312,6 +252,6 @@ extern "C" __global__ void __launch_bounds__(512, 1) grads(const __grid_constant
         scan_states({a, traversal, memory, shared, bar, warp, lane});
     } else {
         release_registers<96>();
-        gradients({a, traversal, memory, shared, bar, warp - 8, lane});
+        gradients(a, traversal, memory, shared, bar, warp - 8, lane);
     }
 }

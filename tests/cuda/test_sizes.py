@@ -14,11 +14,13 @@ from tests import test_structure as structure
 ROOT = sources.root()
 FILES = sorted(p for p in ROOT.rglob("*") if p.suffix in (".cu", ".cuh"))
 ALLOWED = {  # (file, name): why
-    ("delta/delta_scan_grads.cu", "grads"): "a piece of the keys holds three tiles of accumulators at 128 registers",
-    ("step/step.cu", "step"): "one token in registers at memory speed; loads are issued in one run before anything waits",
+    ("delta/delta_grads.cu", "gradients"): "96 registers a thread: split into stages it is 2 to 4 % slower",
+    ("delta/delta_scan_grads.cu", "grads"): "three tiles of accumulators at 128 registers, loops rolled against spills",
+    ("step/step.cu", "step"): "a token in registers at memory speed: all loads are issued before the first is used",
 }
 # comments, literals, and directives with their continuations
-IGNORED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:\\\n|[^\n])*', re.S | re.M)
+IGNORED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:\\\n|[^\n])*',
+                     re.DOTALL | re.MULTILINE)
 ATTRIBUTE = re.compile(r"\b(?:__launch_bounds__|__align__|alignas)\s*(?=\()")
 STRUCT = re.compile(r"\b(?:struct|class|union|enum)\s+(?:class\s+)?(\w+)")
 SCOPE = re.compile(r"\s*(?:extern|(?:inline\s+)?namespace\b[\w:\s]*)\s*")

@@ -25,18 +25,6 @@ from ..types import Decay, Inputs, Plan, ReadState, Saved
 from . import arguments, delta_portable, delta_portable_plan, operands
 from . import delta_plan as cuts
 from .arguments import NO_STATES, States, gate_of
-from .operands import (
-    ChunkSizes,
-    as_state,
-    common_element,
-    head_sums,
-    one_head_each,
-    public_state,
-    public_state_gradient,
-    sizes_of,
-    states_at,
-    sum_shared_heads,
-)
 from .shared_memory import DELTA_ENDS, DELTA_STATE, delta_checkpoint
 
 WHOLE, ADD = range(2)  # modes of the reverse scan
@@ -62,7 +50,8 @@ def unsupported_reason(call: Any) -> str | None:
     if (why := operands.unsupported_reason(x)) or _wgmma(x, plan):
         return why
     K, V, separate = x.k.shape[-1], x.v.shape[-1], x.r is not x.k
-    return delta_portable_plan.too_large(common_element(x.q, x.k, x.v, x.r), K, V, launch.shared_limit(), separate)
+    element = operands.common_element(x.q, x.k, x.v, x.r)
+    return delta_portable_plan.too_large(element, K, V, launch.shared_limit(), separate)
 
 
 def how(call: Any) -> str:
@@ -84,11 +73,11 @@ def skips(x: Inputs, plan: Plan) -> bool:
 def _wgmma(x: Inputs, plan: Plan) -> bool:
     if x.r is not x.k or plan.erase_reads is not ReadState.DECAYED:
         return False
-    return cuts.takes(common_element(x.q, x.k, x.v, x.r), x.k.shape[-1], x.v.shape[-1], launch.capability())
+    return cuts.takes(operands.common_element(x.q, x.k, x.v, x.r), x.k.shape[-1], x.v.shape[-1], launch.capability())
 
 
 @dataclass(slots=True)
-class Batch(ChunkSizes):
+class Batch(operands.ChunkSizes):
     """Sizes of a call and the partition of its sequences."""
 
     decay: bool
@@ -116,13 +105,13 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     arrays = _arrays(xp, x)
     out = xp.empty((*batch.lead, batch.T // batch.steps, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
-    start = states_at(as_state(xp, state, batch), batch, batch.group)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
     checkpoints = _checkpoints(xp, batch, arrays)
     begins, transposed = _begins(xp, batch, arrays, checkpoints, start, plan.gradients)
     _launch("chain", batch, batch.N * batch.heads * batch.segments, arrays, out=out, checkpoints=checkpoints,
-            begins=begins, start=start, end=states_at(end, batch, batch.group), scale=plan.scale)
+            begins=begins, start=start, end=operands.states_at(end, batch, batch.group), scale=plan.scale)
     checkpoints = checkpoints if plan.gradients and policy.saves_factors(checkpoints.nbytes) else None
-    return out, public_state(end, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transposed))
+    return out, operands.public_state(end, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transposed))
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
@@ -140,27 +129,27 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     first = xp.empty((batch.N, heads, batch.K, batch.V), dtype=xp.float32)
     checkpoints = _checkpoints(xp, batch, arrays) if residuals.checkpoints is None else residuals.checkpoints
     ends = xp.empty((batch.slots * heads, DELTA_ENDS), dtype=xp.int8)
-    last = states_at(one_head_each(xp, as_state(xp, dstate, batch), batch), batch)
+    last = operands.states_at(operands.one_head_each(xp, operands.as_state(xp, dstate, batch), batch), batch)
     chain = {"checkpoints": checkpoints, "ends": ends, "out": arrays["dv"], "other": arrays["v"], "start": last,
-             "end": states_at(first, batch), "scale": plan.scale}
+             "end": operands.states_at(first, batch), "scale": plan.scale}
     if batch.segments == 1:
         _launch("reverse", batch, batch.N * heads, arrays, **chain, which=WHOLE)
     else:
         _reverse_segments(xp, batch, arrays, chain, residuals.transposed)
-    start = states_at(as_state(xp, state, batch), batch, batch.group)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
     _launch("grads", batch, batch.N * heads * batch.segments, arrays, checkpoints=checkpoints, ends=ends,
             out=arrays["dq"], other=arrays["dk"], begins=residuals.begins, start=start, dg=dg, dbeta=dbeta,
             scale=plan.scale)
-    grads = {n: head_sums(xp, arrays["d" + n], getattr(x, n).shape) for n in ("q", "k", "v")}
+    grads = {n: operands.head_sums(xp, arrays["d" + n], getattr(x, n).shape) for n in ("q", "k", "v")}
     for name, d in (("g", dg), ("beta", dbeta)):
         if d is not None:
             y = getattr(x, name)
-            grads[name] = sum_to(xp, sum_shared_heads(xp, d[..., None], (*batch.lead, *y.shape[-3:])), y.shape)
-    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), public_state_gradient(xp, first, batch)
+            grads[name] = sum_to(xp, operands.sum_shared_heads(xp, d[..., None], (*batch.lead, *y.shape[-3:])), y.shape)
+    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), operands.public_state_gradient(xp, first, batch)
 
 
 def _batch(x: Inputs, plan: Plan) -> Batch:
-    sizes = sizes_of(x, plan)
+    sizes = operands.sizes_of(x, plan)
     _, T, heads, _, _, _, N, offsets, tokens = sizes
     longest = -(-tokens // policy.GROUP_CHUNK)
     # the chunks of sequence n begin at slot first // GROUP_CHUNK + n

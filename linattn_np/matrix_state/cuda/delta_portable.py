@@ -18,26 +18,14 @@ from ...runtime.arrays import Array, cast, dtype_name, sum_to
 from ...runtime.cuda import launch
 from ..policy import saves_factors
 from ..types import Inputs, Plan, ReadState, Saved
-from . import arguments, shared_memory
+from . import arguments, operands, shared_memory
 from . import delta_portable_plan as cuts
 from .arguments import NO_STATES, States, gate_of
 from .delta_portable_plan import ADDS, WRITES, Kind, Pass
-from .operands import (
-    ChunkSizes,
-    alignment,
-    as_rows,
-    as_state,
-    one_head_each,
-    public_state,
-    public_state_gradient,
-    sizes_of,
-    states_at,
-    sum_shared_heads,
-)
 
 
 @dataclass(slots=True)
-class Batch(ChunkSizes):
+class Batch(operands.ChunkSizes):
     """Sizes of a call, and its arrays in the layout of the kernels."""
 
     kind: Kind
@@ -65,14 +53,15 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     launch.prepare(tuple((how.file, how.constants) for how in wanted.values()), launch.capability())
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=batch.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
-    start = states_at(as_state(xp, state, batch), batch, batch.group)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
     inverses = _inverses(xp, batch)
     begins, transfers = _begins(xp, batch, inverses, start)
-    _chain(batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, states_at(end, batch, batch.group),
+    last = operands.states_at(end, batch, batch.group)
+    _chain(batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, last,
            v=rows_of(batch.v, batch.heads), out=rows_of(out, batch.heads), scale=plan.scale)
     stored = inverses if plan.gradients and saves_factors(inverses.nbytes) else None
     saved = Saved(x, plan, state, Residuals(stored, begins, transfers))
-    return cast(xp, out, x.v.dtype), public_state(end, batch), saved
+    return cast(xp, out, x.v.dtype), operands.public_state(end, batch), saved
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
@@ -82,8 +71,8 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     kind, dtype = batch.kind, batch.v.dtype
     shape = (prod(batch.lead), batch.T, batch.heads)
     dout = _cotangent(xp, batch, dout, shape)
-    start = states_at(as_state(xp, state, batch), batch, batch.group)
-    last = states_at(one_head_each(xp, as_state(xp, dstate, batch), batch), batch)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
+    last = operands.states_at(operands.one_head_each(xp, operands.as_state(xp, dstate, batch), batch), batch)
     if residuals is None:
         residuals = Residuals(None, None, None)
     inverses = _inverses(xp, batch) if residuals.inverses is None else residuals.inverses
@@ -99,25 +88,25 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     _chain(batch, cuts.chain_pass(kind, limit, what=WRITES), inverses, begins or start, NO_STATES,
            v=rows_of(batch.v, heads), writes=rows_of(new_values, heads), states=address(states), scale=plan.scale)
     later = _ends(xp, batch, inverses, transfers, dout, last, plan.scale) or last
-    _chain(batch, cuts.chain_pass(kind, limit, reverse=True), inverses, later, states_at(first, batch),
+    _chain(batch, cuts.chain_pass(kind, limit, reverse=True), inverses, later, operands.states_at(first, batch),
            v=rows_of(dout, heads), out=rows_of(dv, heads), writes=rows_of(over_beta, heads), states=address(ends),
            scale=plan.scale)
     del inverses, begins, transfers, later, residuals
     rows = {"dout": dout, "dv": dv if over_beta is None else over_beta, "new_values": new_values}
     grads, gates = _grads(xp, batch, rows, states, ends, plan.scale)
-    grads = {n: sum_shared_heads(xp, y, (*shape[:2], *getattr(x, n).shape[-2:])).reshape(getattr(x, n).shape)
+    grads = {n: operands.sum_shared_heads(xp, y, (*shape[:2], *getattr(x, n).shape[-2:])).reshape(getattr(x, n).shape)
              for n, y in (grads | {"v": dv}).items()}  # fmt: skip
     for n, y in gates.items():
         like = getattr(x, n)
-        y = sum_shared_heads(xp, y[..., None], (*shape[:2], *like.shape[-2:]))
+        y = operands.sum_shared_heads(xp, y[..., None], (*shape[:2], *like.shape[-2:]))
         grads[n] = sum_to(xp, y.reshape((*batch.lead, *like.shape[-3:])), like.shape)
-    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), public_state_gradient(xp, first, batch)
+    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), operands.public_state_gradient(xp, first, batch)
 
 
 def _batch(x: Inputs, plan: Plan) -> Batch:
     xp, erase = plan.xp, () if x.r is x.k else (x.r,)
-    q, k, v, *r = as_rows(xp, x.q, x.k, x.v, *erase)
-    sizes = sizes_of(x, plan)
+    q, k, v, *r = operands.as_rows(xp, x.q, x.k, x.v, *erase)
+    sizes = operands.sizes_of(x, plan)
     _, T, heads, _, K, V, N, offsets, tokens = sizes
     element = dtype_name(v)
     C = cuts.chunk_length(element)
@@ -129,7 +118,7 @@ def _batch(x: Inputs, plan: Plan) -> Batch:
     g = None if x.g is None else cast(xp, x.g, xp.float32)
     if g is not None and g.ndim > 4:
         g = g.reshape(prod(g.shape[:-3]), *g.shape[-3:])
-    kind = Kind(element, K, V, alignment((q, k, v, *r), K, V), g is not None, bool(r),
+    kind = Kind(element, K, V, operands.alignment((q, k, v, *r), K, V), g is not None, bool(r),
                 plan.erase_reads is not ReadState.DECAYED, segments > 1, launch.capability())  # fmt: skip
     return Batch(*sizes, longest, slots, segments, each, kind, q, k, v, g, cast(xp, x.beta, xp.float32),
                  r[0] if r else None)  # fmt: skip
@@ -141,7 +130,7 @@ def _cotangent(xp: Any, batch: Batch, dout: Array | None, shape: tuple[int, ...]
         return xp.zeros((*shape, batch.V), dtype=batch.v.dtype)
     dout = cast(xp, dout, batch.v.dtype)
     rows = dout if dout.ndim == 4 else dout.reshape(shape[0], *dout.shape[-3:])
-    fine = alignment((rows,), batch.K, batch.V) >= batch.kind.align and rows.strides[-1] == rows.itemsize
+    fine = operands.alignment((rows,), batch.K, batch.V) >= batch.kind.align and rows.strides[-1] == rows.itemsize
     return rows if fine else rows.copy()
 
 
