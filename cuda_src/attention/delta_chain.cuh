@@ -4,7 +4,7 @@
 #include "attention/store.cuh"
 
 constexpr int STAGES = 3;
-// a stage: k, q, v (in reverse dO), A, P; then e, d, c of the chunk
+// a stage: k, q, v (in reverse dO), A, P; then e, d, b of the chunk
 constexpr int AT_K = 0, AT_Q = AT_K + Tokens::SIZE, AT_V = AT_Q + Tokens::SIZE, AT_A = AT_V + Tokens::SIZE, AT_P = AT_A + Square::SIZE;
 constexpr int AT_SUMS = AT_P + Square::SIZE, STAGE = AT_SUMS + 1024, SUMS = 3 * C * 4;
 

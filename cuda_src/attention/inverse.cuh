@@ -1,6 +1,6 @@
 // A = E . sqrt(beta_i) T_inv sqrt(beta_j) of a chunk, T_inv = (1 + L)^-1, L_ij = sqrt(beta_i) k_i.k_j sqrt(beta_j) for j < i, by four warps.
 //
-// The decay is taken out of the inverse and put back after it: with the factors E_ij = 2^(c_i - c_j) the inverse of 1 + E . L is
+// The decay is taken out of the inverse and put back after it: with the factors E_ij = 2^(b_i - b_j) the inverse of 1 + E . L is
 // E . T_inv. Half of beta is on each side, so that a tiny one keeps its digits in 16 bits. Diagonal blocks of 16 rows are inverted
 // by substitution in float32; block columns follow from them,
 //
@@ -13,7 +13,7 @@
 // to the state is off by the sum. What rounding takes from row i is therefore passed on to row i + 1, as far as its key stands
 // for the one before:
 //
-//     rho_i = 2^(c_i - c_(i-1)) k_i.k_(i-1) / k_i.k_i where its size is 0.8 or more, else 0; within blocks of 16 rows
+//     rho_i = 2^(b_i - b_(i-1)) k_i.k_(i-1) / k_i.k_i where its size is 0.8 or more, else 0; within blocks of 16 rows
 #pragma once
 #include "attention/delta.cuh"
 #include "attention/store.cuh"
@@ -85,10 +85,10 @@ LA_DEVICE void store_lower(const float (&x)[8][4], u32 lower, float* diagonal, c
 }
 
 // By half a warp: rho of diagonal block `block`, a row a lane
-LA_DEVICE void store_rho(float* rhos, const float* diagonal, const float* c, const float* roots, int block, int lane) {
+LA_DEVICE void store_rho(float* rhos, const float* diagonal, const float* sums, const float* roots, int block, int lane) {
     const int r = lane & 15, i = 16 * block + r, before = r ? i - 1 : i;
     const float own = diagonal[r * 21], with = diagonal[(r ? r - 1 : 0) * 20 + r];
-    float rho = __fdividef(with * roots[i], own * roots[before]) * (LA_DECAY ? decay_between(c[i], c[before]) : 1.f);
+    float rho = __fdividef(with * roots[i], own * roots[before]) * (LA_DECAY ? decay_between(sums[i], sums[before]) : 1.f);
     rho = fminf(fmaxf(rho, -1.f), 1.f);
     rhos[i] = r && own > 1e-30f && fabsf(rho) >= 0.8f ? rho : 0.f;
 }
@@ -132,13 +132,13 @@ LA_DEVICE void invert_diagonal(u32 lower, const float* diagonal, int block, int 
 }
 
 // block column `warp` of A from `lower`, which holds L below the diagonal and on it the diagonal blocks of X, transposed
-LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* rhos, const float* c, const float* roots, int warp, int lane) {
+LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* rhos, const float* sums, const float* roots, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     u32 x[4][4];   // X_IJ^T as operands A
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (i == warp) load_matrix(x[i], lower + rows_at(16 * i, 16 * i, lane));
-    const float cj[2] = {c[16 * warp + row], c[16 * warp + row + 8]}, from[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
+    const float bj[2] = {sums[16 * warp + row], sums[16 * warp + row + 8]}, from[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if (i < warp) {   // above the diagonal
@@ -171,11 +171,11 @@ LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* rhos, const fl
             }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float2 ci = pair_at(c, 16 * i + 8 * h + column), to = pair_at(roots, 16 * i + 8 * h + column);
+            const float2 bi = pair_at(sums, 16 * i + 8 * h + column), to = pair_at(roots, 16 * i + 8 * h + column);
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                z[h][2 * m] *= to.x * from[m] * decay_between(ci.x, cj[m]);
-                z[h][2 * m + 1] *= to.y * from[m] * decay_between(ci.y, cj[m]);
+                z[h][2 * m] *= to.x * from[m] * decay_between(bi.x, bj[m]);
+                z[h][2 * m + 1] *= to.y * from[m] * decay_between(bi.y, bj[m]);
             }
         }
         pass_rounding_on(z, rhos + 16 * i, lane);

@@ -34,7 +34,7 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
         error_operands(w, x, at + AT_V, row, e, lane);
         begin_ABt(x, w, panel_descriptor(at + AT_A));   // U = W A^T
         scale_tiles(S, last_decay(e - (lane & 3) * 2));
-        if (LA_UNIT) barrier_wait(bar.gram(s), phase);   // e rq is where c was
+        if (LA_UNIT) barrier_wait(bar.gram(s), phase);   // e rq is where b was
         end_products<1>(y);
 #pragma unroll
         for (int n = 0; n < 8; n++) {

@@ -15,28 +15,28 @@
 
 // Z (group 0) or Y (group 1) of a warp's 16 rows, from the accumulators to shared memory.
 // factor: of the lane's two rows
-LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* c, const float (&factor)[2], int group, int warp, int lane) {
+LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* sums, const float (&factor)[2], int group, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
-    const float ci[2] = {c[16 * warp + row], c[16 * warp + row + 8]}, middle = c[16 * warp];   // left of the own block: two factors, both <= 1
-    const float to_row[2] = {factor[0] * decay_between(ci[0], middle), factor[1] * decay_between(ci[1], middle)};
+    const float bi[2] = {sums[16 * warp + row], sums[16 * warp + row + 8]}, middle = sums[16 * warp];   // left of the own block: two factors, both <= 1
+    const float to_row[2] = {factor[0] * decay_between(bi[0], middle), factor[1] * decay_between(bi[1], middle)};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 x[4] = {0, 0, 0, 0};
         if (j <= warp)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const float2 cj = pair_at(c, 16 * j + 8 * h + column);
-                const float2 rk = LA_UNIT ? pair_at(c + C, 16 * j + 8 * h + column) : float2{1.f, 1.f};
+                const float2 bj = pair_at(sums, 16 * j + 8 * h + column);
+                const float2 rk = LA_UNIT ? pair_at(sums + C, 16 * j + 8 * h + column) : float2{1.f, 1.f};
                 const float (&y)[4] = p[2 * j + h];
                 if (j < warp) {
-                    const float u = rk.x * decay_between(middle, cj.x), v = rk.y * decay_between(middle, cj.y);
+                    const float u = rk.x * decay_between(middle, bj.x), v = rk.y * decay_between(middle, bj.y);
 #pragma unroll
                     for (int m = 0; m < 2; m++) x[2 * h + m] = pack_bf16(to_row[m] * u * y[2 * m], to_row[m] * v * y[2 * m + 1]);
                 } else {
                     const int ahead = 8 * h + column + group - row;   // Y is strictly lower
 #pragma unroll
                     for (int m = 0; m < 2; m++) {
-                        const float u = factor[m] * rk.x * decay_between(ci[m], cj.x) * y[2 * m], v = factor[m] * rk.y * decay_between(ci[m], cj.y) * y[2 * m + 1];
+                        const float u = factor[m] * rk.x * decay_between(bi[m], bj.x) * y[2 * m], v = factor[m] * rk.y * decay_between(bi[m], bj.y) * y[2 * m + 1];
                         x[2 * h + m] = pack_bf16(ahead <= 8 * m ? u : 0.f, ahead < 8 * m ? v : 0.f);
                     }
                 }
@@ -139,8 +139,8 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
         end_products<1>(x);
         warp_arrive(bar.state_free(), lane);
         if (LA_UNIT) {   // e0 and e1 are the keys'
-            const float *c = e + 2 * C, *queries = checkpoint + AT_QUERY / 4;
-            scale_rows(x, a.scale * exp2_approx(fminf(c[i0], 0.f)) * queries[i0], a.scale * exp2_approx(fminf(c[i1], 0.f)) * queries[i1]);
+            const float *sums = e + 2 * C, *queries = checkpoint + AT_QUERY / 4;
+            scale_rows(x, a.scale * exp2_approx(fminf(sums[i0], 0.f)) * queries[i0], a.scale * exp2_approx(fminf(sums[i1], 0.f)) * queries[i1]);
         } else scale_rows(x, a.scale * e0, a.scale * e1);
         {
             const u64 z_gram = at(AT_Z), k = panel_descriptor(opaque(keys) + group * Tokens::PANEL);
@@ -220,9 +220,9 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
             dots[C * group + i0] = dot[0];
             dots[C * group + i1] = dot[1];
             if (group == 0) {
-                const float* c = e + 2 * C;
-                dots[2 * C + i0] = i0 ? c[i0] - c[i0 - 1] : c[0];
-                dots[2 * C + i1] = c[i1] - c[i1 - 1];
+                const float* sums = e + 2 * C;
+                dots[2 * C + i0] = i0 ? sums[i0] - sums[i0 - 1] : sums[0];
+                dots[2 * C + i1] = sums[i1] - sums[i1 - 1];
             }
         }
         group_barrier(group + 2);
