@@ -76,7 +76,7 @@ _STAGE = 3 * TILE + 2 * SQUARE + 1024
 
 
 def delta_checkpoint(unit: bool) -> int:
-    """Stored factors of a chunk: T_inv, e, d, c, beta; with `unit` also 1 / |k| and 1 / |q|."""
+    """Stored factors of a chunk: T_inv, e, d, b, beta; with `unit` also 1 / |k| and 1 / |q|."""
     return SQUARE + (4 + 2 * unit) * TOKEN
 
 
