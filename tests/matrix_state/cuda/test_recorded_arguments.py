@@ -1,4 +1,4 @@
-"""The arguments of replayed launches are those of a call in full on the same arrays; kernels that do nothing, no GPU."""
+"""Replayed launches get the arguments of a call in full on the same arrays; kernels that do nothing, no GPU."""
 
 from __future__ import annotations
 
