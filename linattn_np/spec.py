@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from .matrix_state.types import Decay, Erase, Inputs, Plan, Readout, ReadState
+from .matrix_state.types import Decay, Erase, EraseKey, Plan, Readout, ReadState
 from .runtime.arrays import Array, Namespace
 from .runtime.shapes import Sequence, Sizes
 
@@ -27,6 +27,7 @@ class Variables(SimpleNamespace):
     sizes: Sizes
     options: dict[str, Any]
     sequences: tuple[Sequence, ...]
+    axes: Mapping[str, str]  # of the arrays, time first
 
     def extended(self, more: Mapping[str, Any]) -> Variables:
         """A copy with more attributes."""
@@ -53,30 +54,20 @@ class ChangeOfVariables(Generic[CoreInputs]):
     to_core_vjp(c, d) maps the gradients d of the core's inputs to those of the variant's arrays.
     from_core_vjp(c, out, dout) returns (gradient of the core's output, gradients by name), dout in the caller's dtype;
     names that are not arrays of the variant become attributes of the c of to_core_vjp.
-    query, key, value: the arrays that the core's q, k and v come from.
+    query, key, value: the arrays that the core's q, k and v come from; None for a variant without one.
     gate: the array without which the log decays are constants that need no gradient.
+    erase_key: what the erase vectors r are, if there are any.
     """
 
     to_core: Callable[[Variables], CoreInputs]
     to_core_vjp: Callable[[Variables, CoreInputs], Gradients]
     from_core: Callable[[Variables, Array], Array] | None = None
     from_core_vjp: Callable[[Variables, Array, Array], tuple[Array, Gradients]] | None = None
-    query: str = "q"
-    key: str = "k"
+    query: str | None = "q"
+    key: str | None = "k"
     value: str = "v"
     gate: str | None = None
-
-
-def same_names(*names: str) -> ChangeOfVariables[Inputs]:
-    """The identity, for arrays with the names of the core's inputs."""
-
-    def to_core(c: Variables) -> Inputs:
-        return Inputs(**{name: getattr(c, name) for name in names})
-
-    def to_core_vjp(c: Variables, d: Inputs) -> Gradients:
-        return {name: getattr(d, name) for name in names}
-
-    return ChangeOfVariables(to_core, to_core_vjp)
+    erase_key: EraseKey = EraseKey.OWN
 
 
 class Record(Protocol):

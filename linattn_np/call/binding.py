@@ -67,6 +67,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     transposed = options["layout"] == "heads_first"
     theirs = {n: shapes.heads_first(a) for n, a in axes.items()} if transposed else axes
     sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
+    sizes.letters.setdefault("K", 1)  # a variant without queries and keys
     if transposed:
         entered = {n: transpose(xp, x, axes[n], back=True) for n, x in entered.items()}
     offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
@@ -78,7 +79,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     if options["state_rows"] is not None:
         plan = plan._replace(pool_rows=_check_pool(fn, xp, options, sizes, state))
     c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn, sequences=plan.sequences,
-                  kernels=options["backend"] in (None, "cuda"))
+                  axes=axes, kernels=options["backend"] in (None, "cuda"))
     core_state, rows, plan = _enter_state(spec, c, plan, state)
     if options["overwrite_state"]:
         from .overwrite import check_inputs_apart, check_overwritten
@@ -97,7 +98,7 @@ def _plan(
     if scale is None:
         scale = max(sizes.K, 1) ** -0.5 if spec.scaled else 1.0
     return Plan(
-        xp, dtype, scale, spec.query_reads, spec.erase_reads,
+        xp, dtype, scale, spec.query_reads, spec.erase_reads, spec.change.erase_key,
         options.get("causal", True), options["chunk_size"], tuple(sequences(steps * sizes.T, starts)),
         overwrite=options["overwrite_state"], precision=options["precision"],
         l2norm=options.get("qk_l2norm", False), micro_steps=steps,
@@ -146,8 +147,9 @@ def bind(
 def axes_of(spec: VariantSpec, options: Mapping[str, Any]) -> dict[str, str]:
     """Axes of the arrays of a call; queries that are not causal may have their own length Tq."""
     axes = {name: given.axes for name, given in spec.arrays.items()}
-    if options.get("causal") is False and options.get("cu_seqlens") is None:
-        axes[spec.change.query] = axes[spec.change.query].replace("T ", "Tq ", 1)
+    query = spec.change.query
+    if query is not None and options.get("causal") is False and options.get("cu_seqlens") is None:
+        axes[query] = axes[query].replace("T ", "Tq ", 1)
     return axes
 
 

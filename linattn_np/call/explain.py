@@ -68,7 +68,7 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
     moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
     if q is not None:
-        queries = getattr(call.variables, spec.change.query)
+        queries = q if spec.change.query is None else getattr(call.variables, spec.change.query)
         heads = max(v.shape[-2], queries.shape[-2])
         moved += prod(queries.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)
     return Explanation(
