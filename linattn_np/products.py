@@ -96,7 +96,7 @@ def _product(c: Variables, factors: Factors, of_heads: bool) -> Array | None:
     given = _given(c, factors)
     if not given:
         one = xp.ones((1, 1, 1), dtype=c.dtype, device=device(getattr(c, next(iter(c.axes)))))
-        return xp.broadcast_to(one, (*c.sizes.batch, c.sizes.T, 1, 1))
+        return xp.broadcast_to(one, (*c.sizes.batch, c.sizes.T, c.sizes.H, 1))
     if len(given) == 1:
         y = _with_channels(c, given[0])
     else:
