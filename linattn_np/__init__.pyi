@@ -20,6 +20,7 @@ from .spec import VariantSpec as VariantSpec
 from .variants.delta.comba import comba as comba
 from .variants.delta.delta_product import delta_product as delta_product
 from .variants.delta.delta_rule import delta_rule as delta_rule
+from .variants.delta.efla import efla as efla
 from .variants.delta.gated_delta_rule import gated_delta_rule as gated_delta_rule
 from .variants.delta.gdn2 import gdn2 as gdn2
 from .variants.delta.kda import kda as kda

@@ -95,7 +95,8 @@ def _product(c: Variables, factors: Factors, of_heads: bool) -> Array | None:
         return None
     given = _given(c, factors)
     if not given:
-        one = xp.ones((1, 1, 1), dtype=c.dtype, device=device(getattr(c, next(iter(c.axes)))))
+        like = next(x for name in c.axes if (x := getattr(c, name)) is not None)
+        one = xp.ones((1, 1, 1), dtype=c.dtype, device=device(like))
         return xp.broadcast_to(one, (*c.sizes.batch, c.sizes.T, c.sizes.H, 1))
     if len(given) == 1:
         y = _with_channels(c, given[0])
