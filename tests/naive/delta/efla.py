@@ -11,7 +11,7 @@ def efla(q, k, v, beta, scale=None, state=None):
 
     def update(S, k_t, v_t, beta_t):
         rates, E = np.linalg.eigh(np.outer(k_t, k_t))
-        rates = np.maximum(rates, 0)
+        rates = np.where(rates > 1e-9 * rates.max(), rates, 0)  # one is not 0
         small = beta_t * rates < 1e-9
         flow = np.where(small, beta_t, -np.expm1(-beta_t * rates) / np.where(small, 1, rates))
         return (E * np.exp(-beta_t * rates)) @ E.T @ S + (E * flow) @ E.T @ np.outer(k_t, v_t)
