@@ -136,6 +136,7 @@ class VariantSpec:
     query_reads: ReadState = ReadState.UPDATED
     erase_reads: ReadState = ReadState.DECAYED
     scaled: bool = True  # scale=None means K**-0.5, else 1
+    shares_states: bool = True  # queries may have more heads than values, in groups that read one state
     micro_steps: bool = False  # some arrays have an axis n after T: micro-steps, which the core treats as tokens
     state: StateFormat = StateFormat()
     options: OptionSpec = OptionSpec()

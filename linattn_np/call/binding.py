@@ -67,6 +67,10 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     transposed = options["layout"] == "heads_first"
     theirs = {n: shapes.heads_first(a) for n, a in axes.items()} if transposed else axes
     sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
+    if not spec.shares_states and sizes.letters.get("Hq", 0) > sizes.H:
+        query, value = spec.change.query, spec.change.value
+        raise ValueError(f"{fn}: {query} has Hq = {sizes.Hq} heads and {value} H = {sizes.H}, "
+                         "expected Hq to divide H")
     sizes.letters.setdefault("K", 1)  # a variant without queries and keys
     if transposed:
         entered = {n: transpose(xp, x, axes[n], back=True) for n, x in entered.items()}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import linattn_np as la
+from linattn_np.spec import VariantFunction
 
 from .memories import RECURRENT, Logits, Memory, Retention
 
@@ -44,17 +45,17 @@ CONSTANTS = {"strength": 0.5, "share": 0.5}  # by distribution; 1 of others
 class SpecMemory(Memory):
     """A memory whose arrays follow from the spec of its variant; optional arrays are not given."""
 
-    def __init__(self, function: Any) -> None:
-        self.name, self.function = function.spec.name, function
+    def __init__(self, variant: VariantFunction) -> None:
+        self.name, self.function, self.variant = variant.spec.name, variant, variant
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> Arrays:
-        spec, change = self.function.spec, self.function.spec.change
+        spec, change = self.variant.spec, self.variant.spec.change
         roles = {change.query: q, change.key: k, change.value: v}
         names = [name for name, arg in spec.arrays.items() if not arg.optional]
         return tuple(roles[name] if name in roles else self._constant(name, k, v) for name in names)
 
     def _constant(self, name: str, k: Any, v: Any) -> Any:
-        kind, letters = self.function.samples.distribution(name), self.function.spec.arrays[name].axes.split()
+        kind, letters = self.variant.samples.distribution(name), self.variant.spec.arrays[name].axes.split()
         if kind in ("unit", "half unit"):
             return k if kind == "unit" else k / 2
         like = {"K": k, "V": v}.get(letters[-1])
