@@ -102,10 +102,11 @@ def _plan(
     if scale is None:
         scale = max(sizes.K, 1) ** -0.5 if spec.scaled else 1.0
     return Plan(
-        xp, dtype, scale, spec.query_reads, spec.erase_reads, spec.change.erase_key,
+        xp, dtype, scale, spec.query_reads, spec.erase_reads,
         options.get("causal", True), options["chunk_size"], tuple(sequences(steps * sizes.T, starts)),
         overwrite=options["overwrite_state"], precision=options["precision"],
         l2norm=options.get("qk_l2norm", False), micro_steps=steps,
+        erase_key=spec.change.erase_key,
     )
 
 

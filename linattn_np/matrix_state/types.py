@@ -148,7 +148,6 @@ class Plan(NamedTuple):
     scale: float
     query_reads: ReadState = ReadState.UPDATED  # which state q_t reads: UPDATED or PREVIOUS
     erase_reads: ReadState = ReadState.DECAYED  # which state r_t reads (DELTA): DECAYED or PREVIOUS
-    erase_key: EraseKey = EraseKey.OWN  # what r is (DELTA)
     causal: bool = True  # False: every query reads the final state
     chunk_size: int | str | None = None  # 1 recurrent, "parallel", C, or None to choose
     sequences: tuple[Sequence, ...] = ()
@@ -161,6 +160,7 @@ class Plan(NamedTuple):
     features: Steps | None = None  # the feature map of q and k, applied when they are loaded
     average: Average | None = None  # outputs are divided by the sum of their weights
     pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
+    erase_key: EraseKey = EraseKey.OWN  # what r is (DELTA)
 
     @property
     def erases_key(self) -> bool:
