@@ -170,6 +170,11 @@ def check_state(
                          f"expected {_tuple(names + letters)} = {_tuple([str(n) for n in want])}")
 
 
+def state_shape(axes: str, lead: str = "...") -> str:
+    """'(..., H, K, V)', or with "P" in front for a pool."""
+    return _tuple([lead, *axes.split()])
+
+
 def check_plain(fn: str, name: str, x: Any) -> None:
     """Raise TypeError for a masked array."""
     if isinstance(x, np.ma.MaskedArray):
