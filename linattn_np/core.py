@@ -109,7 +109,7 @@ class Core(Computation, Protocol):
 
     def read(self, plan: CallPlan, q: Array, state: Any, /) -> tuple[Array, Callable[[Array], tuple[Array, Any]]]:
         """(out, dout -> (dq, dstate)) of queries of a readable state, in plan.dtype."""
-        raise NotImplementedError
+        raise TypeError(f"read: state is a {type(state).__qualname__}, which this core does not read")
 
     def draw_state(self, rng: Any, kind: type[Any] | None, shapes: Mapping[str, tuple[int, ...]], /) -> Any:
         """A random float64 state for tests: `kind` of arrays with these shapes, by part; one array if it is None."""

@@ -55,8 +55,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
     to_core_vjp(c, d) maps the gradients d of the core's inputs to those of the variant's arrays.
     from_core_vjp(c, out, dout) returns (gradient of the core's output, gradients by name), dout in the caller's dtype;
     names that are not arrays of the variant become attributes of the c of to_core_vjp.
-    query, key, value: the arrays that the core's q, k and v come from; query None: nothing is asked, all of the
-    state is read.
+    query, key, value: the arrays that the core's q, k and v come from; None for a variant without one.
     gate: the array without which the log decays are constants that need no gradient.
     """
 
@@ -65,7 +64,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
     from_core: Callable[[Variables, Array], Array] | None = None
     from_core_vjp: Callable[[Variables, Array, Array], tuple[Array, Gradients]] | None = None
     query: str | None = "q"
-    key: str = "k"
+    key: str | None = "k"
     value: str = "v"
     gate: str | None = None
 

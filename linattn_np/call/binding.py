@@ -53,6 +53,8 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     fn = spec.name
     given, options = bind(spec, arrays, keywords)
     own = normalise(spec, "state", options["state"], options)
+    if own is not None and spec.state.pack is None and spec.state.parts is not None:
+        _check_kind(spec, own, options)
     each = flatten("state", own)
     library, entered = enter(fn, {**given, **each})
     recorder = None
@@ -134,6 +136,8 @@ def bind(
             options[name] = check(fn, keywords[name])
     if options["backend"] is not None:
         check_word(fn, "backend", options["backend"], spec.core.BACKENDS)
+    if options["layout"] == "heads_first" and not shapes.head_axis(spec.arrays[spec.change.value].axes):
+        options["layout"] = "time_first"  # there are no heads
     if options["overwrite_state"] and options["state"] is None:
         raise ValueError(f"{fn}: overwrite_state=True without a state, expected state to be given")
     if spec.options.check is not None:
@@ -162,7 +166,7 @@ def transpose(xp: Any, x: Array | None, axes: str, back: bool = False) -> Array 
 
 
 def _is_doubtful(options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> bool:
-    return options["layout"] == "time_first" and state is None and sizes.H >= 8 * sizes.T > 8
+    return options["layout"] == "time_first" and state is None and sizes.letters.get("H", 0) >= 8 * sizes.T > 8
 
 
 # checks of options, each (fn, value) -> value
@@ -230,6 +234,13 @@ def normalise(spec: VariantSpec, name: str, state: Any, options: Mapping[str, An
         raise TypeError(f"{spec.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
                         f"expected {count} arrays ({', '.join(kind._fields)}) as a {kind.__name__}")
     return kind(*state)
+
+
+def _check_kind(spec: VariantSpec, state: Any, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for one array where the state has several; a variant with `pack` checks that itself."""
+    if (kind := spec.state.type_of(options)) is not None and not isinstance(state, kind):
+        raise TypeError(f"{spec.name}: state is a {type(state).__qualname__}, expected ({', '.join(kind._fields)}) as "
+                        f"a {kind.__name__}")
 
 
 def axes_of_states(spec: VariantSpec) -> Mapping[str, str]:

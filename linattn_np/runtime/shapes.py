@@ -51,8 +51,8 @@ def heads_first(axes: str) -> str:
 
 
 def head_axis(axes: str) -> int:
-    """Position of the head axis, counted from the token axis."""
-    return next(n for n, letter in enumerate(axes.split("|")[0].split()) if letter in ("H", "Hq", "Hk"))
+    """Position of the head axis, counted from the token axis; 0 for an array without heads."""
+    return next((n for n, letter in enumerate(axes.split("|")[0].split()) if letter in ("H", "Hq", "Hk")), 0)
 
 
 def check_arrays(fn: str, arrays: Mapping[str, Array | None], axes: Mapping[str, str], value: str) -> Sizes:
