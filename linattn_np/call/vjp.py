@@ -12,7 +12,7 @@ from ..spec import VariantSpec
 from . import replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
 from .dispatch import NO_LIMIT, core_of, finish, limit, new
-from .results import Result, copied, cotangents, gradients
+from .results import Result, copied, cotangents, gradients, shape_of
 
 Pullback = Callable[..., Any]
 
@@ -110,7 +110,7 @@ def _with_pullback(
     name. device: what records the pullback of a call on CuPy arrays.
     """
     spec, (core_out, end, residuals) = call.spec, computed
-    shape = None if core_out is None else tuple(found[0].shape)
+    shape = None if core_out is None else shape_of(call.library, found[0])
     core_out = core_out if spec.change.from_core else None
     marks = mark(given)
     out, state = _apart(call, core, residuals, *found) if is_mutable(call.plan.xp) else found

@@ -13,7 +13,7 @@ from linattn_np.call import replay
 from tests.call import test_calls, test_layouts, test_pullback, test_replay, test_replay_vjp, test_stored_states
 from tests.cases import cases_of, draw
 from tests.cores import gated_mean as example
-from tests.cores.gated_mean import MeanState, gated_mean
+from tests.cores.gated_mean import GatedMean, MeanState, gated_mean
 from tests.properties import test_bits, test_catalog, test_libraries, test_nan, test_numerics, test_sequences
 from tests.properties.of_any import properties
 from tests.test_docs import blocks
@@ -34,8 +34,8 @@ def loop(x, g, scale=None, state=None):
 
 
 (CASE,) = cases_of(gated_mean, loop)
-EVERY = properties(CASE, test_catalog, test_sequences, test_bits, test_nan, test_numerics, test_calls, test_layouts,
-                   test_pullback, test_replay, test_replay_vjp, test_stored_states)  # fmt: skip
+EVERY = properties(CASE, test_catalog, test_sequences, test_bits, test_nan, test_numerics, test_libraries, test_calls,
+                   test_layouts, test_pullback, test_replay, test_replay_vjp, test_stored_states)  # fmt: skip
 
 
 @pytest.mark.parametrize(("test", "keywords"), EVERY)
@@ -112,6 +112,42 @@ def test_calls_are_replayed(monkeypatch):
     for (x, S), out, d in zip(sets, expected, grads, strict=True):
         np.testing.assert_array_equal(gated_mean(**x, state=S), out)
         np.testing.assert_array_equal(la.vjp(gated_mean, **x, state=S)[1](x["x"]).g, d.g)
+
+
+def test_a_plan_that_the_core_records_replaces_its_calls(monkeypatch):
+    x, state = drawn()
+    seen = []
+
+    def record(self, inputs, plan, state, residuals, arrays):
+        assert len(residuals.states) == 1
+        assert plan.scale == 3.0
+        return lambda arrays, state, pointers: seen.append(len(arrays)) or (arrays[0], state)
+
+    monkeypatch.setattr(GatedMean, "record", record)
+    replay.clear()
+    gated_mean(**x, state=state, scale=3.0)
+    assert seen == []
+    assert gated_mean(**x, state=state, scale=3.0) is x["x"]
+    assert seen == [2]
+    replay.clear()
+
+
+def test_a_core_keeps_what_it_chose(monkeypatch):
+    """`repeat` gets the residuals of the first call, and makes the forward of further ones."""
+    x, state = drawn()
+    first = gated_mean(**x, state=state)
+    given = []
+
+    def repeat(self, fn, plan, wanted, residuals):
+        given.append((fn, wanted, len(residuals.states)))
+        return lambda inputs, begin: self.forward(fn, inputs, plan._replace(scale=2.0), begin, wanted)
+
+    monkeypatch.setattr(GatedMean, "repeat", repeat)
+    replay.clear()
+    np.testing.assert_array_equal(gated_mean(**x, state=state), first)
+    np.testing.assert_array_equal(gated_mean(**x, state=state), 2 * first)
+    assert given == [("gated_mean", None, 1)]
+    replay.clear()
 
 
 BAD = {
