@@ -180,6 +180,30 @@ def test_what_has_no_meaning_for_it():
         pullback(x["x"], state.S)
 
 
+def test_read_asks_the_core_of_the_state(monkeypatch):
+    """A core whose states can be read: out_t = scale q_t S, one channel a query; la.read has the rest."""
+
+    def read(self, plan, q, state):
+        def pullback(dout):
+            dS = plan.xp.sum(plan.scale * q * dout, axis=-3)
+            dq = plan.xp.sum(plan.scale * dout * state.S[..., None, :, :], axis=-1, keepdims=True)
+            return dq, MeanState(dS, 0 * state.n)
+
+        return plan.scale * q * state.S[..., None, :, :], pullback
+
+    monkeypatch.setattr(GatedMean, "read", read)
+    monkeypatch.setattr(GatedMean, "readable", lambda self, state: state)
+    x, state = drawn()
+    q = x["x"][..., :1]
+    found = la.read(q, state, scale=2.0)
+    np.testing.assert_array_equal(found, 2.0 * q * state.S[:, None])
+    moved = la.read(np.moveaxis(q, 1, 2), state, scale=2.0, layout="heads_first")
+    np.testing.assert_array_equal(np.moveaxis(moved, 1, 2), found)
+    la.testing.check_vjp(la.read, q, state, scale=2.0)
+    with pytest.raises(ValueError, match=r"read: state.n has shape \(2, 2, 3\), expected \(B, H\) = \(2, 2\)"):
+        la.read(q, MeanState(state.S, state.S))
+
+
 PAGE = ROOT / "docs" / "internals" / "adding_a_core.md"
 
 
