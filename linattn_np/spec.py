@@ -10,6 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from .core import Core
+from .matrix_state import core as matrix_state
 from .matrix_state.types import Decay, Erase, EraseKey, Plan, Readout, ReadState
 from .runtime.arrays import Array, Namespace
 from .runtime.shapes import Sequence, Sizes
@@ -91,6 +93,7 @@ class StateFormat:
     state) and pack_vjp(c, dS, other) the gradient of the public state, other being that "state", or None.
     plain: for which options pack only checks, so that a pool of states needs no copy.
     wide: the state may have a shape other than (H, K, V).
+    axes: by part ("state" for one array), if they are not those of the core.
     """
 
     parts: type[Any] | None = None
@@ -102,6 +105,7 @@ class StateFormat:
     record: Record | None = None
     plain: Callable[[Mapping[str, Any]], bool] | None = None
     wide: bool = False
+    axes: Mapping[str, str] | None = None
 
     def type_of(self, options: Mapping[str, Any]) -> type[Any] | None:
         """The named tuple of the state of a call with these options; None: one array."""
@@ -122,7 +126,10 @@ class OptionSpec:
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """A variant: its recurrence as a case of the core's, its arrays, and their change of variables."""
+    """A variant: its core, its recurrence as a case of the core's, its arrays, and their change of variables.
+
+    decay, erase, readout, query_reads, erase_reads and micro_steps are the matrix-state core's; others ignore them.
+    """
 
     name: str
     sentence: str
@@ -130,6 +137,7 @@ class VariantSpec:
     paper: str
     arrays: Mapping[str, ArgSpec]
     change: ChangeOfVariables[Any]
+    core: Core = matrix_state
     decay: Decay = Decay.NONE
     erase: Erase = Erase.NONE
     readout: Readout = Readout.LINEAR
