@@ -63,7 +63,9 @@ def sample(
 def draw_state(
     spec: VariantSpec, rng: np.random.Generator, lead: tuple[int, ...], sizes: Mapping[str, int], options: Any
 ) -> Any:
-    """A random float64 state (*lead, H, ...) of a call with these options; sizes: H, K, V."""
+    """A random float64 state (*lead, H, ...) of a call with these options; sizes: H, K, V (K is 1 without such axes)."""
+    if not any("K" in arg.axes.split() for arg in spec.arrays.values()):
+        sizes = {**sizes, "K": 1}
     kind = spec.state.type_of({**spec.options.defaults, **options})
     axes = spec.state.axes or spec.core.STATE_AXES
     parts = ("state",) if kind is None else kind._fields

@@ -16,7 +16,11 @@ from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.products import Formula, products
 from linattn_np.spec import ArgSpec, Samples, VariantSpec
 from linattn_np.testing import check_vjp, relative_error, sample
+from tests.call import test_calls, test_layouts, test_pullback, test_replay, test_replay_vjp, test_stored_states
+from tests.cases import cases_of
 from tests.naive import NAIVE
+from tests.properties import test_bits, test_catalog, test_libraries, test_nan, test_numerics, test_sequences
+from tests.properties.of_any import properties
 
 FORMS: tuple[dict[str, Any], ...] = (
     {}, {"chunk_size": 1}, {"chunk_size": 16}, {"chunk_size": "parallel"}, {"backend": "chunks"},
@@ -66,6 +70,25 @@ def test_a_variant_without_queries(B, T, H, form):
         assert relative_error(found.out, out) <= 1e-12
         assert relative_error(found.state[..., 0, :], end) <= 1e-12
         check_vjp(HGRN, **arrays, state=state, **form)
+
+
+def naive_hgrn(x, g, scale=None, state=None):
+    """The loop with a factor on the output."""
+    B, _, H, V = x.shape
+    out, end = hgrn_loop(x, g, np.zeros((B, H, V)) if state is None else state[..., 0, :])
+    return (1.0 if scale is None else scale) * out, end[..., None, :]
+
+
+(CASE,) = cases_of(HGRN, naive_hgrn)
+EVERY = properties(CASE, test_catalog, test_sequences, test_bits, test_nan, test_numerics, test_libraries, test_calls,
+                   test_layouts, test_pullback, test_replay, test_replay_vjp, test_stored_states)  # fmt: skip
+
+
+@pytest.mark.parametrize(("test", "keywords"), EVERY)
+def test_properties_of_a_variant_without_queries(test, keywords, request):
+    if "monkeypatch" in test.__code__.co_varnames[: test.__code__.co_argcount]:
+        keywords = keywords | {"monkeypatch": request.getfixturevalue("monkeypatch")}
+    test(CASE, **keywords)
 
 
 def test_what_else_a_variant_without_queries_has():
