@@ -12,7 +12,7 @@ import numpy as np
 import linattn_np as la
 from linattn_np.call.binding import prepare
 from linattn_np.matrix_state.types import Inputs
-from linattn_np.sampling import DRAWS
+from linattn_np.sampling import DRAWS, sizes_by_letter
 from linattn_np.testing import sample, sample_state
 from tests.naive import NAIVE
 
@@ -108,17 +108,18 @@ def cell(spec: Any) -> Any:
     return spec.decay, spec.erase, spec.erase_reads, spec.query_reads, spec.change.erase_key, spec.micro_steps
 
 
-def passes_through(fn: Any) -> bool:
-    """Whether every input of the core is an array of the caller, unchanged."""
-    arrays = sample(fn, np.random.default_rng(0), optional=False)
+def passes_through(fn: Callable[..., Any]) -> bool:
+    """Whether every input of the core is an array of the caller, unchanged, or a constant."""
+    arrays, constant = sample(fn, np.random.default_rng(0), optional=False), fn.spec.change.gate is not None
     x = prepare(fn.spec, (), arrays).inputs()
-    return has_plain_state(fn.spec) and isinstance(x, Inputs) and all(
-        y is None or any(np.shares_memory(y, given) for given in arrays.values()) for y in x)
+    return fn.spec.is_recorded and isinstance(x, Inputs) and all(
+        y is None or (name == "g" and constant) or any(np.shares_memory(y, given) for given in arrays.values())
+        for name, y in x._asdict().items())
 
 
 def with_arrays(names: str, **kind: str) -> Any:
-    """The first function whose required arrays have these names, of this decay, erase, readout."""
-    for fn in la.VARIANTS:
+    """The first function whose required arrays have these names, of this decay and erase, as the core takes them."""
+    for fn in filter(passes_through, la.VARIANTS):
         required = [n for n, a in fn.spec.arrays.items() if not a.optional]
         if required == names.split() and all(getattr(fn.spec, n).name == x for n, x in kind.items()):
             return fn
@@ -160,7 +161,7 @@ PLAIN = [Case(fn, dict(fn.samples.options[0]),
 def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):
     """(arrays by name, an initial state); N: the state of a ragged batch of N sequences."""
     rng = np.random.default_rng(seed)
-    sizes = {"T": T, "Tq": Tq or T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V, "n": 2, "P": K // 2, "M": 4}
+    sizes = sizes_by_letter(T=T, Tq=Tq, H=H, Hq=Hq, Hk=Hk, K=K, V=V)
     arrays: dict[str, Any] = {}
     for name, axes in case.given.items():
         letters = axes.split()
