@@ -12,7 +12,7 @@ from .. import policy
 from ..policy import CPU_COLUMNS
 from ..types import Erase, Inputs, Plan, ReadState
 from .forward import forward
-from .kernels import optional_of
+from .kernels import optional_of, storage_pieces
 from .layout import Cell, Features, layout
 from .run import Kernel, run
 from .strips import strips
@@ -27,7 +27,8 @@ class Chunks:
         states, count = len(rows) * H, threads.num_threads()
         columns = V if plan.average is not None else columns_of(V, states, count)
         cell = cell_of(x, plan, table, columns, started)
-        self.kernel = Kernel(forward, optional_of(cell), cell.dtype, layout(cell)[0], numbers_of(plan))
+        optional = (*optional_of(cell), *storage_pieces(table.numbers, cell.dtype))
+        self.kernel = Kernel(forward, optional, cell.dtype, layout(cell)[0], numbers_of(plan))
         self.tasks, self.bounds = strips(rows, H, V, columns, cell.C, max(1, states // count), kept)
         self.operations = 6.0 * tokens(rows) * H * cell.K * V
 

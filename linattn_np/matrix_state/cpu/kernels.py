@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ops.cpu import rounding
+import numpy as np
+
+from ...ops.cpu import rounding, storage
 from ...runtime.pieces.piece import load_pieces
+from ...runtime.pieces.workspace import CHANNEL, CHANNELS, STORAGE
 from ..types import Decay, Erase
 from . import averages, chunk, chunk_vjp, decay, decay_vjp, l2norm, maps, value_decay
 from .backward import backward, reverse
 from .forward import forward
 from .layout import Cell
-from .recurrent import step
+from .table import STORAGES
 
 VECTOR = (decay.channel_tables, decay.channel_gram)
 VECTOR_VJP = (decay_vjp.channel_gate_vjp, decay_vjp.channel_gram_vjp)
@@ -23,10 +26,12 @@ VALUE_VJP = tuple(x for name, x in vars(value_decay).items() if "value_" in name
 
 def groups() -> dict[str, tuple[Any, ...]]:
     """All kernels and optional pieces, by what they are for."""
-    from .systems import solve_systems  # whose module imports this one
+    from .recurrent import step  # whose package imports this module, as the next does
+    from .systems import solve_systems
 
     return {
-        "chunks": (forward,), "gradients": (backward, reverse, chunk_vjp.delta_vjp, chunk_vjp.free_vjp),
+        "chunks": (forward,), "other dtypes of inputs": (storage.load_converted, storage.load_column_converted),
+        "gradients": (backward, reverse, chunk_vjp.delta_vjp, chunk_vjp.free_vjp),
         "vector decay": (*VECTOR, *VECTOR_VJP), "free erase": (chunk.write_free,),
         "bonus": (chunk.bonus, chunk.bonus_vjp), "feature maps": (*MAPS, maps.features_vjp),
         "averages": (*AVERAGES, *AVERAGES_VJP), "decay on the value axis": VALUE_VJP,
@@ -39,6 +44,15 @@ def groups() -> dict[str, tuple[Any, ...]]:
 def compile_group(pieces: tuple[Any, ...], dtype: str) -> None:
     """Compile and load pieces for a dtype."""
     load_pieces(pieces, dtype)
+
+
+def storage_pieces(numbers: np.ndarray, dtype: str) -> tuple[Any, ...]:
+    """What arrays need that `load` cannot copy: another dtype than that of the computation, or numbers apart.
+
+    numbers: rows of the table of arrays, zeros for those that a call does not have.
+    """
+    own = (numbers[:, STORAGE] == STORAGES[dtype]) & (numbers[:, CHANNEL] == np.dtype(dtype).itemsize)
+    return () if (own | (numbers[:, CHANNELS] == 0)).all() else (storage.load_converted, storage.load_column_converted)
 
 
 def optional_of(cell: Cell) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from ..types import Erase, Inputs, Plan, Saved
 from .backward import backward as backward_kernel
 from .backward import reverse
 from .chunks import Chunks, cell_of, columns_of, numbers_of, state_shape, tokens
-from .kernels import optional_vjp
+from .kernels import optional_vjp, storage_pieces
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
 from .layout import Backward, Cell, layout
@@ -129,7 +129,8 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
         bounds = list(range(len(tasks) + 1))
         _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps, dstate is not None)
     made, segment = layout(cell, Backward(group, int(tasks[:, CHUNKS].max(initial=1)), dstate is not None, apart))
-    kernel = Kernel(backward_kernel, optional_vjp(cell), cell.dtype, made, numbers_of(plan))
+    optional = (*optional_vjp(cell), *storage_pieces(table.numbers, cell.dtype))
+    kernel = Kernel(backward_kernel, optional, cell.dtype, made, numbers_of(plan))
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
     run(kernel, table.numbers, tasks, bounds, operations, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
@@ -144,7 +145,8 @@ def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.n
     columns = V if plan.average is not None else columns_of(V, len(rows) * H, threads.num_threads())
     tasks, bounds = strips(rows, H, V, columns, cell.C, 1, kept, last_first=True)
     cell = cell._replace(V=columns)
-    kernel = Kernel(reverse, optional_vjp(cell), cell.dtype, layout(cell, Backward(1, 1, dstate, True))[0],
+    optional = (*optional_vjp(cell), *storage_pieces(table.numbers, cell.dtype))
+    kernel = Kernel(reverse, optional, cell.dtype, layout(cell, Backward(1, 1, dstate, True))[0],
                     numbers_of(plan))  # fmt: skip
     run(kernel, table.numbers, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V, (table, x))
 

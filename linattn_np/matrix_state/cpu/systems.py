@@ -24,7 +24,7 @@ from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, rea
 from .chunks import cell_of, tokens
 from .decay import decays, weigh
 from .forward import load_state, save_state
-from .kernels import optional_of
+from .kernels import optional_of, storage_pieces
 from .layout import layout
 from .run import Kernel, run
 from .strips import strips
@@ -144,7 +144,8 @@ def solve(
     tasks, bounds = strips(rows, H, K, K, cell.C, 1)
     operations = 2.0 * solver.iterations * tokens(rows) * table.asking * K * (K + cell.C)
     numbers = {"scale": plan.scale, "enough": square_of(solver.tolerance, float(np.finfo(dtype).eps))}
-    kernel = Kernel(solve_systems, optional_of(cell), cell.dtype, layout(cell)[0], numbers)
+    optional = (*optional_of(cell), *storage_pieces(table.numbers, cell.dtype))
+    kernel = Kernel(solve_systems, optional, cell.dtype, layout(cell)[0], numbers)
     run(kernel, table.numbers, tasks, bounds, operations, table)
     return found, end
 

@@ -49,7 +49,7 @@ def load(x: Stored, place: Place, columns: Columns, out: Matrix):
         load_converted(x, place, columns, out)
 
 
-@piece
+@piece(optional=True)
 def load_converted(x: Stored, place: Place, columns: Columns, out: Matrix):
     """`load` of another dtype, or of numbers that lie apart."""
     m, count, storage = len(out), columns[1], field_of(x, STORAGE)
@@ -92,6 +92,17 @@ def load_strided(x: Stored, place: Place, columns: Columns, out: Matrix):
 @piece
 def load_column(x: Stored, place: Place, out: Column):
     """out = the first number of each token."""
+    if field_of(x, STORAGE) == (FLOAT32 if out.itemsize == 4 else FLOAT64):
+        A = tokens_of(x, out[0], place, len(out), (0, 1))
+        for i in range(len(out)):
+            out[i] = A[i, 0]
+    else:
+        load_column_converted(x, place, out)
+
+
+@piece(optional=True)
+def load_column_converted(x: Stored, place: Place, out: Column):
+    """`load_column` of another dtype."""
     m, storage = len(out), field_of(x, STORAGE)
     one = (0, 1)
     A4, A8, A2 = (tokens_of(x, F4, place, m, one), tokens_of(x, F8, place, m, one), tokens_of(x, U2, place, m, one))

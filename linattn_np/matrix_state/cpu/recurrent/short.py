@@ -16,6 +16,7 @@ from ....runtime.pieces.piece import JIT, entry, load_pieces
 from ....runtime.pieces.workspace import PythonWorkspace
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
+from ..kernels import storage_pieces
 from ..table import Table
 from . import step
 from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout, sizes
@@ -90,6 +91,7 @@ class Steps:
 
         The first `count` of those with handles are read, the next one is what is overwritten; 0: nothing is.
         """
+        load_pieces(storage_pieces(arrays, self.dtype), self.dtype)
         table = self.layout.table.copy()
         self.kept = arrays, sources, extents, self.layout.own, self.sequences
         self.handles = len(extents)
