@@ -43,7 +43,7 @@ def groups() -> dict[str, tuple[Any, ...]]:
 
 def compile_group(pieces: tuple[Any, ...], dtype: str) -> None:
     """Compile and load pieces for a dtype."""
-    load_pieces(pieces, dtype)
+    load_pieces(pieces, dtype, optional=False)
 
 
 def storage_pieces(numbers: np.ndarray, dtype: str) -> tuple[Any, ...]:

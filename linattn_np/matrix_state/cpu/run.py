@@ -24,7 +24,7 @@ class Kernel:
     """A kernel with the optional pieces that a kind of call needs, for one table."""
 
     def __init__(self, body: Any, optional: tuple[Any, ...], dtype: str, layout: Layout, numbers: dict[str, float]):
-        load_pieces((body, *optional), dtype)
+        load_pieces((body, *optional), dtype, optional=False)
         self.body, self.dtype = body, dtype
         self.entry = entry(body, dtype) if JIT else None
         table = layout.table.copy()

@@ -260,32 +260,40 @@ def _in_python(body: Callable[..., Any]) -> Callable[..., Any]:
 # loading
 
 
-def load_pieces(wanted: Iterable[Any], dtype: str) -> None:
-    """Compile and load pieces, and those that they call by symbol."""
-    kind, missing, order = getattr(types, dtype), [], []
-    todo = [x.piece for x in wanted]
-    if not JIT or all(dtype in p.addresses for p in todo):
+_complete: set[tuple[Piece, str]] = set()  # whose optional callees are loaded, too
+
+
+def load_pieces(wanted: Iterable[Any], dtype: str, optional: bool = True) -> None:
+    """Compile and load pieces, and those that they call; without `optional` ones, unless these are wanted themselves.
+
+    A kernel must not call an optional piece that was never loaded: its pointer is 0.
+    """
+    asked = [x.piece for x in wanted]
+    if not JIT or all((p, dtype) in _complete if optional else dtype in p.addresses for p in asked):
         return
+    kind, order, todo = getattr(types, dtype), [], [*asked]
     with compiler.lock, compiler.progress():
         while todo:
             own = todo.pop()
-            if own in order or dtype in own.addresses:
+            if own in order or (dtype in own.addresses and not optional):
                 continue
             order.append(own)
-            todo += [p for p in own.callees() if not p.optional]
             for p in own.callees():
                 if p.optional:
                     p.slot(kind)
-        codes = {}
-        for own in reversed(order):
-            missing.append(own)
-            codes[own.symbol(kind)] = compiler.compiled(own.body, own.types_of(kind), own.symbol(kind))
-        addresses = compiler.load(codes)
-        for own in missing:
-            own.addresses[dtype] = addresses[own.symbol(kind)]
-            if own.optional:
+                if optional or not p.optional:
+                    todo.append(p)
+        missing = [own for own in reversed(order) if dtype not in own.addresses]
+        symbols = {own.symbol(kind): own for own in missing}
+        codes = {name: compiler.compiled(own.body, own.types_of(kind), name) for name, own in symbols.items()}
+        for name, address in compiler.load(codes).items():
+            own = symbols[name]
+            if own.optional:  # before its address: another thread asks for that
                 own.slot(kind)
-                own.slots[f"{own.symbol(kind)}.slot"].value = own.addresses[dtype]
+                own.slots[f"{name}.slot"].value = address
+            own.addresses[dtype] = address
+        if optional:
+            _complete.update((p, dtype) for p in asked)
 
 
 def entry(kernel: Any, dtype: str) -> Callable[..., Any]:

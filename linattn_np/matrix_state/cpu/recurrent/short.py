@@ -81,7 +81,7 @@ class Steps:
         self.sizes = sizes(x, plan, state, columns)
         self.layout = layout(K, self.sizes["queries"], max(1, min(tokens, policy.STEP_TOKENS)), dtype.name)
         self.bytes, self.dtype = self.layout.bytes + TABLE_BYTES, dtype.name
-        load_pieces((step.step_tasks, *_optional(x)), dtype.name)
+        load_pieces((step.step_tasks, *_optional(x)), dtype.name, optional=False)
         self.kernel = entry(step.step_tasks, dtype.name) if JIT else None
         self.tasks, self.scale = states * self.sizes["blocks"], plan.scale
         self.sequences = np.ascontiguousarray(rows)
@@ -91,7 +91,7 @@ class Steps:
 
         The first `count` of those with handles are read, the next one is what is overwritten; 0: nothing is.
         """
-        load_pieces(storage_pieces(arrays, self.dtype), self.dtype)
+        load_pieces(storage_pieces(arrays, self.dtype), self.dtype, optional=False)
         table = self.layout.table.copy()
         self.kept = arrays, sources, extents, self.layout.own, self.sequences
         self.handles = len(extents)
