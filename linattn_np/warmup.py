@@ -215,19 +215,15 @@ def _bar(items: list[Any]) -> Iterable[Any]:
 
 
 def _compile_loops() -> bool:
-    """Compile the CPU loops; False if their compiler is not installed."""
-    if importlib.util.find_spec("llvmlite") is None:
-        sys.stdout.write("llvmlite, the compiler of the CPU loops, is not installed: pip install llvmlite\n")
+    """Compile the CPU kernels; False if their compiler is not installed."""
+    if importlib.util.find_spec("numba") is None:
+        sys.stdout.write("Numba, the compiler of the CPU kernels, is not installed: pip install numba\n")
         return False
-    chunks = importlib.import_module(".matrix_state.cpu.interpreter.machine", __package__).carry_out
-    tokens = importlib.import_module(".matrix_state.cpu.recurrent.step", __package__).step_tasks
-    units = importlib.import_module(".matrix_state.cpu.l2norm", __package__)
-    entries = [("chunks", chunks), ("few tokens", tokens), ("l2 norms", units.divided),
-               ("gradients of l2 norms", units.divided_vjp)]  # fmt: skip
-    for dtype, (words, entry) in _bar(list(itertools.product(("float32", "float64"), entries))):
+    kernels = importlib.import_module(".matrix_state.cpu.kernels", __package__)
+    for dtype, (words, pieces) in _bar(list(itertools.product(("float32", "float64"), kernels.groups().items()))):
         began = time.perf_counter()
-        entry(dtype)
-        sys.stdout.write(f"cpu  {dtype} every variant, {words}: ready, {time.perf_counter() - began:.2f} s\n")
+        kernels.compile_group(pieces, dtype)
+        sys.stdout.write(f"cpu  {dtype} {words}: ready, {time.perf_counter() - began:.2f} s\n")
     sys.stdout.write(f"stored in {code_cache.folder('cpu')}\n")
     return True
 

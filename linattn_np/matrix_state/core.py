@@ -110,12 +110,12 @@ def _numba_unsupported(call: Call) -> str | None:
         return f"it has the recurrent form, and chunks of up to {policy.LONGEST_CPU_CHUNK}"
     if any(y is not None and y.shape[-2] > x.v.shape[-2] for y in (x.k, x.g, x.r, x.beta, x.a, x.b)):
         return "it does not cover fewer value heads than keys or gates"
-    return None if _has_compiler() else "llvmlite, the compiler of its loops, is not installed"
+    return None if _has_compiler() else "Numba, the compiler of its loops, is not installed"
 
 
 @functools.cache
 def _has_compiler() -> bool:
-    return find_spec("llvmlite") is not None
+    return find_spec("numba") is not None
 
 
 def _cuda_unsupported(call: Call) -> str | None:

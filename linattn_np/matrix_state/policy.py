@@ -41,6 +41,24 @@ THREADED_ELEMENTS = 2**18  # of v, from which threads are worth starting
 MATRIX_ELEMENTS = 2**21  # SOLVED read-outs: of the matrices Z_t that the exact solver forms in one batch, 16 MiB
 VECTOR_ELEMENTS = 2**15  # and of the vectors that conjugate gradients iterate in one batch: they stay in cache
 
+# compiled loops
+
+CPU_COLUMNS = 32  # value columns: a state is shared out in multiples of it where there are fewer heads than threads
+STEP_COLUMNS = 128  # the same of the recurrent form
+STEP_TOKENS = 32  # tokens of the recurrent form whose vectors are in memory at once
+DECAY_BLOCK = 16  # tokens of a sub-block of a vector decay: pairs inside, a product with those before
+GATE_FLOOR = -1.0e4  # a log decay below it means the same as -inf, and sums of it stay finite
+FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they give
+MANY_OPERATIONS = 2e9  # after so many, a fraction of a second, a call can be interrupted
+APART_OPERATIONS = 2e7  # of a call from which on few heads go backward by blocks of time at once
+FEW_BYTES = 2**22  # of states that go by in the recurrent form: below, threads cost more than they give
+UNIT_ELEMENTS = 2**15  # numbers of a task that divides rows by their length
+CHECKPOINT_BYTES = 10 << 20  # of the chunks that an adjoint keeps at once, for each thread
+TIME_BLOCK = 256  # tokens after which heads take turns: what is fetched for their neighbours is still in the cache
+TURNING_HEADS = 8  # heads that take turns, at most
+STORED_BYTES = 8 << 20  # of states between blocks of time that a forward keeps for its backward, at most
+LONGEST_BLOCK = 2048  # tokens of a block of time of a backward: it finds its own states in longer ones
+
 # CUDA: what a device has
 
 WIDEST_CUDA = 256  # largest key and value width of the kernels: a wider state leaves no registers

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-pytest.importorskip("llvmlite")
+pytest.importorskip("numba")
 
 import linattn_np as la
 from linattn_np.call import replay

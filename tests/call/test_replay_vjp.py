@@ -94,7 +94,7 @@ def test_replay_gives_what_a_first_call_gives(case, T, monkeypatch):
                                   {"chunk_size": 16}, {"scale": 3.0}], ids=str)
 def test_every_backend_and_option(backend, more, monkeypatch):
     if backend == "numba":
-        pytest.importorskip("llvmlite")
+        pytest.importorskip("numba")
     sets = []
     for seed in range(2):
         x, S = given(40, seed)

@@ -43,17 +43,11 @@ def portable(cp, monkeypatch):
 @pytest.fixture
 def few_slots(monkeypatch):
     """few_slots(n): the compiled loops' backward keeps n chunks at the most."""
-    from linattn_np.matrix_state.cpu import slots as numba_slots
-    from linattn_np.matrix_state.cpu import walk as numba_walk
+    from linattn_np.matrix_state.cpu import layout
 
     def limit(count):
-        def close(self, most):
-            self.step = self.p.bytes - self.begin
-            self.p.bytes += self.step * (min(count, most) - 1)
-            return min(count, most)
-
-        monkeypatch.setattr(numba_slots.Slots, "close", close)
-        numba_walk.backward_program.cache_clear()
+        monkeypatch.setattr(layout, "checkpoints", lambda size, chunks: min(count, chunks))
+        layout.layout.cache_clear()
 
     yield limit
-    numba_walk.backward_program.cache_clear()
+    layout.layout.cache_clear()

@@ -229,7 +229,7 @@ STEPS = {"taylor 1": maps.taylor(1), "taylor 3": maps.taylor(3), "favor": maps.f
 @pytest.mark.parametrize("name", STEPS)
 def test_features_in_chunks_are_those_that_are_made_first(name, heads):
     """Compiled loops with a map in their programs against the same map by array calls: all outputs and gradients."""
-    pytest.importorskip("llvmlite")
+    pytest.importorskip("numba")
     (Hq, Hk, H), rng = heads, np.random.default_rng(5)
     given = [1.3 * rng.standard_normal((2, 71, h, K)) for h, K in ((Hq, 20), (Hk, 20), (H, 9))]
     f, f_vjp = STEPS[name]
@@ -253,7 +253,7 @@ def test_features_are_not_kept_for_all_tokens():
     """The most that a call takes beside its result does not grow with T."""
     import tracemalloc
 
-    pytest.importorskip("llvmlite")
+    pytest.importorskip("numba")
     q, k, v = np.random.default_rng(0).standard_normal((3, 4096, 1, 16)).astype(np.float32)
     la.based(q, k, v)  # compiles
     tracemalloc.start()

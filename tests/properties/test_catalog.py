@@ -27,7 +27,7 @@ from tests.cases import (
     worst,
 )
 
-pytest.importorskip("llvmlite")  # what has no compiler runs the other backends in tests/matrix_state
+pytest.importorskip("numba")  # what has no compiler runs the other backends in tests/matrix_state
 
 REFERENCE, CHUNKS, NUMBA = ({"backend": name} for name in ("reference", "chunks", "numba"))
 IN_CHUNKS, COMPILED = CHUNKS | {"chunk_size": 16}, NUMBA | {"chunk_size": 16}

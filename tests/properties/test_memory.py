@@ -70,7 +70,7 @@ def test_nothing_of_the_size_of_a_state_is_kept_for_each_chunk():
 @pytest.mark.parametrize("fn", one_per(gated_erase), ids=lambda fn: fn.__name__)
 def test_compiled_loops_take_16_mib_a_thread(fn, monkeypatch):
     """Forward and backward above inputs and outputs, K = V = 128, however long the sequence."""
-    pytest.importorskip("llvmlite")
+    pytest.importorskip("numba")
     from linattn_np.matrix_state.cpu import run as numba_run
 
     monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "1")

@@ -10,7 +10,7 @@ import pytest
 import linattn_np as la
 from tests.cases import CASES, PLAIN, call, cotangents, draw, parts, parts_like, tokens, with_gradients, worst
 
-pytest.importorskip("llvmlite")
+pytest.importorskip("numba")
 
 FORMS = ({"backend": "numba", "chunk_size": 1}, {"backend": "chunks", "chunk_size": 4},
          {"backend": "numba", "chunk_size": 16}, {"chunk_size": "parallel"}, {})

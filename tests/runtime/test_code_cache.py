@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-pytest.importorskip("llvmlite")
+pytest.importorskip("numba")
 
 from linattn_np.runtime import code_cache
 from tests.runtime.test_threads import CALL, run

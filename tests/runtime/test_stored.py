@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-pytest.importorskip("llvmlite")
+pytest.importorskip("numba")
+from linattn_np.ops.cpu import rounding as numba_stored
 from linattn_np.runtime import arrays as namespace
-from linattn_np.runtime.compiled import stored as numba_stored
 
 KINDS = [np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)]
 both = pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -9,13 +9,15 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-pytest.importorskip("llvmlite")
+pytest.importorskip("numba")
 
 import linattn_np as la
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
 from linattn_np.matrix_state.cpu import run as numba_run
 from linattn_np.runtime import threads
@@ -96,14 +98,14 @@ def test_an_error_of_the_caller_waits_for_helpers():
 @pytest.mark.parametrize("backward", [False, True])
 def test_an_error_of_a_helper_is_raised_by_the_call(backward, monkeypatch):
     """Out of memory, in a thread of a public function or of its pullback."""
-    monkeypatch.setattr(numba_run, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(policy, "FEW_OPERATIONS", 0)
     monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
     x = la.testing.sample(la.gated_delta_rule, np.random.default_rng(0), B=(2,), T=40, H=4, K=4, V=4, optional=False)
     out, pullback = la.vjp(la.gated_delta_rule, **x, backend="numba")
     right = pullback(out)
-    first, real = failing_helper(threading.Event()), numba_run.own_tables
+    first, real = failing_helper(threading.Event()), numba_run._own.take
     with monkeypatch.context() as broken:
-        broken.setattr(numba_run, "own_tables", lambda program: first() or real(program))
+        broken.setattr(numba_run, "_own", SimpleNamespace(take=lambda count: first() or real(count)))
         with pytest.raises(FloatingPointError, match="of a helper"):
             pullback(out) if backward else la.gated_delta_rule(**x, backend="numba")
     assert (la.gated_delta_rule(**x, backend="numba") == out).all()
@@ -120,7 +122,7 @@ def test_number_of_threads_is_read_from_the_environment(monkeypatch):
 
 
 def test_callers_at_once_get_what_each_gets_alone(monkeypatch):
-    monkeypatch.setattr(numba_run, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(policy, "FEW_OPERATIONS", 0)
     monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
     cases = [case("scalar", "delta", "after", T=40 + n, seed=n)[:3] for n in range(12)]
     alone = [numba_loops.forward(*c)[0] for c in cases]
@@ -133,7 +135,7 @@ def test_callers_at_once_get_what_each_gets_alone(monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")  # of JAX, if another test imported it
 def test_a_forked_child_makes_its_own_threads(monkeypatch):
-    monkeypatch.setattr(numba_run, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(policy, "FEW_OPERATIONS", 0)
     monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
     x, plan, state, *_ = case("scalar", "delta", "after", T=40)
     expected = numba_loops.forward(x, plan, state)[0]
@@ -173,7 +175,8 @@ def test_every_width_of_a_register_is_right(vectors):
     """On any processor: the compiler cuts vectors that are too wide for it."""
     code = """
         import numpy as np
-        from linattn_np.matrix_state.array import chunks; from linattn_np.matrix_state.cpu import loops as numba_loops
+        from linattn_np.matrix_state.array import chunks; from linattn_np.matrix_state import policy
+from linattn_np.matrix_state.cpu import loops as numba_loops
         from linattn_np.testing import relative_error
         from tests.core_cases import case
         worst = 0.0

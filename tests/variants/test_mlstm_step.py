@@ -8,7 +8,7 @@ import pytest
 import linattn_np as la
 from linattn_np.call import replay
 
-pytest.importorskip("llvmlite")
+pytest.importorskip("numba")
 
 
 def walk(arrays, options, overwrite, again):

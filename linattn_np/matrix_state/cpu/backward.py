@@ -1,308 +1,209 @@
-"""The adjoint of a chunk, as operations.
+"""Backward: a task is one sequence and the heads of a group, whose gradients of shared inputs add up in their order.
 
-The algebra is one_chunk.py's: c is the cotangent of q^ S + ..., dS the gradient of the outgoing state. numba_walk.py
-says in which order chunks are walked.
+A segment of chunks is walked forward, each chunk's state and what it writes kept in a slot, and then back. Where a
+sequence has more chunks than there are slots, it is walked once more before, for the states that its segments begin
+with; the first segment is short, so that few chunks are walked once more.
 """
 
 from __future__ import annotations
 
-from ...runtime.compiled.tiles import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER
-from ..types import Decay, Erase
-from .chunk import Cell, Chunk
-from .decay import BLOCK
-from .fading import Fading
-from .interpreter.program import HEAD, MINUS, ONE, SCALE, TURNED, Program
-from .slots import Slots
-from .sums import SumsPull
-from .table import IN_DOUT, IN_K, IN_Q, OUT_DBETA, OUT_DG, OUT_DK, OUT_DPUSH, OUT_DQ, OUT_DREAD, OUT_DV
+from ...ops.cpu.products import FULL, product
+from ...ops.cpu.rows import add_weighted_rows, clear, fill, scale_rows, scaled
+from ...ops.cpu.storage import load, save
+from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
+from ...runtime.pieces.views import as_row, transposed
+from .averages import add_keys, averages_vjp, load_z, save_z
+from .chunk import begin_chunk, begin_task, erase, load_queries, load_tokens, once, reach, reader, system, write
+from .chunk_vjp import chunk_vjp
+from .decay import decays
+from .forward import load_all, load_state, save_state
+from .value_decay import value_tables
+from .workspace import SCALAR, VECTOR, Work
 
 
-class BackwardChunk(Chunk):
-    """A chunk whose tables and written values lie in slots, and its adjoint."""
+@piece
+def writes(w: Work):
+    """What a chunk writes, from the state before it in its slot."""
+    begin_chunk(w)
+    load_tokens(w)
+    tables(w)
+    if w.erase:
+        system(w)
+        erase(w, w.S)
 
-    def __init__(self, p: Program, cell: Cell):
-        super().__init__(p, cell)
-        C, K, V = cell.C, cell.K, cell.V
-        vector = cell.decay is Decay.VECTOR
-        self.wT, self.ST, self.dST = p.matrix(V, C), p.matrix(V, K), p.matrix(V, K)
-        self.dS, self.dX, self.dP = p.matrix(K, V), p.matrix(C, V), p.matrix(C, C)
-        self.dQ, self.dK = (p.matrix(C, K) if self.map is None else self.map.matrix() for _ in range(2))
-        self.back = p.matrix(C, K)
-        self.crossed = p.matrix(C, C, above=1)
-        self.crossed_before = p.moved(self.crossed, -1)
-        if vector:
-            self.readers, self.writers_ = p.matrix(C, K, above=1), p.matrix(C, K)
-            self.inside, self.scratch = p.matrix(C, K), p.matrix(2 * BLOCK + 1 + 3 * C, K)
+
+@piece
+def tables(w: Work):
+    """The tables of both axes."""
+    decays(w)
+    if w.value_decay:
+        value_tables(w)
+
+
+@piece
+def write_next(w: Work, S: Matrix, z: Vector):
+    """The state after the chunk, and z."""
+    write(w, w.S, S)
+    if w.averaged:
+        add_keys(w, w.z, z)
+
+
+@piece
+def keep_begun(w: Work):
+    """The state that a segment begins with."""
+    scaled(w.S, None, w.S_begun)
+    if w.averaged:
+        scaled(as_row(w.z), None, as_row(w.z_begun))
+
+
+@piece
+def place_slot(w: Work, n: Whole):
+    """Turn the checkpoints to slot n."""
+    w.slot = n
+    w.slot_after = n + 1
+
+
+@piece
+def find_states(w: Work):
+    """The states that segments begin with, from S of slot 0; `segment` is then the last."""
+    place_slot(w, 0)
+    w.segment, w.t, w.returning, end = 0, w.FIRST, 0, w.FIRST + w.LEAD
+    keep_begun(w)
+    while end < w.STOP:
+        while w.t < end:
+            writes(w)
+            write_next(w, w.S, w.z)
+            w.t += w.c
+        w.segment += 1
+        end += w.slots * w.C
+        keep_begun(w)
+
+
+@piece
+def walk_segment(w: Work):
+    """A segment forward into slots, and back."""
+    end = w.FIRST + w.LEAD + w.segment * w.slots * w.C
+    first, end = max(end - w.slots * w.C, w.FIRST), min(end, w.STOP)
+    place_slot(w, 0)
+    scaled(w.S_begun, None, w.S)
+    if w.averaged:
+        scaled(as_row(w.z_begun), None, as_row(w.z))
+    w.t, n, w.returning = first, 0, 0
+    while w.t < end:
+        place_slot(w, n)
+        writes(w)
+        n += 1
+        w.t += w.c
+        if w.t < end:
+            write_next(w, w.S_after, w.z_after)
+    w.returning = 1
+    while n:
+        n -= 1
+        place_slot(w, n)
+        w.t = first + n * w.C
+        begin_chunk(w)
+        load_tokens(w)
+        if w.decay == VECTOR or w.value_decay:
+            tables(w)
+        chunk_vjp(w)
+
+
+@piece
+def begin_states(w: Work):
+    """S before the task, and dS after it: the call's, or what another task has left."""
+    if w.EARLIER:
+        load_all(w, w.starts, w.FROM, 1)
+    else:
+        load_all(w, w.in_state, w.STATE, w.started)
+    if w.LATER and w.apart:
+        load_gradient(w, w.ends, w.TO, 1)
+    elif w.LATER:
+        load_gradient(w, w.out_dstate, w.STATE, 1)
+    else:
+        load_gradient(w, w.in_dstate, w.STATE, w.has_dstate)
+
+
+@piece
+def load_gradient(w: Work, x: Stored, state: Whole, given: Whole):
+    """dS, and dz."""
+    load_state(w, x, state, w.dS, given)
+    if w.averaged:
+        load_z(w, x, state, w.dz, given)
+
+
+@piece
+def backward(w: Work, first: Whole, last: Whole):
+    """Every gradient of the tasks first..last."""
+    once(w)
+    for n in range(first, last):
+        begin_task(w, n)
+        head = w.HEAD
+        for h in range(head, head + w.group):
+            w.HEAD, w.slot, w.segment = h, 0, 0
+            if w.bonus:
+                load(w.in_u, (0, h, 0), (0, w.K), w.u)
+                clear(w.du)
+            begin_states(w)
+            if w.FIRST < w.STOP:
+                find_states(w)
+                while w.segment >= 0:
+                    walk_segment(w)
+                    w.segment -= 1
+            if w.apart == 0 or w.EARLIER == 0:
+                save_state(w, w.dS, w.out_dstate, w.STATE)
+                if w.averaged:
+                    save_z(w, w.dz, w.out_dstate, w.STATE)
+            if w.bonus:
+                save(w.du, w.out_du, (0, h, w.STATE), (0, w.K))
+
+
+# Where fewer heads than threads go backward: gradients of the states between the blocks of time, found first. Where
+# nothing is erased, dS of the state before a chunk is carry(dS) + q^^T dout: a small part of a chunk's work, in which
+# value columns do not meet. With dS known, and the states kept by the forward pass, the blocks are independent. These
+# are the operations of chunk_vjp.py on dS, in its order, so their bits are the same.
+
+
+@piece
+def carry_gradient(w: Work, j: Whole):
+    """dS += the rows of query head j^T c"""
+    load_queries(w, j)
+    load(w.in_dout, (w.BATCH, j, w.t), (w.COLUMN, w.V), w.dout)
+    if w.averaged:
+        averages_vjp(w, j)
+    reach(w, w.query_reads, w.scales, 1.0)
+    if w.decay == VECTOR:
+        reader(w, w.q, w.query_reads)
+        scale_rows(w.hat, w.factor)
+    else:
+        scaled(w.q, w.factor, w.hat)
+    product(FULL, transposed(w.hat), w.dout, w.dS, added=w.dS)
+    if w.averaged:
+        add_weighted_rows(w.weights, w.q, w.scale, w.dz)
+
+
+@piece
+def reverse(w: Work, first: Whole, last: Whole):
+    """dS between blocks of time: a task takes that of its end and leaves that of its beginning."""
+    once(w)
+    for n in range(first, last):
+        begin_task(w, n)
+        if w.LATER:
+            load_gradient(w, w.ends, w.TO, 1)
         else:
-            self.readers, self.writers_ = p.vector(C, above=1), p.vector(C)
-        self.readers_before = p.moved(self.readers, -1)
-        self.total = p.vector(max(C, K))
-        if cell.erase is Erase.DELTA:
-            self.M, self.dbeta, self.dR = p.matrix(C, C), p.vector(C), p.matrix(C, K)
-        if cell.erase is Erase.FREE:
-            self.dY, self.dB, self.dR = p.matrix(C, V), p.matrix(C, K), p.matrix(C, K)
-            self.A, self.dA = p.matrix(C, C), p.matrix(C, C)
-        self.u, self.dU = (p.matrix(1, K), p.matrix(1, K)) if cell.bonus else (0, 0)
-        self.zero, self.width, self.c1 = p.literal(0), p.literal(V), p.register()
-        self.fading = Fading(p, C, V) if cell.fading else None
-        self.averaging = SumsPull(p, cell) if cell.averaged else None
-        self.returns = False  # whether the chunk is walked back: features of keys are kept by then
-
-    # what is kept of a chunk
-
-    def slots(self, most: int) -> int:
-        """Lays the slots out; how many there are."""
-        p, cell = self.p, self.cell
-        self.kept = Slots(p)
-        keep = lambda m, n, above=0: self.kept.view(p.matrix(m, n, above))  # noqa: E731
-        base = p.matrix(cell.K, cell.V)
-        self.S, self.next_S = self.kept.view(base), self.kept.next(base)
-        if self.averaging is not None:
-            self.averaging.keep(self.kept)
-        if self.map is not None:
-            self.map.keep(self.kept)
-        if self.X:
-            self.X = keep(cell.C, cell.V)
-        if self.Y:
-            self.Y = keep(cell.C, cell.V)
-        if self.N:
-            self.N = keep(cell.C, cell.C)
-        if cell.compensates:
-            self.rest = keep(cell.C, cell.C)
-        if cell.decay is Decay.SCALAR:
-            base = p.matrix(cell.C, cell.C, above=1)
-            self.E, self.E_before = self.kept.view(base), self.kept.view(p.moved(base, -1))
-            base = p.vector(cell.C + 1)
-            self.start, self.start_after = self.kept.view(base), self.kept.view(p.moved(base, 1))
-            self.end, self.carry = self.kept.view(p.vector(cell.C)), self.kept.view(p.same(p.vector(1)))
-        return self.kept.close(most)
-
-    def once(self) -> None:
-        """And a row of ones."""
-        super().once()
-        if self.averaging is not None:
-            self.averaging.once()
-
-    def take(self, array: int, width: int, head: int = HEAD, column: int | None = None, columns: int = 0) -> int:
-        """Features of keys that are kept are not computed again."""
-        if self.returns and self.map is not None and array == IN_K:
-            return self.map.made[IN_K]
-        return super().take(array, width, head, column, columns)
-
-    def turn_keys(self) -> None:
-        """Forward there are no grams where nothing is erased."""
-        if self.returns or self.cell.erase is not Erase.NONE:
-            super().turn_keys()
-
-    def system(self) -> int:
-        """gram(r, k) is kept without beta, which may be 0."""
-        if self.cell.erase is not Erase.DELTA:
-            return super().system()
-        self.gram(self.r, self.k, self.kT, self.cell.early_read, True, ONE, self.N)
-        return self.scale_system()
-
-    def scale_system(self) -> int:
-        """M = diag(beta) N"""
-        self.p.copy(self.N, self.c, self.whole, self.M, self.beta)
-        self.p.clear(self.M, self.c, self.whole, self.whole)
-        return self.M
-
-    def decays(self) -> None:
-        """The tables of both axes."""
-        super().decays()
-        if self.fading is not None:
-            self.fading.tables(self)
-
-    def decays_again(self) -> None:
-        """Those that are not kept."""
-        if self.cell.decay is Decay.VECTOR:
-            super().decays()
-        if self.fading is not None:
-            self.fading.tables(self)
-
-    def ending(self, w: int) -> int:
-        """With a decay on the value axis: w as it stands at the end of the chunk."""
-        return w if self.fading is None else self.fading.ending(self, w)
-
-    def write(self, S: int, out: int) -> None:
-        """Likewise for the state."""
-        if self.fading is not None:
-            self.fading.carried(self, S, out)
-            S = out
-        super().write(S, out)
-
-    # the adjoint
-
-    def future(self) -> None:
-        """From dS of the outgoing state: dw = y^ dS, dy = to_end(w dS^T) and what the gates get; dS is then carried."""
-        p, c, cell, K, V = self.p, self.c, self.cell, self.K, self.width
-        p.transpose(self.dS, K, V, self.dST)
-        if cell.decay is Decay.VECTOR:
-            p.clear(self.inside, self.zero, c, K)
-            p.clear(self.readers_before, self.zero, self.c1, K)
-            p.clear(self.writers_, self.zero, c, K)
-        elif cell.decay is Decay.SCALAR:
-            p.clear(self.crossed_before, self.zero, self.c1, c)
-            p.clear(self.readers_before, self.zero, self.c1, self.one)
-            p.clear(self.writers_, self.zero, c, self.one)
-        if self.fading is not None:
-            self.fading.begin(self)
-        for (y, _, w), (dw, dy) in zip(self.written(), self.pulled(), strict=True):
-            self._future(y, w, dw, dy)
-        if self.fading is not None:
-            self.fading.carried(self, self.dS, self.dS)
-        if cell.decay is not Decay.NONE:
-            overlap = p.overlap if cell.decay is Decay.SCALAR else p.channel_overlap
-            overlap(self.S, self.dS, K, V, self.carry, self.total)
-            p.copy(self.dS, K, V, self.dS, self.carry)
-        if self.fading is not None:
-            self.fading.carried_pull(self)
-
-    def pulled(self) -> list[tuple[int, int]]:
-        """(gradient of the values, gradient of the write vectors) of each write."""
-        writes = [(self.dX, self.dK)]
-        return [*writes, (self.dY, self.dB)] if self.cell.erase is Erase.FREE else writes
-
-    def _future(self, y: int, w: int, dw: int, dy: int) -> None:
-        p, c, K, V = self.p, self.c, self.K, self.width
-        ends, values = self.end if self.cell.decay is Decay.SCALAR else ONE, self.ending(w)
-        if self.cell.decay is Decay.VECTOR:
-            p.hadamard(y, self.last, c, K, self.hat)
-            p.multiply(self.hat, self.dS, c, V, K, dw, ONE)
-            p.multiply(values, self.dST, c, K, V, dy, ONE)
-            p.hadamard(dy, self.last, c, K, dy)
-            p.add_hadamard(y, dy, c, K, self.writers_)
-        else:
-            p.multiply(y, self.dS, c, V, K, dw, ends)
-            later = () if self.averaging is None else (FULL, self.averaging.dz_rows, ONE)
-            p.multiply(values, self.dST, c, K, V, dy, ends, *later)
-            if self.cell.decay is Decay.SCALAR:
-                p.dots(self.writers_, y, dy, c, K, 1)
-        if self.fading is not None:
-            self.fading.ended_pull(self, w, dw)
-
-    def reader_pull(self, x: int, cotangent: int, early: bool, by: int, sign: int, dx: int, raw: int = 0) -> None:
-        """dx = sign by_i from_start(c S^T), what the gates get; dS += (sign by_i x_i)^^T c; raw = c S^T if asked."""
-        p, c, K, V, vector = self.p, self.c, self.K, self.width, self.cell.decay is Decay.VECTOR
-        factors = self.reach(early, by, sign)
-        if raw:
-            p.multiply(cotangent, self.ST, c, K, V, raw, ONE)
-            p.copy(raw, c, K, dx, factors)
-        else:
-            beside = () if self.averaging is None else (FULL, self.averaging.rows, self.averaging.w_scaled)
-            p.multiply(cotangent, self.ST, c, K, V, dx, factors, *beside)
-        readers = self.readers_before if early else self.readers
-        if vector:
-            first = self.before_first if early else self.first
-            p.hadamard(dx, first, c, K, dx)
-            p.add_hadamard(x, dx, c, K, readers)
-            p.hadamard(x, first, c, K, self.hat)
-            x = self.hat
-        elif self.cell.decay is Decay.SCALAR:
-            p.dots(readers, x, dx, c, K, 1)
-        x, rows = self.asking(x, factors)
-        p.multiply(x, cotangent, K, V, c, self.dS, rows, FULL + TURNED, added=self.dS, added_rows=ONE)
-
-    def gram_pull(self, dP: int, P: int, early: bool, strict: bool, factors: int, x: int, y: int, dx: int,
-                  dy: int) -> None:  # fmt: skip
-        """dx += rows(dP, y), dy += cols(dP, x) and what the gates get, of P = factors (.) gram(x, y)."""
-        p, c, K = self.p, self.c, self.K
-        p.pull(dP, P, self.table(early), c, strict, factors, self.crossed_before if early else self.crossed)
-        if self.cell.decay is Decay.VECTOR:
-            p.channel_pull(dP, x, y, self.W, early, c, K, dx, dy, self.inside, self.scratch)
-        else:
-            p.multiply(dP, y, c, K, c, dx, ONE, LEFT_LOWER, added=dx)
-            p.multiply(dP, x, c, K, c, dy, ONE, LEFT_UPPER + TURNED, added=dy)
-
-    def query_pull(self, j: int) -> None:
-        """The adjoint of what query j reads: dq, and its part of dX, dk and dS."""
-        p, c, cell, early = self.p, self.c, self.cell, self.cell.early_query
-        q, fading, averaging = self.take(IN_Q, cell.K, j), self.fading, self.averaging
-        cotangent = self.take(IN_DOUT, cell.V, j) if averaging is None else averaging.ask(self, j)
-        asked = cotangent if fading is None else fading.asks(self, cotangent, early)
-        self.reader_pull(q, asked, early, SCALE, 1, self.dQ)
-        if fading is not None:
-            fading.read_pull(self, early)
-        if averaging is not None:
-            averaging.read_pull(q, c)
-        own = () if averaging is None else (averaging.units_row, averaging.w)  # what the column of ones adds to dP
-        for (y, yT, w), (dw, dy) in zip(self.written(), self.pulled(), strict=True):
-            self.gram(q, y, yT, early, early, SCALE, self.P)
-            if fading is not None:
-                fading.inside_pull(self, self.P, cotangent, w, early, dw, self.dP)
-            else:
-                p.transpose(w, c, self.width, self.wT)
-                p.multiply(cotangent, self.wT, c, c, self.width, self.dP, ONE, OUT_LOWER, *own)
-            if cell.bonus:
-                p.bonus(self.P, q, y, self.u, c, self.K)
-                p.bonus_pull(self.dP, q, y, self.u, c, self.K, self.dQ, dy, self.dU)
-            if fading is None:
-                p.multiply(self.P, cotangent, c, self.width, c, dw, ONE, LEFT_UPPER + TURNED, added=dw)
-            self.gram_pull(self.dP, self.P, early, early, SCALE, q, y, self.dQ, dy)
-        self.put_mapped(IN_Q, q, self.dQ, OUT_DQ, j)
-
-    def put_mapped(self, array: int, x: int, dx: int, out: int, head: int) -> None:
-        """Gradient of queries or keys, through their map where they have one."""
-        made = self.map
-        if made is None:
-            self.p.put(dx, out, self.t, head, self.c, self.K, ONE)
-        else:
-            made.pull(array, self._take(array, self.given, head), x, dx, self.c, lambda d, by: self.p.put(
-                d, out, self.t, head, self.c, made.given, by))  # fmt: skip
-
-    def delta_pull(self) -> None:
-        """dZ = (1 + M)^-T dX, M = diag(beta) N; dv = beta dZ, dM = -dZ X^T, and the adjoint of r^ S."""
-        p, c, V, early = self.p, self.c, self.width, self.cell.early_read
-        self.scale_system()
-        self.solve(self.M, self.dX, transposed=True)
-        p.put(self.dX, OUT_DV, self.t, HEAD, c, V, self.beta)
-        p.transpose(self.X, c, V, self.wT)
-        p.multiply(self.dX, self.wT, c, c, V, self.dP, MINUS, OUT_LOWER)
-        self.reader_pull(self.r, self.dX, early, self.beta, -1, self.dR, self.back)
-        p.clear(self.dbeta, self.zero, c, self.one)
-        p.dots(self.dbeta, self.dX, self.v, c, V, 1)
-        p.dots_below(self.dbeta, self.N, self.dP, c, c, 1)
-        hat = self.reader(self.r, early)
-        p.copy(hat, c, self.K, self.hat, self.reach(early, ONE))
-        p.dots(self.dbeta, self.hat, self.back, c, self.K, -1)  # dbeta_i = dZ_i . (v_i - r^_i S - sum_j N_ij X_j)
-        p.put(self.dbeta, OUT_DBETA, self.t, HEAD, c, self.one, ONE)
-        self.gram_pull(self.dP, self.M, early, True, self.beta, self.r, self.k, self.dR, self.dK)
-        p.put(self.dR, OUT_DREAD, self.t, HEAD, c, self.K, ONE)
-
-    def free_pull(self) -> None:
-        """dZ = (1 + N)^-T dY, N = -gram(a, b); dA = dZ v^T of A = gram(a, k), dN = -dZ Y^T, and the adjoint of a^ S."""
-        p, c, V = self.p, self.c, self.width
-        self.solve(self.N, self.dY, transposed=True)
-        self.gram(self.r, self.k, self.kT, True, True, ONE, self.A)
-        p.multiply(self.A, self.dY, c, V, c, self.dX, ONE, LEFT_UPPER + TURNED, added=self.dX)
-        p.put(self.dX, OUT_DV, self.t, HEAD, c, V, ONE)
-        self.reader_pull(self.r, self.dY, True, ONE, 1, self.dR)
-        for w, factors, P, out, y, dy in ((self.v, ONE, self.A, self.dA, self.k, self.dK),
-                                          (self.Y, MINUS, self.N, self.dP, self.b, self.dB)):  # fmt: skip
-            p.transpose(w, c, V, self.wT)
-            p.multiply(self.dY, self.wT, c, c, V, out, factors, OUT_LOWER)
-            self.gram_pull(out, P, True, True, factors, self.r, y, self.dR, dy)
-        p.put(self.dR, OUT_DREAD, self.t, HEAD, c, self.K, ONE)
-        p.put(self.dB, OUT_DPUSH, self.t, HEAD, c, self.K, ONE)
-
-    def pull(self) -> None:
-        """The adjoint of the chunk: gradients of its inputs, and dS of its incoming state."""
-        p, c, cell = self.p, self.c, self.cell
-        p.add(self.c1, c, self.one)
-        p.transpose(self.S, self.K, self.width, self.ST)
-        self.future()
-        if cell.asked:
-            self.each_query(self.query_pull)
-        if cell.erase is Erase.DELTA:
-            self.delta_pull()
-        elif cell.erase is Erase.FREE:
-            self.free_pull()
-        else:
-            p.put(self.dX, OUT_DV, self.t, HEAD, c, self.width, ONE)
-        self.put_mapped(IN_K, self.k, self.dK, OUT_DK, HEAD)
-        if cell.decay is Decay.SCALAR:
-            p.crossings(OUT_DG, self.t, HEAD, c, self.crossed, self.readers, self.writers_, self.total, self.sums)
-        elif cell.decay is Decay.VECTOR:
-            p.channel_crossings(OUT_DG, self.t, HEAD, c, self.K, self.inside, self.readers, self.writers_, self.total)
-        if self.fading is not None:
-            self.fading.put(self)
+            load_gradient(w, w.in_dstate, w.STATE, w.has_dstate)
+        if w.EARLIER:
+            count = -(-(w.STOP - w.FIRST) // w.C)
+            for i in range(count - 1, -1, -1):
+                w.t = w.FIRST + i * w.C
+                begin_chunk(w)
+                decays(w)
+                if w.decay == SCALAR:
+                    fill(w.carries, w.start[w.c])
+                    scale_rows(w.dS, w.carries)
+                elif w.decay == VECTOR:
+                    scale_rows(w.dS, w.carry)
+                for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries):
+                    carry_gradient(w, j)
+            save_state(w, w.dS, w.ends, w.FROM)
+            if w.averaged:
+                save_z(w, w.dz, w.ends, w.FROM)

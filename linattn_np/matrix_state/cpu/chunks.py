@@ -1,4 +1,4 @@
-"""A call of the chunk form in compiled loops, forward: its cell, its program, its tasks."""
+"""A call of the chunk form in compiled loops, forward: its cell, its kernel, its tasks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from ...runtime import threads
+from ...runtime.pieces.tiles import lane
 from .. import policy
+from ..policy import CPU_COLUMNS
 from ..types import Erase, Inputs, Plan, ReadState
-from .chunk import Cell
-from .features import features_of
-from .forward import forward_program
-from .run import run
+from .forward import forward
+from .kernels import optional_of, storage_pieces
+from .layout import Cell, Features, layout
+from .run import Kernel, run
 from .strips import strips
-from .table import IN_K, IN_Q, IN_READ, IN_V, Table
-
-BLOCK = 32  # value columns: a state is shared out in multiples of it
+from .table import Table, is_direct
 
 
 class Chunks:
@@ -27,29 +27,48 @@ class Chunks:
         states, count = len(rows) * H, threads.num_threads()
         columns = V if plan.average is not None else columns_of(V, states, count)
         cell = cell_of(x, plan, table, columns, started)
-        self.program, self.scale = forward_program(cell), plan.scale
+        optional = (*optional_of(cell), *storage_pieces(table.numbers, cell.dtype))
+        self.kernel = Kernel(forward, optional, cell.dtype, layout(cell)[0], numbers_of(plan))
         self.tasks, self.bounds = strips(rows, H, V, columns, cell.C, max(1, states // count), kept)
         self.operations = 6.0 * tokens(rows) * H * cell.K * V
 
     def run(self, numbers: np.ndarray, owners: Any) -> None:
         """Output and final state, where the table says; `owners` keeps its arrays alive."""
-        run(self.program, self.scale, numbers, self.tasks, self.bounds, self.operations, owners)
+        run(self.kernel, numbers, self.tasks, self.bounds, self.operations, owners)
+
+
+def numbers_of(plan: Plan) -> dict[str, float]:
+    """The numbers of a call."""
+    return {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps}
 
 
 def cell_of(x: Inputs, plan: Plan, table: Table, columns: int, started: bool) -> Cell:
     """The kind of a call whose tasks have so many value columns."""
-    dtype = np.dtype(plan.dtype)
-    mapped = None if plan.features is None else features_of(plan.features, x.k.shape[-1], dtype)
-    where = (IN_Q, IN_V, IN_READ) if mapped is None else (IN_Q, IN_K, IN_V)
-    direct = table.direct(where, dtype, 64 // dtype.itemsize)
     free = x.erase is Erase.FREE
     return Cell(
-        dtype.name, key_width(x, plan), columns, policy.cpu_chunk(plan, x.v.shape[-3]), x.decay, x.erase,
-        plan.query_reads is ReadState.PREVIOUS, free or plan.erase_reads is ReadState.PREVIOUS,
+        np.dtype(plan.dtype).name, key_width(x, plan), columns, policy.cpu_chunk(plan, x.v.shape[-3]), x.decay,
+        x.erase, plan.query_reads is ReadState.PREVIOUS, free or plan.erase_reads is ReadState.PREVIOUS,
         free or not plan.erases_key, x.q is not None,
-        1 if x.q is None else max(1, x.q.shape[-2] // table.H), x.u is not None, started, direct, mapped,
-        x.gv is not None, plan.average is not None,
+        1 if x.q is None else max(1, x.q.shape[-2] // table.H), x.u is not None, started,
+        _features(x, plan), x.gv is not None, plan.average is not None, _direct(x, plan),
     )  # fmt: skip
+
+
+def _direct(x: Inputs, plan: Plan) -> frozenset[str]:
+    """Of q, v and r: whole vectors side by side."""
+    given = {"v": x.v} if plan.features is not None else {"q": x.q, "v": x.v, "r": x.r if x.a is None else x.a}
+    W = lane(plan.dtype)
+    return frozenset(n for n, y in given.items() if is_direct(y, plan.dtype) and y.shape[-1] % W == 0)
+
+
+def _features(x: Inputs, plan: Plan) -> Features | None:
+    """The kind of a call's feature map."""
+    if plan.features is None:
+        return None
+    K = x.k.shape[-1]
+    tables = plan.features.tables(K, np.dtype(plan.dtype))
+    count = 0 if tables.segments is None else len(tables.segments)
+    return Features(plan.features.kind, K, plan.features.skipped(K), len(tables.numbers), count)
 
 
 def key_width(x: Inputs, plan: Plan) -> int:
@@ -66,7 +85,7 @@ def state_shape(x: Inputs, plan: Plan) -> tuple[int, int, int]:
 def columns_of(V: int, states: int, count: int) -> int:
     """Value columns of a task: all, or fewer where there are fewer states than threads."""
     share = -(-count // max(states, 1))
-    return min(V, max(1, -(-V // (share * BLOCK))) * BLOCK) if share > 1 else V
+    return min(V, max(1, -(-V // (share * CPU_COLUMNS))) * CPU_COLUMNS) if share > 1 else V
 
 
 def tokens(rows: np.ndarray) -> int:

@@ -1,178 +1,178 @@
-"""The transposes of numba_decay.py for one chunk, with the gradient of g as sums of what crosses it.
+"""The transposes of decay.py for one chunk, with the gradient of g as sums of what crosses it.
 
-A product whose path leads from token j to token i crosses g_t for j < t <= i (early: t < i). Sums are of such products
+A product whose path leads from token j to token i crosses g_t for j < t <= i (EARLY: t < i). Sums are of such products
 only: nothing cancels, and a gate that nothing crosses has the gradient 0 exactly.
 """
 
 from __future__ import annotations
 
-from llvmlite import ir
+import numpy as np
+from numba import types
 
-from ...runtime.compiled.emit import DOUBLE, Emit, Mat, Rows, Value, routine
-from ...runtime.compiled.rows import add_times, dot, times
-from ...runtime.compiled.tiles import FULL, product
-from .decay import BLOCK, heads, reaches
+from ...ops.cpu.numbers import number
+from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, product
+from ...ops.cpu.rows import add_hadamard, hadamard, hadamard_to
+from ...ops.cpu.storage import Columns, save, save_column
+from ...runtime.pieces.piece import Kind, Matrix, Number, Truth, Vector, Whole, piece
+from ...runtime.pieces.row_tiles import gram_column_vjp, sum_of
+from ...runtime.pieces.views import columns, row, rows, transposed
+from ..policy import DECAY_BLOCK as BLOCK
+from .decay import heads, reaches
+from .workspace import EARLY, STRICT, VECTOR, Work
+
+Matrices = Kind(lambda f: types.UniTuple(types.Array(f, 2, "A"), 3))  # gates, what crosses them, scratch
 
 
-def _wide(e: Emit, x: Value) -> Value:
-    return x if e.bits == 64 else Value(e, e.b.fpext(x.v, DOUBLE))
+@piece
+def gram_vjp(w: Work, reads: Whole, factors: Vector, P: Matrix, x: Matrix, y: Matrix, dx: Matrix, dy: Matrix):
+    """dx += rows(dP, y), dy += columns(dP, x) and what the gates get, of P = factors (.) gram(x, y); dP is w.dP."""
+    early = reads & EARLY
+    table, crossed = w.E_before if early else w.E, w.crossed_before if early else w.crossed
+    weigh_vjp(w.dP, P, table, reads & STRICT != 0, factors, crossed)
+    if w.decay == VECTOR:
+        channel_gram_vjp(w, x, y, early, dx, dy)
+    else:
+        product(LEFT_LOWER, w.dP, y, dx, added=dx)
+        product(LEFT_UPPER, transposed(w.dP), x, dy, added=dy)
 
 
-def _narrow(e: Emit, x: Value) -> Value:
-    return x if e.bits == 64 else Value(e, e.b.fptrunc(x.v, e.F))
-
-
-@routine
-def pull(e: Emit, dP: Mat, P: Mat, E: Mat, m: Value, strict: Value, factors: Rows, crossed: Mat) -> None:
+@piece
+def weigh_vjp(dP: Matrix, P: Matrix, E: Matrix, strict: Truth, factors: Vector, crossed: Matrix):
     """From the cotangent dP of P = factors (.) raw (.) E: crossed += dP (.) P, dP <- factors (.) dP (.) E, j <= i."""
-    with e.each(m) as i:
-        f, stop = e.spread(e.get(factors.at + i * factors.step * e.size)), i + 1 - strict
-        with e.lanes(m) as j:
-            at, sums, inside = e.address(dP, i, j), e.address(crossed, i, j), e.below(stop - j)
-            x = e.select(inside, e.load(at), 0.0)
-            e.store(e.fma(x, e.select(inside, e.load(e.address(P, i, j)), 0.0), e.load(sums)), sums)
-            e.store(x * e.select(inside, e.load(e.address(E, i, j)), 0.0) * f, at)
+    m, zero = len(E), number(dP, 0)
+    for i in range(m):
+        f, stop = factors[i], i + 1 - strict
+        d, p, e, to = row(dP, i), row(P, i), row(E, i), row(crossed, i)
+        for j in range(m):
+            x = d[j] if j < stop else zero
+            to[j] += x * (p[j] if j < stop else zero)
+            d[j] = f * (x * e[j]) if j < stop else zero
 
 
-@routine
-def crossings(e: Emit, at: Value, step: Value, more: Value, m: Value, crossed: Mat, readers: Rows, writers: Rows,
-              total: Rows, sums: Rows) -> None:  # fmt: skip
-    """dg_t = sum_{i >= t > j} crossed_ij + sum_{i >= t} readers_i + sum_{j < t} writers_j + total, to memory.
-
-    sums: scratch of one row.
-    """
-    before, after = e.variable(_wide(e, e.get(total.at))), e.variable(Value(e, ir.Constant(DOUBLE, 0.0)))
-    with e.each(m) as t:
-        to = at + t * step
-        y = e.select(more.equals(0), _narrow(e, before.get()), e.get(to) + _narrow(e, before.get()))
-        e.put(y, to)
-        before.set(before.get() + _wide(e, e.get(writers.at + t * e.size)))
-    with e.lanes(m) as j:
-        e.store(e.zero(), sums.at + j * e.size)
-    with e.each(m, down=True) as t:
-        inside = e.variable(e.zero())
-        with e.lanes(t) as j:
-            below, mask = sums.at + j * e.size, e.below(t - j)
-            s = e.load(below) + e.select(mask, e.load(e.address(crossed, t, j)), 0.0)
-            e.store(s, below)
-            inside.set(inside.get() + e.select(mask, s, 0.0))
-        after.set(after.get() + _wide(e, e.get(readers.at + t * e.size)))
-        to = at + t * step
-        e.put(e.get(to) + _narrow(e, after.get() + _wide(e, e.sum(inside.get()))), to)
+@piece
+def gate_vjp(w: Work):
+    """dg of the chunk."""
+    place = (w.BATCH, w.HEAD, w.t)
+    if w.decay == VECTOR:
+        channel_gate_vjp(w)
+    elif w.decay:
+        crossings(w.crossed, w.readers, w.writers, w.totals[0], w.column_sums, w.factor)
+        save_column(w.factor, w.out_dg, place)
 
 
-@routine
-def overlap(e: Emit, S: Mat, dS: Mat, m: Value, n: Value, carry: Rows, out: Rows) -> None:
-    """out = carry sum (S (.) dS)"""
-    total = e.variable(Value(e, ir.Constant(DOUBLE, 0.0)))
-    with e.each(m) as i:
-        total.set(total.get() + _wide(e, dot(e, e.address(S, i), e.address(dS, i), n)))
-    e.put(_narrow(e, total.get() * _wide(e, e.get(carry.at))), out.at)
+@piece
+def crossings(crossed: Matrix, readers: Vector, writers: Vector, total: Number, sums: Vector, dg: Vector):
+    """dg_t = sum_{i >= t > j} crossed_ij + sum_{i >= t} readers_i + sum_{j < t} writers_j + total"""
+    m, before, after = len(dg), np.float64(total), 0.0
+    for t in range(m):
+        sums[t] = 0
+        dg[t] = number(dg, before)
+        before += writers[t]
+    for t in range(m - 1, -1, -1):
+        x = row(crossed, t)
+        for j in range(t):
+            sums[j] += x[j]
+        after += readers[t]
+        dg[t] = number(dg, dg[t] + (after + sum_of(sums, t)))
 
 
-@routine
-def channel_overlap(e: Emit, S: Mat, dS: Mat, m: Value, n: Value, carry: Rows, out: Rows) -> None:
-    """out_d = carry_d sum_v S_dv dS_dv"""
-    with e.each(m) as d:
-        e.put(e.get(carry.at + d * e.size) * dot(e, e.address(S, d), e.address(dS, d), n), out.at + d * e.size)
+# a decay of each channel
 
 
-@routine
-def column_overlap(e: Emit, S: Mat, dS: Mat, m: Value, n: Value, out: Rows) -> None:
-    """out_v = sum_d S_dv dS_dv"""
-    with e.lanes(n) as v:
-        total = e.variable(e.zero())
-        with e.each(m) as d:
-            total.set(e.fma(e.load(e.address(S, d, v)), e.load(e.address(dS, d, v)), total.get()))
-        e.store(total.get(), out.at + v * e.size)
+@piece(optional=True)
+def channel_gate_vjp(w: Work):
+    """dg of the chunk."""
+    channel_crossings(w.crossed_k, w.readers_k, w.writers_k, w.totals)
+    save(w.crossed_k, w.out_dg, (w.BATCH, w.HEAD, w.t), (0, w.K))
 
 
-@routine
-def channel_crossings(e: Emit, at: Value, step: Value, more: Value, m: Value, K: Value, crossed: Mat, readers: Mat,
-                      writers: Mat, total: Rows) -> None:  # fmt: skip
-    """dg_t = crossed_t + sum_{i >= t} readers_i + sum_{j < t} writers_j + total, all rows of K, to memory."""
-    with e.lanes(K) as d:
-        everywhere, mask = e.load(total.at + d * e.size), e.below(K - d)
-        before, after = e.variable(e.zero()), e.variable(e.zero())
-        with e.each(m) as t:
-            own = e.address(crossed, t, d)
-            e.store(e.load(own) + before.get() + everywhere, own)
-            before.set(before.get() + e.load(e.address(writers, t, d)))
-        with e.each(m, down=True) as t:
-            to = at + t * step + d * e.size
-            after.set(after.get() + e.load(e.address(readers, t, d)))
-            y = e.variable(e.load(e.address(crossed, t, d)) + after.get())
-            with e.when(more.compare("!=", 0)):
-                y.set(y.get() + e.load(to, mask))
-            e.store(y.get(), to, mask)
+@piece
+def channel_crossings(crossed: Matrix, readers: Matrix, writers: Matrix, total: Vector):
+    """crossed_t += sum_{i >= t} readers_i + sum_{j < t} writers_j + total; total and readers are written over."""
+    m = len(crossed)
+    for t in range(m):
+        x, y = row(crossed, t), row(writers, t)
+        for d in range(len(x)):
+            x[d] += total[d]
+            total[d] += y[d]
+    for t in range(m - 1, -1, -1):
+        x, y = row(crossed, t), row(readers, t)
+        for d in range(len(x)):
+            x[d] += y[d]
+        if t:
+            before = row(readers, t - 1)
+            for d in range(len(x)):
+                before[d] += y[d]
 
 
-@routine
-def channel_pull(e: Emit, P: Mat, X: Mat, Y: Mat, W: Mat, early: Value, m: Value, K: Value, dX: Mat, dY: Mat,
-                 crossed: Mat, scratch: Mat, ones: Rows) -> None:  # fmt: skip
-    """From the cotangent P of the gram of X and Y: dX += rows(P, Y), dY += cols(P, X), crossed += what crosses g."""
-    with e.each(m, step=BLOCK) as b:
-        rows = e.least(m - b, BLOCK)
-        with e.each(b + rows, start=b) as j:
-            _pull_column(e, P, X, Y, W, early, j, b + rows, K, dX, dY, crossed, scratch)
-        with e.when(b > 0):
-            _pull_block(e, P, X, Y, W, early, b, rows, K, dX, dY, crossed, scratch, ones)
+@piece(optional=True)
+def channel_gram_vjp(w: Work, X: Matrix, Y: Matrix, early: Whole, dX: Matrix, dY: Matrix):
+    """From the cotangent dP of the gram of X and Y: dX += rows, dY += columns, and what crosses g."""
+    block_gram_vjp((w.W, w.crossed_k, w.scratch), w.dP, X, Y, early, dX, dY)
 
 
-@routine
-def _pull_column(e: Emit, P: Mat, X: Mat, Y: Mat, W: Mat, early: Value, j: Value, end: Value, K: Value, dX: Mat,
-                 dY: Mat, crossed: Mat, scratch: Mat) -> None:  # fmt: skip
-    """Column j of a block on the diagonal; scratch: the products z_i = P_ij way_i x_i y_j."""
-    with e.lanes(K) as d:
-        way, y, dy = e.variable(e.spread(e.number(1))), e.load(e.address(Y, j, d)), e.variable(e.zero())
-        with e.each(end, start=j + early) as i:
-            fade = i - early
-            with e.when(fade > j):
-                way.set(way.get() * e.load(e.address(W, fade, d)))
-            p = way.get() * e.spread(e.get(e.address(P, i, j)))
-            px, to = p * e.load(e.address(X, i, d)), e.address(dX, i, d)
-            e.store(e.fma(p, y, e.load(to)), to)
-            dy.set(dy.get() + px)
-            e.store(px * y, e.address(scratch, i - j, d))
-        to = e.address(dY, j, d)
-        e.store(e.load(to) + dy.get(), to)
-        _add_suffix(e, early, j + 1, end, e.address(scratch, 1, d), scratch.row, crossed, d)
+@piece
+def block_gram_vjp(own: Matrices, P: Matrix, X: Matrix, Y: Matrix, early: Whole, dX: Matrix, dY: Matrix):
+    """The same for own = (gates, what crosses them, scratch) of any axis."""
+    m = len(X)
+    for b in range(0, m, BLOCK):
+        end = min(b + BLOCK, m)
+        for j in range(b, end):
+            gram_column_vjp(P, (X, Y), (dX, dY), own, (j, end, early))
+        if b:
+            across_vjp(P, X, Y, early, (b, end), own, dX, dY)
 
 
-def _add_suffix(e: Emit, early: Value, begin: Value, end: Value, z: Value, z_row: Value, crossed: Mat,
-                d: Value) -> None:  # fmt: skip
-    """crossed_t += sum_{i >= t} z_i (early: i > t) for t in begin..end, z_begin at the address z; columns from d on."""
-    after = e.variable(e.zero())
-    with e.each(end, start=begin, down=True) as t:
-        to, x = e.address(crossed, t, d), e.load(z + (t - begin) * z_row * e.size)
-        earlier = after.get()
-        after.set(earlier + x)
-        e.store(e.load(to) + e.select(early.equals(0), after.get(), earlier), to)
+@piece
+def add_suffix(early: Whole, z: Matrix, crossed: Matrix):
+    """crossed_t += sum_{i >= t} z_i (early: i > t), z being written over."""
+    m = len(z)
+    for t in range(m - 1, -1, -1):
+        x, to = row(z, t), row(crossed, t)
+        if early:
+            if t + 1 < m:
+                after = row(z, t + 1)
+                for d in range(len(x)):
+                    to[d] += after[d]
+                    x[d] += after[d]
+        elif t + 1 < m:
+            after = row(z, t + 1)
+            for d in range(len(x)):
+                x[d] += after[d]
+                to[d] += x[d]
+        else:
+            for d in range(len(x)):
+                to[d] += x[d]
 
 
-@routine
-def _pull_block(e: Emit, P: Mat, X: Mat, Y: Mat, W: Mat, early: Value, b: Value, rows: Value, K: Value, dX: Mat,
-                dY: Mat, crossed: Mat, scratch: Mat, ones: Rows) -> None:  # fmt: skip
-    """Rows b.. against all columns before b, which meet at row b; scratch: heads, near, reaches, far, products."""
-    none = Mat(0, 0, 0)
-    part = lambda i: Mat(e.address(scratch, i), scratch.row, 1)  # noqa: E731
-    head, near, reach, far, D = part(0), part(BLOCK), part(2 * BLOCK), part(b + 2 * BLOCK), part(b * 2 + 2 * BLOCK)
-    heads(e, W, early, b, rows, K, head)
-    reaches(e, W, b, K, reach)
-    times(e, Mat(e.address(X, b), X.row, 1), head, rows, K, near)
-    times(e, Y, reach, b, K, far)
-    corner = Mat(e.address(P, b), P.row, 1)
-    product(e, FULL, corner, far, rows, K, b, ones, none, ones, D, 0)
-    add_times(e, D, head, rows, K, Mat(e.address(dX, b), dX.row, 1))
-    times(e, D, near, rows, K, D)
-    with e.lanes(K) as d:
-        _add_suffix(e, early, b, b + rows, e.address(D, 0, d), D.row, crossed, d)
-    product(e, FULL, corner.turned(), near, b, K, rows, ones, none, ones, D, 0)
-    add_times(e, D, reach, b, K, dY)
-    times(e, D, far, b, K, D)
-    with e.lanes(K) as d:
-        before = e.variable(e.zero())
-        with e.each(b) as t:
-            to = e.address(crossed, t, d)
-            e.store(e.load(to) + before.get(), to)
-            before.set(before.get() + e.load(e.address(D, t, d)))
+@piece
+def across_vjp(P: Matrix, X: Matrix, Y: Matrix, early: Whole, at: Columns, own: Matrices, dX: Matrix, dY: Matrix):
+    """Rows b .. end against all columns before b, which meet at row b."""
+    W, crossed, scratch = own
+    b, end = at
+    count = end - b
+    head, near = rows(scratch, 0, count), rows(scratch, BLOCK, count)
+    reach, far, D = rows(scratch, 2 * BLOCK, b), rows(scratch, 2 * BLOCK + b, b), rows(scratch, 2 * BLOCK + 2 * b, b)
+    heads(W, early, b, head)
+    reaches(W, reach)
+    hadamard(rows(X, b, count), head, near)
+    hadamard(rows(Y, 0, b), reach, far)
+    corner, D_rows = columns(rows(P, b, count), 0, b), rows(scratch, 2 * BLOCK + 2 * b, count)
+    product(FULL, corner, far, D_rows)
+    add_hadamard(D_rows, head, rows(dX, b, count))
+    hadamard_to(near, D_rows)
+    add_suffix(early, D_rows, rows(crossed, b, count))
+    product(FULL, transposed(corner), near, D)
+    add_hadamard(D, reach, rows(dY, 0, b))
+    hadamard_to(far, D)
+    add_prefix(D, rows(crossed, 0, b))
+
+
+@piece
+def add_prefix(z: Matrix, crossed: Matrix):
+    """crossed_t += sum_{j < t} z_j, z being written over."""
+    for t in range(1, len(z)):
+        x, before, to = row(z, t), row(z, t - 1), row(crossed, t)
+        for d in range(len(x)):
+            to[d] += before[d]
+            x[d] += before[d]

@@ -1,47 +1,95 @@
-"""Forward: a task is a strip of one sequence, one head of the state and some of its value columns, chunk by chunk."""
+"""Forward: a task is a block of time of one sequence, one head of the state and some of its columns, chunk by chunk."""
 
 from __future__ import annotations
 
-import functools
+from ...ops.cpu.products import AT_ONCE, END, FIRST_LINE, NEXT
+from ...ops.cpu.storage import load, save
+from ...runtime.pieces.piece import Matrix, Stored, Whole, piece
+from ...runtime.pieces.views import address_of, field_of, row, rows, tokens_of
+from ...runtime.pieces.workspace import CHANNEL, TOKEN
+from .averages import add_keys, load_z, save_z
+from .chunk import begin_chunk, begin_task, erase, load_tokens, once, read, system, write
+from .decay import decays
+from .workspace import Work
 
-from .chunk import Cell, Chunk
-from .interpreter.program import COLUMN, EARLIER, FIRST, FROM, HEAD, STATE, STOP, TO, WIDTH, Program
-from .table import IN_K, IN_Q, IN_STATE, IN_V, OUT, STARTS
+
+@piece
+def load_state(w: Work, x: Stored, state: Whole, S: Matrix, given: Whole):
+    """S = a head's columns of a state; zeros where none is given, and beyond its channels."""
+    if given:
+        load(x, (state, w.HEAD, 0), (w.COLUMN, w.V), rows(S, 0, w.K))
+    for i in range(w.K if given else 0, len(S)):
+        a = row(S, i)
+        for d in range(len(a)):
+            a[d] = 0
 
 
-@functools.lru_cache(256)
-def forward_program(cell: Cell) -> Program:
-    """Output and final state."""
-    p = Program(cell.dtype)
-    x, S, zero = Chunk(p, cell), p.matrix(cell.K, cell.V), p.literal(0)
-    x.once()
-    x.load_bonus()
-    with p.only_if(EARLIER, x.one):
-        if cell.started:
-            p.state(S, IN_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
+@piece
+def load_all(w: Work, x: Stored, state: Whole, given: Whole):
+    """S, and z where outputs are averages."""
+    load_state(w, x, state, w.S, given)
+    if w.averaged:
+        load_z(w, x, state, w.z, given)
+
+
+@piece
+def save_state(w: Work, S: Matrix, x: Stored, state: Whole):
+    """A head's columns of a state = S."""
+    save(rows(S, 0, w.K), x, (state, w.HEAD, 0), (w.COLUMN, w.V))
+
+
+@piece
+def expect(w: Work, x: Stored, head: Whole, first: Whole, count: Whole):
+    """The lines of the next chunk's tokens, columns (first, count): products ask for some of them before each tile."""
+    t, end, lines = w.t + w.c, w.lines[END], w.lines
+    at, step = address_of(x, (w.BATCH, head, t), first), field_of(x, TOKEN)
+    size = count * min(field_of(x, CHANNEL), w.S.itemsize)
+    count = max(min(w.C, w.STOP - t), 0)
+    for byte in range(0, size, 64):
+        for i in range(count):
+            lines[end + i] = at + i * step + byte
+        end += count
+    lines[END] = end
+
+
+@piece
+def expect_chunk(w: Work):
+    """What the next chunk reads and writes."""
+    w.lines[NEXT] = w.lines[END] = FIRST_LINE
+    w.lines[AT_ONCE] = w.lines_at_once
+    expect(w, w.in_k, w.HEAD, 0, w.given)
+    expect(w, w.in_v, w.HEAD, w.COLUMN, w.V)
+    if w.asked and w.queries == 1:
+        expect(w, w.in_q, w.HEAD, 0, w.given)
+        expect(w, w.out, w.HEAD, w.COLUMN, w.V)
+
+
+@piece
+def forward(w: Work, first: Whole, last: Whole):
+    """Output and final state of the tasks first..last."""
+    once(w)
+    for n in range(first, last):
+        begin_task(w, n)
+        if w.EARLIER:
+            load_all(w, w.starts, w.FROM, 1)
         else:
-            p.clear(S, zero, x.K, WIDTH)
-    with p.only_if(zero, EARLIER):
-        p.state(S, STARTS, FROM, HEAD, x.K, COLUMN, WIDTH)
-    if x.weights_sum is not None:
-        x.weights_sum.load(x)
-    p.add(x.t, FIRST, zero)
-    with p.only_if(x.t, STOP):
-        top = p.here()
-        x.begin()
-        x.expect(IN_K, IN_V, *((IN_Q, OUT) if cell.asked and cell.queries == 1 else ()))
-        x.writers()
-        x.decays()
-        if x.N:
-            x.erase(S, x.system())
-        if cell.asked:
-            x.each_query(lambda j: x.read(S, j))
-        x.write(S, S)
-        if x.weights_sum is not None:
-            x.weights_sum.write(x)
-        p.add(x.t, x.t, x.c)
-        p.less(x.t, STOP, top)
-    p.store_state(S, STARTS, TO, HEAD, x.K, COLUMN, WIDTH)
-    if x.weights_sum is not None:
-        x.weights_sum.store(x)
-    return p
+            load_all(w, w.in_state, w.STATE, w.started)
+        w.t = w.FIRST
+        while w.t < w.STOP:
+            begin_chunk(w)
+            expect_chunk(w)
+            load_tokens(w)
+            decays(w)
+            if w.erase:
+                system(w)
+                erase(w, w.S)
+            for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.asked else 0):
+                read(w, w.S, j, tokens_of(w.out, w.scale, (w.BATCH, j, w.t), w.c, (w.COLUMN, w.V)))
+            write(w, w.S, w.S)
+            if w.averaged:
+                add_keys(w, w.z, w.z)
+            w.t += w.c
+        save_state(w, w.S, w.starts, w.TO)
+        if w.averaged:
+            save_z(w, w.z, w.starts, w.TO)
+

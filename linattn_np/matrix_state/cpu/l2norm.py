@@ -2,51 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ...ops.cpu.lengths import unit_rows as divide
+from ...ops.cpu.lengths import unit_rows_vjp as divide_vjp
 from ...runtime import threads
-from ...runtime.compiled.code import entry
-from ...runtime.compiled.emit import Emit, Value
-from ...runtime.compiled.lengths import length_of, scaled_dot
+from ...runtime.pieces.memory import address
+from ...runtime.pieces.piece import JIT, Whole, entry, load_pieces, piece, workspace_kind
+from ...runtime.pieces.views import rows
+from ...runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
+from ..policy import UNIT_ELEMENTS
 from ..preprocess import Rows
 from ..types import Plan
-from .memory import address
 
-EACH = 2**15  # numbers of a task
-
-
-@entry(numbers=0, wholes=5)
-def divided(e: Emit, x: Value, to: Value, n: Value, first: Value, last: Value) -> None:
-    """to_i = x_i / |x_i| for rows first..last of n numbers."""
-    with e.each(last, start=first) as i:
-        row = i * n * e.size
-        over, factor = (e.spread(y) for y in length_of(e, x + row, n))
-
-        def divide(j: Value, mask: Value | None) -> None:
-            at = row + j * e.size
-            e.store(factor * e.load(x + at, mask) // over, to + at, mask)
-
-        e.across(n, divide)
+ROWS = Workspace("rows", ("count", "n", "each"), (), (), {name: Matrix("count", "n") for name in ("x", "dy", "out")})
+Work = workspace_kind(ROWS)
 
 
-@entry(numbers=0, wholes=6)
-def divided_vjp(e: Emit, x: Value, dy: Value, to: Value, n: Value, first: Value, last: Value) -> None:
-    """to_i = (dy_i - x_i (x_i . dy_i) / |x_i|^2) / |x_i| for rows first..last of n numbers."""
-    with e.each(last, start=first) as i:
-        row = i * n * e.size
-        length, factor = length_of(e, x + row, n)
-        along = scaled_dot(e, factor, x + row, e.number(1), dy + row, n)
-        over, share, factor = (e.spread(y) for y in (length, -(along // length // length), factor))
+@piece
+def divided(w: Work, first: Whole, last: Whole):
+    """out_i = x_i / |x_i| for tasks first..last of `each` rows."""
+    begin, end = first * w.each, min(last * w.each, w.count)
+    divide(rows(w.x, begin, end - begin), rows(w.out, begin, end - begin))
 
-        def project(j: Value, mask: Value | None) -> None:
-            at = row + j * e.size
-            d = e.fma(share, factor * e.load(x + at, mask), e.load(dy + at, mask))
-            e.store(d // over * factor, to + at, mask)
 
-        e.across(n, project)
+@piece
+def divided_vjp(w: Work, first: Whole, last: Whole):
+    """out_i = (dy_i - x_i (x_i . dy_i) / |x_i|^2) / |x_i|, likewise."""
+    begin, end = first * w.each, min(last * w.each, w.count)
+    divide_vjp(rows(w.x, begin, end - begin), rows(w.dy, begin, end - begin), rows(w.out, begin, end - begin))
 
 
 def unit_rows(plan: Plan, rows: Rows) -> Rows:
@@ -59,20 +45,28 @@ def unit_rows_vjp(plan: Plan, rows: Rows, grads: Rows) -> Rows:
     return tuple(_over_rows(divided_vjp, plan, y, dy) for y, dy in zip(rows, grads, strict=True))
 
 
-def _over_rows(made: Callable[[Any], Callable[..., None]], plan: Plan, *arrays: Any) -> np.ndarray | None:
+def _over_rows(kernel: Any, plan: Plan, *arrays: Any) -> np.ndarray | None:
     """A function of rows on whole arrays, None of None; threads share the rows."""
     if arrays[0] is None:
         return None
     arrays = tuple(np.ascontiguousarray(y, plan.dtype) for y in arrays)
-    out, kernel = np.empty_like(arrays[0]), made(plan.dtype)
+    out, dtype = np.empty_like(arrays[0]), np.dtype(plan.dtype).name
     if not out.size:
         return out
-    n, places = out.shape[-1], [address(y) for y in (*arrays, out)]
-    rows, each = out.size // n, max(EACH // n, 1)
-    tasks = -(-rows // each)
+    load_pieces((kernel,), dtype)
+    n, table = out.shape[-1], np.zeros(ROWS.size, np.int64)
+    count, each = out.size // n, max(UNIT_ELEMENTS // n, 1)
+    for name, size in (("count", count), ("n", n), ("each", each)):
+        table[ROWS.slots[name]] = size
+    for name, y in (("x", arrays[0]), ("dy", arrays[-1]), ("out", out)):
+        table[ROWS.slots[name] : ROWS.slots[name] + 2] = address(y), n * y.itemsize
+    tasks, at, call = -(-count // each), address(table), entry(kernel, dtype) if JIT else None
 
-    def work(first: int, last: int, owners: Any = (arrays, out)) -> None:
-        kernel(*places, n, first * each, min(last * each, rows))
+    def work(first: int, last: int, owners: Any = (arrays, out, table)) -> None:
+        if call is not None:
+            call(at, first, last)
+        else:
+            kernel(PythonWorkspace(ROWS, table, dtype), first, last)
 
     threads.run(work, tasks, threads.num_threads() if tasks > 1 else 1)
     return out

@@ -9,47 +9,23 @@ import numpy as np
 
 from ...runtime import threads
 from ...runtime.arrays import cast, sum_to
+from ...runtime.pieces.workspace import SHARED
 from .. import policy
 from ..array import chunks
 from ..types import Erase, Inputs, Plan, Saved
-from .chunk import Cell
-from .chunks import Chunks, cell_of, columns_of, state_shape, tokens
-from .future import future_program
-from .interpreter.machine import SHARED
-from .interpreter.program import CHUNKS, FIRST, HEAD, LEAD, STATE, STOP, TO
+from .backward import backward as backward_kernel
+from .backward import reverse
+from .chunks import Chunks, cell_of, columns_of, numbers_of, state_shape, tokens
+from .kernels import optional_vjp, storage_pieces
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
-from .recurrent import short as numba_short
+from .layout import Backward, Cell, layout
+from .recurrent import short
 from .replay import record as record
-from .run import run
+from .run import Kernel, run
 from .strips import kept_strip, strips
 from .systems import solve as solve
-from .table import (
-    ENDS,
-    IN_DOUT,
-    IN_DSTATE,
-    IN_EPS,
-    IN_STATE,
-    OUT,
-    OUT_DBETA,
-    OUT_DBONUS,
-    OUT_DFADE,
-    OUT_DG,
-    OUT_DK,
-    OUT_DPUSH,
-    OUT_DQ,
-    OUT_DREAD,
-    OUT_DSTATE,
-    OUT_DV,
-    OUT_STATE,
-    OUT_SUMS,
-    STARTS,
-    Table,
-    sequences,
-)
-from .walk import backward_program
-
-MANY_OPERATIONS = 2e7  # from which on few heads go backward by strips at once
+from .table import CHUNKS, FIRST, HEAD, LEAD, STATE, STOP, TO, Table, sequences
 
 HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients"))
 
@@ -77,19 +53,19 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     rows = sequences(plan, prod(lead), C)
     out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
     ragged = not plan.sequences or plan.sequences[0].row is not None
-    if state is not None and numba_short.in_place(x, plan, state):
+    if state is not None and short.in_place(x, plan, state):
         end = state
     else:
         end = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
-    table.tokens(OUT, out, table.asking)
+    table.tokens("out", out, table.asking)
     _constants(table, x, plan, dtype)
-    table.states(IN_STATE, state)
-    table.states(OUT_STATE, end)
-    stepwise = numba_short.is_stepwise(x, plan, rows)
+    table.states("in_state", state)
+    table.states("out_state", end)
+    stepwise = short.is_stepwise(x, plan, rows)
     if stepwise.any():
-        numba_short.run(x, plan, table, state, rows[stepwise])
+        short.run(x, plan, table, state, rows[stepwise])
     kept, starts = kept_states(x, plan, rows, C) if plan.gradients and not stepwise.all() else (0, None)
-    table.states(STARTS, end if starts is None else starts)
+    table.states("starts", end if starts is None else starts)
     if not stepwise.all():
         walked = rows[~stepwise]
         Chunks(x, plan, table, walked, state is not None, kept).run(table.numbers, table)
@@ -104,8 +80,7 @@ def _constants(table: Table, x: Inputs, plan: Plan, dtype: np.dtype) -> None:
     if plan.features is not None:
         table.constants(plan.features.tables(x.k.shape[-1], dtype))
     if plan.average is not None:
-        table.constant(IN_EPS, np.array([[plan.average.eps]], dtype))
-        table.tokens(OUT_SUMS, plan.average.sums, table.asking)
+        table.tokens("out_sums", plan.average.sums, table.asking)
 
 
 def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> tuple[int, np.ndarray | None]:
@@ -118,13 +93,13 @@ def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> tuple[int, n
 
 def walks_tokens(x: Inputs, plan: Plan) -> bool:
     """Whether all sequences of a call are walked token by token."""
-    return bool(numba_short.is_stepwise(x, plan, sequences(plan, 1, 1)).all())
+    return bool(short.is_stepwise(x, plan, sequences(plan, 1, 1)).all())
 
 
 def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, starts = saved
-    if not (x.v.size and x.k.size) or numba_short.goes_back_elsewhere(x):
+    if not (x.v.size and x.k.size) or short.goes_back_elsewhere(x):
         _, _, kept = chunks.forward(x, plan, state)
         return chunks.backward(kept, dout, dstate)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
@@ -134,30 +109,30 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     dS = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
     grads = _gradients(x, plan, table, asked, len(rows))
     _constants(table, x, plan, dtype)
-    table.states(IN_STATE, state)
-    table.states(IN_DSTATE, dstate)
-    table.states(OUT_DSTATE, dS)
+    table.states("in_state", state)
+    table.states("in_dstate", dstate)
+    table.states("out_dstate", dS)
     if asked:
-        table.tokens(IN_DOUT, dout, table.asking)
-        table.tokens(OUT, None if plan.average is None else plan.average.out, table.asking)
-    table.states(STARTS, starts)
+        table.tokens("in_dout", dout, table.asking)
+        table.tokens("out", None if plan.average is None else plan.average.out, table.asking)
+    table.states("starts", starts)
     cell = cell_of(x, plan, table, V, state is not None)._replace(asked=asked)
-    if plan.average is not None:
-        cell = cell._replace(direct=cell.direct | table.direct((IN_DOUT, OUT), dtype, 64 // dtype.itemsize))
     group, count = int(table.numbers[:, SHARED].max()), threads.num_threads()
     keeps = 0 if starts is None else kept_strip(rows, starts[0].nbytes, C)
     tasks, bounds = strips(rows, H // group, V, V, C, max(1, len(rows) * H // group // count), keeps, last_first=True)
     tasks[:, HEAD] *= group
     operations = 16.0 * tokens(rows) * H * cell.K * V
-    plain = x.erase is Erase.NONE and x.gv is None  # what a strip's future asks can be found before
+    plain = x.erase is Erase.NONE and x.gv is None  # gradients of the states between strips can be found before
     known = keeps > 0 and asked and plain
-    apart = known and len(bounds) - 1 < min(count, len(tasks)) and operations > MANY_OPERATIONS
+    apart = known and len(bounds) - 1 < min(count, len(tasks)) and operations > policy.APART_OPERATIONS
     if apart:
         bounds = list(range(len(tasks) + 1))
         _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps, dstate is not None)
-    program, segment = backward_program(cell, group, int(tasks[:, CHUNKS].max(initial=0)), dstate is not None, apart)
+    made, segment = layout(cell, Backward(group, int(tasks[:, CHUNKS].max(initial=1)), dstate is not None, apart))
+    optional = (*optional_vjp(cell), *storage_pieces(table.numbers, cell.dtype))
+    kernel = Kernel(backward_kernel, optional, cell.dtype, made, numbers_of(plan))
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
-    run(program, plan.scale, table.numbers, tasks, bounds, operations, (table, x, saved))
+    run(kernel, table.numbers, tasks, bounds, operations, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
     return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
 
@@ -165,20 +140,22 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
 def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.ndarray, cell: Cell, kept: int,
                dstate: bool) -> None:  # fmt: skip
     """Gradients of the states between strips, by blocks of value columns."""
-    table.states(ENDS, ends)
+    table.states("ends", ends)
     H, V = x.v.shape[-2:]
     columns = V if plan.average is not None else columns_of(V, len(rows) * H, threads.num_threads())
     tasks, bounds = strips(rows, H, V, columns, cell.C, 1, kept, last_first=True)
-    program = future_program(cell._replace(V=columns), dstate)
-    run(program, plan.scale, table.numbers, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V,
-        (table, x))  # fmt: skip
+    cell = cell._replace(V=columns)
+    optional = (*optional_vjp(cell), *storage_pieces(table.numbers, cell.dtype))
+    kernel = Kernel(reverse, optional, cell.dtype, layout(cell, Backward(1, 1, dstate, True))[0],
+                    numbers_of(plan))  # fmt: skip
+    run(kernel, table.numbers, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V, (table, x))
 
 
 def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> dict[str, np.ndarray]:
     """Arrays for the gradients by input, with all batch rows, put into the table."""
     dtype, lead, made = np.dtype(plan.dtype), x.v.shape[:-3], {}
-    for name, row in (("q", OUT_DQ), ("k", OUT_DK), ("v", OUT_DV), ("g", OUT_DG), ("r", OUT_DREAD),
-                      ("beta", OUT_DBETA), ("a", OUT_DREAD), ("b", OUT_DPUSH), ("gv", OUT_DFADE)):  # fmt: skip
+    for name, row in (("q", "out_dq"), ("k", "out_dk"), ("v", "out_dv"), ("g", "out_dg"), ("r", "out_dr"),
+                      ("beta", "out_dbeta"), ("a", "out_dr"), ("b", "out_db"), ("gv", "out_dgv")):  # fmt: skip
         y = getattr(x, name)
         if y is not None:
             make = np.zeros if name == "q" and not asked else np.empty
@@ -186,5 +163,5 @@ def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> 
             table.tokens(row, made[name], table.asking if name == "q" else table.H)
     if x.u is not None:
         made["u"] = np.zeros((count, *x.u.shape), dtype)
-        table.tokens(OUT_DBONUS, made["u"], table.H)
+        table.tokens("out_du", made["u"], table.H)
     return made

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
-from ...runtime.compiled.stored import put
+from ...runtime.pieces.memory import address, handles
+from ...runtime.pieces.workspace import AT
 from .. import policy
 from ..types import Inputs, Plan
 from .chunks import Chunks
-from .interpreter.machine import AT
-from .memory import address, handles
 from .recurrent.short import Steps, in_place, is_one_batch, is_stepwise
-from .table import ARRAYS, IN_STATE, OUT, OUT_STATE, STARTS, Table, sequences
+from .table import ROW, Table, sequences
+from .workspace import ARRAYS
 
 Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, np.ndarray] | None"]
 # from the addresses' table and what handles are of (given, end, out, state): False where it must be done in full
@@ -40,12 +41,12 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarr
     mine = state is not None and in_place(x, plan, state)
     end: Any = state if mine else np.empty((*lead, H, x.k.shape[-1], V), dtype)
     out = np.empty(0 if x.q is None else (*lead, T, table.asking, V), dtype)
-    table.tokens(OUT, None if x.q is None else out, table.asking)
-    table.states(IN_STATE, state)
-    table.states(OUT_STATE, end)
+    table.tokens("out", None if x.q is None else out, table.asking)
+    table.states("in_state", state)
+    table.states("out_state", end)
     rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
-    table.states(STARTS, end)
-    own: dict[int, np.ndarray] = {OUT_STATE: end, OUT: out} | ({} if state is None else {IN_STATE: state})
+    table.states("starts", end)
+    own = {"out_state": end, "out": out} | ({} if state is None else {"in_state": state})
     make = _steps if is_stepwise(x, plan, rows).all() else _chunks
     walk = make(x, plan, table, state, rows, given, own, mine)
     shape, ended, asked = out.shape, end.shape, x.q is not None
@@ -66,19 +67,18 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarr
 
 
 def _steps(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray, given: list[np.ndarray],
-           own: dict[int, np.ndarray], mine: bool) -> Walk:  # fmt: skip
+           own: dict[str, np.ndarray], mine: bool) -> Walk:  # fmt: skip
     """Token by token: compiled code reads the addresses itself, and looks for memory that is shared."""
     steps = Steps(x, plan, state, rows)
     numbers = table.numbers.copy()
     sources = _sources(numbers, given, own)
-    extents = [_extent(y) for y in (*given, *own.values())]
-    told = np.concatenate([sources, np.array(extents, np.int64).ravel()])
-    steps.settle(numbers, told, len(given) if mine else 0, len(extents))
+    extents = np.array([_extent(y) for y in (*given, *own.values())], np.int64)
+    steps.settle(numbers, sources, extents, len(given) if mine else 0)
     return lambda arrays: steps.run(handles(arrays), arrays)
 
 
 def _chunks(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray, given: list[np.ndarray],
-            own: dict[int, np.ndarray], mine: bool) -> Walk:  # fmt: skip
+            own: dict[str, np.ndarray], mine: bool) -> Walk:  # fmt: skip
     """Chunk by chunk."""
     chunks, template = Chunks(x, plan, table, rows, state is not None), table.numbers.copy()
     sources = _sources(template, given, own)
@@ -99,11 +99,11 @@ def _chunks(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows:
     return walk
 
 
-def _sources(numbers: np.ndarray, given: list[np.ndarray], own: dict[int, np.ndarray]) -> np.ndarray:
+def _sources(numbers: np.ndarray, given: list[np.ndarray], own: dict[str, np.ndarray]) -> np.ndarray:
     """Where the address of every row of the table comes from, in (given, own); it is taken out of the table."""
-    order = {row: len(given) + n for n, row in enumerate(own)}
-    order[STARTS] = order[OUT_STATE]  # a head's state between strips waits where its final state will be
-    sources = np.full(ARRAYS, -1, np.int64)
+    order = {ROW[name]: len(given) + n for n, name in enumerate(own)}
+    order[ROW["starts"]] = order[ROW["out_state"]]  # a head's state between strips waits where its final state will be
+    sources = np.full(len(ARRAYS), -1, np.int64)
     for row, at in enumerate(numbers[:, AT].tolist()):
         source = order.get(row, _source(at, given))
         if source is not None:

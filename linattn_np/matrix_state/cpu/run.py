@@ -1,4 +1,4 @@
-"""Programs carried out by threads, each with memory, matrices and registers of its own."""
+"""Kernels carried out by threads, each with a table and memory of its own."""
 
 from __future__ import annotations
 
@@ -7,73 +7,64 @@ from typing import Any
 import numpy as np
 
 from ...runtime import threads
-from .interpreter.machine import carry_out
-from .interpreter.program import Program
-from .memory import Scratch, address
+from ...runtime.pieces.memory import Scratch, address
+from ...runtime.pieces.piece import JIT, entry, load_pieces
+from ...runtime.pieces.workspace import ARRAY, AT, Layout, PythonWorkspace
+from .. import policy
+from .workspace import ARRAYS, CHUNK
 
-FEW_OPERATIONS = 2e6  # below, threads cost more than they give
-MANY_OPERATIONS = 2e9  # after so many, a fraction of a second, a call can be interrupted
-MOST = 64  # programs whose tables a thread keeps
+FIRST = CHUNK.slots[ARRAYS[0]]
+SEGMENTS = ARRAYS.index("in_segments")
+LAST = FIRST + ARRAY * len(ARRAYS)
 
-
-class _Own(Scratch):
-    """A thread's working memory, and the tables of programs that lie in it."""
-
-    tables_of: np.ndarray | None = None
-
-    def __init__(self) -> None:
-        self.tables: dict[Program, tuple[int, int, tuple[Any, ...]]] = {}
-
-    def forget(self) -> None:
-        super().forget()
-        self.tables, self.tables_of = {}, None
+_own = Scratch()
 
 
-_own = _Own()
+class Kernel:
+    """A kernel with the optional pieces that a kind of call needs, for one table."""
+
+    def __init__(self, body: Any, optional: tuple[Any, ...], dtype: str, layout: Layout, numbers: dict[str, float]):
+        load_pieces((body, *optional), dtype, optional=False)
+        self.body, self.dtype = body, dtype
+        self.entry = entry(body, dtype) if JIT else None
+        table = layout.table.copy()
+        for name, x in numbers.items():
+            table[CHUNK.slots[name] : CHUNK.slots[name] + 1].view(np.float64)[0] = x
+        self.layout = layout._replace(table=table)
+
+    def __call__(self, arrays: np.ndarray, tasks: np.ndarray, first: int, last: int) -> None:
+        """Tasks first..last, in this thread's memory."""
+        held, place = _own.take(self.layout.bytes)
+        table = self.layout.placed(place)
+        table[FIRST:LAST] = arrays.ravel()
+        at, segments = CHUNK.slots["tasks"], CHUNK.slots["map_segments"]
+        table[at : at + 2] = address(tasks), tasks.strides[0]
+        table[segments : segments + 2] = arrays[SEGMENTS, AT], 24
+        table[CHUNK.slots["tasks_count"]] = len(tasks)
+        if self.entry is not None:
+            self.entry(address(table), first, last)
+        else:
+            self.body(PythonWorkspace(CHUNK, table, self.dtype), first, last)
+        del held
 
 
-def run(program: Program, scale: float, numbers: np.ndarray, tasks: np.ndarray, bounds: list[int],
-        operations: float, owners: Any) -> None:  # fmt: skip
-    """A program for all tasks, on arrays that lie where `numbers` says and that `owners` keeps alive.
+def run(kernel: Kernel, arrays: np.ndarray, tasks: np.ndarray, bounds: list[int], operations: float,
+        owners: Any) -> None:  # fmt: skip
+    """A kernel for all tasks, on arrays that lie where `arrays` says and that `owners` keeps alive.
 
     Tasks bounds[n]..bounds[n + 1] are carried out in turn by one thread.
     """
-    kept = program.table(), numbers, tasks, owners
-    code, arrays, table = (address(y) for y in kept[:3])
-    loop = carry_out(program.dtype)
-    each = max(1, int(len(tasks) * MANY_OPERATIONS / max(operations, 1.0)))
+    each = max(1, int(len(tasks) * policy.MANY_OPERATIONS / max(operations, 1.0)))
 
-    def task(first: int, last: int, owners: Any = kept) -> None:
-        registers, matrices, _held = own_tables(program)
+    def task(first: int, last: int, owners: Any = (arrays, tasks, owners)) -> None:
         for n in range(bounds[first], bounds[last], each):
             if threads.cancelled():
                 break
-            loop(1, scale, code, registers, matrices, arrays, table, n, min(n + each, bounds[last]))
+            kernel(arrays, tasks, n, min(n + each, bounds[last]))
 
-    threads.run(task, len(bounds) - 1, 1 if operations < FEW_OPERATIONS else threads.num_threads())
-
-
-def own_tables(program: Program) -> tuple[int, int, tuple[Any, ...]]:
-    """Addresses of this thread's registers and matrices of a program, and their owners; only a program writes there."""
-    held, place = _own.take(program.bytes)
-    if held is not _own.held:  # more than a thread keeps
-        return _tables(program, held, place)
-    known = _own.tables
-    if held is not _own.tables_of:
-        known.clear()
-        _own.tables_of = held
-    if program not in known:
-        if len(known) >= MOST:
-            known.clear()
-        known[program] = _tables(program, held, place)
-    return known[program]
-
-
-def _tables(program: Program, held: np.ndarray, place: int) -> tuple[int, int, tuple[Any, ...]]:
-    tables = program.registers(), program.placed(place)
-    return address(tables[0]), address(tables[1]), (held, *tables)
+    threads.run(task, len(bounds) - 1, 1 if operations < policy.FEW_OPERATIONS else threads.num_threads())
 
 
 def forget_memory() -> None:
-    """Give this thread's working memory back."""
+    """Free this thread's working memory."""
     _own.forget()

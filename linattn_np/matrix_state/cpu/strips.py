@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .interpreter.program import CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STATE, STOP, TO, WIDTH
-
-STRIP = 256  # tokens
-GROUP = 8  # heads that take turns, at most
-KEPT = 8 << 20  # bytes of states that are kept for a backward, at most
-LONGEST = 2048  # tokens of a strip for a backward: it finds its own states in longer ones
+from .. import policy
+from .table import CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STATE, STOP, TO, WIDTH
 
 
 def strips(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, kept: int = 0,
@@ -26,9 +22,10 @@ def strips(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, k
     Tasks bounds[n]..bounds[n + 1] are one sequence, a block of columns and at most `group` heads that take turns. Where
     all states are kept, each for `kept` tokens, TO of a sequence is the place of the first.
     """
-    group = next(n for n in range(min(group, GROUP, H), 0, -1) if H % n == 0)
+    group = next(n for n in range(min(group, policy.TURNING_HEADS, H), 0, -1) if H % n == 0)
     length = rows[:, STOP] - rows[:, FIRST]
-    strip = kept or (_whole(STRIP, C) if group > 1 and not last_first else max(int(length.max(initial=1)), 1))
+    whole = group == 1 or last_first
+    strip = kept or (max(int(length.max(initial=1)), 1) if whole else _whole(policy.TIME_BLOCK, C))
     blocks, groups = -(-V // columns), H // group
     count = np.maximum(-(-length // strip), 1)
     each = np.repeat(count * group, groups * blocks)
@@ -56,11 +53,11 @@ def kept_strip(rows: np.ndarray, state_bytes: int, C: int) -> int:
 
     state_bytes: of the states of all heads of a sequence.
     """
-    length, strip = rows[:, STOP] - rows[:, FIRST], _whole(STRIP, C)
+    length, strip = rows[:, STOP] - rows[:, FIRST], _whole(policy.TIME_BLOCK, C)
     longest = int(length.max(initial=0))
-    while strip < min(longest, LONGEST + 1):
+    while strip < min(longest, policy.LONGEST_BLOCK + 1):
         count = np.maximum(-(-length // strip), 1)
-        if int(count.sum()) * state_bytes <= KEPT:
+        if int(count.sum()) * state_bytes <= policy.STORED_BYTES:
             rows[:, TO] = np.cumsum(count) - count
             return strip
         strip *= 2

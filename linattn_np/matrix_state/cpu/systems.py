@@ -1,115 +1,151 @@
-"""The systems of a SOLVED read-out by conjugate gradients in compiled loops: systems.py's `iterated`, as a program."""
+"""The systems of a SOLVED read-out by conjugate gradients in compiled loops: readouts/systems.py's `iterated`.
+
+    x_t (Z_t + diag(ridge_t)) = q_t, Z_t the sum of the keys' outer products: rows of a chunk step together, and
+    p A_i = p^_i Z + sum_{j <= i} gram(p, k)_ij beta_j k_j + ridge_i (.) p_i
+"""
 
 from __future__ import annotations
 
-import functools
 from math import prod
 
 import numpy as np
 
 from ...ops.conjugate_gradients import square_of
-from ...runtime.compiled.tiles import LEFT_LOWER, OUT_LOWER
+from ...ops.cpu.products import FULL, LEFT_LOWER, OUT_LOWER, product
+from ...ops.cpu.rows import add_hadamard, clear, scaled
+from ...ops.cpu.storage import load, save
+from ...runtime.pieces.piece import Number, Vector, Whole, piece
+from ...runtime.pieces.row_tiles import dot
+from ...runtime.pieces.views import row, rows
 from .. import policy
 from ..readouts.systems import Solver
 from ..types import Inputs, Plan
-from .chunk import Cell, Chunk
+from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, reach, write
 from .chunks import cell_of, tokens
-from .interpreter.program import COLUMN, FIRST, HEAD, ONE, SCALE, STATE, STOP, WIDTH, Program
-from .run import run
+from .decay import decays, weigh
+from .forward import load_state, save_state
+from .kernels import optional_of, storage_pieces
+from .layout import layout
+from .run import Kernel, run
 from .strips import strips
-from .table import IN_Q, IN_READ, IN_STATE, OUT, OUT_STATE, Table, sequences
+from .table import Table, sequences
+from .workspace import Work
 
 
-class Systems(Chunk):
-    """A chunk of the memory of keys, and the rows that are solved for; SCALE is the square of the tolerance."""
-
-    def __init__(self, p: Program, cell: Cell, each_token: bool):
-        super().__init__(p, cell)
-        C, K = cell.C, cell.K
-        self.found, self.residual, self.direction, self.pA = (p.matrix(C, K) for _ in range(4))
-        self.rr, self.enough = p.vector(C), p.vector(C)
-        self.n, self.going, self.zero, self.each_token = p.register(), p.register(), p.literal(0), each_token
-        ridge = p.matrix(C if each_token else 1, K)
-        self.ridge, self.ridge_row = ridge, ridge if each_token else p.same(ridge)
-
-    def load_ridge(self) -> None:
-        """Of the chunk's tokens, or of all."""
-        start, count = (self.t, self.c) if self.each_token else (self.zero, self.one)
-        self.p.load(self.ridge, IN_READ, start, HEAD, count, self.zero, self.K)
-
-    def times_A(self, Z: int) -> None:
-        """pA_i = p^_i Z + sum over j <= i of gram(p, k)_ij beta_j k_j + ridge_i (.) p_i"""
-        p, c, K = self.p, self.c, self.K
-        p.multiply(self.direction, self.kT, c, c, K, self.P, ONE, OUT_LOWER)
-        p.weigh(self.P, self.E, c, self.whole, False, ONE)
-        p.multiply(self.P, self.v, c, K, c, self.pA, ONE, LEFT_LOWER)
-        p.multiply(self.direction, Z, c, K, K, self.pA, self.reach(False, ONE), added=self.pA, added_rows=ONE)
-        p.add_hadamard(self.direction, self.ridge_row, c, K, self.pA)
-
-    def solve_rows(self, Z: int, j: int, iterations: int) -> None:
-        """x from 0, for the rows of query head j."""
-        p, c, K = self.p, self.c, self.K
-        b = self.take(IN_Q, self.cell.K, j)
-        p.clear(self.found, self.zero, c, K)
-        p.clear(self.rr, self.zero, c, self.one)
-        p.copy(b, c, K, self.residual, ONE)
-        p.copy(b, c, K, self.direction, ONE)
-        p.dots(self.rr, b, b, c, K, 1)
-        p.reach(self.enough, self.rr, SCALE, c, 1)
-        p.add(self.n, self.zero, self.zero)
-        top = p.here()
-        self.times_A(Z)
-        p.descend(self.found, self.residual, self.direction, self.pA, self.rr, self.enough, c, K, self.going)
-        p.add(self.n, self.n, self.one)
-        with p.only_if(self.zero, self.going):
-            p.less(self.n, p.literal(iterations), top)
-        p.put(self.found, OUT, self.t, j, c, K, ONE)
-
-
-@functools.lru_cache(64)
-def systems_program(cell: Cell, each_token: bool, iterations: int) -> Program:
-    """Solutions and the final state."""
-    p = Program(cell.dtype)
-    x, Z = Systems(p, cell, each_token), p.matrix(cell.K, cell.K)
-    x.once()
-    if cell.started:
-        p.state(Z, IN_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
+@piece
+def times_A(w: Work):
+    """times_A = p A of the rows p = direction."""
+    product(OUT_LOWER, w.direction, w.kT, w.P)
+    weigh(w.P, w.E, False, w.ones)
+    product(LEFT_LOWER, w.P, w.v, w.times_A)
+    reach(w, 0, w.ones, 1.0)
+    product(FULL, w.direction, w.S, w.times_A, w.factor, w.times_A)
+    if w.each_ridge:
+        add_hadamard(w.direction, w.ridge, w.times_A)
     else:
-        p.clear(Z, x.zero, x.K, WIDTH)
-    if not each_token:
-        x.load_ridge()
-    p.add(x.t, FIRST, x.zero)
-    with p.only_if(x.t, STOP):
-        top = p.here()
-        x.begin()
-        x.writers()
-        x.decays()
-        if each_token:
-            x.load_ridge()
-        x.each_query(lambda j: x.solve_rows(Z, j, iterations))
-        x.write(Z, Z)
-        p.add(x.t, x.t, x.c)
-        p.less(x.t, STOP, top)
-    p.store_state(Z, OUT_STATE, STATE, HEAD, x.K, COLUMN, WIDTH)
-    return p
+        ridge = row(w.ridge, 0)
+        for i in range(w.c):
+            p, to = row(w.direction, i), row(w.times_A, i)
+            for d in range(len(to)):
+                to[d] += p[d] * ridge[d]
+
+
+@piece
+def descend(w: Work, n: Whole) -> Whole:
+    """A step of the rows with |r|^2 > bounds; how many are not done.
+
+    a = |r|^2 / <p, p A>, x += a p, r' = r - a p A, p' = r' + b p, b = |r'|^2 / |r|^2
+    """
+    left = 0
+    for i in range(w.c):
+        before, limit = w.squares[i], w.bounds[i]
+        if not before <= limit:  # a row that is not a number goes on
+            p, pA, r = row(w.direction, i), row(w.times_A, i), row(w.residual, i)
+            curve = dot(p, pA, n)
+            step = before / curve if curve != 0 else before
+            move(step, p, row(w.found, i))
+            move(-step, pA, r)
+            after = dot(r, r, n)
+            turn(after / before, r, p)
+            w.squares[i] = after
+            if not after <= limit:
+                left += 1
+    return left
+
+
+@piece
+def move(step: Number, p: Vector, x: Vector):
+    """x += step p"""
+    for d in range(len(x)):
+        x[d] += step * p[d]
+
+
+@piece
+def turn(ratio: Number, r: Vector, p: Vector):
+    """p = r + ratio p"""
+    for d in range(len(p)):
+        p[d] = r[d] + ratio * p[d]
+
+
+@piece
+def solve_rows(w: Work, j: Whole):
+    """x from 0, for the rows of query head j."""
+    load_queries(w, j)
+    clear(w.found)
+    scaled(w.q, None, w.residual)
+    scaled(w.q, None, w.direction)
+    for i in range(w.c):
+        w.squares[i] = dot(row(w.q, i), row(w.q, i), w.K_lanes)
+        w.bounds[i] = w.enough * w.squares[i]
+    for _ in range(w.iterations):
+        times_A(w)
+        if descend(w, w.K_lanes) == 0:
+            break
+    save(w.found, w.out, (w.BATCH, j, w.t), (0, w.K))
+
+
+@piece
+def solve_systems(w: Work, first: Whole, last: Whole):
+    """Solutions and the final state of the tasks first..last."""
+    once(w)
+    for n in range(first, last):
+        begin_task(w, n)
+        load_state(w, w.in_state, w.STATE, w.S, w.started)
+        if not w.each_ridge:
+            load(w.in_r, (w.BATCH, w.HEAD, 0), (0, w.K), rows(w.ridge, 0, 1))
+        w.t = w.FIRST
+        while w.t < w.STOP:
+            begin_chunk(w)
+            load_tokens(w)
+            decays(w)
+            if w.each_ridge:
+                load(w.in_r, (w.BATCH, w.HEAD, w.t), (0, w.K), w.ridge)
+            for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries):
+                solve_rows(w, j)
+            write(w, w.S, w.S)
+            w.t += w.c
+        save_state(w, w.S, w.out_state, w.STATE)
 
 
 def solve(
     x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(x_t, Z after the last token), as systems.py's."""
+    """(x_t, Z after the last token), as readouts/systems.py's."""
     (*lead, T, H, K), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x._replace(r=ridge))
     rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
     ragged = not plan.sequences or plan.sequences[0].row is not None
     found = np.empty((*lead, T, table.asking, K), dtype)
     end = np.empty((*([len(rows)] if ragged else lead), H, K, K), dtype)
-    table.tokens(OUT, found, table.asking)
-    table.states(IN_STATE, Z)
-    table.states(OUT_STATE, end)
+    table.tokens("out", found, table.asking)
+    table.states("in_state", Z)
+    table.states("out_state", end)
     cell = cell_of(x, plan, table, K, Z is not None)
+    cell = cell._replace(solved=solver.iterations, each_ridge=ridge.shape[-3] > 1)
     tasks, bounds = strips(rows, H, K, K, cell.C, 1)
     operations = 2.0 * solver.iterations * tokens(rows) * table.asking * K * (K + cell.C)
-    program = systems_program(cell, ridge.shape[-3] > 1, solver.iterations)
-    enough = square_of(solver.tolerance, float(np.finfo(dtype).eps))
-    run(program, enough, table.numbers, tasks, bounds, operations, table)
+    numbers = {"scale": plan.scale, "enough": square_of(solver.tolerance, float(np.finfo(dtype).eps))}
+    optional = (*optional_of(cell), *storage_pieces(table.numbers, cell.dtype))
+    kernel = Kernel(solve_systems, optional, cell.dtype, layout(cell)[0], numbers)
+    run(kernel, table.numbers, tasks, bounds, operations, table)
     return found, end
+

@@ -1,4 +1,4 @@
-"""The table of a call's arrays: where each lies, a row each, with strides, heads that share a head, storage dtype."""
+"""The arrays of a call as rows of a workspace's table: address, steps, heads that share one, storage, shape."""
 
 from __future__ import annotations
 
@@ -8,40 +8,33 @@ import numpy as np
 
 from ...ops.map_steps import Tables
 from ...runtime.arrays import dtype_name
-from ...runtime.compiled.rows import STORAGE as STORAGES
+from ...runtime.pieces.workspace import ARRAY, SHARED, stored_array
 from ..types import Inputs, Plan
-from .interpreter.machine import AT, SHARED
-from .interpreter.program import CHUNKS, FIRST, INPUTS, STOP
-from .memory import address
+from .workspace import ARRAYS, CHUNK, TASK
 
-IN_Q, IN_K, IN_V, IN_G, IN_READ, IN_BETA, IN_PUSH, IN_BONUS, IN_STATE, OUT, OUT_STATE = range(11)
-IN_DOUT, IN_DSTATE, OUT_DQ, OUT_DK, OUT_DV, OUT_DG, OUT_DREAD, OUT_DBETA, OUT_DPUSH, OUT_DBONUS, OUT_DSTATE = range(
-    11, 22
-)
-IN_FADE, STARTS, ENDS = 22, 23, 24  # STARTS, ENDS: states, and their gradients, between strips
-IN_MAP, IN_MAP_TURNED, IN_NUMBERS, IN_SEGMENTS = range(25, 29)  # of a feature map: W, W^T, the rest
-IN_EPS, OUT_SUMS = 29, 30  # of a division by sums of weights
-OUT_DFADE = 31
-ARRAYS = 32
+STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16", "int64"))}
+BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS, LEAD, EARLIER, LATER, FROM, TO = range(len(TASK))
+FIRST_ROW = CHUNK.slots[ARRAYS[0]]
+ROW = {name: n for n, name in enumerate(ARRAYS)}
 
 
 class Table:
     """Rows of `numbers`; keeps the arrays alive."""
 
     def __init__(self, x: Inputs):
-        self.numbers = np.zeros((ARRAYS, 7), np.int64)
+        self.numbers = np.zeros((len(ARRAYS), ARRAY), np.int64)
         self.numbers[:, SHARED] = 1
-        self.kept: dict[int, Any] = {}
+        self.kept: dict[str, Any] = {}
         self.H = x.v.shape[-2]
         self.asking = self.H if x.q is None else max(self.H, x.q.shape[-2])
-        self.tokens(IN_Q, x.q, self.asking)
-        for name, y in ((IN_K, x.k), (IN_V, x.v), (IN_G, x.g), (IN_READ, x.r if x.a is None else x.a),
-                        (IN_BETA, x.beta), (IN_PUSH, x.b), (IN_FADE, x.gv)):  # fmt: skip
+        self.tokens("in_q", x.q, self.asking)
+        for name, y in (("in_k", x.k), ("in_v", x.v), ("in_g", x.g), ("in_r", x.r if x.a is None else x.a),
+                        ("in_beta", x.beta), ("in_b", x.b), ("in_gv", x.gv)):  # fmt: skip
             self.tokens(name, y, self.H)
         if x.u is not None:
-            self._put(IN_BONUS, x.u, (0, 0, *x.u.strides), self.H // x.u.shape[0])
+            self._put("in_u", x.u.reshape((1, 1, *x.u.shape)), (0, 0, *x.u.strides), self.H // x.u.shape[0])
 
-    def tokens(self, name: int, y: np.ndarray | None, heads: int) -> None:
+    def tokens(self, name: str, y: np.ndarray | None, heads: int) -> None:
         """An array (..., T, H', D) for `heads` heads; one batch row, or none, is shared by the batch."""
         if y is None:
             return
@@ -49,40 +42,33 @@ class Table:
         steps = (0, *y.strides[1:]) if y.shape[0] == 1 else y.strides
         self._put(name, y, steps, heads // y.shape[-2])
 
-    def states(self, name: int, y: np.ndarray | None) -> None:
+    def states(self, name: str, y: np.ndarray | None) -> None:
         """An array (..., H, K, V): rows of the state take the place of tokens."""
         if y is None:
             return
-        y = y.reshape((-1, *y.shape[-3:]))
-        batch, head, k, v = y.strides
-        self._put(name, y, (batch, k, head, v), 1)
+        y = y.reshape((-1, *y.shape[-3:])).swapaxes(1, 2)
+        self._put(name, y, y.strides, 1)
 
     def constants(self, tables: Tables) -> None:
         """Tables of a feature map, the same for every token and head."""
-        for name, y in ((IN_MAP, tables.W), (IN_MAP_TURNED, tables.WT), (IN_NUMBERS, tables.numbers[None])):
+        for name, y in (("in_map", tables.W), ("in_map_T", tables.WT), ("in_numbers", tables.numbers[None]),
+                        ("in_segments", tables.segments)):  # fmt: skip
             if y is not None:
                 self.constant(name, y)
-        if tables.segments is not None:
-            self.kept[IN_SEGMENTS] = tables.segments
-            self.numbers[IN_SEGMENTS, AT] = address(tables.segments)
 
-    def constant(self, name: int, y: np.ndarray) -> None:
+    def constant(self, name: str, y: np.ndarray) -> None:
         """A matrix, the same for every batch row and head: its rows take the place of tokens."""
-        self._put(name, y, (0, y.strides[0], 0, y.strides[1]), 1)
+        self._put(name, y[None, :, None], (0, y.strides[0], 0, y.strides[1]), 1)
 
-    def _put(self, name: int, y: np.ndarray, steps: tuple[int, ...], shared: int) -> None:
+    def _put(self, name: str, y: np.ndarray, steps: tuple[int, ...], shared: int) -> None:
         self.kept[name] = y
-        at = y.__array_interface__["data"][0]
-        self.numbers[name] = (at, *steps, shared, STORAGES[dtype_name(y)])
+        self.numbers[ROW[name]] = stored_array(y, steps, max(shared, 1), STORAGES[dtype_name(y)])
 
-    def direct(self, names: tuple[int, ...], dtype: np.dtype, lane: int) -> frozenset[int]:
-        """Arrays that products can read where they lie: the dtype of the computation, rows of whole vectors."""
-        size = dtype.itemsize
-        return frozenset(
-            name for name in names
-            if name in self.kept and (y := self.kept[name]).dtype == dtype and y.strides[-1] == size
-            and y.shape[-1] % lane == 0 and y.strides[-3] % size == 0 and self.numbers[name, AT] % size == 0
-        )  # fmt: skip
+
+def is_direct(y: np.ndarray | None, dtype: Any) -> bool:
+    """Whether compiled code can read rows where they lie: the dtype of the computation, numbers side by side."""
+    size = np.dtype(dtype).itemsize
+    return y is not None and y.dtype == dtype and y.strides[-1] == size and not any(s % size for s in y.strides)
 
 
 def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
@@ -92,8 +78,9 @@ def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
         rows = [(b, start, stop, b) for b in range(batch)]
     else:
         rows = [(0, s.start, s.stop, s.row or 0) for s in plan.sequences]
-    table = np.zeros((len(rows), INPUTS), np.int64)
+    table = np.zeros((len(rows), len(TASK)), np.int64)
     if rows:
         table[:, :4] = rows
         table[:, CHUNKS] = -(-(table[:, STOP] - table[:, FIRST]) // chunk)
     return table
+

@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-pytest.importorskip("llvmlite")
+pytest.importorskip("numba")
 
 import linattn_np as la
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
 from linattn_np.testing import check_vjp, relative_error
 
@@ -96,7 +97,7 @@ def test_no_bit_depends_on_the_slots(name, slots, few_slots):
 @pytest.mark.parametrize("name", MAPPED)
 def test_few_heads_go_backward_by_strips_at_once(name, queries, monkeypatch):
     """Several threads and one head: z and dz between strips, with the bits that one thread gives."""
-    monkeypatch.setattr(numba_loops, "MANY_OPERATIONS", 0)
+    monkeypatch.setattr(policy, "APART_OPERATIONS", 0)
     fn, options = MAPPED[name]
     given, before = case(fn, (1, 900, queries, 1, 1, 6, 70))
     options = options | {"state": la.vjp(fn, *before, return_state=True, **options)[0][1], "backend": "numba"}

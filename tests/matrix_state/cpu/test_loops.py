@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-pytest.importorskip("llvmlite")
+pytest.importorskip("numba")
 
 from linattn_np.matrix_state import definition as recurrence
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
-from linattn_np.matrix_state.cpu import run as numba_run
 from linattn_np.matrix_state.types import ReadState
 from linattn_np.runtime.shapes import sequences
 from linattn_np.testing import relative_error
@@ -182,7 +182,7 @@ def test_storage_in_16_bits_is_converted_exactly():
 
 @pytest.mark.parametrize("heads", [(2, 2, 2), (1, 1, 1)])
 def test_same_bits_for_any_number_of_threads(heads, monkeypatch):
-    monkeypatch.setattr(numba_run, "FEW_OPERATIONS", 0)
+    monkeypatch.setattr(policy, "FEW_OPERATIONS", 0)
     args = case("vector", "delta", "after", T=150, K=48, V=100, B=1, heads=heads)
     results = []
     for threads in ("1", "2", "3", "7"):

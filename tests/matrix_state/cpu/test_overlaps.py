@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-pytest.importorskip("llvmlite")
+pytest.importorskip("numba")
 
 import linattn_np as la
 from linattn_np.matrix_state.cpu.recurrent import short as numba_short

@@ -9,15 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-pytest.importorskip("llvmlite")
+pytest.importorskip("numba")
 
 import linattn_np as la
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
-from linattn_np.matrix_state.cpu import memory as handles
-from linattn_np.matrix_state.cpu.recurrent import short as numba_short
 from linattn_np.matrix_state.types import ReadState
+from linattn_np.runtime.pieces import memory as handles
 from linattn_np.runtime.shapes import sequences
 from linattn_np.testing import relative_error
 from tests.core_cases import CELLS, case
@@ -138,7 +137,7 @@ def test_short_sequences_of_a_ragged_batch_have_the_bits_they_have_alone():
 
 @pytest.mark.parametrize("threads", ["2", "3"])
 def test_same_bits_for_any_number_of_threads(threads, monkeypatch):
-    monkeypatch.setattr(numba_short, "FEW_BYTES", 0)
+    monkeypatch.setattr(policy, "FEW_BYTES", 0)
     for heads, V in (((2, 2, 2), 100), ((1, 1, 1), 600)):
         args = case("vector", "delta", "after", T=5, K=48, V=V, B=1, heads=heads)[:3]
         monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "1")
@@ -357,7 +356,7 @@ def test_addresses_are_found_or_asked_for(known, monkeypatch):
 
 
 def test_callers_at_once_get_what_each_gets_alone(monkeypatch):
-    monkeypatch.setattr(numba_short, "FEW_BYTES", 0)
+    monkeypatch.setattr(policy, "FEW_BYTES", 0)
     monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
     cases = [arrays(2, K=30, V=50, seed=n) for n in range(16)]
     call = lambda c: la.gated_delta_rule(**c[0], state=c[1], return_state=True, backend="numba")  # noqa: E731

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("llvmlite")
+pytest.importorskip("numba")
 
 import linattn_np as la
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
-from linattn_np.matrix_state.cpu import strips as numba_strips
-from linattn_np.matrix_state.cpu.interpreter.program import (
+from linattn_np.matrix_state.cpu.strips import kept_strip, strips
+from linattn_np.matrix_state.cpu.table import (
     BATCH,
     CHUNKS,
     COLUMN,
@@ -22,21 +23,20 @@ from linattn_np.matrix_state.cpu.interpreter.program import (
     FIRST,
     FROM,
     HEAD,
-    INPUTS,
     LATER,
     STATE,
     STOP,
     TO,
     WIDTH,
 )
-from linattn_np.matrix_state.cpu.strips import kept_strip, strips
+from linattn_np.matrix_state.cpu.workspace import TASK
 from linattn_np.testing import relative_error
 from tests.cases import with_arrays
 
 
 def rows_of(lengths):
     """Sequences one after the other in one batch row."""
-    rows = np.zeros((len(lengths), INPUTS), np.int64)
+    rows = np.zeros((len(lengths), len(TASK)), np.int64)
     rows[:, STOP] = np.cumsum(lengths)
     rows[:, FIRST] = rows[:, STOP] - lengths
     rows[:, STATE] = np.arange(len(lengths))
@@ -81,9 +81,9 @@ def test_places_of_kept_states_are_told_apart_and_bounded():
     assert rows[:, TO].tolist() == [0, 3, 4, 5]
     assert kept_strip(rows, 1000, 48) == 288  # whole chunks
     assert kept_strip(rows_of(np.array([256])), 1000, 32) == 0  # one strip has nothing between
-    assert kept_strip(rows_of(np.array([4096])), numba_strips.KEPT // 8, 32) == 512
-    assert kept_strip(rows_of(np.array([4096])), numba_strips.KEPT // 2, 32) == 2048
-    assert kept_strip(rows_of(np.array([1 << 20])), numba_strips.KEPT // 8, 32) == 0
+    assert kept_strip(rows_of(np.array([4096])), policy.STORED_BYTES // 8, 32) == 512
+    assert kept_strip(rows_of(np.array([4096])), policy.STORED_BYTES // 2, 32) == 2048
+    assert kept_strip(rows_of(np.array([1 << 20])), policy.STORED_BYTES // 8, 32) == 0
 
 
 def arrays(B, T, H, K, V, dtype=np.float32):
@@ -112,8 +112,8 @@ def test_heads_that_take_turns_get_what_each_gets_alone():
 def test_no_bit_depends_on_the_states_that_are_kept(monkeypatch, offsets):
     given, dout = arrays(1, 1500, 2, 24, 16)
     found = []
-    for kept in (numba_strips.KEPT, 4 * 2 * 24 * 16 * 4, 0):  # every 256 tokens, fewer, none
-        monkeypatch.setattr(numba_strips, "KEPT", kept)
+    for kept in (policy.STORED_BYTES, 4 * 2 * 24 * 16 * 4, 0):  # every 256 tokens, fewer, none
+        monkeypatch.setattr(policy, "STORED_BYTES", kept)
         found.append(all_of(given, dout, cu_seqlens=offsets))
     for other in found[1:]:
         assert all((x == y).all() for x, y in zip(found[0], other, strict=True))
@@ -134,7 +134,7 @@ FEW = [with_arrays("q k v"), *(with_arrays("q k v g", decay=decay, erase="NONE")
 @pytest.mark.parametrize("fn", FEW, ids=lambda fn: fn.__name__)
 def test_few_heads_go_backward_by_strips_at_once(monkeypatch, fn, queries):
     """Several threads and one head: strips at once, with the bits that one thread gives."""
-    monkeypatch.setattr(numba_loops, "MANY_OPERATIONS", 0)
+    monkeypatch.setattr(policy, "APART_OPERATIONS", 0)
     found, calls = [], []
     find = numba_loops._find_ends
     monkeypatch.setattr(numba_loops, "_find_ends", lambda *given: calls.append(find(*given)))

@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 
 from ....runtime import threads
+from ....runtime.pieces.memory import Scratch, address, handles, place
+from ....runtime.pieces.piece import JIT, entry, load_pieces
+from ....runtime.pieces.workspace import PythonWorkspace
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
-from ..memory import address, handles, place
-from ..table import ARRAYS, Table
-from .step import step_tasks
-from .step_table import BLOCKS, QUERIES, TOKENS, layout, memory, sizes
+from ..kernels import storage_pieces
+from ..table import Table
+from . import step
+from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout, sizes
 
-BLOCK = 128  # value columns: a state is shared out in multiples of it
-FEW_BYTES = 2**22  # of states that go by; below, threads cost more than they give
+_own = Scratch()
 
 
 def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
@@ -73,22 +75,36 @@ class Steps:
     def __init__(self, x: Inputs, plan: Plan, state: np.ndarray | None, rows: np.ndarray):
         dtype, H, K, V = np.dtype(plan.dtype), x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]
         tokens, states = int((rows[:, 2] - rows[:, 1]).max()), len(rows) * H
-        self.few = states * K * V * dtype.itemsize * tokens < FEW_BYTES
+        self.few = states * K * V * dtype.itemsize * tokens < policy.FEW_BYTES
         share = -(-(1 if self.few else threads.num_threads()) // states)
-        columns = min(V, max(1, -(-V // (share * BLOCK))) * BLOCK)
-        n = sizes(x, plan, state, columns)
-        w, self.bytes = layout(K, int(n[QUERIES]), min(tokens, TOKENS), dtype.itemsize)
-        self.kernel = step_tasks(dtype)
-        self.tasks = states * int(n[BLOCKS])
-        self.kept: tuple[np.ndarray, ...] = (n, np.ascontiguousarray(rows), w)
-        self.scale = np.array([plan.scale], dtype)
+        columns = min(V, max(1, -(-V // (share * policy.STEP_COLUMNS))) * policy.STEP_COLUMNS)
+        self.sizes = sizes(x, plan, state, columns)
+        self.layout = layout(K, self.sizes["queries"], max(1, min(tokens, policy.STEP_TOKENS)), dtype.name)
+        self.bytes, self.dtype = self.layout.bytes + TABLE_BYTES, dtype.name
+        load_pieces((step.step_tasks, *_optional(x)), dtype.name, optional=False)
+        self.kernel = entry(step.step_tasks, dtype.name) if JIT else None
+        self.tasks, self.scale = states * self.sizes["blocks"], plan.scale
+        self.sequences = np.ascontiguousarray(rows)
 
-    def settle(self, arrays: np.ndarray, told: np.ndarray, count: int, handles: int) -> None:
-        """Keep the tables: of arrays; where each lies and how far each reaches; how many are read, of how many."""
-        self.kept = arrays, told, *self.kept[-3:], self.scale
-        self.handles = handles
-        self.tables = np.array([*map(address, self.kept), count, handles])
-        self.at = address(self.tables)
+    def settle(self, arrays: np.ndarray, sources: np.ndarray, extents: np.ndarray, count: int) -> None:
+        """Keep the table: arrays; whose handle says where each lies (-1: the table); how far each reaches.
+
+        The first `count` of those with handles are read, the next one is what is overwritten; 0: nothing is.
+        """
+        load_pieces(storage_pieces(arrays, self.dtype), self.dtype, optional=False)
+        table = self.layout.table.copy()
+        self.kept = arrays, sources, extents, self.layout.own, self.sequences
+        self.handles = len(extents)
+        for name, size in (*self.sizes.items(), ("read_count", count), ("handle_count", len(extents)),
+                           ("sequence_count", len(self.sequences)), ("own_count", len(self.layout.own)),
+                           ("source_count", len(sources))):  # fmt: skip
+            table[STEPS.slots[name]] = size
+        table[STEPS.slots["scale"] : STEPS.slots["scale"] + 1].view(np.float64)[0] = self.scale
+        table[FIRST : FIRST + arrays.size] = arrays.ravel()
+        for name, y in (("sequences", self.sequences), ("own", self.layout.own), ("sources", sources),
+                        ("extents", extents)):  # fmt: skip
+            table[STEPS.slots[name] : STEPS.slots[name] + 2] = address(y), y.strides[0]
+        self.table, self.at = table, address(table)
 
     def run(self, row: array[int], owners: Any) -> bool:
         """Walk the sequences of described arrays; False if what is overwritten shares memory with what is read.
@@ -98,8 +114,11 @@ class Steps:
         at, told = self.at, place(row)
 
         def task(first: int, last: int, owners: Any = (row, owners)) -> None:
-            _held, own = memory(self.bytes)
-            self.kernel(at, told, own, first, last)
+            _held, own = _own.take(self.bytes)
+            if self.kernel is not None:
+                self.kernel(at, told, own, first, last)
+            else:
+                step.step_tasks(PythonWorkspace(STEPS, self.table, self.dtype), told, own, first, last)
 
         if self.few:
             task(0, self.tasks)
@@ -108,9 +127,15 @@ class Steps:
         return not row[self.handles]
 
 
+def _optional(x: Inputs) -> tuple[Any, ...]:
+    """The optional pieces of a call."""
+    found = [step.write_faded] if x.gv is not None else []
+    found += [step.write_free] if x.erase is Erase.FREE else []
+    return (*found, step.load_bonus) if x.u is not None else tuple(found)
+
+
 def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> None:
     """Walk the sequences in `rows` of arrays that lie where the table says."""
-    alone, steps = np.full(ARRAYS + 2, -1, np.int64), Steps(x, plan, state, rows)
-    alone[ARRAYS:] = 0
-    steps.settle(table.numbers, alone, 0, 1)
+    steps = Steps(x, plan, state, rows)
+    steps.settle(table.numbers, np.full(len(table.numbers), -1), np.zeros((1, 2), np.int64), 0)
     steps.run(handles([table.numbers]), table)

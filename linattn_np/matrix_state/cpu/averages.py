@@ -1,0 +1,96 @@
+"""Outputs over the sum of their weights, with z, the sum of all keys, as an extra column of the state; the adjoint.
+
+    d_i = eps + scale q_i z + sum_{j<=i} P_ij        out_i = (scale q_i S + sum_{j<=i} P_ij v_j) / d_i
+    z += sum_j k_j
+
+With c_i = dout_i / d_i the cotangent of the numerator, that of d_i is the number w_i = -c_i . out_i, and
+
+    dP_ij = c_i . v_j + w_i        dq_i += scale w_i z        dk_j += dz        dz += sum_i scale w_i q_i
+
+dz on the right of dk_j being that of the outgoing z. A task has all value columns: there is one z a head.
+"""
+
+from __future__ import annotations
+
+from ...ops.cpu.numbers import number
+from ...ops.cpu.rows import add_weighted_rows
+from ...ops.cpu.storage import load, load_column, save, save_column
+from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
+from ...runtime.pieces.row_tiles import dot, sum_of
+from ...runtime.pieces.views import as_row, row, rows, transposed
+from .workspace import Work
+
+
+@piece(optional=True)
+def load_z(w: Work, x: Stored, state: Whole, z: Vector, given: Whole):
+    """z = the column of a state behind its values; zeros where none is given."""
+    for d in range(len(z)):
+        z[d] = 0
+    if given:
+        load(x, (state, w.HEAD, 0), (w.V, 1), rows(transposed(as_row(z)), 0, w.K))
+
+
+@piece(optional=True)
+def save_z(w: Work, z: Vector, x: Stored, state: Whole):
+    """The column of a state behind its values = z."""
+    save(rows(transposed(as_row(z)), 0, w.K), x, (state, w.HEAD, 0), (w.V, 1))
+
+
+@piece(optional=True)
+def find_averages(w: Work, j: Whole):
+    """averages_i = d_i of the rows of query head j, kept for the adjoint, and over_i = 1 / d_i; 0 of 0."""
+    for i in range(w.c):
+        total = w.scale * dot(row(w.q, i), w.z, w.K_lanes) + sum_of(row(w.P, i), i + 1) + w.eps
+        w.averages[i] = total
+        w.over[i] = 1 / total if total != 0 else number(w.over, 0)
+    save_column(w.averages, w.out_sums, (w.BATCH, j, w.t))
+
+
+@piece(optional=True)
+def add_keys(w: Work, z: Vector, out: Vector):
+    """out = z + sum of k_t"""
+    for d in range(len(out)):
+        out[d] = z[d]
+    add_weighted_rows(w.ones, w.k, 1.0, out)
+
+
+@piece(optional=True)
+def averages_vjp(w: Work, j: Whole):
+    """dout <- c, the cotangents of what query head j has read, and its weights w."""
+    place = (w.BATCH, j, w.t)
+    load(w.out, place, (0, w.V), w.inside)
+    load_column(w.out_sums, place, w.averages)
+    for i in range(w.c):
+        total, c, o = w.averages[i], row(w.dout, i), row(w.inside, i)
+        over = 1 / total if total != 0 else number(w.averages, 0)
+        for v in range(len(c)):
+            c[v] *= over
+        w.weights[i] = -dot(c, o, len(c))
+
+
+@piece(optional=True)
+def read_z_vjp(w: Work):
+    """dq_i += scale w_i z; dz += scale sum of w_i q_i"""
+    for i in range(w.c):
+        dq, z, f = row(w.dq, i), w.z, w.scale * w.weights[i]
+        for d in range(len(dq)):
+            dq[d] += f * z[d]
+    add_weighted_rows(w.weights, w.q, w.scale, w.dz)
+
+
+@piece(optional=True)
+def add_weights(w: Work, dP: Matrix):
+    """dP_ij += w_i"""
+    for i in range(w.c):
+        d, f = row(dP, i), w.weights[i]
+        for j in range(len(d)):
+            d[j] += f
+
+
+@piece(optional=True)
+def add_dz(w: Work, dk: Matrix):
+    """dk_j += dz"""
+    for i in range(w.c):
+        d, dz = row(dk, i), w.dz
+        for j in range(len(d)):
+            d[j] += dz[j]

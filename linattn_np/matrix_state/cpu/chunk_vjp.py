@@ -1,0 +1,231 @@
+"""The adjoint of a chunk: chunk.py's equations from the last to the first, dS the gradient of the state after it.
+
+    S' = carry S + K^T diag(end) U           dU = diag(end) K dS,  dK = diag(end) U dS^T,  dS <- carry dS
+    out = scale diag(start) Q S + P U        dQ = scale diag(start) dout S^T + rows(dP, K),  dP = dout U^T
+                                             dS += Q^T diag(scale start) dout,  dU += P^T dout,  dK += columns(dP, Q)
+    (1 + M) U = diag(beta) (V - ..R S)       dZ = (1 + M)^-T dU,  dV = diag(beta) dZ,  dM = -dZ U^T,  M = diag(beta) A
+                                             dR = -diag(beta start) dZ S^T + rows(dM, K),  dS -= ..
+"""
+
+from __future__ import annotations
+
+from ...ops.cpu.products import FULL, LEFT_UPPER, OUT_LOWER, product, transpose
+from ...ops.cpu.rows import add_dots, add_hadamard, clear, fill, hadamard, hadamard_to, overlap, scale_rows, scaled
+from ...ops.cpu.storage import load, save, save_column
+from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
+from ...runtime.pieces.row_tiles import dot
+from ...runtime.pieces.views import row, transposed
+from .averages import add_dz, add_weights, averages_vjp, read_z_vjp
+from .chunk import bonus, bonus_vjp, load_queries, reach, reader, solve_system
+from .decay import gram
+from .decay_vjp import gate_vjp, gram_vjp
+from .maps import features_vjp
+from .value_decay import (
+    begin_value_vjp,
+    value_asked,
+    value_carried,
+    value_carried_vjp,
+    value_ended,
+    value_ended_vjp,
+    value_gate_vjp,
+    value_inside_vjp,
+    value_read_vjp,
+)
+from .workspace import DELTA, EARLY, FREE, SCALAR, STRICT, VECTOR, Work
+
+
+@piece
+def chunk_vjp(w: Work):
+    """Gradients of the chunk's inputs, and dS of the state before it."""
+    place = (w.BATCH, w.HEAD, w.t)
+    transpose(w.S, w.ST)
+    write_vjp(w)
+    for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.asked else 0):
+        read_vjp(w, j)
+    if w.erase == DELTA:
+        delta_vjp(w)
+    elif w.erase == FREE:
+        free_vjp(w)
+    else:
+        save(w.dU, w.out_dv, place, (0, w.V))
+    if w.map:
+        features_vjp(w, False, w.HEAD)
+    else:
+        save(w.dk, w.out_dk, place, (0, w.K))
+    gate_vjp(w)
+    if w.value_decay:
+        value_gate_vjp(w)
+
+
+@piece
+def write_vjp(w: Work):
+    """dU, dk (FREE: dY, db) and what the gates get from dS, which is then carried to the state before the chunk."""
+    transpose(w.dS, w.dST)
+    if w.decay == SCALAR:
+        clear(w.crossed_before)
+        fill(w.readers_before, 0.0)
+        fill(w.writers, 0.0)
+    elif w.decay == VECTOR:
+        clear(w.crossed_k)
+        clear(w.readers_k_before)
+        clear(w.writers_k)
+    if w.value_decay:
+        begin_value_vjp(w)
+    written_vjp(w, w.k, w.U, w.dU, w.dk)
+    if w.erase == FREE:
+        written_vjp(w, w.b, w.Y, w.dY, w.db)
+    if w.averaged:
+        add_dz(w, w.dk)
+    if w.value_decay:
+        value_carried(w, w.dS, w.dS)
+    if w.decay == SCALAR:
+        w.totals[0] = w.start[w.c] * overlap(w.S, w.dS)
+        fill(w.carries, w.start[w.c])
+        scale_rows(w.dS, w.carries)
+    elif w.decay == VECTOR:
+        channel_overlap(w.S, w.dS, w.carry, w.totals)
+        scale_rows(w.dS, w.carry)
+    if w.value_decay:
+        value_carried_vjp(w)
+
+
+@piece
+def channel_overlap(S: Matrix, dS: Matrix, carry: Vector, out: Vector):
+    """out_d = carry_d sum_v S_dv dS_dv"""
+    for d in range(len(S)):
+        out[d] = carry[d] * dot(row(S, d), row(dS, d), S.shape[1])
+
+
+@piece
+def written_vjp(w: Work, y: Matrix, u: Matrix, du: Matrix, dy: Matrix):
+    """The adjoint of S' = ... + (y (.) e^{s(j, end)})^T u."""
+    values = u
+    if w.value_decay:
+        value_ended(w, u)
+        values = w.ended
+    if w.decay == VECTOR:
+        hadamard(y, w.last, w.hat)
+        product(FULL, w.hat, w.dS, du)
+        product(FULL, values, w.dST, dy)
+        hadamard_to(w.last, dy)
+        add_hadamard(y, dy, w.writers_k)
+    else:
+        product(FULL, y, w.dS, du, w.end)
+        product(FULL, values, w.dST, dy, w.end)
+        if w.decay == SCALAR:
+            add_dots(y, dy, False, 1.0, w.writers)
+    if w.value_decay:
+        value_ended_vjp(w, u, du)
+
+
+@piece
+def reader_vjp(w: Work, x: Matrix, cotangent: Matrix, early: Whole, by: Vector, sign: Number, dx: Matrix, raw: Truth):
+    """dx = sign by_i e^{s(start, i)} (c S^T), what the gates get, dS += readers^T c; raw: back = c S^T."""
+    reach(w, early, by, sign)
+    if raw:
+        product(FULL, cotangent, w.ST, w.back)
+        scaled(w.back, w.factor, dx)
+    else:
+        product(FULL, cotangent, w.ST, dx, w.factor)
+    if w.decay == VECTOR:
+        hadamard_to(w.first_before if early else w.first, dx)
+        add_hadamard(x, dx, w.readers_k_before if early else w.readers_k)
+        reader(w, x, early)
+        scale_rows(w.hat, w.factor)
+    else:
+        if w.decay == SCALAR:
+            readers_dots(x, dx, w.readers_before if early else w.readers)
+        scaled(x, w.factor, w.hat)
+    product(FULL, transposed(w.hat), cotangent, w.dS, added=w.dS)
+
+
+@piece
+def readers_dots(x: Matrix, dx: Matrix, out: Vector):
+    """out_i += x_i . dx_i"""
+    for i in range(len(x)):
+        out[i] += dot(row(x, i), row(dx, i), x.shape[1])
+
+
+@piece
+def read_vjp(w: Work, j: Whole):
+    """The adjoint of what query head j reads: its dq, and its part of dU, dk, dY, db and dS."""
+    early, place = w.query_reads, (w.BATCH, j, w.t)
+    load_queries(w, j)
+    load(w.in_dout, place, (0, w.V), w.dout)
+    if w.averaged:
+        averages_vjp(w, j)
+    if w.value_decay:
+        value_asked(w)
+    reader_vjp(w, w.q, w.asking if w.value_decay else w.dout, early, w.scales, 1.0, w.dq, False)
+    if w.averaged:
+        read_z_vjp(w)
+    if w.value_decay:
+        value_read_vjp(w)
+    read_written_vjp(w, w.k, w.kT, w.U, w.dU, w.dk)
+    if w.erase == FREE:
+        read_written_vjp(w, w.b, w.bT, w.Y, w.dY, w.db)
+    if w.map:
+        features_vjp(w, True, j)
+    else:
+        save(w.dq, w.out_dq, place, (0, w.K))
+
+
+@piece
+def read_written_vjp(w: Work, y: Matrix, yT: Matrix, u: Matrix, du: Matrix, dy: Matrix):
+    """The adjoint of out = ... + gram(q, y) u."""
+    reads = EARLY | STRICT if w.query_reads else 0
+    gram(w, w.q, y, yT, reads, w.scales, w.P)
+    if w.value_decay:
+        value_inside_vjp(w, w.query_reads, u, du)
+    else:
+        transpose(u, w.UT)
+        product(OUT_LOWER, w.dout, w.UT, w.dP)
+        if w.averaged:
+            add_weights(w, w.dP)
+        if w.bonus:
+            bonus(w)
+            bonus_vjp(w)
+        product(LEFT_UPPER, transposed(w.P), w.dout, du, added=du)
+    gram_vjp(w, reads, w.scales, w.P, w.q, y, w.dq, dy)
+
+
+@piece(optional=True)
+def delta_vjp(w: Work):
+    """dZ = (1 + M)^-T dU, M = diag(beta) A; dv = beta dZ, dM = -dZ U^T, and the adjoint of what r reads."""
+    place, early = (w.BATCH, w.HEAD, w.t), w.erase_reads
+    scaled(w.A, w.beta, w.M)
+    solve_system(w, w.M, w.dU, True)
+    save(w.dU, w.out_dv, place, (0, w.V), w.beta)
+    transpose(w.U, w.UT)
+    product(OUT_LOWER, w.dU, w.UT, w.dP, w.minus)
+    reader_vjp(w, w.r, w.dU, early, w.beta, -1.0, w.dr, True)
+    fill(w.dbeta, 0.0)  # dbeta_i = dZ_i . (v_i - r_i S - sum_j A_ij U_j)
+    add_dots(w.dU, w.v, False, 1.0, w.dbeta)
+    add_dots(w.A, w.dP, True, 1.0, w.dbeta)
+    reach(w, early, w.ones, 1.0)
+    if w.decay == VECTOR:
+        reader(w, w.r, early)
+    scaled(w.hat if w.decay == VECTOR else w.r, w.factor, w.hat)
+    add_dots(w.hat, w.back, False, -1.0, w.dbeta)
+    save_column(w.dbeta, w.out_dbeta, place)
+    gram_vjp(w, early | STRICT, w.beta, w.M, w.r, w.k, w.dr, w.dk)
+    save(w.dr, w.out_dr, place, (0, w.K))
+
+
+@piece(optional=True)
+def free_vjp(w: Work):
+    """dZ = (1 + A)^-T dY, A = -gram(a, b); dN = dZ v^T of N = gram(a, k), dA = -dZ Y^T, and the adjoint of a S."""
+    place, reads = (w.BATCH, w.HEAD, w.t), EARLY | STRICT
+    solve_system(w, w.A, w.dY, True)
+    gram(w, w.r, w.k, w.kT, reads, w.ones, w.P)
+    product(LEFT_UPPER, transposed(w.P), w.dY, w.dU, added=w.dU)
+    save(w.dU, w.out_dv, place, (0, w.V))
+    reader_vjp(w, w.r, w.dY, EARLY, w.ones, 1.0, w.dr, False)
+    transpose(w.v, w.UT)
+    product(OUT_LOWER, w.dY, w.UT, w.dP)
+    gram_vjp(w, reads, w.ones, w.P, w.r, w.k, w.dr, w.dk)
+    transpose(w.Y, w.UT)
+    product(OUT_LOWER, w.dY, w.UT, w.dP, w.minus)
+    gram_vjp(w, reads, w.minus, w.A, w.r, w.b, w.dr, w.db)
+    save(w.dr, w.out_dr, place, (0, w.K))
+    save(w.db, w.out_db, place, (0, w.K))

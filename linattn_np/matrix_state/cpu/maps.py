@@ -1,0 +1,72 @@
+"""Queries and keys of a chunk through a feature map, and its transpose: features never lie in main memory."""
+
+from __future__ import annotations
+
+from ...ops.cpu.lengths import inverse_lengths, unit_vjp
+from ...ops.cpu.maps import exponentials, exponentials_vjp, monomials, monomials_vjp, waves, waves_vjp
+from ...ops.cpu.products import FULL, product
+from ...ops.cpu.rows import clear, fill, scale_rows
+from ...ops.cpu.storage import load, save
+from ...runtime.pieces.piece import Truth, Whole, piece
+from ...runtime.pieces.views import as_row, columns, tokens_of
+from .workspace import EXPONENTIALS, MONOMIALS, Work
+
+
+@piece(optional=True)
+def load_map(w: Work):
+    """The numbers of the map."""
+    load(w.in_numbers, (0, 0, 0), (0, w.numbers), as_row(w.map_numbers))
+
+
+@piece(optional=True)
+def features(w: Work, queries: Truth, head: Whole):
+    """q or k of a chunk, from the rows as they are given."""
+    x, phi, out = w.x_q if queries else w.x_k, w.phi_q if queries else w.phi_k, w.q if queries else w.k
+    over = w.over_q if queries else w.over_k
+    place = (w.BATCH, head, w.t)
+    if queries:
+        load(w.in_q, place, (0, w.given), x)
+    else:
+        load(w.in_k, place, (0, w.given), x)
+    if w.map == MONOMIALS:
+        fill(over, w.map_numbers[0])
+        scale_rows(x, over)
+        monomials(x, w.given, w.map_segments, w.map_weights, phi)
+    elif w.map == EXPONENTIALS:
+        product(FULL, x, tokens_of(w.in_map, w.scale, (0, 0, 0), w.given, (0, w.K)), out)
+        exponentials(out, x, w.map_numbers)
+    else:
+        inverse_lengths(x, w.given, over)
+        product(FULL, x, tokens_of(w.in_map, w.scale, (0, 0, 0), w.given, (0, w.half)), w.angle, over)
+        waves(w.angle, w.half, w.map_numbers[0], out)
+    clear(columns(out, w.K, w.K_lanes - w.K))
+
+
+@piece(optional=True)
+def features_vjp(w: Work, queries: Truth, head: Whole):
+    """The gradient of the rows as they are given, from that of their features, which is written over."""
+    x, phi = w.x_q if queries else w.x_k, w.q if queries else w.k
+    dphi, over = w.dq if queries else w.dk, w.over_q if queries else w.over_k
+    place, given = (w.BATCH, head, w.t), (0, w.given)
+    fill(w.row_sums, 1.0)
+    if w.map == MONOMIALS:
+        whole, dwhole = w.phi_q if queries else w.phi_k, w.phi_dq if queries else w.phi_dk
+        clear(columns(dwhole, 0, w.skipped))
+        clear(columns(dwhole, w.skipped + w.K, w.lane))
+        clear(w.dx)
+        monomials_vjp(x, w.given, w.map_segments, w.map_weights, whole, dwhole, w.dx)
+        fill(w.row_sums, w.map_numbers[0])
+    elif w.map == EXPONENTIALS:
+        exponentials_vjp(dphi, phi, w.map_numbers, w.row_sums)
+        WT = tokens_of(w.in_map_T, w.scale, (0, 0, 0), w.K, given)
+        product(FULL, dphi, WT, w.dx, added=x, weights=w.row_sums)
+        fill(w.row_sums, 1.0)
+    else:
+        waves_vjp(dphi, phi, w.half, w.angle)
+        product(FULL, w.angle, tokens_of(w.in_map_T, w.scale, (0, 0, 0), w.half, given), w.dx)
+        unit_vjp(x, w.given, over, w.dx)
+    if queries:
+        save(w.dx, w.out_dq, place, given, w.row_sums)
+    else:
+        save(w.dx, w.out_dk, place, given, w.row_sums)
+

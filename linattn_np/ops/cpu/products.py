@@ -1,0 +1,73 @@
+"""Products of small matrices, unit lower triangular systems and transposes, tile by tile."""
+
+from __future__ import annotations
+
+from numba import types
+
+from ...runtime.pieces.piece import Kind, Matrix, Vector, Whole, piece
+from ...runtime.pieces.tiles import product_tile, solve_tile, transpose_tile
+from ...runtime.pieces.vectors import BYTES, LANES, ROWS
+from ...runtime.pieces.views import backwards, prefetch_line, transposed
+
+FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER = 0, 1, 2, 3  # which half of a matrix is zero, or not wanted
+NEXT, END, AT_ONCE, FIRST_LINE = 0, 1, 2, 3  # of a list of lines to prefetch
+Lines = Kind(lambda f: types.int64[::1], False)
+
+whole_tile, masked_tile = product_tile(ROWS, LANES, False), product_tile(ROWS, LANES, True)
+narrow_tile = product_tile(ROWS, 1, True)
+
+
+@piece
+def product(half: Whole, A: Matrix, B: Matrix, out: Matrix, rows: Vector = None, added: Matrix = None,
+            weights: Vector = None, lines: Lines = None):  # fmt: skip
+    """out = diag(rows) A B + diag(weights) added;  A (m, k), B (k, n).
+
+    LEFT_LOWER, LEFT_UPPER: only that triangle of A is read; OUT_LOWER: out is computed up to its diagonal's tile.
+    lines: what memory is asked for, a few lines before each tile; more at once would wait for one another.
+    """
+    m, n = out.shape
+    lane = BYTES // out.itemsize
+    wide, factors = LANES * lane, (rows, weights)
+    inner = min(A.shape[1], B.shape[0])
+    for j in range(0, n, wide):
+        for i in range(j // ROWS * ROWS if half == OUT_LOWER else 0, m, ROWS):
+            begin = i if half == LEFT_UPPER else 0
+            end = min(i + ROWS, inner) if half == LEFT_LOWER else inner
+            columns = (min(i + ROWS, n) if half == OUT_LOWER else n) - j
+            if len(lines):
+                first, last = lines[NEXT], lines[END]
+                stop = min(first + lines[AT_ONCE], last)
+                for at in range(first, stop):
+                    prefetch_line(lines[at])
+                lines[NEXT] = stop
+            at = (i, j, begin, end)
+            if columns >= wide and B.shape[1] - j >= wide:
+                whole_tile(A, B, at, out, factors, added)
+            elif columns > lane:
+                masked_tile(A, B, at, out, factors, added)
+            else:
+                narrow_tile(A, B, at, out, factors, added)
+
+
+@piece
+def solve(N: Matrix, X: Matrix):
+    """X <- (1 + N)^-1 X, N strictly lower."""
+    wide = LANES * (BYTES // X.itemsize)
+    for j in range(0, X.shape[1], wide):
+        for i in range(0, X.shape[0], ROWS):
+            solve_tile(N, X, i, j)
+
+
+@piece
+def solve_transposed(N: Matrix, X: Matrix):
+    """X <- (1 + N)^-T X: read from the last row up, 1 + N^T is lower."""
+    solve(backwards(transposed(N), True), backwards(X, False))
+
+
+@piece
+def transpose(A: Matrix, out: Matrix):
+    """out = A^T"""
+    lane = BYTES // out.itemsize
+    for i in range(0, A.shape[0], lane):
+        for j in range(0, A.shape[1], lane):
+            transpose_tile(A, out, i, j)

@@ -1,0 +1,183 @@
+"""Numbers of any storage dtype and stride, widened exactly to the dtype of the computation, and rounded back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from ...runtime.pieces.piece import Column, Kind, Matrix, Stored, Vector, Whole, piece
+from ...runtime.pieces.row_tiles import copy_row
+from ...runtime.pieces.views import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, field_of, row, tokens_of
+from ...runtime.pieces.workspace import CHANNEL, SHARED, STORAGE, TOKEN
+from .numbers import OPTIONS, number
+
+Place = Kind(lambda f: types.UniTuple(types.int64, 3), False)  # (batch row, head, first token)
+Columns = Kind(lambda f: types.UniTuple(types.int64, 2), False)  # (first, count)
+Bits, Bits32 = (Kind(lambda f, t=t: t[::1], False) for t in (types.uint16, types.uint32))
+F4, F8, U2 = np.float32(0), np.float64(0), np.uint16(0)
+U = np.uint32
+
+
+@njit(**OPTIONS)
+def from_bfloat16(bits: Any) -> Any:
+    """The number of 16 bits; subnormals and NaN too."""
+    return U(U(bits) << U(16)).view(np.float32)
+
+
+@njit(**OPTIONS)
+def from_float16(bits: Any) -> Any:
+    """The number of 16 bits: its exponent moved by a multiplication, which is exact for subnormals too."""
+    h = U(bits)
+    magnitude = U(U(h & U(0x7FFF)) << U(13))
+    finite = np.float32(magnitude.view(np.float32) * U((127 + 112) << 23).view(np.float32)).view(np.uint32)
+    special = U(magnitude | U(0x70000000))
+    y = special if U(h & U(0x7C00)) == U(0x7C00) else finite
+    return U(y | U(U(h & U(0x8000)) << U(16))).view(np.float32)
+
+
+@piece
+def load(x: Stored, place: Place, columns: Columns, out: Matrix):
+    """out = tokens of one head, from `place` on, columns (first, count); 0 to the right of them."""
+    m, unit = len(out), out.itemsize
+    if field_of(x, STORAGE) == (FLOAT32 if unit == 4 else FLOAT64) and field_of(x, CHANNEL) == unit:
+        A = tokens_of(x, out[0, 0], place, m, columns)
+        for i in range(m):
+            copy_row(row(A, i), row(out, i), columns[1])
+    else:
+        load_converted(x, place, columns, out)
+
+
+@piece(optional=True)
+def load_converted(x: Stored, place: Place, columns: Columns, out: Matrix):
+    """`load` of another dtype, or of numbers that lie apart."""
+    m, count, storage = len(out), columns[1], field_of(x, STORAGE)
+    if storage == BFLOAT16 and field_of(x, CHANNEL) == 2:
+        A16 = tokens_of(x, U2, place, m, columns)
+        for i in range(m):
+            bits, to = row(A16, i), row(out, i)
+            for j in range(count):
+                to[j] = from_bfloat16(bits[j])
+    elif storage == FLOAT16 and field_of(x, CHANNEL) == 2:
+        A16 = tokens_of(x, U2, place, m, columns)
+        for i in range(m):
+            bits, to = row(A16, i), row(out, i)
+            for j in range(count):
+                to[j] = from_float16(bits[j])
+    else:
+        load_strided(x, place, columns, out)
+    for i in range(m):
+        to = row(out, i)
+        for j in range(count, len(to)):
+            to[j] = 0
+
+
+@piece
+def load_strided(x: Stored, place: Place, columns: Columns, out: Matrix):
+    """`load` for any storage dtype and stride, number by number."""
+    m, storage = len(out), field_of(x, STORAGE)
+    A4, A8, A2 = (tokens_of(x, F4, place, m, columns), tokens_of(x, F8, place, m, columns),
+                  tokens_of(x, U2, place, m, columns))  # fmt: skip
+    for i in range(m):
+        for j in range(columns[1]):
+            if storage == FLOAT32:
+                out[i, j] = A4[i, j]
+            elif storage == FLOAT64:
+                out[i, j] = A8[i, j]
+            else:
+                out[i, j] = from_float16(A2[i, j]) if storage == FLOAT16 else from_bfloat16(A2[i, j])
+
+
+@piece
+def load_column(x: Stored, place: Place, out: Column):
+    """out = the first number of each token."""
+    if field_of(x, STORAGE) == (FLOAT32 if out.itemsize == 4 else FLOAT64):
+        A = tokens_of(x, out[0], place, len(out), (0, 1))
+        for i in range(len(out)):
+            out[i] = A[i, 0]
+    else:
+        load_column_converted(x, place, out)
+
+
+@piece(optional=True)
+def load_column_converted(x: Stored, place: Place, out: Column):
+    """`load_column` of another dtype."""
+    m, storage = len(out), field_of(x, STORAGE)
+    one = (0, 1)
+    A4, A8, A2 = (tokens_of(x, F4, place, m, one), tokens_of(x, F8, place, m, one), tokens_of(x, U2, place, m, one))
+    for i in range(m):
+        if storage == FLOAT32:
+            out[i] = A4[i, 0]
+        elif storage == FLOAT64:
+            out[i] = A8[i, 0]
+        else:
+            out[i] = from_float16(A2[i, 0]) if storage == FLOAT16 else from_bfloat16(A2[i, 0])
+
+
+@piece
+def save(A: Matrix, x: Stored, place: Place, columns: Columns, factors: Vector = None):
+    """Rows factors_i A_i to tokens of an array in the dtype of the computation, from `place` on.
+
+    They are added to what heads before this one have stored, where heads share a head of the array.
+    """
+    out = tokens_of(x, A[0, 0], place, len(A), columns)
+    more = place[1] % field_of(x, SHARED) != 0
+    for i in range(len(A)):
+        a, to = row(A, i), row(out, i)
+        f = factors[i] if len(factors) else number(A, 1)
+        if more:
+            for j in range(len(to)):
+                to[j] += f * a[j]
+        else:
+            for j in range(len(to)):
+                to[j] = f * a[j]
+
+
+@piece
+def save_column(a: Vector, x: Stored, place: Place):
+    """Numbers to the first column of tokens, as `save`."""
+    out = tokens_of(x, a[0], place, len(a), (0, 1))
+    more = place[1] % field_of(x, SHARED) != 0
+    for i in range(len(a)):
+        if more:
+            out[i, 0] += a[i]
+        else:
+            out[i, 0] = a[i]
+
+
+# rounding to 16 bits
+
+HALF_ROUND, HALF_NORMAL, INFINITE = U(0x47800000), U(0x38800000), U(0x7F800000)  # of 2^16, 2^-14, inf
+
+
+@piece
+def to_bfloat16(x: Bits32, out: Bits):
+    """To nearest even: half of the last place is added, less one bit where what stays is even."""
+    for i in range(len(out)):
+        bits = x[i]
+        high = U(bits >> U(16))
+        rounded = U(U(bits + U(U(high & U(1)) + U(0x7FFF))) >> U(16))
+        quiet = U(U(high & U(0x8000)) | U(0x7FC0))
+        out[i] = np.uint16(quiet if U(bits & U(0x7FFFFFFF)) > INFINITE else rounded)
+
+
+@piece
+def to_float16(x: Bits32, out: Bits):
+    """The same with the exponent moved; a subnormal is what 0.5 keeps of it when it is added."""
+    for i in range(len(out)):
+        bits = x[i]
+        magnitude = U(bits & U(0x7FFFFFFF))
+        odd = U(U(magnitude >> U(13)) & U(1))
+        normal = U(U(U(magnitude + U(0xC8000FFF)) + odd) >> U(13))
+        added = np.float32(magnitude.view(np.float32) + np.float32(0.5))
+        subnormal = U(added.view(np.uint32) - U(0x3F000000))
+        kept = U(U(U(bits & U(0x7FFFFF)) >> U(13)) + U(0x7C00))  # of a NaN, which must not become infinite
+        kept = U(0x7C01) if kept == U(0x7C00) else kept
+        special = kept if magnitude > INFINITE else U(0x7C00)
+        finite = subnormal if magnitude < HALF_NORMAL else normal
+        rounded = special if magnitude >= HALF_ROUND else finite
+        out[i] = np.uint16(U(rounded | U(U(bits >> U(16)) & U(0x8000))))
+
+
+_ = TOKEN, Whole

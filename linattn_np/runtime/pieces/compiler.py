@@ -1,0 +1,244 @@
+"""From a Python function to machine code: typed and lowered by Numba, optimised once, kept on disk as an object file.
+
+Numba links the code of a function into each caller and optimises it there again. Here a function is an object file of
+its own, and a caller holds its name: code is optimised once, and a kernel costs what its own lines cost. A file on disk
+is plain machine code behind a digest of its bytes (runtime/code_cache.py checks owner and permissions); nothing is
+deserialised. Its name contains a digest of everything that the code depends on: our sources, Numba, Python, LLVM, the
+processor and the vector width. LINATTN_NP_NUMBA_CACHE=0 keeps nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+import numba
+from llvmlite import ir
+from numba.core import cgutils, compiler, registry, types
+from numba.core.codegen import CPUCodeLibrary
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.cpu_options import FastMathOptions
+
+from .. import code_cache
+from .vectors import vectors
+
+KIND = "cpu"
+SLOW = 2.0  # seconds of compilation from which on a terminal is told
+lock = threading.RLock()  # held while code is compiled or loaded, and by the thread that forks
+_progress = {"began": 0.0, "told": False}
+
+
+class _Library(CPUCodeLibrary):
+    """Collects the code of one function; `machine_code` optimises it."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+    def _finalize_specific(self) -> None:
+        pass
+
+
+def compiled(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
+    """The object file of a function, from disk or compiled."""
+    path = None
+    if os.environ.get("LINATTN_NP_NUMBA_CACHE", "1") != "0":
+        path = code_cache.file_of(KIND, f"{symbol}-{_fingerprint(body.__code__.co_filename)}.o")
+    stored = None if path is None else code_cache.load(path)
+    if stored is not None and hashlib.sha256(stored[32:]).digest() == stored[:32]:
+        return stored[32:]
+    code = _compile(body, signature, symbol)
+    if path is not None:
+        code_cache.store(path, hashlib.sha256(code).digest() + code)
+    return code
+
+
+def _flags() -> compiler.Flags:
+    flags = compiler.Flags()
+    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.nrt, flags.error_model = False, "numpy"
+    flags.fastmath = FastMathOptions({"contract", "nsz"})
+    return flags
+
+
+def _compile(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
+    """Numba's code of a function under our own symbol; whatever else its module has is internal."""
+    _tell(symbol)
+    with global_compiler_lock:
+        target = registry.cpu_target
+        typing, context = target.typing_context, target.target_context
+        typing.refresh()
+        context.refresh()
+        library = _Library(context.codegen(), symbol)
+        result = compiler.compile_extra(
+            typing, context, body, signature.args, signature.return_type, _flags(), {}, library=library
+        )
+        library.add_ir_module(_by_address(context, signature, result.fndesc.llvm_func_name, symbol))
+        library.finalize()
+        return _machine_code(library._final_module, result.fndesc.llvm_func_name, symbol)
+
+
+def is_by_address(kind: Any) -> bool:
+    """Whether arguments of a type are passed by address: arrays and tuples."""
+    return isinstance(kind, types.Array | types.BaseTuple)
+
+
+def c_signature(context: Any, signature: Any) -> ir.FunctionType:
+    """The type of a piece's function: arrays and tuples by address, the rest by value."""
+    value = context.get_value_type
+    kinds = [value(t).as_pointer() if is_by_address(t) else value(t) for t in signature.args]
+    returned = signature.return_type
+    return ir.FunctionType(ir.VoidType() if returned == types.void else value(returned), kinds)
+
+
+def _by_address(context: Any, signature: Any, name: str, symbol: str) -> ir.Module:
+    """A function `symbol` that loads its arrays and calls Numba's function `name`; address 0 is an empty array."""
+    module = context.codegen()._create_empty_module(symbol)
+    convention, returned = context.call_conv, signature.return_type
+    callee = ir.Function(module, convention.get_function_type(returned, signature.args), name)
+    function = ir.Function(module, c_signature(context, signature), symbol)
+    b, given = ir.IRBuilder(function.append_basic_block()), []
+    for kind, x in zip(signature.args, function.args, strict=True):
+        if is_by_address(kind):
+            there, at = b.icmp_unsigned("!=", x, ir.Constant(x.type, None)), cgutils.alloca_once(b, x.type.pointee)
+            b.store(ir.Constant(x.type.pointee, None), at)
+            x = b.load(b.select(there, x, at))
+        given.append(x)
+    result = convention.call_function(b, callee, returned, signature.args, given)[1]
+    if returned == types.void:
+        b.ret_void()
+    else:
+        b.ret(result)
+    return module
+
+
+def _machine_code(module: Any, name: str, symbol: str) -> bytes:
+    """Optimised code of a module that shows nothing but its symbol; `name` becomes part of it."""
+    for function in module.functions:
+        if not function.is_declaration and function.name != symbol:
+            function.linkage = "internal"
+    for variable in module.global_variables:
+        if not variable.is_declaration and variable.linkage in (llvm.Linkage.external, llvm.Linkage.common):
+            variable.linkage = "internal"
+    module.get_function(name).add_function_attribute("alwaysinline")
+    machine = _machine()
+    module.data_layout = str(machine.target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = True
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)
+
+
+def _machine() -> Any:
+    """The processor, with vectors of its full width."""
+    for start in (llvm.initialize_native_target, llvm.initialize_native_asmprinter):
+        start()
+    features = llvm.get_host_cpu_features().flatten()
+    if vectors() == "avx512":
+        features += ",-prefer-256-bit"
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True, codemodel="jitdefault"
+    )
+
+
+@functools.cache
+def _engine() -> Any:
+    """It owns all machine code, until the process ends."""
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+
+
+def load(codes: dict[str, bytes]) -> dict[str, int]:
+    """The addresses of functions from object files that may call one another, by symbol."""
+    engine = _engine()
+    for code in codes.values():
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    addresses = {symbol: engine.get_function_address(symbol) for symbol in codes}
+    for symbol, address in addresses.items():
+        llvm.add_symbol(symbol, address)
+    return addresses
+
+
+@contextlib.contextmanager
+def progress() -> Any:
+    """Context of a load: what is compiled in it may be announced."""
+    _progress.update(began=time.perf_counter(), told=False)
+    try:
+        yield
+    finally:
+        if _progress["told"]:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _tell(symbol: str) -> None:
+    """A line on a terminal once compilation has taken a while."""
+    if sys.stderr is None or not sys.stderr.isatty() or time.perf_counter() - _progress["began"] < SLOW:
+        return
+    _progress["told"] = True
+    sys.stderr.write(f"\r\x1b[Klinattn_np: first call, compiling {symbol} (kept in {code_cache.folder(KIND)})")
+    sys.stderr.flush()
+
+
+@functools.cache
+def _fingerprint(source: str) -> str:
+    """Of everything that the machine code of a function in a source file depends on."""
+    package, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
+    folders = (package / "runtime" / "pieces", package / "ops" / "cpu", package / "matrix_state" / "cpu")
+    sources = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    for path in (*sources, package / "matrix_state" / "policy.py", package / "runtime" / "values.py", Path(source)):
+        digest.update(path.read_bytes() if path.is_file() else b"")
+    machine = (numba.__version__, llvmlite.__version__, sys.version, platform.machine(), llvm.get_process_triple(),
+               llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), vectors())  # fmt: skip
+    digest.update(repr(machine).encode())
+    return digest.hexdigest()[:24]
+
+
+# a process that forks while another thread compiles
+
+
+def _locks() -> list[Any]:
+    """Ours, and the one that llvmlite holds in every call of LLVM."""
+    return [lock, getattr(llvm.ffi.lib, "_lock", contextlib.nullcontext())]
+
+
+def _hold_locks() -> None:
+    """Before a fork: what another thread is compiling is finished first, a child cannot finish it."""
+    for each in _locks():
+        each.__enter__()
+
+
+def _release_locks() -> None:
+    for each in _locks()[::-1]:
+        with contextlib.suppress(RuntimeError):  # not held: a signal raised before the fork
+            each.__exit__(None, None, None)
+
+
+def _release_in_child() -> None:
+    global lock
+    _release_locks()
+    lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_locks, after_in_parent=_release_locks, after_in_child=_release_in_child)
+
+void = types.void

@@ -1,0 +1,119 @@
+"""One pass over a block of columns of a state: it fades, is written to, and is read, while its rows go by once.
+
+A block is a few vectors wide. What is written and what was read so far stay in registers while the loop runs down the
+K rows; a row is loaded, changed, stored and read in one go. Each element read is one chain of fused multiply-adds over
+the rows, in every kind of pass and at every width: whoever reads the same state with the same weights gets the same
+bits. What each pass does stands above it in Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from .vectors import BYTES, I32, I64, Array, arrays, broadcast, emitted, fma, known
+
+NARROW, WIDE = 4, 8  # vectors of a block: 8 sums hide an addition's latency, and read a state row by whole row
+LINE = 64  # bytes that come with one request
+
+
+def _load_row(A: Array, at: ir.Value, lanes: int) -> list[ir.Value]:
+    return [A.load(at, n) for n in range(lanes)]
+
+
+def _prefetch(b: ir.IRBuilder, at: ir.Value, lanes: int) -> None:
+    """Half a row of a wide block into the second cache; what has narrow ones is small."""
+    if lanes < WIDE:
+        return
+    kinds = [ir.PointerType(), I32, I32, I32]
+    fn = known(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
+    for j in range(0, lanes * BYTES // 2, LINE):
+        b.call(fn, [b.inttoptr(b.add(at, I64(j)), kinds[0]), I32(0), I32(2), I32(1)])
+
+
+def _read(S, x, out, following):  # type: ignore[no-untyped-def]
+    out[: S.shape[1]] = x[: len(S)] @ S
+
+
+def read_pass(lanes: int) -> Any:
+    """out = x S for a block of columns. As many bytes as half of it are prefetched, from `following` on."""
+
+    @emitted(_read)
+    def read(typing: Any, S: Any, x: Any, out: Any, following: Any) -> Any:
+        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+            S, x, out = (Array(context, b, kind, v) for kind, v in zip(signature.args[:3], values[:3], strict=True))
+            sums = [cgutils.alloca_once_value(b, S.zero()) for _ in range(lanes)]
+            with cgutils.for_range_slice(b, I64(0), S.shape[0], I64(1), I64) as (k, _):
+                _prefetch(b, b.add(values[3], b.mul(k, I64(lanes * BYTES // 2))), lanes)
+                weight = x.broadcast(x.at(k))
+                for total, s in zip(sums, _load_row(S, S.at(k), lanes), strict=True):
+                    b.store(fma(b, weight, s, b.load(total)), total)
+            for n, total in enumerate(sums):
+                out.store(b.load(total), out.start, n)
+            return context.get_dummy_value()
+
+        return types.void(S, x, out, types.int64), write
+
+    return read
+
+
+def _write(readers: int, fades: bool, pushes: bool) -> Any:
+    def written(S, to, decay, rows, reads, following):  # type: ignore[no-untyped-def]
+        (k, w, fade, b, y), K, V = rows, len(S), S.shape[1]
+        new = decay[:K, None] * (S * fade[:V] if fades else S) + k[:K, None] * w[:V]
+        if pushes:
+            new = new + b[:K, None] * y[:V]
+        to[...] = new
+        for x, out in (reads[:2], reads[2:])[:readers]:
+            out[:V] = x[:K] @ new
+
+    return written
+
+
+def write_pass(lanes: int, readers: int, fades: bool = False, pushes: bool = False) -> Any:
+    """to = diag(decay) S diag(fade) + k^T w + b^T y for a block of columns, and what one reader, or two, read of it.
+
+    rows = (k, w, fade, b, y), reads = (x1, out1, x2, out2). As many bytes as half of the block are prefetched, behind
+    those that a reading of S has asked for.
+    """
+
+    @emitted(_write(readers, fades, pushes))
+    def write_state(typing: Any, S: Any, to: Any, decay: Any, rows: Any, reads: Any, following: Any) -> Any:
+        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+            S, to, decay = (Array(context, b, kind, v) for kind, v in zip(signature.args[:3], values[:3], strict=True))
+            k, w, fade, push, y = arrays(context, b, signature.args[3], values[3])
+            x1, out1, x2, out2 = arrays(context, b, signature.args[4], values[4])
+            written = _load_row(w, w.start, lanes)
+            pushed = _load_row(y, y.start, lanes) if pushes else []
+            fading = _load_row(fade, fade.start, lanes) if fades else []
+            pairs = [(x1, out1), (x2, out2)][:readers]
+            sums = [[cgutils.alloca_once_value(b, S.zero()) for _ in range(lanes)] for _ in pairs]
+            with cgutils.for_range_slice(b, I64(0), S.shape[0], I64(1), I64) as (i, _):
+                ahead = b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2))
+                _prefetch(b, b.add(values[5], ahead), lanes)
+                s = _load_row(S, S.at(i), lanes)
+                d = broadcast(b, decay.get(b.add(decay.start, b.mul(i, decay.steps[0]))), S.vector)
+                key = k.broadcast(k.at(i))
+                if fades:
+                    s = [b.fmul(x, f) for x, f in zip(s, fading, strict=True)]
+                s = [fma(b, key, new, b.fmul(d, old)) for old, new in zip(s, written, strict=True)]
+                if pushes:
+                    by = push.broadcast(push.at(i))
+                    s = [fma(b, by, new, old) for old, new in zip(s, pushed, strict=True)]
+                for n, x in enumerate(s):
+                    to.store(x, to.at(i), n)
+                for (x, _), totals in zip(pairs, sums, strict=True):
+                    weight = x.broadcast(x.at(i))
+                    for total, new in zip(totals, s, strict=True):
+                        b.store(fma(b, weight, new, b.load(total)), total)
+            for (_, out), totals in zip(pairs, sums, strict=True):
+                for n, total in enumerate(totals):
+                    out.store(b.load(total), out.start, n)
+            return context.get_dummy_value()
+
+        return types.void(S, to, decay, rows, reads, types.int64), write
+
+    return write_state

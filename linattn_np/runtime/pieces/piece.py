@@ -1,0 +1,302 @@
+"""@piece: a function of annotated arguments that Numba compiles once a dtype and that others call by symbol.
+
+    @piece
+    def scaled(A: Matrix, factors: Vector, out: Matrix):
+        ...
+
+Arrays with the default None are empty where they are left out. A piece that is `optional` is compiled only when a call
+needs it: kernels reach it through a pointer that `load_pieces` fills. With NUMBA_DISABLE_JIT=1 a piece is the Python
+function itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+from numba import config, types
+from numba.core import cgutils
+from numba.core.datamodel import models, register_default
+from numba.core.imputils import lower_getattr_generic, lower_setattr_generic
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.extending import intrinsic
+
+from . import compiler
+from .workspace import Workspace
+
+JIT = not config.DISABLE_JIT
+I64 = ir.IntType(64)
+
+
+# kinds of arguments; those of a floating dtype depend on the dtype that a piece is compiled for
+
+
+class Kind:
+    """A kind of argument: its Numba type for a dtype."""
+
+    def __init__(self, type_of: Callable[[Any], Any], floating: bool = True):
+        self.type_of, self.floating = type_of, floating
+
+
+Whole, Truth = Kind(lambda f: types.int64, False), Kind(lambda f: types.boolean, False)
+Double, Wide = Kind(lambda f: types.float64, False), Kind(lambda f: types.float64[::1], False)
+Wholes = Kind(lambda f: types.Array(types.int64, 2, "A"), False)
+Number, Vector, Column = Kind(lambda f: f), Kind(lambda f: f[::1]), Kind(lambda f: f[:])
+Matrix = Kind(lambda f: types.Array(f, 2, "A"))
+Stored = Kind(lambda f: stored)
+
+
+class StoredType(types.Type):
+    """A row of a workspace's table: an array of the call."""
+
+    def __init__(self) -> None:
+        super().__init__("Stored")
+
+
+class WorkspaceType(types.Type):
+    """The address of a workspace's table."""
+
+    def __init__(self, declaration: Workspace, dtype: Any):
+        self.declaration, self.dtype = declaration, dtype
+        super().__init__(f"{declaration.name}({dtype})")
+
+
+stored = StoredType()
+for kind in (StoredType, WorkspaceType):
+    register_default(kind)(type("_Address", (models.PrimitiveModel,), {
+        "__init__": lambda self, dmm, fe_type: models.PrimitiveModel.__init__(self, dmm, fe_type, I64)}))  # fmt: skip
+
+
+@functools.cache
+def workspace_kind(declaration: Workspace) -> Kind:
+    """The kind of an argument that is a workspace."""
+    of = functools.cache(lambda f: WorkspaceType(declaration, f))
+    return Kind(of)
+
+
+@infer_getattr
+class _Fields(AttributeTemplate):
+    key = WorkspaceType
+
+    def generic_resolve(self, w: WorkspaceType, name: str) -> Any:
+        d = w.declaration
+        if name in d.wholes:
+            return types.int64
+        if name in d.numbers:
+            return w.dtype
+        if name in d.arrays:
+            return stored
+        m = d.matrices[name]
+        dtype = types.float64 if m.wide else getattr(types, m.dtype) if m.dtype else w.dtype
+        return types.Array(dtype, 2, "A") if m.columns else dtype[::1]
+
+
+def _entry(b: ir.IRBuilder, table: ir.Value, slot: int, kind: ir.Type = I64) -> ir.Value:
+    return b.inttoptr(b.add(table, I64(8 * slot)), kind.as_pointer())
+
+
+@lower_getattr_generic(WorkspaceType)
+def _get_field(context: Any, b: ir.IRBuilder, w: WorkspaceType, table: ir.Value, name: str) -> ir.Value:
+    d, whole = w.declaration, lambda field: b.load(_entry(b, table, d.slots[field]))
+    slot = d.slots[name]
+    if name in d.wholes:
+        return whole(name)
+    if name in d.numbers:
+        x = b.load(_entry(b, table, slot, ir.DoubleType()))
+        return x if w.dtype == types.float64 else b.fptrunc(x, ir.FloatType())
+    if name in d.arrays:
+        return b.add(table, I64(8 * slot))
+    m, (at, row, step) = d.matrices[name], (b.load(_entry(b, table, slot + n)) for n in range(3))
+    if m.slot:
+        at = b.add(at, b.mul(step, whole(m.slot)))
+    kind = context.typing_context.resolve_getattr(w, name)
+    sizes = [whole(size) for size in (m.rows, m.columns) if size]
+    item = kind.dtype.bitwidth // 8
+    return make_array(context, b, kind, at, sizes, [row, I64(item)] if m.columns else [I64(item)])
+
+
+@lower_setattr_generic(WorkspaceType)
+def _set_field(context: Any, b: ir.IRBuilder, signature: Any, values: Any, name: str) -> None:
+    w, value = values
+    declaration = signature.args[0].declaration
+    if name in declaration.numbers:
+        value = context.cast(b, value, signature.args[1], types.float64)
+        b.store(value, _entry(b, w, declaration.slots[name], ir.DoubleType()))
+    else:
+        b.store(context.cast(b, value, signature.args[1], types.int64), _entry(b, w, declaration.slots[name]))
+
+
+def make_array(context: Any, b: ir.IRBuilder, kind: Any, at: ir.Value, shape: Any, steps: Any) -> ir.Value:
+    """An array at an address."""
+    value, size = context.get_value_type(kind), kind.dtype.bitwidth // 8
+    array = ir.Constant(value, None)
+    array = b.insert_value(b.insert_value(array, I64(size), 3), b.inttoptr(at, value.elements[4]), 4)
+    for n, (x, step) in enumerate(zip(shape, steps, strict=True)):
+        array = b.insert_value(b.insert_value(array, x, (5, n)), step, (6, n))
+    return array
+
+
+# pieces
+
+
+class Piece:
+    """A function, its kinds of arguments, and what of it has been compiled."""
+
+    def __init__(self, body: Callable[..., Any], optional: bool):
+        self.body, self.optional = body, optional
+        self.signature = inspect.signature(body, eval_str=True)
+        self.parameters = list(self.signature.parameters.values())
+        self.kinds = [p.annotation for p in self.parameters]
+        self.name = f"{body.__module__.rpartition('.')[2]}.{body.__name__}"
+        self.slots: dict[str, Any] = {}  # pointers to an optional piece
+        self.addresses: dict[str, int] = {}
+
+    def types_of(self, dtype: Any) -> Any:
+        """Its Numba signature for a dtype."""
+        returned = self.signature.return_annotation
+        returned = types.void if returned is inspect.Signature.empty or returned is None else returned.type_of(dtype)
+        return returned(*[kind.type_of(dtype) for kind in self.kinds])
+
+    def symbol(self, dtype: Any) -> str:
+        return f"linattn.{self.name}.{dtype}"
+
+    def callees(self) -> list[Piece]:
+        """The pieces that its lines name."""
+        return [p for p in (_piece(self.body.__globals__.get(n)) for n in self.body.__code__.co_names) if p]
+
+    def dtype_of(self, given: Iterable[Any]) -> Any:
+        """The dtype that arguments of these types ask for."""
+        for kind, x in zip(self.kinds, given, strict=True):
+            if kind.floating and isinstance(x, types.Array | WorkspaceType):
+                return x.dtype
+        return next((x for kind, x in zip(self.kinds, given, strict=True) if kind is Number), types.float32)
+
+    def slot(self, dtype: Any) -> None:
+        """The pointer through which an optional piece is called."""
+        name = f"{self.symbol(dtype)}.slot"
+        if name not in self.slots:
+            self.slots[name] = ctypes.c_int64(self.addresses.get(str(dtype), 0))
+            llvm.add_symbol(name, ctypes.addressof(self.slots[name]))
+
+
+def _piece(x: Any) -> Piece | None:
+    return getattr(x, "piece", None)
+
+
+def piece(body: Callable[..., Any] | None = None, *, optional: bool = False) -> Any:
+    """A function that pieces, kernels and users' own compiled code call; its arguments are annotated."""
+    if body is None:
+        return functools.partial(piece, optional=optional)
+    if not JIT:
+        return _in_python(body)
+    own = Piece(body, optional)
+
+    def call(context: Any, *given: Any, **named: Any) -> Any:
+        found = inspect.Signature(own.parameters).bind(*given, **named).arguments
+        given = tuple(found.get(p.name, types.Omitted(None)) for p in own.parameters)
+        dtype = own.dtype_of(given)
+
+        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+            return _call(own, dtype, context, b, signature, values)
+
+        return own.types_of(dtype).return_type(*given), write
+
+    first = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in own.parameters]
+    call.__signature__, call.__name__, call.__doc__ = inspect.Signature([first, *plain]), body.__name__, body.__doc__
+    made = intrinsic(call)
+    made.piece = own
+    return made
+
+
+def _call(own: Piece, dtype: Any, context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+    """A call by symbol, or of an optional piece through its pointer; 0 is the address of an array that is left out."""
+    wanted, given = own.types_of(dtype), []
+    kind = compiler.c_signature(context, wanted)
+    for found, x, taken, c_type in zip(signature.args, values, wanted.args, kind.args, strict=True):
+        if not compiler.is_by_address(taken):
+            given.append(context.cast(b, x, found, taken))
+        elif compiler.is_by_address(found):
+            x = context.cast(b, x, found, taken) if isinstance(taken, types.BaseTuple) else x
+            given.append(cgutils.alloca_once(b, c_type.pointee))
+            b.store(x, given[-1])
+        else:
+            given.append(ir.Constant(c_type, None))
+    if own.optional:
+        name = f"{own.symbol(dtype)}.slot"
+        slot = b.module.globals.get(name) or ir.GlobalVariable(b.module, I64, name)
+        slot.linkage = "external"
+        function = b.inttoptr(b.load(slot), kind.as_pointer())
+    else:
+        function = cgutils.get_or_insert_function(b.module, kind, own.symbol(dtype))
+    result = b.call(function, given)
+    return context.get_dummy_value() if wanted.return_type == types.void else result
+
+
+def _in_python(body: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, with empty arrays for those that are left out."""
+    own = Piece(body, False)
+
+    @functools.wraps(body)
+    def call(*given: Any, **named: Any) -> Any:
+        found = own.signature.bind(*given, **named)
+        found.apply_defaults()
+        for name, x in found.arguments.items():
+            if x is None:
+                found.arguments[name] = np.empty((0, 0) if own.signature.parameters[name].annotation is Matrix else 0)
+        with np.errstate(all="ignore"):  # compiled code does not warn
+            return body(*found.args, **found.kwargs)
+
+    call.piece = own
+    return call
+
+
+# loading
+
+
+_complete: set[tuple[Piece, str]] = set()  # whose optional callees are loaded, too
+
+
+def load_pieces(wanted: Iterable[Any], dtype: str, optional: bool = True) -> None:
+    """Compile and load pieces, and those that they call; without `optional` ones, unless these are wanted themselves.
+
+    A kernel must not call an optional piece that was never loaded: its pointer is 0.
+    """
+    asked = [x.piece for x in wanted]
+    if not JIT or all((p, dtype) in _complete if optional else dtype in p.addresses for p in asked):
+        return
+    kind, order, todo = getattr(types, dtype), [], [*asked]
+    with compiler.lock, compiler.progress():
+        while todo:
+            own = todo.pop()
+            if own in order or (dtype in own.addresses and not optional):
+                continue
+            order.append(own)
+            for p in own.callees():
+                if p.optional:
+                    p.slot(kind)
+                if optional or not p.optional:
+                    todo.append(p)
+        missing = [own for own in reversed(order) if dtype not in own.addresses]
+        symbols = {own.symbol(kind): own for own in missing}
+        codes = {name: compiler.compiled(own.body, own.types_of(kind), name) for name, own in symbols.items()}
+        for name, address in compiler.load(codes).items():
+            own = symbols[name]
+            if own.optional:  # before its address: another thread asks for that
+                own.slot(kind)
+                own.slots[f"{name}.slot"].value = address
+            own.addresses[dtype] = address
+        if optional:
+            _complete.update((p, dtype) for p in asked)
+
+
+def entry(kernel: Any, dtype: str) -> Callable[..., Any]:
+    """A loaded kernel of whole numbers and workspaces' addresses, called from Python without the interpreter lock."""
+    made = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(kernel.piece.parameters))
+    return made(kernel.piece.addresses[dtype])

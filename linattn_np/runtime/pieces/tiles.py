@@ -1,0 +1,153 @@
+"""The register tiles: products, triangular systems and transposes.
+
+R rows of L vectors of a result stay in registers while the inner index runs: of every row of A one number is broadcast
+and multiplied with L vectors of B. Each element is one chain of fused multiply-adds, whatever its tile: the bits do not
+depend on how a matrix is cut. What each tile does stands above it in Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from .vectors import BYTES, I32, I64, LANES, ROWS, Array, emitted, fma
+
+
+def lane(dtype: Any) -> int:
+    """Numbers of a vector."""
+    return BYTES // np.dtype(dtype).itemsize
+
+
+def _sums(b: ir.IRBuilder, A: Array, rows: list[ir.Value], B: Array, j: ir.Value, bounds: Any, masks: list) -> list:
+    """sum of A_ik B_kj, k = begin .. end, for every row and vector."""
+    sums = [[cgutils.alloca_once_value(b, B.zero()) for _ in masks] for _ in rows]
+    with cgutils.for_range_slice(b, *bounds, I64(1), I64) as (k, _):
+        B_k = [B.load(B.at(k, j), n, mask) for n, mask in enumerate(masks)]
+        for at, chain in zip(rows, sums, strict=True):
+            a = A.broadcast(b.add(at, b.mul(k, A.steps[1])))
+            for x, s in zip(B_k, chain, strict=True):
+                b.store(fma(b, a, x, b.load(s)), s)
+    return [[b.load(s) for s in chain] for chain in sums]
+
+
+def _product_tile(R: int, L: int) -> Any:
+    def tile(A, B, at, out, factors, added):  # type: ignore[no-untyped-def]
+        (i, j, begin, end), (rows, weights) = at, factors
+        i2, j2 = min(i + R, len(out)), min(j + L * lane(out.dtype), out.shape[1])
+        x = A[i:i2, begin:end] @ B[begin:end, j:j2]
+        x = np.pad(x, ((0, 0), (0, j2 - j - x.shape[1])))
+        if len(rows):
+            x = rows[i:i2, None] * x
+        if len(added):
+            y = added[i:i2, j:j2] * (weights[i:i2, None] if len(weights) else 1)
+            x[:, : y.shape[1]] += y
+        out[i:i2, j:j2] = x
+
+    return tile
+
+
+def product_tile(R: int, L: int, masked: bool) -> Any:
+    """R rows and L vectors of out = diag(rows) A B + diag(weights) added, from i, j on; k = begin .. end.
+
+    at = (i, j, begin, end), factors = (rows, weights); empty arrays stand for 1, or 0. Where B has fewer columns than
+    out the rest is 0.
+    """
+
+    @emitted(_product_tile(R, L))
+    def tile(typing: Any, A: Any, B: Any, at: Any, out: Any, factors: Any, added: Any) -> Any:
+        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+            array = lambda kind, value: Array(context, b, kind, value)  # noqa: E731
+            left, right = array(A, values[0]), array(B, values[1])
+            to, more = array(out, values[3]), array(added, values[5])
+            rows, weights = (array(factors[n], b.extract_value(values[4], n)) for n in range(2))
+            i, j, begin, end = (b.extract_value(values[2], n) for n in range(4))
+            stored = to.masks(to.shape[1], j, L) if masked else [None] * L
+            inside = right.masks(right.shape[1], j, L) if masked else stored
+            here = to.inside(i, R)
+            sums = _sums(b, left, left.rows(here), right, j, (begin, end), inside)
+            result = [[cgutils.alloca_once_value(b, s) for s in chain] for chain in sums]
+            with b.if_then(rows.given):
+                for chain, at_row in zip(result, rows.rows(here), strict=True):
+                    f = rows.broadcast(at_row)
+                    for s in chain:
+                        b.store(b.fmul(b.load(s), f), s)
+            with b.if_then(more.given):
+                inside = more.masks(more.shape[1], j, L) if masked else stored
+                one = b.ptrtoint(cgutils.alloca_once_value(b, ir.Constant(weights.number, 1)), I64)
+                for chain, at_row, w in zip(result, more.rows(here, j), weights.rows(here), strict=True):
+                    f = weights.broadcast(b.select(weights.given, w, one))
+                    for n, s in enumerate(chain):
+                        b.store(fma(b, more.load(at_row, n, inside[n]), f, b.load(s)), s)
+            for chain, at_row in zip(result, to.rows(here, j), strict=True):
+                for n, s in enumerate(chain):
+                    to.store(b.load(s), at_row, n, stored[n])
+            return context.get_dummy_value()
+
+        return types.void(A, B, types.UniTuple(types.int64, 4), out, factors, added), write
+
+    return tile
+
+
+def _solve_tile(N, X, i, j):  # type: ignore[no-untyped-def]
+    i2, j2 = min(i + ROWS, len(X)), min(j + LANES * lane(X.dtype), X.shape[1])
+    x = X[i:i2, j:j2]
+    x -= N[i:i2, :i] @ X[:i, j:j2]
+    for r in range(i + 1, i2):
+        x[r - i] -= N[r, i:r] @ x[: r - i]
+
+
+@emitted(_solve_tile)
+def solve_tile(typing: Any, N: Any, X: Any, i: Any, j: Any) -> Any:
+    """Rows i .. of (1 + N) X = Y in place, columns j ..: Y_i - sum_{k < i} N_ik X_k, then inside the tile."""
+
+    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        left, to, (i, j) = Array(context, b, N, values[0]), Array(context, b, X, values[1]), values[2:]
+        here, masks = to.inside(i, ROWS), to.masks(to.shape[1], j, LANES)
+        rows, at = left.rows(here), to.rows(here, j)
+        sums = _sums(b, left, rows, to, j, (I64(0), i), masks)
+        x = [[b.fsub(to.load(at[r], n, masks[n]), sums[r][n]) for n in range(LANES)] for r in range(ROWS)]
+        for r in range(1, ROWS):
+            above = b.icmp_signed("<", b.add(i, I64(r)), to.shape[0])  # a repeated last row stays as it is
+            for s in range(r):
+                a = b.fneg(left.broadcast(b.add(rows[r], b.mul(b.add(i, I64(s)), left.steps[1]))))
+                x[r] = [fma(b, a, y, z) for y, z in zip(x[s], x[r], strict=True)]
+            x[r] = [b.select(above, y, z) for y, z in zip(x[r], x[r - 1], strict=True)]
+        for r in range(ROWS):
+            for n in range(LANES):
+                to.store(x[r][n], at[r], n, masks[n])
+        return context.get_dummy_value()
+
+    return types.void(N, X, types.int64, types.int64), write
+
+
+def _transpose_tile(A, out, i, j):  # type: ignore[no-untyped-def]
+    W = lane(A.dtype)
+    x = A[i : i + W, j : j + W]
+    out[j : j + x.shape[1], i : i + x.shape[0]] = x.T
+
+
+@emitted(_transpose_tile)
+def transpose_tile(typing: Any, A: Any, out: Any, i: Any, j: Any) -> Any:
+    """out_ji = A_ij for a square of one vector: halves change places at distances W / 2, ..., 1."""
+
+    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        source, to, (i, j) = Array(context, b, A, values[0]), Array(context, b, out, values[1]), values[2:]
+        W = source.vector.count
+        inside, outside = source.masks(source.shape[1], j, 1)[0], to.masks(to.shape[1], i, 1)[0]
+        r, s = [source.load(at, 0, inside) for at in source.rows(source.inside(i, W), j)], W // 2
+        lanes = lambda of: ir.Constant(ir.VectorType(I32, W), [of(w) for w in range(W)])  # noqa: E731
+        while s:
+            low, high = lanes(lambda w: w if not w & s else W + w - s), lanes(lambda w: w + s if not w & s else W + w)  # noqa: B023
+            for k in range(W):
+                if not k & s:
+                    r[k], r[k | s] = b.shuffle_vector(r[k], r[k | s], low), b.shuffle_vector(r[k], r[k | s], high)
+            s //= 2
+        for x, at in reversed(list(zip(r, to.rows(to.inside(j, W), i), strict=True))):  # a repeated row is stored first
+            to.store(x, at, 0, outside)
+        return context.get_dummy_value()
+
+    return types.void(A, out, types.int64, types.int64), write

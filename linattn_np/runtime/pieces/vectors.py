@@ -1,0 +1,140 @@
+"""What instructions of a register tile are written with: arrays inside an intrinsic, vectors and masks."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import config
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+I64, I32, I16 = ir.IntType(64), ir.IntType(32), ir.IntType(16)
+
+
+@functools.cache
+def vectors() -> str:
+    """"avx512", "avx2", "neon" or "plain": the registers of this processor. LINATTN_NP_VECTORS forces one."""
+    wanted = os.environ.get("LINATTN_NP_VECTORS")
+    if wanted is not None:
+        if wanted not in ("avx512", "avx2", "neon", "plain"):
+            raise ValueError(f"LINATTN_NP_VECTORS is {wanted!r}, expected 'avx512', 'avx2', 'neon' or 'plain'")
+        return wanted
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return "neon"
+    has = binding.get_host_cpu_features()
+    if has.get("avx512f") and has.get("avx512dq") and has.get("avx512vl"):
+        return "avx512"
+    return "avx2" if has.get("avx2") and has.get("fma") else "plain"
+
+
+# (bytes of a vector, rows R and vectors L of a tile): 16 accumulators of 32 registers, or 8 of 16
+BYTES, ROWS, LANES = {"avx512": (64, 8, 2), "avx2": (32, 4, 2), "neon": (16, 8, 2), "plain": (16, 4, 2)}[vectors()]
+
+
+def emitted(python: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates an intrinsic with what it does, in Python: what runs where nothing is compiled."""
+    return lambda written: python if config.DISABLE_JIT else intrinsic(written)
+
+
+class Array:
+    """An array inside an intrinsic; an empty one is not `given`."""
+
+    def __init__(self, context: Any, b: ir.IRBuilder, kind: Any, value: ir.Value):
+        self.b, self.number = b, context.get_value_type(kind.dtype)
+        self.size = kind.dtype.bitwidth // 8
+        self.vector = ir.VectorType(self.number, BYTES // self.size)
+        part = lambda *at: b.extract_value(value, at)  # noqa: E731
+        self.shape, self.steps = [part(5, n) for n in range(kind.ndim)], [part(6, n) for n in range(kind.ndim)]
+        self.start, self.given = b.ptrtoint(part(4), I64), b.icmp_signed("!=", self.shape[0], I64(0))
+
+    def at(self, i: Any, j: Any = None) -> ir.Value:
+        """Address of element i, or of i, j."""
+        at = self.b.add(self.start, self.b.mul(i, self.steps[0]))
+        return at if j is None else self.b.add(at, self.b.mul(j, I64(self.size)))
+
+    def inside(self, i: ir.Value, count: int) -> list[ir.Value]:
+        """Rows i, i + 1, ..., the last row of the array in place of those beyond it."""
+        last = self.b.sub(self.shape[0], I64(1))
+        rows = [self.b.add(i, I64(r)) for r in range(count)]
+        return [self.b.select(self.b.icmp_signed("<", r, last), r, last) for r in rows]
+
+    def rows(self, rows: list[ir.Value], j: Any = None) -> list[ir.Value]:
+        """Addresses of these rows' elements."""
+        return [self.at(r, j) for r in rows]
+
+    def get(self, at: ir.Value) -> ir.Value:
+        """The number at an address."""
+        return self.b.load(self.b.inttoptr(at, self.number.as_pointer()), align=self.size)
+
+    def broadcast(self, at: ir.Value) -> ir.Value:
+        """The number at an address in every lane."""
+        return broadcast(self.b, self.get(at), self.vector)
+
+    def masks(self, columns: ir.Value, j: ir.Value, count: int) -> list[ir.Value]:
+        """Lane masks of vectors from column j on: those below `columns`."""
+        return [lane_mask(self.b, self.b.sub(columns, j), self.vector.count, n) for n in range(count)]
+
+    def load(self, at: ir.Value, n: int = 0, mask: Any = None) -> ir.Value:
+        """Vector n from an address on."""
+        b, vector = self.b, self.vector
+        at = b.inttoptr(b.add(at, I64(n * BYTES)), vector.as_pointer())
+        if mask is None:
+            return b.load(at, align=self.size)
+        name, kinds = f"llvm.masked.load.v{vector.count}f{self.size * 8}.p0", [at.type, I32, mask.type, vector]
+        return b.call(known(b, name, vector, kinds), [at, I32(self.size), mask, self.zero()])
+
+    def store(self, x: ir.Value, at: ir.Value, n: int = 0, mask: Any = None) -> None:
+        """Vector n from an address on."""
+        b = self.b
+        at = b.inttoptr(b.add(at, I64(n * BYTES)), self.vector.as_pointer())
+        if mask is None:
+            b.store(x, at, align=self.size)
+            return
+        name, kinds = f"llvm.masked.store.v{x.type.count}f{self.size * 8}.p0", [x.type, at.type, I32, mask.type]
+        b.call(known(b, name, ir.VoidType(), kinds), [x, at, I32(self.size), mask])
+
+    def zero(self) -> ir.Constant:
+        return ir.Constant(self.vector, [0.0] * self.vector.count)
+
+
+def arrays(context: Any, b: ir.IRBuilder, kind: Any, value: ir.Value) -> list[Array]:
+    """The arrays of a tuple."""
+    return [Array(context, b, part, b.extract_value(value, n)) for n, part in enumerate(kind)]
+
+
+def lane_mask(b: ir.IRBuilder, left: ir.Value, count: int, n: int = 0) -> ir.Value:
+    """The lanes of vector n that are among `left` columns."""
+    vector = ir.VectorType(I32, count)
+    lanes = ir.Constant(vector, [n * count + w for w in range(count)])
+    return b.icmp_signed("<", lanes, broadcast(b, b.trunc(left, I32), vector))
+
+
+def known(b: ir.IRBuilder, name: str, result: ir.Type, kinds: list[ir.Type]) -> ir.Function:
+    """A function of LLVM."""
+    return cgutils.get_or_insert_function(b.module, ir.FunctionType(result, kinds), name)
+
+
+def broadcast(b: ir.IRBuilder, x: ir.Value, vector: ir.VectorType) -> ir.Value:
+    """A number in every lane."""
+    none = ir.Constant(vector, ir.Undefined)
+    first = ir.Constant(ir.VectorType(I32, vector.count), None)
+    return b.shuffle_vector(b.insert_element(none, x, I32(0)), none, first)
+
+
+def fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+    """x y + z, rounded once."""
+    W, bits = x.type.count, 32 if isinstance(x.type.element, ir.FloatType) else 64
+    return b.call(known(b, f"llvm.fma.v{W}f{bits}", x.type, [x.type] * 3), [x, y, z])
+
+
+def total(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """The sum of the lanes, in pairs."""
+    W, bits = x.type.count, 32 if isinstance(x.type.element, ir.FloatType) else 64
+    add = known(b, f"llvm.vector.reduce.fadd.v{W}f{bits}", x.type.element, [x.type.element, x.type])
+    return b.call(add, [ir.Constant(x.type.element, 0.0), x], fastmath=("reassoc",))
+

@@ -1,0 +1,176 @@
+"""Workspaces: what a kernel is told and its own memory, as one argument with named fields.
+
+A workspace is a table of 64-bit whole numbers. Fields of a declaration, in the order of the table:
+
+    wholes    sizes, positions, flags: w.T
+    numbers   w.scale; kept as float64
+    arrays    of the call, any storage dtype and strides: w.q (`load` and `save` move their rows)
+    matrices  in own memory: w.E is an array (rows, columns), whose sizes are fields too; a slot moves it
+
+In Python the same table is read by `PythonWorkspace`, whose fields are NumPy arrays: kernels run there unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .memory import ALIGNED
+
+AT, BATCH, TOKEN, HEAD, CHANNEL, SHARED, STORAGE, BATCHES, TOKENS, HEADS, CHANNELS = range(11)  # of an array
+ARRAY = 11
+
+
+class Matrix(NamedTuple):
+    """A declaration: sizes by field name, `above` rows before row 0; `slot`: the field that says which slot."""
+
+    rows: str
+    columns: str = ""  # "": a vector
+    above: int = 0
+    wide: bool = False  # float64 whatever the dtype
+    slot: str = ""
+    alias: str = ""  # the memory of another field, from row `first` on
+    first: int = 0
+    dtype: str = ""  # another dtype than that of the computation
+
+
+class Workspace:
+    """A declaration of fields."""
+
+    def __init__(self, name: str, wholes: tuple[str, ...], numbers: tuple[str, ...], arrays: tuple[str, ...],
+                 matrices: Mapping[str, Matrix]):  # fmt: skip
+        self.name, self.wholes, self.numbers, self.arrays = name, wholes, numbers, arrays
+        self.matrices = dict(matrices)
+        order = [*((n, 1) for n in wholes), *((n, 1) for n in numbers), *((n, ARRAY) for n in arrays),
+                 *((n, 3) for n in matrices)]  # fmt: skip
+        self.slots: dict[str, int] = {}
+        self.size = 0
+        for field, count in order:
+            self.slots[field] = self.size
+            self.size += count
+
+    def layout(self, sizes: Mapping[str, int], itemsize: int, lane: int, slots: Callable[[str], int]) -> Layout:
+        """The table of a kernel whose matrices have at most these sizes, with memory for `slots(field)` of each."""
+        table = np.zeros(self.size, np.int64)
+        total = 0
+        whole = -(-ALIGNED // itemsize)
+        up = lambda n: -(-n // lane) * lane  # noqa: E731
+        own = []
+        for field, m in self.matrices.items():
+            if m.alias or not slots(field):
+                continue
+            item = 8 if m.wide else np.dtype(m.dtype).itemsize if m.dtype else itemsize
+            if m.columns:
+                row = up(sizes[m.columns]) * item
+                size, above = (up(sizes[m.rows]) + m.above) * row, m.above * row
+            else:
+                row, above = item, -(-m.above // whole) * whole * item
+                size = above + (sizes[m.rows] + 2 * lane) * item
+            size = -(-size // ALIGNED) * ALIGNED
+            at = self.slots[field]
+            table[at : at + 3] = total + above, row, size if slots(field) > 1 else 0
+            own.append(at)
+            total += size * slots(field)
+        for field, m in self.matrices.items():
+            if m.alias and slots(m.alias):
+                at, base = self.slots[field], self.slots[m.alias]
+                table[at : at + 3] = table[base : base + 3]
+                table[at] += m.first * table[base + 1]
+                own.append(at)
+        for field, size in sizes.items():
+            if field in self.slots:
+                table[self.slots[field]] = size
+        return Layout(table, np.array(own, np.int64), total)
+
+
+class Layout(NamedTuple):
+    """A table whose matrices begin at address 0, the fields to which an address is added, and their bytes."""
+
+    table: np.ndarray
+    own: np.ndarray
+    bytes: int
+
+    def placed(self, address: int) -> np.ndarray:
+        """The table for memory that begins at an address."""
+        table = self.table.copy()
+        table[self.own] += -(-address // ALIGNED) * ALIGNED
+        return table
+
+
+def stored_array(y: np.ndarray, steps: tuple[int, ...], shared: int, storage: int) -> np.ndarray:
+    """An array (B, T, heads, D) as a row of a table; a step of 0 along the batch shares one batch row."""
+    at = y.__array_interface__["data"][0]
+    return np.array([at, *steps, shared, storage, *y.shape], np.int64)
+
+
+# in Python, for kernels that are not compiled
+
+
+class StoredArray:
+    """An array of the call: NumPy's view of what a row of a table says."""
+
+    def __init__(self, row: np.ndarray):
+        self.row = row
+
+    def rows(self, dtype: Any, batch: int, head: int) -> np.ndarray:
+        """(T, D) of one head."""
+        at, b, t, h, d, shared, _, batches, tokens, heads, channels = (int(x) for x in self.row)
+        kind = np.dtype(dtype)
+        shape, strides = (max(batches, 1) if b else 1, tokens, heads, channels), (b, t, h, d)
+        view = array_at(at, kind, shape, strides)
+        return view[batch if b else 0, :, head // shared]
+
+
+def array_at(address: int, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """An array at an address, whose owner somebody else holds."""
+    low = sum(min(0, s * (n - 1)) for s, n in zip(strides, shape, strict=True))
+    high = sum(max(0, s * (n - 1)) for s, n in zip(strides, shape, strict=True)) + dtype.itemsize
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    interface = {"data": (address + low, False), "shape": (high - low,), "typestr": "|u1", "version": 3}
+    memory = np.asarray(type("_Memory", (), {"__array_interface__": interface})())
+    return np.ndarray(shape, dtype, memory, -low, strides)
+
+
+class PythonWorkspace:
+    """Fields of a table as NumPy arrays."""
+
+    def __init__(self, declaration: Workspace, table: np.ndarray, dtype: Any):
+        self.__dict__.update(declaration=declaration, table=table, dtype=np.dtype(dtype))
+
+    def __getattr__(self, name: str) -> Any:
+        declaration, table = self.declaration, self.table
+        at = declaration.slots[name]
+        if name in declaration.numbers:
+            return self.dtype.type(table[at : at + 1].view(np.float64)[0])
+        if name in declaration.arrays:
+            return StoredArray(table[at : at + ARRAY])
+        if name in declaration.wholes:
+            return int(table[at])
+        return self._matrix(declaration.matrices[name], at)
+
+    def _matrix(self, m: Matrix, at: int) -> np.ndarray:
+        address, row, step = (int(x) for x in self.table[at : at + 3])
+        dtype = np.dtype("float64") if m.wide else np.dtype(m.dtype) if m.dtype else self.dtype
+        if not address:  # it has no memory in this kind of call
+            return np.empty((0, 0) if m.columns else 0, dtype)
+        if m.slot:
+            address += step * getattr(self, m.slot)
+        shape = tuple(getattr(self, size) for size in (m.rows, m.columns) if size)
+        return array_at(address, dtype, shape, (row, dtype.itemsize) if m.columns else (dtype.itemsize,))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        at = self.declaration.slots[name]
+        if name in self.declaration.numbers:
+            self.table[at : at + 1].view(np.float64)[0] = value
+        else:
+            self.table[at] = value
+
+
+@functools.cache
+def numbers_of(name: str) -> type:
+    """The NumPy type of a dtype."""
+    return np.dtype(name).type
