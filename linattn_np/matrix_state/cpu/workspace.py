@@ -41,7 +41,7 @@ MATRICES = {
     "start_after": M("c", slot="slot", alias="start", first=1), "end": M("c", slot="slot"), "carries": M("K_lanes"),
     "W": M("c", "K_lanes"), "first": M("c", "K_lanes", above=1),
     "first_before": M("c", "K_lanes", alias="first", first=-1), "last": M("c", "K_lanes"), "carry": M("K_lanes"),
-    "near": M("block", "K_lanes"), "far": M("c", "K_lanes"), "farT": M("K_lanes", "c"), "path": M("K_lanes"),
+    "near": M("block", "K_lanes"), "far": M("c", "K_lanes"), "farT": M("K_lanes", "c"),
     # what is erased, written and read
     "S": M("K_lanes", "V_lanes", slot="slot"), "S_after": M("K_lanes", "V_lanes", slot="slot_after", alias="S"),
     "U": M("c", "V_lanes", slot="slot"), "Y": M("c", "V_lanes", slot="slot"), "A": M("c", "c", slot="slot"),

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from ...runtime.pieces.piece import Column, Kind, Matrix, Stored, Vector, Whole, piece
+from ...runtime.pieces.piece import Column, Kind, Matrix, Stored, Vector, piece
 from ...runtime.pieces.row_tiles import copy_row
 from ...runtime.pieces.views import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, field_of, row, tokens_of
-from ...runtime.pieces.workspace import CHANNEL, SHARED, STORAGE, TOKEN
+from ...runtime.pieces.workspace import CHANNEL, SHARED, STORAGE
 from .numbers import OPTIONS, number
 
 Place = Kind(lambda f: types.UniTuple(types.int64, 3), False)  # (batch row, head, first token)
@@ -179,5 +179,3 @@ def to_float16(x: Bits32, out: Bits):
         rounded = special if magnitude >= HALF_ROUND else finite
         out[i] = np.uint16(U(rounded | U(U(bits >> U(16)) & U(0x8000))))
 
-
-_ = TOKEN, Whole
