@@ -49,7 +49,7 @@ def sizes(x: Inputs, plan: Plan, state: np.ndarray | None, columns: int) -> dict
         "erase": {Erase.NONE: 0, Erase.DELTA: DELTA, Erase.FREE: FREE}[x.erase],
         "query_reads": plan.query_reads is ReadState.PREVIOUS,
         "erase_reads": x.erase is Erase.FREE or plan.erase_reads is ReadState.PREVIOUS,
-        "own_read": x.erase is Erase.FREE or x.r is not x.k, "asked": x.q is not None, "bonus": x.u is not None,
+        "own_read": x.erase is Erase.FREE or not plan.erases_key, "asked": x.q is not None, "bonus": x.u is not None,
         "fades": x.gv is not None, "started": state is not None, "direct": direct,
         "direct_v": is_direct(x.v, dtype),
     }  # fmt: skip
