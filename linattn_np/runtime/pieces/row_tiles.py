@@ -245,7 +245,10 @@ def copy_row(typing: Any, x: Any, to: Any, count: Any) -> Any:
 
     def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
         X, To, count = Array(context, b, x, values[0]), Array(context, b, to, values[1]), values[2]
-        with cgutils.for_range_slice(b, I64(0), To.shape[0], I64(X.vector.count), I64) as (j, _):
+        whole = b.and_(count, I64(-X.vector.count))
+        with cgutils.for_range_slice(b, I64(0), whole, I64(X.vector.count), I64) as (j, _):
+            To.store(X.load(X.at(j)), To.at(j))
+        with cgutils.for_range_slice(b, whole, To.shape[0], I64(X.vector.count), I64) as (j, _):
             y = X.load(X.at(j), 0, X.masks(count, j, 1)[0])
             To.store(y, To.at(j), 0, To.masks(To.shape[0], j, 1)[0])
         return context.get_dummy_value()

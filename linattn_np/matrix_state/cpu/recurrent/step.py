@@ -20,7 +20,7 @@ from ....ops.cpu.rows import clear, hadamard_to, scale_rows, scaled
 from ....ops.cpu.storage import load, load_column, save
 from ....runtime.pieces.passes import NARROW, WIDE, read_pass, write_pass
 from ....runtime.pieces.piece import Matrix, Vector, Whole, piece
-from ....runtime.pieces.row_tiles import dot
+from ....runtime.pieces.row_tiles import copy_row, dot
 from ....runtime.pieces.views import (
     address_of,
     as_row,
@@ -113,9 +113,7 @@ def read_state(w: Steps, S: Matrix, x: Vector, out: Vector):
 @piece
 def write_state(w: Steps, S: Matrix, to: Matrix):
     """The pass of token i that is the call's; behind the last token nobody reads with r."""
-    if w.fades:
-        write_faded(w, S, to)
-    elif w.erase == FREE:
+    if w.erase == FREE:
         write_free(w, S, to)
     else:
         decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
@@ -189,7 +187,10 @@ def load_values(w: Steps, i: Whole):
         point(w, VALUES, address_of(w.in_v, place, w.column), w.values.itemsize)
     else:
         point(w, VALUES, start_of(w.values_own, 0), w.values.itemsize)
-        load(w.in_v, place, (w.column, w.V), as_row(w.values))
+        if w.direct_v:
+            copy_row(row(tokens_of(w.in_v, w.scale, place, 1, (w.column, w.V)), 0), w.values, w.V)
+        else:
+            load(w.in_v, place, (w.column, w.V), as_row(w.values))
 
 
 @piece
@@ -213,7 +214,10 @@ def walk(w: Steps, begin: Matrix, end: Matrix, packed: Matrix):
         w.i, w.last, w.q_row = i, last, -1  # q_row: who reads S_t, this token's query or the next one's
         if late or (early and not last):
             w.q_row = (i if late else i + 1) * w.queries
-        write_state(w, S, to)
+        if w.fades:
+            write_faded(w, S, to)
+        else:
+            write_state(w, S, to)
         if late:
             answer(w, to, i, 1)
 
