@@ -20,6 +20,7 @@ if _TYPE_CHECKING:  # what type checkers and editors see
     from .call.influence import influence_matrix as influence_matrix
     from .call.options import Options as Options
     from .call.read import read as read
+    from .call.step import step as step
     from .call.vjp import vjp as vjp
     from .catalog import family_table as family_table
     from .matrix_state.types import BoundedState as BoundedState
@@ -81,6 +82,7 @@ _HOMES = {  # name -> module
     "influence_matrix": ".call.influence",
     "read": ".call.read",
     "show_versions": ".runtime.versions",
+    "step": ".call.step",
     "vjp": ".call.vjp",
     "abc": ".catalog",
     "based": ".catalog",

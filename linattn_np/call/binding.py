@@ -15,6 +15,7 @@ from ..runtime.pools import check_rows, take_rows
 from ..runtime.shapes import sequences
 from ..runtime.values import is_finite, is_real, is_whole, is_word, shown
 from ..spec import Variables, VariantSpec
+from . import layouts
 from .options import COMMON
 
 
@@ -64,11 +65,12 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     xp = library.xp
     state = unflatten(own, [entered.pop(n) for n in each])
     axes = axes_of(spec, options)
-    transposed = options["layout"] == "heads_first"
-    theirs = {n: shapes.heads_first(a) for n, a in axes.items()} if transposed else axes
+    layout = None if options["layout"] == "time_first" else layouts.LAYOUTS[options["layout"]]
+    theirs = axes if layout is None else {n: layout.axes(a) for n, a in axes.items()}
     sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
-    if transposed:
-        entered = {n: transpose(xp, x, axes[n], back=True) for n, x in entered.items()}
+    if layout is not None:
+        layout.add_sizes(sizes)
+        entered = {n: layout.enter(xp, x, axes[n], sizes.batch) for n, x in entered.items()}
     offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
     if _is_doubtful(options, sizes, state):
         warnings.warn(f"{fn}: {sizes.T} tokens of {sizes.H} heads in the layout (..., T, H, K): if the arrays are "
@@ -151,17 +153,6 @@ def axes_of(spec: VariantSpec, options: Mapping[str, Any]) -> dict[str, str]:
     return axes
 
 
-def transpose(xp: Any, x: Array | None, axes: str, back: bool = False) -> Array | None:
-    """(..., T, H, D) as (..., H, T, D), or the reverse; a view."""
-    if x is None or not shapes.has_time(axes):
-        return x
-    time = x.ndim - len(axes.split("|")[0].split())
-    head = time + shapes.head_axis(axes)
-    if time < 0:
-        return x
-    return xp.moveaxis(x, time, head) if back else xp.moveaxis(x, head, time)
-
-
 def _is_doubtful(options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> bool:
     return options["layout"] == "time_first" and state is None and sizes.H >= 8 * sizes.T > 8
 
@@ -182,7 +173,7 @@ def _precision(fn: str, given: Any) -> str | None:
 
 
 def _layout(fn: str, given: Any) -> str:
-    if not is_word(given, ("time_first", "heads_first")):
+    if not is_word(given, ("time_first", *layouts.LAYOUTS)):
         raise ValueError(f"{fn}: layout is {shown(given)}, expected 'time_first' or 'heads_first'")
     return given
 

@@ -14,6 +14,7 @@ from ..runtime.arrays import Array, cast, is_mutable
 from ..spec import Samples, VariantSpec
 from . import replay
 from .binding import Prepared, prepare, threads_of
+from .layouts import LAYOUTS
 from .options import COMMON
 from .results import Result
 
@@ -90,8 +91,8 @@ def finish(call: Prepared, core_out: Array | None, end: Array) -> tuple[Any, Any
         if spec.change.from_core is not None:
             out = spec.change.from_core(call.variables, out)
         out = cast(xp, out, getattr(call.variables, spec.change.value).dtype)
-        if options["layout"] == "heads_first":
-            out = xp.moveaxis(out, -3, -2)
+        if options["layout"] != "time_first":
+            out = LAYOUTS[options["layout"]].leave_rows(xp, out)
         out = call.library.give_back(out)
     if out is not None and not (options["return_state"] or options["overwrite_state"]):
         return out, None
@@ -141,7 +142,7 @@ def _record(
             plan = device_replay.plan_of(signature, given, call.recorder, (out, state), own_state)
     elif replay.is_storable(signature):
         if (names := replay.names_of(call.spec, signature, arrays, keywords)) is not None:
-            plan = replay.compiled_plan(call, signature, x, residuals)
+            plan = replay.compiled_plan(call, signature, names, x, residuals)
         if plan is None and names is not None and not call.options["overwrite_state"]:
             plan = functools.partial(bound, replay.Template(call, names, core_of(x), residuals))
         plan = plan or replay.computed_in_full

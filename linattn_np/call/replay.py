@@ -15,6 +15,7 @@ disables replay; `clear()` deletes all plans.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
@@ -24,8 +25,10 @@ import numpy as np
 
 from ..matrix_state import core as matrix_state
 from ..matrix_state.policy import SAVED_VARIABLE
+from ..runtime import shapes
 from ..spec import Variables, VariantSpec
-from .binding import Prepared, axes_of, normalise, transpose
+from .binding import Prepared, axes_of, normalise
+from .layouts import LAYOUTS, before
 
 Array = Any
 MOST = 512  # recorded plans at most
@@ -162,16 +165,34 @@ def is_storable(signature: Signature) -> bool:
 # plans of calls on NumPy arrays
 
 
-def compiled_plan(call: Prepared, signature: Signature, inputs: Any, residuals: Any) -> Any:
+def compiled_plan(
+    call: Prepared, signature: Signature, names: tuple[str, ...], inputs: Any, residuals: Any
+) -> Any:
     """The plan that the backend, or the variant, records: (arrays, state, pointers) -> (out, state); None without."""
     spec, (_, given, state, _) = call.spec, signature
-    if not spec.is_recorded or call.options["layout"] != "time_first":
+    if not spec.is_recorded or call.options["layout"] == "heads_first":
         return None
     if spec.state.record is not None:
-        return spec.state.record(call.variables, inputs, call.plan, residuals, given, state)
-    if isinstance(state, tuple):
-        return None
-    return matrix_state.record(inputs, call.plan, state, residuals, given)
+        given = [getattr(call.variables, n) for n in names]
+        plan = spec.state.record(call.variables, inputs, call.plan, residuals, given, state)
+    else:
+        plan = None if isinstance(state, tuple) else matrix_state.record(inputs, call.plan, state, residuals, given)
+    if plan is None or call.options["layout"] == "time_first":
+        return plan
+    indices: Any = None
+    if spec.state.record is not None:
+        axes, batch = axes_of(spec, call.options), call.variables.sizes.batch
+        times = [shapes.time_axis(axes[n], x.ndim, batch) for n, x in zip(names, given, strict=True)]
+        indices = [... if time is None else before(time) for time in times]
+    return functools.partial(_one_token, plan, indices)
+
+
+def _one_token(plan: Any, indices: Any, arrays: list[Array], state: Any, pointers: None) -> tuple[Any, Any] | None:
+    """A compiled plan of a call without a time axis: its output has one, and its arrays where there are indices."""
+    if indices is not None:
+        arrays = [x[index] for x, index in zip(arrays, indices, strict=True)]
+    found = plan(arrays, state, None)
+    return found if found is None or found[0] is None else (found[0][..., 0, :, :], found[1])
 
 
 def computed_in_full(arrays: list[Array], state: Any, pointers: None) -> None:
@@ -190,8 +211,9 @@ class Template:
         self._fixed = dict.fromkeys(call.spec.arrays) | {
             n: getattr(c, n) for n in ("xp", "dtype", "sizes", "name", "sequences", "kernels")} | {"options": options}
         self._names = names
-        axes = axes_of(call.spec, options) if options["layout"] == "heads_first" else {}
-        self._axes = [(n, axes[n]) for n in names if n in axes]
+        axes = axes_of(call.spec, options)
+        self._layout: Any = LAYOUTS.get(options["layout"])
+        self._axes = [(n, axes[n]) for n in names]
         self._call = call._replace(variables=Variables(), state=None, given_state=None, options=options)
         self.core, self._path = core, residuals.path if isinstance(residuals, matrix_state.Residuals) else None
 
@@ -201,8 +223,8 @@ class Template:
         spec, c = call.spec, Variables(**self._fixed)
         own = vars(c)
         own.update(zip(self._names, arrays, strict=True))
-        for name, axes in self._axes:
-            own[name] = transpose(c.xp, own[name], axes, back=True)
+        for name, axes in self._axes if self._layout else ():
+            own[name] = self._layout.enter(c.xp, own[name], axes, c.sizes.batch)
         state = core_state = normalise(spec, "state", state, call.options)
         if spec.state.pack is not None:
             c.state = state

@@ -12,6 +12,7 @@ from ..spec import VariantSpec
 from . import replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
 from .dispatch import NO_LIMIT, core_of, finish, limit, new
+from .layouts import LAYOUTS
 from .results import Result, copied, cotangents, gradients
 
 Pullback = Callable[..., Any]
@@ -166,6 +167,6 @@ def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:
 
 def _out_shape(call: Prepared, core_out: Array) -> tuple[int, ...]:
     """The public shape of out."""
-    *batch, T, H = core_out.shape[:-1]
-    V = call.variables.sizes.V
-    return (*batch, H, T, V) if call.options["layout"] == "heads_first" else (*batch, T, H, V)
+    shape = (*core_out.shape[:-1], call.variables.sizes.V)
+    layout = LAYOUTS.get(call.options["layout"])
+    return shape if layout is None else layout.shape(shape)

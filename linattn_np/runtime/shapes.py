@@ -2,7 +2,7 @@
 
 Letters: T tokens, Tq tokens of the queries, H states (the heads of v), Hq and Hk heads of queries and keys,
 K key width, V value width, n micro-steps of a token, P pairs of channels. Axes with T or Tq are preceded by the batch
-axes of the call, others are not. "|" separates alternatives.
+axes of the call, others are not. "t" is no axis: one token, preceded by the batch axes. "|" separates alternatives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ class Sizes:
 
 
 def has_time(axes: str) -> bool:
-    return not {"T", "Tq"}.isdisjoint(axes.split())
+    """Whether an array has one entry per token."""
+    return not {"T", "Tq", "t"}.isdisjoint(axes.split())
+
+
+def letters_of(axes: str) -> list[str]:
+    """The letters of one alternative."""
+    return [letter for letter in axes.split() if letter != "t"]
 
 
 def heads_first(axes: str) -> str:
@@ -48,6 +54,17 @@ def heads_first(axes: str) -> str:
     letters = axes.split()
     head = letters.pop(head_axis(axes))
     return " ".join((head, *letters))
+
+
+def one_token(axes: str) -> str:
+    """The axes of one token: without T and Tq."""
+    return axes.replace("Tq ", "t ").replace("T ", "t ")
+
+
+def time_axis(axes: str, ndim: int, batch: tuple[int, ...]) -> int | None:
+    """Position of the token axis in an array with so many axes; None for a constant of the heads."""
+    count = ndim - len(batch)
+    return len(batch) if any(on_tokens and len(letters) == count for letters, on_tokens in _choices(axes)) else None
 
 
 def head_axis(axes: str) -> int:
@@ -66,10 +83,10 @@ def check_arrays(fn: str, arrays: Mapping[str, Array | None], axes: Mapping[str,
     anchor = arrays[value]
     if anchor is None:
         raise TypeError(f"{fn}: {value} is None, expected an array")
-    rank = len(axes[value].split())
+    letters = letters_of(axes[value])
+    rank = len(letters)
     if anchor.ndim < rank:
-        raise ValueError(f"{fn}: {value} has shape {tuple(anchor.shape)}, "
-                         f"expected (..., {', '.join(axes[value].split())})")
+        raise ValueError(f"{fn}: {value} has shape {tuple(anchor.shape)}, expected (..., {', '.join(letters)})")
     sizes = Sizes(batch=tuple(int(n) for n in anchor.shape[: anchor.ndim - rank]))
     order = [value] + [n for n in axes if n != value]
     for name in order:
@@ -96,7 +113,7 @@ def check_one(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
 @functools.cache
 def _choices(axes: str) -> tuple[tuple[tuple[str, ...], bool], ...]:
     """(letters, whether the batch axes come in front) of each alternative."""
-    return tuple((tuple(choice.split()), has_time(choice)) for choice in axes.split("|"))
+    return tuple((tuple(letters_of(choice)), has_time(choice)) for choice in axes.split("|"))
 
 
 def _bind(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
@@ -120,7 +137,7 @@ def expected(axes: str, sizes: Sizes) -> str:
     """'(B, T, H) = (2, 64, 4)', with unbound letters left as they are."""
     texts = []
     for choice in axes.split("|"):
-        letters = choice.split()
+        letters = letters_of(choice)
         batch = sizes.batch if has_time(choice) else ()
         names = ["B"] if len(batch) == 1 else [f"B{i + 1}" for i in range(len(batch))]
         numbers = [str(n) for n in batch] + [str(sizes.letters.get(letter, letter)) for letter in letters]
