@@ -16,6 +16,7 @@ from . import replay
 from .binding import Prepared, prepare, threads_of
 from .layouts import LAYOUTS
 from .options import COMMON
+from .overwrite import overlaps
 from .results import Result
 
 NO_LIMIT = contextlib.nullcontext()
@@ -140,10 +141,11 @@ def _record(
         if call.options["overwrite_state"] == own_state:
             given = device_replay.given_arrays(arrays, keywords)
             plan = device_replay.plan_of(signature, given, call.recorder, (out, state), own_state)
-    elif replay.is_storable(signature):
-        if (names := replay.names_of(call.spec, signature, arrays, keywords)) is not None:
+    if plan is None and replay.is_storable(signature):
+        names = replay.names_of(call.spec, signature, arrays, keywords)
+        if names is not None and call.recorder is None:
             plan = replay.compiled_plan(call, signature, names, x, residuals)
-        if plan is None and names is not None and not call.options["overwrite_state"]:
+        if plan is None and names is not None and not (call.options["overwrite_state"] and isinstance(state, tuple)):
             plan = functools.partial(bound, replay.Template(call, names, core_of(x), residuals))
         plan = plan or replay.computed_in_full
     if plan is not None:
@@ -151,8 +153,13 @@ def _record(
         replay.store(signature[0], replay.Recorded(plan, returns_state, call.options["num_threads"] is not None))
 
 
-def bound(template: replay.Template, arrays: list[Array], state: Any, pointers: None) -> tuple[Any, Any]:
-    """The plan of a call on NumPy arrays that the compiled loops do not record: computed without checks."""
+def bound(template: replay.Template, arrays: list[Array], state: Any, pointers: Any) -> tuple[Any, Any] | None:
+    """The plan of a call that is not recorded as a whole: computed without checks, its loops or launches replayed."""
+    on_device = pointers is not None
+    if on_device:
+        arrays = [x for x in arrays if x is not state]
     call = template.bind(arrays, state)
+    if on_device and call.options["overwrite_state"] and overlaps(state, arrays):
+        return None  # an error, which the checks raise
     out, end, _ = template.forward(call)
     return finish(call, out, end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from ..matrix_state import core as matrix_state
 from ..matrix_state.types import Erase, Inputs
 from ..runtime.arrays import NARROW, dtype_name
-from .binding import flatten, prepare, spec_of
+from . import replay
+from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of
 
 
@@ -28,6 +29,7 @@ class Explanation:
     operations: int  # floating-point operations of the products of the forward pass
     operations_per_token: float  # per state (head)
     bytes: int  # inputs read once and outputs written once
+    replay: str  # "replayed", or why a repeated call is computed in full
 
     def __str__(self) -> str:
         lines = [
@@ -37,6 +39,7 @@ class Explanation:
             + f", computed in {self.compute_dtype}",
             f"  {self.operations:,} operations ({self.operations_per_token:,.0f} a token and state)",
             f"  {self.bytes:,} bytes in and out",
+            "  repeated calls are " + ("replayed" if self.replay == "replayed" else f"computed in full: {self.replay}"),
         ]
         return "\n".join(lines)
 
@@ -74,7 +77,33 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     return Explanation(
         spec.name, backend.name, reason, choice.others, form, C,
         dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(total), each, moved,
+        _replay(call, arrays, options),
     )
+
+
+def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
+    """"replayed", or why not."""
+    options, overwritten = call.options, call.options["overwrite_state"] and isinstance(call.given_state, tuple)
+    if not replay.ENABLED:
+        return "LINATTN_NP_REPLAY is 0"
+    if call.library.name not in ("numpy", "cupy"):
+        return f"the arrays are of {call.library.name}"
+    if options["cu_seqlens"] is not None:
+        return "the batch is ragged"
+    if call.doubtful_layout:
+        return "the layout raises a warning"
+    signature = replay.signature(call.spec, arrays, keywords)
+    if signature is None and options["state_rows"] is not None:
+        return "row numbers are in host memory"
+    if signature is None:
+        return "an option is neither None, bool, int, float, str nor a tuple of these, or an array is on another device"
+    if call.recorder is None and replay.names_of(call.spec, signature, arrays, keywords) is None:
+        return "an option is an array, or the bytes of an array are swapped"
+    if not replay.is_apart(signature):
+        return "two arrays begin at one address"
+    if overwritten and call.spec.state.record is None:
+        return "a state of several arrays is overwritten"
+    return "replayed"
 
 
 def _memories(inputs: Any) -> list[Inputs]:

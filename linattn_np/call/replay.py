@@ -26,6 +26,7 @@ import numpy as np
 from ..matrix_state import core as matrix_state
 from ..matrix_state.policy import SAVED_VARIABLE
 from ..runtime import shapes
+from ..runtime.arrays import is_numpy
 from ..spec import Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise
 from .layouts import LAYOUTS, before
@@ -37,8 +38,8 @@ ON_HOST = ("cu_seqlens", "state_rows")  # the plan depends on their values
 
 ENABLED = os.environ.get("LINATTN_NP_REPLAY", "1") != "0"
 
-# (key, arrays, state, pointers). NumPy: arrays in order, without the state; pointers is None. CuPy: pointers of all
-# arrays in order, arrays is None. A plain tuple: replay begins with making one.
+# (key, arrays, state, pointers). NumPy: arrays in order, without the state; pointers is None. CuPy: all arrays in
+# order, and their pointers. A plain tuple: replay begins with making one.
 Signature = tuple[tuple[Any, ...], Any, Any, "list[int] | None"]
 
 
@@ -57,6 +58,7 @@ class Recorded(NamedTuple):
 plans: dict[Hashable, Any] = {}  # by key: Recorded; of a vjp a Template or, on CuPy, a device_replay.Forward
 makers: dict[Any, Any] = {}  # by type of array: the function that makes a signature; None for what is not replayed
 ndarray = np.ndarray
+new = tuple.__new__  # calling a NamedTuple class takes three times as long
 
 
 def store(key: Hashable, plan: Any) -> None:
@@ -120,10 +122,17 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
             parts += name, len(x)
             for S in x:
                 parts += S.flags.writeable, S.shape, S.strides, S.dtype
+        elif is_plain_tuple(x) and name not in ON_HOST:
+            parts += name, tuple(map(type, x)), x
         else:
             other = None if given else signature_maker(kind)
             return None if other is None else other(spec, arrays, keywords)
     return tuple(parts), given, state, None
+
+
+def is_plain_tuple(x: Any) -> bool:
+    """Whether an option is a tuple of plain values, such as limits."""
+    return type(x) is tuple and all(type(y) in PLAIN for y in x)
 
 
 def signature_maker(kind: Any) -> Any:
@@ -137,29 +146,40 @@ def signature_maker(kind: Any) -> Any:
 def names_of(
     spec: VariantSpec, signature: Signature, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[str, ...] | None:
-    """The names of the arrays of a NumPy signature, in its order; None if other arrays cannot be bound to them.
+    """The names of the arrays of a signature, in its order without the state; None if others cannot be bound to them.
 
     That is the case if an option is an array, and for swapped bytes, which are converted first.
     """
-    found = [name for name, x in zip(spec.arrays, arrays, strict=False) if x is not None]
-    found += [name for name, x in keywords.items() if type(x) is ndarray and name != "state"]
+    kind = type(next(iter(signature[1]), None))
+    found = [name for name, x in zip(spec.arrays, arrays, strict=False) if type(x) is kind]
+    found += [name for name, x in keywords.items() if type(x) is kind and name != "state"]
     bindable = spec.arrays.keys() >= set(found) and all(y.dtype.isnative for y in _each(signature))
     return tuple(found) if bindable else None
 
 
-def _each(signature: Signature) -> list[np.ndarray]:
-    """All arrays of a NumPy signature."""
-    _, arrays, state, _ = signature
+def _each(signature: Signature) -> list[Array]:
+    """All arrays of a signature."""
+    _, arrays, state, pointers = signature
+    if pointers is not None:  # the state is among the arrays
+        return arrays
     return [*arrays, *(state if isinstance(state, tuple) else () if state is None else (state,))]
 
 
-def is_storable(signature: Signature) -> bool:
-    """Whether the plan of a plain call may be recorded: not if there is one, and not for one array given twice.
+def split(signature: Signature) -> tuple[list[Array], Any]:
+    """(the arrays without the state, the state)."""
+    _, arrays, state, pointers = signature
+    return arrays if pointers is None else [x for x in arrays if x is not state], state
 
-    Compiled code would take two different arrays for one.
-    """
-    places = [y.__array_interface__["data"][0] for y in _each(signature)]
-    return ENABLED and signature[0] not in plans and len(set(places)) == len(places)
+
+def is_storable(signature: Signature) -> bool:
+    """Whether the plan of a plain call may be recorded: not if there is one, and not for one array given twice."""
+    return ENABLED and signature[0] not in plans and is_apart(signature)
+
+
+def is_apart(signature: Signature) -> bool:
+    """Whether no two arrays begin at one address: a plan would take two different arrays for one."""
+    places = signature[3] or [y.__array_interface__["data"][0] for y in _each(signature)]
+    return len(set(places)) == len(places)
 
 
 # plans of calls on NumPy arrays
@@ -179,12 +199,14 @@ def compiled_plan(
         plan = None if isinstance(state, tuple) else matrix_state.record(inputs, call.plan, state, residuals, given)
     if plan is None or call.options["layout"] == "time_first":
         return plan
-    indices: Any = None
-    if spec.state.record is not None:
-        axes, batch = axes_of(spec, call.options), call.variables.sizes.batch
-        times = [shapes.time_axis(axes[n], x.ndim, batch) for n, x in zip(names, given, strict=True)]
-        indices = [... if time is None else before(time) for time in times]
-    return functools.partial(_one_token, plan, indices)
+    return functools.partial(_one_token, plan, _indices(call, names) if spec.state.record is not None else None)
+
+
+def _indices(call: Prepared, names: tuple[str, ...]) -> list[Any]:
+    """The indices that add the time axis to the caller's arrays of one token."""
+    axes, c = axes_of(call.spec, call.options), call.variables
+    times = [shapes.time_axis(axes[n], getattr(c, n).ndim, c.sizes.batch) for n in names]
+    return [... if time is None else before(time) for time in times]
 
 
 def _one_token(plan: Any, indices: Any, arrays: list[Array], state: Any, pointers: None) -> tuple[Any, Any] | None:
@@ -197,6 +219,17 @@ def _one_token(plan: Any, indices: Any, arrays: list[Array], state: Any, pointer
 
 def computed_in_full(arrays: list[Array], state: Any, pointers: None) -> None:
     """The plan of calls that are always computed in full."""
+
+
+def _loops(path: matrix_state.Path, xp: Any, gradients: bool) -> Any:
+    """What records and replays the backend's forward; None for a forward on CuPy arrays that a backward follows."""
+    if is_numpy(xp):
+        return matrix_state.RecordedLoops(path)
+    if gradients:
+        return None
+    from .device_replay import RecordedLaunches
+
+    return RecordedLaunches(path)
 
 
 class Template:
@@ -212,28 +245,33 @@ class Template:
             n: getattr(c, n) for n in ("xp", "dtype", "sizes", "name", "sequences", "kernels")} | {"options": options}
         self._names = names
         axes = axes_of(call.spec, options)
-        self._layout: Any = LAYOUTS.get(options["layout"])
-        self._axes = [(n, axes[n]) for n in names]
+        self._axes = [axes[n] for n in names] if options["layout"] == "heads_first" else []
+        self._indices = _indices(call, names) if options["layout"] == "one_token" else []
         self._call = call._replace(variables=Variables(), state=None, given_state=None, options=options)
         self.core, self._path = core, residuals.path if isinstance(residuals, matrix_state.Residuals) else None
+        self._loops = None if self._path is None else _loops(self._path, c.xp, call.plan.gradients)
 
     def bind(self, arrays: list[Array], state: Any) -> Prepared:
         """The call on other arrays."""
-        call = self._call
-        spec, c = call.spec, Variables(**self._fixed)
-        own = vars(c)
+        spec, library, options, _, plan, _, _, rows, recorder = self._call
+        c = Variables()
+        own = c.__dict__
+        own.update(self._fixed)
+        if self._indices:
+            arrays = [x[index] for x, index in zip(arrays, self._indices, strict=True)]
+        elif self._axes:
+            enter = LAYOUTS["heads_first"].enter
+            arrays = [enter(c.xp, x, axes, c.sizes.batch) for x, axes in zip(arrays, self._axes, strict=True)]
         own.update(zip(self._names, arrays, strict=True))
-        for name, axes in self._axes if self._layout else ():
-            own[name] = self._layout.enter(c.xp, own[name], axes, c.sizes.batch)
-        state = core_state = normalise(spec, "state", state, call.options)
+        state = core_state = normalise(spec, "state", state, options) if isinstance(state, tuple) else state
         if spec.state.pack is not None:
             c.state = state
             core_state = spec.state.pack(c, state)
-        return call._replace(variables=c, state=core_state, given_state=state)
+        return new(Prepared, (spec, library, options, c, plan, core_state, state, rows, recorder))
 
     def forward(self, call: Prepared) -> Any:
         """(core's output, core's final state, residuals) of a bound call."""
         x = call.inputs()
         if self._path is not None:
-            return matrix_state.forward_along(self._path, x, call.state)
+            return matrix_state.forward_along(self._path, x, call.state, self._loops)
         return self.core.forward(call.spec.name, x, call.plan, call.state, call.options["backend"])

@@ -46,8 +46,8 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         with limit(spec, keywords):  # num_threads is checked first, as in `run`
             call = _with_backward(prepare(spec, arrays, keywords))
         return _in_full(call, signature, arrays, keywords)
-    if signature[3] is None:  # of NumPy arrays
-        call = plan.bind(signature[1], signature[2])
+    if type(plan) is replay.Template:
+        call = plan.bind(*replay.split(signature))
         with limit(spec, keywords):
             computed = plan.forward(call)
             found = finish(call, *computed[:2])
@@ -97,7 +97,8 @@ def _in_full(
             saved = computed[2], vars(call.variables), computed[0] if spec.change.from_core else None
             given = device_replay.given_arrays(arrays, keywords)
             device = device_replay.record_forward(signature, given, call.recorder, found, saved)
-        elif (names := replay.names_of(spec, signature, arrays, keywords)) is not None:
+        names = None if device is not None else replay.names_of(spec, signature, arrays, keywords)
+        if names is not None and replay.vjp_key(signature) not in replay.plans:
             replay.store(replay.vjp_key(signature), replay.Template(call, names, core, computed[2]))
     return _with_pullback(call, core, computed, found, by_name(spec, arrays, keywords), device)
 
