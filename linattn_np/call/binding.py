@@ -37,6 +37,17 @@ class Prepared(NamedTuple):
         return self.spec.change.to_core(self.variables)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the call is computed piece by piece (pieces.py)."""
+        return self.options["return_states_at"] is not None or self.has_fewer_queries
+
+    @property
+    def has_fewer_queries(self) -> bool:
+        """Whether causal queries are those of the last tokens only."""
+        letters = self.variables.sizes.letters
+        return self.plan.causal and letters.get("Tq", letters["T"]) < letters["T"]
+
+    @property
     def doubtful_layout(self) -> bool:
         """Whether the shapes suggest heads first although the layout is time first."""
         return _is_doubtful(self.options, self.variables.sizes, self.given_state)
@@ -65,6 +76,8 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     xp = library.xp
     state = unflatten(own, [entered.pop(n) for n in each])
     axes = axes_of(spec, options)
+    if options["cu_seqlens"] is None and _has_fewer_queries(spec, options, entered, axes):
+        axes[spec.change.query] = axes[spec.change.query].replace("T ", "Tq ", 1)
     layout = None if options["layout"] == "time_first" else layouts.LAYOUTS[options["layout"]]
     theirs = axes if layout is None else {n: layout.axes(a) for n, a in axes.items()}
     sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
@@ -72,6 +85,10 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         layout.add_sizes(sizes)
         entered = {n: layout.enter(xp, x, axes[n], sizes.batch) for n, x in entered.items()}
     offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
+    if options["return_states_at"] is not None:
+        options["return_states_at"] = shapes.check_positions(fn, options["return_states_at"], sizes.T)
+        if offsets is not None and not options.get("causal", True):
+            raise ValueError(f"{fn}: return_states_at with cu_seqlens and causal=False, expected causal=True")
     if _is_doubtful(options, sizes, state):
         warnings.warn(f"{fn}: {sizes.T} tokens of {sizes.H} heads in the layout (..., T, H, K): if the arrays are "
                       "(..., H, T, K), pass layout='heads_first'", UserWarning, stacklevel=4)
@@ -151,6 +168,24 @@ def axes_of(spec: VariantSpec, options: Mapping[str, Any]) -> dict[str, str]:
     if options.get("causal") is False and options.get("cu_seqlens") is None:
         axes[spec.change.query] = axes[spec.change.query].replace("T ", "Tq ", 1)
     return axes
+
+
+def _has_fewer_queries(
+    spec: VariantSpec, options: Mapping[str, Any], given: Mapping[str, Any], axes: Mapping[str, str]
+) -> bool:
+    """Whether causal queries are those of the last tokens only; not if tokens and heads seem to be exchanged."""
+    found = []
+    for name in (spec.change.query, spec.change.value):
+        x, own = given[name], axes[name]
+        if options["layout"] != "time_first":
+            own = layouts.LAYOUTS[options["layout"]].axes(own)
+        letters = own.split("|")[0].split()
+        if x is None or "T" not in letters or x.ndim < len(letters):
+            return False
+        shape = x.shape[x.ndim - len(letters) :]
+        found.append((shape[letters.index("T")], next(n for n, a in zip(shape, letters, strict=True) if a[0] == "H")))
+    (Tq, Hq), (T, H) = found
+    return bool(Tq < T and (Tq, Hq) != (H, T))
 
 
 def _is_doubtful(options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> bool:

@@ -12,7 +12,7 @@ from ..matrix_state import core as matrix_state
 from ..runtime import threads
 from ..runtime.arrays import Array, cast, is_mutable
 from ..spec import Samples, VariantSpec
-from . import replay
+from . import pieces, replay
 from .binding import Prepared, prepare, threads_of
 from .layouts import LAYOUTS
 from .options import COMMON
@@ -69,6 +69,8 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
                 return new(Result, found) if returns_state else found[0]
     with limit(spec, keywords):
         call = prepare(spec, arrays, keywords)
+        if call.is_cut:
+            return pieces.forward(call, keywords, _run_piece, _final)
         with call.recorder or NO_LIMIT:
             x = call.inputs()
             out, end, residuals = core_of(x).forward(spec.name, x, call.plan, call.state, call.options["backend"])
@@ -76,6 +78,11 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
         if signature is not None and not call.doubtful_layout:
             _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
         return Result(out, state) if out is None or call.options["return_state"] else out
+
+
+def _run_piece(spec: VariantSpec, keywords: dict[str, Any]) -> Any:
+    """A piece of a call, without a pullback."""
+    return run(spec, (), keywords), None
 
 
 def limit(spec: VariantSpec, keywords: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:

@@ -13,6 +13,7 @@ from ..runtime.arrays import NARROW, dtype_name
 from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of
+from .pieces import cut, with_all_queries
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
     spec = spec_of("explain", fn)
     call = prepare(spec, arrays, options)
-    x, wanted = call.inputs(), call.options["backend"]
+    in_pieces = call.is_cut
+    x, wanted = with_all_queries(call).inputs(), call.options["backend"]
     memories, core = _memories(x), core_of(x)
     last = memories[-1]
     choice = matrix_state.explain_choice(spec.name, last, call.plan, wanted)
@@ -59,6 +61,8 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     if hasattr(core, "describe"):
         reason += f"; {core.describe(spec.name, x, call.plan, wanted)}"
     reason += "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
+    if in_pieces:
+        reason += f"; in {len(cut(call)[0])} pieces"
     total = each = 0.0
     for memory in memories:
         form, C = getattr(core, "form", matrix_state.form)(spec.name, x, memory, call.plan, wanted)

@@ -21,12 +21,12 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     """
     spec = spec_of("influence_matrix", fn)
     query, value = spec.change.query, spec.change.value
-    for name in ("state", "return_state", "overwrite_state"):
+    for name in ("state", "return_state", "overwrite_state", "return_states_at"):
         if options.get(name) is not None and options[name] is not False:
             raise ValueError(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")
     call = prepare(spec, arrays, options)
     xp, c, axes = call.plan.xp, call.variables, axes_of(spec, call.options)
-    if call.inputs().q is None:
+    if getattr(call.variables, query) is None:
         raise TypeError(f"influence_matrix: {query} is None, expected an array: A is what the queries read")
     given = {n: getattr(c, n) for n in spec.arrays if getattr(c, n) is not None}
     given |= {n: call.options[option] for n, (option, _) in spec.options.names.items() if n not in given}

@@ -11,6 +11,9 @@ class Options(TypedDict, total=False):
     scale: factor on the queries; None means what the paper uses (the docstring says which).
     state: the state before the first token; None means zeros. bfloat16 and float16 are storage formats.
     return_state: return (out, state) instead of out; the state has the compute dtype, float32 or float64.
+    return_states_at: return (out, state, states) with the states at these positions, increasing from 0 to T (in the
+        packed row of a ragged batch), or after every so many tokens if it is a number: states (..., n, H, K, V),
+        ragged (n, H, K, V). state is None without return_state. The pullback takes dstates as a third argument.
     overwrite_state: write the final state into `state` if its library allows it, rounded once if it is 16-bit.
     state_rows: `state` is a pool (P, H, K, V); these unique integers, one per sequence, are the rows of the initial
         states. With overwrite_state the final states are written back to them. Not in vjp. Row numbers on a CUDA
@@ -27,6 +30,7 @@ class Options(TypedDict, total=False):
     scale: float | None
     state: Any
     return_state: bool
+    return_states_at: Any
     overwrite_state: bool
     state_rows: Any
     cu_seqlens: Any
@@ -41,6 +45,7 @@ COMMON: dict[str, Any] = {
     "scale": None,
     "state": None,
     "return_state": False,
+    "return_states_at": None,
     "overwrite_state": False,
     "state_rows": None,
     "cu_seqlens": None,

@@ -20,6 +20,14 @@ class Result(NamedTuple):
     state: Any
 
 
+class StatesResult(NamedTuple):
+    """out, the state after the last token (None unless return_state), and the states at the positions."""
+
+    out: Any
+    state: Any
+    states: Any
+
+
 def cotangents(
     call: Prepared, dout: Any, dstate: Any, shape: tuple[int, ...] | None, end: Array
 ) -> tuple[Array | None, Array | None, dict[str, Array]]:

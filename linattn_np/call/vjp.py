@@ -9,9 +9,9 @@ from typing import Any
 from ..runtime.arrays import Array, is_mutable
 from ..runtime.unchanged import check_unchanged, mark
 from ..spec import VariantSpec
-from . import replay
+from . import pieces_vjp, replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
-from .dispatch import NO_LIMIT, core_of, finish, limit, new
+from .dispatch import NO_LIMIT, _final, core_of, finish, limit, new
 from .layouts import LAYOUTS
 from .results import Result, copied, cotangents, gradients
 
@@ -45,6 +45,8 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     if plan is None or signature is None:
         with limit(spec, keywords):  # num_threads is checked first, as in `run`
             call = _with_backward(prepare(spec, arrays, keywords))
+        if call.is_cut:
+            return pieces_vjp.vjp(call, keywords, _run_piece, _final)
         return _in_full(call, signature, arrays, keywords)
     if type(plan) is replay.Template:
         call = plan.bind(*replay.split(signature))
@@ -65,6 +67,11 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         return grads
 
     return new(Result, found) if found[0] is None or keywords.get("return_state") else found[0], pullback
+
+
+def _run_piece(spec: VariantSpec, keywords: dict[str, Any]) -> tuple[Any, Pullback]:
+    """A piece of a call, with its pullback."""
+    return run_vjp(spec, (), keywords)
 
 
 def _with_backward(call: Prepared) -> Prepared:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arrays import NARROW, STORAGE, Array, dtype_name
-from .values import shown
+from .values import is_whole, shown
 
 MEMORIES = ("state", "state.S", "state.W")  # states, and parts of them, that may be stored in 16 bits
 
@@ -222,6 +222,21 @@ def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
     if values[-1] != T:
         raise ValueError(f"{fn}: cu_seqlens ends at {values[-1]}, expected T = {T}")
     sizes.ragged = len(values) - 1
+    return values
+
+
+def check_positions(fn: str, given: Any, T: int) -> list[int]:
+    """return_states_at as positions 0..T in increasing order: themselves, or after every so many tokens."""
+    if is_whole(given):
+        return list(range(int(given), T + 1, int(given)))
+    check_plain(fn, "return_states_at", given)
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(values, list | tuple) or not all(is_whole(n, 0) for n in values):
+        raise TypeError(f"{fn}: return_states_at is {shown(values)}, expected a whole number from 1, or positions")
+    values = [int(n) for n in values]
+    if any(n > T for n in values) or any(b <= a for a, b in itertools.pairwise(values)):
+        raise ValueError(f"{fn}: return_states_at is {shown(values)}, expected positions from 0 to T = {T} in "
+                         "increasing order")
     return values
 
 
