@@ -143,29 +143,32 @@ def plan_of(
 
 
 class RecordedLaunches:
-    """The launches of a backend's forward, for calls whose change of variables is computed by array calls.
+    """The launches of a core's forward, for calls whose change of variables is computed by array calls.
 
     Recorded by the first call; replayed on inputs of the same layout.
     """
 
-    def __init__(self, path: Any):
-        self._forward = path.backend.module.forward
+    def __init__(self, forward: Callable[[Any, Any], tuple[Any, Any, Any]], overwrite: bool):
+        """forward: (inputs, state) -> (out, final state, residuals)."""
+        self._forward, self._overwrite = forward, overwrite
         self._layout: Any = None
         self._plan: Plan | None = None
 
-    def forward(self, x: Any, plan: Any, state: Any) -> tuple[Any, Any, Any]:
-        """(out, final state, residuals: none)."""
+    def forward(self, x: Any, state: Any) -> tuple[Any, Any, Any]:
+        """(out, final state, residuals: none in a replay)."""
+        if not all(y is None or is_on_device(y) for y in (*x, state)):
+            return self._forward(x, state)
         given, layout = _unique([*x, state])
         if layout == self._layout and self._plan is not None:
             found = self._plan.run(None, state, [y.data.ptr for y in given])
             if found is not None:
                 return *found, None
         if self._layout is not None:
-            return self._forward(x, plan, state)
+            return self._forward(x, state)
         self._layout = layout
         with Recorder() as recorder:
-            out, end, saved = self._forward(x, plan, state)
-        if recorder.launches and plan.overwrite == (end is state):
+            out, end, saved = self._forward(x, state)
+        if recorder.launches and self._overwrite == (end is state):
             with contextlib.suppress(LookupError):  # it also copied or computed by other means
                 self._plan = Plan(recorder, given, state, (out, end), end is state)
         return out, end, saved

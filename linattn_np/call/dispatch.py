@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ..matrix_state import core as matrix_state
+from ..core import COMPUTATIONS, Computation
 from ..runtime import threads
 from ..runtime.arrays import Array, cast, is_mutable
 from ..spec import Samples, VariantSpec
@@ -48,9 +48,9 @@ def _signature(spec: VariantSpec) -> inspect.Signature:
     return inspect.Signature(parameters + [inspect.Parameter(n, keyword, default=v) for n, v in options.items()])
 
 
-def core_of(inputs: Any) -> Any:
-    """The core of a call: the one named by the type of `inputs`, else the matrix-state core."""
-    return getattr(type(inputs), "core", None) or matrix_state
+def core_of(inputs: Any) -> Computation:
+    """The core, or its read-out, that computes a call with these inputs."""
+    return COMPUTATIONS[type(inputs)]
 
 
 def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:

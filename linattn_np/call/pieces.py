@@ -39,12 +39,11 @@ class Piece(NamedTuple):
 def cut(call: Prepared) -> tuple[list[Piece], list[int]]:
     """(pieces, the piece at whose end each position is)."""
     sizes, options = call.variables.sizes, call.options
-    T, stops = sizes.T, [s.stop // call.plan.micro_steps for s in call.plan.sequences]
-    offsets = None if sizes.ragged is None else [0, *stops]
+    T, offsets = sizes.T, options["cu_seqlens"]
     positions = options["return_states_at"] or []
     Tq = sizes.letters.get("Tq", T)
     late = T - Tq if call.plan.causal else T  # the first token that has a query
-    has_queries = getattr(call.variables, call.spec.change.query) is not None
+    has_queries = call.spec.change.query is None or getattr(call.variables, call.spec.change.query) is not None
     cuts = sorted({*positions, late} - {0, T})
     pieces, at = [], {}
     for start, stop, first, last in _ranges(T, offsets, cuts):
@@ -63,7 +62,7 @@ def with_all_queries(call: Prepared) -> Prepared:
     """The call with zeros for the queries of the first tokens: what `explain` counts."""
     if not call.has_fewer_queries:
         return call
-    name, c = call.spec.change.query, call.variables
+    name, c = str(call.spec.change.query), call.variables
     q, time = getattr(c, name), time_of(call, name)
     shape = list(q.shape)
     shape[time] = c.sizes.T

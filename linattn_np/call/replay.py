@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..matrix_state import core as matrix_state
-from ..matrix_state.policy import SAVED_VARIABLE
+from ..core import COMPUTATIONS, SAVED_VARIABLE, Computation
 from ..runtime import shapes
-from ..runtime.arrays import is_numpy
+from ..runtime.arrays import is_cupy
 from ..spec import Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise
 from .layouts import LAYOUTS, before
@@ -188,7 +187,7 @@ def is_apart(signature: Signature) -> bool:
 def compiled_plan(
     call: Prepared, signature: Signature, names: tuple[str, ...], inputs: Any, residuals: Any
 ) -> Any:
-    """The plan that the backend, or the variant, records: (arrays, state, pointers) -> (out, state); None without."""
+    """The plan that the core, or the variant, records: (arrays, state, pointers) -> (out, state); None without."""
     spec, (_, given, state, _) = call.spec, signature
     if not spec.is_recorded or call.options["layout"] == "heads_first":
         return None
@@ -196,7 +195,7 @@ def compiled_plan(
         given = [getattr(call.variables, n) for n in names]
         plan = spec.state.record(call.variables, inputs, call.plan, residuals, given, state)
     else:
-        plan = None if isinstance(state, tuple) else matrix_state.record(inputs, call.plan, state, residuals, given)
+        plan = COMPUTATIONS[type(inputs)].record(inputs, call.plan, state, residuals, given)
     if plan is None or call.options["layout"] == "time_first":
         return plan
     return functools.partial(_one_token, plan, _indices(call, names) if spec.state.record is not None else None)
@@ -221,24 +220,13 @@ def computed_in_full(arrays: list[Array], state: Any, pointers: None) -> None:
     """The plan of calls that are always computed in full."""
 
 
-def _loops(path: matrix_state.Path, xp: Any, gradients: bool) -> Any:
-    """What records and replays the backend's forward; None for a forward on CuPy arrays that a backward follows."""
-    if is_numpy(xp):
-        return matrix_state.RecordedLoops(path)
-    if gradients:
-        return None
-    from .device_replay import RecordedLaunches
-
-    return RecordedLaunches(path)
-
-
 class Template:
     """A checked call without its arrays. Other arrays with its signature are bound to it without being checked again.
 
     The change of variables is computed for every call: it may depend on the numbers.
     """
 
-    def __init__(self, call: Prepared, names: tuple[str, ...], core: Any, residuals: Any):
+    def __init__(self, call: Prepared, names: tuple[str, ...], core: Computation, residuals: Any):
         """names: of the arrays in the order of a signature. core: what computed the call and returned `residuals`."""
         c, options = call.variables, call.options | {"state": None}
         self._fixed = dict.fromkeys(call.spec.arrays) | {
@@ -248,8 +236,11 @@ class Template:
         self._axes = [axes[n] for n in names] if options["layout"] == "heads_first" else []
         self._indices = _indices(call, names) if options["layout"] == "one_token" else []
         self._call = call._replace(variables=Variables(), state=None, given_state=None, options=options)
-        self.core, self._path = core, residuals.path if isinstance(residuals, matrix_state.Residuals) else None
-        self._loops = None if self._path is None else _loops(self._path, c.xp, call.plan.gradients)
+        self.core, self._forward = core, core.repeat(call.spec.name, call.plan, options["backend"], residuals)
+        if is_cupy(c.xp) and not call.plan.gradients:
+            from .device_replay import RecordedLaunches
+
+            self._forward = RecordedLaunches(self._forward, call.plan.overwrite).forward
 
     def bind(self, arrays: list[Array], state: Any) -> Prepared:
         """The call on other arrays."""
@@ -271,7 +262,4 @@ class Template:
 
     def forward(self, call: Prepared) -> Any:
         """(core's output, core's final state, residuals) of a bound call."""
-        x = call.inputs()
-        if self._path is not None:
-            return matrix_state.forward_along(self._path, x, call.state, self._loops)
-        return self.core.forward(call.spec.name, x, call.plan, call.state, call.options["backend"])
+        return self._forward(call.inputs(), call.state)

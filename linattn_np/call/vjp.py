@@ -12,8 +12,7 @@ from ..spec import VariantSpec
 from . import pieces_vjp, replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
 from .dispatch import NO_LIMIT, _final, core_of, finish, limit, new
-from .layouts import LAYOUTS
-from .results import Result, copied, cotangents, gradients
+from .results import Result, copied, cotangents, gradients, shape_of
 
 Pullback = Callable[..., Any]
 
@@ -119,7 +118,7 @@ def _with_pullback(
     name. device: what records the pullback of a call on CuPy arrays.
     """
     spec, (core_out, end, residuals) = call.spec, computed
-    shape = None if core_out is None else _out_shape(call, core_out)
+    shape = None if core_out is None else shape_of(call.library, found[0])
     core_out = core_out if spec.change.from_core else None
     marks = mark(given)
     out, state = _apart(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
@@ -171,10 +170,3 @@ def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:
     """grads += more, by name."""
     for name, y in more.items():
         grads[name] = y if name not in grads else grads[name] + y
-
-
-def _out_shape(call: Prepared, core_out: Array) -> tuple[int, ...]:
-    """The public shape of out."""
-    shape = (*core_out.shape[:-1], call.variables.sizes.V)
-    layout = LAYOUTS.get(call.options["layout"])
-    return shape if layout is None else layout.shape(shape)

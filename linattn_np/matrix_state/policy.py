@@ -11,6 +11,7 @@ from typing import Any
 
 import array_api_compat as compat
 
+from ..core import SAVED_VARIABLE
 from .types import Plan
 
 # chunks
@@ -60,8 +61,8 @@ MARK_TOKENS = {"bfloat16": 256, "float16": 256, "float32": 128, "tf32": 256}  # 
 SEGMENT_TOKENS = 512  # least length of a segment of a scan: shorter ones cost more in sums than they gain in blocks
 SEGMENT_CHUNKS = 8  # the same of delta rules
 DELTA_STEPS = (1, 2, 4, 8)  # micro-steps of a token, with which a chunk of GROUP_CHUNK holds whole tokens
-SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta rule saves for its backward
-SAVED_VARIABLE = "LINATTN_CUDA_SAVED_BLOCKS"  # the environment variable that replaces SAVED_MIB
+SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta rule saves for its backward, unless
+# the environment variable SAVED_VARIABLE says how many
 
 # CUDA: the kernel of a few tokens
 
