@@ -210,6 +210,12 @@ def _precision(fn: str, given: Any) -> str | None:
     return given
 
 
+def _chunk_states(fn: str, given: Any) -> str | None:
+    if given is not None and not is_word(given, ("loop", "scan")):
+        raise ValueError(f"{fn}: chunk_states is {shown(given)}, expected None, 'loop' or 'scan'")
+    return given
+
+
 def _layout(fn: str, given: Any) -> str:
     if not is_word(given, ("time_first", *layouts.LAYOUTS)):
         raise ValueError(f"{fn}: layout is {shown(given)}, expected 'time_first' or 'heads_first'")
@@ -239,7 +245,8 @@ def _boolean(name: str, fn: str, given: Any) -> bool:
 
 
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    "chunk_size": _chunk_size, "precision": _precision, "layout": _layout, "scale": scale_of,
+    "chunk_size": _chunk_size, "chunk_states": _chunk_states, "precision": _precision, "layout": _layout,
+    "scale": scale_of,
 } | {name: functools.partial(_boolean, name)
      for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm")}  # fmt: skip
 

@@ -20,6 +20,9 @@ class Options(TypedDict, total=False):
         device are not checked: a row outside the pool reads as zeros and is not written.
     cu_seqlens: N + 1 offsets of N sequences packed in one batch row; states are then (N, H, K, V).
     chunk_size: 1 for the recurrent form, "parallel" for the parallel form, C for the chunk form; None chooses.
+    chunk_states: how array calls propagate the state between chunks: "loop" (None) from one to the next, "scan" by
+        composing the transfers of chunks, which needs more operations and fewer steps. Kernels and compiled loops
+        do not use it.
     precision: "tf32" lets the CUDA kernels round the factors of products of float32 arrays to tf32 (10 bits after the
         point, as float16's); None: float32 is float32.
     num_threads: CPU threads; None means LINATTN_NP_NUM_THREADS, else all processors. Results do not depend on it.
@@ -35,6 +38,7 @@ class Options(TypedDict, total=False):
     state_rows: Any
     cu_seqlens: Any
     chunk_size: int | str | None
+    chunk_states: str | None
     precision: str | None
     num_threads: int | None
     layout: str
@@ -50,6 +54,7 @@ COMMON: dict[str, Any] = {
     "state_rows": None,
     "cu_seqlens": None,
     "chunk_size": None,
+    "chunk_states": None,
     "precision": None,
     "num_threads": None,
     "layout": "time_first",

@@ -133,7 +133,7 @@ def continues(pieces: list[Piece], n: int) -> bool:
 def _options(call: Prepared, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The options of every piece."""
     spec = call.spec
-    names = {*spec.options.defaults, "scale", "chunk_size", "precision", "num_threads", "backend"}
+    names = {*spec.options.defaults, "scale", "chunk_size", "chunk_states", "precision", "num_threads", "backend"}
     options = {n: value for n, value in keywords.items() if n in names}
     rules = {n: call.options[option] for n, (option, _) in spec.options.names.items()}
     return options | {n: rule for n, rule in rules.items() if getattr(call.variables, n) is None}

@@ -222,7 +222,7 @@ def test_states_that_cannot_be_overwritten():
 # options
 
 
-KNOWN = "expected one of qk_l2norm, scale, state, ..., backend"
+KNOWN = "expected one of qk_l2norm, feature_map, scale, state, ..., backend"
 
 
 @pytest.mark.parametrize(("option", "error", "text"), [

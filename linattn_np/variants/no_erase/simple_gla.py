@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from ...call.dispatch import public
-from ...call.options import Options
 from ...matrix_state.types import Decay, Inputs
 from ...runtime.arrays import Array
 from ...spec import ChangeOfVariables, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, TOKEN_DECAY, VALUES
+from ..shared.mapped import MappedOptions, with_feature_map
 
 
 def to_core(c: Variables) -> Inputs:
@@ -20,7 +20,7 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     return {"q": d.q, "k": d.k, "v": d.v, "g": d.g[..., 0]}
 
 
-SPEC = VariantSpec(
+SPEC = with_feature_map(VariantSpec(
     name="simple_gla",
     sentence="Linear attention with one decay per token and head; also gated retention.",
     equation="S_t = e^{g_t} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
@@ -28,11 +28,11 @@ SPEC = VariantSpec(
     arrays={"q": QUERIES, "k": KEYS, "v": VALUES, "g": TOKEN_DECAY},
     change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.SCALAR,
-)
+))
 
 
 @public(SPEC)
-def simple_gla(q: Any, k: Any, v: Any, g: Any, **options: Unpack[Options]) -> Any:
+def simple_gla(q: Any, k: Any, v: Any, g: Any, **options: Unpack[MappedOptions]) -> Any:
     """Simple gated linear attention, which is also gated retention: one decay per token and head.
 
         S_t = e^{g_t} S_{t-1} + k_t^T v_t
@@ -43,6 +43,7 @@ def simple_gla(q: Any, k: Any, v: Any, g: Any, **options: Unpack[Options]) -> An
     v      (..., T, H, V)    values
     g      (..., T, H)       log decay of the token, <= 0, -inf a hard reset
 
+    feature_map: a map of q and k as in linear_attention; the state is then (..., H, M, V).
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.Options.
