@@ -9,8 +9,7 @@ from ...matrix_state.types import Erase, Inputs, both
 from ...runtime.arrays import Array
 from ...spec import ChangeOfVariables, Variables, VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, UNIT_KEYS, VALUES
-from ..shared.mapped import MappedProjectionOptions, with_feature_map
-from ..shared.projections import OPTIONS, SAMPLES
+from ..shared.projections import OPTIONS, SAMPLES, MappedProjectionOptions, with_feature_map
 
 
 def to_core(c: Variables) -> Inputs:

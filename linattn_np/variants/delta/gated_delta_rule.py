@@ -9,8 +9,15 @@ from ...matrix_state.types import Decay, Erase, Inputs, both
 from ...runtime.arrays import Array
 from ...spec import ChangeOfVariables, Variables, VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
-from ..shared.mapped import MappedProjectionOptions, with_feature_map
-from ..shared.projections import OPTIONS, SAMPLES, gate_arrays, log_decay, log_decay_vjp
+from ..shared.projections import (
+    OPTIONS,
+    SAMPLES,
+    MappedProjectionOptions,
+    gate_arrays,
+    log_decay,
+    log_decay_vjp,
+    with_feature_map,
+)
 
 
 def to_core(c: Variables) -> Inputs:

@@ -14,7 +14,7 @@ from ...runtime.constants import constant_array
 from ...runtime.values import LARGEST, is_whole, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
-from ..shared.mapped import MappedOptions, with_feature_map
+from ..shared.projections import MappedOptions, with_feature_map
 
 
 def alibi_slopes(H: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from ...runtime.constants import constant_array
 from ...runtime.values import shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
-from ..shared.mapped import MappedOptions, with_feature_map
+from ..shared.projections import MappedOptions, with_feature_map
 from ..shared.rotated import ROTATED_STATE, THETA, Rotated
 
 

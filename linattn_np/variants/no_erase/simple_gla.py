@@ -9,7 +9,7 @@ from ...matrix_state.types import Decay, Inputs
 from ...runtime.arrays import Array
 from ...spec import ChangeOfVariables, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, TOKEN_DECAY, VALUES
-from ..shared.mapped import MappedOptions, with_feature_map
+from ..shared.projections import MappedOptions, with_feature_map
 
 
 def to_core(c: Variables) -> Inputs:
