@@ -31,6 +31,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "influence_matrix": ".call.influence",
     "read": ".call.read",
     "show_versions": ".runtime.versions",
+    "step": ".call.step",
     "vjp": ".call.vjp",
 }
 _MODULES = {"feature_maps": ".ops.feature_maps", "testing": ".testing"}

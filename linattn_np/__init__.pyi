@@ -6,6 +6,7 @@ from .call.explain import explain as explain
 from .call.influence import influence_matrix as influence_matrix
 from .call.options import Options as Options
 from .call.read import read as read
+from .call.step import step as step
 from .call.vjp import vjp as vjp
 from .catalog import family_table as family_table
 from .matrix_state.types import BoundedState as BoundedState

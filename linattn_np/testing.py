@@ -122,7 +122,7 @@ def sample_state(
         return sampling.draw_state(spec, rng, lead, {"H": H, "K": K, "V": V}, options)
     arrays = sampling.sample(variant, rng, B=lead, T=7, H=H, K=K, V=V, Hk=Hk)
     arrays.pop(spec.change.query or "", None)
-    return fn(**arrays, **options, backend="reference").state
+    return fn(**{**arrays, **options}, backend="reference").state
 
 
 def _flat(result: Any) -> list[np.ndarray]:

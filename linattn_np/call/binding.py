@@ -14,6 +14,7 @@ from ..runtime.pools import check_rows, take_rows
 from ..runtime.shapes import sequences
 from ..runtime.values import check_word, is_finite, is_real, is_whole, is_word, shown
 from ..spec import Variables, VariantSpec
+from . import layouts
 from .options import COMMON
 
 
@@ -33,6 +34,17 @@ class Prepared(NamedTuple):
     def inputs(self) -> Any:
         """The core's inputs: the result of the change of variables."""
         return self.spec.change.to_core(self.variables)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the call is computed piece by piece (pieces.py)."""
+        return self.options["return_states_at"] is not None or self.has_fewer_queries
+
+    @property
+    def has_fewer_queries(self) -> bool:
+        """Whether causal queries are those of the last tokens only."""
+        letters = self.variables.sizes.letters
+        return self.plan.causal and letters.get("Tq", letters["T"]) < letters["T"]
 
     @property
     def doubtful_layout(self) -> bool:
@@ -64,18 +76,25 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         library, recorder = library._replace(xp=record.namespace(library.xp)), record.Recorder()
     xp = library.xp
     state = unflatten(own, [entered.pop(n) for n in each])
-    axes = axes_of(spec, options)
-    transposed = options["layout"] == "heads_first"
-    theirs = {n: shapes.heads_first(a) for n, a in axes.items()} if transposed else axes
+    axes, query = axes_of(spec, options), spec.change.query
+    if options["cu_seqlens"] is None and query is not None and _has_fewer_queries(spec, options, entered, axes):
+        axes[query] = axes[query].replace("T ", "Tq ", 1)
+    layout = None if options["layout"] == "time_first" else layouts.LAYOUTS[options["layout"]]
+    theirs = axes if layout is None else {n: layout.axes(a) for n, a in axes.items()}
     sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
     if not spec.shares_states and sizes.letters.get("Hq", 0) > sizes.H:
         query, value = spec.change.query, spec.change.value
         raise ValueError(f"{fn}: {query} has Hq = {sizes.Hq} heads and {value} H = {sizes.H}, "
                          "expected Hq to divide H")
     sizes.letters.setdefault("K", 1)  # a variant without queries and keys
-    if transposed:
-        entered = {n: transpose(xp, x, axes[n], back=True) for n, x in entered.items()}
-    offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
+    if layout is not None:
+        layout.add_sizes(sizes)
+        entered = {n: layout.enter(xp, x, axes[n], sizes.batch) for n, x in entered.items()}
+    offsets = options["cu_seqlens"] = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
+    if options["return_states_at"] is not None:
+        options["return_states_at"] = shapes.check_positions(fn, options["return_states_at"], sizes.T)
+        if offsets is not None and not options.get("causal", True):
+            raise ValueError(f"{fn}: return_states_at with cu_seqlens and causal=False, expected causal=True")
     if _is_doubtful(options, sizes, state):
         warnings.warn(f"{fn}: {sizes.T} tokens of {sizes.H} heads in the layout (..., T, H, K): if the arrays are "
                       "(..., H, T, K), pass layout='heads_first'", UserWarning, stacklevel=4)
@@ -159,15 +178,22 @@ def axes_of(spec: VariantSpec, options: Mapping[str, Any]) -> dict[str, str]:
     return axes
 
 
-def transpose(xp: Any, x: Array | None, axes: str, back: bool = False) -> Array | None:
-    """(..., T, H, D) as (..., H, T, D), or the reverse; a view."""
-    if x is None or not shapes.has_time(axes):
-        return x
-    time = x.ndim - len(axes.split("|")[0].split())
-    head = time + shapes.head_axis(axes)
-    if time < 0:
-        return x
-    return xp.moveaxis(x, time, head) if back else xp.moveaxis(x, head, time)
+def _has_fewer_queries(
+    spec: VariantSpec, options: Mapping[str, Any], given: Mapping[str, Any], axes: Mapping[str, str]
+) -> bool:
+    """Whether causal queries are those of the last tokens only; not if tokens and heads seem to be exchanged."""
+    found = []
+    for name in (str(spec.change.query), spec.change.value):
+        x, own = given[name], axes[name]
+        if options["layout"] != "time_first":
+            own = layouts.LAYOUTS[options["layout"]].axes(own)
+        letters = own.split("|")[0].split()
+        if x is None or "T" not in letters or x.ndim < len(letters):
+            return False
+        shape = x.shape[x.ndim - len(letters) :]
+        found.append((shape[letters.index("T")], next(n for n, a in zip(shape, letters, strict=True) if a[0] == "H")))
+    (Tq, Hq), (T, H) = found
+    return bool(Tq < T and (Tq, Hq) != (H, T))
 
 
 def _is_doubtful(options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> bool:
@@ -189,8 +215,14 @@ def _precision(fn: str, given: Any) -> str | None:
     return given
 
 
+def _chunk_states(fn: str, given: Any) -> str | None:
+    if given is not None and not is_word(given, ("loop", "scan")):
+        raise ValueError(f"{fn}: chunk_states is {shown(given)}, expected None, 'loop' or 'scan'")
+    return given
+
+
 def _layout(fn: str, given: Any) -> str:
-    if not is_word(given, ("time_first", "heads_first")):
+    if not is_word(given, ("time_first", *layouts.LAYOUTS)):
         raise ValueError(f"{fn}: layout is {shown(given)}, expected 'time_first' or 'heads_first'")
     return given
 
@@ -218,7 +250,8 @@ def _boolean(name: str, fn: str, given: Any) -> bool:
 
 
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    "chunk_size": _chunk_size, "precision": _precision, "layout": _layout, "scale": scale_of,
+    "chunk_size": _chunk_size, "chunk_states": _chunk_states, "precision": _precision, "layout": _layout,
+    "scale": scale_of,
 } | {name: functools.partial(_boolean, name)
      for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm")}  # fmt: skip
 

@@ -12,9 +12,11 @@ from ..core import COMPUTATIONS, Computation
 from ..runtime import threads
 from ..runtime.arrays import Array, cast, is_mutable
 from ..spec import Samples, VariantSpec
-from . import replay
+from . import pieces, replay
 from .binding import Prepared, prepare, threads_of
+from .layouts import LAYOUTS
 from .options import COMMON
+from .overwrite import overlaps
 from .results import Result
 
 NO_LIMIT = contextlib.nullcontext()
@@ -67,6 +69,8 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
                 return new(Result, found) if returns_state else found[0]
     with limit(spec, keywords):
         call = prepare(spec, arrays, keywords)
+        if call.is_cut:
+            return pieces.forward(call, keywords, _run_piece, _final)
         with call.recorder or NO_LIMIT:
             x = call.inputs()
             out, end, residuals = core_of(x).forward(spec.name, x, call.plan, call.state, call.options["backend"])
@@ -74,6 +78,11 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
         if signature is not None and not call.doubtful_layout:
             _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
         return Result(out, state) if out is None or call.options["return_state"] else out
+
+
+def _run_piece(spec: VariantSpec, keywords: dict[str, Any]) -> Any:
+    """A piece of a call, without a pullback."""
+    return run(spec, (), keywords), None
 
 
 def limit(spec: VariantSpec, keywords: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
@@ -90,8 +99,8 @@ def finish(call: Prepared, core_out: Array | None, end: Array) -> tuple[Any, Any
         if spec.change.from_core is not None:
             out = spec.change.from_core(call.variables, out)
         out = cast(xp, out, getattr(call.variables, spec.change.value).dtype)
-        if options["layout"] == "heads_first":
-            out = xp.moveaxis(out, -3, -2)
+        if options["layout"] != "time_first":
+            out = LAYOUTS[options["layout"]].leave_rows(xp, out)
         out = call.library.give_back(out)
     if out is not None and not (options["return_state"] or options["overwrite_state"]):
         return out, None
@@ -139,10 +148,11 @@ def _record(
         if call.options["overwrite_state"] == own_state:
             given = device_replay.given_arrays(arrays, keywords)
             plan = device_replay.plan_of(signature, given, call.recorder, (out, state), own_state)
-    elif replay.is_storable(signature):
-        if (names := replay.names_of(call.spec, signature, arrays, keywords)) is not None:
-            plan = replay.compiled_plan(call, signature, core_of(x), x, residuals)
-        if plan is None and names is not None and not call.options["overwrite_state"]:
+    if plan is None and replay.is_storable(signature):
+        names = replay.names_of(call.spec, signature, arrays, keywords)
+        if names is not None and call.recorder is None:
+            plan = replay.compiled_plan(call, signature, names, x, residuals)
+        if plan is None and names is not None and not (call.options["overwrite_state"] and isinstance(state, tuple)):
             plan = functools.partial(bound, replay.Template(call, names, core_of(x), residuals))
         plan = plan or replay.computed_in_full
     if plan is not None:
@@ -150,8 +160,13 @@ def _record(
         replay.store(signature[0], replay.Recorded(plan, returns_state, call.options["num_threads"] is not None))
 
 
-def bound(template: replay.Template, arrays: list[Array], state: Any, pointers: None) -> tuple[Any, Any]:
-    """The plan of a call on NumPy arrays that the compiled loops do not record: computed without checks."""
+def bound(template: replay.Template, arrays: list[Array], state: Any, pointers: Any) -> tuple[Any, Any] | None:
+    """The plan of a call that is not recorded as a whole: computed without checks, its loops or launches replayed."""
+    on_device = pointers is not None
+    if on_device:
+        arrays = [x for x in arrays if x is not state]
     call = template.bind(arrays, state)
+    if on_device and call.options["overwrite_state"] and overlaps(state, arrays):
+        return None  # an error, which the checks raise
     out, end, _ = template.forward(call)
     return finish(call, out, end)

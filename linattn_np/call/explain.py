@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from ..runtime.arrays import NARROW, dtype_name
+from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of
+from .pieces import cut, with_all_queries
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Explanation:
     operations: int  # floating-point operations of the products of the forward pass
     operations_per_token: float  # per state (head)
     bytes: int  # inputs read once and outputs written once
+    replay: str  # "replayed", or why a repeated call is computed in full
 
     def __str__(self) -> str:
         lines = [
@@ -35,6 +38,7 @@ class Explanation:
             + f", computed in {self.compute_dtype}",
             f"  {self.operations:,} operations ({self.operations_per_token:,.0f} a token and state)",
             f"  {self.bytes:,} bytes in and out",
+            "  repeated calls are " + ("replayed" if self.replay == "replayed" else f"computed in full: {self.replay}"),
         ]
         return "\n".join(lines)
 
@@ -43,16 +47,43 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
     spec = spec_of("explain", fn)
     call = prepare(spec, arrays, options)
-    x = call.inputs()
+    x = with_all_queries(call).inputs()
     found = core_of(x).explain(spec.name, x, call.plan, call.options["backend"])
     reason = found.reason + "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
+    if call.is_cut:
+        reason += f"; in {len(cut(call)[0])} pieces"
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
     moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
     return Explanation(
         spec.name, found.backend, reason, found.others, found.form, found.chunk_size,
         dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(found.operations), found.operations_per_token,
-        moved + _bytes_of_out(call),
+        moved + _bytes_of_out(call), _replay(call, arrays, options),
     )
+
+
+def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
+    """"replayed", or why not."""
+    options, overwritten = call.options, call.options["overwrite_state"] and isinstance(call.given_state, tuple)
+    if not replay.ENABLED:
+        return "LINATTN_NP_REPLAY is 0"
+    if call.library.name not in ("numpy", "cupy"):
+        return f"the arrays are of {call.library.name}"
+    if options["cu_seqlens"] is not None:
+        return "the batch is ragged"
+    if call.doubtful_layout:
+        return "the layout raises a warning"
+    signature = replay.signature(call.spec, arrays, keywords)
+    if signature is None and options["state_rows"] is not None:
+        return "row numbers are in host memory"
+    if signature is None:
+        return "an option is neither None, bool, int, float, str nor a tuple of these, or an array is on another device"
+    if call.recorder is None and replay.names_of(call.spec, signature, arrays, keywords) is None:
+        return "an option is an array, or the bytes of an array are swapped"
+    if not replay.is_apart(signature):
+        return "two arrays begin at one address"
+    if overwritten and call.spec.state.record is None:
+        return "a state of several arrays is overwritten"
+    return "replayed"
 
 
 def _bytes_of_out(call: Prepared) -> int:

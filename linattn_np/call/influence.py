@@ -22,7 +22,7 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     """
     spec = spec_of("influence_matrix", fn)
     query, value = spec.change.query, spec.change.value
-    for name in ("state", "return_state", "overwrite_state"):
+    for name in ("state", "return_state", "overwrite_state", "return_states_at"):
         if options.get(name) is not None and options[name] is not False:
             raise ValueError(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")
     call = prepare(spec, arrays, options)

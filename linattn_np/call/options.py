@@ -11,26 +11,34 @@ class Options(TypedDict, total=False):
     scale: factor on the queries; None means what the paper uses (the docstring says which).
     state: the state before the first token; None means zeros. bfloat16 and float16 are storage formats.
     return_state: return (out, state) instead of out; the state has the compute dtype, float32 or float64.
+    return_states_at: return (out, state, states) with the states at these positions, increasing from 0 to T (in the
+        packed row of a ragged batch), or after every so many tokens if it is a number: states (..., n, H, K, V),
+        ragged (n, H, K, V). state is None without return_state. The pullback takes dstates as a third argument.
     overwrite_state: write the final state into `state` if its library allows it, rounded once if it is 16-bit.
     state_rows: `state` is a pool (P, H, K, V); these unique integers, one per sequence, are the rows of the initial
         states. With overwrite_state the final states are written back to them. Not in vjp. Row numbers on a CUDA
         device are not checked: a row outside the pool reads as zeros and is not written.
     cu_seqlens: N + 1 offsets of N sequences packed in one batch row; states are then (N, H, K, V).
     chunk_size: 1 for the recurrent form, "parallel" for the parallel form, C for the chunk form; None chooses.
+    chunk_states: how array calls propagate the state between chunks: "loop" (None) from one to the next, "scan" by
+        composing the transfers of chunks, which needs more operations and fewer steps. Kernels and compiled loops
+        do not use it.
     precision: "tf32" lets the CUDA kernels round the factors of products of float32 arrays to tf32 (10 bits after the
         point, as float16's); None: float32 is float32.
     num_threads: CPU threads; None means LINATTN_NP_NUM_THREADS, else all processors. Results do not depend on it.
-    layout: "time_first" (..., T, H, K) or "heads_first" (..., H, T, K).
+    layout: "time_first" (..., T, H, K) or "heads_first" (..., H, T, K). la.step has arrays without T.
     backend: None chooses; "reference", "chunks", "numba" or "cuda" forces one.
     """
 
     scale: float | None
     state: Any
     return_state: bool
+    return_states_at: Any
     overwrite_state: bool
     state_rows: Any
     cu_seqlens: Any
     chunk_size: int | str | None
+    chunk_states: str | None
     precision: str | None
     num_threads: int | None
     layout: str
@@ -41,10 +49,12 @@ COMMON: dict[str, Any] = {
     "scale": None,
     "state": None,
     "return_state": False,
+    "return_states_at": None,
     "overwrite_state": False,
     "state_rows": None,
     "cu_seqlens": None,
     "chunk_size": None,
+    "chunk_states": None,
     "precision": None,
     "num_threads": None,
     "layout": "time_first",

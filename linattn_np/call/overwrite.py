@@ -41,6 +41,12 @@ def _check_apart(fn: str, places: dict[str, Place | None]) -> None:
                              "overwrite_state=True")
 
 
+def overlaps(state: Any, arrays: list[Any]) -> bool:
+    """Whether a state on a device shares memory with an input."""
+    place = place_of(state)
+    return any(overlap(place, place_of(x)) for x in arrays)
+
+
 def check_inputs_apart(fn: str, state: Any, given: dict[str, Any]) -> None:
     """On CUDA a state may not overlap an input: a kernel writes it while others still read (NumPy's may overlap)."""
     for name, S in flatten("state", state).items():

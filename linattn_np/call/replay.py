@@ -15,6 +15,7 @@ disables replay; `clear()` deletes all plans.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
@@ -22,9 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core import SAVED_VARIABLE, Computation
+from ..core import COMPUTATIONS, SAVED_VARIABLE, Computation
+from ..runtime import shapes
+from ..runtime.arrays import is_cupy
 from ..spec import Variables, VariantSpec
-from .binding import Prepared, axes_of, normalise, transpose
+from .binding import Prepared, axes_of, normalise
+from .layouts import LAYOUTS, before
 
 Array = Any
 MOST = 512  # recorded plans at most
@@ -33,8 +37,8 @@ ON_HOST = ("cu_seqlens", "state_rows")  # the plan depends on their values
 
 ENABLED = os.environ.get("LINATTN_NP_REPLAY", "1") != "0"
 
-# (key, arrays, state, pointers). NumPy: arrays in order, without the state; pointers is None. CuPy: pointers of all
-# arrays in order, arrays is None. A plain tuple: replay begins with making one.
+# (key, arrays, state, pointers). NumPy: arrays in order, without the state; pointers is None. CuPy: all arrays in
+# order, and their pointers. A plain tuple: replay begins with making one.
 Signature = tuple[tuple[Any, ...], Any, Any, "list[int] | None"]
 
 
@@ -53,6 +57,7 @@ class Recorded(NamedTuple):
 plans: dict[Hashable, Any] = {}  # by key: Recorded; of a vjp a Template or, on CuPy, a device_replay.Forward
 makers: dict[Any, Any] = {}  # by type of array: the function that makes a signature; None for what is not replayed
 ndarray = np.ndarray
+new = tuple.__new__  # calling a NamedTuple class takes three times as long
 
 
 def store(key: Hashable, plan: Any) -> None:
@@ -116,10 +121,17 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
             parts += name, len(x)
             for S in x:
                 parts += S.flags.writeable, S.shape, S.strides, S.dtype
+        elif is_plain_tuple(x) and name not in ON_HOST:
+            parts += name, tuple(map(type, x)), x
         else:
             other = None if given else signature_maker(kind)
             return None if other is None else other(spec, arrays, keywords)
     return tuple(parts), given, state, None
+
+
+def is_plain_tuple(x: Any) -> bool:
+    """Whether an option is a tuple of plain values, such as limits."""
+    return type(x) is tuple and all(type(y) in PLAIN for y in x)
 
 
 def signature_maker(kind: Any) -> Any:
@@ -133,42 +145,75 @@ def signature_maker(kind: Any) -> Any:
 def names_of(
     spec: VariantSpec, signature: Signature, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[str, ...] | None:
-    """The names of the arrays of a NumPy signature, in its order; None if other arrays cannot be bound to them.
+    """The names of the arrays of a signature, in its order without the state; None if others cannot be bound to them.
 
     That is the case if an option is an array, and for swapped bytes, which are converted first.
     """
-    found = [name for name, x in zip(spec.arrays, arrays, strict=False) if x is not None]
-    found += [name for name, x in keywords.items() if type(x) is ndarray and name != "state"]
+    kind = type(next(iter(signature[1]), None))
+    found = [name for name, x in zip(spec.arrays, arrays, strict=False) if type(x) is kind]
+    found += [name for name, x in keywords.items() if type(x) is kind and name != "state"]
     bindable = spec.arrays.keys() >= set(found) and all(y.dtype.isnative for y in _each(signature))
     return tuple(found) if bindable else None
 
 
-def _each(signature: Signature) -> list[np.ndarray]:
-    """All arrays of a NumPy signature."""
-    _, arrays, state, _ = signature
+def _each(signature: Signature) -> list[Array]:
+    """All arrays of a signature."""
+    _, arrays, state, pointers = signature
+    if pointers is not None:  # the state is among the arrays
+        return arrays
     return [*arrays, *(state if isinstance(state, tuple) else () if state is None else (state,))]
 
 
-def is_storable(signature: Signature) -> bool:
-    """Whether the plan of a plain call may be recorded: not if there is one, and not for one array given twice.
+def split(signature: Signature) -> tuple[list[Array], Any]:
+    """(the arrays without the state, the state)."""
+    _, arrays, state, pointers = signature
+    return arrays if pointers is None else [x for x in arrays if x is not state], state
 
-    Compiled code would take two different arrays for one.
-    """
-    places = [y.__array_interface__["data"][0] for y in _each(signature)]
-    return ENABLED and signature[0] not in plans and len(set(places)) == len(places)
+
+def is_storable(signature: Signature) -> bool:
+    """Whether the plan of a plain call may be recorded: not if there is one, and not for one array given twice."""
+    return ENABLED and signature[0] not in plans and is_apart(signature)
+
+
+def is_apart(signature: Signature) -> bool:
+    """Whether no two arrays begin at one address: a plan would take two different arrays for one."""
+    places = signature[3] or [y.__array_interface__["data"][0] for y in _each(signature)]
+    return len(set(places)) == len(places)
 
 
 # plans of calls on NumPy arrays
 
 
-def compiled_plan(call: Prepared, signature: Signature, core: Computation, inputs: Any, residuals: Any) -> Any:
+def compiled_plan(
+    call: Prepared, signature: Signature, names: tuple[str, ...], inputs: Any, residuals: Any
+) -> Any:
     """The plan that the core, or the variant, records: (arrays, state, pointers) -> (out, state); None without."""
     spec, (_, given, state, _) = call.spec, signature
-    if not spec.is_recorded or call.options["layout"] != "time_first":
+    if not spec.is_recorded or call.options["layout"] == "heads_first":
         return None
     if spec.state.record is not None:
-        return spec.state.record(call.variables, inputs, call.plan, residuals, given, state)
-    return core.record(inputs, call.plan, state, residuals, given)
+        given = [getattr(call.variables, n) for n in names]
+        plan = spec.state.record(call.variables, inputs, call.plan, residuals, given, state)
+    else:
+        plan = COMPUTATIONS[type(inputs)].record(inputs, call.plan, state, residuals, given)
+    if plan is None or call.options["layout"] == "time_first":
+        return plan
+    return functools.partial(_one_token, plan, _indices(call, names) if spec.state.record is not None else None)
+
+
+def _indices(call: Prepared, names: tuple[str, ...]) -> list[Any]:
+    """The indices that add the time axis to the caller's arrays of one token."""
+    axes, c = axes_of(call.spec, call.options), call.variables
+    times = [shapes.time_axis(axes[n], getattr(c, n).ndim, c.sizes.batch) for n in names]
+    return [... if time is None else before(time) for time in times]
+
+
+def _one_token(plan: Any, indices: Any, arrays: list[Array], state: Any, pointers: None) -> tuple[Any, Any] | None:
+    """A compiled plan of a call without a time axis: its output has one, and its arrays where there are indices."""
+    if indices is not None:
+        arrays = [x[index] for x, index in zip(arrays, indices, strict=True)]
+    found = plan(arrays, state, None)
+    return found if found is None or found[0] is None else (found[0][..., 0, :, :], found[1])
 
 
 def computed_in_full(arrays: list[Array], state: Any, pointers: None) -> None:
@@ -187,24 +232,33 @@ class Template:
         fixed = ("xp", "dtype", "sizes", "name", "sequences", "axes", "kernels")
         self._fixed = dict.fromkeys(call.spec.arrays) | {n: getattr(c, n) for n in fixed} | {"options": options}
         self._names = names
-        axes = axes_of(call.spec, options) if options["layout"] == "heads_first" else {}
-        self._axes = [(n, axes[n]) for n in names if n in axes]
+        axes = axes_of(call.spec, options)
+        self._axes = [axes[n] for n in names] if options["layout"] == "heads_first" else []
+        self._indices = _indices(call, names) if options["layout"] == "one_token" else []
         self._call = call._replace(variables=Variables(), state=None, given_state=None, options=options)
         self.core, self._forward = core, core.repeat(call.spec.name, call.plan, options["backend"], residuals)
+        if is_cupy(c.xp) and not call.plan.gradients:
+            from .device_replay import RecordedLaunches
+
+            self._forward = RecordedLaunches(self._forward, call.plan.overwrite).forward
 
     def bind(self, arrays: list[Array], state: Any) -> Prepared:
         """The call on other arrays."""
-        call = self._call
-        spec, c = call.spec, Variables(**self._fixed)
-        own = vars(c)
+        spec, library, options, _, plan, _, _, rows, recorder = self._call
+        c = Variables()
+        own = c.__dict__
+        own.update(self._fixed)
+        if self._indices:
+            arrays = [x[index] for x, index in zip(arrays, self._indices, strict=True)]
+        elif self._axes:
+            enter = LAYOUTS["heads_first"].enter
+            arrays = [enter(c.xp, x, axes, c.sizes.batch) for x, axes in zip(arrays, self._axes, strict=True)]
         own.update(zip(self._names, arrays, strict=True))
-        for name, axes in self._axes:
-            own[name] = transpose(c.xp, own[name], axes, back=True)
-        state = core_state = normalise(spec, "state", state, call.options)
+        state = core_state = normalise(spec, "state", state, options) if isinstance(state, tuple) else state
         if spec.state.pack is not None:
             c.state = state
             core_state = spec.state.pack(c, state)
-        return call._replace(variables=c, state=core_state, given_state=state)
+        return new(Prepared, (spec, library, options, c, plan, core_state, state, rows, recorder))
 
     def forward(self, call: Prepared) -> Any:
         """(core's output, core's final state, residuals) of a bound call."""

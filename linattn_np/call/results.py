@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from ..runtime import shapes
 from ..runtime.arrays import Array, Library, cast, enter
-from .binding import Prepared, axes_of, flatten, normalise, transpose, unflatten
+from .binding import Prepared, axes_of, flatten, normalise, unflatten
+from .layouts import LAYOUTS
 
 
 class Result(NamedTuple):
@@ -17,6 +18,14 @@ class Result(NamedTuple):
 
     out: Any
     state: Any
+
+
+class StatesResult(NamedTuple):
+    """out, the state after the last token (None unless return_state), and the states at the positions."""
+
+    out: Any
+    state: Any
+    states: Any
 
 
 def cotangents(
@@ -34,8 +43,8 @@ def cotangents(
         shapes.check_dtype(fn, "dout", d_out)
         if shape is None or tuple(d_out.shape) != shape:
             raise ValueError(f"{fn}: dout has shape {tuple(d_out.shape)}, expected {shape or 'None: there is no out'}")
-        if call.options["layout"] == "heads_first":
-            d_out = xp.moveaxis(d_out, -3, -2)
+        if call.options["layout"] != "time_first":
+            d_out = LAYOUTS[call.options["layout"]].enter_rows(xp, d_out)
     if dstate is None:
         return d_out, None, {}
     spec, c = call.spec, call.variables
@@ -58,7 +67,7 @@ def cotangents(
 def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
     """The gradients as a named tuple by input name; None for inputs that were not given."""
     spec, xp, c = call.spec, call.plan.xp, call.variables
-    axes = axes_of(spec, call.options)
+    axes, layout = axes_of(spec, call.options), LAYOUTS.get(call.options["layout"])
     values: list[Any] = []
     for name in spec.arrays:
         x = getattr(c, name)
@@ -67,8 +76,8 @@ def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
             continue
         d = grads[name] if grads.get(name) is not None else xp.zeros_like(x)
         d = cast(xp, d, x.dtype)
-        if call.options["layout"] == "heads_first":
-            d = transpose(xp, d, axes[name])
+        if layout is not None:
+            d = layout.leave(xp, d, axes[name], c.sizes.batch)
         values.append(call.library.give_back(d))
     state = None
     if call.given_state is not None:

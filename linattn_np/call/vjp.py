@@ -9,9 +9,9 @@ from typing import Any
 from ..runtime.arrays import Array, is_mutable
 from ..runtime.unchanged import check_unchanged, mark
 from ..spec import VariantSpec
-from . import replay
+from . import pieces_vjp, replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
-from .dispatch import NO_LIMIT, core_of, finish, limit, new
+from .dispatch import NO_LIMIT, _final, core_of, finish, limit, new
 from .results import Result, copied, cotangents, gradients, shape_of
 
 Pullback = Callable[..., Any]
@@ -44,9 +44,11 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     if plan is None or signature is None:
         with limit(spec, keywords):  # num_threads is checked first, as in `run`
             call = _with_backward(prepare(spec, arrays, keywords))
+        if call.is_cut:
+            return pieces_vjp.vjp(call, keywords, _run_piece, _final)
         return _in_full(call, signature, arrays, keywords)
-    if signature[3] is None:  # of NumPy arrays
-        call = plan.bind(signature[1], signature[2])
+    if type(plan) is replay.Template:
+        call = plan.bind(*replay.split(signature))
         with limit(spec, keywords):
             computed = plan.forward(call)
             found = finish(call, *computed[:2])
@@ -64,6 +66,11 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         return grads
 
     return new(Result, found) if found[0] is None or keywords.get("return_state") else found[0], pullback
+
+
+def _run_piece(spec: VariantSpec, keywords: dict[str, Any]) -> tuple[Any, Pullback]:
+    """A piece of a call, with its pullback."""
+    return run_vjp(spec, (), keywords)
 
 
 def _with_backward(call: Prepared) -> Prepared:
@@ -96,7 +103,8 @@ def _in_full(
             saved = computed[2], vars(call.variables), computed[0] if spec.change.from_core else None
             given = device_replay.given_arrays(arrays, keywords)
             device = device_replay.record_forward(signature, given, call.recorder, found, saved)
-        elif (names := replay.names_of(spec, signature, arrays, keywords)) is not None:
+        names = None if device is not None else replay.names_of(spec, signature, arrays, keywords)
+        if names is not None and replay.vjp_key(signature) not in replay.plans:
             replay.store(replay.vjp_key(signature), replay.Template(call, names, core, computed[2]))
     return _with_pullback(call, core, computed, found, by_name(spec, arrays, keywords), device)
 

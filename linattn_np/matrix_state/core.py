@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import array_api_compat as compat
 
 from ..core import CallPlan, Explained, register, register_states
-from ..runtime.arrays import Array, is_cupy
+from ..runtime.arrays import Array, is_cupy, is_numpy
 from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
 from ..runtime.values import check_word
@@ -224,7 +224,7 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
         sequences = tuple(Tokens(s.row, steps * s.start, steps * s.stop) for s in sequences)
     own = {"query_reads": spec.query_reads, "erase_reads": spec.erase_reads,
            "l2norm": options.get("qk_l2norm", False), "micro_steps": steps, "sequences": sequences,
-           "erase_key": spec.change.erase_key}  # fmt: skip
+           "chunk_states": options.get("chunk_states") or "loop", "erase_key": spec.change.erase_key}  # fmt: skip
     return Plan(**plan._asdict() | own)
 
 
@@ -272,10 +272,12 @@ def forward(
     return forward_along(path_of(fn, x, plan, wanted), x, state)
 
 
-def forward_along(path: Path, x: Inputs, state: Array | None) -> tuple[Array | None, Array, Residuals]:
-    """forward on a known path."""
+def forward_along(
+    path: Path, x: Inputs, state: Array | None, loops: RecordedLoops | None = None
+) -> tuple[Array | None, Array, Residuals]:
+    """forward on a known path; loops: what runs the backend's forward."""
     module = path.backend.module
-    run = module.forward
+    run = module.forward if loops is None else loops.forward
     for step in reversed(path.steps):
         run = functools.partial(step.forward, run, module)
     out, end, saved = run(x, path.plan, state)
@@ -308,11 +310,60 @@ def residuals_of(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: st
     return forward_along(path, x, state)[2]
 
 
+class RecordedLoops:
+    """The backend's forward of one path: recorded by the first call, replayed on inputs of the same layout.
+
+    The inputs are those after the change of variables and after preprocessing, computed by each call. Only for calls
+    whose backward needs no more than the inputs.
+    """
+
+    def __init__(self, path: Path):
+        self._module, self._handles = path.backend.module, path.backend.handles
+        self._layout: Any = None
+        self._plan: Any = None  # (arrays, state, pointers) -> (out, final state)
+        self._given: tuple[int, ...] = ()
+
+    def forward(self, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
+        """(out, final state, residuals)."""
+        layout = _layout_of(x, state)
+        if layout == self._layout and self._plan is not None:
+            found = self._plan([x[n] for n in self._given], state, None)
+            if found is not None:
+                return *found, Saved(x, plan, state, None)
+        computed = self._module.forward(x, plan, state)
+        if self._layout is None:
+            self._layout = layout
+            if "record" in self._handles(Call(x, plan)):
+                self._record(x, plan, state, computed[2])
+        return computed
+
+    def _record(self, x: Inputs, plan: Plan, state: Array | None, saved: Any) -> None:
+        """Record a computed call, unless it stored more than its inputs, or two inputs begin at one address.
+
+        Only r may be the same array as k.
+        """
+        given = [(n, y) for n, y in enumerate(x) if y is not None and not (y is x.r and y is x.k and n != 1)]
+        arrays = [y for _, y in given]
+        places = {y.__array_interface__["data"][0] for y in (*arrays, *([] if state is None else [state]))}
+        apart = len(places) == len(arrays) + (state is not None)
+        if apart and isinstance(saved, Saved) and saved.starts is None and plan.features is plan.average is None:
+            self._given = tuple(n for n, _ in given)
+            self._plan = self._module.record(x, plan, state, arrays)
+
+
+def _layout_of(x: Inputs, state: Array | None) -> list[Any]:
+    """Shapes, strides and dtypes of the inputs and the state, and whether r is k."""
+    layout: list[Any] = [None if y is None else (y.shape, y.strides, y.dtype) for y in (*x, state)]
+    layout.append(x.r is x.k)
+    return layout
+
+
 def repeat(
     fn: str, plan: Plan, wanted: str | None, residuals: Residuals
 ) -> Callable[[Inputs, Any], tuple[Array | None, Array, Residuals]]:
-    """The forward (x, state) of further calls on the path of a first one."""
-    return functools.partial(forward_along, residuals.path)
+    """The forward (x, state) of further calls on the path of a first one; on NumPy arrays its loops are recorded."""
+    loops = RecordedLoops(residuals.path) if is_numpy(plan.xp) else None
+    return functools.partial(forward_along, residuals.path, loops=loops)
 
 
 def record(x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, arrays: list[Array]) -> Any:

@@ -144,7 +144,7 @@ class Plan(NamedTuple):
     """How a call is computed: everything that is not an array.
 
     The fields of `linattn_np/core.py:CallPlan`, with their defaults, and the core's own: what is read when, l2norm,
-    micro_steps, features and average.
+    micro_steps, features, average and chunk_states.
     """
 
     xp: Namespace
@@ -164,6 +164,7 @@ class Plan(NamedTuple):
     features: Steps | None = None  # the feature map of q and k, applied when they are loaded
     average: Average | None = None  # outputs are divided by the sum of their weights
     pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
+    chunk_states: str = "loop"  # array calls: "loop" carries the state from chunk to chunk, "scan" composes transfers
     erase_key: EraseKey = EraseKey.OWN  # what r is (DELTA)
 
     @property

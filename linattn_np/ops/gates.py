@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.arrays import Array, Namespace
+from ..runtime.arrays import Array, Namespace, is_numpy
 
 LOG_DECAY_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it acts as -inf
 
@@ -15,7 +15,12 @@ def sigmoid(xp: Namespace, x: Array) -> Array:
 
 def softplus(xp: Namespace, x: Array) -> Array:
     """log(1 + e^x)."""
-    return xp.where(x > 0, x, xp.zeros_like(x)) + xp.log1p(xp.exp(-xp.abs(x)))
+    return xp.where(x > 0, x, _zero(xp, x)) + xp.log1p(xp.exp(-xp.abs(x)))
+
+
+def _zero(xp: Namespace, x: Array) -> Array:
+    """0 for xp.where: a scalar in NumPy, where zeros_like takes half the time of a small softplus."""
+    return x.dtype.type(0) if is_numpy(xp) else xp.zeros_like(x)
 
 
 def softplus_vjp(xp: Namespace, x: Array, dy: Array) -> Array:

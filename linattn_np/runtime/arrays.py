@@ -138,6 +138,11 @@ def is_cupy(xp: Namespace) -> bool:
     return xp.__name__.endswith("cupy")
 
 
+def is_numpy(xp: Namespace) -> bool:
+    """Whether a namespace is NumPy's."""
+    return compat.is_numpy_namespace(xp)
+
+
 def is_mutable(xp: Namespace) -> bool:
     """Whether arrays of this library support item assignment."""
     return not (compat.is_jax_namespace(xp) or compat.is_dask_namespace(xp))

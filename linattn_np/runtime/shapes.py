@@ -2,7 +2,7 @@
 
 Letters: T tokens, Tq tokens of the queries, H states (the heads of v), Hq and Hk heads of queries and keys,
 K key width, V value width, n micro-steps of a token, P pairs of channels. Axes with T or Tq are preceded by the batch
-axes of the call, others are not. "|" separates alternatives.
+axes of the call, others are not. "t" is no axis: one token, preceded by the batch axes. "|" separates alternatives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arrays import NARROW, STORAGE, Array, dtype_name
-from .values import shown
+from .values import is_whole, shown
 
 TIME = ("T", "Tq")
 HEADS = ("H", "Hq", "Hk")
@@ -40,7 +40,13 @@ class Sizes:
 
 
 def has_time(axes: str) -> bool:
-    return not set(TIME).isdisjoint(axes.split())
+    """Whether an array has one entry per token."""
+    return not {*TIME, "t"}.isdisjoint(axes.split())
+
+
+def letters_of(axes: str) -> list[str]:
+    """The letters of one alternative."""
+    return [letter for letter in axes.split() if letter != "t"]
 
 
 def heads_first(axes: str) -> str:
@@ -50,6 +56,17 @@ def heads_first(axes: str) -> str:
     letters = axes.split()
     head = letters.pop(head_axis(axes))
     return " ".join((head, *letters))
+
+
+def one_token(axes: str) -> str:
+    """The axes of one token: without T and Tq."""
+    return axes.replace("Tq ", "t ").replace("T ", "t ")
+
+
+def time_axis(axes: str, ndim: int, batch: tuple[int, ...]) -> int | None:
+    """Position of the token axis in an array with so many axes; None for a constant of the heads."""
+    count = ndim - len(batch)
+    return len(batch) if any(on_tokens and len(letters) == count for letters, on_tokens in _choices(axes)) else None
 
 
 def head_axis(axes: str) -> int:
@@ -68,10 +85,10 @@ def check_arrays(fn: str, arrays: Mapping[str, Array | None], axes: Mapping[str,
     anchor = arrays[value]
     if anchor is None:
         raise TypeError(f"{fn}: {value} is None, expected an array")
-    rank = len(axes[value].split())
+    letters = letters_of(axes[value])
+    rank = len(letters)
     if anchor.ndim < rank:
-        raise ValueError(f"{fn}: {value} has shape {tuple(anchor.shape)}, "
-                         f"expected (..., {', '.join(axes[value].split())})")
+        raise ValueError(f"{fn}: {value} has shape {tuple(anchor.shape)}, expected (..., {', '.join(letters)})")
     sizes = Sizes(batch=tuple(int(n) for n in anchor.shape[: anchor.ndim - rank]))
     order = [value] + [n for n in axes if n != value]
     for name in order:
@@ -98,7 +115,7 @@ def check_one(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
 @functools.cache
 def _choices(axes: str) -> tuple[tuple[tuple[str, ...], bool], ...]:
     """(letters, whether the batch axes come in front) of each alternative."""
-    return tuple((tuple(choice.split()), has_time(choice)) for choice in axes.split("|"))
+    return tuple((tuple(letters_of(choice)), has_time(choice)) for choice in axes.split("|"))
 
 
 def _bind(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
@@ -122,7 +139,7 @@ def expected(axes: str, sizes: Sizes) -> str:
     """'(B, T, H) = (2, 64, 4)', with unbound letters left as they are."""
     texts = []
     for choice in axes.split("|"):
-        letters = choice.split()
+        letters = letters_of(choice)
         batch = sizes.batch if has_time(choice) else ()
         names = ["B"] if len(batch) == 1 else [f"B{i + 1}" for i in range(len(batch))]
         numbers = [str(n) for n in batch] + [str(sizes.letters.get(letter, letter)) for letter in letters]
@@ -212,6 +229,21 @@ def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
     if values[-1] != T:
         raise ValueError(f"{fn}: cu_seqlens ends at {values[-1]}, expected T = {T}")
     sizes.ragged = len(values) - 1
+    return values
+
+
+def check_positions(fn: str, given: Any, T: int) -> list[int]:
+    """return_states_at as positions 0..T in increasing order: themselves, or after every so many tokens."""
+    if is_whole(given):
+        return list(range(int(given), T + 1, int(given)))
+    check_plain(fn, "return_states_at", given)
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(values, list | tuple) or not all(is_whole(n, 0) for n in values):
+        raise TypeError(f"{fn}: return_states_at is {shown(values)}, expected a whole number from 1, or positions")
+    values = [int(n) for n in values]
+    if any(n > T for n in values) or any(b <= a for a, b in itertools.pairwise(values)):
+        raise ValueError(f"{fn}: return_states_at is {shown(values)}, expected positions from 0 to T = {T} in "
+                         "increasing order")
     return values
 
 

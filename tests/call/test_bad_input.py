@@ -45,7 +45,8 @@ SHAPES = [
     ("beta", BETA[0], "beta has shape (64, 4), expected (B, T, H) = (2, 64, 4)"),
     ("g", G[:, 1:], "g has shape (2, 63, 4), expected (B, T, H) = (2, 64, 4)"),
     ("k", KEYS[..., :7], "k has shape (2, 64, 4, 7), expected (B, T, Hk, K) = (2, 64, Hk, 8)"),
-    ("q", Q[:, :63], "q has shape (2, 63, 4, 8), expected (B, T, Hq, K) = (2, 64, Hq, K)"),
+    ("q", np.moveaxis(Q, 1, 2), "q has shape (2, 4, 64, 8), expected (B, T, Hq, K) = (2, 64, Hq, K)"),
+    ("q", np.concatenate([Q, Q], 1), "q has shape (2, 128, 4, 8), expected (B, T, Hq, K) = (2, 64, Hq, K)"),
     ("q", Q[:1], "q has shape (1, 64, 4, 8), expected (B, T, Hq, K) = (2, 64, Hq, K)"),
     ("v", VALUES[0], "q has shape (2, 64, 4, 8), expected (T, Hq, K) = (64, Hq, K)"),
     ("v", VALUES[None], "q has shape (2, 64, 4, 8), expected (B1, B2, T, Hq, K) = (1, 2, 64, Hq, K)"),
@@ -221,7 +222,7 @@ def test_states_that_cannot_be_overwritten():
 # options
 
 
-KNOWN = "expected one of qk_l2norm, scale, state, ..., backend"
+KNOWN = "expected one of qk_l2norm, feature_map, scale, state, ..., backend"
 
 
 @pytest.mark.parametrize(("option", "error", "text"), [

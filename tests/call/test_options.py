@@ -115,3 +115,29 @@ def test_results_of_the_transpose_of_a_map_are_checked(f_vjp, error, text):
     out, pullback = la.vjp(la.linear_attention, Q, Q, Q, feature_map=(lambda x: x, f_vjp))
     with pytest.raises(error, match=f"^linear_attention: {text}"):
         pullback(out)
+
+
+@pytest.mark.parametrize("fn", [la.gated_delta_rule, la.gla, la.rwkv7], ids=lambda fn: fn.__name__)
+def test_chunk_states_chooses_how_array_calls_carry_the_state(fn, monkeypatch):
+    from linattn_np.matrix_state.array import running, scan
+
+    x = la.testing.sample(fn, np.random.default_rng(0), B=(2,), T=70, H=2, K=5, V=3, optional=False)
+    options = {"backend": "chunks", "chunk_size": 16, "return_state": True}
+    expected, back = la.vjp(fn, **x, **options, chunk_states="loop")
+    plain = la.vjp(fn, **x, **options)[0]
+    assert np.array_equal(plain[0], expected[0])
+    calls: list[object] = []
+    for module in (running, scan):
+        own = module.forward
+        monkeypatch.setattr(module, "forward", lambda *a, m=module, f=own: calls.append(m) or f(*a))
+    for _ in range(2):
+        found, pullback = la.vjp(fn, **x, **options, chunk_states="scan")
+        assert scan in calls
+        for a, b in zip((*found, *pullback(*expected)), (*expected, *back(*expected)), strict=True):
+            assert a is b is None or la.testing.relative_error(a, b) < 1e-11
+
+
+def test_chunk_states_is_checked():
+    x = np.ones((1, 3, 2, 4))
+    with pytest.raises(ValueError, match="gla: chunk_states is 'tree', expected None, 'loop' or 'scan'"):
+        la.gla(x, x, x, -x, chunk_states="tree")

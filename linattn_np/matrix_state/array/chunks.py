@@ -58,9 +58,11 @@ def _states(plan: Plan, jobs: list[_Job], parts: list[Array], like: list[Array])
     return gather_states(plan, states)
 
 
-def forward(x: Inputs, plan: Plan, state: Array | None, states: str = "loop") -> tuple[Array | None, Array, Saved]:
-    """(out, final state, residuals).   states: "loop" carries the state, "scan" composes chunk transfers."""
-    xp, G = plan.xp, groups(x)
+def forward(
+    x: Inputs, plan: Plan, state: Array | None, states: str | None = None
+) -> tuple[Array | None, Array, Saved]:
+    """(out, final state, residuals).   states: instead of plan.chunk_states."""
+    xp, G, states = plan.xp, groups(x), states or plan.chunk_states
     core, out = split_all(xp, x, G), None
     if x.q is not None:
         H = max(x.q.shape[-2], x.v.shape[-2])

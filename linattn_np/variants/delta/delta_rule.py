@@ -9,9 +9,9 @@ from ...matrix_state.types import Erase
 from ...products import products
 from ...spec import VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, UNIT_KEYS, VALUES
-from ..shared.projections import OPTIONS, SAMPLES, ProjectionOptions
+from ..shared.projections import OPTIONS, SAMPLES, MappedProjectionOptions, with_feature_map
 
-SPEC = VariantSpec(
+SPEC = with_feature_map(VariantSpec(
     name="delta_rule",
     sentence="Erase what the key held, then write the new value.",
     equation="S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1});  out_t = scale q_t S_t",
@@ -20,11 +20,11 @@ SPEC = VariantSpec(
     change=products("q", "k", "v", "beta", r="k"),
     erase=Erase.DELTA,
     options=OPTIONS,
-)
+))
 
 
 @public(SPEC, SAMPLES)
-def delta_rule(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[ProjectionOptions]) -> Any:
+def delta_rule(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[MappedProjectionOptions]) -> Any:
     """Delta rule (DeltaNet): erase what the key held, then write the new value.
 
         S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1})
@@ -35,6 +35,7 @@ def delta_rule(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[ProjectionOp
     v      (..., T, H, V)    values
     beta   (..., T, H)       write strength in [0, 2]; above 1 the erased part changes sign
 
+    feature_map: a map of q and k as in linear_attention, before qk_l2norm; the state is then (..., H, M, V).
     qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.

@@ -9,9 +9,16 @@ from ...matrix_state.types import Decay, Erase
 from ...products import products
 from ...spec import VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
-from ..shared.projections import LOG_DECAY, OPTIONS, SAMPLES, ProjectionOptions, gate_arrays
+from ..shared.projections import (
+    LOG_DECAY,
+    OPTIONS,
+    SAMPLES,
+    MappedProjectionOptions,
+    gate_arrays,
+    with_feature_map,
+)
 
-SPEC = VariantSpec(
+SPEC = with_feature_map(VariantSpec(
     name="gated_delta_rule",
     sentence="Decay the state, erase what the key held, write the new value.",
     equation="S~ = e^{g_t} S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t",
@@ -21,13 +28,13 @@ SPEC = VariantSpec(
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
     options=OPTIONS,
-)
+))
 
 
 @public(SPEC, SAMPLES)
 def gated_delta_rule(
     q: Any, k: Any, v: Any, g: Any, beta: Any, A_log: Any = None, dt_bias: Any = None,
-    **options: Unpack[ProjectionOptions],
+    **options: Unpack[MappedProjectionOptions],
 ) -> Any:
     """Gated delta rule: decay the state, erase what the key held, write the new value.
 
@@ -43,6 +50,7 @@ def gated_delta_rule(
     A_log    (H,)              given, the log decay is -e^{A_log} softplus(g + dt_bias), as in Mamba-2
     dt_bias  (H,)              added to the raw g
 
+    feature_map: a map of q and k as in linear_attention, before qk_l2norm; the state is then (..., H, M, V).
     qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
     The key reads the decayed state. scale=None means K**-0.5.
     Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.

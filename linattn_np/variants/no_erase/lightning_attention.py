@@ -8,13 +8,13 @@ from typing import Any, Unpack
 import numpy as np
 
 from ...call.dispatch import public
-from ...call.options import Options
 from ...matrix_state.types import Decay, Inputs
 from ...runtime.arrays import Array, cast, device
 from ...runtime.constants import constant_array
 from ...runtime.values import LARGEST, is_whole, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
+from ..shared.projections import MappedOptions, with_feature_map
 
 
 def alibi_slopes(H: int) -> np.ndarray:
@@ -72,14 +72,14 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
                          "expected 0 <= layer < num_layers")
 
 
-class LightningOptions(Options, total=False):
+class LightningOptions(MappedOptions, total=False):
     """The common options, and which layer of how many the published slopes are for."""
 
     layer: int
     num_layers: int
 
 
-SPEC = VariantSpec(
+SPEC = with_feature_map(VariantSpec(
     name="lightning_attention",
     sentence="Linear attention with one published slope per head.",
     equation="S_t = e^{-slope} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
@@ -94,7 +94,7 @@ SPEC = VariantSpec(
     decay=Decay.SCALAR,
     scaled=False,
     options=OptionSpec({"layer": 0, "num_layers": 1}, check_options, {"slopes": ("rule", "lightning")}),
-)
+))
 
 
 @public(SPEC, Samples({"slopes": "positive"}))
@@ -112,6 +112,7 @@ def lightning_attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: U
                               "minimax" 2^{-8 (h + 1) / H} times (1 - layer / (num_layers - 1 + 1e-5) + 1e-5),
                               "fla" 8 h / H times (1 - layer / num_layers), h from 0
 
+    feature_map: a map of q and k as in linear_attention; the state is then (..., H, M, V).
     layer, num_layers: which layer of how many the published rules are for. In a model of one layer the first rule's
     fraction is 0 / 0; it is read as 0.
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.

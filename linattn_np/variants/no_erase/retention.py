@@ -13,6 +13,7 @@ from ...runtime.constants import constant_array
 from ...runtime.values import shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
+from ..shared.projections import MappedOptions, with_feature_map
 from ..shared.rotated import ROTATED_STATE, THETA, Rotated
 
 
@@ -64,8 +65,8 @@ SPEC = VariantSpec(
 )
 
 
-@public(SPEC)
-def retention(q: Any, k: Any, v: Any, g: Any = None, **options: Unpack[Options]) -> Any:
+@public(with_feature_map(SPEC))
+def retention(q: Any, k: Any, v: Any, g: Any = None, **options: Unpack[MappedOptions]) -> Any:
     """Retention: linear attention with one fixed decay per head.
 
         S_t = diag(e^g) S_{t-1} + k_t^T v_t
@@ -76,6 +77,7 @@ def retention(q: Any, k: Any, v: Any, g: Any = None, **options: Unpack[Options])
     v      (..., T, H, V)    values
     g      (H,) or (H, K)    log decay of the head, <= 0, with its gradient; None: RetNet's log(1 - 2^{-5-h})
 
+    feature_map: a map of q and k as in linear_attention; the state is then (..., H, M, V).
     scale=None means K**-0.5. RetNet's row normalisers are omitted: they cancel in the norm that follows.
     Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.

@@ -10,7 +10,7 @@ unmapped queries and keys (matrix_state/readouts/mapped.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,13 +67,18 @@ class Similarity(NamedTuple):
         if self.is_left_to_the_core(c, map_q, map_k):
             return MappedInputs(c.q, c.k, c.v, None, map_k, float(c.options["eps"]) if c.options["normalize"] else None)
         v = averages.with_ones(xp, cast(xp, c.v, c.dtype)) if c.options["normalize"] else c.v
+        return Inputs(**self.mapped(c), v=v)
+
+    def mapped(self, c: Variables) -> dict[str, Array]:
+        """phi(q) and phi(k) by name."""
+        map_q, map_k = self.maps(c)
         k = _mapped(c, "k", map_k)
         q = None if c.q is None else _mapped(c, "q", map_q)
         c.features = {"k": k, "q": q}
         if q is not None and q.shape[-1] != k.shape[-1]:
             raise ValueError(f"{c.name}: feature_map makes q {q.shape[-1]} and k {k.shape[-1]} wide, "
                              "expected one width")
-        return Inputs(q, k, v)
+        return c.features
 
     def is_left_to_the_core(self, c: Variables, map_q: FeatureMap, map_k: FeatureMap) -> bool:
         """Whether the core evaluates the map: one with steps, causal, on NumPy arrays."""
@@ -85,9 +90,12 @@ class Similarity(NamedTuple):
         """The maps' own transposes; the column of ones has no gradient."""
         if isinstance(d, MappedInputs):
             return {"q": d.q, "k": d.k, "v": d.v[..., : c.v.shape[-1]]}
-        xp, (map_q, map_k) = c.xp, self.maps(c)
-        grads = {"v": d.v[..., : c.v.shape[-1]]}
-        for name, x, (_, f_vjp), dphi in (("k", c.k, map_k, d.k), ("q", c.q, map_q, d.q)):
+        return {"v": d.v[..., : c.v.shape[-1]]} | self.mapped_vjp(c, {"q": d.q, "k": d.k})
+
+    def mapped_vjp(self, c: Variables, d: Mapping[str, Array]) -> dict[str, Array]:
+        """The gradients of q and k from those of their features."""
+        xp, (map_q, map_k), grads = c.xp, self.maps(c), dict[str, Array]()
+        for name, x, (_, f_vjp), dphi in (("k", c.k, map_k, d["k"]), ("q", c.q, map_q, d["q"])):
             if x is not None and f_vjp is identity_vjp:
                 grads[name] = dphi
             elif x is not None:

@@ -363,3 +363,42 @@ def test_a_state_that_is_overwritten_where_an_input_lies(public):
     v = buffer[S.nbytes : S.nbytes + x["v"].nbytes].view(np.float32).reshape(x["v"].shape)
     v[...] = x["v"]
     la.gated_delta_rule(**x | {"v": v}, state=state, overwrite_state=True)  # one behind the other
+
+
+CHANGED = {"hgrn2": la.hgrn2, "longhorn": la.longhorn}
+
+
+@pytest.mark.parametrize("T", [1, 3])
+@pytest.mark.parametrize("how", ["out", "in place"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_launches_after_a_change_of_variables_by_array_calls(public, monkeypatch, name, how, T):
+    """Array calls are made again; the launches of the core are replayed on what they give."""
+    fn, more = CHANGED[name], {"overwrite_state": how == "in place", "return_state": True}
+
+    def call(seed, change=lambda x: x):
+        x = {n: stub(y) for n, y in step_calls.arrays_of(fn, T, H, H, K, K, seed).items()}
+        S = stub(np.random.default_rng(seed + 100).standard_normal((2, H, K, K)).astype(np.float32))
+        return result(fn, x | {"v": change(x["v"]), "state": S} | more)
+
+    expected, other = call(1), call(1, misaligned)
+    replay.clear()
+    for _ in range(2):
+        call(0)
+    before = len(public)
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_step, "forward", None)
+        assert call(1) == expected
+    assert len(public) == before + 1
+    assert call(1, misaligned) == other
+    assert call(1) == expected
+
+
+def test_a_state_inside_an_input_is_an_error_after_a_replayed_call(public):
+    x = {n: stub(y) for n, y in step_calls.arrays_of(la.hgrn2, 1, H, H, K, K, 0).items()}
+    S = stub(np.zeros((2, H, K, K), np.float32))
+    for _ in range(3):
+        la.hgrn2(**x, state=S, overwrite_state=True)
+    strides = tuple(4 * n for n in (H * K * K, H * K, K, 1))  # those of v
+    x["v"] = np.lib.stride_tricks.as_strided(S, (2, 1, H, K), strides, subok=True)
+    with pytest.raises(ValueError, match="state and v share memory"):
+        la.hgrn2(**x, state=S, overwrite_state=True)

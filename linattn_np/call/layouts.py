@@ -1,0 +1,78 @@
+"""Layouts of a caller's arrays other than time first (..., T, H, K): views to time first and back.
+
+A layout has `axes`, the caller's axes of an array; `add_sizes`, for sizes that the caller's arrays do not have; `enter`
+and `leave`, which convert an array of a call, of given time-first axes, to and from time first; `enter_rows` and
+`leave_rows`, which do so for outputs, and `shape`, the caller's shape of an output.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..runtime import shapes
+from ..runtime.arrays import Array
+
+Shape = tuple[int, ...]
+
+
+class HeadsFirst:
+    """(..., H, T, K)."""
+
+    def axes(self, axes: str) -> str:
+        return shapes.heads_first(axes)
+
+    def add_sizes(self, sizes: shapes.Sizes) -> None:
+        """The arrays have every size."""
+
+    def enter(self, xp: Any, x: Array | None, axes: str, batch: Shape) -> Array | None:
+        if x is None or (time := shapes.time_axis(axes, x.ndim, batch)) is None:
+            return x
+        return xp.moveaxis(x, time, time + shapes.head_axis(axes))
+
+    def leave(self, xp: Any, x: Array, axes: str, batch: Shape) -> Array:
+        time = shapes.time_axis(axes, x.ndim, batch)
+        return x if time is None else xp.moveaxis(x, time + shapes.head_axis(axes), time)
+
+    def enter_rows(self, xp: Any, x: Array) -> Array:
+        return xp.moveaxis(x, -3, -2)
+
+    leave_rows = enter_rows
+
+    def shape(self, shape: Shape) -> Shape:
+        *batch, T, H, V = shape
+        return (*batch, H, T, V)
+
+
+class OneToken:
+    """(..., H, K): one token without a time axis, as in `la.step`."""
+
+    def axes(self, axes: str) -> str:
+        return shapes.one_token(axes)
+
+    def add_sizes(self, sizes: shapes.Sizes) -> None:
+        sizes.letters |= {"T": 1, "Tq": 1}
+
+    def enter(self, xp: Any, x: Array | None, axes: str, batch: Shape) -> Array | None:
+        time = None if x is None else shapes.time_axis(shapes.one_token(axes), x.ndim, batch)
+        return x if time is None or x is None else x[before(time)]
+
+    def leave(self, xp: Any, x: Array, axes: str, batch: Shape) -> Array:
+        time = shapes.time_axis(axes, x.ndim, batch)
+        return x if time is None else x[(slice(None),) * time + (0, ...)]
+
+    def enter_rows(self, xp: Any, x: Array) -> Array:
+        return x[..., None, :, :]
+
+    def leave_rows(self, xp: Any, x: Array) -> Array:
+        return x[..., 0, :, :]
+
+    def shape(self, shape: Shape) -> Shape:
+        return (*shape[:-3], *shape[-2:])
+
+
+def before(axis: int) -> tuple[Any, ...]:
+    """The index that inserts an axis."""
+    return (slice(None),) * axis + (None, ...)
+
+
+LAYOUTS: dict[str, Any] = {"heads_first": HeadsFirst(), "one_token": OneToken()}

@@ -1,0 +1,136 @@
+"""The pullback of a call that is computed piece by piece: the pullbacks of its pieces, in reverse order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..runtime import shapes
+from ..runtime.arrays import Array, enter
+from .binding import Prepared, axes_of, flatten, normalise, unflatten
+from .layouts import LAYOUTS
+from .pieces import Computed, Piece, Run, compute, continues, each, end_of, finished, rows_of, states_at, time_of
+from .results import gradients_of
+
+
+def vjp(
+    call: Prepared, keywords: Mapping[str, Any], run: Run, final: Callable[..., Any]
+) -> tuple[Any, Callable[..., Any]]:
+    """(the public result, pullback); run returns a piece's ((out, state), pullback)."""
+    found, out, ends = compute(call, keywords, run)
+    result = finished(call, found, out, ends, final)
+    states = None if call.options["return_states_at"] is None else states_at(call, found, ends)
+    end, shape = end_of(call, found, ends), None if out is None else tuple(out.shape)
+
+    def pullback(dout: Any = None, dstate: Any = None, dstates: Any = None) -> Any:
+        """Gradients by input name, of every array that was given and of the state."""
+        fn = call.spec.name
+        if dout is None and dstate is None and dstates is None:
+            raise TypeError(f"{fn}: the pullback got no cotangent, expected dout, dstate or dstates")
+        if dstates is not None and states is None:
+            raise TypeError(f"{fn}: the pullback got dstates, expected None without return_states_at")
+        return _gradients(call, found, _rows(call, dout, shape), _state(call, "dstate", dstate, end),
+                          _state(call, "dstates", dstates, states))  # fmt: skip
+
+    return result, pullback
+
+
+def _rows(call: Prepared, dout: Any, shape: tuple[int, ...] | None) -> Array | None:
+    """dout, checked, in time-first layout."""
+    if dout is None:
+        return None
+    fn, layout = call.spec.name, LAYOUTS.get(call.options["layout"])
+    d = enter(fn, {"dout": dout}, call.library)[1]["dout"]
+    shapes.check_dtype(fn, "dout", d)
+    wanted = shape if layout is None or shape is None else layout.shape(shape)
+    if tuple(d.shape) != wanted:
+        raise ValueError(f"{fn}: dout has shape {tuple(d.shape)}, expected {wanted or 'None: there is no out'}")
+    return d if layout is None else layout.enter_rows(call.plan.xp, d)
+
+
+def _state(call: Prepared, name: str, d: Any, like: Any) -> Any:
+    """A cotangent of states, checked; None if it is not given."""
+    if d is None:
+        return None
+    fn = call.spec.name
+    d = normalise(call.spec, name, d, call.options)
+    if isinstance(d, tuple) != isinstance(like, tuple):
+        raise TypeError(f"{fn}: {name} is a {type(d).__qualname__}, expected a {type(like).__name__}")
+    entered = enter(fn, flatten(name, d), call.library)[1]
+    for (part, x), S in zip(entered.items(), flatten(name, like).values(), strict=True):
+        shapes.check_dtype(fn, part, x)
+        if tuple(x.shape) != tuple(S.shape):
+            raise ValueError(f"{fn}: {part} has shape {tuple(x.shape)}, expected {tuple(S.shape)}")
+    return unflatten(d, list(entered.values()))
+
+
+def _gradients(call: Prepared, found: Computed, dout: Any, dstate: Any, dstates: Any) -> Any:
+    """The gradients as a named tuple by input name."""
+    pieces, xp, later, begins = found.pieces, call.plan.xp, None, []
+    parts: dict[str, list[Array]] = {name: [] for name in call.spec.arrays}
+    for n in reversed(range(len(pieces))):
+        piece, pull = pieces[n], found.results[n][1]
+        d = None if dout is None or piece.queries is None else dout[..., piece.queries, :, :]
+        dS = later
+        if piece.ends and dstate is not None and (call.variables.sizes.ragged is not None or n == len(pieces) - 1):
+            dS = _sum(dS, rows_of(call, dstate, piece))
+        for at, where in enumerate(found.at):
+            if where == n and dstates is not None:
+                dS = _sum(dS, _at(call, dstates, at, piece))
+        grads = None if d is None and dS is None else pull(d, dS)
+        for name, x in found.given[n].items():
+            if hasattr(x, "shape"):
+                parts[name].append(xp.zeros_like(x) if grads is None else getattr(grads, name))
+        begin = None if grads is None else grads.state
+        later = begin if continues(pieces, n) else None
+        if not continues(pieces, n):
+            begins.append(begin if begin is not None else each(xp.zeros_like, rows_of(call, found.begin, piece)))
+    state = None
+    if call.given_state is not None:
+        state = each(lambda *rows: rows[0] if len(rows) == 1 else xp.concat(rows, axis=0), *begins[::-1])
+        for at, where in enumerate(found.at):
+            if where < 0 and dstates is not None:
+                state = _at_begin(call, state, dstates, at)
+        state = each(call.library.give_back, state)
+    return gradients_of((*call.spec.arrays, "state"), *(_joined(call, n, d[::-1]) for n, d in parts.items()), state)
+
+
+def _sum(dS: Any, more: Any) -> Any:
+    return more if dS is None else each(lambda a, b: a + b, dS, more)
+
+
+def _at(call: Prepared, dstates: Any, at: int, piece: Piece) -> Any:
+    """The cotangent of one position, as that of the states of the piece that it ends."""
+    xp, batch = call.plan.xp, len(call.variables.sizes.batch)
+    if call.variables.sizes.ragged is None:
+        return each(lambda d: d[(slice(None),) * batch + (at, ...)], dstates)
+    count = piece.last - piece.first
+
+    def padded(d: Array) -> Array:
+        one = d[at : at + 1, ...]
+        return one if count == 1 else xp.concat([xp.zeros_like(one)] * (count - 1) + [one], axis=0)
+
+    return each(padded, dstates)
+
+
+def _at_begin(call: Prepared, state: Any, dstates: Any, at: int) -> Any:
+    """The gradient of the initial states, with the cotangent of position 0."""
+    xp, batch = call.plan.xp, len(call.variables.sizes.batch)
+    if call.variables.sizes.ragged is None:
+        return each(lambda S, d: S + xp.astype(d[(slice(None),) * batch + (at, ...)], S.dtype), state, dstates)
+    return each(lambda S, d: xp.concat([S[:1, ...] + xp.astype(d[at : at + 1, ...], S.dtype), S[1:, ...]], axis=0),
+                state, dstates)  # fmt: skip
+
+
+def _joined(call: Prepared, name: str, parts: list[Array]) -> Any:
+    """The gradient of an array from those of the pieces: along time, or their sum."""
+    x, xp, time = getattr(call.variables, name), call.plan.xp, time_of(call, name)
+    if x is None:
+        return None
+    if not parts:
+        return call.library.give_back(xp.zeros_like(x))
+    d = sum(parts[1:], parts[0]) if time is None else xp.concat(parts, axis=time)
+    layout = LAYOUTS.get(call.options["layout"])
+    if layout is not None:
+        d = layout.leave(xp, d, axes_of(call.spec, call.options)[name], call.variables.sizes.batch)
+    return call.library.give_back(d)

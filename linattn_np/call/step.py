@@ -1,0 +1,46 @@
+"""step: one token without a time axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .binding import spec_of
+from .dispatch import run
+from .vjp import run_vjp
+
+WITHOUT = frozenset(("cu_seqlens", "layout", "chunk_size", "return_states_at"))  # options that speak of a time axis
+
+
+def step(fn: Callable[..., Any], /, *arrays: Any, **options: Any) -> Any:
+    """One token: fn on arrays without a time axis, with the same state.
+
+    The axes of each array are those of fn without T: q (..., H, K), beta (..., H), micro-steps (..., n, H, K);
+    constants of the head are as they are. The result is that of fn on one token, out (..., H, V) or (out, state).
+    Options are those of fn, except cu_seqlens, layout,
+    chunk_size and return_states_at. la.vjp(la.step, fn, *arrays, **options) gives
+    gradients without a time axis.
+
+    Raises TypeError if fn is not a variant of this library or for those options, and every error of fn.
+    """
+    return run(*_one_token(fn, arrays, options))
+
+
+def _step_vjp(arrays: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
+    """The rule of la.vjp: arrays begins with fn."""
+    if not arrays:
+        raise TypeError("step: fn is missing, expected a variant of linattn_np and its arrays")
+    return run_vjp(*_one_token(arrays[0], arrays[1:], dict(options)))
+
+
+def _one_token(fn: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, tuple[Any, ...], Any]:
+    """(spec, arrays, options with the layout) of a step."""
+    spec = getattr(fn, "spec", None) or spec_of("step", fn)
+    if not WITHOUT.isdisjoint(options):
+        name = next(n for n in options if n in WITHOUT)
+        raise TypeError(f"step: {name} was given, expected none: a step has one token per sequence and no time axis")
+    options["layout"] = "one_token"
+    return spec, arrays, options
+
+
+step.vjp = _step_vjp  # type: ignore[attr-defined]

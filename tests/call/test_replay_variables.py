@@ -1,0 +1,170 @@
+"""Replay of calls with a change of variables: it is computed by every call, the core's loops are replayed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+
+import array_api_strict
+
+import linattn_np as la
+from linattn_np.call import replay
+from linattn_np.matrix_state import core
+from linattn_np.matrix_state.cpu import loops
+from linattn_np.matrix_state.types import Inputs, Plan, Saved
+from tests.cases import CASES, cotangents, draw, parts, parts_like
+
+CHANGED = [  # a change of variables, a preprocessing step, or work after the core
+    case for case in CASES
+    if case.spec.name in ("hgrn2", "longhorn", "mamba2", "transxssm", "retention", "retnet", "lightning_attention")
+    or case.options.get("qk_l2norm") or "A_log" in case.given
+]
+every_case = pytest.mark.parametrize("case", CHANGED, ids=str)
+FORMS = {"tokens": 3, "chunks": 40}
+
+
+@pytest.fixture(autouse=True)
+def no_plans():
+    replay.clear()
+    yield
+    replay.clear()
+
+
+@pytest.fixture
+def sealed(monkeypatch):
+    """A function after which the compiled loops run only from recorded plans."""
+    def fails(*arguments):
+        raise AssertionError("the tables of the loops were built again")
+
+    return lambda: monkeypatch.setattr(loops, "forward", fails)
+
+
+def drawn(case, T, seed=0):
+    arrays, state = draw(case, T=T, dtype=np.float32, seed=seed)
+    return arrays, parts_like(state, [S.copy() for S in parts(state)])
+
+
+def as_bytes(found):
+    return [(y.shape, y.dtype, y.tobytes()) for y in parts(found)]
+
+
+@every_case
+@pytest.mark.parametrize("T", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_repeated_call_builds_no_tables(case, T, in_place, sealed):
+    (x, S), (y, R), options = drawn(case, T), drawn(case, T, seed=1), {"overwrite_state": in_place}
+    expected = as_bytes(case.fn(**y, **case.options, state=R.copy(), return_state=True))
+    replay.clear()
+    for _ in range(2):
+        case.fn(**x, **case.options, state=S.copy(), return_state=True, **options)
+    sealed()
+    out, end = case.fn(**y, **case.options, state=R, return_state=True, **options)
+    assert as_bytes((out, end)) == expected
+    assert (end is R) == in_place
+
+
+@every_case
+def test_a_repeated_vjp_builds_no_tables_forward(case, sealed):
+    (x, S), (y, R) = drawn(case, 1), drawn(case, 1, seed=1)
+    result, pullback = la.vjp(case.fn, **y, **case.options, state=R, return_state=True)
+    d = cotangents(result)
+    expected = as_bytes((*result, *pullback(*d)))
+    replay.clear()
+    for _ in range(2):
+        la.vjp(case.fn, **x, **case.options, state=S, return_state=True)
+    sealed()
+    result, pullback = la.vjp(case.fn, **y, **case.options, state=R, return_state=True)
+    assert as_bytes((*result, *pullback(*d))) == expected
+
+
+def test_an_overwritten_state_inside_an_input_is_computed_in_full():
+    """The decay of hgrn2 lies in the state: its loops may not write there."""
+    rng = np.random.default_rng(0)
+    q, v = rng.standard_normal((2, 1, 1, 2, 4)).astype(np.float32)
+
+    def call(shared):
+        S = np.random.default_rng(1).uniform(-1, 0, (1, 2, 4, 4)).astype(np.float32)
+        g = (S if shared else S.copy()).reshape(1, 1, 4, 8)[:, :, 1:3, :4]
+        out = la.hgrn2(q, v, g, state=S, overwrite_state=True)
+        return out.tobytes(), S.tobytes()
+
+    expected = call(shared=True)
+    replay.clear()
+    for _ in range(3):
+        call(shared=False)
+    assert call(shared=True) == expected
+
+
+class Module:
+    """A backend whose plans count their calls."""
+
+    def __init__(self):
+        self.full = self.replayed = 0
+
+    def forward(self, x, plan, state):
+        self.full += 1
+        return x.v, state, Saved(x, plan, state, None)
+
+    def record(self, x, plan, state, arrays):
+        assert [y is z for y, z in zip(arrays, (x.q, x.k, x.v), strict=True)] == [True] * 3
+
+        def replayed(arrays, state, pointers):
+            self.replayed += 1
+            return arrays[2], state
+
+        return replayed
+
+
+def test_inputs_of_another_layout_are_computed_in_full():
+    module = Module()
+    backend = core.Backend("stub", module, lambda call: None, lambda call: ("", None), lambda call: {"record"})
+    recorded = core.RecordedLoops(core.Path(backend, (), Plan(np, np.float32, 1.0)))
+    q, k, v, S = np.zeros((4, 3, 2, 2, 4))
+    x, plan = Inputs(q, k, v, r=k), Plan(np, np.float32, 1.0)
+    for n in range(4):
+        recorded.forward(x, plan, S)
+        assert (module.full, module.replayed) == (1, n)
+    others = [x._replace(r=k.copy()), x._replace(v=v.astype(np.float32)), x._replace(q=q[:, ::-1]), x._replace(g=q),
+              x._replace(k=k[:2], r=k[:2])]
+    for n, other in enumerate(others):
+        out, _, saved = recorded.forward(other, plan, S)
+        assert out is other.v
+        assert saved.x is other
+        assert (module.full, module.replayed) == (2 + n, 3)
+    recorded.forward(x, plan, S)
+    assert module.replayed == 4
+
+
+G = np.ones((1, 1, 2, 4))
+REASONS = [
+    ((G, G + 1, -G), {}, "replayed"),
+    ((G, G + 1, -G), {"state": np.ones((1, 2, 4, 4)), "overwrite_state": True}, "replayed"),
+    ((G, G, -G), {}, "two arrays begin at one address"),
+    ((G, G + 1, -G), {"cu_seqlens": [0, 1]}, "the batch is ragged"),
+    ((G, G + 1, -G), {"state": np.ones((3, 2, 4, 4)), "state_rows": [1]}, "row numbers are in host memory"),
+    (tuple(map(array_api_strict.asarray, (G, G + 1, -G))), {}, "the arrays are of array_api_strict"),
+    ((G, G + 1, (-G).astype(">f8")), {}, "an option is an array, or the bytes of an array are swapped"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "options", "expected"), REASONS, ids=lambda x: str(x)[:30])
+def test_explain_says_whether_a_call_is_replayed(arrays, options, expected, monkeypatch):
+    found = la.explain(la.hgrn2, *arrays, **options)
+    assert found.replay == expected
+    line = "repeated calls are " + ("replayed" if expected == "replayed" else f"computed in full: {expected}")
+    assert str(found).endswith(line)
+    replay.clear()
+    for _ in range(2):
+        la.hgrn2(*arrays, **options)
+    plans = [one.plan for one in replay.plans.values()]
+    assert (expected == "replayed") == (bool(plans) and plans[0] is not replay.computed_in_full)
+    monkeypatch.setattr(replay, "ENABLED", False)
+    assert la.explain(la.hgrn2, *arrays, **options).replay == "LINATTN_NP_REPLAY is 0"
+
+
+def test_a_map_given_as_functions_is_not_replayed():
+    pair = (lambda x: x * x, lambda x, d: 2 * x * d)
+    found = la.explain(la.linear_attention, G, G + 1, G + 2, feature_map=pair, normalize=False)
+    assert found.replay.startswith("an option is neither")
