@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...ops.cuda.arguments import BYTES, FLOATS, OUT_BYTES, OUT_FLOATS, ROWS, address
 from ...runtime.arrays import Array
-from ...runtime.cuda.structs import FLOAT, I64, INT, Scalar, Struct, pointer
+from ...runtime.cuda.structs import FLOAT, I64, INT, U32, Scalar, Struct, pointer
 
 OFFSETS = ("offsets", pointer("const i64"))  # of a ragged batch, else null
 TENSOR_MAP = Scalar("TensorMap", "128s", 128, 64)  # tile/bulk.cuh
@@ -87,6 +87,26 @@ DELTA_SEGMENTS = Struct(  # delta_scan_segments.cu
     "matrix_state/DeltaSegmentsArguments", OFFSETS,
     ("added transfers", FLOATS), ("begins", OUT_FLOATS),  # (slots, segments, V, K), (.., K, K), (.., V, K)
     ("start", STATES), ("start_group T heads segments chunks", INT),  # heads that share a start
+)  # fmt: skip
+
+VECTOR_REVERSE = Struct(  # vector_reverse.cu
+    "matrix_state/VectorReverseArguments",
+    ("dout dv", TENSOR_MAP), ("q k g out", ROWS), OFFSETS,  # out: dv too
+    ("grams", BYTES), ("ends", OUT_BYTES),  # P of every chunk; G = dL/dS after it
+    ("start end", STATES), ("start_group", INT),  # gradient of the last state, of the first
+    ("begins added sums", OUT_FLOATS),  # of segments: G after each but the last; what each but the first adds, its decays
+    ("slots", I64), ("T heads segments chunks", INT), ("scale", FLOAT),  # chunks: of a segment
+)  # fmt: skip
+VECTOR_GRADS = Struct(  # vector_grads.cu
+    "matrix_state/VectorGradArguments",
+    ("v dout", TENSOR_MAP),  # v: with erase dW, which is dv
+    ("q k g dq dk dg", ROWS), OFFSETS,
+    ("states ends new_values", BYTES),  # of every chunk: S before it, G after it, with erase U
+    ("flags", pointer("int")),  # of every item, whether the exact build does it
+    ("u", FLOATS), ("du", OUT_FLOATS),  # bonus (heads, K); of every chunk
+    ("erase_dots", OUT_FLOATS),  # with erase r.k over each half of the channels: (halves, heads, tokens)
+    ("slots tokens", I64), ("items", U32),  # items: halves of the channels, heads, chunks, sequences
+    ("T heads chunks group_v group_u", INT), ("scale", FLOAT),  # chunks: of the longest sequence
 )  # fmt: skip
 
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
