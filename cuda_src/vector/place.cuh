@@ -46,12 +46,14 @@ struct VectorPlace {
     __device__ __forceinline__ int own(int chunk) const { return packed ? min(C, sequence.T - chunk * C) : C; }
 };
 
-// both panels of a chunk's rows of a tensor
-LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
+// panels of a chunk's rows of values, of keys
+constexpr int TILE_BYTES = round_up(LA_V, 64) / 64 * Tokens::PANEL, KEY_BYTES = round_up(LA_K, 64) / 64 * Tokens::PANEL;
+template <int BYTES> LA_DEVICE void panels_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
 #pragma unroll
-    for (int p = 0; p < round_up(LA_V, 64) / 64; p++) box_in(to + p * Tokens::PANEL, map, barrier, 64 * p, head, token, batch);
+    for (int p = 0; p < BYTES / Tokens::PANEL; p++) box_in(to + p * Tokens::PANEL, map, barrier, 64 * p, head, token, batch);
 }
-constexpr int TILE_BYTES = round_up(LA_V, 64) / 64 * Tokens::PANEL;
+LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) { panels_in<TILE_BYTES>(to, map, barrier, head, token, batch); }
+LA_DEVICE void keys_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) { panels_in<KEY_BYTES>(to, map, barrier, head, token, batch); }
 
 // rows from `own` on of the value panels of a tile become zeros
 template <int THREADS> LA_DEVICE void clear_rows(u32 tile, int own, int thread) {

@@ -4,7 +4,7 @@
 //
 // b: decays from the chunk's start (with BEFORE a query's excludes its own token), all exponents <= 0: no decay divides here. G after each chunk goes
 // to memory in bfloat16, as the products of vector_grads.cu read it. Warpgroups 0 and 1: 64 value rows of G^T each, in registers, where
-// the decay is a factor of columns. Warpgroups 2 and 3 copy the chunks ahead into a ring: scaled q and k by threads, dO and P by the copy engine.
+// the decay is a factor of columns. Warpgroups 2 and 3 scale q and k of the chunks ahead, in a ring that the copy engine fills.
 //
 // LA_ADDS 1: what a segment adds to G before it, from its first chunk on and only as long as some channel is not forgotten, with the decays of
 // the whole segment.
@@ -21,9 +21,9 @@ constexpr int STAGES = 3, GROUPS_OF_VALUES = round_up(LA_V, 64) / 64, CONSUMERS 
 // a stage: copies of q and k, dO, P, decay of the chunk a channel; then tables of slices for two chunks, G on its way out
 constexpr int AT_Q = 0, AT_K = AT_Q + Tokens::SIZE, AT_DOUT = AT_K + Tokens::SIZE, AT_GRAM = AT_DOUT + Tokens::SIZE, STAGE = AT_GRAM + Square::SIZE;
 constexpr int AT_TABLES = STAGES * STAGE, AT_AFTER = AT_TABLES + 2 * SliceTable<PER>::BYTES, AT_CARRIES = AT_AFTER + Whole::SIZE;
-constexpr int AT_RING = AT_CARRIES + STAGES * WIDE * 4;
-static_assert(LA_SHARED == AT_RING + 16 * STAGES && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
-constexpr int CHAIN_REGISTERS = 160, COPY_REGISTERS = 96;
+constexpr int AT_RING = AT_CARRIES + STAGES * WIDE * 4, AT_LOADED = AT_RING + 16 * STAGES;
+static_assert(LA_SHARED == AT_LOADED + 8 * STAGES && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
+constexpr int CHAIN_REGISTERS = 136, COPY_REGISTERS = 120;
 static_assert(CHAIN_REGISTERS + COPY_REGISTERS <= 256, "registers of 512 threads; a block that asks for more waits for ever");
 
 struct Walk {
@@ -39,94 +39,131 @@ struct Walk {
     __device__ __forceinline__ int chunk(int step) const { return ADDS ? first + step : first + steps - 1 - step; }
 };
 
-// q, k and log decays of the next chunk in registers, copies of this one in the ring
+// Of a stage: copied in by the copy engine; scaled (full) and read (empty) is the ring's
+LA_DEVICE u32 loaded(u32 shared, int step) { return shared + AT_LOADED + step % STAGES * 8; }
+
+// log decays of the next chunk in registers; scaled copies of this one in place of q and k
 struct Producer {
     const VectorReverseArguments& a;
     const Walk& walk;
     u32 shared;
     Ring<STAGES> ring;
     int warp, lane;
-    const char *q, *k, *g;
-    Slice<LA_DTYPE, PER> rows_q, rows_k;
+    const char* g;
     Slice<LA_GATE, PER> gates;
 
     __device__ __forceinline__ void load(int step) {
-        const int channel = lane * PER, first = walk.chunk(step) * C + warp * SLICE, T = walk.of.sequence.T;
-        gates.load(g, a.g.token, channel, first, T);
-        rows_q.load(q, a.q.token, channel, first, T);
-        if (!ADDS) rows_k.load(k, a.k.token, channel, first, T);
+        gates.load(g, a.g.token, lane * PER, walk.chunk(step) * C + warp * SLICE, walk.of.sequence.T);
     }
     __device__ __forceinline__ void load_tiles(int step) const {
-        const int chunk = walk.chunk(step);
-        const u32 at = shared + step % STAGES * STAGE, full = ring.full(step);
-        barrier_expect(full, TILE_BYTES + !ADDS * Square::SIZE);
-        tile_in(at + AT_DOUT, a.dout, full, walk.of.head, walk.of.token(chunk), walk.of.row);
+        const int chunk = walk.chunk(step), head = walk.of.head, token = walk.of.token(chunk), row = walk.of.row;
+        const u32 at = shared + step % STAGES * STAGE, full = loaded(shared, step);
+        barrier_expect(full, ADDS ? KEY_BYTES + TILE_BYTES : 2 * KEY_BYTES + TILE_BYTES + Square::SIZE);
+        keys_in(at + AT_Q, a.q, full, (u32)head / (u32)a.group_q, token, row);
+        if (!ADDS) keys_in(at + AT_K, a.k, full, (u32)head / (u32)a.group_k, token, row);
+        tile_in(at + AT_DOUT, a.dout, full, head, token, row);
         if (!ADDS) run_in(at + AT_GRAM, a.grams + (walk.of.block + chunk) * LA_GRAM, Square::SIZE, full);
     }
-    // copies of a chunk; `running`: with ADDS the decay of all chunks before it
-    __device__ __forceinline__ void copy(int step, float (&running)[PER]) {
-        float decay[SLICE][PER], pre[PER], suf[PER];
-        decays_of(decay, gates);
-        {
-            float all[PER];
+    // this lane's channels of a tile; rows of other sequences are zeros
+    __device__ __forceinline__ void rows_of_tile(Slice<LA_DTYPE, PER>& x, u32 tile, int chunk) const {
+        const int own = lane * PER < LA_K ? walk.of.own(chunk) - warp * SLICE : 0;   // a panel past LA_K is not copied in
 #pragma unroll
-            for (int c = 0; c < PER; c++) all[c] = decay[0][c];
-#pragma unroll
-            for (int r = 1; r < SLICE; r++)
-#pragma unroll
-                for (int c = 0; c < PER; c++) all[c] *= decay[r][c];
-            SliceTable<PER>{shared + AT_TABLES + (step & 1) * SliceTable<PER>::BYTES}.store(warp, lane, all);
+        for (int r = 0; r < SLICE; r++) {
+            const float2 y = load_shared2(tile + slice_row<PER>(warp, r, lane));
+            x.x[r][0] = r < own ? __float_as_uint(y.x) : 0;
+            x.x[r][1] = r < own ? __float_as_uint(y.y) : 0;
         }
-        groups_barrier<COPIERS>(3);
-        float carry[PER];
+    }
+    // e^g of a row, made where it is used: all rows at once would not fit in the registers
+    __device__ __forceinline__ void decays(float (&d)[PER], int r) const {
+        Slice<LA_GATE, PER> row;
+#pragma unroll
+        for (int i = 0; i < row.WORDS; i++) row.x[0][i] = opaque(gates.x[r][i]);
+#pragma unroll
+        for (int c = 0; c < PER; c++) d[c] = exp2_approx(row.at(0, c) * LOG2_E);
+    }
+    // decays of the chunk's slices to the table: before the slice (pre), behind it (suf), of all
+    __device__ __forceinline__ void share_decays(float (&pre)[PER], float (&suf)[PER], float (&all)[PER], int step) const {
+        const SliceTable<PER> table = {shared + AT_TABLES + (step & 1) * SliceTable<PER>::BYTES};
+        float own[PER];
 #pragma unroll
         for (int c = 0; c < PER; c++) {
-            pre[c] = a.scale * (ADDS ? running[c] : 1.f);
-            suf[c] = carry[c] = 1.f;
+            own[c] = gates.at(0, c);
+#pragma unroll
+            for (int r = 1; r < SLICE; r++) own[c] += gates.at(r, c);
+            own[c] = exp2_approx(own[c] * LOG2_E);
+            pre[c] = suf[c] = all[c] = 1.f;
         }
+        table.store(warp, lane, own);
+        groups_barrier<COPIERS>(3);
 #pragma unroll
         for (int s = 0; s < SLICES; s++) {
             float x[PER];
-            SliceTable<PER>{shared + AT_TABLES + (step & 1) * SliceTable<PER>::BYTES}.load(x, s, lane);
+            table.load(x, s, lane);
 #pragma unroll
             for (int c = 0; c < PER; c++) {
-                if (s < warp) pre[c] *= x[c];
-                if (s > warp) suf[c] *= x[c];
-                carry[c] *= x[c];
+                pre[c] *= s < warp ? x[c] : 1.f;
+                suf[c] *= s > warp ? x[c] : 1.f;
+                all[c] *= x[c];
             }
         }
+    }
+    // copies of a chunk; `running`: with ADDS the decay of all chunks before it
+    __device__ __forceinline__ void copy(int step, float (&running)[PER]) {
+        float pre[PER], suf[PER], all[PER], x[PER];
+        share_decays(pre, suf, all, step);
         const u32 at = shared + step % STAGES * STAGE;
+        barrier_wait(loaded(shared, step), step / STAGES & 1);
+        Slice<LA_DTYPE, PER> rows;
+        rows_of_tile(rows, at + AT_Q, walk.chunk(step));
 #pragma unroll
-        for (int i = 0; i < SLICE; i++) {
-            const int j = SLICE - 1 - i;
-            float x[PER], y[PER];
+        for (int c = 0; c < PER; c++) pre[c] *= ADDS ? a.scale * running[c] : a.scale;
+#pragma unroll
+        for (int r = 0; r < SLICE; r++) {
+            float d[PER];
+            decays(d, r);
 #pragma unroll
             for (int c = 0; c < PER; c++) {
-                if (!BEFORE) pre[c] *= decay[i][c];
-                x[c] = rows_q.at(i, c) * pre[c];
-                if (BEFORE) pre[c] *= decay[i][c];
-                y[c] = rows_k.at(j, c) * suf[c];
-                suf[c] *= decay[j][c];
+                const float before = pre[c];
+                pre[c] *= d[c];
+                x[c] = rows.at(r, c) * (BEFORE ? before : pre[c]);
             }
-            store_row<PER>(at + AT_Q + slice_row<PER>(warp, i, lane), x);
-            if (!ADDS) store_row<PER>(at + AT_K + slice_row<PER>(warp, j, lane), y);
+            store_row<PER>(at + AT_Q + slice_row<PER>(warp, r, lane), x);
         }
-        if (warp == 0 && !ADDS) {
-            const u32 to = shared + AT_CARRIES + step % STAGES * WIDE * 4 + lane * PER * 4;
-            store_shared2(to, carry[0], carry[1]);
-            store_shared2(to + 8, carry[2], carry[3]);
-        }
-        if (ADDS)
+        if (ADDS) {
 #pragma unroll
-            for (int c = 0; c < PER; c++) running[c] *= carry[c];
+            for (int c = 0; c < PER; c++) running[c] *= all[c];
+            return;
+        }
+        rows_of_tile(rows, at + AT_K, walk.chunk(step));
+#pragma unroll
+        for (int r = SLICE - 1; r >= 0; r--) {
+            float d[PER];
+            decays(d, r);
+#pragma unroll
+            for (int c = 0; c < PER; c++) {
+                x[c] = rows.at(r, c) * suf[c];
+                suf[c] *= d[c];
+            }
+            store_row<PER>(at + AT_K + slice_row<PER>(warp, r, lane), x);
+        }
+        if (warp == 0) {
+            const u32 to = shared + AT_CARRIES + step % STAGES * WIDE * 4 + lane * PER * 4;
+            store_shared2(to, all[0], all[1]);
+            store_shared2(to + 8, all[2], all[3]);
+        }
     }
     __device__ __forceinline__ void run() {
         float running[PER] = {1.f, 1.f, 1.f, 1.f};
         if (walk.steps > 0) load(0);
-        for (int step = 0; step < walk.steps; step++) {
-            ring.wait_empty(step);
-            if (warp == 0 && lane == 0) load_tiles(step);
+        for (int step = 1 - STAGES; step < walk.steps; step++) {
+            const int ahead = step + STAGES - 1;
+            if (warp == 0 && lane == 0 && ahead < walk.steps) {
+                ring.wait_empty(ahead);
+                load_tiles(ahead);
+            }
             __syncwarp();
+            if (step < 0) continue;
             copy(step, running);
             if (step + 1 < walk.steps) load(step + 1);
             publish_shared();
@@ -140,16 +177,20 @@ struct Producer {
     }
 };
 
-// G^T in bfloat16 to memory, once the last one has left shared memory: a warp's 16 rows
-LA_DEVICE void store_after(char* to, u32 at, const u32 (&f)[8][4], int warp, int lane) {
+// G^T in bfloat16, a warp's 16 rows, once the last one has left shared memory: an operand here, and on its way to memory
+LA_DEVICE void round_state(const StateRows<1, WIDE>& state, u32 at, int warp, int lane) {
+    u32 f[8][4];
+    state_operands(f, state, 0);
     if (lane == 0) out_read();
     __syncwarp();
     store_state<Whole>(at, f, 16 * warp, lane);
     publish_shared();
     __syncwarp();
+}
+LA_DEVICE void store_after(char* to, u32 at, int warp, int lane) {
     if (lane == 0) {
 #pragma unroll
-        for (int p = 0; p < round_up(LA_K, 64) / 64; p++) run_out(to + p * Whole::PANEL + warp * 2048, at + p * Whole::PANEL + warp * 2048, 2048);
+        for (int p = 0; p < KEY_BYTES / Tokens::PANEL; p++) run_out(to + p * Whole::PANEL + warp * 2048, at + p * Whole::PANEL + warp * 2048, 2048);
         out_commit();
     }
     __syncwarp();
@@ -183,18 +224,39 @@ struct Consumer {
         if (ADDS) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, slot * (a.segments - 1) + walk.segment - 1, 16 * warp, lane);
         else if (walk.segment == 0) state.template store<LA_V, LA_K>(a.end, slot, 16 * warp, lane);
     }
-    // dv^T = G^T Kd^T + dO^T P, begun; G^T is rounded and goes to memory
-    __device__ __forceinline__ void begin_values(float (&dv)[8][4], const u32 (&f)[8][4], u32 at, int chunk) {
-        const int group = warp >> 2;
-        const u64 keys = panel_descriptor(at + AT_K), dout = panel_descriptor(at + AT_DOUT + group * Tokens::PANEL), gram = panel_descriptor(at + AT_GRAM);
+    // dv^T = G^T Kd^T + dO^T P, begun
+    __device__ __forceinline__ void begin_values(float (&dv)[8][4], u32 at) {
+        const u64 after = panel_descriptor(shared + AT_AFTER) + (warp >> 2) * Whole::across(4);
+        const u64 keys = panel_descriptor(at + AT_K), dout = panel_descriptor(at + AT_DOUT + (warp >> 2) * Tokens::PANEL), gram = panel_descriptor(at + AT_GRAM);
         accumulator_fence(dv);
         products_begin();
 #pragma unroll
-        for (int d = 0; d < 8; d++) product_ABt(dv, f[d], keys + Tokens::along(d), d > 0);
+        for (int d = 0; d < round_up(LA_K, 64) / 16; d++) product_ABt(dv, after + Whole::along(d), keys + Tokens::along(d), d > 0);
 #pragma unroll
         for (int d = 0; d < 4; d++) product_AtB(dv, dout + Tokens::across(d), gram + Square::across(d), true);
         products_commit();
-        store_after(a.ends + (walk.of.block + chunk) * LA_ENDS, shared + AT_AFTER, f, warp, lane);
+    }
+    // G^T += dO^T Qg, begun
+    __device__ __forceinline__ void begin_state(u32 at) {
+        const u64 dout = panel_descriptor(at + AT_DOUT + (warp >> 2) * Tokens::PANEL), queries = panels_descriptor<Tokens>(at + AT_Q);
+        accumulator_fence(state.x[0]);
+        products_begin();
+#pragma unroll
+        for (int d = 0; d < 4; d++) product_AtB_wide(state.x[0], dout + Tokens::across(d), queries + Tokens::across(d));
+        products_commit();
+    }
+    static __device__ __forceinline__ void end_values(float (&dv)[8][4]) {
+        products_wait<1>();   // not the state's
+        accumulator_fence(dv);
+    }
+    __device__ __forceinline__ void decay(int step) {
+        float (&G)[16][4] = state.x[0];
+        const u32 carries = shared + AT_CARRIES + step % STAGES * WIDE * 4 + (lane & 3) * 8;
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const float2 d = load_shared2(carries + i * 32);
+            G[i][0] *= d.x; G[i][1] *= d.y; G[i][2] *= d.x; G[i][3] *= d.y;
+        }
     }
     __device__ __forceinline__ void store_values(const float (&dv)[8][4], u32 at, int chunk) {
         const int group = warp >> 2, own = walk.of.own(chunk), thread = threadIdx.x & 127;
@@ -214,41 +276,33 @@ struct Consumer {
     }
     __device__ __forceinline__ void run() {
         begin();
-        float (&G)[16][4] = state.x[0];
-        const int group = warp >> 2;
         for (int step = 0; step < walk.steps; step++) {
             const int chunk = walk.chunk(step), own = walk.of.own(chunk);
             const u32 at = shared + step % STAGES * STAGE;
+            float dv[8][4];
+            if (!ADDS) {
+                round_state(state, shared + AT_AFTER, warp, lane);
+                group_barrier(warp >> 2);
+            }
+            barrier_wait(loaded(shared, step), step / STAGES & 1);
             ring.wait_full(step);
             if (own < C) {
                 clear_rows<CONSUMERS>(at + AT_DOUT, own, threadIdx.x);
                 publish_shared();
                 groups_barrier<CONSUMERS>(4);
             }
-            float dv[8][4];
-            u32 f[8][4];
             if (!ADDS) {
-                state_operands(f, state, 0);
-                begin_values(dv, f, at, chunk);
-                const u32 carries = shared + AT_CARRIES + step % STAGES * WIDE * 4 + (lane & 3) * 8;
-#pragma unroll
-                for (int i = 0; i < 16; i++) {
-                    const float2 d = load_shared2(carries + i * 32);
-                    G[i][0] *= d.x; G[i][1] *= d.y; G[i][2] *= d.x; G[i][3] *= d.y;
-                }
+                decay(step);
+                begin_values(dv, at);
             }
-            const u64 dout = panel_descriptor(at + AT_DOUT + group * Tokens::PANEL), queries = panels_descriptor<Tokens>(at + AT_Q);
-            accumulator_fence(G);
-            products_begin();
-#pragma unroll
-            for (int d = 0; d < 4; d++) product_AtB_wide(G, dout + Tokens::across(d), queries + Tokens::across(d));
-            products_commit();
-            products_wait<0>();
-            accumulator_fence(G);
+            begin_state(at);
             if (!ADDS) {
-                accumulator_fence(dv);
+                store_after(a.ends + (walk.of.block + chunk) * LA_ENDS, shared + AT_AFTER, warp, lane);
+                end_values(dv);
                 store_values(dv, at, chunk);
             }
+            products_wait<0>();
+            accumulator_fence(state.x[0]);
             publish_shared();   // what was read and written here is behind the copies to come
             warp_arrive(ring.empty(step), lane);
         }
@@ -263,15 +317,15 @@ extern "C" __global__ void __launch_bounds__(512, 1) reverse(const __grid_consta
     if (walk.segment > walk.last || (ADDS && walk.segment == 0)) return;   // nothing needs what the first segment adds
     const Ring<STAGES> ring = {shared + AT_RING};
     if (threadIdx.x == 0) {
-        ring.init(8 * ARRIVALS + 1, 4 * GROUPS_OF_VALUES * ARRIVALS);
+        ring.init(8 * ARRIVALS, 4 * GROUPS_OF_VALUES * ARRIVALS);
+        for (int s = 0; s < STAGES; s++) barrier_init(loaded(shared, s), 1);
         barriers_made();
     }
     __syncthreads();
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp >= 8) {
         release_registers<COPY_REGISTERS>();
-        Producer producer = {a, walk, shared, ring, warp - 8, lane, rows_of(a.q, walk.of.sequence, walk.of.head),
-                             rows_of(a.k, walk.of.sequence, walk.of.head), rows_of(a.g, walk.of.sequence, walk.of.head)};
+        Producer producer = {a, walk, shared, ring, warp - 8, lane, rows_of(a.g, walk.of.sequence, walk.of.head)};
         producer.run();
     } else {
         claim_registers<CHAIN_REGISTERS>();

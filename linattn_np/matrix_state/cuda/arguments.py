@@ -91,11 +91,11 @@ DELTA_SEGMENTS = Struct(  # delta_scan_segments.cu
 
 VECTOR_REVERSE = Struct(  # vector_reverse.cu
     "matrix_state/VectorReverseArguments",
-    ("dout dv", TENSOR_MAP), ("q k g out", ROWS), OFFSETS,  # out: dv too
+    ("q k dout dv", TENSOR_MAP), ("g out", ROWS), OFFSETS,  # out: dv too
     ("grams", BYTES), ("ends", OUT_BYTES),  # P of every chunk; G = dL/dS after it
     ("start end", STATES), ("start_group", INT),  # gradient of the last state, of the first
     ("begins added sums", OUT_FLOATS),  # of segments: G after each but the last; what each but the first adds, its decays
-    ("slots", I64), ("T heads segments chunks", INT), ("scale", FLOAT),  # chunks: of a segment
+    ("slots", I64), ("T heads segments chunks group_q group_k", INT), ("scale", FLOAT),  # chunks: of a segment
 )  # fmt: skip
 VECTOR_GRADS = Struct(  # vector_grads.cu
     "matrix_state/VectorGradArguments",

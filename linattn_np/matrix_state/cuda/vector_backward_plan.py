@@ -37,9 +37,9 @@ def _common(kind: Kind) -> dict[str, int]:
 
 
 def reverse_shared() -> int:
-    """Bytes of vector_reverse.cu: stages of q, k, dO, P; tables of two chunks, G after a chunk, decays, the ring."""
+    """Bytes of vector_reverse.cu: stages of q, k, dO, P; tables of two chunks, G after a chunk, decays, barriers."""
     stage = 3 * TILE + SQUARE
-    return STAGES * stage + 2 * 2 * TABLE + DELTA_END + STAGES * WIDEST * 4 + 2 * BARRIER * STAGES
+    return STAGES * stage + 2 * 2 * TABLE + DELTA_END + STAGES * WIDEST * 4 + 3 * BARRIER * STAGES
 
 
 def grads_shared(erase: bool, exact: bool) -> int:
