@@ -1,5 +1,4 @@
-// Products of wgmma.cuh on some of the columns: tiles FIRST .. FIRST + TILES of C += A B, both operands in shared memory, and on
-// 128 columns with A in shared memory. A_COLUMNS, B_COLUMNS 1: the panel is read across.
+// Products of wgmma.cuh on some of the columns: tiles FIRST .. FIRST + TILES of C += A B, both operands in shared memory. A_COLUMNS, B_COLUMNS 1: the panel is read across.
 #pragma once
 #include "tile/wgmma.cuh"
 
@@ -30,14 +29,6 @@ LA_DEVICE void product_part(float (&c)[N][4], u64 a, u64 b, bool add) {
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
                      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES8 "}, %32, %33, p, 1, 1, %35, %36; }"
                      : LA_TILES8(c, FIRST) : "l"(a), "l"(b), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
-}
-// all 128 columns: C += A B, A's panel read across, B two panels read across (panels_descriptor of wgmma_wide.cuh)
-LA_DEVICE void product_AtB_wide(float (&c)[16][4], u64 a, u64 b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, 1, 1, 1, 1, 1;"
-                 : LA_TILES8(c, 0), LA_TILES8(c, 8) : "l"(a), "l"(b));
 }
 #undef LA_TILE
 #undef LA_TILES2

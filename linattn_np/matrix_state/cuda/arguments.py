@@ -108,6 +108,22 @@ VECTOR_GRADS = Struct(  # vector_grads.cu
     ("slots tokens", I64), ("items", U32),  # items: halves of the channels, heads, chunks, sequences
     ("T heads chunks group_v group_u", INT), ("scale", FLOAT),  # chunks: of the longest sequence
 )  # fmt: skip
+VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup products
+    "matrix_state/VectorArguments",
+    ("q k v g out", TENSOR_MAP),  # (columns, heads, tokens, batch)
+    ("q_rows k_rows g_rows to", ROWS),  # where the exact path reads them; where the end of a sequence is stored
+    OFFSETS,
+    ("start end", STATES),  # state that a scan begins with and ends with
+    ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
+    ("added decays", OUT_FLOATS),  # a segment's offset; its decay (slots, segments - 1, 128)
+    ("u", FLOATS),  # bonus (heads of u, K)
+    ("states grams", OUT_BYTES),  # of the chunks: state before it, P
+    ("flags", pointer("int")),  # of segments that take the exact path
+    ("slots", I64),  # chunks of a head over the whole batch
+    ("T heads segments chunks", INT),  # chunks: of a segment
+    ("group_q group_k group_v group_g group_u", INT),  # heads that share one of q's, k's, v's, g's, u's
+    ("start_group end_group", INT), ("scale", FLOAT),  # heads that share an initial, a final state
+)  # fmt: skip
 
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
 VECTORS = Struct("matrix_state/Vectors", ("batch token head", I64), ("group", INVERSE), ("kind", INT))

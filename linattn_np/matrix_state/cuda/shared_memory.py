@@ -92,6 +92,26 @@ def delta(name: str, unit: bool) -> int:
     }[name]
 
 
+# Vector decay by warpgroup products.
+def vector_stages(name: str, gate: str) -> int:
+    """Chunks of a ring."""
+    return 2 if name == "adds" or gate == "float32" else 3
+
+
+def vector(name: str, gate: str) -> int:
+    """vector_*.cu by name: scan, adds, segments.
+
+    A stage has q, k and log decays; two of values; nine scaled tiles of 16 rows; decays of blocks, dots with the bonus.
+    """
+    gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate)
+    scratch, decays = 9 * 16 * 256, 4 * 128 * 4
+    return {
+        "scan": stages * (2 * TILE + gates) + 2 * TILE + scratch + decays + 2 * TOKEN + 128,
+        "adds": stages * (2 * TILE + gates) + decays + 64,
+        "segments": 0,
+    }[name]
+
+
 # The portable delta rule.
 def delta_chunk(element: str) -> int:
     """C: shared memory holds 64 tokens of 16-bit elements, 32 of float32."""

@@ -1,0 +1,51 @@
+// The part of a call that one block traverses: chunks of a segment of one sequence and head.
+#pragma once
+#include "vector/decay.cuh"
+#include "attention/tokens.cuh"
+#include "tile/bulk.cuh"
+
+constexpr int STATE = WIDE * WIDE, STATE_BYTES = STATE * 2;   // numbers of a state; bytes in bfloat16, two panels of 128 rows
+typedef Panels<WIDE, WIDE> StatePanels;                       // S^T: value rows, key columns
+
+// Blocks are numbered segment fastest, then head, sequence; `pieces` of `length` chunks each
+struct ChunkTraversal {
+    Sequence sequence;
+    int head, segment, first, steps, last, row;   // first chunk, number of chunks; the sequence's last segment; batch row
+    i64 slot;                                     // of the sequence and head
+
+    template <class Arguments> __device__ __forceinline__ ChunkTraversal(const Arguments& a, int pieces, int length) {
+        const int number = blockIdx.x / pieces;
+        segment = blockIdx.x % pieces;
+        head = number % a.heads;
+        const int n = number / a.heads;
+        sequence = sequence_of(a.offsets, n, a.T);
+        row = (int)sequence.row;
+        const int total = (sequence.T + C - 1) / C;
+        last = max(total - 1, 0) / length;
+        first = segment * length;
+        steps = min(total - first, length);
+        slot = (i64)n * a.heads + head;
+    }
+    // number of a chunk among those of the head, over the whole batch; all heads have `slots`
+    template <class Arguments> __device__ __forceinline__ i64 stored(const Arguments& a, int chunk) const {
+        const i64 before = a.offsets ? sequence.first / C + slot / a.heads : slot / a.heads * ((a.T + C - 1) / C);
+        return head * a.slots + before + chunk;
+    }
+    __device__ __forceinline__ int token(int chunk) const { return (int)sequence.first + chunk * C; }   // in the tensor
+    __device__ __forceinline__ int count(int chunk) const { return min(C, sequence.T - chunk * C); }
+};
+
+// a chunk's rows of a tensor of 16 bits, both panels
+LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
+    box_in(to, map, barrier, 0, head, token, batch);
+    box_in(to + PANEL, map, barrier, 64, head, token, batch);
+}
+// of log decays: boxes of 128 bytes a row
+LA_DEVICE void gates_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
+#pragma unroll
+    for (int p = 0; p < GATES / PANEL; p++) box_in(to + p * PANEL, map, barrier, p * (128 / GATE_BYTES), head, token, batch);
+}
+// Rows from `count` on of a lane's two channels of a block become zeros, in `panels` of 16 bits and in the log decays
+LA_DEVICE void clear_rows(u32 panels, int first, int end, int lane) {
+    for (int r = first; r < end; r++) store_word(panels + lane_row(r, lane), 0);
+}

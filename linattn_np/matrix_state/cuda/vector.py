@@ -1,0 +1,205 @@
+"""Linear attention with one decay a token and key channel, as CUDA kernels on CuPy arrays: erase NONE, decay VECTOR.
+
+Compute capability 90, bfloat16, K and V up to 128, log decays in bfloat16 or float32. The scan (vector/vector_scan.cu)
+runs twice: products that divide by decays of up to 80 nats in 16 tokens, and, in the sequences and heads where a block
+decays by more, which the first flags, exact ones. Where batch and heads leave multiprocessors idle, sequences are cut
+into segments: what each adds to the state (vector_adds.cu) and its decay, of which a small kernel makes the state that
+each begins with. Gradients are computed by array calls, from the inputs alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from ...ops.cuda.arguments import NO_ROWS, address, rows_of
+from ...runtime.arrays import Array, cast, dtype_name
+from ...runtime.cuda import launch
+from ...runtime.cuda.tensor_map import BYTES as MAP
+from ...runtime.cuda.tensor_map import moves, takes, tensor_map
+from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
+from . import arguments, operands, vector_backward
+from . import vector_plan as cuts
+from .arguments import NO_STATES, States
+from .delta_plan import saves_blocks
+from .operands import ChunkSizes, as_state, public_state, sizes_of, states_at
+from .shared_memory import DELTA_END, SQUARE
+
+MAPS = {"scan": ("q", "k", "v", "g", "out"), "adds": ("k", "v", "g"), "segments": ()}
+NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | dict.fromkeys(
+    ("q_rows", "k_rows", "g_rows", "to"), NO_ROWS) | dict.fromkeys(
+    ("begins", "added", "decays", "u", "states", "grams", "flags"), 0)  # fmt: skip
+GATES = ("bfloat16", "float32")
+
+
+def unsupported_reason(call: Any) -> str | None:
+    """Why the kernels do not cover a call with a vector decay and no erase; None where they do."""
+    x, plan = call.x, call.plan
+    if not plan.xp.__name__.endswith("cupy"):
+        return "the arrays are not CuPy arrays"
+    if x.erase is not Erase.NONE or x.decay is not Decay.VECTOR or x.gv is not None:
+        return "the chunk kernels of a vector decay cover decays of the key channels, without an erase term"
+    if x.q is None or not plan.causal:
+        return "the kernels write and read in one pass; this call does not read along the way"
+    if plan.dtype == plan.xp.float64:
+        return "float64 is computed by the chunk form in CuPy"
+    if plan.chunk_size not in (None, cuts.CHUNK):
+        return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
+    if why := operands.unsupported_reason(x):
+        return why
+    if x.g.shape[-2] > x.v.shape[-2]:
+        return "there are more heads of decays than of values"
+    K, V = x.k.shape[-1], x.v.shape[-1]
+    if not cuts.takes(_element(x), K, V, launch.capability()):
+        return ("the chunk kernels of a vector decay take bfloat16 on compute capability 90, keys and values in "
+                f"multiples of {cuts.ALIGN} up to {cuts.WIDEST}")  # fmt: skip
+    return None
+
+
+def how(call: Any) -> str:
+    """The kernels of a call that is covered, in words."""
+    return "a scan of chunks by warpgroup products (wgmma), exact where a block of 16 tokens decays by over 80 nats"
+
+
+def _element(x: Inputs) -> str:
+    """bfloat16 if q and v are: keys made of float32 gates (hgrn2) are rounded like all factors of the products."""
+    names = {dtype_name(x.q), dtype_name(x.v)}
+    fits = names == {"bfloat16"} and dtype_name(x.k) in GATES
+    return "bfloat16" if fits else "float32"
+
+
+@dataclass(slots=True)
+class Batch(ChunkSizes):
+    """Sizes of a call, the cut of its sequences, and what its kernels are compiled for."""
+
+    kind: cuts.VectorKind
+
+
+class Residuals(NamedTuple):
+    """What a forward may store: the state before every chunk, P of every chunk, the first states of segments."""
+
+    states: Array | None
+    grams: Array | None
+    begins: Array | None
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None) -> tuple[Array, Array, Saved]:
+    """(out, final state, saved). keep: with Residuals; by default where a backward follows and they are not too large."""
+    xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
+    if keep is None:
+        keep = plan.gradients and saves_blocks(batch.slots * batch.heads * (DELTA_END + SQUARE))
+    _prepare(batch, keep)
+    out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
+    end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
+    start = states_at(as_state(xp, state, batch), batch, batch.group)
+    flags = xp.empty(batch.N * batch.heads * batch.segments, dtype=xp.int32)
+    begins = _begins(xp, batch, arrays, start)
+    stored = batch.slots * batch.heads if keep else 0
+    states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in (DELTA_END, SQUARE))
+    arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
+    for exact in (False, True):
+        _launch("scan", batch, batch.N * batch.heads * batch.segments, arrays, exact=exact, start=start,
+                end=states_at(end, batch, batch.group), begins=begins, flags=flags, states=states, grams=grams,
+                scale=plan.scale)
+    residuals = Residuals(states, grams, begins) if keep else None
+    return out, public_state(end, batch), Saved(x, plan, state, residuals)
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state."""
+    return vector_backward.backward(saved, dout, dstate)
+
+
+def batch_of(x: Inputs, plan: Plan) -> Batch:
+    sizes = sizes_of(x, plan)
+    _, T, heads, _, K, V, N, offsets, tokens = sizes
+    longest = -(-tokens // cuts.CHUNK)
+    slots = N * longest if offsets is None else T // cuts.CHUNK + N
+    each = -(-longest // cuts.segments(N * heads, longest, launch.multiprocessors()))
+    gate = "bfloat16" if dtype_name(x.g) == "bfloat16" else "float32"
+    kind = cuts.VectorKind(K, V, gate, plan.query_reads is not ReadState.UPDATED, x.u is not None, offsets is not None)
+    return Batch(*sizes, longest, slots, -(-longest // each), each, kind)
+
+
+def arrays_of(xp: Any, x: Inputs) -> dict[str, Array | None]:
+    """q, k, v and g as the copy engine takes them, the bonus in float32."""
+    gate = x.g if dtype_name(x.g) in GATES else cast(xp, x.g, xp.float32)
+    given = {"q": x.q, "k": cast(xp, x.k, x.q.dtype), "v": x.v, "g": xp.broadcast_to(gate, (*x.v.shape[:-2], *x.g.shape[-2:]))}
+    found = {n: row_array(y) for n, y in given.items()}
+    return found | {"u": None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32))}
+
+
+def row_array(y: Array) -> Array:
+    """(B, T, heads, width) as the copy engine takes it: the array itself where it can."""
+    y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
+    return y if takes(y) else y.copy()
+
+
+def _begins(xp: Any, batch: Batch, arrays: dict[str, Array | None], start: States) -> Array | None:
+    """The state that each segment begins with."""
+    if batch.segments == 1:
+        return None
+    slots, inner = batch.N * batch.heads, batch.segments - 1
+    added = xp.empty((slots * inner, cuts.STATE), dtype=xp.float32)
+    decays = xp.empty((slots * inner, cuts.WIDEST), dtype=xp.float32)
+    begins = xp.empty((slots * batch.segments, cuts.STATE), dtype=xp.float32)
+    _launch("adds", batch, slots * inner, arrays, added=added, decays=decays)
+    sum_segments(batch, arrays, start=start, added=added, decays=decays, begins=begins)
+    return begins
+
+
+def sum_segments(batch: Batch, arrays: dict[str, Any], *, start: States, reverse: bool = False, **given: Array) -> None:
+    """The state that each segment but the first begins with; reverse: its gradient after each but the last."""
+    _launch("segments", batch, batch.N * batch.heads * (cuts.STATE // 1024), arrays, start=start, reverse=reverse,
+            **given)
+
+
+def _prepare(batch: Batch, keep: bool) -> None:
+    wanted = [("scan", exact, keep) for exact in (False, True)]
+    wanted += [(name, False, False) for name in ("adds", "segments")] if batch.segments > 1 else []
+    launch.prepare(tuple((cuts.KERNELS[name].file, cuts.constants(name, batch.kind, exact, keep))
+                         for name, exact, keep in wanted), launch.capability())  # fmt: skip
+
+
+def _launch(
+    name: str, batch: Batch, grid: int, arrays: dict[str, Any], *, exact: bool = False, reverse: bool = False,
+    start: States = NO_STATES, end: States = NO_STATES, scale: float = 1.0, **given: Array | None,
+) -> None:
+    """One kernel. given: arrays by the names of NO_ARRAYS."""
+    kernel, maps, heads = cuts.KERNELS[name], MAPS[name], batch.heads
+    constants = cuts.constants(name, batch.kind, exact, given.get("states") is not None, reverse)
+    fields = {**NO_ARRAYS, **_shared_fields(batch, arrays), **{n: address(y) for n, y in given.items()}}
+    for n in maps:
+        fields[n] = map_of(arrays, n)
+    if name == "scan":
+        fields |= {f"{n}_rows": rows_of(arrays[n], heads) for n in ("q", "k", "g")}
+        fields |= {"to": rows_of(arrays["out"], heads), "u": address(arrays["u"])}
+    fields |= {"start": start.values(), "end": end.values(), "start_group": start.group, "end_group": end.group,
+               "scale": scale}  # fmt: skip
+    named = None
+    if moves():
+        used = (*maps, "u") if name == "scan" else maps
+        named = (*(arrays[n] for n in used), batch.offsets, start.array, end.array, *given.values())
+    launch.launch(kernel.file, kernel.entry, constants, grid, kernel.threads, dict(constants)["LA_SHARED"],
+                  arguments.VECTOR.packed(fields), named)
+
+
+def _shared_fields(batch: Batch, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Fields that all launches of a call share, made once."""
+    if "fields" not in arrays:
+        heads, u = batch.heads, arrays["u"]
+        arrays["fields"] = {
+            "offsets": address(batch.offsets), "slots": batch.slots, "T": batch.T, "heads": heads,
+            "segments": batch.segments, "chunks": batch.chunks, "group_u": 1 if u is None else heads // u.shape[0],
+            **{f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v", "g")},
+        }  # fmt: skip
+    return arrays["fields"]
+
+
+def map_of(arrays: dict[str, Any], name: str) -> bytes:
+    """The tensor map of an array, made once a call."""
+    key = f"map of {name}"
+    if key not in arrays:
+        arrays[key] = tensor_map(arrays[name])
+    return arrays[key]
