@@ -52,6 +52,7 @@ struct RowPairs {
     float2 read = {0.f, 0.f}, erase = {0.f, 0.f}, write = {0.f, 0.f}, pre = {1.f, 1.f}, pre_erase = {1.f, 1.f}, suf = {1.f, 1.f};
     __device__ __forceinline__ RowPairs(const Raw& raw, int t) {
         const int first = t & ~15, last = t | 15;
+#pragma unroll 4
         for (int j = t - 1; j >= first; j--) {   // pre: of rows j + 1 .. t, with BEFORE .. t - 1
             if (!BEFORE || j + 1 < t) multiply(pre, raw.decay(j + 1));
             add(read, Raw::gram(raw.z, t, j), raw.key(j), pre);
@@ -61,6 +62,7 @@ struct RowPairs {
         if (!BEFORE || t > first) multiply(pre, raw.decay(first));
         if constexpr (ERASE) pre_erase = pre;
         float2 w = {1.f, 1.f};
+#pragma unroll 4
         for (int i = t + 1; i <= last; i++) {   // suf: of rows t + 1 .. i; w: as far as row i reads
             multiply(suf, raw.decay(i));
             if (!BEFORE) w = suf;
@@ -71,7 +73,7 @@ struct RowPairs {
     }
 };
 
-// dq and dk of the slice to memory; db[r] becomes the sum of db over its own rows from r on
+// dq and dk of the slice to memory; db[r] becomes the sum of db over its own rows from r on, and of what its earlier rows write for G
 LA_DEVICE void exact_rows(float (&db)[SLICE][PER], float (&bonus)[PER], const Raw& raw, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
     const int first = place.chunk * C + me.warp * SLICE, channel = place.half * HALF + me.lane * PER, left = channel < LA_K ? place.of.sequence.T - first : 0;
     char* const to_q = own_rows(a.dq, place.of.sequence, place.of.head) + first * a.dq.token + channel * 2;
@@ -80,13 +82,13 @@ LA_DEVICE void exact_rows(float (&db)[SLICE][PER], float (&bonus)[PER], const Ra
 #pragma unroll 1
     for (int r = SLICE - 1; r >= 0; r--) {
         const int t = me.warp * SLICE + r;
-        const u32 at_read = me.staged(AT_READS, r), at_write = me.staged(AT_WRITES, r);
-        const float2 x = load_shared2(at_read), y = load_shared2(at_write), q = raw.query(t), k = raw.key(t);
+        const u32 at_read = me.staged(AT_READS, r), at_write = me.staged(AT_WRITES, r), at_given = me.staged(AT_GIVEN, r);
+        const float2 x = load_shared2(at_read), y = load_shared2(at_write), given = load_shared2(at_given), q = raw.query(t), k = raw.key(t);
         const float2 qs = Raw::copied(me.row(AT_QP, r)), ks = Raw::copied(me.row(AT_KP, r));
         const RowPairs pairs(raw, t);
         const float own = BONUS ? load_shared(me.shared + AT_OWN + t * 4) : BEFORE ? 0.f : Raw::gram(raw.z, t, t);
         float2 dq = {x.x * pairs.pre.x + pairs.read.x, x.y * pairs.pre.y + pairs.read.y};
-        float2 dk = {y.x * pairs.suf.x + pairs.write.x, y.y * pairs.suf.y + pairs.write.y};
+        float2 dk = {(y.x + given.x) * pairs.suf.x + pairs.write.x, (y.y + given.y) * pairs.suf.y + pairs.write.y};
         float2 read = {qs.x * x.x + q.x * pairs.read.x, qs.y * x.y + q.y * pairs.read.y};
         const float2 write = {ks.x * y.x + k.x * pairs.write.x, ks.y * y.y + k.y * pairs.write.y};
         if constexpr (ERASE) {
@@ -112,6 +114,7 @@ LA_DEVICE void exact_rows(float (&db)[SLICE][PER], float (&bonus)[PER], const Ra
         }
         store_shared2(at_read, read.x, read.y);
         store_shared2(at_write, write.x, write.y);
+        store_shared2(at_given, ks.x * given.x, ks.y * given.y);
     }
     float later[PER] = {0.f, 0.f};
 #pragma unroll
@@ -125,4 +128,15 @@ LA_DEVICE void exact_rows(float (&db)[SLICE][PER], float (&bonus)[PER], const Ra
         }
     }
     SliceTable<PER>{me.shared + AT_SUMS}.store(me.warp, me.lane, later);
+    float earlier[PER] = {0.f, 0.f};   // what rows before have written for G
+#pragma unroll
+    for (int r = 0; r < SLICE; r++) {
+        const float2 x = load_shared2(me.staged(AT_GIVEN, r));
+#pragma unroll
+        for (int c = 0; c < PER; c++) {
+            db[r][c] += earlier[c];
+            earlier[c] += c ? x.y : x.x;
+        }
+    }
+    SliceTable<PER>{me.shared + AT_GIVEN_SUMS}.store(me.warp, me.lane, earlier);
 }

@@ -23,9 +23,11 @@ constexpr int AT_SPARE = AT_ERROR + ERASE * Tokens::SIZE, AT_Z = ERASE ? AT_DOUT
 constexpr int AT_DECAYS = AT_SPARE + (ERASE ? EXACT_BLOCKS * 2 : 1) * Square::SIZE;   // tables of slices: decays; <S, G>; sums of db
 constexpr int AT_PRODUCTS = AT_DECAYS + SliceTable<PER>::BYTES, AT_SUMS = AT_PRODUCTS + SliceTable<PER>::BYTES, AT_CROSSING = AT_SUMS + SliceTable<PER>::BYTES;
 constexpr int AT_OWN = AT_CROSSING + HALF * 4, AT_BARRIER = AT_OWN + C * 4;
-static_assert(LA_SHARED == AT_BARRIER + 16, "LA_SHARED is what the launch asks for");
+constexpr int AT_GIVEN = round_up(AT_BARRIER + 16, 1024), AT_GIVEN_SUMS = AT_GIVEN + C * HALF * 4;   // exact: what is written for G, and its sums
+constexpr int SHARED = EXACT_BLOCKS ? AT_GIVEN_SUMS + SliceTable<PER>::BYTES : AT_BARRIER + 16;
+static_assert(LA_SHARED == SHARED, "LA_SHARED is what the launch asks for");
 // what takes the place of tiles that all products have read: sums before their last factor (C x 64 floats each), and raw rows
-constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = AT_WRITTEN, STAGED = C * HALF * 4;
+constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = AT_WRITTEN;
 constexpr int AT_RAW_A = ERASE ? AT_ERROR : AT_DOUT, AT_RAW_Q = ERASE ? AT_SPARE : AT_WRITTEN, AT_RAW_K = AT_RAW_Q + Square::SIZE;
 
 struct ChunkPlace {

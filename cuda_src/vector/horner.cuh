@@ -46,10 +46,11 @@ template <int I = BLOCKS - 1> LA_DEVICE void write_blocks(float (&y)[8][4], u64 
     const float first = !EXACT_BLOCKS && I == BLOCKS - 1 ? MIDDLE : 1.f;
     const float D[2] = {me.block_decay(I, 0) * first, me.block_decay(I, 1) * first};
     constexpr int LAST = EXACT_BLOCKS ? 2 * I : 2 * I + 2;
-    scale_columns<0, LAST>(y, D);
+    constexpr bool BEGINS = EXACT_BLOCKS && I == BLOCKS - 1;
+    if constexpr (!BEGINS) scale_columns<0, LAST>(y, D);
     accumulator_fence(y);
     products_begin();
-    product_part<0, LAST, 1, 1>(y, q + Square::across(I), z + Square::across(I), true);
+    product_part<0, LAST, 1, 1>(y, q + Square::across(I), z + Square::across(I), !BEGINS);
     if constexpr (ERASE) product_part<0, LAST, 1, 1>(y, k + Square::across(I), of_y + Square::across(I), true);
     products_commit();
     products_wait<0>();
@@ -73,9 +74,8 @@ LA_DEVICE void crossing_writes(const float (&x)[8][4], const Lane& me) {
                 own[m] += x[2 * J + h][2 * m] * low_bf16(k.x[2 * h + m]) + x[2 * J + h][2 * m + 1] * high_bf16(k.x[2 * h + m]);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
-            const float to_end = EXACT_BLOCKS ? tail[m] : tail[m] * D[m] * MIDDLE;   // k / (Pre h) lacks D h, k Suf nothing
-            sum[m] += to_end * own[m];
             tail[m] *= D[m];
+            sum[m] += tail[m] * MIDDLE * own[m];
         }
     }
 #pragma unroll
@@ -93,4 +93,20 @@ LA_DEVICE void stage_sums(const float (&x)[8][4], int to, const Lane& me) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             store_shared(me.shared + to + (8 * n + column + (i & 1)) * HALF * 4 + (((channel + 8 * (i >> 1)) * 4) ^ ((me.lane & 3) << 5)), x[n][i]);
+}
+// Exact: what the writers get through G goes apart, decayed to the end of each block, and the sums begin at zero. The two parts meet
+// nowhere in the gate gradient: a G that was given, which no decay of the chunk's last token has crossed, would drown the others.
+LA_DEVICE void stage_given(float (&x)[8][4], const Lane& me) {
+    float tail[2] = {1.f, 1.f};
+#pragma unroll
+    for (int J = BLOCKS - 1; J >= 0; J--)
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) { x[2 * J + h][2 * m] *= tail[m]; x[2 * J + h][2 * m + 1] *= tail[m]; }
+            tail[m] *= me.block_decay(J, m);
+        }
+    stage_sums(x, AT_GIVEN, me);
+#pragma unroll
+    for (int i = 24; i < 32; i++) x[i >> 2][i & 3] = 0.f;   // the last block's; the others' begin with the first product
 }

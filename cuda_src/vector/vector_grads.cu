@@ -125,7 +125,8 @@ LA_DEVICE void sum_blocks(float (&x)[8][4], float (&erases)[8][4], float scale, 
         } else read_blocks(x, keys, z, me);
         stage_sums(x, AT_READS, me);
     } else {
-        crossing_writes(x, me);
+        if constexpr (EXACT_BLOCKS) stage_given(x, me);
+        else crossing_writes(x, me);
         write_blocks(x, me.tile(AT_QP), z, me.tile(AT_KR), y, me);
         stage_sums(x, AT_WRITES, me);
     }
@@ -192,9 +193,16 @@ LA_DEVICE void store_gates(const float (&db)[SLICE][PER], const Own& own, const 
             product[c] += y[c];
         }
     }
-    const float2 crossing = load_shared2(me.shared + AT_CROSSING + me.lane * 8);
+    const float2 crossing = EXACT_BLOCKS ? float2{} : load_shared2(me.shared + AT_CROSSING + me.lane * 8);
     end[0] = crossing.x + all[0] * product[0];
     end[1] = crossing.y + all[1] * product[1];
+    if constexpr (EXACT_BLOCKS)   // of earlier slices; db has its own
+        for (int s = 0; s < me.warp; s++) {
+            float x[PER];
+            SliceTable<PER>{me.shared + AT_GIVEN_SUMS}.load(x, s, me.lane);
+#pragma unroll
+            for (int c = 0; c < PER; c++) end[c] += x[c];
+        }
 #pragma unroll
     for (int s = SLICES - 1; s > 0; s--) {
         float x[PER];
@@ -256,9 +264,9 @@ LA_DEVICE bool gradients(const VectorGradArguments& a, const ChunkPlace& place, 
 
 #if LA_EXACT
 // a few blocks that redo what the other build has flagged
-extern "C" __global__ void __launch_bounds__(THREADS) grads(const __grid_constant__ VectorGradArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, ERASE ? 1 : 2) grads(const __grid_constant__ VectorGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    __shared__ unsigned char flagged[THREADS];
+    __shared__ u32 flagged[THREADS / 32];
     const Lane me(shared_address(memory));
     if (threadIdx.x == 0) {
         barrier_init(me.shared + AT_BARRIER, 1);
@@ -266,12 +274,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) grads(const __grid_constan
     }
     int phase = 0;
     for (u32 round = blockIdx.x; round < a.items; round += THREADS * gridDim.x) {
-        const u32 item = round + threadIdx.x * gridDim.x;
-        flagged[threadIdx.x] = item < a.items && a.flags[item];
+        const u32 item = round + threadIdx.x * gridDim.x, mask = __ballot_sync(0xffffffffu, item < a.items && a.flags[item]);
+        if (me.lane == 0) flagged[me.warp] = mask;
         __syncthreads();
-        for (int i = 0; i < THREADS; i++)
-            if (flagged[i]) {
-                gradients(a, ChunkPlace(a, round + i * gridDim.x), me, phase);
+        for (int w = 0; w < THREADS / 32; w++)
+            for (u32 left = flagged[w]; left; left &= left - 1) {
+                const Lane again(opaque(me.shared));   // no address is held over the loop
+                gradients(a, ChunkPlace(a, round + (32 * w + __ffs(left) - 1) * gridDim.x), again, phase);
                 phase ^= 1;
                 publish_shared();
                 __syncthreads();

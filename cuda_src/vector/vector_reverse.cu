@@ -1,7 +1,8 @@
 // The chain of vector decay backward: G = dL/dS (transposed, value row by key column) from a segment's end to its start.
 //
-//     dv^T = G^T Kd^T + dO^T P,      G^T <- e^B G^T + dO^T Qg,      Qg = scale q e^{b},   Kd = k e^{B - b}
+//     dv^T = G^T Kd^T + scale dO^T P,      G^T <- e^B G^T + dO^T Qg,      Qg = scale q e^{b},   Kd = k e^{B - b}
 //
+// P is without scale, as the forward stores it.//
 // b: decays from the chunk's start (with BEFORE a query's excludes its own token), all exponents <= 0: no decay divides here. G after each chunk goes
 // to memory in bfloat16, as the products of vector_grads.cu read it. Warpgroups 0 and 1: 64 value rows of G^T each, in registers, where
 // the decay is a factor of columns. Warpgroups 2 and 3 scale q and k of the chunks ahead, in a ring that the copy engine fills.
@@ -195,6 +196,11 @@ LA_DEVICE void store_after(char* to, u32 at, int warp, int lane) {
     }
     __syncwarp();
 }
+// waits for all but N groups of products, of which the last one waited for is in c
+template <int N, int TILES> LA_DEVICE void end_products(float (&c)[TILES][4]) {
+    products_wait<N>();
+    accumulator_fence(c);
+}
 // rows of the values' panel that are the sequence's own, where other sequences follow
 LA_DEVICE void store_own(char* rows, i64 stride, u32 panel, int column, int own, int thread) {
     for (int i = thread; i < own * 8; i += 128) {
@@ -224,16 +230,24 @@ struct Consumer {
         if (ADDS) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, slot * (a.segments - 1) + walk.segment - 1, 16 * warp, lane);
         else if (walk.segment == 0) state.template store<LA_V, LA_K>(a.end, slot, 16 * warp, lane);
     }
-    // dv^T = G^T Kd^T + dO^T P, begun
-    __device__ __forceinline__ void begin_values(float (&dv)[8][4], u32 at) {
-        const u64 after = panel_descriptor(shared + AT_AFTER) + (warp >> 2) * Whole::across(4);
-        const u64 keys = panel_descriptor(at + AT_K), dout = panel_descriptor(at + AT_DOUT + (warp >> 2) * Tokens::PANEL), gram = panel_descriptor(at + AT_GRAM);
+    // dv^T = dO^T P, begun
+    __device__ __forceinline__ void begin_local(float (&dv)[8][4], u32 at) {
+        const u64 dout = panel_descriptor(at + AT_DOUT + (warp >> 2) * Tokens::PANEL), gram = panel_descriptor(at + AT_GRAM);
         accumulator_fence(dv);
         products_begin();
 #pragma unroll
-        for (int d = 0; d < round_up(LA_K, 64) / 16; d++) product_ABt(dv, after + Whole::along(d), keys + Tokens::along(d), d > 0);
+        for (int d = 0; d < 4; d++) product_AtB(dv, dout + Tokens::across(d), gram + Square::across(d), d > 0);
+        products_commit();
+    }
+    // dv^T = scale dv^T + G^T Kd^T, begun
+    __device__ __forceinline__ void begin_values(float (&dv)[8][4], u32 at) {
+        const u64 after = panel_descriptor(shared + AT_AFTER) + (warp >> 2) * Whole::across(4), keys = panel_descriptor(at + AT_K);
 #pragma unroll
-        for (int d = 0; d < 4; d++) product_AtB(dv, dout + Tokens::across(d), gram + Square::across(d), true);
+        for (int i = 0; i < 32; i++) dv[i >> 2][i & 3] *= a.scale;
+        accumulator_fence(dv);
+        products_begin();
+#pragma unroll
+        for (int d = 0; d < round_up(LA_K, 64) / 16; d++) product_ABt(dv, after + Whole::along(d), keys + Tokens::along(d), true);
         products_commit();
     }
     // G^T += dO^T Qg, begun
@@ -244,10 +258,6 @@ struct Consumer {
 #pragma unroll
         for (int d = 0; d < 4; d++) product_AtB_wide(state.x[0], dout + Tokens::across(d), queries + Tokens::across(d));
         products_commit();
-    }
-    static __device__ __forceinline__ void end_values(float (&dv)[8][4]) {
-        products_wait<1>();   // not the state's
-        accumulator_fence(dv);
     }
     __device__ __forceinline__ void decay(int step) {
         float (&G)[16][4] = state.x[0];
@@ -280,29 +290,30 @@ struct Consumer {
             const int chunk = walk.chunk(step), own = walk.of.own(chunk);
             const u32 at = shared + step % STAGES * STAGE;
             float dv[8][4];
-            if (!ADDS) {
-                round_state(state, shared + AT_AFTER, warp, lane);
-                group_barrier(warp >> 2);
-            }
+            if (!ADDS) round_state(state, shared + AT_AFTER, warp, lane);
             barrier_wait(loaded(shared, step), step / STAGES & 1);
-            ring.wait_full(step);
             if (own < C) {
                 clear_rows<CONSUMERS>(at + AT_DOUT, own, threadIdx.x);
                 publish_shared();
                 groups_barrier<CONSUMERS>(4);
             }
             if (!ADDS) {
+                begin_local(dv, at);
+                group_barrier(warp >> 2);   // G is whole in shared memory
+            }
+            ring.wait_full(step);
+            if (!ADDS) end_products<0>(dv);
+            if (!ADDS) {
                 decay(step);
                 begin_values(dv, at);
             }
             begin_state(at);
+            if (!ADDS) store_after(a.ends + (walk.of.block + chunk) * LA_ENDS, shared + AT_AFTER, warp, lane);
+            end_products<0>(state.x[0]);
             if (!ADDS) {
-                store_after(a.ends + (walk.of.block + chunk) * LA_ENDS, shared + AT_AFTER, warp, lane);
-                end_values(dv);
+                accumulator_fence(dv);
                 store_values(dv, at, chunk);
             }
-            products_wait<0>();
-            accumulator_fence(state.x[0]);
             publish_shared();   // what was read and written here is behind the copies to come
             warp_arrive(ring.empty(step), lane);
         }

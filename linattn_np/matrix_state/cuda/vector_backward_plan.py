@@ -6,7 +6,7 @@ import functools
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
 from .delta_plan import Kernel
-from .shared_memory import BARRIER, DELTA_END, SQUARE, TILE
+from .shared_memory import BARRIER, DELTA_END, SQUARE, TILE, round_up
 from .vector_plan import WIDEST, VectorKind
 
 REVERSE = Kernel("vector/vector_reverse.cu", "reverse", 512)
@@ -33,7 +33,8 @@ def reverse_shared() -> int:
 def grads_shared(erase: bool, exact: bool) -> int:
     """Bytes of vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables."""
     copies, tiles, spare = 2 + erase, 2 + erase, 2 * exact if erase else 1
-    return (copies + spare) * SQUARE + DELTA_END + tiles * TILE + 3 * TABLE + 2 * HALF * 4 + 2 * BARRIER
+    size = (copies + spare) * SQUARE + DELTA_END + tiles * TILE + 3 * TABLE + 2 * HALF * 4 + 2 * BARRIER
+    return round_up(size, 1024) + TILE + TABLE if exact else size
 
 
 @functools.cache
