@@ -91,11 +91,12 @@ DELTA_SEGMENTS = Struct(  # delta_scan_segments.cu
 
 VECTOR_REVERSE = Struct(  # vector_reverse.cu
     "matrix_state/VectorReverseArguments",
-    ("q k dout dv", TENSOR_MAP), ("g out", ROWS), OFFSETS,  # out: dv too
-    ("grams", BYTES), ("ends", OUT_BYTES),  # P of every chunk; G = dL/dS after it
+    ("q k v dout dv", TENSOR_MAP), ("g out", ROWS), OFFSETS,  # v: with erase; out: dv too
+    ("grams inverses", BYTES), ("ends", OUT_BYTES),  # P, A of every chunk; G = dL/dS after it
     ("start end", STATES), ("start_group", INT),  # gradient of the last state, of the first
     ("begins added sums", OUT_FLOATS),  # of segments: G after each but the last; what each but the first adds, its decays
-    ("slots", I64), ("T heads segments chunks group_q group_k", INT), ("scale", FLOAT),  # chunks: of a segment
+    ("slots", I64), ("T heads segments chunks", INT),  # chunks: of a segment
+    ("group_q group_k group_v", INT), ("scale", FLOAT),
 )  # fmt: skip
 VECTOR_GRADS = Struct(  # vector_grads.cu
     "matrix_state/VectorGradArguments",
@@ -107,6 +108,11 @@ VECTOR_GRADS = Struct(  # vector_grads.cu
     ("erase_dots", OUT_FLOATS),  # with erase r.k over each half of the channels: (halves, heads, tokens)
     ("slots tokens", I64), ("items", U32),  # items: halves of the channels, heads, chunks, sequences
     ("T heads chunks group_v group_u", INT), ("scale", FLOAT),  # chunks: of the longest sequence
+)  # fmt: skip
+VECTOR_STRENGTHS = Struct(  # vector_strengths.cu; dbeta (tokens, heads)
+    "matrix_state/VectorStrengthArguments",
+    ("ends", BYTES), ("erase_dots", FLOATS), ("beta", GATE), ("dbeta", OUT_FLOATS), OFFSETS,
+    ("slots tokens", I64), ("items", U32), ("T heads chunks", INT),  # items: chunks, heads, sequences
 )  # fmt: skip
 VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup products
     "matrix_state/VectorArguments",

@@ -6,28 +6,39 @@ import functools
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
 from .delta_plan import Kernel
-from .shared_memory import BARRIER, DELTA_END, SQUARE, TILE, round_up
+from .shared_memory import BARRIER, DELTA_END, DELTA_ENDS, SQUARE, TILE, TOKEN, round_up
 from .vector_plan import WIDEST, VectorKind
 
 REVERSE = Kernel("vector/vector_reverse.cu", "reverse", 512)
 GRADS = Kernel("vector/vector_grads.cu", "grads", 256)
+STRENGTHS = Kernel("vector/vector_strengths.cu", "strengths", 256)
 HALF = 64  # key channels that the gradients take at a time
 TABLE = 8 * HALF * 4  # bytes of a number a channel and slice of 8 tokens
-STAGES = 3
 EXACT_BLOCKS = 2  # blocks a multiprocessor of the build for chunks that decay too far
 
 
-def _common(kind: VectorKind) -> dict[str, int]:
+def _common(kind: VectorKind, erase: bool) -> dict[str, int]:
     return {
         "LA_DTYPE": 0, "LA_K": kind.K, "LA_V": kind.V, "LA_GATE": ELEMENTS[kind.gate], "LA_BEFORE": int(kind.before),
-        "LA_BONUS": int(kind.bonus), "LA_WARPS": 8, "LA_END": DELTA_END, "LA_ENDS": DELTA_END, "LA_GRAM": SQUARE,
+        "LA_BONUS": int(kind.bonus), "LA_WARPS": 8, "LA_END": DELTA_END, "LA_ENDS": ends_bytes(erase),
+        "LA_GRAM": SQUARE, "LA_ERASE": int(erase),
     }  # fmt: skip
 
 
-def reverse_shared() -> int:
-    """Bytes of vector_reverse.cu: stages of q, k, dO, P; tables of two chunks, G after a chunk, decays, barriers."""
-    stage = 3 * TILE + SQUARE
-    return STAGES * stage + 2 * 2 * TABLE + DELTA_END + STAGES * WIDEST * 4 + 3 * BARRIER * STAGES
+def ends_bytes(erase: bool) -> int:
+    """Of a chunk's G and, with erase, dW.v over 16 value columns each."""
+    return DELTA_ENDS if erase else DELTA_END
+
+
+def reverse_shared(erase: bool) -> int:
+    """Bytes of vector_reverse.cu.
+
+    Stages of q, k, dO, P (erase: k twice, A); G after a chunk, tables of two chunks, decays, barriers (v, dW.v).
+    """
+    stages = 2 if erase else 3
+    stage = (3 + erase) * TILE + (1 + erase) * SQUARE
+    small = 2 * 2 * TABLE + stages * WIDEST * 4 + erase * (TILE + 8 * TOKEN) + (3 * stages + 1) * BARRIER
+    return stages * stage + DELTA_END + small
 
 
 def grads_shared(erase: bool, exact: bool) -> int:
@@ -38,16 +49,23 @@ def grads_shared(erase: bool, exact: bool) -> int:
 
 
 @functools.cache
-def reverse_constants(kind: VectorKind, adds: bool = False) -> Constants:
+def reverse_constants(kind: VectorKind, erase: bool = False, adds: bool = False) -> Constants:
     """The constants of vector_reverse.cu; adds: what a segment adds to the gradient before it."""
-    return tuple(sorted({**_common(kind), "LA_ADDS": int(adds), "LA_SHARED": reverse_shared()}.items()))
+    more = {"LA_ADDS": int(adds), "LA_SHARED": reverse_shared(erase)}
+    return tuple(sorted({**_common(kind, erase), **more}.items()))
 
 
 @functools.cache
-def grads_constants(kind: VectorKind, exact: bool = False, erase: bool = False) -> Constants:
+def grads_constants(kind: VectorKind, erase: bool = False, exact: bool = False) -> Constants:
     """The constants of vector_grads.cu; exact: for chunks that decay too far for scaled copies."""
-    more = {"LA_ERASE": int(erase), "LA_EXACT": int(exact), "LA_SHARED": grads_shared(erase, exact)}
-    return tuple(sorted({**_common(kind), **more}.items()))
+    more = {"LA_EXACT": int(exact), "LA_SHARED": grads_shared(erase, exact)}
+    return tuple(sorted({**_common(kind, erase), **more}.items()))
+
+
+@functools.cache
+def strengths_constants(kind: VectorKind) -> Constants:
+    """The constants of vector_strengths.cu."""
+    return tuple(sorted(_common(kind, True).items()))
 
 
 def halves(K: int) -> int:
