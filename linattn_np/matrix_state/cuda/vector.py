@@ -125,7 +125,8 @@ def _batch(x: Inputs, plan: Plan) -> Batch:
 def _arrays(xp: Any, x: Inputs) -> dict[str, Array | None]:
     """q, k, v and g as the copy engine takes them, the bonus in float32."""
     gate = x.g if dtype_name(x.g) in GATES else cast(xp, x.g, xp.float32)
-    given = {"q": x.q, "k": cast(xp, x.k, x.q.dtype), "v": x.v, "g": xp.broadcast_to(gate, (*x.v.shape[:-2], *x.g.shape[-2:]))}
+    gate = xp.broadcast_to(gate, (*x.v.shape[:-2], *x.g.shape[-2:]))
+    given = {"q": x.q, "k": cast(xp, x.k, x.q.dtype), "v": x.v, "g": gate}
     found = {n: _row_array(y) for n, y in given.items()}
     return found | {"u": None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32))}
 
