@@ -75,7 +75,8 @@ def errors(cp: Any) -> dict[str, list[float]]:
         wide = {n: x.astype(np.float64) for n, x in arrays.items()}
         exact = getattr(la, case.function)(**wide, return_state=True, backend="chunks")
         found[f"{case.function}, {case.gates} gates in {case.gate}"] = [
-            float(cp.linalg.norm(a.astype(np.float64) - b) / cp.linalg.norm(b)) for a, b in zip(ours, exact, strict=True)
+            float(cp.linalg.norm(a.astype(np.float64) - b) / cp.linalg.norm(b))
+            for a, b in zip(ours, exact, strict=True)
         ]
     return found
 

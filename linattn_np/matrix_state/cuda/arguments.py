@@ -98,7 +98,8 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
     ("added decays", OUT_FLOATS),  # a segment's offset; its decay (slots, segments - 1, 128)
     ("u", FLOATS),  # bonus (heads of u, K)
-    ("states grams", OUT_BYTES),  # of the chunks: state before it, P
+    ("states grams inverses", OUT_BYTES),  # of the chunks: state before it, P, A
+    ("beta", GATE),
     ("flags", pointer("int")),  # of segments that take the exact path
     ("slots", I64),  # chunks of a head over the whole batch
     ("T heads segments chunks", INT),  # chunks: of a segment

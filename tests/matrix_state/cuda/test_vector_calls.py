@@ -12,6 +12,7 @@ from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import vector, vector_plan
+from linattn_np.matrix_state.types import ReadState
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
 from tests.matrix_state.cuda import vector_twin
@@ -52,13 +53,15 @@ def launched(monkeypatch):
     return found
 
 
-def call_of(T=70, heads=(2, 2, 2), K=16, V=8, bonus=False, gate=np.float32, state=True, **more):
+def call_of(T=70, heads=(2, 2, 2), K=16, V=8, bonus=False, erase="none", gate=np.float32, state=True, **more):
     """(x and plan as the kernels get them, the same in float64, initial state)."""
-    x, plan, S, *_ = case("vector", "none", "bonus" if bonus else "after", T, 64, heads, K, V, **more)
-    kinds = dict.fromkeys("qkv", BFLOAT16) | {"g": gate, "u": np.float32}
+    x, plan, S, *_ = case("vector", erase, "bonus" if bonus else "after", T, 64, heads, K, V, **more)
+    kinds = dict.fromkeys("qkvr", BFLOAT16) | {"g": gate, "u": np.float32, "beta": np.float32}
     rounded = x._replace(**{n: getattr(x, n).astype(kind) for n, kind in kinds.items() if getattr(x, n) is not None})
     wide = type(x)(*(None if y is None else y.astype(np.float64) for y in rounded))
     there = type(x)(*(None if y is None else stub(y) for y in rounded))
+    if erase == "delta":
+        wide, there = wide._replace(r=wide.k), there._replace(r=there.k)
     S = S.astype(np.float32) if state else None
     return (there, plan._replace(xp=CUPY, dtype=np.float32)), (wide, plan), S
 
@@ -88,6 +91,15 @@ def test_one_scan_and_its_exact_form(launched, how):
     assert constants["LA_GATE"] == (0 if how.get("gate") is BFLOAT16 else 2)
     assert constants["LA_BEFORE"] == constants["LA_BONUS"] == how.get("bonus", False)
     assert constants["LA_RAGGED"] == ("offsets" in how)
+
+
+@pytest.mark.parametrize("how", [
+    {}, {"state": False}, {"T": 1}, {"gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
+    {"K": 128, "V": 64, "T": 65}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1}, {"T": 1100, "B": 1},
+], ids=str)
+def test_the_delta_rule_and_its_exact_form(launched, how):
+    found = [(entry, constants["LA_EXACT"]) for entry, constants, _ in compare(launched, erase="delta", **how)]
+    assert found == [("inverse", 0), ("chain", 0), ("inverse", 1), ("chain", 1)]
 
 
 @pytest.mark.parametrize("how", [{"T": 1100}, {"T": 1700, "offsets": [0, 3, 1100, 1100, 1700], "heads": (2, 1, 2)},
@@ -124,17 +136,24 @@ def test_gradients_come_from_array_calls(launched):
     assert np.abs(d - dstate).max() <= 1e-4 * np.abs(dstate).max()
 
 
+def delta():
+    return call_of(erase="delta")[0]
+
+
 @pytest.mark.parametrize(("words", "change"), [
     ("an erase term", lambda x, plan: (x._replace(gv=x.v), plan)),
     ("does not read along the way", lambda x, plan: (x._replace(q=None), plan)),
     ("float64", lambda x, plan: (x, plan._replace(dtype=np.float64))),
     ("chunk_size=32", lambda x, plan: (x, plan._replace(chunk_size=32))),
     ("take bfloat16", lambda x, plan: (x._replace(v=x.v.astype(np.float32)), plan)),
+    ("with the key itself", lambda x, plan: (delta()[0]._replace(r=x.q), plan)),
+    ("with the key itself", lambda x, plan: (delta()[0], plan._replace(erase_reads=ReadState.PREVIOUS))),
+    ("after its own write", lambda x, plan: (delta()[0], plan._replace(query_reads=ReadState.PREVIOUS))),
     ("not CuPy", lambda x, plan: (x, plan._replace(xp=SimpleNamespace(__name__="array_api_compat.numpy")))),
 ])
 def test_what_is_not_covered_says_why(launched, words, change):
     x, plan = change(*call_of()[0])
-    assert words in vector.unsupported_reason(matrix_state.Call(x, plan))
+    assert words in cuda_calls.unsupported_reason(matrix_state.Call(x, plan))
 
 
 def test_which_calls_are_taken(launched, monkeypatch):

@@ -20,8 +20,10 @@ def tensor_map(x, steps=1):
 
 
 def _view(address, shape, strides, dtype):
+    if 0 in shape:
+        return np.empty(shape, dtype)
     span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
-    raw = np.frombuffer((ctypes.c_uint8 * span).from_address(address), np.uint8)
+    raw = np.frombuffer((ctypes.c_uint8 * int(span)).from_address(int(address)), np.uint8)
     return np.ndarray(shape, dtype, buffer=raw.data, strides=strides)
 
 
@@ -79,6 +81,9 @@ def run(entry, constants, blocks, arguments, narrow):
         for slot in range(blocks // 16):
             _segments(call, slot)
         return
+    if entry == "inverse":
+        _inverse(call, blocks)
+        return
     pieces = a.segments - (entry == "adds")
     for block in range(blocks):
         slot, segment = divmod(block, pieces)
@@ -88,7 +93,7 @@ def run(entry, constants, blocks, arguments, narrow):
         start, stop = segment * a.chunks * C, min(T, (segment + 1) * a.chunks * C)
         if entry == "adds" and segment < last:
             _adds(call, n, head, segment, start, stop)
-        if entry == "scan" and segment <= last:
+        if entry in ("scan", "chain") and segment <= last:
             _scan(call, n, head, segment, start, stop, segment == last)
 
 
@@ -118,6 +123,18 @@ def _segments(call, slot):
         begins[slot * a.segments + segment + 1, :V, :K] = S.T
 
 
+def _inverse(call, blocks):
+    """Marks the chunks that have an inverse."""
+    a = call.a
+    pieces = call.constants.LA_PIECES if call.constants.LA_EXACT else a.segments * a.chunks
+    for slot in range(blocks // pieces):
+        n, head = divmod(slot, a.heads)
+        _, first, T = call.sequence(n)
+        for chunk in range(-(-T // C)):
+            number = head * a.slots + (first // C + n if a.offsets else n * -(-a.T // C)) + chunk
+            _array(a.inverses, number + 1, 8192, dtype=np.int8)[-1] = 1
+
+
 def _scan(call, n, head, segment, start, stop, is_last):
     a, c = call.a, call.constants
     flags = _array(a.flags, (n * a.heads + head) * a.segments + segment + 1, dtype=np.int32)
@@ -126,9 +143,21 @@ def _scan(call, n, head, segment, start, stop, is_last):
         return
     flags[-1] = 0
     S, out = call.begin(n, head, segment), call.rows("out", head, n, start, stop)
-    u = _array(a.u, head // a.group_u + 1, c.LA_K)[-1].astype(np.float64) if c.LA_BONUS else 0.0
+    bonus, before = getattr(c, "LA_BONUS", 0), getattr(c, "LA_BEFORE", 0)
+    u = _array(a.u, head // a.group_u + 1, c.LA_K)[-1].astype(np.float64) if bonus else 0.0
+    beta = _betas(call, n, head, start, stop)
     for t, (q, k, v, g) in enumerate(zip(*_tokens(call, n, head, start, stop, "qkvg"), strict=True)):
-        before, S = S, np.exp(g)[:, None] * S + np.outer(k, v)
-        out[t] = a.scale * (q @ (before + np.outer(u * k, v)) if c.LA_BEFORE else q @ S)
+        old, S = S, np.exp(g)[:, None] * S
+        S = S + np.outer(k, v if beta is None else beta[t] * (v - k @ S))
+        out[t] = a.scale * (q @ (old + np.outer(u * k, v)) if before else q @ S)
     if is_last and head % a.end_group == 0:
         call.state("end", (n * a.heads + head) // a.end_group, c.LA_K, c.LA_V)[:] = S
+
+
+def _betas(call, n, head, start, stop):
+    """beta of tokens start .. stop; None without an erase term."""
+    at, (row, first, _) = SimpleNamespace(**call.a.beta), call.sequence(n)
+    if not at.data:
+        return None
+    data = at.data + 4 * (row * at.batch + (first + start) * at.token + head // at.group * at.head)
+    return _view(data, (stop - start,), (4 * at.token,), np.float32).astype(np.float64)
