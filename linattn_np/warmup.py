@@ -18,6 +18,7 @@ from .matrix_state.cuda import operands as cuda_operands
 from .matrix_state.cuda import plan as cuda_plan
 from .matrix_state.cuda import scan_launch as cuda_scan
 from .matrix_state.cuda import step as cuda_step
+from .matrix_state.cuda import vector_plan as cuda_vector
 from .matrix_state.cuda import wgmma as cuda_wgmma
 from .matrix_state.types import Decay, Erase
 from .ops.cuda import gate_formula, step_size, unit_rows
@@ -100,6 +101,22 @@ def delta_entries(
                             how.constants)
 
 
+def vector_entries(
+    dtype: str, K: int, V: int, capability: int, bonus: bool = False, ragged: bool = False
+) -> Iterator[Entry]:
+    """Every kernel of a vector decay for key width K and value width V; none where they are not for it.
+
+    bonus: queries read before the write, with a bonus of their own token's. ragged: packed sequences.
+    """
+    if not cuda_vector.takes(dtype, K, V, capability):
+        return
+    for gate in ("bfloat16", "float32"):
+        kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus, ragged)
+        for name, exact in (("scan", False), ("scan", True), ("adds", False), ("segments", False)):
+            words = f"vector decay in {gate}, {'exact ' * exact}{name}"
+            yield Entry(words, cuda_vector.KERNELS[name].file, cuda_vector.constants(name, kind, exact))
+
+
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
     """The kernels of raw projections: l2 norms of rows of K, and the gate formula."""
     per = gcd(16 // BYTES[dtype], K)
@@ -146,7 +163,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--value", nargs="+", type=int, metavar="V", help="value widths; default: the key widths")
     parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar", "vector"])
     parser.add_argument("--erase", nargs="+", default=["none"], choices=["none", "delta", "free"],
-                        help="erase term; vector decay and free erase: kernels of a few tokens only")
+                        help="erase term; vector decay with one, free erase: kernels of a few tokens only")
     parser.add_argument("--raw", action="store_true",
                         help="also kernels of raw projections (qk_l2norm, A_log); without erase: Mamba-2's step size")
     parser.add_argument("--state", nargs="+", default=["float32"], choices=list(ELEMENTS),
@@ -191,6 +208,9 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                         yield words, K, V, entry
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
                     for entry in step_size_entries(dtype, V) if mamba2 else ():
+                        yield words, K, V, entry
+                if erase == "none" and decay == "vector":
+                    for entry in itertools.chain(*(vector_entries(dtype, K, V, capability, x) for x in (False, True))):
                         yield words, K, V, entry
                 if dtype == "tf32":  # a few tokens and the delta rule are computed in float32
                     continue

@@ -4,8 +4,8 @@
 //     P on the diagonal: q Pre h against k / (Pre h), in place of g
 //     P off the diagonal: q Pre h against k Suf, with the decay of the block between where one is between
 //
-// Scratch, tiles of 16 rows by 128 channels: q Pre h of the blocks (of blocks 1..3 only without FIRST); q Pre h D_2 of block 3;
-// k Suf of block 0; the same times D_1; k Suf of blocks 1, 2.
+// Scratch, tiles of 16 rows by 128 channels: q Pre h of the last QUERIES blocks; q Pre h D_2 of block 3; k Suf of block 0; the same
+// times D_1; k Suf of blocks 1, 2.
 #pragma once
 #include "vector/decay.cuh"
 
@@ -13,15 +13,15 @@
 #define LA_BONUS 0
 #endif
 
-template <bool FIRST> struct Scratch {
-    static constexpr int TILES = 8 + FIRST, PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = 3 + FIRST;
-    static __device__ __forceinline__ int query(int block) { return block - !FIRST; }
+template <int QUERIES> struct Scratch {
+    static constexpr int TILES = QUERIES + 5, PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
+    static __device__ __forceinline__ int query(int block) { return block - 4 + QUERIES; }   // negative: it has none
     static __device__ __forceinline__ int key(int block) { return FAR_QUERY + (block ? block + 2 : 1); }   // of blocks 0..2
     static constexpr int FAR_KEY = FAR_QUERY + 2;
 };
 
-// What a warp scales: addresses of a chunk's tiles, and of Kc
-struct Tiles { u32 q, k, gates, scratch, decays, keys, bonus; };
+// What a warp scales: addresses of a chunk's tiles, scratch, decays of blocks; Kc, dots with the bonus; the decay of the chunk
+struct Tiles { u32 q, k, gates, scratch, decays, keys, bonus, all; };
 
 LA_DEVICE float sum_of_eight(float (&x)[8], int lane) {   // the sum over the warp of value row_of_sum(lane)
     exchange_half<1, 4>(x, lane);
@@ -33,9 +33,9 @@ LA_DEVICE float sum_of_eight(float (&x)[8], int lane) {   // the sum over the wa
 LA_DEVICE int row_of_sum(int lane) { return (lane & 1) * 4 + (lane & 2) + ((lane >> 2) & 1); }
 
 // Eight rows from row `first` on: h Pre up to them in `pre`, Suf of the last of them in `suf`; reach.before: E / h. KEYS: Kc too.
-template <bool FIRST, bool KEYS>
+template <int QUERIES, bool KEYS>
 LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, const Reach& reach, float2 u, int block, int panel, int lane) {
-    typedef Scratch<FIRST> X;
+    typedef Scratch<QUERIES> X;
     const u32 own = panel * PANEL + block * BLOCK_BYTES + first * 128, scratch = t.scratch + panel * X::PANEL_BYTES + first * 128;
     const u32 gates = gates_of(t.gates, block, panel, lane) + first * 128, quotients = t.gates + panel * QUOTIENTS + block * BLOCK_BYTES + first * 128;
     float2 a[8];
@@ -58,7 +58,7 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         pre *= a[i];
         const float2 x = floats_of(q[i]) * (LA_BEFORE ? before : pre), y = floats_of(k[i]);
         store_word(t.q + own + lane_row(i, lane), pack(x * reach.before));
-        store_word_if(FIRST || block > 0, scratch + X::query(block) * BLOCK_BYTES + lane_row(i, lane), pack(x));
+        store_word_if(X::query(block) >= 0, scratch + X::query(block) * BLOCK_BYTES + lane_row(i, lane), pack(x));
         if (KEYS) store_word(t.keys + own + lane_row(i, lane), pack(y * (pre * reach.before)));
         store_word(quotients + lane_row(i, lane), pack(y * float2{over(pre.x), over(pre.y)}));
         const int r = 7 - i;
@@ -96,7 +96,7 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
     }
 }
 // All copies of a warp's 16 rows. Returns whether the block decays by more than quotients can bear; all: decay of the chunk.
-template <bool FIRST, bool KEYS>
+template <int QUERIES, bool KEYS>
 LA_DEVICE bool scale_block(const Tiles& t, float2& all, float2 u, int block, int panel, int lane) {
     const Halves halves = halves_of(gates_of(t.gates, block, panel, lane), lane);
     const float2 own = halves.first * halves.last;
@@ -108,6 +108,6 @@ LA_DEVICE bool scale_block(const Tiles& t, float2& all, float2 u, int block, int
     float2 pre = {MIDDLE, MIDDLE};
 #pragma unroll 1   // one copy of this code for all rows and warps: with four, fetching instructions was the limit
     for (int first = 0; first < ROWS; first += 8)
-        scale_rows<FIRST, KEYS>(t, first, pre, first ? float2{1.f, 1.f} : halves.last, reach, u, block, panel, lane);
+        scale_rows<QUERIES, KEYS>(t, first, pre, first ? float2{1.f, 1.f} : halves.last, reach, u, block, panel, lane);
     return fminf(pre.x, pre.y) < SMALLEST_DECAY * MIDDLE;
 }

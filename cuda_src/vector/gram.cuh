@@ -63,31 +63,33 @@ LA_DEVICE void finish_diagonal(float (&c)[4], const Tiles& t, bool far, const Ra
 struct Packed { u32 low, high; };
 LA_DEVICE Packed packed(const float (&c)[4]) { return {pack_bf16(c[0], c[1]), pack_bf16(c[2], c[3])}; }
 
-// all: decay of the chunk, of block 0's warps, which goes to the second panel. far: whether this warp's block is on the exact path.
-template <bool FIRST> LA_DEVICE void make_gram(const Tiles& t, float2 all, bool far, const RawBlock& raw, int warp, int lane) {
-    typedef Scratch<FIRST> X;
+// The operands of a warp's products with its row block: 0 the diagonal block, 1 and (of blocks 0, 1) 2 the others
+struct Operands { u32 a, b; int a_apart, b_apart; bool scratch; };   // scratch: A is there, else in q's tile
+template <int QUERIES> LA_DEVICE Operands operands_of(const Tiles& t, int n, int block) {
+    typedef Scratch<QUERIES> X;
+    const bool far = n && (n == 1) != (block > 0), reader = n == 2 && !block;   // rows of block 3 by way of D_2; of block 2
+    const int a = far ? X::FAR_QUERY : X::query(reader ? 2 : block), b = block == 0 ? X::FAR_KEY : X::key(n == 2 ? 1 : block - 1);
+    const bool scratch = QUERIES == 4 || a >= 0;
+    return {scratch ? t.scratch + a * BLOCK_BYTES : t.q + (reader ? 2 : block) * BLOCK_BYTES,
+            n ? t.scratch + b * BLOCK_BYTES : t.gates + block * BLOCK_BYTES, scratch ? X::PANEL_BYTES : PANEL, n ? X::PANEL_BYTES : QUOTIENTS, scratch};
+}
+// all: decay of the chunk, of block 0's warps. far: whether this warp's block is on the exact path.
+template <int QUERIES> LA_DEVICE void make_gram(const Tiles& t, float2 all, bool far, const RawBlock& raw, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1, row = lane >> 2;
     Packed own = {0, 0}, next = {0, 0}, other = {0, 0};   // the diagonal block, the first and the second of the others
 #pragma unroll 1
     for (int n = 0; n < (block < 2 ? 3 : 2); n++) {
-        const int a = n == 0 || (n == 1 && block) ? X::query(block) : n == 1 || block ? X::FAR_QUERY : X::query(2);
-        const int b = n == 2 ? (block ? X::key(1) : X::FAR_KEY) : block ? X::key(block - 1) : X::FAR_KEY;
-        const bool query = FIRST || a >= 0;   // else Qg of block 0 itself
+        const Operands x = operands_of<QUERIES>(t, n, block);
         float c[4];
-        half_block(c, query ? t.scratch + a * BLOCK_BYTES : t.q, query ? X::PANEL_BYTES : PANEL,
-                   n ? t.scratch + b * BLOCK_BYTES : t.gates + block * BLOCK_BYTES, n ? X::PANEL_BYTES : QUOTIENTS, panel, lane);
-        if (n == 0) {
-            if (!query)
+        half_block(c, x.a, x.a_apart, x.b, x.b_apart, panel, lane);
+        const float over = n ? OVER_MIDDLE : x.scratch ? 1.f : MIDDLE;   // Qg of block 0 is without h
 #pragma unroll
-                for (int i = 0; i < 4; i++) c[i] *= MIDDLE;
+        for (int i = 0; i < 4; i++) c[i] *= over;
+        if (n == 0) {
             finish_diagonal(c, t, far, raw, warp, lane);
             own = packed(c);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; i++) c[i] *= OVER_MIDDLE;
-            if (n == 1) next = packed(c);
-            else other = packed(c);
-        }
+        } else if (n == 1) next = packed(c);
+        else other = packed(c);
     }
     producers_barrier();   // all quotients have been read
     const u32 gram = t.gates + row * 128 + (lane & 3) * 4, turn = (u32)(row & 7) << 4;
@@ -105,5 +107,5 @@ template <bool FIRST> LA_DEVICE void make_gram(const Tiles& t, float2 all, bool 
         store_word_if(j > block, at, 0);
         store_word_if(j > block, at + 8 * 128, 0);
     }
-    if (block == 0) store_pair(t.gates + PANEL + panel * 256 + lane * 8, all);
+    if (block == 0) store_pair(t.all + panel * 256 + lane * 8, all);
 }

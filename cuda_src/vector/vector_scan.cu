@@ -22,34 +22,20 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
         barrier_wait(bar.full(s), step / STAGES & 1);
         if (LA_RAGGED && traversal.count(chunk) < C) {
             barrier_wait(bar.values(step & 1), step >> 1 & 1);
-            clear_tail(tiles, values_at(shared, step), traversal.count(chunk), block, panel, lane);
+            clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
         }
         float2 all;
-        const bool far = __any_sync(0xffffffffu, scale_block<true, false>(tiles, all, u, block, panel, lane));
+        const bool far = __any_sync(0xffffffffu, scale_block<4, false>(tiles, all, u, block, panel, lane));
         producers_barrier();
         RawBlock raw = {};
-        if (LA_EXACT) raw = raw_block(a, traversal, chunk, block, channel);
+        if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);
         else if (far && lane == 0) a.flags[flag] = 1;
-        make_gram<true>(tiles, all, far, raw, warp, lane);
+        make_gram<4>(tiles, all, far, raw, warp, lane);
         publish_shared();
         warp_arrive(bar.ready(s), lane);
     }
 }
 
-// S^T += V^T Kd, the decay of the chunk applied before
-LA_DEVICE void scale_state(float (&S)[16][4], u32 decay, int lane) {
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const float2 d = load_shared2(decay + i * 32 + (lane & 3) * 8);
-        S[i][0] *= d.x; S[i][1] *= d.y; S[i][2] *= d.x; S[i][3] *= d.y;
-    }
-}
-LA_DEVICE void store_outputs(const float (&out)[8][4], float scale, u32 values, int warp, int lane) {
-    float x[1][8][4];
-#pragma unroll
-    for (int i = 0; i < 32; i++) x[0][i >> 2][i & 3] = scale * out[i >> 2][i & 3];
-    stage_rows<Bfloat16, Tokens, 1, C>(x, values, 16 * warp, lane);
-}
 // out^T = S^T Qg^T + V^T P^T and S^T += V^T Kd, begun one behind the other: two groups of products
 LA_DEVICE void begin_products(float (&out)[8][4], float (&S)[16][4], const u32 (&state)[8][4], u32 queries, u32 keys, u32 gram, u32 values) {
     const u64 q = panel_descriptor(queries), k = panels_descriptor<Tokens>(keys), p = panel_descriptor(gram), v = panel_descriptor(values);
@@ -88,7 +74,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
             state_operands(operands, state, 0);
             barrier_wait(bar.values(step & 1), step >> 1 & 1);
             barrier_wait(bar.ready(s), step / STAGES & 1);
-            scale_state(S, tiles.gates + PANEL, lane);
+            scale_state(S, tiles.all, lane);
             begin_products(out, S, operands, tiles.q, tiles.k, tiles.gates, values + group * PANEL);
         }
         products_wait<1>();

@@ -94,7 +94,7 @@ VECTOR_REVERSE = Struct(  # vector_reverse.cu
     ("q k v dout dv", TENSOR_MAP), ("g out", ROWS), OFFSETS,  # v: with erase; out: dv too
     ("grams inverses", BYTES), ("ends", OUT_BYTES),  # P, A of every chunk; G = dL/dS after it
     ("start end", STATES), ("start_group", INT),  # gradient of the last state, of the first
-    ("begins added sums", OUT_FLOATS),  # of segments: G after each but the last; what each but the first adds, its decays
+    ("begins added sums", OUT_FLOATS),  # of segments: G after each but the last; what each adds, its decays
     ("slots", I64), ("T heads segments chunks", INT),  # chunks: of a segment
     ("group_q group_k group_v", INT), ("scale", FLOAT),
 )  # fmt: skip
@@ -123,7 +123,8 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
     ("added decays", OUT_FLOATS),  # a segment's offset; its decay (slots, segments - 1, 128)
     ("u", FLOATS),  # bonus (heads of u, K)
-    ("states grams", OUT_BYTES),  # of the chunks: state before it, P
+    ("states grams inverses", OUT_BYTES),  # of the chunks: state before it, P, A
+    ("beta", GATE),
     ("flags", pointer("int")),  # of segments that take the exact path
     ("slots", I64),  # chunks of a head over the whole batch
     ("T heads segments chunks", INT),  # chunks: of a segment

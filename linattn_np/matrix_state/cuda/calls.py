@@ -9,12 +9,12 @@ from ...runtime.arrays import Array, cast
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
-from . import delta, scan, step, vector
+from . import delta, scan, step, vector, vector_delta
 
 
 def _chunks_of(x: Inputs) -> Any:
-    if x.erase is Erase.NONE and x.decay is Decay.VECTOR:
-        return vector
+    if x.decay is Decay.VECTOR and x.erase is not Erase.FREE:
+        return vector_delta if x.erase is Erase.DELTA else vector
     return delta if x.erase is Erase.DELTA else scan
 
 

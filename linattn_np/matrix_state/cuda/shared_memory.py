@@ -99,16 +99,20 @@ def vector_stages(name: str, gate: str) -> int:
 
 
 def vector(name: str, gate: str) -> int:
-    """vector_*.cu by name: scan, adds, segments.
+    """vector_*.cu by name: scan, adds, segments, inverse, chain.
 
-    A stage has q, k and log decays; two of values; nine scaled tiles of 16 rows; decays of blocks, dots with the bonus.
+    A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
+    the bonus; keys of the chain, decays of a chunk; two numbers a token.
     """
     gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate)
-    scratch, decays = 9 * 16 * 256, 4 * 128 * 4
+    tile, decays = 16 * 256, 4 * 128 * 4
+    ring = stages * (2 * TILE + gates)
     return {
-        "scan": stages * (2 * TILE + gates) + 2 * TILE + scratch + decays + 2 * TOKEN + 128,
-        "adds": stages * (2 * TILE + gates) + decays + 64,
+        "scan": ring + 2 * TILE + 9 * tile + decays + 2 * TOKEN + 128,
+        "adds": ring + decays + 64,
         "segments": 0,
+        "inverse": TILE + gates + 5 * tile + decays + 2 * TOKEN + 16,
+        "chain": ring + 3 * TILE + 8 * tile + decays + 512 + 128,
     }[name]
 
 

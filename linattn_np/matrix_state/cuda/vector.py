@@ -21,25 +21,36 @@ from ...runtime.cuda.tensor_map import moves, takes, tensor_map
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments, operands, vector_backward
 from . import vector_plan as cuts
-from .arguments import NO_STATES, States
+from .arguments import NO_STATES, States, gate_of
 from .delta_plan import saves_blocks
 from .operands import ChunkSizes, as_state, public_state, sizes_of, states_at
 from .shared_memory import DELTA_END, SQUARE
 
-MAPS = {"scan": ("q", "k", "v", "g", "out"), "adds": ("k", "v", "g"), "segments": ()}
+MAPS = {
+    "scan": ("q", "k", "v", "g", "out"), "adds": ("k", "v", "g"), "segments": (),
+    "inverse": ("k", "g"), "chain": ("q", "k", "v", "g", "out"),
+}  # fmt: skip
+ROWS = {  # arrays that a kernel reads or writes row by row too
+    "scan": ("q", "k", "g", "out"), "inverse": ("k", "g"), "chain": ("q", "k", "g", "out"),
+}
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | dict.fromkeys(
     ("q_rows", "k_rows", "g_rows", "to"), NO_ROWS) | dict.fromkeys(
-    ("begins", "added", "decays", "u", "states", "grams", "flags"), 0)  # fmt: skip
+    ("begins", "added", "decays", "u", "states", "grams", "inverses", "flags"), 0)  # fmt: skip
 GATES = ("bfloat16", "float32")
 
 
 def unsupported_reason(call: Any) -> str | None:
     """Why the kernels do not cover a call with a vector decay and no erase; None where they do."""
-    x, plan = call.x, call.plan
-    if not plan.xp.__name__.endswith("cupy"):
-        return "the arrays are not CuPy arrays"
+    x = call.x
     if x.erase is not Erase.NONE or x.decay is not Decay.VECTOR or x.gv is not None:
         return "the chunk kernels of a vector decay cover decays of the key channels, without an erase term"
+    return unsupported_arrays(x, call.plan)
+
+
+def unsupported_arrays(x: Inputs, plan: Plan) -> str | None:
+    """Why no kernel of a vector decay takes these arrays; None where they may."""
+    if not plan.xp.__name__.endswith("cupy"):
+        return "the arrays are not CuPy arrays"
     if x.q is None or not plan.causal:
         return "the kernels write and read in one pass; this call does not read along the way"
     if plan.dtype == plan.xp.float64:
@@ -50,8 +61,7 @@ def unsupported_reason(call: Any) -> str | None:
         return why
     if x.g.shape[-2] > x.v.shape[-2]:
         return "there are more heads of decays than of values"
-    K, V = x.k.shape[-1], x.v.shape[-1]
-    if not cuts.takes(_element(x), K, V, launch.capability()):
+    if not cuts.takes(_element(x), x.k.shape[-1], x.v.shape[-1], launch.capability()):
         return ("the chunk kernels of a vector decay take bfloat16 on compute capability 90, keys and values in "
                 f"multiples of {cuts.ALIGN} up to {cuts.WIDEST}")  # fmt: skip
     return None
@@ -85,7 +95,7 @@ class Residuals(NamedTuple):
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None) -> tuple[Array, Array, Saved]:
-    """(out, final state, saved). keep: with Residuals; by default where a backward follows and they are not too large."""
+    """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     if keep is None:
         keep = plan.gradients and saves_blocks(batch.slots * batch.heads * (DELTA_END + SQUARE))
@@ -99,9 +109,9 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in (DELTA_END, SQUARE))
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     for exact in (False, True):
-        _launch("scan", batch, batch.N * batch.heads * batch.segments, arrays, exact=exact, start=start,
-                end=states_at(end, batch, batch.group), begins=begins, flags=flags, states=states, grams=grams,
-                scale=plan.scale)
+        launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays, exact=exact, start=start,
+                   end=states_at(end, batch, batch.group), begins=begins, flags=flags, states=states, grams=grams,
+                   u=arrays["u"], scale=plan.scale)
     residuals = Residuals(states, grams, begins) if keep else None
     return out, public_state(end, batch), Saved(x, plan, state, residuals)
 
@@ -111,23 +121,26 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     return vector_backward.backward(saved, dout, dstate)
 
 
-def batch_of(x: Inputs, plan: Plan) -> Batch:
+def batch_of(x: Inputs, plan: Plan, cut: bool = True) -> Batch:
+    """Sizes of a call; without `cut` its sequences are one segment each."""
     sizes = sizes_of(x, plan)
     _, T, heads, _, K, V, N, offsets, tokens = sizes
     longest = -(-tokens // cuts.CHUNK)
     slots = N * longest if offsets is None else T // cuts.CHUNK + N
-    each = -(-longest // cuts.segments(N * heads, longest, launch.multiprocessors()))
+    each = -(-longest // (cuts.segments(N * heads, longest, launch.multiprocessors()) if cut else 1))
     gate = "bfloat16" if dtype_name(x.g) == "bfloat16" else "float32"
     kind = cuts.VectorKind(K, V, gate, plan.query_reads is not ReadState.UPDATED, x.u is not None, offsets is not None)
     return Batch(*sizes, longest, slots, -(-longest // each), each, kind)
 
 
 def arrays_of(xp: Any, x: Inputs) -> dict[str, Array | None]:
-    """q, k, v and g as the copy engine takes them, the bonus in float32."""
+    """q, k, v and g as the copy engine takes them, the bonus and beta in float32."""
     gate = x.g if dtype_name(x.g) in GATES else cast(xp, x.g, xp.float32)
-    given = {"q": x.q, "k": cast(xp, x.k, x.q.dtype), "v": x.v, "g": xp.broadcast_to(gate, (*x.v.shape[:-2], *x.g.shape[-2:]))}
+    gate = xp.broadcast_to(gate, (*x.v.shape[:-2], *x.g.shape[-2:]))
+    given = {"q": x.q, "k": cast(xp, x.k, x.q.dtype), "v": x.v, "g": gate}
     found = {n: row_array(y) for n, y in given.items()}
-    return found | {"u": None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32))}
+    beta = None if x.beta is None else cast(xp, x.beta, xp.float32)
+    return found | {"u": None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32)), "beta": beta}
 
 
 def row_array(y: Array) -> Array:
@@ -144,15 +157,17 @@ def _begins(xp: Any, batch: Batch, arrays: dict[str, Array | None], start: State
     added = xp.empty((slots * inner, cuts.STATE), dtype=xp.float32)
     decays = xp.empty((slots * inner, cuts.WIDEST), dtype=xp.float32)
     begins = xp.empty((slots * batch.segments, cuts.STATE), dtype=xp.float32)
-    _launch("adds", batch, slots * inner, arrays, added=added, decays=decays)
+    launch_one("adds", batch, slots * inner, arrays, added=added, decays=decays)
     sum_segments(batch, arrays, start=start, added=added, decays=decays, begins=begins)
     return begins
 
 
-def sum_segments(batch: Batch, arrays: dict[str, Any], *, start: States, reverse: bool = False, **given: Array) -> None:
+def sum_segments(
+    batch: Batch, arrays: dict[str, Any], *, start: States, reverse: bool = False, **given: Array
+) -> None:
     """The state that each segment but the first begins with; reverse: its gradient after each but the last."""
-    _launch("segments", batch, batch.N * batch.heads * (cuts.STATE // 1024), arrays, start=start, reverse=reverse,
-            **given)
+    grid = batch.N * batch.heads * (cuts.STATE // 1024)
+    launch_one("segments", batch, grid, arrays, start=start, reverse=reverse, **given)
 
 
 def _prepare(batch: Batch, keep: bool) -> None:
@@ -162,7 +177,7 @@ def _prepare(batch: Batch, keep: bool) -> None:
                          for name, exact, keep in wanted), launch.capability())  # fmt: skip
 
 
-def _launch(
+def launch_one(
     name: str, batch: Batch, grid: int, arrays: dict[str, Any], *, exact: bool = False, reverse: bool = False,
     start: States = NO_STATES, end: States = NO_STATES, scale: float = 1.0, **given: Array | None,
 ) -> None:
@@ -172,15 +187,13 @@ def _launch(
     fields = {**NO_ARRAYS, **_shared_fields(batch, arrays), **{n: address(y) for n, y in given.items()}}
     for n in maps:
         fields[n] = map_of(arrays, n)
-    if name == "scan":
-        fields |= {f"{n}_rows": rows_of(arrays[n], heads) for n in ("q", "k", "g")}
-        fields |= {"to": rows_of(arrays["out"], heads), "u": address(arrays["u"])}
+    for n in ROWS.get(name, ()):
+        fields["to" if n == "out" else f"{n}_rows"] = rows_of(arrays[n], heads)
     fields |= {"start": start.values(), "end": end.values(), "start_group": start.group, "end_group": end.group,
                "scale": scale}  # fmt: skip
     named = None
     if moves():
-        used = (*maps, "u") if name == "scan" else maps
-        named = (*(arrays[n] for n in used), batch.offsets, start.array, end.array, *given.values())
+        named = (*(arrays[n] for n in maps), batch.offsets, start.array, end.array, *given.values(), arrays["beta"])
     launch.launch(kernel.file, kernel.entry, constants, grid, kernel.threads, dict(constants)["LA_SHARED"],
                   arguments.VECTOR.packed(fields), named)
 
@@ -191,7 +204,8 @@ def _shared_fields(batch: Batch, arrays: dict[str, Any]) -> dict[str, Any]:
         heads, u = batch.heads, arrays["u"]
         arrays["fields"] = {
             "offsets": address(batch.offsets), "slots": batch.slots, "T": batch.T, "heads": heads,
-            "segments": batch.segments, "chunks": batch.chunks, "group_u": 1 if u is None else heads // u.shape[0],
+            "segments": batch.segments, "chunks": batch.chunks, "beta": gate_of(arrays["beta"], heads),
+            "group_u": 1 if u is None else heads // u.shape[0],
             **{f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v", "g")},
         }  # fmt: skip
     return arrays["fields"]

@@ -2,9 +2,9 @@
 
 From what the forward stores or is made again (the states before the chunks and P, with the delta rule A and the new
 values): the chain of the chunks in reverse for dv and G, the gradient of the state after every chunk
-(vector_reverse.cu), in segments where batch and heads leave multiprocessors idle; then dq, dk, dg (and du) of all chunks
-at once (vector_grads.cu), in chunks that decay too far for scaled products by a second build of the same source; with
-the delta rule dbeta of what both leave (vector_strengths.cu). docs/vector_backward.md has the equations.
+(vector_reverse.cu), in segments where batch and heads leave multiprocessors idle; then dq, dk, dg (and du) of all
+chunks at once (vector_grads.cu), in chunks that decay too far for scaled products by a second build of the same source;
+with the delta rule dbeta of what both leave (vector_strengths.cu). docs/vector_backward.md has the equations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     x, plan, state, residuals = saved
     if residuals is None:
         residuals = vector.forward(x, plan, state, keep=True)[2].starts
-    xp, batch, erase = plan.xp, vector.batch_of(x, plan), x.beta is not None
+    erase = x.beta is not None
+    xp, batch = plan.xp, vector.batch_of(x, plan, cut=not erase)
     _prepare(batch, erase)
     arrays = vector.arrays_of(xp, x)
     _add_gradients(xp, batch, arrays, dout, x.v.dtype)
@@ -101,26 +102,22 @@ def _reverse(
     batch: vector.Batch, arrays: Arrays, *, scale: float, start: States = NO_STATES, end: States = NO_STATES,
     **given: Array | None,
 ) -> None:
-    """The reverse chain; with `added`, what segments add. given: grams, inverses, ends, begins, added, sums.
-
-    A delta rule is traversed whole: its segments would need their transfer matrices.
-    """
+    """The reverse chain; with `added`, what segments add. given: grams, inverses, ends, begins, added, sums."""
     adds, erase, heads = given.get("added") is not None, given.get("inverses") is not None, batch.heads
-    pieces, chunks = (1, batch.chunks_longest) if erase else (batch.segments, batch.chunks)
     names = ("grams", "inverses", "ends", "begins", "added", "sums")
     maps = ("q", "dout") if adds else ("q", "k", "dout", "dv", *(("v",) if erase else ()))
     fields = dict.fromkeys(("q", "k", "v", "dout", "dv"), bytes(MAP)) | {n: vector.map_of(arrays, n) for n in maps}
     fields |= {n: address(given.get(n)) for n in names} | {
         "g": rows_of(arrays["g"], heads), "out": rows_of(arrays["dv"], heads), "offsets": address(batch.offsets),
         "start": start.values(), "end": end.values(), "start_group": start.group, "slots": batch.slots, "T": batch.T,
-        "heads": heads, "segments": pieces, "chunks": chunks, "scale": scale,
+        "heads": heads, "segments": batch.segments, "chunks": batch.chunks, "scale": scale,
         **{f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")},
     }  # fmt: skip
     named = None
     if moves():
         named = (*(arrays[n] for n in {*maps, "g", "dv"}), batch.offsets, start.array, end.array, *given.values())
     constants = cuts.reverse_constants(batch.kind, erase, adds)
-    launch.launch(cuts.REVERSE.file, cuts.REVERSE.entry, constants, batch.N * heads * pieces, cuts.REVERSE.threads,
+    launch.launch(cuts.REVERSE.file, cuts.REVERSE.entry, constants, batch.N * heads * batch.segments, cuts.REVERSE.threads,
                   dict(constants)["LA_SHARED"], arguments.VECTOR_REVERSE.packed(fields), named)
 
 
@@ -130,7 +127,7 @@ def _items(batch: vector.Batch) -> int:
 
 
 def _gradients(batch: vector.Batch, arrays: Arrays, exact: bool, scale: float, **given: Array | None) -> None:
-    """dq, dk, dg. exact: of what the other build has flagged. given: states, ends, new_values, flags, du, erase_dots."""
+    """dq, dk, dg. exact: of what the other build flagged. given: states, ends, new_values, flags, du, erase_dots."""
     heads, names, erase = batch.heads, ("q", "k", "g", "dq", "dk", "dg"), given["new_values"] is not None
     u, values = arrays["u"], "dv" if erase else "v"
     fields = {n: rows_of(arrays[n], heads) for n in names} | {n: address(y) for n, y in given.items()}

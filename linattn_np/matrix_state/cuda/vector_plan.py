@@ -14,11 +14,15 @@ CHUNK, WIDEST = 64, 128  # tokens; columns of a tile
 ALIGN = 8  # columns: rows of whole 16 bytes
 SEGMENT = 8  # chunks that a segment has at least
 STATE = shared_memory.DELTA_STATE
+PIECES = 8  # blocks of a head that redo what needs the exact path
+MOST = {"adds": 2, "inverse": 4}  # blocks of a multiprocessor, where there is memory for them
 PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
 
 KERNELS = {
     "scan": Kernel("vector/vector_scan.cu", "scan", 512), "adds": Kernel("vector/vector_adds.cu", "adds", 256),
     "segments": Kernel("vector/vector_segments.cu", "segments", 256),
+    "inverse": Kernel("vector/vector_inverse.cu", "inverse", 256),
+    "chain": Kernel("vector/vector_chain.cu", "chain", 512),
 }  # fmt: skip
 
 
@@ -40,17 +44,29 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 
 
 @functools.cache
-def constants(name: str, kind: VectorKind, exact: bool = False, keep: bool = False, reverse: bool = False) -> Constants:
-    """The constants of a kernel. exact: of what was flagged; keep: residuals are stored; reverse: last segment first."""
-    stages = shared_memory.vector_stages(name, kind.gate)
+def constants(
+    name: str, kind: VectorKind, exact: bool = False, keep: bool = False, reverse: bool = False
+) -> Constants:
+    """The constants of a kernel.
+
+    exact: of what was flagged; keep: residuals are stored; reverse: the last segment first.
+    """
     shared = shared_memory.vector(name, kind.gate)
-    of_scan = {"LA_EXACT": exact, "LA_KEEP": keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus,
-               "LA_RAGGED": kind.ragged} if name == "scan" else {}  # fmt: skip
+    own: dict[str, int] = {}
+    if name in ("scan", "chain", "inverse"):
+        own = {"LA_EXACT": exact}
+    if name in ("scan", "chain"):
+        own |= {"LA_RAGGED": kind.ragged}
+    if name == "scan":
+        own |= {"LA_KEEP": keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
+    if name == "inverse":
+        own |= {"LA_PIECES": PIECES}
     return tuple(sorted({
-        "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(reverse), "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": 16, "LA_K": kind.K, "LA_V": kind.V,
-        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_STAGES": stages, "LA_SHARED": shared,
-        "LA_BLOCKS": max(1, 227 * 1024 // max(shared + 1024, 1)) if name == "adds" else 1,
-        **{n: int(value) for n, value in of_scan.items()},
+        "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(reverse), "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": 16,
+        "LA_K": kind.K, "LA_V": kind.V, "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1,
+        "LA_STAGES": shared_memory.vector_stages(name, kind.gate), "LA_SHARED": shared,
+        "LA_BLOCKS": min(MOST.get(name, 1), 228 * 1024 // (shared + 1024)),
+        **{n: int(value) for n, value in own.items()},
     }.items()))
 
 

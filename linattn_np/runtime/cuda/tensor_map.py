@@ -50,13 +50,15 @@ def _encode(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], size
     row = -(-D * size // 16) * 16
     sizes, apart, box = [D, H, T, B], [strides[2], strides[1], strides[0]], [ROW // size, 1, BOX, 1]
     if steps > 1:
-        sizes, apart, box = [D, H, 1, T, B], [strides[2], row, strides[1], strides[0]], [ROW // size, 1, steps, BOX // steps, 1]
+        sizes, apart = [D, H, 1, T, B], [strides[2], row, strides[1], strides[0]]
+        box = [ROW // size, 1, steps, BOX // steps, 1]
     apart, rank = [s if n > 1 else row for s, n in zip(apart, sizes[1:], strict=True)], len(sizes)
     buffer = ctypes.create_string_buffer(BYTES + 64)
     at = (ctypes.addressof(buffer) + 63) & ~63
     status = _driver()(
-        ctypes.c_void_p(at), BFLOAT16 if size == 2 else FLOAT32, rank, ctypes.c_void_p(pointer), (ctypes.c_uint64 * rank)(*sizes),
-        (ctypes.c_uint64 * (rank - 1))(*apart), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank),
+        ctypes.c_void_p(at), BFLOAT16 if size == 2 else FLOAT32, rank, ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * rank)(*sizes), (ctypes.c_uint64 * (rank - 1))(*apart), (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
         0, SWIZZLE_128, L2_128, 0,
     )  # fmt: skip
     if status:

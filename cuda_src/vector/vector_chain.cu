@@ -1,0 +1,166 @@
+// The delta rule with one decay a token and key channel, forward (sm_90a, bfloat16): the chain of the chunks of a segment.
+//
+//     S~ = diag(e^{g_t}) S_(t-1)        S_t = S~ + k_t^T beta_t (v_t - k_t S~)        out_t = scale q_t S_t
+//
+// Two warpgroups hold 64 value rows of S^T each, in float32 registers; two others make scaled copies of q and k and P, a chunk
+// ahead. With A of vector_inverse.cu and S the state before a chunk:
+//
+//     U = A (V - Kc S)        out = scale (Qg S + P U)        S <- D_0 D_1 D_2 D_3 S + Kd^T U
+#include "vector/chain.cuh"
+
+LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+    const i64 flag = traversal.slot * a.segments + traversal.segment;
+    for (int step = 0; step < traversal.steps; step++) {
+        const int s = step % STAGES, chunk = traversal.first + step;
+        const Tiles tiles = tiles_of(shared, s);
+        barrier_wait(bar.full(s), step / STAGES & 1);
+        if (LA_RAGGED && traversal.count(chunk) < C) {
+            barrier_wait(bar.values(step & 1), step >> 1 & 1);
+            clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
+        }
+        if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc is free
+        float2 all;
+        const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp >> 1, warp & 1, lane));
+        publish_shared();   // A goes over quotients
+        producers_barrier();
+        RawBlock raw = {};
+        if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);
+        else if (far && lane == 0) a.flags[flag] = 1;
+        make_gram<3>(tiles, all, far, raw, warp, lane);   // a barrier within: quotients have been read
+        if (warp == 0 && lane == 0) {
+            barrier_expect(bar.inverse(s), Square::SIZE);
+            run_in(tiles.gates + PANEL, a.inverses + traversal.stored(a, chunk) * Square::SIZE, Square::SIZE, bar.inverse(s));
+        }
+        publish_shared();
+        warp_arrive(bar.ready(s), lane);
+    }
+}
+
+// V^T - S^T Kc^T as operands of 16 tokens each; predicted: S^T Kc^T
+LA_DEVICE void error_operands(u32 (&a)[4][4], const float (&predicted)[8][4], u32 values, int column, int lane) {
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        u32 v[4];
+        load_operand<Tokens>(v, values, t * 16, column, lane);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float (&y)[4] = predicted[2 * t + h];
+            a[t][2 * h] = pack_bf16(low_bf16(v[2 * h]) - y[0], high_bf16(v[2 * h]) - y[1]);
+            a[t][2 * h + 1] = pack_bf16(low_bf16(v[2 * h + 1]) - y[2], high_bf16(v[2 * h + 1]) - y[3]);
+        }
+    }
+}
+LA_DEVICE void token_operands(u32 (&a)[4][4], const float (&x)[8][4]) {
+#pragma unroll
+    for (int t = 0; t < 4; t++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            a[t][2 * h] = pack_bf16(x[2 * t + h][0], x[2 * t + h][1]);
+            a[t][2 * h + 1] = pack_bf16(x[2 * t + h][2], x[2 * t + h][3]);
+        }
+}
+// C = A B^T over 16-column steps of panels X, begun
+template <class X, int N> LA_DEVICE void begin_product(float (&c)[8][4], const u32 (&a)[N][4], u32 b) {
+    accumulator_fence(c);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < N; d++) product_ABt(c, a[d], panel_descriptor(b) + X::along(d), d > 0);
+    products_commit();
+}
+template <int N, int TILES> LA_DEVICE void end_product(float (&c)[TILES][4]) {
+    products_wait<N>();
+    accumulator_fence(c);
+}
+// out^T = S^T Qg^T + U^T P^T and S^T += U^T Kd, begun one behind the other: two groups of products
+LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const u32 (&state)[8][4], const u32 (&news)[4][4], const Tiles& t) {
+    const u64 q = panel_descriptor(t.q), k = panels_descriptor<Tokens>(t.k), p = panel_descriptor(t.gates);
+    accumulator_fence(out);
+    accumulator_fence(S);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < 8; d++) product_ABt(out, state[d], q + Tokens::along(d), d > 0);
+#pragma unroll
+    for (int d = 0; d < 4; d++) product_ABt(out, news[d], p + Square::along(d), true);
+    products_commit();
+#pragma unroll
+    for (int d = 0; d < 4; d++) product_AB_wide(S, news[d], k + Tokens::across(d));
+    products_commit();
+}
+
+LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+    const int group = warp >> 2, thread = warp * 32 + lane;
+    const bool speaks = (warp & 3) == 0 && lane == 0;
+    const Loader load = {a, traversal, shared, bar};
+    if (thread == 0) load.begin();
+    __syncwarp();
+    StateRows<1, WIDE> state;
+    float (&S)[16][4] = state.x[0];
+    load_state(state, a, traversal, 16 * warp, lane);
+    for (int step = 0; step < traversal.steps; step++) {
+        const int s = step % STAGES, chunk = traversal.first + step, phase = step / STAGES & 1;
+        const bool more = step + 1 < traversal.steps;
+        const Tiles tiles = tiles_of(shared, s);
+        const u32 values = values_at(shared, step);
+        u32 operands[8][4], news[4][4];
+        float x[8][4];
+        state_operands(operands, state, 0);
+        barrier_wait(bar.ready(s), phase);
+        scale_state(S, tiles.all, lane);
+        begin_product<Tokens>(x, operands, tiles.keys);   // S^T Kc^T
+        barrier_wait(bar.values(step & 1), step >> 1 & 1);
+        end_product<0>(x);
+        warp_arrive(bar.keys(), lane);
+        error_operands(news, x, values, 16 * warp, lane);
+        barrier_wait(bar.inverse(s), phase);
+        begin_product<Square>(x, news, tiles.gates + PANEL);   // U^T
+        end_product<0>(x);
+        token_operands(news, x);
+        begin_outputs(x, S, operands, news, tiles);
+        end_product<1>(x);
+        store_outputs(x, a.scale, values, warp, lane);   // the warp's own columns of v, which it has read
+        publish_shared();
+        end_product<0>(S);
+        group_barrier(group);
+        const bool part = LA_RAGGED && traversal.count(chunk) < C;
+        if (part && 64 * group < LA_V) store_part(a, traversal, values, chunk, group, thread & 127);
+        if (part) group_barrier(group);
+        if (speaks) {
+            if (!part && 64 * group < LA_V) box_out(a.out, values + group * PANEL, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
+            out_commit();
+            out_read();
+            barrier_arrive(bar.empty(s));
+            if (warp == 0 && more) {
+                barrier_wait(bar.empty(s), phase);
+                load.next(step);
+            }
+        }
+        __syncwarp();
+    }
+    if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
+        state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1) chain(const __grid_constant__ VectorArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory);
+    const ChunkTraversal traversal(a, a.segments, a.chunks);
+    if (traversal.segment > traversal.last) return;
+    const Barriers bar = {shared + AT_BARRIERS};
+    int* flag = a.flags + traversal.slot * a.segments + traversal.segment;
+    if (LA_EXACT && *flag == 0) return;
+    if (threadIdx.x == 0) {
+        if (!LA_EXACT) *flag = 0;
+        bar.init();
+        barriers_made();
+    }
+    __syncthreads();
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;   // a warp's number is uniform
+    if (warp >= 8) {
+        release_registers<PRODUCER_REGISTERS_OF_CHAIN>();
+        producer(a, traversal, shared, bar, warp - 8, lane);
+    } else {
+        claim_registers<CONSUMER_REGISTERS_OF_CHAIN>();
+        consumer(a, traversal, shared, bar, warp, lane);
+    }
+}

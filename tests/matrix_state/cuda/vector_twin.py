@@ -1,0 +1,163 @@
+"""A twin of the kernels of a vector decay that reads the bytes of their arguments, token by token in NumPy: no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from types import SimpleNamespace
+
+import numpy as np
+
+from linattn_np.matrix_state.cuda.arguments import VECTOR
+
+MAP = struct.Struct("<Q4q4qI")  # data, shape, strides, bytes of an element
+C, STATE = 64, (128, 128)
+
+
+def tensor_map(x, steps=1):
+    """What stands for the driver's map: where an array lies, and how."""
+    return MAP.pack(x.data.ptr, *x.shape, *x.strides, x.itemsize).ljust(128, b"\0")
+
+
+def _view(address, shape, strides, dtype):
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
+    raw = np.frombuffer((ctypes.c_uint8 * int(span)).from_address(int(address)), np.uint8)
+    return np.ndarray(shape, dtype, buffer=raw.data, strides=strides)
+
+
+def _mapped(data, narrow):
+    """The array of a map; 16-bit elements are of dtype `narrow`."""
+    address, *numbers, size = MAP.unpack(data[: MAP.size])
+    return _view(address, tuple(numbers[:4]), tuple(numbers[4:]), narrow if size == 2 else np.float32)
+
+
+def _array(address, *shape, dtype=np.float32):
+    strides = np.cumprod((np.dtype(dtype).itemsize, *shape[:0:-1]))[::-1]
+    return _view(address, shape, tuple(map(int, strides)), dtype) if address else None
+
+
+class _Call:
+    """The arguments of a launch, by name."""
+
+    def __init__(self, constants, arguments, narrow):
+        self.constants = SimpleNamespace(**dict(constants))
+        self.a = SimpleNamespace(**VECTOR.unpack(arguments))
+        self.narrow = narrow
+
+    def sequence(self, n):
+        """(batch row, first token, tokens)."""
+        if not self.a.offsets:
+            return n, 0, self.a.T
+        return 0, *(lambda first, stop: (first, stop - first))(*_view(self.a.offsets + 8 * n, (2,), (8,), np.int64))
+
+    def rows(self, name, head, n, start, stop):
+        """Rows of tokens start .. stop of a sequence, of the head that `head` shares."""
+        x, (row, first, _) = _mapped(getattr(self.a, name), self.narrow), self.sequence(n)
+        return x[row, first + start : first + stop, head // getattr(self.a, f"group_{name}", 1)]
+
+    def state(self, name, slot, K, V):
+        at = SimpleNamespace(**getattr(self.a, name))
+        strides = (4 * at.column, 4 * at.row)
+        return _view(at.data + 4 * at.slot * slot, (K, V), strides, np.float32) if at.data else None
+
+    def begin(self, n, head, segment):
+        """S before a segment: (K, V)."""
+        a, K, V = self.a, self.constants.LA_K, self.constants.LA_V
+        slot = n * a.heads + head
+        if segment:
+            begins = _array(a.begins, (slot + 1) * a.segments, *STATE)
+            return begins[slot * a.segments + segment, :V, :K].T.astype(np.float64)
+        start = self.state("start", slot // a.start_group, K, V)
+        return np.zeros((K, V)) if start is None else start.astype(np.float64)
+
+
+def run(entry, constants, blocks, arguments, narrow):
+    """One launch."""
+    call = _Call(constants, arguments, narrow)
+    a = call.a
+    if entry == "segments":
+        for slot in range(blocks // 16):
+            _segments(call, slot)
+        return
+    if entry == "inverse":
+        _inverse(call, blocks)
+        return
+    pieces = a.segments - (entry == "adds")
+    for block in range(blocks):
+        slot, segment = divmod(block, pieces)
+        n, head = divmod(slot, a.heads)
+        T = call.sequence(n)[2]
+        last = max(-(-T // C) - 1, 0) // a.chunks
+        start, stop = segment * a.chunks * C, min(T, (segment + 1) * a.chunks * C)
+        if entry == "adds" and segment < last:
+            _adds(call, n, head, segment, start, stop)
+        if entry in ("scan", "chain") and segment <= last:
+            _scan(call, n, head, segment, start, stop, segment == last)
+
+
+def _tokens(call, n, head, start, stop, names="kvg"):
+    return (call.rows(name, head, n, start, stop).astype(np.float64) for name in names)
+
+
+def _adds(call, n, head, segment, start, stop):
+    a, S, D = call.a, np.zeros((call.constants.LA_K, call.constants.LA_V)), np.ones(call.constants.LA_K)
+    for k, v, g in zip(*_tokens(call, n, head, start, stop), strict=True):
+        S, D = np.exp(g)[:, None] * S + np.outer(k, v), D * np.exp(g)
+    number = (n * a.heads + head) * (a.segments - 1) + segment
+    added, decays = _array(a.added, number + 1, *STATE)[number], _array(a.decays, number + 1, 128)[number]
+    added[:], decays[:] = 0, 1
+    added[: S.shape[1], : S.shape[0]], decays[: len(D)] = S.T, D
+
+
+def _segments(call, slot):
+    a, K, V = call.a, call.constants.LA_K, call.constants.LA_V
+    n, head = divmod(slot, a.heads)
+    S, begins = call.begin(n, head, 0), _array(a.begins, (slot + 1) * a.segments, *STATE)
+    for segment in range(max(-(-call.sequence(n)[2] // C) - 1, 0) // a.chunks):
+        number = slot * (a.segments - 1) + segment
+        added, decays = _array(a.added, number + 1, *STATE)[number], _array(a.decays, number + 1, 128)[number]
+        S = decays[:K, None] * S + added[:V, :K].T
+        begins[slot * a.segments + segment + 1] = 0
+        begins[slot * a.segments + segment + 1, :V, :K] = S.T
+
+
+def _inverse(call, blocks):
+    """Marks the chunks that have an inverse."""
+    a = call.a
+    pieces = call.constants.LA_PIECES if call.constants.LA_EXACT else a.segments * a.chunks
+    for slot in range(blocks // pieces):
+        n, head = divmod(slot, a.heads)
+        _, first, T = call.sequence(n)
+        for chunk in range(-(-T // C)):
+            number = head * a.slots + (first // C + n if a.offsets else n * -(-a.T // C)) + chunk
+            _array(a.inverses, number + 1, 8192, dtype=np.int8)[-1] = 1
+
+
+def _scan(call, n, head, segment, start, stop, is_last):
+    a, c = call.a, call.constants
+    flags = _array(a.flags, (n * a.heads + head) * a.segments + segment + 1, dtype=np.int32)
+    if c.LA_EXACT:
+        assert flags[-1] == 0
+        return
+    flags[-1] = 0
+    S, out = call.begin(n, head, segment), call.rows("out", head, n, start, stop)
+    bonus, before = getattr(c, "LA_BONUS", 0), getattr(c, "LA_BEFORE", 0)
+    u = _array(a.u, head // a.group_u + 1, c.LA_K)[-1].astype(np.float64) if bonus else 0.0
+    beta = _betas(call, n, head, start, stop)
+    for t, (q, k, v, g) in enumerate(zip(*_tokens(call, n, head, start, stop, "qkvg"), strict=True)):
+        old, S = S, np.exp(g)[:, None] * S
+        S = S + np.outer(k, v if beta is None else beta[t] * (v - k @ S))
+        out[t] = a.scale * (q @ (old + np.outer(u * k, v)) if before else q @ S)
+    if is_last and head % a.end_group == 0:
+        call.state("end", (n * a.heads + head) // a.end_group, c.LA_K, c.LA_V)[:] = S
+
+
+def _betas(call, n, head, start, stop):
+    """beta of tokens start .. stop; None without an erase term."""
+    at, (row, first, _) = SimpleNamespace(**call.a.beta), call.sequence(n)
+    if not at.data:
+        return None
+    data = at.data + 4 * (row * at.batch + (first + start) * at.token + head // at.group * at.head)
+    return _view(data, (stop - start,), (4 * at.token,), np.float32).astype(np.float64)
