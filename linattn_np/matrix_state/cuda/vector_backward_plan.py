@@ -9,12 +9,12 @@ from .delta_plan import Kernel
 from .shared_memory import BARRIER, DELTA_END, DELTA_ENDS, SQUARE, TILE, TOKEN, round_up
 from .vector_plan import WIDEST, VectorKind
 
-REVERSE = Kernel("vector/vector_reverse.cu", "reverse", 512)
-GRADS = Kernel("vector/vector_grads.cu", "grads", 256)
-STRENGTHS = Kernel("vector/vector_strengths.cu", "strengths", 256)
+REVERSE = Kernel("vector_backward/vector_reverse.cu", "reverse", 512)
+GRADS = Kernel("vector_backward/vector_grads.cu", "grads", 256)
+STRENGTHS = Kernel("vector_backward/vector_strengths.cu", "strengths", 256)
 HALF = 64  # key channels that the gradients take at a time
 TABLE = 8 * HALF * 4  # bytes of a number a channel and slice of 8 tokens
-EXACT_BLOCKS = 2  # blocks a multiprocessor of the build for chunks that decay too far
+RESIDENT = 2  # blocks of the gradients that a multiprocessor has at once
 
 
 def _common(kind: VectorKind, erase: bool) -> dict[str, int]:
@@ -42,10 +42,10 @@ def reverse_shared(erase: bool) -> int:
 
 
 def grads_shared(erase: bool, exact: bool) -> int:
-    """Bytes of vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables."""
+    """Bytes of vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables, sums."""
     copies, tiles, spare = 2 + erase, 2 + erase, 2 * exact if erase else 1
     size = (copies + spare) * SQUARE + DELTA_END + tiles * TILE + 3 * TABLE + 2 * HALF * 4 + 2 * BARRIER
-    return round_up(size, 1024) + TILE + TABLE if exact else size
+    return size if erase and not exact else round_up(size, 1024) + TILE + exact * TABLE
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 // What the reverse chain has in shared memory, and what one of its blocks traverses.
 #pragma once
-#include "vector/slices.cuh"
+#include "vector_backward/slices.cuh"
 #include "tile/wgmma_part.cuh"
 #include "tile/wgmma_wide.cuh"
 #include "attention/state.cuh"

@@ -8,7 +8,8 @@
 // LA_EXACT 1 is for chunks of which a block decays by more than 2^-116 in some channel: copies q Pre and k Suf (exponents <= 0), pairs inside
 // a block one by one in float32.
 #pragma once
-#include "vector/slices.cuh"
+#include "vector_backward/slices.cuh"
+#include "tile/prefetch.cuh"
 #include "tile/wgmma_part.cuh"
 #include "arguments/matrix_state/VectorGradArguments.cuh"   // after TensorMap
 
@@ -23,12 +24,17 @@ constexpr int AT_SPARE = AT_ERROR + ERASE * Tokens::SIZE, AT_Z = ERASE ? AT_DOUT
 constexpr int AT_DECAYS = AT_SPARE + (ERASE ? EXACT_BLOCKS * 2 : 1) * Square::SIZE;   // tables of slices: decays; <S, G>; sums of db
 constexpr int AT_PRODUCTS = AT_DECAYS + SliceTable<PER>::BYTES, AT_SUMS = AT_PRODUCTS + SliceTable<PER>::BYTES, AT_CROSSING = AT_SUMS + SliceTable<PER>::BYTES;
 constexpr int AT_OWN = AT_CROSSING + HALF * 4, AT_BARRIER = AT_OWN + C * 4;
-constexpr int AT_GIVEN = round_up(AT_BARRIER + 16, 1024), AT_GIVEN_SUMS = AT_GIVEN + C * HALF * 4;   // exact: what is written for G, and its sums
-constexpr int SHARED = EXACT_BLOCKS ? AT_GIVEN_SUMS + SliceTable<PER>::BYTES : AT_BARRIER + 16;
+// then without erase a place for sums; exact: what is written for G, and its sums
+constexpr int AT_STAGE = round_up(AT_BARRIER + 16, 1024), AT_GIVEN = AT_STAGE, AT_GIVEN_SUMS = AT_GIVEN + C * HALF * 4;
+constexpr int SHARED = EXACT_BLOCKS ? AT_GIVEN_SUMS + SliceTable<PER>::BYTES : ERASE ? AT_BARRIER + 16 : AT_STAGE + C * HALF * 4;
+constexpr int AT_NEAR = AT_CROSSING;   // exact, BEFORE: entries of Z next to the diagonal
 static_assert(LA_SHARED == SHARED, "LA_SHARED is what the launch asks for");
-// what takes the place of tiles that all products have read: sums before their last factor (C x 64 floats each), and raw rows
-constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = AT_WRITTEN;
+// What takes the place of tiles that all products have read: sums before their last factor (C x 64 floats each), and raw rows. S, G
+// and dO of the next chunk come as soon as products have left them (EARLY), except where they are needed for that
+constexpr bool EARLY = !ERASE && !EXACT_BLOCKS;
+constexpr int AT_READS = EARLY ? AT_WRITTEN : AT_STATE, AT_WRITES = EARLY ? AT_STAGE : AT_AFTER, AT_ERASES = AT_WRITTEN;
 constexpr int AT_RAW_A = ERASE ? AT_ERROR : AT_DOUT, AT_RAW_Q = ERASE ? AT_SPARE : AT_WRITTEN, AT_RAW_K = AT_RAW_Q + Square::SIZE;
+constexpr int FIRST_BYTES = 2 * PANEL_BYTES + TILE_BYTES, LAST_BYTES = (1 + ERASE) * TILE_BYTES;
 
 struct ChunkPlace {
     VectorPlace of;
@@ -66,19 +72,35 @@ struct Lane {
     }
 };
 
-// Tiles of the chunk, by one thread
-LA_DEVICE void load_tiles(const VectorGradArguments& a, const ChunkPlace& place, u32 shared) {
+// Tiles of a chunk, by one thread: a barrier's phase has both parts
+LA_DEVICE void load_first(const VectorGradArguments& a, const ChunkPlace& place, u32 shared) {
     const u32 full = shared + AT_BARRIER;
-    const int token = place.of.token(place.chunk), head = place.of.head, row = place.of.row;
-    barrier_expect(full, 2 * PANEL_BYTES + (2 + ERASE) * TILE_BYTES);
+    barrier_expect(full, FIRST_BYTES);
     run_in(shared + AT_STATE, a.states + place.block() * LA_END + place.half * Whole::PANEL, PANEL_BYTES, full);
     run_in(shared + AT_AFTER, a.ends + place.block() * LA_ENDS + place.half * Whole::PANEL, PANEL_BYTES, full);
-    tile_in(shared + AT_DOUT, a.dout, full, head, token, row);
+    tile_in(shared + AT_DOUT, a.dout, full, place.of.head, place.of.token(place.chunk), place.of.row);
+}
+LA_DEVICE void load_last(const VectorGradArguments& a, const ChunkPlace& place, u32 shared) {
+    const u32 full = shared + AT_BARRIER;
+    const int token = place.of.token(place.chunk), head = place.of.head, row = place.of.row;
+    barrier_expect(full, LAST_BYTES);
     if constexpr (ERASE) {
-        for (int p = 0; p < TILE_BYTES / Tokens::PANEL; p++)
-            run_in(shared + AT_WRITTEN + p * Tokens::PANEL, a.new_values + place.block() * Tokens::SIZE + p * Tokens::PANEL, Tokens::PANEL, full);
+        run_in(shared + AT_WRITTEN, a.new_values + place.block() * Tokens::SIZE, TILE_BYTES, full);
         tile_in(shared + AT_ERROR, a.v, full, head, token, row);   // dW = dv
     } else tile_in(shared + AT_WRITTEN, a.v, full, (u32)head / (u32)a.group_v, token, row);
+}
+// the same on their way to the cache
+LA_DEVICE void prefetch_first(const VectorGradArguments& a, const ChunkPlace& place) {
+    run_prefetch(a.states + place.block() * LA_END + place.half * Whole::PANEL, PANEL_BYTES);
+    run_prefetch(a.ends + place.block() * LA_ENDS + place.half * Whole::PANEL, PANEL_BYTES);
+#pragma unroll
+    for (int p = 0; p < TILE_BYTES / Tokens::PANEL; p++) box_prefetch(a.dout, 64 * p, place.of.head, place.of.token(place.chunk), place.of.row);
+}
+LA_DEVICE void prefetch_last(const VectorGradArguments& a, const ChunkPlace& place) {
+    const int token = place.of.token(place.chunk), head = place.of.head, row = place.of.row;
+    if constexpr (ERASE) run_prefetch(a.new_values + place.block() * Tokens::SIZE, TILE_BYTES);
+#pragma unroll
+    for (int p = 0; p < TILE_BYTES / Tokens::PANEL; p++) box_prefetch(a.v, 64 * p, ERASE ? head : (u32)head / (u32)a.group_v, token, row);
 }
 
 // x^T = (64 channels of a state) (rows of tokens)^T, begun
@@ -97,9 +119,9 @@ LA_DEVICE void begin_gram(float (&z)[4][4], u64 rows, u64 written) {
     for (int d = 0; d < STEPS; d++) product_part<0, 4, 0, 0>(z, rows + Tokens::along(d), written + Tokens::along(d), d > 0);
     products_commit();
 }
-// Those columns of the lower triangle, times `factor`, to shared memory: blocks above the diagonal are not read. STRICT: zeros on
-// the diagonal, whose entries go to `own` if there is a bonus.
-template <bool STRICT> LA_DEVICE void store_gram(const float (&z)[4][4], u32 to, u32 own, float factor, const Lane& me) {
+// Those columns of the lower triangle, times `factor`, to shared memory: blocks above the diagonal are not read. STRICT: zeros on the
+// diagonal, whose entries go to `own` if there is a bonus. NEAR: zeros next to it too, whose entries go to `near`: no decay crosses them.
+template <bool STRICT, bool NEAR> LA_DEVICE void store_gram(const float (&z)[4][4], u32 to, u32 own, u32 near, float factor, const Lane& me) {
     const int row = me.lane >> 2, column = (me.lane & 3) * 2;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
@@ -111,11 +133,16 @@ template <bool STRICT> LA_DEVICE void store_gram(const float (&z)[4][4], u32 to,
 #pragma unroll
             for (int m = 0; m < 2; m++) {
                 const float u = factor * z[2 * n + h][2 * m], v = factor * z[2 * n + h][2 * m + 1];
-                const int ahead = J < me.quarter ? -16 : 8 * h + column - row - 8 * m;   // of the row's own column
-                x[2 * h + m] = pack_bf16(ahead < !STRICT ? u : 0.f, ahead + 1 < !STRICT ? v : 0.f);
+                const int i = 16 * me.quarter + row + 8 * m, ahead = 16 * J + 8 * h + column - i;   // of the row's own column
+                constexpr int LIMIT = STRICT ? -NEAR : 1;
+                x[2 * h + m] = pack_bf16(ahead < LIMIT ? u : 0.f, ahead + 1 < LIMIT ? v : 0.f);
                 if constexpr (STRICT && BONUS) {
-                    if (ahead == 0) store_shared(own + (16 * J + row + 8 * m) * 4, u);
-                    if (ahead == -1) store_shared(own + (16 * J + row + 8 * m) * 4, v);
+                    if (ahead == 0) store_shared(own + i * 4, u);
+                    if (ahead == -1) store_shared(own + i * 4, v);
+                }
+                if constexpr (NEAR) {
+                    if (ahead == -1) store_shared(near + i * 4, u);
+                    if (ahead == -2) store_shared(near + i * 4, v);
                 }
             }
         store_matrix(to + Square::block_piece(16 * me.quarter, 2 * J, me.lane & 15, me.lane >> 4), x[0], x[1], x[2], x[3]);

@@ -1,7 +1,7 @@
 // The gradient of beta, from sums that the other kernels have left: dbeta_i = (dW_i.v_i + r_i.k_i) / beta_i, with beta not below the
 // smallest that A was made with.
 #include "arguments/matrix_state/VectorStrengthArguments.cuh"
-#include "vector/place.cuh"
+#include "vector_backward/place.cuh"
 
 constexpr float SMALLEST_BETA = 1e-8f;
 

@@ -8,74 +8,8 @@
 // The dots of dg are taken of the accumulators and the *rounded* copies that the products read, before the last factor: so a pair that does not cross
 // t is the same number on both sides and cancels to float32. A chunk that decays by more than 2^-116 within a block is left to the
 // build with LA_EXACT 1: the other one says so in `flags`.
-#include "vector/horner.cuh"
-#if LA_EXACT
-#include "vector/exact_grads.cuh"
-#endif
-
-// rows of the slice as they came, and Pre h of each
-struct Own {
-    Slice<LA_DTYPE, PER> q, k;
-    float a[SLICE][PER], pre[SLICE][PER], start[PER];   // a: exact only
-
-    __device__ __forceinline__ void load(const VectorGradArguments& x, const ChunkPlace& place, const Lane& me) {
-        const Sequence& s = place.of.sequence;
-        const int first = place.chunk * C + me.warp * SLICE, channel = place.half * HALF + me.lane * PER, head = place.of.head;
-        Slice<LA_GATE, PER> g;
-        g.load(rows_of(x.g, s, head), x.g.token, channel, first, s.T);
-        q.load(rows_of(x.q, s, head), x.q.token, channel, first, s.T);
-        k.load(rows_of(x.k, s, head), x.k.token, channel, first, s.T);
-        decays_of(pre, g);
-        if constexpr (EXACT_BLOCKS)
-#pragma unroll
-            for (int r = 0; r < SLICE; r++)
-#pragma unroll
-                for (int c = 0; c < PER; c++) a[r][c] = pre[r][c];
-        run_down(pre);
-        me.decays().store(me.warp, me.lane, pre[SLICE - 1]);
-    }
-    // the decay that queries of row r read with, times h
-    __device__ __forceinline__ float reads(int r, int c) const { return !BEFORE ? pre[r][c] : r ? pre[r - 1][c] : start[c]; }
-
-    // copies of the slice; whether a block decays too far for them. The table of decays is whole
-    __device__ __forceinline__ bool copy(const Lane& me) {
-        bool far = false;
-#pragma unroll
-        for (int c = 0; c < PER; c++) start[c] = EXACT_BLOCKS ? 1.f : MIDDLE;
-        if (me.warp & 1) {
-            float first[PER];
-            me.decays().load(first, me.warp - 1, me.lane);
-#pragma unroll
-            for (int c = 0; c < PER; c++) {
-                start[c] *= first[c];
-                far |= first[c] * pre[SLICE - 1][c] < SMALLEST_DECAY;
-            }
-        }
-        float rest[PER] = {1.f, 1.f};
-        if constexpr (EXACT_BLOCKS)
-            if (!(me.warp & 1)) me.decays().load(rest, me.warp + 1, me.lane);
-#pragma unroll
-        for (int r = 0; r < SLICE; r++)
-#pragma unroll
-            for (int c = 0; c < PER; c++) pre[r][c] *= start[c];
-#pragma unroll
-        for (int i = 0; i < SLICE; i++) {
-            const int r = EXACT_BLOCKS ? SLICE - 1 - i : i;
-            float x[PER], y[PER], z[PER];
-#pragma unroll
-            for (int c = 0; c < PER; c++) {
-                x[c] = q.at(r, c) * reads(r, c);
-                y[c] = k.at(r, c) * (EXACT_BLOCKS ? rest[c] : reciprocal(fmaxf(pre[r][c], MIDDLE * SMALLEST_DECAY)));
-                z[c] = k.at(r, c) * pre[r][c];
-                if constexpr (EXACT_BLOCKS) rest[c] *= a[r][c];
-            }
-            store_row<PER>(me.row(AT_QP, r), x);
-            store_row<PER>(me.row(AT_KP, r), y);
-            if constexpr (ERASE) store_row<PER>(me.row(AT_KR, r), z);
-        }
-        return far;
-    }
-};
+#include "vector_backward/exact.cuh"
+#include "vector_backward/horner.cuh"
 
 // Products without decay, grams in shared memory; the chunk is left to the exact build if any thread says `far`
 LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], const VectorGradArguments& a, const ChunkPlace& place, const Lane& me, bool far, int phase) {
@@ -105,8 +39,8 @@ LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], const VectorGra
         accumulator_fence(erases);
         __syncthreads();   // Z and Y go where dO has been
     }
-    store_gram<BEFORE>(z, me.shared + AT_Z, me.shared + AT_OWN, a.scale, me);
-    if constexpr (ERASE) store_gram<true>(y, me.shared + AT_Y, 0, -1.f, me);
+    store_gram<BEFORE, BEFORE && EXACT_BLOCKS>(z, me.shared + AT_Z, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
+    if constexpr (ERASE) store_gram<true, false>(y, me.shared + AT_Y, 0, 0, -1.f, me);
     publish_shared();
     return __syncthreads_or(far);
 }
@@ -132,44 +66,73 @@ LA_DEVICE void sum_blocks(float (&x)[8][4], float (&erases)[8][4], float scale, 
     }
 }
 
+LA_DEVICE void load_pair(float (&x)[PER], u32 at) {
+    const float2 y = load_shared2(at);
+    x[0] = y.x;
+    x[1] = y.y;
+}
+LA_DEVICE void load_copies(float (&x)[PER], u32 at) {
+    const u32 y = __float_as_uint(load_shared(at));
+    x[0] = low_bf16(y);
+    x[1] = high_bf16(y);
+}
 LA_DEVICE void store_pair(char* to, float x, float y) { asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(pack_bf16(x, y)) : "memory"); }
 
-// dq and dk of the slice to memory; db[r] becomes the sum of db over its own rows from r on
-LA_DEVICE void store_rows_of(float (&db)[SLICE][PER], float (&bonus)[PER], const Own& own, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
+// dq and dk of the slice to memory; db[r] becomes the sum of db over its own rows from r on, and (exact) of what its earlier rows write for G
+LA_DEVICE void store_rows_of(float (&db)[SLICE][PER], float (&bonus)[PER], const Pairs& pairs, const Own& own, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
     const int first = place.chunk * C + me.warp * SLICE, channel = place.half * HALF + me.lane * PER, left = channel < LA_K ? place.of.sequence.T - first : 0;
     char* const to_q = own_rows(a.dq, place.of.sequence, place.of.head) + first * a.dq.token + channel * 2;
     char* const to_k = own_rows(a.dk, place.of.sequence, place.of.head) + first * a.dk.token + channel * 2;
     const float2 u = BONUS && channel < LA_K ? *(const float2*)(a.u + (u32)place.of.head / (u32)a.group_u * LA_K + channel) : float2{};
-    float later[PER] = {0.f, 0.f};
+    float later[PER] = {0.f, 0.f}, suf[PER];
+    own.rest(suf, me);
 #pragma unroll
     for (int r = SLICE - 1; r >= 0; r--) {
-        const float2 x = load_shared2(me.staged(AT_READS, r)), y = load_shared2(me.staged(AT_WRITES, r));
-        const u32 qp = __float_as_uint(load_shared(me.row(AT_QP, r))), kp = __float_as_uint(load_shared(me.row(AT_KP, r)));
-        float dq[PER] = {x.x * own.reads(r, 0), x.y * own.reads(r, 1)};
-        float dk[PER] = {y.x * reciprocal(own.pre[r][0]), y.y * reciprocal(own.pre[r][1])};
-        float read[PER] = {low_bf16(qp) * x.x, high_bf16(qp) * x.y};
+        const int t = me.warp * SLICE + r;
+        float x[PER], y[PER], qp[PER], kp[PER], dq[PER], dk[PER], read[PER], write[PER];
+        load_pair(x, me.staged(AT_READS, r));
+        load_pair(y, me.staged(AT_WRITES, r));
+        load_copies(qp, me.row(AT_QP, r));
+        load_copies(kp, me.row(AT_KP, r));
+#pragma unroll
+        for (int c = 0; c < PER; c++) {
+            dq[c] = x[c] * own.reads(r, c);
+            read[c] = qp[c] * x[c];
+            dk[c] = y[c] * (EXACT_BLOCKS ? suf[c] : reciprocal(own.pre[r][c]));
+            write[c] = kp[c] * y[c];
+        }
         if constexpr (ERASE) {
-            const float2 e = load_shared2(me.staged(AT_ERASES, r));
-            const u32 kr = __float_as_uint(load_shared(me.row(AT_KR, r)));
-            const float dots[PER] = {low_bf16(kr) * e.x, high_bf16(kr) * e.y};
-            dk[0] += e.x * own.pre[r][0];
-            dk[1] += e.y * own.pre[r][1];
-            read[0] += dots[0];
-            read[1] += dots[1];
+            float e[PER], kr[PER], dots[PER];
+            load_pair(e, me.staged(AT_ERASES, r));
+            load_copies(kr, me.row(AT_KR, r));
+#pragma unroll
+            for (int c = 0; c < PER; c++) {
+                dots[c] = kr[c] * e[c];
+                dk[c] += e[c] * own.pre[r][c];
+                if constexpr (EXACT_BLOCKS) {
+                    dots[c] += own.k.at(r, c) * pairs.erase[r][c];
+                    dk[c] += pairs.erase[r][c];
+                }
+                read[c] += dots[c];
+            }
             const float sum = warp_sum(dots[0] + dots[1]);
             if (me.lane == 0 && r < left) a.erase_dots[(place.half * (i64)a.heads + place.of.head) * a.tokens + place.of.sequence.index + first + r] = sum;
         }
-        const float write[PER] = {low_bf16(kp) * y.x, high_bf16(kp) * y.y};
+        if constexpr (EXACT_BLOCKS) pairs.add_to(dq, dk, read, write, suf, own, r, t, me);
+        if constexpr (BONUS) {
+            const float both = load_shared(me.shared + AT_OWN + t * 4), w[PER] = {both * u.x, both * u.y};
+#pragma unroll
+            for (int c = 0; c < PER; c++) {
+                dq[c] += w[c] * own.k.at(r, c);
+                dk[c] += w[c] * own.q.at(r, c);
+                bonus[c] += both * own.q.at(r, c) * own.k.at(r, c);
+            }
+        }
 #pragma unroll
         for (int c = 0; c < PER; c++) {
             db[r][c] = (BEFORE ? later[c] : later[c] + read[c]) - write[c];
             later[c] = BEFORE ? db[r][c] + read[c] : db[r][c];
-            if constexpr (BONUS) {
-                const float both = load_shared(me.shared + AT_OWN + (me.warp * SLICE + r) * 4), w = both * (c ? u.y : u.x);
-                dq[c] += w * own.k.at(r, c);
-                dk[c] += w * own.q.at(r, c);
-                bonus[c] += both * own.q.at(r, c) * own.k.at(r, c);
-            }
+            if constexpr (EXACT_BLOCKS) suf[c] *= own.a[r][c];
         }
         if (r < left) {
             store_pair(to_q + r * a.dq.token, dq[0], dq[1]);
@@ -177,6 +140,7 @@ LA_DEVICE void store_rows_of(float (&db)[SLICE][PER], float (&bonus)[PER], const
         }
     }
     SliceTable<PER>{me.shared + AT_SUMS}.store(me.warp, me.lane, later);
+    if constexpr (EXACT_BLOCKS) add_given(db, me);
 }
 
 // dg of the slice: db summed over the later slices and all that crosses the chunk's end; a token that forgets everything has none
@@ -235,52 +199,65 @@ LA_DEVICE void store_bonus(const float (&bonus)[PER], const VectorGradArguments&
     a.du[place.block() * LA_K + channel] = sum;
 }
 
-// returns whether the chunk is left to the exact build
-LA_DEVICE bool gradients(const VectorGradArguments& a, const ChunkPlace& place, const Lane& me, int phase) {
-    if (threadIdx.x == 0) load_tiles(a, place, me.shared);
-    __syncwarp();
+// A chunk whose tiles are on their way. `next` runs once the products have left the first tiles. Returns whether the chunk is left to
+// the exact build.
+template <class Next> LA_DEVICE bool gradients(const VectorGradArguments& a, const ChunkPlace& place, const Lane& me, int phase, Next next) {
     Own own;
     own.load(a, place, me);
     __syncthreads();   // the table of decays is whole
-    const bool far = own.copy(me);
+    const bool far = own.copy(me, place.of.sequence.T - place.chunk * C - me.warp / 2 * 16);
     float x[8][4], erases[8][4], db[SLICE][PER], bonus[PER] = {0.f, 0.f};
-    if (multiply(x, erases, a, place, me, far, phase) && !EXACT_BLOCKS) return true;
-#if LA_EXACT
+    const bool left = multiply(x, erases, a, place, me, far, phase) && !EXACT_BLOCKS;
+    next();
+    if (left) return true;
     const Raw raw(me);
-    raw.store(own.q, own.k, own.a);
-#endif
+    if constexpr (EXACT_BLOCKS) raw.store(own);
     sum_blocks(x, erases, a.scale, me);
     __syncthreads();
-#if LA_EXACT
-    exact_rows(db, bonus, raw, a, place, me);
-#else
-    store_rows_of(db, bonus, own, a, place, me);
-#endif
+    Pairs pairs;
+    if constexpr (EXACT_BLOCKS) pairs.make(raw, own, me);
+    store_rows_of(db, bonus, pairs, own, a, place, me);
     __syncthreads();
     store_gates(db, own, a, place, me);
     if constexpr (BONUS) store_bonus(bonus, a, place, me);
     return false;
 }
 
+// The next item from `item` on that is a chunk; others are flagged as nothing to do
+LA_DEVICE u32 existing(const VectorGradArguments& a, u32 item) {
+    for (; item < a.items; item += gridDim.x) {
+        const ChunkPlace place(a, item);
+        if (place.chunk < place.of.chunks()) break;
+        if (threadIdx.x == 0) a.flags[item] = 0;
+    }
+    return item;
+}
+
 #if LA_EXACT
-// a few blocks that redo what the other build has flagged
+// redoes what the other build has flagged
 extern "C" __global__ void __launch_bounds__(THREADS, ERASE ? 1 : 2) grads(const __grid_constant__ VectorGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ u32 flagged[THREADS / 32];
-    const Lane me(shared_address(memory));
+    const u32 shared = shared_address(memory), warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
-        barrier_init(me.shared + AT_BARRIER, 1);
+        barrier_init(shared + AT_BARRIER, 2);
         barriers_made();
     }
     int phase = 0;
     for (u32 round = blockIdx.x; round < a.items; round += THREADS * gridDim.x) {
         const u32 item = round + threadIdx.x * gridDim.x, mask = __ballot_sync(0xffffffffu, item < a.items && a.flags[item]);
-        if (me.lane == 0) flagged[me.warp] = mask;
+        if (threadIdx.x % 32 == 0) flagged[warp] = mask;
         __syncthreads();
         for (int w = 0; w < THREADS / 32; w++)
             for (u32 left = flagged[w]; left; left &= left - 1) {
-                const Lane again(opaque(me.shared));   // no address is held over the loop
-                gradients(a, ChunkPlace(a, round + (32 * w + __ffs(left) - 1) * gridDim.x), again, phase);
+                const Lane me(opaque(shared));   // no address is held over the loop
+                const ChunkPlace place(a, round + (32 * w + __ffs(left) - 1) * gridDim.x);
+                if (threadIdx.x == 0) {
+                    load_first(a, place, me.shared);
+                    load_last(a, place, me.shared);
+                }
+                __syncwarp();
+                gradients(a, place, me, phase, [] {});
                 phase ^= 1;
                 publish_shared();
                 __syncthreads();
@@ -291,18 +268,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, ERASE ? 1 : 2) grads(const
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 2) grads(const __grid_constant__ VectorGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    const ChunkPlace place(a, blockIdx.x);
-    const bool exists = place.chunk < place.of.chunks();
-    if (!exists) {
-        if (threadIdx.x == 0) a.flags[blockIdx.x] = 0;
-        return;
-    }
-    const Lane me(shared_address(memory));
+    const u32 shared = shared_address(memory);
+    u32 item = existing(a, blockIdx.x);
     if (threadIdx.x == 0) {
-        barrier_init(me.shared + AT_BARRIER, 1);
+        barrier_init(shared + AT_BARRIER, 2);
         barriers_made();
+        if (EARLY && item < a.items) load_first(a, ChunkPlace(a, item), shared);
     }
-    const bool left = gradients(a, place, me, 0);
-    if (threadIdx.x == 0) a.flags[blockIdx.x] = left;
+    for (int phase = 0; item < a.items; phase ^= 1) {
+        const Lane me(opaque(shared));   // no address is held over the loop
+        const ChunkPlace place(a, item);
+        if (threadIdx.x == 0) {
+            if (!EARLY) load_first(a, place, me.shared);
+            load_last(a, place, me.shared);
+        }
+        __syncwarp();
+        u32 following = item;
+        const bool left = gradients(a, place, me, phase, [&] {
+            following = existing(a, item + gridDim.x);
+            if (following >= a.items) return;
+            const ChunkPlace further(a, following);
+            if (threadIdx.x == 0) {
+                if (EARLY) load_first(a, further, me.shared);
+                else prefetch_first(a, further);
+                prefetch_last(a, further);
+            }
+            prefetch_rows(a, further, me);
+        });
+        if (threadIdx.x == 0) a.flags[item] = left;
+        item = following;
+        publish_shared();   // what was read and written is behind the copies to come
+        __syncthreads();
+    }
 }
 #endif

@@ -2,7 +2,7 @@
 // channels are products down its own registers. Only products of a = e^g are formed, never differences of sums: a = 0 is exact, and no
 // product exceeds 1. Slices lie straight in memory, rows past the sequence and channels past LA_K are zeros (log decays too).
 #pragma once
-#include "vector/place.cuh"
+#include "vector_backward/place.cuh"
 #include "attention/decay.cuh"
 
 constexpr int SLICE = 8, SLICES = C / SLICE;

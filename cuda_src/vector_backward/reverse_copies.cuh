@@ -1,6 +1,6 @@
 // Warpgroups 2 and 3 of the reverse chain: scaled copies of the chunks ahead.
 #pragma once
-#include "vector/reverse.cuh"
+#include "vector_backward/reverse.cuh"
 #include "tile/prefetch.cuh"
 
 // log decays of the next chunk in registers; scaled copies of this one in place of q and k

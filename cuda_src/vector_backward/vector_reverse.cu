@@ -12,7 +12,7 @@
 //
 // LA_ADDS 1: what a segment adds to G before it, from its first chunk on and only as long as some channel is not forgotten, with the decays of
 // the whole segment.
-#include "vector/reverse_copies.cuh"
+#include "vector_backward/reverse_copies.cuh"
 
 // G^T in bfloat16, a warp's 16 rows, once the last one has left shared memory: an operand here, and on its way to memory
 LA_DEVICE void round_state(const StateRows<1, WIDE>& state, u32 at, int warp, int lane) {

@@ -1,6 +1,6 @@
 // Sums over the blocks of a chunk with decays on the output channels: accumulators have channels as rows, tokens as columns.
 #pragma once
-#include "vector/grads.cuh"
+#include "vector_backward/grads.cuh"
 
 template <int FIRST, int LAST> LA_DEVICE void scale_columns(float (&x)[8][4], const float (&f)[2]) {
 #pragma unroll
