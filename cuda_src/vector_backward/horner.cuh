@@ -58,8 +58,15 @@ template <int I = BLOCKS - 1> LA_DEVICE void write_blocks(float (&y)[8][4], u64 
     if constexpr (I > EXACT_BLOCKS) write_blocks<I - 1>(y, q, z, k, of_y, me);
 }
 
-// What the chunk's own writes leave after it, times G, summed over the tokens: sum_j k_j x_j e^{decay to the chunk's end}, a number a channel;
-// x^T = G U^T before anything else is added
+// <S, G> decayed over the chunk: of a channel, from the sums of eight warps
+LA_DEVICE float crossing_state(float decay, int channel, const Lane& me) {
+    float sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < 8; w++) sum += Table{me.shared + AT_PRODUCTS}.at(w, channel);
+    return decay * sum;
+}
+// What crosses the chunk's end, a number a channel: e^B <S, G>, and what the chunk's own writes leave after it, times G, summed over the
+// tokens, sum_j k_j x_j e^{decay to the chunk's end}; x^T = G U^T before anything else is added
 LA_DEVICE void crossing_writes(const float (&x)[8][4], const Lane& me) {
     float tail[2] = {1.f, 1.f}, sum[2] = {0.f, 0.f};
 #pragma unroll
@@ -82,7 +89,8 @@ LA_DEVICE void crossing_writes(const float (&x)[8][4], const Lane& me) {
     for (int m = 0; m < 2; m++) {
         sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], 1);
         sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], 2);
-        if ((me.lane & 3) == 0) store_shared(me.shared + AT_CROSSING + (me.quarter * 16 + (me.lane >> 2) + 8 * m) * 4, sum[m]);
+        const int channel = me.quarter * 16 + (me.lane >> 2) + 8 * m;
+        if ((me.lane & 3) == 0) store_shared(me.shared + AT_CROSSING + channel * 4, sum[m] + crossing_state(tail[m], channel, me));
     }
 }
 // accumulators to rows of tokens; pieces of 8 channels are permuted by the token, so that a warp is in all banks
@@ -107,6 +115,11 @@ LA_DEVICE void stage_given(float (&x)[8][4], const Lane& me) {
             tail[m] *= me.block_decay(J, m);
         }
     stage_sums(x, AT_GIVEN, me);
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        const int channel = me.quarter * 16 + (me.lane >> 2) + 8 * m;
+        if ((me.lane & 3) == 0) store_shared(me.shared + AT_CROSSING + channel * 4, crossing_state(tail[m], channel, me));
+    }
 #pragma unroll
     for (int i = 24; i < 32; i++) x[i >> 2][i & 3] = 0.f;   // the last block's; the others' begin with the first product
 }

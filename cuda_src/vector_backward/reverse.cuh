@@ -15,7 +15,7 @@ constexpr int AT_Q = 0, AT_K = AT_Q + Tokens::SIZE, AT_ERASE = AT_K + Tokens::SI
 constexpr int AT_GRAM = AT_DOUT + Tokens::SIZE, AT_INVERSE = AT_GRAM + Square::SIZE, STAGE = AT_INVERSE + ERASE * Square::SIZE;
 // then tables of slices for two chunks, G after a chunk, decays of the stages' chunks; with erase v and each warp's dW.v
 constexpr int AT_AFTER = STAGES * STAGE, AT_VALUES = AT_AFTER + Whole::SIZE, AT_TABLES = AT_VALUES + ERASE * Tokens::SIZE;
-constexpr int AT_CARRIES = AT_TABLES + 2 * SliceTable<PER>::BYTES, AT_DOTS = AT_CARRIES + STAGES * WIDE * 4;
+constexpr int AT_CARRIES = AT_TABLES + 2 * SliceTable<WIDE, PER>::BYTES, AT_DOTS = AT_CARRIES + STAGES * WIDE * 4;
 constexpr int AT_RING = AT_DOTS + ERASE * 8 * C * 4, AT_LOADED = AT_RING + 16 * STAGES, AT_VALUES_LOADED = AT_LOADED + 8 * STAGES;
 static_assert(LA_SHARED == AT_VALUES_LOADED + 8 && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
 static_assert(LA_ENDS == LA_END + ERASE * 8 * C * 4, "behind G after a chunk, each warp's dW.v");

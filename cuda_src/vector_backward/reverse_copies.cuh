@@ -48,7 +48,7 @@ struct Producer {
         const int own = lane * PER < LA_K ? walk.of.own(chunk) - warp * SLICE : 0;   // a panel past LA_K is not copied in
 #pragma unroll
         for (int r = 0; r < SLICE; r++) {
-            const float2 y = load_shared2(tile + slice_row<PER>(warp, r, lane));
+            const float2 y = load_shared2(tile + row_offset(warp * SLICE + r, r, lane * PER));
             x.x[r][0] = r < own ? __float_as_uint(y.x) : 0;
             x.x[r][1] = r < own ? __float_as_uint(y.y) : 0;
         }
@@ -63,7 +63,7 @@ struct Producer {
     }
     // decays of the chunk's slices to the table: before the slice (pre), behind it (suf), of all
     __device__ __forceinline__ void share_decays(float (&pre)[PER], float (&suf)[PER], float (&all)[PER], int step) const {
-        const SliceTable<PER> table = {shared + AT_TABLES + (step & 1) * SliceTable<PER>::BYTES};
+        const SliceTable<WIDE, PER> table = {shared + AT_TABLES + (step & 1) * SliceTable<WIDE, PER>::BYTES};
         float own[PER];
 #pragma unroll
         for (int c = 0; c < PER; c++) {
@@ -73,12 +73,12 @@ struct Producer {
             own[c] = exp2_approx(own[c] * LOG2_E);
             pre[c] = suf[c] = all[c] = 1.f;
         }
-        table.store(warp, lane, own);
+        table.store(warp, lane * PER, own);
         groups_barrier<COPIERS>(3);
 #pragma unroll
         for (int s = 0; s < SLICES; s++) {
             float x[PER];
-            table.load(x, s, lane);
+            table.load(x, s, lane * PER);
 #pragma unroll
             for (int c = 0; c < PER; c++) {
                 pre[c] *= s < warp ? x[c] : 1.f;
@@ -102,7 +102,7 @@ struct Producer {
                 y[c] *= d[c];
                 x[c] = rows.at(r, c) * (before ? earlier : y[c]);
             }
-            store_row<PER>(to + slice_row<PER>(warp, r, lane), x);
+            store_row<PER>(to + row_offset(warp * SLICE + r, r, lane * PER), x);
         }
     }
     // the same with the decays to the chunk's end
@@ -119,7 +119,7 @@ struct Producer {
                 x[c] = rows.at(r, c) * y[c];
                 y[c] *= d[c];
             }
-            store_row<PER>(to + slice_row<PER>(warp, r, lane), x);
+            store_row<PER>(to + row_offset(warp * SLICE + r, r, lane * PER), x);
         }
     }
     // copies of a chunk; `running`: with ADDS the decay of all chunks before it

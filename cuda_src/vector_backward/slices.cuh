@@ -26,16 +26,16 @@ template <int WORDS> LA_DEVICE void load_words(u32 (&x)[WORDS], const char* p, b
             : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p), "r"((int)valid));
 }
 
-// KIND as LA_DTYPE: rows of one array as they came
-template <int KIND, int PER> struct Slice {
+// KIND as LA_DTYPE: a lane's ROWS rows of PER channels of one array as they came
+template <int KIND, int PER, int ROWS = SLICE> struct Slice {
     static constexpr int WORDS = KIND == 2 ? PER : PER / 2, BYTES = KIND == 2 ? 4 : 2;
-    u32 x[SLICE][WORDS];
+    u32 x[ROWS][WORDS];
 
     // rows: of the sequence and head; row r is token `first` + r of it
     __device__ __forceinline__ void load(const char* rows, i64 stride, int channel, int first, int T) {
         const char* p = rows + first * stride + channel * BYTES;
 #pragma unroll
-        for (int r = 0; r < SLICE; r++) {
+        for (int r = 0; r < ROWS; r++) {
             load_words<WORDS>(x[r], p, first + r < T && channel < LA_K);
             p += stride;
         }
@@ -48,32 +48,17 @@ template <int KIND, int PER> struct Slice {
     }
 };
 
-// e^g of a slice
-template <int PER> LA_DEVICE void decays_of(float (&a)[SLICE][PER], const Slice<LA_GATE, PER>& g) {
-#pragma unroll
-    for (int r = 0; r < SLICE; r++)
-#pragma unroll
-        for (int c = 0; c < PER; c++) a[r][c] = exp2_approx(g.at(r, c) * LOG2_E);
-}
-// a becomes its running product down the rows
-template <int PER> LA_DEVICE void run_down(float (&a)[SLICE][PER]) {
-#pragma unroll
-    for (int r = 1; r < SLICE; r++)
-#pragma unroll
-        for (int c = 0; c < PER; c++) a[r][c] *= a[r - 1][c];
-}
-
-// One number a channel and slice, in shared memory: [slice][channel]
-template <int PER> struct SliceTable {
-    static constexpr int ROW = 32 * PER * 4, BYTES = SLICES * ROW;
+// One number a channel and slice, in shared memory: [slice][channel]; a lane's PER channels begin at `channel`
+template <int CHANNELS, int PER> struct SliceTable {
+    static constexpr int ROW = CHANNELS * 4, BYTES = SLICES * ROW;
     u32 base;
-    __device__ __forceinline__ void store(int slice, int lane, const float (&x)[PER]) const {
-        const u32 to = base + slice * ROW + lane * PER * 4;
+    __device__ __forceinline__ void store(int slice, int channel, const float (&x)[PER]) const {
+        const u32 to = base + slice * ROW + channel * 4;
 #pragma unroll
         for (int c = 0; c < PER; c += 2) store_shared2(to + c * 4, x[c], x[c + 1]);
     }
-    __device__ __forceinline__ void load(float (&x)[PER], int slice, int lane) const {
-        const u32 from = base + slice * ROW + lane * PER * 4;
+    __device__ __forceinline__ void load(float (&x)[PER], int slice, int channel) const {
+        const u32 from = base + slice * ROW + channel * 4;
 #pragma unroll
         for (int c = 0; c < PER; c += 2) {
             const float2 y = load_shared2(from + c * 4);
@@ -84,11 +69,8 @@ template <int PER> struct SliceTable {
     __device__ __forceinline__ float at(int slice, int channel) const { return load_shared(base + slice * ROW + channel * 4); }
 };
 
-// byte offset of row r of a slice in a tile of 128-byte rows, for this lane's channels
-template <int PER> LA_DEVICE u32 slice_row(int slice, int r, int lane) {
-    const int channel = lane * PER;
-    return channel / 64 * Tokens::PANEL + (slice * SLICE + r) * 128 + (((channel % 64) * 2) ^ (r << 4));
-}
+// byte offset of a row in a tile of 128-byte rows, for a lane's channels from `channel` on; low: the row's last three bits
+LA_DEVICE u32 row_offset(int row, int low, int channel) { return channel / 64 * Tokens::PANEL + row * 128 + (((channel % 64) * 2) ^ (low << 4)); }
 template <int PER> LA_DEVICE void store_row(u32 at, const float (&x)[PER]) {
     if constexpr (PER == 2) store_shared_u32(at, pack_bf16(x[0], x[1]));
     else asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(pack_bf16(x[0], x[1])), "r"(pack_bf16(x[2], x[3])) : "memory");

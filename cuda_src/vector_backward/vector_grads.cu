@@ -66,131 +66,132 @@ LA_DEVICE void sum_blocks(float (&x)[8][4], float (&erases)[8][4], float scale, 
     }
 }
 
-LA_DEVICE void load_pair(float (&x)[PER], u32 at) {
-    const float2 y = load_shared2(at);
-    x[0] = y.x;
-    x[1] = y.y;
+LA_DEVICE void store_copies(char* to, const float (&x)[PER]) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(pack_bf16(x[0], x[1])), "r"(pack_bf16(x[2], x[3])) : "memory");
 }
-LA_DEVICE void load_copies(float (&x)[PER], u32 at) {
-    const u32 y = __float_as_uint(load_shared(at));
-    x[0] = low_bf16(y);
-    x[1] = high_bf16(y);
-}
-LA_DEVICE void store_pair(char* to, float x, float y) { asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(pack_bf16(x, y)) : "memory"); }
 
-// dq and dk of the slice to memory; db[r] becomes the sum of db over its own rows from r on, and (exact) of what its earlier rows write for G
-LA_DEVICE void store_rows_of(float (&db)[SLICE][PER], float (&bonus)[PER], const Pairs& pairs, const Own& own, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
-    const int first = place.chunk * C + me.warp * SLICE, channel = place.half * HALF + me.lane * PER, left = channel < LA_K ? place.of.sequence.T - first : 0;
+// r_t.k_t over half of the channels, for dbeta
+LA_DEVICE void store_erase_dot(const float (&dots)[PER], int r, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
+    float sum = (dots[0] + dots[1]) + (dots[2] + dots[3]);
+#pragma unroll
+    for (int d = 8; d; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    const int t = place.chunk * C + me.first + r;
+    if ((me.lane & 15) == 0 && t < place.of.sequence.T) a.erase_dots[(place.half * (i64)a.heads + place.of.head) * a.tokens + place.of.sequence.index + t] = sum;
+}
+
+// Gradients of a lane's row r before q's own write: dq, dk, and the dots that dg is made of
+LA_DEVICE void row_gradients(float (&dq)[PER], float (&dk)[PER], float (&read)[PER], float (&write)[PER], const float (&suf)[PER], const Pairs& pairs, const Own& own,
+                             int r, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
+    float x[PER], y[PER], qp[PER], kp[PER];
+    load_four(x, me.staged(AT_READS, r));
+    load_four(y, me.staged(AT_WRITES, r));
+    load_copies(qp, me.row(AT_QP, r));
+    load_copies(kp, me.row(AT_KP, r));
+#pragma unroll
+    for (int c = 0; c < PER; c++) {
+        dq[c] = x[c] * own.reads(r, c);
+        read[c] = qp[c] * x[c];
+        dk[c] = y[c] * (EXACT_BLOCKS ? suf[c] : reciprocal(own.pre[r][c]));
+        write[c] = kp[c] * y[c];
+    }
+    if constexpr (ERASE) {
+        float e[PER], kr[PER];
+        load_four(e, me.staged(AT_ERASES, r));
+        load_copies(kr, me.row(AT_KR, r));
+#pragma unroll
+        for (int c = 0; c < PER; c++) {
+            kr[c] *= e[c];
+            dk[c] += e[c] * own.pre[r][c];
+            if constexpr (EXACT_BLOCKS) {
+                kr[c] += own.k.at(r, c) * pairs.erase[r][c];
+                dk[c] += pairs.erase[r][c];
+            }
+            read[c] += kr[c];
+        }
+        store_erase_dot(kr, r, a, place, me);
+    }
+    if constexpr (EXACT_BLOCKS) pairs.add_to(dq, dk, read, write, suf, own, r, me);
+}
+
+// dq and dk of the lane's rows to memory; db[r] becomes the sum of db over the slice's rows from r on, and (exact) of what its earlier rows
+// write for G
+LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const Pairs& pairs, const Own& own, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
+    const int first = place.chunk * C + me.first, channel = place.half * HALF + me.channel, left = channel < LA_K ? place.of.sequence.T - first : 0;
     char* const to_q = own_rows(a.dq, place.of.sequence, place.of.head) + first * a.dq.token + channel * 2;
     char* const to_k = own_rows(a.dk, place.of.sequence, place.of.head) + first * a.dk.token + channel * 2;
-    const float2 u = BONUS && channel < LA_K ? *(const float2*)(a.u + (u32)place.of.head / (u32)a.group_u * LA_K + channel) : float2{};
-    float later[PER] = {0.f, 0.f}, suf[PER];
-    own.rest(suf, me);
+    const float4 u = BONUS && channel < LA_K ? *(const float4*)(a.u + (u32)place.of.head / (u32)a.group_u * LA_K + channel) : float4{};
+    const float weights[PER] = {u.x, u.y, u.z, u.w};
+    float later[PER] = {0.f, 0.f, 0.f, 0.f}, suf[PER] = {own.suf[0], own.suf[1], own.suf[2], own.suf[3]}, other[PER];
 #pragma unroll
-    for (int r = SLICE - 1; r >= 0; r--) {
-        const int t = me.warp * SLICE + r;
-        float x[PER], y[PER], qp[PER], kp[PER], dq[PER], dk[PER], read[PER], write[PER];
-        load_pair(x, me.staged(AT_READS, r));
-        load_pair(y, me.staged(AT_WRITES, r));
-        load_copies(qp, me.row(AT_QP, r));
-        load_copies(kp, me.row(AT_KP, r));
+    for (int r = OWN - 1; r >= 0; r--) {
+        float dq[PER], dk[PER], read[PER], write[PER];
+        row_gradients(dq, dk, read, write, suf, pairs, own, r, a, place, me);
+        const float both = BONUS ? load_shared(me.shared + AT_OWN + (me.first + r) * 4) : 0.f;
 #pragma unroll
         for (int c = 0; c < PER; c++) {
-            dq[c] = x[c] * own.reads(r, c);
-            read[c] = qp[c] * x[c];
-            dk[c] = y[c] * (EXACT_BLOCKS ? suf[c] : reciprocal(own.pre[r][c]));
-            write[c] = kp[c] * y[c];
-        }
-        if constexpr (ERASE) {
-            float e[PER], kr[PER], dots[PER];
-            load_pair(e, me.staged(AT_ERASES, r));
-            load_copies(kr, me.row(AT_KR, r));
-#pragma unroll
-            for (int c = 0; c < PER; c++) {
-                dots[c] = kr[c] * e[c];
-                dk[c] += e[c] * own.pre[r][c];
-                if constexpr (EXACT_BLOCKS) {
-                    dots[c] += own.k.at(r, c) * pairs.erase[r][c];
-                    dk[c] += pairs.erase[r][c];
-                }
-                read[c] += dots[c];
-            }
-            const float sum = warp_sum(dots[0] + dots[1]);
-            if (me.lane == 0 && r < left) a.erase_dots[(place.half * (i64)a.heads + place.of.head) * a.tokens + place.of.sequence.index + first + r] = sum;
-        }
-        if constexpr (EXACT_BLOCKS) pairs.add_to(dq, dk, read, write, suf, own, r, t, me);
-        if constexpr (BONUS) {
-            const float both = load_shared(me.shared + AT_OWN + t * 4), w[PER] = {both * u.x, both * u.y};
-#pragma unroll
-            for (int c = 0; c < PER; c++) {
-                dq[c] += w[c] * own.k.at(r, c);
-                dk[c] += w[c] * own.q.at(r, c);
+            if constexpr (BONUS) {
+                dq[c] += both * weights[c] * own.k.at(r, c);
+                dk[c] += both * weights[c] * own.q.at(r, c);
                 bonus[c] += both * own.q.at(r, c) * own.k.at(r, c);
             }
-        }
-#pragma unroll
-        for (int c = 0; c < PER; c++) {
             db[r][c] = (BEFORE ? later[c] : later[c] + read[c]) - write[c];
             later[c] = BEFORE ? db[r][c] + read[c] : db[r][c];
             if constexpr (EXACT_BLOCKS) suf[c] *= own.a[r][c];
         }
         if (r < left) {
-            store_pair(to_q + r * a.dq.token, dq[0], dq[1]);
-            store_pair(to_k + r * a.dk.token, dk[0], dk[1]);
+            store_copies(to_q + r * a.dq.token, dq);
+            store_copies(to_k + r * a.dk.token, dk);
         }
     }
-    SliceTable<PER>{me.shared + AT_SUMS}.store(me.warp, me.lane, later);
+    other_half(other, later);
+#pragma unroll
+    for (int c = 0; c < PER; c++) {
+        const float upper = me.upper() ? 0.f : other[c];
+        later[c] += other[c];
+#pragma unroll
+        for (int r = 0; r < OWN; r++) db[r][c] += upper;
+    }
+    if (!me.upper()) Table{me.shared + AT_SUMS}.store(me.warp, me.channel, later);
     if constexpr (EXACT_BLOCKS) add_given(db, me);
 }
 
-// dg of the slice: db summed over the later slices and all that crosses the chunk's end; a token that forgets everything has none
-LA_DEVICE void store_gates(const float (&db)[SLICE][PER], const Own& own, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
-    float all[PER] = {1.f, 1.f}, product[PER] = {0.f, 0.f}, end[PER];
+// dg of the lane's rows: db summed over the later slices and all that crosses the chunk's end; a token that forgets everything has none
+LA_DEVICE void store_gates(const float (&db)[OWN][PER], const Own& own, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
+    float end[PER], x[PER];
+    load_four(end, me.shared + AT_CROSSING + me.channel * 4);
 #pragma unroll
-    for (int s = SLICES - 1; s >= 0; s--) {
-        float x[PER], y[PER];
-        me.decays().load(x, s, me.lane);
-        SliceTable<PER>{me.shared + AT_PRODUCTS}.load(y, s, me.lane);
-#pragma unroll
-        for (int c = 0; c < PER; c++) {
-            all[c] *= x[c];
-            product[c] += y[c];
-        }
-    }
-    const float2 crossing = EXACT_BLOCKS ? float2{} : load_shared2(me.shared + AT_CROSSING + me.lane * 8);
-    end[0] = crossing.x + all[0] * product[0];
-    end[1] = crossing.y + all[1] * product[1];
-    if constexpr (EXACT_BLOCKS)   // of earlier slices; db has its own
-        for (int s = 0; s < me.warp; s++) {
-            float x[PER];
-            SliceTable<PER>{me.shared + AT_GIVEN_SUMS}.load(x, s, me.lane);
+    for (int s = SLICES - 1; s > 0; s--)
+        if (s > me.warp) {
+            Table{me.shared + AT_SUMS}.load(x, s, me.channel);
 #pragma unroll
             for (int c = 0; c < PER; c++) end[c] += x[c];
         }
+    if constexpr (EXACT_BLOCKS)   // of earlier slices; db has its own
+        for (int s = 0; s < me.warp; s++) {
+            Table{me.shared + AT_GIVEN_SUMS}.load(x, s, me.channel);
 #pragma unroll
-    for (int s = SLICES - 1; s > 0; s--) {
-        float x[PER];
-        SliceTable<PER>{me.shared + AT_SUMS}.load(x, s, me.lane);
-#pragma unroll
-        for (int c = 0; c < PER; c++) end[c] += s > me.warp ? x[c] : 0.f;
-    }
-    const int first = place.chunk * C + me.warp * SLICE, channel = place.half * HALF + me.lane * PER;
+            for (int c = 0; c < PER; c++) end[c] += x[c];
+        }
+    const int first = place.chunk * C + me.first, channel = place.half * HALF + me.channel, left = channel < LA_K ? place.of.sequence.T - first : 0;
     char* const to = own_rows(a.dg, place.of.sequence, place.of.head) + first * a.dg.token + channel * (LA_GATE == 2 ? 4 : 2);
 #pragma unroll
-    for (int r = 0; r < SLICE; r++) {
-        float x[PER];
+    for (int r = 0; r < OWN; r++) {
 #pragma unroll
         for (int c = 0; c < PER; c++) x[c] = EXACT_BLOCKS && own.a[r][c] == 0.f ? 0.f : db[r][c] + end[c];
-        if (first + r >= place.of.sequence.T || channel >= LA_K) continue;
-        if constexpr (LA_GATE == 2) *(float2*)(to + r * a.dg.token) = {x[0], x[1]};
-        else store_pair(to + r * a.dg.token, x[0], x[1]);
+        if (r >= left) continue;
+        if constexpr (LA_GATE == 2) *(float4*)(to + r * a.dg.token) = {x[0], x[1], x[2], x[3]};
+        else store_copies(to + r * a.dg.token, x);
     }
 }
 
-// what the slices add to du, as floats a chunk; in the place of the copies of q, which all have read
+// what the slices add to du, as floats a chunk
 LA_DEVICE void store_bonus(const float (&bonus)[PER], const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
-    const SliceTable<PER> table = {me.shared + AT_DOUT};
-    table.store(me.warp, me.lane, bonus);
+    const Table table = {me.shared + AT_DOUT};
+    float both[PER];
+    other_half(both, bonus);
+#pragma unroll
+    for (int c = 0; c < PER; c++) both[c] += bonus[c];
+    if (!me.upper()) table.store(me.warp, me.channel, both);
     __syncthreads();
     const int channel = place.half * HALF + threadIdx.x;
     if (threadIdx.x >= HALF || channel >= LA_K) return;
@@ -199,19 +200,19 @@ LA_DEVICE void store_bonus(const float (&bonus)[PER], const VectorGradArguments&
     a.du[place.block() * LA_K + channel] = sum;
 }
 
-// A chunk whose tiles are on their way. `next` runs once the products have left the first tiles. Returns whether the chunk is left to
-// the exact build.
-template <class Next> LA_DEVICE bool gradients(const VectorGradArguments& a, const ChunkPlace& place, const Lane& me, int phase, Next next) {
+// returns whether the chunk is left to the exact build
+LA_DEVICE bool gradients(const VectorGradArguments& a, const ChunkPlace& place, const Lane& me, int phase) {
+    if (threadIdx.x == 0) load_tiles(a, place, me.shared);
+    __syncwarp();
     Own own;
     own.load(a, place, me);
     __syncthreads();   // the table of decays is whole
-    const bool far = own.copy(me, place.of.sequence.T - place.chunk * C - me.warp / 2 * 16);
-    float x[8][4], erases[8][4], db[SLICE][PER], bonus[PER] = {0.f, 0.f};
-    const bool left = multiply(x, erases, a, place, me, far, phase) && !EXACT_BLOCKS;
-    next();
-    if (left) return true;
+    const bool far = own.extend(me, place.of.sequence.T - place.chunk * C - me.warp / 2 * 16);
+    own.copy(me);
+    float x[8][4], erases[8][4], db[OWN][PER], bonus[PER] = {0.f, 0.f, 0.f, 0.f};
+    if (multiply(x, erases, a, place, me, far, phase) && !EXACT_BLOCKS) return true;
     const Raw raw(me);
-    if constexpr (EXACT_BLOCKS) raw.store(own);
+    if constexpr (EXACT_BLOCKS) raw.store(own, me);
     sum_blocks(x, erases, a.scale, me);
     __syncthreads();
     Pairs pairs;
@@ -223,24 +224,14 @@ template <class Next> LA_DEVICE bool gradients(const VectorGradArguments& a, con
     return false;
 }
 
-// The next item from `item` on that is a chunk; others are flagged as nothing to do
-LA_DEVICE u32 existing(const VectorGradArguments& a, u32 item) {
-    for (; item < a.items; item += gridDim.x) {
-        const ChunkPlace place(a, item);
-        if (place.chunk < place.of.chunks()) break;
-        if (threadIdx.x == 0) a.flags[item] = 0;
-    }
-    return item;
-}
-
 #if LA_EXACT
-// redoes what the other build has flagged
+// a few blocks that redo what the other build has flagged
 extern "C" __global__ void __launch_bounds__(THREADS, ERASE ? 1 : 2) grads(const __grid_constant__ VectorGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ u32 flagged[THREADS / 32];
     const u32 shared = shared_address(memory), warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
-        barrier_init(shared + AT_BARRIER, 2);
+        barrier_init(shared + AT_BARRIER, 1);
         barriers_made();
     }
     int phase = 0;
@@ -251,13 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ERASE ? 1 : 2) grads(const
         for (int w = 0; w < THREADS / 32; w++)
             for (u32 left = flagged[w]; left; left &= left - 1) {
                 const Lane me(opaque(shared));   // no address is held over the loop
-                const ChunkPlace place(a, round + (32 * w + __ffs(left) - 1) * gridDim.x);
-                if (threadIdx.x == 0) {
-                    load_first(a, place, me.shared);
-                    load_last(a, place, me.shared);
-                }
-                __syncwarp();
-                gradients(a, place, me, phase, [] {});
+                gradients(a, ChunkPlace(a, round + (32 * w + __ffs(left) - 1) * gridDim.x), me, phase);
                 phase ^= 1;
                 publish_shared();
                 __syncthreads();
@@ -268,37 +253,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, ERASE ? 1 : 2) grads(const
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 2) grads(const __grid_constant__ VectorGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    const u32 shared = shared_address(memory);
-    u32 item = existing(a, blockIdx.x);
+    const ChunkPlace place(a, blockIdx.x);
+    if (place.chunk >= place.of.chunks()) {
+        if (threadIdx.x == 0) a.flags[blockIdx.x] = 0;
+        return;
+    }
+    const Lane me(shared_address(memory));
     if (threadIdx.x == 0) {
-        barrier_init(shared + AT_BARRIER, 2);
+        barrier_init(me.shared + AT_BARRIER, 1);
         barriers_made();
-        if (EARLY && item < a.items) load_first(a, ChunkPlace(a, item), shared);
     }
-    for (int phase = 0; item < a.items; phase ^= 1) {
-        const Lane me(opaque(shared));   // no address is held over the loop
-        const ChunkPlace place(a, item);
-        if (threadIdx.x == 0) {
-            if (!EARLY) load_first(a, place, me.shared);
-            load_last(a, place, me.shared);
-        }
-        __syncwarp();
-        u32 following = item;
-        const bool left = gradients(a, place, me, phase, [&] {
-            following = existing(a, item + gridDim.x);
-            if (following >= a.items) return;
-            const ChunkPlace further(a, following);
-            if (threadIdx.x == 0) {
-                if (EARLY) load_first(a, further, me.shared);
-                else prefetch_first(a, further);
-                prefetch_last(a, further);
-            }
-            prefetch_rows(a, further, me);
-        });
-        if (threadIdx.x == 0) a.flags[item] = left;
-        item = following;
-        publish_shared();   // what was read and written is behind the copies to come
-        __syncthreads();
-    }
+    const bool left = gradients(a, place, me, 0);
+    if (threadIdx.x == 0) a.flags[blockIdx.x] = left;
 }
 #endif

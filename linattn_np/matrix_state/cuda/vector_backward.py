@@ -141,7 +141,7 @@ def _gradients(batch: vector.Batch, arrays: Arrays, exact: bool, scale: float, *
     if moves():
         named = (*(arrays[n] for n in (*names, values, "dout", "u")), batch.offsets, *given.values())
     constants = cuts.grads_constants(batch.kind, erase, exact)
-    grid = min(_items(batch), cuts.RESIDENT * launch.multiprocessors())
+    grid = min(_items(batch), cuts.EXACT_BLOCKS * launch.multiprocessors()) if exact else _items(batch)
     launch.launch(cuts.GRADS.file, cuts.GRADS.entry, constants, grid, cuts.GRADS.threads,
                   dict(constants)["LA_SHARED"], arguments.VECTOR_GRADS.packed(fields), named)
 

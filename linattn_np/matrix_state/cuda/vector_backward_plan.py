@@ -14,7 +14,7 @@ GRADS = Kernel("vector_backward/vector_grads.cu", "grads", 256)
 STRENGTHS = Kernel("vector_backward/vector_strengths.cu", "strengths", 256)
 HALF = 64  # key channels that the gradients take at a time
 TABLE = 8 * HALF * 4  # bytes of a number a channel and slice of 8 tokens
-RESIDENT = 2  # blocks of the gradients that a multiprocessor has at once
+EXACT_BLOCKS = 2  # blocks a multiprocessor of the build for chunks that decay too far
 
 
 def _common(kind: VectorKind, erase: bool) -> dict[str, int]:
@@ -42,10 +42,10 @@ def reverse_shared(erase: bool) -> int:
 
 
 def grads_shared(erase: bool, exact: bool) -> int:
-    """Bytes of vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables, sums."""
+    """Bytes of vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables."""
     copies, tiles, spare = 2 + erase, 2 + erase, 2 * exact if erase else 1
-    size = (copies + spare) * SQUARE + DELTA_END + tiles * TILE + 3 * TABLE + 2 * HALF * 4 + 2 * BARRIER
-    return size if erase and not exact else round_up(size, 1024) + TILE + exact * TABLE
+    size = (copies + spare) * SQUARE + DELTA_END + tiles * TILE + 3 * TABLE + 3 * HALF * 4 + 2 * BARRIER
+    return round_up(size, 1024) + TILE + TABLE if exact else size
 
 
 @functools.cache
