@@ -117,7 +117,8 @@ def _reverse(
     if moves():
         named = (*(arrays[n] for n in {*maps, "g", "dv"}), batch.offsets, start.array, end.array, *given.values())
     constants = cuts.reverse_constants(batch.kind, erase, adds)
-    launch.launch(cuts.REVERSE.file, cuts.REVERSE.entry, constants, batch.N * heads * batch.segments, cuts.REVERSE.threads,
+    grid = batch.N * heads * batch.segments
+    launch.launch(cuts.REVERSE.file, cuts.REVERSE.entry, constants, grid, cuts.REVERSE.threads,
                   dict(constants)["LA_SHARED"], arguments.VECTOR_REVERSE.packed(fields), named)
 
 
