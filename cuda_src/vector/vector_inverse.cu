@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) inverse(const __gri
     const int pieces = LA_EXACT ? LA_PIECES : a.segments * a.chunks;
     const ChunkTraversal traversal(a, pieces, 1);
     const int total = (traversal.sequence.T + C - 1) / C;
-    if (traversal.first >= total) return;
+    if (traversal.first >= total || (LA_EXACT && a.segments == 1 && a.flags[traversal.slot] == 0)) return;
     if (threadIdx.x == 0) {
         barrier_init(shared + AT_BARRIER, 1);
         barriers_made();

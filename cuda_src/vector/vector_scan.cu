@@ -9,7 +9,7 @@
 #include "vector/scan.cuh"
 
 LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
-    const int block = warp >> 1, panel = warp & 1, channel = 64 * panel + 2 * lane;
+    const int channel = 64 * (warp & 1) + 2 * lane;
     const i64 flag = traversal.slot * a.segments + traversal.segment;
     float2 u = {0.f, 0.f};
     if (LA_BONUS) {
@@ -25,7 +25,7 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
             clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
         }
         float2 all;
-        const bool far = __any_sync(0xffffffffu, scale_block<4, false>(tiles, all, u, block, panel, lane));
+        const bool far = __any_sync(0xffffffffu, scale_block<4, false>(tiles, all, u, warp, lane));
         producers_barrier();
         RawBlock raw = {};
         if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);
