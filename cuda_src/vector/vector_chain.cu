@@ -24,6 +24,14 @@ struct Copier {
         }
         if (step + STAGES < traversal.steps) load.tokens(step + STAGES);
     }
+    __device__ __forceinline__ const char* inverse_at(int step) const {
+        return load.a.inverses + (load.traversal.stored + load.traversal.first + step) * Square::SIZE;
+    }
+    __device__ __forceinline__ void inverse(int step, u32 to) const {   // over quotients; the next one comes closer
+        barrier_expect(load.bar.inverse(step % STAGES), Square::SIZE);
+        run_in(to, inverse_at(step), Square::SIZE, load.bar.inverse(step % STAGES));
+        if (step + 1 < load.traversal.steps) run_prefetch(inverse_at(step + 1), Square::SIZE);
+    }
     __device__ __forceinline__ void values(int step) const {   // once the outputs of step - 2 have left their place
         out_read();
         load.values(step);
@@ -34,7 +42,10 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
     const i64 flag = traversal.slot * a.segments + traversal.segment;
     const bool copies = warp == 0 && lane == 0;
     const Copier copier = {{a, traversal, shared, bar}};
-    if (copies) copier.load.begin();
+    if (copies && traversal.steps > 0) {
+        copier.load.begin();
+        run_prefetch(copier.inverse_at(0), Square::SIZE);
+    }
     __syncwarp();
     for (int step = 0; step < traversal.steps; step++) {
         const int s = step % STAGES, chunk = traversal.first + step;
@@ -55,11 +66,9 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
         RawBlock raw = {};
         if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);
         else if (far && lane == 0) a.flags[flag] = 1;
-        make_gram<3>(tiles, all, far, raw, warp, lane);   // a barrier within: quotients have been read
-        if (copies) {
-            barrier_expect(bar.inverse(s), Square::SIZE);
-            run_in(tiles.gates + PANEL, a.inverses + traversal.stored(a, chunk) * Square::SIZE, Square::SIZE, bar.inverse(s));
-        }
+        make_gram<3>(tiles, all, far, raw, warp, lane, [&] {
+            if (copies) copier.inverse(step, tiles.gates + PANEL);
+        });
         publish_shared();
         warp_arrive(bar.ready(s), lane);
         if (copies && step > 0) copier.leave(step - 1);
