@@ -102,7 +102,7 @@ def delta_entries(
 
 
 def vector_entries(
-    dtype: str, K: int, V: int, capability: int, bonus: bool = False, ragged: bool = False
+    dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False, ragged: bool = False
 ) -> Iterator[Entry]:
     """Every kernel of a vector decay for key width K and value width V; none where they are not for it.
 
@@ -110,9 +110,12 @@ def vector_entries(
     """
     if not cuda_vector.takes(dtype, K, V, capability):
         return
+    names = [("inverse", False), ("chain", False), ("inverse", True), ("chain", True)]
+    if erase is Erase.NONE:
+        names = [("scan", False), ("scan", True), ("adds", False), ("segments", False)]
     for gate in ("bfloat16", "float32"):
         kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus, ragged)
-        for name, exact in (("scan", False), ("scan", True), ("adds", False), ("segments", False)):
+        for name, exact in names:
             words = f"vector decay in {gate}, {'exact ' * exact}{name}"
             yield Entry(words, cuda_vector.KERNELS[name].file, cuda_vector.constants(name, kind, exact))
 
@@ -163,7 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--value", nargs="+", type=int, metavar="V", help="value widths; default: the key widths")
     parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar", "vector"])
     parser.add_argument("--erase", nargs="+", default=["none"], choices=["none", "delta", "free"],
-                        help="erase term; vector decay with one, free erase: kernels of a few tokens only")
+                        help="erase term; free erase: kernels of a few tokens only")
     parser.add_argument("--raw", action="store_true",
                         help="also kernels of raw projections (qk_l2norm, A_log); without erase: Mamba-2's step size")
     parser.add_argument("--state", nargs="+", default=["float32"], choices=list(ELEMENTS),
@@ -209,9 +212,11 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
                     for entry in step_size_entries(dtype, V) if mamba2 else ():
                         yield words, K, V, entry
-                if erase == "none" and decay == "vector":
-                    for entry in itertools.chain(*(vector_entries(dtype, K, V, capability, x) for x in (False, True))):
-                        yield words, K, V, entry
+                if decay == "vector" and erase != "free":
+                    own = Erase[erase.upper()]
+                    for bonus in (False, True)[: 1 + (erase == "none")]:
+                        for entry in vector_entries(dtype, K, V, capability, own, bonus):
+                            yield words, K, V, entry
                 if dtype == "tf32":  # a few tokens and the delta rule are computed in float32
                     continue
                 if erase == "delta" and decay != "vector":

@@ -29,7 +29,7 @@ struct Barriers {   // of stage s: q, k, g are there; copies and P are made; A i
             barrier_init(full(s), 1);
             barrier_init(ready(s), 8 * ARRIVALS);
             barrier_init(inverse(s), 1);
-            barrier_init(empty(s), 2);
+            barrier_init(empty(s), 8 * ARRIVALS);
         }
         barrier_init(values(0), 1);
         barrier_init(values(1), 1);

@@ -34,7 +34,8 @@ LA_DEVICE int row_of_sum(int lane) { return (lane & 1) * 4 + (lane & 2) + ((lane
 
 // Eight rows from row `first` on: h Pre up to them in `pre`, Suf of the last of them in `suf`; reach.before: E / h. KEYS: Kc too.
 template <int QUERIES, bool KEYS>
-LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, const Reach& reach, float2 u, int block, int panel, int lane) {
+LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, const Reach& reach, float2 u, int warp, int lane) {
+    const int block = warp >> 1, panel = warp & 1;
     typedef Scratch<QUERIES> X;
     const u32 own = panel * PANEL + block * BLOCK_BYTES + first * 128, scratch = t.scratch + panel * X::PANEL_BYTES + first * 128;
     const u32 gates = gates_of(t.gates, block, panel, lane) + first * 128, quotients = t.gates + panel * QUOTIENTS + block * BLOCK_BYTES + first * 128;
@@ -95,9 +96,11 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         if (lane < 8) store_shared(t.bonus + (panel * C + block * ROWS + first + row_of_sum(lane)) * 4, sum);
     }
 }
-// All copies of a warp's 16 rows. Returns whether the block decays by more than quotients can bear; all: decay of the chunk.
+// All copies of a warp's 16 rows. Returns whether the block decays by more than quotients can bear; all: decay of the chunk. With
+// KEYS the place of Kc is free once `free` (unless 0) has been through phase `parity`.
 template <int QUERIES, bool KEYS>
-LA_DEVICE bool scale_block(const Tiles& t, float2& all, float2 u, int block, int panel, int lane) {
+LA_DEVICE bool scale_block(const Tiles& t, float2& all, float2 u, int warp, int lane, u32 free = 0, int parity = 0) {
+    const int block = warp >> 1, panel = warp & 1;
     const Halves halves = halves_of(gates_of(t.gates, block, panel, lane), lane);
     const float2 own = halves.first * halves.last;
     store_decay(t.decays, own, block, panel, lane);
@@ -105,9 +108,10 @@ LA_DEVICE bool scale_block(const Tiles& t, float2& all, float2 u, int block, int
     Reach reach = reach_of(t.decays, own, block, panel, lane);
     all = reach.all;
     reach.before *= {OVER_MIDDLE, OVER_MIDDLE};
+    if (KEYS && free) barrier_wait(free, parity);
     float2 pre = {MIDDLE, MIDDLE};
 #pragma unroll 1   // one copy of this code for all rows and warps: with four, fetching instructions was the limit
     for (int first = 0; first < ROWS; first += 8)
-        scale_rows<QUERIES, KEYS>(t, first, pre, first ? float2{1.f, 1.f} : halves.last, reach, u, block, panel, lane);
+        scale_rows<QUERIES, KEYS>(t, first, pre, first ? float2{1.f, 1.f} : halves.last, reach, u, warp, lane);
     return fminf(pre.x, pre.y) < SMALLEST_DECAY * MIDDLE;
 }

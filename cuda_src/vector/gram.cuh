@@ -73,8 +73,8 @@ template <int QUERIES> LA_DEVICE Operands operands_of(const Tiles& t, int n, int
     return {scratch ? t.scratch + a * BLOCK_BYTES : t.q + (reader ? 2 : block) * BLOCK_BYTES,
             n ? t.scratch + b * BLOCK_BYTES : t.gates + block * BLOCK_BYTES, scratch ? X::PANEL_BYTES : PANEL, n ? X::PANEL_BYTES : QUOTIENTS, scratch};
 }
-// all: decay of the chunk, of block 0's warps. far: whether this warp's block is on the exact path.
-template <int QUERIES> LA_DEVICE void make_gram(const Tiles& t, float2 all, bool far, const RawBlock& raw, int warp, int lane) {
+// all: decay of the chunk, of block 0's warps. far: whether this warp's block is on the exact path. read(): quotients have been.
+template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 all, bool far, const RawBlock& raw, int warp, int lane, F read) {
     const int block = warp >> 1, panel = warp & 1, row = lane >> 2;
     Packed own = {0, 0}, next = {0, 0}, other = {0, 0};   // the diagonal block, the first and the second of the others
 #pragma unroll 1
@@ -92,6 +92,7 @@ template <int QUERIES> LA_DEVICE void make_gram(const Tiles& t, float2 all, bool
         else other = packed(c);
     }
     producers_barrier();   // all quotients have been read
+    read();
     const u32 gram = t.gates + row * 128 + (lane & 3) * 4, turn = (u32)(row & 7) << 4;
     auto put = [&](int i, int j, Packed x) {
         const u32 at = gram + i * BLOCK_BYTES + ((panel * 16 + j * 32) ^ turn);

@@ -11,7 +11,7 @@ typedef Panels<WIDE, WIDE> StatePanels;                       // S^T: value rows
 struct ChunkTraversal {
     Sequence sequence;
     int head, segment, first, steps, last, row;   // first chunk, number of chunks; the sequence's last segment; batch row
-    i64 slot;                                     // of the sequence and head
+    i64 slot, stored;                             // of the sequence and head; number of its first chunk among all that are stored
 
     template <class Arguments> __device__ __forceinline__ ChunkTraversal(const Arguments& a, int pieces, int length) {
         const int number = blockIdx.x / pieces;
@@ -25,11 +25,7 @@ struct ChunkTraversal {
         first = segment * length;
         steps = min(total - first, length);
         slot = (i64)n * a.heads + head;
-    }
-    // number of a chunk among those of the head, over the whole batch; all heads have `slots`
-    template <class Arguments> __device__ __forceinline__ i64 stored(const Arguments& a, int chunk) const {
-        const i64 before = a.offsets ? sequence.first / C + slot / a.heads : slot / a.heads * ((a.T + C - 1) / C);
-        return head * a.slots + before + chunk;
+        stored = head * a.slots + (a.offsets ? sequence.first / C + n : (i64)n * ((a.T + C - 1) / C));
     }
     __device__ __forceinline__ int token(int chunk) const { return (int)sequence.first + chunk * C; }   // in the tensor
     __device__ __forceinline__ int count(int chunk) const { return min(C, sequence.T - chunk * C); }

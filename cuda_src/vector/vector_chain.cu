@@ -8,32 +8,74 @@
 //     U = A (V - Kc S)        out = scale (Qg S + P U)        S <- D_0 D_1 D_2 D_3 S + Kd^T U
 #include "vector/chain.cuh"
 
+// One thread of the producers is what copies tiles in and outputs out: the chain does not wait for any copy.
+struct Copier {
+    Loader load;
+    __device__ __forceinline__ void leave(int step) const {   // once the chain has left step: its outputs go, q, k, g come
+        const ChunkTraversal& traversal = load.traversal;
+        const int chunk = traversal.first + step;
+        barrier_wait(load.bar.empty(step % STAGES), step / STAGES & 1);
+        if (!LA_RAGGED || traversal.count(chunk) == C) {
+            const u32 values = values_at(load.shared, step);
+            const int token = traversal.token(chunk);
+            box_out(load.a.out, values, 0, traversal.head, token, traversal.row);
+            if (LA_V > 64) box_out(load.a.out, values + PANEL, 64, traversal.head, token, traversal.row);
+            out_commit();
+        }
+        if (step + STAGES < traversal.steps) load.tokens(step + STAGES);
+    }
+    __device__ __forceinline__ const char* inverse_at(int step) const {
+        return load.a.inverses + (load.traversal.stored + load.traversal.first + step) * Square::SIZE;
+    }
+    __device__ __forceinline__ void inverse(int step, u32 to) const {   // over quotients; the next one comes closer
+        barrier_expect(load.bar.inverse(step % STAGES), Square::SIZE);
+        run_in(to, inverse_at(step), Square::SIZE, load.bar.inverse(step % STAGES));
+        if (step + 1 < load.traversal.steps) run_prefetch(inverse_at(step + 1), Square::SIZE);
+    }
+    __device__ __forceinline__ void values(int step) const {   // once the outputs of step - 2 have left their place
+        out_read();
+        load.values(step);
+    }
+};
+
 LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
     const i64 flag = traversal.slot * a.segments + traversal.segment;
+    const bool copies = warp == 0 && lane == 0;
+    const Copier copier = {{a, traversal, shared, bar}};
+    if (copies && traversal.steps > 0) {
+        copier.load.begin();
+        run_prefetch(copier.inverse_at(0), Square::SIZE);
+    }
+    __syncwarp();
     for (int step = 0; step < traversal.steps; step++) {
         const int s = step % STAGES, chunk = traversal.first + step;
+        const bool part = LA_RAGGED && traversal.count(chunk) < C;
         const Tiles tiles = tiles_of(shared, s);
         barrier_wait(bar.full(s), step / STAGES & 1);
-        if (LA_RAGGED && traversal.count(chunk) < C) {
+        if (part) {
+            if (copies && step > 1) copier.values(step);
             barrier_wait(bar.values(step & 1), step >> 1 & 1);
             clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
         }
-        if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc is free
         float2 all;
-        const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp >> 1, warp & 1, lane));
+        const u32 keys = step > 0 ? bar.keys() : 0;   // Kc is free
+        const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp, lane, keys, (step - 1) & 1));
+        if (!part && copies && step > 1) copier.values(step);
         publish_shared();   // A goes over quotients
         producers_barrier();
         RawBlock raw = {};
         if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);
         else if (far && lane == 0) a.flags[flag] = 1;
-        make_gram<3>(tiles, all, far, raw, warp, lane);   // a barrier within: quotients have been read
-        if (warp == 0 && lane == 0) {
-            barrier_expect(bar.inverse(s), Square::SIZE);
-            run_in(tiles.gates + PANEL, a.inverses + traversal.stored(a, chunk) * Square::SIZE, Square::SIZE, bar.inverse(s));
-        }
+        make_gram<3>(tiles, all, far, raw, warp, lane, [&] {
+            if (copies) copier.inverse(step, tiles.gates + PANEL);
+        });
         publish_shared();
         warp_arrive(bar.ready(s), lane);
+        if (copies && step > 0) copier.leave(step - 1);
+        __syncwarp();
     }
+    if (copies && traversal.steps > 0) copier.leave(traversal.steps - 1);
+    if (copies) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // V^T - S^T Kc^T as operands of 16 tokens each; predicted: S^T Kc^T
@@ -88,17 +130,12 @@ LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const u32 (&
 }
 
 LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
-    const int group = warp >> 2, thread = warp * 32 + lane;
-    const bool speaks = (warp & 3) == 0 && lane == 0;
-    const Loader load = {a, traversal, shared, bar};
-    if (thread == 0) load.begin();
-    __syncwarp();
+    const int group = warp >> 2;
     StateRows<1, WIDE> state;
     float (&S)[16][4] = state.x[0];
     load_state(state, a, traversal, 16 * warp, lane);
     for (int step = 0; step < traversal.steps; step++) {
         const int s = step % STAGES, chunk = traversal.first + step, phase = step / STAGES & 1;
-        const bool more = step + 1 < traversal.steps;
         const Tiles tiles = tiles_of(shared, s);
         const u32 values = values_at(shared, step);
         u32 operands[8][4], news[4][4];
@@ -119,26 +156,16 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         end_product<1>(x);
         store_outputs(x, a.scale, values, warp, lane);   // the warp's own columns of v, which it has read
         publish_shared();
-        end_product<0>(S);
-        group_barrier(group);
-        const bool part = LA_RAGGED && traversal.count(chunk) < C;
-        if (part && 64 * group < LA_V) store_part(a, traversal, values, chunk, group, thread & 127);
-        if (part) group_barrier(group);
-        if (speaks) {
-            if (!part && 64 * group < LA_V) box_out(a.out, values + group * PANEL, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
-            out_commit();
-            out_read();
-            barrier_arrive(bar.empty(s));
-            if (warp == 0 && more) {
-                barrier_wait(bar.empty(s), phase);
-                load.next(step);
-            }
+        if (LA_RAGGED && traversal.count(chunk) < C) {
+            group_barrier(group);
+            if (64 * group < LA_V) store_part(a, traversal, values, chunk, group, (warp & 3) * 32 + lane);
+            publish_shared();
         }
-        __syncwarp();
+        end_product<0>(S);
+        warp_arrive(bar.empty(s), lane);
     }
     if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
         state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1) chain(const __grid_constant__ VectorArguments a) {

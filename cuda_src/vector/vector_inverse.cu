@@ -9,7 +9,7 @@
 
 constexpr int AT_GATES = Tokens::SIZE, AT_SCRATCH = AT_GATES + GATES, AT_DECAYS = AT_SCRATCH + Scratch<0>::SIZE;
 constexpr int AT_NUMBERS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIER = AT_NUMBERS + 2 * C * 4;   // roots of beta, rho
-static_assert(LA_SHARED == AT_BARRIER + 16 && 4 * DIAGONAL <= PANEL && LA_BEFORE == 0, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_BARRIER + 32 && 4 * DIAGONAL <= PANEL && LA_BEFORE == 0, "LA_SHARED is what the launch asks for");
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta
 
 LA_DEVICE float root_of_beta(const VectorArguments& a, const ChunkTraversal& traversal, int token) {
@@ -19,23 +19,37 @@ LA_DEVICE float root_of_beta(const VectorArguments& a, const ChunkTraversal& tra
     return sqrtf(beta < SMALLEST ? SMALLEST : beta);   // NaN stays NaN
 }
 
-LA_DEVICE void invert_chunk(const VectorArguments& a, const ChunkTraversal& traversal, int chunk, unsigned char* memory, u32 shared, int parity, int warp, int lane) {
-    const Tiles t = {shared, shared, shared + AT_GATES, shared + AT_SCRATCH, shared + AT_DECAYS, 0, 0, 0};
-    float *roots = (float*)(memory + AT_NUMBERS), *rhos = roots + C, *diagonals = (float*)(memory + AT_GATES + PANEL);
-    const u32 barrier = shared + AT_BARRIER;
-    const int thread = threadIdx.x, token = traversal.token(chunk), count = traversal.count(chunk);
-    if (thread == 0) {
-        barrier_expect(barrier, Tokens::SIZE + GATES);
-        gates_in(t.gates, a.g, barrier, (u32)traversal.head / (u32)a.group_g, token, traversal.row);
-        tile_in(t.k, a.k, barrier, (u32)traversal.head / (u32)a.group_k, token, traversal.row);
-    }
-    if (thread < C) roots[thread] = root_of_beta(a, traversal, chunk * C + thread);
-    barrier_wait(barrier, parity);
+// Where the parts of shared memory are
+struct Places {
+    unsigned char* memory;
+    u32 shared;
+    __device__ __forceinline__ Tiles tiles() const { return {shared, shared, shared + AT_GATES, shared + AT_SCRATCH, shared + AT_DECAYS, 0, 0, 0}; }
+    __device__ __forceinline__ float* roots() const { return (float*)(memory + AT_NUMBERS); }
+    __device__ __forceinline__ float* diagonals() const { return (float*)(memory + AT_GATES + PANEL); }
+    __device__ __forceinline__ u32 barrier() const { return shared + AT_BARRIER; }
+    __device__ __forceinline__ char** to() const { return (char**)(memory + AT_BARRIER + 8); }
+    __device__ __forceinline__ int* count() const { return (int*)(memory + AT_BARRIER + 16); }
+};
+// By the first 64 threads: a chunk's rows on their way, roots of beta, and what all need to know
+LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traversal, int chunk, Places at, int thread) {
+    at.roots()[thread] = root_of_beta(a, traversal, chunk * C + thread);
+    if (thread > 0) return;
+    const Tiles t = at.tiles();
+    const int token = traversal.token(chunk), head = traversal.head;
+    *at.count() = traversal.count(chunk);
+    *at.to() = a.inverses + (traversal.stored + chunk) * Square::SIZE;
+    barrier_expect(at.barrier(), Tokens::SIZE + GATES);
+    gates_in(t.gates, a.g, at.barrier(), (u32)head / (u32)a.group_g, token, traversal.row);
+    tile_in(t.k, a.k, at.barrier(), (u32)head / (u32)a.group_k, token, traversal.row);
+}
+LA_DEVICE void invert_chunk(Places at, const RawBlock& raw, int parity, int warp, int lane) {
+    const Tiles t = at.tiles();
+    float *roots = at.roots(), *rhos = roots + C, *diagonals = at.diagonals();
+    const int count = *at.count();
+    barrier_wait(at.barrier(), parity);
     if (count < C) clear_tail(t, 0, count, warp, lane);
-    const bool far = __any_sync(0xffffffffu, scale_keys(t, warp, lane));   // a barrier within: roots are there
+    const bool far = __any_sync(0xffffffffu, scale_keys(t, warp, lane));
     __syncthreads();
-    RawBlock raw = {};
-    if (LA_EXACT) raw = raw_block(a, a.k_rows, traversal, chunk, warp, lane);
     store_lower(t, roots, diagonals, far, raw, warp, lane);
     __syncthreads();
     if (warp < 2) {
@@ -48,8 +62,8 @@ LA_DEVICE void invert_chunk(const VectorArguments& a, const ChunkTraversal& trav
     if (warp < 4) store_inverse(t.gates, t.k, rhos, roots, roots, warp, lane);
     publish_shared();
     __syncthreads();
-    if (thread == 0) {
-        run_out(a.inverses + traversal.stored(a, chunk) * Square::SIZE, t.k, Square::SIZE);
+    if (threadIdx.x == 0) {
+        run_out(*at.to(), t.k, Square::SIZE);
         out_commit();
         out_read();
     }
@@ -57,21 +71,31 @@ LA_DEVICE void invert_chunk(const VectorArguments& a, const ChunkTraversal& trav
 
 extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) inverse(const __grid_constant__ VectorArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    const u32 shared = shared_address(memory);
+    const Places at = {memory, shared_address(memory)};
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-    const int pieces = LA_EXACT ? LA_PIECES : a.segments * a.chunks;
-    const ChunkTraversal traversal(a, pieces, 1);
-    const int total = (traversal.sequence.T + C - 1) / C;
-    if (traversal.first >= total) return;
     if (threadIdx.x == 0) {
-        barrier_init(shared + AT_BARRIER, 1);
+        barrier_init(at.barrier(), 1);
         barriers_made();
     }
-    __syncthreads();
+#if LA_EXACT
+    const ChunkTraversal traversal(a, LA_PIECES, 1);
+    if (a.segments == 1 && a.flags[traversal.slot] == 0) return;
+    const int total = (traversal.sequence.T + C - 1) / C;
     int parity = 0;
-    for (int chunk = traversal.first; chunk < total; chunk += pieces) {
-        if (LA_EXACT && a.flags[traversal.slot * a.segments + chunk / a.chunks] == 0) continue;
-        invert_chunk(a, traversal, chunk, memory, shared, parity, warp, lane);
+    for (int chunk = traversal.segment; chunk < total; chunk += LA_PIECES) {
+        if (a.flags[traversal.slot * a.segments + chunk / a.chunks] == 0) continue;
+        if (warp < 2) load_chunk(a, traversal, chunk, at, threadIdx.x);
+        __syncthreads();
+        invert_chunk(at, raw_block(a, a.k_rows, traversal, chunk, warp, lane), parity, warp, lane);
         parity ^= 1;
     }
+#else
+    if (warp < 2) {   // only these look up where the chunk is
+        const ChunkTraversal traversal(a, a.segments * a.chunks, 1);
+        if (traversal.steps > 0) load_chunk(a, traversal, traversal.first, at, threadIdx.x);
+        else if (threadIdx.x == 0) *at.count() = 0;
+    }
+    __syncthreads();
+    if (*at.count() > 0) invert_chunk(at, {}, 0, warp, lane);
+#endif
 }

@@ -9,7 +9,7 @@
 #include "vector/scan.cuh"
 
 LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
-    const int block = warp >> 1, panel = warp & 1, channel = 64 * panel + 2 * lane;
+    const int channel = 64 * (warp & 1) + 2 * lane;
     const i64 flag = traversal.slot * a.segments + traversal.segment;
     float2 u = {0.f, 0.f};
     if (LA_BONUS) {
@@ -25,12 +25,12 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
             clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
         }
         float2 all;
-        const bool far = __any_sync(0xffffffffu, scale_block<4, false>(tiles, all, u, block, panel, lane));
+        const bool far = __any_sync(0xffffffffu, scale_block<4, false>(tiles, all, u, warp, lane));
         producers_barrier();
         RawBlock raw = {};
         if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);
         else if (far && lane == 0) a.flags[flag] = 1;
-        make_gram<4>(tiles, all, far, raw, warp, lane);
+        make_gram<4>(tiles, all, far, raw, warp, lane, [] {});
         publish_shared();
         warp_arrive(bar.ready(s), lane);
     }
@@ -62,7 +62,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
     StateRows<1, WIDE> state;
     float (&S)[16][4] = state.x[0];
     load_state(state, a, traversal, 16 * warp, lane);
-    if (LA_KEEP) store_first_state(S, a.states + traversal.stored(a, traversal.first) * STATE_BYTES, 16 * warp, lane);
+    if (LA_KEEP) store_first_state(S, a.states + (traversal.stored + traversal.first) * STATE_BYTES, 16 * warp, lane);
     for (int step = 0; step < traversal.steps; step++) {
         const int s = step % STAGES, chunk = traversal.first + step;
         const bool more = step + 1 < traversal.steps;
@@ -97,7 +97,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         if (part) group_barrier(group);
         if (speaks) {
             if (!part && 64 * group < LA_V) box_out(a.out, values + group * PANEL, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
-            if (LA_KEEP && warp == 0) store_residuals(a, traversal.stored(a, chunk), tiles, more);
+            if (LA_KEEP && warp == 0) store_residuals(a, traversal.stored + chunk, tiles, more);
             out_commit();
             out_read();
             barrier_arrive(bar.empty(s));

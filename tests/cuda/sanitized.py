@@ -22,6 +22,7 @@ import numpy as np
 
 import linattn_np as la
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
+from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
 from linattn_np.sampling import DRAWS
 
 BOUND = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5, "tf32": 3e-3}  # of the norm; states grow along the tokens
@@ -41,12 +42,13 @@ class Case(NamedTuple):
     raw: bool = False  # q and k of any length, a gate before its formula
     steps: int = 2  # of a token of DeltaProduct
     state: str = "float32"  # as it is stored; one of 16 bits is overwritten
+    strong: bool = False  # log decays of 10 nats and more a token
 
     @property
     def name(self) -> str:
         kind = "ragged" if self.offsets else "grouped" if len(set(self.heads)) > 1 else "plain"
         kind += self.raw * " raw" + (self.fn == "delta_product") * f" steps={self.steps}"
-        kind += (self.state != "float32") * f" state={self.state}"
+        kind += (self.state != "float32") * f" state={self.state}" + self.strong * " strong"
         return f"{self.fn} {self.dtype} T={self.T} {self.K}x{self.V} {kind} {'both' if self.backward else 'forward'}"
 
 
@@ -91,6 +93,17 @@ CASES = [
     Case("delta_product", "bfloat16", 140, heads=(1, 1, 1), steps=8),
     Case("delta_product", "bfloat16", 80, heads=(2, 2, 4), offsets=[0, 37, 37, 80], raw=True),
     Case("delta_product", "bfloat16", 30, steps=3),  # expanded to the steps
+    # one decay a token and key channel: a scan, segments, chains of the delta rule; strong decays take the exact path
+    Case("gla", "bfloat16", 150, backward=False),
+    Case("gla", "bfloat16", 1100, heads=(1, 1, 1), backward=False),
+    Case("gla", "bfloat16", 130, 128, 64, (4, 2, 2), [0, 70, 70, 130], backward=False),
+    Case("gla", "bfloat16", 150, backward=False, strong=True),
+    Case("rwkv6", "bfloat16", 100, 64, 64, backward=False),
+    Case("rwkv6", "bfloat16", 100, backward=False, strong=True),
+    Case("kda", "bfloat16", 150, backward=False),
+    Case("kda", "bfloat16", 150, backward=False, strong=True),
+    Case("kda", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130], backward=False),
+    Case("kda", "bfloat16", 140, raw=True, backward=False),
     # what no warpgroup products take: widths, dtypes, erase vectors of their own
     Case("gated_delta_rule", "bfloat16", 150, 60, 100, (2, 2, 2), [0, 80, 80, 150]),
     Case("gated_delta_rule", "bfloat16", 70, 50, 33, (2, 1, 1)),
@@ -120,6 +133,8 @@ def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     if case.raw:
         drawn |= {n: drawn[n] * rng.uniform(0.3, 3.0, (*drawn[n].shape[:-1], 1)) for n in ("q", "k")}
         drawn["g"] = rng.standard_normal(drawn["g"].shape)
+    if case.strong:
+        drawn["g"] = 30 * drawn["g"]
     drawn = {n: _round(x, _dtype(case, n)) for n, x in drawn.items()}
     many = () if case.offsets is None else (len(case.offsets) - 1,)
     state = _round(rng.standard_normal((*(many or (1,)), H, case.K, case.V)), case.state)
@@ -186,9 +201,9 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     import cupy as cp
 
-    if args.every_lane:
-        constants = cuda_delta_plan.constants
-        cuda_delta_plan.constants = lambda *x, **y: (*constants(*x, **y), ("LA_ARRIVALS", 32))
+    for plan in (cuda_delta_plan, cuda_vector_plan) if args.every_lane else ():
+        constants = plan.constants
+        plan.constants = lambda *x, constants=constants, **y: (*constants(*x, **y), ("LA_ARRIVALS", 32))
     cp.cuda.set_allocator(None if args.fresh else poisoned(cp))
     wrong = 0
     for case in (c for c in CASES if args.only in c.name):

@@ -14,7 +14,7 @@ CHUNK, WIDEST = 64, 128  # tokens; columns of a tile
 ALIGN = 8  # columns: rows of whole 16 bytes
 SEGMENT = 8  # chunks that a segment has at least
 STATE = shared_memory.DELTA_STATE
-PIECES = 8  # blocks of a head that redo what needs the exact path
+PIECES = 4  # blocks of a head that redo what needs the exact path
 MOST = {"adds": 2, "inverse": 4}  # blocks of a multiprocessor, where there is memory for them
 PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
 
