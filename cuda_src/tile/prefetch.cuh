@@ -6,6 +6,3 @@ LA_DEVICE void box_prefetch(const TensorMap& map, int column, int head, int toke
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
                  ::"l"(&map), "r"(column), "r"(head), "r"(token), "r"(batch) : "memory");
 }
-LA_DEVICE void run_prefetch(const void* from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
