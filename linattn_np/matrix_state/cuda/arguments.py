@@ -109,6 +109,10 @@ VECTOR_GRADS = Struct(  # vector_grads.cu
     ("slots tokens", I64), ("items", U32),  # items: halves of the channels, heads, chunks, sequences
     ("T heads chunks group_v group_u", INT), ("scale", FLOAT),  # chunks: of the longest sequence
 )  # fmt: skip
+VECTOR_BONUS = Struct(  # vector_bonus.cu: du (heads, K) of those of the chunks
+    "matrix_state/VectorBonusArguments",
+    ("parts", FLOATS), ("du", OUT_FLOATS), OFFSETS, ("slots", I64), ("T heads sequences", INT),
+)  # fmt: skip
 VECTOR_STRENGTHS = Struct(  # vector_strengths.cu; dbeta (tokens, heads)
     "matrix_state/VectorStrengthArguments",
     ("ends", BYTES), ("erase_dots", FLOATS), ("beta", GATE), ("dbeta", OUT_FLOATS), OFFSETS,

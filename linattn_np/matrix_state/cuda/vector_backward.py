@@ -49,9 +49,11 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     flags = xp.empty(_items(batch), dtype=xp.int32)
     for exact in (False, True):
         _gradients(batch, arrays, exact, plan.scale, states=residuals.states, ends=ends, new_values=new_values,
-                   flags=flags, du=made.get("du"), erase_dots=made.get("erase_dots"))
+                   flags=flags, du=made.get("du_parts"), erase_dots=made.get("erase_dots"))
     if erase:
         _strengths(xp, batch, x, ends, made)
+    if x.u is not None:
+        _bonus(xp, batch, made)
     return _grads(xp, batch, x, arrays, made), public_state_gradient(xp, first, batch)
 
 
@@ -60,7 +62,8 @@ def _prepare(batch: vector.Batch, erase: bool) -> None:
     wanted = [(cuts.GRADS.file, cuts.grads_constants(kind, erase, exact)) for exact in (False, True)]
     wanted += [(cuts.REVERSE.file, cuts.reverse_constants(kind, erase, adds))
                for adds in (False, True)[: 1 + (batch.segments > 1 and not erase)]]  # fmt: skip
-    wanted += [(cuts.STRENGTHS.file, cuts.strengths_constants(kind))] if erase else []
+    wanted += [(cuts.STRENGTHS.file, cuts.small_constants(kind, True))] if erase else []
+    wanted += [(cuts.BONUS.file, cuts.small_constants(kind, False))] if kind.bonus else []
     launch.prepare(tuple(wanted), launch.capability())
 
 
@@ -79,7 +82,7 @@ def _made(xp: Any, batch: vector.Batch, x: Inputs) -> Arrays:
     """What else the gradients write: du of every chunk; r.k of every token and half of the channels."""
     made = {}
     if x.u is not None:
-        made["du"] = xp.zeros((batch.heads, batch.slots, batch.K), dtype=xp.float32)
+        made["du_parts"] = xp.empty((batch.heads * batch.slots, batch.K), dtype=xp.float32)
     if x.beta is not None:
         made["erase_dots"] = xp.empty((cuts.halves(batch.K), batch.heads, batch.tokens), dtype=xp.float32)
     return made
@@ -156,8 +159,19 @@ def _strengths(xp: Any, batch: vector.Batch, x: Inputs, ends: Array, made: Array
         ends=address(ends), erase_dots=address(made["erase_dots"]), beta=gate_of(beta, batch.heads),
         dbeta=address(made["dbeta"]), offsets=address(batch.offsets), slots=batch.slots, tokens=batch.tokens,
         items=items, T=batch.T, heads=batch.heads, chunks=batch.chunks_longest)  # fmt: skip
-    launch.launch(cuts.STRENGTHS.file, cuts.STRENGTHS.entry, cuts.strengths_constants(batch.kind), -(-items // 4),
+    launch.launch(cuts.STRENGTHS.file, cuts.STRENGTHS.entry, cuts.small_constants(batch.kind, True), -(-items // 4),
                   cuts.STRENGTHS.threads, 0, packed, (ends, made["erase_dots"], beta, made["dbeta"], batch.offsets))
+
+
+def _bonus(xp: Any, batch: vector.Batch, made: Arrays) -> None:
+    """du of every head."""
+    made["du"] = xp.empty((batch.heads, batch.K), dtype=xp.float32)
+    packed = arguments.VECTOR_BONUS.pack(
+        parts=address(made["du_parts"]), du=address(made["du"]), offsets=address(batch.offsets), slots=batch.slots,
+        T=batch.T, heads=batch.heads, sequences=batch.N)  # fmt: skip
+    launch.launch(cuts.BONUS.file, cuts.BONUS.entry, cuts.small_constants(batch.kind, False),
+                  batch.heads * -(-batch.K // cuts.CHANNELS), cuts.BONUS.threads, 0, packed,
+                  (made["du_parts"], made["du"], batch.offsets))  # fmt: skip
 
 
 def _grads(xp: Any, batch: vector.Batch, x: Inputs, arrays: Arrays, made: Arrays) -> Inputs:
@@ -169,6 +183,7 @@ def _grads(xp: Any, batch: vector.Batch, x: Inputs, arrays: Arrays, made: Arrays
             d = d.reshape(*batch.lead, batch.T, batch.heads, -1)
             found[name] = sum_to(xp, sum_shared_heads(xp, d, (*batch.lead, *y.shape[-3:])), y.shape)
     if "du" in made:
-        each = xp.sum(made["du"], axis=1)
-        found["u"] = xp.sum(each.reshape(*x.u.shape[:-1], -1, batch.K), axis=-2)
+        du = made["du"]
+        same = batch.heads == x.u.shape[-2]
+        found["u"] = du.reshape(x.u.shape) if same else xp.sum(du.reshape(*x.u.shape[:-1], -1, batch.K), axis=-2)
     return Inputs(**{n: found.get(n) for n in Inputs._fields})

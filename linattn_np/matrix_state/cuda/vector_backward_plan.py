@@ -12,6 +12,8 @@ from .vector_plan import WIDEST, VectorKind
 REVERSE = Kernel("vector_backward/vector_reverse.cu", "reverse", 512)
 GRADS = Kernel("vector_backward/vector_grads.cu", "grads", 256)
 STRENGTHS = Kernel("vector_backward/vector_strengths.cu", "strengths", 256)
+BONUS = Kernel("vector_backward/vector_bonus.cu", "bonus", 256)
+CHANNELS = 32  # of a block of vector_bonus.cu
 HALF = 64  # key channels that the gradients take at a time
 TABLE = 8 * HALF * 4  # bytes of a number a channel and slice of 8 tokens
 EXACT_BLOCKS = 2  # blocks a multiprocessor of the build for chunks that decay too far
@@ -63,9 +65,9 @@ def grads_constants(kind: VectorKind, erase: bool = False, exact: bool = False) 
 
 
 @functools.cache
-def strengths_constants(kind: VectorKind) -> Constants:
-    """The constants of vector_strengths.cu."""
-    return tuple(sorted(_common(kind, True).items()))
+def small_constants(kind: VectorKind, erase: bool) -> Constants:
+    """The constants of vector_strengths.cu and vector_bonus.cu."""
+    return tuple(sorted(_common(kind, erase).items()))
 
 
 def halves(K: int) -> int:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from linattn_np.matrix_state.cuda.arguments import VECTOR
+from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, SQUARE
 
 MAP = struct.Struct("<Q4q4qI")  # data, shape, strides, bytes of an element
 C, STATE = 64, (128, 128)
@@ -38,6 +39,13 @@ def _array(address, *shape, dtype=np.float32):
     return _view(address, shape, tuple(map(int, strides)), dtype) if address else None
 
 
+def store_state(address, number, size, S):
+    """S (K, V) of a chunk as float64, which fits for small K and V where the kernels have 128 x 128 of 16 bits."""
+    S = np.ascontiguousarray(S, dtype=np.float64)
+    assert S.nbytes <= size
+    _view(address + number * size, (S.nbytes,), (1,), np.uint8)[:] = S.reshape(-1).view(np.uint8)
+
+
 class _Call:
     """The arguments of a launch, by name."""
 
@@ -51,6 +59,11 @@ class _Call:
         if not self.a.offsets:
             return n, 0, self.a.T
         return 0, *(lambda first, stop: (first, stop - first))(*_view(self.a.offsets + 8 * n, (2,), (8,), np.int64))
+
+    def block(self, n, head):
+        """Number of a sequence's first chunk."""
+        a, first = self.a, self.sequence(n)[1]
+        return head * a.slots + (first // C + n if a.offsets else n * -(-a.T // C))
 
     def rows(self, name, head, n, start, stop):
         """Rows of tokens start .. stop of a sequence, of the head that `head` shares."""
@@ -115,12 +128,13 @@ def _segments(call, slot):
     a, K, V = call.a, call.constants.LA_K, call.constants.LA_V
     n, head = divmod(slot, a.heads)
     S, begins = call.begin(n, head, 0), _array(a.begins, (slot + 1) * a.segments, *STATE)
-    for segment in range(max(-(-call.sequence(n)[2] // C) - 1, 0) // a.chunks):
+    last, reverse = max(-(-call.sequence(n)[2] // C) - 1, 0) // a.chunks, call.constants.LA_REVERSE
+    for segment in reversed(range(last)) if reverse else range(last):
         number = slot * (a.segments - 1) + segment
         added, decays = _array(a.added, number + 1, *STATE)[number], _array(a.decays, number + 1, 128)[number]
         S = decays[:K, None] * S + added[:V, :K].T
-        begins[slot * a.segments + segment + 1] = 0
-        begins[slot * a.segments + segment + 1, :V, :K] = S.T
+        begins[slot * a.segments + segment + (not reverse)] = 0
+        begins[slot * a.segments + segment + (not reverse), :V, :K] = S.T
 
 
 def _inverse(call, blocks):
@@ -129,10 +143,8 @@ def _inverse(call, blocks):
     pieces = call.constants.LA_PIECES if call.constants.LA_EXACT else a.segments * a.chunks
     for slot in range(blocks // pieces):
         n, head = divmod(slot, a.heads)
-        _, first, T = call.sequence(n)
-        for chunk in range(-(-T // C)):
-            number = head * a.slots + (first // C + n if a.offsets else n * -(-a.T // C)) + chunk
-            _array(a.inverses, number + 1, 8192, dtype=np.int8)[-1] = 1
+        for chunk in range(-(-call.sequence(n)[2] // C)):
+            _array(a.inverses, call.block(n, head) + chunk + 1, 8192, dtype=np.int8)[-1] = 1
 
 
 def _scan(call, n, head, segment, start, stop, is_last):
@@ -147,6 +159,11 @@ def _scan(call, n, head, segment, start, stop, is_last):
     u = _array(a.u, head // a.group_u + 1, c.LA_K)[-1].astype(np.float64) if bonus else 0.0
     beta = _betas(call, n, head, start, stop)
     for t, (q, k, v, g) in enumerate(zip(*_tokens(call, n, head, start, stop, "qkvg"), strict=True)):
+        if getattr(c, "LA_KEEP", 0) and t % C == 0:
+            store_state(a.states, call.block(n, head) + (start + t) // C, DELTA_END, S)
+        if getattr(c, "LA_KEEP", 0):  # of P the bonus on its diagonal
+            number = call.block(n, head) + (start + t) // C
+            _view(a.grams + number * SQUARE, (C,), (8,), np.float64)[(start + t) % C] = q @ (u * k)
         old, S = S, np.exp(g)[:, None] * S
         S = S + np.outer(k, v if beta is None else beta[t] * (v - k @ S))
         out[t] = a.scale * (q @ (old + np.outer(u * k, v)) if before else q @ S)
