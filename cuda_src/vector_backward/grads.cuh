@@ -26,8 +26,8 @@ typedef SliceTable<HALF, PER> Table;
 constexpr int AT_DECAYS = AT_SPARE + (ERASE ? EXACT_BLOCKS * 2 : 1) * Square::SIZE, AT_PRODUCTS = AT_DECAYS + Table::BYTES;
 constexpr int AT_SUMS = AT_PRODUCTS + Table::BYTES, AT_BLOCKS = AT_SUMS, AT_CROSSING = AT_SUMS + Table::BYTES, AT_OWN = AT_CROSSING + HALF * 4;
 constexpr int AT_NEAR = AT_OWN + C * 4, AT_BARRIER = AT_NEAR + C * 4;   // exact: Z next to its diagonal
-// exact: what is written for G, and its sums
-constexpr int AT_GIVEN = round_up(AT_BARRIER + 16, 1024), AT_GIVEN_SUMS = AT_GIVEN + C * HALF * 4;
+// exact: which items are flagged; what is written for G, and its sums
+constexpr int AT_FLAGGED = AT_BARRIER + 16, AT_GIVEN = round_up(AT_FLAGGED + 32, 1024), AT_GIVEN_SUMS = AT_GIVEN + C * HALF * 4;
 static_assert(LA_SHARED == (EXACT_BLOCKS ? AT_GIVEN_SUMS + Table::BYTES : AT_BARRIER + 16), "LA_SHARED is what the launch asks for");
 // what takes the place of tiles that all products have read: sums before their last factor (C x 64 floats each), and raw rows
 constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = AT_WRITTEN;

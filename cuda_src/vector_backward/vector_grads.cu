@@ -228,7 +228,7 @@ LA_DEVICE bool gradients(const VectorGradArguments& a, const ChunkPlace& place, 
 // a few blocks that redo what the other build has flagged
 extern "C" __global__ void __launch_bounds__(THREADS, ERASE ? 1 : 2) grads(const __grid_constant__ VectorGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    __shared__ u32 flagged[THREADS / 32];
+    u32* const flagged = (u32*)(memory + AT_FLAGGED);   // 32 items a warp
     const u32 shared = shared_address(memory), warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
         barrier_init(shared + AT_BARRIER, 1);
