@@ -18,6 +18,7 @@ from .matrix_state.cuda import operands as cuda_operands
 from .matrix_state.cuda import plan as cuda_plan
 from .matrix_state.cuda import scan_launch as cuda_scan
 from .matrix_state.cuda import step as cuda_step
+from .matrix_state.cuda import vector_backward_plan as cuda_vector_backward
 from .matrix_state.cuda import vector_plan as cuda_vector
 from .matrix_state.cuda import wgmma as cuda_wgmma
 from .matrix_state.types import Decay, Erase
@@ -120,6 +121,25 @@ def vector_entries(
             yield Entry(words, cuda_vector.KERNELS[name].file, cuda_vector.constants(name, kind, exact))
 
 
+def vector_backward_entries(
+    dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False
+) -> Iterator[Entry]:
+    """Every kernel of the backward of a vector decay; none where they are not for it."""
+    if not cuda_vector.takes(dtype, K, V, capability):
+        return
+    plan, delta = cuda_vector_backward, erase is Erase.DELTA
+    for gate in ("bfloat16", "float32"):
+        kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus)
+        how = [("reverse", plan.REVERSE, plan.reverse_constants(kind, delta)),
+               ("gradients", plan.GRADS, plan.grads_constants(kind, delta)),
+               ("exact gradients", plan.GRADS, plan.grads_constants(kind, delta, True))]
+        how += [] if delta else [("reverse of segments", plan.REVERSE, plan.reverse_constants(kind, adds=True))]
+        how += [("strengths", plan.STRENGTHS, plan.small_constants(kind, True))] if delta else []
+        how += [("bonus", plan.BONUS, plan.small_constants(kind, False))] if bonus else []
+        for words, kernel, constants in how:
+            yield Entry(f"vector decay in {gate}, {words}", kernel.file, constants)
+
+
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
     """The kernels of raw projections: l2 norms of rows of K, and the gate formula."""
     per = gcd(16 // BYTES[dtype], K)
@@ -215,7 +235,9 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                 if decay == "vector" and erase != "free":
                     own = Erase[erase.upper()]
                     for bonus in (False, True)[: 1 + (erase == "none")]:
-                        for entry in vector_entries(dtype, K, V, capability, own, bonus):
+                        how = (dtype, K, V, capability, own, bonus)
+                        backward = () if args.forward_only else vector_backward_entries(*how)
+                        for entry in (*vector_entries(*how), *backward):
                             yield words, K, V, entry
                 if dtype == "tf32":  # a few tokens and the delta rule are computed in float32
                     continue

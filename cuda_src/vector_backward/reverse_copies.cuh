@@ -43,16 +43,14 @@ struct Producer {
         run_prefetch(a.grams + (walk.of.block + chunk) * LA_GRAM, Square::SIZE);
         run_prefetch(a.inverses + (walk.of.block + chunk) * LA_GRAM, Square::SIZE);
     }
-    // this lane's channels of a tile; rows of other sequences are zeros
-    __device__ __forceinline__ void rows_of_tile(Slice<LA_DTYPE, PER>& x, u32 tile, int chunk) const {
-        const int own = lane * PER < LA_K ? walk.of.own(chunk) - warp * SLICE : 0;   // a panel past LA_K is not copied in
-#pragma unroll
-        for (int r = 0; r < SLICE; r++) {
-            const float2 y = load_shared2(tile + row_offset(warp * SLICE + r, r, lane * PER));
-            x.x[r][0] = r < own ? __float_as_uint(y.x) : 0;
-            x.x[r][1] = r < own ? __float_as_uint(y.y) : 0;
-        }
+    // this lane's channels of row r of a tile; rows of other sequences are zeros
+    __device__ __forceinline__ void load_row(u32 (&x)[PER / 2], u32 tile, int r, int own) const {
+        const float2 y = load_shared2(tile + row_offset(warp * SLICE + r, r, lane * PER));
+        x[0] = r < own ? __float_as_uint(y.x) : 0;
+        x[1] = r < own ? __float_as_uint(y.y) : 0;
     }
+    // rows of its slice that are the sequence's; a panel past LA_K is not copied in
+    __device__ __forceinline__ int own_rows_of(int chunk) const { return lane * PER < LA_K ? walk.of.own(chunk) - warp * SLICE : 0; }
     // e^g of a row, made where it is used: all rows at once would not fit in the registers
     __device__ __forceinline__ void decays(float (&d)[PER], int r) const {
         Slice<LA_GATE, PER> row;
@@ -87,14 +85,20 @@ struct Producer {
             }
         }
     }
-    // rows of a tile times factor and the decays from the chunk's start, to another or the same; `before`: without the row's own
-    __device__ __forceinline__ void copy_from_start(const Slice<LA_DTYPE, PER>& rows, u32 to, const float (&pre)[PER], float factor, bool before) const {
+    // rows of a tile times factor and the decays from the chunk's start, to another or the same; `before`: without the row's own.
+    // All rows are loaded first, but where registers are short (erase)
+    __device__ __forceinline__ void copy_from_start(u32 from, u32 to, int own, const float (&pre)[PER], float factor, bool before) const {
+        Slice<LA_DTYPE, PER> rows;
         float y[PER], x[PER];
+        if constexpr (!ERASE)
+#pragma unroll
+            for (int r = 0; r < SLICE; r++) load_row(rows.x[r], from, r, own);
 #pragma unroll
         for (int c = 0; c < PER; c++) y[c] = factor * pre[c];
 #pragma unroll
         for (int r = 0; r < SLICE; r++) {
             float d[PER];
+            if constexpr (ERASE) load_row(rows.x[r], from, r, own);
             decays(d, r);
 #pragma unroll
             for (int c = 0; c < PER; c++) {
@@ -106,13 +110,18 @@ struct Producer {
         }
     }
     // the same with the decays to the chunk's end
-    __device__ __forceinline__ void copy_to_end(const Slice<LA_DTYPE, PER>& rows, u32 to, const float (&suf)[PER]) const {
+    __device__ __forceinline__ void copy_to_end(u32 from, u32 to, int own, const float (&suf)[PER]) const {
+        Slice<LA_DTYPE, PER> rows;
         float y[PER], x[PER];
+        if constexpr (!ERASE)
+#pragma unroll
+            for (int r = 0; r < SLICE; r++) load_row(rows.x[r], from, r, own);
 #pragma unroll
         for (int c = 0; c < PER; c++) y[c] = suf[c];
 #pragma unroll
         for (int r = SLICE - 1; r >= 0; r--) {
             float d[PER];
+            if constexpr (ERASE) load_row(rows.x[r], from, r, own);
             decays(d, r);
 #pragma unroll
             for (int c = 0; c < PER; c++) {
@@ -127,9 +136,8 @@ struct Producer {
         float pre[PER], suf[PER], all[PER];
         share_decays(pre, suf, all, step);
         const u32 at = shared + step % STAGES * STAGE;
+        const int own = own_rows_of(walk.chunk(step));
         barrier_wait(loaded(shared, step), step / STAGES & 1);
-        Slice<LA_DTYPE, PER> rows;
-        rows_of_tile(rows, at + AT_Q, walk.chunk(step));
         if (ADDS) {
 #pragma unroll
             for (int c = 0; c < PER; c++) {
@@ -137,11 +145,10 @@ struct Producer {
                 running[c] *= all[c];
             }
         }
-        copy_from_start(rows, at + AT_Q, pre, a.scale, BEFORE);
+        copy_from_start(at + AT_Q, at + AT_Q, own, pre, a.scale, BEFORE);
         if (ADDS) return;
-        rows_of_tile(rows, at + AT_K, walk.chunk(step));
-        if constexpr (ERASE) copy_from_start(rows, at + AT_ERASE, pre, -1.f, false);
-        copy_to_end(rows, at + AT_K, suf);
+        if constexpr (ERASE) copy_from_start(at + AT_K, at + AT_ERASE, own, pre, -1.f, false);
+        copy_to_end(at + AT_K, at + AT_K, own, suf);
         if (warp == 0) {
             const u32 to = shared + AT_CARRIES + step % STAGES * WIDE * 4 + lane * PER * 4;
             store_shared2(to, all[0], all[1]);

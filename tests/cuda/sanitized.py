@@ -22,6 +22,7 @@ import numpy as np
 
 import linattn_np as la
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
+from linattn_np.matrix_state.cuda import vector_backward_plan as cuda_vector_backward_plan
 from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
 from linattn_np.sampling import DRAWS
 
@@ -94,12 +95,12 @@ CASES = [
     Case("delta_product", "bfloat16", 80, heads=(2, 2, 4), offsets=[0, 37, 37, 80], raw=True),
     Case("delta_product", "bfloat16", 30, steps=3),  # expanded to the steps
     # one decay a token and key channel: a scan, segments, chains of the delta rule; strong decays take the exact path
-    Case("gla", "bfloat16", 150, backward=False),
-    Case("gla", "bfloat16", 1100, heads=(1, 1, 1), backward=False),
-    Case("gla", "bfloat16", 130, 128, 64, (4, 2, 2), [0, 70, 70, 130], backward=False),
-    Case("gla", "bfloat16", 150, backward=False, strong=True),
-    Case("rwkv6", "bfloat16", 100, 64, 64, backward=False),
-    Case("rwkv6", "bfloat16", 100, backward=False, strong=True),
+    Case("gla", "bfloat16", 150),
+    Case("gla", "bfloat16", 1100, heads=(1, 1, 1)),
+    Case("gla", "bfloat16", 130, 128, 64, (4, 2, 2), [0, 70, 70, 130]),
+    Case("gla", "bfloat16", 150, strong=True),
+    Case("rwkv6", "bfloat16", 100, 64, 64),
+    Case("rwkv6", "bfloat16", 100, strong=True),
     Case("kda", "bfloat16", 150, backward=False),
     Case("kda", "bfloat16", 150, backward=False, strong=True),
     Case("kda", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130], backward=False),
@@ -201,9 +202,12 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     import cupy as cp
 
-    for plan in (cuda_delta_plan, cuda_vector_plan) if args.every_lane else ():
-        constants = plan.constants
-        plan.constants = lambda *x, constants=constants, **y: (*constants(*x, **y), ("LA_ARRIVALS", 32))
+    backward = ("reverse_constants", "grads_constants")
+    names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants")]
+    names += [(cuda_vector_backward_plan, name) for name in backward]
+    for plan, name in names if args.every_lane else ():
+        constants = getattr(plan, name)
+        setattr(plan, name, lambda *x, constants=constants, **y: (*constants(*x, **y), ("LA_ARRIVALS", 32)))
     cp.cuda.set_allocator(None if args.fresh else poisoned(cp))
     wrong = 0
     for case in (c for c in CASES if args.only in c.name):

@@ -111,6 +111,7 @@ def vector(name: str, gate: str) -> int:
         "scan": ring + 2 * TILE + 9 * tile + decays + 2 * TOKEN + 128,
         "adds": ring + decays + 64,
         "segments": 0,
+        "segments in reverse": 0,
         "inverse": TILE + gates + 5 * tile + decays + 2 * TOKEN + 32,
         "chain": ring + 3 * TILE + 8 * tile + decays + 512 + 128,
     }[name]

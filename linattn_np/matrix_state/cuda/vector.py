@@ -27,7 +27,7 @@ from .operands import ChunkSizes, as_state, public_state, sizes_of, states_at
 from .shared_memory import DELTA_END, SQUARE
 
 MAPS = {
-    "scan": ("q", "k", "v", "g", "out"), "adds": ("k", "v", "g"), "segments": (),
+    "scan": ("q", "k", "v", "g", "out"), "adds": ("k", "v", "g"), "segments": (), "segments in reverse": (),
     "inverse": ("k", "g"), "chain": ("q", "k", "v", "g", "out"),
 }  # fmt: skip
 ROWS = {  # arrays that a kernel reads or writes row by row too
@@ -166,8 +166,8 @@ def sum_segments(
     batch: Batch, arrays: dict[str, Any], *, start: States, reverse: bool = False, **given: Array
 ) -> None:
     """The state that each segment but the first begins with; reverse: its gradient after each but the last."""
-    grid = batch.N * batch.heads * (cuts.STATE // 1024)
-    launch_one("segments", batch, grid, arrays, start=start, reverse=reverse, **given)
+    name = "segments in reverse" if reverse else "segments"
+    launch_one(name, batch, batch.N * batch.heads * (cuts.STATE // 1024), arrays, start=start, **given)
 
 
 def _prepare(batch: Batch, keep: bool) -> None:
@@ -178,12 +178,12 @@ def _prepare(batch: Batch, keep: bool) -> None:
 
 
 def launch_one(
-    name: str, batch: Batch, grid: int, arrays: dict[str, Any], *, exact: bool = False, reverse: bool = False,
-    start: States = NO_STATES, end: States = NO_STATES, scale: float = 1.0, **given: Array | None,
+    name: str, batch: Batch, grid: int, arrays: dict[str, Any], *, exact: bool = False, start: States = NO_STATES,
+    end: States = NO_STATES, scale: float = 1.0, **given: Array | None,
 ) -> None:
     """One kernel. given: arrays by the names of NO_ARRAYS."""
     kernel, maps, heads = cuts.KERNELS[name], MAPS[name], batch.heads
-    constants = cuts.constants(name, batch.kind, exact, given.get("states") is not None, reverse)
+    constants = cuts.constants(name, batch.kind, exact, given.get("states") is not None)
     fields = {**NO_ARRAYS, **_shared_fields(batch, arrays), **{n: address(y) for n, y in given.items()}}
     for n in maps:
         fields[n] = map_of(arrays, n)

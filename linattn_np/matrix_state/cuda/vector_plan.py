@@ -21,6 +21,7 @@ PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
 KERNELS = {
     "scan": Kernel("vector/vector_scan.cu", "scan", 512), "adds": Kernel("vector/vector_adds.cu", "adds", 256),
     "segments": Kernel("vector/vector_segments.cu", "segments", 256),
+    "segments in reverse": Kernel("vector/vector_segments.cu", "segments", 256),
     "inverse": Kernel("vector/vector_inverse.cu", "inverse", 256),
     "chain": Kernel("vector/vector_chain.cu", "chain", 512),
 }  # fmt: skip
@@ -44,13 +45,8 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 
 
 @functools.cache
-def constants(
-    name: str, kind: VectorKind, exact: bool = False, keep: bool = False, reverse: bool = False
-) -> Constants:
-    """The constants of a kernel.
-
-    exact: of what was flagged; keep: residuals are stored; reverse: the last segment first.
-    """
+def constants(name: str, kind: VectorKind, exact: bool = False, keep: bool = False) -> Constants:
+    """The constants of a kernel. exact: of what was flagged; keep: residuals are stored."""
     shared = shared_memory.vector(name, kind.gate)
     own: dict[str, int] = {}
     if name in ("scan", "chain", "inverse"):
@@ -62,7 +58,7 @@ def constants(
     if name == "inverse":
         own |= {"LA_PIECES": PIECES}
     return tuple(sorted({
-        "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(reverse), "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": 16,
+        "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(name == "segments in reverse"), "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": 16,
         "LA_K": kind.K, "LA_V": kind.V, "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1,
         "LA_STAGES": shared_memory.vector_stages(name, kind.gate), "LA_SHARED": shared,
         "LA_BLOCKS": min(MOST.get(name, 1), 228 * 1024 // (shared + 1024)),
