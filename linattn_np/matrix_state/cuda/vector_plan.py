@@ -58,8 +58,9 @@ def constants(name: str, kind: VectorKind, exact: bool = False, keep: bool = Fal
     if name == "inverse":
         own |= {"LA_PIECES": PIECES}
     return tuple(sorted({
-        "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(name == "segments in reverse"), "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": 16,
-        "LA_K": kind.K, "LA_V": kind.V, "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1,
+        "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(name == "segments in reverse"),
+        "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": 16, "LA_K": kind.K, "LA_V": kind.V, "LA_C": CHUNK,
+        "LA_WARPS": 8, "LA_TILES": 1,
         "LA_STAGES": shared_memory.vector_stages(name, kind.gate), "LA_SHARED": shared,
         "LA_BLOCKS": min(MOST.get(name, 1), 228 * 1024 // (shared + 1024)),
         **{n: int(value) for n, value in own.items()},
