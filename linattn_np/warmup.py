@@ -110,14 +110,20 @@ def vector_entries(
     """
     if not cuda_vector.takes(dtype, K, V, capability):
         return
-    names = [("inverse", False), ("chain", False), ("inverse", True), ("chain", True)]
-    if erase is Erase.NONE:
-        names = [("scan", False), ("scan", True), ("adds", False), ("segments", False)]
+    names = [("scan", False), ("scan", True), ("adds", False), ("segments", False)]
+    if erase is Erase.DELTA:
+        names = [(name, exact) for name in ("inverse", "chain") for exact in (False, True)] + [("transfers", False)]
     for gate in ("bfloat16", "float32"):
         kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus, ragged)
         for name, exact in names:
             words = f"vector decay in {gate}, {'exact ' * exact}{name}"
             yield Entry(words, cuda_vector.KERNELS[name].file, cuda_vector.constants(name, kind, exact))
+        if erase is Erase.DELTA:
+            constants = cuda_vector.constants("inverse", kind, keep=True)
+            yield Entry(f"vector decay in {gate}, inverse, of segments", cuda_vector.KERNELS["inverse"].file, constants)
+    if erase is Erase.DELTA:
+        constants = cuda_delta_plan.constants("segments", K, V, True)
+        yield Entry("vector decay, states of segments", cuda_delta_plan.SEGMENTS, constants)
 
 
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:

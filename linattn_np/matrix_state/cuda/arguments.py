@@ -96,11 +96,11 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     OFFSETS,
     ("start end", STATES),  # state that a scan begins with and ends with
     ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
-    ("added decays", OUT_FLOATS),  # a segment's offset; its decay (slots, segments - 1, 128)
+    ("added decays transfers", OUT_FLOATS),  # of segments: offset; decay (.., 128), or transfer matrix
     ("u", FLOATS),  # bonus (heads of u, K)
-    ("states grams inverses", OUT_BYTES),  # of the chunks: state before it, P, A
+    ("states grams inverses factors", OUT_BYTES),  # of the chunks: state before it, P, A; Kc, Kd and its decay
     ("beta", GATE),
-    ("flags", pointer("int")),  # of segments that take the exact path
+    ("flags", pointer("int")),  # of segments, or chunks, that take the exact path
     ("slots", I64),  # chunks of a head over the whole batch
     ("T heads segments chunks", INT),  # chunks: of a segment
     ("group_q group_k group_v group_g group_u", INT),  # heads that share one of q's, k's, v's, g's, u's
