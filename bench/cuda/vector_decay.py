@@ -89,7 +89,8 @@ def work_of(case: Case) -> passes.Work:
     """Per token and head; hgrn2 has no keys of its own. The delta rule: a gram, an inverse and two products more."""
     D, C, gate, delta = case.K, passes.C, passes.BYTES[case.gate], case.function == "kda"
     rows = 3 if case.function == "hgrn2" else 4
-    return passes.Work(rows * 2 * D + gate * D + 4 * delta, 4 * C * D + 4 * D * D + delta * (4 * C * D + C * C + 2 * D * D))
+    more = delta * (4 * C * D + C * C + 2 * D * D)
+    return passes.Work(rows * 2 * D + gate * D + 4 * delta, 4 * C * D + 4 * D * D + more)
 
 
 def measure(cp: Any, limits: passes.Limits, others: bool) -> Iterator[dict[str, Any]]:

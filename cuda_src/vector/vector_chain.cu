@@ -59,9 +59,11 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
             clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
         }
         float2 all;
-        const u32 keys = step > 0 ? bar.keys() : 0;   // Kc is free
-        const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp, lane, keys, (step - 1) & 1));
-        if (!part && copies && step > 1) copier.values(step);
+        const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp, lane, [&] {
+            if (!part && copies && step > 1) copier.values(step);
+            if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc is free
+            __syncwarp();
+        }));
         publish_shared();   // A goes over quotients
         producers_barrier();
         RawBlock raw = {};

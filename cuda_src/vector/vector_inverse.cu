@@ -9,9 +9,9 @@
 #include "vector/inverse.cuh"
 
 constexpr int AT_GATES = Tokens::SIZE, AT_SCRATCH = AT_GATES + GATES, AT_DECAYS = AT_SCRATCH + Scratch<0>::SIZE;
-constexpr int AT_NUMBERS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIER = AT_NUMBERS + 2 * C * 4, AT_FACTORS = AT_BARRIER + 128;   // numbers: roots of beta, rho
+constexpr int AT_NUMBERS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIER = AT_NUMBERS + 2 * C * 4;   // numbers: roots of beta, rho
 constexpr int FACTORS = 2 * Tokens::SIZE + WIDE * 4;   // Kc, Kd, decay of the chunk
-static_assert(LA_SHARED == AT_BARRIER + 128 + LA_FACTORS * FACTORS && 4 * DIAGONAL <= PANEL && LA_BEFORE == 0, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_BARRIER + 32 && 4 * DIAGONAL <= PANEL && LA_BEFORE == 0, "LA_SHARED is what the launch asks for");
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta
 
 LA_DEVICE float root_of_beta(const VectorArguments& a, const ChunkTraversal& traversal, int token) {
@@ -25,7 +25,7 @@ LA_DEVICE float root_of_beta(const VectorArguments& a, const ChunkTraversal& tra
 struct Places {
     unsigned char* memory;
     u32 shared;
-    __device__ __forceinline__ Tiles tiles() const { return {shared, shared, shared + AT_GATES, shared + AT_SCRATCH, shared + AT_DECAYS, shared + AT_FACTORS, 0, shared + AT_FACTORS + 2 * Tokens::SIZE}; }
+    __device__ __forceinline__ Tiles tiles() const { return {shared, shared, shared + AT_GATES, shared + AT_SCRATCH, shared + AT_DECAYS, 0, 0, 0}; }
     __device__ __forceinline__ float* roots() const { return (float*)(memory + AT_NUMBERS); }
     __device__ __forceinline__ float* diagonals() const { return (float*)(memory + AT_GATES + PANEL); }
     __device__ __forceinline__ u32 barrier() const { return shared + AT_BARRIER; }
@@ -50,13 +50,9 @@ LA_DEVICE void invert_chunk(const VectorArguments& a, Places at, const RawBlock&
     const int count = *at.count();
     barrier_wait(at.barrier(), parity);
     if (count < C) clear_tail(t, 0, count, warp, lane);
-    const bool far = __any_sync(0xffffffffu, scale_keys(t, warp, lane));
-    if (LA_FACTORS) publish_shared();
+    const bool far = __any_sync(0xffffffffu, scale_keys(t, LA_FACTORS ? a.factors + *at.stored() * FACTORS : nullptr, warp, lane));
     const bool any = __syncthreads_or(far);
-    if (!LA_EXACT && threadIdx.x == 0) {
-        a.flags[*at.stored()] = any;
-        if (LA_FACTORS) run_out(a.factors + *at.stored() * FACTORS, t.keys, FACTORS);
-    }
+    if (!LA_EXACT && threadIdx.x == 0) a.flags[*at.stored()] = any;
     store_lower(t, roots, diagonals, far, raw, warp, lane);
     __syncthreads();
     if (warp < 2) {

@@ -101,8 +101,8 @@ def vector_stages(name: str, gate: str) -> int:
 VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: Kc, Kd, its decay
 
 
-def vector(name: str, gate: str, keep: bool = False) -> int:
-    """vector_*.cu by name: scan, adds, segments, inverse (which may keep factors), chain, transfers.
+def vector(name: str, gate: str) -> int:
+    """vector_*.cu by name: scan, adds, segments, inverse, chain, transfers.
 
     A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
     the bonus; keys of the chain, decays of a chunk; two numbers a token.
@@ -114,7 +114,7 @@ def vector(name: str, gate: str, keep: bool = False) -> int:
         "scan": ring + 2 * TILE + 9 * tile + decays + 2 * TOKEN + 128,
         "adds": ring + decays + 64,
         "segments": 0,
-        "inverse": TILE + gates + 5 * tile + decays + 2 * TOKEN + 128 + keep * VECTOR_FACTORS,
+        "inverse": TILE + gates + 5 * tile + decays + 2 * TOKEN + 32,
         "chain": ring + 3 * TILE + 8 * tile + decays + 512 + 128,
         "transfers": 2 * TILE + 2 * 17 * 1024 + 64,
     }[name]

@@ -47,7 +47,7 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 @functools.cache
 def constants(name: str, kind: VectorKind, exact: bool = False, keep: bool = False) -> Constants:
     """The constants of a kernel. exact: of what was flagged; keep: residuals, or an inverse's factors, are stored."""
-    shared = shared_memory.vector(name, kind.gate, keep)
+    shared = shared_memory.vector(name, kind.gate)
     own: dict[str, int] = {}
     if name in ("scan", "chain", "inverse"):
         own = {"LA_EXACT": exact}
