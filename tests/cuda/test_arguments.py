@@ -58,7 +58,7 @@ def test_layouts():
         assert offsets.items() <= kind.offsets.items(), kind.name
 
 
-def test_values_lie_where_their_names_say():
+def test_values_are_at_the_offsets_of_their_names():
     kind = Struct("test/Kind", ("a", INT), ("rows", ops.ROWS, 2), ("b c", FLOAT))
     packed = kind.pack(a=7, rows=[*range(5), *range(5, 10)], b=0.5, c=2.0)
     assert packed == struct.pack("<i4x" + 2 * "4qi4x" + "2f", 7, *range(10), 0.5, 2.0)
