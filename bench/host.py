@@ -1,17 +1,18 @@
 """Host time of repeated calls: the overhead of a call around its arithmetic.
 
-    python -m bench host [--repeats 300] [--threads 1] [--tree FOLDER] [--name host] [--write]
+    python -m bench host [--repeats 300] [--threads 1] [--tree FOLDER] [--json FILE] [--name host] [--write]
 
 NumPy: a step of the gated delta rule with a state (1 token, (B, T, H, K) = (1, 1, 16, 128) and (32, 1, 16, 128)), and
-(1, 64, 4, 64) forward and vjp + pullback. CuPy, where a device is available: the step, and forward and vjp + pullback
-of (1, 8192, 16, 128); there the calls are timed until they return, not until the device has finished. float32 on the
-CPU, bfloat16 with float32 gates on the GPU. Only the public interface is used, so that --tree can name a checkout of
-another version of the package.
+(1, 64, 4, 64) forward and vjp + pullback, of simple_gla too. CuPy, where a device is available: the step, and forward
+and vjp + pullback of (1, 8192, 16, 128); there the calls are timed until they return, not until the device has
+finished. float32 on the CPU, bfloat16 with float32 gates on the GPU. Only the public interface is used, so that --tree
+can name a checkout of another version of the package.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -55,6 +56,9 @@ def cases(xp: Any, dtype: Any, longest: tuple[int, int, int, int]) -> Iterator[C
     dout = xp.ones(longest, dtype="float32").astype(dtype)
     yield f"forward {longest}", lambda: rule(**arrays)
     yield f"vjp + pullback {longest}", lambda: la.vjp(rule, **arrays)[1](dout)
+    scan = {n: x for n, x in arrays.items() if n != "beta"}
+    yield f"simple_gla forward {longest}", lambda: la.simple_gla(**scan)
+    yield f"simple_gla vjp + pullback {longest}", lambda: la.vjp(la.simple_gla, **scan)[1](dout)
 
 
 def timed(call: Callable[[], Any], repeats: int, wait: Callable[[], None] = lambda: None) -> dict[str, float]:
@@ -104,6 +108,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--repeats", type=int, default=300)
     parser.add_argument("--threads", default="1", help="threads of the compiled loops and of BLAS")
     parser.add_argument("--tree", help="checkout of the package to measure; this one by default")
+    parser.add_argument("--json", help="write the times as JSON to this file too")
     parser.add_argument("--name", default="host", help="with --write: name of the JSON file under bench/results/")
     parser.add_argument("--write", action="store_true", help="write the result as JSON to bench/results/")
     args = parser.parse_args(argv)
@@ -118,6 +123,9 @@ def main(argv: list[str]) -> int:
     found = measure(args.repeats)
     for name, row in found.items():
         print(f"{name:44s} median {row['median_us']:10.1f} us  least {row['least_us']:10.1f} us  {row['calls']} calls")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"tree": os.path.dirname(linattn_np.__path__[0]), "calls": found}, file, indent=1)
     if args.write:
         print(record.write(args.name, record.rounded({"threads": int(args.threads), "calls": found})))
     return 0

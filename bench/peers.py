@@ -53,7 +53,7 @@ def functions(module: str, names: dict[str, str]) -> dict[str, Callable[..., Any
         found = importlib.import_module(f"{MODELS}.{module}")
     except ImportError:
         return {}
-    return {ours: getattr(found, theirs) for ours, theirs in names.items() if hasattr(found, theirs)}
+    return {key: getattr(found, name) for key, name in names.items() if hasattr(found, name)}
 
 
 def has_torch() -> bool:
@@ -81,8 +81,8 @@ def gated_delta_rule(arrays: Arrays, backward: bool) -> Calls:
     names = {"transformers_chunk": "torch_chunk_gated_delta_rule"}
     if small and not backward:
         names["transformers_recurrent"] = "torch_recurrent_gated_delta_rule"
-    theirs = functions("qwen3_next.modeling_qwen3_next", names)
-    found = {n: lambda q, k, v, g, beta, f=f: f(q, k, v, g=g, beta=beta)[0] for n, f in theirs.items()}
+    modules = functions("qwen3_next.modeling_qwen3_next", names)
+    found = {n: lambda q, k, v, g, beta, f=f: f(q, k, v, g=g, beta=beta)[0] for n, f in modules.items()}
     return calls | torch_calls(found | {"torch_sdpa": sdpa}, arrays, backward)
 
 
@@ -90,8 +90,8 @@ def kda(arrays: Arrays, backward: bool) -> Calls:
     """transformers' chunk form of Kimi delta attention, and softmax."""
     if not has_torch():
         return {}
-    theirs = functions("kimi_linear.modeling_kimi_linear", {"transformers_chunk": "chunk_kimi_delta_attention"})
-    found = {n: lambda q, k, v, g, beta, f=f: f(q, k, v, g, beta)[0] for n, f in theirs.items()}
+    modules = functions("kimi_linear.modeling_kimi_linear", {"transformers_chunk": "chunk_kimi_delta_attention"})
+    found = {n: lambda q, k, v, g, beta, f=f: f(q, k, v, g, beta)[0] for n, f in modules.items()}
     return torch_calls(found | {"torch_sdpa": sdpa}, arrays, backward)
 
 
@@ -154,11 +154,11 @@ def step(arrays: Arrays, state: np.ndarray) -> Calls:
     S = torch.from_numpy(state)
     B, _, H, D = arrays["q"].shape
     cache = torch.randn(2, B, H, 1024, D)
-    theirs = functions(
+    modules = functions(
         "qwen3_next.modeling_qwen3_next", {"transformers_recurrent": "torch_recurrent_gated_delta_rule"}
     )
     found = {n: lambda q, k, v, g, beta, f=f: f(q, k, v, g=g, beta=beta, initial_state=S, output_final_state=True)[0]
-             for n, f in theirs.items()}  # fmt: skip
+             for n, f in modules.items()}  # fmt: skip
 
     def cached(q: Any, **_: Any) -> Any:
         return torch.nn.functional.scaled_dot_product_attention(q.transpose(1, 2), cache[0], cache[1])

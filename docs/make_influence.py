@@ -19,13 +19,13 @@ def arrays(fn: object) -> dict[str, np.ndarray]:
     x = la.testing.sample(fn, np.random.default_rng(3), B=(), T=T, H=1, K=K, V=V)
     for name, y in x.items():
         on_tokens = spec.arrays[name].axes.split("|")[0].split()[0] == "T"
-        if on_tokens and name in (spec.query, *KEYS):
+        if on_tokens and name in (spec.change.query, *KEYS):
             y[20:24] = y[8:12]
-        if spec.arrays[name].draw == "log decay":
+        if fn.samples.distribution(name) == "log decay":
             y *= 0.25
             if on_tokens:
                 y[16] = -4.0
-        if spec.arrays[name].draw == "strength":
+        if fn.samples.distribution(name) == "strength":
             y[...] = 1.0
     return {n: y for n, y in x.items() if n not in ("gv", "z", "D") or fn is la.dfw}
 

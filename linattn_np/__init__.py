@@ -6,7 +6,7 @@
     result, pullback = la.vjp(la.gated_delta_rule, q, k, v, g, beta)
     grads = pullback(dout)
 
-One function a variant (`VARIANTS` lists them); arrays are (..., T, H, K), time before heads. Names load on first use.
+One function per variant (`VARIANTS` lists them); arrays are (..., T, H, K), time before heads. Names load on first use.
 """
 
 from importlib import import_module as _import_module
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:  # what type checkers and editors see
-    from collections.abc import Callable as _Callable
-
     from . import testing as testing
     from .call.explain import Explanation as Explanation
     from .call.explain import explain as explain
@@ -31,6 +29,7 @@ if _TYPE_CHECKING:  # what type checkers and editors see
     from .matrix_state.types import StabilisedState as StabilisedState
     from .ops import feature_maps as feature_maps
     from .runtime.versions import show_versions as show_versions
+    from .spec import VariantFunction as _VariantFunction
     from .spec import VariantSpec as VariantSpec
     from .variants.delta.comba import comba as comba
     from .variants.delta.delta_product import delta_product as delta_product
@@ -61,7 +60,7 @@ if _TYPE_CHECKING:  # what type checkers and editors see
     from .variants.no_erase.rwkv6 import rwkv6 as rwkv6
     from .variants.no_erase.simple_gla import simple_gla as simple_gla
 
-    VARIANTS: tuple[_Callable[..., _Any], ...]
+    VARIANTS: tuple[_VariantFunction, ...]
     SPECS: tuple[VariantSpec, ...]
 
 __version__ = "0.1.0"
@@ -118,13 +117,13 @@ __all__ = sorted([*_HOMES, *_MODULES])
 
 def __getattr__(name: str) -> _Any:
     if name in _HOMES:
-        found = getattr(_import_module(_HOMES[name], __name__), name)
+        value = getattr(_import_module(_HOMES[name], __name__), name)
     elif name in _MODULES:
-        found = _import_module(_MODULES[name], __name__)
+        value = _import_module(_MODULES[name], __name__)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -6,9 +6,11 @@ Modules are imported on first use: `catalog.gla` imports variants/no_erase/gla.p
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .spec import VariantFunction, VariantSpec
 
 MODULES = {  # function -> module in variants/
     "based": "no_erase.based",
@@ -53,21 +55,21 @@ def __getattr__(name: str) -> Any:
 
 
 @functools.cache
-def variants() -> tuple[Callable[..., Any], ...]:
+def variants() -> tuple[VariantFunction, ...]:
     """The public functions of all variants, in the order of the family table."""
     from .matrix_state.types import Decay, Erase
 
-    def cell(fn: Any) -> tuple[int, int]:
+    def cell(fn: VariantFunction) -> tuple[int, int]:
         return list(Erase).index(fn.spec.erase), list(Decay).index(fn.spec.decay)
 
     return tuple(sorted((__getattr__(name) for name in MODULES), key=cell))
 
 
-def _readouts(spec: Any) -> str:
+def _readouts(spec: VariantSpec) -> str:
     """The read-out; with the option `normalize`, both alternatives, the default first."""
     names = [spec.readout.name]
-    if "normalize" in spec.options:
-        names.insert(spec.options["normalize"], "LINEAR")
+    if "normalize" in spec.options.defaults:
+        names.insert(spec.options.defaults["normalize"], "LINEAR")
     return ", ".join(names)
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from .call.explain import explain
 from .call.vjp import vjp
 from .catalog import VARIANTS
+from .matrix_state.core import NAMES
 from .runtime import code_cache
-from .runtime.backend import NAMES
 from .runtime.versions import versions
 from .testing import check_vjp, relative_error, sample, sample_state
 
@@ -25,22 +25,22 @@ FORWARD, GRADIENT = 1e-12, 1e-7  # float64: against the definition, against cent
 
 def devices() -> dict[str, str]:
     """The CPU, and the CUDA devices that CuPy can use."""
-    found = {"cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} logical cores"}
+    devices = {"cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} logical cores"}
     cupy = _cupy()
     if cupy is None:
-        found["cuda"] = "none (no CuPy, or no device that it can use)"
-        return found
+        devices["cuda"] = "none (no CuPy, or no device that it can use)"
+        return devices
     for n in range(cupy.cuda.runtime.getDeviceCount()):
         about = cupy.cuda.runtime.getDeviceProperties(n)
-        found[f"cuda:{n}"] = f"{about['name'].decode()}, compute capability {about['major']}.{about['minor']}"
-    return found
+        devices[f"cuda:{n}"] = f"{about['name'].decode()}, compute capability {about['major']}.{about['minor']}"
+    return devices
 
 
 def backends() -> dict[str, str]:
     """The backends of a call on NumPy arrays: the default with its reason, and why the others are not the default."""
     fn = VARIANTS[0]
-    found = explain(fn, **sample(fn, np.random.default_rng(0)))
-    return {found.backend: found.reason, **found.others}
+    explanation = explain(fn, **sample(fn, np.random.default_rng(0)))
+    return {explanation.backend: explanation.reason, **explanation.others}
 
 
 def _cupy() -> Any:
@@ -81,7 +81,7 @@ def checks() -> Iterator[Check]:
     """Every variant and option set on every backend that supports it, in float64, with states and state cotangents."""
     cupy = _cupy()
     for fn in VARIANTS:
-        for options in fn.spec.examples:
+        for options in fn.samples.options:
             arrays = _draw(fn, options)
             definition = fn(**arrays, **options, return_state=True, backend="reference")
             for name in NAMES:
@@ -117,14 +117,14 @@ def _on_cpu(fn: Callable[..., Any], arrays: dict[str, Any], options: dict[str, A
 def _on_gpu(fn: Callable[..., Any], arrays: dict[str, Any], options: Any, definition: Any, cupy: Any) -> Check:
     """CuPy against the definition on NumPy; its pullback against that of NumPy, which is checked separately."""
     move = lambda x: type(x)(*map(cupy.asarray, x)) if isinstance(x, tuple) else cupy.asarray(x)  # noqa: E731
-    there = {name: move(x) for name, x in arrays.items()}
-    result, pullback = vjp(fn, **there, **options, return_state=True)
+    moved = {name: move(x) for name, x in arrays.items()}
+    result, pullback = vjp(fn, **moved, **options, return_state=True)
     here, here_pullback = vjp(fn, **arrays, **options, return_state=True)
     out, state = here
     forward = max(map(relative_error, _parts(result), _parts(definition)))
     moved = pullback(move(out), move(state) if isinstance(state, tuple) else cupy.asarray(state))
     gradient = max(map(relative_error, _parts(moved), _parts(here_pullback(out, state))))
-    return Check(fn.__name__, f"cupy {explain(fn, **there, **options).backend}", forward, gradient)
+    return Check(fn.__name__, f"cupy {explain(fn, **moved, **options).backend}", forward, gradient)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .matrix_state.types import PARTS, SolvedState
-from .spec import VariantSpec
+from .spec import VariantFunction, VariantSpec
 
 Draw = Callable[["np.random.Generator", tuple[int, ...]], np.ndarray]
 
@@ -24,7 +24,7 @@ def _spaced(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.permuted(spaced, axis=-1) + 0.3 * rng.standard_normal(shape)
 
 
-DRAWS: dict[str, Draw] = {  # the distributions by name (ArgSpec.draw)
+DRAWS: dict[str, Draw] = {  # the distributions by name (Samples.distributions)
     "normal": lambda rng, shape: rng.standard_normal(shape),
     "unit": _unit,
     "spread": _spaced,
@@ -43,20 +43,21 @@ SIZES = {"T": 12, "H": 2, "K": 5, "V": 3, "n": 2, "M": 4}
 
 
 def sample(
-    spec: VariantSpec, rng: np.random.Generator, B: tuple[int, ...] = (2,), optional: bool = True, **sizes: int | None
+    fn: VariantFunction, rng: np.random.Generator, B: tuple[int, ...] = (2,), optional: bool = True,
+    **sizes: int | None,
 ) -> dict[str, np.ndarray]:
     """Random float64 arrays of a call by name, without those that reinterpret another.
 
     sizes: T, H, K, V, Hq, Hk as in the axes of the arrays; Hq and Hk default to H.
     """
-    given = SIZES | {name: n for name, n in sizes.items() if n is not None}
-    letters = {"Tq": given["T"], "Hq": given["H"], "Hk": given["H"], "P": given["K"] // 2} | given
+    every = SIZES | {name: n for name, n in sizes.items() if n is not None}
+    letters = {"Tq": every["T"], "Hq": every["H"], "Hk": every["H"], "P": every["K"] // 2} | every
     drawn = {}
-    for name, arg in spec.arrays.items():
+    for name, arg in fn.spec.arrays.items():
         axes = arg.axes.split("|")[0].split()
         shape = (B if axes[0] == "T" else ()) + tuple(letters[letter] for letter in axes)
         if not arg.reinterprets and (optional or not arg.optional):
-            drawn[name] = DRAWS[arg.draw](rng, shape)
+            drawn[name] = DRAWS[fn.samples.distribution(name)](rng, shape)
     return drawn
 
 
@@ -66,7 +67,7 @@ def draw_state(
     """A random float64 state (*lead, H, ...) of a call with these options; sizes: H, K, V."""
     H, K, V = (sizes[n] for n in "HKV")
     S = rng.standard_normal((*lead, H, K, V))
-    kind = spec.state({**spec.options, **options})
+    kind = spec.state.type_of({**spec.options.defaults, **options})
     if kind is None:
         return S
     if kind is SolvedState:  # Z is a sum of outer products: positive semidefinite

@@ -1,4 +1,4 @@
-"""The specification of a variant: equation, arrays, decay, erase, read-out, and change of variables."""
+"""The specification of a variant: equation, arrays, change of variables, format of its state, options."""
 
 from __future__ import annotations
 
@@ -6,107 +6,177 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from .matrix_state.types import Decay, Erase, Inputs, NormalisedState, Readout, ReadState
-from .runtime.arrays import Array
+import numpy as np
+
+from .matrix_state.types import Decay, Erase, Inputs, Plan, Readout, ReadState
+from .runtime.arrays import Array, Namespace
+from .runtime.shapes import Sequence, Sizes
+
+CoreInputs = TypeVar("CoreInputs")  # Inputs in most variants; a read-out may have inputs of its own
+Gradients = dict[str, Array]  # by public name
+
+
+class Variables(SimpleNamespace):
+    """A call as a change of variables sees it: arrays by public name (None: not given), in time-first layout."""
+
+    name: str  # of the public function
+    xp: Namespace
+    dtype: Any  # the compute dtype
+    sizes: Sizes
+    options: dict[str, Any]
+    sequences: tuple[Sequence, ...]
+
+    def extended(self, more: Mapping[str, Any]) -> Variables:
+        """A copy with more attributes."""
+        return Variables(**vars(self), **more) if more else self
 
 
 @dataclass(frozen=True)
 class ArgSpec:
-    """One array of a variant: its axes, the distribution for random samples, a description.
+    """One array of a variant: its axes, with "|" between alternatives, and a description.
 
     reinterprets: the array whose meaning it changes, if any (with A_log, g is a raw projection, not a log decay).
     """
 
     axes: str
-    draw: str
-    words: str
+    description: str
     optional: bool = False
     reinterprets: str | None = None
 
 
-def same_names(*names: str) -> dict[str, Any]:
-    """The identity change of variables, for arrays with the core's names: keywords for a VariantSpec."""
+@dataclass(frozen=True)
+class ChangeOfVariables(Generic[CoreInputs]):
+    """The maps between the arrays of a variant and those of the core, each with its transpose.
 
-    def to_core(c: Any) -> Inputs:
+    to_core_vjp(c, d) maps the gradients d of the core's inputs to those of the variant's arrays.
+    from_core_vjp(c, out, dout) returns (gradient of the core's output, gradients by name), dout in the caller's dtype;
+    names that are not arrays of the variant become attributes of the c of to_core_vjp.
+    query, key, value: the arrays that the core's q, k and v come from.
+    gate: the array without which the log decays are constants that need no gradient.
+    """
+
+    to_core: Callable[[Variables], CoreInputs]
+    to_core_vjp: Callable[[Variables, CoreInputs], Gradients]
+    from_core: Callable[[Variables, Array], Array] | None = None
+    from_core_vjp: Callable[[Variables, Array, Array], tuple[Array, Gradients]] | None = None
+    query: str = "q"
+    key: str = "k"
+    value: str = "v"
+    gate: str | None = None
+
+
+def same_names(*names: str) -> ChangeOfVariables[Inputs]:
+    """The identity, for arrays with the names of the core's inputs."""
+
+    def to_core(c: Variables) -> Inputs:
         return Inputs(**{name: getattr(c, name) for name in names})
 
-    def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+    def to_core_vjp(c: Variables, d: Inputs) -> Gradients:
         return {name: getattr(d, name) for name in names}
 
-    return {"to_core": to_core, "to_core_vjp": to_core_vjp}
+    return ChangeOfVariables(to_core, to_core_vjp)
 
 
-def normalised(options: Mapping[str, Any]) -> Any:
-    """The state type of a variant with the option `normalize`: a NormalisedState with it, else one array."""
-    return NormalisedState if options.get("normalize") else None
+class Record(Protocol):
+    """Returns the plan that call/replay.py records for calls on NumPy arrays, or None for a call without one.
+
+    A plan maps (arrays, state, pointers) to (out, public state), or None if these arrays need a call in full.
+    """
+
+    def __call__(
+        self, c: Variables, x: Any, plan: Plan, residuals: Any, arrays: list[np.ndarray], state: Any, /
+    ) -> Callable[..., Any] | None: ...
+
+
+@dataclass(frozen=True)
+class StateFormat:
+    """The public state of a variant, and its conversion to the state of the core where they differ.
+
+    parts: the named tuple of a state with several arrays; None: one array. option: the option that must be true for it.
+    pack(c, state) returns the core's state, unpack(c, S) the public one; each is the other's transpose if linear. Else
+    unpack_vjp(c, S, dstate) returns (dS of the core, gradients by name, "state" for a direct dependence on the initial
+    state) and pack_vjp(c, dS, other) the gradient of the public state, other being that "state", or None.
+    plain: for which options pack only checks, so that a pool of states needs no copy.
+    wide: the state may have a shape other than (H, K, V).
+    """
+
+    parts: type[Any] | None = None
+    option: str | None = None
+    pack: Callable[[Variables, Any], Any] | None = None
+    unpack: Callable[[Variables, Any], Any] | None = None
+    unpack_vjp: Callable[[Variables, Any, Any], tuple[Any, Gradients]] | None = None
+    pack_vjp: Callable[[Variables, Any, Any], Any] | None = None
+    record: Record | None = None
+    plain: Callable[[Mapping[str, Any]], bool] | None = None
+    wide: bool = False
+
+    def type_of(self, options: Mapping[str, Any]) -> type[Any] | None:
+        """The named tuple of the state of a call with these options; None: one array."""
+        return self.parts if self.option is None or options.get(self.option) else None
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """A variant's own options: their defaults, their check, and arrays that may be given as the name of a rule.
+
+    check(fn, options) raises TypeError or ValueError. names: array -> (option that receives the name, default).
+    """
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[str, dict[str, Any]], None] | None = None
+    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """A variant: decay, erase, read-out, and a change of variables with its transpose.
-
-    to_core(c) returns the core's Inputs for the call c (c.q, c.k, ... in the public layout, c.xp, c.dtype, c.options);
-    to_core_vjp(c, d) returns the gradients of the variant's arrays by name from the gradients d of those Inputs.
-    from_core(c, out), if the variant transforms the core's output, comes with from_core_vjp(c, out, dout) -> (dout of
-    the core, gradients by name), dout in the caller's dtype; names that are not arrays of the variant are passed to
-    to_core_vjp as attributes of its c. state(options) is the named tuple type of a state, None for one array.
-    pack_state(c, state) converts it to the core's state, unpack_state(c, S) back. If they are not linear, the variant
-    has unpack_state_vjp(c, S, dstate) -> (dS of the core, gradients by name, "state" for a direct dependence on the
-    initial state) and pack_state_vjp(c, dS, other) -> gradient of the public state. record(...) returns the plan that
-    call/replay.py records if the variables are not the core's, (arrays, state) -> (out, public state) or None; or None.
-    """
+    """A variant: its recurrence as a case of the core's, its arrays, and their change of variables."""
 
     name: str
     sentence: str
     equation: str
     paper: str
     arrays: Mapping[str, ArgSpec]
-    to_core: Callable[[Any], Any]  # returns the core's inputs: Inputs in most variants
-    to_core_vjp: Callable[[Any, Any], dict[str, Array]]
+    change: ChangeOfVariables[Any]
     decay: Decay = Decay.NONE
     erase: Erase = Erase.NONE
     readout: Readout = Readout.LINEAR
     query_reads: ReadState = ReadState.UPDATED
     erase_reads: ReadState = ReadState.DECAYED
     scaled: bool = True  # scale=None means K**-0.5, else 1
-    gate: str | None = None  # the array without which the log decays are constants that need no gradient
-    query: str = "q"
-    key: str = "k"
-    value: str = "v"
-    options: Mapping[str, Any] = field(default_factory=dict)  # the variant's own, with defaults
-    named: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # array that may be a name -> (option, default)
-    check_options: Callable[[str, dict[str, Any]], None] | None = None
-    from_core: Callable[[Any, Array], Array] | None = None
-    from_core_vjp: Callable[[Any, Array, Array], tuple[Array, dict[str, Array]]] | None = None
-    pack_state: Callable[[Any, Any], Array] | None = None  # public state -> (..., H, K, V) of the core
-    unpack_state: Callable[[Any, Array], Any] | None = None
-    unpack_state_vjp: Callable[[Any, Array, Any], tuple[Array, dict[str, Any]]] | None = None
-    pack_state_vjp: Callable[[Any, Array, Any], Any] | None = None
-    state: Callable[[Mapping[str, Any]], Any] = normalised
-    record: Callable[..., Any] | None = None  # (c, inputs, plan, residuals, given, state) -> recorded plan
     micro_steps: bool = False  # some arrays have an axis n after T: micro-steps, which the core treats as tokens
-    plain: Callable[[Mapping[str, Any]], bool] | None = None  # whether pack_state only checks the state
-    wide: bool = False  # the state may have a shape other than (H, K, V)
-    examples: tuple[Mapping[str, Any], ...] = ({},)  # option sets for property tests
+    state: StateFormat = StateFormat()
+    options: OptionSpec = OptionSpec()
 
     @functools.cached_property
     def is_recorded(self) -> bool:
         """Whether calls on NumPy arrays can be replayed: their variables are the core's, or there is a `record`."""
-        return self.record is not None or (self.pack_state is None and self.from_core is None)
-
-    def axes(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """Axes of the arrays of a call; queries that are not causal may have their own length Tq."""
-        axes = {name: given.axes for name, given in self.arrays.items()}
-        if options.get("causal") is False and options.get("cu_seqlens") is None:
-            axes[self.query] = axes[self.query].replace("T ", "Tq ", 1)
-        return axes
+        return self.state.record is not None or (self.state.pack is None and self.change.from_core is None)
 
 
-class Variables(SimpleNamespace):
-    """The argument c of a change of variables: arrays by name, xp, dtype, sizes, options."""
+class VariantFunction(Protocol):
+    """A public function: what `call.dispatch.public` adds to it."""
 
-    def extended(self, more: Mapping[str, Any]) -> Variables:
-        """A copy with more attributes."""
-        return Variables(**vars(self), **more) if more else self
+    __name__: str
+    spec: VariantSpec
+    samples: Samples
+
+    def __call__(self, *arrays: Any, **options: Any) -> Any: ...
+
+
+# what only tests, benchmarks and `linattn doctor` need
+
+DISTRIBUTIONS = {"g": "log decay", "gv": "log decay", "beta": "strength"}  # of the others "normal" (sampling.py)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Random calls of a variant: the distribution of each array that is not drawn as usual, and sets of options."""
+
+    distributions: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[Mapping[str, Any], ...] = ({},)
+
+    def distribution(self, name: str) -> str:
+        """How an array is drawn: a key of sampling.DRAWS."""
+        return self.distributions.get(name) or DISTRIBUTIONS.get(name, "normal")

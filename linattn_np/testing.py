@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from . import sampling
 from .call.vjp import vjp
+from .spec import VariantFunction
 
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
@@ -71,19 +72,19 @@ def check_vjp(
     """
     rng = np.random.default_rng(seed)
     names = list(fn.spec.arrays) if hasattr(fn, "spec") else ["q", "state"]
-    given = dict(zip(names, arrays, strict=False))
-    given |= {n: options.pop(n) for n in list(options) if n in names or n == "state"}
+    inputs = dict(zip(names, arrays, strict=False))
+    inputs |= {n: options.pop(n) for n in list(options) if n in names or n == "state"}
     if hasattr(fn, "spec"):
         options["return_state"] = True
 
     def call(values: dict[str, Any]) -> list[np.ndarray]:
         return _flat(fn(**values, **options))
 
-    result, pullback = vjp(fn, **given, **options)
+    result, pullback = vjp(fn, **inputs, **options)
     cotangents = [rng.standard_normal(y.shape) for y in _flat(result)]
     grads = pullback(*_unflat(result, cotangents))
     errors = {}
-    for name, x in given.items():
+    for name, x in inputs.items():
         if x is None or isinstance(x, str):
             continue
         parts = list(x) if hasattr(x, "_asdict") else [x]
@@ -91,7 +92,7 @@ def check_vjp(
         moved = []
         for sign in (1, -1):
             y = [p + sign * step * d for p, d in zip(parts, direction, strict=True)]
-            moved.append(call({**given, name: type(x)(*y) if hasattr(x, "_asdict") else y[0]}))
+            moved.append(call({**inputs, name: type(x)(*y) if hasattr(x, "_asdict") else y[0]}))
         numeric = sum(((a - b) / (2 * step) * c).sum() for a, b, c in zip(*moved, cotangents, strict=True))
         gradient = getattr(grads, name)
         gradient = list(gradient) if hasattr(gradient, "_asdict") else [gradient]
@@ -106,7 +107,7 @@ def check_vjp(
 
 def sample(fn: Callable[..., Any], rng: np.random.Generator, **sizes: Any) -> dict[str, np.ndarray]:
     """Random float64 arrays of a variant by name: B=(2,), T=12, H=2, K=5, V=3, Hq, Hk (sampling.py)."""
-    return sampling.sample(fn.spec, rng, **sizes)  # type: ignore[attr-defined]
+    return sampling.sample(cast(VariantFunction, fn), rng, **sizes)
 
 
 def sample_state(
@@ -115,10 +116,11 @@ def sample_state(
 ) -> Any:
     """A random float64 state (*lead, H, ...) of a call with these options; for variants with their own state shapes the
     final state of a short call."""
-    spec = fn.spec  # type: ignore[attr-defined]
-    if not spec.wide:
+    variant = cast(VariantFunction, fn)
+    spec = variant.spec
+    if not spec.state.wide:
         return sampling.draw_state(spec, rng, lead, {"H": H, "K": K, "V": V}, options)
-    arrays = sampling.sample(spec, rng, B=lead, T=7, H=H, K=K, V=V, Hk=Hk) | {spec.query: None}
+    arrays = sampling.sample(variant, rng, B=lead, T=7, H=H, K=K, V=V, Hk=Hk) | {spec.change.query: None}
     return fn(**arrays, **options, backend="reference").state
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from math import gcd
 from typing import Any, NamedTuple
 
+from .matrix_state import policy
 from .matrix_state.cuda import delta_plan as cuda_delta_plan
 from .matrix_state.cuda import delta_portable_plan as cuda_delta_portable
 from .matrix_state.cuda import operands as cuda_operands
@@ -55,7 +56,7 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
         return Entry(words, how.file, how.constants)
 
     def small(words: str, file: str, reverse: bool = False) -> Entry:
-        chunk = cuda_wgmma.CHUNK if wgmma else cuda_plan.CHUNK
+        chunk = policy.GROUP_CHUNK if wgmma else policy.SCAN_CHUNK
         return Entry(words, file, cuda_plan.common_constants(dtype, decay, reverse, chunk))
 
     yield scan("out", K, V)
@@ -111,14 +112,20 @@ def vector_entries(
     """
     if not cuda_vector.takes(dtype, K, V, capability):
         return
-    names = [("inverse", False), ("chain", False), ("inverse", True), ("chain", True)]
-    if erase is Erase.NONE:
-        names = [("scan", False), ("scan", True), ("adds", False), ("segments", False)]
+    names = [("scan", False), ("scan", True), ("adds", False), ("segments", False)]
+    if erase is Erase.DELTA:
+        names = [(name, exact) for name in ("inverse", "chain") for exact in (False, True)] + [("transfers", False)]
     for gate in ("bfloat16", "float32"):
         kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus, ragged)
         for name, exact in names:
             words = f"vector decay in {gate}, {'exact ' * exact}{name}"
             yield Entry(words, cuda_vector.KERNELS[name].file, cuda_vector.constants(name, kind, exact))
+        if erase is Erase.DELTA:
+            constants = cuda_vector.constants("inverse", kind, keep=True)
+            yield Entry(f"vector decay in {gate}, inverse, of segments", cuda_vector.KERNELS["inverse"].file, constants)
+    if erase is Erase.DELTA:
+        constants = cuda_delta_plan.constants("segments", K, V, True)
+        yield Entry("vector decay, states of segments", cuda_delta_plan.SEGMENTS, constants)
 
 
 def vector_backward_entries(
@@ -160,9 +167,9 @@ def step_entries(
     wide, stored = K % 4 == V % 4 == 0, "" if state == "float32" else f", a state in {state}"
 
     def step(
-        words: str, own: bool = False, before: bool = False, read: int = 1, bonus: bool = False,
+        words: str, separate: bool = False, before: bool = False, read: int = 1, bonus: bool = False,
     ) -> Iterator[Entry]:
-        kind = cuda_step.StepKind(K, V, decay, False, erase, own, before, read, bonus)
+        kind = cuda_step.StepKind(K, V, decay, False, erase, separate, before, read, bonus)
         seen = set()
         for one, many in ((False, False), (True, False), (True, True)) if wide else ((False, False),):
             constants = cuda_step.step_constants(kind, cuda_step.Stored(dtype, wide, one, state, state, many))
@@ -173,7 +180,7 @@ def step_entries(
 
     yield from step("")
     if erase is Erase.DELTA and decay is Decay.SCALAR:
-        yield from step(", an erase vector that reads the undecayed state", own=True, before=True)
+        yield from step(", an erase vector that reads the undecayed state", separate=True, before=True)
     if erase is Erase.NONE and decay is Decay.VECTOR:
         yield from step(", read before the write with a bonus", read=2, bonus=True)
 

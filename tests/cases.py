@@ -43,7 +43,7 @@ class Case:
 
     @property
     def normalised(self) -> bool:
-        return self.spec.state(self.spec.options | self.options) is not None
+        return self.spec.state.type_of(self.spec.options.defaults | self.options) is not None
 
     @property
     def causal(self) -> bool:
@@ -72,13 +72,13 @@ def _cases() -> list[Case]:
         spec = fn.spec
         first = {n: a.axes.split("|")[0] for n, a in spec.arrays.items()}
         needed = {n: s for n, s in first.items() if not spec.arrays[n].optional}
-        unturned = {n: s for n, s in first.items() if not spec.arrays[n].reinterprets}
-        for options in spec.examples:
+        plain = {n: s for n, s in first.items() if not spec.arrays[n].reinterprets}
+        for options in fn.samples.options:
             found.append(Case(fn, dict(options), first, {}))
-        options = dict(spec.examples[-1])
+        options = dict(fn.samples.options[-1])
         for name, given in spec.arrays.items():
             found += [Case(fn, options, first | {name: other}, {}) for other in given.axes.split("|")[1:]]
-        found += [Case(fn, {}, given, {}) for n, given in enumerate((needed, unturned))
+        found += [Case(fn, {}, given, {}) for n, given in enumerate((needed, plain))
                   if given not in (first, needed)[: n + 1]]
     for rule in ("lightning", "minimax", "fla"):
         given = {n: la.lightning_attention.spec.arrays[n].axes for n in ("q", "k", "v")}
@@ -87,9 +87,9 @@ def _cases() -> list[Case]:
 
 
 CASES = _cases()
-PLAIN = [Case(fn, dict(fn.spec.examples[0]),
+PLAIN = [Case(fn, dict(fn.samples.options[0]),
               {n: a.axes.split("|")[0] for n, a in fn.spec.arrays.items() if not a.reinterprets}, {})
-         for fn in la.VARIANTS]  # one a variant, every optional array given but those that turn another's meaning
+         for fn in la.VARIANTS]  # one per variant, with every optional array except those that reinterpret another
 
 
 def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):
@@ -99,11 +99,11 @@ def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=N
     arrays: dict[str, Any] = {}
     for name, axes in case.given.items():
         letters = axes.split()
-        if name == case.spec.query and not case.causal:
+        if name == case.spec.change.query and not case.causal:
             letters[0] = "Tq"
         lead = B if letters[0] in ("T", "Tq") else ()
         shape = lead + tuple(sizes[letter] for letter in letters)
-        arrays[name] = DRAWS[case.spec.arrays[name].draw](rng, shape).astype(dtype)
+        arrays[name] = DRAWS[case.fn.samples.distribution(name)](rng, shape).astype(dtype)
     lead = B if N is None else (N,)
     state = sample_state(case.fn, rng, lead, case.options | case.named, **{n: sizes[n] for n in ("H", "K", "V", "Hk")})
     return arrays | case.named, parts_like(state, [S.astype(dtype) for S in parts(state)])
@@ -116,8 +116,8 @@ def call(case: Case, arrays, **options):
 
 def naive(case: Case, arrays, state=None):
     """The loop of the variant on arrays with any number of batch axes; (out, state)."""
-    v = arrays[case.spec.value]
-    batch = v.shape[: v.ndim - len(case.given[case.spec.value].split())]
+    v = arrays[case.spec.change.value]
+    batch = v.shape[: v.ndim - len(case.given[case.spec.change.value].split())]
 
     def flat(name: str, x: Any) -> Any:
         """One batch axis where there are any number."""
@@ -129,7 +129,7 @@ def naive(case: Case, arrays, state=None):
     begin = None if state is None else parts_like(state, [flat("state", S) for S in parts(state)])
     out, end = NAIVE[case.fn.__name__](**given, state=begin, **case.options)
     ends = [S.reshape(batch + S.shape[1:]) for S in parts(end)]
-    kind = case.spec.state(case.spec.options | case.options)
+    kind = case.spec.state.type_of(case.spec.options.defaults | case.options)
     return out.reshape(batch + out.shape[1:]), ends[0] if kind is None else kind(*ends)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Backend:
-    """A library under test: `bring` takes a NumPy array in, `see` makes any result a NumPy array again."""
+    """A library under test: `bring` converts a NumPy array to it, `see` any result back to NumPy."""
 
     name: str
     bring: Callable[[np.ndarray], Any]

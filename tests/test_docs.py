@@ -100,3 +100,8 @@ def test_every_file_that_is_named_exists(page):
 def test_a_folder_has_at_most_twenty_files():
     for folder in (ROOT / "docs", *(p for p in (ROOT / "docs").rglob("*") if p.is_dir())):
         assert sum(p.is_file() for p in folder.iterdir()) <= 20, folder
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if p.parent.name == "decisions"], ids=lambda p: p.stem)
+def test_a_decision_is_one_page(path):
+    assert len(path.read_text().splitlines()) <= 60

@@ -23,7 +23,7 @@ def test_all_right(few, capsys):
     text = capsys.readouterr().out
     for section in ("versions", "devices", "backends", "caches", "exactness"):
         assert f"\n{section}" in "\n" + text
-    cases = sum(len(fn.spec.examples) for fn in (la.linear_attention, la.gated_delta_rule))
+    cases = sum(len(fn.samples.options) for fn in (la.linear_attention, la.gated_delta_rule))
     assert text.count(" right\n") == 2 * cases + 1  # and the last line
     assert text.endswith("checks on chunks, reference: all right\n")
 

@@ -93,9 +93,9 @@ def tokens() -> dict[str, Any]:
         "chunks (Numba)": (1, lambda n: call(n, backend="numba")),
         "parallel": (2, lambda n: call(n, chunk_size="parallel", backend="chunks")),
     }
-    theirs = peers.gated_delta_rule(draw(64), False)
+    of_peer = peers.gated_delta_rule(draw(64), False)
     for label, name, power in (("softmax", "torch_sdpa", 2), ("transformers' chunks", "transformers_chunk", 1)):
-        if name in theirs:
+        if name in of_peer:
             forms[f"{label} (torch)"] = power, lambda n, name=name: peer(name, n)
     rows = {name: grow(T, power, make) for name, (power, make) in forms.items()}
     found = [{"what": f"slope in T, {name}, {row['at'][n]} to {row['at'][-1]} tokens", "predicted": forms[name][0],

@@ -20,8 +20,7 @@ import numpy as np
 
 import linattn_np as la
 from bench.cuda import passes, peers, report, timing
-from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
-from linattn_np.matrix_state.cuda import wgmma as cuda_wgmma
+from linattn_np.matrix_state import policy
 
 FUNCTION = la.gated_delta_rule
 
@@ -133,8 +132,7 @@ def work_of(group: int, D: int, size: int) -> dict[str, passes.Work]:
 
 def forced(dtype: str) -> contextlib.AbstractContextManager[None]:
     """The portable delta-rule kernels for dtypes that have no others, also where they are not the default."""
-    plans = () if dtype == "bfloat16" else (cuda_delta_plan, cuda_wgmma)
-    return passes.override("PORTABLE", True, *plans)
+    return passes.override("PORTABLE", policy.PORTABLE or dtype != "bfloat16")
 
 
 def ours(cp: Any, shape: Shape, limits: passes.Limits, sets: list[list[Any]]) -> dict[str, Any]:
@@ -156,16 +154,16 @@ def ours(cp: Any, shape: Shape, limits: passes.Limits, sets: list[list[Any]]) ->
     for name in ("both", "forward"):
         row[name]["peak_bytes"] = timing.peak_bytes(cp, calls[name][0])
     if dtype == "bfloat16":
-        with passes.override("SAVED_MIB", 0, cuda_delta_plan):
+        with passes.override("SAVED_MIB", 0):
             row["backward, recomputed"] = passes.timed(cp, backwards() * 3, th)
     if dtype == "bfloat16" and B > 1 and Hk == H:
-        with passes.override("PORTABLE", True, cuda_delta_plan, cuda_wgmma):
+        with passes.override("PORTABLE", True):
             for name, each in (("forward", calls["forward"]), ("backward", backwards())):
                 row[f"{name}, portable"] = passes.timed(cp, each * 2, th)
     return row
 
 
-def theirs(cp: Any, shape: Shape, sets: list[list[Any]], times: dict[str, Any], others: dict[str, peers.Pair]
+def peer_rows(cp: Any, shape: Shape, sets: list[list[Any]], times: dict[str, Any], others: dict[str, peers.Pair]
            ) -> dict[str, Any]:  # fmt: skip
     """Times and memory of the peers by "pass: name"."""
     found = {}
@@ -200,7 +198,7 @@ def measure(
         with forced(shape.dtype):
             row["times"] = ours(cp, shape, limits, sets)
         if shape.dtype == "bfloat16" and shape.Hk == shape.H:
-            row["times"] |= theirs(cp, shape, sets, row["times"], others)
+            row["times"] |= peer_rows(cp, shape, sets, row["times"], others)
         report.show(row, Shape._fields)
         yield row
         del sets

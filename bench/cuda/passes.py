@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from bench.cuda import peers as cuda_peers
 from bench.cuda import timing
 from linattn_np.call import replay
+from linattn_np.matrix_state import policy
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}  # per element
 C = 64  # chunk size of the operation count
@@ -74,17 +75,15 @@ def limits_of(cp: Any) -> Limits:
 
 
 @contextlib.contextmanager
-def override(name: str, value: Any, *modules: Any) -> Iterator[None]:
-    """Set a module constant temporarily; recorded plans, which depend on it, are discarded before and after."""
-    before = [getattr(module, name) for module in modules]
-    for module in modules:
-        setattr(module, name, value)
+def override(name: str, value: Any) -> Iterator[None]:
+    """Set a constant of policy.py temporarily; recorded plans, which depend on it, are discarded before and after."""
+    before = getattr(policy, name)
+    setattr(policy, name, value)
     replay.clear()
     try:
         yield
     finally:
-        for module, x in zip(modules, before, strict=True):
-            setattr(module, name, x)
+        setattr(policy, name, before)
         replay.clear()
 
 

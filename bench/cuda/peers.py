@@ -152,10 +152,10 @@ def graph_of(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
     return lambda: (graph.replay(), results)[0]
 
 
-def differences(cp: Any, theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> list[float]:
+def differences(cp: Any, peer_result: tuple[Any, ...], ours: tuple[Any, ...]) -> list[float]:
     """Differences of a peer's results from ours, over the norm of ours."""
     found = []
-    for a, b in zip(theirs, ours, strict=False):
+    for a, b in zip(peer_result, ours, strict=False):
         a, b = cp.from_dlpack(a.detach().float()), b.astype(cp.float32)
         found.append(float(cp.linalg.norm(a - b) / cp.linalg.norm(b)))
     return found

@@ -18,7 +18,6 @@ import linattn_np as la
 from bench.cuda import passes, report
 from bench.cuda import peers as cuda_peers
 from bench.cuda.gated_delta_rule import Shape, draw
-from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
 
 B, T, H, D = 8, 4096, 32, 128
 Call = tuple[str, Callable[..., Any], list[list[Any]], dict[str, Any]]  # name, function, arrays and dout, options
@@ -106,7 +105,7 @@ def main(argv: list[str]) -> int:
     for call in every:
         result["rows"][call[0]] = row = {"linattn_np": measure(cp, call)}
         if call[0] in ("delta_product, 2 steps", "delta_product, 4 steps") and args.expand:
-            with passes.override("STEPS", (1,), cuda_delta_plan):
+            with passes.override("DELTA_STEPS", (1,)):
                 row["linattn_np, queries expanded to all steps"] = measure(cp, call)
         sys.stdout.write(f"{call[0]}: {row}\n")
         sys.stdout.flush()

@@ -20,7 +20,6 @@ import numpy as np
 
 import linattn_np as la
 from bench.cuda import passes, peers, report, timing
-from linattn_np.matrix_state.cuda import wgmma as cuda_wgmma
 
 FUNCTION = la.simple_gla
 
@@ -150,7 +149,7 @@ def ours(cp: Any, case: Case, limits: passes.Limits, sets: list[list[Any]]) -> d
     return row
 
 
-def theirs(cp: Any, case: Case, sets: list[list[Any]], times: dict[str, Any]) -> dict[str, Any]:
+def peer_rows(cp: Any, case: Case, sets: list[list[Any]], times: dict[str, Any]) -> dict[str, Any]:
     """Times of the peers that support a case, relative to ours, and how much their results differ from ours."""
     found: dict[str, Any] = {}
     for name, pair in peers.of(case.function).items():
@@ -169,17 +168,17 @@ def theirs(cp: Any, case: Case, sets: list[list[Any]], times: dict[str, Any]) ->
     return found
 
 
-def differences(cp: Any, what: str, theirs: Any, one: list[Any], function: str) -> list[float]:
+def differences(cp: Any, what: str, peer_result: Any, one: list[Any], function: str) -> list[float]:
     """Relative differences of a peer's out, or out and gradients, from ours."""
     if what == "forward":
-        return peers.differences(cp, theirs[:1], (forward(one, function),))
+        return peers.differences(cp, peer_result[:1], (forward(one, function),))
     out, grads = both(one, function)
-    return peers.differences(cp, (theirs[0], *theirs[1]), (out, *grads))
+    return peers.differences(cp, (peer_result[0], *peer_result[1]), (out, *grads))
 
 
 def forced(portable: bool) -> Any:
     """A context in which the portable passes are used, or the default ones."""
-    return passes.override("PORTABLE", portable, cuda_wgmma)
+    return passes.override("PORTABLE", portable)
 
 
 def measure(cp: Any, limits: passes.Limits, others: bool, cases: list[Case]) -> Iterator[dict[str, Any]]:
@@ -191,7 +190,7 @@ def measure(cp: Any, limits: passes.Limits, others: bool, cases: list[Case]) -> 
             row = {**case._asdict(), "V": case.K, "passes": "wgmma" if "wgmma" in reason else "mma.sync",
                    "times": ours(cp, case, limits, sets)}  # fmt: skip
         if others and not case.forced and case.dtype != "float16":
-            row["times"] |= theirs(cp, case, sets, row["times"])
+            row["times"] |= peer_rows(cp, case, sets, row["times"])
         report.show(row, ("function", "B", "T", "H", "K", "dtype", "passes"))
         yield row
         del sets

@@ -78,7 +78,7 @@ def error(cp: Any, fn: Any) -> float:
     return float(cp.linalg.norm(out - exact) / cp.linalg.norm(exact))
 
 
-def theirs(cp: Any, fn: Any, B: int, name: str, make: Callable[..., Any]) -> dict[str, Any]:
+def peer_row(cp: Any, fn: Any, B: int, name: str, make: Callable[..., Any]) -> dict[str, Any]:
     """Times of FLA's kernel on the same arrays."""
     arrays = draw(cp, fn, B, 1, 0)
     calls = [make(arrays, S) for S in states_of(cp, B)]
@@ -109,7 +109,7 @@ def measure(
                     row["state"] = kind.name
                 row["share_of_copy"] = row["floor_us"] / row["graph_us"]
                 if others and T == 1 and B in PEER_BATCHES and (peer := peers.step(name)):
-                    row["peer"] = theirs(cp, fn, B, *peer)
+                    row["peer"] = peer_row(cp, fn, B, *peer)
                 rows.append(row)
                 sys.stdout.write(record.cells(row, skip=("H", "K", "V", "bytes")) + "\n")
                 sys.stdout.flush()

@@ -1,8 +1,8 @@
 // The delta rule by warpgroup products: the part that one block traverses, the checkpoint of a chunk, operands and products.
 //
 // Chunks of 64 tokens; keys and values are in tiles of 128 columns, zeros past LA_K and LA_V. States are transposed, value row
-// by key column. With c (b in docs/) the running sum of log decays of a chunk in base 2, e_i = 2^c_i, d_j = 2^(c_last - c_j),
-// E_ij = 2^(c_i - c_j) for j <= i, and S the state before the chunk:
+// by key column. With b the running sum of log decays of a chunk in base 2, e_i = 2^b_i, d_j = 2^(b_end - b_j),
+// E_ij = 2^(b_i - b_j) for j <= i, and S the state before the chunk:
 //
 //     A = E . sqrt(beta_i) T_inv sqrt(beta_j),   T_inv = (1 + strict lower of sqrt(beta_i) k_i.k_j sqrt(beta_j))^-1
 //     U = (V^T - e S K^T) A^T                new values, transposed
@@ -62,10 +62,10 @@ struct DeltaTraversal {
     }
 };
 
-// The checkpoint of a chunk: A as the products read it, then e, d, c and beta, 64 floats each; with LA_UNIT e rk, d rk, c, rk, beta
+// The checkpoint of a chunk: A as the products read it, then e, d, b and beta, 64 floats each; with LA_UNIT e rk, d rk, b, rk, beta
 // and, once the chain in reverse has been there, rq
-constexpr int AT_E = Square::SIZE, AT_D = AT_E + C * 4, AT_C = AT_D + C * 4, AT_KEY = AT_C + C * 4, AT_BETA = AT_KEY + LA_UNIT * C * 4;
-constexpr int AT_QUERY = AT_BETA + C * 4, CHECKPOINT = AT_QUERY + LA_UNIT * C * 4, CHECKPOINT_SUMS = AT_C + 2 * C * 4;   // CHECKPOINT_SUMS: as far as the fourth
+constexpr int AT_E = Square::SIZE, AT_D = AT_E + C * 4, AT_B = AT_D + C * 4, AT_KEY = AT_B + C * 4, AT_BETA = AT_KEY + LA_UNIT * C * 4;
+constexpr int AT_QUERY = AT_BETA + C * 4, CHECKPOINT = AT_QUERY + LA_UNIT * C * 4, CHECKPOINT_SUMS = AT_B + 2 * C * 4;   // CHECKPOINT_SUMS: as far as the fourth
 constexpr int STATE = WIDE * WIDE;        // floats of a state of a segment
 constexpr int END = WIDE * WIDE * 2;      // bytes of a state of a chunk in bfloat16: two panels of 128 rows
 constexpr int ENDS = END + 8 * C * 4;     // and behind it dW_i.v_i, over 16 value columns each
@@ -101,7 +101,7 @@ LA_DEVICE float2 pair_at(const float* x, int i) { return *(const float2*)(x + i)
 LA_DEVICE float over_length(float square) { return square == 0.f ? 1.f : rsqrtf(square); }   // a row of zeros stays as it is
 // e_last from e and d of a chunk
 LA_DEVICE float last_decay(const float* e) { return LA_UNIT ? __fdividef(e[C - 1], e[2 * C - 1]) : e[C - 1]; }
-LA_DEVICE float decay_between(float ci, float cj) { return exp2_approx(fminf(ci - cj, 0.f)); }
+LA_DEVICE float decay_between(float bi, float bj) { return exp2_approx(fminf(bi - bj, 0.f)); }
 template <int N> LA_DEVICE void scale_tiles(float (&x)[N][4], float y) {
 #pragma unroll
     for (int i = 0; i < N * 4; i++) x[i >> 2][i & 3] *= y;
@@ -142,11 +142,7 @@ LA_DEVICE void error_operands(u32 (&a)[4][4], const float (&predicted)[8][4], u3
         }
     }
 }
-// products with N operands of 16 columns each: C = A B^T (panels read along), C = A B (across), C += A B
-template <int N> LA_DEVICE void multiply_ABt(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
-#pragma unroll
-    for (int k = 0; k < N; k++) product_ABt(c, a[k], b + Tokens::along(k), k > 0);
-}
+// products with N operands of 16 columns each: C = A B (panels read across), C += A B
 template <int N> LA_DEVICE void multiply_AB(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
 #pragma unroll
     for (int k = 0; k < N; k++) product_AB(c, a[k], b + Tokens::across(k), k > 0);
@@ -164,7 +160,7 @@ LA_DEVICE void add_AB_wide(float (&c)[16][4], const u32 (&a)[4][4], u64 b) {
 template <int N> LA_DEVICE void begin_ABt(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
     accumulator_fence(c);
     products_begin();
-    multiply_ABt(c, a, b);
+    multiply_ABt<Tokens>(c, a, b);
     products_commit();
 }
 template <int N> LA_DEVICE void begin_AB(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
@@ -204,9 +200,9 @@ struct Lengths {
     }
 };
 
-// P_ij = scale E_ij q_i.k_j for j <= i, 0 above, by a warpgroup; c: sums of log decays. With LA_UNIT P has rq_i and rk_j, which
-// is in the checkpoint `block`, e_i rq_i takes the place of c_i, and rq goes to the checkpoint with stores_lengths.
-LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int warp, int lane, char* block, bool stores_lengths) {
+// P_ij = scale E_ij q_i.k_j for j <= i, 0 above, by a warpgroup; sums: the b_i. With LA_UNIT P has rq_i and rk_j, which
+// is in the checkpoint `block`, e_i rq_i takes the place of b_i, and rq goes to the checkpoint with STORES_LENGTHS.
+template <bool STORES_LENGTHS> LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* sums, float scale, int warp, int lane, char* block) {
     const u64 a = panel_descriptor(q), b = panel_descriptor(k);
     const int row = lane >> 2, column = (lane & 3) * 2;
 #if LA_UNIT
@@ -217,14 +213,13 @@ LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int 
     float p[8][4];
     accumulator_fence(p);
     products_begin();
-#pragma unroll
-    for (int d = 0; d < WIDE / 16; d++) product_ABt(p, a + Tokens::along(d), b + Tokens::along(d), d > 0);
+    multiply_ABt<Tokens>(p, a, b);
     products_commit();
-    const float ci[2] = {c[16 * warp + row], c[16 * warp + row + 8]};
+    const float bi[2] = {sums[16 * warp + row], sums[16 * warp + row + 8]};
     float to[2] = {scale, scale};
 #if LA_UNIT
     const Lengths lengths(q, warp, lane);
-    if (stores_lengths && !(lane & 1)) ((float*)(block + AT_QUERY))[16 * warp + (lane >> 1)] = lengths.own;
+    if (STORES_LENGTHS && !(lane & 1)) ((float*)(block + AT_QUERY))[16 * warp + (lane >> 1)] = lengths.own;
     to[0] *= lengths.of[0];
     to[1] *= lengths.of[1];
 #endif
@@ -235,7 +230,7 @@ LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int 
         if (j <= warp)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const float2 cj = pair_at(c, 16 * j + 8 * h + column);
+                const float2 bj = pair_at(sums, 16 * j + 8 * h + column);
 #if LA_UNIT
                 const float2 rk = keys[2 * j + h];
 #else
@@ -244,7 +239,7 @@ LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int 
 #pragma unroll
                 for (int m = 0; m < 2; m++) {
                     const float (&y)[4] = p[2 * j + h];
-                    const float u = y[2 * m] * (to[m] * rk.x) * decay_between(ci[m], cj.x), v = y[2 * m + 1] * (to[m] * rk.y) * decay_between(ci[m], cj.y);
+                    const float u = y[2 * m] * (to[m] * rk.x) * decay_between(bi[m], bj.x), v = y[2 * m + 1] * (to[m] * rk.y) * decay_between(bi[m], bj.y);
                     const int ahead = 8 * h + column - row - 8 * m;   // of the row's own column
                     x[2 * h + m] = pack_bf16(j < warp || ahead <= 0 ? u : 0.f, j < warp || ahead < 0 ? v : 0.f);
                 }
@@ -252,9 +247,9 @@ LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* c, float scale, int 
         store_matrix(gram + Square::block_piece(16 * warp, 2 * j, lane & 15, lane >> 4), x[0], x[1], x[2], x[3]);
     }
 #if LA_UNIT
-    group_barrier(2);   // all have read c
+    group_barrier(2);   // all have read the sums
     if ((lane & 3) == 0)
 #pragma unroll
-        for (int m = 0; m < 2; m++) c[16 * warp + row + 8 * m] = exp2_approx(fminf(ci[m], 0.f)) * lengths.of[m];
+        for (int m = 0; m < 2; m++) sums[16 * warp + row + 8 * m] = exp2_approx(fminf(bi[m], 0.f)) * lengths.of[m];
 #endif
 }

@@ -4,7 +4,7 @@
 #include "attention/store.cuh"
 
 constexpr int STAGES = 3;
-// a stage: k, q, v (in reverse dO), A, P; then e, d, c of the chunk
+// a stage: k, q, v (in reverse dO), A, P; then e, d, b of the chunk
 constexpr int AT_K = 0, AT_Q = AT_K + Tokens::SIZE, AT_V = AT_Q + Tokens::SIZE, AT_A = AT_V + Tokens::SIZE, AT_P = AT_A + Square::SIZE;
 constexpr int AT_SUMS = AT_P + Square::SIZE, STAGE = AT_SUMS + 1024, SUMS = 3 * C * 4;
 
@@ -13,6 +13,14 @@ struct Barriers {   // of stage s: full, empty, P made
     __device__ __forceinline__ u32 full(int s) const { return base + s * 24; }
     __device__ __forceinline__ u32 empty(int s) const { return base + s * 24 + 8; }
     __device__ __forceinline__ u32 gram(int s) const { return base + s * 24 + 16; }
+    __device__ __forceinline__ void init() const {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full(s), 1);
+            barrier_init(empty(s), 8 * ARRIVALS);
+            barrier_init(gram(s), 4 * ARRIVALS);
+        }
+        barriers_made();
+    }
 };
 
 // Tiles and checkpoints of a segment's chunks into the ring, two chunks ahead, and P of each; REVERSE: from the last chunk on, with dO
@@ -32,8 +40,8 @@ template <bool REVERSE> LA_DEVICE void producer(const DeltaArguments& a, const D
                 publish_shared();
                 group_barrier(2);
             }
-            gram_of_chunk(at + AT_Q, at + AT_K, at + AT_P, (float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane,
-                          a.checkpoints + (REVERSE ? traversal.block + first - step : traversal.block + first + step) * CHECKPOINT, REVERSE);
+            gram_of_chunk<REVERSE>(at + AT_Q, at + AT_K, at + AT_P, (float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane,
+                                   a.checkpoints + (REVERSE ? traversal.block + first - step : traversal.block + first + step) * CHECKPOINT);
             publish_shared();
             warp_arrive(bar.gram(s), lane);
         }

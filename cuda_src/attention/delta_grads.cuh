@@ -72,27 +72,32 @@ LA_DEVICE void quad_sums(float (&x)[2]) {
     }
 }
 // rq dq^ and rk dk^ less the part along their rows, of which each of two groups holds 64 columns: x - q rq^2 <q, x>, and y alike.
-// dot += <q, x> - <k, y> of the group. parts: 128 pairs of floats that nobody else reads or writes.
-LA_DEVICE void make_normal(float (&x)[8][4], float (&y)[8][4], float (&dot)[2], u32 q, u32 k, float2* parts, const float* rq, const float* rk, int group, int i0, int lane) {
+// dot += <q, x> - <k, y> of the group.
+struct UnitRows {
+    u32 q, k;                // this lane's addresses in the tiles
+    const float *rq, *rk;
+    float2* parts;           // 128 pairs of floats that nobody else reads or writes
+};
+LA_DEVICE void make_normal(float (&x)[8][4], float (&y)[8][4], float (&dot)[2], const UnitRows& of, int group, int i0, int lane) {
     float of_q[2] = {0.f, 0.f}, of_k[2] = {0.f, 0.f};
-    row_dots(x, q, of_q);
-    row_dots(y, k, of_k);
+    row_dots(x, of.q, of_q);
+    row_dots(y, of.k, of_k);
     quad_sums(of_q);
     quad_sums(of_k);
     if ((lane & 3) == 0)
 #pragma unroll
-        for (int m = 0; m < 2; m++) parts[C * group + i0 + 8 * m] = {of_q[m], of_k[m]};
+        for (int m = 0; m < 2; m++) of.parts[C * group + i0 + 8 * m] = {of_q[m], of_k[m]};
     groups_barrier<256>(1);
 #pragma unroll
     for (int m = 0; m < 2; m++) {
-        const float2 other = parts[C * (1 - group) + i0 + 8 * m];
-        const float r = rq[i0 + 8 * m], s = rk[i0 + 8 * m];
+        const float2 other = of.parts[C * (1 - group) + i0 + 8 * m];
+        const float r = of.rq[i0 + 8 * m], s = of.rk[i0 + 8 * m];
         dot[m] += of_q[m] - of_k[m];
         of_q[m] = (of_q[m] + other.x) * r * r;
         of_k[m] = (of_k[m] + other.y) * s * s;
     }
-    subtract_rows(x, q, of_q);
-    subtract_rows(y, k, of_k);
+    subtract_rows(x, of.q, of_q);
+    subtract_rows(y, of.k, of_k);
 }
 LA_DEVICE void scale_rows(float (&y)[8][4], float a, float b) {
 #pragma unroll

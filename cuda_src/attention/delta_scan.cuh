@@ -32,46 +32,16 @@ template <class Gram, int C, int THREADS> LA_DEVICE void load_inverse(u32 base, 
     }
 }
 
-// sixteen columns of accumulators, tiles i and i + 1, as an operand A
-LA_DEVICE void flatten(float (&f)[8], const float (&x)[4], const float (&y)[4]) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) f[i] = i < 4 ? x[i] : y[i - 4];
-}
 // a lane's four factors of sixteen tokens from two pairs, in the order of an operand A
 LA_DEVICE float factor(const float2& e, const float2& f, int i) { return i < 4 ? (i & 1 ? e.y : e.x) : (i & 1 ? f.y : f.x); }
 
-template <int TILES, int N> LA_DEVICE void clear_tiles(float (&x)[TILES][N][4]) {
-#pragma unroll
-    for (int i = 0; i < TILES * N * 4; i++) x[i / (N * 4)][(i >> 2) % N][i & 3] = 0.f;
-}
-// tile m of accumulators, 16 columns from tile i on, as an operand A
-template <int TILES, int N> LA_DEVICE Element::A operand_of(const float (&x)[TILES][N][4], int m, int i) {
-    float f[8];
-    flatten(f, x[m][i], x[m][i + 1]);
-    return Element::operand(f);
-}
-// the same, columns times their factors e (16-column half 0) and f
+// operand_of, columns times their factors e (16-column half 0) and f
 template <int TILES, int N> LA_DEVICE Element::A operand_of(const float (&x)[TILES][N][4], int m, int i, const float2& e, const float2& f, float sign = 1.f) {
     float w[8];
     flatten(w, x[m][i], x[m][i + 1]);
 #pragma unroll
     for (int n = 0; n < 8; n++) w[n] *= sign * factor(e, f, n);
     return Element::operand(w);
-}
-// c += S X^T: a warp's rows of the state by RUN rows of a tile from row `first`
-template <int RUN, class X, int TILES, int KP> LA_DEVICE void read_state(float (&c)[TILES][RUN / 8][4], const StateRows<TILES, KP>& S, u32 x, int first, int lane) {
-#pragma unroll
-    for (int d = 0; d < KP; d += 16) {
-        typename Element::A s[TILES];
-#pragma unroll
-        for (int m = 0; m < TILES; m++) s[m] = operand_of(S.x, m, d / 8);
-#pragma unroll
-        for (int i = 0; i < RUN; i += 16) {
-            typename Element::B b[2];
-            load_b_rows<Element, X>(b, x, first + i, d, lane);
-            multiply_pair<Element>(c, i / 8, s, b);
-        }
-    }
 }
 // S += w X: w(m, t) is the operand of 16 tokens from token t, X has the C rows of a tile. Matrix units cut sums off: in float32 what
 // a chunk adds is summed apart, for which all operands are held.

@@ -128,8 +128,10 @@ template <class E, int WIDTH> LA_DEVICE void store_sums(char* rows, i64 stride, 
         }
 }
 
-// the parts of db of this warp's rows and columns, and of <S, dS>
-LA_DEVICE void store_dots(u32 shared, float (&reads)[2], float (&erases)[2], float (&writes)[2], float product, int warp, int group, int i0, int lane) {
+// the parts of db of this warp's rows and columns, a lane's two rows each, and of <S, dS>
+struct Dots { float reads[2], erases[2], writes[2], product; };
+LA_DEVICE void store_dots(u32 shared, Dots& dots, int warp, int group, int i0, int lane) {
+    float (&reads)[2] = dots.reads, (&erases)[2] = dots.erases, (&writes)[2] = dots.writes;
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
@@ -146,7 +148,7 @@ LA_DEVICE void store_dots(u32 shared, float (&reads)[2], float (&erases)[2], flo
             store_shared(to + C * 4 + 32 * m, erases[m]);
             store_shared(to + 2 * C * 4 + 32 * m, writes[m]);
         }
-    product = warp_sum(product);
+    const float product = warp_sum(dots.product);
     if (lane == 0) store_shared(shared + AT_DOTS + GROUPS * 3 * C * 4 + warp * 4, product);
 }
 

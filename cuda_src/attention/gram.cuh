@@ -6,10 +6,13 @@
 // block number n of the lower triangle, row by row
 LA_DEVICE int triangle_row(int n) { return n >= 6 ? 3 : n >= 3 ? 2 : n >= 1 ? 1 : 0; }
 
-// Half a block from products to shared memory: columns half * 8 and on. STRICT: zeros on the diagonal, whose entries go to
-// `own`. to: sums of decays up to rows g and g + 8 of the block; from: up to columns 2j and 2j + 1 of the half
+struct HalfBlock { int row, column, half; };   // of the gram matrix, in blocks; columns half * 8 and on
+
+// Half a block from products to shared memory. STRICT: zeros on the diagonal, whose entries go to `own`. to: sums of decays up to
+// rows g and g + 8 of the block; from: up to columns 2j and 2j + 1 of the half
 template <class E, int C, bool STRICT, class Gram>
-LA_DEVICE void store_half(const float (&c)[4], u32 gram, u32 own, const Decay<C>& decay, float scale, int row, int column, int half, const float2 (&to)[2], const float2 (&from)[2], int lane) {
+LA_DEVICE void store_half(const float (&c)[4], u32 gram, u32 own, float scale, HalfBlock block, const float2 (&to)[2], const float2 (&from)[2], int lane) {
+    const int row = block.row, column = block.column, half = block.half;
     const int i0 = row * 16 + (lane >> 2), j = column * 16 + half * 8 + (lane & 3) * 2;
 #pragma unroll
     for (int below = 0; below < 2; below++) {
@@ -19,7 +22,7 @@ LA_DEVICE void store_half(const float (&c)[4], u32 gram, u32 own, const Decay<C>
         for (int m = 0; m < 2; m++) {
             p[m] = c[below * 2 + m] * scale;
             if (STRICT && i == j + m) store_shared(own + i * 4, p[m]);
-            p[m] = i - STRICT >= j + m ? p[m] * decay.between(from[m], to[below]) : 0.f;
+            p[m] = i - STRICT >= j + m ? p[m] * Decay<C>::between(from[m], to[below]) : 0.f;
         }
         static_assert((8 >> Gram::SHIFT) % Gram::SPAN == 0, "rows 8 apart are permuted alike");
         const u32 at = gram + below * 8 * Gram::ROW;   // of element (i, j): piece j / 8 or j / 4 of its row
@@ -65,7 +68,7 @@ LA_DEVICE void gram_blocks(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& deca
                 }
 #pragma unroll
                 for (int half = 0; half < 2; half++)
-                    store_half<E, C, STRICT, Gram>(c[n][half], gram, own, decay, scale, row, column, half, to, from[half], lane);
+                    store_half<E, C, STRICT, Gram>(c[n][half], gram, own, scale, {row, column, half}, to, from[half], lane);
             }
     }
 }
@@ -90,7 +93,7 @@ LA_DEVICE void gram_half(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& decay,
         to[1] = decay.upto(row * 16 + (lane >> 2) + 8);
         decay.upto(column * 16 + half * 8 + (lane & 3) * 2, from);
     }
-    store_half<E, C, STRICT, Gram>(c[0], gram, own, decay, scale, row, column, half, to, from, lane);
+    store_half<E, C, STRICT, Gram>(c[0], gram, own, scale, {row, column, half}, to, from, lane);
 }
 
 template <class E, int WARPS, int C, int WIDTH, bool STRICT, class X, class Gram>

@@ -83,6 +83,32 @@ template <class X, int COLUMNS, int FIRST = 0> LA_DEVICE void write_state(StateR
     product_AB<FIRST>(S.x[0], a, b, true);
     if constexpr (FIRST + 8 < COLUMNS / 8) write_state<X, COLUMNS, FIRST + 8>(S, a, b + X::panel(1));
 }
+// Products over all 16-column steps of operands, C = A B^T and C += A B^T (panels X read along): A in shared memory, or in registers
+template <class X> LA_DEVICE void multiply_ABt(float (&c)[8][4], u64 a, u64 b) {
+#pragma unroll
+    for (int d = 0; d < X::COLUMNS / 16; d++) product_ABt(c, a + X::along(d), b + X::along(d), d > 0);
+}
+template <class X, int N> LA_DEVICE void multiply_ABt(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
+#pragma unroll
+    for (int d = 0; d < N; d++) product_ABt(c, a[d], b + X::along(d), d > 0);
+}
+template <class X, int N> LA_DEVICE void add_ABt(float (&c)[8][4], const u32 (&a)[N][4], u64 b) {
+#pragma unroll
+    for (int d = 0; d < N; d++) product_ABt(c, a[d], b + X::along(d), true);
+}
+// S += A B for a chunk's operands, sixteen tokens each
+template <class X, int N, int COLUMNS> LA_DEVICE void write_chunk(StateRows<1, COLUMNS>& S, const u32 (&a)[N][4], u64 b) {
+#pragma unroll
+    for (int t = 0; t < N; t++) write_state<X>(S, a[t], b + X::across(t));
+}
+// a chunk's operands: X^T of this warp's columns, and that times e^{end}
+template <class X, int C> LA_DEVICE void load_operands(u32 (&plain)[C / 16][4], u32 (&weighted)[C / 16][4], u32 base, const Decay<C>& decay, int column, int lane) {
+#pragma unroll
+    for (int t = 0; t < C / 16; t++) {
+        load_operand<X>(plain[t], base, t * 16, column, lane);
+        weigh_operand(weighted[t], plain[t], t * 16, decay, lane);
+    }
+}
 // e^{start} of a lane's columns of the outputs, to be loaded ahead of their products' end
 template <int C> struct Starts {
     float2 e[C / 8];
@@ -95,6 +121,18 @@ template <int C> struct Starts {
         for (int i = 0; i < C / 8; i++) { out[i][0] *= e[i].x; out[i][1] *= e[i].y; out[i][2] *= e[i].x; out[i][3] *= e[i].y; }
     }
 };
+
+// waits for the read out^T = S^T Q^T, all products begun; then out^T e^{start} and S^T e^{all}
+template <int C, int COLUMNS> LA_DEVICE void end_read(float (&out)[C / 8][4], StateRows<1, COLUMNS>& S, const StageDecay<C>& decay, int lane) {
+    const Starts<C> starts(decay.sums(), lane);
+    products_wait<0>();
+    accumulator_fence(out);
+    starts.scale(out);
+    if (LA_DECAY) {
+        const float carry = exp2_approx(decay.all());
+        S.each([&](int, int, float& y) { y *= carry; });
+    }
+}
 
 // <x_t, out_t> over this warp's 16 columns of x, to `dots` (C floats). The token's own write is in it; it is the same number
 // in the other pass, from the same rounded entry of P, and both are float32: their difference is without it.
@@ -148,3 +186,17 @@ template <int COLUMNS> struct Marks {
         return sum;
     }
 };
+
+// The roles of a block's threads: GROUPS warpgroups consume the stages of a ring, one more, the last, produces them.
+template <int GROUPS, int STAGES, class Produce, class Consume> LA_DEVICE void run_groups(Ring<STAGES> ring, Produce produce, Consume consume) {
+    constexpr int CONSUMERS = 128 * GROUPS;
+    if (threadIdx.x == 0) ring.init(2 * PRODUCERS, CONSUMERS);
+    __syncthreads();
+    if (threadIdx.x >= CONSUMERS) {
+        release_registers<PRODUCER_REGISTERS<GROUPS>>();
+        produce(threadIdx.x - CONSUMERS);
+    } else {
+        claim_registers<CONSUMER_REGISTERS<GROUPS>>();
+        consume(threadIdx.x);
+    }
+}

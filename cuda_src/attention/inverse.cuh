@@ -1,6 +1,6 @@
 // A = E . sqrt(beta_i) T_inv sqrt(beta_j) of a chunk, T_inv = (1 + L)^-1, L_ij = sqrt(beta_i) k_i.k_j sqrt(beta_j) for j < i, by four warps.
 //
-// The decay is taken out of the inverse and put back after it: with the factors E_ij = 2^(c_i - c_j) the inverse of 1 + E . L is
+// The decay is taken out of the inverse and put back after it: with the factors E_ij = 2^(b_i - b_j) the inverse of 1 + E . L is
 // E . T_inv. Half of beta is on each side, so that a tiny one keeps its digits in 16 bits. Diagonal blocks of 16 rows are inverted
 // by substitution in float32; block columns follow from them,
 //
@@ -13,7 +13,7 @@
 // to the state is off by the sum. What rounding takes from row i is therefore passed on to row i + 1, as far as its key stands
 // for the one before:
 //
-//     rho_i = 2^(c_i - c_(i-1)) k_i.k_(i-1) / k_i.k_i where its size is 0.8 or more, else 0; within blocks of 16 rows
+//     rho_i = 2^(b_i - b_(i-1)) k_i.k_(i-1) / k_i.k_i where its size is 0.8 or more, else 0; within blocks of 16 rows
 #pragma once
 #include "attention/delta.cuh"
 #include "attention/inverse_blocks.cuh"
@@ -23,8 +23,7 @@ LA_DEVICE void key_gram(float (&x)[8][4], u32 k) {
     const u64 keys = panel_descriptor(k);
     accumulator_fence(x);
     products_begin();
-#pragma unroll
-    for (int d = 0; d < WIDE / 16; d++) product_ABt(x, keys + Tokens::along(d), keys + Tokens::along(d), d > 0);
+    multiply_ABt<Tokens>(x, keys, keys);
     products_commit();
     end_products<0>(x);
 }

@@ -10,10 +10,10 @@ LA_DEVICE u32 columns_at(int row, int column, int lane) {   // of two B, rows of
 }
 
 // By half a warp: rho of diagonal block `block`, a row a lane
-LA_DEVICE void store_rho(float* rhos, const float* diagonal, const float* c, const float* roots, int block, int lane) {
+LA_DEVICE void store_rho(float* rhos, const float* diagonal, const float* sums, const float* roots, int block, int lane) {
     const int r = lane & 15, i = 16 * block + r, before = r ? i - 1 : i;
     const float own = diagonal[r * 21], with = diagonal[(r ? r - 1 : 0) * 20 + r];
-    float rho = __fdividef(with * roots[i], own * roots[before]) * (LA_DECAY ? decay_between(c[i], c[before]) : 1.f);
+    float rho = __fdividef(with * roots[i], own * roots[before]) * (LA_DECAY ? decay_between(sums[i], sums[before]) : 1.f);
     rho = fminf(fmaxf(rho, -1.f), 1.f);
     rhos[i] = r && own > 1e-30f && fabsf(rho) >= 0.8f ? rho : 0.f;
 }
@@ -57,13 +57,13 @@ LA_DEVICE void invert_diagonal(u32 lower, const float* diagonal, int block, int 
 }
 
 // block column `warp` of A from `lower`, which holds L below the diagonal and on it the diagonal blocks of X, transposed
-LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* rhos, const float* c, const float* roots, int warp, int lane) {
+LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* rhos, const float* sums, const float* roots, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     u32 x[4][4];   // X_IJ^T as operands A
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (i == warp) load_matrix(x[i], lower + rows_at(16 * i, 16 * i, lane));
-    const float cj[2] = {c[16 * warp + row], c[16 * warp + row + 8]}, from[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
+    const float bj[2] = {sums[16 * warp + row], sums[16 * warp + row + 8]}, from[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if (i < warp) {   // above the diagonal
@@ -96,11 +96,11 @@ LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* rhos, const fl
             }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float2 ci = pair_at(c, 16 * i + 8 * h + column), to = pair_at(roots, 16 * i + 8 * h + column);
+            const float2 bi = pair_at(sums, 16 * i + 8 * h + column), to = pair_at(roots, 16 * i + 8 * h + column);
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                z[h][2 * m] *= to.x * from[m] * decay_between(ci.x, cj[m]);
-                z[h][2 * m + 1] *= to.y * from[m] * decay_between(ci.y, cj[m]);
+                z[h][2 * m] *= to.x * from[m] * decay_between(bi.x, bj[m]);
+                z[h][2 * m + 1] *= to.y * from[m] * decay_between(bi.y, bj[m]);
             }
         }
         pass_rounding_on(z, rhos + 16 * i, lane);

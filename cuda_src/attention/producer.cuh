@@ -51,14 +51,14 @@ template <int C> struct Gates {
     }
 };
 
-// Produces all chunks of a traversal: load(stage, token) begins to copy the rows of one chunk, decays follow `decays`.
-template <int STAGE, int C, int STAGES, class W, class Load>
-LA_DEVICE void produce_ring(const W& traversal, Gates<C> gates, u32 shared, u32 decays, Ring<STAGES> ring, float read, float write, int thread, Load load) {
+// Produces all chunks of a traversal: load(step) begins to copy the rows of one chunk into its stage, decays follow `decays`.
+template <int C, int STAGES, class W, class Load>
+LA_DEVICE void produce_ring(const W& traversal, Gates<C> gates, u32 decays, Ring<STAGES> ring, float read, float write, int thread, Load load) {
     gates.load(traversal, thread >> 5, thread & 31);
     for (int step = 0; step < traversal.steps; step++) {
         const int stage = step % STAGES;
         ring.wait_empty(step);
-        load(shared + stage * STAGE, traversal.token_of(step));
+        load(step);
         gates.store(traversal, step, decays + stage * StageDecay<C>::BYTES, read, write, 0.f, thread);
         ring.arrive_full(step);
     }

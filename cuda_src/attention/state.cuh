@@ -70,3 +70,34 @@ template <int TILES, int COLUMNS> struct StateRows {
         return sum;
     }
 };
+
+// sixteen columns of accumulators, tiles i and i + 1, as an operand A
+LA_DEVICE void flatten(float (&f)[8], const float (&x)[4], const float (&y)[4]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) f[i] = i < 4 ? x[i] : y[i - 4];
+}
+template <int TILES, int N> LA_DEVICE void clear_tiles(float (&x)[TILES][N][4]) {
+#pragma unroll
+    for (int i = 0; i < TILES * N * 4; i++) x[i / (N * 4)][(i >> 2) % N][i & 3] = 0.f;
+}
+// tile m of accumulators, 16 columns from tile i on, as an operand A
+template <int TILES, int N> LA_DEVICE Element::A operand_of(const float (&x)[TILES][N][4], int m, int i) {
+    float f[8];
+    flatten(f, x[m][i], x[m][i + 1]);
+    return Element::operand(f);
+}
+// c += S X^T: a warp's rows of the state by RUN rows of a tile from row `first`
+template <int RUN, class X, int TILES, int KP> LA_DEVICE void read_state(float (&c)[TILES][RUN / 8][4], const StateRows<TILES, KP>& S, u32 x, int first, int lane) {
+#pragma unroll
+    for (int d = 0; d < KP; d += 16) {
+        typename Element::A s[TILES];
+#pragma unroll
+        for (int m = 0; m < TILES; m++) s[m] = operand_of(S.x, m, d / 8);
+#pragma unroll
+        for (int i = 0; i < RUN; i += 16) {
+            typename Element::B b[2];
+            load_b_rows<Element, X>(b, x, first + i, d, lane);
+            multiply_pair<Element>(c, i / 8, s, b);
+        }
+    }
+}

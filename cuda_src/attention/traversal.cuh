@@ -6,6 +6,7 @@
 
 // Blocks are numbered part fastest, then head, segment, sequence. DOWN: a segment is traversed from its last chunk.
 template <int C, int PARTS, bool DOWN> struct Traversal {
+    static constexpr bool FROM_END = DOWN;
     Sequence sequence;
     int part, head, segment, first, steps, last;   // first chunk and number of chunks; the sequence's last segment
     i64 slot;                                       // of the sequence and head

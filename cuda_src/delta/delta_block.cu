@@ -1,11 +1,11 @@
-// What a chunk of the delta rule can know before it sees a state, chunk by chunk in parallel: A, and e, d, c, beta (delta.cuh).
+// What a chunk of the delta rule can know before it sees a state, chunk by chunk in parallel: A, and e, d, b, beta (delta.cuh).
 // With LA_UNIT the diagonal of the keys' gram matrix is their squared length.
 //
 // One block of four warps a chunk and head. L and A take the place of the keys once these have been read, the diagonal blocks of L
 // that of A until it is made; two warps invert these, two each.
 #include "attention/inverse.cuh"
 
-constexpr int AT_LOWER = 0, AT_CHECKPOINT = Square::SIZE;                 // A, then e, d, c, beta, as they leave
+constexpr int AT_LOWER = 0, AT_CHECKPOINT = Square::SIZE;                 // A, then e, d, b, beta, as they leave
 constexpr int AT_ROOTS = AT_CHECKPOINT + CHECKPOINT, AT_RHO = AT_ROOTS + C * 4, AT_BARRIER = AT_RHO + C * 4;
 static_assert(LA_SHARED == AT_BARRIER + 32 && AT_CHECKPOINT + Square::SIZE == Tokens::SIZE && 4 * DIAGONAL <= Square::SIZE, "LA_SHARED is what the launch asks for");
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta
@@ -17,7 +17,7 @@ template <int STEPS> LA_DEVICE float2 two_of(const Gate& x, const DeltaTraversal
     return {token < T && token % STEPS == 0 ? p[0] : 0.f, STEPS == 1 && token + 1 < T ? p[x.token] : 0.f};
 }
 
-// e, d, c, beta and the roots of beta, two tokens a lane of one warp
+// e, d, b, beta and the roots of beta, two tokens a lane of one warp
 LA_DEVICE void sums_of_chunk(const DeltaArguments& a, const DeltaTraversal& traversal, float* e, float* roots, int lane) {
     const int token = traversal.first * C + 2 * lane;
     float2 g = {0.f, 0.f}, beta = two_of<1>(a.beta, traversal, token);
@@ -36,26 +36,38 @@ LA_DEVICE void sums_of_chunk(const DeltaArguments& a, const DeltaTraversal& trav
     *(float2*)(roots + 2 * lane) = {sqrtf(beta.x), sqrtf(beta.y)};
 }
 
+// by one thread: for all, the tokens of the chunk and where its checkpoint is; the copy of its keys begun
+LA_DEVICE void begin_load(const DeltaArguments& a, const DeltaTraversal& traversal, u32 shared, int own) {
+    const u32 barrier = shared + AT_BARRIER;
+    store_shared_u32(barrier + 16, own);
+    asm volatile("st.shared.b64 [%0], %1;" ::"r"(barrier + 8), "l"(a.checkpoints + (traversal.block + traversal.first) * CHECKPOINT) : "memory");
+    barrier_init(barrier, 1);
+    barriers_made();
+    if (own > 0) {
+        barrier_expect(barrier, Tokens::SIZE);
+        tile_in(shared, a.k, barrier, (u32)traversal.head / (u32)a.group_k, traversal.token(traversal.first), traversal.row);
+    }
+}
+// by one thread, to where begin_load has said
+LA_DEVICE void store_checkpoint(u32 shared) {
+    char* to;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(to) : "r"(shared + AT_BARRIER + 8));
+    run_out(to, shared + AT_CHECKPOINT, AT_QUERY);
+    out_commit();
+    out_read();
+}
+
 extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant__ DeltaArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory), barrier = shared + AT_BARRIER;
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), task = (warp + blockIdx.x) & 3;   // tasks rotate over the schedulers
     const int lane = opaque(threadIdx.x & 31);   // read once
-    float *e = (float*)(memory + AT_CHECKPOINT + AT_E), *c = (float*)(memory + AT_CHECKPOINT + AT_C), *roots = (float*)(memory + AT_ROOTS), *rhos = (float*)(memory + AT_RHO);
+    float *e = (float*)(memory + AT_CHECKPOINT + AT_E), *sums = (float*)(memory + AT_CHECKPOINT + AT_B), *roots = (float*)(memory + AT_ROOTS), *rhos = (float*)(memory + AT_RHO);
     float *lengths = (float*)(memory + AT_CHECKPOINT + AT_KEY);
     if (task == 0) {   // only this one looks up where the chunk is
         const DeltaTraversal traversal(a, blockIdx.x, a.chunks, 1);   // each chunk a segment
         const int own = traversal.steps > 0 ? traversal.own(a, traversal.first) : 0;
-        if (lane == 0) {
-            store_shared_u32(barrier + 16, own);
-            asm volatile("st.shared.b64 [%0], %1;" ::"r"(barrier + 8), "l"(a.checkpoints + (traversal.block + traversal.first) * CHECKPOINT) : "memory");
-            barrier_init(barrier, 1);
-            barriers_made();
-            if (own > 0) {
-                barrier_expect(barrier, Tokens::SIZE);
-                tile_in(shared, a.k, barrier, (u32)traversal.head / (u32)a.group_k, traversal.token(traversal.first), traversal.row);
-            }
-        }
+        if (lane == 0) begin_load(a, traversal, shared, own);
         __syncwarp();
         group_barrier(0);
         if (own > 0) sums_of_chunk(a, traversal, e, roots, lane);
@@ -86,17 +98,11 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
         const int number = 2 * (task & 1) + (lane >> 4);
         const float* diagonal = (const float*)(memory + AT_CHECKPOINT + number * DIAGONAL);
         invert_diagonal(shared + AT_LOWER, diagonal, number, lane);
-        store_rho(rhos, diagonal, c, roots, number, lane);
+        store_rho(rhos, diagonal, sums, roots, number, lane);
     }
     __syncthreads();
-    store_inverse(shared + AT_LOWER, shared + AT_CHECKPOINT, rhos, c, roots, task, lane);
+    store_inverse(shared + AT_LOWER, shared + AT_CHECKPOINT, rhos, sums, roots, task, lane);
     publish_shared();
     __syncthreads();
-    if (threadIdx.x == 0) {
-        char* to;
-        asm volatile("ld.shared.b64 %0, [%1];" : "=l"(to) : "r"(barrier + 8));
-        run_out(to, shared + AT_CHECKPOINT, AT_QUERY);
-        out_commit();
-        out_read();
-    }
+    if (threadIdx.x == 0) store_checkpoint(shared);
 }

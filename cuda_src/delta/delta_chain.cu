@@ -34,7 +34,7 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
         error_operands(w, x, at + AT_V, row, e, lane);
         begin_ABt(x, w, panel_descriptor(at + AT_A));   // U = W A^T
         scale_tiles(S, last_decay(e - (lane & 3) * 2));
-        if (LA_UNIT) barrier_wait(bar.gram(s), phase);   // e rq is where c was
+        if (LA_UNIT) barrier_wait(bar.gram(s), phase);   // e rq is where b was
         end_products<1>(y);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
@@ -70,14 +70,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) chain(const __grid_constant
     const DeltaTraversal traversal(a, blockIdx.x, a.segments, a.chunks);
     if (traversal.segment > traversal.last) return;
     const Barriers bar = {shared + AT_BARRIERS};
-    if (threadIdx.x == 0) {   // as a function of both kernels it changes the order of their instructions
-        for (int s = 0; s < STAGES; s++) {
-            barrier_init(bar.full(s), 1);
-            barrier_init(bar.empty(s), 8 * ARRIVALS);
-            barrier_init(bar.gram(s), 4 * ARRIVALS);
-        }
-        barriers_made();
-    }
+    if (threadIdx.x == 0) bar.init();
     __syncthreads();
     const int thread = __shfl_sync(0xffffffffu, threadIdx.x & ~31, 0) | (threadIdx.x & 31);   // a warp's number is uniform
     if (thread >= 256) {

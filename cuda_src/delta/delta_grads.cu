@@ -11,148 +11,32 @@
 // The gradient of K K^T is one masked product; none of the inverse is needed. Warpgroups 0 and 1 scan the chain of
 // delta_chain.cu, 64 value rows each, a chunk ahead, and copy every tile in as soon as its place is free; 2 and 3 make the
 // gradients, 64 key columns each: 2 makes Z, 3 makes Y.
-#include "attention/delta_grads.cuh"
-
-LA_DEVICE void scan_states(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane) {
-    const int first = traversal.first, stop = first + traversal.steps, row = traversal.row;
-    float* dots = (float*)(memory + AT_DOTS);
-    auto load_chunk = [&](int chunk) {
-        const int s = (chunk - first) & 1, token = traversal.token(chunk), head = (u32)traversal.head / (u32)a.group_k;
-        const u32 full = bar.chunk(s);
-        barrier_expect(full, 2 * SLOT + CHECKPOINT_SUMS);
-        tile_in(shared + AT_K + s * SLOT, a.k, full, head, token, row);
-        tile_in(shared + AT_V + s * SLOT, a.v, full, (u32)traversal.head / (u32)a.group_v, token, row);
-        run_in(shared + AT_CHECKPOINTS + s * CHECKPOINT_SUMS, a.checkpoints + (traversal.block + chunk) * CHECKPOINT, CHECKPOINT_SUMS, full);
-    };
-    auto load_outputs = [&](int chunk) {
-        barrier_expect(bar.outputs(), 2 * SLOT);
-        tile_in(shared + AT_DV, a.dv, bar.outputs(), traversal.head, traversal.token(chunk), row);
-        token_tile_in(shared + AT_DOUT, a.dout, bar.outputs(), traversal.head, traversal.token(chunk), row);
-    };
-    auto load_queries = [&](int chunk) {
-        barrier_expect(bar.queries(), SLOT);
-        token_tile_in(shared + AT_Q, a.q, bar.queries(), (u32)traversal.head / (u32)a.group_q, traversal.token(chunk), row);
-    };
-    auto load_end = [&](int chunk) {
-        barrier_expect(bar.end(), END);
-        run_in(shared + AT_END, a.ends + (traversal.block + chunk) * ENDS, END, bar.end());
-    };
-    if (threadIdx.x == 0) {
-        load_chunk(first);
-        load_outputs(first);
-        load_queries(first);
-        load_end(first);
-        if (first + 1 < stop) load_chunk(first + 1);
-    }
-    __syncwarp();
-    StateRows<1, WIDE> state;
-    float (&S)[16][4] = state.x[0];
-    if (traversal.segment) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, traversal.slot * a.segments + traversal.segment, 16 * warp, lane);
-    else if (a.start.data) state.template load<LA_V, LA_K>(a.start, traversal.slot / a.start_group, 16 * warp, lane);
-    else state.clear();
-    for (int chunk = first; chunk < stop; chunk++) {
-        const int step = chunk - first, s = step & 1, before = (step - 1) & 1, own = traversal.own(a, chunk);
-        const bool more = step > 0;
-        const float *e = (const float*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS + AT_E) + (lane & 3) * 2, *d = e + C;
-        const u32 values = shared + AT_V + s * SLOT;
-        const u64 keys = panels_descriptor<Tokens>(shared + AT_K + s * SLOT);
-        float x[8][4];
-        {
-            u32 f[8][4];
-            state_operands(f, state, 0);
-            barrier_wait(bar.chunk(s), step >> 1 & 1);
-            if (own < C) {   // k and v
-                clear_rows<256, 2>(shared + AT_K + s * SLOT, own, threadIdx.x);
-                clear_rows<256, 2>(values, own, threadIdx.x);
-                publish_shared();
-                groups_barrier<256>(4);
-            }
-            begin_ABt(x, f, keys);   // S K^T
-            if (more) barrier_wait(bar.state_free(), before);
-            store_state<Whole>(shared + AT_STATE, f, 16 * warp, lane);
-        }
-        publish_shared();
-        warp_arrive(bar.state(), lane);
-        if (lane == 0 && warp == 0 && more) load_outputs(chunk);   // the gradients have left them when they free the state
-        __syncwarp();
-        end_products<0>(x);
-        u32 w[4][4];
-        error_operands(w, x, values, 16 * warp, e, lane);
-        begin_ABt(x, w, panel_descriptor(shared + AT_CHECKPOINTS + s * CHECKPOINT_SUMS));   // U
-        scale_tiles(S, last_decay(e - (lane & 3) * 2));
-        end_products<0>(x);
-        const u32 columns = Tokens::block_piece(0, 2 * warp, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
-#pragma unroll
-        for (int k = 0; k < 4; k++)   // U in v's place, token by value
-            store_matrix_transposed(values + columns + k * 2048, pack_bf16(x[2 * k][0], x[2 * k][1]), pack_bf16(x[2 * k][2], x[2 * k][3]),
-                                    pack_bf16(x[2 * k + 1][0], x[2 * k + 1][1]), pack_bf16(x[2 * k + 1][2], x[2 * k + 1][3]));
-        token_operands(w, x, d);
-        begin_add_AB(S, w, keys);   // S = e_last S + (U d) K
-        publish_shared();
-        warp_arrive(bar.new_values(), lane);
-        if (warp == 0 && more) {
-            barrier_wait(bar.chunk_free(), before);
-            const Strengths strengths(a, traversal, chunk - 1, memory + AT_CHECKPOINTS + before * CHECKPOINT_SUMS, lane);
-            __syncwarp();
-            if (lane == 0) {
-                load_end(chunk);
-                if (chunk + 1 < stop) load_chunk(chunk + 1);
-            }
-            __syncwarp();
-            strengths.store_gradients(a, traversal, chunk - 1, lane);
-        }
-        __syncwarp();
-        if (more) barrier_wait(bar.chunk_free(), before);
-#pragma unroll
-        for (int k = 0; k < 4; k++) store_matrix_transposed(shared + AT_WRITTEN + columns + k * 2048, w[k][0], w[k][1], w[k][2], w[k][3]);
-        publish_shared();
-        warp_arrive(bar.written(), lane);
-        if (lane == 0 && warp == 3 && more) {
-            barrier_wait(bar.queries_free(), before);
-            load_queries(chunk);
-        }
-        __syncwarp();
-        if (LA_DECAY && warp == 1 && more) gate_gradients(a, traversal, chunk - 1, dots, dots + 3 * C + before * 8, lane);
-        barrier_wait(bar.end(), step & 1);
-        end_products<0>(S);
-        if (LA_DECAY) {
-            const float product = dot_end(S, shared + AT_END, warp, lane);
-            if (lane == 0) dots[3 * C + s * 8 + warp] = product;
-        }
-        warp_arrive(bar.end_done(), lane);
-    }
-    if (warp < 2) {
-        const int step = traversal.steps - 1;
-        barrier_wait(bar.chunk_free(), step & 1);
-        if (warp == 0) Strengths(a, traversal, stop - 1, memory + AT_CHECKPOINTS + (step & 1) * CHECKPOINT_SUMS, lane).store_gradients(a, traversal, stop - 1, lane);
-        else if (LA_DECAY) gate_gradients(a, traversal, stop - 1, dots, dots + 3 * C + (step & 1) * 8, lane);
-    }
-}
+#include "delta/delta_grad_states.cuh"
 
 // Z (group 0) or Y (group 1) of a warp's 16 rows, from the accumulators to shared memory.
 // factor: of the lane's two rows
-LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* c, const float (&factor)[2], int group, int warp, int lane) {
+LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* sums, const float (&factor)[2], int group, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
-    const float ci[2] = {c[16 * warp + row], c[16 * warp + row + 8]}, middle = c[16 * warp];   // left of the own block: two factors, both <= 1
-    const float to_row[2] = {factor[0] * decay_between(ci[0], middle), factor[1] * decay_between(ci[1], middle)};
+    const float bi[2] = {sums[16 * warp + row], sums[16 * warp + row + 8]}, middle = sums[16 * warp];   // left of the own block: two factors, both <= 1
+    const float to_row[2] = {factor[0] * decay_between(bi[0], middle), factor[1] * decay_between(bi[1], middle)};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 x[4] = {0, 0, 0, 0};
         if (j <= warp)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const float2 cj = pair_at(c, 16 * j + 8 * h + column);
-                const float2 rk = LA_UNIT ? pair_at(c + C, 16 * j + 8 * h + column) : float2{1.f, 1.f};
+                const float2 bj = pair_at(sums, 16 * j + 8 * h + column);
+                const float2 rk = LA_UNIT ? pair_at(sums + C, 16 * j + 8 * h + column) : float2{1.f, 1.f};
                 const float (&y)[4] = p[2 * j + h];
                 if (j < warp) {
-                    const float u = rk.x * decay_between(middle, cj.x), v = rk.y * decay_between(middle, cj.y);
+                    const float u = rk.x * decay_between(middle, bj.x), v = rk.y * decay_between(middle, bj.y);
 #pragma unroll
                     for (int m = 0; m < 2; m++) x[2 * h + m] = pack_bf16(to_row[m] * u * y[2 * m], to_row[m] * v * y[2 * m + 1]);
                 } else {
                     const int ahead = 8 * h + column + group - row;   // Y is strictly lower
 #pragma unroll
                     for (int m = 0; m < 2; m++) {
-                        const float u = factor[m] * rk.x * decay_between(ci[m], cj.x) * y[2 * m], v = factor[m] * rk.y * decay_between(ci[m], cj.y) * y[2 * m + 1];
+                        const float u = factor[m] * rk.x * decay_between(bi[m], bj.x) * y[2 * m], v = factor[m] * rk.y * decay_between(bi[m], bj.y) * y[2 * m + 1];
                         x[2 * h + m] = pack_bf16(ahead <= 8 * m ? u : 0.f, ahead < 8 * m ? v : 0.f);
                     }
                 }
@@ -173,8 +57,7 @@ template <int STEPS> LA_DEVICE void store_own(char* rows, i64 stride, u32 panel,
 LA_DEVICE void begin_gram(float (&p)[8][4], u64 outputs, u64 written) {
     accumulator_fence(p);
     products_begin();
-#pragma unroll
-    for (int d = 0; d < 8; d++) product_ABt(p, outputs + Tokens::along(d), written + Tokens::along(d), d > 0);
+    multiply_ABt<Tokens>(p, outputs, written);
     products_commit();
 }
 LA_DEVICE void begin_read(float (&x)[8][4], u64 tile, u64 state) {
@@ -256,8 +139,8 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
         end_products<1>(x);
         warp_arrive(bar.state_free(), lane);
         if (LA_UNIT) {   // e0 and e1 are the keys'
-            const float *c = e + 2 * C, *queries = checkpoint + AT_QUERY / 4;
-            scale_rows(x, a.scale * exp2_approx(fminf(c[i0], 0.f)) * queries[i0], a.scale * exp2_approx(fminf(c[i1], 0.f)) * queries[i1]);
+            const float *sums = e + 2 * C, *queries = checkpoint + AT_QUERY / 4;
+            scale_rows(x, a.scale * exp2_approx(fminf(sums[i0], 0.f)) * queries[i0], a.scale * exp2_approx(fminf(sums[i1], 0.f)) * queries[i1]);
         } else scale_rows(x, a.scale * e0, a.scale * e1);
         {
             const u64 z_gram = at(AT_Z), k = panel_descriptor(opaque(keys) + group * Tokens::PANEL);
@@ -309,8 +192,8 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
             accumulator_fence(y);
             quad_sums(dot);
             barrier_wait(bar.end_done(), s);   // A has been read
-            make_normal(x, y, dot, shared + AT_Q + group * Tokens::PANEL + rows, keys + group * Tokens::PANEL + rows,
-                        (float2*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS), checkpoint + AT_QUERY / 4, e + 3 * C, group, i0, lane);
+            make_normal(x, y, dot, {shared + AT_Q + group * Tokens::PANEL + rows, keys + group * Tokens::PANEL + rows, checkpoint + AT_QUERY / 4, e + 3 * C,
+                                    (float2*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS)}, group, i0, lane);
         } else if (LA_DECAY) row_dots(x, shared + AT_Q + group * Tokens::PANEL + rows, dot);
         store_tile_rows(x, new_values + group * Tokens::PANEL + rows);
         publish_shared();
@@ -337,9 +220,9 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
             dots[C * group + i0] = dot[0];
             dots[C * group + i1] = dot[1];
             if (group == 0) {
-                const float* c = e + 2 * C;
-                dots[2 * C + i0] = i0 ? c[i0] - c[i0 - 1] : c[0];
-                dots[2 * C + i1] = c[i1] - c[i1 - 1];
+                const float* sums = e + 2 * C;
+                dots[2 * C + i0] = i0 ? sums[i0] - sums[i0 - 1] : sums[0];
+                dots[2 * C + i1] = sums[i1] - sums[i1 - 1];
             }
         }
         group_barrier(group + 2);
@@ -366,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) grads(const __grid_constant
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp < 8) {
         claim_registers<160>();
-        scan_states(a, traversal, memory, shared, bar, warp, lane);
+        scan_states({a, traversal, memory, shared, bar, warp, lane});
     } else {
         release_registers<96>();
         gradients(a, traversal, memory, shared, bar, warp - 8, lane);

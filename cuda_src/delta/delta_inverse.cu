@@ -75,16 +75,51 @@ LA_DEVICE void invert_diagonal(u32 lower, const float* diagonal, int warp, int l
     }
 }
 
+struct OfColumns {   // of this lane's columns of A: sums of decays, and roots of beta
+    float2 upto[2];
+    float root[2];
+};
+// block (i, warp) of A from its transpose without decays and beta, f, an operand A
+LA_DEVICE void store_block(const float (&f)[8], const OfColumns& of, u32 out, const Decay<C>& decay, const float* roots, int i, int warp, int lane) {
+    const int row = lane >> 2, column = (lane & 3) * 2;
+    u32 pairs[4];   // in block h, m: rows from 16 i + 8 h, columns from 16 warp + 8 m, as its transpose
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int to = 16 * i + 8 * h + column;
+        float2 until[2] = {};
+        if (LA_DECAY && !LA_BEFORE) decay.upto(to, until);
+        const float2 root = *(const float2*)(roots + to);
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            float y[2] = {f[4 * h + 2 * m] * (root.x * of.root[m]), f[4 * h + 2 * m + 1] * (root.y * of.root[m])};
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                if (!LA_BEFORE) y[n] *= Decay<C>::between(of.upto[m], until[n]);
+                if (i == warp && 8 * h + column + n < row + 8 * m) y[n] = 0.f;
+                if constexpr (OUT == 4) store_shared(out + Out::at(to + n, 16 * warp + row + 8 * m), y[n]);
+            }
+            pairs[2 * h + m] = pack_bf16(y[0], y[1]);
+        }
+    }
+    if constexpr (OUT == 2) {
+#if __CUDA_ARCH__ >= 900
+        store_matrix_transposed(out + Out::block_piece(16 * i, 2 * warp, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1), pairs[0], pairs[1], pairs[2], pairs[3]);
+#else
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            store_shared_u32(out + Out::at(16 * i + 8 * (n >> 1) + row, 16 * warp + 8 * (n & 1) + column), transpose_block(pairs[n]));
+#endif
+    }
+}
+
 // block column `warp` of A, from L below the diagonal and the diagonal blocks of T_inv, row by row to `out`
 template <class Factor> LA_DEVICE void store_inverse(u32 lower, u32 out, const Decay<C>& decay, const float* roots, int warp, int lane) {
     typename Factor::A x[C / 16];   // X_IJ^T
-    const int row = lane >> 2, column = (lane & 3) * 2;
-    float2 from[2] = {};   // of this lane's columns of A: sums of decays, and roots of beta
-    float own[2];
+    OfColumns of = {};
 #pragma unroll
     for (int m = 0; m < 2; m++) {
-        if (LA_DECAY && !LA_BEFORE) from[m] = decay.upto(16 * warp + row + 8 * m);
-        own[m] = roots[16 * warp + row + 8 * m];
+        if (LA_DECAY && !LA_BEFORE) of.upto[m] = decay.upto(16 * warp + (lane >> 2) + 8 * m);
+        of.root[m] = roots[16 * warp + (lane >> 2) + 8 * m];
     }
 #pragma unroll
     for (int i = 0; i < C / 16; i++) {
@@ -114,34 +149,7 @@ template <class Factor> LA_DEVICE void store_inverse(u32 lower, u32 out, const D
         float f[8];
         flatten(f, z[0], z[1]);
         x[i] = Factor::operand(f);
-        u32 pairs[4];   // in block h, m: rows from 16 i + 8 h, columns from 16 warp + 8 m, as its transpose
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int to = 16 * i + 8 * h + column;
-            float2 until[2] = {};
-            if (LA_DECAY && !LA_BEFORE) decay.upto(to, until);
-            const float2 root = *(const float2*)(roots + to);
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-                float y[2] = {f[4 * h + 2 * m] * (root.x * own[m]), f[4 * h + 2 * m + 1] * (root.y * own[m])};
-#pragma unroll
-                for (int n = 0; n < 2; n++) {
-                    if (!LA_BEFORE) y[n] *= Decay<C>::between(from[m], until[n]);
-                    if (i == warp && 8 * h + column + n < row + 8 * m) y[n] = 0.f;
-                    if constexpr (OUT == 4) store_shared(out + Out::at(to + n, 16 * warp + row + 8 * m), y[n]);
-                }
-                pairs[2 * h + m] = pack_bf16(y[0], y[1]);
-            }
-        }
-        if constexpr (OUT == 2) {
-#if __CUDA_ARCH__ >= 900
-            store_matrix_transposed(out + Out::block_piece(16 * i, 2 * warp, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1), pairs[0], pairs[1], pairs[2], pairs[3]);
-#else
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-                store_shared_u32(out + Out::at(16 * i + 8 * (n >> 1) + row, 16 * warp + 8 * (n & 1) + column), transpose_block(pairs[n]));
-#endif
-        }
+        store_block(f, of, out, decay, roots, i, warp, lane);
     }
 }
 

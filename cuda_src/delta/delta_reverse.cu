@@ -82,6 +82,34 @@ LA_DEVICE float2 written_dots(const float (&x)[8][4], u32 values, int row, int l
     return {sums[0][0], sums[0][1]};
 }
 
+// dN = dO^T P + d dS K^T, the second given without d, which points at this lane's column
+LA_DEVICE void add_decayed(float (&y)[8][4], const float (&x)[8][4], const float* d) {
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const float2 z = pair_at(d, 8 * n);
+        y[n][0] += z.x * x[n][0]; y[n][1] += z.y * x[n][1]; y[n][2] += z.x * x[n][2]; y[n][3] += z.y * x[n][3];
+    }
+}
+// operands of dO times scale e (with LA_UNIT e rq)
+LA_DEVICE void scale_operands(u32 (&dout)[4][4], const float* e, float scale) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 z = pair_at(e, LA_UNIT * 2 * C + 16 * k + 8 * (i >> 1));
+            dout[k][i] = pack_bf16(scale * z.x * low_bf16(dout[k][i]), scale * z.y * high_bf16(dout[k][i]));
+        }
+}
+// what leaves of a chunk: dS after it (operands f, by way of `at`), dW.v; dv (accumulators x) is staged in dO's place, where v is
+LA_DEVICE void store_chunk(char* ends, u32 at, u32 douts, const u32 (&f)[8][4], float (&x)[8][4], int warp, int lane) {
+    store_end(ends, at, f, warp, lane);
+    copy_wait<0>();
+    __syncwarp();
+    ((float2*)(ends + END + warp * C * 4))[lane] = written_dots(x, douts, 16 * warp, lane);
+    float (&o)[1][8][4] = (float (&)[1][8][4])x;
+    stage_rows<Bfloat16, Tokens, 1, C>(o, douts, 16 * warp, lane);
+}
+
 LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, Barriers bar, bool outputs, int thread) {
     const int warp = thread >> 5, lane = thread & 31, row = 16 * warp;
     StateRows<1, WIDE> state;
@@ -112,26 +140,16 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
         }
         end_products<0>(x);
         accumulator_fence(y);
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            const float2 z = pair_at(d, 8 * n);
-            y[n][0] += z.x * x[n][0]; y[n][1] += z.y * x[n][1]; y[n][2] += z.x * x[n][2]; y[n][3] += z.y * x[n][3];
-        }
+        add_decayed(y, x, d);   // dN
         u32 rest[4][4];
-        split_operands(w, rest, y);   // dN
+        split_operands(w, rest, y);
         accumulator_fence(x);
         products_begin();
         multiply_AB(x, w, panel_descriptor(at + AT_A));   // dW = dN A
         add_AB(x, rest, panel_descriptor(at + AT_A));
         products_commit();
         scale_tiles(dS, last_decay(e - (lane & 3) * 2));
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {   // scale e dO
-                const float2 z = pair_at(e, LA_UNIT * 2 * C + 16 * k + 8 * (i >> 1));
-                dout[k][i] = pack_bf16(a.scale * z.x * low_bf16(dout[k][i]), a.scale * z.y * high_bf16(dout[k][i]));
-            }
+        scale_operands(dout, e, a.scale);
         begin_add_AB(dS, dout, queries);
         end_products<1>(x);
         token_operands(w, x, e, -1.f);
@@ -139,13 +157,7 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
         add_AB_wide(dS, w, keys);   // dS = e_last dS + scale e dO^T Q - e dW K
         products_commit();
         if (outputs) {
-            char* const ends = a.ends + (traversal.block + chunk) * ENDS;
-            store_end(ends, shared + AT_END, f, warp, lane);
-            copy_wait<0>();
-            __syncwarp();
-            ((float2*)(ends + END + warp * C * 4))[lane] = written_dots(x, at + AT_DOUT, row, lane);
-            float (&o)[1][8][4] = (float (&)[1][8][4])x;
-            stage_rows<Bfloat16, Tokens, 1, C>(o, at + AT_DOUT, row, lane);
+            store_chunk(a.ends + (traversal.block + chunk) * ENDS, shared + AT_END, at + AT_DOUT, f, x, warp, lane);
             store_rows<Tokens, C, 16, LA_V>(out, a.out.token, at + AT_DOUT, chunk * C, traversal.sequence.T, row, 0, lane);
         }
         publish_shared();
@@ -165,14 +177,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) reverse(const __grid_consta
     if (traversal.segment > traversal.last) return;
     const bool outputs = a.which != ADD;
     const Barriers bar = {shared + AT_BARRIERS};
-    if (threadIdx.x == 0) {   // as a function of both kernels it changes the order of their instructions
-        for (int s = 0; s < STAGES; s++) {
-            barrier_init(bar.full(s), 1);
-            barrier_init(bar.empty(s), 8 * ARRIVALS);
-            barrier_init(bar.gram(s), 4 * ARRIVALS);
-        }
-        barriers_made();
-    }
+    if (threadIdx.x == 0) bar.init();
     __syncthreads();
     const int thread = __shfl_sync(0xffffffffu, threadIdx.x & ~31, 0) | (threadIdx.x & 31);
     if (thread >= 256) {

@@ -23,156 +23,140 @@ LA_DEVICE void solve(float (&n)[TILES][C / 8][4], const Element::A (&error)[C / 
         }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __grid_constant__ DeltaScanArguments a) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    const u32 shared = shared_address(memory);
-    const int thread = threadIdx.x, warp = thread >> 5, row = warp * 16 * TILES;
-    int lane = thread & 31;
-    const Traversal<C, ALL_PARTS, false> traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
-    const Sequence& sequence = traversal.sequence;
-    const bool identity = ADDS && traversal.part >= PARTS;
-    if (traversal.segment > traversal.last || (ADDS && (traversal.segment == traversal.last || (identity && traversal.segment == 0)))) return;
-    const char *q = OUTPUTS ? rows_of(a.q, sequence, traversal.head) : nullptr, *k = rows_of(a.k, sequence, traversal.head), *v = rows_of(a.v, sequence, traversal.head);
-    const char* r = LA_SEPARATE_ERASE_KEY ? rows_of(a.r, sequence, traversal.head) : nullptr;
-    const float* g = traversal.gates(a.g);
-    const char* inverse = inverse_of<C>(a, sequence, traversal.slot, traversal.head, traversal.first);
-    const int column = (identity ? traversal.part - PARTS : traversal.part) * VB;
-    auto load = [&](int step) {
-        const u32 at = shared + step % STAGES * STAGE;
-        const int token = traversal.token_of(step);
-        load_rows<Keys, C, THREADS, K>(at, k, a.k.token, token, sequence.T, 0, thread);
-        if constexpr (LA_SEPARATE_ERASE_KEY) load_rows<Keys, C, THREADS, K>(at + AT_R, r, a.r.token, token, sequence.T, 0, thread);
-        if (!identity) load_rows<Values, C, THREADS, V>(at + AT_V, v, a.v.token, token, sequence.T, column, thread);
-        load_inverse<Gram, C, THREADS>(at + AT_A, inverse + (i64)step * (C * C * Element::GRAM_BYTES), thread);
-        load_gates<C, THREADS>(at + AT_G, g, a.g.token, token, sequence.T, thread);
-        if (OVER_BETA) load_numbers<C, THREADS>(at + AT_G + C * 4, betas_of(a.beta, sequence, traversal.head), a.beta.token, token, sequence.T, thread);
-    };
-    auto load_queries = [&](int step) {
-        load_rows<Keys, C, THREADS, K>(shared + AT_Q + step % QUERY_BUFFERS * C * Keys::ROW, q, a.q.token, traversal.token_of(step), sequence.T, 0, thread);
-    };
-    StateRows<TILES, KP> S;
-    S.clear();
-    if (identity) S.each([&](int r, int c, float& y) { y = column + row + (lane >> 2) + r == (lane & 3) * 2 + c ? 1.f : 0.f; });
-    else if (a.start.data && !(ADDS && traversal.segment)) S.template load<V, K>(a.start, start_slot(a, traversal.slot, traversal.segment), column + row, lane);
-    if (STAGES > 1 && traversal.steps > 0) {
-        load(0);
-        if (OUTPUTS) load_queries(0);
+typedef Traversal<C, ALL_PARTS, false> ThisTraversal;
+
+struct Chain : ChunkScan<ThisTraversal> {
+    using ChunkScan::ChunkScan;
+
+    __device__ __forceinline__ void load_first(StateRows<TILES, KP>& S) const {
+        S.clear();
+        if (!has_values) S.each([&](int r, int c, float& y) { y = column + row + (lane >> 2) + r == (lane & 3) * 2 + c ? 1.f : 0.f; });
+        else if (a.start.data && !(ADDS && traversal.segment)) S.template load<V, K>(a.start, start_slot(a, traversal.slot, traversal.segment), column + row, lane);
     }
-    copy_commit();
-    const Decay<C> decay = {shared + AT_DECAY + warp * Decay<C>::FLOATS * 4};
-    for (int step = 0; step < traversal.steps; step++) {
-        const u32 keys = shared + step % STAGES * STAGE, values = keys + AT_V, queries = shared + AT_Q + step % QUERY_BUFFERS * C * Keys::ROW;
-        const int token = traversal.token_of(step);
-        asm volatile("" : "+r"(lane));   // opaque: addresses are recomputed in each chunk; held over the loop they would spill
-        if (STAGES == 1) {
-            __syncthreads();
-            load(step);
-            if (OUTPUTS) load_queries(step);
-            copy_commit();
-        }
-        copy_wait<0>();
-        __syncthreads();
-        if (STAGES > 1 && step + 1 < traversal.steps) {
-            load(step + 1);
-            if (OUTPUTS && QUERY_BUFFERS > 1) load_queries(step + 1);
-        }
-        const float all = decay.set(keys + AT_G, 1.f, 1.f, 0.f, lane);
-        __syncwarp();
-        if (LA_OUTPUTS == 0) {
-            char* to = a.states + chunk_number<C>(a, sequence, traversal.slot, traversal.head, traversal.chunk_of(step)) * ChunkState<VP, KP>::SIZE;
-            store_chunk_state(S, to, column + row, lane);
-        }
-        if constexpr (OUTPUTS) gram_matrix<Element, WARPS, C, KP, false, Keys, Gram>(queries, keys, shared + AT_GRAM, 0, decay, a.scale, warp, lane);
-        typename Element::A error[C / 16][TILES];   // V^T - e S K^T, or S R^T
-        {
-            float x[TILES][C / 8][4];
-            clear_tiles(x);
-            read_state<C, Keys>(x, S, LA_SEPARATE_ERASE_KEY ? keys + AT_R : keys, 0, lane);
+    // operands V^T - e S K^T, or S R^T
+    __device__ __forceinline__ void make_errors(Element::A (&error)[C / 16][TILES], const StateRows<TILES, KP>& S, int step) const {
+        float x[TILES][C / 8][4];
+        clear_tiles(x);
+        read_state<C, Keys>(x, S, erase_keys_at(step), 0, lane);
 #pragma unroll
-            for (int t = 0; t < C; t += 16) {
-                const float2 e = read_starts(decay, t + (lane & 3) * 2), f = read_starts(decay, t + 8 + (lane & 3) * 2);
+        for (int t = 0; t < C; t += 16) {
+            const float2 e = read_starts(decay, t + (lane & 3) * 2), f = read_starts(decay, t + 8 + (lane & 3) * 2);
 #pragma unroll
-                for (int m = 0; m < TILES; m++) {
-                    const auto raw = load_a_columns<Element, Values>(values, t, row + 16 * m, lane);
-                    float w[8];
-                    flatten(w, x[m][t / 8], x[m][t / 8 + 1]);
+            for (int m = 0; m < TILES; m++) {
+                const auto raw = load_a_columns<Element, Values>(values_at(step), t, row + 16 * m, lane);
+                float w[8];
+                flatten(w, x[m][t / 8], x[m][t / 8 + 1]);
 #pragma unroll
-                    for (int i = 0; i < 8; i++) w[i] = (identity ? 0.f : Element::value(raw, i)) - factor(e, f, i) * w[i];
-                    error[t / 16][m] = Element::operand(w);
-                }
+                for (int i = 0; i < 8; i++) w[i] = (has_values ? Element::value(raw, i) : 0.f) - factor(e, f, i) * w[i];
+                error[t / 16][m] = Element::operand(w);
             }
         }
-        float n[TILES][C / 8][4];   // U, the new values
-        solve(n, error, keys + AT_A, lane);
-        float2 applied = {0.f, 0.f};   // log2 decay that S has seen of this chunk, in two floats
-        if constexpr (OUTPUTS) {
-            __syncthreads();   // P is whole
+    }
+    // read: scale e S Q^T of RUN tokens; applied: log2 decay that S has seen of this chunk, in two floats
+    __device__ __forceinline__ void read_run(float (&out)[TILES][RUN / 8][4], const StateRows<TILES, KP>& S, const float2& applied, u32 queries, int first) const {
+        clear_tiles(out);
+        read_state<RUN, Keys>(out, S, queries, first, lane);
+#pragma unroll
+        for (int i = 0; i < RUN / 8; i++) {
+            const int at = first + i * 8 + (lane & 3) * 2;
+            float2 e;
+            if (RUN < C) {
+                float2 sums[2];
+                decay.upto(at, sums);
+                e = {exp2_approx((sums[0].x - applied.x) + (sums[0].y - applied.y)), exp2_approx((sums[1].x - applied.x) + (sums[1].y - applied.y))};
+            } else e = decay.starts(at);
+#pragma unroll
+            for (int j = 0; j < TILES * 4; j++) out[j >> 2][i][j & 3] *= a.scale * (j & 1 ? e.y : e.x);
+        }
+    }
+    // out += U P^T for RUN tokens
+    __device__ __forceinline__ void accumulate_PU(float (&out)[TILES][RUN / 8][4], const float (&n)[TILES][C / 8][4], int first) const {
+#pragma unroll
+        for (int t = 0; t < C; t += 16) {
+            if (t >= first + RUN) break;
+            typename Element::A own[TILES];
+#pragma unroll
+            for (int m = 0; m < TILES; m++) own[m] = operand_of(n, m, t / 8);
+#pragma unroll
+            for (int i = 0; i < RUN; i += 16) {
+                if (first + i < t) continue;
+                typename Element::B b[2];
+                load_b_rows<Element, Gram>(b, shared + AT_GRAM, first + i, t, lane);
+                multiply_pair<Element>(out, i / 8, own, b);
+            }
+        }
+    }
+    // out, run by run; returns the log2 decay that S has seen
+    __device__ __forceinline__ float2 make_outputs(StateRows<TILES, KP>& S, const float (&n)[TILES][C / 8][4], int step) const {
+        float2 applied = {0.f, 0.f};
+        __syncthreads();   // P is whole
 #pragma unroll 1
-            for (int first = 0; first < C; first += RUN) {
-                if (RUN < C) {   // S decays run by run: its operands are recomputed; of one state they would be held and spill
-                    const float2 upto = first ? decay.upto(first - 1) : float2{0.f, 0.f};
-                    const float carry = exp2_approx((upto.x - applied.x) + (upto.y - applied.y));
-                    S.each([&](int, int, float& y) { y *= carry; });
-                    applied = upto;
-                }
-                float out[TILES][RUN / 8][4];   // scale e S Q^T + U P^T
-                clear_tiles(out);
-                read_state<RUN, Keys>(out, S, queries, first, lane);
-#pragma unroll
-                for (int i = 0; i < RUN / 8; i++) {
-                    const int at = first + i * 8 + (lane & 3) * 2;
-                    float2 e;
-                    if (RUN < C) {
-                        float2 sums[2];
-                        decay.upto(at, sums);
-                        e = {exp2_approx((sums[0].x - applied.x) + (sums[0].y - applied.y)), exp2_approx((sums[1].x - applied.x) + (sums[1].y - applied.y))};
-                    } else e = decay.starts(at);
-#pragma unroll
-                    for (int j = 0; j < TILES * 4; j++) out[j >> 2][i][j & 3] *= a.scale * (j & 1 ? e.y : e.x);
-                }
-#pragma unroll
-                for (int t = 0; t < C; t += 16) {
-                    if (t >= first + RUN) break;
-                    typename Element::A own[TILES];
-#pragma unroll
-                    for (int m = 0; m < TILES; m++) own[m] = operand_of(n, m, t / 8);
-#pragma unroll
-                    for (int i = 0; i < RUN; i += 16) {
-                        if (first + i < t) continue;
-                        typename Element::B b[2];
-                        load_b_rows<Element, Gram>(b, shared + AT_GRAM, first + i, t, lane);
-                        multiply_pair<Element>(out, i / 8, own, b);
-                    }
-                }
-                stage_rows<Element, Values, TILES, RUN>(out, values + first * Values::ROW, row, lane);
+        for (int first = 0; first < C; first += RUN) {
+            if (RUN < C) {   // S decays run by run: its operands are recomputed; of one state they would be held and spill
+                const float2 upto = first ? decay.upto(first - 1) : float2{0.f, 0.f};
+                const float carry = exp2_approx((upto.x - applied.x) + (upto.y - applied.y));
+                S.each([&](int, int, float& y) { y *= carry; });
+                applied = upto;
             }
-            store_rows<Values, C, 16 * TILES, V>(own_rows(a.out, sequence, traversal.head), a.out.token, values, token, sequence.T, row, column, lane);
+            float out[TILES][RUN / 8][4];
+            read_run(out, S, applied, queries_at(step), first);
+            accumulate_PU(out, n, first);
+            stage_rows<Element, Values, TILES, RUN>(out, values_at(step) + first * Values::ROW, row, lane);
         }
-        if (OUTPUTS && STAGES > QUERY_BUFFERS) {
-            __syncthreads();   // the queries have been read
-            if (step + 1 < traversal.steps) load_queries(step + 1);
+        store_staged(a.out, step);
+        return applied;
+    }
+    // S <- e_last S, of which it has seen `applied`; all: the sum of the chunk
+    __device__ __forceinline__ void carry(StateRows<TILES, KP>& S, float all, const float2& applied) const {
+        if (!LA_DECAY) return;
+        float left = all - applied.x;
+        if (Element::EXACT && OUTPUTS && RUN < C) {
+            const float2 upto = decay.upto(C - 1);
+            left = (upto.x - applied.x) + (upto.y - applied.y);
         }
-        copy_commit();
-        if (LA_DECAY) {
-            float left = all - applied.x;
-            if (Element::EXACT && OUTPUTS && RUN < C) {
-                const float2 upto = decay.upto(C - 1);
-                left = (upto.x - applied.x) + (upto.y - applied.y);
-            }
-            const float carry = exp2_approx(left);
-            S.each([&](int, int, float& y) { y *= carry; });
-        }
-        write_rows<C, Keys>(S, keys, lane, [&](int m, int t) {   // S += (U d) K
+        const float carry = exp2_approx(left);
+        S.each([&](int, int, float& y) { y *= carry; });
+    }
+    __device__ __forceinline__ void run_chunk(StateRows<TILES, KP>& S, int step) {
+        await(step);
+        const float all = decay.set(keys_at(step) + AT_G, 1.f, 1.f, 0.f, lane);
+        __syncwarp();
+        if (LA_OUTPUTS == 0) store_state(S, step);
+        if constexpr (OUTPUTS) make_gram(step);
+        typename Element::A error[C / 16][TILES];
+        make_errors(error, S, step);
+        float n[TILES][C / 8][4];   // U, the new values
+        solve(n, error, keys_at(step) + AT_A, lane);
+        float2 applied = {0.f, 0.f};
+        if constexpr (OUTPUTS) applied = make_outputs(S, n, step);
+        release_queries(step);
+        carry(S, all, applied);
+        write_rows<C, Keys>(S, keys_at(step), lane, [&](int m, int t) {   // S += (U d) K
             return operand_of(n, m, t / 8, decay.ends(t + (lane & 3) * 2), decay.ends(t + 8 + (lane & 3) * 2));
         });
         if (LA_OUTPUTS == 0) {
-            if (OVER_BETA) divide_by_beta<C>(n, keys + AT_G + C * 4, lane);
-            stage_rows<Element, Values, TILES, C>(n, values, row, lane);
-            store_rows<Values, C, 16 * TILES, V>(own_rows(a.writes, sequence, traversal.head), a.writes.token, values, token, sequence.T, row, column, lane);
+            if (OVER_BETA) divide_by_beta<C>(n, keys_at(step) + AT_G + C * 4, lane);
+            store_values(n, a.writes, step);
         }
     }
+    __device__ __forceinline__ void store_last(StateRows<TILES, KP>& S) const {
+        const i64 slot = traversal.slot * a.segments + traversal.segment;
+        if (!has_values) S.template store<K, K>(a.transfers, slot, column + row, lane);
+        else if (ADDS) S.template store<V, K>(a.end, slot, column + row, lane);
+        else store_end<V, K>(S, a, traversal, traversal.is_end(), column + row, lane);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __grid_constant__ DeltaScanArguments a) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
+    const bool identity = ADDS && traversal.part >= PARTS;
+    if (traversal.segment > traversal.last || (ADDS && (traversal.segment == traversal.last || (identity && traversal.segment == 0)))) return;
+    Chain chain(a, traversal, shared_address(memory), (identity ? traversal.part - PARTS : traversal.part) * VB, !identity);
+    StateRows<TILES, KP> S;
+    chain.load_first(S);
+    chain.begin_loads();
+    for (int step = 0; step < traversal.steps; step++) chain.run_chunk(S, step);
     copy_wait<0>();
-    if (identity) S.template store<K, K>(a.transfers, traversal.slot * a.segments + traversal.segment, column + row, lane);
-    else if (ADDS) S.template store<V, K>(a.end, traversal.slot * a.segments + traversal.segment, column + row, lane);
-    else store_end<V, K>(S, a, traversal, traversal.is_end(), column + row, lane);
+    chain.store_last(S);
 }

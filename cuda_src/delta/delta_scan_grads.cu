@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
     const u32 betas = shared + AT_BETAS, own = shared + AT_OUT + warp * OWN;
     const bool small = LA_DTYPE == 1;   // dW and U are over beta
     const float b0 = small ? load_shared(betas + i0 * 4) : 1.f, b1 = small ? load_shared(betas + (i0 + 8) * 4) : 1.f;
-    float reads[2] = {}, erases[2] = {}, writes[2] = {}, product = 0.f;   // parts of db, and of <S, dS>
+    Dots dots = {};   // parts of db, and of <S, dS>
     const u32 at = shared + AT_PIECE, keys = at + AT_K, queries = at + AT_Q, reading = LA_SEPARATE_ERASE_KEY ? at + AT_R : keys;
     for (int piece = 0; piece < PIECES; piece++) {
         const int first = piece * PIECE + column;   // key column of the warp's first
@@ -135,8 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
             store_sums<Element, WIDTH>(own_rows(to, sequence, traversal.head), to.token, s, own, token + row, T, first, lane);
         };
         if (LA_DECAY) {
-            row_dots(x, queries, row, column, lane, 1.f, reads);
-            row_dots(y, reading, row, column, lane, 1.f, LA_BEFORE ? erases : reads);
+            row_dots(x, queries, row, column, lane, 1.f, dots.reads);
+            row_dots(y, reading, row, column, lane, 1.f, LA_BEFORE ? dots.erases : dots.reads);
         }
         put(x, a.dq);
         if constexpr (LA_SEPARATE_ERASE_KEY) put(y, a.dr);
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
         if (LA_DECAY) Columns::read<THREADS>(share, states, piece, thread);
         copy_wait<0>();
         __syncthreads();   // dS is there
-        if (LA_DECAY) product += Columns::dot<THREADS>(share, at + AT_S, thread);
+        if (LA_DECAY) dots.product += Columns::dot<THREADS>(share, at + AT_S, thread);
         clear(z);
 #pragma unroll 4
         for (int v = 0; v < VP; v += 16) {   // U dS
@@ -158,14 +158,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
             }
         }
         scale_rows(z, b0 * decay.end(i0), b1 * decay.end(i0 + 8));
-        if (LA_DECAY) row_dots(z, keys, row, column, lane, 1.f, writes);
+        if (LA_DECAY) row_dots(z, keys, row, column, lane, 1.f, dots.writes);
         clear(x);
 #pragma unroll 1
         for (int j = row / 16; j < ROWS; j++) {   // Z^T Q + Y^T R
             multiply_keys(x, Element::operand(load_a_columns<Element, Gram>(shared + AT_Z, 16 * j, row, lane)), queries, 16 * j, column, lane);
             multiply_keys(x, Element::operand(load_a_columns<Element, Gram>(shared + AT_Y, 16 * j, row, lane)), reading, 16 * j, column, lane);
         }
-        if (LA_DECAY) row_dots(x, keys, row, column, lane, -1.f, reads);
+        if (LA_DECAY) row_dots(x, keys, row, column, lane, -1.f, dots.reads);
 #pragma unroll
         for (int i = 0; i < TILES * 4; i++) x[i >> 2][i & 3] += z[i >> 2][i & 3] + (LA_SEPARATE_ERASE_KEY ? 0.f : y[i >> 2][i & 3]);
         put(x, a.dk);
@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
         }
     }
     if (!LA_DECAY) return;
-    store_dots(shared, reads, erases, writes, product, warp, group, i0, lane);
+    store_dots(shared, dots, warp, group, i0, lane);
     __syncthreads();
     if (warp == 0) gate_gradients(a, traversal, shared, decay, token, lane);
 }

@@ -11,66 +11,19 @@ template <class Gram, int N> LA_DEVICE void multiply_lower(float (&c)[TILES][N][
     multiply_pair<Element>(c, to, w, b);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const __grid_constant__ DeltaScanArguments a) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    const u32 shared = shared_address(memory);
-    const int thread = threadIdx.x, warp = thread >> 5, row = warp * 16 * TILES;
-    int lane = thread & 31;
-    const Traversal<C, PARTS, true> traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
-    const Sequence& sequence = traversal.sequence;
-    if (traversal.segment > traversal.last || (ADDS && traversal.segment == 0)) return;
-    const char *q = rows_of(a.q, sequence, traversal.head), *k = rows_of(a.k, sequence, traversal.head), *dout = rows_of(a.v, sequence, traversal.head);
-    const char* r = LA_SEPARATE_ERASE_KEY ? rows_of(a.r, sequence, traversal.head) : nullptr;
-    const float* g = traversal.gates(a.g);
-    const int column = traversal.part * VB;
-    auto load = [&](int step) {
-        const u32 at = shared + step % STAGES * STAGE;
-        const int token = traversal.token_of(step);
-        load_rows<Keys, C, THREADS, K>(at, k, a.k.token, token, sequence.T, 0, thread);
-        if constexpr (LA_SEPARATE_ERASE_KEY) load_rows<Keys, C, THREADS, K>(at + AT_R, r, a.r.token, token, sequence.T, 0, thread);
-        load_rows<Values, C, THREADS, V>(at + AT_V, dout, a.v.token, token, sequence.T, column, thread);
-        load_inverse<Gram, C, THREADS>(at + AT_A, inverse_of<C>(a, sequence, traversal.slot, traversal.head, traversal.chunk_of(step)), thread);
-        load_gates<C, THREADS>(at + AT_G, g, a.g.token, token, sequence.T, thread);
-        if (OVER_BETA) load_numbers<C, THREADS>(at + AT_G + C * 4, betas_of(a.beta, sequence, traversal.head), a.beta.token, token, sequence.T, thread);
-    };
-    auto load_queries = [&](int step) {
-        load_rows<Keys, C, THREADS, K>(shared + AT_Q + step % QUERY_BUFFERS * C * Keys::ROW, q, a.q.token, traversal.token_of(step), sequence.T, 0, thread);
-    };
-    StateRows<TILES, KP> dS;
-    dS.clear();
-    if (a.start.data && !(ADDS && traversal.segment < traversal.last)) dS.template load<V, K>(a.start, start_slot(a, traversal.slot, traversal.segment), column + row, lane);
-    if (STAGES > 1 && traversal.steps > 0) {
-        load(0);
-        load_queries(0);
+typedef Traversal<C, PARTS, true> ThisTraversal;
+
+struct Chain : ChunkScan<ThisTraversal> {
+    using ChunkScan::ChunkScan;
+
+    __device__ __forceinline__ void load_first(StateRows<TILES, KP>& S) const {
+        S.clear();
+        if (a.start.data && !(ADDS && traversal.segment < traversal.last)) S.template load<V, K>(a.start, start_slot(a, traversal.slot, traversal.segment), column + row, lane);
     }
-    copy_commit();
-    const Decay<C> decay = {shared + AT_DECAY + warp * Decay<C>::FLOATS * 4};
-    for (int step = 0; step < traversal.steps; step++) {
-        const u32 keys = shared + step % STAGES * STAGE, values = keys + AT_V, queries = shared + AT_Q + step % QUERY_BUFFERS * C * Keys::ROW;
-        const int token = traversal.token_of(step);
-        asm volatile("" : "+r"(lane));   // opaque: addresses are recomputed in each chunk; held over the loop they would spill
-        if (STAGES == 1) {
-            __syncthreads();
-            load(step);
-            load_queries(step);
-            copy_commit();
-        }
-        copy_wait<0>();
-        __syncthreads();
-        if (STAGES > 1 && step + 1 < traversal.steps) {
-            load(step + 1);
-            if (QUERY_BUFFERS > 1) load_queries(step + 1);
-        }
-        if (!ADDS) {
-            char* to = a.states + chunk_number<C>(a, sequence, traversal.slot, traversal.head, traversal.chunk_of(step)) * ChunkState<VP, KP>::SIZE;
-            store_chunk_state(dS, to, column + row, lane);
-        }
-        const float all = decay.set(keys + AT_G, 1.f, 1.f, 0.f, lane);
-        __syncwarp();
-        gram_matrix<Element, WARPS, C, KP, false, Keys, Gram>(queries, keys, shared + AT_GRAM, 0, decay, a.scale, warp, lane);
-        float n[TILES][C / 8][4];   // dN = d dS K^T + dO^T P, then dW = dN A
+    // read: dN = d dS K^T + dO^T P; dS <- e_last dS
+    __device__ __forceinline__ void make_dN(float (&n)[TILES][C / 8][4], StateRows<TILES, KP>& S, float all, int step) const {
         clear_tiles(n);
-        read_state<C, Keys>(n, dS, keys, 0, lane);
+        read_state<C, Keys>(n, S, keys_at(step), 0, lane);
 #pragma unroll
         for (int i = 0; i < C / 8; i++) {
             const float2 e = decay.ends(i * 8 + (lane & 3) * 2);
@@ -79,18 +32,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
         }
         if (LA_DECAY) {
             const float carry = exp2_approx(all);
-            dS.each([&](int, int, float& y) { y *= carry; });
+            S.each([&](int, int, float& y) { y *= carry; });
         }
         __syncthreads();   // P is whole
 #pragma unroll
         for (int t = 0; t < C; t += 16) {
             typename Element::A own[TILES];
 #pragma unroll
-            for (int m = 0; m < TILES; m++) own[m] = Element::operand(load_a_columns<Element, Values>(values, t, row + 16 * m, lane));
+            for (int m = 0; m < TILES; m++) own[m] = Element::operand(load_a_columns<Element, Values>(values_at(step), t, row + 16 * m, lane));
 #pragma unroll
             for (int j = 0; j <= t; j += 16) multiply_lower<Gram>(n, j / 8, own, shared + AT_GRAM, t, j, lane);
         }
-        write_rows<C, Keys>(dS, queries, lane, [&](int m, int t) {   // dS += scale e dO^T Q
+    }
+    // write: dS += scale e dO^T Q
+    __device__ __forceinline__ void write_queries(StateRows<TILES, KP>& S, int step) const {
+        const u32 values = values_at(step);
+        write_rows<C, Keys>(S, queries_at(step), lane, [&](int m, int t) {
             const auto raw = load_a_columns<Element, Values>(values, t, row + 16 * m, lane);
             const float2 e = decay.starts(t + (lane & 3) * 2), f = decay.starts(t + 8 + (lane & 3) * 2);
             float w[8];
@@ -98,13 +55,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
             for (int i = 0; i < 8; i++) w[i] = a.scale * factor(e, f, i) * Element::value(raw, i);
             return Element::operand(w);
         });
-        if (STAGES > QUERY_BUFFERS) {
-            __syncthreads();   // the queries have been read
-            if (step + 1 < traversal.steps) load_queries(step + 1);
-        }
-        copy_commit();
+    }
+    // solve: dW = dN A in dN's place, from the first tokens on: their dN is not needed again
+    __device__ __forceinline__ void solve(float (&n)[TILES][C / 8][4], u32 inverse) const {
 #pragma unroll
-        for (int j = 0; j < C; j += 16) {   // from the first tokens on: their dN is not needed again
+        for (int j = 0; j < C; j += 16) {
             float w[TILES][2][4];
             clear_tiles(w);
 #pragma unroll
@@ -112,26 +67,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const _
                 typename Element::A own[TILES];
 #pragma unroll
                 for (int m = 0; m < TILES; m++) own[m] = operand_of(n, m, t / 8);
-                multiply_lower<Gram>(w, 0, own, keys + AT_A, t, j, lane);
+                multiply_lower<Gram>(w, 0, own, inverse, t, j, lane);
             }
 #pragma unroll
             for (int i = 0; i < TILES * 8; i++) n[i >> 3][j / 8 + ((i >> 2) & 1)][i & 3] = w[i >> 3][(i >> 2) & 1][i & 3];
         }
-        write_rows<C, Keys>(dS, LA_SEPARATE_ERASE_KEY ? keys + AT_R : keys, lane, [&](int m, int t) {   // dS -= e dW K, or e dW R
+    }
+    __device__ __forceinline__ void run_chunk(StateRows<TILES, KP>& S, int step) {
+        await(step);
+        if (!ADDS) store_state(S, step);
+        const float all = decay.set(keys_at(step) + AT_G, 1.f, 1.f, 0.f, lane);
+        __syncwarp();
+        make_gram(step);
+        float n[TILES][C / 8][4];
+        make_dN(n, S, all, step);
+        write_queries(S, step);
+        release_queries(step);
+        solve(n, keys_at(step) + AT_A);
+        write_rows<C, Keys>(S, erase_keys_at(step), lane, [&](int m, int t) {   // dS -= e dW K, or e dW R
             return operand_of(n, m, t / 8, read_starts(decay, t + (lane & 3) * 2), read_starts(decay, t + 8 + (lane & 3) * 2), -1.f);
         });
-        if (ADDS) continue;
-        auto put = [&](const Rows& to) {
-            stage_rows<Element, Values, TILES, C>(n, values, row, lane);
-            store_rows<Values, C, 16 * TILES, V>(own_rows(to, sequence, traversal.head), to.token, values, token, sequence.T, row, column, lane);
-        };
-        put(a.out);
+        if (ADDS) return;
+        store_values(n, a.out, step);
         if (OVER_BETA) {
-            divide_by_beta<C>(n, keys + AT_G + C * 4, lane);
-            put(a.writes);
+            divide_by_beta<C>(n, keys_at(step) + AT_G + C * 4, lane);
+            store_values(n, a.writes, step);
         }
     }
+    __device__ __forceinline__ void store_last(StateRows<TILES, KP>& S) const {
+        if (ADDS) S.template store<V, K>(a.end, traversal.slot * a.segments + traversal.segment, column + row, lane);
+        else store_end<V, K>(S, a, traversal, traversal.segment == 0, column + row, lane);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) reverse(const __grid_constant__ DeltaScanArguments a) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
+    if (traversal.segment > traversal.last || (ADDS && traversal.segment == 0)) return;
+    Chain chain(a, traversal, shared_address(memory), traversal.part * VB, true);
+    StateRows<TILES, KP> S;   // dS
+    chain.load_first(S);
+    chain.begin_loads();
+    for (int step = 0; step < traversal.steps; step++) chain.run_chunk(S, step);
     copy_wait<0>();
-    if (ADDS) dS.template store<V, K>(a.end, traversal.slot * a.segments + traversal.segment, column + row, lane);
-    else store_end<V, K>(dS, a, traversal, traversal.segment == 0, column + row, lane);
+    chain.store_last(S);
 }

@@ -88,55 +88,62 @@ LA_DEVICE void accumulate_state(StateRows<TILES, KP>& S, const Element::Raw (&ra
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __grid_constant__ ScanArguments a) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    const u32 shared = shared_address(memory);
-    const int thread = threadIdx.x, warp = thread >> 5;
-    int lane = thread & 31;
-    const Traversal<C, PARTS, DOWN> traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
-    const Sequence& sequence = traversal.sequence;
-    const int head = traversal.head, part = traversal.part, segment = traversal.segment, steps = traversal.steps;
-    const i64 slot = traversal.slot;
-    if (segment > traversal.last) return;
-    if (!OUTPUTS && traversal.is_end()) return;   // nothing needs what the last segment adds
-    const char *q = OUTPUTS ? rows_of(a.q, sequence, head) : nullptr, *k = rows_of(a.k, sequence, head), *v = rows_of(a.v, sequence, head);
-    const char* x = DOTS ? rows_of(a.x, sequence, head) : nullptr;
-    const float* g = traversal.gates(a.g);
-    const int row = warp * 16 * TILES, column = part * VB;        // of this warp in the block, of the block in V
+// A thread of a block: 16 LA_TILES value rows a warp of S^T and of out^T
+typedef Traversal<C, PARTS, DOWN> ThisTraversal;
 
-    auto load = [&](int step) {
+struct Pass {
+    const ScanArguments& a;
+    const ThisTraversal& traversal;
+    const u32 shared;
+    const int thread, warp, row, column;   // row: of this warp in the block, column: of the block in V
+    int lane;
+    const char *q, *k, *v, *x;
+    const float* g;
+    const Decay<C> decay;
+    u32 keys, values, queries;             // of the chunk, in shared memory
+
+    __device__ __forceinline__ Pass(const ScanArguments& a, const ThisTraversal& traversal, u32 shared)
+        : a(a), traversal(traversal), shared(shared), thread(threadIdx.x), warp(thread >> 5), row(warp * 16 * TILES), column(traversal.part * VB), lane(thread & 31),
+          q(OUTPUTS ? rows_of(a.q, traversal.sequence, traversal.head) : nullptr), k(rows_of(a.k, traversal.sequence, traversal.head)), v(rows_of(a.v, traversal.sequence, traversal.head)),
+          x(DOTS ? rows_of(a.x, traversal.sequence, traversal.head) : nullptr), g(traversal.gates(a.g)),
+          decay({shared + AT_DECAY + warp * Decay<C>::FLOATS * 4}) {}
+
+    __device__ __forceinline__ bool marked(int step) const { return DOTS && traversal.chunk_of(step) % CHUNKS_OF_MARK == 0; }
+    __device__ __forceinline__ i64 mark(int step) const { return ((traversal.slot * a.marks + traversal.chunk_of(step) / CHUNKS_OF_MARK) * PARTS + traversal.part) * WARPS + warp; }
+    __device__ __forceinline__ float4* state_at_mark(i64 mark) const { return (float4*)a.states + mark * (TILES * KP / 8 * 32); }
+
+    __device__ __forceinline__ void load(int step) const {
         const u32 at = shared + (step % STAGES) * STAGE;
-        const int token = traversal.token_of(step);
-        load_rows<Keys, C, THREADS, K, ROLL>(at, k, a.k.token, token, sequence.T, 0, thread);
-        if constexpr (OUTPUTS) load_rows<Keys, C, THREADS, K, ROLL>(at + KEY_BYTES + VALUE_BYTES, q, a.q.token, token, sequence.T, 0, thread);
-        load_rows<Values, C, THREADS, V, ROLL>(at + KEY_BYTES, v, a.v.token, token, sequence.T, column, thread);
-        if constexpr (DOTS && SEPARATE_X) load_rows<Values, C, THREADS, V, ROLL>(at + AT_OTHER, x, a.x.token, token, sequence.T, column, thread);
-        load_gates<C, THREADS>(at + STAGE - C * 4, g, a.g.token, token, sequence.T, thread);
-    };
-    auto write_dots = [&](int step) {   // sums over the warps of the chunk before
-        store_dots<C, THREADS, WARPS>(a.dots + ((i64)part * a.heads + head) * a.tokens + sequence.index, shared + AT_DOTS, traversal.token_of(step), sequence.T, thread);
-    };
-
-    StateRows<TILES, KP> S;
-    if (OUTPUTS) load_start<V, K>(S, a, traversal, column + row, lane);
-    else S.clear();
-    if constexpr (STAGES > 1)
+        const int token = traversal.token_of(step), T = traversal.sequence.T;
+        load_rows<Keys, C, THREADS, K, ROLL>(at, k, a.k.token, token, T, 0, thread);
+        if constexpr (OUTPUTS) load_rows<Keys, C, THREADS, K, ROLL>(at + KEY_BYTES + VALUE_BYTES, q, a.q.token, token, T, 0, thread);
+        load_rows<Values, C, THREADS, V, ROLL>(at + KEY_BYTES, v, a.v.token, token, T, column, thread);
+        if constexpr (DOTS && SEPARATE_X) load_rows<Values, C, THREADS, V, ROLL>(at + AT_OTHER, x, a.x.token, token, T, column, thread);
+        load_gates<C, THREADS>(at + STAGE - C * 4, g, a.g.token, token, T, thread);
+    }
+    __device__ __forceinline__ void begin_loads() const {
+        if constexpr (STAGES > 1)
 #pragma unroll
-        for (int s = 0; s < STAGES - 1; s++) {
-            if (s < steps) load(s);
-            copy_commit();
-        }
-
-    const Decay<C> decay = {shared + AT_DECAY + warp * Decay<C>::FLOATS * 4};
-    float later = 0.f;   // OUTPUTS 0: log2 decay from this chunk's end to the segment's
-    for (int step = 0; step < steps; step++) {
-        const u32 keys = shared + (step % STAGES) * STAGE, values = keys + KEY_BYTES, queries = values + VALUE_BYTES;
+            for (int s = 0; s < STAGES - 1; s++) {
+                if (s < traversal.steps) load(s);
+                copy_commit();
+            }
+    }
+    // sums over the warps of the chunk before
+    __device__ __forceinline__ void write_dots(int step) const {
+        store_dots<C, THREADS, WARPS>(a.dots + ((i64)traversal.part * a.heads + traversal.head) * a.tokens + traversal.sequence.index, shared + AT_DOTS, traversal.token_of(step), traversal.sequence.T, thread);
+    }
+    // the chunk of a step is there, and one later on its way
+    __device__ __forceinline__ void await(int step) {
+        keys = shared + (step % STAGES) * STAGE;
+        values = keys + KEY_BYTES;
+        queries = values + VALUE_BYTES;
         copy_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
         __syncthreads();
         asm volatile("" : "+r"(lane));   // opaque: addresses are recomputed in each chunk; held over the loop they would spill
         if (DOTS && step) write_dots(step - 1);
         if constexpr (STAGES > 1) {
-            if (step + STAGES - 1 < steps) load(step + STAGES - 1);
+            if (step + STAGES - 1 < traversal.steps) load(step + STAGES - 1);
             copy_commit();
         } else {
             load(step);
@@ -144,61 +151,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
             copy_wait<0>();
             __syncthreads();
         }
-        const bool marked = DOTS && traversal.chunk_of(step) % CHUNKS_OF_MARK == 0;
-        const i64 marked_at = ((slot * a.marks + traversal.chunk_of(step) / CHUNKS_OF_MARK) * PARTS + part) * WARPS + warp;
-        if (!LA_REVERSE && marked) {
-            const float product = warp_sum(S.dot_registers((float4*)a.states + marked_at * (TILES * KP / 8 * 32), lane));
-            if (lane == 0) a.products[marked_at] = product;
-        }
-
-        const float all = decay.set(keys + STAGE - C * 4, a.read, a.write, later, lane);
-        __syncwarp();
-        const float carry = OUTPUTS && LA_DECAY ? exp2_approx(all) : 1.f;
-        float out[TILES][C / 8][4];
-        if constexpr (OUTPUTS) {
-            gram_matrix<Element, WARPS, C, KP, STRICT, Keys, Gram>(queries, keys, shared + AT_GRAM, shared + AT_OWN, decay, a.read * a.write, warp, lane);
+    }
+    // the inner product of the state before a chunk and its gradient
+    __device__ __forceinline__ void store_product(const StateRows<TILES, KP>& S, i64 mark) const {
+        const float product = warp_sum(S.dot_registers(state_at_mark(mark), lane));
+        if (lane == 0) a.products[mark] = product;
+    }
+    // gram and read: P; out^T = (S^T Q^T) e^{start}; S^T e^{all}
+    __device__ __forceinline__ void read(float (&out)[TILES][C / 8][4], StateRows<TILES, KP>& S, int step, float carry) const {
+        gram_matrix<Element, WARPS, C, KP, STRICT, Keys, Gram>(queries, keys, shared + AT_GRAM, shared + AT_OWN, decay, a.read * a.write, warp, lane);
+        clear_tiles(out);
+        read_state<C, Keys>(out, S, queries, 0, lane);
 #pragma unroll
-            for (int i = 0; i < TILES * C / 2; i++) out[i / (C / 2)][(i >> 2) % (C / 8)][i & 3] = 0.f;
+        for (int i = 0; i < C / 8; i++) {
+            const float2 e = decay.starts(i * 8 + (lane & 3) * 2);
 #pragma unroll
-            for (int d = 0; d < KP; d += 16) {   // out^T = S^T Q^T
-                typename Element::A s[TILES];
-#pragma unroll
-                for (int m = 0; m < TILES; m++) {
-                    const float (&lo)[4] = S.x[m][d / 8], (&hi)[4] = S.x[m][d / 8 + 1];
-                    const float f[8] = {lo[0], lo[1], lo[2], lo[3], hi[0], hi[1], hi[2], hi[3]};
-                    s[m] = Element::operand(f);
-                }
-#pragma unroll
-                for (int i = 0; i < C; i += 16) {
-                    typename Element::B b[2];
-                    load_b_rows<Element, Keys>(b, queries, i, d, lane);
-                    multiply_pair<Element>(out, i / 8, s, b);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < C / 8; i++) {
-                const float2 e = decay.starts(i * 8 + (lane & 3) * 2);
-#pragma unroll
-                for (int m = 0; m < TILES; m++) {
-                    out[m][i][0] *= e.x; out[m][i][1] *= e.y; out[m][i][2] *= e.x; out[m][i][3] *= e.y;
-                }
-            }
-            if (LA_DECAY && !Element::EXACT) S.each([&](int, int, float& y) { y *= carry; });
-            __syncthreads();   // P is whole, Q has been read
-            if constexpr (DOTS && !SEPARATE_X) {
-                load_rows<Values, C, THREADS, V>(queries, x, a.x.token, traversal.token_of(step), sequence.T, column, thread);
-                copy_commit();
+            for (int m = 0; m < TILES; m++) {
+                out[m][i][0] *= e.x; out[m][i][1] *= e.y; out[m][i][2] *= e.x; out[m][i][3] *= e.y;
             }
         }
-        // sixteen tokens at a time
-        auto values_of = [&](typename Element::Raw (&raw)[TILES], int t) {
+        if (LA_DECAY && !Element::EXACT) S.each([&](int, int, float& y) { y *= carry; });
+        __syncthreads();   // P is whole, Q has been read
+        if constexpr (DOTS && !SEPARATE_X) {
+            load_rows<Values, C, THREADS, V>(queries, x, a.x.token, traversal.token_of(step), traversal.sequence.T, column, thread);
+            copy_commit();
+        }
+    }
+    // sixteen tokens' values
+    __device__ __forceinline__ void values_of(typename Element::Raw (&raw)[TILES], int t) const {
 #pragma unroll
-            for (int m = 0; m < TILES; m++) raw[m] = load_a_columns<Element, Values>(values, t, row + m * 16, lane);
-        };
-        auto store_output = [&](u32 buffer) {
-            stage_rows<Element, Values, TILES, C>(out, buffer, row, lane);
-            store_rows<Values, C, 16 * TILES, V>(own_rows(a.out, sequence, head), a.out.token, buffer, traversal.token_of(step), sequence.T, row, column, lane);
-        };
+        for (int m = 0; m < TILES; m++) raw[m] = load_a_columns<Element, Values>(values, t, row + m * 16, lane);
+    }
+    __device__ __forceinline__ void store_output(const float (&out)[TILES][C / 8][4], u32 buffer, int step) const {
+        stage_rows<Element, Values, TILES, C>(out, buffer, row, lane);
+        store_rows<Values, C, 16 * TILES, V>(own_rows(a.out, traversal.sequence, traversal.head), a.out.token, buffer, traversal.token_of(step), traversal.sequence.T, row, column, lane);
+    }
+    // out^T += V^T P^T; write: S^T += (V e^{end})^T K
+    __device__ __forceinline__ void write(float (&out)[TILES][C / 8][4], StateRows<TILES, KP>& S, int step, float carry) const {
 #pragma unroll
         for (int t = 0; t < C; t += 16) {
             typename Element::Raw raw[TILES];
@@ -206,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
             if constexpr (OUTPUTS) accumulate_PV(out, raw, shared + AT_GRAM, t, lane);
             if constexpr (!Element::EXACT) accumulate_state(S, raw, keys, decay, carry, t, lane);
         }
-        if constexpr (EARLY) store_output(queries);
+        if constexpr (EARLY) store_output(out, queries, step);
         if constexpr (Element::EXACT) {
 #pragma unroll
             for (int t = 0; t < C; t += 16) {
@@ -215,49 +204,84 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
                 accumulate_state(S, raw, keys, decay, carry, t, lane);
             }
         }
+    }
+    // <x_t, out_t> over this warp's columns; STRICT: then the token's own write is added to out
+    __device__ __forceinline__ void dot_outputs(float (&out)[TILES][C / 8][4]) const {
+        float sums[C / 4] = {};   // column pairs (2j, 2j + 1) of each 8 tokens
+#pragma unroll
+        for (int t = 0; t < C; t += 16)
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                const auto y = load_a_columns<Element, Values>(keys + AT_OTHER, t, row + m * 16, lane);
+#pragma unroll
+                for (int i = 0; i < 8; i++) sums[(t / 8 + (i >> 2)) * 2 + (i & 1)] += out[m][t / 8 + (i >> 2)][i & 3] * Element::value(y, i);
+                if constexpr (STRICT) {
+                    const auto own = load_a_columns<Element, Values>(values, t, row + m * 16, lane);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        const int tile = t / 8 + (i >> 2);
+                        out[m][tile][i & 3] += load_shared(shared + AT_OWN + (tile * 8 + (lane & 3) * 2 + (i & 1)) * 4) * Element::value(own, i);
+                    }
+                }
+            }
+        column_sums<C / 4>(sums, lane);
+#pragma unroll
+        for (int i = 0; i < C / 32; i++) {
+            const int m = column_eighth(lane) * (C / 32) + i;
+            store_shared(shared + AT_DOTS + (warp * C + (m >> 1) * 8 + (lane & 3) * 2 + (m & 1)) * 4, sums[i]);
+        }
+    }
+    // later: of a segment's sum, log2 decay from this chunk's end to the segment's; returns the sum of the chunk
+    __device__ __forceinline__ float run_chunk(StateRows<TILES, KP>& S, int step, float later) {
+        await(step);
+        const bool is_marked = marked(step);
+        const i64 at = mark(step);
+        if (!LA_REVERSE && is_marked) store_product(S, at);
+        const float all = decay.set(keys + STAGE - C * 4, a.read, a.write, later, lane);
+        __syncwarp();
+        const float carry = OUTPUTS && LA_DECAY ? exp2_approx(all) : 1.f;
+        float out[TILES][C / 8][4];
+        if constexpr (OUTPUTS) read(out, S, step, carry);
+        write(out, S, step, carry);
         if constexpr (DOTS) {
             if constexpr (!SEPARATE_X) {
                 copy_wait<0>();
                 __syncthreads();   // x is there
             }
-            float sums[C / 4] = {};   // column pairs (2j, 2j + 1) of each 8 tokens
-#pragma unroll
-            for (int t = 0; t < C; t += 16)
-#pragma unroll
-                for (int m = 0; m < TILES; m++) {
-                    const auto y = load_a_columns<Element, Values>(keys + AT_OTHER, t, row + m * 16, lane);
-#pragma unroll
-                    for (int i = 0; i < 8; i++) sums[(t / 8 + (i >> 2)) * 2 + (i & 1)] += out[m][t / 8 + (i >> 2)][i & 3] * Element::value(y, i);
-                    if constexpr (STRICT) {
-                        const auto own = load_a_columns<Element, Values>(values, t, row + m * 16, lane);
-#pragma unroll
-                        for (int i = 0; i < 8; i++) {
-                            const int tile = t / 8 + (i >> 2);
-                            out[m][tile][i & 3] += load_shared(shared + AT_OWN + (tile * 8 + (lane & 3) * 2 + (i & 1)) * 4) * Element::value(own, i);
-                        }
-                    }
-                }
-            column_sums<C / 4>(sums, lane);
-#pragma unroll
-            for (int i = 0; i < C / 32; i++) {
-                const int m = column_eighth(lane) * (C / 32) + i;
-                store_shared(shared + AT_DOTS + (warp * C + (m >> 1) * 8 + (lane & 3) * 2 + (m & 1)) * 4, sums[i]);
-            }
-            if (LA_REVERSE && marked) S.store_registers((float4*)a.states + marked_at * (TILES * KP / 8 * 32), lane);
+            dot_outputs(out);
+            if (LA_REVERSE && is_marked) S.store_registers(state_at_mark(at), lane);
         }
-        if constexpr (OUTPUTS && !EARLY) store_output(values);
+        if constexpr (OUTPUTS && !EARLY) store_output(out, values, step);
+        return all;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __grid_constant__ ScanArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
+    if (traversal.segment > traversal.last) return;
+    if (!OUTPUTS && traversal.is_end()) return;   // nothing needs what the last segment adds
+    Pass pass(a, traversal, shared_address(memory));
+    StateRows<TILES, KP> S;
+    if (OUTPUTS) load_start<V, K>(S, a, traversal, pass.column + pass.row, pass.lane);
+    else S.clear();
+    pass.begin_loads();
+    float later = 0.f;
+    for (int step = 0; step < traversal.steps; step++) {
+        const float all = pass.run_chunk(S, step, later);
         if constexpr (!OUTPUTS) {
             later += all;
             if (later < FLOOR_LOG2) break;   // all that is earlier is multiplied by an exact zero
         }
     }
     copy_wait<0>();
-    if (DOTS && steps > 0) {
+    if (DOTS && traversal.steps > 0) {
         __syncthreads();
-        write_dots(steps - 1);
+        pass.write_dots(traversal.steps - 1);
     }
     if (!OUTPUTS) {
-        S.template store<V, K>(a.end, slot * a.segments + segment, column + row, lane);
-        if (thread == 0 && part == 0) a.sums[slot * a.segments + segment] = later;
-    } else store_end<V, K>(S, a, traversal, traversal.is_end(), column + row, lane);
+        const i64 slot = traversal.slot * a.segments + traversal.segment;
+        S.template store<V, K>(a.end, slot, pass.column + pass.row, pass.lane);
+        if (pass.thread == 0 && traversal.part == 0) a.sums[slot] = later;
+    } else store_end<V, K>(S, a, traversal, traversal.is_end(), pass.column + pass.row, pass.lane);
 }

@@ -36,7 +36,9 @@ LA_DEVICE void producer(const ScanArguments& a, const ThisTraversal& traversal, 
     group_barrier(GROUPS);
     const int column = traversal.part * VB;
     const Gates<C> gates = {traversal.gates(a.g), a.g.token, {}};
-    produce_ring<STAGE>(traversal, gates, shared, shared + AT_DECAY, ring, a.read, a.write, thread, [&](u32 at, int token) {
+    produce_ring(traversal, gates, shared + AT_DECAY, ring, a.read, a.write, thread, [&](int step) {
+        const u32 at = shared + step % STAGES * STAGE;
+        const int token = traversal.token_of(step);
         load_rows_at<Keys, C, K>(at + Keys::SIZE + Values::SIZE, q, token, sequence.T, 0, thread);
         load_rows_at<Keys, C, K>(at, k, token, sequence.T, 0, thread);
         load_rows_at<Values, C, V>(at + Keys::SIZE, v, token, sequence.T, column, thread);
@@ -44,102 +46,102 @@ LA_DEVICE void producer(const ScanArguments& a, const ThisTraversal& traversal, 
     });
 }
 
-LA_DEVICE void consumer(const ScanArguments& a, const ThisTraversal& traversal, u32 shared, Ring<STAGES> ring, int thread) {
-    const Sequence& sequence = traversal.sequence;
-    const int warp = thread >> 5, group = warp >> 2, lane = thread & 31, row = warp * 16, column = traversal.part * VB;
-    const u32 gram = shared + AT_GRAM + group * Gram::SIZE, dots = shared + AT_DOTS + group * 4 * C * 4;
-    const u64 b_gram = panel_descriptor(gram);
-    const i64 first_mark = ((traversal.slot * a.marks * PARTS + traversal.part) * GROUPS + group) * 4 + (warp & 3);
-    auto marked = [&](int step) { return DOTS && step < traversal.steps && traversal.chunk_of(step) % CHUNKS_OF_MARK == 0; };
-    auto mark = [&](int step) { return first_mark + (i64)(traversal.chunk_of(step) / CHUNKS_OF_MARK) * (PARTS * WARPS); };
-
+// A thread of a consumer: 16 value rows a warp of S^T and of out^T
+struct Consumer {
+    const ScanArguments& a;
+    const ThisTraversal& traversal;
+    const u32 shared;
+    const Ring<STAGES> ring;
+    const int thread, warp, group, lane, row, column;   // row: of this warp in the block, column: of the block in V
+    const u32 gram, dots;
+    const i64 first_mark;
+    char* to;
+    float* to_dots;
     StateRows<1, KP> S;
-    load_start<V, K>(S, a, traversal, column + row, lane);
-    auto write_product = [&](int step) {   // of the state before a chunk and its gradient
+    float p[C / 8][4], out[1][C / 8][4];
+    u32 plain[C / 16][4], weighted[C / 16][4];   // operands of the values
+
+    __device__ __forceinline__ Consumer(const ScanArguments& a, const ThisTraversal& traversal, u32 shared, Ring<STAGES> ring, int thread)
+        : a(a), traversal(traversal), shared(shared), ring(ring), thread(thread), warp(thread >> 5), group(warp >> 2), lane(thread & 31), row(warp * 16), column(traversal.part * VB),
+          gram(shared + AT_GRAM + group * Gram::SIZE), dots(shared + AT_DOTS + group * 4 * C * 4),
+          first_mark(((traversal.slot * a.marks * PARTS + traversal.part) * GROUPS + group) * 4 + (warp & 3)) {}
+
+    __device__ __forceinline__ bool marked(int step) const { return DOTS && step < traversal.steps && traversal.chunk_of(step) % CHUNKS_OF_MARK == 0; }
+    __device__ __forceinline__ i64 mark(int step) const { return first_mark + (i64)(traversal.chunk_of(step) / CHUNKS_OF_MARK) * (PARTS * WARPS); }
+    // of the state before a chunk and its gradient
+    __device__ __forceinline__ void store_product(int step) {
         const i64 at = mark(step);
         const float product = warp_sum(Marks<KP>::dot(a.states + at * Marks<KP>::BYTES, S, lane));
         if (lane == 0) a.products[at] = product;
-    };
-    if (!LA_REVERSE && marked(0)) write_product(0);
-    char* to = own_rows(a.out, sequence, traversal.head);
-    float* to_dots = a.dots + ((i64)(traversal.part * GROUPS + group) * a.heads + traversal.head) * a.tokens + sequence.index;
-
-    if (traversal.steps > 0) {
-        float p[C / 8][4], out[1][C / 8][4];
-        u32 plain[C / 16][4], weighted[C / 16][4];
-        auto begin_products = [&](int step) {   // P = Q K^T, out^T = S^T Q^T
-            const u32 keys = shared + step % STAGES * STAGE;
-            const u64 b_keys = panel_descriptor(keys), b_queries = panel_descriptor(keys + Keys::SIZE + Values::SIZE);
-            u32 s[KP / 16][4];   // before any product: the state's registers are not touched while products run
-            state_operands(s, S, 0);
-            ring.wait_full(step);
-            publish_shared();
-            products_begin();
-#pragma unroll
-            for (int d = 0; d < KP / 16; d++) product_ABt(p, b_queries + Keys::along(d), b_keys + Keys::along(d), d > 0);
-            products_commit();
-#pragma unroll
-            for (int d = 0; d < KP / 16; d++) product_ABt(out[0], s[d], b_queries + Keys::along(d), d > 0);
-            products_commit();
-        };
-        auto end_products = [&](int step) {   // P in shared memory, out^T e^{start}, S^T e^{all}, operands of the values
-            const u32 values = shared + step % STAGES * STAGE + Keys::SIZE;
-            const StageDecay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
-            float f[C / 8][4];
-            gram_factors(f, decay, a.read * a.write, warp & 3, lane);
-            products_wait<1>();
-            accumulator_fence(p);
-            store_gram<Gram, C>(p, f, gram, warp & 3, lane);
-            publish_shared();
-#pragma unroll
-            for (int t = 0; t < C / 16; t++) {
-                load_operand<Values>(plain[t], values, t * 16, row, lane);
-                weigh_operand(weighted[t], plain[t], t * 16, decay.sums(), lane);
-            }
-            const Starts<C> starts(decay.sums(), lane);
-            products_wait<0>();
-            accumulator_fence(out[0]);
-            starts.scale(out[0]);
-            if (LA_DECAY) {
-                const float carry = exp2_approx(decay.all());
-                S.each([&](int, int, float& y) { y *= carry; });
-            }
-        };
-        auto store = [&](int step) {   // outputs that are staged
-            if (DOTS) store_dots<C, 128, 4>(to_dots, dots, traversal.token_of(step), sequence.T, thread & 127);
-            store_group_rows<Values, C, V>(to, a.out.token, shared + step % STAGES * STAGE + Keys::SIZE, traversal.token_of(step), sequence.T, group * 64, column, thread & 127);
-        };
-        begin_products(0);
-        end_products(0);
-        for (int step = 0;; step++) {
-            const u32 keys = shared + step % STAGES * STAGE, values = keys + Keys::SIZE, others = values + Values::SIZE + Keys::SIZE;
-            group_barrier(group);   // P is whole
-            products_begin();
-#pragma unroll
-            for (int t = 0; t < C / 16; t++) product_ABt(out[0], plain[t], b_gram + Gram::along(t), true);   // out^T += V^T P^T
-            products_commit();
-#pragma unroll
-            for (int t = 0; t < C / 16; t++) write_state<Keys>(S, weighted[t], panel_descriptor(keys) + Keys::across(t));   // S^T += (V e^{end})^T K
-            products_commit();
-            if (!LA_REVERSE && marked(step + 1)) Marks<KP>::prefetch(a.states + mark(step + 1) * Marks<KP>::BYTES, lane);
-            products_wait<1>();
-            accumulator_fence(out[0]);
-            if constexpr (DOTS) dot_outputs<Values, C>(out[0], others, row, dots + (warp & 3) * C * 4, lane);
-            stage_rows<Bfloat16, Values, 1, C>(out, values, row, lane);
-            group_barrier(group);   // P has been read too
-            store(step);
-            products_wait<0>();
-            accumulator_fence(S.x[0]);
-            if (!LA_REVERSE && marked(step + 1)) write_product(step + 1);
-            if (LA_REVERSE && marked(step)) Marks<KP>::store(a.states + mark(step) * Marks<KP>::BYTES, S, lane);
-            if (step + 1 == traversal.steps) break;
-            ring.arrive_empty(step);
-            begin_products(step + 1);
-            end_products(step + 1);
-        }
     }
-    store_end<V, K>(S, a, traversal, traversal.is_end(), column + row, lane);
-}
+    // load, gram and read, begun: P = Q K^T, out^T = S^T Q^T
+    __device__ __forceinline__ void begin_products(int step) {
+        const u32 keys = shared + step % STAGES * STAGE;
+        const u64 b_keys = panel_descriptor(keys), b_queries = panel_descriptor(keys + Keys::SIZE + Values::SIZE);
+        u32 s[KP / 16][4];   // before any product: the state's registers are not touched while products run
+        state_operands(s, S, 0);
+        ring.wait_full(step);
+        publish_shared();
+        products_begin();
+        multiply_ABt<Keys>(p, b_queries, b_keys);
+        products_commit();
+        multiply_ABt<Keys>(out[0], s, b_queries);
+        products_commit();
+    }
+    // P in shared memory, out^T e^{start}, S^T e^{all}, operands of the values
+    __device__ __forceinline__ void end_products(int step) {
+        const u32 values = shared + step % STAGES * STAGE + Keys::SIZE;
+        const StageDecay<C> decay = {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
+        float f[C / 8][4];
+        gram_factors(f, decay, a.read * a.write, warp & 3, lane);
+        products_wait<1>();
+        accumulator_fence(p);
+        store_gram<Gram, C>(p, f, gram, warp & 3, lane);
+        publish_shared();
+        load_operands<Values>(plain, weighted, values, decay.sums(), row, lane);
+        end_read<C>(out[0], S, decay, lane);
+    }
+    // out^T += V^T P^T, stored; S^T += (V e^{end})^T K
+    __device__ __forceinline__ void write(int step) {
+        const u32 keys = shared + step % STAGES * STAGE, values = keys + Keys::SIZE, others = values + Values::SIZE + Keys::SIZE;
+        group_barrier(group);   // P is whole
+        products_begin();
+        add_ABt<Gram>(out[0], plain, panel_descriptor(gram));
+        products_commit();
+        write_chunk<Keys>(S, weighted, panel_descriptor(keys));
+        products_commit();
+        if (!LA_REVERSE && marked(step + 1)) Marks<KP>::prefetch(a.states + mark(step + 1) * Marks<KP>::BYTES, lane);
+        products_wait<1>();
+        accumulator_fence(out[0]);
+        if constexpr (DOTS) dot_outputs<Values, C>(out[0], others, row, dots + (warp & 3) * C * 4, lane);
+        stage_rows<Bfloat16, Values, 1, C>(out, values, row, lane);
+        group_barrier(group);   // P has been read too
+        if (DOTS) store_dots<C, 128, 4>(to_dots, dots, traversal.token_of(step), traversal.sequence.T, thread & 127);
+        store_group_rows<Values, C, V>(to, a.out.token, values, traversal.token_of(step), traversal.sequence.T, group * 64, column, thread & 127);
+        products_wait<0>();
+        accumulator_fence(S.x[0]);
+        if (!LA_REVERSE && marked(step + 1)) store_product(step + 1);
+        if (LA_REVERSE && marked(step)) Marks<KP>::store(a.states + mark(step) * Marks<KP>::BYTES, S, lane);
+    }
+    __device__ __forceinline__ void run() {
+        load_start<V, K>(S, a, traversal, column + row, lane);
+        if (!LA_REVERSE && marked(0)) store_product(0);
+        to = own_rows(a.out, traversal.sequence, traversal.head);
+        to_dots = a.dots + ((i64)(traversal.part * GROUPS + group) * a.heads + traversal.head) * a.tokens + traversal.sequence.index;
+        if (traversal.steps > 0) {
+            begin_products(0);
+            end_products(0);
+            for (int step = 0;; step++) {
+                write(step);
+                if (step + 1 == traversal.steps) break;
+                ring.arrive_empty(step);
+                begin_products(step + 1);
+                end_products(step + 1);
+            }
+        }
+        store_end<V, K>(S, a, traversal, traversal.is_end(), column + row, lane);
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS + PRODUCERS, LA_BLOCKS) scan(const __grid_constant__ ScanArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -147,13 +149,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + PRODUCERS, LA_BLOCKS) 
     const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
     if (traversal.segment > traversal.last) return;
     const Ring<STAGES> ring = {shared + AT_RING};
-    if (threadIdx.x == 0) ring.init(2 * PRODUCERS, 32 * WARPS);
-    __syncthreads();
-    if (threadIdx.x >= 32 * WARPS) {
-        release_registers<PRODUCER_REGISTERS<GROUPS>>();
-        producer(a, traversal, shared, ring, threadIdx.x - 32 * WARPS);
-    } else {
-        claim_registers<CONSUMER_REGISTERS<GROUPS>>();
-        consumer(a, traversal, shared, ring, threadIdx.x);
-    }
+    run_groups<GROUPS>(ring, [&](int thread) { producer(a, traversal, shared, ring, thread); }, [&](int thread) { Consumer(a, traversal, shared, ring, thread).run(); });
 }

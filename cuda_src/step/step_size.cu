@@ -11,11 +11,11 @@
 
 struct Row {                         // of a lane: which, where, and whether it is one
     u32 n, head, lane;
-    bool mine;
+    bool valid;
     __device__ __forceinline__ explicit Row(const StepSizeArguments& a) {
         n = blockIdx.x * (256 / LA_LANES) + threadIdx.x / LA_LANES;
-        mine = n < a.rows;           // all lanes take part in the sums
-        if (!mine) n = 0;
+        valid = n < a.rows;           // all lanes take part in the sums
+        if (!valid) n = 0;
         head = n % a.heads; lane = threadIdx.x % LA_LANES;
     }
     __device__ __forceinline__ const char* of(const Rows& x, const StepSizeArguments& a) const {
@@ -50,7 +50,7 @@ struct Step {
 
 extern "C" __global__ void __launch_bounds__(256) step_size(const __grid_constant__ StepSizeArguments a) {
     const Row row(a);
-    if (!row.mine) return;
+    if (!row.valid) return;
     const Step step(a, row);
     const char* from = row.of(a.x, a);
     pieces(row, [&](int, u32 at) {
@@ -87,11 +87,11 @@ extern "C" __global__ void __launch_bounds__(256) step_size_vjp(const __grid_con
                 dx[i] += D * dout[i];
             }
         }
-        if (row.mine) store<LA_DTYPE>(a.dx + row.dense(at) * Element::BYTES, dx);
+        if (row.valid) store<LA_DTYPE>(a.dx + row.dense(at) * Element::BYTES, dx);
     });
     dot = row_sum(dot);
     skipped = row_sum(skipped);
-    if (row.lane || !row.mine) return;
+    if (row.lane || !row.valid) return;
     const float dg = a.dg[row.n];
     const bool inside = step.soft >= a.low && step.soft <= a.high;
     const float ddt = inside ? dot + dg * a.A[row.head] : 0.f;
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(256) step_size_vjp(const __grid_con
 
 extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ StepSizeArguments a) {
     const Row row(a);
-    if (!row.mine) return;
+    if (!row.valid) return;
     const float D = a.D ? a.D[row.head] : 0.f;
     pieces(row, [&](int, u32 at) {
         float y[LA_PER], x[LA_PER];
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__
 // y = dout silu(z), dz = dout (out + D x) silu'(z)
 extern "C" __global__ void __launch_bounds__(256) finish_vjp(const __grid_constant__ StepSizeArguments a) {
     const Row row(a);
-    if (!row.mine) return;
+    if (!row.valid) return;
     const float D = a.D ? a.D[row.head] : 0.f;
     pieces(row, [&](int, u32 at) {
         float y[LA_PER], x[LA_PER] = {}, z[LA_PER], dz[LA_PER];

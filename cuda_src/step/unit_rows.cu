@@ -24,8 +24,8 @@ template <bool VJP> LA_DEVICE void divide(const UnitRowsArguments& a) {
     const bool second = blockIdx.x >= a.first;
     const UnitRowsArray& of = a.of[second];
     const u32 n = (blockIdx.x - (second ? a.first : 0)) * (256 / LA_LANES) + threadIdx.x / LA_LANES;
-    const bool mine = n < of.rows;   // all lanes take part in the sums
-    const u32 row = mine ? n : 0, lane = threadIdx.x % LA_LANES;
+    const bool valid = n < of.rows;   // all lanes take part in the sums
+    const u32 row = valid ? n : 0, lane = threadIdx.x % LA_LANES;
     const u32 head = row % of.heads, token = row / of.heads;
     const char* from = of.x.data + token / of.T * of.x.batch + token % of.T * of.x.token + head * of.x.head;
     float x[PIECES][LA_PER] = {}, dy[VJP ? PIECES : 1][LA_PER] = {}, square, product;
@@ -55,7 +55,7 @@ template <bool VJP> LA_DEVICE void divide(const UnitRowsArguments& a) {
         const u32 at = (p * LA_LANES + lane) * LA_PER;
 #pragma unroll
         for (int i = 0; i < LA_PER; i++) x[p][i] = (VJP ? (share * x[p][i] + dy[VJP ? p : 0][i]) * over * factor : x[p][i] * over);
-        if (mine && at < LA_K) store<LA_DTYPE>(of.y + ((i64)row * LA_K + at) * Element::BYTES, x[p]);
+        if (valid && at < LA_K) store<LA_DTYPE>(of.y + ((i64)row * LA_K + at) * Element::BYTES, x[p]);
     }
 }
 

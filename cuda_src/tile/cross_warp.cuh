@@ -12,10 +12,10 @@ template <int SPLIT, int PER> struct CrossWarpSum {
     int warp, barrier, phase;       // of the SPLIT; number of the barrier; the buffer to write to
     // x: the sum over the warps, in all of them or, without ALL, in the first
     template <bool ALL> __device__ __forceinline__ void sum(float (&x)[PER], int lane) {
-        Part mine, other[SPLIT];
+        Part partial, other[SPLIT];
 #pragma unroll
-        for (int j = 0; j < PER; j++) mine.x[j] = x[j];
-        buffer[phase][warp][lane] = mine;
+        for (int j = 0; j < PER; j++) partial.x[j] = x[j];
+        buffer[phase][warp][lane] = partial;
         asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(32 * SPLIT) : "memory");
         if (ALL || warp == 0) {
 #pragma unroll

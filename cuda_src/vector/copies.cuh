@@ -96,10 +96,10 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         if (lane < 8) store_shared(t.bonus + (panel * C + block * ROWS + first + row_of_sum(lane)) * 4, sum);
     }
 }
-// All copies of a warp's 16 rows. Returns whether the block decays by more than quotients can bear; all: decay of the chunk. With
-// KEYS the place of Kc is free once `free` (unless 0) has been through phase `parity`.
-template <int QUERIES, bool KEYS>
-LA_DEVICE bool scale_block(const Tiles& t, float2& all, float2 u, int warp, int lane, u32 free = 0, int parity = 0) {
+// All copies of a warp's 16 rows. Returns whether the block decays by more than quotients can bear; all: decay of the chunk. begin() is
+// called before anything is overwritten but q, k and g.
+template <int QUERIES, bool KEYS, class F>
+LA_DEVICE bool scale_block(const Tiles& t, float2& all, float2 u, int warp, int lane, F begin) {
     const int block = warp >> 1, panel = warp & 1;
     const Halves halves = halves_of(gates_of(t.gates, block, panel, lane), lane);
     const float2 own = halves.first * halves.last;
@@ -108,7 +108,7 @@ LA_DEVICE bool scale_block(const Tiles& t, float2& all, float2 u, int warp, int 
     Reach reach = reach_of(t.decays, own, block, panel, lane);
     all = reach.all;
     reach.before *= {OVER_MIDDLE, OVER_MIDDLE};
-    if (KEYS && free) barrier_wait(free, parity);
+    begin();
     float2 pre = {MIDDLE, MIDDLE};
 #pragma unroll 1   // one copy of this code for all rows and warps: with four, fetching instructions was the limit
     for (int first = 0; first < ROWS; first += 8)

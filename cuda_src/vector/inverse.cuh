@@ -7,8 +7,12 @@ LA_DEVICE float2 pair_at(const float* x, int i) { return *(const float2*)(x + i)
 LA_DEVICE float decay_between(float, float) { return 1.f; }   // decays are in L itself
 #include "attention/inverse_blocks.cuh"
 
-// Eight rows of keys from row `first` on; as scale_rows
-LA_DEVICE void scale_key_rows(const Tiles& t, int first, float2& pre, float2 suf, float2 between, int warp, int lane) {
+#ifndef LA_FACTORS  // 1: Kc, Kd and the decay of each chunk are stored, for the transfer of segments
+#define LA_FACTORS 0
+#endif
+
+// Eight rows of keys from row `first` on; as scale_rows. factors: Kc of the chunk in memory, Kd behind it
+LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& pre, float2 suf, const Reach& reach, int warp, int lane) {
     typedef Scratch<0> X;
     const int block = warp >> 1, panel = warp & 1;
     const u32 own = t.k + panel * PANEL + block * BLOCK_BYTES + first * 128, scratch = t.scratch + panel * X::PANEL_BYTES + first * 128;
@@ -22,7 +26,8 @@ LA_DEVICE void scale_key_rows(const Tiles& t, int first, float2& pre, float2 suf
     if (LA_GATE == 2) __syncwarp();   // quotients go over the log decays of other lanes
 #pragma unroll
     for (int r = 0; r < 8; r++) a[r] = decay_of(a[r]);
-    float2 far = pre * between, s = suf;
+    factors += own - t.k;
+    float2 far = pre * reach.between, s = suf;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         pre *= a[i];
@@ -30,7 +35,12 @@ LA_DEVICE void scale_key_rows(const Tiles& t, int first, float2& pre, float2 suf
         store_word(own + lane_row(i, lane), pack(x * pre));
         store_word(quotients + lane_row(i, lane), pack(x * float2{over(pre.x), over(pre.y)}));
         const int r = 7 - i;
-        store_word_if(block < 3, scratch + X::key(block) * BLOCK_BYTES + lane_row(r, lane), pack(floats_of(k[r]) * s));
+        const float2 y = floats_of(k[r]) * s;
+        store_word_if(block < 3, scratch + X::key(block) * BLOCK_BYTES + lane_row(r, lane), pack(y));
+        if (LA_FACTORS) {
+            *(u32*)(factors + lane_row(i, lane)) = pack(x * pre * reach.before);   // 128 bytes a warp
+            *(u32*)(factors + Tokens::SIZE + lane_row(r, lane)) = pack(y * reach.behind);
+        }
         s *= a[r];
     }
     if (block == 3)
@@ -40,7 +50,7 @@ LA_DEVICE void scale_key_rows(const Tiles& t, int first, float2& pre, float2 suf
             store_word(scratch + X::FAR_QUERY * BLOCK_BYTES + lane_row(r, lane), pack(floats_of(k[r]) * far));
         }
     if (block == 0) {
-        far = suf * between;
+        far = suf * reach.between;
 #pragma unroll
         for (int r = 7; r >= 0; r--) {
             store_word(scratch + X::FAR_KEY * BLOCK_BYTES + lane_row(r, lane), pack(floats_of(k[r]) * far));
@@ -49,17 +59,19 @@ LA_DEVICE void scale_key_rows(const Tiles& t, int first, float2& pre, float2 suf
     }
 }
 // All copies of a warp's 16 rows of keys. Returns whether the block is on the exact path.
-LA_DEVICE bool scale_keys(const Tiles& t, int warp, int lane) {
+LA_DEVICE bool scale_keys(const Tiles& t, char* factors, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1;
     const Halves halves = halves_of(gates_of(t.gates, block, panel, lane), lane);
     const float2 own = halves.first * halves.last;
     store_decay(t.decays, own, block, panel, lane);
     __syncthreads();
-    const float2 between = reach_of(t.decays, own, block, panel, lane).between;
+    Reach reach = reach_of(t.decays, own, block, panel, lane);
+    if (LA_FACTORS && block == 0) *(float2*)(factors + 2 * Tokens::SIZE + panel * 256 + lane * 8) = reach.all;
+    reach.before *= {OVER_MIDDLE, OVER_MIDDLE};
     float2 pre = {MIDDLE, MIDDLE};
 #pragma unroll 1
     for (int first = 0; first < ROWS; first += 8)
-        scale_key_rows(t, first, pre, first ? float2{1.f, 1.f} : halves.last, between, warp, lane);
+        scale_key_rows(t, factors, first, pre, first ? float2{1.f, 1.f} : halves.last, reach, warp, lane);
     return fminf(pre.x, pre.y) < SMALLEST_DECAY * MIDDLE;
 }
 // roots: of beta. L off the diagonal in float16 to `lower`, its diagonal blocks in float32, transposed, to `diagonals`: both over

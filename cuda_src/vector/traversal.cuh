@@ -13,9 +13,9 @@ struct ChunkTraversal {
     int head, segment, first, steps, last, row;   // first chunk, number of chunks; the sequence's last segment; batch row
     i64 slot, stored;                             // of the sequence and head; number of its first chunk among all that are stored
 
-    template <class Arguments> __device__ __forceinline__ ChunkTraversal(const Arguments& a, int pieces, int length) {
-        const int number = blockIdx.x / pieces;
-        segment = blockIdx.x % pieces;
+    template <class Arguments> __device__ __forceinline__ ChunkTraversal(const Arguments& a, int pieces, int length, int block = blockIdx.x) {
+        const int number = block / pieces;
+        segment = block % pieces;
         head = number % a.heads;
         const int n = number / a.heads;
         sequence = sequence_of(a.offsets, n, a.T);

@@ -7,6 +7,7 @@
 //
 //     U = A (V - Kc S)        out = scale (Qg S + P U)        S <- D_0 D_1 D_2 D_3 S + Kd^T U
 #include "vector/chain.cuh"
+#include "vector/products.cuh"
 
 // One thread of the producers is what copies tiles in and outputs out: the chain does not wait for any copy.
 struct Copier {
@@ -58,9 +59,11 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
             clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
         }
         float2 all;
-        const u32 keys = step > 0 ? bar.keys() : 0;   // Kc is free
-        const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp, lane, keys, (step - 1) & 1));
-        if (!part && copies && step > 1) copier.values(step);
+        const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp, lane, [&] {
+            if (!part && copies && step > 1) copier.values(step);
+            if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc is free
+            __syncwarp();
+        }));
         publish_shared();   // A goes over quotients
         producers_barrier();
         RawBlock raw = {};
@@ -78,41 +81,6 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
     if (copies) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// V^T - S^T Kc^T as operands of 16 tokens each; predicted: S^T Kc^T
-LA_DEVICE void error_operands(u32 (&a)[4][4], const float (&predicted)[8][4], u32 values, int column, int lane) {
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-        u32 v[4];
-        load_operand<Tokens>(v, values, t * 16, column, lane);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float (&y)[4] = predicted[2 * t + h];
-            a[t][2 * h] = pack_bf16(low_bf16(v[2 * h]) - y[0], high_bf16(v[2 * h]) - y[1]);
-            a[t][2 * h + 1] = pack_bf16(low_bf16(v[2 * h + 1]) - y[2], high_bf16(v[2 * h + 1]) - y[3]);
-        }
-    }
-}
-LA_DEVICE void token_operands(u32 (&a)[4][4], const float (&x)[8][4]) {
-#pragma unroll
-    for (int t = 0; t < 4; t++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            a[t][2 * h] = pack_bf16(x[2 * t + h][0], x[2 * t + h][1]);
-            a[t][2 * h + 1] = pack_bf16(x[2 * t + h][2], x[2 * t + h][3]);
-        }
-}
-// C = A B^T over 16-column steps of panels X, begun
-template <class X, int N> LA_DEVICE void begin_product(float (&c)[8][4], const u32 (&a)[N][4], u32 b) {
-    accumulator_fence(c);
-    products_begin();
-#pragma unroll
-    for (int d = 0; d < N; d++) product_ABt(c, a[d], panel_descriptor(b) + X::along(d), d > 0);
-    products_commit();
-}
-template <int N, int TILES> LA_DEVICE void end_product(float (&c)[TILES][4]) {
-    products_wait<N>();
-    accumulator_fence(c);
-}
 // out^T = S^T Qg^T + U^T P^T and S^T += U^T Kd, begun one behind the other: two groups of products
 LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const u32 (&state)[8][4], const u32 (&news)[4][4], const Tiles& t) {
     const u64 q = panel_descriptor(t.q), k = panels_descriptor<Tokens>(t.k), p = panel_descriptor(t.gates);

@@ -25,7 +25,7 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
             clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
         }
         float2 all;
-        const bool far = __any_sync(0xffffffffu, scale_block<4, false>(tiles, all, u, warp, lane));
+        const bool far = __any_sync(0xffffffffu, scale_block<4, false>(tiles, all, u, warp, lane, [] {}));
         producers_barrier();
         RawBlock raw = {};
         if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);

@@ -80,12 +80,7 @@ def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
     head = ["case", "forward", "graph", "loop", "share, %", "both", "graph", "loop", "share, %", "MiB"]
     yield table(head, body)
     yield from _apart(result)
-    if "published" in result:
-        yield f"Published, not measured here: {result['published']['source']}."
-        yield table(["(B, T, heads of q and k, of v)", "pass", "library", "ns per token and value head"], [
-            [str(tuple(x["case"])), x["what"], x["library"], ns(x["ns"])] for x in result["published"]["rows"]])
-    first = {name: " + ".join(f"{1e3 * s:.0f} ms" for s in x.values()) for name, x in result["first_call"].items()}
-    yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
+    yield from _published_and_first_calls(result, table)
     errors = [[name, *(f"{x[n]:.2g}" for n in ("out", "dq", "dk", "dv", "dg")), f"{max(x['dg by head']):.2g}"]
               for name, x in result["errors"].items()]  # fmt: skip
     yield ERRORS
@@ -93,6 +88,15 @@ def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield PEERS
     head = ["case", "peer", "forward", "ratio", "loop", "both", "ratio", "loop", "differences"]
     yield table(head, peers)
+
+
+def _published_and_first_calls(result: dict[str, Any], table: Table) -> Iterator[str]:
+    if "published" in result:
+        yield f"Published, not measured here: {result['published']['source']}."
+        yield table(["(B, T, heads of q and k, of v)", "pass", "library", "ns per token and value head"], [
+            [str(tuple(x["case"])), x["what"], x["library"], ns(x["ns"])] for x in result["published"]["rows"]])
+    first = {name: " + ".join(f"{1e3 * s:.0f} ms" for s in x.values()) for name, x in result["first_call"].items()}
+    yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
 
 
 def _apart(result: dict[str, Any]) -> Iterator[str]:
@@ -111,23 +115,18 @@ def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
         raise KeyError(f"cuda_gated_delta_rule.json: no row has {missing}")
     for row in result["rows"]:
         times = row["times"]
-        theirs = {w: next((x for n, x in times.items() if n.startswith(f"{w}: ")), {}) for w in ("forward", "both")}
+        of_peer = {w: next((x for n, x in times.items() if n.startswith(f"{w}: ")), {}) for w in ("forward", "both")}
         case = _case(row) + (f", {row['Hk']} key heads" if row["Hk"] < row["H"] else "")
         case += " *" if "measured_apart" in row else ""
         found = [times.get(n, {}) for n in columns]
         body.append([case, *(ns(x.get("ns")) for x in found[:1]), ns(times["forward"]["graph_ns"]),
                      f"{100 * times['forward']['share_of_copy']:.0f}", *(ns(x.get("ns")) for x in found[1:]),
-                     f"{times['both']['peak_bytes'] / 2**20:.0f}", ns(theirs["forward"].get("ns")),
-                     ns(theirs["both"].get("ns"))])
+                     f"{times['both']['peak_bytes'] / 2**20:.0f}", ns(of_peer["forward"].get("ns")),
+                     ns(of_peer["both"].get("ns"))])
     yield table(["case", "forward", "graph", "share, %", "backward", "blocks recomputed", "forward, portable",
                  "backward, portable", "MiB", "FLA forward", "FLA both"], body)
     yield from _apart(result)
-    if "published" in result:
-        yield f"Published, not measured here: {result['published']['source']}."
-        yield table(["(B, T, heads of q and k, of v)", "pass", "library", "ns per token and value head"], [
-            [str(tuple(x["case"])), x["what"], x["library"], ns(x["ns"])] for x in result["published"]["rows"]])
-    first = {name: " + ".join(f"{1e3 * s:.0f} ms" for s in x.values()) for name, x in result["first_call"].items()}
-    yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
+    yield from _published_and_first_calls(result, table)
     names = ("out", "dq", "dk", "dv", "dg", "dbeta")
     yield DELTA_ERRORS
     if any("measured_apart" in row for row in result["rows"]):

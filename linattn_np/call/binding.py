@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ..matrix_state.core import check_name
 from ..matrix_state.types import PARTS, Plan
-from ..runtime import backend as backends
 from ..runtime import shapes
 from ..runtime.arrays import Array, Library, compute_dtype, enter, is_cupy
 from ..runtime.pools import check_rows, take_rows
 from ..runtime.shapes import sequences
-from ..runtime.values import is_whole, is_word, shown
+from ..runtime.values import is_finite, is_real, is_whole, is_word, shown
 from ..spec import Variables, VariantSpec
-from .options import COMMON, scale_of
-from .states import check_inputs_apart, check_overwritten, flatten, normalise, unflatten
-
-BOOLEANS = ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm")
+from .options import COMMON
 
 
 class Prepared(NamedTuple):
@@ -35,7 +33,7 @@ class Prepared(NamedTuple):
 
     def inputs(self) -> Any:
         """The core's inputs: the result of the change of variables."""
-        return self.spec.to_core(self.variables)
+        return self.spec.change.to_core(self.variables)
 
     @property
     def doubtful_layout(self) -> bool:
@@ -65,10 +63,10 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         library, recorder = library._replace(xp=record.namespace(library.xp)), record.Recorder()
     xp = library.xp
     state = unflatten(own, [entered.pop(n) for n in each])
-    axes = spec.axes(options)
+    axes = axes_of(spec, options)
     transposed = options["layout"] == "heads_first"
     theirs = {n: shapes.heads_first(a) for n, a in axes.items()} if transposed else axes
-    sizes = shapes.check_arrays(fn, entered, theirs, spec.value)
+    sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
     if transposed:
         entered = {n: transpose(xp, x, axes[n], back=True) for n, x in entered.items()}
     offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
@@ -83,6 +81,8 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
                   kernels=options["backend"] in (None, "cuda"))
     core_state, rows, plan = _enter_state(spec, c, plan, state)
     if options["overwrite_state"]:
+        from .overwrite import check_inputs_apart, check_overwritten
+
         check_overwritten(fn, state, plan, own)
         check_inputs_apart(fn, state, entered)
     return Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
@@ -104,16 +104,7 @@ def _plan(
     )
 
 
-def _enter_state(spec: VariantSpec, c: Variables, plan: Plan, state: Any) -> tuple[Any, Array | None, Plan]:
-    """(core state, pool rows, plan); the pool is gathered here for variants with their own state format."""
-    rows = plan.pool_rows
-    plain = rows is not None and spec.plain is not None and spec.plain(c.options)
-    if spec.pack_state is None or plain:
-        if state is not None:
-            shapes.check_state(c.name, state, c.sizes, pool=rows is not None)
-        return state, rows, plan
-    c.state = state if rows is None else _rows_of(plan, c.sizes, state)
-    return spec.pack_state(c, c.state), rows, plan._replace(pool_rows=None)
+# arrays and options by name
 
 
 def bind(
@@ -125,7 +116,7 @@ def bind(
         raise TypeError(f"{fn}: {len(arrays)} arrays were given by position, expected at most {len(names)}: "
                         f"{', '.join(names)}; options go by keyword")
     bound = dict(zip(names, arrays, strict=False))
-    options = {**spec.options, **COMMON}
+    options = {**spec.options.defaults, **COMMON}
     for name, value in keywords.items():
         if name in spec.arrays:
             if name in bound:
@@ -135,40 +126,140 @@ def bind(
             options[name] = value
         else:
             raise TypeError(f"{fn}: unknown option {name!r}, expected one of {', '.join(options)}")
-    for name, (option, default) in spec.named.items():
+    for name, (option, default) in spec.options.names.items():
         named = isinstance(bound.get(name), str)
         options[option] = bound[name] if named else default
         bound[name] = None if named else bound.get(name)
     for name, arg in spec.arrays.items():
-        if bound.setdefault(name, None) is None and not arg.optional and name != spec.query:
+        if bound.setdefault(name, None) is None and not arg.optional and name != spec.change.query:
             raise TypeError(f"{fn}: {name} is missing, expected the arrays {', '.join(names)}")
-    _check_options(spec, options)
+    for name, check in CHECKS.items():
+        if name in keywords and name in options:
+            options[name] = check(fn, keywords[name])
+    if options["overwrite_state"] and options["state"] is None:
+        raise ValueError(f"{fn}: overwrite_state=True without a state, expected state to be given")
+    if spec.options.check is not None:
+        spec.options.check(fn, options)
     return bound, options
 
 
-def _check_options(spec: VariantSpec, options: dict[str, Any]) -> None:
-    fn, C, precision, layout = spec.name, options["chunk_size"], options["precision"], options["layout"]
-    if not (C is None or is_word(C, ("parallel",)) or is_whole(C)):
-        raise ValueError(f"{fn}: chunk_size is {shown(C)}, expected None, 'parallel' or a whole number from 1")
-    if is_whole(C):
-        options["chunk_size"] = int(C)
-    if precision is not None and not is_word(precision, ("tf32",)):
-        raise ValueError(f"{fn}: precision is {shown(precision)}, expected None or 'tf32'")
-    if not is_word(layout, ("time_first", "heads_first")):
-        raise ValueError(f"{fn}: layout is {shown(layout)}, expected 'time_first' or 'heads_first'")
-    options["scale"] = scale_of(fn, options["scale"])
-    backends.check_name(fn, options["backend"])
-    for name in BOOLEANS:
-        if name in options and not isinstance(options[name], bool):
-            raise TypeError(f"{fn}: {name} is {shown(options[name])}, expected True or False")
-    if options["overwrite_state"] and options["state"] is None:
-        raise ValueError(f"{fn}: overwrite_state=True without a state, expected state to be given")
-    if spec.check_options is not None:
-        spec.check_options(fn, options)
+def axes_of(spec: VariantSpec, options: Mapping[str, Any]) -> dict[str, str]:
+    """Axes of the arrays of a call; queries that are not causal may have their own length Tq."""
+    axes = {name: given.axes for name, given in spec.arrays.items()}
+    if options.get("causal") is False and options.get("cu_seqlens") is None:
+        axes[spec.change.query] = axes[spec.change.query].replace("T ", "Tq ", 1)
+    return axes
+
+
+def transpose(xp: Any, x: Array | None, axes: str, back: bool = False) -> Array | None:
+    """(..., T, H, D) as (..., H, T, D), or the reverse; a view."""
+    if x is None or not shapes.has_time(axes):
+        return x
+    time = x.ndim - len(axes.split("|")[0].split())
+    head = time + shapes.head_axis(axes)
+    if time < 0:
+        return x
+    return xp.moveaxis(x, time, head) if back else xp.moveaxis(x, head, time)
 
 
 def _is_doubtful(options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> bool:
     return options["layout"] == "time_first" and state is None and sizes.H >= 8 * sizes.T > 8
+
+
+# checks of options, each (fn, value) -> value
+
+
+def _chunk_size(fn: str, given: Any) -> int | str | None:
+    if not (given is None or is_word(given, ("parallel",)) or is_whole(given)):
+        raise ValueError(f"{fn}: chunk_size is {shown(given)}, expected None, 'parallel' or a whole number from 1")
+    return given if given is None or isinstance(given, str) else int(given)
+
+
+def _precision(fn: str, given: Any) -> str | None:
+    if given is not None and not is_word(given, ("tf32",)):
+        raise ValueError(f"{fn}: precision is {shown(given)}, expected None or 'tf32'")
+    return given
+
+
+def _layout(fn: str, given: Any) -> str:
+    if not is_word(given, ("time_first", "heads_first")):
+        raise ValueError(f"{fn}: layout is {shown(given)}, expected 'time_first' or 'heads_first'")
+    return given
+
+
+def scale_of(fn: str, given: Any) -> float | None:
+    """The option scale."""
+    if given is not None and not is_real(given):
+        raise TypeError(f"{fn}: scale is {shown(given)}, expected None or a real number")
+    if given is not None and not is_finite(given):
+        raise ValueError(f"{fn}: scale is {shown(given)}, expected None or a finite number")
+    return None if given is None else float(given)
+
+
+def threads_of(fn: str, given: Any) -> int:
+    """The option num_threads."""
+    if not is_whole(given):
+        raise ValueError(f"{fn}: num_threads is {shown(given)}, expected None or a whole number from 1")
+    return int(given)
+
+
+def _backend(fn: str, given: Any) -> str | None:
+    check_name(fn, given)
+    return given
+
+
+def _boolean(name: str, fn: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise TypeError(f"{fn}: {name} is {shown(given)}, expected True or False")
+    return given
+
+
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "chunk_size": _chunk_size, "precision": _precision, "layout": _layout, "scale": scale_of, "backend": _backend,
+} | {name: functools.partial(_boolean, name)
+     for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm")}  # fmt: skip
+
+
+# states: one array in most variants, a named tuple of arrays in some
+
+
+def normalise(spec: VariantSpec, name: str, state: Any, options: Mapping[str, Any]) -> Any:
+    """A state in the variant's form: one array, or its named tuple from any tuple of that length."""
+    if not isinstance(state, tuple):
+        return state
+    kind = spec.state.type_of(options)
+    if kind is None:
+        raise TypeError(f"{spec.name}: {name} is a {type(state).__qualname__}, expected one array (..., H, K, V)")
+    if len(state) != len(kind._fields) or any(S is None for S in state):
+        count = {2: "two", 3: "three"}[len(kind._fields)]
+        raise TypeError(f"{spec.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
+                        f"expected {count} arrays ({', '.join(kind._fields)}) as a {kind.__name__}")
+    return kind(*state)
+
+
+def flatten(name: str, state: Any) -> dict[str, Any]:
+    """The arrays of a state by name: "state", or "state.S", "state.z", ..."""
+    if not isinstance(state, tuple):
+        return {name: state}
+    fields: Any = state  # a named tuple
+    return {f"{name}.{n}": S for n, S in fields._asdict().items()}
+
+
+def unflatten(like: Any, each: list[Any]) -> Any:
+    """The inverse of flatten."""
+    return type(like)(*each) if isinstance(like, tuple) else each[0]
+
+
+def _enter_state(spec: VariantSpec, c: Variables, plan: Plan, state: Any) -> tuple[Any, Array | None, Plan]:
+    """(core state, pool rows, plan); the pool is gathered here for variants with their own state format."""
+    rows = plan.pool_rows
+    plain = rows is not None and spec.state.plain is not None and spec.state.plain(c.options)
+    if spec.state.pack is None or plain:
+        if state is not None:
+            shapes.check_state(c.name, state, c.sizes, pool=rows is not None)
+        return state, rows, plan
+    c.state = state if rows is None else _rows_of(plan, c.sizes, state)
+    return spec.state.pack(c, c.state), rows, plan._replace(pool_rows=None)
 
 
 def _check_pool(fn: str, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> Array:
@@ -188,14 +279,3 @@ def _rows_of(plan: Plan, sizes: shapes.Sizes, state: Any) -> Any:
     """The states of a call, gathered from a pool."""
     batch = sizes.batch if sizes.ragged is None else (sizes.ragged,)
     return unflatten(state, [take_rows(plan.xp, S, plan.pool_rows, batch) for S in flatten("state", state).values()])
-
-
-def transpose(xp: Any, x: Array | None, axes: str, back: bool = False) -> Array | None:
-    """(..., T, H, D) as (..., H, T, D), or the reverse; a view."""
-    if x is None or not shapes.has_time(axes):
-        return x
-    time = x.ndim - len(axes.split("|")[0].split())
-    head = time + shapes.head_axis(axes)
-    if time < 0:
-        return x
-    return xp.moveaxis(x, time, head) if back else xp.moveaxis(x, head, time)

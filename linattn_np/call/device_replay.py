@@ -2,20 +2,74 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
-from ..matrix_state.cuda.delta_plan import SAVED
 from ..runtime.cuda import launch
 from ..runtime.cuda.record import LaunchSequence, Recorder, View, get, view_of
 from ..runtime.memory import is_on_device
 from ..spec import VariantSpec
 from . import replay
-from .replay import PLAIN, Signature, new
+from .replay import PLAIN, Signature
 
 Array = Any
+new = tuple.__new__  # calling a NamedTuple class takes three times as long
 MOST_APART = 64  # sets of pointers that are known to lie apart
+
+
+def signature_maker(kind: Any) -> Callable[..., Signature | None]:
+    """signature(spec, arrays, keywords) of calls on CuPy arrays, which are of type `kind`; None for other arguments.
+
+    A dense array has the strides of its shape. That is asked of an attribute that CuPy does not document: its public
+    ways take 3 and 6 times as long (0.12 and 0.21 us against 0.04 on an H200's host, 2026-11-22), for six arrays 4 % of
+    a step of decoding.
+    """
+    current_device = launch.device_function()
+
+    def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Signature | None:
+        if "cu_seqlens" in keywords and keywords["cu_seqlens"] is not None:
+            return None
+        device, low = current_device(), 0
+        parts: list[Any] = [spec.name, device, len(arrays), *keywords]
+        pointers: list[int] = []
+        for x in (*arrays, *keywords.values()) if arrays else keywords.values():
+            if type(x) is kind:
+                data = x.data
+                if data.device_id != device:
+                    return None
+                pointer = data.ptr
+                low |= pointer
+                parts += x.shape, x._c_contiguous or x.strides, x.dtype
+                pointers.append(pointer)
+            elif x is None:
+                parts.append(None)
+            elif type(x) in PLAIN:
+                parts += type(x), x
+            else:
+                return None
+        if low & 15:
+            parts += [pointer & 15 for pointer in pointers]
+        return tuple(parts), None, keywords.get("state"), pointers
+
+    return signature
+
+
+def given_arrays(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Array]:
+    """The CuPy arrays of a call, in the order of its pointers."""
+    return [x for x in (*arrays, *keywords.values()) if is_on_device(x)]
+
+
+def positions(x: Any, pool: list[Array]) -> Any:
+    """How `results` finds x, None or an array or a named tuple of arrays, in a pool: by index if it is one of them.
+
+    Raises LookupError if it is not a view of one.
+    """
+    view = view_of(x, pool)
+    same = type(view) is View and not view.transposed and view.shape == tuple(pool[view.of].shape)
+    return view.of if same else view
+
+
+# plain calls
 
 
 class Plan:
@@ -24,17 +78,20 @@ class Plan:
     own_state: the final state is the caller's own array, the one given as `state`.
     """
 
-    def __init__(self, recorder: Recorder, signature: Signature, out: Any, state: Any, own_state: bool):
-        """Raises LookupError if the call cannot be replayed."""
-        self._launches = LaunchSequence(recorder, signature.arrays)
-        self._own_state = own_state
-        self._spans = [_span(x) for x in signature.arrays] if own_state else []
-        self._at: Any = next((n for n, x in enumerate(signature.arrays) if x is signature.state), None)
+    def __init__(
+        self, recorder: Recorder, given: list[Array], state: Any, results: tuple[Any, Any], own_state: bool
+    ):
+        """state: the initial one. results: the public (out, state).   Raises LookupError if it cannot be replayed."""
+        self._launches, self._own_state = LaunchSequence(recorder, given).run, own_state
+        self._spans = [_span(x) for x in given] if own_state else []
+        self._at: Any = next((n for n, x in enumerate(given) if x is state), None)
         self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
-        allocated = recorder.allocated
-        self._out, self._end = (_index(view_of(x, allocated), allocated) for x in (out, None if own_state else state))
+        out, end = results
+        self._out = positions(out, recorder.allocated)
+        self._end = positions(None if own_state else end, recorder.allocated)
 
-    def __call__(self, arrays: list[Array], state: Any, pointers: list[int]) -> tuple[Any, Any] | None:
+    def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, Any] | None:
+        """(out, state); None if the call must be computed in full."""
         if self._own_state and (key := tuple(pointers)) not in self._apart:
             if self._overlaps(pointers):
                 return None  # computed in full: checking the arguments raises the error
@@ -42,10 +99,15 @@ class Plan:
                 self._apart.add(key)
         allocated = self._launches(pointers)
         out, end = self._out, self._end
-        out = allocated[out] if type(out) is int else get(out, allocated)
+        if type(out) is int:
+            out = allocated[out]
+        elif out is not None:
+            out = get(out, allocated)
         if self._own_state:
             return out, state
-        return out, allocated[end] if type(end) is int else get(end, allocated)
+        if type(end) is int:
+            return out, allocated[end]
+        return out, None if end is None else get(end, allocated)
 
     def _overlaps(self, pointers: list[int]) -> bool:
         """Whether the state that is overwritten may share memory with another array."""
@@ -57,195 +119,142 @@ class Plan:
         return False
 
 
-def _index(view: Any, allocated: list[Array]) -> Any:
-    """The place of an array that is given back as it was allocated, else its view."""
-    same = type(view) is View and not view.transposed and view.shape == tuple(allocated[view.of].shape)
-    return view.of if same else view
-
-
-def signature(
-    spec: VariantSpec, kind: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> Signature | None:
-    """The signature of a call on CuPy arrays, which are of type `kind`; None where more than this settles it.
-
-    A dense array has the strides of its shape. That is asked of an attribute that CuPy does not document: its public
-    ways take 3 and 6 times as long (0.12 and 0.21 us against 0.04 on an H200's host, 2026-11-22), for six arrays 4 % of
-    a step of decoding.
-    """
-    device, low, state = launch.current_device(), 0, None
-    parts: list[Any] = [spec.name, device, len(arrays)]
-    given: list[Array] = []
-    pointers: list[int] = []
-    for x in arrays:
-        if type(x) is kind:
-            data = x.data
-            if data.device_id != device:
-                return None
-            pointer = data.ptr
-            low |= pointer
-            parts += x.shape, x._c_contiguous or x.strides, x.dtype
-            pointers.append(pointer)
-            given.append(x)
-        elif x is None:
-            parts.append(None)
-        elif type(x) in PLAIN:
-            parts += type(x), x
-        else:
-            return None
-    for name, x in keywords.items():
-        if type(x) is kind:
-            data = x.data
-            if data.device_id != device or name == "cu_seqlens":
-                return None
-            pointer = data.ptr
-            low |= pointer
-            parts += name, x.shape, x._c_contiguous or x.strides, x.dtype
-            pointers.append(pointer)
-            given.append(x)
-            if name == "state":
-                state = x
-        elif x is None or type(x) in PLAIN:
-            parts += name, type(x), x
-        else:
-            return None
-    if low & 15:
-        parts += [pointer & 15 for pointer in pointers]
-    return new(Signature, (tuple(parts), given, state, pointers))
-
-
 def _span(x: Array) -> tuple[int, int]:
     """Offsets from the address of an array to its first byte and to the end of its last."""
     spans = [stride * (n - 1) for stride, n in zip(x.strides, x.shape, strict=True)]
     return sum(s for s in spans if s < 0), sum(s for s in spans if s > 0) + x.itemsize
 
 
-def store(signature: Signature, recorder: Recorder, out: Any, state: Any, own_state: bool) -> None:
-    """Record the plan of a call, if it can be replayed."""
-    if not replay.ENABLED or not recorder.launches or (own_state and signature.state is None):
-        return
+def plan_of(
+    signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, Any], own_state: bool
+) -> Callable[..., Any] | None:
+    """The plan of a call; None if it cannot be replayed."""
+    if not replay.ENABLED or not recorder.launches or (own_state and signature[2] is None):
+        return None
     try:
-        plan = Plan(recorder, signature, out, state, own_state)
+        return Plan(recorder, given, signature[2], results, own_state).run
     except LookupError:  # the call also copied or computed by other means
-        return
-    replay.store(signature.key, plan)
+        return None
 
 
 # forward and pullback
 
 
 class Pullback(NamedTuple):
-    """A recorded pullback: its launches, the type of its gradients and a view for each."""
+    """A recorded pullback: its launches, the type of its gradients and where each is found."""
 
-    launches: LaunchSequence
-    kind: Callable[..., Any]
-    views: tuple[Any, ...]
+    launches: Callable[[list[int]], list[Array]]
+    kind: type
+    gradients: tuple[Any, ...]
 
 
 class Forward:
     """A recorded forward of vjp, and its recorded pullbacks by the layout of their cotangents.
 
-    residuals: positions, among the arrays given and allocated, of those that the pullback may read. A pullback that
-    cannot be replayed is stored as None; its forward is then not replayed either, since it would run twice.
+    A pullback that cannot be replayed is stored as None; its forward is then not replayed either, since it would run
+    twice.
     """
 
-    def __init__(self, recorder: Recorder, given: list[Array], results: tuple[Any, ...], residuals: list[Array]):
-        """Raises LookupError if the call cannot be replayed."""
+    def __init__(
+        self, key: Hashable, recorder: Recorder, given: list[Array], results: tuple[Any, Any], residuals: list[Array]
+    ):
+        """results: the public (out, state). residuals: arrays that the pullback may read.
+
+        Raises LookupError if the call cannot be replayed.
+        """
         pool = [*given, *recorder.allocated]
         places = {x.data.ptr: n for n, x in enumerate(pool)}
-        self.results = tuple(view_of(x, pool) for x in results)
+        self.key = key
+        self._results = tuple(positions(x, pool) for x in results)
         read = dict.fromkeys(n for x in residuals if (n := places.get(x.data.ptr)) is not None and n >= len(given))
-        self.residuals = tuple(read)
-        self.launches = LaunchSequence(recorder, given)
+        self.residuals = tuple(read)  # their positions in the pool
+        self._launches, self._kind = LaunchSequence(recorder, given).run, type(given[0])
         self.pullbacks: dict[Hashable, Pullback | None] = {}
 
     @property
     def replayable(self) -> bool:
-        """Whether every pullback so far was recorded."""
-        return None not in self.pullbacks.values()
+        """Whether there are recorded pullbacks, and all so far were recorded."""
+        return bool(self.pullbacks) and None not in self.pullbacks.values()
+
+    def __call__(
+        self, arrays: tuple[Any, ...], keywords: Mapping[str, Any], pointers: list[int]
+    ) -> tuple[tuple[Any, Any], Residuals]:
+        """(the public (out, state), the residuals of the pullback)."""
+        kind = self._kind
+        given = [x for x in arrays if type(x) is kind]
+        given += [x for x in keywords.values() if type(x) is kind]
+        count, pool = len(given), given + self._launches(pointers)  # pointers has those of the pool now
+        read, (out, end) = self.residuals, self._results
+        out = pool[out] if type(out) is int else get(out, pool)
+        end = pool[end] if type(end) is int else get(end, pool)
+        held = given + [pool[n] for n in read]
+        return (out, end), new(Residuals, (self, held, pointers[:count] + [pointers[n] for n in read]))
 
 
 class Residuals(NamedTuple):
-    """A recorded forward, and the arrays of one call that its pullback may read."""
+    """A recorded forward, and the arrays of one call that its pullback may read, with their pointers."""
 
-    key: Hashable
     forward: Forward
     arrays: list[Array]
+    pointers: list[int]
 
+    def pullback(self, cotangents: tuple[Any, ...]) -> Any:
+        """The gradients by a recorded pullback; None if there is none for these cotangents."""
+        forward, arrays, pointers = self
+        if not forward.pullbacks or (layout := _layout(cotangents)) is None:
+            return None
+        if (found := forward.pullbacks.get(layout)) is None:
+            return None
+        given = [x for x in cotangents if x is not None]
+        pool = [*arrays, *given]
+        pool += found[0]([*pointers, *[x.data.ptr for x in given]])
+        return new(found[1], [pool[n] if type(n) is int else get(n, pool) for n in found[2]])
 
-def forward_key(signature: Signature) -> Hashable:
-    return "vjp", os.environ.get(SAVED), *signature.key
-
-
-def find_forward(signature: Signature) -> Forward | None:
-    """The recorded forward of a signature, if its pullbacks were recorded too."""
-    found = replay.known(forward_key(signature))
-    return found if found is not None and found.pullbacks and found.replayable else None
-
-
-def replay_forward(forward: Forward, signature: Signature) -> tuple[list[Any], Residuals]:
-    """([out, final state], None for results that are not returned; the residuals of the pullback)."""
-    pool = [*signature.arrays, *forward.launches(signature.pointers)]
-    arrays = [*signature.arrays, *(pool[n] for n in forward.residuals)]
-    return [get(view, pool) for view in forward.results], Residuals(forward_key(signature), forward, arrays)
+    def store_pullback(self, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> None:
+        """Record the plan of a pullback, or that it cannot be replayed."""
+        forward = self.forward
+        if (layout := _layout(cotangents)) is None or layout in forward.pullbacks:
+            return
+        given = [*self.arrays, *(x for x in cotangents if x is not None)]
+        if len({x.data.ptr for x in given}) < len(given):  # one array given twice: the plan does not apply to two
+            return
+        try:
+            pool = [*given, *recorder.allocated]
+            found = tuple(positions(x, pool) for x in gradients)
+            forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given).run, type(gradients), found)
+        except LookupError:
+            forward.pullbacks[layout] = None
+        replay.store(forward.key, forward)
 
 
 def record_forward(
-    signature: Signature, recorder: Recorder, results: tuple[Any, ...], residuals: Any
+    signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, Any], residuals: Any
 ) -> Residuals | None:
     """Record a forward and return the residuals of its pullback; None if it cannot be replayed."""
     if not replay.ENABLED:
         return None
-    key = forward_key(signature)
-    pool = [*signature.arrays, *recorder.allocated]
-    if (forward := replay.known(key)) is None:
+    key = replay.vjp_key(signature)
+    if (forward := replay.plans.get(key)) is None:
         try:
-            forward = Forward(recorder, signature.arrays, results, arrays_of(residuals))
+            forward = Forward(key, recorder, given, results, arrays_of(residuals))
         except LookupError:  # the call also copied or computed by other means
             return None
-    if not forward.replayable:
+    if None in forward.pullbacks.values():
         return None
-    return Residuals(key, forward, signature.arrays + [pool[n] for n in forward.residuals])
+    pool = [*given, *recorder.allocated]
+    held = given + [pool[n] for n in forward.residuals]
+    return Residuals(forward, held, [x.data.ptr for x in held])
 
 
-def replay_pullback(recorded: Residuals | None, cotangents: tuple[Any, ...]) -> Any:
-    """The gradients by a recorded pullback; None if there is none for these cotangents."""
-    if recorded is None or not recorded.forward.pullbacks or (layout := _layout(cotangents)) is None:
-        return None
-    if (found := recorded.forward.pullbacks.get(layout)) is None:
-        return None
-    given = _with_cotangents(recorded, cotangents)
-    pool = given + found.launches([x.data.ptr for x in given])
-    return found.kind(*(get(view, pool) for view in found.views))
-
-
-def store_pullback(recorded: Residuals | None, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> None:
-    """Record the plan of a pullback, or that it cannot be replayed."""
-    if recorded is None or (layout := _layout(cotangents)) is None or layout in recorded.forward.pullbacks:
-        return
-    given = _with_cotangents(recorded, cotangents)
-    if len({x.data.ptr for x in given}) < len(given):  # one array given twice: the plan does not apply to two
-        return
-    try:
-        pool = [*given, *recorder.allocated]
-        views = tuple(view_of(x, pool) for x in gradients)
-        recorded.forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given), type(gradients), views)
-    except LookupError:
-        recorded.forward.pullbacks[layout] = None
-    replay.store(recorded.key, recorded.forward)
-
-
-def _with_cotangents(recorded: Residuals, cotangents: tuple[Any, ...]) -> list[Array]:
-    return [*recorded.arrays, *arrays_of(cotangents)]
-
-
-def _layout(cotangents: Any) -> Hashable | None:
+def _layout(cotangents: tuple[Any, ...]) -> Hashable | None:
     """The key of a pullback; None unless all cotangents are CuPy arrays or None."""
-    key: list[Any] = [launch.current_device()]
+    key: list[Any] = [launch.device_function()()]
     for x in cotangents:
         if x is None:
             key.append(None)
-        elif is_on_device(x):
-            key.append((x.shape, x.strides, x.dtype, x.data.ptr & 15, x.data.device_id))
+        elif replay.signature_maker(type(x)) is not None:
+            data = x.data
+            key += x.shape, x._c_contiguous or x.strides, x.dtype, data.ptr & 15, data.device_id
         else:
             return None
     return tuple(key)

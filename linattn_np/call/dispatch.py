@@ -10,18 +10,20 @@ from typing import Any, TypeVar
 
 from ..matrix_state import core as matrix_state
 from ..runtime import threads
-from ..spec import VariantSpec
+from ..runtime.arrays import Array, cast, is_mutable
+from ..spec import Samples, VariantSpec
 from . import replay
-from .binding import Prepared, prepare
-from .options import COMMON, threads_of
-from .results import Result, finish
+from .binding import Prepared, prepare, threads_of
+from .options import COMMON
+from .results import Result
 
 NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])
+new = tuple.__new__  # calling a NamedTuple class takes three times as long
 
 
-def public(spec: VariantSpec) -> Callable[[F], F]:
-    """Decorator: turn a documented stub into the public function of `spec`."""
+def public(spec: VariantSpec, samples: Samples | None = None) -> Callable[[F], F]:
+    """Decorator: turn a documented stub into the public function of `spec`; samples: for tests."""
 
     def decorate(stub: F) -> F:
         @functools.wraps(stub)
@@ -29,6 +31,7 @@ def public(spec: VariantSpec) -> Callable[[F], F]:
             return run(spec, arrays, keywords)
 
         function.spec = spec  # type: ignore[attr-defined]
+        function.samples = samples or Samples()  # type: ignore[attr-defined]
         function.__signature__ = _signature(spec)  # type: ignore[attr-defined]
         return function  # type: ignore[return-value]
 
@@ -39,7 +42,7 @@ def _signature(spec: VariantSpec) -> inspect.Signature:
     one, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, one, default=None if arg.optional else inspect.Parameter.empty)
                   for name, arg in spec.arrays.items()]
-    options = {**spec.options, **COMMON}
+    options = {**spec.options.defaults, **COMMON}
     return inspect.Signature(parameters + [inspect.Parameter(n, keyword, default=v) for n, v in options.items()])
 
 
@@ -51,23 +54,26 @@ def core_of(inputs: Any) -> Any:
 def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """The result of the public function: out, or (out, state)."""
     signature = replay.signature(spec, arrays, keywords)
-    if signature is not None and (plan := replay.find(signature)) is not None:
-        if keywords.get("num_threads") is None:
-            found = plan(*signature[1:])
-        else:
-            with limit(spec, keywords):
-                found = plan(*signature[1:])
-        if found is not None:
-            return Result(*found) if found[0] is None or keywords.get("return_state") else found[0]
+    if signature is not None:
+        key, given, state, pointers = signature
+        if (recorded := replay.plans.get(key)) is not None:
+            plan, returns_state, is_limited = recorded
+            if is_limited:
+                with limit(spec, keywords):
+                    found = plan(given, state, pointers)
+            else:
+                found = plan(given, state, pointers)
+            if found is not None:
+                return new(Result, found) if returns_state else found[0]
     with limit(spec, keywords):
         call = prepare(spec, arrays, keywords)
         with call.recorder or NO_LIMIT:
             x = call.inputs()
             out, end, residuals = core_of(x).forward(spec.name, x, call.plan, call.state, call.options["backend"])
-            result = finish(call, out, end)
+            out, state = finish(call, out, end)
         if signature is not None and not call.doubtful_layout:
-            _record(call, signature, x, end, residuals, result)
-        return result
+            _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
+        return Result(out, state) if out is None or call.options["return_state"] else out
 
 
 def limit(spec: VariantSpec, keywords: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
@@ -76,14 +82,76 @@ def limit(spec: VariantSpec, keywords: Mapping[str, Any]) -> contextlib.Abstract
     return NO_LIMIT if count is None else threads.limited(threads_of(spec.name, count))
 
 
-def _record(call: Prepared, signature: replay.Signature, x: Any, end: Any, residuals: Any, result: Any) -> None:
-    """Record the plan of a call, if it can be replayed."""
-    if call.recorder is None:
-        replay.store_bound(call, signature, x, residuals)
-        return
-    from . import device_replay
+def finish(call: Prepared, core_out: Array | None, end: Array) -> tuple[Any, Any]:
+    """The public (out, state) from the core's output and final state; state is None if it is not asked for."""
+    spec, xp, options = call.spec, call.plan.xp, call.options
+    out = core_out
+    if out is not None:
+        if spec.change.from_core is not None:
+            out = spec.change.from_core(call.variables, out)
+        out = cast(xp, out, getattr(call.variables, spec.change.value).dtype)
+        if options["layout"] == "heads_first":
+            out = xp.moveaxis(out, -3, -2)
+        out = call.library.give_back(out)
+    if out is not None and not (options["return_state"] or options["overwrite_state"]):
+        return out, None
+    state = spec.state.unpack(call.variables, end) if spec.state.unpack else end
+    if isinstance(state, tuple):
+        given = (None,) * len(state) if call.given_state is None else call.given_state
+        state = type(state)(*(_final(call, S, own) for S, own in zip(state, given, strict=True)))
+    else:
+        state = _final(call, state, call.given_state)
+    return out, state if out is None or options["return_state"] else None
 
-    own_state = end is call.given_state
-    if call.options["overwrite_state"] == own_state:
-        out, state = result if isinstance(result, Result) else (result, None)
-        device_replay.store(signature, call.recorder, out, state, own_state)
+
+def _final(call: Prepared, S: Array, given: Array | None) -> Any:
+    """The public final state: in the caller's array with overwrite_state, else in memory of its own."""
+    xp = call.plan.xp
+    if call.options["overwrite_state"] and given is not None:
+        S = cast(xp, S, given.dtype)  # the only rounding of a 16-bit state
+        if is_mutable(xp):
+            if S is not given and call.rows is not None:
+                from ..runtime.pools import put_rows
+
+                put_rows(xp, given, call.rows, S)
+            elif S is not given:
+                given[...] = S
+            S = given
+        return call.library.give_back(S)
+    if call.variables.sizes.T == 0:
+        S = xp.asarray(S, copy=True)
+    return call.library.give_back(S)
+
+
+def _record(
+    call: Prepared, signature: replay.Signature, arrays: tuple[Any, ...], keywords: Mapping[str, Any], computed: Any
+) -> None:
+    """Record the plan of a call, if it can be replayed.
+
+    computed: the core's inputs, the public output, the core's and the public final state, the core's residuals.
+    """
+    x, out, end, state, residuals = computed
+    plan: Any = None
+    if call.recorder is not None:
+        from . import device_replay
+
+        own_state = end is call.given_state
+        if call.options["overwrite_state"] == own_state:
+            given = device_replay.given_arrays(arrays, keywords)
+            plan = device_replay.plan_of(signature, given, call.recorder, (out, state), own_state)
+    elif replay.is_storable(signature):
+        if (names := replay.names_of(call.spec, signature, arrays, keywords)) is not None:
+            plan = replay.compiled_plan(call, signature, x, residuals)
+        if plan is None and names is not None and not call.options["overwrite_state"]:
+            plan = functools.partial(bound, replay.Template(call, names, core_of(x), residuals))
+        plan = plan or replay.computed_in_full
+    if plan is not None:
+        returns_state = out is None or call.options["return_state"]
+        replay.store(signature[0], replay.Recorded(plan, returns_state, call.options["num_threads"] is not None))
+
+
+def bound(template: replay.Template, arrays: list[Array], state: Any, pointers: None) -> tuple[Any, Any]:
+    """The plan of a call on NumPy arrays that the compiled loops do not record: computed without checks."""
+    call = template.bind(arrays, state)
+    out, end, _ = template.forward(call)
+    return finish(call, out, end)

@@ -9,10 +9,9 @@ from typing import Any
 
 from ..matrix_state import core as matrix_state
 from ..matrix_state.types import Erase, Inputs
-from ..runtime.arrays import dtype_name
-from .binding import prepare, spec_of
+from ..runtime.arrays import NARROW, dtype_name
+from .binding import flatten, prepare, spec_of
 from .dispatch import core_of
-from .states import stored
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,14 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
         form, C = getattr(core, "form", matrix_state.form)(spec.name, x, memory, call.plan, wanted)
         one, all_of_it = _operations(memory, call.plan.causal, form, C or 0)
         each, total = each + one, total + all_of_it
-    v, q = getattr(call.variables, spec.value), x.q
+    v, q = getattr(call.variables, spec.change.value), x.q
     if hasattr(core, "operations_per_token"):
         more = core.operations_per_token(x, C or 1, _readers(last))
         each, total = each + more, total + more * prod(v.shape[:-1])
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
     moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
     if q is not None:
-        queries = getattr(call.variables, spec.query)
+        queries = getattr(call.variables, spec.change.query)
         heads = max(v.shape[-2], queries.shape[-2])
         moved += prod(queries.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)
     return Explanation(
@@ -117,6 +116,12 @@ def operations_per_token(erase: Erase, form: str, C: int, K: int, V: int, T: int
         return inside + 2 * (readers + writers) * K * V if readers else 2 * writers * K * V
     earlier = max(T - C, 0) / 2  # tokens of earlier tiles, on average
     return inside + readers * writers * earlier * 2 * (K + V)
+
+
+def stored(state: Any) -> dict[str, str]:
+    """The arrays of a state that are stored in 16 bits, with their dtypes."""
+    each = {name: dtype_name(S) for name, S in flatten("state", state).items() if S is not None}
+    return {name: kind for name, kind in each.items() if kind in NARROW}
 
 
 WIDTH = {"float64": 8, "float32": 4}  # bytes per element; 2 for other dtypes

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from ..runtime.arrays import device
-from .binding import prepare, spec_of
+from .binding import axes_of, prepare, spec_of
 
 
 def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
@@ -20,24 +20,26 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     and the dtype; their numbers do not matter. Memory grows with T^2.
     """
     spec = spec_of("influence_matrix", fn)
+    query, value = spec.change.query, spec.change.value
     for name in ("state", "return_state", "overwrite_state"):
         if options.get(name) is not None and options[name] is not False:
             raise ValueError(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")
     call = prepare(spec, arrays, options)
-    xp, c, axes = call.plan.xp, call.variables, spec.axes(call.options)
+    xp, c, axes = call.plan.xp, call.variables, axes_of(spec, call.options)
     if call.inputs().q is None:
-        raise TypeError(f"influence_matrix: {spec.query} is None, expected an array: A is what the queries read")
+        raise TypeError(f"influence_matrix: {query} is None, expected an array: A is what the queries read")
     given = {n: getattr(c, n) for n in spec.arrays if getattr(c, n) is not None}
-    given |= {n: call.options[option] for n, (option, _) in spec.named.items() if n not in given}
-    v = given[spec.value]
+    given |= {n: call.options[option] for n, (option, _) in spec.options.names.items() if n not in given}
+    v = given[value]
     batch, (*steps, H, V) = v.shape[: len(c.sizes.batch)], v.shape[len(c.sizes.batch) :]
     count = prod(steps)
     one_hot = xp.reshape(xp.eye(count, dtype=v.dtype, device=device(v)), (*steps, 1, count))
-    same = {n: x for n, x in call.options.items() if n in spec.options or n in ("scale", "cu_seqlens", "chunk_size")}
-    by_channel = [n for n in given if n != spec.value and _on_values(given[n], axes[n])]
+    kept = {*spec.options.defaults, "scale", "cu_seqlens", "chunk_size"}
+    same = {n: x for n, x in call.options.items() if n in kept}
+    by_channel = [n for n in given if n != value and _on_values(given[n], axes[n])]
 
     def matrix(channel: int) -> Any:
-        changed = {spec.value: xp.broadcast_to(one_hot, (*batch, *steps, H, count))}
+        changed = {value: xp.broadcast_to(one_hot, (*batch, *steps, H, count))}
         for n in by_channel:
             x = given[n]
             changed[n] = xp.broadcast_to(x[..., channel : channel + 1], (*x.shape[:-1], count))

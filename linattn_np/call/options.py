@@ -1,10 +1,8 @@
-"""The options of every public function."""
+"""The options of every public function, and their defaults; binding.py checks them."""
 
 from __future__ import annotations
 
 from typing import Any, TypedDict
-
-from ..runtime.values import is_finite, is_real, is_whole, shown
 
 
 class Options(TypedDict, total=False):
@@ -52,19 +50,3 @@ COMMON: dict[str, Any] = {
     "layout": "time_first",
     "backend": None,
 }
-
-
-def scale_of(fn: str, given: Any) -> float | None:
-    """The option scale."""
-    if given is not None and not is_real(given):
-        raise TypeError(f"{fn}: scale is {shown(given)}, expected None or a real number")
-    if given is not None and not is_finite(given):
-        raise ValueError(f"{fn}: scale is {shown(given)}, expected None or a finite number")
-    return None if given is None else float(given)
-
-
-def threads_of(fn: str, given: Any) -> int:
-    """The option num_threads."""
-    if not is_whole(given):
-        raise ValueError(f"{fn}: num_threads is {shown(given)}, expected None or a whole number from 1")
-    return int(given)

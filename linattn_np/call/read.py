@@ -12,7 +12,7 @@ from ..runtime.arrays import Array, cast, compute_dtype, enter
 from ..runtime.shapes import Sequence
 from ..runtime.unchanged import check_unchanged, mark
 from ..runtime.values import is_word, shown
-from .options import scale_of
+from .binding import scale_of
 
 
 class ReadGradients(NamedTuple):

@@ -5,26 +5,27 @@ signature key: everything that its checks and its plan depend on, except the num
 
     CuPy    the kernel launches, with the positions of pointers among their arguments: forward, and forward and pullback
             of vjp. Only for calls that did nothing else on the device.
-    NumPy   the tables of the compiled loops, with the positions of addresses. Only for calls whose variables are the
-            core's, or of variants with their own VariantSpec.record.
+    NumPy   the tables of the compiled loops, with the positions of addresses; for all other calls, and for vjp, a
+            Template: the checked options, sizes, plan and backend, to which other arrays are bound.
 
-Not recorded: ragged batches, row numbers on the host, arrays of other libraries, one array given twice, a layout that
-raises a warning. LINATTN_NP_REPLAY=0 in the environment at import disables replay; `clear()` deletes all plans.
+Not recorded: ragged batches, row numbers on the host, arrays of other libraries, an array as an option, one array given
+twice (but for vjp on NumPy arrays), a layout that raises a warning. LINATTN_NP_REPLAY=0 in the environment at import
+disables replay; `clear()` deletes all plans.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..matrix_state import core as matrix_state
-from ..runtime.handles import address
-from ..spec import VariantSpec
+from ..matrix_state.policy import SAVED_VARIABLE
+from ..spec import Variables, VariantSpec
+from .binding import Prepared, axes_of, normalise, transpose
 
 Array = Any
 MOST = 512  # recorded plans at most
@@ -33,72 +34,60 @@ ON_HOST = ("cu_seqlens", "state_rows")  # the plan depends on their values
 
 ENABLED = os.environ.get("LINATTN_NP_REPLAY", "1") != "0"
 
-_plans: dict[Hashable, Any] = {}
-ndarray, new = np.ndarray, tuple.__new__  # calling the NamedTuple class takes three times as long
+# (key, arrays, state, pointers). NumPy: arrays in order, without the state; pointers is None. CuPy: pointers of all
+# arrays in order, arrays is None. A plain tuple: replay begins with making one.
+Signature = tuple[tuple[Any, ...], Any, Any, "list[int] | None"]
 
 
-class Signature(NamedTuple):
-    """The key of a call and its arrays, in the order of positions and keywords; the state is separate.
+class Recorded(NamedTuple):
+    """The recorded plan of a plain call.
 
-    pointers: those of all CuPy arrays in order, including the state; None for NumPy.
+    plan: (arrays, state, pointers) -> (out, state), or None if the call must be computed in full.
+    returns_state: whether the call returns (out, state). is_limited: whether it has the option num_threads.
     """
 
-    key: tuple[Any, ...]
-    arrays: list[Array]
-    state: Any
-    pointers: list[int] | None = None
+    plan: Callable[[Any, Any, Any], tuple[Any, Any] | None]
+    returns_state: bool
+    is_limited: bool
 
 
-def find(signature: Signature) -> Any:
-    """The plan recorded under a signature, or None."""
-    return _plans.get(signature[0])
-
-
-def known(key: Hashable) -> Any:
-    """The plan recorded under a key, or None."""
-    return _plans.get(key)
+plans: dict[Hashable, Any] = {}  # by key: Recorded; of a vjp a Template or, on CuPy, a device_replay.Forward
+makers: dict[Any, Any] = {}  # by type of array: the function that makes a signature; None for what is not replayed
+ndarray = np.ndarray
 
 
 def store(key: Hashable, plan: Any) -> None:
     """Record a plan; it replaces the oldest one if there are MOST."""
-    if len(_plans) >= MOST and key not in _plans:
-        del _plans[next(iter(_plans))]
-    _plans[key] = plan
-
-
-def store_bound(call: Any, signature: Signature, inputs: Any, residuals: Any) -> None:
-    """Record the plan of a call on NumPy arrays, if it can be replayed.
-
-    A call with one array given twice is not recorded: its plan does not apply to two different arrays.
-    """
-    each = signature.state if isinstance(signature.state, tuple) else (signature.state,)
-    arrays = [*signature.arrays, *(S for S in each if S is not None)]
-    if not ENABLED or signature.key in _plans or len({address(y) for y in arrays}) < len(arrays):
+    if not ENABLED:
         return
-    spec, given, state = call.spec, signature.arrays, signature.state
-    if spec.record is not None:
-        recorded = spec.record(call.variables, inputs, call.plan, residuals, given, state)
-    else:
-        recorded = matrix_state.record(inputs, call.plan, state, residuals, given)
-    store(signature.key, recorded or _in_full)
-
-
-def _in_full(arrays: list[Array], state: Any, pointers: None) -> None:
-    """The plan of calls that are always computed in full."""
+    if len(plans) >= MOST and key not in plans:
+        plans.pop(next(iter(plans)), None)
+    plans[key] = plan
 
 
 def count() -> int:
     """The number of recorded plans."""
-    return len(_plans)
+    return len(plans)
 
 
 def clear() -> None:
     """Delete every recorded plan."""
-    _plans.clear()
+    plans.clear()
+
+
+def vjp_key(signature: Signature) -> Hashable:
+    """The key of a vjp; on CuPy with the limit of what a forward saves."""
+    return "vjp", None if signature[3] is None else os.environ.get(SAVED_VARIABLE), signature[0]
+
+
+# signatures
 
 
 def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Signature | None:
     """The signature of a call; None if its plan depends on more than a signature holds."""
+    first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
+    if first is not ndarray and (other := makers.get(first)) is not None:
+        return other(spec, arrays, keywords)
     parts: list[Any] = [spec.name]
     given: list[np.ndarray] = []
     state = None
@@ -109,8 +98,7 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
         elif x is None:
             parts.append(None)
         else:
-            other = _signature_of(type(x))
-            return None if other is None else other(spec, type(x), arrays, keywords)
+            return None if (other := signature_maker(type(x))) is None else other(spec, arrays, keywords)
     for name, x in keywords.items():
         kind = type(x)
         if kind is ndarray:
@@ -124,27 +112,106 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
             parts += name, x.shape, x.strides, x.dtype
         elif x is None or kind in PLAIN:
             parts += name, kind, x  # with the type: True == 1, but they are different options
-        elif name == "state" and _is_recorded_state(spec, x):
+        elif name == "state" and isinstance(x, tuple) and all(type(S) is ndarray for S in x):
             state = x
+            parts += name, len(x)
             for S in x:
                 parts += S.flags.writeable, S.shape, S.strides, S.dtype
         else:
-            other = None if given else _signature_of(kind)
-            return None if other is None else other(spec, kind, arrays, keywords)
-    layout = keywords.get("layout", "time_first")
-    if not spec.is_recorded or type(layout) is not str or layout != "time_first":
+            other = None if given else signature_maker(kind)
+            return None if other is None else other(spec, arrays, keywords)
+    return tuple(parts), given, state, None
+
+
+def signature_maker(kind: Any) -> Any:
+    """The function that makes the signature of a call on arrays of this type; None for what is not replayed."""
+    if kind not in makers:
+        cupy = kind.__name__ == "ndarray" and kind.__module__.split(".")[0] == "cupy"
+        makers[kind] = import_module(f"{__package__}.device_replay").signature_maker(kind) if cupy else None
+    return makers[kind]
+
+
+def names_of(
+    spec: VariantSpec, signature: Signature, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[str, ...] | None:
+    """The names of the arrays of a NumPy signature, in its order; None if other arrays cannot be bound to them.
+
+    That is the case if an option is an array, and for swapped bytes, which are converted first.
+    """
+    found = [name for name, x in zip(spec.arrays, arrays, strict=False) if x is not None]
+    found += [name for name, x in keywords.items() if type(x) is ndarray and name != "state"]
+    bindable = spec.arrays.keys() >= set(found) and all(y.dtype.isnative for y in _each(signature))
+    return tuple(found) if bindable else None
+
+
+def _each(signature: Signature) -> list[np.ndarray]:
+    """All arrays of a NumPy signature."""
+    _, arrays, state, _ = signature
+    return [*arrays, *(state if isinstance(state, tuple) else () if state is None else (state,))]
+
+
+def is_storable(signature: Signature) -> bool:
+    """Whether the plan of a plain call may be recorded: not if there is one, and not for one array given twice.
+
+    Compiled code would take two different arrays for one.
+    """
+    places = [y.__array_interface__["data"][0] for y in _each(signature)]
+    return ENABLED and signature[0] not in plans and len(set(places)) == len(places)
+
+
+# plans of calls on NumPy arrays
+
+
+def compiled_plan(call: Prepared, signature: Signature, inputs: Any, residuals: Any) -> Any:
+    """The plan that the backend, or the variant, records: (arrays, state, pointers) -> (out, state); None without."""
+    spec, (_, given, state, _) = call.spec, signature
+    if not spec.is_recorded or call.options["layout"] != "time_first":
         return None
-    return new(Signature, (tuple(parts), given, state, None))
-
-
-def _is_recorded_state(spec: VariantSpec, x: Any) -> bool:
-    """Whether a state is a tuple of NumPy arrays of a variant with its own `record`."""
-    return spec.record is not None and isinstance(x, tuple) and all(type(S) is ndarray for S in x)
-
-
-@functools.cache
-def _signature_of(kind: type) -> Any:
-    """What makes the signature of a call on arrays of this type; None for what is not replayed."""
-    if kind.__name__ != "ndarray" or kind.__module__.split(".")[0] != "cupy":
+    if spec.state.record is not None:
+        return spec.state.record(call.variables, inputs, call.plan, residuals, given, state)
+    if isinstance(state, tuple):
         return None
-    return import_module(f"{__package__}.device_replay").signature
+    return matrix_state.record(inputs, call.plan, state, residuals, given)
+
+
+def computed_in_full(arrays: list[Array], state: Any, pointers: None) -> None:
+    """The plan of calls that are always computed in full."""
+
+
+class Template:
+    """A checked call without its arrays. Other arrays with its signature are bound to it without being checked again.
+
+    The change of variables is computed for every call: it may depend on the numbers.
+    """
+
+    def __init__(self, call: Prepared, names: tuple[str, ...], core: Any, residuals: Any):
+        """names: of the arrays in the order of a signature. core: what computed the call and returned `residuals`."""
+        c, options = call.variables, call.options | {"state": None}
+        self._fixed = dict.fromkeys(call.spec.arrays) | {
+            n: getattr(c, n) for n in ("xp", "dtype", "sizes", "name", "sequences", "kernels")} | {"options": options}
+        self._names = names
+        axes = axes_of(call.spec, options) if options["layout"] == "heads_first" else {}
+        self._axes = [(n, axes[n]) for n in names if n in axes]
+        self._call = call._replace(variables=Variables(), state=None, given_state=None, options=options)
+        self.core, self._path = core, residuals.path if isinstance(residuals, matrix_state.Residuals) else None
+
+    def bind(self, arrays: list[Array], state: Any) -> Prepared:
+        """The call on other arrays."""
+        call = self._call
+        spec, c = call.spec, Variables(**self._fixed)
+        own = vars(c)
+        own.update(zip(self._names, arrays, strict=True))
+        for name, axes in self._axes:
+            own[name] = transpose(c.xp, own[name], axes, back=True)
+        state = core_state = normalise(spec, "state", state, call.options)
+        if spec.state.pack is not None:
+            c.state = state
+            core_state = spec.state.pack(c, state)
+        return call._replace(variables=c, state=core_state, given_state=state)
+
+    def forward(self, call: Prepared) -> Any:
+        """(core's output, core's final state, residuals) of a bound call."""
+        x = call.inputs()
+        if self._path is not None:
+            return matrix_state.forward_along(self._path, x, call.state)
+        return self.core.forward(call.spec.name, x, call.plan, call.state, call.options["backend"])

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ..runtime import shapes
-from ..runtime.arrays import Array, Library, cast, enter, is_mutable
-from ..runtime.pools import put_rows
-from .binding import Prepared, transpose
-from .states import flatten, normalise, unflatten
+from ..runtime.arrays import Array, Library, cast, enter
+from .binding import Prepared, axes_of, flatten, normalise, transpose, unflatten
 
 
 class Result(NamedTuple):
@@ -19,45 +17,6 @@ class Result(NamedTuple):
 
     out: Any
     state: Any
-
-
-def finish(call: Prepared, core_out: Array | None, end: Array) -> Any:
-    """The public result, from the core's output and final state."""
-    spec, xp, options = call.spec, call.plan.xp, call.options
-    out = core_out
-    if out is not None:
-        if spec.from_core is not None:
-            out = spec.from_core(call.variables, out)
-        out = cast(xp, out, getattr(call.variables, spec.value).dtype)
-        if options["layout"] == "heads_first":
-            out = xp.moveaxis(out, -3, -2)
-        out = call.library.give_back(out)
-    if out is not None and not (options["return_state"] or options["overwrite_state"]):
-        return out
-    state = spec.unpack_state(call.variables, end) if spec.unpack_state else end
-    if isinstance(state, tuple):
-        given = (None,) * len(state) if call.given_state is None else call.given_state
-        state = type(state)(*(_final(call, S, own) for S, own in zip(state, given, strict=True)))
-    else:
-        state = _final(call, state, call.given_state)
-    return Result(out, state) if out is None or options["return_state"] else out
-
-
-def _final(call: Prepared, S: Array, given: Array | None) -> Any:
-    """The public final state: in the caller's array with overwrite_state, else in memory of its own."""
-    xp = call.plan.xp
-    if call.options["overwrite_state"] and given is not None:
-        S = cast(xp, S, given.dtype)  # the only rounding of a 16-bit state
-        if is_mutable(xp):
-            if S is not given and call.rows is not None:
-                put_rows(xp, given, call.rows, S)
-            elif S is not given:
-                given[...] = S
-            S = given
-        return call.library.give_back(S)
-    if call.variables.sizes.T == 0:
-        S = xp.asarray(S, copy=True)
-    return call.library.give_back(S)
 
 
 def cotangents(
@@ -80,7 +39,7 @@ def cotangents(
     if dstate is None:
         return d_out, None, {}
     spec, c = call.spec, call.variables
-    want: Any = spec.unpack_state(c, end) if spec.unpack_state else end
+    want: Any = spec.state.unpack(c, end) if spec.state.unpack else end
     if isinstance(want, tuple) and not isinstance(dstate, tuple):
         names = ", ".join(f"d{n}" for n in flatten("", want)).replace("d.", "d")
         raise TypeError(f"{fn}: dstate is a {type(dstate).__qualname__}, expected ({names}) as a {type(want).__name__}")
@@ -91,15 +50,15 @@ def cotangents(
             raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {tuple(S.shape)}")
         entered[name] = cast(xp, d, call.plan.dtype)
     given = unflatten(dstate, [entered[name] for name in each])
-    if spec.unpack_state_vjp is not None:
-        return d_out, *spec.unpack_state_vjp(c, end, given)
-    return d_out, spec.pack_state(c, given) if spec.pack_state else given, {}
+    if spec.state.unpack_vjp is not None:
+        return d_out, *spec.state.unpack_vjp(c, end, given)
+    return d_out, spec.state.pack(c, given) if spec.state.pack else given, {}
 
 
 def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
     """The gradients as a named tuple by input name; None for inputs that were not given."""
     spec, xp, c = call.spec, call.plan.xp, call.variables
-    axes = spec.axes(call.options)
+    axes = axes_of(spec, call.options)
     values: list[Any] = []
     for name in spec.arrays:
         x = getattr(c, name)
@@ -113,10 +72,10 @@ def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
         values.append(call.library.give_back(d))
     state = None
     if call.given_state is not None:
-        if spec.pack_state_vjp is not None:
-            state = spec.pack_state_vjp(c, dstate0, grads.get("state"))
+        if spec.state.pack_vjp is not None:
+            state = spec.state.pack_vjp(c, dstate0, grads.get("state"))
         else:
-            state = spec.unpack_state(c, dstate0) if spec.unpack_state else dstate0
+            state = spec.state.unpack(c, dstate0) if spec.state.unpack else dstate0
         given = flatten("state", call.given_state).values()
         each = [call.library.give_back(cast(xp, d, S.dtype))
                 for d, S in zip(flatten("state", state).values(), given, strict=True)]
@@ -134,8 +93,9 @@ def copied(library: Library, x: Any) -> Any:
 @functools.cache
 def gradients_type(names: tuple[str, ...]) -> type:
     """The named tuple with these fields; one class per tuple of names."""
-    kind = namedtuple("Gradients", names)
-    kind.__reduce__ = lambda self: (gradients_of, (names, *self))  # type: ignore[method-assign]
+    make: Any = namedtuple  # of fields that are known here only
+    kind = make("Gradients", names)
+    kind.__reduce__ = lambda self: (gradients_of, (names, *self))
     kind.__doc__ = f"Gradients by input name: {', '.join(names)}; None for what was not given."
     return kind
 

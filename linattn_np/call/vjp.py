@@ -10,10 +10,9 @@ from ..runtime.arrays import Array, is_mutable
 from ..runtime.unchanged import check_unchanged, mark
 from ..spec import VariantSpec
 from . import replay
-from .binding import Prepared, prepare
-from .dispatch import NO_LIMIT, core_of, limit
-from .results import Result, copied, cotangents, finish, gradients
-from .states import by_name, flatten, unflatten
+from .binding import Prepared, flatten, normalise, prepare, unflatten
+from .dispatch import NO_LIMIT, core_of, finish, limit, new
+from .results import Result, copied, cotangents, gradients
 
 Pullback = Callable[..., Any]
 
@@ -41,101 +40,122 @@ def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Pull
 def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:
     """(what the public function returns, pullback)."""
     signature = replay.signature(spec, arrays, keywords)
-    signature = None if signature is None or signature.pointers is None else signature  # of CuPy arrays
-    if signature is not None:
-        from . import device_replay
-
-        if (forward := device_replay.find_forward(signature)) is not None:
-            return _replayed(forward, signature, spec, arrays, keywords)
-    with limit(spec, keywords):  # num_threads is checked first, as in `run`
-        call = prepare(spec, arrays, keywords)
-    return _in_full(call, signature, arrays, keywords)
-
-
-def _replayed(
-    forward: Any, signature: replay.Signature, spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> tuple[Any, Pullback]:
-    from . import device_replay
-
-    (out, state), recorded = device_replay.replay_forward(forward, signature)
+    plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
+    if plan is None or signature is None:
+        with limit(spec, keywords):  # num_threads is checked first, as in `run`
+            call = _with_backward(prepare(spec, arrays, keywords))
+        return _in_full(call, signature, arrays, keywords)
+    if signature[3] is None:  # of NumPy arrays
+        call = plan.bind(signature[1], signature[2])
+        with limit(spec, keywords):
+            computed = plan.forward(call)
+            found = finish(call, *computed[:2])
+        return _with_pullback(call, plan.core, computed, found, by_name(spec, arrays, keywords))
+    if not plan.replayable:
+        return _in_full(_with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
+    found, residuals = plan(arrays, keywords, signature[3])
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
-        found = device_replay.replay_pullback(recorded, (dout, dstate))
-        if found is None:  # cotangents of another layout: computed in full, including the forward
-            found = _in_full(prepare(spec, arrays, keywords), signature, arrays, keywords)[1](dout, dstate)
-        return found
+        grads = residuals.pullback((dout, dstate))
+        if grads is None:  # cotangents of another layout: computed in full, including the forward
+            call = _with_backward(prepare(spec, arrays, keywords))
+            grads = _in_full(call, signature, arrays, keywords)[1](dout, dstate)
+        return grads
 
-    return Result(out, state) if out is None or keywords.get("return_state") else out, pullback
+    return new(Result, found) if found[0] is None or keywords.get("return_state") else found[0], pullback
+
+
+def _with_backward(call: Prepared) -> Prepared:
+    """The call with a plan for a forward that a backward follows.   Raises ValueError for a state in place."""
+    spec = call.spec
+    if call.options["overwrite_state"]:
+        raise ValueError(f"{spec.name}: overwrite_state=True was given to vjp, expected False: "
+                         "the pullback needs the state that would be overwritten")
+    if call.options["state_rows"] is not None:
+        raise ValueError(f"{spec.name}: state_rows was given to vjp, expected None: "
+                         "take the rows of the pool yourself, as in state=pool[rows]")
+    constant_gate = spec.change.gate is not None and getattr(call.variables, spec.change.gate) is None
+    return call._replace(plan=call.plan._replace(gradients=True, gate_gradient=not constant_gate))
 
 
 def _in_full(
     call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Any, Pullback]:
-    spec = call.spec
-    _check_options(call)
-    constant_gate = spec.gate is not None and getattr(call.variables, spec.gate) is None
-    plan = call.plan._replace(gradients=True, gate_gradient=not constant_gate)
+    """The result and the pullback of a checked call; both are recorded if they can be replayed."""
+    spec, device = call.spec, None
     with limit(spec, keywords), call.recorder or NO_LIMIT:
         x = call.inputs()
         core = core_of(x)
-        core_out, end, residuals = core.forward(spec.name, x, plan, call.state, call.options["backend"])
-        result = finish(call, core_out, end)
-    shape = None if core_out is None else _out_shape(call, core_out)
-    core_out = core_out if spec.from_core else None
-    recorded = None
+        computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
+        found = finish(call, *computed[:2])
     if signature is not None and not call.doubtful_layout:
-        from . import device_replay
+        if call.recorder is not None:
+            from . import device_replay
 
-        saved = residuals, vars(call.variables), core_out
-        pair = result if isinstance(result, Result) else (result, None)
-        recorded = device_replay.record_forward(signature, call.recorder, pair, saved)
-    marks = mark(by_name(spec, arrays, keywords))
-    if is_mutable(call.plan.xp):
-        result = _apart(call, core, residuals, result)
+            saved = computed[2], vars(call.variables), computed[0] if spec.change.from_core else None
+            given = device_replay.given_arrays(arrays, keywords)
+            device = device_replay.record_forward(signature, given, call.recorder, found, saved)
+        elif (names := replay.names_of(spec, signature, arrays, keywords)) is not None:
+            replay.store(replay.vjp_key(signature), replay.Template(call, names, core, computed[2]))
+    return _with_pullback(call, core, computed, found, by_name(spec, arrays, keywords), device)
+
+
+def _with_pullback(
+    call: Prepared, core: Any, computed: Any, found: tuple[Any, Any], given: Mapping[str, Any], device: Any = None
+) -> tuple[Any, Pullback]:
+    """(public result, pullback).
+
+    computed: the core's (out, final state, residuals). found: the public (out, state). given: the caller's arrays by
+    name. device: what records the pullback of a call on CuPy arrays.
+    """
+    spec, (core_out, end, residuals) = call.spec, computed
+    shape = None if core_out is None else _out_shape(call, core_out)
+    core_out = core_out if spec.change.from_core else None
+    marks = mark(given)
+    out, state = _apart(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
+    threads = {"num_threads": call.options["num_threads"]}
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
-        if recorded is not None and (found := device_replay.replay_pullback(recorded, (dout, dstate))) is not None:
-            return found
+        if device is not None and (replayed := device.pullback((dout, dstate))) is not None:
+            return replayed
         check_unchanged(spec.name, marks)
-        recorder = None if recorded is None else type(call.recorder)()
+        recorder = None if device is None else type(call.recorder)()
         d_out, d_state, grads = cotangents(call, dout, dstate, shape, end)
-        with limit(spec, keywords), recorder or NO_LIMIT:
+        with limit(spec, threads), recorder or NO_LIMIT:
             c = call.variables
-            if spec.from_core_vjp and d_out is not None:
-                d_out, more = spec.from_core_vjp(c, core_out, d_out)
+            if spec.change.from_core_vjp and d_out is not None:
+                d_out, more = spec.change.from_core_vjp(c, core_out, d_out)
                 c = c.extended({n: more.pop(n) for n in [*more] if n not in spec.arrays})
                 _add(grads, more)
             d, dstate0 = core.backward(residuals, d_out, d_state)
-            _add(grads, spec.to_core_vjp(c, d))
-        found = gradients(call, grads, dstate0)
+            _add(grads, spec.change.to_core_vjp(c, d))
+        all_grads = gradients(call, grads, dstate0)
         if recorder is not None:
-            device_replay.store_pullback(recorded, (dout, dstate), recorder, found)
-        return found
+            device.store_pullback((dout, dstate), recorder, all_grads)
+        return all_grads
 
-    return result, pullback
-
-
-def _check_options(call: Prepared) -> None:
-    fn = call.spec.name
-    if call.options["overwrite_state"]:
-        raise ValueError(f"{fn}: overwrite_state=True was given to vjp, expected False: "
-                         "the pullback needs the state that would be overwritten")
-    if call.options["state_rows"] is not None:
-        raise ValueError(f"{fn}: state_rows was given to vjp, expected None: "
-                         "take the rows of the pool yourself, as in state=pool[rows]")
+    return Result(out, state) if out is None or call.options["return_state"] else out, pullback
 
 
-def _apart(call: Prepared, core: Any, residuals: Any, result: Any) -> Any:
-    """The result, copied where the pullback reads it: the caller may write to it."""
+def by_name(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's arrays and state by name."""
+    given = dict(zip(spec.arrays, arrays, strict=False))
+    given |= {n: x for n, x in keywords.items() if n in spec.arrays}
+    if (state := keywords.get("state")) is not None:
+        given |= flatten("state", normalise(spec, "state", state, {**spec.options.defaults, **keywords}))
+    return given
+
+
+def _apart(call: Prepared, core: Any, residuals: Any, out: Any, state: Any) -> tuple[Any, Any]:
+    """The public (out, state), copied where the pullback reads them: the caller may write to them."""
     own = functools.partial(copied, call.library)
-    out, state = result if isinstance(result, Result) else (result, None)
     if core.reads_out(residuals):
         out = own(out)
-    if state is not None and (call.spec.unpack_state_vjp is not None or core.reads_end(residuals)):
+    if state is not None and (call.spec.state.unpack_vjp is not None or core.reads_end(residuals)):
         state = unflatten(state, [own(S) for S in flatten("state", state).values()])
-    return Result(out, state) if isinstance(result, Result) else out
+    return out, state
 
 
 def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:

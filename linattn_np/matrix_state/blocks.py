@@ -15,10 +15,8 @@ import array_api_compat as compat
 
 from ..runtime import blas, threads
 from ..runtime.arrays import Array
+from . import policy
 from .types import Inputs, Plan
-
-CACHED = 2**15  # elements of one array of a chunk, over the heads of a block
-LEAST = 2**18  # elements of v from which threads are worth starting
 
 
 class Block(NamedTuple):
@@ -37,8 +35,8 @@ def blocks_of(core: Inputs, plan: Plan, C: int) -> list[Block]:
     heads = math.prod(batch) * G * R
     if not compat.is_numpy_namespace(plan.xp) or heads * T == 0:
         return [WHOLE]
-    most = max(1, CACHED // (C * max(V, core.k.shape[-1], 1)))  # heads of a block
-    share = threads.num_threads() if heads * T * V >= LEAST else 1
+    most = max(1, policy.BLOCK_ELEMENTS // (C * max(V, core.k.shape[-1], 1)))  # heads of a block
+    share = threads.num_threads() if heads * T * V >= policy.THREADED_ELEMENTS else 1
     first = batch[0] if batch else 1
     rows, cuts = first, [(slice(None),) * len(batch)]
     if batch and core.u is None and all(y is None or y.ndim == core.v.ndim for y in core):  # all have batch axes
@@ -73,7 +71,7 @@ def assemble(plan: Plan, blocks: list[Block], parts: list[Array], shape: tuple[i
 
 def run(jobs: list[Callable[[], None]], elements: int) -> None:
     """Run every job, on threads if there is enough work, in copies of the caller's context."""
-    count = threads.num_threads() if elements >= LEAST and len(jobs) > 1 else 1
+    count = threads.num_threads() if elements >= policy.THREADED_ELEMENTS and len(jobs) > 1 else 1
     context = contextvars.copy_context()
 
     def work(first: int, last: int) -> None:

@@ -1,26 +1,39 @@
 """The matrix-state core: chooses a backend for a call and runs its forward and backward.
 
-Features that a backend does not implement are handled by PREPROCESSING: steps that change inputs and plan, each with
-its transpose for the gradients.
+The choice is a pure function of library, dtype, shape and options. A feature of a call that the backend does not
+implement is handled by a step of preprocess.py, which changes inputs and plan and has a transpose for the gradients.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import array_api_compat as compat
 
-from ..runtime import backend as backends
 from ..runtime.arrays import Array, is_cupy
-from ..runtime.backend import Backend, LazyModule
+from ..runtime.values import is_word, shown
 from . import policy
 from .preprocess import PREPROCESSING, Step
 from .types import Inputs, Plan, Saved
 
-ARRAY, CPU, CUDA_MODULE = (LazyModule(f"{__package__}.{name}") for name in ("array.chunks", "cpu.loops", "cuda.calls"))
-DEFINITION = LazyModule(f"{__package__}.definition")
+NAMES = ("reference", "chunks", "numba", "cuda")
+
+
+class LazyModule:
+    """A module that is imported on first use."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._module: Any = None
+
+    def __getattr__(self, attribute: str) -> Any:
+        if self._module is None:
+            self._module = import_module(self._name)
+        return getattr(self._module, attribute)
 
 
 class Call(NamedTuple):
@@ -28,6 +41,41 @@ class Call(NamedTuple):
 
     x: Inputs
     plan: Plan
+
+
+def any_width(call: Call) -> frozenset[str]:
+    """The capabilities of a backend that implements no preprocessing itself but supports keys of any width."""
+    return frozenset(("wide_keys",))
+
+
+class Backend(NamedTuple):
+    """A backend of the core: its module and its properties.
+
+    module: `forward(x, plan, state)` and `backward(residuals, dout, dstate)`, and one function for each capability that
+        is a function.
+    unsupported_reason: why a call is not supported; None if it is.
+    handles: the capabilities for a call: preprocessing steps that the backend implements, and functions of its module.
+    note: why it is not the default for a call that it supports.
+    describe: the algorithm that the backend uses for a call.
+    form: (form, tokens of a chunk or None) of a call.
+    forced: the plan of a call whose option `backend` names this one.
+    """
+
+    name: str
+    module: Any
+    unsupported_reason: Callable[[Any], str | None]
+    form: Callable[[Any], tuple[str, int | None]]
+    handles: Callable[[Any], frozenset[str]] = any_width
+    note: str = "covers the call too"
+    describe: Callable[[Any], str] | None = None
+    forced: Callable[[Any], Any] | None = None
+
+
+# the backends
+
+
+ARRAY, CPU, CUDA_MODULE = (LazyModule(f"{__package__}.{name}") for name in ("array.chunks", "cpu.loops", "cuda.calls"))
+DEFINITION = LazyModule(f"{__package__}.definition")
 
 
 def _reference_unsupported(call: Call) -> str | None:
@@ -77,6 +125,17 @@ CUDA = Backend("cuda", CUDA_MODULE, _cuda_unsupported, lambda call: CUDA_MODULE.
                lambda call: CUDA_MODULE.handles(call), describe=lambda call: CUDA_MODULE.describe(call))
 
 
+# the choice
+
+
+class Choice(NamedTuple):
+    """The chosen backend, the reason, and the reason against each other one."""
+
+    backend: Backend
+    reason: str
+    others: dict[str, str]
+
+
 def candidates(plan: Plan) -> list[Backend]:
     """All backends, in order of preference. chunk_size=1 and short sequences prefer the recurrent form."""
     few = all(policy.is_short(plan, s.stop - s.start) for s in plan.sequences)
@@ -84,56 +143,104 @@ def candidates(plan: Plan) -> list[Backend]:
     return [CUDA, NUMBA, *slow]
 
 
-def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Backend:
-    """The backend of a call.   Raises ValueError if `wanted` does not support it."""
-    return backends.choose(fn, wanted, candidates(plan), Call(x, plan))
+def choose(
+    fn: str, x: Inputs, plan: Plan, wanted: str | None, among: Sequence[Backend] | None = None
+) -> Backend:
+    """The backend `wanted`, else the first that supports the call; among: in order of preference, all by default.
+
+    Raises ValueError for an unknown name, or with the reason if the wanted backend does not support the call.
+    """
+    among = candidates(plan) if among is None else among
+    if wanted is None:
+        call = Call(x, plan)
+        return next(b for b in among if b.unsupported_reason(call) is None)  # CHUNKS supports every call
+    check_name(fn, wanted)
+    found = next(b for b in among if b.name == wanted)
+    if (reason := found.unsupported_reason(Call(x, plan))) is not None:
+        raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {reason}")
+    return found
 
 
-def explain_choice(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> backends.Choice:
+def check_name(fn: str, wanted: Any) -> None:
+    """Raise ValueError unless `wanted` is None or the name of a backend."""
+    if wanted is not None and not is_word(wanted, NAMES):
+        raise ValueError(f"{fn}: backend is {shown(wanted)}, expected None or one of {', '.join(map(repr, NAMES))}")
+
+
+def explain_choice(
+    fn: str, x: Inputs, plan: Plan, wanted: str | None, among: Sequence[Backend] | None = None
+) -> Choice:
     """The choice of `choose`, with reasons."""
-    return backends.explain_choice(fn, wanted, candidates(plan), Call(x, plan))
+    among = candidates(plan) if among is None else among
+    chosen, call = choose(fn, x, plan, wanted, among), Call(x, plan)
+    reasons = {b.name: b.unsupported_reason(call) or b.note for b in among}
+    others = {name: reasons[name] for name in NAMES if name in reasons and name != chosen.name}
+    return Choice(chosen, "requested" if wanted else "the default path", others)
 
 
 def form(fn: str, x: Any, memory: Inputs, plan: Plan, wanted: str | None) -> tuple[str, int | None]:
     """(form, tokens of a chunk or None) of one memory of a call."""
-    call = Call(memory, plan)
-    return choose(fn, memory, plan, wanted).form(call)
+    return choose(fn, memory, plan, wanted).form(Call(memory, plan))
 
 
-class Residuals(NamedTuple):
-    """Residuals of a forward pass: the backend, the preprocessing steps before it, and the arrays that they saved."""
+# forward and backward
+
+
+class Path(NamedTuple):
+    """How a call is computed: the backend, the preprocessing steps before it, and the plan."""
 
     backend: Backend
     steps: tuple[Step, ...]
+    plan: Plan
+
+
+class Residuals(NamedTuple):
+    """Residuals of a forward pass: the path that it took, and the arrays that backend and steps saved."""
+
+    path: Path
     saved: Any
+
+
+def path_of(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Path:
+    """The path of a call."""
+    backend = choose(fn, x, plan, wanted)
+    if wanted is not None and backend.forced is not None:
+        plan = backend.forced(plan)
+    return Path(backend, preprocessing(backend, x, plan), plan)
+
+
+def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[Step, ...]:
+    """The preprocessing steps of a call: for the features that it has and the backend does not handle."""
+    has = {"l2norm": plan.l2norm, "micro_steps": plan.micro_steps > 1, "pools": plan.pool_rows is not None,
+           "late_queries": not plan.causal and x.q is not None,
+           "wide_keys": x.k.shape[-1] > policy.WIDEST_CUDA and x.a is None and x.beta is None}  # fmt: skip
+    if not any(has.values()):
+        return ()
+    handled = backend.handles(Call(x, plan))
+    return tuple(step for step in PREPROCESSING if has[step.name] and step.name not in handled)
 
 
 def forward(
     fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None
 ) -> tuple[Array | None, Array, Residuals]:
     """(out, final state, residuals).   The final state is `state` itself if the backend has overwritten it."""
-    backend = choose(fn, x, plan, wanted)
-    if wanted is not None and backend.forced is not None:
-        plan = backend.forced(plan)
-    steps = preprocessing(backend, x, plan)
-    run = backend.module.forward
-    for step in reversed(steps):
-        run = functools.partial(step.forward, run, backend.module)
-    out, end, saved = run(x, plan, state)
-    return out, end, Residuals(backend, steps, saved)
+    return forward_along(path_of(fn, x, plan, wanted), x, state)
 
 
-def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[Step, ...]:
-    """The preprocessing steps of a call."""
-    needed = [step for step in PREPROCESSING if step.applies(x, plan)]
-    handled = backend.handles(Call(x, plan)) if needed else ()
-    return tuple(step for step in needed if step.name not in handled)
+def forward_along(path: Path, x: Inputs, state: Array | None) -> tuple[Array | None, Array, Residuals]:
+    """forward on a known path."""
+    module = path.backend.module
+    run = module.forward
+    for step in reversed(path.steps):
+        run = functools.partial(step.forward, run, module)
+    out, end, saved = run(x, path.plan, state)
+    return out, end, Residuals(path, saved)
 
 
 def backward(residuals: Residuals, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input, and of the initial state."""
-    run = residuals.backend.module.backward
-    for step in reversed(residuals.steps):
+    run = residuals.path.backend.module.backward
+    for step in reversed(residuals.path.steps):
         run = functools.partial(step.backward, run)
     return run(residuals.saved, dout, dstate)
 
@@ -145,23 +252,23 @@ def reads_out(residuals: Residuals) -> bool:
 
 def reads_end(residuals: Residuals) -> bool:
     """Whether backward reads the final state."""
-    return any(step.name == "late_queries" for step in residuals.steps)
+    return any(step.name == "late_queries" for step in residuals.path.steps)
 
 
 def residuals_of(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None) -> Residuals:
     """The residuals of a forward whose outputs are not used: backends that recompute need only the inputs."""
-    backend = choose(fn, x, plan, wanted)
-    if "recompute" in backend.handles(Call(x, plan)) and not preprocessing(backend, x, plan):
-        return Residuals(backend, (), Saved(x, plan, state, None))
-    return forward(fn, x, plan, state, wanted)[2]
+    path = path_of(fn, x, plan, wanted)
+    if not path.steps and "recompute" in path.backend.handles(Call(x, path.plan)):
+        return Residuals(path, Saved(x, path.plan, state, None))
+    return forward_along(path, x, state)[2]
 
 
-def record(x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, given: list[Array]) -> Any:
-    """The recorded plan of a call, for arrays of the same shapes, strides and dtypes as `given`; None if unsupported.
+def record(x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, arrays: list[Array]) -> Any:
+    """The recorded plan of a call, for arrays of the same shapes, strides and dtypes as `arrays`; None if unsupported.
 
     plan(arrays, state, pointers) returns (out, final state), or None if the call must be computed in full.
     """
-    backend = residuals.backend
-    if residuals.steps or "record" not in backend.handles(Call(x, plan)):
+    backend, steps, _ = residuals.path
+    if steps or "record" not in backend.handles(Call(x, plan)):
         return None
-    return backend.module.record(x, plan, state, given)
+    return backend.module.record(x, plan, state, arrays)

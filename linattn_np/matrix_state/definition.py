@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..runtime.arrays import Array, Namespace, cast, device, sum_to
 from ..runtime.shapes import Chunk
-from .heads import TokenBuffer, gather_states, groups, initial_state, split, split_all, take
+from .heads import TokenBuffer, gather_states, gradient_buffers, groups, initial_state, split, split_all, take
 from .types import Erase, Inputs, Plan, ReadState, Saved
 
 
@@ -172,11 +172,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     xp, G = plan.xp, groups(x)
     core = split_all(xp, x, G)
     dcore = None if dout is None else split(xp, dout, G)
-    buffers = {
-        name: TokenBuffer(xp, tuple(y.shape), plan.dtype, device(x.v))
-        for name, y in x._asdict().items()
-        if y is not None and name != "u"
-    }
+    buffers = gradient_buffers(x, plan)
     bonus: list[Array] = []
 
     def put(t: int, grads: dict[str, Array]) -> None:

@@ -124,3 +124,9 @@ class TokenBuffer:
         if not self.pieces:
             return self.xp.zeros(self.shape, dtype=self.dtype, device=self.where)
         return self.xp.concat([self.pieces[s] for s in sorted(self.pieces)], axis=-3)
+
+
+def gradient_buffers(x: Inputs, plan: Plan) -> dict[str, TokenBuffer]:
+    """A buffer for the gradient of every input but the bonus, by name."""
+    inputs = {name: y for name, y in x._asdict().items() if y is not None and name != "u"}
+    return {name: TokenBuffer(plan.xp, tuple(y.shape), plan.dtype, device(x.v)) for name, y in inputs.items()}

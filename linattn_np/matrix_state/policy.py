@@ -1,4 +1,4 @@
-"""Thresholds and sizes of the matrix-state core, each with its reason: the defaults of form and chunk size.
+"""Every threshold and size of the matrix-state core, each with its reason, and the defaults of form and chunk size.
 
 The form depends only on the length of the sequence, the chunk size only on the library: the same sequence gives the
 same bits alone, in a batch and in a ragged batch.
@@ -6,6 +6,7 @@ same bits alone, in a batch and in a ragged batch.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import array_api_compat as compat
@@ -18,6 +19,9 @@ ARRAY_CHUNK = 64  # tokens of a chunk in array calls, and of a tile of the paral
 NUMPY_CHUNK = 32  # the same on NumPy: work quadratic in the chunk costs more than short products
 CPU_CHUNK = 32  # tokens of a chunk of the compiled loops
 LONGEST_CPU_CHUNK = 128  # longest chunk of the compiled loops
+SCAN_CHUNK = 32  # CUDA scan without erase: with 64 tokens outputs leave too few registers for the state
+GROUP_CHUNK = 64  # CUDA warpgroup products: the rows of one
+DELTA_CHUNK = {"bfloat16": 64, "float16": 64, "float32": 32}  # CUDA, portable delta rule: what shared memory holds
 
 # longest sequences that use the recurrent form by default
 
@@ -26,7 +30,49 @@ SHORT_CPU = 31  # compiled loops: less than a chunk
 SHORT_CPU_PLAIN = 15  # the same where a chunk is cheap: no erase, and decay NONE or SCALAR
 SHORT_CUDA = 16  # CUDA kernels: one kernel that reads the state once, against two or three for chunks
 
-WIDEST_CUDA = 256  # largest key and value width of the CUDA kernels
+# array calls
+
+PAIR_TOKENS = 8  # a decay table sums every pair of tokens of a block this long: its work grows with the length
+CHECKPOINT_CHUNKS = 16  # chunks between two stored states: backward holds the states of so many chunks at once
+BATCH_ELEMENTS = 2**18  # of one array of a batch of chunks, which share library calls: 1 MiB of float32 stays in cache
+BLOCK_ELEMENTS = 2**15  # of one array of a chunk, over the heads of a block: 128 KiB of float32 stay in cache
+THREADED_ELEMENTS = 2**18  # of v, from which threads are worth starting
+MATRIX_ELEMENTS = 2**21  # SOLVED read-outs: of the matrices Z_t that the exact solver forms in one batch, 16 MiB
+VECTOR_ELEMENTS = 2**15  # and of the vectors that conjugate gradients iterate in one batch: they stay in cache
+
+# CUDA: what a device has
+
+WIDEST_CUDA = 256  # largest key and value width of the kernels: a wider state leaves no registers
+WIDEST_GROUP = 128  # the same of warpgroup products: a 128 x 128 state takes 64 registers a thread in two warpgroups
+NARROWEST_GROUP = 40  # scans by warpgroup products: narrower than half a panel of 64 columns wastes most of it
+ROW_BYTES = 16  # asynchronous copies: every row's address and length are a multiple of it
+REGISTERS = 65536  # of a multiprocessor
+LEAST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on any device from compute capability 80 on
+GROUP_SHARED = 227 * 1024  # the same on compute capability 90; 1024 less than a multiprocessor has
+PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")  # read once: replayed calls do not look
+
+# CUDA: scans and delta rules
+
+SCAN_STAGES = 3  # chunks in flight: one is computed while two arrive
+SCAN_REGISTERS = {"bfloat16": 70, "float16": 110, "float32": 130, "tf32": 110}  # of a thread beside its accumulators
+MARK_TOKENS = {"bfloat16": 256, "float16": 256, "float32": 128, "tf32": 256}  # from one <S, dS> to the next: the sum of
+# the gate gradient restarts there; 512 save 1 to 2 % of the time and add half to the error of the worst head
+SEGMENT_TOKENS = 512  # least length of a segment of a scan: shorter ones cost more in sums than they gain in blocks
+SEGMENT_CHUNKS = 8  # the same of delta rules
+DELTA_STEPS = (1, 2, 4, 8)  # micro-steps of a token, with which a chunk of GROUP_CHUNK holds whole tokens
+SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta rule saves for its backward
+SAVED_VARIABLE = "LINATTN_CUDA_SAVED_BLOCKS"  # the environment variable that replaces SAVED_MIB
+
+EXACT_RESIDENT = 2  # blocks a multiprocessor of the gradients of chunks that decay too far: what its memory holds
+
+# CUDA: the kernel of a few tokens
+
+STEP_WARPS = 2  # of a block, each with its own columns
+TOKEN_WARPS = 4  # of a block of the kernel of one token: eight are 1 % faster, and need 16 additions more a sum
+TOKEN_RESIDENT = 16  # warps of that kernel on a multiprocessor
+SUM_CHAINS = 8  # chains of rows that a sum is added from (tile/columns.cuh)
+WHOLE_ROW_STATES = 256  # 16-bit states from which on a warp requests whole rows of 256 bytes
+L1_BYPASS_BYTES = 128 << 20  # of states up to which they bypass the L1 cache: measured on a device with 60 MB of L2
 
 
 def array_chunk(plan: Plan, T: int) -> int:
@@ -66,3 +112,8 @@ def is_short_cuda(plan: Plan) -> bool:
     if plan.chunk_size is None:
         return max((s.stop - s.start for s in plan.sequences), default=0) <= SHORT_CUDA
     return plan.chunk_size == 1
+
+
+def saves_factors(size: int) -> bool:
+    """Whether the forward of a CUDA delta rule stores `size` bytes of factors; else its backward recomputes them."""
+    return size <= int(os.environ.get(SAVED_VARIABLE) or SAVED_MIB) << 20

@@ -28,11 +28,10 @@ Run = Callable[..., Any]
 class Step(NamedTuple):
     """One step: `forward(run, module, x, plan, state)` and `backward(run, saved, dout, dstate)`.
 
-    module: the backend's module, which may have its own unit_rows. applies(x, plan): whether a call needs the step.
+    module: the backend's module, which may have its own unit_rows.
     """
 
     name: str
-    applies: Callable[[Inputs, Plan], bool]
     forward: Callable[..., tuple[Array | None, Array, Any]]
     backward: Callable[..., tuple[Inputs, Array]]
 
@@ -205,34 +204,34 @@ def part(x: Inputs, channels: slice) -> Inputs:
 def _wide_keys(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Wide]:
     """Outputs are summed in the compute dtype, in block order; states are concatenated along the key axis."""
     xp, wide = plan.xp, x._replace(v=cast(plan.xp, x.v, plan.dtype))
-    own = plan._replace(overwrite=False)
-    found = [run(part(wide, c), own, None if state is None else state[..., c, :]) for c in cuts(x)]
+    inner = plan._replace(overwrite=False)
+    results = [run(part(wide, c), inner, None if state is None else state[..., c, :]) for c in cuts(x)]
     out = None
-    for one, _, _ in found:
+    for one, _, _ in results:
         out = one if out is None else out + one
-    end = xp.concat([end for _, end, _ in found], axis=-2)
-    return None if out is None else cast(xp, out, x.v.dtype), end, Wide(x, plan, [rest for _, _, rest in found])
+    end = xp.concat([end for _, end, _ in results], axis=-2)
+    return None if out is None else cast(xp, out, x.v.dtype), end, Wide(x, plan, [rest for _, _, rest in results])
 
 
 def _wide_keys_vjp(run: Run, saved: Wide, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """dv, dgv and a scalar dg are summed; dq, dk, a vector dg and du are concatenated along the key axis."""
     xp, x = saved.plan.xp, saved.x
-    found = [run(one, dout, None if dstate is None else dstate[..., c, :])
+    results = [run(one, dout, None if dstate is None else dstate[..., c, :])
              for one, c in zip(saved.rest, cuts(x), strict=True)]  # fmt: skip
     grads = {}
     for name, y in x._asdict().items():
-        parts = [getattr(d, name) for d, _ in found]
+        parts = [getattr(d, name) for d, _ in results]
         if y is None or parts[0] is None:
             continue
         concatenated = name in ("q", "k", "u") or (name == "g" and x.decay is Decay.VECTOR)
         grads[name] = xp.concat(parts, axis=-1) if concatenated else sum(parts[1:], parts[0])
-    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), xp.concat([dS for _, dS in found], axis=-2)
+    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), xp.concat([dS for _, dS in results], axis=-2)
 
 
-PREPROCESSING = (
-    Step("l2norm", lambda x, plan: plan.l2norm, _l2norm, _l2norm_vjp),
-    Step("micro_steps", lambda x, plan: plan.micro_steps > 1, _micro_steps, _micro_steps_vjp),
-    Step("pools", lambda x, plan: plan.pool_rows is not None, _pools, _pools_vjp),
-    Step("late_queries", lambda x, plan: not plan.causal and x.q is not None, _late_queries, _late_queries_vjp),
-    Step("wide_keys", lambda x, plan: len(cuts(x)) > 1, _wide_keys, _wide_keys_vjp),
+PREPROCESSING = (  # in this order; core.py says when a call needs a step
+    Step("l2norm", _l2norm, _l2norm_vjp),
+    Step("micro_steps", _micro_steps, _micro_steps_vjp),
+    Step("pools", _pools, _pools_vjp),
+    Step("late_queries", _late_queries, _late_queries_vjp),
+    Step("wide_keys", _wide_keys, _wide_keys_vjp),
 )

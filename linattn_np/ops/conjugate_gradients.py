@@ -68,9 +68,9 @@ def _by_halves(A: Array, b: Array, xp: Namespace) -> Array:
     n = K // 2
     B, C, D = A[..., :n, n:], A[..., n:, :n], A[..., n:, n:]
     both = xp.concat([xp.broadcast_to(B, (*b.shape[:-2], n, K - n)), b[..., :n, :]], axis=-1)
-    found = _by_halves(A[..., :n, :n], both, xp)
-    y = _by_halves(D - C @ found[..., : K - n], b[..., n:, :] - C @ found[..., K - n :], xp)
-    return xp.concat([found[..., K - n :] - found[..., : K - n] @ y, y], axis=-2)
+    solved = _by_halves(A[..., :n, :n], both, xp)
+    y = _by_halves(D - C @ solved[..., : K - n], b[..., n:, :] - C @ solved[..., K - n :], xp)
+    return xp.concat([solved[..., K - n :] - solved[..., : K - n] @ y, y], axis=-2)
 
 
 def first_singular(xp: Namespace, A: Array) -> tuple[int, ...] | None:

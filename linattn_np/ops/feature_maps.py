@@ -175,10 +175,10 @@ def random_fourier(num_features: int = 64, seed: int = 0, sigma: float = 1.0) ->
         dy = random_maps.fourier_vjp(xp, norms.unit(xp, x), num_features, seed, sigma, dphi, phi)
         return norms.unit_vjp(xp, x, dy)
 
-    blocked, own = in_blocks(f_vjp), in_blocks(f)
+    blocked, forward = in_blocks(f_vjp), in_blocks(f)
     blocked.takes_features = True  # type: ignore[attr-defined]
-    own.steps = map_steps.waves(num_features, seed, sigma)  # type: ignore[attr-defined]
-    return own, blocked
+    forward.steps = map_steps.waves(num_features, seed, sigma)  # type: ignore[attr-defined]
+    return forward, blocked
 
 
 def t2r(W: Array, b: Array | None = None) -> FeatureMap:

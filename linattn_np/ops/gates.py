@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ..runtime.arrays import Array, Namespace
 
+LOG_DECAY_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it acts as -inf
+
 
 def sigmoid(xp: Namespace, x: Array) -> Array:
     """1 / (1 + e^{-x})."""

@@ -46,11 +46,11 @@ def _own(xp: Namespace, y: np.ndarray, like: Array) -> Array:
 
 def _raw(xp: Namespace, x: Array, degree: int) -> list[Array]:
     """Monomials of every degree up to `degree` without weights; each is its parent times one channel."""
-    found = [xp.ones_like(x[..., :1] if x.shape[-1] else xp.sum(x, axis=-1, keepdims=True))]
+    levels = [xp.ones_like(x[..., :1] if x.shape[-1] else xp.sum(x, axis=-1, keepdims=True))]
     for p in range(1, degree + 1):
         parent, last, *_ = _tables(x.shape[-1], p)
-        found.append(xp.take(found[-1], _own(xp, parent, x), axis=-1) * xp.take(x, _own(xp, last, x), axis=-1))
-    return found
+        levels.append(xp.take(levels[-1], _own(xp, parent, x), axis=-1) * xp.take(x, _own(xp, last, x), axis=-1))
+    return levels
 
 
 def powers(xp: Namespace, x: Array, coefficients: tuple[float, ...]) -> Array:
@@ -129,12 +129,12 @@ def powers_of_rows_vjp(x: np.ndarray, coefficients: tuple[float, ...], dphi: np.
     if R == 1:  # a sum over one column has another summation order
         return powers_of_rows_vjp(np.repeat(x, 2, axis=0), coefficients, np.repeat(dphi, 2, axis=0))[:1]
     raw, rows = _levels(x, len(coefficients) - 1), np.ascontiguousarray(x.T)
-    dx, own, end = np.zeros((K, R), x.dtype), np.ascontiguousarray(dphi.T), dphi.shape[-1]
+    dx, raw_gradients, end = np.zeros((K, R), x.dtype), np.ascontiguousarray(dphi.T), dphi.shape[-1]
     dlevel: Any = 0.0
     for p in range(len(coefficients) - 1, 0, -1):
         if coefficients[p]:
             end -= len(raw[p])
-            dlevel = dlevel + own[end : end + len(raw[p])] * _weight(x, p, coefficients[p])
+            dlevel = dlevel + raw_gradients[end : end + len(raw[p])] * _weight(x, p, coefficients[p])
         below, at = np.zeros_like(raw[p - 1]), 0
         for n, last in enumerate(_lasts(K, p - 1)):
             d = dlevel[at : at + K - last]
@@ -160,9 +160,9 @@ def segments(K: int, coefficients: tuple[float, ...]) -> tuple[np.ndarray, np.nd
     weights = [factors[0]]
     for p in range(1, len(coefficients)):
         parent, last, weight, *_ = _tables(K, p)
-        own = coefficients[p] ** 0.5 * weight if coefficients[p] else np.ones(len(weight))
-        weights.append(own / factors[-1][parent])
-        factors.append(own)
+        factor = coefficients[p] ** 0.5 * weight if coefficients[p] else np.ones(len(weight))
+        weights.append(factor / factors[-1][parent])
+        factors.append(factor)
         for n, channel in enumerate(_lasts(K, p - 1)):
             rows.append((begin + n, channel, at))
             at += K - channel

@@ -13,10 +13,10 @@ import numpy as np
 from ..runtime import blas, threads
 from ..runtime.arrays import Array, Namespace, device
 
-SMALLEST = 128  # rows, a multiple of BLOCK, up to which there is one block
-LEAST = 2**18  # elements of a result from which threads are worth starting
-CACHED = 2**17  # elements of one temporary
-BLOCK = 64  # rows of one product: the summation order of BLAS depends on the shape
+PRODUCT_ROWS = 64  # rows of one product: the summation order of BLAS depends on the shape
+UNBLOCKED_ROWS = 128  # a multiple of PRODUCT_ROWS: so many are computed at once, without threads
+TEMPORARY_ELEMENTS = 2**17  # of one temporary of a block: 512 KiB of float32 stay in cache
+THREADED_ELEMENTS = 2**18  # of a result, from which threads are worth starting
 
 
 def times(xp: Namespace, x: Array, W: Array, out: np.ndarray | None = None) -> Array:
@@ -25,18 +25,19 @@ def times(xp: Namespace, x: Array, W: Array, out: np.ndarray | None = None) -> A
         return x @ W
     lead, K = tuple(x.shape[:-1]), x.shape[-1]
     rows = math.prod(lead)
-    blocks = -(-rows // BLOCK)
+    blocks = -(-rows // PRODUCT_ROWS)
     flat = xp.reshape(x, (rows, K))
     if out is not None:
-        full, whole = rows // BLOCK, rows - rows % BLOCK
-        np.matmul(flat[:whole].reshape(full, BLOCK, K), W, out=out[:whole].reshape(full, BLOCK, out.shape[-1]))
+        whole = rows - rows % PRODUCT_ROWS
+        full = (rows // PRODUCT_ROWS, PRODUCT_ROWS)
+        np.matmul(flat[:whole].reshape(*full, K), W, out=out[:whole].reshape(*full, out.shape[-1]))
         if whole < rows:
             out[whole:] = times(xp, flat[whole:], W)
         return out
-    if rows % BLOCK:
-        flat = xp.concat([flat, xp.zeros((blocks * BLOCK - rows, K), dtype=x.dtype, device=device(x))], axis=0)
-    out = xp.reshape(flat, (blocks, BLOCK, K)) @ W
-    return xp.reshape(xp.reshape(out, (blocks * BLOCK, W.shape[-1]))[:rows, :], (*lead, W.shape[-1]))
+    if rows % PRODUCT_ROWS:
+        flat = xp.concat([flat, xp.zeros((blocks * PRODUCT_ROWS - rows, K), dtype=x.dtype, device=device(x))], axis=0)
+    out = xp.reshape(flat, (blocks, PRODUCT_ROWS, K)) @ W
+    return xp.reshape(xp.reshape(out, (blocks * PRODUCT_ROWS, W.shape[-1]))[:rows, :], (*lead, W.shape[-1]))
 
 
 def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) -> Callable[..., Array]:
@@ -51,14 +52,15 @@ def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) 
         rows = math.prod(first.shape[:-1])
         if not isinstance(first, np.ndarray):
             return f(*arrays)
-        if rows <= SMALLEST:
+        if rows <= UNBLOCKED_ROWS:
             return np.ascontiguousarray(f(*arrays))  # contiguous as in blocks: bits of products depend on strides
         flat = [np.reshape(x, (rows, x.shape[-1])) for x in arrays]
-        result = f(*(x[:SMALLEST] for x in flat))
+        result = f(*(x[:UNBLOCKED_ROWS] for x in flat))
         out = np.empty((rows, result.shape[-1]), result.dtype)
-        out[:SMALLEST] = result
-        each = max(SMALLEST, CACHED // max(1, *(x.shape[-1] for x in (*arrays, result))) // BLOCK * BLOCK)
-        starts, context = range(SMALLEST, rows, each), contextvars.copy_context()
+        out[:UNBLOCKED_ROWS] = result
+        most = TEMPORARY_ELEMENTS // max(1, *(x.shape[-1] for x in (*arrays, result)))
+        each = max(UNBLOCKED_ROWS, most // PRODUCT_ROWS * PRODUCT_ROWS)
+        starts, context = range(UNBLOCKED_ROWS, rows, each), contextvars.copy_context()
 
         def work(first: int, last: int) -> None:
             for n in starts[first:last]:
@@ -68,7 +70,7 @@ def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) 
                 else:
                     out[n : n + each] = here.run(f, *part)
 
-        count = threads.num_threads() if out.size >= LEAST else 1
+        count = threads.num_threads() if out.size >= THREADED_ELEMENTS else 1
         with blas.one_thread() if count > 1 else contextlib.nullcontext():
             threads.run(work, len(starts), count)
         return out.reshape(*first.shape[:-1], out.shape[-1])

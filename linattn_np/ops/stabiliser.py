@@ -30,14 +30,14 @@ def gauge(xp: Namespace, a: Array, b: Array, m_0: Array, sequences: Items[Sequen
 
     If m_t = a_t + m_{t-1}, the stabilised log decay is exactly 0 and the state is multiplied by 1.
     """
-    found, earlier = [], []
+    maxima, earlier = [], []
     for s in sequences:
         t, begin = slice(s.start, s.stop), row(m_0, s)
         m = running_maximum(xp, a[..., t, :], b[..., t, :], begin)
         m = xp.concat([m[..., :-1, :], cast(xp, cast(xp, m[..., -1:, :], dtype), m.dtype)], axis=-2)
-        found.append(m)
+        maxima.append(m)
         earlier.append(delayed(xp, m, begin))
-    m = joined(xp, found)
+    m = joined(xp, maxima)
     return Gauge(a, b, m_0, m, a + (joined(xp, earlier) - m), xp.exp(b - m))
 
 
@@ -110,8 +110,8 @@ def last_maximum_vjp(
     if T == 0:
         return xp.zeros_like(a), xp.zeros_like(b), dm
     t = xp.arange(T, device=device(b))[:, None]
-    own = b > a + delayed(xp, m, m_0)  # m_t = b_t
-    origin = xp.max(xp.where(own, t, -1), axis=-2, keepdims=True)  # the last such t; -1: m_0
+    is_input = b > a + delayed(xp, m, m_0)  # m_t = b_t
+    origin = xp.max(xp.where(is_input, t, -1), axis=-2, keepdims=True)  # the last such t; -1: m_0
     dm, zero = dm[..., None, :], xp.zeros_like(b)
     da, db = xp.where(t > origin, dm, zero), xp.where(t == origin, dm, zero)
     return da, db, xp.where(origin < 0, dm, xp.zeros_like(dm))[..., 0, :]

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ..runtime.arrays import Array, Namespace, device, is_mutable, keep_lower, transposed_rows
 
-BLOCK = 32
-SMALLEST = 8
+DIAGONAL_ROWS = 32  # of a diagonal block that is inverted: one product then solves a chunk of 32
+ROW_BY_ROW = 8  # rows of the blocks inverted row by row: each row is one library call for all blocks side by side
 
 
 class UnitLower(NamedTuple):
@@ -24,12 +24,12 @@ class UnitLower(NamedTuple):
 
 def unit_lower(xp: Namespace, A: Array) -> UnitLower:
     """I + A with its diagonal blocks inverted.   A (..., C, C) strictly lower."""
-    C, size = A.shape[-1], SMALLEST
-    while size < min(C, BLOCK):
+    C, size = A.shape[-1], ROW_BY_ROW
+    while size < min(C, DIAGONAL_ROWS):
         size *= 2
     padded = _padded(xp, A, -(-C // size) * size)
-    inverse = _by_rows(xp, _blocks(xp, padded, SMALLEST))
-    n = SMALLEST
+    inverse = _by_rows(xp, _blocks(xp, padded, ROW_BY_ROW))
+    n = ROW_BY_ROW
     while n < size:  # [F 0; B G]^{-1} = [F^{-1} 0; -G^{-1} B F^{-1} G^{-1}]
         first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
         inverse = _block_lower(xp, first, -second @ (_blocks(xp, padded, 2 * n, n) @ first), second)

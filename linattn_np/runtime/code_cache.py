@@ -15,9 +15,9 @@ from pathlib import Path
 
 def folder(kind: str) -> Path:
     """The folder of a kind of code: $LINATTN_CACHE_DIR, else linattn_np/<kind> in the user's cache folder."""
-    own = os.environ.get("LINATTN_CACHE_DIR")
-    if own:
-        return Path(own)
+    chosen = os.environ.get("LINATTN_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "linattn_np" / kind
 

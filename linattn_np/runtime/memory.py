@@ -19,11 +19,16 @@ class Place(NamedTuple):
     itemsize: int
 
 
+def address(x: np.ndarray) -> int:
+    """Address of the first element."""
+    return x.__array_interface__["data"][0]
+
+
 def place_of(x: Array) -> Place | None:
     """The memory of x; None if its library does not expose addresses (JAX, dask)."""
     shape = tuple(map(int, x.shape))
     if isinstance(x, np.ndarray):
-        return Place(x.__array_interface__["data"][0], shape, x.strides, x.itemsize)
+        return Place(address(x), shape, x.strides, x.itemsize)
     if is_on_device(x):
         return Place(x.data.ptr, shape, tuple(x.strides), x.dtype.itemsize)
     if callable(getattr(x, "stride", None)) and hasattr(x, "data_ptr"):  # torch

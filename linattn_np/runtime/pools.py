@@ -53,7 +53,7 @@ def _on_host(rows: Any) -> Any:
 
 def _check_shape(fn: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
     if shape != batch:
-        raise ValueError(f"{fn}: state_rows has shape {shape}, expected one row a sequence: {batch}")
+        raise ValueError(f"{fn}: state_rows has shape {shape}, expected one row per sequence: {batch}")
 
 
 def take_rows(xp: Namespace, pool: Array, rows: Array, batch: tuple[int, ...]) -> Array:

@@ -44,12 +44,12 @@ def num_threads() -> int:
     """The limit set by `limited`, else LINATTN_NP_NUM_THREADS, else the processors available to this process."""
     if (limit := _limit.get()) is not None:
         return limit
-    given = os.environ.get("LINATTN_NP_NUM_THREADS")
-    if given is None:
+    value = os.environ.get("LINATTN_NP_NUM_THREADS")
+    if value is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not given.isdecimal() or int(given) < 1:
-        raise ValueError(f"LINATTN_NP_NUM_THREADS is {given!r}, expected a whole number from 1")
-    return int(given)
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"LINATTN_NP_NUM_THREADS is {value!r}, expected a whole number from 1")
+    return int(value)
 
 
 def run(task: Callable[[int, int], None], tasks: int, threads: int) -> None:

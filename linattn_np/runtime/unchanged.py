@@ -16,9 +16,9 @@ MOST = 4096  # elements compared: under 1 us per float32 array; a changed token 
 Marks = list[tuple[str, np.ndarray, bytes]]  # name, the caller's array, what is compared
 
 
-def mark(given: Mapping[str, Any]) -> Marks:
+def mark(inputs: Mapping[str, Any]) -> Marks:
     """Samples of the NumPy arrays, to compare later."""
-    return [(name, x, _sample(x)) for name, x in given.items() if isinstance(x, np.ndarray)]
+    return [(name, x, _sample(x)) for name, x in inputs.items() if isinstance(x, np.ndarray)]
 
 
 def check_unchanged(fn: str, marks: Marks) -> None:

@@ -25,7 +25,7 @@ def is_word(value: Any, words: Container[str]) -> bool:
 
 
 def is_whole(value: Any, least: int = 1, most: float = math.inf) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and least <= value <= most
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and least <= int(value) <= most
 
 
 def is_real(value: Any) -> bool:

@@ -12,9 +12,10 @@ def versions() -> dict[str, str]:
     """Versions of this package, of Python, and of every array library that is installed; none is imported."""
     import platform
 
-    found = {"linattn_np": _version("linattn_np"), "python": platform.python_version(), "platform": platform.platform()}
-    found |= {name: _version(name) for name in LIBRARIES}
-    return {name: version for name, version in found.items() if version}
+    table = {"linattn_np": _version("linattn_np"), "python": platform.python_version()}
+    table["platform"] = platform.platform()
+    table |= {name: _version(name) for name in LIBRARIES}
+    return {name: version for name, version in table.items() if version}
 
 
 def _version(name: str) -> str:

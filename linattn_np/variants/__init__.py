@@ -1,1 +1,1 @@
-"""One file a variant: its spec, its docstring, its change of variables and the transpose of that."""
+"""One file per variant: its spec, its docstring, its change of variables and the transpose."""

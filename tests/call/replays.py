@@ -81,7 +81,7 @@ def of(x, *arrays, **keywords):
     return [x[n] for n in ("q", "k", "v", "g", "beta")] if not arrays else list(arrays), keywords
 
 
-def turned(y):
+def transposed(y):
     return np.ascontiguousarray(y.swapaxes(1, 2)).swapaxes(1, 2)
 
 

@@ -68,11 +68,11 @@ def test_three_numbers_of_heads():
           q=Q[:, :, :1], k=KEYS[:, :, :2])
 
 
-def test_the_callers_own_layout_is_named():
-    turned = {n: np.moveaxis(x, 1, 2) for n, x in GOOD.items()}
-    turned["layout"] = "heads_first"
-    gated(ValueError, "beta has shape (2, 64, 4), expected (B, H, T) = (2, 4, 64)", **turned | {"beta": BETA})
-    gated(ValueError, "q has shape (2, 64, 4, 8), expected (B, Hq, T, K) = (2, Hq, 64, K)", **turned | {"q": Q})
+def test_messages_name_the_callers_layout():
+    transposed = {n: np.moveaxis(x, 1, 2) for n, x in GOOD.items()}
+    transposed["layout"] = "heads_first"
+    gated(ValueError, "beta has shape (2, 64, 4), expected (B, H, T) = (2, 4, 64)", **transposed | {"beta": BETA})
+    gated(ValueError, "q has shape (2, 64, 4, 8), expected (B, Hq, T, K) = (2, Hq, 64, K)", **transposed | {"q": Q})
     refuse(ValueError, "read: q has shape (2, 64, 4, 8), expected (B, Hq, T, K) = (2, Hq, T, 3)", la.read, Q,
            STATE[:, :, :3], layout="heads_first")
 
@@ -337,8 +337,8 @@ def test_cotangents():
     with pytest.raises(ValueError, match=sentence(
             "gated_delta_rule: dout has shape (2, 64, 4, 5), expected None: there is no out")):
         pullback(dout)
-    turned = {n: np.moveaxis(x, 1, 2) for n, x in GOOD.items()}
-    _, pullback = la.vjp(la.gated_delta_rule, **turned, layout="heads_first")
+    transposed = {n: np.moveaxis(x, 1, 2) for n, x in GOOD.items()}
+    _, pullback = la.vjp(la.gated_delta_rule, **transposed, layout="heads_first")
     with pytest.raises(ValueError, match=sentence(
             "gated_delta_rule: dout has shape (2, 64, 4, 5), expected (2, 4, 64, 5)")):
         pullback(dout)

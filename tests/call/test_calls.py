@@ -40,7 +40,7 @@ def copies(x):
 def test_write_without_reading(case, form):
     arrays, state = draw(case, T=19)
     expected = call(case, arrays, state=state, **form)[1]
-    silent = arrays | {case.spec.query: None}
+    silent = arrays | {case.spec.change.query: None}
     out, end = case.fn(**silent, **case.options, state=state, **form)  # no return_state: there is nothing else
     assert out is None
     for a, b in zip(parts(end), parts(expected), strict=True):
@@ -48,16 +48,16 @@ def test_write_without_reading(case, form):
     if form not in ({}, {"chunk_size": 16}):
         return
     given = {n: x for n, x in silent.items() if x is not None and not isinstance(x, str)}
-    check_vjp(case.fn, **{case.spec.query: None}, **given, **case.named, **case.options, **form, state=state)
+    check_vjp(case.fn, **{case.spec.change.query: None}, **given, **case.named, **case.options, **form, state=state)
 
 
 @every_variant
 def test_queries_get_no_gradient_when_there_are_none(case):
     arrays, state = draw(case, T=5)
-    (_, end), pullback = la.vjp(case.fn, **(arrays | {case.spec.query: None}), **case.options, state=state)
+    (_, end), pullback = la.vjp(case.fn, **(arrays | {case.spec.change.query: None}), **case.options, state=state)
     grads = pullback(dstate=end)
-    assert getattr(grads, case.spec.query) is None
-    assert getattr(grads, case.spec.key).shape == arrays[case.spec.key].shape
+    assert getattr(grads, case.spec.change.query) is None
+    assert getattr(grads, case.spec.change.key).shape == arrays[case.spec.change.key].shape
 
 
 @pytest.mark.parametrize(("Hq", "H"), [(2, 2), (1, 3), (4, 2)])
@@ -84,12 +84,12 @@ NOT_READ = (*STATE_SPACE, la.rwkv6, la.mesa_net, la.gsa, la.abc, la.based, la.pe
 
 
 @pytest.mark.parametrize("case", [c for c in PLAIN if c.fn not in NOT_READ], ids=str)
-def test_read_gives_what_the_last_query_read(case):
+def test_read_equals_the_output_of_the_last_query(case):
     """Of every variant that reads after it writes, and returns what it read."""
     arrays, state = draw(case, T=9)
     out, end = call(case, arrays, state=state)
     scale = 5**-0.5 if case.spec.scaled else 1.0
-    found = la.read(arrays[case.spec.query][:, -1:], end, scale=scale)
+    found = la.read(arrays[case.spec.change.query][:, -1:], end, scale=scale)
     np.testing.assert_allclose(found, out[:, -1:], rtol=1e-12, atol=1e-13)
 
 
@@ -106,11 +106,11 @@ def test_read_heads_first():
     rng = np.random.default_rng(0)
     q, S = rng.standard_normal((2, 7, 3, 5)), rng.standard_normal((2, 3, 5, 4))
     out, pullback = la.vjp(la.read, q, S)
-    turned, pull_turned = la.vjp(la.read, np.moveaxis(q, 1, 2), S, layout="heads_first")
-    np.testing.assert_array_equal(np.moveaxis(turned, 1, 2), out)
+    moved, pull_moved = la.vjp(la.read, np.moveaxis(q, 1, 2), S, layout="heads_first")
+    np.testing.assert_array_equal(np.moveaxis(moved, 1, 2), out)
     d = rng.standard_normal(out.shape)
-    np.testing.assert_array_equal(np.moveaxis(pull_turned(np.moveaxis(d, 1, 2)).q, 1, 2), pullback(d).q)
-    np.testing.assert_array_equal(pull_turned(np.moveaxis(d, 1, 2)).state, pullback(d).state)
+    np.testing.assert_array_equal(np.moveaxis(pull_moved(np.moveaxis(d, 1, 2)).q, 1, 2), pullback(d).q)
+    np.testing.assert_array_equal(pull_moved(np.moveaxis(d, 1, 2)).state, pullback(d).state)
 
 
 # the state, overwritten
@@ -122,16 +122,16 @@ def test_read_heads_first():
 def test_overwritten_state(case, form, T):
     arrays, state = draw(case, T=T)
     expected_out, expected = call(case, arrays, state=state, **form)
-    mine = copies(state)
-    out, end = call(case, arrays, state=mine, overwrite_state=True, **form)
+    overwritten = copies(state)
+    out, end = call(case, arrays, state=overwritten, overwrite_state=True, **form)
     np.testing.assert_array_equal(out, expected_out)
-    for a, b, c in zip(parts(end), parts(mine), parts(expected), strict=True):
+    for a, b, c in zip(parts(end), parts(overwritten), parts(expected), strict=True):
         assert a is b
         np.testing.assert_array_equal(a, c)
-    mine = copies(state)
-    alone = case.fn(**arrays, **case.options, state=mine, overwrite_state=True, **form)  # without return_state
+    overwritten = copies(state)
+    alone = case.fn(**arrays, **case.options, state=overwritten, overwrite_state=True, **form)  # without return_state
     np.testing.assert_array_equal(alone, expected_out)
-    for a, b in zip(parts(mine), parts(expected), strict=True):
+    for a, b in zip(parts(overwritten), parts(expected), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -154,15 +154,15 @@ def test_overwritten_state_of_a_ragged_batch_and_of_a_view(case):
 def test_the_final_state_is_nobody_elses_memory(case, T):
     arrays, state = draw(case, T=T)
     out, end = call(case, arrays, state=state)
-    theirs = [x for x in arrays.values() if isinstance(x, np.ndarray)] + parts(state)
-    for mine in (out, *parts(end)):
-        assert not any(np.shares_memory(mine, x) for x in theirs)
+    inputs = [x for x in arrays.values() if isinstance(x, np.ndarray)] + parts(state)
+    for result in (out, *parts(end)):
+        assert not any(np.shares_memory(result, x) for x in inputs)
 
 
 # the layout
 
 
-def turned(case: Case, arrays):
+def transposed(case: Case, arrays):
     """(..., T, H, D) as (..., H, T, D), views."""
     def turn(name, x):
         if name not in case.given or not case.on_tokens(name):
@@ -180,16 +180,17 @@ def test_heads_first_is_the_same_call_on_moved_axes(case, B, form):
     dout, dstate = cotangents(result)
     grads = pullback(dout, dstate)
     moved, pull_moved = la.vjp(
-        case.fn, **turned(case, arrays), **case.options, state=state, return_state=True, layout="heads_first", **form)
+        case.fn, **transposed(case, arrays), **case.options, state=state, return_state=True, layout="heads_first",
+        **form)
     np.testing.assert_array_equal(np.moveaxis(moved.out, -3, -2), result.out)
     moved_grads = pull_moved(np.moveaxis(dout, -3, -2), dstate)
     states = parts(moved.state) + parts(moved_grads.state)
     for a, b in zip(states, parts(result.state) + parts(grads.state), strict=True):
         np.testing.assert_array_equal(a, b)
-    back = turned(case, {n: getattr(grads, n) for n in case.given})
+    back = transposed(case, {n: getattr(grads, n) for n in case.given})
     for name, d in back.items():
         np.testing.assert_array_equal(getattr(moved_grads, name), d, name)
-        assert getattr(moved_grads, name).shape == turned(case, arrays)[name].shape
+        assert getattr(moved_grads, name).shape == transposed(case, arrays)[name].shape
 
 
 def test_the_usual_mistake_of_layout_is_named():
@@ -292,14 +293,14 @@ def test_two_maps_of_the_callers_own():
 def test_inputs_are_left_as_they_were(case, form):
     arrays, state = draw(case, T=9)
     before = {n: x.copy() for n, x in arrays.items() if isinstance(x, np.ndarray)}
-    kept = copies(state)
+    original = copies(state)
     result, pullback = la.vjp(case.fn, **arrays, **case.options, state=state, return_state=True, **form)
     dout, dstate = cotangents(result)
     dout_before, dstate_before, out_before = dout.copy(), copies(dstate), result.out.copy()
     pullback(dout, dstate)
     for name, x in before.items():
         np.testing.assert_array_equal(arrays[name], x, name)
-    pairs = [*zip(parts(state), parts(kept), strict=True), *zip(parts(dstate), parts(dstate_before), strict=True)]
+    pairs = [*zip(parts(state), parts(original), strict=True), *zip(parts(dstate), parts(dstate_before), strict=True)]
     for a, b in [*pairs, (dout, dout_before), (result.out, out_before)]:
         np.testing.assert_array_equal(a, b)
 
@@ -351,7 +352,7 @@ def test_influence_matrix_is_the_call(case):
     arrays, _ = draw(case, T=9, H=2, Tq=None)
     if not case.causal:
         return check_influence_of_other_queries(case)
-    v = arrays[case.spec.value]
+    v = arrays[case.spec.change.value]
     A = la.influence_matrix(case.fn, **arrays, **case.options)
     if case.spec.micro_steps:
         return check_influence_of_micro_steps(case, arrays, A)
@@ -368,7 +369,7 @@ def test_influence_matrix_is_the_call(case):
 
 def check_influence_of_micro_steps(case, arrays, A):
     assert A.shape == (2, 2, 9, 9 * 2)
-    made = np.einsum("bhijn,bjnhe->bihe", A.reshape(2, 2, 9, 9, 2), arrays[case.spec.value])
+    made = np.einsum("bhijn,bjnhe->bihe", A.reshape(2, 2, 9, 9, 2), arrays[case.spec.change.value])
     assert relative_error(made, case.fn(**arrays, **case.options)) <= 1e-12
     assert not A[..., np.repeat(np.triu(np.ones((9, 9)), k=1) > 0, 2, axis=1)].any()
 
@@ -386,7 +387,7 @@ def test_influence_matrix_of_grouped_heads_and_packed_sequences(case):
     arrays, _ = draw(case, T=9, B=(1,), H=2, Hq=4)
     offsets = [0, 2, 2, 9]
     A = la.influence_matrix(case.fn, **arrays, **case.options, cu_seqlens=offsets)
-    v = arrays[case.spec.value][:, :, [0, 0, 1, 1]]
+    v = arrays[case.spec.change.value][:, :, [0, 0, 1, 1]]
     made = np.einsum("bheij,bjhe->bihe" if A.ndim == 5 else "bhij,bjhe->bihe", A, v)
     assert relative_error(made, case.fn(**arrays, **case.options, cu_seqlens=offsets)) <= 1e-12
     assert not A[..., 2:, :2].any()
@@ -396,13 +397,13 @@ def test_influence_heads_first():
     arrays, _ = draw(next(c for c in PLAIN if c.fn is la.kda), T=9, H=3)
     case = next(c for c in PLAIN if c.fn is la.kda)
     A = la.influence_matrix(la.kda, **arrays)
-    np.testing.assert_array_equal(la.influence_matrix(la.kda, **turned(case, arrays), layout="heads_first"), A)
+    np.testing.assert_array_equal(la.influence_matrix(la.kda, **transposed(case, arrays), layout="heads_first"), A)
 
 
 @every_case
 def test_influence_matrix_does_not_depend_on_the_values(case):
     arrays, _ = draw(case, T=6)
-    moved = arrays | {case.spec.value: 3 * arrays[case.spec.value] + 1}
+    moved = arrays | {case.spec.change.value: 3 * arrays[case.spec.change.value] + 1}
     error, _ = worst({"A": la.influence_matrix(case.fn, **moved, **case.options)},
                      {"A": la.influence_matrix(case.fn, **arrays, **case.options)})
     assert error == 0

@@ -23,7 +23,8 @@ VALUES = {
 }  # fmt: skip
 FUNCTIONS = (la.linear_attention, la.gated_delta_rule, la.lightning_attention, la.mamba2, la.mesa_net, la.mlstm,
              la.performer, la.rfa, la.based, la.rebased, la.retnet, la.gsa)  # fmt: skip
-OPTIONS = [(fn, name) for fn in FUNCTIONS for name in (*fn.spec.options, *(COMMON if fn in FUNCTIONS[:2] else ()))]
+OPTIONS = [(fn, name) for fn in FUNCTIONS
+           for name in (*fn.spec.options.defaults, *(COMMON if fn in FUNCTIONS[:2] else ()))]
 
 
 def refused(fn, name, value, **more):
@@ -97,7 +98,7 @@ Q = np.random.default_rng(0).standard_normal((1, 3, 2, 4))
     (lambda x: x > 0, "feature_map makes k of dtype bool, expected one of float16"),
     (lambda x: x.astype(int), "feature_map makes k of dtype int64, expected one of float16"),
 ])
-def test_what_a_map_gives(f, text):
+def test_results_of_a_map_are_checked(f, text):
     for state in (None, np.zeros((1, 2, 4, 4))):
         with pytest.raises(TypeError, match=f"^linear_attention: {text}"):
             la.linear_attention(Q, Q, Q, feature_map=(f, f), state=state)
@@ -109,7 +110,7 @@ def test_what_a_map_gives(f, text):
     (lambda x, d: d.sum(), ValueError, r"f_vjp of feature_map makes dk of shape \(\), expected \(1, 3, 2, 4\)"),
     (lambda x, d: d.tolist(), TypeError, "f_vjp of feature_map makes dk a list, expected an array"),
 ])
-def test_what_the_transpose_of_a_map_gives(f_vjp, error, text):
+def test_results_of_the_transpose_of_a_map_are_checked(f_vjp, error, text):
     out, pullback = la.vjp(la.linear_attention, Q, Q, Q, feature_map=(lambda x: x, f_vjp))
     with pytest.raises(error, match=f"^linear_attention: {text}"):
         pullback(out)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call.states import check_inputs_apart
+from linattn_np.call.overwrite import check_inputs_apart
 from linattn_np.runtime.memory import Place, overlap, overlaps_itself, place_of
 
 RNG = np.random.default_rng(0)

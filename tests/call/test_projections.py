@@ -83,7 +83,7 @@ def test_a_random_feature_takes_any_length_too(backend):
 @pytest.mark.parametrize("T", [1, 5, 40])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @every_rule
-def test_calls_alike_take_their_own_numbers(case, T, dtype):
+def test_replayed_calls_read_their_own_arrays(case, T, dtype):
     for seed in range(4):
         arrays, state = draw(case, T=T, seed=seed, dtype=dtype)
         out, end = call(case, arrays, state=state)
@@ -106,7 +106,7 @@ def test_a_raw_gate_without_end_is_a_hard_reset(case):
 
 @pytest.mark.parametrize("case", [c for c in RAW if "A_log" in c.given], ids=lambda c: c.fn.__name__)
 def test_16_bit_projections(case):
-    """The formula is computed in float32 whatever the raw gate is kept in."""
+    """The formula is computed in float32, whatever the dtype of the raw gate."""
     arrays, _ = draw(case, T=40, dtype=np.float16)
     wide = {n: x.astype(np.float32) for n, x in arrays.items()}
     assert relative_error(call(case, arrays)[0], call(case, wide)[0]) <= 2.0**-10

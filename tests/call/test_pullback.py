@@ -21,23 +21,23 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(parts(tuple(a)), parts(tuple(b)), strict=True))
 
 
-@pytest.mark.parametrize("again", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy],
+@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy],
                          ids=["pickle", "copy", "deepcopy"])
 @pytest.mark.parametrize("fn", [la.gated_delta_rule, la.mlstm, la.mesa_net, la.gsa, la.performer],
                          ids=lambda fn: fn.__name__)
-def test_results_and_gradients_can_be_pickled_and_copied(fn, again):
+def test_results_and_gradients_can_be_pickled_and_copied(fn, copied):
     case = next(c for c in CASES if c.fn is fn)
     arrays, state = draw(case, T=5)
     result, pullback = la.vjp(fn, **arrays, **case.options, state=state, return_state=True)
     grads = pullback(*ones(result))
     for x in (result, result.state, grads):
-        other = again(x)
+        other = copied(x)
         assert type(other) is type(x)
         assert repr(other) == repr(x)
         if isinstance(x, tuple):
             assert other._fields == x._fields
             assert same(other, x)
-    assert again(la.vjp(la.read, Q, S)[1](la.read(Q, S)))._fields == ("q", "state")
+    assert copied(la.vjp(la.read, Q, S)[1](la.read(Q, S)))._fields == ("q", "state")
 
 
 Q, S = np.ones((1, 2, 1, 3)), np.ones((1, 1, 3, 4))
@@ -71,10 +71,10 @@ def test_arrays_by_position_states_and_views_are_looked_at():
     state[0, 1, 7, 3] = 2
     with pytest.raises(RuntimeError, match="kda: state was changed"):
         pullback(v)
-    turned = np.ascontiguousarray(np.swapaxes(q, 1, 2))
+    transposed = np.ascontiguousarray(np.swapaxes(q, 1, 2))
     fused = np.zeros((1, 400, 5, 2, 8))
-    for changed in (turned, fused):
-        given = turned.swapaxes(1, 2) if changed is turned else fused[:, :, 3]
+    for changed in (transposed, fused):
+        given = transposed.swapaxes(1, 2) if changed is transposed else fused[:, :, 3]
         _, pullback = la.vjp(la.kda, given, k, v, g, beta)
         changed += 1
         with pytest.raises(RuntimeError, match="kda: q was changed"):
@@ -104,7 +104,7 @@ def test_read_looks_at_its_inputs_too():
 
 @pytest.mark.parametrize("chunk_size", [None, 4])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_vjp_returned_may_be_written_to(case, chunk_size):
+def test_results_of_vjp_may_be_written_to(case, chunk_size):
     arrays, state = draw(case, T=20)
     how = {**arrays, **case.options, "state": state, "return_state": True, "chunk_size": chunk_size}
     result, pullback = la.vjp(case.fn, **how)
@@ -116,7 +116,7 @@ def test_what_vjp_returned_may_be_written_to(case, chunk_size):
     assert same(pullback(*cotangents), expected)
 
 
-def test_what_read_returned_may_be_written_to():
+def test_results_of_read_may_be_written_to():
     state = la.NormalisedState(S, 1 + S[..., 0])
     out, pullback = la.vjp(la.read, Q, state)
     expected = pullback(np.ones_like(out))

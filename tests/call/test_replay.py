@@ -29,7 +29,7 @@ from tests.call.replays import (
     of,
     result,
     shared_row,
-    turned,
+    transposed,
 )
 from tests.cases import CASES, draw
 
@@ -146,7 +146,7 @@ def test_no_causality_and_feature_maps():
 
 
 @every_form
-@pytest.mark.parametrize("change", [turned, apart, backwards, shared_row], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("change", [transposed, apart, backwards, shared_row], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
 def test_other_strides(name, change, T):
     x, y = given(T)[0], given(T, 1)[0]
@@ -197,7 +197,7 @@ def test_the_other_sixteen_bits(name, T):
 
 
 @every_form
-def test_batch_axes_that_are_one_axis_and_that_are_not(T):
+def test_batch_axes_that_merge_into_one_and_that_do_not(T):
     """Where two batch axes cannot be read as one, a copy is read: another one each time."""
     sets = []
     for seed in range(3):
@@ -211,16 +211,16 @@ def test_batch_axes_that_are_one_axis_and_that_are_not(T):
         replay.clear()
         for (x, S), right in zip(sets, expected, strict=True):
             own = [crossed(y) if n in names else y for n, y in x.items()]
-            mine = crossed(S) if "state" in names else S.copy()
-            found = la.gated_delta_rule(*own, state=mine, return_state=True, overwrite_state=True, backend="numba")
+            written = crossed(S) if "state" in names else S.copy()
+            found = la.gated_delta_rule(*own, state=written, return_state=True, overwrite_state=True, backend="numba")
             assert (found.out == right.out).all()
             assert (found.state == right.state).all()
-            assert found.state is mine
+            assert found.state is written
 
 
 @every_form
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "state"])
-def test_numbers_that_lie_askew(name, T):
+def test_misaligned_arrays(name, T):
     """At an address that is no multiple of their size."""
     x, S = given(T)
     x = x | {"state": S}
@@ -236,7 +236,7 @@ def test_numbers_that_lie_askew(name, T):
             assert (found.state == expected.state).all()
 
 
-def test_nothing_to_walk_over():
+def test_no_tokens():
     x, state = given(5)
     for cut in (np.s_[:0], np.s_[:, :0], np.s_[:, :, :0]):
         none = {n: y[cut] for n, y in x.items()}
@@ -290,7 +290,7 @@ def test_other_numbers(case, T):
         assert replay.count() <= 1
 
 
-def test_as_many_as_are_kept(monkeypatch):
+def test_the_number_of_recorded_plans_is_limited(monkeypatch):
     monkeypatch.setattr(replay, "MOST", 3)
     x, _ = given(5)
     expected = {}

@@ -30,7 +30,7 @@ STATES = {
     "every second": lambda S: np.repeat(S, 2, axis=-1)[..., ::2],
     "bfloat16": lambda S: S.astype(ml_dtypes.bfloat16),
     "float16": lambda S: S.astype(np.float16),
-    "turned": lambda S: np.ascontiguousarray(S.swapaxes(1, 2)).swapaxes(1, 2),
+    "transposed": lambda S: np.ascontiguousarray(S.swapaxes(1, 2)).swapaxes(1, 2),
     "columns first": lambda S: np.ascontiguousarray(S.swapaxes(2, 3)).swapaxes(2, 3),
     "one head": lambda S: S[:, :1],
     "one batch row": lambda S: S[:1],
@@ -50,7 +50,8 @@ def test_another_kind_of_state(kind, overwrite, T):
     options = {"overwrite_state": overwrite, "return_state": True}
     other = STATES[kind](R)
     check(la.gated_delta_rule, of(x, state=S, **options), of(y, state=other, **options))
-    good = kind in ("none", "read-only", "every second", "bfloat16", "float16", "turned", "columns first", "float64")
+    good = kind in ("none", "read-only", "every second", "bfloat16", "float16", "transposed", "columns first",
+                    "float64")
     if good and not (overwrite and kind in ("none", "read-only", "float64")):
         check(la.gated_delta_rule, of(x, state=STATES[kind](S), **options), of(y, state=R, **options))
         check(la.gated_delta_rule, of(x, state=STATES[kind](S), **options), of(y, state=other, **options))
@@ -58,7 +59,7 @@ def test_another_kind_of_state(kind, overwrite, T):
 
 @every_form
 @pytest.mark.parametrize(("first", "then"), [(True, False), (False, True)])
-def test_a_state_is_overwritten_where_that_is_said(first, then, T):
+def test_a_state_is_overwritten_only_on_request(first, then, T):
     (x, S), (y, R) = given(T), given(T, 1)
     check(la.gated_delta_rule, of(x, state=S, overwrite_state=first), of(y, state=R, overwrite_state=then))
     check(la.gated_delta_rule, of(x, state=S, overwrite_state=True), of(y, state=R, overwrite_state=1))
@@ -142,10 +143,10 @@ def test_a_state_at_the_edge_of_an_input(name, edge, T):
     size, states = y[name].size, R.size
     begin = {"last of it": size - 1, "first of it": 1 - states, "behind it": size, "before it": -states}[edge]
     buffer = np.zeros(size + 2 * states, np.float32)
-    mine, state = buffer[states : states + size], buffer[states + begin :][:states]
+    written, state = buffer[states : states + size], buffer[states + begin :][:states]
     state[:] = R.ravel()
-    mine[:] = y[name].ravel()
-    y = y | {name: mine.reshape(y[name].shape)}
+    written[:] = y[name].ravel()
+    y = y | {name: written.reshape(y[name].shape)}
     options = {"overwrite_state": True, "return_state": True}
     other = of(y, state=state.reshape(R.shape), **options)
     expected = check(la.gated_delta_rule, of(x, state=S, **options), other)
@@ -176,11 +177,11 @@ def test_another_option_of_a_step_with_a_state_of_parts(then):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("change", ["float64", "bfloat16", "every second", "read-only", "one batch row", "turned"])
+@pytest.mark.parametrize("change", ["float64", "bfloat16", "every second", "read-only", "one batch row", "transposed"])
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_another_part_of_a_state(part, change, overwrite):
     (x, state), (y, other) = steps_of_mlstm(0), steps_of_mlstm(20)
-    if change == "turned":
+    if change == "transposed":
         other = tuple(np.asfortranarray(S) if n == part else S for n, S in enumerate(other))
         other = tuple(S.copy(order="K") for S in other)
         if part != 0:

@@ -34,15 +34,15 @@ def test_rows_are_overwritten_and_the_others_are_not(library):
         pytest.skip("its arrays are not written into")
     arrays, pool = drawn(la.gated_delta_rule)
     expected = la.gated_delta_rule(**arrays, state=pool[ROWS], return_state=True)
-    mine = library.bring(pool.copy())
-    _, same = la.gated_delta_rule(**{n: library.bring(x) for n, x in arrays.items()}, state=mine, state_rows=ROWS,
+    buffer = library.bring(pool.copy())
+    _, same = la.gated_delta_rule(**{n: library.bring(x) for n, x in arrays.items()}, state=buffer, state_rows=ROWS,
                                   return_state=True, overwrite_state=True)
-    assert same is mine
-    assert np.abs(library.see(mine)[ROWS] - expected.state).max() < 1e-5
-    assert (library.see(mine)[[1, 3, 5]] == pool[[1, 3, 5]]).all()
+    assert same is buffer
+    assert np.abs(library.see(buffer)[ROWS] - expected.state).max() < 1e-5
+    assert (library.see(buffer)[[1, 3, 5]] == pool[[1, 3, 5]]).all()
 
 
-def test_what_cannot_be_written_gives_the_states_back():
+def test_immutable_pools_return_the_states():
     jnp = pytest.importorskip("jax.numpy")
     arrays, pool = drawn(la.simple_gla)
     expected = la.simple_gla(**arrays, state=pool[ROWS], return_state=True).state
@@ -55,10 +55,10 @@ def test_ragged_and_normalised_pools():
     arrays, pool = drawn(la.kda, B=(1,))
     offsets = [0, 1, 1, 3]
     expected = la.kda(**arrays, state=pool[ROWS], cu_seqlens=offsets, return_state=True)
-    mine = pool.copy()
-    out = la.kda(**arrays, state=mine, state_rows=ROWS, cu_seqlens=offsets, overwrite_state=True)
+    buffer = pool.copy()
+    out = la.kda(**arrays, state=buffer, state_rows=ROWS, cu_seqlens=offsets, overwrite_state=True)
     assert np.array_equal(out, expected.out)
-    assert np.array_equal(mine[ROWS], expected.state)
+    assert np.array_equal(buffer[ROWS], expected.state)
     options = {"feature_map": "elu+1", "normalize": True}
     arrays, _ = drawn(la.linear_attention)
     z = np.random.default_rng(1).random((6, 2, 5)).astype(np.float32)
@@ -72,14 +72,14 @@ def test_ragged_and_normalised_pools():
 
 
 @pytest.mark.parametrize(("options", "kind", "words"), [
-    ({"state_rows": [0, 1]}, ValueError, r"state_rows has shape \(2,\), expected one row a sequence: \(3,\)"),
+    ({"state_rows": [0, 1]}, ValueError, r"state_rows has shape \(2,\), expected one row per sequence: \(3,\)"),
     ({"state_rows": [0, 1, 6]}, ValueError, "expected rows of a pool of 6: from 0 to 5"),
     ({"state_rows": [0, -1, 2]}, ValueError, "expected rows of a pool of 6"),
     ({"state_rows": [0, 1, 1]}, ValueError, "expected no row twice"),
     ({"state_rows": [0.0, 1.0, 2.0]}, TypeError, "expected integers"),
     ({"state_rows": np.zeros(3)}, TypeError, "state_rows has dtype float64, expected integers"),
     ({"state_rows": [[0], [1], [2]]}, TypeError, "expected integers"),
-    ({"state_rows": 1}, ValueError, "expected one row a sequence"),
+    ({"state_rows": 1}, ValueError, "expected one row per sequence"),
     ({"state_rows": ROWS, "state": None}, ValueError, "state_rows without a state"),
     ({"state_rows": ROWS, "state": np.zeros((2, 5, 4))}, ValueError, r"expected a pool \(P, H, K, V\)"),
     ({"state_rows": ROWS, "state": np.zeros((6, 2, 5, 3))}, ValueError, r"expected \(P, H, K, V\) = \(6, 2, 5, 4\)"),
@@ -102,8 +102,8 @@ def test_pools_of_states_with_parts(library, fn):
     pool = la.testing.sample_state(fn, np.random.default_rng(1), (6,), {}, H=2, K=5, V=4)
     pool = type(pool)(*(S.astype(np.float32) for S in pool))
     expected = fn(**arrays, state=type(pool)(*(S[ROWS] for S in pool)), return_state=True)
-    mine = type(pool)(*(library.bring(S) for S in pool))
-    out, end = fn(**{n: library.bring(x) for n, x in arrays.items()}, state=mine, state_rows=ROWS, return_state=True)
+    buffer = type(pool)(*(library.bring(S) for S in pool))
+    out, end = fn(**{n: library.bring(x) for n, x in arrays.items()}, state=buffer, state_rows=ROWS, return_state=True)
     for x, y in zip((out, *end), (expected.out, *expected.state), strict=True):
         assert np.abs(library.see(x) - y).max() < 1e-4
     with pytest.raises(ValueError, match=r"state.S has shape .*expected a pool \(P, H, K, V\)"):

@@ -117,7 +117,7 @@ def test_rows_of_a_pool(fn, ragged):
 @pytest.mark.parametrize("T", [1, 40])
 @pytest.mark.parametrize("heads", [{"Hq": 4}, {"Hq": 1, "Hk": 1}], ids=str)
 def test_views_and_shared_heads(heads, T):
-    """A strided view is read and written where it lies."""
+    """A strided view is read and written in place."""
     arrays, pool = drawn(la.gated_delta_rule, T=T, **heads)
     buffer = np.full((3, 4, 5, 9), 3, ml_dtypes.bfloat16)
     view = buffer[:, ::2, :, 1:9:2]
@@ -145,7 +145,7 @@ def test_token_by_token_rounds_every_time():
     assert relative_error(running.astype(np.float64), once) < 8 * 2.0**-8
 
 
-def test_what_is_refused():
+def test_unsupported_stored_states():
     arrays, pool = drawn(la.kda)
     frozen = pool[:3].copy()
     frozen.flags.writeable = False
@@ -193,7 +193,7 @@ def test_torch():
     assert pullback(*result).state.dtype is torch.bfloat16
 
 
-def test_what_cannot_be_written_comes_back_rounded():
+def test_immutable_states_are_returned_rounded():
     jnp = pytest.importorskip("jax.numpy")
     arrays, pool = drawn(la.simple_gla, T=1)
     there, state = {n: jnp.asarray(x) for n, x in arrays.items()}, jnp.asarray(pool[:3])

@@ -32,8 +32,9 @@ LAYOUT = {
     core.DELTA_GRADS: (512, {"dr": 320, "g": 360, "offsets": 440, "dbeta": 472, "slots": 480, "T": 488, "scale": 504}),
     core.DELTA_SEGMENTS: (88, {"added": 8, "begins": 24, "start": 32, "start_group": 64, "chunks": 80}),
     core.VECTOR: (1088, {"q": 0, "out": 512, "q_rows": 640, "to": 760, "offsets": 800, "start": 808, "begins": 872,
-                         "u": 896, "states": 904, "beta": 928, "flags": 968, "slots": 976, "T": 984, "group_q": 1000,
-                         "group_u": 1016, "start_group": 1020, "scale": 1028}),
+                         "transfers": 896, "u": 904, "states": 912, "factors": 936, "beta": 944, "flags": 984,
+                         "slots": 992, "T": 1000, "group_q": 1016, "group_u": 1032, "start_group": 1036,
+                         "scale": 1044}),
     core.VECTOR_REVERSE: (896, {"q": 0, "dv": 512, "g": 640, "offsets": 720, "grams": 728, "ends": 744, "start": 752,
                                 "start_group": 816, "sums": 840, "slots": 848, "T": 856, "group_q": 872, "scale": 884}),
     core.VECTOR_GRADS: (640, {"v": 0, "dout": 128, "q": 256, "dg": 456, "offsets": 496, "states": 504, "flags": 528,
@@ -65,7 +66,7 @@ def test_layouts():
         assert offsets.items() <= kind.offsets.items(), kind.name
 
 
-def test_values_lie_where_their_names_say():
+def test_values_are_at_the_offsets_of_their_names():
     kind = Struct("test/Kind", ("a", INT), ("rows", ops.ROWS, 2), ("b c", FLOAT))
     packed = kind.pack(a=7, rows=[*range(5), *range(5, 10)], b=0.5, c=2.0)
     assert packed == struct.pack("<i4x" + 2 * "4qi4x" + "2f", 7, *range(10), 0.5, 2.0)

@@ -53,7 +53,7 @@ def build(folder, **kwargs):
     return cuda_compile.compile_source(sources.read("tiny.cu", folder), {"LA_ADD": 1}, "sm_80", **kwargs)
 
 
-def test_a_source_holds_all_that_it_includes():
+def test_a_source_contains_everything_it_includes():
     source = sources.read("scan/scan.cu")
     assert {"attention/gram.cuh", "tile/types.cuh", "tile/mma.cuh"} <= set(source.headers)
     assert source == sources.read("scan/scan.cu")
@@ -127,7 +127,7 @@ def test_processes_at_once_share_the_cache(tiny, cache):
 
 
 def test_code_from_the_cache_needs_no_compiler(tiny, cache):
-    """Not even loaded, until something must be compiled; a line that is no row of numbers is asked for again."""
+    """Not loaded until something must be compiled; an invalid cached line is queried anew."""
     program = ("import sys; from pathlib import Path; "
                "from linattn_np.runtime.cuda import compile as c, nvrtc, sources as s; "
                "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "
@@ -227,7 +227,7 @@ def test_every_step_compiles(arch, dtype, K, V, cells, state):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("width", [1, 7, 60, 128, 500])
-def test_what_goes_row_by_row_compiles(arch, dtype, width):
+def test_row_kernels_compile(arch, dtype, width):
     """Lengths, gates, step sizes."""
     for entry in (*raw_entries(dtype, width), *step_size_entries(dtype, width)):
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)

@@ -29,7 +29,7 @@ WITHOUT_PRODUCTS = (cuda_operands.HEAD_SUMS, cuda_delta_portable.SEGMENTS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_erase_vectors_of_their_own_compile(dtype):
+def test_separate_erase_vectors_compile(dtype):
     kind = cuda_delta_portable.Kind(dtype, 64, 64, 16, True, separate_erase_key=True, before=True)
     for how in cuda_delta_portable.passes(kind, 163 * 1024, True).values():
         code = cuda_compile.compile_source(sources.read(how.file), dict(how.constants), "sm_80", cached=False)
@@ -62,7 +62,7 @@ def test_every_entry_compiles(arch, dtype, K, V, decay):
         assert spilled(code.log) <= allowed, (entry.words, code.log)
         assert not re.search(r"C75\d\d", code.log), (entry.words, code.log)  # products that wait for one another
         if arch in ("sm_80", "sm_90a") and entry.file not in WITHOUT_PRODUCTS:
-            warps = not wgmma or entry.file in (cuda_delta_plan.BLOCK, cuda_delta_plan.SEGMENTS)
+            warps = not wgmma or entry.file in (cuda_delta_plan.FACTORS, cuda_delta_plan.SEGMENTS)
             assert operations(code.cubin) & (HMMA if warps else HGMMA), entry.words
 
 
@@ -78,7 +78,7 @@ def test_shared_memory_of_every_plan_fits():
                             assert dict(entry.constants).get("LA_SHARED", 0) <= size * 1024, (capability, dtype, K, V)
 
 
-def test_what_is_cut_into_segments():
+def test_which_sequences_are_cut_into_segments():
     assert cuda_delta_portable.segments(32, 512, 132) == 3  # three sums and one product for each of 32 heads at once
     assert cuda_delta_portable.segments(67, 512, 132) == 1
     assert cuda_delta_portable.segments(16, 20, 132) == 2

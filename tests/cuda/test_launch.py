@@ -1,4 +1,4 @@
-"""What launch hands to CuPy, with a stand-in that only writes it down: no GPU."""
+"""What launch passes to CuPy, with a stand-in that only records it: no GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Kernel:
 
 @pytest.fixture
 def cupy(monkeypatch, tmp_path):
-    """A stand-in for CuPy on a card of compute capability 8.0; `loaded` and `calls` are what it was given."""
+    """A stand-in for CuPy on a device of compute capability 8.0; `loaded` and `calls` record what it receives."""
     fake = SimpleNamespace(loaded=[], calls=[])
 
     def raw_module(path):
@@ -39,8 +39,8 @@ def cupy(monkeypatch, tmp_path):
 
     fake.RawModule = raw_module
     attributes = {"MaxSharedMemoryPerBlockOptin": 166912, "MultiProcessorCount": 108}
-    card = SimpleNamespace(compute_capability="80", attributes=attributes)
-    fake.cuda = SimpleNamespace(Device=lambda n: card, runtime=SimpleNamespace(getDevice=lambda: 0))
+    device = SimpleNamespace(compute_capability="80", attributes=attributes)
+    fake.cuda = SimpleNamespace(Device=lambda n: device, runtime=SimpleNamespace(getDevice=lambda: 0))
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setenv("LINATTN_CACHE_DIR", str(tmp_path / "cache"))
     for function in CACHED:

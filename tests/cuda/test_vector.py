@@ -18,10 +18,8 @@ pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not inst
 # Bytes of spilled registers that an entry may store, with the reason. A scan has 152 registers a thread of the products
 # and 104 of the producers, which is faster than 160 and 96: what spills is set once and read once a segment. Its exact
 # form holds three rows of 16 numbers a lane, and is called: what the caller needs after it spills. The chain's products
-# would take 176 registers, with the operands of the state held over two of them. Four inverses share a multiprocessor,
-# 64 registers a thread.
-ALLOWANCE = {"scan": 16, "exact scan": 320, "adds": 0, "segments": 0,
-             "inverse": 128, "exact inverse": 560, "chain": 128, "exact chain": 560}  # fmt: skip
+# would take 176 registers, with the operands of the state held over two of them.
+ALLOWANCE = {"scan": 16, "exact scan": 320, "exact inverse": 640, "chain": 128, "exact chain": 560}
 KINDS = [(128, 128, Erase.NONE, False, False), (128, 128, Erase.NONE, True, False), (128, 128, Erase.NONE, False, True),
          (64, 40, Erase.NONE, True, True), (128, 128, Erase.DELTA, False, False), (64, 40, Erase.DELTA, False, True)]
 
@@ -34,11 +32,11 @@ def compiled(entry):
 def test_every_entry_compiles(K, V, erase, bonus, ragged):
     """To its products, no more spills than the allowance; those of a scan and a chain wait for one another."""
     entries = list(vector_entries("bfloat16", K, V, 90, erase, bonus, ragged))
-    assert len(entries) == 8
+    assert len(entries) == (8 if erase is Erase.NONE else 13)
     for entry in entries:
         code, name = compiled(entry), entry.words.split(", ")[1]
-        assert spilled(code.log) <= ALLOWANCE[name], (entry.words, code.log)
-        products = set() if name == "segments" else HMMA if name.endswith("inverse") else HGMMA
+        assert spilled(code.log) <= ALLOWANCE.get(name, 0), (entry.words, code.log)
+        products = HMMA if name.endswith(("inverse", "states of segments")) else HGMMA
         assert bool(operations(code.cubin) & products) == (name != "segments"), entry.words
         assert name.endswith(("scan", "chain")) or not re.search(r"C75\d\d", code.log), (entry.words, code.log)
 

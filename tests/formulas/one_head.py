@@ -64,11 +64,11 @@ def decayed_gram(x, y, b_x, b_y, diagonal=0):
     return np.einsum("id,jd,ijd->ij", x, y, np.exp(exponent))
 
 
-def agree(ours, theirs, tolerance=1e-12):
+def agree(ours, expected, tolerance=1e-12):
     """max|a - b| <= tolerance max|b|."""
-    ours, theirs = np.asarray(ours), np.asarray(theirs)
-    assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
-    difference, size = np.abs(ours - theirs).max(), np.abs(theirs).max()
+    ours, expected = np.asarray(ours), np.asarray(expected)
+    assert ours.shape == expected.shape, (ours.shape, expected.shape)
+    difference, size = np.abs(ours - expected).max(), np.abs(expected).max()
     assert difference <= tolerance * size, f"differs by {difference:.3g}, {difference / size:.3g} of the largest entry"
 
 

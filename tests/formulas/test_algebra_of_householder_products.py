@@ -74,8 +74,8 @@ def test_3_14_the_inverse_less_itself(D):
 def test_3_15_gated_delta_rule_is_comba_of_larger_values(D):
     alpha, q, k, v, S0 = np.exp(D.g), D.q, D.ku, D.v, D.S0
     ours = run_with_state(la.gated_delta_rule, q, k, v, D.g, D.beta, state=S0)
-    theirs = run_with_state(la.comba, q, k, v / rows(alpha), k, D.g, alpha * D.beta, state=S0)
-    for one, other in zip(ours, theirs, strict=True):
+    expected = run_with_state(la.comba, q, k, v / rows(alpha), k, D.g, alpha * D.beta, state=S0)
+    for one, other in zip(ours, expected, strict=True):
         agree(one, other)
     given = {"dout": D.dout, "dstate": D.dS, "state": S0}
     ours = pull(la.gated_delta_rule, q, k, v, D.g, D.beta, **given)
@@ -201,7 +201,7 @@ def test_3_21_rotation_and_a_constant_are_a_complex_decay():
     angle = np.arange(D.T)[:, None] * theta
     q, k = (x[:, 0::2] + 1j * x[:, 1::2] for x in (D.q, D.k))
 
-    def turned(pairs):
+    def with_rotation(pairs):
         """Pair x_1 + i x_2 times e^(i theta t), as real channels again."""
         pairs = pairs * np.exp(1j * angle)
         return np.stack([pairs.real, pairs.imag], axis=-1).reshape(D.T, 4)
@@ -210,7 +210,7 @@ def test_3_21_rotation_and_a_constant_are_a_complex_decay():
     for t in range(D.T):
         h = gamma * np.exp(1j * theta)[:, None] * h + np.outer(k[t].conj(), D.v[t])
         out.append((q[t] @ h).real)
-    agree(run(la.retention, turned(q), turned(k), D.v, np.log(gamma)), np.array(out))
+    agree(run(la.retention, with_rotation(q), with_rotation(k), D.v, np.log(gamma)), np.array(out))
     rotated, state = run_with_state(la.retnet, D.q, D.k, D.v, np.log(gamma), theta=theta)
     agree(rotated, np.array(out))
     agree(state[0::2] - 1j * state[1::2], h)  # in the frame of the last token
@@ -243,11 +243,11 @@ def test_3_21_rotated_state_space_model():
     agree(np.concatenate(parts), whole)
     angle = np.arange(D.T)[:, None] * theta
 
-    def turned(x):
+    def with_rotation(x):
         pairs = (x[:, 0::2] + 1j * x[:, 1::2]) * np.exp(1j * angle)
         return np.stack([pairs.real, pairs.imag], axis=-1).reshape(D.T, 1, 4)
 
-    agree(la.mamba2(D.v[:, None], dt[:, None], rate, turned(D.k), turned(D.q)), whole)
+    agree(la.mamba2(D.v[:, None], dt[:, None], rate, with_rotation(D.k), with_rotation(D.q)), whole)
 
 
 def test_3_22_states_are_prefix_sums():

@@ -244,7 +244,7 @@ def test_every_variant_has_its_matrix():
     rng = np.random.default_rng(0)
     for fn in la.VARIANTS:
         x = la.testing.sample(fn, rng, B=(), T=9, H=2, K=6, V=3)
-        matrix, v = la.influence_matrix(fn, **x), x[fn.spec.value]
+        matrix, v = la.influence_matrix(fn, **x), x[fn.spec.change.value]
         flat = np.moveaxis(v, -2, 0).reshape(2, -1, 3)
         made = np.einsum("heij,hje->ihe" if matrix.ndim == 4 else "hij,hje->ihe", matrix, flat)
         agree(made, fn(**x))

@@ -71,12 +71,12 @@ def test_5_5_the_loop():
     w, bonus = -rng.uniform(0.05, 0.7, (B, H, T, K)), rng.standard_normal((H, K))
     h0 = rng.standard_normal((B, H, K, V))
     out, state = la.rwkv6(r, key, value, w, bonus, scale=1, state=h0, layout="heads_first", return_state=True)
-    h, walked = h0, np.zeros((B, H, T, V))
+    h, expected = h0, np.zeros((B, H, T, V))
     for t in range(T):
         kv = key[:, :, t, :, None] * value[:, :, t, None, :]
-        walked[:, :, t] = np.sum((h + bonus[..., None] * kv) * r[:, :, t, :, None], axis=-2)
+        expected[:, :, t] = np.sum((h + bonus[..., None] * kv) * r[:, :, t, :, None], axis=-2)
         h = np.exp(w[:, :, t, :, None]) * h + kv
-    agree(out, walked)
+    agree(out, expected)
     agree(state, h)
 
 

@@ -28,8 +28,8 @@ def descend(batch, S):
     return np.array(out), S
 
 
-def both_agree(ours, theirs):
-    for one, other in zip(ours, theirs, strict=True):
+def both_agree(ours, expected_pair):
+    for one, other in zip(ours, expected_pair, strict=True):
         agree(one, other)
 
 
@@ -79,12 +79,12 @@ def test_3_35_titans_without_momentum():
 
 def test_3_35_titans_with_momentum_alone():
     c = 0.8
-    walked = titans(np.full(T, c), eta, np.zeros(T), np.zeros((K, V)), frozen=True)
+    expected = titans(np.full(T, c), eta, np.zeros(T), np.zeros((K, V)), frozen=True)
     # sum_{m=0}^{t-j} c^m = (1 - c c^(t-j)) / (1 - c): what is written stays, less what decays
     written = 2 * rows(eta) * v
-    kept = run_with_state(la.linear_attention, q, ku, written)
+    unfaded = run_with_state(la.linear_attention, q, ku, written)
     faded = run_with_state(la.retention, q, ku, written, np.log(c))
-    both_agree([(one - c * other) / (1 - c) for one, other in zip(kept, faded, strict=True)], walked)
+    both_agree([(one - c * other) / (1 - c) for one, other in zip(unfaded, faded, strict=True)], expected)
 
 
 def test_3_36_two_decayed_sums_are_a_least_squares_fit():

@@ -106,8 +106,8 @@ ROWS = {
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_step_down_the_loss_is_the_recurrence(row):
-    ours, theirs = (make() for make in ROWS[row])
-    for one, other in zip(ours, theirs, strict=True):
+    ours, expected = (make() for make in ROWS[row])
+    for one, other in zip(ours, expected, strict=True):
         agree(one, other)
 
 

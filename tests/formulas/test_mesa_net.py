@@ -1,4 +1,4 @@
-"""MesaNet (text 002): 3.11, 3.36, 3.37, and what it does with keys that come again and with noise, 6.3 and 6.4."""
+"""MesaNet (text 002): 3.11, 3.36, 3.37, and its behaviour with repeated keys and with noise, 6.3 and 6.4."""
 
 import numpy as np
 import pytest

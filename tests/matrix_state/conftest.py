@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from linattn_np.call import replay
-from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
-from linattn_np.matrix_state.cuda import wgmma as cuda_wgmma
+from linattn_np.matrix_state import policy
 from linattn_np.runtime.cuda import launch
 
 
@@ -22,7 +21,7 @@ def cp(monkeypatch):
 
     monkeypatch.setattr(namespace, "empty", poisoned)
     monkeypatch.setattr(launch, "array_type", lambda: poisoned)
-    replay.clear()  # a call that was kept makes its arrays as it did then
+    replay.clear()  # recorded plans allocate with the namespace of their time
     return cupy
 
 
@@ -36,10 +35,9 @@ def hopper(cp):
 @pytest.fixture
 def portable(cp, monkeypatch):
     """The portable kernels where others would be taken."""
-    monkeypatch.setattr(cuda_delta_plan, "PORTABLE", True)
-    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
+    monkeypatch.setattr(policy, "PORTABLE", True)
     yield
-    replay.clear()  # a call that was kept was decided so
+    replay.clear()  # recorded plans depend on it
 
 
 @pytest.fixture

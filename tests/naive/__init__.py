@@ -1,7 +1,7 @@
-"""One loop a variant, token by token in float64, straight from its recurrence: what the library is compared with.
+"""One loop per variant, token by token in float64, from its recurrence: the reference for every test.
 
 Arrays are (B, T, H, K) and (B, T, H, V), per-token scalars (B, T, H), states (B, H, K, V).
-v has one head a state. q and k may have fewer heads, each serving a group of states; q may have more, a group
+v has one head per state. q and k may have fewer heads, each serving a group of states; q may have more, a group
 of them reading one state.
 """
 

@@ -67,7 +67,7 @@ def agree(first, second):
 
 
 def spread(per_token):
-    """A scalar a token, (B, T, H), on every key channel, (B, T, H, K)."""
+    """A scalar per token, (B, T, H), on every key channel, (B, T, H, K)."""
     return np.repeat(per_token[..., None], K, axis=-1)
 
 

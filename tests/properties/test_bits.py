@@ -37,7 +37,7 @@ def changed(case, arrays, part, how):
     for name in case.given:
         if not case.on_tokens(name):
             continue
-        x, kind = arrays[name].astype(np.float64), case.spec.arrays[name].draw
+        x, kind = arrays[name].astype(np.float64), case.fn.samples.distribution(name)
         new = x[:, part]
         if how == "beta above 1" and name == "beta":
             new = rng.uniform(1, 2, new.shape)

@@ -102,7 +102,7 @@ def heads_of(case, heads):
     """The sizes of a head layout, or a skip where the variant is defined without more queries than states."""
     Hq, Hk, H = HEADS[heads]
     if case.fn in STATE_SPACE and Hq > H:
-        pytest.skip("x, D and z have one head a state")
+        pytest.skip("x, D and z have one head per state")
     return {"Hq": Hq, "Hk": Hk, "H": H}
 
 
@@ -173,7 +173,7 @@ def test_adjoint_dot_product(case):
     result, pullback = la.vjp(case.fn, **arrays, **case.options, state=state, return_state=True, chunk_size=16)
     dout, dstate = cotangents(result)
     grads = pullback(dout, dstate)
-    value = case.spec.value
+    value = case.spec.change.value
 
     def pairing(x, w):
         return sum(float((a * b).sum()) for a, b in zip(parts(x), parts(w), strict=True))
@@ -217,7 +217,7 @@ def test_one_sum_where_a_key_also_erases(case):
         pytest.skip("nothing erases, or a vector of its own does")
     rng = np.random.default_rng(0)
     d = Inputs(*(None if y is None else rng.standard_normal(y.shape) for y in x))
-    apart = case.fn.spec.to_core_vjp(prepared.variables, d)
-    summed = case.fn.spec.to_core_vjp(prepared.variables, d._replace(k=d.k + d.r, r=None))
+    apart = case.fn.spec.change.to_core_vjp(prepared.variables, d)
+    summed = case.fn.spec.change.to_core_vjp(prepared.variables, d._replace(k=d.k + d.r, r=None))
     for name, y in apart.items():
         assert relative_error(summed[name], y) < 1e-14, name

@@ -10,7 +10,7 @@ from linattn_np.matrix_state.types import Erase
 from linattn_np.testing import relative_error, sample_state
 
 pytestmark = pytest.mark.gpu
-CASES = [(fn, n) for fn in la.VARIANTS for n in range(len(fn.spec.examples))]
+CASES = [(fn, n) for fn in la.VARIANTS for n in range(len(fn.samples.options))]
 IDS = [f"{fn.__name__}-{n}" for fn, n in CASES]
 
 
@@ -56,7 +56,7 @@ def both(cp, fn, arrays, options, dtype):
 @pytest.mark.parametrize(("fn", "n"), CASES, ids=IDS)
 @pytest.mark.parametrize("chunk_size", [None, 1, "parallel"])
 def test_float64_is_numpys(cp, fn, n, chunk_size):
-    options = {**fn.spec.examples[n], "chunk_size": chunk_size}
+    options = {**fn.samples.options[n], "chunk_size": chunk_size}
     expected, actual = both(cp, fn, draw(fn, options, T=41), options, np.float64)
     assert all(isinstance(y, cp.ndarray) and y.dtype == np.float64 for y in actual)
     assert max(map(relative_error, actual, expected)) < 1e-11
@@ -64,7 +64,7 @@ def test_float64_is_numpys(cp, fn, n, chunk_size):
 
 @pytest.mark.parametrize(("fn", "n"), CASES, ids=IDS)
 def test_float32(cp, fn, n):
-    options = fn.spec.examples[n]
+    options = fn.samples.options[n]
     expected, actual = both(cp, fn, draw(fn, options), options, np.float32)
     assert all(y.dtype == np.float32 for y in actual)
     assert max(map(relative_error, actual, expected)) < 200 * 2.0**-23  # 50 eps, 4 for 97 tokens of sums
@@ -83,7 +83,7 @@ def test_keys_wider_than_the_kernels_hold(cp, fn, K):
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
 def test_float16_storage(cp, fn):
-    options = fn.spec.examples[0]
+    options = fn.samples.options[0]
     arrays = draw(fn, options)
     arrays.pop("state")
     there = {n: cp.asarray(x.astype(np.float16)) for n, x in arrays.items()}

@@ -49,7 +49,7 @@ def adversarial(case, gates, beta=None, equal=False, seed=0, dtype=np.float32):
             arrays[name] = -g if name == "slopes" else g
         if name == "beta" and beta is not None:
             arrays[name] = np.full_like(x, beta)
-        if equal and name in (case.spec.key, "p", "a", "b"):
+        if equal and name in (case.spec.change.key, "p", "a", "b"):
             arrays[name] = np.broadcast_to(x[:, :1], x.shape).copy()
     wide = {n: x.astype(dtype) if isinstance(x, np.ndarray) else x for n, x in arrays.items()}
     return wide, parts_like(state, [S.astype(dtype) for S in parts(state)])
@@ -182,14 +182,14 @@ def test_sixteen_bits_are_storage_only(case, dtype, form):
 def test_one_float64_array_makes_the_call_float64(case):
     """out has v's dtype, each gradient its own array's; the arithmetic is that of the widest."""
     arrays, state = draw(case, T=19, dtype=np.float32)
-    arrays[case.spec.key] = arrays[case.spec.key].astype(np.float64)
+    arrays[case.spec.change.key] = arrays[case.spec.change.key].astype(np.float64)
     found = with_gradients(case, arrays, state=state)
     wide = {n: widened(x) for n, x in arrays.items()}
     wider = lambda x: parts_like(x, [widened(S) for S in parts(x)])  # noqa: E731
     d = tuple(wider(x) for x in cotangents(call(case, arrays, state=state)))
     expected = with_gradients(case, wide, d, state=wider(state))
     for name, x in expected.items():
-        own = {"out": arrays[case.spec.value], "state": x, "dstate": parts(state)[0]}
+        own = {"out": arrays[case.spec.change.value], "state": x, "dstate": parts(state)[0]}
         kind = name.split(".")[0]
         dtype = (own[kind] if kind in own else arrays[name.removeprefix("d")]).dtype
         assert found[name].dtype == dtype, name

@@ -152,7 +152,7 @@ def test_no_later_token_changes_an_earlier_output(case, form, size):
             changed[name] = x
             if name in case.given and case.on_tokens(name):
                 changed[name] = x.copy()
-                gate = case.spec.arrays[name].draw in ("log decay", "strength", "positive", "share", "logit")
+                gate = case.fn.samples.distribution(name) in ("log decay", "strength", "positive", "share", "logit")
                 squares = case.erases or case.fn is la.mesa_net  # of keys, which are multiplied by each other
                 large = 1.0 if size == "a little" or gate else 1e3 if squares else 1e30  # short of overflow
                 large = min(large, 10.0) if case.spec.micro_steps else large  # of a longer product
@@ -168,8 +168,8 @@ def test_no_later_token_changes_an_earlier_output(case, form, size):
 def test_nan_and_inf_stay_in_their_head_and_sequence(case, form, poison):
     arrays, state = draw(case, T=20, B=(2,), H=3)
     expected = with_gradients(case, arrays, state=state, **form)
-    arrays[case.spec.value] = arrays[case.spec.value].copy()
-    np.moveaxis(arrays[case.spec.value], case.heads(case.spec.value), 0)[2, 1, 9] = poison
+    arrays[case.spec.change.value] = arrays[case.spec.change.value].copy()
+    np.moveaxis(arrays[case.spec.change.value], case.heads(case.spec.change.value), 0)[2, 1, 9] = poison
     with np.errstate(all="ignore"):
         found = with_gradients(case, arrays, state=state, **form)
     assert not np.isfinite(found["out"][1, 9, 2]).any()

@@ -66,7 +66,7 @@ def test_every_element_is_right(case, what, dtype):
     tolerance *= 100 if case.erases or case.fn in SIGNED else 1  # something dropped would be off by 1
     arrays, state = positive(case, dtype, product)
     if what == "a large state fades":
-        arrays[case.spec.value] = np.zeros_like(arrays[case.spec.value])
+        arrays[case.spec.change.value] = np.zeros_like(arrays[case.spec.change.value])
         state = parts_like(state, [S * dtype(large) if n == 0 else S for n, S in enumerate(parts(state))])
     wide = {n: x.astype(np.float64) if isinstance(x, np.ndarray) else x for n, x in arrays.items()}
     wide_state = parts_like(state, [S.astype(np.float64) for S in parts(state)])

@@ -57,11 +57,11 @@ def test_arrays_that_are_made_anew_and_constants_that_are_not(launched, monkeypa
     sequence = LaunchSequence(seen([written((x, y, fixed), (y, fixed, x))], [y]), [x])
     other = stub(np.ones(4, np.float32))
     pointers = [other.data.ptr]
-    made, = sequence(pointers)
+    made, = sequence.run(pointers)
     assert (made.shape, made.dtype) == (y.shape, y.dtype)
     assert made.data.ptr != y.data.ptr
     assert pointers == [other.data.ptr, made.data.ptr]
-    assert list(sequence._launches[0]._words) == [made.data.ptr, fixed.data.ptr, other.data.ptr]
+    assert list(sequence._launches[0][0]) == [made.data.ptr, fixed.data.ptr, other.data.ptr]
     assert fired[0][1:8] == (1, 1, 1, 32, 1, 1, 0)
 
 

@@ -25,7 +25,7 @@ def walk(arrays, options, overwrite, again):
         else:
             out, state = la.mlstm(**token, state=state, return_state=True, **options)
             outs.append(out)
-        made += sum(call is not None for call in replay._plans.values())
+        made += sum(call is not None for call in replay.plans.values())
     return outs, state, made
 
 

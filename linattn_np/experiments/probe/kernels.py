@@ -25,23 +25,23 @@ def kernels(quick: bool = False) -> ProbeResult:
         rng = np.random.default_rng(1)
         q, k = size * rng.standard_normal((2, pairs, K))
         z = np.sum(q * k, axis=-1) / np.sqrt(K)
-        found = {
+        errors = {
             "Taylor": [_error(maps.taylor(n), q, k, z) for n in orders],
             "FAVOR+": [_mean(partial(maps.favor_plus, m), q, k, z, seeds) for m in counts],
             "FAVOR+ hyperbolic": [_mean(partial(maps.favor_plus, m + m % 2, hyperbolic=True), q, k, z, seeds)
                                   for m in counts],
         }  # fmt: skip
         title = f"entries {size:g} N(0, 1): root mean square relative error"
-        tables.append(Table(title, ("map", *(f"M = {m}" for m in counts)), [(n, *y) for n, y in found.items()]))
+        tables.append(Table(title, ("map", *(f"M = {m}" for m in counts)), [(n, *y) for n, y in errors.items()]))
         panels.append(Panel(f"entries {size:g} N(0, 1)", "features", "relative error",
-                            [Curve(n, counts, y) for n, y in found.items()]))
-        best = min(found, key=lambda n: found[n][-1])
-        power = _power(counts, found["FAVOR+"])
+                            [Curve(n, counts, y) for n, y in errors.items()]))
+        best = min(errors, key=lambda n: errors[n][-1])
+        power = _power(counts, errors["FAVOR+"])
         falls = f"falls like M^{power:.2f}" if power < -0.3 else f"does not converge (M^{power:.2f})"
         sentences.append(
-            f"Entries {size:g}: the error of the second order ({counts[1]} features) is {cell(found['Taylor'][1])}, "
-            f"that of FAVOR+ with as many {cell(found['FAVOR+'][1])}; at {counts[-1]} features the best is {best} "
-            f"({cell(found[best][-1])}); the error of FAVOR+ {falls}.")
+            f"Entries {size:g}: the error of the second order ({counts[1]} features) is {cell(errors['Taylor'][1])}, "
+            f"that of FAVOR+ with as many {cell(errors['FAVOR+'][1])}; at {counts[-1]} features the best is {best} "
+            f"({cell(errors[best][-1])}); the error of FAVOR+ {falls}.")
     out, outputs = _outputs(K, orders, counts, seeds)
     tables.append(out)
     sentences += outputs

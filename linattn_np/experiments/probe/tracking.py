@@ -76,8 +76,8 @@ def _permutations(swaps: np.ndarray, history: np.ndarray) -> tuple[Table, Panel,
     for m, dtype, exact in CASES:
         pair = "e_i - e_j, beta 1" if exact else "unit keys, beta 2"
         label = f"{m} step{'s' * (m > 1)}, {np.dtype(dtype).name}, {pair}"
-        said, S = track(swaps[:, :m], dtype, exact)
-        right = said == history[:, 0]
+        answers, S = track(swaps[:, :m], dtype, exact)
+        right = answers == history[:, 0]
         shares = [float(right[:n].mean()) for n in lengths]
         right_of[m, dtype, exact] = float(right.mean())
         rows.append((label, *shares, float(np.abs(S - np.eye(ITEMS)[history[-1]]).max())))

@@ -37,16 +37,17 @@ def rebinding(quick: bool = False) -> ProbeResult:
         "mesa_net, ridge 1e-9, decay 0.8": lambda k, v: la.mesa_net(k, k, v, np.log(0.8) * one, one, ridge, scale=1,
                                                                     solver="exact"),
     }  # fmt: skip
-    found = {name: shares(run) for name, run in memories.items()}
+    shares_of = {name: shares(run) for name, run in memories.items()}
     near = lambda x, y: abs(x - y) < 1e-6  # noqa: E731
-    latest = [n for n, (a, b) in found.items() if near(a, 0) and near(b, 1)]
-    mean = [n for n, (a, b) in found.items() if near(a, 0.5) and near(b, 0.5)]
-    added = [n for n, (a, b) in found.items() if near(a, 1) and near(b, 1)]
+    latest = [n for n, (a, b) in shares_of.items() if near(a, 0) and near(b, 1)]
+    mean = [n for n, (a, b) in shares_of.items() if near(a, 0.5) and near(b, 0.5)]
+    added = [n for n, (a, b) in shares_of.items() if near(a, 1) and near(b, 1)]
     table = Table("read with the key after v1 and then v2 were written under it", ("memory", "of v1", "of v2"),
-                  [(n, *ab) for n, ab in found.items()])
+                  [(n, *ab) for n, ab in shares_of.items()])
     panel = Panel("weights of the two values", "", "weight",
-                  [Curve(f"v{i + 1}", list(range(len(found))), [ab[i] for ab in found.values()], "o") for i in (0, 1)],
-                  log="", ticks=tuple(found))
+                  [Curve(f"v{i + 1}", list(range(len(shares_of))), [ab[i] for ab in shares_of.values()], "o")
+                   for i in (0, 1)],
+                  log="", ticks=tuple(shares_of))
     return ProbeResult("rebinding", "What is read after a second value is written under the same key?", [table], [
         f"The latest value alone: {', '.join(latest) or 'none'}.", f"The mean of both: {', '.join(mean) or 'none'}.",
         f"Their sum: {', '.join(added) or 'none'}.",
@@ -88,12 +89,12 @@ def _floor(errors: dict[str, list[float]], strengths: tuple[float, ...]) -> str:
 
 def _errors(times: list[int], W: np.ndarray, advance: Callable[..., Any]) -> list[float]:
     """Mean square error at each time; advance(slice, state) -> (state, estimate)."""
-    state, begin, found = None, 0, []
+    state, begin, errors = None, 0, []
     for t in times:
         state, S = advance(slice(begin, t), state)
         begin = t
-        found.append(float(np.mean(np.sum((S - W) ** 2, axis=(1, 2, 3)))))
-    return found
+        errors.append(float(np.mean(np.sum((S - W) ** 2, axis=(1, 2, 3)))))
+    return errors
 
 
 def _lms(k: np.ndarray, v: np.ndarray, beta: float, state: Any) -> tuple[Any, np.ndarray]:

@@ -79,8 +79,8 @@ def check_installed(args: argparse.Namespace) -> None:
 def check(args: argparse.Namespace) -> None:
     """Raise ValueError for invalid options."""
     check_installed(args)
-    for option, given, known in (("memories", args.memories, (*MEMORIES, *FIXED)), ("levels", args.levels, LEVELS)):
-        unknown = [str(x) for x in given if x not in known]
+    for option, chosen, known in (("memories", args.memories, (*MEMORIES, *FIXED)), ("levels", args.levels, LEVELS)):
+        unknown = [str(x) for x in chosen if x not in known]
         if unknown:
             raise ValueError(f"--{option}: {', '.join(unknown)} not among {', '.join(map(str, known))}")
     for option in ("steps", "seeds", "depths", "jobs"):
@@ -105,8 +105,8 @@ def train(args: argparse.Namespace) -> int:
     jobs = [LearningJob(args.train, name, seed, args.steps) for seed in range(args.seeds) for name in memories]
     learned = run_jobs(learn, jobs, learning_cost, args.jobs, f"learning {args.train}")
     gate_set: GateSet = {}
-    for job, found in learned:
-        gate_set.setdefault(job.seed, {})[job.memory] = found
+    for job, gates in learned:
+        gate_set.setdefault(job.seed, {})[job.memory] = gates
     save_gate_set(args.out, args.train, gate_set)
     print(f"gates written to {args.out}; evaluate them with: linattn recall --gates {args.out}")
     return 0

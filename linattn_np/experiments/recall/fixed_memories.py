@@ -32,7 +32,7 @@ class FixedMemory(Memory):
         return self.arrays_of(q, k, v)
 
     def matrix(self, state: Any) -> np.ndarray:
-        return state.S if isinstance(state, tuple) else state
+        return getattr(state, "S", state)
 
 
 class RetNet(Retention):

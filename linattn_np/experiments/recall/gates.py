@@ -29,15 +29,15 @@ GateSet = dict[int, dict[str, Learned]]  # seed -> memory name -> result
 def load_gate_sets(names: Iterable[str]) -> dict[str, GateSet]:
     """Gate sets by name; each name is a shipped set or a file with one or more sets."""
     shipped = resources.files("linattn_np.experiments.recall").joinpath("gates.json")
-    found: dict[str, GateSet] = {}
+    sets: dict[str, GateSet] = {}
     for name in names:
         if name in SHIPPED:
-            found[name] = read_sets(shipped.read_text("utf8"))[name]
+            sets[name] = read_sets(shipped.read_text("utf8"))[name]
         elif Path(name).is_file():
-            found |= read_sets(Path(name).read_text("utf8"))
+            sets |= read_sets(Path(name).read_text("utf8"))
         else:
             raise ValueError(f"no gate set {name!r}: neither one of {', '.join(SHIPPED)} nor a file")
-    return found
+    return sets
 
 
 def read_sets(text: str) -> dict[str, GateSet]:

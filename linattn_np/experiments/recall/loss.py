@@ -54,20 +54,20 @@ def next_token_loss(
     """
     tau = np.asarray(np.exp(log_tau), out.dtype)
     o, t = out.reshape(-1, out.shape[-1]), target.reshape(-1)
-    code, own = values[candidates.ids], values[t]
+    code, target_code = values[candidates.ids], values[t]
     logits = (tau * o) @ code.T  # (tokens, M)
     logits += candidates.bias
-    own_logit = tau * (o * own).sum(1) + log_prior[t]
+    target_logit = tau * (o * target_code).sum(1) + log_prior[t]
     twice = np.flatnonzero(candidates.column[t] >= 0)
     logits[twice, candidates.column[t[twice]]] = -np.inf
-    top = np.maximum(logits.max(1), own_logit)
+    top = np.maximum(logits.max(1), target_logit)
     logits -= top[:, None]
     weight = np.exp(logits, out=logits)
-    own_weight = np.exp(own_logit - top)
-    total = weight.sum(1) + own_weight
-    loss = float((np.log(total) + top - own_logit).mean())
+    target_weight = np.exp(target_logit - top)
+    total = weight.sum(1) + target_weight
+    loss = float((np.log(total) + top - target_logit).mean())
     # d loss / d (tau o) = sum_c p_c value_c - value_target
-    dscaled = ((weight @ code + own_weight[:, None] * own) / total[:, None] - own) / len(t)
+    dscaled = ((weight @ code + target_weight[:, None] * target_code) / total[:, None] - target_code) / len(t)
     dlog_tau = float(tau * (dscaled * o).sum())
     return loss, (tau * dscaled).reshape(out.shape), dlog_tau
 

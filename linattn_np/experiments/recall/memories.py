@@ -112,7 +112,7 @@ class Retention(Memory):
     """
 
     name = "retention"
-    function = staticmethod(la.retention)
+    function: Callable[..., Any] = staticmethod(la.retention)
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
         g = np.log1p(-(2.0 ** -np.arange(5, 9))).astype(v.dtype)  # (4,)
@@ -147,7 +147,7 @@ class Delta(Memory):
     """The delta rule, w = b = beta = sigmoid(write[class])."""
 
     name = "delta"
-    function = staticmethod(la.delta_rule)
+    function: Callable[..., Any] = staticmethod(la.delta_rule)
     start: ClassVar = {"write": [-1.0] * len(CLASSES)}
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:

@@ -121,12 +121,12 @@ def state_size(scores: Scores, gates: str) -> "Figure":
 
 def votes_by_memory(scores: Scores, gates: str, level: int) -> list[tuple[str, np.ndarray]]:
     """Each memory with its signal, noise and norm of the state, (lengths, 3)."""
-    found = []
+    curves = []
     for memory in [*scores.memories(None), *scores.memories(gates)]:
         points = [scores.votes(gates, memory, level, length) for length in scores.lengths]
         if None not in points:
-            found.append((memory, np.array(points)))
-    return found
+            curves.append((memory, np.array(points)))
+    return curves
 
 
 def log_axes(ax: "Axes", lengths: list[int]) -> None:
@@ -169,7 +169,7 @@ def loss_against_needles(scores: Scores) -> "Figure":
         for memory in scores.memories(gates):
             right = [scores.exact(gates, memory, level, T).mean() for level in scores.levels for T in scores.lengths]
             ax.plot(scores.losses(gates, memory).mean(), np.mean(right), label=memory, **style(memory, line=False))
-        ax.set(title=f"gates from {gates}", xlabel="held-out loss, nats a token")
+        ax.set(title=f"gates from {gates}", xlabel="held-out loss, nats per token")
         ax.margins(0.15)
         ax.grid(alpha=0.3)
     axes[0, 0].set_ylabel("whole answers right, mean of all cells")

@@ -116,18 +116,18 @@ def gates_table(scores: Scores) -> "Table":
 
 def gate_values(scores: Scores, gates: str, memory: str) -> dict[str, np.ndarray]:
     """Mean write strength and mean decay factor per token (5,), by class."""
-    found: dict[str, list[np.ndarray]] = {}
+    by_kind: dict[str, list[np.ndarray]] = {}
     for memories in scores.gate_sets[gates].values():
         logits = memories[memory].logits
         if "write" in logits:
-            found.setdefault("write", []).append(np.broadcast_to(sigmoid(logits["write"]), (len(CLASSES),)))
+            by_kind.setdefault("write", []).append(np.broadcast_to(sigmoid(logits["write"]), (len(CLASSES),)))
         if "decay" in logits:
-            found.setdefault("decay", []).append(np.exp(-softplus(logits["decay"])))
+            by_kind.setdefault("decay", []).append(np.exp(-softplus(logits["decay"])))
         if "dt" in logits:
             dt = softplus(logits["dt"])
-            found.setdefault("write", []).append(dt)
-            found.setdefault("decay", []).append(np.exp(-np.exp(logits["log_A"]) * dt))
-    return {kind: np.mean(values, axis=0) for kind, values in found.items()}
+            by_kind.setdefault("write", []).append(dt)
+            by_kind.setdefault("decay", []).append(np.exp(-np.exp(logits["log_A"]) * dt))
+    return {kind: np.mean(values, axis=0) for kind, values in by_kind.items()}
 
 
 def claims_table(claims: list[Claim], gate_sets: list[str], decide: bool) -> "Table":
@@ -141,8 +141,8 @@ def claims_table(claims: list[Claim], gate_sets: list[str], decide: bool) -> "Ta
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for claim in claims:
         if claim.decides == decide:
-            row = (claim.conclusion, f"{claim.says}: {claim.comparison}", " and ".join(claim.differ_in))
-            rows.setdefault(row, {})[claim.gates] = found_text(claim)
+            cells = (claim.conclusion, f"{claim.says}: {claim.comparison}", " and ".join(claim.differ_in))
+            rows.setdefault(cells, {})[claim.gates] = found_text(claim)
     for row, by_set in rows.items():
         table.add_row(*row, *(by_set.get(name, "-") for name in gate_sets))
     return table
@@ -150,10 +150,10 @@ def claims_table(claims: list[Claim], gate_sets: list[str], decide: bool) -> "Ta
 
 def found_text(claim: Claim) -> str:
     """For example: shows +0.91 ± 0.08; losses with their unit."""
-    found = claim.found
+    difference = claim.found
     if claim.unit == "of whole answers":
-        return f"{found.word} {found.mean:+.2f} ± {found.half_width:.2f}"
-    return f"{found.word} {found.mean:+.4f} ± {found.half_width:.4f} nats"
+        return f"{difference.word} {difference.mean:+.2f} ± {difference.half_width:.2f}"
+    return f"{difference.word} {difference.mean:+.4f} ± {difference.half_width:.4f} nats"
 
 
 def as_json(scores: Scores, claims: list[Claim], run: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Scores:
 
     def cell(self, gates: str | None, memory: str, level: int, length: int) -> list[Score]:
         """The scores of one memory, one per seed; a memory without learned gates belongs to every gate set."""
-        found = [
+        selected = [
             score
             for score in self.all
             if score.memory == memory
@@ -48,7 +48,7 @@ class Scores:
             and score.length == length
             and score.gates in (gates, None)
         ]
-        return sorted(found, key=lambda score: score.seed)
+        return sorted(selected, key=lambda score: score.seed)
 
     def exact(self, gates: str | None, memory: str, level: int, length: int) -> np.ndarray:
         """Exact answers, (seeds, depths) of 0 and 1."""
@@ -66,10 +66,10 @@ class Scores:
     def votes(self, gates: str | None, memory: str, level: int, length: int) -> tuple[float, float, float] | None:
         """Signal, noise and norm of the state, means over seeds; None for softmax, which has no state."""
         cell = self.cell(gates, memory, level, length)
-        found = [(s.signal, s.noise, s.state) for s in cell if s.signal is not None]
-        if not found:
+        votes = [(s.signal, s.noise, s.state) for s in cell if s.signal is not None]
+        if not votes:
             return None
-        signal, noise, state = np.mean(np.array(found, float), axis=0)
+        signal, noise, state = np.mean(np.array(votes, float), axis=0)
         return float(signal), float(noise), float(state)
 
     def losses(self, gates: str, memory: str) -> np.ndarray:

@@ -30,13 +30,13 @@ def reads_as_prose(block: str) -> bool:
 
 def tokens(text: str) -> list[str]:
     """Words and marks; a chunk that contains a digit is split into characters, non-digits as pieces like '#a'."""
-    found: list[str] = []
+    parts: list[str] = []
     for chunk in text.split():
         if any(c.isdigit() for c in chunk):
-            found += [c if c.isdigit() else "#" + c for c in chunk]
+            parts += [c if c.isdigit() else "#" + c for c in chunk]
         else:
-            found += WORD_OR_MARK.findall(chunk)
-    return found
+            parts += WORD_OR_MARK.findall(chunk)
+    return parts
 
 
 def token_class(token: str) -> int:
@@ -61,13 +61,13 @@ class Vocabulary:
         """Ids (T,) of a text; new tokens are added."""
         return self.encode_tokens(tokens(text))
 
-    def encode_tokens(self, found: list[str]) -> np.ndarray:
+    def encode_tokens(self, tokens: list[str]) -> np.ndarray:
         """Ids (T,) of tokens; new ones are added."""
-        for token in found:
+        for token in tokens:
             if token not in self.ids:
                 self.ids[token] = len(self.names)
                 self.names.append(token)
-        return np.array([self.ids[token] for token in found], np.int32)
+        return np.array([self.ids[token] for token in tokens], np.int32)
 
 
 @dataclass(frozen=True)

@@ -81,13 +81,13 @@ class Claim:
 
 def verdict(scores: Scores) -> list[Claim]:
     """Every claim that the memories, levels and gate sets of a run can decide, ordered by conclusion."""
-    found = [
+    decided = [
         claim
         for gates in scores.gate_sets
         for claims in (needle_claims, length_claims, loss_claims)
         for claim in claims(scores, gates)
     ]
-    return sorted(found, key=lambda claim: claim.conclusion)
+    return sorted(decided, key=lambda claim: claim.conclusion)
 
 
 def needle_claims(scores: Scores, gates: str) -> Iterator[Claim]:
@@ -98,8 +98,8 @@ def needle_claims(scores: Scores, gates: str) -> Iterator[Claim]:
             length = at[pair.where]
             more, less = (scores.exact(gates, memory, pair.level, length) for memory in (pair.more, pair.less))
             comparison = f"{pair.more} - {pair.less}, level {pair.level}, {length}"
-            found = paired_difference(more - less, LEAST, EQUIVALENT)
-            yield Claim(gates, pair.conclusion, pair.says, comparison, pair.differ_in, found)
+            difference = paired_difference(more - less, LEAST, EQUIVALENT)
+            yield Claim(gates, pair.conclusion, pair.says, comparison, pair.differ_in, difference)
 
 
 def length_claims(scores: Scores, gates: str) -> Iterator[Claim]:
@@ -108,8 +108,8 @@ def length_claims(scores: Scores, gates: str) -> Iterator[Claim]:
         at = picked_lengths(scores)
         near, far = (scores.exact(gates, "delta", 2, at[where]) for where in ("near", "far"))
         comparison = f"delta at {at['near']} - at {at['far']}, level 2"
-        found = paired_difference(near - far, LEAST, EQUIVALENT)
-        yield Claim(gates, FILTERS, "new keys overwrite what the delta rule holds", comparison, ("length",), found)
+        difference = paired_difference(near - far, LEAST, EQUIVALENT)
+        yield Claim(gates, FILTERS, "new keys overwrite what the delta rule holds", comparison, ("length",), difference)
 
 
 def loss_claims(scores: Scores, gates: str) -> Iterator[Claim]:
@@ -117,9 +117,9 @@ def loss_claims(scores: Scores, gates: str) -> Iterator[Claim]:
     for other, differ_in in PREDICTS:
         if {"gated_delta", other} <= tested(scores, gates):
             x = scores.losses(gates, other) - scores.losses(gates, "gated_delta")
-            found = paired_difference(x, LEAST_LOSS, EQUIVALENT_LOSS)
+            difference = paired_difference(x, LEAST_LOSS, EQUIVALENT_LOSS)
             comparison = f"held-out loss, {other} - gated_delta"
-            yield Claim(gates, BEST, "it predicts text better", comparison, differ_in, found, "nats a token")
+            yield Claim(gates, BEST, "it predicts text better", comparison, differ_in, difference, "nats per token")
 
 
 def tested(scores: Scores, gates: str) -> set[str]:

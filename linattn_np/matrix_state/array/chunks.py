@@ -16,7 +16,7 @@ from ...runtime.shapes import Chunk, Sequence, chunks
 from .. import definition as recurrence
 from .. import policy
 from ..blocks import Block, assemble, blocks_of, cut, cut_all, run
-from ..heads import TokenBuffer, gather_states, groups, initial_state, split, split_all
+from ..heads import TokenBuffer, gather_states, gradient_buffers, groups, initial_state, split, split_all
 from ..types import Inputs, Plan, Saved
 from . import parallel, running, scan
 
@@ -53,8 +53,8 @@ def _states(plan: Plan, jobs: list[_Job], parts: list[Array], like: list[Array])
     """The public array of the states of all jobs, `parts`; `like` are states of whole sequences, for their shapes."""
     states = []
     for sequence, S in zip(plan.sequences, like, strict=True):
-        own = [n for n, job in enumerate(jobs) if job.sequence is sequence]
-        states.append(assemble(plan, [jobs[n].block for n in own], [parts[n] for n in own], S.shape))
+        of_sequence = [n for n, job in enumerate(jobs) if job.sequence is sequence]
+        states.append(assemble(plan, [jobs[n].block for n in of_sequence], [parts[n] for n in of_sequence], S.shape))
     return gather_states(plan, states)
 
 
@@ -86,11 +86,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     xp, G = plan.xp, groups(x)
     core = split_all(xp, x, G)
     dcore = None if dout is None else split(xp, dout, G)
-    buffers = {
-        name: TokenBuffer(xp, tuple(y.shape), plan.dtype, device(x.v))
-        for name, y in x._asdict().items()
-        if y is not None and name != "u"
-    }
+    buffers = gradient_buffers(x, plan)
     bonus: list[list[Array]] = [[] for _ in jobs]
     ends = {s: initial_state(core, plan, dstate, s.row, G) for s in plan.sequences}
     begins = [None] * len(jobs)
@@ -119,13 +115,13 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 
 
 def _bonus(
-    plan: Plan, core: Inputs, jobs: list[_Job], found: list[list[Array]], shape: tuple[int, ...]
+    plan: Plan, core: Inputs, jobs: list[_Job], bonus: list[list[Array]], shape: tuple[int, ...]
 ) -> Array:
     """du (H, K): sums over chunks and sequences, groups of heads side by side."""
     xp, sums = plan.xp, dict[int, Array]()
-    for job, parts in zip(jobs, found, strict=True):
+    for job, parts in zip(jobs, bonus, strict=True):
         first = job.block.groups.start or 0
         sums[first] = sum(parts, sums.get(first, 0.0))
-    if not any(found):
+    if not any(bonus):
         return xp.reshape(xp.zeros_like(cast(xp, core.u, plan.dtype)), shape)
     return xp.reshape(xp.concat([sums[first] for first in sorted(sums)], axis=0), shape)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...runtime.arrays import Array, Namespace, device, is_mutable, lower_ones
-
-PAIR_BLOCK = 8  # tokens of a block in which s(j, i) is summed for every pair
+from .. import policy
 
 
 def list_chunks(xp: Namespace, y: Array, axis: int = -3) -> list[Array]:
@@ -30,22 +29,22 @@ def pair_table(xp: Namespace, g: Array, exp: Callable[[Array], Array]) -> Array:
     three factors <= 1 whose exponents are sums of their own terms; the middle one is a table of whole blocks.
     """
     C, where = g.shape[-1], device(g)
-    if C <= PAIR_BLOCK:
+    if C <= policy.PAIR_TOKENS:
         s = exp(xp.cumulative_sum(g[..., None] * lower_ones(xp, C, g.dtype, where, strict=True), axis=-2))
         return s * lower_ones(xp, C, s.dtype, where)
-    n = -(-C // PAIR_BLOCK)
-    g = xp.reshape(pad(xp, g[..., None], n * PAIR_BLOCK), (*g.shape[:-1], n, PAIR_BLOCK))
-    own, sums = pair_table(xp, g, exp), xp.cumulative_sum(g, axis=-1)
+    n = -(-C // policy.PAIR_TOKENS)
+    g = xp.reshape(pad(xp, g[..., None], n * policy.PAIR_TOKENS), (*g.shape[:-1], n, policy.PAIR_TOKENS))
+    inside, sums = pair_table(xp, g, exp), xp.cumulative_sum(g, axis=-1)
     between = down(xp, pair_table(xp, sums[..., -1], exp))  # (..., I, J): the gates of the blocks between
-    reach = between[..., None] * own[..., None, :, -1, :]  # (..., I, J, 8): from j to the start of I
-    reach = xp.reshape(reach, (*reach.shape[:-2], 1, n * PAIR_BLOCK))
-    E = xp.reshape(exp(sums)[..., None] * reach, (*reach.shape[:-3], n, PAIR_BLOCK, n, PAIR_BLOCK))
+    reach = between[..., None] * inside[..., None, :, -1, :]  # (..., I, J, 8): from j to the start of I
+    reach = xp.reshape(reach, (*reach.shape[:-2], 1, n * policy.PAIR_TOKENS))
+    E = xp.reshape(exp(sums)[..., None] * reach, (*reach.shape[:-3], n, policy.PAIR_TOKENS, n, policy.PAIR_TOKENS))
     if is_mutable(xp):
         for i in range(n):
-            E[..., i, :, i, :] = own[..., i, :, :]
+            E[..., i, :, i, :] = inside[..., i, :, :]
     else:
-        E = E + own[..., :, :, None, :] * xp.eye(n, dtype=own.dtype, device=where)[:, None, :, None]
-    E = xp.reshape(E, (*E.shape[:-4], n * PAIR_BLOCK, n * PAIR_BLOCK))
+        E = E + inside[..., :, :, None, :] * xp.eye(n, dtype=inside.dtype, device=where)[:, None, :, None]
+    E = xp.reshape(E, (*E.shape[:-4], n * policy.PAIR_TOKENS, n * policy.PAIR_TOKENS))
     return E[..., :C, :C]
 
 

@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import copy
 
+from ...ops.gates import LOG_DECAY_FLOOR
 from ...runtime.arrays import Array, Namespace, cast, device, keep_lower, sum_dtype, transposed_rows
 from ..types import ReadState
 from .cumulative import after, before, crossing, down, list_chunks, pad, pair_table, prefix, suffix, up
-
-GATE_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it acts as -inf
 
 
 def decay_of(xp: Namespace, g: Array | None, dtype: object) -> NoDecay:
@@ -98,12 +97,12 @@ class NoDecay:
 
 
 class ScalarDecay(NoDecay):
-    """One log decay a token: g (..., C, 1)."""
+    """One log decay per token: g (..., C, 1)."""
 
     def __init__(self, xp: Namespace, g: Array, dtype: object):
         super().__init__(xp)
         self.dtype = dtype
-        floor = xp.asarray(GATE_FLOOR, dtype=g.dtype, device=device(g))
+        floor = xp.asarray(LOG_DECAY_FLOOR, dtype=g.dtype, device=device(g))
         self.g = cast(xp, xp.maximum(g, floor), sum_dtype(xp, g))
         self.tables: dict[object, Array] = {}
 
@@ -116,13 +115,13 @@ class ScalarDecay(NoDecay):
         return one
 
     def _unstack(self, gs: list[Array], tables: dict[object, list[Array]]) -> list[NoDecay]:
-        found: list[NoDecay] = []
+        decays: list[NoDecay] = []
         for n, g in enumerate(gs):
             one = copy.copy(self)
             one.g, one.last_transposed = g, None
             one.tables = {name: parts[n] for name, parts in tables.items()}
-            found.append(one)
-        return found
+            decays.append(one)
+        return decays
 
     # tables of e^{s}, computed on first use
 
@@ -213,7 +212,7 @@ class ScalarDecay(NoDecay):
 
 
 class VectorDecay(ScalarDecay):
-    """One log decay a token and channel: g (..., C, K).
+    """One log decay per token and channel: g (..., C, K).
 
     The chunk is halved recursively down to single tokens. For a pair (i, j) in two neighbouring halves of h tokens the
     decay factors at their boundary: x_i e^{s(boundary, i)} times y_j e^{s(j, boundary)}, two factors <= 1, so that all

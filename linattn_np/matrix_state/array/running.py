@@ -12,6 +12,7 @@ from functools import partial
 
 from ...runtime.arrays import Array, cast
 from ...runtime.shapes import Chunk
+from .. import policy
 from ..heads import fold, take
 from ..types import Inputs, Plan
 from .one_chunk import (
@@ -26,9 +27,6 @@ from .one_chunk import (
     unstack,
 )
 
-SEGMENT = 16  # chunks between two checkpoints
-CACHED = 2**18  # elements of one array of a batch of chunks
-
 
 def forward(
     core: Inputs, plan: Plan, table: list[Chunk], S: Array, put: Callable[[int, Array], None]
@@ -36,7 +34,7 @@ def forward(
     """(final state, checkpoints: the state at the start of each segment); outputs go to put(start, out)."""
     checkpoints = []
     for n, (chunk, factors) in enumerate(_factors(core, plan, table, forward_part)):
-        if n % SEGMENT == 0:
+        if n % policy.CHECKPOINT_CHUNKS == 0:
             checkpoints.append(S)
         f = chunk_fwd(plan.xp, factors, plan, partial(_read, S))
         if f.out is not None:
@@ -59,7 +57,8 @@ def backward(
     xp, T = plan.xp, plan.xp.matrix_transpose
     for n in reversed(range(len(checkpoints))):
         recomputed, S = [], checkpoints[n]
-        for chunk, factors in _factors(core, plan, table[n * SEGMENT : (n + 1) * SEGMENT]):
+        first = n * policy.CHECKPOINT_CHUNKS
+        for chunk, factors in _factors(core, plan, table[first : first + policy.CHECKPOINT_CHUNKS]):
             f = chunk_fwd(xp, factors, plan, partial(_read, S))
             recomputed.append((chunk, f, S))
             S = chunk_state(xp, f, S)
@@ -100,4 +99,5 @@ def _factors(
 def batched_chunks(core: Inputs, C: int) -> int:
     """How many chunks are computed at once: as many as keep each of their arrays in the cache."""
     *lead, _, V = core.v.shape
-    return max(1, min(SEGMENT, CACHED // max(1, math.prod(lead) * C * max(V, core.k.shape[-1]))))
+    elements = max(1, math.prod(lead) * C * max(V, core.k.shape[-1]))
+    return max(1, min(policy.CHECKPOINT_CHUNKS, policy.BATCH_ELEMENTS // elements))

@@ -11,9 +11,9 @@ from ...runtime import threads
 from ...runtime.compiled.code import entry
 from ...runtime.compiled.emit import Emit, Value
 from ...runtime.compiled.lengths import length_of, scaled_dot
-from ...runtime.handles import address
 from ..preprocess import Rows
 from ..types import Plan
+from .memory import address
 
 EACH = 2**15  # numbers of a task
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from ...runtime.arrays import cast
 from ...runtime.compiled.stored import put
-from ...runtime.handles import address, handles
 from .. import policy
 from ..types import Inputs, Plan
 from .chunks import Chunks
 from .interpreter.machine import AT
+from .memory import address, handles
 from .recurrent.short import Steps, in_place, is_one_batch, is_stepwise
 from .table import ARRAYS, IN_STATE, OUT, OUT_STATE, STARTS, Table, sequences
 

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from ...runtime import threads
-from ...runtime.handles import address
-from ...runtime.scratch import Scratch
 from .interpreter.machine import carry_out
 from .interpreter.program import Program
+from .memory import Scratch, address
 
 FEW_OPERATIONS = 2e6  # below, threads cost more than they give
 MANY_OPERATIONS = 2e9  # after so many, a fraction of a second, a call can be interrupted

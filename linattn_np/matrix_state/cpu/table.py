@@ -9,10 +9,10 @@ import numpy as np
 from ...ops.map_steps import Tables
 from ...runtime.arrays import dtype_name
 from ...runtime.compiled.rows import STORAGE as STORAGES
-from ...runtime.handles import address
 from ..types import Inputs, Plan
 from .interpreter.machine import AT, SHARED
 from .interpreter.program import CHUNKS, FIRST, INPUTS, STOP
+from .memory import address
 
 IN_Q, IN_K, IN_V, IN_G, IN_READ, IN_BETA, IN_PUSH, IN_BONUS, IN_STATE, OUT, OUT_STATE = range(11)
 IN_DOUT, IN_DSTATE, OUT_DQ, OUT_DK, OUT_DV, OUT_DG, OUT_DREAD, OUT_DBETA, OUT_DPUSH, OUT_DBONUS, OUT_DSTATE = range(

@@ -1,4 +1,4 @@
-"""Structs that the kernels of the core take, each declared once; runtime/cuda/structs.py makes the C++ of them."""
+"""Argument structs of the core's kernels, each declared once; runtime/cuda/structs.py generates their C++."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INVERSE = Scalar("Inverse", "I", 4, 4)  # step.cu
 
 # element (row, column) of the state in slot n: data[n * slot + row * this row + column * this column]
 STATES = Struct("matrix_state/States", ("data", OUT_FLOATS), ("slot row column", I64))
-# one number a token and head: strides in floats; heads of the outputs that share one; null: no decay
+# one number per token and head: strides in floats; heads of the outputs that share one; null: no decay
 GATE = Struct("matrix_state/Gate", ("data", FLOATS), ("batch token head", I64), ("group", INT))
 
 SCAN = Struct(  # scan.cu, scan_wgmma.cu, adds_wgmma.cu
@@ -56,7 +56,7 @@ HEAD_SUMS = Struct(  # head_sums.cu: pieces of y, of 16 bytes; row: pieces of a 
 DELTA = Struct(  # the delta rule by warpgroup products
     "matrix_state/DeltaArguments",
     ("q k v dout dv dq dk", TENSOR_MAP),  # (columns, heads, tokens, batch)
-    ("out other", ROWS),  # where out, dv or dq are stored; and dk, or in reverse where v lies
+    ("out other", ROWS),  # destination of out, dv or dq; and of dk, or in reverse the layout of v
     ("g beta", GATE), OFFSETS,
     ("checkpoints ends", OUT_BYTES),  # of the chunks; gradients of the states after each chunk
     ("start end", STATES),  # state, or its gradient, that a scan begins with and ends with
@@ -125,11 +125,11 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     OFFSETS,
     ("start end", STATES),  # state that a scan begins with and ends with
     ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
-    ("added decays", OUT_FLOATS),  # a segment's offset; its decay (slots, segments - 1, 128)
+    ("added decays transfers", OUT_FLOATS),  # of segments: offset; decay (.., 128), or transfer matrix
     ("u", FLOATS),  # bonus (heads of u, K)
-    ("states grams inverses", OUT_BYTES),  # of the chunks: state before it, P, A
+    ("states grams inverses factors", OUT_BYTES),  # of the chunks: state before it, P, A; Kc, Kd and its decay
     ("beta", GATE),
-    ("flags", pointer("int")),  # of segments that take the exact path
+    ("flags", pointer("int")),  # of segments, or chunks, that take the exact path
     ("slots", I64),  # chunks of a head over the whole batch
     ("T heads segments chunks", INT),  # chunks: of a segment
     ("group_q group_k group_v group_g group_u", INT),  # heads that share one of q's, k's, v's, g's, u's
@@ -143,17 +143,17 @@ STEP = Struct(
     ("q k v g gv r beta a b u", BYTES), ("out", OUT_BYTES),
     ("start", pointer("const StoredAs<LA_START>::type")),  # null: zeros
     ("end", pointer("StoredAs<LA_END>::type")),  # null: not stored
-    ("start_slots end_slots", pointer("const void")), OFFSETS,  # the place of each sequence's state, else null
+    ("start_slots end_slots", pointer("const void")), OFFSETS,  # the slot of each sequence's state, else null
     ("at_q at_k at_v at_g at_gv at_r at_beta at_a at_b at_u at_out", VECTORS),
     ("start_slot start_head start_row end_slot end_head end_row", I64),  # in elements
-    ("places", I64),  # slots that there are: a number outside is read as zeros and not stored
+    ("places", I64),  # number of slots: a slot out of range is read as zeros and not stored
     ("T heads readers slot_bytes", INT), ("heads_inverse", INVERSE),  # heads of the state; queries that read one
     ("read", FLOAT), ("past", INT),  # past 1: states go past the L1 cache
 )  # fmt: skip
 
 
 class States(NamedTuple):
-    """Where states lie: rows are value columns, columns key columns; strides count floats."""
+    """Layout of states: rows are value columns, columns are key columns; strides count floats."""
 
     array: Array | None
     slot: int
@@ -163,11 +163,11 @@ class States(NamedTuple):
     group: int = 1  # heads that share one; 0: one a segment
 
     def transposed(self) -> States:
-        """The same memory with rows and columns exchanged."""
+        """The same memory with rows and columns swapped."""
         return self._replace(row=self.column, column=self.row)
 
     def values(self) -> tuple[int, ...]:
-        """Of STATES."""
+        """The fields of STATES."""
         return address(self.array), self.slot, self.row, self.column
 
 
@@ -175,7 +175,7 @@ NO_STATES = States(None, 0, 0, 0)
 
 
 def gate_of(g: Array | None, heads: int) -> tuple[int, ...]:
-    """GATE of a float32 array; one without batch axes is the same in every row."""
+    """The GATE struct of a float32 array; an array without batch axes is shared by all batch rows."""
     if g is None:
         return 0, 0, 0, 0, 1
     if g.ndim > 3:

@@ -1,4 +1,4 @@
-"""The CUDA backend of the core: a few tokens go through the recurrence, more through passes over chunks."""
+"""The CUDA backend of the core: the recurrence for a few tokens, passes over chunks for more."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def unsupported_reason(call: Any) -> str | None:
 
 
 def handles(call: Any) -> frozenset[str]:
-    """What the kernels of a call do themselves."""
-    found, own = set(), _of(*call)
-    if own is delta:
-        found |= {"l2norm"} if delta.divides(*call) else set()
-        found |= {"micro_steps"} if delta.skips(*call) else set()
-    if own is step and call.plan.causal and len(steps.cuts(call.x)) == 1:
-        found.add("pools")
-    return frozenset(found)
+    """The preprocessing steps that the kernels of a call include."""
+    handled, module = set(), _of(*call)
+    if module is delta:
+        handled |= {"l2norm"} if delta.divides(*call) else set()
+        handled |= {"micro_steps"} if delta.skips(*call) else set()
+    if module is step and call.plan.causal and len(steps.cuts(call.x)) == 1:
+        handled.add("pools")
+    return frozenset(handled)
 
 
 def form(call: Any) -> tuple[str, int | None]:
@@ -49,7 +49,7 @@ def form(call: Any) -> tuple[str, int | None]:
 
 
 def describe(call: Any) -> str:
-    """Which kernels a covered call takes, in words."""
+    """The kernels of a supported call, in words."""
     blocks, handled = steps.cuts(call.x), handles(call)
     one = call._replace(x=steps.part(call.x, blocks[0]))
     words = "a few tokens in one kernel" if policy.is_short_cuda(call.plan) else _chunks_of(one.x).how(one)
@@ -75,11 +75,11 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 
 
 def unit_rows(plan: Plan, rows: steps.Rows) -> steps.Rows:
-    """Rows divided by their length in their own dtype."""
+    """Rows divided by their L2 norm, in their own dtype."""
     if kernel.takes(plan.xp, rows):
         return kernel.unit_rows(plan.xp, rows)
-    made = steps.unit_rows(plan, rows)
-    return tuple(None if y is None else cast(plan.xp, z, y.dtype) for y, z in zip(rows, made, strict=True))
+    results = steps.unit_rows(plan, rows)
+    return tuple(None if y is None else cast(plan.xp, z, y.dtype) for y, z in zip(rows, results, strict=True))
 
 
 def unit_rows_vjp(plan: Plan, rows: steps.Rows, grads: steps.Rows) -> steps.Rows:

@@ -1,12 +1,12 @@
 """The delta rule as CUDA kernels on CuPy arrays: erase DELTA, decay NONE or SCALAR.
 
-Here are those by warpgroup products, for compute capability 90, bfloat16, K and V up to 128; all else takes the
-portable ones of delta_portable.py. Forward: what a chunk can know before it sees a state, all chunks at once
-(delta_block.cu), then the chain of the chunks (delta_chain.cu). Backward: the chain in reverse for dv and the gradients
-of the states (delta_reverse.cu), then forward again for all the others (delta_grads.cu). Where batch and heads leave
-multiprocessors idle, sequences are cut into segments: what a segment does to the state is a transfer matrix and an
-offset (delta_adds.cu), of which a small kernel makes the state that each segment begins with (delta_segments.cu), and
-backward the gradient that each ends with. docs/chain.md has the equations.
+Kernels with warpgroup products, for compute capability 90, bfloat16, K and V up to 128; delta_portable.py has the
+kernels for all other calls. Forward: the intra-chunk WY factors of all chunks in parallel (delta_block.cu), then the
+scan over chunks (delta_chain.cu). Backward: a reverse scan for dv and the state gradients (delta_reverse.cu), then a
+forward scan for the other gradients (delta_grads.cu). Where batch and heads leave multiprocessors idle, sequences are
+cut into segments. A segment maps the state by a transfer matrix and an offset (delta_adds.cu); from these a small
+kernel computes the initial state of each segment, and in backward its final gradient (delta_segments.cu).
+docs/chain.md has the equations.
 """
 
 from __future__ import annotations
@@ -20,31 +20,20 @@ from ...runtime.arrays import Array, cast, sum_to
 from ...runtime.cuda import launch
 from ...runtime.cuda.tensor_map import BYTES as MAP
 from ...runtime.cuda.tensor_map import moves, takes, tensor_map
+from .. import policy
 from ..types import Decay, Inputs, Plan, ReadState, Saved
 from . import arguments, delta_portable, delta_portable_plan, operands
 from . import delta_plan as cuts
 from .arguments import NO_STATES, States, gate_of
-from .operands import (
-    ChunkSizes,
-    as_state,
-    common_element,
-    head_sums,
-    one_head_each,
-    public_state,
-    public_state_gradient,
-    sizes_of,
-    states_at,
-    sum_shared_heads,
-)
 from .shared_memory import DELTA_ENDS, DELTA_STATE, delta_checkpoint
 
-WHOLE, ADD = range(2)  # launches of the reverse chain
+WHOLE, ADD = range(2)  # modes of the reverse scan
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)) | dict.fromkeys(
     ("checkpoints", "ends", "begins", "added", "transfers", "transposed", "dg", "dbeta"), 0)  # fmt: skip
 
 
 def unsupported_reason(call: Any) -> str | None:
-    """Why the kernels do not cover a call with an erase DELTA; None where they do."""
+    """Why the kernels do not support a call with erase DELTA; None if they do."""
     x, plan = call.x, call.plan
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
@@ -56,47 +45,48 @@ def unsupported_reason(call: Any) -> str | None:
         return "the kernels write and read in one pass, each token after its own write; this call does not"
     if plan.dtype == plan.xp.float64:
         return "float64 is computed by the chunk form in CuPy"
-    if plan.chunk_size not in (None, cuts.CHUNK):
+    if plan.chunk_size not in (None, policy.GROUP_CHUNK):
         return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
     if (why := operands.unsupported_reason(x)) or _wgmma(x, plan):
         return why
-    K, V, own = x.k.shape[-1], x.v.shape[-1], x.r is not x.k
-    return delta_portable_plan.too_large(common_element(x.q, x.k, x.v, x.r), K, V, launch.shared_limit(), own)
+    K, V, separate = x.k.shape[-1], x.v.shape[-1], x.r is not x.k
+    element = operands.common_element(x.q, x.k, x.v, x.r)
+    return delta_portable_plan.too_large(element, K, V, launch.shared_limit(), separate)
 
 
 def how(call: Any) -> str:
-    """The kernels of a call that is covered, in words."""
+    """The kernels of a supported call, in words."""
     wgmma = _wgmma(call.x, call.plan)
     return "chains of chunks by warpgroup products (wgmma)" if wgmma else "portable chains of chunks (mma.sync)"
 
 
 def divides(x: Inputs, plan: Plan) -> bool:
-    """Whether the kernels of a call take the lengths out of q and k themselves."""
+    """Whether the kernels of a call divide q and k by their L2 norms."""
     return _wgmma(x, plan)
 
 
 def skips(x: Inputs, plan: Plan) -> bool:
-    """Whether the kernels of a call read after the last step of a token alone."""
+    """Whether the kernels of a call compute outputs for the last micro-step of a token only."""
     return _wgmma(x, plan) and cuts.skips(plan.micro_steps, x.k.shape[-1], x.v.shape[-1])
 
 
 def _wgmma(x: Inputs, plan: Plan) -> bool:
     if x.r is not x.k or plan.erase_reads is not ReadState.DECAYED:
         return False
-    return cuts.takes(common_element(x.q, x.k, x.v, x.r), x.k.shape[-1], x.v.shape[-1], launch.capability())
+    return cuts.takes(operands.common_element(x.q, x.k, x.v, x.r), x.k.shape[-1], x.v.shape[-1], launch.capability())
 
 
 @dataclass(slots=True)
-class Batch(ChunkSizes):
-    """Sizes of a call and the cut of its sequences."""
+class Batch(operands.ChunkSizes):
+    """Sizes of a call and the partition of its sequences."""
 
     decay: bool
-    unit: bool  # q and k are divided by their length
-    steps: int  # of a token, of which the last reads
+    unit: bool  # q and k are divided by their L2 norm
+    steps: int  # micro-steps of a token; the last one reads
 
 
 class Residuals(NamedTuple):
-    """What a forward stores: the chunks' checkpoints; of segments, first states and transposed transfer matrices."""
+    """What forward stores: factors of every chunk; initial state and transposed transfer matrix of every segment."""
 
     checkpoints: Array | None
     begins: Array | None
@@ -115,17 +105,17 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     arrays = _arrays(xp, x)
     out = xp.empty((*batch.lead, batch.T // batch.steps, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
-    start = states_at(as_state(xp, state, batch), batch, batch.group)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
     checkpoints = _checkpoints(xp, batch, arrays)
     begins, transposed = _begins(xp, batch, arrays, checkpoints, start, plan.gradients)
     _launch("chain", batch, batch.N * batch.heads * batch.segments, arrays, out=out, checkpoints=checkpoints,
-            begins=begins, start=start, end=states_at(end, batch, batch.group), scale=plan.scale)
-    checkpoints = checkpoints if plan.gradients and cuts.saves_blocks(checkpoints.nbytes) else None
-    return out, public_state(end, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transposed))
+            begins=begins, start=start, end=operands.states_at(end, batch, batch.group), scale=plan.scale)
+    checkpoints = checkpoints if plan.gradients and policy.saves_factors(checkpoints.nbytes) else None
+    return out, operands.public_state(end, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transposed))
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
+    """Gradients of every input and of the initial state; d.k includes the gradient of k as erase vector."""
     x, plan, state, residuals = saved
     if isinstance(residuals, delta_portable.Residuals) or (residuals is None and not _wgmma(x, plan)):
         return delta_portable.backward(saved, dout, dstate)
@@ -139,37 +129,37 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     first = xp.empty((batch.N, heads, batch.K, batch.V), dtype=xp.float32)
     checkpoints = _checkpoints(xp, batch, arrays) if residuals.checkpoints is None else residuals.checkpoints
     ends = xp.empty((batch.slots * heads, DELTA_ENDS), dtype=xp.int8)
-    last = states_at(one_head_each(xp, as_state(xp, dstate, batch), batch), batch)
+    last = operands.states_at(operands.one_head_each(xp, operands.as_state(xp, dstate, batch), batch), batch)
     chain = {"checkpoints": checkpoints, "ends": ends, "out": arrays["dv"], "other": arrays["v"], "start": last,
-             "end": states_at(first, batch), "scale": plan.scale}
+             "end": operands.states_at(first, batch), "scale": plan.scale}
     if batch.segments == 1:
         _launch("reverse", batch, batch.N * heads, arrays, **chain, which=WHOLE)
     else:
         _reverse_segments(xp, batch, arrays, chain, residuals.transposed)
-    start = states_at(as_state(xp, state, batch), batch, batch.group)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
     _launch("grads", batch, batch.N * heads * batch.segments, arrays, checkpoints=checkpoints, ends=ends,
             out=arrays["dq"], other=arrays["dk"], begins=residuals.begins, start=start, dg=dg, dbeta=dbeta,
             scale=plan.scale)
-    grads = {n: head_sums(xp, arrays["d" + n], getattr(x, n).shape) for n in ("q", "k", "v")}
+    grads = {n: operands.head_sums(xp, arrays["d" + n], getattr(x, n).shape) for n in ("q", "k", "v")}
     for name, d in (("g", dg), ("beta", dbeta)):
         if d is not None:
             y = getattr(x, name)
-            grads[name] = sum_to(xp, sum_shared_heads(xp, d[..., None], (*batch.lead, *y.shape[-3:])), y.shape)
-    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), public_state_gradient(xp, first, batch)
+            grads[name] = sum_to(xp, operands.sum_shared_heads(xp, d[..., None], (*batch.lead, *y.shape[-3:])), y.shape)
+    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), operands.public_state_gradient(xp, first, batch)
 
 
 def _batch(x: Inputs, plan: Plan) -> Batch:
-    sizes = sizes_of(x, plan)
+    sizes = operands.sizes_of(x, plan)
     _, T, heads, _, _, _, N, offsets, tokens = sizes
-    longest = -(-tokens // cuts.CHUNK)
-    # a sequence's chunks begin at first // CHUNK + its number
-    slots = N * longest if offsets is None else T // cuts.CHUNK + N
+    longest = -(-tokens // policy.GROUP_CHUNK)
+    # the chunks of sequence n begin at slot first // GROUP_CHUNK + n
+    slots = N * longest if offsets is None else T // policy.GROUP_CHUNK + N
     each = -(-longest // cuts.segments(N * heads, longest, launch.multiprocessors()))
     return Batch(*sizes, longest, slots, -(-longest // each), each, x.g is not None, plan.l2norm, plan.micro_steps)
 
 
 def _row_array(y: Array) -> Array:
-    """(B, T, heads, width) as the copy engine takes it: the array itself where it can."""
+    """(B, T, heads, width) in a layout that the copy engine supports: the array itself if possible."""
     y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
     return y if takes(y) else y.copy()
 
@@ -191,7 +181,7 @@ def _add_gradients(xp: Any, batch: Batch, arrays: dict[str, Array | None], dout:
 
 
 def _checkpoints(xp: Any, batch: Batch, arrays: dict[str, Array | None]) -> Array:
-    """What every chunk knows before it sees a state."""
+    """The state-independent factors of every chunk."""
     checkpoints = xp.empty((batch.slots * batch.heads, delta_checkpoint(batch.unit)), dtype=xp.int8)
     _launch("block", batch, batch.N * batch.heads * batch.chunks_longest, arrays, checkpoints=checkpoints,
             chunks=batch.chunks_longest)
@@ -201,7 +191,7 @@ def _checkpoints(xp: Any, batch: Batch, arrays: dict[str, Array | None]) -> Arra
 def _begins(
     xp: Any, batch: Batch, arrays: dict[str, Array | None], checkpoints: Array, start: States, gradients: bool
 ) -> tuple[Array | None, Array | None]:
-    """(the state that each segment begins with, transposed transfer matrices where gradients follow)."""
+    """(initial state of each segment, transposed transfer matrices if gradients follow)."""
     if batch.segments == 1:
         return None, None
     slots, inner = batch.N * batch.heads, batch.segments - 1
@@ -217,7 +207,7 @@ def _begins(
 def _reverse_segments(
     xp: Any, batch: Batch, arrays: dict[str, Array | None], chain: dict[str, Any], transposed: Array | None
 ) -> None:
-    """The reverse chain of sequences in segments."""
+    """The reverse scan of sequences in segments."""
     slots, inner = batch.N * batch.heads, batch.segments - 1
     added = xp.empty((slots * inner, DELTA_STATE), dtype=xp.float32)
     begins = xp.empty((slots * batch.segments, DELTA_STATE), dtype=xp.float32)
@@ -228,16 +218,16 @@ def _reverse_segments(
 
 def _launch(
     name: str, batch: Batch, grid: int, arrays: dict[str, Any], *, reverse: bool = False, start: States = NO_STATES,
-    end: States = NO_STATES, **given: Any,
+    end: States = NO_STATES, **more: Any,
 ) -> None:
-    """One kernel. given: out, other (arrays of rows), which, scale, chunks; arrays by the names of NO_ARRAYS."""
+    """Launch one kernel. more: out, other (arrays of rows), which, scale, chunks; arrays by the names of NO_ARRAYS."""
     how, maps, heads = cuts.KERNELS[name], cuts.MAPS[name], batch.heads
-    which, scale, chunks = given.pop("which", WHOLE), given.pop("scale", 1.0), given.pop("chunks", batch.chunks)
-    rows = {n: given.pop(n, None) for n in ("out", "other")}
+    which, scale, chunks = more.pop("which", WHOLE), more.pop("scale", 1.0), more.pop("chunks", batch.chunks)
+    rows = {n: more.pop(n, None) for n in ("out", "other")}
     fields = {**NO_ARRAYS, **_shared_fields(batch, arrays)}
     for n in maps:
         fields[n] = _map(arrays, n, batch.steps)
-    for n, y in given.items():
+    for n, y in more.items():
         fields[n] = address(y)
     fields |= {
         "out": _token_rows(rows["out"], heads, batch.steps if name in cuts.STEPPED else 1),
@@ -248,14 +238,14 @@ def _launch(
     packed = arguments.DELTA.packed(fields)
     named = None
     if moves():
-        whole = (*rows.values(), start.array, end.array, *given.values())
+        whole = (*rows.values(), start.array, end.array, *more.values())
         named = (*(arrays[n] for n in (*maps, "g", "beta")), batch.offsets, *whole)
     constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps)
     launch.launch(how.file, how.entry, constants, grid, how.threads, dict(constants)["LA_SHARED"], packed, named)
 
 
 def _token_rows(y: Array | None, heads: int, steps: int) -> tuple[int, ...]:
-    """ROWS of an array with a row a token of `steps` steps."""
+    """The ROWS struct of an array with one row per token of `steps` micro-steps."""
     if y is None:
         return NO_ROWS
     data, by_batch, by_token, by_head, group = rows_of(y, heads)
@@ -263,7 +253,7 @@ def _token_rows(y: Array | None, heads: int, steps: int) -> tuple[int, ...]:
 
 
 def _shared_fields(batch: Batch, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Fields that all launches of a call share, made once."""
+    """Fields that all launches of a call share, computed once."""
     if "fields" not in arrays:
         heads = batch.heads
         arrays["fields"] = {
@@ -275,7 +265,7 @@ def _shared_fields(batch: Batch, arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _map(arrays: dict[str, Any], name: str, steps: int) -> bytes:
-    """The tensor map of an array, made once a call."""
+    """The tensor map of an array, encoded once per call."""
     key = f"map of {name}"
     if key not in arrays:
         arrays[key] = tensor_map(arrays[name], steps if name in cuts.A_TOKEN else 1)

@@ -1,11 +1,10 @@
 """The delta rule as portable CUDA kernels (mma.sync): every dtype but float64, K and V up to 256, any alignment.
 
-Forward: A of every chunk (delta_inverse.cu), then the chain of the chunks (delta_scan.cu). Backward: the chain again
-for the new values of the chunks and the state before each, and in reverse for dv and the gradient of the state after
-each (delta_scan_reverse.cu); with both states known all other gradients of a chunk depend on no other chunk
-(delta_scan_grads.cu). Where batch and heads leave multiprocessors idle, sequences are cut into segments: the chains
-without outputs make the offset and the transfer matrix of each, and delta_scan_segments.cu the state that each begins
-(backward: ends) with.
+Forward: T_inv of every chunk (delta_inverse.cu), then the scan over chunks (delta_scan.cu). Backward: the scan again,
+for the new values of each chunk and the state before it, and a reverse scan for dv and the gradient of the state after
+it (delta_scan_reverse.cu); given both, the other gradients of a chunk depend on no other chunk (delta_scan_grads.cu).
+Where batch and heads leave multiprocessors idle, sequences are cut into segments: scans without outputs compute the
+offset and the transfer matrix of each, delta_scan_segments.cu its initial state (backward: its final gradient).
 """
 
 from __future__ import annotations
@@ -17,29 +16,17 @@ from typing import Any, NamedTuple
 from ...ops.cuda.arguments import address, rows_of
 from ...runtime.arrays import Array, cast, dtype_name, sum_to
 from ...runtime.cuda import launch
+from ..policy import saves_factors
 from ..types import Inputs, Plan, ReadState, Saved
-from . import arguments, shared_memory
+from . import arguments, operands, shared_memory
 from . import delta_portable_plan as cuts
 from .arguments import NO_STATES, States, gate_of
-from .delta_plan import saves_blocks
 from .delta_portable_plan import ADDS, WRITES, Kind, Pass
-from .operands import (
-    ChunkSizes,
-    alignment,
-    as_rows,
-    as_state,
-    one_head_each,
-    public_state,
-    public_state_gradient,
-    sizes_of,
-    states_at,
-    sum_shared_heads,
-)
 
 
 @dataclass(slots=True)
-class Batch(ChunkSizes):
-    """Sizes of a call, and its arrays as the kernels take them."""
+class Batch(operands.ChunkSizes):
+    """Sizes of a call, and its arrays in the layout of the kernels."""
 
     kind: Kind
     q: Array
@@ -47,11 +34,11 @@ class Batch(ChunkSizes):
     v: Array
     g: Array | None
     beta: Array
-    r: Array | None  # erase vectors of their own
+    r: Array | None  # separate erase vectors
 
 
 class Residuals(NamedTuple):
-    """What a forward stores for its backward: A of the chunks; of segments, first states and transfers."""
+    """What forward stores for backward: T_inv of the chunks; initial states and transfer matrices of the segments."""
 
     inverses: Array | None
     begins: States | None
@@ -66,25 +53,26 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     launch.prepare(tuple((how.file, how.constants) for how in wanted.values()), launch.capability())
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=batch.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
-    start = states_at(as_state(xp, state, batch), batch, batch.group)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
     inverses = _inverses(xp, batch)
     begins, transfers = _begins(xp, batch, inverses, start)
-    _chain(batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, states_at(end, batch, batch.group),
+    last = operands.states_at(end, batch, batch.group)
+    _chain(batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, last,
            v=rows_of(batch.v, batch.heads), out=rows_of(out, batch.heads), scale=plan.scale)
-    stored = inverses if plan.gradients and saves_blocks(inverses.nbytes) else None
+    stored = inverses if plan.gradients and saves_factors(inverses.nbytes) else None
     saved = Saved(x, plan, state, Residuals(stored, begins, transfers))
-    return cast(xp, out, x.v.dtype), public_state(end, batch), saved
+    return cast(xp, out, x.v.dtype), operands.public_state(end, batch), saved
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
+    """Gradients of every input and of the initial state; d.k includes the gradient of k as erase vector."""
     x, plan, state, residuals = saved
     xp, batch, limit = plan.xp, _batch(x, plan), launch.shared_limit()
     kind, dtype = batch.kind, batch.v.dtype
     shape = (prod(batch.lead), batch.T, batch.heads)
     dout = _cotangent(xp, batch, dout, shape)
-    start = states_at(as_state(xp, state, batch), batch, batch.group)
-    last = states_at(one_head_each(xp, as_state(xp, dstate, batch), batch), batch)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
+    last = operands.states_at(operands.one_head_each(xp, operands.as_state(xp, dstate, batch), batch), batch)
     if residuals is None:
         residuals = Residuals(None, None, None)
     inverses = _inverses(xp, batch) if residuals.inverses is None else residuals.inverses
@@ -100,54 +88,54 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     _chain(batch, cuts.chain_pass(kind, limit, what=WRITES), inverses, begins or start, NO_STATES,
            v=rows_of(batch.v, heads), writes=rows_of(new_values, heads), states=address(states), scale=plan.scale)
     later = _ends(xp, batch, inverses, transfers, dout, last, plan.scale) or last
-    _chain(batch, cuts.chain_pass(kind, limit, reverse=True), inverses, later, states_at(first, batch),
+    _chain(batch, cuts.chain_pass(kind, limit, reverse=True), inverses, later, operands.states_at(first, batch),
            v=rows_of(dout, heads), out=rows_of(dv, heads), writes=rows_of(over_beta, heads), states=address(ends),
            scale=plan.scale)
     del inverses, begins, transfers, later, residuals
     rows = {"dout": dout, "dv": dv if over_beta is None else over_beta, "new_values": new_values}
     grads, gates = _grads(xp, batch, rows, states, ends, plan.scale)
-    grads = {n: sum_shared_heads(xp, y, (*shape[:2], *getattr(x, n).shape[-2:])).reshape(getattr(x, n).shape)
+    grads = {n: operands.sum_shared_heads(xp, y, (*shape[:2], *getattr(x, n).shape[-2:])).reshape(getattr(x, n).shape)
              for n, y in (grads | {"v": dv}).items()}  # fmt: skip
     for n, y in gates.items():
         like = getattr(x, n)
-        y = sum_shared_heads(xp, y[..., None], (*shape[:2], *like.shape[-2:]))
+        y = operands.sum_shared_heads(xp, y[..., None], (*shape[:2], *like.shape[-2:]))
         grads[n] = sum_to(xp, y.reshape((*batch.lead, *like.shape[-3:])), like.shape)
-    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), public_state_gradient(xp, first, batch)
+    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), operands.public_state_gradient(xp, first, batch)
 
 
 def _batch(x: Inputs, plan: Plan) -> Batch:
-    xp, own = plan.xp, () if x.r is x.k else (x.r,)
-    q, k, v, *r = as_rows(xp, x.q, x.k, x.v, *own)
-    sizes = sizes_of(x, plan)
+    xp, erase = plan.xp, () if x.r is x.k else (x.r,)
+    q, k, v, *r = operands.as_rows(xp, x.q, x.k, x.v, *erase)
+    sizes = operands.sizes_of(x, plan)
     _, T, heads, _, K, V, N, offsets, tokens = sizes
     element = dtype_name(v)
     C = cuts.chunk_length(element)
     longest = -(-tokens // C)
     slots = N * longest if offsets is None else T // C + N
-    parts = max(1, -(-V // 128))  # blocks of the chain over the value columns
+    parts = max(1, -(-V // 128))  # blocks of the scan over the value columns
     each = -(-longest // cuts.segments(N * heads * parts, longest, launch.multiprocessors()))
     segments = -(-longest // each)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
     if g is not None and g.ndim > 4:
         g = g.reshape(prod(g.shape[:-3]), *g.shape[-3:])
-    kind = Kind(element, K, V, alignment((q, k, v, *r), K, V), g is not None, bool(r),
+    kind = Kind(element, K, V, operands.alignment((q, k, v, *r), K, V), g is not None, bool(r),
                 plan.erase_reads is not ReadState.DECAYED, segments > 1, launch.capability())  # fmt: skip
     return Batch(*sizes, longest, slots, segments, each, kind, q, k, v, g, cast(xp, x.beta, xp.float32),
                  r[0] if r else None)  # fmt: skip
 
 
 def _cotangent(xp: Any, batch: Batch, dout: Array | None, shape: tuple[int, ...]) -> Array:
-    """dout (B, T, heads, V) as the kernels take it; zeros where there is none."""
+    """dout (B, T, heads, V) in the layout of the kernels; zeros for None."""
     if dout is None:
         return xp.zeros((*shape, batch.V), dtype=batch.v.dtype)
     dout = cast(xp, dout, batch.v.dtype)
     rows = dout if dout.ndim == 4 else dout.reshape(shape[0], *dout.shape[-3:])
-    fine = alignment((rows,), batch.K, batch.V) >= batch.kind.align and rows.strides[-1] == rows.itemsize
+    fine = operands.alignment((rows,), batch.K, batch.V) >= batch.kind.align and rows.strides[-1] == rows.itemsize
     return rows if fine else rows.copy()
 
 
-def _chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States, **given: Any) -> None:
-    """One launch of a chain, or of the inverses. given: other fields of DELTA_SCAN."""
+def _chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States, **more: Any) -> None:
+    """Launch a scan, or the inverses. more: other fields of DELTA_SCAN."""
     heads, none = batch.heads, rows_of(None)
     blocks = batch.N * heads * batch.segments * how.parts
     fields = {
@@ -158,14 +146,14 @@ def _chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States,
         "slots": batch.slots, "T": batch.T, "heads": heads, "segments": batch.segments, "chunks": batch.chunks,
         "scale": 1.0,
     }  # fmt: skip
-    if "segments" in given:  # each chunk one
+    if "segments" in more:  # every chunk is a segment
         blocks = batch.N * heads * batch.chunks_longest
-    packed = arguments.DELTA_SCAN.pack(**fields | given)
+    packed = arguments.DELTA_SCAN.pack(**fields | more)
     launch.launch(how.file, how.entry, how.constants, blocks, how.threads, how.shared, packed)
 
 
 def _inverses(xp: Any, batch: Batch) -> Array:
-    """A of every chunk."""
+    """T_inv of every chunk."""
     how, size = cuts.inverse_pass(batch.kind), shared_memory.delta_inverse_bytes(batch.kind.element)
     inverses = xp.empty((batch.slots * batch.heads, size), dtype=xp.int8)
     _chain(batch, how, inverses, NO_STATES, NO_STATES, segments=batch.chunks_longest, chunks=1)
@@ -179,7 +167,7 @@ def _of_segments(xp: Any, batch: Batch, rows: int) -> States:
 
 
 def _begins(xp: Any, batch: Batch, inverses: Array, start: States) -> tuple[States | None, States | None]:
-    """(the state that each segment begins with, its transfer matrix); None where nothing is cut."""
+    """(initial state, transfer matrix) of each segment; None without segments."""
     if batch.segments == 1:
         return None, None
     added, transfers = _of_segments(xp, batch, batch.V), _of_segments(xp, batch, batch.K)
@@ -191,8 +179,8 @@ def _begins(xp: Any, batch: Batch, inverses: Array, start: States) -> tuple[Stat
 def _ends(
     xp: Any, batch: Batch, inverses: Array, transfers: States | None, dout: Array, last: States, scale: float
 ) -> States | None:
-    """The gradient of the state that each segment ends with."""
-    if batch.segments == 1:
+    """The gradient of the final state of each segment."""
+    if batch.segments == 1 or transfers is None:
         return None
     added = _of_segments(xp, batch, batch.V)
     how = cuts.chain_pass(batch.kind, launch.shared_limit(), True, ADDS)
@@ -201,7 +189,7 @@ def _ends(
 
 
 def _sum_up(xp: Any, batch: Batch, added: States, transfers: States, start: States, reverse: bool) -> States:
-    """From what segments add and multiply by to the states they begin with, by delta_scan_segments.cu."""
+    """Initial states of the segments from their offsets and transfer matrices, by delta_scan_segments.cu."""
     begins, how = xp.empty_like(added.array), cuts.segments_pass(batch.kind, reverse)
     packed = arguments.DELTA_SEGMENTS.pack(
         offsets=address(batch.offsets), added=address(added.array), transfers=address(transfers.array),
@@ -215,7 +203,7 @@ def _sum_up(xp: Any, batch: Batch, added: States, transfers: States, start: Stat
 def _grads(
     xp: Any, batch: Batch, rows: dict[str, Array], states: Array, ends: Array, scale: float
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """(dq, dk and dr; dg and dbeta) by name without the d, a value head each, by delta_scan_grads.cu."""
+    """dq, dk, dr, dg and dbeta by name without the d, one per value head, by delta_scan_grads.cu."""
     heads, how = batch.heads, cuts.grads_pass(batch.kind, launch.shared_limit())
     shape = (prod(batch.lead), batch.T, heads)
     names = ("q", "k") if batch.r is None else ("q", "k", "r")

@@ -1,4 +1,4 @@
-"""How the portable CUDA kernels of the delta rule are cut up. Pure functions of dtype and shape."""
+"""Launch plans of the portable kernels of the delta rule. Pure functions of dtype and shape."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .shared_memory import round_up
 
 INVERSE, SCAN = "delta/delta_inverse.cu", "delta/delta_scan.cu"
 REVERSE, GRADS = "delta/delta_scan_reverse.cu", "delta/delta_scan_grads.cu"
-SEGMENTS, LEAST = "delta/delta_scan_segments.cu", 8  # chunks that a segment has at least
+SEGMENTS = "delta/delta_scan_segments.cu"
 
 
 class Pass(NamedTuple):
-    """One compiled chain, or the inverse."""
+    """One compiled scan, or the inverse."""
 
     file: str
     entry: str
@@ -27,15 +27,15 @@ class Pass(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What kernels are compiled for."""
+    """What a kernel is compiled for."""
 
     element: str
     K: int
     V: int
-    align: int  # bytes that every row's address and length are a multiple of
+    align: int  # largest power of two that divides every row's address and length, in bytes
     decay: bool
     separate_erase_key: bool = False  # r is not k
-    before: bool = False  # which read the state before it decays
+    before: bool = False  # r reads the state before it decays
     cut: bool = False  # sequences are cut into segments
     capability: int = 80
 
@@ -51,34 +51,34 @@ def _constants(kind: Kind, **more: int) -> Constants:
 
 
 def inverse_pass(kind: Kind) -> Pass:
-    """A of every chunk."""
+    """T_inv of every chunk."""
     C, shared = chunk_length(kind.element), shared_memory.delta_inverse(kind)
     constants = _constants(kind, LA_WARPS=C // 16, LA_SHARED=shared)
     return Pass(INVERSE, "inverse", constants, shared, 2 * C, 1)
 
 
-OUTPUTS, WRITES, ADDS = 1, 0, 2  # what a chain computes: LA_OUTPUTS
+OUTPUTS, WRITES, ADDS = 1, 0, 2  # what a scan computes: LA_OUTPUTS
 
 
 class Cut(NamedTuple):
-    """How a chain may be cut."""
+    """One way to partition a scan."""
 
-    tiles: int  # of 16 value rows a warp
-    blocks: int  # of a multiprocessor
+    tiles: int  # of 16 value rows per warp
+    blocks: int  # per multiprocessor
     stages: int
     queries: int  # buffers of the queries
 
 
 NARROW = (Cut(1, 2, 2, 2), Cut(1, 2, 2, 1))
 ALONE = (Cut(1, 1, 2, 2), Cut(1, 1, 2, 1), Cut(1, 1, 1, 1))
-WIDE = Cut(2, 2, 2, 1)  # half as many warps read each operand from shared memory; where a batch fills the device
+WIDE = Cut(2, 2, 2, 1)  # half as many warps read each operand from shared memory: for batches that fill the device
 
 
 def chain_pass(kind: Kind, limit: int, reverse: bool = False, what: int = OUTPUTS) -> Pass:
-    """The chain, forward or in reverse, within `limit` bytes of shared memory."""
+    """The scan, forward or in reverse, within `limit` bytes of shared memory."""
     wide = kind.element == "bfloat16" and kind.K <= 128 and kind.V > 64 and not kind.cut
     cuts: tuple[Cut, ...] = NARROW if kind.V <= 64 else ()
-    if wide and kind.capability == 90:  # they spill elsewhere
+    if wide and kind.capability == 90:  # other architectures spill
         cuts = (WIDE,)
     cuts += ALONE
     for cut in cuts:
@@ -105,22 +105,22 @@ def _chain_pass(kind: Kind, reverse: bool, what: int, cut: Cut) -> Pass:
 
 
 def segments_pass(kind: Kind, reverse: bool) -> Pass:
-    """The states that segments begin with, or in reverse end with."""
+    """Initial states of segments, or in reverse their final gradients."""
     constants = _constants(kind, LA_REVERSE=int(reverse), LA_WARPS=8)
     return Pass(SEGMENTS, "segments", constants, 0, 256, -(-kind.V // 16))
 
 
 def segments(blocks: int, chunks: int, multiprocessors: int) -> int:
-    """Pieces of sequences of `chunks` chunks, where the chain of a whole batch has `blocks` blocks.
+    """Number of segments of a sequence of `chunks` chunks, if the scan of a whole batch has `blocks` blocks.
 
-    What n segments add and multiply by takes 2 n - 3 blocks for each, which are to be there at once.
+    The offsets and transfer matrices of n segments take 2 n - 3 blocks each, which should all run at once.
     """
     places = multiprocessors // max(blocks, 1)
-    return max(1, min(places, (places + 3) // 2, chunks // LEAST))
+    return max(1, min(places, (places + 3) // 2, chunks // policy.SEGMENT_CHUNKS))
 
 
 def grads_pass(kind: Kind, limit: int) -> Pass:
-    """Every other gradient, a block a chunk; keys in pieces of as many columns as let two blocks fit, or one."""
+    """All other gradients, one block per chunk; keys in pieces narrow enough for two resident blocks, or one."""
     C, narrow = chunk_length(kind.element), kind.element != "float32"
     # groups of warps, columns of a piece
     cuts = [(2, 64)] * (narrow and round_up(kind.K, 16) > 32) + [(2, 32), (1, 16)]
@@ -134,25 +134,25 @@ def grads_pass(kind: Kind, limit: int) -> Pass:
 
 
 def passes(kind: Kind, limit: int, gradients: bool) -> dict[str, Pass]:
-    """Everything that a call and its backward launch."""
-    found = {"inverse": inverse_pass(kind), "out": chain_pass(kind, limit)}
+    """All launches of a call and its backward, by description."""
+    kernels = {"inverse": inverse_pass(kind), "out": chain_pass(kind, limit)}
     if kind.cut:
-        found["what a segment adds"] = chain_pass(kind, limit, what=ADDS)
-        found["states of segments"] = segments_pass(kind, False)
+        kernels["offsets of segments"] = chain_pass(kind, limit, what=ADDS)
+        kernels["states of segments"] = segments_pass(kind, False)
     if gradients:
-        found["what is written"] = chain_pass(kind, limit, what=WRITES)
-        found["dv"] = chain_pass(kind, limit, True)
-        found["gradients"] = grads_pass(kind, limit)
+        kernels["new values"] = chain_pass(kind, limit, what=WRITES)
+        kernels["dv"] = chain_pass(kind, limit, True)
+        kernels["gradients"] = grads_pass(kind, limit)
     if gradients and kind.cut:
-        found["dstate a segment adds"] = chain_pass(kind, limit, True, ADDS)
-        found["dstates of segments"] = segments_pass(kind, True)
-    return found
+        kernels["dstate offsets of segments"] = chain_pass(kind, limit, True, ADDS)
+        kernels["dstates of segments"] = segments_pass(kind, True)
+    return kernels
 
 
-def too_large(element: str, K: int, V: int, limit: int, own: bool = False) -> str | None:
-    """Why tiles of these widths do not fit a device of `limit` bytes of shared memory a block; None where they do."""
+def too_large(element: str, K: int, V: int, limit: int, separate: bool = False) -> str | None:
+    """Why tiles of these widths exceed `limit` bytes of shared memory per block; None if they fit."""
     if max(K, V) > policy.WIDEST_CUDA:
-        return f"keys are {K} and values {V} wide, the kernels hold up to {policy.WIDEST_CUDA}"
-    kind = Kind(element, K, V, BYTES[element], True, own, own)
+        return f"keys are {K} and values {V} wide, the kernels support up to {policy.WIDEST_CUDA}"
+    kind = Kind(element, K, V, BYTES[element], True, separate, separate)
     need = max(how.shared for how in passes(kind, limit, True).values())
     return f"{K} x {V} {element} takes {need} bytes of shared memory, a block has {limit}" if need > limit else None

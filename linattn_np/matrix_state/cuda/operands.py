@@ -1,4 +1,4 @@
-"""Arrays of a call as the chunk kernels take them: sizes, rows of tokens, states, sums over heads that share one."""
+"""Arrays of a call in the layout of the chunk kernels: sizes, token rows, states, sums over shared heads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sizes:
 
 @dataclass(slots=True)
 class ChunkSizes(Sizes):
-    """The same, and how sequences are cut into chunks and segments."""
+    """Sizes, and the partition of sequences into chunks and segments."""
 
     chunks_longest: int  # chunks of the longest sequence
     slots: int  # chunks of a head, over the whole batch
@@ -50,7 +50,7 @@ class ChunkSizes(Sizes):
     chunks: int  # of a segment
 
 
-def sizes_of(x: Inputs, plan: Plan) -> tuple[Any, ...]:
+def sizes_of(x: Inputs, plan: Plan) -> tuple[tuple[int, ...], int, int, int, int, int, int, Array | None, int]:
     """The fields of Sizes."""
     xp, sequences, lead, (T, H, V) = plan.xp, plan.sequences, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     ragged = sequences[0].row is not None
@@ -61,7 +61,7 @@ def sizes_of(x: Inputs, plan: Plan) -> tuple[Any, ...]:
 
 
 def unsupported_reason(x: Inputs) -> str | None:
-    """Why no chunk kernel takes these arrays on the current device; None where one may."""
+    """Why no chunk kernel supports these arrays on the current device; None if one may."""
     if 0 in (*x.v.shape, *x.k.shape, *x.q.shape):
         return "there is nothing to compute"
     if x.k.shape[-2] > x.v.shape[-2]:
@@ -72,13 +72,13 @@ def unsupported_reason(x: Inputs) -> str | None:
 
 
 def common_element(*arrays: Array) -> str:
-    """The element that arrays are computed in: bfloat16 or float16 if all are, else float32."""
+    """The element type of the computation: bfloat16 or float16 if all arrays are, else float32."""
     names = {dtype_name(y) for y in arrays}
     return names.pop() if len(names) == 1 and names <= set(ELEMENTS) else "float32"
 
 
 def as_rows(xp: Any, *arrays: Array) -> list[Array]:
-    """Arrays (B, T, heads, width) in the dtype they are computed in, with contiguous rows."""
+    """Arrays (B, T, heads, width) in the element type of the computation, with contiguous rows."""
     dtype = xp.float32 if common_element(*arrays) == "float32" else arrays[0].dtype
     arrays = tuple(cast(xp, y, dtype) for y in arrays)
     fine = [y.shape[-1] == 1 or y.strides[-1] == y.itemsize for y in arrays]
@@ -87,7 +87,7 @@ def as_rows(xp: Any, *arrays: Array) -> list[Array]:
 
 
 def alignment(arrays: tuple[Array, ...], K: int, V: int) -> int:
-    """The largest of 16, 8, 4, 2 bytes that divides where every row of inputs and outputs begins, and its length."""
+    """The largest of 16, 8, 4, 2 bytes that divides the address and the length of every row of inputs and outputs."""
     size = arrays[0].itemsize
     common = gcd(16, K * size, V * size)
     for y in arrays:
@@ -96,7 +96,7 @@ def alignment(arrays: tuple[Array, ...], K: int, V: int) -> int:
 
 
 def states_at(array: Array | None, batch: Sizes, group: int = 1) -> States:
-    """Where contiguous states (N, H, K, V) lie, each for `group` heads."""
+    """Layout of contiguous states (N, H, K, V), each shared by `group` heads."""
     return States(array, batch.K * batch.V, 1, batch.V, group=group)
 
 
@@ -108,7 +108,7 @@ def as_state(xp: Any, state: Array | None, batch: Sizes) -> Array | None:
 
 
 def one_head_each(xp: Any, state: Array | None, batch: Sizes) -> Array | None:
-    """(N, H, K, V) for one of the heads that share a state, zeros for the others: (N, heads, K, V)."""
+    """(N, H, K, V) as (N, heads, K, V): the first head of each group has the state, the others zeros."""
     if state is None or batch.group == 1:
         return state
     wide = xp.zeros((batch.N, batch.H, batch.group, batch.K, batch.V), dtype=state.dtype)
@@ -139,7 +139,7 @@ def sum_shared_heads(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
 
 
 def head_sums(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
-    """The same of a contiguous bfloat16 array of whole vectors of 8, in its dtype."""
+    """The same for a contiguous bfloat16 array whose width is a multiple of 8, in its dtype."""
     group = d.shape[-2] // shape[-2]
     if group > 1:
         x, d = d, xp.empty(shape, dtype=d.dtype)

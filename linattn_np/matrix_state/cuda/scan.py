@@ -1,10 +1,10 @@
 """The chunk form as CUDA kernels on CuPy arrays: erase NONE, decay NONE or SCALAR, K and V up to 256.
 
-One pass over the tokens (cuda_src/scan/scan.cu) is the forward and, with its arrays exchanged and time reversed, every
-gradient; the inputs are the only residuals. On compute capability 90 the same pass runs by warpgroup products
-(scan_wgmma.cu), and dk and dv come from one pass together (writes_wgmma.cu). Sequences are cut into segments where
-batch and heads leave multiprocessors idle: a first pass sums up what each segment adds to the state, and a small kernel
-makes of that the state each segment begins with.
+One pass over the tokens (cuda_src/scan/scan.cu) computes the forward and, with its arrays exchanged and time reversed,
+every gradient; the inputs are the only residuals. On compute capability 90 the pass uses warpgroup products
+(scan_wgmma.cu), and one pass computes dk and dv (writes_wgmma.cu). Where batch and heads leave multiprocessors idle,
+sequences are cut into segments: a first pass computes the offset that each segment adds to the state, and a small
+kernel the initial state of each segment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .scan_launch import Batch, Dots, begins_of, gate_grad, prepare, scan, wants
 
 
 def unsupported_reason(call: Any) -> str | None:
-    """Why the kernels do not cover a call; None where they do."""
+    """Why the kernels do not support a call; None if they do."""
     x, plan = call.x, call.plan
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
@@ -48,12 +48,12 @@ def unsupported_reason(call: Any) -> str | None:
         return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
     K, V = x.k.shape[-1], x.v.shape[-1]
     if max(K, V) > policy.WIDEST_CUDA:
-        return f"keys are {K} and values {V} wide, the kernels hold up to {policy.WIDEST_CUDA}"
+        return f"keys are {K} and values {V} wide, the kernels support up to {policy.WIDEST_CUDA}"
     return operands.unsupported_reason(x)
 
 
 def how(call: Any) -> str:
-    """The passes of a call that is covered, in words."""
+    """The passes of a supported call, in words."""
     q, k, v = as_rows(call.plan.xp, call.x.q, call.x.k, call.x.v)
     tf32 = ", tf32 products" if _products(q, call.plan) == "tf32" else ""
     return "passes by warpgroup products (wgmma)" if _wgmma(q, k, v) else f"portable passes (mma.sync){tf32}"
@@ -65,7 +65,7 @@ def _wgmma(q: Array, k: Array, v: Array) -> bool:
 
 
 def _products(x: Array, plan: Plan) -> str:
-    """What passes over arrays like x multiply: their element, or tf32 where precision="tf32"."""
+    """The element type of products: that of the arrays, or tf32 with precision="tf32"."""
     name = dtype_name(x)
     return "tf32" if name == "float32" and plan.precision == "tf32" else name
 
@@ -88,7 +88,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
 def backward(
     saved: Saved, dout: Array | None, dstate: Array | None, values: bool = True
 ) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state; without `values` neither the values' nor the state's."""
+    """Gradients of every input and of the initial state; without `values` not those of v and the state."""
     x, plan, state, begins = saved
     xp = plan.xp
     q, k, v = as_rows(xp, x.q, x.k, x.v)
@@ -119,27 +119,27 @@ def backward(
 
 
 def _cotangent(x: Inputs, plan: Plan, dout: Array | None, q: Array, k: Array, v: Array) -> Array:
-    """dout (B, T, heads, V) in the values' dtype, aligned where the passes over q, k and v need that."""
+    """dout (B, T, heads, V) in the dtype of v, aligned if the passes require it."""
     xp, (H, V) = plan.xp, x.v.shape[-2:]
     shape = (*x.v.shape[:-2], max(x.q.shape[-2], H), V)
     dout = xp.zeros(shape, dtype=v.dtype) if dout is None else cast(xp, dout, v.dtype)
     dout = as_rows(xp, dout)[0]
-    return dout.copy() if alignment((dout,), V, V) < wgmma.ALIGN and _wgmma(q, k, v) else dout
+    return dout.copy() if alignment((dout,), V, V) < policy.ROW_BYTES and _wgmma(q, k, v) else dout
 
 
 def _batch(x: Inputs, plan: Plan, *arrays: Array) -> Batch:
     sizes = sizes_of(x, plan)
     _, _, heads, _, K, V, N, _, longest = sizes
     element, by_groups = _products(arrays[0], plan), _wgmma(*arrays[:3])
-    chunks = max(-(-longest // (wgmma.CHUNK if by_groups else cuts.CHUNK)), 1)
+    chunks = max(-(-longest // (policy.GROUP_CHUNK if by_groups else policy.SCAN_CHUNK)), 1)
     each = -(-chunks // _segments(element, K, V, by_groups, N * heads, longest))
     return Batch(*sizes, element, x.g is not None, alignment(arrays, K, V), -(-chunks // each), each, by_groups)
 
 
 def _segments(element: str, K: int, V: int, by_groups: bool, slots: int, tokens: int) -> int:
-    """Pieces that the sequences of `slots` sequences and heads are cut into."""
+    """Number of segments of the sequences of `slots` sequences and heads."""
     if by_groups:
         one = wgmma.scan_pass(K, V, True)
         return cuts.segments(slots * one.parts, tokens, one.resident, launch.multiprocessors())
-    parts = cuts.scan_pass(cuts.ScanKind(element, K, V, 16, True), cuts.SMALLEST_LIMIT).parts
+    parts = cuts.scan_pass(cuts.ScanKind(element, K, V, 16, True), policy.LEAST_SHARED).parts
     return cuts.segments(slots * parts, tokens, 2, launch.multiprocessors())

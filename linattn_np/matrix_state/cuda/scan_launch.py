@@ -1,4 +1,4 @@
-"""Launches of the passes over the tokens and of the small kernels beside them, for erase NONE."""
+"""Launches of the passes over the tokens and of the small kernels that complete them, for erase NONE."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ...ops.cuda.arguments import address, rows_of
 from ...runtime.arrays import Array
 from ...runtime.cuda import launch
+from .. import policy
 from ..types import Plan
 from . import arguments, wgmma
 from . import plan as cuts
@@ -19,18 +20,18 @@ SEGMENTS, GATE = "scan/segments.cu", "scan/gate_grad.cu"
 
 @dataclass(slots=True)
 class Batch(Sizes):
-    """Sizes of a call and the cut of its sequences."""
+    """Sizes of a call and the partition of its sequences."""
 
     element: str
     decay: bool
     align: int
     segments: int
-    chunks: int  # of a segment
-    wgmma: bool  # the passes by warpgroup products
+    chunks: int  # per segment
+    wgmma: bool  # whether passes use warpgroup products
 
 
 class DotsOfPass(NamedTuple):
-    """What one pass adds to Dots: x of <x, out>, and fields of its arguments by name."""
+    """The part of Dots that one pass computes: x of <x, out>, and fields of its arguments by name."""
 
     x: Array | None = None
     pointers: tuple[int, int, int, int] = (0, 0, 0, 0)  # dots, states, products, marks
@@ -38,29 +39,29 @@ class DotsOfPass(NamedTuple):
 
 
 class Dots:
-    """What the gradient of the gates is made of: <q, dq> and <k, dk> of every token, <S, dS> of every few chunks."""
+    """Terms of the gate gradient: <q, dq> and <k, dk> of every token, <S, dS> at every checkpoint."""
 
     def __init__(self, xp: Any, batch: Batch):
         self.how = _pass(batch, batch.V, batch.K, False, True, True)
-        self.marks = -(-max(batch.longest, 1) // cuts.MARKS[batch.element])
+        self.marks = -(-max(batch.longest, 1) // policy.MARK_TOKENS[batch.element])
         slots = batch.N * batch.heads * self.marks
         self.tokens = [xp.empty((self.how.dot_parts, batch.heads, batch.tokens), dtype=xp.float32) for _ in range(2)]
         self.states = xp.empty((slots, self.how.mark_floats), dtype=xp.float32)
         self.products = xp.empty((slots, self.how.dot_parts * self.how.warps), dtype=xp.float32)
 
     def of(self, x: Array, which: int) -> DotsOfPass:
-        """which: 0 what reads (q, with dq), 1 what writes (k, with dk)."""
+        """which: 0 the readers (q with dq), 1 the writers (k with dk)."""
         arrays = (self.tokens[which], self.states, self.products)
         return DotsOfPass(x, (*(y.data.ptr for y in arrays), self.marks), arrays)
 
 
 def writes_at_once(batch: Batch) -> bool:
-    """Whether dk and dv come from one pass."""
+    """Whether one pass computes dk and dv."""
     return batch.wgmma and wgmma.takes_writes(batch.K, batch.V)
 
 
 def wants_dots(batch: Batch, plan: Plan) -> bool:
-    """Whether the backward makes a gradient of the gates."""
+    """Whether backward computes the gate gradient."""
     return batch.decay and plan.gate_gradient
 
 
@@ -72,12 +73,12 @@ def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool
 
 
 def _small(batch: Batch, decay: bool, reverse: bool) -> cuts.Constants:
-    chunk = wgmma.CHUNK if batch.wgmma else cuts.CHUNK
+    chunk = policy.GROUP_CHUNK if batch.wgmma else policy.SCAN_CHUNK
     return cuts.common_constants(batch.element, decay, reverse, chunk)
 
 
 def prepare(batch: Batch, plan: Plan) -> None:
-    """Begin to compile what a call will launch, and what its backward will, all at once."""
+    """Start compiling all kernels of a call and its backward, in parallel."""
     K, V, decay, dots = batch.K, batch.V, batch.decay, wants_dots(batch, plan)
     passes, small = [_pass(batch, K, V, False, True, False)], []
     if plan.gradients:
@@ -100,7 +101,7 @@ def scan(
     batch: Batch, arrays: tuple[Array | None, Array, Array, Array | None], g: Array | None, start: States,
     end: States | None, factors: tuple[float, float], reverse: bool = False, dots: DotsOfPass | None = None,
 ) -> None:
-    """One pass over q, k, v, out; without q and out what segments add, to `end`. factors: of reads and of writes."""
+    """One pass over q, k, v, out; without q and out the offsets of segments, to `end`. factors: of reads, of writes."""
     q, k, v, out = arrays
     how = _pass(batch, k.shape[-1], v.shape[-1], reverse, q is not None, dots is not None)
     heads, end, of, (read, write) = batch.heads, end or NO_STATES, dots or DotsOfPass(), factors
@@ -136,7 +137,7 @@ def writes(
 def begins_of(
     xp: Any, batch: Batch, k: Array, v: Array, g: Array | None, start: States, write: float, reverse: bool
 ) -> States | None:
-    """The state that each segment begins with (in the direction of the scan); None where there is one segment."""
+    """The initial state of each segment, in the direction of the scan; None for one segment."""
     if batch.segments == 1:
         return None
     slots = batch.N * batch.heads * batch.segments

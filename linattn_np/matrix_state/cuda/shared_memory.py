@@ -1,6 +1,6 @@
-"""Bytes of shared memory that a block of every kernel has, and of what kernels leave in memory for one another.
+"""Bytes of shared memory per block of every kernel, and of the buffers that kernels pass to one another.
 
-They are defined here, where launches are planned; each source asserts that its own layout adds up to the same.
+Each CUDA source asserts at compile time that its layout has the size computed here.
 """
 
 from __future__ import annotations
@@ -8,34 +8,34 @@ from __future__ import annotations
 from typing import Any
 
 from ...runtime.cuda.elements import BYTES
+from .. import policy
 
-CHUNK = 32  # tokens of scan.cu: half of a gram matrix is masked, and smaller ones leave less of it to multiply
-GROUP_CHUNK, PANEL = 64, 64  # tokens of a chunk of warpgroup products; columns of a panel
+PANEL = 64  # columns of a panel: rows of 128 bytes
 BARRIER = 8
 
 
 def round_up(n: int, to: int) -> int:
-    """The multiple of `to` from n on."""
+    """The smallest multiple of `to` that is at least n."""
     return -(-n // to) * to
 
 
 def gram_bytes(element: str) -> int:
-    """Of an element of a gram matrix."""
+    """Bytes per element of a gram matrix."""
     return 2 if element == "bfloat16" else 4
 
 
 def decay_sums(element: str, C: int) -> int:
-    """Of a chunk's sums of decays (attention/decay.cuh); float32 has sums of two floats."""
+    """Bytes of the cumulative log decays of a chunk (attention/decay.cuh); in float32 each is a pair of floats."""
     return (4 if element == "float32" else 3) * C * 4
 
 
 def scan(kind: Any, warps: int, tiles: int, stages: int, separate: bool) -> int:
-    """scan.cu. tiles: of 16 value rows, of all warps; separate: x of the dots has a buffer of its own.
+    """scan.cu. tiles: of 16 value rows, of all warps; separate: x of the dot products has a separate buffer.
 
-    A stage has k, v, q (or what later has its place), x in its own place or in q's, log decays. In float32 without dots
-    outputs leave in the place of the queries.
+    A stage holds k, v, q, x (in its buffer or in that of q) and log decays. In float32 without dot products the outputs
+    reuse the buffer of the queries.
     """
-    C, size, dots = CHUNK, BYTES[kind.element], kind.dots
+    C, size, dots = policy.SCAN_CHUNK, BYTES[kind.element], kind.dots
     keys, values = C * round_up(kind.K, 16) * size, C * 16 * tiles * size
     reused = (kind.element == "float32" and not dots) or (dots and not separate)
     queries = 0 if not kind.outputs else max(keys, values) if reused else keys
@@ -44,39 +44,39 @@ def scan(kind: Any, warps: int, tiles: int, stages: int, separate: bool) -> int:
     return stages * stage + gram + warps * decay_sums(kind.element, C) + dots * (warps + 1) * C * 4
 
 
-STAGE_DECAY = 4 * GROUP_CHUNK * 4 + 16  # sums of decays of a stage (attention/producer.cuh)
-RING = 2 * BARRIER  # of a stage
+STAGE_DECAY = 4 * policy.GROUP_CHUNK * 4 + 16  # cumulative log decays of a stage (attention/producer.cuh)
+RING = 2 * BARRIER  # per stage
 
 
 def scan_wgmma(K: int, groups: int, stages: int, outputs: bool, dots: bool) -> int:
     """scan_wgmma.cu, and adds_wgmma.cu without outputs; groups: warpgroups of 64 value rows."""
-    C, keys = GROUP_CHUNK, round_up(K, PANEL)
+    C, keys = policy.GROUP_CHUNK, round_up(K, PANEL)
     stage = C * 2 * (keys * (1 + outputs) + PANEL * groups * (1 + dots)) + STAGE_DECAY + RING
     return stages * stage + outputs * groups * C * C * 2 + dots * groups * 4 * C * 4 + 64
 
 
 def writes_wgmma(width: int, groups: int, stages: int, dots: bool) -> int:
-    """writes_wgmma.cu: stages of q, dout, k, v; R, P1, P2, dots, where rows lie."""
-    C = GROUP_CHUNK
+    """writes_wgmma.cu: stages of q, dout, k, v; R, P1, P2, dot products, row layouts."""
+    C = policy.GROUP_CHUNK
     stage = 4 * C * width * 2 + STAGE_DECAY + RING
     return stages * stage + width * width * 2 + 2 * C * C * 2 + dots * groups * 4 * C * 4 + 112
 
 
 def mark_bytes(K: int, tiles: int, wgmma: bool) -> int:
-    """A warp's part of a state at a mark: float32, or by warpgroups bfloat16 padded to whole panels of 64 columns."""
+    """A warp's part of a checkpointed state: float32, or with wgmma bfloat16 padded to panels of 64 columns."""
     return tiles * 16 * (round_up(K, PANEL) * 2 if wgmma else round_up(K, 16) * 4)
 
 
 # The delta rule by warpgroup products: chunks of 64 tokens, tiles of 128 columns in bfloat16.
-TILE, SQUARE, TOKEN = 64 * 128 * 2, 64 * 64 * 2, 64 * 4  # bytes of 128 columns, of 64, of a number a token
+TILE, SQUARE, TOKEN = 64 * 128 * 2, 64 * 64 * 2, 64 * 4  # bytes: of 128 columns, of 64, of one number per token
 DELTA_STATE = 128 * 128  # floats of a segment's state
 DELTA_END = 128 * 128 * 2  # bytes of a chunk's state in bfloat16
-DELTA_ENDS = DELTA_END + 8 * TOKEN  # and of its gradient, with dW.v over 16 value columns each behind it
+DELTA_ENDS = DELTA_END + 8 * TOKEN  # and of its gradient, followed by dW.v over 16 value columns each
 _STAGE = 3 * TILE + 2 * SQUARE + 1024
 
 
 def delta_checkpoint(unit: bool) -> int:
-    """What is stored of a chunk: A, e, d, c, beta; with `unit` also 1 / |k| and 1 / |q|."""
+    """Stored factors of a chunk: T_inv, e, d, b, beta; with `unit` also 1 / |k| and 1 / |q|."""
     return SQUARE + (4 + 2 * unit) * TOKEN
 
 
@@ -98,8 +98,11 @@ def vector_stages(name: str, gate: str) -> int:
     return 2 if name == "adds" or gate == "float32" else 3
 
 
+VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: Kc, Kd, its decay
+
+
 def vector(name: str, gate: str) -> int:
-    """vector_*.cu by name: scan, adds, segments, inverse, chain.
+    """vector_*.cu by name: scan, adds, segments, inverse, chain, transfers.
 
     A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
     the bonus; keys of the chain, decays of a chunk; two numbers a token.
@@ -114,13 +117,42 @@ def vector(name: str, gate: str) -> int:
         "segments in reverse": 0,
         "inverse": TILE + gates + 5 * tile + decays + 2 * TOKEN + 32,
         "chain": ring + 3 * TILE + 8 * tile + decays + 512 + 128,
+        "transfers": 2 * TILE + 2 * 17 * 1024 + 64,
     }[name]
+
+
+# The backward of a vector decay by warpgroup products.
+VECTOR_TABLE = 8 * PANEL * 4  # a number a slice of 8 tokens and channel, of 64 channels
+BONUS_CHANNELS = 32  # of a block of vector_bonus.cu
+
+
+def vector_ends(erase: bool) -> int:
+    """Of a chunk's G, the gradient of the state after it, and with erase dW.v over 16 value columns each."""
+    return DELTA_ENDS if erase else DELTA_END
+
+
+def vector_reverse(erase: bool) -> int:
+    """vector_reverse.cu.
+
+    Stages of q, k, dO, P (erase: k twice, A); G after a chunk, tables of two chunks, decays, barriers (v, dW.v).
+    """
+    stages = 2 if erase else 3
+    stage = (3 + erase) * TILE + (1 + erase) * SQUARE
+    small = 2 * 2 * VECTOR_TABLE + stages * 512 + erase * (TILE + 8 * TOKEN) + (3 * stages + 1) * BARRIER
+    return stages * stage + DELTA_END + small
+
+
+def vector_gradients(erase: bool, exact: bool) -> int:
+    """vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables; exact: flags, what is given."""
+    copies, tiles, spare = 2 + erase, 2 + erase, 2 * exact if erase else 1
+    size = (copies + spare) * SQUARE + DELTA_END + tiles * TILE + 3 * VECTOR_TABLE + 3 * TOKEN + 2 * BARRIER
+    return round_up(size + 32, 1024) + TILE + VECTOR_TABLE if exact else size
 
 
 # The portable delta rule.
 def delta_chunk(element: str) -> int:
-    """C: shared memory holds 64 tokens of 16-bit elements, 32 of float32."""
-    return 32 if element == "float32" else 64
+    """Tokens of a chunk of the portable delta rule."""
+    return policy.DELTA_CHUNK[element]
 
 
 def delta_state(kind: Any) -> int:
@@ -129,12 +161,12 @@ def delta_state(kind: Any) -> int:
 
 
 def delta_inverse_bytes(element: str) -> int:
-    """Of A of a chunk in memory."""
+    """Bytes of T_inv of a chunk in memory."""
     return delta_chunk(element) ** 2 * gram_bytes(element)
 
 
 def delta_inverse(kind: Any) -> int:
-    """delta_inverse.cu: keys (and erase keys), in whose place A is made; L; diagonal blocks; numbers a token."""
+    """delta_inverse.cu: keys (and erase keys), whose buffer T_inv reuses; L; diagonal blocks; numbers per token."""
     C, size = delta_chunk(kind.element), BYTES[kind.element]
     factors = 2 if kind.element == "bfloat16" else 4
     keys = max(C * round_up(kind.K, 16) * size * (1 + kind.separate_erase_key), C * C * gram_bytes(kind.element))
@@ -142,7 +174,7 @@ def delta_inverse(kind: Any) -> int:
 
 
 def delta_chain(kind: Any, warps: int, rows: int, cut: Any, reads: bool, over_beta: bool) -> int:
-    """delta_scan.cu, delta_scan_reverse.cu. rows: value rows; reads: queries too; over_beta: divides by beta."""
+    """delta_scan.cu, delta_scan_reverse.cu. rows: value rows; reads: with queries; over_beta: divides by beta."""
     C, size, gram = delta_chunk(kind.element), BYTES[kind.element], gram_bytes(kind.element)
     keys = C * round_up(kind.K, 16) * size
     stage = keys * (1 + kind.separate_erase_key) + C * rows * size + C * C * gram + (1 + over_beta) * C * 4
@@ -151,7 +183,7 @@ def delta_chain(kind: Any, warps: int, rows: int, cut: Any, reads: bool, over_be
 
 
 def delta_grads(kind: Any, groups: int, piece: int) -> int:
-    """delta_scan_grads.cu. groups: of warps beside one another; piece: key columns at a time."""
+    """delta_scan_grads.cu. groups: of warps side by side; piece: key columns at a time."""
     C, size, gram, V = delta_chunk(kind.element), BYTES[kind.element], gram_bytes(kind.element), round_up(kind.V, 16)
     columns = V * piece * gram + C * piece * size * (2 + kind.separate_erase_key)
     small = decay_sums(kind.element, C) + 2 * C * 4 + groups * 3 * C * 4 + 64

@@ -1,6 +1,6 @@
 """A few tokens as one CUDA kernel on CuPy arrays: the recurrence, for every decay, erase and read (step/step.cu).
 
-It allocates with `empty` alone and names the arrays of its launch, so that a call can be replayed
+It allocates only with `empty` and names the arrays of its launch, so that calls can be replayed
 (runtime/cuda/record.py).
 """
 
@@ -19,18 +19,13 @@ from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments
 
 STEP = "step/step.cu"
-WARPS = 2  # of a block, each with columns of its own
-ONE_WARPS, RESIDENT = 4, 16  # of a block of the kernel of one token, and of a multiprocessor
-MANY = 256  # states in 16 bits from which on a block of the kernel of one token has whole rows of 256 bytes
-LEAVES = 8  # chains that a sum down the rows is added from (tile/columns.cuh)
-FAR = 128 << 20  # bytes of states up to which they pass the L1 cache by: measured on a device with 60 MB of L2
 NAMES_OF_POINTERS = (*Inputs._fields, "out", "start", "end", "start_slots", "end_slots", "offsets")
 AT = tuple(f"at_{n}" for n in Inputs._fields)
 STRIDES = tuple(f"{which}_{n}" for which in ("start", "end") for n in ("slot", "head", "row"))
 
 
 def unsupported_reason(call: Any) -> str | None:
-    """Why the kernel does not cover a call that goes token by token; None where it does."""
+    """Why the kernel does not support a call in recurrent form; None if it does."""
     x, plan = call.x, call.plan
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
@@ -38,7 +33,7 @@ def unsupported_reason(call: Any) -> str | None:
         return "float64 is computed by the definition in CuPy"
     K, V = x.k.shape[-1], x.v.shape[-1]
     if max(K, V) > policy.WIDEST_CUDA:
-        return f"keys are {K} and values {V} wide, the kernels hold up to {policy.WIDEST_CUDA}"
+        return f"keys are {K} and values {V} wide, the kernels support up to {policy.WIDEST_CUDA}"
     if 0 in (*x.v.shape, *x.k.shape) or (x.q is not None and 0 in x.q.shape):
         return "there is nothing to compute"
     if any(y is not None and y.shape[-2] > x.v.shape[-2] for n, y in x._asdict().items() if n != "q"):
@@ -51,9 +46,9 @@ def unsupported_reason(call: Any) -> str | None:
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
-    """(out, final state, saved); the final state is `state` itself where the plan lets it be overwritten, else float32.
+    """(out, final state, saved); the final state is `state` itself if the plan allows overwriting, else float32.
 
-    A state stored in 16 bits is read so, and written so where it is overwritten: its one rounding.
+    A state stored in 16 bits is read as it is; if overwritten, it is rounded once, when it is stored.
     """
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     K, element = x.k.shape[-1], element_of(x)
@@ -74,7 +69,8 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets)
     wide = _wide(arrays, (start, last))
     one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
-    constants = constants_of(x, plan, Stored(element, wide, one, _kind(start), _kind(last), N * H >= MANY))
+    many = N * H >= policy.WHOLE_ROW_STATES
+    constants = constants_of(x, plan, Stored(element, wide, one, _kind(start), _kind(last), many))
     values = dict(constants)
     parts = -(-V // (values["LA_LANES"] * values["LA_PER"] * (values["LA_WARPS"] // values["LA_SPLIT"])))
     fields = dict(zip(NAMES_OF_POINTERS, [0 if y is None else y.data.ptr for y in pointers], strict=True))
@@ -83,7 +79,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     fields |= {
         "at_out": _vectors_of(out, heads), "places": N if slots is None or start is None else start.shape[0],
         "T": T, "heads": H, "readers": heads // H, "slot_bytes": 0 if slots is None else slots.itemsize,
-        "heads_inverse": _inverse(H), "read": plan.scale, "past": 4 * N * H * K * V <= FAR,
+        "heads_inverse": _inverse(H), "read": plan.scale, "past": 4 * N * H * K * V <= policy.L1_BYPASS_BYTES,
     }  # fmt: skip
     packed = arguments.STEP.packed(fields)
     launch.launch(STEP, "step", constants, N * H * parts, 32 * values["LA_WARPS"], 0, packed, pointers)
@@ -91,12 +87,12 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state, by the recurrence's adjoint."""
+    """Gradients of every input and of the initial state, by the adjoint of the recurrence."""
     return recurrence.backward(saved, dout, dstate)
 
 
 def element_of(x: Inputs) -> str:
-    """The element that the kernel takes its vectors in: bfloat16 or float16 if all are, else float32."""
+    """The element type of the vectors: bfloat16 or float16 if all arrays are, else float32."""
     names = {dtype_name(y) for y in (x.q, x.k, x.v, x.r, x.a, x.b) if y is not None}
     return names.pop() if len(names) == 1 and names <= set(ELEMENTS) else "float32"
 
@@ -106,14 +102,14 @@ class Stored(NamedTuple):
 
     element: str  # of the vectors
     wide: bool  # all rows are read four elements at a time
-    one: bool = False  # by the kernel of one token
+    one: bool = False  # the kernel of one token
     start: str = "float32"  # of states that are read
     end: str = "float32"  # of states that are written
-    many: bool = False  # so many states that blocks of eight warps fill the device
+    many: bool = False  # enough states for blocks of eight warps to fill the device
 
 
 class StepKind(NamedTuple):
-    """What a call computes, as far as its kernel depends on it."""
+    """Properties of a call that its kernel is compiled for."""
 
     K: int
     V: int
@@ -138,18 +134,18 @@ def constants_of(x: Inputs, plan: Plan, stored: Stored) -> Constants:
 
 @functools.cache
 def step_constants(kind: StepKind, stored: Stored) -> Constants:
-    """The same from words."""
+    """The constants of step.cu from the properties of a call."""
     K, V, element, one = kind.K, kind.V, stored.element, stored.one
     per = 4 if K <= 128 else 2
     rows = stored.many and "float32" not in (stored.start, stored.end) and kind.erase is not Erase.FREE
     split, lanes = _one(K, V, rows) if one else (1, _lanes(kind, stored))
     parts = -(-V // (lanes * per))
-    warps = split * max(1, min(ONE_WARPS // split, parts)) if one else min(WARPS, parts)
+    warps = split * max(1, min(policy.TOKEN_WARPS // split, parts)) if one else min(policy.STEP_WARPS, parts)
     narrow = K <= 128 and element != "float32"
     return tuple(sorted({
         "LA_DTYPE": ELEMENTS[element], "LA_K": K, "LA_V": V, "LA_PER": per, "LA_LANES": lanes,
         "LA_WIDE": int(stored.wide), "LA_WARPS": warps, "LA_SPLIT": split, "LA_ONE": int(one),
-        "LA_DECAY": list(Decay).index(kind.decay), "LA_BLOCKS": RESIDENT // warps if one and narrow else 1,
+        "LA_DECAY": list(Decay).index(kind.decay), "LA_BLOCKS": policy.TOKEN_RESIDENT // warps if one and narrow else 1,
         "LA_VALUE_DECAY": int(kind.value_decay), "LA_ERASE": list(Erase).index(kind.erase),
         "LA_SEPARATE_ERASE_KEY": int(kind.separate), "LA_ERASE_BEFORE": int(kind.before), "LA_READ": kind.read,
         "LA_BONUS": int(kind.bonus), "LA_START": ELEMENTS[stored.start], "LA_END": ELEMENTS[stored.end],
@@ -157,26 +153,26 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
 
 
 def _lanes(kind: StepKind, stored: Stored) -> int:
-    """Lanes side by side: eight read whole pieces of memory; 128 floats a lane must leave registers for the rest."""
+    """Lanes side by side: eight read whole memory sectors; 128 floats per lane must leave registers for the rest."""
     narrow = kind.K <= 128 and stored.element != "float32" and kind.erase is not Erase.FREE and not kind.bonus
     return 8 if stored.wide and kind.V >= 32 and narrow else 4
 
 
 def _one(K: int, V: int, rows: bool) -> tuple[int, int]:
-    """(warps that share the rows, lanes side by side) for one token: 64 floats of state a lane, rows of 256 bytes.
+    """(warps that share the rows, lanes side by side) for one token: 64 floats of state per lane, rows of 256 bytes.
 
-    Rows of 128 in 16 bits, and of 256 then too only if `rows` are wanted so.
+    16-bit states have rows of 128 bytes, or of 256 if `rows` is true.
     """
     lanes = 32 if rows and 64 < K <= 128 <= V else 16 if V >= 64 else 8 if V >= 32 else 4
     groups = 1
-    while groups < LEAVES and 128 // LEAVES * groups < K:
+    while groups < policy.SUM_CHAINS and 128 // policy.SUM_CHAINS * groups < K:
         groups *= 2
     return max(1, groups * lanes // 32), lanes
 
 
 def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
-    """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), rows contiguous, in a kind to read."""
-    found: dict[str, Any] = {}
+    """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), with contiguous rows."""
+    arrays: dict[str, Any] = {}
     for name, y in x._asdict().items():
         if name == "r" and y is x.k:  # read once, as k
             y = None
@@ -188,12 +184,12 @@ def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
                 y = xp.ascontiguousarray(y)
             if y.ndim > 4:
                 y = y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
-        found[name] = y
-    return found
+        arrays[name] = y
+    return arrays
 
 
 def _states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None, bool]:
-    """(a state as (places, H, K, V) with contiguous rows, whether it is the caller's own memory)."""
+    """(a state as (slots, H, K, V) with contiguous rows, whether it is the caller's memory)."""
     if state is None:
         return None, False
     S = state if dtype_name(state) in ELEMENTS else cast(xp, state, xp.float32)
@@ -203,7 +199,7 @@ def _states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None,
 
 
 def _kind(S: Array | None) -> str:
-    """What states are stored in."""
+    """The element type of stored states."""
     return "float32" if S is None else dtype_name(S)
 
 
@@ -222,14 +218,14 @@ def _by_fours(y: Array) -> bool:
 
 
 def _near(arrays: tuple[Array | None, ...], states: tuple[Array | None, ...]) -> bool:
-    """Whether the kernel of one token can find its way: strides of 32 bits, dense rows of states."""
+    """Whether the kernel of one token can address the arrays: strides of 32 bits, dense rows of states."""
     if any(S is not None and S.shape[-2] > 1 and S.strides[-2] != S.itemsize * S.shape[-1] for S in states):
         return False
     return all(abs(n) < 1 << 31 for y in (*arrays, *states) if y is not None for n in y.strides)
 
 
 def _vectors_of(y: Array | None, heads: int) -> tuple[int, ...]:
-    """VECTORS: strides in bytes over batch, tokens and heads, the heads that share one, the kind."""
+    """The VECTORS struct: strides in bytes over batch, tokens and heads, the heads that share one, the element."""
     if y is None:
         return 0, 0, 0, 0, 0
     strides = (0, 0, *y.strides)[-4:-1] if y.ndim < 4 else y.strides[:-1] if y.ndim == 4 else _merged(y)
@@ -237,12 +233,12 @@ def _vectors_of(y: Array | None, heads: int) -> tuple[int, ...]:
 
 
 def _inverse(d: int) -> int:
-    """What the kernel divides by d with: ceil(2^32 / d), 0 for 1."""
+    """The multiplier by which the kernel divides by d: ceil(2^32 / d), 0 for d = 1."""
     return -(-(1 << 32) // d) % (1 << 32)
 
 
 def _merged(out: Array) -> tuple[int, int, int]:
-    """Strides of a contiguous array with several batch axes, seen as with one."""
+    """Strides of a contiguous array with its batch axes merged into one."""
     return (prod(out.shape[-3:]) * out.itemsize, *out.strides[-3:-1])
 
 

@@ -18,24 +18,24 @@ from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.tensor_map import BYTES as MAP
 from ...runtime.cuda.tensor_map import moves, takes, tensor_map
+from .. import policy
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments, operands, vector_backward
 from . import vector_plan as cuts
 from .arguments import NO_STATES, States, gate_of
-from .delta_plan import saves_blocks
 from .operands import ChunkSizes, as_state, public_state, sizes_of, states_at
 from .shared_memory import DELTA_END, SQUARE
 
 MAPS = {
     "scan": ("q", "k", "v", "g", "out"), "adds": ("k", "v", "g"), "segments": (), "segments in reverse": (),
-    "inverse": ("k", "g"), "chain": ("q", "k", "v", "g", "out"),
+    "inverse": ("k", "g"), "chain": ("q", "k", "v", "g", "out"), "transfers": ("v",),
 }  # fmt: skip
 ROWS = {  # arrays that a kernel reads or writes row by row too
     "scan": ("q", "k", "g", "out"), "inverse": ("k", "g"), "chain": ("q", "k", "g", "out"),
 }
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | dict.fromkeys(
     ("q_rows", "k_rows", "g_rows", "to"), NO_ROWS) | dict.fromkeys(
-    ("begins", "added", "decays", "u", "states", "grams", "inverses", "flags"), 0)  # fmt: skip
+    ("begins", "added", "decays", "transfers", "u", "states", "grams", "inverses", "factors", "flags"), 0)  # fmt: skip
 GATES = ("bfloat16", "float32")
 
 
@@ -98,7 +98,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     if keep is None:
-        keep = plan.gradients and saves_blocks(batch.slots * batch.heads * (DELTA_END + SQUARE))
+        keep = plan.gradients and policy.saves_factors(batch.slots * batch.heads * (DELTA_END + SQUARE))
     _prepare(batch, keep)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
@@ -109,7 +109,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in (DELTA_END, SQUARE))
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     for exact in (False, True):
-        launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays, exact=exact, start=start,
+        launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays, exact=exact, keep=keep, start=start,
                    end=states_at(end, batch, batch.group), begins=begins, flags=flags, states=states, grams=grams,
                    u=arrays["u"], scale=plan.scale)
     residuals = Residuals(states, grams, begins) if keep else None
@@ -121,13 +121,13 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     return vector_backward.backward(saved, dout, dstate)
 
 
-def batch_of(x: Inputs, plan: Plan, cut: bool = True) -> Batch:
-    """Sizes of a call; without `cut` its sequences are one segment each."""
+def batch_of(x: Inputs, plan: Plan) -> Batch:
+    """Sizes of a call and the cut of its sequences."""
     sizes = sizes_of(x, plan)
     _, T, heads, _, K, V, N, offsets, tokens = sizes
     longest = -(-tokens // cuts.CHUNK)
     slots = N * longest if offsets is None else T // cuts.CHUNK + N
-    each = -(-longest // (cuts.segments(N * heads, longest, launch.multiprocessors()) if cut else 1))
+    each = -(-longest // cuts.segments(N * heads, longest, launch.multiprocessors()))
     gate = "bfloat16" if dtype_name(x.g) == "bfloat16" else "float32"
     kind = cuts.VectorKind(K, V, gate, plan.query_reads is not ReadState.UPDATED, x.u is not None, offsets is not None)
     return Batch(*sizes, longest, slots, -(-longest // each), each, kind)
@@ -178,12 +178,12 @@ def _prepare(batch: Batch, keep: bool) -> None:
 
 
 def launch_one(
-    name: str, batch: Batch, grid: int, arrays: dict[str, Any], *, exact: bool = False, start: States = NO_STATES,
-    end: States = NO_STATES, scale: float = 1.0, **given: Array | None,
+    name: str, batch: Batch, grid: int, arrays: dict[str, Any], *, exact: bool = False, keep: bool = False,
+    start: States = NO_STATES, end: States = NO_STATES, scale: float = 1.0, **given: Array | None,
 ) -> None:
-    """One kernel. given: arrays by the names of NO_ARRAYS."""
+    """One kernel; exact, keep: as vector_plan.constants. given: arrays by the names of NO_ARRAYS."""
     kernel, maps, heads = cuts.KERNELS[name], MAPS[name], batch.heads
-    constants = cuts.constants(name, batch.kind, exact, given.get("states") is not None)
+    constants = cuts.constants(name, batch.kind, exact, keep)
     fields = {**NO_ARRAYS, **_shared_fields(batch, arrays), **{n: address(y) for n, y in given.items()}}
     for n in maps:
         fields[n] = map_of(arrays, n)

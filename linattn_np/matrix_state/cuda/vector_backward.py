@@ -9,6 +9,7 @@ with the delta rule dbeta of what both leave (vector_strengths.cu). docs/vector_
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -17,11 +18,13 @@ from ...runtime.arrays import Array, cast, sum_to
 from ...runtime.cuda import launch
 from ...runtime.cuda.tensor_map import BYTES as MAP
 from ...runtime.cuda.tensor_map import moves
+from .. import policy
 from ..types import Inputs, Saved
 from . import arguments, vector
 from . import vector_backward_plan as cuts
 from .arguments import NO_STATES, States, gate_of
 from .operands import as_state, one_head_each, public_state_gradient, states_at, sum_shared_heads
+from .shared_memory import BONUS_CHANNELS, vector_ends
 from .vector_plan import STATE, WIDEST
 
 Arrays = dict[str, Any]
@@ -32,12 +35,13 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     x, plan, state, residuals = saved
     if residuals is None:
         residuals = vector.forward(x, plan, state, keep=True)[2].starts
-    erase = x.beta is not None
-    xp, batch = plan.xp, vector.batch_of(x, plan, cut=not erase)
+    xp, batch, erase = plan.xp, vector.batch_of(x, plan), x.beta is not None
+    if erase:  # the reverse chain of a delta rule is not cut
+        batch = replace(batch, segments=1, chunks=batch.chunks_longest)
     _prepare(batch, erase)
     arrays = vector.arrays_of(xp, x)
     _add_gradients(xp, batch, arrays, dout, x.v.dtype)
-    ends = xp.empty((batch.slots * batch.heads, cuts.ends_bytes(erase)), dtype=xp.int8)
+    ends = xp.empty((batch.slots * batch.heads, vector_ends(erase)), dtype=xp.int8)
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
     last = states_at(one_head_each(xp, as_state(xp, dstate, batch), batch), batch)
     of_forward = residuals._asdict()
@@ -145,7 +149,7 @@ def _gradients(batch: vector.Batch, arrays: Arrays, exact: bool, scale: float, *
     if moves():
         named = (*(arrays[n] for n in (*names, values, "dout", "u")), batch.offsets, *given.values())
     constants = cuts.grads_constants(batch.kind, erase, exact)
-    grid = min(_items(batch), cuts.EXACT_BLOCKS * launch.multiprocessors()) if exact else _items(batch)
+    grid = min(_items(batch), policy.EXACT_RESIDENT * launch.multiprocessors()) if exact else _items(batch)
     launch.launch(cuts.GRADS.file, cuts.GRADS.entry, constants, grid, cuts.GRADS.threads,
                   dict(constants)["LA_SHARED"], arguments.VECTOR_GRADS.packed(fields), named)
 
@@ -170,7 +174,7 @@ def _bonus(xp: Any, batch: vector.Batch, made: Arrays) -> None:
         parts=address(made["du_parts"]), du=address(made["du"]), offsets=address(batch.offsets), slots=batch.slots,
         T=batch.T, heads=batch.heads, sequences=batch.N)  # fmt: skip
     launch.launch(cuts.BONUS.file, cuts.BONUS.entry, cuts.small_constants(batch.kind, False),
-                  batch.heads * -(-batch.K // cuts.CHANNELS), cuts.BONUS.threads, 0, packed,
+                  batch.heads * -(-batch.K // BONUS_CHANNELS), cuts.BONUS.threads, 0, packed,
                   (made["du_parts"], made["du"], batch.offsets))  # fmt: skip
 
 

@@ -1,9 +1,11 @@
 """The delta rule with one decay a token and key channel, as CUDA kernels on CuPy arrays: erase DELTA, decay VECTOR.
 
 For what vector.py covers: compute capability 90, bfloat16, K and V up to 128. What a chunk can know before it sees a
-state, all chunks at once (vector/vector_inverse.cu), then the chain of the chunks (vector_chain.cu), which flags
-sequences and heads where a block of 16 tokens decays by more than 80 nats; both then run again for those, with exact
-products. Gradients are computed by array calls, from the inputs alone.
+state, all chunks at once (vector/vector_inverse.cu), then the chain of the chunks (vector_chain.cu); each flags where a
+block of 16 tokens decays by more than 80 nats, and runs again there with exact products. Where batch and heads leave
+multiprocessors idle, sequences are cut into segments: what each does to the state is a transfer matrix and an offset
+(vector_transfers.cu), multiplied by the kernel of the scalar delta rule (delta/delta_segments.cu). Gradients are
+computed by array calls, from the inputs alone.
 """
 
 from __future__ import annotations
@@ -11,14 +13,24 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from ...ops.cuda.arguments import NO_ROWS, address
 from ...runtime.arrays import Array
 from ...runtime.cuda import launch
+from ...runtime.cuda.elements import Constants
+from ...runtime.cuda.tensor_map import BYTES as MAP
 from ..array import chunks as array_calls
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
-from . import vector, vector_backward
+from . import arguments, delta_plan, vector, vector_backward
 from . import vector_plan as cuts
+from .arguments import NO_STATES, States
 from .operands import as_state, public_state, states_at
-from .shared_memory import SQUARE
+from .shared_memory import SQUARE, VECTOR_FACTORS
+
+NO_FIELDS = dict.fromkeys(arguments.DELTA.offsets, 0) | {  # of a launch that multiplies transfer matrices
+    **dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)), "out": NO_ROWS, "other": NO_ROWS,
+    "g": arguments.gate_of(None, 1), "beta": arguments.gate_of(None, 1), "start": NO_STATES.values(),
+    "end": NO_STATES.values(),
+}  # fmt: skip
 
 
 def unsupported_reason(call: Any) -> str | None:
@@ -40,21 +52,19 @@ def how(call: Any) -> str:
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved)."""
-    xp, batch, arrays = plan.xp, vector.batch_of(x, plan, cut=False), vector.arrays_of(plan.xp, x)
-    launch.prepare(tuple((cuts.KERNELS[name].file, cuts.constants(name, batch.kind, exact))
-                         for exact in (False, True) for name in ("inverse", "chain")), launch.capability())  # fmt: skip
+    xp, batch, arrays = plan.xp, vector.batch_of(x, plan), vector.arrays_of(plan.xp, x)
+    _prepare(batch)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     start = states_at(as_state(xp, state, batch), batch, batch.group)
-    slots = batch.N * batch.heads
+    inverses, factors = _inverses(xp, batch, arrays)
+    begins = None if factors is None else _begins(xp, batch, arrays, inverses, factors, start)
+    slots = batch.N * batch.heads * batch.segments
     flags = xp.empty(slots, dtype=xp.int32)
-    inverses = xp.empty((batch.slots * batch.heads, SQUARE), dtype=xp.int8)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     for exact in (False, True):
-        vector.launch_one("inverse", batch, slots * (cuts.PIECES if exact else batch.chunks), arrays, exact=exact,
-                          flags=flags, inverses=inverses)
-        vector.launch_one("chain", batch, slots, arrays, exact=exact, start=start,
-                          end=states_at(end, batch, batch.group), flags=flags, inverses=inverses, scale=plan.scale)
+        vector.launch_one("chain", batch, slots, arrays, exact=exact, start=start, begins=begins, flags=flags,
+                          end=states_at(end, batch, batch.group), inverses=inverses, scale=plan.scale)
     return out, public_state(end, batch), Saved(x, plan, state, None)
 
 
@@ -64,3 +74,49 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     if residuals is not None:
         return vector_backward.backward(saved, dout, dstate)
     return array_calls.backward(array_calls.forward(x, plan, state)[2], dout, dstate)
+
+
+def _prepare(batch: vector.Batch) -> None:
+    cut = batch.segments > 1
+    wanted = [("inverse", False, cut), ("inverse", True, False), ("chain", False, False), ("chain", True, False)]
+    wanted += [("transfers", False, False)] if cut else []
+    found = [(cuts.KERNELS[name].file, cuts.constants(name, batch.kind, *how)) for name, *how in wanted]
+    found += [(delta_plan.SEGMENTS, _segments(batch))] if cut else []
+    launch.prepare(tuple(found), launch.capability())
+
+
+def _segments(batch: vector.Batch) -> Constants:
+    return delta_plan.constants("segments", batch.K, batch.V, True)
+
+
+def _inverses(xp: Any, batch: vector.Batch, arrays: dict[str, Any]) -> tuple[Array, Array | None]:
+    """A of every chunk; where sequences are cut also what transfers take of it."""
+    chunks, cut = batch.slots * batch.heads, batch.segments > 1
+    inverses = xp.empty((chunks, SQUARE), dtype=xp.int8)
+    factors = xp.empty((chunks, VECTOR_FACTORS), dtype=xp.int8) if cut else None
+    flags, slots = xp.empty(chunks, dtype=xp.int32), batch.N * batch.heads
+    vector.launch_one("inverse", batch, slots * batch.segments * batch.chunks, arrays, keep=cut, inverses=inverses,
+                      flags=flags, factors=factors)
+    vector.launch_one("inverse", batch, slots * cuts.PIECES, arrays, exact=True, inverses=inverses, flags=flags)
+    return inverses, factors
+
+
+def _begins(
+    xp: Any, batch: vector.Batch, arrays: dict[str, Any], inverses: Array, factors: Array, start: States
+) -> Array:
+    """The state that each segment begins with: offsets and transfer matrices, multiplied by the delta rule's kernel."""
+    slots, inner = batch.N * batch.heads, batch.segments - 1
+    added, transfers = (xp.empty((slots * inner, cuts.STATE), dtype=xp.float32) for _ in range(2))
+    begins = xp.empty((slots * batch.segments, cuts.STATE), dtype=xp.float32)
+    vector.launch_one("transfers", batch, slots * inner * 4, arrays, start=start, inverses=inverses, factors=factors,
+                      added=added, transfers=transfers)
+    constants = _segments(batch)
+    packed = arguments.DELTA.packed(NO_FIELDS | {
+        "offsets": address(batch.offsets), "begins": address(begins), "added": address(added),
+        "transfers": address(transfers), "T": batch.T, "heads": batch.heads, "segments": batch.segments,
+        "chunks": batch.chunks,
+    })  # fmt: skip
+    kernel = delta_plan.KERNELS["segments"]
+    launch.launch(kernel.file, kernel.entry, constants, slots * 8, kernel.threads, dict(constants)["LA_SHARED"], packed,
+                  (batch.offsets, begins, added, transfers))
+    return begins

@@ -15,7 +15,7 @@ ALIGN = 8  # columns: rows of whole 16 bytes
 SEGMENT = 8  # chunks that a segment has at least
 STATE = shared_memory.DELTA_STATE
 PIECES = 4  # blocks of a head that redo what needs the exact path
-MOST = {"adds": 2, "inverse": 4}  # blocks of a multiprocessor, where there is memory for them
+MOST = {"adds": 2, "inverse": 4, "transfers": 3}  # blocks of a multiprocessor, where there is memory for them
 PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
 
 KERNELS = {
@@ -24,6 +24,7 @@ KERNELS = {
     "segments in reverse": Kernel("vector/vector_segments.cu", "segments", 256),
     "inverse": Kernel("vector/vector_inverse.cu", "inverse", 256),
     "chain": Kernel("vector/vector_chain.cu", "chain", 512),
+    "transfers": Kernel("vector/vector_transfers.cu", "transfers", 128),
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 
 @functools.cache
 def constants(name: str, kind: VectorKind, exact: bool = False, keep: bool = False) -> Constants:
-    """The constants of a kernel. exact: of what was flagged; keep: residuals are stored."""
+    """The constants of a kernel. exact: of what was flagged; keep: residuals, or an inverse's factors, are stored."""
     shared = shared_memory.vector(name, kind.gate)
     own: dict[str, int] = {}
     if name in ("scan", "chain", "inverse"):
@@ -56,7 +57,7 @@ def constants(name: str, kind: VectorKind, exact: bool = False, keep: bool = Fal
     if name == "scan":
         own |= {"LA_KEEP": keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
     if name == "inverse":
-        own |= {"LA_PIECES": PIECES}
+        own |= {"LA_PIECES": PIECES, "LA_FACTORS": keep}
     return tuple(sorted({
         "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(name == "segments in reverse"),
         "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": 16, "LA_K": kind.K, "LA_V": kind.V, "LA_C": CHUNK,

@@ -89,13 +89,13 @@ def forward(
     q, k, before = x.q, x.k, x.steps.before
     if before is not None:
         q, k = (None if y is None else before[0](cast(np, y, dtype)) for y in (q, k))
-    own = plan._replace(features=x.steps._replace(before=None))
+    inner = plan._replace(features=x.steps._replace(before=None))
     if x.eps is not None:
         if x.q is not None:
             heads = max(x.v.shape[-2], x.q.shape[-2])
             sums = np.empty((*x.v.shape[:-2], heads, 1), dtype)
-        own = own._replace(average=Average(x.eps, sums))
-    out, end, core_residuals = core.forward(fn, Inputs(q, k, v, x.g), own, state, wanted)
+        inner = inner._replace(average=Average(x.eps, sums))
+    out, end, core_residuals = core.forward(fn, Inputs(q, k, v, x.g), inner, state, wanted)
     return out, end, Residuals(x, plan, core_residuals, out, sums, None)
 
 
@@ -117,9 +117,9 @@ def backward(residuals: Residuals, dout: Array | None, dstate: Array | None) -> 
     x, plan, core_residuals, out, sums, features = residuals
     if features is None:
         if x.eps is not None:
-            own = core_residuals.saved.plan
-            average = own.average._replace(out=out)
-            saved = core_residuals.saved._replace(plan=own._replace(average=average))
+            inner = core_residuals.saved.plan
+            average = inner.average._replace(out=out)
+            saved = core_residuals.saved._replace(plan=inner._replace(average=average))
             core_residuals = core_residuals._replace(saved=saved)
         d, dS = core.backward(core_residuals, dout, dstate)
         before, dq, dk = x.steps.before, d.q, d.k

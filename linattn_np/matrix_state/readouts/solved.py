@@ -109,7 +109,7 @@ def describe(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> str:
 
 
 def operations_per_token(x: SolvedInputs, C: int, readers: int) -> float:
-    """Operations of writing Z and of `readers` systems: 2 K^3 / 3 each, or products with Z_in and C tokens a step."""
+    """Operations of writing Z and of `readers` systems: 2 K^3 / 3 each, or products with Z_in and C tokens per step."""
     K = x.k.shape[-1]
     each = 2 * K**3 / 3 if x.solver.exact else x.solver.iterations * (2 * K * K + 4 * C * K)
     return 2 * K * K + readers * each

@@ -21,9 +21,6 @@ from ..array.decay import decay_of
 from ..heads import TokenBuffer, fold, gather_states, groups, initial_state, split, split_all, take
 from ..types import Inputs, Plan, ReadState
 
-FORMED = 2**21  # elements of the matrices formed in one batch
-BATCHED = 2**15  # elements of the vectors iterated in one batch
-
 
 class Solver(NamedTuple):
     """How to solve; conjugate gradients stop at |b - x A| <= max(tolerance, eps) |b|, or after `iterations`."""
@@ -41,15 +38,15 @@ def solve(x: Inputs, ridge: Array, solver: Solver, plan: Plan, Z: Array | None) 
     xp, G = plan.xp, groups(x)
     core, diagonal = split_all(xp, x, G), split(xp, ridge, G)
     heads, K = max(x.q.shape[-2], x.v.shape[-2]), x.v.shape[-1]
-    found = TokenBuffer(xp, (*x.v.shape[:-2], heads, K), plan.dtype, device(x.v))
+    x_t = TokenBuffer(xp, (*x.v.shape[:-2], heads, K), plan.dtype, device(x.v))
     solve_sequence, ends = solve_exactly if solver.exact else solve_iteratively, []
     for s in plan.sequences:
         begin = end = initial_state(core, plan, Z, s.row, G)
         for start, rows, after in solve_sequence(core, diagonal, solver, plan, s, begin):
-            found.put(start, rows)
+            x_t.put(start, rows)
             end = after
         ends.append(end)
-    return found.done(), gather_states(plan, ends)
+    return x_t.done(), gather_states(plan, ends)
 
 
 def _of(plan: Plan, ridge: Array, tokens: Chunk) -> Array:
@@ -73,7 +70,7 @@ def solve_exactly(
 def matrices(core: Inputs, plan: Plan, sequence: Sequence, Z: Array) -> Iterator[tuple[Chunk, Array, Array]]:
     """(tokens, b, Z_t (..., C, K, K)) of successive ranges of tokens."""
     xp = plan.xp
-    for tokens in chunks(sequence, max(1, FORMED // max(1, math.prod(Z.shape)))):
+    for tokens in chunks(sequence, max(1, policy.MATRIX_ELEMENTS // max(1, math.prod(Z.shape)))):
         x, formed = take(xp, core, tokens.start, tokens.stop, plan.dtype), []
         decay = None if x.g is None else xp.exp(x.g)[..., None]
         for t in range(tokens.stop - tokens.start):
@@ -135,7 +132,7 @@ def _chunk_batches(core: Inputs, plan: Plan, sequence: Sequence) -> Iterator[tup
     C = min(policy.array_chunk(plan, sequence.stop - sequence.start), policy.ARRAY_CHUNK)
     table = chunks(sequence, C)
     full = sum(c.stop - c.start == C for c in table)
-    each = max(1, BATCHED // max(1, math.prod(core.v.shape[:-2]) * C * core.k.shape[-1]))
+    each = max(1, policy.VECTOR_ELEMENTS // max(1, math.prod(core.v.shape[:-2]) * C * core.k.shape[-1]))
     for n in range(0, full, each):
         last = min(n + each, full)
         yield Chunk(table[n].start, table[last - 1].stop), last - n, C

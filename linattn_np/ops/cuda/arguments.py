@@ -1,4 +1,4 @@
-"""Structs that the kernels of ops/ take, each declared once; runtime/cuda/structs.py makes the C++ of them."""
+"""Argument structs of the kernels of ops/, each declared once; runtime/cuda/structs.py generates their C++."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP_SIZE = Struct(  # step_size.cu
     ("other dout", BYTES),  # (tokens, heads, LA_K): the core's output or dv, of kind LA_GRAD; cotangent of an output
     ("dg", FLOATS),  # (tokens, heads)
     ("y dx dz", OUT_BYTES),  # v, the output, or the core's dout; gradients
-    ("g ddt dA dD", OUT_FLOATS),  # g; gradient of dt; what those of A (dg dt) and D (<dout, x>) are sums of
+    ("g ddt dA dD", OUT_FLOATS),  # g; gradient of dt; terms of the gradients of A (dg dt) and D (<dout, x>)
     ("rows T heads", U32), ("dt_kind soft", INT),  # soft: softplus
     ("low high", FLOAT),
 )  # fmt: skip
@@ -36,17 +36,17 @@ GATE_FORMULA = Struct(  # gate_formula.cu
     ("raw", pointer("const void")),  # (tokens, width), of kind LA_DTYPE
     ("A_log bias dg", FLOATS),  # (heads), (width) or null, (tokens, width)
     ("g da parts", OUT_FLOATS),  # the formula; gradient of raw; sums over blocks of tokens (blocks, 2, width): da, g dg
-    ("tokens", I64), ("width each block", U32),  # numbers of a token, of a head; tokens of a block
+    ("tokens", I64), ("width each block", U32),  # numbers per token, per head; tokens per block
 )  # fmt: skip
 
 
 def address(y: Array | None) -> int:
-    """Where an array begins; 0 for None."""
+    """The address of an array; 0 for None."""
     return 0 if y is None else y.data.ptr
 
 
 def rows_of(y: Array | None, heads: int | None = None) -> tuple[int, ...]:
-    """Rows of an array (..., T, heads, width), which `heads` heads of the outputs share."""
+    """The ROWS struct of an array (..., T, heads, width) for outputs with `heads` heads."""
     if y is None:
         return NO_ROWS
     y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])

@@ -14,12 +14,12 @@ SOURCE = "step/gate_formula.cu"
 
 
 def takes(raw: Array) -> bool:
-    """Whether a kernel takes a raw gate."""
+    """Whether the kernel supports a raw gate."""
     return dtype_name(raw) in ELEMENTS and launch.unusable() is None
 
 
 def log_decay(xp: Any, raw: Array, A_log: Array, bias: Array | None, each: int) -> Array:
-    """-e^{A_log} softplus(raw + bias) in float32; raw (..., T, H) or (..., T, H, K), `each` numbers a head."""
+    """-e^{A_log} softplus(raw + bias) in float32; raw (..., T, H) or (..., T, H, K), `each` numbers per head."""
     raw, A_log, bias = _dense(xp, raw, A_log, bias)
     g = xp.empty(raw.shape, dtype=xp.float32)
     _formula("gate_formula", -(-raw.size // THREADS), each, 0, (raw, A_log, bias, None, g, None, None))
@@ -29,7 +29,7 @@ def log_decay(xp: Any, raw: Array, A_log: Array, bias: Array | None, each: int) 
 def log_decay_vjp(
     xp: Any, raw: Array, A_log: Array, bias: Array | None, dg: Array, each: int
 ) -> tuple[Array, Array, Array]:
-    """Gradients by raw, A_log and bias, in float32 and one after the other in the order of the tokens."""
+    """Gradients of raw, A_log and bias in float32, summed in the order of the tokens."""
     raw, A_log, bias = _dense(xp, raw, A_log, bias)
     width = each * A_log.shape[0]
     tokens, dg, da = raw.size // width, xp.ascontiguousarray(dg), xp.empty(raw.shape, dtype=xp.float32)

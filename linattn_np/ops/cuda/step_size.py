@@ -1,4 +1,4 @@
-"""Mamba-2's step size on CuPy arrays: values and log decays, what finishes an output, and the gradients of both.
+"""Mamba-2's step size on CuPy arrays: values and log decays, skip connection and output gate, and their gradients.
 
     dt <- clip(dt + bias, or softplus of it);  v = dt x;  g = dt A;  out <- (out + D x) silu(z)
 
@@ -15,7 +15,7 @@ from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS, Constants
 from .arguments import COLUMN_SUMS, STEP_SIZE, address, rows_of
-from .unit_rows import MOST, MOST_ROWS, THREADS, TOKEN_BLOCKS, misaligned, row_constants
+from .unit_rows import LANE_NUMBERS, MOST_ROWS, THREADS, TOKEN_BLOCKS, misaligned, row_constants
 
 SOURCE = "step/step_size.cu"
 ARRAYS = ("D", "other", "dout", "dg", "y", "dx", "dz", "g", "ddt", "dA", "dD")
@@ -23,7 +23,7 @@ SUMS_CONSTANTS = row_constants("float32", "float32", 1, 1)
 
 
 class Step(NamedTuple):
-    """What a step size is made of: dt (..., T, H); bias and A (H,); whether softplus comes first; its limits."""
+    """Inputs of the step size: dt (..., T, H); bias and A (H,); whether softplus is applied; the limits."""
 
     dt: Array
     bias: Array | None
@@ -33,15 +33,15 @@ class Step(NamedTuple):
 
 
 def takes(xp: Any, x: Array, *others: Array | None) -> bool:
-    """Whether a kernel takes these values, and arrays of their shape and dtype beside them."""
+    """Whether the kernel supports these values, and the other arrays of their shape and dtype."""
     if not xp.__name__.endswith("cupy") or dtype_name(x) not in ELEMENTS:
         return False
-    small = 0 < prod(x.shape[:-1]) < MOST_ROWS and 0 < x.shape[-1] <= 32 * MOST
+    small = 0 < prod(x.shape[:-1]) < MOST_ROWS and 0 < x.shape[-1] <= 32 * LANE_NUMBERS
     return small and all(y is None or y.dtype == x.dtype for y in others) and launch.unusable() is None
 
 
 def step_constants(element: str, grad: str, V: int) -> Constants:
-    """Of rows that begin where 16 bytes can be read, or as many as V allows; grad: the kind of the other array."""
+    """Constants for rows read in pieces of 16 bytes, or as many as V allows; grad: the dtype of the other array."""
     return row_constants(element, grad, V, gcd(16 // (4 if element == "float32" else 2), V))
 
 
@@ -56,7 +56,7 @@ def values(xp: Any, x: Array, step: Step) -> tuple[Array, Array]:
 def values_vjp(
     xp: Any, x: Array, step: Step, dv: Array, dg: Array, D: Array | None = None, dout: Array | None = None
 ) -> dict[str, Array]:
-    """Gradients of x (its dtype), dt, A and bias (float32) from those of v and g (..., T, H).
+    """Gradients of x (in its dtype), dt, A and bias (float32) from those of v and g (..., T, H).
 
     dout: the gradient of out + D x, in the dtype of x, for those of x and D.
     """
@@ -66,10 +66,10 @@ def values_vjp(
     made = {"dx": xp.empty(x.shape, dtype=x.dtype)}
     made |= {n: xp.empty(x.shape[:-1], dtype=f32) for n in ("ddt", "dA", *(() if dout is None else ("dD",)))}
     _launch("step_size_vjp", x, step, D=D, other=dv, dout=dout, dg=dg, made=made)
-    found = {"x": made["dx"], "dt": made["ddt"], "A": over_tokens(xp, made["dA"])}
+    grads = {"x": made["dx"], "dt": made["ddt"], "A": over_tokens(xp, made["dA"])}
     if step.bias is not None:
-        found["dt_bias"] = over_tokens(xp, made["ddt"])
-    return found if dout is None else found | {"D": over_tokens(xp, made["dD"])}
+        grads["dt_bias"] = over_tokens(xp, made["ddt"])
+    return grads if dout is None else grads | {"D": over_tokens(xp, made["dD"])}
 
 
 def finish(xp: Any, out: Array, x: Array, D: Array | None, z: Array | None) -> Array:
@@ -81,7 +81,7 @@ def finish(xp: Any, out: Array, x: Array, D: Array | None, z: Array | None) -> A
 
 
 def finish_vjp(xp: Any, out: Array, x: Array, D: Array | None, z: Array, dout: Array) -> tuple[Array, Array]:
-    """Gradients of out + D x and of z, in the dtype of x, that dout has too."""
+    """Gradients of out + D x and of z, in the dtype of x, which dout has too."""
     x, made = _rows(xp, x), {n: xp.empty(x.shape, dtype=x.dtype) for n in ("y", "dz")}
     _launch("finish_vjp", x, D=_parameter(xp, D), z=_rows(xp, z), other=xp.ascontiguousarray(out),
             dout=xp.ascontiguousarray(dout), made=made)
@@ -89,7 +89,7 @@ def finish_vjp(xp: Any, out: Array, x: Array, D: Array | None, z: Array, dout: A
 
 
 def over_tokens(xp: Any, x: Array) -> Array:
-    """Sums of a contiguous float32 (..., T, H) over all but H, in one order."""
+    """Sums of a contiguous float32 (..., T, H) over all axes but H, in a fixed order."""
     width = x.shape[-1]
     rows = prod(x.shape[:-1])
     for block in (-(-rows // TOKEN_BLOCKS), TOKEN_BLOCKS):
@@ -103,7 +103,7 @@ def over_tokens(xp: Any, x: Array) -> Array:
 
 
 def _rows(xp: Any, x: Array) -> Array:
-    """x, or a copy of it, as the kernels take it: contiguous rows, one batch axis."""
+    """x, or a copy of it, in the layout of the kernels: contiguous rows, one batch axis."""
     fine = x.ndim <= 4 and (x.shape[-1] == 1 or x.strides[-1] == x.itemsize)
     return x if fine else xp.ascontiguousarray(x)
 
@@ -118,7 +118,7 @@ def _parameter(xp: Any, y: Array | None) -> Array | None:
 
 
 def _launch(entry: str, x: Array, step: Step | None = None, *, made: dict[str, Array], **given: Array | None) -> None:
-    """given, made: arrays of the struct Arguments by name; those of rows are contiguous, but for z."""
+    """given, made: input and output arrays of STEP_SIZE by name; rows are contiguous, except those of z."""
     given |= made
     soft, limits = (False, (0.0, 0.0)) if step is None else (step.soft, step.limits)
     dt, bias, A = (None, None, None) if step is None else (step.dt, step.bias, step.A)

@@ -1,4 +1,4 @@
-"""Rows of q and k divided by their length, on CuPy arrays, and the gradient of that."""
+"""Rows of q and k divided by their L2 norm, on CuPy arrays, and the transpose."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
 from .arguments import UNIT_ROWS, address, rows_of
 
 SOURCE = "step/unit_rows.cu"
-THREADS, MOST = 256, 16  # of a block; numbers of a row that a lane holds
+THREADS, LANE_NUMBERS = 256, 16  # threads per block; numbers of a row per lane
 MOST_ROWS = 2**32
-# blocks of tokens, at most, that a parameter's gradient is summed in: the same on every device, for its bits
+# most partial sums of a parameter's gradient over tokens: the same on every device, so that bits are
 TOKEN_BLOCKS = 528
 Pair = tuple[Array | None, ...]  # of queries and of keys
 NONE = (0,) * 10
 
 
 def takes(xp: Any, rows: Pair) -> bool:
-    """Whether a kernel takes these rows, one array or two alike."""
+    """Whether the kernel supports these rows: one array, or two of the same dtype and width."""
     given = [y for y in rows if y is not None]
     if not (xp.__name__.endswith("cupy") and given):
         return False
     alike = all(y.dtype == given[0].dtype and y.shape[-1] == given[0].shape[-1] for y in given)
-    small = all(0 < prod(y.shape[:-1]) < MOST_ROWS and 0 < y.shape[-1] <= 32 * MOST for y in given)
+    small = all(0 < prod(y.shape[:-1]) < MOST_ROWS and 0 < y.shape[-1] <= 32 * LANE_NUMBERS for y in given)
     return alike and small and dtype_name(given[0]) in ELEMENTS and launch.unusable() is None
 
 
@@ -40,7 +40,7 @@ def unit_rows_vjp(xp: Any, rows: Pair, grads: Pair) -> Pair:
 
 
 def row_constants(element: str, grad: str, K: int, per: int) -> Constants:
-    """Of row_pieces.cuh; per: numbers that a lane loads at once; grad: the kind of dy."""
+    """Constants of row_pieces.cuh; per: numbers that a lane loads at once; grad: the dtype of dy."""
     lanes = 1
     while lanes < 32 and lanes * per < K:
         lanes *= 2
@@ -51,7 +51,7 @@ def row_constants(element: str, grad: str, K: int, per: int) -> Constants:
 
 
 def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair) -> Pair:
-    """What the entry makes of each array that is given, contiguous and as `empty` made it."""
+    """The result of the entry for each array, contiguous, allocated by `empty`."""
     arrays = tuple(
         None if y is None else y if y.shape[-1] == 1 or y.strides[-1] == y.itemsize else xp.ascontiguousarray(y)
         for y in arrays)  # fmt: skip
@@ -66,7 +66,8 @@ def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair) -> Pair:
         per //= 2
     constants = row_constants(element, element if grad is None else dtype_name(grad), K, per)
     each = THREADS // dict(constants)["LA_LANES"]
-    packed, blocks = [], []
+    packed: list[Any] = []
+    blocks: list[int] = []
     for x, dy, y in zip(arrays, grads, made, strict=True):
         packed += NONE if x is None else _row_array(x, dy, y)
         blocks.append(0 if x is None else -(-prod(x.shape[:-1]) // each))
@@ -82,5 +83,5 @@ def misaligned(y: Array, size: int) -> bool:
 
 
 def _row_array(x: Array, dy: Array | None, y: Array) -> tuple[int, ...]:
-    """UNIT_ROWS_ARRAY."""
+    """The UNIT_ROWS_ARRAY struct."""
     return *rows_of(x), address(dy), y.data.ptr, prod(x.shape[:-1]), *x.shape[-3:-1]

@@ -8,7 +8,7 @@ import numpy as np
 from llvmlite import ir
 
 from ..arrays import dtype_name
-from ..handles import address
+from ..memory import address
 from .code import entry
 from .emit import I16, I32, SINGLE, Emit, Value
 

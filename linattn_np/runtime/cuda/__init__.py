@@ -1,1 +1,1 @@
-"""All there is to know about compiling and launching the CUDA sources: sources, compile, launch."""
+"""CUDA sources: reading, compiling, launching, recording."""

@@ -1,7 +1,7 @@
-"""From a source, -D constants and an architecture to machine code: one function, with a GPU and without.
+"""Compiles a source with -D constants for an architecture, with or without a GPU.
 
-Cubins are cached on disk under a key of everything that they depend on; what is read back is handed to the driver as
-it is, nothing is deserialised.
+Cubins are cached on disk under a key of everything that they depend on. Files are passed to the driver unchanged;
+nothing is deserialised.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Code(NamedTuple):
 def architecture(capability: int) -> str:
     """The architecture to compile for on a device of compute capability 80, 86, 90, ...
 
-    The newest that the compiler knows of the same generation and not newer than the device, with the instructions of
-    its own ("a") from 90 on where it is the device's exactly.   Raises CompileError if there is none.
+    The newest of the same generation that the compiler knows and the device supports; from 90 on with
+    architecture-specific instructions ("a") if it is that of the device.   Raises CompileError if there is none.
     """
     known = [c for c in nvrtc.architectures() if c // 10 == capability // 10 and c <= capability]
     if not known:
@@ -40,7 +40,7 @@ def architecture(capability: int) -> str:
 
 
 def options_of(constants: Mapping[str, int], arch: str) -> tuple[str, ...]:
-    """The compiler's options, in an order of their own."""
+    """The compiler's options, in a fixed order."""
     return (f"--gpu-architecture={arch}", *FLAGS, *(f"-D{name}={constants[name]}" for name in sorted(constants)))
 
 

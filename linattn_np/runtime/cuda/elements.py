@@ -1,4 +1,4 @@
-"""The dtypes of the CUDA sources: their codes there, their sizes, and constants that a source is compiled with."""
+"""Element types of the CUDA sources: codes and sizes; the type of compile-time constants."""
 
 from __future__ import annotations
 

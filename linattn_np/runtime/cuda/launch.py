@@ -1,6 +1,6 @@
 """Kernels on a CuPy device: compiled on first use, loaded through RawModule, launched on the current stream.
 
-The compiler and its like are imported by the first call that needs them: `import linattn_np` does not wait for them.
+The compiler is imported by the first call that needs it, not by `import linattn_np`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LARGEST_GRID = 2**31 - 1
 
 
 def unusable() -> str | None:
-    """Why no kernel can run here, in words; None where they can."""
+    """Why no kernel can run here, in words; None if kernels can run."""
     return _unusable(current_device())
 
 
@@ -37,13 +37,13 @@ def _unusable(device: int) -> str | None:
 
 
 def current_device() -> int:
-    """Number of the device that CuPy uses now."""
+    """Number of CuPy's current device."""
     return device_function()()
 
 
 @functools.cache
 def device_function() -> Any:
-    """What `current_device` calls."""
+    """The function that `current_device` calls."""
     return cupy().cuda.runtime.getDevice
 
 
@@ -58,7 +58,7 @@ def _capability(device: int) -> int:
 
 
 def shared_limit() -> int:
-    """Bytes of shared memory that one block may have on the current device."""
+    """Bytes of shared memory that a block may use on the current device."""
     return _shared_limit(current_device())
 
 
@@ -68,7 +68,7 @@ def _shared_limit(device: int) -> int:
 
 
 def multiprocessors() -> int:
-    """Multiprocessors of the current device."""
+    """Number of multiprocessors of the current device."""
     return _multiprocessors(current_device())
 
 
@@ -82,21 +82,21 @@ _lock = threading.Lock()
 
 
 def _begin(file: str, constants: tuple[tuple[str, int], ...], capability: int, beside: bool) -> Future[Any]:
-    """The machine code of a source, to come: compiled by this thread or, `beside`, by another; once a process."""
+    """A future of the machine code of a source: compiled once per process, by this thread or, `beside`, by another."""
     key = (file, constants, capability)
     with _lock:
         if key in _codes:
             return _codes[key]
-        found = _codes[key] = Future()
+        code = _codes[key] = Future()
 
     def compiled() -> None:
         from .compile import architecture, compile_source
         from .sources import installed
 
         try:
-            found.set_result(compile_source(installed(file), dict(constants), architecture(capability)))
+            code.set_result(compile_source(installed(file), dict(constants), architecture(capability)))
         except BaseException as error:
-            found.set_exception(error)
+            code.set_exception(error)
             with _lock:
                 _codes.pop(key, None)
 
@@ -104,11 +104,11 @@ def _begin(file: str, constants: tuple[tuple[str, int], ...], capability: int, b
         threading.Thread(target=compiled, name=f"compiles {file}").start()
     else:
         compiled()
-    return found
+    return code
 
 
 def _forget() -> None:
-    """In a forked child nobody goes on with what the parent's threads were compiling."""
+    """A forked child has none of the parent's threads: their compilations never finish."""
     global _lock
     _lock = threading.Lock()
     _codes.clear()
@@ -120,7 +120,7 @@ if hasattr(os, "register_at_fork"):
 
 @functools.lru_cache(maxsize=1024)
 def prepare(wanted: tuple[tuple[str, tuple[tuple[str, int], ...]], ...], capability: int) -> None:
-    """Begin to compile the (file, constants) that will be launched, at once; a launch waits for its own."""
+    """Start compiling every (file, constants) that will be launched; a launch waits for its own."""
     for file, constants in wanted:
         _begin(file, constants, capability, beside=True)
 
@@ -134,33 +134,33 @@ def kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared
 def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int, device: int) -> Any:
     code = _begin(file, constants, capability(), beside=False).result()
     if code.path is not None and code.path.exists():
-        found = cupy().RawModule(path=str(code.path)).get_function(entry)
-        found.max_dynamic_shared_size_bytes = shared  # loads the module
-        return found
+        function = cupy().RawModule(path=str(code.path)).get_function(entry)
+        function.max_dynamic_shared_size_bytes = shared  # loads the module
+        return function
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder:  # no cache folder: the driver still wants a file
+    with tempfile.TemporaryDirectory() as folder:  # no cache folder: the driver still needs a file
         path = os.path.join(folder, "kernel.cubin")
         with open(path, "wb") as file_:
             file_.write(code.cubin)
-        found = cupy().RawModule(path=path).get_function(entry)
-        found.max_dynamic_shared_size_bytes = shared
-    return found
+        function = cupy().RawModule(path=path).get_function(entry)
+        function.max_dynamic_shared_size_bytes = shared
+    return function
 
 
 def array_type() -> Any:
-    """What makes a new array on the current device of (shape, dtype)."""
+    """The type of arrays on the current device; called with (shape, dtype) it allocates one."""
     return cupy().ndarray
 
 
 @functools.cache
 def cupy() -> Any:
-    """The library, imported when it is first needed."""
+    """CuPy, imported on first use."""
     return import_module("cupy")
 
 
 class LaunchRecord(NamedTuple):
-    """A launch as it was made, and the arrays whose pointers are among its arguments; None if that was not said."""
+    """A launch, and the arrays whose pointers are among its arguments; None if they were not named."""
 
     file: str
     entry: str
@@ -173,7 +173,7 @@ class LaunchRecord(NamedTuple):
 
 
 class _Active(threading.local):
-    recorder: Any = None  # the Recorder (record.py) that this thread's launches go to
+    recorder: Any = None  # the active Recorder (record.py) of this thread
 
 
 active = _Active()
@@ -183,17 +183,17 @@ def launch(
     file: str, entry: str, constants: tuple[tuple[str, int], ...], blocks: int, threads: int, shared: int,
     arguments: bytes, arrays: tuple[Any, ...] | None = None,
 ) -> None:
-    """Launch on the current stream; `arguments` are the bytes of the one struct that the entry takes.
+    """Launch on the current stream; `arguments` are the bytes of the entry's argument struct.
 
-    arrays: all whose pointers are among them, where the launch may be replayed (record.py).
-    No blocks, no launch. Raises OverflowError for more blocks than a grid has.
+    arrays: all arrays whose pointers are among them, if the launch may be replayed (record.py).
+    Without blocks nothing is launched. Raises OverflowError for more blocks than a grid can have.
     """
     if blocks <= 0:
         return
     if blocks > LARGEST_GRID:
         raise OverflowError(f"{entry}: {blocks} blocks, a grid has at most {LARGEST_GRID}")
-    found = kernel(file, entry, constants, shared)
-    found((blocks,), (threads,), (np.void(arguments),), shared_mem=shared)
+    function = kernel(file, entry, constants, shared)
+    function((blocks,), (threads,), (np.void(arguments),), shared_mem=shared)
     if active.recorder is not None:
         record = LaunchRecord(file, entry, constants, blocks, threads, shared, arguments, arrays)
         active.recorder.launches.append(record)

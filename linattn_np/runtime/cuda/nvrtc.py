@@ -1,4 +1,4 @@
-"""NVRTC through ctypes: finds the library; a program in, machine code and a log out. Needs no GPU."""
+"""NVRTC through ctypes: finds the library and compiles programs. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from collections.abc import Iterator, Sequence
 from .. import code_cache
 
 WHEELS = ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu*/bin/x64", "nvidia/cuda_nvrtc/bin")
-KIND = "cubin"  # of the cache folder of machine code
+KIND = "cubin"  # kind of the cache folder of machine code
 NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll")
 
 
 class CompileError(RuntimeError):
-    """The compiler refused a source; the text is its log with the lines it names."""
+    """A source does not compile; the text is the compiler's log with the lines that it names."""
 
 
 def _folders() -> Iterator[str]:
-    """Where the library may lie: NVIDIA's wheels, then a toolkit."""
-    found = importlib.util.find_spec("nvidia")
-    for base in (found.submodule_search_locations or []) if found else []:
+    """Folders that may contain the library: NVIDIA's wheels, then a toolkit."""
+    spec = importlib.util.find_spec("nvidia")
+    for base in (spec.submodule_search_locations or []) if spec else []:
         for pattern in WHEELS:
             yield from sorted(glob.glob(os.path.join(os.path.dirname(base), pattern)), reverse=True)
     for variable in ("CUDA_PATH", "CUDA_HOME"):
@@ -60,7 +60,7 @@ def library() -> ctypes.CDLL:
 
 
 def available() -> bool:
-    """Whether there is a compiler."""
+    """Whether a compiler is installed."""
     try:
         _about()
     except OSError:
@@ -83,16 +83,16 @@ def architectures() -> tuple[int, ...]:
 def _about() -> tuple[int, ...]:
     """(major, minor, capability, ...). Loading the library takes longer than loading machine code that is on disk.
 
-    So these numbers are cached too, on a line, under the library's path, size and time.
+    These numbers are therefore cached too, under the library's path, size and time.
     """
     path = _file()
     cached = None if path is None else code_cache.file_of(KIND, f"nvrtc-{_digest(path)}.txt")
     if cached is not None and (line := code_cache.load(cached)) is not None and re.fullmatch(rb"\d+ \d+( \d+)+", line):
         return tuple(map(int, line.split()))
-    found = _queried()
+    numbers = _queried()
     if cached is not None:
-        code_cache.store(cached, " ".join(map(str, found)).encode())
-    return found
+        code_cache.store(cached, " ".join(map(str, numbers)).encode())
+    return numbers
 
 
 def _digest(path: str) -> str:
@@ -101,13 +101,13 @@ def _digest(path: str) -> str:
 
 
 def _queried() -> tuple[int, ...]:
-    """What the library says."""
+    """The numbers that the library reports."""
     major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     _check(library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     _check(library().nvrtcGetNumSupportedArchs(ctypes.byref(count)))
-    found = (ctypes.c_int * count.value)()
-    _check(library().nvrtcGetSupportedArchs(found))
-    return major.value, minor.value, *found
+    numbers = (ctypes.c_int * count.value)()
+    _check(library().nvrtcGetSupportedArchs(numbers))
+    return major.value, minor.value, *numbers
 
 
 def compile_program(name: str, text: str, headers: dict[str, str], options: Sequence[str]) -> tuple[bytes, str]:

@@ -1,9 +1,9 @@
-"""What a call launches and allocates, written down while it runs and done again on other arrays of the same layout.
+"""What a call launches and allocates, recorded while it runs and replayed on other arrays of the same layout.
 
     with Recorder() as recorder:
         ...                                            launches through launch.py, `empty` of namespace(xp)
-    again = LaunchSequence(recorder, given)            raises LookupError if the call did anything else on the device
-    allocated = again(pointers)
+    sequence = LaunchSequence(recorder, given)         raises LookupError if the call did anything else on the device
+    allocated = sequence.run(pointers)
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def namespace(xp: Any) -> RecordedNamespace:
 class LaunchSequence:
     """The launches of a call on other arrays of the same layout, with new arrays in the place of the allocated ones.
 
-    They must be all that the call did on the device: nothing but `empty` made the arrays that are not given.
+    They must be all that the call did on the device: nothing but `empty` made the arrays that are not given. The driver
+    copies arguments at the launch, so one buffer for each launch serves all calls, one at a time.
     """
 
     def __init__(self, recorder: Recorder, given: Sequence[Array]):
@@ -78,50 +79,48 @@ class LaunchSequence:
         if len(owners) < len(given) + len(recorder.allocated):
             raise LookupError("two arrays begin at one place")
         self._empty, self._new = launch.array_type(), [(tuple(x.shape), x.dtype) for x in recorder.allocated]
-        self._launches = [Launcher(record, owners) for record in recorder.launches]
+        self._launchers = [Launcher(record, owners) for record in recorder.launches]
+        self._launches = [(one.words, one.places, one.launch, one.address) for one in self._launchers]
+        self._stream, self._lock = launch.cupy().cuda.get_current_stream, threading.Lock()
 
-    def __call__(self, pointers: list[int]) -> list[Array]:
-        """pointers: of the arrays given; it grows. The allocated arrays, in order."""
-        made = []
+    def run(self, pointers: list[int]) -> list[Array]:
+        """pointers: of the arrays given; those of the allocated arrays are appended. The allocated arrays, in order."""
+        made, empty = [], self._empty
         for shape, dtype in self._new:
-            x = self._empty(shape, dtype)
+            x = empty(shape, dtype)
             made.append(x)
             pointers.append(x.data.ptr)
-        for fire in self._launches:
-            fire(pointers)
+        stream = self._stream().ptr
+        with self._lock:
+            for words, places, fire, address in self._launches:
+                for at, n in places:
+                    words[at] = pointers[n]
+                fire(stream, address, 0)
         return made
 
 
 class Launcher:
-    """One kernel on the device that was current, launched with other pointers among its arguments.
+    """One kernel on the device that was current: `launch(stream, address, 0)` launches it with the arguments `words`.
 
-    The driver copies arguments at the launch, so one buffer serves all launches, one at a time.
+    places: (position in words, index of the array whose pointer is there).
     """
 
     def __init__(self, record: launch.LaunchRecord, owners: dict[int, int]):
         if record.arrays is None:
             raise LookupError("a launch did not say which arrays it takes")
         cuda, size = launch.cupy().cuda, -(-len(record.arguments) // 8)
-        self._words = array("Q", record.arguments.ljust(8 * size, b"\0"))
+        self.words = array("Q", record.arguments.ljust(8 * size, b"\0"))
         pointers = {y.data.ptr for y in record.arrays if y is not None}
         self._constants = [x for x in map(constants.at, pointers - owners.keys()) if x is not None]  # stay alive
         pointers -= {x.data.ptr for x in self._constants}
-        self._places = [(at, owners[word]) for at, word in enumerate(self._words) if word in pointers]
-        if len({n for _, n in self._places}) < len(pointers):
+        self.places = [(at, owners[word]) for at, word in enumerate(self.words) if word in pointers]
+        if len({n for _, n in self.places}) < len(pointers):
             raise LookupError("a pointer is not among the arguments")
-        kernel = launch.kernel(record.file, record.entry, record.constants, record.shared)
-        self._parameters = array("Q", [self._words.buffer_info()[0]])
-        self._address, self._kernel = self._parameters.buffer_info()[0], kernel  # the module stays loaded
-        shape = (kernel.kernel.ptr, record.blocks, 1, 1, record.threads, 1, 1, record.shared)
-        self._launch, self._stream = functools.partial(cuda.driver.launchKernel, *shape), cuda.get_current_stream
-        self._lock = threading.Lock()
-
-    def __call__(self, pointers: Sequence[int]) -> None:
-        words = self._words
-        with self._lock:
-            for at, n in self._places:
-                words[at] = pointers[n]
-            self._launch(self._stream().ptr, self._address, 0)
+        self._kernel = launch.kernel(record.file, record.entry, record.constants, record.shared)  # stays loaded
+        self._parameters = array("Q", [self.words.buffer_info()[0]])
+        self.address = self._parameters.buffer_info()[0]
+        shape = (self._kernel.kernel.ptr, record.blocks, 1, 1, record.threads, 1, 1, record.shared)
+        self.launch = functools.partial(cuda.driver.launchKernel, *shape)
 
 
 class View(NamedTuple):

@@ -1,6 +1,6 @@
-"""Finds cuda_src, in a checkout or in a wheel, and reads a file with all that it includes.
+"""Finds cuda_src, in a checkout or in a wheel, and reads a file with everything it includes.
 
-"arguments/package/Name.cuh" is no file: it is generated from the Struct of that path in package/cuda/arguments.py.
+"arguments/package/Name.cuh" is generated from the Struct with that path in package/cuda/arguments.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .structs import Struct
 PACKAGE = Path(__file__).resolve().parents[2]
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 GENERATED = re.compile(r"arguments/((\w+)/\w+)\.cuh")
-Files = dict[str, tuple[str, list[str]]]  # by name: the text, and what it includes
+Files = dict[str, tuple[str, list[str]]]  # by name: the text and its includes
 
 
 class Source(NamedTuple):
-    """A .cu file, the headers it reaches by their include names, and the digest of them all."""
+    """A .cu file, its headers by include name, and a digest of all of them."""
 
     name: str
     text: str
@@ -43,7 +43,7 @@ def root() -> Path:
 def read(name: str, folder: Path | None = None, known: Files | None = None) -> Source:
     """The source `name` and every header it includes, directly or not. Include names are relative to cuda_src.
 
-    known: files of the folder that were read before; it grows.
+    known: files of the folder that were read before; updated.
     """
     folder = root() if folder is None else folder
     return of_text(name, (folder / name).read_text(encoding="utf-8"), folder, known)
@@ -57,8 +57,8 @@ def of_text(name: str, text: str, folder: Path | None = None, known: Files | Non
         header = pending.pop()
         if header not in headers:
             if header not in known:
-                found = generated(header) or (folder / header).read_text(encoding="utf-8")
-                known[header] = found, INCLUDE.findall(found)
+                content = generated(header) or (folder / header).read_text(encoding="utf-8")
+                known[header] = content, INCLUDE.findall(content)
             headers[header], included = known[header]
             pending += included
     return Source(name, text, headers, digest(name, text, headers))
@@ -77,12 +77,12 @@ _headers: Files = {}
 
 @functools.cache
 def installed(name: str) -> Source:
-    """`read(name)`, each file once a process."""
+    """`read(name)`, reading each file once per process."""
     return read(name, known=_headers)
 
 
 def digest(name: str, text: str, headers: dict[str, str]) -> str:
-    """Hash of names and texts; each part goes in with its length, so that no two sources share a stream."""
+    """Hash of names and texts, each preceded by its length, so that the encoding is unambiguous."""
     h = hashlib.sha256()
     for part in [name, text, *(x for item in sorted(headers.items()) for x in item)]:
         data = part.encode()

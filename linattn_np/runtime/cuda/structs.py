@@ -1,7 +1,7 @@
-"""Structs that kernels take, declared once: packed here, and compiled from the header that is generated here.
+"""Argument structs of kernels, declared once: packed in Python, and generated as C++ headers.
 
 A declaration `NAME = Struct("package/Name", ("q k v", ROWS), ("T heads", INT))` in package/cuda/arguments.py is
-included by CUDA sources as "arguments/package/Name.cuh" (sources.py). Layout is that of C++; the header asserts it.
+included by CUDA sources as "arguments/package/Name.cuh" (sources.py). The layout is that of C++; the header asserts it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Struct:
         self._runs = list(self._getters())
 
     def _getters(self) -> Iterator[Callable[[dict[str, Any]], Sequence[Any]]]:
-        """What gets the values of fields in order: of a struct within, of a run of scalars."""
+        """Getters of the values of fields, in order: of a nested struct, of a run of scalars."""
         for nested, run in groupby(self.fields, lambda field: isinstance(field[1], Struct)):
             names = [name for name, *_ in run]
             if nested or len(names) == 1:
@@ -63,11 +63,11 @@ class Struct:
                 yield itemgetter(*names)
 
     def pack(self, **values: Any) -> bytes:
-        """The bytes of one; values by name: those of a struct within are a sequence of all of its own values."""
+        """The bytes of one struct; values by name, those of a nested struct as a sequence of all its values."""
         return self.packed(values)
 
     def packed(self, values: dict[str, Any]) -> bytes:
-        """The same of a dict, which is not copied."""
+        """The bytes of one struct, from a dict."""
         if len(values) != len(self.fields):
             raise TypeError(f"{self.name}: {sorted(values.keys() ^ self.offsets.keys())} are given but not fields, "
                             "or fields but not given")  # fmt: skip
@@ -77,18 +77,18 @@ class Struct:
         return self._struct.pack(*flat)
 
     def unpack(self, data: bytes) -> dict[str, Any]:
-        """The values by name, those of structs within as dicts, arrays as lists."""
+        """The values by name, nested structs as dicts, arrays as lists."""
         return self._named(iter(self._struct.unpack(data)))
 
     def _named(self, flat: Iterator[Any]) -> dict[str, Any]:
-        found = {}
+        values = {}
         for name, kind, *count in self.fields:
             each = [kind._named(flat) if isinstance(kind, Struct) else next(flat) for _ in range(*count or (1,))]
-            found[name] = each if count else each[0]
-        return found
+            values[name] = each if count else each[0]
+        return values
 
     def header(self) -> str:
-        """C++: the struct, after those within it, and assertions that the compiler lays it out as `pack` does."""
+        """The C++ of the struct and of nested ones, with assertions that the compiler's layout is that of `pack`."""
         within = dict.fromkeys(kind.path for _, kind, *_ in self.fields if isinstance(kind, Struct))
         declared = (f"    {kind.name} {name}{f'[{count[0]}]' if count else ''};" for name, kind, *count in self.fields)
         offsets = (f'static_assert(__builtin_offsetof({self.name}, {name}) == {at}, "{self.name}.{name}");'

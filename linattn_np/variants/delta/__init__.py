@@ -1,1 +1,1 @@
-"""Variants of the delta rule: a token takes out of the state what its key predicts."""
+"""Variants of the delta rule: a token subtracts from the state the value that its key predicts."""

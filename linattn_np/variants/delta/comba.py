@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...matrix_state.types import Decay, Erase, Inputs, ReadState
 from ...runtime.arrays import Array
-from ...spec import ArgSpec, VariantSpec
-from ..shared.projections import DEFAULTS, EXAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
+from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
+from ..shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
+from ..shared.projections import OPTIONS, SAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     return Inputs(c.q, c.k, c.v, log_decay(c)[..., None], r=c.p, beta=c.beta[..., None])
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     return {"q": d.q, "k": d.k, "v": d.v, "p": d.r, "beta": d.beta[..., 0]} | log_decay_vjp(c, d.g[..., 0])
 
 
@@ -25,25 +27,23 @@ SPEC = VariantSpec(
     equation="S_t = e^{g_t} S_{t-1} + k_t^T beta_t (v_t - p_t S_{t-1});  out_t = scale q_t S_t",
     paper="Hu et al., Comba, arXiv 2506.02475",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "unit", "keys, of unit length"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "p": ArgSpec("T Hk K", "half unit", "erase vectors"),
-        "g": ArgSpec("T H", "log decay", "log decay of the token, <= 0"),
-        "beta": ArgSpec("T H", "strength", "write strength in [0, 2]"),
+        "q": QUERIES,
+        "k": UNIT_KEYS,
+        "v": VALUES,
+        "p": ArgSpec("T Hk K", "erase vectors"),
+        "g": TOKEN_DECAY,
+        "beta": STRENGTH,
         **gate_arrays(),
     },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
     erase_reads=ReadState.PREVIOUS,
-    options=DEFAULTS,
-    examples=EXAMPLES,
+    options=OPTIONS,
 )
 
 
-@public(SPEC)
+@public(SPEC, replace(SAMPLES, distributions={"k": "unit", "p": "half unit"}))
 def comba(
     q: Any, k: Any, v: Any, p: Any, g: Any, beta: Any, A_log: Any = None, dt_bias: Any = None,
     **options: Unpack[ProjectionOptions],

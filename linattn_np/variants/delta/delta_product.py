@@ -1,4 +1,4 @@
-"""DeltaProduct: several steps of the delta rule a token, gated or not."""
+"""DeltaProduct: several steps of the delta rule per token, gated or not."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...matrix_state.types import Decay, Erase, Inputs, both
 from ...runtime.arrays import Array
-from ...spec import ArgSpec, VariantSpec
-from ..shared.projections import DEFAULTS, EXAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
+from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
+from ..shared.arguments import QUERIES
+from ..shared.projections import OPTIONS, SAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
 
 
-def _in_line(c: Any, x: Array) -> Array:
+def _in_line(c: Variables, x: Array) -> Array:
     """(..., T, n, H, D) as (..., T n, H, D)."""
     lead = len(c.sizes.batch)
     return c.xp.reshape(x, (*x.shape[:lead], x.shape[lead] * x.shape[lead + 1], *x.shape[lead + 2 :]))
 
 
-def _by_token(c: Any, x: Array) -> Array:
+def _by_token(c: Variables, x: Array) -> Array:
     """(..., T n, H, D) as (..., T, n, H, D)."""
     lead = len(c.sizes.batch)
     return c.xp.reshape(x, (*x.shape[:lead], c.sizes.T, c.sizes.n, *x.shape[lead + 1 :]))
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     """T n micro-steps: a token decays the state at its first and reads it at its last (plan.micro_steps)."""
     if c.sizes.n < 1:
-        raise ValueError(f"{c.name}: k has n = 0 micro-steps a token, expected 1 or more")
+        raise ValueError(f"{c.name}: k has n = 0 micro-steps per token, expected 1 or more")
     k, beta = _in_line(c, c.k), _in_line(c, c.beta[..., None])
     g = log_decay(c)
     return Inputs(c.q, k, _in_line(c, c.v), None if g is None else g[..., None], r=k, beta=beta)
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     """The gradients, with the axis n of micro-steps restored."""
     grads = {"k": _by_token(c, both(d.k, d.r)), "v": _by_token(c, d.v), "beta": _by_token(c, d.beta)[..., 0]}
     if c.q is not None:
@@ -44,34 +45,32 @@ def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
 
 SPEC = VariantSpec(
     name="delta_product",
-    sentence="Several steps of the delta rule a token; with a gate if one is given.",
+    sentence="Several steps of the delta rule per token; with a gate if one is given.",
     equation="S~ = e^{g_t} S_{t-1};  for each of n steps: S~ = S~ + k^T beta (v - k S~);  S_t = S~;  "
              "out_t = scale q_t S_t",
     paper="Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, DeltaProduct, arXiv 2502.10297",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T n Hk K", "unit", "keys of the n steps, of unit length"),
-        "v": ArgSpec("T n H V", "normal", "values of the n steps"),
-        "beta": ArgSpec("T n H", "strength", "write strengths of the n steps, in [0, 2]"),
-        "g": ArgSpec("T H", "log decay", "log decay of the token, <= 0; None: no decay", optional=True),
+        "q": QUERIES,
+        "k": ArgSpec("T n Hk K", "keys of the n steps, of unit length"),
+        "v": ArgSpec("T n H V", "values of the n steps"),
+        "beta": ArgSpec("T n H", "write strengths of the n steps, in [0, 2]"),
+        "g": ArgSpec("T H", "log decay of the token, <= 0; None: no decay", optional=True),
         **gate_arrays(),
     },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
     micro_steps=True,
-    options=DEFAULTS,
-    examples=EXAMPLES,
+    options=OPTIONS,
 )
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def delta_product(
     q: Any, k: Any, v: Any, beta: Any, g: Any = None, A_log: Any = None, dt_bias: Any = None,
     **options: Unpack[ProjectionOptions],
 ) -> Any:
-    """DeltaProduct: several steps of the delta rule a token; gated DeltaProduct with g.
+    """DeltaProduct: several steps of the delta rule per token; gated DeltaProduct with g.
 
         S~ = e^{g_t} S_{t-1}
         for j = 1 .. n:  S~ = S~ + k_tj^T beta_tj (v_tj - k_tj S~)

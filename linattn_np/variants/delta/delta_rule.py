@@ -7,15 +7,16 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...matrix_state.types import Erase, Inputs, both
 from ...runtime.arrays import Array
-from ...spec import ArgSpec, VariantSpec
-from ..shared.projections import DEFAULTS, EXAMPLES, ProjectionOptions
+from ...spec import ChangeOfVariables, Variables, VariantSpec
+from ..shared.arguments import QUERIES, STRENGTH, UNIT_KEYS, VALUES
+from ..shared.projections import OPTIONS, SAMPLES, ProjectionOptions
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     return Inputs(c.q, c.k, c.v, r=c.k, beta=c.beta[..., None])
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     return {"q": d.q, "k": both(d.k, d.r), "v": d.v, "beta": d.beta[..., 0]}
 
 
@@ -24,21 +25,14 @@ SPEC = VariantSpec(
     sentence="Erase what the key held, then write the new value.",
     equation="S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1});  out_t = scale q_t S_t",
     paper="Schlag, Irie, Schmidhuber, arXiv 2102.11174; Yang, Wang, Zhang, Shen, Kim, arXiv 2406.06484",
-    arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "unit", "keys, of unit length"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "beta": ArgSpec("T H", "strength", "write strength in [0, 2]"),
-    },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "beta": STRENGTH},
+    change=ChangeOfVariables(to_core, to_core_vjp),
     erase=Erase.DELTA,
-    options=DEFAULTS,
-    examples=EXAMPLES,
+    options=OPTIONS,
 )
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def delta_rule(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[ProjectionOptions]) -> Any:
     """Delta rule (DeltaNet): erase what the key held, then write the new value.
 

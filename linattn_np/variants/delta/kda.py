@@ -7,15 +7,16 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...matrix_state.types import Decay, Erase, Inputs, both
 from ...runtime.arrays import Array
-from ...spec import ArgSpec, VariantSpec
-from ..shared.projections import DEFAULTS, EXAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
+from ...spec import ChangeOfVariables, Variables, VariantSpec
+from ..shared.arguments import CHANNEL_DECAY, QUERIES, STRENGTH, UNIT_KEYS, VALUES
+from ..shared.projections import OPTIONS, SAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     return Inputs(c.q, c.k, c.v, log_decay(c), r=c.k, beta=c.beta[..., None])
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     return {"q": d.q, "k": both(d.k, d.r), "v": d.v, "beta": d.beta[..., 0]} | log_decay_vjp(c, d.g)
 
 
@@ -24,24 +25,15 @@ SPEC = VariantSpec(
     sentence="The gated delta rule with one decay per key channel.",
     equation="S~ = diag(e^{g_t}) S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t",
     paper="Kimi Team, Kimi Linear, arXiv 2510.26692",
-    arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "unit", "keys, of unit length"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "g": ArgSpec("T H K", "log decay", "log decay of the key channels, <= 0"),
-        "beta": ArgSpec("T H", "strength", "write strength in [0, 2]"),
-        **gate_arrays("H K"),
-    },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "g": CHANNEL_DECAY, "beta": STRENGTH, **gate_arrays("H K")},
+    change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.VECTOR,
     erase=Erase.DELTA,
-    options=DEFAULTS,
-    examples=EXAMPLES,
+    options=OPTIONS,
 )
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def kda(
     q: Any, k: Any, v: Any, g: Any, beta: Any, A_log: Any = None, dt_bias: Any = None,
     **options: Unpack[ProjectionOptions],

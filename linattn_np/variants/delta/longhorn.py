@@ -8,10 +8,11 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Erase, Inputs, both
 from ...runtime.arrays import Array, cast
-from ...spec import ArgSpec, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
+from ..shared.arguments import QUERIES, VALUES
 
 
-def _strength(c: Any) -> tuple[Array, Array, Array]:
+def _strength(c: Variables) -> tuple[Array, Array, Array]:
     """(k, beta, 1 / (1 + beta |k|^2)); the last two (..., T, H, 1), |k|^2 broadcast to the states that share k."""
     xp = c.xp
     k, beta = cast(xp, c.k, c.dtype), cast(xp, c.beta, c.dtype)[..., None]
@@ -21,13 +22,13 @@ def _strength(c: Any) -> tuple[Array, Array, Array]:
     return k, beta, 1 / (1 + beta * xp.reshape(square, beta.shape))
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     """The delta rule's beta is beta / (1 + beta |k|^2)."""
     _, beta, over = _strength(c)
     return Inputs(c.q, c.k, c.v, r=c.k, beta=beta * over)
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     """b = beta / (1 + beta s), s = |k|^2: db / dbeta = 1 / (1 + beta s)^2, db / ds = -b^2, ds / dk = 2 k."""
     xp, (k, beta, over) = c.xp, _strength(c)
     dsquare = -d.beta * (beta * over) ** 2
@@ -43,13 +44,12 @@ SPEC = VariantSpec(
              "out_t = scale q_t S_t",
     paper="Liu, Wang, Li, Feng, Stone, Liu, Longhorn, arXiv 2407.14207",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys, of any length"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "beta": ArgSpec("T H", "strength", "weight of the token's error, >= 0"),
+        "q": QUERIES,
+        "k": ArgSpec("T Hk K", "keys, of any length"),
+        "v": VALUES,
+        "beta": ArgSpec("T H", "weight of the token's error, >= 0"),
     },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    change=ChangeOfVariables(to_core, to_core_vjp),
     erase=Erase.DELTA,
     scaled=False,
 )

@@ -8,7 +8,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay, Erase
-from ...spec import ArgSpec, VariantSpec, same_names
+from ...spec import ArgSpec, Samples, VariantSpec, same_names
+from ..shared.arguments import CHANNEL_DECAY, QUERIES, VALUES
 
 SPEC = VariantSpec(
     name="dplr",
@@ -16,21 +17,22 @@ SPEC = VariantSpec(
     equation="S_t = diag(e^{g_t}) S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Peng et al., RWKV-7 Goose, arXiv 2503.14456",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "unit", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "g": ArgSpec("T H K", "log decay", "log decay of the key channels, <= 0"),
-        "a": ArgSpec("T Hk K", "unit", "reads the state before its decay"),
-        "b": ArgSpec("T Hk K", "half unit", "writes what a read"),
+        "q": QUERIES,
+        "k": ArgSpec("T Hk K", "keys"),
+        "v": VALUES,
+        "g": CHANNEL_DECAY,
+        "a": ArgSpec("T Hk K", "reads the state before its decay"),
+        "b": ArgSpec("T Hk K", "writes what a read"),
     },
-    **same_names("q", "k", "v", "g", "a", "b"),
+    change=same_names("q", "k", "v", "g", "a", "b"),
     decay=Decay.VECTOR,
     erase=Erase.FREE,
     scaled=False,
 )
+SAMPLES = Samples({"k": "unit", "a": "unit", "b": "half unit"})
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def dplr(q: Any, k: Any, v: Any, g: Any, a: Any, b: Any, **options: Unpack[Options]) -> Any:
     """Diagonal plus low rank: any rank-one map of the old state before the write.
 
@@ -54,7 +56,7 @@ def dplr(q: Any, k: Any, v: Any, g: Any, a: Any, b: Any, **options: Unpack[Optio
 RWKV7 = replace(SPEC, name="rwkv7", sentence="Diagonal decay, and a rank-one correction read from the old state.")
 
 
-@public(RWKV7)
+@public(RWKV7, SAMPLES)
 def rwkv7(q: Any, k: Any, v: Any, g: Any, a: Any, b: Any, **options: Unpack[Options]) -> Any:
     """RWKV-7: diagonal decay, and a rank-one correction read from the old state.
 

@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Erase
-from ...spec import ArgSpec, VariantSpec, same_names
+from ...spec import ArgSpec, Samples, VariantSpec, same_names
+from ..shared.arguments import QUERIES, VALUES
 
 SPEC = VariantSpec(
     name="iplr",
@@ -15,19 +16,19 @@ SPEC = VariantSpec(
     equation="S_t = S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Yang, Wang, Zhang, Shen, Kim, arXiv 2406.06484 (generalised); Peng et al., arXiv 2503.14456",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "unit", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "a": ArgSpec("T Hk K", "unit", "reads the state"),
-        "b": ArgSpec("T Hk K", "half unit", "writes what a read"),
+        "q": QUERIES,
+        "k": ArgSpec("T Hk K", "keys"),
+        "v": VALUES,
+        "a": ArgSpec("T Hk K", "reads the state"),
+        "b": ArgSpec("T Hk K", "writes what a read"),
     },
-    **same_names("q", "k", "v", "a", "b"),
+    change=same_names("q", "k", "v", "a", "b"),
     erase=Erase.FREE,
     scaled=False,
 )
 
 
-@public(SPEC)
+@public(SPEC, Samples({"k": "unit", "a": "unit", "b": "half unit"}))
 def iplr(q: Any, k: Any, v: Any, a: Any, b: Any, **options: Unpack[Options]) -> Any:
     """Identity plus low rank: any rank-one map of the old state before the write, without a decay.
 

@@ -7,12 +7,16 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...matrix_state.types import Readout
 from ...ops.feature_maps import FeatureMap, taylor
-from ...spec import ArgSpec, VariantSpec
+from ...spec import OptionSpec, Samples, Variables, VariantSpec
+from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.similarity import Similarity, SimilarityOptions, check_eps, check_whole, defaults
 
 
-def maps(c: Any) -> tuple[FeatureMap, FeatureMap]:
+def maps(c: Variables) -> tuple[FeatureMap, FeatureMap]:
     return (taylor(c.options["order"]),) * 2
+
+
+SIMILARITY = Similarity(maps)
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
@@ -32,20 +36,17 @@ SPEC = VariantSpec(
     equation="S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  "
              "phi(q) phi(k) = 1 + z + z^2 / 2, z = q k / sqrt(K)",
     paper="Arora et al., Simple linear attention language models (Based), arXiv 2402.18668",
-    arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-    },
-    **Similarity(maps).spec_parts() | {"check_options": check_options},
+    arrays={"q": QUERIES, "k": KEYS, "v": VALUES},
+    change=SIMILARITY.change,
     readout=Readout.NORMALISED,
     scaled=False,
-    options={"order": 2} | defaults(),
-    examples=({"normalize": False}, {}, {"order": 3}, {"causal": False}),
+    state=SIMILARITY.state,
+    options=OptionSpec({"order": 2} | defaults(), check_options),
 )
+SAMPLES = Samples(options=({"normalize": False}, {}, {"order": 3}, {"causal": False}))
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def based(q: Any, k: Any, v: Any, **options: Unpack[BasedOptions]) -> Any:
     """Based: softmax attention's exponential replaced by its Taylor polynomial, which is an inner product.
 

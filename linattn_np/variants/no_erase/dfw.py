@@ -7,21 +7,16 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay
-from ...spec import ArgSpec, VariantSpec, same_names
+from ...spec import VariantSpec, same_names
+from ..shared.arguments import CHANNEL_DECAY, KEYS, QUERIES, VALUE_DECAY, VALUES
 
 SPEC = VariantSpec(
     name="dfw",
     sentence="One decay per key channel times one per value channel.",
     equation="S_t = diag(e^{g_t}) S_{t-1} diag(e^{gv_t}) + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Mao, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights, arXiv 2210.04243",
-    arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "g": ArgSpec("T H K", "log decay", "log decay of the key channels, <= 0"),
-        "gv": ArgSpec("T H V", "log decay", "log decay of the value channels, <= 0"),
-    },
-    **same_names("q", "k", "v", "g", "gv"),
+    arrays={"q": QUERIES, "k": KEYS, "v": VALUES, "g": CHANNEL_DECAY, "gv": VALUE_DECAY},
+    change=same_names("q", "k", "v", "g", "gv"),
     decay=Decay.VECTOR,
     scaled=False,
 )

@@ -8,6 +8,7 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay
 from ...spec import ArgSpec, VariantSpec, same_names
+from ..shared.arguments import CHANNEL_DECAY, KEYS, QUERIES, VALUES
 
 SPEC = VariantSpec(
     name="gla",
@@ -15,13 +16,13 @@ SPEC = VariantSpec(
     equation="S_t = diag(e^{g_t}) S_{t-1} diag(e^{gv_t}) + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Yang, Wang, Shen, Panda, Kim, arXiv 2312.06635",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "g": ArgSpec("T H K", "log decay", "log decay of the key channels, <= 0"),
-        "gv": ArgSpec("T H V", "log decay", "log decay of the value channels, <= 0", optional=True),
+        "q": QUERIES,
+        "k": KEYS,
+        "v": VALUES,
+        "g": CHANNEL_DECAY,
+        "gv": ArgSpec("T H V", "log decay of the value channels, <= 0", optional=True),
     },
-    **same_names("q", "k", "v", "g", "gv"),
+    change=same_names("q", "k", "v", "g", "gv"),
     decay=Decay.VECTOR,
 )
 

@@ -12,10 +12,11 @@ from ...matrix_state.readouts.slots import SlotInputs
 from ...matrix_state.types import BoundedState, Decay, Readout, SlotState
 from ...runtime.arrays import Array, cast, device
 from ...runtime.shapes import check_state
-from ...spec import ArgSpec, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ..shared.arguments import KEYS, QUERIES, VALUES
 
 
-def to_core(c: Any) -> SlotInputs:
+def to_core(c: Variables) -> SlotInputs:
     """g = log(1 - s) where it is not given."""
     s = cast(c.xp, c.s, c.dtype)
     return SlotInputs(c.q, c.k, c.v, s, _log_rest(c.xp, s) if c.g is None else c.g)
@@ -27,7 +28,7 @@ def _log_rest(xp: Any, s: Array) -> Array:
     return xp.where(some, xp.log1p(-xp.where(some, s, xp.zeros_like(s))), xp.full_like(s, -np.inf))
 
 
-def to_core_vjp(c: Any, d: SlotInputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: SlotInputs) -> dict[str, Array]:
     """Without g: dg / ds = -1 / (1 - s); 0 for an emptied slot, s = 1."""
     xp, grads = c.xp, {"q": d.q, "k": d.k, "v": d.v, "s": d.s, "g": d.g}
     if c.g is None:
@@ -38,7 +39,7 @@ def to_core_vjp(c: Any, d: SlotInputs) -> dict[str, Array]:
     return grads
 
 
-def pack_state(c: Any, state: Any) -> tuple[Array, Array] | None:
+def pack_state(c: Variables, state: Any) -> tuple[Array, Array] | None:
     if state is None:
         return None
     if not isinstance(state, SlotState):
@@ -46,13 +47,13 @@ def pack_state(c: Any, state: Any) -> tuple[Array, Array] | None:
     return _memories(c, state)
 
 
-def _memories(c: Any, state: Any) -> tuple[Array, Array]:
+def _memories(c: Variables, state: Any) -> tuple[Array, Array]:
     for part, axes in (("S", "H M V"), ("W", "H K M")):
         check_state(c.name, getattr(state, part), c.sizes, axes, f"state.{part}")
     return cast(c.xp, state.S, c.dtype), cast(c.xp, state.W, c.dtype)
 
 
-def unpack_state(c: Any, state: tuple[Array, Array]) -> SlotState:
+def unpack_state(c: Variables, state: tuple[Array, Array]) -> SlotState:
     return SlotState(*state)
 
 
@@ -63,24 +64,20 @@ SPEC = VariantSpec(
              "out_t = softmax(scale q_t W_t) S_t",
     paper="Zhang et al., Gated Slot Attention, arXiv 2409.07146",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "s": ArgSpec("T H M", "share", "how much each slot takes of the token"),
-        "g": ArgSpec("T H M", "log decay", "log decay of the slots, <= 0; None: log(1 - s)", optional=True),
+        "q": QUERIES,
+        "k": KEYS,
+        "v": VALUES,
+        "s": ArgSpec("T H M", "how much each slot takes of the token"),
+        "g": ArgSpec("T H M", "log decay of the slots, <= 0; None: log(1 - s)", optional=True),
     },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.VECTOR,
     readout=Readout.SLOTS,
-    pack_state=pack_state,
-    unpack_state=unpack_state,
-    state=lambda options: SlotState,
-    wide=True,
+    state=StateFormat(SlotState, pack=pack_state, unpack=unpack_state, wide=True),
 )
 
 
-@public(SPEC)
+@public(SPEC, Samples({"s": "share"}))
 def gsa(q: Any, k: Any, v: Any, s: Any, g: Any = None, **options: Unpack[Options]) -> Any:
     """Gated slot attention: softmax over slots, each of which decays and takes in keys and values.
 
@@ -105,19 +102,19 @@ def gsa(q: Any, k: Any, v: Any, s: Any, g: Any = None, **options: Unpack[Options
 # attention with bounded memory control: the slots' weights are a running softmax
 
 
-def _sums(c: Any) -> Array:
+def _sums(c: Variables) -> Array:
     """z_t = log(N_0 + sum over l <= t of e^{s_l}), and z_0 first: one array (..., n + 1, H, M) per sequence."""
     xp, s = c.xp, cast(c.xp, c.s, c.dtype)
-    found = []
+    sums = []
     for sequence in c.sequences:
         part = s[..., sequence.start : sequence.stop, :, :]
         before = _weights_before(c, part, sequence.row)
         parts = xp.concat([before, part], axis=-3)
-        found.append(_log_sums(xp, parts))
-    return found
+        sums.append(_log_sums(xp, parts))
+    return sums
 
 
-def _weights_before(c: Any, part: Array, row: int | None) -> Array:
+def _weights_before(c: Variables, part: Array, row: int | None) -> Array:
     """log N_0 of a sequence, (..., 1, H, M)."""
     xp = c.xp
     if c.state is None:
@@ -142,7 +139,7 @@ def _log_sums(xp: Any, s: Array) -> Array:
     return xp.stack(z, axis=-3)
 
 
-def abc_to_core(c: Any) -> SlotInputs:
+def abc_to_core(c: Variables) -> SlotInputs:
     """s = e^{s_t - z_t}, g = z_{t-1} - z_t: gsa's."""
     xp, s = c.xp, cast(c.xp, c.s, c.dtype)
     z = _sums(c)
@@ -154,7 +151,7 @@ def abc_to_core(c: Any) -> SlotInputs:
     return SlotInputs(c.q, c.k, c.v, xp.where(some, xp.exp(s - safe), zero), xp.where(some, before - safe, zero))
 
 
-def abc_to_core_vjp(c: Any, d: SlotInputs) -> dict[str, Array]:
+def abc_to_core_vjp(c: Variables, d: SlotInputs) -> dict[str, Array]:
     """p_t, the gradient of z_t: by the weight and decay of t, the decay of t + 1, and p_{t+1} e^{g_{t+1}}."""
     xp, x = c.xp, abc_to_core(c)
     keep, parts, before = xp.exp(x.g), [], []
@@ -177,7 +174,7 @@ def abc_to_core_vjp(c: Any, d: SlotInputs) -> dict[str, Array]:
     return grads
 
 
-def abc_pack_state(c: Any, state: Any) -> tuple[Array, Array] | None:
+def abc_pack_state(c: Variables, state: Any) -> tuple[Array, Array] | None:
     if state is None:
         return None
     if not isinstance(state, BoundedState):
@@ -186,7 +183,7 @@ def abc_pack_state(c: Any, state: Any) -> tuple[Array, Array] | None:
     return _memories(c, state)
 
 
-def abc_unpack_state(c: Any, state: tuple[Array, Array]) -> BoundedState:
+def abc_unpack_state(c: Variables, state: tuple[Array, Array]) -> BoundedState:
     """N = N_0 + sum of e^s."""
     ends = [c.xp.exp(z[..., -1, :, :]) for z in _sums(c)]
     if c.sizes.ragged is None:
@@ -194,7 +191,7 @@ def abc_unpack_state(c: Any, state: tuple[Array, Array]) -> BoundedState:
     return BoundedState(*state, c.xp.stack([c.xp.reshape(N, N.shape[-2:]) for N in ends], axis=0))
 
 
-def abc_unpack_state_vjp(c: Any, state: Any, dstate: Any) -> tuple[tuple[Array, Array], dict[str, Array]]:
+def abc_unpack_state_vjp(c: Variables, state: Any, dstate: Any) -> tuple[tuple[Array, Array], dict[str, Array]]:
     """dN reaches every s_t, times e^{s_t}, and N_0."""
     xp, e = c.xp, c.xp.exp(cast(c.xp, c.s, c.dtype))
     if c.sizes.ragged is None:
@@ -204,7 +201,7 @@ def abc_unpack_state_vjp(c: Any, state: Any, dstate: Any) -> tuple[tuple[Array, 
     return (dstate.S, dstate.W), {"s": ds, "state": dstate.N}
 
 
-def abc_pack_state_vjp(c: Any, d: tuple[Array, Array], other: Array | None) -> BoundedState:
+def abc_pack_state_vjp(c: Variables, d: tuple[Array, Array], other: Array | None) -> BoundedState:
     return BoundedState(*d, other)
 
 
@@ -214,21 +211,17 @@ ABC = VariantSpec(
     equation="w_t = e^{s_t} / sum_{l <= t} e^{s_l};  W_t = W_{t-1} diag(1 - w_t) + k_t^T w_t;  "
              "S_t = diag(1 - w_t) S_{t-1} + w_t^T v_t;  out_t = softmax(scale q_t W_t) S_t",
     paper="Peng et al., ABC: Attention with Bounded-memory Control, arXiv 2110.02488",
-    arrays={**{n: SPEC.arrays[n] for n in "qkv"}, "s": ArgSpec("T H M", "logit", "logits of the slots' weights")},
-    to_core=abc_to_core,
-    to_core_vjp=abc_to_core_vjp,
+    arrays={**{n: SPEC.arrays[n] for n in "qkv"}, "s": ArgSpec("T H M", "logits of the slots' weights")},
+    change=ChangeOfVariables(abc_to_core, abc_to_core_vjp),
     decay=Decay.VECTOR,
     readout=Readout.SLOTS,
-    pack_state=abc_pack_state,
-    unpack_state=abc_unpack_state,
-    unpack_state_vjp=abc_unpack_state_vjp,
-    pack_state_vjp=abc_pack_state_vjp,
-    state=lambda options: BoundedState,
-    wide=True,
+    state=StateFormat(
+        BoundedState, None, abc_pack_state, abc_unpack_state, abc_unpack_state_vjp, abc_pack_state_vjp, wide=True
+    ),
 )
 
 
-@public(ABC)
+@public(ABC, Samples({"s": "logit"}))
 def abc(q: Any, k: Any, v: Any, s: Any, **options: Unpack[Options]) -> Any:
     """Attention with bounded memory control: softmax over slots that hold weighted averages of keys and values.
 

@@ -8,15 +8,16 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay, Inputs
 from ...runtime.arrays import Array, cast
-from ...spec import ArgSpec, VariantSpec
+from ...spec import ChangeOfVariables, Variables, VariantSpec
+from ..shared.arguments import CHANNEL_DECAY, QUERIES, VALUES
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     """k = 1 - e^g."""
     return Inputs(c.q, -c.xp.expm1(cast(c.xp, c.g, c.dtype)), c.v, c.g)
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     """The gate decays and makes the key: two paths."""
     return {"q": d.q, "v": d.v, "g": d.g - c.xp.exp(cast(c.xp, c.g, c.dtype)) * d.k}
 
@@ -26,16 +27,10 @@ SPEC = VariantSpec(
     sentence="Vector decay; what a channel forgets is what it takes in.",
     equation="S_t = diag(e^{g_t}) S_{t-1} + (1 - e^{g_t})^T v_t;  out_t = scale q_t S_t",
     paper="Qin et al., HGRN2, arXiv 2404.07904",
-    arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "g": ArgSpec("T H K", "log decay", "log decay of the key channels, <= 0"),
-    },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    arrays={"q": QUERIES, "v": VALUES, "g": CHANNEL_DECAY},
+    change=ChangeOfVariables(to_core, to_core_vjp, key="g"),
     decay=Decay.VECTOR,
     scaled=False,
-    key="g",
 )
 
 

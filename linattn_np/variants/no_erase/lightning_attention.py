@@ -13,15 +13,16 @@ from ...matrix_state.types import Decay, Inputs
 from ...runtime.arrays import Array, cast, device
 from ...runtime.constants import constant_array
 from ...runtime.values import LARGEST, is_whole, is_word, shown
-from ...spec import ArgSpec, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, Variables, VariantSpec
+from ..shared.arguments import KEYS, QUERIES, VALUES
 
 
 def alibi_slopes(H: int) -> np.ndarray:
     """2^{-8 (h + 1) / H}; where H is no power of two, those of the power below and then every other one of twice it."""
-    below = 2 ** math.floor(math.log2(H)) if H else 0
-    if below == H:
+    power = 2 ** math.floor(math.log2(H)) if H else 0
+    if power == H:
         return 2.0 ** (-8.0 * (np.arange(H) + 1) / max(H, 1))
-    return np.concatenate([alibi_slopes(below), alibi_slopes(2 * below)[0::2][: H - below]])
+    return np.concatenate([alibi_slopes(power), alibi_slopes(2 * power)[0::2][: H - power]])
 
 
 def published_slopes(rule: str, H: int, layer: int, num_layers: int) -> np.ndarray:
@@ -38,7 +39,7 @@ def published_slopes(rule: str, H: int, layer: int, num_layers: int) -> np.ndarr
 RULES = ("lightning", "minimax", "fla")
 
 
-def _log_decay(c: Any) -> Array:
+def _log_decay(c: Variables) -> Array:
     xp = c.xp
     if c.slopes is not None:
         return -cast(xp, c.slopes, c.dtype)
@@ -50,13 +51,13 @@ def _log_decay(c: Any) -> Array:
     return constant_array(xp, ("lightning", *rule, str(c.dtype)), device(c.v), make)
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     """g = -slope of the head, at every token."""
     g = _log_decay(c)
     return Inputs(c.q, c.k, c.v, c.xp.broadcast_to(g[None, :, None], (c.sizes.T, c.sizes.H, 1)))
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     grads = {"q": d.q, "k": d.k, "v": d.v}
     return grads if c.slopes is None else grads | {"slopes": -c.xp.sum(d.g, axis=(0, 2))}
 
@@ -84,23 +85,19 @@ SPEC = VariantSpec(
     equation="S_t = e^{-slope} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Qin et al., TransNormerLLM and Lightning Attention-1, -2, arXiv 2307.14995, 2401.04658",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "slopes": ArgSpec("H", "positive", "minus the log decay of the head; None or a name: a published rule", True),
+        "q": QUERIES,
+        "k": KEYS,
+        "v": VALUES,
+        "slopes": ArgSpec("H", "minus the log decay of the head; None or a name: a published rule", True),
     },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    change=ChangeOfVariables(to_core, to_core_vjp, gate="slopes"),
     decay=Decay.SCALAR,
-    gate="slopes",
     scaled=False,
-    options={"layer": 0, "num_layers": 1},
-    named={"slopes": ("rule", "lightning")},
-    check_options=check_options,
+    options=OptionSpec({"layer": 0, "num_layers": 1}, check_options, {"slopes": ("rule", "lightning")}),
 )
 
 
-@public(SPEC)
+@public(SPEC, Samples({"slopes": "positive"}))
 def lightning_attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: Unpack[LightningOptions]) -> Any:
     """Lightning attention: linear attention with one published slope per head (TransNormerLLM, MiniMax-01).
 

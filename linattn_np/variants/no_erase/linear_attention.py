@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...matrix_state.types import Readout
 from ...ops.feature_maps import feature_map_pair
-from ...spec import ArgSpec, VariantSpec
+from ...spec import OptionSpec, Samples, VariantSpec
+from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.similarity import Similarity, SimilarityOptions, check_eps, defaults
 
 SIMILARITY = Similarity(lambda c: feature_map_pair(c.name, c.options["feature_map"]))
@@ -16,6 +19,11 @@ SIMILARITY = Similarity(lambda c: feature_map_pair(c.name, c.options["feature_ma
 def check_options(fn: str, options: dict[str, Any]) -> None:
     feature_map_pair(fn, options["feature_map"])
     check_eps(fn, options)
+
+
+def is_plain(options: Mapping[str, Any]) -> bool:
+    """Whether the state of a call is the state of the core."""
+    return options["feature_map"] == "identity" and not options["normalize"]
 
 
 class LinearAttentionOptions(SimilarityOptions, total=False):
@@ -29,17 +37,15 @@ SPEC = VariantSpec(
     sentence="Softmax attention's similarity replaced by an inner product of feature maps.",
     equation="S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = scale phi(q_t) S_t, over phi(q_t) z_t if normalised",
     paper="Katharopoulos, Vyas, Pappas, Fleuret, arXiv 2006.16236",
-    arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-    },
-    **SIMILARITY.spec_parts() | {"check_options": check_options},
+    arrays={"q": QUERIES, "k": KEYS, "v": VALUES},
+    change=SIMILARITY.change,
     readout=Readout.NORMALISED,
     scaled=False,
-    options={"feature_map": "identity"} | defaults(normalize=False),
-    plain=lambda options: options["feature_map"] == "identity" and not options["normalize"],
-    examples=(
+    state=replace(SIMILARITY.state, plain=is_plain),
+    options=OptionSpec({"feature_map": "identity"} | defaults(normalize=False), check_options),
+)
+SAMPLES = Samples(
+    options=(
         {},
         {"feature_map": "elu+1", "normalize": True},
         {"feature_map": ("silu", "relu")},
@@ -50,7 +56,7 @@ SPEC = VariantSpec(
 )
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def linear_attention(q: Any, k: Any, v: Any, **options: Unpack[LinearAttentionOptions]) -> Any:
     """Linear attention: softmax attention's similarity replaced by an inner product of feature maps.
 

@@ -10,8 +10,8 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay
 from ...runtime.values import is_real, shown
-from ...spec import ArgSpec, VariantSpec
-from ..shared.rotated import THETA, Rotated
+from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, VariantSpec
+from ..shared.rotated import ROTATED_STATE, THETA, Rotated
 from ..shared.step_sizes import from_core, from_core_vjp, to_core, to_core_vjp
 
 
@@ -35,31 +35,25 @@ SPEC = VariantSpec(
     equation="S_t = e^{dt_t A} S_{t-1} + B_t^T (dt_t x_t);  out_t = (C_t S_t + D x_t) silu(z_t)",
     paper="Dao, Gu, Transformers are SSMs, arXiv 2405.21060",
     arrays={
-        "x": ArgSpec("T H V", "normal", "inputs (the values)"),
-        "dt": ArgSpec("T H", "positive", "step sizes"),
-        "A": ArgSpec("H", "negative", "decay rate of the head, < 0 (-exp(A_log))"),
-        "B": ArgSpec("T Hk K", "unit", "input vectors (the keys), shared by groups of heads"),
-        "C": ArgSpec("T Hq K", "normal", "output vectors (the queries), shared by groups of heads"),
-        "D": ArgSpec("H|H V", "normal", "skip connection", optional=True),
-        "z": ArgSpec("T H V", "normal", "gate: out times silu(z)", optional=True),
-        "dt_bias": ArgSpec("H", "normal", "added to dt", optional=True),
+        "x": ArgSpec("T H V", "inputs (the values)"),
+        "dt": ArgSpec("T H", "step sizes"),
+        "A": ArgSpec("H", "decay rate of the head, < 0 (-exp(A_log))"),
+        "B": ArgSpec("T Hk K", "input vectors (the keys), shared by groups of heads"),
+        "C": ArgSpec("T Hq K", "output vectors (the queries), shared by groups of heads"),
+        "D": ArgSpec("H|H V", "skip connection", optional=True),
+        "z": ArgSpec("T H V", "gate: out times silu(z)", optional=True),
+        "dt_bias": ArgSpec("H", "added to dt", optional=True),
     },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp, query="C", key="B", value="x"),
     decay=Decay.SCALAR,
     scaled=False,
-    query="C",
-    key="B",
-    value="x",
-    options={"dt_softplus": False, "dt_limit": (0.0, math.inf)},
-    check_options=check_options,
-    from_core=from_core,
-    from_core_vjp=from_core_vjp,
-    examples=({"dt_softplus": True}, {"dt_softplus": True, "dt_limit": (0.3, 1.0)}),
+    options=OptionSpec({"dt_softplus": False, "dt_limit": (0.0, math.inf)}, check_options),
 )
+SAMPLES = Samples({"dt": "positive", "A": "negative", "B": "unit", "theta": "angle"},
+                  ({"dt_softplus": True}, {"dt_softplus": True, "dt_limit": (0.3, 1.0)}))
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def mamba2(
     x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any = None, z: Any = None, dt_bias: Any = None,
     **options: Unpack[Mamba2Options],
@@ -95,11 +89,12 @@ TRANSXSSM = replace(
              "out_t = (C_t S_t + D x_t) silu(z_t)",
     paper="Wu, Shen et al., TransXSSM, arXiv 2506.09507; Dao, Gu, arXiv 2405.21060",
     arrays={**SPEC.arrays, "theta": THETA},
-    **Rotated(to_core, to_core_vjp).spec_parts(),
+    change=Rotated(SPEC.change).change,
+    state=ROTATED_STATE,
 )
 
 
-@public(TRANSXSSM)
+@public(TRANSXSSM, SAMPLES)
 def transxssm(
     x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any = None, z: Any = None, dt_bias: Any = None, theta: Any = None,
     **options: Unpack[Mamba2Options],

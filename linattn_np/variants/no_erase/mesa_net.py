@@ -13,11 +13,12 @@ from ...matrix_state.types import Decay, Readout, SolvedState
 from ...runtime.arrays import Array, cast
 from ...runtime.shapes import check_state
 from ...runtime.values import is_finite, is_word, shown
-from ...spec import ArgSpec, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ..shared.arguments import QUERIES, VALUES
 from ..shared.similarity import check_whole
 
 
-def to_core(c: Any) -> SolvedInputs:
+def to_core(c: Variables) -> SolvedInputs:
     """The arrays in the dtype of the computation, g and beta with an axis of one channel."""
     xp = c.xp
     k, v, g, beta, ridge = (cast(xp, x, c.dtype) for x in (c.k, c.v, c.g, c.beta, c.ridge))
@@ -31,12 +32,12 @@ def to_core(c: Any) -> SolvedInputs:
     return SolvedInputs(q, k, v, g[..., None], beta[..., None], ridge, solver, least == 0)
 
 
-def to_core_vjp(c: Any, d: SolvedInputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: SolvedInputs) -> dict[str, Array]:
     dridge = d.ridge[0, ...] if c.ridge.ndim == 2 else d.ridge
     return {"q": d.q, "k": d.k, "v": d.v, "g": d.g[..., 0], "beta": d.beta[..., 0], "ridge": dridge}
 
 
-def pack_state(c: Any, state: Any) -> tuple[Array, Array] | None:
+def pack_state(c: Variables, state: Any) -> tuple[Array, Array] | None:
     if state is None:
         return None
     if not isinstance(state, SolvedState):
@@ -46,7 +47,7 @@ def pack_state(c: Any, state: Any) -> tuple[Array, Array] | None:
     return cast(c.xp, state.S, c.dtype), cast(c.xp, state.Z, c.dtype)
 
 
-def unpack_state(c: Any, state: tuple[Array, Array]) -> SolvedState:
+def unpack_state(c: Variables, state: tuple[Array, Array]) -> SolvedState:
     return SolvedState(*state)
 
 
@@ -74,28 +75,25 @@ SPEC = VariantSpec(
     "out_t = scale q_t (Z_t + diag(ridge))^{-1} S_t",
     paper="von Oswald et al., MesaNet, arXiv 2506.05233",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "unit", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "g": ArgSpec("T H", "log decay", "log decay, <= 0"),
-        "beta": ArgSpec("T H", "strength", "weight of the pair (k, v), >= 0"),
-        "ridge": ArgSpec("T H K|H K", "ridge", "what is added to the diagonal of Z, >= 0"),
+        "q": QUERIES,
+        "k": ArgSpec("T Hk K", "keys"),
+        "v": VALUES,
+        "g": ArgSpec("T H", "log decay, <= 0"),
+        "beta": ArgSpec("T H", "weight of the pair (k, v), >= 0"),
+        "ridge": ArgSpec("T H K|H K", "what is added to the diagonal of Z, >= 0"),
     },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.SCALAR,
     readout=Readout.SOLVED,
     scaled=False,
-    options={"solver": "exact", "iterations": 30, "tolerance": 1e-7},
-    check_options=check_options,
-    pack_state=pack_state,
-    unpack_state=unpack_state,
-    state=lambda options: SolvedState,
-    examples=({}, {"solver": "conjugate_gradients", "iterations": 60, "tolerance": 0.0}),
+    state=StateFormat(SolvedState, pack=pack_state, unpack=unpack_state),
+    options=OptionSpec({"solver": "exact", "iterations": 30, "tolerance": 1e-7}, check_options),
 )
+SAMPLES = Samples({"k": "unit", "ridge": "ridge"},
+                  ({}, {"solver": "conjugate_gradients", "iterations": 60, "tolerance": 0.0}))
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def mesa_net(q: Any, k: Any, v: Any, g: Any, beta: Any, ridge: Any, **options: Unpack[MesaNetOptions]) -> Any:
     """MesaNet: every query is answered by the regularised least-squares fit of all that was written.
 

@@ -11,36 +11,35 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state import core as matrix_state
 from ...matrix_state.types import Decay, Inputs, Plan, Readout, StabilisedState
-from ...ops.gates import sigmoid, soft_cap, soft_cap_vjp, softplus
+from ...ops.gates import LOG_DECAY_FLOOR, sigmoid, soft_cap, soft_cap_vjp, softplus
 from ...ops.stabiliser import Gauge, gauge, last, last_vjp
 from ...runtime.arrays import Array, cast, device, sum_dtype
-from ...runtime.handles import address
+from ...runtime.memory import address
 from ...runtime.shapes import check_state
 from ...runtime.values import is_finite, is_word, shown
-from ...spec import ArgSpec, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ..shared.arguments import KEYS, QUERIES, VALUES
 
-FLOOR = -1.0e4  # of log f: e^{-1e4} is 0 in every dtype
 
-
-def _gates(c: Any) -> tuple[Array, Array]:
+def _gates(c: Variables) -> tuple[Array, Array]:
     """The pre-activations i and f after their cap, in the dtype of sums."""
     wide, cap = sum_dtype(c.xp, c.v), c.options["soft_cap"]
     return tuple(soft_cap(c.xp, cast(c.xp, x, wide), cap) for x in (c.i, c.f))
 
 
-def _gauge(c: Any) -> Gauge:
+def _gauge(c: Variables) -> Gauge:
     """log f_t and i_t in the gauge m_t = max(log f_t + m_{t-1}, i_t), computed once a call; m_0 = 0 without a state."""
     if "gauge" not in vars(c):
         xp, (i, f), state = c.xp, _gates(c), getattr(c, "state", None)
         log_f = f if c.options["forget_gate"] == "exp" else -softplus(xp, -f)
-        log_f = xp.maximum(log_f, xp.asarray(FLOOR, dtype=f.dtype, device=device(f)))
+        log_f = xp.maximum(log_f, xp.asarray(LOG_DECAY_FLOOR, dtype=f.dtype, device=device(f)))
         lead = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,)
         begin = xp.zeros((*lead, c.sizes.H), dtype=f.dtype, device=device(f)) if state is None else state.m
         c.gauge = gauge(xp, log_f, i, cast(xp, begin, f.dtype), c.sequences, c.dtype)
     return c.gauge
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     """k, e^{i~ - m} [v, 1], g = log f + m_{t-1} - m_t: the last column of the state is n."""
     xp, at = c.xp, _gauge(c)
     write = cast(xp, at.write, c.dtype)[..., None]
@@ -48,51 +47,51 @@ def to_core(c: Any) -> Inputs:
     return Inputs(c.q, c.k, v, cast(xp, at.decay, c.dtype)[..., None])
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     """At fixed m, since outputs do not depend on it."""
     xp, at = c.xp, _gauge(c)
     write = cast(xp, at.write, c.dtype)[..., None]
-    found = xp.sum(d.v[..., :-1] * cast(xp, c.v, c.dtype), axis=-1) + d.v[..., -1]  # <d.v, [v, 1]>
+    dwrite = xp.sum(d.v[..., :-1] * cast(xp, c.v, c.dtype), axis=-1) + d.v[..., -1]  # <d.v, [v, 1]>
     grads = {"q": d.q, "k": d.k, "v": write * d.v[..., :-1]}
-    return grads | _gates_vjp(c, write[..., 0] * found, d.g[..., 0])
+    return grads | _gates_vjp(c, write[..., 0] * dwrite, d.g[..., 0])
 
 
-def _gates_vjp(c: Any, di: Array, dlog_f: Array) -> dict[str, Array]:
+def _gates_vjp(c: Variables, di: Array, dlog_f: Array) -> dict[str, Array]:
     """Gradients of the arrays i and f from those of the log gates."""
     xp, (_, f), cap = c.xp, _gates(c), c.options["soft_cap"]
     slope = xp.ones_like(f) if c.options["forget_gate"] == "exp" else sigmoid(xp, -f)
-    df = xp.where(_gauge(c).a > FLOOR, slope * dlog_f, xp.zeros_like(f))
+    df = xp.where(_gauge(c).a > LOG_DECAY_FLOOR, slope * dlog_f, xp.zeros_like(f))
     di, df = (soft_cap_vjp(xp, cast(xp, x, f.dtype), cap, d) for x, d in ((c.i, di), (c.f, df)))
     return {"i": cast(xp, di, c.dtype), "f": cast(xp, df, c.dtype)}
 
 
-def from_core(c: Any, out: Array) -> Array:
+def from_core(c: Variables, out: Array) -> Array:
     """num / max(|den|, e^{-m}), 0 where the denominator is 0."""
-    num, _, _, below = _parts(c, out)
-    return num / below
+    num, _, _, denominator = _parts(c, out)
+    return num / denominator
 
 
-def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
-    """dnum = dout / below; where |den| is the larger, dden = -sign(den) <dnum, out>."""
-    xp, (num, den, floor, below) = c.xp, _parts(c, out)
-    dnum = cast(xp, dout, c.dtype) / below
-    dden = -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True) / below
+def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+    """dnum = dout / denominator; where |den| is the larger, dden = -sign(den) <dnum, out>."""
+    xp, (num, den, floor, denominator) = c.xp, _parts(c, out)
+    dnum = cast(xp, dout, c.dtype) / denominator
+    dden = -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True) / denominator
     return xp.concat([dnum, xp.where(xp.abs(den) > floor, dden, xp.zeros_like(dden))], axis=-1), {}
 
 
-def _parts(c: Any, out: Array) -> tuple[Array, Array, Array, Array]:
+def _parts(c: Variables, out: Array) -> tuple[Array, Array, Array, Array]:
     """Numerator, q n^T, e^{-m} of every query head, and max(|q n^T|, e^{-m}), but inf for 0: x / 0 is 0 here."""
     xp, m = c.xp, _gauge(c).m
     m = xp.repeat(m, out.shape[-2] // max(m.shape[-1], 1), axis=-1) if out.shape[-2] != m.shape[-1] else m
     den, floor = out[..., -1:], cast(xp, xp.exp(-m), c.dtype)[..., None]
-    below = xp.maximum(xp.abs(den), floor)
-    return out[..., :-1], den, floor, xp.where(below == 0, xp.full_like(below, math.inf), below)
+    denominator = xp.maximum(xp.abs(den), floor)
+    return out[..., :-1], den, floor, xp.where(denominator == 0, xp.full_like(denominator, math.inf), denominator)
 
 
 # the state
 
 
-def pack_state(c: Any, state: Any) -> Array | None:
+def pack_state(c: Variables, state: Any) -> Array | None:
     """(S, n) as one (..., H, K, V + 1) state; m is the initial m_0 of the gauge."""
     if state is None:
         return None
@@ -103,15 +102,15 @@ def pack_state(c: Any, state: Any) -> Array | None:
     return _joined(c, state)
 
 
-def _joined(c: Any, state: Any) -> Array:
+def _joined(c: Variables, state: Any) -> Array:
     return c.xp.concat([cast(c.xp, state.S, c.dtype), cast(c.xp, state.n, c.dtype)[..., None]], axis=-1)
 
 
-def unpack_state(c: Any, S: Array) -> StabilisedState:
+def unpack_state(c: Variables, S: Array) -> StabilisedState:
     return StabilisedState(S[..., :-1], S[..., -1], cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype))
 
 
-def unpack_state_vjp(c: Any, S: Array, dstate: Any) -> tuple[Array, dict[str, Array]]:
+def unpack_state_vjp(c: Variables, S: Array, dstate: Any) -> tuple[Array, dict[str, Array]]:
     """The stored state is e^{-m_T} times the represented one: dm_T = dm - <dS, S> - <dn, n>, by last_vjp."""
     xp, at = c.xp, _gauge(c)
     dS = _joined(c, dstate)
@@ -120,44 +119,44 @@ def unpack_state_vjp(c: Any, S: Array, dstate: Any) -> tuple[Array, dict[str, Ar
     return dS, _gates_vjp(c, di, dlog_f) | {"state": dm_0}
 
 
-def pack_state_vjp(c: Any, dS: Array, dm: Array | None) -> StabilisedState:
+def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState:
     """C_0 = e^{m_0} S_0, so dm_0 = <dS_0, S_0> + <dn_0, n_0>, plus the part of m_T."""
     xp = c.xp
     dm_0 = xp.sum(dS * _joined(c, c.state), axis=(-2, -1))
     return StabilisedState(dS[..., :-1], dS[..., -1], dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
 
 
-def record(c: Any, x: Inputs, plan: Plan, residuals: Any, given: list[np.ndarray], state: Any) -> Any:
+def record(c: Variables, x: Inputs, plan: Plan, residuals: Any, arrays: list[np.ndarray], state: Any) -> Any:
     """The recorded plan of a NumPy step of one token: S and n are two memories, without concatenation."""
     dtype, wide, sigmoids = plan.dtype, sum_dtype(c.xp, c.v), c.options["forget_gate"] == "sigmoid"
     if c.q is None or state is None or c.sizes.T != 1 or c.options["soft_cap"] is not None:
         return None
     if c.q.shape[-2] != c.sizes.H or any(y.dtype != dtype for y in (c.q, c.k, c.v, *state)):
         return None
-    order = [next(n for n, y in enumerate(given) if address(y) == address(x)) for x in (c.q, c.k, c.v, c.i, c.f)]
+    order = [next(n for n, y in enumerate(arrays) if address(y) == address(x)) for x in (c.q, c.k, c.v, c.i, c.f)]
     (decay, write), values = np.empty((2, *c.v.shape[:-1], 1), dtype), np.empty(c.v.shape, dtype)
     steps = [matrix_state.record(Inputs(c.q, c.k, w, decay), plan, M, residuals, [c.q, c.k, w, decay])
              for w, M in ((values, state[0]), (write, state[1][..., None]))]  # fmt: skip
     if None in steps:
         return None
 
-    def call(given: list[np.ndarray], state: Any, pointers: None = None) -> Any:
-        q, k, v, i, f = (given[n] for n in order)
+    def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
+        q, k, v, i, f = (arrays[n] for n in order)
         S, n, m_0 = state
         if plan.overwrite and np.may_share_memory(S, n):
             return None
         a, b, begin = f.astype(wide), i.astype(wide), m_0.astype(wide)[..., None, :]
-        a = np.maximum(-softplus(np, -a) if sigmoids else a, FLOOR)
+        a = np.maximum(-softplus(np, -a) if sigmoids else a, LOG_DECAY_FLOOR)
         m = np.maximum(a + begin, b).astype(dtype)
         at = m.astype(wide)
         decay, write = (a + (begin - at)).astype(dtype)[..., None], np.exp(b - at).astype(dtype)[..., None]
-        found = steps[0]([q, k, write * v, decay], S)
-        if found is None:  # S overlaps an input; nothing has been written
+        written = steps[0]([q, k, write * v, decay], S)
+        if written is None:  # S overlaps an input; nothing has been written
             return None
-        (num, S_end), (den, n_end) = found, steps[1]([q, k, write, decay], n[..., None])
-        below = np.maximum(np.abs(den), np.exp(-at).astype(dtype)[..., None])
-        below[below == 0] = np.inf
-        num /= below
+        (num, S_end), (den, n_end) = written, steps[1]([q, k, write, decay], n[..., None])
+        denominator = np.maximum(np.abs(den), np.exp(-at).astype(dtype)[..., None])
+        denominator[denominator == 0] = np.inf
+        num /= denominator
         if not plan.overwrite:
             return num, StabilisedState(S_end, n_end[..., 0], m[..., 0, :])
         m_0[...] = m[..., 0, :]
@@ -189,31 +188,22 @@ SPEC = VariantSpec(
     "out_t = scale q_t S_t / max(|scale q_t n_t^T|, 1)",
     paper="Beck et al., xLSTM, arXiv 2405.04517",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "i": ArgSpec("T H", "normal", "input gate: its logarithm"),
-        "f": ArgSpec("T H", "log decay", "forget gate: what the sigmoid is taken of"),
+        "q": QUERIES,
+        "k": KEYS,
+        "v": VALUES,
+        "i": ArgSpec("T H", "input gate: its logarithm"),
+        "f": ArgSpec("T H", "forget gate: what the sigmoid is taken of"),
     },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp),
     decay=Decay.SCALAR,
     readout=Readout.NORMALISED,
-    options={"soft_cap": None, "forget_gate": "sigmoid"},
-    check_options=check_options,
-    from_core=from_core,
-    from_core_vjp=from_core_vjp,
-    pack_state=pack_state,
-    unpack_state=unpack_state,
-    unpack_state_vjp=unpack_state_vjp,
-    pack_state_vjp=pack_state_vjp,
-    record=record,
-    state=lambda options: StabilisedState,
-    examples=({}, {"soft_cap": 1.5}, {"forget_gate": "exp"}),
+    state=StateFormat(StabilisedState, None, pack_state, unpack_state, unpack_state_vjp, pack_state_vjp, record),
+    options=OptionSpec({"soft_cap": None, "forget_gate": "sigmoid"}, check_options),
 )
+SAMPLES = Samples({"f": "log decay"}, ({}, {"soft_cap": 1.5}, {"forget_gate": "exp"}))
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def mlstm(q: Any, k: Any, v: Any, i: Any, f: Any, **options: Unpack[MlstmOptions]) -> Any:
     """mLSTM: a decaying matrix memory with exponential input gates, read through a normaliser.
 

@@ -8,13 +8,17 @@ from ...call.dispatch import public
 from ...matrix_state.types import Readout
 from ...ops.feature_maps import FeatureMap, favor_plus
 from ...runtime.values import shown
-from ...spec import ArgSpec, VariantSpec
+from ...spec import OptionSpec, Samples, Variables, VariantSpec
+from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.similarity import Similarity, SimilarityOptions, check_eps, check_whole, defaults
 
 
-def maps(c: Any) -> tuple[FeatureMap, FeatureMap]:
+def maps(c: Variables) -> tuple[FeatureMap, FeatureMap]:
     o = c.options
     return (favor_plus(o["num_features"], o["seed"], o["hyperbolic"]),) * 2
+
+
+SIMILARITY = Similarity(maps)
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
@@ -43,20 +47,19 @@ SPEC = VariantSpec(
     equation="S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  "
              "phi(x) = e^{w x - x^2 / 2} of random w",
     paper="Choromanski et al., Rethinking Attention with Performers, arXiv 2009.14794",
-    arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-    },
-    **Similarity(maps).spec_parts() | {"check_options": check_options},
+    arrays={"q": QUERIES, "k": KEYS, "v": VALUES},
+    change=SIMILARITY.change,
     readout=Readout.NORMALISED,
     scaled=False,
-    options={"num_features": None, "seed": 0, "hyperbolic": False} | defaults(),
-    examples=({"normalize": False}, {}, {"hyperbolic": True, "num_features": 6, "seed": 3}, {"causal": False}),
+    state=SIMILARITY.state,
+    options=OptionSpec({"num_features": None, "seed": 0, "hyperbolic": False} | defaults(), check_options),
+)
+SAMPLES = Samples(
+    options=({"normalize": False}, {}, {"hyperbolic": True, "num_features": 6, "seed": 3}, {"causal": False}),
 )
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def performer(q: Any, k: Any, v: Any, **options: Unpack[PerformerOptions]) -> Any:
     """Performer: softmax attention's exponential replaced by positive orthogonal random features (FAVOR+).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 from ...call.dispatch import public
@@ -10,13 +11,14 @@ from ...matrix_state.types import Inputs, Readout
 from ...ops.feature_maps import SQUARE
 from ...ops.norms import layer_norm, layer_norm_vjp
 from ...runtime.arrays import Array, cast
-from ...spec import ArgSpec, VariantSpec
-from ..shared.similarity import Similarity, SimilarityOptions, defaults
+from ...spec import ArgSpec, OptionSpec, Samples, Variables, VariantSpec
+from ..shared.arguments import VALUES
+from ..shared.similarity import Similarity, SimilarityOptions, check_eps, defaults
 
 NORM_EPS = 1e-5
 
 
-def _normed(c: Any, x: Array) -> Array:
+def _normed(c: Variables, x: Array) -> Array:
     """gamma norm(x) + shift."""
     y = layer_norm(c.xp, x, NORM_EPS)
     if c.gamma is not None:
@@ -27,14 +29,14 @@ def _normed(c: Any, x: Array) -> Array:
 SIMILARITY = Similarity(lambda c: (SQUARE,) * 2)
 
 
-def to_core(c: Any) -> Inputs | MappedInputs:
+def to_core(c: Variables) -> Inputs | MappedInputs:
     """The core's inputs for normed queries and keys."""
     normed = {n: None if x is None else _normed(c, cast(c.xp, x, c.dtype)) for n, x in (("q", c.q), ("k", c.k))}
     c.normed = type(c)(**vars(c) | normed)
     return SIMILARITY.to_core(c.normed)
 
 
-def to_core_vjp(c: Any, d: Inputs | MappedInputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
     """The norm's transpose; gamma and shift belong to q and to k, so they get a sum over all tokens of both."""
     xp, grads = c.xp, SIMILARITY.to_core_vjp(c.normed, d)
     for n, x in (("q", c.q), ("k", c.k)):
@@ -55,21 +57,22 @@ SPEC = VariantSpec(
              "phi(q) phi(k) = (q' k')^2 / K, x' = gamma norm(x) + shift",
     paper="Aksenov et al., Linear Transformers with Learnable Kernel Functions (ReBased), arXiv 2402.10644",
     arrays={
-        "q": ArgSpec("T Hq K", "spread", "queries"),
-        "k": ArgSpec("T Hk K", "spread", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "gamma": ArgSpec("K", "positive", "weight of the norm", optional=True),
-        "shift": ArgSpec("K", "normal", "added to the norm (the paper's beta)", optional=True),
+        "q": ArgSpec("T Hq K", "queries"),
+        "k": ArgSpec("T Hk K", "keys"),
+        "v": VALUES,
+        "gamma": ArgSpec("K", "weight of the norm", optional=True),
+        "shift": ArgSpec("K", "added to the norm (the paper's beta)", optional=True),
     },
-    **SIMILARITY.spec_parts() | {"to_core": to_core, "to_core_vjp": to_core_vjp},
+    change=replace(SIMILARITY.change, to_core=to_core, to_core_vjp=to_core_vjp),
     readout=Readout.NORMALISED,
     scaled=False,
-    options=defaults(),
-    examples=({"normalize": False}, {}, {"causal": False}),
+    state=SIMILARITY.state,
+    options=OptionSpec(defaults(), check_eps),
 )
+SAMPLES = Samples({"q": "spread", "k": "spread", "gamma": "positive"}, ({"normalize": False}, {}, {"causal": False}))
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def rebased(
     q: Any, k: Any, v: Any, gamma: Any = None, shift: Any = None, **options: Unpack[SimilarityOptions]
 ) -> Any:

@@ -11,8 +11,9 @@ from ...matrix_state.types import Decay, Inputs
 from ...runtime.arrays import Array, cast, device
 from ...runtime.constants import constant_array
 from ...runtime.values import shown
-from ...spec import ArgSpec, VariantSpec
-from ..shared.rotated import THETA, Rotated
+from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, Variables, VariantSpec
+from ..shared.arguments import KEYS, QUERIES, VALUES
+from ..shared.rotated import ROTATED_STATE, THETA, Rotated
 
 
 def published_decays(xp: Any, H: int, dtype: Any, where: Any) -> Array:
@@ -24,7 +25,7 @@ def published_decays(xp: Any, H: int, dtype: Any, where: Any) -> Array:
     return constant_array(xp, ("retention", H, str(dtype)), where, make)
 
 
-def every_token(c: Any, g: Array) -> Array:
+def every_token(c: Variables, g: Array) -> Array:
     """A decay (H,) or (H, K) of the head as the decay (T, H, 1 or K) of every token, with stride 0 over tokens."""
     xp = c.xp
     g = cast(xp, g, c.dtype)
@@ -32,17 +33,17 @@ def every_token(c: Any, g: Array) -> Array:
     return xp.broadcast_to(g[None, :, :], (c.sizes.T, *g.shape))
 
 
-def every_token_vjp(c: Any, g: Array, dg: Array) -> Array:
+def every_token_vjp(c: Variables, g: Array, dg: Array) -> Array:
     """The sum over tokens, in g's shape."""
     return c.xp.reshape(c.xp.sum(dg, axis=0), g.shape)
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     g = published_decays(c.xp, c.sizes.H, c.dtype, device(c.v)) if c.g is None else c.g
     return Inputs(c.q, c.k, c.v, every_token(c, g))
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     grads = {"q": d.q, "k": d.k, "v": d.v}
     return grads if c.g is None else grads | {"g": every_token_vjp(c, c.g, d.g)}
 
@@ -53,15 +54,13 @@ SPEC = VariantSpec(
     equation="S_t = diag(e^g) S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Sun et al., Retentive Network, arXiv 2307.08621",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "g": ArgSpec("H|H K", "log decay", "log decay of the head, <= 0; None: log(1 - 2^{-5-h})", optional=True),
+        "q": QUERIES,
+        "k": KEYS,
+        "v": VALUES,
+        "g": ArgSpec("H|H K", "log decay of the head, <= 0; None: log(1 - 2^{-5-h})", optional=True),
     },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    change=ChangeOfVariables(to_core, to_core_vjp, gate="g"),
     decay=Decay.SCALAR,
-    gate="g",
 )
 
 
@@ -85,7 +84,7 @@ def retention(q: Any, k: Any, v: Any, g: Any = None, **options: Unpack[Options])
     """
 
 
-def xpos_decays(c: Any) -> Array:
+def xpos_decays(c: Variables) -> Array:
     """log zeta_p / 512 of both channels of each pair, zeta_p = (p / P + 0.4) / 1.4; 0 where K is odd: (1, K)."""
     xp, K = c.xp, c.sizes.K
     P = K // 2
@@ -94,13 +93,13 @@ def xpos_decays(c: Any) -> Array:
     return xp.concat([both, xp.zeros((1, K - 2 * P), dtype=c.dtype, device=device(c.v))], axis=-1)
 
 
-def retnet_to_core(c: Any) -> Inputs:
+def retnet_to_core(c: Variables) -> Inputs:
     """Retention's, with xPos' decays of the channels added to that of the head."""
     x = to_core(c)
     return x._replace(g=x.g + xpos_decays(c)) if c.options["xpos"] else x
 
 
-def retnet_to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def retnet_to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     if c.options["xpos"] and d.g is not None:
         d = d._replace(g=c.xp.sum(d.g, axis=-1, keepdims=True))
     return to_core_vjp(c, d)
@@ -124,14 +123,13 @@ RETNET = replace(
     equation="S_t = e^g R S_{t-1} + k_t^T v_t, R rotates pairs of rows by theta;  out_t = scale q_t S_t",
     paper="Sun et al., Retentive Network, arXiv 2307.08621; xPos: Sun et al., arXiv 2212.10554",
     arrays={**SPEC.arrays, "g": replace(SPEC.arrays["g"], axes="H"), "theta": THETA},
-    **Rotated(retnet_to_core, retnet_to_core_vjp).spec_parts(),
-    options={"xpos": False},
-    check_options=check_options,
-    examples=({}, {"xpos": True}),
+    change=Rotated(replace(SPEC.change, to_core=retnet_to_core, to_core_vjp=retnet_to_core_vjp)).change,
+    state=ROTATED_STATE,
+    options=OptionSpec({"xpos": False}, check_options),
 )
 
 
-@public(RETNET)
+@public(RETNET, Samples({"theta": "angle"}, ({}, {"xpos": True})))
 def retnet(q: Any, k: Any, v: Any, g: Any = None, theta: Any = None, **options: Unpack[RetNetOptions]) -> Any:
     """RetNet: retention whose queries and keys rotate with their position; a decay e^{g + i theta} of channel pairs.
 

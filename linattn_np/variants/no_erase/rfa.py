@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 from ...call.dispatch import public
@@ -11,11 +12,12 @@ from ...ops.averages import with_ones
 from ...ops.feature_maps import FeatureMap, random_fourier
 from ...runtime.arrays import Array, cast
 from ...runtime.values import is_finite, shown
-from ...spec import ArgSpec, VariantSpec
+from ...spec import ArgSpec, OptionSpec, Samples, Variables, VariantSpec
+from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.similarity import Similarity, SimilarityOptions, check_eps, check_whole, defaults
 
 
-def maps(c: Any) -> tuple[FeatureMap, FeatureMap]:
+def maps(c: Variables) -> tuple[FeatureMap, FeatureMap]:
     o = c.options
     return (random_fourier(o["num_features"], o["seed"], float(o["sigma"])),) * 2
 
@@ -23,7 +25,7 @@ def maps(c: Any) -> tuple[FeatureMap, FeatureMap]:
 SIMILARITY = Similarity(maps)
 
 
-def to_core(c: Any) -> Inputs | MappedInputs:
+def to_core(c: Variables) -> Inputs | MappedInputs:
     """With a gate: its g, and v or [v, 1] times 1 - e^g."""
     x = SIMILARITY.to_core(c)
     if c.g is None:
@@ -33,12 +35,12 @@ def to_core(c: Any) -> Inputs | MappedInputs:
     return x._replace(v=_taken_in(c) * cast(c.xp, x.v, c.dtype), g=c.g[..., None])
 
 
-def _taken_in(c: Any) -> Array:
+def _taken_in(c: Variables) -> Array:
     """1 - e^g, (..., T, H, 1)."""
     return -c.xp.expm1(cast(c.xp, c.g, c.dtype))[..., None]
 
 
-def to_core_vjp(c: Any, d: Inputs | MappedInputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
     """The gate decays the state and scales the write: two paths."""
     if c.g is None:
         return SIMILARITY.to_core_vjp(c, d)
@@ -73,21 +75,22 @@ SPEC = VariantSpec(
              "phi(x) = [sin, cos](w x)",
     paper="Peng, Pappas, Yogatama, Schwartz, Smith, Kong, Random Feature Attention, arXiv 2103.02143",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "g": ArgSpec("T H", "log decay", "log decay of the token, <= 0; None: no gate", optional=True),
+        "q": QUERIES,
+        "k": KEYS,
+        "v": VALUES,
+        "g": ArgSpec("T H", "log decay of the token, <= 0; None: no gate", optional=True),
     },
-    **SIMILARITY.spec_parts() | {"to_core": to_core, "to_core_vjp": to_core_vjp, "check_options": check_options},
+    change=replace(SIMILARITY.change, to_core=to_core, to_core_vjp=to_core_vjp),
     decay=Decay.SCALAR,
     readout=Readout.NORMALISED,
     scaled=False,
-    options={"num_features": 64, "seed": 0, "sigma": 1.0} | defaults(),
-    examples=({"normalize": False}, {}, {"num_features": 16, "seed": 3, "sigma": 2.0}, {"causal": False}),
+    state=SIMILARITY.state,
+    options=OptionSpec({"num_features": 64, "seed": 0, "sigma": 1.0} | defaults(), check_options),
 )
+SAMPLES = Samples(options=({"normalize": False}, {}, {"num_features": 16, "seed": 3, "sigma": 2.0}, {"causal": False}))
 
 
-@public(SPEC)
+@public(SPEC, SAMPLES)
 def rfa(q: Any, k: Any, v: Any, g: Any = None, **options: Unpack[RFAOptions]) -> Any:
     """Random feature attention: a Gaussian kernel of unit queries and keys, with a gate if one is given.
 

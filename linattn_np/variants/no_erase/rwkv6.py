@@ -8,6 +8,7 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay, ReadState
 from ...spec import ArgSpec, VariantSpec, same_names
+from ..shared.arguments import CHANNEL_DECAY, KEYS, VALUES
 
 SPEC = VariantSpec(
     name="rwkv6",
@@ -15,13 +16,13 @@ SPEC = VariantSpec(
     equation="out_t = scale q_t (S_{t-1} + diag(u) k_t^T v_t);  S_t = diag(e^{g_t}) S_{t-1} + k_t^T v_t",
     paper="Peng et al., Eagle and Finch, arXiv 2404.05892",
     arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries (the paper's r)"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "g": ArgSpec("T H K", "log decay", "log decay of the key channels, <= 0"),
-        "u": ArgSpec("H K", "normal", "bonus of the token's own write"),
+        "q": ArgSpec("T Hq K", "queries (the paper's r)"),
+        "k": KEYS,
+        "v": VALUES,
+        "g": CHANNEL_DECAY,
+        "u": ArgSpec("H K", "bonus of the token's own write"),
     },
-    **same_names("q", "k", "v", "g", "u"),
+    change=same_names("q", "k", "v", "g", "u"),
     decay=Decay.VECTOR,
     query_reads=ReadState.PREVIOUS,
     scaled=False,

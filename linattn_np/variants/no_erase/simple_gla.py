@@ -8,14 +8,15 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay, Inputs
 from ...runtime.arrays import Array
-from ...spec import ArgSpec, VariantSpec
+from ...spec import ChangeOfVariables, Variables, VariantSpec
+from ..shared.arguments import KEYS, QUERIES, TOKEN_DECAY, VALUES
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     return Inputs(c.q, c.k, c.v, c.g[..., None])
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     return {"q": d.q, "k": d.k, "v": d.v, "g": d.g[..., 0]}
 
 
@@ -24,14 +25,8 @@ SPEC = VariantSpec(
     sentence="Linear attention with one decay per token and head; also gated retention.",
     equation="S_t = e^{g_t} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Sun et al., You Only Cache Once (gated retention), arXiv 2405.05254; Yang et al., arXiv 2312.06635",
-    arrays={
-        "q": ArgSpec("T Hq K", "normal", "queries"),
-        "k": ArgSpec("T Hk K", "normal", "keys"),
-        "v": ArgSpec("T H V", "normal", "values"),
-        "g": ArgSpec("T H", "log decay", "log decay of the token, <= 0"),
-    },
-    to_core=to_core,
-    to_core_vjp=to_core_vjp,
+    arrays={"q": QUERIES, "k": KEYS, "v": VALUES, "g": TOKEN_DECAY},
+    change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.SCALAR,
 )
 

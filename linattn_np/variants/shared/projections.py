@@ -9,12 +9,10 @@ anyway. The gate formula is a change of variables, here with its transpose.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...call.options import Options
 from ...ops import gate_formula
 from ...runtime.arrays import Array, cast
-from ...spec import ArgSpec
+from ...spec import ArgSpec, OptionSpec, Samples, Variables
 
 
 class ProjectionOptions(Options, total=False):
@@ -23,18 +21,18 @@ class ProjectionOptions(Options, total=False):
     qk_l2norm: bool
 
 
-DEFAULTS: dict[str, Any] = {"qk_l2norm": False}
-EXAMPLES: tuple[dict[str, Any], ...] = ({}, {"qk_l2norm": True})
+OPTIONS = OptionSpec({"qk_l2norm": False})
+SAMPLES = Samples({"k": "unit"}, ({}, {"qk_l2norm": True}))
 
 
 def gate_arrays(bias: str = "H") -> dict[str, ArgSpec]:
     """The arrays of the formula; bias: the shape of dt_bias."""
     words = "log of the gate's rate; given, g is a raw projection: the log decay is -e^{A_log} softplus(g + dt_bias)"
-    return {"A_log": ArgSpec("H", "normal", words, optional=True, reinterprets="g"),
-            "dt_bias": ArgSpec(bias, "normal", "added to the raw g", optional=True, reinterprets="g")}  # fmt: skip
+    return {"A_log": ArgSpec("H", words, optional=True, reinterprets="g"),
+            "dt_bias": ArgSpec(bias, "added to the raw g", optional=True, reinterprets="g")}  # fmt: skip
 
 
-def log_decay(c: Any) -> Array:
+def log_decay(c: Variables) -> Array:
     """g, or the log decay by the formula.   Raises ValueError for a part of the formula without the rest."""
     if c.A_log is None:
         if c.dt_bias is not None:
@@ -45,7 +43,7 @@ def log_decay(c: Any) -> Array:
     return gate_formula.log_decay(c.xp, c.g, c.A_log, c.dt_bias, c.dtype, _by_channel(c))
 
 
-def log_decay_vjp(c: Any, dg: Array) -> dict[str, Array]:
+def log_decay_vjp(c: Variables, dg: Array) -> dict[str, Array]:
     """Gradients of g, A_log and dt_bias, those that are given."""
     if c.A_log is None:
         return {"g": dg}
@@ -55,6 +53,6 @@ def log_decay_vjp(c: Any, dg: Array) -> dict[str, Array]:
     return grads if c.dt_bias is None else grads | {"dt_bias": xp.reshape(dbias, tuple(c.dt_bias.shape))}
 
 
-def _by_channel(c: Any) -> bool:
+def _by_channel(c: Variables) -> bool:
     """Whether g is (..., T, H, K)."""
     return c.g.ndim == len(c.sizes.batch) + 3

@@ -10,20 +10,20 @@ not grow with the length of the history. The rotation of the final state has its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...matrix_state.types import Inputs
 from ...ops.rotary import rotate, rotate_vjp
 from ...runtime.arrays import Array, cast, device, sum_dtype
 from ...runtime.shapes import check_state
-from ...spec import ArgSpec
+from ...spec import ArgSpec, ChangeOfVariables, StateFormat, Variables
 
-THETA = ArgSpec("P", "angle", "angle per token of the channel pairs, 2 P <= K; None: 10000^{-linspace(0, 1, K // 2)}",
+THETA = ArgSpec("P", "angle per token of the channel pairs, 2 P <= K; None: 10000^{-linspace(0, 1, K // 2)}",
                 optional=True)
 
 
-def _angles(c: Any) -> Array:
+def _angles(c: Variables) -> Array:
     """theta (P,) in the dtype of sums."""
     xp = c.xp
     if c.theta is not None:
@@ -36,72 +36,69 @@ def _angles(c: Any) -> Array:
     return 10000.0 ** (-powers)
 
 
-def _lengths(c: Any) -> list[int]:
+def _lengths(c: Variables) -> list[int]:
     return [s.stop - s.start for s in c.sequences]
 
 
-def _positions(c: Any, angles: Array) -> Array:
+def _positions(c: Variables, angles: Array) -> Array:
     """1, 2, ... of every sequence: (T, 1, 1)."""
     xp = c.xp
     parts = [xp.arange(1, n + 1, dtype=angles.dtype, device=device(angles)) for n in _lengths(c)]
     return xp.concat(parts)[:, None, None] if len(parts) > 1 else parts[0][:, None, None]
 
 
-def _ends(c: Any, angles: Array) -> Array:
+def _ends(c: Variables, angles: Array) -> Array:
     """The length of each sequence: (), or (N, 1, 1, 1) for a ragged batch."""
     lengths = c.xp.asarray(_lengths(c), dtype=angles.dtype, device=device(angles))
     return lengths[0] if c.sizes.ragged is None else lengths[:, None, None, None]
 
 
 class Rotated(NamedTuple):
-    """The change of variables `base` and its transpose, followed by the rotation of queries and keys."""
+    """The change of variables `base`, followed by the rotation of queries and keys."""
 
-    base: Callable[[Any], Inputs]
-    base_vjp: Callable[[Any, Inputs], dict[str, Array]]
+    base: ChangeOfVariables[Inputs]
 
-    def to_core(self, c: Any) -> Inputs:
-        x, angles = self.base(c), _angles(c)
+    def to_core(self, c: Variables) -> Inputs:
+        x, angles = self.base.to_core(c), _angles(c)
         q, k = self._rotated(c, x, angles * _positions(c, angles))
         return x._replace(q=q, k=k)
 
-    def _rotated(self, c: Any, x: Inputs, angle: Array) -> tuple[Array, ...]:
+    def _rotated(self, c: Variables, x: Inputs, angle: Array) -> tuple[Array, ...]:
         return tuple(None if y is None else rotate(c.xp, cast(c.xp, y, c.dtype), angle) for y in (x.q, x.k))
 
-    def to_core_vjp(self, c: Any, d: Inputs) -> dict[str, Array]:
+    def to_core_vjp(self, c: Variables, d: Inputs) -> dict[str, Array]:
         """dq and dk are rotated back; dtheta = sum over tokens of t times the gradient of the token's angle."""
         xp, angles = c.xp, _angles(c)
         at = _positions(c, angles)
-        rotated, back, dtheta = self._rotated(c, self.base(c), angles * at), [], 0.0
+        rotated, back, dtheta = self._rotated(c, self.base.to_core(c), angles * at), [], 0.0
         for y, dy in zip(rotated, (d.q, d.k), strict=True):
             dx, dangle = (None, None) if y is None else rotate_vjp(xp, y, angles * at, dy)
             back.append(dx)
             if dangle is not None:
                 dangle = cast(xp, dangle, angles.dtype) * at
                 dtheta = dtheta + xp.sum(dangle, axis=tuple(range(dangle.ndim - 1)))
-        grads = self.base_vjp(c, d._replace(q=back[0], k=back[1]))
+        grads = self.base.to_core_vjp(c, d._replace(q=back[0], k=back[1]))
         return grads if c.theta is None else grads | {"theta": dtheta}
 
-    def spec_parts(self) -> dict[str, Any]:
-        """Keywords of the variant's VariantSpec."""
-        return {"to_core": self.to_core, "to_core_vjp": self.to_core_vjp, "pack_state": pack_state,
-                "unpack_state": unpack_state, "unpack_state_vjp": unpack_state_vjp,
-                "pack_state_vjp": pack_state_vjp}  # fmt: skip
+    @property
+    def change(self) -> ChangeOfVariables[Inputs]:
+        return replace(self.base, to_core=self.to_core, to_core_vjp=self.to_core_vjp)
 
 
-def pack_state(c: Any, state: Any) -> Any:
+def pack_state(c: Variables, state: Any) -> Any:
     """The initial state is in the frame of position 0: only checks."""
     if state is not None:
         check_state(c.name, state, c.sizes)
     return state
 
 
-def unpack_state(c: Any, S: Array) -> Array:
+def unpack_state(c: Variables, S: Array) -> Array:
     """S in the frame of the last token."""
     xp, angles = c.xp, _angles(c)
     return xp.matrix_transpose(rotate(xp, xp.matrix_transpose(S), -angles * _ends(c, angles)))
 
 
-def unpack_state_vjp(c: Any, S: Array, dstate: Array) -> tuple[Array, dict[str, Array]]:
+def unpack_state_vjp(c: Variables, S: Array, dstate: Array) -> tuple[Array, dict[str, Array]]:
     """dS is rotated back; the angle -T theta has its own gradient."""
     xp, angles = c.xp, _angles(c)
     ends = _ends(c, angles)
@@ -112,5 +109,10 @@ def unpack_state_vjp(c: Any, S: Array, dstate: Array) -> tuple[Array, dict[str, 
     return xp.matrix_transpose(dS), grads
 
 
-def pack_state_vjp(c: Any, dS: Array, other: Any) -> Array:
+def pack_state_vjp(c: Variables, dS: Array, other: Any) -> Array:
     return dS
+
+
+ROTATED_STATE = StateFormat(
+    pack=pack_state, unpack=unpack_state, unpack_vjp=unpack_state_vjp, pack_vjp=pack_state_vjp,
+)

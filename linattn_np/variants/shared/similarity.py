@@ -24,6 +24,7 @@ from ...ops.feature_maps import FeatureMap, identity, identity_vjp
 from ...runtime.arrays import STORAGE, Array, cast, dtype_name
 from ...runtime.shapes import check_state
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
+from ...spec import ChangeOfVariables, StateFormat, Variables
 
 
 class SimilarityOptions(Options, total=False):
@@ -58,9 +59,9 @@ def check_whole(fn: str, options: dict[str, Any], *names: str, least: int = 1) -
 class Similarity(NamedTuple):
     """The change of variables of one variant; maps(c) gives the feature maps of q and of k for the call c."""
 
-    maps: Callable[[Any], tuple[FeatureMap, FeatureMap]]
+    maps: Callable[[Variables], tuple[FeatureMap, FeatureMap]]
 
-    def to_core(self, c: Any) -> Inputs | MappedInputs:
+    def to_core(self, c: Variables) -> Inputs | MappedInputs:
         """phi(q), phi(k), v or [v, 1]; or q, k, v and the map."""
         xp, (map_q, map_k) = c.xp, self.maps(c)
         if self.is_left_to_the_core(c, map_q, map_k):
@@ -74,13 +75,13 @@ class Similarity(NamedTuple):
                              "expected one width")
         return Inputs(q, k, v)
 
-    def is_left_to_the_core(self, c: Any, map_q: FeatureMap, map_k: FeatureMap) -> bool:
+    def is_left_to_the_core(self, c: Variables, map_q: FeatureMap, map_k: FeatureMap) -> bool:
         """Whether the core evaluates the map: one with steps, causal, on NumPy arrays."""
         steps = getattr(map_k[0], "steps", None)
         return steps is not None and steps == getattr(map_q[0], "steps", None) and isinstance(c.k, np.ndarray) and (
             c.options["causal"] and c.k.shape[-1] > 0)  # fmt: skip
 
-    def to_core_vjp(self, c: Any, d: Inputs | MappedInputs) -> dict[str, Array]:
+    def to_core_vjp(self, c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
         """The maps' own transposes; the column of ones has no gradient."""
         if isinstance(d, MappedInputs):
             return {"q": d.q, "k": d.k, "v": d.v[..., : c.v.shape[-1]]}
@@ -98,7 +99,7 @@ class Similarity(NamedTuple):
                                      f"{tuple(grads[name].shape)}, expected {tuple(x.shape)}, the shape of {name}")
         return grads
 
-    def pack_state(self, c: Any, state: Any) -> Array | None:
+    def pack_state(self, c: Variables, state: Any) -> Array | None:
         """(S, z) as one (..., H, M, V + 1) state; M is the width of the mapped keys."""
         if state is None:
             return None
@@ -113,7 +114,7 @@ class Similarity(NamedTuple):
         S, z = cast(c.xp, state.S, c.dtype), cast(c.xp, state.z, c.dtype)
         return c.xp.concat([S, z[..., None]], axis=-1)
 
-    def check(self, c: Any, state: Array, name: str = "state", axes: str = "H M V") -> None:
+    def check(self, c: Variables, state: Array, name: str = "state", axes: str = "H M V") -> None:
         if "M" not in c.sizes.letters:  # the width of the mapped keys
             f: Any = self.maps(c)[1][0]
             if getattr(f, "steps", None) is not None:
@@ -122,18 +123,20 @@ class Similarity(NamedTuple):
                 c.sizes.letters["M"] = int(_checked(c, "k", f(cast(c.xp, c.k[..., :0, :, :], c.dtype))).shape[-1])
         check_state(c.name, state, c.sizes, axes, name)
 
-    def record(self, c: Any, x: Any, plan: Plan, residuals: Any, given: list[np.ndarray], state: Any) -> Any:
+    def record(self, c: Variables, x: Any, plan: Plan, residuals: Any, arrays: list[np.ndarray], state: Any) -> Any:
         """The recorded plan of a NumPy call, or None for calls with a map or a division."""
-        return matrix_state.record(x, plan, state, residuals, given) if isinstance(x, Inputs) else None
+        return matrix_state.record(x, plan, state, residuals, arrays) if isinstance(x, Inputs) else None
 
-    def spec_parts(self) -> dict[str, Any]:
-        """Keywords of the variant's VariantSpec."""
-        return {"to_core": self.to_core, "to_core_vjp": self.to_core_vjp, "from_core": divide,
-                "from_core_vjp": divide_vjp, "pack_state": self.pack_state, "unpack_state": unpack_state,
-                "check_options": check_eps, "wide": True, "record": self.record}  # fmt: skip
+    @property
+    def change(self) -> ChangeOfVariables[Inputs | MappedInputs]:
+        return ChangeOfVariables(self.to_core, self.to_core_vjp, divide, divide_vjp)
+
+    @property
+    def state(self) -> StateFormat:
+        return StateFormat(NormalisedState, "normalize", self.pack_state, unpack_state, record=self.record, wide=True)
 
 
-def _mapped(c: Any, name: str, feature_map: FeatureMap) -> Array:
+def _mapped(c: Variables, name: str, feature_map: FeatureMap) -> Array:
     x = getattr(c, name)
     if feature_map[0] is identity:  # unchanged, also in 16 bits
         return x
@@ -144,7 +147,7 @@ def _mapped(c: Any, name: str, feature_map: FeatureMap) -> Array:
     return y
 
 
-def _checked(c: Any, name: str, y: Any, who: str = "feature_map") -> Array:
+def _checked(c: Variables, name: str, y: Any, who: str = "feature_map") -> Array:
     """The result of a map, checked to be an array of a supported dtype."""
     if not hasattr(y, "shape") or not hasattr(y, "dtype"):
         raise TypeError(f"{c.name}: {who} makes {name} a {type(y).__qualname__}, expected an array")
@@ -154,17 +157,17 @@ def _checked(c: Any, name: str, y: Any, who: str = "feature_map") -> Array:
     return y
 
 
-def divide(c: Any, out: Array) -> Array:
+def divide(c: Variables, out: Array) -> Array:
     """Numerator over denominator + eps, unless the core has divided; 0 where that is 0."""
     return averages.divide(c.xp, out, c.options["eps"])[0] if _is_left(c, out) else out
 
 
-def _is_left(c: Any, out: Array) -> bool:
+def _is_left(c: Variables, out: Array) -> bool:
     """Whether the core's outputs still have the denominator as their last column."""
     return out.shape[-1] > c.v.shape[-1]
 
 
-def divide_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+def divide_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """d num = dout / den, d den = -<dout, num / den> / den."""
     if not _is_left(c, out):
         return dout, {}
@@ -172,5 +175,5 @@ def divide_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]
     return averages.divide_vjp(xp, average, sums, cast(xp, dout, c.dtype)), {}
 
 
-def unpack_state(c: Any, S: Array) -> Any:
+def unpack_state(c: Variables, S: Array) -> Any:
     return NormalisedState(S[..., :-1], S[..., -1]) if c.options["normalize"] else S

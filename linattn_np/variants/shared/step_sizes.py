@@ -14,9 +14,10 @@ from typing import Any
 from ...matrix_state.types import Inputs
 from ...ops.gates import clip_vjp, silu, silu_vjp, softplus, softplus_vjp
 from ...runtime.arrays import Array, cast, is_cupy
+from ...spec import Variables
 
 
-def _steps(c: Any) -> tuple[Array, Array, Array]:
+def _steps(c: Variables) -> tuple[Array, Array, Array]:
     """(dt + dt_bias, after softplus, after the clip to dt_limit)."""
     xp, raw = c.xp, cast(c.xp, c.dt, c.dtype)
     if c.dt_bias is not None:
@@ -27,7 +28,7 @@ def _steps(c: Any) -> tuple[Array, Array, Array]:
     return raw, soft, clipped
 
 
-def _kernels(c: Any, *others: Array | None) -> Any:
+def _kernels(c: Variables, *others: Array | None) -> Any:
     """The module of kernels for the change of variables, or None; others: arrays that it must support too.
 
     Rotated rows, and so v, have the compute dtype.
@@ -39,12 +40,12 @@ def _kernels(c: Any, *others: Array | None) -> Any:
     return step_size if step_size.takes(c.xp, c.x, *others) else None
 
 
-def _step(c: Any, kernels: Any) -> Any:
+def _step(c: Variables, kernels: Any) -> Any:
     low, high = c.options["dt_limit"]
     return kernels.Step(c.dt, c.dt_bias, c.A, c.options["dt_softplus"], (float(low), float(high)))
 
 
-def to_core(c: Any) -> Inputs:
+def to_core(c: Variables) -> Inputs:
     """q = C, k = B, v = dt x, g = dt A."""
     if c.C is not None and c.sizes.Hq > c.sizes.H:
         raise ValueError(f"{c.name}: C has Hq = {c.sizes.Hq} heads and x H = {c.sizes.H}, expected Hq to divide H")
@@ -56,12 +57,12 @@ def to_core(c: Any) -> Inputs:
     return Inputs(c.C, c.B, dt[..., None] * cast(xp, c.x, c.dtype), g[..., None])
 
 
-def to_core_vjp(c: Any, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     """dt reaches the state by two paths, the value and the decay."""
     if (kernels := _kernels(c)) is not None:
         skipped = getattr(c, "dskipped", None)
-        found = kernels.values_vjp(c.xp, c.x, _step(c, kernels), d.v, d.g[..., 0], c.D, skipped)
-        return found | {"B": d.k, "C": d.q}
+        grads = kernels.values_vjp(c.xp, c.x, _step(c, kernels), d.v, d.g[..., 0], c.D, skipped)
+        return grads | {"B": d.k, "C": d.q}
     xp, (raw, soft, dt) = c.xp, _steps(c)
     dg = d.g[..., 0]
     ddt = xp.sum(d.v * cast(xp, c.x, c.dtype), axis=-1) + dg * cast(xp, c.A, c.dtype)
@@ -77,13 +78,13 @@ def _over_tokens(xp: Any, y: Array, axes: int = 1) -> Array:
     return xp.sum(y, axis=tuple(range(y.ndim - axes)))
 
 
-def _finishing(c: Any, *others: Array) -> Any:
+def _finishing(c: Variables, *others: Array) -> Any:
     """The module of kernels for from_core, or None."""
     one = (c.D is not None or c.z is not None) and (c.D is None or c.D.ndim == 1)
     return _kernels(c, c.z, *others) if one else None
 
 
-def from_core(c: Any, out: Array) -> Array:
+def from_core(c: Variables, out: Array) -> Array:
     """(out + D x) silu(z)."""
     if c.D is None and c.z is None:
         return out
@@ -94,7 +95,7 @@ def from_core(c: Any, out: Array) -> Array:
     return y if c.z is None else y * silu(xp, cast(xp, c.z, c.dtype))
 
 
-def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """(gradient of out, those of D, z and the skip's part of x)."""
     if (kernels := _finishing(c, dout)) is not None:  # the skip's part follows in to_core_vjp
         dz = {}
@@ -116,10 +117,10 @@ def from_core_vjp(c: Any, out: Array, dout: Array) -> tuple[Array, dict[str, Arr
     return dout, grads
 
 
-def _skip(c: Any) -> Array:
+def _skip(c: Variables) -> Array:
     D = cast(c.xp, c.D, c.dtype)
     return D if D.ndim == 2 else D[:, None]
 
 
-def _skipped(c: Any, out: Array) -> Array:
+def _skipped(c: Variables, out: Array) -> Array:
     return out if c.D is None else out + _skip(c) * cast(c.xp, c.x, c.dtype)

@@ -59,8 +59,8 @@ def test_segments_with_the_state_handed_over_equal_the_whole(name):
     out, state = memory.run(logits, classes[:, 37:], q[:, 37:], k[:, 37:], v[:, 37:], state)
     assert nothing is None
     np.testing.assert_allclose(out, whole[:, 37:], rtol=1e-10, atol=1e-12)
-    for mine, whole_state in zip(parts(state), parts(last), strict=True):
-        np.testing.assert_allclose(mine, whole_state, rtol=1e-10, atol=1e-12)
+    for state_half, whole_state in zip(parts(state), parts(last), strict=True):
+        np.testing.assert_allclose(state_half, whole_state, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -89,8 +89,8 @@ def test_softmax_reference_is_causal_attention():
 def test_an_open_mlstm_answers_as_the_linear_memory():
     """Its normaliser is one positive number a query: which character has the most votes does not change."""
     classes, q, k, v = inputs()
-    plain, mine = (RECURRENT[name].run({}, classes, q, k, v)[0] for name in ("linear", "mlstm"))
-    share = mine / plain
+    plain, divided = (RECURRENT[name].run({}, classes, q, k, v)[0] for name in ("linear", "mlstm"))
+    share = divided / plain
     assert (share > 0).all()
     np.testing.assert_allclose(share, np.broadcast_to(share[..., :1], share.shape), rtol=1e-10)
     assert share.min() < 0.9
@@ -116,7 +116,7 @@ def test_based_answers_with_the_polynomial_of_the_cosines():
 
 
 @pytest.mark.parametrize("name", ["performer", "rfa"])
-def test_random_features_stand_for_the_exponential_of_the_cosines(name):
+def test_random_features_approximate_the_exponential_of_the_cosines(name):
     """With 4096 of them the answer is near that of the exponential."""
     classes, q, k, v = inputs()
     memory = KNOWN[name]
@@ -170,8 +170,8 @@ def test_transxssm_weighs_by_distance_and_turns_by_it():
     pairs = [x[:, :, 0, 0::2] + 1j * x[:, :, 0, 1::2] for x in (q, k)]
     far = np.arange(T)[:, None] - np.arange(T)
     theta = 10000.0 ** -np.linspace(0, 1, K // 2)
-    turned = np.exp(1j * far[..., None] * theta)
-    weights = np.einsum("bip,bjp,ijp->bij", pairs[0], pairs[1].conj(), turned).real * np.tril(np.exp(-far / 256))
+    rotation = np.exp(1j * far[..., None] * theta)
+    weights = np.einsum("bip,bjp,ijp->bij", pairs[0], pairs[1].conj(), rotation).real * np.tril(np.exp(-far / 256))
     np.testing.assert_allclose(out[:, :, 0], weights @ v[:, :, 0], rtol=1e-9, atol=1e-11)
 
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from linattn_np.matrix_state import blocks
+from linattn_np.matrix_state import blocks, policy
 from linattn_np.matrix_state.array import chunks
 from linattn_np.runtime import blas
 from tests.core_cases import CELLS, case
@@ -27,15 +27,15 @@ def test_blocks_and_threads_do_not_show(cell, monkeypatch):
         whole = computed(args)
         for cached, threads in ((1, "1"), (1, "3"), (200, "2")):
             with monkeypatch.context() as patch:
-                patch.setattr(blocks, "CACHED", cached)
-                patch.setattr(blocks, "LEAST", 0)
+                patch.setattr(policy, "BLOCK_ELEMENTS", cached)
+                patch.setattr(policy, "THREADED_ELEMENTS", 0)
                 patch.setenv("LINATTN_NP_NUM_THREADS", threads)
                 cut = computed(args)
             assert all((a == b).all() for a, b in zip(whole, cut, strict=True)), (heads, cached, threads)
 
 
 def test_a_failure_in_a_thread_reaches_the_caller(monkeypatch):
-    monkeypatch.setattr(blocks, "LEAST", 0)
+    monkeypatch.setattr(policy, "THREADED_ELEMENTS", 0)
     monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
 
     def fail():
@@ -46,7 +46,7 @@ def test_a_failure_in_a_thread_reaches_the_caller(monkeypatch):
 
 
 def test_threads_see_the_callers_error_state(monkeypatch):
-    monkeypatch.setattr(blocks, "LEAST", 0)
+    monkeypatch.setattr(policy, "THREADED_ELEMENTS", 0)
     monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
     seen = []
     with np.errstate(over="raise"):

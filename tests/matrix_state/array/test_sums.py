@@ -49,6 +49,6 @@ def test_equal_keys_at_full_strength_keep_their_digits():
 def test_what_lies_above_the_diagonal_is_gone_whatever_it_was(dtype):
     P = np.full((2, 5, 5), np.nan, dtype)
     P[0] = np.inf
-    kept = keep_lower(xp, P)
-    assert (kept[:, *np.triu_indices(5, 1)] == 0).all()
-    assert not np.isfinite(kept[:, *np.tril_indices(5)]).any()
+    lower = keep_lower(xp, P)
+    assert (lower[:, *np.triu_indices(5, 1)] == 0).all()
+    assert not np.isfinite(lower[:, *np.tril_indices(5)]).any()

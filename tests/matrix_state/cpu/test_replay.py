@@ -22,13 +22,13 @@ def arrays(seed, dtype=np.float32, H=3, K=8, V=16):
 
 def afresh(*given, **options):
     """The call as if it were the first."""
-    known = dict(replay._plans)
+    known = dict(replay.plans)
     replay.clear()
     try:
         return la.gated_delta_rule(*given, backend="numba", return_state=True, **options)
     finally:
         replay.clear()
-        replay._plans.update(known)
+        replay.plans.update(known)
 
 
 LAYOUTS = {
@@ -78,7 +78,7 @@ def test_a_state_that_shares_memory_with_an_input_is_not_written_while_it_is_rea
         assert (state == expected.state).all()
 
 
-def test_numbers_that_lie_askew():
+def test_misaligned_arrays():
     given = arrays(0)
     for _ in range(2):
         expected = afresh(*given)

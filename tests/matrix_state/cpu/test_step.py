@@ -15,9 +15,9 @@ import linattn_np as la
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
+from linattn_np.matrix_state.cpu import memory as handles
 from linattn_np.matrix_state.cpu.recurrent import short as numba_short
 from linattn_np.matrix_state.types import ReadState
-from linattn_np.runtime import handles
 from linattn_np.runtime.shapes import sequences
 from linattn_np.testing import relative_error
 from tests.core_cases import CELLS, case

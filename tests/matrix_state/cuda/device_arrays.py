@@ -37,7 +37,7 @@ def check_made_again(cp, monkeypatch, every, sets, kept=1):
     All memory that it takes begins full of NaN. kept: calls that it makes.
     """
     monkeypatch.setattr(launch, "array_type", lambda: poisoned)
-    monkeypatch.setattr(replay, "_plans", {})
+    monkeypatch.setattr(replay, "plans", {})
     right = []
     for one in sets:
         replay.clear()
@@ -76,7 +76,7 @@ def check_same_bits(cp, fn, arrays, state, dout, dstate, at=()):
     def check(found, expected):
         assert all(same(a, b) for a, b in zip(found, expected, strict=True))
 
-    whole, own = run(lambda x: x, lambda x: x), len(each) + 3  # results that have a row a sequence
+    whole, own = run(lambda x: x, lambda x: x), len(each) + 3  # results with one row per sequence
     for _ in range(9):
         check(run(lambda x: x, lambda x: x), whole)
     for b in range(B):

@@ -171,4 +171,5 @@ def device_plans():
     """The recorded plans of calls on CuPy arrays, or on stubs of them."""
     from linattn_np.call import device_replay, replay
 
-    return [plan for plan in replay._plans.values() if isinstance(plan, device_replay.Plan | device_replay.Forward)]
+    plans = [getattr(getattr(plan, "plan", plan), "__self__", plan) for plan in replay.plans.values()]
+    return [plan for plan in plans if isinstance(plan, device_replay.Plan | device_replay.Forward)]

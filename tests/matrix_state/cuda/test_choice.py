@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import plan as cuda_plan
 from linattn_np.matrix_state.cuda import scan as cuda_scan
 from linattn_np.matrix_state.cuda import wgmma as cuda_wgmma
@@ -29,7 +30,7 @@ def a_card(monkeypatch):
     """A device 0 with the shared memory of the smallest that is covered."""
     monkeypatch.setattr(launch, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "unusable", lambda: None)
-    monkeypatch.setattr(launch, "shared_limit", lambda: cuda_plan.SMALLEST_LIMIT)
+    monkeypatch.setattr(launch, "shared_limit", lambda: policy.LEAST_SHARED)
 
 
 def refusal(K=64, V=64, dtype="float32", Hk=2, T=100, xp=XP, device=0, compute=np.float32, chunk_size=None, **more):
@@ -74,14 +75,14 @@ def test_segments_fill_the_card_and_are_long_enough():
 
 
 def test_which_passes_are_taken(monkeypatch):
-    monkeypatch.setattr(cuda_wgmma, "PORTABLE", False)
+    monkeypatch.setattr(policy, "PORTABLE", False)
     assert cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
     assert cuda_wgmma.takes("bfloat16", 40, 120, 16, 90)
     for other in (("float16", 64, 64, 16, 90), ("bfloat16", 64, 64, 16, 80), ("bfloat16", 64, 64, 16, 100),
                   ("bfloat16", 64, 64, 8, 90), ("bfloat16", 64, 136, 16, 90), ("bfloat16", 32, 64, 16, 90),
                   ("bfloat16", 60, 64, 16, 90)):
         assert not cuda_wgmma.takes(*other)
-    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
+    monkeypatch.setattr(policy, "PORTABLE", True)
     assert not cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
 
 

@@ -48,7 +48,7 @@ def test_ragged(cp, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_segments(cp, dtype):
-    """A few heads leave the card idle: their sequences are cut."""
+    """A few heads leave the device idle: their sequences are cut into segments."""
     assert cuda_delta_portable.segments(5, 1700 // 64, launch.multiprocessors()) > 1
     check(cp, dtype, draw(B=(1,), T=1700, K=48, V=32, dtype=dtype), 1.5)
     check(cp, dtype, draw(B=(1,), T=1700, K=32, V=40, states=(4,), dtype=dtype), 1.5,

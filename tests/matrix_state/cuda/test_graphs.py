@@ -71,7 +71,7 @@ def test_calls_made_again(monkeypatch, shape, overwrite):
     cp = pytest.importorskip("cupy")
     B, T, H = SHAPES[shape]
     monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: cp.full(shape, np.nan, dtype))
-    monkeypatch.setattr(replay, "_plans", {})
+    monkeypatch.setattr(replay, "plans", {})
     for seed in range(4):
         rng = np.random.default_rng(seed)
         q, k, v = (cp.asarray(rng.standard_normal((B, T, H, 64)).astype(np.float32)) for _ in range(3))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import plan as cuda_plan
 from linattn_np.runtime.cuda import launch
 
@@ -69,7 +70,7 @@ def test_tf32_where_asked(cp, K, V):
 @pytest.mark.parametrize(("dtype", "K"), [("bfloat16", 72), ("float16", 256), ("float32", 256)])
 def test_smaller_shared_memory(cp, portable, monkeypatch, dtype, K):
     """As on a device that has less: fewer chunks in flight, and x in the place of q."""
-    monkeypatch.setattr(launch, "shared_limit", lambda: cuda_plan.SMALLEST_LIMIT)
+    monkeypatch.setattr(launch, "shared_limit", lambda: policy.LEAST_SHARED)
     compare(cp, dtype, draw(dtype, H=4, Hq=4, Hk=4, K=K, V=K, T=150))
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import replay
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import delta as cuda_delta
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
 from tests.matrix_state.cuda.step_twin import device_plans
@@ -131,12 +132,12 @@ def test_lengths_are_taken_out_in_the_kernels_and_before_them(cp, hopper, monkey
     monkeypatch.setattr(cuda_delta, "divides", lambda x, plan: False)
     assert "after one that divides q and k by their length" in la.explain(fn, **there, qk_l2norm=True).reason
     check(cp, fn, drawn, factor=1.2, qk_l2norm=True)
-    monkeypatch.setenv(cuda_delta_plan.SAVED, "0")
+    monkeypatch.setenv(policy.SAVED_VARIABLE, "0")
     check(cp, fn, drawn, factor=1.2, qk_l2norm=True)
 
 
 def test_blocks_made_again_with_lengths(cp, hopper, monkeypatch):
-    monkeypatch.setenv(cuda_delta_plan.SAVED, "0")
+    monkeypatch.setenv(policy.SAVED_VARIABLE, "0")
     check(cp, la.gated_delta_rule, draw(la.gated_delta_rule, B=(1,), T=700), qk_l2norm=True)
 
 

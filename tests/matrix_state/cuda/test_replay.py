@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import dispatch, replay
+from linattn_np.call import device_replay, dispatch, replay
 from linattn_np.matrix_state.cuda import step as cuda_step
 from linattn_np.runtime.cuda import launch
 from tests.cases import parts
@@ -242,15 +242,16 @@ def test_another_device(public, monkeypatch):
         la.gated_delta_rule(**x, state=S)
     assert len(device_plans()) == 1
     first = replay.signature(SPEC, (), x | {"state": S})
-    assert replay.find(first) is not None
-    monkeypatch.setattr(launch, "current_device", lambda: 1)
+    assert replay.plans.get(first[0]) is not None
+    monkeypatch.setattr(launch, "device_function", lambda: lambda: 1)
+    monkeypatch.setitem(replay.makers, Stub, device_replay.signature_maker(Stub))
     assert replay.signature(SPEC, (), x | {"state": S}) is None
     assert replay.signature(SPEC, tuple(x.values()), {}) is None
     monkeypatch.setattr(Stub, "data", property(lambda y: SimpleNamespace(ptr=y.ctypes.data, device_id=1)))
     other = replay.signature(SPEC, (), x | {"state": S})
-    assert replay.find(other) is None
-    assert other.key[1] == 1
-    assert other.key != first.key
+    assert replay.plans.get(other[0]) is None
+    assert other[0][1] == 1
+    assert other[0] != first[0]
 
 
 def test_rows_of_a_pool(public):
@@ -305,7 +306,7 @@ def test_a_state_that_is_an_input(public):
     check(la.gated_delta_rule, y | {"state": y["v"]}, x | {"state": S}, count=0)
 
 
-def test_as_many_as_are_kept(public, monkeypatch):
+def test_the_number_of_recorded_plans_is_limited(public, monkeypatch):
     monkeypatch.setattr(replay, "MOST", 3)
     x = drawn(0)[0]
     la.gated_delta_rule(**x)  # what its arrays are is known then

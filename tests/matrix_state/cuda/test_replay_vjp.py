@@ -7,7 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import device_replay, replay
-from linattn_np.matrix_state.cuda.delta_plan import SAVED
+from linattn_np.matrix_state.policy import SAVED_VARIABLE
 from linattn_np.runtime.cuda import launch
 from tests.cases import parts
 from tests.matrix_state.cuda import test_step_calls as step_calls
@@ -25,7 +25,8 @@ def pull_of(x, state, dout, dstate, **options):
 
 def forward_of(keywords):
     """The recorded forward of a call that is replayed together with its pullback."""
-    return device_replay.find_forward(replay.signature(la.gated_delta_rule.spec, (), keywords))
+    found = replay.plans.get(replay.vjp_key(replay.signature(la.gated_delta_rule.spec, (), keywords)))
+    return found if found is not None and found.replayable else None
 
 
 def cotangents(seed, T=2):
@@ -130,11 +131,11 @@ def test_how_much_a_forward_may_keep_is_part_of_what_it_is_found_by(public, monk
     doubling(monkeypatch)
     x, S = drawn(0)
     for n, value in enumerate(("1", "0", "1")):
-        monkeypatch.setenv(SAVED, value)
+        monkeypatch.setenv(SAVED_VARIABLE, value)
         pull_of(x, S, *cotangents(n))
         assert len(device_plans()) == min(n + 1, 2)
         assert forward_of(x | {"state": S}) is not None
-    monkeypatch.delenv(SAVED)
+    monkeypatch.delenv(SAVED_VARIABLE)
     assert forward_of(x | {"state": S}) is None
 
 
@@ -176,7 +177,7 @@ def test_all_that_a_pullback_is_found_by(public, monkeypatch):
         keys[name], keys[f"second {name}"] = device_replay._layout((other, x)), device_replay._layout((x, other))
     assert len(set(keys.values())) == len(keys) == 13
     assert device_replay._layout((np.zeros(3), x)) is None
-    monkeypatch.setattr(launch, "current_device", lambda: 1)
+    monkeypatch.setattr(launch, "device_function", lambda: lambda: 1)
     assert device_replay._layout((x, x)) != keys["first"]
 
 

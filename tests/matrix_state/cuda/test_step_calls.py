@@ -18,7 +18,6 @@ from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import step as cuda_step
-from linattn_np.matrix_state.cuda.step import LEAVES
 from linattn_np.matrix_state.types import Decay, Erase, Inputs
 from linattn_np.runtime import pools as rows
 from linattn_np.runtime.arrays import Library, enter
@@ -121,8 +120,8 @@ def test_the_warps_of_one_token_hold_a_state(K, V, dtype, state, many, erase):
     rows = many and state != "float32" and erase is not Erase.FREE
     assert (d["LA_LANES"] == 32) == (rows and V >= 128 and K in (100, 128))
     groups = 32 * d["LA_SPLIT"] // d["LA_LANES"]
-    assert groups <= LEAVES
-    assert LEAVES % groups == d["LA_WARPS"] % d["LA_SPLIT"] == 0
+    assert groups <= policy.SUM_CHAINS
+    assert policy.SUM_CHAINS % groups == d["LA_WARPS"] % d["LA_SPLIT"] == 0
     assert groups == 1 or groups == 32 // d["LA_LANES"] or 4 * groups < 2 * K
     assert d["LA_WARPS"] * d["LA_BLOCKS"] <= 48
     assert d["LA_WARPS"] // d["LA_SPLIT"] <= -(-V // (d["LA_LANES"] * d["LA_PER"]))
@@ -145,8 +144,8 @@ def public(launched, monkeypatch):
         is_cupy_array=lambda x: isinstance(x, Stub), is_cupy_namespace=is_stubs,
         is_numpy_namespace=lambda xp: not is_stubs(xp),
     ))
-    monkeypatch.setattr(replay, "_signature_of", lambda kind: device_replay.signature if kind is Stub else None)
-    monkeypatch.setattr(replay, "_plans", {})
+    monkeypatch.setitem(replay.makers, Stub, device_replay.signature_maker(Stub))
+    monkeypatch.setattr(replay, "plans", {})
     monkeypatch.setattr(constants, "_kept", {})
     return launched
 

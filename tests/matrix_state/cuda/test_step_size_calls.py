@@ -15,7 +15,7 @@ from linattn_np.variants.shared import step_sizes
 
 from .step_twin import CUPY, KINDS, _rows, stub
 
-BLOCK = 256
+THREADS = 256
 
 
 def sigmoid(x):
@@ -25,14 +25,14 @@ def sigmoid(x):
 def twin(file, entry, constants, blocks, threads, shared, arguments, arrays=None, made=()):
     """What step_size.cu does, in float32."""
     assert file == cuda_step_size.SOURCE
-    assert threads == BLOCK
+    assert threads == THREADS
     assert {y.ctypes.data for y in made} <= {y.ctypes.data for y in arrays}
     f32 = np.dtype(np.float32)
     if entry == "column_sums":
         told = COLUMN_SUMS.unpack(arguments)
         rows, width, block = told["rows"], told["width"], told["block"]
         x, parts = _rows(told["x"], (4 * width, 4), (rows, width), f32), -(-rows // block)
-        assert blocks == parts * -(-width // BLOCK)
+        assert blocks == parts * -(-width // THREADS)
         to = _rows(told["y"], (4 * width, 4), (parts, width), f32)
         for n in range(parts):
             to[n] = x[n * block : (n + 1) * block].sum(axis=0)
@@ -41,7 +41,7 @@ def twin(file, entry, constants, blocks, threads, shared, arguments, arrays=None
     own, grad, V = KINDS[d["LA_DTYPE"]], KINDS[d["LA_GRAD"]], d["LA_K"]
     at = told = STEP_SIZE.unpack(arguments)
     rows, T, H, dt_kind, soft, low, high = (told[n] for n in ("rows", "T", "heads", "dt_kind", "soft", "low", "high"))
-    assert blocks == -(-rows // (BLOCK // d["LA_LANES"]))
+    assert blocks == -(-rows // (THREADS // d["LA_LANES"]))
     assert V % d["LA_PER"] == 0
 
     def lying(data, batch, token, head, group):

@@ -11,7 +11,7 @@ import pytest
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state.cuda import calls as cuda_calls
-from linattn_np.matrix_state.cuda import vector, vector_plan
+from linattn_np.matrix_state.cuda import delta_plan, vector, vector_plan
 from linattn_np.matrix_state.types import ReadState
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
@@ -41,8 +41,8 @@ def launched(monkeypatch):
 
     def launch_twin(file, entry, constants, blocks, threads, shared, arguments, arrays=None):
         found.append((entry, dict(constants), blocks))
-        assert (file, entry, threads) in vector_plan.KERNELS.values()
-        vector_twin.run(entry, constants, blocks, arguments, BFLOAT16)
+        assert (file, entry, threads) in (*vector_plan.KERNELS.values(), delta_plan.KERNELS["segments"])
+        vector_twin.run(file, entry, constants, blocks, arguments, BFLOAT16)
 
     monkeypatch.setattr(launch, "launch", launch_twin)
     monkeypatch.setattr(launch, "prepare", lambda wanted, capability: None)
@@ -98,11 +98,20 @@ def test_one_scan_and_its_exact_form(launched, how):
 
 @pytest.mark.parametrize("how", [
     {}, {"state": False}, {"T": 1}, {"gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
-    {"K": 128, "V": 64, "T": 65}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1}, {"T": 1100, "B": 1},
+    {"K": 128, "V": 64, "T": 65}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
 ], ids=str)
 def test_the_delta_rule_and_its_exact_form(launched, how):
     found = [(entry, constants["LA_EXACT"]) for entry, constants, _ in compare(launched, erase="delta", **how)]
-    assert found == [("inverse", 0), ("chain", 0), ("inverse", 1), ("chain", 1)]
+    assert found == [("inverse", 0), ("inverse", 1), ("chain", 0), ("chain", 1)]
+    assert launched[0][1]["LA_FACTORS"] == 0
+
+
+@pytest.mark.parametrize("how", [{"T": 1100}, {"T": 1537, "state": False, "heads": (1, 1, 2)}], ids=str)
+def test_segments_of_the_delta_rule(launched, how):
+    """Transfer matrices, multiplied by the kernel that the scalar rule has."""
+    entries = [entry for entry, *_ in compare(launched, erase="delta", B=1, **how)]
+    assert entries == ["inverse", "inverse", "transfers", "segments", "chain", "chain"]
+    assert launched[0][1]["LA_FACTORS"] == 1
 
 
 @pytest.mark.parametrize("how", [{"T": 1100}, {"T": 1700, "offsets": [0, 3, 1100, 1100, 1700], "heads": (2, 1, 2)},

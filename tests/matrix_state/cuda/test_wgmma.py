@@ -7,7 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import replay
-from linattn_np.matrix_state.cuda import wgmma as cuda_wgmma
+from linattn_np.matrix_state import policy
 
 from .device_arrays import check_same_bits, error, same
 from .test_kernels import FORWARD, compare, draw
@@ -83,7 +83,7 @@ def test_what_is_not_aligned_takes_the_portable_passes(cp, monkeypatch):
     assert error(la.simple_gla(*odd), expected) <= FORWARD["bfloat16"]
     more = pull(shifted(cp.asarray(dout)))  # of the same passes
     assert all(same(a, b) for a, b in zip(more, grads, strict=True) if a is not None)
-    monkeypatch.setattr(cuda_wgmma, "PORTABLE", True)
-    monkeypatch.setattr(replay, "_plans", {})
+    monkeypatch.setattr(policy, "PORTABLE", True)
+    monkeypatch.setattr(replay, "plans", {})
     assert "portable" in reason(*there)
     assert error(la.simple_gla(*there), expected) <= FORWARD["bfloat16"]

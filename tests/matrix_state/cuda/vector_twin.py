@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from linattn_np.matrix_state.cuda.arguments import VECTOR
+from linattn_np.matrix_state.cuda.arguments import DELTA, VECTOR
 from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, SQUARE
 
 MAP = struct.Struct("<Q4q4qI")  # data, shape, strides, bytes of an element
 C, STATE = 64, (128, 128)
+MADE = {}  # by the address of factors: the launch that has made them, whose keys, decays and strengths they stand for
 
 
 def tensor_map(x, steps=1):
@@ -86,8 +87,11 @@ class _Call:
         return np.zeros((K, V)) if start is None else start.astype(np.float64)
 
 
-def run(entry, constants, blocks, arguments, narrow):
+def run(file, entry, constants, blocks, arguments, narrow):
     """One launch."""
+    if file.startswith("delta/"):
+        _multiply(DELTA.unpack(arguments), blocks)
+        return
     call = _Call(constants, arguments, narrow)
     a = call.a
     if entry == "segments":
@@ -97,7 +101,7 @@ def run(entry, constants, blocks, arguments, narrow):
     if entry == "inverse":
         _inverse(call, blocks)
         return
-    pieces = a.segments - (entry == "adds")
+    pieces, blocks = a.segments - (entry in ("adds", "transfers")), blocks // 4 if entry == "transfers" else blocks
     for block in range(blocks):
         slot, segment = divmod(block, pieces)
         n, head = divmod(slot, a.heads)
@@ -106,6 +110,8 @@ def run(entry, constants, blocks, arguments, narrow):
         start, stop = segment * a.chunks * C, min(T, (segment + 1) * a.chunks * C)
         if entry == "adds" and segment < last:
             _adds(call, n, head, segment, start, stop)
+        if entry == "transfers" and segment < last:
+            _transfers(call, n, head, segment, start, stop)
         if entry in ("scan", "chain") and segment <= last:
             _scan(call, n, head, segment, start, stop, segment == last)
 
@@ -137,9 +143,39 @@ def _segments(call, slot):
         begins[slot * a.segments + segment + (not reverse), :V, :K] = S.T
 
 
+def _transfers(call, n, head, segment, start, stop):
+    """S -> M^T S + added: of the first segment the state after it, of the others from zeros; M from the identity."""
+    a, keys, K, V = call.a, MADE[call.a.factors], call.constants.LA_K, call.constants.LA_V
+    S, M = call.begin(n, head, 0) if segment == 0 else np.zeros((K, V)), np.eye(K)
+    beta = _betas(keys, n, head, start, stop)
+    found = (*_tokens(keys, n, head, start, stop, "kg"), *_tokens(call, n, head, start, stop, "v"))
+    for k, g, v, b in zip(*found, beta, strict=True):
+        S, M = np.exp(g)[:, None] * S, np.exp(g)[:, None] * M
+        S, M = S + np.outer(k, b * (v - k @ S)), M - np.outer(k, b * (k @ M))
+    number = (n * a.heads + head) * (a.segments - 1) + segment
+    added, transfers = (_array(at, number + 1, *STATE)[number] for at in (a.added, a.transfers))
+    added[:], transfers[:] = 0, 0
+    added[:V, :K], transfers[:K, :K] = S.T, M.T
+
+
+def _multiply(a, blocks):
+    """begin(s + 1) = begin(s) M_s + added(s), value row by key column."""
+    a = SimpleNamespace(**a)
+    assert not a.offsets
+    last, inner = max(-(-a.T // C) - 1, 0) // a.chunks, a.segments - 1
+    for slot in range(blocks // 8):
+        begins, S = _array(a.begins, (slot + 1) * a.segments, *STATE), 0
+        for s in range(last):
+            number = slot * inner + s
+            added, M = (_array(at, number + 1, *STATE)[number] for at in (a.added, a.transfers))
+            S = added + (S @ M if s else 0)
+            begins[slot * a.segments + s + 1] = S
+
+
 def _inverse(call, blocks):
     """Marks the chunks that have an inverse."""
     a = call.a
+    MADE[a.factors] = call
     pieces = call.constants.LA_PIECES if call.constants.LA_EXACT else a.segments * a.chunks
     for slot in range(blocks // pieces):
         n, head = divmod(slot, a.heads)

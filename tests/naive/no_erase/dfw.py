@@ -1,24 +1,8 @@
-"""Decaying fast weights, token by token."""
+"""Decaying fast weights, token by token: gla with both decays and scale 1."""
 
-import numpy as np
-
-from tests.naive.heads import head_of
+from tests.naive.no_erase.gla import gla
 
 
 def dfw(q, k, v, g, gv, scale=None, state=None):
     """S_t = (e^(g_t)^T e^(gv_t)) (.) S_{t-1} + k_t^T v_t; o_t = scale q_t S_t."""
-    q, k, v, g, gv = (np.asarray(x, np.float64) for x in (q, k, v, g, gv))
-    B, T, H, V = v.shape
-    Hq, (Hk, K) = q.shape[2], k.shape[2:]
-    H_out = max(Hq, H)
-    scale = 1.0 if scale is None else scale
-    S = np.zeros((B, H, K, V)) if state is None else np.array(state, np.float64)
-    out = np.zeros((B, T, H_out, V))
-    for b in range(B):
-        for t in range(T):
-            for h in range(H):
-                gate = np.outer(np.exp(g[b, t, h]), np.exp(gv[b, t, h]))
-                S[b, h] = gate * S[b, h] + np.outer(k[b, t, head_of(h, Hk, H)], v[b, t, h])
-            for h in range(H_out):
-                out[b, t, h] = scale * q[b, t, head_of(h, Hq, H_out)] @ S[b, head_of(h, H, H_out)]
-    return out, S
+    return gla(q, k, v, g, gv, 1.0 if scale is None else scale, state)

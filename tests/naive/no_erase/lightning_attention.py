@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.naive.heads import head_of
+from tests.naive.loop import token_by_token
 
 
 def alibi_slopes(H):
@@ -29,22 +29,12 @@ def slopes_by_name(name, H, layer, num_layers):
 
 def lightning_attention(q, k, v, slopes=None, scale=None, state=None, layer=0, num_layers=1):
     """S_t = e^(-slope) S_{t-1} + k_t^T v_t; o_t = scale q_t S_t; slopes (H,) or a rule's name, None: "lightning"."""
-    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    B, T, H, V = v.shape
-    Hq, (Hk, K) = q.shape[2], k.shape[2:]
-    H_out = max(Hq, H)
-    scale = 1.0 if scale is None else scale
-    if slopes is None:
-        slopes = "lightning"
-    if isinstance(slopes, str):
-        slopes = slopes_by_name(slopes, H, layer, num_layers)
-    slopes = np.asarray(slopes, np.float64)
-    S = np.zeros((B, H, K, V)) if state is None else np.array(state, np.float64)
-    out = np.zeros((B, T, H_out, V))
-    for b in range(B):
-        for t in range(T):
-            for h in range(H):
-                S[b, h] = np.exp(-slopes[h]) * S[b, h] + np.outer(k[b, t, head_of(h, Hk, H)], v[b, t, h])
-            for h in range(H_out):
-                out[b, t, h] = scale * q[b, t, head_of(h, Hq, H_out)] @ S[b, head_of(h, H, H_out)]
-    return out, S
+    H = v.shape[2]
+    if slopes is None or isinstance(slopes, str):
+        slopes = slopes_by_name(slopes or "lightning", H, layer, num_layers)
+    slopes = np.broadcast_to(slopes, v.shape[:3])
+
+    def update(S, k_t, v_t, slope):
+        return np.exp(-slope) * S + np.outer(k_t, v_t)
+
+    return token_by_token(update, q, (k, v, slopes), 1.0 if scale is None else scale, state)

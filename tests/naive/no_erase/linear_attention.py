@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.naive import features
-from tests.naive.heads import head_of
+from tests.naive.loop import head_of
 
 
 def elu_plus_one(x):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.naive.heads import head_of
+from tests.naive.loop import head_of
 
 
 def mesa_net(q, k, v, g, beta, ridge, scale=None, state=None, solver="exact", iterations=None, tolerance=None):

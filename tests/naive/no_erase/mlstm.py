@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.naive.heads import head_of
+from tests.naive.loop import head_of
 
 
 def mlstm(q, k, v, i, f, scale=None, state=None, soft_cap=None, forget_gate="sigmoid"):

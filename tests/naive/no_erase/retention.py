@@ -2,26 +2,17 @@
 
 import numpy as np
 
-from tests.naive.heads import head_of
+from tests.naive.loop import token_by_token
 
 
 def retention(q, k, v, g=None, scale=None, state=None):
     """S_t = e^g S_{t-1} + k_t^T v_t; o_t = scale q_t S_t; g (H,) or (H, K), None: log(1 - 2^(-5-h))."""
-    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    B, T, H, V = v.shape
-    Hq, (Hk, K) = q.shape[2], k.shape[2:]
-    H_out = max(Hq, H)
-    scale = K**-0.5 if scale is None else scale
-    if g is None:
-        g = np.array([np.log(1 - 2.0 ** (-5 - h)) for h in range(H)])
-    g = np.asarray(g, np.float64)
-    S = np.zeros((B, H, K, V)) if state is None else np.array(state, np.float64)
-    out = np.zeros((B, T, H_out, V))
-    for b in range(B):
-        for t in range(T):
-            for h in range(H):
-                decay = np.exp(g[h]) * np.ones(K)
-                S[b, h] = decay[:, None] * S[b, h] + np.outer(k[b, t, head_of(h, Hk, H)], v[b, t, h])
-            for h in range(H_out):
-                out[b, t, h] = scale * q[b, t, head_of(h, Hq, H_out)] @ S[b, head_of(h, H, H_out)]
-    return out, S
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    H, K = v.shape[2], q.shape[-1]
+    g = np.array([np.log(1 - 2.0 ** (-5 - h)) for h in range(H)]) if g is None else np.asarray(g, np.float64)
+    g = np.broadcast_to(g.reshape(H, -1), (*v.shape[:2], H, K))
+
+    def update(S, k_t, v_t, g_t):
+        return np.exp(g_t)[:, None] * S + np.outer(k_t, v_t)
+
+    return token_by_token(update, q, (k, v, g), scale, state)

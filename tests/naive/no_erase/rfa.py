@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.naive.features import fourier
-from tests.naive.heads import head_of
+from tests.naive.loop import head_of
 
 
 def rfa(q, k, v, g=None, scale=None, state=None, num_features=64, seed=0, sigma=1.0, normalize=True, causal=True,

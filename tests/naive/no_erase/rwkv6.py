@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.naive.heads import head_of
+from tests.naive.loop import head_of
 
 
 def rwkv6(q, k, v, g, u, scale=None, state=None):

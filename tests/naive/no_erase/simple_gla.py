@@ -2,23 +2,14 @@
 
 import numpy as np
 
-from tests.naive.heads import head_of
+from tests.naive.loop import token_by_token
 
 
 def simple_gla(q, k, v, g, scale=None, state=None):
     """S_t = e^(g_t) S_{t-1} + k_t^T v_t; o_t = scale q_t S_t; g (B, T, H)."""
-    q, k, v, g = (np.asarray(x, np.float64) for x in (q, k, v, g))
-    B, T, H, V = v.shape
-    Hq, (Hk, K) = q.shape[2], k.shape[2:]
-    H_out = max(Hq, H)
-    scale = K**-0.5 if scale is None else scale
-    S = np.zeros((B, H, K, V)) if state is None else np.array(state, np.float64)
-    out = np.zeros((B, T, H_out, V))
-    for b in range(B):
-        for t in range(T):
-            for h in range(H):
-                k_t = k[b, t, head_of(h, Hk, H)]
-                S[b, h] = np.exp(g[b, t, h]) * S[b, h] + np.outer(k_t, v[b, t, h])
-            for h in range(H_out):
-                out[b, t, h] = scale * q[b, t, head_of(h, Hq, H_out)] @ S[b, head_of(h, H, H_out)]
-    return out, S
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def update(S, k_t, v_t, g_t):
+        return np.exp(g_t) * S + np.outer(k_t, v_t)
+
+    return token_by_token(update, q, (k, v, g), scale, state)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tests.naive.heads import head_of
-from tests.naive.no_erase.retnet import angles, turn
+from tests.naive.loop import head_of
+from tests.naive.no_erase.retnet import angles, rotation
 
 
 def transxssm(x, dt, A, B, C, D=None, z=None, dt_bias=None, theta=None, scale=None, state=None, dt_softplus=False,
@@ -16,7 +16,7 @@ def transxssm(x, dt, A, B, C, D=None, z=None, dt_bias=None, theta=None, scale=No
     dt = np.clip(np.log1p(np.exp(dt)) if dt_softplus else dt, *dt_limit)
     D = np.zeros((H, V)) if D is None else D if D.ndim == 2 else np.repeat(D[:, None], V, axis=1)
     scale = 1.0 if scale is None else scale
-    R = turn(K, angles(K, theta))
+    R = rotation(K, angles(K, theta))
     S = np.zeros((N, H, K, V)) if state is None else np.array(state, np.float64)
     out = np.zeros((N, T, H, V))
     for n in range(N):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ....runtime import threads
-from ....runtime.handles import address, handles, place
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
+from ..memory import address, handles, place
 from ..table import ARRAYS, Table
 from .step import step_tasks
 from .step_table import BLOCKS, QUERIES, TOKENS, layout, memory, sizes

@@ -12,8 +12,8 @@ import numpy as np
 
 from ....runtime.compiled.emit import BYTES
 from ....runtime.compiled.state import WIDE
-from ....runtime.scratch import Scratch
 from ...types import Decay, Erase, Inputs, Plan, ReadState
+from ..memory import Scratch
 from ..table import ARRAYS
 
 TOKENS = 32  # whose vectors are in memory at once

@@ -1,4 +1,4 @@
-"""Data pointers of NumPy arrays for compiled code, without `__array_interface__`.
+"""Memory of the compiled loops: data pointers of NumPy arrays, and scratch memory of a thread.
 
 Reading `__array_interface__` takes one to two microseconds per array, a large part of a decoding step. In NumPy's C ABI
 the data pointer follows the object header, where compiled code reads it: a handle is the address of that pointer. On
@@ -8,12 +8,15 @@ interpreters with another object layout the pointers are read from the arrays an
 from __future__ import annotations
 
 import functools
+import threading
 from array import array
 from ctypes import c_int64
 
 import numpy as np
 
 HEADER = object.__basicsize__
+RETAINED = 16 << 20  # bytes of scratch memory that a thread holds; a larger buffer is freed after its tasks
+ALIGNED = 64  # bytes of the widest vector
 
 
 def address(y: np.ndarray) -> int:
@@ -41,3 +44,24 @@ def handles(arrays: list[np.ndarray]) -> array[int]:
 def place(row: array[int]) -> int:
     """Address of a table."""
     return row.buffer_info()[0]
+
+
+class Scratch(threading.local):
+    """A thread's scratch memory; `place` is the first aligned address in `held`."""
+
+    held: np.ndarray | None = None
+    size = place = 0
+
+    def take(self, count: int) -> tuple[np.ndarray, int]:
+        """(owner, address) of at least `count` bytes; the caller holds a reference to the owner while it uses them."""
+        if self.held is not None and self.size >= count:
+            return self.held, self.place
+        held = np.empty(count + ALIGNED, np.uint8)
+        place = -(-address(held) // ALIGNED) * ALIGNED
+        if count <= RETAINED:
+            self.held, self.size, self.place = held, count, place
+        return held, place
+
+    def forget(self) -> None:
+        """Free the buffer."""
+        self.held, self.size, self.place = None, 0, 0

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.matrix_state.cuda import delta_plan, vector_plan
+from linattn_np.matrix_state import policy
+from linattn_np.matrix_state.cuda import vector_plan
 from linattn_np.runtime.cuda import launch
-
-from .device_arrays import check_made_again, check_same_bits, error, same, typed
-from .test_vector import GATES, draw
+from tests.matrix_state.cuda.device_arrays import check_made_again, check_same_bits, error, same, typed
+from tests.matrix_state.cuda.test_vector import GATES, draw
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 BOUND = 6e-3  # of the norm of the result, of one head
@@ -108,7 +108,7 @@ def test_same_bits(cp, fn, T):
 def test_residuals_made_again_have_the_same_bits(cp, monkeypatch):
     arrays, state = draw(T=300)
     kept = on_device(cp, "gla", arrays, state, *cotangents(arrays, state))
-    monkeypatch.setenv(delta_plan.SAVED, "0")
+    monkeypatch.setenv(policy.SAVED_VARIABLE, "0")
     made = on_device(cp, "gla", arrays, state, *cotangents(arrays, state))
     assert all(same(kept[n], made[n]) for n in kept)
 

@@ -1,55 +1,14 @@
-"""States as their parts: one array in most variants, a named tuple of arrays in some."""
+"""Checks of a state that is overwritten: its dtype, and the memory that it shares."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 from ..matrix_state.types import Plan
 from ..runtime.arrays import NARROW, dtype_name
 from ..runtime.memory import Place, is_on_device, overlap, overlaps_itself, place_of
-from ..spec import VariantSpec
-
-
-def normalise(spec: VariantSpec, name: str, state: Any, options: dict[str, Any]) -> Any:
-    """A state in the variant's form: one array, or its named tuple from any tuple of that length."""
-    kind = spec.state(options)
-    if not isinstance(state, tuple):
-        return state
-    if kind is None:
-        raise TypeError(f"{spec.name}: {name} is a {type(state).__qualname__}, expected one array (..., H, K, V)")
-    if len(state) != len(kind._fields) or any(S is None for S in state):
-        count = {2: "two", 3: "three"}[len(kind._fields)]
-        raise TypeError(f"{spec.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
-                        f"expected {count} arrays ({', '.join(kind._fields)}) as a {kind.__name__}")
-    return kind(*state)
-
-
-def by_name(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's arrays and state by name."""
-    given = dict(zip(spec.arrays, arrays, strict=False))
-    given |= {n: x for n, x in keywords.items() if n in spec.arrays}
-    return given | flatten("state", normalise(spec, "state", keywords.get("state"), {**spec.options, **keywords}))
-
-
-def flatten(name: str, state: Any) -> dict[str, Any]:
-    """The arrays of a state by name: "state", or "state.S", "state.z", ..."""
-    if not isinstance(state, tuple):
-        return {name: state}
-    fields: Any = state  # a named tuple
-    return {f"{name}.{n}": S for n, S in fields._asdict().items()}
-
-
-def unflatten(like: Any, each: list[Any]) -> Any:
-    """The inverse of flatten."""
-    return type(like)(*each) if isinstance(like, tuple) else each[0]
-
-
-def stored(state: Any) -> dict[str, str]:
-    """The arrays of a state that are stored in 16 bits, with their dtypes."""
-    each = {name: dtype_name(S) for name, S in flatten("state", state).items() if S is not None}
-    return {name: kind for name, kind in each.items() if kind in NARROW}
+from .binding import flatten
 
 
 def check_overwritten(fn: str, state: Any, plan: Plan, own: Any) -> None:

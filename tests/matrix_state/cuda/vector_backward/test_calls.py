@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from linattn_np.matrix_state import definition as recurrence
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
-from linattn_np.matrix_state.cuda import delta_plan, vector, vector_backward, vector_backward_plan, vector_plan
+from linattn_np.matrix_state.cuda import shared_memory, vector, vector_backward, vector_backward_plan, vector_plan
 from linattn_np.runtime.cuda import launch
-from tests.matrix_state.cuda import vector_backward_twin, vector_twin
+from tests.matrix_state.cuda import vector_twin
 from tests.matrix_state.cuda.step_twin import stub
 from tests.matrix_state.cuda.test_vector_calls import BFLOAT16, call_of
+from tests.matrix_state.cuda.vector_backward import twin
 
 BACKWARD = (vector_backward_plan.REVERSE, vector_backward_plan.GRADS, vector_backward_plan.BONUS)
 
@@ -24,12 +26,14 @@ def launched(monkeypatch):
     def launch_twin(file, entry, constants, blocks, threads, shared, arguments, arrays=None):
         found.append((entry, dict(constants), blocks))
         if entry == "head_sums":
-            vector_backward_twin.head_sums(arguments, BFLOAT16)
+            twin.head_sums(arguments, BFLOAT16)
             return
         own = (file, entry, threads) in BACKWARD
         assert own or (file, entry, threads) in vector_plan.KERNELS.values()
-        twin = vector_backward_twin if own else vector_twin
-        twin.run(entry, constants, blocks, arguments, BFLOAT16)
+        if own:
+            twin.run(entry, constants, blocks, arguments, BFLOAT16)
+        else:
+            vector_twin.run(file, entry, constants, blocks, arguments, BFLOAT16)
 
     changes = {"launch": launch_twin, "prepare": lambda wanted, capability: None, "current_device": lambda: 0,
                "unusable": lambda: None, "capability": lambda: 90, "multiprocessors": lambda: 132}
@@ -82,8 +86,7 @@ def test_residuals_that_were_not_kept_are_made_again(launched, monkeypatch):
 
 def test_large_residuals_are_not_kept(launched, monkeypatch):
     (x, plan), _, S = call_of()
-    monkeypatch.setenv(delta_plan.SAVED, "0")
-    monkeypatch.setattr(delta_plan, "SAVED_MIB", 0)
+    monkeypatch.setenv(policy.SAVED_VARIABLE, "0")
     assert cuda_calls.forward(x, plan._replace(gradients=True), stub(S))[2].starts is None
 
 
@@ -100,5 +103,5 @@ def test_segments(launched, how):
 def test_shared_memory_fits(erase):
     for exact in (False, True):
         resident = 1 if erase and exact else 2
-        assert resident * (vector_backward_plan.grads_shared(erase, exact) + 1024) <= 228 * 1024
-    assert vector_backward_plan.reverse_shared(erase) <= 227 * 1024
+        assert resident * (shared_memory.vector_gradients(erase, exact) + 1024) <= 228 * 1024
+    assert shared_memory.vector_reverse(erase) <= 227 * 1024
