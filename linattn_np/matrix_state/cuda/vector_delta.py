@@ -18,12 +18,14 @@ from ...runtime.arrays import Array
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import Constants
 from ...runtime.cuda.tensor_map import BYTES as MAP
+from .. import policy
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments, delta_plan, vector
 from . import vector_plan as cuts
 from .arguments import NO_STATES, States
 from .operands import as_state, public_state, states_at
 from .shared_memory import SQUARE, VECTOR_FACTORS
+from .vector import EXACT, PLAIN
 
 NO_FIELDS = dict.fromkeys(arguments.DELTA.offsets, 0) | {  # of a launch that multiplies transfer matrices
     **dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)), "out": NO_ROWS, "other": NO_ROWS,
@@ -61,8 +63,8 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     slots = batch.N * batch.heads * batch.segments
     flags = xp.empty(slots, dtype=xp.int32)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
-    for exact in (False, True):
-        vector.launch_one("chain", batch, slots, arrays, exact=exact, start=start, begins=begins, flags=flags,
+    for build in (PLAIN, EXACT):
+        vector.launch_one("chain", batch, slots, arrays, build, start=start, begins=begins, flags=flags,
                           end=states_at(end, batch, batch.group), inverses=inverses, scale=plan.scale)
     return out, public_state(end, batch), Saved(x, plan, state, None)
 
@@ -72,11 +74,9 @@ backward = vector.backward
 
 def _prepare(batch: vector.Batch) -> None:
     cut = batch.segments > 1
-    wanted = [("inverse", False, cut), ("inverse", True, False), ("chain", False, False), ("chain", True, False)]
-    wanted += [("transfers", False, False)] if cut else []
-    found = [(cuts.KERNELS[name].file, cuts.constants(name, batch.kind, *how)) for name, *how in wanted]
-    found += [(delta_plan.SEGMENTS, _segments(batch))] if cut else []
-    launch.prepare(tuple(found), launch.capability())
+    wanted = [("inverse", cuts.Build(keep=cut)), ("inverse", EXACT), ("chain", PLAIN), ("chain", EXACT)]
+    wanted += [("transfers", PLAIN)] if cut else []
+    vector.begin_compiling(batch, wanted, ((delta_plan.SEGMENTS, _segments(batch)),) if cut else ())
 
 
 def _segments(batch: vector.Batch) -> Constants:
@@ -89,9 +89,9 @@ def _inverses(xp: Any, batch: vector.Batch, arrays: dict[str, Any]) -> tuple[Arr
     inverses = xp.empty((chunks, SQUARE), dtype=xp.int8)
     factors = xp.empty((chunks, VECTOR_FACTORS), dtype=xp.int8) if cut else None
     flags, slots = xp.empty(chunks, dtype=xp.int32), batch.N * batch.heads
-    vector.launch_one("inverse", batch, slots * batch.segments * batch.chunks, arrays, keep=cut, inverses=inverses,
-                      flags=flags, factors=factors)
-    vector.launch_one("inverse", batch, slots * cuts.PIECES, arrays, exact=True, inverses=inverses, flags=flags)
+    vector.launch_one("inverse", batch, slots * batch.segments * batch.chunks, arrays, cuts.Build(keep=cut),
+                      inverses=inverses, flags=flags, factors=factors)
+    vector.launch_one("inverse", batch, slots * policy.EXACT_PIECES, arrays, EXACT, inverses=inverses, flags=flags)
     return inverses, factors
 
 
