@@ -119,10 +119,11 @@ def vector_entries(
         kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus, ragged)
         for name, exact in names:
             words = f"vector decay in {gate}, {'exact ' * exact}{name}"
-            yield Entry(words, cuda_vector.KERNELS[name].file, cuda_vector.constants(name, kind, exact))
+            constants = cuda_vector.constants(name, kind, cuda_vector.Build(exact))
+            yield Entry(words, cuda_vector.KERNELS[name].file, constants)
         if erase is Erase.DELTA:
-            constants = cuda_vector.constants("inverse", kind, keep=True)
-            yield Entry(f"vector decay in {gate}, inverse, of segments", cuda_vector.KERNELS["inverse"].file, constants)
+            constants = cuda_vector.constants("inverse", kind, cuda_vector.Build(keep=True))
+            yield Entry(f"vector decay in {gate}, inverse of segments", cuda_vector.KERNELS["inverse"].file, constants)
     if erase is Erase.DELTA:
         constants = cuda_delta_plan.constants("segments", K, V, True)
         yield Entry("vector decay, states of segments", cuda_delta_plan.SEGMENTS, constants)

@@ -2,6 +2,10 @@
 #pragma once
 #include "vector/rows.cuh"
 
+#ifndef LA_KEEP     // 1: stores the state before each chunk, P and U, for the backward
+#define LA_KEEP 0
+#endif
+
 constexpr int CONSUMER_REGISTERS_OF_CHAIN = 160, PRODUCER_REGISTERS_OF_CHAIN = 96;   // of a thread: 2 x 128 of each
 // stages of q, k, log decays (then quotients, then P in the first panel and A in the second); two of values (then outputs); Kc;
 // scratch; decays of blocks and of the chunk

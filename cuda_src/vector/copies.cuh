@@ -32,6 +32,33 @@ LA_DEVICE float sum_of_eight(float (&x)[8], int lane) {   // the sum over the wa
 }
 LA_DEVICE int row_of_sum(int lane) { return (lane & 1) * 4 + (lane & 2) + ((lane >> 2) & 1); }
 
+// The copies of eight rows that reach a block further
+LA_DEVICE void scale_far_queries(u32 to, const u32 (&q)[8], const float2 (&a)[8], float2 far, int lane) {
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        if (!LA_BEFORE) far *= a[r];
+        store_word(to + lane_row(r, lane), pack(floats_of(q[r]) * far));
+        if (LA_BEFORE) far *= a[r];
+    }
+}
+LA_DEVICE void scale_far_keys(u32 to, const u32 (&k)[8], const float2 (&a)[8], float2 far, int lane) {
+#pragma unroll
+    for (int r = 7; r >= 0; r--) {
+        store_word(to + lane_row(r, lane), pack(floats_of(k[r]) * far));
+        far *= a[r];
+    }
+}
+// q . u k of eight rows from row `first` on, over a warp's channels
+LA_DEVICE void store_bonus(u32 to, int first, const u32 (&q)[8], const u32 (&k)[8], float2 u, int lane) {
+    float x[8];
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        const float2 y = floats_of(q[r]) * u, z = floats_of(k[r]);
+        x[r] = fmaf(y.x, z.x, y.y * z.y);
+    }
+    const float sum = sum_of_eight(x, lane);
+    if (lane < 8) store_shared(to + (first + row_of_sum(lane)) * 4, sum);
+}
 // Eight rows from row `first` on: h Pre up to them in `pre`, Suf of the last of them in `suf`; reach.before: E / h. KEYS: Kc too.
 template <int QUERIES, bool KEYS>
 LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, const Reach& reach, float2 u, int warp, int lane) {
@@ -68,33 +95,9 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         store_word_if(block < 3, scratch + X::key(block) * BLOCK_BYTES + lane_row(r, lane), pack(z));
         s *= a[r];
     }
-    if (block == 3) {
-        float2 far = begin * reach.between;
-#pragma unroll
-        for (int r = 0; r < 8; r++) {
-            if (!LA_BEFORE) far *= a[r];
-            store_word(scratch + X::FAR_QUERY * BLOCK_BYTES + lane_row(r, lane), pack(floats_of(q[r]) * far));
-            if (LA_BEFORE) far *= a[r];
-        }
-    }
-    if (block == 0) {
-        float2 far = suf * reach.between;
-#pragma unroll
-        for (int r = 7; r >= 0; r--) {
-            store_word(scratch + X::FAR_KEY * BLOCK_BYTES + lane_row(r, lane), pack(floats_of(k[r]) * far));
-            far *= a[r];
-        }
-    }
-    if (LA_BONUS) {
-        float x[8];
-#pragma unroll
-        for (int r = 0; r < 8; r++) {
-            const float2 y = floats_of(q[r]) * u, z = floats_of(k[r]);
-            x[r] = fmaf(y.x, z.x, y.y * z.y);
-        }
-        const float sum = sum_of_eight(x, lane);
-        if (lane < 8) store_shared(t.bonus + (panel * C + block * ROWS + first + row_of_sum(lane)) * 4, sum);
-    }
+    if (block == 3) scale_far_queries(scratch + X::FAR_QUERY * BLOCK_BYTES, q, a, begin * reach.between, lane);
+    if (block == 0) scale_far_keys(scratch + X::FAR_KEY * BLOCK_BYTES, k, a, suf * reach.between, lane);
+    if (LA_BONUS) store_bonus(t.bonus, panel * C + block * ROWS + first, q, k, u, lane);
 }
 // All copies of a warp's 16 rows. Returns whether the block decays by more than quotients can bear; all: decay of the chunk. begin() is
 // called before anything is overwritten but q, k and g.

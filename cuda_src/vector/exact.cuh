@@ -50,7 +50,8 @@ LA_DEVICE void product_of_tile(float (&c)[4], u32 tile, int apart, int panel, in
     }
 }
 // Off the diagonal, into `out`: one copy of the code for all levels, since fetching it would take longer than running it
-LA_DEVICE void exact_levels(float (&out)[4], const float2 (&a)[ROWS], const u32 (&q)[ROWS], const u32 (&k)[ROWS], u32 tile, int apart, int block, int panel, int lane) {
+LA_DEVICE void exact_levels(float (&out)[4], const float2 (&a)[ROWS], const u32 (&q)[ROWS], const u32 (&k)[ROWS], u32 tile, int apart, int warp, int lane) {
+    const int block = warp >> 1, panel = warp & 1;
     const u32 own = tile + panel * apart;
     const int row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
 #pragma unroll 1
@@ -120,7 +121,7 @@ static __device__ __noinline__ ExactBlock exact_block(RawRows q_rows, RawRows k_
     pair_barrier(block);
     ExactBlock found = {{0.f, 0.f, 0.f, 0.f}, __ffs(load_word(tile) | load_word(tile + 4)) - 1};
     pair_barrier(block);
-    exact_levels(found.x, a, q, k, tile, apart, block, panel, lane);
+    exact_levels(found.x, a, q, k, tile, apart, warp, lane);
     if (!LA_BEFORE) exact_diagonal(found.x, q, k, tile, block, panel, lane);
     return found;
 }

@@ -23,6 +23,14 @@ struct Copier {
             if (LA_V > 64) box_out(load.a.out, values + PANEL, 64, traversal.head, token, traversal.row);
             out_commit();
         }
+        if (LA_KEEP) {
+            const i64 stored = traversal.stored + chunk;
+            const Tiles tiles = tiles_of(load.shared, step % STAGES);
+            run_out(load.a.grams + stored * Square::SIZE, tiles.gates, Square::SIZE);
+            run_out(load.a.new_values + stored * Tokens::SIZE, tiles.q, Tokens::SIZE);
+            out_commit();
+            out_read();
+        }
         if (step + STAGES < traversal.steps) load.tokens(step + STAGES);
     }
     __device__ __forceinline__ const char* inverse_at(int step) const {
@@ -97,6 +105,22 @@ LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const u32 (&
     products_commit();
 }
 
+// What the backward needs of a chunk: the state before it, straight from registers; U in the place of q, once both groups have read that
+LA_DEVICE void keep_state(const u32 (&state)[8][4], char* to, int row, int lane) {
+#pragma unroll
+    for (int d = 0; d < 8; d++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            *(u32*)(to + StatePanels::at(row + (lane >> 2) + 8 * (i & 1), 16 * d + 8 * (i >> 1) + (lane & 3) * 2)) = state[d][i];
+}
+LA_DEVICE void keep_values(const u32 (&news)[4][4], u32 queries, int row, int lane) {
+    const u32 at = queries + Tokens::block_piece(0, row / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
+    groups_barrier<256>(8);
+#pragma unroll
+    for (int t = 0; t < 4; t++) store_matrix_transposed(at + t * 16 * 128, news[t][0], news[t][1], news[t][2], news[t][3]);
+    publish_shared();
+}
+
 LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
     const int group = warp >> 2;
     StateRows<1, WIDE> state;
@@ -109,6 +133,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         u32 operands[8][4], news[4][4];
         float x[8][4];
         state_operands(operands, state, 0);
+        if (LA_KEEP) keep_state(operands, a.states + (traversal.stored + chunk) * STATE_BYTES, 16 * warp, lane);
         barrier_wait(bar.ready(s), phase);
         scale_state(S, tiles.all, lane);
         begin_product<Tokens>(x, operands, tiles.keys);   // S^T Kc^T
@@ -130,6 +155,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
             publish_shared();
         }
         end_product<0>(S);
+        if (LA_KEEP) keep_values(news, tiles.q, 16 * warp, lane);
         warp_arrive(bar.empty(s), lane);
     }
     if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)

@@ -60,6 +60,8 @@ MARK_TOKENS = {"bfloat16": 256, "float16": 256, "float32": 128, "tf32": 256}  # 
 SEGMENT_TOKENS = 512  # least length of a segment of a scan: shorter ones cost more in sums than they gain in blocks
 SEGMENT_CHUNKS = 8  # the same of delta rules
 DELTA_STEPS = (1, 2, 4, 8)  # micro-steps of a token, with which a chunk of GROUP_CHUNK holds whole tokens
+EXACT_PIECES = 4  # blocks of a head that recompute its chunks whose decays need the exact form: one wave of 256 heads
+VECTOR_RESIDENT = {"adds": 2, "inverse": 4, "transfers": 3}  # blocks per multiprocessor of vector decays: registers
 SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta rule saves for its backward
 SAVED_VARIABLE = "LINATTN_CUDA_SAVED_BLOCKS"  # the environment variable that replaces SAVED_MIB
 

@@ -127,7 +127,7 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
     ("added decays transfers", OUT_FLOATS),  # of segments: offset; decay (.., 128), or transfer matrix
     ("u", FLOATS),  # bonus (heads of u, K)
-    ("states grams inverses factors", OUT_BYTES),  # of the chunks: state before it, P, A; Kc, Kd and its decay
+    ("states grams inverses factors new_values", OUT_BYTES),  # of the chunks: state before, P, A; Kc, Kd, decay; U
     ("beta", GATE),
     ("flags", pointer("int")),  # of segments, or chunks, that take the exact path
     ("slots", I64),  # chunks of a head over the whole batch

@@ -35,8 +35,10 @@ ROWS = {  # arrays that a kernel reads or writes row by row too
 }
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | dict.fromkeys(
     ("q_rows", "k_rows", "g_rows", "to"), NO_ROWS) | dict.fromkeys(
-    ("begins", "added", "decays", "transfers", "u", "states", "grams", "inverses", "factors", "flags"), 0)  # fmt: skip
+    ("begins", "added", "decays", "transfers", "u", "states", "grams", "inverses", "factors", "new_values",
+     "flags"), 0)  # fmt: skip
 GATES = ("bfloat16", "float32")
+PLAIN, EXACT = cuts.Build(), cuts.Build(exact=True)
 
 
 def unsupported_reason(call: Any) -> str | None:
@@ -108,8 +110,8 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     stored = batch.slots * batch.heads if keep else 0
     states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in (DELTA_END, SQUARE))
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
-    for exact in (False, True):
-        launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays, exact=exact, keep=keep, start=start,
+    for build in (cuts.Build(False, keep), cuts.Build(True, keep)):
+        launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays, build, start=start,
                    end=states_at(end, batch, batch.group), begins=begins, flags=flags, states=states, grams=grams,
                    u=arrays["u"], scale=plan.scale)
     residuals = Residuals(states, grams, begins) if keep else None
@@ -118,16 +120,19 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
+    if saved.starts is None:
+        saved = forward(saved.x, saved.plan, saved.state, keep=True)[2]
     return vector_backward.backward(saved, dout, dstate)
 
 
-def batch_of(x: Inputs, plan: Plan) -> Batch:
-    """Sizes of a call and the cut of its sequences."""
+def batch_of(x: Inputs, plan: Plan, cut: bool = True) -> Batch:
+    """Sizes of a call and the cut of its sequences; without `cut` each is one segment."""
     sizes = sizes_of(x, plan)
     _, T, heads, _, K, V, N, offsets, tokens = sizes
     longest = -(-tokens // cuts.CHUNK)
     slots = N * longest if offsets is None else T // cuts.CHUNK + N
-    each = -(-longest // cuts.segments(N * heads, longest, launch.multiprocessors()))
+    pieces = cuts.segments(N * heads, longest, launch.multiprocessors()) if cut else 1
+    each = -(-longest // pieces)
     gate = "bfloat16" if dtype_name(x.g) == "bfloat16" else "float32"
     kind = cuts.VectorKind(K, V, gate, plan.query_reads is not ReadState.UPDATED, x.u is not None, offsets is not None)
     return Batch(*sizes, longest, slots, -(-longest // each), each, kind)
@@ -171,19 +176,24 @@ def sum_segments(
 
 
 def _prepare(batch: Batch, keep: bool) -> None:
-    wanted = [("scan", exact, keep) for exact in (False, True)]
-    wanted += [(name, False, False) for name in ("adds", "segments")] if batch.segments > 1 else []
-    launch.prepare(tuple((cuts.KERNELS[name].file, cuts.constants(name, batch.kind, exact, keep))
-                         for name, exact, keep in wanted), launch.capability())  # fmt: skip
+    wanted = [("scan", cuts.Build(exact, keep)) for exact in (False, True)]
+    wanted += [(name, PLAIN) for name in ("adds", "segments")] if batch.segments > 1 else []
+    begin_compiling(batch, wanted)
+
+
+def begin_compiling(batch: Batch, wanted: list[tuple[str, cuts.Build]], more: tuple[Any, ...] = ()) -> None:
+    """Begin to compile kernels by name and build, and `more` by file and constants."""
+    found = [(cuts.KERNELS[name].file, cuts.constants(name, batch.kind, build)) for name, build in wanted]
+    launch.prepare((*found, *more), launch.capability())
 
 
 def launch_one(
-    name: str, batch: Batch, grid: int, arrays: dict[str, Any], *, exact: bool = False, keep: bool = False,
+    name: str, batch: Batch, grid: int, arrays: dict[str, Any], build: cuts.Build = PLAIN, *,
     start: States = NO_STATES, end: States = NO_STATES, scale: float = 1.0, **given: Array | None,
 ) -> None:
-    """One kernel; exact, keep: as vector_plan.constants. given: arrays by the names of NO_ARRAYS."""
+    """One kernel. given: arrays by the names of NO_ARRAYS."""
     kernel, maps, heads = cuts.KERNELS[name], MAPS[name], batch.heads
-    constants = cuts.constants(name, batch.kind, exact, keep)
+    constants = cuts.constants(name, batch.kind, build)
     fields = {**NO_ARRAYS, **_shared_fields(batch, arrays), **{n: address(y) for n, y in given.items()}}
     for n in maps:
         fields[n] = map_of(arrays, n)

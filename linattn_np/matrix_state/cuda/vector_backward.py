@@ -9,7 +9,6 @@ with the delta rule dbeta of what both leave (vector_strengths.cu). docs/vector_
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -32,12 +31,9 @@ Arrays = dict[str, Any]
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
-    x, plan, state, residuals = saved
-    if residuals is None:
-        residuals = vector.forward(x, plan, state, keep=True)[2].starts
-    xp, batch, erase = plan.xp, vector.batch_of(x, plan), x.beta is not None
-    if erase:  # the reverse chain of a delta rule is not cut
-        batch = replace(batch, segments=1, chunks=batch.chunks_longest)
+    x, plan, _, residuals = saved
+    erase = x.beta is not None
+    xp, batch = plan.xp, vector.batch_of(x, plan, cut=not erase)  # the reverse chain of a delta rule is not cut
     _prepare(batch, erase)
     arrays = vector.arrays_of(xp, x)
     _add_gradients(xp, batch, arrays, dout, x.v.dtype)

@@ -4,27 +4,28 @@ For what vector.py covers: compute capability 90, bfloat16, K and V up to 128. W
 state, all chunks at once (vector/vector_inverse.cu), then the chain of the chunks (vector_chain.cu); each flags where a
 block of 16 tokens decays by more than 80 nats, and runs again there with exact products. Where batch and heads leave
 multiprocessors idle, sequences are cut into segments: what each does to the state is a transfer matrix and an offset
-(vector_transfers.cu), multiplied by the kernel of the scalar delta rule (delta/delta_segments.cu). Gradients are
-computed by array calls, from the inputs alone.
+(vector_transfers.cu), multiplied by the kernel of the scalar delta rule (delta/delta_segments.cu). Gradients:
+vector_backward.py.
 """
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...ops.cuda.arguments import NO_ROWS, address
 from ...runtime.arrays import Array
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import Constants
 from ...runtime.cuda.tensor_map import BYTES as MAP
-from ..array import chunks as array_calls
+from .. import policy
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments, delta_plan, vector, vector_backward
 from . import vector_plan as cuts
 from .arguments import NO_STATES, States
 from .operands import as_state, public_state, states_at
-from .shared_memory import SQUARE, VECTOR_FACTORS
+from .shared_memory import DELTA_END, SQUARE, TILE, VECTOR_FACTORS
+from .vector import EXACT, PLAIN
 
 NO_FIELDS = dict.fromkeys(arguments.DELTA.offsets, 0) | {  # of a launch that multiplies transfer matrices
     **dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)), "out": NO_ROWS, "other": NO_ROWS,
@@ -50,10 +51,25 @@ def how(call: Any) -> str:
     return "chains of chunks by warpgroup products (wgmma), exact where a block of 16 tokens decays by over 80 nats"
 
 
-def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
-    """(out, final state, saved)."""
+class Residuals(NamedTuple):
+    """What a forward may store of every chunk: the state before it, P, A, the new values; first states of segments."""
+
+    states: Array
+    grams: Array
+    inverses: Array
+    new_values: Array
+    begins: Array | None
+
+
+def forward(
+    x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
+) -> tuple[Array, Array, Saved]:
+    """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
     xp, batch, arrays = plan.xp, vector.batch_of(x, plan), vector.arrays_of(plan.xp, x)
-    _prepare(batch)
+    chunks, sizes = batch.slots * batch.heads, {"states": DELTA_END, "grams": SQUARE, "new_values": TILE}
+    if keep is None:
+        keep = plan.gradients and policy.saves_factors(chunks * (SQUARE + sum(sizes.values())))
+    _prepare(batch, keep)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     start = states_at(as_state(xp, state, batch), batch, batch.group)
@@ -62,27 +78,28 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     slots = batch.N * batch.heads * batch.segments
     flags = xp.empty(slots, dtype=xp.int32)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
+    kept = {n: xp.empty((chunks, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
     for exact in (False, True):
-        vector.launch_one("chain", batch, slots, arrays, exact=exact, start=start, begins=begins, flags=flags,
-                          end=states_at(end, batch, batch.group), inverses=inverses, scale=plan.scale)
-    return out, public_state(end, batch), Saved(x, plan, state, None)
+        vector.launch_one("chain", batch, slots, arrays, cuts.Build(exact, keep), start=start, begins=begins,
+                          flags=flags, end=states_at(end, batch, batch.group), inverses=inverses, scale=plan.scale,
+                          **kept)
+    residuals = Residuals(inverses=inverses, begins=begins, **kept) if keep else None
+    return out, public_state(end, batch), Saved(x, plan, state, residuals)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state: by kernels from residuals, without them by array calls."""
-    x, plan, state, residuals = saved
-    if residuals is not None:
-        return vector_backward.backward(saved, dout, dstate)
-    return array_calls.backward(array_calls.forward(x, plan, state)[2], dout, dstate)
+    """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
+    if saved.starts is None:
+        saved = forward(saved.x, saved.plan, saved.state, keep=True)[2]
+    return vector_backward.backward(saved, dout, dstate)
 
 
-def _prepare(batch: vector.Batch) -> None:
+def _prepare(batch: vector.Batch, keep: bool) -> None:
     cut = batch.segments > 1
-    wanted = [("inverse", False, cut), ("inverse", True, False), ("chain", False, False), ("chain", True, False)]
-    wanted += [("transfers", False, False)] if cut else []
-    found = [(cuts.KERNELS[name].file, cuts.constants(name, batch.kind, *how)) for name, *how in wanted]
-    found += [(delta_plan.SEGMENTS, _segments(batch))] if cut else []
-    launch.prepare(tuple(found), launch.capability())
+    wanted = [("inverse", cuts.Build(keep=cut)), ("inverse", EXACT)]
+    wanted += [("chain", cuts.Build(exact, keep)) for exact in (False, True)]
+    wanted += [("transfers", PLAIN)] if cut else []
+    vector.begin_compiling(batch, wanted, ((delta_plan.SEGMENTS, _segments(batch)),) if cut else ())
 
 
 def _segments(batch: vector.Batch) -> Constants:
@@ -95,9 +112,9 @@ def _inverses(xp: Any, batch: vector.Batch, arrays: dict[str, Any]) -> tuple[Arr
     inverses = xp.empty((chunks, SQUARE), dtype=xp.int8)
     factors = xp.empty((chunks, VECTOR_FACTORS), dtype=xp.int8) if cut else None
     flags, slots = xp.empty(chunks, dtype=xp.int32), batch.N * batch.heads
-    vector.launch_one("inverse", batch, slots * batch.segments * batch.chunks, arrays, keep=cut, inverses=inverses,
-                      flags=flags, factors=factors)
-    vector.launch_one("inverse", batch, slots * cuts.PIECES, arrays, exact=True, inverses=inverses, flags=flags)
+    vector.launch_one("inverse", batch, slots * batch.segments * batch.chunks, arrays, cuts.Build(keep=cut),
+                      inverses=inverses, flags=flags, factors=factors)
+    vector.launch_one("inverse", batch, slots * policy.EXACT_PIECES, arrays, EXACT, inverses=inverses, flags=flags)
     return inverses, factors
 
 

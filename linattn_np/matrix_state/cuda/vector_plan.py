@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import NamedTuple
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
+from .. import policy
 from . import shared_memory
 from .delta_plan import Kernel
 
-CHUNK, WIDEST = 64, 128  # tokens; columns of a tile
-ALIGN = 8  # columns: rows of whole 16 bytes
-SEGMENT = 8  # chunks that a segment has at least
+CHUNK, WIDEST = policy.GROUP_CHUNK, policy.WIDEST_GROUP  # tokens; columns of a tile
+ALIGN = policy.ROW_BYTES // 2  # columns of 16 bits that every width is a multiple of
 STATE = shared_memory.DELTA_STATE
-PIECES = 4  # blocks of a head that redo what needs the exact path
-MOST = {"adds": 2, "inverse": 4, "transfers": 3}  # blocks of a multiprocessor, where there is memory for them
-PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")
 
 KERNELS = {
     "scan": Kernel("vector/vector_scan.cu", "scan", 512), "adds": Kernel("vector/vector_adds.cu", "adds", 256),
@@ -39,35 +35,44 @@ class VectorKind(NamedTuple):
     ragged: bool = False
 
 
+class Build(NamedTuple):
+    """Which build of a kernel: of what was flagged; with residuals, or an inverse's factors, stored."""
+
+    exact: bool = False
+    keep: bool = False
+
+
 def takes(element: str, K: int, V: int, capability: int) -> bool:
     """Whether these kernels compute keys K and values V wide."""
     fits = element == "bfloat16" and capability == 90 and max(K, V) <= WIDEST and K % ALIGN == V % ALIGN == 0
-    return fits and not PORTABLE
+    return fits and not policy.PORTABLE
 
 
 @functools.cache
-def constants(name: str, kind: VectorKind, exact: bool = False, keep: bool = False) -> Constants:
-    """The constants of a kernel. exact: of what was flagged; keep: residuals, or an inverse's factors, are stored."""
+def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:  # noqa: B008, a tuple
+    """The constants of a kernel."""
     shared = shared_memory.vector(name, kind.gate)
     own: dict[str, int] = {}
     if name in ("scan", "chain", "inverse"):
-        own = {"LA_EXACT": exact}
+        own = {"LA_EXACT": build.exact}
     if name in ("scan", "chain"):
         own |= {"LA_RAGGED": kind.ragged}
+    if name == "chain":
+        own |= {"LA_KEEP": build.keep}
     if name == "scan":
-        own |= {"LA_KEEP": keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
+        own |= {"LA_KEEP": build.keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
     if name == "inverse":
-        own |= {"LA_PIECES": PIECES, "LA_FACTORS": keep}
+        own |= {"LA_PIECES": policy.EXACT_PIECES, "LA_FACTORS": build.keep}
+    resident = min(policy.VECTOR_RESIDENT.get(name, 1), (policy.GROUP_SHARED + 1024) // (shared + 1024))
     return tuple(sorted({
         "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(name == "segments in reverse"),
-        "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": 16, "LA_K": kind.K, "LA_V": kind.V, "LA_C": CHUNK,
-        "LA_WARPS": 8, "LA_TILES": 1,
-        "LA_STAGES": shared_memory.vector_stages(name, kind.gate), "LA_SHARED": shared,
-        "LA_BLOCKS": min(MOST.get(name, 1), 228 * 1024 // (shared + 1024)),
+        "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": policy.ROW_BYTES, "LA_K": kind.K, "LA_V": kind.V,
+        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_STAGES": shared_memory.vector_stages(name, kind.gate),
+        "LA_SHARED": shared, "LA_BLOCKS": resident,
         **{n: int(value) for n, value in own.items()},
     }.items()))
 
 
 def segments(slots: int, chunks: int, multiprocessors: int) -> int:
     """Pieces that sequences of `chunks` chunks are cut into; a block of the scan has a multiprocessor to itself."""
-    return max(1, min(multiprocessors // max(slots, 1), chunks // SEGMENT))
+    return max(1, min(multiprocessors // max(slots, 1), chunks // policy.SEGMENT_CHUNKS))

@@ -10,6 +10,7 @@ import pytest
 
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import delta_plan, vector, vector_plan
 from linattn_np.matrix_state.types import ReadState
@@ -52,7 +53,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(launch, "multiprocessors", lambda: 132)
     monkeypatch.setattr(vector, "tensor_map", vector_twin.tensor_map)
     monkeypatch.setattr(vector, "moves", lambda: True)
-    monkeypatch.setattr(vector_plan, "PORTABLE", False)
+    monkeypatch.setattr(policy, "PORTABLE", False)
     return found
 
 

@@ -42,7 +42,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(vector, "tensor_map", vector_twin.tensor_map)
     for module in (vector, vector_backward):
         monkeypatch.setattr(module, "moves", lambda: True)
-    monkeypatch.setattr(vector_plan, "PORTABLE", False)
+    monkeypatch.setattr(policy, "PORTABLE", False)
     return found
 
 
