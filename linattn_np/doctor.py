@@ -15,7 +15,6 @@ import numpy as np
 from .call.explain import explain
 from .call.vjp import vjp
 from .catalog import VARIANTS
-from .matrix_state.core import NAMES
 from .runtime import code_cache
 from .runtime.versions import versions
 from .testing import check_vjp, relative_error, sample, sample_state
@@ -84,7 +83,7 @@ def checks() -> Iterator[Check]:
         for options in fn.samples.options:
             arrays = _draw(fn, options)
             definition = fn(**arrays, **options, return_state=True, backend="reference")
-            for name in NAMES:
+            for name in fn.spec.core.BACKENDS:
                 try:
                     explain(fn, **arrays, **options, backend=name)
                 except ValueError:

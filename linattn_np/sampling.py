@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from .matrix_state.types import PARTS, SolvedState
 from .spec import VariantFunction, VariantSpec
 
 Draw = Callable[["np.random.Generator", tuple[int, ...]], np.ndarray]
@@ -65,13 +64,7 @@ def draw_state(
     spec: VariantSpec, rng: np.random.Generator, lead: tuple[int, ...], sizes: Mapping[str, int], options: Any
 ) -> Any:
     """A random float64 state (*lead, H, ...) of a call with these options; sizes: H, K, V."""
-    H, K, V = (sizes[n] for n in "HKV")
-    S = rng.standard_normal((*lead, H, K, V))
     kind = spec.state.type_of({**spec.options.defaults, **options})
-    if kind is None:
-        return S
-    if kind is SolvedState:  # Z is a sum of outer products: positive semidefinite
-        keys = rng.standard_normal((*lead, H, K + 2, K))
-        return kind(S, np.swapaxes(keys, -1, -2) @ keys / (K + 2))
-    rest = [rng.uniform(0.5, 2.0, (*lead, *(sizes[n] for n in PARTS[p].split()))) for p in kind._fields[1:]]
-    return kind(S, *rest)
+    axes = spec.state.axes or spec.core.STATE_AXES
+    parts = ("state",) if kind is None else kind._fields
+    return spec.core.draw_state(rng, kind, {p: (*lead, *(sizes[n] for n in axes[p].split())) for p in parts})

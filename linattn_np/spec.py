@@ -10,6 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from .core import Core
+from .matrix_state import core as matrix_state
 from .matrix_state.types import Decay, Erase, Inputs, Plan, Readout, ReadState
 from .runtime.arrays import Array, Namespace
 from .runtime.shapes import Sequence, Sizes
@@ -53,7 +55,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
     to_core_vjp(c, d) maps the gradients d of the core's inputs to those of the variant's arrays.
     from_core_vjp(c, out, dout) returns (gradient of the core's output, gradients by name), dout in the caller's dtype;
     names that are not arrays of the variant become attributes of the c of to_core_vjp.
-    query, key, value: the arrays that the core's q, k and v come from.
+    query, key, value: the arrays that the core's q, k and v come from; None for a variant without one.
     gate: the array without which the log decays are constants that need no gradient.
     """
 
@@ -61,8 +63,8 @@ class ChangeOfVariables(Generic[CoreInputs]):
     to_core_vjp: Callable[[Variables, CoreInputs], Gradients]
     from_core: Callable[[Variables, Array], Array] | None = None
     from_core_vjp: Callable[[Variables, Array, Array], tuple[Array, Gradients]] | None = None
-    query: str = "q"
-    key: str = "k"
+    query: str | None = "q"
+    key: str | None = "k"
     value: str = "v"
     gate: str | None = None
 
@@ -100,6 +102,7 @@ class StateFormat:
     state) and pack_vjp(c, dS, other) the gradient of the public state, other being that "state", or None.
     plain: for which options pack only checks, so that a pool of states needs no copy.
     wide: the state may have a shape other than (H, K, V).
+    axes: by part ("state" for one array), if they are not those of the core.
     """
 
     parts: type[Any] | None = None
@@ -111,6 +114,7 @@ class StateFormat:
     record: Record | None = None
     plain: Callable[[Mapping[str, Any]], bool] | None = None
     wide: bool = False
+    axes: Mapping[str, str] | None = None
 
     def type_of(self, options: Mapping[str, Any]) -> type[Any] | None:
         """The named tuple of the state of a call with these options; None: one array."""
@@ -131,7 +135,10 @@ class OptionSpec:
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """A variant: its recurrence as a case of the core's, its arrays, and their change of variables."""
+    """A variant: its core, its recurrence as a case of the core's, its arrays, and their change of variables.
+
+    decay, erase, readout, query_reads, erase_reads and micro_steps are the matrix-state core's; others ignore them.
+    """
 
     name: str
     sentence: str
@@ -139,6 +146,7 @@ class VariantSpec:
     paper: str
     arrays: Mapping[str, ArgSpec]
     change: ChangeOfVariables[Any]
+    core: Core = matrix_state
     decay: Decay = Decay.NONE
     erase: Erase = Erase.NONE
     readout: Readout = Readout.LINEAR

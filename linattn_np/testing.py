@@ -120,7 +120,8 @@ def sample_state(
     spec = variant.spec
     if not spec.state.wide:
         return sampling.draw_state(spec, rng, lead, {"H": H, "K": K, "V": V}, options)
-    arrays = sampling.sample(variant, rng, B=lead, T=7, H=H, K=K, V=V, Hk=Hk) | {spec.change.query: None}
+    arrays = sampling.sample(variant, rng, B=lead, T=7, H=H, K=K, V=V, Hk=Hk)
+    arrays.pop(spec.change.query or "", None)
     return fn(**arrays, **options, backend="reference").state
 
 

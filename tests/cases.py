@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ class Case:
     options: dict[str, Any]
     given: dict[str, str]
     named: dict[str, str]
+    loop: Callable[..., Any] | None = None  # token by token; None: the one in tests/naive
 
     def __str__(self) -> str:
         words = [self.fn.__name__, *(f"{n}={_word(x)}" for n, x in (self.options | self.named).items())]
@@ -66,20 +67,22 @@ def _word(x: Any) -> str:
     return "(" + ",".join(map(_word, x)) + ")" if isinstance(x, tuple) else str(x)
 
 
+def cases_of(fn: Callable[..., Any], loop: Callable[..., Any] | None = None) -> list[Case]:
+    """Every option set of a function, every alternative shape of an array, optional arrays given and left out."""
+    spec = fn.spec
+    first = {n: a.axes.split("|")[0] for n, a in spec.arrays.items()}
+    needed = {n: s for n, s in first.items() if not spec.arrays[n].optional}
+    plain = {n: s for n, s in first.items() if not spec.arrays[n].reinterprets}
+    found = [Case(fn, dict(options), first, {}, loop) for options in fn.samples.options]
+    options = dict(fn.samples.options[-1])
+    for name, given in spec.arrays.items():
+        found += [Case(fn, options, first | {name: other}, {}, loop) for other in given.axes.split("|")[1:]]
+    return found + [Case(fn, {}, given, {}, loop) for n, given in enumerate((needed, plain))
+                    if given not in (first, needed)[: n + 1]]  # fmt: skip
+
+
 def _cases() -> list[Case]:
-    found = []
-    for fn in la.VARIANTS:
-        spec = fn.spec
-        first = {n: a.axes.split("|")[0] for n, a in spec.arrays.items()}
-        needed = {n: s for n, s in first.items() if not spec.arrays[n].optional}
-        plain = {n: s for n, s in first.items() if not spec.arrays[n].reinterprets}
-        for options in fn.samples.options:
-            found.append(Case(fn, dict(options), first, {}))
-        options = dict(fn.samples.options[-1])
-        for name, given in spec.arrays.items():
-            found += [Case(fn, options, first | {name: other}, {}) for other in given.axes.split("|")[1:]]
-        found += [Case(fn, {}, given, {}) for n, given in enumerate((needed, plain))
-                  if given not in (first, needed)[: n + 1]]
+    found = [case for fn in la.VARIANTS for case in cases_of(fn)]
     for rule in ("lightning", "minimax", "fla"):
         given = {n: la.lightning_attention.spec.arrays[n].axes for n in ("q", "k", "v")}
         found.append(Case(la.lightning_attention, {"layer": 1, "num_layers": 3}, given, {"slopes": rule}))
@@ -109,6 +112,11 @@ def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=N
     return arrays | case.named, parts_like(state, [S.astype(dtype) for S in parts(state)])
 
 
+def covered(case: Case, hows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The options among `hows` whose backend the core of the case has; its default if there are none."""
+    return [how for how in hows if how.get("backend") in (None, *case.spec.core.BACKENDS)] or [{}]
+
+
 def call(case: Case, arrays, **options):
     """The public function on these arrays; (out, state)."""
     return case.fn(**arrays, **case.options, return_state=True, **options)
@@ -127,7 +135,8 @@ def naive(case: Case, arrays, state=None):
 
     given = {n: flat(n, x) for n, x in arrays.items()}
     begin = None if state is None else parts_like(state, [flat("state", S) for S in parts(state)])
-    out, end = NAIVE[case.fn.__name__](**given, state=begin, **case.options)
+    loop = case.loop or NAIVE[case.fn.__name__]
+    out, end = loop(**given, state=begin, **case.options)
     ends = [S.reshape(batch + S.shape[1:]) for S in parts(end)]
     kind = case.spec.state.type_of(case.spec.options.defaults | case.options)
     return out.reshape(batch + out.shape[1:]), ends[0] if kind is None else kind(*ends)

@@ -14,7 +14,7 @@ from linattn_np.__main__ import main
 def few(monkeypatch):
     """Two variants on the backends that need no compilation."""
     monkeypatch.setattr(doctor, "VARIANTS", (la.linear_attention, la.gated_delta_rule))
-    monkeypatch.setattr(doctor, "NAMES", ("reference", "chunks"))
+    monkeypatch.setattr(la.linear_attention.spec.core, "BACKENDS", ("reference", "chunks"))
     monkeypatch.setattr(doctor, "_cupy", lambda: None)
 
 

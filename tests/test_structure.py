@@ -21,7 +21,7 @@ ROOT = Path(la.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 LAYERS = (  # from the bottom up; what stands on one line does not import each other
-    ("runtime",), ("ops",), ("matrix_state",), ("spec",), ("call", "sampling"), ("variants",), ("catalog",),
+    ("runtime",), ("ops",), ("core",), ("matrix_state",), ("spec",), ("call", "sampling"), ("variants",), ("catalog",),
     ("testing",),
     ("doctor", "experiments", "bridges", "warmup"), ("__main__",), ("__init__",),
 )

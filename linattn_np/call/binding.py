@@ -7,13 +7,12 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..matrix_state.core import check_name
-from ..matrix_state.types import PARTS, Plan
+from ..core import CallPlan
 from ..runtime import shapes
 from ..runtime.arrays import Array, Library, compute_dtype, enter, is_cupy
 from ..runtime.pools import check_rows, take_rows
 from ..runtime.shapes import sequences
-from ..runtime.values import is_finite, is_real, is_whole, is_word, shown
+from ..runtime.values import check_word, is_finite, is_real, is_whole, is_word, shown
 from ..spec import Variables, VariantSpec
 from .options import COMMON
 
@@ -25,8 +24,8 @@ class Prepared(NamedTuple):
     library: Library
     options: dict[str, Any]
     variables: Variables
-    plan: Plan
-    state: Array | None  # the core's
+    plan: Any  # the core's, with the fields of CallPlan
+    state: Any  # the core's
     given_state: Any  # the caller's
     rows: Array | None  # rows of given_state, if it is a pool
     recorder: Any  # Recorder of kernel launches, for CuPy arrays
@@ -54,6 +53,8 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     fn = spec.name
     given, options = bind(spec, arrays, keywords)
     own = normalise(spec, "state", options["state"], options)
+    if own is not None and spec.state.pack is None and spec.state.parts is not None:
+        _check_kind(spec, own, options)
     each = flatten("state", own)
     library, entered = enter(fn, {**given, **each})
     recorder = None
@@ -76,7 +77,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     dtype = compute_dtype(xp, *entered.values(), *flatten("state", state).values())
     plan = _plan(spec, xp, dtype, options, sizes, offsets)
     if options["state_rows"] is not None:
-        plan = plan._replace(pool_rows=_check_pool(fn, xp, options, sizes, state))
+        plan = plan._replace(pool_rows=_check_pool(spec, xp, options, sizes, state))
     c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn, sequences=plan.sequences,
                   kernels=options["backend"] in (None, "cuda"))
     core_state, rows, plan = _enter_state(spec, c, plan, state)
@@ -90,18 +91,15 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
 
 def _plan(
     spec: VariantSpec, xp: Any, dtype: Any, options: dict[str, Any], sizes: shapes.Sizes, offsets: list[int] | None
-) -> Plan:
-    steps = sizes.n if spec.micro_steps else 1
-    starts = None if offsets is None else [steps * n for n in offsets]
+) -> Any:
     scale = options["scale"]
     if scale is None:
         scale = max(sizes.K, 1) ** -0.5 if spec.scaled else 1.0
-    return Plan(
-        xp, dtype, scale, spec.query_reads, spec.erase_reads,
-        options.get("causal", True), options["chunk_size"], tuple(sequences(steps * sizes.T, starts)),
+    plan = CallPlan(
+        xp, dtype, scale, options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
         overwrite=options["overwrite_state"], precision=options["precision"],
-        l2norm=options.get("qk_l2norm", False), micro_steps=steps,
     )
+    return spec.core.plan(plan, spec, options, sizes)
 
 
 # arrays and options by name
@@ -136,6 +134,10 @@ def bind(
     for name, check in CHECKS.items():
         if name in keywords and name in options:
             options[name] = check(fn, keywords[name])
+    if options["backend"] is not None:
+        check_word(fn, "backend", options["backend"], spec.core.BACKENDS)
+    if options["layout"] == "heads_first" and not shapes.head_axis(spec.arrays[spec.change.value].axes):
+        options["layout"] = "time_first"  # there are no heads
     if options["overwrite_state"] and options["state"] is None:
         raise ValueError(f"{fn}: overwrite_state=True without a state, expected state to be given")
     if spec.options.check is not None:
@@ -146,8 +148,9 @@ def bind(
 def axes_of(spec: VariantSpec, options: Mapping[str, Any]) -> dict[str, str]:
     """Axes of the arrays of a call; queries that are not causal may have their own length Tq."""
     axes = {name: given.axes for name, given in spec.arrays.items()}
-    if options.get("causal") is False and options.get("cu_seqlens") is None:
-        axes[spec.change.query] = axes[spec.change.query].replace("T ", "Tq ", 1)
+    query = spec.change.query
+    if query is not None and options.get("causal") is False and options.get("cu_seqlens") is None:
+        axes[query] = axes[query].replace("T ", "Tq ", 1)
     return axes
 
 
@@ -163,7 +166,7 @@ def transpose(xp: Any, x: Array | None, axes: str, back: bool = False) -> Array 
 
 
 def _is_doubtful(options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> bool:
-    return options["layout"] == "time_first" and state is None and sizes.H >= 8 * sizes.T > 8
+    return options["layout"] == "time_first" and state is None and sizes.letters.get("H", 0) >= 8 * sizes.T > 8
 
 
 # checks of options, each (fn, value) -> value
@@ -203,11 +206,6 @@ def threads_of(fn: str, given: Any) -> int:
     return int(given)
 
 
-def _backend(fn: str, given: Any) -> str | None:
-    check_name(fn, given)
-    return given
-
-
 def _boolean(name: str, fn: str, given: Any) -> bool:
     if not isinstance(given, bool):
         raise TypeError(f"{fn}: {name} is {shown(given)}, expected True or False")
@@ -215,7 +213,7 @@ def _boolean(name: str, fn: str, given: Any) -> bool:
 
 
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    "chunk_size": _chunk_size, "precision": _precision, "layout": _layout, "scale": scale_of, "backend": _backend,
+    "chunk_size": _chunk_size, "precision": _precision, "layout": _layout, "scale": scale_of,
 } | {name: functools.partial(_boolean, name)
      for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm")}  # fmt: skip
 
@@ -229,12 +227,25 @@ def normalise(spec: VariantSpec, name: str, state: Any, options: Mapping[str, An
         return state
     kind = spec.state.type_of(options)
     if kind is None:
-        raise TypeError(f"{spec.name}: {name} is a {type(state).__qualname__}, expected one array (..., H, K, V)")
+        shape = shapes.state_shape(axes_of_states(spec)["state"])
+        raise TypeError(f"{spec.name}: {name} is a {type(state).__qualname__}, expected one array {shape}")
     if len(state) != len(kind._fields) or any(S is None for S in state):
-        count = {2: "two", 3: "three"}[len(kind._fields)]
+        count = {2: "two", 3: "three"}.get(len(kind._fields), len(kind._fields))
         raise TypeError(f"{spec.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
                         f"expected {count} arrays ({', '.join(kind._fields)}) as a {kind.__name__}")
     return kind(*state)
+
+
+def _check_kind(spec: VariantSpec, state: Any, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for one array where the state has several; a variant with `pack` checks that itself."""
+    if (kind := spec.state.type_of(options)) is not None and not isinstance(state, kind):
+        raise TypeError(f"{spec.name}: state is a {type(state).__qualname__}, expected ({', '.join(kind._fields)}) as "
+                        f"a {kind.__name__}")
+
+
+def axes_of_states(spec: VariantSpec) -> Mapping[str, str]:
+    """Axes of the parts of a state; "state" is a state of one array."""
+    return spec.state.axes or spec.core.STATE_AXES
 
 
 def flatten(name: str, state: Any) -> dict[str, Any]:
@@ -250,32 +261,40 @@ def unflatten(like: Any, each: list[Any]) -> Any:
     return type(like)(*each) if isinstance(like, tuple) else each[0]
 
 
-def _enter_state(spec: VariantSpec, c: Variables, plan: Plan, state: Any) -> tuple[Any, Array | None, Plan]:
-    """(core state, pool rows, plan); the pool is gathered here for variants with their own state format."""
+def _enter_state(spec: VariantSpec, c: Variables, plan: Any, state: Any) -> tuple[Any, Array | None, Any]:
+    """(core state, pool rows, plan); a pool is gathered here if variant or core do not read it by its rows."""
     rows = plan.pool_rows
     plain = rows is not None and spec.state.plain is not None and spec.state.plain(c.options)
     if spec.state.pack is None or plain:
         if state is not None:
-            shapes.check_state(c.name, state, c.sizes, pool=rows is not None)
-        return state, rows, plan
+            axes = axes_of_states(spec)
+            for name, S in flatten("state", state).items():
+                shapes.check_state(c.name, S, c.sizes, axes[name.removeprefix("state.")], name, rows is not None)
+        if rows is None or spec.core.TAKES_POOLS:
+            return state, rows, plan
+        return _rows_of(plan, c.sizes, state), rows, plan._replace(pool_rows=None)
     c.state = state if rows is None else _rows_of(plan, c.sizes, state)
     return spec.state.pack(c, c.state), rows, plan._replace(pool_rows=None)
 
 
-def _check_pool(fn: str, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> Array:
+def _check_pool(spec: VariantSpec, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> Array:
     """The checked row numbers of the pool."""
+    fn, by_part = spec.name, axes_of_states(spec)
+    kind = spec.state.type_of(options)
     if state is None:
-        raise ValueError(f"{fn}: state_rows without a state, expected state to be the pool (P, H, K, V)")
+        one = by_part["state" if kind is None else kind._fields[0]]
+        raise ValueError(f"{fn}: state_rows without a state, expected state to be the pool "
+                         f"{shapes.state_shape(one, 'P')}")
     each = flatten("state", state)
     for name, S in each.items():
-        axes = PARTS[name.removeprefix("state.").replace("state", "S")].split()
+        axes = by_part[name.removeprefix("state.")].split()
         if S.ndim != len(axes) + 1:
-            wanted = f"({', '.join(['P', *axes])})"
+            wanted = shapes.state_shape(" ".join(axes), "P")
             raise ValueError(f"{fn}: {name} has shape {tuple(S.shape)}, expected a pool {wanted}")
     return check_rows(fn, xp, options["state_rows"], sizes, next(iter(each.values())))
 
 
-def _rows_of(plan: Plan, sizes: shapes.Sizes, state: Any) -> Any:
+def _rows_of(plan: Any, sizes: shapes.Sizes, state: Any) -> Any:
     """The states of a call, gathered from a pool."""
     batch = sizes.batch if sizes.ragged is None else (sizes.ragged,)
     return unflatten(state, [take_rows(plan.xp, S, plan.pool_rows, batch) for S in flatten("state", state).values()])

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ..matrix_state import core as matrix_state
+from ..core import COMPUTATIONS, Computation
 from ..runtime import threads
 from ..runtime.arrays import Array, cast, is_mutable
 from ..spec import Samples, VariantSpec
@@ -46,9 +46,9 @@ def _signature(spec: VariantSpec) -> inspect.Signature:
     return inspect.Signature(parameters + [inspect.Parameter(n, keyword, default=v) for n, v in options.items()])
 
 
-def core_of(inputs: Any) -> Any:
-    """The core of a call: the one named by the type of `inputs`, else the matrix-state core."""
-    return getattr(type(inputs), "core", None) or matrix_state
+def core_of(inputs: Any) -> Computation:
+    """The core, or its read-out, that computes a call with these inputs."""
+    return COMPUTATIONS[type(inputs)]
 
 
 def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
@@ -141,7 +141,7 @@ def _record(
             plan = device_replay.plan_of(signature, given, call.recorder, (out, state), own_state)
     elif replay.is_storable(signature):
         if (names := replay.names_of(call.spec, signature, arrays, keywords)) is not None:
-            plan = replay.compiled_plan(call, signature, x, residuals)
+            plan = replay.compiled_plan(call, signature, core_of(x), x, residuals)
         if plan is None and names is not None and not call.options["overwrite_state"]:
             plan = functools.partial(bound, replay.Template(call, names, core_of(x), residuals))
         plan = plan or replay.computed_in_full

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ..matrix_state import core as matrix_state
-from ..matrix_state.types import Erase, Inputs
 from ..runtime.arrays import NARROW, dtype_name
-from .binding import flatten, prepare, spec_of
+from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of
 
 
@@ -45,77 +43,28 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
     spec = spec_of("explain", fn)
     call = prepare(spec, arrays, options)
-    x, wanted = call.inputs(), call.options["backend"]
-    memories, core = _memories(x), core_of(x)
-    last = memories[-1]
-    choice = matrix_state.explain_choice(spec.name, last, call.plan, wanted)
-    backend, reason = choice.backend, choice.reason
-    if backend.describe is not None:
-        words = dict.fromkeys(backend.describe(matrix_state.Call(memory, call.plan)) for memory in reversed(memories))
-        reason += "".join(f"; {each}" for each in words if each)
-    if hasattr(core, "describe"):
-        reason += f"; {core.describe(spec.name, x, call.plan, wanted)}"
-    reason += "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
-    total = each = 0.0
-    for memory in memories:
-        form, C = getattr(core, "form", matrix_state.form)(spec.name, x, memory, call.plan, wanted)
-        one, all_of_it = _operations(memory, call.plan.causal, form, C or 0)
-        each, total = each + one, total + all_of_it
-    v, q = getattr(call.variables, spec.change.value), x.q
-    if hasattr(core, "operations_per_token"):
-        more = core.operations_per_token(x, C or 1, _readers(last))
-        each, total = each + more, total + more * prod(v.shape[:-1])
+    x = call.inputs()
+    found = core_of(x).explain(spec.name, x, call.plan, call.options["backend"])
+    reason = found.reason + "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
     moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
-    if q is not None:
-        queries = getattr(call.variables, spec.change.query)
-        heads = max(v.shape[-2], queries.shape[-2])
-        moved += prod(queries.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)
     return Explanation(
-        spec.name, backend.name, reason, choice.others, form, C,
-        dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(total), each, moved,
+        spec.name, found.backend, reason, found.others, found.form, found.chunk_size,
+        dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(found.operations), found.operations_per_token,
+        moved + _bytes_of_out(call),
     )
 
 
-def _memories(inputs: Any) -> list[Inputs]:
-    """The core's inputs of every memory of a call; the memory of values is last."""
-    if hasattr(inputs, "memories"):
-        return inputs.memories()
-    return [inputs.memory(inputs.v)] if hasattr(inputs, "memory") else [inputs]
-
-
-def _readers(x: Inputs) -> int:
-    """Queries per token and state."""
-    H = x.v.shape[-2]
-    return 0 if x.q is None else max(x.q.shape[-2], H) // H if H else 1
-
-
-def _operations(x: Inputs, causal: bool, form: str, C: int) -> tuple[float, float]:
-    """Operations of the products of one memory's forward pass: (per token and state, total)."""
-    (*_, T, H, V), K, q = x.v.shape, x.k.shape[-1], x.q
-    readers = _readers(x)
-    each = operations_per_token(x.erase, form, C, K, V, T, readers if causal else 0)
-    total = each * prod(x.v.shape[:-1])
-    if causal or q is None:
-        return each, total
-    return each, total + 2 * K * V * prod(q.shape[:-2]) * readers * H  # write everything, then read
-
-
-def operations_per_token(erase: Erase, form: str, C: int, K: int, V: int, T: int, queries: int = 1) -> float:
-    """Operations of the products of the forward pass per token and state (an m x n x p product counts 2 m n p).
-
-    Readers are the queries and, if the variant erases, one erase vector; writers are k and, if FREE, b.
-    """
-    erasers, writers = {Erase.NONE: (0, 1), Erase.DELTA: (1, 1), Erase.FREE: (1, 2)}[erase]
-    readers = queries + erasers
-    if form == "recurrent form":
-        return 2 * (readers + writers) * K * V
-    applied = queries * writers + max(erasers * writers - 1, 0)  # gram matrices that multiply values
-    inside = readers * writers * 2 * C * K + applied * 2 * C * V + erasers * (C - 1) * V
-    if form == "chunk form":
-        return inside + 2 * (readers + writers) * K * V if readers else 2 * writers * K * V
-    earlier = max(T - C, 0) / 2  # tokens of earlier tiles, on average
-    return inside + readers * writers * earlier * 2 * (K + V)
+def _bytes_of_out(call: Prepared) -> int:
+    """Bytes of the output: one for every query, or for every value where the variant has no queries."""
+    change, c = call.spec.change, call.variables
+    v = getattr(c, change.value)
+    if change.query is None:
+        return _bytes(v)
+    if (queries := getattr(c, change.query)) is None:
+        return 0
+    heads = max(v.shape[-2], queries.shape[-2])
+    return prod(queries.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)
 
 
 def stored(state: Any) -> dict[str, str]:

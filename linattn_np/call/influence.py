@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from ..runtime import shapes
 from ..runtime.arrays import device
 from .binding import axes_of, prepare, spec_of
 
@@ -26,25 +27,26 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
             raise ValueError(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")
     call = prepare(spec, arrays, options)
     xp, c, axes = call.plan.xp, call.variables, axes_of(spec, call.options)
-    if call.inputs().q is None:
+    if query is not None and getattr(c, query) is None:
         raise TypeError(f"influence_matrix: {query} is None, expected an array: A is what the queries read")
     given = {n: getattr(c, n) for n in spec.arrays if getattr(c, n) is not None}
     given |= {n: call.options[option] for n, (option, _) in spec.options.names.items() if n not in given}
     v = given[value]
-    batch, (*steps, H, V) = v.shape[: len(c.sizes.batch)], v.shape[len(c.sizes.batch) :]
+    batch, (*steps, V) = v.shape[: len(c.sizes.batch)], v.shape[len(c.sizes.batch) :]
+    heads = [steps.pop()] if shapes.head_axis(axes[value]) else []
     count = prod(steps)
-    one_hot = xp.reshape(xp.eye(count, dtype=v.dtype, device=device(v)), (*steps, 1, count))
+    one_hot = xp.reshape(xp.eye(count, dtype=v.dtype, device=device(v)), (*steps, *(1 for _ in heads), count))
     kept = {*spec.options.defaults, "scale", "cu_seqlens", "chunk_size"}
     same = {n: x for n, x in call.options.items() if n in kept}
     by_channel = [n for n in given if n != value and _on_values(given[n], axes[n])]
 
     def matrix(channel: int) -> Any:
-        changed = {value: xp.broadcast_to(one_hot, (*batch, *steps, H, count))}
+        changed = {value: xp.broadcast_to(one_hot, (*batch, *steps, *heads, count))}
         for n in by_channel:
             x = given[n]
             changed[n] = xp.broadcast_to(x[..., channel : channel + 1], (*x.shape[:-1], count))
         out = fn(**{**given, **changed}, **same, backend=call.options["backend"])  # (..., i, H, j)
-        return xp.moveaxis(out, -2, -3)
+        return xp.moveaxis(out, -2, -3) if heads else out
 
     A = xp.stack([matrix(e) for e in range(V)], axis=-3) if by_channel else matrix(0)
     return call.library.give_back(A)

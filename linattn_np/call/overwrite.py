@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ..matrix_state.types import Plan
 from ..runtime.arrays import NARROW, dtype_name
 from ..runtime.memory import Place, is_on_device, overlap, overlaps_itself, place_of
 from .binding import flatten
 
 
-def check_overwritten(fn: str, state: Any, plan: Plan, own: Any) -> None:
+def check_overwritten(fn: str, state: Any, plan: Any, own: Any) -> None:
     """Check that the final state can be written into `state`; own: the caller's arrays.
 
     Raises TypeError for a dtype that is neither the compute dtype nor 16-bit, ValueError for a read-only array and for

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..matrix_state import core as matrix_state
-from ..matrix_state.policy import SAVED_VARIABLE
+from ..core import SAVED_VARIABLE, Computation
 from ..spec import Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise, transpose
 
@@ -162,16 +161,14 @@ def is_storable(signature: Signature) -> bool:
 # plans of calls on NumPy arrays
 
 
-def compiled_plan(call: Prepared, signature: Signature, inputs: Any, residuals: Any) -> Any:
-    """The plan that the backend, or the variant, records: (arrays, state, pointers) -> (out, state); None without."""
+def compiled_plan(call: Prepared, signature: Signature, core: Computation, inputs: Any, residuals: Any) -> Any:
+    """The plan that the core, or the variant, records: (arrays, state, pointers) -> (out, state); None without."""
     spec, (_, given, state, _) = call.spec, signature
     if not spec.is_recorded or call.options["layout"] != "time_first":
         return None
     if spec.state.record is not None:
         return spec.state.record(call.variables, inputs, call.plan, residuals, given, state)
-    if isinstance(state, tuple):
-        return None
-    return matrix_state.record(inputs, call.plan, state, residuals, given)
+    return core.record(inputs, call.plan, state, residuals, given)
 
 
 def computed_in_full(arrays: list[Array], state: Any, pointers: None) -> None:
@@ -184,7 +181,7 @@ class Template:
     The change of variables is computed for every call: it may depend on the numbers.
     """
 
-    def __init__(self, call: Prepared, names: tuple[str, ...], core: Any, residuals: Any):
+    def __init__(self, call: Prepared, names: tuple[str, ...], core: Computation, residuals: Any):
         """names: of the arrays in the order of a signature. core: what computed the call and returned `residuals`."""
         c, options = call.variables, call.options | {"state": None}
         self._fixed = dict.fromkeys(call.spec.arrays) | {
@@ -193,7 +190,7 @@ class Template:
         axes = axes_of(call.spec, options) if options["layout"] == "heads_first" else {}
         self._axes = [(n, axes[n]) for n in names if n in axes]
         self._call = call._replace(variables=Variables(), state=None, given_state=None, options=options)
-        self.core, self._path = core, residuals.path if isinstance(residuals, matrix_state.Residuals) else None
+        self.core, self._forward = core, core.repeat(call.spec.name, call.plan, options["backend"], residuals)
 
     def bind(self, arrays: list[Array], state: Any) -> Prepared:
         """The call on other arrays."""
@@ -211,7 +208,4 @@ class Template:
 
     def forward(self, call: Prepared) -> Any:
         """(core's output, core's final state, residuals) of a bound call."""
-        x = call.inputs()
-        if self._path is not None:
-            return matrix_state.forward_along(self._path, x, call.state)
-        return self.core.forward(call.spec.name, x, call.plan, call.state, call.options["backend"])
+        return self._forward(call.inputs(), call.state)

@@ -12,7 +12,7 @@ from ..spec import VariantSpec
 from . import replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
 from .dispatch import NO_LIMIT, core_of, finish, limit, new
-from .results import Result, copied, cotangents, gradients
+from .results import Result, copied, cotangents, gradients, shape_of
 
 Pullback = Callable[..., Any]
 
@@ -110,7 +110,7 @@ def _with_pullback(
     name. device: what records the pullback of a call on CuPy arrays.
     """
     spec, (core_out, end, residuals) = call.spec, computed
-    shape = None if core_out is None else _out_shape(call, core_out)
+    shape = None if core_out is None else shape_of(call.library, found[0])
     core_out = core_out if spec.change.from_core else None
     marks = mark(given)
     out, state = _apart(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
@@ -162,10 +162,3 @@ def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:
     """grads += more, by name."""
     for name, y in more.items():
         grads[name] = y if name not in grads else grads[name] + y
-
-
-def _out_shape(call: Prepared, core_out: Array) -> tuple[int, ...]:
-    """The public shape of out."""
-    *batch, T, H = core_out.shape[:-1]
-    V = call.variables.sizes.V
-    return (*batch, H, T, V) if call.options["layout"] == "heads_first" else (*batch, T, H, V)

@@ -1,5 +1,7 @@
 """The matrix-state core: chooses a backend for a call and runs its forward and backward.
 
+This module is the core of the protocol `linattn_np/core.py:Core`; what states are is in states.py.
+
 The choice is a pure function of library, dtype, shape and options. A feature of a call that the backend does not
 implement is handled by a step of preprocess.py, which changes inputs and plan and has a transpose for the gradients.
 """
@@ -7,20 +9,29 @@ implement is handled by a step of preprocess.py, which changes inputs and plan a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import array_api_compat as compat
 
+from ..core import CallPlan, Explained, register, register_states
 from ..runtime.arrays import Array, is_cupy
-from ..runtime.values import is_word, shown
-from . import policy
+from ..runtime.shapes import Sequence as Tokens
+from ..runtime.shapes import Sizes
+from ..runtime.values import check_word
+from . import operations, policy
 from .preprocess import PREPROCESSING, Step
-from .types import Inputs, Plan, Saved
+from .states import STATE_AXES as STATE_AXES
+from .states import draw_state as draw_state
+from .states import read as read
+from .states import readable as readable
+from .types import BoundedState, Inputs, NormalisedState, Plan, Saved, SlotState, SolvedState, StabilisedState
 
-NAMES = ("reference", "chunks", "numba", "cuda")
+BACKENDS: tuple[str, ...] = ("reference", "chunks", "numba", "cuda")
+TAKES_POOLS: bool = True
 
 
 class LazyModule:
@@ -154,17 +165,11 @@ def choose(
     if wanted is None:
         call = Call(x, plan)
         return next(b for b in among if b.unsupported_reason(call) is None)  # CHUNKS supports every call
-    check_name(fn, wanted)
+    check_word(fn, "backend", wanted, BACKENDS)
     found = next(b for b in among if b.name == wanted)
     if (reason := found.unsupported_reason(Call(x, plan))) is not None:
         raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {reason}")
     return found
-
-
-def check_name(fn: str, wanted: Any) -> None:
-    """Raise ValueError unless `wanted` is None or the name of a backend."""
-    if wanted is not None and not is_word(wanted, NAMES):
-        raise ValueError(f"{fn}: backend is {shown(wanted)}, expected None or one of {', '.join(map(repr, NAMES))}")
 
 
 def explain_choice(
@@ -174,13 +179,52 @@ def explain_choice(
     among = candidates(plan) if among is None else among
     chosen, call = choose(fn, x, plan, wanted, among), Call(x, plan)
     reasons = {b.name: b.unsupported_reason(call) or b.note for b in among}
-    others = {name: reasons[name] for name in NAMES if name in reasons and name != chosen.name}
+    others = {name: reasons[name] for name in BACKENDS if name in reasons and name != chosen.name}
     return Choice(chosen, "requested" if wanted else "the default path", others)
 
 
-def form(fn: str, x: Any, memory: Inputs, plan: Plan, wanted: str | None) -> tuple[str, int | None]:
-    """(form, tokens of a chunk or None) of one memory of a call."""
-    return choose(fn, memory, plan, wanted).form(Call(memory, plan))
+def form(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> tuple[str, int | None]:
+    """(form, tokens of a chunk or None) of a call."""
+    return choose(fn, x, plan, wanted).form(Call(x, plan))
+
+
+def explain(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Explained:
+    """Backend, form and operations of a call."""
+    return explain_memories(fn, [x], plan, wanted)
+
+
+def explain_memories(
+    fn: str, memories: Sequence[Inputs], plan: Plan, wanted: str | None, words: str = "",
+    forms: Sequence[tuple[str, int | None]] = (),
+) -> Explained:
+    """Backend and operations of a call with several memories, that of values last.
+
+    words: what a read-out adds to the reason. forms: of the memories, if it is not their backend that says them.
+    """
+    choice = explain_choice(fn, memories[-1], plan, wanted)
+    describe, said = choice.backend.describe, []
+    if describe is not None:
+        said = list(dict.fromkeys(describe(Call(memory, plan)) for memory in reversed(memories)))
+    reason = "; ".join(filter(None, (choice.reason, *said, words)))
+    forms = forms or [form(fn, memory, plan, wanted) for memory in memories]
+    counts = [operations.operations_of(memory, plan.causal, how, C or 0)
+              for memory, (how, C) in zip(memories, forms, strict=True)]  # fmt: skip
+    total, each = (sum(one) for one in zip(*counts, strict=True))
+    return Explained(choice.backend.name, reason, choice.others, *forms[-1], float(total), float(each))
+
+
+# the plan
+
+
+def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
+    """The plan of a call: what every call has, what the variant says of reads and micro-steps, and options."""
+    steps, sequences = 1, plan.sequences
+    if spec.micro_steps:
+        steps = sizes.n
+        sequences = tuple(Tokens(s.row, steps * s.start, steps * s.stop) for s in sequences)
+    own = {"query_reads": spec.query_reads, "erase_reads": spec.erase_reads,
+           "l2norm": options.get("qk_l2norm", False), "micro_steps": steps, "sequences": sequences}  # fmt: skip
+    return Plan(**plan._asdict() | own)
 
 
 # forward and backward
@@ -263,6 +307,13 @@ def residuals_of(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: st
     return forward_along(path, x, state)[2]
 
 
+def repeat(
+    fn: str, plan: Plan, wanted: str | None, residuals: Residuals
+) -> Callable[[Inputs, Any], tuple[Array | None, Array, Residuals]]:
+    """The forward (x, state) of further calls on the path of a first one."""
+    return functools.partial(forward_along, residuals.path)
+
+
 def record(x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, arrays: list[Array]) -> Any:
     """The recorded plan of a call, for arrays of the same shapes, strides and dtypes as `arrays`; None if unsupported.
 
@@ -272,3 +323,7 @@ def record(x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, arr
     if steps or "record" not in backend.handles(Call(x, plan)):
         return None
     return backend.module.record(x, plan, state, arrays)
+
+
+register(sys.modules[__name__], Inputs)
+register_states(sys.modules[__name__], None, NormalisedState, StabilisedState, SolvedState, SlotState, BoundedState)

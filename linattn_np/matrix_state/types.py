@@ -133,7 +133,11 @@ class Average(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a call is computed: everything that is not an array."""
+    """How a call is computed: everything that is not an array.
+
+    The fields of `linattn_np/core.py:CallPlan`, with their defaults, and the core's own: what is read when, l2norm,
+    micro_steps, features and average.
+    """
 
     xp: Namespace
     dtype: Any  # dtype of states and of every accumulation

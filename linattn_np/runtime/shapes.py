@@ -51,8 +51,8 @@ def heads_first(axes: str) -> str:
 
 
 def head_axis(axes: str) -> int:
-    """Position of the head axis, counted from the token axis."""
-    return next(n for n, letter in enumerate(axes.split("|")[0].split()) if letter in ("H", "Hq", "Hk"))
+    """Position of the head axis, counted from the token axis; 0 for an array without heads."""
+    return next((n for n, letter in enumerate(axes.split("|")[0].split()) if letter in ("H", "Hq", "Hk")), 0)
 
 
 def check_arrays(fn: str, arrays: Mapping[str, Array | None], axes: Mapping[str, str], value: str) -> Sizes:
@@ -168,6 +168,11 @@ def check_state(
     if tuple(state.shape) != want:
         raise ValueError(f"{fn}: {name} has shape {tuple(state.shape)}, "
                          f"expected {_tuple(names + letters)} = {_tuple([str(n) for n in want])}")
+
+
+def state_shape(axes: str, lead: str = "...") -> str:
+    """'(..., H, K, V)', or with "P" in front for a pool."""
+    return _tuple([lead, *axes.split()])
 
 
 def check_plain(fn: str, name: str, x: Any) -> None:

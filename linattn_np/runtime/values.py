@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any
 
 LARGEST = (1 << 31) - 1  # largest count that an option may give
@@ -22,6 +22,13 @@ def shown(value: Any) -> str:
 def is_word(value: Any, words: Container[str]) -> bool:
     """Whether an option is a string among `words`; arrays are not compared."""
     return isinstance(value, str) and value in words
+
+
+def check_word(fn: str, name: str, given: Any, words: Iterable[str]) -> None:
+    """Raise ValueError unless an option is None or one of `words`."""
+    words = tuple(words)
+    if given is not None and not is_word(given, words):
+        raise ValueError(f"{fn}: {name} is {shown(given)}, expected None or one of {', '.join(map(repr, words))}")
 
 
 def is_whole(value: Any, least: int = 1, most: float = math.inf) -> bool:

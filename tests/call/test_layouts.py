@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linattn_np as la
-from linattn_np.matrix_state.types import PARTS
+from linattn_np.call.binding import axes_of_states
 from linattn_np.testing import relative_error
 from tests.cases import (
     CASES,
@@ -113,7 +113,8 @@ def test_zero_strides(case):
         return np.broadcast_to(x, (*lead, *shape) if x.ndim > len(letters) else shape)
 
     wide = {n: spread(x, case.given[n].split()) for n, x in arrays.items()}
-    axes = [PARTS[name].split() for name in getattr(state, "_fields", ["S"])]
+    by_part = axes_of_states(case.spec)
+    axes = [by_part[name].split() for name in getattr(state, "_fields", ["state"])]
     states = parts_like(state, [spread(S, letters) for S, letters in zip(parts(state), axes, strict=True)])
     assert 0 in wide[case.spec.change.value].strides
     copied = parts_like(states, [S.copy() for S in parts(states)])

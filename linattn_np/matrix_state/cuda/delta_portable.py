@@ -58,7 +58,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     begins, transfers = _begins(xp, batch, inverses, start)
     last = operands.states_at(end, batch, batch.group)
     _chain(batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, last,
-           v=rows_of(batch.v, batch.heads), out=rows_of(out, batch.heads), scale=plan.scale)
+           v=batch.v, out=out, scale=plan.scale)
     stored = inverses if plan.gradients and saves_factors(inverses.nbytes) else None
     saved = Saved(x, plan, state, Residuals(stored, begins, transfers))
     return cast(xp, out, x.v.dtype), operands.public_state(end, batch), saved
@@ -80,17 +80,15 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     if begins is None:
         begins, transfers = _begins(xp, batch, inverses, start)
     new_values, dv = (xp.empty((*shape, batch.V), dtype=dtype) for _ in range(2))
-    over_beta = xp.empty_like(dv) if kind.element == "float16" else None
+    over_beta = xp.empty(dv.shape, dtype=dtype) if kind.element == "float16" else None
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
     bytes_of = shared_memory.delta_state(kind)
     states, ends = (xp.empty((batch.slots * batch.heads, bytes_of), dtype=xp.int8) for _ in range(2))
-    heads = batch.heads
-    _chain(batch, cuts.chain_pass(kind, limit, what=WRITES), inverses, begins or start, NO_STATES,
-           v=rows_of(batch.v, heads), writes=rows_of(new_values, heads), states=address(states), scale=plan.scale)
+    _chain(batch, cuts.chain_pass(kind, limit, what=WRITES), inverses, begins or start, NO_STATES, v=batch.v,
+           writes=new_values, states=states, scale=plan.scale)
     later = _ends(xp, batch, inverses, transfers, dout, last, plan.scale) or last
     _chain(batch, cuts.chain_pass(kind, limit, reverse=True), inverses, later, operands.states_at(first, batch),
-           v=rows_of(dout, heads), out=rows_of(dv, heads), writes=rows_of(over_beta, heads), states=address(ends),
-           scale=plan.scale)
+           v=dout, out=dv, writes=over_beta, states=ends, scale=plan.scale)
     del inverses, begins, transfers, later, residuals
     rows = {"dout": dout, "dv": dv if over_beta is None else over_beta, "new_values": new_values}
     grads, gates = _grads(xp, batch, rows, states, ends, plan.scale)
@@ -135,21 +133,28 @@ def _cotangent(xp: Any, batch: Batch, dout: Array | None, shape: tuple[int, ...]
 
 
 def _chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States, **more: Any) -> None:
-    """Launch a scan, or the inverses. more: other fields of DELTA_SCAN."""
-    heads, none = batch.heads, rows_of(None)
+    """Launch a scan, or the inverses. more: v, out, writes, states, transfers, and other fields of DELTA_SCAN."""
+    heads, rows = batch.heads, {n: more.pop(n, None) for n in ("v", "out", "writes")}
+    states, transfers = more.pop("states", None), more.pop("transfers", NO_STATES)
     blocks = batch.N * heads * batch.segments * how.parts
     fields = {
-        "q": rows_of(batch.q, heads), "k": rows_of(batch.k, heads), "v": none, "out": none,
-        "r": rows_of(batch.r, heads), "writes": none, "g": gate_of(batch.g, heads), "beta": gate_of(batch.beta, heads),
-        "offsets": address(batch.offsets), "inverses": inverses.data.ptr, "states": 0, "start": start.values(),
-        "end": end.values(), "start_group": start.group, "end_group": end.group, "transfers": NO_STATES.values(),
-        "slots": batch.slots, "T": batch.T, "heads": heads, "segments": batch.segments, "chunks": batch.chunks,
-        "scale": 1.0,
+        "q": rows_of(batch.q, heads), "k": rows_of(batch.k, heads), "r": rows_of(batch.r, heads),
+        "g": gate_of(batch.g, heads), "beta": gate_of(batch.beta, heads), "offsets": address(batch.offsets),
+        "inverses": inverses.data.ptr, "states": address(states), "start": start.values(), "end": end.values(),
+        "start_group": start.group, "end_group": end.group, "transfers": transfers.values(), "slots": batch.slots,
+        "T": batch.T, "heads": heads, "segments": batch.segments, "chunks": batch.chunks, "scale": 1.0,
     }  # fmt: skip
+    fields |= {name: rows_of(y, heads) for name, y in rows.items()}
     if "segments" in more:  # every chunk is a segment
         blocks = batch.N * heads * batch.chunks_longest
     packed = arguments.DELTA_SCAN.pack(**fields | more)
-    launch.launch(how.file, how.entry, how.constants, blocks, how.threads, how.shared, packed)
+    launch.launch(how.file, how.entry, how.constants, blocks, how.threads, how.shared, packed,
+                  (*_arrays(batch), *rows.values(), inverses, states, start.array, end.array, transfers.array))
+
+
+def _arrays(batch: Batch) -> tuple[Array | None, ...]:
+    """The arrays of a call that its launches take."""
+    return batch.q, batch.k, batch.r, batch.g, batch.beta, batch.offsets
 
 
 def _inverses(xp: Any, batch: Batch) -> Array:
@@ -172,7 +177,7 @@ def _begins(xp: Any, batch: Batch, inverses: Array, start: States) -> tuple[Stat
         return None, None
     added, transfers = _of_segments(xp, batch, batch.V), _of_segments(xp, batch, batch.K)
     how = cuts.chain_pass(batch.kind, launch.shared_limit(), what=ADDS)
-    _chain(batch, how, inverses, start, added, v=rows_of(batch.v, batch.heads), transfers=transfers.values())
+    _chain(batch, how, inverses, start, added, v=batch.v, transfers=transfers)
     return _sum_up(xp, batch, added, transfers, start, False), transfers
 
 
@@ -184,20 +189,21 @@ def _ends(
         return None
     added = _of_segments(xp, batch, batch.V)
     how = cuts.chain_pass(batch.kind, launch.shared_limit(), True, ADDS)
-    _chain(batch, how, inverses, last, added, v=rows_of(dout, batch.heads), scale=scale)
+    _chain(batch, how, inverses, last, added, v=dout, scale=scale)
     return _sum_up(xp, batch, added, transfers, last, True)
 
 
 def _sum_up(xp: Any, batch: Batch, added: States, transfers: States, start: States, reverse: bool) -> States:
     """Initial states of the segments from their offsets and transfer matrices, by delta_scan_segments.cu."""
-    begins, how = xp.empty_like(added.array), cuts.segments_pass(batch.kind, reverse)
+    begins = _of_segments(xp, batch, batch.V)
+    how = cuts.segments_pass(batch.kind, reverse)
     packed = arguments.DELTA_SEGMENTS.pack(
         offsets=address(batch.offsets), added=address(added.array), transfers=address(transfers.array),
-        begins=address(begins), start=start.values(), start_group=start.group, T=batch.T, heads=batch.heads,
+        begins=address(begins.array), start=start.values(), start_group=start.group, T=batch.T, heads=batch.heads,
         segments=batch.segments, chunks=batch.chunks)  # fmt: skip
     launch.launch(how.file, how.entry, how.constants, batch.N * batch.heads * how.parts, how.threads, how.shared,
-                  packed)
-    return added._replace(array=begins, group=0)
+                  packed, (batch.offsets, added.array, transfers.array, begins.array, start.array))
+    return begins._replace(group=0)
 
 
 def _grads(
@@ -216,5 +222,5 @@ def _grads(
         dbeta=address(gates["beta"]), slots=batch.slots, T=batch.T, heads=heads, segments=batch.chunks_longest,
         unused=0, scale=scale)  # fmt: skip
     launch.launch(how.file, how.entry, how.constants, batch.N * heads * batch.chunks_longest, how.threads, how.shared,
-                  packed)
+                  packed, (*rows.values(), batch.g, batch.beta, batch.offsets, states, ends, *gates.values()))
     return grads, gates

@@ -63,7 +63,8 @@ def unsupported_arrays(x: Inputs, plan: Plan) -> str | None:
         return why
     if x.g.shape[-2] > x.v.shape[-2]:
         return "there are more heads of decays than of values"
-    if not cuts.takes(_element(x), x.k.shape[-1], x.v.shape[-1], launch.capability()):
+    element = _element(x)
+    if element != "bfloat16" or not cuts.takes(element, x.k.shape[-1], x.v.shape[-1], launch.capability()):
         return ("the chunk kernels of a vector decay take bfloat16 on compute capability 90, keys and values in "
                 f"multiples of {cuts.ALIGN} up to {cuts.WIDEST}")  # fmt: skip
     return None

@@ -11,10 +11,12 @@ column.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core import Computed, Explained, register
 from ...ops.averages import divide, divide_vjp, with_ones
 from ...ops.map_steps import Steps
 from ...runtime.arrays import Array, cast
@@ -44,9 +46,6 @@ class MappedInputs(NamedTuple):
         return [Inputs(q, k, v, self.g)]
 
 
-MappedInputs.core = sys.modules[__name__]  # type: ignore[attr-defined]  # what computes a call with them
-
-
 class Residuals(NamedTuple):
     """Residuals of a forward pass."""
 
@@ -66,16 +65,12 @@ def is_compiled(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> boo
     return "features" in core.choose(fn, one, plan, wanted).handles(core.Call(one, plan))
 
 
-def form(fn: str, x: MappedInputs, memory: Inputs, plan: Plan, wanted: str | None) -> tuple[str, int | None]:
-    """(form, tokens of a chunk or None)."""
+def explain(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> Explained:
+    """Backend, form and operations, and where features are computed."""
     if is_compiled(fn, x, plan, wanted):
-        return "chunk form", policy.cpu_chunk(plan, x.v.shape[-3])
-    return core.form(fn, x, memory, plan, wanted)
-
-
-def describe(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> str:
-    """Where features are computed, for `explain`."""
-    return "features chunk by chunk" if is_compiled(fn, x, plan, wanted) else "features by array calls"
+        form = "chunk form", policy.cpu_chunk(plan, x.v.shape[-3])
+        return core.explain_memories(fn, x.memories(), plan, wanted, "features chunk by chunk", [form])
+    return core.explain_memories(fn, x.memories(), plan, wanted, "features by array calls")
 
 
 def forward(
@@ -143,3 +138,15 @@ def reads_out(residuals: Residuals) -> bool:
 def reads_end(residuals: Residuals) -> bool:
     """Whether backward reads the final state."""
     return True
+
+
+def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[MappedInputs, Any], Computed]:
+    """The forward (x, state) of further calls."""
+    return lambda x, state: forward(fn, x, plan, state, wanted)
+
+
+def record(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, arrays: list[Array]) -> None:
+    """No plan of its own."""
+
+
+register(sys.modules[__name__], MappedInputs)

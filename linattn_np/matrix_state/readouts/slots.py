@@ -9,8 +9,10 @@ W (K, M) holds one key per slot, S (M, V) one value. The adjoint runs in reverse
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ...core import Computed, Explained, register
 from ...ops.learned_maps import softmax, softmax_vjp
 from ...runtime.arrays import Array
 from .. import core
@@ -30,9 +32,6 @@ class SlotInputs(NamedTuple):
         """The core's inputs of the memories of keys and of values; s_t stands in for p_t, which has its shape."""
         return [Inputs(self.q, self.k, self.s, gv=self.g), Inputs(None if self.q is None else self.s, self.s, self.v,
                                                                   self.g)]  # fmt: skip
-
-
-SlotInputs.core = sys.modules[__name__]  # type: ignore[attr-defined]  # what computes a call with them
 
 
 class Residuals(NamedTuple):
@@ -70,6 +69,11 @@ def backward(
     return SlotInputs(e.q, e.k, d.v, d.k + e.v, d.g + e.gv), (dS_0, dW_0)
 
 
+def explain(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> Explained:
+    """Backend, form and operations of both memories."""
+    return core.explain_memories(fn, x.memories(), plan, wanted)
+
+
 def reads_out(residuals: Residuals) -> bool:
     """Whether backward reads the output."""
     return False
@@ -78,3 +82,15 @@ def reads_out(residuals: Residuals) -> bool:
 def reads_end(residuals: Residuals) -> bool:
     """Whether backward reads the final state."""
     return True
+
+
+def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[SlotInputs, Any], Computed]:
+    """The forward (x, state) of further calls."""
+    return lambda x, state: forward(fn, x, plan, state, wanted)
+
+
+def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, arrays: list[Array]) -> None:
+    """No plan of its own."""
+
+
+register(sys.modules[__name__], SlotInputs)

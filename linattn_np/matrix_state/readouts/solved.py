@@ -14,12 +14,16 @@ the last being the gradient of a read x_t Z_t with cotangent -y_t.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from math import prod
 from typing import Any, NamedTuple
 
 import array_api_compat as compat
 
+from ...core import Computed, Explained, register
 from ...runtime.arrays import Array, Namespace, add_to, sum_to
 from .. import core
+from ..operations import readers_of
 from ..types import Inputs, Plan
 from . import systems
 from .systems import singular
@@ -41,9 +45,6 @@ class SolvedInputs(NamedTuple):
         """The core's inputs of one memory, in the dtype of `values`."""
         H = self.v.shape[-2]
         return Inputs(self.q, self.k, self.beta * broadcast_heads(values, H), self.g)
-
-
-SolvedInputs.core = sys.modules[__name__]  # type: ignore[attr-defined]  # what computes a call with them
 
 
 class SolvedResiduals(NamedTuple):
@@ -100,12 +101,16 @@ def _iterating(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Any:
     return backend.module if iterates and not x.solver.exact and 0 not in (*x.v.shape, *x.k.shape) else systems
 
 
-def describe(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> str:
-    """How the systems are solved, for `explain`."""
-    if x.solver.exact:
-        return "every system is formed and solved by the array library"
+def explain(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Explained:
+    """Backend, form and operations of the memory of values and of the systems, and how those are solved."""
+    memory, solver = x.memory(x.v), x.solver
     where = "array calls" if _iterating(fn, x, plan, wanted) is systems else "compiled loops"
-    return f"systems by at most {x.solver.iterations} steps of conjugate gradients, in {where}"
+    words = (f"systems by at most {solver.iterations} steps of conjugate gradients, in {where}" if not solver.exact else
+             "every system is formed and solved by the array library")  # fmt: skip
+    found = core.explain_memories(fn, [memory], plan, wanted, words)
+    each = operations_per_token(x, found.chunk_size or 1, readers_of(memory))
+    return found._replace(operations=found.operations + each * prod(x.v.shape[:-1]),
+                          operations_per_token=found.operations_per_token + each)
 
 
 def operations_per_token(x: SolvedInputs, C: int, readers: int) -> float:
@@ -173,3 +178,15 @@ def reads_out(residuals: Residuals) -> bool:
 def reads_end(residuals: Residuals) -> bool:
     """Whether backward reads the final state."""
     return False
+
+
+def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[SolvedInputs, Any], Computed]:
+    """The forward (x, state) of further calls."""
+    return lambda x, state: forward(fn, x, plan, state, wanted)
+
+
+def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, arrays: list[Array]) -> None:
+    """No plan of its own."""
+
+
+register(sys.modules[__name__], SolvedInputs)

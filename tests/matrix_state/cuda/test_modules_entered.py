@@ -48,6 +48,7 @@ def test_a_call_on_cupy_arrays(cp, T, pulled):
     q, k, v = (cp.asarray(rng.standard_normal((2, T, 4, 64)).astype(np.float32)) for _ in range(3))
     g, beta = (cp.asarray(rng.uniform(0, 1, (2, T, 4)).astype(np.float32)) for _ in range(2))
     if pulled:
-        check(lambda: la.vjp(la.gated_delta_rule, q, k, v, -g, beta)[1](v), 16)
+        dout = cp.ones_like(v)
+        check(lambda: la.vjp(la.gated_delta_rule, q, k, v, -g, beta)[1](dout), 16)
     else:
         check(lambda: la.gated_delta_rule(q, k, v, -g, beta))

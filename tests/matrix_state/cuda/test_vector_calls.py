@@ -122,6 +122,13 @@ def test_segments(launched, how):
     assert entries == ["adds", "segments", "scan", "scan"]
 
 
+@pytest.mark.parametrize(("erase", "words"), [("none", "a scan of chunks"), ("delta", "chains of chunks")])
+def test_the_choice_says_which_kernels(launched, erase, words):
+    x, plan = call_of(erase=erase)[0]
+    said = cuda_calls.describe(matrix_state.Call(x, plan))
+    assert said.startswith(f"{words} by warpgroup products (wgmma), exact where")
+
+
 def test_strided_and_misaligned_arrays_are_copied(launched):
     """A decay that is the same in every token, rows at odd places: as the copy engine takes them."""
     (x, plan), (wide, wide_plan), S = call_of()

@@ -1,0 +1,131 @@
+"""What a core is: what a public call asks of the code that computes a recurrence, forward and backward.
+
+A core is an object, or a module, with the functions of `Core`. A spec names its core (`VariantSpec.core`). The type of
+what a change of variables returns names the computation: the core itself, or one of its read-outs (`register`).
+One token is a forward of T = 1 with a state: a core finds its own short way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from .runtime.arrays import Array, Namespace
+from .runtime.shapes import Sequence, Sizes
+
+SAVED_VARIABLE = "LINATTN_CUDA_SAVED_BLOCKS"  # the environment variable that limits what a forward on CUDA saves
+
+
+class CallPlan(NamedTuple):
+    """How a call is computed, as far as it is the same for every core. A core's own plan has these fields too."""
+
+    xp: Namespace
+    dtype: Any  # dtype of states and of every accumulation
+    scale: float
+    causal: bool = True  # False: every query reads the final state
+    chunk_size: int | str | None = None  # 1 recurrent, "parallel", C, or None to choose
+    sequences: tuple[Sequence, ...] = ()
+    gradients: bool = False  # a backward follows
+    gate_gradient: bool = True  # the gradients of log decays are used; False lets a core skip them
+    precision: str | None = None  # "tf32": products of float32 may round their factors to tf32
+    overwrite: bool = False  # the final state may overwrite the initial one
+    pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
+
+
+class Explained(NamedTuple):
+    """How a core would compute a call; operations are those of the products of the forward pass."""
+
+    backend: str
+    reason: str
+    others: dict[str, str]  # each other backend, and why it is not used
+    form: str
+    chunk_size: int | None
+    operations: float
+    operations_per_token: float  # per state
+
+
+Computed = tuple[Any, Any, Any]  # (out or None, final state, residuals)
+
+
+class Computation(Protocol):
+    """Forward, backward and what replay and `explain` ask. fn: the public name; wanted: the option `backend`."""
+
+    def forward(self, fn: str, x: Any, plan: Any, state: Any, wanted: str | None, /) -> Computed:
+        """(out, final state, residuals).   out is (..., T, heads, V), or None without queries that read.
+
+        state: None for zeros. The final state may be `state` itself, overwritten, if plan.overwrite.
+        """
+        ...
+
+    def backward(self, residuals: Any, dout: Any, dstate: Any, /) -> tuple[Any, Any]:
+        """(gradients of the inputs in their type, gradient of the initial state), in plan.dtype.
+
+        dout and dstate: one may be None. May be called any number of times.
+        """
+        ...
+
+    def reads_out(self, residuals: Any, /) -> bool:
+        """Whether backward reads the output: the caller of vjp then gets a copy."""
+        return False
+
+    def reads_end(self, residuals: Any, /) -> bool:
+        """Whether backward reads the final state."""
+        return False
+
+    def repeat(self, fn: str, plan: Any, wanted: str | None, residuals: Any, /) -> Callable[[Any, Any], Computed]:
+        """The forward (x, state) -> Computed of further calls with the same shapes, strides, dtypes and options.
+
+        residuals: of the first of them, which may hold what was chosen for it. It must keep no arrays of that call.
+        """
+        return lambda x, state: self.forward(fn, x, plan, state, wanted)
+
+    def record(self, x: Any, plan: Any, state: Any, residuals: Any, arrays: list[Array], /) -> Any:
+        """A plan (arrays, state, pointers) -> (out, final state) that replaces a call; None if there is none."""
+        return None
+
+    def explain(self, fn: str, x: Any, plan: Any, wanted: str | None, /) -> Explained:
+        """How `forward` would compute this call.   Raises ValueError where forward would refuse `wanted`."""
+        ...
+
+
+class Core(Computation, Protocol):
+    """A core: its computation, its states and its plan. Classes that inherit from this one get the defaults.
+
+    BACKENDS: values of the option `backend`. STATE_AXES: axes of each part of a state, "state" being a state of one
+    array. TAKES_POOLS: whether plan.pool_rows may be set; without, rows are gathered before the call.
+    """
+
+    BACKENDS: tuple[str, ...]
+    STATE_AXES: Mapping[str, str]
+    TAKES_POOLS: bool = False
+
+    def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes, /) -> Any:
+        """The core's plan, from what every call has, the core's own fields of the spec, and options."""
+        return plan
+
+    def readable(self, state: Any, /) -> Any:
+        """A state for `la.read`, in its own type.   Raises TypeError if queries cannot read it by itself."""
+        raise TypeError(f"read: state is a {type(state).__qualname__}, expected one that queries read")
+
+    def read(self, plan: CallPlan, q: Array, state: Any, /) -> tuple[Array, Callable[[Array], tuple[Array, Any]]]:
+        """(out, dout -> (dq, dstate)) of queries of a readable state, in plan.dtype."""
+        raise TypeError(f"read: state is a {type(state).__qualname__}, which this core does not read")
+
+    def draw_state(self, rng: Any, kind: type[Any] | None, shapes: Mapping[str, tuple[int, ...]], /) -> Any:
+        """A random float64 state for tests: `kind` of arrays with these shapes, by part; one array if it is None."""
+        parts = [rng.standard_normal(shape) for shape in shapes.values()]
+        return parts[0] if kind is None else kind(*parts)
+
+
+COMPUTATIONS: dict[type[Any], Computation] = {}  # by the type of the inputs
+STATES: dict[type[Any] | None, Core] = {}  # by the type of a state; None: one array, and plain tuples
+
+
+def register(computation: Computation, *inputs: type[Any]) -> None:
+    """Calls whose change of variables returns one of these types are computed by `computation`."""
+    COMPUTATIONS.update(dict.fromkeys(inputs, computation))
+
+
+def register_states(core: Core, *kinds: type[Any] | None) -> None:
+    """States of these types belong to `core`."""
+    STATES.update(dict.fromkeys(kinds, core))
