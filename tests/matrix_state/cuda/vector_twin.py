@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from linattn_np.matrix_state.cuda.arguments import DELTA, VECTOR
-from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, SQUARE
+from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, SQUARE, TILE
 
 MAP = struct.Struct("<Q4q4qI")  # data, shape, strides, bytes of an element
 C, STATE = 64, (128, 128)
-MADE = {}  # by the address of factors: the launch that has made them, whose keys, decays and strengths they stand for
+MADE = {}  # by the address of factors and of A: the launch that has made them, of whose keys, decays and beta they are
 
 
 def tensor_map(x, steps=1):
@@ -45,6 +45,12 @@ def store_state(address, number, size, S):
     S = np.ascontiguousarray(S, dtype=np.float64)
     assert S.nbytes <= size
     _view(address + number * size, (S.nbytes,), (1,), np.uint8)[:] = S.reshape(-1).view(np.uint8)
+
+
+def store_rows(address, number, row, new):
+    """Row of the new values of a chunk, as float64."""
+    assert 8 * C * len(new) <= TILE
+    _view(address + number * TILE + 8 * len(new) * row, new.shape, (8,), np.float64)[:] = new
 
 
 class _Call:
@@ -175,7 +181,7 @@ def _multiply(a, blocks):
 def _inverse(call, blocks):
     """Marks the chunks that have an inverse."""
     a = call.a
-    MADE[a.factors] = call
+    MADE[a.factors] = MADE[a.inverses] = call
     pieces = call.constants.LA_PIECES if call.constants.LA_EXACT else a.segments * a.chunks
     for slot in range(blocks // pieces):
         n, head = divmod(slot, a.heads)
@@ -201,7 +207,10 @@ def _scan(call, n, head, segment, start, stop, is_last):
             number = call.block(n, head) + (start + t) // C
             _view(a.grams + number * SQUARE, (C,), (8,), np.float64)[(start + t) % C] = q @ (u * k)
         old, S = S, np.exp(g)[:, None] * S
-        S = S + np.outer(k, v if beta is None else beta[t] * (v - k @ S))
+        new = v if beta is None else beta[t] * (v - k @ S)
+        if getattr(c, "LA_KEEP", 0) and beta is not None:
+            store_rows(a.new_values, call.block(n, head) + (start + t) // C, (start + t) % C, new)
+        S = S + np.outer(k, new)
         out[t] = a.scale * (q @ (old + np.outer(u * k, v)) if before else q @ S)
     if is_last and head % a.end_group == 0:
         call.state("end", (n * a.heads + head) // a.end_group, c.LA_K, c.LA_V)[:] = S

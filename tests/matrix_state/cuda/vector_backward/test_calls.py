@@ -8,14 +8,22 @@ import pytest
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
-from linattn_np.matrix_state.cuda import shared_memory, vector, vector_backward, vector_backward_plan, vector_plan
+from linattn_np.matrix_state.cuda import (
+    delta_plan,
+    shared_memory,
+    vector,
+    vector_backward,
+    vector_backward_plan,
+    vector_plan,
+)
 from linattn_np.runtime.cuda import launch
 from tests.matrix_state.cuda import vector_twin
 from tests.matrix_state.cuda.step_twin import stub
 from tests.matrix_state.cuda.test_vector_calls import BFLOAT16, call_of
 from tests.matrix_state.cuda.vector_backward import twin
 
-BACKWARD = (vector_backward_plan.REVERSE, vector_backward_plan.GRADS, vector_backward_plan.BONUS)
+BACKWARD = (vector_backward_plan.REVERSE, vector_backward_plan.GRADS, vector_backward_plan.BONUS,
+            vector_backward_plan.STRENGTHS)
 
 
 @pytest.fixture
@@ -29,7 +37,7 @@ def launched(monkeypatch):
             twin.head_sums(arguments, BFLOAT16)
             return
         own = (file, entry, threads) in BACKWARD
-        assert own or (file, entry, threads) in vector_plan.KERNELS.values()
+        assert own or (file, entry, threads) in (*vector_plan.KERNELS.values(), delta_plan.KERNELS["segments"])
         if own:
             twin.run(entry, constants, blocks, arguments, BFLOAT16)
         else:
@@ -54,12 +62,14 @@ def compare(launched, keep=True, dstate=True, **how):
     end = cuda_calls.forward(x, plan, None if S is None else stub(S))[1]
     dend = rng.standard_normal(end.shape).astype(np.float32) if dstate else None
     expected, first = recurrence.backward(saved, dout.astype(np.float64), dend)
+    if expected.r is not None:  # the keys as they read
+        expected = expected._replace(k=expected.k + expected.r)
     launched.clear()
     residuals = cuda_calls.forward(x, plan._replace(gradients=keep), None if S is None else stub(S))[2]
     assert (residuals.starts is not None) == keep
     launched.clear()
     grads, d = cuda_calls.backward(residuals, stub(dout), None if dend is None else stub(dend))
-    for name in ("q", "k", "v", "g", "u"):
+    for name in ("q", "k", "v", "g", "beta", "u"):
         found, want = getattr(grads, name), getattr(expected, name)
         assert (found is None) == (want is None), name
         if found is not None:
@@ -77,6 +87,20 @@ def compare(launched, keep=True, dstate=True, **how):
 def test_reverse_chain_and_gradients(launched, how):
     expected = [("reverse", 0), ("grads", 0), ("grads", 1)] + [("bonus", 0)] * how.get("bonus", False)
     assert compare(launched, **how) == expected
+
+
+@pytest.mark.parametrize("how", [
+    {}, {"state": False, "dstate": False}, {"T": 65, "gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
+    {"K": 72, "V": 8, "T": 20}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1}, {"T": 1100, "B": 1},
+], ids=str)
+def test_delta_rule(launched, how):
+    """The reverse chain of the delta rule is not cut into segments."""
+    assert compare(launched, erase="delta", **how) == [("reverse", 0), ("grads", 0), ("grads", 1), ("strengths", 0)]
+
+
+def test_residuals_of_the_delta_rule_are_made_again(launched):
+    names = [entry for entry, _ in compare(launched, keep=False, erase="delta")]
+    assert names == ["inverse", "inverse", "chain", "chain", "reverse", "grads", "grads", "strengths"]
 
 
 def test_residuals_that_were_not_kept_are_made_again(launched, monkeypatch):

@@ -6,10 +6,17 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from linattn_np.matrix_state.cuda.arguments import HEAD_SUMS, VECTOR_BONUS, VECTOR_GRADS, VECTOR_REVERSE
-from tests.matrix_state.cuda.vector_twin import STATE, C, _array, _Call, _mapped, _view, store_state
+from linattn_np.matrix_state.cuda.arguments import (
+    HEAD_SUMS,
+    VECTOR_BONUS,
+    VECTOR_GRADS,
+    VECTOR_REVERSE,
+    VECTOR_STRENGTHS,
+)
+from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, TILE
+from tests.matrix_state.cuda.vector_twin import MADE, STATE, C, _array, _betas, _Call, _mapped, _view, store_state
 
-STRUCTS = {"reverse": VECTOR_REVERSE, "grads": VECTOR_GRADS, "bonus": VECTOR_BONUS}
+STRUCTS = {"reverse": VECTOR_REVERSE, "grads": VECTOR_GRADS, "bonus": VECTOR_BONUS, "strengths": VECTOR_STRENGTHS}
 
 
 def load_state(address, number, size, K, V):
@@ -43,7 +50,7 @@ class _Backward(_Call):
 def run(entry, constants, blocks, arguments, narrow):
     """One launch."""
     call = _Backward(entry, constants, arguments, narrow)
-    {"reverse": _reverse, "grads": _grads, "bonus": _bonus}[entry](call, blocks)
+    {"reverse": _reverse, "grads": _grads, "bonus": _bonus, "strengths": _strengths}[entry](call, blocks)
 
 
 def _wide(*arrays):
@@ -85,6 +92,8 @@ def _scan(call, n, head, start, stop, G):
     g = call.gates("g", head, n, start, stop).astype(np.float64)
     k = None if c.LA_ADDS else call.box("k", head, n, start, stop, a.group_k).astype(np.float64)
     dv = None if c.LA_ADDS else call.of("out", head, n, start, stop, c.LA_V)
+    beta = _betas(MADE[a.inverses], n, head, start, stop) if c.LA_ERASE else None
+    v = call.box("v", head, n, start, stop, a.group_v).astype(np.float64) if c.LA_ERASE else None
     for t in range(stop - start - 1, -1, -1):
         if not c.LA_ADDS and ((start + t) % C == C - 1 or t == stop - start - 1):
             store_state(a.ends, call.block(n, head) + (start + t) // C, c.LA_ENDS, G)
@@ -94,11 +103,20 @@ def _scan(call, n, head, start, stop, G):
         if not c.LA_ADDS:
             number = call.block(n, head) + (start + t) // C
             own = _view(a.grams + number * c.LA_GRAM, (C,), (8,), np.float64)[(start + t) % C] if c.LA_BONUS else 0.0
-            dv[t] = k[t] @ G + a.scale * own * dout[t]
+            new = (1 if beta is None else beta[t]) * (k[t] @ G + a.scale * own * dout[t])
+            dv[t] = new
+            if c.LA_ERASE:
+                G = G - np.outer(k[t], new)
+                _dots(call, number)[(start + t) % C] = new @ v[t]
         G = np.exp(g[t])[:, None] * G
         if c.LA_BEFORE:
             G = G + read
     return G, np.exp(g.sum(0))
+
+
+def _dots(call, number):
+    """dW.v of the tokens of a chunk, behind its G."""
+    return _view(call.a.ends + number * call.constants.LA_ENDS + DELTA_END, (C,), (4,), np.float32)
 
 
 def _grads(call, blocks):
@@ -126,27 +144,54 @@ def _chunk(call, n, head, chunk, start, stop):
                        call.box("dout", head, n, start, stop))  # fmt: skip
     dq, dk = (call.of(name, head, n, start, stop, K) for name in ("dq", "dk"))
     dg = call.gates("dg", head, n, start, stop)
+    new = _view(a.new_values + number * TILE, v.shape, (8 * V, 8), np.float64) if c.LA_ERASE else v  # v: of dW
     S, before = load_state(a.states, number, c.LA_END, K, V), []
     u = _array(a.u, head // a.group_u + 1, K)[-1].astype(np.float64) if c.LA_BONUS else np.zeros(K)
     for t in range(stop - start):
         before.append(S)
-        S = np.exp(g[t])[:, None] * S + np.outer(k[t], v[t])
+        S = np.exp(g[t])[:, None] * S + np.outer(k[t], new[t])
     G, du = load_state(a.ends, number, c.LA_ENDS, K, V), np.zeros(K)
     for t in range(stop - start - 1, -1, -1):
         d = a.scale * dout[t]
-        own = (d @ v[t]) * u
+        own = (d @ new[t]) * u
         dq[t] = (before[t] if c.LA_BEFORE else S) @ d + own * k[t]
         if not c.LA_BEFORE:
             G = G + np.outer(q[t], d)
-        dk[t] = G @ v[t] + own * q[t]
+        r = -np.exp(g[t]) * (before[t] @ v[t]) if c.LA_ERASE else 0.0
+        dk[t] = G @ new[t] + own * q[t] + r
+        if c.LA_ERASE:
+            G = G - np.outer(k[t], v[t])
+            _add_erase_dots(call, n, head, start + t, r * k[t])
         dg[t] = np.exp(g[t]) * (G * before[t]).sum(1)
         G = np.exp(g[t])[:, None] * G
         if c.LA_BEFORE:
             G = G + np.outer(q[t], d)
-        du += (d @ v[t]) * q[t] * k[t]
+        du += (d @ new[t]) * q[t] * k[t]
         S = before[t]
     if c.LA_BONUS:
         _array(a.du, number + 1, K)[-1] = du
+
+
+def _add_erase_dots(call, n, head, t, products):
+    a, (row, first, _) = call.a, call.sequence(n)
+    sums = _array(a.erase_dots, -(-len(products) // 64), a.heads, a.tokens)
+    for half in range(len(sums)):
+        sums[half, head, row * a.T + first + t] = products[64 * half : 64 * half + 64].sum()
+
+
+def _strengths(call, blocks):
+    a, K = call.a, call.constants.LA_K
+    assert blocks == -(-a.items // 4)
+    sums = _array(a.erase_dots, -(-K // 64), a.heads, a.tokens).sum(0)
+    dbeta = _array(a.dbeta, a.tokens, a.heads)
+    for n in range(a.items // a.heads // a.chunks):
+        row, first, T = call.sequence(n)
+        for head in range(a.heads):
+            beta = np.maximum(_betas(call, n, head, 0, T), 1e-8)
+            dots = [_dots(call, call.block(n, head) + chunk) for chunk in range(-(-T // C))]
+            index = row * a.T + first
+            found = np.concatenate(dots)[:T] if dots else np.zeros(0)
+            dbeta[index : index + T, head] = (found + sums[head, index : index + T]) / beta
 
 
 def _bonus(call, blocks):
