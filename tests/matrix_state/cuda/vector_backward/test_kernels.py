@@ -37,7 +37,8 @@ def on_device(cp, fn, arrays, state, dout, dstate, **options):
     return both(fn, there, *map(cp.asarray, (state, dout, dstate)), backend="cuda", chunk_size=64, **options)
 
 
-def compare(cp, fn="gla", options=None, scale=1.0, **how):
+def compare(cp, fn="gla", options=None, scale=1.0, each=True, **how):
+    """each: the norm is that of one head."""
     arrays, state = draw(fn, **how)
     dout, dstate = cotangents(arrays, state)
     dout, dstate = (dout.astype(np.float64) * scale).astype(dout.dtype), (dstate * scale).astype(np.float32)
@@ -47,7 +48,8 @@ def compare(cp, fn="gla", options=None, scale=1.0, **how):
     expected = both(fn, wide, *(x.astype(np.float64) for x in (state, dout, dstate)), **options)
     for name, want in expected.items():
         axis = {"state": -3, "beta": -1}.get(name, -2)
-        for head in range(want.shape[axis]):
+        assert each or error(found[name], want) < BOUND.get(fn, OTHERS), name
+        for head in range(want.shape[axis] * each):
             assert error(found[name].take(head, axis), want.take(head, axis)) < BOUND.get(fn, OTHERS), (name, head)
 
 
@@ -62,8 +64,11 @@ def test_gates(cp, fn, kind, gate):
 @pytest.mark.parametrize("T", [1, 15, 16, 17, 63, 64, 65, 127, 257])
 @pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
 def test_lengths(cp, fn, T, kind):
-    """Also where few tokens follow a chunk: a gradient of the state that no decay has crossed drowns nothing."""
-    compare(cp, fn, T=T, seed=T, kind=kind)
+    """Also where few tokens follow a chunk: a gradient of the state that no decay has crossed drowns nothing.
+
+    One token of the delta rule: dq and dbeta are a number a head, which may be near 0 by chance, of rounded values.
+    """
+    compare(cp, fn, T=T, seed=T, kind=kind, B=2 if T > 1 else 8, each=T > 1 or fn != "kda")
 
 
 @pytest.mark.parametrize("kind", ["five", "twenty"])
