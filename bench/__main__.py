@@ -7,10 +7,11 @@ import os
 import sys
 
 from bench.compare import THREADS
+from linattn_np import catalog
 
-COMPARED = ("gated_delta_rule", "gla", "kda", "rwkv6", "rwkv7", "simple_gla", "step")  # cases of cpu/variants.py
+COMPARED = ("step", *catalog.modules())  # cpu/variants.py
 PLAIN = {
-    **dict.fromkeys(COMPARED, "cpu.variants"),
+    **dict.fromkeys(COMPARED, "cpu.variants"),  # but mesa_net, which has a measurement of its own
     "feature_maps": "cpu.feature_maps", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
 }  # fmt: skip
@@ -33,7 +34,7 @@ def main() -> int:
     if name in ONE_THREAD:
         os.environ.update(dict.fromkeys(THREADS, "1"))  # libraries read these when they are imported, below
     module = importlib.import_module(f"bench.{known[name]}")
-    return module.main([name, *options] if name in COMPARED else options)
+    return module.main([name, *options] if known[name] == "cpu.variants" else options)
 
 
 if __name__ == "__main__":

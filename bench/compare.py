@@ -143,7 +143,8 @@ def ours(fn: str, arrays: Arrays, backward: bool, backends: tuple[str, ...] = ("
 
     import linattn_np as la
 
-    function, dout = getattr(la, fn), np.ones_like(arrays["v"])
+    function = getattr(la, fn)
+    dout = np.ones_like(arrays[function.spec.change.value])
 
     def call(backend: str) -> Any:
         if not backward:

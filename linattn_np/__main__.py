@@ -1,4 +1,4 @@
-"""The command line: `linattn doctor | warmup | probe | recall`; also `python -m linattn_np`."""
+"""The command line: `linattn doctor | docstring | warmup | probe | recall`; also `python -m linattn_np`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 COMMANDS = {
     "doctor": (".doctor", "show the installation and check every variant on every backend"),
+    "docstring": (".docstring", "the docstring that follows from a variant's spec, to start from"),
     "warmup": (".warmup", "compile CPU loops and CUDA kernels ahead of their first use; needs no GPU"),
     "probe": (".experiments.probe.command", "properties of the recurrences, measured on constructed inputs"),
     "recall": (".experiments.recall.command", "needle-in-a-haystack retrieval from real text"),

@@ -1,56 +1,38 @@
-"""The list of variants. A new variant is one file in variants/ and one line here; the rest follows from its spec.
+"""The list of variants: every function in a file of variants/<folder>/ under the decorator `public`.
 
-Modules are imported on first use: `catalog.gla` imports variants/no_erase/gla.py, VARIANTS and SPECS import all.
+Files are searched without being imported. Modules are imported on first use: `catalog.gla` imports
+variants/no_erase/gla.py, VARIANTS and SPECS import all.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .spec import VariantFunction, VariantSpec
 
-MODULES = {  # function -> module in variants/
-    "based": "no_erase.based",
-    "comba": "delta.comba",
-    "delta_product": "delta.delta_product",
-    "delta_rule": "delta.delta_rule",
-    "dfw": "no_erase.dfw",
-    "dplr": "free.dplr",
-    "rwkv7": "free.dplr",
-    "gated_delta_rule": "delta.gated_delta_rule",
-    "gla": "no_erase.gla",
-    "abc": "no_erase.gsa",
-    "gsa": "no_erase.gsa",
-    "hgrn2": "no_erase.hgrn2",
-    "iplr": "free.iplr",
-    "kda": "delta.kda",
-    "lightning_attention": "no_erase.lightning_attention",
-    "linear_attention": "no_erase.linear_attention",
-    "longhorn": "delta.longhorn",
-    "mamba2": "no_erase.mamba2",
-    "transxssm": "no_erase.mamba2",
-    "mesa_net": "no_erase.mesa_net",
-    "mlstm": "no_erase.mlstm",
-    "performer": "no_erase.performer",
-    "rebased": "no_erase.rebased",
-    "retention": "no_erase.retention",
-    "retnet": "no_erase.retention",
-    "rfa": "no_erase.rfa",
-    "rwkv6": "no_erase.rwkv6",
-    "simple_gla": "no_erase.simple_gla",
-}
+FOLDER = Path(__file__).parent / "variants"
+PUBLIC = re.compile(r"^@public\(.*?^def (\w+)\(", re.MULTILINE | re.DOTALL)
+
+
+@functools.cache
+def modules() -> dict[str, str]:
+    """Function -> module in variants/, from the text of the files."""
+    return {name: f"{path.parent.name}.{path.stem}" for path in sorted(FOLDER.glob("*/*.py"))
+            for name in PUBLIC.findall(path.read_text("utf-8"))}
 
 
 def __getattr__(name: str) -> Any:
-    if name in MODULES:
-        return getattr(import_module(f".variants.{MODULES[name]}", __package__), name)
     if name == "VARIANTS":
         return variants()
     if name == "SPECS":
         return tuple(f.spec for f in variants())
+    if not name.startswith("_") and (home := modules().get(name)) is not None:
+        return getattr(import_module(f".variants.{home}", __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -62,7 +44,7 @@ def variants() -> tuple[VariantFunction, ...]:
     def cell(fn: VariantFunction) -> tuple[int, int]:
         return list(Erase).index(fn.spec.erase), list(Decay).index(fn.spec.decay)
 
-    return tuple(sorted((__getattr__(name) for name in MODULES), key=cell))
+    return tuple(sorted((__getattr__(name) for name in modules()), key=cell))
 
 
 def _readouts(spec: VariantSpec) -> str:

@@ -41,6 +41,12 @@ DRAWS: dict[str, Draw] = {  # the distributions by name (Samples.distributions)
 SIZES = {"T": 12, "H": 2, "K": 5, "V": 3, "n": 2, "M": 4}
 
 
+def sizes_by_letter(**sizes: int | None) -> dict[str, int]:
+    """The size of every letter of axes; Hq and Hk default to H, Tq to T."""
+    every = SIZES | {name: n for name, n in sizes.items() if n is not None}
+    return {"Tq": every["T"], "Hq": every["H"], "Hk": every["H"], "P": every["K"] // 2} | every
+
+
 def sample(
     fn: VariantFunction, rng: np.random.Generator, B: tuple[int, ...] = (2,), optional: bool = True,
     **sizes: int | None,
@@ -49,9 +55,7 @@ def sample(
 
     sizes: T, H, K, V, Hq, Hk as in the axes of the arrays; Hq and Hk default to H.
     """
-    every = SIZES | {name: n for name, n in sizes.items() if n is not None}
-    letters = {"Tq": every["T"], "Hq": every["H"], "Hk": every["H"], "P": every["K"] // 2} | every
-    drawn = {}
+    letters, drawn = sizes_by_letter(**sizes), {}
     for name, arg in fn.spec.arrays.items():
         axes = arg.axes.split("|")[0].split()
         shape = (B if axes[0] == "T" else ()) + tuple(letters[letter] for letter in axes)
@@ -63,7 +67,9 @@ def sample(
 def draw_state(
     spec: VariantSpec, rng: np.random.Generator, lead: tuple[int, ...], sizes: Mapping[str, int], options: Any
 ) -> Any:
-    """A random float64 state (*lead, H, ...) of a call with these options; sizes: H, K, V."""
+    """A random float64 state (*lead, H, ...) of a call; sizes: H, K, V (K is 1 if no array has it)."""
+    if not any("K" in arg.axes.split() for arg in spec.arrays.values()):
+        sizes = {**sizes, "K": 1}
     kind = spec.state.type_of({**spec.options.defaults, **options})
     axes = spec.state.axes or spec.core.STATE_AXES
     parts = ("state",) if kind is None else kind._fields

@@ -12,7 +12,7 @@ import numpy as np
 
 from .core import Core
 from .matrix_state import core as matrix_state
-from .matrix_state.types import Decay, Erase, Inputs, Plan, Readout, ReadState
+from .matrix_state.types import Decay, Erase, EraseKey, Plan, Readout, ReadState
 from .runtime.arrays import Array, Namespace
 from .runtime.shapes import Sequence, Sizes
 
@@ -29,6 +29,7 @@ class Variables(SimpleNamespace):
     sizes: Sizes
     options: dict[str, Any]
     sequences: tuple[Sequence, ...]
+    axes: Mapping[str, str]  # of the arrays, time first
 
     def extended(self, more: Mapping[str, Any]) -> Variables:
         """A copy with more attributes."""
@@ -57,6 +58,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
     names that are not arrays of the variant become attributes of the c of to_core_vjp.
     query, key, value: the arrays that the core's q, k and v come from; None for a variant without one.
     gate: the array without which the log decays are constants that need no gradient.
+    erase_key: what the erase vectors r are, if there are any.
     """
 
     to_core: Callable[[Variables], CoreInputs]
@@ -67,18 +69,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
     key: str | None = "k"
     value: str = "v"
     gate: str | None = None
-
-
-def same_names(*names: str) -> ChangeOfVariables[Inputs]:
-    """The identity, for arrays with the names of the core's inputs."""
-
-    def to_core(c: Variables) -> Inputs:
-        return Inputs(**{name: getattr(c, name) for name in names})
-
-    def to_core_vjp(c: Variables, d: Inputs) -> Gradients:
-        return {name: getattr(d, name) for name in names}
-
-    return ChangeOfVariables(to_core, to_core_vjp)
+    erase_key: EraseKey = EraseKey.OWN
 
 
 class Record(Protocol):
@@ -153,6 +144,7 @@ class VariantSpec:
     query_reads: ReadState = ReadState.UPDATED
     erase_reads: ReadState = ReadState.DECAYED
     scaled: bool = True  # scale=None means K**-0.5, else 1
+    shares_states: bool = True  # queries may have more heads than values, in groups that read one state
     micro_steps: bool = False  # some arrays have an axis n after T: micro-steps, which the core treats as tokens
     state: StateFormat = StateFormat()
     options: OptionSpec = OptionSpec()

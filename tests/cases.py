@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 import linattn_np as la
-from linattn_np.sampling import DRAWS
-from linattn_np.testing import sample_state
+from linattn_np.call.binding import prepare
+from linattn_np.matrix_state.types import Inputs
+from linattn_np.sampling import DRAWS, sizes_by_letter
+from linattn_np.testing import sample, sample_state
 from tests.naive import NAIVE
 
 LENGTHS = (0, 1, 15, 16, 17, 63, 64, 65, 97)
 WIDTHS = (1, 7, 60, 64, 100, 128, 256)
 FORMS = ({"chunk_size": 1}, {"chunk_size": 16}, {"chunk_size": 64}, {"chunk_size": "parallel"}, {})
-
-
-STATE_SPACE = (la.mamba2, la.transxssm)  # x, D and z have one head a state
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,31 @@ class Case:
     def erases(self) -> bool:
         return self.spec.erase.name != "NONE"
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether an erase vector reads the state before its decay."""
+        return self.spec.erase.name == "FREE" or (self.erases and self.spec.erase_reads.name == "PREVIOUS")
+
+    @property
+    def squares(self) -> bool:
+        """Whether keys are multiplied by each other."""
+        return self.erases or self.spec.readout.name == "SOLVED"
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether an array other than the values acts on the value channels one by one."""
+        return any(axes.endswith(" V") for name, axes in self.given.items() if name != self.spec.change.value)
+
+    @property
+    def required(self) -> Case:
+        """The case without the arrays that are optional."""
+        return replace(self, given={n: s for n, s in self.given.items() if not self.spec.arrays[n].optional})
+
+    def is_readable(self, q: Any, state: Any) -> bool:
+        """Whether la.read of the last query and state is the last output: no more arrays, queries not mapped."""
+        one = self.spec.readout.name in ("LINEAR", "NORMALISED") and self.spec.query_reads.name == "UPDATED"
+        return one and parts(state)[0].shape[-2] == q.shape[-1]
+
     def heads(self, name: str) -> int:
         """The head axis of an array, counted from its end."""
         letters = self.given[name].split()
@@ -61,6 +85,45 @@ class Case:
 
     def on_tokens(self, name: str) -> bool:
         return self.given[name].split()[0] in ("T", "Tq")
+
+
+def one_per(key: Callable[[Any], Any], among: Any = None) -> list[Any]:
+    """The first function (or case) for each value of key(spec); not those for which it is None."""
+    found: dict[Any, Any] = {}
+    for one in la.VARIANTS if among is None else among:
+        if (value := key(one.spec)) is not None:
+            found.setdefault(value, one)
+    return list(found.values())
+
+
+def has_plain_state(spec: Any) -> bool:
+    """Whether state and output are the core's."""
+    return spec.state.pack is None and spec.change.from_core is None
+
+
+def cell(spec: Any) -> Any:
+    """The kind of recurrence; None if state or output are not the core's."""
+    if not has_plain_state(spec):
+        return None
+    return spec.decay, spec.erase, spec.erase_reads, spec.query_reads, spec.change.erase_key, spec.micro_steps
+
+
+def passes_through(fn: Callable[..., Any]) -> bool:
+    """Whether every input of the core is an array of the caller, unchanged, or a constant."""
+    arrays, constant = sample(fn, np.random.default_rng(0), optional=False), fn.spec.change.gate is not None
+    x = prepare(fn.spec, (), arrays).inputs()
+    return fn.spec.is_recorded and isinstance(x, Inputs) and all(
+        y is None or (name == "g" and constant) or any(np.shares_memory(y, given) for given in arrays.values())
+        for name, y in x._asdict().items())
+
+
+def with_arrays(names: str, **kind: str) -> Any:
+    """The first function whose required arrays have these names, of this decay and erase, as the core takes them."""
+    for fn in filter(passes_through, la.VARIANTS):
+        required = [n for n, a in fn.spec.arrays.items() if not a.optional]
+        if required == names.split() and all(getattr(fn.spec, n).name == x for n, x in kind.items()):
+            return fn
+    raise LookupError(names)
 
 
 def _word(x: Any) -> str:
@@ -98,11 +161,11 @@ PLAIN = [Case(fn, dict(fn.samples.options[0]),
 def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):
     """(arrays by name, an initial state); N: the state of a ragged batch of N sequences."""
     rng = np.random.default_rng(seed)
-    sizes = {"T": T, "Tq": Tq or T, "H": H, "Hq": Hq or H, "Hk": Hk or H, "K": K, "V": V, "n": 2, "P": K // 2, "M": 4}
+    sizes = sizes_by_letter(T=T, Tq=Tq, H=H, Hq=Hq, Hk=Hk, K=K, V=V)
     arrays: dict[str, Any] = {}
     for name, axes in case.given.items():
         letters = axes.split()
-        if name == case.spec.change.query and not case.causal:
+        if not case.causal and name == case.spec.change.query:
             letters[0] = "Tq"
         lead = B if letters[0] in ("T", "Tq") else ()
         shape = lead + tuple(sizes[letter] for letter in letters)

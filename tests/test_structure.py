@@ -14,16 +14,20 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from bench import compare
+from bench.__main__ import COMPARED
+from bench.cpu import variants
 from linattn_np.call import replay
+from linattn_np.docstring import docstring
 from tests.naive import NAIVE
 
 ROOT = Path(la.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 LAYERS = (  # from the bottom up; what stands on one line does not import each other
-    ("runtime",), ("ops",), ("core",), ("matrix_state",), ("spec",), ("call", "sampling"), ("variants",), ("catalog",),
-    ("testing",),
-    ("doctor", "experiments", "bridges", "warmup"), ("__main__",), ("__init__",),
+    ("runtime",), ("ops",), ("core",), ("matrix_state",), ("spec",), ("products",), ("call", "sampling"), ("variants",),
+    ("catalog",), ("testing",),
+    ("docstring", "doctor", "experiments", "bridges", "warmup"), ("__main__",), ("__init__",),
 )
 LAYER = {name: n for n, names in enumerate(LAYERS) for name in names}
 CORES = ("matrix_state",)
@@ -259,8 +263,10 @@ def test_modules_that_a_vjp_and_its_pullback_enter(T):
 
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
-def test_docstring_has_every_array_with_its_shape(fn):
-    lines = [line.strip() for line in fn.__doc__.splitlines()]
+@pytest.mark.parametrize("text", ["written", "by the spec"])
+def test_docstring_has_every_array_with_its_shape(fn, text):
+    text = fn.__doc__ if text == "written" else docstring(fn.spec)
+    lines = [line.strip() for line in text.splitlines()]
     for name, given in fn.spec.arrays.items():
         described = next((line for line in lines if line.split(" ")[0] == name and "(" in line), None)
         assert described, f"{fn.__name__} does not describe {name}"
@@ -273,8 +279,9 @@ def test_docstring_has_every_array_with_its_shape(fn):
 
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
-def test_docstring_has_equation_options_and_paper(fn):
-    text = fn.__doc__
+@pytest.mark.parametrize("text", ["written", "by the spec"])
+def test_docstring_has_equation_options_and_paper(fn, text):
+    text = fn.__doc__ if text == "written" else docstring(fn.spec)
     assert "S_t = " in text
     assert "out_t = " in text
     assert "Raises" in text
@@ -312,6 +319,21 @@ def test_the_signature_is_that_of_the_spec(fn):
     common = ["scale", "state", "return_state", "overwrite_state", "state_rows", "cu_seqlens", "chunk_size",
               "precision", "num_threads", "layout", "backend"]
     assert list(parameters)[len(arrays):] == [*fn.spec.options.defaults, *common]
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_a_row_of_the_benchmarks_follows_from_every_spec(fn):
+    case = variants.by_spec(fn.__name__)
+    calls = compare.ours(fn.__name__, case.draw((1, 8, 1, 4)), False)
+    assert calls
+    assert all(np.isfinite(call()).all() for call in calls.values())
+    assert fn.__name__ in COMPARED
+
+
+def test_the_lists_that_are_written_are_up_to_date():
+    script = ROOT.parent / "docs" / "make_lists.py"
+    ran = subprocess.run([sys.executable, str(script), "--check"], cwd=ROOT.parent, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 # the import
@@ -356,14 +378,14 @@ def test_the_window_shows_the_functions_and_nothing_else():
 
 
 def test_type_checkers_see_what_is_there():
-    """The imports for them name what `__all__` does, from where it is loaded."""
-    block = next(node for node in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(node, ast.If))
+    """The stub names what `__all__` does, from where it is loaded."""
     seen = {}
-    for node in ast.walk(block):
+    for node in ast.walk(ast.parse((ROOT / "__init__.pyi").read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             seen |= {alias.name: node.module for alias in node.names if alias.asname == alias.name}
         elif isinstance(node, ast.AnnAssign):
             seen[node.target.id] = "catalog"
+    assert seen.pop("__version__")
     assert set(seen) == set(la.__all__)
     for fn in la.VARIANTS:
         assert fn.__module__ == f"linattn_np.{seen[fn.__name__]}"

@@ -13,6 +13,8 @@ import numpy as np
 
 import linattn_np as la
 from bench import compare, peers
+from linattn_np.matrix_state.types import Erase
+from linattn_np.spec import VariantSpec
 
 Shape = tuple[int, int, int, int]
 SHAPES: list[Shape] = [(1, 2048, 8, 64), (1, 4096, 8, 128), (1, 8192, 4, 128), (1, 2048, 32, 128)]  # (B, T, H, D)
@@ -77,6 +79,27 @@ CASES = {case.name: case for case in (
 )}  # fmt: skip
 
 
+def by_spec(name: str) -> compare.Case:
+    """Any other variant: arrays by its spec, softmax attention as the peer."""
+    work = {Erase.NONE: compare.plain_work, Erase.DELTA: compare.delta_work, Erase.FREE: compare.free_work}
+    spec = getattr(la, name).spec
+    optional = [n for n, arg in spec.arrays.items() if arg.optional]
+    return _case(name, SHORT, compare.draw_sample(name, *optional), _softmax_of(spec), work[spec.erase])
+
+
+def _softmax_of(spec: VariantSpec) -> compare.Peers:
+    """Softmax attention on the queries, keys and values of a variant that has all three."""
+    change = spec.change
+
+    def calls(arrays: compare.Arrays, backward: bool) -> compare.Calls:
+        names = {"q": change.query, "k": change.key, "v": change.value}
+        known = {n: arrays[name] for n, name in names.items() if name is not None}
+        same = len(known) == 3 and all(x.ndim == 4 for x in known.values())
+        return peers.softmax(known, backward) if same else {}
+
+    return calls
+
+
 def main(arguments: list[str]) -> int:
     name, *options = arguments
-    return compare.main(CASES[name], options)
+    return compare.main(CASES.get(name) or by_spec(name), options)

@@ -68,6 +68,11 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     transposed = options["layout"] == "heads_first"
     theirs = {n: shapes.heads_first(a) for n, a in axes.items()} if transposed else axes
     sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
+    if not spec.shares_states and sizes.letters.get("Hq", 0) > sizes.H:
+        query, value = spec.change.query, spec.change.value
+        raise ValueError(f"{fn}: {query} has Hq = {sizes.Hq} heads and {value} H = {sizes.H}, "
+                         "expected Hq to divide H")
+    sizes.letters.setdefault("K", 1)  # a variant without queries and keys
     if transposed:
         entered = {n: transpose(xp, x, axes[n], back=True) for n, x in entered.items()}
     offsets = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
@@ -79,7 +84,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     if options["state_rows"] is not None:
         plan = plan._replace(pool_rows=_check_pool(spec, xp, options, sizes, state))
     c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn, sequences=plan.sequences,
-                  kernels=options["backend"] in (None, "cuda"))
+                  axes=axes, kernels=options["backend"] in (None, "cuda"))
     core_state, rows, plan = _enter_state(spec, c, plan, state)
     if options["overwrite_state"]:
         from .overwrite import check_inputs_apart, check_overwritten

@@ -184,8 +184,8 @@ class Template:
     def __init__(self, call: Prepared, names: tuple[str, ...], core: Computation, residuals: Any):
         """names: of the arrays in the order of a signature. core: what computed the call and returned `residuals`."""
         c, options = call.variables, call.options | {"state": None}
-        self._fixed = dict.fromkeys(call.spec.arrays) | {
-            n: getattr(c, n) for n in ("xp", "dtype", "sizes", "name", "sequences", "kernels")} | {"options": options}
+        fixed = ("xp", "dtype", "sizes", "name", "sequences", "axes", "kernels")
+        self._fixed = dict.fromkeys(call.spec.arrays) | {n: getattr(c, n) for n in fixed} | {"options": options}
         self._names = names
         axes = axes_of(call.spec, options) if options["layout"] == "heads_first" else {}
         self._axes = [(n, axes[n]) for n in names if n in axes]

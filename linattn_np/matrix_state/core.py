@@ -223,7 +223,8 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
         steps = sizes.n
         sequences = tuple(Tokens(s.row, steps * s.start, steps * s.stop) for s in sequences)
     own = {"query_reads": spec.query_reads, "erase_reads": spec.erase_reads,
-           "l2norm": options.get("qk_l2norm", False), "micro_steps": steps, "sequences": sequences}  # fmt: skip
+           "l2norm": options.get("qk_l2norm", False), "micro_steps": steps, "sequences": sequences,
+           "erase_key": spec.change.erase_key}  # fmt: skip
     return Plan(**plan._asdict() | own)
 
 

@@ -4,6 +4,7 @@ A step wraps the rest of the call, `run`: its forward changes the inputs, runs t
 backward does the same with gradients in reverse order.
 
     l2norm        y = q / |q| and k / |k|, zero rows stay 0           dx = (dy - y <y, dy>) / |x|
+                  r = k or b * k is divided by |k| too
     micro_steps   tokens of n steps, of which the first decays and the last reads
     pools         initial states are gathered from a pool
     late_queries  all queries read the final state
@@ -15,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..ops.norms import unit, unit_vjp
+from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
 from ..runtime.arrays import Array, cast, is_cupy
 from ..runtime.pools import take_rows
 from . import policy
-from .types import Decay, Erase, Inputs, Plan, both
+from .types import Decay, Erase, EraseKey, Inputs, Plan, both
 
 Rows = tuple[Array | None, ...]  # queries, keys
 Run = Callable[..., Any]
@@ -47,21 +48,27 @@ class Normed(NamedTuple):
 
 
 def _l2norm(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Normed]:
-    """An erase vector that is the key itself is normalised with it; a separate one is left unchanged."""
+    """An erase vector that is a multiple of the key is normalised with it; one of its own is left unchanged."""
     rows = getattr(module, "unit_rows", unit_rows)
     q, k = rows(plan, (x.q, x.k))
-    out, end, rest = run(x._replace(q=q, k=k, r=k if x.r is x.k else x.r), plan._replace(l2norm=False), state)
+    r = k if plan.erases_key else x.r
+    if plan.erase_key is EraseKey.PRODUCT:
+        r = over_length(plan.xp, cast(plan.xp, x.r, plan.dtype), cast(plan.xp, x.k, plan.dtype))
+    out, end, rest = run(x._replace(q=q, k=k, r=r), plan._replace(l2norm=False), state)
     return out, end, Normed(x, plan, getattr(module, "unit_rows_vjp", unit_rows_vjp), rest)
 
 
 def _l2norm_vjp(run: Run, saved: Normed, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """If the key is the erase vector too, its gradients are summed into dk."""
+    """If the key is the erase vector too, its gradients are summed into dk; that of its length is added to dk."""
     x, plan = saved.x, saved.plan
     d, dstate0 = run(saved.rest, dout, dstate)
-    shared = x.r is x.k
-    dk = both(d.k, d.r) if shared else d.k
+    dk, dr = (both(d.k, d.r), None) if plan.erases_key else (d.k, d.r)
     dq, dk = saved.rows_vjp(plan, (None if d.q is None else x.q, x.k), (d.q, dk))
-    return d._replace(q=dq, k=dk, r=None if shared else d.r), dstate0
+    if plan.erase_key is EraseKey.PRODUCT:
+        wide = (cast(plan.xp, y, plan.dtype) for y in (x.r, x.k, d.r))
+        dr, dlength = over_length_vjp(plan.xp, *wide)
+        dk = cast(plan.xp, dk, plan.dtype) + dlength
+    return d._replace(q=dq, k=dk, r=dr), dstate0
 
 
 def unit_rows(plan: Plan, rows: Rows) -> Rows:

@@ -26,6 +26,14 @@ class Erase(Enum):
     FREE = "any rank-one map: S~ + b_t^T (a_t S_{t-1})"
 
 
+class EraseKey(Enum):
+    """What the erase vectors r_t of erase DELTA are; with l2norm, k_t is normalised and r_t with it."""
+
+    OWN = "vectors of their own, which l2norm leaves as they are"
+    KEY = "the keys: r_t = k_t"
+    PRODUCT = "the keys times another array: r_t = b_t * k_t, and b_t * k_t / |k_t| with l2norm"
+
+
 class Readout(Enum):
     """The output as a function of q_t and the state."""
 
@@ -156,6 +164,12 @@ class Plan(NamedTuple):
     features: Steps | None = None  # the feature map of q and k, applied when they are loaded
     average: Average | None = None  # outputs are divided by the sum of their weights
     pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
+    erase_key: EraseKey = EraseKey.OWN  # what r is (DELTA)
+
+    @property
+    def erases_key(self) -> bool:
+        """Whether the erase vectors are the keys themselves."""
+        return self.erase_key is EraseKey.KEY
 
 
 class Saved(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..runtime.arrays import Array, Namespace
+from ..runtime.arrays import Array, Namespace, shared_heads, sum_of_groups
 from ..runtime.values import range_factors
 
 Axes = int | tuple[int, ...]
@@ -44,6 +44,22 @@ def unit_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
     n = _length(xp, x)
     y = x / n
     return (dy - y * xp.sum(y * dy, axis=-1, keepdims=True)) / n * factor
+
+
+def over_length(xp: Namespace, y: Array, x: Array) -> Array:
+    """y / |x|, and y for x = 0; y (..., heads, K) may have more heads than x, in groups that share one."""
+    x, factor = _in_range(xp, x)
+    return y * shared_heads(xp, factor / _length(xp, x), y.shape[-2])
+
+
+def over_length_vjp(xp: Namespace, y: Array, x: Array, dz: Array) -> tuple[Array, Array]:
+    """(dy, dx) = (dz / |x|, -x <dz, y> / |x|^3)."""
+    heads, (x, factor) = x.shape[-2], _in_range(xp, x)
+    n = _length(xp, x)
+    over = factor / n
+    wide = shared_heads(xp, over, y.shape[-2])
+    along = sum_of_groups(xp, xp.sum(dz * (y * wide), axis=-1, keepdims=True), heads)
+    return dz * wide, -(x / n) * along * over
 
 
 def _in_range(xp: Namespace, x: Array) -> tuple[Array, Array]:

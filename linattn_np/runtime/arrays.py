@@ -219,6 +219,18 @@ def _lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool) -> 
     return xp.astype(rows > columns if strict else rows >= columns, dtype, copy=False)
 
 
+def shared_heads(xp: Namespace, x: Array, heads: int) -> Array:
+    """x (..., few, D) as (..., heads, D): each of its heads is shared by a group."""
+    few = x.shape[-2]
+    return x if few == heads or not few else xp.repeat(x, heads // few, axis=-2)
+
+
+def sum_of_groups(xp: Namespace, x: Array, heads: int) -> Array:
+    """The transpose of shared_heads: x (..., many, D) summed over the groups that share one of `heads`."""
+    *lead, many, D = x.shape
+    return x if many == heads or not heads else xp.sum(xp.reshape(x, (*lead, heads, many // heads, D)), axis=-2)
+
+
 def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:
     """The transpose of broadcasting: sum `x` over the axes along which `shape` was stretched to x.shape."""
     if x.shape == shape:

@@ -19,6 +19,8 @@ import numpy as np
 from .arrays import NARROW, STORAGE, Array, dtype_name
 from .values import shown
 
+TIME = ("T", "Tq")
+HEADS = ("H", "Hq", "Hk")
 MEMORIES = ("state", "state.S", "state.W")  # states, and parts of them, that may be stored in 16 bits
 
 
@@ -38,7 +40,7 @@ class Sizes:
 
 
 def has_time(axes: str) -> bool:
-    return not {"T", "Tq"}.isdisjoint(axes.split())
+    return not set(TIME).isdisjoint(axes.split())
 
 
 def heads_first(axes: str) -> str:
@@ -52,7 +54,7 @@ def heads_first(axes: str) -> str:
 
 def head_axis(axes: str) -> int:
     """Position of the head axis, counted from the token axis; 0 for an array without heads."""
-    return next((n for n, letter in enumerate(axes.split("|")[0].split()) if letter in ("H", "Hq", "Hk")), 0)
+    return next((n for n, letter in enumerate(axes.split("|")[0].split()) if letter in HEADS), 0)
 
 
 def check_arrays(fn: str, arrays: Mapping[str, Array | None], axes: Mapping[str, str], value: str) -> Sizes:

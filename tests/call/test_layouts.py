@@ -13,7 +13,6 @@ from linattn_np.testing import relative_error
 from tests.cases import (
     CASES,
     PLAIN,
-    STATE_SPACE,
     draw,
     enumerate_parts,
     naive,
@@ -161,7 +160,7 @@ chunk = st.one_of(st.none(), st.integers(1, 24), st.just("parallel"))
 def head_sizes(case, drawn):
     """(G, R, who is shared) as Hq, Hk, H."""
     G, R, shared = drawn
-    if shared == "queries" and case.fn not in STATE_SPACE:
+    if shared == "queries" and case.spec.shares_states:
         return {"Hq": G * R, "Hk": G, "H": G}
     return {"H": G * R, "Hq": G if shared == "both" else G * R, "Hk": G if shared in ("both", "keys") else G * R}
 

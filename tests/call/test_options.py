@@ -11,6 +11,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.options import COMMON
+from tests.cases import one_per
 
 VALUES = {
     "None": None, "nan": float("nan"), "inf": float("inf"), "-inf": -float("inf"), "10**400": 10**400,
@@ -21,10 +22,10 @@ VALUES = {
     "numpy bool": np.True_, "bytes": b"x", "complex": 1j, "function": len, "type": float, "range": range(2),
     "masked": np.ma.array([0, 1], mask=[0, 1]), "-1": -1, "0": 0, "2.5": 2.5, "int64": np.int64(3),
 }  # fmt: skip
-FUNCTIONS = (la.linear_attention, la.gated_delta_rule, la.lightning_attention, la.mamba2, la.mesa_net, la.mlstm,
-             la.performer, la.rfa, la.based, la.rebased, la.retnet, la.gsa)  # fmt: skip
-OPTIONS = [(fn, name) for fn in FUNCTIONS
-           for name in (*fn.spec.options.defaults, *(COMMON if fn in FUNCTIONS[:2] else ()))]
+OPTIONS = [(fn, name) for fn in one_per(lambda spec: tuple(spec.options.defaults) or None)
+           for name in fn.spec.options.defaults]
+OPTIONS += [(fn, name) for name in COMMON
+            for fn in one_per(lambda spec: spec.erase if spec.state.parts is None else None)]
 
 
 def refused(fn, name, value, **more):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.cases import CASES, draw, parts, parts_like
+from linattn_np.matrix_state.types import Erase
+from tests.cases import CASES, draw, one_per, parts, parts_like
 
 
 def ones(result):
@@ -23,8 +24,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy],
                          ids=["pickle", "copy", "deepcopy"])
-@pytest.mark.parametrize("fn", [la.gated_delta_rule, la.mlstm, la.mesa_net, la.gsa, la.performer],
-                         ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", one_per(lambda spec: (spec.state.parts, spec.state.wide)), ids=lambda fn: fn.__name__)
 def test_results_and_gradients_can_be_pickled_and_copied(fn, copied):
     case = next(c for c in CASES if c.fn is fn)
     arrays, state = draw(case, T=5)
@@ -48,8 +48,11 @@ def drawn(fn, **sizes):
     return {n: x for n, x in arrays.items() if n not in ("A_log", "dt_bias")}
 
 
+CHANGED = one_per(lambda spec: None if spec.erase is Erase.FREE else (spec.erase, spec.change.from_core is None))
+
+
 @pytest.mark.parametrize("size", [6, 2000])
-@pytest.mark.parametrize("fn", [la.linear_attention, la.gated_delta_rule, la.mamba2], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", CHANGED, ids=lambda fn: fn.__name__)
 def test_an_input_changed_in_place_is_named(fn, size):
     for name in drawn(fn):
         arrays = drawn(fn, T=size)

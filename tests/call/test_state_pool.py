@@ -96,7 +96,8 @@ def test_not_with_gradients():
         la.vjp(la.kda, **arrays, state=pool, state_rows=ROWS)
 
 
-@pytest.mark.parametrize("fn", [la.mlstm, la.mesa_net], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if fn.spec.state.parts and not fn.spec.state.wide],
+                         ids=lambda fn: fn.__name__)
 def test_pools_of_states_with_parts(library, fn):
     arrays, _ = drawn(fn)
     pool = la.testing.sample_state(fn, np.random.default_rng(1), (6,), {}, H=2, K=5, V=4)

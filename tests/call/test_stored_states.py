@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.runtime.shapes import MEMORIES
 from linattn_np.testing import relative_error
-from tests.cases import CASES, PLAIN, call, draw, naive, parts, parts_like
+from tests.cases import CASES, PLAIN, call, cell, draw, naive, one_per, parts, parts_like
 
 KINDS = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 SIZES = {"H": 2, "K": 4, "V": 3}
@@ -95,7 +96,7 @@ def drawn(fn, T=3, B=(3,), H=2, seed=0, **heads):
 ROWS, OTHERS = [4, 0, 2], [1, 3, 5]
 
 
-@pytest.mark.parametrize("fn", [la.simple_gla, la.kda, la.rwkv7], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", one_per(cell), ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("ragged", [False, True])
 def test_rows_of_a_pool(fn, ragged):
     arrays, pool = drawn(fn, T=20 if ragged else 3, B=(1,) if ragged else (3,))
@@ -152,13 +153,14 @@ def test_unsupported_stored_states():
     with pytest.raises(ValueError, match="kda: state is read-only, expected a writeable array"):
         la.kda(**arrays, state=frozen, overwrite_state=True)
     assert la.kda(**arrays, state=frozen).dtype == np.float32
-    for fn, part in ((la.mlstm, "n"), (la.mlstm, "m"), (la.mesa_net, "Z"), (la.abc, "N")):
-        case = next(c for c in PLAIN if c.fn is fn)
+    named = [(c, part) for c in CASES if c.normalised for part in c.spec.state.parts._fields]
+    for case, part in ((c, part) for c, part in named if f"state.{part}" not in MEMORIES):
+        fn = case.fn
         arrays, state = draw(case, dtype=np.dtype(np.float32), **SIZES)
         state = state._replace(**{part: getattr(state, part).astype(np.float16)})
         words = f"{fn.__name__}: state.{part} has dtype float16, expected float32 or float64"
         with pytest.raises(TypeError, match=words):
-            fn(**arrays, state=state)
+            fn(**arrays, **case.options, state=state)
 
 
 def test_read_and_explain():

@@ -203,10 +203,10 @@ def test_a_norm_over_all_heads_is_another_function():
     assert abs(np.sum(norms.rms_norm_vjp(np, X, dy, 1e-3, both) * Y) / exact - 1) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["performer", "based", "rebased", "rfa"])
-def test_no_bit_depends_on_the_number_of_threads_or_on_other_rows(name):
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if "normalize" in fn.spec.options.defaults
+                                and "feature_map" not in fn.spec.options.defaults], ids=lambda fn: fn.__name__)
+def test_no_bit_depends_on_the_number_of_threads_or_on_other_rows(fn):
     """Long enough for several blocks of rows, shared out by two threads."""
-    fn = getattr(la, name)
     x = la.testing.sample(fn, np.random.default_rng(0), B=(), T=2100, H=2, K=8, V=4)
     x = {n: y.astype(np.float32) for n, y in x.items()}
     results = []

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import linattn_np as la
 from tests.cases import PLAIN, call, cotangents, draw, parts, parts_like, tokens, with_gradients
 
 T = 75  # more than a chunk of 64
@@ -44,7 +43,7 @@ def changed(case, arrays, part, how):
         if how == "resets" and kind == "log decay":
             new = np.where(rng.random(new.shape) < 0.5, -np.inf, new)
         if how == "large" and kind in ("normal", "unit", "spread", "half unit"):
-            squares = case.erases or case.fn is la.mesa_net  # of keys
+            squares = case.squares  # of keys
             new[:, :1] *= 1e2 if squares else 1e6  # of one token: short of overflow
         x[:, part] = new
         found[name] = x.astype(arrays[name].dtype)

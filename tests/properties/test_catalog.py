@@ -14,7 +14,6 @@ from tests.cases import (
     FORMS,
     LENGTHS,
     PLAIN,
-    STATE_SPACE,
     WIDTHS,
     call,
     cotangents,
@@ -102,7 +101,7 @@ def test_batch_axes(case, B):
 def heads_of(case, heads):
     """The sizes of a head layout, or a skip where the variant is defined without more queries than states."""
     Hq, Hk, H = HEADS[heads]
-    if case.fn in STATE_SPACE and Hq > H:
+    if not case.spec.shares_states and Hq > H:
         pytest.skip("x, D and z have one head per state")
     return {"Hq": Hq, "Hk": Hk, "H": H}
 
@@ -214,7 +213,7 @@ def test_one_sum_where_a_key_also_erases(case):
     arrays, state = draw(case)
     prepared = prepare(case.fn.spec, (), {**arrays, **case.options, "state": state})
     x = prepared.inputs()
-    if x.r is None or x.r is not x.k:
+    if not prepared.plan.erases_key:
         pytest.skip("nothing erases, or a vector of its own does")
     rng = np.random.default_rng(0)
     d = Inputs(*(None if y is None else rng.standard_normal(y.shape) for y in x))

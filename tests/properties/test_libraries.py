@@ -8,11 +8,11 @@ import pytest
 
 import linattn_np as la
 from linattn_np.testing import relative_error
-from tests.cases import CASES, PLAIN, Case, cotangents, draw, parts, parts_like
+from tests.cases import CASES, PLAIN, Case, cotangents, draw, one_per, parts, parts_like, with_arrays
 
 SIZES = {"T": 11, "B": (2,), "H": 2, "K": 4, "V": 3}
 NORMALISED = Case(la.linear_attention, {"feature_map": "elu+1", "normalize": True}, PLAIN[0].given, {})
-RAW = [c for c in CASES if c.options.get("qk_l2norm") and c.fn in (la.delta_product, la.kda)]
+RAW = one_per(lambda spec: (spec.micro_steps, spec.change.erase_key), [c for c in CASES if c.options.get("qk_l2norm")])
 KINDS = [*PLAIN, NORMALISED, *RAW]
 pytestmark = pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # dask, of its own products
 
@@ -45,13 +45,13 @@ def check_both(library, case, dtype, **sizes):
         assert relative_error(library.see(x), y) <= 50 * np.finfo(dtype).eps
 
 
-FEW = ("simple_gla", "gated_delta_rule")  # in chunks, where every new shape is compiled or planned
+FEW = (with_arrays("q k v g"), with_arrays("q k v g beta"))  # in chunks, where every new shape is compiled or planned
 
 
 @pytest.mark.parametrize("case", KINDS, ids=str)
 def test_numbers_kind_dtype_and_device(library, case):
     """In chunks, or, where that takes long, one token by itself."""
-    T = SIZES["T"] if library.quick else 5 if case.spec.name in FEW else 1
+    T = SIZES["T"] if library.quick else 5 if case.fn in FEW else 1
     check_both(library, case, library.dtypes[-1], T=T)
 
 
@@ -68,7 +68,7 @@ def test_numbers_kind_dtype_and_device_in_chunks(library, case):
 
 
 @pytest.mark.parametrize("form", [{"chunk_size": 1}, {"chunk_size": 4}, {"chunk_size": "parallel"}], ids=str)
-@pytest.mark.parametrize("case", [c for c in PLAIN if c.fn in (la.gla, la.kda, la.mamba2)], ids=str)
+@pytest.mark.parametrize("case", one_per(lambda spec: (spec.decay.name, spec.erase.name), PLAIN), ids=str)
 def test_forms(library, case, form):
     if not library.quick:
         pytest.skip("thousands of small operations: minutes in this library")

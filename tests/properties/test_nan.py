@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import linattn_np as la
 from linattn_np.matrix_state.types import Decay
 from tests.cases import PLAIN, call, draw
 
@@ -18,13 +17,13 @@ every_array = pytest.mark.parametrize(("case", "name"), POISONED, ids=lambda x: 
 
 def stays(case, name, backend):
     """Whether docs/accuracy.md says that earlier tokens of the chunk never see it, in a chunk form."""
-    if name in ("v", "x", "beta", "a", "b", "p", "dt", "i", "f"):
+    if name in ("v", "x", "beta", "a", "b", "p", "w", "dt", "i", "f"):
         return False
     if name == "k":
         return not case.erases
     if name == "g":
         summed = case.spec.decay is Decay.SCALAR and backend == "chunks"
-        return not (case.erases or case.fn is la.rfa or summed)
+        return not (case.erases or case.spec.state.wide or summed)
     return True
 
 

@@ -21,7 +21,19 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.cases import CASES, PLAIN, call, cotangents, draw, enumerate_parts, naive, parts, parts_like, with_gradients
+from tests.cases import (
+    CASES,
+    PLAIN,
+    call,
+    cotangents,
+    draw,
+    enumerate_parts,
+    naive,
+    parts,
+    parts_like,
+    with_arrays,
+    with_gradients,
+)
 
 T = 80
 LOWEST = float(np.finfo(np.float32).min)
@@ -140,7 +152,7 @@ def test_a_reset_has_no_gradient(case, form):
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: str(f["chunk_size"]))
 @pytest.mark.parametrize("case", [c for c in PLAIN if "g" in c.given and c.on_tokens("g")
-                                  and c.fn not in (la.comba, la.dplr, la.rwkv7)], ids=str)
+                                  and not c.looks_back], ids=str)
 def test_nothing_comes_back_across_a_reset(case, form):
     """With g_t = -inf what comes before t gets exactly no gradient from what comes after.
 
@@ -210,12 +222,12 @@ def test_doubling_would_fail_on_equal_keys():
 @pytest.mark.parametrize("how", [{"backend": "reference"}, {"backend": "chunks", "chunk_size": 16},
                                  {"backend": "chunks", "chunk_size": "parallel"}, {"backend": "numba"},
                                  {"backend": "numba", "chunk_size": 1}], ids=str)  # fmt: skip
-@pytest.mark.parametrize("fn", [la.simple_gla, la.gla], ids=lambda fn: fn.__name__)
-def test_a_state_that_is_larger_than_its_decay_is_small(fn, how):
+@pytest.mark.parametrize("decay", ["SCALAR", "VECTOR"])
+def test_a_state_that_is_larger_than_its_decay_is_small(decay, how):
     """e^-400 of 1e200 is a number: a log decay far below what float32 knows is not cut off in float64."""
     K, T = 2, 20
     zeros = np.zeros((1, T, 1, K))
-    g = np.zeros((1, T, 1) if fn is la.simple_gla else (1, T, 1, K))
+    fn, g = with_arrays("q k v g", decay=decay), np.zeros((1, T, 1) if decay == "SCALAR" else (1, T, 1, K))
     g[:, 3], g[:, 17] = -400.0, -200.0
     S = np.full((1, 1, K, K), 1e200)
     out, end = fn(np.ones_like(zeros), zeros, zeros, g, state=S, return_state=True, scale=1.0, **how)

@@ -1,5 +1,8 @@
 """Memories without learned parameters, one per variant that memories.py does not have; some have larger states.
 
+A variant without a function here has a memory by its spec: its queries, keys and values, and constants by the
+distributions of its other arrays (Samples.distributions).
+
 All of them receive the same keys and queries. Quantities that a model would learn, or that a paper leaves open, are
 fixed here and given in the docstring. A function below turns q (None where nothing is read), k, v (B, T, 1, K or V)
 into the positional arrays of the public function of its name.
@@ -11,8 +14,9 @@ from typing import Any
 import numpy as np
 
 import linattn_np as la
+from linattn_np.spec import VariantFunction
 
-from .memories import Logits, Memory, Retention
+from .memories import RECURRENT, Logits, Memory, Retention
 
 Arrays = tuple[Any, ...]
 SHARPNESS = 32.0  # of the softmax reference: weights e^{32 q.k}
@@ -30,6 +34,36 @@ class FixedMemory(Memory):
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> Arrays:
         return self.arrays_of(q, k, v)
+
+    def matrix(self, state: Any) -> np.ndarray:
+        return getattr(state, "S", state)
+
+
+CONSTANTS = {"strength": 0.5, "share": 0.5}  # by distribution; 1 of others
+
+
+class SpecMemory(Memory):
+    """A memory whose arrays follow from the spec of its variant; optional arrays are not given."""
+
+    def __init__(self, variant: VariantFunction) -> None:
+        self.name, self.function, self.variant = variant.spec.name, variant, variant
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> Arrays:
+        spec, change = self.variant.spec, self.variant.spec.change
+        roles = {change.query: q, change.key: k, change.value: v}
+        names = [name for name, arg in spec.arrays.items() if not arg.optional]
+        return tuple(roles[name] if name in roles else self._constant(name, k, v) for name in names)
+
+    def _constant(self, name: str, k: Any, v: Any) -> Any:
+        kind, letters = self.variant.samples.distribution(name), self.variant.spec.arrays[name].axes.split()
+        if kind in ("unit", "half unit"):
+            return k if kind == "unit" else k / 2
+        like = {"K": k, "V": v}.get(letters[-1])
+        if kind == "log decay" and like is not None:
+            return channel_decays(like)
+        value = LOG_DECAY if kind == "log decay" else CONSTANTS.get(kind, 1.0)
+        lead = v.shape[:3] if letters[0] == "T" else (1,)
+        return np.full((*lead, *(() if like is None else like.shape[-1:])), value, v.dtype)
 
     def matrix(self, state: Any) -> np.ndarray:
         return getattr(state, "S", state)
@@ -53,29 +87,9 @@ class LightningAttention(Retention):
         return *qkv, (4.0 ** -np.arange(1, 5)).astype(v.dtype)
 
 
-def simple_gla(q: Any, k: Any, v: Any) -> Arrays:
-    """Simple GLA with a log decay of -2^-8 per token: transxssm without its rotation."""
-    return q, k, v, np.full(v.shape[:3], LOG_DECAY, v.dtype)
-
-
 def transxssm(q: Any, k: Any, v: Any) -> Arrays:
     """TransXSSM: mamba2 with step sizes of 1, a log decay of -2^-8 per token, B and C rotated by their position."""
     return v, np.ones(v.shape[:3], v.dtype), np.full(1, LOG_DECAY, v.dtype), k, q
-
-
-def gla(q: Any, k: Any, v: Any) -> Arrays:
-    """GLA with log decays from -2^-8 to -2^-11 per token over the key channels."""
-    return q, k, v, channel_decays(k)
-
-
-def rwkv6(q: Any, k: Any, v: Any) -> Arrays:
-    """RWKV-6: the decays of gla, which start one token later, and a bonus of 1."""
-    return q, k, v, channel_decays(k), np.ones((1, k.shape[-1]), k.dtype)
-
-
-def dfw(q: Any, k: Any, v: Any) -> Arrays:
-    """Decaying fast weights: log decays from -2^-8 to -2^-11 per token over the key and the value channels."""
-    return q, k, v, channel_decays(k), channel_decays(v)
 
 
 def hgrn2(q: Any, k: Any, v: Any) -> Arrays:
@@ -177,9 +191,12 @@ def directions(K: int) -> np.ndarray:
     return d / np.linalg.norm(d, axis=0)
 
 
-_PLAIN = (gla, rwkv6, dfw, hgrn2, longhorn, iplr, delta_product, comba, dplr, rwkv7)
-FIXED = {memory.name: memory for memory in (
-    LightningAttention(), FixedMemory(simple_gla), RetNet(), FixedMemory(transxssm), *map(FixedMemory, _PLAIN),
+_WRITTEN: tuple[Memory, ...] = (
+    LightningAttention(), RetNet(), FixedMemory(transxssm),
+    *map(FixedMemory, (hgrn2, longhorn, iplr, delta_product, comba, dplr, rwkv7)),
     FixedMemory(abc, scale=SHARPNESS), FixedMemory(gsa, scale=SHARPNESS), FixedMemory(rfa, sigma=LOW_SHARPNESS**-0.5),
     FixedMemory(performer), FixedMemory(based), FixedMemory(rebased),
-)}  # fmt: skip
+)  # fmt: skip
+_OTHERS = set(la.VARIANTS) - {memory.function for memory in (*RECURRENT.values(), *_WRITTEN)}
+FIXED = {memory.name: memory for memory in (
+    *_WRITTEN, *(SpecMemory(fn) for fn in la.VARIANTS if fn in _OTHERS))}  # fmt: skip

@@ -46,7 +46,7 @@ def cell_of(x: Inputs, plan: Plan, table: Table, columns: int, started: bool) ->
     return Cell(
         dtype.name, key_width(x, plan), columns, policy.cpu_chunk(plan, x.v.shape[-3]), x.decay, x.erase,
         plan.query_reads is ReadState.PREVIOUS, free or plan.erase_reads is ReadState.PREVIOUS,
-        free or x.r is not x.k, x.q is not None,
+        free or not plan.erases_key, x.q is not None,
         1 if x.q is None else max(1, x.q.shape[-2] // table.H), x.u is not None, started, direct, mapped,
         x.gv is not None, plan.average is not None,
     )  # fmt: skip

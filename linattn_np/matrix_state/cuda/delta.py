@@ -39,7 +39,7 @@ def unsupported_reason(call: Any) -> str | None:
         return "the arrays are not CuPy arrays"
     if x.decay is Decay.VECTOR:
         return "the kernels of the delta rule cover decay NONE and SCALAR so far"
-    if x.r is not x.k and (plan.erase_reads is ReadState.DECAYED or x.r.shape[-2] != x.k.shape[-2]):
+    if not plan.erases_key and (plan.erase_reads is ReadState.DECAYED or x.r.shape[-2] != x.k.shape[-2]):
         return "the kernels of the delta rule read with the key itself, or before the decay with as many heads as keys"
     if x.q is None or not plan.causal or plan.query_reads is not ReadState.UPDATED:
         return "the kernels write and read in one pass, each token after its own write; this call does not"
@@ -49,7 +49,7 @@ def unsupported_reason(call: Any) -> str | None:
         return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
     if (why := operands.unsupported_reason(x)) or _wgmma(x, plan):
         return why
-    K, V, separate = x.k.shape[-1], x.v.shape[-1], x.r is not x.k
+    K, V, separate = x.k.shape[-1], x.v.shape[-1], not plan.erases_key
     element = operands.common_element(x.q, x.k, x.v, x.r)
     return delta_portable_plan.too_large(element, K, V, launch.shared_limit(), separate)
 
@@ -71,7 +71,7 @@ def skips(x: Inputs, plan: Plan) -> bool:
 
 
 def _wgmma(x: Inputs, plan: Plan) -> bool:
-    if x.r is not x.k or plan.erase_reads is not ReadState.DECAYED:
+    if not plan.erases_key or plan.erase_reads is not ReadState.DECAYED:
         return False
     return cuts.takes(operands.common_element(x.q, x.k, x.v, x.r), x.k.shape[-1], x.v.shape[-1], launch.capability())
 

@@ -102,7 +102,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 
 
 def _batch(x: Inputs, plan: Plan) -> Batch:
-    xp, erase = plan.xp, () if x.r is x.k else (x.r,)
+    xp, erase = plan.xp, () if plan.erases_key else (x.r,)
     q, k, v, *r = operands.as_rows(xp, x.q, x.k, x.v, *erase)
     sizes = operands.sizes_of(x, plan)
     _, T, heads, _, K, V, N, offsets, tokens = sizes

@@ -52,7 +52,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     """
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     K, element = x.k.shape[-1], element_of(x)
-    arrays = _arrays(xp, x, element)
+    arrays = _arrays(xp, x._replace(r=None) if plan.erases_key else x, element)  # r is read once, as k
     ragged = bool(plan.sequences) and plan.sequences[0].row is not None
     N = len(plan.sequences) if ragged else prod(lead)
     offsets = xp.asarray([0, *(s.stop for s in plan.sequences)], dtype=xp.int64) if ragged else None
@@ -125,7 +125,7 @@ class StepKind(NamedTuple):
 def constants_of(x: Inputs, plan: Plan, stored: Stored) -> Constants:
     """The constants of step.cu for a call."""
     read = 0 if x.q is None else 1 if plan.query_reads is ReadState.UPDATED else 2
-    separate = x.r is not None and x.r is not x.k
+    separate = x.r is not None and not plan.erases_key
     before = x.erase is Erase.DELTA and plan.erase_reads is not ReadState.DECAYED
     kind = StepKind(x.k.shape[-1], x.v.shape[-1], x.decay, x.gv is not None, x.erase, separate, before, read,
                     read > 0 and x.u is not None)  # fmt: skip
@@ -174,8 +174,6 @@ def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
     """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), with contiguous rows."""
     arrays: dict[str, Any] = {}
     for name, y in x._asdict().items():
-        if name == "r" and y is x.k:  # read once, as k
-            y = None
         if y is not None:
             gate = name in ("g", "gv", "beta", "u")
             if (dtype_name(y) not in ELEMENTS) if gate else (dtype_name(y) != element):

@@ -39,7 +39,7 @@ def unsupported_reason(call: Any) -> str | None:
     x, plan = call.x, call.plan
     if x.erase is not Erase.DELTA or x.decay is not Decay.VECTOR:
         return "the kernels are of the delta rule with a decay of the key channels"
-    if x.r is not x.k or plan.erase_reads is not ReadState.DECAYED:
+    if not plan.erases_key or plan.erase_reads is not ReadState.DECAYED:
         return "the delta rule's kernels with a vector decay read with the key itself, after the decay"
     if plan.query_reads is not ReadState.UPDATED:
         return "the delta rule's kernels read each token after its own write"

@@ -6,20 +6,11 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from ...call.dispatch import public
-from ...matrix_state.types import Decay, Erase, Inputs, ReadState
-from ...runtime.arrays import Array
-from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
+from ...matrix_state.types import Decay, Erase, ReadState
+from ...products import products
+from ...spec import ArgSpec, VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
-from ..shared.projections import OPTIONS, SAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
-
-
-def to_core(c: Variables) -> Inputs:
-    return Inputs(c.q, c.k, c.v, log_decay(c)[..., None], r=c.p, beta=c.beta[..., None])
-
-
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
-    return {"q": d.q, "k": d.k, "v": d.v, "p": d.r, "beta": d.beta[..., 0]} | log_decay_vjp(c, d.g[..., 0])
-
+from ..shared.projections import LOG_DECAY, OPTIONS, SAMPLES, ProjectionOptions, gate_arrays
 
 SPEC = VariantSpec(
     name="comba",
@@ -35,7 +26,7 @@ SPEC = VariantSpec(
         "beta": STRENGTH,
         **gate_arrays(),
     },
-    change=ChangeOfVariables(to_core, to_core_vjp),
+    change=products("q", "k", "v", "beta", g=LOG_DECAY, r="p"),
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
     erase_reads=ReadState.PREVIOUS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from ...call.dispatch import public
-from ...matrix_state.types import Decay, Erase, Inputs, both
+from ...matrix_state.types import Decay, Erase, EraseKey, Inputs, both
 from ...runtime.arrays import Array
 from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
 from ..shared.arguments import QUERIES
@@ -57,7 +57,7 @@ SPEC = VariantSpec(
         "g": ArgSpec("T H", "log decay of the token, <= 0; None: no decay", optional=True),
         **gate_arrays(),
     },
-    change=ChangeOfVariables(to_core, to_core_vjp),
+    change=ChangeOfVariables(to_core, to_core_vjp, erase_key=EraseKey.KEY),
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
     micro_steps=True,

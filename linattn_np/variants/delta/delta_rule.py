@@ -5,20 +5,11 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from ...call.dispatch import public
-from ...matrix_state.types import Erase, Inputs, both
-from ...runtime.arrays import Array
-from ...spec import ChangeOfVariables, Variables, VariantSpec
+from ...matrix_state.types import Erase
+from ...products import products
+from ...spec import VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, UNIT_KEYS, VALUES
 from ..shared.projections import OPTIONS, SAMPLES, ProjectionOptions
-
-
-def to_core(c: Variables) -> Inputs:
-    return Inputs(c.q, c.k, c.v, r=c.k, beta=c.beta[..., None])
-
-
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
-    return {"q": d.q, "k": both(d.k, d.r), "v": d.v, "beta": d.beta[..., 0]}
-
 
 SPEC = VariantSpec(
     name="delta_rule",
@@ -26,7 +17,7 @@ SPEC = VariantSpec(
     equation="S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1});  out_t = scale q_t S_t",
     paper="Schlag, Irie, Schmidhuber, arXiv 2102.11174; Yang, Wang, Zhang, Shen, Kim, arXiv 2406.06484",
     arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "beta": STRENGTH},
-    change=ChangeOfVariables(to_core, to_core_vjp),
+    change=products("q", "k", "v", "beta", r="k"),
     erase=Erase.DELTA,
     options=OPTIONS,
 )

@@ -5,20 +5,11 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from ...call.dispatch import public
-from ...matrix_state.types import Decay, Erase, Inputs, both
-from ...runtime.arrays import Array
-from ...spec import ChangeOfVariables, Variables, VariantSpec
+from ...matrix_state.types import Decay, Erase
+from ...products import products
+from ...spec import VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, QUERIES, STRENGTH, UNIT_KEYS, VALUES
-from ..shared.projections import OPTIONS, SAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
-
-
-def to_core(c: Variables) -> Inputs:
-    return Inputs(c.q, c.k, c.v, log_decay(c), r=c.k, beta=c.beta[..., None])
-
-
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
-    return {"q": d.q, "k": both(d.k, d.r), "v": d.v, "beta": d.beta[..., 0]} | log_decay_vjp(c, d.g)
-
+from ..shared.projections import LOG_DECAY, OPTIONS, SAMPLES, ProjectionOptions, gate_arrays
 
 SPEC = VariantSpec(
     name="kda",
@@ -26,7 +17,7 @@ SPEC = VariantSpec(
     equation="S~ = diag(e^{g_t}) S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t",
     paper="Kimi Team, Kimi Linear, arXiv 2510.26692",
     arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "g": CHANNEL_DECAY, "beta": STRENGTH, **gate_arrays("H K")},
-    change=ChangeOfVariables(to_core, to_core_vjp),
+    change=products("q", "k", "v", "beta", g=LOG_DECAY, r="k"),
     decay=Decay.VECTOR,
     erase=Erase.DELTA,
     options=OPTIONS,

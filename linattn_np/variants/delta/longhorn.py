@@ -6,9 +6,10 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
-from ...matrix_state.types import Erase, Inputs, both
+from ...matrix_state.types import Erase
+from ...products import Formula, products
 from ...runtime.arrays import Array, cast
-from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
+from ...spec import ArgSpec, Variables, VariantSpec
 from ..shared.arguments import QUERIES, VALUES
 
 
@@ -22,19 +23,19 @@ def _strength(c: Variables) -> tuple[Array, Array, Array]:
     return k, beta, 1 / (1 + beta * xp.reshape(square, beta.shape))
 
 
-def to_core(c: Variables) -> Inputs:
+def strength(c: Variables) -> Array:
     """The delta rule's beta is beta / (1 + beta |k|^2)."""
     _, beta, over = _strength(c)
-    return Inputs(c.q, c.k, c.v, r=c.k, beta=beta * over)
+    return beta * over
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def strength_vjp(c: Variables, db: Array) -> dict[str, Array]:
     """b = beta / (1 + beta s), s = |k|^2: db / dbeta = 1 / (1 + beta s)^2, db / ds = -b^2, ds / dk = 2 k."""
     xp, (k, beta, over) = c.xp, _strength(c)
-    dsquare = -d.beta * (beta * over) ** 2
+    dsquare = -db * (beta * over) ** 2
     dsquare = xp.reshape(dsquare, (*k.shape[:-1], dsquare.shape[-2] // max(k.shape[-2], 1)))
     dsquare = xp.sum(dsquare, axis=-1, keepdims=True)  # over the states that share a key
-    return {"q": d.q, "k": both(d.k, d.r) + 2 * dsquare * k, "v": d.v, "beta": (d.beta * over**2)[..., 0]}
+    return {"k": 2 * dsquare * k, "beta": (db * over**2)[..., 0]}
 
 
 SPEC = VariantSpec(
@@ -49,7 +50,7 @@ SPEC = VariantSpec(
         "v": VALUES,
         "beta": ArgSpec("T H", "weight of the token's error, >= 0"),
     },
-    change=ChangeOfVariables(to_core, to_core_vjp),
+    change=products("q", "k", "v", r="k", beta=Formula(strength, strength_vjp)),
     erase=Erase.DELTA,
     scaled=False,
 )

@@ -8,7 +8,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay, Erase
-from ...spec import ArgSpec, Samples, VariantSpec, same_names
+from ...products import products
+from ...spec import ArgSpec, Samples, VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, QUERIES, VALUES
 
 SPEC = VariantSpec(
@@ -24,7 +25,7 @@ SPEC = VariantSpec(
         "a": ArgSpec("T Hk K", "reads the state before its decay"),
         "b": ArgSpec("T Hk K", "writes what a read"),
     },
-    change=same_names("q", "k", "v", "g", "a", "b"),
+    change=products("q", "k", "v", "g", "a", "b"),
     decay=Decay.VECTOR,
     erase=Erase.FREE,
     scaled=False,

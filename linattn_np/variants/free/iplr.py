@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Erase
-from ...spec import ArgSpec, Samples, VariantSpec, same_names
+from ...products import products
+from ...spec import ArgSpec, Samples, VariantSpec
 from ..shared.arguments import QUERIES, VALUES
 
 SPEC = VariantSpec(
@@ -22,7 +23,7 @@ SPEC = VariantSpec(
         "a": ArgSpec("T Hk K", "reads the state"),
         "b": ArgSpec("T Hk K", "writes what a read"),
     },
-    change=same_names("q", "k", "v", "a", "b"),
+    change=products("q", "k", "v", "a", "b"),
     erase=Erase.FREE,
     scaled=False,
 )

@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay
-from ...spec import VariantSpec, same_names
+from ...products import products
+from ...spec import VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, KEYS, QUERIES, VALUE_DECAY, VALUES
 
 SPEC = VariantSpec(
@@ -16,7 +17,7 @@ SPEC = VariantSpec(
     equation="S_t = diag(e^{g_t}) S_{t-1} diag(e^{gv_t}) + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Mao, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights, arXiv 2210.04243",
     arrays={"q": QUERIES, "k": KEYS, "v": VALUES, "g": CHANNEL_DECAY, "gv": VALUE_DECAY},
-    change=same_names("q", "k", "v", "g", "gv"),
+    change=products("q", "k", "v", "g", "gv"),
     decay=Decay.VECTOR,
     scaled=False,
 )

@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay
-from ...spec import ArgSpec, VariantSpec, same_names
+from ...products import products
+from ...spec import ArgSpec, VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, KEYS, QUERIES, VALUES
 
 SPEC = VariantSpec(
@@ -22,7 +23,7 @@ SPEC = VariantSpec(
         "g": CHANNEL_DECAY,
         "gv": ArgSpec("T H V", "log decay of the value channels, <= 0", optional=True),
     },
-    change=same_names("q", "k", "v", "g", "gv"),
+    change=products("q", "k", "v", "g", "gv"),
     decay=Decay.VECTOR,
 )
 

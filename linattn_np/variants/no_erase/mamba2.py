@@ -47,6 +47,7 @@ SPEC = VariantSpec(
     change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp, query="C", key="B", value="x"),
     decay=Decay.SCALAR,
     scaled=False,
+    shares_states=False,
     options=OptionSpec({"dt_softplus": False, "dt_limit": (0.0, math.inf)}, check_options),
 )
 SAMPLES = Samples({"dt": "positive", "A": "negative", "B": "unit", "theta": "angle"},

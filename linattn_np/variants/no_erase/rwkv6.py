@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay, ReadState
-from ...spec import ArgSpec, VariantSpec, same_names
+from ...products import products
+from ...spec import ArgSpec, VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, KEYS, VALUES
 
 SPEC = VariantSpec(
@@ -22,7 +23,7 @@ SPEC = VariantSpec(
         "g": CHANNEL_DECAY,
         "u": ArgSpec("H K", "bonus of the token's own write"),
     },
-    change=same_names("q", "k", "v", "g", "u"),
+    change=products("q", "k", "v", "g", "u"),
     decay=Decay.VECTOR,
     query_reads=ReadState.PREVIOUS,
     scaled=False,

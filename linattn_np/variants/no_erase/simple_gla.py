@@ -6,19 +6,10 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
-from ...matrix_state.types import Decay, Inputs
-from ...runtime.arrays import Array
-from ...spec import ChangeOfVariables, Variables, VariantSpec
+from ...matrix_state.types import Decay
+from ...products import products
+from ...spec import VariantSpec
 from ..shared.arguments import KEYS, QUERIES, TOKEN_DECAY, VALUES
-
-
-def to_core(c: Variables) -> Inputs:
-    return Inputs(c.q, c.k, c.v, c.g[..., None])
-
-
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
-    return {"q": d.q, "k": d.k, "v": d.v, "g": d.g[..., 0]}
-
 
 SPEC = VariantSpec(
     name="simple_gla",
@@ -26,7 +17,7 @@ SPEC = VariantSpec(
     equation="S_t = e^{g_t} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Sun et al., You Only Cache Once (gated retention), arXiv 2405.05254; Yang et al., arXiv 2312.06635",
     arrays={"q": QUERIES, "k": KEYS, "v": VALUES, "g": TOKEN_DECAY},
-    change=ChangeOfVariables(to_core, to_core_vjp),
+    change=products("q", "k", "v", "g"),
     decay=Decay.SCALAR,
 )
 

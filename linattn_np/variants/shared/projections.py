@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ...call.options import Options
 from ...ops import gate_formula
+from ...products import Formula
 from ...runtime.arrays import Array, cast
 from ...spec import ArgSpec, OptionSpec, Samples, Variables
 
@@ -51,6 +52,18 @@ def log_decay_vjp(c: Variables, dg: Array) -> dict[str, Array]:
     da, dA, dbias = gate_formula.log_decay_vjp(xp, c.g, c.A_log, c.dt_bias, dg, _by_channel(c))
     grads = {"g": da, "A_log": dA}
     return grads if c.dt_bias is None else grads | {"dt_bias": xp.reshape(dbias, tuple(c.dt_bias.shape))}
+
+
+def _core_decay(c: Variables) -> Array | None:
+    g = log_decay(c)
+    return g if g is None or _by_channel(c) else g[..., None]
+
+
+def _core_decay_vjp(c: Variables, dg: Array) -> dict[str, Array]:
+    return log_decay_vjp(c, dg if _by_channel(c) else dg[..., 0])
+
+
+LOG_DECAY = Formula(_core_decay, _core_decay_vjp)  # the core's g
 
 
 def _by_channel(c: Variables) -> bool:

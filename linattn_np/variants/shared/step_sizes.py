@@ -47,8 +47,6 @@ def _step(c: Variables, kernels: Any) -> Any:
 
 def to_core(c: Variables) -> Inputs:
     """q = C, k = B, v = dt x, g = dt A."""
-    if c.C is not None and c.sizes.Hq > c.sizes.H:
-        raise ValueError(f"{c.name}: C has Hq = {c.sizes.Hq} heads and x H = {c.sizes.H}, expected Hq to divide H")
     if (kernels := _kernels(c)) is not None:
         v, g = kernels.values(c.xp, c.x, _step(c, kernels))
         return Inputs(c.C, c.B, v, g[..., None])

@@ -334,9 +334,9 @@ def test_calls_alike_are_told_apart_by_all_that_settles_them():
         assert (la.gated_delta_rule(**{**call, "v": swapped}).out == out).all()
 
 
-@pytest.mark.parametrize("name", ["delta_rule", "kda", "gla", "rwkv6", "dplr", "simple_gla", "retention", "mamba2"])
-def test_variants_decode_as_the_definition_does(name):
-    fn = getattr(la, name)
+@pytest.mark.parametrize("fn", [f for f in la.VARIANTS if f.spec.state.type_of(f.spec.options.defaults) is None
+                                and not f.spec.state.wide], ids=lambda f: f.__name__)
+def test_variants_decode_as_the_definition_does(fn):
     for turn in range(3):
         given = la.testing.sample(fn, np.random.default_rng(turn), T=1, K=8, V=8)
         state = np.random.default_rng(turn).standard_normal((2, 2, 8, 8))

@@ -31,6 +31,7 @@ from linattn_np.matrix_state.cpu.interpreter.program import (
 )
 from linattn_np.matrix_state.cpu.strips import kept_strip, strips
 from linattn_np.testing import relative_error
+from tests.cases import with_arrays
 
 
 def rows_of(lengths):
@@ -126,15 +127,18 @@ def test_strips_and_kept_states_are_the_chunk_form():
         assert relative_error(x, y) < 1e-12
 
 
+FEW = [with_arrays("q k v"), *(with_arrays("q k v g", decay=decay, erase="NONE") for decay in ("SCALAR", "VECTOR"))]
+
+
 @pytest.mark.parametrize("queries", [1, 2])
-@pytest.mark.parametrize("name", ["linear_attention", "simple_gla", "gla"])
-def test_few_heads_go_backward_by_strips_at_once(monkeypatch, name, queries):
+@pytest.mark.parametrize("fn", FEW, ids=lambda fn: fn.__name__)
+def test_few_heads_go_backward_by_strips_at_once(monkeypatch, fn, queries):
     """Several threads and one head: strips at once, with the bits that one thread gives."""
     monkeypatch.setattr(numba_loops, "MANY_OPERATIONS", 0)
     found, calls = [], []
     find = numba_loops._find_ends
     monkeypatch.setattr(numba_loops, "_find_ends", lambda *given: calls.append(find(*given)))
-    rng, fn = np.random.default_rng(0), getattr(la, name)
+    rng = np.random.default_rng(0)
     given = la.testing.sample(fn, rng, B=(1,), T=900, H=1, K=20, V=70, Hq=queries, optional=False)
     state, dout = rng.standard_normal((1, 1, 20, 70)), rng.standard_normal((1, 900, queries, 70))
     for count in (1, 3):

@@ -18,10 +18,11 @@ from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import step as cuda_step
-from linattn_np.matrix_state.types import Decay, Erase, Inputs
+from linattn_np.matrix_state.types import Decay, Erase, EraseKey, Inputs
 from linattn_np.runtime import pools as rows
 from linattn_np.runtime.arrays import Library, enter
 from linattn_np.runtime.cuda import constants, launch, record
+from tests.cases import has_plain_state, passes_through
 from tests.core_cases import CELLS, case
 from tests.matrix_state.cuda import step_twin
 from tests.matrix_state.cuda.step_twin import CUPY, Stub, device_plans, stub
@@ -155,8 +156,7 @@ def arrays_of(fn, T=1, H=4, Hk=2, K=8, V=4, seed=0):
     return {n: x.astype(np.float32) for n, x in drawn.items()}
 
 
-AGAIN = [la.simple_gla, la.gated_delta_rule, la.kda, la.gla, la.rwkv6, la.comba, la.delta_rule, la.rwkv7, la.iplr,
-         la.linear_attention, la.retention, la.lightning_attention]
+AGAIN = [fn for fn in la.VARIANTS if passes_through(fn) and not fn.spec.micro_steps]
 
 
 @pytest.mark.parametrize("fn", AGAIN, ids=lambda f: f.__name__)
@@ -325,7 +325,8 @@ def test_a_pullback_that_computes_on_the_way_goes_the_whole_way(public, monkeypa
         assert [list(x.pullbacks.values()) for x in device_plans()] == [[None]]
 
 
-@pytest.mark.parametrize("fn", [la.gla, la.hgrn2, la.rwkv6, la.kda, la.rwkv7], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if fn.spec.decay is Decay.VECTOR and has_plain_state(fn.spec)
+                                and fn.spec.change.erase_key is not EraseKey.PRODUCT], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("state", [False, True])
 def test_gradients_that_array_calls_compute_are_computed_every_time(public, fn, state):
     """The forward of a few tokens is a kernel, its adjoint is not: nothing of it may be taken for a launch."""

@@ -13,7 +13,7 @@ from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import delta_plan, vector, vector_plan
-from linattn_np.matrix_state.types import ReadState
+from linattn_np.matrix_state.types import EraseKey, ReadState
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
 from tests.matrix_state.cuda import vector_twin
@@ -66,6 +66,7 @@ def call_of(T=70, heads=(2, 2, 2), K=16, V=8, bonus=False, erase="none", gate=np
     there = type(x)(*(None if y is None else stub(y) for y in rounded))
     if erase == "delta":
         wide, there = wide._replace(r=wide.k), there._replace(r=there.k)
+        plan = plan._replace(erase_key=EraseKey.KEY)
     S = S.astype(np.float32) if state else None
     return (there, plan._replace(xp=CUPY, dtype=np.float32)), (wide, plan), S
 
@@ -154,8 +155,8 @@ def delta():
     ("chunk_size=32", lambda x, plan: (x, plan._replace(chunk_size=32))),
     ("take bfloat16", lambda x, plan: (x._replace(v=x.v.astype(np.float32)), plan)),
     ("with the key itself", lambda x, plan: (delta()[0]._replace(r=x.q), plan)),
-    ("with the key itself", lambda x, plan: (delta()[0], plan._replace(erase_reads=ReadState.PREVIOUS))),
-    ("after its own write", lambda x, plan: (delta()[0], plan._replace(query_reads=ReadState.PREVIOUS))),
+    ("with the key itself", lambda x, plan: (delta()[0], delta()[1]._replace(erase_reads=ReadState.PREVIOUS))),
+    ("after its own write", lambda x, plan: (delta()[0], delta()[1]._replace(query_reads=ReadState.PREVIOUS))),
     ("not CuPy", lambda x, plan: (x, plan._replace(xp=SimpleNamespace(__name__="array_api_compat.numpy")))),
 ])
 def test_what_is_not_covered_says_why(launched, words, change):

@@ -41,7 +41,7 @@ def sizes(x: Inputs, plan: Plan, state: np.ndarray | None, columns: int) -> np.n
         {Decay.NONE: NO_DECAY, Decay.SCALAR: SCALAR, Decay.VECTOR: VECTOR}[x.decay],
         {Erase.NONE: NO_ERASE, Erase.DELTA: DELTA, Erase.FREE: FREE}[x.erase],
         plan.query_reads is ReadState.PREVIOUS, x.erase is Erase.FREE or plan.erase_reads is ReadState.PREVIOUS,
-        x.erase is Erase.FREE or x.r is not x.k, x.q is not None, x.u is not None, x.gv is not None,
+        x.erase is Erase.FREE or not plan.erases_key, x.q is not None, x.u is not None, x.gv is not None,
         state is not None, direct,
     ], np.int64)  # fmt: skip
 

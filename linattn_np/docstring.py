@@ -1,0 +1,61 @@
+"""`linattn docstring NAME`: the docstring that follows from a variant's spec, to start from."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from . import catalog
+from .matrix_state.types import Decay, Erase, ReadState
+from .spec import ArgSpec, VariantSpec
+
+
+def docstring(spec: VariantSpec) -> str:
+    """Sentence, equation, one line per array, scale, options, results, errors, core, paper."""
+    width = max(map(len, spec.arrays)) + 2
+    shapes = {name: " or ".join(map(_shape, arg.axes.split("|"))) for name, arg in spec.arrays.items()}
+    room = max(map(len, shapes.values())) + 3
+    scale = "K**-0.5" if spec.scaled else "1"
+    lines = [spec.sentence, "", *(f"    {line.strip()}" for line in spec.equation.split(";")), "",
+             *(f"{name:{width}}{shapes[name]:{room}}{_words(arg)}" for name, arg in spec.arrays.items()), "",
+             *(f"{option}={value!r}: TODO." for option, value in spec.options.defaults.items()),
+             f"scale=None means {scale}. Returns {_returns(spec)}.",
+             "Raises ValueError or TypeError for shapes, dtypes and options that do not fit.",
+             f"Core: matrix_state, {_cell(spec)}. Common options: linattn_np.Options.", f"{spec.paper}."]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _shape(axes: str) -> str:
+    """"T H K" as (..., T, H, K), "H" as (H,)."""
+    letters = axes.split()
+    letters = ["...", *letters] if letters[0] == "T" else letters
+    return f"({letters[0]},)" if len(letters) == 1 else f"({', '.join(letters)})"
+
+
+def _words(arg: ArgSpec) -> str:
+    return arg.description + "; optional" * (arg.optional and "None" not in arg.description)
+
+
+def _returns(spec: VariantSpec) -> str:
+    heads = "max(Hq, H)" if spec.change.query is not None and spec.shares_states else "H"
+    state = "(..., H, K, V)" if spec.state.parts is None else f"a {spec.state.parts.__name__}"
+    return f"out (..., T, {heads}, V), and the state {state} if return_state"
+
+
+def _cell(spec: VariantSpec) -> str:
+    """The kind of decay and of erase, and which states are read if not the usual ones."""
+    words = [f"decay {spec.decay.name}", f"erase {spec.erase.name}"]
+    if spec.erase is Erase.DELTA and spec.erase_reads is ReadState.PREVIOUS and spec.decay is not Decay.NONE:
+        words.append("r reads the PREVIOUS state")
+    if spec.query_reads is ReadState.PREVIOUS:
+        words.append("q reads the PREVIOUS state")
+    return ", ".join(words)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", choices=sorted(catalog.modules()), metavar="NAME", help="a variant")
+
+
+def run(args: argparse.Namespace) -> int:
+    sys.stdout.write(docstring(getattr(catalog, args.name).spec) + "\n")
+    return 0

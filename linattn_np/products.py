@@ -1,0 +1,156 @@
+"""Changes of variables by declaration: each input of the core is a product of arrays of the variant.
+
+    products("q", "k", "g", v=("w", "v"), r=("b", "k"))        v = w v,  r = b k,  beta = 1
+
+The transpose of y = x_1 ... x_n is dx_i = dy times the other factors, summed over what x_i is broadcast to.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .matrix_state.types import EraseKey, Inputs
+from .runtime.arrays import Array, cast, device, shared_heads, sum_of_groups
+from .runtime.shapes import HEADS, has_time
+from .spec import ChangeOfVariables, Gradients, Variables
+
+
+class Formula(NamedTuple):
+    """An input that is no product: its function of the call, with its channel axis, and the transpose.
+
+    f(c) returns the input; f_vjp(c, dy) the gradients by name from that of the input.
+    """
+
+    f: Callable[[Variables], Array | None]
+    f_vjp: Callable[[Variables, Array], Gradients]
+
+
+Factors = tuple[str, ...]
+Given = Mapping[str, "Factors | Formula"]
+
+
+def products(*same: str, **inputs: str | Factors | Formula) -> ChangeOfVariables[Inputs]:
+    """The change of variables in which each input of the core is one array, a product of arrays, or a Formula.
+
+    same: inputs that are arrays of their own names. A missing channel axis is added ((..., T, H) is (..., T, H, 1));
+    heads are shared by groups; arrays without tokens are the same for every token. One array alone is passed unchanged;
+    products have the compute dtype. The last factor names the array: an input is None if that is not given, other
+    factors are 1 if they are not given. An empty product is 1. Erase vectors r without a beta: beta is 1.
+    """
+    every: dict[str, Factors | Formula] = {name: (name,) for name in same}
+    every |= {name: (x,) if isinstance(x, str) else x for name, x in inputs.items()}
+    if "r" in every:
+        every.setdefault("beta", ())
+
+    def last(name: str) -> str | None:
+        factors = every.get(name, ())
+        return factors[-1] if factors and not isinstance(factors, Formula) else None
+
+    r, k, value = every.get("r"), every.get("k"), last("v")
+    if value is None:
+        raise TypeError(f"products: v is {every.get('v')!r}, expected the name of an array, or several")
+    kind = EraseKey.OWN
+    if k and r and not isinstance(r, Formula) and not isinstance(k, Formula):
+        kind = EraseKey.KEY if r == k else EraseKey.PRODUCT if set(k) < set(r) else EraseKey.OWN
+    return ChangeOfVariables(
+        functools.partial(_to_core, every), functools.partial(_to_core_vjp, every),
+        query=last("q"), key=last("k"), value=value, erase_key=kind,
+    )
+
+
+def _to_core(inputs: Given, c: Variables) -> Inputs:
+    made: dict[str, Array | None] = {}
+    for name, factors in inputs.items():
+        if isinstance(factors, Formula):
+            made[name] = factors.f(c)
+        elif name == "r" and factors == inputs.get("k"):
+            made[name] = made["k"]
+        else:
+            made[name] = _product(c, factors, name == "u")
+    return Inputs(**made)
+
+
+def _to_core_vjp(inputs: Given, c: Variables, d: Inputs) -> Gradients:
+    grads: Gradients = {}
+    for name, factors in inputs.items():
+        dy = getattr(d, name)
+        if dy is None:  # not given, or added to the gradient of k
+            continue
+        more = factors.f_vjp(c, dy) if isinstance(factors, Formula) else _product_vjp(c, factors, dy)
+        for array, dx in more.items():
+            grads[array] = grads[array] + dx if array in grads else dx
+    return grads
+
+
+def _given(c: Variables, factors: Factors) -> list[str]:
+    return [name for name in factors if getattr(c, name) is not None]
+
+
+def _product(c: Variables, factors: Factors, of_heads: bool) -> Array | None:
+    """The product, (..., T, heads, D); of_heads: (heads, D)."""
+    xp = c.xp
+    if factors and getattr(c, factors[-1]) is None:
+        return None
+    given = _given(c, factors)
+    if not given:
+        like = next(x for name in c.axes if (x := getattr(c, name)) is not None)
+        one = xp.ones((1, 1, 1), dtype=c.dtype, device=device(like))
+        return xp.broadcast_to(one, (*c.sizes.batch, c.sizes.T, c.sizes.H, 1))
+    if len(given) == 1:
+        y = _with_channels(c, given[0])
+    else:
+        each = _wide(c, given)
+        y = functools.reduce(lambda a, b: a * b, each)
+    if of_heads or any(_kind(c.axes[name])[0] for name in given):
+        return y
+    return xp.broadcast_to(y, (c.sizes.T, *y.shape))
+
+
+def _product_vjp(c: Variables, factors: Factors, dy: Array) -> Gradients:
+    given = _given(c, factors)
+    each = _wide(c, given) if len(given) > 1 else []
+    grads: Gradients = {}
+    for n, name in enumerate(given):
+        others = each[:n] + each[n + 1:]
+        dx = _over_broadcast(c, name, functools.reduce(lambda a, b: a * b, others, dy))
+        grads[name] = grads[name] + dx if name in grads else dx
+    return grads
+
+
+def _wide(c: Variables, names: list[str]) -> list[Array]:
+    """The factors in the compute dtype, with the heads of the widest one."""
+    each = [cast(c.xp, _with_channels(c, name), c.dtype) for name in names]
+    heads = max(x.shape[-2] for x in each)
+    return [shared_heads(c.xp, x, heads) for x in each]
+
+
+def _with_channels(c: Variables, name: str) -> Array:
+    """An array with a channel axis."""
+    x = getattr(c, name)
+    return x if _kind(c.axes[name])[1] else x[..., None]
+
+
+def _over_broadcast(c: Variables, name: str, dx: Array) -> Array:
+    """dx (..., T, heads, D) in the shape of an array: the transpose of broadcasting it."""
+    xp, x = c.xp, getattr(c, name)
+    has_tokens, has_channels = _kind(c.axes[name])
+    heads, D = x.shape[-2:] if has_channels else (x.shape[-1], 1)
+    if dx.shape[-1] != D:
+        dx = xp.sum(dx, axis=-1, keepdims=True)
+    dx = sum_of_groups(xp, dx, heads)
+    if not has_tokens:
+        dx = xp.sum(dx, axis=tuple(range(dx.ndim - 2)))
+    return dx if has_channels else dx[..., 0]
+
+
+@functools.cache
+def _kind(axes: str) -> tuple[bool, bool]:
+    """(whether an array has tokens, whether it has channels).   Raises ValueError for axes that no product has."""
+    letters: list[Any] = axes.split()
+    tokens, rest = has_time(axes), [letter for letter in letters if letter not in ("T", "Tq")]
+    if "|" in axes or not rest or rest[0] not in HEADS or len(rest) > 2:
+        raise ValueError(f"products: an array has the axes {axes!r}, expected heads, with or without T and one channel "
+                         "axis")
+    return tokens, len(rest) == 2
