@@ -15,7 +15,10 @@ PLAIN = {
     "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
 }  # fmt: skip
-CUDA = {name: f"cuda.{name}" for name in ("gated_delta_rule", "raw_projections", "scaling", "simple_gla", "step")}
+CUDA = {
+    name: f"cuda.{name}"
+    for name in ("gated_delta_rule", "raw_projections", "scaling", "simple_gla", "step", "vector_decay")
+}
 ONE_THREAD = ("earlier", "feature_maps", "mesa_net", "scaling")
 
 

@@ -19,6 +19,8 @@ from .matrix_state.cuda import operands as cuda_operands
 from .matrix_state.cuda import plan as cuda_plan
 from .matrix_state.cuda import scan_launch as cuda_scan
 from .matrix_state.cuda import step as cuda_step
+from .matrix_state.cuda import vector_backward_plan as cuda_vector_backward
+from .matrix_state.cuda import vector_plan as cuda_vector
 from .matrix_state.cuda import wgmma as cuda_wgmma
 from .matrix_state.types import Decay, Erase
 from .ops.cuda import gate_formula, step_size, unit_rows
@@ -101,6 +103,51 @@ def delta_entries(
                             how.constants)
 
 
+def vector_entries(
+    dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False, ragged: bool = False
+) -> Iterator[Entry]:
+    """Every kernel of a vector decay for key width K and value width V; none where they are not for it.
+
+    bonus: queries read before the write, with a bonus of their own token's. ragged: packed sequences.
+    """
+    if not cuda_vector.takes(dtype, K, V, capability):
+        return
+    names = [("scan", False), ("scan", True), ("adds", False), ("segments", False)]
+    if erase is Erase.DELTA:
+        names = [(name, exact) for name in ("inverse", "chain") for exact in (False, True)] + [("transfers", False)]
+    for gate in ("bfloat16", "float32"):
+        kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus, ragged)
+        for name, exact in names:
+            words = f"vector decay in {gate}, {'exact ' * exact}{name}"
+            constants = cuda_vector.constants(name, kind, cuda_vector.Build(exact))
+            yield Entry(words, cuda_vector.KERNELS[name].file, constants)
+        if erase is Erase.DELTA:
+            constants = cuda_vector.constants("inverse", kind, cuda_vector.Build(keep=True))
+            yield Entry(f"vector decay in {gate}, inverse of segments", cuda_vector.KERNELS["inverse"].file, constants)
+    if erase is Erase.DELTA:
+        constants = cuda_delta_plan.constants("segments", K, V, True)
+        yield Entry("vector decay, states of segments", cuda_delta_plan.SEGMENTS, constants)
+
+
+def vector_backward_entries(
+    dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False
+) -> Iterator[Entry]:
+    """Every kernel of the backward of a vector decay; none where they are not for it."""
+    if not cuda_vector.takes(dtype, K, V, capability):
+        return
+    plan, delta = cuda_vector_backward, erase is Erase.DELTA
+    for gate in ("bfloat16", "float32"):
+        kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus)
+        how = [("reverse", plan.REVERSE, plan.reverse_constants(kind, delta)),
+               ("gradients", plan.GRADS, plan.grads_constants(kind, delta)),
+               ("exact gradients", plan.GRADS, plan.grads_constants(kind, delta, True))]
+        how += [] if delta else [("reverse of segments", plan.REVERSE, plan.reverse_constants(kind, adds=True))]
+        how += [("strengths", plan.STRENGTHS, plan.small_constants(kind, True))] if delta else []
+        how += [("bonus", plan.BONUS, plan.small_constants(kind, False))] if bonus else []
+        for words, kernel, constants in how:
+            yield Entry(f"vector decay in {gate}, {words}", kernel.file, constants)
+
+
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
     """The kernels of raw projections: l2 norms of rows of K, and the gate formula."""
     per = gcd(16 // BYTES[dtype], K)
@@ -147,7 +194,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--value", nargs="+", type=int, metavar="V", help="value widths; default: the key widths")
     parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar", "vector"])
     parser.add_argument("--erase", nargs="+", default=["none"], choices=["none", "delta", "free"],
-                        help="erase term; vector decay and free erase: kernels of a few tokens only")
+                        help="erase term; free erase: kernels of a few tokens only")
     parser.add_argument("--raw", action="store_true",
                         help="also kernels of raw projections (qk_l2norm, A_log); without erase: Mamba-2's step size")
     parser.add_argument("--state", nargs="+", default=["float32"], choices=list(ELEMENTS),
@@ -193,6 +240,13 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
                     for entry in step_size_entries(dtype, V) if mamba2 else ():
                         yield words, K, V, entry
+                if decay == "vector" and erase != "free":
+                    own = Erase[erase.upper()]
+                    for bonus in (False, True)[: 1 + (erase == "none")]:
+                        how = (dtype, K, V, capability, own, bonus)
+                        backward = () if args.forward_only else vector_backward_entries(*how)
+                        for entry in (*vector_entries(*how), *backward):
+                            yield words, K, V, entry
                 if dtype == "tf32":  # a few tokens and the delta rule are computed in float32
                     continue
                 if erase == "delta" and decay != "vector":

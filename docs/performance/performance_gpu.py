@@ -41,6 +41,12 @@ the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory beyond the inputs, forward a
 DELTA_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs. With equal keys, strength 1 and no decay the
 gate gradient is nearly 0, and its relative error is meaningless."""
+VECTOR = """\
+`python -m bench vector_decay --backend cuda`: one decay per token and key channel, forward, bfloat16, (B, T, H, K = V),
+nanoseconds per token and head, calls queued back to back; graph: a replayed CUDA graph. Gates: mild ones of 0 to -0.05
+per token; strong: -5 in every channel; exact: channels of up to 60 nats per token and resets, where every head takes
+the exact path. share: bytes that must move (each array once) over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory
+beyond the inputs. Errors relative to the norm, against float64 on the same rounded inputs."""
 BYTES = 4 * 128 * 2 + 4  # of a token and head, forward: q, k, v, out of 128 in bfloat16, and g
 
 
@@ -152,6 +158,21 @@ def _peers(row: dict[str, Any], tokens: float) -> list[list[str]]:
     return body
 
 
+def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """A decay per channel, forward."""
+    yield "On a GPU: vector decay"
+    yield VECTOR.format(**result)
+    body = []
+    for row in result["rows"]:
+        x, sizes = row["times"]["forward"], tuple(row[n] for n in ("B", "T", "H", "K"))
+        graph = x["graph_ms"] / x["ms"] * x["ns"]
+        body.append([f"`{row['function']}` {sizes}", row["gate"], row["gates"], ns(x["ns"]), ns(graph),
+                     f"{100 * x['share_of_copy']:.0f}", f"{x['peak_bytes'] / 2**20:.0f}"])  # fmt: skip
+    yield table(["case", "dtype of g", "gates", "forward", "graph", "share, %", "MiB"], body)
+    yield table(["case", "out", "state"],
+                [[name, *(f"{x:.2g}" for x in found)] for name, found in result["errors"].items()])
+
+
 def steps(result: dict[str, Any], table: Table) -> Iterator[str]:
     """One token: this library and FLA."""
     yield "On a GPU: one token"
@@ -215,4 +236,7 @@ def draw(result: dict[str, Any], folder: Path) -> None:
     plt.close(figure)
 
 
-NAMES = {"cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_step": steps, "cuda_scaling": scaling}
+NAMES = {
+    "cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_vector_decay": vector, "cuda_step": steps,
+    "cuda_scaling": scaling,
+}  # fmt: skip

@@ -79,8 +79,14 @@ MARK_TOKENS = {"bfloat16": 256, "float16": 256, "float32": 128, "tf32": 256}  # 
 SEGMENT_TOKENS = 512  # least length of a segment of a scan: shorter ones cost more in sums than they gain in blocks
 SEGMENT_CHUNKS = 8  # the same of delta rules
 DELTA_STEPS = (1, 2, 4, 8)  # micro-steps of a token, with which a chunk of GROUP_CHUNK holds whole tokens
+EXACT_PIECES = 4  # blocks of a head that recompute its chunks whose decays need the exact form: one wave of 256 heads
+VECTOR_RESIDENT = {"adds": 2, "inverse": 4, "transfers": 3}  # blocks per multiprocessor of vector decays: registers
 SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta rule saves for its backward, unless
 # the environment variable SAVED_VARIABLE says how many
+
+VECTOR_BACKWARD = os.environ.get("LINATTN_CUDA_VECTOR_BACKWARD", "0") not in ("", "0")  # gradients of vector decays by
+# kernels, which as they stand have not run on a device; else by array calls
+EXACT_RESIDENT = 2  # blocks a multiprocessor of the gradients of chunks that decay too far: what its memory holds
 
 # CUDA: the kernel of a few tokens
 

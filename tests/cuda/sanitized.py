@@ -22,6 +22,8 @@ import numpy as np
 
 import linattn_np as la
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
+from linattn_np.matrix_state.cuda import vector_backward_plan as cuda_vector_backward_plan
+from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
 from linattn_np.sampling import DRAWS
 
 BOUND = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5, "tf32": 3e-3}  # of the norm; states grow along the tokens
@@ -41,12 +43,13 @@ class Case(NamedTuple):
     raw: bool = False  # q and k of any length, a gate before its formula
     steps: int = 2  # of a token of DeltaProduct
     state: str = "float32"  # as it is stored; one of 16 bits is overwritten
+    strong: bool = False  # log decays of 10 nats and more a token
 
     @property
     def name(self) -> str:
         kind = "ragged" if self.offsets else "grouped" if len(set(self.heads)) > 1 else "plain"
         kind += self.raw * " raw" + (self.fn == "delta_product") * f" steps={self.steps}"
-        kind += (self.state != "float32") * f" state={self.state}"
+        kind += (self.state != "float32") * f" state={self.state}" + self.strong * " strong"
         return f"{self.fn} {self.dtype} T={self.T} {self.K}x{self.V} {kind} {'both' if self.backward else 'forward'}"
 
 
@@ -91,6 +94,18 @@ CASES = [
     Case("delta_product", "bfloat16", 140, heads=(1, 1, 1), steps=8),
     Case("delta_product", "bfloat16", 80, heads=(2, 2, 4), offsets=[0, 37, 37, 80], raw=True),
     Case("delta_product", "bfloat16", 30, steps=3),  # expanded to the steps
+    # one decay a token and key channel: a scan, segments, chains of the delta rule; strong decays take the exact path
+    Case("gla", "bfloat16", 150),
+    Case("gla", "bfloat16", 1100, heads=(1, 1, 1)),
+    Case("gla", "bfloat16", 130, 128, 64, (4, 2, 2), [0, 70, 70, 130]),
+    Case("gla", "bfloat16", 150, strong=True),
+    Case("rwkv6", "bfloat16", 100, 64, 64),
+    Case("rwkv6", "bfloat16", 100, strong=True),
+    Case("kda", "bfloat16", 150, backward=False),
+    Case("kda", "bfloat16", 150, backward=False, strong=True),
+    Case("kda", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130], backward=False),
+    Case("kda", "bfloat16", 1100, heads=(1, 1, 1), backward=False),
+    Case("kda", "bfloat16", 140, raw=True, backward=False),
     # what no warpgroup products take: widths, dtypes, erase vectors of their own
     Case("gated_delta_rule", "bfloat16", 150, 60, 100, (2, 2, 2), [0, 80, 80, 150]),
     Case("gated_delta_rule", "bfloat16", 70, 50, 33, (2, 1, 1)),
@@ -114,13 +129,15 @@ def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     sizes = {"T": case.T, "H": H, "Hq": Hq, "Hk": Hk, "K": case.K, "V": case.V, "n": case.steps}
     drawn = {}
     for n, given in fn.spec.arrays.items():
-        if case.raw or not given.reinterprets:
+        if n != "gv" and (case.raw or not given.reinterprets):
             letters = given.axes.split("|")[0].split()
             shape = (1,) * (letters[0] == "T") + tuple(sizes[c] for c in letters)
             drawn[n] = DRAWS[fn.samples.distribution(n)](rng, shape)
     if case.raw:
         drawn |= {n: drawn[n] * rng.uniform(0.3, 3.0, (*drawn[n].shape[:-1], 1)) for n in ("q", "k")}
         drawn["g"] = rng.standard_normal(drawn["g"].shape)
+    if case.strong:
+        drawn["g"] = 30 * drawn["g"]
     drawn = {n: _round(x, _dtype(case, n)) for n, x in drawn.items()}
     many = () if case.offsets is None else (len(case.offsets) - 1,)
     state = _round(rng.standard_normal((*(many or (1,)), H, case.K, case.V)), case.state)
@@ -187,9 +204,12 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     import cupy as cp
 
-    if args.every_lane:
-        constants = cuda_delta_plan.constants
-        cuda_delta_plan.constants = lambda *x, **y: (*constants(*x, **y), ("LA_ARRIVALS", 32))
+    backward = ("reverse_constants", "grads_constants")
+    names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants")]
+    names += [(cuda_vector_backward_plan, name) for name in backward]
+    for plan, name in names if args.every_lane else ():
+        constants = getattr(plan, name)
+        setattr(plan, name, lambda *x, constants=constants, **y: (*constants(*x, **y), ("LA_ARRIVALS", 32)))
     cp.cuda.set_allocator(None if args.fresh else poisoned(cp))
     wrong = 0
     for case in (c for c in CASES if args.only in c.name):

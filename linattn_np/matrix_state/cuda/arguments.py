@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...ops.cuda.arguments import BYTES, FLOATS, OUT_BYTES, OUT_FLOATS, ROWS, address
 from ...runtime.arrays import Array
-from ...runtime.cuda.structs import FLOAT, I64, INT, Scalar, Struct, pointer
+from ...runtime.cuda.structs import FLOAT, I64, INT, U32, Scalar, Struct, pointer
 
 OFFSETS = ("offsets", pointer("const i64"))  # of a ragged batch, else null
 TENSOR_MAP = Scalar("TensorMap", "128s", 128, 64)  # tile/bulk.cuh
@@ -87,6 +87,53 @@ DELTA_SEGMENTS = Struct(  # delta_scan_segments.cu
     "matrix_state/DeltaSegmentsArguments", OFFSETS,
     ("added transfers", FLOATS), ("begins", OUT_FLOATS),  # (slots, segments, V, K), (.., K, K), (.., V, K)
     ("start", STATES), ("start_group T heads segments chunks", INT),  # heads that share a start
+)  # fmt: skip
+
+VECTOR_REVERSE = Struct(  # vector_reverse.cu
+    "matrix_state/VectorReverseArguments",
+    ("q k v dout dv", TENSOR_MAP), ("g out", ROWS), OFFSETS,  # v: with erase; out: dv too
+    ("grams inverses", BYTES), ("ends", OUT_BYTES),  # P, A of every chunk; G = dL/dS after it
+    ("start end", STATES), ("start_group", INT),  # gradient of the last state, of the first
+    ("begins added sums", OUT_FLOATS),  # of segments: G after each but the last; what each adds, its decays
+    ("slots", I64), ("T heads segments chunks", INT),  # chunks: of a segment
+    ("group_q group_k group_v", INT), ("scale", FLOAT),
+)  # fmt: skip
+VECTOR_GRADS = Struct(  # vector_grads.cu
+    "matrix_state/VectorGradArguments",
+    ("v dout", TENSOR_MAP),  # v: with erase dW, which is dv
+    ("q k g dq dk dg", ROWS), OFFSETS,
+    ("states ends new_values", BYTES),  # of every chunk: S before it, G after it, with erase U
+    ("flags", pointer("int")),  # of every item, whether the exact build does it
+    ("u", FLOATS), ("du", OUT_FLOATS),  # bonus (heads, K); of every chunk
+    ("erase_dots", OUT_FLOATS),  # with erase r.k over each half of the channels: (halves, heads, tokens)
+    ("slots tokens", I64), ("items", U32),  # items: halves of the channels, heads, chunks, sequences
+    ("T heads chunks group_v group_u", INT), ("scale", FLOAT),  # chunks: of the longest sequence
+)  # fmt: skip
+VECTOR_BONUS = Struct(  # vector_bonus.cu: du (heads, K) of those of the chunks
+    "matrix_state/VectorBonusArguments",
+    ("parts", FLOATS), ("du", OUT_FLOATS), OFFSETS, ("slots", I64), ("T heads sequences", INT),
+)  # fmt: skip
+VECTOR_STRENGTHS = Struct(  # vector_strengths.cu; dbeta (tokens, heads)
+    "matrix_state/VectorStrengthArguments",
+    ("ends", BYTES), ("erase_dots", FLOATS), ("beta", GATE), ("dbeta", OUT_FLOATS), OFFSETS,
+    ("slots tokens", I64), ("items", U32), ("T heads chunks", INT),  # items: chunks, heads, sequences
+)  # fmt: skip
+VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup products
+    "matrix_state/VectorArguments",
+    ("q k v g out", TENSOR_MAP),  # (columns, heads, tokens, batch)
+    ("q_rows k_rows g_rows to", ROWS),  # where the exact path reads them; where the end of a sequence is stored
+    OFFSETS,
+    ("start end", STATES),  # state that a scan begins with and ends with
+    ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
+    ("added decays transfers", OUT_FLOATS),  # of segments: offset; decay (.., 128), or transfer matrix
+    ("u", FLOATS),  # bonus (heads of u, K)
+    ("states grams inverses factors new_values", OUT_BYTES),  # of the chunks: state before, P, A; Kc, Kd, decay; U
+    ("beta", GATE),
+    ("flags", pointer("int")),  # of segments, or chunks, that take the exact path
+    ("slots", I64),  # chunks of a head over the whole batch
+    ("T heads segments chunks", INT),  # chunks: of a segment
+    ("group_q group_k group_v group_g group_u", INT),  # heads that share one of q's, k's, v's, g's, u's
+    ("start_group end_group", INT), ("scale", FLOAT),  # heads that share an initial, a final state
 )  # fmt: skip
 
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element

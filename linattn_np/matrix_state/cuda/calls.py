@@ -8,11 +8,13 @@ from ...ops.cuda import unit_rows as kernel
 from ...runtime.arrays import Array, cast
 from .. import policy
 from .. import preprocess as steps
-from ..types import Erase, Inputs, Plan, Saved
-from . import delta, scan, step
+from ..types import Decay, Erase, Inputs, Plan, Saved
+from . import delta, scan, step, vector, vector_delta
 
 
 def _chunks_of(x: Inputs) -> Any:
+    if x.decay is Decay.VECTOR and x.erase is not Erase.FREE:
+        return vector_delta if x.erase is Erase.DELTA else vector
     return delta if x.erase is Erase.DELTA else scan
 
 

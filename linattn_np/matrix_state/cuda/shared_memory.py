@@ -92,6 +92,63 @@ def delta(name: str, unit: bool) -> int:
     }[name]
 
 
+# Vector decay by warpgroup products.
+def vector_stages(name: str, gate: str) -> int:
+    """Chunks of a ring."""
+    return 2 if name == "adds" or gate == "float32" else 3
+
+
+VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: Kc, Kd, its decay
+
+
+def vector(name: str, gate: str) -> int:
+    """vector_*.cu by name: scan, adds, segments, inverse, chain, transfers.
+
+    A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
+    the bonus; keys of the chain, decays of a chunk; two numbers a token.
+    """
+    gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate)
+    tile, decays = 16 * 256, 4 * 128 * 4
+    ring = stages * (2 * TILE + gates)
+    return {
+        "scan": ring + 2 * TILE + 9 * tile + decays + 2 * TOKEN + 128,
+        "adds": ring + decays + 64,
+        "segments": 0,
+        "segments in reverse": 0,
+        "inverse": TILE + gates + 5 * tile + decays + 2 * TOKEN + 32,
+        "chain": ring + 3 * TILE + 8 * tile + decays + 512 + 128,
+        "transfers": 2 * TILE + 2 * 17 * 1024 + 64,
+    }[name]
+
+
+# The backward of a vector decay by warpgroup products.
+VECTOR_TABLE = 8 * PANEL * 4  # a number a slice of 8 tokens and channel, of 64 channels
+BONUS_CHANNELS = 32  # of a block of vector_bonus.cu
+
+
+def vector_ends(erase: bool) -> int:
+    """Of a chunk's G, the gradient of the state after it, and with erase dW.v over 16 value columns each."""
+    return DELTA_ENDS if erase else DELTA_END
+
+
+def vector_reverse(erase: bool) -> int:
+    """vector_reverse.cu.
+
+    Stages of q, k, dO, P (erase: k twice, A); G after a chunk, tables of two chunks, decays, barriers (v, dW.v).
+    """
+    stages = 2 if erase else 3
+    stage = (3 + erase) * TILE + (1 + erase) * SQUARE
+    small = 2 * 2 * VECTOR_TABLE + stages * 512 + erase * (TILE + 8 * TOKEN) + (3 * stages + 1) * BARRIER
+    return stages * stage + DELTA_END + small
+
+
+def vector_gradients(erase: bool, exact: bool) -> int:
+    """vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables; exact: flags, what is given."""
+    copies, tiles, spare = 2 + erase, 2 + erase, 2 * exact if erase else 1
+    size = (copies + spare) * SQUARE + DELTA_END + tiles * TILE + 3 * VECTOR_TABLE + 3 * TOKEN + 2 * BARRIER
+    return round_up(size + 32, 1024) + TILE + VECTOR_TABLE if exact else size
+
+
 # The portable delta rule.
 def delta_chunk(element: str) -> int:
     """Tokens of a chunk of the portable delta rule."""

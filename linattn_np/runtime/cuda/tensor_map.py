@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 BYTES = 128
-BOX = 64  # columns and tokens of a box: a panel of 128 bytes a row of 16-bit elements
-BFLOAT16, FLOAT16 = 9, 6  # the driver's numbers of elements
+BOX, ROW = 64, 128  # tokens of a box, and bytes of a row of it: 64 columns of 16 bits, 32 of 32
+BFLOAT16, FLOAT32 = 9, 7  # the driver's numbers of elements
 SWIZZLE_128, L2_128 = 3, 2  # rows of 128 bytes permuted by their number; 128 bytes fetched at once
 
 
@@ -27,7 +27,7 @@ def takes(x: Any) -> bool:
 
 
 def tensor_map(x: Any, steps: int = 1) -> bytes:
-    """The map of an array (B, T, heads, width) of bfloat16 that `takes` covers, in boxes of 64 columns and 64 tokens.
+    """The map of an array (B, T, heads, width) that `takes` covers, in boxes of 128 bytes of 64 tokens.
 
     With `steps`, a divisor of 64, boxes are of 64 steps of tokens that have so many: an axis of length 1 stands between
     tokens and heads, and a box that begins `steps` - 1 before it has zeros for all but the last step of each token.
@@ -48,15 +48,17 @@ def moves() -> bool:
 def _encode(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int, steps: int = 1) -> bytes:
     B, T, H, D = shape
     row = -(-D * size // 16) * 16
-    sizes, apart, box = [D, H, T, B], [strides[2], strides[1], strides[0]], [BOX, 1, BOX, 1]
+    sizes, apart, box = [D, H, T, B], [strides[2], strides[1], strides[0]], [ROW // size, 1, BOX, 1]
     if steps > 1:
-        sizes, apart, box = [D, H, 1, T, B], [strides[2], row, strides[1], strides[0]], [BOX, 1, steps, BOX // steps, 1]
+        sizes, apart = [D, H, 1, T, B], [strides[2], row, strides[1], strides[0]]
+        box = [ROW // size, 1, steps, BOX // steps, 1]
     apart, rank = [s if n > 1 else row for s, n in zip(apart, sizes[1:], strict=True)], len(sizes)
     buffer = ctypes.create_string_buffer(BYTES + 64)
     at = (ctypes.addressof(buffer) + 63) & ~63
     status = _driver()(
-        ctypes.c_void_p(at), BFLOAT16, rank, ctypes.c_void_p(pointer), (ctypes.c_uint64 * rank)(*sizes),
-        (ctypes.c_uint64 * (rank - 1))(*apart), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank),
+        ctypes.c_void_p(at), BFLOAT16 if size == 2 else FLOAT32, rank, ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * rank)(*sizes), (ctypes.c_uint64 * (rank - 1))(*apart), (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
         0, SWIZZLE_128, L2_128, 0,
     )  # fmt: skip
     if status:

@@ -1,0 +1,43 @@
+// What one block of the chain of the delta rule has in shared memory, its barriers, and what it loads.
+#pragma once
+#include "vector/rows.cuh"
+
+#ifndef LA_KEEP     // 1: stores the state before each chunk, P and U, for the backward
+#define LA_KEEP 0
+#endif
+
+constexpr int CONSUMER_REGISTERS_OF_CHAIN = 160, PRODUCER_REGISTERS_OF_CHAIN = 96;   // of a thread: 2 x 128 of each
+// stages of q, k, log decays (then quotients, then P in the first panel and A in the second); two of values (then outputs); Kc;
+// scratch; decays of blocks and of the chunk
+constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES;
+constexpr int AT_VALUES = STAGES * STAGE, AT_KEYS = AT_VALUES + 2 * Tokens::SIZE, AT_SCRATCH = AT_KEYS + Tokens::SIZE;
+constexpr int AT_DECAYS = AT_SCRATCH + Scratch<3>::SIZE, AT_ALL = AT_DECAYS + 4 * WIDE * 4, AT_BARRIERS = AT_ALL + WIDE * 4;
+static_assert(LA_SHARED == AT_BARRIERS + 128 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
+
+LA_DEVICE Tiles tiles_of(u32 shared, int s) {
+    const u32 at = shared + s * STAGE;
+    return {at, at + Tokens::SIZE, at + 2 * Tokens::SIZE, shared + AT_SCRATCH, shared + AT_DECAYS, shared + AT_KEYS, 0, shared + AT_ALL};
+}
+LA_DEVICE u32 values_at(u32 shared, int step) { return shared + AT_VALUES + (step & 1) * Tokens::SIZE; }
+
+struct Barriers {   // of stage s: q, k, g are there; copies and P are made; A is there; all has been read. values; Kc has been read
+    u32 base;
+    __device__ __forceinline__ u32 full(int s) const { return base + s * 32; }
+    __device__ __forceinline__ u32 ready(int s) const { return base + s * 32 + 8; }
+    __device__ __forceinline__ u32 inverse(int s) const { return base + s * 32 + 16; }
+    __device__ __forceinline__ u32 empty(int s) const { return base + s * 32 + 24; }
+    __device__ __forceinline__ u32 values(int n) const { return base + STAGES * 32 + n * 8; }
+    __device__ __forceinline__ u32 keys() const { return base + STAGES * 32 + 16; }
+    __device__ __forceinline__ void init() const {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full(s), 1);
+            barrier_init(ready(s), 8 * ARRIVALS);
+            barrier_init(inverse(s), 1);
+            barrier_init(empty(s), 8 * ARRIVALS);
+        }
+        barrier_init(values(0), 1);
+        barrier_init(values(1), 1);
+        barrier_init(keys(), 8 * ARRIVALS);
+    }
+};
+#include "vector/loader.cuh"

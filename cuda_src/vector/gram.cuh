@@ -1,0 +1,112 @@
+// P of a chunk from the scaled copies, by the eight warps that made them: 16 x 16 blocks, a pair of warps the two halves of each.
+//
+// The pair of row block I makes its diagonal block and one or two of the six others, so that all have about as much:
+// (3,0) (2,0) | (1,0) (3,1) | (2,1) | (3,2). Then P and the decay of the chunk go over the log decays, which are dead.
+#pragma once
+#include "vector/exact.cuh"
+
+#ifndef LA_EXACT    // 0: flags what needs the exact path. 1: that path, for what was flagged
+#define LA_EXACT 0
+#endif
+
+// Where the exact path reads a chunk's rows: of this lane's channels, from the block's first row; rows that there are
+struct RawBlock { RawRows q, k, g; int count; };
+
+// as mma.cuh's, but free to move: loads of the next operands go ahead of it
+LA_DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// 16 rows of A against 8 rows of B over 128 channels: two accumulators, so that products do not wait for one another
+LA_DEVICE void half_block(float (&c)[4], u32 a, int a_apart, u32 b, int b_apart, int panel, int lane) {
+    const u32 to_a = rows_of_block(lane), to_b = half_of_block(panel, lane);
+    float d[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int n = 0; n < 4; n++) c[n] = 0.f;
+#pragma unroll
+    for (int x = 0; x < 4; x++) {
+        u32 a0[4], a1[4], y[4];
+        const u32 at = a + (x >> 1) * a_apart, bt = b + (x >> 1) * b_apart;
+        load_matrix(a0, at + (to_a ^ ((x & 1) * 64)));
+        load_matrix(a1, at + (to_a ^ ((x & 1) * 64 + 32)));
+        load_matrix(y, bt + (to_b ^ ((x & 1) * 64)));
+        multiply(c, a0, y[0], y[1]);
+        multiply(d, a1, y[2], y[3]);
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++) c[n] += d[n];
+}
+// The diagonal block: columns from the exact path where they need it, the bonus, zeros above
+LA_DEVICE void finish_diagonal(float (&c)[4], const Tiles& t, bool far, const RawBlock& raw, int warp, int lane) {
+    const int block = warp >> 1, panel = warp & 1, row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
+#if LA_EXACT
+    if (any_of_pair(block, far)) {   // also: both warps have read the quotients
+        const ExactBlock exact = exact_block(raw.q, raw.k, raw.g, raw.count, t.gates + block * BLOCK_BYTES, QUOTIENTS, warp, lane);
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            if (column + (n & 1) >= exact.begin) c[n] = exact.x[n];
+    }
+#endif
+    float2 bonus = {0.f, 0.f};
+    if (LA_BONUS) {
+        const u32 at = t.bonus + (block * ROWS + column) * 4;
+        const float2 x = load_shared2(at), y = load_shared2(at + C * 4);
+        bonus = {x.x + y.x, x.y + y.y};
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const int ahead = column + (n & 1) - row - 8 * (n >> 1);   // of the diagonal
+        if (ahead > 0 || (LA_BEFORE && ahead == 0)) c[n] = LA_BONUS && ahead == 0 ? (n & 1 ? bonus.y : bonus.x) : 0.f;
+    }
+}
+// Half a row block of P, packed: rows lane / 4 and that plus 8
+struct Packed { u32 low, high; };
+LA_DEVICE Packed packed(const float (&c)[4]) { return {pack_bf16(c[0], c[1]), pack_bf16(c[2], c[3])}; }
+
+// The operands of a warp's products with its row block: 0 the diagonal block, 1 and (of blocks 0, 1) 2 the others
+struct Operands { u32 a, b; int a_apart, b_apart; bool scratch; };   // scratch: A is there, else in q's tile
+template <int QUERIES> LA_DEVICE Operands operands_of(const Tiles& t, int n, int block) {
+    typedef Scratch<QUERIES> X;
+    const bool far = n && (n == 1) != (block > 0), reader = n == 2 && !block;   // rows of block 3 by way of D_2; of block 2
+    const int a = far ? X::FAR_QUERY : X::query(reader ? 2 : block), b = block == 0 ? X::FAR_KEY : X::key(n == 2 ? 1 : block - 1);
+    const bool scratch = QUERIES == 4 || a >= 0;
+    return {scratch ? t.scratch + a * BLOCK_BYTES : t.q + (reader ? 2 : block) * BLOCK_BYTES,
+            n ? t.scratch + b * BLOCK_BYTES : t.gates + block * BLOCK_BYTES, scratch ? X::PANEL_BYTES : PANEL, n ? X::PANEL_BYTES : QUOTIENTS, scratch};
+}
+// all: decay of the chunk, of block 0's warps. far: whether this warp's block is on the exact path. read(): quotients have been.
+template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 all, bool far, const RawBlock& raw, int warp, int lane, F read) {
+    const int block = warp >> 1, panel = warp & 1, row = lane >> 2;
+    Packed own = {0, 0}, next = {0, 0}, other = {0, 0};   // the diagonal block, the first and the second of the others
+#pragma unroll 1
+    for (int n = 0; n < (block < 2 ? 3 : 2); n++) {
+        const Operands x = operands_of<QUERIES>(t, n, block);
+        float c[4];
+        half_block(c, x.a, x.a_apart, x.b, x.b_apart, panel, lane);
+        const float over = n ? OVER_MIDDLE : x.scratch ? 1.f : MIDDLE;   // Qg of block 0 is without h
+#pragma unroll
+        for (int i = 0; i < 4; i++) c[i] *= over;
+        if (n == 0) {
+            finish_diagonal(c, t, far, raw, warp, lane);
+            own = packed(c);
+        } else if (n == 1) next = packed(c);
+        else other = packed(c);
+    }
+    producers_barrier();   // all quotients have been read
+    read();
+    const u32 gram = t.gates + row * 128 + (lane & 3) * 4, turn = (u32)(row & 7) << 4;
+    auto put = [&](int i, int j, Packed x) {
+        const u32 at = gram + i * BLOCK_BYTES + ((panel * 16 + j * 32) ^ turn);
+        store_word(at, x.low);
+        store_word(at + 8 * 128, x.high);
+    };
+    put(block, block, own);
+    put(block ? block : 3, block ? block - 1 : 0, next);
+    if (block < 2) put(block ? 3 : 2, block, other);
+#pragma unroll
+    for (int j = 1; j < 4; j++) {
+        const u32 at = gram + block * BLOCK_BYTES + ((panel * 16 + j * 32) ^ turn);
+        store_word_if(j > block, at, 0);
+        store_word_if(j > block, at + 8 * 128, 0);
+    }
+    if (block == 0) store_pair(t.all + panel * 256 + lane * 8, all);
+}

@@ -1,0 +1,45 @@
+// What one block of the scan has in shared memory, its barriers, and what it loads and stores.
+#pragma once
+#include "vector/rows.cuh"
+
+#ifndef LA_KEEP     // 1: stores the state before each chunk, and P, for the backward
+#define LA_KEEP 0
+#endif
+
+constexpr int CONSUMER_REGISTERS_OF_SCAN = 152, PRODUCER_REGISTERS_OF_SCAN = 104;   // of a thread: 2 x 128 of each
+// stages of q, k, log decays (then quotients, then P and the decay of the chunk); two of values (then outputs); scratch
+constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES;
+constexpr int AT_VALUES = STAGES * STAGE, AT_SCRATCH = AT_VALUES + 2 * Tokens::SIZE, AT_DECAYS = AT_SCRATCH + Scratch<4>::SIZE;
+constexpr int AT_BONUS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIERS = AT_BONUS + 2 * C * 4;
+static_assert(LA_SHARED == AT_BARRIERS + 128 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
+static_assert(StatePanels::SIZE == 2 * Tokens::SIZE, "a state leaves through the place of q and k");
+
+LA_DEVICE Tiles tiles_of(u32 shared, int s) {
+    const u32 at = shared + s * STAGE;
+    return {at, at + Tokens::SIZE, at + 2 * Tokens::SIZE, shared + AT_SCRATCH, shared + AT_DECAYS, 0, shared + AT_BONUS, at + 2 * Tokens::SIZE + PANEL};
+}
+LA_DEVICE u32 values_at(u32 shared, int step) { return shared + AT_VALUES + (step & 1) * Tokens::SIZE; }
+
+struct Barriers {   // of stage s: q, k, g are there; copies and P are made; all has been read. values: of each of the two
+    u32 base;
+    __device__ __forceinline__ u32 full(int s) const { return base + s * 24; }
+    __device__ __forceinline__ u32 ready(int s) const { return base + s * 24 + 8; }
+    __device__ __forceinline__ u32 empty(int s) const { return base + s * 24 + 16; }
+    __device__ __forceinline__ u32 values(int n) const { return base + STAGES * 24 + n * 8; }
+    __device__ __forceinline__ void init() const {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full(s), 1);
+            barrier_init(ready(s), 8 * ARRIVALS);
+            barrier_init(empty(s), 2);
+        }
+        barrier_init(values(0), 1);
+        barrier_init(values(1), 1);
+    }
+};
+#include "vector/loader.cuh"
+
+// P of a chunk and, if there is a next one, the state before it
+LA_DEVICE void store_residuals(const VectorArguments& a, i64 stored, const Tiles& tiles, bool more) {
+    run_out(a.grams + stored * Square::SIZE, tiles.gates, Square::SIZE);
+    if (more) run_out(a.states + (stored + 1) * STATE_BYTES, tiles.q, STATE_BYTES);
+}

@@ -1,0 +1,187 @@
+// The delta rule with one decay a token and key channel, forward (sm_90a, bfloat16): the chain of the chunks of a segment.
+//
+//     S~ = diag(e^{g_t}) S_(t-1)        S_t = S~ + k_t^T beta_t (v_t - k_t S~)        out_t = scale q_t S_t
+//
+// Two warpgroups hold 64 value rows of S^T each, in float32 registers; two others make scaled copies of q and k and P, a chunk
+// ahead. With A of vector_inverse.cu and S the state before a chunk:
+//
+//     U = A (V - Kc S)        out = scale (Qg S + P U)        S <- D_0 D_1 D_2 D_3 S + Kd^T U
+#include "vector/chain.cuh"
+#include "vector/products.cuh"
+
+// One thread of the producers is what copies tiles in and outputs out: the chain does not wait for any copy.
+struct Copier {
+    Loader load;
+    __device__ __forceinline__ void leave(int step) const {   // once the chain has left step: its outputs go, q, k, g come
+        const ChunkTraversal& traversal = load.traversal;
+        const int chunk = traversal.first + step;
+        barrier_wait(load.bar.empty(step % STAGES), step / STAGES & 1);
+        if (!LA_RAGGED || traversal.count(chunk) == C) {
+            const u32 values = values_at(load.shared, step);
+            const int token = traversal.token(chunk);
+            box_out(load.a.out, values, 0, traversal.head, token, traversal.row);
+            if (LA_V > 64) box_out(load.a.out, values + PANEL, 64, traversal.head, token, traversal.row);
+            out_commit();
+        }
+        if (LA_KEEP) {
+            const i64 stored = traversal.stored + chunk;
+            const Tiles tiles = tiles_of(load.shared, step % STAGES);
+            run_out(load.a.grams + stored * Square::SIZE, tiles.gates, Square::SIZE);
+            run_out(load.a.new_values + stored * Tokens::SIZE, tiles.q, Tokens::SIZE);
+            out_commit();
+            out_read();
+        }
+        if (step + STAGES < traversal.steps) load.tokens(step + STAGES);
+    }
+    __device__ __forceinline__ const char* inverse_at(int step) const {
+        return load.a.inverses + (load.traversal.stored + load.traversal.first + step) * Square::SIZE;
+    }
+    __device__ __forceinline__ void inverse(int step, u32 to) const {   // over quotients; the next one comes closer
+        barrier_expect(load.bar.inverse(step % STAGES), Square::SIZE);
+        run_in(to, inverse_at(step), Square::SIZE, load.bar.inverse(step % STAGES));
+        if (step + 1 < load.traversal.steps) run_prefetch(inverse_at(step + 1), Square::SIZE);
+    }
+    __device__ __forceinline__ void values(int step) const {   // once the outputs of step - 2 have left their place
+        out_read();
+        load.values(step);
+    }
+};
+
+LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+    const i64 flag = traversal.slot * a.segments + traversal.segment;
+    const bool copies = warp == 0 && lane == 0;
+    const Copier copier = {{a, traversal, shared, bar}};
+    if (copies && traversal.steps > 0) {
+        copier.load.begin();
+        run_prefetch(copier.inverse_at(0), Square::SIZE);
+    }
+    __syncwarp();
+    for (int step = 0; step < traversal.steps; step++) {
+        const int s = step % STAGES, chunk = traversal.first + step;
+        const bool part = LA_RAGGED && traversal.count(chunk) < C;
+        const Tiles tiles = tiles_of(shared, s);
+        barrier_wait(bar.full(s), step / STAGES & 1);
+        if (part) {
+            if (copies && step > 1) copier.values(step);
+            barrier_wait(bar.values(step & 1), step >> 1 & 1);
+            clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
+        }
+        float2 all;
+        const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp, lane, [&] {
+            if (!part && copies && step > 1) copier.values(step);
+            if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc is free
+            __syncwarp();
+        }));
+        publish_shared();   // A goes over quotients
+        producers_barrier();
+        RawBlock raw = {};
+        if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);
+        else if (far && lane == 0) a.flags[flag] = 1;
+        make_gram<3>(tiles, all, far, raw, warp, lane, [&] {
+            if (copies) copier.inverse(step, tiles.gates + PANEL);
+        });
+        publish_shared();
+        warp_arrive(bar.ready(s), lane);
+        if (copies && step > 0) copier.leave(step - 1);
+        __syncwarp();
+    }
+    if (copies && traversal.steps > 0) copier.leave(traversal.steps - 1);
+    if (copies) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// out^T = S^T Qg^T + U^T P^T and S^T += U^T Kd, begun one behind the other: two groups of products
+LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const u32 (&state)[8][4], const u32 (&news)[4][4], const Tiles& t) {
+    const u64 q = panel_descriptor(t.q), k = panels_descriptor<Tokens>(t.k), p = panel_descriptor(t.gates);
+    accumulator_fence(out);
+    accumulator_fence(S);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < 8; d++) product_ABt(out, state[d], q + Tokens::along(d), d > 0);
+#pragma unroll
+    for (int d = 0; d < 4; d++) product_ABt(out, news[d], p + Square::along(d), true);
+    products_commit();
+#pragma unroll
+    for (int d = 0; d < 4; d++) product_AB_wide(S, news[d], k + Tokens::across(d));
+    products_commit();
+}
+
+// What the backward needs of a chunk: the state before it, straight from registers; U in the place of q, once both groups have read that
+LA_DEVICE void keep_state(const u32 (&state)[8][4], char* to, int row, int lane) {
+#pragma unroll
+    for (int d = 0; d < 8; d++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            *(u32*)(to + StatePanels::at(row + (lane >> 2) + 8 * (i & 1), 16 * d + 8 * (i >> 1) + (lane & 3) * 2)) = state[d][i];
+}
+LA_DEVICE void keep_values(const u32 (&news)[4][4], u32 queries, int row, int lane) {
+    const u32 at = queries + Tokens::block_piece(0, row / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
+    groups_barrier<256>(8);
+#pragma unroll
+    for (int t = 0; t < 4; t++) store_matrix_transposed(at + t * 16 * 128, news[t][0], news[t][1], news[t][2], news[t][3]);
+    publish_shared();
+}
+
+LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+    const int group = warp >> 2;
+    StateRows<1, WIDE> state;
+    float (&S)[16][4] = state.x[0];
+    load_state(state, a, traversal, 16 * warp, lane);
+    for (int step = 0; step < traversal.steps; step++) {
+        const int s = step % STAGES, chunk = traversal.first + step, phase = step / STAGES & 1;
+        const Tiles tiles = tiles_of(shared, s);
+        const u32 values = values_at(shared, step);
+        u32 operands[8][4], news[4][4];
+        float x[8][4];
+        state_operands(operands, state, 0);
+        if (LA_KEEP) keep_state(operands, a.states + (traversal.stored + chunk) * STATE_BYTES, 16 * warp, lane);
+        barrier_wait(bar.ready(s), phase);
+        scale_state(S, tiles.all, lane);
+        begin_product<Tokens>(x, operands, tiles.keys);   // S^T Kc^T
+        barrier_wait(bar.values(step & 1), step >> 1 & 1);
+        end_product<0>(x);
+        warp_arrive(bar.keys(), lane);
+        error_operands(news, x, values, 16 * warp, lane);
+        barrier_wait(bar.inverse(s), phase);
+        begin_product<Square>(x, news, tiles.gates + PANEL);   // U^T
+        end_product<0>(x);
+        token_operands(news, x);
+        begin_outputs(x, S, operands, news, tiles);
+        end_product<1>(x);
+        store_outputs(x, a.scale, values, warp, lane);   // the warp's own columns of v, which it has read
+        publish_shared();
+        if (LA_RAGGED && traversal.count(chunk) < C) {
+            group_barrier(group);
+            if (64 * group < LA_V) store_part(a, traversal, values, chunk, group, (warp & 3) * 32 + lane);
+            publish_shared();
+        }
+        end_product<0>(S);
+        if (LA_KEEP) keep_values(news, tiles.q, 16 * warp, lane);
+        warp_arrive(bar.empty(s), lane);
+    }
+    if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
+        state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1) chain(const __grid_constant__ VectorArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory);
+    const ChunkTraversal traversal(a, a.segments, a.chunks);
+    if (traversal.segment > traversal.last) return;
+    const Barriers bar = {shared + AT_BARRIERS};
+    int* flag = a.flags + traversal.slot * a.segments + traversal.segment;
+    if (LA_EXACT && *flag == 0) return;
+    if (threadIdx.x == 0) {
+        if (!LA_EXACT) *flag = 0;
+        bar.init();
+        barriers_made();
+    }
+    __syncthreads();
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;   // a warp's number is uniform
+    if (warp >= 8) {
+        release_registers<PRODUCER_REGISTERS_OF_CHAIN>();
+        producer(a, traversal, shared, bar, warp - 8, lane);
+    } else {
+        claim_registers<CONSUMER_REGISTERS_OF_CHAIN>();
+        consumer(a, traversal, shared, bar, warp, lane);
+    }
+}

@@ -1,0 +1,106 @@
+// The delta rule with one decay a token and key channel: what a chunk can know before it sees a state, chunk by chunk in parallel.
+//
+//     A = sqrt(beta_i) (1 + strict lower of L)^-1 sqrt(beta_j)
+//
+// One block of eight warps a chunk and head; four of them make the inverse of what all have made of the keys. A takes the place of
+// the keys. A chunk's flag says whether a block decays by more than quotients can bear; with LA_EXACT a block redoes such chunks of
+// a head, every LA_PIECES-th.
+#include "vector/rows.cuh"
+#include "vector/inverse.cuh"
+
+constexpr int AT_GATES = Tokens::SIZE, AT_SCRATCH = AT_GATES + GATES, AT_DECAYS = AT_SCRATCH + Scratch<0>::SIZE;
+constexpr int AT_NUMBERS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIER = AT_NUMBERS + 2 * C * 4;   // numbers: roots of beta, rho
+constexpr int FACTORS = 2 * Tokens::SIZE + WIDE * 4;   // Kc, Kd, decay of the chunk
+static_assert(LA_SHARED == AT_BARRIER + 32 && 4 * DIAGONAL <= PANEL && LA_BEFORE == 0, "LA_SHARED is what the launch asks for");
+constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta
+
+LA_DEVICE float root_of_beta(const VectorArguments& a, const ChunkTraversal& traversal, int token) {
+    if (token >= traversal.sequence.T) return sqrtf(SMALLEST);
+    const Gate& x = a.beta;
+    const float beta = x.data[traversal.sequence.row * x.batch + (traversal.sequence.first + token) * x.token + (u32)traversal.head / (u32)x.group * x.head];
+    return sqrtf(beta < SMALLEST ? SMALLEST : beta);   // NaN stays NaN
+}
+
+// Where the parts of shared memory are
+struct Places {
+    unsigned char* memory;
+    u32 shared;
+    __device__ __forceinline__ Tiles tiles() const { return {shared, shared, shared + AT_GATES, shared + AT_SCRATCH, shared + AT_DECAYS, 0, 0, 0}; }
+    __device__ __forceinline__ float* roots() const { return (float*)(memory + AT_NUMBERS); }
+    __device__ __forceinline__ float* diagonals() const { return (float*)(memory + AT_GATES + PANEL); }
+    __device__ __forceinline__ u32 barrier() const { return shared + AT_BARRIER; }
+    __device__ __forceinline__ i64* stored() const { return (i64*)(memory + AT_BARRIER + 8); }   // number of the chunk
+    __device__ __forceinline__ int* count() const { return (int*)(memory + AT_BARRIER + 16); }
+};
+// By the first 64 threads: a chunk's rows on their way, roots of beta, and what all need to know
+LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traversal, int chunk, Places at, int thread) {
+    at.roots()[thread] = root_of_beta(a, traversal, chunk * C + thread);
+    if (thread > 0) return;
+    const Tiles t = at.tiles();
+    const int token = traversal.token(chunk), head = traversal.head;
+    *at.count() = traversal.count(chunk);
+    *at.stored() = traversal.stored + chunk;
+    barrier_expect(at.barrier(), Tokens::SIZE + GATES);
+    gates_in(t.gates, a.g, at.barrier(), (u32)head / (u32)a.group_g, token, traversal.row);
+    tile_in(t.k, a.k, at.barrier(), (u32)head / (u32)a.group_k, token, traversal.row);
+}
+LA_DEVICE void invert_chunk(const VectorArguments& a, Places at, const RawBlock& raw, int parity, int warp, int lane) {
+    const Tiles t = at.tiles();
+    float *roots = at.roots(), *rhos = roots + C, *diagonals = at.diagonals();
+    const int count = *at.count();
+    barrier_wait(at.barrier(), parity);
+    if (count < C) clear_tail(t, 0, count, warp, lane);
+    const bool far = __any_sync(0xffffffffu, scale_keys(t, LA_FACTORS ? a.factors + *at.stored() * FACTORS : nullptr, warp, lane));
+    const bool any = __syncthreads_or(far);
+    if (!LA_EXACT && threadIdx.x == 0) a.flags[*at.stored()] = any;
+    store_lower(t, roots, diagonals, far, raw, warp, lane);
+    __syncthreads();
+    if (warp < 2) {
+        const int number = 2 * warp + (lane >> 4);
+        const float* diagonal = diagonals + number * (DIAGONAL / 4);
+        invert_diagonal(t.gates, diagonal, number, lane);
+        store_rho(rhos, diagonal, roots, roots, number, lane);
+    }
+    __syncthreads();
+    if (warp < 4) store_inverse(t.gates, t.k, rhos, roots, roots, warp, lane);
+    publish_shared();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        run_out(a.inverses + *at.stored() * Square::SIZE, t.k, Square::SIZE);
+        out_commit();
+        out_read();
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) inverse(const __grid_constant__ VectorArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const Places at = {memory, shared_address(memory)};
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    if (threadIdx.x == 0) {
+        barrier_init(at.barrier(), 1);
+        barriers_made();
+    }
+#if LA_EXACT
+    const ChunkTraversal traversal(a, LA_PIECES, 1);
+    const int total = (traversal.sequence.T + C - 1) / C;
+    int parity = 0;
+    for (int first = traversal.segment; first < total; first += 32 * LA_PIECES) {
+        const int own = first + lane * LA_PIECES;
+        for (u32 found = __ballot_sync(0xffffffffu, own < total && a.flags[traversal.stored + min(own, total - 1)]); found; found &= found - 1) {
+            const int chunk = first + (__ffs(found) - 1) * LA_PIECES;
+            if (warp < 2) load_chunk(a, traversal, chunk, at, threadIdx.x);
+            __syncthreads();
+            invert_chunk(a, at, raw_block(a, a.k_rows, traversal, chunk, warp, lane), parity, warp, lane);
+            parity ^= 1;
+        }
+    }
+#else
+    if (warp < 2) {   // only these look up where the chunk is
+        const ChunkTraversal traversal(a, a.segments * a.chunks, 1);
+        if (traversal.steps > 0) load_chunk(a, traversal, traversal.first, at, threadIdx.x);
+        else if (threadIdx.x == 0) *at.count() = 0;
+    }
+    __syncthreads();
+    if (*at.count() > 0) invert_chunk(a, at, {}, 0, warp, lane);
+#endif
+}

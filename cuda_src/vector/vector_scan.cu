@@ -1,0 +1,138 @@
+// Linear attention with one decay a token and key channel, forward (sm_90a, bfloat16):
+//
+//     S_t = diag(e^{g_t}) S_(t-1) + k_t^T v_t        out_t = scale q_t S_t, or with LA_BEFORE scale (q_t S_(t-1) + (q_t . u k_t) v_t)
+//
+// A block has a segment of a sequence and head. Two warpgroups hold 64 value rows of S^T each, in float32 registers; two others
+// turn q, k and g of the next chunk into scaled copies in place, and make P. In chunks, with S the state before:
+//
+//     out = scale (Qg S + P V)        S <- D_0 D_1 D_2 D_3 S + Kd^T V
+#include "vector/scan.cuh"
+
+LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+    const int channel = 64 * (warp & 1) + 2 * lane;
+    const i64 flag = traversal.slot * a.segments + traversal.segment;
+    float2 u = {0.f, 0.f};
+    if (LA_BONUS) {
+        const float* p = a.u + (i64)((u32)traversal.head / (u32)a.group_u) * LA_K + channel;
+        u = {channel < LA_K ? p[0] : 0.f, channel + 1 < LA_K ? p[1] : 0.f};
+    }
+    for (int step = 0; step < traversal.steps; step++) {
+        const int s = step % STAGES, chunk = traversal.first + step;
+        const Tiles tiles = tiles_of(shared, s);
+        barrier_wait(bar.full(s), step / STAGES & 1);
+        if (LA_RAGGED && traversal.count(chunk) < C) {
+            barrier_wait(bar.values(step & 1), step >> 1 & 1);
+            clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
+        }
+        float2 all;
+        const bool far = __any_sync(0xffffffffu, scale_block<4, false>(tiles, all, u, warp, lane, [] {}));
+        producers_barrier();
+        RawBlock raw = {};
+        if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);
+        else if (far && lane == 0) a.flags[flag] = 1;
+        make_gram<4>(tiles, all, far, raw, warp, lane, [] {});
+        publish_shared();
+        warp_arrive(bar.ready(s), lane);
+    }
+}
+
+// out^T = S^T Qg^T + V^T P^T and S^T += V^T Kd, begun one behind the other: two groups of products
+LA_DEVICE void begin_products(float (&out)[8][4], float (&S)[16][4], const u32 (&state)[8][4], u32 queries, u32 keys, u32 gram, u32 values) {
+    const u64 q = panel_descriptor(queries), k = panels_descriptor<Tokens>(keys), p = panel_descriptor(gram), v = panel_descriptor(values);
+    accumulator_fence(out);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < 8; d++) product_ABt(out, state[d], q + Tokens::along(d), d > 0);
+#pragma unroll
+    for (int t = 0; t < 4; t++) product_AtBt(out, v + Tokens::across(t), p + Square::along(t), true);
+    products_commit();
+    accumulator_fence(S);
+    products_begin();
+#pragma unroll
+    for (int t = 0; t < 4; t++) product_AtB_wide(S, v + Tokens::across(t), k + Tokens::across(t));
+    products_commit();
+}
+
+LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+    const int group = warp >> 2, thread = warp * 32 + lane;
+    const bool speaks = (warp & 3) == 0 && lane == 0;
+    const Loader load = {a, traversal, shared, bar};
+    if (thread == 0) load.begin();
+    __syncwarp();
+    StateRows<1, WIDE> state;
+    float (&S)[16][4] = state.x[0];
+    load_state(state, a, traversal, 16 * warp, lane);
+    if (LA_KEEP) store_first_state(S, a.states + (traversal.stored + traversal.first) * STATE_BYTES, 16 * warp, lane);
+    for (int step = 0; step < traversal.steps; step++) {
+        const int s = step % STAGES, chunk = traversal.first + step;
+        const bool more = step + 1 < traversal.steps;
+        const Tiles tiles = tiles_of(shared, s);
+        const u32 values = values_at(shared, step);
+        float out[8][4];
+        {
+            u32 operands[8][4];
+            state_operands(operands, state, 0);
+            barrier_wait(bar.values(step & 1), step >> 1 & 1);
+            barrier_wait(bar.ready(s), step / STAGES & 1);
+            scale_state(S, tiles.all, lane);
+            begin_products(out, S, operands, tiles.q, tiles.k, tiles.gates, values + group * PANEL);
+        }
+        products_wait<1>();
+        accumulator_fence(out);
+        products_wait<0>();
+        accumulator_fence(S);
+        group_barrier(group);   // this group's values have been read
+        store_outputs(out, a.scale, values, warp, lane);
+        if (LA_KEEP) {
+            groups_barrier<256>(8);   // q and k have been read by both
+            u32 operands[8][4];
+            state_operands(operands, state, 0);
+            store_state<StatePanels>(tiles.q, operands, 16 * warp, lane);
+        }
+        publish_shared();
+        if (LA_KEEP) groups_barrier<256>(8);
+        else group_barrier(group);
+        const bool part = LA_RAGGED && traversal.count(chunk) < C;
+        if (part && 64 * group < LA_V) store_part(a, traversal, values, chunk, group, thread & 127);
+        if (part) group_barrier(group);
+        if (speaks) {
+            if (!part && 64 * group < LA_V) box_out(a.out, values + group * PANEL, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
+            if (LA_KEEP && warp == 0) store_residuals(a, traversal.stored + chunk, tiles, more);
+            out_commit();
+            out_read();
+            barrier_arrive(bar.empty(s));
+            if (warp == 0 && more) {
+                barrier_wait(bar.empty(s), step / STAGES & 1);
+                load.next(step);
+            }
+        }
+        __syncwarp();
+    }
+    if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
+        state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1) scan(const __grid_constant__ VectorArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory);
+    const ChunkTraversal traversal(a, a.segments, a.chunks);
+    if (traversal.segment > traversal.last) return;
+    const Barriers bar = {shared + AT_BARRIERS};
+    int* flag = a.flags + traversal.slot * a.segments + traversal.segment;
+    if (LA_EXACT && *flag == 0) return;
+    if (threadIdx.x == 0) {
+        if (!LA_EXACT) *flag = 0;
+        bar.init();
+        barriers_made();
+    }
+    __syncthreads();
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;   // a warp's number is uniform
+    if (warp >= 8) {
+        release_registers<PRODUCER_REGISTERS_OF_SCAN>();
+        producer(a, traversal, shared, bar, warp - 8, lane);
+    } else {
+        claim_registers<CONSUMER_REGISTERS_OF_SCAN>();
+        consumer(a, traversal, shared, bar, warp, lane);
+    }
+}

@@ -1,0 +1,170 @@
+// The gradients of one chunk and 64 of its key channels: places in shared memory, and the products that need no decay.
+//
+// With Pre_i the decay of a block of 16 rows up to row i, D the decay of whole blocks, h = 2^58 in the middle of the float range, and bfloat16 copies
+//     qP = q Pre h,      kP = k / (Pre h),      kR = k Pre h (erase)
+// of block J the readers' sums go from the first block to the last and the writers' from the last to the first (docs/vector_backward.md):
+//     readers:  y = X / h;  for J:  y[I >= J] += Z[I, J] kP_J;  out_J = Pre h y_J;  y[I > J] *= D_J
+//     writers:  y = X h;    for I:  y[J <= I] *= D_I;  y[J <= I] += Z[I, J]^T qP_I;  out_I = y_I / (Pre h)
+// LA_EXACT 1 is for chunks of which a block decays by more than 2^-116 in some channel: copies q Pre and k Suf (exponents <= 0), pairs inside
+// a block one by one in float32.
+#pragma once
+#include "vector_backward/slices.cuh"
+#include "tile/wgmma_part.cuh"
+#include "arguments/matrix_state/VectorGradArguments.cuh"   // after TensorMap
+
+constexpr bool ERASE = LA_ERASE, EXACT_BLOCKS = LA_EXACT;
+constexpr float MIDDLE = 0x1p58f, SMALLEST_DECAY = 0x1p-116f;   // 80 nats in a block
+constexpr int THREADS = 256, HALF = 64, HALVES = round_up(LA_K, HALF) / HALF, BLOCKS = C / 16;
+constexpr int PER = 4, OWN = SLICE / 2;   // channels and rows of a lane, half a warp a row
+constexpr int PANEL_BYTES = round_up(LA_V, 64) * 128, STEPS = round_up(LA_V, 64) / 16;   // of a state's panel that is used; of 16 value columns
+// tiles: copies; S before and G after the chunk; dO, U (or V), dW. Z and Y have a place of their own, with erase that of dO
+constexpr int AT_QP = 0, AT_KP = AT_QP + Square::SIZE, AT_KR = AT_KP + Square::SIZE, AT_STATE = AT_KR + ERASE * Square::SIZE;
+constexpr int AT_AFTER = AT_STATE + Whole::PANEL, AT_DOUT = AT_AFTER + Whole::PANEL, AT_WRITTEN = AT_DOUT + Tokens::SIZE, AT_ERROR = AT_WRITTEN + Tokens::SIZE;
+constexpr int AT_SPARE = AT_ERROR + ERASE * Tokens::SIZE, AT_Z = ERASE ? AT_DOUT : AT_SPARE, AT_Y = AT_Z + Square::SIZE;
+typedef SliceTable<HALF, PER> Table;
+// tables of slices: decays; <S, G>; sums of db, before them decays of blocks; then what crosses the chunk's end, Z's diagonal
+constexpr int AT_DECAYS = AT_SPARE + (ERASE ? EXACT_BLOCKS * 2 : 1) * Square::SIZE, AT_PRODUCTS = AT_DECAYS + Table::BYTES;
+constexpr int AT_SUMS = AT_PRODUCTS + Table::BYTES, AT_BLOCKS = AT_SUMS, AT_CROSSING = AT_SUMS + Table::BYTES, AT_OWN = AT_CROSSING + HALF * 4;
+constexpr int AT_NEAR = AT_OWN + C * 4, AT_BARRIER = AT_NEAR + C * 4;   // exact: Z next to its diagonal
+// exact: which items are flagged; what is written for G, and its sums
+constexpr int AT_FLAGGED = AT_BARRIER + 16, AT_GIVEN = round_up(AT_FLAGGED + 32, 1024), AT_GIVEN_SUMS = AT_GIVEN + C * HALF * 4;
+static_assert(LA_SHARED == (EXACT_BLOCKS ? AT_GIVEN_SUMS + Table::BYTES : AT_BARRIER + 16), "LA_SHARED is what the launch asks for");
+// what takes the place of tiles that all products have read: sums before their last factor (C x 64 floats each), and raw rows
+constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = AT_WRITTEN;
+constexpr int AT_RAW_A = ERASE ? AT_ERROR : AT_DOUT, AT_RAW_Q = ERASE ? AT_SPARE : AT_WRITTEN, AT_RAW_K = AT_RAW_Q + Square::SIZE;
+
+struct ChunkPlace {
+    VectorPlace of;
+    int chunk, half;
+    // items: halves fastest, then heads, chunks, sequences
+    __device__ __forceinline__ ChunkPlace(const VectorGradArguments& a, u32 item)
+        : of(a.offsets, a.T, a.heads, a.slots, item / HALVES / a.heads / a.chunks, item / HALVES % a.heads),
+          chunk(item / HALVES / a.heads % a.chunks), half(item % HALVES) {}
+    __device__ __forceinline__ i64 block() const { return of.block + chunk; }
+};
+
+// This thread's part of the work on a chunk. Products: warpgroup 0 reads, 1 writes; a warp has 16 channels (rows of the accumulators) of
+// all tokens (columns). Copies and gradients: a warp has a slice, a lane 4 rows from `first` on of 4 channels from `channel` on.
+struct Lane {
+    u32 shared;
+    int warp, lane, group, quarter, first, channel;
+    __device__ __forceinline__ Lane(u32 at) : shared(at) {
+        warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
+        lane = threadIdx.x & 31;
+        group = warp >> 2;
+        quarter = warp & 3;
+        first = warp * SLICE + (lane >> 4) * OWN;
+        channel = (lane & 15) * PER;
+    }
+    __device__ __forceinline__ bool upper() const { return lane & 16; }   // has the slice's later rows
+    __device__ __forceinline__ u64 tile(int at) const { return panel_descriptor(shared + at); }
+    __device__ __forceinline__ u32 row(int at, int r) const { return shared + at + row_offset(first + r, (first & 4) + r, channel); }
+    // of staged sums: pieces of 8 channels are permuted by the token's number / 2
+    __device__ __forceinline__ u32 staged(int at, int r) const {
+        const int t = first + r;
+        return shared + at + t * HALF * 4 + ((channel * 4) ^ (((t >> 1) & 3) << 5));
+    }
+    __device__ __forceinline__ Table decays() const { return {shared + AT_DECAYS}; }
+    // decay of a block in one of the accumulators' two rows
+    __device__ __forceinline__ float block_decay(int block, int m) const {
+        return load_shared(shared + AT_BLOCKS + (block * HALF + quarter * 16 + (lane >> 2) + 8 * m) * 4);
+    }
+};
+LA_DEVICE void load_four(float (&x)[PER], u32 at) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at));
+}
+LA_DEVICE void store_four(u32 at, const float (&x)[PER]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+LA_DEVICE void load_copies(float (&x)[PER], u32 at) {   // of bfloat16
+    const float2 y = load_shared2(at);
+    const u32 u = __float_as_uint(y.x), v = __float_as_uint(y.y);
+    x[0] = low_bf16(u);
+    x[1] = high_bf16(u);
+    x[2] = low_bf16(v);
+    x[3] = high_bf16(v);
+}
+// of the two lanes of a slice's channels
+LA_DEVICE void other_half(float (&x)[PER], const float (&y)[PER]) {
+#pragma unroll
+    for (int c = 0; c < PER; c++) x[c] = __shfl_xor_sync(0xffffffffu, y[c], 16);
+}
+
+// Tiles of the chunk, by one thread
+LA_DEVICE void load_tiles(const VectorGradArguments& a, const ChunkPlace& place, u32 shared) {
+    const u32 full = shared + AT_BARRIER;
+    const int token = place.of.token(place.chunk), head = place.of.head, row = place.of.row;
+    barrier_expect(full, 2 * PANEL_BYTES + (2 + ERASE) * TILE_BYTES);
+    run_in(shared + AT_STATE, a.states + place.block() * LA_END + place.half * Whole::PANEL, PANEL_BYTES, full);
+    run_in(shared + AT_AFTER, a.ends + place.block() * LA_ENDS + place.half * Whole::PANEL, PANEL_BYTES, full);
+    tile_in(shared + AT_DOUT, a.dout, full, head, token, row);
+    if constexpr (ERASE) {
+        run_in(shared + AT_WRITTEN, a.new_values + place.block() * Tokens::SIZE, TILE_BYTES, full);
+        tile_in(shared + AT_ERROR, a.v, full, head, token, row);   // dW = dv
+    } else tile_in(shared + AT_WRITTEN, a.v, full, (u32)head / (u32)a.group_v, token, row);
+}
+
+// x^T = (64 channels of a state) (rows of tokens)^T, begun
+LA_DEVICE void begin_state(float (&x)[8][4], u64 state, u64 rows) {
+    accumulator_fence(x);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < STEPS; d++) product_AtBt(x, state + Whole::across(d), rows + Tokens::along(d), d > 0);
+    products_commit();
+}
+// 32 columns of rows written^T, begun
+LA_DEVICE void begin_gram(float (&z)[4][4], u64 rows, u64 written) {
+    accumulator_fence(z);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < STEPS; d++) product_part<0, 4, 0, 0>(z, rows + Tokens::along(d), written + Tokens::along(d), d > 0);
+    products_commit();
+}
+// Those columns of the lower triangle, times `factor`, to shared memory: blocks above the diagonal are not read. STRICT: zeros on the
+// diagonal, whose entries go to `own` if there is a bonus. NEAR: zeros next to it too, whose entries go to `near`: no decay crosses them.
+template <bool STRICT, bool NEAR> LA_DEVICE void store_gram(const float (&z)[4][4], u32 to, u32 own, u32 near, float factor, const Lane& me) {
+    const int row = me.lane >> 2, column = (me.lane & 3) * 2;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int J = 2 * me.group + n;
+        if (J > me.quarter) continue;
+        u32 x[4];
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                const float u = factor * z[2 * n + h][2 * m], v = factor * z[2 * n + h][2 * m + 1];
+                const int i = 16 * me.quarter + row + 8 * m, ahead = 16 * J + 8 * h + column - i;   // of the row's own column
+                constexpr int LIMIT = STRICT ? -NEAR : 1;
+                x[2 * h + m] = pack_bf16(ahead < LIMIT ? u : 0.f, ahead + 1 < LIMIT ? v : 0.f);
+                if constexpr (STRICT && BONUS) {
+                    if (ahead == 0) store_shared(own + i * 4, u);
+                    if (ahead == -1) store_shared(own + i * 4, v);
+                }
+                if constexpr (NEAR) {
+                    if (ahead == -1) store_shared(near + i * 4, u);
+                    if (ahead == -2) store_shared(near + i * 4, v);
+                }
+            }
+        store_matrix(to + Square::block_piece(16 * me.quarter, 2 * J, me.lane & 15, me.lane >> 4), x[0], x[1], x[2], x[3]);
+    }
+}
+
+// <S, G> over a warp's 16 value rows, half a warp every second one
+LA_DEVICE void state_products(const Lane& me) {
+    float sum[PER] = {0.f, 0.f, 0.f, 0.f}, other[PER];
+    if (me.warp * 16 < round_up(LA_V, 64))
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            const u32 at = me.shared + AT_STATE + row_offset(me.warp * 16 + (me.lane >> 4) * 8 + r, r, me.channel);
+            float s[PER], g[PER];
+            load_copies(s, at);
+            load_copies(g, at + AT_AFTER - AT_STATE);
+#pragma unroll
+            for (int c = 0; c < PER; c++) sum[c] += s[c] * g[c];
+        }
+    other_half(other, sum);
+#pragma unroll
+    for (int c = 0; c < PER; c++) sum[c] += other[c];
+    if (!me.upper()) Table{me.shared + AT_PRODUCTS}.store(me.warp, me.channel, sum);
+}

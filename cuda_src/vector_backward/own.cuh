@@ -1,0 +1,79 @@
+// A lane's rows of a chunk, as the gradients read them: decays down the rows, and the scaled copies that products read.
+#pragma once
+#include "vector_backward/grads.cuh"
+
+struct Own {
+    Slice<LA_DTYPE, PER, OWN> q, k;
+    float a[OWN][PER];                  // e^g (exact)
+    float pre[OWN][PER], start[PER];    // decay from the block's start to each row, to the first one without its own; else times h
+    float suf[PER];                     // exact: decay from the last row to the block's end
+
+    // and the slice's decay to the table
+    __device__ __forceinline__ void load(const VectorGradArguments& x, const ChunkPlace& place, const Lane& me) {
+        const Sequence& s = place.of.sequence;
+        const int first = place.chunk * C + me.first, channel = place.half * HALF + me.channel, head = place.of.head;
+        Slice<LA_GATE, PER, OWN> g;
+        g.load(rows_of(x.g, s, head), x.g.token, channel, first, s.T);
+        q.load(rows_of(x.q, s, head), x.q.token, channel, first, s.T);
+        k.load(rows_of(x.k, s, head), x.k.token, channel, first, s.T);
+        float slice[PER];
+#pragma unroll
+        for (int r = 0; r < OWN; r++)
+#pragma unroll
+            for (int c = 0; c < PER; c++) {
+                a[r][c] = exp2_approx(g.at(r, c) * LOG2_E);
+                pre[r][c] = r ? pre[r - 1][c] * a[r][c] : a[r][c];
+            }
+        other_half(slice, pre[OWN - 1]);
+#pragma unroll
+        for (int c = 0; c < PER; c++) {
+            start[c] = me.upper() ? slice[c] : 1.f;
+            suf[c] = me.upper() ? 1.f : slice[c];
+            slice[c] *= pre[OWN - 1][c];
+        }
+        if (!me.upper()) me.decays().store(me.warp, me.channel, slice);
+    }
+    // the decay that queries of row r read with
+    __device__ __forceinline__ float reads(int r, int c) const { return !BEFORE ? pre[r][c] : r ? pre[r - 1][c] : start[c]; }
+
+    // decays from and to the ends of the block, and its own to the table. Whether it decays too far for copies that are divided by
+    // decays: by more than 2^-116 in 16 rows, in `rows` as much a row. The table of slices is whole
+    __device__ __forceinline__ bool extend(const Lane& me, int rows) {
+        const float smallest = exp2_approx(-7.25f * min(max(rows, 0), 16));
+        float before[PER], behind[PER], block[PER];
+        bool far = false;
+        me.decays().load(before, me.warp & ~1, me.channel);
+        me.decays().load(behind, me.warp | 1, me.channel);
+#pragma unroll
+        for (int c = 0; c < PER; c++) {
+            block[c] = before[c] * behind[c];
+            far |= block[c] < smallest;
+            const float from_start = (me.warp & 1 ? before[c] : 1.f) * (EXACT_BLOCKS ? 1.f : MIDDLE);
+            start[c] *= from_start;
+#pragma unroll
+            for (int r = 0; r < OWN; r++) pre[r][c] = r ? pre[r - 1][c] * a[r][c] : start[c] * a[r][c];
+            if (!(me.warp & 1)) suf[c] *= behind[c];
+        }
+        if (!(me.warp & 1) && !me.upper()) store_four(me.shared + AT_BLOCKS + (me.warp / 2 * HALF + me.channel) * 4, block);
+        return far;
+    }
+    // scaled copies of the rows
+    __device__ __forceinline__ void copy(const Lane& me) const {
+        float rest[PER] = {suf[0], suf[1], suf[2], suf[3]};
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            const int r = EXACT_BLOCKS ? OWN - 1 - i : i;
+            float x[PER], y[PER], z[PER];
+#pragma unroll
+            for (int c = 0; c < PER; c++) {
+                x[c] = q.at(r, c) * reads(r, c);
+                y[c] = k.at(r, c) * (EXACT_BLOCKS ? rest[c] : reciprocal(fmaxf(pre[r][c], MIDDLE * SMALLEST_DECAY)));
+                z[c] = k.at(r, c) * pre[r][c];
+                if constexpr (EXACT_BLOCKS) rest[c] *= a[r][c];
+            }
+            store_row<PER>(me.row(AT_QP, r), x);
+            store_row<PER>(me.row(AT_KP, r), y);
+            if constexpr (ERASE) store_row<PER>(me.row(AT_KR, r), z);
+        }
+    }
+};

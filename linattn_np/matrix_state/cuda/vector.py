@@ -1,0 +1,244 @@
+"""Linear attention with one decay a token and key channel, as CUDA kernels on CuPy arrays: erase NONE, decay VECTOR.
+
+Compute capability 90, bfloat16, K and V up to 128, log decays in bfloat16 or float32. The scan (vector/vector_scan.cu)
+runs twice: products that divide by decays of up to 80 nats in 16 tokens, and, in the sequences and heads where a block
+decays by more, which the first flags, exact ones. Where batch and heads leave multiprocessors idle, sequences are cut
+into segments: what each adds to the state (vector_adds.cu) and its decay, of which a small kernel makes the state that
+each begins with. Gradients are computed by array calls, from the inputs alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from ...ops.cuda.arguments import NO_ROWS, address, rows_of
+from ...runtime.arrays import Array, cast, dtype_name
+from ...runtime.cuda import launch
+from ...runtime.cuda.tensor_map import BYTES as MAP
+from ...runtime.cuda.tensor_map import moves, takes, tensor_map
+from .. import policy
+from ..array import chunks as array_calls
+from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
+from . import arguments, operands, vector_backward
+from . import vector_plan as cuts
+from .arguments import NO_STATES, States, gate_of
+from .operands import ChunkSizes, as_state, public_state, sizes_of, states_at
+from .shared_memory import DELTA_END, SQUARE
+
+MAPS = {
+    "scan": ("q", "k", "v", "g", "out"), "adds": ("k", "v", "g"), "segments": (), "segments in reverse": (),
+    "inverse": ("k", "g"), "chain": ("q", "k", "v", "g", "out"), "transfers": ("v",),
+}  # fmt: skip
+ROWS = {  # arrays that a kernel reads or writes row by row too
+    "scan": ("q", "k", "g", "out"), "inverse": ("k", "g"), "chain": ("q", "k", "g", "out"),
+}
+NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | dict.fromkeys(
+    ("q_rows", "k_rows", "g_rows", "to"), NO_ROWS) | dict.fromkeys(
+    ("begins", "added", "decays", "transfers", "u", "states", "grams", "inverses", "factors", "new_values",
+     "flags"), 0)  # fmt: skip
+GATES = ("bfloat16", "float32")
+PLAIN, EXACT = cuts.Build(), cuts.Build(exact=True)
+
+
+def unsupported_reason(call: Any) -> str | None:
+    """Why the kernels do not cover a call with a vector decay and no erase; None where they do."""
+    x = call.x
+    if x.erase is not Erase.NONE or x.decay is not Decay.VECTOR or x.gv is not None:
+        return "the chunk kernels of a vector decay cover decays of the key channels, without an erase term"
+    return unsupported_arrays(x, call.plan)
+
+
+def unsupported_arrays(x: Inputs, plan: Plan) -> str | None:
+    """Why no kernel of a vector decay takes these arrays; None where they may."""
+    if not plan.xp.__name__.endswith("cupy"):
+        return "the arrays are not CuPy arrays"
+    if x.q is None or not plan.causal:
+        return "the kernels write and read in one pass; this call does not read along the way"
+    if plan.dtype == plan.xp.float64:
+        return "float64 is computed by the chunk form in CuPy"
+    if plan.chunk_size not in (None, cuts.CHUNK):
+        return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
+    if why := operands.unsupported_reason(x):
+        return why
+    if x.g.shape[-2] > x.v.shape[-2]:
+        return "there are more heads of decays than of values"
+    element = _element(x)
+    if element != "bfloat16" or not cuts.takes(element, x.k.shape[-1], x.v.shape[-1], launch.capability()):
+        return ("the chunk kernels of a vector decay take bfloat16 on compute capability 90, keys and values in "
+                f"multiples of {cuts.ALIGN} up to {cuts.WIDEST}")  # fmt: skip
+    return None
+
+
+def how(call: Any) -> str:
+    """The kernels of a call that is covered, in words."""
+    return "a scan of chunks by warpgroup products (wgmma), exact where a block of 16 tokens decays by over 80 nats"
+
+
+def _element(x: Inputs) -> str:
+    """bfloat16 if q and v are: keys made of float32 gates (hgrn2) are rounded like all factors of the products."""
+    names = {dtype_name(x.q), dtype_name(x.v)}
+    fits = names == {"bfloat16"} and dtype_name(x.k) in GATES
+    return "bfloat16" if fits else "float32"
+
+
+@dataclass(slots=True)
+class Batch(ChunkSizes):
+    """Sizes of a call, the cut of its sequences, and what its kernels are compiled for."""
+
+    kind: cuts.VectorKind
+
+
+class Residuals(NamedTuple):
+    """What a forward may store: the state before every chunk, P of every chunk, the first states of segments."""
+
+    states: Array | None
+    grams: Array | None
+    begins: Array | None
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None) -> tuple[Array, Array, Saved]:
+    """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
+    xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
+    if keep is None:
+        keep = keeps(plan, batch.slots * batch.heads * (DELTA_END + SQUARE))
+    _prepare(batch, keep)
+    out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
+    end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
+    start = states_at(as_state(xp, state, batch), batch, batch.group)
+    flags = xp.empty(batch.N * batch.heads * batch.segments, dtype=xp.int32)
+    begins = _begins(xp, batch, arrays, start)
+    stored = batch.slots * batch.heads if keep else 0
+    states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in (DELTA_END, SQUARE))
+    arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
+    for build in (cuts.Build(False, keep), cuts.Build(True, keep)):
+        launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays, build, start=start,
+                   end=states_at(end, batch, batch.group), begins=begins, flags=flags, states=states, grams=grams,
+                   u=arrays["u"], scale=plan.scale)
+    residuals = Residuals(states, grams, begins) if keep else None
+    return out, public_state(end, batch), Saved(x, plan, state, residuals)
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state."""
+    if not policy.VECTOR_BACKWARD:
+        return by_array_calls(saved, dout, dstate)
+    if saved.starts is None:
+        saved = forward(saved.x, saved.plan, saved.state, keep=True)[2]
+    return vector_backward.backward(saved, dout, dstate)
+
+
+def by_array_calls(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """The same from the inputs alone, by array calls."""
+    residuals = array_calls.forward(saved.x, saved.plan, saved.state)[2]
+    return array_calls.backward(residuals, dout, dstate)
+
+
+def keeps(plan: Plan, size: int) -> bool:
+    """Whether a forward stores `size` bytes of residuals."""
+    return plan.gradients and policy.VECTOR_BACKWARD and policy.saves_factors(size)
+
+
+def batch_of(x: Inputs, plan: Plan, cut: bool = True) -> Batch:
+    """Sizes of a call and the cut of its sequences; without `cut` each is one segment."""
+    sizes = sizes_of(x, plan)
+    _, T, heads, _, K, V, N, offsets, tokens = sizes
+    longest = -(-tokens // cuts.CHUNK)
+    slots = N * longest if offsets is None else T // cuts.CHUNK + N
+    pieces = cuts.segments(N * heads, longest, launch.multiprocessors()) if cut else 1
+    each = -(-longest // pieces)
+    gate = "bfloat16" if dtype_name(x.g) == "bfloat16" else "float32"
+    kind = cuts.VectorKind(K, V, gate, plan.query_reads is not ReadState.UPDATED, x.u is not None, offsets is not None)
+    return Batch(*sizes, longest, slots, -(-longest // each), each, kind)
+
+
+def arrays_of(xp: Any, x: Inputs) -> dict[str, Array | None]:
+    """q, k, v and g as the copy engine takes them, the bonus and beta in float32."""
+    gate = x.g if dtype_name(x.g) in GATES else cast(xp, x.g, xp.float32)
+    gate = xp.broadcast_to(gate, (*x.v.shape[:-2], *x.g.shape[-2:]))
+    given = {"q": x.q, "k": cast(xp, x.k, x.q.dtype), "v": x.v, "g": gate}
+    found = {n: row_array(y) for n, y in given.items()}
+    beta = None if x.beta is None else cast(xp, x.beta, xp.float32)
+    return found | {"u": None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32)), "beta": beta}
+
+
+def row_array(y: Array) -> Array:
+    """(B, T, heads, width) as the copy engine takes it: the array itself where it can."""
+    y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
+    return y if takes(y) else y.copy()
+
+
+def _begins(xp: Any, batch: Batch, arrays: dict[str, Array | None], start: States) -> Array | None:
+    """The state that each segment begins with."""
+    if batch.segments == 1:
+        return None
+    slots, inner = batch.N * batch.heads, batch.segments - 1
+    added = xp.empty((slots * inner, cuts.STATE), dtype=xp.float32)
+    decays = xp.empty((slots * inner, cuts.WIDEST), dtype=xp.float32)
+    begins = xp.empty((slots * batch.segments, cuts.STATE), dtype=xp.float32)
+    launch_one("adds", batch, slots * inner, arrays, added=added, decays=decays)
+    sum_segments(batch, arrays, start=start, added=added, decays=decays, begins=begins)
+    return begins
+
+
+def sum_segments(
+    batch: Batch, arrays: dict[str, Any], *, start: States, reverse: bool = False, **given: Array
+) -> None:
+    """The state that each segment but the first begins with; reverse: its gradient after each but the last."""
+    name = "segments in reverse" if reverse else "segments"
+    launch_one(name, batch, batch.N * batch.heads * (cuts.STATE // 1024), arrays, start=start, **given)
+
+
+def _prepare(batch: Batch, keep: bool) -> None:
+    wanted = [("scan", cuts.Build(exact, keep)) for exact in (False, True)]
+    wanted += [(name, PLAIN) for name in ("adds", "segments")] if batch.segments > 1 else []
+    begin_compiling(batch, wanted)
+
+
+def begin_compiling(batch: Batch, wanted: list[tuple[str, cuts.Build]], more: tuple[Any, ...] = ()) -> None:
+    """Begin to compile kernels by name and build, and `more` by file and constants."""
+    found = [(cuts.KERNELS[name].file, cuts.constants(name, batch.kind, build)) for name, build in wanted]
+    launch.prepare((*found, *more), launch.capability())
+
+
+def launch_one(
+    name: str, batch: Batch, grid: int, arrays: dict[str, Any], build: cuts.Build = PLAIN, *,
+    start: States = NO_STATES, end: States = NO_STATES, scale: float = 1.0, **given: Array | None,
+) -> None:
+    """One kernel. given: arrays by the names of NO_ARRAYS."""
+    kernel, maps, heads = cuts.KERNELS[name], MAPS[name], batch.heads
+    constants = cuts.constants(name, batch.kind, build)
+    fields = {**NO_ARRAYS, **_shared_fields(batch, arrays), **{n: address(y) for n, y in given.items()}}
+    for n in maps:
+        fields[n] = map_of(arrays, n)
+    for n in ROWS.get(name, ()):
+        fields["to" if n == "out" else f"{n}_rows"] = rows_of(arrays[n], heads)
+    fields |= {"start": start.values(), "end": end.values(), "start_group": start.group, "end_group": end.group,
+               "scale": scale}  # fmt: skip
+    named = None
+    if moves():
+        named = (*(arrays[n] for n in maps), batch.offsets, start.array, end.array, *given.values(), arrays["beta"])
+    launch.launch(kernel.file, kernel.entry, constants, grid, kernel.threads, dict(constants)["LA_SHARED"],
+                  arguments.VECTOR.packed(fields), named)
+
+
+def _shared_fields(batch: Batch, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Fields that all launches of a call share, made once."""
+    if "fields" not in arrays:
+        heads, u = batch.heads, arrays["u"]
+        arrays["fields"] = {
+            "offsets": address(batch.offsets), "slots": batch.slots, "T": batch.T, "heads": heads,
+            "segments": batch.segments, "chunks": batch.chunks, "beta": gate_of(arrays["beta"], heads),
+            "group_u": 1 if u is None else heads // u.shape[0],
+            **{f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v", "g")},
+        }  # fmt: skip
+    return arrays["fields"]
+
+
+def map_of(arrays: dict[str, Any], name: str) -> bytes:
+    """The tensor map of an array, made once a call."""
+    key = f"map of {name}"
+    if key not in arrays:
+        arrays[key] = tensor_map(arrays[name])
+    return arrays[key]

@@ -1,0 +1,78 @@
+"""How the CUDA kernels of a vector decay are cut up. Pure functions of dtype and shape."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from ...runtime.cuda.elements import ELEMENTS, Constants
+from .. import policy
+from . import shared_memory
+from .delta_plan import Kernel
+
+CHUNK, WIDEST = policy.GROUP_CHUNK, policy.WIDEST_GROUP  # tokens; columns of a tile
+ALIGN = policy.ROW_BYTES // 2  # columns of 16 bits that every width is a multiple of
+STATE = shared_memory.DELTA_STATE
+
+KERNELS = {
+    "scan": Kernel("vector/vector_scan.cu", "scan", 512), "adds": Kernel("vector/vector_adds.cu", "adds", 256),
+    "segments": Kernel("vector/vector_segments.cu", "segments", 256),
+    "segments in reverse": Kernel("vector/vector_segments.cu", "segments", 256),
+    "inverse": Kernel("vector/vector_inverse.cu", "inverse", 256),
+    "chain": Kernel("vector/vector_chain.cu", "chain", 512),
+    "transfers": Kernel("vector/vector_transfers.cu", "transfers", 128),
+}  # fmt: skip
+
+
+class VectorKind(NamedTuple):
+    """What the kernels of a call are compiled for."""
+
+    K: int
+    V: int
+    gate: str  # dtype of the log decays: bfloat16 or float32
+    before: bool = False  # queries read the previous state
+    bonus: bool = False
+    ragged: bool = False
+
+
+class Build(NamedTuple):
+    """Which build of a kernel: of what was flagged; with residuals, or an inverse's factors, stored."""
+
+    exact: bool = False
+    keep: bool = False
+
+
+def takes(element: str, K: int, V: int, capability: int) -> bool:
+    """Whether these kernels compute keys K and values V wide."""
+    fits = element == "bfloat16" and capability == 90 and max(K, V) <= WIDEST and K % ALIGN == V % ALIGN == 0
+    return fits and not policy.PORTABLE
+
+
+@functools.cache
+def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:  # noqa: B008, a tuple
+    """The constants of a kernel."""
+    shared = shared_memory.vector(name, kind.gate)
+    own: dict[str, int] = {}
+    if name in ("scan", "chain", "inverse"):
+        own = {"LA_EXACT": build.exact}
+    if name in ("scan", "chain"):
+        own |= {"LA_RAGGED": kind.ragged}
+    if name == "chain":
+        own |= {"LA_KEEP": build.keep}
+    if name == "scan":
+        own |= {"LA_KEEP": build.keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
+    if name == "inverse":
+        own |= {"LA_PIECES": policy.EXACT_PIECES, "LA_FACTORS": build.keep}
+    resident = min(policy.VECTOR_RESIDENT.get(name, 1), (policy.GROUP_SHARED + 1024) // (shared + 1024))
+    return tuple(sorted({
+        "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(name == "segments in reverse"),
+        "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": policy.ROW_BYTES, "LA_K": kind.K, "LA_V": kind.V,
+        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_STAGES": shared_memory.vector_stages(name, kind.gate),
+        "LA_SHARED": shared, "LA_BLOCKS": resident,
+        **{n: int(value) for n, value in own.items()},
+    }.items()))
+
+
+def segments(slots: int, chunks: int, multiprocessors: int) -> int:
+    """Pieces that sequences of `chunks` chunks are cut into; a block of the scan has a multiprocessor to itself."""
+    return max(1, min(multiprocessors // max(slots, 1), chunks // policy.SEGMENT_CHUNKS))

@@ -1,0 +1,59 @@
+"""The kernels of a vector decay compile without a GPU, for the architecture that they are for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from linattn_np.matrix_state.cuda import vector_plan as cuda_vector
+from linattn_np.matrix_state.types import Erase
+from linattn_np.runtime.cuda import compile as cuda_compile
+from linattn_np.runtime.cuda import nvrtc, sources
+from linattn_np.warmup import SHARED, vector_entries
+
+from .test_compile import HGMMA, HMMA, operations, spilled
+
+pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+# Bytes of spilled registers that an entry may store, with the reason. A scan has 152 registers a thread of the products
+# and 104 of the producers, which is faster than 160 and 96: what spills is set once and read once a segment. Its exact
+# form holds three rows of 16 numbers a lane, and is called: what the caller needs after it spills. The chain's products
+# would take 176 registers, with the operands of the state held over two of them. Four inverses share a multiprocessor,
+# 64 registers a thread, and those of segments store each chunk's factors on the way.
+ALLOWANCE = {"scan": 16, "exact scan": 320, "exact inverse": 640, "inverse of segments": 128, "chain": 128,
+             "exact chain": 560}  # fmt: skip
+KINDS = [(128, 128, Erase.NONE, False, False), (128, 128, Erase.NONE, True, False), (128, 128, Erase.NONE, False, True),
+         (64, 40, Erase.NONE, True, True), (128, 128, Erase.DELTA, False, False), (64, 40, Erase.DELTA, False, True)]
+
+
+def compiled(entry):
+    return cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), "sm_90a", cached=False)
+
+
+@pytest.mark.parametrize(("K", "V", "erase", "bonus", "ragged"), KINDS)
+def test_every_entry_compiles(K, V, erase, bonus, ragged):
+    """To its products, no more spills than the allowance; those of a scan and a chain wait for one another."""
+    entries = list(vector_entries("bfloat16", K, V, 90, erase, bonus, ragged))
+    assert len(entries) == (8 if erase is Erase.NONE else 13)
+    for entry in entries:
+        code, name = compiled(entry), entry.words.split(", ")[1]
+        assert spilled(code.log) <= ALLOWANCE.get(name, 0), (entry.words, code.log)
+        products = HMMA if name.endswith(("inverse", "of segments")) else HGMMA
+        assert bool(operations(code.cubin) & products) == (name != "segments"), entry.words
+        assert name.endswith(("scan", "chain")) or not re.search(r"C75\d\d", code.log), (entry.words, code.log)
+
+
+@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
+def test_a_scan_that_keeps_residuals_compiles(gate):
+    kind = cuda_vector.VectorKind(128, 128, gate)
+    for exact in (False, True):
+        source = sources.read(cuda_vector.KERNELS["scan"].file)
+        constants = dict(cuda_vector.constants("scan", kind, cuda_vector.Build(exact, keep=True)))
+        code = cuda_compile.compile_source(source, constants, "sm_90a", cached=False)
+        assert spilled(code.log) <= ALLOWANCE["exact scan" if exact else "scan"], code.log
+
+
+def test_which_architectures_have_them():
+    assert {c for c in SHARED if list(vector_entries("bfloat16", 128, 128, c))} == {90}
+    assert not list(vector_entries("float32", 128, 128, 90))
+    assert not list(vector_entries("bfloat16", 60, 128, 90))

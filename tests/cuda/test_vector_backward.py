@@ -1,0 +1,39 @@
+"""The backward kernels of a vector decay compile without a GPU, for the architecture that they are for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from linattn_np.matrix_state.types import Erase
+from linattn_np.runtime.cuda import nvrtc
+from linattn_np.warmup import SHARED, vector_backward_entries
+
+from .test_compile import HGMMA, operations, spilled
+from .test_vector import compiled
+
+pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+# Bytes of spilled registers that an entry may store, with the reason. The reverse chain with A has 144 registers a
+# thread of the products, the least with which they do not wait for one another, and 112 of the copies. The exact
+# gradients share a multiprocessor in twos, 128 registers a thread.
+ALLOWANCE = {("reverse", Erase.DELTA): 24, ("exact gradients", Erase.NONE): 48}
+KINDS = [(128, 128, Erase.NONE, False), (128, 128, Erase.NONE, True), (64, 40, Erase.NONE, True),
+         (128, 128, Erase.DELTA, False), (40, 120, Erase.DELTA, False)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("K", "V", "erase", "bonus"), KINDS)
+def test_every_entry_compiles(K, V, erase, bonus):
+    """To products of warpgroups that do not wait for one another, no more spills than the allowance."""
+    entries = list(vector_backward_entries("bfloat16", K, V, 90, erase, bonus))
+    assert len(entries) == 2 * (4 + bonus)
+    for entry in entries:
+        code, name = compiled(entry), entry.words.split(", ")[1]
+        assert spilled(code.log) <= ALLOWANCE.get((name, erase), 0), (entry.words, code.log)
+        assert not re.search(r"C75\d\d", code.log), (entry.words, code.log)
+        assert bool(operations(code.cubin) & HGMMA) == (name not in ("strengths", "bonus")), entry.words
+
+
+def test_which_architectures_have_them():
+    assert {c for c in SHARED if list(vector_backward_entries("bfloat16", 128, 128, c))} == {90}
+    assert not list(vector_backward_entries("float32", 128, 128, 90))

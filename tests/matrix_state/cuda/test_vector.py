@@ -1,0 +1,276 @@
+"""The CUDA kernels of a vector decay, against NumPy in float64 on the same rounded inputs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.matrix_state import core as matrix_state
+from linattn_np.matrix_state.cuda import vector, vector_plan
+from linattn_np.matrix_state.types import Inputs, Plan, ReadState
+from linattn_np.runtime.cuda import launch
+from linattn_np.runtime.shapes import sequences
+
+from .device_arrays import check_made_again, error, same, typed
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
+OUT = 6e-3  # of the norm of the result
+GATES = ("zero", "mild", "five", "twenty", "edge", "resets", "mixed")
+FUNCTIONS = ("gla", "rwkv6", "hgrn2", "kda")
+
+
+def gates(rng, shape, kind):
+    """Log decays: mild ones; 5 and 20 nats everywhere; 0, 79 or 81 nats in 16 tokens; rows of -inf; all of these."""
+    u = rng.uniform(0, 1, shape)
+    if kind in ("zero", "five", "twenty"):
+        return np.full(shape, {"zero": -0.0, "five": -5.0, "twenty": -20.0}[kind])
+    if kind == "edge":
+        return np.broadcast_to(rng.choice([0.0, -79 / 16, -81 / 16, -0.01], shape[-2:]), shape).copy()
+    g = -0.05 * u
+    if kind == "resets":
+        g[rng.uniform(size=shape[:-1]) < 0.03] = -np.inf
+    if kind == "mixed":
+        g = -u * 10 ** rng.uniform(-3, 1.8, shape[-2:])
+        z = rng.uniform(size=shape)
+        g[z < 0.02], g[z > 0.95], g[(z > 0.1) & (z < 0.12)] = -np.inf, 0.0, -60.0
+    return g
+
+
+def draw(fn="gla", B=2, T=150, heads=(3, 3, 3), K=128, V=128, kind="mixed", gate="float32", N=None, seed=0):
+    """(arrays by name, initial state), rounded."""
+    rng, (Hq, Hk, H) = np.random.default_rng(seed), heads
+    q, k, v = (rng.standard_normal((B, T, h, D)) for h, D in ((Hq, K), (Hk, K), (H, V)))
+    if fn == "kda":
+        k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    q, k, v = (x.astype(typed("bfloat16")) for x in (q, k, v))
+    g = gates(rng, (B, T, H, K), kind).astype(typed(gate))
+    arrays = {"q": q, "k": k, "v": v, "g": g, "u": rng.standard_normal((H, K)).astype(np.float32),
+              "beta": rng.uniform(0, 1, (B, T, H)).astype(np.float32)}
+    state = rng.standard_normal((N or B, H, K, V)).astype(np.float32)
+    return {n: arrays[n] for n in getattr(la, fn).spec.arrays if n in arrays}, state
+
+
+def run(cp, fn, arrays, state, **options):
+    """out and final state by the chunk kernels."""
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+    state = None if state is None else cp.asarray(state)
+    return getattr(la, fn)(**there, state=state, return_state=True, backend="cuda", chunk_size=64, **options)
+
+
+def compare(cp, fn="gla", options=None, **how):
+    arrays, state = draw(fn, **how)
+    options = options or {}
+    out, end = run(cp, fn, arrays, state, **options)
+    wide = {n: x.astype(np.float64) for n, x in arrays.items()}
+    expected, last = getattr(la, fn)(**wide, state=state.astype(np.float64), return_state=True, **options)
+    assert out.dtype == arrays["v"].dtype
+    assert error(out, expected) < OUT
+    assert error(end, last) < OUT
+
+
+@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_gates(cp, fn, kind, gate):
+    compare(cp, fn, kind=kind, gate=gate, T=200)
+
+
+@pytest.mark.parametrize("T", [1, 15, 16, 17, 63, 64, 65, 127, 257])
+@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+def test_lengths(cp, fn, T):
+    compare(cp, fn, T=T, seed=T)
+
+
+@pytest.mark.parametrize("widths", [(64, 64), (128, 64), (64, 128), (40, 120)])
+@pytest.mark.parametrize("fn", ["gla", "kda"])
+def test_widths(cp, fn, widths):
+    for gate in ("bfloat16", "float32"):
+        compare(cp, fn, K=widths[0], V=widths[1], gate=gate)
+
+
+def test_narrow_keys(cp):
+    compare(cp, K=8, V=16)
+
+
+@pytest.mark.parametrize("heads", [(1, 1, 4), (4, 2, 2), (2, 1, 2), (2, 2, 4), (4, 1, 1)])
+@pytest.mark.parametrize("fn", ["gla", "kda"])
+def test_grouped_heads(cp, fn, heads):
+    compare(cp, fn, heads=heads)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
+def test_ragged(cp, fn, gate):
+    compare(cp, fn, {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, B=1, T=301, N=6, gate=gate)
+    compare(cp, fn, {"cu_seqlens": [0, 64, 130]}, B=1, T=130, N=2, gate=gate, K=64, V=40, heads=(2, 2, 2))
+
+
+@pytest.mark.parametrize("kind", ["mild", "mixed", "resets"])
+@pytest.mark.parametrize("offsets", [None, [0, 3, 1100, 1100, 1700]])
+def test_segments(cp, kind, offsets):
+    assert vector_plan.segments(3, 27, launch.multiprocessors()) > 1
+    options = {} if offsets is None else {"cu_seqlens": offsets}
+    compare(cp, "gla", options, B=1, T=1700, N=None if offsets is None else 4, kind=kind)
+
+
+@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
+def test_later_tokens_change_no_bit(cp, fn, gate):
+    """Also where they force the exact path."""
+    mild, state = draw(fn, B=1, T=400, kind="mild", gate=gate)
+    wild, _ = draw(fn, B=1, T=400, kind="mixed", gate=gate, seed=1)
+    whole, _ = run(cp, fn, mild, state)
+    for at in (192, 200, 205):
+        changed = {n: x if n == "u" else np.concatenate([x[:, :at], wild[n][:, at:]], axis=1) for n, x in mild.items()}
+        out, _ = run(cp, fn, changed, state)
+        assert same(out[:, :at], whole[:, :at])
+        assert not same(out[:, at:], whole[:, at:])
+
+
+@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
+def test_same_bits_alone_batched_ragged_and_in_parts(cp, fn, gate):
+    arrays, state = draw(fn, B=3, T=200, gate=gate)
+    out, end = run(cp, fn, arrays, state)
+    for b in range(3):
+        one = {n: x if n == "u" else x[b : b + 1] for n, x in arrays.items()}
+        found, last = run(cp, fn, one, state[b : b + 1])
+        assert same(found, out[b : b + 1])
+        assert same(last, end[b : b + 1])
+    packed = {n: x if n == "u" else x.reshape(1, -1, *x.shape[2:]) for n, x in arrays.items()}
+    found, last = run(cp, fn, packed, state, cu_seqlens=[0, 200, 400, 600])
+    assert same(found.reshape(out.shape), out)
+    assert same(last, end)
+    first, middle = run(cp, fn, {n: x if n == "u" else x[:, :128] for n, x in arrays.items()}, state)
+    second, last = run(cp, fn, {n: x if n == "u" else x[:, 128:] for n, x in arrays.items()}, middle)
+    assert same(cp.concatenate([first, second], axis=1), out)
+    assert same(last, end)
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+@pytest.mark.parametrize("kind", ["zero", "mild", "five"])
+def test_equal_keys(cp, kind, beta):
+    """One key at every token: A loses its digits in 16 bits, and what rounding takes from a row goes to the next."""
+    arrays, state = draw("kda", B=1, T=300, heads=(2, 2, 2), kind=kind)
+    arrays["k"][:], arrays["beta"][:] = arrays["k"][:, :1], beta
+    out, end = run(cp, "kda", arrays, state)
+    wide = {n: x.astype(np.float64) for n, x in arrays.items()}
+    expected, last = la.kda(**wide, state=state.astype(np.float64), return_state=True)
+    assert error(out, expected) < 2.5e-2
+    assert error(end, last) < 2.5e-2
+
+
+def test_raw_projections(cp):
+    """Rows of q and k divided by their length, the gate's formula, the sigmoid of beta: before the kernels."""
+    arrays, state = draw("kda", T=130, kind="mild", gate="bfloat16")
+    arrays["k"] = (3 * arrays["k"].astype(np.float32)).astype(arrays["k"].dtype)
+    rng = np.random.default_rng(1)
+    given = arrays | {"A_log": rng.uniform(-1, 1, 3).astype(np.float32),
+                      "dt_bias": rng.standard_normal((3, 128)).astype(np.float32)}  # fmt: skip
+    there = {n: cp.asarray(x) for n, x in given.items()}
+    out = la.kda(**there, state=cp.asarray(state), qk_l2norm=True, backend="cuda")
+    wide = {n: x.astype(np.float64) for n, x in given.items()}
+    assert error(out, la.kda(**wide, state=state.astype(np.float64), qk_l2norm=True)) < 1e-2
+
+
+def test_small_queries_where_the_state_decays(cp):
+    """Queries of 1e-6 and 79 nats in 16 tokens: nothing is rounded to zero on its way."""
+    arrays, state = draw(kind="five", B=1, T=64)
+    arrays["g"][...] = -79 / 16
+    arrays["q"] = (arrays["q"].astype(np.float32) * 1e-6).astype(arrays["q"].dtype)
+    out, _ = run(cp, "gla", arrays, state)
+    expected = la.gla(**{n: x.astype(np.float64) for n, x in arrays.items()}, state=state.astype(np.float64))
+    for t in range(64):
+        assert error(out[:, t], expected[:, t]) < 2 * OUT, t
+
+
+def test_nan_stays_in_its_head_and_sequence(cp):
+    arrays, state = draw(B=2, T=200, kind="mild")
+    clean, _ = run(cp, "gla", arrays, state)
+    for name in ("q", "k", "v", "g"):
+        there = {n: x.copy() for n, x in arrays.items()}
+        there[name][1, 100, 2, 5] = np.nan
+        out, _ = run(cp, "gla", there, state)
+        assert same(out[0], clean[0])
+        assert same(out[1, :, :2], clean[1, :, :2])
+        assert same(out[1, :64], clean[1, :64])
+        assert bool(cp.isnan(out[1, 100, 2].astype(np.float32)).any())
+
+
+@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("T", [150, 1100])
+def test_calls_are_replayed(cp, monkeypatch, fn, T):
+    sets = [draw(fn, B=1, T=T, gate="bfloat16", seed=n) for n in range(3)]
+    there = [[{n: cp.asarray(x) for n, x in arrays.items()}, cp.asarray(state)] for arrays, state in sets]
+    call = lambda one: list(getattr(la, fn)(**one[0], state=one[1], return_state=True))  # noqa: E731
+    check_made_again(cp, monkeypatch, call, there)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_gradients(cp, fn):
+    """Computed by array calls, beside a forward of the kernels."""
+    arrays, state = draw(fn, T=100, kind="mild")
+    rng = np.random.default_rng(1)
+    dout = rng.standard_normal(arrays["v"].shape).astype(arrays["v"].dtype)
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+    out, pull = la.vjp(getattr(la, fn), **there, state=cp.asarray(state), backend="cuda")
+    assert same(out, getattr(la, fn)(**there, state=cp.asarray(state), backend="cuda"))
+    wide = {n: x.astype(np.float64) for n, x in arrays.items()}
+    _, expected = la.vjp(getattr(la, fn), **wide, state=state.astype(np.float64))
+    grads, right = pull(cp.asarray(dout)), expected(dout.astype(np.float64))
+    for name, want in right._asdict().items():
+        if want is not None:
+            assert error(getattr(grads, name), want) < 4e-3, name
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("offsets", [None, [0, 70, 200, 300]])
+def test_residuals(cp, before, offsets):
+    """The state before every chunk and P of every chunk, where they are asked for."""
+    arrays, state = draw(B=1, T=300, heads=(2, 2, 2), N=len(offsets) - 1 if offsets else 1, kind="mixed")
+    namespace = pytest.importorskip("array_api_compat.cupy")
+    cuts = offsets or [0, 300]
+    reads = ReadState.PREVIOUS if before else ReadState.UPDATED
+    plan = Plan(namespace, np.float32, 0.5, reads, chunk_size=64, sequences=tuple(sequences(300, offsets)))
+    x = Inputs(*(cp.asarray(arrays[n]) for n in "qkvg"))
+    assert vector.unsupported_reason(matrix_state.Call(x, plan)) is None
+    out, end, saved = vector.forward(x, plan, cp.asarray(state), keep=True)
+    plain, last, _ = vector.forward(x, plan, cp.asarray(state))
+    assert same(out, plain)
+    assert same(end, last)
+    slots = saved.starts.states.shape[0] // 2
+    for n, (first, stop) in enumerate(pairwise(cuts)):
+        for head in range(2):
+            q, k, v, g = (arrays[name][0, first:stop, head].astype(np.float64) for name in "qkvg")
+            S = state[n, head].astype(np.float64)
+            for chunk in range(-(-(stop - first) // 64)):
+                stored = head * slots + (first // 64 + n if offsets else 0) + chunk
+                rows = slice(64 * chunk, min(64 * chunk + 64, stop - first))
+                kept = unswizzled(saved.starts.states[stored], 128)
+                assert error(kept, S.T) < OUT
+                P = expected_gram(q[rows], k[rows], g[rows], before)
+                found = unswizzled(saved.starts.grams[stored], 64)[: len(P), : len(P)]
+                assert error(found, P) < OUT
+                for t in range(rows.start, rows.stop):
+                    S = np.exp(g[t])[:, None] * S + np.outer(k[t], v[t])
+
+
+def unswizzled(tile, rows):
+    """Panels of 64 bfloat16 columns, pieces of 16 bytes permuted by the row's last three bits, as a matrix."""
+    x = tile.view(typed("bfloat16")).reshape(-1, rows, 8, 8)
+    order = np.arange(8) ^ (np.arange(rows)[:, None] & 7)
+    panels = x[:, np.arange(rows)[:, None], order]
+    return panels.transpose(1, 0, 2, 3).reshape(rows, -1)
+
+
+def expected_gram(q, k, g, before):
+    P = np.zeros((len(q), len(q)))
+    for i in range(len(q)):
+        decay = np.ones(q.shape[1])
+        for j in range(i - before, -1, -1):
+            decay = decay * np.exp(g[j + 1]) if j < i - before else decay
+            P[i, j] = (q[i] * decay) @ k[j]
+    return P

@@ -1,0 +1,12 @@
+"""Gradients of vector decays by their kernels, which are off by default."""
+
+from __future__ import annotations
+
+import pytest
+
+from linattn_np.matrix_state import policy
+
+
+@pytest.fixture(autouse=True)
+def by_kernels(monkeypatch):
+    monkeypatch.setattr(policy, "VECTOR_BACKWARD", True)
