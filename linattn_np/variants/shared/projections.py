@@ -124,7 +124,7 @@ class Mapped(NamedTuple):
 
 def is_plain(options: Any) -> bool:
     """Whether there is no map: the state is that of the core."""
-    return options["feature_map"] == "identity"
+    return isinstance(options["feature_map"], str) and options["feature_map"] == "identity"
 
 
 def pack_state(c: Variables, state: Any) -> Any:
