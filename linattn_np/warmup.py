@@ -250,9 +250,9 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                 if dtype == "tf32":  # a few tokens and the delta rule are computed in float32
                     continue
                 if erase == "delta" and decay != "vector":
-                    how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
-                    more = (*delta_entries(*how, raw=True), *raw_entries(dtype, K)) if args.raw else ()
-                    for entry in (*delta_entries(*how), *more):
+                    chain = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
+                    more = (*delta_entries(*chain, raw=True), *raw_entries(dtype, K)) if args.raw else ()
+                    for entry in (*delta_entries(*chain), *more):
                         yield words, K, V, entry
                 for state in args.state:
                     for entry in step_entries(dtype, K, V, Decay[decay.upper()], Erase[erase.upper()], state):

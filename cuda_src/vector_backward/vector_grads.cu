@@ -79,9 +79,14 @@ LA_DEVICE void store_erase_dot(const float (&dots)[PER], int r, const VectorGrad
     if ((me.lane & 15) == 0 && t < place.of.sequence.T) a.erase_dots[(place.half * (i64)a.heads + place.of.head) * a.tokens + place.of.sequence.index + t] = sum;
 }
 
+// Of one row: dq, dk, and the dots that dg is made of
+struct RowGradients {
+    float dq[PER], dk[PER], read[PER], write[PER];
+};
+
 // Gradients of a lane's row r before q's own write: dq, dk, and the dots that dg is made of
-LA_DEVICE void row_gradients(float (&dq)[PER], float (&dk)[PER], float (&read)[PER], float (&write)[PER], const float (&suf)[PER], const Pairs& pairs, const Own& own,
-                             int r, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
+LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const Pairs& pairs, const Own& own, int r, const VectorGradArguments& a,
+                             const ChunkPlace& place, const Lane& me) {
     float x[PER], y[PER], qp[PER], kp[PER];
     load_four(x, me.staged(AT_READS, r));
     load_four(y, me.staged(AT_WRITES, r));
@@ -89,10 +94,10 @@ LA_DEVICE void row_gradients(float (&dq)[PER], float (&dk)[PER], float (&read)[P
     load_copies(kp, me.row(AT_KP, r));
 #pragma unroll
     for (int c = 0; c < PER; c++) {
-        dq[c] = x[c] * own.reads(r, c);
-        read[c] = qp[c] * x[c];
-        dk[c] = y[c] * (EXACT_BLOCKS ? suf[c] : reciprocal(own.pre[r][c]));
-        write[c] = kp[c] * y[c];
+        row.dq[c] = x[c] * own.reads(r, c);
+        row.read[c] = qp[c] * x[c];
+        row.dk[c] = y[c] * (EXACT_BLOCKS ? suf[c] : reciprocal(own.pre[r][c]));
+        row.write[c] = kp[c] * y[c];
     }
     if constexpr (ERASE) {
         float e[PER], kr[PER];
@@ -101,16 +106,16 @@ LA_DEVICE void row_gradients(float (&dq)[PER], float (&dk)[PER], float (&read)[P
 #pragma unroll
         for (int c = 0; c < PER; c++) {
             kr[c] *= e[c];
-            dk[c] += e[c] * own.pre[r][c];
+            row.dk[c] += e[c] * own.pre[r][c];
             if constexpr (EXACT_BLOCKS) {
                 kr[c] += own.k.at(r, c) * pairs.erase[r][c];
-                dk[c] += pairs.erase[r][c];
+                row.dk[c] += pairs.erase[r][c];
             }
-            read[c] += kr[c];
+            row.read[c] += kr[c];
         }
         store_erase_dot(kr, r, a, place, me);
     }
-    if constexpr (EXACT_BLOCKS) pairs.add_to(dq, dk, read, write, suf, own, r, me);
+    if constexpr (EXACT_BLOCKS) pairs.add_to(row.dq, row.dk, row.read, row.write, suf, own, r, me);
 }
 
 // dq and dk of the lane's rows to memory; db[r] becomes the sum of db over the slice's rows from r on, and (exact) of what its earlier rows
@@ -124,23 +129,23 @@ LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const P
     float later[PER] = {0.f, 0.f, 0.f, 0.f}, suf[PER] = {own.suf[0], own.suf[1], own.suf[2], own.suf[3]}, other[PER];
 #pragma unroll
     for (int r = OWN - 1; r >= 0; r--) {
-        float dq[PER], dk[PER], read[PER], write[PER];
-        row_gradients(dq, dk, read, write, suf, pairs, own, r, a, place, me);
+        RowGradients row;
+        row_gradients(row, suf, pairs, own, r, a, place, me);
         const float both = BONUS ? load_shared(me.shared + AT_OWN + (me.first + r) * 4) : 0.f;
 #pragma unroll
         for (int c = 0; c < PER; c++) {
             if constexpr (BONUS) {
-                dq[c] += both * weights[c] * own.k.at(r, c);
-                dk[c] += both * weights[c] * own.q.at(r, c);
+                row.dq[c] += both * weights[c] * own.k.at(r, c);
+                row.dk[c] += both * weights[c] * own.q.at(r, c);
                 bonus[c] += both * own.q.at(r, c) * own.k.at(r, c);
             }
-            db[r][c] = (BEFORE ? later[c] : later[c] + read[c]) - write[c];
-            later[c] = BEFORE ? db[r][c] + read[c] : db[r][c];
+            db[r][c] = (BEFORE ? later[c] : later[c] + row.read[c]) - row.write[c];
+            later[c] = BEFORE ? db[r][c] + row.read[c] : db[r][c];
             if constexpr (EXACT_BLOCKS) suf[c] *= own.a[r][c];
         }
         if (r < left) {
-            store_copies(to_q + r * a.dq.token, dq);
-            store_copies(to_k + r * a.dk.token, dk);
+            store_copies(to_q + r * a.dq.token, row.dq);
+            store_copies(to_k + r * a.dk.token, row.dk);
         }
     }
     other_half(other, later);

@@ -134,7 +134,8 @@ def _gradients(batch: vector.Batch, arrays: Arrays, exact: bool, scale: float, *
     """dq, dk, dg. exact: of what the other build flagged. given: states, ends, new_values, flags, du, erase_dots."""
     heads, names, erase = batch.heads, ("q", "k", "g", "dq", "dk", "dg"), given["new_values"] is not None
     u, values = arrays["u"], "dv" if erase else "v"
-    fields = {n: rows_of(arrays[n], heads) for n in names} | {n: address(y) for n, y in given.items()}
+    fields: dict[str, Any] = {n: rows_of(arrays[n], heads) for n in names}
+    fields |= {n: address(y) for n, y in given.items()}
     fields |= {
         "v": vector.map_of(arrays, values), "dout": vector.map_of(arrays, "dout"), "offsets": address(batch.offsets),
         "u": address(u), "slots": batch.slots, "tokens": batch.tokens, "items": _items(batch), "T": batch.T,
@@ -179,7 +180,7 @@ def _grads(xp: Any, batch: vector.Batch, x: Inputs, arrays: Arrays, made: Arrays
     found = {}
     for name in ("q", "k", "v", "g", "beta"):
         y, d = getattr(x, name), made.get("dbeta") if name == "beta" else arrays["d" + name]
-        if y is not None:
+        if y is not None and d is not None:
             d = d.reshape(*batch.lead, batch.T, batch.heads, -1)
             found[name] = sum_to(xp, sum_shared_heads(xp, d, (*batch.lead, *y.shape[-3:])), y.shape)
     if "du" in made:
