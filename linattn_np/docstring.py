@@ -14,10 +14,10 @@ def docstring(spec: VariantSpec) -> str:
     """Sentence, equation, one line per array, scale, options, results, errors, core, paper."""
     width = max(map(len, spec.arrays)) + 2
     shapes = {name: " or ".join(map(_shape, arg.axes.split("|"))) for name, arg in spec.arrays.items()}
-    room = max(map(len, shapes.values())) + 3
+    columns = max(map(len, shapes.values())) + 3
     scale = "K**-0.5" if spec.scaled else "1"
     lines = [spec.sentence, "", *(f"    {line.strip()}" for line in spec.equation.split(";")), "",
-             *(f"{name:{width}}{shapes[name]:{room}}{_words(arg)}" for name, arg in spec.arrays.items()), "",
+             *(f"{name:{width}}{shapes[name]:{columns}}{_words(arg)}" for name, arg in spec.arrays.items()), "",
              *(f"{option}={value!r}: TODO." for option, value in spec.options.defaults.items()),
              f"scale=None means {scale}. Returns {_returns(spec)}.",
              "Raises ValueError or TypeError for shapes, dtypes and options that do not fit.",

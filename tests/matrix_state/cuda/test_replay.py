@@ -372,7 +372,7 @@ CHANGED = {"hgrn2": la.hgrn2, "longhorn": la.longhorn}
 @pytest.mark.parametrize("how", ["out", "in place"])
 @pytest.mark.parametrize("name", CHANGED)
 def test_launches_after_a_change_of_variables_by_array_calls(public, monkeypatch, name, how, T):
-    """Array calls are made again; the launches of the core are replayed on what they give."""
+    """Array calls run again; the launches of the core are replayed on what they give."""
     fn, more = CHANGED[name], {"overwrite_state": how == "in place", "return_state": True}
 
     def call(seed, change=lambda x: x):
