@@ -184,7 +184,7 @@ def _map_sizes(cell: Cell, f: Features, W: int) -> dict[str, int]:
 
 
 def _lines(cell: Cell, itemsize: int) -> tuple[int, int]:
-    """(length of the list of cache lines to prefetch for a chunk, lines before each tile of its products)."""
+    """(length of the list of cache lines to prefetch in a chunk, lines before each tile)."""
     of = lambda n: -(-n * itemsize // 64) + 1  # noqa: E731
     tiles = lambda m, n: -(-m // ROWS) * -(-n // (LANES * lane(cell.dtype)))  # noqa: E731
     lines = cell.C * 2 * (of(cell.K) + of(cell.V))

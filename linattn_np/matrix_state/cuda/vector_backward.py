@@ -1,6 +1,6 @@
 """Gradients of a vector decay, without an erase term or with the delta rule, as CUDA kernels on CuPy arrays.
 
-From what the forward stores or backward recomputes (the states before the chunks and P, with the delta rule A and the new
+From what the forward stores or backward recomputes (states before the chunks and P, with the delta rule A and the new
 values): the chain of the chunks in reverse for dv and G, the gradient of the state after every chunk
 (vector_reverse.cu), in segments where batch and heads leave multiprocessors idle; then dq, dk, dg (and du) of all
 chunks at once (vector_grads.cu), in chunks that decay too far for scaled products by a second build of the same source;
