@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from .runtime.arrays import Array, Namespace
 from .runtime.shapes import Sequence, Sizes
+from .runtime.tracing import Trace
 
 SAVED_VARIABLE = "LINATTN_CUDA_SAVED_BLOCKS"  # the environment variable that limits what a forward on CUDA saves
 
@@ -79,8 +80,11 @@ class Computation(Protocol):
         """
         return lambda x, state: self.forward(fn, x, plan, state, wanted)
 
-    def record(self, x: Any, plan: Any, state: Any, residuals: Any, arrays: list[Array], /) -> Any:
-        """A plan (arrays, state, pointers) -> (out, final state) that replaces a call; None if there is none."""
+    def record(self, x: Any, plan: Any, state: Any, residuals: Any, trace: Trace, /) -> Any:
+        """A plan (arrays, state, pointers) -> (out, final state) that replaces a call; None if there is none.
+
+        x are traced views of trace.given, or results of the array calls that the trace lists.
+        """
         return None
 
     def explain(self, fn: str, x: Any, plan: Any, wanted: str | None, /) -> Explained:

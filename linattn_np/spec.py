@@ -15,6 +15,7 @@ from .matrix_state import core as matrix_state
 from .matrix_state.types import Decay, Erase, EraseKey, Plan, Readout, ReadState
 from .runtime.arrays import Array, Namespace
 from .runtime.shapes import Sequence, Sizes
+from .runtime.tracing import Trace
 
 CoreInputs = TypeVar("CoreInputs")  # Inputs in most variants; a read-out may have inputs of its own
 Gradients = dict[str, Array]  # by public name
@@ -30,6 +31,10 @@ class Variables(SimpleNamespace):
     options: dict[str, Any]
     sequences: tuple[Sequence, ...]
     axes: Mapping[str, str]  # of the arrays, time first
+
+    def replaced(self, more: Mapping[str, Any]) -> Variables:
+        """A copy with other values of some attributes."""
+        return Variables(**{**vars(self), **more})
 
     def extended(self, more: Mapping[str, Any]) -> Variables:
         """A copy with more attributes."""
@@ -79,7 +84,7 @@ class Record(Protocol):
     """
 
     def __call__(
-        self, c: Variables, x: Any, plan: Plan, residuals: Any, arrays: list[np.ndarray], state: Any, /
+        self, c: Variables, x: Any, plan: Plan, residuals: Any, trace: Trace, state: Any, /
     ) -> Callable[..., Any] | None: ...
 
 
@@ -152,7 +157,7 @@ class VariantSpec:
     @functools.cached_property
     def is_recorded(self) -> bool:
         """Whether calls on NumPy arrays can be replayed: their variables are the core's, or there is a `record`."""
-        return self.state.record is not None or (self.state.pack is None and self.change.from_core is None)
+        return self.state.record is not None or self.state.pack is None
 
 
 class VariantFunction(Protocol):

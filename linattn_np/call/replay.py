@@ -26,6 +26,7 @@ import numpy as np
 from ..core import COMPUTATIONS, SAVED_VARIABLE, Computation
 from ..runtime import shapes
 from ..runtime.arrays import is_cupy
+from ..runtime.tracing import Trace, Untraceable, plain
 from ..spec import Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise
 from .layouts import LAYOUTS, before
@@ -185,20 +186,48 @@ def is_apart(signature: Signature) -> bool:
 
 
 def compiled_plan(
-    call: Prepared, signature: Signature, names: tuple[str, ...], inputs: Any, residuals: Any
+    call: Prepared, signature: Signature, names: tuple[str, ...], core_out: Array | None, residuals: Any
 ) -> Any:
-    """The plan that the core, or the variant, records: (arrays, state, pointers) -> (out, state); None without."""
-    spec, (_, given, state, _) = call.spec, signature
+    """The plan that the core, or the variant, records: (arrays, state, pointers) -> (out, state); None without.
+
+    The change of variables is traced: its array calls become a part of the plan.
+    """
+    spec, state = call.spec, signature[2]
     if not spec.is_recorded or call.options["layout"] == "heads_first":
         return None
+    trace = Trace([getattr(call.variables, n) for n in names])
+    c = call.variables.replaced(dict(zip(names, trace.arrays, strict=True)))
+    try:
+        inputs = spec.change.to_core(c)
+    except Untraceable:
+        inputs = None
     if spec.state.record is not None:
-        given = [getattr(call.variables, n) for n in names]
-        plan = spec.state.record(call.variables, inputs, call.plan, residuals, given, state)
+        plan = spec.state.record(c, inputs, call.plan, residuals, trace, state)
+    elif inputs is None:
+        return None
     else:
-        plan = COMPUTATIONS[type(inputs)].record(inputs, call.plan, state, residuals, given)
+        plan = COMPUTATIONS[type(inputs)].record(inputs, call.plan, state, residuals, trace)
+        if plan is not None and core_out is not None and spec.change.from_core is not None:
+            plan = _with_from_core(call, names, plan, core_out)
     if plan is None or call.options["layout"] == "time_first":
         return plan
     return functools.partial(_one_token, plan, _indices(call, names) if spec.state.record is not None else None)
+
+
+def _with_from_core(call: Prepared, names: tuple[str, ...], plan: Any, core_out: Array) -> Any:
+    """The plan with the output's change of variables, which is traced too; None if that cannot be."""
+    from ..ops.cpu.array_calls import after
+
+    spec = call.spec
+    trace = Trace([*(getattr(call.variables, n) for n in names), core_out])
+    c = call.variables.replaced(dict(zip(names, trace.arrays, strict=False)))
+    try:
+        out = spec.change.from_core(c, trace.arrays[-1])
+        if not trace.calls:
+            return plan
+        return after(plan, trace, plain(out), getattr(c, spec.change.value).dtype)
+    except Untraceable:
+        return None
 
 
 def _indices(call: Prepared, names: tuple[str, ...]) -> list[Any]:

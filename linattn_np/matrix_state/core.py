@@ -21,6 +21,7 @@ from ..core import CallPlan, Explained, register, register_states
 from ..runtime.arrays import Array, is_cupy, is_numpy
 from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
+from ..runtime.tracing import Trace, plain
 from ..runtime.values import check_word
 from . import operations, policy
 from .preprocess import PREPROCESSING, Step
@@ -348,7 +349,7 @@ class RecordedLoops:
         apart = len(places) == len(arrays) + (state is not None)
         if apart and isinstance(saved, Saved) and saved.starts is None and plan.features is plan.average is None:
             self._given = tuple(n for n, _ in given)
-            self._plan = self._module.record(x, plan, state, arrays)
+            self._plan = self._module.record(x, plan, state, Trace(arrays))
 
 
 def _layout_of(x: Inputs, state: Array | None) -> list[Any]:
@@ -366,15 +367,17 @@ def repeat(
     return functools.partial(forward_along, residuals.path, loops=loops)
 
 
-def record(x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, arrays: list[Array]) -> Any:
-    """The recorded plan of a call, for arrays of the same shapes, strides and dtypes as `arrays`; None if unsupported.
+def record(x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, trace: Trace) -> Any:
+    """The recorded plan of a call, for arrays of the same shapes, strides and dtypes as trace.given; None without one.
 
     plan(arrays, state, pointers) returns (out, final state), or None if the call must be computed in full.
     """
-    backend, steps, _ = residuals.path
-    if steps or "record" not in backend.handles(Call(x, plan)):
+    backend, steps, plan = residuals.path
+    if "record" not in backend.handles(Call(x, plan)) or any(step.inputs is None for step in steps):
         return None
-    return backend.module.record(x, plan, state, arrays)
+    for step in steps:
+        x, plan = step.inputs(backend.module, x, plan)
+    return backend.module.record(Inputs(*map(plain, x)), plan, state, trace)
 
 
 register(sys.modules[__name__], Inputs)

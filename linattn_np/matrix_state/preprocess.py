@@ -35,6 +35,7 @@ class Step(NamedTuple):
     name: str
     forward: Callable[..., tuple[Array | None, Array, Any]]
     backward: Callable[..., tuple[Inputs, Array]]
+    inputs: Callable[..., tuple[Inputs, Plan]] | None = None  # of (module, x, plan), of a step that changes no results
 
 
 # l2norm
@@ -48,14 +49,18 @@ class Normed(NamedTuple):
 
 
 def _l2norm(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Normed]:
+    out, end, rest = run(*_l2norm_inputs(module, x, plan), state)
+    return out, end, Normed(x, plan, getattr(module, "unit_rows_vjp", unit_rows_vjp), rest)
+
+
+def _l2norm_inputs(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
     """An erase vector that is a multiple of the key is normalised with it; one of its own is left unchanged."""
     rows = getattr(module, "unit_rows", unit_rows)
     q, k = rows(plan, (x.q, x.k))
     r = k if plan.erases_key else x.r
     if plan.erase_key is EraseKey.PRODUCT:
         r = over_length(plan.xp, cast(plan.xp, x.r, plan.dtype), cast(plan.xp, x.k, plan.dtype))
-    out, end, rest = run(x._replace(q=q, k=k, r=r), plan._replace(l2norm=False), state)
-    return out, end, Normed(x, plan, getattr(module, "unit_rows_vjp", unit_rows_vjp), rest)
+    return x._replace(q=q, k=k, r=r), plan._replace(l2norm=False)
 
 
 def _l2norm_vjp(run: Run, saved: Normed, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
@@ -236,7 +241,7 @@ def _wide_keys_vjp(run: Run, saved: Wide, dout: Array | None, dstate: Array | No
 
 
 PREPROCESSING = (  # in this order; core.py says when a call needs a step
-    Step("l2norm", _l2norm, _l2norm_vjp),
+    Step("l2norm", _l2norm, _l2norm_vjp, _l2norm_inputs),
     Step("micro_steps", _micro_steps, _micro_steps_vjp),
     Step("pools", _pools, _pools_vjp),
     Step("late_queries", _late_queries, _late_queries_vjp),

@@ -13,6 +13,7 @@ from ...runtime.pieces.memory import address
 from ...runtime.pieces.piece import JIT, Whole, entry, load_pieces, piece, workspace_kind
 from ...runtime.pieces.views import rows
 from ...runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
+from ...runtime.tracing import Kernel, traced
 from ..policy import UNIT_ELEMENTS
 from ..preprocess import Rows
 from ..types import Plan
@@ -49,8 +50,13 @@ def _over_rows(kernel: Any, plan: Plan, *arrays: Any) -> np.ndarray | None:
     """A function of rows on whole arrays, None of None; threads share the rows."""
     if arrays[0] is None:
         return None
-    arrays = tuple(np.ascontiguousarray(y, plan.dtype) for y in arrays)
-    out, dtype = np.empty_like(arrays[0]), np.dtype(plan.dtype).name
+    trace = traced(arrays[0])
+    if trace is None:
+        arrays = tuple(np.ascontiguousarray(y, plan.dtype) for y in arrays)
+    else:
+        arrays = tuple(trace.dense(y, np.dtype(plan.dtype)) for y in arrays)
+    out = np.empty(arrays[0].shape, plan.dtype)
+    dtype = np.dtype(plan.dtype).name
     if not out.size:
         return out
     load_pieces((kernel,), dtype)
@@ -69,4 +75,7 @@ def _over_rows(kernel: Any, plan: Plan, *arrays: Any) -> np.ndarray | None:
             kernel(PythonWorkspace(ROWS, table, dtype), first, last)
 
     threads.run(work, tasks, threads.num_threads() if tasks > 1 else 1)
-    return out
+    if trace is None:
+        return out
+    places = tuple(ROWS.slots[name] for name in ("x", "dy", "out"))
+    return trace.kernel(Kernel(call, table, places, (arrays[0], arrays[-1], out), tasks))

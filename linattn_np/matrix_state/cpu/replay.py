@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ...ops.cpu import array_calls
 from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
 from ...runtime.pieces.memory import address, handles
 from ...runtime.pieces.workspace import AT
+from ...runtime.tracing import Trace, Untraceable
 from .. import policy
 from ..types import Inputs, Plan
 from .chunks import Chunks
@@ -20,20 +22,26 @@ from .table import ROW, Table, sequences
 from .workspace import ARRAYS
 
 Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, np.ndarray] | None"]
-# from the addresses' table and what handles are of (given, end, out, state): False where it must be done in full
-Walk = Callable[[list[np.ndarray]], bool]
+# from handles and what they are of (given, end, out, state): False where it must be done in full
+Walk = Callable[[Any, list[np.ndarray]], bool]
+
+empty = np.empty
 
 
-def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarray]) -> Again | None:
-    """The call for other arrays; None where more than addresses may differ.
+def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace) -> Again | None:
+    """The call for other arrays in place of trace.given; None where more than addresses may differ.
 
-    x are `given` with axes added, or None is what comes of it. The function gives (out, final state), or None where
+    x are views of them, results of the traced calls, or constants. The function gives (out, final state), or None where
     the call must be made in full: the state that is overwritten shares memory with what is read, or misaligned arrays.
     """
     if not plan.causal or not x.v.size or not x.k.size or plan.sequences[0].row is not None:
         return None
-    lies = [y is None or (y.size and _source(address(y), given) is not None and is_one_batch(y)) for y in x]
-    if not all(lies) or plan.sequences[0].stop == 0:
+    if not all(y is None or (y.size and is_one_batch(y)) for y in x) or plan.sequences[0].stop == 0:
+        return None
+    try:
+        places = array_calls.Places(trace)
+        program = array_calls.record(trace, places) if trace.calls else None
+    except Untraceable:
         return None
     if state is not None and not (state.dtype.isnative and is_one_batch(state)):  # else a copy of it was read
         return None
@@ -47,14 +55,25 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarr
     rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
     table.states("starts", end)
     own = {"out_state": end, "out": out} | ({} if state is None else {"in_state": state})
-    make = _steps if is_stepwise(x, plan, rows).all() else _chunks
-    walk = make(x, plan, table, state, rows, given, own, mine)
+    given = trace.given if program is None else [*trace.given, np.empty(program.bytes, np.uint8)]
+    sources = _sources(table.numbers, places, len(given), own)
+    extents = np.array([_extent(y) for y in (*given, *own.values())], np.int64)
+    if is_stepwise(x, plan, rows).all():
+        walk = _steps(x, plan, table, state, rows, (sources, extents, len(given) if mine else 0))
+    else:
+        walk = _chunks(x, plan, table, state, rows, (sources, len(given), mine))
+    if program is not None:
+        walk = program.before(walk)
+    buffer, kept = program and program.bytes, table.kept  # constants among them
     shape, ended, asked = out.shape, end.shape, x.q is not None
     overwrite, out_dtype = plan.overwrite, None if x.v.dtype == dtype else x.v.dtype
 
-    def call(given: list[np.ndarray], state: Any, pointers: None = None) -> tuple[np.ndarray | None, np.ndarray] | None:
-        out, end = np.empty(shape, dtype), state if mine else np.empty(ended, dtype)
-        if not walk([*given, end, out] if state is None else [*given, end, out, state]):
+    def call(given: list[np.ndarray], state: Any, pointers: None = None, owners: Any = kept) -> Any:
+        out, end = empty(shape, dtype), state if mine else empty(ended, dtype)
+        if buffer:
+            given = [*given, empty(buffer, np.uint8)]
+        arrays = [*given, end, out] if state is None else [*given, end, out, state]
+        if not walk(handles(arrays), arrays):
             return None
         if overwrite and not mine:
             put(state, end)
@@ -66,48 +85,46 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarr
     return call
 
 
-def _steps(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray, given: list[np.ndarray],
-           own: dict[str, np.ndarray], mine: bool) -> Walk:  # fmt: skip
+def _steps(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray,
+           told: tuple[np.ndarray, np.ndarray, int]) -> Walk:  # fmt: skip
     """Token by token: compiled code reads the addresses itself, and looks for memory that is shared."""
     steps = Steps(x, plan, state, rows)
-    numbers = table.numbers.copy()
-    sources = _sources(numbers, given, own)
-    extents = np.array([_extent(y) for y in (*given, *own.values())], np.int64)
-    steps.settle(numbers, sources, extents, len(given) if mine else 0)
-    return lambda arrays: steps.run(handles(arrays), arrays)
+    steps.settle(table.numbers.copy(), *told)
+    return steps.run
 
 
-def _chunks(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray, given: list[np.ndarray],
-            own: dict[str, np.ndarray], mine: bool) -> Walk:  # fmt: skip
+def _chunks(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray,
+            told: tuple[np.ndarray, int, bool]) -> Walk:  # fmt: skip
     """Chunk by chunk."""
     chunks, template = Chunks(x, plan, table, rows, state is not None), table.numbers.copy()
-    sources = _sources(template, given, own)
+    sources, count, mine = told
     filled = np.flatnonzero(sources >= 0)
-    sources, count, size = sources[filled], len(given), np.dtype(plan.dtype).itemsize
+    sources, size = sources[filled], np.dtype(plan.dtype).itemsize
 
-    def walk(arrays: list[np.ndarray]) -> bool:
+    def walk(row: Any, arrays: list[np.ndarray]) -> bool:
         addresses = np.array([address(y) for y in arrays])
         if mine and any(np.may_share_memory(arrays[count], y) for y in arrays[:count]):
             return False
         if (addresses % size).any():
             return False
         numbers = template.copy()
-        numbers[filled, AT] = addresses[sources]
+        numbers[filled, AT] += addresses[sources]
         chunks.run(numbers, arrays)
         return True
 
     return walk
 
 
-def _sources(numbers: np.ndarray, given: list[np.ndarray], own: dict[str, np.ndarray]) -> np.ndarray:
-    """Where the address of every row of the table comes from, in (given, own); it is taken out of the table."""
-    order = {ROW[name]: len(given) + n for n, name in enumerate(own)}
+def _sources(numbers: np.ndarray, places: array_calls.Places, count: int, own: dict[str, np.ndarray]) -> np.ndarray:
+    """Which of (given, own) every row of the table lies in; the row gets its offset there. Constants keep addresses."""
+    order = {ROW[name]: count + n for n, name in enumerate(own)}
     order[ROW["starts"]] = order[ROW["out_state"]]  # a head's state between strips waits where its final state will be
-    sources = np.full(len(ARRAYS), -1, np.int64)
+    sources = np.full(len(ARRAYS), array_calls.ABSOLUTE, np.int64)
     for row, at in enumerate(numbers[:, AT].tolist()):
-        source = order.get(row, _source(at, given))
-        if source is not None:
-            sources[row], numbers[row, AT] = source, 0
+        if row in order:
+            sources[row], numbers[row, AT] = order[row], 0
+        elif at:
+            sources[row], numbers[row, AT] = places.at(at)
     return sources
 
 
@@ -115,8 +132,3 @@ def _extent(y: np.ndarray) -> tuple[int, int]:
     """First byte and the one after the last, from the address on."""
     reach = [stride * (size - 1) for stride, size in zip(y.strides, y.shape, strict=True)]
     return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + y.itemsize
-
-
-def _source(at: int, given: list[np.ndarray]) -> int | None:
-    """Index of the array that begins at an address."""
-    return next((i for i, y in enumerate(given) if address(y) == at), None)

@@ -16,6 +16,7 @@ from ...ops.stabiliser import Gauge, gauge, last, last_vjp
 from ...runtime.arrays import Array, cast, device, sum_dtype
 from ...runtime.memory import address
 from ...runtime.shapes import check_state
+from ...runtime.tracing import Trace
 from ...runtime.values import is_finite, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
@@ -126,16 +127,16 @@ def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState
     return StabilisedState(dS[..., :-1], dS[..., -1], dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
 
 
-def record(c: Variables, x: Inputs, plan: Plan, residuals: Any, arrays: list[np.ndarray], state: Any) -> Any:
+def record(c: Variables, x: Any, plan: Plan, residuals: Any, trace: Trace, state: Any) -> Any:
     """The recorded plan of a NumPy step of one token: S and n are two memories, without concatenation."""
     dtype, wide, sigmoids = plan.dtype, sum_dtype(c.xp, c.v), c.options["forget_gate"] == "sigmoid"
     if c.q is None or state is None or c.sizes.T != 1 or c.options["soft_cap"] is not None:
         return None
     if c.q.shape[-2] != c.sizes.H or any(y.dtype != dtype for y in (c.q, c.k, c.v, *state)):
         return None
-    order = [next(n for n, y in enumerate(arrays) if address(y) == address(x)) for x in (c.q, c.k, c.v, c.i, c.f)]
+    order = [next(n for n, y in enumerate(trace.given) if address(y) == address(x)) for x in (c.q, c.k, c.v, c.i, c.f)]
     (decay, write), values = np.empty((2, *c.v.shape[:-1], 1), dtype), np.empty(c.v.shape, dtype)
-    steps = [matrix_state.record(Inputs(c.q, c.k, w, decay), plan, M, residuals, [c.q, c.k, w, decay])
+    steps = [matrix_state.record(Inputs(c.q, c.k, w, decay), plan, M, residuals, Trace([c.q, c.k, w, decay]))
              for w, M in ((values, state[0]), (write, state[1][..., None]))]  # fmt: skip
     if None in steps:
         return None

@@ -25,6 +25,7 @@ from ...ops.feature_maps import feature_map_pair
 from ...products import Formula
 from ...runtime.arrays import Array, cast
 from ...runtime.shapes import check_state
+from ...runtime.tracing import Trace
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from .similarity import Similarity
 
@@ -136,9 +137,9 @@ def pack_state(c: Variables, state: Any) -> Any:
     return state
 
 
-def record(c: Variables, x: Inputs, plan: Plan, residuals: Any, arrays: list[Any], state: Any) -> Any:
-    """The recorded plan of a NumPy call; None with a map."""
-    return matrix_state.record(x, plan, state, residuals, arrays) if is_plain(c.options) else None
+def record(c: Variables, x: Inputs | None, plan: Plan, residuals: Any, trace: Trace, state: Any) -> Any:
+    """The recorded plan of a NumPy call; None with a map that cannot be traced."""
+    return None if x is None else matrix_state.record(x, plan, state, residuals, trace)
 
 
 def with_feature_map(spec: VariantSpec) -> VariantSpec:

@@ -23,6 +23,7 @@ from ...ops import averages
 from ...ops.feature_maps import FeatureMap, identity, identity_vjp
 from ...runtime.arrays import STORAGE, Array, cast, dtype_name
 from ...runtime.shapes import check_state
+from ...runtime.tracing import Trace
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
 from ...spec import ChangeOfVariables, StateFormat, Variables
 
@@ -131,9 +132,9 @@ class Similarity(NamedTuple):
                 c.sizes.letters["M"] = int(_checked(c, "k", f(cast(c.xp, c.k[..., :0, :, :], c.dtype))).shape[-1])
         check_state(c.name, state, c.sizes, axes, name)
 
-    def record(self, c: Variables, x: Any, plan: Plan, residuals: Any, arrays: list[np.ndarray], state: Any) -> Any:
+    def record(self, c: Variables, x: Any, plan: Plan, residuals: Any, trace: Trace, state: Any) -> Any:
         """The recorded plan of a NumPy call, or None for calls with a map or a division."""
-        return matrix_state.record(x, plan, state, residuals, arrays) if isinstance(x, Inputs) else None
+        return matrix_state.record(x, plan, state, residuals, trace) if isinstance(x, Inputs) else None
 
     @property
     def change(self) -> ChangeOfVariables[Inputs | MappedInputs]:

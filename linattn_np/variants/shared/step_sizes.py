@@ -8,11 +8,10 @@ On CuPy arrays in float32 each line is a kernel (ops/cuda/step_size.py), which r
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ...matrix_state.types import Inputs
-from ...ops.gates import clip_vjp, silu, silu_vjp, softplus, softplus_vjp
+from ...ops.gates import clip, clip_vjp, silu, silu_vjp, softplus, softplus_vjp
 from ...runtime.arrays import Array, cast, is_cupy
 from ...spec import Variables
 
@@ -24,8 +23,7 @@ def _steps(c: Variables) -> tuple[Array, Array, Array]:
         raw = raw + cast(xp, c.dt_bias, c.dtype)
     soft = softplus(xp, raw) if c.options["dt_softplus"] else raw
     low, high = (float(x) for x in c.options["dt_limit"])
-    clipped = xp.clip(soft, low, None if math.isinf(high) else high)
-    return raw, soft, clipped
+    return raw, soft, clip(xp, soft, (low, high))
 
 
 def _kernels(c: Variables, *others: Array | None) -> Any:

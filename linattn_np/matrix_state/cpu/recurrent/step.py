@@ -271,14 +271,14 @@ def step_sequence(w: Steps, n: Whole, head: Whole, first_column: Whole):
 
 @piece
 def describe(w: Steps, told: Whole) -> Whole:
-    """Fill in where the arrays lie; 1 if what is overwritten shares memory with what is read.
+    """Add where the arrays lie to their offsets; 1 if what is overwritten shares memory with what is read.
 
     told: addresses of addresses; the one after `read_count` is what is overwritten.
     """
     table, given = words(table_of(w), SIZE), words(told, w.handle_count)
     for n in range(len(w.sources)):
         if w.sources[n] >= 0:
-            table[ARRAY_SLOTS[0] + n * ARRAY_SLOTS[1]] = words(given[w.sources[n]], 1)[0]
+            table[ARRAY_SLOTS[0] + n * ARRAY_SLOTS[1]] += words(given[w.sources[n]], 1)[0]
     if w.read_count == 0:
         return 0
     at = words(given[w.read_count], 1)[0]

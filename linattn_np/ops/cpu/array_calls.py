@@ -1,0 +1,385 @@
+"""Traced array calls (runtime/tracing.py), replayed by one compiled loop on other arrays of the same layout.
+
+A NumPy function takes a microsecond for a few numbers, its inner loop a few nanoseconds. The loop here calls those
+inner loops, C functions that NumPy's C API describes (PyUFuncObject), on recorded addresses and steps: the same
+function on the same numbers gives the same bits. Casts and `where` are its own.
+
+A program is a table of rows
+
+    kind, function, its data, inner size, two outer sizes, item size, arrays;   of each array: source, offset, 3 steps
+
+source: an index of the handles that a call passes, or ABSOLUTE. Results lie in one buffer, whose handle follows those
+of the given arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from ...runtime.arrays import cast, dtype_name
+from ...runtime.pieces.memory import address, handles
+from ...runtime.pieces.piece import I64, JIT, Whole, entry, load_pieces, make_array, piece
+from ...runtime.pieces.vectors import emitted
+from ...runtime.pieces.views import words
+from ...runtime.tracing import Call, Kernel, Trace, Untraceable, extent
+from .storage import from_bfloat16, from_float16
+
+ABSOLUTE = -1
+LOOP, SUM, EXTREME, WHERE, COPY, WIDEN, HALF, BRAIN, KERNEL = range(9)
+HEAD, EACH, MOST = 8, 5, 4  # words before the arrays, words of each, arrays of a row at most
+ROW = HEAD + EACH * MOST
+ARGUMENTS = 16  # words of the buffer in which arguments of an inner loop are put
+LONGEST = 1 << 20  # bytes of the results of a program: larger calls gain nothing
+F4, F8, U1, U2, U4, U8 = np.float32(0), np.float64(0), np.uint8(0), np.uint16(0), np.uint32(0), np.uint64(0)
+
+
+# inner loops of NumPy
+
+
+class _Function(ctypes.Structure):
+    """The head of a PyUFuncObject."""
+
+    _fields_ = [
+        ("object", ctypes.c_char * object.__basicsize__), ("nin", ctypes.c_int), ("nout", ctypes.c_int),
+        ("nargs", ctypes.c_int), ("identity", ctypes.c_int), ("functions", ctypes.POINTER(ctypes.c_void_p)),
+        ("data", ctypes.POINTER(ctypes.c_void_p)), ("ntypes", ctypes.c_int),
+    ]  # fmt: skip
+
+
+@functools.cache
+def has_loops() -> bool:
+    """Whether NumPy's functions can be read as its C API describes them."""
+    if not JIT:
+        return False
+    for ufunc in (np.add, np.exp, np.greater, np.maximum):
+        head = _Function.from_address(id(ufunc))
+        if (head.nin, head.nout, head.nargs, head.ntypes) != (ufunc.nin, ufunc.nout, ufunc.nargs, ufunc.ntypes):
+            return False
+    return True
+
+
+def inner_loop(ufunc: Any, dtypes: tuple[np.dtype, ...]) -> tuple[int, int]:
+    """(address, data) of the inner loop for dtypes of inputs and output."""
+    chars = [d.char for d in dtypes]
+    code = "".join(chars[:-1]) + "->" + chars[-1]
+    if code not in ufunc.types:
+        raise Untraceable(f"{ufunc.__name__} of {code}")
+    head, n = _Function.from_address(id(ufunc)), ufunc.types.index(code)
+    return head.functions[n] or 0, head.data[n] or 0
+
+
+def _call_loop(function: int, data: int, arguments: int) -> None:
+    raise NotImplementedError("inner loops are called by compiled code only")
+
+
+@emitted(_call_loop)
+def call_loop(typing: Any, function: Any, data: Any, arguments: Any) -> Any:
+    """function(pointers, size, steps, data): `arguments` has MOST pointers, the size, and MOST steps."""
+
+    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        function, data, at = values
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 4)
+        given = [at, b.add(at, I64(8 * MOST)), b.add(at, I64(8 * MOST + 8)), data]
+        b.call(b.inttoptr(function, kind.as_pointer()), given)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), write
+
+
+def _call_kernel(function: int, table: int, tasks: int) -> None:
+    raise NotImplementedError("kernels are called by compiled code only")
+
+
+@emitted(_call_kernel)
+def call_kernel(typing: Any, function: Any, table: Any, tasks: Any) -> Any:
+    """function(table, 0, tasks)."""
+
+    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
+        b.call(b.inttoptr(values[0], kind.as_pointer()), [values[1], I64(0), values[2]])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), write
+
+
+def _numbers(at: int, count: int, like: Any) -> np.ndarray:
+    raise NotImplementedError("compiled code only")
+
+
+@emitted(_numbers)
+def numbers(typing: Any, at: Any, count: Any, like: Any) -> Any:
+    """`count` numbers of the dtype of `like` at an address."""
+    kind = types.Array(like, 1, "C")
+
+    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        return make_array(context, b, kind, values[0], [values[1]], [I64(kind.dtype.bitwidth // 8)])
+
+    return kind(types.int64, types.int64, like), write
+
+
+# the compiled loop
+
+
+@piece
+def select(own: Whole, n: Whole, size: Whole):
+    """where: own has pointers (condition, x, y, out), n, and steps."""
+    a = words(own, 2 * MOST + 1)
+    if a[MOST + 1] == 1 and a[MOST + 2] == size and a[MOST + 3] == size and a[MOST + 4] == size and size == 4:
+        c, x, y, out = numbers(a[0], n, U1), numbers(a[1], n, U4), numbers(a[2], n, U4), numbers(a[3], n, U4)
+        for i in range(n):
+            out[i] = x[i] if c[i] else y[i]
+    else:
+        for i in range(n):
+            chosen = 1 if numbers(a[0] + i * a[MOST + 1], 1, U1)[0] else 2
+            at, to = a[chosen] + i * a[MOST + 1 + chosen], a[3] + i * a[MOST + 4]
+            if size == 4:
+                numbers(to, 1, U4)[0] = numbers(at, 1, U4)[0]
+            else:
+                numbers(to, 1, U8)[0] = numbers(at, 1, U8)[0]
+
+
+@piece
+def widen(own: Whole, n: Whole, size: Whole, kind: Whole):
+    """out = x in the dtype of `size` bytes: own has pointers (x, out), n, and steps."""
+    a = words(own, 2 * MOST + 1)
+    step, to_step = a[MOST + 1], a[MOST + 2]
+    for i in range(n):
+        at, to = a[0] + i * step, a[1] + i * to_step
+        if kind == COPY and size == 4:
+            numbers(to, 1, U4)[0] = numbers(at, 1, U4)[0]
+        elif kind == COPY:
+            numbers(to, 1, U8)[0] = numbers(at, 1, U8)[0]
+        elif kind == WIDEN:
+            numbers(to, 1, F8)[0] = numbers(at, 1, F4)[0]
+        else:
+            bits = numbers(at, 1, U2)[0]
+            y = from_float16(bits) if kind == HALF else from_bfloat16(bits)
+            if size == 4:
+                numbers(to, 1, F4)[0] = y
+            else:
+                numbers(to, 1, F8)[0] = y
+
+
+@piece
+def clear_or_copy(own: Whole, kind: Whole, size: Whole):
+    """The first value of a reduction: 0 of a sum; of an extreme the first number, which is then left out."""
+    a = words(own, 2 * MOST + 1)
+    if size == 4:
+        numbers(a[0], 1, U4)[0] = numbers(a[1], 1, U4)[0] if kind == EXTREME else 0
+    else:
+        numbers(a[0], 1, U8)[0] = numbers(a[1], 1, U8)[0] if kind == EXTREME else 0
+    if kind == EXTREME:
+        a[1] += a[MOST + 2]
+        a[MOST] -= 1
+
+
+@piece
+def run_kernel(at: Whole, told: Whole, own: Whole):
+    """A compiled kernel on a copy of its table: kind, function, table, words, tasks, 0, 0, arrays."""
+    r = words(at, ROW)
+    template, table = words(r[2], r[3]), words(own, r[3])
+    for i in range(r[3]):
+        table[i] = template[i]
+    for j in range(r[7]):
+        source, offset, slot = r[HEAD + EACH * j], r[HEAD + EACH * j + 1], r[HEAD + EACH * j + 2]
+        base = 0
+        if source >= 0:
+            base = words(words(told, source + 1)[source], 1)[0]
+        table[slot] = base + offset
+    call_kernel(r[1], own, r[4])
+
+
+@piece
+def run_row(at: Whole, told: Whole, own: Whole):
+    """One array call: over the outer axes, the inner loop."""
+    r, a = words(at, ROW), words(own, 2 * MOST + 1)
+    kind, size, count = r[0], r[6], r[7]
+    for i in range(r[5]):
+        for k in range(r[4]):
+            for j in range(count):
+                n = HEAD + EACH * j
+                base = 0
+                if r[n] >= 0:
+                    base = words(words(told, r[n] + 1)[r[n]], 1)[0]
+                a[j] = base + r[n + 1] + i * r[n + 4] + k * r[n + 3]
+                a[MOST + 1 + j] = r[n + 2]
+            a[MOST] = r[3]
+            if kind == WHERE:
+                select(own, r[3], size)
+            elif kind >= COPY:
+                widen(own, r[3], size, kind)
+            else:
+                if kind != LOOP:
+                    clear_or_copy(own, kind, size)
+                call_loop(r[1], r[2], own)
+
+
+@piece
+def array_calls(program: Whole, count: Whole, told: Whole, buffer: Whole):
+    """All calls of a program; buffer: the index of the handle of its results."""
+    own = words(words(told, buffer + 1)[buffer], 1)[0]
+    for n in range(count):
+        at = program + 8 * ROW * n
+        if words(at, 1)[0] == KERNEL:
+            run_kernel(at, told, own)
+        else:
+            run_row(at, told, own)
+
+
+# programs
+
+
+class Program(NamedTuple):
+    """Recorded array calls."""
+
+    bytes: int  # of the buffer of the results
+    call: Callable[[array[int]], None]  # computes all results; of handles of the given arrays, and of the buffer
+
+    def before(self, then: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of handles and the arrays that they are of, after these calls."""
+        call = self.call
+
+        def run(row: array[int], arrays: list[np.ndarray]) -> Any:
+            call(row)
+            return then(row, arrays)
+
+        return run
+
+
+def after(plan: Callable[..., Any], trace: Trace, out: np.ndarray, dtype: np.dtype) -> Callable[..., Any]:
+    """plan, whose output is the last given array of the trace, and then the trace's calls: the result is `out`."""
+    program = record(trace, Places(trace, (out,)))
+    shape, made, narrow = out.shape, out.dtype, None if out.dtype == dtype else dtype
+
+    def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
+        found = plan(arrays, state, None)
+        if found is None:
+            return None
+        result = np.empty(shape, made)
+        each = [*arrays, found[0], np.empty(program.bytes, np.uint8), result]  # alive until the calls are done
+        program.call(handles(each))
+        return result if narrow is None else cast(np, result, narrow), found[1]
+
+    return call
+
+
+class Places:
+    """Where arrays lie: (source, offset)."""
+
+    def __init__(self, trace: Trace, extra: tuple[np.ndarray, ...] = ()):
+        """extra: results in arrays of their own, whose handles follow that of the buffer."""
+        self.owners: list[Any] = []
+        self.buffer = len(trace.given)
+        self.known = [(*extent(y), address(y), n) for n, y in enumerate(trace.given)]
+        self.known += [(*extent(y), address(y), self.buffer + 1 + n) for n, y in enumerate(extra)]
+        self.bytes = 8 * max(ARGUMENTS, *(x.table.size for x in trace.calls if isinstance(x, Kernel)), 0)
+        self.bytes += -self.bytes % 64
+        for y in trace.made:
+            if not any(y is z for z in extra):
+                self.known.append((*extent(y), address(y) - self.bytes, self.buffer))
+                self.bytes += y.nbytes + -y.nbytes % 64
+        if self.bytes > LONGEST:
+            raise Untraceable("too large")
+
+    def of(self, y: np.ndarray) -> tuple[int, int]:
+        """The place of a view; a constant has an address."""
+        found = self.at(address(y))
+        if found[0] == ABSOLUTE:
+            self.owners.append(y)
+        return found
+
+    def at(self, place: int) -> tuple[int, int]:
+        """Likewise of an address."""
+        for low, high, base, source in self.known:
+            if low <= place < high:
+                return source, place - base
+        return ABSOLUTE, place
+
+
+def record(trace: Trace, places: Places) -> Program:
+    """The program of a trace.   Raises Untraceable for a call that it cannot express."""
+    if not has_loops():
+        raise Untraceable("no inner loops")
+    load_pieces((array_calls,), "float32")
+    rows = np.array([_kernel(x, places) if isinstance(x, Kernel) else _row(x, places) for x in trace.calls], np.int64)
+    start, at, count, buffer = entry(array_calls, "float32"), address(rows), len(rows), places.buffer
+
+    def call(row: array[int], owners: Any = (rows, places.owners)) -> None:
+        start(at, count, row.buffer_info()[0], buffer)
+
+    return Program(places.bytes, call)
+
+
+def _kernel(call: Kernel, places: Places) -> list[int]:
+    places.owners.append(call.table)
+    function = ctypes.cast(call.entry, ctypes.c_void_p).value or 0
+    row = [KERNEL, function, address(call.table), call.table.size, call.tasks, 0, 0, len(call.arrays)]
+    for y, slot in zip(call.arrays, call.places, strict=True):
+        row += *places.of(y), slot, 0, 0
+    return row + [0] * (ROW - len(row))
+
+
+def _row(call: Call, places: Places) -> list[int]:
+    arrays = call.arrays
+    if call.is_reduction:  # out, x, out
+        arrays = (arrays[-1], arrays[0], arrays[-1])
+    sizes, steps = _axes(arrays, call.is_reduction)
+    kind, function, data = _kind(call)
+    row = [kind, function, data, *sizes, arrays[-1].itemsize, len(arrays)]
+    for y, own in zip(arrays, steps, strict=True):
+        row += *places.of(y), *own
+    return row + [0] * (ROW - len(row))
+
+
+def _kind(call: Call) -> tuple[int, int, int]:
+    """(kind, function, data)."""
+    if call.function == "where":
+        return WHERE, 0, 0
+    if call.function == "cast":
+        return _cast(*call.arrays), 0, 0
+    dtypes = tuple(y.dtype for y in call.arrays)
+    if call.is_reduction:
+        return (SUM if call.function is np.add else EXTREME), *inner_loop(call.function, (dtypes[0], *dtypes))
+    return LOOP, *inner_loop(call.function, dtypes)
+
+
+def _cast(x: np.ndarray, out: np.ndarray) -> int:
+    """The kind of a cast: a copy, or to a wider dtype."""
+    names = dtype_name(x), dtype_name(out)
+    if names[0] == names[1] and out.itemsize in (4, 8):
+        return COPY
+    kinds = {("float32", "float64"): WIDEN} | {(n, wide): k for n, k in (("float16", HALF), ("bfloat16", BRAIN))
+                                               for wide in ("float32", "float64")}  # fmt: skip
+    if names not in kinds:
+        raise Untraceable(f"a cast of {names[0]} to {names[1]}")
+    return kinds[names]
+
+
+def _axes(arrays: tuple[np.ndarray, ...], keeps_last: bool) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """(sizes, steps of each array) of three axes, inner first; neighbours that are one axis in all arrays are merged."""
+    sizes: list[int] = []
+    steps: list[list[int]] = [[] for _ in arrays]
+    for axis in reversed(range(arrays[0].ndim)):
+        n, own = arrays[0].shape[axis], [y.strides[axis] for y in arrays]
+        if n == 1 and (sizes or not keeps_last):
+            continue
+        merged = sizes and not (keeps_last and len(sizes) == 1) and all(
+            s == one[-1] * sizes[-1] for s, one in zip(own, steps, strict=True))  # fmt: skip
+        if merged:
+            sizes[-1] *= n
+            continue
+        sizes.append(n)
+        for s, one in zip(own, steps, strict=True):
+            one.append(s)
+    if len(sizes) > 3:
+        raise Untraceable("more than three axes")
+    rest = 3 - len(sizes)
+    return sizes + [1] * rest, [(one + [0] * rest)[:3] for one in steps]  # type: ignore[misc]

@@ -1,0 +1,252 @@
+"""Tracing: which NumPy functions a change of variables calls on the arrays of a call, and on which memory.
+
+    trace = Trace(arrays)
+    x = to_core(trace.arrays)         computes as usual; trace.calls lists what was computed
+
+A traced array is a view of the caller's; views of it are traced, and each function of numbers is appended to the
+list: arithmetic, sums and maxima of rows, `where`, copies, casts. Anything else raises Untraceable, as does a number
+that leaves an array (`float(x)`, `if x:`). An array that is made of no traced one is a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .memory import address
+
+CONSTANTS = (np.zeros_like, np.ones_like, np.full_like)
+REDUCTIONS = {np.sum: np.add, np.max: np.maximum, np.min: np.minimum}
+VIEWS = (np.broadcast_to, np.expand_dims, np.squeeze, np.transpose, np.moveaxis, np.swapaxes)
+
+
+class Untraceable(Exception):
+    """What is computed cannot be listed."""
+
+
+class Call(NamedTuple):
+    """One array call: out = function(*arrays), element by element.
+
+    function: a ufunc, "where" or "cast"; of a reduction out has steps of 0 along the last axis. `fn` of a compiled
+    kernel: arrays by name.
+    """
+
+    function: Any
+    arrays: tuple[np.ndarray, ...]  # of one shape; the last one is the output
+    is_reduction: bool = False
+
+
+class Kernel(NamedTuple):
+    """A call of a compiled kernel on arrays: its table with places for their addresses."""
+
+    entry: Callable[..., Any]
+    table: np.ndarray
+    places: tuple[int, ...]  # entries of the table, one for each array
+    arrays: tuple[np.ndarray, ...]  # the last one is the output
+    tasks: int
+
+
+class Traced(np.ndarray):
+    """A view of an array whose use is traced."""
+
+    trace: Any = None
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.trace = getattr(other, "trace", None)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **more: Any) -> Any:
+        trace = _trace_of(inputs)
+        if method == "reduce" and out is None:
+            return trace.reduce(ufunc, *inputs, **more)
+        if method != "__call__" or out is not None or more or ufunc.nout != 1:
+            raise Untraceable(f"{ufunc.__name__}.{method}")
+        return trace.call(ufunc, inputs)
+
+    def __array_function__(self, function: Any, kinds: Any, given: Any, named: Any) -> Any:
+        trace = _trace_of((*given, *named.values()))
+        if function is np.where and len(given) == 3:
+            return trace.where(*given)
+        if function in REDUCTIONS:
+            return trace.reduce(REDUCTIONS[function], *given, **named)
+        if function is np.concatenate:
+            return trace.concatenate(*given, **named)
+        if function is np.repeat:
+            return trace.repeat(*given, **named)
+        found = function(*map(plain, given), **{name: plain(x) for name, x in named.items()})
+        if function in CONSTANTS:
+            return found
+        if function is np.reshape and not trace.has(found):
+            return trace.reshape(*given, **named)
+        return trace.view(found)
+
+    def astype(self, dtype: Any, *more: Any, **named: Any) -> Any:  # type: ignore[override]
+        """A traced cast."""
+        return _trace_of((self,)).cast(self, np.dtype(dtype))
+
+    def _leaves(self, *more: Any, **named: Any) -> Any:
+        raise Untraceable("a number leaves a traced array")
+
+    __float__ = __int__ = __bool__ = __index__ = item = tolist = tobytes = __setitem__ = __iadd__ = _leaves
+    __imul__ = __isub__ = __itruediv__ = _leaves
+
+
+def plain(x: Any) -> Any:
+    """x without traces, also in lists and tuples."""
+    if isinstance(x, list | tuple):
+        return type(x)(map(plain, x)) if type(x) in (list, tuple) else x
+    return x.view(np.ndarray) if isinstance(x, Traced) else x
+
+
+def _trace_of(inputs: Sequence[Any]) -> Trace:
+    for x in inputs:
+        if isinstance(x, list | tuple):
+            x = next((y for y in x if isinstance(y, Traced)), None)
+        if isinstance(x, Traced) and x.trace is not None:
+            return x.trace
+    raise Untraceable("no trace")
+
+
+class Trace:
+    """The calls on the arrays of one public call, and the memory of all that they computed."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]):
+        """arrays: given at each call, in this order."""
+        self.given = list(arrays)
+        self.calls: list[Call | Kernel] = []
+        self.made: list[np.ndarray] = []  # outputs of the calls
+        self.arrays = [self._traced(y) for y in arrays]
+
+    def _traced(self, y: np.ndarray) -> Any:
+        found = y.view(Traced)
+        found.trace = self
+        return found
+
+    def has(self, y: np.ndarray) -> bool:
+        """Whether y lies in memory of a given array or of an output."""
+        return any(contains(x, y) for x in (*self.given, *self.made))
+
+    def view(self, y: Any) -> Any:
+        """What a function returned that only makes views."""
+        if not isinstance(y, np.ndarray) or not self.has(y):
+            raise Untraceable("a result that is no view")
+        return self._traced(y)
+
+    def new(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Memory for an output."""
+        if 0 in shape:
+            raise Untraceable("an empty array")
+        y = np.empty(shape, dtype)
+        self.made.append(y)
+        return y
+
+    def _append(self, function: Any, inputs: Sequence[Any], out: np.ndarray, is_reduction: bool = False) -> None:
+        for x in inputs:
+            if isinstance(x, Traced) and not self.has(x):
+                raise Untraceable("memory of unknown origin")
+        shape = inputs[0].shape if is_reduction else out.shape
+        arrays = (np.broadcast_to(plain(x), shape) for x in inputs)
+        self.calls.append(Call(function, (*arrays, np.broadcast_to(out, shape) if is_reduction else out), is_reduction))
+
+    def call(self, ufunc: Any, inputs: Sequence[Any]) -> Any:
+        """A function of numbers; Python's numbers take the dtype of the arrays."""
+        kinds = [x.dtype if isinstance(x, np.ndarray | np.generic) else type(x) for x in inputs]
+        dtypes = ufunc.resolve_dtypes((*kinds, None))
+        given = [x if isinstance(x, np.ndarray) else np.asarray(x, d) for x, d in zip(inputs, dtypes, strict=False)]
+        if any(x.dtype != d for x, d in zip(given, dtypes, strict=False)):
+            raise Untraceable("mixed dtypes")
+        out = self.new(np.broadcast_shapes(*(x.shape for x in given)), dtypes[-1])
+        with np.errstate(all="ignore"):
+            ufunc(*map(plain, given), out=out)
+        self._append(ufunc, given, out)
+        return self._traced(out)
+
+    def reduce(self, ufunc: Any, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False,
+               **more: Any) -> Any:  # fmt: skip
+        """A sum or an extreme of the last axis."""
+        axis = axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis
+        if more or out is not None or axis not in (-1, x.ndim - 1) or dtype not in (None, x.dtype):
+            raise Untraceable(f"a reduction over {axis}")
+        found = self.new((*x.shape[:-1], 1), x.dtype)
+        with np.errstate(all="ignore"):
+            ufunc.reduce(plain(x), axis=-1, keepdims=True, out=found)
+        self._append(ufunc, (x,), found, is_reduction=True)
+        return self._traced(found if keepdims else found[..., 0])
+
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
+        """x where the condition holds, else y."""
+        values = plain(np.where(plain(condition), plain(x), plain(y)))
+        out = self.new(values.shape, values.dtype)
+        out[...] = values
+        given = [condition, *(z if isinstance(z, np.ndarray) else np.asarray(z, out.dtype) for z in (x, y))]
+        if any(z.dtype != out.dtype for z in given[1:]) or condition.dtype != bool:
+            raise Untraceable("mixed dtypes")
+        self._append("where", given, out)
+        return self._traced(out)
+
+    def cast(self, x: Any, dtype: np.dtype) -> Any:
+        """x in another dtype, or a copy."""
+        out = self.new(x.shape, dtype)
+        self._into(x, out)
+        return self._traced(out)
+
+    def dense(self, x: Any, dtype: np.dtype) -> Any:
+        """x in a dtype, in C order."""
+        return x if x.dtype == dtype and x.flags.c_contiguous else self.cast(x, dtype)
+
+    def kernel(self, call: Kernel) -> Any:
+        """The output of a compiled kernel, which has been computed."""
+        if call.entry is None or not all(map(self.has, call.arrays[:-1])):
+            raise Untraceable("a kernel that is not compiled")
+        self.made.append(call.arrays[-1])
+        self.calls.append(call._replace(arrays=tuple(map(plain, call.arrays))))
+        return self._traced(call.arrays[-1])
+
+    def _into(self, x: Any, out: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            out[...] = plain(x)
+        self._append("cast", (x,), out)
+
+    def reshape(self, x: Any, shape: Any, *more: Any, **named: Any) -> Any:
+        """A copy in another shape."""
+        out = self.new(x.shape, x.dtype)
+        self._into(x, out)
+        return self._traced(out.reshape(shape))
+
+    def concatenate(self, parts: Any, axis: int = 0, **named: Any) -> Any:
+        """Copies beside each other."""
+        whole = np.concatenate([plain(x) for x in parts], axis=axis, **named)
+        out, first = self.new(whole.shape, whole.dtype), 0
+        axis %= out.ndim
+        for x in parts:
+            place = out[(slice(None),) * axis + (slice(first, first + x.shape[axis]),)]
+            first += x.shape[axis]
+            if x.shape[axis]:
+                self._into(x, place)
+        return self._traced(out)
+
+    def repeat(self, x: Any, count: int, axis: int) -> Any:
+        """Each entry of an axis `count` times."""
+        axis %= x.ndim
+        shape = x.shape
+        out = self.new((*shape[: axis + 1], count, *shape[axis + 1 :]), x.dtype)
+        self._into(np.broadcast_to(np.expand_dims(plain(x), axis + 1), out.shape), out)
+        return self._traced(out.reshape(*shape[:axis], shape[axis] * count, *shape[axis + 1 :]))
+
+
+def contains(x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether y lies in the memory between the first and the last byte of x."""
+    (low, high), (first, last) = extent(x), extent(y)
+    return low <= first and last <= high
+
+
+def extent(y: np.ndarray) -> tuple[int, int]:
+    """Addresses of the first byte and of the one after the last."""
+    at, reach = address(y), [stride * (size - 1) for stride, size in zip(y.strides, y.shape, strict=True)]
+    return at + sum(r for r in reach if r < 0), at + sum(r for r in reach if r > 0) + y.itemsize
+
+
+def traced(x: Any) -> Trace | None:
+    """The trace of an array, if it has one."""
+    return x.trace if isinstance(x, Traced) else None
