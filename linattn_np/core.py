@@ -80,10 +80,11 @@ class Computation(Protocol):
         """
         return lambda x, state: self.forward(fn, x, plan, state, wanted)
 
-    def record(self, x: Any, plan: Any, state: Any, residuals: Any, trace: Trace, /) -> Any:
+    def record(self, x: Any, plan: Any, state: Any, residuals: Any, trace: Trace, then: Any = None, /) -> Any:
         """A plan (arrays, state, pointers) -> (out, final state) that replaces a call; None if there is none.
 
-        x are traced views of trace.given, or results of the array calls that the trace lists.
+        x are traced views of trace.given, or results of the array calls that the trace lists. then(out): what is done
+        to the output by array calls, to be traced too.
         """
         return None
 

@@ -76,7 +76,7 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
             core_out, end, residuals = core_of(x).forward(spec.name, x, call.plan, call.state, call.options["backend"])
             out, state = finish(call, core_out, end)
         if signature is not None and not call.doubtful_layout:
-            _record(call, signature, arrays, keywords, (x, core_out, out, end, state, residuals))
+            _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
         return Result(out, state) if out is None or call.options["return_state"] else out
 
 
@@ -137,9 +137,9 @@ def _record(
 ) -> None:
     """Record the plan of a call, if it can be replayed.
 
-    computed: the core's inputs, its and the public output, its and the public final state, its residuals.
+    computed: the core's inputs, the public output, the core's and the public final state, the core's residuals.
     """
-    x, core_out, out, end, state, residuals = computed
+    x, out, end, state, residuals = computed
     plan: Any = None
     if call.recorder is not None:
         from . import device_replay
@@ -151,7 +151,7 @@ def _record(
     if plan is None and replay.is_storable(signature):
         names = replay.names_of(call.spec, signature, arrays, keywords)
         if names is not None and call.recorder is None:
-            plan = replay.compiled_plan(call, signature, names, core_out, residuals)
+            plan = replay.compiled_plan(call, signature, names, residuals)
         if plan is None and names is not None and not (call.options["overwrite_state"] and isinstance(state, tuple)):
             plan = functools.partial(bound, replay.Template(call, names, core_of(x), residuals))
         plan = plan or replay.computed_in_full

@@ -25,8 +25,8 @@ import numpy as np
 
 from ..core import COMPUTATIONS, SAVED_VARIABLE, Computation
 from ..runtime import shapes
-from ..runtime.arrays import is_cupy
-from ..runtime.tracing import Trace, Untraceable, plain
+from ..runtime.arrays import cast, is_cupy
+from ..runtime.tracing import Trace, Untraceable
 from ..spec import Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise
 from .layouts import LAYOUTS, before
@@ -186,7 +186,7 @@ def is_apart(signature: Signature) -> bool:
 
 
 def compiled_plan(
-    call: Prepared, signature: Signature, names: tuple[str, ...], core_out: Array | None, residuals: Any
+    call: Prepared, signature: Signature, names: tuple[str, ...], residuals: Any
 ) -> Any:
     """The plan that the core, or the variant, records: (arrays, state, pointers) -> (out, state); None without.
 
@@ -206,28 +206,17 @@ def compiled_plan(
     elif inputs is None:
         return None
     else:
-        plan = COMPUTATIONS[type(inputs)].record(inputs, call.plan, state, residuals, trace)
-        if plan is not None and core_out is not None and spec.change.from_core is not None:
-            plan = _with_from_core(call, names, plan, core_out)
+        then = None if spec.change.from_core is None else functools.partial(_finished, call, c)
+        plan = COMPUTATIONS[type(inputs)].record(inputs, call.plan, state, residuals, trace, then)
     if plan is None or call.options["layout"] == "time_first":
         return plan
     return functools.partial(_one_token, plan, _indices(call, names) if spec.state.record is not None else None)
 
 
-def _with_from_core(call: Prepared, names: tuple[str, ...], plan: Any, core_out: Array) -> Any:
-    """The plan with the output's change of variables, which is traced too; None if that cannot be."""
-    from ..ops.cpu.array_calls import after
-
-    spec = call.spec
-    trace = Trace([*(getattr(call.variables, n) for n in names), core_out])
-    c = call.variables.replaced(dict(zip(names, trace.arrays, strict=False)))
-    try:
-        out = spec.change.from_core(c, trace.arrays[-1])
-        if not trace.calls:
-            return plan
-        return after(plan, trace, plain(out), getattr(c, spec.change.value).dtype)
-    except Untraceable:
-        return None
+def _finished(call: Prepared, c: Any, out: Any) -> Any:
+    """The public output from the core's, traced."""
+    found = call.spec.change.from_core(c, out)
+    return cast(call.plan.xp, found, getattr(c, call.spec.change.value).dtype)
 
 
 def _indices(call: Prepared, names: tuple[str, ...]) -> list[Any]:

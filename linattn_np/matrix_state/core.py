@@ -367,17 +367,20 @@ def repeat(
     return functools.partial(forward_along, residuals.path, loops=loops)
 
 
-def record(x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, trace: Trace) -> Any:
+def record(
+    x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, trace: Trace, then: Any = None
+) -> Any:
     """The recorded plan of a call, for arrays of the same shapes, strides and dtypes as trace.given; None without one.
 
-    plan(arrays, state, pointers) returns (out, final state), or None if the call must be computed in full.
+    plan(arrays, state, pointers) returns (out, final state), or None if the call must be computed in full. then: what is
+    done to the output by array calls.
     """
     backend, steps, plan = residuals.path
     if "record" not in backend.handles(Call(x, plan)) or any(step.inputs is None for step in steps):
         return None
     for step in steps:
         x, plan = step.inputs(backend.module, x, plan)
-    return backend.module.record(Inputs(*map(plain, x)), plan, state, trace)
+    return backend.module.record(Inputs(*map(plain, x)), plan, plain(state), trace, then)
 
 
 register(sys.modules[__name__], Inputs)

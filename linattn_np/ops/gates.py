@@ -10,7 +10,7 @@ LOG_DECAY_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it a
 def sigmoid(xp: Namespace, x: Array) -> Array:
     """1 / (1 + e^{-x})."""
     small = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, 1 / (1 + small), small / (1 + small))
+    return xp.where(x >= 0, _number(xp, x, 1), small) / (1 + small)
 
 
 def softplus(xp: Namespace, x: Array) -> Array:

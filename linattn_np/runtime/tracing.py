@@ -11,15 +11,18 @@ that leaves an array (`float(x)`, `if x:`). An array that is made of no traced o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .memory import address
 
+LONGEST = 1 << 20  # bytes of what the calls compute: larger calls gain nothing
+RESERVED = 1024  # bytes at the beginning, for arguments of a call
+ALIGNED = 64
 CONSTANTS = (np.zeros_like, np.ones_like, np.full_like)
 REDUCTIONS = {np.sum: np.add, np.max: np.maximum, np.min: np.minimum}
-VIEWS = (np.broadcast_to, np.expand_dims, np.squeeze, np.transpose, np.moveaxis, np.swapaxes)
 
 
 class Untraceable(Exception):
@@ -29,8 +32,7 @@ class Untraceable(Exception):
 class Call(NamedTuple):
     """One array call: out = function(*arrays), element by element.
 
-    function: a ufunc, "where" or "cast"; of a reduction out has steps of 0 along the last axis. `fn` of a compiled
-    kernel: arrays by name.
+    function: a ufunc, "where" or "cast"; of a reduction out has steps of 0 along the last axis.
     """
 
     function: Any
@@ -114,8 +116,10 @@ class Trace:
     def __init__(self, arrays: Sequence[np.ndarray]):
         """arrays: given at each call, in this order."""
         self.given = list(arrays)
+        self.beside: list[np.ndarray] = []  # computed by other means
         self.calls: list[Call | Kernel] = []
-        self.made: list[np.ndarray] = []  # outputs of the calls
+        self.memory = np.empty(LONGEST, np.uint8)  # of the outputs
+        self.bytes = RESERVED
         self.arrays = [self._traced(y) for y in arrays]
 
     def _traced(self, y: np.ndarray) -> Any:
@@ -125,7 +129,17 @@ class Trace:
 
     def has(self, y: np.ndarray) -> bool:
         """Whether y lies in memory of a given array or of an output."""
-        return any(contains(x, y) for x in (*self.given, *self.made))
+        return any(contains(x, y) for x in (*self.given, self.memory, *self.beside))
+
+    def added(self, y: np.ndarray) -> Any:
+        """An array that something else computes from the outputs so far."""
+        self.beside.append(y)
+        return self._traced(y)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there are outputs."""
+        return self.bytes > RESERVED
 
     def view(self, y: Any) -> Any:
         """What a function returned that only makes views."""
@@ -135,11 +149,12 @@ class Trace:
 
     def new(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Memory for an output."""
-        if 0 in shape:
-            raise Untraceable("an empty array")
-        y = np.empty(shape, dtype)
-        self.made.append(y)
-        return y
+        begin, dtype = self.bytes, np.dtype(dtype)
+        self.bytes = begin + prod(shape) * dtype.itemsize
+        self.bytes += -self.bytes % ALIGNED
+        if 0 in shape or self.bytes > LONGEST:
+            raise Untraceable("an empty array, or a large one")
+        return np.ndarray(shape, dtype, self.memory, begin)
 
     def _append(self, function: Any, inputs: Sequence[Any], out: np.ndarray, is_reduction: bool = False) -> None:
         for x in inputs:
@@ -197,9 +212,8 @@ class Trace:
 
     def kernel(self, call: Kernel) -> Any:
         """The output of a compiled kernel, which has been computed."""
-        if call.entry is None or not all(map(self.has, call.arrays[:-1])):
+        if call.entry is None or not all(map(self.has, call.arrays)) or call.table.nbytes > RESERVED:
             raise Untraceable("a kernel that is not compiled")
-        self.made.append(call.arrays[-1])
         self.calls.append(call._replace(arrays=tuple(map(plain, call.arrays))))
         return self._traced(call.arrays[-1])
 

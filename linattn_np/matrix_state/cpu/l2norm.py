@@ -55,7 +55,7 @@ def _over_rows(kernel: Any, plan: Plan, *arrays: Any) -> np.ndarray | None:
         arrays = tuple(np.ascontiguousarray(y, plan.dtype) for y in arrays)
     else:
         arrays = tuple(trace.dense(y, np.dtype(plan.dtype)) for y in arrays)
-    out = np.empty(arrays[0].shape, plan.dtype)
+    out = (np.empty if trace is None else trace.new)(arrays[0].shape, plan.dtype)
     dtype = np.dtype(plan.dtype).name
     if not out.size:
         return out

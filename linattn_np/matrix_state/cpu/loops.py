@@ -58,7 +58,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     else:
         end = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
     table.tokens("out", out, table.asking)
-    _constants(table, x, plan, dtype)
+    table.of_plan(x, plan)
     table.states("in_state", state)
     table.states("out_state", end)
     stepwise = short.is_stepwise(x, plan, rows)
@@ -73,14 +73,6 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
             last = walked[:, TO] + np.maximum(-(-(walked[:, STOP] - walked[:, FIRST]) // kept), 1) - 1
             end.reshape(-1, *end.shape[-3:])[walked[:, STATE]] = starts[last]
     return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, starts)
-
-
-def _constants(table: Table, x: Inputs, plan: Plan, dtype: np.dtype) -> None:
-    """What a feature map and a division by sums need."""
-    if plan.features is not None:
-        table.constants(plan.features.tables(x.k.shape[-1], dtype))
-    if plan.average is not None:
-        table.tokens("out_sums", plan.average.sums, table.asking)
 
 
 def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> tuple[int, np.ndarray | None]:
@@ -108,7 +100,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     ragged = not plan.sequences or plan.sequences[0].row is not None
     dS = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
     grads = _gradients(x, plan, table, asked, len(rows))
-    _constants(table, x, plan, dtype)
+    table.of_plan(x, plan)
     table.states("in_state", state)
     table.states("in_dstate", dstate)
     table.states("out_dstate", dS)

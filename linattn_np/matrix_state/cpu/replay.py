@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,66 +13,87 @@ from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
 from ...runtime.pieces.memory import address, handles
 from ...runtime.pieces.workspace import AT
-from ...runtime.tracing import Trace, Untraceable
+from ...runtime.tracing import Trace, Untraceable, plain
 from .. import policy
 from ..types import Inputs, Plan
-from .chunks import Chunks
+from .chunks import Chunks, state_shape
 from .recurrent.short import Steps, in_place, is_one_batch, is_stepwise
 from .table import ROW, Table, sequences
 from .workspace import ARRAYS
 
 Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, np.ndarray] | None"]
-# from handles and what they are of (given, end, out, state): False where it must be done in full
+Then = Callable[[np.ndarray], np.ndarray]
+# from handles and what they are of (given, memory, end, out, state): False where it must be done in full
 Walk = Callable[[Any, list[np.ndarray]], bool]
+Programs = tuple[array_calls.Program | None, array_calls.Program | None]  # before, after
 
 empty = np.empty
 
 
-def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace) -> Again | None:
+def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: Then | None = None) -> Again | None:
     """The call for other arrays in place of trace.given; None where more than addresses may differ.
 
-    x are views of them, results of the traced calls, or constants. The function gives (out, final state), or None where
-    the call must be made in full: the state that is overwritten shares memory with what is read, or misaligned arrays.
+    x are views of them, results of the traced calls, or constants; so may be the state. then: what is done to the
+    output, traced too. The function gives (out, final state), or None where the call must be made in full: the state
+    that is overwritten shares memory with what is read, or misaligned arrays.
     """
     if not plan.causal or not x.v.size or not x.k.size or plan.sequences[0].row is not None:
         return None
     if not all(y is None or (y.size and is_one_batch(y)) for y in x) or plan.sequences[0].stop == 0:
         return None
-    try:
-        places = array_calls.Places(trace)
-        program = array_calls.record(trace, places) if trace.calls else None
-    except Untraceable:
-        return None
     if state is not None and not (state.dtype.isnative and is_one_batch(state)):  # else a copy of it was read
         return None
-    (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     mine = state is not None and in_place(x, plan, state)
-    end: Any = state if mine else np.empty((*lead, H, x.k.shape[-1], V), dtype)
-    out = np.empty(0 if x.q is None else (*lead, T, table.asking, V), dtype)
-    table.tokens("out", None if x.q is None else out, table.asking)
-    table.states("in_state", state)
-    table.states("out_state", end)
-    rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
-    table.states("starts", end)
-    own = {"out_state": end, "out": out} | ({} if state is None else {"in_state": state})
-    given = trace.given if program is None else [*trace.given, np.empty(program.bytes, np.uint8)]
-    sources = _sources(table.numbers, places, len(given), own)
-    extents = np.array([_extent(y) for y in (*given, *own.values())], np.int64)
-    if is_stepwise(x, plan, rows).all():
-        walk = _steps(x, plan, table, state, rows, (sources, extents, len(given) if mine else 0))
-    else:
-        walk = _chunks(x, plan, table, state, rows, (sources, len(given), mine))
-    if program is not None:
-        walk = program.before(walk)
-    buffer, kept = program and program.bytes, table.kept  # constants among them
-    shape, ended, asked = out.shape, end.shape, x.q is not None
-    overwrite, out_dtype = plan.overwrite, None if x.v.dtype == dtype else x.v.dtype
+    made = Made.of(x, plan, state, mine)
+    count = len(trace.calls)
+    try:
+        final = None if then is None or made.out is None else plain(then(trace.added(made.out)))
+        programs = array_calls.record(trace, 0, count), array_calls.record(trace, count)
+    except Untraceable:
+        return None
+    return _call(x, plan, state, trace, (made, mine, final), programs)
+
+
+class Made(NamedTuple):
+    """The table of a call, its final state and its output."""
+
+    table: Table
+    end: np.ndarray
+    out: np.ndarray | None
+
+    @classmethod
+    def of(cls, x: Inputs, plan: Plan, state: np.ndarray | None, mine: bool) -> Made:
+        """mine: the final state is written where the initial one lies."""
+        (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
+        end: Any = state if mine else np.empty((*lead, *state_shape(x, plan)), dtype)
+        out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
+        table.tokens("out", out, table.asking)
+        table.of_plan(x, plan)
+        for name, S in (("in_state", state), ("out_state", end), ("starts", end)):
+            table.states(name, S)
+        return cls(table, end, out)
+
+
+def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made, bool, Any], programs: Programs) -> Any:
+    """The function of other arrays."""
+    (table, end, out), mine, final = computed
+    places, dtype = array_calls.Places(trace), np.dtype(plan.dtype)
+    packed = state is not None and places.at(address(state))[0] != array_calls.ABSOLUTE  # made from the given arrays
+    buffer = trace.bytes if trace.is_used else 0
+    given = [*trace.given, trace.memory[:buffer]] if buffer else trace.given
+    own = {"out_state": end, "out": np.empty(0, dtype) if out is None else out}
+    own |= {} if state is None or packed else {"in_state": state}
+    walk = _walk(x, plan, table, given, own, (places, mine, state is not None), programs)
+    shape, ended, asked = own["out"].shape, end.shape, out is not None
+    overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype else x.v.dtype
+    there = None if final is None or not buffer else (final.shape, final.dtype, places.of(final)[1], final.strides)
+    kept, fn = table.kept, plan.xp  # constants among them
 
     def call(given: list[np.ndarray], state: Any, pointers: None = None, owners: Any = kept) -> Any:
         out, end = empty(shape, dtype), state if mine else empty(ended, dtype)
-        if buffer:
-            given = [*given, empty(buffer, np.uint8)]
-        arrays = [*given, end, out] if state is None else [*given, end, out, state]
+        arrays = [*given, empty(buffer, np.uint8), end, out] if buffer else [*given, end, out]
+        if state is not None and not packed:
+            arrays.append(state)
         if not walk(handles(arrays), arrays):
             return None
         if overwrite and not mine:
@@ -80,36 +101,49 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace) -> Aga
             end = state
         if not asked:
             return None, end
-        return out if out_dtype is None else cast(plan.xp, out, out_dtype), end
+        if there is not None:
+            out = np.ndarray(there[0], there[1], arrays[-3 if state is None or packed else -4], there[2], there[3])
+            return out, end
+        return out if out_dtype is None else cast(fn, out, out_dtype), end
 
     return call
 
 
-def _steps(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray,
-           told: tuple[np.ndarray, np.ndarray, int]) -> Walk:  # fmt: skip
-    """Token by token: compiled code reads the addresses itself, and looks for memory that is shared."""
-    steps = Steps(x, plan, state, rows)
-    steps.settle(table.numbers.copy(), *told)
+def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dict[str, np.ndarray],
+          told: tuple[array_calls.Places, bool, bool], programs: Programs) -> Walk:  # fmt: skip
+    """The compiled loops of a call, between array calls. told: places, whether the state is overwritten, is given."""
+    places, mine, started = told
+    rows = sequences(plan, prod(x.v.shape[:-3]), policy.cpu_chunk(plan, x.v.shape[-3]))
+    numbers = table.numbers.copy()
+    sources = _sources(numbers, places, len(given), own)
+    if not is_stepwise(x, plan, rows).all():
+        return _chunks(Chunks(x, plan, table, rows, started), numbers, sources, len(given) if mine else 0, programs)
+    steps = Steps(x, plan, table.kept.get("in_state"), rows)
+    extents = np.array([_extent(y) for y in (*given, *own.values())], np.int64)
+    steps.settle(numbers, sources, extents, len(given) if mine else 0)
+    if programs != (None, None):
+        steps.between(*programs)
     return steps.run
 
 
-def _chunks(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray,
-            told: tuple[np.ndarray, int, bool]) -> Walk:  # fmt: skip
-    """Chunk by chunk."""
-    chunks, template = Chunks(x, plan, table, rows, state is not None), table.numbers.copy()
-    sources, count, mine = told
-    filled = np.flatnonzero(sources >= 0)
-    sources, size = sources[filled], np.dtype(plan.dtype).itemsize
+def _chunks(chunks: Chunks, template: np.ndarray, sources: np.ndarray, mine: int, programs: Programs) -> Walk:
+    """Chunk by chunk. mine: the index of the state that is overwritten, after all that is read; 0: none is."""
+    filled, (before, after) = np.flatnonzero(sources >= 0), programs
+    sources, size = sources[filled], np.dtype(chunks.kernel.dtype).itemsize
 
     def walk(row: Any, arrays: list[np.ndarray]) -> bool:
         addresses = np.array([address(y) for y in arrays])
-        if mine and any(np.may_share_memory(arrays[count], y) for y in arrays[:count]):
+        if mine and any(np.may_share_memory(arrays[mine], y) for y in arrays[:mine]):
             return False
         if (addresses % size).any():
             return False
         numbers = template.copy()
         numbers[filled, AT] += addresses[sources]
+        if before is not None:
+            before.call(row)
         chunks.run(numbers, arrays)
+        if after is not None:
+            after.call(row)
         return True
 
     return walk

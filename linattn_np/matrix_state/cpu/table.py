@@ -49,6 +49,13 @@ class Table:
         y = y.reshape((-1, *y.shape[-3:])).swapaxes(1, 2)
         self._put(name, y, y.strides, 1)
 
+    def of_plan(self, x: Inputs, plan: Plan) -> None:
+        """What a feature map and a division by sums need."""
+        if plan.features is not None:
+            self.constants(plan.features.tables(x.k.shape[-1], np.dtype(plan.dtype)))
+        if plan.average is not None:
+            self.tokens("out_sums", plan.average.sums, self.asking)
+
     def constants(self, tables: Tables) -> None:
         """Tables of a feature map, the same for every token and head."""
         for name, y in (("in_map", tables.W), ("in_map_T", tables.WT), ("in_numbers", tables.numbers[None]),

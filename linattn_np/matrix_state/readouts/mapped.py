@@ -20,6 +20,7 @@ from ...core import Computed, Explained, register
 from ...ops.averages import divide, divide_vjp, with_ones
 from ...ops.map_steps import Steps
 from ...runtime.arrays import Array, cast
+from ...runtime.tracing import Trace
 from .. import core, policy
 from ..types import Average, Inputs, Plan
 
@@ -145,7 +146,7 @@ def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Cal
     return lambda x, state: forward(fn, x, plan, state, wanted)
 
 
-def record(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, arrays: list[Array]) -> None:
+def record(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> None:
     """No plan of its own."""
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ...core import Computed, Explained, register
 from ...ops.learned_maps import softmax, softmax_vjp
 from ...runtime.arrays import Array
+from ...runtime.tracing import Trace
 from .. import core
 from ..types import Inputs, Plan
 
@@ -89,7 +90,7 @@ def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Cal
     return lambda x, state: forward(fn, x, plan, state, wanted)
 
 
-def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, arrays: list[Array]) -> None:
+def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> None:
     """No plan of its own."""
 
 

@@ -22,6 +22,7 @@ import array_api_compat as compat
 
 from ...core import Computed, Explained, register
 from ...runtime.arrays import Array, Namespace, add_to, sum_to
+from ...runtime.tracing import Trace
 from .. import core
 from ..operations import readers_of
 from ..types import Inputs, Plan
@@ -185,7 +186,7 @@ def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Cal
     return lambda x, state: forward(fn, x, plan, state, wanted)
 
 
-def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, arrays: list[Array]) -> None:
+def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> None:
     """No plan of its own."""
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ...runtime.arrays import cast, dtype_name
+from ...runtime.arrays import dtype_name
 from ...runtime.pieces.memory import address, handles
 from ...runtime.pieces.piece import I64, JIT, Whole, entry, load_pieces, make_array, piece
 from ...runtime.pieces.vectors import emitted
@@ -36,8 +36,6 @@ ABSOLUTE = -1
 LOOP, SUM, EXTREME, WHERE, COPY, WIDEN, HALF, BRAIN, KERNEL = range(9)
 HEAD, EACH, MOST = 8, 5, 4  # words before the arrays, words of each, arrays of a row at most
 ROW = HEAD + EACH * MOST
-ARGUMENTS = 16  # words of the buffer in which arguments of an inner loop are put
-LONGEST = 1 << 20  # bytes of the results of a program: larger calls gain nothing
 F4, F8, U1, U2, U4, U8 = np.float32(0), np.float64(0), np.uint8(0), np.uint16(0), np.uint32(0), np.uint64(0)
 
 
@@ -132,10 +130,16 @@ def numbers(typing: Any, at: Any, count: Any, like: Any) -> Any:
 def select(own: Whole, n: Whole, size: Whole):
     """where: own has pointers (condition, x, y, out), n, and steps."""
     a = words(own, 2 * MOST + 1)
-    if a[MOST + 1] == 1 and a[MOST + 2] == size and a[MOST + 3] == size and a[MOST + 4] == size and size == 4:
+    if size == 4 and a[MOST + 1] == 1 and a[MOST + 3] == 4 and a[MOST + 4] == 4 and (
+        a[MOST + 2] == 4 or a[MOST + 2] == 0):  # fmt: skip
         c, x, y, out = numbers(a[0], n, U1), numbers(a[1], n, U4), numbers(a[2], n, U4), numbers(a[3], n, U4)
-        for i in range(n):
-            out[i] = x[i] if c[i] else y[i]
+        if a[MOST + 2] == 4:
+            for i in range(n):
+                out[i] = x[i] if c[i] else y[i]
+        else:
+            one = x[0]
+            for i in range(n):
+                out[i] = one if c[i] else y[i]
     else:
         for i in range(n):
             chosen = 1 if numbers(a[0] + i * a[MOST + 1], 1, U1)[0] else 2
@@ -240,54 +244,24 @@ def array_calls(program: Whole, count: Whole, told: Whole, buffer: Whole):
 class Program(NamedTuple):
     """Recorded array calls."""
 
-    bytes: int  # of the buffer of the results
-    call: Callable[[array[int]], None]  # computes all results; of handles of the given arrays, and of the buffer
+    at: int  # the table's address
+    count: int  # its rows
+    buffer: int  # index of the handle of the memory of all results
+    owners: Any
 
-    def before(self, then: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of handles and the arrays that they are of, after these calls."""
-        call = self.call
-
-        def run(row: array[int], arrays: list[np.ndarray]) -> Any:
-            call(row)
-            return then(row, arrays)
-
-        return run
-
-
-def after(plan: Callable[..., Any], trace: Trace, out: np.ndarray, dtype: np.dtype) -> Callable[..., Any]:
-    """plan, whose output is the last given array of the trace, and then the trace's calls: the result is `out`."""
-    program = record(trace, Places(trace, (out,)))
-    shape, made, narrow = out.shape, out.dtype, None if out.dtype == dtype else dtype
-
-    def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
-        found = plan(arrays, state, None)
-        if found is None:
-            return None
-        result = np.empty(shape, made)
-        each = [*arrays, found[0], np.empty(program.bytes, np.uint8), result]  # alive until the calls are done
-        program.call(handles(each))
-        return result if narrow is None else cast(np, result, narrow), found[1]
-
-    return call
+    def call(self, row: array[int]) -> None:
+        """Compute all results; row: handles of the given arrays, of the memory, and of arrays beside them."""
+        entry(array_calls, "float32")(self.at, self.count, row.buffer_info()[0], self.buffer)
 
 
 class Places:
-    """Where arrays lie: (source, offset)."""
+    """Where arrays lie: (source, offset). Handles: of the given arrays, of the memory of results, of one, of others."""
 
-    def __init__(self, trace: Trace, extra: tuple[np.ndarray, ...] = ()):
-        """extra: results in arrays of their own, whose handles follow that of the buffer."""
+    def __init__(self, trace: Trace):
         self.owners: list[Any] = []
         self.buffer = len(trace.given)
-        self.known = [(*extent(y), address(y), n) for n, y in enumerate(trace.given)]
-        self.known += [(*extent(y), address(y), self.buffer + 1 + n) for n, y in enumerate(extra)]
-        self.bytes = 8 * max(ARGUMENTS, *(x.table.size for x in trace.calls if isinstance(x, Kernel)), 0)
-        self.bytes += -self.bytes % 64
-        for y in trace.made:
-            if not any(y is z for z in extra):
-                self.known.append((*extent(y), address(y) - self.bytes, self.buffer))
-                self.bytes += y.nbytes + -y.nbytes % 64
-        if self.bytes > LONGEST:
-            raise Untraceable("too large")
+        self.known = [(*extent(y), address(y), n) for n, y in enumerate((*trace.given, trace.memory))]
+        self.known += [(*extent(y), address(y), self.buffer + 2 + n) for n, y in enumerate(trace.beside)]
 
     def of(self, y: np.ndarray) -> tuple[int, int]:
         """The place of a view; a constant has an address."""
@@ -304,18 +278,31 @@ class Places:
         return ABSOLUTE, place
 
 
-def record(trace: Trace, places: Places) -> Program:
-    """The program of a trace.   Raises Untraceable for a call that it cannot express."""
+def record(trace: Trace, first: int = 0, last: int | None = None) -> Program | None:
+    """Calls first..last of a trace; None if there are none.   Raises Untraceable for a call that it cannot express."""
+    calls = trace.calls[first:last]
+    if not calls:
+        return None
     if not has_loops():
         raise Untraceable("no inner loops")
     load_pieces((array_calls,), "float32")
-    rows = np.array([_kernel(x, places) if isinstance(x, Kernel) else _row(x, places) for x in trace.calls], np.int64)
-    start, at, count, buffer = entry(array_calls, "float32"), address(rows), len(rows), places.buffer
+    places = Places(trace)
+    rows = np.array([_kernel(x, places) if isinstance(x, Kernel) else _row(x, places) for x in calls], np.int64)
+    return Program(address(rows), len(rows), places.buffer, (rows, places.owners))
 
-    def call(row: array[int], owners: Any = (rows, places.owners)) -> None:
-        start(at, count, row.buffer_info()[0], buffer)
 
-    return Program(places.bytes, call)
+def computed(trace: Trace) -> tuple[Callable[[list[np.ndarray]], list[np.ndarray]], Trace]:
+    """(what adds the results to the given arrays of a call, a trace that continues after them)."""
+    program, size = record(trace), trace.bytes
+    if program is None:
+        return (lambda arrays: arrays), trace
+
+    def added(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        each = [*arrays, np.empty(size, np.uint8)]
+        program.call(handles(each))
+        return each
+
+    return added, Trace([*trace.given, trace.memory[:size]])
 
 
 def _kernel(call: Kernel, places: Places) -> list[int]:

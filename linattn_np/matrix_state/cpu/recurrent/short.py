@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ....ops.cpu.array_calls import Program
 from ....runtime import threads
 from ....runtime.pieces.memory import Scratch, address, handles, place
 from ....runtime.pieces.piece import JIT, entry, load_pieces
@@ -84,6 +85,8 @@ class Steps:
         load_pieces((step.step_tasks, *_optional(x)), dtype.name, optional=False)
         self.kernel = entry(step.step_tasks, dtype.name) if JIT else None
         self.tasks, self.scale = states * self.sizes["blocks"], plan.scale
+        self.programs: tuple[Program | None, Program | None] = None, None
+        self.whole: Any = None  # the kernel of array calls and steps
         self.sequences = np.ascontiguousarray(rows)
 
     def settle(self, arrays: np.ndarray, sources: np.ndarray, extents: np.ndarray, count: int) -> None:
@@ -106,12 +109,29 @@ class Steps:
             table[STEPS.slots[name] : STEPS.slots[name] + 2] = address(y), y.strides[0]
         self.table, self.at = table, address(table)
 
+    def between(self, before: Program | None, after: Program | None) -> None:
+        """Array calls before and after."""
+        self.programs = before, after
+        if self.few and self.kernel is not None:
+            load_pieces((step.step_between,), self.dtype, optional=False)
+            self.whole = entry(step.step_between, self.dtype)
+            each = [(0, 0) if p is None else (p.at, p.count) for p in self.programs]
+            self.told = np.array(each, np.int64)
+            at = address(self.told)
+            self.where = at, at + 16, next(p.buffer for p in self.programs if p is not None)
+
     def run(self, row: array[int], owners: Any) -> bool:
         """Walk the sequences of described arrays; False if what is overwritten shares memory with what is read.
 
         `owners` keeps the arrays alive.
         """
-        at, told = self.at, place(row)
+        at, told, (before, after) = self.at, place(row), self.programs
+        if self.whole is not None:
+            _held, own = _own.take(self.bytes)
+            self.whole(at, told, own, self.tasks, *self.where)
+            return not row[self.handles]
+        if before is not None:
+            before.call(row)
 
         def task(first: int, last: int, owners: Any = (row, owners)) -> None:
             _held, own = _own.take(self.bytes)
@@ -124,6 +144,8 @@ class Steps:
             task(0, self.tasks)
         else:
             threads.run(task, self.tasks, threads.num_threads())
+        if after is not None:
+            after.call(row)
         return not row[self.handles]
 
 

@@ -15,6 +15,7 @@ belongs; between two tokens of a call it stays in a dense block.
 
 from __future__ import annotations
 
+from ....ops.cpu.array_calls import array_calls
 from ....ops.cpu.numbers import exp
 from ....ops.cpu.rows import clear, hadamard_to, scale_rows, scaled
 from ....ops.cpu.storage import load, load_column, save
@@ -313,3 +314,11 @@ def step_tasks(w: Steps, told: Whole, base: Whole, first: Whole, last: Whole):
         state = task // w.blocks
         step_sequence(w, state // w.H, state % w.H, task % w.blocks * w.columns)
 
+
+@piece
+def step_between(w: Steps, told: Whole, base: Whole, last: Whole, before: Whole, after: Whole, buffer: Whole):
+    """All tasks, between array calls: before and after are addresses of (table, rows)."""
+    first, then = words(before, 2), words(after, 2)
+    array_calls(first[0], first[1], told, buffer)
+    step_tasks(w, told, base, 0, last)
+    array_calls(then[0], then[1], told, buffer)
