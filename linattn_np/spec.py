@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
 from .core import Core
 from .matrix_state import core as matrix_state
-from .matrix_state.types import Decay, Erase, EraseKey, Plan, Readout, ReadState
+from .matrix_state.types import Decay, Erase, EraseKey, Readout, ReadState
 from .runtime.arrays import Array, Namespace
 from .runtime.shapes import Sequence, Sizes
 from .runtime.tracing import Trace
 
 CoreInputs = TypeVar("CoreInputs")  # Inputs in most variants; a read-out may have inputs of its own
+Names = Items[str]
+FIXED = ("xp", "dtype", "sizes", "options", "name", "sequences", "axes", "kernels")  # of Variables, beside the arrays
 Gradients = dict[str, Array]  # by public name
 
 
@@ -32,9 +33,11 @@ class Variables(SimpleNamespace):
     sequences: tuple[Sequence, ...]
     axes: Mapping[str, str]  # of the arrays, time first
 
-    def replaced(self, more: Mapping[str, Any]) -> Variables:
-        """A copy with other values of some attributes."""
-        return Variables(**{**vars(self), **more})
+    def traced(self, names: Names, *more: Array) -> tuple[Trace, Variables]:
+        """A trace of the arrays of these names, and of `more`, and a copy with traced arrays."""
+        trace = Trace([*(getattr(self, n) for n in names), *more])
+        own = {n: x for n, x in vars(self).items() if n in FIXED or n in self.axes}  # not what was computed from them
+        return trace, Variables(**own | dict(zip(names, trace.arrays, strict=False)))
 
     def extended(self, more: Mapping[str, Any]) -> Variables:
         """A copy with more attributes."""
@@ -80,12 +83,11 @@ class ChangeOfVariables(Generic[CoreInputs]):
 class Record(Protocol):
     """Returns the plan that call/replay.py records for calls on NumPy arrays, or None for a call without one.
 
-    A plan maps (arrays, state, pointers) to (out, public state), or None if these arrays need a call in full.
+    call is the Prepared call, names those of its arrays in the order of the plan, state the public one. A plan maps
+    (arrays, state, pointers) to (out, public state), or None if these arrays need a call in full. May raise Untraceable.
     """
 
-    def __call__(
-        self, c: Variables, x: Any, plan: Plan, residuals: Any, trace: Trace, state: Any, /
-    ) -> Callable[..., Any] | None: ...
+    def __call__(self, call: Any, names: Names, state: Any, residuals: Any, /) -> Callable[..., Any] | None: ...
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ import numpy as np
 from ..core import COMPUTATIONS, SAVED_VARIABLE, Computation
 from ..runtime import shapes
 from ..runtime.arrays import cast, is_cupy
-from ..runtime.tracing import Trace, Untraceable
-from ..spec import Variables, VariantSpec
+from ..runtime.tracing import Untraceable
+from ..spec import FIXED, Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise
 from .layouts import LAYOUTS, before
 
@@ -192,25 +192,21 @@ def compiled_plan(
 
     The change of variables is traced: its array calls become a part of the plan.
     """
-    spec, state = call.spec, signature[2]
-    if not spec.is_recorded or call.options["layout"] == "heads_first":
+    if not call.spec.is_recorded or call.options["layout"] == "heads_first":
         return None
-    trace = Trace([getattr(call.variables, n) for n in names])
-    c = call.variables.replaced(dict(zip(names, trace.arrays, strict=True)))
     try:
-        inputs = spec.change.to_core(c)
+        plan = (call.spec.state.record or _record)(call, names, signature[2], residuals)
     except Untraceable:
-        inputs = None
-    if spec.state.record is not None:
-        plan = spec.state.record(c, inputs, call.plan, residuals, trace, state)
-    elif inputs is None:
         return None
-    else:
-        then = None if spec.change.from_core is None else functools.partial(_finished, call, c)
-        plan = COMPUTATIONS[type(inputs)].record(inputs, call.plan, state, residuals, trace, then)
-    if plan is None or call.options["layout"] == "time_first":
-        return plan
-    return functools.partial(_one_token, plan, _indices(call, names) if spec.state.record is not None else None)
+    return plan if plan is None or call.options["layout"] == "time_first" else functools.partial(_one_token, plan)
+
+
+def _record(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any) -> Any:
+    """The plan that the core records."""
+    trace, c = call.variables.traced(names)
+    inputs = call.spec.change.to_core(c)
+    then = None if call.spec.change.from_core is None else functools.partial(_finished, call, c)
+    return COMPUTATIONS[type(inputs)].record(inputs, call.plan, state, residuals, trace, then)
 
 
 def _finished(call: Prepared, c: Any, out: Any) -> Any:
@@ -226,10 +222,8 @@ def _indices(call: Prepared, names: tuple[str, ...]) -> list[Any]:
     return [... if time is None else before(time) for time in times]
 
 
-def _one_token(plan: Any, indices: Any, arrays: list[Array], state: Any, pointers: None) -> tuple[Any, Any] | None:
-    """A compiled plan of a call without a time axis: its output has one, and its arrays where there are indices."""
-    if indices is not None:
-        arrays = [x[index] for x, index in zip(arrays, indices, strict=True)]
+def _one_token(plan: Any, arrays: list[Array], state: Any, pointers: None) -> tuple[Any, Any] | None:
+    """A compiled plan of a call without a time axis: its output has one."""
     found = plan(arrays, state, None)
     return found if found is None or found[0] is None else (found[0][..., 0, :, :], found[1])
 
@@ -247,8 +241,7 @@ class Template:
     def __init__(self, call: Prepared, names: tuple[str, ...], core: Computation, residuals: Any):
         """names: of the arrays in the order of a signature. core: what computed the call and returned `residuals`."""
         c, options = call.variables, call.options | {"state": None}
-        fixed = ("xp", "dtype", "sizes", "name", "sequences", "axes", "kernels")
-        self._fixed = dict.fromkeys(call.spec.arrays) | {n: getattr(c, n) for n in fixed} | {"options": options}
+        self._fixed = dict.fromkeys(call.spec.arrays) | {n: getattr(c, n) for n in FIXED} | {"options": options}
         self._names = names
         axes = axes_of(call.spec, options)
         self._axes = [axes[n] for n in names] if options["layout"] == "heads_first" else []

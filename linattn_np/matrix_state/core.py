@@ -375,7 +375,7 @@ def record(
     plan(arrays, state, pointers) returns (out, final state), or None if the call must be computed in full. then: what is
     done to the output by array calls.
     """
-    backend, steps, plan = residuals.path
+    backend, steps, _ = residuals.path
     if "record" not in backend.handles(Call(x, plan)) or any(step.inputs is None for step in steps):
         return None
     for step in steps:

@@ -15,7 +15,12 @@ def with_ones(xp: Namespace, v: Array) -> Array:
 def divide(xp: Namespace, out: Array, eps: float) -> tuple[Array, Array]:
     """(numerators / sums, sums = denominator + eps): (..., V + 1) to (..., V) and (..., 1); 0 where sums is 0."""
     sums = out[..., -1:] + eps
-    return out[..., :-1] / _over(xp, sums), sums
+    return quotient(xp, out[..., :-1], sums), sums
+
+
+def quotient(xp: Namespace, numerators: Array, sums: Array) -> Array:
+    """numerators / sums; 0 where sums is 0."""
+    return numerators / _over(xp, sums)
 
 
 def divide_vjp(xp: Namespace, average: Array, sums: Array, dout: Array) -> Array:

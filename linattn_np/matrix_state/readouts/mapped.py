@@ -10,6 +10,7 @@ column.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ from ...ops.map_steps import Steps
 from ...runtime.arrays import Array, cast
 from ...runtime.tracing import Trace
 from .. import core, policy
-from ..types import Average, Inputs, Plan
+from ..types import Average, Inputs, NormalisedState, Plan
+from .sums import shares_memory
 
 
 class MappedInputs(NamedTuple):
@@ -146,8 +148,51 @@ def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Cal
     return lambda x, state: forward(fn, x, plan, state, wanted)
 
 
-def record(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> None:
-    """No plan of its own."""
+def record(
+    x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None
+) -> None:
+    """No plan for a state of the core: record_mapped has one for the public state."""
+
+
+def record_mapped(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace) -> Any:
+    """The plan of a traced call: (arrays, state, pointers) -> (out, state); None without one.
+
+    state: None, S, or (S, z), which are then the last arrays of the trace.
+    """
+    if residuals.features is not None:
+        return None
+    dtype, heads, parts = np.dtype(plan.dtype), x.v.shape[-2], isinstance(state, tuple)
+    q, k, before = x.q, x.k, x.steps.before
+    if before is not None:
+        q, k = (None if y is None else before[0](cast(np, y, dtype)) for y in (q, k))
+    inner = plan._replace(features=x.steps._replace(before=None))
+    if x.eps is not None:
+        sums = None if q is None else trace.new((*x.v.shape[:-2], max(heads, q.shape[-2]), 1), dtype)
+        inner = inner._replace(average=Average(x.eps, sums), overwrite=False)
+    if parts and not all(y.dtype == dtype for y in state):
+        return None
+    S = state
+    if parts:
+        S, z = trace.arrays[-2:]
+        S = np.concatenate([S, z[..., None]], axis=-1)
+    v = x.v if x.eps is None else cast(np, x.v, dtype)
+    found = core.record(Inputs(q, k, v, x.g), inner, S, residuals.core_residuals, trace)
+    return found if found is None or x.eps is None else functools.partial(_with_sums, found, plan.overwrite)
+
+
+def _with_sums(found: Any, overwrite: bool, arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
+    """A recorded call whose state is (S, z)."""
+    if overwrite and shares_memory(state, arrays):
+        return None
+    computed = found([*arrays, *(state or ())], None, None)
+    if computed is None:
+        return None
+    out, end = computed
+    end = NormalisedState(end[..., :-1], end[..., -1])
+    if overwrite:
+        state[0][...], state[1][...] = end
+        end = NormalisedState(*state)
+    return out, end
 
 
 register(sys.modules[__name__], MappedInputs)

@@ -8,16 +8,20 @@ W (K, M) holds one key per slot, S (M, V) one value. The adjoint runs in reverse
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...core import Computed, Explained, register
 from ...ops.learned_maps import softmax, softmax_vjp
 from ...runtime.arrays import Array
-from ...runtime.tracing import Trace
+from ...runtime.tracing import Trace, plain
 from .. import core
 from ..types import Inputs, Plan
+from .sums import shares_memory
 
 
 class SlotInputs(NamedTuple):
@@ -90,8 +94,37 @@ def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Cal
     return lambda x, state: forward(fn, x, plan, state, wanted)
 
 
-def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> None:
-    """No plan of its own."""
+def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> Any:
+    """The plan of a traced call: (arrays, (S, W), pointers) -> (out, (S, W)); None without one."""
+    if then is not None or residuals.p is None:
+        return None
+    from ...ops.cpu.array_calls import computed  # where a plan is recorded, there are compiled loops
+
+    S, W = (None, None) if state is None else state[:2]
+    if S is not None and not (S.dtype == W.dtype == plan.dtype):
+        return None
+    add, following = computed(trace)
+    keys, values = SlotInputs(*map(plain, x)).memories()
+    logits = core.record(keys, plan, W, residuals.key_residuals, following, functools.partial(softmax, plan.xp))
+    p = np.empty(residuals.p.shape, residuals.p.dtype)
+    read = core.record(values._replace(q=p), plan._replace(scale=1.0), S, residuals.value_residuals,
+                       Trace([*following.given, p]))  # fmt: skip
+    if logits is None or read is None:
+        return None
+    overwrite = plan.overwrite
+
+    def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
+        S, W = (None, None) if state is None else state[:2]
+        if overwrite and shares_memory((S, W), arrays):
+            return None
+        arrays = add(arrays)
+        found = logits(arrays, W, None)
+        if found is None:
+            return None
+        out = read([*arrays, found[0]], S, None)
+        return None if out is None else (out[0], (out[1], found[1]))
+
+    return call
 
 
 register(sys.modules[__name__], SlotInputs)

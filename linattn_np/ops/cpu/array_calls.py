@@ -33,7 +33,7 @@ from ...runtime.tracing import Call, Kernel, Trace, Untraceable, extent
 from .storage import from_bfloat16, from_float16
 
 ABSOLUTE = -1
-LOOP, SUM, EXTREME, WHERE, COPY, WIDEN, HALF, BRAIN, KERNEL = range(9)
+LOOP, SUM, EXTREME, WHERE, COPY, WIDEN, NARROW, HALF, BRAIN, KERNEL = range(10)
 HEAD, EACH, MOST = 8, 5, 4  # words before the arrays, words of each, arrays of a row at most
 ROW = HEAD + EACH * MOST
 F4, F8, U1, U2, U4, U8 = np.float32(0), np.float64(0), np.uint8(0), np.uint16(0), np.uint32(0), np.uint64(0)
@@ -163,6 +163,8 @@ def widen(own: Whole, n: Whole, size: Whole, kind: Whole):
             numbers(to, 1, U8)[0] = numbers(at, 1, U8)[0]
         elif kind == WIDEN:
             numbers(to, 1, F8)[0] = numbers(at, 1, F4)[0]
+        elif kind == NARROW:
+            numbers(to, 1, F4)[0] = numbers(at, 1, F8)[0]
         else:
             bits = numbers(at, 1, U2)[0]
             y = from_float16(bits) if kind == HALF else from_bfloat16(bits)
@@ -291,6 +293,14 @@ def record(trace: Trace, first: int = 0, last: int | None = None) -> Program | N
     return Program(address(rows), len(rows), places.buffer, (rows, places.owners))
 
 
+def place_of(trace: Trace, y: np.ndarray) -> tuple[Any, ...]:
+    """(shape, dtype, offset, strides) of a result in the memory of all results.   Raises Untraceable for another."""
+    source, offset = Places(trace).of(y)
+    if source != len(trace.given):
+        raise Untraceable("an array that is not computed")
+    return y.shape, y.dtype, offset, y.strides
+
+
 def computed(trace: Trace) -> tuple[Callable[[list[np.ndarray]], list[np.ndarray]], Trace]:
     """(what adds the results to the given arrays of a call, a trace that continues after them)."""
     program, size = record(trace), trace.bytes
@@ -343,7 +353,7 @@ def _cast(x: np.ndarray, out: np.ndarray) -> int:
     names = dtype_name(x), dtype_name(out)
     if names[0] == names[1] and out.itemsize in (4, 8):
         return COPY
-    kinds = {("float32", "float64"): WIDEN} | {(n, wide): k for n, k in (("float16", HALF), ("bfloat16", BRAIN))
+    kinds = {("float32", "float64"): WIDEN, ("float64", "float32"): NARROW} | {(n, wide): k for n, k in (("float16", HALF), ("bfloat16", BRAIN))
                                                for wide in ("float32", "float64")}  # fmt: skip
     if names not in kinds:
         raise Untraceable(f"a cast of {names[0]} to {names[1]}")

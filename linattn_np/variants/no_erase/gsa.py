@@ -8,11 +8,12 @@ import numpy as np
 
 from ...call.dispatch import public
 from ...call.options import Options
+from ...matrix_state.readouts import slots
 from ...matrix_state.readouts.slots import SlotInputs
 from ...matrix_state.types import BoundedState, Decay, Readout, SlotState
 from ...runtime.arrays import Array, cast, device
 from ...runtime.shapes import check_state
-from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, Names, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 
 
@@ -57,6 +58,18 @@ def unpack_state(c: Variables, state: tuple[Array, Array]) -> SlotState:
     return SlotState(*state)
 
 
+def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
+    """The recorded plan of a NumPy call."""
+    trace, c = call.variables.traced(names)
+    plan = slots.record(to_core(c), call.plan, state, residuals, trace)
+    return plan and (lambda *given: _named(plan(*given)))
+
+
+def _named(found: Any) -> Any:
+    """A result with its state as a SlotState."""
+    return None if found is None else (found[0], SlotState(*found[1]))
+
+
 SPEC = VariantSpec(
     name="gsa",
     sentence="Softmax over slots, each of which decays and takes in keys and values.",
@@ -73,7 +86,7 @@ SPEC = VariantSpec(
     change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.VECTOR,
     readout=Readout.SLOTS,
-    state=StateFormat(SlotState, pack=pack_state, unpack=unpack_state, wide=True),
+    state=StateFormat(SlotState, pack=pack_state, unpack=unpack_state, record=record, wide=True),
 )
 
 

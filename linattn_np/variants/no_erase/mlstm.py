@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Unpack
 
@@ -9,16 +10,14 @@ import numpy as np
 
 from ...call.dispatch import public
 from ...call.options import Options
-from ...matrix_state import core as matrix_state
-from ...matrix_state.types import Decay, Inputs, Plan, Readout, StabilisedState
+from ...matrix_state.readouts.sums import record_with_sums
+from ...matrix_state.types import Decay, Inputs, Readout, StabilisedState
 from ...ops.gates import LOG_DECAY_FLOOR, sigmoid, soft_cap, soft_cap_vjp, softplus
 from ...ops.stabiliser import Gauge, gauge, last, last_vjp
 from ...runtime.arrays import Array, cast, device, sum_dtype
-from ...runtime.memory import address
 from ...runtime.shapes import check_state
-from ...runtime.tracing import Trace
 from ...runtime.values import is_finite, is_word, shown
-from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, Names, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 
 
@@ -81,12 +80,22 @@ def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[st
 
 
 def _parts(c: Variables, out: Array) -> tuple[Array, Array, Array, Array]:
-    """Numerator, q n^T, e^{-m} of every query head, and max(|q n^T|, e^{-m}), but inf for 0: x / 0 is 0 here."""
+    """Numerator, denominator <q, n>, the floor e^{-m}, and the larger one of the last two, inf for 0."""
+    den, floor = out[..., -1:], _floor(c, out.shape[-2])
+    return out[..., :-1], den, floor, _denominator(c, den, floor)
+
+
+def _floor(c: Variables, heads: int) -> Array:
+    """e^{-m} of so many heads of queries, (..., T, heads, 1)."""
     xp, m = c.xp, _gauge(c).m
-    m = xp.repeat(m, out.shape[-2] // max(m.shape[-1], 1), axis=-1) if out.shape[-2] != m.shape[-1] else m
-    den, floor = out[..., -1:], cast(xp, xp.exp(-m), c.dtype)[..., None]
-    denominator = xp.maximum(xp.abs(den), floor)
-    return out[..., :-1], den, floor, xp.where(denominator == 0, xp.full_like(denominator, math.inf), denominator)
+    m = xp.repeat(m, heads // max(m.shape[-1], 1), axis=-1) if heads != m.shape[-1] else m
+    return cast(xp, xp.exp(-m), c.dtype)[..., None]
+
+
+def _denominator(c: Variables, den: Array, floor: Array) -> Array:
+    """max(|den|, floor), inf for 0."""
+    denominator = c.xp.maximum(c.xp.abs(den), floor)
+    return c.xp.where(denominator == 0, c.xp.full_like(denominator, math.inf), denominator)
 
 
 # the state
@@ -127,43 +136,30 @@ def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState
     return StabilisedState(dS[..., :-1], dS[..., -1], dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
 
 
-def record(c: Variables, x: Any, plan: Plan, residuals: Any, trace: Trace, state: Any) -> Any:
-    """The recorded plan of a NumPy step of one token: S and n are two memories, without concatenation."""
-    dtype, wide, sigmoids = plan.dtype, sum_dtype(c.xp, c.v), c.options["forget_gate"] == "sigmoid"
-    if c.q is None or state is None or c.sizes.T != 1 or c.options["soft_cap"] is not None:
-        return None
-    if c.q.shape[-2] != c.sizes.H or any(y.dtype != dtype for y in (c.q, c.k, c.v, *state)):
-        return None
-    order = [next(n for n, y in enumerate(trace.given) if address(y) == address(x)) for x in (c.q, c.k, c.v, c.i, c.f)]
-    (decay, write), values = np.empty((2, *c.v.shape[:-1], 1), dtype), np.empty(c.v.shape, dtype)
-    steps = [matrix_state.record(Inputs(c.q, c.k, w, decay), plan, M, residuals, Trace([c.q, c.k, w, decay]))
-             for w, M in ((values, state[0]), (write, state[1][..., None]))]  # fmt: skip
-    if None in steps:
-        return None
+def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
+    """The recorded plan of a NumPy call: S and n, the sum, are computed where they lie."""
+    parts = () if state is None else (state[2],)
+    trace, c = call.variables.traced(names, *parts)
+    if parts:
+        c.state = StabilisedState(None, None, trace.arrays[-1])
+    x = to_core(c)
+    m = cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype)
+    floor = None if c.q is None else _floor(c, max(c.q.shape[-2], c.sizes.H))
+    found = record_with_sums(x, call.plan, state, residuals, trace,
+                             lambda out, den: out / _denominator(c, den, floor), m)  # fmt: skip
+    return found and functools.partial(_with_maximum, found, call.plan.overwrite)
 
-    def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
-        q, k, v, i, f = (arrays[n] for n in order)
-        S, n, m_0 = state
-        if plan.overwrite and np.may_share_memory(S, n):
-            return None
-        a, b, begin = f.astype(wide), i.astype(wide), m_0.astype(wide)[..., None, :]
-        a = np.maximum(-softplus(np, -a) if sigmoids else a, LOG_DECAY_FLOOR)
-        m = np.maximum(a + begin, b).astype(dtype)
-        at = m.astype(wide)
-        decay, write = (a + (begin - at)).astype(dtype)[..., None], np.exp(b - at).astype(dtype)[..., None]
-        written = steps[0]([q, k, write * v, decay], S)
-        if written is None:  # S overlaps an input; nothing has been written
-            return None
-        (num, S_end), (den, n_end) = written, steps[1]([q, k, write, decay], n[..., None])
-        denominator = np.maximum(np.abs(den), np.exp(-at).astype(dtype)[..., None])
-        denominator[denominator == 0] = np.inf
-        num /= denominator
-        if not plan.overwrite:
-            return num, StabilisedState(S_end, n_end[..., 0], m[..., 0, :])
-        m_0[...] = m[..., 0, :]
-        return num, StabilisedState(S, n, m_0)
 
-    return call
+def _with_maximum(plan: Any, overwrite: bool, arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
+    """A recorded call whose state is (S, n, m)."""
+    found = plan(arrays if state is None else [*arrays, state[2]], state, None)
+    if found is None:
+        return None
+    out, end = found
+    if overwrite:
+        state[2][...] = end[2]
+        end = *end[:2], state[2]
+    return out, StabilisedState(*end)
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:

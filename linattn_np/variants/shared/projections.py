@@ -19,14 +19,13 @@ from typing import Any, NamedTuple
 
 from ...call.options import Options
 from ...matrix_state import core as matrix_state
-from ...matrix_state.types import Inputs, Plan, both
+from ...matrix_state.types import Inputs, both
 from ...ops import gate_formula
 from ...ops.feature_maps import feature_map_pair
 from ...products import Formula
 from ...runtime.arrays import Array, cast
 from ...runtime.shapes import check_state
-from ...runtime.tracing import Trace
-from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, Names, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from .similarity import Similarity
 
 
@@ -137,9 +136,10 @@ def pack_state(c: Variables, state: Any) -> Any:
     return state
 
 
-def record(c: Variables, x: Inputs | None, plan: Plan, residuals: Any, trace: Trace, state: Any) -> Any:
-    """The recorded plan of a NumPy call; None with a map that cannot be traced."""
-    return None if x is None else matrix_state.record(x, plan, state, residuals, trace)
+def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
+    """The recorded plan of a NumPy call."""
+    trace, c = call.variables.traced(names)
+    return matrix_state.record(call.spec.change.to_core(c), call.plan, state, residuals, trace)
 
 
 def with_feature_map(spec: VariantSpec) -> VariantSpec:

@@ -17,15 +17,16 @@ import numpy as np
 
 from ...call.options import Options
 from ...matrix_state import core as matrix_state
+from ...matrix_state.readouts import mapped
 from ...matrix_state.readouts.mapped import MappedInputs
-from ...matrix_state.types import Inputs, NormalisedState, Plan
+from ...matrix_state.readouts.sums import record_with_sums
+from ...matrix_state.types import Inputs, NormalisedState
 from ...ops import averages
 from ...ops.feature_maps import FeatureMap, identity, identity_vjp
 from ...runtime.arrays import STORAGE, Array, cast, dtype_name
 from ...runtime.shapes import check_state
-from ...runtime.tracing import Trace
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
-from ...spec import ChangeOfVariables, StateFormat, Variables
+from ...spec import ChangeOfVariables, Names, StateFormat, Variables
 
 
 class SimilarityOptions(Options, total=False):
@@ -132,9 +133,20 @@ class Similarity(NamedTuple):
                 c.sizes.letters["M"] = int(_checked(c, "k", f(cast(c.xp, c.k[..., :0, :, :], c.dtype))).shape[-1])
         check_state(c.name, state, c.sizes, axes, name)
 
-    def record(self, c: Variables, x: Any, plan: Plan, residuals: Any, trace: Trace, state: Any) -> Any:
-        """The recorded plan of a NumPy call, or None for calls with a map or a division."""
-        return matrix_state.record(x, plan, state, residuals, trace) if isinstance(x, Inputs) else None
+    def record(self, call: Any, names: Names, state: Any, residuals: Any) -> Any:
+        """The recorded plan of a NumPy call."""
+        trace, c = call.variables.traced(names)
+        x = self.to_core(c)
+        if isinstance(x, MappedInputs):
+            parts = state if isinstance(state, tuple) else ()
+            trace, c = call.variables.traced(names, *parts)
+            return mapped.record_mapped(self.to_core(c), call.plan, state, residuals, trace)
+        if not c.options["normalize"]:
+            return matrix_state.record(x, call.plan, state, residuals, trace)
+        eps = c.options["eps"]
+        quotient = lambda out, sums: averages.quotient(c.xp, out, sums + eps)  # noqa: E731
+        plan = record_with_sums(x, call.plan, state, residuals, trace, quotient)
+        return plan and (lambda *given: _named(plan(*given)))
 
     @property
     def change(self) -> ChangeOfVariables[Inputs | MappedInputs]:
@@ -143,6 +155,11 @@ class Similarity(NamedTuple):
     @property
     def state(self) -> StateFormat:
         return StateFormat(NormalisedState, "normalize", self.pack_state, unpack_state, record=self.record, wide=True)
+
+
+def _named(found: Any) -> Any:
+    """A result with its state as a NormalisedState."""
+    return None if found is None else (found[0], NormalisedState(*found[1]))
 
 
 def _mapped(c: Variables, name: str, feature_map: FeatureMap) -> Array:
