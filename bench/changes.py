@@ -52,7 +52,8 @@ def pairs(a: dict[str, Any]) -> Iterator[Pair]:
     pick = lambda names, **more: {n: a[n] for n in names.split()} | more  # noqa: E731
     qkv, gate, raw = pick("q k v"), pick("q k v g beta"), pick("A_log dt_bias")
     channels = pick("q k v beta", g=a["gates"])
-    simple, gla, delta = ("simple_gla", pick("q k v g")), ("gla", qkv | {"g": a["gates"]}), ("delta_rule", pick("q k v beta"))
+    simple, gla = ("simple_gla", pick("q k v g")), ("gla", qkv | {"g": a["gates"]})
+    delta, comba = ("delta_rule", pick("q k v beta")), ("comba", gate | pick("p"))
     gated, kda = ("gated_delta_rule", gate), ("kda", channels)
     yield Pair("hgrn2", ("hgrn2", pick("q v", g=a["gates"])), (gla,))
     yield Pair("longhorn", ("longhorn", pick("q k v beta")), (delta,))
@@ -62,7 +63,7 @@ def pairs(a: dict[str, Any]) -> Iterator[Pair]:
     yield Pair("mamba2", ("mamba2", mamba), (simple,))
     yield Pair("mamba2 softplus, bias", ("mamba2", mamba | pick("dt_bias", dt_softplus=True)), (simple,))
     yield Pair("mamba2 softplus, bias, D, z", ("mamba2", mamba | pick("dt_bias D z", dt_softplus=True)), (simple,))
-    for name, cell in (("gated_delta_rule", gated), ("kda", kda), ("delta_rule", delta), ("comba", ("comba", gate | pick("p")))):
+    for name, cell in (("gated_delta_rule", gated), ("kda", kda), ("delta_rule", delta), ("comba", comba)):
         yield Pair(f"{name} qk_l2norm", (name, cell[1] | {"qk_l2norm": True}), (cell,))
         if "g" in cell[1]:
             bias = {"A_log": a["A_log"], "dt_bias": a["channel_bias"]} if name == "kda" else raw
@@ -72,16 +73,18 @@ def pairs(a: dict[str, Any]) -> Iterator[Pair]:
     yield Pair("retention", ("retention", qkv), (simple,))
     yield Pair("lightning_attention", ("lightning_attention", qkv), (simple,))
     yield Pair("linear_attention elu+1", ("linear_attention", qkv | {"feature_map": "elu+1"}), (plain,))
+    wide = np.concatenate([a["v"], np.ones_like(a["v"][..., :1])], axis=-1)  # the core's values of a division by sums
     yield Pair("linear_attention elu+1, normalize",
-               ("linear_attention", qkv | {"feature_map": "elu+1", "normalize": True}), (plain,))
+               ("linear_attention", qkv | {"feature_map": "elu+1", "normalize": True}),
+               (("linear_attention", qkv | {"v": wide}),))  # fmt: skip
     yield Pair("gated_delta_rule elu+1", ("gated_delta_rule", gate | {"feature_map": "elu+1"}), (gated,))
     slots = {"q": a["q"], "k": a["k"], "v": a["share"], "gv": a["gates"], "g": np.zeros_like(a["gates"])}
     yield Pair("gsa", ("gsa", qkv | {"s": a["share"]}),
                (("gla", slots), ("gla", {"q": a["share"], "k": a["b"], "v": a["v"], "g": a["gates"]})))
-    yield Pair("mlstm", ("mlstm", pick("q k v i f")), (simple,))
+    yield Pair("mlstm", ("mlstm", pick("q k v i f")), (("simple_gla", simple[1] | {"v": wide}),))
     again = {"q": a["q"], "k": a["k"], "v": a["w"], "g": a["g"]}
-    yield Pair("mesa_net, 1 step of conjugate gradients",
-               ("mesa_net", gate | pick("ridge", solver="conjugate_gradients", iterations=1)), (simple, ("simple_gla", again)))
+    solver = pick("ridge", solver="conjugate_gradients", iterations=1)
+    yield Pair("mesa_net, 1 step of conjugate gradients", ("mesa_net", gate | solver), (simple, ("simple_gla", again)))
     yield from mapped(a)
 
 
@@ -95,7 +98,9 @@ def mapped(a: dict[str, Any]) -> Iterator[Pair]:
         features = (S[0] if isinstance(S, tuple) else S).shape[-2]
         rng = np.random.default_rng(1)
         q, k = rng.standard_normal((2, *a["q"].shape[:-1], features)).astype(np.float32)
-        yield Pair(f"{name} ({width} channels, {features} features)", (name, given), (("linear_attention", {"q": q, "k": k, "v": a["v"]}),))
+        v = np.concatenate([a["v"], np.ones_like(a["v"][..., :1])], axis=-1) if isinstance(S, tuple) else a["v"]
+        yield Pair(f"{name} ({width} channels, {features} features)", (name, given),
+                   (("linear_attention", {"q": q, "k": k, "v": v}),))  # fmt: skip
 
 
 def call_of(kind: str, name: str, given: dict[str, Any], state: Any) -> Callable[[], Any]:

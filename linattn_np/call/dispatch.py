@@ -13,6 +13,7 @@ from ..runtime import threads
 from ..runtime.arrays import Array, cast, is_mutable
 from ..spec import Samples, VariantSpec
 from . import pieces, replay
+from .agreement import agrees
 from .binding import Prepared, prepare, threads_of
 from .layouts import LAYOUTS
 from .options import COMMON
@@ -150,10 +151,13 @@ def _record(
             plan = device_replay.plan_of(signature, given, call.recorder, (out, state), own_state)
     if plan is None and replay.is_storable(signature):
         names = replay.names_of(call.spec, signature, arrays, keywords)
-        if names is not None and call.recorder is None:
+        template = None if names is None else replay.Template(call, names, core_of(x), residuals)
+        if template is not None and call.recorder is None:
             plan = replay.compiled_plan(call, signature, names, residuals)
+            if plan is not None and not agrees(plan, functools.partial(bound, template), *signature[1:3]):
+                plan = None
         if plan is None and names is not None and not (call.options["overwrite_state"] and isinstance(state, tuple)):
-            plan = functools.partial(bound, replay.Template(call, names, core_of(x), residuals))
+            plan = functools.partial(bound, template)
         plan = plan or replay.computed_in_full
     if plan is not None:
         returns_state = out is None or call.options["return_state"]

@@ -11,7 +11,8 @@ import numpy as np
 from ...ops.cpu import array_calls
 from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
-from ...runtime.pieces.memory import address, handles
+from ...runtime.memory import address, first_byte
+from ...runtime.pieces.memory import handles
 from ...runtime.pieces.workspace import AT
 from ...runtime.tracing import Trace, Untraceable, plain
 from .. import policy
@@ -47,7 +48,7 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: 
     made = Made.of(x, plan, state, mine)
     count = len(trace.calls)
     try:
-        final = None if then is None or made.out is None else plain(then(trace.added(made.out)))
+        final = None if then is None or made.out is None else then(trace.added(made.out))
         programs = array_calls.record(trace, 0, count), array_calls.record(trace, count)
     except Untraceable:
         return None
@@ -86,7 +87,8 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     walk = _walk(x, plan, table, given, own, (places, mine, state is not None), programs)
     shape, ended, asked = own["out"].shape, end.shape, out is not None
     overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype else x.v.dtype
-    there = None if final is None or not buffer else (final.shape, final.dtype, places.of(final)[1], final.strides)
+    there = None if final is None else _results(final, places)
+    behind = -3 if state is None or packed else -4  # the memory of results
     kept, fn = table.kept, plan.xp  # constants among them
 
     def call(given: list[np.ndarray], state: Any, pointers: None = None, owners: Any = kept) -> Any:
@@ -102,11 +104,22 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
         if not asked:
             return None, end
         if there is not None:
-            out = np.ndarray(there[0], there[1], arrays[-3 if state is None or packed else -4], there[2], there[3])
-            return out, end
+            found = [np.ndarray(shape, kind, arrays[behind], at, steps) for shape, kind, at, steps in there]
+            return found[0] if len(found) == 1 else found, end
         return out if out_dtype is None else cast(fn, out, out_dtype), end
 
     return call
+
+
+def _results(final: Any, places: array_calls.Places) -> list[tuple[Any, ...]] | None:
+    """(shape, dtype, offset, strides) of what `then` returned; None if that is the output itself."""
+    found = []
+    for y in map(plain, final if isinstance(final, tuple) else (final,)):
+        source, offset = places.of(y)
+        if source != places.buffer:
+            return None
+        found.append((y.shape, y.dtype, offset, y.strides))
+    return found
 
 
 def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dict[str, np.ndarray],
@@ -132,7 +145,7 @@ def _chunks(chunks: Chunks, template: np.ndarray, sources: np.ndarray, mine: int
     sources, size = sources[filled], np.dtype(chunks.kernel.dtype).itemsize
 
     def walk(row: Any, arrays: list[np.ndarray]) -> bool:
-        addresses = np.array([address(y) for y in arrays])
+        addresses = np.array([first_byte(y) for y in arrays])
         if mine and any(np.may_share_memory(arrays[mine], y) for y in arrays[:mine]):
             return False
         if (addresses % size).any():

@@ -21,10 +21,11 @@ from ...core import Computed, Explained, register
 from ...ops.averages import divide, divide_vjp, with_ones
 from ...ops.map_steps import Steps
 from ...runtime.arrays import Array, cast
+from ...runtime.memory import first_byte
 from ...runtime.tracing import Trace
 from .. import core, policy
 from ..types import Average, Inputs, NormalisedState, Plan
-from .sums import shares_memory
+from .sums import joined, shares_memory
 
 
 class MappedInputs(NamedTuple):
@@ -171,28 +172,39 @@ def record_mapped(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals,
         inner = inner._replace(average=Average(x.eps, sums), overwrite=False)
     if parts and not all(y.dtype == dtype for y in state):
         return None
+    v = x.v if x.eps is None else cast(np, x.v, dtype)
+    if parts and (both := joined(*state)) is not None:
+        inner = inner._replace(overwrite=plan.overwrite)
+        found = core.record(Inputs(q, k, v, x.g), inner, both, residuals.core_residuals, trace)
+        width = x.v.shape[-1] * dtype.itemsize
+        return found and functools.partial(_with_sums, found, plan.overwrite, width)
     S = state
     if parts:
         S, z = trace.arrays[-2:]
         S = np.concatenate([S, z[..., None]], axis=-1)
-    v = x.v if x.eps is None else cast(np, x.v, dtype)
     found = core.record(Inputs(q, k, v, x.g), inner, S, residuals.core_residuals, trace)
-    return found if found is None or x.eps is None else functools.partial(_with_sums, found, plan.overwrite)
+    return found if found is None or x.eps is None else functools.partial(_with_sums, found, plan.overwrite, 0)
 
 
-def _with_sums(found: Any, overwrite: bool, arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
-    """A recorded call whose state is (S, z)."""
-    if overwrite and shares_memory(state, arrays):
+def _with_sums(
+    found: Any, overwrite: bool, width: int, arrays: list[np.ndarray], state: Any, pointers: None = None
+) -> Any:
+    """A recorded call whose state is (S, z); width: bytes from S to z if they are columns of one array, else 0."""
+    if width and first_byte(state[1]) - first_byte(state[0]) != width:
         return None
-    computed = found([*arrays, *(state or ())], None, None)
+    if width:
+        computed = found(arrays, state[0], None)
+    elif overwrite and shares_memory(state, arrays):
+        return None
+    else:
+        computed = found([*arrays, *(state or ())], None, None)
     if computed is None:
         return None
     out, end = computed
-    end = NormalisedState(end[..., :-1], end[..., -1])
-    if overwrite:
-        state[0][...], state[1][...] = end
-        end = NormalisedState(*state)
-    return out, end
+    parts = end[..., :-1], end[..., -1]
+    if overwrite and not width:
+        state[0][...], state[1][...] = parts
+    return out, NormalisedState(*(state if overwrite else parts))
 
 
 register(sys.modules[__name__], MappedInputs)

@@ -1,7 +1,7 @@
 """Recorded plans of calls whose values have a column for the sum of weights, and whose state has two parts.
 
-    v = [values, weights], the state [S, z]: columns do not depend on each other, so that S and z are computed where
-    they lie, one after the other
+    v = [values, weights], the state [S, z]: columns do not depend on each other. Where S and z are the columns of one
+    array, as they are returned, they are computed at once, else one after the other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime.arrays import Array
+from ...runtime.memory import address, first_byte
 from ...runtime.tracing import Trace, plain
 from .. import core
 from ..types import Inputs, Plan
@@ -25,15 +26,62 @@ def record_with_sums(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: T
 
     more: another result of the array calls, which follows S and z.
     """
+    if state is not None and not (state[0].dtype == state[1].dtype == plan.dtype):
+        return None
+    both = None if state is None else joined(*state[:2])
+    if both is not None or (state is None and x.q is not None):
+        return _at_once(x, plan, both, residuals, trace, divide, more)
+    return _one_by_one(x, plan, state, residuals, trace, divide, more)
+
+
+def joined(S: np.ndarray, z: np.ndarray) -> np.ndarray | None:
+    """[S, z] as a view if z lies in the column behind S, as where both are returned; None if it does not."""
+    V, size = S.shape[-1], S.itemsize
+    if S.strides[-1] != size or S.strides[:-1] != z.strides or address(z) != address(S) + V * size:
+        return None
+    return np.lib.stride_tricks.as_strided(S, (*S.shape[:-1], V + 1), S.strides)
+
+
+def _at_once(x: Inputs, plan: Plan, both: Any, residuals: Any, trace: Trace, divide: Divide, more: Any) -> Any:
+    """Of a state whose parts are joined, or of none."""
+    from ..cpu.recurrent.short import in_place  # where a plan is recorded, there are compiled loops
+
+    if plan.overwrite and not in_place(Inputs(*map(plain, x)), plan, both):
+        return None
+
+    def then(out: Array) -> Any:
+        found = divide(out[..., :-1], out[..., -1:])
+        return found if more is None else (found, more)
+
+    found = core.record(x, plan, both, residuals, trace, then)
+    if found is None or (more is not None and x.q is None):
+        return None
+    width = 0 if both is None else (both.shape[-1] - 1) * both.itemsize
+    overwrite = plan.overwrite
+
+    def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
+        S = z = None
+        if state is not None:
+            S, z = state[:2]
+            if first_byte(z) - first_byte(S) != width:
+                return None
+        computed = found(arrays, S, None)
+        if computed is None:
+            return None
+        out, end = computed
+        parts = (S, z) if overwrite else (end[..., :-1], end[..., -1])
+        return (out, parts) if more is None else (out[0], (*parts, out[1].copy()))
+
+    return call
+
+
+def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace, divide: Divide, more: Any) -> Any:
+    """Of S and z that lie apart."""
     from ...ops.cpu.array_calls import computed, place_of  # where a plan is recorded, there are compiled loops
 
-    if not isinstance(x.v, np.ndarray):
-        return None
     add, following = computed(trace)
     x = Inputs(*map(plain, x))
     S, z = (None, None) if state is None else state[:2]
-    if S is not None and not (S.dtype == z.dtype == plan.dtype):
-        return None
     sums = core.record(x._replace(v=x.v[..., -1:]), plan, None if z is None else z[..., None], residuals, following)
     den = np.empty((*x.v.shape[:-2], max(x.v.shape[-2], 0 if x.q is None else x.q.shape[-2]), 1), plan.dtype)
     last = Trace([*following.given, den])

@@ -33,7 +33,7 @@ from ...runtime.tracing import Call, Kernel, Trace, Untraceable, extent
 from .storage import from_bfloat16, from_float16
 
 ABSOLUTE = -1
-LOOP, SUM, EXTREME, WHERE, COPY, WIDEN, NARROW, HALF, BRAIN, KERNEL = range(10)
+LOOP, SUM, EXTREME, WHERE, WIDEN, NARROW, HALF, BRAIN, KERNEL = range(9)
 HEAD, EACH, MOST = 8, 5, 4  # words before the arrays, words of each, arrays of a row at most
 ROW = HEAD + EACH * MOST
 F4, F8, U1, U2, U4, U8 = np.float32(0), np.float64(0), np.uint8(0), np.uint16(0), np.uint32(0), np.uint64(0)
@@ -157,11 +157,7 @@ def widen(own: Whole, n: Whole, size: Whole, kind: Whole):
     step, to_step = a[MOST + 1], a[MOST + 2]
     for i in range(n):
         at, to = a[0] + i * step, a[1] + i * to_step
-        if kind == COPY and size == 4:
-            numbers(to, 1, U4)[0] = numbers(at, 1, U4)[0]
-        elif kind == COPY:
-            numbers(to, 1, U8)[0] = numbers(at, 1, U8)[0]
-        elif kind == WIDEN:
+        if kind == WIDEN:
             numbers(to, 1, F8)[0] = numbers(at, 1, F4)[0]
         elif kind == NARROW:
             numbers(to, 1, F4)[0] = numbers(at, 1, F8)[0]
@@ -220,7 +216,7 @@ def run_row(at: Whole, told: Whole, own: Whole):
             a[MOST] = r[3]
             if kind == WHERE:
                 select(own, r[3], size)
-            elif kind >= COPY:
+            elif kind >= WIDEN:
                 widen(own, r[3], size, kind)
             else:
                 if kind != LOOP:
@@ -340,19 +336,19 @@ def _kind(call: Call) -> tuple[int, int, int]:
     """(kind, function, data)."""
     if call.function == "where":
         return WHERE, 0, 0
+    dtypes = tuple(y.dtype for y in call.arrays)
+    if call.function == "cast" and dtypes[0] == dtypes[1]:
+        return LOOP, *inner_loop(np.positive, dtypes)
     if call.function == "cast":
         return _cast(*call.arrays), 0, 0
-    dtypes = tuple(y.dtype for y in call.arrays)
     if call.is_reduction:
         return (SUM if call.function is np.add else EXTREME), *inner_loop(call.function, (dtypes[0], *dtypes))
     return LOOP, *inner_loop(call.function, dtypes)
 
 
 def _cast(x: np.ndarray, out: np.ndarray) -> int:
-    """The kind of a cast: a copy, or to a wider dtype."""
+    """The kind of a cast between dtypes."""
     names = dtype_name(x), dtype_name(out)
-    if names[0] == names[1] and out.itemsize in (4, 8):
-        return COPY
     kinds = {("float32", "float64"): WIDEN, ("float64", "float32"): NARROW} | {(n, wide): k for n, k in (("float16", HALF), ("bfloat16", BRAIN))
                                                for wide in ("float32", "float64")}  # fmt: skip
     if names not in kinds:

@@ -7,32 +7,21 @@ interpreters with another object layout the pointers are read from the arrays an
 
 from __future__ import annotations
 
-import functools
 import threading
 from array import array
-from ctypes import c_int64
 
 import numpy as np
 
-HEADER = object.__basicsize__
+from ..memory import HEADER, is_behind_the_header
+from ..memory import address as address
+
 RETAINED = 16 << 20  # bytes of scratch memory that a thread holds; a larger buffer is freed after its tasks
 ALIGNED = 64  # bytes of the widest vector
 
 
-def address(y: np.ndarray) -> int:
-    """Address of the first element."""
-    return y.__array_interface__["data"][0]
-
-
-@functools.cache
-def _is_behind_the_head() -> bool:
-    made = [np.arange(3.0), np.arange(6).reshape(2, 3)[:, ::-1]]
-    return all(c_int64.from_address(id(y) + HEADER).value == address(y) for y in made)
-
-
 def handles(arrays: list[np.ndarray]) -> array[int]:
     """A table of handles, and a 0 that compiled code writes to; the arrays must outlive it."""
-    if _is_behind_the_head():
+    if is_behind_the_header():
         return array("q", [*[id(y) + HEADER for y in arrays], 0])
     count = len(arrays)
     row = array("q", [*[0] * count, 0, *[address(y) for y in arrays]])

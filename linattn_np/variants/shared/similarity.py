@@ -19,7 +19,7 @@ from ...call.options import Options
 from ...matrix_state import core as matrix_state
 from ...matrix_state.readouts import mapped
 from ...matrix_state.readouts.mapped import MappedInputs
-from ...matrix_state.readouts.sums import record_with_sums
+from ...matrix_state.readouts.sums import joined, record_with_sums
 from ...matrix_state.types import Inputs, NormalisedState
 from ...ops import averages
 from ...ops.feature_maps import FeatureMap, identity, identity_vjp
@@ -136,11 +136,12 @@ class Similarity(NamedTuple):
     def record(self, call: Any, names: Names, state: Any, residuals: Any) -> Any:
         """The recorded plan of a NumPy call."""
         trace, c = call.variables.traced(names)
-        x = self.to_core(c)
+        x = call.spec.change.to_core(c)
         if isinstance(x, MappedInputs):
-            parts = state if isinstance(state, tuple) else ()
-            trace, c = call.variables.traced(names, *parts)
-            return mapped.record_mapped(self.to_core(c), call.plan, state, residuals, trace)
+            if isinstance(state, tuple) and joined(*state) is None:
+                trace, c = call.variables.traced(names, *state)
+                x = call.spec.change.to_core(c)
+            return mapped.record_mapped(x, call.plan, state, residuals, trace)
         if not c.options["normalize"]:
             return matrix_state.record(x, call.plan, state, residuals, trace)
         eps = c.options["eps"]
