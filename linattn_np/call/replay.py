@@ -26,7 +26,6 @@ import numpy as np
 from ..core import COMPUTATIONS, SAVED_VARIABLE, Computation
 from ..runtime import shapes
 from ..runtime.arrays import cast, is_cupy
-from ..runtime.tracing import Untraceable
 from ..spec import FIXED, Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise
 from .layouts import LAYOUTS, before
@@ -196,7 +195,7 @@ def compiled_plan(
         return None
     try:
         plan = (call.spec.state.record or _record)(call, names, signature[2], residuals)
-    except Untraceable:
+    except Exception:  # the call has been computed: what a trace does not understand must not be an error
         return None
     return plan if plan is None or call.options["layout"] == "time_first" else functools.partial(_one_token, plan)
 

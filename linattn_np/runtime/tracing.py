@@ -62,7 +62,7 @@ class Traced(np.ndarray):
         trace = _trace_of(inputs)
         if method == "reduce" and out is None:
             return trace.reduce(ufunc, *inputs, **more)
-        if method != "__call__" or out is not None or more or ufunc.nout != 1:
+        if method != "__call__" or out is not None or more or ufunc.nout != 1 or ufunc.signature is not None:
             raise Untraceable(f"{ufunc.__name__}.{method}")
         return trace.call(ufunc, inputs)
 

@@ -107,8 +107,8 @@ class Module:
         self.full += 1
         return x.v, state, Saved(x, plan, state, None)
 
-    def record(self, x, plan, state, arrays):
-        assert [y is z for y, z in zip(arrays, (x.q, x.k, x.v), strict=True)] == [True] * 3
+    def record(self, x, plan, state, trace):
+        assert [y is z for y, z in zip(trace.given, (x.q, x.k, x.v), strict=True)] == [True] * 3
 
         def replayed(arrays, state, pointers):
             self.replayed += 1

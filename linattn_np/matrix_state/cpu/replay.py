@@ -50,9 +50,9 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: 
     try:
         final = None if then is None or made.out is None else then(trace.added(made.out))
         programs = array_calls.record(trace, 0, count), array_calls.record(trace, count)
+        return _call(x, plan, state, trace, (made, mine, final), programs)
     except Untraceable:
         return None
-    return _call(x, plan, state, trace, (made, mine, final), programs)
 
 
 class Made(NamedTuple):

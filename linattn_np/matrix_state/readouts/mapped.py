@@ -155,10 +155,13 @@ def record(
     """No plan for a state of the core: record_mapped has one for the public state."""
 
 
-def record_mapped(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace) -> Any:
+def record_mapped(
+    x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, divide: Any
+) -> Any:
     """The plan of a traced call: (arrays, state, pointers) -> (out, state); None without one.
 
-    state: None, S, or (S, z), which are then the last arrays of the trace.
+    state: None, S, or (S, z), which are the last arrays of the trace if they lie apart. divide: of a state with z, what
+    is done to outputs that the core has not divided.
     """
     if residuals.features is not None:
         return None
@@ -169,21 +172,22 @@ def record_mapped(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals,
     inner = plan._replace(features=x.steps._replace(before=None))
     if x.eps is not None:
         sums = None if q is None else trace.new((*x.v.shape[:-2], max(heads, q.shape[-2]), 1), dtype)
-        inner = inner._replace(average=Average(x.eps, sums), overwrite=False)
+        inner = inner._replace(average=Average(x.eps, sums))
     if parts and not all(y.dtype == dtype for y in state):
         return None
     v = x.v if x.eps is None else cast(np, x.v, dtype)
     if parts and (both := joined(*state)) is not None:
-        inner = inner._replace(overwrite=plan.overwrite)
-        found = core.record(Inputs(q, k, v, x.g), inner, both, residuals.core_residuals, trace)
-        width = x.v.shape[-1] * dtype.itemsize
+        found = core.record(Inputs(q, k, v, x.g), inner, both, residuals.core_residuals, trace, divide)
+        width = state[0].shape[-1] * dtype.itemsize
         return found and functools.partial(_with_sums, found, plan.overwrite, width)
     S = state
     if parts:
         S, z = trace.arrays[-2:]
         S = np.concatenate([S, z[..., None]], axis=-1)
-    found = core.record(Inputs(q, k, v, x.g), inner, S, residuals.core_residuals, trace)
-    return found if found is None or x.eps is None else functools.partial(_with_sums, found, plan.overwrite, 0)
+    if divide is not None:
+        inner = inner._replace(overwrite=False)
+    found = core.record(Inputs(q, k, v, x.g), inner, S, residuals.core_residuals, trace, divide)
+    return found if found is None or divide is None else functools.partial(_with_sums, found, plan.overwrite, 0)
 
 
 def _with_sums(

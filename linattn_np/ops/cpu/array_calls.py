@@ -269,11 +269,12 @@ class Places:
         return found
 
     def at(self, place: int) -> tuple[int, int]:
-        """Likewise of an address."""
-        for low, high, base, source in self.known:
-            if low <= place < high:
-                return source, place - base
-        return ABSOLUTE, place
+        """Likewise of an address.   Raises Untraceable inside two given arrays that overlap."""
+        found = [(source, place - base) for low, high, base, source in self.known if low <= place < high]
+        begins = [one for one in found if one[1] == 0]
+        if len(begins or found) > 1:
+            raise Untraceable("arrays that overlap")
+        return (begins or found or [(ABSOLUTE, place)])[0]
 
 
 def record(trace: Trace, first: int = 0, last: int | None = None) -> Program | None:

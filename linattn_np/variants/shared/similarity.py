@@ -10,6 +10,7 @@ unmapped queries and keys (matrix_state/readouts/mapped.py).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -141,7 +142,8 @@ class Similarity(NamedTuple):
             if isinstance(state, tuple) and joined(*state) is None:
                 trace, c = call.variables.traced(names, *state)
                 x = call.spec.change.to_core(c)
-            return mapped.record_mapped(x, call.plan, state, residuals, trace)
+            then = functools.partial(divide, c) if c.options["normalize"] else None
+            return mapped.record_mapped(x, call.plan, state, residuals, trace, then)
         if not c.options["normalize"]:
             return matrix_state.record(x, call.plan, state, residuals, trace)
         eps = c.options["eps"]

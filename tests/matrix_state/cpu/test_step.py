@@ -347,7 +347,7 @@ def test_variants_decode_as_the_definition_does(fn):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_addresses_are_found_or_asked_for(known, monkeypatch):
-    monkeypatch.setattr(handles, "_is_behind_the_head", lambda: known)
+    monkeypatch.setattr(handles, "is_behind_the_header", lambda: known)
     for turn in range(3):
         given, state = arrays(1, seed=turn)
         given["v"] = given["v"][..., ::-1]
