@@ -101,10 +101,15 @@ def unit_rows_vjp(plan: Plan, rows: Rows, grads: Rows) -> Rows:
 # strengths before their sigmoid
 
 
+def strengths(plan: Plan, raw: Array) -> Array:
+    """The strengths of a call, those of raw projections in the compute dtype."""
+    if not plan.beta_sigmoid:
+        return raw
+    return gate_formula.bounded(plan.xp, raw, gate_formula.Bounded(plan.beta_sigmoid), plan.dtype, True)
+
+
 def _strengths(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
-    """The strengths are in the compute dtype."""
-    beta = gate_formula.bounded(plan.xp, x.beta, gate_formula.Bounded(plan.beta_sigmoid), plan.dtype, True)
-    out, end, rest = run(x._replace(beta=beta), plan._replace(beta_sigmoid=0.0), state)
+    out, end, rest = run(x._replace(beta=strengths(plan, x.beta)), plan._replace(beta_sigmoid=0.0), state)
     return out, end, (x.beta, plan, rest)
 
 

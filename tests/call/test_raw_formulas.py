@@ -188,3 +188,15 @@ def test_a_lower_bound_needs_a_gate():
         la.delta_product(**x, lower_bound=-1.0)
     with pytest.raises(TypeError, match="delta_rule: unknown option 'lower_bound'"):
         la.delta_rule(**{n: x[n][:, :, 0] if n != "q" else x[n] for n in ("q", "k", "v", "beta")}, lower_bound=-1.0)
+
+
+@every_rule
+def test_the_numbers_of_raw_projections_are_not_strengths_or_decays(fn):
+    """la.check looks at what is computed from them: beta |k|^2, not the projection times |k|^2."""
+    x, options = raw(fn)
+    options.pop("l2norm_eps")
+    options["qk_l2norm"] = False
+    x["k"] = x["k"] / np.maximum(np.linalg.norm(x["k"], axis=-1, keepdims=True), 1e-9)
+    if "b" in x:
+        x["b"] = np.abs(x["b"])
+    assert not [f for f in la.check(fn, **x, **options) if f.is_error and f.array in ("g", "beta", "k")]
