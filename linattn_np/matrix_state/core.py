@@ -131,7 +131,7 @@ def _recurrent(call: Call) -> tuple[str, int | None]:
 
 REFERENCE = Backend("reference", DEFINITION, _reference_unsupported, _recurrent)
 CHUNKS = Backend("chunks", ARRAY, _chunks_unsupported, lambda call: ARRAY.form(call), forced=policy.in_chunks)
-NUMBA = Backend("numba", CPU, _numba_unsupported, lambda call: CPU.form(call), lambda call: CPU.HANDLES,
+NUMBA = Backend("numba", CPU, _numba_unsupported, lambda call: CPU.form(call), lambda call: CPU.handles(call),
                 describe=lambda call: CPU.describe(call))
 CUDA = Backend("cuda", CUDA_MODULE, _cuda_unsupported, lambda call: CUDA_MODULE.form(call),
                lambda call: CUDA_MODULE.handles(call), describe=lambda call: CUDA_MODULE.describe(call))
