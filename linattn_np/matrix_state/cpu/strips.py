@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import policy
-from .table import CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STATE, STOP, TO, WIDTH
+from .table import CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
 
 
 def strips(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, kept: int = 0,
