@@ -284,7 +284,7 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "scale": scale_of, "l2norm_eps": _l2norm_eps, "lower_bound": _lower_bound,
 } | {name: functools.partial(_boolean, name) for name in (
     "return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm", "beta_sigmoid",
-    "allow_neg_eigval", "check")}  # fmt: skip
+    "allow_neg_eigval", "check", "reverse")}  # fmt: skip
 
 
 # states: one array in most variants, a named tuple of arrays in some

@@ -67,6 +67,10 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
                 found = plan(given, state, pointers)
             if found is not None:
                 return new(Result, found) if returns_state else found[0]
+    if keywords.get("reverse") is True:
+        from . import reverse
+
+        return reverse.run(run, spec, arrays, keywords, signature)
     with limit(spec, keywords):
         call = prepare(spec, arrays, keywords)
         if call.is_cut:

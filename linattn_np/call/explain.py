@@ -50,6 +50,8 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     x = with_all_queries(call).inputs()
     found = core_of(x).explain(spec.name, x, call.plan, call.options["backend"])
     reason = found.reason + "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
+    if call.options["reverse"]:
+        reason += "; on tokens in reverse order"
     if call.is_cut:
         reason += f"; in {len(cut(call)[0])} pieces"
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)

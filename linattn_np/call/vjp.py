@@ -42,6 +42,10 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     signature = replay.signature(spec, arrays, keywords)
     plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
     if plan is None or signature is None:
+        if keywords.get("reverse") is True:
+            from . import reverse
+
+            return reverse.run_vjp(run_vjp, spec, arrays, keywords, signature)
         with limit(spec, keywords):  # num_threads is checked first, as in `run`
             call = _with_backward(prepare(spec, arrays, keywords))
         if call.is_cut:
@@ -53,6 +57,8 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             computed = plan.forward(call)
             found = finish(call, *computed[:2])
         return _with_pullback(call, plan.core, computed, found, by_name(spec, arrays, keywords))
+    if type(plan) is replay.Composed:
+        return plan.vjp(signature)
     if not plan.replayable:
         return _in_full(_with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
     found, residuals = plan(arrays, keywords, signature[3])
