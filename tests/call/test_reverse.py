@@ -11,6 +11,7 @@ import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.testing import check_vjp, relative_error
 from tests.cases import PLAIN, call, cotangents, draw, naive, parts, parts_like, with_gradients
+from tests.matrix_state.cuda import test_step_calls as step_calls
 
 every_variant = pytest.mark.parametrize("case", PLAIN, ids=lambda c: c.fn.__name__)
 CELLS = [c for c in PLAIN if c.fn in (la.gated_delta_rule, la.gla, la.rwkv6, la.rwkv7, la.delta_product, la.mamba2,
@@ -132,6 +133,24 @@ def test_states_at_positions_and_fewer_queries():
     assert relative_error(found.k, expected.k) <= 1e-12
     few = arrays | {"q": arrays["q"][:, :4]}
     assert relative_error(la.gated_delta_rule(**few, state=state, reverse=True), out[:, :4]) <= 1e-12
+
+
+launched, public = step_calls.launched, step_calls.public
+
+
+def test_launches_on_a_device_are_replayed(public, monkeypatch):
+    """On stubs of CuPy arrays: the kernels take arrays without gaps, and the recorded launches those of each call."""
+    for seed in range(3):
+        arrays = step_calls.arrays_of(la.gated_delta_rule, T=5, seed=seed)
+        state = np.random.default_rng(seed).standard_normal((2, 4, 8, 4)).astype(np.float32)
+        expected = la.gated_delta_rule(**arrays, state=state, reverse=True, return_state=True)
+        there = {n: step_calls.stub(x) for n, x in arrays.items()}
+        out, end = la.gated_delta_rule(**there, state=step_calls.stub(state), reverse=True, return_state=True)
+        assert relative_error(np.asarray(out), expected.out) <= 1e-5
+        assert relative_error(np.asarray(end), expected.state) <= 1e-5
+        assert len(step_calls.device_plans()) == 1
+        if seed == 0:
+            monkeypatch.setattr("linattn_np.call.dispatch.prepare", None)  # not called again
 
 
 @pytest.mark.parametrize("ragged", [False, True])
