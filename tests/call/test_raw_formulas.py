@@ -200,3 +200,15 @@ def test_the_numbers_of_raw_projections_are_not_strengths_or_decays(fn):
     if "b" in x:
         x["b"] = np.abs(x["b"])
     assert not [f for f in la.check(fn, **x, **options) if f.is_error and f.array in ("g", "beta", "k")]
+
+
+@pytest.mark.parametrize("fn", [la.kda, la.gdn2], ids=lambda f: f.__name__)
+def test_every_library(library, fn):
+    x, options = raw(fn, T=9, dtype=np.float32)
+    out, pull = la.vjp(fn, **x, **options)
+    there = {n: library.bring(y) for n, y in x.items()}
+    found, pulled = la.vjp(fn, **there, **options)
+    assert isinstance(found, library.kind)
+    assert relative_error(library.see(found), out) <= 1e-5
+    for name, d in pulled(found)._asdict().items():
+        assert d is None or relative_error(library.see(d), getattr(pull(out), name)) <= 1e-4, name
