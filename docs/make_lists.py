@@ -16,7 +16,7 @@ from linattn_np import catalog
 from linattn_np.call.options import COMMON
 
 TOP = Path(__file__).resolve().parent.parent
-PAGES = (TOP / "docs" / "family_table.md", TOP / "README.md")
+PAGES = (TOP / "docs" / "family_table.md",)
 REFERENCE = TOP / "docs" / "reference"
 STUB = TOP / "linattn_np" / "__init__.pyi"
 BEGIN, END = "<!-- family table -->", "<!-- end -->"
