@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import linattn_np as la
-from linattn_np import catalog
 from linattn_np.call.options import COMMON
 
 TOP = Path(__file__).resolve().parent.parent
@@ -70,16 +69,81 @@ def own(module: Any) -> list[tuple[str, Any]]:
     return [(n, x) for n, x in every if not n.startswith("_") and inspect.getdoc(x)]
 
 
+LITERALS = {
+    "layout": 'Literal["time_first", "heads_first"]', "precision": 'Literal["tf32"] | None',
+    "backend": 'Literal["reference", "chunks", "numba", "cuda"] | None',
+    "chunk_states": 'Literal["loop", "scan"] | None',
+    "chunk_size": 'int | Literal["parallel"] | None', "scale": "float | None", "num_threads": "int | None",
+}  # fmt: skip
+STATED = ("return_state", "return_states_at")
+
+
+def class_of(fn: Any) -> str:
+    """'_GatedDeltaRule'."""
+    return "_" + "".join(word.capitalize() for word in fn.__name__.split("_"))
+
+
+def call(arrays: str, options: str, result: str) -> list[str]:
+    """One overload of a call."""
+    return ["    @overload", "    def __call__(", f"        self, {arrays}, *, {options}", f"    ) -> {result}: ..."]
+
+
+def typed(fn: Any) -> list[str]:
+    """The class of a variant's function and that of its gradients, for type checkers."""
+    spec, name = fn.spec, class_of(fn)
+    arrays = []
+    for n, arg in spec.arrays.items():
+        kind = "A" if n == spec.change.value else "Any"
+        arrays.append(f"{n}: {kind}" + " = ..." * arg.optional)
+    options = {**spec.options.defaults, **COMMON}
+    words = [f"{n}: {LITERALS.get(n, 'bool' if isinstance(v, bool) else 'Any')} = ..."
+             for n, v in options.items() if n not in STATED]
+    rest = ", ".join(words)
+    calls = [("return_state: Literal[False] = ..., return_states_at: None = ...", "A"),
+             ("return_state: Literal[True], return_states_at: None = ...", "Result[A]"),
+             ("return_state: bool = ..., return_states_at: Any", "StatesResult[A]"),
+             ("return_state: bool, return_states_at: None = ...", "A | Result[A]")]  # fmt: skip
+    lines = [f"class {name}Gradients(NamedTuple):", *(f"    {n}: Any" for n in (*spec.arrays, "state")), "",
+             f"class {name}:", f'    """{spec.sentence} {spec.equation}"""', "", "    __name__: str",
+             "    spec: VariantSpec", "    samples: _Samples"]  # fmt: skip
+    every = ", ".join(arrays)
+    if spec.change.query is not None:  # without queries the state alone
+        lines += call(every.replace(f"{spec.change.query}: Any", f"{spec.change.query}: None"),
+                      "return_state: bool = ..., return_states_at: None = ..., " + rest, "Result[None]")
+    for stated, result in calls:
+        lines += call(every, f"{stated}, {rest}", result)
+    return [*lines, "", f"{fn.__name__}: {name}", ""]
+
+
+def typed_vjp(fns: list[Any]) -> list[str]:
+    """The overloads of vjp: the gradients of each variant by name."""
+    lines = []
+    for fn in fns:
+        name = class_of(fn)
+        lines += ["@overload", f"def vjp(fn: {name}, *arrays: Any, **options: Any) -> "
+                  f"tuple[Any, Callable[..., {name}Gradients]]: ..."]  # fmt: skip
+    return [*lines, "@overload", "def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> "
+            "tuple[Any, Callable[..., Any]]: ...", ""]
+
+
 def stub() -> str:
-    """The public names as imports, for type checkers and editors."""
-    homes = {name: home for name, home in la._HOMES.items() if name not in ("VARIANTS", "SPECS")}
-    homes |= {name: f".variants.{home}" for name, home in catalog.modules().items()}
+    """The public names with their types, for type checkers and editors."""
+    homes = {name: home for name, home in la._HOMES.items() if name not in ("VARIANTS", "SPECS", "vjp")}
     homes |= {name: home.rpartition(".")[0] or "." for name, home in la._MODULES.items()}
+    fns = sorted(la.VARIANTS, key=lambda fn: fn.__name__)
     lines = [f"from {home} import {name} as {name}" for home, name in sorted((h, n) for n, h in homes.items())]
-    lines.append("from .spec import VariantFunction as _VariantFunction")
+    lines += ["from .spec import Samples as _Samples", "from .spec import VariantFunction as _VariantFunction"]
     lines.sort(key=lambda line: (line.split()[1], line.split()[3]))
-    return "\n".join(["# Written by `python docs/make_lists.py`.", "", *lines, "", "__version__: str",
-                      "VARIANTS: tuple[_VariantFunction, ...]", "SPECS: tuple[VariantSpec, ...]", ""])
+    head = [
+        "# Written by `python docs/make_lists.py`.", "# ruff: noqa: E501", "",
+        "from collections.abc import Callable",
+        "from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload", "", *lines, "",
+        "__version__: str", "VARIANTS: tuple[_VariantFunction, ...]", "SPECS: tuple[VariantSpec, ...]", "",
+        'A = TypeVar("A")', "", "class Result(NamedTuple, Generic[A]):", "    out: A", "    state: Any", "",
+        "class StatesResult(NamedTuple, Generic[A]):", "    out: A", "    state: Any", "    states: Any", "",
+    ]  # fmt: skip
+    every = [line for fn in fns for line in typed(fn)]
+    return "\n".join([*head, *every, *typed_vjp(fns)])
 
 
 def main() -> int:

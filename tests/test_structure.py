@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 import threading
@@ -308,8 +309,6 @@ def test_no_loop_without_a_variant():
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
 def test_the_signature_is_that_of_the_spec(fn):
-    import inspect
-
     parameters = inspect.signature(fn).parameters
     arrays = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert arrays == list(fn.spec.arrays)
@@ -377,17 +376,25 @@ def test_the_window_shows_the_functions_and_nothing_else():
 
 
 def test_type_checkers_see_what_is_there():
-    """The stub names what `__all__` does, from where it is loaded."""
-    seen = {}
-    for node in ast.walk(ast.parse((ROOT / "__init__.pyi").read_text())):
+    """The stub names what `__all__` does; every variant has its arrays and options, and its gradients their names."""
+    seen, classes = set(), {}
+    for node in ast.parse((ROOT / "__init__.pyi").read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.level:
-            seen |= {alias.name: node.module for alias in node.names if alias.asname == alias.name}
+            seen |= {alias.name for alias in node.names if alias.asname == alias.name}
         elif isinstance(node, ast.AnnAssign):
-            seen[node.target.id] = "catalog"
-    assert seen.pop("__version__")
-    assert set(seen) == set(la.__all__)
+            seen.add(node.target.id)
+            classes[node.target.id] = ast.unparse(node.annotation)
+        elif isinstance(node, ast.FunctionDef):
+            seen.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            classes[node.name] = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AnnAssign)]
+    assert seen - {"__version__"} == set(la.__all__)
     for fn in la.VARIANTS:
-        assert fn.__module__ == f"linattn_np.{seen[fn.__name__]}"
+        name = classes[fn.__name__]
+        for call in (n for n in classes[name] if isinstance(n, ast.FunctionDef)):
+            words = [a.arg for a in (*call.args.args[1:], *call.args.kwonlyargs)]
+            assert sorted(words) == sorted(inspect.signature(fn).parameters)
+        assert [n.target.id for n in classes[f"{name}Gradients"]] == [*fn.spec.arrays, "state"]
 
 
 def test_ml_dtypes_is_not_imported_for_a_call_without_it():

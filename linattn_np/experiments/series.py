@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -93,5 +93,6 @@ def _help() -> tuple[str, np.ndarray]:
 def _eeg() -> tuple[str, np.ndarray]:
     from matplotlib import cbook
 
-    with cbook.get_sample_data("eeg.dat") as file:
+    opened: Any = cbook.get_sample_data("eeg.dat")
+    with opened as file:
         return "an EEG (matplotlib's sample data)", np.frombuffer(file.read(), np.float64).reshape(800, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 
 import linattn_np as la
 
-FORMS = {"recurrent": {"chunk_size": 1}, "chunks": {"chunk_size": None}, "parallel": {"chunk_size": "parallel"}}
+SIZES: dict[str, int | str | None] = {"recurrent": 1, "chunks": None, "parallel": "parallel"}  # chunk_size of a form
 WINDOW = 8  # samples that a token's vectors are made of
 ROWS = 256  # queries of softmax attention at once
 EPS = float(np.finfo(np.float32).eps)
@@ -106,22 +107,22 @@ def compare_function(
     fn: Any, series: np.ndarray, lengths: list[int], H: int, D: int, backend: str | None, rates: Machine
 ) -> list[Row]:
     """The rows of a function: its forms."""
-    rows = [Row(fn.__name__, form) for form in FORMS]
+    rows = [Row(fn.__name__, form) for form in SIZES]
     for T in lengths:
         wide = vectors(fn, series, T, H, D)
         arrays = {n: x.astype(np.float32) for n, x in wide.items()}
         exact = fn(**wide, backend="reference") if min(lengths) == T and T <= EXACT else None
         for row in rows:
-            options: dict[str, Any] = {**FORMS[row.form], "backend": backend}
-            call = lambda options, arrays=arrays: fn(**arrays, **options)  # noqa: E731
+            options: dict[str, Any] = {"chunk_size": SIZES[row.form], "backend": backend}
+            call = functools.partial(fn, **arrays, **options)
             if exact is not None:
-                difference = np.max(np.abs(call(options) - exact)) / max(np.max(np.abs(exact)), 1e-30)
+                difference = np.max(np.abs(call() - exact)) / max(np.max(np.abs(exact)), 1e-30)
                 row.error = float(difference / EPS)
-            row.seconds[T] = best(lambda call=call, options=options: call(options))
+            row.seconds[T] = best(call)
             found = la.explain(fn, **arrays, **options)
             row.predicted[T] = max(found.operations / rates.operations, found.bytes / rates.bytes)
             if max(lengths) == T:
-                row.peak = peak_of(lambda call=call, options=options: call(options))
+                row.peak = peak_of(call)
     return rows
 
 
@@ -134,10 +135,11 @@ def compare_softmax(series: np.ndarray, lengths: list[int], H: int, D: int, rate
         if min(lengths) == T:
             exact = softmax_attention(wide["q"], wide["k"], wide["v"])
             row.error = float(np.max(np.abs(softmax_attention(q, k, v) - exact)) / np.max(np.abs(exact)) / EPS)
-        row.seconds[T] = best(lambda x=(q, k, v): softmax_attention(*x))
+        call = functools.partial(softmax_attention, q, k, v)
+        row.seconds[T] = best(call)
         row.predicted[T] = max(4 * H * D * T * (T + ROWS) / 2 / rates.operations, 4 * T * H * D * 4 / rates.bytes)
         if max(lengths) == T:
-            row.peak = peak_of(lambda x=(q, k, v): softmax_attention(*x))
+            row.peak = peak_of(call)
     return row
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     picture = args.out / "fit.png"
     _draw(picture, fits, linear, series.name)
     for f in fits:
-        np.savez(args.out / f"{f.name}.npz", **f.parameters)
+        arrays: Any = f.parameters
+        np.savez(args.out / f"{f.name}.npz", **arrays)
     sys.stdout.write(f"picture: {picture}; parameters: {args.out}/NAME.npz\n")
     return 0
 
