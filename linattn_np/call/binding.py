@@ -121,7 +121,8 @@ def _plan(
         scale = max(sizes.K, 1) ** -0.5 if spec.scaled else 1.0
     plan = CallPlan(
         xp, dtype, scale, options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
-        overwrite=options["overwrite_state"], precision=options["precision"],
+        overwrite=options["overwrite_state"], precision=options["precision"], has_state=options["state"] is not None,
+        returns_state=options["return_state"] or options["overwrite_state"],
     )
     return spec.core.plan(plan, spec, options, sizes)
 
