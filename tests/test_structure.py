@@ -335,6 +335,24 @@ def test_the_lists_that_are_written_are_up_to_date():
     assert ran.returncode == 0, ran.stderr
 
 
+BY_NAME = ("formulas", "naive", "experiments", "sanitized")  # sources' formulas, loops, memories, calls of kernels
+
+
+def test_no_test_lists_functions_by_name():
+    """Tests of several functions choose them by a trait of their spec: a new function is among them."""
+    names, found = {spec.name for spec in la.SPECS}, []
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        if {*path.parts, path.stem} & set(BY_NAME):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            each: list[Any] = node.elts if isinstance(node, ast.List | ast.Tuple | ast.Set) else []
+            each = node.keys if isinstance(node, ast.Dict) else each
+            listed = [x for x in each if getattr(x, "attr", getattr(x, "value", None)) in names]
+            if len(listed) > 1:
+                found.append(f"{path.name}: {ast.unparse(node)}")
+    assert found == []
+
+
 # the import
 
 
