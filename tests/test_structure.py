@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from tests.naive import NAIVE
 
 ROOT = Path(la.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
+DOCS = ROOT.parent / "docs"
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 LAYERS = (  # from the bottom up; what stands on one line does not import each other
     ("runtime",), ("ops",), ("core",), ("matrix_state",), ("spec",), ("products",), ("call", "sampling"), ("variants",),
@@ -300,6 +302,16 @@ def test_every_variant_is_in_every_list(fn):
     assert fn.spec in la.SPECS
     assert fn.spec.name in NAIVE
     assert f"`{fn.spec.name}`" in la.family_table()
+
+
+@pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no pages")
+def test_every_variant_has_a_row_and_a_section_and_every_section_a_variant():
+    text = (DOCS / "variants.md").read_text("utf-8")
+    rows = re.findall(r"^\| \[`(\w+)`\]\(#[\w-]+\) \|", text, re.MULTILINE)
+    headings = [name for line in re.findall(r"^## (.*)$", text, re.MULTILINE) for name in line.split(", ")]
+    names = [spec.name for spec in la.SPECS]
+    assert rows == names
+    assert sorted(headings) == sorted(names)
 
 
 def test_no_loop_without_a_variant():
