@@ -16,6 +16,7 @@ from ..runtime.values import check_word, is_finite, is_real, is_whole, is_word, 
 from ..spec import Variables, VariantSpec
 from . import layouts
 from .options import COMMON
+from .overwrite import check_inputs_apart, check_overwritten
 
 
 class Prepared(NamedTuple):
@@ -106,10 +107,9 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
                   axes=axes, kernels=options["backend"] in (None, "cuda"))
     core_state, rows, plan = _enter_state(spec, c, plan, state)
     if options["overwrite_state"]:
-        from .overwrite import check_inputs_apart, check_overwritten
-
-        check_overwritten(fn, state, plan, own)
-        check_inputs_apart(fn, state, entered)
+        parts = flatten("state", state)
+        check_overwritten(fn, parts, plan, flatten("state", own))
+        check_inputs_apart(fn, parts, entered)
     return Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
 
 
