@@ -34,7 +34,7 @@ LAYERS = (  # from the bottom up; what stands on one line does not import each o
 LAYER = {name: n for n, names in enumerate(LAYERS) for name in names}
 CORES = ("matrix_state",)
 USERS = ("experiments", "bridges")  # they see the package itself, as a user does
-FRAMEWORKS = {"cupy", "torch", "jax", "tensorflow", "mlx", "dask"}
+FRAMEWORKS = {"cupy", "torch", "jax", "tensorflow", "mlx", "dask", "onnx"}
 EXTRAS = {"matplotlib", "rich", "tqdm", "threadpoolctl", "pandas", "scipy"}
 
 
