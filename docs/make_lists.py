@@ -22,7 +22,7 @@ from linattn_np.matrix_state.types import Decay, Erase, Readout
 
 TOP = Path(__file__).resolve().parent.parent
 VARIANTS = TOP / "docs" / "variants.md"
-PAGES = (TOP / "docs" / "family_table.md", TOP / "README.md", VARIANTS)
+PAGES = (TOP / "docs" / "family_table.md", VARIANTS)
 REFERENCE = TOP / "docs" / "reference"
 STUB = TOP / "linattn_np" / "__init__.pyi"
 END = "<!-- end -->"
