@@ -13,6 +13,12 @@ from .call.options import Options as Options
 from .call.read import read as read
 from .call.step import step as step
 from .catalog import family_table as family_table
+from .filters import delay_line as delay_line
+from .filters import lms as lms
+from .filters import nlms as nlms
+from .filters import rls as rls
+from .filters.arguments import Filtered as Filtered
+from .filters.arguments import RLSState as RLSState
 from .matrix_state.types import BoundedState as BoundedState
 from .matrix_state.types import NormalisedState as NormalisedState
 from .matrix_state.types import SlotState as SlotState
