@@ -162,7 +162,8 @@ class Flipped:
         """A cotangent, flipped; what has too few axes is left to the checks of the usual direction."""
         d = normalise(self.spec, name, d, self._call.options)
         _, entered = enter(self.spec.name, flatten(name, d), self.library)
-        each = [x if axis is None or x.ndim < 3 else flip(self.xp, x, axis) for x in entered.values()]
+        least = 0 if axis is None else axis + 1 if axis >= 0 else -axis  # axes that it needs
+        each = [x if axis is None or x.ndim < least else flip(self.xp, x, axis) for x in entered.values()]
         return unflatten(d, each)
 
 

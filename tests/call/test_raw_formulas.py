@@ -7,11 +7,13 @@ import pytest
 
 import linattn_np as la
 from linattn_np.testing import check_vjp, relative_error, sample
+from tests.cases import one_per
 from tests.naive import NAIVE
 
-RULES = (la.delta_rule, la.gated_delta_rule, la.kda, la.comba, la.delta_product, la.gdn2)
+RULES = [fn for fn in la.VARIANTS if "l2norm_eps" in fn.spec.options.defaults]
+GATED = [fn for fn in RULES if "lower_bound" in fn.spec.options.defaults]
 every_rule = pytest.mark.parametrize("fn", RULES, ids=lambda f: f.__name__)
-gated = pytest.mark.parametrize("fn", RULES[1:], ids=lambda f: f.__name__)
+gated = pytest.mark.parametrize("fn", GATED, ids=lambda f: f.__name__)
 BACKENDS = pytest.mark.parametrize("backend", ["chunks", "reference", "numba"])
 EPS, BOUND = 0.3, -2.0  # large enough to be seen
 
@@ -202,7 +204,7 @@ def test_the_numbers_of_raw_projections_are_not_strengths_or_decays(fn):
     assert not [f for f in la.check(fn, **x, **options) if f.is_error and f.array in ("g", "beta", "k")]
 
 
-@pytest.mark.parametrize("fn", [la.kda, la.gdn2], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", one_per(lambda spec: spec.change.erase_key, GATED), ids=lambda f: f.__name__)
 def test_every_library(library, fn):
     x, options = raw(fn, T=9, dtype=np.float32)
     out, pull = la.vjp(fn, **x, **options)

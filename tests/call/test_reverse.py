@@ -10,12 +10,11 @@ import pytest
 import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.testing import check_vjp, relative_error
-from tests.cases import PLAIN, call, cotangents, draw, naive, parts, parts_like, with_gradients
+from tests.cases import PLAIN, call, cotangents, draw, naive, one_per, parts, parts_like, with_gradients
 from tests.matrix_state.cuda import test_step_calls as step_calls
 
 every_variant = pytest.mark.parametrize("case", PLAIN, ids=lambda c: c.fn.__name__)
-CELLS = [c for c in PLAIN if c.fn in (la.gated_delta_rule, la.gla, la.rwkv6, la.rwkv7, la.delta_product, la.mamba2,
-                                      la.linear_attention, la.gsa)]  # fmt: skip
+CELLS = one_per(lambda spec: (spec.decay, spec.erase, spec.readout, spec.micro_steps, spec.query_reads), PLAIN)
 every_cell = pytest.mark.parametrize("case", CELLS, ids=lambda c: c.fn.__name__)
 OFFSETS = [0, 5, 5, 12]
 

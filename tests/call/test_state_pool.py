@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from tests.cases import cell, one_per
 
 SIZES = {"T": 3, "H": 2, "K": 5, "V": 4}
 ROWS = [4, 0, 2]
@@ -123,8 +124,7 @@ def no_copies(monkeypatch):
         monkeypatch.setattr(name, fails)
 
 
-@pytest.mark.parametrize("fn", [la.gated_delta_rule, la.kda, la.simple_gla, la.rwkv6, la.rwkv7, la.delta_product],
-                         ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", one_per(cell), ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("T", [1, 5, 70])
 def test_compiled_loops_read_and_write_the_rows_where_they_lie(fn, T, no_copies):
     rng = np.random.default_rng(0)

@@ -189,7 +189,7 @@ def test_reverse(cp, T, offsets):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("T", [1, 70])
-@pytest.mark.parametrize("fn", [la.delta_rule, la.gated_delta_rule, la.kda, la.comba, la.delta_product, la.gdn2],
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if "l2norm_eps" in fn.spec.options.defaults],
                          ids=lambda f: f.__name__)
 def test_raw_projections_as_published(cp, fn, T, dtype):
     """An eps in the norm, the sigmoid of beta, a gate with a lower bound: forward and gradients against float64."""
