@@ -431,3 +431,10 @@ def test_ml_dtypes_is_not_imported_for_a_call_without_it():
     loaded = loaded_by("import numpy as np, linattn_np as la; q = np.ones((4, 2, 3)); "
                        "la.vjp(la.kda, q, q, q, -q, q[..., 0], backend='chunks')")
     assert not loaded & (FRAMEWORKS | {"ml_dtypes", "numba", "llvmlite"})
+
+
+@pytest.mark.skipif(not (ROOT.parent / "pyproject.toml").exists(), reason="an installed package has no project files")
+def test_the_version_is_the_same_everywhere():
+    top = ROOT.parent
+    assert f'\nversion = "{la.__version__}"\n' in (top / "pyproject.toml").read_text("utf-8")
+    assert f"\nversion: {la.__version__}\n" in (top / "CITATION.cff").read_text("utf-8")
