@@ -14,11 +14,9 @@ from .matrix_state import core as matrix_state
 from .matrix_state.types import Decay, Erase, EraseKey, Readout, ReadState
 from .runtime.arrays import Array, Namespace
 from .runtime.shapes import Sequence, Sizes
-from .runtime.tracing import Trace
 
 CoreInputs = TypeVar("CoreInputs")  # Inputs in most variants; a read-out may have inputs of its own
 Names = Items[str]
-FIXED = ("xp", "dtype", "sizes", "options", "name", "sequences", "axes", "kernels")  # of Variables, beside the arrays
 Gradients = dict[str, Array]  # by public name
 
 
@@ -33,12 +31,6 @@ class Variables(SimpleNamespace):
     sequences: tuple[Sequence, ...]
     axes: Mapping[str, str]  # of the arrays, time first
 
-    def traced(self, names: Names, *more: Array) -> tuple[Trace, Variables]:
-        """A trace of the arrays of these names, and of `more`, and a copy with traced arrays."""
-        trace = Trace([*(getattr(self, n) for n in names), *more])
-        own = {n: x for n, x in vars(self).items() if n in FIXED or n in self.axes}  # not what was computed from them
-        return trace, Variables(**own | dict(zip(names, trace.arrays, strict=False)))
-
     def extended(self, more: Mapping[str, Any]) -> Variables:
         """A copy with more attributes."""
         return Variables(**vars(self), **more) if more else self
@@ -49,12 +41,15 @@ class ArgSpec:
     """One array of a variant: its axes, with "|" between alternatives, and a description.
 
     reinterprets: the array whose meaning it changes, if any (with A_log, g is a raw projection, not a log decay).
+    limits: its least and largest sensible value (`la.check`), unless one of the options or arrays `raw_with` is given.
     """
 
     axes: str
     description: str
     optional: bool = False
     reinterprets: str | None = None
+    limits: tuple[float, float] | None = None
+    raw_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class Record(Protocol):
     """Returns the plan that call/replay.py records for calls on NumPy arrays, or None for a call without one.
 
     call is the Prepared call, names those of its arrays in the order of the plan, state the public one. A plan maps
-    (arrays, state, pointers) to (out, public state), or None if these arrays need a call in full. May raise Untraceable.
+    (arrays, state, pointers) to (out, public state), or None if these arrays need a call in full. Errors mean no plan.
     """
 
     def __call__(self, call: Any, names: Names, state: Any, residuals: Any, /) -> Callable[..., Any] | None: ...

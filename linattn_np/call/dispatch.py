@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 from ..core import COMPUTATIONS, Computation
 from ..runtime import threads
 from ..runtime.arrays import Array, cast, is_mutable
+from ..runtime.tracing import Trace
 from ..spec import Samples, VariantSpec
 from . import pieces, replay
 from .agreement import agrees
 from .binding import Prepared, prepare, threads_of
 from .layouts import LAYOUTS
+from .lazy import lazy_bridge
 from .options import COMMON
 from .overwrite import overlaps
 from .results import Result
@@ -68,15 +70,23 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
                 found = plan(given, state, pointers)
             if found is not None:
                 return new(Result, found) if returns_state else found[0]
+    if signature is None and (bridge := lazy_bridge(arrays, keywords)) is not None:
+        found = bridge.run(spec, arrays, keywords)
+        if found is not NotImplemented:
+            return found
+    if keywords.get("reverse") is True:
+        from . import reverse
+
+        return reverse.run(run, spec, arrays, keywords, signature)
     with limit(spec, keywords):
         call = prepare(spec, arrays, keywords)
         if call.is_cut:
             return pieces.forward(call, keywords, _run_piece, _final)
         with call.recorder or NO_LIMIT:
             x = call.inputs()
-            core_out, end, residuals = core_of(x).forward(spec.name, x, call.plan, call.state, call.options["backend"])
-            out, state = finish(call, core_out, end)
-        if signature is not None and not call.doubtful_layout:
+            out, end, residuals = core_of(x).forward(spec.name, x, call.plan, call.state, call.options["backend"])
+            out, state = finish(call, out, end)
+        if signature is not None and call.is_recordable:
             _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
         return Result(out, state) if out is None or call.options["return_state"] else out
 
@@ -151,17 +161,24 @@ def _record(
             plan = device_replay.plan_of(signature, given, call.recorder, (out, state), own_state)
     if plan is None and replay.is_storable(signature):
         names = replay.names_of(call.spec, signature, arrays, keywords)
-        template = None if names is None else replay.Template(call, names, core_of(x), residuals)
-        if template is not None and call.recorder is None:
-            plan = replay.compiled_plan(call, signature, names, residuals)
-            if plan is not None and not agrees(plan, functools.partial(bound, template), *signature[1:3]):
-                plan = None
-        if plan is None and names is not None and not (call.options["overwrite_state"] and isinstance(state, tuple)):
-            plan = functools.partial(bound, template)
+        if names is not None:
+            in_part = functools.partial(bound, replay.Template(call, names, core_of(x), residuals))
+            if call.recorder is None:
+                plan = _whole_plan(call, signature, names, residuals, in_part)
+            if plan is None and not (call.options["overwrite_state"] and isinstance(state, tuple)):
+                plan = in_part
         plan = plan or replay.computed_in_full
     if plan is not None:
         returns_state = out is None or call.options["return_state"]
         replay.store(signature[0], replay.Recorded(plan, returns_state, call.options["num_threads"] is not None))
+
+
+def _whole_plan(call: Prepared, signature: replay.Signature, names: Any, residuals: Any, in_part: Any) -> Any:
+    """The plan of everything that a call on NumPy arrays computes; None without one, or if it does not agree."""
+    listed = Trace.listed
+    plan = replay.compiled_plan(call, signature, names, residuals)
+    is_tried = plan is None or Trace.listed == listed or agrees(plan, in_part, *signature[1:3])
+    return plan if is_tried else None
 
 
 def bound(template: replay.Template, arrays: list[Array], state: Any, pointers: Any) -> tuple[Any, Any] | None:

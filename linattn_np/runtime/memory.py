@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import functools
-from ctypes import c_int64
 from typing import NamedTuple
 
 import numpy as np
 
 from .arrays import Array
-
-
-HEADER = object.__basicsize__  # in NumPy's C ABI the data pointer follows the object header
 
 
 class Place(NamedTuple):
@@ -26,18 +22,6 @@ class Place(NamedTuple):
 def address(x: np.ndarray) -> int:
     """Address of the first element."""
     return x.__array_interface__["data"][0]
-
-
-def first_byte(x: np.ndarray) -> int:
-    """`address`, several times as fast where the pointer can be read from the object."""
-    return c_int64.from_address(id(x) + HEADER).value if is_behind_the_header() else address(x)
-
-
-@functools.cache
-def is_behind_the_header() -> bool:
-    """Whether the data pointer of an array follows its object header."""
-    made = [np.arange(3.0), np.arange(6).reshape(2, 3)[:, ::-1]]
-    return all(c_int64.from_address(id(y) + HEADER).value == address(y) for y in made)
 
 
 def place_of(x: Array) -> Place | None:

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .memory import address
-
 LONGEST = 1 << 20  # bytes of what the calls compute: larger calls gain nothing
 RESERVED = 1024  # bytes at the beginning, for arguments of a call
 ALIGNED = 64
 CONSTANTS = (np.zeros_like, np.ones_like, np.full_like)
 REDUCTIONS = {np.sum: np.add, np.max: np.maximum, np.min: np.minimum}
+
+
+FIXED = ("xp", "dtype", "sizes", "options", "name", "sequences", "axes", "kernels")  # of Variables, beside the arrays
 
 
 class Untraceable(Exception):
@@ -113,6 +114,8 @@ def _trace_of(inputs: Sequence[Any]) -> Trace:
 class Trace:
     """The calls on the arrays of one public call, and the memory of all that they computed."""
 
+    listed = 0  # calls of all traces
+
     def __init__(self, arrays: Sequence[np.ndarray]):
         """arrays: given at each call, in this order."""
         self.given = list(arrays)
@@ -160,6 +163,7 @@ class Trace:
         for x in inputs:
             if isinstance(x, Traced) and not self.has(x):
                 raise Untraceable("memory of unknown origin")
+        Trace.listed += 1
         shape = inputs[0].shape if is_reduction else out.shape
         arrays = (np.broadcast_to(plain(x), shape) for x in inputs)
         self.calls.append(Call(function, (*arrays, np.broadcast_to(out, shape) if is_reduction else out), is_reduction))
@@ -214,6 +218,7 @@ class Trace:
         """The output of a compiled kernel, which has been computed."""
         if call.entry is None or not all(map(self.has, call.arrays)) or call.table.nbytes > RESERVED:
             raise Untraceable("a kernel that is not compiled")
+        Trace.listed += 1
         self.calls.append(call._replace(arrays=tuple(map(plain, call.arrays))))
         return self._traced(call.arrays[-1])
 
@@ -249,6 +254,13 @@ class Trace:
         return self._traced(out.reshape(*shape[:axis], shape[axis] * count, *shape[axis + 1 :]))
 
 
+def traced_variables(c: Any, names: Sequence[str], *more: np.ndarray) -> tuple[Trace, Any]:
+    """A trace of the arrays of a call's Variables, and of `more`, and a copy of c with traced arrays."""
+    trace = Trace([*(getattr(c, n) for n in names), *more])
+    own = {n: x for n, x in vars(c).items() if n in FIXED or n in c.axes}  # not what was computed from them
+    return trace, type(c)(**own | dict(zip(names, trace.arrays, strict=False)))
+
+
 def contains(x: np.ndarray, y: np.ndarray) -> bool:
     """Whether y lies in the memory between the first and the last byte of x."""
     (low, high), (first, last) = extent(x), extent(y)
@@ -257,7 +269,8 @@ def contains(x: np.ndarray, y: np.ndarray) -> bool:
 
 def extent(y: np.ndarray) -> tuple[int, int]:
     """Addresses of the first byte and of the one after the last."""
-    at, reach = address(y), [stride * (size - 1) for stride, size in zip(y.strides, y.shape, strict=True)]
+    at = y.__array_interface__["data"][0]
+    reach = [stride * (size - 1) for stride, size in zip(y.strides, y.shape, strict=True)]
     return at + sum(r for r in reach if r < 0), at + sum(r for r in reach if r > 0) + y.itemsize
 
 

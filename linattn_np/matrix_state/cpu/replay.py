@@ -11,15 +11,14 @@ import numpy as np
 from ...ops.cpu import array_calls
 from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
-from ...runtime.memory import address, first_byte
-from ...runtime.pieces.memory import handles
+from ...runtime.pieces.memory import first_byte, handles
 from ...runtime.pieces.workspace import AT
-from ...runtime.tracing import Trace, Untraceable, plain
+from ...runtime.tracing import Trace, Untraceable, contains, plain
 from .. import policy
 from ..types import Inputs, Plan
 from .chunks import Chunks, state_shape
 from .recurrent.short import Steps, in_place, is_one_batch, is_stepwise
-from .table import ROW, Table, sequences
+from .table import ROW, Table, from_pool, sequences
 from .workspace import ARRAYS
 
 Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, np.ndarray] | None"]
@@ -38,13 +37,17 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: 
     output, traced too. The function gives (out, final state), or None where the call must be made in full: the state
     that is overwritten shares memory with what is read, or misaligned arrays.
     """
-    if not plan.causal or not x.v.size or not x.k.size or plan.sequences[0].row is not None:
+    if not plan.causal or not x.v.size or not x.k.size:
+        return None
+    if plan.sequences[0].row is not None:
         return None
     if not all(y is None or (y.size and is_one_batch(y)) for y in x) or plan.sequences[0].stop == 0:
         return None
     if state is not None and not (state.dtype.isnative and is_one_batch(state)):  # else a copy of it was read
         return None
     mine = state is not None and in_place(x, plan, state)
+    if plan.pool_rows is not None and plan.overwrite and not mine:  # rows are scattered afterwards
+        return None
     made = Made.of(x, plan, state, mine)
     count = len(trace.calls)
     try:
@@ -79,7 +82,7 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     """The function of other arrays."""
     (table, end, out), mine, final = computed
     places, dtype = array_calls.Places(trace), np.dtype(plan.dtype)
-    packed = state is not None and places.at(address(state))[0] != array_calls.ABSOLUTE  # made from the given arrays
+    packed = state is not None and contains(trace.memory, state)  # made from the given arrays
     buffer = trace.bytes if trace.is_used else 0
     given = [*trace.given, trace.memory[:buffer]] if buffer else trace.given
     own = {"out_state": end, "out": np.empty(0, dtype) if out is None else out}
@@ -127,6 +130,8 @@ def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dic
     """The compiled loops of a call, between array calls. told: places, whether the state is overwritten, is given."""
     places, mine, started = told
     rows = sequences(plan, prod(x.v.shape[:-3]), policy.cpu_chunk(plan, x.v.shape[-3]))
+    if plan.pool_rows is not None:
+        from_pool(rows, plan.pool_rows, mine)
     numbers = table.numbers.copy()
     sources = _sources(numbers, places, len(given), own)
     if not is_stepwise(x, plan, rows).all():

@@ -21,7 +21,7 @@ from ...core import Computed, Explained, register
 from ...ops.averages import divide, divide_vjp, with_ones
 from ...ops.map_steps import Steps
 from ...runtime.arrays import Array, cast
-from ...runtime.memory import first_byte
+from ...runtime.pieces.memory import first_byte
 from ...runtime.tracing import Trace
 from .. import core, policy
 from ..types import Average, Inputs, NormalisedState, Plan

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime.arrays import Array
-from ...runtime.memory import address, first_byte
+from ...runtime.pieces.memory import address, first_byte
 from ...runtime.tracing import Trace, plain
 from .. import core
 from ..types import Inputs, Plan

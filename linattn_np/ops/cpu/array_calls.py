@@ -246,10 +246,11 @@ class Program(NamedTuple):
     count: int  # its rows
     buffer: int  # index of the handle of the memory of all results
     owners: Any
+    start: Any  # the compiled loop
 
     def call(self, row: array[int]) -> None:
         """Compute all results; row: handles of the given arrays, of the memory, and of arrays beside them."""
-        entry(array_calls, "float32")(self.at, self.count, row.buffer_info()[0], self.buffer)
+        self.start(self.at, self.count, row.buffer_info()[0], self.buffer)
 
 
 class Places:
@@ -287,7 +288,8 @@ def record(trace: Trace, first: int = 0, last: int | None = None) -> Program | N
     load_pieces((array_calls,), "float32")
     places = Places(trace)
     rows = np.array([_kernel(x, places) if isinstance(x, Kernel) else _row(x, places) for x in calls], np.int64)
-    return Program(address(rows), len(rows), places.buffer, (rows, places.owners))
+    start = entry(array_calls, "float32")
+    return Program(address(rows), len(rows), places.buffer, (rows, places.owners), start)
 
 
 def place_of(trace: Trace, y: np.ndarray) -> tuple[Any, ...]:
@@ -350,15 +352,15 @@ def _kind(call: Call) -> tuple[int, int, int]:
 def _cast(x: np.ndarray, out: np.ndarray) -> int:
     """The kind of a cast between dtypes."""
     names = dtype_name(x), dtype_name(out)
-    kinds = {("float32", "float64"): WIDEN, ("float64", "float32"): NARROW} | {(n, wide): k for n, k in (("float16", HALF), ("bfloat16", BRAIN))
-                                               for wide in ("float32", "float64")}  # fmt: skip
+    kinds = {("float32", "float64"): WIDEN, ("float64", "float32"): NARROW}
+    kinds |= {(n, wide): k for n, k in (("float16", HALF), ("bfloat16", BRAIN)) for wide in ("float32", "float64")}
     if names not in kinds:
         raise Untraceable(f"a cast of {names[0]} to {names[1]}")
     return kinds[names]
 
 
 def _axes(arrays: tuple[np.ndarray, ...], keeps_last: bool) -> tuple[list[int], list[tuple[int, int, int]]]:
-    """(sizes, steps of each array) of three axes, inner first; neighbours that are one axis in all arrays are merged."""
+    """(sizes, steps of each array) of three axes, inner first; neighbours that are one axis everywhere are merged."""
     sizes: list[int] = []
     steps: list[list[int]] = [[] for _ in arrays]
     for axis in reversed(range(arrays[0].ndim)):

@@ -7,16 +7,32 @@ interpreters with another object layout the pointers are read from the arrays an
 
 from __future__ import annotations
 
+import functools
 import threading
 from array import array
+from ctypes import c_int64
 
 import numpy as np
 
-from ..memory import HEADER, is_behind_the_header
-from ..memory import address as address
-
+HEADER = object.__basicsize__
 RETAINED = 16 << 20  # bytes of scratch memory that a thread holds; a larger buffer is freed after its tasks
 ALIGNED = 64  # bytes of the widest vector
+
+
+def address(y: np.ndarray) -> int:
+    """Address of the first element."""
+    return y.__array_interface__["data"][0]
+
+
+def first_byte(y: np.ndarray) -> int:
+    """`address`, several times as fast where the pointer can be read from the object."""
+    return c_int64.from_address(id(y) + HEADER).value if is_behind_the_header() else address(y)
+
+
+@functools.cache
+def is_behind_the_header() -> bool:
+    made = [np.arange(3.0), np.arange(6).reshape(2, 3)[:, ::-1]]
+    return all(c_int64.from_address(id(y) + HEADER).value == address(y) for y in made)
 
 
 def handles(arrays: list[np.ndarray]) -> array[int]:

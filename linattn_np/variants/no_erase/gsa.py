@@ -13,8 +13,9 @@ from ...matrix_state.readouts.slots import SlotInputs
 from ...matrix_state.types import BoundedState, Decay, Readout, SlotState
 from ...runtime.arrays import Array, cast, device
 from ...runtime.shapes import check_state
+from ...runtime.tracing import traced_variables
 from ...spec import ArgSpec, ChangeOfVariables, Names, Samples, StateFormat, Variables, VariantSpec
-from ..shared.arguments import KEYS, QUERIES, VALUES
+from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 
 
 def to_core(c: Variables) -> SlotInputs:
@@ -60,7 +61,7 @@ def unpack_state(c: Variables, state: tuple[Array, Array]) -> SlotState:
 
 def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
     """The recorded plan of a NumPy call."""
-    trace, c = call.variables.traced(names)
+    trace, c = traced_variables(call.variables, names)
     plan = slots.record(to_core(c), call.plan, state, residuals, trace)
     return plan and (lambda *given: _named(plan(*given)))
 
@@ -80,8 +81,9 @@ SPEC = VariantSpec(
         "q": QUERIES,
         "k": KEYS,
         "v": VALUES,
-        "s": ArgSpec("T H M", "how much each slot takes of the token"),
-        "g": ArgSpec("T H M", "log decay of the slots, <= 0; None: log(1 - s)", optional=True),
+        "s": ArgSpec("T H M", "how much each slot takes of the token", limits=(0.0, 1.0)),
+        "g": ArgSpec("T H M", "log decay of the slots, <= 0; None: log(1 - s)", optional=True,
+                    limits=LOG_DECAY),
     },
     change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.VECTOR,

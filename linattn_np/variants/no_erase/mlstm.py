@@ -16,6 +16,7 @@ from ...ops.gates import LOG_DECAY_FLOOR, sigmoid, soft_cap, soft_cap_vjp, softp
 from ...ops.stabiliser import Gauge, gauge, last, last_vjp
 from ...runtime.arrays import Array, cast, device, sum_dtype
 from ...runtime.shapes import check_state
+from ...runtime.tracing import traced_variables
 from ...runtime.values import is_finite, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, Names, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
@@ -139,7 +140,7 @@ def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState
 def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
     """The recorded plan of a NumPy call: S and n, the sum, are computed where they lie."""
     parts = () if state is None else (state[2],)
-    trace, c = call.variables.traced(names, *parts)
+    trace, c = traced_variables(call.variables, names, *parts)
     if parts:
         c.state = StabilisedState(None, None, trace.arrays[-1])
     x = to_core(c)

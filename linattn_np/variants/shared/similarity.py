@@ -26,6 +26,7 @@ from ...ops import averages
 from ...ops.feature_maps import FeatureMap, identity, identity_vjp
 from ...runtime.arrays import STORAGE, Array, cast, dtype_name
 from ...runtime.shapes import check_state
+from ...runtime.tracing import traced_variables
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
 from ...spec import ChangeOfVariables, Names, StateFormat, Variables
 
@@ -136,11 +137,11 @@ class Similarity(NamedTuple):
 
     def record(self, call: Any, names: Names, state: Any, residuals: Any) -> Any:
         """The recorded plan of a NumPy call."""
-        trace, c = call.variables.traced(names)
+        trace, c = traced_variables(call.variables, names)
         x = call.spec.change.to_core(c)
         if isinstance(x, MappedInputs):
             if isinstance(state, tuple) and joined(*state) is None:
-                trace, c = call.variables.traced(names, *state)
+                trace, c = traced_variables(call.variables, names, *state)
                 x = call.spec.change.to_core(c)
             then = functools.partial(divide, c) if c.options["normalize"] else None
             return mapped.record_mapped(x, call.plan, state, residuals, trace, then)
