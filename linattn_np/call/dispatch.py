@@ -181,6 +181,11 @@ def _whole_plan(call: Prepared, signature: replay.Signature, names: Any, residua
     return plan if is_tried else None
 
 
+def is_in_part(plan: Any) -> bool:
+    """Whether a recorded plan computes the change of variables as a first call does."""
+    return isinstance(plan, functools.partial) and plan.func is bound
+
+
 def bound(template: replay.Template, arrays: list[Array], state: Any, pointers: Any) -> tuple[Any, Any] | None:
     """The plan of a call that is not recorded as a whole: computed without checks, its loops or launches replayed."""
     on_device = pointers is not None

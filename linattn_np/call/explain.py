@@ -10,9 +10,11 @@ from typing import Any
 from ..runtime.arrays import NARROW, dtype_name
 from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
-from .dispatch import core_of
+from .dispatch import core_of, is_in_part
 from .lazy import lazy_bridge
 from .pieces import cut, with_all_queries
+
+IN_PART = "replayed in part: the array calls around the core are made by every call"
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Explanation:
     operations: int  # floating-point operations of the products of the forward pass
     operations_per_token: float  # per state (head)
     bytes: int  # inputs read once and outputs written once
-    replay: str  # "replayed", or why a repeated call is computed in full
+    replay: str  # "replayed", IN_PART if an earlier call shows it, or why a repeated call is computed in full
 
     def __str__(self) -> str:
         lines = [
@@ -39,7 +41,8 @@ class Explanation:
             + f", computed in {self.compute_dtype}",
             f"  {self.operations:,} operations ({self.operations_per_token:,.0f} a token and state)",
             f"  {self.bytes:,} bytes in and out",
-            "  repeated calls are " + ("replayed" if self.replay == "replayed" else f"computed in full: {self.replay}"),
+            "  repeated calls are " + (self.replay if self.replay in ("replayed", IN_PART) else
+                                       f"computed in full: {self.replay}"),
         ]
         return "\n".join(lines)
 
@@ -92,6 +95,9 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return "two arrays begin at one address"
     if overwritten and call.spec.state.record is None:
         return "a state of several arrays is overwritten"
+    recorded = replay.plans.get(signature[0])
+    if isinstance(recorded, replay.Recorded) and is_in_part(recorded.plan):
+        return IN_PART
     return "replayed"
 
 

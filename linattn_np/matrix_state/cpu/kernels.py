@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.cpu import rounding, storage
+from ...ops.cpu import array_calls, rounding, storage
 from ...runtime.pieces.piece import load_pieces
 from ...runtime.pieces.workspace import CHANNEL, CHANNELS, STORAGE
 from ..types import Decay, Erase
@@ -37,7 +37,7 @@ def groups() -> dict[str, tuple[Any, ...]]:
         "averages": (*AVERAGES, *AVERAGES_VJP), "decay on the value axis": VALUE_VJP,
         "few tokens": (step.step_tasks, step.write_faded, step.write_free, step.load_bonus),
         "conjugate gradients": (solve_systems,), "l2 norms": (l2norm.divided, l2norm.divided_vjp),
-        "16-bit results": tuple(rounding.ROUNDED.values()),
+        "array calls": (array_calls.array_calls, step.step_between), "16-bit results": tuple(rounding.ROUNDED.values()),
     }  # fmt: skip
 
 
