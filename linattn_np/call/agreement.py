@@ -20,12 +20,11 @@ FACTOR = 0.75  # keeps signs and ranges: log decays <= 0, strengths in [0, 2], s
 
 def agrees(plan: Callable[..., Any], full: Callable[..., Any], arrays: list[Array], state: Any) -> bool:
     """Whether the plan and the full call return the same bits for these arrays times FACTOR."""
-    given, parts = other_numbers(arrays), [y for y in _parts(state) if y is not None]
-    states = [other_numbers(parts) for _ in range(2)]
-    if given is None or any(own is None for own in states):
-        return False
-    results = []
-    for compute, own in zip((plan, full), states, strict=True):
+    given, parts, results = other_numbers(arrays), [y for y in _parts(state) if y is not None], []
+    for compute in (plan, full):
+        own = other_numbers(parts)
+        if given is None or own is None:
+            return False
         S = state if not parts else own[0] if not isinstance(state, tuple) else _like(state, own)
         try:
             with np.errstate(all="ignore"):

@@ -223,7 +223,8 @@ def _record(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any) 
 
 def _finished(call: Prepared, c: Any, out: Any) -> Any:
     """The public output from the core's, traced."""
-    found = call.spec.change.from_core(c, out)
+    change: Any = call.spec.change
+    found = change.from_core(c, out)
     return cast(call.plan.xp, found, getattr(c, call.spec.change.value).dtype)
 
 

@@ -385,9 +385,11 @@ def record(
     then: what is done to the output by array calls.
     """
     backend, steps, _ = residuals.path
-    if "record" not in backend.handles(Call(x, plan)) or any(step.inputs is None for step in steps):
+    if "record" not in backend.handles(Call(x, plan)):
         return None
     for step in steps:
+        if step.inputs is None:
+            return None
         x, plan = step.inputs(backend.module, x, plan)
     return backend.module.record(Inputs(*map(plain, x)), plan, plain(state), trace, then)
 

@@ -84,7 +84,7 @@ class Traced(np.ndarray):
             return trace.reshape(*given, **named)
         return trace.view(found)
 
-    def astype(self, dtype: Any, *more: Any, **named: Any) -> Any:  # type: ignore[override]
+    def astype(self, dtype: Any, *more: Any, **named: Any) -> Any:
         """A traced cast."""
         return _trace_of((self,)).cast(self, np.dtype(dtype))
 

@@ -100,9 +100,9 @@ def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: T
         return None
     from ...ops.cpu.array_calls import computed  # where a plan is recorded, there are compiled loops
 
-    S, W = (None, None) if state is None else state[:2]
-    if S is not None and not (S.dtype == W.dtype == plan.dtype):
+    if state is not None and not (state[0].dtype == state[1].dtype == plan.dtype):
         return None
+    S, W = (None, None) if state is None else state[:2]
     add, following = computed(trace)
     keys, values = SlotInputs(*map(plain, x)).memories()
     logits = core.record(keys, plan, W, residuals.key_residuals, following, functools.partial(softmax, plan.xp))

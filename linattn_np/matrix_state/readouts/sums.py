@@ -104,7 +104,10 @@ def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace,
         if out is None:
             return None
         parts = out[1], z if overwrite else found[1][..., 0]
-        return out[0], parts if other is None else (*parts, np.ndarray(*other[:2], arrays[-1], *other[2:]).copy())
+        if other is None:
+            return out[0], parts
+        shape, dtype, offset, steps = other
+        return out[0], (*parts, np.ndarray(shape, dtype, arrays[-1], offset, steps).copy())
 
     return call
 
