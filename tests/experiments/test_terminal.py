@@ -27,7 +27,8 @@ class Terminal:
         pass
 
 
-TABLE = TextTable("two", ("name", "other", "x"), (("a", "b", "1.5"), ("a", "c", "22.5"), ("b", "c", "3")), sections=True)
+ROWS = (("a", "b", "1.5"), ("a", "c", "22.5"), ("b", "c", "3"))
+TABLE = TextTable("two", ("name", "other", "x"), ROWS, sections=True)
 
 
 def test_a_table_in_markdown():
