@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from linattn_np.__main__ import main
 from linattn_np.experiments.extras import require
 from linattn_np.experiments.progress import progress
 from linattn_np.experiments.tables import TextTable, markdown_table, write_table, write_text
@@ -90,3 +91,12 @@ def test_what_is_missing_is_named_with_the_command(monkeypatch):
     with pytest.raises(ModuleNotFoundError) as problem:
         require("tqdm", "rich", "matplotlib", without_pictures="--no-pictures")
     assert str(problem.value) == "tqdm, matplotlib not installed: pip install 'linattn_np[lab]'"
+
+
+@pytest.mark.parametrize("name", ["compare", "fit"])
+def test_commands_name_what_is_missing_before_any_work(name, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert main([name, "--out", str(tmp_path / "new")]) == 1
+    assert capsys.readouterr().err == f"linattn {name}: tqdm, rich not installed: pip install 'linattn_np[lab]'\n"
+    assert not (tmp_path / "new").exists()
