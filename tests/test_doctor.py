@@ -8,12 +8,15 @@ import pytest
 import linattn_np as la
 from linattn_np import doctor
 from linattn_np.__main__ import main
+from tests.cases import one_per
+
+TWO = tuple(one_per(lambda spec: spec.erase.name == "NONE", (la.linear_attention, *la.VARIANTS)))
 
 
 @pytest.fixture
 def few(monkeypatch):
     """Two variants on the backends that need no compilation."""
-    monkeypatch.setattr(doctor, "VARIANTS", (la.linear_attention, la.gated_delta_rule))
+    monkeypatch.setattr(doctor, "VARIANTS", TWO)
     monkeypatch.setattr(la.linear_attention.spec.core, "BACKENDS", ("reference", "chunks"))
     monkeypatch.setattr(doctor, "_cupy", lambda: None)
 
@@ -23,7 +26,7 @@ def test_all_right(few, capsys):
     text = capsys.readouterr().out
     for section in ("versions", "devices", "backends", "caches", "exactness"):
         assert f"\n{section}" in "\n" + text
-    cases = sum(len(fn.samples.options) for fn in (la.linear_attention, la.gated_delta_rule))
+    cases = sum(len(fn.samples.options) for fn in TWO)
     assert text.count("  right  ") == 2 * cases
     assert "right  defaults\n" in text
     assert "right  feature_map='elu+1', normalize=True\n" in text
@@ -42,10 +45,10 @@ def test_brief(few, capsys):
 
 
 def test_brief_names_what_is_wrong(few, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "check_vjp", lambda fn, **given: {"q": 1e-3 * ("g" in given)})
+    monkeypatch.setattr(doctor, "check_vjp", lambda fn, **given: {"q": 1e-3 * (fn is TWO[1])})
     assert main(["doctor", "--brief"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].endswith("gradients within 1.0e-03: WRONG: gated_delta_rule")
+    assert lines[1].endswith(f"gradients within 1.0e-03: WRONG: {TWO[1].__name__}")
     assert lines[-1].endswith("18 checks, 4 WRONG")
 
 

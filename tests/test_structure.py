@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 import threading
@@ -24,16 +25,17 @@ from tests.naive import NAIVE
 
 ROOT = Path(la.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
+DOCS = ROOT.parent / "docs"
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 LAYERS = (  # from the bottom up; what stands on one line does not import each other
     ("runtime",), ("ops",), ("core",), ("matrix_state",), ("spec",), ("products",), ("call", "sampling"), ("variants",),
-    ("catalog",), ("testing",),
+    ("catalog",), ("testing", "filters"),
     ("docstring", "doctor", "experiments", "bridges", "warmup"), ("__main__",), ("__init__",),
 )
 LAYER = {name: n for n, names in enumerate(LAYERS) for name in names}
 CORES = ("matrix_state",)
 USERS = ("experiments", "bridges")  # they see the package itself, as a user does
-FRAMEWORKS = {"cupy", "torch", "jax", "tensorflow", "mlx", "dask"}
+FRAMEWORKS = {"cupy", "torch", "jax", "tensorflow", "mlx", "dask", "onnx"}
 EXTRAS = {"matplotlib", "rich", "tqdm", "threadpoolctl", "pandas", "scipy"}
 
 
@@ -303,6 +305,16 @@ def test_every_variant_is_in_every_list(fn):
     assert f"`{fn.spec.name}`" in la.family_table()
 
 
+@pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no pages")
+def test_every_variant_has_a_row_and_a_section_and_every_section_a_variant():
+    text = (DOCS / "variants.md").read_text("utf-8")
+    rows = re.findall(r"^\| \[`(\w+)`\]\(#[\w-]+\) \|", text, re.MULTILINE)
+    headings = [name for line in re.findall(r"^## (.*)$", text, re.MULTILINE) for name in line.split(", ")]
+    names = [spec.name for spec in la.SPECS]
+    assert rows == names
+    assert sorted(headings) == sorted(names)
+
+
 def test_no_loop_without_a_variant():
     assert NAIVE.keys() == {c.name for c in la.SPECS}
 
@@ -314,8 +326,8 @@ def test_the_signature_is_that_of_the_spec(fn):
     assert arrays == list(fn.spec.arrays)
     for name, given in fn.spec.arrays.items():
         assert (parameters[name].default is None) == given.optional
-    common = ["scale", "state", "return_state", "return_states_at", "overwrite_state", "state_rows", "cu_seqlens",
-              "chunk_size", "chunk_states", "precision", "num_threads", "layout", "backend", "check"]
+    common = ["scale", "state", "return_state", "return_states_at", "overwrite_state", "state_rows", "reverse",
+              "cu_seqlens", "chunk_size", "chunk_states", "precision", "num_threads", "layout", "backend", "check"]
     assert list(parameters)[len(arrays):] == [*fn.spec.options.defaults, *common]
 
 
@@ -332,6 +344,24 @@ def test_the_lists_that_are_written_are_up_to_date():
     script = ROOT.parent / "docs" / "make_lists.py"
     ran = subprocess.run([sys.executable, str(script), "--check"], cwd=ROOT.parent, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+BY_NAME = ("formulas", "naive", "experiments", "sanitized")  # sources' formulas, loops, memories, calls of kernels
+
+
+def test_no_test_lists_functions_by_name():
+    """Tests of several functions choose them by a trait of their spec: a new function is among them."""
+    names, found = {spec.name for spec in la.SPECS}, []
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        if {*path.parts, path.stem} & set(BY_NAME):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            each: list[Any] = node.elts if isinstance(node, ast.List | ast.Tuple | ast.Set) else []
+            each = node.keys if isinstance(node, ast.Dict) else each
+            listed = [x for x in each if getattr(x, "attr", getattr(x, "value", None)) in names]
+            if len(listed) > 1:
+                found.append(f"{path.name}: {ast.unparse(node)}")
+    assert found == []
 
 
 # the import
@@ -401,3 +431,10 @@ def test_ml_dtypes_is_not_imported_for_a_call_without_it():
     loaded = loaded_by("import numpy as np, linattn_np as la; q = np.ones((4, 2, 3)); "
                        "la.vjp(la.kda, q, q, q, -q, q[..., 0], backend='chunks')")
     assert not loaded & (FRAMEWORKS | {"ml_dtypes", "numba", "llvmlite"})
+
+
+@pytest.mark.skipif(not (ROOT.parent / "pyproject.toml").exists(), reason="an installed package has no project files")
+def test_the_version_is_the_same_everywhere():
+    top = ROOT.parent
+    assert f'\nversion = "{la.__version__}"\n' in (top / "pyproject.toml").read_text("utf-8")
+    assert f"\nversion: {la.__version__}\n" in (top / "CITATION.cff").read_text("utf-8")
