@@ -102,7 +102,7 @@ def _in_full(
         core = core_of(x)
         computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
         found = finish(call, *computed[:2])
-    if signature is not None and not call.doubtful_layout:
+    if signature is not None and call.is_recordable:
         if call.recorder is not None:
             from . import device_replay
 
