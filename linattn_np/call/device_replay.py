@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -74,6 +75,13 @@ def positions(x: Any, pool: list[Array]) -> Any:
     return view.of if same else view
 
 
+def places(position: Any) -> set[int]:
+    """The indices of the pool that a position, or those of a named tuple, refers to."""
+    if position is None or type(position) is int:
+        return set() if position is None else {position}
+    return {position.of} if type(position) is View else {n for part in position[1] for n in places(part)}
+
+
 # plain calls
 
 
@@ -87,7 +95,8 @@ class Plan:
         self, recorder: Recorder, given: list[Array], state: Any, results: tuple[Any, Any], own_state: bool
     ):
         """state: the initial one. results: the public (out, state).   Raises LookupError if it cannot be replayed."""
-        self._launches, self._own_state = LaunchSequence(recorder, given).run, own_state
+        self.sequence, self._own_state = LaunchSequence(recorder, given), own_state
+        self._launches: Callable[[list[int]], Any] = self.sequence.run
         self._spans = [_span(x) for x in given] if own_state else []
         self._at: Any = next((n for n, x in enumerate(given) if x is state), None)
         self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
@@ -113,6 +122,16 @@ class Plan:
         if type(end) is int:
             return out, allocated[end]
         return out, None if end is None else get(end, allocated)
+
+    def results(self) -> set[int]:
+        """Which of the allocated arrays (out, state) are views of."""
+        return places(self._out) | places(self._end)
+
+    def by(self, launches: Callable[[list[int]], Any]) -> Plan:
+        """The plan with allocations and launches by `launches`: (pointers) -> allocated arrays, those of `results`."""
+        plan = copy.copy(self)
+        plan._launches = launches
+        return plan
 
     def _overlaps(self, pointers: list[int]) -> bool:
         """Whether the state that is overwritten may share memory with another array."""

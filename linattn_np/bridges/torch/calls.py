@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from ...call import dispatch, vjp
@@ -14,6 +15,9 @@ from .autograd import Rule, differentiated
 
 def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
     """The result of a public function, differentiable if a tensor requires grad and grad mode is on."""
+    signature = replays and replays.signature(spec, arrays, keywords)
+    if signature and (result := replays.replayed(signature)) is not None:
+        return result
     if (found := given(spec.name, arrays, keywords)) is None:
         return NotImplemented
     names = tuple(spec.arrays)
@@ -25,7 +29,21 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
         return differentiated(spec.name, rule, (*names, "state"), bound)
     views = Views(found.device)
     with views.context():
-        return views.leave(dispatch.run(spec, *views.call(arrays, keywords)))
+        own = views.call(arrays, keywords)
+        result = dispatch.run(spec, *own)
+        if found.device.type == "cuda":
+            _loaded().record(signature, spec, own, result)
+        return views.leave(result)
+
+
+replays: Any = None  # the module of that name, once there was a call on a device
+
+
+def _loaded() -> Any:
+    global replays
+    if replays is None:
+        replays = import_module(f"{__package__}.replays")
+    return replays
 
 
 def run_vjp(name: str, rule: Rule, arrays: Arrays, keywords: Keywords) -> Any:

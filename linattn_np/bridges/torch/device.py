@@ -1,8 +1,8 @@
 """Tensors on a CUDA device as CuPy arrays, and arrays as tensors.
 
-During a call CuPy works on the current stream of PyTorch and takes its memory from PyTorch: what a call allocates belongs
-to PyTorch's allocator and is freed in the order of that stream, results are tensors like any other, and a call may be
-captured by `torch.cuda.graph`.
+During a call CuPy works on the current stream of PyTorch and takes its memory from PyTorch. So what a call allocates
+belongs to PyTorch's allocator and is freed in the order of that stream, results are tensors like any other, and a call may
+be captured by `torch.cuda.graph`.
 """
 
 from __future__ import annotations
