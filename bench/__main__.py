@@ -17,7 +17,7 @@ PLAIN = {
 }  # fmt: skip
 CUDA = {
     name: f"cuda.{name}"
-    for name in ("gated_delta_rule", "raw_projections", "scaling", "simple_gla", "step", "vector_decay")
+    for name in ("gated_delta_rule", "raw_projections", "scaling", "simple_gla", "step", "torch_bridge", "vector_decay")
 }
 ONE_THREAD = ("earlier", "feature_maps", "mesa_net", "scaling")
 

@@ -65,9 +65,10 @@ class Call:
         self._result = mapped(lambda y: None if y is None else [y.shape, y.dtype], result)
 
         def of_tensors(*cotangents: Any) -> list[Any]:
-            with views.context():
-                grads = pullback(*(views.enter(d) for d in cotangents))
-                return [views.leave(leaves(getattr(grads, p.argument))[p.part]) for p in self._places]
+            own = Views(tensors[0].device)
+            with own.context():
+                grads = pullback(*map(own.enter, cotangents))
+                return [own.leave(leaves(getattr(grads, p.argument))[p.part]) for p in self._places]
 
         return result, of_tensors
 
