@@ -211,6 +211,23 @@ def test_float64_gradcheck(torch):
     assert torch.autograd.gradcheck(call, given, fast_mode=True)
 
 
+def test_compiled_calls(torch):
+    import linattn_np.bridges.torch
+
+    assert linattn_np.bridges.torch
+    x = {n: y.requires_grad_() for n, y in arrays_of(torch, torch.bfloat16).items()}
+
+    def model(q, k, v, g, beta):
+        out, state = RULE(q, k, v, g, beta, return_state=True)
+        return out.float().sin(), state
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    results, expected = compiled(**x), model(**x)
+    grads, wanted = (torch.autograd.grad(sum(y.sum() for y in found), list(x.values())) for found in (results, expected))
+    for a, b in zip((*results, *grads), (*expected, *wanted), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_two_devices_and_the_host(torch):
     x = arrays_of(torch, torch.bfloat16)
     with pytest.raises(TypeError, match=r"gated_delta_rule: k is on device cpu and q on cuda:0, expected all arrays"):

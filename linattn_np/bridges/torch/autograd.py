@@ -15,6 +15,9 @@ from .views import PLAIN, Tensor
 Rule = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Any, Callable[..., Any]]]
 
 
+SECOND = "{}: a gradient is differentiated again, expected first derivatives only: its pullback has no pullback"
+
+
 @dataclass(frozen=True)
 class _Place:
     """A tensor of a call: its number, the argument it belongs to and its position there, if that has parts."""
@@ -130,8 +133,7 @@ class OnlyOnce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Raises RuntimeError."""
-        raise RuntimeError(f"{ctx.name}: a gradient is differentiated again, expected first derivatives only: its "
-                           "pullback has no pullback")
+        raise RuntimeError(SECOND.format(ctx.name))
 
 
 def differentiated(name: str, rule: Rule, names: tuple[str, ...], keywords: Mapping[str, Any]) -> Any:

@@ -6,18 +6,46 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import torch
+
 from ...call import dispatch, vjp
-from ...call.foreign import check_cotangents
+from ...call.foreign import check_cotangents, leaves
 from ...spec import VariantSpec
+from . import operators
 from .arguments import Arrays, Keywords, Views, given
 from .autograd import Rule, differentiated
+from .views import PLAIN, Tensor
+
+modes, tracing = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 
 
 def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
-    """The result of a public function, differentiable if a tensor requires grad and grad mode is on."""
+    """The result of a public function: computed, or, in a traced call, by its operator."""
+    if torch.compiler.is_compiling():
+        operators.defined()
+        return operators.traced(spec, arrays, keywords)
     signature = replays and replays.signature(spec, arrays, keywords)
     if signature and (result := replays.replayed(signature)) is not None:
         return result
+    if is_traced(arrays, keywords):
+        operators.defined()
+        return operators.traced(spec, arrays, keywords)
+    return eager(spec, arrays, keywords, signature)
+
+
+def is_traced(arrays: Arrays, keywords: Keywords) -> bool:
+    """Whether the tensors are stand-ins, or somebody follows what happens to them."""
+    if modes() or tracing() is not None:
+        return True
+    return any(isinstance(y, Tensor) and (type(y) not in PLAIN or y.is_meta)
+               for x in (*arrays, *keywords.values()) for y in (leaves(x) if isinstance(x, tuple) else (x,)))
+
+
+def eager(spec: VariantSpec, arrays: Arrays, keywords: Keywords, signature: Any = None) -> Any:
+    """The result of a public function, differentiable if a tensor requires grad and grad mode is on.
+
+    signature: under which the plan of a call on a device is recorded.
+    """
     if (found := given(spec.name, arrays, keywords)) is None:
         return NotImplemented
     names = tuple(spec.arrays)
