@@ -223,7 +223,7 @@ def test_compiled_calls(torch):
 
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     results, expected = compiled(**x), model(**x)
-    grads, wanted = (torch.autograd.grad(sum(y.sum() for y in found), list(x.values())) for found in (results, expected))
+    grads, wanted = (torch.autograd.grad(sum(y.sum() for y in each), list(x.values())) for each in (results, expected))
     for a, b in zip((*results, *grads), (*expected, *wanted), strict=True):
         torch.testing.assert_close(a, b)
 

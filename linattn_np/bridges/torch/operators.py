@@ -110,7 +110,7 @@ def encoded(fn: str, options: tuple[tuple[str, Any], ...]) -> str:
 
 
 for function in (defined, encoded):  # what torch.compiler.assume_constant_result does, without importing the compiler
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.lru_cache(maxsize=256)
