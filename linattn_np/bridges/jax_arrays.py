@@ -109,7 +109,7 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
         return views.leave(dispatch.run(spec, *views.call(arrays, keywords)))
 
 
-def run_vjp(name: str, rule: Rule, arrays: Arrays, keywords: Keywords) -> Any:
+def run_vjp(name: str, spec: VariantSpec | None, rule: Rule, arrays: Arrays, keywords: Keywords) -> Any:
     """(result, pullback) of rule(arrays, keywords)."""
     if (first := given(arrays, keywords)) is None:
         return NotImplemented

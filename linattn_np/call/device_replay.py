@@ -215,7 +215,7 @@ def _unique(arrays: list[Array]) -> tuple[list[Array], list[Any]]:
 class Pullback(NamedTuple):
     """A recorded pullback: its launches, the type of its gradients and where each is found."""
 
-    launches: Callable[[list[int]], list[Array]]
+    sequence: LaunchSequence
     kind: type
     gradients: tuple[Any, ...]
 
@@ -237,10 +237,10 @@ class Forward:
         pool = [*given, *recorder.allocated]
         places = {x.data.ptr: n for n, x in enumerate(pool)}
         self.key = key
-        self._results = tuple(positions(x, pool) for x in results)
+        self.results = tuple(positions(x, pool) for x in results)
         read = dict.fromkeys(n for x in residuals if (n := places.get(x.data.ptr)) is not None and n >= len(given))
         self.residuals = tuple(read)  # their positions in the pool
-        self._launches, self._kind = LaunchSequence(recorder, given).run, type(given[0])
+        self.sequence, self._kind = LaunchSequence(recorder, given), type(given[0])
         self.pullbacks: dict[Hashable, Pullback | None] = {}
 
     @property
@@ -255,8 +255,8 @@ class Forward:
         kind = self._kind
         given = [x for x in arrays if type(x) is kind]
         given += [x for x in keywords.values() if type(x) is kind]
-        count, pool = len(given), given + self._launches(pointers)  # pointers has those of the pool now
-        read, (out, end) = self.residuals, self._results
+        count, pool = len(given), given + self.sequence.run(pointers)  # pointers has those of the pool now
+        read, (out, end) = self.residuals, self.results
         out = pool[out] if type(out) is int else get(out, pool)
         end = pool[end] if type(end) is int else get(end, pool)
         held = given + [pool[n] for n in read]
@@ -279,7 +279,7 @@ class Residuals(NamedTuple):
             return None
         given = [x for x in cotangents if x is not None]
         pool = [*arrays, *given]
-        pool += found[0]([*pointers, *[x.data.ptr for x in given]])
+        pool += found[0].run([*pointers, *[x.data.ptr for x in given]])
         return new(found[1], [pool[n] if type(n) is int else get(n, pool) for n in found[2]])
 
     def store_pullback(self, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> None:
@@ -293,7 +293,7 @@ class Residuals(NamedTuple):
         try:
             pool = [*given, *recorder.allocated]
             found = tuple(positions(x, pool) for x in gradients)
-            forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given).run, type(gradients), found)
+            forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given), type(gradients), found)
         except LookupError:
             forward.pullbacks[layout] = None
         replay.store(forward.key, forward)

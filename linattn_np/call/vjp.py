@@ -42,7 +42,7 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     """(what the public function returns, pullback)."""
     first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
     if first is not ndarray and (bridge := bridge_of(arrays, keywords)) is not None:
-        found = bridge.run_vjp(spec.name, functools.partial(run_vjp, spec), arrays, keywords)
+        found = bridge.run_vjp(spec.name, spec, functools.partial(run_vjp, spec), arrays, keywords)
         if found is not NotImplemented:
             return found
     signature = replay.signature(spec, arrays, keywords)

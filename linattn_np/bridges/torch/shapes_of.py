@@ -47,7 +47,7 @@ def results(spec: VariantSpec, keywords: Mapping[str, Any]) -> list[Tensor]:
     found = []
     if out is not None:
         whose = query if query is not None else value
-        T = times[spec.change.query if query is not None else spec.change.value]
+        T = times[str(spec.change.query) if query is not None else spec.change.value]
         shape = _with_time(out[0], T, layout)
         found.append(whose.new_empty((*batch, *shape), dtype=_dtype(out[1])))
     offsets = options["cu_seqlens"]
