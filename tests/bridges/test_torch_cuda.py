@@ -78,7 +78,7 @@ def test_tensors_have_the_bits_of_the_cupy_call(torch, case, dtype):
 
 
 def test_a_repeated_call_is_replayed_without_cupy(torch, monkeypatch):
-    from linattn_np.bridges.torch import device
+    from linattn_np.bridges.torch.cuda import views
 
     x = arrays_of(torch, torch.bfloat16)
     told = la.explain(RULE, **x)
@@ -87,7 +87,7 @@ def test_a_repeated_call_is_replayed_without_cupy(torch, monkeypatch):
     replay.clear()
     expected = RULE(**x, return_state=True)
     RULE(**x, return_state=True)
-    monkeypatch.setattr(device, "view", None)
+    monkeypatch.setattr(views, "view", None)
     found = RULE(**x, return_state=True)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 

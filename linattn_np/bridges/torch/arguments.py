@@ -81,7 +81,7 @@ class Views:
         self._tensor = views.tensor
         self.context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         if device.type == "cuda":
-            from . import device as on_device
+            from .cuda import views as on_device
 
             self._tensor, self.context = on_device.tensor, on_device.Context(device)
 
@@ -101,9 +101,9 @@ class Views:
         if type(x) not in PLAIN:
             return x
         if x.is_cuda:
-            from . import device
+            from .cuda import views as on_device
 
-            y = device.view(x)
+            y = on_device.view(x)
         else:
             y = views.view(x)
         self._owners[id(y)] = y, x

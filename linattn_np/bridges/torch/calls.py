@@ -111,7 +111,7 @@ def loaded() -> Any:
     """That module."""
     global replays
     if replays is None:
-        replays = import_module(f"{__package__}.replays")
+        replays = import_module(f"{__package__}.cuda.replays")
     return replays
 
 

@@ -16,7 +16,7 @@ import cupy
 import numpy as np
 import torch
 
-from .views import Tensor, bfloat16
+from ..views import Tensor, bfloat16
 
 streams: dict[tuple[int, int], Any] = {}  # CuPy's streams by device and handle
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from ...call import device_replay, replay
-from ...call.dispatch import new
-from ...call.results import Result
-from ...core import SAVED_VARIABLE
-from ...runtime.cuda.record import LaunchSequence, get
-from ...spec import VariantSpec
-from .arguments import Arrays, Keywords, is_followed
-from .device import numpy_dtype, torch_dtype
-from .views import PLAIN, Tensor
+from ....call import device_replay, replay
+from ....call.dispatch import new
+from ....call.results import Result
+from ....core import SAVED_VARIABLE
+from ....runtime.cuda.record import LaunchSequence, get
+from ....spec import VariantSpec
+from ..arguments import Arrays, Keywords, is_followed
+from ..views import PLAIN, Tensor
+from .views import numpy_dtype, torch_dtype
 
 Signature = tuple[tuple[Any, ...], Any, list[int]]  # key, state, pointers of all tensors in order
 ALIGNED = 512  # bytes, as PyTorch aligns its allocations
