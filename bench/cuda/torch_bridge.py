@@ -81,7 +81,12 @@ def calls_of(la: Any, cp: Any, torch: Any, shape: tuple[int, int, int, int]) -> 
                 "new state": {"cupy": lambda: fn(*theirs, state=cS, return_state=True),
                               "torch": lambda: fn(*mine, state=S, return_state=True)}}  # fmt: skip
     dout, cdout = mine[2].clone(), cp.from_dlpack(mine[2].clone())
-    return {"forward": {"cupy": lambda: fn(*theirs), "torch": lambda: fn(*mine)},
+    from linattn_np.bridges.torch import operators
+
+    assert operators.defined()
+    op = torch.ops.linattn_np.gated_delta_rule
+    return {"forward": {"cupy": lambda: fn(*theirs), "torch": lambda: fn(*mine),
+                        "torch.ops": lambda: op(*mine, None, None, [], None, None, "{}")},
             "vjp + pullback": {"cupy": lambda: la.vjp(fn, *theirs)[1](cdout),
                                "torch": lambda: la.vjp(fn, *mine)[1](dout),
                                "torch.autograd": lambda: torch.autograd.grad(fn(*grad), grad, dout)}}  # fmt: skip
