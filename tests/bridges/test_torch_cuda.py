@@ -158,6 +158,34 @@ def test_a_state_in_place_in_a_pool_and_its_overlap(torch):
         assert torch.equal(pool[rows], expected.state)
 
 
+def test_threads_of_their_own(torch):
+    """Their memory comes from a pool: nothing but the call itself makes a context current in them."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import cupy
+
+    x = arrays_of(torch, torch.bfloat16, T=200, K=64, V=64)
+    theirs, v = {n: cupy.from_dlpack(y) for n, y in x.items()}, x["v"]
+    expected, grads = RULE(**x), _gradients(torch, x)
+
+    def of_cupy():
+        out, pullback = la.vjp(RULE, **theirs)
+        return torch.from_dlpack(out), *map(torch.from_dlpack, parts(tuple(pullback(cupy.from_dlpack(v)))))
+
+    def of_tensors():
+        out, pullback = la.vjp(RULE, **x)
+        return out, *parts(tuple(pullback(v)))
+
+    for call in (of_cupy, of_tensors, lambda: (RULE(**x), *_gradients(torch, x)), lambda: (RULE(**x),)):
+        wanted = call()
+        for _ in range(3):
+            with ThreadPoolExecutor(1) as pool:
+                found = pool.submit(call).result()
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+        assert torch.equal(found[0], expected)
+    assert all(torch.equal(a, b) for a, b in zip(_gradients(torch, x), grads, strict=True))
+
+
 def test_memory_belongs_to_torch(torch):
     """Nothing stays in CuPy's pool; what a call allocates is freed with its results."""
     import cupy
