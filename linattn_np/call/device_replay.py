@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -74,6 +75,13 @@ def positions(x: Any, pool: list[Array]) -> Any:
     return view.of if same else view
 
 
+def places(position: Any) -> set[int]:
+    """The indices of the pool that a position, or those of a named tuple, refers to."""
+    if position is None or type(position) is int:
+        return set() if position is None else {position}
+    return {position.of} if type(position) is View else {n for part in position[1] for n in places(part)}
+
+
 # plain calls
 
 
@@ -87,7 +95,8 @@ class Plan:
         self, recorder: Recorder, given: list[Array], state: Any, results: tuple[Any, Any], own_state: bool
     ):
         """state: the initial one. results: the public (out, state).   Raises LookupError if it cannot be replayed."""
-        self._launches, self._own_state = LaunchSequence(recorder, given).run, own_state
+        self.sequence, self._own_state = LaunchSequence(recorder, given), own_state
+        self._launches: Callable[[list[int]], Any] = self.sequence.run
         self._spans = [_span(x) for x in given] if own_state else []
         self._at: Any = next((n for n, x in enumerate(given) if x is state), None)
         self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
@@ -113,6 +122,16 @@ class Plan:
         if type(end) is int:
             return out, allocated[end]
         return out, None if end is None else get(end, allocated)
+
+    def results(self) -> set[int]:
+        """Which of the allocated arrays (out, state) are views of."""
+        return places(self._out) | places(self._end)
+
+    def by(self, launches: Callable[[list[int]], Any]) -> Plan:
+        """The plan with allocations and launches by `launches`: (pointers) -> allocated arrays, those of `results`."""
+        plan = copy.copy(self)
+        plan._launches = launches
+        return plan
 
     def _overlaps(self, pointers: list[int]) -> bool:
         """Whether the state that is overwritten may share memory with another array."""
@@ -196,7 +215,7 @@ def _unique(arrays: list[Array]) -> tuple[list[Array], list[Any]]:
 class Pullback(NamedTuple):
     """A recorded pullback: its launches, the type of its gradients and where each is found."""
 
-    launches: Callable[[list[int]], list[Array]]
+    sequence: LaunchSequence
     kind: type
     gradients: tuple[Any, ...]
 
@@ -218,10 +237,10 @@ class Forward:
         pool = [*given, *recorder.allocated]
         places = {x.data.ptr: n for n, x in enumerate(pool)}
         self.key = key
-        self._results = tuple(positions(x, pool) for x in results)
+        self.results = tuple(positions(x, pool) for x in results)
         read = dict.fromkeys(n for x in residuals if (n := places.get(x.data.ptr)) is not None and n >= len(given))
         self.residuals = tuple(read)  # their positions in the pool
-        self._launches, self._kind = LaunchSequence(recorder, given).run, type(given[0])
+        self.sequence, self._kind = LaunchSequence(recorder, given), type(given[0])
         self.pullbacks: dict[Hashable, Pullback | None] = {}
 
     @property
@@ -236,8 +255,8 @@ class Forward:
         kind = self._kind
         given = [x for x in arrays if type(x) is kind]
         given += [x for x in keywords.values() if type(x) is kind]
-        count, pool = len(given), given + self._launches(pointers)  # pointers has those of the pool now
-        read, (out, end) = self.residuals, self._results
+        count, pool = len(given), given + self.sequence.run(pointers)  # pointers has those of the pool now
+        read, (out, end) = self.residuals, self.results
         out = pool[out] if type(out) is int else get(out, pool)
         end = pool[end] if type(end) is int else get(end, pool)
         held = given + [pool[n] for n in read]
@@ -260,7 +279,7 @@ class Residuals(NamedTuple):
             return None
         given = [x for x in cotangents if x is not None]
         pool = [*arrays, *given]
-        pool += found[0]([*pointers, *[x.data.ptr for x in given]])
+        pool += found[0].run([*pointers, *[x.data.ptr for x in given]])
         return new(found[1], [pool[n] if type(n) is int else get(n, pool) for n in found[2]])
 
     def store_pullback(self, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> None:
@@ -274,7 +293,7 @@ class Residuals(NamedTuple):
         try:
             pool = [*given, *recorder.allocated]
             found = tuple(positions(x, pool) for x in gradients)
-            forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given).run, type(gradients), found)
+            forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given), type(gradients), found)
         except LookupError:
             forward.pullbacks[layout] = None
         replay.store(forward.key, forward)

@@ -9,8 +9,8 @@ signature key: everything that its checks and its plan depend on, except the num
             Template: the checked options, sizes, plan and backend, to which other arrays are bound.
 
 Row numbers of a state pool on the host are part of the key with their values, on NumPy up to 512. Not recorded: ragged
-batches, other row numbers on the host, arrays of other libraries, an array as an option, one array given twice (but for
-vjp on NumPy arrays), a layout that raises a warning. LINATTN_NP_REPLAY=0 in the environment at import
+batches, other row numbers on the host, arrays without a view (foreign.py), an array as an option, one array given twice
+(but for vjp on NumPy arrays), a layout that raises a warning. LINATTN_NP_REPLAY=0 in the environment at import
 disables replay; `clear()` deletes all plans.
 """
 
