@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..runtime.arrays import Array, Namespace, cast, device, sum_to
-from ..runtime.shapes import Chunk
+from ..runtime.shapes import Chunk, Sequence
+from . import segments
 from .heads import TokenBuffer, gather_states, gradient_buffers, groups, initial_state, split, split_all, take
 from .types import Erase, Inputs, Plan, ReadState, Saved
 
@@ -158,15 +159,22 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     if x.q is not None:
         H = max(x.q.shape[-2], x.v.shape[-2])
         out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
-    ends = []
+    ends, at = [], []
     for sequence in plan.sequences:
-        S = initial_state(core, plan, state, sequence.row, G)
-        S, _ = sequence_forward(core, plan, [Chunk(*sequence[1:])], S, out.put if out is not None else None)
-        ends.append(S)
-    return None if out is None else out.done(), gather_states(plan, ends), Saved(x, plan, state, None)
+        S, tables = initial_state(core, plan, state, sequence.row, G), _tables(plan, sequence)
+        states, _ = segments.forward(TOKEN_LOOP, core, plan, tables, S, out.put if out is not None else None)
+        ends.append(states[-1])
+        at += [S for S, table in zip(states, tables, strict=True) if table.at >= 0]
+    end = segments.with_positions(plan, gather_states(plan, ends), at)
+    return None if out is None else out.done(), end, Saved(x, plan, state, None)
 
 
-def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+def _tables(plan: Plan, sequence: Sequence) -> list[segments.Table]:
+    """The segments of a sequence."""
+    return [segments.Table([Chunk(s.start, s.stop)], s.at) for s in segments.segments(plan, sequence)]
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, _ = saved
     xp, G = plan.xp, groups(x)
@@ -182,11 +190,13 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
             else:
                 buffers[name].put(t, d)
 
-    begins = []
+    begins, (dend, dat) = [], segments.gradients_at(core, plan, dstate, G)
     for sequence in plan.sequences:
-        S = initial_state(core, plan, state, sequence.row, G)
-        dS = initial_state(core, plan, dstate, sequence.row, G)
-        begins.append(sequence_backward(core, plan, [Chunk(*sequence[1:])], S, dcore, dS, put))
+        S, tables = initial_state(core, plan, state, sequence.row, G), _tables(plan, sequence)
+        starts = [S, *segments.forward(TOKEN_LOOP, core, plan, tables[:-1], S, None)[0]]
+        dS = initial_state(core, plan, dend, sequence.row, G)
+        saved_parts = list(zip(tables, starts, strict=True))
+        begins.append(segments.backward(TOKEN_LOOP, core, plan, saved_parts, dcore, dS, dat, put))
     arrays = {name: buffer.done() for name, buffer in buffers.items()}
     if x.u is not None:
         arrays["u"] = xp.reshape(sum(bonus, xp.zeros_like(cast(xp, core.u, plan.dtype))), x.u.shape)

@@ -166,6 +166,12 @@ class Plan(NamedTuple):
     pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
     chunk_states: str = "loop"  # array calls: "loop" carries the state from chunk to chunk, "scan" composes transfers
     erase_key: EraseKey = EraseKey.OWN  # what r is (DELTA)
+    states_at: tuple[int, ...] | None = None  # numbers of tokens after which states are returned (StatesAt)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether states have a row per sequence instead of batch axes."""
+        return not self.sequences or self.sequences[0].row is not None
 
     @property
     def erases_key(self) -> bool:
