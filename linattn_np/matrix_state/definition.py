@@ -17,9 +17,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..runtime.arrays import Array, Namespace, cast, device, sum_to
-from ..runtime.shapes import Chunk, Sequence
-from . import segments
+from ..runtime.shapes import Chunk, Sequence, segments
 from .heads import TokenBuffer, gather_states, gradient_buffers, groups, initial_state, split, split_all, take
+from .segments import Segments, Table, gradients_at, with_positions
 from .types import Erase, Inputs, Plan, ReadState, Saved
 
 
@@ -161,17 +161,18 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
         out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
     ends, at = [], []
     for sequence in plan.sequences:
-        S, tables = initial_state(core, plan, state, sequence.row, G), _tables(plan, sequence)
-        states, _ = segments.forward(TOKEN_LOOP, core, plan, tables, S, out.put if out is not None else None)
+        S, parts = initial_state(core, plan, state, sequence.row, G), _segments(plan, sequence)
+        states, _ = parts.forward(core, plan, S, out.put if out is not None else None)
         ends.append(states[-1])
-        at += [S for S, table in zip(states, tables, strict=True) if table.at >= 0]
-    end = segments.with_positions(plan, gather_states(plan, ends), at)
+        at += [S for S, table in zip(states, parts.tables, strict=True) if table.at >= 0]
+    end = with_positions(plan, gather_states(plan, ends), at)
     return None if out is None else out.done(), end, Saved(x, plan, state, None)
 
 
-def _tables(plan: Plan, sequence: Sequence) -> list[segments.Table]:
-    """The segments of a sequence."""
-    return [segments.Table([Chunk(s.start, s.stop)], s.at) for s in segments.segments(plan, sequence)]
+def _segments(plan: Plan, sequence: Sequence) -> Segments:
+    """A sequence token by token."""
+    cuts = segments(sequence, plan.states_at or ())
+    return Segments(TOKEN_LOOP, [Table([Chunk(s.start, s.stop)], s.at) for s in cuts])
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
@@ -190,13 +191,12 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
             else:
                 buffers[name].put(t, d)
 
-    begins, (dend, dat) = [], segments.gradients_at(core, plan, dstate, G)
+    begins, (dend, dat) = [], gradients_at(core, plan, dstate, G)
     for sequence in plan.sequences:
-        S, tables = initial_state(core, plan, state, sequence.row, G), _tables(plan, sequence)
-        starts = [S, *segments.forward(TOKEN_LOOP, core, plan, tables[:-1], S, None)[0]]
+        S, parts = initial_state(core, plan, state, sequence.row, G), _segments(plan, sequence)
+        ends, _ = Segments(TOKEN_LOOP, parts.tables[:-1]).forward(core, plan, S, None)
         dS = initial_state(core, plan, dend, sequence.row, G)
-        saved_parts = list(zip(tables, starts, strict=True))
-        begins.append(segments.backward(TOKEN_LOOP, core, plan, saved_parts, dcore, dS, dat, put))
+        begins.append(parts.backward(core, plan, [S, *ends], dcore, dS, dat, put))
     arrays = {name: buffer.done() for name, buffer in buffers.items()}
     if x.u is not None:
         arrays["u"] = xp.reshape(sum(bonus, xp.zeros_like(cast(xp, core.u, plan.dtype))), x.u.shape)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from ..core import StatesAt
 from ..runtime.arrays import Array
-from ..runtime.shapes import Chunk, Segment, Sequence
-from ..runtime.shapes import segments as segments_of
+from ..runtime.shapes import Chunk
 from .heads import initial_state, join_state
 from .types import Inputs, Plan
 
@@ -23,33 +22,48 @@ class Table(NamedTuple):
     at: int
 
 
-def segments(plan: Plan, sequence: Sequence) -> list[Segment]:
-    """The segments of a sequence."""
-    return segments_of(sequence, plan.states_at or ())
+class Segments(NamedTuple):
+    """A sequence in a form that array calls have; the segments of a form that CUTS are one pass over all chunks."""
 
+    form: Any  # forward, backward
+    tables: list[Table]
 
-def forward(
-    form: Any, core: Inputs, plan: Plan, tables: list[Table], S: Array, put: Callable[[int, Array], None] | None
-) -> tuple[list[Array], list[Any]]:
-    """(the state at the end of each segment, the residuals of each)."""
-    ends, residuals = [], []
-    for table in tables:
-        S, kept = form.forward(core, plan, table.chunks, S, put)
-        ends.append(S)
-        residuals.append(kept)
-    return ends, residuals
+    def forward(
+        self, core: Inputs, plan: Plan, S: Array, put: Callable[[int, Array], None] | None
+    ) -> tuple[list[Array], list[Any]]:
+        """(the state at the end of each segment, residuals)."""
+        if getattr(self.form, "CUTS", False):
+            found: dict[int, Array] = {}
+            S, kept = self.form.forward(core, plan, self._chunks, S, put, found.__setitem__, self._stops)
+            return [found.get(stop, S) for stop in self._stops], [kept]
+        ends, residuals = [], []
+        for table in self.tables:
+            S, kept = self.form.forward(core, plan, table.chunks, S, put)
+            ends.append(S)
+            residuals.append(kept)
+        return ends, residuals
 
+    def backward(
+        self, core: Inputs, plan: Plan, residuals: list[Any], dout: Array | None, dS: Array, dat: list[Array | None],
+        put: Callable[[int, dict[str, Array]], None],
+    ) -> Array:  # fmt: skip
+        """dS_0; dat: the gradient of the state at each position, or None."""
+        more = [None if table.at < 0 else dat[table.at] for table in self.tables]
+        if getattr(self.form, "CUTS", False):
+            added = {stop: d for stop, d in zip(self._stops, more, strict=True) if d is not None}
+            return self.form.backward(core, plan, self._chunks, residuals[0], dout, dS, put, added)
+        for table, kept, d in zip(reversed(self.tables), reversed(residuals), reversed(more), strict=True):
+            dS = self.form.backward(core, plan, table.chunks, kept, dout, dS if d is None else dS + d, put)
+        return dS
 
-def backward(
-    form: Any, core: Inputs, plan: Plan, saved: list[tuple[Table, Any]], dout: Array | None, dS: Array,
-    dat: list[Array | None], put: Callable[[int, dict[str, Array]], None],
-) -> Array:  # fmt: skip
-    """dS_0; saved: the segments with their residuals; dat: the gradient of the state at each position, or None."""
-    for table, residuals in reversed(saved):
-        if table.at >= 0 and dat[table.at] is not None:
-            dS = dS + dat[table.at]
-        dS = form.backward(core, plan, table.chunks, residuals, dout, dS, put)
-    return dS
+    @property
+    def _chunks(self) -> list[Chunk]:
+        return [chunk for table in self.tables for chunk in table.chunks]
+
+    @property
+    def _stops(self) -> list[int]:
+        """The last token of each segment, -1 of one without tokens."""
+        return [table.chunks[-1].stop if table.chunks else -1 for table in self.tables]
 
 
 def with_positions(plan: Plan, end: Array, at: list[Array]) -> Any:

@@ -127,7 +127,8 @@ def test_sequences_of_a_packed_row_have_the_bits_of_calls_of_their_own(name, bac
     arrays, state = draw(case, B=(1,), T=300, N=5, dtype=np.float32)
     options = {"backend": backend, "return_state": True}
     found, grads = with_gradients(case, arrays, state=state, cu_seqlens=offsets, return_states_at=positions, **options)
-    for s, (start, stop, own) in {1: (0, 100, [50, 100]), 2: (100, 120, [5, 10]), 4: (120, 300, [80, 179, 180])}.items():
+    owners = {1: (0, 100, [50, 100]), 2: (100, 120, [5, 10]), 4: (120, 300, [80, 179, 180])}
+    for s, (start, stop, own) in owners.items():
         one = tokens(case, arrays, start, stop)
         alone = case.fn(**one, **case.options, state=state[s : s + 1], return_states_at=own, **options)
         assert np.array_equal(alone.out, found.out[:, start:stop])

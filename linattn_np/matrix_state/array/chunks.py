@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...runtime.arrays import Array, cast, device, sum_to
-from ...runtime.shapes import Sequence, chunks
+from ...runtime.shapes import Sequence, chunks, segments
 from .. import definition as recurrence
-from .. import policy, segments
+from .. import policy
 from ..blocks import Block, assemble, blocks_of, cut, cut_all, run
 from ..heads import TokenBuffer, gather_states, gradient_buffers, groups, initial_state, split, split_all
-from ..segments import Table
+from ..segments import Segments, Table, gradients_at, with_positions
 from ..types import Inputs, Plan, Saved
 from . import parallel, running, scan
 
@@ -46,7 +46,7 @@ class _Job(NamedTuple):
 def _jobs(core: Inputs, plan: Plan) -> list[_Job]:
     """All blocks of the first sequence, of the second, ..."""
     lengths = [policy.array_chunk(plan, s.stop - s.start) for s in plan.sequences]
-    return [_Job(s, [Table(chunks(part, C), part.at) for part in segments.segments(plan, s)], block)
+    return [_Job(s, [Table(chunks(part, C), part.at) for part in segments(s, plan.states_at or ())], block)
             for s, C in zip(plan.sequences, lengths, strict=True) for block in blocks_of(core, plan, C)]  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def _with_positions(plan: Plan, jobs: list[_Job], ends: list[list[Array]], like:
         tables = next(job.tables for job in jobs if job.sequence is sequence)
         at += [_assembled(plan, jobs, [each[min(n, len(each) - 1)] for each in ends], sequence, S)
                for n, table in enumerate(tables) if table.at >= 0]  # fmt: skip
-    return segments.with_positions(plan, _states(plan, jobs, [each[-1] for each in ends], like), at)
+    return with_positions(plan, _states(plan, jobs, [each[-1] for each in ends], like), at)
 
 
 def forward(
@@ -89,7 +89,7 @@ def forward(
     def run_job(n: int, put: Any) -> None:
         sequence, tables, block = jobs[n]
         form, S = _form_of(plan, sequence.stop - sequence.start, states), cut(begins[sequence], block)
-        ends[n], residuals[n] = segments.forward(form, cut_all(core, block), plan, tables, S, put)
+        ends[n], residuals[n] = Segments(form, tables).forward(cut_all(core, block), plan, S, put)
 
     run([partial(run_job, n, out.part(job.block, G).put if out is not None else None) for n, job in enumerate(jobs)],
         math.prod(x.v.shape))  # fmt: skip
@@ -105,7 +105,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     dcore = None if dout is None else split(xp, dout, G)
     buffers = gradient_buffers(x, plan)
     bonus: list[list[Array]] = [[] for _ in jobs]
-    dend, dat = segments.gradients_at(core, plan, dstate, G)
+    dend, dat = gradients_at(core, plan, dstate, G)
     ends = {s: initial_state(core, plan, dend, s.row, G) for s in plan.sequences}
     begins = [None] * len(jobs)
 
@@ -121,8 +121,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
                     parts[name].put(start, d)
 
         form, dS = _form_of(plan, sequence.stop - sequence.start, states), cut(ends[sequence], block)
-        kept = list(zip(tables, residuals[n], strict=True))
-        begins[n] = segments.backward(form, part, plan, kept, cut(dcore, block), dS, own, put)
+        begins[n] = Segments(form, tables).backward(part, plan, residuals[n], cut(dcore, block), dS, own, put)
 
     run([partial(run_job, n, {name: buffer.part(job.block, G) for name, buffer in buffers.items()})
          for n, job in enumerate(jobs)], math.prod(x.v.shape))  # fmt: skip
