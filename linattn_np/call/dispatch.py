@@ -83,7 +83,7 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
                 out, state = finish(call, out, end)
         if lacks:
             return pieces.forward(call, keywords, _run_piece, _final)
-        if signature is not None and not call.doubtful_layout:
+        if signature is not None and call.is_recordable:
             _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
         return Result(out, state) if out is None or call.options["return_state"] else out
 
@@ -184,7 +184,7 @@ def _with_states(
     """
     x, out, ends, residuals = computed
     result = finish_at(call, out, ends)
-    if signature is None or call.recorder is not None or call.doubtful_layout or not replay.is_storable(signature):
+    if signature is None or call.recorder is not None or not call.is_recordable or not replay.is_storable(signature):
         return result
     names = replay.names_of(call.spec, signature, arrays, keywords)
     if names is not None and not call.options["overwrite_state"]:

@@ -75,6 +75,8 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return "the batch is ragged"
     if options["return_states_at"] is not None and (call.recorder is not None or options["overwrite_state"]):
         return "states at positions are returned"
+    if call.options["check"]:
+        return "check=True looks at the numbers"
     if call.doubtful_layout:
         return "the layout raises a warning"
     signature = replay.signature(call.spec, arrays, keywords)

@@ -107,7 +107,7 @@ def _in_full(
             found = finish(call, *computed[:2])
     if lacks:
         return pieces_vjp.vjp(call, keywords, _run_piece, _final)
-    if signature is not None and not call.doubtful_layout:
+    if signature is not None and call.is_recordable:
         if call.recorder is not None:
             from . import device_replay
 
@@ -124,7 +124,7 @@ def _store(
     computed: tuple[Any, Any],
 ) -> None:  # fmt: skip
     """Record the checked call, if it can be replayed; computed: the core and its residuals."""
-    if signature is None or call.doubtful_layout:
+    if signature is None or not call.is_recordable:
         return
     if call.plan.states_at is not None and call.recorder is not None:
         return
