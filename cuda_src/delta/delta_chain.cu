@@ -3,6 +3,7 @@
 // Two warpgroups hold 64 value rows of the state each, in float32 registers, and hand every accumulator on as the next operand
 // A; a third, the producer, copies the tiles in, two chunks ahead, and makes P a chunk ahead.
 #include "attention/delta_chain.cuh"
+#include "attention/positions.cuh"
 
 constexpr int AT_BARRIERS = STAGES * STAGE;
 static_assert(LA_SHARED == AT_BARRIERS + 128 && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
@@ -59,6 +60,7 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
         publish_shared();
         end_products<0>(S);
         warp_arrive(bar.empty(s), lane);
+        store_position<LA_V, LA_K>(state, a, position_after(a, traversal.first + step), traversal, row, lane);
     }
     if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
         state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, row, lane);

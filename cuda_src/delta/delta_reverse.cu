@@ -7,6 +7,7 @@
 // terms, since its rounding would be the largest part of dv's error. Warpgroups as in delta_chain.cu. A cut sequence takes two launches: for what segments ADD,
 // from zeros, but for the first one; then, with the gradients that they end with known, the WHOLE of all.
 #include "attention/delta_chain.cuh"
+#include "attention/positions.cuh"
 
 enum { WHOLE, ADD };
 constexpr int CHAIN_PRODUCER_REGISTERS = 72, CHAIN_CONSUMER_REGISTERS = 216;
@@ -126,6 +127,7 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
         const u64 keys = panels_descriptor<Tokens>(at + AT_K), queries = panels_descriptor<Tokens>(at + AT_Q);
         float x[8][4], y[8][4];
         u32 f[8][4], dout[4][4], w[4][4];
+        add_position<LA_V, LA_K>(state, a, position_after(a, chunk), traversal, row, lane);
         state_operands(f, state, 0);
         barrier_wait(bar.full(s), phase);
         if (traversal.own(a, chunk) < C) barrier_wait(bar.gram(s), phase);   // cleared by then

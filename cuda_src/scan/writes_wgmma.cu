@@ -12,6 +12,7 @@
 #include "arguments/matrix_state/WritesArguments.cuh"
 #include "attention/producer.cuh"
 #include "attention/group.cuh"
+#include "attention/positions.cuh"
 #include "attention/store.cuh"
 
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, GROUPS = WARPS / 4, STAGES = LA_STAGES;
@@ -164,6 +165,7 @@ struct Consumer {
         load_start<K, V>(dS, a, traversal, row, lane);
         store_addresses();
         if (traversal.steps > 0) {
+            add_position<K, V>(dS, a, position_after(a, traversal.chunk_of(0)), traversal, row, lane);
             begin_products(0);
             end_products(0);
             for (int step = 0;; step++) {
@@ -171,6 +173,7 @@ struct Consumer {
                 store(step);
                 if (step + 1 == traversal.steps) break;
                 ring.arrive_empty(step);
+                add_position<K, V>(dS, a, position_after(a, traversal.chunk_of(step + 1)), traversal, row, lane);
                 begin_products(step + 1);
                 end_products(step + 1);
             }

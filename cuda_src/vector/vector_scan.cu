@@ -6,6 +6,7 @@
 // turn q, k and g of the next chunk into scaled copies in place, and make P. In chunks, with S the state before:
 //
 //     out = scale (Qg S + P V)        S <- D_0 D_1 D_2 D_3 S + Kd^T V
+#include "attention/positions.cuh"
 #include "vector/scan.cuh"
 
 LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
@@ -107,6 +108,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
             }
         }
         __syncwarp();
+        store_position<LA_V, LA_K>(state, a, position_after(a, chunk), traversal, 16 * warp, lane);
     }
     if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
         state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
