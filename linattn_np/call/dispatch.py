@@ -184,11 +184,19 @@ def _with_states(
     """
     x, out, ends, residuals = computed
     result = finish_at(call, out, ends)
-    if signature is None or call.recorder is not None or not call.is_recordable or not replay.is_storable(signature):
+    if signature is None or not call.is_recordable or not replay.is_storable(signature):
         return result
-    names = replay.names_of(call.spec, signature, arrays, keywords)
-    if names is not None and not call.options["overwrite_state"]:
+    if call.options["overwrite_state"]:
+        return result
+    plan: Any = None
+    if call.recorder is not None:
+        from . import device_replay
+
+        given = device_replay.given_arrays(arrays, keywords)
+        plan = device_replay.plan_of_states(signature, given, call.recorder, result)
+    elif (names := replay.names_of(call.spec, signature, arrays, keywords)) is not None:
         plan = functools.partial(bound_at, replay.Template(call, names, core_of(x), residuals))
+    if plan is not None:
         replay.store(signature[0], replay.Recorded(plan, False, call.options["num_threads"] is not None))
     return result
 

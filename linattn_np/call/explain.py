@@ -73,7 +73,7 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return f"the arrays are of {call.library.name}"
     if options["cu_seqlens"] is not None:
         return "the batch is ragged"
-    if options["return_states_at"] is not None and (call.recorder is not None or options["overwrite_state"]):
+    if options["return_states_at"] is not None and options["overwrite_state"]:
         return "states at positions are returned"
     if call.options["check"]:
         return "check=True looks at the numbers"

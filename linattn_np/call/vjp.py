@@ -53,23 +53,42 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         call = plan.bind(*replay.split(signature))
         with limit(spec, keywords):
             computed = plan.forward(call)
-            if isinstance(computed[1], StatesAt):
-                return _with_states(call, plan.core, computed, by_name(spec, arrays, keywords))
-            found = finish(call, *computed[:2])
-        return _with_pullback(call, plan.core, computed, found, by_name(spec, arrays, keywords))
+            finished = _finished(call, *computed[:2])
+        return _with_pullback(call, plan.core, computed, finished, by_name(spec, arrays, keywords))
     if not plan.replayable:
         return _in_full(_with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
     found, residuals = plan(arrays, keywords, signature[3])
 
-    def pullback(dout: Any = None, dstate: Any = None) -> Any:
-        """Gradients by input name, of every array that was given and of the state."""
-        grads = residuals.pullback((dout, dstate))
+    def gradients_of(*cotangents: Any) -> Any:
+        grads = residuals.pullback(cotangents)
         if grads is None:  # cotangents of another layout: computed in full, including the forward
             call = _with_backward(prepare(spec, arrays, keywords))
-            grads = _in_full(call, signature, arrays, keywords)[1](dout, dstate)
+            grads = _in_full(call, signature, arrays, keywords)[1](*cotangents)
         return grads
 
+    if len(found) == 3:
+        return new(StatesResult, found), _of_states(gradients_of)
+
+    def pullback(dout: Any = None, dstate: Any = None) -> Any:
+        """Gradients by input name, of every array that was given and of the state."""
+        return gradients_of(dout, dstate)
+
     return new(Result, found) if found[0] is None or keywords.get("return_state") else found[0], pullback
+
+
+def _finished(call: Prepared, core_out: Any, end: Any) -> Any:
+    """The public (out, state), or StatesResult."""
+    return finish_at(call, core_out, end) if isinstance(end, StatesAt) else finish(call, core_out, end)
+
+
+def _of_states(gradients_of: Pullback) -> Pullback:
+    """The pullback of a call with states at positions."""
+
+    def pullback(dout: Any = None, dstate: Any = None, dstates: Any = None) -> Any:
+        """Gradients by input name, of every array that was given and of the state."""
+        return gradients_of(dout, dstate, dstates)
+
+    return pullback
 
 
 def _run_piece(spec: VariantSpec, keywords: dict[str, Any]) -> tuple[Any, Pullback]:
@@ -101,10 +120,7 @@ def _in_full(
         lacks = call.lacks_states(core, x)
         if not lacks:
             computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
-            if isinstance(computed[1], StatesAt):
-                _store(call, signature, arrays, keywords, (core, computed[2]))
-                return _with_states(call, core, computed, by_name(spec, arrays, keywords))
-            found = finish(call, *computed[:2])
+            found = _finished(call, *computed[:2])
     if lacks:
         return pieces_vjp.vjp(call, keywords, _run_piece, _final)
     if signature is not None and call.is_recordable:
@@ -134,13 +150,15 @@ def _store(
 
 
 def _with_pullback(
-    call: Prepared, core: Any, computed: Any, found: tuple[Any, Any], given: Mapping[str, Any], device: Any = None
+    call: Prepared, core: Any, computed: Any, found: Any, given: Mapping[str, Any], device: Any = None
 ) -> tuple[Any, Pullback]:
     """(public result, pullback).
 
-    computed: the core's (out, final state, residuals). found: the public (out, state). given: the caller's arrays by
-    name. device: what records the pullback of a call on CuPy arrays.
+    computed: the core's (out, final state, residuals). found: the public (out, state), or StatesResult. given: the
+    caller's arrays by name. device: what records the pullback of a call on CuPy arrays.
     """
+    if isinstance(found, StatesResult):
+        return _with_states(call, core, computed, found, given, device)
     spec, (core_out, end, residuals) = call.spec, computed
     shape = None if core_out is None else shape_of(call.library, found[0])
     core_out = core_out if spec.change.from_core else None
@@ -179,30 +197,36 @@ def _gradients(
     return grads, dstate0
 
 
-def _with_states(call: Prepared, core: Any, computed: Any, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
-    """(public result, pullback) of a call with states at positions."""
+def _with_states(
+    call: Prepared, core: Any, computed: Any, result: StatesResult, given: Mapping[str, Any], device: Any = None
+) -> tuple[Any, Pullback]:
+    """(public result, pullback) of a call with states at positions; arguments as those of _with_pullback."""
     spec, (core_out, ends, residuals) = call.spec, computed
-    result = finish_at(call, core_out, ends)
     shape = None if core_out is None else shape_of(call.library, result.out)
     core_out = core_out if spec.change.from_core else None
     marks, (out, state, states) = mark(given), result
     if is_mutable(call.plan.xp):
         out, state = _apart(call, core, residuals, out, state)
 
-    def pullback(dout: Any = None, dstate: Any = None, dstates: Any = None) -> Any:
-        """Gradients by input name, of every array that was given and of the state."""
+    def gradients_of(*given: Any) -> Any:
+        if device is not None and (replayed := device.pullback(given)) is not None:
+            return replayed
+        (dout, dstate, dstates), recorder = given, None if device is None else type(call.recorder)()
         check_unchanged(spec.name, marks)
         d_out, d_end, grads = None, None, dict[str, Array]()
         if dout is not None or dstate is not None:
             d_out, d_end, grads = cotangents(call, dout, dstate, shape, ends.end)
         elif dstates is None:
             raise TypeError(f"{spec.name}: the pullback got no cotangent, expected dout, dstate or dstates")
-        with limit(spec, {"num_threads": call.options["num_threads"]}):
+        with limit(spec, {"num_threads": call.options["num_threads"]}), recorder or NO_LIMIT:
             d_ends = core_cotangents(call, d_end, dstates, states)
             found = _gradients(call, core, residuals, core_out, (d_out, d_ends, grads))
-        return gradients(call, *found)
+        all_grads = gradients(call, *found)
+        if recorder is not None:
+            device.store_pullback(given, recorder, all_grads)
+        return all_grads
 
-    return StatesResult(out, state, states), pullback
+    return StatesResult(out, state, states), _of_states(gradients_of)
 
 
 def by_name(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
