@@ -31,6 +31,8 @@ class CallPlan(NamedTuple):
     overwrite: bool = False  # the final state may overwrite the initial one
     pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
     states_at: tuple[int, ...] | None = None  # increasing numbers of tokens after which states are returned (StatesAt)
+    returns_state: bool = True  # the final state is returned
+    has_state: bool = False  # an initial state is given
 
 
 class StatesAt(NamedTuple):

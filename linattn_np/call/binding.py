@@ -16,6 +16,7 @@ from ..runtime.values import is_finite, is_real, is_whole, is_word, shown
 from ..spec import Variables, VariantSpec
 from . import layouts
 from .options import COMMON
+from .overwrite import check_inputs_apart, check_overwritten
 
 
 class Prepared(NamedTuple):
@@ -121,10 +122,9 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
                   axes=axes, kernels=options["backend"] in (None, "cuda"))
     core_state, rows, plan = _enter_state(spec, c, plan, state)
     if options["overwrite_state"]:
-        from .overwrite import check_inputs_apart, check_overwritten
-
-        check_overwritten(fn, state, plan, own)
-        check_inputs_apart(fn, state, entered)
+        parts = flatten("state", state)
+        check_overwritten(fn, parts, plan, flatten("state", own))
+        check_inputs_apart(fn, parts, entered)
     call = Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
     if options["check"]:
         from .check import enforce
@@ -141,7 +141,8 @@ def _plan(
         scale = max(sizes.K, 1) ** -0.5 if spec.scaled else 1.0
     plan = CallPlan(
         xp, dtype, scale, options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
-        overwrite=options["overwrite_state"], precision=options["precision"],
+        overwrite=options["overwrite_state"], precision=options["precision"], has_state=options["state"] is not None,
+        returns_state=options["return_state"] or options["overwrite_state"],
         states_at=None if options["return_states_at"] is None else tuple(options["return_states_at"]),
     )
     return spec.core.plan(plan, spec, options, sizes)
@@ -272,6 +273,18 @@ def threads_of(fn: str, given: Any) -> int:
     return int(given)
 
 
+def _l2norm_eps(fn: str, given: Any) -> float:
+    if not is_real(given) or not is_finite(given) or given < 0:
+        raise ValueError(f"{fn}: l2norm_eps is {shown(given)}, expected a finite number from 0")
+    return float(given)
+
+
+def _lower_bound(fn: str, given: Any) -> float | None:
+    if given is not None and (not is_real(given) or not is_finite(given) or given >= 0):
+        raise ValueError(f"{fn}: lower_bound is {shown(given)}, expected None or a finite number below 0")
+    return None if given is None else float(given)
+
+
 def _boolean(name: str, fn: str, given: Any) -> bool:
     if not isinstance(given, bool):
         raise TypeError(f"{fn}: {name} is {shown(given)}, expected True or False")
@@ -280,9 +293,10 @@ def _boolean(name: str, fn: str, given: Any) -> bool:
 
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "chunk_size": _chunk_size, "chunk_states": _chunk_states, "precision": _precision, "layout": _layout,
-    "scale": scale_of,
+    "scale": scale_of, "l2norm_eps": _l2norm_eps, "lower_bound": _lower_bound,
 } | {name: functools.partial(_boolean, name) for name in (
-    "return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm", "check")}  # fmt: skip
+    "return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm", "beta_sigmoid",
+    "allow_neg_eigval", "check", "reverse")}  # fmt: skip
 
 
 # states: one array in most variants, a named tuple of arrays in some

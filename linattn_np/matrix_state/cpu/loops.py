@@ -26,10 +26,17 @@ from .replay import record as record
 from .run import Kernel, run
 from .strips import kept_strip, segment_strip, strip_counts, strips
 from .systems import solve as solve
-from .table import AT, CHUNKS, HEAD, LATER, LEAD, STATE, TO, Table, count_sequences, sequences
+from .table import AT, CHUNKS, HEAD, LATER, LEAD, STATE, TO, Table, count_sequences, from_pool, sequences
 
 HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients",
                      "states_at"))
+
+
+def handles(call: Any) -> frozenset[str]:
+    """The capabilities for a call."""
+    x, plan = call
+    plain = plan.causal and plan.features is plan.average is plan.states_at is None and x.v.size and x.k.size
+    return HANDLES | {"pools"} if plain else HANDLES
 
 
 def form(call: Any) -> tuple[str, int | None]:
@@ -55,21 +62,22 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     rows = sequences(plan, prod(lead), C)
     out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
     ragged = plan.is_ragged
-    if state is not None and short.in_place(x, plan, state):
-        end = state
-    else:
-        end = np.empty((*([len(plan.sequences)] if ragged else lead), *state_shape(x, plan)), dtype)
+    in_place = state is not None and short.in_place(x, plan, state)
+    shape = (*([len(plan.sequences)] if ragged else lead), *state_shape(x, plan))
+    end: Any = state if in_place else np.empty(shape, dtype)
     at = None if plan.states_at is None else np.empty(_shape_at(x, plan, ragged), dtype)
+    if plan.pool_rows is not None:
+        from_pool(rows, plan.pool_rows, in_place)
     table.tokens("out", out, table.asking)
     _constants(table, x, plan, dtype)
     table.states("in_state", state)
     table.states("out_state", end)
     table.states("out_states", at)
     stepwise = short.is_stepwise(x, plan, rows)
-    kept, starts = kept_states(x, plan, rows, stepwise, C) if plan.gradients else (0, None)
     if stepwise.any() and at is None:
         short.run(x, plan, table, state, rows[stepwise])
-    elif stepwise.any():
+    kept, starts = kept_states(x, plan, rows, stepwise, C) if plan.gradients else (0, None)
+    if stepwise.any() and at is not None:
         _run_segments(x, plan, table, state, rows[stepwise], (end, at, starts))
     table.states("starts", end if starts is None else starts)
     if not stepwise.all():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import policy
-from .table import AT, CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STATE, STOP, TO, WIDTH
+from .table import AT, CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
 
 
 def strips(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, kept: int = 0,
@@ -52,7 +52,7 @@ def strips(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, k
     tasks[:, EARLIER] |= n > 0
     tasks[:, LATER] |= inside
     tasks[inside, AT] = 0
-    tasks[:, TO] = tasks[:, TO] + n if kept else tasks[:, STATE]
+    tasks[:, TO] += n * bool(kept)
     tasks[:, FROM] = tasks[:, TO] - bool(kept)
     return tasks, bounds.tolist()
 

@@ -75,8 +75,9 @@ def is_direct(y: np.ndarray | None, dtype: Any) -> bool:
 def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
     """Rows of tasks, one per sequence, or one per segment of it if there are positions.
 
-    BATCH, FIRST, STOP, STATE and CHUNKS; EARLIER and LATER, whether a segment of the same sequence is the row before or
-    after; AT, 1 + row of the states at positions of the position that it ends at, else 0.
+    BATCH, FIRST, STOP and CHUNKS; STATE, TO: rows of the sequence's initial and its final state; EARLIER and LATER:
+    whether a segment of the same sequence is the row before or after; AT: 1 + row of the states at positions of the
+    position that it ends at, else 0.
     """
     if not plan.is_ragged:
         each = len(plan.states_at or ())
@@ -91,6 +92,7 @@ def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
     table = np.zeros((len(rows), len(TASK)), np.int64)
     if rows:
         table[:, (BATCH, FIRST, STOP, STATE, EARLIER, LATER, AT)] = rows
+        table[:, TO] = table[:, STATE]
         table[:, CHUNKS] = -(-(table[:, STOP] - table[:, FIRST]) // chunk)
     return table
 
@@ -104,4 +106,11 @@ def lengths(rows: np.ndarray) -> np.ndarray:
     """Of each row the tokens of its sequence."""
     first, last = np.flatnonzero(rows[:, EARLIER] == 0), np.flatnonzero(rows[:, LATER] == 0)
     return np.repeat(rows[last, STOP] - rows[first, FIRST], last - first + 1)
+
+
+def from_pool(rows: np.ndarray, pool_rows: np.ndarray, in_place: bool) -> None:
+    """Let sequences begin with rows of a pool, and end with them if it is overwritten in place."""
+    rows[:, STATE] = np.asarray(pool_rows)[rows[:, STATE]]
+    if in_place:
+        rows[:, TO] = rows[:, STATE]
 

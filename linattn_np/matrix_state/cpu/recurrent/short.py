@@ -17,7 +17,7 @@ from ....runtime.pieces.workspace import PythonWorkspace
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
 from ..kernels import storage_pieces
-from ..table import EARLIER, STATE, Table, count_sequences, lengths
+from ..table import EARLIER, STATE, TO, Table, count_sequences, lengths
 from . import step
 from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout, sizes
 
@@ -84,7 +84,9 @@ class Steps:
         load_pieces((step.step_tasks, *_optional(x)), dtype.name, optional=False)
         self.kernel = entry(step.step_tasks, dtype.name) if JIT else None
         self.tasks, self.scale = states * self.sizes["blocks"], plan.scale
-        self.sequences = np.ascontiguousarray(rows)
+        self.sequences = np.array(rows)
+        if plan.pool_rows is None:
+            self.sequences[:, TO] = self.sequences[:, STATE]
 
     def settle(self, arrays: np.ndarray, sources: np.ndarray, extents: np.ndarray, count: int) -> None:
         """Keep the table: arrays; whose handle says where each lies (-1: the table); how far each reaches.
@@ -157,7 +159,7 @@ def run_segments(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, 
     table.states("in_state", chain[:-1])
     table.states("out_state", chain[1:])
     own = rows.copy()
-    own[:, STATE] = place + number
+    own[:, STATE] = own[:, TO] = place + number
     for n in range(int(level.max(initial=-1)) + 1):
         run(x, plan, table, chain, own[level == n])
     return chain[1:][place + number]
