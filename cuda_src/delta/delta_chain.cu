@@ -3,7 +3,6 @@
 // Two warpgroups hold 64 value rows of the state each, in float32 registers, and hand every accumulator on as the next operand
 // A; a third, the producer, copies the tiles in, two chunks ahead, and makes P a chunk ahead.
 #include "attention/delta_chain.cuh"
-#include "attention/positions.cuh"
 
 constexpr int AT_BARRIERS = STAGES * STAGE;
 static_assert(LA_SHARED == AT_BARRIERS + 128 && LA_WARPS == 8, "LA_SHARED is what the launch asks for");

@@ -7,7 +7,6 @@
 // terms, since its rounding would be the largest part of dv's error. Warpgroups as in delta_chain.cu. A cut sequence takes two launches: for what segments ADD,
 // from zeros, but for the first one; then, with the gradients that they end with known, the WHOLE of all.
 #include "attention/delta_chain.cuh"
-#include "attention/positions.cuh"
 
 enum { WHOLE, ADD };
 constexpr int CHAIN_PRODUCER_REGISTERS = 72, CHAIN_CONSUMER_REGISTERS = 216;

@@ -5,7 +5,6 @@
 #include "arguments/matrix_state/ScanArguments.cuh"
 #include "attention/producer.cuh"
 #include "attention/group.cuh"
-#include "attention/positions.cuh"
 #include "attention/store.cuh"
 
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, GROUPS = WARPS / 4, STAGES = LA_STAGES, DOTS = LA_DOTS;

@@ -6,7 +6,6 @@
 // ahead. With A of vector_inverse.cu and S the state before a chunk:
 //
 //     U = A (V - Kc S)        out = scale (Qg S + P U)        S <- D_0 D_1 D_2 D_3 S + Kd^T U
-#include "attention/positions.cuh"
 #include "vector/chain.cuh"
 #include "vector/products.cuh"
 

@@ -6,7 +6,6 @@
 // turn q, k and g of the next chunk into scaled copies in place, and make P. In chunks, with S the state before:
 //
 //     out = scale (Qg S + P V)        S <- D_0 D_1 D_2 D_3 S + Kd^T V
-#include "attention/positions.cuh"
 #include "vector/scan.cuh"
 
 LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {

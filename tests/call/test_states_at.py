@@ -10,11 +10,25 @@ from linattn_np.call import replay
 from linattn_np.matrix_state import policy
 from linattn_np.runtime.shapes import Segment, Sequence, segments
 from linattn_np.testing import relative_error
-from tests.cases import PLAIN, cell, cotangents, draw, one_per, parts, parts_like, tokens
+from tests.cases import PLAIN, cell, cotangents, draw, one_per, parts, parts_like, tokens, with_arrays
 
 T, POSITIONS = 70, [0, 1, 16, 33, 34, 64, 70]
-KINDS = [c for c in PLAIN if c.fn in (*one_per(cell), la.linear_attention, la.based, la.gsa)]
-NAMED = {c.fn.__name__: c for c in PLAIN}
+def case_of(fn):
+    return next(c for c in PLAIN if c.fn is fn)
+
+
+def readout(spec):
+    """The kind of a state that the core has in another form; None if it depends on tokens too, or has systems."""
+    found = spec.state.pack is not None and spec.state.unpack_vjp is None and spec.readout.name != "SOLVED"
+    return (spec.readout, spec.state.parts) if found else None
+
+
+SCALAR, VECTOR = (with_arrays("q k v g", decay=kind) for kind in ("SCALAR", "VECTOR"))
+DELTA, VECTOR_DELTA = (with_arrays("q k v g beta", decay=kind) for kind in ("SCALAR", "VECTOR"))
+SCALAR, VECTOR, DELTA, VECTOR_DELTA = map(case_of, (SCALAR, VECTOR, DELTA, VECTOR_DELTA))
+KINDS = [c for c in PLAIN if c.fn in (*one_per(cell), *one_per(readout))]
+LONG = [c for c in PLAIN if c.fn in one_per(lambda s: cell(s) and (s.decay, s.erase, s.query_reads, "u" in s.arrays))]
+IN_PIECES = [c for c in PLAIN if c.spec.state.unpack_vjp is not None or c.spec.readout.name == "SOLVED"]
 HOWS = [{"backend": "reference"}, {"backend": "chunks", "chunk_size": 16}, {"backend": "numba", "chunk_size": 16},
         {"backend": "chunks", "chunk_size": 16, "chunk_states": "scan"}, {"chunk_size": "parallel"},
         {"backend": "numba", "chunk_size": 1}]  # fmt: skip
@@ -88,13 +102,12 @@ def test_gradients_are_central_differences(case):
     assert abs(slope - change) < 1e-6 * max(1.0, abs(slope))
 
 
-@pytest.mark.parametrize("name", ["gated_delta_rule", "gla", "rwkv6", "linear_attention"])
+@pytest.mark.parametrize("case", LONG, ids=str)
 @pytest.mark.parametrize("heads", [{}, {"Hq": 4}, {"Hk": 1}], ids=str)
-def test_long_sequences_of_grouped_heads(name, heads):
+def test_long_sequences_of_grouped_heads(case, heads):
     """Blocks of time between the positions; gradients with the states of all blocks kept, and of the positions."""
-    case = NAMED[name]
-    if name == "linear_attention" and "Hk" in heads:
-        pytest.skip("its gradients of shared keys are tested with every other variant")
+    if not any(letter in axes.split() for letter in heads for axes in case.given.values()):
+        heads = {}
     arrays, state = draw(case, B=(2,), T=700, K=4, **heads)
     options = {"state": state, "return_state": True, "return_states_at": [3, 100, 300, 512, 513, 600]}
     result, grads = with_gradients(case, arrays, backend="numba", **options)
@@ -106,7 +119,7 @@ def test_long_sequences_of_grouped_heads(name, heads):
 @pytest.mark.parametrize(("stored", "threads"), [(0, 1), (policy.STORED_BYTES, 1), (policy.STORED_BYTES, 2)])
 def test_no_bit_depends_on_kept_states_and_threads(monkeypatch, stored, threads):
     """One head: with two threads gradients of states between blocks of time are found first."""
-    case = NAMED["simple_gla"]
+    case = SCALAR
     arrays, state = draw(case, B=(1,), T=1500, H=1, K=32, V=32, dtype=np.float32)
     options = {"state": state, "return_state": True, "return_states_at": [100, 256, 1003, 1500], "backend": "numba"}
     expected, grads = with_gradients(case, arrays, num_threads=1, **options)
@@ -121,9 +134,9 @@ def test_no_bit_depends_on_kept_states_and_threads(monkeypatch, stored, threads)
 
 
 @pytest.mark.parametrize("backend", ["numba", "chunks"])
-@pytest.mark.parametrize("name", ["gated_delta_rule", "gla"])
-def test_sequences_of_a_packed_row_have_the_bits_of_calls_of_their_own(name, backend):
-    case, offsets, positions = NAMED[name], [0, 0, 100, 120, 120, 300], [50, 100, 105, 110, 200, 299, 300]
+@pytest.mark.parametrize("case", [DELTA, VECTOR], ids=str)
+def test_sequences_of_a_packed_row_have_the_bits_of_calls_of_their_own(case, backend):
+    offsets, positions = [0, 0, 100, 120, 120, 300], [50, 100, 105, 110, 200, 299, 300]
     arrays, state = draw(case, B=(1,), T=300, N=5, dtype=np.float32)
     options = {"backend": backend, "return_state": True}
     found, grads = with_gradients(case, arrays, state=state, cu_seqlens=offsets, return_states_at=positions, **options)
@@ -143,7 +156,7 @@ def test_sequences_of_a_packed_row_have_the_bits_of_calls_of_their_own(name, bac
 
 
 def test_a_row_alone_has_the_bits_of_a_batch():
-    case = NAMED["kda"]
+    case = VECTOR_DELTA
     arrays, _ = draw(case, B=(3,), T=300, H=4, dtype=np.float32)
     found = case.fn(**arrays, **case.options, return_states_at=[20, 256, 271])
     one = case.fn(**{n: x[1:2] for n, x in arrays.items()}, **case.options, return_states_at=[20, 256, 271])
@@ -155,7 +168,7 @@ def test_a_row_alone_has_the_bits_of_a_batch():
 def test_repeated_calls(T, positions):
     """A checked call is replayed on other arrays: with the same bits, in arrays of their own."""
     replay.clear()
-    case, calls = NAMED["gated_delta_rule"], []
+    case, calls = DELTA, []
     for seed in (0, 1):
         arrays, state = draw(case, T=T, dtype=np.float32, seed=seed)
         calls.append((arrays, {"state": state, "return_states_at": positions, "return_state": True}))
@@ -175,7 +188,7 @@ def test_repeated_calls(T, positions):
 
 def test_the_states_are_the_callers():
     """The pullback does not read them, nor the final state."""
-    case = NAMED["gated_delta_rule"]
+    case = DELTA
     arrays, _ = draw(case, T=100)
     (out, state, states), pullback = la.vjp(case.fn, **arrays, return_state=True, return_states_at=[0, 40, 100])
     cotangent = random_like(out), random_like(state), random_like(states)
@@ -186,21 +199,21 @@ def test_the_states_are_the_callers():
 
 
 def test_no_tokens():
-    case = NAMED["gated_delta_rule"]
+    case = DELTA
     arrays, state = draw(case, T=0)
     result, pullback = la.vjp(case.fn, **arrays, state=state, return_states_at=[0])
     assert np.array_equal(result.states[:, 0], state)
     assert np.array_equal(pullback(None, None, result.states).state, state)
 
 
-@pytest.mark.parametrize("name", ["mlstm", "abc", "mesa_net"])
-def test_states_that_depend_on_tokens_or_systems_are_computed_in_pieces(name):
-    arrays, _ = draw(NAMED[name], T=T)
-    assert not in_one_pass(NAMED[name], arrays)
+@pytest.mark.parametrize("case", IN_PIECES, ids=str)
+def test_states_that_depend_on_tokens_or_systems_are_computed_in_pieces(case):
+    arrays, _ = draw(case, T=T)
+    assert not in_one_pass(case, arrays)
 
 
 def test_explain_says_that_the_pass_stores_states():
-    case = NAMED["gla"]
+    case = VECTOR
     arrays, _ = draw(case, T=T)
     assert "the pass stores 7 states" in la.explain(case.fn, **arrays, return_states_at=10).reason
 

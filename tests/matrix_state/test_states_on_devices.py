@@ -17,9 +17,10 @@ from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.compile import compile_source
 from linattn_np.runtime.shapes import sequences
 from linattn_np.testing import relative_error
-from tests.cases import PLAIN, draw
+from tests.cases import PLAIN, draw, with_arrays
 
-NAMED = {c.fn.__name__: c for c in PLAIN}
+SCALAR, VECTOR = (with_arrays("q k v g", decay=kind) for kind in ("SCALAR", "VECTOR"))
+DELTA, VECTOR_DELTA = (with_arrays("q k v g beta", decay=kind) for kind in ("SCALAR", "VECTOR"))
 
 
 def plan_of(T, positions, offsets=None):
@@ -78,22 +79,22 @@ def rounded(case, **sizes):
     """(arrays as a CUDA call takes them, the same numbers in float64, the states likewise)."""
     arrays, state = draw(case, K=128, V=128, **sizes)
     given = {n: x.astype(np.float32 if n in ("g", "beta", "u") else ml_dtypes.bfloat16) for n, x in arrays.items()}
-    if case.fn in (la.gla, la.kda):
+    if case.spec.decay.name == "VECTOR":
         given["g"] = given["g"].astype(ml_dtypes.bfloat16)
     return given, {n: x.astype(np.float64) for n, x in given.items()}, state.astype(np.float32)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(("name", "positions", "sizes"), [
-    ("simple_gla", [0, 256, 512, 700], {"T": 700}), ("simple_gla", [256, 512], {"T": 700, "Hq": 4}),
-    ("gated_delta_rule", [0, 64, 448, 1024], {"T": 1024}), ("gated_delta_rule", [64, 300], {"T": 300, "Hq": 4}),
-    ("gated_delta_rule", [64, 2048], {"T": 4096, "B": (1,), "H": 1}), ("gated_delta_rule", [100, 256], {"T": 256}),
-    ("gla", [64, 300], {"T": 300}), ("kda", [64, 192], {"T": 300}),
+@pytest.mark.parametrize(("fn", "positions", "sizes"), [
+    (SCALAR, [0, 256, 512, 700], {"T": 700}), (SCALAR, [256, 512], {"T": 700, "Hq": 4}),
+    (DELTA, [0, 64, 448, 1024], {"T": 1024}), (DELTA, [64, 300], {"T": 300, "Hq": 4}),
+    (DELTA, [64, 2048], {"T": 4096, "B": (1,), "H": 1}), (DELTA, [100, 256], {"T": 256}),
+    (VECTOR, [64, 300], {"T": 300}), (VECTOR_DELTA, [64, 192], {"T": 300}),
 ])  # fmt: skip
-def test_states_and_their_gradients(cp, name, positions, sizes):
+def test_states_and_their_gradients(cp, fn, positions, sizes):
     """Against float64; outputs and final state of the pass have the bits of a call without positions."""
-    case = NAMED[name]
+    case = next(c for c in PLAIN if c.fn is fn)
     given, wide, state = rounded(case, **sizes)
     there, begun = {n: cp.asarray(x) for n, x in given.items()}, cp.asarray(state)
     options = {"return_state": True, "return_states_at": positions}
