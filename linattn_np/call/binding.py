@@ -65,7 +65,12 @@ class Prepared(NamedTuple):
     @property
     def is_recordable(self) -> bool:
         """Whether a call with this signature may be replayed: it neither warns nor looks at numbers."""
-        return not (self.options["check"] or self.doubtful_layout)
+        return not (self.options["check"] or self.doubtful_layout or self.gathers_rows)
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether the core gets states that are gathered from a pool."""
+        return self.rows is not None and self.plan.pool_rows is None
 
 
 def spec_of(caller: str, fn: Any) -> VariantSpec:

@@ -84,9 +84,11 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return "check=True looks at the numbers"
     if call.doubtful_layout:
         return "the layout raises a warning"
+    if call.gathers_rows:
+        return "the rows of the pool are gathered first"
     signature = replay.signature(call.spec, arrays, keywords)
     if signature is None and options["state_rows"] is not None:
-        return "row numbers are in host memory"
+        return "there are many row numbers in host memory"
     if signature is None:
         return "an option is neither None, bool, int, float, str nor a tuple of these, or an array is on another device"
     if call.recorder is None and replay.names_of(call.spec, signature, arrays, keywords) is None:
