@@ -51,6 +51,8 @@ def signature_maker(kind: Any) -> Callable[..., Signature | None]:
                 parts += type(x), x
             elif is_plain_tuple(x) and x is not keywords.get("state_rows"):
                 parts += tuple(map(type, x)), x
+            elif isinstance(x, list) and id(x) == id(keywords.get("return_states_at")) and is_plain_tuple(tuple(x)):
+                parts += list, tuple(map(type, x)), tuple(x)
             else:
                 return None
         if low & 15:
@@ -161,6 +163,25 @@ def plan_of(
         return None
 
 
+def plan_of_states(
+    signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, ...]
+) -> Callable[..., Any] | None:
+    """The plan of a call with states at positions; results: the public (out, state, states). None without one."""
+    if not replay.ENABLED or not recorder.launches:
+        return None
+    try:
+        launches, places = LaunchSequence(recorder, given).run, [positions(x, recorder.allocated) for x in results]
+    except LookupError:
+        return None
+    kind = type(results)
+
+    def run(arrays: None, state: Any, pointers: list[int]) -> tuple[Any, None]:
+        allocated = launches(pointers)
+        return new(kind, [allocated[n] if type(n) is int else get(n, allocated) for n in places]), None
+
+    return run
+
+
 class RecordedLaunches:
     """The launches of a core's forward, for calls whose change of variables is computed by array calls.
 
@@ -228,9 +249,9 @@ class Forward:
     """
 
     def __init__(
-        self, key: Hashable, recorder: Recorder, given: list[Array], results: tuple[Any, Any], residuals: list[Array]
+        self, key: Hashable, recorder: Recorder, given: list[Array], results: tuple[Any, ...], residuals: list[Array]
     ):
-        """results: the public (out, state). residuals: arrays that the pullback may read.
+        """results: the public (out, state), or with states at positions. residuals: arrays that the pullback may read.
 
         Raises LookupError if the call cannot be replayed.
         """
@@ -250,17 +271,16 @@ class Forward:
 
     def __call__(
         self, arrays: tuple[Any, ...], keywords: Mapping[str, Any], pointers: list[int]
-    ) -> tuple[tuple[Any, Any], Residuals]:
-        """(the public (out, state), the residuals of the pullback)."""
+    ) -> tuple[tuple[Any, ...], Residuals]:
+        """(the public results, the residuals of the pullback)."""
         kind = self._kind
         given = [x for x in arrays if type(x) is kind]
         given += [x for x in keywords.values() if type(x) is kind]
         count, pool = len(given), given + self.sequence.run(pointers)  # pointers has those of the pool now
-        read, (out, end) = self.residuals, self.results
-        out = pool[out] if type(out) is int else get(out, pool)
-        end = pool[end] if type(end) is int else get(end, pool)
+        read = self.residuals
+        results = tuple(pool[n] if type(n) is int else get(n, pool) for n in self.results)
         held = given + [pool[n] for n in read]
-        return (out, end), new(Residuals, (self, held, pointers[:count] + [pointers[n] for n in read]))
+        return results, new(Residuals, (self, held, pointers[:count] + [pointers[n] for n in read]))
 
 
 class Residuals(NamedTuple):
@@ -300,7 +320,7 @@ class Residuals(NamedTuple):
 
 
 def record_forward(
-    signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, Any], residuals: Any
+    signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, ...], residuals: Any
 ) -> Residuals | None:
     """Record a forward and return the residuals of its pullback; None if it cannot be replayed."""
     if not replay.ENABLED:

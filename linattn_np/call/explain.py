@@ -59,12 +59,15 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
         return replace(block, reason=f"of each block of dask's arrays: {block.reason}", replay="the arrays are of dask")
     call = prepare(spec, arrays, options)
     x = with_all_queries(call).inputs()
-    found = core_of(x).explain(spec.name, x, call.plan, call.options["backend"])
+    core = core_of(x)
+    found = core.explain(spec.name, x, call.plan, call.options["backend"])
     reason = found.reason + "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
     if call.options["reverse"]:
         reason += "; on tokens in reverse order"
-    if call.is_cut:
+    if call.is_cut or call.lacks_states(core, x):
         reason += f"; in {len(cut(call)[0])} pieces"
+    elif call.plan.states_at is not None:
+        reason += f"; the pass stores {len(call.plan.states_at)} states"
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
     moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
     return Explanation(
@@ -83,6 +86,8 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return f"the arrays are of {call.library.name}"
     if options["cu_seqlens"] is not None:
         return "the batch is ragged"
+    if options["return_states_at"] is not None and options["overwrite_state"]:
+        return "states at positions are returned"
     if call.options["check"]:
         return "check=True looks at the numbers"
     if call.doubtful_layout:

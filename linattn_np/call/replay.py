@@ -131,10 +131,10 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
             parts += name, len(x)
             for S in x:
                 parts += S.flags.writeable, S.shape, S.strides, S.dtype
-        elif is_plain_tuple(x) and name not in ON_HOST:
-            parts += name, tuple(map(type, x)), x
         elif name == "state_rows" and kind in (list, tuple) and len(x) <= MOST_ROWS and set(map(type, x)) == {int}:
             parts += name, kind, tuple(x)
+        elif is_plain_tuple(x := tuple(x) if kind is list else x) and name not in ON_HOST:
+            parts += name, kind, tuple(map(type, x)), x
         else:
             other = None if given else signature_maker(kind)
             return None if other is None else other(spec, arrays, keywords)

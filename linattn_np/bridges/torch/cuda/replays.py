@@ -145,7 +145,9 @@ def record_forward(known: Signature | None, spec: VariantSpec, views: tuple[Arra
     """Record the forward of a vjp, and its pullbacks, if those of the call on CuPy views are recorded."""
     own = None if known is None or not replay.ENABLED else replay.signature(spec, *views)
     plan = None if own is None else replay.plans.get(replay.vjp_key(own))
-    if known is not None and type(plan) is device_replay.Forward and plan.replayable:
+    if known is None or type(plan) is not device_replay.Forward or not plan.replayable:
+        return
+    if len(plan.results) == 2:  # without states at positions
         replay.store(_vjp_key(known), Forward(plan, len(known[2]), known[0][2]))
 
 
