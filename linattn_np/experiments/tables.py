@@ -54,7 +54,8 @@ def write_text(text: str, indent: str = "") -> None:
     """A paragraph on standard output, broken into lines on a terminal alone."""
     if sys.stdout.isatty():
         width = min(110, shutil.get_terminal_size().columns)
-        text = textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent + 2 * bool(indent) * " ")
+        further = indent + "  " if indent else ""
+        text = textwrap.fill(text, width, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False)
     else:
         text = indent + text
     sys.stdout.write(text + "\n")

@@ -51,14 +51,15 @@ def test_a_table_in_a_pipe(capsys):
 
 
 def test_text_is_broken_on_a_terminal_alone(monkeypatch, capsys):
-    text = "word " * 50 + "end"
+    text = "least-squares " * 20 + "end"
     write_text(text, "  ")
     assert capsys.readouterr().out == f"  {text}\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     write_text(text, "  ")
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 110
-    assert [lines[0][:3], lines[1][:5]] == ["  w", "    w"]
+    assert not any(line.endswith("-") for line in lines)
+    assert [lines[0][:3], lines[1][:5]] == ["  l", "    l"]
 
 
 def test_progress_without_a_terminal_is_two_lines(capsys):

@@ -129,7 +129,8 @@ def evaluate(args: argparse.Namespace) -> int:
     for indent, line in verdict_lines(claims):
         write_text(line, indent)
     if claims:
-        write_text("\n" + WORDS)
+        sys.stdout.write("\n")
+        write_text(WORDS)
     if args.full:
         for table in tables(scores, claims):
             write_table(table)
