@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..core import Computation
 from ..runtime.arrays import Array, is_mutable
 from ..runtime.unchanged import check_unchanged, mark
 from ..spec import VariantSpec
@@ -48,11 +49,7 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             return pieces_vjp.vjp(call, keywords, _run_piece, _final)
         return _in_full(call, signature, arrays, keywords)
     if type(plan) is replay.Template:
-        call = plan.bind(*replay.split(signature))
-        with limit(spec, keywords):
-            computed = plan.forward(call)
-            found = finish(call, *computed[:2])
-        return _with_pullback(call, plan.core, computed, found, by_name(spec, arrays, keywords))
+        return _with_pullback(*_replayed(plan, signature, keywords), by_name(spec, arrays, keywords))
     if not plan.replayable:
         return _in_full(_with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
     found, residuals = plan(arrays, keywords, signature[3])
@@ -86,63 +83,125 @@ def _with_backward(call: Prepared) -> Prepared:
     return call._replace(plan=call.plan._replace(gradients=True, gate_gradient=not constant_gate))
 
 
-def _in_full(
-    call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> tuple[Any, Pullback]:
-    """The result and the pullback of a checked call; both are recorded if they can be replayed."""
-    spec, device = call.spec, None
-    with limit(spec, keywords), call.recorder or NO_LIMIT:
-        x = call.inputs()
-        core = core_of(x)
-        computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
-        found = finish(call, *computed[:2])
-    if signature is not None and not call.doubtful_layout:
-        if call.recorder is not None:
-            from . import device_replay
+class Linearised(NamedTuple):
+    """A computed call, with what its pullback reads."""
 
-            saved = computed[2], vars(call.variables), computed[0] if spec.change.from_core else None
-            given = device_replay.given_arrays(arrays, keywords)
-            device = device_replay.record_forward(signature, given, call.recorder, found, saved)
-        names = None if device is not None else replay.names_of(spec, signature, arrays, keywords)
-        if names is not None and replay.vjp_key(signature) not in replay.plans:
-            replay.store(replay.vjp_key(signature), replay.Template(call, names, core, computed[2]))
-    return _with_pullback(call, core, computed, found, by_name(spec, arrays, keywords), device)
+    call: Prepared
+    core: Computation
+    computed: Any  # the core's (out, final state, residuals)
+    shape: tuple[int, ...] | None  # of the public output
 
-
-def _with_pullback(
-    call: Prepared, core: Any, computed: Any, found: tuple[Any, Any], given: Mapping[str, Any], device: Any = None
-) -> tuple[Any, Pullback]:
-    """(public result, pullback).
-
-    computed: the core's (out, final state, residuals). found: the public (out, state). given: the caller's arrays by
-    name. device: what records the pullback of a call on CuPy arrays.
-    """
-    spec, (core_out, end, residuals) = call.spec, computed
-    shape = None if core_out is None else shape_of(call.library, found[0])
-    core_out = core_out if spec.change.from_core else None
-    marks = mark(given)
-    out, state = _apart(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
-    threads = {"num_threads": call.options["num_threads"]}
-
-    def pullback(dout: Any = None, dstate: Any = None) -> Any:
+    def gradients(self, dout: Any, dstate: Any, recorder: Any = NO_LIMIT) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
-        if device is not None and (replayed := device.pullback((dout, dstate))) is not None:
-            return replayed
-        check_unchanged(spec.name, marks)
-        recorder = None if device is None else type(call.recorder)()
+        call, core, (core_out, end, residuals), shape = self
+        spec, c = call.spec, call.variables
         d_out, d_state, grads = cotangents(call, dout, dstate, shape, end)
-        with limit(spec, threads), recorder or NO_LIMIT:
-            c = call.variables
+        with limit(spec, {"num_threads": call.options["num_threads"]}), recorder:
             if spec.change.from_core_vjp and d_out is not None:
                 d_out, more = spec.change.from_core_vjp(c, core_out, d_out)
                 c = c.extended({n: more.pop(n) for n in [*more] if n not in spec.arrays})
                 _add(grads, more)
             d, dstate0 = core.backward(residuals, d_out, d_state)
             _add(grads, spec.change.to_core_vjp(c, d))
-        all_grads = gradients(call, grads, dstate0)
+        return gradients(call, grads, dstate0)
+
+
+def linearise(
+    spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[Linearised, tuple[Any, Any]] | None:
+    """(call, its (out, state)), which may share memory; None if it is computed piece by piece."""
+    signature = replay.signature(spec, arrays, keywords)
+    plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
+    if signature is not None and type(plan) is replay.Template:
+        return _replayed(plan, signature, keywords)
+    with limit(spec, keywords):
+        call = _with_backward(prepare(spec, arrays, keywords))
+    return None if call.is_cut else _computed(call, signature, arrays, keywords)
+
+
+def _replayed(
+    plan: replay.Template, signature: replay.Signature, keywords: Mapping[str, Any]
+) -> tuple[Linearised, tuple[Any, Any]]:
+    """A call on other arrays of a template, and its (out, state)."""
+    call = plan.bind(*replay.split(signature))
+    with limit(call.spec, keywords):
+        computed = plan.forward(call)
+        return _linearised(call, plan.core, computed, finish(call, *computed[:2]))
+
+
+def _linearised(
+    call: Prepared, core: Computation, computed: Any, found: tuple[Any, Any]
+) -> tuple[Linearised, tuple[Any, Any]]:
+    """(call, found); the core's output is kept only if the pullback reads it."""
+    shape = None if computed[0] is None else shape_of(call.library, found[0])
+    kept = computed if call.spec.change.from_core else (None, *computed[1:])
+    return Linearised(call, core, kept, shape), found
+
+
+def _computed(
+    call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any],
+    is_recorded: Callable[[Linearised, tuple[Any, Any]], bool] = lambda linearised, found: False,
+) -> tuple[Linearised, tuple[Any, Any]]:
+    """A checked call and its (out, state); its template is stored if it can be replayed, unless `is_recorded`."""
+    spec = call.spec
+    with limit(spec, keywords), call.recorder or NO_LIMIT:
+        x = call.inputs()
+        core = core_of(x)
+        computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
+        linearised, found = _linearised(call, core, computed, finish(call, *computed[:2]))
+    if signature is None or call.doubtful_layout or is_recorded(linearised, found):
+        return linearised, found
+    names = replay.names_of(spec, signature, arrays, keywords)
+    if names is not None and replay.vjp_key(signature) not in replay.plans:
+        replay.store(replay.vjp_key(signature), replay.Template(call, names, core, computed[2]))
+    return linearised, found
+
+
+def _in_full(
+    call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[Any, Pullback]:
+    """The result and the pullback of a checked call; both are recorded if they can be replayed."""
+    device: Any = None
+
+    def is_recorded(linearised: Linearised, found: tuple[Any, Any]) -> bool:
+        """Whether the launches of a call on CuPy arrays are recorded."""
+        nonlocal device
+        if call.recorder is None or signature is None:
+            return False
+        from . import device_replay
+
+        core_out, _, residuals = linearised.computed
+        saved = residuals, vars(call.variables), core_out
+        given = device_replay.given_arrays(arrays, keywords)
+        device = device_replay.record_forward(signature, given, call.recorder, found, saved)
+        return device is not None
+
+    linearised, found = _computed(call, signature, arrays, keywords, is_recorded)
+    return _with_pullback(linearised, found, by_name(call.spec, arrays, keywords), device)
+
+
+def _with_pullback(
+    linearised: Linearised, found: tuple[Any, Any], given: Mapping[str, Any], device: Any = None
+) -> tuple[Any, Pullback]:
+    """(public result, pullback).
+
+    found: the public (out, state). given: the caller's arrays by name. device: what records the pullback of a call on
+    CuPy arrays.
+    """
+    call, core, computed, _ = linearised
+    fn, marks = call.spec.name, mark(given)
+    out, state = _apart(call, core, computed[2], *found) if is_mutable(call.plan.xp) else found
+
+    def pullback(dout: Any = None, dstate: Any = None) -> Any:
+        """Gradients by input name, of every array that was given and of the state."""
+        if device is not None and (replayed := device.pullback((dout, dstate))) is not None:
+            return replayed
+        check_unchanged(fn, marks)
+        recorder = None if device is None else type(call.recorder)()
+        grads = linearised.gradients(dout, dstate, recorder or NO_LIMIT)
         if recorder is not None:
-            device.store_pullback((dout, dstate), recorder, all_grads)
-        return all_grads
+            device.store_pullback((dout, dstate), recorder, grads)
+        return grads
 
     return Result(out, state) if out is None or call.options["return_state"] else out, pullback
 
