@@ -11,6 +11,7 @@ arrays of the other call.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -91,34 +92,53 @@ class Separation:
         self._pool, self._count = list(known), len(known)
         self._starts = [address(x) for x in known]
         self._seen: dict[int, tuple[View, np.ndarray]] = {}  # by the id of an array, which stays alive
+        self.used: set[int] = set()  # positions of the arrays that views lie in
 
     @property
     def extras(self) -> list[np.ndarray]:
         """The arrays after the known ones, in C order."""
         return self._pool[self._count:]
 
-    def structure(self, x: Any) -> Any:
-        """x with a View in the place of each array.   Raises LookupError for what cannot be compared."""
+    def structure(self, x: Any, like: Any = None) -> Any:
+        """x with a View in the place of each array.   Raises LookupError for what cannot be compared.
+
+        like: the structure of another call; an array that lies where its array did is described in the same way, also
+        if it lies in several known arrays.
+        """
         if isinstance(x, np.ndarray):
-            if id(x) not in self._seen:
-                self._seen[id(x)] = self._view(x), x
-            return self._seen[id(x)][0]
+            return self._view_of(x, like)
         if isinstance(x, VALUES):
             return x
+        likes = like.parts if isinstance(like, Node) else like if isinstance(like, tuple) else ()
         if isinstance(x, tuple | list):
-            parts = tuple(map(self.structure, x))
+            parts = tuple(itertools.starmap(self.structure, zip(x, _padded(likes, len(x)), strict=True)))
             plain = isinstance(x, tuple) and all(map(operator.is_, parts, x))
             return x if plain else Node(type(x), None, parts)  # plain: cores look some tuples up by identity
         if isinstance(x, Variables):
-            values = sorted(vars(x).items())
-            fixed = {n: Fixed({**y, "state": None} if n == "options" else y) for n, y in values if n in FIXED}
-            return Node(Variables, tuple(n for n, _ in values),
-                        tuple(fixed[n] if n in fixed else self.structure(y) for n, y in values))  # fmt: skip
-        if isinstance(x, dict):
-            return Node(type(x), tuple(x), tuple(map(self.structure, x.values())))
-        if isinstance(x, FunctionType):
+            values = dict(sorted(vars(x).items()))
+            fixed = {n: Fixed({**y, "state": None} if n == "options" else y) for n, y in values.items() if n in FIXED}
+        elif isinstance(x, dict):
+            values, fixed = x, {}
+        elif isinstance(x, FunctionType):
             return Function(x)
-        raise LookupError(f"residuals hold a {type(x).__qualname__}")
+        else:
+            raise LookupError(f"residuals hold a {type(x).__qualname__}")
+        parts = tuple(fixed[n] if n in fixed else self.structure(y, own)
+                      for (n, y), own in zip(values.items(), _padded(likes, len(values)), strict=True))  # fmt: skip
+        return Node(type(x), tuple(values), parts)
+
+    def _view_of(self, x: np.ndarray, like: Any) -> View:
+        """Where an array lies."""
+        if isinstance(like, View) and 0 <= like.of < len(self._pool):
+            start, base = self._starts[like.of], self._pool[like.of]
+            begin, end = _reach(x)
+            given = address(x) - start, x.shape, x.strides, x.dtype, x.flags.writeable
+            if start <= begin and end <= start + base.nbytes and given == like[1:]:
+                return like
+        if id(x) not in self._seen:
+            self._seen[id(x)] = self._view(x), x
+            self.used.add(self._seen[id(x)][0].of)
+        return self._seen[id(x)][0]
 
     def _view(self, x: np.ndarray) -> View:
         """Where an array lies; an array that no other contains joins the pool."""
@@ -134,6 +154,10 @@ class Separation:
         return View(len(self._pool) - 1, 0, x.shape, strides, x.dtype, x.flags.writeable)
 
 
+def _padded(likes: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    return likes if len(likes) == count else (None,) * count
+
+
 def _reach(x: np.ndarray) -> tuple[int, int]:
     """The address of the first byte, and one past the last."""
     spans = [stride * (n - 1) for stride, n in zip(x.strides, x.shape, strict=True)]
@@ -144,7 +168,7 @@ def _reach(x: np.ndarray) -> tuple[int, int]:
 def _owner(x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     """(a C-ordered array with the elements of x, the strides of x in it); a copy if x has holes."""
     axes = [n for n in range(x.ndim) if x.strides[n]]
-    once = x[tuple(slice(None) if x.strides[n] else 0 for n in range(x.ndim)) + (...,)]  # without repetitions
+    once = x[(*(slice(None) if n in axes else 0 for n in range(x.ndim)), ...)]  # without repetitions
     order = sorted(range(len(axes)), key=lambda n: -abs(once.strides[n]))
     owner = np.ascontiguousarray(once.transpose(order)).reshape([once.shape[n] for n in order])
     strides = [0] * x.ndim

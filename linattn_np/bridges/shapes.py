@@ -13,6 +13,7 @@ from ..call.layouts import LAYOUTS
 from ..call.pieces import time_of
 from ..call.results import Result, StatesResult
 from ..runtime.arrays import STORAGE, dtype_name
+from ..spec import VariantSpec
 
 
 class Abstract(NamedTuple):
@@ -53,7 +54,11 @@ def abstract_result(fn: Callable[..., Any], arrays: Mapping[str, Any], state: An
     arrays: by name; every array, also of the state, needs a shape and a dtype only. options: those that are neither;
     cu_seqlens are numbers. Nothing is computed but a call without tokens. Raises the errors of the call.
     """
-    spec = spec_of("abstract_result", fn)
+    return result_of(spec_of("abstract_result", fn), arrays, state, options)
+
+
+def result_of(spec: VariantSpec, arrays: Mapping[str, Any], state: Any, options: Mapping[str, Any]) -> Any:
+    """abstract_result of a spec."""
     zeros = each(lambda x: abstract(x).filled(), {**arrays, "state": state})
     overwrite = bool(options.get("overwrite_state"))
     call = prepare(spec, (), {**zeros, **options, "overwrite_state": False})

@@ -1,0 +1,296 @@
+"""JAX: our functions on traced arrays, inside jit, grad, vmap and scan.
+
+A call on tracers becomes one operation of the program that JAX compiles. At run time it calls the NumPy or CuPy path on
+views of XLA's buffers. Gradients are those of `la.vjp`, by jax.custom_vjp; reverse mode only, once. Under vmap the
+mapped axis becomes a batch axis.
+
+The call path imports this module when an argument is a tracer. backend="chunks" or "reference" traces array operations
+of JAX instead.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+from jax.experimental.buffer_callback import buffer_callback
+
+from ..call.binding import flatten, normalise
+from ..call.results import gradients_of
+from ..runtime.shapes import has_time
+from ..runtime.values import shown
+from ..spec import VariantSpec
+from .programs import Program, Signature, is_state, leaves, unleaves
+from .shapes import Abstract
+
+Operation = Callable[..., Any]
+MOST = 1024  # programs that are kept
+NUMBERS = ("cu_seqlens", "return_states_at")  # options that may be arrays of numbers
+
+
+def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """The result of the public function on traced arrays."""
+    signature, given = signature_of(spec, arrays, keywords)
+    return _public(signature, given, differentiable(signature)(*given))
+
+
+def run_vjp(
+    spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[Any, Callable[..., Any]]:
+    """(what the public function returns, pullback) on traced arrays."""
+    signature, given = signature_of(spec, arrays, keywords)
+    results, vjp = jax.vjp(differentiable(signature), *given)
+    result = _public(signature, given, results)
+
+    def pullback(dout: Any = None, dstate: Any = None, dstates: Any = None) -> Any:
+        """Gradients by input name, of every array that was given and of the state."""
+        each = (dout, dstate, dstates)[: len(result)] if _is_several(result) else (dout,)
+        d = [jnp.zeros_like(y) if x is None else jnp.asarray(x, y.dtype)
+             for part, own in zip(each, result if _is_several(result) else (result,), strict=True)
+             for x, y in _beside(part, own)]  # fmt: skip
+        grads = dict(zip(signature.names, vjp(tuple(d)), strict=True))
+        parts = [grads[n] for n in signature.names if is_state(n)]
+        state = None if not parts else parts[0] if signature.state is None else signature.state(*parts)
+        return gradients_of((*spec.arrays, "state"), *(grads.get(n) for n in spec.arrays), state)
+
+    return result, pullback
+
+
+def _is_several(x: Any) -> bool:
+    return isinstance(x, tuple) and not isinstance(x, Abstract)
+
+
+def _beside(d: Any, own: Any) -> list[tuple[Any, Any]]:
+    """Pairs of a cotangent, or None, and the array it belongs to."""
+    owns = list(leaves(own))
+    return list(zip([None] * len(owns) if d is None else leaves(d), owns, strict=True))
+
+
+def _public(signature: Signature, given: Sequence[Any], results: Sequence[Any]) -> Any:
+    return unleaves(program_of(signature, _abstract(given)).result, iter(results))
+
+
+# calls without their arrays
+
+
+def signature_of(
+    spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[Signature, list[Any]]:
+    """A call on tracers: what is fixed when it is traced, and its arrays.   Raises TypeError."""
+    if len(arrays) > len(spec.arrays):
+        raise TypeError(f"{spec.name}: {len(arrays)} arrays were given by position, expected at most "
+                        f"{len(spec.arrays)}: {', '.join(spec.arrays)}; options go by keyword")
+    named: dict[str, Any] = dict(zip(spec.arrays, arrays, strict=False))
+    if twice := named.keys() & keywords.keys():
+        raise TypeError(f"{spec.name}: {min(twice)} was given twice, by position and by keyword")
+    given = {n: x for n, x in (named | dict(keywords)).items() if n in spec.arrays and not isinstance(x, str | None)}
+    options = {n: x for n, x in (named | dict(keywords)).items() if n not in given and n != "state"}
+    state = normalise(spec, "state", keywords.get("state"), {**spec.options.defaults, **options})
+    kind = type(state) if isinstance(state, tuple) else None
+    given |= {} if state is None else flatten("state", state)
+    fixed = tuple((n, _fixed(spec.name, n, x)) for n, x in options.items() if n not in spec.arrays or x is not None)
+    return Signature(spec, tuple(given), kind, fixed), [_traced(spec.name, n, x) for n, x in given.items()]
+
+
+def _traced(fn: str, name: str, x: Any) -> Any:
+    """An array that JAX can trace."""
+    if isinstance(x, jax.Array | np.ndarray | np.generic):
+        return jnp.asarray(x)
+    raise TypeError(f"{fn}: {name} is a {type(x).__module__}.{type(x).__qualname__} beside arrays that JAX traces, "
+                    "expected all arrays in one library")
+
+
+def _fixed(fn: str, name: str, x: Any) -> Any:
+    """The value of an option, which is a part of the compiled program."""
+    if isinstance(x, jax.core.Tracer):
+        raise TypeError(f"{fn}: {name} is traced by JAX, expected numbers that are known when the function is "
+                        "compiled: pass them as static arguments")
+    if name == "state_rows" and x is not None:
+        raise TypeError(f"{fn}: state_rows was given with arrays that JAX traces, expected None: "
+                        "take the rows of the pool yourself, as in state=pool[rows]")
+    if name in NUMBERS and hasattr(x, "tolist"):
+        x = x.tolist()
+    if isinstance(x, list):
+        x = tuple(x)
+    try:
+        hash(x)
+    except TypeError:
+        raise TypeError(f"{fn}: {name} is {shown(x)}, expected a value that can be hashed, "
+                        "since it is a part of what JAX compiles") from None
+    return x
+
+
+@functools.lru_cache(maxsize=MOST)
+def program_of(signature: Signature, given: tuple[Abstract, ...]) -> Program:
+    """The program of a call of these shapes."""
+    return Program(signature, given)
+
+
+def _abstract(arrays: Sequence[Any]) -> tuple[Abstract, ...]:
+    return tuple(Abstract(tuple(x.shape), np.dtype(x.dtype)) for x in arrays)
+
+
+# operations
+
+
+@functools.lru_cache(maxsize=MOST)
+def differentiable(signature: Signature) -> Operation:
+    """arrays -> results, with its pullback."""
+    forward, saving, backward = (operation(signature, kind) for kind in ("forward", "saving", "backward"))
+
+    def call(*arrays: Any) -> Any:
+        return forward(*arrays)
+
+    def fwd(*arrays: Any) -> Any:
+        program = program_of(signature, _abstract(arrays))
+        found = saving(*arrays)
+        count = len(program.results)
+        return found[:count], (*arrays, *(found[n] for n in program.kept), *found[count:])
+
+    def bwd(residuals: Any, cotangents: Any) -> Any:
+        return backward(*residuals, *cotangents)
+
+    call.__name__ = call.__qualname__ = signature.spec.name
+    function = jax.custom_vjp(call)
+    function.defvjp(fwd, bwd)
+    return function
+
+
+@functools.lru_cache(maxsize=MOST)
+def operation(signature: Signature, kind: str) -> Operation:
+    """One function of a program, as an operation of JAX with a rule for vmap."""
+
+    def one(*given: Any) -> Any:
+        arrays = _abstract(given[: len(signature.names)])
+        return callback(program_of(signature, arrays), kind)(*given)
+
+    @custom_vmap
+    def call(*given: Any) -> Any:
+        return one(*given)
+
+    def rule(size: int, is_mapped: Sequence[bool], *given: Any) -> Any:
+        return mapped(signature, kind, call, size, is_mapped, given)
+
+    call.def_vmap(rule)
+    return call if kind == "forward" else once(signature, call)
+
+
+def once(signature: Signature, call: Operation) -> Operation:
+    """An operation of a first derivative: an error says that it cannot be differentiated."""
+
+    @jax.custom_vjp
+    def function(*given: Any) -> Any:
+        return call(*given)
+
+    def fwd(*given: Any) -> Any:
+        raise NotImplementedError(f"{signature.spec.name}: a second derivative in JAX, expected first derivatives: "
+                                  "with backend='chunks' JAX differentiates array operations, any number of times")
+
+    function.defvjp(fwd, lambda residuals, d: ())
+    return function
+
+
+def callback(program: Program, kind: str) -> Operation:
+    """The call of a program's function at run time."""
+    out = {"forward": program.results, "saving": program.saving_results, "backward": program.given}[kind]
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out)
+    return buffer_callback(_host(program, kind), shapes)
+
+
+@functools.lru_cache(maxsize=3 * MOST)
+def _host(program: Program, kind: str) -> Callable[..., None]:
+    """What XLA calls: one function for each function of a program, since JAX keeps what it compiled by it."""
+    function = getattr(program, kind)
+
+    def host(context: Any, out: Sequence[Any], *given: Any) -> None:
+        arrays = [np.asarray(x) for x in given]
+        for x in arrays:
+            x.flags.writeable = False
+        function([np.asarray(x) for x in out], arrays)
+
+    return host
+
+
+# vmap
+
+
+def mapped(
+    signature: Signature, kind: str, call: Operation, size: int, is_mapped: Sequence[bool], given: Sequence[Any]
+) -> tuple[Any, Any]:
+    """The rule of vmap: (results, which of them are mapped). The mapped axis is the first one, and a batch axis.
+
+    One after the other: ragged batches, calls with constants of the heads, and cotangents of one forward.
+    """
+    count = len(signature.names)
+    spec, options = signature.spec, dict(signature.options)
+    has_batch = all(is_state(n) or has_time(spec.arrays[n].axes) for n in signature.names)
+    if options.get("cu_seqlens") is not None or not has_batch or not any(is_mapped[:count]):
+        return _in_turn(call, is_mapped, given)
+
+    def spread(first: int, last: int | None = None) -> list[Any]:
+        return [x if own else jnp.broadcast_to(x, (size, *x.shape))
+                for x, own in zip(given[first:last], is_mapped[first:last], strict=True)]  # fmt: skip
+
+    arrays = spread(0, count)
+    programs = (program_of(signature, tuple(Abstract(x.shape[1:], np.dtype(x.dtype)) for x in arrays)),
+                program_of(signature, _abstract(arrays)))  # fmt: skip
+    if kind == "forward":
+        found = call(*arrays)
+        return found, (True,) * len(found)
+    if kind == "saving":
+        return _saving_mapped(programs, call(*arrays), size)
+    results = len(programs[0].results)
+    kept = spread(count, count + len(programs[0].kept))
+    rest, is_rest = given[count + len(kept) : -results], is_mapped[count + len(kept) : -results]
+    found = call(*arrays, *_residuals(programs, kept, rest, is_rest, size), *spread(-results))
+    return found, (True,) * len(found)
+
+
+def _is_alike(one: Program, program: Program, size: int) -> bool:
+    """Whether the residuals of the batch are, by their sizes, those of its rows."""
+    a, b = one.saved, program.saved
+    if a is None or b is None or a.kept != b.kept or len(a.extras) != len(b.extras):
+        return False
+    return all((size * prod(x.shape), x.dtype) == (prod(y.shape), y.dtype)
+               for x, y in zip(a.extras, b.extras, strict=True))  # fmt: skip
+
+
+def _saving_mapped(programs: tuple[Program, Program], found: Any, size: int) -> tuple[Any, Any]:
+    """What `saving` returns for the batch: residuals with a mapped axis if they can have one, else none and key 0."""
+    one, program = programs
+    count = len(one.results)
+    results, extras, key = found[:count], found[count:-1], found[-1]
+    own = one.saving_results[count:-1]
+    alike = _is_alike(one, program, size)
+    if alike:
+        extras = [x.reshape(size, *y.shape) for x, y in zip(extras, own, strict=True)]
+    else:
+        extras, key = [jnp.zeros(y.shape, y.dtype) for y in own], jnp.zeros_like(key)
+    return (*results, *extras, key), (*(True,) * count, *(alike,) * len(own), False)
+
+
+def _residuals(
+    programs: tuple[Program, Program], kept: list[Any], rest: Sequence[Any], is_mapped: Sequence[bool], size: int
+) -> list[Any]:
+    """The kept results, residuals and key that `backward` takes for the batch."""
+    one, program = programs
+    if _is_alike(one, program, size) and all(is_mapped[:-1]) and not is_mapped[-1]:
+        own = program.saving_results[len(program.results) : -1]
+        return [*kept, *(x.reshape(y.shape) for x, y in zip(rest[:-1], own, strict=True)), rest[-1]]
+    return [jnp.zeros(x.shape, x.dtype) for x in program.residuals]
+
+
+def _in_turn(call: Operation, is_mapped: Sequence[bool], given: Sequence[Any]) -> tuple[Any, Any]:
+    """The calls one after the other."""
+    def one(rows: Sequence[Any]) -> Any:
+        left = iter(rows)
+        return call(*(next(left) if own else x for x, own in zip(given, is_mapped, strict=True)))
+
+    found = jax.lax.map(one, [x for x, own in zip(given, is_mapped, strict=True) if own])
+    return found, tuple(True for _ in found)

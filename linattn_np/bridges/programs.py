@@ -1,0 +1,206 @@
+"""A call of fixed shapes as functions from arrays to arrays: what a compiled program calls at run time.
+
+    forward     arrays -> results
+    saving      arrays -> results, residuals, key
+    backward    arrays, kept results, residuals, key, cotangents of the results -> gradients
+
+The residuals are those of `la.vjp`, as arrays (residuals.py). Their shapes must be known before the call runs, so
+`saved` computes one call of these shapes on constant arrays. The key is that of the program that computed the
+residuals, 0 if they are not as announced. A backward that is given another key than its own computes the forward first.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..call.binding import flatten
+from ..call.dispatch import run
+from ..call.vjp import Linearised, linearise, run_vjp
+from ..runtime.arrays import Array
+from ..spec import Variables, VariantSpec
+from .residuals import Separation, rebuild
+from .shapes import Abstract, result_of
+
+FILL = 2.0**-20  # of constant arrays: no sum overflows, no ridge is 0
+NOTHING = np.empty(0)
+KEY = Abstract((), np.dtype(np.uint32))
+
+
+class Signature(NamedTuple):
+    """A call without its arrays; state: the type of a state of several arrays."""
+
+    spec: VariantSpec
+    names: tuple[str, ...]  # of the arrays given; "state", or "state.S", "state.z", ... come last
+    state: type[Any] | None
+    options: tuple[tuple[str, Hashable], ...]
+
+    def __hash__(self) -> int:
+        return hash((id(self.spec), *self[1:]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Signature) and self.spec is other.spec and self[1:] == other[1:]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def keywords(self, arrays: Sequence[Any]) -> dict[str, Any]:
+        """The keywords of the call on these arrays."""
+        given = dict(zip(self.names, arrays, strict=True))
+        parts = [given.pop(n) for n in self.names if is_state(n)]
+        state = None if not parts else parts[0] if self.state is None else self.state(*parts)
+        return {**dict(self.options), **given} | ({} if state is None else {"state": state})
+
+
+def is_state(name: str) -> bool:
+    """Whether an array is a state, or a part of one."""
+    return name.partition(".")[0] == "state"
+
+
+def leaves(x: Any) -> Iterator[Any]:
+    """The arrays of a result, without None."""
+    if isinstance(x, tuple) and not isinstance(x, Abstract):
+        for part in x:
+            yield from leaves(part)
+    elif x is not None:
+        yield x
+
+
+def unleaves(like: Any, values: Iterator[Any]) -> Any:
+    """The inverse of leaves."""
+    if isinstance(like, tuple) and not isinstance(like, Abstract):
+        return type(like)(*(unleaves(part, values) for part in like))
+    return None if like is None else next(values)
+
+
+class Saved(NamedTuple):
+    """The residuals of a program: the results that are among them, by position, and the other arrays."""
+
+    structure: Any
+    kept: tuple[int, ...]
+    extras: tuple[Abstract, ...]
+    linearised: Linearised  # without arrays
+
+
+class Program:
+    """A call of one signature on NumPy arrays of these shapes and dtypes."""
+
+    def __init__(self, signature: Signature, given: tuple[Abstract, ...]):
+        """Raises the errors of the call."""
+        self.signature, self.given, spec = signature, given, signature.spec
+        keywords = signature.keywords(given)
+        arrays = {n: keywords.pop(n) for n in signature.names if n in spec.arrays}
+        self.result = result_of(spec, arrays, keywords.pop("state", None), keywords)
+        self.results: tuple[Abstract, ...] = tuple(leaves(self.result))
+        text = repr((spec.name, *signature[1:], given))
+        self.key = zlib.crc32(text.encode()) or 1
+
+    # before a call
+
+    @functools.cached_property
+    def saved(self) -> Saved | None:
+        """The residuals; None if a backward begins with the forward."""
+        samples = [np.full(x.shape, FILL, x.dtype) for x in self.given]
+        for x in samples:
+            x.flags.writeable = False
+        try:
+            with np.errstate(all="ignore"):
+                found = linearise(self.signature.spec, (), self.signature.keywords(samples))
+            if found is None:
+                return None
+            structure, separation = self._separated(samples, *found)
+        except (LookupError, ValueError, ArithmeticError):  # what these numbers do, others may not do
+            return None
+        first = len(samples)
+        kept = tuple(n for n in range(len(self.results)) if first + n in separation.used)
+        extras = tuple(Abstract(x.shape, x.dtype) for x in separation.extras)
+        call = found[0].call
+        call = call._replace(variables=Variables(), state=None, given_state=None,
+                             options={**call.options, "state": None})  # fmt: skip
+        return Saved(structure, kept, extras, found[0]._replace(call=call, computed=None))
+
+    @property
+    def saving_results(self) -> tuple[Abstract, ...]:
+        """What `saving` fills."""
+        return (*self.results, *(self.saved.extras if self.saved else ()), KEY)
+
+    @property
+    def residuals(self) -> tuple[Abstract, ...]:
+        """What `backward` takes between the arrays and the cotangents."""
+        return (*(self.results[n] for n in self.kept), *self.saving_results[len(self.results):])
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The positions of the results that `backward` takes."""
+        return self.saved.kept if self.saved else ()
+
+    # the call
+
+    def forward(self, out: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> None:
+        """out: the results."""
+        keywords = self.signature.keywords(given)
+        if keywords.get("overwrite_state"):  # a state of the caller is not written to
+            state = keywords["state"]
+            keywords["state"] = type(state)(*map(np.copy, state)) if isinstance(state, tuple) else state.copy()
+        _put(out, leaves(run(self.signature.spec, (), keywords)))
+
+    def saving(self, out: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> None:
+        """out: the results, the residuals, the key."""
+        *out, key = out
+        found = linearise(self.signature.spec, (), self.signature.keywords(given)) if self.saved else None
+        if self.saved is None or found is None:
+            key[...] = 0
+            self.forward(out, given)
+            return
+        _put(out, self._public(found[1]))
+        rest = out[len(self.results):]
+        structure, separation = self._separated(given, *found, like=self.saved.structure)
+        same = structure == self.saved.structure and all(
+            (x.shape, x.dtype) == (y.shape, y.dtype) for x, y in zip(separation.extras, rest, strict=False))
+        same = same and len(rest) == len(separation.extras)
+        _put(rest, separation.extras if same else (np.zeros_like(x) for x in rest))
+        key[...] = self.key if same else 0
+
+    def backward(self, out: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> None:
+        """given: arrays, kept results, residuals, key, cotangents. out: the gradients, in the order of the arrays."""
+        count, kept = len(self.given), self.kept
+        arrays, rest, cotangents = given[:count], given[count : -len(self.results)], given[-len(self.results):]
+        *rest, key = rest
+        d = unleaves(self.result, iter(cotangents))
+        d = d if isinstance(self.result, tuple) and not isinstance(self.result, Abstract) else (d,)
+        if self.saved is None or int(key) != self.key:
+            grads = run_vjp(self.signature.spec, (), self.signature.keywords(arrays))[1](*d)
+        else:
+            results = [NOTHING] * len(self.results)
+            for n, x in zip(kept, rest, strict=False):
+                results[n] = x
+            pool = [*arrays, *results, *rest[len(kept):]]
+            variables, state, given_state, computed = rebuild(self.saved.structure, pool)
+            linearised = self.saved.linearised
+            call = linearised.call._replace(variables=variables, state=state, given_state=given_state)
+            grads = linearised._replace(call=call, computed=computed).gradients(*d, *(None,) * (2 - len(d)))
+        named = grads._asdict()
+        named |= flatten("state", named["state"])
+        _put(out, (named[n] for n in self.signature.names))
+
+    def _public(self, found: tuple[Any, Any]) -> Iterator[Array]:
+        """The results of a call, from its (out, state)."""
+        return leaves(found if isinstance(self.result, tuple) and not isinstance(self.result, Abstract) else found[0])
+
+    def _separated(
+        self, given: Sequence[np.ndarray], linearised: Linearised, found: tuple[Any, Any], like: Any = None
+    ) -> tuple[Any, Separation]:
+        """The structure of the residuals, and their arrays. Results that are not dense are no place of residuals."""
+        results = [x if x.flags.c_contiguous else NOTHING for x in self._public(found)]
+        separation, call = Separation([*given, *results]), linearised.call
+        saved = call.variables, call.state, call.given_state, linearised.computed
+        return separation.structure(saved, like), separation
+
+
+def _put(out: Sequence[np.ndarray], values: Any) -> None:
+    for x, y in zip(out, values, strict=False):
+        np.copyto(x, y, casting="unsafe")
