@@ -148,6 +148,9 @@ def differentiable(signature: Signature) -> Operation:
         return forward(*arrays)
 
     def fwd(*arrays: Any) -> Any:
+        if dict(signature.options).get("overwrite_state"):
+            raise ValueError(f"{signature.spec.name}: overwrite_state=True was given to a call that JAX differentiates, "
+                             "expected False: its backward needs the state that would be overwritten")
         program = program_of(signature, _abstract(arrays))
         found = saving(*arrays)
         count = len(program.results)

@@ -107,7 +107,7 @@ class Separation:
         """
         if isinstance(x, np.ndarray):
             return self._view_of(x, like)
-        if isinstance(x, VALUES):
+        if x is like or isinstance(x, VALUES):
             return x
         likes = like.parts if isinstance(like, Node) else like if isinstance(like, tuple) else ()
         if isinstance(x, tuple | list):
