@@ -177,7 +177,7 @@ def test_vmap(fn, order, recomputed):
     """The mapped axis is a batch axis; one array is not mapped, one has it elsewhere."""
     arrays = draw(fn, B=(3, 2), optional=False)
     first = {"k": arrays["k"][1], "q": np.moveaxis(arrays["q"], 0, 2)}
-    axes = {n: 0 for n in arrays} | {"k": None, "q": 2}
+    axes = dict.fromkeys(arrays, 0) | {"k": None, "q": 2}
     if fn is la.retention:
         arrays["g"] = np.linspace(-0.5, -0.1, 2, dtype=np.float32)  # a constant of the heads
         axes["g"] = None
@@ -269,7 +269,7 @@ def test_errors():
         jax.jit(lambda x, n: la.gla(**x, cu_seqlens=n))(x, np.array([0, 9]))
     with pytest.raises(TypeError, match="gla: state_rows was given with arrays that JAX traces"):
         jax.jit(lambda x: la.gla(**x, state_rows=np.array([0, 1])))(x)
-    with pytest.raises(TypeError, match="gla: q is a builtins.list beside arrays that JAX traces"):
+    with pytest.raises(TypeError, match=r"gla: q is a builtins\.list beside arrays that JAX traces"):
         jax.jit(lambda k: la.gla(x["q"].tolist(), k, x["v"], x["g"]))(x["k"])
     with pytest.raises(TypeError, match="gla: scale is "):
         jax.jit(lambda x: la.gla(**x, scale={}))(x)
