@@ -26,6 +26,7 @@ from ..call.results import gradients_of
 from ..runtime.shapes import has_time
 from ..runtime.values import shown
 from ..spec import VariantSpec
+from .device_programs import DeviceProgram, available, device_of, execute
 from .programs import Program, Signature, is_state, leaves, unleaves
 from .shapes import Abstract
 
@@ -126,10 +127,21 @@ def _fixed(fn: str, name: str, x: Any) -> Any:
     return x
 
 
-@functools.lru_cache(maxsize=MOST)
 def program_of(signature: Signature, given: tuple[Abstract, ...]) -> Program:
     """The program of a call of these shapes."""
-    return Program(signature, given)
+    return _program(signature, given, _is_on_device())
+
+
+@functools.lru_cache(maxsize=MOST)
+def _program(signature: Signature, given: tuple[Abstract, ...], on_device: bool) -> Program:
+    return DeviceProgram(signature, given) if on_device else Program(signature, given)
+
+
+def _is_on_device() -> bool:
+    """Whether the program will probably run on a CUDA device: that is not known while JAX traces."""
+    device = getattr(jax.config, "jax_default_device", None)
+    platform = device if isinstance(device, str) else getattr(device, "platform", jax.default_backend())
+    return platform in ("gpu", "cuda") and available()
 
 
 def _abstract(arrays: Sequence[Any]) -> tuple[Abstract, ...]:
@@ -149,8 +161,8 @@ def differentiable(signature: Signature) -> Operation:
 
     def fwd(*arrays: Any) -> Any:
         if dict(signature.options).get("overwrite_state"):
-            raise ValueError(f"{signature.spec.name}: overwrite_state=True was given to a call that JAX differentiates, "
-                             "expected False: its backward needs the state that would be overwritten")
+            raise ValueError(f"{signature.spec.name}: overwrite_state=True was given to a call that JAX "
+                             "differentiates, expected False: its backward needs the state that would be overwritten")
         program = program_of(signature, _abstract(arrays))
         found = saving(*arrays)
         count = len(program.results)
@@ -201,21 +213,26 @@ def once(signature: Signature, call: Operation) -> Operation:
 
 def callback(program: Program, kind: str) -> Operation:
     """The call of a program's function at run time."""
-    out = {"forward": program.results, "saving": program.saving_results, "backward": program.given}[kind]
-    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out)
-    return buffer_callback(_host(program, kind), shapes)
+    out, scratch = program.outputs(kind), program.scratch(kind)
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*out, *scratch))
+    recorded = isinstance(program, DeviceProgram) and kind in program.recorded
+    call = buffer_callback(_host(program, kind), shapes, command_buffer_compatible=recorded)
+    return lambda *given: call(*given)[: len(out)]
 
 
 @functools.lru_cache(maxsize=3 * MOST)
 def _host(program: Program, kind: str) -> Callable[..., None]:
     """What XLA calls: one function for each function of a program, since JAX keeps what it compiled by it."""
-    function = getattr(program, kind)
+    here = not isinstance(program, DeviceProgram)
 
     def host(context: Any, out: Sequence[Any], *given: Any) -> None:
+        if (device := device_of(out[0])) is not None:
+            execute(program, kind, (device, context.stream), out, given)
+            return
         arrays = [np.asarray(x) for x in given]
         for x in arrays:
             x.flags.writeable = False
-        function([np.asarray(x) for x in out], arrays)
+        getattr(program if here else program.unsaved, kind)([np.asarray(x) for x in out], arrays)
 
     return host
 
@@ -258,7 +275,7 @@ def mapped(
 def _is_alike(one: Program, program: Program, size: int) -> bool:
     """Whether the residuals of the batch are, by their sizes, those of its rows."""
     a, b = one.saved, program.saved
-    if a is None or b is None or a.kept != b.kept or len(a.extras) != len(b.extras):
+    if not program.can_map or a is None or b is None or a.kept != b.kept or len(a.extras) != len(b.extras):
         return False
     return all((size * prod(x.shape), x.dtype) == (prod(y.shape), y.dtype)
                for x, y in zip(a.extras, b.extras, strict=True))  # fmt: skip

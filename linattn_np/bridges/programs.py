@@ -11,6 +11,7 @@ residuals, 0 if they are not as announced. A backward that is given another key 
 
 from __future__ import annotations
 
+import copy
 import functools
 import zlib
 from collections.abc import Hashable, Iterator, Sequence
@@ -83,11 +84,13 @@ class Saved(NamedTuple):
     structure: Any
     kept: tuple[int, ...]
     extras: tuple[Abstract, ...]
-    linearised: Linearised  # without arrays
+    linearised: Any  # without arrays; None on a device
 
 
 class Program:
     """A call of one signature on NumPy arrays of these shapes and dtypes."""
+
+    can_map = True  # whether the residuals of a batch may be those of its rows, side by side
 
     def __init__(self, signature: Signature, given: tuple[Abstract, ...]):
         """Raises the errors of the call."""
@@ -96,6 +99,7 @@ class Program:
         arrays = {n: keywords.pop(n) for n in signature.names if n in spec.arrays}
         self.result = result_of(spec, arrays, keywords.pop("state", None), keywords)
         self.results: tuple[Abstract, ...] = tuple(leaves(self.result))
+        self.is_several = isinstance(self.result, tuple) and not isinstance(self.result, Abstract)
         text = repr((spec.name, *signature[1:], given))
         self.key = zlib.crc32(text.encode()) or 1
 
@@ -128,6 +132,21 @@ class Program:
         """What `saving` fills."""
         return (*self.results, *(self.saved.extras if self.saved else ()), KEY)
 
+    def outputs(self, kind: str) -> tuple[Abstract, ...]:
+        """What a function of the program fills."""
+        return {"forward": self.results, "saving": self.saving_results, "backward": self.given}[kind]
+
+    def scratch(self, kind: str) -> tuple[Abstract, ...]:
+        """Memory that it takes besides."""
+        return ()
+
+    @functools.cached_property
+    def unsaved(self) -> Program:
+        """The program without residuals, for arrays on another device than expected."""
+        program = copy.copy(self)
+        program.__dict__["saved"] = None
+        return program
+
     @property
     def residuals(self) -> tuple[Abstract, ...]:
         """What `backward` takes between the arrays and the cotangents."""
@@ -145,7 +164,7 @@ class Program:
         keywords = self.signature.keywords(given)
         if keywords.get("overwrite_state"):  # a state of the caller is not written to
             state = keywords["state"]
-            keywords["state"] = type(state)(*map(np.copy, state)) if isinstance(state, tuple) else state.copy()
+            keywords["state"] = type(state)(*(S.copy() for S in state)) if isinstance(state, tuple) else state.copy()
         _put(out, leaves(run(self.signature.spec, (), keywords)))
 
     def saving(self, out: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> None:
@@ -154,7 +173,7 @@ class Program:
         found = linearise(self.signature.spec, (), self.signature.keywords(given)) if self.saved else None
         if self.saved is None or found is None:
             key[...] = 0
-            self.forward(out, given)
+            self.forward(out[: len(self.results)], given)
             return
         _put(out, self._public(found[1]))
         rest = out[len(self.results):]
@@ -171,7 +190,7 @@ class Program:
         arrays, rest, cotangents = given[:count], given[count : -len(self.results)], given[-len(self.results):]
         *rest, key = rest
         d = unleaves(self.result, iter(cotangents))
-        d = d if isinstance(self.result, tuple) and not isinstance(self.result, Abstract) else (d,)
+        d = d if self.is_several else (d,)
         if self.saved is None or int(key) != self.key:
             grads = run_vjp(self.signature.spec, (), self.signature.keywords(arrays))[1](*d)
         else:
@@ -189,7 +208,7 @@ class Program:
 
     def _public(self, found: tuple[Any, Any]) -> Iterator[Array]:
         """The results of a call, from its (out, state)."""
-        return leaves(found if isinstance(self.result, tuple) and not isinstance(self.result, Abstract) else found[0])
+        return leaves(found if self.is_several else found[0])
 
     def _separated(
         self, given: Sequence[np.ndarray], linearised: Linearised, found: tuple[Any, Any], like: Any = None
@@ -203,4 +222,4 @@ class Program:
 
 def _put(out: Sequence[np.ndarray], values: Any) -> None:
     for x, y in zip(out, values, strict=False):
-        np.copyto(x, y, casting="unsafe")
+        x[...] = y

@@ -47,21 +47,21 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         return bridge.run_vjp(spec, arrays, keywords)
     if plan is None or signature is None:
         with limit(spec, keywords):  # num_threads is checked first, as in `run`
-            call = _with_backward(prepare(spec, arrays, keywords))
+            call = with_backward(prepare(spec, arrays, keywords))
         if call.is_cut:
             return pieces_vjp.vjp(call, keywords, _run_piece, _final)
         return _in_full(call, signature, arrays, keywords)
     if type(plan) is replay.Template:
         return _with_pullback(*_replayed(plan, signature, keywords), by_name(spec, arrays, keywords))
     if not plan.replayable:
-        return _in_full(_with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
+        return _in_full(with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
     found, residuals = plan(arrays, keywords, signature[3])
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
         grads = residuals.pullback((dout, dstate))
         if grads is None:  # cotangents of another layout: computed in full, including the forward
-            call = _with_backward(prepare(spec, arrays, keywords))
+            call = with_backward(prepare(spec, arrays, keywords))
             grads = _in_full(call, signature, arrays, keywords)[1](dout, dstate)
         return grads
 
@@ -73,7 +73,7 @@ def _run_piece(spec: VariantSpec, keywords: dict[str, Any]) -> tuple[Any, Pullba
     return run_vjp(spec, (), keywords)
 
 
-def _with_backward(call: Prepared) -> Prepared:
+def with_backward(call: Prepared) -> Prepared:
     """The call with a plan for a forward that a backward follows.   Raises ValueError for a state in place."""
     spec = call.spec
     if call.options["overwrite_state"]:
@@ -118,8 +118,8 @@ def linearise(
     if signature is not None and type(plan) is replay.Template:
         return _replayed(plan, signature, keywords)
     with limit(spec, keywords):
-        call = _with_backward(prepare(spec, arrays, keywords))
-    return None if call.is_cut else _computed(call, signature, arrays, keywords)
+        call = with_backward(prepare(spec, arrays, keywords))
+    return None if call.is_cut else computed_call(call, signature, arrays, keywords)
 
 
 def _replayed(
@@ -141,7 +141,7 @@ def _linearised(
     return Linearised(call, core, kept, shape), found
 
 
-def _computed(
+def computed_call(
     call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any],
     is_recorded: Callable[[Linearised, tuple[Any, Any]], bool] = lambda linearised, found: False,
 ) -> tuple[Linearised, tuple[Any, Any]]:
@@ -179,7 +179,7 @@ def _in_full(
         device = device_replay.record_forward(signature, given, call.recorder, found, saved)
         return device is not None
 
-    linearised, found = _computed(call, signature, arrays, keywords, is_recorded)
+    linearised, found = computed_call(call, signature, arrays, keywords, is_recorded)
     return _with_pullback(linearised, found, by_name(call.spec, arrays, keywords), device)
 
 

@@ -277,7 +277,7 @@ def test_errors():
         jax.jit(lambda x: la.gla(x["q"], **x))(x)
     with pytest.raises(TypeError, match="gla: 6 arrays were given by position"):
         jax.jit(lambda q: la.gla(q, q, q, q, q, q))(x["q"])
-    with pytest.raises(ValueError, match="gla: overwrite_state=True was given to a call that JAX diff"):
+    with pytest.raises(ValueError, match="gla: overwrite_state=True was given to a call that JAX differ"):
         jax.grad(lambda S: la.gla(**x, state=S, overwrite_state=True).sum())(np.zeros((2, 2, 5, 3), np.float32))
 
 
