@@ -11,10 +11,12 @@ residuals, 0 if they are not as announced. A backward that is given another key 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import sys
 import zlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +25,14 @@ from ..call.binding import flatten
 from ..call.dispatch import run
 from ..call.vjp import Linearised, linearise, run_vjp
 from ..runtime.arrays import Array
+from ..runtime.memory import address
 from ..spec import Variables, VariantSpec
 from .residuals import Separation, rebuild
 from .shapes import Abstract, result_of
 
 FILL = 2.0**-20  # of constant arrays: no sum overflows, no ridge is 0
+LARGE = 1 << 12  # bytes; smaller results are copied
+MEMORY = "linattn_np.runtime.pieces.memory"
 NOTHING = np.empty(0)
 KEY = Abstract((), np.dtype(np.uint32))
 
@@ -159,52 +164,61 @@ class Program:
 
     # the call
 
-    def forward(self, out: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> None:
+    def forward(self, out: Sequence[Array], given: Sequence[Array]) -> None:
         """out: the results."""
+        out = out[: len(self.results)]
         keywords = self.signature.keywords(given)
         if keywords.get("overwrite_state"):  # a state of the caller is not written to
             state = keywords["state"]
             keywords["state"] = type(state)(*(S.copy() for S in state)) if isinstance(state, tuple) else state.copy()
-        _put(out, leaves(run(self.signature.spec, (), keywords)))
+        with writing_to(out):
+            found = run(self.signature.spec, (), keywords)
+        put(out, leaves(found))
 
-    def saving(self, out: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> None:
+    def saving(self, out: Sequence[Array], given: Sequence[Array]) -> None:
         """out: the results, the residuals, the key."""
         *out, key = out
-        found = linearise(self.signature.spec, (), self.signature.keywords(given)) if self.saved else None
-        if self.saved is None or found is None:
+        if self.saved is None:
             key[...] = 0
-            self.forward(out[: len(self.results)], given)
+            self.forward(out, given)
             return
-        _put(out, self._public(found[1]))
-        rest = out[len(self.results):]
+        with writing_to(out):
+            found = linearise(self.signature.spec, (), self.signature.keywords(given))
+        assert found is not None
         structure, separation = self._separated(given, *found, like=self.saved.structure)
-        same = structure == self.saved.structure and all(
-            (x.shape, x.dtype) == (y.shape, y.dtype) for x, y in zip(separation.extras, rest, strict=False))
-        same = same and len(rest) == len(separation.extras)
-        _put(rest, separation.extras if same else (np.zeros_like(x) for x in rest))
+        extras = tuple(Abstract(x.shape, x.dtype) for x in separation.extras)
+        same = structure == self.saved.structure and extras == self.saved.extras
+        rest = separation.extras if same else (np.zeros(x.shape, x.dtype) for x in self.saved.extras)
+        put(out, (*self._public(found[1]), *rest))
         key[...] = self.key if same else 0
 
     def backward(self, out: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> None:
         """given: arrays, kept results, residuals, key, cotangents. out: the gradients, in the order of the arrays."""
-        count, kept = len(self.given), self.kept
+        count = len(self.given)
         arrays, rest, cotangents = given[:count], given[count : -len(self.results)], given[-len(self.results):]
         *rest, key = rest
         d = unleaves(self.result, iter(cotangents))
         d = d if self.is_several else (d,)
-        if self.saved is None or int(key) != self.key:
-            grads = run_vjp(self.signature.spec, (), self.signature.keywords(arrays))[1](*d)
-        else:
-            results = [NOTHING] * len(self.results)
-            for n, x in zip(kept, rest, strict=False):
-                results[n] = x
-            pool = [*arrays, *results, *rest[len(kept):]]
-            variables, state, given_state, computed = rebuild(self.saved.structure, pool)
-            linearised = self.saved.linearised
-            call = linearised.call._replace(variables=variables, state=state, given_state=given_state)
-            grads = linearised._replace(call=call, computed=computed).gradients(*d, *(None,) * (2 - len(d)))
+        with writing_to(out):
+            if self.saved is None or int(key) != self.key:
+                grads = run_vjp(self.signature.spec, (), self.signature.keywords(arrays))[1](*d)
+            else:
+                grads = self._linearised(arrays, rest).gradients(*d, *(None,) * (2 - len(d)))
         named = grads._asdict()
         named |= flatten("state", named["state"])
-        _put(out, (named[n] for n in self.signature.names))
+        put(out[: len(self.given)], (named[n] for n in self.signature.names))
+
+    def _linearised(self, arrays: Sequence[np.ndarray], rest: Sequence[np.ndarray]) -> Linearised:
+        """The call from its arrays, and the kept results and residuals."""
+        saved = self.saved
+        assert saved is not None
+        results = [NOTHING] * len(self.results)
+        for n, x in zip(saved.kept, rest, strict=False):
+            results[n] = x
+        pool = [*arrays, *results, *rest[len(saved.kept):]]
+        variables, state, given_state, computed = rebuild(saved.structure, pool)
+        call = saved.linearised.call._replace(variables=variables, state=state, given_state=given_state)
+        return saved.linearised._replace(call=call, computed=computed)
 
     def _public(self, found: tuple[Any, Any]) -> Iterator[Array]:
         """The results of a call, from its (out, state)."""
@@ -220,6 +234,24 @@ class Program:
         return separation.structure(saved, like), separation
 
 
-def _put(out: Sequence[np.ndarray], values: Any) -> None:
-    for x, y in zip(out, values, strict=False):
-        x[...] = y
+def writing_to(out: Sequence[Array]) -> contextlib.AbstractContextManager[None]:
+    """The compiled loops write their results into NumPy arrays `out` where shapes and dtypes agree."""
+    memory = sys.modules.get(MEMORY)  # without compiled loops there are only copies
+    if memory is None or type(out[0]) is not np.ndarray:
+        return contextlib.nullcontext()
+    return memory.destinations.filled([x for x in out if x.nbytes >= LARGE])
+
+
+def put(out: Sequence[Array], values: Iterable[Array]) -> None:
+    """out = values; what lies in `out` already may lie in another place of it."""
+    values = list(values)
+    if type(out[0]) is np.ndarray:
+        starts = [address(x) for x in out]
+        for n, y in enumerate(values):
+            begin = address(y)
+            if any(start <= begin < start + x.nbytes for m, (start, x) in enumerate(zip(starts, out, strict=True))
+                   if m != n):  # fmt: skip
+                values[n] = y.copy()
+    for x, y in zip(out, values, strict=True):
+        if type(x) is not np.ndarray or address(x) != address(y) or x.strides != y.strides:
+            x[...] = y

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...runtime import threads
 from ...runtime.arrays import cast, sum_to
+from ...runtime.pieces.memory import empty
 from ...runtime.pieces.workspace import SHARED
 from .. import policy
 from ..array import chunks
@@ -51,12 +52,12 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     C = policy.cpu_chunk(plan, T)
     rows = sequences(plan, prod(lead), C)
-    out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
+    out = None if x.q is None else empty((*lead, T, table.asking, V), dtype)
     ragged = not plan.sequences or plan.sequences[0].row is not None
     if state is not None and short.in_place(x, plan, state):
         end = state
     else:
-        end = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
+        end = empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
     table.tokens("out", out, table.asking)
     _constants(table, x, plan, dtype)
     table.states("in_state", state)
@@ -88,7 +89,7 @@ def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> tuple[int, n
     shape, dtype = state_shape(x, plan), np.dtype(plan.dtype)
     kept = 0 if x.u is not None else kept_strip(rows, prod(shape) * dtype.itemsize, C)
     total = int(rows[-1, TO]) + max(-(-int(rows[-1, STOP] - rows[-1, FIRST]) // kept), 1) if kept else 0
-    return kept, np.empty((total, *shape), dtype) if kept else None
+    return kept, empty((total, *shape), dtype) if kept else None
 
 
 def walks_tokens(x: Inputs, plan: Plan) -> bool:
@@ -106,7 +107,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -
     C, asked = policy.cpu_chunk(plan, T), x.q is not None and dout is not None
     rows = sequences(plan, prod(lead), C)
     ragged = not plan.sequences or plan.sequences[0].row is not None
-    dS = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
+    dS = empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
     grads = _gradients(x, plan, table, asked, len(rows))
     _constants(table, x, plan, dtype)
     table.states("in_state", state)
@@ -158,7 +159,7 @@ def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> 
                       ("beta", "out_dbeta"), ("a", "out_dr"), ("b", "out_db"), ("gv", "out_dgv")):  # fmt: skip
         y = getattr(x, name)
         if y is not None:
-            make = np.zeros if name == "q" and not asked else np.empty
+            make = np.zeros if name == "q" and not asked else empty
             made[name] = make((*lead, *y.shape[-3:]), dtype)
             table.tokens(row, made[name], table.asking if name == "q" else table.H)
     if x.u is not None:
