@@ -78,7 +78,7 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
             x = call.inputs()
             out, end, residuals = core_of(x).forward(spec.name, x, call.plan, call.state, call.options["backend"])
             out, state = finish(call, out, end)
-        if signature is not None and not call.doubtful_layout:
+        if signature is not None and call.is_recordable:
             _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
         return Result(out, state) if out is None or call.options["return_state"] else out
 

@@ -70,6 +70,8 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return f"the arrays are of {call.library.name}"
     if options["cu_seqlens"] is not None:
         return "the batch is ragged"
+    if call.options["check"]:
+        return "check=True looks at the numbers"
     if call.doubtful_layout:
         return "the layout raises a warning"
     signature = replay.signature(call.spec, arrays, keywords)

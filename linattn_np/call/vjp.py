@@ -152,7 +152,7 @@ def computed_call(
         core = core_of(x)
         computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
         linearised, found = _linearised(call, core, computed, finish(call, *computed[:2]))
-    if signature is None or call.doubtful_layout or is_recorded(linearised, found):
+    if signature is None or not call.is_recordable or is_recorded(linearised, found):
         return linearised, found
     names = replay.names_of(spec, signature, arrays, keywords)
     if names is not None and replay.vjp_key(signature) not in replay.plans:
