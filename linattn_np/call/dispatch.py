@@ -14,11 +14,11 @@ from ..runtime.arrays import Array, cast, is_mutable
 from ..spec import Samples, VariantSpec
 from . import pieces, replay
 from .binding import Prepared, prepare, threads_of
-from .bridged import bridge_of
 from .layouts import LAYOUTS
 from .options import COMMON
 from .overwrite import overlaps
 from .results import Result
+from .traced import tracing_bridge
 
 NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,7 +68,7 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
                 found = plan(given, state, pointers)
             if found is not None:
                 return new(Result, found) if returns_state else found[0]
-    if signature is None and (bridge := bridge_of(arrays, keywords)) is not None:
+    if signature is None and (bridge := tracing_bridge(arrays, keywords)) is not None:
         return bridge.run(spec, arrays, keywords)
     with limit(spec, keywords):
         call = prepare(spec, arrays, keywords)

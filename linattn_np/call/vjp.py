@@ -12,9 +12,9 @@ from ..runtime.unchanged import check_unchanged, mark
 from ..spec import VariantSpec
 from . import pieces_vjp, replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
-from .bridged import bridge_of
 from .dispatch import NO_LIMIT, _final, core_of, finish, limit, new
 from .results import Result, copied, cotangents, gradients, shape_of
+from .traced import tracing_bridge
 
 Pullback = Callable[..., Any]
 
@@ -43,7 +43,7 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     """(what the public function returns, pullback)."""
     signature = replay.signature(spec, arrays, keywords)
     plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
-    if signature is None and (bridge := bridge_of(arrays, keywords)) is not None:
+    if signature is None and (bridge := tracing_bridge(arrays, keywords)) is not None:
         return bridge.run_vjp(spec, arrays, keywords)
     if plan is None or signature is None:
         with limit(spec, keywords):  # num_threads is checked first, as in `run`

@@ -1,4 +1,4 @@
-"""Which bridge to a framework takes a call, if any: none is imported before the framework is."""
+"""Calls on tracers of JAX: its bridge takes them, which is imported by the first of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 ARRAY_CALLS = ("chunks", "reference")  # backends that are calls of the arrays' own library
 
 
-def bridge_of(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """The bridge of JAX if an argument is one of its tracers, unless a backend of array calls is asked for."""
+def tracing_bridge(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """The bridge of JAX if any argument is one of its tracers; None for a backend of array calls."""
     jax = sys.modules.get("jax")
     if jax is None or keywords.get("backend") in ARRAY_CALLS:
         return None
