@@ -53,9 +53,9 @@ class DeviceProgram(Program):
     def recorded(self) -> dict[str, Recorded]:
         """The functions of the program that are recorded."""
         self.device, found = launch.current_device(), {}
-        with contextlib.suppress(LookupError):
+        with contextlib.suppress(LookupError, ValueError, ArithmeticError):  # zeros may be what a call refuses
             found["forward"] = self._forward(self._call(False))
-        with contextlib.suppress(LookupError, ValueError):
+        with contextlib.suppress(LookupError, ValueError, ArithmeticError):
             call = self._call(True)
             found["saving"], found["backward"] = self._with_pullback(call)
         return found
