@@ -65,17 +65,38 @@ class DeviceProgram(Program):
         """The residuals; None if a backward begins with the forward."""
         return self._saved if "backward" in self.recorded else None
 
+    def is_recorded(self, kind: str) -> bool:
+        """Whether a function of the program is launches alone."""
+        return ("backward" if kind == "pullback" else kind) in self.recorded
+
     def scratch(self, kind: str) -> tuple[Abstract, ...]:
         """Outputs of the operation that are no results."""
-        return self.recorded[kind].scratch if kind in self.recorded else ()
+        if not self.is_recorded(kind):
+            return ()
+        if kind == "pullback":
+            return (*self.saving_results[:-1], *self.scratch("saving"), *self.scratch("backward"))
+        return self.recorded[kind].scratch
 
     def launch(self, kind: str, out: Sequence[int], given: Sequence[int], stream: int) -> None:
         """Launch on pointers."""
+        if kind == "pullback":
+            self._launch_pullback(out, given, stream)
+            return
         sequence, places, _ = self.recorded[kind]
         if kind == "backward":
             at = len(given) - len(self.results) - 1  # the key
             given = [*given[:at], *given[at + 1 :]]
         sequence.launch([*given, *(out[n] for n in places)], stream)
+
+    def _launch_pullback(self, out: Sequence[int], given: Sequence[int], stream: int) -> None:
+        """The launches of `saving`, then those of `backward`; between them 0 stands for the key."""
+        count = len(self.given)
+        arrays, cotangents, grads, memory = given[:count], given[count:], out[:count], out[count:]
+        saved = len(self.saving_results) - 1
+        scratch = saved + len(self.scratch("saving"))
+        self.launch("saving", [*memory[:saved], 0, *memory[saved:scratch]], arrays, stream)
+        kept, extras = [memory[n] for n in self.kept], memory[len(self.results) : saved]
+        self.launch("backward", [*grads, *memory[scratch:]], [*arrays, *kept, *extras, 0, *cotangents], stream)
 
     def _call(self, gradients: bool) -> Call:
         """A call on zeros.   Raises LookupError if it cannot be recorded."""
@@ -194,7 +215,7 @@ def current(device: int, stream: int) -> Iterator[None]:
 def execute(program: Program, kind: str, place: tuple[int, int], out: Sequence[Any], given: Sequence[Any]) -> None:
     """One function of a program on buffers of a device; place: the device, the stream."""
     device, stream = place
-    if isinstance(program, DeviceProgram) and kind in program.recorded and program.device == device:
+    if isinstance(program, DeviceProgram) and program.is_recorded(kind) and program.device == device:
         program.launch(kind, [pointer(x) for x in out], [pointer(x) for x in given], stream)
         return
     with current(device, stream):

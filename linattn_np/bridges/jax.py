@@ -182,8 +182,11 @@ def operation(signature: Signature, kind: str) -> Operation:
     """One function of a program, as an operation of JAX with a rule for vmap."""
 
     def one(*given: Any) -> Any:
-        arrays = _abstract(given[: len(signature.names)])
-        return callback(program_of(signature, arrays), kind)(*given)
+        count = len(signature.names)
+        program = program_of(signature, _abstract(given[:count]))
+        if kind != "backward" or _abstract(given[count : -len(program.results)]) == program.residuals:
+            return callback(program, kind)(*given)
+        return callback(program, "pullback")(*given[:count], *given[-len(program.results) :])
 
     @custom_vmap
     def call(*given: Any) -> Any:
@@ -215,7 +218,7 @@ def callback(program: Program, kind: str) -> Operation:
     """The call of a program's function at run time."""
     out, scratch = program.outputs(kind), program.scratch(kind)
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*out, *scratch))
-    recorded = isinstance(program, DeviceProgram) and kind in program.recorded
+    recorded = isinstance(program, DeviceProgram) and program.is_recorded(kind)
     call = buffer_callback(_host(program, kind), shapes, command_buffer_compatible=recorded)
     return lambda *given: call(*given)[: len(out)]
 
@@ -252,23 +255,18 @@ def mapped(
     has_batch = all(is_state(n) or has_time(spec.arrays[n].axes) for n in signature.names)
     if options.get("cu_seqlens") is not None or not has_batch or not any(is_mapped[:count]):
         return _in_turn(call, is_mapped, given)
-
-    def spread(first: int, last: int | None = None) -> list[Any]:
-        return [x if own else jnp.broadcast_to(x, (size, *x.shape))
-                for x, own in zip(given[first:last], is_mapped[first:last], strict=True)]  # fmt: skip
-
-    arrays = spread(0, count)
-    programs = (program_of(signature, tuple(Abstract(x.shape[1:], np.dtype(x.dtype)) for x in arrays)),
-                program_of(signature, _abstract(arrays)))  # fmt: skip
-    if kind == "forward":
-        found = call(*arrays)
-        return found, (True,) * len(found)
+    rows = [x if own else jnp.broadcast_to(x, (size, *x.shape)) for x, own in zip(given, is_mapped, strict=True)]
+    arrays = rows[:count]
+    one = program_of(signature, tuple(Abstract(x.shape[1:], np.dtype(x.dtype)) for x in arrays))
+    program, results = program_of(signature, _abstract(arrays)), len(one.results)
     if kind == "saving":
-        return _saving_mapped(programs, call(*arrays), size)
-    results = len(programs[0].results)
-    kept = spread(count, count + len(programs[0].kept))
-    rest, is_rest = given[count + len(kept) : -results], is_mapped[count + len(kept) : -results]
-    found = call(*arrays, *_residuals(programs, kept, rest, is_rest, size), *spread(-results))
+        return _saving_mapped((one, program), call(*arrays), size)
+    if kind == "backward":
+        rest = _residuals((one, program), rows[count:-results], given[-results - 1], is_mapped[-results - 1])
+        found = operation(signature, "pullback")(*arrays, *rows[-results:]) if rest is None else call(
+            *arrays, *rest, *rows[-results:])  # fmt: skip
+    else:
+        found = call(*rows)
     return found, (True,) * len(found)
 
 
@@ -282,28 +280,26 @@ def _is_alike(one: Program, program: Program, size: int) -> bool:
 
 
 def _saving_mapped(programs: tuple[Program, Program], found: Any, size: int) -> tuple[Any, Any]:
-    """What `saving` returns for the batch: residuals with a mapped axis if they can have one, else none and key 0."""
+    """What `saving` returns for the batch: residuals with a mapped axis if they can have one, else empty ones."""
     one, program = programs
     count = len(one.results)
     results, extras, key = found[:count], found[count:-1], found[-1]
     own = one.saving_results[count:-1]
     alike = _is_alike(one, program, size)
-    if alike:
-        extras = [x.reshape(size, *y.shape) for x, y in zip(extras, own, strict=True)]
-    else:
-        extras, key = [jnp.zeros(y.shape, y.dtype) for y in own], jnp.zeros_like(key)
+    extras = [x.reshape(size, *y.shape) for x, y in zip(extras, own, strict=True)] if alike else [
+        jnp.zeros(0, y.dtype) for y in own]  # fmt: skip
+    key = key if alike else jnp.zeros(0, key.dtype)
     return (*results, *extras, key), (*(True,) * count, *(alike,) * len(own), False)
 
 
-def _residuals(
-    programs: tuple[Program, Program], kept: list[Any], rest: Sequence[Any], is_mapped: Sequence[bool], size: int
-) -> list[Any]:
-    """The kept results, residuals and key that `backward` takes for the batch."""
+def _residuals(programs: tuple[Program, Program], rows: Sequence[Any], key: Any, is_mapped: bool) -> Any:
+    """The kept results, residuals and key that `backward` takes for the batch; None without."""
     one, program = programs
-    if _is_alike(one, program, size) and all(is_mapped[:-1]) and not is_mapped[-1]:
-        own = program.saving_results[len(program.results) : -1]
-        return [*kept, *(x.reshape(y.shape) for x, y in zip(rest[:-1], own, strict=True)), rest[-1]]
-    return [jnp.zeros(x.shape, x.dtype) for x in program.residuals]
+    wanted = program.residuals
+    if is_mapped or not _is_alike(one, program, rows[0].shape[0]) or [x.size for x in rows[:-1]] != [
+        prod(y.shape) for y in wanted[:-1]]:  # fmt: skip
+        return None
+    return [*(x.reshape(y.shape) for x, y in zip(rows[:-1], wanted[:-1], strict=True)), key]
 
 
 def _in_turn(call: Operation, is_mapped: Sequence[bool], given: Sequence[Any]) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
     forward     arrays -> results
     saving      arrays -> results, residuals, key
     backward    arrays, kept results, residuals, key, cotangents of the results -> gradients
+    pullback    arrays, cotangents of the results -> gradients, without residuals
 
 The residuals are those of `la.vjp`, as arrays (residuals.py). Their shapes must be known before the call runs, so
 `saved` computes one call of these shapes on constant arrays. The key is that of the program that computed the
@@ -139,7 +140,7 @@ class Program:
 
     def outputs(self, kind: str) -> tuple[Abstract, ...]:
         """What a function of the program fills."""
-        return {"forward": self.results, "saving": self.saving_results, "backward": self.given}[kind]
+        return {"forward": self.results, "saving": self.saving_results}.get(kind, self.given)
 
     def scratch(self, kind: str) -> tuple[Abstract, ...]:
         """Memory that it takes besides."""
@@ -192,18 +193,31 @@ class Program:
         put(out, (*self._public(found[1]), *rest))
         key[...] = self.key if same else 0
 
-    def backward(self, out: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> None:
+    def backward(self, out: Sequence[Array], given: Sequence[Array]) -> None:
         """given: arrays, kept results, residuals, key, cotangents. out: the gradients, in the order of the arrays."""
-        count = len(self.given)
-        arrays, rest, cotangents = given[:count], given[count : -len(self.results)], given[-len(self.results):]
-        *rest, key = rest
-        d = unleaves(self.result, iter(cotangents))
-        d = d if self.is_several else (d,)
+        count, results = len(self.given), len(self.results)
+        arrays, (*rest, key), cotangents = given[:count], given[count:-results], given[-results:]
+        if self.saved is None or int(key) != self.key:
+            self.pullback(out, (*arrays, *cotangents))
+            return
         with writing_to(out):
-            if self.saved is None or int(key) != self.key:
-                grads = run_vjp(self.signature.spec, (), self.signature.keywords(arrays))[1](*d)
-            else:
-                grads = self._linearised(arrays, rest).gradients(*d, *(None,) * (2 - len(d)))
+            grads = self._linearised(arrays, rest).gradients(*self._cotangents(cotangents))
+        self._put_gradients(out, grads)
+
+    def pullback(self, out: Sequence[Array], given: Sequence[Array]) -> None:
+        """given: arrays, cotangents. out: the gradients."""
+        count = len(self.given)
+        d = self._cotangents(given[count:])
+        with writing_to(out):
+            grads = run_vjp(self.signature.spec, (), self.signature.keywords(given[:count]))[1](*d)
+        self._put_gradients(out, grads)
+
+    def _cotangents(self, flat: Sequence[Array]) -> tuple[Any, ...]:
+        """(dout, dstate), or (dout, dstate, dstates), in the form that the pullback takes."""
+        d = unleaves(self.result, iter(flat))
+        return tuple(d) if self.is_several else (d, None)
+
+    def _put_gradients(self, out: Sequence[Array], grads: Any) -> None:
         named = grads._asdict()
         named |= flatten("state", named["state"])
         put(out[: len(self.given)], (named[n] for n in self.signature.names))

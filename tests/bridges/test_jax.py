@@ -173,8 +173,10 @@ def loss(fn: Any, x: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("fn", [la.gated_delta_rule, la.retention, la.linear_attention], ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("order", ["vmap of grad", "grad of vmap"])
-def test_vmap(fn, order, recomputed):
-    """The mapped axis is a batch axis; one array is not mapped, one has it elsewhere."""
+@pytest.mark.parametrize("keeps", [True, False])
+def test_vmap(fn, order, keeps, recomputed, monkeypatch):
+    """The mapped axis is a batch axis; one array is not mapped, one has it elsewhere. keeps: residuals of the batch."""
+    monkeypatch.setattr(programs.Program, "can_map", keeps)
     arrays = draw(fn, B=(3, 2), optional=False)
     first = {"k": arrays["k"][1], "q": np.moveaxis(arrays["q"], 0, 2)}
     axes = dict.fromkeys(arrays, 0) | {"k": None, "q": 2}
@@ -199,7 +201,31 @@ def test_vmap(fn, order, recomputed):
             la.testing.assert_close(d, expected.sum(0) if axes[name] is None else expected, what=name)
         else:
             equal(d, np.stack(rows))
-    assert not recomputed or fn is la.retention
+    assert bool(recomputed) == (not keeps and fn is not la.retention)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_residuals_of_a_batch_and_of_its_rows(keeps, monkeypatch):
+    """A pullback of a mapped forward, taken for one row, and mapped over compiled gradients in a scan."""
+    monkeypatch.setattr(programs.Program, "can_map", keeps)
+    x = draw(la.gla, B=(3, 2), optional=False)
+    pullbacks = jax.vmap(lambda x: jax.vjp(functools.partial(loss, la.gla), x)[1])(x)
+    grads = [pull(la.gla, y := {n: z[i] for n, z in x.items()}, {}, [2 * la.gla(**y)])[1] for i in range(3)]
+    for i in range(3):
+        own = jax.tree.map(lambda y: y[i], pullbacks)  # noqa: B023
+        for name, d in own(np.float32(1))[0].items():
+            equal(d, grads[i][name])
+
+    @jax.jit
+    def inner(x: Any) -> Any:
+        def body(total: Any, _: None) -> Any:
+            return total + jax.grad(functools.partial(loss, la.gla))(x)["v"], None
+
+        return jax.lax.scan(body, jnp.zeros_like(x["v"]), None, length=2)[0]
+
+    found = jax.jit(jax.vmap(inner))(x)
+    for i in range(3):
+        equal(found[i], 2 * grads[i]["v"])
 
 
 def test_vmap_of_cotangents():

@@ -71,13 +71,14 @@ def test_launches_are_recorded_and_captured(jax, monkeypatch):
 
     from linattn_np.bridges import jax as bridge
 
-    x = {n: jax.numpy.asarray(y, jax.numpy.bfloat16) for n, y in la.testing.sample(
+    x = {n: jax.numpy.asarray(y, "float32" if n in ("g", "beta") else "bfloat16") for n, y in la.testing.sample(
         la.gated_delta_rule, np.random.default_rng(0), T=256, K=64, V=64, optional=False).items()}  # fmt: skip
     loss = jax.jit(jax.grad(lambda x: la.gated_delta_rule(**x).sum().astype("float32")))
     jax.block_until_ready(loss(x))
     signature, given = bridge.signature_of(la.gated_delta_rule.spec, (), x)
     program = bridge.program_of(signature, bridge._abstract(given))
-    assert {"saving", "backward"} <= set(program.recorded)
+    assert program.is_recorded("saving")
+    assert program.is_recorded("backward")
     used = cupy.get_default_memory_pool().total_bytes()
     for _ in range(3):
         jax.block_until_ready(loss(x))
@@ -85,8 +86,10 @@ def test_launches_are_recorded_and_captured(jax, monkeypatch):
 
 
 def test_vmap_and_scan(jax):
-    x = {n: jax.numpy.asarray(y, "float32") for n, y in la.testing.sample(
-        la.gated_delta_rule, np.random.default_rng(0), B=(3, 2), T=8, K=64, V=64, optional=False).items()}  # fmt: skip
+    """Also with residuals between forward and backward: T is more than a chunk."""
+    sizes = {"B": (3, 2), "T": 200, "K": 64, "V": 64}
+    arrays = la.testing.sample(la.gated_delta_rule, np.random.default_rng(0), optional=False, **sizes)
+    x = {n: jax.numpy.asarray(y, "float32") for n, y in arrays.items()}
 
     def loss(x: Any) -> Any:
         return (la.gated_delta_rule(**x) ** 2).sum()
@@ -95,7 +98,7 @@ def test_vmap_and_scan(jax):
     for n in range(3):
         one = jax.jit(jax.grad(loss))({name: y[n] for name, y in x.items()})
         for name, d in one.items():
-            la.testing.assert_close(mapped[name][n], d, what=name)
+            np.testing.assert_array_equal(mapped[name][n], d, name)
 
     @jax.jit
     def steps(x: Any) -> Any:
