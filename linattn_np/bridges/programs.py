@@ -17,7 +17,7 @@ import copy
 import functools
 import sys
 import zlib
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,6 @@ from ..call.binding import flatten
 from ..call.dispatch import run
 from ..call.vjp import Linearised, linearise, run_vjp
 from ..runtime.arrays import Array
-from ..runtime.memory import address
 from ..spec import Variables, VariantSpec
 from .residuals import Separation, rebuild
 from .shapes import Abstract, result_of
@@ -106,6 +105,7 @@ class Program:
         self.result = result_of(spec, arrays, keywords.pop("state", None), keywords)
         self.results: tuple[Abstract, ...] = tuple(leaves(self.result))
         self.is_several = isinstance(self.result, tuple) and not isinstance(self.result, Abstract)
+        self._options, self._is_plain = dict(signature.options), signature.state is None
         text = repr((spec.name, *signature[1:], given))
         self.key = zlib.crc32(text.encode()) or 1
 
@@ -165,16 +165,21 @@ class Program:
 
     # the call
 
+    def keywords(self, arrays: Sequence[Array]) -> dict[str, Any]:
+        """The keywords of the call on these arrays."""
+        if self._is_plain:
+            return {**self._options, **dict(zip(self.signature.names, arrays, strict=True))}
+        return self.signature.keywords(arrays)
+
     def forward(self, out: Sequence[Array], given: Sequence[Array]) -> None:
         """out: the results."""
         out = out[: len(self.results)]
-        keywords = self.signature.keywords(given)
+        keywords = self.keywords(given)
         if keywords.get("overwrite_state"):  # a state of the caller is not written to
             state = keywords["state"]
             keywords["state"] = type(state)(*(S.copy() for S in state)) if isinstance(state, tuple) else state.copy()
-        with writing_to(out):
-            found = run(self.signature.spec, (), keywords)
-        put(out, leaves(found))
+        with writing_to(out) as put:
+            put(leaves(run(self.signature.spec, (), keywords)))
 
     def saving(self, out: Sequence[Array], given: Sequence[Array]) -> None:
         """out: the results, the residuals, the key."""
@@ -183,14 +188,14 @@ class Program:
             key[...] = 0
             self.forward(out, given)
             return
-        with writing_to(out):
-            found = linearise(self.signature.spec, (), self.signature.keywords(given))
-        assert found is not None
-        structure, separation = self._separated(given, *found, like=self.saved.structure)
-        extras = tuple(Abstract(x.shape, x.dtype) for x in separation.extras)
-        same = structure == self.saved.structure and extras == self.saved.extras
-        rest = separation.extras if same else (np.zeros(x.shape, x.dtype) for x in self.saved.extras)
-        put(out, (*self._public(found[1]), *rest))
+        with writing_to(out) as put:
+            found = linearise(self.signature.spec, (), self.keywords(given))
+            assert found is not None
+            structure, separation = self._separated(given, *found, like=self.saved.structure)
+            extras = tuple(Abstract(x.shape, x.dtype) for x in separation.extras)
+            same = structure == self.saved.structure and extras == self.saved.extras
+            rest = separation.extras if same else (np.zeros(x.shape, x.dtype) for x in self.saved.extras)
+            put((*self._public(found[1]), *rest))
         key[...] = self.key if same else 0
 
     def backward(self, out: Sequence[Array], given: Sequence[Array]) -> None:
@@ -200,27 +205,26 @@ class Program:
         if self.saved is None or int(key) != self.key:
             self.pullback(out, (*arrays, *cotangents))
             return
-        with writing_to(out):
-            grads = self._linearised(arrays, rest).gradients(*self._cotangents(cotangents))
-        self._put_gradients(out, grads)
+        with writing_to(out[:count]) as put:
+            put(self._flat(self._linearised(arrays, rest).gradients(*self._cotangents(cotangents))))
 
     def pullback(self, out: Sequence[Array], given: Sequence[Array]) -> None:
         """given: arrays, cotangents. out: the gradients."""
         count = len(self.given)
         d = self._cotangents(given[count:])
-        with writing_to(out):
-            grads = run_vjp(self.signature.spec, (), self.signature.keywords(given[:count]))[1](*d)
-        self._put_gradients(out, grads)
+        with writing_to(out[:count]) as put:
+            put(self._flat(run_vjp(self.signature.spec, (), self.keywords(given[:count]))[1](*d)))
 
     def _cotangents(self, flat: Sequence[Array]) -> tuple[Any, ...]:
         """(dout, dstate), or (dout, dstate, dstates), in the form that the pullback takes."""
         d = unleaves(self.result, iter(flat))
         return tuple(d) if self.is_several else (d, None)
 
-    def _put_gradients(self, out: Sequence[Array], grads: Any) -> None:
+    def _flat(self, grads: Any) -> list[Array]:
+        """The gradients in the order of the arrays."""
         named = grads._asdict()
         named |= flatten("state", named["state"])
-        put(out[: len(self.given)], (named[n] for n in self.signature.names))
+        return [named[n] for n in self.signature.names]
 
     def _linearised(self, arrays: Sequence[np.ndarray], rest: Sequence[np.ndarray]) -> Linearised:
         """The call from its arrays, and the kept results and residuals."""
@@ -248,24 +252,29 @@ class Program:
         return separation.structure(saved, like), separation
 
 
-def writing_to(out: Sequence[Array]) -> contextlib.AbstractContextManager[None]:
-    """The compiled loops write their results into NumPy arrays `out` where shapes and dtypes agree."""
+@contextlib.contextmanager
+def writing_to(out: Sequence[Array]) -> Iterator[Callable[[Iterable[Array]], None]]:
+    """Compiled loops write into NumPy arrays `out` where shapes and dtypes agree. Gives the function out = values."""
     memory = sys.modules.get(MEMORY)  # without compiled loops there are only copies
-    if memory is None or type(out[0]) is not np.ndarray:
-        return contextlib.nullcontext()
-    return memory.destinations.filled([x for x in out if x.nbytes >= LARGE])
+    large = [x for x in out if x.nbytes >= LARGE] if memory is not None and type(out[0]) is np.ndarray else []
+    if memory is None or not large:
+        yield functools.partial(_copy, out)
+        return
+    with memory.destinations.filled(large) as left:
+        yield lambda values: (_copy if len(left) == len(large) else _put)(out, values)
 
 
-def put(out: Sequence[Array], values: Iterable[Array]) -> None:
-    """out = values; what lies in `out` already may lie in another place of it."""
-    values = list(values)
-    if type(out[0]) is np.ndarray:
-        starts = [address(x) for x in out]
-        for n, y in enumerate(values):
-            begin = address(y)
-            if any(start <= begin < start + x.nbytes for m, (start, x) in enumerate(zip(starts, out, strict=True))
-                   if m != n):  # fmt: skip
-                values[n] = y.copy()
+def _copy(out: Sequence[Array], values: Iterable[Array]) -> None:
     for x, y in zip(out, values, strict=True):
-        if type(x) is not np.ndarray or address(x) != address(y) or x.strides != y.strides:
+        x[...] = y
+
+
+def _put(out: Sequence[Array], values: Iterable[Array]) -> None:
+    """out = values; what lies in `out` already may lie in another place of it. (The base of a view is no view.)"""
+    values, places = list(values), {id(x): n for n, x in enumerate(out)}
+    for n, y in enumerate(values):
+        if places.get(id(y), places.get(id(y.base), n)) != n:
+            values[n] = y.copy()
+    for x, y in zip(out, values, strict=True):
+        if not (y is x or (y.base is x and y.nbytes == x.nbytes and y.flags.c_contiguous)):
             x[...] = y

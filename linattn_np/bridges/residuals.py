@@ -130,10 +130,9 @@ class Separation:
     def _view_of(self, x: np.ndarray, like: Any) -> View:
         """Where an array lies."""
         if isinstance(like, View) and 0 <= like.of < len(self._pool):
-            start, base = self._starts[like.of], self._pool[like.of]
-            begin, end = _reach(x)
-            given = address(x) - start, x.shape, x.strides, x.dtype, x.flags.writeable
-            if start <= begin and end <= start + base.nbytes and given == like[1:]:
+            at, start = address(x), self._starts[like.of]
+            given = at - start, x.shape, x.strides, x.dtype, x.flags.writeable
+            if given == like[1:] and _lies_in(x, at, start, self._pool[like.of].nbytes):
                 return like
         if id(x) not in self._seen:
             self._seen[id(x)] = self._view(x), x
@@ -144,10 +143,10 @@ class Separation:
         """Where an array lies; an array that no other contains joins the pool."""
         if not x.size:
             return View(-1, 0, x.shape, x.strides, x.dtype, x.flags.writeable)
-        begin, end = _reach(x)
+        at = address(x)
         for n, (base, start) in enumerate(zip(self._pool, self._starts, strict=True)):
-            if start <= begin and end <= start + base.nbytes:
-                return View(n, address(x) - start, x.shape, x.strides, x.dtype, x.flags.writeable)
+            if _lies_in(x, at, start, base.nbytes):
+                return View(n, at - start, x.shape, x.strides, x.dtype, x.flags.writeable)
         owner, strides = _owner(x)
         self._pool.append(owner)
         self._starts.append(address(owner))
@@ -158,11 +157,13 @@ def _padded(likes: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     return likes if len(likes) == count else (None,) * count
 
 
-def _reach(x: np.ndarray) -> tuple[int, int]:
-    """The address of the first byte, and one past the last."""
+def _lies_in(x: np.ndarray, at: int, start: int, size: int) -> bool:
+    """Whether all elements of an array at address `at` are among `size` bytes from `start` on."""
+    if x.flags.c_contiguous:
+        return start <= at and at + x.nbytes <= start + size
     spans = [stride * (n - 1) for stride, n in zip(x.strides, x.shape, strict=True)]
-    begin = address(x) + sum(s for s in spans if s < 0)
-    return begin, address(x) + sum(s for s in spans if s > 0) + x.itemsize
+    low, high = sum(s for s in spans if s < 0), sum(s for s in spans if s > 0) + x.itemsize
+    return start <= at + low and at + high <= start + size
 
 
 def _owner(x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:

@@ -11,7 +11,7 @@ import pytest
 import linattn_np as la
 
 pytestmark = pytest.mark.gpu
-FNS = [la.gated_delta_rule, la.gla, la.retention, la.linear_attention]
+DTYPES = [np.float32, ml_dtypes.bfloat16]
 
 
 @pytest.fixture
@@ -50,12 +50,25 @@ def both(jax: Any, fn: Any, dtype: Any, options: dict[str, Any], **sizes: Any) -
     return pairs | {f"d{n}": (x, grads[n]) for n, x in found.items()}
 
 
-@pytest.mark.parametrize("fn", FNS, ids=lambda fn: fn.__name__)
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
-def test_jit_and_gradients(jax, fn, dtype):
+def check(jax: Any, fn: Any, dtype: Any) -> None:
     for name, (a, b) in both(jax, fn, dtype, {}).items():
         assert str(a.dtype) == str(b.dtype), name
         np.testing.assert_array_equal(bits(a), bits(b), name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
+def test_jit_and_gradients_of_a_delta_rule(jax, dtype):
+    check(jax, la.gated_delta_rule, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
+def test_jit_and_gradients_of_a_vector_decay(jax, dtype):
+    check(jax, la.gla, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
+def test_jit_and_gradients_of_a_constant_decay(jax, dtype):
+    check(jax, la.retention, dtype)
 
 
 def test_a_backend_of_array_functions(jax):

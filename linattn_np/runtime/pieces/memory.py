@@ -27,11 +27,11 @@ class Destinations(threading.local):
     arrays: list[np.ndarray] | None = None
 
     @contextlib.contextmanager
-    def filled(self, arrays: list[np.ndarray]) -> Iterator[None]:
-        """Calls write their results into these arrays where they can."""
+    def filled(self, arrays: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
+        """Calls write their results into these arrays where they can. Gives those that are left."""
         before, self.arrays = self.arrays, list(arrays)
         try:
-            yield
+            yield self.arrays
         finally:
             self.arrays = before
 
