@@ -102,8 +102,8 @@ class DeviceProgram(Program):
         """A call on zeros.   Raises LookupError if it cannot be recorded."""
         given = [launch.cupy().zeros(x.shape, x.dtype) for x in self.given]
         call = prepare(self.signature.spec, (), self.signature.keywords(given))
-        if call.is_cut or call.recorder is None:
-            raise LookupError("a call in pieces")
+        if call.is_cut or call.recorder is None or call.options["reverse"] or call.options["check"]:
+            raise LookupError("a call of several parts")
         call = with_backward(call) if gradients else call
         linearised, found = computed_call(call, None, (), {})
         return Call(given, call.recorder, linearised, list(self._public(found)))

@@ -15,6 +15,7 @@ from ..spec import Samples, VariantSpec
 from . import pieces, replay
 from .binding import Prepared, prepare, threads_of
 from .layouts import LAYOUTS
+from .lazy import lazy_bridge
 from .options import COMMON
 from .overwrite import overlaps
 from .results import Result
@@ -70,6 +71,14 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
                 return new(Result, found) if returns_state else found[0]
     if signature is None and (bridge := tracing_bridge(arrays, keywords)) is not None:
         return bridge.run(spec, arrays, keywords)
+    if signature is None and (bridge := lazy_bridge(arrays, keywords)) is not None:
+        found = bridge.run(spec, arrays, keywords)
+        if found is not NotImplemented:
+            return found
+    if keywords.get("reverse") is True:
+        from . import reverse
+
+        return reverse.run(run, spec, arrays, keywords, signature)
     with limit(spec, keywords):
         call = prepare(spec, arrays, keywords)
         if call.is_cut:

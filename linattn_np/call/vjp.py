@@ -13,6 +13,7 @@ from ..spec import VariantSpec
 from . import pieces_vjp, replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
 from .dispatch import NO_LIMIT, _final, core_of, finish, limit, new
+from .lazy import lazy_bridge
 from .results import Result, copied, cotangents, gradients, shape_of
 from .traced import tracing_bridge
 
@@ -45,7 +46,15 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
     if signature is None and (bridge := tracing_bridge(arrays, keywords)) is not None:
         return bridge.run_vjp(spec, arrays, keywords)
+    if signature is None and (bridge := lazy_bridge(arrays, keywords)) is not None:
+        lazy = bridge.run_vjp(spec, arrays, keywords)
+        if lazy is not NotImplemented:
+            return lazy
     if plan is None or signature is None:
+        if keywords.get("reverse") is True:
+            from . import reverse
+
+            return reverse.run_vjp(run_vjp, spec, arrays, keywords, signature)
         with limit(spec, keywords):  # num_threads is checked first, as in `run`
             call = with_backward(prepare(spec, arrays, keywords))
         if call.is_cut:
@@ -53,6 +62,8 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         return _in_full(call, signature, arrays, keywords)
     if type(plan) is replay.Template:
         return _with_pullback(*_replayed(plan, signature, keywords), by_name(spec, arrays, keywords))
+    if type(plan) is replay.Composed:
+        return plan.vjp(signature)
     if not plan.replayable:
         return _in_full(with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
     found, residuals = plan(arrays, keywords, signature[3])
@@ -112,7 +123,9 @@ class Linearised(NamedTuple):
 def linearise(
     spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Linearised, tuple[Any, Any]] | None:
-    """(call, its (out, state)), which may share memory; None if it is computed piece by piece."""
+    """(call, its (out, state)), which may share memory; None if it is computed piece by piece, or in reverse."""
+    if keywords.get("reverse") is True:
+        return None
     signature = replay.signature(spec, arrays, keywords)
     plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
     if signature is not None and type(plan) is replay.Template:

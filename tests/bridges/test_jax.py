@@ -123,6 +123,7 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "positions": (lambda x: x, {"return_states_at": [0, 4], "return_state": True}),
     "fewer queries": (lambda x: {**x, "q": x["q"][:, 5:]}, {}),
     "parallel": (lambda x: x, {"chunk_size": "parallel", "num_threads": 1}),
+    "reverse": (lambda x: x, {"reverse": True, "return_state": True}),
     "no gradient of the state": (lambda x: x, {"return_state": True, "scale": 0.5}),
 }
 

@@ -16,7 +16,7 @@ from .. import policy
 from ..types import Inputs, Plan
 from .chunks import Chunks
 from .recurrent.short import Steps, in_place, is_one_batch, is_stepwise
-from .table import ROW, Table, sequences
+from .table import ROW, Table, from_pool, sequences
 from .workspace import ARRAYS
 
 Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, np.ndarray] | None"]
@@ -30,7 +30,9 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarr
     x are `given` with axes added, or None is what comes of it. The function gives (out, final state), or None where
     the call must be made in full: the state that is overwritten shares memory with what is read, or misaligned arrays.
     """
-    if not plan.causal or not x.v.size or not x.k.size or plan.sequences[0].row is not None:
+    if not plan.causal or not x.v.size or not x.k.size:
+        return None
+    if plan.sequences[0].row is not None:
         return None
     lies = [y is None or (y.size and _source(address(y), given) is not None and is_one_batch(y)) for y in x]
     if not all(lies) or plan.sequences[0].stop == 0:
@@ -38,13 +40,17 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarr
     if state is not None and not (state.dtype.isnative and is_one_batch(state)):  # else a copy of it was read
         return None
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
-    mine = state is not None and in_place(x, plan, state)
+    mine, pooled = state is not None and in_place(x, plan, state), plan.pool_rows is not None
+    if pooled and plan.overwrite and not mine:  # rows are scattered afterwards
+        return None
     end: Any = state if mine else np.empty((*lead, H, x.k.shape[-1], V), dtype)
     out = np.empty(0 if x.q is None else (*lead, T, table.asking, V), dtype)
     table.tokens("out", None if x.q is None else out, table.asking)
     table.states("in_state", state)
     table.states("out_state", end)
     rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
+    if pooled:
+        from_pool(rows, plan.pool_rows, mine)
     table.states("starts", end)
     own = {"out_state": end, "out": out} | ({} if state is None else {"in_state": state})
     make = _steps if is_stepwise(x, plan, rows).all() else _chunks
