@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..call.binding import flatten, prepare
-from ..call.vjp import Linearised, computed_call, with_backward
+from ..call.binding import flatten
+from ..call.linearise import Linearised, computed_call, prepared
 from ..runtime.arrays import CUDA, Array
 from ..runtime.cuda import launch
 from ..runtime.cuda.record import LaunchSequence, Recorder, View, view_of
@@ -101,11 +101,12 @@ class DeviceProgram(Program):
     def _call(self, gradients: bool) -> Call:
         """A call on zeros.   Raises LookupError if it cannot be recorded."""
         given = [launch.cupy().zeros(x.shape, x.dtype) for x in self.given]
-        call = prepare(self.signature.spec, (), self.signature.keywords(given))
-        if call.is_cut or call.recorder is None or call.options["reverse"] or call.options["check"]:
+        call = prepared(self.signature.spec, self.signature.keywords(given), gradients)
+        options = call.options
+        parts = options["reverse"] or options["check"] or options["return_states_at"] is not None
+        if parts or call.is_cut or call.recorder is None:
             raise LookupError("a call of several parts")
-        call = with_backward(call) if gradients else call
-        linearised, found = computed_call(call, None, (), {})
+        linearised, found, _ = computed_call(call)
         return Call(given, call.recorder, linearised, list(self._public(found)))
 
     def _forward(self, call: Call) -> Recorded:

@@ -24,7 +24,8 @@ import numpy as np
 
 from ..call.binding import flatten
 from ..call.dispatch import run
-from ..call.vjp import Linearised, linearise, run_vjp
+from ..call.linearise import Linearised, linearise
+from ..call.vjp import run_vjp
 from ..runtime.arrays import Array
 from ..spec import Variables, VariantSpec
 from .residuals import Separation, rebuild
@@ -119,7 +120,7 @@ class Program:
             x.flags.writeable = False
         try:
             with np.errstate(all="ignore"):
-                found = linearise(self.signature.spec, (), self.signature.keywords(samples))
+                found = linearise(self.signature.spec, self.signature.keywords(samples))
             if found is None:
                 return None
             structure, separation = self._separated(samples, *found)
@@ -189,7 +190,7 @@ class Program:
             self.forward(out, given)
             return
         with writing_to(out) as put:
-            found = linearise(self.signature.spec, (), self.keywords(given))
+            found = linearise(self.signature.spec, self.keywords(given))
             assert found is not None
             structure, separation = self._separated(given, *found, like=self.saved.structure)
             extras = tuple(Abstract(x.shape, x.dtype) for x in separation.extras)

@@ -95,6 +95,8 @@ class LaunchSequence:
 
     def launch(self, pointers: list[int], stream: int) -> None:
         """The launches alone, on a stream; pointers: of the arrays given and of those in the place of `allocations`."""
+        if not launch.active.is_bound:
+            launch.bind()
         with self._lock:
             for words, places, fire, address in self._launches:
                 for at, n in places:
