@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..call.binding import flatten
-from ..call.linearise import Linearised, computed_call, prepared
 from ..runtime.arrays import CUDA, Array
 from ..runtime.cuda import launch
 from ..runtime.cuda.record import LaunchSequence, Recorder, View, view_of
+from .linearise import Linearised, computed_call, prepared
 from .programs import KEY, Program, Saved, unleaves
 from .shapes import Abstract
 

@@ -24,10 +24,10 @@ import numpy as np
 
 from ..call.binding import flatten
 from ..call.dispatch import run
-from ..call.linearise import Linearised, linearise
 from ..call.vjp import run_vjp
 from ..runtime.arrays import Array
 from ..spec import Variables, VariantSpec
+from .linearise import Linearised, linearise
 from .residuals import Separation, rebuild
 from .shapes import Abstract, result_of
 

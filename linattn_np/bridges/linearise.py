@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..call import replay
+from ..call.binding import Prepared, prepare
+from ..call.dispatch import NO_LIMIT, core_of, finish, limit
+from ..call.results import cotangents, gradients, shape_of
+from ..call.vjp import _gradients, _store, _with_backward
 from ..core import Computation
 from ..spec import VariantSpec
-from . import replay
-from .binding import Prepared, prepare
-from .dispatch import NO_LIMIT, core_of, finish, limit
-from .results import cotangents, gradients, shape_of
-from .vjp import _gradients, _store, _with_backward
 
 Found = tuple[Any, Any]  # the public (out, state)
 
