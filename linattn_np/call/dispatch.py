@@ -22,6 +22,7 @@ from .options import COMMON
 from .overwrite import overlaps
 from .positions import states_at
 from .results import Result, StatesResult
+from .traced import tracing_bridge
 
 NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,6 +78,8 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
                 found = plan(given, state, pointers)
             if found is not None:
                 return new(Result, found) if returns_state else found[0]
+    if signature is None and (bridge := tracing_bridge(arrays, keywords)) is not None:
+        return bridge.run(spec, arrays, keywords)
     if signature is None and (bridge := lazy_bridge(arrays, keywords)) is not None:
         found = bridge.run(spec, arrays, keywords)
         if found is not NotImplemented:

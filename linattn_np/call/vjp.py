@@ -17,6 +17,7 @@ from .foreign import bridge_of
 from .lazy import lazy_bridge
 from .positions import core_cotangents
 from .results import Result, StatesResult, copied, cotangents, gradients, shape_of
+from .traced import tracing_bridge
 
 Pullback = Callable[..., Any]
 
@@ -50,6 +51,8 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             return found
     signature = replay.signature(spec, arrays, keywords)
     plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
+    if signature is None and (bridge := tracing_bridge(arrays, keywords)) is not None:
+        return bridge.run_vjp(spec, arrays, keywords)
     if signature is None and (bridge := lazy_bridge(arrays, keywords)) is not None:
         lazy = bridge.run_vjp(spec, arrays, keywords)
         if lazy is not NotImplemented:

@@ -10,6 +10,7 @@ import numpy as np
 from ...core import StatesAt
 from ...runtime import threads
 from ...runtime.arrays import cast, sum_to
+from ...runtime.pieces.memory import empty
 from ...runtime.pieces.workspace import SHARED
 from .. import policy
 from ..array import chunks
@@ -60,11 +61,11 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     C = policy.cpu_chunk(plan, T)
     rows = sequences(plan, prod(lead), C)
-    out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
+    out = None if x.q is None else empty((*lead, T, table.asking, V), dtype)
     ragged = plan.is_ragged
     in_place = state is not None and short.in_place(x, plan, state)
     shape = (*([len(plan.sequences)] if ragged else lead), *state_shape(x, plan))
-    end: Any = state if in_place else np.empty(shape, dtype)
+    end: Any = state if in_place else empty(shape, dtype)
     at = None if plan.states_at is None else np.empty(_shape_at(x, plan, ragged), dtype)
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, in_place)
@@ -128,7 +129,7 @@ def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, stepwise: np.ndarray, C
     kept = kept_strip(rows, prod(shape) * dtype.itemsize, C) if plain else 0
     if not kept and rows[:, LATER].any():
         kept = segment_strip(rows, C)
-    return kept, np.empty((int(strip_counts(rows, kept).sum()), *shape), dtype) if kept else None
+    return kept, empty((int(strip_counts(rows, kept).sum()), *shape), dtype) if kept else None
 
 
 def walks_tokens(x: Inputs, plan: Plan) -> bool:
@@ -151,7 +152,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         rows[:, TO] = np.cumsum(strip_counts(rows, keeps)) - strip_counts(rows, keeps)
     if dat is None:
         rows[:, AT] = 0
-    dS = np.empty((*([count] if plan.is_ragged else lead), *state_shape(x, plan)), dtype)
+    dS = empty((*([count] if plan.is_ragged else lead), *state_shape(x, plan)), dtype)
     grads = _gradients(x, plan, table, asked, count)
     _constants(table, x, plan, dtype)
     table.states("in_state", state)
@@ -203,7 +204,7 @@ def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> 
                       ("beta", "out_dbeta"), ("a", "out_dr"), ("b", "out_db"), ("gv", "out_dgv")):  # fmt: skip
         y = getattr(x, name)
         if y is not None:
-            make = np.zeros if name == "q" and not asked else np.empty
+            make = np.zeros if name == "q" and not asked else empty
             made[name] = make((*lead, *y.shape[-3:]), dtype)
             table.tokens(row, made[name], table.asking if name == "q" else table.H)
     if x.u is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from ...core import StatesAt
 from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
-from ...runtime.pieces.memory import address, handles
+from ...runtime.pieces.memory import address, destinations, empty, handles
 from ...runtime.pieces.workspace import AT
 from .. import policy
 from ..types import Inputs, Plan
@@ -66,7 +66,8 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarr
     overwrite, out_dtype = plan.overwrite, None if x.v.dtype == dtype else x.v.dtype
 
     def call(given: list[np.ndarray], state: Any, pointers: None = None) -> tuple[np.ndarray | None, Any] | None:
-        out, end = np.empty(shape, dtype), state if mine else np.empty(ended, dtype)
+        make = np.empty if destinations.arrays is None else empty
+        out, end = make(shape, dtype), state if mine else make(ended, dtype)
         arrays = [*given, end, out] if state is None else [*given, end, out, state]
         if states is not None:
             at = np.empty(states, dtype)
