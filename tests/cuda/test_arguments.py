@@ -51,6 +51,7 @@ LAYOUT = {
     ops.STEP_SIZE: (224, {"z": 40, "dt": 80, "other": 112, "dg": 128, "y": 136, "g": 160, "rows": 192, "dt_kind": 204,
                           "low": 212, "high": 216}),
     ops.COLUMN_SUMS: (32, {"y": 8, "rows": 16, "block": 24}),
+    ops.COMPLEMENT: (40, {"g": 0, "dk": 8, "y": 24, "size": 32}),
     ops.GATE_FORMULA: (80, {"raw": 0, "g": 32, "tokens": 56, "width": 64, "block": 72}),
 }
 

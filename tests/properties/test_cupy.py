@@ -111,9 +111,9 @@ def test_bfloat16_storage(cp, fn):
     out, pullback = la.vjp(fn, **arrays)
     expected, wide = la.vjp(fn, **{n: x.astype(np.float32) for n, x in arrays.items()})
     assert out.dtype == ml_dtypes.bfloat16
-    solves = fn.spec.erase is Erase.DELTA  # with operands of 16 bits
+    factors = fn.spec.erase is Erase.DELTA or fn is la.gla  # are computed before a product, and rounded to 16 bits
     most = 2.0**-6 if fn in NEAR else 2.0**-7
-    assert relative_error(out.astype(np.float32), expected) <= (most if solves else 2.0**-8)
+    assert relative_error(out.astype(np.float32), expected) <= (most if factors else 2.0**-8)
     for a, b in zip(parts(pullback(out)), parts(wide(out.astype(np.float32))), strict=True):
         assert relative_error(a.astype(np.float32), b) <= most
 

@@ -365,7 +365,7 @@ def test_a_state_that_is_overwritten_where_an_input_lies(public):
     la.gated_delta_rule(**x | {"v": v}, state=state, overwrite_state=True)  # one behind the other
 
 
-CHANGED = {"hgrn2": la.hgrn2, "longhorn": la.longhorn}
+CHANGED = {"longhorn": la.longhorn}
 
 
 @pytest.mark.parametrize("T", [1, 3])
