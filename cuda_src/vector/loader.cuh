@@ -25,6 +25,11 @@ struct Loader {
         for (int step = 0; step < STAGES && step < traversal.steps; step++) tokens(step);
         for (int step = 0; step < 2 && step < traversal.steps; step++) values(step);
     }
+    // waits for all copies on their way, where nothing from `step` on is read: up to the steps `tokens` and `values`
+    __device__ __forceinline__ void end(int step, int tokens, int values) const {
+        for (int n = step; n <= tokens && n < traversal.steps; n++) barrier_wait(bar.full(n % STAGES), n / STAGES & 1);
+        for (int n = step; n <= values && n < traversal.steps; n++) barrier_wait(bar.values(n & 1), n >> 1 & 1);
+    }
     __device__ __forceinline__ void next(int step) const {   // once step has been left
         if (step + STAGES < traversal.steps) tokens(step + STAGES);
         if (step + 2 < traversal.steps) values(step + 2);

@@ -9,10 +9,13 @@
 #include "vector/chain.cuh"
 #include "vector/products.cuh"
 
-// One thread of the producers is what copies tiles in and outputs out: the chain does not wait for any copy.
+// One thread of the producers is what copies tiles in and outputs out: the chain does not wait for any copy, and nor does the thread.
+// LATE: a chunk leaves two steps later, when the chain has long left it. With two stages its place is needed before that.
+constexpr bool LATE = STAGES > 2;
 struct Copier {
     Loader load;
-    __device__ __forceinline__ void leave(int step) const {   // once the chain has left step: its outputs go, q, k, g come
+    // Once the chain has left step: its outputs go, and what is kept of it
+    __device__ __forceinline__ void leave(int step) const {
         const ChunkTraversal& traversal = load.traversal;
         const int chunk = traversal.first + step;
         barrier_wait(load.bar.empty(step % STAGES), step / STAGES & 1);
@@ -29,9 +32,12 @@ struct Copier {
             run_out(load.a.grams + stored * Square::SIZE, tiles.gates, Square::SIZE);
             run_out(load.a.new_values + stored * Tokens::SIZE, tiles.q, Tokens::SIZE);
             out_commit();
-            out_read();
+            if (!LATE) out_read();
         }
-        if (step + STAGES < traversal.steps) load.tokens(step + STAGES);
+        if (!LA_KEEP || !LATE) refill(step);
+    }
+    __device__ __forceinline__ void refill(int step) const {
+        if (step + STAGES < load.traversal.steps) load.tokens(step + STAGES);
     }
     __device__ __forceinline__ const char* inverse_at(int step) const {
         return load.a.inverses + (load.traversal.stored + load.traversal.first + step) * Square::SIZE;
@@ -41,14 +47,20 @@ struct Copier {
         run_in(to, inverse_at(step), Square::SIZE, load.bar.inverse(step % STAGES));
         if (step + 1 < load.traversal.steps) run_prefetch(inverse_at(step + 1), Square::SIZE);
     }
-    __device__ __forceinline__ void values(int step) const {   // once the outputs of step - 2 have left their place
+    __device__ __forceinline__ void values(int step) const {   // once what is kept and the outputs of step - 2 have left their places
+        if (step < 2) return;
         out_read();
         load.values(step);
+        if (LA_KEEP && LATE) refill(step - 2);
+    }
+    // waits for all copies on their way, where nothing from step on is read
+    __device__ __forceinline__ void end(int step) const {
+        load.end(step, max(step - 2, -1) + STAGES, max(step, 1));
+        barrier_wait(load.bar.inverse(step % STAGES), step / STAGES & 1);
     }
 };
 
 LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
-    const i64 flag = traversal.slot * a.segments + traversal.segment;
     const bool copies = warp == 0 && lane == 0;
     const Copier copier = {{a, traversal, shared, bar}};
     if (copies && traversal.steps > 0) {
@@ -56,37 +68,52 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
         run_prefetch(copier.inverse_at(0), Square::SIZE);
     }
     __syncwarp();
-    for (int step = 0; step < traversal.steps; step++) {
+    bool leaves = false;
+    for (int step = 0; step < traversal.steps && !leaves; step++) {
         const int s = step % STAGES, chunk = traversal.first + step;
         const bool part = LA_RAGGED && traversal.count(chunk) < C;
         const Tiles tiles = tiles_of(shared, s);
         barrier_wait(bar.full(s), step / STAGES & 1);
         if (part) {
-            if (copies && step > 1) copier.values(step);
+            if (copies) {
+                if (LATE && step > 1) copier.leave(step - 2);
+                copier.values(step);
+            }
             barrier_wait(bar.values(step & 1), step >> 1 & 1);
             clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
         }
+        ExactBlock exact = {};
+        if (LA_EXACT) exact = exact_block(tiles, warp, lane);
         float2 all;
         const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp, lane, [&] {
-            if (!part && copies && step > 1) copier.values(step);
             if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc is free
+            if (copies && !part) {
+                if (!LATE) copier.values(step);
+                else if (step > 1) copier.leave(step - 2);
+            }
             __syncwarp();
         }));
         publish_shared();   // A goes over quotients
-        producers_barrier();
-        RawBlock raw = {};
-        if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);
-        else if (far && lane == 0) a.flags[flag] = 1;
-        make_gram<3>(tiles, all, far, raw, warp, lane, [&] {
+        leaves = any_of_producers(!LA_EXACT && far);
+        if (leaves && copies) {
+            a.flags[traversal.slot * a.segments + traversal.segment] = 1;
+            Stops{shared + AT_STOPS}.set(s);
+        }
+        make_gram<3>(tiles, all, exact, warp, lane, [&] {
             if (copies) copier.inverse(step, tiles.gates + PANEL);
+            if (LATE && copies && !part) copier.values(step);
         });
         publish_shared();
         warp_arrive(bar.ready(s), lane);
-        if (copies && step > 0) copier.leave(step - 1);
+        if (!LATE && copies && step > 0 && !leaves) copier.leave(step - 1);
         __syncwarp();
+        if (leaves && copies) copier.end(step);
     }
-    if (copies && traversal.steps > 0) copier.leave(traversal.steps - 1);
-    if (copies) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    if (!copies) return;
+    if (!leaves)
+#pragma unroll 1
+        for (int step = max(traversal.steps - (LATE ? 2 : 1), 0); step < traversal.steps; step++) copier.leave(step);
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // out^T = S^T Qg^T + U^T P^T and S^T += U^T Kd, begun one behind the other: two groups of products
@@ -135,6 +162,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         state_operands(operands, state, 0);
         if (LA_KEEP) keep_state(operands, a.states + (traversal.stored + chunk) * STATE_BYTES, 16 * warp, lane);
         barrier_wait(bar.ready(s), phase);
+        if (Stops{shared + AT_STOPS}.at(s)) return;
         scale_state(S, tiles.all, lane);
         begin_product<Tokens>(x, operands, tiles.keys);   // S^T Kc^T
         barrier_wait(bar.values(step & 1), step >> 1 & 1);
@@ -173,6 +201,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) chain(const __grid_constant
     if (threadIdx.x == 0) {
         if (!LA_EXACT) *flag = 0;
         bar.init();
+        Stops{shared + AT_STOPS}.init(STAGES);
         barriers_made();
     }
     __syncthreads();
