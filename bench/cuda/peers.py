@@ -199,6 +199,36 @@ def gated_delta_rule() -> dict[str, Pair]:
     return {f"{prefix} chunk_gated_delta_rule, {note}": (forward, both)}
 
 
+def vector_decay(function: str) -> dict[str, Pair]:
+    """Peers of a function of vector_decay.py; inputs are its arrays in their order, dout. hgrn2: gla of 1 - e^g."""
+    try:
+        prefix, note = fla()
+        import torch
+        from fla import ops
+
+        chosen = getattr(ops, f"chunk_{'gla' if function == 'hgrn2' else function}")
+    except Exception:  # not installed, or not with this PyTorch
+        return {}
+
+    def call(inputs: list[Any]) -> Any:
+        if function == "hgrn2":
+            q, v, g = inputs
+            inputs = [q, (1 - g.exp()).to(v.dtype), v, g]
+        return chosen(*inputs, **({"scale": 1.0} if function in ("hgrn2", "rwkv6") else {}))[0]
+
+    def forward(one: list[Any]) -> Any:
+        with torch.no_grad():
+            return call(tensors(torch, one[:-1]))
+
+    def both(one: list[Any]) -> Any:
+        *inputs, dout = tensors(torch, one)
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        out = call(inputs)
+        return out, torch.autograd.grad(out, inputs, dout)
+
+    return {f"{prefix} {chosen.__name__}, {note}": (forward, both)}
+
+
 def peak_bytes(call: Callable[[], Any]) -> int:
     """Peak bytes of PyTorch's allocator during a call, beyond those in use before it."""
     import torch

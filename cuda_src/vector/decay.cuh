@@ -54,9 +54,9 @@ LA_DEVICE void store_word_if(bool valid, u32 a, u32 x) {
 // of the 64 threads that share a row block
 LA_DEVICE void pair_barrier(int block) { asm volatile("bar.sync %0, 64;" ::"r"(4 + block) : "memory"); }
 LA_DEVICE void producers_barrier() { groups_barrier<256>(2); }
-LA_DEVICE bool any_of_producers(bool x) {   // the same barrier
+LA_DEVICE bool any_of_producers(bool x) {   // the same barrier, whose number is 3
     u32 r;
-    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; barrier.cta.red.or.pred q, 2, 256, p; selp.u32 %0, 1, 0, q; }"
+    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, 3, 256, p; selp.u32 %0, 1, 0, q; }"
                  : "=r"(r) : "r"((u32)x) : "memory");
     return r;
 }

@@ -10,12 +10,14 @@
 #include "vector/products.cuh"
 
 // One thread of the producers is what copies tiles in and outputs out: the chain does not wait for any copy, and nor does the thread.
-// LATE: a chunk leaves two steps later, when the chain has long left it. With two stages its place is needed before that.
-constexpr bool LATE = STAGES > 2;
+// A chunk that the chain has not left yet when the next one is ready leaves a little later. With two stages that is too late.
+constexpr bool PATIENT = STAGES > 2;
 struct Copier {
     Loader load;
+    bool pending;   // the chunk before the one that is being scaled has not left
     // Once the chain has left step: its outputs go, and what is kept of it
-    __device__ __forceinline__ void leave(int step) const {
+    __device__ __forceinline__ void leave(int step) {
+        pending = false;
         const ChunkTraversal& traversal = load.traversal;
         const int chunk = traversal.first + step;
         barrier_wait(load.bar.empty(step % STAGES), step / STAGES & 1);
@@ -32,9 +34,9 @@ struct Copier {
             run_out(load.a.grams + stored * Square::SIZE, tiles.gates, Square::SIZE);
             run_out(load.a.new_values + stored * Tokens::SIZE, tiles.q, Tokens::SIZE);
             out_commit();
-            if (!LATE) out_read();
+            if (!PATIENT) out_read();
         }
-        if (!LA_KEEP || !LATE) refill(step);
+        if (!LA_KEEP || !PATIENT) refill(step);
     }
     __device__ __forceinline__ void refill(int step) const {
         if (step + STAGES < load.traversal.steps) load.tokens(step + STAGES);
@@ -51,10 +53,20 @@ struct Copier {
         if (step < 2) return;
         out_read();
         load.values(step);
-        if (LA_KEEP && LATE) refill(step - 2);
+        if (LA_KEEP && PATIENT) refill(step - 2);
+    }
+    // before a chunk is ready, and once it is
+    __device__ __forceinline__ void begin(int step) {
+        if (pending) leave(step - 2);
+        values(step);
+    }
+    __device__ __forceinline__ void end(int step) {
+        if (step == 0) return;
+        pending = PATIENT && !barrier_passed(load.bar.empty((step - 1) % STAGES), (step - 1) / STAGES & 1);
+        if (!pending) leave(step - 1);
     }
     // waits for all copies on their way, where nothing from step on is read
-    __device__ __forceinline__ void end(int step) const {
+    __device__ __forceinline__ void stop(int step) const {
         load.end(step, max(step - 2, -1) + STAGES, max(step, 1));
         barrier_wait(load.bar.inverse(step % STAGES), step / STAGES & 1);
     }
@@ -62,7 +74,7 @@ struct Copier {
 
 LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
     const bool copies = warp == 0 && lane == 0;
-    const Copier copier = {{a, traversal, shared, bar}};
+    Copier copier = {{a, traversal, shared, bar}, false};
     if (copies && traversal.steps > 0) {
         copier.load.begin();
         run_prefetch(copier.inverse_at(0), Square::SIZE);
@@ -75,22 +87,19 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
         const Tiles tiles = tiles_of(shared, s);
         barrier_wait(bar.full(s), step / STAGES & 1);
         if (part) {
-            if (copies) {
-                if (LATE && step > 1) copier.leave(step - 2);
-                copier.values(step);
-            }
+            if (copies) copier.begin(step);
             barrier_wait(bar.values(step & 1), step >> 1 & 1);
             clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
         }
         ExactBlock exact = {};
         if (LA_EXACT) exact = exact_block(tiles, warp, lane);
         float2 all;
+        bool late = false;   // the values come once what is before them has left
         const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp, lane, [&] {
             if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc is free
-            if (copies && !part) {
-                if (!LATE) copier.values(step);
-                else if (step > 1) copier.leave(step - 2);
-            }
+            late = copier.pending;
+            if (late) copier.leave(step - 2);
+            else if (copies && !part) copier.values(step);
             __syncwarp();
         }));
         publish_shared();   // A goes over quotients
@@ -101,18 +110,18 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
         }
         make_gram<3>(tiles, all, exact, warp, lane, [&] {
             if (copies) copier.inverse(step, tiles.gates + PANEL);
-            if (LATE && copies && !part) copier.values(step);
+            if (late) copier.values(step);
         });
         publish_shared();
         warp_arrive(bar.ready(s), lane);
-        if (!LATE && copies && step > 0 && !leaves) copier.leave(step - 1);
+        if (copies && leaves) copier.stop(step);
+        else if (copies) copier.end(step);
         __syncwarp();
-        if (leaves && copies) copier.end(step);
     }
     if (!copies) return;
     if (!leaves)
 #pragma unroll 1
-        for (int step = max(traversal.steps - (LATE ? 2 : 1), 0); step < traversal.steps; step++) copier.leave(step);
+        for (int step = max(traversal.steps - (copier.pending ? 2 : 1), 0); step < traversal.steps; step++) copier.leave(step);
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 

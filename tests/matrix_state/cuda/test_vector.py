@@ -210,8 +210,9 @@ def test_calls_are_replayed(cp, monkeypatch, fn, T):
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS)
-def test_gradients(cp, fn):
+def test_gradients(cp, monkeypatch, fn):
     """Computed by array calls, beside a forward of the kernels."""
+    monkeypatch.setattr(policy, "VECTOR_BACKWARD", False)
     arrays, state = draw(fn, T=100, kind="mild")
     rng = np.random.default_rng(1)
     dout = rng.standard_normal(arrays["v"].shape).astype(arrays["v"].dtype)
