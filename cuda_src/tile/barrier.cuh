@@ -14,11 +14,6 @@ LA_DEVICE void barrier_wait(u32 a, int parity) {
                  "again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
                  "@!p bra again; }" ::"r"(a), "r"(parity) : "memory");
 }
-LA_DEVICE bool barrier_passed(u32 a, int parity) {   // whether that phase has ended
-    u32 r;
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(r) : "r"(a), "r"(parity) : "memory");
-    return r;
-}
 // Arrivals that a warp makes: one, of its first lane, which speaks for all lanes after __syncwarp. Or one of every lane:
 // compute-sanitizer's racecheck looks at single threads, and sees only so that the others had come (tests/cuda/sanitized.py).
 #ifndef LA_ARRIVALS

@@ -51,8 +51,6 @@ LA_DEVICE void store_pair(u32 a, float2 x) { store_shared2(a, x.x, x.y); }
 LA_DEVICE void store_word_if(bool valid, u32 a, u32 x) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.shared.b32 [%0], %1; }" ::"r"(a), "r"(x), "r"((u32)valid) : "memory");
 }
-// of the 64 threads that share a row block
-LA_DEVICE void pair_barrier(int block) { asm volatile("bar.sync %0, 64;" ::"r"(4 + block) : "memory"); }
 LA_DEVICE void producers_barrier() { groups_barrier<256>(2); }
 LA_DEVICE bool any_of_producers(bool x) {   // the same barrier, whose number is 3
     u32 r;

@@ -55,7 +55,7 @@ template <int QUERIES> LA_DEVICE Operands operands_of(const Tiles& t, int n, int
 }
 // all: decay of the chunk, of block 0's warps. read(): quotients have been.
 template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 all, const ExactBlock& exact, int warp, int lane, F read) {
-    const int block = warp >> 1, panel = warp & 1, row = lane >> 2;
+    const int block = warp >> 1, panel = warp & 1;
     Packed own = {0, 0}, next = {0, 0}, other = {0, 0};   // the diagonal block, the first and the second of the others
 #pragma unroll 1
     for (int n = 0; n < (block < 2 ? 3 : 2); n++) {
@@ -73,7 +73,8 @@ template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 
     }
     producers_barrier();   // all quotients have been read
     read();
-    const u32 gram = t.gates + row * 128 + (lane & 3) * 4, turn = (u32)(row & 7) << 4;
+    const u32 own_lane = opaque(lane), own_row = own_lane >> 2;   // no address is held over the chunk: it would spill
+    const u32 gram = t.gates + own_row * 128 + (own_lane & 3) * 4, turn = (own_row & 7) << 4;
     auto put = [&](int i, int j, Packed x) {
         const u32 at = gram + i * BLOCK_BYTES + ((panel * 16 + j * 32) ^ turn);
         store_word(at, x.low);
@@ -88,5 +89,5 @@ template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 
         store_word_if(j > block, at, 0);
         store_word_if(j > block, at + 8 * 128, 0);
     }
-    if (block == 0) store_pair(t.all + panel * 256 + lane * 8, all);
+    if (block == 0) store_pair(t.all + panel * 256 + own_lane * 8, all);
 }

@@ -32,6 +32,7 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
             a.flags[traversal.slot * a.segments + traversal.segment] = 1;
             Stops{shared + AT_STOPS}.set(s);
         }
+        __syncwarp();
         make_gram<4>(tiles, all, exact, warp, lane, [] {});
         publish_shared();
         warp_arrive(bar.ready(s), lane);
@@ -86,7 +87,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
             barrier_wait(bar.values(step & 1), step >> 1 & 1);
             barrier_wait(bar.ready(s), step / STAGES & 1);
             if (Stops{shared + AT_STOPS}.at(s)) {
-                if (thread == 0) load.end(step, step - 1 + STAGES, step + 1);
+                if (thread == 0) load.end(step);
                 break;
             }
             scale_state(S, tiles.all, lane);

@@ -9,6 +9,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.matrix_state import core as matrix_state
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import vector, vector_plan
 from linattn_np.matrix_state.types import Inputs, Plan, ReadState
 from linattn_np.runtime.cuda import launch
