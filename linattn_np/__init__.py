@@ -18,18 +18,25 @@ __version__ = "0.1.0"
 _HOMES = {  # name -> module; the variants are found by catalog.py
     "BoundedState": ".matrix_state.types",
     "Explanation": ".call.explain",
+    "Filtered": ".filters.arguments",
     "NormalisedState": ".matrix_state.types",
     "Options": ".call.options",
+    "RLSState": ".filters.arguments",
     "SPECS": ".catalog",
     "SlotState": ".matrix_state.types",
     "SolvedState": ".matrix_state.types",
     "StabilisedState": ".matrix_state.types",
     "VARIANTS": ".catalog",
     "VariantSpec": ".spec",
+    "check": ".call.check",
+    "delay_line": ".filters",
     "explain": ".call.explain",
     "family_table": ".catalog",
     "influence_matrix": ".call.influence",
+    "lms": ".filters",
+    "nlms": ".filters",
     "read": ".call.read",
+    "rls": ".filters",
     "show_versions": ".runtime.versions",
     "step": ".call.step",
     "vjp": ".call.vjp",
@@ -47,7 +54,8 @@ def __getattr__(name: str) -> _Any:
     elif not name.startswith("_") and name in _import_module(".catalog", __name__).modules():
         value = getattr(_import_module(".catalog", __name__), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = _import_module(".runtime.hints", __name__).function(name, __dir__()) if name[:1] != "_" else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     globals()[name] = value
     return value
 

@@ -15,6 +15,7 @@ from ..spec import Samples, VariantSpec
 from . import pieces, replay
 from .binding import Prepared, prepare, threads_of
 from .layouts import LAYOUTS
+from .lazy import lazy_bridge
 from .options import COMMON
 from .overwrite import overlaps
 from .results import Result
@@ -67,6 +68,14 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
                 found = plan(given, state, pointers)
             if found is not None:
                 return new(Result, found) if returns_state else found[0]
+    if signature is None and (bridge := lazy_bridge(arrays, keywords)) is not None:
+        found = bridge.run(spec, arrays, keywords)
+        if found is not NotImplemented:
+            return found
+    if keywords.get("reverse") is True:
+        from . import reverse
+
+        return reverse.run(run, spec, arrays, keywords, signature)
     with limit(spec, keywords):
         call = prepare(spec, arrays, keywords)
         if call.is_cut:
@@ -75,7 +84,7 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
             x = call.inputs()
             out, end, residuals = core_of(x).forward(spec.name, x, call.plan, call.state, call.options["backend"])
             out, state = finish(call, out, end)
-        if signature is not None and not call.doubtful_layout:
+        if signature is not None and call.is_recordable:
             _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
         return Result(out, state) if out is None or call.options["return_state"] else out
 

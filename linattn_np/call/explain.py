@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -11,6 +11,7 @@ from ..runtime.arrays import NARROW, dtype_name
 from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of
+from .lazy import lazy_bridge
 from .pieces import cut, with_all_queries
 
 
@@ -46,10 +47,14 @@ class Explanation:
 def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation:
     """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
     spec = spec_of("explain", fn)
+    if (bridge := lazy_bridge(arrays, options)) is not None and (block := bridge.explain(spec, arrays, options)):
+        return replace(block, reason=f"of each block of dask's arrays: {block.reason}", replay="the arrays are of dask")
     call = prepare(spec, arrays, options)
     x = with_all_queries(call).inputs()
     found = core_of(x).explain(spec.name, x, call.plan, call.options["backend"])
     reason = found.reason + "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
+    if call.options["reverse"]:
+        reason += "; on tokens in reverse order"
     if call.is_cut:
         reason += f"; in {len(cut(call)[0])} pieces"
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
@@ -70,6 +75,8 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return f"the arrays are of {call.library.name}"
     if options["cu_seqlens"] is not None:
         return "the batch is ragged"
+    if call.options["check"]:
+        return "check=True looks at the numbers"
     if call.doubtful_layout:
         return "the layout raises a warning"
     signature = replay.signature(call.spec, arrays, keywords)

@@ -54,7 +54,13 @@ class Recorded(NamedTuple):
     is_limited: bool
 
 
-plans: dict[Hashable, Any] = {}  # by key: Recorded; of a vjp a Template or, on CuPy, a device_replay.Forward
+class Composed(NamedTuple):
+    """The vjp of a call that is composed of others, which are replayed: from its signature."""
+
+    vjp: Callable[[Signature], Any]
+
+
+plans: dict[Hashable, Any] = {}  # by key: Recorded; of a vjp Template, Composed or, on CuPy, device_replay.Forward
 makers: dict[Any, Any] = {}  # by type of array: the function that makes a signature; None for what is not replayed
 ndarray = np.ndarray
 new = tuple.__new__  # calling a NamedTuple class takes three times as long

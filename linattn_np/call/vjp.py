@@ -12,6 +12,7 @@ from ..spec import VariantSpec
 from . import pieces_vjp, replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
 from .dispatch import NO_LIMIT, _final, core_of, finish, limit, new
+from .lazy import lazy_bridge
 from .results import Result, copied, cotangents, gradients, shape_of
 
 Pullback = Callable[..., Any]
@@ -41,7 +42,15 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     """(what the public function returns, pullback)."""
     signature = replay.signature(spec, arrays, keywords)
     plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
+    if signature is None and (bridge := lazy_bridge(arrays, keywords)) is not None:
+        lazy = bridge.run_vjp(spec, arrays, keywords)
+        if lazy is not NotImplemented:
+            return lazy
     if plan is None or signature is None:
+        if keywords.get("reverse") is True:
+            from . import reverse
+
+            return reverse.run_vjp(run_vjp, spec, arrays, keywords, signature)
         with limit(spec, keywords):  # num_threads is checked first, as in `run`
             call = _with_backward(prepare(spec, arrays, keywords))
         if call.is_cut:
@@ -53,6 +62,8 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             computed = plan.forward(call)
             found = finish(call, *computed[:2])
         return _with_pullback(call, plan.core, computed, found, by_name(spec, arrays, keywords))
+    if type(plan) is replay.Composed:
+        return plan.vjp(signature)
     if not plan.replayable:
         return _in_full(_with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
     found, residuals = plan(arrays, keywords, signature[3])
@@ -96,7 +107,7 @@ def _in_full(
         core = core_of(x)
         computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
         found = finish(call, *computed[:2])
-    if signature is not None and not call.doubtful_layout:
+    if signature is not None and call.is_recordable:
         if call.recorder is not None:
             from . import device_replay
 

@@ -23,6 +23,8 @@ from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
 from ..runtime.values import check_word
 from . import operations, policy
+from .array import pairs
+from .growth import growth as growth
 from .preprocess import PREPROCESSING, Step
 from .states import STATE_AXES as STATE_AXES
 from .states import draw_state as draw_state
@@ -130,7 +132,7 @@ def _recurrent(call: Call) -> tuple[str, int | None]:
 
 REFERENCE = Backend("reference", DEFINITION, _reference_unsupported, _recurrent)
 CHUNKS = Backend("chunks", ARRAY, _chunks_unsupported, lambda call: ARRAY.form(call), forced=policy.in_chunks)
-NUMBA = Backend("numba", CPU, _numba_unsupported, lambda call: CPU.form(call), lambda call: CPU.HANDLES,
+NUMBA = Backend("numba", CPU, _numba_unsupported, lambda call: CPU.form(call), lambda call: CPU.handles(call),
                 describe=lambda call: CPU.describe(call))
 CUDA = Backend("cuda", CUDA_MODULE, _cuda_unsupported, lambda call: CUDA_MODULE.form(call),
                lambda call: CUDA_MODULE.handles(call), describe=lambda call: CUDA_MODULE.describe(call))
@@ -185,6 +187,8 @@ def explain_choice(
 
 def form(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> tuple[str, int | None]:
     """(form, tokens of a chunk or None) of a call."""
+    if not plan.causal and not plan.returns_state and all(pairs.chosen(x, plan)):
+        return "parallel form", None
     return choose(fn, x, plan, wanted).form(Call(x, plan))
 
 
@@ -205,9 +209,10 @@ def explain_memories(
     describe, said = choice.backend.describe, []
     if describe is not None:
         said = list(dict.fromkeys(describe(Call(memory, plan)) for memory in reversed(memories)))
-    reason = "; ".join(filter(None, (choice.reason, *said, words)))
+    said += ["beta is the sigmoid of the array given, computed first"] if plan.beta_sigmoid else []
+    reason = "; ".join(filter(None, (choice.reason, *said, operations.orders(memories[-1], plan), words)))
     forms = forms or [form(fn, memory, plan, wanted) for memory in memories]
-    counts = [operations.operations_of(memory, plan.causal, how, C or 0)
+    counts = [operations.operations_of(memory, plan, how, C or 0)
               for memory, (how, C) in zip(memories, forms, strict=True)]  # fmt: skip
     total, each = (sum(one) for one in zip(*counts, strict=True))
     return Explained(choice.backend.name, reason, choice.others, *forms[-1], float(total), float(each))
@@ -223,7 +228,9 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
         steps = sizes.n
         sequences = tuple(Tokens(s.row, steps * s.start, steps * s.stop) for s in sequences)
     own = {"query_reads": spec.query_reads, "erase_reads": spec.erase_reads,
-           "l2norm": options.get("qk_l2norm", False), "micro_steps": steps, "sequences": sequences,
+           "l2norm": options.get("qk_l2norm", False), "l2norm_eps": options.get("l2norm_eps", 0.0),
+           "beta_sigmoid": float(options.get("beta_sigmoid", False) + options.get("allow_neg_eigval", False)),
+           "micro_steps": steps, "sequences": sequences,
            "chunk_states": options.get("chunk_states") or "loop", "erase_key": spec.change.erase_key}  # fmt: skip
     return Plan(**plan._asdict() | own)
 
@@ -256,7 +263,9 @@ def path_of(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Path:
 
 def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[Step, ...]:
     """The preprocessing steps of a call: for the features that it has and the backend does not handle."""
-    has = {"l2norm": plan.l2norm, "micro_steps": plan.micro_steps > 1, "pools": plan.pool_rows is not None,
+    has = {"l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0, "micro_steps": plan.micro_steps > 1,
+           "pools": plan.pool_rows is not None,
+           "all_pairs": not plan.causal and any(pairs.chosen(x, plan)),
            "late_queries": not plan.causal and x.q is not None,
            "wide_keys": x.k.shape[-1] > policy.WIDEST_CUDA and x.a is None and x.beta is None}  # fmt: skip
     if not any(has.values()):

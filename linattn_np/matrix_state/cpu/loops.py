@@ -25,9 +25,16 @@ from .replay import record as record
 from .run import Kernel, run
 from .strips import kept_strip, strips
 from .systems import solve as solve
-from .table import CHUNKS, FIRST, HEAD, LEAD, STATE, STOP, TO, Table, sequences
+from .table import CHUNKS, FIRST, HEAD, LEAD, STATE, STOP, TO, Table, from_pool, sequences
 
 HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients"))
+
+
+def handles(call: Any) -> frozenset[str]:
+    """The capabilities for a call."""
+    x, plan = call
+    plain = plan.causal and plan.features is plan.average is None and x.v.size and x.k.size
+    return HANDLES | {"pools"} if plain else HANDLES
 
 
 def form(call: Any) -> tuple[str, int | None]:
@@ -53,10 +60,10 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     rows = sequences(plan, prod(lead), C)
     out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
     ragged = not plan.sequences or plan.sequences[0].row is not None
-    if state is not None and short.in_place(x, plan, state):
-        end = state
-    else:
-        end = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
+    in_place = state is not None and short.in_place(x, plan, state)
+    end: Any = state if in_place else np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
+    if plan.pool_rows is not None:
+        from_pool(rows, plan.pool_rows, in_place)
     table.tokens("out", out, table.asking)
     _constants(table, x, plan, dtype)
     table.states("in_state", state)

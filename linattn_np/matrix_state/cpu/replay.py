@@ -30,7 +30,9 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarr
     x are `given` with axes added, or None is what comes of it. The function gives (out, final state), or None where
     the call must be made in full: the state that is overwritten shares memory with what is read, or misaligned arrays.
     """
-    if not plan.causal or not x.v.size or not x.k.size or plan.sequences[0].row is not None:
+    if not plan.causal or not x.v.size or not x.k.size:
+        return None
+    if plan.pool_rows is not None or plan.sequences[0].row is not None:
         return None
     lies = [y is None or (y.size and _source(address(y), given) is not None and is_one_batch(y)) for y in x]
     if not all(lies) or plan.sequences[0].stop == 0:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import policy
-from .table import CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STATE, STOP, TO, WIDTH
+from .table import CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
 
 
 def strips(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, kept: int = 0,
@@ -43,7 +43,7 @@ def strips(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, k
     tasks[:, CHUNKS] = -(-(tasks[:, STOP] - tasks[:, FIRST]) // C)
     tasks[:, EARLIER] = n > 0
     tasks[:, LATER] = n < count[sequence] - 1
-    tasks[:, TO] = tasks[:, TO] + n if kept else tasks[:, STATE]
+    tasks[:, TO] += n * bool(kept)
     tasks[:, FROM] = tasks[:, TO] - bool(kept)
     return tasks, bounds.tolist()
 

@@ -72,7 +72,7 @@ def is_direct(y: np.ndarray | None, dtype: Any) -> bool:
 
 
 def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
-    """Rows (batch row, start, stop, row of the state, 0, 0, 0, chunks, 0)."""
+    """A row for each sequence: batch row, start, stop, chunks; STATE, TO: rows of its initial and its final state."""
     if plan.sequences and plan.sequences[0].row is None:
         start, stop = plan.sequences[0][1:]
         rows = [(b, start, stop, b) for b in range(batch)]
@@ -81,6 +81,14 @@ def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
     table = np.zeros((len(rows), len(TASK)), np.int64)
     if rows:
         table[:, :4] = rows
+        table[:, TO] = table[:, STATE]
         table[:, CHUNKS] = -(-(table[:, STOP] - table[:, FIRST]) // chunk)
     return table
+
+
+def from_pool(rows: np.ndarray, pool_rows: np.ndarray, in_place: bool) -> None:
+    """Let sequences begin with rows of a pool, and end with them if it is overwritten in place."""
+    rows[:, STATE] = np.asarray(pool_rows)[rows[:, STATE]]
+    if in_place:
+        rows[:, TO] = rows[:, STATE]
 

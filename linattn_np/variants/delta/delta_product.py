@@ -8,8 +8,8 @@ from ...call.dispatch import public
 from ...matrix_state.types import Decay, Erase, EraseKey, Inputs, both
 from ...runtime.arrays import Array
 from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
-from ..shared.arguments import QUERIES
-from ..shared.projections import OPTIONS, SAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
+from ..shared.arguments import GATE, LOG_DECAY, QUERIES, SIGMOID, STRENGTHS
+from ..shared.projections import SAMPLES, GatedStrengthOptions, gate_arrays, log_decay, log_decay_vjp, raw_options
 
 
 def _in_line(c: Variables, x: Array) -> Array:
@@ -53,22 +53,23 @@ SPEC = VariantSpec(
         "q": QUERIES,
         "k": ArgSpec("T n Hk K", "keys of the n steps, of unit length"),
         "v": ArgSpec("T n H V", "values of the n steps"),
-        "beta": ArgSpec("T n H", "write strengths of the n steps, in [0, 2]"),
-        "g": ArgSpec("T H", "log decay of the token, <= 0; None: no decay", optional=True),
+        "beta": ArgSpec("T n H", "write strengths of the n steps, in [0, 2]", limits=STRENGTHS, raw_with=SIGMOID),
+        "g": ArgSpec("T H", "log decay of the token, <= 0; None: no decay", optional=True,
+                    limits=LOG_DECAY, raw_with=GATE),
         **gate_arrays(),
     },
     change=ChangeOfVariables(to_core, to_core_vjp, erase_key=EraseKey.KEY),
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
     micro_steps=True,
-    options=OPTIONS,
+    options=raw_options(),
 )
 
 
 @public(SPEC, SAMPLES)
 def delta_product(
     q: Any, k: Any, v: Any, beta: Any, g: Any = None, A_log: Any = None, dt_bias: Any = None,
-    **options: Unpack[ProjectionOptions],
+    **options: Unpack[GatedStrengthOptions],
 ) -> Any:
     """DeltaProduct: several steps of the delta rule per token; gated DeltaProduct with g.
 
@@ -86,6 +87,9 @@ def delta_product(
     dt_bias  (H,)                 added to the raw g
 
     qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
+    l2norm_eps: |q|^2 + eps and |k|^2 + eps under the root, as published models have it (1e-6).
+    beta_sigmoid=True: beta is a raw projection, sigmoid(beta) is used, with allow_neg_eigval=True twice that.
+    lower_bound, below 0: the log decay is lower_bound sigmoid(e^{A_log} (g + dt_bias)); without A_log its factor is 1.
     n steps multiply the state by a product of n generalised Householder matrices: with beta = 2, any permutation of
     n + 1 things in one token. layout="heads_first": (..., H, T, n, K). scale=None means K**-0.5.
     Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.

@@ -17,7 +17,7 @@ from ....runtime.pieces.workspace import PythonWorkspace
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
 from ..kernels import storage_pieces
-from ..table import Table
+from ..table import STATE, TO, Table
 from . import step
 from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout, sizes
 
@@ -84,7 +84,9 @@ class Steps:
         load_pieces((step.step_tasks, *_optional(x)), dtype.name, optional=False)
         self.kernel = entry(step.step_tasks, dtype.name) if JIT else None
         self.tasks, self.scale = states * self.sizes["blocks"], plan.scale
-        self.sequences = np.ascontiguousarray(rows)
+        self.sequences = np.array(rows)
+        if plan.pool_rows is None:
+            self.sequences[:, TO] = self.sequences[:, STATE]
 
     def settle(self, arrays: np.ndarray, sources: np.ndarray, extents: np.ndarray, count: int) -> None:
         """Keep the table: arrays; whose handle says where each lies (-1: the table); how far each reaches.
