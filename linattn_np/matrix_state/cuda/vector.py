@@ -4,7 +4,7 @@ Compute capability 90, bfloat16, K and V up to 128, log decays in bfloat16 or fl
 runs twice: products that divide by decays of up to 80 nats in 16 tokens, and, in the sequences and heads where a block
 decays by more, which the first flags, exact ones. Where batch and heads leave multiprocessors idle, sequences are cut
 into segments: what each adds to the state (vector_adds.cu) and its decay, of which a small kernel makes the state that
-each begins with. Gradients are computed by array calls, from the inputs alone.
+each begins with. Gradients: vector_backward.py.
 """
 
 from __future__ import annotations
