@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.call import replay
+from linattn_np.call.binding import prepare
 from tests.cases import cell, one_per
 
 SIZES = {"T": 3, "H": 2, "K": 5, "V": 4}
@@ -144,6 +146,33 @@ def test_compiled_loops_read_and_write_the_rows_where_they_lie(fn, T, no_copies)
         assert (buffer[ROWS] == expected.state).all()
         assert (buffer[[1, 3, 5]] == pool[[1, 3, 5]]).all()
     assert not wide[::2].any()
+
+
+@pytest.mark.parametrize("T", [1, 40])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_repeated_calls_with_the_same_rows_are_replayed(T, dtype, monkeypatch):
+    """Each set of rows has its plan; arrays and pool are those of the call. 16-bit pools are scattered at the end."""
+    rng, sets = np.random.default_rng(0), ([4, 0, 2], np.array([1, 5, 3]), (0, 1, 2))
+    replay.clear()
+    for n in range(6):
+        sample = la.testing.sample(la.gated_delta_rule, rng, B=(3,), **SIZES | {"T": T}, optional=False)
+        arrays = {n: x.astype(np.float32) for n, x in sample.items()}
+        pool, rows = rng.standard_normal((6, 2, 5, 4)).astype(dtype), sets[n % 3]
+        expected = la.gated_delta_rule(**arrays, state=pool[list(rows)], return_state=True)
+        out, end = la.gated_delta_rule(**arrays, state=pool, state_rows=rows, return_state=True)
+        assert (out == expected.out).all()
+        assert (end == expected.state).all()
+        buffer = pool.copy()
+        out = la.gated_delta_rule(**arrays, state=buffer, state_rows=rows, overwrite_state=True)
+        assert (out == expected.out).all()
+        assert (buffer[list(rows)] == expected.state.astype(dtype)).all()
+        others = [n for n in range(6) if n not in rows]
+        assert (buffer[others] == pool[others]).all()
+        if n == 2:
+            count = replay.count()
+            monkeypatch.setattr("linattn_np.call.dispatch.prepare", lambda spec, arrays, keywords: (
+                prepare(spec, arrays, keywords) if "state_rows" not in keywords else None))  # fmt: skip
+    assert replay.count() == count
 
 
 def test_rows_of_a_ragged_batch_in_both_forms(no_copies):
