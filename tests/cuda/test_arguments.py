@@ -33,10 +33,10 @@ LAYOUT = {
                             "transfers": 416, "slots": 448, "T": 456, "scale": 472}),
     core.DELTA_GRADS: (512, {"dr": 320, "g": 360, "offsets": 440, "dbeta": 472, "slots": 480, "T": 488, "scale": 504}),
     core.DELTA_SEGMENTS: (88, {"added": 8, "begins": 24, "start": 32, "start_group": 64, "chunks": 80}),
-    core.VECTOR: (1152, {"q": 0, "out": 512, "q_rows": 640, "to": 760, "offsets": 800, "start": 808, "begins": 872,
-                         "transfers": 896, "u": 904, "states": 912, "factors": 936, "beta": 952, "flags": 992,
-                         "slots": 1000, "T": 1008, "group_q": 1024, "group_u": 1040, "start_group": 1044,
-                         "scale": 1052, "at": 1056, "at_chunks": 1088}),
+    core.VECTOR: (1024, {"q": 0, "out": 512, "to": 640, "offsets": 680, "start": 688, "begins": 752,
+                        "transfers": 776, "u": 784, "states": 792, "factors": 816, "beta": 832, "flags": 872,
+                        "slots": 880, "T": 888, "group_q": 904, "group_u": 920, "start_group": 924, "scale": 932,
+                         "at": 936, "at_chunks": 968}),
     core.VECTOR_REVERSE: (896, {"q": 0, "dv": 512, "g": 640, "offsets": 720, "grams": 728, "ends": 744, "start": 752,
                                 "start_group": 816, "sums": 840, "slots": 848, "T": 856, "group_q": 872, "scale": 884}),
     core.VECTOR_GRADS: (640, {"v": 0, "dout": 128, "q": 256, "dg": 456, "offsets": 496, "states": 504, "flags": 528,
@@ -53,6 +53,7 @@ LAYOUT = {
     ops.STEP_SIZE: (224, {"z": 40, "dt": 80, "other": 112, "dg": 128, "y": 136, "g": 160, "rows": 192, "dt_kind": 204,
                           "low": 212, "high": 216}),
     ops.COLUMN_SUMS: (32, {"y": 8, "rows": 16, "block": 24}),
+    ops.COMPLEMENT: (40, {"g": 0, "dk": 8, "y": 24, "size": 32}),
     ops.GATE_FORMULA: (80, {"raw": 0, "g": 32, "tokens": 56, "width": 64, "block": 72, "bound": 76}),
 }
 

@@ -129,7 +129,7 @@ VECTOR_STRENGTHS = Struct(  # vector_strengths.cu; dbeta (tokens, heads)
 VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup products
     "matrix_state/VectorArguments",
     ("q k v g out", TENSOR_MAP),  # (columns, heads, tokens, batch)
-    ("q_rows k_rows g_rows to", ROWS),  # where the exact path reads them; where the end of a sequence is stored
+    ("to", ROWS),  # where the end of a sequence is stored
     OFFSETS,
     ("start end", STATES),  # state that a scan begins with and ends with
     ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)

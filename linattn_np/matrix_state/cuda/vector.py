@@ -4,7 +4,7 @@ Compute capability 90, bfloat16, K and V up to 128, log decays in bfloat16 or fl
 runs twice: products that divide by decays of up to 80 nats in 16 tokens, and, in the sequences and heads where a block
 decays by more, which the first flags, exact ones. Where batch and heads leave multiprocessors idle, sequences are cut
 into segments: what each adds to the state (vector_adds.cu) and its decay, of which a small kernel makes the state that
-each begins with. Gradients are computed by array calls, from the inputs alone.
+each begins with. Gradients: vector_backward.py.
 """
 
 from __future__ import annotations
@@ -31,11 +31,8 @@ MAPS = {
     "scan": ("q", "k", "v", "g", "out"), "adds": ("k", "v", "g"), "segments": (), "segments in reverse": (),
     "inverse": ("k", "g"), "chain": ("q", "k", "v", "g", "out"), "transfers": ("v",),
 }  # fmt: skip
-ROWS = {  # arrays that a kernel reads or writes row by row too
-    "scan": ("q", "k", "g", "out"), "inverse": ("k", "g"), "chain": ("q", "k", "g", "out"),
-}
-NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | dict.fromkeys(
-    ("q_rows", "k_rows", "g_rows", "to"), NO_ROWS) | dict.fromkeys(
+ROWS = ("scan", "chain")  # kernels that write outputs row by row too
+NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | {"to": NO_ROWS} | dict.fromkeys(
     ("begins", "added", "decays", "transfers", "u", "states", "grams", "inverses", "factors", "new_values",
      "flags"), 0)  # fmt: skip
 GATES = ("bfloat16", "float32")
@@ -219,8 +216,8 @@ def launch_one(
     fields = {**NO_ARRAYS, **_shared_fields(batch, arrays), **{n: address(y) for n, y in given.items()}}
     for n in maps:
         fields[n] = map_of(arrays, n)
-    for n in ROWS.get(name, ()):
-        fields["to" if n == "out" else f"{n}_rows"] = rows_of(arrays[n], heads)
+    if name in ROWS:
+        fields["to"] = rows_of(arrays["out"], heads)
     fields |= {"start": start.values(), "end": end.values(), "start_group": start.group, "end_group": end.group,
                "scale": scale, **end.fields_of_positions()}  # fmt: skip
     named = None

@@ -52,7 +52,7 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 @functools.cache
 def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:  # noqa: B008, a tuple
     """The constants of a kernel."""
-    shared = shared_memory.vector(name, kind.gate)
+    shared = shared_memory.vector(name, kind.gate, build.exact)
     own: dict[str, int] = {}
     if name in ("scan", "chain", "inverse"):
         own = {"LA_EXACT": build.exact}
