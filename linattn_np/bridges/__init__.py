@@ -1,0 +1,1 @@
+"""Bridges to frameworks; each module imports its framework itself."""

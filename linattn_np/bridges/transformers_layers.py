@@ -1,0 +1,67 @@
+"""Methods of transformers' layers whose recurrence is written in their body: MiniMax's, xLSTM's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import linattn_np as la
+
+from .packed import OFFSETS
+
+Tensor = torch.Tensor
+
+
+def lightning_attention(
+    self: Any, hidden_states: Tensor, position_embeddings: Any, attention_mask: Tensor | None,
+    past_key_values: Any = None, **keywords: Any,
+) -> tuple[Tensor, Tensor]:
+    """MiniMaxLightningAttention.forward: (output, state (B, H, K, V)); the cache has the state in the values' dtype."""
+    qkv = self.act_fn(self.qkv_proj(hidden_states))
+    if attention_mask is not None:
+        qkv = (qkv * attention_mask[:, :, None]).to(qkv.dtype)
+    q, k, v = qkv.unflatten(-1, (self.num_attention_heads, 3 * self.head_dim)).split(self.head_dim, dim=-1)
+    state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
+    out, end = la.lightning_attention(q, k, v, self.slope_rate.reshape(-1), state=state, return_state=True,
+                                      cu_seqlens=keywords.get(OFFSETS))  # fmt: skip
+    end = end.to(v.dtype)
+    out = torch.sigmoid(self.output_gate(hidden_states)) * self.norm(out.flatten(2))
+    if past_key_values is not None:
+        past_key_values.set_linear_cache(self.layer_idx, end)
+    return self.out_proj(out), end
+
+
+def mlstm(
+    self: Any, query: Tensor, key: Tensor, value: Tensor, igate: Tensor, fgate: Tensor, c_initial: Tensor | None = None,
+    n_initial: Tensor | None = None, m_initial: Tensor | None = None, return_last_states: bool | None = None,
+    mode: str | None = None,
+) -> Any:
+    """xLSTMBackend.forward of (B, H, T, D): h, or (h, (C, n, m (B, H, 1))); any T in every mode.
+
+        m_t = max(log f_t + m_{t-1}, i_t);  num, den = simple_gla with e^{i - m} [v, 1];  h = num / (max(|den|, e^{-m}) + eps)
+
+    la.mlstm is this without eps.
+    """
+    log_f, i = F.logsigmoid(fgate.float()).mT, igate.float().mT  # (B, T, H)
+    state, begin = None, torch.zeros_like(i[:, 0])
+    if c_initial is not None:
+        state, begin = torch.cat([c_initial, n_initial[..., None]], dim=-1).float(), m_initial[..., 0].float()
+    m = running_maximum(log_f, i, begin)
+    before = torch.cat([begin[:, None], m[:, :-1]], dim=1)
+    write, g = torch.exp(i - m)[..., None], log_f + (before - m)
+    q, k, v = (x.transpose(1, 2).float() for x in (query, key, value))
+    out, end = la.simple_gla(q, k, torch.cat([write * v, write], dim=-1), g, state=state, return_state=True)
+    size = torch.maximum(out[..., -1:].abs(), torch.exp(-m)[..., None])
+    h = (out[..., :-1] / (size + self.config.eps)).transpose(1, 2).to(query.dtype)
+    training = "train" in (self.config.mode if mode is None else mode)
+    wanted = self.config.return_last_states if return_last_states is None else return_last_states
+    return (h, (end[..., :-1], end[..., -1], m[:, -1, :, None])) if wanted or not training else h
+
+
+def running_maximum(a: Tensor, b: Tensor, m: Tensor) -> Tensor:
+    """m_t = max(a_t + m_{t-1}, b_t) = s_t + max(m_0, max_{j <= t} b_j - s_j), s the sums of a; (B, T, H), m_0 (B, H)."""
+    s = a.double().cumsum(1)
+    inputs = torch.cummax(torch.cat([m[:, None].double(), b - s], dim=1), dim=1).values[:, 1:]
+    return (s + inputs).to(b.dtype)
