@@ -1,6 +1,7 @@
 # Written by `python docs/make_lists.py`.
 
 from . import testing as testing
+from .call.check import check as check
 from .call.explain import Explanation as Explanation
 from .call.explain import explain as explain
 from .call.influence import influence_matrix as influence_matrix

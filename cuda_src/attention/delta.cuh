@@ -10,7 +10,7 @@
 //     S <- e_last S + (U d) K
 //
 // With LA_UNIT q and k stand for q^ = q / |q| and k^ = k / |k|, and the tiles hold them as they came: their lengths are factors
-// of rows, rq_i = 1 / |q_i| and rk_i = 1 / |k_i|. k has its factor in e and d, (e rk) and (d rk) in the checkpoint; q's is found
+// of rows, rq_i = 1 / |q_i| and rk_i = 1 / |k_i|, where |x| is sqrt(x.x + eps). k has its factor in e and d, (e rk) and (d rk) in the checkpoint; q's is found
 // from its tile.
 #pragma once
 #include "attention/group.cuh"
@@ -98,7 +98,11 @@ template <int THREADS, int PANELS, int ROLL = 16> LA_DEVICE void clear_rows(u32 
 }
 
 LA_DEVICE float2 pair_at(const float* x, int i) { return *(const float2*)(x + i); }
-LA_DEVICE float over_length(float square) { return square == 0.f ? 1.f : rsqrtf(square); }   // a row of zeros stays as it is
+// 1 / sqrt(square + eps); without eps a row of zeros stays as it is
+LA_DEVICE float over_length(float square, float eps) {
+    square += eps;
+    return square == 0.f ? 1.f : rsqrtf(square);
+}
 // e_last from e and d of a chunk
 LA_DEVICE float last_decay(const float* e) { return LA_UNIT ? __fdividef(e[C - 1], e[2 * C - 1]) : e[C - 1]; }
 LA_DEVICE float decay_between(float bi, float bj) { return exp2_approx(fminf(bi - bj, 0.f)); }
@@ -184,7 +188,7 @@ template <int N, int TILES> LA_DEVICE void end_products(float (&c)[TILES][4]) {
 // 1 / |x| of the rows of a warp's 16 that a lane has in accumulators, and of row lane / 2
 struct Lengths {
     float own, of[2];
-    __device__ __forceinline__ Lengths(u32 tile, int warp, int lane) {
+    __device__ __forceinline__ Lengths(u32 tile, float eps, int warp, int lane) {
         const u32 row = tile + (lane & 1) * Tokens::PANEL + (16 * warp + (lane >> 1)) * 128;
         float square = 0.f;
 #pragma unroll
@@ -194,7 +198,7 @@ struct Lengths {
 #pragma unroll
             for (int i = 0; i < 4; i++) square += low_bf16(x[i]) * low_bf16(x[i]) + high_bf16(x[i]) * high_bf16(x[i]);
         }
-        own = over_length(square + __shfl_xor_sync(0xffffffffu, square, 1));
+        own = over_length(square + __shfl_xor_sync(0xffffffffu, square, 1), eps);
 #pragma unroll
         for (int m = 0; m < 2; m++) of[m] = __shfl_sync(0xffffffffu, own, 2 * ((lane >> 2) + 8 * m));
     }
@@ -202,8 +206,8 @@ struct Lengths {
 
 // P_ij = scale E_ij q_i.k_j for j <= i, 0 above, by a warpgroup; sums: the b_i. With LA_UNIT P has rq_i and rk_j, which
 // is in the checkpoint `block`, e_i rq_i takes the place of b_i, and rq goes to the checkpoint with STORES_LENGTHS.
-template <bool STORES_LENGTHS> LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* sums, float scale, int warp, int lane, char* block) {
-    const u64 a = panel_descriptor(q), b = panel_descriptor(k);
+template <bool STORES_LENGTHS> LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* sums, const DeltaArguments& a, int warp, int lane, char* block) {
+    const u64 left = panel_descriptor(q), right = panel_descriptor(k);
     const int row = lane >> 2, column = (lane & 3) * 2;
 #if LA_UNIT
     float2 keys[8];   // rk, loaded early
@@ -213,12 +217,12 @@ template <bool STORES_LENGTHS> LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gr
     float p[8][4];
     accumulator_fence(p);
     products_begin();
-    multiply_ABt<Tokens>(p, a, b);
+    multiply_ABt<Tokens>(p, left, right);
     products_commit();
     const float bi[2] = {sums[16 * warp + row], sums[16 * warp + row + 8]};
-    float to[2] = {scale, scale};
+    float to[2] = {a.scale, a.scale};
 #if LA_UNIT
-    const Lengths lengths(q, warp, lane);
+    const Lengths lengths(q, a.eps, warp, lane);
     if (STORES_LENGTHS && !(lane & 1)) ((float*)(block + AT_QUERY))[16 * warp + (lane >> 1)] = lengths.own;
     to[0] *= lengths.of[0];
     to[1] *= lengths.of[1];

@@ -40,7 +40,7 @@ template <bool REVERSE> LA_DEVICE void producer(const DeltaArguments& a, const D
                 publish_shared();
                 group_barrier(2);
             }
-            gram_of_chunk<REVERSE>(at + AT_Q, at + AT_K, at + AT_P, (float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a.scale, warp, lane,
+            gram_of_chunk<REVERSE>(at + AT_Q, at + AT_K, at + AT_P, (float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a, warp, lane,
                                    a.checkpoints + (REVERSE ? traversal.block + first - step : traversal.block + first + step) * CHECKPOINT);
             publish_shared();
             warp_arrive(bar.gram(s), lane);

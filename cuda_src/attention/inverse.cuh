@@ -29,14 +29,14 @@ LA_DEVICE void key_gram(float (&x)[8][4], u32 k) {
 }
 
 // 1 / |k| of a warp's 16 rows, from the diagonal of the gram
-LA_DEVICE void store_lengths(const float (&x)[8][4], float* lengths, int warp, int lane) {
+LA_DEVICE void store_lengths(const float (&x)[8][4], float* lengths, float eps, int warp, int lane) {
     if (lane >> 3 != (lane & 3)) return;   // this one has two numbers of the diagonal
     const bool odd = lane & 4;
 #pragma unroll
     for (int j = 0; j < 4; j++)
         if (j == warp) {
-            lengths[16 * warp + (lane >> 2)] = over_length(odd ? x[2 * j][1] : x[2 * j][0]);
-            lengths[16 * warp + (lane >> 2) + 8] = over_length(odd ? x[2 * j + 1][3] : x[2 * j + 1][2]);
+            lengths[16 * warp + (lane >> 2)] = over_length(odd ? x[2 * j][1] : x[2 * j][0], eps);
+            lengths[16 * warp + (lane >> 2) + 8] = over_length(odd ? x[2 * j + 1][3] : x[2 * j + 1][2], eps);
         }
 }
 

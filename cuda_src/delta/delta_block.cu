@@ -1,5 +1,5 @@
 // What a chunk of the delta rule can know before it sees a state, chunk by chunk in parallel: A, and e, d, b, beta (delta.cuh).
-// With LA_UNIT the diagonal of the keys' gram matrix is their squared length.
+// With LA_UNIT the diagonal of the keys' gram matrix is their squared length without eps.
 //
 // One block of four warps a chunk and head. L and A take the place of the keys once these have been read, the diagonal blocks of L
 // that of A until it is made; two warps invert these, two each.
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant
     float x[8][4];
     key_gram(x, shared);
 #if LA_UNIT
-    store_lengths(x, lengths, warp, lane);
+    store_lengths(x, lengths, a.eps, warp, lane);
 #endif
     __syncthreads();   // keys have been read; sums are there
 #if LA_UNIT

@@ -1,4 +1,4 @@
-// Rows divided by their length, y = x / |x|, and the gradient, dx = (dy - y <y, dy>) / |x|; a row of zeros stays as it is.
+// Rows divided by their length, y = x / n, and the gradient, dx = (dy - y <y, dy>) / n, n = sqrt(|x|^2 + root^2); n = 0 counts as 1.
 //
 // LA_LANES lanes hold a row, LA_PER numbers at a time; up to two arrays (q and k) in one launch. Sums are float32; a row whose
 // squares would vanish or overflow is multiplied by a power of 2 first.
@@ -38,6 +38,7 @@ template <bool VJP> LA_DEVICE void divide(const UnitRowsArguments& a) {
         }
     }
     row_sums<VJP>(x, dy, square, product);
+    square += a.root * a.root;
     float factor = square < 0x1p-100f ? 0x1p100f : square > 0x1p100f ? 0x1p-75f : 1.f;   // the same in all lanes of a row
     if (__any_sync(0xffffffffu, factor != 1.f)) {   // all lanes of a warp take part in the sums
 #pragma unroll
@@ -45,6 +46,7 @@ template <bool VJP> LA_DEVICE void divide(const UnitRowsArguments& a) {
 #pragma unroll
             for (int i = 0; i < LA_PER; i++) x[p][i] *= factor;
         row_sums<VJP>(x, dy, square, product);
+        square += a.root * factor * (a.root * factor);
         if (square == 0.f) factor = 1.f;
     }
     const float over = square == 0.f ? 1.f : 1.f / sqrtf(square);   // NaN stays NaN

@@ -243,6 +243,18 @@ def threads_of(fn: str, given: Any) -> int:
     return int(given)
 
 
+def _l2norm_eps(fn: str, given: Any) -> float:
+    if not is_real(given) or not is_finite(given) or given < 0:
+        raise ValueError(f"{fn}: l2norm_eps is {shown(given)}, expected a finite number from 0")
+    return float(given)
+
+
+def _lower_bound(fn: str, given: Any) -> float | None:
+    if given is not None and (not is_real(given) or not is_finite(given) or given >= 0):
+        raise ValueError(f"{fn}: lower_bound is {shown(given)}, expected None or a finite number below 0")
+    return None if given is None else float(given)
+
+
 def _boolean(name: str, fn: str, given: Any) -> bool:
     if not isinstance(given, bool):
         raise TypeError(f"{fn}: {name} is {shown(given)}, expected True or False")
@@ -251,9 +263,10 @@ def _boolean(name: str, fn: str, given: Any) -> bool:
 
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "chunk_size": _chunk_size, "chunk_states": _chunk_states, "precision": _precision, "layout": _layout,
-    "scale": scale_of,
+    "scale": scale_of, "l2norm_eps": _l2norm_eps, "lower_bound": _lower_bound,
 } | {name: functools.partial(_boolean, name)
-     for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm")}  # fmt: skip
+     for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm", "beta_sigmoid",
+                  "allow_neg_eigval")}  # fmt: skip
 
 
 # states: one array in most variants, a named tuple of arrays in some

@@ -205,6 +205,7 @@ def explain_memories(
     describe, said = choice.backend.describe, []
     if describe is not None:
         said = list(dict.fromkeys(describe(Call(memory, plan)) for memory in reversed(memories)))
+    said += ["beta is the sigmoid of the array given, computed first"] if plan.beta_sigmoid else []
     reason = "; ".join(filter(None, (choice.reason, *said, words)))
     forms = forms or [form(fn, memory, plan, wanted) for memory in memories]
     counts = [operations.operations_of(memory, plan.causal, how, C or 0)
@@ -223,7 +224,9 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
         steps = sizes.n
         sequences = tuple(Tokens(s.row, steps * s.start, steps * s.stop) for s in sequences)
     own = {"query_reads": spec.query_reads, "erase_reads": spec.erase_reads,
-           "l2norm": options.get("qk_l2norm", False), "micro_steps": steps, "sequences": sequences,
+           "l2norm": options.get("qk_l2norm", False), "l2norm_eps": options.get("l2norm_eps", 0.0),
+           "beta_sigmoid": float(options.get("beta_sigmoid", False) + options.get("allow_neg_eigval", False)),
+           "micro_steps": steps, "sequences": sequences,
            "chunk_states": options.get("chunk_states") or "loop", "erase_key": spec.change.erase_key}  # fmt: skip
     return Plan(**plan._asdict() | own)
 
@@ -256,8 +259,8 @@ def path_of(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Path:
 
 def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[Step, ...]:
     """The preprocessing steps of a call: for the features that it has and the backend does not handle."""
-    has = {"l2norm": plan.l2norm, "micro_steps": plan.micro_steps > 1, "pools": plan.pool_rows is not None,
-           "late_queries": not plan.causal and x.q is not None,
+    has = {"l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0, "micro_steps": plan.micro_steps > 1,
+           "pools": plan.pool_rows is not None, "late_queries": not plan.causal and x.q is not None,
            "wide_keys": x.k.shape[-1] > policy.WIDEST_CUDA and x.a is None and x.beta is None}  # fmt: skip
     if not any(has.values()):
         return ()

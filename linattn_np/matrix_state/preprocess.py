@@ -4,7 +4,8 @@ A step wraps the rest of the call, `run`: its forward changes the inputs, runs t
 backward does the same with gradients in reverse order.
 
     l2norm        y = q / |q| and k / |k|, zero rows stay 0           dx = (dy - y <y, dy>) / |x|
-                  r = k or b * k is divided by |k| too
+                  r = k or b * k is divided by |k| too; |x| is sqrt(x.x + plan.l2norm_eps)
+    strengths     beta = f s, s = sigmoid(raw), f = plan.beta_sigmoid   draw = f s (1 - s) dbeta
     micro_steps   tokens of n steps, of which the first decays and the last reads
     pools         initial states are gathered from a pool
     late_queries  all queries read the final state
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ..ops import gate_formula
 from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
 from ..runtime.arrays import Array, cast, is_cupy
 from ..runtime.pools import take_rows
@@ -53,7 +55,8 @@ def _l2norm(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -
     q, k = rows(plan, (x.q, x.k))
     r = k if plan.erases_key else x.r
     if plan.erase_key is EraseKey.PRODUCT:
-        r = over_length(plan.xp, cast(plan.xp, x.r, plan.dtype), cast(plan.xp, x.k, plan.dtype))
+        wide_r, wide_k = (cast(plan.xp, y, plan.dtype) for y in (x.r, x.k))
+        r = over_length(plan.xp, wide_r, wide_k, plan.l2norm_eps)
     out, end, rest = run(x._replace(q=q, k=k, r=r), plan._replace(l2norm=False), state)
     return out, end, Normed(x, plan, getattr(module, "unit_rows_vjp", unit_rows_vjp), rest)
 
@@ -65,8 +68,8 @@ def _l2norm_vjp(run: Run, saved: Normed, dout: Array | None, dstate: Array | Non
     dk, dr = (both(d.k, d.r), None) if plan.erases_key else (d.k, d.r)
     dq, dk = saved.rows_vjp(plan, (None if d.q is None else x.q, x.k), (d.q, dk))
     if plan.erase_key is EraseKey.PRODUCT:
-        wide = (cast(plan.xp, y, plan.dtype) for y in (x.r, x.k, d.r))
-        dr, dlength = over_length_vjp(plan.xp, *wide)
+        wide_r, wide_k, wide_dr = (cast(plan.xp, y, plan.dtype) for y in (x.r, x.k, d.r))
+        dr, dlength = over_length_vjp(plan.xp, wide_r, wide_k, wide_dr, plan.l2norm_eps)
         dk = cast(plan.xp, dk, plan.dtype) + dlength
     return d._replace(q=dq, k=dk, r=dr), dstate0
 
@@ -78,8 +81,8 @@ def unit_rows(plan: Plan, rows: Rows) -> Rows:
         from ..ops.cuda import unit_rows as kernel
 
         if kernel.takes(plan.xp, wide):
-            return kernel.unit_rows(plan.xp, wide)
-    return tuple(None if y is None else unit(plan.xp, y) for y in wide)
+            return kernel.unit_rows(plan.xp, wide, plan.l2norm_eps)
+    return tuple(None if y is None else unit(plan.xp, y, plan.l2norm_eps) for y in wide)
 
 
 def unit_rows_vjp(plan: Plan, rows: Rows, grads: Rows) -> Rows:
@@ -90,8 +93,27 @@ def unit_rows_vjp(plan: Plan, rows: Rows, grads: Rows) -> Rows:
         from ..ops.cuda import unit_rows as kernel
 
         if kernel.takes(xp, rows):
-            return kernel.unit_rows_vjp(xp, rows, grads)
-    return tuple(None if y is None else unit_vjp(xp, y, dy) for y, dy in zip(rows, grads, strict=True))
+            return kernel.unit_rows_vjp(xp, rows, grads, plan.l2norm_eps)
+    return tuple(None if y is None else unit_vjp(xp, y, dy, plan.l2norm_eps)
+                 for y, dy in zip(rows, grads, strict=True))  # fmt: skip
+
+
+# strengths before their sigmoid
+
+
+def _strengths(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
+    """The strengths are in the compute dtype."""
+    beta = gate_formula.bounded(plan.xp, x.beta, gate_formula.Bounded(plan.beta_sigmoid), plan.dtype, True)
+    out, end, rest = run(x._replace(beta=beta), plan._replace(beta_sigmoid=0.0), state)
+    return out, end, (x.beta, plan, rest)
+
+
+def _strengths_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    raw, plan, rest = saved
+    d, dstate0 = run(rest, dout, dstate)
+    dbeta = cast(plan.xp, d.beta, plan.dtype)
+    draw, _, _ = gate_formula.bounded_vjp(plan.xp, raw, gate_formula.Bounded(plan.beta_sigmoid), dbeta, True)
+    return d._replace(beta=draw), dstate0
 
 
 # micro-steps: q, g and out have one row per token, the other arrays one per micro-step
@@ -237,6 +259,7 @@ def _wide_keys_vjp(run: Run, saved: Wide, dout: Array | None, dstate: Array | No
 
 PREPROCESSING = (  # in this order; core.py says when a call needs a step
     Step("l2norm", _l2norm, _l2norm_vjp),
+    Step("strengths", _strengths, _strengths_vjp),
     Step("micro_steps", _micro_steps, _micro_steps_vjp),
     Step("pools", _pools, _pools_vjp),
     Step("late_queries", _late_queries, _late_queries_vjp),

@@ -144,7 +144,7 @@ class Plan(NamedTuple):
     """How a call is computed: everything that is not an array.
 
     The fields of `linattn_np/core.py:CallPlan`, with their defaults, and the core's own: what is read when, l2norm,
-    micro_steps, features, average and chunk_states.
+    beta_sigmoid, micro_steps, features, average and chunk_states.
     """
 
     xp: Namespace
@@ -160,6 +160,8 @@ class Plan(NamedTuple):
     precision: str | None = None  # "tf32": products of float32 may round their factors to tf32
     overwrite: bool = False  # the final state may overwrite the initial one
     l2norm: bool = False  # q and k are divided by their L2 norm first
+    l2norm_eps: float = 0.0  # the norm is sqrt(|x|^2 + eps)
+    beta_sigmoid: float = 0.0  # beta is this number times the sigmoid of the beta given; 0: beta is used as given
     micro_steps: int = 1  # per token: k, v and beta have a row per micro-step; q, g and out one per token
     features: Steps | None = None  # the feature map of q and k, applied when they are loaded
     average: Average | None = None  # outputs are divided by the sum of their weights

@@ -32,57 +32,62 @@ def layer_norm_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 1e-5) -> Arr
     return dx - _mean(xp, dx, -1)
 
 
-def unit(xp: Namespace, x: Array) -> Array:
-    """x / |x|, and 0 for 0."""
-    x, _ = _in_range(xp, x)
-    return x / _length(xp, x)
+# Lengths: |x|, or with eps n = sqrt(|x|^2 + eps)
 
 
-def unit_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
-    """(dy - y <y, dy>) / |x|."""
-    x, factor = _in_range(xp, x)
-    n = _length(xp, x)
+def unit(xp: Namespace, x: Array, eps: float = 0.0) -> Array:
+    """x / |x|, and 0 for 0; with eps x / sqrt(|x|^2 + eps)."""
+    x, _, n = _with_length(xp, x, eps)
+    return x / n
+
+
+def unit_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 0.0) -> Array:
+    """(dy - y <y, dy>) / n, y = x / n."""
+    x, factor, n = _with_length(xp, x, eps)
     y = x / n
     return (dy - y * xp.sum(y * dy, axis=-1, keepdims=True)) / n * factor
 
 
-def over_length(xp: Namespace, y: Array, x: Array) -> Array:
-    """y / |x|, and y for x = 0; y (..., heads, K) may have more heads than x, in groups that share one."""
-    x, factor = _in_range(xp, x)
-    return y * shared_heads(xp, factor / _length(xp, x), y.shape[-2])
+def over_length(xp: Namespace, y: Array, x: Array, eps: float = 0.0) -> Array:
+    """y / n, and y for n = 0; y (..., heads, K) may have more heads than x, in groups that share one."""
+    _, factor, n = _with_length(xp, x, eps)
+    return y * shared_heads(xp, factor / n, y.shape[-2])
 
 
-def over_length_vjp(xp: Namespace, y: Array, x: Array, dz: Array) -> tuple[Array, Array]:
-    """(dy, dx) = (dz / |x|, -x <dz, y> / |x|^3)."""
-    heads, (x, factor) = x.shape[-2], _in_range(xp, x)
-    n = _length(xp, x)
+def over_length_vjp(xp: Namespace, y: Array, x: Array, dz: Array, eps: float = 0.0) -> tuple[Array, Array]:
+    """(dy, dx) = (dz / n, -x <dz, y> / n^3)."""
+    heads, (x, factor, n) = x.shape[-2], _with_length(xp, x, eps)
     over = factor / n
     wide = shared_heads(xp, over, y.shape[-2])
     along = sum_of_groups(xp, xp.sum(dz * (y * wide), axis=-1, keepdims=True), heads)
     return dz * wide, -(x / n) * along * over
 
 
-def _in_range(xp: Namespace, x: Array) -> tuple[Array, Array]:
-    """(factor x, factor), factor (..., 1) a power of 2 for each row."""
+def _with_length(xp: Namespace, x: Array, eps: float) -> tuple[Array, Array, Array]:
+    """(factor x, factor, factor n), factor (..., 1) a power of 2 for each row; 1 for n = 0.
+
+    sqrt(eps) counts as one more entry of the row.
+    """
     limit, up, down = range_factors(xp.finfo(x.dtype).bits)
     one = xp.ones_like(x[..., :1])
     if not x.shape[-1]:
-        return x, one
+        return x, one, one
     largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
+    root = one * math.sqrt(eps) if eps else None
+    if root is not None:
+        largest = xp.where(largest < root, root, largest)
     small = (largest < 1 / limit) & (largest > 0)
     factor = xp.where(small, one * up, xp.where(largest > limit, one * down, one))
-    return x * factor, factor
+    x = x * factor
+    square = xp.sum(x * x, axis=-1, keepdims=True)
+    n = xp.sqrt(square if root is None else square + (root * factor) ** 2)
+    return x, factor, xp.where(n == 0, xp.ones_like(n), n)
 
 
 def _mean(xp: Namespace, x: Array, axis: Axes) -> Array:
     """The mean with keepdims; 0 for empty axes."""
     count = math.prod(x.shape[n] for n in (axis if isinstance(axis, tuple) else (axis,)))
     return xp.sum(x, axis=axis, keepdims=True) / max(count, 1)
-
-
-def _length(xp: Namespace, x: Array) -> Array:
-    n = xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True))
-    return xp.where(n == 0, xp.ones_like(n), n)
 
 
 def _over_rms(xp: Namespace, x: Array, eps: float, axis: Axes) -> Array:

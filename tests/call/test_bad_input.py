@@ -222,7 +222,7 @@ def test_states_that_cannot_be_overwritten():
 # options
 
 
-KNOWN = "expected one of qk_l2norm, feature_map, scale, state, ..., backend"
+KNOWN = "expected one of qk_l2norm, l2norm_eps, beta_sigmoid, allow_neg_eigval, ..., backend"
 
 
 @pytest.mark.parametrize(("option", "error", "text"), [

@@ -26,7 +26,7 @@ LAYOUT = {
     core.HEAD_SUMS: (32, {"x": 0, "y": 8, "pieces": 16, "group": 24, "row": 28}),
     core.DELTA: (1280, {"q": 0, "dk": 768, "out": 896, "g": 976, "beta": 1016, "offsets": 1056, "checkpoints": 1064,
                         "start": 1080, "begins": 1144, "slots": 1192, "T": 1200, "group_q": 1216, "which": 1236,
-                        "scale": 1240}),
+                        "scale": 1240, "eps": 1244}),
     core.DELTA_SCAN: (480, {"writes": 200, "g": 240, "offsets": 320, "inverses": 328, "start": 344, "start_group": 408,
                             "transfers": 416, "slots": 448, "T": 456, "scale": 472}),
     core.DELTA_GRADS: (512, {"dr": 320, "g": 360, "offsets": 440, "dbeta": 472, "slots": 480, "T": 488, "scale": 504}),
@@ -47,11 +47,11 @@ LAYOUT = {
     core.STEP: (568, {"q": 0, "out": 80, "start": 88, "offsets": 120, "at_q": 128, "at_out": 448, "start_slot": 480,
                       "places": 528, "T": 536, "heads_inverse": 552, "read": 556, "past": 560}),
     ops.UNIT_ROWS_ARRAY: (72, {"dy": 40, "y": 48, "rows": 56, "heads": 64}),
-    ops.UNIT_ROWS: (152, {"of": 0, "first": 144}),
+    ops.UNIT_ROWS: (152, {"of": 0, "first": 144, "root": 148}),
     ops.STEP_SIZE: (224, {"z": 40, "dt": 80, "other": 112, "dg": 128, "y": 136, "g": 160, "rows": 192, "dt_kind": 204,
                           "low": 212, "high": 216}),
     ops.COLUMN_SUMS: (32, {"y": 8, "rows": 16, "block": 24}),
-    ops.GATE_FORMULA: (80, {"raw": 0, "g": 32, "tokens": 56, "width": 64, "block": 72}),
+    ops.GATE_FORMULA: (80, {"raw": 0, "g": 32, "tokens": 56, "width": 64, "block": 72, "bound": 76}),
 }
 
 

@@ -17,7 +17,7 @@ from linattn_np.matrix_state.cpu.decay_vjp import block_gram_vjp, crossings
 from linattn_np.ops import polynomial_maps
 from linattn_np.ops.cpu.lengths import inverse_lengths, unit_rows, unit_rows_vjp, unit_vjp
 from linattn_np.ops.cpu.maps import exponentials, exponentials_vjp, monomials, monomials_vjp, waves, waves_vjp
-from linattn_np.ops.cpu.numbers import exp
+from linattn_np.ops.cpu.numbers import exp, number
 from linattn_np.ops.cpu.products import (
     FULL,
     LEFT_LOWER,
@@ -225,8 +225,8 @@ def random_maps(w: Sheet):
     exponentials_vjp(w.D, w.C, w.weights, w.f)
     inverse_lengths(w.X, w.k, w.h)
     unit_vjp(w.X, w.k, w.h, w.dX)
-    unit_rows(w.X, w.Z)
-    unit_rows_vjp(w.X, w.Y, w.dY)
+    unit_rows(w.X, w.Z, number(w.X, 0))
+    unit_rows_vjp(w.X, w.Y, w.dY, number(w.X, 0))
 
 
 @dtypes

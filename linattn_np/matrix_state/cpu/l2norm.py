@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -17,22 +18,24 @@ from ..policy import UNIT_ELEMENTS
 from ..preprocess import Rows
 from ..types import Plan
 
-ROWS = Workspace("rows", ("count", "n", "each"), (), (), {name: Matrix("count", "n") for name in ("x", "dy", "out")})
+ROWS = Workspace("rows", ("count", "n", "each"), ("root",), (),
+                 {name: Matrix("count", "n") for name in ("x", "dy", "out")})  # fmt: skip
 Work = workspace_kind(ROWS)
 
 
 @piece
 def divided(w: Work, first: Whole, last: Whole):
-    """out_i = x_i / |x_i| for tasks first..last of `each` rows."""
+    """out_i = x_i / n_i, n_i^2 = |x_i|^2 + root^2, for tasks first..last of `each` rows."""
     begin, end = first * w.each, min(last * w.each, w.count)
-    divide(rows(w.x, begin, end - begin), rows(w.out, begin, end - begin))
+    divide(rows(w.x, begin, end - begin), rows(w.out, begin, end - begin), w.root)
 
 
 @piece
 def divided_vjp(w: Work, first: Whole, last: Whole):
-    """out_i = (dy_i - x_i (x_i . dy_i) / |x_i|^2) / |x_i|, likewise."""
+    """out_i = (dy_i - x_i (x_i . dy_i) / n_i^2) / n_i, likewise."""
     begin, end = first * w.each, min(last * w.each, w.count)
-    divide_vjp(rows(w.x, begin, end - begin), rows(w.dy, begin, end - begin), rows(w.out, begin, end - begin))
+    divide_vjp(rows(w.x, begin, end - begin), rows(w.dy, begin, end - begin), rows(w.out, begin, end - begin),
+               w.root)  # fmt: skip
 
 
 def unit_rows(plan: Plan, rows: Rows) -> Rows:
@@ -58,6 +61,7 @@ def _over_rows(kernel: Any, plan: Plan, *arrays: Any) -> np.ndarray | None:
     count, each = out.size // n, max(UNIT_ELEMENTS // n, 1)
     for name, size in (("count", count), ("n", n), ("each", each)):
         table[ROWS.slots[name]] = size
+    table[ROWS.slots["root"] : ROWS.slots["root"] + 1].view(np.float64)[0] = sqrt(plan.l2norm_eps)
     for name, y in (("x", arrays[0]), ("dy", arrays[-1]), ("out", out)):
         table[ROWS.slots[name] : ROWS.slots[name] + 2] = address(y), n * y.itemsize
     tasks, at, call = -(-count // each), address(table), entry(kernel, dtype) if JIT else None

@@ -68,6 +68,7 @@ DELTA = Struct(  # the delta rule by warpgroup products
     ("group_q group_k group_v", INT),  # heads that share one of q's, k's, v's
     ("start_group end_group", INT),  # heads that share an initial, a final state
     ("which", INT), ("scale", FLOAT),  # which: of the reverse chain, WHOLE or ADD
+    ("eps", FLOAT),  # with LA_UNIT, added to the squared lengths
 )  # fmt: skip
 DELTA_SCAN = Struct(  # the portable chains
     "matrix_state/DeltaScanArguments",

@@ -77,7 +77,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 def unit_rows(plan: Plan, rows: steps.Rows) -> steps.Rows:
     """Rows divided by their L2 norm, in their own dtype."""
     if kernel.takes(plan.xp, rows):
-        return kernel.unit_rows(plan.xp, rows)
+        return kernel.unit_rows(plan.xp, rows, plan.l2norm_eps)
     results = steps.unit_rows(plan, rows)
     return tuple(None if y is None else cast(plan.xp, z, y.dtype) for y, z in zip(rows, results, strict=True))
 
@@ -85,5 +85,5 @@ def unit_rows(plan: Plan, rows: steps.Rows) -> steps.Rows:
 def unit_rows_vjp(plan: Plan, rows: steps.Rows, grads: steps.Rows) -> steps.Rows:
     """The transpose, in the dtype of the rows."""
     if kernel.takes(plan.xp, rows) and kernel.takes(plan.xp, grads):
-        return kernel.unit_rows_vjp(plan.xp, rows, grads)
+        return kernel.unit_rows_vjp(plan.xp, rows, grads, plan.l2norm_eps)
     return steps.unit_rows_vjp(plan, rows, grads)

@@ -82,6 +82,7 @@ class Batch(operands.ChunkSizes):
 
     decay: bool
     unit: bool  # q and k are divided by their L2 norm
+    eps: float  # added to the squared norm
     steps: int  # micro-steps of a token; the last one reads
 
 
@@ -155,7 +156,8 @@ def _batch(x: Inputs, plan: Plan) -> Batch:
     # the chunks of sequence n begin at slot first // GROUP_CHUNK + n
     slots = N * longest if offsets is None else T // policy.GROUP_CHUNK + N
     each = -(-longest // cuts.segments(N * heads, longest, launch.multiprocessors()))
-    return Batch(*sizes, longest, slots, -(-longest // each), each, x.g is not None, plan.l2norm, plan.micro_steps)
+    return Batch(*sizes, longest, slots, -(-longest // each), each, x.g is not None, plan.l2norm, plan.l2norm_eps,
+                 plan.micro_steps)
 
 
 def _row_array(y: Array) -> Array:
@@ -233,7 +235,7 @@ def _launch(
         "out": _token_rows(rows["out"], heads, batch.steps if name in cuts.STEPPED else 1),
         "other": _token_rows(rows["other"], heads, 1), "start": start.values(), "end": end.values(),
         "segments": batch.segments, "chunks": chunks, "start_group": start.group, "end_group": end.group,
-        "which": which, "scale": scale,
+        "which": which, "scale": scale, "eps": batch.eps,
     }  # fmt: skip
     packed = arguments.DELTA.packed(fields)
     named = None

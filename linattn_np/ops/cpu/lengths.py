@@ -1,11 +1,14 @@
-"""Lengths of rows whose squares may be out of range (runtime/values.py: range_factors), and rows divided by them."""
+"""Lengths of rows whose squares may be out of range (runtime/values.py: range_factors), and rows divided by them.
+
+A length is n = |x|, or with root > 0 sqrt(|x|^2 + root^2).
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import types
 
-from ...runtime.pieces.piece import Kind, Matrix, Vector, Whole, piece
+from ...runtime.pieces.piece import Kind, Matrix, Number, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot, scaled_dot
 from ...runtime.pieces.views import row
 from ...runtime.values import range_factors
@@ -17,37 +20,37 @@ Length = Kind(lambda f: types.UniTuple(f, 2))
 
 
 @piece
-def length_of(x: Vector, n: Whole) -> Length:
-    """(|factor x| of n numbers; factor), factor the power of 2 that keeps squares in range; (1, 1) for 0."""
+def length_of(x: Vector, n: Whole, root: Number) -> Length:
+    """(factor times the length of n numbers, factor), factor a power of 2 that keeps squares in range; (1, 1) of 0."""
     single = x.itemsize == 4
     limit, up, down = (LIMIT32, UP32, DOWN32) if single else (LIMIT64, UP64, DOWN64)
-    factor, square = number(x, 1), dot(x, x, n)
+    factor, square = number(x, 1), dot(x, x, n) + root * root
     if square < limit**-2.0 or square > limit**2.0:
         f = number(x, up if square < limit**-2.0 else down)
-        square = scaled_dot(f, x, f, x, n)
+        square = scaled_dot(f, x, f, x, n) + (f * root) * (f * root)
         factor = number(x, 1) if square == 0 else f
-    root = number(x, 1) if square == 0 else np.sqrt(square)
-    return root, factor
+    length = number(x, 1) if square == 0 else np.sqrt(square)
+    return length, factor
 
 
 @piece
-def unit_rows(X: Matrix, out: Matrix):
-    """out_i = x_i / |x_i|; 0 of 0"""
+def unit_rows(X: Matrix, out: Matrix, root: Number):
+    """out_i = x_i / n_i; 0 of 0"""
     n = X.shape[1]
     for i in range(len(X)):
         x, to = row(X, i), row(out, i)
-        length, factor = length_of(x, n)
+        length, factor = length_of(x, n, root)
         for j in range(n):
             to[j] = factor * x[j] / length
 
 
 @piece
-def unit_rows_vjp(X: Matrix, dY: Matrix, out: Matrix):
-    """out_i = (dy_i - x_i (x_i . dy_i) / |x_i|^2) / |x_i|"""
+def unit_rows_vjp(X: Matrix, dY: Matrix, out: Matrix, root: Number):
+    """out_i = (dy_i - x_i (x_i . dy_i) / n_i^2) / n_i"""
     n = X.shape[1]
     for i in range(len(X)):
         x, d, to = row(X, i), row(dY, i), row(out, i)
-        length, factor = length_of(x, n)
+        length, factor = length_of(x, n, root)
         share = -(scaled_dot(factor, x, number(x, 1), d, n) / length / length)
         for j in range(n):
             to[j] = (share * (factor * x[j]) + d[j]) / length * factor
@@ -57,7 +60,7 @@ def unit_rows_vjp(X: Matrix, dY: Matrix, out: Matrix):
 def inverse_lengths(X: Matrix, n: Whole, out: Vector):
     """out_i = 1 / |x_i|, and 1 for 0."""
     for i in range(len(X)):
-        length, factor = length_of(row(X, i), n)
+        length, factor = length_of(row(X, i), n, number(out, 0))
         out[i] = factor / length
 
 

@@ -15,7 +15,8 @@ NO_ROWS = (0, 0, 0, 0, 1)
 
 # unit_rows.cu: dy and y contiguous, x of rows = B T heads
 UNIT_ROWS_ARRAY = Struct("ops/UnitRowsArray", ("x", ROWS), ("dy", BYTES), ("y", OUT_BYTES), ("rows T heads", U32))
-UNIT_ROWS = Struct("ops/UnitRowsArguments", ("of", UNIT_ROWS_ARRAY, 2), ("first", U32))  # first: blocks of of[0]
+UNIT_ROWS = Struct("ops/UnitRowsArguments", ("of", UNIT_ROWS_ARRAY, 2), ("first", U32), ("root", FLOAT))
+# first: blocks of of[0]; root: the square root of eps
 
 STEP_SIZE = Struct(  # step_size.cu
     "ops/StepSizeArguments",
@@ -34,9 +35,10 @@ COLUMN_SUMS = Struct("ops/ColumnSumsArguments", ("x", FLOATS), ("y", OUT_FLOATS)
 GATE_FORMULA = Struct(  # gate_formula.cu
     "ops/GateFormulaArguments",
     ("raw", pointer("const void")),  # (tokens, width), of kind LA_DTYPE
-    ("A_log bias dg", FLOATS),  # (heads), (width) or null, (tokens, width)
+    ("A_log bias dg", FLOATS),  # (heads) or null, (width) or null, (tokens, width)
     ("g da parts", OUT_FLOATS),  # the formula; gradient of raw; sums over blocks of tokens (blocks, 2, width): da, g dg
     ("tokens", I64), ("width each block", U32),  # numbers per token, per head; tokens per block
+    ("bound", FLOAT),  # of the bounded gate
 )  # fmt: skip
 
 

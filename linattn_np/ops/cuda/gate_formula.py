@@ -1,4 +1,4 @@
-"""The gate formula g = -e^{A_log} softplus(raw + bias) on CuPy arrays, and its gradients."""
+"""The gate formulas of ops/gate_formula.py on CuPy arrays, and their gradients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .arguments import GATE_FORMULA, address
 from .unit_rows import THREADS, TOKEN_BLOCKS
 
 SOURCE = "step/gate_formula.cu"
+Sizes = tuple[int, int]  # numbers per head, numbers per token
 
 
 def takes(raw: Array) -> bool:
@@ -18,25 +19,53 @@ def takes(raw: Array) -> bool:
     return dtype_name(raw) in ELEMENTS and launch.unusable() is None
 
 
-def log_decay(xp: Any, raw: Array, A_log: Array, bias: Array | None, each: int) -> Array:
-    """-e^{A_log} softplus(raw + bias) in float32; raw (..., T, H) or (..., T, H, K), `each` numbers per head."""
-    raw, A_log, bias = _dense(xp, raw, A_log, bias)
-    g = xp.empty(raw.shape, dtype=xp.float32)
-    _formula("gate_formula", -(-raw.size // THREADS), each, 0, (raw, A_log, bias, None, g, None, None))
-    return g
+def log_decay(xp: Any, raw: Array, A_log: Array, bias: Array | None, sizes: Sizes) -> Array:
+    """-e^{A_log} softplus(raw + bias) in float32; raw (..., T, H) or (..., T, H, K)."""
+    return _forward(xp, "gate_formula", raw, (A_log, bias), sizes, 0.0)
 
 
 def log_decay_vjp(
-    xp: Any, raw: Array, A_log: Array, bias: Array | None, dg: Array, each: int
+    xp: Any, raw: Array, A_log: Array, bias: Array | None, dg: Array, sizes: Sizes
 ) -> tuple[Array, Array, Array]:
     """Gradients of raw, A_log and bias in float32, summed in the order of the tokens."""
-    raw, A_log, bias = _dense(xp, raw, A_log, bias)
-    width = each * A_log.shape[0]
+    return _backward(xp, "gate_formula_vjp", raw, (A_log, bias), dg, sizes, 0.0)
+
+
+def bounded(xp: Any, raw: Array, bound: float, A_log: Array | None, bias: Array | None, sizes: Sizes) -> Array:
+    """bound sigmoid(e^{A_log} (raw + bias)) in float32."""
+    return _forward(xp, "bounded_gate", raw, (A_log, bias), sizes, bound)
+
+
+def bounded_vjp(
+    xp: Any, raw: Array, bound: float, A_log: Array | None, bias: Array | None, dy: Array, sizes: Sizes
+) -> tuple[Array, Array | None, Array | None]:
+    """Gradients of raw, A_log and bias in float32, those of parameters that are given."""
+    da, dA, dbias = _backward(xp, "bounded_gate_vjp", raw, (A_log, bias), dy, sizes, bound)
+    return da, None if A_log is None else dA, None if bias is None else dbias
+
+
+def _forward(
+    xp: Any, entry: str, raw: Array, parameters: tuple[Array | None, ...], sizes: Sizes, bound: float
+) -> Array:
+    raw, A_log, bias = _dense(xp, raw, *parameters)
+    g = xp.empty(raw.shape, dtype=xp.float32)
+    _launch(entry, -(-raw.size // THREADS), sizes, (0, bound), (raw, A_log, bias, None, g, None, None))
+    return g
+
+
+def _backward(
+    xp: Any, entry: str, raw: Array, parameters: tuple[Array | None, ...], dg: Array, sizes: Sizes, bound: float
+) -> tuple[Array, Array | None, Array | None]:
+    """Gradients of raw and of the parameters; None if there are no parameters."""
+    raw, A_log, bias = _dense(xp, raw, *parameters)
+    each, width = sizes
     tokens, dg, da = raw.size // width, xp.ascontiguousarray(dg), xp.empty(raw.shape, dtype=xp.float32)
     block = -(-tokens // TOKEN_BLOCKS)
     parts = xp.empty((-(-tokens // block), 2, width), dtype=xp.float32)
     arrays = (raw, A_log, bias, dg, None, da, parts)
-    _formula("gate_formula_vjp", len(parts) * -(-width // THREADS), each, block, arrays)
+    _launch(entry, len(parts) * -(-width // THREADS), sizes, (block, bound), arrays)
+    if A_log is bias is None:
+        return da, None, None
     dbias, product = xp.sum(parts, axis=0)
     return da, xp.sum(xp.reshape(product, (-1, each)), axis=-1), dbias
 
@@ -46,13 +75,14 @@ def _dense(xp: Any, raw: Array, *parameters: Array | None) -> list[Array | None]
             *(None if y is None else xp.ascontiguousarray(cast(xp, y, xp.float32)) for y in parameters)]  # fmt: skip
 
 
-def _formula(
-    entry: str, blocks: int, each: int, block: int, arrays: tuple[Array, ...]
+def _launch(
+    entry: str, blocks: int, sizes: Sizes, how: tuple[int, float], arrays: tuple[Array | None, ...]
 ) -> None:
-    raw, A_log, *_ = arrays
-    width = each * A_log.shape[0]
+    """how: (tokens of a block, the bound)."""
+    raw: Any = arrays[0]
+    each, width = sizes
     names = ("raw", "A_log", "bias", "dg", "g", "da", "parts")
     packed = GATE_FORMULA.pack(**{n: address(y) for n, y in zip(names, arrays, strict=True)},
-                               tokens=raw.size // width, width=width, each=each, block=block)
+                               tokens=raw.size // width, width=width, each=each, block=how[0], bound=how[1])
     launch.launch(SOURCE, entry, (("LA_DTYPE", ELEMENTS[dtype_name(raw)]),), blocks, THREADS, 0, packed,
                   tuple(y for y in arrays if y is not None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import gcd, prod
+from math import gcd, prod, sqrt
 from typing import Any
 
 from ...runtime.arrays import Array, dtype_name
@@ -29,14 +29,14 @@ def takes(xp: Any, rows: Pair) -> bool:
     return alike and small and dtype_name(given[0]) in ELEMENTS and launch.unusable() is None
 
 
-def unit_rows(xp: Any, rows: Pair) -> Pair:
-    """x / |x| of both arrays (..., T, heads, K), None for None, in their dtype."""
-    return _divide(xp, "unit_rows", rows, (None, None))
+def unit_rows(xp: Any, rows: Pair, eps: float) -> Pair:
+    """x / n of both arrays (..., T, heads, K), n = sqrt(|x|^2 + eps), None for None, in their dtype."""
+    return _divide(xp, "unit_rows", rows, (None, None), eps)
 
 
-def unit_rows_vjp(xp: Any, rows: Pair, grads: Pair) -> Pair:
-    """(dy - y <y, dy>) / |x|, y = x / |x|, of both, in the dtype of x."""
-    return _divide(xp, "unit_rows_vjp", rows, grads)
+def unit_rows_vjp(xp: Any, rows: Pair, grads: Pair, eps: float) -> Pair:
+    """(dy - y <y, dy>) / n, y = x / n, of both, in the dtype of x."""
+    return _divide(xp, "unit_rows_vjp", rows, grads, eps)
 
 
 def row_constants(element: str, grad: str, K: int, per: int) -> Constants:
@@ -50,7 +50,7 @@ def row_constants(element: str, grad: str, K: int, per: int) -> Constants:
     }.items()))  # fmt: skip
 
 
-def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair) -> Pair:
+def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair, eps: float) -> Pair:
     """The result of the entry for each array, contiguous, allocated by `empty`."""
     arrays = tuple(
         None if y is None else y if y.shape[-1] == 1 or y.strides[-1] == y.itemsize else xp.ascontiguousarray(y)
@@ -71,7 +71,8 @@ def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair) -> Pair:
     for x, dy, y in zip(arrays, grads, made, strict=True):
         packed += NONE if x is None else _row_array(x, dy, y)
         blocks.append(0 if x is None else -(-prod(x.shape[:-1]) // each))
-    launch.launch(SOURCE, entry, constants, sum(blocks), THREADS, 0, UNIT_ROWS.pack(of=packed, first=blocks[0]),
+    struct = UNIT_ROWS.pack(of=packed, first=blocks[0], root=sqrt(eps))
+    launch.launch(SOURCE, entry, constants, sum(blocks), THREADS, 0, struct,
                   tuple(y for y in (*there, *made) if y is not None))
     return tuple(made)
 

@@ -10,7 +10,7 @@ from ...matrix_state.types import Decay, Erase, ReadState
 from ...products import products
 from ...spec import ArgSpec, VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
-from ..shared.projections import LOG_DECAY, OPTIONS, SAMPLES, ProjectionOptions, gate_arrays
+from ..shared.projections import LOG_DECAY, SAMPLES, GatedStrengthOptions, gate_arrays, raw_options
 
 SPEC = VariantSpec(
     name="comba",
@@ -30,14 +30,14 @@ SPEC = VariantSpec(
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
     erase_reads=ReadState.PREVIOUS,
-    options=OPTIONS,
+    options=raw_options(),
 )
 
 
 @public(SPEC, replace(SAMPLES, distributions={"k": "unit", "p": "half unit"}))
 def comba(
     q: Any, k: Any, v: Any, p: Any, g: Any, beta: Any, A_log: Any = None, dt_bias: Any = None,
-    **options: Unpack[ProjectionOptions],
+    **options: Unpack[GatedStrengthOptions],
 ) -> Any:
     """Comba: a delta rule whose erase vector p differs from its key and reads the state before its decay.
 
@@ -54,6 +54,9 @@ def comba(
     dt_bias  (H,)              added to the raw g
 
     qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
+    l2norm_eps: |q|^2 + eps and |k|^2 + eps under the root, as published models have it (1e-6).
+    beta_sigmoid=True: beta is a raw projection, sigmoid(beta) is used, with allow_neg_eigval=True twice that.
+    lower_bound, below 0: the log decay is lower_bound sigmoid(e^{A_log} (g + dt_bias)); without A_log its factor is 1.
     p is not normalised.
     p reads the state before its decay; a public recurrent reference reads the decayed state and disagrees with its
     own chunk form. scale=None means K**-0.5.

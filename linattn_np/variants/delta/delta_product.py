@@ -9,7 +9,7 @@ from ...matrix_state.types import Decay, Erase, EraseKey, Inputs, both
 from ...runtime.arrays import Array
 from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
 from ..shared.arguments import QUERIES
-from ..shared.projections import OPTIONS, SAMPLES, ProjectionOptions, gate_arrays, log_decay, log_decay_vjp
+from ..shared.projections import SAMPLES, GatedStrengthOptions, gate_arrays, log_decay, log_decay_vjp, raw_options
 
 
 def _in_line(c: Variables, x: Array) -> Array:
@@ -61,14 +61,14 @@ SPEC = VariantSpec(
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
     micro_steps=True,
-    options=OPTIONS,
+    options=raw_options(),
 )
 
 
 @public(SPEC, SAMPLES)
 def delta_product(
     q: Any, k: Any, v: Any, beta: Any, g: Any = None, A_log: Any = None, dt_bias: Any = None,
-    **options: Unpack[ProjectionOptions],
+    **options: Unpack[GatedStrengthOptions],
 ) -> Any:
     """DeltaProduct: several steps of the delta rule per token; gated DeltaProduct with g.
 
@@ -86,6 +86,9 @@ def delta_product(
     dt_bias  (H,)                 added to the raw g
 
     qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
+    l2norm_eps: |q|^2 + eps and |k|^2 + eps under the root, as published models have it (1e-6).
+    beta_sigmoid=True: beta is a raw projection, sigmoid(beta) is used, with allow_neg_eigval=True twice that.
+    lower_bound, below 0: the log decay is lower_bound sigmoid(e^{A_log} (g + dt_bias)); without A_log its factor is 1.
     n steps multiply the state by a product of n generalised Householder matrices: with beta = 2, any permutation of
     n + 1 things in one token. layout="heads_first": (..., H, T, n, K). scale=None means K**-0.5.
     Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.

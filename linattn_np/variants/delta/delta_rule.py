@@ -9,7 +9,7 @@ from ...matrix_state.types import Erase
 from ...products import products
 from ...spec import VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, UNIT_KEYS, VALUES
-from ..shared.projections import OPTIONS, SAMPLES, MappedProjectionOptions, with_feature_map
+from ..shared.projections import SAMPLES, MappedStrengthOptions, raw_options, with_feature_map
 
 SPEC = with_feature_map(VariantSpec(
     name="delta_rule",
@@ -19,12 +19,12 @@ SPEC = with_feature_map(VariantSpec(
     arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "beta": STRENGTH},
     change=products("q", "k", "v", "beta", r="k"),
     erase=Erase.DELTA,
-    options=OPTIONS,
+    options=raw_options(gate=False),
 ))
 
 
 @public(SPEC, SAMPLES)
-def delta_rule(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[MappedProjectionOptions]) -> Any:
+def delta_rule(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[MappedStrengthOptions]) -> Any:
     """Delta rule (DeltaNet): erase what the key held, then write the new value.
 
         S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1})
@@ -37,6 +37,8 @@ def delta_rule(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[MappedProjec
 
     feature_map: a map of q and k as in linear_attention, before qk_l2norm; the state is then (..., H, M, V).
     qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
+    l2norm_eps: |q|^2 + eps and |k|^2 + eps under the root, as published models have it (1e-6).
+    beta_sigmoid=True: beta is a raw projection, sigmoid(beta) is used, with allow_neg_eigval=True twice that.
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: matrix_state, decay NONE, erase DELTA. Common options: linattn_np.Options.

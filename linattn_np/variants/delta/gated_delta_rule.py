@@ -11,10 +11,10 @@ from ...spec import VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
 from ..shared.projections import (
     LOG_DECAY,
-    OPTIONS,
     SAMPLES,
-    MappedProjectionOptions,
+    MappedGatedOptions,
     gate_arrays,
+    raw_options,
     with_feature_map,
 )
 
@@ -27,14 +27,14 @@ SPEC = with_feature_map(VariantSpec(
     change=products("q", "k", "v", "beta", g=LOG_DECAY, r="k"),
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
-    options=OPTIONS,
+    options=raw_options(),
 ))
 
 
 @public(SPEC, SAMPLES)
 def gated_delta_rule(
     q: Any, k: Any, v: Any, g: Any, beta: Any, A_log: Any = None, dt_bias: Any = None,
-    **options: Unpack[MappedProjectionOptions],
+    **options: Unpack[MappedGatedOptions],
 ) -> Any:
     """Gated delta rule: decay the state, erase what the key held, write the new value.
 
@@ -52,6 +52,9 @@ def gated_delta_rule(
 
     feature_map: a map of q and k as in linear_attention, before qk_l2norm; the state is then (..., H, M, V).
     qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
+    l2norm_eps: |q|^2 + eps and |k|^2 + eps under the root, as published models have it (1e-6).
+    beta_sigmoid=True: beta is a raw projection, sigmoid(beta) is used, with allow_neg_eigval=True twice that.
+    lower_bound, below 0: the log decay is lower_bound sigmoid(e^{A_log} (g + dt_bias)); without A_log its factor is 1.
     The key reads the decayed state. scale=None means K**-0.5.
     Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.

@@ -10,7 +10,7 @@ from ...matrix_state.types import Decay, Erase
 from ...products import products
 from ...spec import ArgSpec, VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, QUERIES, UNIT_KEYS, VALUES
-from ..shared.projections import LOG_DECAY, OPTIONS, SAMPLES, ProjectionOptions, gate_arrays
+from ..shared.projections import LOG_DECAY, SAMPLES, GateOptions, gate_arrays, raw_options
 
 SPEC = VariantSpec(
     name="gdn2",
@@ -29,14 +29,14 @@ SPEC = VariantSpec(
     change=products("q", "k", g=LOG_DECAY, v=("w", "v"), r=("b", "k")),
     decay=Decay.VECTOR,
     erase=Erase.DELTA,
-    options=OPTIONS,
+    options=raw_options(beta=False),
 )
 
 
 @public(SPEC, replace(SAMPLES, distributions={"k": "unit", "b": "strength", "w": "strength"}))
 def gdn2(
     q: Any, k: Any, v: Any, g: Any, b: Any, w: Any, A_log: Any = None, dt_bias: Any = None,
-    **options: Unpack[ProjectionOptions],
+    **options: Unpack[GateOptions],
 ) -> Any:
     """Gated DeltaNet-2: a delta rule with a decay and an erase gate per key channel, a write gate per value channel.
 
@@ -54,7 +54,10 @@ def gdn2(
     dt_bias  (H, K)            added to the raw g
 
     qk_l2norm=True: q and k are divided by their length, also in b * k; zero rows stay 0 (and their gradient is passed
-    unchanged). b = w = beta is kda. scale=None means K**-0.5.
+    unchanged).
+    l2norm_eps: |q|^2 + eps and |k|^2 + eps under the root, as published models have it (1e-6).
+    lower_bound, below 0: the log decay is lower_bound sigmoid(e^{A_log} (g + dt_bias)); without A_log its factor is 1.
+    b = w = beta is kda. scale=None means K**-0.5.
     Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: matrix_state, decay VECTOR, erase DELTA. Common options: linattn_np.Options.

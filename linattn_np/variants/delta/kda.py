@@ -9,7 +9,7 @@ from ...matrix_state.types import Decay, Erase
 from ...products import products
 from ...spec import VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, QUERIES, STRENGTH, UNIT_KEYS, VALUES
-from ..shared.projections import LOG_DECAY, OPTIONS, SAMPLES, ProjectionOptions, gate_arrays
+from ..shared.projections import LOG_DECAY, SAMPLES, GatedStrengthOptions, gate_arrays, raw_options
 
 SPEC = VariantSpec(
     name="kda",
@@ -20,14 +20,14 @@ SPEC = VariantSpec(
     change=products("q", "k", "v", "beta", g=LOG_DECAY, r="k"),
     decay=Decay.VECTOR,
     erase=Erase.DELTA,
-    options=OPTIONS,
+    options=raw_options(),
 )
 
 
 @public(SPEC, SAMPLES)
 def kda(
     q: Any, k: Any, v: Any, g: Any, beta: Any, A_log: Any = None, dt_bias: Any = None,
-    **options: Unpack[ProjectionOptions],
+    **options: Unpack[GatedStrengthOptions],
 ) -> Any:
     """Kimi delta attention: the gated delta rule with one decay per key channel.
 
@@ -44,6 +44,9 @@ def kda(
     dt_bias  (H, K)            added to the raw g
 
     qk_l2norm=True: q and k are divided by their length, zero rows stay 0 (and their gradient is passed unchanged).
+    l2norm_eps: |q|^2 + eps and |k|^2 + eps under the root, as published models have it (1e-6).
+    beta_sigmoid=True: beta is a raw projection, sigmoid(beta) is used, with allow_neg_eigval=True twice that.
+    lower_bound, below 0: the log decay is lower_bound sigmoid(e^{A_log} (g + dt_bias)); without A_log its factor is 1.
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: matrix_state, decay VECTOR, erase DELTA. Common options: linattn_np.Options.

@@ -1,11 +1,14 @@
-"""Raw projections as inputs: queries and keys before a feature map or a norm, a gate before its formula.
+"""Raw projections as inputs: queries and keys before a feature map or a norm, gates and strengths before a formula.
 
-    feature_map given:   q_t <- phi(q_t),  k_t <- phi(k_t)                          (..., M)
-    qk_l2norm=True:  q_t <- q_t / |q_t|,  k_t <- k_t / |k_t|                       (zero rows stay 0)
-    A_log given:     g_t <- -e^{A_log} softplus(g_t + dt_bias)
+    feature_map given:    q_t <- phi(q_t),  k_t <- phi(k_t)                          (..., M)
+    qk_l2norm=True:       q_t <- q_t / |q_t|,  k_t <- k_t / |k_t|                    (zero rows stay 0)
+      with l2norm_eps:    q_t <- q_t / sqrt(|q_t|^2 + eps), and k_t likewise
+    beta_sigmoid=True:    beta_t <- sigmoid(beta_t), and twice that with allow_neg_eigval=True
+    A_log given:          g_t <- -e^{A_log} softplus(g_t + dt_bias)
+    lower_bound given:    g_t <- lower_bound sigmoid(e^{A_log} (g_t + dt_bias))
 
-The core normalises (matrix_state/preprocess.py), since some kernels get the norms from products that they compute
-anyway. The gate formula is a change of variables, here with its transpose.
+The core normalises and computes strengths (matrix_state/preprocess.py), since some kernels get the norms from products
+that they compute anyway. The gate formula is a change of variables, here with its transpose.
 
 The map comes first: qk_l2norm divides mapped rows, a delta rule erases along the mapped key, and the state is
 (..., H, M, V) for maps of M features. scale=None stays that of the K channels before the map.
@@ -33,9 +36,44 @@ class ProjectionOptions(Options, total=False):
     """The common options, and: divide q and k by their length."""
 
     qk_l2norm: bool
+    l2norm_eps: float
 
 
-OPTIONS = OptionSpec({"qk_l2norm": False})
+class StrengthOptions(ProjectionOptions, total=False):
+    """And: beta is a raw projection."""
+
+    beta_sigmoid: bool
+    allow_neg_eigval: bool
+
+
+class GateOptions(ProjectionOptions, total=False):
+    """And: the gate has a lower bound."""
+
+    lower_bound: float | None
+
+
+class GatedStrengthOptions(StrengthOptions, GateOptions, total=False):
+    """Both."""
+
+
+def raw_options(beta: bool = True, gate: bool = True) -> OptionSpec:
+    """The options of a variant; beta, gate: whether it has strengths, and the arrays of the gate formula."""
+    defaults: dict[str, Any] = {"qk_l2norm": False, "l2norm_eps": 0.0}
+    if beta:
+        defaults |= {"beta_sigmoid": False, "allow_neg_eigval": False}
+    if gate:
+        defaults["lower_bound"] = None
+    return OptionSpec(defaults, _check)
+
+
+def _check(fn: str, options: dict[str, Any]) -> None:
+    """Raise ValueError for an option whose other half is missing."""
+    if options["l2norm_eps"] and not options["qk_l2norm"]:
+        raise ValueError(f"{fn}: l2norm_eps is {options['l2norm_eps']} without a norm, expected qk_l2norm=True")
+    if options.get("allow_neg_eigval") and not options["beta_sigmoid"]:
+        raise ValueError(f"{fn}: allow_neg_eigval=True without a sigmoid, expected beta_sigmoid=True, or beta doubled")
+
+
 SAMPLES = Samples({"k": "unit"}, ({}, {"qk_l2norm": True}))
 
 
@@ -47,10 +85,14 @@ def gate_arrays(bias: str = "H") -> dict[str, ArgSpec]:
 
 
 def log_decay(c: Variables) -> Array:
-    """g, or the log decay by the formula.   Raises ValueError for a part of the formula without the rest."""
+    """g, or the log decay by a formula.   Raises ValueError for a part of a formula without the rest."""
+    if (bounded := _bounded(c)) is not None:
+        if c.g is None:
+            raise ValueError(f"{c.name}: lower_bound is given without g, expected g to be the raw projection")
+        return gate_formula.bounded(c.xp, c.g, bounded, c.dtype, _by_channel(c))
     if c.A_log is None:
         if c.dt_bias is not None:
-            raise ValueError(f"{c.name}: dt_bias is given without A_log, expected both, or A_log alone")
+            raise ValueError(f"{c.name}: dt_bias is given without A_log, expected both, A_log alone, or lower_bound")
         return c.g
     if c.g is None:
         raise ValueError(f"{c.name}: A_log is given without g, expected g to be the raw projection")
@@ -59,12 +101,22 @@ def log_decay(c: Variables) -> Array:
 
 def log_decay_vjp(c: Variables, dg: Array) -> dict[str, Array]:
     """Gradients of g, A_log and dt_bias, those that are given."""
-    if c.A_log is None:
+    bounded = _bounded(c)
+    if c.A_log is None and bounded is None:
         return {"g": dg}
     xp, dg = c.xp, cast(c.xp, dg, c.dtype)
-    da, dA, dbias = gate_formula.log_decay_vjp(xp, c.g, c.A_log, c.dt_bias, dg, _by_channel(c))
-    grads = {"g": da, "A_log": dA}
+    if bounded is not None:
+        da, dA, dbias = gate_formula.bounded_vjp(xp, c.g, bounded, dg, _by_channel(c))
+    else:
+        da, dA, dbias = gate_formula.log_decay_vjp(xp, c.g, c.A_log, c.dt_bias, dg, _by_channel(c))
+    grads = {"g": da} if dA is None else {"g": da, "A_log": dA}
     return grads if c.dt_bias is None else grads | {"dt_bias": xp.reshape(dbias, tuple(c.dt_bias.shape))}
+
+
+def _bounded(c: Variables) -> gate_formula.Bounded | None:
+    """The parameters of the gate with a lower bound; None without one."""
+    bound = c.options["lower_bound"]
+    return None if bound is None else gate_formula.Bounded(float(bound), c.A_log, c.dt_bias)
 
 
 def _core_decay(c: Variables) -> Array | None:
@@ -93,10 +145,12 @@ class MappedOptions(Options, total=False):
     feature_map: Any
 
 
-class MappedProjectionOptions(ProjectionOptions, total=False):
+class MappedStrengthOptions(StrengthOptions, MappedOptions, total=False):
     """Those of raw projections, and: a feature map of q and k."""
 
-    feature_map: Any
+
+class MappedGatedOptions(GatedStrengthOptions, MappedOptions, total=False):
+    """Likewise with a gate."""
 
 
 SIMILARITY = Similarity(lambda c: feature_map_pair(c.name, c.options["feature_map"]))

@@ -88,6 +88,38 @@ SHAPES = {
 }  # fmt: skip
 
 
+def as_published(fn):
+    """The options of models that pass raw projections; eps and bound are large enough to be seen."""
+    options = {"qk_l2norm": True, "l2norm_eps": 0.25, "beta_sigmoid": True, "allow_neg_eigval": True}
+    return options if fn is la.delta_rule else options | {"lower_bound": -3.0}
+
+
+@PATHS
+@every_rule
+@pytest.mark.parametrize("shape", ["one chunk", "value heads share", "segments"])
+def test_raw_projections_as_published(cp, path, fn, shape):
+    """With an eps in the norm, the sigmoid of beta, and a gate with a lower bound."""
+    x, *rest = draw(fn, **SHAPES[shape])
+    x["beta"] = np.random.default_rng(3).standard_normal(x["beta"].shape).astype(typed("bfloat16"))
+    check(cp, fn, (x, *rest), factor=1.0 if path == "as it comes" else 1.5, **as_published(fn))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("T", [1, 5])
+@every_rule
+def test_a_few_raw_projections_as_published(cp, fn, dtype, T):
+    """Replayed calls too: the same bits as the first."""
+    x, state, *_ = draw(fn, T=T, dtype=dtype)
+    x["beta"] = np.random.default_rng(3).standard_normal(x["beta"].shape).astype(typed(dtype))
+    options, there = as_published(fn) | {"return_state": True}, {n: cp.asarray(y) for n, y in x.items()}
+    wide = {n: y.astype(np.float64) for n, y in x.items()}
+    expected = fn(**wide, state=state.astype(np.float64), **options)
+    calls = [fn(**there, state=cp.asarray(state), backend="cuda", **options) for _ in range(2)]
+    for found, again, y in zip(*calls, expected, strict=True):
+        assert error(found, y) <= FACTOR[dtype] * bound_of("out")
+        assert (found == again).all()
+
+
 @PATHS
 @every_rule
 @pytest.mark.parametrize("shape", SHAPES)
