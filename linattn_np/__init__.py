@@ -26,6 +26,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "StabilisedState": ".matrix_state.types",
     "VARIANTS": ".catalog",
     "VariantSpec": ".spec",
+    "check": ".call.check",
     "explain": ".call.explain",
     "family_table": ".catalog",
     "influence_matrix": ".call.influence",
@@ -47,7 +48,8 @@ def __getattr__(name: str) -> _Any:
     elif not name.startswith("_") and name in _import_module(".catalog", __name__).modules():
         value = getattr(_import_module(".catalog", __name__), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = _import_module(".runtime.hints", __name__).function(name, __dir__()) if name[:1] != "_" else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     globals()[name] = value
     return value
 

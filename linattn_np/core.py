@@ -44,6 +44,18 @@ class Explained(NamedTuple):
     operations_per_token: float  # per state
 
 
+class Growth(NamedTuple):
+    """A step that multiplies the state by `factor` along one direction: the array to look at, and a sentence about it.
+
+    is_error: no such call is meant.
+    """
+
+    array: str
+    message: str
+    factor: float
+    is_error: bool
+
+
 Computed = tuple[Any, Any, Any]  # (out or None, final state, residuals)
 
 
@@ -110,6 +122,10 @@ class Core(Computation, Protocol):
     def read(self, plan: CallPlan, q: Array, state: Any, /) -> tuple[Array, Callable[[Array], tuple[Array, Any]]]:
         """(out, dout -> (dq, dstate)) of queries of a readable state, in plan.dtype."""
         raise TypeError(f"read: state is a {type(state).__qualname__}, which this core does not read")
+
+    def growth(self, x: Any, plan: Any, /) -> Growth | None:
+        """The step of these inputs that grows the state most, if one does: what `la.check` says."""
+        return None
 
     def draw_state(self, rng: Any, kind: type[Any] | None, shapes: Mapping[str, tuple[int, ...]], /) -> Any:
         """A random float64 state for tests: `kind` of arrays with these shapes, by part; one array if it is None."""

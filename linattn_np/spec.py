@@ -41,12 +41,15 @@ class ArgSpec:
     """One array of a variant: its axes, with "|" between alternatives, and a description.
 
     reinterprets: the array whose meaning it changes, if any (with A_log, g is a raw projection, not a log decay).
+    limits: its least and largest sensible value (`la.check`), unless one of the options or arrays `raw_with` is given.
     """
 
     axes: str
     description: str
     optional: bool = False
     reinterprets: str | None = None
+    limits: tuple[float, float] | None = None
+    raw_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from . import causal_conv1d, fla, mamba_ssm, packed, transformers_layers
 
 log = logging.getLogger(__name__)
 MODELS = (
-    "bailing_hybrid", "bamba", "falcon_h1", "glm5_next", "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe", "mamba2",
-    "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp", "xlstm", "zamba2",
+    "bailing_hybrid", "bamba", "falcon_h1", "glm5_next", "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe",
+    "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp", "xlstm",
+    "zamba2",
 )  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {  # by their names in the models' modules
     "torch_chunk_gated_delta_rule": fla.FUNCTIONS["chunk_gated_delta_rule"],

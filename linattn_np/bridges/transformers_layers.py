@@ -40,7 +40,8 @@ def mlstm(
 ) -> Any:
     """xLSTMBackend.forward of (B, H, T, D): h, or (h, (C, n, m (B, H, 1))); any T in every mode.
 
-        m_t = max(log f_t + m_{t-1}, i_t);  num, den = simple_gla with e^{i - m} [v, 1];  h = num / (max(|den|, e^{-m}) + eps)
+        m_t = max(log f_t + m_{t-1}, i_t)
+        [num, den] = simple_gla of e^{i - m} [v, 1]          h = num / (max(|den|, e^{-m}) + eps)
 
     la.mlstm is this without eps.
     """
@@ -61,7 +62,7 @@ def mlstm(
 
 
 def running_maximum(a: Tensor, b: Tensor, m: Tensor) -> Tensor:
-    """m_t = max(a_t + m_{t-1}, b_t) = s_t + max(m_0, max_{j <= t} b_j - s_j), s the sums of a; (B, T, H), m_0 (B, H)."""
+    """m_t = max(a_t + m_{t-1}, b_t) = s_t + max(m_0, max_{j <= t} b_j - s_j), s the sums of a; (B, T, H)."""
     s = a.double().cumsum(1)
     inputs = torch.cummax(torch.cat([m[:, None].double(), b - s], dim=1), dim=1).values[:, 1:]
     return (s + inputs).to(b.dtype)

@@ -12,7 +12,7 @@ from ..runtime import shapes
 from ..runtime.arrays import Array, Library, compute_dtype, enter, is_cupy
 from ..runtime.pools import check_rows, take_rows
 from ..runtime.shapes import sequences
-from ..runtime.values import check_word, is_finite, is_real, is_whole, is_word, shown
+from ..runtime.values import is_finite, is_real, is_whole, is_word, shown
 from ..spec import Variables, VariantSpec
 from . import layouts
 from .options import COMMON
@@ -50,6 +50,11 @@ class Prepared(NamedTuple):
     def doubtful_layout(self) -> bool:
         """Whether the shapes suggest heads first although the layout is time first."""
         return _is_doubtful(self.options, self.variables.sizes, self.given_state)
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether a call with this signature may be replayed: it neither warns nor looks at numbers."""
+        return not (self.options["check"] or self.doubtful_layout)
 
 
 def spec_of(caller: str, fn: Any) -> VariantSpec:
@@ -110,7 +115,12 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
 
         check_overwritten(fn, state, plan, own)
         check_inputs_apart(fn, state, entered)
-    return Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
+    call = Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
+    if options["check"]:
+        from .check import enforce
+
+        enforce(call)
+    return call
 
 
 def _plan(
@@ -147,19 +157,27 @@ def bind(
         elif name in options:
             options[name] = value
         else:
-            raise TypeError(f"{fn}: unknown option {name!r}, expected one of {', '.join(options)}")
+            from ..runtime.hints import did_you_mean
+
+            hint = did_you_mean(name, [*names, *options])
+            raise TypeError(f"{fn}: unknown option {name!r}{hint}, expected one of {', '.join(options)}")
     for name, (option, default) in spec.options.names.items():
         named = isinstance(bound.get(name), str)
         options[option] = bound[name] if named else default
         bound[name] = None if named else bound.get(name)
     for name, arg in spec.arrays.items():
         if bound.setdefault(name, None) is None and not arg.optional and name != spec.change.query:
-            raise TypeError(f"{fn}: {name} is missing, expected the arrays {', '.join(names)}")
+            required = ", ".join(n for n, a in spec.arrays.items() if not a.optional)
+            raise TypeError(f"{fn}: {name} is missing, expected the arrays {required}")
     for name, check in CHECKS.items():
         if name in keywords and name in options:
             options[name] = check(fn, keywords[name])
-    if options["backend"] is not None:
-        check_word(fn, "backend", options["backend"], spec.core.BACKENDS)
+    if options["backend"] is not None and not is_word(options["backend"], spec.core.BACKENDS):
+        from ..runtime.hints import backend
+
+        word = f"{shown(options['backend'])}{backend(options['backend'])}"
+        raise ValueError(f"{fn}: backend is {word}, expected None or one of "
+                         f"{', '.join(map(repr, spec.core.BACKENDS))}")
     if options["layout"] == "heads_first" and not shapes.head_axis(spec.arrays[spec.change.value].axes):
         options["layout"] = "time_first"  # there are no heads
     if options["overwrite_state"] and options["state"] is None:
@@ -264,9 +282,9 @@ def _boolean(name: str, fn: str, given: Any) -> bool:
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "chunk_size": _chunk_size, "chunk_states": _chunk_states, "precision": _precision, "layout": _layout,
     "scale": scale_of, "l2norm_eps": _l2norm_eps, "lower_bound": _lower_bound,
-} | {name: functools.partial(_boolean, name)
-     for name in ("return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm", "beta_sigmoid",
-                  "allow_neg_eigval")}  # fmt: skip
+} | {name: functools.partial(_boolean, name) for name in (
+    "return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm", "beta_sigmoid",
+    "allow_neg_eigval", "check")}  # fmt: skip
 
 
 # states: one array in most variants, a named tuple of arrays in some

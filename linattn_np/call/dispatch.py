@@ -8,11 +8,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ..core import COMPUTATIONS, Computation
 from ..runtime import threads
 from ..runtime.arrays import Array, cast, is_mutable
 from ..spec import Samples, VariantSpec
-from . import pieces, replay
+from . import foreign, pieces, replay
 from .binding import Prepared, prepare, threads_of
 from .layouts import LAYOUTS
 from .options import COMMON
@@ -21,6 +23,7 @@ from .results import Result
 
 NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])
+ndarray = np.ndarray
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
 
 
@@ -55,6 +58,11 @@ def core_of(inputs: Any) -> Computation:
 
 def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """The result of the public function: out, or (out, state)."""
+    first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
+    if first is not ndarray and (bridge := foreign.bridge_of(arrays, keywords)) is not None:
+        found = bridge.run(spec, arrays, keywords)
+        if found is not NotImplemented:
+            return found
     signature = replay.signature(spec, arrays, keywords)
     if signature is not None:
         key, given, state, pointers = signature
@@ -75,7 +83,7 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
             x = call.inputs()
             out, end, residuals = core_of(x).forward(spec.name, x, call.plan, call.state, call.options["backend"])
             out, state = finish(call, out, end)
-        if signature is not None and not call.doubtful_layout:
+        if signature is not None and call.is_recordable:
             _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
         return Result(out, state) if out is None or call.options["return_state"] else out
 

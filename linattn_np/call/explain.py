@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..runtime.arrays import NARROW, dtype_name
 from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of
+from .foreign import bridge_of
 from .pieces import cut, with_all_queries
 
 
@@ -29,6 +31,7 @@ class Explanation:
     operations_per_token: float  # per state (head)
     bytes: int  # inputs read once and outputs written once
     replay: str  # "replayed", or why a repeated call is computed in full
+    arrays: str = ""  # how arrays of another framework are seen, and who differentiates the call
 
     def __str__(self) -> str:
         lines = [
@@ -36,6 +39,7 @@ class Explanation:
             *(f"  not {name}: {why}" for name, why in self.others.items()),
             f"  {self.form}" + (f", chunks of {self.chunk_size}" if self.chunk_size else "")
             + f", computed in {self.compute_dtype}",
+            *([f"  {self.arrays}"] if self.arrays else []),
             f"  {self.operations:,} operations ({self.operations_per_token:,.0f} a token and state)",
             f"  {self.bytes:,} bytes in and out",
             "  repeated calls are " + ("replayed" if self.replay == "replayed" else f"computed in full: {self.replay}"),
@@ -46,6 +50,10 @@ class Explanation:
 def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation:
     """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
     spec = spec_of("explain", fn)
+    if (bridge := bridge_of(arrays, options)) is not None:
+        seen = bridge.explain(spec.name, functools.partial(explain, fn), arrays, options)
+        if seen is not NotImplemented:
+            return replace(seen[0], arrays=seen[1])
     call = prepare(spec, arrays, options)
     x = with_all_queries(call).inputs()
     found = core_of(x).explain(spec.name, x, call.plan, call.options["backend"])
@@ -70,6 +78,8 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return f"the arrays are of {call.library.name}"
     if options["cu_seqlens"] is not None:
         return "the batch is ragged"
+    if call.options["check"]:
+        return "check=True looks at the numbers"
     if call.doubtful_layout:
         return "the layout raises a warning"
     signature = replay.signature(call.spec, arrays, keywords)

@@ -28,6 +28,8 @@ class Options(TypedDict, total=False):
     num_threads: CPU threads; None means LINATTN_NP_NUM_THREADS, else all processors. Results do not depend on it.
     layout: "time_first" (..., T, H, K) or "heads_first" (..., H, T, K). la.step has arrays without T.
     backend: None chooses; "reference", "chunks", "numba" or "cuda" forces one.
+    check: True looks at the numbers before computing, as la.check does: a ValueError for what cannot be meant, a
+        UserWarning for what is doubtful. It reads all arrays once and keeps a call from being replayed.
     """
 
     scale: float | None
@@ -43,6 +45,7 @@ class Options(TypedDict, total=False):
     num_threads: int | None
     layout: str
     backend: str | None
+    check: bool
 
 
 COMMON: dict[str, Any] = {
@@ -59,4 +62,5 @@ COMMON: dict[str, Any] = {
     "num_threads": None,
     "layout": "time_first",
     "backend": None,
+    "check": False,
 }

@@ -8,9 +8,9 @@ signature key: everything that its checks and its plan depend on, except the num
     NumPy   the tables of the compiled loops, with the positions of addresses; for all other calls, and for vjp, a
             Template: the checked options, sizes, plan and backend, to which other arrays are bound.
 
-Not recorded: ragged batches, row numbers on the host, arrays of other libraries, an array as an option, one array given
-twice (but for vjp on NumPy arrays), a layout that raises a warning. LINATTN_NP_REPLAY=0 in the environment at import
-disables replay; `clear()` deletes all plans.
+Not recorded: ragged batches, row numbers on the host, arrays without a view (foreign.py), an array as an option, one
+array given twice (but for vjp on NumPy arrays), a layout that raises a warning. LINATTN_NP_REPLAY=0 in the environment
+at import disables replay; `clear()` deletes all plans.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from ..runtime.unchanged import check_unchanged, mark
 from ..spec import VariantSpec
 from . import pieces_vjp, replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
-from .dispatch import NO_LIMIT, _final, core_of, finish, limit, new
+from .dispatch import NO_LIMIT, _final, core_of, finish, limit, ndarray, new
+from .foreign import bridge_of
 from .results import Result, copied, cotangents, gradients, shape_of
 
 Pullback = Callable[..., Any]
@@ -27,7 +28,7 @@ def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Pull
 
     The pullback reads the inputs: arrays and state must not change until its last call. If a NumPy input was changed
     in place, it raises a RuntimeError that names the input. Arrays of up to 4096 elements are compared whole, larger
-    ones at 4096 evenly spaced elements; arrays of other libraries are not compared. The result may be written to.
+    ones at 4096 evenly spaced elements; CuPy arrays are not compared. The result may be written to.
     Raises TypeError if fn is not a function of this library, and every error of fn.
     """
     if (spec := getattr(fn, "spec", None)) is not None:
@@ -39,6 +40,11 @@ def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Pull
 
 def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:
     """(what the public function returns, pullback)."""
+    first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
+    if first is not ndarray and (bridge := bridge_of(arrays, keywords)) is not None:
+        found = bridge.run_vjp(spec.name, functools.partial(run_vjp, spec), arrays, keywords)
+        if found is not NotImplemented:
+            return found
     signature = replay.signature(spec, arrays, keywords)
     plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
     if plan is None or signature is None:
@@ -96,7 +102,7 @@ def _in_full(
         core = core_of(x)
         computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
         found = finish(call, *computed[:2])
-    if signature is not None and not call.doubtful_layout:
+    if signature is not None and call.is_recordable:
         if call.recorder is not None:
             from . import device_replay
 

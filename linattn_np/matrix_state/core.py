@@ -23,6 +23,7 @@ from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
 from ..runtime.values import check_word
 from . import operations, policy
+from .growth import growth as growth
 from .preprocess import PREPROCESSING, Step
 from .states import STATE_AXES as STATE_AXES
 from .states import draw_state as draw_state

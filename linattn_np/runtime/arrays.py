@@ -87,8 +87,10 @@ def _library_of(fn: str, name: str, x: Any) -> tuple[Array, Library]:
 def _through_dlpack(fn: str, name: str, x: Any) -> tuple[Array, Library]:
     """An array of an unknown library as a NumPy (CPU) or CuPy (CUDA) view; a copy if the strides require one."""
     if not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
+        from .hints import conversion
+
         raise TypeError(f"{fn}: {name} is a {type(x).__qualname__}, expected an array "
-                        "(NumPy, CuPy, PyTorch, JAX, or anything with __dlpack__)")
+                        f"(NumPy, CuPy, PyTorch, JAX, or anything with __dlpack__){conversion(name, x)}")
     kind = int(x.__dlpack_device__()[0])
     if kind == CPU:
         view = np.from_dlpack(x)

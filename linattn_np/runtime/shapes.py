@@ -88,21 +88,42 @@ def check_arrays(fn: str, arrays: Mapping[str, Array | None], axes: Mapping[str,
     letters = letters_of(axes[value])
     rank = len(letters)
     if anchor.ndim < rank:
-        raise ValueError(f"{fn}: {value} has shape {tuple(anchor.shape)}, expected (..., {', '.join(letters)})")
+        near = "; a sequence of one head is x[:, None, :]" if letters[:2] == ["T", "H"] and anchor.ndim == 2 else ""
+        raise ValueError(f"{fn}: {value} has shape {tuple(anchor.shape)}, expected (..., {', '.join(letters)}){near}")
     sizes = Sizes(batch=tuple(int(n) for n in anchor.shape[: anchor.ndim - rank]))
-    order = [value] + [n for n in axes if n != value]
-    for name in order:
-        x = arrays[name]
-        if x is not None:
+    given = {n: x for n in (value, *(n for n in axes if n != value)) if (x := arrays[n]) is not None}
+    try:
+        for name, x in given.items():
             _bind(fn, name, x, axes[name], sizes)
+    except ValueError:
+        if len(odd := [name for name in given if _agree(fn, given, axes, name) is not None]) == 1:
+            _bind(fn, odd[0], given[odd[0]], axes[odd[0]], _agree(fn, given, axes, odd[0]) or sizes)
+        raise
     _check_heads(fn, sizes)
+    return sizes
+
+
+def _agree(fn: str, arrays: Mapping[str, Array], axes: Mapping[str, str], without: str) -> Sizes | None:
+    """The sizes of all arrays but one, for an error that names the one that differs; None if others differ too."""
+    others = {name: x for name, x in arrays.items() if name != without}
+    sizes = None
+    try:
+        for name, x in others.items():
+            if sizes is None:
+                rank = x.ndim - len(letters_of(axes[name].split("|")[0]))
+                sizes = Sizes(batch=tuple(map(int, x.shape[: max(rank, 0)])) if has_time(axes[name]) else ())
+            _bind(fn, name, x, axes[name], sizes)
+    except ValueError:
+        return None
     return sizes
 
 
 def check_dtype(fn: str, name: str, x: Array) -> None:
     """Raise TypeError unless x has a supported dtype."""
-    if dtype_name(x) not in STORAGE:
-        raise TypeError(f"{fn}: {name} has dtype {dtype_name(x)}, expected one of {', '.join(STORAGE)}")
+    if (kind := dtype_name(x)) not in STORAGE:
+        whole = "int" in kind or kind == "bool"
+        hint = f": {name}.astype('float32') converts" if whole and hasattr(x, "astype") else ""
+        raise TypeError(f"{fn}: {name} has dtype {kind}, expected one of {', '.join(STORAGE)}{hint}")
 
 
 def check_one(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
@@ -132,7 +153,10 @@ def _bind(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
         else:
             bound.update(zip(letters, tail, strict=True))
             return
-    raise ValueError(f"{fn}: {name} has shape {tuple(x.shape)}, expected {expected(axes, sizes)}")
+    from .hints import channels
+
+    raise ValueError(f"{fn}: {name} has shape {shape}, expected {expected(axes, sizes)}"
+                     f"{channels(fn, name, shape, axes, len(sizes.batch))}")
 
 
 def expected(axes: str, sizes: Sizes) -> str:

@@ -17,8 +17,8 @@ VALUES = RNG.standard_normal((B, T, H, V))
 G, BETA = -RNG.random((B, T, H)), RNG.random((B, T, H))
 STATE, SUM = np.zeros((B, H, K, V)), np.ones((B, H, K))
 GOOD = {"q": Q, "k": KEYS, "v": VALUES, "g": G, "beta": BETA}
-FLOATS = "expected one of float16, bfloat16, float32, float64"
-ARRAY = "expected an array (NumPy, CuPy, PyTorch, JAX, or anything with __dlpack__)"
+FLOATS = "expected one of float16, bfloat16, float32, float64..."  # what to call instead: test_mistakes.py
+ARRAY = "expected an array (NumPy, CuPy, PyTorch, JAX, or anything with __dlpack__)..."
 
 
 def sentence(text):
@@ -45,12 +45,12 @@ SHAPES = [
     ("beta", BETA[0], "beta has shape (64, 4), expected (B, T, H) = (2, 64, 4)"),
     ("g", G[:, 1:], "g has shape (2, 63, 4), expected (B, T, H) = (2, 64, 4)"),
     ("k", KEYS[..., :7], "k has shape (2, 64, 4, 7), expected (B, T, Hk, K) = (2, 64, Hk, 8)"),
-    ("q", np.moveaxis(Q, 1, 2), "q has shape (2, 4, 64, 8), expected (B, T, Hq, K) = (2, 64, Hq, K)"),
-    ("q", np.concatenate([Q, Q], 1), "q has shape (2, 128, 4, 8), expected (B, T, Hq, K) = (2, 64, Hq, K)"),
-    ("q", Q[:1], "q has shape (1, 64, 4, 8), expected (B, T, Hq, K) = (2, 64, Hq, K)"),
-    ("v", VALUES[0], "q has shape (2, 64, 4, 8), expected (T, Hq, K) = (64, Hq, K)"),
-    ("v", VALUES[None], "q has shape (2, 64, 4, 8), expected (B1, B2, T, Hq, K) = (1, 2, 64, Hq, K)"),
-    ("v", VALUES[0, 0], "v has shape (4, 5), expected (..., T, H, V)"),
+    ("q", np.moveaxis(Q, 1, 2), "q has shape (2, 4, 64, 8), expected (B, T, Hq, K) = (2, 64, Hq, 8)"),
+    ("q", np.concatenate([Q, Q], 1), "q has shape (2, 128, 4, 8), expected (B, T, Hq, K) = (2, 64, Hq, 8)"),
+    ("q", Q[:1], "q has shape (1, 64, 4, 8), expected (B, T, Hq, K) = (2, 64, Hq, 8)"),
+    ("v", VALUES[0], "v has shape (64, 4, 5), expected (B, T, H, V) = (2, 64, 4, V)"),
+    ("v", VALUES[None], "v has shape (1, 2, 64, 4, 5), expected (B, T, H, V) = (2, 64, 4, V)"),
+    ("v", VALUES[0, 0], "v has shape (4, 5), expected (..., T, H, V); a sequence of one head is x[:, None, :]"),
     ("v", np.float64(3), "v has shape (), expected (..., T, H, V)"),
     ("k", KEYS[:, :, :3], "keys have Hk = 3 heads and values H = 4, expected Hk to divide H"),
     ("k", np.concatenate([KEYS, KEYS], 2), "keys have Hk = 8 heads and values H = 4, expected Hk to divide H"),
@@ -73,7 +73,7 @@ def test_messages_name_the_callers_layout():
     transposed = {n: np.moveaxis(x, 1, 2) for n, x in GOOD.items()}
     transposed["layout"] = "heads_first"
     gated(ValueError, "beta has shape (2, 64, 4), expected (B, H, T) = (2, 4, 64)", **transposed | {"beta": BETA})
-    gated(ValueError, "q has shape (2, 64, 4, 8), expected (B, Hq, T, K) = (2, Hq, 64, K)", **transposed | {"q": Q})
+    gated(ValueError, "q has shape (2, 64, 4, 8), expected (B, Hq, T, K) = (2, Hq, 64, 8)", **transposed | {"q": Q})
     refuse(ValueError, "read: q has shape (2, 64, 4, 8), expected (B, Hq, T, K) = (2, Hq, T, 3)", la.read, Q,
            STATE[:, :, :3], layout="heads_first")
 
@@ -153,7 +153,7 @@ def test_offsets_of_any_integer_kind(offsets):
     (STATE[:, :3], ValueError, "state has shape (2, 3, 8, 5), expected (B, H, K, V) = (2, 4, 8, 5)"),
     (STATE[0], ValueError, "state has shape (4, 8, 5), expected (B, H, K, V) = (2, 4, 8, 5)"),
     (np.zeros((B, H, V, K)), ValueError, "state has shape (2, 4, 5, 8), expected (B, H, K, V) = (2, 4, 8, 5)"),
-    (STATE.astype(int), TypeError, "state has dtype int64, expected one of float16, bfloat16, float32, float64"),
+    (STATE.astype(int), TypeError, f"state has dtype int64, {FLOATS}"),
     (STATE.astype("c8"), TypeError, "state has dtype complex64, expected one of float16, bfloat16, float32, float64"),
     ((STATE, SUM), TypeError, "state is a tuple, expected one array (..., H, K, V)"),
     (la.NormalisedState(STATE, SUM), TypeError, "state is a NormalisedState, expected one array (..., H, K, V)"),
@@ -222,19 +222,19 @@ def test_states_that_cannot_be_overwritten():
 # options
 
 
-KNOWN = "expected one of qk_l2norm, l2norm_eps, beta_sigmoid, allow_neg_eigval, ..., backend"
+KNOWN = "expected one of qk_l2norm, l2norm_eps, beta_sigmoid, allow_neg_eigval, ..., check"
 
 
 @pytest.mark.parametrize(("option", "error", "text"), [
     ({"normalize": True}, TypeError, f"unknown option 'normalize', {KNOWN}"),
-    ({"initial_state": STATE}, TypeError, f"unknown option 'initial_state', {KNOWN}"),
+    ({"initial_state": STATE}, TypeError, f"unknown option 'initial_state' (did you mean state?), {KNOWN}"),
     ({"chunk_size": 0}, ValueError, "chunk_size is 0, expected None, 'parallel' or a whole number from 1"),
     ({"chunk_size": -16}, ValueError, "chunk_size is -16, expected None, 'parallel' or a whole number from 1"),
     ({"chunk_size": 2.0}, ValueError, "chunk_size is 2.0, expected None, 'parallel' or a whole number from 1"),
     ({"chunk_size": True}, ValueError, "chunk_size is True, expected None, 'parallel' or a whole number from 1"),
     ({"chunk_size": "all"}, ValueError, "chunk_size is 'all', expected None, 'parallel' or a whole number from 1"),
     ({"layout": "BHTD"}, ValueError, "layout is 'BHTD', expected 'time_first' or 'heads_first'"),
-    ({"backend": "cpu"}, ValueError, "backend is 'cpu', expected None or one of 'reference', 'chunks', ..."),
+    ({"backend": "cpu"}, ValueError, "backend is 'cpu' (did you mean 'numba'?), expected None or ..."),
     ({"backend": "cuda"}, ValueError, "backend 'cuda' does not cover this call: ..."),
     ({"backend": "reference", "chunk_size": "parallel"}, ValueError,
      "backend 'reference' does not cover this call: the definition goes token by token; ..."),
@@ -299,7 +299,7 @@ def test_options_of_their_own():
 
 
 def test_too_many_too_few_twice():
-    arrays, given = list(GOOD.values()), "expected the arrays q, k, v, g, beta, A_log, dt_bias"
+    arrays, given = list(GOOD.values()), "expected the arrays q, k, v, g, beta"
     refuse(TypeError, "gated_delta_rule: 8 arrays were given by position, expected at most 7: q, k, v, g, beta, A_log, "
            "dt_bias; options go by keyword", la.gated_delta_rule, *arrays, None, None, 0.5)
     refuse(TypeError, f"gated_delta_rule: A_log is a float, {ARRAY}", la.gated_delta_rule, *arrays, 0.5)
@@ -368,7 +368,7 @@ def test_read():
         ((None, STATE), {}, TypeError, "q is None, expected an array"),
         ((Q, None), {}, TypeError, "state is None, expected an array"),
         ((Q, STATE.astype(int)), {}, TypeError,
-         "state has dtype int64, expected one of float16, bfloat16, float32, float64"),
+         f"state has dtype int64, {FLOATS}"),
         ((Q, (STATE, SUM[0])), {}, ValueError, "state.z has shape (4, 8), expected (B, H, K) = (2, 4, 8)"),
         ((Q, (STATE,)), {}, TypeError,
          "state is a tuple of 1, expected an array or two arrays (S, z) as a NormalisedState"),

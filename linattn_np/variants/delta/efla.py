@@ -11,7 +11,7 @@ from ...matrix_state.types import Erase
 from ...products import Formula, products
 from ...runtime.arrays import Array, Namespace, cast, shared_heads, sum_of_groups
 from ...spec import ArgSpec, Samples, Variables, VariantSpec
-from ..shared.arguments import QUERIES, VALUES
+from ..shared.arguments import POSITIVE, QUERIES, VALUES
 
 NEAR = 0.1  # below, f' is its Taylor series to this power, above a difference that loses one digit
 SERIES = [(-1) ** n * n / factorial(n + 1) for n in range(1, 12)]
@@ -61,7 +61,7 @@ SPEC = VariantSpec(
         "q": QUERIES,
         "k": ArgSpec("T Hk K", "keys, of any length"),
         "v": VALUES,
-        "beta": ArgSpec("T H", "length of the step, >= 0"),
+        "beta": ArgSpec("T H", "length of the step, >= 0", limits=POSITIVE),
     },
     change=products("q", "k", "v", r="k", beta=Formula(strength, strength_vjp)),
     erase=Erase.DELTA,

@@ -9,7 +9,7 @@ from ...call.dispatch import public
 from ...matrix_state.types import Decay, Erase
 from ...products import products
 from ...spec import ArgSpec, VariantSpec
-from ..shared.arguments import CHANNEL_DECAY, QUERIES, UNIT_KEYS, VALUES
+from ..shared.arguments import CHANNEL_DECAY, QUERIES, STRENGTHS, UNIT_KEYS, VALUES
 from ..shared.projections import LOG_DECAY, SAMPLES, GateOptions, gate_arrays, raw_options
 
 SPEC = VariantSpec(
@@ -22,7 +22,7 @@ SPEC = VariantSpec(
         "k": UNIT_KEYS,
         "v": VALUES,
         "g": CHANNEL_DECAY,
-        "b": ArgSpec("T H K", "erase gate of the key channels, in [0, 2]"),
+        "b": ArgSpec("T H K", "erase gate of the key channels, in [0, 2]", limits=STRENGTHS),
         "w": ArgSpec("T H V", "write gate of the value channels"),
         **gate_arrays("H K"),
     },

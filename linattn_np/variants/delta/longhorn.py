@@ -10,7 +10,7 @@ from ...matrix_state.types import Erase
 from ...products import Formula, products
 from ...runtime.arrays import Array, cast
 from ...spec import ArgSpec, Variables, VariantSpec
-from ..shared.arguments import QUERIES, VALUES
+from ..shared.arguments import POSITIVE, QUERIES, VALUES
 
 
 def _strength(c: Variables) -> tuple[Array, Array, Array]:
@@ -48,7 +48,7 @@ SPEC = VariantSpec(
         "q": QUERIES,
         "k": ArgSpec("T Hk K", "keys, of any length"),
         "v": VALUES,
-        "beta": ArgSpec("T H", "weight of the token's error, >= 0"),
+        "beta": ArgSpec("T H", "weight of the token's error, >= 0", limits=POSITIVE),
     },
     change=products("q", "k", "v", r="k", beta=Formula(strength, strength_vjp)),
     erase=Erase.DELTA,

@@ -9,7 +9,7 @@ from ...call.options import Options
 from ...matrix_state.types import Decay
 from ...products import products
 from ...spec import ArgSpec, VariantSpec
-from ..shared.arguments import CHANNEL_DECAY, KEYS, QUERIES, VALUES
+from ..shared.arguments import CHANNEL_DECAY, KEYS, LOG_DECAY, QUERIES, VALUES
 
 SPEC = VariantSpec(
     name="gla",
@@ -21,7 +21,7 @@ SPEC = VariantSpec(
         "k": KEYS,
         "v": VALUES,
         "g": CHANNEL_DECAY,
-        "gv": ArgSpec("T H V", "log decay of the value channels, <= 0", optional=True),
+        "gv": ArgSpec("T H V", "log decay of the value channels, <= 0", optional=True, limits=LOG_DECAY),
     },
     change=products("q", "k", "v", "g", "gv"),
     decay=Decay.VECTOR,

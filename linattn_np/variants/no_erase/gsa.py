@@ -13,7 +13,7 @@ from ...matrix_state.types import BoundedState, Decay, Readout, SlotState
 from ...runtime.arrays import Array, cast, device
 from ...runtime.shapes import check_state
 from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
-from ..shared.arguments import KEYS, QUERIES, VALUES
+from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 
 
 def to_core(c: Variables) -> SlotInputs:
@@ -67,8 +67,9 @@ SPEC = VariantSpec(
         "q": QUERIES,
         "k": KEYS,
         "v": VALUES,
-        "s": ArgSpec("T H M", "how much each slot takes of the token"),
-        "g": ArgSpec("T H M", "log decay of the slots, <= 0; None: log(1 - s)", optional=True),
+        "s": ArgSpec("T H M", "how much each slot takes of the token", limits=(0.0, 1.0)),
+        "g": ArgSpec("T H M", "log decay of the slots, <= 0; None: log(1 - s)", optional=True,
+                    limits=LOG_DECAY),
     },
     change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.VECTOR,

@@ -13,7 +13,7 @@ from ...runtime.arrays import Array, cast, device
 from ...runtime.constants import constant_array
 from ...runtime.values import LARGEST, is_whole, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, Variables, VariantSpec
-from ..shared.arguments import KEYS, QUERIES, VALUES
+from ..shared.arguments import KEYS, POSITIVE, QUERIES, VALUES
 from ..shared.projections import MappedOptions, with_feature_map
 
 
@@ -88,7 +88,8 @@ SPEC = with_feature_map(VariantSpec(
         "q": QUERIES,
         "k": KEYS,
         "v": VALUES,
-        "slopes": ArgSpec("H", "minus the log decay of the head; None or a name: a published rule", True),
+        "slopes": ArgSpec("H", "minus the log decay of the head; None or a name: a published rule", True,
+                          limits=POSITIVE),
     },
     change=ChangeOfVariables(to_core, to_core_vjp, gate="slopes"),
     decay=Decay.SCALAR,

@@ -11,6 +11,7 @@ from ...call.options import Options
 from ...matrix_state.types import Decay
 from ...runtime.values import is_real, shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, VariantSpec
+from ..shared.arguments import LOG_DECAY, POSITIVE
 from ..shared.rotated import ROTATED_STATE, THETA, Rotated
 from ..shared.step_sizes import from_core, from_core_vjp, to_core, to_core_vjp
 
@@ -36,8 +37,8 @@ SPEC = VariantSpec(
     paper="Dao, Gu, Transformers are SSMs, arXiv 2405.21060",
     arrays={
         "x": ArgSpec("T H V", "inputs (the values)"),
-        "dt": ArgSpec("T H", "step sizes"),
-        "A": ArgSpec("H", "decay rate of the head, < 0 (-exp(A_log))"),
+        "dt": ArgSpec("T H", "step sizes", limits=POSITIVE, raw_with=("dt_softplus", "dt_bias")),
+        "A": ArgSpec("H", "decay rate of the head, < 0 (-exp(A_log))", limits=LOG_DECAY),
         "B": ArgSpec("T Hk K", "input vectors (the keys), shared by groups of heads"),
         "C": ArgSpec("T Hq K", "output vectors (the queries), shared by groups of heads"),
         "D": ArgSpec("H|H V", "skip connection", optional=True),

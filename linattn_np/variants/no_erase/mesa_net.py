@@ -14,7 +14,7 @@ from ...runtime.arrays import Array, cast
 from ...runtime.shapes import check_state
 from ...runtime.values import is_finite, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
-from ..shared.arguments import QUERIES, VALUES
+from ..shared.arguments import LOG_DECAY, POSITIVE, QUERIES, VALUES
 from ..shared.similarity import check_whole
 
 
@@ -78,9 +78,9 @@ SPEC = VariantSpec(
         "q": QUERIES,
         "k": ArgSpec("T Hk K", "keys"),
         "v": VALUES,
-        "g": ArgSpec("T H", "log decay, <= 0"),
-        "beta": ArgSpec("T H", "weight of the pair (k, v), >= 0"),
-        "ridge": ArgSpec("T H K|H K", "what is added to the diagonal of Z, >= 0"),
+        "g": ArgSpec("T H", "log decay, <= 0", limits=LOG_DECAY),
+        "beta": ArgSpec("T H", "weight of the pair (k, v), >= 0", limits=POSITIVE),
+        "ridge": ArgSpec("T H K|H K", "what is added to the diagonal of Z, >= 0", limits=POSITIVE),
     },
     change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.SCALAR,

@@ -12,7 +12,7 @@ from ...runtime.arrays import Array, cast, device
 from ...runtime.constants import constant_array
 from ...runtime.values import shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, Variables, VariantSpec
-from ..shared.arguments import KEYS, QUERIES, VALUES
+from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 from ..shared.projections import MappedOptions, with_feature_map
 from ..shared.rotated import ROTATED_STATE, THETA, Rotated
 
@@ -58,7 +58,8 @@ SPEC = VariantSpec(
         "q": QUERIES,
         "k": KEYS,
         "v": VALUES,
-        "g": ArgSpec("H|H K", "log decay of the head, <= 0; None: log(1 - 2^{-5-h})", optional=True),
+        "g": ArgSpec("H|H K", "log decay of the head, <= 0; None: log(1 - 2^{-5-h})", optional=True,
+                    limits=LOG_DECAY),
     },
     change=ChangeOfVariables(to_core, to_core_vjp, gate="g"),
     decay=Decay.SCALAR,

@@ -13,7 +13,7 @@ from ...ops.feature_maps import FeatureMap, random_fourier
 from ...runtime.arrays import Array, cast
 from ...runtime.values import is_finite, shown
 from ...spec import ArgSpec, OptionSpec, Samples, Variables, VariantSpec
-from ..shared.arguments import KEYS, QUERIES, VALUES
+from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 from ..shared.similarity import Similarity, SimilarityOptions, check_eps, check_whole, defaults
 
 
@@ -78,7 +78,7 @@ SPEC = VariantSpec(
         "q": QUERIES,
         "k": KEYS,
         "v": VALUES,
-        "g": ArgSpec("T H", "log decay of the token, <= 0; None: no gate", optional=True),
+        "g": ArgSpec("T H", "log decay of the token, <= 0; None: no gate", optional=True, limits=LOG_DECAY),
     },
     change=replace(SIMILARITY.change, to_core=to_core, to_core_vjp=to_core_vjp),
     decay=Decay.SCALAR,
