@@ -65,25 +65,35 @@ class Translated(NamedTuple):
     options: dict[str, Any]
 
 
+class Library(NamedTuple):
+    """What the functions of a library have in common."""
+
+    defaults: Mapping[str, Any]  # of the options, by name
+    common: Sequence[str]  # options of every function
+    unsupported: Sequence[str]  # options that must have their default
+    prepare: Callable[[Given], None]  # before the translation
+    state_of: Callable[[Given, Any], Any]  # our final state -> theirs
+
+
 def adapter(
-    name: str, translate: Callable[[str, Given], Translated], state_of: Callable[[Given, Any], Any], text: str,
-    defaults: Mapping[str, Any], unsupported: Sequence[str],
+    name: str, translate: Callable[[str, Given], Translated], text: str, library: Library
 ) -> Callable[..., Any]:
     """A function `name` with the parameters `text`, which returns (o, state), state None if not asked for.
 
-    What is `unsupported` raises ValueError unless it has its default; every function takes chunk_size.
+    Raises ValueError for what is unsupported.
     """
-    text = text if "chunk_size" in text.split() else f"{text} chunk_size"
-    known = parameters(text, defaults)
-    refused = [n for n in unsupported if n in known.defaults]
+    listed = text.split()
+    known = parameters(" ".join([*listed, *(n for n in library.common if n not in listed)]), library.defaults)
+    refused = [n for n in library.unsupported if n in known.defaults]
 
     def call(*args: Any, **keywords: Any) -> Any:
         given = bound(name, known, args, keywords)
         for option in refused:
             if given[option] is not known.defaults[option]:
                 raise ValueError(f"{name}: {option} is not supported, expected {known.defaults[option]}")
+        library.prepare(given)
         fn, arrays, options = translate(name, given)
         result = getattr(la, fn)(**arrays, **options)
-        return (result[0], state_of(given, result[1])) if options["return_state"] else (result, None)
+        return (result[0], library.state_of(given, result[1])) if options["return_state"] else (result, None)
 
     return with_signature(call, name, known, f"{name}({', '.join(known.names)}) of FLA -> (o, final state or None)")

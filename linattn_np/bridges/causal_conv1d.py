@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
+from ..ops.cpu import short_conv as compiled
 from .packed import position_of
 
 Tensor = torch.Tensor
 ACTIVATIONS = (None, "silu", "swish")
+
+
+class Conv(NamedTuple):
+    """As ops/short_conv.py's ShortConv, in torch; position (B, T)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: str | None
+    position: Tensor | None
 
 
 def causal_conv1d_fn(
@@ -29,8 +40,8 @@ def causal_conv1d_fn(
         raise ValueError(f"{fn}: seq_idx is given together with states, expected one of them")
     W = weight.shape[-1]
     past = x if initial_states is None else torch.cat([initial_states.to(x.dtype), x], dim=-1)
-    position = None if seq_idx is None else position_of(seq_idx)
-    y = activated(convolved(past, weight, bias, position)[..., past.shape[-1] - x.shape[-1] :], activation)
+    conv = Conv(weight, bias, activation, None if seq_idx is None else position_of(seq_idx))
+    y = convolved(past, conv)[..., past.shape[-1] - x.shape[-1] :]
     if not return_final_states:
         return y
     end = F.pad(past, (max(W - 1 - past.shape[-1], 0), 0))[..., past.shape[-1] - W + 1 :] if W > 1 else past[..., :0]
@@ -64,16 +75,57 @@ def check(fn: str, x: Tensor, weight: Tensor, activation: str | None) -> None:
         raise ValueError(f"{fn}: weight has shape {tuple(weight.shape)}, expected (D, W) with D = {x.shape[1]}")
 
 
-def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, position: Tensor | None) -> Tensor:
-    """The convolution of (B, D, T) in the memory order (B, T, D); position (B, T) as in ops/short_conv.py."""
-    rows, taps = x.transpose(1, 2).to(weight.dtype), weight.t()
-    y = rows * taps[-1] if bias is None else torch.addcmul(bias, rows, taps[-1])
-    for i in range(1, min(len(taps), rows.shape[1])):
-        past = rows[:, :-i]
-        if position is not None:
-            past = torch.where((position[:, i:] >= i)[..., None], past, 0)
-        y = torch.cat([y[:, :i], torch.addcmul(y[:, i:], past, taps[-1 - i])], dim=1)
+def convolved(x: Tensor, conv: Conv) -> Tensor:
+    """The convolution of (B, D, T), in the memory order (B, T, D)."""
+    rows, position = x.transpose(1, 2).to(conv.weight.dtype), conv.position
+    y = Convolution.apply(rows, conv.weight.t(), conv.bias, position, conv.activation is not None)
     return y.transpose(1, 2).to(x.dtype)
+
+
+class Convolution(torch.autograd.Function):
+    """ops/cpu/short_conv.py's compiled loops, or torch operations on whole tensors; torch's conv1d takes longer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taps: Tensor, bias: Tensor | None, position: Tensor | None, silu: bool) -> Tensor:
+        """x (B, T, D), taps (W, D), the last one for the current token; position (B, T)."""
+        ctx.silu, ctx.compiled = silu, x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+        if ctx.compiled:
+            ctx.save_for_backward(x, taps, bias, position)
+            return torch.from_numpy(compiled.short_conv(*views(x, taps, bias, position), silu))
+        y = x * taps[-1] if bias is None else torch.addcmul(bias, x, taps[-1])
+        for i in range(1, min(len(taps), x.shape[1])):
+            y[:, i:].addcmul_(reached(x[:, :-i], i, position), taps[-1 - i])
+        ctx.save_for_backward(x, taps, bias, position, y if silu else None)
+        return F.silu(y) if silu else y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        """dx_t = sum_i taps_{W-1-i} dy_{t+i},  dtaps_{W-1-i} = sum_t dy_t x_{t-i}."""
+        x, taps, bias, position, *y = ctx.saved_tensors
+        if ctx.compiled:
+            grads = compiled.short_conv_vjp(*views(x, taps, bias, position), ctx.silu, dy.numpy())
+            return *(None if d is None else torch.from_numpy(d) for d in grads), None, None
+        dy = torch.ops.aten.silu_backward(dy, y[0]) if ctx.silu else dy
+        dx, dtaps = dy * taps[-1], torch.zeros_like(taps)
+        dtaps[-1] = (dy * x).sum((0, 1))
+        for i in range(1, min(len(taps), x.shape[1])):
+            d = reached(dy[:, i:], i, position)
+            dx[:, :-i].addcmul_(d, taps[-1 - i])
+            dtaps[-1 - i] = (d * x[:, :-i]).sum((0, 1))
+        return dx, dtaps, None if bias is None else dy.sum((0, 1)), None, None
+
+
+def views(x: Tensor, taps: Tensor, bias: Tensor | None, position: Tensor | None) -> list[Any]:
+    """The arguments of the compiled loops."""
+    if position is None:
+        position = torch.arange(x.shape[1]).expand(x.shape[0], -1)
+    return [None if y is None else y.detach().numpy() for y in (x, taps, bias, position.long())]
+
+
+def reached(x: Tensor, i: int, position: Tensor | None) -> Tensor:
+    """x (B, T - i, D) where token t + i and the one i places before belong to one sequence, else 0."""
+    return x if position is None else torch.where((position[:, i:] >= i)[..., None], x, 0)
 
 
 def activated(y: Tensor, activation: str | None) -> Tensor:

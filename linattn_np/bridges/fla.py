@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..matrix_state.types import NormalisedState, SlotState
-from .adapter import Given, Translated, adapter
+from .adapter import Given, Library, Translated, adapter
 
 L2NORM_EPS = 1e-6  # FLA's, inside the root
 NORMALISER_EPS = 1e-10  # linear_attn's, added to the sum of similarities
@@ -23,6 +23,7 @@ DEFAULTS: dict[str, Any] = {
     "scale": None, "initial_state": None, "output_final_state": False, "state_v_first": False, "cu_seqlens": None,
     "use_qk_l2norm_in_kernel": False, "use_gate_in_kernel": False, "A_log": None, "dt_bias": None,
     "use_beta_sigmoid_in_kernel": False, "allow_neg_eigval": False, "lower_bound": None, "safe_gate": False,
+    "overwrite_state": False,  # ours: the final state is written into initial_state; not differentiable
     # these have no effect
     "cu_seqlens_cpu": None, "chunk_indices": None, "chunk_size": None, "disable_recompute": False,
     "checkpoint_level": 2, "use_graph": False, "max_num_seqs": None,
@@ -35,6 +36,18 @@ UNSUPPORTED = ("cp_context", "return_intermediate_states", "reverse", "output_at
 # FLA's arguments -> ours
 
 
+def normalise_one_token(given: Given) -> None:
+    """q and k of a decoding step over their length, by torch: a step without a norm is replayed."""
+    q, k = given.get("q"), given.get("k")
+    if not given.get("use_qk_l2norm_in_kernel") or q is None or q.shape[1] != 1 or q.dtype != k.dtype:
+        return
+    rows = torch.cat([q, k], dim=2)
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    rows = rows * rows.square().sum(-1, keepdim=True).add_(L2NORM_EPS).rsqrt_()
+    given["q"], given["k"] = rows.split((q.shape[2], k.shape[2]), dim=2)
+    given["use_qk_l2norm_in_kernel"] = False
+
+
 def options_of(given: Given) -> dict[str, Any]:
     """Options that every function has, and the norm of q and k."""
     options: dict[str, Any] = {"scale": given["scale"], "return_state": bool(given["output_final_state"])}
@@ -42,6 +55,7 @@ def options_of(given: Given) -> dict[str, Any]:
         options["scale"] = given["k"].shape[-1] ** -0.5
     if (state := given["initial_state"]) is not None:
         options["state"] = state.mT if given.get("state_v_first") else state
+        options["overwrite_state"] = bool(given["overwrite_state"])
     if given["cu_seqlens"] is not None:
         packed = given.get("cu_seqlens_cpu")
         options["cu_seqlens"] = given["cu_seqlens"] if packed is None else packed
@@ -55,7 +69,7 @@ def gates_of(fn: str, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays: dict[str, Any] = {}
     options: dict[str, Any] = {}
     if given["use_gate_in_kernel"]:
-        if given["A_log"] is None:
+        if given["A_log"] is None and given.get("lower_bound") is None:
             raise ValueError(f"{fn}: use_gate_in_kernel=True without A_log, expected A_log (H,)")
         arrays = {n: given[n] for n in ("A_log", "dt_bias") if given[n] is not None}
         if given.get("lower_bound") is not None:
@@ -194,7 +208,9 @@ def gsa(fn: str, given: Given) -> Translated:
 
 
 def state_of(given: Given, state: Any) -> Any:
-    """The final state as FLA stores it; None if it was not asked for."""
+    """The final state as FLA stores it."""
+    if given["overwrite_state"] and given["initial_state"] is not None:
+        return given["initial_state"]
     if isinstance(state, NormalisedState):
         return state.S, state.z.unsqueeze(1)
     if isinstance(state, SlotState):
@@ -253,7 +269,8 @@ TABLE = {
     "fused_recurrent_gsa": (gsa, "q k v s g=None " + CALL + "reverse cu_seqlens"),
 }  # fmt: skip
 ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
-FUNCTIONS = {name: adapter(name, translate, state_of, text, DEFAULTS, UNSUPPORTED)
+FLA = Library(DEFAULTS, ("chunk_size", "overwrite_state"), UNSUPPORTED, normalise_one_token, state_of)
+FUNCTIONS = {name: adapter(name, translate, text, FLA)
              for name, (translate, text) in TABLE.items()}  # fmt: skip
 globals().update(FUNCTIONS | {name: FUNCTIONS[of] for name, of in ALIASES.items()})
 __all__ = [*FUNCTIONS, *ALIASES]

@@ -32,9 +32,9 @@ MODELS = (
 )  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {  # by their names in the models' modules
     "torch_chunk_gated_delta_rule": fla.FUNCTIONS["chunk_gated_delta_rule"],
-    "torch_recurrent_gated_delta_rule": fla.FUNCTIONS["fused_recurrent_gated_delta_rule"],
+    "torch_recurrent_gated_delta_rule": transformers_layers.step(fla.FUNCTIONS["fused_recurrent_gated_delta_rule"]),
     "chunk_kimi_delta_attention": fla.FUNCTIONS["chunk_kda"],
-    "recurrent_kimi_delta_attention": fla.FUNCTIONS["fused_recurrent_kda"],
+    "recurrent_kimi_delta_attention": transformers_layers.step(fla.FUNCTIONS["fused_recurrent_kda"]),
     "mamba2_chunk_scan": mamba_ssm.mamba_chunk_scan_combined,
     "mamba2_selective_state_update": mamba_ssm.selective_state_update,
     "causal_conv1d_fn": causal_conv1d.causal_conv1d_fn,

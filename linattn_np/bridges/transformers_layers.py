@@ -1,7 +1,9 @@
-"""Methods of transformers' layers whose recurrence is written in their body: MiniMax's, xLSTM's."""
+"""What layers of transformers do around a recurrence: the cached state of a step, MiniMax's and xLSTM's methods."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +14,19 @@ import linattn_np as la
 from .packed import OFFSETS
 
 Tensor = torch.Tensor
+
+
+def step(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A recurrent function as layers call it with a cached state, which they replace by the new one: in its place."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **keywords: Any) -> Any:
+        state = keywords.get("initial_state")
+        if state is not None and not torch.is_grad_enabled() and keywords.get("output_final_state"):
+            keywords["overwrite_state"] = state.dtype in (torch.float32, torch.float64) and state.is_contiguous()
+        return fn(*args, **keywords)
+
+    return call
 
 
 def lightning_attention(
