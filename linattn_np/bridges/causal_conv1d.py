@@ -13,6 +13,7 @@ from .packed import position_of
 
 Tensor = torch.Tensor
 ACTIVATIONS = (None, "silu", "swish")
+COMPILED = (torch.float32, torch.float64)  # dtypes of the compiled loops, on the host
 
 
 class Conv(NamedTuple):
@@ -88,7 +89,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, taps: Tensor, bias: Tensor | None, position: Tensor | None, silu: bool) -> Tensor:
         """x (B, T, D), taps (W, D), the last one for the current token; position (B, T)."""
-        ctx.silu, ctx.compiled = silu, x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+        ctx.silu, ctx.compiled = silu, x.device.type == "cpu" and x.dtype in COMPILED
         if ctx.compiled:
             ctx.save_for_backward(x, taps, bias, position)
             return torch.from_numpy(compiled.short_conv(*views(x, taps, bias, position), silu))

@@ -4,7 +4,7 @@
     patch_transformers()                       # or: with patch_transformers(): ...
     model = AutoModelForCausalLM.from_pretrained(...)
 
-Models of transformers 5.16 and later call functions of their own module, which are replaced there: models that exist
+Models of transformers (5.23) call functions of their own module, which are replaced there: models that exist
 already run on ours too. MiniMax and xLSTM compute in methods of classes, which are replaced likewise.
 """
 
@@ -83,7 +83,7 @@ def patch_transformers(models: Iterable[str] = MODELS) -> Patch:
             found += patch_module(import_module(home))
     if not found:
         raise RuntimeError(f"patch_transformers: transformers {transformers.__version__} has none of the functions "
-                           f"{', '.join(FUNCTIONS)}, expected a version >= 5.16")  # fmt: skip
+                           f"{', '.join(FUNCTIONS)}, expected a version >= 5.23")  # fmt: skip
     _patch = Patch(found)
     where = sorted({getattr(owner, "__module__", None) or owner.__name__ for owner, _, _ in found})
     names = ", ".join(name.rpartition("modeling_")[2] for name in where)
