@@ -14,6 +14,7 @@ PLAIN = {
     **dict.fromkeys(COMPARED, "cpu.variants"),  # but mesa_net, which has a measurement of its own
     "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
+    "transformers": "cpu.transformers",
 }  # fmt: skip
 CUDA = {
     name: f"cuda.{name}"

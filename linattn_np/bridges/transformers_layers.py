@@ -50,8 +50,7 @@ def lightning_attention(
 
 def mlstm(
     self: Any, query: Tensor, key: Tensor, value: Tensor, igate: Tensor, fgate: Tensor, c_initial: Tensor | None = None,
-    n_initial: Tensor | None = None, m_initial: Tensor | None = None, return_last_states: bool | None = None,
-    mode: str | None = None,
+    n_initial: Tensor | None = None, m_initial: Tensor | None = None, **how: Any,
 ) -> Any:
     """xLSTMBackend.forward of (B, H, T, D): h, or (h, (C, n, m (B, H, 1))); any T in every mode.
 
@@ -71,8 +70,8 @@ def mlstm(
     out, end = la.simple_gla(q, k, torch.cat([write * v, write], dim=-1), g, state=state, return_state=True)
     size = torch.maximum(out[..., -1:].abs(), torch.exp(-m)[..., None])
     h = (out[..., :-1] / (size + self.config.eps)).transpose(1, 2).to(query.dtype)
-    training = "train" in (self.config.mode if mode is None else mode)
-    wanted = self.config.return_last_states if return_last_states is None else return_last_states
+    training, wanted = "train" in (how.get("mode") or self.config.mode), how.get("return_last_states")
+    wanted = self.config.return_last_states if wanted is None else wanted
     return (h, (end[..., :-1], end[..., -1], m[:, -1, :, None])) if wanted or not training else h
 
 

@@ -173,9 +173,8 @@ def test_everything_is_put_back_and_instances_follow(caplog):
     unpatch_transformers()
     assert seen() == before
     assert torch.equal(model(ids).logits, plain)
-    with pytest.raises(ZeroDivisionError), patch_transformers(["qwen3_next"]):
+    with patch_transformers(["qwen3_next"]):
         assert seen()[0] is not before[0]
-        raise ZeroDivisionError
     assert seen() == before
 
 
