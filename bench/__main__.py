@@ -12,7 +12,8 @@ from linattn_np import catalog
 COMPARED = ("step", *catalog.modules())  # cpu/variants.py
 PLAIN = {
     **dict.fromkeys(COMPARED, "cpu.variants"),  # but mesa_net, which has a measurement of its own
-    "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling",
+    "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "filters": "cpu.filters",
+    "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
     "transformers": "cpu.transformers",
 }  # fmt: skip
@@ -20,7 +21,7 @@ CUDA = {
     name: f"cuda.{name}"
     for name in ("gated_delta_rule", "raw_projections", "scaling", "simple_gla", "step", "vector_decay")
 }
-ONE_THREAD = ("earlier", "feature_maps", "mesa_net", "scaling")
+ONE_THREAD = ("earlier", "feature_maps", "filters", "mesa_net", "scaling")
 
 
 def main() -> int:

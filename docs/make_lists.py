@@ -1,51 +1,231 @@
 """Write what follows from the specs: python docs/make_lists.py [--check].
 
-The family table, in every page that has its markers; linattn_np/__init__.pyi, the names that type checkers see.
+The family table and the table of cells, in every page that has their markers; the table of docs/variants.md, and a
+section for each variant that has none there; docs/reference, one section a function, from its docstring;
+linattn_np/__init__.pyi, the names that type checkers see.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import linattn_np as la
-from linattn_np import catalog
+from linattn_np.call.options import COMMON
+from linattn_np.docstring import cell, options_of
+from linattn_np.matrix_state.types import Decay, Erase, Readout
 
 TOP = Path(__file__).resolve().parent.parent
-PAGES = (TOP / "docs" / "family_table.md", TOP / "README.md")
+VARIANTS = TOP / "docs" / "variants.md"
+PAGES = (TOP / "docs" / "family_table.md", VARIANTS)
+REFERENCE = TOP / "docs" / "reference"
 STUB = TOP / "linattn_np" / "__init__.pyi"
-BEGIN, END = "<!-- family table -->", "<!-- end -->"
+END = "<!-- end -->"
+HEADING = re.compile(r"^## (.*)$", re.MULTILINE)
 
 
-def with_table(text: str) -> str:
-    """`text` with the table between the markers."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{la.family_table()}\n{END}{after}"
+def sections(text: str) -> dict[str, str]:
+    """Variant -> heading of its section."""
+    return {name: heading for heading in HEADING.findall(text) for name in heading.split(", ")}
+
+
+def skeleton(spec: la.VariantSpec) -> str:
+    """The section of a variant that follows from its spec, to start from."""
+    lines = [f"## {spec.name}", "", f"{spec.paper}.", "", "```text",
+             *(line.strip() for line in spec.equation.split(";")), "```", "",
+             f"{spec.sentence} Core: {cell(spec)}.", "", f"**Scale.** {_scale(spec)}."]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _scale(spec: la.VariantSpec) -> str:
+    return "$K^{-1/2}$" if spec.scaled else "1"
+
+
+def variants_table(text: str) -> str:
+    """One row per variant, with a link to its section."""
+    rows = ["| function | arrays | own options | `scale=None` | equation | paper |", "|---|---|---|---|---|---|"]
+    headings = sections(text)
+    for spec in la.SPECS:
+        anchor = headings[spec.name].replace(",", "").replace(" ", "-")
+        arrays = ", ".join(f"{n}=None" if arg.optional else n for n, arg in spec.arrays.items())
+        options = ", ".join(f"`{option}`" for option in options_of(spec))
+        rows.append(f"| [`{spec.name}`](#{anchor}) | {arrays} | {options} | {_scale(spec)} | "
+                    f"`{spec.equation.replace('|', '/')}` | {spec.paper} |")
+    return "\n".join(rows) + "\n"
+
+
+def cells(text: str) -> str:
+    """The functions by decay and erase, with a read-out that is not linear."""
+    rows = ["| | " + " | ".join(f"erase {erase.name}" for erase in Erase) + " |", "|---" * (1 + len(Erase)) + "|"]
+    for decay in Decay:
+        found = [", ".join(_with_readout(s) for s in la.SPECS if (s.decay, s.erase) == (decay, erase))
+                 for erase in Erase]  # fmt: skip
+        rows.append(" | ".join([f"| decay {decay.name}", *found]).rstrip() + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _with_readout(spec: la.VariantSpec) -> str:
+    plain = spec.readout is Readout.LINEAR
+    return f"`{spec.name}`" if plain else f"`{spec.name}` ({spec.readout.name})"
+
+
+TABLES: dict[str, Callable[[str], str]] = {  # marker -> what stands after it
+    "family table": lambda text: la.family_table(), "cells": cells, "variants": variants_table,
+}  # fmt: skip
+
+
+def with_tables(text: str) -> str:
+    """`text` with what stands between its markers."""
+    for name, table in TABLES.items():
+        begin = f"<!-- {name} -->"
+        if begin in text:
+            before, rest = text.split(begin)
+            _, after = rest.split(END, 1)
+            text = f"{before}{begin}\n\n{table(text)}\n{END}{after}"
+    return text
+
+
+def with_sections(text: str) -> str:
+    """docs/variants.md with a section for each variant."""
+    known = sections(text)
+    return text + "".join("\n" + skeleton(spec) for spec in la.SPECS if spec.name not in known)
+
+
+def section(name: str, thing: Any) -> str:
+    """A heading, the signature, and the docstring as it is."""
+    text = inspect.getdoc(thing) or ""
+    if inspect.isclass(thing) or not callable(thing):
+        head = name
+    else:
+        parameters = inspect.signature(thing).parameters.values()
+        words = [str(p.replace(annotation=p.empty)) for p in parameters if p.name not in COMMON]
+        options = ["**options"] if any(p.name in COMMON for p in parameters) else []
+        head = f"{name}({', '.join([*words, *options])})"
+    return f"## {name.removeprefix('la.')}\n\n```text\n{head}\n\n{text}\n```\n"
+
+
+def reference() -> dict[Path, str]:
+    """The pages of docs/reference."""
+    from linattn_np.ops import feature_maps, gate_formula, gates, norms
+
+    intro = "Written from the docstrings by `docs/make_lists.py`; `help(la.{})` shows the same text.\n"
+    variants = [section(f"la.{fn.__name__}", fn) for fn in sorted(la.VARIANTS, key=lambda fn: fn.__name__)]
+    names = sorted(n for n in la._HOMES if n not in ("SPECS", "VARIANTS"))
+    names.sort(key=lambda n: inspect.isclass(getattr(la, n)))  # functions first
+    others = [section(f"la.{n}", getattr(la, n)) for n in names]
+    tests = [section(f"la.testing.{n}", f) for n, f in own(la.testing)]
+    modules = (feature_maps, gates, gate_formula, norms)
+    ops = [section(f"{m.__name__}.{n}", f) for m in modules for n, f in own(m)]
+    options = "`**options` are the [common options](functions.md#options).\n"
+    pages = {
+        "variants.md": ["# Variants\n", intro.format("gla") + options, *variants],
+        "functions.md": ["# Functions of functions\n", intro.format("vjp"), *others],
+        "testing.md": ["# Testing\n", intro.format("testing"), *tests],
+        "ops.md": ["# Feature maps, gates, norms\n", intro.format("feature_maps"), *ops],
+    }
+    return {REFERENCE / name: "\n".join(parts) for name, parts in pages.items()}
+
+
+def own(module: Any) -> list[tuple[str, Any]]:
+    """The public functions and classes of a module that have a docstring."""
+    every = [(n, x) for n, x in vars(module).items() if getattr(x, "__module__", "") == module.__name__]
+    return [(n, x) for n, x in every if not n.startswith("_") and inspect.getdoc(x)]
+
+
+LITERALS = {
+    "layout": 'Literal["time_first", "heads_first"]', "precision": 'Literal["tf32"] | None',
+    "backend": 'Literal["reference", "chunks", "numba", "cuda"] | None',
+    "chunk_states": 'Literal["loop", "scan"] | None',
+    "chunk_size": 'int | Literal["parallel"] | None', "scale": "float | None", "num_threads": "int | None",
+}  # fmt: skip
+STATED = ("return_state", "return_states_at")
+
+
+def class_of(fn: Any) -> str:
+    """'_GatedDeltaRule'."""
+    return "_" + "".join(word.capitalize() for word in fn.__name__.split("_"))
+
+
+def call(arrays: str, options: str, result: str) -> list[str]:
+    """One overload of a call."""
+    return ["    @overload", "    def __call__(", f"        self, {arrays}, *, {options}", f"    ) -> {result}: ..."]
+
+
+def typed(fn: Any) -> list[str]:
+    """The class of a variant's function and that of its gradients, for type checkers."""
+    spec, name = fn.spec, class_of(fn)
+    arrays = []
+    for n, arg in spec.arrays.items():
+        kind = "A" if n == spec.change.value else "Any"
+        arrays.append(f"{n}: {kind}" + " = ..." * arg.optional)
+    options = {**spec.options.defaults, **COMMON}
+    words = [f"{n}: {LITERALS.get(n, 'bool' if isinstance(v, bool) else 'Any')} = ..."
+             for n, v in options.items() if n not in STATED]
+    rest = ", ".join(words)
+    calls = [("return_state: Literal[False] = ..., return_states_at: None = ...", "A"),
+             ("return_state: Literal[True], return_states_at: None = ...", "Result[A]"),
+             ("return_state: bool = ..., return_states_at: Any", "StatesResult[A]"),
+             ("return_state: bool, return_states_at: None = ...", "A | Result[A]")]  # fmt: skip
+    lines = [f"class {name}Gradients(NamedTuple):", *(f"    {n}: Any" for n in (*spec.arrays, "state")), "",
+             f"class {name}:", f'    """{spec.sentence} {spec.equation}"""', "", "    __name__: str",
+             "    spec: VariantSpec", "    samples: _Samples"]  # fmt: skip
+    every = ", ".join(arrays)
+    if spec.change.query is not None:  # without queries the state alone
+        lines += call(every.replace(f"{spec.change.query}: Any", f"{spec.change.query}: None"),
+                      "return_state: bool = ..., return_states_at: None = ..., " + rest, "Result[None]")
+    for stated, result in calls:
+        lines += call(every, f"{stated}, {rest}", result)
+    return [*lines, "", f"{fn.__name__}: {name}", ""]
+
+
+def typed_vjp(fns: list[Any]) -> list[str]:
+    """The overloads of vjp: the gradients of each variant by name."""
+    lines = []
+    for fn in fns:
+        name = class_of(fn)
+        lines += ["@overload", f"def vjp(fn: {name}, *arrays: Any, **options: Any) -> "
+                  f"tuple[Any, Callable[..., {name}Gradients]]: ..."]  # fmt: skip
+    return [*lines, "@overload", "def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> "
+            "tuple[Any, Callable[..., Any]]: ...", ""]
 
 
 def stub() -> str:
-    """The public names as imports, for type checkers and editors."""
-    homes = {name: home for name, home in la._HOMES.items() if name not in ("VARIANTS", "SPECS")}
-    homes |= {name: f".variants.{home}" for name, home in catalog.modules().items()}
+    """The public names with their types, for type checkers and editors."""
+    homes = {name: home for name, home in la._HOMES.items() if name not in ("VARIANTS", "SPECS", "vjp")}
     homes |= {name: home.rpartition(".")[0] or "." for name, home in la._MODULES.items()}
+    fns = sorted(la.VARIANTS, key=lambda fn: fn.__name__)
     lines = [f"from {home} import {name} as {name}" for home, name in sorted((h, n) for n, h in homes.items())]
-    lines.append("from .spec import VariantFunction as _VariantFunction")
+    lines += ["from .spec import Samples as _Samples", "from .spec import VariantFunction as _VariantFunction"]
     lines.sort(key=lambda line: (line.split()[1], line.split()[3]))
-    return "\n".join(["# Written by `python docs/make_lists.py`.", "", *lines, "", "__version__: str",
-                      "VARIANTS: tuple[_VariantFunction, ...]", "SPECS: tuple[VariantSpec, ...]", ""])
+    head = [
+        "# Written by `python docs/make_lists.py`.", "# ruff: noqa: E501", "",
+        "from collections.abc import Callable",
+        "from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload", "", *lines, "",
+        "__version__: str", "VARIANTS: tuple[_VariantFunction, ...]", "SPECS: tuple[VariantSpec, ...]", "",
+        'A = TypeVar("A")', "", "class Result(NamedTuple, Generic[A]):", "    out: A", "    state: Any", "",
+        "class StatesResult(NamedTuple, Generic[A]):", "    out: A", "    state: Any", "    states: Any", "",
+    ]  # fmt: skip
+    every = [line for fn in fns for line in typed(fn)]
+    return "\n".join([*head, *every, *typed_vjp(fns)])
 
 
 def main() -> int:
     """Write the files; with --check write nothing, and return 1 if one is out of date."""
     texts = {page: page.read_text("utf-8") for page in PAGES}
-    found = {page: with_table(text) for page, text in texts.items()} | {STUB: stub()}
-    texts[STUB] = STUB.read_text("utf-8") if STUB.exists() else ""
+    found = {page: with_tables(with_sections(text) if page == VARIANTS else text) for page, text in texts.items()}
+    found[STUB] = stub()
+    found |= reference()
+    texts |= {page: page.read_text("utf-8") if page.exists() else "" for page in found if page not in texts}
     stale = [page for page, text in found.items() if texts[page] != text]
     for page in stale:
         if "--check" in sys.argv[1:]:
             sys.stderr.write(f"{page.relative_to(TOP)} is out of date: run python docs/make_lists.py\n")
         else:
+            page.parent.mkdir(exist_ok=True)
             page.write_text(found[page], "utf-8")
     return 1 if stale and "--check" in sys.argv[1:] else 0
 

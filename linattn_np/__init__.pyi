@@ -1,4 +1,8 @@
 # Written by `python docs/make_lists.py`.
+# ruff: noqa: E501
+
+from collections.abc import Callable
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from . import testing as testing
 from .call.check import check as check
@@ -8,8 +12,13 @@ from .call.influence import influence_matrix as influence_matrix
 from .call.options import Options as Options
 from .call.read import read as read
 from .call.step import step as step
-from .call.vjp import vjp as vjp
 from .catalog import family_table as family_table
+from .filters import delay_line as delay_line
+from .filters import lms as lms
+from .filters import nlms as nlms
+from .filters import rls as rls
+from .filters.arguments import Filtered as Filtered
+from .filters.arguments import RLSState as RLSState
 from .matrix_state.types import BoundedState as BoundedState
 from .matrix_state.types import NormalisedState as NormalisedState
 from .matrix_state.types import SlotState as SlotState
@@ -17,39 +26,1200 @@ from .matrix_state.types import SolvedState as SolvedState
 from .matrix_state.types import StabilisedState as StabilisedState
 from .ops import feature_maps as feature_maps
 from .runtime.versions import show_versions as show_versions
+from .spec import Samples as _Samples
 from .spec import VariantFunction as _VariantFunction
 from .spec import VariantSpec as VariantSpec
-from .variants.delta.comba import comba as comba
-from .variants.delta.delta_product import delta_product as delta_product
-from .variants.delta.delta_rule import delta_rule as delta_rule
-from .variants.delta.efla import efla as efla
-from .variants.delta.gated_delta_rule import gated_delta_rule as gated_delta_rule
-from .variants.delta.gdn2 import gdn2 as gdn2
-from .variants.delta.kda import kda as kda
-from .variants.delta.longhorn import longhorn as longhorn
-from .variants.free.dplr import dplr as dplr
-from .variants.free.dplr import rwkv7 as rwkv7
-from .variants.free.iplr import iplr as iplr
-from .variants.no_erase.based import based as based
-from .variants.no_erase.dfw import dfw as dfw
-from .variants.no_erase.gla import gla as gla
-from .variants.no_erase.gsa import abc as abc
-from .variants.no_erase.gsa import gsa as gsa
-from .variants.no_erase.hgrn2 import hgrn2 as hgrn2
-from .variants.no_erase.lightning_attention import lightning_attention as lightning_attention
-from .variants.no_erase.linear_attention import linear_attention as linear_attention
-from .variants.no_erase.mamba2 import mamba2 as mamba2
-from .variants.no_erase.mamba2 import transxssm as transxssm
-from .variants.no_erase.mesa_net import mesa_net as mesa_net
-from .variants.no_erase.mlstm import mlstm as mlstm
-from .variants.no_erase.performer import performer as performer
-from .variants.no_erase.rebased import rebased as rebased
-from .variants.no_erase.retention import retention as retention
-from .variants.no_erase.retention import retnet as retnet
-from .variants.no_erase.rfa import rfa as rfa
-from .variants.no_erase.rwkv6 import rwkv6 as rwkv6
-from .variants.no_erase.simple_gla import simple_gla as simple_gla
 
 __version__: str
 VARIANTS: tuple[_VariantFunction, ...]
 SPECS: tuple[VariantSpec, ...]
+
+A = TypeVar("A")
+
+class Result(NamedTuple, Generic[A]):
+    out: A
+    state: Any
+
+class StatesResult(NamedTuple, Generic[A]):
+    out: A
+    state: Any
+    states: Any
+
+class _AbcGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    s: Any
+    state: Any
+
+class _Abc:
+    """Softmax over slots that hold weighted averages of keys and values. w_t = e^{s_t} / sum_{l <= t} e^{s_l};  W_t = W_{t-1} diag(1 - w_t) + k_t^T w_t;  S_t = diag(1 - w_t) S_{t-1} + w_t^T v_t;  out_t = softmax(scale q_t W_t) S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, s: Any, *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, s: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, s: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, s: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, s: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+abc: _Abc
+
+class _BasedGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    state: Any
+
+class _Based:
+    """Softmax attention's exponential by its Taylor polynomial. S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  phi(q) phi(k) = 1 + z + z^2 / 2, z = q k / sqrt(K)"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, *, return_state: bool = ..., return_states_at: None = ..., order: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: Literal[False] = ..., return_states_at: None = ..., order: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: Literal[True], return_states_at: None = ..., order: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: bool = ..., return_states_at: Any, order: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: bool, return_states_at: None = ..., order: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+based: _Based
+
+class _CombaGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    p: Any
+    g: Any
+    beta: Any
+    A_log: Any
+    dt_bias: Any
+    state: Any
+
+class _Comba:
+    """A delta rule whose erase vector p differs from its key and reads the state before its decay. S_t = e^{g_t} S_{t-1} + k_t^T beta_t (v_t - p_t S_{t-1});  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, p: Any, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, p: Any, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, p: Any, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, p: Any, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, p: Any, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool, return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+comba: _Comba
+
+class _DeltaProductGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    beta: Any
+    g: Any
+    A_log: Any
+    dt_bias: Any
+    state: Any
+
+class _DeltaProduct:
+    """Several steps of the delta rule per token; with a gate if one is given. S~ = e^{g_t} S_{t-1};  for each of n steps: S~ = S~ + k^T beta (v - k S~);  S_t = S~;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, beta: Any, g: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, g: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, g: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, g: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, g: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool, return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+delta_product: _DeltaProduct
+
+class _DeltaRuleGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    beta: Any
+    state: Any
+
+class _DeltaRule:
+    """Erase what the key held, then write the new value. S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1});  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, beta: Any, *, return_state: bool = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: Literal[True], return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: bool = ..., return_states_at: Any, qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: bool, return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+delta_rule: _DeltaRule
+
+class _DfwGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    gv: Any
+    state: Any
+
+class _Dfw:
+    """One decay per key channel times one per value channel. S_t = diag(e^{g_t}) S_{t-1} diag(e^{gv_t}) + k_t^T v_t;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, gv: Any, *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, gv: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, gv: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, gv: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, gv: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+dfw: _Dfw
+
+class _DplrGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    a: Any
+    b: Any
+    state: Any
+
+class _Dplr:
+    """Diagonal decay plus any rank-one map of the old state. S_t = diag(e^{g_t}) S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, a: Any, b: Any, *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, a: Any, b: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, a: Any, b: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, a: Any, b: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, a: Any, b: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+dplr: _Dplr
+
+class _EflaGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    beta: Any
+    state: Any
+
+class _Efla:
+    """The delta rule as the exact flow of its differential equation over one token. S_t = S_{t-1} + k_t^T b_t (v_t - k_t S_{t-1}), b_t = (1 - e^{-beta_t |k_t|^2}) / |k_t|^2;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, beta: Any, *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+efla: _Efla
+
+class _GatedDeltaRuleGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    beta: Any
+    A_log: Any
+    dt_bias: Any
+    state: Any
+
+class _GatedDeltaRule:
+    """Decay the state, erase what the key held, write the new value. S~ = e^{g_t} S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool, return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+gated_delta_rule: _GatedDeltaRule
+
+class _Gdn2Gradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    b: Any
+    w: Any
+    A_log: Any
+    dt_bias: Any
+    state: Any
+
+class _Gdn2:
+    """A delta rule with a decay and an erase gate per key channel, and a write gate per value channel. S~ = diag(e^{g_t}) S_{t-1};  S_t = S~ + k_t^T (w_t * v_t - (b_t * k_t) S~);  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, b: Any, w: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, b: Any, w: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, b: Any, w: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, b: Any, w: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, qk_l2norm: bool = ..., l2norm_eps: Any = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, b: Any, w: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool, return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+gdn2: _Gdn2
+
+class _GlaGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    gv: Any
+    state: Any
+
+class _Gla:
+    """Linear attention with one decay per token and key channel. S_t = diag(e^{g_t}) S_{t-1} diag(e^{gv_t}) + k_t^T v_t;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, gv: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, gv: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, gv: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, gv: Any = ..., *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, gv: Any = ..., *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+gla: _Gla
+
+class _GsaGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    s: Any
+    g: Any
+    state: Any
+
+class _Gsa:
+    """Softmax over slots, each of which decays and takes in keys and values. W_t = W_{t-1} diag(e^{g_t}) + k_t^T s_t;  S_t = diag(e^{g_t}) S_{t-1} + s_t^T v_t;  out_t = softmax(scale q_t W_t) S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, s: Any, g: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, s: Any, g: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, s: Any, g: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, s: Any, g: Any = ..., *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, s: Any, g: Any = ..., *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+gsa: _Gsa
+
+class _Hgrn2Gradients(NamedTuple):
+    q: Any
+    v: Any
+    g: Any
+    state: Any
+
+class _Hgrn2:
+    """Vector decay; what a channel forgets is what it takes in. S_t = diag(e^{g_t}) S_{t-1} + (1 - e^{g_t})^T v_t;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, v: A, g: Any, *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, v: A, g: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, v: A, g: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, v: A, g: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, v: A, g: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+hgrn2: _Hgrn2
+
+class _IplrGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    a: Any
+    b: Any
+    state: Any
+
+class _Iplr:
+    """Any rank-one map of the old state, without a decay. S_t = S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, a: Any, b: Any, *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, a: Any, b: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, a: Any, b: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, a: Any, b: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, a: Any, b: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+iplr: _Iplr
+
+class _KdaGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    beta: Any
+    A_log: Any
+    dt_bias: Any
+    state: Any
+
+class _Kda:
+    """The gated delta rule with one decay per key channel. S~ = diag(e^{g_t}) S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool, return_states_at: None = ..., qk_l2norm: bool = ..., l2norm_eps: Any = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+kda: _Kda
+
+class _LightningAttentionGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    slopes: Any
+    state: Any
+
+class _LightningAttention:
+    """Linear attention with one published slope per head. S_t = e^{-slope} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, slopes: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., layer: Any = ..., num_layers: Any = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, slopes: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., layer: Any = ..., num_layers: Any = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, slopes: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., layer: Any = ..., num_layers: Any = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, slopes: Any = ..., *, return_state: bool = ..., return_states_at: Any, layer: Any = ..., num_layers: Any = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, slopes: Any = ..., *, return_state: bool, return_states_at: None = ..., layer: Any = ..., num_layers: Any = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+lightning_attention: _LightningAttention
+
+class _LinearAttentionGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    state: Any
+
+class _LinearAttention:
+    """Softmax attention's similarity replaced by an inner product of feature maps. S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = scale phi(q_t) S_t, over phi(q_t) z_t if normalised"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, *, return_state: bool = ..., return_states_at: None = ..., feature_map: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: Literal[False] = ..., return_states_at: None = ..., feature_map: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: Literal[True], return_states_at: None = ..., feature_map: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: bool = ..., return_states_at: Any, feature_map: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: bool, return_states_at: None = ..., feature_map: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+linear_attention: _LinearAttention
+
+class _LonghornGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    beta: Any
+    state: Any
+
+class _Longhorn:
+    """The delta rule with the step that an implicit update takes. S_t = S_{t-1} + k_t^T b_t (v_t - k_t S_{t-1}), b_t = beta_t / (1 + beta_t k_t k_t^T);  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, beta: Any, *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+longhorn: _Longhorn
+
+class _Mamba2Gradients(NamedTuple):
+    x: Any
+    dt: Any
+    A: Any
+    B: Any
+    C: Any
+    D: Any
+    z: Any
+    dt_bias: Any
+    state: Any
+
+class _Mamba2:
+    """State space dual form: a scalar decay and a value scale driven by one step size. S_t = e^{dt_t A} S_{t-1} + B_t^T (dt_t x_t);  out_t = (C_t S_t + D x_t) silu(z_t)"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: None, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: bool, return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+mamba2: _Mamba2
+
+class _MesaNetGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    beta: Any
+    ridge: Any
+    state: Any
+
+class _MesaNet:
+    """Every query reads the regularised least-squares fit of what was written. Z_t = e^{g_t} Z_{t-1} + beta_t k_t^T k_t;  S_t = e^{g_t} S_{t-1} + beta_t k_t^T v_t;  out_t = scale q_t (Z_t + diag(ridge))^{-1} S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, beta: Any, ridge: Any, *, return_state: bool = ..., return_states_at: None = ..., solver: Any = ..., iterations: Any = ..., tolerance: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, ridge: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., solver: Any = ..., iterations: Any = ..., tolerance: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, ridge: Any, *, return_state: Literal[True], return_states_at: None = ..., solver: Any = ..., iterations: Any = ..., tolerance: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, ridge: Any, *, return_state: bool = ..., return_states_at: Any, solver: Any = ..., iterations: Any = ..., tolerance: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, ridge: Any, *, return_state: bool, return_states_at: None = ..., solver: Any = ..., iterations: Any = ..., tolerance: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+mesa_net: _MesaNet
+
+class _MlstmGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    i: Any
+    f: Any
+    state: Any
+
+class _Mlstm:
+    """Scalar decay with an exponential input gate, read through a normaliser that is at least 1. S_t = f_t S_{t-1} + e^{i_t} k_t^T v_t;  n_t = f_t n_{t-1} + e^{i_t} k_t;  out_t = scale q_t S_t / max(|scale q_t n_t^T|, 1)"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, i: Any, f: Any, *, return_state: bool = ..., return_states_at: None = ..., soft_cap: Any = ..., forget_gate: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, i: Any, f: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., soft_cap: Any = ..., forget_gate: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, i: Any, f: Any, *, return_state: Literal[True], return_states_at: None = ..., soft_cap: Any = ..., forget_gate: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, i: Any, f: Any, *, return_state: bool = ..., return_states_at: Any, soft_cap: Any = ..., forget_gate: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, i: Any, f: Any, *, return_state: bool, return_states_at: None = ..., soft_cap: Any = ..., forget_gate: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+mlstm: _Mlstm
+
+class _PerformerGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    state: Any
+
+class _Performer:
+    """Softmax attention's exponential by positive orthogonal random features. S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  phi(x) = e^{w x - x^2 / 2} of random w"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, *, return_state: bool = ..., return_states_at: None = ..., num_features: Any = ..., seed: Any = ..., hyperbolic: bool = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: Literal[False] = ..., return_states_at: None = ..., num_features: Any = ..., seed: Any = ..., hyperbolic: bool = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: Literal[True], return_states_at: None = ..., num_features: Any = ..., seed: Any = ..., hyperbolic: bool = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: bool = ..., return_states_at: Any, num_features: Any = ..., seed: Any = ..., hyperbolic: bool = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: bool, return_states_at: None = ..., num_features: Any = ..., seed: Any = ..., hyperbolic: bool = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+performer: _Performer
+
+class _RebasedGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    gamma: Any
+    shift: Any
+    state: Any
+
+class _Rebased:
+    """The square of an inner product of normed queries and keys. S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  phi(q) phi(k) = (q' k')^2 / K, x' = gamma norm(x) + shift"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, gamma: Any = ..., shift: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, gamma: Any = ..., shift: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, gamma: Any = ..., shift: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, gamma: Any = ..., shift: Any = ..., *, return_state: bool = ..., return_states_at: Any, normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, gamma: Any = ..., shift: Any = ..., *, return_state: bool, return_states_at: None = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+rebased: _Rebased
+
+class _RetentionGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    state: Any
+
+class _Retention:
+    """Linear attention with one fixed decay per head. S_t = diag(e^g) S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., *, return_state: bool = ..., return_states_at: Any, feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., *, return_state: bool, return_states_at: None = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+retention: _Retention
+
+class _RetnetGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    theta: Any
+    state: Any
+
+class _Retnet:
+    """Retention whose queries and keys rotate with their position: a complex decay. S_t = e^g R S_{t-1} + k_t^T v_t, R rotates pairs of rows by theta;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any = ..., theta: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., xpos: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., theta: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., xpos: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., theta: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., xpos: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., theta: Any = ..., *, return_state: bool = ..., return_states_at: Any, xpos: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., theta: Any = ..., *, return_state: bool, return_states_at: None = ..., xpos: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+retnet: _Retnet
+
+class _RfaGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    state: Any
+
+class _Rfa:
+    """A Gaussian kernel of unit queries and keys by random Fourier features; with a gate if one is given. S_t = e^{g_t} S_{t-1} + (1 - e^{g_t}) phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  phi(x) = [sin, cos](w x)"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., num_features: Any = ..., seed: Any = ..., sigma: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., num_features: Any = ..., seed: Any = ..., sigma: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., num_features: Any = ..., seed: Any = ..., sigma: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., *, return_state: bool = ..., return_states_at: Any, num_features: Any = ..., seed: Any = ..., sigma: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any = ..., *, return_state: bool, return_states_at: None = ..., num_features: Any = ..., seed: Any = ..., sigma: Any = ..., normalize: bool = ..., causal: bool = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+rfa: _Rfa
+
+class _Rwkv6Gradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    u: Any
+    state: Any
+
+class _Rwkv6:
+    """Vector decay, read before the write, with a bonus for the token itself. out_t = scale q_t (S_{t-1} + diag(u) k_t^T v_t);  S_t = diag(e^{g_t}) S_{t-1} + k_t^T v_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, u: Any, *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, u: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, u: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, u: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, u: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+rwkv6: _Rwkv6
+
+class _Rwkv7Gradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    a: Any
+    b: Any
+    state: Any
+
+class _Rwkv7:
+    """Diagonal decay, and a rank-one correction read from the old state. S_t = diag(e^{g_t}) S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, a: Any, b: Any, *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, a: Any, b: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, a: Any, b: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, a: Any, b: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, a: Any, b: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+rwkv7: _Rwkv7
+
+class _SimpleGlaGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    state: Any
+
+class _SimpleGla:
+    """Linear attention with one decay per token and head; also gated retention. S_t = e^{g_t} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, *, return_state: bool = ..., return_states_at: None = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: Literal[True], return_states_at: None = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: bool = ..., return_states_at: Any, feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: bool, return_states_at: None = ..., feature_map: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+simple_gla: _SimpleGla
+
+class _TransxssmGradients(NamedTuple):
+    x: Any
+    dt: Any
+    A: Any
+    B: Any
+    C: Any
+    D: Any
+    z: Any
+    dt_bias: Any
+    theta: Any
+    state: Any
+
+class _Transxssm:
+    """Mamba-2 whose input and output vectors rotate with their position. S_t = e^{dt_t A} R S_{t-1} + B_t^T (dt_t x_t), R rotates pairs of rows by theta;  out_t = (C_t S_t + D x_t) silu(z_t)"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: None, D: Any = ..., z: Any = ..., dt_bias: Any = ..., theta: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., theta: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., theta: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., theta: Any = ..., *, return_state: bool = ..., return_states_at: Any, dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., theta: Any = ..., *, return_state: bool, return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+transxssm: _Transxssm
+
+@overload
+def vjp(fn: _Abc, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _AbcGradients]]: ...
+@overload
+def vjp(fn: _Based, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _BasedGradients]]: ...
+@overload
+def vjp(fn: _Comba, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _CombaGradients]]: ...
+@overload
+def vjp(fn: _DeltaProduct, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DeltaProductGradients]]: ...
+@overload
+def vjp(fn: _DeltaRule, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DeltaRuleGradients]]: ...
+@overload
+def vjp(fn: _Dfw, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DfwGradients]]: ...
+@overload
+def vjp(fn: _Dplr, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DplrGradients]]: ...
+@overload
+def vjp(fn: _Efla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _EflaGradients]]: ...
+@overload
+def vjp(fn: _GatedDeltaRule, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _GatedDeltaRuleGradients]]: ...
+@overload
+def vjp(fn: _Gdn2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Gdn2Gradients]]: ...
+@overload
+def vjp(fn: _Gla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _GlaGradients]]: ...
+@overload
+def vjp(fn: _Gsa, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _GsaGradients]]: ...
+@overload
+def vjp(fn: _Hgrn2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Hgrn2Gradients]]: ...
+@overload
+def vjp(fn: _Iplr, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _IplrGradients]]: ...
+@overload
+def vjp(fn: _Kda, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _KdaGradients]]: ...
+@overload
+def vjp(fn: _LightningAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LightningAttentionGradients]]: ...
+@overload
+def vjp(fn: _LinearAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LinearAttentionGradients]]: ...
+@overload
+def vjp(fn: _Longhorn, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LonghornGradients]]: ...
+@overload
+def vjp(fn: _Mamba2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Mamba2Gradients]]: ...
+@overload
+def vjp(fn: _MesaNet, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MesaNetGradients]]: ...
+@overload
+def vjp(fn: _Mlstm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MlstmGradients]]: ...
+@overload
+def vjp(fn: _Performer, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _PerformerGradients]]: ...
+@overload
+def vjp(fn: _Rebased, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _RebasedGradients]]: ...
+@overload
+def vjp(fn: _Retention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _RetentionGradients]]: ...
+@overload
+def vjp(fn: _Retnet, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _RetnetGradients]]: ...
+@overload
+def vjp(fn: _Rfa, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _RfaGradients]]: ...
+@overload
+def vjp(fn: _Rwkv6, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Rwkv6Gradients]]: ...
+@overload
+def vjp(fn: _Rwkv7, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Rwkv7Gradients]]: ...
+@overload
+def vjp(fn: _SimpleGla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _SimpleGlaGradients]]: ...
+@overload
+def vjp(fn: _Transxssm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _TransxssmGradients]]: ...
+@overload
+def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Callable[..., Any]]: ...

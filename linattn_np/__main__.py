@@ -1,4 +1,4 @@
-"""The command line: `linattn doctor | docstring | warmup | probe | recall`; also `python -m linattn_np`."""
+"""The command line: `linattn COMMAND`, also `python -m linattn_np COMMAND`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import importlib
 import sys
 
 COMMANDS = {
+    "compare": (".experiments.compare.command",
+                "forms of linear attention, and softmax, on a series: numbers, time, memory"),
     "doctor": (".doctor", "show the installation and check every variant on every backend"),
     "docstring": (".docstring", "the docstring that follows from a variant's spec, to start from"),
     "warmup": (".warmup", "compile CPU loops and CUDA kernels ahead of their first use; needs no GPU"),
     "probe": (".experiments.probe.command", "properties of the recurrences, measured on constructed inputs"),
+    "fit": (".experiments.fit.command", "next-value prediction of a series by memories with learned gates"),
     "recall": (".experiments.recall.command", "needle-in-a-haystack retrieval from real text"),
 }
 EXTRA = ("tqdm", "rich", "matplotlib", "threadpoolctl")

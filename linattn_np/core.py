@@ -30,6 +30,8 @@ class CallPlan(NamedTuple):
     precision: str | None = None  # "tf32": products of float32 may round their factors to tf32
     overwrite: bool = False  # the final state may overwrite the initial one
     pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
+    returns_state: bool = True  # the final state is returned
+    has_state: bool = False  # an initial state is given
 
 
 class Explained(NamedTuple):

@@ -18,11 +18,16 @@ def docstring(spec: VariantSpec) -> str:
     scale = "K**-0.5" if spec.scaled else "1"
     lines = [spec.sentence, "", *(f"    {line.strip()}" for line in spec.equation.split(";")), "",
              *(f"{name:{width}}{shapes[name]:{columns}}{_words(arg)}" for name, arg in spec.arrays.items()), "",
-             *(f"{option}={value!r}: TODO." for option, value in spec.options.defaults.items()),
+             *(f"{option}: TODO." for option in options_of(spec)),
              f"scale=None means {scale}. Returns {_returns(spec)}.",
              "Raises ValueError or TypeError for shapes, dtypes and options that do not fit.",
-             f"Core: matrix_state, {_cell(spec)}. Common options: linattn_np.Options.", f"{spec.paper}."]  # fmt: skip
+             f"Core: matrix_state, {cell(spec)}. Common options: linattn_np.Options.", f"{spec.paper}."]  # fmt: skip
     return "\n".join(lines)
+
+
+def options_of(spec: VariantSpec) -> list[str]:
+    """A variant's own options with their defaults: "name=default"."""
+    return [f"{option}={value!r}" for option, value in spec.options.defaults.items()]
 
 
 def _shape(axes: str) -> str:
@@ -42,7 +47,7 @@ def _returns(spec: VariantSpec) -> str:
     return f"out (..., T, {heads}, V), and the state {state} if return_state"
 
 
-def _cell(spec: VariantSpec) -> str:
+def cell(spec: VariantSpec) -> str:
     """The kind of decay and of erase, and which states are read if not the usual ones."""
     words = [f"decay {spec.decay.name}", f"erase {spec.erase.name}"]
     if spec.erase is Erase.DELTA and spec.erase_reads is ReadState.PREVIOUS and spec.decay is not Decay.NONE:

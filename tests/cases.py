@@ -96,6 +96,10 @@ def one_per(key: Callable[[Any], Any], among: Any = None) -> list[Any]:
     return list(found.values())
 
 
+def has_decay(fn: Callable[..., Any]) -> bool:
+    return fn.spec.decay.name != "NONE"
+
+
 def has_plain_state(spec: Any) -> bool:
     """Whether state and output are the core's."""
     return spec.state.pack is None and spec.change.from_core is None
@@ -117,11 +121,29 @@ def passes_through(fn: Callable[..., Any]) -> bool:
         for name, y in x._asdict().items())
 
 
+def required(fn: Callable[..., Any]) -> list[str]:
+    """The arrays that are not optional."""
+    return [n for n, a in fn.spec.arrays.items() if not a.optional]
+
+
+def recurrences() -> list[Any]:
+    """One function for each recurrence of the core, of those whose arrays are its inputs as they come.
+
+    Not those of a constant decay, or one that needs a decay on the value axis.
+    """
+    found: dict[Any, Any] = {}
+    for fn in filter(passes_through, la.VARIANTS):
+        s = fn.spec
+        kind = s.decay, s.erase, s.erase_reads, s.query_reads, s.change.erase_key, s.micro_steps
+        if s.change.gate is None and "gv" not in required(fn):
+            found.setdefault(kind, fn)
+    return list(found.values())
+
+
 def with_arrays(names: str, **kind: str) -> Any:
     """The first function whose required arrays have these names, of this decay and erase, as the core takes them."""
     for fn in filter(passes_through, la.VARIANTS):
-        required = [n for n, a in fn.spec.arrays.items() if not a.optional]
-        if required == names.split() and all(getattr(fn.spec, n).name == x for n, x in kind.items()):
+        if required(fn) == names.split() and all(getattr(fn.spec, n).name == x for n, x in kind.items()):
             return fn
     raise LookupError(names)
 
@@ -153,6 +175,9 @@ def _cases() -> list[Case]:
 
 
 CASES = _cases()
+RECURRENCES = recurrences()
+WITHOUT_ERASE = [fn for fn in filter(passes_through, la.VARIANTS)  # with no decay, or one a head
+                 if (fn.spec.erase.name, fn.spec.decay.name) in (("NONE", "NONE"), ("NONE", "SCALAR"))]
 PLAIN = [Case(fn, dict(fn.samples.options[0]),
               {n: a.axes.split("|")[0] for n, a in fn.spec.arrays.items() if not a.reinterprets}, {})
          for fn in la.VARIANTS]  # one per variant, with every optional array except those that reinterpret another

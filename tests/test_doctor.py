@@ -8,12 +8,15 @@ import pytest
 import linattn_np as la
 from linattn_np import doctor
 from linattn_np.__main__ import main
+from tests.cases import one_per
+
+TWO = tuple(one_per(lambda spec: spec.erase.name == "NONE", (la.linear_attention, *la.VARIANTS)))
 
 
 @pytest.fixture
 def few(monkeypatch):
     """Two variants on the backends that need no compilation."""
-    monkeypatch.setattr(doctor, "VARIANTS", (la.linear_attention, la.gated_delta_rule))
+    monkeypatch.setattr(doctor, "VARIANTS", TWO)
     monkeypatch.setattr(la.linear_attention.spec.core, "BACKENDS", ("reference", "chunks"))
     monkeypatch.setattr(doctor, "_cupy", lambda: None)
 
@@ -23,7 +26,7 @@ def test_all_right(few, capsys):
     text = capsys.readouterr().out
     for section in ("versions", "devices", "backends", "caches", "exactness"):
         assert f"\n{section}" in "\n" + text
-    cases = sum(len(fn.samples.options) for fn in (la.linear_attention, la.gated_delta_rule))
+    cases = sum(len(fn.samples.options) for fn in TWO)
     assert text.count(" right\n") == 2 * cases + 1  # and the last line
     assert text.endswith("checks on chunks, reference: all right\n")
 

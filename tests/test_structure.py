@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 import threading
@@ -23,16 +25,17 @@ from tests.naive import NAIVE
 
 ROOT = Path(la.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
+DOCS = ROOT.parent / "docs"
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 LAYERS = (  # from the bottom up; what stands on one line does not import each other
     ("runtime",), ("ops",), ("core",), ("matrix_state",), ("spec",), ("products",), ("call", "sampling"), ("variants",),
-    ("catalog",), ("testing",),
+    ("catalog",), ("testing", "filters"),
     ("docstring", "doctor", "experiments", "bridges", "warmup"), ("__main__",), ("__init__",),
 )
 LAYER = {name: n for n, names in enumerate(LAYERS) for name in names}
 CORES = ("matrix_state",)
 USERS = ("experiments", "bridges")  # they see the package itself, as a user does
-FRAMEWORKS = {"cupy", "torch", "jax", "tensorflow", "mlx", "dask"}
+FRAMEWORKS = {"cupy", "torch", "jax", "tensorflow", "mlx", "dask", "onnx"}
 EXTRAS = {"matplotlib", "rich", "tqdm", "threadpoolctl", "pandas", "scipy"}
 
 
@@ -302,14 +305,22 @@ def test_every_variant_is_in_every_list(fn):
     assert f"`{fn.spec.name}`" in la.family_table()
 
 
+@pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no pages")
+def test_every_variant_has_a_row_and_a_section_and_every_section_a_variant():
+    text = (DOCS / "variants.md").read_text("utf-8")
+    rows = re.findall(r"^\| \[`(\w+)`\]\(#[\w-]+\) \|", text, re.MULTILINE)
+    headings = [name for line in re.findall(r"^## (.*)$", text, re.MULTILINE) for name in line.split(", ")]
+    names = [spec.name for spec in la.SPECS]
+    assert rows == names
+    assert sorted(headings) == sorted(names)
+
+
 def test_no_loop_without_a_variant():
     assert NAIVE.keys() == {c.name for c in la.SPECS}
 
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
 def test_the_signature_is_that_of_the_spec(fn):
-    import inspect
-
     parameters = inspect.signature(fn).parameters
     arrays = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert arrays == list(fn.spec.arrays)
@@ -333,6 +344,24 @@ def test_the_lists_that_are_written_are_up_to_date():
     script = ROOT.parent / "docs" / "make_lists.py"
     ran = subprocess.run([sys.executable, str(script), "--check"], cwd=ROOT.parent, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+BY_NAME = ("formulas", "naive", "experiments", "sanitized")  # sources' formulas, loops, memories, calls of kernels
+
+
+def test_no_test_lists_functions_by_name():
+    """Tests of several functions choose them by a trait of their spec: a new function is among them."""
+    names, found = {spec.name for spec in la.SPECS}, []
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        if {*path.parts, path.stem} & set(BY_NAME):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            each: list[Any] = node.elts if isinstance(node, ast.List | ast.Tuple | ast.Set) else []
+            each = node.keys if isinstance(node, ast.Dict) else each
+            listed = [x for x in each if getattr(x, "attr", getattr(x, "value", None)) in names]
+            if len(listed) > 1:
+                found.append(f"{path.name}: {ast.unparse(node)}")
+    assert found == []
 
 
 # the import
@@ -377,17 +406,25 @@ def test_the_window_shows_the_functions_and_nothing_else():
 
 
 def test_type_checkers_see_what_is_there():
-    """The stub names what `__all__` does, from where it is loaded."""
-    seen = {}
-    for node in ast.walk(ast.parse((ROOT / "__init__.pyi").read_text())):
+    """The stub names what `__all__` does; every variant has its arrays and options, and its gradients their names."""
+    seen, classes = set(), {}
+    for node in ast.parse((ROOT / "__init__.pyi").read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.level:
-            seen |= {alias.name: node.module for alias in node.names if alias.asname == alias.name}
+            seen |= {alias.name for alias in node.names if alias.asname == alias.name}
         elif isinstance(node, ast.AnnAssign):
-            seen[node.target.id] = "catalog"
-    assert seen.pop("__version__")
-    assert set(seen) == set(la.__all__)
+            seen.add(node.target.id)
+            classes[node.target.id] = ast.unparse(node.annotation)
+        elif isinstance(node, ast.FunctionDef):
+            seen.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            classes[node.name] = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AnnAssign)]
+    assert seen - {"__version__"} == set(la.__all__)
     for fn in la.VARIANTS:
-        assert fn.__module__ == f"linattn_np.{seen[fn.__name__]}"
+        name = classes[fn.__name__]
+        for call in (n for n in classes[name] if isinstance(n, ast.FunctionDef)):
+            words = [a.arg for a in (*call.args.args[1:], *call.args.kwonlyargs)]
+            assert sorted(words) == sorted(inspect.signature(fn).parameters)
+        assert [n.target.id for n in classes[f"{name}Gradients"]] == [*fn.spec.arrays, "state"]
 
 
 def test_ml_dtypes_is_not_imported_for_a_call_without_it():

@@ -2,11 +2,11 @@
 
     python -m bench transformers [--threads 2] [--rounds 5] [--tokens 2048] [--write]
 
-The layer has Qwen3-Next's shape, 16 key and 32 value heads of 128: the chunk form forward, forward and backward, and one
-cached token with the update of the cache, which are the operations that the model calls. The model is a Qwen3-Next of
-4 layers and hidden size 256, float32: prefill of a prompt, cached decoding of single tokens, one training step. Calls
-alternate; of every number the least of all rounds counts, of wall time and of the process's CPU time, since other
-programs only add to them.
+The layer has Qwen3-Next's shape, 16 key and 32 value heads of 128: the chunk form forward, forward and backward, and
+one cached token with the update of the cache, which are the operations that the model calls. The model is a Qwen3-Next
+of 4 layers and hidden size 256, float32: prefill of a prompt, cached decoding of single tokens, one training step.
+Calls alternate; of every number the least of all rounds counts, of wall time and of the process's CPU time, since
+other programs only add to them.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def model(tokens: int, heads: tuple[int, int, int]) -> dict[str, Calls]:
 
     keys, values, width = heads
     config = transformers.Qwen3NextConfig(
-        vocab_size=512, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64,
-        linear_num_key_heads=keys, linear_num_value_heads=values, linear_key_head_dim=width, linear_value_head_dim=width,
-        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128, shared_expert_intermediate_size=128,
-        pad_token_id=0, eos_token_id=None)  # fmt: skip
+        vocab_size=512, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=64, linear_num_key_heads=keys, linear_num_value_heads=values, linear_key_head_dim=width,
+        linear_value_head_dim=width, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128,
+        shared_expert_intermediate_size=128, pad_token_id=0, eos_token_id=None)  # fmt: skip
     torch.manual_seed(0)
     net, ids = transformers.Qwen3NextForCausalLM(config).float(), torch.randint(1, 512, (1, tokens))
 
@@ -152,9 +152,8 @@ def main(argv: list[str]) -> int:
     for name, calls in (*layer(args.tokens).items(), *model(args.tokens // 2, (4, 8, 64)).items(),
                         *model(args.tokens // 2, (KEY_HEADS, HEADS, D)).items()):  # fmt: skip
         rows[name] = row = compared(calls, args.rounds)
-        print(f"{name:42s} ours {row['ours']['wall_ms']:9.3f} ms (CPU {row['ours']['cpu_ms']:9.3f})  theirs "
-              f"{row['theirs']['wall_ms']:9.3f} ms (CPU {row['theirs']['cpu_ms']:9.3f})  {row['ratio']:5.1f} times, by CPU "
-              f"time {row['cpu_ratio']:5.1f}", flush=True)  # fmt: skip
+        times = [f"{who} {row[who]['wall_ms']:9.3f} ms (CPU {row[who]['cpu_ms']:9.3f})" for who in ("ours", "theirs")]
+        print(f"{name:42s} {'  '.join(times)}  ratio {row['ratio']:5.1f} (CPU {row['cpu_ratio']:5.1f})", flush=True)
     if args.write:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         print(record.write("transformers", record.rounded({"threads": int(args.threads), "peers": versions,

@@ -2,7 +2,7 @@
 //
 // With Pre_i the decay of a block of 16 rows up to row i, D the decay of whole blocks, h = 2^58 in the middle of the float range, and bfloat16 copies
 //     qP = q Pre h,      kP = k / (Pre h),      kR = k Pre h (erase)
-// of block J the readers' sums go from the first block to the last and the writers' from the last to the first (docs/vector_backward.md):
+// of block J the readers' sums go from the first block to the last and the writers' from the last to the first (docs/internals/vector_backward.md):
 //     readers:  y = X / h;  for J:  y[I >= J] += Z[I, J] kP_J;  out_J = Pre h y_J;  y[I > J] *= D_J
 //     writers:  y = X h;    for I:  y[J <= I] *= D_I;  y[J <= I] += Z[I, J]^T qP_I;  out_I = y_I / (Pre h)
 // LA_EXACT 1 is for chunks of which a block decays by more than 2^-116 in some channel: copies q Pre and k Suf (exponents <= 0), pairs inside

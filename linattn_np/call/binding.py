@@ -16,6 +16,7 @@ from ..runtime.values import is_finite, is_real, is_whole, is_word, shown
 from ..spec import Variables, VariantSpec
 from . import layouts
 from .options import COMMON
+from .overwrite import check_inputs_apart, check_overwritten
 
 
 class Prepared(NamedTuple):
@@ -111,10 +112,9 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
                   axes=axes, kernels=options["backend"] in (None, "cuda"))
     core_state, rows, plan = _enter_state(spec, c, plan, state)
     if options["overwrite_state"]:
-        from .overwrite import check_inputs_apart, check_overwritten
-
-        check_overwritten(fn, state, plan, own)
-        check_inputs_apart(fn, state, entered)
+        parts = flatten("state", state)
+        check_overwritten(fn, parts, plan, flatten("state", own))
+        check_inputs_apart(fn, parts, entered)
     call = Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
     if options["check"]:
         from .check import enforce
@@ -131,7 +131,8 @@ def _plan(
         scale = max(sizes.K, 1) ** -0.5 if spec.scaled else 1.0
     plan = CallPlan(
         xp, dtype, scale, options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
-        overwrite=options["overwrite_state"], precision=options["precision"],
+        overwrite=options["overwrite_state"], precision=options["precision"], has_state=options["state"] is not None,
+        returns_state=options["return_state"] or options["overwrite_state"],
     )
     return spec.core.plan(plan, spec, options, sizes)
 

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from ..runtime.arrays import NARROW, dtype_name
 from ..runtime.memory import Place, is_on_device, overlap, overlaps_itself, place_of
-from .binding import flatten
 
 
-def check_overwritten(fn: str, state: Any, plan: Any, own: Any) -> None:
-    """Check that the final state can be written into `state`; own: the caller's arrays.
+def check_overwritten(fn: str, state: Mapping[str, Any], plan: Any, theirs: Mapping[str, Any]) -> None:
+    """Check that the final state can be written into the parts of `state`; theirs: the caller's arrays.
 
     Raises TypeError for a dtype that is neither the compute dtype nor 16-bit, ValueError for a read-only array and for
     elements that share memory.
     """
-    for name, S in flatten("state", own).items():
+    for name, S in theirs.items():
         if not getattr(getattr(S, "dtype", None), "isnative", True):
             raise TypeError(f"{fn}: {name} is byte-swapped, expected this machine's byte order to be overwritten")
-    for name, S in flatten("state", state).items():
+    for name, S in state.items():
         if S.dtype != plan.dtype and dtype_name(S) not in NARROW:
             wanted = dtype_name(plan.xp.empty(0, dtype=plan.dtype))
             raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
         if getattr(getattr(S, "flags", None), "writeable", True) is False:
             raise ValueError(f"{fn}: {name} is read-only, expected a writeable array with overwrite_state=True")
-    _check_apart(fn, {name: place_of(S) for name, S in flatten("state", state).items()})
+    _check_apart(fn, {name: place_of(S) for name, S in state.items()})
 
 
 def _check_apart(fn: str, places: dict[str, Place | None]) -> None:
@@ -47,12 +47,12 @@ def overlaps(state: Any, arrays: list[Any]) -> bool:
     return any(overlap(place, place_of(x)) for x in arrays)
 
 
-def check_inputs_apart(fn: str, state: Any, given: dict[str, Any]) -> None:
+def check_inputs_apart(fn: str, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
     """On CUDA a state may not overlap an input: a kernel writes it while others still read (NumPy's may overlap)."""
-    for name, S in flatten("state", state).items():
+    for name, S in state.items():
         if not is_on_device(S):
             continue
-        for other, x in given.items():
+        for other, x in arrays.items():
             if x is not None and overlap(place_of(S), place_of(x)):
                 raise ValueError(f"{fn}: {name} and {other} share memory, expected a state apart from the inputs with "
                                  "overwrite_state=True")

@@ -23,6 +23,7 @@ from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
 from ..runtime.values import check_word
 from . import operations, policy
+from .array import pairs
 from .growth import growth as growth
 from .preprocess import PREPROCESSING, Step
 from .states import STATE_AXES as STATE_AXES
@@ -186,6 +187,8 @@ def explain_choice(
 
 def form(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> tuple[str, int | None]:
     """(form, tokens of a chunk or None) of a call."""
+    if not plan.causal and not plan.returns_state and all(pairs.chosen(x, plan)):
+        return "parallel form", None
     return choose(fn, x, plan, wanted).form(Call(x, plan))
 
 
@@ -207,9 +210,9 @@ def explain_memories(
     if describe is not None:
         said = list(dict.fromkeys(describe(Call(memory, plan)) for memory in reversed(memories)))
     said += ["beta is the sigmoid of the array given, computed first"] if plan.beta_sigmoid else []
-    reason = "; ".join(filter(None, (choice.reason, *said, words)))
+    reason = "; ".join(filter(None, (choice.reason, *said, operations.orders(memories[-1], plan), words)))
     forms = forms or [form(fn, memory, plan, wanted) for memory in memories]
-    counts = [operations.operations_of(memory, plan.causal, how, C or 0)
+    counts = [operations.operations_of(memory, plan, how, C or 0)
               for memory, (how, C) in zip(memories, forms, strict=True)]  # fmt: skip
     total, each = (sum(one) for one in zip(*counts, strict=True))
     return Explained(choice.backend.name, reason, choice.others, *forms[-1], float(total), float(each))
@@ -261,7 +264,8 @@ def path_of(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Path:
 def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[Step, ...]:
     """The preprocessing steps of a call: for the features that it has and the backend does not handle."""
     has = {"l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0, "micro_steps": plan.micro_steps > 1,
-           "pools": plan.pool_rows is not None, "late_queries": not plan.causal and x.q is not None,
+           "pools": plan.pool_rows is not None, "all_pairs": not plan.causal and any(pairs.chosen(x, plan)),
+           "late_queries": not plan.causal and x.q is not None,
            "wide_keys": x.k.shape[-1] > policy.WIDEST_CUDA and x.a is None and x.beta is None}  # fmt: skip
     if not any(has.values()):
         return ()

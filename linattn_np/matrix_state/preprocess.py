@@ -8,6 +8,7 @@ backward does the same with gradients in reverse order.
     strengths     beta = f s, s = sigmoid(raw), f = plan.beta_sigmoid   draw = f s (1 - s) dbeta
     micro_steps   tokens of n steps, of which the first decays and the last reads
     pools         initial states are gathered from a pool
+    all_pairs     queries that are not causal are multiplied by the keys first, where that is less work
     late_queries  all queries read the final state
     wide_keys     q S = sum over blocks b of channels of q_b S_b
 """
@@ -22,6 +23,7 @@ from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
 from ..runtime.arrays import Array, cast, is_cupy
 from ..runtime.pools import take_rows
 from . import policy
+from .array import pairs
 from .types import Decay, Erase, EraseKey, Inputs, Plan, both
 
 Rows = tuple[Array | None, ...]  # queries, keys
@@ -174,16 +176,20 @@ def _pools_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None) -
 
 
 class Late(NamedTuple):
-    q: Array
+    q: Array  # None: there are none, beside pairs.py
     plan: Plan
     end: Array
     rest: Any
 
 
-def _late_queries(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Late]:
+def _late_queries(
+    run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None
+) -> tuple[Array | None, Array, Late]:
     from .array.read import read_fwd
 
     _, end, rest = run(x._replace(q=None), plan, state)
+    if x.q is None:
+        return None, end, Late(None, plan, end, rest)
     return cast(plan.xp, read_fwd(plan, x.q, end), x.v.dtype), end, Late(x.q, plan, end, rest)
 
 
@@ -191,6 +197,8 @@ def _late_queries_vjp(run: Run, saved: Late, dout: Array | None, dstate: Array |
     from .array.read import read_vjp
 
     q, plan, end, rest = saved
+    if q is None:
+        return run(rest, None, dstate)
     if dout is None:
         dq = plan.xp.zeros_like(cast(plan.xp, q, plan.dtype))
     else:
@@ -262,6 +270,7 @@ PREPROCESSING = (  # in this order; core.py says when a call needs a step
     Step("strengths", _strengths, _strengths_vjp),
     Step("micro_steps", _micro_steps, _micro_steps_vjp),
     Step("pools", _pools, _pools_vjp),
+    Step("all_pairs", pairs.forward, pairs.backward),
     Step("late_queries", _late_queries, _late_queries_vjp),
     Step("wide_keys", _wide_keys, _wide_keys_vjp),
 )

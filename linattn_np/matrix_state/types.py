@@ -167,6 +167,8 @@ class Plan(NamedTuple):
     average: Average | None = None  # outputs are divided by the sum of their weights
     pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
     chunk_states: str = "loop"  # array calls: "loop" carries the state from chunk to chunk, "scan" composes transfers
+    returns_state: bool = True  # the final state is returned
+    has_state: bool = False  # an initial state is given
     erase_key: EraseKey = EraseKey.OWN  # what r is (DELTA)
 
     @property

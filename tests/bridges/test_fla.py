@@ -7,6 +7,8 @@ import inspect
 import numpy as np
 import pytest
 
+import linattn_np as la
+from linattn_np.matrix_state.types import Decay
 from tests.naive import NAIVE
 
 torch = pytest.importorskip("torch")
@@ -18,11 +20,22 @@ RNG = np.random.default_rng(0)
 VECTORS = {"q": K, "k": K, "v": V, "p": K, "w": K, "r": K, "a": K, "kk": K, "gk": K, "s": M}
 
 
+OURS = {"linear_attn": "linear_attention", "lightning_attn": "lightning_attention", "dplr_delta_rule": "dplr",
+        "iplr_delta_rule": "iplr", "gated_delta_product": "delta_product"}  # where the names differ
+
+
+def variant(fn):
+    """Our name of FLA's function."""
+    for form in ("fused_mul_recurrent_", "fused_recurrent_", "fused_chunk_", "chunk_"):
+        fn = fn.removeprefix(form)
+    return OURS.get(fn, fn)
+
+
 def array_of(fn, name, heads=H):
     """An input of FLA's function by its parameter's name."""
     decay = name in ("g", "gk", "gv") or (name == "w" and "rwkv" in fn)
-    width = {"g": K if any(x in fn for x in ("kda", "gla", "gdn2")) and "simple" not in fn else None, "gv": V}.get(
-        name, VECTORS.get(name))  # fmt: skip
+    by_channel = bool(fn) and getattr(la, variant(fn)).spec.decay is Decay.VECTOR
+    width = {"g": K if by_channel else None, "gv": V}.get(name, VECTORS.get(name))
     if "gsa" in fn and name == "g":
         width = M
     if "gdn2" in fn:
@@ -59,13 +72,10 @@ def inputs(fn):
 
 def expected(fn, x, state):
     """(o, final state) by the loops, from FLA's formulas."""
-    name, options = fn, {"state": state, "scale": K**-0.5}
-    a = dict(x)
-    for first in ("fused_mul_recurrent_", "fused_recurrent_", "fused_chunk_", "chunk_"):
-        name = name.removeprefix(first)
-    if name == "linear_attn":
+    name, options, a = variant(fn), {"state": state, "scale": K**-0.5}, dict(x)
+    if name == "linear_attention":
         options |= {"normalize": "recurrent" not in fn, "eps": 1e-10}
-    if name == "lightning_attn":
+    if name == "lightning_attention":
         a = {n: a[n] for n in "qkv"} | {"slopes": 8 / H * np.arange(H) * (1 - 1 / 4)}
     if name == "retention":
         a["g"] = np.log(1 - 2.0 ** (-5 - np.arange(H)))
@@ -77,12 +87,10 @@ def expected(fn, x, state):
         options["scale"] = 1.0
     if "gk" in a:
         a["g"] = a.pop("gk")
-    if name == "gated_delta_product":
+    if name == "delta_product":
         a.pop("num_householder")
         a |= {n: a[n].reshape(B, T, 2, *a[n].shape[2:]) for n in ("k", "v", "beta")}
-    ours = {"linear_attn": "linear_attention", "lightning_attn": "lightning_attention", "dplr_delta_rule": "dplr",
-            "iplr_delta_rule": "iplr", "gated_delta_product": "delta_product"}.get(name, name)  # fmt: skip
-    return NAIVE[ours](**a, **options)
+    return NAIVE[name](**a, **options)
 
 
 def tensors(x):
@@ -158,7 +166,7 @@ def test_gates_and_strengths_by_their_formulas():
 
 @pytest.mark.parametrize("bound", [None, -5.0])
 def test_the_gate_of_kda(bound):
-    x = tensors({n: array_of("kda", n) for n in ("q", "k", "v", "beta")})
+    x = tensors({n: array_of("chunk_kda", n) for n in ("q", "k", "v", "beta")})
     raw, A_log, bias = (torch.from_numpy(RNG.standard_normal(s)) for s in ((B, T, H, K), H, H * K))
     out, _ = fla.chunk_kda(g=raw, **x, use_gate_in_kernel=True, A_log=A_log, dt_bias=bias, lower_bound=bound)
     inner = raw + bias.reshape(H, K)

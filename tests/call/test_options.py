@@ -11,7 +11,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.options import COMMON
-from tests.cases import one_per
+from tests.cases import RECURRENCES, has_decay, one_per
 
 VALUES = {
     "None": None, "nan": float("nan"), "inf": float("inf"), "-inf": -float("inf"), "10**400": 10**400,
@@ -117,7 +117,10 @@ def test_results_of_the_transpose_of_a_map_are_checked(f_vjp, error, text):
         pullback(out)
 
 
-@pytest.mark.parametrize("fn", [la.gated_delta_rule, la.gla, la.rwkv7], ids=lambda fn: fn.__name__)
+BY_ERASE = one_per(lambda spec: spec.erase, filter(has_decay, RECURRENCES))
+
+
+@pytest.mark.parametrize("fn", BY_ERASE, ids=lambda fn: fn.__name__)
 def test_chunk_states_chooses_how_array_calls_carry_the_state(fn, monkeypatch):
     from linattn_np.matrix_state.array import running, scan
 

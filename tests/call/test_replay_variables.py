@@ -13,12 +13,12 @@ import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.matrix_state import core
 from linattn_np.matrix_state.cpu import loops
-from linattn_np.matrix_state.types import Inputs, Plan, Saved
-from tests.cases import CASES, cotangents, draw, parts, parts_like
+from linattn_np.matrix_state.types import Inputs, Plan, Readout, Saved
+from tests.cases import CASES, cotangents, draw, parts, parts_like, passes_through
 
 CHANGED = [  # a change of variables, a preprocessing step, or work after the core
     case for case in CASES
-    if case.spec.name in ("hgrn2", "longhorn", "mamba2", "transxssm", "retention", "retnet", "lightning_attention")
+    if (case.spec.readout is Readout.LINEAR and (case.spec.change.gate or not passes_through(case.fn)))
     or case.options.get("qk_l2norm") or "A_log" in case.given
 ]
 every_case = pytest.mark.parametrize("case", CHANGED, ids=str)

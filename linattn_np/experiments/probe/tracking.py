@@ -40,8 +40,9 @@ def track(swaps: np.ndarray, dtype: Any, exact: bool, n: int = ITEMS) -> tuple[n
     beta = np.full((T, m, 1), 1.0 if exact else 2.0, dtype)
     k = (k if exact else k / np.sqrt(2)).astype(dtype)[:, :, None]
     q = np.tile(np.eye(n, dtype=dtype)[0], (T, 1, 1))
-    out, S = la.delta_product(q, k, 0 * k, beta, state=np.eye(n, dtype=dtype)[None], scale=1, return_state=True)
-    return out[:, 0].argmax(-1), S[0]
+    identity = np.eye(n, dtype=dtype)[None]
+    found = la.delta_product(q, k, np.zeros_like(k), beta, state=identity, scale=1, return_state=True)
+    return found.out[:, 0].argmax(-1), found.state[0]
 
 
 def parity(beta: float, bits: np.ndarray, dtype: Any) -> tuple[float, float]:

@@ -6,7 +6,7 @@ scan over chunks (delta_chain.cu). Backward: a reverse scan for dv and the state
 forward scan for the other gradients (delta_grads.cu). Where batch and heads leave multiprocessors idle, sequences are
 cut into segments. A segment maps the state by a transfer matrix and an offset (delta_adds.cu); from these a small
 kernel computes the initial state of each segment, and in backward its final gradient (delta_segments.cu).
-docs/chain.md has the equations.
+docs/internals/chain.md has the equations.
 """
 
 from __future__ import annotations

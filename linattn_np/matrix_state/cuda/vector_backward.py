@@ -4,7 +4,7 @@ From what the forward stores or backward recomputes (states before the chunks an
 values): the chain of the chunks in reverse for dv and G, the gradient of the state after every chunk
 (vector_reverse.cu), in segments where batch and heads leave multiprocessors idle; then dq, dk, dg (and du) of all
 chunks at once (vector_grads.cu), in chunks that decay too far for scaled products by a second build of the same source;
-with the delta rule dbeta of what both leave (vector_strengths.cu). docs/vector_backward.md has the equations.
+with the delta rule dbeta of what both leave (vector_strengths.cu). docs/internals/vector_backward.md has the equations.
 """
 
 from __future__ import annotations

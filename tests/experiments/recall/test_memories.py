@@ -115,7 +115,7 @@ def test_based_answers_with_the_polynomial_of_the_cosines():
     np.testing.assert_allclose(out[:, :, 0], expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["performer", "rfa"])
+@pytest.mark.parametrize("name", [s.name for s in la.SPECS if "num_features" in s.options.defaults])
 def test_random_features_approximate_the_exponential_of_the_cosines(name):
     """With 4096 of them the answer is near that of the exponential."""
     classes, q, k, v = inputs()

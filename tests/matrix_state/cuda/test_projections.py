@@ -10,6 +10,8 @@ from linattn_np.call import replay
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import delta as cuda_delta
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
+from linattn_np.matrix_state.types import Decay, EraseKey
+from tests.cases import RECURRENCES, has_decay
 from tests.matrix_state.cuda.step_twin import device_plans
 
 from .device_arrays import check_same_bits, error, typed
@@ -37,14 +39,14 @@ def rows(rng, shape, dtype, lengths=(0.3, 3.0)):
 
 def draw(fn, B=(2,), T=97, n=(), Hq=4, Hk=4, H=4, K=128, V=128, seed=0, states=None, dtype="bfloat16", raw=True):
     """(arrays by name, state, dout, dstate) of a delta rule; raw: lengths that are not 1, a gate before its formula."""
-    rng, steps = np.random.default_rng(seed), () if fn is not la.delta_product else n or (2,)
+    rng, steps = np.random.default_rng(seed), (n or (2,)) if fn.spec.micro_steps else ()
     lengths = (0.3, 3.0) if raw else (1.0, 1.0)
     x = {"q": rows(rng, (*B, T, Hq, K), dtype, lengths), "k": rows(rng, (*B, T, *steps, Hk, K), dtype, lengths),
          "v": rng.standard_normal((*B, T, *steps, H, V)).astype(typed(dtype))}  # fmt: skip
-    if fn is la.comba:
+    if "p" in fn.spec.arrays:
         x["p"] = (0.5 * rows(rng, (*B, T, Hk, K), dtype, (1.0, 1.0)).astype(np.float32)).astype(typed(dtype))
     x["beta"] = rng.uniform(0, 1.5, (*B, T, *steps, H)).astype(np.float32)
-    if fn is not la.delta_rule:
+    if "g" in fn.spec.arrays:
         rate = np.array([RATES[h % len(RATES)] for h in range(H)])
         x["g"] = (-rate * rng.uniform(0, 2, (*B, T, H))).astype(np.float32)
         if raw:
@@ -79,7 +81,9 @@ def check(cp, fn, drawn, dtype="bfloat16", factor=1.0, **options):
     assert not {n: float(e) for n, e in found.items() if not e <= factor * most[n]}
 
 
-RULES = [la.delta_rule, la.gated_delta_rule, la.delta_product]
+RAW = [fn for fn in RECURRENCES if "qk_l2norm" in fn.spec.options.defaults]
+SCALAR = [fn for fn in RAW if fn.spec.decay is not Decay.VECTOR]
+RULES = [fn for fn in SCALAR if fn.spec.change.erase_key is EraseKey.KEY]
 every_rule = pytest.mark.parametrize("fn", RULES, ids=lambda f: f.__name__)
 SHAPES = {
     "one chunk": {"T": 40}, "some": {"T": 150}, "narrow": {"K": 64, "V": 40, "T": 100},
@@ -135,17 +139,17 @@ def test_raw_projections_of_a_ragged_batch(cp, fn, offsets):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("fn", [*RULES, la.comba], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", SCALAR, ids=lambda f: f.__name__)
 def test_raw_projections_of_other_dtypes(cp, portable, dtype, fn):
     check(cp, fn, draw(fn, T=150, K=60, V=48, dtype=dtype), dtype, qk_l2norm=True)
 
 
 @pytest.mark.parametrize("T", [1, 5])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("fn", [*RULES, la.comba, la.kda], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", RAW, ids=lambda f: f.__name__)
 def test_raw_projections_of_a_few_tokens(cp, fn, dtype, T):
     x, state, *_ = draw(fn, T=T, dtype=dtype)
-    if fn is la.kda:
+    if fn.spec.decay is Decay.VECTOR:
         x["g"] = np.repeat(x["g"][..., None], 128, axis=-1)
         x["dt_bias"] = np.repeat(x["dt_bias"][..., None], 128, axis=-1)
     options = {"qk_l2norm": True, "return_state": True}
@@ -214,7 +218,7 @@ def test_delta_product_of_other_dtypes(cp, portable, dtype, n):
     check(cp, la.delta_product, draw(la.delta_product, n=(n,), T=100, K=40, V=72, dtype=dtype, raw=False), dtype)
 
 
-@pytest.mark.parametrize("fn", [la.gated_delta_rule, la.delta_product], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", [fn for fn in RULES if has_decay(fn)], ids=lambda f: f.__name__)
 def test_calls_like_an_earlier_one_take_their_own_arrays(cp, hopper, fn):
     options = {"qk_l2norm": True, "return_state": True, "backend": "cuda"}
     replay.clear()
@@ -227,7 +231,7 @@ def test_calls_like_an_earlier_one_take_their_own_arrays(cp, hopper, fn):
             expected, _ = fn(**wide, state=state.astype(np.float64), qk_l2norm=True, return_state=True)
             assert error(out, expected) <= GRADS
             assert bool(cp.isfinite(end).all())
-    if fn is la.gated_delta_rule:  # queries and gates of several steps are spread out
+    if not fn.spec.micro_steps:  # queries and gates of several steps are spread out
         assert len(device_plans()) == 2
 
 

@@ -11,7 +11,9 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import replay
+from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.runtime.cuda import launch
+from tests.cases import RECURRENCES
 from tests.matrix_state.cuda import test_step_calls as step_calls
 from tests.matrix_state.cuda.step_twin import CUPY, stub
 
@@ -71,8 +73,10 @@ def arrays_of(fn, T, dtype, seed):
 
 @pytest.mark.parametrize("T", [64, 3000], ids=["one segment", "segments"])
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16], ids=str)
-@pytest.mark.parametrize("fn", [la.simple_gla, la.gated_delta_rule, la.delta_rule, la.comba, la.linear_attention],
-                         ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", [
+    fn for fn in RECURRENCES
+    if fn.spec.decay is not Decay.VECTOR and fn.spec.erase is not Erase.FREE and not fn.spec.micro_steps
+], ids=lambda fn: fn.__name__)
 def test_a_replay_launches_what_a_call_in_full_does(launches, fn, dtype, T):
     sets = [arrays_of(fn, T, dtype, seed) for seed in range(2)]
     douts = [stub(np.ones(x[2].shape, dtype)) for x in sets]

@@ -15,7 +15,7 @@ import linattn_np as la
 from linattn_np.call import device_replay, dispatch, replay
 from linattn_np.matrix_state.cuda import step as cuda_step
 from linattn_np.runtime.cuda import launch
-from tests.cases import parts
+from tests.cases import has_plain_state, one_per, parts, passes_through
 from tests.matrix_state.cuda import test_step_calls as step_calls
 from tests.matrix_state.cuda.step_twin import Stub, device_plans, stub
 
@@ -365,15 +365,16 @@ def test_a_state_that_is_overwritten_where_an_input_lies(public):
     la.gated_delta_rule(**x | {"v": v}, state=state, overwrite_state=True)  # one behind the other
 
 
-CHANGED = {"hgrn2": la.hgrn2, "longhorn": la.longhorn}
+CHANGED = one_per(lambda spec: spec.erase, [fn for fn in la.VARIANTS if has_plain_state(fn.spec) and
+                                            not passes_through(fn)])  # fmt: skip
 
 
 @pytest.mark.parametrize("T", [1, 3])
 @pytest.mark.parametrize("how", ["out", "in place"])
-@pytest.mark.parametrize("name", CHANGED)
-def test_launches_after_a_change_of_variables_by_array_calls(public, monkeypatch, name, how, T):
+@pytest.mark.parametrize("fn", CHANGED, ids=lambda fn: fn.__name__)
+def test_launches_after_a_change_of_variables_by_array_calls(public, monkeypatch, fn, how, T):
     """Array calls run again; the launches of the core are replayed on what they give."""
-    fn, more = CHANGED[name], {"overwrite_state": how == "in place", "return_state": True}
+    more = {"overwrite_state": how == "in place", "return_state": True}
 
     def call(seed, change=lambda x: x):
         x = {n: stub(y) for n, y in step_calls.arrays_of(fn, T, H, H, K, K, seed).items()}

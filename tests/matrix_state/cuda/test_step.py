@@ -9,14 +9,14 @@ import linattn_np as la
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state.cuda import step as cuda_step
 from linattn_np.matrix_state.types import Inputs
+from tests.cases import RECURRENCES, has_decay, one_per
 from tests.core_cases import CELLS, case
 
 from .device_arrays import error, same, typed
 
 pytestmark = pytest.mark.gpu
 BOUND = {"bfloat16": 4e-3, "float16": 8e-4, "float32": 2e-6}  # of the norm of the output; states and float32: the last
-VARIANTS = [la.linear_attention, la.simple_gla, la.gla, la.rwkv6, la.delta_rule, la.gated_delta_rule, la.kda, la.comba,
-            la.iplr, la.rwkv7]
+VARIANTS = [fn for fn in RECURRENCES if not fn.spec.micro_steps]
 
 
 def compare(cp, cell, dtype, gates="float32", q=True, **sizes):
@@ -202,7 +202,7 @@ def test_views_are_read_in_place(cp, T):
         assert same(la.kda(q, k, v, arrays["g"], arrays["beta"], state=state), plain.out)
 
 
-@pytest.mark.parametrize("fn", [la.simple_gla, la.gated_delta_rule, la.rwkv7], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", one_per(lambda spec: spec.erase, filter(has_decay, VARIANTS)), ids=lambda f: f.__name__)
 def test_inside_a_graph(cp, fn):
     """Captured once, replayed ten times: as ten calls."""
     arrays, state = call_of(cp, fn, 1)

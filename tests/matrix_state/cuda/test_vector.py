@@ -10,16 +10,21 @@ import pytest
 import linattn_np as la
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state.cuda import vector, vector_plan
-from linattn_np.matrix_state.types import Inputs, Plan, ReadState
+from linattn_np.matrix_state.types import Decay, Erase, Inputs, Plan, ReadState
 from linattn_np.runtime.cuda import launch
 from linattn_np.runtime.shapes import sequences
+from tests.cases import has_plain_state, one_per, required
 
 from .device_arrays import check_made_again, error, same, typed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 OUT = 6e-3  # of the norm of the result
 GATES = ("zero", "mild", "five", "twenty", "edge", "resets", "mixed")
-FUNCTIONS = ("gla", "rwkv6", "hgrn2", "kda")
+DRAWN = {"q", "k", "v", "g", "u", "beta"}
+FUNCTIONS = [fn for fn in la.VARIANTS if has_plain_state(fn.spec) and fn.spec.decay is Decay.VECTOR
+             and fn.spec.erase is not Erase.FREE and set(required(fn)) <= DRAWN]  # fmt: skip
+BY_READ = one_per(lambda spec: (spec.erase, spec.query_reads), FUNCTIONS)
+BY_ERASE = one_per(lambda spec: spec.erase, FUNCTIONS)
 
 
 def gates(rng, shape, kind):
@@ -39,33 +44,37 @@ def gates(rng, shape, kind):
     return g
 
 
-def draw(fn="gla", B=2, T=150, heads=(3, 3, 3), K=128, V=128, kind="mixed", gate="float32", N=None, seed=0):
+def name_of(fn):
+    return fn.__name__
+
+
+def draw(fn=la.gla, B=2, T=150, heads=(3, 3, 3), K=128, V=128, kind="mixed", gate="float32", N=None, seed=0):
     """(arrays by name, initial state), rounded."""
     rng, (Hq, Hk, H) = np.random.default_rng(seed), heads
     q, k, v = (rng.standard_normal((B, T, h, D)) for h, D in ((Hq, K), (Hk, K), (H, V)))
-    if fn == "kda":
+    if fn.spec.erase is Erase.DELTA:
         k /= np.linalg.norm(k, axis=-1, keepdims=True)
     q, k, v = (x.astype(typed("bfloat16")) for x in (q, k, v))
     g = gates(rng, (B, T, H, K), kind).astype(typed(gate))
     arrays = {"q": q, "k": k, "v": v, "g": g, "u": rng.standard_normal((H, K)).astype(np.float32),
               "beta": rng.uniform(0, 1, (B, T, H)).astype(np.float32)}
     state = rng.standard_normal((N or B, H, K, V)).astype(np.float32)
-    return {n: arrays[n] for n in getattr(la, fn).spec.arrays if n in arrays}, state
+    return {n: arrays[n] for n in fn.spec.arrays if n in arrays}, state
 
 
 def run(cp, fn, arrays, state, **options):
     """out and final state by the chunk kernels."""
     there = {n: cp.asarray(x) for n, x in arrays.items()}
     state = None if state is None else cp.asarray(state)
-    return getattr(la, fn)(**there, state=state, return_state=True, backend="cuda", chunk_size=64, **options)
+    return fn(**there, state=state, return_state=True, backend="cuda", chunk_size=64, **options)
 
 
-def compare(cp, fn="gla", options=None, **how):
+def compare(cp, fn=la.gla, options=None, **how):
     arrays, state = draw(fn, **how)
     options = options or {}
     out, end = run(cp, fn, arrays, state, **options)
     wide = {n: x.astype(np.float64) for n, x in arrays.items()}
-    expected, last = getattr(la, fn)(**wide, state=state.astype(np.float64), return_state=True, **options)
+    expected, last = fn(**wide, state=state.astype(np.float64), return_state=True, **options)
     assert out.dtype == arrays["v"].dtype
     assert error(out, expected) < OUT
     assert error(end, last) < OUT
@@ -73,19 +82,19 @@ def compare(cp, fn="gla", options=None, **how):
 
 @pytest.mark.parametrize("gate", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", GATES)
-@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=name_of)
 def test_gates(cp, fn, kind, gate):
     compare(cp, fn, kind=kind, gate=gate, T=200)
 
 
 @pytest.mark.parametrize("T", [1, 15, 16, 17, 63, 64, 65, 127, 257])
-@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 def test_lengths(cp, fn, T):
     compare(cp, fn, T=T, seed=T)
 
 
 @pytest.mark.parametrize("widths", [(64, 64), (128, 64), (64, 128), (40, 120)])
-@pytest.mark.parametrize("fn", ["gla", "kda"])
+@pytest.mark.parametrize("fn", BY_ERASE, ids=name_of)
 def test_widths(cp, fn, widths):
     for gate in ("bfloat16", "float32"):
         compare(cp, fn, K=widths[0], V=widths[1], gate=gate)
@@ -96,12 +105,12 @@ def test_narrow_keys(cp):
 
 
 @pytest.mark.parametrize("heads", [(1, 1, 4), (4, 2, 2), (2, 1, 2), (2, 2, 4), (4, 1, 1)])
-@pytest.mark.parametrize("fn", ["gla", "kda"])
+@pytest.mark.parametrize("fn", BY_ERASE, ids=name_of)
 def test_grouped_heads(cp, fn, heads):
     compare(cp, fn, heads=heads)
 
 
-@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=name_of)
 @pytest.mark.parametrize("gate", ["bfloat16", "float32"])
 def test_ragged(cp, fn, gate):
     compare(cp, fn, {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, B=1, T=301, N=6, gate=gate)
@@ -113,10 +122,10 @@ def test_ragged(cp, fn, gate):
 def test_segments(cp, kind, offsets):
     assert vector_plan.segments(3, 27, launch.multiprocessors()) > 1
     options = {} if offsets is None else {"cu_seqlens": offsets}
-    compare(cp, "gla", options, B=1, T=1700, N=None if offsets is None else 4, kind=kind)
+    compare(cp, la.gla, options, B=1, T=1700, N=None if offsets is None else 4, kind=kind)
 
 
-@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 @pytest.mark.parametrize("gate", ["bfloat16", "float32"])
 def test_later_tokens_change_no_bit(cp, fn, gate):
     """Also where they force the exact path."""
@@ -130,7 +139,7 @@ def test_later_tokens_change_no_bit(cp, fn, gate):
         assert not same(out[:, at:], whole[:, at:])
 
 
-@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 @pytest.mark.parametrize("gate", ["bfloat16", "float32"])
 def test_same_bits_alone_batched_ragged_and_in_parts(cp, fn, gate):
     arrays, state = draw(fn, B=3, T=200, gate=gate)
@@ -154,9 +163,9 @@ def test_same_bits_alone_batched_ragged_and_in_parts(cp, fn, gate):
 @pytest.mark.parametrize("kind", ["zero", "mild", "five"])
 def test_equal_keys(cp, kind, beta):
     """One key at every token: A loses its digits in 16 bits, and what rounding takes from a row goes to the next."""
-    arrays, state = draw("kda", B=1, T=300, heads=(2, 2, 2), kind=kind)
+    arrays, state = draw(la.kda, B=1, T=300, heads=(2, 2, 2), kind=kind)
     arrays["k"][:], arrays["beta"][:] = arrays["k"][:, :1], beta
-    out, end = run(cp, "kda", arrays, state)
+    out, end = run(cp, la.kda, arrays, state)
     wide = {n: x.astype(np.float64) for n, x in arrays.items()}
     expected, last = la.kda(**wide, state=state.astype(np.float64), return_state=True)
     assert error(out, expected) < 2.5e-2
@@ -165,7 +174,7 @@ def test_equal_keys(cp, kind, beta):
 
 def test_raw_projections(cp):
     """Rows of q and k divided by their length, the gate's formula, the sigmoid of beta: before the kernels."""
-    arrays, state = draw("kda", T=130, kind="mild", gate="bfloat16")
+    arrays, state = draw(la.kda, T=130, kind="mild", gate="bfloat16")
     arrays["k"] = (3 * arrays["k"].astype(np.float32)).astype(arrays["k"].dtype)
     rng = np.random.default_rng(1)
     given = arrays | {"A_log": rng.uniform(-1, 1, 3).astype(np.float32),
@@ -181,7 +190,7 @@ def test_small_queries_where_the_state_decays(cp):
     arrays, state = draw(kind="five", B=1, T=64)
     arrays["g"][...] = -79 / 16
     arrays["q"] = (arrays["q"].astype(np.float32) * 1e-6).astype(arrays["q"].dtype)
-    out, _ = run(cp, "gla", arrays, state)
+    out, _ = run(cp, la.gla, arrays, state)
     expected = la.gla(**{n: x.astype(np.float64) for n, x in arrays.items()}, state=state.astype(np.float64))
     for t in range(64):
         assert error(out[:, t], expected[:, t]) < 2 * OUT, t
@@ -189,37 +198,37 @@ def test_small_queries_where_the_state_decays(cp):
 
 def test_nan_stays_in_its_head_and_sequence(cp):
     arrays, state = draw(B=2, T=200, kind="mild")
-    clean, _ = run(cp, "gla", arrays, state)
+    clean, _ = run(cp, la.gla, arrays, state)
     for name in ("q", "k", "v", "g"):
         there = {n: x.copy() for n, x in arrays.items()}
         there[name][1, 100, 2, 5] = np.nan
-        out, _ = run(cp, "gla", there, state)
+        out, _ = run(cp, la.gla, there, state)
         assert same(out[0], clean[0])
         assert same(out[1, :, :2], clean[1, :, :2])
         assert same(out[1, :64], clean[1, :64])
         assert bool(cp.isnan(out[1, 100, 2].astype(np.float32)).any())
 
 
-@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 @pytest.mark.parametrize("T", [150, 1100])
 def test_calls_are_replayed(cp, monkeypatch, fn, T):
     sets = [draw(fn, B=1, T=T, gate="bfloat16", seed=n) for n in range(3)]
     there = [[{n: cp.asarray(x) for n, x in arrays.items()}, cp.asarray(state)] for arrays, state in sets]
-    call = lambda one: list(getattr(la, fn)(**one[0], state=one[1], return_state=True))  # noqa: E731
+    call = lambda one: list(fn(**one[0], state=one[1], return_state=True))  # noqa: E731
     check_made_again(cp, monkeypatch, call, there)
 
 
-@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=name_of)
 def test_gradients(cp, fn):
     """Computed by array calls, beside a forward of the kernels."""
     arrays, state = draw(fn, T=100, kind="mild")
     rng = np.random.default_rng(1)
     dout = rng.standard_normal(arrays["v"].shape).astype(arrays["v"].dtype)
     there = {n: cp.asarray(x) for n, x in arrays.items()}
-    out, pull = la.vjp(getattr(la, fn), **there, state=cp.asarray(state), backend="cuda")
-    assert same(out, getattr(la, fn)(**there, state=cp.asarray(state), backend="cuda"))
+    out, pull = la.vjp(fn, **there, state=cp.asarray(state), backend="cuda")
+    assert same(out, fn(**there, state=cp.asarray(state), backend="cuda"))
     wide = {n: x.astype(np.float64) for n, x in arrays.items()}
-    _, expected = la.vjp(getattr(la, fn), **wide, state=state.astype(np.float64))
+    _, expected = la.vjp(fn, **wide, state=state.astype(np.float64))
     grads, right = pull(cp.asarray(dout)), expected(dout.astype(np.float64))
     for name, want in right._asdict().items():
         if want is not None:

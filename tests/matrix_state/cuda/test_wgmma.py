@@ -10,7 +10,7 @@ from linattn_np.call import replay
 from linattn_np.matrix_state import policy
 
 from .device_arrays import check_same_bits, error, same
-from .test_kernels import FORWARD, compare, draw
+from .test_kernels import FORWARD, UNGATED, compare, draw
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 FIVE = {"H": 5, "Hq": 5, "Hk": 5}  # a head for each kind of gate
@@ -55,7 +55,7 @@ def test_segments(cp, D, offsets):
 
 def test_no_decay(cp):
     q, k, v, *_, dout, _ = draw("bfloat16", T=150, K=64, V=64)
-    for fn in (la.linear_attention, la.retention):
+    for fn in UNGATED:
         out, pull = la.vjp(fn, *(x.astype(np.float64) for x in (q, k, v)))
         out2, pull2 = la.vjp(fn, *map(cp.asarray, (q, k, v)))
         expected, actual = pull(dout.astype(np.float64)), pull2(cp.asarray(dout))

@@ -8,14 +8,13 @@ import pytest
 import linattn_np as la
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import vector_plan
+from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import launch
 from tests.matrix_state.cuda.device_arrays import check_made_again, check_same_bits, error, same, typed
-from tests.matrix_state.cuda.test_vector import GATES, draw
+from tests.matrix_state.cuda.test_vector import BY_ERASE, BY_READ, FUNCTIONS, GATES, draw, name_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
-BOUND = {"kda": 1e-2}  # of the norm of the result, of one head; of the others:
-OTHERS = 6e-3
-FUNCTIONS = ("gla", "rwkv6", "hgrn2", "kda")
+BOUND = {Erase.NONE: 6e-3, Erase.DELTA: 1e-2}  # of the norm of the result, of one head
 
 
 def cotangents(arrays, state, seed=0):
@@ -28,7 +27,7 @@ def cotangents(arrays, state, seed=0):
 
 def both(fn, arrays, state, dout, dstate, **options):
     """Gradients by name."""
-    pull = la.vjp(getattr(la, fn), **arrays, state=state, return_state=True, **options)[1]
+    pull = la.vjp(fn, **arrays, state=state, return_state=True, **options)[1]
     return {n: y for n, y in pull(dout, dstate)._asdict().items() if y is not None}
 
 
@@ -37,7 +36,7 @@ def on_device(cp, fn, arrays, state, dout, dstate, **options):
     return both(fn, there, *map(cp.asarray, (state, dout, dstate)), backend="cuda", chunk_size=64, **options)
 
 
-def compare(cp, fn="gla", options=None, scale=1.0, each=True, **how):
+def compare(cp, fn=la.gla, options=None, scale=1.0, each=True, **how):
     """each: the norm is that of one head."""
     arrays, state = draw(fn, **how)
     dout, dstate = cotangents(arrays, state)
@@ -48,50 +47,50 @@ def compare(cp, fn="gla", options=None, scale=1.0, each=True, **how):
     expected = both(fn, wide, *(x.astype(np.float64) for x in (state, dout, dstate)), **options)
     for name, want in expected.items():
         axis = {"state": -3, "beta": -1}.get(name, -2)
-        assert each or error(found[name], want) < BOUND.get(fn, OTHERS), name
+        assert each or error(found[name], want) < BOUND[fn.spec.erase], name
         for head in range(want.shape[axis] * each):
-            assert error(found[name].take(head, axis), want.take(head, axis)) < BOUND.get(fn, OTHERS), (name, head)
+            assert error(found[name].take(head, axis), want.take(head, axis)) < BOUND[fn.spec.erase], (name, head)
 
 
 @pytest.mark.parametrize("gate", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", GATES)
-@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=name_of)
 def test_gates(cp, fn, kind, gate):
     compare(cp, fn, kind=kind, gate=gate, T=200)
 
 
 @pytest.mark.parametrize("kind", ["mild", "twenty"])
 @pytest.mark.parametrize("T", [1, 15, 16, 17, 63, 64, 65, 127, 257])
-@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 def test_lengths(cp, fn, T, kind):
     """Also where few tokens follow a chunk: a gradient of the state that no decay has crossed drowns nothing.
 
     One token of the delta rule: dq and dbeta are a number a head, which may be near 0 by chance, of rounded values.
     """
-    compare(cp, fn, T=T, seed=T, kind=kind, B=2 if T > 1 else 8, each=T > 1 or fn != "kda")
+    compare(cp, fn, T=T, seed=T, kind=kind, B=2 if T > 1 else 8, each=T > 1 or fn.spec.erase is Erase.NONE)
 
 
 @pytest.mark.parametrize("kind", ["five", "twenty"])
-@pytest.mark.parametrize("fn", ["gla", "kda"])
+@pytest.mark.parametrize("fn", BY_ERASE, ids=name_of)
 def test_small_gradients_where_the_state_decays(cp, fn, kind):
     """Cotangents of 1e-6: nothing is rounded to zero on its way."""
     compare(cp, fn, kind=kind, T=130, scale=1e-6)
 
 
 @pytest.mark.parametrize("widths", [(64, 64), (128, 64), (64, 128), (40, 120), (8, 16)])
-@pytest.mark.parametrize("fn", ["gla", "kda"])
+@pytest.mark.parametrize("fn", BY_ERASE, ids=name_of)
 def test_widths(cp, fn, widths):
     for gate in ("bfloat16", "float32"):
         compare(cp, fn, K=widths[0], V=widths[1], gate=gate)
 
 
 @pytest.mark.parametrize("heads", [(1, 1, 4), (4, 2, 2), (2, 1, 2), (2, 2, 4), (4, 1, 1)])
-@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 def test_grouped_heads(cp, fn, heads):
     compare(cp, fn, heads=heads)
 
 
-@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=name_of)
 def test_ragged(cp, fn):
     compare(cp, fn, {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, B=1, T=301, N=6)
     compare(cp, fn, {"cu_seqlens": [0, 64, 130]}, B=1, T=130, N=2, K=64, V=40, heads=(2, 2, 2), gate="bfloat16")
@@ -99,21 +98,21 @@ def test_ragged(cp, fn):
 
 @pytest.mark.parametrize("kind", ["mild", "mixed", "resets"])
 @pytest.mark.parametrize("offsets", [None, [0, 3, 1100, 1100, 1700]])
-@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 def test_segments(cp, fn, kind, offsets):
     assert vector_plan.segments(3, 27, launch.multiprocessors()) > 1
     options = {} if offsets is None else {"cu_seqlens": offsets}
     compare(cp, fn, options, B=1, T=1700, N=None if offsets is None else 4, kind=kind)
 
 
-@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 @pytest.mark.parametrize("T", [200, 1100])
 def test_same_bits(cp, fn, T):
     arrays, state = draw(fn, T=T, gate="bfloat16")
-    check_same_bits(cp, getattr(la, fn), arrays, state, *cotangents(arrays, state))
+    check_same_bits(cp, fn, arrays, state, *cotangents(arrays, state))
 
 
-@pytest.mark.parametrize("fn", ["gla", "kda"])
+@pytest.mark.parametrize("fn", BY_ERASE, ids=name_of)
 def test_residuals_made_again_have_the_same_bits(cp, monkeypatch, fn):
     arrays, state = draw(fn, T=300)
     kept = on_device(cp, fn, arrays, state, *cotangents(arrays, state))
@@ -122,12 +121,12 @@ def test_residuals_made_again_have_the_same_bits(cp, monkeypatch, fn):
     assert all(same(kept[n], made[n]) for n in kept)
 
 
-@pytest.mark.parametrize("fn", ["gla", "rwkv6", "kda"])
+@pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 def test_vjp_made_again(cp, monkeypatch, fn):
     """Forward and pullback of other numbers launch what the first ones did, into memory full of NaN: the same bits."""
     def every(one):
         *arrays, state, dout = one
-        out, pull = la.vjp(getattr(la, fn), *arrays, state=state, backend="cuda")
+        out, pull = la.vjp(fn, *arrays, state=state, backend="cuda")
         return [out, *(y for y in pull(dout) if y is not None)]
 
     sets = []
@@ -140,11 +139,11 @@ def test_vjp_made_again(cp, monkeypatch, fn):
 def test_nan_stays_in_its_head_and_sequence(cp):
     arrays, state = draw(B=2, T=200, kind="mild")
     given = cotangents(arrays, state)
-    clean = on_device(cp, "gla", arrays, state, *given)
+    clean = on_device(cp, la.gla, arrays, state, *given)
     for name in ("q", "k", "v", "g"):
         there = {n: x.copy() for n, x in arrays.items()}
         there[name][1, 100, 2, 5] = np.nan
-        found = on_device(cp, "gla", there, state, *given)
+        found = on_device(cp, la.gla, there, state, *given)
         for n in clean:
             axis = 1 if n == "state" else 2
             assert same(found[n][0], clean[n][0])

@@ -1,4 +1,4 @@
-"""Draw the attention matrix of every variant on the same tokens: python docs/make_influence.py."""
+"""Draw the attention matrix of every variant on the same tokens: python docs/pictures/make_influence.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 import linattn_np as la
 
-PICTURE = Path(__file__).resolve().parent / "pictures" / "attention-matrices.png"
+PICTURE = Path(__file__).resolve().parent / "attention-matrices.png"
 T, K, V = 32, 8, 4
 KEYS = ("k", "B", "p", "a", "b")
 

@@ -1,0 +1,134 @@
+"""The operator LinearAttention of the ONNX standard (opset 27), computed by this library.
+
+`linear_attention` takes and returns what the operator does. `LinearAttention` is the same as an operator of ONNX's
+reference evaluator:
+
+    ReferenceEvaluator(model, new_ops=[LinearAttention]).run(None, inputs)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+
+import linattn_np as la
+
+OPSET = 27  # since which the standard has the operator
+DEFAULT_CHUNK = 64  # the attribute's default, which leaves the choice to the library
+Arrays = dict[str, Any]
+
+# update_rule -> the functions for a decay per head and for one per key channel
+RULES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "linear": (la.linear_attention, la.linear_attention), "gated": (la.simple_gla, la.gla),
+    "delta": (la.delta_rule, la.delta_rule), "gated_delta": (la.gated_delta_rule, la.kda),
+}  # fmt: skip
+NEEDS = {"linear": (), "gated": ("decay",), "delta": ("beta",), "gated_delta": ("decay", "beta")}
+
+
+def linear_attention(
+    query: Any, key: Any, value: Any, past_state: Any = None, decay: Any = None, beta: Any = None, **attributes: Any
+) -> tuple[Any, Any]:
+    """(output, present_state) of the operator LinearAttention on NumPy arrays with packed heads.
+
+        linear        S_t = S_{t-1} + k_t^T v_t
+        gated         S_t = diag(e^{decay_t}) S_{t-1} + k_t^T v_t
+        delta         S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1})
+        gated_delta   S~ = diag(e^{decay_t}) S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~)
+        output_t = scale q_t S_t
+
+    query       (B, T, Hq K)
+    key         (B, T, H K)             H divides Hq
+    value       (B, T, H V)
+    past_state  (B, H, K, V)            optional: zeros
+    decay       (B, T, H) or (B, T, H K)
+    beta        (B, T, H) or (B, T, 1)
+
+    Attributes: q_num_heads=Hq and kv_num_heads=H; update_rule="gated_delta"; scale=0.0, which means K**-0.5;
+    chunk_size=64, a hint: 64 leaves the choice to the library. output has the dtype of query, present_state that of
+    past_state, or of query without one. Raises ValueError for shapes and attributes that the standard excludes.
+    """
+    rule, Hq, H, scale, chunk_size = _attributes(**attributes)
+    arrays = {"query": query, "key": key, "value": value, "past_state": past_state, "decay": decay, "beta": beta}
+    _check_given(rule, arrays)
+    K, V = _widths(arrays, Hq, H)
+    q, k, v = _unpacked(query, Hq), _unpacked(key, H), _unpacked(value, H)
+    B, T = q.shape[:2]
+    given: Arrays = {}
+    by_channel = False
+    if decay is not None:
+        by_channel = _last(decay, "decay", (H, H * K)) != H
+        given["g"] = _unpacked(decay, H) if by_channel else decay
+    if beta is not None:
+        _last(beta, "beta", (H, 1))
+        given["beta"] = np.broadcast_to(beta, (B, T, H))
+    if past_state is not None and past_state.shape != (B, H, K, V):
+        raise ValueError(f"LinearAttention: past_state has shape {past_state.shape}, expected (B, H, K, V) = "
+                         f"{(B, H, K, V)}")
+    out, state = RULES[rule][by_channel](q, k, v, **given, scale=scale or K**-0.5, chunk_size=chunk_size,
+                                         state=past_state, return_state=True)  # fmt: skip
+    dtype = (query if past_state is None else past_state).dtype
+    return out.reshape(B, T, Hq * V).astype(query.dtype, copy=False), state.astype(dtype, copy=False)
+
+
+class LinearAttention(OpRun):
+    """The operator for ONNX's reference evaluator."""
+
+    op_domain = ""
+
+    def _run(self, query: Any, key: Any, value: Any, *optional: Any, **attributes: Any) -> tuple[Any, Any]:
+        return linear_attention(query, key, value, *optional, **{n: x for n, x in attributes.items() if x is not None})
+
+
+def _attributes(
+    q_num_heads: int | None = None, kv_num_heads: int | None = None, update_rule: str = "gated_delta",
+    scale: float = 0.0, chunk_size: int = DEFAULT_CHUNK,
+) -> tuple[str, int, int, float, int | None]:
+    """(update rule, Hq, H, scale, chunk size of the library), checked."""
+    if update_rule not in RULES:
+        raise ValueError(f"LinearAttention: update_rule is {update_rule!r}, expected one of {', '.join(RULES)}")
+    Hq, H = q_num_heads or 0, kv_num_heads or 0
+    if H <= 0 or Hq <= 0 or Hq % H:
+        raise ValueError(f"LinearAttention: q_num_heads is {q_num_heads} and kv_num_heads {kv_num_heads}, expected "
+                         "numbers from 1 of which the second divides the first")
+    return update_rule, Hq, H, float(scale), None if chunk_size == DEFAULT_CHUNK else chunk_size
+
+
+def _check_given(rule: str, arrays: Arrays) -> None:
+    """Three axes in each array, and those that the rule needs."""
+    for name, x in arrays.items():
+        if x is not None and name != "past_state" and x.ndim != 3:
+            raise ValueError(f"LinearAttention: {name} has shape {x.shape}, expected three axes (B, T, heads width)")
+        if name in ("decay", "beta") and (x is None) == (name in NEEDS[rule]):
+            expected = "it to be given" if x is None else "None"
+            raise ValueError(f"LinearAttention: {name} is {'None' if x is None else 'given'} with update_rule "
+                             f"{rule!r}, expected {expected}")
+        if x is not None and name != "past_state" and x.shape[:2] != arrays["query"].shape[:2]:
+            raise ValueError(f"LinearAttention: {name} has shape {x.shape}, expected (B, T) = "
+                             f"{arrays['query'].shape[:2]} as in query")
+
+
+def _widths(arrays: Arrays, Hq: int, H: int) -> tuple[int, int]:
+    """(K, V)."""
+    K, V = arrays["query"].shape[2] // Hq, arrays["value"].shape[2] // H
+    for name, width in (("query", Hq * K), ("key", H * K), ("value", H * V)):
+        if arrays[name].shape[2] != width:
+            heads = Hq if name == "query" else H
+            raise ValueError(f"LinearAttention: {name} has shape {arrays[name].shape}, expected {heads} heads of one "
+                             f"width{' K = ' + str(K) if name == 'key' else ''}")
+    return K, V
+
+
+def _last(x: Any, name: str, widths: tuple[int, int]) -> int:
+    """The last axis of decay or beta."""
+    if x.shape[2] not in widths:
+        raise ValueError(f"LinearAttention: {name} has shape {x.shape}, expected a last axis of {widths[0]} or "
+                         f"{widths[1]}")
+    return int(x.shape[2])
+
+
+def _unpacked(x: Any, heads: int) -> Any:
+    """(B, T, heads width) as (B, T, heads, width)."""
+    return x.reshape(*x.shape[:2], heads, -1) if x.size else x.reshape(*x.shape[:2], heads, x.shape[2] // heads)

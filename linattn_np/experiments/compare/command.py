@@ -1,0 +1,66 @@
+"""The command `linattn compare [SERIES]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+import linattn_np as la
+
+from ..series import load
+from .measure import compare_function, compare_softmax, machine
+from .report import document, draw, sentences, table, write_table
+
+VARIANTS = ("linear_attention", "gla", "gated_delta_rule")
+LENGTHS = (256, 1024, 4096)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("series", nargs="?", help="a file .npy, .npz, .csv or a text; without it, Python's help")
+    parser.add_argument("--variant", action="append", choices=[fn.__name__ for fn in la.VARIANTS], metavar="NAME",
+                        help=f"a function to compare, repeatable; without it {', '.join(VARIANTS)}")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="numbers of tokens")
+    parser.add_argument("--heads", type=int, default=4, help="heads (4)")
+    parser.add_argument("--width", type=int, default=64, help="key and value channels of a head (64)")
+    parser.add_argument("--backend", choices=["chunks", "numba"], help="of all calls; without it, as chosen")
+    parser.add_argument("--out", type=Path, default=Path("compare-output"), help="folder of picture and JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, print and write; the exit status."""
+    try:
+        import matplotlib  # noqa: F401  before the work, not after it
+        import rich  # noqa: F401
+
+        series = load(args.series, "help")
+        args.out.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError, ModuleNotFoundError) as problem:
+        sys.stderr.write(f"linattn compare: {problem}\n")
+        return 1
+    lengths = sorted({T for T in args.lengths if 2 <= T <= len(series.x)})
+    if not lengths:
+        sys.stderr.write(f"linattn compare: {series.name} has {len(series.x)} samples, expected {min(args.lengths)} or "
+                         "more, or shorter --lengths\n")
+        return 1
+    names, rates, rows = args.variant or list(VARIANTS), machine(), []
+    for name in tqdm(names, desc="functions", unit="function", disable=not sys.stderr.isatty()):
+        rows += compare_function(getattr(la, name), series.x, lengths, args.heads, args.width, args.backend, rates)
+    softmax = compare_softmax(series.x, lengths, args.heads, args.width, rates)
+    sys.stdout.write("\n\n".join(sentences(rows, softmax, series.name)) + "\n\n")
+    write_table(*table(rows, softmax))
+    picture, results = args.out / "compare.png", args.out / "compare.json"
+    draw(picture, rows, softmax, f"{args.heads} heads of {args.width}, float32")
+    about = {"date": datetime.now(UTC).date().isoformat(), "series": series.name, "heads": args.heads,
+             "width": args.width, "linattn_np": la.__version__, "numpy": np.__version__, "machine": platform.machine(),
+             "operations_per_second": rates.operations, "bytes_per_second": rates.bytes}  # fmt: skip
+    results.write_text(json.dumps(document(rows, softmax, **about), indent=1) + "\n", "utf8")
+    sys.stdout.write(f"picture: {picture}; numbers: {results}\n")
+    return 0

@@ -1,0 +1,111 @@
+"""Three sentences, one table, one picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .measure import Row, crossover
+
+
+def sentences(rows: list[Row], softmax: Row, name: str) -> list[str]:
+    """What was measured, in words: exactness, speed, memory."""
+    T = max(softmax.seconds)
+    worst = max(rows, key=lambda row: np.nan_to_num(row.error))
+    fastest = min(rows, key=lambda row: row.seconds[T])
+    leanest = min(rows, key=lambda row: row.peak)
+    times = softmax.seconds[T] / fastest.seconds[T]
+    at, outside = crossover(fastest, softmax)
+    start = (f"from T = {at:,.0f} on, the shortest measured, or earlier" if outside and at == min(softmax.seconds) else
+             f"from about T = {at:,.0f} on" + outside * " (extrapolated)")  # fmt: skip
+    exactness = (
+        f"All forms of a function gave the same numbers on {name}: the largest difference from float64 was "
+        f"{worst.error:.3g} eps of float32 ({worst.name})."
+        if np.isfinite(worst.error) else "The lengths were too long for a comparison with float64."
+    )  # fmt: skip
+    speed = (
+        f"At T = {T:,} the fastest was {fastest.name}: {milliseconds(fastest.seconds[T])} ms where softmax attention "
+        f"in NumPy took {milliseconds(softmax.seconds[T])} ms, " + (f"{times:.3g} times as fast; it is faster {start}."
+        if times >= 1 else f"{1 / times:.3g} times as slow; it would be faster {start}.")
+    )  # fmt: skip
+    memory = (
+        f"It held {mib(fastest.peak)} MiB of arrays beside its inputs, softmax attention {mib(softmax.peak)} MiB "
+        f"(in blocks of rows) and the leanest, {leanest.name}, {mib(leanest.peak)} MiB; what a sequence "
+        "leaves behind is a state of fixed size, where softmax attention keeps all keys and values."
+    )
+    return [exactness, speed, memory]
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits."""
+    return f"{1e3 * seconds:.3g}"
+
+
+def mib(size: float) -> str:
+    """Three digits."""
+    return f"{size / 2**20:.3g}"
+
+
+def table(rows: list[Row], softmax: Row) -> tuple[list[str], list[list[str]]]:
+    """(names of the columns, rows of text)."""
+    lengths = sorted(softmax.seconds)
+    columns = ["function", "form", "error, eps", *(f"ms, T={T}" for T in lengths), f"predicted, T={lengths[-1]}",
+               "MiB", "faster than softmax from T ="]  # fmt: skip
+    cells = []
+    for row in [*rows, softmax]:
+        at, outside = crossover(row, softmax)
+        start = "" if row is softmax else "not seen" if np.isinf(at) else (
+            f"<= {at:,.0f}" if outside and at == lengths[0] else f"{at:,.0f}" + outside * " (extrapolated)")
+        cells.append([row.function, row.form, "-" if np.isnan(row.error) else f"{row.error:.3g}",
+                      *(milliseconds(row.seconds[T]) for T in lengths), milliseconds(row.predicted[lengths[-1]]),
+                      mib(row.peak), start])  # fmt: skip
+    return columns, cells
+
+
+def write_table(columns: list[str], cells: list[list[str]]) -> None:
+    """The table on the terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(box=box.SIMPLE)
+    for n, name in enumerate(columns):
+        grid.add_column(name, justify="left" if n < 2 else "right")
+    for row in cells:
+        grid.add_row(*row)
+    console = Console()
+    console.print(grid) if console.is_terminal else Console(width=160).print(grid)
+
+
+def draw(path: Path, rows: list[Row], softmax: Row, title: str) -> None:
+    """Time against the number of tokens."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(row.function for row in rows))
+    styles = {"recurrent": ":", "chunks": "-", "parallel": "--"}
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    lengths = sorted(softmax.seconds)
+    for row in rows:
+        axes.loglog(lengths, [1e3 * row.seconds[T] for T in lengths], styles[row.form], marker="o", markersize=3,
+                    color=f"C{names.index(row.function) % 10}", label=row.name)
+    times = [1e3 * softmax.seconds[T] for T in lengths]
+    axes.loglog(lengths, times, "k-", marker="s", markersize=4, label=softmax.name)
+    axes.set(xlabel="tokens", ylabel="milliseconds", title=title)
+    axes.set_xticks(lengths, [f"{T:,}" for T in lengths])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def document(rows: list[Row], softmax: Row, **about: Any) -> dict[str, Any]:
+    """Everything as JSON."""
+    every = [{"function": row.function, "form": row.form, "error_eps": None if np.isnan(row.error) else row.error,
+              "seconds": row.seconds, "predicted": row.predicted, "peak_bytes": row.peak} for row in [*rows, softmax]]
+    return {**about, "rows": every}

@@ -1,0 +1,98 @@
+"""A real series as numbers: a file of the user's, the text of Python's help, or an EEG that ships with matplotlib."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LETTERS = 16  # channels of a character's code
+
+
+class Series(NamedTuple):
+    """x (T, C): channels of mean 0 and variance 1."""
+
+    name: str
+    x: np.ndarray
+
+
+def load(source: str | None, default: str) -> Series:
+    """The series in a file .npy, .npz (its largest array, or FILE.npz:NAME), .csv (its columns of numbers) or any text.
+
+    None takes `default`: "help", the text of Python's help, or "eeg", four channels of 800 samples.
+    Raises ValueError for a file that holds no series of numbers, OSError for one that cannot be read.
+    """
+    if source is None:
+        return standardised(*(_help() if default == "help" else _eeg()))
+    path, _, member = source.partition(".npz:")
+    if member:
+        path += ".npz"
+    kind = Path(path).suffix.lower()
+    if kind in (".npy", ".npz"):
+        loaded = np.load(path, allow_pickle=False)
+        if kind == ".npz":
+            names = [member] if member else sorted(loaded.files, key=lambda n: -loaded[n].size)
+            if not names or names[0] not in loaded.files:
+                raise ValueError(f"{path} has the arrays {', '.join(loaded.files)}, expected {member or 'an array'}")
+            loaded = loaded[names[0]]
+        return standardised(Path(path).name, loaded)
+    if kind == ".csv":
+        return standardised(Path(path).name, _columns(Path(path)))
+    return standardised(Path(path).name, codes(Path(path).read_text("utf-8", errors="replace")))
+
+
+def standardised(name: str, x: np.ndarray) -> Series:
+    """Channels of mean 0 and variance 1, those that are constant left out."""
+    if x.dtype.kind not in "fiub":
+        raise ValueError(f"{name} has dtype {x.dtype}, expected numbers")
+    if x.ndim not in (1, 2):
+        raise ValueError(f"{name} has shape {x.shape}, expected (T,) or (T, C)")
+    x = x.reshape(len(x), -1).astype(np.float64)
+    if not np.isfinite(x).all():
+        raise ValueError(f"{name} has {np.count_nonzero(~np.isfinite(x))} values that are NaN or inf, expected none")
+    x = x[:, x.std(axis=0) > 0] if len(x) else x
+    if not x.size:
+        raise ValueError(f"{name} has no channel that varies")
+    return Series(name, (x - x.mean(axis=0)) / x.std(axis=0))
+
+
+def codes(text: str) -> np.ndarray:
+    """(T, LETTERS): every character has a fixed random vector of signs."""
+    letters, ids = np.unique(np.array(list(text)), return_inverse=True)
+    return np.random.default_rng(0).choice([-1.0, 1.0], (len(letters), LETTERS))[ids]
+
+
+def _columns(path: Path) -> np.ndarray:
+    """The columns of a csv file in which every row below the header is a number."""
+    rows = list(csv.reader(path.read_text("utf-8").splitlines()))
+    if rows and not any(map(_is_number, rows[0])):
+        rows = rows[1:]
+    width = min(map(len, rows), default=0)
+    numeric = [c for c in range(width) if all(_is_number(row[c]) for row in rows)]
+    if not numeric:
+        raise ValueError(f"{path.name} has no column of numbers")
+    return np.array([[float(row[c]) for c in numeric] for row in rows])
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _help() -> tuple[str, np.ndarray]:
+    from pydoc_data.topics import topics
+
+    return "the text of Python's help", codes("\n".join(topics[name] for name in sorted(topics)))
+
+
+def _eeg() -> tuple[str, np.ndarray]:
+    from matplotlib import cbook
+
+    opened: Any = cbook.get_sample_data("eeg.dat")
+    with opened as file:
+        return "an EEG (matplotlib's sample data)", np.frombuffer(file.read(), np.float64).reshape(800, 4)

@@ -1,0 +1,225 @@
+"""Arguments and results of adaptive filters: checked, in the compute dtype, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ..call.results import gradients_of
+from ..runtime.arrays import Array, Library, Namespace, cast, compute_dtype, device, enter
+from ..runtime.shapes import check_dtype
+from ..runtime.values import is_finite, is_real, shown
+
+OPTIONS = ("chunk_size", "backend", "num_threads", "precision")
+
+
+class Filtered(NamedTuple):
+    """Predictions and errors (..., T, V), the weights after the last token (..., K, V), and the state to go on from."""
+
+    prediction: Any
+    error: Any
+    weights: Any
+    state: Any
+
+
+class RLSState(NamedTuple):
+    """State of rls: S (..., K, V) and Z (..., K, K), sums of x^T d and x^T x; ridge (...), delta lambda^t."""
+
+    S: Any
+    Z: Any
+    ridge: Any
+
+
+class Signals(NamedTuple):
+    """The checked arguments of a filter, in the compute dtype."""
+
+    fn: str
+    library: Library
+    dtype: Any
+    x: Array  # (..., T, K)
+    d: Array  # (..., T, V)
+    rate: Array  # (..., T)  mu or forgetting
+    state: Any  # an array, an RLSState, or None
+    numbers: dict[str, float]  # eps or delta
+    options: dict[str, Any]  # of the core
+    kinds: dict[str, Any]  # dtypes of the caller's arrays by name
+
+    @property
+    def xp(self) -> Namespace:
+        return self.library.xp
+
+
+Pullback = Callable[[Filtered], tuple[Array, Array, Array, Any]]
+
+
+class Filter(NamedTuple):
+    """A filter: its name, its rate with a default, its numbers with defaults, how it is computed, own options.
+
+    compute(signals, gradients) returns (Filtered in the compute dtype, pullback or None); the pullback maps cotangents,
+    None where there are none, to (dx, dd, drate, dstate).
+    """
+
+    name: str
+    rate: str
+    default: float | None
+    numbers: Mapping[str, float]
+    compute: Callable[[Signals, bool], tuple[Filtered, Pullback | None]]
+    more: tuple[str, ...] = ()
+
+    def __call__(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Filtered:
+        s = self._enter(arrays, keywords)
+        return given_back(s, self.compute(s, False)[0])
+
+    def vjp(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Filtered, Callable[..., Any]]:
+        """The result, and its pullback: gradients by input name."""
+        s = self._enter(arrays, keywords)
+        found, pull = self.compute(s, True)
+        assert pull is not None
+
+        def pullback(
+            dprediction: Any = None, derror: Any = None, dweights: Any = None, dstate: Any = None
+        ) -> Any:
+            """Gradients of x, d, the rate if it is an array, and the state."""
+            return self._gradients(s, pull(cotangents(s, found, (dprediction, derror, dweights, dstate))))
+
+        return given_back(s, found), pullback
+
+    def _gradients(self, s: Signals, grads: tuple[Array, Array, Array, Any]) -> Any:
+        back, (dx, dd, drate, dstate) = s.library.give_back, grads
+        one = {"x": dx, "d": dd, self.rate: drate}
+        named = [back(cast(s.xp, y, s.kinds[n])) if n in s.kinds else None for n, y in one.items()]
+        state = None
+        if s.state is not None:
+            each = [back(cast(s.xp, y, s.kinds[n])) for n, y in parts(self.name, dstate).items()]
+            state = type(s.state)(*each) if isinstance(s.state, tuple) else each[0]
+        return gradients_of((*one, "state"), *named, state)
+
+    def _enter(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Signals:
+        fn, names = self.name, ("x", "d", self.rate)
+        if len(arrays) > len(names):
+            raise TypeError(f"{fn}: {len(arrays)} arrays were given by position, expected at most {', '.join(names)}")
+        known = (*names, *self.numbers, "state", *OPTIONS, *self.more)
+        for name in keywords:
+            if name not in known:
+                raise TypeError(f"{fn}: unknown option {name!r}, expected one of {', '.join(known)}")
+        given = {self.rate: self.default, **self.numbers, **dict(zip(names, arrays, strict=False)), **keywords}
+        for name in names:
+            if given.get(name) is None:
+                raise TypeError(f"{fn}: {name} is missing, expected the arrays {', '.join(names)}")
+        numbers = {n: number(fn, n, given[n], least=n == "delta") for n in self.numbers}
+        rate = given[self.rate]
+        each = {"x": given["x"], "d": given["d"], self.rate: None if is_real(rate) else rate,
+                **parts(fn, given.get("state"))}  # fmt: skip
+        library, entered = enter(fn, each)
+        for name, y in entered.items():
+            if y is not None:
+                check_dtype(fn, name, y)
+        check_shapes(fn, entered, self.rate)
+        dtype = compute_dtype(library.xp, *entered.values())
+        kinds = {name: y.dtype for name, y in entered.items() if y is not None}
+        x, d, array, *state = self._cast(library.xp, entered, dtype)
+        if array is None:
+            one = number(fn, self.rate, rate, least=False)
+            if fn == "rls" and not 0 < one <= 1:
+                raise ValueError(f"rls: forgetting is {shown(rate)}, expected a number in (0, 1]")
+            array = library.xp.full(x.shape[:-1], one, dtype=dtype, device=device(x))
+        options = {n: keywords[n] for n in (*OPTIONS, *self.more) if n in keywords}
+        begin = RLSState(*state) if len(state) > 1 else next(iter(state), None)
+        return Signals(fn, library, dtype, x, d, array, begin, numbers, options, kinds)
+
+    def _cast(self, xp: Namespace, entered: Mapping[str, Any], dtype: Any) -> list[Any]:
+        return [None if y is None else cast(xp, y, dtype) for y in entered.values()]
+
+
+def number(fn: str, name: str, x: Any, least: bool) -> float:
+    """An option that is a number; least: above 0."""
+    if not is_finite(x) or x < 0 or (least and x == 0):
+        raise ValueError(f"{fn}: {name} is {shown(x)}, expected a finite number {'> 0' if least else '>= 0'}")
+    return float(x)
+
+
+def parts(fn: str, state: Any) -> dict[str, Any]:
+    """The arrays of a state by name."""
+    if fn != "rls" or state is None:
+        return {} if state is None else {"state": state}
+    if not isinstance(state, tuple) or len(state) != len(RLSState._fields):
+        raise TypeError(f"rls: state is a {type(state).__qualname__}, expected (S, Z, ridge) as an RLSState")
+    return {f"state.{n}": y for n, y in zip(RLSState._fields, state, strict=True)}
+
+
+def check_shapes(fn: str, arrays: Mapping[str, Any], rate: str) -> None:
+    """Raise ValueError unless x is (..., T, K), d (..., T, V), and the others fit."""
+    x, d = arrays["x"], arrays["d"]
+    if x.ndim < 2 or tuple(d.shape[:-1]) != tuple(x.shape[:-1]):
+        raise ValueError(f"{fn}: x has shape {tuple(x.shape)} and d {tuple(d.shape)}, expected (..., T, K) and "
+                         "(..., T, V)")
+    (*lead, T, K), V = x.shape, d.shape[-1]
+    wanted = {"state": (*lead, K, V), "state.S": (*lead, K, V), "state.Z": (*lead, K, K), "state.ridge": tuple(lead),
+              rate: (*lead, T)}  # fmt: skip
+    for name, shape in wanted.items():
+        y: Any = arrays.get(name)
+        if y is not None and tuple(y.shape) != shape:
+            raise ValueError(f"{fn}: {name} has shape {tuple(y.shape)}, expected {shape}")
+
+
+def cotangents(s: Signals, like: Filtered, given: tuple[Any, ...]) -> Filtered:
+    """Cotangents in the compute dtype, None where there are none."""
+    if all(y is None for y in given):
+        raise TypeError(f"{s.fn}: the pullback got no cotangent, expected dprediction, derror, dweights or dstate")
+
+    def one(name: str, y: Any, result: Any) -> Any:
+        if y is None:
+            return None
+        if isinstance(result, tuple):
+            return type(result)(*(one(f"{name}.{n}", *each) for n, *each in
+                                  zip(result._fields, y, result, strict=True)))  # type: ignore[attr-defined]
+        found = enter(s.fn, {name: y}, s.library)[1][name]
+        if tuple(found.shape) != tuple(result.shape):
+            raise ValueError(f"{s.fn}: {name} has shape {tuple(found.shape)}, expected {tuple(result.shape)}")
+        return cast(s.xp, found, s.dtype)
+
+    return Filtered(*(one(f"d{n}", *each) for n, *each in zip(Filtered._fields, given, like, strict=True)))
+
+
+def given_back(s: Signals, found: Filtered) -> Filtered:
+    """A result in the caller's library; predictions and errors in the dtype of d."""
+    back, kind = s.library.give_back, s.kinds["d"]
+    state = found.state
+    state = type(state)(*map(back, state)) if isinstance(state, tuple) else back(state)
+    y, e = (back(cast(s.xp, z, kind)) for z in (found.prediction, found.error))
+    return Filtered(y, e, state if not isinstance(state, tuple) else back(found.weights), state)
+
+
+# tokens of the core: the state before a token is read, so tokens are written one late, and there is one more of them
+
+
+def tokens(s: Signals) -> dict[str, Array]:
+    """q, k, v (..., T + 1, 1, .): token t reads with x_t and writes (x_{t-1}, d_{t-1}), the first one nothing."""
+    return {"q": later(s.xp, s.x, last=True)[..., None, :], "k": later(s.xp, s.x)[..., None, :],
+            "v": later(s.xp, s.d)[..., None, :]}  # fmt: skip
+
+
+def later(xp: Namespace, y: Array, last: bool = False, axis: int = -2) -> Array:
+    """y with one more token, of zeros: the first one, or the last."""
+    shape = list(y.shape)
+    shape[axis] = 1
+    none = xp.zeros(tuple(shape), dtype=y.dtype, device=device(y))
+    return xp.concat([y, none] if last else [none, y], axis=axis)
+
+
+def result(s: Signals, out: Array, weights: Array, state: Any) -> Filtered:
+    """The result from the core's output (..., T + 1, 1, V)."""
+    y = out[..., :-1, 0, :]
+    return Filtered(y, s.d - y, weights, state)
+
+
+def dout_of(s: Signals, d: Filtered) -> Array:
+    """The cotangent of the core's output; the error is d - y."""
+    dy = s.xp.zeros_like(s.d) if d.prediction is None else d.prediction
+    return later(s.xp, dy if d.error is None else dy - d.error, last=True)[..., None, :]
+
+
+def pulled(grads: Any, d: Filtered) -> tuple[Array, Array]:
+    """(dx, dd) from the core's gradients: x is query and key."""
+    dx, dd = grads.q[..., :-1, 0, :] + grads.k[..., 1:, 0, :], grads.v[..., 1:, 0, :]
+    return dx, dd if d.error is None else dd + d.error

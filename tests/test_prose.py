@@ -1,0 +1,41 @@
+"""Pages, docstrings, comments and messages use the field's words."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if p.is_file()]
+SOURCES = sorted((ROOT / "linattn_np").rglob("*.py"))
+HAYSTACK = "needles.py"  # text that memories read
+WORDS = {  # a private word: the field's
+    r"rooms?": "core", r"likeness(es)?": "signature", r"made again": "replayed", r"unasked": "by default",
+    r"askew": "misaligned", r"dear|costly": "expensive", r"the other way round": "transposed",
+    r"written down": "recorded", r"lie askew": "are misaligned", r"carr(y|ies) out": "execute",
+    r"byte-?codes?|op-?codes?": "no interpreter is left", r"hand-made": "hand-derived",
+}  # fmt: skip
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+
+
+def prose_of(path: Path) -> str:
+    """A page without its code; the comments and strings of a module."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".md":
+        return FENCE.sub("", text)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return "\n".join(t.string for t in tokens if t.type in (tokenize.COMMENT, tokenize.STRING))
+
+
+@pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=lambda p: str(p.relative_to(ROOT)))
+def test_words(path):
+    if path.name == HAYSTACK:
+        return
+    text = prose_of(path)
+    for word, better in WORDS.items():
+        found = re.search(rf"\b({word})\b", text, re.IGNORECASE)
+        assert found is None, f"{found[0]!r}: say {better!r}"

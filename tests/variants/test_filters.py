@@ -1,0 +1,217 @@
+"""Adaptive filters: the textbook's loops, gradients, states handed over, ill-conditioned inputs, what is an error."""
+
+from __future__ import annotations
+
+import array_api_strict
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.testing import relative_error
+
+K, V, T = 6, 2, 150
+FILTERS = {"lms": (la.lms, {"mu": 0.05}), "nlms": (la.nlms, {"mu": 0.5, "eps": 0.1}),
+           "rls": (la.rls, {"forgetting": 0.98, "delta": 0.3})}  # fmt: skip
+every_filter = pytest.mark.parametrize("name", FILTERS)
+
+
+def draw(T=T, lead=(), noise=0.1, dtype=np.float64, seed=0):
+    """x, d: a random linear system, and noise."""
+    rng = np.random.default_rng(seed)
+    x, w = rng.standard_normal((*lead, T, K)), rng.standard_normal((*lead, K, V))
+    return x.astype(dtype), (x @ w + noise * rng.standard_normal((*lead, T, V))).astype(dtype)
+
+
+def gain_of(name, K, mu=None, eps=None, forgetting=None, delta=None):
+    """The textbook's gain vector of a token."""
+    P = None if delta is None else np.eye(K) / delta
+
+    def gain(u):
+        nonlocal P
+        if name == "lms":
+            return mu * u
+        if name == "nlms":
+            return mu * u / (eps + u @ u)
+        k = P @ u / (forgetting + u @ P @ u)
+        P = (P - np.outer(k, u @ P)) / forgetting
+        return k
+
+    return gain
+
+
+def textbook(name, x, d, **numbers):
+    """(predictions, weights) of one signal, token by token."""
+    W, y, gain = np.zeros((x.shape[1], d.shape[1])), np.zeros_like(d), gain_of(name, x.shape[1], **numbers)
+    for t, u in enumerate(x):
+        y[t] = u @ W
+        W = W + np.outer(gain(u), d[t] - y[t])
+    return y, W
+
+
+@every_filter
+def test_it_is_the_textbooks(name):
+    fn, numbers = FILTERS[name]
+    x, d = draw(lead=(2,))
+    found = fn(x, d, **numbers)
+    for b in range(2):
+        y, W = textbook(name, x[b], d[b], **numbers)
+        assert relative_error(found.prediction[b], y) <= 4e-15
+        assert relative_error(found.weights[b], W) <= 4e-15
+    np.testing.assert_array_equal(found.error, d - found.prediction)
+    np.testing.assert_array_equal(fn(x[1], d[1], **numbers).prediction, found.prediction[1])
+
+
+@every_filter
+def test_it_is_padasips(name):
+    filters = pytest.importorskip("padasip", reason="padasip is not installed").filters
+    fn, numbers = FILTERS[name]
+    x, d = draw()
+    own = {"w": "zeros", "mu": numbers.get("mu", numbers.get("forgetting"))}
+    if name != "lms":
+        own["eps"] = numbers.get("eps", numbers.get("delta"))
+    y, e, _ = getattr(filters, f"Filter{name.upper()}")(K, **own).run(d[:, 0], x)
+    found = fn(x, d[:, :1], **numbers)
+    assert relative_error(found.prediction[:, 0], y) <= 4e-14
+    assert relative_error(found.error[:, 0], e) <= 4e-14
+
+
+@every_filter
+def test_a_prediction_knows_nothing_of_its_own_target(name):
+    fn, numbers = FILTERS[name]
+    x, d = draw(lead=(2,))
+    later = d.copy()
+    later[:, 70:] += 1
+    before, after = (fn(x, y, **numbers).prediction for y in (d, later))
+    np.testing.assert_array_equal(before[:, :71], after[:, :71])
+    assert not np.array_equal(before[:, 71:], after[:, 71:])
+
+
+@every_filter
+@pytest.mark.parametrize("cut", [0, 1, 80])
+def test_a_signal_in_two_calls(name, cut):
+    fn, numbers = FILTERS[name]
+    x, d = draw()
+    whole, first = fn(x, d, **numbers), fn(x[:cut], d[:cut], **numbers)
+    second = fn(x[cut:], d[cut:], **numbers, state=first.state)
+    parts = np.concatenate([first.prediction, second.prediction])
+    assert relative_error(parts, whole.prediction) <= 1e-13
+    assert relative_error(second.weights, whole.weights) <= 1e-13
+
+
+def flat(x):
+    return [z for y in x for z in (flat(y) if isinstance(y, tuple) else [y])]
+
+
+@every_filter
+@pytest.mark.parametrize("has_state", [False, True])
+def test_gradients(name, has_state):
+    """Central differences along one direction per input: predictions, errors, weights and state all have cotangents."""
+    (fn, numbers), rng = FILTERS[name], np.random.default_rng(1)
+    x, d = draw(20, lead=(2,))
+    rate = {"mu" if "mu" in numbers else "forgetting": rng.uniform(0.2, 0.9, (2, 20)) * (0.2 if name == "lms" else 1)}
+    given: dict = {"x": x, "d": d, **rate}
+    options = {n: y for n, y in numbers.items() if n not in rate}
+    if has_state:
+        given["state"] = fn(*draw(9, lead=(2,), seed=2), **numbers).state
+    result, pullback = la.vjp(fn, **given, **options)
+    cotangents = [rng.standard_normal(y.shape) for y in flat(result)]
+    grads = pullback(*cotangents[:3], type(result.state)(*cotangents[3:]) if name == "rls" else cotangents[3])
+
+    def value(inputs):
+        return sum((a * b).sum() for a, b in zip(flat(fn(**inputs, **options)), cotangents, strict=True))
+
+    for n, y in given.items():
+        steps = [rng.standard_normal(p.shape) for p in flat((y,))]
+        if n == "state" and name == "rls":
+            steps[1] += steps[1].swapaxes(-1, -2)  # Z is symmetric
+        moved = [[p + sign * 1e-6 * s for p, s in zip(flat((y,)), steps, strict=True)] for sign in (1, -1)]
+        moved = [type(y)(*m) if isinstance(y, tuple) else m[0] for m in moved]
+        numeric = (value(given | {n: moved[0]}) - value(given | {n: moved[1]})) / 2e-6
+        exact = sum((g * s).sum() for g, s in zip(flat((getattr(grads, n),)), steps, strict=True))
+        assert abs(numeric - exact) <= 1e-6 * max(1, abs(exact)), n
+    assert has_state or grads.state is None
+
+
+def test_the_rate_as_a_number_has_no_gradient():
+    x, d = draw(20)
+    assert la.vjp(la.lms, x, d, 0.1)[1](d).mu is None
+    assert relative_error(la.lms(x, d, np.full(20, 0.1)).weights, la.lms(x, d, 0.1).weights) == 0
+
+
+def test_silence_teaches_nothing():
+    """Without eps: rows of zeros have no step."""
+    x, d = draw(30)
+    x[10:20] = 0
+    out, pullback = la.vjp(la.nlms, x, d, 0.5)
+    dx = pullback(d).x
+    assert np.isfinite(out.prediction).all() and np.isfinite(dx).all()  # noqa: PT018
+    kept = np.delete(np.arange(30), slice(10, 20))
+    assert relative_error(la.nlms(x[kept], d[kept], 0.5).weights, out.weights) <= 1e-14
+
+
+@pytest.mark.parametrize("forgetting", [0.95, 0.99])
+def test_poor_excitation(forgetting):
+    """Two sines excite four of eight directions: the textbook's P grows until predictions burst."""
+    n, rng = np.arange(6000), np.random.default_rng(0)
+    x = la.delay_line(np.sin(0.3 * n) + 0.5 * np.sin(0.05 * n), 8)
+    d = x @ rng.standard_normal((8, 1)) + 1e-3 * rng.standard_normal((6000, 1))
+    with np.errstate(all="ignore"):
+        theirs = np.abs(d - textbook("rls", x, d, forgetting=forgetting, delta=1.0)[0])[1000:]
+    found = la.rls(x, d, forgetting)
+    assert not theirs.max() < 10
+    assert np.abs(found.error[1000:]).max() < 0.01
+    assert np.abs(la.rls(*(y.astype(np.float32) for y in (x, d)), forgetting).error[1000:]).max() < 0.02
+
+
+def test_a_signal_that_stops_and_comes_back():
+    rng = np.random.default_rng(0)
+    u = np.concatenate([rng.standard_normal(100), np.zeros(8000), rng.standard_normal(100)])
+    x, w = la.delay_line(u, 4), rng.standard_normal((4, 1))
+    found = la.rls(x, x @ w, 0.9)
+    assert np.isfinite(found.prediction).all()
+    assert relative_error(found.weights, w) <= 1e-10
+
+
+@every_filter
+def test_other_dtypes_and_libraries(name):
+    fn, numbers = FILTERS[name]
+    x, d = draw(40, dtype=np.float32)
+    wide = fn(x.astype(np.float64), d.astype(np.float64), **numbers)
+    found = fn(x, d, **numbers)
+    assert found.prediction.dtype == found.weights.dtype == np.float32
+    assert relative_error(found.prediction, wide.prediction) <= 2e-5
+    theirs = fn(*(array_api_strict.asarray(y) for y in (x, d)), **numbers)
+    assert type(theirs.prediction) is type(array_api_strict.asarray(x))
+    assert relative_error(np.asarray(theirs.prediction), wide.prediction) <= 2e-5
+
+
+def test_delay_line():
+    u = np.arange(1.0, 6)
+    np.testing.assert_array_equal(la.delay_line(u, 3)[:3], [[1, 0, 0], [2, 1, 0], [3, 2, 1]])
+    np.testing.assert_array_equal(la.delay_line(u[2:], 3, before=u[:2]), la.delay_line(u, 3)[2:])
+    assert la.delay_line(np.ones((2, 4)), 1).shape == (2, 4, 1)
+
+
+X, D = draw(5)
+
+
+@pytest.mark.parametrize(("call", "error", "text"), [
+    (lambda: la.lms(X, D, None), TypeError, "lms: mu is missing, expected the arrays x, d, mu"),
+    (lambda: la.lms(X, D, -1.0), ValueError, "lms: mu is -1.0, expected a finite number >= 0"),
+    (lambda: la.lms(X, D[:3], 1.0), ValueError, r"lms: x has shape \(5, 6\) and d \(3, 2\), expected"),
+    (lambda: la.lms(X, D, D), ValueError, r"lms: mu has shape \(5, 2\), expected \(5,\)"),
+    (lambda: la.lms(X, D, 1.0, state=X), ValueError, r"lms: state has shape \(5, 6\), expected \(6, 2\)"),
+    (lambda: la.lms(X, D, 1.0, eps=1), TypeError, "lms: unknown option 'eps', expected one of x, d, mu, state"),
+    (lambda: la.lms(X.astype(int), D, 1.0), TypeError, "lms: x has dtype int64"),
+    (lambda: la.nlms(X, D, eps=-1), ValueError, "nlms: eps is -1, expected a finite number >= 0"),
+    (lambda: la.rls(X, D, 1.5), ValueError, r"rls: forgetting is 1.5, expected a number in \(0, 1\]"),
+    (lambda: la.rls(X, D, delta=0), ValueError, "rls: delta is 0, expected a finite number > 0"),
+    (lambda: la.rls(X, D, state=X), TypeError, r"rls: state is a ndarray, expected \(S, Z, ridge\) as an RLSState"),
+    (lambda: la.vjp(la.lms, X, D, 1.0)[1](), TypeError, "lms: the pullback got no cotangent"),
+    (lambda: la.vjp(la.lms, X, D, 1.0)[1](X), ValueError, r"lms: dprediction has shape \(5, 6\), expected \(5, 2\)"),
+    (lambda: la.delay_line(X, 0), ValueError, "delay_line: taps is 0, expected a whole number from 1"),
+    (lambda: la.delay_line(X, 3, before=X), ValueError, r"delay_line: before has shape \(5, 6\), expected \(5, 2\)"),
+])
+def test_errors(call, error, text):
+    with pytest.raises(error, match=f"^{text}"):
+        call()
