@@ -92,7 +92,7 @@ class Convolution(torch.autograd.Function):
         ctx.silu, ctx.compiled = silu, x.device.type == "cpu" and x.dtype in COMPILED
         if ctx.compiled:
             ctx.save_for_backward(x, taps, bias, position)
-            return torch.from_numpy(compiled.short_conv(*views(x, taps, bias, position), silu))
+            return torch.from_numpy(compiled.short_conv(*views(x, taps, bias, position), silu=silu))
         y = x * taps[-1] if bias is None else torch.addcmul(bias, x, taps[-1])
         for i in range(1, min(len(taps), x.shape[1])):
             y[:, i:].addcmul_(reached(x[:, :-i], i, position), taps[-1 - i])
@@ -105,7 +105,7 @@ class Convolution(torch.autograd.Function):
         """dx_t = sum_i taps_{W-1-i} dy_{t+i},  dtaps_{W-1-i} = sum_t dy_t x_{t-i}."""
         x, taps, bias, position, *y = ctx.saved_tensors
         if ctx.compiled:
-            grads = compiled.short_conv_vjp(*views(x, taps, bias, position), ctx.silu, dy.numpy())
+            grads = compiled.short_conv_vjp(*views(x, taps, bias, position), silu=ctx.silu, dy=dy.numpy())
             return *(None if d is None else torch.from_numpy(d) for d in grads), None, None
         dy = torch.ops.aten.silu_backward(dy, y[0]) if ctx.silu else dy
         dx, dtaps = dy * taps[-1], torch.zeros_like(taps)
@@ -117,11 +117,12 @@ class Convolution(torch.autograd.Function):
         return dx, dtaps, None if bias is None else dy.sum((0, 1)), None, None
 
 
-def views(x: Tensor, taps: Tensor, bias: Tensor | None, position: Tensor | None) -> list[Any]:
+def views(x: Tensor, taps: Tensor, bias: Tensor | None, position: Tensor | None) -> tuple[Any, Any, Any, Any]:
     """The arguments of the compiled loops."""
     if position is None:
         position = torch.arange(x.shape[1]).expand(x.shape[0], -1)
-    return [None if y is None else y.detach().numpy() for y in (x, taps, bias, position.long())]
+    b = None if bias is None else bias.detach().numpy()
+    return x.detach().numpy(), taps.detach().numpy(), b, position.long().numpy()
 
 
 def reached(x: Tensor, i: int, position: Tensor | None) -> Tensor:

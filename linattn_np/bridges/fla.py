@@ -38,8 +38,10 @@ UNSUPPORTED = ("cp_context", "return_intermediate_states", "reverse", "output_at
 
 def normalise_one_token(given: Given) -> None:
     """q and k of a decoding step over their length, by torch: a step without a norm is replayed."""
-    q, k = given.get("q"), given.get("k")
-    if not given.get("use_qk_l2norm_in_kernel") or q is None or q.shape[1] != 1 or q.dtype != k.dtype:
+    if not given.get("use_qk_l2norm_in_kernel"):
+        return
+    q, k = given["q"], given["k"]
+    if q.shape[1] != 1 or q.dtype != k.dtype:
         return
     rows = torch.cat([q, k], dim=2)
     rows = rows if rows.dtype == torch.float64 else rows.float()

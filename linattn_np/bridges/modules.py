@@ -12,7 +12,7 @@ from .causal_conv1d import causal_conv1d_fn
 from .packed import sequence_numbers
 
 Tensor = torch.Tensor
-GATES = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
+GATES: dict[str, Any] = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
 
 
 def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
@@ -61,7 +61,8 @@ class FusedRMSNormGated(nn.Module):
     def forward(self, x: Tensor, g: Tensor, residual: Any = None, prenorm: bool = False,
                 residual_in_fp32: bool = False) -> Tensor:  # fmt: skip
         more = {"residual": residual, "prenorm": prenorm, "residual_in_fp32": residual_in_fp32}
-        return rms_norm_gated(x, g, self.weight, None, self.activation, eps=self.eps, **more)
+        weight: Any = self.weight
+        return rms_norm_gated(x, g, weight, None, self.activation, eps=self.eps, **more)
 
 
 def causal_conv1d(

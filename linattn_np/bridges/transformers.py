@@ -40,7 +40,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {  # by their names in the models' mo
     "causal_conv1d_fn": causal_conv1d.causal_conv1d_fn,
     "causal_conv1d_update": causal_conv1d.causal_conv1d_update,
 }
-METHODS = {  # class -> its method and ours
+METHODS: dict[str, tuple[str, Callable[..., Any]]] = {  # class -> its method and ours
     "MiniMaxLightningAttention": ("forward", transformers_layers.lightning_attention),
     "xLSTMBackend": ("forward", transformers_layers.mlstm),
 }
@@ -104,11 +104,11 @@ def patch_module(module: ModuleType) -> list[Replaced]:
         if callable(theirs := vars(module).get(name)):
             found.append((module, name, theirs))
             setattr(module, name, _in_place_of(theirs, ours))
-    for name, (method, ours) in METHODS.items():
+    for name, (method, body) in METHODS.items():
         owner = vars(module).get(name)
         if isinstance(owner, type) and owner.__module__ == module.__name__:
             found.append((owner, method, vars(owner)[method]))
-            setattr(owner, method, _method_in_place_of(vars(owner)[method], ours))
+            setattr(owner, method, _method_in_place_of(vars(owner)[method], body))
     if found:
         found += _patch_positions(module)
     return found
@@ -158,5 +158,5 @@ def _patch_positions(module: ModuleType) -> list[Replaced]:
         named = isinstance(owner, type) and owner.__module__ == module.__name__ and owner.__name__.endswith("Model")
         if named and "forward" in vars(owner) and "position_ids" in inspect.signature(owner.forward).parameters:
             found.append((owner, "forward", vars(owner)["forward"]))
-            owner.forward = packed.with_offsets(vars(owner)["forward"])
+            setattr(owner, "forward", packed.with_offsets(vars(owner)["forward"]))  # noqa: B010
     return found

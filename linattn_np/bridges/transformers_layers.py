@@ -50,7 +50,7 @@ def lightning_attention(
 
 def mlstm(
     self: Any, query: Tensor, key: Tensor, value: Tensor, igate: Tensor, fgate: Tensor, c_initial: Tensor | None = None,
-    n_initial: Tensor | None = None, m_initial: Tensor | None = None, **how: Any,
+    n_initial: Any = None, m_initial: Any = None, **how: Any,
 ) -> Any:
     """xLSTMBackend.forward of (B, H, T, D): h, or (h, (C, n, m (B, H, 1))); any T in every mode.
 
