@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import linattn_np as la
 
+from ..ops.gated_norm import GatedNorm
 from .adapter import Given, bound, parameters, with_signature
 from .causal_conv1d import causal_conv1d_fn
 from .modules import gated_rms_norm
@@ -109,8 +110,8 @@ def split_scan(fn: str, given: Given) -> Any:
         more["z"] = z.unflatten(-1, (heads, -1))
     out = scan(fn, SCAN.defaults | {n: y for n, y in given.items() if n in SCAN.names} | more).flatten(2)
     if normed:
-        out = gated_rms_norm(out, z, given["rmsnorm_weight"], given["rmsnorm_eps"],
-                             gate_first=not given["norm_before_gate"], group=inner // groups)  # fmt: skip
+        how = GatedNorm(given["rmsnorm_eps"], gate_first=not given["norm_before_gate"], group=inner // groups)
+        out = gated_rms_norm(out, z.to(out.dtype), given["rmsnorm_weight"], how)
     weight = given["outproj_weight"]
     return out if weight is None else F.linear(out.to(weight.dtype), weight, given["outproj_bias"])
 

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 
-from .causal_conv1d import causal_conv1d_fn
+from ..ops.cpu import gated_norm as compiled
+from ..ops.gated_norm import GatedNorm
+from .causal_conv1d import COMPILED, causal_conv1d_fn
 from .packed import sequence_numbers
 
 Tensor = torch.Tensor
@@ -21,16 +24,41 @@ def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(output_dtype or x.dtype)
 
 
-def gated_rms_norm(
-    x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, activation: str = "silu", gate_first: bool = False,
-    group: int | None = None,
-) -> Tensor:
-    """norm(x) weight act(gate), or with gate_first norm(x act(gate)) weight; by torch's kernels."""
-    y, act = widened(x), GATES[activation](widened(gate))
-    y = y * act if gate_first else y
-    y = F.rms_norm(y.unflatten(-1, (-1, group or y.shape[-1])), (group or y.shape[-1],), None, eps).flatten(-2)
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor | None, how: GatedNorm) -> Tensor:
+    """norm(x) weight act(gate), or with the gate before norm(x act(gate)) weight: ops/gated_norm.py says it.
+
+    float32 and float64 on a CPU by compiled loops, else by torch in float32.
+    """
+    if x.device.type == "cpu" and x.dtype in COMPILED and gate.dtype == x.dtype:
+        return Normed.apply(x, gate, weight, how)
+    y, act = widened(x), GATES[how.activation](widened(gate))
+    y = y * act if how.gate_first else y
+    group = how.group or y.shape[-1]
+    y = F.rms_norm(y.unflatten(-1, (-1, group)), (group,), None, how.eps).flatten(-2)
     y = y if weight is None else y * weight
-    return (y if gate_first else y * act).to(x.dtype)
+    return (y if how.gate_first else y * act).to(x.dtype)
+
+
+class Normed(torch.autograd.Function):
+    """The compiled loops of ops/cpu/gated_norm.py."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, weight: Tensor | None, how: GatedNorm) -> Tensor:
+        ctx.how = how
+        ctx.save_for_backward(x, gate, weight)
+        return torch.from_numpy(compiled.gated_rms_norm(*views(x, gate, weight), how))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        dx, dgate, dweight = compiled.gated_rms_norm_vjp(*views(*ctx.saved_tensors), ctx.how, dy.numpy())
+        none = ctx.saved_tensors[2] is None
+        return torch.from_numpy(dx), torch.from_numpy(dgate), None if none else torch.from_numpy(dweight), None
+
+
+def views(x: Tensor, gate: Tensor, weight: Tensor | None) -> tuple[Any, Any, Any]:
+    """The arguments of the compiled loops."""
+    return x.detach().numpy(), gate.detach().numpy(), None if weight is None else weight.detach().numpy()
 
 
 def rms_norm_gated(
@@ -43,7 +71,7 @@ def rms_norm_gated(
             raise ValueError(f"rms_norm_gated: {name} is not supported, expected None or False")
     if activation not in GATES:
         raise ValueError(f"rms_norm_gated: activation is {activation!r}, expected one of {', '.join(GATES)}")
-    return gated_rms_norm(x, g, weight, eps, activation)
+    return gated_rms_norm(x, g, weight, GatedNorm(eps, "sigmoid" if activation == "sigmoid" else "silu"))
 
 
 class FusedRMSNormGated(nn.Module):

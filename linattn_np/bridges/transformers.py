@@ -40,9 +40,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {  # by their names in the models' mo
     "causal_conv1d_fn": causal_conv1d.causal_conv1d_fn,
     "causal_conv1d_update": causal_conv1d.causal_conv1d_update,
 }
-METHODS: dict[str, tuple[str, Callable[..., Any]]] = {  # class -> its method and ours
-    "MiniMaxLightningAttention": ("forward", transformers_layers.lightning_attention),
-    "xLSTMBackend": ("forward", transformers_layers.mlstm),
+NORMS = (
+    "BailingHybridRMSNormGated", "Glm5NextTextRMSNormGated", "KimiLinearRMSNormGated", "OlmoHybridRMSNormGated",
+    "Qwen3NextRMSNormGated", "Qwen3_5MoeRMSNormGated", "Qwen3_5RMSNormGated", "Qwen4ExpTextRMSNormGated",
+)  # fmt: skip
+METHODS: dict[str, Callable[..., Any]] = {  # class -> its forward here
+    "MiniMaxLightningAttention": transformers_layers.lightning_attention,
+    "xLSTMBackend": transformers_layers.mlstm,
+    **{name: transformers_layers.gated_norm for name in NORMS},
 }
 Replaced = tuple[Any, str, Any]  # owner, name, what was there
 _patch: Patch | None = None
@@ -104,11 +109,12 @@ def patch_module(module: ModuleType) -> list[Replaced]:
         if callable(theirs := vars(module).get(name)):
             found.append((module, name, theirs))
             setattr(module, name, _in_place_of(theirs, ours))
-    for name, (method, body) in METHODS.items():
+    for name, body in METHODS.items():
         owner = vars(module).get(name)
         if isinstance(owner, type) and owner.__module__ == module.__name__:
-            found.append((owner, method, vars(owner)[method]))
-            setattr(owner, method, _method_in_place_of(vars(owner)[method], body))
+            theirs = vars(owner)["forward"]
+            found.append((owner, "forward", theirs))
+            setattr(owner, "forward", _method_in_place_of(theirs, body))  # noqa: B010
     if found:
         found += _patch_positions(module)
     return found

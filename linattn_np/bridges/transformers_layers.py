@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 import linattn_np as la
 
+from ..ops.gated_norm import GatedNorm
+from .modules import gated_rms_norm
 from .packed import OFFSETS
 
 Tensor = torch.Tensor
@@ -27,6 +29,12 @@ def step(fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn(*args, **keywords)
 
     return call
+
+
+def gated_norm(self: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
+    """The forward of the gated RMS norms after a delta rule: norm(x) weight act(gate)."""
+    how = GatedNorm(self.variance_epsilon, self.activation)
+    return gated_rms_norm(hidden_states, gate.to(hidden_states.dtype), self.weight, how)
 
 
 def lightning_attention(

@@ -190,6 +190,7 @@ def test_a_version_without_the_functions(monkeypatch):
     from linattn_np.bridges import transformers as bridge
 
     monkeypatch.setattr(bridge, "FUNCTIONS", {})
+    monkeypatch.setattr(bridge, "METHODS", {})
     with pytest.raises(RuntimeError, match=r"expected a version >= 5\.23"):
         patch_transformers(["qwen3_next"])
 

@@ -97,3 +97,51 @@ def by_differences(loss, arrays, grads):
         along = rng.standard_normal(x.shape)
         numeric = (loss(arrays | {name: x + 1e-5 * along}) - loss(arrays | {name: x - 1e-5 * along})) / 2e-5
         np.testing.assert_allclose(np.sum(grads[name] * along), numeric, rtol=1e-7, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("how", NORMS, ids=str)
+@pytest.mark.parametrize("rows", [1, 700, 9000])
+def test_the_norm_in_compiled_loops(rows, how, dtype):
+    pytest.importorskip("numba")
+    from linattn_np.ops.cpu import gated_norm as compiled
+
+    x, gate, dy = rng.standard_normal((3, rows, 2, D)).astype(dtype)
+    weight, eps = SCALE.astype(dtype), np.finfo(dtype).eps
+    near = {"rtol": 64 * eps, "atol": 64 * eps}
+    wide = [y.astype(np.float64) for y in (x, gate, weight)]
+    np.testing.assert_allclose(compiled.gated_rms_norm(x, gate, weight, how), gated_rms_norm(np, *wide, how), **near)
+    found = compiled.gated_rms_norm_vjp(x, gate, weight, how, dy)
+    wanted = gated_rms_norm_vjp(np, *wide, how, dy.astype(np.float64))
+    for a, b, size in zip(found, wanted, (1, 1, rows), strict=True):
+        np.testing.assert_allclose(a, b, rtol=64 * eps, atol=64 * eps * size**0.5 * 8)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize(("activation", "bias"), [(None, None), ("silu", BIAS)], ids=["plain", "all"])
+@pytest.mark.parametrize("size", [(1, 1, 3), (2, 37, 6), (1, 5, 1100)])
+def test_the_convolution_in_compiled_loops(size, activation, bias, dtype):
+    """Channels in several blocks, tokens in several tasks, the same bits on one thread."""
+    pytest.importorskip("numba")
+    from linattn_np.ops.cpu import short_conv as compiled
+    from linattn_np.runtime import threads
+
+    B, T, D = size
+    x, dy = rng.standard_normal((2, B, T, D)).astype(dtype)
+    weight = rng.standard_normal((D, W)).astype(dtype)
+    bias = None if bias is None else rng.standard_normal(D).astype(dtype)
+    place, conv = np.broadcast_to(np.arange(T), (B, T)), ShortConv(weight, bias, activation)
+    given = (x, weight.T, bias, place)
+    eps = 64 * np.finfo(dtype).eps
+    np.testing.assert_allclose(compiled.short_conv(*given, silu=activation is not None), short_conv(np, x, conv)[0],
+                               rtol=eps, atol=eps)  # fmt: skip
+    grads = compiled.short_conv_vjp(*given, silu=activation is not None, dy=dy)
+    wanted = short_conv_vjp(np, x, conv, None, dy)
+    for a, b in zip(grads, (wanted.x, wanted.weight.T, wanted.bias), strict=True):
+        assert (a is None) == (b is None)
+        if b is not None:
+            np.testing.assert_allclose(a, b, rtol=eps, atol=8 * eps)
+    with threads.limited(1):
+        again = compiled.short_conv_vjp(*given, silu=activation is not None, dy=dy)
+    for a, b in zip(grads, again, strict=True):
+        np.testing.assert_array_equal(a, b)
