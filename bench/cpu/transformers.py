@@ -1,6 +1,6 @@
 """transformers' models on a CPU with linattn_np and without: one layer's operations, and a small model end to end.
 
-    python -m bench transformers [--threads 2] [--rounds 5] [--tokens 2048] [--write]
+    python -m bench transformers [--threads 2] [--rounds 5] [--tokens 2048] [--prompt 512] [--write]
 
 The layer has Qwen3-Next's shape, 16 key and 32 value heads of 128: the chunk form forward, forward and backward, and
 one cached token with the update of the cache, which are the operations that the model calls. The model is a Qwen3-Next
@@ -140,7 +140,8 @@ def main(argv: list[str]) -> int:
     parser = record.parser("transformers", __doc__)
     parser.add_argument("--threads", default="2")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=2048, help="of the layer; the model has half of them")
+    parser.add_argument("--tokens", type=int, default=2048, help="of the layer")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the model")
     args = parser.parse_args(argv)
     os.environ.update(dict.fromkeys(("LINATTN_NP_NUM_THREADS", "OMP_NUM_THREADS"), args.threads))
     import torch
@@ -149,13 +150,13 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(int(args.threads))
     transformers.utils.logging.set_verbosity_error()
     rows = {}
-    for name, calls in (*layer(args.tokens).items(), *model(args.tokens // 2, (4, 8, 64)).items(),
-                        *model(args.tokens // 2, (KEY_HEADS, HEADS, D)).items()):  # fmt: skip
+    for name, calls in (*layer(args.tokens).items(), *model(args.prompt, (4, 8, 64)).items(),
+                        *model(args.prompt, (KEY_HEADS, HEADS, D)).items()):  # fmt: skip
         rows[name] = row = compared(calls, args.rounds)
         times = [f"{who} {row[who]['wall_ms']:9.3f} ms (CPU {row[who]['cpu_ms']:9.3f})" for who in ("ours", "theirs")]
         print(f"{name:42s} {'  '.join(times)}  ratio {row['ratio']:5.1f} (CPU {row['cpu_ratio']:5.1f})", flush=True)
     if args.write:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         print(record.write("transformers", record.rounded({"threads": int(args.threads), "peers": versions,
-                                                           "tokens": args.tokens, "rows": rows})))  # fmt: skip
+                                                           "tokens": args.tokens, "prompt": args.prompt, "rows": rows})))  # fmt: skip
     return 0

@@ -47,7 +47,7 @@ NORMS = (
 METHODS: dict[str, Callable[..., Any]] = {  # class -> its forward here
     "MiniMaxLightningAttention": transformers_layers.lightning_attention,
     "xLSTMBackend": transformers_layers.mlstm,
-    **{name: transformers_layers.gated_norm for name in NORMS},
+    **dict.fromkeys(NORMS, transformers_layers.gated_norm),
 }
 Replaced = tuple[Any, str, Any]  # owner, name, what was there
 _patch: Patch | None = None
