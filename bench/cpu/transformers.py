@@ -149,14 +149,14 @@ def main(argv: list[str]) -> int:
 
     torch.set_num_threads(int(args.threads))
     transformers.utils.logging.set_verbosity_error()
-    rows = {}
+    rows: dict[str, Any] = {}
+    result = {"threads": int(args.threads), "tokens": args.tokens, "prompt": args.prompt, "rows": rows, "peers": {
+        "torch": torch.__version__, "transformers": transformers.__version__}}  # fmt: skip
     for name, calls in (*layer(args.tokens).items(), *model(args.prompt, (4, 8, 64)).items(),
                         *model(args.prompt, (KEY_HEADS, HEADS, D)).items()):  # fmt: skip
         rows[name] = row = compared(calls, args.rounds)
         times = [f"{who} {row[who]['wall_ms']:9.3f} ms (CPU {row[who]['cpu_ms']:9.3f})" for who in ("ours", "theirs")]
         print(f"{name:42s} {'  '.join(times)}  ratio {row['ratio']:5.1f} (CPU {row['cpu_ratio']:5.1f})", flush=True)
-    if args.write:
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        print(record.write("transformers", record.rounded({"threads": int(args.threads), "peers": versions,
-                                                           "tokens": args.tokens, "prompt": args.prompt, "rows": rows})))  # fmt: skip
+        if args.write:  # after every row: a run on a busy machine may be stopped
+            record.write("transformers", record.rounded(result))
     return 0
