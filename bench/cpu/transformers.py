@@ -150,7 +150,7 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(int(args.threads))
     transformers.utils.logging.set_verbosity_error()
     rows: dict[str, Any] = {}
-    result = {"threads": int(args.threads), "tokens": args.tokens, "prompt": args.prompt, "rows": rows, "peers": {
+    result = {"threads": int(args.threads), "tokens": args.tokens, "prompt": args.prompt, "compared": rows, "peers": {
         "torch": torch.__version__, "transformers": transformers.__version__}}  # fmt: skip
     for name, calls in (*layer(args.tokens).items(), *model(args.prompt, (4, 8, 64)).items(),
                         *model(args.prompt, (KEY_HEADS, HEADS, D)).items()):  # fmt: skip
