@@ -326,8 +326,8 @@ def test_the_signature_is_that_of_the_spec(fn):
     assert arrays == list(fn.spec.arrays)
     for name, given in fn.spec.arrays.items():
         assert (parameters[name].default is None) == given.optional
-    common = ["scale", "state", "return_state", "return_states_at", "overwrite_state", "state_rows", "cu_seqlens",
-              "chunk_size", "chunk_states", "precision", "num_threads", "layout", "backend", "check"]
+    common = ["scale", "state", "return_state", "return_states_at", "overwrite_state", "state_rows", "reverse",
+              "cu_seqlens", "chunk_size", "chunk_states", "precision", "num_threads", "layout", "backend", "check"]
     assert list(parameters)[len(arrays):] == [*fn.spec.options.defaults, *common]
 
 
@@ -431,3 +431,10 @@ def test_ml_dtypes_is_not_imported_for_a_call_without_it():
     loaded = loaded_by("import numpy as np, linattn_np as la; q = np.ones((4, 2, 3)); "
                        "la.vjp(la.kda, q, q, q, -q, q[..., 0], backend='chunks')")
     assert not loaded & (FRAMEWORKS | {"ml_dtypes", "numba", "llvmlite"})
+
+
+@pytest.mark.skipif(not (ROOT.parent / "pyproject.toml").exists(), reason="an installed package has no project files")
+def test_the_version_is_the_same_everywhere():
+    top = ROOT.parent
+    assert f'\nversion = "{la.__version__}"\n' in (top / "pyproject.toml").read_text("utf-8")
+    assert f"\nversion: {la.__version__}\n" in (top / "CITATION.cff").read_text("utf-8")

@@ -1,1 +1,1 @@
-"""Other frameworks: their arrays in the functions of linattn_np, and the functions in their compilers."""
+"""Bridges to frameworks: each module imports its framework itself."""

@@ -109,7 +109,7 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
         return views.leave(dispatch.run(spec, *views.call(arrays, keywords)))
 
 
-def run_vjp(name: str, rule: Rule, arrays: Arrays, keywords: Keywords) -> Any:
+def run_vjp(name: str, spec: VariantSpec | None, rule: Rule, arrays: Arrays, keywords: Keywords) -> Any:
     """(result, pullback) of rule(arrays, keywords)."""
     if (first := given(arrays, keywords)) is None:
         return NotImplemented
@@ -121,9 +121,10 @@ def run_vjp(name: str, rule: Rule, arrays: Arrays, keywords: Keywords) -> Any:
     def of_arrays(*cotangents: Any, **named: Any) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
         check_cotangents(name, first, dict(zip(("dout", "dstate", "dstates"), cotangents, strict=False)) | named)
-        with views.context():
-            d, more = views.call(cotangents, named)
-            return views.leave(pullback(*d, **more))
+        own = Views(first)
+        with own.context():
+            d, more = own.call(cotangents, named)
+            return own.leave(pullback(*d, **more))
 
     return result, of_arrays
 

@@ -38,8 +38,18 @@ class Prepared(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the call is computed piece by piece (pieces.py)."""
-        return self.options["return_states_at"] is not None or self.has_fewer_queries
+        """Whether the call is computed piece by piece (pieces.py), as far as that is known without its core.
+
+        A state that depends on tokens too is found by calls that end at the positions.
+        """
+        at = self.options["return_states_at"]
+        return self.has_fewer_queries or (at is not None and self.spec.state.unpack_vjp is not None)
+
+    def lacks_states(self, core: Any, x: Any) -> bool:
+        """Whether states at positions are asked for that the core does not return: the call is computed in pieces."""
+        if self.options["return_states_at"] is None:
+            return False
+        return not core.gives_states(self.spec.name, x, self.plan, self.options["backend"])
 
     @property
     def has_fewer_queries(self) -> bool:
@@ -55,7 +65,12 @@ class Prepared(NamedTuple):
     @property
     def is_recordable(self) -> bool:
         """Whether a call with this signature may be replayed: it neither warns nor looks at numbers."""
-        return not (self.options["check"] or self.doubtful_layout)
+        return not (self.options["check"] or self.doubtful_layout or self.gathers_rows)
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether the core gets states that are gathered from a pool."""
+        return self.rows is not None and self.plan.pool_rows is None
 
 
 def spec_of(caller: str, fn: Any) -> VariantSpec:
@@ -133,6 +148,7 @@ def _plan(
         xp, dtype, scale, options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
         overwrite=options["overwrite_state"], precision=options["precision"], has_state=options["state"] is not None,
         returns_state=options["return_state"] or options["overwrite_state"],
+        states_at=None if options["return_states_at"] is None else tuple(options["return_states_at"]),
     )
     return spec.core.plan(plan, spec, options, sizes)
 
@@ -285,7 +301,7 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "scale": scale_of, "l2norm_eps": _l2norm_eps, "lower_bound": _lower_bound,
 } | {name: functools.partial(_boolean, name) for name in (
     "return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm", "beta_sigmoid",
-    "allow_neg_eigval", "check")}  # fmt: skip
+    "allow_neg_eigval", "check", "reverse")}  # fmt: skip
 
 
 # states: one array in most variants, a named tuple of arrays in some

@@ -13,6 +13,7 @@ from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of
 from .foreign import bridge_of
+from .lazy import lazy_bridge
 from .pieces import cut, with_all_queries
 
 
@@ -54,12 +55,19 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
         seen = bridge.explain(spec.name, functools.partial(explain, fn), arrays, options)
         if seen is not NotImplemented:
             return replace(seen[0], arrays=seen[1])
+    if (bridge := lazy_bridge(arrays, options)) is not None and (block := bridge.explain(spec, arrays, options)):
+        return replace(block, reason=f"of each block of dask's arrays: {block.reason}", replay="the arrays are of dask")
     call = prepare(spec, arrays, options)
     x = with_all_queries(call).inputs()
-    found = core_of(x).explain(spec.name, x, call.plan, call.options["backend"])
+    core = core_of(x)
+    found = core.explain(spec.name, x, call.plan, call.options["backend"])
     reason = found.reason + "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
-    if call.is_cut:
+    if call.options["reverse"]:
+        reason += "; on tokens in reverse order"
+    if call.is_cut or call.lacks_states(core, x):
         reason += f"; in {len(cut(call)[0])} pieces"
+    elif call.plan.states_at is not None:
+        reason += f"; the pass stores {len(call.plan.states_at)} states"
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
     moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
     return Explanation(
@@ -78,13 +86,17 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return f"the arrays are of {call.library.name}"
     if options["cu_seqlens"] is not None:
         return "the batch is ragged"
+    if options["return_states_at"] is not None and options["overwrite_state"]:
+        return "states at positions are returned"
     if call.options["check"]:
         return "check=True looks at the numbers"
     if call.doubtful_layout:
         return "the layout raises a warning"
+    if call.gathers_rows:
+        return "the rows of the pool are gathered first"
     signature = replay.signature(call.spec, arrays, keywords)
     if signature is None and options["state_rows"] is not None:
-        return "row numbers are in host memory"
+        return "there are many row numbers in host memory"
     if signature is None:
         return "an option is neither None, bool, int, float, str nor a tuple of these, or an array is on another device"
     if call.recorder is None and replay.names_of(call.spec, signature, arrays, keywords) is None:

@@ -32,8 +32,10 @@ class Bridge(Protocol):
         """The result of a public function."""
         ...
 
-    def run_vjp(self, name: str, rule: Rule, arrays: tuple[Any, ...], keywords: Mapping[str, Any], /) -> Any:
-        """(result, pullback) of rule(arrays, keywords), as a function of arrays of the framework."""
+    def run_vjp(
+        self, name: str, spec: VariantSpec | None, rule: Rule, arrays: tuple[Any, ...], keywords: Mapping[str, Any], /
+    ) -> Any:
+        """(result, pullback) of rule(arrays, keywords), in arrays of the framework; spec: of a variant."""
         ...
 
     def apply(

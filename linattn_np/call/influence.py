@@ -43,7 +43,7 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     heads = [steps.pop()] if shapes.head_axis(axes[value]) else []
     count = prod(steps)
     one_hot = xp.reshape(xp.eye(count, dtype=v.dtype, device=device(v)), (*steps, *(1 for _ in heads), count))
-    kept = {*spec.options.defaults, "scale", "cu_seqlens", "chunk_size"}
+    kept = {*spec.options.defaults, "scale", "cu_seqlens", "chunk_size", "reverse"}
     same = {n: x for n, x in call.options.items() if n in kept}
     by_channel = [n for n in given if n != value and _on_values(given[n], axes[n])]
 

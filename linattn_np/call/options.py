@@ -18,6 +18,8 @@ class Options(TypedDict, total=False):
     state_rows: `state` is a pool (P, H, K, V); these unique integers, one per sequence, are the rows of the initial
         states. With overwrite_state the final states are written back to them. Not in vjp. Row numbers on a CUDA
         device are not checked: a row outside the pool reads as zeros and is not written.
+    reverse: the recurrence goes from the last token of each sequence to the first, where the final state is. The state
+        at a position p of return_states_at is that of tokens p to the last; fewer queries are those of the first ones.
     cu_seqlens: N + 1 offsets of N sequences packed in one batch row; states are then (N, H, K, V).
     chunk_size: 1 for the recurrent form, "parallel" for the parallel form, C for the chunk form; None chooses.
     chunk_states: how array calls propagate the state between chunks: "loop" (None) from one to the next, "scan" by
@@ -38,6 +40,7 @@ class Options(TypedDict, total=False):
     return_states_at: Any
     overwrite_state: bool
     state_rows: Any
+    reverse: bool
     cu_seqlens: Any
     chunk_size: int | str | None
     chunk_states: str | None
@@ -55,6 +58,7 @@ COMMON: dict[str, Any] = {
     "return_states_at": None,
     "overwrite_state": False,
     "state_rows": None,
+    "reverse": False,
     "cu_seqlens": None,
     "chunk_size": None,
     "chunk_states": None,

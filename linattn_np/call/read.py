@@ -46,7 +46,7 @@ def _read(
 ) -> tuple[Any, Callable[..., ReadGradients]]:
     """(out, pullback); forward_only: the pullback is not used."""
     if not forward_only and (bridge := bridge_of(arrays, keywords)) is not None:
-        found = bridge.run_vjp("read", _read, arrays, keywords)
+        found = bridge.run_vjp("read", None, _read, arrays, keywords)
         if found is not NotImplemented:
             return found
     core, q, state, scale, layout = _arguments(*arrays, **keywords)

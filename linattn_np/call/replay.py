@@ -8,9 +8,10 @@ signature key: everything that its checks and its plan depend on, except the num
     NumPy   the tables of the compiled loops, with the positions of addresses; for all other calls, and for vjp, a
             Template: the checked options, sizes, plan and backend, to which other arrays are bound.
 
-Not recorded: ragged batches, row numbers on the host, arrays without a view (foreign.py), an array as an option, one
-array given twice (but for vjp on NumPy arrays), a layout that raises a warning. LINATTN_NP_REPLAY=0 in the environment
-at import disables replay; `clear()` deletes all plans.
+Row numbers of a state pool on the host are part of the key with their values, on NumPy up to 512. Not recorded: ragged
+batches, other row numbers on the host, arrays without a view (foreign.py), an array as an option, one array given twice
+(but for vjp on NumPy arrays), a layout that raises a warning. LINATTN_NP_REPLAY=0 in the environment at import
+disables replay; `clear()` deletes all plans.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ Array = Any
 MOST = 512  # recorded plans at most
 PLAIN = frozenset((bool, int, float, str))  # types of options that can be part of a key
 ON_HOST = ("cu_seqlens", "state_rows")  # the plan depends on their values
+MOST_ROWS = 512  # rows of a pool, on the host, that are part of a key with their values
 
 ENABLED = os.environ.get("LINATTN_NP_REPLAY", "1") != "0"
 
@@ -54,7 +56,13 @@ class Recorded(NamedTuple):
     is_limited: bool
 
 
-plans: dict[Hashable, Any] = {}  # by key: Recorded; of a vjp a Template or, on CuPy, a device_replay.Forward
+class Composed(NamedTuple):
+    """The vjp of a call that is composed of others, which are replayed: from its signature."""
+
+    vjp: Callable[[Signature], Any]
+
+
+plans: dict[Hashable, Any] = {}  # by key: Recorded; of a vjp Template, Composed or, on CuPy, device_replay.Forward
 makers: dict[Any, Any] = {}  # by type of array: the function that makes a signature; None for what is not replayed
 ndarray = np.ndarray
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
@@ -110,7 +118,9 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
                 state = x
                 parts.append(x.flags.writeable)
             elif name in ON_HOST:
-                return None
+                if name != "state_rows" or x.size > MOST_ROWS:
+                    return None
+                parts.append(x.tobytes())
             else:
                 given.append(x)
             parts += name, x.shape, x.strides, x.dtype
@@ -121,8 +131,10 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
             parts += name, len(x)
             for S in x:
                 parts += S.flags.writeable, S.shape, S.strides, S.dtype
-        elif is_plain_tuple(x) and name not in ON_HOST:
-            parts += name, tuple(map(type, x)), x
+        elif name == "state_rows" and kind in (list, tuple) and len(x) <= MOST_ROWS and set(map(type, x)) == {int}:
+            parts += name, kind, tuple(x)
+        elif is_plain_tuple(x := tuple(x) if kind is list else x) and name not in ON_HOST:
+            parts += name, kind, tuple(map(type, x)), x
         else:
             other = None if given else signature_maker(kind)
             return None if other is None else other(spec, arrays, keywords)
@@ -151,7 +163,7 @@ def names_of(
     """
     kind = type(next(iter(signature[1]), None))
     found = [name for name, x in zip(spec.arrays, arrays, strict=False) if type(x) is kind]
-    found += [name for name, x in keywords.items() if type(x) is kind and name != "state"]
+    found += [name for name, x in keywords.items() if type(x) is kind and name not in ("state", "state_rows")]
     bindable = spec.arrays.keys() >= set(found) and all(y.dtype.isnative for y in _each(signature))
     return tuple(found) if bindable else None
 
@@ -255,7 +267,7 @@ class Template:
             arrays = [enter(c.xp, x, axes, c.sizes.batch) for x, axes in zip(arrays, self._axes, strict=True)]
         own.update(zip(self._names, arrays, strict=True))
         state = core_state = normalise(spec, "state", state, options) if isinstance(state, tuple) else state
-        if spec.state.pack is not None:
+        if spec.state.pack is not None and rows is None:
             c.state = state
             core_state = spec.state.pack(c, state)
         return new(Prepared, (spec, library, options, c, plan, core_state, state, rows, recorder))

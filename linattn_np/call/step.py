@@ -9,7 +9,8 @@ from .binding import spec_of
 from .dispatch import run
 from .vjp import run_vjp
 
-WITHOUT = frozenset(("cu_seqlens", "layout", "chunk_size", "return_states_at"))  # options that speak of a time axis
+# options that speak of a time axis
+WITHOUT = frozenset(("cu_seqlens", "layout", "chunk_size", "return_states_at", "reverse"))
 
 
 def step(fn: Callable[..., Any], /, *arrays: Any, **options: Any) -> Any:
@@ -18,7 +19,7 @@ def step(fn: Callable[..., Any], /, *arrays: Any, **options: Any) -> Any:
     The axes of each array are those of fn without T: q (..., H, K), beta (..., H), micro-steps (..., n, H, K);
     constants of the head are as they are. The result is that of fn on one token, out (..., H, V) or (out, state).
     Options are those of fn, except cu_seqlens, layout,
-    chunk_size and return_states_at. la.vjp(la.step, fn, *arrays, **options) gives
+    chunk_size, return_states_at and reverse. la.vjp(la.step, fn, *arrays, **options) gives
     gradients without a time axis.
 
     Raises TypeError if fn is not a variant of this library or for those options, and every error of fn.

@@ -7,6 +7,7 @@ from typing import Any
 from ..core import Growth
 from ..runtime.arrays import accumulate, shared_heads
 from . import policy
+from .preprocess import strengths
 from .types import Erase, EraseKey, Inputs, Plan
 
 
@@ -20,7 +21,7 @@ def growth(x: Any, plan: Plan) -> Growth | None:
     else:
         r = x.k if x.r is None or plan.erases_key else x.r
         products = xp.sum(accumulate(xp, r) * accumulate(xp, x.k), axis=-1, keepdims=True)
-        beta = accumulate(xp, x.beta)
+        beta = accumulate(xp, strengths(plan, x.beta))
         array, share = "k", (shared_heads(xp, products, beta.shape[-2]) * beta)[..., 0]
         term = {EraseKey.KEY: "beta |k|^2", EraseKey.PRODUCT: "(b k).k", EraseKey.OWN: "beta r.k"}[plan.erase_key]
     flat = xp.reshape(share, (-1,))

@@ -26,7 +26,9 @@ OPTIONS = {  # of flash-linear-attention, mamba_ssm, torch and papers
     "log_g": "g", "g_gamma": "g of la.retention", "r": "q", "gate": "g, its natural logarithm", "b": "beta",
     "lr": "beta", "attn_mask": "causal, or cu_seqlens for a batch of sequences", "query": "q", "key": "k",
     "value": "v", "queries": "q", "keys": "k", "values": "v", "dim": "an axis of the arrays",
-    "use_beta_sigmoid_in_kernel": "beta, after its sigmoid", "use_gate_in_kernel": "A_log",
+    "use_beta_sigmoid_in_kernel": "beta_sigmoid", "use_gate_in_kernel": "A_log", "safe_gate": "lower_bound",
+    "gate_lower_bound": "lower_bound", "qk_l2norm_eps": "l2norm_eps", "norm_eps": "l2norm_eps", "reversed": "reverse",
+    "backwards": "reverse",
     "threads": "num_threads", "mode": "chunk_size", "form": "chunk_size", "dtype": "arrays of that dtype",
     "device": "arrays on that device",
 }  # fmt: skip

@@ -7,11 +7,13 @@ import pytest
 
 import linattn_np as la
 from linattn_np.testing import check_vjp, relative_error, sample
+from tests.cases import one_per
 from tests.naive import NAIVE
 
-RULES = (la.delta_rule, la.gated_delta_rule, la.kda, la.comba, la.delta_product, la.gdn2)
+RULES = [fn for fn in la.VARIANTS if "l2norm_eps" in fn.spec.options.defaults]
+GATED = [fn for fn in RULES if "lower_bound" in fn.spec.options.defaults]
 every_rule = pytest.mark.parametrize("fn", RULES, ids=lambda f: f.__name__)
-gated = pytest.mark.parametrize("fn", RULES[1:], ids=lambda f: f.__name__)
+gated = pytest.mark.parametrize("fn", GATED, ids=lambda f: f.__name__)
 BACKENDS = pytest.mark.parametrize("backend", ["chunks", "reference", "numba"])
 EPS, BOUND = 0.3, -2.0  # large enough to be seen
 
@@ -188,3 +190,27 @@ def test_a_lower_bound_needs_a_gate():
         la.delta_product(**x, lower_bound=-1.0)
     with pytest.raises(TypeError, match="delta_rule: unknown option 'lower_bound'"):
         la.delta_rule(**{n: x[n][:, :, 0] if n != "q" else x[n] for n in ("q", "k", "v", "beta")}, lower_bound=-1.0)
+
+
+@every_rule
+def test_the_numbers_of_raw_projections_are_not_strengths_or_decays(fn):
+    """la.check looks at what is computed from them: beta |k|^2, not the projection times |k|^2."""
+    x, options = raw(fn)
+    options.pop("l2norm_eps")
+    options["qk_l2norm"] = False
+    x["k"] = x["k"] / np.maximum(np.linalg.norm(x["k"], axis=-1, keepdims=True), 1e-9)
+    if "b" in x:
+        x["b"] = np.abs(x["b"])
+    assert not [f for f in la.check(fn, **x, **options) if f.is_error and f.array in ("g", "beta", "k")]
+
+
+@pytest.mark.parametrize("fn", one_per(lambda spec: spec.change.erase_key, GATED), ids=lambda f: f.__name__)
+def test_every_library(library, fn):
+    x, options = raw(fn, T=9, dtype=np.float32)
+    out, pull = la.vjp(fn, **x, **options)
+    there = {n: library.bring(y) for n, y in x.items()}
+    found, pulled = la.vjp(fn, **there, **options)
+    assert isinstance(found, library.kind)
+    assert relative_error(library.see(found), out) <= 1e-5
+    for name, d in pulled(found)._asdict().items():
+        assert d is None or relative_error(library.see(d), getattr(pull(out), name)) <= 1e-4, name

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.call import replay
+from linattn_np.call.binding import prepare
+from tests.cases import cell, one_per
 
 SIZES = {"T": 3, "H": 2, "K": 5, "V": 4}
 ROWS = [4, 0, 2]
@@ -109,3 +112,99 @@ def test_pools_of_states_with_parts(library, fn):
         assert np.abs(library.see(x) - y).max() < 1e-4
     with pytest.raises(ValueError, match=r"state.S has shape .*expected a pool \(P, H, K, V\)"):
         fn(**arrays, state=type(pool)(*(S[0] for S in pool)), state_rows=ROWS)
+
+
+@pytest.fixture
+def no_copies(monkeypatch):
+    """Rows are neither gathered nor scattered."""
+    def fails(*arguments):
+        raise AssertionError("the rows of a pool were copied")
+
+    pytest.importorskip("numba")
+    for name in ("linattn_np.matrix_state.preprocess.take_rows", "linattn_np.call.binding.take_rows",
+                 "linattn_np.runtime.pools.put_rows"):  # fmt: skip
+        monkeypatch.setattr(name, fails)
+
+
+@pytest.mark.parametrize("fn", one_per(cell), ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("T", [1, 5, 70])
+def test_compiled_loops_read_and_write_the_rows_where_they_lie(fn, T, no_copies):
+    rng = np.random.default_rng(0)
+    sample = la.testing.sample(fn, rng, B=(3,), **SIZES | {"T": T}, optional=False)
+    arrays = {n: x.astype(np.float32) for n, x in sample.items()}
+    pool = rng.standard_normal((6, 2, 5, 4)).astype(np.float32)
+    expected = fn(**arrays, state=pool[ROWS], return_state=True)
+    wide = np.zeros((12, 2, 5, 4), np.float32)
+    for buffer in (pool.copy(), wide[1::2]):
+        buffer[...] = pool
+        out, end = fn(**arrays, state=buffer, state_rows=np.array(ROWS), return_state=True)
+        assert (out == expected.out).all()
+        assert (end == expected.state).all()
+        assert (buffer == pool).all()
+        out = fn(**arrays, state=buffer, state_rows=ROWS, overwrite_state=True)
+        assert (out == expected.out).all()
+        assert (buffer[ROWS] == expected.state).all()
+        assert (buffer[[1, 3, 5]] == pool[[1, 3, 5]]).all()
+    assert not wide[::2].any()
+
+
+@pytest.mark.parametrize("T", [1, 40])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_repeated_calls_with_the_same_rows_are_replayed(T, dtype, monkeypatch):
+    """Each set of rows has its plan; arrays and pool are those of the call. 16-bit pools are scattered at the end."""
+    rng, sets = np.random.default_rng(0), ([4, 0, 2], np.array([1, 5, 3]), (0, 1, 2))
+    replay.clear()
+    for n in range(6):
+        sample = la.testing.sample(la.gated_delta_rule, rng, B=(3,), **SIZES | {"T": T}, optional=False)
+        arrays = {n: x.astype(np.float32) for n, x in sample.items()}
+        pool, rows = rng.standard_normal((6, 2, 5, 4)).astype(dtype), sets[n % 3]
+        expected = la.gated_delta_rule(**arrays, state=pool[list(rows)], return_state=True)
+        out, end = la.gated_delta_rule(**arrays, state=pool, state_rows=rows, return_state=True)
+        assert (out == expected.out).all()
+        assert (end == expected.state).all()
+        buffer = pool.copy()
+        out = la.gated_delta_rule(**arrays, state=buffer, state_rows=rows, overwrite_state=True)
+        assert (out == expected.out).all()
+        assert (buffer[list(rows)] == expected.state.astype(dtype)).all()
+        others = [n for n in range(6) if n not in rows]
+        assert (buffer[others] == pool[others]).all()
+        if n == 2:
+            count = replay.count()
+            monkeypatch.setattr("linattn_np.call.dispatch.prepare", lambda spec, arrays, keywords: (
+                prepare(spec, arrays, keywords) if "state_rows" not in keywords else None))  # fmt: skip
+    assert replay.count() == count
+
+
+def test_rows_of_a_ragged_batch_in_both_forms(no_copies):
+    """Long and short sequences, an empty one: each by its own form, from its own row."""
+    rng, offsets = np.random.default_rng(0), [0, 3, 3, 80]
+    sample = la.testing.sample(la.gated_delta_rule, rng, B=(1,), **SIZES | {"T": 80}, optional=False)
+    arrays = {n: x.astype(np.float32) for n, x in sample.items()}
+    pool = rng.standard_normal((6, 2, 5, 4)).astype(np.float32)
+    expected = la.gated_delta_rule(**arrays, state=pool[ROWS], cu_seqlens=offsets, return_state=True)
+    out, end = la.gated_delta_rule(**arrays, state=pool, state_rows=ROWS, cu_seqlens=offsets, return_state=True)
+    assert (out == expected.out).all()
+    assert (end == expected.state).all()
+    buffer = pool.copy()
+    out = la.gated_delta_rule(**arrays, state=buffer, state_rows=ROWS, cu_seqlens=offsets, overwrite_state=True)
+    assert (out == expected.out).all()
+    assert (buffer[ROWS] == expected.state).all()
+    assert (buffer[[1, 3, 5]] == pool[[1, 3, 5]]).all()
+
+
+@pytest.mark.parametrize("T", [1, 70])
+def test_a_pool_of_16_bits_and_one_that_an_input_is_part_of(T):
+    """Read in place, written at the end: rounded once, or after everything that lies there has been read."""
+    rng = np.random.default_rng(0)
+    sample = la.testing.sample(la.simple_gla, rng, B=(3,), T=T, H=2, K=4, V=4)
+    arrays = {n: x.astype(np.float32) for n, x in sample.items()}
+    narrow = rng.standard_normal((6, 2, 4, 4)).astype(np.float16)
+    expected = la.simple_gla(**arrays, state=narrow[ROWS], return_state=True)
+    buffer = narrow.copy()
+    assert (la.simple_gla(**arrays, state=buffer, state_rows=ROWS, overwrite_state=True) == expected.out).all()
+    assert (buffer[ROWS] == expected.state.astype(np.float16)).all()
+    memory = rng.standard_normal(max(6 * 32, 24 * T)).astype(np.float32)
+    pool, arrays["q"] = memory[: 6 * 32].reshape(6, 2, 4, 4), memory[: 24 * T].reshape(3, T, 2, 4)
+    expected = la.simple_gla(**arrays | {"q": arrays["q"].copy()}, state=pool[ROWS], return_state=True)
+    assert (la.simple_gla(**arrays, state=pool, state_rows=ROWS, overwrite_state=True) == expected.out).all()
+    assert (pool[ROWS] == expected.state).all()

@@ -119,7 +119,7 @@ GOOD = {"q": np.ones((B, H, K)), "k": np.ones((B, H, K)), "v": np.ones((B, H, V)
         "beta": np.ones((B, H))}  # fmt: skip
 ERRORS = [
     ({"beta": np.ones((B, H, 1))}, "gated_delta_rule: beta has shape (2, 4, 1), expected (B, H) = (2, 4)"),
-    ({"q": np.ones((B, 1, H, K))}, "gated_delta_rule: q has shape (2, 1, 4, 8), expected (B, Hq, K) = (2, Hq, K)"),
+    ({"q": np.ones((B, 1, H, K))}, "gated_delta_rule: q has shape (2, 1, 4, 8), expected (B, Hq, K) = (2, Hq, 8)"),
     ({"v": np.ones(5)}, "gated_delta_rule: v has shape (5,), expected (..., H, V)"),
     ({"state": np.ones((1, H, K, V))},
      "gated_delta_rule: state has shape (1, 4, 8, 5), expected (B, H, K, V) = (2, 4, 8, 5)"),

@@ -163,3 +163,40 @@ def test_torch_tensors_on_the_device(cp):
     assert relative_error(out, expected) < 1e-12
     for a, b in zip(parts(pullback(out)), parts(here(expected)), strict=True):
         assert relative_error(a, b) < 1e-11
+
+
+@pytest.mark.parametrize("T", [1, 5, 150])
+@pytest.mark.parametrize("offsets", [None, True], ids=["batch", "ragged"])
+def test_reverse(cp, T, offsets):
+    """To the bit the usual direction on flipped arrays; a second call is replayed."""
+    rng = np.random.default_rng(0)
+    drawn = la.testing.sample(la.gated_delta_rule, rng, B=(2,) if offsets is None else (1,), T=T, K=64, V=64)
+    x = {n: cp.asarray(y.astype(np.float32)) for n, y in drawn.items()}
+    turned = {n: cp.ascontiguousarray(cp.flip(y, 1)) for n, y in x.items()}
+    S = cp.asarray(rng.standard_normal((2, 2, 64, 64)).astype(np.float32))
+    own, usual = ({}, {}) if offsets is None else (
+        {"cu_seqlens": [0, T // 3, T]}, {"cu_seqlens": [0, T - T // 3, T]})  # fmt: skip
+    begin = S if offsets is None else cp.ascontiguousarray(S[::-1])
+    expected, pull = la.vjp(la.gated_delta_rule, **turned, state=begin, return_state=True, **usual)
+    for _ in range(2):
+        (out, end), pulled = la.vjp(la.gated_delta_rule, **x, state=S, return_state=True, reverse=True, **own)
+        assert (out == cp.flip(expected[0], 1)).all()
+        assert (end == (expected[1] if offsets is None else expected[1][::-1])).all()
+        assert (la.gated_delta_rule(**x, state=S, reverse=True, **own) == out).all()
+        found, wanted = pulled(out), pull(cp.ascontiguousarray(cp.flip(out, 1)))
+        assert (found.k == cp.flip(wanted.k, 1)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("T", [1, 70])
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if "l2norm_eps" in fn.spec.options.defaults],
+                         ids=lambda f: f.__name__)
+def test_raw_projections_as_published(cp, fn, T, dtype):
+    """An eps in the norm, the sigmoid of beta, a gate with a lower bound: forward and gradients against float64."""
+    from tests.call.test_raw_formulas import raw
+
+    x, options = raw(fn, T=T)
+    arrays = {**x, "state": np.random.default_rng(1).standard_normal((2, 2, 5, 3))}
+    expected, actual = both(cp, fn, arrays, options, dtype)
+    for e, a in zip(expected, actual, strict=True):
+        assert relative_error(a, e) <= (1e-10 if dtype == np.float64 else 2e-4)

@@ -15,7 +15,14 @@ from .views import PLAIN, Tensor
 
 Arrays = tuple[Any, ...]
 Keywords = Mapping[str, Any]
+modes, tracing = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
+transforms = torch._C._functorch.peek_interpreter_stack
 ON_HOST = ("cu_seqlens", "state_rows")  # may lie on the host beside arrays on a device
+
+
+def is_followed() -> bool:
+    """Whether a mode, a transform or a tracer of PyTorch may follow what happens to plain tensors."""
+    return bool(transforms() is not None or modes() or tracing() is not None or forward_ad._current_level >= 0)
 
 
 class Given(NamedTuple):
@@ -55,7 +62,7 @@ def given(name: str, arrays: Arrays, keywords: Keywords) -> Given | None:
 
 def is_transformed(name: str, key: str, x: Tensor) -> bool:
     """Whether torch.func or forward-mode differentiation follows what happens to x.   Raises TypeError under vmap."""
-    if torch._C._functorch.peek_interpreter_stack() is not None and torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if transforms() is not None and torch._C._functorch.is_functorch_wrapped_tensor(x):
         if torch._C._functorch.is_batchedtensor(x):
             raise TypeError(f"{name}: {key} is batched by vmap, expected a batch axis of its own: arrays are "
                             "(..., T, H, K), with any number of batch axes")
@@ -74,7 +81,7 @@ class Views:
         self._tensor = views.tensor
         self.context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         if device.type == "cuda":
-            from . import device as on_device
+            from .cuda import views as on_device
 
             self._tensor, self.context = on_device.tensor, on_device.Context(device)
 
@@ -94,9 +101,9 @@ class Views:
         if type(x) not in PLAIN:
             return x
         if x.is_cuda:
-            from . import device
+            from .cuda import views as on_device
 
-            y = device.view(x)
+            y = on_device.view(x)
         else:
             y = views.view(x)
         self._owners[id(y)] = y, x

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from ...call.foreign import leaves, mapped
-from .arguments import Views
 from .views import PLAIN, Tensor
 
 Rule = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Any, Callable[..., Any]]]
+
+
+SECOND = "{}: a gradient is differentiated again, expected first derivatives only: its pullback has no pullback"
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Call:
     """A call apart from its tensors."""
 
     def __init__(self, name: str, rule: Rule, names: tuple[str, ...], keywords: Mapping[str, Any]):
-        """rule: (arrays, keywords) -> (result, pullback). names: of the arguments that have a gradient.
+        """rule: (arrays, keywords) -> (result, pullback), in tensors. names: of the arguments that have a gradient.
 
         Raises TypeError for a tensor that requires grad in an option.
         """
@@ -53,21 +55,16 @@ class Call:
         return mapped(place, x)
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Any, Callable[..., Any]]:
-        """(the result in tensors, the pullback from and to tensors)."""
-        views = Views(tensors[0].device)
-
+        """(the result, the pullback to the gradients of all tensors)."""
         def fill(y: Any) -> Any:
-            return views.enter(tensors[y.number] if type(y) is _Place else y)
+            return tensors[y.number] if type(y) is _Place else y
 
-        with views.context():
-            result, pullback = self._rule((), {n: mapped(fill, x) for n, x in self._keywords.items()})
-            result = views.leave(result)
+        result, pullback = self._rule((), {n: mapped(fill, x) for n, x in self._keywords.items()})
         self._result = mapped(lambda y: None if y is None else [y.shape, y.dtype], result)
 
         def of_tensors(*cotangents: Any) -> list[Any]:
-            with views.context():
-                grads = pullback(*(views.enter(d) for d in cotangents))
-                return [views.leave(leaves(getattr(grads, p.argument))[p.part]) for p in self._places]
+            grads = pullback(*cotangents)
+            return [leaves(getattr(grads, place.argument))[place.part] for place in self._places]
 
         return result, of_tensors
 
@@ -129,8 +126,7 @@ class OnlyOnce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Raises RuntimeError."""
-        raise RuntimeError(f"{ctx.name}: a gradient is differentiated again, expected first derivatives only: its "
-                           "pullback has no pullback")
+        raise RuntimeError(SECOND.format(ctx.name))
 
 
 def differentiated(name: str, rule: Rule, names: tuple[str, ...], keywords: Mapping[str, Any]) -> Any:

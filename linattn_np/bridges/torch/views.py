@@ -26,8 +26,8 @@ def view(x: Tensor) -> np.ndarray:
 
 
 def tensor(y: np.ndarray) -> Tensor:
-    """A result as a tensor. It has no negative strides, which PyTorch does not have either."""
-    if not y.flags.writeable:  # PyTorch has no read-only tensors
+    """A result as a tensor; a copy where PyTorch has none like it: read-only, or with negative strides."""
+    if not y.flags.writeable or min(y.strides, default=0) < 0:
         y = y.copy()
     if y.dtype.itemsize == 2 and y.dtype == bfloat16():
         return torch.from_numpy(y.view(np.int16)).view(torch.bfloat16)

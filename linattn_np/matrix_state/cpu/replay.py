@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core import StatesAt
 from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
 from ...runtime.pieces.memory import address, handles
@@ -16,10 +17,10 @@ from .. import policy
 from ..types import Inputs, Plan
 from .chunks import Chunks
 from .recurrent.short import Steps, in_place, is_one_batch, is_stepwise
-from .table import ROW, Table, sequences
+from .table import ROW, Table, from_pool, sequences
 from .workspace import ARRAYS
 
-Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, np.ndarray] | None"]
+Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, Any] | None"]
 # from the addresses' table and what handles are of (given, end, out, state): False where it must be done in full
 Walk = Callable[[list[np.ndarray]], bool]
 
@@ -30,7 +31,9 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarr
     x are `given` with axes added, or None is what comes of it. The function gives (out, final state), or None where
     the call must be made in full: the state that is overwritten shares memory with what is read, or misaligned arrays.
     """
-    if not plan.causal or not x.v.size or not x.k.size or plan.sequences[0].row is not None:
+    if not plan.causal or not x.v.size or not x.k.size:
+        return None
+    if plan.sequences[0].row is not None:
         return None
     lies = [y is None or (y.size and _source(address(y), given) is not None and is_one_batch(y)) for y in x]
     if not all(lies) or plan.sequences[0].stop == 0:
@@ -38,30 +41,47 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, given: list[np.ndarr
     if state is not None and not (state.dtype.isnative and is_one_batch(state)):  # else a copy of it was read
         return None
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
-    mine = state is not None and in_place(x, plan, state)
+    mine, pooled = state is not None and in_place(x, plan, state), plan.pool_rows is not None
+    if pooled and plan.overwrite and not mine:  # rows are scattered afterwards
+        return None
     end: Any = state if mine else np.empty((*lead, H, x.k.shape[-1], V), dtype)
     out = np.empty(0 if x.q is None else (*lead, T, table.asking, V), dtype)
     table.tokens("out", None if x.q is None else out, table.asking)
     table.states("in_state", state)
     table.states("out_state", end)
     rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
+    if pooled:
+        from_pool(rows, plan.pool_rows, mine)
     table.states("starts", end)
     own = {"out_state": end, "out": out} | ({} if state is None else {"in_state": state})
     make = _steps if is_stepwise(x, plan, rows).all() else _chunks
+    at = None if plan.states_at is None else np.empty((*lead, len(plan.states_at), *end.shape[-3:]), dtype)
+    if at is not None:
+        if make is _steps or plan.overwrite:
+            return None
+        table.states("out_states", at)
+        own["out_states"] = at
     walk = make(x, plan, table, state, rows, given, own, mine)
-    shape, ended, asked = out.shape, end.shape, x.q is not None
+    shape, ended, asked, states = out.shape, end.shape, x.q is not None, None if at is None else at.shape
     overwrite, out_dtype = plan.overwrite, None if x.v.dtype == dtype else x.v.dtype
 
-    def call(given: list[np.ndarray], state: Any, pointers: None = None) -> tuple[np.ndarray | None, np.ndarray] | None:
+    def call(given: list[np.ndarray], state: Any, pointers: None = None) -> tuple[np.ndarray | None, Any] | None:
         out, end = np.empty(shape, dtype), state if mine else np.empty(ended, dtype)
-        if not walk([*given, end, out] if state is None else [*given, end, out, state]):
+        arrays = [*given, end, out] if state is None else [*given, end, out, state]
+        if states is not None:
+            at = np.empty(states, dtype)
+            return (public(out), StatesAt(end, at)) if walk([*arrays, at]) else None
+        if not walk(arrays):
             return None
         if overwrite and not mine:
             put(state, end)
             end = state
+        return public(out), end
+
+    def public(out: np.ndarray) -> np.ndarray | None:
         if not asked:
-            return None, end
-        return out if out_dtype is None else cast(plan.xp, out, out_dtype), end
+            return None
+        return out if out_dtype is None else cast(plan.xp, out, out_dtype)
 
     return call
 

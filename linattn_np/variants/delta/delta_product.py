@@ -8,7 +8,7 @@ from ...call.dispatch import public
 from ...matrix_state.types import Decay, Erase, EraseKey, Inputs, both
 from ...runtime.arrays import Array
 from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
-from ..shared.arguments import LOG_DECAY, QUERIES, STRENGTHS
+from ..shared.arguments import GATE, LOG_DECAY, QUERIES, SIGMOID, STRENGTHS
 from ..shared.projections import SAMPLES, GatedStrengthOptions, gate_arrays, log_decay, log_decay_vjp, raw_options
 
 
@@ -53,9 +53,9 @@ SPEC = VariantSpec(
         "q": QUERIES,
         "k": ArgSpec("T n Hk K", "keys of the n steps, of unit length"),
         "v": ArgSpec("T n H V", "values of the n steps"),
-        "beta": ArgSpec("T n H", "write strengths of the n steps, in [0, 2]", limits=STRENGTHS),
+        "beta": ArgSpec("T n H", "write strengths of the n steps, in [0, 2]", limits=STRENGTHS, raw_with=SIGMOID),
         "g": ArgSpec("T H", "log decay of the token, <= 0; None: no decay", optional=True,
-                    limits=LOG_DECAY),
+                    limits=LOG_DECAY, raw_with=GATE),
         **gate_arrays(),
     },
     change=ChangeOfVariables(to_core, to_core_vjp, erase_key=EraseKey.KEY),

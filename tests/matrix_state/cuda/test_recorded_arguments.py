@@ -11,7 +11,10 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import replay
+from linattn_np.matrix_state.cuda import delta as cuda_delta
+from linattn_np.matrix_state.cuda.arguments import DELTA
 from linattn_np.matrix_state.types import Decay, Erase
+from linattn_np.ops.cuda.arguments import UNIT_ROWS
 from linattn_np.runtime.cuda import launch
 from tests.cases import RECURRENCES
 from tests.matrix_state.cuda import test_step_calls as step_calls
@@ -100,3 +103,17 @@ def test_a_replay_launches_what_a_call_in_full_does(launches, fn, dtype, T):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "launch", None)  # no launch but the recorded ones
             assert run(1, backward) == expected
+
+
+@pytest.mark.parametrize(("capability", "divides"), [(80, False), (90, True)])
+def test_an_eps_is_an_argument_of_the_kernels_that_divide(launches, monkeypatch, capability, divides):
+    """Of the chains by warpgroup products, whose tensor maps need a driver, and of the kernel of rows before others."""
+    monkeypatch.setattr(launch, "capability", lambda: capability)
+    monkeypatch.setattr(cuda_delta, "tensor_map", lambda y, steps: bytes(cuda_delta.MAP))
+    monkeypatch.setattr(cuda_delta, "moves", lambda: False)
+    x = arrays_of(la.gated_delta_rule, 64, BFLOAT16, 0)
+    la.vjp(la.gated_delta_rule, *x, qk_l2norm=True, l2norm_eps=0.25)[1](stub(np.ones(x[2].shape, BFLOAT16)))
+    kind, name, value = (DELTA, "eps", 0.25) if divides else (UNIT_ROWS, "root", 0.5)
+    told = [kind.unpack(s)[name] for s in launches.structs if len(s) == kind.size]
+    assert told
+    assert set(told) == {value}

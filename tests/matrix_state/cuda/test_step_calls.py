@@ -48,7 +48,7 @@ def launched(monkeypatch):
         kernels[kernel]((blocks,), (threads,), (np.void(ctypes.string_at(at, step_twin.SIZE)),), shared)
 
     stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
-    runtime = SimpleNamespace(streamIsCapturing=lambda ptr: False)
+    runtime = SimpleNamespace(streamIsCapturing=lambda ptr: False, setDevice=lambda device: None)
     cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=from_driver), runtime=runtime,
                            get_current_stream=lambda device=-1: stream)
     monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))

@@ -36,6 +36,8 @@ from ....runtime.pieces.views import (
     workspace_at,
 )
 from ...policy import STEP_TOKENS as TOKENS
+from ..table import FIRST as FIRST_TOKEN
+from ..table import STATE, STOP, TO
 from ..workspace import DELTA, FREE, SCALAR, VECTOR
 from .step_workspace import ARRAY_SLOTS, SIZE, TABLE_BYTES, VALUES, Steps
 
@@ -223,18 +225,18 @@ def walk(w: Steps, begin: Matrix, end: Matrix, packed: Matrix):
 
 
 @piece
-def step_block(w: Steps, state: Whole, begins: Whole):
+def step_block(w: Steps, begins: Whole):
     """c tokens over one block, from where the state lies, or a copy, or zeros, to where it belongs."""
-    place, own = (state, w.head, 0), (w.column, w.V)
+    first, place, own = (w.from_state, w.head, 0), (w.to_state, w.head, 0), (w.column, w.V)
     packed = w.packed
     final = tokens_of(w.out_state, w.scale, place, w.K, own)
-    there = tokens_of(w.in_state, w.scale, place, w.K, own) if begins and w.started else final
+    there = tokens_of(w.in_state, w.scale, first, w.K, own) if begins and w.started else final
     whole = packed.shape[1] == w.V
     usable = whole and (not begins or (w.started and w.direct))
     begin, end = there if usable else packed, final if whole else packed
     if not usable:
         if begins and w.started:
-            load(w.in_state, place, own, packed)
+            load(w.in_state, first, own, packed)
         elif begins:
             clear(packed)
         else:
@@ -251,8 +253,9 @@ def step_block(w: Steps, state: Whole, begins: Whole):
 def step_sequence(w: Steps, n: Whole, head: Whole, first_column: Whole):
     """A sequence: its tokens slab by slab, its columns block by block: wide ones while they last."""
     sequence = row(w.sequences, n)
-    start, stop, state = sequence[1], sequence[2], sequence[3]
+    start, stop = sequence[FIRST_TOKEN], sequence[STOP]
     w.batch, w.head = sequence[0], head
+    w.from_state, w.to_state = sequence[STATE], sequence[TO]
     last_column = min(first_column + w.columns, w.V_all)
     wide, narrow = WIDE * w.lane, NARROW * w.lane
     for t in range(start, max(stop, start + 1), TOKENS):
@@ -265,7 +268,7 @@ def step_sequence(w: Steps, n: Whole, head: Whole, first_column: Whole):
             w.wide = 1 if last_column - column >= wide else 0
             w.block = wide if w.wide else narrow
             w.column, w.V = column, min(last_column - column, w.block)
-            step_block(w, state, 1 if t == start else 0)
+            step_block(w, 1 if t == start else 0)
             column += w.V
 
 

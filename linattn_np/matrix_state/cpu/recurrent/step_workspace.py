@@ -28,7 +28,7 @@ MATRICES = {
 WHOLES = ("K", "K_lanes", "V", "V_all", "H", "queries", "columns", "blocks", "block", "decay", "erase", "query_reads",
           "erase_reads", "own_read", "asked", "bonus", "fades", "started", "direct", "batch", "head", "t", "c",
           "c_queries", "i", "last", "q_row", "column", "wide", "following", "lane", "one", "two",
-          "direct_v", "inputs", "sequence_count", "own_count",
+          "from_state", "to_state", "direct_v", "inputs", "sequence_count", "own_count",
           "source_count", "handle_count", "read_count")  # fmt: skip
 STEPS = Workspace("steps", WHOLES, ("scale",), ARRAYS, MATRICES)
 Steps = workspace_kind(STEPS)

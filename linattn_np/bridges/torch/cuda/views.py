@@ -1,8 +1,8 @@
 """Tensors on a CUDA device as CuPy arrays, and arrays as tensors.
 
-During a call CuPy works on the current stream of PyTorch and takes its memory from PyTorch: what a call allocates belongs
-to PyTorch's allocator and is freed in the order of that stream, results are tensors like any other, and a call may be
-captured by `torch.cuda.graph`.
+During a call CuPy works on the current stream of PyTorch and takes its memory from PyTorch. So what a call
+allocates belongs to PyTorch's allocator and is freed in the order of that stream, results are tensors like any other,
+and a call may be captured by `torch.cuda.graph`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import cupy
 import numpy as np
 import torch
 
-from .views import Tensor, bfloat16
+from ..views import Tensor, bfloat16
 
 streams: dict[tuple[int, int], Any] = {}  # CuPy's streams by device and handle
 
@@ -69,6 +69,8 @@ def tensor(y: Any) -> Tensor:
     owner = getattr(y.data.mem, "tensor", None)
     if owner is None:  # not allocated by a call
         return torch.from_dlpack(y)
+    if not y.size:
+        return torch.empty(y.shape, dtype=torch_dtype(y.dtype), device=owner.device)
     storage, size = owner.untyped_storage(), y.dtype.itemsize
     first = (y.data.ptr - storage.data_ptr()) // size
     x = torch.empty(0, dtype=torch_dtype(y.dtype), device=owner.device)
