@@ -15,6 +15,7 @@ PLAIN = {
     "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "filters": "cpu.filters",
     "frameworks": "cpu.frameworks", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
+    "transformers": "cpu.transformers",
 }  # fmt: skip
 CUDA = {
     name: f"cuda.{name}"
