@@ -13,12 +13,13 @@ COMPARED = ("step", *catalog.modules())  # cpu/variants.py
 PLAIN = {
     **dict.fromkeys(COMPARED, "cpu.variants"),  # but mesa_net, which has a measurement of its own
     "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "filters": "cpu.filters",
-    "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling", "changes": "changes",
+    "frameworks": "cpu.frameworks", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling", "changes": "changes",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
+    "transformers": "cpu.transformers",
 }  # fmt: skip
 CUDA = {
     name: f"cuda.{name}"
-    for name in ("gated_delta_rule", "raw_projections", "scaling", "simple_gla", "step", "vector_decay")
+    for name in ("gated_delta_rule", "raw_projections", "scaling", "simple_gla", "step", "torch_bridge", "vector_decay")
 }
 ONE_THREAD = ("earlier", "feature_maps", "filters", "mesa_net", "scaling")
 

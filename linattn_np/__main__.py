@@ -16,23 +16,19 @@ COMMANDS = {
     "fit": (".experiments.fit.command", "next-value prediction of a series by memories with learned gates"),
     "recall": (".experiments.recall.command", "needle-in-a-haystack retrieval from real text"),
 }
-EXTRA = ("tqdm", "rich", "matplotlib", "threadpoolctl")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="linattn", description="Linear attention for NumPy and CuPy arrays.")
+    package = importlib.import_module(__package__)
+    parser.add_argument("--version", action="version", version=f"linattn_np {package.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, words) in COMMANDS.items():
         sub = commands.add_parser(name, help=words, description=f"linattn {name}: {words}.")
         if argv[:1] == [name]:  # import only the selected command
-            try:
-                chosen = importlib.import_module(module, __package__)
-            except ModuleNotFoundError as missing:
-                if missing.name not in EXTRA:
-                    raise
-                parser.exit(2, f"linattn {name} needs {missing.name}: pip install 'linattn_np[lab]'\n")
+            chosen = importlib.import_module(module, __package__)
             chosen.add_arguments(sub)
             sub.set_defaults(run=chosen.run)
     args = parser.parse_args(argv)

@@ -31,8 +31,20 @@ class CallPlan(NamedTuple):
     precision: str | None = None  # "tf32": products of float32 may round their factors to tf32
     overwrite: bool = False  # the final state may overwrite the initial one
     pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
+    states_at: tuple[int, ...] | None = None  # increasing numbers of tokens after which states are returned (StatesAt)
     returns_state: bool = True  # the final state is returned
     has_state: bool = False  # an initial state is given
+
+
+class StatesAt(NamedTuple):
+    """What takes the place of the final state, and of its gradient, in a call with plan.states_at.
+
+    end: the final state. at: the states at the positions, (..., n, H, K, V), or (n, H, K, V) of a ragged batch. Of a
+    gradient either may be None. A position at the end of a sequence belongs to it, 0 to the first one.
+    """
+
+    end: Any
+    at: Any
 
 
 class Explained(NamedTuple):
@@ -59,7 +71,7 @@ class Growth(NamedTuple):
     is_error: bool
 
 
-Computed = tuple[Any, Any, Any]  # (out or None, final state, residuals)
+Computed = tuple[Any, Any, Any]  # (out or None, final state or StatesAt, residuals)
 
 
 class Computation(Protocol):
@@ -68,7 +80,8 @@ class Computation(Protocol):
     def forward(self, fn: str, x: Any, plan: Any, state: Any, wanted: str | None, /) -> Computed:
         """(out, final state, residuals).   out is (..., T, heads, V), or None without queries that read.
 
-        state: None for zeros. The final state may be `state` itself, overwritten, if plan.overwrite.
+        state: None for zeros. The final state may be `state` itself, overwritten, if plan.overwrite. With
+        plan.states_at, which is only set where `gives_states`, it is a StatesAt.
         """
         ...
 
@@ -78,6 +91,10 @@ class Computation(Protocol):
         dout and dstate: one may be None. May be called any number of times.
         """
         ...
+
+    def gives_states(self, fn: str, x: Any, plan: Any, wanted: str | None, /) -> bool:
+        """Whether forward and backward take plan.states_at; else the call is computed in pieces."""
+        return False
 
     def reads_out(self, residuals: Any, /) -> bool:
         """Whether backward reads the output: the caller of vjp then gets a copy."""
@@ -138,6 +155,19 @@ class Core(Computation, Protocol):
         """A random float64 state for tests: `kind` of arrays with these shapes, by part; one array if it is None."""
         parts = [rng.standard_normal(shape) for shape in shapes.values()]
         return parts[0] if kind is None else kind(*parts)
+
+
+def join_parts(parts: tuple[Any, ...]) -> Any:
+    """Final states of several memories as the final state of all: a tuple, or a StatesAt of tuples."""
+    return StatesAt(*zip(*parts, strict=True)) if isinstance(parts[0], StatesAt) else parts
+
+
+def split_parts(dstate: Any, count: int) -> tuple[Any, ...]:
+    """The transpose of join_parts for gradients; None for those that are not given."""
+    if not isinstance(dstate, StatesAt):
+        return (None,) * count if dstate is None else dstate
+    end, at = ((None,) * count if d is None else d for d in dstate)
+    return tuple(StatesAt(*each) for each in zip(end, at, strict=True))
 
 
 COMPUTATIONS: dict[type[Any], Computation] = {}  # by the type of the inputs

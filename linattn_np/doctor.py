@@ -64,12 +64,13 @@ def cache_folders() -> dict[str, str]:
 
 
 class Check(NamedTuple):
-    """One variant on one backend: the largest errors of its outputs and of its gradients."""
+    """One variant with options on one backend: the largest errors of its outputs and of its gradients."""
 
     variant: str
     backend: str
     forward: float | None  # None: the backend is the definition
     gradient: float
+    options: str = ""  # name=value, those that differ from the defaults
 
     @property
     def right(self) -> bool:
@@ -110,7 +111,8 @@ def _on_cpu(fn: Callable[..., Any], arrays: dict[str, Any], options: dict[str, A
         result = fn(**arrays, **options, return_state=True)
         forward = max(map(relative_error, _parts(result), _parts(definition)))
     gradient = max(check_vjp(fn, **arrays, **options, rtol=np.inf).values())
-    return Check(fn.__name__, options["backend"], forward, gradient)
+    backend = options.pop("backend")
+    return Check(fn.__name__, backend, forward, gradient, _named(options))
 
 
 def _on_gpu(fn: Callable[..., Any], arrays: dict[str, Any], options: Any, definition: Any, cupy: Any) -> Check:
@@ -121,17 +123,56 @@ def _on_gpu(fn: Callable[..., Any], arrays: dict[str, Any], options: Any, defini
     here, here_pullback = vjp(fn, **arrays, **options, return_state=True)
     out, state = here
     forward = max(map(relative_error, _parts(result), _parts(definition)))
+    backend = explain(fn, **moved, **options).backend
     moved = pullback(move(out), move(state) if isinstance(state, tuple) else cupy.asarray(state))
     gradient = max(map(relative_error, _parts(moved), _parts(here_pullback(out, state))))
-    return Check(fn.__name__, f"cupy {explain(fn, **moved, **options).backend}", forward, gradient)
+    return Check(fn.__name__, f"cupy {backend}", forward, gradient, _named(options))
+
+
+def _named(options: Any) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command has no options."""
+    """Options of the command."""
+    parser.add_argument("--brief", action="store_true", help="one line per backend and a verdict")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print versions, devices, cache folders and checks; 0 if all checks pass."""
+    """Print what is installed and checked; 0 if all checks pass."""
+    return brief() if args.brief else everything()
+
+
+def brief() -> int:
+    """One line per backend, a verdict, the exit status."""
+    write = sys.stdout.write
+    by_backend: dict[str, list[Check]] = {}
+    sys.stderr.write(f"doctor: {len(VARIANTS)} variants\n")
+    for check in checks():
+        by_backend.setdefault(check.backend, []).append(check)
+    wrong = 0
+    for backend, done in by_backend.items():
+        failed = sorted({check.variant for check in done if not check.right})
+        wrong += sum(not check.right for check in done)
+        forward = max((check.forward for check in done if check.forward is not None), default=None)
+        errors = "" if forward is None else f"outputs within {forward:.1e}, "
+        verdict = f"WRONG: {', '.join(failed)}" if failed else "right"
+        write(f"{backend:12s} {len(done)} checks of {len({check.variant for check in done})} variants, {errors}"
+              f"gradients within {max(check.gradient for check in done):.1e}: {verdict}\n")
+    if _cupy() is None:
+        write(f"{'cupy':12s} not checked: {devices()['cuda']}\n")
+    write(_verdict(sum(map(len, by_backend.values())), wrong) + "\n")
+    return 1 if wrong else 0
+
+
+def _verdict(count: int, wrong: int) -> str:
+    package = versions()
+    about = f"linattn_np {package.get('linattn_np', '')}, Python {package['python']}, NumPy {np.__version__}"
+    return f"{about}: {count} checks, {f'{wrong} WRONG' if wrong else 'all right'}"
+
+
+def everything() -> int:
+    """Versions, devices, cache folders, a row per check, and the exit status."""
     write = sys.stdout.write
     sections = {"versions": versions(), "devices": devices(), "backends": backends(), "caches": cache_folders()}
     for title, rows in sections.items():
@@ -139,13 +180,14 @@ def run(args: argparse.Namespace) -> int:
         for name, text in rows.items():
             write(f"  {name:18s} {text}\n")
     write(f"exactness in float64 (forward against the definition <= {FORWARD:g}, "
-          f"gradients against central differences <= {GRADIENT:g})\n")
+          f"gradients against central differences <= {GRADIENT:g}); last column: options\n")
     done = []
     for check in checks():
         done.append(check)
         verdict = "right" if check.right else "WRONG"
         forward = "defines" if check.forward is None else f"{check.forward:.1e}"
-        write(f"  {check.variant:20s} {check.backend:12s} {forward:>8s} {check.gradient:8.1e}  {verdict}\n")
+        row = f"  {check.variant:20s} {check.backend:12s} {forward:>8s} {check.gradient:8.1e}  {verdict}"
+        write(f"{row}  {check.options or 'defaults'}\n")
     wrong = [check for check in done if not check.right]
     ran = ", ".join(sorted({check.backend for check in done}))
     write(f"{len(done)} checks on {ran}: {'all right' if not wrong else f'{len(wrong)} WRONG'}\n")

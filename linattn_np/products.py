@@ -140,7 +140,7 @@ def _over_broadcast(c: Variables, name: str, dx: Array) -> Array:
     if dx.shape[-1] != D:
         dx = xp.sum(dx, axis=-1, keepdims=True)
     dx = sum_of_groups(xp, dx, heads)
-    if not has_tokens:
+    if not has_tokens and dx.ndim > 2:
         dx = xp.sum(dx, axis=tuple(range(dx.ndim - 2)))
     return dx if has_channels else dx[..., 0]
 

@@ -23,7 +23,7 @@ from .matrix_state.cuda import vector_backward_plan as cuda_vector_backward
 from .matrix_state.cuda import vector_plan as cuda_vector
 from .matrix_state.cuda import wgmma as cuda_wgmma
 from .matrix_state.types import Decay, Erase
-from .ops.cuda import gate_formula, step_size, unit_rows
+from .ops.cuda import complement, gate_formula, step_size, unit_rows
 from .runtime import code_cache
 from .runtime.cuda import nvrtc
 from .runtime.cuda.compile import cache_folder, compile_source
@@ -155,6 +155,12 @@ def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
     yield Entry("gate formula", gate_formula.SOURCE, (("LA_DTYPE", ELEMENTS[dtype]),))
 
 
+def key_entries(dtype: str) -> Iterator[Entry]:
+    """The kernels of keys that are made of log decays (hgrn2)."""
+    for gate in dict.fromkeys((dtype, "float32")):
+        yield Entry(f"keys of log decays in {gate}", complement.SOURCE, complement.constants(gate, dtype))
+
+
 def step_size_entries(dtype: str, V: int) -> Iterator[Entry]:
     """The kernels of Mamba-2's step size and output gate for value width V."""
     yield Entry("step size", step_size.SOURCE, step_size.step_constants(dtype, dtype, V))
@@ -240,6 +246,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
                     for entry in step_size_entries(dtype, V) if mamba2 else ():
                         yield words, K, V, entry
+                for entry in key_entries(dtype) if args.raw and decay == "vector" and erase == "none" else ():
+                    yield words, K, V, entry
                 if decay == "vector" and erase != "free":
                     own = Erase[erase.upper()]
                     for bonus in (False, True)[: 1 + (erase == "none")]:

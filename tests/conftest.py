@@ -54,7 +54,7 @@ def _torch() -> Backend:
 
 def _jax() -> Backend:
     jnp = pytest.importorskip("jax.numpy")
-    return Backend("jax", jnp.asarray, np.asarray, importlib.import_module("jax").Array, ("float32",), quick=False)
+    return Backend("jax", jnp.asarray, np.asarray, importlib.import_module("jax").Array, ("float32",))
 
 
 def _dask() -> Backend:
@@ -66,7 +66,7 @@ BACKENDS = {"numpy": _numpy, "numpy, read-only": _frozen, "array-api-strict": _s
             "dask": _dask}
 
 
-SLOW = ("jax", "dask")  # each new shape is compiled or planned: their tests run with -m slow
+SLOW = ("dask",)  # each new shape is planned: its tests run with -m slow
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in BACKENDS])

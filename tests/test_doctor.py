@@ -27,8 +27,44 @@ def test_all_right(few, capsys):
     for section in ("versions", "devices", "backends", "caches", "exactness"):
         assert f"\n{section}" in "\n" + text
     cases = sum(len(fn.samples.options) for fn in TWO)
-    assert text.count(" right\n") == 2 * cases + 1  # and the last line
+    assert text.count("  right  ") == 2 * cases
+    assert "right  defaults\n" in text
+    assert "right  feature_map='elu+1', normalize=True\n" in text
+    assert text.count("right  qk_l2norm=True\n") == 2
     assert text.endswith("checks on chunks, reference: all right\n")
+
+
+def test_brief(few, capsys):
+    assert main(["doctor", "--brief"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["reference", "chunks", "cupy", "linattn_np"]
+    assert lines[0].startswith("reference    9 checks of 2 variants, gradients within ")
+    assert lines[1].startswith("chunks       9 checks of 2 variants, outputs within ")
+    assert lines[2] == "cupy         not checked: none (no CuPy, or no device that it can use)"
+    assert lines[3].endswith(": 18 checks, all right")
+
+
+def test_brief_names_what_is_wrong(few, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "check_vjp", lambda fn, **given: {"q": 1e-3 * (fn is TWO[1])})
+    assert main(["doctor", "--brief"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].endswith(f"gradients within 1.0e-03: WRONG: {TWO[1].__name__}")
+    assert lines[-1].endswith("18 checks, 4 WRONG")
+
+
+def test_checks_on_cupy(few, monkeypatch):
+    """NumPy in the place of CuPy: what is moved, called and compared."""
+    monkeypatch.setattr(doctor, "_cupy", lambda: np)
+    found = [check for check in doctor.checks() if check.backend.startswith("cupy ")]
+    assert [check.options for check in found][-2:] == ["", "qk_l2norm=True"]
+    assert all(check.right for check in found)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["--version"])
+    assert done.value.code == 0
+    assert capsys.readouterr().out == f"linattn_np {la.__version__}\n"
 
 
 def test_a_wrong_gradient_is_told(few, monkeypatch, capsys):

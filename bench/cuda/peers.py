@@ -61,7 +61,8 @@ def fla() -> tuple[str, str]:
     """("fla-core VERSION", "Triton VERSION" with a note), FLA configured for these measurements.
 
     FLA refuses a gated backward under Triton 3.4 to 3.7.0 on Hopper, as miscompiled. The check is lifted here: its
-    results are compared with ours and then timed. Its autotuner tries every candidate, each for a shorter time.
+    results are compared with ours and then timed. Its autotuner tries every candidate, each for a shorter time; with
+    LINATTN_BENCH_FEW in the environment those of 4 warps and 2 or 3 stages only.
     """
     os.environ.setdefault("FLA_FLASH_KDA", "0")
     os.environ.setdefault("FLA_FLASH_QLA", "0")
@@ -70,11 +71,29 @@ def fla() -> tuple[str, str]:
     from triton.backends.nvidia.driver import CudaDriver
 
     CudaDriver.get_benchmarker = lambda self: functools.partial(triton.testing.do_bench, warmup=3, rep=12)
-    prefix, note = f"fla-core {importlib.metadata.version('fla-core')}", f"Triton {triton.__version__}"
+    few = bool(os.environ.get("LINATTN_BENCH_FEW"))
+    if few:
+        _tune_few(triton)
+    prefix = f"fla-core {importlib.metadata.version('fla-core')}"
+    note = f"Triton {triton.__version__}" + ", few candidates" * few
     if getattr(chunk_o, "TRITON_ABOVE_3_7_1", True):
         return prefix, note
     chunk_o.TRITON_ABOVE_3_7_1 = True
     return prefix, f"{note} (which its gated backward refuses: refusal lifted)"
+
+
+def _tune_few(triton: Any) -> None:
+    """Restrict Triton's autotuner to candidates of 4 warps and 2 or 3 stages, where there are any."""
+    tuner = triton.runtime.autotuner.Autotuner
+    if hasattr(tuner, "every"):
+        return
+    tuner.every = tuner.prune_configs
+
+    def few(self: Any, kwargs: Any) -> list[Any]:
+        found = self.every(kwargs)
+        return [c for c in found if c.num_warps == 4 and c.num_stages in (2, 3)] or found[:4]
+
+    tuner.prune_configs = few
 
 
 def _fla(torch: Any, function: Any, options: dict[str, Any], arrays: int) -> Pair:
@@ -197,6 +216,36 @@ def gated_delta_rule() -> dict[str, Pair]:
         return [out, *torch.autograd.grad(out, inputs, dout)]
 
     return {f"{prefix} chunk_gated_delta_rule, {note}": (forward, both)}
+
+
+def vector_decay(function: str) -> dict[str, Pair]:
+    """Peers of a function of vector_decay.py; inputs are its arrays in their order, dout. hgrn2: gla of 1 - e^g."""
+    try:
+        prefix, note = fla()
+        import torch
+        from fla import ops
+
+        chosen = getattr(ops, f"chunk_{'gla' if function == 'hgrn2' else function}")
+    except Exception:  # not installed, or not with this PyTorch
+        return {}
+
+    def call(inputs: list[Any]) -> Any:
+        if function == "hgrn2":
+            q, v, g = inputs
+            inputs = [q, (1 - g.exp()).to(v.dtype), v, g]
+        return chosen(*inputs, **({"scale": 1.0} if function in ("hgrn2", "rwkv6") else {}))[0]
+
+    def forward(one: list[Any]) -> Any:
+        with torch.no_grad():
+            return call(tensors(torch, one[:-1]))
+
+    def both(one: list[Any]) -> Any:
+        *inputs, dout = tensors(torch, one)
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        out = call(inputs)
+        return out, torch.autograd.grad(out, inputs, dout)
+
+    return {f"{prefix} {chosen.__name__}, {note}": (forward, both)}
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:

@@ -103,6 +103,7 @@ struct Consumer {
     }
     // out^T += V^T P^T, stored; S^T += (V e^{end})^T K
     __device__ __forceinline__ void write(int step) {
+        const int position = position_after(a, traversal.chunk_of(step));
         const u32 keys = shared + step % STAGES * STAGE, values = keys + Keys::SIZE, others = values + Values::SIZE + Keys::SIZE;
         group_barrier(group);   // P is whole
         products_begin();
@@ -122,6 +123,7 @@ struct Consumer {
         accumulator_fence(S.x[0]);
         if (!LA_REVERSE && marked(step + 1)) store_product(step + 1);
         if (LA_REVERSE && marked(step)) Marks<KP>::store(a.states + mark(step) * Marks<KP>::BYTES, S, lane);
+        store_position<V, K>(S, a, position, traversal, column + row, lane);
     }
     __device__ __forceinline__ void run() {
         load_start<V, K>(S, a, traversal, column + row, lane);

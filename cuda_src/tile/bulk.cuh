@@ -44,5 +44,3 @@ LA_DEVICE void out_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: 
 LA_DEVICE void store_matrix(u32 a, u32 x0, u32 x1, u32 x2, u32 x3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
 }
-// an opaque copy of a value: what the compiler derives from it is recomputed where it is used, not held over a loop
-LA_DEVICE u32 opaque(u32 x) { asm volatile("" : "+r"(x)); return x; }

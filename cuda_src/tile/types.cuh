@@ -80,3 +80,6 @@ LA_DEVICE void store_shared2(u32 a, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(a), "f"(x), "f"(y) : "memory");
 }
 LA_DEVICE void store_shared_u32(u32 a, u32 x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(a), "r"(x) : "memory"); }
+
+// an opaque copy of a value: what the compiler derives from it is recomputed where it is used, not held over a loop
+LA_DEVICE u32 opaque(u32 x) { asm volatile("" : "+r"(x)); return x; }

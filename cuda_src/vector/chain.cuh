@@ -12,7 +12,9 @@ constexpr int CONSUMER_REGISTERS_OF_CHAIN = 160, PRODUCER_REGISTERS_OF_CHAIN = 9
 constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES;
 constexpr int AT_VALUES = STAGES * STAGE, AT_KEYS = AT_VALUES + 2 * Tokens::SIZE, AT_SCRATCH = AT_KEYS + Tokens::SIZE;
 constexpr int AT_DECAYS = AT_SCRATCH + Scratch<3>::SIZE, AT_ALL = AT_DECAYS + 4 * WIDE * 4, AT_BARRIERS = AT_ALL + WIDE * 4;
-static_assert(LA_SHARED == AT_BARRIERS + 128 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
+constexpr int AT_HEADS = AT_BARRIERS + 32 * STAGES + 24, AT_STOPS = AT_HEADS + 16;
+static_assert(Scratch<3>::SIZE >= 4 * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + 160, "the exact path has its operands there");
+static_assert(LA_SHARED == AT_BARRIERS + 160 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
 
 LA_DEVICE Tiles tiles_of(u32 shared, int s) {
     const u32 at = shared + s * STAGE;

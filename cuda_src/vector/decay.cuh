@@ -51,15 +51,13 @@ LA_DEVICE void store_pair(u32 a, float2 x) { store_shared2(a, x.x, x.y); }
 LA_DEVICE void store_word_if(bool valid, u32 a, u32 x) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.shared.b32 [%0], %1; }" ::"r"(a), "r"(x), "r"((u32)valid) : "memory");
 }
-// of the 64 threads that share a row block
-LA_DEVICE void pair_barrier(int block) { asm volatile("bar.sync %0, 64;" ::"r"(4 + block) : "memory"); }
-LA_DEVICE bool any_of_pair(int block, bool x) {
+LA_DEVICE void producers_barrier() { groups_barrier<256>(2); }
+LA_DEVICE bool any_of_producers(bool x) {   // the same barrier, whose number is 3
     u32 r;
-    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %2, 0; barrier.cta.red.or.pred q, %1, 64, p; selp.u32 %0, 1, 0, q; }"
-                 : "=r"(r) : "r"(4 + block), "r"((u32)x) : "memory");
+    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, 3, 256, p; selp.u32 %0, 1, 0, q; }"
+                 : "=r"(r) : "r"((u32)x) : "memory");
     return r;
 }
-LA_DEVICE void producers_barrier() { groups_barrier<256>(2); }
 
 // Byte offset of a lane's two channels in row r of a block, in a panel of 64 channels of 16 bits
 LA_DEVICE u32 lane_row(int r, int lane) { return r * 128 + ((lane * 4) ^ ((r & 7) << 4)); }

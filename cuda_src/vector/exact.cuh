@@ -1,28 +1,42 @@
 // The diagonal block of P from rows of q and k as they came, for columns j from the first row on whose Pre is below the smallest:
 // halves of 16, 8, 4, 2 rows, each with its reference in its own middle (q decayed from there, k decayed to it: both exponents
 // are <= 0), then i = j. Row j's choice depends on rows <= j alone, so that no later token changes an earlier output.
+//
+// A level of halves is a product of 8 rows with 8: two levels make one operand of 16 rows each. All is done before the chunk's
+// rows are scaled, in the scratch that their copies take afterwards: 8 KiB a block.
 #pragma once
 #include "vector/copies.cuh"
 
-// A lane's two channels of a block's rows in memory: row r is `rows` + r * stride
-struct RawRows { const char* rows; i64 stride; };
-
-// by predicates, so that all rows are on their way at once
-LA_DEVICE u32 load_raw(const RawRows& x, int r, int count) {
-    u32 y;
-    asm("{ .reg .pred p; setp.gt.s32 p, %2, %3; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1]; }" : "=r"(y) : "l"(x.rows + r * x.stride), "r"(count), "r"(r));
-    return y;
-}
-LA_DEVICE float2 load_raw_gate(const RawRows& x, int r, int count) {
-    if constexpr (LA_GATE == 2) {
-        float2 y;
-        asm("{ .reg .pred p; setp.gt.s32 p, %3, %4; mov.b32 %0, 0; mov.b32 %1, 0; @p ld.global.nc.v2.f32 {%0, %1}, [%2]; }"
-            : "=f"(y.x), "=f"(y.y) : "l"(x.rows + r * x.stride), "r"(count), "r"(r));
-        return y;
-    } else return floats_of(load_raw(x, r, count));
-}
 LA_DEVICE u32 rows_of_block(int lane) { return (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4); }                        // an A
 LA_DEVICE u32 half_of_block(int panel, int lane) { return (panel * 8 + (lane & 7)) * 128 + (((lane >> 3) ^ (lane & 7)) << 4); }   // a B
+
+// as mma.cuh's, but free to move: loads of the next operands go ahead of it
+LA_DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// 16 rows of A against 8 rows of B over 128 channels: two accumulators, so that products do not wait for one another
+LA_DEVICE void half_block(float (&c)[4], u32 a, int a_apart, u32 b, int b_apart, int panel, int lane) {
+    const u32 to_a = rows_of_block(lane), to_b = half_of_block(panel, lane);
+    float d[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int n = 0; n < 4; n++) c[n] = 0.f;
+#pragma unroll
+    for (int x = 0; x < 4; x++) {
+        u32 a0[4], a1[4], y[4];
+        const u32 at = a + (x >> 1) * a_apart, bt = b + (x >> 1) * b_apart;
+        load_matrix(a0, at + (to_a ^ ((x & 1) * 64)));
+        load_matrix(a1, at + (to_a ^ ((x & 1) * 64 + 32)));
+        load_matrix(y, bt + (to_b ^ ((x & 1) * 64)));
+        multiply(c, a0, y[0], y[1]);
+        multiply(d, a1, y[2], y[3]);
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++) c[n] += d[n];
+}
+
+struct ExactBlock { float x[4]; int begin; };   // a lane's part of 16 x 8, and the first column that it is for
+constexpr int EXACT_BYTES = 4 * BLOCK_BYTES;   // of a block: operands of 16 rows of q and of k, two panels of 64 channels each
 
 // Bits of the rows whose Pre is below the smallest in some channel
 LA_DEVICE u32 far_rows(const float2 (&a)[ROWS]) {
@@ -35,93 +49,89 @@ LA_DEVICE u32 far_rows(const float2 (&a)[ROWS]) {
     }
     return __reduce_or_sync(0xffffffffu, found);
 }
-// 16 x 8 of q k^T over 128 channels; A and B are both in the tile (panels `apart` bytes from one another)
-LA_DEVICE void product_of_tile(float (&c)[4], u32 tile, int apart, int panel, int lane) {
-    const u32 to_a = rows_of_block(lane), to_b = half_of_block(panel, lane);
+// A lane's channels of a block as they came
+struct RawBlock {
+    float2 a[ROWS];
+    u32 q[ROWS], k[ROWS];
+    __device__ __forceinline__ void load_decays(u32 gates, int lane) {
 #pragma unroll
-    for (int x = 0; x < 4; x++) {
-        u32 a0[4], a1[4], b[4];
-        const u32 at = tile + (x >> 1) * apart;
-        load_matrix(a0, at + (to_a ^ ((x & 1) * 64)));
-        load_matrix(a1, at + (to_a ^ ((x & 1) * 64 + 32)));
-        load_matrix(b, at + (to_b ^ ((x & 1) * 64)));
-        mma_bf16(c, a0, {b[0], b[1]});
-        mma_bf16(c, a1, {b[2], b[3]});
+        for (int r = 0; r < ROWS; r++) a[r] = load_gate(gates, r, lane);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) a[r] = decay_of(a[r]);
     }
-}
-// Off the diagonal, into `out`: one copy of the code for all levels, since fetching it would take longer than running it
-LA_DEVICE void exact_levels(float (&out)[4], const float2 (&a)[ROWS], const u32 (&q)[ROWS], const u32 (&k)[ROWS], u32 tile, int apart, int warp, int lane) {
-    const int block = warp >> 1, panel = warp & 1;
-    const u32 own = tile + panel * apart;
-    const int row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
-#pragma unroll 1
-    for (int half = 8; half; half /= 2) {
+    __device__ __forceinline__ void load_rows(u32 to_q, u32 to_k, int lane) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            q[r] = load_word(to_q + lane_row(r, lane));
+            k[r] = load_word(to_k + lane_row(r, lane));
+        }
+    }
+    // Halves of 2 HALF rows: second ones, q from the middle on, first ones, k up to it, as rows `first` .. of the operands
+    template <int HALF> __device__ __forceinline__ void store_level(u32 queries, u32 keys, int first, int lane) const {
         float2 x = {1.f, 1.f}, y = {1.f, 1.f};
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {   // second halves: q from the middle on
-            if ((r & (half - 1)) == 0) x = {1.f, 1.f};
+        for (int n = 0; n < 8; n++) {
+            const int r = n / HALF * 2 * HALF + HALF + n % HALF;
+            if (n % HALF == 0) x = {1.f, 1.f};
             if (!LA_BEFORE) x *= a[r];
-            store_word_if(r & half, own + lane_row(r, lane), pack(floats_of(q[r]) * x));
+            store_word(queries + lane_row(first + n, lane), pack(floats_of(q[r]) * x));
             if (LA_BEFORE) x *= a[r];
         }
 #pragma unroll
-        for (int r = ROWS - 1; r >= 0; r--) {   // first halves: k up to the middle
-            if ((r & (half - 1)) == half - 1) y = {1.f, 1.f};
-            store_word_if(!(r & half), own + lane_row(r, lane), pack(floats_of(k[r]) * y));
+        for (int n = 7; n >= 0; n--) {
+            const int r = n / HALF * 2 * HALF + n % HALF;
+            if (n % HALF == HALF - 1) y = {1.f, 1.f};
+            store_word(keys + lane_row(first + n, lane), pack(floats_of(k[r]) * y));
             y *= a[r];
         }
-        pair_barrier(block);
-        float c[4] = {0.f, 0.f, 0.f, 0.f};
-        product_of_tile(c, tile, apart, panel, lane);
+    }
+    // Levels HALF and HALF / 2: a lane's two entries of that of its warp's panel
+    template <int HALF> __device__ __forceinline__ float2 multiply_levels(u32 operands, int panel, int lane) const {
+        const u32 own = operands + panel * BLOCK_BYTES;
+        store_level<HALF>(own, own + 2 * BLOCK_BYTES, 0, lane);
+        store_level<HALF / 2>(own, own + 2 * BLOCK_BYTES, 8, lane);
+        producers_barrier();
+        float c[4];
+        half_block(c, operands, BLOCK_BYTES, operands + 2 * BLOCK_BYTES, BLOCK_BYTES, panel, lane);
+        producers_barrier();
+        return panel ? float2{c[2], c[3]} : float2{c[0], c[1]};
+    }
+};
+// Entries of a level, of 8 x 8, to their places in 16 x 16 floats
+LA_DEVICE void place_level(u32 to, float2 x, int half, int lane) {
+    const int n = lane >> 2, m = (lane & 3) * 2, low = half - 1;
+    const int i = ((n & ~low) << 1) + half + (n & low);
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const int i = row + 8 * (n >> 1), j = column + (n & 1);
-            if ((i & half) && !(j & half) && (i ^ j) < 2 * half) out[n] = c[n];
-        }
-        pair_barrier(block);
+    for (int e = 0; e < 2; e++) {
+        const int j = (((m + e) & ~low) << 1) + ((m + e) & low);
+        store_word_if(((n ^ (m + e)) & ~low) == 0, to + (i * ROWS + j) * 4, __float_as_uint(e ? x.y : x.x));
     }
 }
-// i = j into `out`: sums over the channels in float32, of either panel's warp through the tile
-LA_DEVICE void exact_diagonal(float (&out)[4], const u32 (&q)[ROWS], const u32 (&k)[ROWS], u32 tile, int block, int panel, int lane) {
-#pragma unroll
-    for (int first = 0; first < ROWS; first += 8) {
-        float x[8];
-#pragma unroll
-        for (int r = 0; r < 8; r++) {
-            const float2 y = floats_of(q[first + r]), z = floats_of(k[first + r]);
-            x[r] = fmaf(y.x, z.x, y.y * z.y);
-        }
-        const float sum = sum_of_eight(x, lane);
-        if (lane < 8) store_shared(tile + (panel * ROWS + first + row_of_sum(lane)) * 4, sum);
-    }
-    pair_barrier(block);
-    const int row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
-    const float2 x = load_shared2(tile + column * 4), y = load_shared2(tile + (ROWS + column) * 4);
-#pragma unroll
-    for (int n = 0; n < 4; n++)
-        if (row + 8 * (n >> 1) == column + (n & 1)) out[n] = n & 1 ? x.y + y.y : x.x + y.x;
-    pair_barrier(block);
-}
-struct ExactBlock { float x[4]; int begin; };   // a lane's part of 16 x 8, and the first column that it is for
-// Columns 8 panel and on of the block. tile: its rows in both panels, which are overwritten; count: rows that there are
-static __device__ __noinline__ ExactBlock exact_block(RawRows q_rows, RawRows k_rows, RawRows g_rows, int count, u32 tile, int apart, int warp, int lane) {
+// Columns 8 panel and on of the diagonal block, by the two warps of a block's panels; all eight warps in step, where any block is far
+LA_DEVICE ExactBlock exact_block(const Tiles& t, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1;
-    float2 a[ROWS];
-    u32 q[ROWS], k[ROWS];
+    const u32 operands = t.scratch + block * EXACT_BYTES, q = t.q + block * BLOCK_BYTES, k = t.k + block * BLOCK_BYTES;
+    RawBlock raw;
+    raw.load_decays(gates_of(t.gates, block, panel, lane), lane);
+    const u32 far = far_rows(raw.a);
+    store_word_if(lane == 0, operands + panel * 4, far);
+    const bool any = any_of_producers(far);
+    ExactBlock found = {{0.f, 0.f, 0.f, 0.f}, __ffs(load_word(operands) | load_word(operands + 4) | 1 << ROWS) - 1};
+    if (!any) return found;
+    producers_barrier();
+    raw.load_rows(q + panel * PANEL, k + panel * PANEL, lane);
+    float own[4];
+    if (!LA_BEFORE) half_block(own, q, PANEL, k, PANEL, panel, lane);   // of which i = j is read
+    const float2 wide = raw.multiply_levels<8>(operands, panel, lane), narrow = raw.multiply_levels<2>(operands, panel, lane);
+    place_level(operands, wide, panel ? 4 : 8, lane);
+    place_level(operands, narrow, panel ? 1 : 2, lane);
+    producers_barrier();
+    const int row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        a[r] = load_raw_gate(g_rows, r, count);
-        q[r] = load_raw(q_rows, r, count);
-        k[r] = load_raw(k_rows, r, count);
+    for (int n = 0; n < 4; n++) {
+        const int i = row + 8 * (n >> 1), j = column + (n & 1);
+        const float x = load_shared(operands + (i * ROWS + j) * 4);
+        found.x[n] = i > j ? x : LA_BEFORE ? 0.f : own[n];
     }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) a[r] = decay_of(a[r]);
-    const u32 far = far_rows(a);
-    if (lane == 0) store_word(tile + panel * 4, far);
-    pair_barrier(block);
-    ExactBlock found = {{0.f, 0.f, 0.f, 0.f}, __ffs(load_word(tile) | load_word(tile + 4)) - 1};
-    pair_barrier(block);
-    exact_levels(found.x, a, q, k, tile, apart, warp, lane);
-    if (!LA_BEFORE) exact_diagonal(found.x, q, k, tile, block, panel, lane);
     return found;
 }

@@ -9,44 +9,24 @@
 #define LA_EXACT 0
 #endif
 
-// Where the exact path reads a chunk's rows: of this lane's channels, from the block's first row; rows that there are
-struct RawBlock { RawRows q, k, g; int count; };
-
-// as mma.cuh's, but free to move: loads of the next operands go ahead of it
-LA_DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// 16 rows of A against 8 rows of B over 128 channels: two accumulators, so that products do not wait for one another
-LA_DEVICE void half_block(float (&c)[4], u32 a, int a_apart, u32 b, int b_apart, int panel, int lane) {
-    const u32 to_a = rows_of_block(lane), to_b = half_of_block(panel, lane);
-    float d[4] = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll
-    for (int n = 0; n < 4; n++) c[n] = 0.f;
-#pragma unroll
-    for (int x = 0; x < 4; x++) {
-        u32 a0[4], a1[4], y[4];
-        const u32 at = a + (x >> 1) * a_apart, bt = b + (x >> 1) * b_apart;
-        load_matrix(a0, at + (to_a ^ ((x & 1) * 64)));
-        load_matrix(a1, at + (to_a ^ ((x & 1) * 64 + 32)));
-        load_matrix(y, bt + (to_b ^ ((x & 1) * 64)));
-        multiply(c, a0, y[0], y[1]);
-        multiply(d, a1, y[2], y[3]);
+// Whether a block leaves the rest of its segment, which the exact path redoes as a whole: a word of each stage in shared memory,
+// written before its chunk is ready. Producers leave after that chunk, consumers before it.
+struct Stops {
+    u32 base;
+    __device__ __forceinline__ void init(int stages) const {
+        for (int s = 0; s < stages; s++) store_word(base + 4 * s, 0);
     }
-#pragma unroll
-    for (int n = 0; n < 4; n++) c[n] += d[n];
-}
+    __device__ __forceinline__ void set(int s) const { store_word(base + 4 * s, 1); }
+    __device__ __forceinline__ bool at(int s) const { return !LA_EXACT && load_word(base + 4 * s); }
+};
+
 // The diagonal block: columns from the exact path where they need it, the bonus, zeros above
-LA_DEVICE void finish_diagonal(float (&c)[4], const Tiles& t, bool far, const RawBlock& raw, int warp, int lane) {
+LA_DEVICE void finish_diagonal(float (&c)[4], const Tiles& t, const ExactBlock& exact, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1, row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
-#if LA_EXACT
-    if (any_of_pair(block, far)) {   // also: both warps have read the quotients
-        const ExactBlock exact = exact_block(raw.q, raw.k, raw.g, raw.count, t.gates + block * BLOCK_BYTES, QUOTIENTS, warp, lane);
+    if (LA_EXACT)
 #pragma unroll
         for (int n = 0; n < 4; n++)
             if (column + (n & 1) >= exact.begin) c[n] = exact.x[n];
-    }
-#endif
     float2 bonus = {0.f, 0.f};
     if (LA_BONUS) {
         const u32 at = t.bonus + (block * ROWS + column) * 4;
@@ -73,9 +53,9 @@ template <int QUERIES> LA_DEVICE Operands operands_of(const Tiles& t, int n, int
     return {scratch ? t.scratch + a * BLOCK_BYTES : t.q + (reader ? 2 : block) * BLOCK_BYTES,
             n ? t.scratch + b * BLOCK_BYTES : t.gates + block * BLOCK_BYTES, scratch ? X::PANEL_BYTES : PANEL, n ? X::PANEL_BYTES : QUOTIENTS, scratch};
 }
-// all: decay of the chunk, of block 0's warps. far: whether this warp's block is on the exact path. read(): quotients have been.
-template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 all, bool far, const RawBlock& raw, int warp, int lane, F read) {
-    const int block = warp >> 1, panel = warp & 1, row = lane >> 2;
+// all: decay of the chunk, of block 0's warps. read(): quotients have been.
+template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 all, const ExactBlock& exact, int warp, int lane, F read) {
+    const int block = warp >> 1, panel = warp & 1;
     Packed own = {0, 0}, next = {0, 0}, other = {0, 0};   // the diagonal block, the first and the second of the others
 #pragma unroll 1
     for (int n = 0; n < (block < 2 ? 3 : 2); n++) {
@@ -86,14 +66,15 @@ template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 
 #pragma unroll
         for (int i = 0; i < 4; i++) c[i] *= over;
         if (n == 0) {
-            finish_diagonal(c, t, far, raw, warp, lane);
+            finish_diagonal(c, t, exact, warp, lane);
             own = packed(c);
         } else if (n == 1) next = packed(c);
         else other = packed(c);
     }
     producers_barrier();   // all quotients have been read
     read();
-    const u32 gram = t.gates + row * 128 + (lane & 3) * 4, turn = (u32)(row & 7) << 4;
+    const u32 own_lane = opaque(lane), own_row = own_lane >> 2;   // no address is held over the chunk: it would spill
+    const u32 gram = t.gates + own_row * 128 + (own_lane & 3) * 4, turn = (own_row & 7) << 4;
     auto put = [&](int i, int j, Packed x) {
         const u32 at = gram + i * BLOCK_BYTES + ((panel * 16 + j * 32) ^ turn);
         store_word(at, x.low);
@@ -108,5 +89,5 @@ template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 
         store_word_if(j > block, at, 0);
         store_word_if(j > block, at + 8 * 128, 0);
     }
-    if (block == 0) store_pair(t.all + panel * 256 + lane * 8, all);
+    if (block == 0) store_pair(t.all + panel * 256 + own_lane * 8, all);
 }

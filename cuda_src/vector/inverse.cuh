@@ -76,7 +76,7 @@ LA_DEVICE bool scale_keys(const Tiles& t, char* factors, int warp, int lane) {
 }
 // roots: of beta. L off the diagonal in float16 to `lower`, its diagonal blocks in float32, transposed, to `diagonals`: both over
 // quotients, which have been read by then.
-LA_DEVICE void store_lower(const Tiles& t, const float* roots, float* diagonals, bool far, const RawBlock& raw, int warp, int lane) {
+LA_DEVICE void store_lower(const Tiles& t, const float* roots, float* diagonals, const ExactBlock& exact, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1, row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
     Packed next = {0, 0}, other = {0, 0};
     float own[4];
@@ -85,7 +85,7 @@ LA_DEVICE void store_lower(const Tiles& t, const float* roots, float* diagonals,
         const Operands x = operands_of<0>(t, n, block);
         const int reader = n == 0 ? block : n == 1 ? (block ? block : 3) : block ? 3 : 2, writer = n == 0 ? block : n == 1 ? (block ? block - 1 : 0) : block;
         half_block(own, x.a, x.a_apart, x.b, x.b_apart, panel, lane);
-        if (n == 0 && LA_EXACT) finish_diagonal(own, t, far, raw, warp, lane);
+        if (n == 0 && LA_EXACT) finish_diagonal(own, t, exact, warp, lane);
         const float2 from = pair_at(roots, 16 * writer + column);
         const float over = n ? OVER_MIDDLE : 1.f, to[2] = {roots[16 * reader + row] * over, roots[16 * reader + row + 8] * over};
 #pragma unroll

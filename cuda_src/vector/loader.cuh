@@ -8,22 +8,37 @@ struct Loader {
     const ChunkTraversal& traversal;
     u32 shared;
     Barriers bar;
+    // heads of q, k, g, v: divided once
+    __device__ __forceinline__ void store_heads() const {
+        const u32 head = traversal.head;
+        store_word(shared + AT_HEADS, head / (u32)a.group_q);
+        store_word(shared + AT_HEADS + 4, head / (u32)a.group_k);
+        store_word(shared + AT_HEADS + 8, head / (u32)a.group_g);
+        store_word(shared + AT_HEADS + 12, head / (u32)a.group_v);
+    }
+    __device__ __forceinline__ int head(int n) const { return load_word(shared + AT_HEADS + 4 * n); }
     __device__ __forceinline__ void tokens(int step) const {   // q, k and g
-        const int s = step % STAGES, token = traversal.token(traversal.first + step), head = traversal.head, row = traversal.row;
+        const int s = step % STAGES, token = traversal.token(traversal.first + step), row = traversal.row;
         const u32 at = shared + s * STAGE, full = bar.full(s);
         barrier_expect(full, STAGE);
-        gates_in(at + 2 * Tokens::SIZE, a.g, full, (u32)head / (u32)a.group_g, token, row);
-        tile_in(at + Tokens::SIZE, a.k, full, (u32)head / (u32)a.group_k, token, row);
-        tile_in(at, a.q, full, (u32)head / (u32)a.group_q, token, row);
+        gates_in(at + 2 * Tokens::SIZE, a.g, full, head(2), token, row);
+        tile_in(at + Tokens::SIZE, a.k, full, head(1), token, row);
+        tile_in(at, a.q, full, head(0), token, row);
     }
     __device__ __forceinline__ void values(int step) const {
         const u32 full = bar.values(step & 1);
         barrier_expect(full, Tokens::SIZE);
-        tile_in(values_at(shared, step), a.v, full, (u32)traversal.head / (u32)a.group_v, traversal.token(traversal.first + step), traversal.row);
+        tile_in(values_at(shared, step), a.v, full, head(3), traversal.token(traversal.first + step), traversal.row);
     }
     __device__ __forceinline__ void begin() const {
+        store_heads();
         for (int step = 0; step < STAGES && step < traversal.steps; step++) tokens(step);
         for (int step = 0; step < 2 && step < traversal.steps; step++) values(step);
+    }
+    // waits for all copies on their way, where nothing from `step` on is read
+    __device__ __forceinline__ void end(int step) const {
+        for (int n = step; n < step + STAGES && n < traversal.steps; n++) barrier_wait(bar.full(n % STAGES), n / STAGES & 1);
+        for (int n = step; n < step + 2 && n < traversal.steps; n++) barrier_wait(bar.values(n & 1), n >> 1 & 1);
     }
     __device__ __forceinline__ void next(int step) const {   // once step has been left
         if (step + STAGES < traversal.steps) tokens(step + STAGES);

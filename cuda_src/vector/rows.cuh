@@ -25,16 +25,6 @@ LA_DEVICE void clear_tail(const Tiles& t, u32 values, int count, int warp, int l
     }
 }
 
-LA_DEVICE RawRows raw_rows(const Rows& x, const ChunkTraversal& traversal, int token, int byte) {
-    return {rows_of(x, traversal.sequence, traversal.head) + token * x.token + byte, x.token};
-}
-// of channels past LA_K none are read
-LA_DEVICE RawBlock raw_block(const VectorArguments& a, const Rows& queries, const ChunkTraversal& traversal, int chunk, int warp, int lane) {
-    const int channel = 64 * (warp & 1) + 2 * lane, token = chunk * C + (warp >> 1) * ROWS, count = channel < LA_K ? traversal.sequence.T - token : 0;
-    return {raw_rows(queries, traversal, token, channel * 2), raw_rows(a.k_rows, traversal, token, channel * 2),
-            raw_rows(a.g_rows, traversal, token, channel * GATE_BYTES), count};
-}
-
 LA_DEVICE void load_state(StateRows<1, WIDE>& S, const VectorArguments& a, const ChunkTraversal& traversal, int row, int lane) {
     if (traversal.segment) S.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, traversal.slot * a.segments + traversal.segment, row, lane);
     else if (a.start.data) S.template load<LA_V, LA_K>(a.start, traversal.slot / a.start_group, row, lane);

@@ -11,6 +11,8 @@ constexpr int CONSUMER_REGISTERS_OF_SCAN = 152, PRODUCER_REGISTERS_OF_SCAN = 104
 constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES;
 constexpr int AT_VALUES = STAGES * STAGE, AT_SCRATCH = AT_VALUES + 2 * Tokens::SIZE, AT_DECAYS = AT_SCRATCH + Scratch<4>::SIZE;
 constexpr int AT_BONUS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIERS = AT_BONUS + 2 * C * 4;
+constexpr int AT_HEADS = AT_BARRIERS + 24 * STAGES + 16, AT_STOPS = AT_HEADS + 16;
+static_assert(Scratch<4>::SIZE >= 4 * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + 128, "the exact path has its operands there");
 static_assert(LA_SHARED == AT_BARRIERS + 128 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
 static_assert(StatePanels::SIZE == 2 * Tokens::SIZE, "a state leaves through the place of q and k");
 

@@ -9,10 +9,11 @@
 #include "vector/chain.cuh"
 #include "vector/products.cuh"
 
-// One thread of the producers is what copies tiles in and outputs out: the chain does not wait for any copy.
+// One thread of the chain copies tiles in and outputs out, while its warp would wait for the next chunk. A comes in by one of the
+// producers, over quotients once these have been read.
 struct Copier {
     Loader load;
-    __device__ __forceinline__ void leave(int step) const {   // once the chain has left step: its outputs go, q, k, g come
+    __device__ __forceinline__ void leave(int step) const {   // once all warps have left step
         const ChunkTraversal& traversal = load.traversal;
         const int chunk = traversal.first + step;
         barrier_wait(load.bar.empty(step % STAGES), step / STAGES & 1);
@@ -21,72 +22,64 @@ struct Copier {
             const int token = traversal.token(chunk);
             box_out(load.a.out, values, 0, traversal.head, token, traversal.row);
             if (LA_V > 64) box_out(load.a.out, values + PANEL, 64, traversal.head, token, traversal.row);
-            out_commit();
         }
         if (LA_KEEP) {
             const i64 stored = traversal.stored + chunk;
             const Tiles tiles = tiles_of(load.shared, step % STAGES);
             run_out(load.a.grams + stored * Square::SIZE, tiles.gates, Square::SIZE);
             run_out(load.a.new_values + stored * Tokens::SIZE, tiles.q, Tokens::SIZE);
-            out_commit();
-            out_read();
         }
-        if (step + STAGES < traversal.steps) load.tokens(step + STAGES);
-    }
-    __device__ __forceinline__ const char* inverse_at(int step) const {
-        return load.a.inverses + (load.traversal.stored + load.traversal.first + step) * Square::SIZE;
-    }
-    __device__ __forceinline__ void inverse(int step, u32 to) const {   // over quotients; the next one comes closer
-        barrier_expect(load.bar.inverse(step % STAGES), Square::SIZE);
-        run_in(to, inverse_at(step), Square::SIZE, load.bar.inverse(step % STAGES));
-        if (step + 1 < load.traversal.steps) run_prefetch(inverse_at(step + 1), Square::SIZE);
-    }
-    __device__ __forceinline__ void values(int step) const {   // once the outputs of step - 2 have left their place
+        out_commit();
+        if (!LA_KEEP && step + STAGES < traversal.steps) load.tokens(step + STAGES);
         out_read();
-        load.values(step);
+        if (LA_KEEP && step + STAGES < traversal.steps) load.tokens(step + STAGES);
+        if (step + 2 < traversal.steps) load.values(step + 2);
+    }
+    // waits for all copies on their way, where nothing from step on is read
+    __device__ __forceinline__ void stop(int step) const {
+        load.end(step);
+        barrier_wait(load.bar.inverse(step % STAGES), step / STAGES & 1);
     }
 };
 
 LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
-    const i64 flag = traversal.slot * a.segments + traversal.segment;
     const bool copies = warp == 0 && lane == 0;
-    const Copier copier = {{a, traversal, shared, bar}};
-    if (copies && traversal.steps > 0) {
-        copier.load.begin();
-        run_prefetch(copier.inverse_at(0), Square::SIZE);
-    }
+    const char* const inverses = a.inverses + (traversal.stored + traversal.first) * Square::SIZE;
+    if (copies && traversal.steps > 0) run_prefetch(inverses, Square::SIZE);
     __syncwarp();
-    for (int step = 0; step < traversal.steps; step++) {
+    bool leaves = false;
+    for (int step = 0; step < traversal.steps && !leaves; step++) {
         const int s = step % STAGES, chunk = traversal.first + step;
-        const bool part = LA_RAGGED && traversal.count(chunk) < C;
         const Tiles tiles = tiles_of(shared, s);
         barrier_wait(bar.full(s), step / STAGES & 1);
-        if (part) {
-            if (copies && step > 1) copier.values(step);
+        if (LA_RAGGED && traversal.count(chunk) < C) {
             barrier_wait(bar.values(step & 1), step >> 1 & 1);
             clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
         }
+        ExactBlock exact = {};
+        if (LA_EXACT) exact = exact_block(tiles, warp, lane);
         float2 all;
         const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp, lane, [&] {
-            if (!part && copies && step > 1) copier.values(step);
             if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc is free
-            __syncwarp();
         }));
         publish_shared();   // A goes over quotients
-        producers_barrier();
-        RawBlock raw = {};
-        if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);
-        else if (far && lane == 0) a.flags[flag] = 1;
-        make_gram<3>(tiles, all, far, raw, warp, lane, [&] {
-            if (copies) copier.inverse(step, tiles.gates + PANEL);
+        leaves = any_of_producers(!LA_EXACT && far);
+        if (leaves && copies) {
+            a.flags[traversal.slot * a.segments + traversal.segment] = 1;
+            Stops{shared + AT_STOPS}.set(s);
+        }
+        __syncwarp();
+        make_gram<3>(tiles, all, exact, warp, lane, [&] {
+            if (copies) {
+                barrier_expect(bar.inverse(s), Square::SIZE);
+                run_in(tiles.gates + PANEL, inverses + (i64)step * Square::SIZE, Square::SIZE, bar.inverse(s));
+                if (step + 1 < traversal.steps) run_prefetch(inverses + (step + 1) * (i64)Square::SIZE, Square::SIZE);
+            }
+            __syncwarp();
         });
         publish_shared();
         warp_arrive(bar.ready(s), lane);
-        if (copies && step > 0) copier.leave(step - 1);
-        __syncwarp();
     }
-    if (copies && traversal.steps > 0) copier.leave(traversal.steps - 1);
-    if (copies) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // out^T = S^T Qg^T + U^T P^T and S^T += U^T Kd, begun one behind the other: two groups of products
@@ -123,6 +116,10 @@ LA_DEVICE void keep_values(const u32 (&news)[4][4], u32 queries, int row, int la
 
 LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
     const int group = warp >> 2;
+    const bool copies = warp == 0 && lane == 0;
+    const Copier copier = {{a, traversal, shared, bar}};
+    if (copies) copier.load.begin();
+    __syncwarp();
     StateRows<1, WIDE> state;
     float (&S)[16][4] = state.x[0];
     load_state(state, a, traversal, 16 * warp, lane);
@@ -135,6 +132,10 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         state_operands(operands, state, 0);
         if (LA_KEEP) keep_state(operands, a.states + (traversal.stored + chunk) * STATE_BYTES, 16 * warp, lane);
         barrier_wait(bar.ready(s), phase);
+        if (Stops{shared + AT_STOPS}.at(s)) {
+            if (copies) copier.stop(step);
+            return;
+        }
         scale_state(S, tiles.all, lane);
         begin_product<Tokens>(x, operands, tiles.keys);   // S^T Kc^T
         barrier_wait(bar.values(step & 1), step >> 1 & 1);
@@ -157,6 +158,9 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         end_product<0>(S);
         if (LA_KEEP) keep_values(news, tiles.q, 16 * warp, lane);
         warp_arrive(bar.empty(s), lane);
+        store_position<LA_V, LA_K>(state, a, position_after(a, chunk), traversal, 16 * warp, lane);
+        if (copies) copier.leave(step);
+        __syncwarp();
     }
     if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
         state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
@@ -173,6 +177,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) chain(const __grid_constant
     if (threadIdx.x == 0) {
         if (!LA_EXACT) *flag = 0;
         bar.init();
+        Stops{shared + AT_STOPS}.init(STAGES);
         barriers_made();
     }
     __syncthreads();

@@ -8,7 +8,8 @@
 #include "vector/rows.cuh"
 #include "vector/inverse.cuh"
 
-constexpr int AT_GATES = Tokens::SIZE, AT_SCRATCH = AT_GATES + GATES, AT_DECAYS = AT_SCRATCH + Scratch<0>::SIZE;
+constexpr int AT_GATES = Tokens::SIZE, AT_SCRATCH = AT_GATES + GATES;
+constexpr int AT_DECAYS = AT_SCRATCH + (LA_EXACT ? 4 * EXACT_BYTES : Scratch<0>::SIZE);
 constexpr int AT_NUMBERS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIER = AT_NUMBERS + 2 * C * 4;   // numbers: roots of beta, rho
 constexpr int FACTORS = 2 * Tokens::SIZE + WIDE * 4;   // Kc, Kd, decay of the chunk
 static_assert(LA_SHARED == AT_BARRIER + 32 && 4 * DIAGONAL <= PANEL && LA_BEFORE == 0, "LA_SHARED is what the launch asks for");
@@ -34,26 +35,32 @@ struct Places {
 };
 // By the first 64 threads: a chunk's rows on their way, roots of beta, and what all need to know
 LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traversal, int chunk, Places at, int thread) {
+    if (thread == 0) {
+        const Tiles t = at.tiles();
+        const int token = traversal.token(chunk), head = traversal.head;
+        barrier_expect(at.barrier(), Tokens::SIZE + GATES);
+        gates_in(t.gates, a.g, at.barrier(), (u32)head / (u32)a.group_g, token, traversal.row);
+        tile_in(t.k, a.k, at.barrier(), (u32)head / (u32)a.group_k, token, traversal.row);
+        *at.count() = traversal.count(chunk);
+        *at.stored() = traversal.stored + chunk;
+    }
     at.roots()[thread] = root_of_beta(a, traversal, chunk * C + thread);
-    if (thread > 0) return;
-    const Tiles t = at.tiles();
-    const int token = traversal.token(chunk), head = traversal.head;
-    *at.count() = traversal.count(chunk);
-    *at.stored() = traversal.stored + chunk;
-    barrier_expect(at.barrier(), Tokens::SIZE + GATES);
-    gates_in(t.gates, a.g, at.barrier(), (u32)head / (u32)a.group_g, token, traversal.row);
-    tile_in(t.k, a.k, at.barrier(), (u32)head / (u32)a.group_k, token, traversal.row);
 }
-LA_DEVICE void invert_chunk(const VectorArguments& a, Places at, const RawBlock& raw, int parity, int warp, int lane) {
+LA_DEVICE void invert_chunk(const VectorArguments& a, Places at, int parity, int warp, int lane) {
     const Tiles t = at.tiles();
     float *roots = at.roots(), *rhos = roots + C, *diagonals = at.diagonals();
     const int count = *at.count();
     barrier_wait(at.barrier(), parity);
     if (count < C) clear_tail(t, 0, count, warp, lane);
+    ExactBlock exact = {};
+    if (LA_EXACT) exact = exact_block(t, warp, lane);
     const bool far = __any_sync(0xffffffffu, scale_keys(t, LA_FACTORS ? a.factors + *at.stored() * FACTORS : nullptr, warp, lane));
     const bool any = __syncthreads_or(far);
-    if (!LA_EXACT && threadIdx.x == 0) a.flags[*at.stored()] = any;
-    store_lower(t, roots, diagonals, far, raw, warp, lane);
+    if (!LA_EXACT) {
+        if (threadIdx.x == 0) a.flags[*at.stored()] = any;
+        if (any) return;
+    }
+    store_lower(t, roots, diagonals, exact, warp, lane);
     __syncthreads();
     if (warp < 2) {
         const int number = 2 * warp + (lane >> 4);
@@ -90,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) inverse(const __gri
             const int chunk = first + (__ffs(found) - 1) * LA_PIECES;
             if (warp < 2) load_chunk(a, traversal, chunk, at, threadIdx.x);
             __syncthreads();
-            invert_chunk(a, at, raw_block(a, a.k_rows, traversal, chunk, warp, lane), parity, warp, lane);
+            invert_chunk(a, at, parity, warp, lane);
             parity ^= 1;
         }
     }
@@ -101,6 +108,6 @@ extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) inverse(const __gri
         else if (threadIdx.x == 0) *at.count() = 0;
     }
     __syncthreads();
-    if (*at.count() > 0) invert_chunk(a, at, {}, 0, warp, lane);
+    if (*at.count() > 0) invert_chunk(a, at, 0, warp, lane);
 #endif
 }

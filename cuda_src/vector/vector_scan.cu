@@ -10,7 +10,6 @@
 
 LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
     const int channel = 64 * (warp & 1) + 2 * lane;
-    const i64 flag = traversal.slot * a.segments + traversal.segment;
     float2 u = {0.f, 0.f};
     if (LA_BONUS) {
         const float* p = a.u + (i64)((u32)traversal.head / (u32)a.group_u) * LA_K + channel;
@@ -24,15 +23,20 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
             barrier_wait(bar.values(step & 1), step >> 1 & 1);
             clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
         }
+        ExactBlock exact = {};
+        if (LA_EXACT) exact = exact_block(tiles, warp, lane);
         float2 all;
         const bool far = __any_sync(0xffffffffu, scale_block<4, false>(tiles, all, u, warp, lane, [] {}));
-        producers_barrier();
-        RawBlock raw = {};
-        if (LA_EXACT) raw = raw_block(a, a.q_rows, traversal, chunk, warp, lane);
-        else if (far && lane == 0) a.flags[flag] = 1;
-        make_gram<4>(tiles, all, far, raw, warp, lane, [] {});
+        const bool leaves = any_of_producers(!LA_EXACT && far);
+        if (leaves && warp == 0 && lane == 0) {
+            a.flags[traversal.slot * a.segments + traversal.segment] = 1;
+            Stops{shared + AT_STOPS}.set(s);
+        }
+        __syncwarp();
+        make_gram<4>(tiles, all, exact, warp, lane, [] {});
         publish_shared();
         warp_arrive(bar.ready(s), lane);
+        if (leaves) return;
     }
 }
 
@@ -51,6 +55,14 @@ LA_DEVICE void begin_products(float (&out)[8][4], float (&S)[16][4], const u32 (
 #pragma unroll
     for (int t = 0; t < 4; t++) product_AtB_wide(S, v + Tokens::across(t), k + Tokens::across(t));
     products_commit();
+}
+
+// the state after a chunk, in the place of q and k once both groups have read them
+LA_DEVICE void stage_state(const StateRows<1, WIDE>& state, u32 at, int warp, int lane) {
+    u32 operands[8][4];
+    groups_barrier<256>(8);
+    state_operands(operands, state, 0);
+    store_state<StatePanels>(at, operands, 16 * warp, lane);
 }
 
 LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
@@ -74,6 +86,10 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
             state_operands(operands, state, 0);
             barrier_wait(bar.values(step & 1), step >> 1 & 1);
             barrier_wait(bar.ready(s), step / STAGES & 1);
+            if (Stops{shared + AT_STOPS}.at(s)) {
+                if (thread == 0) load.end(step);
+                break;
+            }
             scale_state(S, tiles.all, lane);
             begin_products(out, S, operands, tiles.q, tiles.k, tiles.gates, values + group * PANEL);
         }
@@ -83,12 +99,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         accumulator_fence(S);
         group_barrier(group);   // this group's values have been read
         store_outputs(out, a.scale, values, warp, lane);
-        if (LA_KEEP) {
-            groups_barrier<256>(8);   // q and k have been read by both
-            u32 operands[8][4];
-            state_operands(operands, state, 0);
-            store_state<StatePanels>(tiles.q, operands, 16 * warp, lane);
-        }
+        if (LA_KEEP) stage_state(state, tiles.q, warp, lane);
         publish_shared();
         if (LA_KEEP) groups_barrier<256>(8);
         else group_barrier(group);
@@ -107,6 +118,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
             }
         }
         __syncwarp();
+        store_position<LA_V, LA_K>(state, a, position_after(a, chunk), traversal, 16 * warp, lane);
     }
     if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
         state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
@@ -124,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) scan(const __grid_constant_
     if (threadIdx.x == 0) {
         if (!LA_EXACT) *flag = 0;
         bar.init();
+        Stops{shared + AT_STOPS}.init(STAGES);
         barriers_made();
     }
     __syncthreads();

@@ -42,11 +42,12 @@ DELTA_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs. With equal keys, strength 1 and no decay the
 gate gradient is nearly 0, and its relative error is meaningless."""
 VECTOR = """\
-`python -m bench vector_decay --backend cuda`: one decay per token and key channel, forward, bfloat16, (B, T, H, K = V),
-nanoseconds per token and head, calls queued back to back; graph: a replayed CUDA graph. Gates: mild ones of 0 to -0.05
-per token; strong: -5 in every channel; exact: channels of up to 60 nats per token and resets, where every head takes
-the exact path. share: bytes that must move (each array once) over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory
-beyond the inputs. Errors relative to the norm, against float64 on the same rounded inputs."""
+`python -m bench vector_decay --backend cuda`: one decay per token and key channel, bfloat16, (B, T, H, K = V),
+nanoseconds per token and head, calls queued back to back. both: forward and pullback; graph: a replayed CUDA graph of
+the forward. Gates: mild ones of 0 to -0.05 per token; strong: -5 in every channel; exact: channels of up to 60 nats per
+token and resets, where every head takes the exact path. share: bytes that must move in the forward (each array once)
+over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory beyond the inputs, results included, forward and both. Errors
+relative to the norm, against float64 on the same rounded inputs."""
 BYTES = 4 * 128 * 2 + 4  # of a token and head, forward: q, k, v, out of 128 in bfloat16, and g
 
 
@@ -159,18 +160,21 @@ def _peers(row: dict[str, Any], tokens: float) -> list[list[str]]:
 
 
 def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
-    """A decay per channel, forward."""
+    """A decay per channel."""
     yield "On a GPU: vector decay"
     yield VECTOR.format(**result)
     body = []
     for row in result["rows"]:
-        x, sizes = row["times"]["forward"], tuple(row[n] for n in ("B", "T", "H", "K"))
-        graph = x["graph_ms"] / x["ms"] * x["ns"]
-        body.append([f"`{row['function']}` {sizes}", row["gate"], row["gates"], ns(x["ns"]), ns(graph),
-                     f"{100 * x['share_of_copy']:.0f}", f"{x['peak_bytes'] / 2**20:.0f}"])  # fmt: skip
-    yield table(["case", "dtype of g", "gates", "forward", "graph", "share, %", "MiB"], body)
-    yield table(["case", "out", "state"],
-                [[name, *(f"{x:.2g}" for x in found)] for name, found in result["errors"].items()])
+        x, both = row["times"]["forward"], row["times"]["both"]
+        sizes = tuple(row[n] for n in ("B", "T", "H", "K"))
+        body.append([f"`{row['function']}` {sizes}", row["gate"], row["gates"], ns(x["ns"]), ns(x["graph_ns"]),
+                     ns(both["ns"]), f"{100 * x['share_of_copy']:.0f}",
+                     *(f"{y['peak_bytes'] / 2**20:.0f}" for y in (x, both))])  # fmt: skip
+    yield table(["case", "dtype of g", "gates", "forward", "graph", "both", "share, %", "MiB", "MiB, both"], body)
+    names = ["out", "dq", "dk", "dv", "dg", "dbeta", "du"]
+    own = {name: found["linattn_np"] for name, found in result["errors"].items()}
+    yield table(["case", *names],
+                [[name, *(f"{x[n]:.2g}" if n in x else "" for n in names)] for name, x in own.items()])
 
 
 def steps(result: dict[str, Any], table: Table) -> Iterator[str]:

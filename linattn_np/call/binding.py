@@ -38,8 +38,18 @@ class Prepared(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the call is computed piece by piece (pieces.py)."""
-        return self.options["return_states_at"] is not None or self.has_fewer_queries
+        """Whether the call is computed piece by piece (pieces.py), as far as that is known without its core.
+
+        A state that depends on tokens too is found by calls that end at the positions.
+        """
+        at = self.options["return_states_at"]
+        return self.has_fewer_queries or (at is not None and self.spec.state.unpack_vjp is not None)
+
+    def lacks_states(self, core: Any, x: Any) -> bool:
+        """Whether states at positions are asked for that the core does not return: the call is computed in pieces."""
+        if self.options["return_states_at"] is None:
+            return False
+        return not core.gives_states(self.spec.name, x, self.plan, self.options["backend"])
 
     @property
     def has_fewer_queries(self) -> bool:
@@ -138,6 +148,7 @@ def _plan(
         xp, dtype, scale, options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
         overwrite=options["overwrite_state"], precision=options["precision"], has_state=options["state"] is not None,
         returns_state=options["return_state"] or options["overwrite_state"],
+        states_at=None if options["return_states_at"] is None else tuple(options["return_states_at"]),
     )
     return spec.core.plan(plan, spec, options, sizes)
 

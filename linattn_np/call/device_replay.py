@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -50,6 +51,8 @@ def signature_maker(kind: Any) -> Callable[..., Signature | None]:
                 parts += type(x), x
             elif is_plain_tuple(x) and x is not keywords.get("state_rows"):
                 parts += tuple(map(type, x)), x
+            elif isinstance(x, list) and id(x) == id(keywords.get("return_states_at")) and is_plain_tuple(tuple(x)):
+                parts += list, tuple(map(type, x)), tuple(x)
             else:
                 return None
         if low & 15:
@@ -74,6 +77,13 @@ def positions(x: Any, pool: list[Array]) -> Any:
     return view.of if same else view
 
 
+def places(position: Any) -> set[int]:
+    """The indices of the pool that a position, or those of a named tuple, refers to."""
+    if position is None or type(position) is int:
+        return set() if position is None else {position}
+    return {position.of} if type(position) is View else {n for part in position[1] for n in places(part)}
+
+
 # plain calls
 
 
@@ -87,7 +97,8 @@ class Plan:
         self, recorder: Recorder, given: list[Array], state: Any, results: tuple[Any, Any], own_state: bool
     ):
         """state: the initial one. results: the public (out, state).   Raises LookupError if it cannot be replayed."""
-        self._launches, self._own_state = LaunchSequence(recorder, given).run, own_state
+        self.sequence, self._own_state = LaunchSequence(recorder, given), own_state
+        self._launches: Callable[[list[int]], Any] = self.sequence.run
         self._spans = [_span(x) for x in given] if own_state else []
         self._at: Any = next((n for n, x in enumerate(given) if x is state), None)
         self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
@@ -113,6 +124,16 @@ class Plan:
         if type(end) is int:
             return out, allocated[end]
         return out, None if end is None else get(end, allocated)
+
+    def results(self) -> set[int]:
+        """Which of the allocated arrays (out, state) are views of."""
+        return places(self._out) | places(self._end)
+
+    def by(self, launches: Callable[[list[int]], Any]) -> Plan:
+        """The plan with allocations and launches by `launches`: (pointers) -> allocated arrays, those of `results`."""
+        plan = copy.copy(self)
+        plan._launches = launches
+        return plan
 
     def _overlaps(self, pointers: list[int]) -> bool:
         """Whether the state that is overwritten may share memory with another array."""
@@ -140,6 +161,25 @@ def plan_of(
         return Plan(recorder, given, signature[2], results, own_state).run
     except LookupError:  # the call also copied or computed by other means
         return None
+
+
+def plan_of_states(
+    signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, ...]
+) -> Callable[..., Any] | None:
+    """The plan of a call with states at positions; results: the public (out, state, states). None without one."""
+    if not replay.ENABLED or not recorder.launches:
+        return None
+    try:
+        launches, places = LaunchSequence(recorder, given).run, [positions(x, recorder.allocated) for x in results]
+    except LookupError:
+        return None
+    kind = type(results)
+
+    def run(arrays: None, state: Any, pointers: list[int]) -> tuple[Any, None]:
+        allocated = launches(pointers)
+        return new(kind, [allocated[n] if type(n) is int else get(n, allocated) for n in places]), None
+
+    return run
 
 
 class RecordedLaunches:
@@ -196,7 +236,7 @@ def _unique(arrays: list[Array]) -> tuple[list[Array], list[Any]]:
 class Pullback(NamedTuple):
     """A recorded pullback: its launches, the type of its gradients and where each is found."""
 
-    launches: Callable[[list[int]], list[Array]]
+    sequence: LaunchSequence
     kind: type
     gradients: tuple[Any, ...]
 
@@ -209,19 +249,19 @@ class Forward:
     """
 
     def __init__(
-        self, key: Hashable, recorder: Recorder, given: list[Array], results: tuple[Any, Any], residuals: list[Array]
+        self, key: Hashable, recorder: Recorder, given: list[Array], results: tuple[Any, ...], residuals: list[Array]
     ):
-        """results: the public (out, state). residuals: arrays that the pullback may read.
+        """results: the public (out, state), or with states at positions. residuals: arrays that the pullback may read.
 
         Raises LookupError if the call cannot be replayed.
         """
         pool = [*given, *recorder.allocated]
         places = {x.data.ptr: n for n, x in enumerate(pool)}
         self.key = key
-        self._results = tuple(positions(x, pool) for x in results)
+        self.results = tuple(positions(x, pool) for x in results)
         read = dict.fromkeys(n for x in residuals if (n := places.get(x.data.ptr)) is not None and n >= len(given))
         self.residuals = tuple(read)  # their positions in the pool
-        self._launches, self._kind = LaunchSequence(recorder, given).run, type(given[0])
+        self.sequence, self._kind = LaunchSequence(recorder, given), type(given[0])
         self.pullbacks: dict[Hashable, Pullback | None] = {}
 
     @property
@@ -231,17 +271,16 @@ class Forward:
 
     def __call__(
         self, arrays: tuple[Any, ...], keywords: Mapping[str, Any], pointers: list[int]
-    ) -> tuple[tuple[Any, Any], Residuals]:
-        """(the public (out, state), the residuals of the pullback)."""
+    ) -> tuple[tuple[Any, ...], Residuals]:
+        """(the public results, the residuals of the pullback)."""
         kind = self._kind
         given = [x for x in arrays if type(x) is kind]
         given += [x for x in keywords.values() if type(x) is kind]
-        count, pool = len(given), given + self._launches(pointers)  # pointers has those of the pool now
-        read, (out, end) = self.residuals, self._results
-        out = pool[out] if type(out) is int else get(out, pool)
-        end = pool[end] if type(end) is int else get(end, pool)
+        count, pool = len(given), given + self.sequence.run(pointers)  # pointers has those of the pool now
+        read = self.residuals
+        results = tuple(pool[n] if type(n) is int else get(n, pool) for n in self.results)
         held = given + [pool[n] for n in read]
-        return (out, end), new(Residuals, (self, held, pointers[:count] + [pointers[n] for n in read]))
+        return results, new(Residuals, (self, held, pointers[:count] + [pointers[n] for n in read]))
 
 
 class Residuals(NamedTuple):
@@ -260,7 +299,7 @@ class Residuals(NamedTuple):
             return None
         given = [x for x in cotangents if x is not None]
         pool = [*arrays, *given]
-        pool += found[0]([*pointers, *[x.data.ptr for x in given]])
+        pool += found[0].run([*pointers, *[x.data.ptr for x in given]])
         return new(found[1], [pool[n] if type(n) is int else get(n, pool) for n in found[2]])
 
     def store_pullback(self, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> None:
@@ -274,14 +313,14 @@ class Residuals(NamedTuple):
         try:
             pool = [*given, *recorder.allocated]
             found = tuple(positions(x, pool) for x in gradients)
-            forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given).run, type(gradients), found)
+            forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given), type(gradients), found)
         except LookupError:
             forward.pullbacks[layout] = None
         replay.store(forward.key, forward)
 
 
 def record_forward(
-    signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, Any], residuals: Any
+    signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, ...], residuals: Any
 ) -> Residuals | None:
     """Record a forward and return the residuals of its pullback; None if it cannot be replayed."""
     if not replay.ENABLED:

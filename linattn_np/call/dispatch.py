@@ -8,22 +8,27 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ..core import COMPUTATIONS, Computation
+import numpy as np
+
+from ..core import COMPUTATIONS, Computation, StatesAt
 from ..runtime import threads
 from ..runtime.arrays import Array, cast, is_mutable
 from ..runtime.tracing import Trace
 from ..spec import Samples, VariantSpec
-from . import pieces, replay
+from . import foreign, pieces, replay
 from .agreement import agrees
 from .binding import Prepared, prepare, threads_of
 from .layouts import LAYOUTS
 from .lazy import lazy_bridge
 from .options import COMMON
 from .overwrite import overlaps
-from .results import Result
+from .positions import states_at
+from .results import Result, StatesResult
+from .traced import tracing_bridge
 
 NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])
+ndarray = np.ndarray
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
 
 
@@ -58,6 +63,11 @@ def core_of(inputs: Any) -> Computation:
 
 def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """The result of the public function: out, or (out, state)."""
+    first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
+    if first is not ndarray and (bridge := foreign.bridge_of(arrays, keywords)) is not None:
+        found = bridge.run(spec, arrays, keywords)
+        if found is not NotImplemented:
+            return found
     signature = replay.signature(spec, arrays, keywords)
     if signature is not None:
         key, given, state, pointers = signature
@@ -70,6 +80,8 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
                 found = plan(given, state, pointers)
             if found is not None:
                 return new(Result, found) if returns_state else found[0]
+    if signature is None and (bridge := tracing_bridge(arrays, keywords)) is not None:
+        return bridge.run(spec, arrays, keywords)
     if signature is None and (bridge := lazy_bridge(arrays, keywords)) is not None:
         found = bridge.run(spec, arrays, keywords)
         if found is not NotImplemented:
@@ -84,8 +96,15 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
             return pieces.forward(call, keywords, _run_piece, _final)
         with call.recorder or NO_LIMIT:
             x = call.inputs()
-            out, end, residuals = core_of(x).forward(spec.name, x, call.plan, call.state, call.options["backend"])
-            out, state = finish(call, out, end)
+            core = core_of(x)
+            lacks = call.lacks_states(core, x)
+            if not lacks:
+                out, end, residuals = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
+                if isinstance(end, StatesAt):
+                    return _with_states(call, signature, arrays, keywords, (x, out, end, residuals))
+                out, state = finish(call, out, end)
+        if lacks:
+            return pieces.forward(call, keywords, _run_piece, _final)
         if signature is not None and call.is_recordable:
             _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
         return Result(out, state) if out is None or call.options["return_state"] else out
@@ -122,6 +141,12 @@ def finish(call: Prepared, core_out: Array | None, end: Array) -> tuple[Any, Any
     else:
         state = _final(call, state, call.given_state)
     return out, state if out is None or options["return_state"] else None
+
+
+def finish_at(call: Prepared, core_out: Array | None, ends: StatesAt) -> StatesResult:
+    """The public result with states at positions."""
+    out, state = finish(call, core_out, ends.end)
+    return StatesResult(out, state if call.options["return_state"] else None, states_at(call, ends.at))
 
 
 def _final(call: Prepared, S: Array, given: Array | None) -> Any:
@@ -184,6 +209,40 @@ def _whole_plan(call: Prepared, signature: replay.Signature, names: Any, residua
 def is_in_part(plan: Any) -> bool:
     """Whether a recorded plan computes the change of variables as a first call does."""
     return isinstance(plan, functools.partial) and plan.func is bound
+
+
+def _with_states(
+    call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any],
+    computed: Any,
+) -> StatesResult:
+    """The public result with states at positions; on NumPy arrays the checked call is recorded.
+
+    computed: the core's inputs, output, StatesAt and residuals.
+    """
+    x, out, ends, residuals = computed
+    result = finish_at(call, out, ends)
+    if signature is None or not call.is_recordable or not replay.is_storable(signature):
+        return result
+    if call.options["overwrite_state"]:
+        return result
+    plan: Any = None
+    if call.recorder is not None:
+        from . import device_replay
+
+        given = device_replay.given_arrays(arrays, keywords)
+        plan = device_replay.plan_of_states(signature, given, call.recorder, result)
+    elif (names := replay.names_of(call.spec, signature, arrays, keywords)) is not None:
+        plan = functools.partial(bound_at, replay.Template(call, names, core_of(x), residuals))
+    if plan is not None:
+        replay.store(signature[0], replay.Recorded(plan, False, call.options["num_threads"] is not None))
+    return result
+
+
+def bound_at(template: replay.Template, arrays: list[Array], state: Any, pointers: None) -> tuple[StatesResult, None]:
+    """The plan of a call with states at positions: its result is what the plans of others return as out."""
+    call = template.bind(arrays, state)
+    out, ends, _ = template.forward(call)
+    return finish_at(call, out, ends), None
 
 
 def bound(template: replay.Template, arrays: list[Array], state: Any, pointers: Any) -> tuple[Any, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -11,6 +12,7 @@ from ..runtime.arrays import NARROW, dtype_name
 from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of, is_in_part
+from .foreign import bridge_of
 from .lazy import lazy_bridge
 from .pieces import cut, with_all_queries
 
@@ -32,6 +34,7 @@ class Explanation:
     operations_per_token: float  # per state (head)
     bytes: int  # inputs read once and outputs written once
     replay: str  # "replayed", IN_PART if an earlier call shows it, or why a repeated call is computed in full
+    arrays: str = ""  # how arrays of another framework are seen, and who differentiates the call
 
     def __str__(self) -> str:
         lines = [
@@ -39,6 +42,7 @@ class Explanation:
             *(f"  not {name}: {why}" for name, why in self.others.items()),
             f"  {self.form}" + (f", chunks of {self.chunk_size}" if self.chunk_size else "")
             + f", computed in {self.compute_dtype}",
+            *([f"  {self.arrays}"] if self.arrays else []),
             f"  {self.operations:,} operations ({self.operations_per_token:,.0f} a token and state)",
             f"  {self.bytes:,} bytes in and out",
             "  repeated calls are " + (self.replay if self.replay in ("replayed", IN_PART) else
@@ -50,16 +54,23 @@ class Explanation:
 def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation:
     """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
     spec = spec_of("explain", fn)
+    if (bridge := bridge_of(arrays, options)) is not None:
+        seen = bridge.explain(spec.name, functools.partial(explain, fn), arrays, options)
+        if seen is not NotImplemented:
+            return replace(seen[0], arrays=seen[1])
     if (bridge := lazy_bridge(arrays, options)) is not None and (block := bridge.explain(spec, arrays, options)):
         return replace(block, reason=f"of each block of dask's arrays: {block.reason}", replay="the arrays are of dask")
     call = prepare(spec, arrays, options)
     x = with_all_queries(call).inputs()
-    found = core_of(x).explain(spec.name, x, call.plan, call.options["backend"])
+    core = core_of(x)
+    found = core.explain(spec.name, x, call.plan, call.options["backend"])
     reason = found.reason + "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
     if call.options["reverse"]:
         reason += "; on tokens in reverse order"
-    if call.is_cut:
+    if call.is_cut or call.lacks_states(core, x):
         reason += f"; in {len(cut(call)[0])} pieces"
+    elif call.plan.states_at is not None:
+        reason += f"; the pass stores {len(call.plan.states_at)} states"
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
     moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
     return Explanation(
@@ -78,6 +89,8 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return f"the arrays are of {call.library.name}"
     if options["cu_seqlens"] is not None:
         return "the batch is ragged"
+    if options["return_states_at"] is not None and options["overwrite_state"]:
+        return "states at positions are returned"
     if call.options["check"]:
         return "check=True looks at the numbers"
     if call.doubtful_layout:

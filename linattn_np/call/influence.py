@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from ..runtime import shapes
 from ..runtime.arrays import device
 from .binding import axes_of, prepare, spec_of
+from .foreign import bridge_of
 
 
 def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
@@ -25,6 +27,11 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     for name in ("state", "return_state", "overwrite_state", "return_states_at"):
         if options.get(name) is not None and options[name] is not False:
             raise ValueError(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")
+    if (bridge := bridge_of(arrays, options)) is not None:
+        bound = {**dict(zip(spec.arrays, arrays, strict=False)), **options}
+        found = bridge.apply("influence_matrix", functools.partial(influence_matrix, fn), None, (), bound)
+        if found is not NotImplemented:
+            return found
     call = prepare(spec, arrays, options)
     xp, c, axes = call.plan.xp, call.variables, axes_of(spec, call.options)
     if query is not None and getattr(c, query) is None:

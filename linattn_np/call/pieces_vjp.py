@@ -7,9 +7,10 @@ from typing import Any
 
 from ..runtime import shapes
 from ..runtime.arrays import Array, enter
-from .binding import Prepared, axes_of, flatten, normalise, unflatten
+from .binding import Prepared, axes_of
 from .layouts import LAYOUTS
 from .pieces import Computed, Piece, Run, compute, continues, each, end_of, finished, rows_of, states_at, time_of
+from .positions import checked
 from .results import gradients_of
 
 
@@ -29,8 +30,8 @@ def vjp(
             raise TypeError(f"{fn}: the pullback got no cotangent, expected dout, dstate or dstates")
         if dstates is not None and states is None:
             raise TypeError(f"{fn}: the pullback got dstates, expected None without return_states_at")
-        return _gradients(call, found, _rows(call, dout, shape), _state(call, "dstate", dstate, end),
-                          _state(call, "dstates", dstates, states))  # fmt: skip
+        return _gradients(call, found, _rows(call, dout, shape), checked(call, "dstate", dstate, end),
+                          checked(call, "dstates", dstates, states))  # fmt: skip
 
     return result, pullback
 
@@ -46,22 +47,6 @@ def _rows(call: Prepared, dout: Any, shape: tuple[int, ...] | None) -> Array | N
     if tuple(d.shape) != wanted:
         raise ValueError(f"{fn}: dout has shape {tuple(d.shape)}, expected {wanted or 'None: there is no out'}")
     return d if layout is None else layout.enter_rows(call.plan.xp, d)
-
-
-def _state(call: Prepared, name: str, d: Any, like: Any) -> Any:
-    """A cotangent of states, checked; None if it is not given."""
-    if d is None:
-        return None
-    fn = call.spec.name
-    d = normalise(call.spec, name, d, call.options)
-    if isinstance(d, tuple) != isinstance(like, tuple):
-        raise TypeError(f"{fn}: {name} is a {type(d).__qualname__}, expected a {type(like).__name__}")
-    entered = enter(fn, flatten(name, d), call.library)[1]
-    for (part, x), S in zip(entered.items(), flatten(name, like).values(), strict=True):
-        shapes.check_dtype(fn, part, x)
-        if tuple(x.shape) != tuple(S.shape):
-            raise ValueError(f"{fn}: {part} has shape {tuple(x.shape)}, expected {tuple(S.shape)}")
-    return unflatten(d, list(entered.values()))
 
 
 def _gradients(call: Prepared, found: Computed, dout: Any, dstate: Any, dstates: Any) -> Any:

@@ -12,6 +12,7 @@ from ..runtime.shapes import Sequence
 from ..runtime.unchanged import check_unchanged, mark
 from ..runtime.values import is_word, shown
 from .binding import flatten, scale_of, unflatten
+from .foreign import bridge_of
 
 
 class ReadGradients(NamedTuple):
@@ -32,13 +33,22 @@ def read(q: Any, state: Any, *, scale: float = 1.0, layout: str = "time_first") 
     Returns out (..., T, max(Hq, H), V) in q's dtype. Raises ValueError or TypeError for shapes and dtypes that do
     not fit.
     """
-    return _read((q, state), {"scale": scale, "layout": layout}, forward_only=True)[0]
+    given = {"q": q, "state": state, "scale": scale, "layout": layout}
+    if (bridge := bridge_of((), given)) is not None:
+        found = bridge.apply("read", read, _read, ("q", "state"), given)
+        if found is not NotImplemented:
+            return found
+    return _read((), given, forward_only=True)[0]
 
 
 def _read(
     arrays: tuple[Any, ...], keywords: Mapping[str, Any], forward_only: bool = False
 ) -> tuple[Any, Callable[..., ReadGradients]]:
     """(out, pullback); forward_only: the pullback is not used."""
+    if not forward_only and (bridge := bridge_of(arrays, keywords)) is not None:
+        found = bridge.run_vjp("read", None, _read, arrays, keywords)
+        if found is not NotImplemented:
+            return found
     core, q, state, scale, layout = _arguments(*arrays, **keywords)
     parts = flatten("state", state)
     library, entered = enter("read", {"q": q, **parts})

@@ -9,8 +9,8 @@ signature key: everything that its checks and its plan depend on, except the num
             Template: the checked options, sizes, plan and backend, to which other arrays are bound.
 
 Row numbers of a state pool on the host are part of the key with their values, on NumPy up to 512. Not recorded: ragged
-batches, other row numbers on the host, arrays of other libraries, an array as an option, one array given twice (but for
-vjp on NumPy arrays), a layout that raises a warning. LINATTN_NP_REPLAY=0 in the environment at import
+batches, other row numbers on the host, arrays without a view (foreign.py), an array as an option, one array given twice
+(but for vjp on NumPy arrays), a layout that raises a warning. LINATTN_NP_REPLAY=0 in the environment at import
 disables replay; `clear()` deletes all plans.
 """
 
@@ -132,10 +132,10 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
             parts += name, len(x)
             for S in x:
                 parts += S.flags.writeable, S.shape, S.strides, S.dtype
-        elif is_plain_tuple(x) and name not in ON_HOST:
-            parts += name, tuple(map(type, x)), x
         elif name == "state_rows" and kind in (list, tuple) and len(x) <= MOST_ROWS and set(map(type, x)) == {int}:
             parts += name, kind, tuple(x)
+        elif is_plain_tuple(x := tuple(x) if kind is list else x) and name not in ON_HOST:
+            parts += name, kind, tuple(map(type, x)), x
         else:
             other = None if given else signature_maker(kind)
             return None if other is None else other(spec, arrays, keywords)

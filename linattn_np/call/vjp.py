@@ -6,14 +6,18 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..core import StatesAt
 from ..runtime.arrays import Array, is_mutable
 from ..runtime.unchanged import check_unchanged, mark
 from ..spec import VariantSpec
 from . import pieces_vjp, replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
-from .dispatch import NO_LIMIT, _final, core_of, finish, limit, new
+from .dispatch import NO_LIMIT, _final, core_of, finish, finish_at, limit, ndarray, new
+from .foreign import bridge_of
 from .lazy import lazy_bridge
-from .results import Result, copied, cotangents, gradients, shape_of
+from .positions import core_cotangents
+from .results import Result, StatesResult, copied, cotangents, gradients, shape_of
+from .traced import tracing_bridge
 
 Pullback = Callable[..., Any]
 
@@ -28,7 +32,7 @@ def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Pull
 
     The pullback reads the inputs: arrays and state must not change until its last call. If a NumPy input was changed
     in place, it raises a RuntimeError that names the input. Arrays of up to 4096 elements are compared whole, larger
-    ones at 4096 evenly spaced elements; arrays of other libraries are not compared. The result may be written to.
+    ones at 4096 evenly spaced elements; CuPy arrays are not compared. The result may be written to.
     Raises TypeError if fn is not a function of this library, and every error of fn.
     """
     if (spec := getattr(fn, "spec", None)) is not None:
@@ -40,8 +44,15 @@ def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Pull
 
 def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:
     """(what the public function returns, pullback)."""
+    first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
+    if first is not ndarray and (bridge := bridge_of(arrays, keywords)) is not None:
+        found = bridge.run_vjp(spec.name, spec, functools.partial(run_vjp, spec), arrays, keywords)
+        if found is not NotImplemented:
+            return found
     signature = replay.signature(spec, arrays, keywords)
     plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
+    if signature is None and (bridge := tracing_bridge(arrays, keywords)) is not None:
+        return bridge.run_vjp(spec, arrays, keywords)
     if signature is None and (bridge := lazy_bridge(arrays, keywords)) is not None:
         lazy = bridge.run_vjp(spec, arrays, keywords)
         if lazy is not NotImplemented:
@@ -60,23 +71,44 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         call = plan.bind(*replay.split(signature))
         with limit(spec, keywords):
             computed = plan.forward(call)
-            found = finish(call, *computed[:2])
-        return _with_pullback(call, plan.core, computed, found, by_name(spec, arrays, keywords))
+            finished = _finished(call, *computed[:2])
+        return _with_pullback(call, plan.core, computed, finished, by_name(spec, arrays, keywords))
     if type(plan) is replay.Composed:
         return plan.vjp(signature)
     if not plan.replayable:
         return _in_full(_with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
     found, residuals = plan(arrays, keywords, signature[3])
 
-    def pullback(dout: Any = None, dstate: Any = None) -> Any:
-        """Gradients by input name, of every array that was given and of the state."""
-        grads = residuals.pullback((dout, dstate))
+    def gradients_of(*cotangents: Any) -> Any:
+        grads = residuals.pullback(cotangents)
         if grads is None:  # cotangents of another layout: computed in full, including the forward
             call = _with_backward(prepare(spec, arrays, keywords))
-            grads = _in_full(call, signature, arrays, keywords)[1](dout, dstate)
+            grads = _in_full(call, signature, arrays, keywords)[1](*cotangents)
         return grads
 
+    if len(found) == 3:
+        return new(StatesResult, found), _of_states(gradients_of)
+
+    def pullback(dout: Any = None, dstate: Any = None) -> Any:
+        """Gradients by input name, of every array that was given and of the state."""
+        return gradients_of(dout, dstate)
+
     return new(Result, found) if found[0] is None or keywords.get("return_state") else found[0], pullback
+
+
+def _finished(call: Prepared, core_out: Any, end: Any) -> Any:
+    """The public (out, state), or StatesResult."""
+    return finish_at(call, core_out, end) if isinstance(end, StatesAt) else finish(call, core_out, end)
+
+
+def _of_states(gradients_of: Pullback) -> Pullback:
+    """The pullback of a call with states at positions."""
+
+    def pullback(dout: Any = None, dstate: Any = None, dstates: Any = None) -> Any:
+        """Gradients by input name, of every array that was given and of the state."""
+        return gradients_of(dout, dstate, dstates)
+
+    return pullback
 
 
 def _run_piece(spec: VariantSpec, keywords: dict[str, Any]) -> tuple[Any, Pullback]:
@@ -105,8 +137,12 @@ def _in_full(
     with limit(spec, keywords), call.recorder or NO_LIMIT:
         x = call.inputs()
         core = core_of(x)
-        computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
-        found = finish(call, *computed[:2])
+        lacks = call.lacks_states(core, x)
+        if not lacks:
+            computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
+            found = _finished(call, *computed[:2])
+    if lacks:
+        return pieces_vjp.vjp(call, keywords, _run_piece, _final)
     if signature is not None and call.is_recordable:
         if call.recorder is not None:
             from . import device_replay
@@ -114,20 +150,35 @@ def _in_full(
             saved = computed[2], vars(call.variables), computed[0] if spec.change.from_core else None
             given = device_replay.given_arrays(arrays, keywords)
             device = device_replay.record_forward(signature, given, call.recorder, found, saved)
-        names = None if device is not None else replay.names_of(spec, signature, arrays, keywords)
-        if names is not None and replay.vjp_key(signature) not in replay.plans:
-            replay.store(replay.vjp_key(signature), replay.Template(call, names, core, computed[2]))
+        if device is None:
+            _store(call, signature, arrays, keywords, (core, computed[2]))
     return _with_pullback(call, core, computed, found, by_name(spec, arrays, keywords), device)
 
 
+def _store(
+    call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any],
+    computed: tuple[Any, Any],
+) -> None:  # fmt: skip
+    """Record the checked call, if it can be replayed; computed: the core and its residuals."""
+    if signature is None or not call.is_recordable:
+        return
+    if call.plan.states_at is not None and call.recorder is not None:
+        return
+    names = replay.names_of(call.spec, signature, arrays, keywords)
+    if names is not None and replay.vjp_key(signature) not in replay.plans:
+        replay.store(replay.vjp_key(signature), replay.Template(call, names, *computed))
+
+
 def _with_pullback(
-    call: Prepared, core: Any, computed: Any, found: tuple[Any, Any], given: Mapping[str, Any], device: Any = None
+    call: Prepared, core: Any, computed: Any, found: Any, given: Mapping[str, Any], device: Any = None
 ) -> tuple[Any, Pullback]:
     """(public result, pullback).
 
-    computed: the core's (out, final state, residuals). found: the public (out, state). given: the caller's arrays by
-    name. device: what records the pullback of a call on CuPy arrays.
+    computed: the core's (out, final state, residuals). found: the public (out, state), or StatesResult. given: the
+    caller's arrays by name. device: what records the pullback of a call on CuPy arrays.
     """
+    if isinstance(found, StatesResult):
+        return _with_states(call, core, computed, found, given, device)
     spec, (core_out, end, residuals) = call.spec, computed
     shape = None if core_out is None else shape_of(call.library, found[0])
     core_out = core_out if spec.change.from_core else None
@@ -141,21 +192,61 @@ def _with_pullback(
             return replayed
         check_unchanged(spec.name, marks)
         recorder = None if device is None else type(call.recorder)()
-        d_out, d_state, grads = cotangents(call, dout, dstate, shape, end)
+        given = cotangents(call, dout, dstate, shape, end)
         with limit(spec, threads), recorder or NO_LIMIT:
-            c = call.variables
-            if spec.change.from_core_vjp and d_out is not None:
-                d_out, more = spec.change.from_core_vjp(c, core_out, d_out)
-                c = c.extended({n: more.pop(n) for n in [*more] if n not in spec.arrays})
-                _add(grads, more)
-            d, dstate0 = core.backward(residuals, d_out, d_state)
-            _add(grads, spec.change.to_core_vjp(c, d))
-        all_grads = gradients(call, grads, dstate0)
+            grads = _gradients(call, core, residuals, core_out, given)
+        all_grads = gradients(call, *grads)
         if recorder is not None:
             device.store_pullback((dout, dstate), recorder, all_grads)
         return all_grads
 
     return Result(out, state) if out is None or call.options["return_state"] else out, pullback
+
+
+def _gradients(
+    call: Prepared, core: Any, residuals: Any, core_out: Any, given: tuple[Any, Any, Any]
+) -> tuple[Any, Any]:
+    """(gradients by name, the core's dstate_0) from (dout, the core's dstate, gradients so far)."""
+    change, c, (d_out, d_state, grads) = call.spec.change, call.variables, given
+    if change.from_core_vjp and d_out is not None:
+        d_out, more = change.from_core_vjp(c, core_out, d_out)
+        c = c.extended({n: more.pop(n) for n in [*more] if n not in call.spec.arrays})
+        _add(grads, more)
+    d, dstate0 = core.backward(residuals, d_out, d_state)
+    _add(grads, change.to_core_vjp(c, d))
+    return grads, dstate0
+
+
+def _with_states(
+    call: Prepared, core: Any, computed: Any, result: StatesResult, given: Mapping[str, Any], device: Any = None
+) -> tuple[Any, Pullback]:
+    """(public result, pullback) of a call with states at positions; arguments as those of _with_pullback."""
+    spec, (core_out, ends, residuals) = call.spec, computed
+    shape = None if core_out is None else shape_of(call.library, result.out)
+    core_out = core_out if spec.change.from_core else None
+    marks, (out, state, states) = mark(given), result
+    if is_mutable(call.plan.xp):
+        out, state = _apart(call, core, residuals, out, state)
+
+    def gradients_of(*given: Any) -> Any:
+        if device is not None and (replayed := device.pullback(given)) is not None:
+            return replayed
+        (dout, dstate, dstates), recorder = given, None if device is None else type(call.recorder)()
+        check_unchanged(spec.name, marks)
+        d_out, d_end, grads = None, None, dict[str, Array]()
+        if dout is not None or dstate is not None:
+            d_out, d_end, grads = cotangents(call, dout, dstate, shape, ends.end)
+        elif dstates is None:
+            raise TypeError(f"{spec.name}: the pullback got no cotangent, expected dout, dstate or dstates")
+        with limit(spec, {"num_threads": call.options["num_threads"]}), recorder or NO_LIMIT:
+            d_ends = core_cotangents(call, d_end, dstates, states)
+            found = _gradients(call, core, residuals, core_out, (d_out, d_ends, grads))
+        all_grads = gradients(call, *found)
+        if recorder is not None:
+            device.store_pullback(given, recorder, all_grads)
+        return all_grads
+
+    return StatesResult(out, state, states), _of_states(gradients_of)
 
 
 def by_name(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:

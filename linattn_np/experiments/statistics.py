@@ -6,7 +6,7 @@ import numpy as np
 
 Z = 1.96  # normal quantile, 95 % two-sided
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # 95 %, 1 to 10 degrees of freedom
-SHOWS, OPPOSITE, SAME, NOT_SHOWN = "shows", "the opposite shows", "no difference", "not shown"
+SUPPORTED, CONTRADICTED, SAME, INCONCLUSIVE = "supported", "contradicted", "no difference", "inconclusive"
 
 
 def wilson(right: float, count: int, z: float = Z) -> tuple[float, float]:
@@ -31,8 +31,8 @@ def paired_difference(x: np.ndarray, least: float, equivalent: float) -> Differe
     """The mean of paired differences x, (seeds,) or (seeds, streams), and the conclusion.
 
     Half-width: the largest of Student's t over seeds, the normal interval over streams, and 3 / streams, because the
-    first is 0 when all seeds agree. A difference is shown if the interval excludes 0 and the mean is at least `least`;
-    there is no difference if the interval lies within +-`equivalent`.
+    first is 0 when all seeds agree. A positive difference is supported if the interval excludes 0 and the mean is at
+    least `least`; there is no difference if the interval lies within +-`equivalent`.
     """
     by_seed = x.reshape(len(x), -1).mean(1)
     widths = [0.0]
@@ -54,7 +54,7 @@ def student_t(freedom: int) -> float:
 def word_for(mean: float, half: float, least: float, equivalent: float) -> str:
     """One of the four conclusions on a difference that is expected to be positive."""
     if mean - half > 0 and mean >= least:
-        return SHOWS
+        return SUPPORTED
     if mean + half < 0 and mean <= -least:
-        return OPPOSITE
-    return SAME if abs(mean) + half <= equivalent else NOT_SHOWN
+        return CONTRADICTED
+    return SAME if abs(mean) + half <= equivalent else INCONCLUSIVE

@@ -1,4 +1,6 @@
-"""Parallel jobs: spawned processes with one BLAS thread each, large jobs first, a progress bar on stderr."""
+"""Parallel jobs: spawned processes with one BLAS thread each, large jobs first, progress on stderr."""
+
+from __future__ import annotations
 
 import multiprocessing
 import os
@@ -6,22 +8,27 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, TypeVar
 
+from .progress import progress
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
 def run_jobs(
-    work: Callable[[Job], Result], jobs: Sequence[Job], cost: Callable[[Job], int], processes: int, label: str
+    work: Callable[[Job], Result], jobs: Sequence[Job], cost: Callable[[Job], int], processes: int, label: str,
+    tokens: Callable[[Job], int] | None = None,
 ) -> list[tuple[Job, Result]]:
-    """Each job with its result, in the order of `jobs`; `work` must be a module-level function."""
-    from tqdm import tqdm
+    """Each job with its result, in the order of `jobs`; `work` must be a module-level function.
 
+    Progress counts the tokens of the jobs, or the jobs as runs without `tokens`.
+    """
+    size, unit = (tokens, "tokens") if tokens else (lambda _: 1, "runs")
     order = sorted(range(len(jobs)), key=lambda i: -cost(jobs[i]))
     results: dict[int, Result] = {}
-    with tqdm(total=sum(map(cost, jobs)), desc=label, unit_scale=True, dynamic_ncols=True) as bar:
+    with progress(label, sum(map(size, jobs)), unit) as done:
         for i, result in finished(work, jobs, order, processes):
             results[i] = result
-            bar.update(cost(jobs[i]))
+            done(size(jobs[i]))
     return [(jobs[i], results[i]) for i in range(len(jobs))]
 
 

@@ -59,7 +59,7 @@ class Call(NamedTuple):
 
 def any_width(call: Call) -> frozenset[str]:
     """The capabilities of a backend that implements no preprocessing itself but supports keys of any width."""
-    return frozenset(("wide_keys",))
+    return frozenset(("wide_keys", "states_at"))
 
 
 class Backend(NamedTuple):
@@ -233,6 +233,8 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
            "beta_sigmoid": float(options.get("beta_sigmoid", False) + options.get("allow_neg_eigval", False)),
            "micro_steps": steps, "sequences": sequences,
            "chunk_states": options.get("chunk_states") or "loop", "erase_key": spec.change.erase_key}  # fmt: skip
+    if plan.states_at is not None:
+        own["states_at"] = tuple(steps * n for n in plan.states_at)
     return Plan(**plan._asdict() | own)
 
 
@@ -268,6 +270,7 @@ def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[Step, ...]:
            "pools": plan.pool_rows is not None,
            "all_pairs": not plan.causal and any(pairs.chosen(x, plan)),
            "late_queries": not plan.causal and x.q is not None,
+           "first_position": plan.states_at is not None and plan.states_at[:1] in ((), (0,)),
            "wide_keys": x.k.shape[-1] > policy.WIDEST_CUDA and x.a is None and x.beta is None}  # fmt: skip
     if not any(has.values()):
         return ()
@@ -275,9 +278,15 @@ def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[Step, ...]:
     return tuple(step for step in PREPROCESSING if has[step.name] and step.name not in handled)
 
 
+def gives_states(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> bool:
+    """Whether the backend of a call takes plan.states_at."""
+    path = path_of(fn, x, plan, wanted)
+    return "states_at" in path.backend.handles(Call(x, path.plan))
+
+
 def forward(
     fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None
-) -> tuple[Array | None, Array, Residuals]:
+) -> tuple[Array | None, Any, Residuals]:
     """(out, final state, residuals).   The final state is `state` itself if the backend has overwritten it."""
     return forward_along(path_of(fn, x, plan, wanted), x, state)
 
@@ -294,7 +303,7 @@ def forward_along(
     return out, end, Residuals(path, saved)
 
 
-def backward(residuals: Residuals, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+def backward(residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input, and of the initial state."""
     run = residuals.path.backend.module.backward
     for step in reversed(residuals.path.steps):

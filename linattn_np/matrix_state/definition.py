@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..runtime.arrays import Array, Namespace, cast, device, sum_to
-from ..runtime.shapes import Chunk
+from ..runtime.shapes import Chunk, Sequence, segments
 from .heads import TokenBuffer, gather_states, gradient_buffers, groups, initial_state, split, split_all, take
+from .segments import Segments, Table, gradients_at, with_positions
 from .types import Erase, Inputs, Plan, ReadState, Saved
 
 
@@ -158,15 +159,23 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     if x.q is not None:
         H = max(x.q.shape[-2], x.v.shape[-2])
         out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
-    ends = []
+    ends, at = [], []
     for sequence in plan.sequences:
-        S = initial_state(core, plan, state, sequence.row, G)
-        S, _ = sequence_forward(core, plan, [Chunk(*sequence[1:])], S, out.put if out is not None else None)
-        ends.append(S)
-    return None if out is None else out.done(), gather_states(plan, ends), Saved(x, plan, state, None)
+        S, parts = initial_state(core, plan, state, sequence.row, G), _segments(plan, sequence)
+        states, _ = parts.forward(core, plan, S, out.put if out is not None else None)
+        ends.append(states[-1])
+        at += [S for S, table in zip(states, parts.tables, strict=True) if table.at >= 0]
+    end = with_positions(plan, gather_states(plan, ends), at)
+    return None if out is None else out.done(), end, Saved(x, plan, state, None)
 
 
-def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+def _segments(plan: Plan, sequence: Sequence) -> Segments:
+    """A sequence token by token."""
+    cuts = segments(sequence, plan.states_at or ())
+    return Segments(TOKEN_LOOP, [Table([Chunk(s.start, s.stop)], s.at) for s in cuts])
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, _ = saved
     xp, G = plan.xp, groups(x)
@@ -182,11 +191,12 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
             else:
                 buffers[name].put(t, d)
 
-    begins = []
+    begins, (dend, dat) = [], gradients_at(core, plan, dstate, G)
     for sequence in plan.sequences:
-        S = initial_state(core, plan, state, sequence.row, G)
-        dS = initial_state(core, plan, dstate, sequence.row, G)
-        begins.append(sequence_backward(core, plan, [Chunk(*sequence[1:])], S, dcore, dS, put))
+        S, parts = initial_state(core, plan, state, sequence.row, G), _segments(plan, sequence)
+        ends, _ = Segments(TOKEN_LOOP, parts.tables[:-1]).forward(core, plan, S, None)
+        dS = initial_state(core, plan, dend, sequence.row, G)
+        begins.append(parts.backward(core, plan, [S, *ends], dcore, dS, dat, put))
     arrays = {name: buffer.done() for name, buffer in buffers.items()}
     if x.u is not None:
         arrays["u"] = xp.reshape(sum(bonus, xp.zeros_like(cast(xp, core.u, plan.dtype))), x.u.shape)

@@ -84,8 +84,8 @@ VECTOR_RESIDENT = {"adds": 2, "inverse": 4, "transfers": 3}  # blocks per multip
 SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta rule saves for its backward, unless
 # the environment variable SAVED_VARIABLE says how many
 
-VECTOR_BACKWARD = os.environ.get("LINATTN_CUDA_VECTOR_BACKWARD", "0") not in ("", "0")  # gradients of vector decays by
-# kernels, which as they stand have not run on a device; else by array calls
+VECTOR_BACKWARD = os.environ.get("LINATTN_CUDA_VECTOR_BACKWARD", "1") not in ("", "0")  # gradients of vector decays by
+# kernels; else by array calls
 EXACT_RESIDENT = 2  # blocks a multiprocessor of the gradients of chunks that decay too far: what its memory holds
 
 # CUDA: the kernel of a few tokens

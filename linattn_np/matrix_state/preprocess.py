@@ -10,6 +10,7 @@ backward does the same with gradients in reverse order.
     pools         initial states are gathered from a pool
     all_pairs     queries that are not causal are multiplied by the keys first, where that is less work
     late_queries  all queries read the final state
+    first_position  states at position 0, or at none: the initial ones
     wide_keys     q S = sum over blocks b of channels of q_b S_b
 """
 
@@ -18,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ..core import StatesAt
 from ..ops import gate_formula
 from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
-from ..runtime.arrays import Array, cast, is_cupy
+from ..runtime.arrays import Array, cast, device, is_cupy
 from ..runtime.pools import take_rows
 from . import policy
 from .array import pairs
@@ -201,10 +203,11 @@ def _late_queries(
 ) -> tuple[Array | None, Array, Late]:
     from .array.read import read_fwd
 
-    _, end, rest = run(x._replace(q=None), plan, state)
+    _, ends, rest = run(x._replace(q=None), plan, state)
     if x.q is None:
-        return None, end, Late(None, plan, end, rest)
-    return cast(plan.xp, read_fwd(plan, x.q, end), x.v.dtype), end, Late(x.q, plan, end, rest)
+        return None, ends, Late(None, plan, ends, rest)
+    end = ends.end if isinstance(ends, StatesAt) else ends
+    return cast(plan.xp, read_fwd(plan, x.q, end), x.v.dtype), ends, Late(x.q, plan, end, rest)
 
 
 def _late_queries_vjp(run: Run, saved: Late, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
@@ -217,9 +220,50 @@ def _late_queries_vjp(run: Run, saved: Late, dout: Array | None, dstate: Array |
         dq = plan.xp.zeros_like(cast(plan.xp, q, plan.dtype))
     else:
         dq, dread = read_vjp(plan, q, end, dout)
-        dstate = dread if dstate is None else dstate + dread
+        dend, dat = dstate if isinstance(dstate, StatesAt) else (dstate, None)
+        dend = dread if dend is None else dend + dread
+        dstate = dend if dat is None else StatesAt(dend, dat)
     d, dstate0 = run(rest, None, dstate)
     return d._replace(q=dq), dstate0
+
+
+# states at position 0, or at no position
+
+
+def _first_position(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Any, Any, Any]:
+    """The state at position 0 is the initial one, of a ragged batch that of the first sequence."""
+    xp, later, first = plan.xp, (plan.states_at or ())[1:], state
+    if plan.states_at and state is not None:  # which may be overwritten
+        first = xp.asarray(cast(xp, state, plan.dtype), copy=True)
+    out, end, rest = run(x, plan._replace(states_at=later or None), state)
+    end, at = end if isinstance(end, StatesAt) else (end, None)
+    if plan.states_at:
+        first = xp.zeros_like(end) if first is None else first
+        first = first[:1, ...] if plan.is_ragged else xp.expand_dims(first, axis=-4)
+        at = first if at is None else xp.concat([first, at], axis=-4)
+    else:
+        at = xp.zeros((*end.shape[(1 if plan.is_ragged else 0):-3], 0, *end.shape[-3:]), dtype=end.dtype)
+    return out, StatesAt(end, at), (plan, rest)
+
+
+def _first_position_vjp(run: Run, saved: Any, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
+    plan, rest = saved
+    dend, dat = dstate if isinstance(dstate, StatesAt) else (dstate, None)
+    if dat is None:
+        return run(rest, dout, dend)
+    later: Any = dend
+    if len(plan.states_at) > 1:
+        later = StatesAt(dend, dat[..., 1:, :, :, :])
+    elif dend is None and dout is None:
+        lead = (len(plan.sequences),) if plan.is_ragged else dat.shape[:-4]
+        later = plan.xp.zeros((*lead, *dat.shape[-3:]), dtype=plan.dtype, device=device(dat))
+    d, dstate0 = run(rest, dout, later)
+    if not plan.states_at:
+        return d, dstate0
+    first = cast(plan.xp, dat[..., 0, :, :, :], plan.dtype)
+    if not plan.is_ragged:
+        return d, dstate0 + first
+    return d, plan.xp.concat([dstate0[:1, ...] + first, dstate0[1:, ...]], axis=0)
 
 
 # keys wider than a backend supports: without an erase the key channels are independent
@@ -260,15 +304,18 @@ def _wide_keys(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None
     out = None
     for one, _, _ in results:
         out = one if out is None else out + one
-    end = xp.concat([end for _, end, _ in results], axis=-2)
+    ends = [end for _, end, _ in results]
+    if plan.states_at is None:
+        end: Any = xp.concat(ends, axis=-2)
+    else:
+        end = StatesAt(*(xp.concat(list(each), axis=-2) for each in zip(*ends, strict=True)))
     return None if out is None else cast(xp, out, x.v.dtype), end, Wide(x, plan, [rest for _, _, rest in results])
 
 
 def _wide_keys_vjp(run: Run, saved: Wide, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """dv, dgv and a scalar dg are summed; dq, dk, a vector dg and du are concatenated along the key axis."""
     xp, x = saved.plan.xp, saved.x
-    results = [run(one, dout, None if dstate is None else dstate[..., c, :])
-             for one, c in zip(saved.rest, cuts(x), strict=True)]  # fmt: skip
+    results = [run(one, dout, _rows_of(dstate, c)) for one, c in zip(saved.rest, cuts(x), strict=True)]
     grads = {}
     for name, y in x._asdict().items():
         parts = [getattr(d, name) for d, _ in results]
@@ -279,6 +326,13 @@ def _wide_keys_vjp(run: Run, saved: Wide, dout: Array | None, dstate: Array | No
     return Inputs(**{n: grads.get(n) for n in Inputs._fields}), xp.concat([dS for _, dS in results], axis=-2)
 
 
+def _rows_of(dstate: Any, channels: slice) -> Any:
+    """The key channels of a gradient of states."""
+    if isinstance(dstate, StatesAt):
+        return StatesAt(*(_rows_of(d, channels) for d in dstate))
+    return None if dstate is None else dstate[..., channels, :]
+
+
 PREPROCESSING = (  # in this order; core.py says when a call needs a step
     Step("l2norm", _l2norm, _l2norm_vjp, _l2norm_inputs),
     Step("strengths", _strengths, _strengths_vjp, _strengths_inputs),
@@ -286,5 +340,6 @@ PREPROCESSING = (  # in this order; core.py says when a call needs a step
     Step("pools", _pools, _pools_vjp),
     Step("all_pairs", pairs.forward, pairs.backward),
     Step("late_queries", _late_queries, _late_queries_vjp),
+    Step("first_position", _first_position, _first_position_vjp),
     Step("wide_keys", _wide_keys, _wide_keys_vjp),
 )

@@ -170,6 +170,12 @@ class Plan(NamedTuple):
     returns_state: bool = True  # the final state is returned
     has_state: bool = False  # an initial state is given
     erase_key: EraseKey = EraseKey.OWN  # what r is (DELTA)
+    states_at: tuple[int, ...] | None = None  # numbers of tokens after which states are returned (StatesAt)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether states have a row per sequence instead of batch axes."""
+        return not self.sequences or self.sequences[0].row is not None
 
     @property
     def erases_key(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -282,6 +282,14 @@ class Sequence(NamedTuple):
     stop: int
 
 
+class Segment(NamedTuple):
+    """Tokens start..stop of a sequence, and the index of the position at its end, -1 if there is none."""
+
+    start: int
+    stop: int
+    at: int
+
+
 class Chunk(NamedTuple):
     """Tokens start..stop."""
 
@@ -296,6 +304,13 @@ def sequences(T: int, offsets: list[int] | None) -> list[Sequence]:
     return [Sequence(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(offsets))]
 
 
-def chunks(sequence: Sequence, C: int) -> list[Chunk]:
+def segments(sequence: Sequence, positions: Iterable[int]) -> list[Segment]:
+    """A sequence, cut at the positions in it; one at its start belongs to what comes before."""
+    at = {p: n for n, p in enumerate(positions) if sequence.start < p <= sequence.stop}
+    ends = [*(p for p in at if p < sequence.stop), sequence.stop]
+    return [Segment(a, b, at.get(b, -1) if a < b else -1) for a, b in itertools.pairwise([sequence.start, *ends])]
+
+
+def chunks(sequence: Sequence | Segment, C: int) -> list[Chunk]:
     """The chunks of C tokens of a sequence; the last one may be shorter."""
     return [Chunk(s, min(s + C, sequence.stop)) for s in range(sequence.start, sequence.stop, C)]

@@ -271,7 +271,7 @@ def test_explain_says_how_many_pieces():
     assert "pieces" not in whole.reason
     assert fewer.bytes < whole.bytes
     assert "in 2 pieces" in fewer.reason
-    assert "in 4 pieces" in la.explain(la.gla, *_of_gla(), return_states_at=6).reason
+    assert "in 5 pieces" in la.explain(la.gla, *_of_gla(5), return_states_at=6).reason
 
 
 def _of_gla(Tq=T):

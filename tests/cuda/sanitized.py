@@ -45,12 +45,14 @@ class Case(NamedTuple):
     steps: int = 2  # of a token of DeltaProduct
     state: str = "float32"  # as it is stored; one of 16 bits is overwritten
     strong: bool = False  # log decays of 10 nats and more a token
+    at: tuple[int, ...] | None = None  # positions whose states are returned
 
     @property
     def name(self) -> str:
         kind = "ragged" if self.offsets else "grouped" if len(set(self.heads)) > 1 else "plain"
         kind += self.raw * " raw" + (self.fn == "delta_product") * f" steps={self.steps}"
         kind += (self.state != "float32") * f" state={self.state}" + self.strong * " strong"
+        kind += "" if self.at is None else f" at={self.at}"
         return f"{self.fn} {self.dtype} T={self.T} {self.K}x{self.V} {kind} {'both' if self.backward else 'forward'}"
 
 
@@ -107,6 +109,11 @@ CASES = [
     Case("kda", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130]),
     Case("kda", "bfloat16", 1100, heads=(1, 1, 1), backward=False),
     Case("kda", "bfloat16", 140, raw=True, backward=False),
+    # states at positions, stored by the pass; and their gradients
+    Case("simple_gla", "bfloat16", 300, at=(256, 300)),
+    Case("gated_delta_rule", "bfloat16", 200, 64, 128, (4, 2, 2), at=(64, 200)),
+    Case("gla", "bfloat16", 150, backward=False, at=(64, 128)),
+    Case("kda", "bfloat16", 150, backward=False, at=(64, 150)),
     # what no warpgroup products take: widths, dtypes, erase vectors of their own
     Case("gated_delta_rule", "bfloat16", 150, 60, 100, (2, 2, 2), [0, 80, 80, 150]),
     Case("gated_delta_rule", "bfloat16", 70, 50, 33, (2, 1, 1)),
@@ -167,10 +174,12 @@ def compute(case: Case, arrays: Any, state: Any, dout: Any, **options: Any) -> d
     fn = getattr(la, case.fn)
     options |= {"state": state, "return_state": True, "cu_seqlens": case.offsets}
     options |= {"qk_l2norm": True} if case.raw else {}
+    options |= {} if case.at is None else {"return_states_at": case.at}
     if not case.backward:
         return fn(**arrays, **options)._asdict()
     result, pullback = la.vjp(fn, **arrays, **options)
-    return result._asdict() | {f"d{n}": d for n, d in pullback(dout)._asdict().items() if d is not None}
+    more = () if case.at is None else (None, result.states)
+    return result._asdict() | {f"d{n}": d for n, d in pullback(dout, *more)._asdict().items() if d is not None}
 
 
 def errors(cp: Any, case: Case) -> Iterator[tuple[str, float]]:

@@ -21,7 +21,7 @@ from linattn_np.matrix_state.cuda import scan_launch as cuda_scan
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
-from linattn_np.warmup import SHARED, entries, raw_entries, step_entries, step_size_entries
+from linattn_np.warmup import SHARED, entries, key_entries, raw_entries, step_entries, step_size_entries
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 TINY = '#include "tile/one.cuh"\nextern "C" __global__ void entry(float* x) { *x = one() + LA_ADD; }\n'
@@ -228,8 +228,8 @@ def test_every_step_compiles(arch, dtype, K, V, cells, state):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("width", [1, 7, 60, 128, 500])
 def test_row_kernels_compile(arch, dtype, width):
-    """Lengths, gates, step sizes."""
-    for entry in (*raw_entries(dtype, width), *step_size_entries(dtype, width)):
+    """Lengths, gates, step sizes, keys of log decays."""
+    for entry in (*raw_entries(dtype, width), *step_size_entries(dtype, width), *key_entries(dtype)):
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
         assert spilled(code.log) == 0, (entry.words, code.log)
 

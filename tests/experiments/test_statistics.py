@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from linattn_np.experiments.statistics import (
-    NOT_SHOWN,
-    OPPOSITE,
+    CONTRADICTED,
+    INCONCLUSIVE,
     SAME,
-    SHOWS,
+    SUPPORTED,
     paired_difference,
     student_t,
     wilson,
@@ -44,8 +44,8 @@ def test_seeds_alone_use_student_t():
 
 @pytest.mark.parametrize(
     ("mean", "half", "word"),
-    [(0.3, 0.1, SHOWS), (0.3, 0.4, NOT_SHOWN), (-0.3, 0.1, OPPOSITE), (0.01, 0.06, SAME), (0.01, 0.2, NOT_SHOWN),
-     (0.02, 0.01, SAME)],
+    [(0.3, 0.1, SUPPORTED), (0.3, 0.4, INCONCLUSIVE), (-0.3, 0.1, CONTRADICTED), (0.01, 0.06, SAME),
+     (0.01, 0.2, INCONCLUSIVE), (0.02, 0.01, SAME)],
 )  # fmt: skip
 def test_words(mean, half, word):
     assert word_for(mean, half, 0.05, 0.1) == word

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.matrix_state.types import Erase, EraseKey, ReadState
+from linattn_np.matrix_state.types import Decay, Erase, EraseKey, ReadState
 from linattn_np.testing import relative_error, sample_state
 from tests.cases import RECURRENCES, WITHOUT_ERASE, has_decay
 
@@ -113,9 +113,10 @@ def test_bfloat16_storage(cp, fn):
     expected, wide = la.vjp(fn, **{n: x.astype(np.float32) for n, x in arrays.items()})
     assert out.dtype == ml_dtypes.bfloat16
     solves = fn.spec.erase is Erase.DELTA  # with operands of 16 bits
+    factors = solves or fn.spec.decay is Decay.VECTOR  # are computed before a product, and rounded to 16 bits
     repeats = fn.spec.micro_steps or fn.spec.change.erase_key is EraseKey.OWN  # keys nearly: 8e-3 to 1e-2 was seen
     most = 2.0**-6 if solves and repeats else 2.0**-7
-    assert relative_error(out.astype(np.float32), expected) <= (most if solves else 2.0**-8)
+    assert relative_error(out.astype(np.float32), expected) <= (most if factors else 2.0**-8)
     for a, b in zip(parts(pullback(out)), parts(wide(out.astype(np.float32))), strict=True):
         assert relative_error(a.astype(np.float32), b) <= most
 

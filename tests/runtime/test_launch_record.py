@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -63,6 +64,21 @@ def test_arrays_that_are_made_anew_and_constants_that_are_not(launched, monkeypa
     assert pointers == [other.data.ptr, made.data.ptr]
     assert list(sequence._launches[0][0]) == [made.data.ptr, fixed.data.ptr, other.data.ptr]
     assert fired[0][1:8] == (1, 1, 1, 32, 1, 1, 0)
+
+
+def test_a_thread_has_a_context_before_it_launches(launched, monkeypatch):
+    """The driver needs one; a thread whose arrays come from a pool may not have called the runtime, which makes it."""
+    bound, fired = threading.local(), []
+    cuda = launch.cupy().cuda
+    monkeypatch.setattr(cuda.runtime, "setDevice", lambda device: setattr(bound, "device", device))
+    monkeypatch.setattr(cuda.driver, "launchKernel", lambda *how: fired.append(getattr(bound, "device", None)))
+    x, y = (stub(np.zeros(4, np.float32)) for _ in range(2))
+    sequence = LaunchSequence(seen([written((x, y), (y, x))], [y]), [x])
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: [sequence.run([x.data.ptr]) for _ in range(2)])
+        thread.start()
+        thread.join()
+    assert fired == [0] * 4
 
 
 def test_a_constant_is_of_its_device_and_its_key(launched, monkeypatch):

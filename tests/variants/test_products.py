@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import array_api_compat.numpy as xp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ import pytest
 import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.call.dispatch import public
-from linattn_np.matrix_state.types import Decay, Erase
+from linattn_np.matrix_state.types import Decay, Erase, Inputs
 from linattn_np.products import Formula, products
-from linattn_np.spec import ArgSpec, Samples, VariantSpec
+from linattn_np.spec import ArgSpec, Samples, Variables, VariantSpec
 from linattn_np.testing import check_vjp, relative_error, sample
 from tests.call import test_calls, test_layouts, test_pullback, test_replay, test_replay_vjp, test_stored_states
 from tests.cases import cases_of
@@ -299,3 +300,11 @@ def test_efla_with_long_keys_forgets_what_they_held():
     out, S = la.efla(**x, return_state=True)
     assert relative_error(la.read(x["k"][:, -1:], S), x["v"][:, -1:]) <= 1e-12
     assert all(np.isfinite(d).all() for d in la.vjp(la.efla, **x)[1](out) if d is not None)
+
+
+def test_the_gradient_of_an_array_without_tokens_is_the_cores_own():
+    """No sum over no axes, which would be a copy, on a device a launch that no recorded pullback replays."""
+    x = sample(la.rwkv6, np.random.default_rng(0), T=5, H=2, K=3, V=2)
+    variables = Variables(**x, axes={n: arg.axes for n, arg in la.rwkv6.spec.arrays.items()}, xp=xp)
+    du = np.ones((2, 3))
+    assert la.rwkv6.spec.change.to_core_vjp(variables, Inputs(*[None] * 8)._replace(u=du))["u"] is du

@@ -10,13 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 import linattn_np as la
 
+from ..extras import require
+from ..progress import progress
 from ..series import load
+from ..tables import TextTable, write_table
 from .measure import compare_function, compare_softmax, machine
-from .report import document, draw, sentences, table, write_table
+from .report import document, draw, sentences, table
 
 VARIANTS = ("linear_attention", "gla", "gated_delta_rule")
 LENGTHS = (256, 1024, 4096)
@@ -37,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare, print and write; the exit status."""
     try:
-        import matplotlib  # noqa: F401  before the work, not after it
-        import rich  # noqa: F401
-
+        require("tqdm", "rich", "matplotlib")  # before the work, not after it
         series = load(args.series, "help")
         args.out.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError, ModuleNotFoundError) as problem:
@@ -51,11 +51,14 @@ def run(args: argparse.Namespace) -> int:
                          "more, or shorter --lengths\n")
         return 1
     names, rates, rows = args.variant or list(VARIANTS), machine(), []
-    for name in tqdm(names, desc="functions", unit="function", disable=not sys.stderr.isatty()):
-        rows += compare_function(getattr(la, name), series.x, lengths, args.heads, args.width, args.backend, rates)
-    softmax = compare_softmax(series.x, lengths, args.heads, args.width, rates)
+    with progress("compare", len(names) + 1, "functions") as done:
+        for name in names:
+            rows += compare_function(getattr(la, name), series.x, lengths, args.heads, args.width, args.backend, rates)
+            done(1)
+        softmax = compare_softmax(series.x, lengths, args.heads, args.width, rates)
+        done(1)
     sys.stdout.write("\n\n".join(sentences(rows, softmax, series.name)) + "\n\n")
-    write_table(*table(rows, softmax))
+    write_table(TextTable("", *table(rows, softmax)))
     picture, results = args.out / "compare.png", args.out / "compare.json"
     draw(picture, rows, softmax, f"{args.heads} heads of {args.width}, float32")
     about = {"date": datetime.now(UTC).date().isoformat(), "series": series.name, "heads": args.heads,

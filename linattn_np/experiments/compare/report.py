@@ -64,21 +64,6 @@ def table(rows: list[Row], softmax: Row) -> tuple[list[str], list[list[str]]]:
     return columns, cells
 
 
-def write_table(columns: list[str], cells: list[list[str]]) -> None:
-    """The table on the terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    grid = Table(box=box.SIMPLE)
-    for n, name in enumerate(columns):
-        grid.add_column(name, justify="left" if n < 2 else "right")
-    for row in cells:
-        grid.add_row(*row)
-    console = Console()
-    console.print(grid) if console.is_terminal else Console(width=160).print(grid)
-
-
 def draw(path: Path, rows: list[Row], softmax: Row, title: str) -> None:
     """Time against the number of tokens."""
     import matplotlib

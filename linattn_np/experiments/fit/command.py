@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 import linattn_np as la
 
-from ..compare.report import write_table
+from ..extras import require
+from ..progress import progress
 from ..series import load
 from ..statistics import student_t
+from ..tables import TextTable, write_table
 from .model import Model, Parameters, ridge_regression, train, windows
 
 VARIANTS = ("linear_attention", "simple_gla", "delta_rule", "gated_delta_rule")
@@ -48,9 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, print and write; the exit status."""
     names = args.variant or list(VARIANTS)
     try:
-        import matplotlib  # noqa: F401  before the work, not after it
-        import rich  # noqa: F401
-
+        require("tqdm", "rich", "matplotlib")  # before the work, not after it
         series = load(args.series, "eeg")
         x = series.x[: args.most]
         if len(x) < LEAST:
@@ -63,17 +63,16 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(f"linattn fit: {problem}\n")
         return 1
     variance = float(x[split:].var())
-    bar = tqdm(total=len(models) * args.seeds, desc="training", unit="run", disable=not sys.stderr.isatty())
     fits = []
-    with bar:
+    with progress("fit", len(models) * args.seeds, "runs") as done:
         for model in models:
-            fits.append(_fit(model, x, split, args.seeds, args.steps, bar))
+            fits.append(_fit(model, x, split, args.seeds, args.steps, done))
     linear = float(np.mean((windows(x)[split - 1 : -1] @ R - x[split:]) ** 2) / variance)
     last = float(np.mean((x[split:] - x[split - 1 : -1]) ** 2) / variance)
     sys.stdout.write("\n\n".join(_sentences(fits, linear, series.name, len(x) - split)) + "\n\n")
     cells = [[f.name, f"{np.mean(f.errors):.4f}", f"± {_half(f.errors):.4f}", f"{min(f.losses):.4f}"] for f in fits]
     cells += [["linear prediction", f"{linear:.4f}", "", ""], ["the last sample", f"{last:.4f}", "", ""]]
-    write_table(["function", "held-out error", "95 %", "while training"], cells)
+    write_table(TextTable("", ["function", "held-out error", "95 %", "while training"], cells, left=1))
     picture = args.out / "fit.png"
     _draw(picture, fits, linear, series.name)
     for f in fits:
@@ -83,13 +82,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fit(model: Model, x: np.ndarray, split: int, seeds: int, steps: int, bar: tqdm) -> Fit:
+def _fit(model: Model, x: np.ndarray, split: int, seeds: int, steps: int, done: Callable[[int], object]) -> Fit:
     errors, every = [], []
     for seed in range(seeds):
         P, losses = train(model, x[:split], seed, steps)
         errors.append(float(model.loss(P, x)[0][split - 2 :].mean() / x[split:].var()))
         every.append((P, losses))
-        bar.update()
+        done(1)
     return Fit(model.fn.__name__, errors, *every[int(np.argmin(errors))])
 
 

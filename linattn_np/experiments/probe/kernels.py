@@ -42,16 +42,25 @@ def kernels(quick: bool = False) -> ProbeResult:
             f"Entries {size:g}: the error of the second order ({counts[1]} features) is {cell(errors['Taylor'][1])}, "
             f"that of FAVOR+ with as many {cell(errors['FAVOR+'][1])}; at {counts[-1]} features the best is {best} "
             f"({cell(errors[best][-1])}); the error of FAVOR+ {falls}.")
-    out, outputs = _outputs(K, orders, counts, seeds)
+    out, close = _outputs(K, orders, counts, seeds)
     tables.append(out)
-    sentences += outputs
+    sentences += [f"Outputs within a tenth of softmax attention's, entries {size:g}: {', '.join(near) or 'none'}."
+                  for size, near in close.items()]
     question = "How many features does an approximation of the exponential need?"
-    return ProbeResult("kernels", question, tables, sentences, panels)
+    who = ", ".join(f"for entries of {size:g} by {' and '.join(near) or 'none'}" for size, near in close.items())
+    known = f"outputs within a tenth of softmax attention's are reached, with up to {counts[-1]} features, {who}."
+    sizes = " and ".join(f"{size:g}" for size, near in close.items() if near) or "no size"
+    meaning = (f"these feature maps can take the place of the exponential for queries and keys with entries of "
+               f"{sizes}; it does not mean that other or learned maps need as many features.")
+    return ProbeResult("kernels", question, tables, sentences, panels, known, meaning)
 
 
-def _outputs(K: int, orders: tuple[int, ...], counts: list[int], seeds: int) -> tuple[Table, list[str]]:
-    """Normalised linear attention with these maps against softmax attention: relative error of the output."""
-    rows, sentences = [], []
+def _outputs(K: int, orders: tuple[int, ...], counts: list[int], seeds: int) -> tuple[Table, dict[float, list[str]]]:
+    """Normalised linear attention with these maps against softmax attention: relative error of the output.
+
+    Also, by size of the entries, the maps whose error is below a tenth.
+    """
+    rows, close = [], {}
     for size in (0.5, 1.0, 2.0):
         rng = np.random.default_rng(2)
         q, k = size * rng.standard_normal((2, 128, 1, K))
@@ -67,12 +76,10 @@ def _outputs(K: int, orders: tuple[int, ...], counts: list[int], seeds: int) -> 
         taylor = [error(maps.taylor(n)) if n in even else float("nan") for n in orders]
         favor = [float(np.mean([error(maps.favor_plus(m, s)) for s in range(seeds)])) for m in counts]
         rows += [(f"Taylor, entries {size:g}", *taylor), (f"FAVOR+, entries {size:g}", *favor)]
-        near = [n for n, y in (("Taylor", taylor), ("FAVOR+", favor)) if np.nanmin(y) < 0.1]
-        sentences.append(f"Outputs within a tenth of softmax attention's, entries {size:g}: "
-                         f"{', '.join(near) or 'none'}.")
+        close[size] = [n for n, y in (("Taylor", taylor), ("FAVOR+", favor)) if np.nanmin(y) < 0.1]
     columns = ("output against softmax attention's", *(f"M = {m}" for m in counts))
     title = "causal attention, 128 tokens: root mean square error over the output's size"
-    return Table(title, columns, rows), sentences
+    return Table(title, columns, rows), close
 
 
 def _error(phi: Any, q: np.ndarray, k: np.ndarray, z: np.ndarray) -> float:
@@ -114,8 +121,14 @@ def precision(quick: bool = False) -> ProbeResult:
     panel = Panel("error in eps", "", "eps",
                   [Curve(c, list(range(len(rows))), [r[n + 1] for r in rows], "o")
                    for n, c in enumerate(table.columns[1:4])], log="y", ticks=tuple(r[0] for r in rows))  # fmt: skip
+    largest_off = max(r[2] for r in rows)
+    known = (f"two forms of linear_attention differ by {wide[1]:.2g} eps in float32 and by at most "
+             f"{max(r[1] for r in short):.2g} eps in 16 bit.")
+    amount = "rounding alone" if largest_off < 100 else "more than rounding"
+    meaning = (f"the choice of a form changes results by {amount} (eps is the spacing of the dtype's numbers at 1); "
+               "this is one function with normal inputs, and says nothing about gradients.")
     return ProbeResult("precision", "How much do two forms of one function differ, in every dtype?", [table], [
         f"Two forms of one function differ by {wide[1]:.2g} eps in float32 and by at most "
         f"{max(r[1] for r in short):.2g} eps in 16 bit, where sums are float32 and only the result is rounded; against "
-        f"float64 on the same numbers the largest error is {max(r[2] for r in rows):.2g} eps.",
-    ], [panel])
+        f"float64 on the same numbers the largest error is {largest_off:.2g} eps.",
+    ], [panel], known, meaning)

@@ -14,6 +14,8 @@ import numpy as np
 
 import linattn_np as la
 
+from ..tables import TextTable, markdown_table
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -49,13 +51,23 @@ class Panel:
 
 @dataclass
 class ProbeResult:
-    """The result of one probe."""
+    """The result of one probe.
+
+    `known` says who can do it, `meaning` what follows from that and what does not; `sentences` are about the tables.
+    """
 
     name: str
     question: str
     tables: list[Table]
     sentences: list[str]
     panels: list[Panel] = field(default_factory=list)
+    known: str = ""
+    meaning: str = ""
+
+    @property
+    def summary(self) -> list[str]:
+        """Three sentences: the question, who can do it, what that means and what not."""
+        return [f"Asked: {self.question}", f"Known: {self.known}", f"Means: {self.meaning}"]
 
 
 def cell(x: Any) -> str:
@@ -68,16 +80,22 @@ def cell(x: Any) -> str:
     return "0" if y == 0 else f"{y:.3g}" if 1e-3 <= abs(y) < 1e4 else f"{y:.1e}"
 
 
+def listed(names: list[str]) -> str:
+    """Names of memories in a sentence: delta_rule (beta 1), mesa_net; "none" for none."""
+    return ", ".join(name.replace(", ", " (", 1) + ")" * (", " in name) for name in names) or "none"
+
+
 def markdown(result: ProbeResult) -> str:
-    """Tables and sentences as Markdown, which is also the terminal output."""
-    lines = [f"## {result.name}", "", result.question, ""]
-    for table in result.tables:
-        cells = [table.columns, *([cell(x) for x in row] for row in table.rows)]
-        widths = [max(len(row[n]) for row in cells) for n in range(len(table.columns))]
-        line = lambda row, widths=widths: "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"  # noqa: E731
-        lines += [f"**{table.title}**", "", line(table.columns), "|" + "|".join("-" * (w + 2) for w in widths) + "|"]
-        lines += [*map(line, cells[1:]), ""]
-    return "\n".join([*lines, *result.sentences, ""])
+    """The summary, tables and sentences as Markdown."""
+    tables = [markdown_table(text_table(table)) for table in result.tables]
+    summary = [line for sentence in result.summary for line in (sentence, "")]
+    return "\n".join([f"## {result.name}", "", *summary, *tables, *result.sentences, ""])
+
+
+def text_table(table: Table) -> TextTable:
+    """The table with its cells as text."""
+    rows = [[cell(x) for x in row] for row in table.rows]
+    return TextTable(table.title, table.columns, rows, left=len(table.columns))
 
 
 def write_json(path: Path, results: list[ProbeResult], seconds: float) -> None:
@@ -86,7 +104,7 @@ def write_json(path: Path, results: list[ProbeResult], seconds: float) -> None:
     document = {
         "date": datetime.now(UTC).date().isoformat(), "linattn_np": la.__version__, "numpy": np.__version__,
         "python": platform.python_version(), "machine": platform.machine(), "seconds": round(seconds, 1),
-        "probes": {f.name: {"sentences": f.sentences,
+        "probes": {f.name: {"summary": f.summary, "sentences": f.sentences,
                             "tables": [{"title": t.title, "columns": list(t.columns),
                                         "rows": [[plain(x) for x in row] for row in t.rows]} for t in f.tables]}
                    for f in results},
@@ -94,8 +112,8 @@ def write_json(path: Path, results: list[ProbeResult], seconds: float) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", "utf8")
 
 
-def draw(folder: Path, result: ProbeResult) -> None:
-    """Write probe-NAME.png, its panels side by side."""
+def draw(folder: Path, result: ProbeResult) -> str:
+    """Write probe-NAME.png, its panels side by side; its name."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,8 +124,10 @@ def draw(folder: Path, result: ProbeResult) -> None:
     figure, axes = plt.subplots(1, count, figsize=(4.8 * count, 3.6), squeeze=False, layout="constrained")
     for ax, panel in zip(axes[0], result.panels, strict=True):
         _draw_panel(ax, panel)
-    figure.savefig(folder / f"probe-{result.name}.png", dpi=80)
+    path = folder / f"probe-{result.name}.png"
+    figure.savefig(path, dpi=80)
     plt.close(figure)
+    return path.name
 
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:

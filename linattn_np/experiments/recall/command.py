@@ -1,24 +1,30 @@
 """The command `linattn recall`: needle-in-a-haystack retrieval by linear-attention memories."""
 
+from __future__ import annotations
+
 import argparse
-import importlib
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ..extras import require
+from ..tables import write_table, write_text
 from ..workers import run_jobs
-from .evaluation import CellJob, probe_cell
+from .evaluation import CellJob, probe_cell, tokens_read
 from .fixed_memories import FIXED
 from .gates import SHIPPED, GateSet, load_gate_sets, save_gate_set
 from .learn import READINGS, STEPS, LearningJob, learn
 from .memories import LEARNED, MEMORIES
+from .report import about_run, read_json, tables, write_json, write_markdown
 from .scores import Scores
 from .streams import LEVELS, SHORTEST
+from .summary import overview, sentences, verdict_lines
 from .text import load_corpus
-from .verdict import verdict
+from .verdict import CAUTION, WORDS, verdict
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
@@ -44,9 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memories", type=names, default=MEMORIES, help=f"{', '.join(MEMORIES)}; also available: {', '.join(FIXED)}")
     add("--seeds", type=int, default=5, help="number of seeds, each with its own vectors, needles and learned gates")
     add("--depths", type=int, default=11, help="number of needle depths, 0 to 100 %% of the haystack")
+    add("--full", action="store_true", help="print all tables after the summary")
+    add("--read", type=Path, metavar="FILE", help="report on all results that --json wrote, without a new run")
     add("--json", type=Path, help="write all results to this file")
     add("--markdown", type=Path, help="write the tables to this file")
-    add("--pictures", type=Path, help="write the figures to this folder")
+    add("--pictures", type=Path, metavar="FOLDER", default=Path("recall-output"), help="folder of figures")
+    add("--no-pictures", dest="pictures", action="store_const", const=None, help="draw nothing")
     add("--jobs", type=int, default=2, help="number of processes")
     add("--backend", default="numba", choices=("numba", "chunks", "reference"), help="backend of the memories")
 
@@ -56,29 +65,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         check(args)
         return train(args) if args.train else evaluate(args)
-    except ModuleNotFoundError as missing:
-        print(f"linattn recall: {missing.name} not installed: pip install 'linattn_np[lab]'", file=sys.stderr)
-    except (ValueError, OSError) as problem:
+    except (ValueError, OSError, ModuleNotFoundError) as problem:
         print(f"linattn recall: {problem}", file=sys.stderr)
     return 2
 
 
-def check_installed(args: argparse.Namespace) -> None:
-    """Raise ModuleNotFoundError that names the missing packages which the run or its workers would import later."""
-    names = ["tqdm", "threadpoolctl", *([] if args.train else ["rich"]), *(["matplotlib"] if args.pictures else [])]
-    missing = []
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            missing.append(name)
-    if missing:
-        raise ModuleNotFoundError(name=", ".join(missing))
-
-
 def check(args: argparse.Namespace) -> None:
     """Raise ValueError for invalid options."""
-    check_installed(args)
+    names = ["tqdm", "threadpoolctl", *([] if args.train else ["rich", *(["matplotlib"] if args.pictures else [])])]
+    require(*names, without_pictures="--no-pictures")  # here, not in a worker
     for option, chosen, known in (("memories", args.memories, (*MEMORIES, *FIXED)), ("levels", args.levels, LEVELS)):
         unknown = [str(x) for x in chosen if x not in known]
         if unknown:
@@ -91,8 +86,12 @@ def check(args: argparse.Namespace) -> None:
     for path in (args.json, args.markdown, args.out):  # fail before the work, not after it
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+    if args.pictures and not args.train:
+        args.pictures.mkdir(parents=True, exist_ok=True)
     if (args.train is None) != (args.out is None):
         raise ValueError("--train SET and --out FILE go together")
+    if args.train and args.read:
+        raise ValueError("--train learns gates, --read reports on results; choose one")
     if args.train and args.text:
         raise ValueError("--train reads CPython's built-in help only; omit --text")
 
@@ -118,28 +117,43 @@ def learning_cost(job: LearningJob) -> int:
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    """Evaluate the memories and report."""
-    from rich.console import Console
-
-    from .report import print_report, write_json, write_markdown
-
+    """Evaluate the memories, or read the results of a run, and report."""
     begun = time.perf_counter()
-    scores = measure(args)
+    scores, run = read_json(args.read) if args.read else (measure(args), None)
     claims = verdict(scores)
-    print_report(scores, claims, Console(width=None if sys.stdout.isatty() else 160))
-    seconds = time.perf_counter() - begun
-    print(f"{seconds:.0f} s, {args.jobs} processes")
+    for sentence in sentences(scores):
+        write_text(sentence)
+        sys.stdout.write("\n")
+    write_table(overview(scores))
+    sys.stdout.write("\n")
+    for indent, line in verdict_lines(claims):
+        write_text(line, indent)
+    if claims:
+        sys.stdout.write("\n")
+        write_text(WORDS)
+    if args.full:
+        for table in tables(scores, claims):
+            write_table(table)
+        write_text(CAUTION)
+    run = run or about_run(scores) | about_process(args, time.perf_counter() - begun)
+    sys.stdout.write(f"\n{run['seconds']} s, {run['processes']} process{'es' * (run['processes'] > 1)}"
+                     f"{'' if args.full else '; all tables: --full'}\n")
     if args.json:
-        run = {"seconds": round(seconds), "processes": args.jobs, "backend": args.backend}
-        run["load"] = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None  # including this run
         write_json(args.json, scores, claims, run)
     if args.markdown:
         write_markdown(args.markdown, scores, claims)
     if args.pictures:
         from .pictures import draw_all
 
-        draw_all(args.pictures, scores)
+        drawn = draw_all(args.pictures, scores)
+        sys.stdout.write(f"pictures: {args.pictures}{os.sep} ({len(drawn)} files, from {drawn[0]} to {drawn[-1]})\n")
     return 0
+
+
+def about_process(args: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """How long the run took, and where."""
+    load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None  # including this run
+    return {"seconds": round(seconds), "processes": args.jobs, "backend": args.backend, "load": load}
 
 
 def measure(args: argparse.Namespace) -> Scores:
@@ -158,7 +172,7 @@ def measure(args: argparse.Namespace) -> Scores:
         for level in args.levels
         for seed in seeds
     ]
-    results = run_jobs(probe_cell, jobs, lambda job: job.length, args.jobs, "recall")
+    results = run_jobs(probe_cell, jobs, tokens_read, args.jobs, "recall", tokens_read)
     tested = {name: {seed: gate_set[seed] for seed in seeds} for name, gate_set in gate_sets.items()}
     return Scores([score for _, cell in results for score in cell], depths, tested, args.text)
 

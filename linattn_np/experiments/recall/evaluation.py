@@ -97,6 +97,11 @@ def runs(job: CellJob) -> Iterator[tuple[str | None, str, Logits]]:
                 yield gates, name, gate_set[job.seed][name].logits
 
 
+def tokens_read(job: CellJob) -> int:
+    """Tokens that all memories of a cell read, the stream of the traced needle included."""
+    return job.length * (len(job.depths) + 1) * sum(1 for _ in runs(job))
+
+
 def read_streams(
     streams: Streams, classes: np.ndarray, values: np.ndarray, contexts: np.ndarray, traced: int
 ) -> Reading:

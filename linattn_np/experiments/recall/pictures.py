@@ -29,27 +29,35 @@ COLOURS = {
 STATE_LEVELS = (1, 2)  # repeated sentences and real prose: they differ in the growth of the state
 
 
-def draw_all(folder: Path, scores: Scores) -> None:
-    """Write recall-*.png to the folder."""
+def draw_all(folder: Path, scores: Scores) -> list[str]:
+    """Write recall-*.png to the folder; their names."""
     import matplotlib
 
     matplotlib.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
     for gates in scores.gate_sets:
-        save(heat_maps(scores, gates), folder / f"recall-heat-{gates}.png")
-        save(signal_and_noise(scores, gates), folder / f"recall-votes-{gates}.png")
-        save(state_size(scores, gates), folder / f"recall-state-{gates}.png")
-    if any(scores.memories(gates) for gates in scores.gate_sets):
-        save(learned_gates(scores), folder / "recall-gates.png")
-        save(loss_against_needles(scores), folder / "recall-loss.png")
+        drawn.append(save(heat_maps(scores, gates), folder / f"recall-heat-{gates}.png"))
+        drawn.append(save(signal_and_noise(scores, gates), folder / f"recall-votes-{gates}.png"))
+        drawn.append(save(state_size(scores, gates), folder / f"recall-state-{gates}.png"))
+    if scores.learned:
+        drawn.append(save(learned_gates(scores), folder / "recall-gates.png"))
+        drawn.append(save(loss_against_needles(scores), folder / "recall-loss.png"))
+    return drawn
 
 
-def save(figure: "Figure", path: Path) -> None:
-    """Write one PNG at page resolution."""
+def save(figure: "Figure", path: Path) -> str:
+    """Write one PNG at page resolution; its name."""
     import matplotlib.pyplot as plt
 
     figure.savefig(path, dpi=80)
     plt.close(figure)
+    return path.name
+
+
+def title_of(scores: Scores, memory: str) -> str:
+    """The name of a memory, and whether gates were learned in it."""
+    return f"{memory} ({'gates learned' if memory in scores.learned else 'nothing learned'})"
 
 
 def grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple["Figure", np.ndarray]:
@@ -75,10 +83,10 @@ def heat_maps(scores: Scores, gates: str) -> "Figure":
     shown = np.unique(np.linspace(0, len(scores.depths) - 1, min(6, len(scores.depths))).astype(int))
     axes[0, 0].set_yticks(shown, [f"{100 * scores.depths[i]:.0f}" for i in shown])
     for ax, memory in zip(axes[0], memories, strict=True):
-        ax.set_title(memory)
+        ax.set_title(title_of(scores, memory).replace(" (", "\n("), fontsize=9)
     figure.supxlabel("tokens")
     figure.colorbar(image, ax=axes, label="characters right", fraction=0.02)
-    figure.suptitle(f"Needle in a haystack, gates learned from {gates}")
+    figure.suptitle(f"Needle in a haystack; learned gates are those from {gates}")
     return figure
 
 
@@ -96,12 +104,12 @@ def signal_and_noise(scores: Scores, gates: str) -> "Figure":
             ax = axes[part, column]
             for memory, points in votes_by_memory(scores, gates, level):
                 shown = np.where(points[:, part] > 1e-5, points[:, part], np.nan)  # 0 cannot be drawn on a log axis
-                ax.plot(scores.lengths, shown, label=memory, **style(memory))
+                ax.plot(scores.lengths, shown, label=title_of(scores, memory), **style(memory))
             log_axes(ax, scores.lengths)
             ax.set_title(f"level {level}: {name}")
             ax.set_xlabel("tokens")
     name_lines(figure, axes[0, 0])
-    figure.suptitle(f"How an answer is lost, gates learned from {gates}")
+    figure.suptitle(f"How an answer is lost; learned gates are those from {gates}")
     return figure
 
 
@@ -111,11 +119,11 @@ def state_size(scores: Scores, gates: str) -> "Figure":
     figure, axes = grid(1, len(levels), 4.6, 3.2, sharey=True)
     for ax, level in zip(axes[0], levels, strict=True):
         for memory, points in votes_by_memory(scores, gates, level):
-            ax.plot(scores.lengths, points[:, 2], label=memory, **style(memory))
+            ax.plot(scores.lengths, points[:, 2], label=title_of(scores, memory), **style(memory))
         log_axes(ax, scores.lengths)
         ax.set(title=f"level {level}: size of the state", xlabel="tokens")
     name_lines(figure, axes[0, 0])
-    figure.suptitle(f"Gates learned from {gates}")
+    figure.suptitle(f"Learned gates are those from {gates}")
     return figure
 
 

@@ -1,57 +1,38 @@
-"""The results of a run as tables on a terminal, as Markdown and as JSON."""
+"""The tables of a run, and its results as JSON."""
 
-import io
+from __future__ import annotations
+
 import json
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import linattn_np as la
 
-from .gates import encode
+from ..tables import TextTable, markdown_table
+from .evaluation import Score
+from .gates import decode, encode
 from .memories import sigmoid, softplus
 from .scores import Scores
 from .streams import LEVELS
 from .text import CLASSES
-from .verdict import CAUTION, Claim
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+from .verdict import CAUTION, WORDS, Claim
 
 Cell = Callable[[str | None, str, int, int], str]
-
-
-def print_report(scores: Scores, claims: list[Claim], console: "Console") -> None:
-    """Print all tables to a terminal."""
-    for table in tables(scores, claims):
-        console.print(table)
-    console.print(CAUTION, highlight=False)
+HELP = "pydoc_data.topics, second half"
 
 
 def write_markdown(path: Path, scores: Scores, claims: list[Claim]) -> None:
     """Write all tables as a Markdown page."""
-    from rich import box
-    from rich.console import Console
-
-    page = io.StringIO()
-    console = Console(file=page, width=500)
-    for table in tables(scores, claims):
-        page.write(f"**{table.title}**\n")
-        table.title, table.box = None, box.MARKDOWN
-        for row in table.rows:
-            row.end_section = False
-        console.print(table)
-    lines = [line.rstrip() for line in page.getvalue().splitlines()]
-    path.write_text("\n".join([*lines, CAUTION, ""]), "utf8")
+    path.write_text("\n".join([*map(markdown_table, tables(scores, claims)), WORDS, "", CAUTION, ""]), "utf8")
 
 
-def tables(scores: Scores, claims: list[Claim]) -> Iterator["Table"]:
+def tables(scores: Scores, claims: list[Claim]) -> Iterator[TextTable]:
     """Answers, characters and vote statistics by level; the learned gates; the verdict."""
     kinds: tuple[tuple[str, Cell], ...] = (
         (f"whole answer right, 95 % interval, {scores.streams} streams a cell", lambda *at: interval_text(scores, *at)),
@@ -60,29 +41,30 @@ def tables(scores: Scores, claims: list[Claim]) -> Iterator["Table"]:
     )
     for what, cell in kinds:
         for level in scores.levels:
-            yield level_table(scores, level, f"Level {level} ({LEVELS[level]}): {what}", cell)
+            yield level_table(scores, level, f"Level {level} ({LEVELS[level]}): {what}; {who_learned(scores)}", cell)
     if scores.gate_sets:
         yield gates_table(scores)
-    if claims:
-        for decide in (True, False):
+    for decide in (True, False):
+        if any(claim.decides == decide for claim in claims):
             yield claims_table(claims, list(scores.gate_sets), decide)
 
 
-def level_table(scores: Scores, level: int, title: str, cell: Cell) -> "Table":
-    """One level: a row per memory, those without learned gates first; a column per length."""
-    from rich.table import Table
+def who_learned(scores: Scores) -> str:
+    """The memories with learned gates, and those in which nothing is learned."""
+    learned = scores.learned
+    fixed = scores.memories(None)
+    return "; ".join([*([f"gates learned: {', '.join(learned)}"] if learned else []),
+                      *([f"nothing learned: {', '.join(fixed)}"] if fixed else [])])
 
-    table = Table(title=title, title_justify="left")
-    table.add_column("gates")
-    table.add_column("memory")
-    for length in scores.lengths:
-        table.add_column(str(length), justify="right")
+
+def level_table(scores: Scores, level: int, title: str, cell: Cell) -> TextTable:
+    """One level: a row per memory, those without learned gates first; a column per length."""
+    rows = []
     for gates in (None, *scores.gate_sets):
         for memory in scores.memories(gates):
-            row = [cell(gates, memory, level, length) for length in scores.lengths]
-            table.add_row("none learned" if gates is None else gates, memory, *row)
-        table.add_section()
-    return table
+            cells = [cell(gates, memory, level, length) for length in scores.lengths]
+            rows.append(["nothing learned" if gates is None else gates, memory, *cells])
+    return TextTable(title, ["gates", "memory", *map(str, scores.lengths)], rows, sections=True)
 
 
 def interval_text(scores: Scores, gates: str | None, memory: str, level: int, length: int) -> str:
@@ -97,21 +79,17 @@ def votes_text(scores: Scores, gates: str | None, memory: str, level: int, lengt
     return "-" if votes is None else f"{votes[0]:.3f} / {votes[1]:.3f} / {votes[2]:.0f}"
 
 
-def gates_table(scores: Scores) -> "Table":
+def gates_table(scores: Scores) -> TextTable:
     """Learned gates, means over the seeds: write strengths and decays by class, held-out loss."""
-    from rich.table import Table
-
-    table = Table(title="Learned gates: write strength and decay of a token by its class", title_justify="left")
-    for name in ("gates", "memory", "gate", *CLASSES, "loss"):
-        table.add_column(name, justify="right" if name in (*CLASSES, "loss") else "left")
+    rows = []
     for gates in scores.gate_sets:
         for memory in scores.memories(gates):
             loss = f"{scores.losses(gates, memory).mean():.4f}"
             for kind, values in gate_values(scores, gates, memory).items():
                 form = ".5f" if kind == "decay" else ".3f"
-                table.add_row(gates, memory, kind, *(f"{x:{form}}" for x in values), loss)
-        table.add_section()
-    return table
+                rows.append([gates, memory, kind, *(f"{x:{form}}" for x in values), loss])
+    title = "Learned gates: write strength and decay of a token by its class"
+    return TextTable(title, ["gates", "memory", "gate", *CLASSES, "loss"], rows, left=3, sections=True)
 
 
 def gate_values(scores: Scores, gates: str, memory: str) -> dict[str, np.ndarray]:
@@ -130,46 +108,50 @@ def gate_values(scores: Scores, gates: str, memory: str) -> dict[str, np.ndarray
     return {kind: np.mean(values, axis=0) for kind, values in by_kind.items()}
 
 
-def claims_table(claims: list[Claim], gate_sets: list[str], decide: bool) -> "Table":
-    """A row per claim, a column per gate set: conclusion, paired difference, half-width of its 95 % interval."""
-    from rich.table import Table
-
+def claims_table(claims: list[Claim], gate_sets: list[str], decide: bool) -> TextTable:
+    """A row per prediction, a column per gate set: verdict, paired difference, half-width of its 95 % interval."""
     title = "one thing: these decide" if decide else "more than one thing: these explain nothing alone"
-    table = Table(title=f"Pairs that differ in {title}", title_justify="left")
-    for name in ("conclusion", "comparison", "differ in", *gate_sets):
-        table.add_column(name)
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for claim in claims:
         if claim.decides == decide:
-            cells = (claim.conclusion, f"{claim.says}: {claim.comparison}", " and ".join(claim.differ_in))
+            cells = (claim.hypothesis, claim.prediction, claim.where, " and ".join(claim.differ_in))
             rows.setdefault(cells, {})[claim.gates] = found_text(claim)
-    for row, by_set in rows.items():
-        table.add_row(*row, *(by_set.get(name, "-") for name in gate_sets))
-    return table
+    columns = ["hypothesis", "prediction", "tested at", "differ in", *gate_sets]
+    lines = [[*row, *(by_set.get(name, "-") for name in gate_sets)] for row, by_set in rows.items()]
+    return TextTable(f"Pairs that differ in {title}", columns, lines, left=len(columns), sections=True)
 
 
 def found_text(claim: Claim) -> str:
-    """For example: shows +0.91 ± 0.08; losses with their unit."""
+    """For example: supported +0.91 ± 0.08; losses with their unit."""
+    return f"{claim.found.word} {difference_text(claim)}"
+
+
+def difference_text(claim: Claim) -> str:
+    """Difference and half-width of its interval."""
     difference = claim.found
     if claim.unit == "of whole answers":
-        return f"{difference.word} {difference.mean:+.2f} ± {difference.half_width:.2f}"
-    return f"{difference.word} {difference.mean:+.4f} ± {difference.half_width:.4f} nats"
+        return f"{difference.mean:+.2f} ± {difference.half_width:.2f}"
+    return f"{difference.mean:+.4f} ± {difference.half_width:.4f} nats"
+
+
+def about_run(scores: Scores) -> dict[str, Any]:
+    """Settings and versions."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "linattn_np": la.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "text": scores.text or HELP,
+        "streams_per_cell": scores.streams,
+    }
 
 
 def as_json(scores: Scores, claims: list[Claim], run: dict[str, Any]) -> dict[str, Any]:
-    """All measured values, rounded, with the settings and versions of the run; `run` adds to these."""
+    """All measured values, rounded, and the settings and versions of the run."""
     return {
         "about": CAUTION,
-        "run": {
-            "date": datetime.now(UTC).date().isoformat(),
-            "linattn_np": la.__version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "machine": platform.machine(),
-            "text": scores.text or "pydoc_data.topics, second half",
-            "streams_per_cell": scores.streams,
-            **run,
-        },
+        "run": run,
         "depths": [round(depth, 3) for depth in scores.depths],
         "scores": [{key: rounded(x) for key, x in asdict(score).items()} for score in scores.all],
         "gates": {
@@ -205,3 +187,16 @@ def write_json(path: Path, scores: Scores, claims: list[Claim], run: dict[str, A
         else:
             lines.append(f"{json.dumps(key)}: {json.dumps(part)}")
     path.write_text("{\n " + ",\n ".join(lines) + "\n}\n", "utf8")
+
+
+def read_json(path: Path) -> tuple[Scores, dict[str, Any]]:
+    """The scores that `write_json` wrote, and the settings and versions of their run."""
+    parts = json.loads(path.read_text("utf8"))
+    if not isinstance(parts, dict) or not {"scores", "depths", "gates", "run"} <= set(parts):
+        raise ValueError(f"{path} holds no results of linattn recall")
+    gate_sets = {name: {int(seed): decode(memories) for seed, memories in gate_set.items()}
+                 for name, gate_set in parts["gates"].items()}  # fmt: skip
+    text = parts["run"]["text"]
+    scores = Scores([Score(**score) for score in parts["scores"]], tuple(parts["depths"]), gate_sets,
+                    None if text == HELP else text)
+    return scores, parts["run"]

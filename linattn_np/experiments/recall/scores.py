@@ -38,6 +38,11 @@ class Scores:
         """The memories run with a gate set, or those without learned gates for None."""
         return list(dict.fromkeys(score.memory for score in self.all if score.gates == gates))
 
+    @property
+    def learned(self) -> list[str]:
+        """The memories run with learned gates."""
+        return list(dict.fromkeys(score.memory for score in self.all if score.gates is not None))
+
     def cell(self, gates: str | None, memory: str, level: int, length: int) -> list[Score]:
         """The scores of one memory, one per seed; a memory without learned gates belongs to every gate set."""
         selected = [

@@ -1,10 +1,12 @@
-"""Tests of published conclusions by paired comparisons of memories.
+"""Tests of published claims by paired comparisons of memories.
 
-The conclusions are those of the Gated DeltaNet paper (Yang, Kautz, Hatamizadeh, 2024) on needles in a haystack:
-decay hurts retention; gating filters; the delta rule memorises more, and the gated delta rule is best. Pairs of
-memories that differ in a single property decide; other pairs are reported separately. The expected direction of a
-difference is given, its outcome is measured.
+Hypotheses H1 to H4 are those of the Gated DeltaNet paper (Yang, Kautz, Hatamizadeh, 2024) on needles in a haystack, H5
+that of the MesaNet paper (von Oswald et al., 2025), that the least-squares fit is better than one step towards it.
+Pairs of memories that differ in a single property decide; other pairs are reported separately. The expected direction
+of a difference is given, its outcome is measured.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,14 +20,18 @@ CAUTION = (
 )
 LEAST, EQUIVALENT = 0.05, 0.10  # fractions of exact answers
 LEAST_LOSS, EQUIVALENT_LOSS = 0.001, 0.002  # nats per token
+WORDS = (
+    f"Verdicts on 'A recalls more than B' are about A - B in whole answers, with its 95 % interval. supported: above 0 "
+    f"and at least {LEAST:.2f}; contradicted: B recalls more, by as much; no difference: within {EQUIVALENT:.2f} of 0; "
+    f"inconclusive: none of these. Losses: the same with {LEAST_LOSS} and {EQUIVALENT_LOSS} nats."
+)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """`more` is claimed to be correct more often than `less`; `where` selects a length: near, middle or far."""
+    """`more` is predicted to be correct more often than `less`; `where` selects a length: near, middle or far."""
 
-    conclusion: str
-    says: str
+    hypothesis: str
     more: str
     less: str
     level: int
@@ -38,37 +44,42 @@ class Pair:
         return len(self.differ_in) == 1
 
 
-HURTS, FILTERS, MEMORISES, BEST = (
-    "1 decay hurts retention",
-    "2 gating filters, the delta rule alone does not",
-    "3 the delta rule memorises more",
-    "4 gated delta is best",
+LOSES, FILTERS, HOLDS, BEST, FITS = (
+    "H1: a decay makes a memory lose facts",
+    "H2: gates keep a fact through long prose, the delta rule alone does not",
+    "H3: a memory that erases holds longer answers",
+    "H4: the gated delta rule is the best memory",
+    "H5: a least-squares fit recalls more than one step of the delta rule",
 )
+FIT = ("least-squares fit", "learned gates")  # nothing is learned in mesa_net
 PAIRS = (
-    Pair(HURTS, "without decay the delta rule keeps more", "delta", "gated_delta", 1, "far", ("decay",)),
-    Pair(HURTS, "the delta rule keeps what mamba2 loses", "delta", "mamba2", 1, "far", ("decay", "erasing")),
-    Pair(HURTS, "erasing helps where decay is learned", "gated_delta", "mamba2", 1, "far", ("erasing", "untied gates")),
-    Pair(FILTERS, "a write gate filters, adding", "write_gate", "linear", 2, "middle", ("write gate",)),
-    Pair(FILTERS, "a write gate filters, erasing", "delta", "delta_one", 2, "middle", ("write gate",)),
-    Pair(FILTERS, "a decay gate filters", "gated_delta", "delta", 2, "middle", ("decay",)),
-    Pair(FILTERS, "adding holds longer than erasing", "write_gate", "delta", 2, "far", ("erasing",)),
-    Pair(FILTERS, "mamba2 holds longer than the delta rule", "mamba2", "delta", 2, "far", ("decay", "erasing")),
-    Pair(MEMORISES, "erasing memorises more", "delta", "write_gate", 3, "near", ("erasing",)),
-    Pair(MEMORISES, "the delta rule memorises more than mamba2", "delta", "mamba2", 3, "near", ("decay", "erasing")),
-    Pair(BEST, "decay on top of the delta rule helps", "gated_delta", "delta", 3, "near", ("decay",)),
-    Pair(BEST, "better than mamba2", "gated_delta", "mamba2", 3, "near", ("erasing", "untied gates")),
-)
+    Pair(LOSES, "delta", "gated_delta", 1, "far", ("decay",)),
+    Pair(LOSES, "delta", "mamba2", 1, "far", ("decay", "erasing")),
+    Pair(LOSES, "gated_delta", "mamba2", 1, "far", ("erasing", "untied gates")),
+    Pair(FILTERS, "write_gate", "linear", 2, "middle", ("write gate",)),
+    Pair(FILTERS, "delta", "delta_one", 2, "middle", ("write gate",)),
+    Pair(FILTERS, "gated_delta", "delta", 2, "middle", ("decay",)),
+    Pair(FILTERS, "write_gate", "delta", 2, "far", ("erasing",)),
+    Pair(FILTERS, "mamba2", "delta", 2, "far", ("decay", "erasing")),
+    Pair(HOLDS, "delta", "write_gate", 3, "near", ("erasing",)),
+    Pair(HOLDS, "delta", "mamba2", 3, "near", ("decay", "erasing")),
+    Pair(BEST, "gated_delta", "delta", 3, "near", ("decay",)),
+    Pair(BEST, "gated_delta", "mamba2", 3, "near", ("erasing", "untied gates")),
+    *(Pair(FITS, "mesa_net", less, level, where, (*FIT, *decay))
+      for less, decay in (("delta", ()), ("gated_delta", ("decay",)))
+      for level, where in ((1, "far"), (2, "middle"), (3, "near"))),
+)  # fmt: skip
 PREDICTS = (("mamba2", ("erasing", "untied gates")), ("delta", ("decay",)))  # memories whose held-out loss is compared
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One comparison under one gate set, and its outcome."""
+    """One prediction under one gate set, and its outcome."""
 
     gates: str
-    conclusion: str
-    says: str
-    comparison: str
+    hypothesis: str
+    prediction: str
+    where: str
     differ_in: tuple[str, ...]
     found: Difference
     unit: str = "of whole answers"
@@ -80,14 +91,14 @@ class Claim:
 
 
 def verdict(scores: Scores) -> list[Claim]:
-    """Every claim that the memories, levels and gate sets of a run can decide, ordered by conclusion."""
+    """Every claim that the memories, levels and gate sets of a run can decide, ordered by hypothesis."""
     decided = [
         claim
         for gates in scores.gate_sets
         for claims in (needle_claims, length_claims, loss_claims)
         for claim in claims(scores, gates)
     ]
-    return sorted(decided, key=lambda claim: claim.conclusion)
+    return sorted(decided, key=lambda claim: claim.hypothesis)
 
 
 def needle_claims(scores: Scores, gates: str) -> Iterator[Claim]:
@@ -97,9 +108,10 @@ def needle_claims(scores: Scores, gates: str) -> Iterator[Claim]:
         if {pair.more, pair.less} <= tested(scores, gates) and pair.level in scores.levels:
             length = at[pair.where]
             more, less = (scores.exact(gates, memory, pair.level, length) for memory in (pair.more, pair.less))
-            comparison = f"{pair.more} - {pair.less}, level {pair.level}, {length}"
             difference = paired_difference(more - less, LEAST, EQUIVALENT)
-            yield Claim(gates, pair.conclusion, pair.says, comparison, pair.differ_in, difference)
+            prediction = f"{pair.more} recalls more than {pair.less}"
+            where = f"level {pair.level}, {length} tokens"
+            yield Claim(gates, pair.hypothesis, prediction, where, pair.differ_in, difference)
 
 
 def length_claims(scores: Scores, gates: str) -> Iterator[Claim]:
@@ -107,9 +119,9 @@ def length_claims(scores: Scores, gates: str) -> Iterator[Claim]:
     if "delta" in tested(scores, gates) and 2 in scores.levels and len(scores.lengths) > 1:
         at = picked_lengths(scores)
         near, far = (scores.exact(gates, "delta", 2, at[where]) for where in ("near", "far"))
-        comparison = f"delta at {at['near']} - at {at['far']}, level 2"
         difference = paired_difference(near - far, LEAST, EQUIVALENT)
-        yield Claim(gates, FILTERS, "new keys overwrite what the delta rule holds", comparison, ("length",), difference)
+        prediction = f"delta recalls more at {at['near']} tokens than at {at['far']}"
+        yield Claim(gates, FILTERS, prediction, "level 2", ("length",), difference)
 
 
 def loss_claims(scores: Scores, gates: str) -> Iterator[Claim]:
@@ -118,8 +130,8 @@ def loss_claims(scores: Scores, gates: str) -> Iterator[Claim]:
         if {"gated_delta", other} <= tested(scores, gates):
             x = scores.losses(gates, other) - scores.losses(gates, "gated_delta")
             difference = paired_difference(x, LEAST_LOSS, EQUIVALENT_LOSS)
-            comparison = f"held-out loss, {other} - gated_delta"
-            yield Claim(gates, BEST, "it predicts text better", comparison, differ_in, difference, "nats per token")
+            prediction = f"gated_delta predicts prose better than {other}"
+            yield Claim(gates, BEST, prediction, "held-out loss", differ_in, difference, "nats per token")
 
 
 def tested(scores: Scores, gates: str) -> set[str]:

@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...runtime.arrays import Array, cast, device, sum_to
-from ...runtime.shapes import Chunk, Sequence, chunks
+from ...runtime.shapes import Sequence, chunks, segments
 from .. import definition as recurrence
 from .. import policy
 from ..blocks import Block, assemble, blocks_of, cut, cut_all, run
 from ..heads import TokenBuffer, gather_states, gradient_buffers, groups, initial_state, split, split_all
+from ..segments import Segments, Table, gradients_at, with_positions
 from ..types import Inputs, Plan, Saved
 from . import parallel, running, scan
 
@@ -38,24 +39,37 @@ class _Job(NamedTuple):
     """One sequence of one block."""
 
     sequence: Sequence
-    table: list[Chunk]
+    tables: list[Table]  # of its segments
     block: Block
 
 
 def _jobs(core: Inputs, plan: Plan) -> list[_Job]:
     """All blocks of the first sequence, of the second, ..."""
     lengths = [policy.array_chunk(plan, s.stop - s.start) for s in plan.sequences]
-    return [_Job(s, chunks(s, C), block) for s, C in zip(plan.sequences, lengths, strict=True)
-            for block in blocks_of(core, plan, C)]  # fmt: skip
+    return [_Job(s, [Table(chunks(part, C), part.at) for part in segments(s, plan.states_at or ())], block)
+            for s, C in zip(plan.sequences, lengths, strict=True) for block in blocks_of(core, plan, C)]  # fmt: skip
 
 
 def _states(plan: Plan, jobs: list[_Job], parts: list[Array], like: list[Array]) -> Array:
     """The public array of the states of all jobs, `parts`; `like` are states of whole sequences, for their shapes."""
-    states = []
+    each = zip(plan.sequences, like, strict=True)
+    return gather_states(plan, [_assembled(plan, jobs, parts, sequence, S) for sequence, S in each])
+
+
+def _assembled(plan: Plan, jobs: list[_Job], parts: list[Array], sequence: Sequence, like: Array) -> Array:
+    """The state of a sequence in core layout, from those of its jobs."""
+    own = [n for n, job in enumerate(jobs) if job.sequence is sequence]
+    return assemble(plan, [jobs[n].block for n in own], [parts[n] for n in own], like.shape)
+
+
+def _with_positions(plan: Plan, jobs: list[_Job], ends: list[list[Array]], like: list[Array]) -> Any:
+    """The public final state from those at the ends of the segments of all jobs, and the states at positions."""
+    at = []
     for sequence, S in zip(plan.sequences, like, strict=True):
-        of_sequence = [n for n, job in enumerate(jobs) if job.sequence is sequence]
-        states.append(assemble(plan, [jobs[n].block for n in of_sequence], [parts[n] for n in of_sequence], S.shape))
-    return gather_states(plan, states)
+        tables = next(job.tables for job in jobs if job.sequence is sequence)
+        at += [_assembled(plan, jobs, [each[min(n, len(each) - 1)] for each in ends], sequence, S)
+               for n, table in enumerate(tables) if table.at >= 0]  # fmt: skip
+    return with_positions(plan, _states(plan, jobs, [each[-1] for each in ends], like), at)
 
 
 def forward(
@@ -69,20 +83,21 @@ def forward(
         out = TokenBuffer(xp, (*x.v.shape[:-2], H, x.v.shape[-1]), x.v.dtype, device(x.v))
     jobs = _jobs(core, plan)
     begins = {s: initial_state(core, plan, state, s.row, G) for s in plan.sequences}
-    ends, residuals = [None] * len(jobs), [None] * len(jobs)
+    ends: list[list[Array]] = [[] for _ in jobs]
+    residuals: list[Any] = [None for _ in jobs]
 
     def run_job(n: int, put: Any) -> None:
-        sequence, table, block = jobs[n]
+        sequence, tables, block = jobs[n]
         form, S = _form_of(plan, sequence.stop - sequence.start, states), cut(begins[sequence], block)
-        ends[n], residuals[n] = form.forward(cut_all(core, block), plan, table, S, put)
+        ends[n], residuals[n] = Segments(form, tables).forward(cut_all(core, block), plan, S, put)
 
     run([partial(run_job, n, out.part(job.block, G).put if out is not None else None) for n, job in enumerate(jobs)],
         math.prod(x.v.shape))  # fmt: skip
-    end = _states(plan, jobs, ends, [begins[s] for s in plan.sequences])
+    end = _with_positions(plan, jobs, ends, [begins[s] for s in plan.sequences])
     return None if out is None else out.done(), end, Saved(x, plan, state, (jobs, residuals, states))
 
 
-def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, _, (jobs, residuals, states) = saved
     xp, G = plan.xp, groups(x)
@@ -90,12 +105,13 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     dcore = None if dout is None else split(xp, dout, G)
     buffers = gradient_buffers(x, plan)
     bonus: list[list[Array]] = [[] for _ in jobs]
-    ends = {s: initial_state(core, plan, dstate, s.row, G) for s in plan.sequences}
+    dend, dat = gradients_at(core, plan, dstate, G)
+    ends = {s: initial_state(core, plan, dend, s.row, G) for s in plan.sequences}
     begins = [None] * len(jobs)
 
     def run_job(n: int, parts: dict[str, TokenBuffer]) -> None:
-        sequence, table, block = jobs[n]
-        part = cut_all(core, block)
+        sequence, tables, block = jobs[n]
+        part, own = cut_all(core, block), [cut(d, block) for d in dat]
 
         def put(start: int, grads: dict[str, Array]) -> None:
             for name, d in grads.items():
@@ -105,7 +121,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
                     parts[name].put(start, d)
 
         form, dS = _form_of(plan, sequence.stop - sequence.start, states), cut(ends[sequence], block)
-        begins[n] = form.backward(part, plan, table, residuals[n], cut(dcore, block), dS, put)
+        begins[n] = Segments(form, tables).backward(part, plan, residuals[n], cut(dcore, block), dS, own, put)
 
     run([partial(run_job, n, {name: buffer.part(job.block, G) for name, buffer in buffers.items()})
          for n, job in enumerate(jobs)], math.prod(x.v.shape))  # fmt: skip

@@ -27,8 +27,8 @@ Run = Callable[..., Any]
 
 
 def applies(x: Inputs, plan: Plan) -> bool:
-    """Whether both orders compute a call: queries that are not causal, nothing decays or is erased, no chunk size."""
-    plain = x.q is not None and x.g is None and x.gv is None and x.erase is Erase.NONE
+    """Whether both orders compute a call: queries that are not causal, no decay, erase, chunk size or positions."""
+    plain = x.q is not None and x.g is x.gv is plan.states_at is None and x.erase is Erase.NONE
     return plain and not plan.causal and not isinstance(plan.chunk_size, int) and x.k.shape[-2] <= x.v.shape[-2]
 
 

@@ -7,8 +7,9 @@ start of every segment of 16 chunks; the backward recomputes the states inside a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import partial
+from itertools import takewhile
 
 from ...runtime.arrays import Array, cast
 from ...runtime.shapes import Chunk
@@ -27,11 +28,17 @@ from .one_chunk import (
     unstack,
 )
 
+CUTS = True  # a table may have chunks of any lengths, and states between them go out and in
+
 
 def forward(
-    core: Inputs, plan: Plan, table: list[Chunk], S: Array, put: Callable[[int, Array], None]
-) -> tuple[Array, list[Array]]:
-    """(final state, checkpoints: the state at the start of each segment); outputs go to put(start, out)."""
+    core: Inputs, plan: Plan, table: list[Chunk], S: Array, put: Callable[[int, Array], None],
+    found: Callable[[int, Array], None] | None = None, stops: Container[int] = (),
+) -> tuple[Array, list[Array]]:  # fmt: skip
+    """(final state, checkpoints: the state at the start of each segment); outputs go to put(start, out).
+
+    The state after each chunk that ends in `stops` goes to found(stop, S).
+    """
     checkpoints = []
     for n, (chunk, factors) in enumerate(_factors(core, plan, table, forward_part)):
         if n % policy.CHECKPOINT_CHUNKS == 0:
@@ -40,6 +47,8 @@ def forward(
         if f.out is not None:
             put(chunk.start, f.out)
         S = chunk_state(plan.xp, f, S)
+        if chunk.stop in stops and found is not None:
+            found(chunk.stop, S)
         del f, factors  # frees a batch of chunks before the next one is computed
     return S, checkpoints
 
@@ -52,8 +61,12 @@ def backward(
     dout: Array | None,
     dS: Array,
     put: Callable[[int, dict[str, Array]], None],
+    added: Mapping[int, Array] | None = None,
 ) -> Array:
-    """dS_0; gradients go to put(start, gradients). Segments go from last to first, each recomputed first."""
+    """dS_0; gradients go to put(start, gradients). Segments go from last to first, each recomputed first.
+
+    added: by its last token, the gradient of the state after a chunk besides that of what reads it later.
+    """
     xp, T = plan.xp, plan.xp.matrix_transpose
     for n in reversed(range(len(checkpoints))):
         recomputed, S = [], checkpoints[n]
@@ -64,6 +77,7 @@ def backward(
             S = chunk_state(xp, f, S)
         for (start, stop), f, S in reversed(recomputed):
             d = None if dout is None else cast(xp, dout[..., start:stop, :], plan.dtype)
+            dS = dS + added[stop] if added is not None and stop in added else dS
             readers, grads = chunk_cotangents(xp, f, plan, d, partial(_read, dS))
             dread = [r.c @ T(S) for r in readers]
             dwrite = [w.w @ T(dS) for w in f.writers]
@@ -85,8 +99,7 @@ def _factors(
     while n < len(table):
         C = table[n].stop - table[n].start
         group = table[n : n + batched_chunks(core, C)]
-        if group[-1].stop - group[-1].start != C:  # the last chunk of a sequence may be shorter
-            group = group[:-1]
+        group = list(takewhile(partial(_has_length, C), group))  # one at a position may be shorter
         x, n = take(xp, core, group[0].start, group[-1].stop, plan.dtype), n + len(group)
         if len(group) == 1:
             yield group[0], part(chunk_factors(xp, x, plan))
@@ -94,6 +107,10 @@ def _factors(
         factors = unstack(xp, part(chunk_factors(xp, fold(xp, x, len(group), C), plan)), len(group))
         while factors:
             yield group[-len(factors)], factors.pop(0)
+
+
+def _has_length(C: int, chunk: Chunk) -> bool:
+    return chunk.stop - chunk.start == C
 
 
 def batched_chunks(core: Inputs, C: int) -> int:

@@ -8,7 +8,7 @@ with; the first segment is short, so that few chunks are walked once more.
 from __future__ import annotations
 
 from ...ops.cpu.products import FULL, product
-from ...ops.cpu.rows import add_weighted_rows, clear, fill, scale_rows, scaled
+from ...ops.cpu.rows import add, add_weighted_rows, clear, fill, scale_rows, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
 from ...runtime.pieces.views import as_row, transposed
@@ -111,16 +111,18 @@ def walk_segment(w: Work):
 @piece
 def begin_states(w: Work):
     """S before the task, and dS after it: the call's, or what another task has left."""
-    if w.EARLIER:
-        load_all(w, w.starts, w.FROM, 1)
-    else:
-        load_all(w, w.in_state, w.STATE, w.started)
     if w.LATER and w.apart:
         load_gradient(w, w.ends, w.TO, 1)
     elif w.LATER:
         load_gradient(w, w.out_dstate, w.STATE, 1)
     else:
         load_gradient(w, w.in_dstate, w.STATE, w.has_dstate)
+    if w.AT:
+        add_gradient(w)
+    if w.EARLIER:
+        load_all(w, w.starts, w.FROM, 1)
+    else:
+        load_all(w, w.in_state, w.STATE, w.started)
 
 
 @piece
@@ -129,6 +131,15 @@ def load_gradient(w: Work, x: Stored, state: Whole, given: Whole):
     load_state(w, x, state, w.dS, given)
     if w.averaged:
         load_z(w, x, state, w.dz, given)
+
+
+@piece
+def add_gradient(w: Work):
+    """dS, and dz, += the gradient of the state at the position that the task ends at; S, and z, are lost."""
+    load_all(w, w.in_dstates, w.AT - 1, 1)
+    add(w.S, w.dS)
+    if w.averaged:
+        add(as_row(w.z), as_row(w.dz))
 
 
 @piece
@@ -143,6 +154,8 @@ def backward(w: Work, first: Whole, last: Whole):
             if w.bonus:
                 load(w.in_u, (0, h, 0), (0, w.K), w.u)
                 clear(w.du)
+                if w.LATER:
+                    load(w.out_du, (0, h, w.STATE), (0, w.K), w.du)
             begin_states(w)
             if w.FIRST < w.STOP:
                 find_states(w)
@@ -191,6 +204,8 @@ def reverse(w: Work, first: Whole, last: Whole):
             load_gradient(w, w.ends, w.TO, 1)
         else:
             load_gradient(w, w.in_dstate, w.STATE, w.has_dstate)
+        if w.AT:
+            add_gradient(w)
         if w.EARLIER:
             count = -(-(w.STOP - w.FIRST) // w.C)
             for i in range(count - 1, -1, -1):

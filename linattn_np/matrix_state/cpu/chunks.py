@@ -16,7 +16,7 @@ from .kernels import optional_of, storage_pieces
 from .layout import Cell, Features, layout
 from .run import Kernel, run
 from .strips import strips
-from .table import Table, is_direct
+from .table import Table, count_sequences, is_direct
 
 
 class Chunks:
@@ -24,7 +24,7 @@ class Chunks:
 
     def __init__(self, x: Inputs, plan: Plan, table: Table, rows: np.ndarray, started: bool, kept: int = 0):
         H, V = x.v.shape[-2:]
-        states, count = len(rows) * H, threads.num_threads()
+        states, count = count_sequences(rows) * H, threads.num_threads()
         columns = V if plan.average is not None else columns_of(V, states, count)
         cell = cell_of(x, plan, table, columns, started)
         optional = (*optional_of(cell), *storage_pieces(table.numbers, cell.dtype))

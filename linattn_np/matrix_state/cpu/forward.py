@@ -39,6 +39,14 @@ def save_state(w: Work, S: Matrix, x: Stored, state: Whole):
 
 
 @piece
+def save_all(w: Work, x: Stored, state: Whole):
+    """A head's columns of a state = S, and the column behind its values = z where outputs are averages."""
+    save_state(w, w.S, x, state)
+    if w.averaged:
+        save_z(w, w.z, x, state)
+
+
+@piece
 def expect(w: Work, x: Stored, head: Whole, first: Whole, count: Whole):
     """The lines of the next chunk's tokens, columns (first, count): products ask for some of them before each tile."""
     t, end, lines = w.t + w.c, w.lines[END], w.lines
@@ -89,7 +97,7 @@ def forward(w: Work, first: Whole, last: Whole):
             if w.averaged:
                 add_keys(w, w.z, w.z)
             w.t += w.c
-        save_state(w, w.S, w.starts, w.TO)
-        if w.averaged:
-            save_z(w, w.z, w.starts, w.TO)
+        save_all(w, w.starts, w.TO)
+        if w.AT:
+            save_all(w, w.out_states, w.AT - 1)
 

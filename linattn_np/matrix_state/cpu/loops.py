@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ...core import StatesAt
 from ...runtime import threads
 from ...runtime.arrays import cast, sum_to
+from ...runtime.pieces.memory import empty
 from ...runtime.pieces.workspace import SHARED
 from .. import policy
 from ..array import chunks
@@ -23,17 +25,18 @@ from .layout import Backward, Cell, layout
 from .recurrent import short
 from .replay import record as record
 from .run import Kernel, run
-from .strips import kept_strip, strips
+from .strips import kept_strip, segment_strip, strip_counts, strips
 from .systems import solve as solve
-from .table import CHUNKS, FIRST, HEAD, LEAD, STATE, STOP, TO, Table, from_pool, sequences
+from .table import AT, CHUNKS, HEAD, LATER, LEAD, STATE, TO, Table, count_sequences, from_pool, sequences
 
-HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients"))
+HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients",
+                     "states_at"))
 
 
 def handles(call: Any) -> frozenset[str]:
     """The capabilities for a call."""
     x, plan = call
-    plain = plan.causal and plan.features is plan.average is None and x.v.size and x.k.size
+    plain = plan.causal and plan.features is plan.average is plan.states_at is None and x.v.size and x.k.size
     return HANDLES | {"pools"} if plain else HANDLES
 
 
@@ -51,43 +54,74 @@ def describe(call: Any) -> str:
     return "a decay on the value axis walks the tokens forward, and goes back in chunks"
 
 
-def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray, Saved]:
-    """(out, final state, saved)."""
+def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray | None, Any, Saved]:
+    """(out, final state or StatesAt, saved)."""
     if not (x.v.size and x.k.size):  # nothing to walk over
         return chunks.forward(x, plan, state)
     (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     C = policy.cpu_chunk(plan, T)
     rows = sequences(plan, prod(lead), C)
-    out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
-    ragged = not plan.sequences or plan.sequences[0].row is not None
+    out = None if x.q is None else empty((*lead, T, table.asking, V), dtype)
+    ragged = plan.is_ragged
     in_place = state is not None and short.in_place(x, plan, state)
-    end: Any = state if in_place else np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
+    shape = (*([len(plan.sequences)] if ragged else lead), *state_shape(x, plan))
+    end: Any = state if in_place else empty(shape, dtype)
+    at = None if plan.states_at is None else np.empty(_shape_at(x, plan, ragged), dtype)
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, in_place)
     table.tokens("out", out, table.asking)
     table.of_plan(x, plan)
     table.states("in_state", state)
     table.states("out_state", end)
+    table.states("out_states", at)
     stepwise = short.is_stepwise(x, plan, rows)
-    if stepwise.any():
+    if stepwise.any() and at is None:
         short.run(x, plan, table, state, rows[stepwise])
-    kept, starts = kept_states(x, plan, rows, C) if plan.gradients and not stepwise.all() else (0, None)
+    kept, starts = kept_states(x, plan, rows, stepwise, C) if plan.gradients else (0, None)
+    if stepwise.any() and at is not None:
+        _run_segments(x, plan, table, state, rows[stepwise], (end, at, starts))
     table.states("starts", end if starts is None else starts)
     if not stepwise.all():
         walked = rows[~stepwise]
         Chunks(x, plan, table, walked, state is not None, kept).run(table.numbers, table)
         if starts is not None:
-            last = walked[:, TO] + np.maximum(-(-(walked[:, STOP] - walked[:, FIRST]) // kept), 1) - 1
-            end.reshape(-1, *end.shape[-3:])[walked[:, STATE]] = starts[last]
-    return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, starts)
+            walked = walked[walked[:, LATER] == 0]
+            end.reshape(-1, *end.shape[-3:])[walked[:, STATE]] = starts[walked[:, TO] + strip_counts(walked, kept) - 1]
+    saved = Saved(x, plan, state, None if starts is None else (kept, starts))
+    return None if out is None else cast(plan.xp, out, x.v.dtype), end if at is None else StatesAt(end, at), saved
 
 
-def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> tuple[int, np.ndarray | None]:
-    """(tokens of a strip, scratch of the states between strips) where a backward takes them; sets TO of the rows."""
+def _shape_at(x: Inputs, plan: Plan, ragged: bool) -> tuple[int, ...]:
+    """The shape of the states at positions."""
+    return (*(() if ragged else x.v.shape[:-3]), len(plan.states_at or ()), *state_shape(x, plan))
+
+
+def _run_segments(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray,
+                  to: tuple[np.ndarray, np.ndarray, np.ndarray | None]) -> None:  # fmt: skip
+    """Sequences with positions in the recurrent form; to: the final states, those at positions, and those kept."""
+    end, at, starts = to
+    found = short.run_segments(x, plan, table, state, rows)
+    table.states("in_state", state)
+    table.states("out_state", end)
+    last, cut = rows[:, LATER] == 0, rows[:, AT] > 0
+    end.reshape(-1, *end.shape[-3:])[rows[last, STATE]] = found[last]
+    at.reshape(-1, *end.shape[-3:])[rows[cut, AT] - 1] = found[cut]
+    if starts is not None:
+        starts[rows[:, TO]] = found
+
+
+def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, stepwise: np.ndarray, C: int
+                ) -> tuple[int, np.ndarray | None]:  # fmt: skip
+    """(tokens of a strip, scratch of the states between strips) where a backward takes them; sets TO of the rows.
+
+    Segments begin with states that are kept.
+    """
     shape, dtype = state_shape(x, plan), np.dtype(plan.dtype)
-    kept = 0 if x.u is not None else kept_strip(rows, prod(shape) * dtype.itemsize, C)
-    total = int(rows[-1, TO]) + max(-(-int(rows[-1, STOP] - rows[-1, FIRST]) // kept), 1) if kept else 0
-    return kept, np.empty((total, *shape), dtype) if kept else None
+    plain = x.u is None and not stepwise.all()
+    kept = kept_strip(rows, prod(shape) * dtype.itemsize, C) if plain else 0
+    if not kept and rows[:, LATER].any():
+        kept = segment_strip(rows, C)
+    return kept, empty((int(strip_counts(rows, kept).sum()), *shape), dtype) if kept else None
 
 
 def walks_tokens(x: Inputs, plan: Plan) -> bool:
@@ -95,39 +129,44 @@ def walks_tokens(x: Inputs, plan: Plan) -> bool:
     return bool(short.is_stepwise(x, plan, sequences(plan, 1, 1)).all())
 
 
-def backward(saved: Saved, dout: np.ndarray | None, dstate: np.ndarray | None) -> tuple[Inputs, np.ndarray]:
+def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
-    x, plan, state, starts = saved
+    x, plan, state, _ = saved
     if not (x.v.size and x.k.size) or short.goes_back_elsewhere(x):
         _, _, kept = chunks.forward(x, plan, state)
         return chunks.backward(kept, dout, dstate)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     C, asked = policy.cpu_chunk(plan, T), x.q is not None and dout is not None
-    rows = sequences(plan, prod(lead), C)
-    ragged = not plan.sequences or plan.sequences[0].row is not None
-    dS = np.empty((*([len(rows)] if ragged else lead), *state_shape(x, plan)), dtype)
-    grads = _gradients(x, plan, table, asked, len(rows))
+    rows, (dend, dat) = sequences(plan, prod(lead), C), dstate if isinstance(dstate, StatesAt) else (dstate, None)
+    count = count_sequences(rows)
+    keeps, starts = saved.starts or (0, None)
+    if starts is not None:
+        rows[:, TO] = np.cumsum(strip_counts(rows, keeps)) - strip_counts(rows, keeps)
+    if dat is None:
+        rows[:, AT] = 0
+    dS = empty((*([count] if plan.is_ragged else lead), *state_shape(x, plan)), dtype)
+    grads = _gradients(x, plan, table, asked, count)
     table.of_plan(x, plan)
     table.states("in_state", state)
-    table.states("in_dstate", dstate)
+    table.states("in_dstate", dend)
+    table.states("in_dstates", dat)
     table.states("out_dstate", dS)
     if asked:
         table.tokens("in_dout", dout, table.asking)
         table.tokens("out", None if plan.average is None else plan.average.out, table.asking)
     table.states("starts", starts)
     cell = cell_of(x, plan, table, V, state is not None)._replace(asked=asked)
-    group, count = int(table.numbers[:, SHARED].max()), threads.num_threads()
-    keeps = 0 if starts is None else kept_strip(rows, starts[0].nbytes, C)
-    tasks, bounds = strips(rows, H // group, V, V, C, max(1, len(rows) * H // group // count), keeps, last_first=True)
+    group, workers = int(table.numbers[:, SHARED].max()), threads.num_threads()
+    tasks, bounds = strips(rows, H // group, V, V, C, max(1, count * H // group // workers), keeps, last_first=True)
     tasks[:, HEAD] *= group
     operations = 16.0 * tokens(rows) * H * cell.K * V
-    plain = x.erase is Erase.NONE and x.gv is None  # gradients of the states between strips can be found before
+    plain = x.erase is Erase.NONE and x.gv is x.u is None  # gradients of states between strips can be found before
     known = keeps > 0 and asked and plain
-    apart = known and len(bounds) - 1 < min(count, len(tasks)) and operations > policy.APART_OPERATIONS
+    apart = known and len(bounds) - 1 < min(workers, len(tasks)) and operations > policy.APART_OPERATIONS
     if apart:
         bounds = list(range(len(tasks) + 1))
-        _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps, dstate is not None)
-    made, segment = layout(cell, Backward(group, int(tasks[:, CHUNKS].max(initial=1)), dstate is not None, apart))
+        _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps, dend is not None)
+    made, segment = layout(cell, Backward(group, int(tasks[:, CHUNKS].max(initial=1)), dend is not None, apart))
     optional = (*optional_vjp(cell), *storage_pieces(table.numbers, cell.dtype))
     kernel = Kernel(backward_kernel, optional, cell.dtype, made, numbers_of(plan))
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
@@ -141,7 +180,7 @@ def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.n
     """Gradients of the states between strips, by blocks of value columns."""
     table.states("ends", ends)
     H, V = x.v.shape[-2:]
-    columns = V if plan.average is not None else columns_of(V, len(rows) * H, threads.num_threads())
+    columns = V if plan.average is not None else columns_of(V, count_sequences(rows) * H, threads.num_threads())
     tasks, bounds = strips(rows, H, V, columns, cell.C, 1, kept, last_first=True)
     cell = cell._replace(V=columns)
     optional = (*optional_vjp(cell), *storage_pieces(table.numbers, cell.dtype))
@@ -157,7 +196,7 @@ def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> 
                       ("beta", "out_dbeta"), ("a", "out_dr"), ("b", "out_db"), ("gv", "out_dgv")):  # fmt: skip
         y = getattr(x, name)
         if y is not None:
-            make = np.zeros if name == "q" and not asked else np.empty
+            make = np.zeros if name == "q" and not asked else empty
             made[name] = make((*lead, *y.shape[-3:]), dtype)
             table.tokens(row, made[name], table.asking if name == "q" else table.H)
     if x.u is not None:

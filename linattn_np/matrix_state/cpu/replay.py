@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core import StatesAt
 from ...ops.cpu import array_calls
 from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
-from ...runtime.pieces.memory import first_byte, handles
+from ...runtime.pieces.memory import destinations, empty, first_byte, handles
 from ...runtime.pieces.workspace import AT
 from ...runtime.tracing import Trace, Untraceable, contains, plain
 from .. import policy
@@ -26,8 +27,6 @@ Then = Callable[[np.ndarray], np.ndarray]
 # from handles and what they are of (given, memory, end, out, state): False where it must be done in full
 Walk = Callable[[Any, list[np.ndarray]], bool]
 Programs = tuple[array_calls.Program | None, array_calls.Program | None]  # before, after
-
-empty = np.empty
 
 
 def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: Then | None = None) -> Again | None:
@@ -44,6 +43,8 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: 
     if not all(y is None or (y.size and is_one_batch(y)) for y in x) or plan.sequences[0].stop == 0:
         return None
     if state is not None and not (state.dtype.isnative and is_one_batch(state)):  # else a copy of it was read
+        return None
+    if plan.states_at is not None and (plan.overwrite or then is not None):
         return None
     mine = state is not None and in_place(x, plan, state)
     if plan.pool_rows is not None and plan.overwrite and not mine:  # rows are scattered afterwards
@@ -64,6 +65,7 @@ class Made(NamedTuple):
     table: Table
     end: np.ndarray
     out: np.ndarray | None
+    at: np.ndarray | None  # the states at positions
 
     @classmethod
     def of(cls, x: Inputs, plan: Plan, state: np.ndarray | None, mine: bool) -> Made:
@@ -73,43 +75,52 @@ class Made(NamedTuple):
         out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
         table.tokens("out", out, table.asking)
         table.of_plan(x, plan)
-        for name, S in (("in_state", state), ("out_state", end), ("starts", end)):
+        at = None if plan.states_at is None else np.empty((*lead, len(plan.states_at), *end.shape[-3:]), dtype)
+        for name, S in (("in_state", state), ("out_state", end), ("starts", end), ("out_states", at)):
             table.states(name, S)
-        return cls(table, end, out)
+        return cls(table, end, out, at)
 
 
 def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made, bool, Any], programs: Programs) -> Any:
     """The function of other arrays."""
-    (table, end, out), mine, final = computed
+    (table, end, out, at), mine, final = computed
     places, dtype = array_calls.Places(trace), np.dtype(plan.dtype)
     packed = state is not None and contains(trace.memory, state)  # made from the given arrays
     buffer = trace.bytes if trace.is_used else 0
     given = [*trace.given, trace.memory[:buffer]] if buffer else trace.given
     own = {"out_state": end, "out": np.empty(0, dtype) if out is None else out}
     own |= {} if state is None or packed else {"in_state": state}
+    own |= {} if at is None else {"out_states": at}
     walk = _walk(x, plan, table, given, own, (places, mine, state is not None), programs)
     shape, ended, asked = own["out"].shape, end.shape, out is not None
     overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype else x.v.dtype
     there = None if final is None else _results(final, places)
     behind = -3 if state is None or packed else -4  # the memory of results
+    states = None if at is None else at.shape
     kept, fn = table.kept, plan.xp  # constants among them
 
     def call(given: list[np.ndarray], state: Any, pointers: None = None, owners: Any = kept) -> Any:
-        out, end = empty(shape, dtype), state if mine else empty(ended, dtype)
-        arrays = [*given, empty(buffer, np.uint8), end, out] if buffer else [*given, end, out]
+        make = np.empty if destinations.arrays is None or there is not None else empty
+        out, end = make(shape, dtype), state if mine else make(ended, dtype)
+        arrays = [*given, np.empty(buffer, np.uint8), end, out] if buffer else [*given, end, out]
         if state is not None and not packed:
             arrays.append(state)
+        if states is not None:
+            arrays.append(np.empty(states, dtype))
         if not walk(handles(arrays), arrays):
             return None
         if overwrite and not mine:
             put(state, end)
             end = state
+        return public(out, arrays), end if states is None else StatesAt(end, arrays[-1])
+
+    def public(out: np.ndarray, arrays: list[np.ndarray]) -> Any:
         if not asked:
-            return None, end
+            return None
         if there is not None:
             found = [np.ndarray(shape, kind, arrays[behind], at, steps) for shape, kind, at, steps in there]
-            return found[0] if len(found) == 1 else found, end
-        return out if out_dtype is None else cast(fn, out, out_dtype), end
+            return found[0] if len(found) == 1 else found
+        return out if out_dtype is None else cast(fn, out, out_dtype)
 
     return call
 
@@ -136,6 +147,8 @@ def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dic
     sources = _sources(numbers, places, len(given), own)
     if not is_stepwise(x, plan, rows).all():
         return _chunks(Chunks(x, plan, table, rows, started), numbers, sources, len(given) if mine else 0, programs)
+    if plan.states_at is not None:
+        raise Untraceable("segments of the recurrent form")
     steps = Steps(x, plan, table.kept.get("in_state"), rows)
     extents = np.array([_extent(y) for y in (*given, *own.values())], np.int64)
     steps.settle(numbers, sources, extents, len(given) if mine else 0)

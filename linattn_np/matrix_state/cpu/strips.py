@@ -12,56 +12,76 @@ from __future__ import annotations
 import numpy as np
 
 from .. import policy
-from .table import CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
+from .table import AT, CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
 
 
 def strips(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, kept: int = 0,
            last_first: bool = False) -> tuple[np.ndarray, list[int]]:  # fmt: skip
     """(tasks, bounds): a task for each sequence of `rows`, head, block of value columns and strip of whole chunks.
 
-    Tasks bounds[n]..bounds[n + 1] are one sequence, a block of columns and at most `group` heads that take turns. Where
-    all states are kept, each for `kept` tokens, TO of a sequence is the place of the first.
+    Each row of a sequence is cut into strips. Tasks bounds[n]..bounds[n + 1] are one sequence, a block of columns and
+    at most `group` heads that take turns. Where all states are kept, each for `kept` tokens, TO of a row is the place
+    of the first.
     """
     group = next(n for n in range(min(group, policy.TURNING_HEADS, H), 0, -1) if H % n == 0)
     length = rows[:, STOP] - rows[:, FIRST]
     whole = group == 1 or last_first
     strip = kept or (max(int(length.max(initial=1)), 1) if whole else _whole(policy.TIME_BLOCK, C))
     blocks, groups = -(-V // columns), H // group
-    count = np.maximum(-(-length // strip), 1)
+    counts = strip_counts(rows, strip)
+    before = np.cumsum(counts) - counts  # strips of earlier rows
+    first = np.flatnonzero(rows[:, EARLIER] == 0)  # row of each sequence
+    count = np.add.reduceat(counts, first) if len(first) else counts
     each = np.repeat(count * group, groups * blocks)
     bounds = np.concatenate([[0], np.cumsum(each)])
     bundle = np.repeat(np.arange(len(each)), each)
     n, head = np.divmod(np.arange(len(bundle)) - bounds[bundle], group)
     sequence, place = np.divmod(bundle, groups * blocks)
     n = count[sequence] - 1 - n if last_first else n
-    tasks = rows[sequence]
+    n += before[first][sequence]
+    row = np.repeat(np.arange(len(rows)), counts)[n]
+    n -= before[row]
+    tasks = rows[row]
     tasks[:, HEAD] = place // blocks * group + head
     tasks[:, COLUMN] = place % blocks * columns
     tasks[:, WIDTH] = np.minimum(columns, V - tasks[:, COLUMN])
     tasks[:, FIRST] += n * strip
     tasks[:, STOP] = np.minimum(tasks[:, STOP], tasks[:, FIRST] + strip)
     tasks[:, CHUNKS] = -(-(tasks[:, STOP] - tasks[:, FIRST]) // C)
-    tasks[:, EARLIER] = n > 0
-    tasks[:, LATER] = n < count[sequence] - 1
+    inside = n < counts[row] - 1
+    tasks[:, EARLIER] |= n > 0
+    tasks[:, LATER] |= inside
+    tasks[inside, AT] = 0
     tasks[:, TO] += n * bool(kept)
     tasks[:, FROM] = tasks[:, TO] - bool(kept)
     return tasks, bounds.tolist()
 
 
 def kept_strip(rows: np.ndarray, state_bytes: int, C: int) -> int:
-    """Tokens between the states that are kept for a backward, and TO of each sequence; 0 where none are kept.
+    """Tokens between the states that are kept for a backward, and TO of each row; 0 where none are kept.
 
     state_bytes: of the states of all heads of a sequence.
     """
     length, strip = rows[:, STOP] - rows[:, FIRST], _whole(policy.TIME_BLOCK, C)
     longest = int(length.max(initial=0))
     while strip < min(longest, policy.LONGEST_BLOCK + 1):
-        count = np.maximum(-(-length // strip), 1)
+        count = strip_counts(rows, strip)
         if int(count.sum()) * state_bytes <= policy.STORED_BYTES:
             rows[:, TO] = np.cumsum(count) - count
             return strip
         strip *= 2
     return 0
+
+
+def segment_strip(rows: np.ndarray, C: int) -> int:
+    """kept_strip for the states between segments and no others."""
+    rows[:, TO] = np.arange(len(rows))
+    return _whole(max(int((rows[:, STOP] - rows[:, FIRST]).max(initial=1)), 1), C)
+
+
+def strip_counts(rows: np.ndarray, strip: int) -> np.ndarray:
+    """Strips of each row, at least one."""
+    return np.maximum(-(-(rows[:, STOP] - rows[:, FIRST]) // strip), 1)
 
 
 def _whole(tokens: int, C: int) -> int:

@@ -9,11 +9,12 @@ import numpy as np
 from ...ops.map_steps import Tables
 from ...runtime.arrays import dtype_name
 from ...runtime.pieces.workspace import ARRAY, SHARED, stored_array
+from ...runtime.shapes import segments
 from ..types import Inputs, Plan
 from .workspace import ARRAYS, CHUNK, TASK
 
 STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16", "int64"))}
-BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS, LEAD, EARLIER, LATER, FROM, TO = range(len(TASK))
+BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS, LEAD, EARLIER, LATER, FROM, TO, AT = range(len(TASK))
 FIRST_ROW = CHUNK.slots[ARRAYS[0]]
 ROW = {name: n for n, name in enumerate(ARRAYS)}
 
@@ -79,18 +80,39 @@ def is_direct(y: np.ndarray | None, dtype: Any) -> bool:
 
 
 def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
-    """A row for each sequence: batch row, start, stop, chunks; STATE, TO: rows of its initial and its final state."""
-    if plan.sequences and plan.sequences[0].row is None:
-        start, stop = plan.sequences[0][1:]
-        rows = [(b, start, stop, b) for b in range(batch)]
+    """Rows of tasks, one per sequence, or one per segment of it if there are positions.
+
+    BATCH, FIRST, STOP and CHUNKS; STATE, TO: rows of the sequence's initial and its final state; EARLIER and LATER:
+    whether a segment of the same sequence is the row before or after; AT: 1 + row of the states at positions of the
+    position that it ends at, else 0.
+    """
+    if not plan.is_ragged:
+        each = len(plan.states_at or ())
+        owners = [(b, b, b * each, plan.sequences[0]) for b in range(batch)]
     else:
-        rows = [(0, s.start, s.stop, s.row or 0) for s in plan.sequences]
+        owners = [(0, s.row or 0, 0, s) for s in plan.sequences]
+    rows = []
+    for b, state, first, sequence in owners:
+        cuts = segments(sequence, plan.states_at or ())
+        rows += [(b, s.start, s.stop, state, n > 0, n < len(cuts) - 1, first + s.at + 1 if s.at >= 0 else 0)
+                 for n, s in enumerate(cuts)]  # fmt: skip
     table = np.zeros((len(rows), len(TASK)), np.int64)
     if rows:
-        table[:, :4] = rows
+        table[:, (BATCH, FIRST, STOP, STATE, EARLIER, LATER, AT)] = rows
         table[:, TO] = table[:, STATE]
         table[:, CHUNKS] = -(-(table[:, STOP] - table[:, FIRST]) // chunk)
     return table
+
+
+def count_sequences(rows: np.ndarray) -> int:
+    """The number of sequences of rows."""
+    return len(rows) - int(rows[:, LATER].sum())
+
+
+def lengths(rows: np.ndarray) -> np.ndarray:
+    """Of each row the tokens of its sequence."""
+    first, last = np.flatnonzero(rows[:, EARLIER] == 0), np.flatnonzero(rows[:, LATER] == 0)
+    return np.repeat(rows[last, STOP] - rows[first, FIRST], last - first + 1)
 
 
 def from_pool(rows: np.ndarray, pool_rows: np.ndarray, in_place: bool) -> None:

@@ -15,7 +15,8 @@ DELTA, FREE = range(1, 3)  # of erase; 0: none
 MONOMIALS, EXPONENTIALS, WAVES = range(1, 4)  # of feature maps; 0: none
 EARLY, STRICT = range(1, 3)  # of a gram: it reads S_{t-1}; without the token's own write
 
-TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEAD", "EARLIER", "LATER", "FROM", "TO")
+TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEAD", "EARLIER", "LATER", "FROM", "TO",
+        "AT")
 SIZES = ("t", "c", "c1", "C", "K", "K_lanes", "V_lanes", "given", "given_wide", "one", "three", "block", "scratch_rows",
          "half", "half_lanes", "phi_lanes", "skipped", "numbers", "segments", "segment_count", "line_count", "group",
          "slot", "slot_after", "slots", "segment",  "tasks_count", "task_fields")  # fmt: skip
@@ -25,8 +26,8 @@ FLAGS = ("decay", "erase", "query_reads", "erase_reads", "own_read", "asked", "q
 NUMBERS = ("scale", "eps", "enough")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "out_state", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
-          "in_gv", "starts", "ends", "in_map", "in_map_T", "in_numbers", "in_segments", "out_sums",
-          "out_dgv")  # fmt: skip
+          "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",
+          "out_sums", "out_dgv")  # fmt: skip
 
 M = Matrix
 MATRICES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...ops.cuda.arguments import BYTES, FLOATS, OUT_BYTES, OUT_FLOATS, ROWS, address
 from ...runtime.arrays import Array
@@ -18,6 +18,10 @@ STATES = Struct("matrix_state/States", ("data", OUT_FLOATS), ("slot row column",
 # one number per token and head: strides in floats; heads of the outputs that share one; null: no decay
 GATE = Struct("matrix_state/Gate", ("data", FLOATS), ("batch token head", I64), ("group", INT))
 
+# states at positions, or their gradients: slots (sequences, positions, heads / at_group); of each chunk of a sequence
+# the number of the position at its end, -1: none
+POSITIONS = (("at", STATES), ("at_chunks", pointer("const int")), ("at_count at_group", INT))
+
 SCAN = Struct(  # scan.cu, scan_wgmma.cu, adds_wgmma.cu
     "matrix_state/ScanArguments",
     ("q k v x out", ROWS), ("g", GATE), OFFSETS,
@@ -27,6 +31,7 @@ SCAN = Struct(  # scan.cu, scan_wgmma.cu, adds_wgmma.cu
     ("states", OUT_BYTES), ("products", OUT_FLOATS), ("marks", I64),  # every LA_MARK tokens; slots a sequence
     ("tokens", I64),  # of the whole batch
     ("T heads segments chunks", INT), ("read write", FLOAT),  # chunks: of a segment
+    *POSITIONS,
 )  # fmt: skip
 WRITES = Struct(  # writes_wgmma.cu
     "matrix_state/WritesArguments",
@@ -34,6 +39,7 @@ WRITES = Struct(  # writes_wgmma.cu
     ("start end", STATES), ("start_group end_group", INT),  # R after the last token (or each segment), before the first
     ("dots", OUT_FLOATS), ("states", OUT_BYTES), ("marks tokens", I64),
     ("T heads segments chunks", INT), ("write", FLOAT),
+    *POSITIONS,
 )  # fmt: skip
 SEGMENTS = Struct(  # segments.cu
     "matrix_state/SegmentsArguments",
@@ -69,6 +75,7 @@ DELTA = Struct(  # the delta rule by warpgroup products
     ("start_group end_group", INT),  # heads that share an initial, a final state
     ("which", INT), ("scale", FLOAT),  # which: of the reverse chain, WHOLE or ADD
     ("eps", FLOAT),  # with LA_UNIT, added to the squared lengths
+    *POSITIONS,
 )  # fmt: skip
 DELTA_SCAN = Struct(  # the portable chains
     "matrix_state/DeltaScanArguments",
@@ -122,7 +129,7 @@ VECTOR_STRENGTHS = Struct(  # vector_strengths.cu; dbeta (tokens, heads)
 VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup products
     "matrix_state/VectorArguments",
     ("q k v g out", TENSOR_MAP),  # (columns, heads, tokens, batch)
-    ("q_rows k_rows g_rows to", ROWS),  # where the exact path reads them; where the end of a sequence is stored
+    ("to", ROWS),  # where the end of a sequence is stored
     OFFSETS,
     ("start end", STATES),  # state that a scan begins with and ends with
     ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
@@ -135,6 +142,7 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     ("T heads segments chunks", INT),  # chunks: of a segment
     ("group_q group_k group_v group_g group_u", INT),  # heads that share one of q's, k's, v's, g's, u's
     ("start_group end_group", INT), ("scale", FLOAT),  # heads that share an initial, a final state
+    *POSITIONS,
 )  # fmt: skip
 
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
@@ -153,6 +161,14 @@ STEP = Struct(
 )  # fmt: skip
 
 
+class Positions(NamedTuple):
+    """States at positions, or their gradients, and which of them is at the end of each chunk."""
+
+    states: States
+    chunks: Array  # (chunks of a sequence,) int32
+    number: int
+
+
 class States(NamedTuple):
     """Layout of states: rows are value columns, columns are key columns; strides count floats."""
 
@@ -162,10 +178,24 @@ class States(NamedTuple):
     column: int
     sums: Array | None = None
     group: int = 1  # heads that share one; 0: one a segment
+    positions: Any = None  # Positions of the same layout and heads, which the pass goes by
 
     def transposed(self) -> States:
         """The same memory with rows and columns swapped."""
-        return self._replace(row=self.column, column=self.row)
+        at = self.positions
+        at = None if at is None else at._replace(states=at.states.transposed())
+        return self._replace(row=self.column, column=self.row, positions=at)
+
+    def fields_of_positions(self) -> dict[str, Any]:
+        """The fields of POSITIONS."""
+        if self.positions is None:
+            return {"at": NO_STATES.values(), "at_chunks": 0, "at_count": 0, "at_group": 1}
+        states, chunks, number = self.positions
+        return {"at": states.values(), "at_chunks": chunks.data.ptr, "at_count": number, "at_group": states.group}
+
+    def arrays_of_positions(self) -> tuple[Array, ...]:
+        """The arrays that those point to."""
+        return () if self.positions is None else (self.positions.states.array, self.positions.chunks)
 
     def values(self) -> tuple[int, ...]:
         """The fields of STATES."""

@@ -31,9 +31,12 @@ def unsupported_reason(call: Any) -> str | None:
 def handles(call: Any) -> frozenset[str]:
     """The preprocessing steps that the kernels of a call include."""
     handled, module = set(), _of(*call)
+    chunks = vector if module is vector_delta else module
     if module is delta:
         handled |= {"l2norm"} if delta.divides(*call) else set()
         handled |= {"micro_steps"} if delta.skips(*call) else set()
+    if module is not step and len(steps.cuts(call.x)) == 1 and chunks.gives_states(call):
+        handled.add("states_at")
     if module is step and call.plan.causal and len(steps.cuts(call.x)) == 1:
         handled.add("pools")
     return frozenset(handled)

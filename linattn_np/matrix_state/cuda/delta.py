@@ -60,6 +60,11 @@ def how(call: Any) -> str:
     return "chains of chunks by warpgroup products (wgmma)" if wgmma else "portable chains of chunks (mma.sync)"
 
 
+def gives_states(call: Any) -> bool:
+    """Whether the kernels store states at the positions of a call, and add their gradients."""
+    return _wgmma(*call) and operands.gives_states(call.plan)
+
+
 def divides(x: Inputs, plan: Plan) -> bool:
     """Whether the kernels of a call divide q and k by their L2 norms."""
     return _wgmma(x, plan)
@@ -100,7 +105,8 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
         return delta_portable.forward(x, plan, state)
     xp, batch = plan.xp, _batch(x, plan)
     launch.prepare(tuple(
-        (cuts.KERNELS[name].file, cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps))
+        (cuts.KERNELS[name].file, cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps,
+                                                 plan.states_at is not None))
         for name, reverse in cuts.names(batch.segments, plan.gradients)
     ), launch.capability())  # fmt: skip
     arrays = _arrays(xp, x)
@@ -109,13 +115,15 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
     checkpoints = _checkpoints(xp, batch, arrays)
     begins, transposed = _begins(xp, batch, arrays, checkpoints, start, plan.gradients)
+    at = operands.empty_positions(xp, plan, batch)
+    last = operands.with_positions(xp, operands.states_at(end, batch, batch.group), at, plan, batch)
     _launch("chain", batch, batch.N * batch.heads * batch.segments, arrays, out=out, checkpoints=checkpoints,
-            begins=begins, start=start, end=operands.states_at(end, batch, batch.group), scale=plan.scale)
+            begins=begins, start=start, end=last, scale=plan.scale)
     checkpoints = checkpoints if plan.gradients and policy.saves_factors(checkpoints.nbytes) else None
-    return out, operands.public_state(end, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transposed))
+    return out, operands.public_ends(end, at, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transposed))
 
 
-def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; d.k includes the gradient of k as erase vector."""
     x, plan, state, residuals = saved
     if isinstance(residuals, delta_portable.Residuals) or (residuals is None and not _wgmma(x, plan)):
@@ -130,7 +138,9 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     first = xp.empty((batch.N, heads, batch.K, batch.V), dtype=xp.float32)
     checkpoints = _checkpoints(xp, batch, arrays) if residuals.checkpoints is None else residuals.checkpoints
     ends = xp.empty((batch.slots * heads, DELTA_ENDS), dtype=xp.int8)
-    last = operands.states_at(operands.one_head_each(xp, operands.as_state(xp, dstate, batch), batch), batch)
+    dend, dat = operands.split_gradients(xp, dstate, batch)
+    last = operands.states_at(operands.one_head_each(xp, operands.as_state(xp, dend, batch), batch), batch)
+    last = operands.with_positions(xp, last, dat, plan, batch)
     chain = {"checkpoints": checkpoints, "ends": ends, "out": arrays["dv"], "other": arrays["v"], "start": last,
              "end": operands.states_at(first, batch), "scale": plan.scale}
     if batch.segments == 1:
@@ -225,7 +235,7 @@ def _launch(
     """Launch one kernel. more: out, other (arrays of rows), which, scale, chunks; arrays by the names of NO_ARRAYS."""
     how, maps, heads = cuts.KERNELS[name], cuts.MAPS[name], batch.heads
     which, scale, chunks = more.pop("which", WHOLE), more.pop("scale", 1.0), more.pop("chunks", batch.chunks)
-    rows = {n: more.pop(n, None) for n in ("out", "other")}
+    rows, at = {n: more.pop(n, None) for n in ("out", "other")}, end if name == "chain" else start
     fields = {**NO_ARRAYS, **_shared_fields(batch, arrays)}
     for n in maps:
         fields[n] = _map(arrays, n, batch.steps)
@@ -235,14 +245,15 @@ def _launch(
         "out": _token_rows(rows["out"], heads, batch.steps if name in cuts.STEPPED else 1),
         "other": _token_rows(rows["other"], heads, 1), "start": start.values(), "end": end.values(),
         "segments": batch.segments, "chunks": chunks, "start_group": start.group, "end_group": end.group,
-        "which": which, "scale": scale, "eps": batch.eps,
+        "which": which, "scale": scale, "eps": batch.eps, **at.fields_of_positions(),
     }  # fmt: skip
     packed = arguments.DELTA.packed(fields)
     named = None
     if moves():
-        whole = (*rows.values(), start.array, end.array, *more.values())
+        whole = (*rows.values(), start.array, end.array, *more.values(), *at.arrays_of_positions())
         named = (*(arrays[n] for n in (*maps, "g", "beta")), batch.offsets, *whole)
-    constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps)
+    constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps,
+                               at.positions is not None)
     launch.launch(how.file, how.entry, constants, grid, how.threads, dict(constants)["LA_SHARED"], packed, named)
 
 

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
 
+from ...core import StatesAt
 from ...runtime.arrays import Array, cast, dtype_name
+from ...runtime.constants import constant_array
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS
+from .. import policy
 from ..types import Inputs, Plan
 from . import arguments
-from .arguments import States
+from .arguments import Positions, States
 
 HEAD_SUMS = "scan/head_sums.cu"
 
@@ -98,6 +101,52 @@ def alignment(arrays: tuple[Array, ...], K: int, V: int) -> int:
 def states_at(array: Array | None, batch: Sizes, group: int = 1) -> States:
     """Layout of contiguous states (N, H, K, V), each shared by `group` heads."""
     return States(array, batch.K * batch.V, 1, batch.V, group=group)
+
+
+def gives_states(plan: Plan) -> bool:
+    """Whether the positions of a call are at the ends of chunks, in a batch that is not ragged."""
+    return not plan.is_ragged and all(
+        n % policy.GROUP_CHUNK == 0 or n == plan.sequences[0].stop for n in plan.states_at or ())
+
+
+def with_positions(xp: Any, states: States, at: Array | None, plan: Plan, batch: Sizes) -> States:
+    """`states` that a pass begins or ends with, with those at the positions (N, n, H, K, V) that it goes by."""
+    if at is None:
+        return states
+    positions = plan.states_at or ()
+
+    def table() -> Array:
+        found = [-1] * -(-batch.T // policy.GROUP_CHUNK)
+        for n, position in enumerate(positions):
+            found[-(-position // policy.GROUP_CHUNK) - 1] = n
+        return xp.asarray(found, dtype=xp.int32)
+
+    chunks = constant_array(xp, ("positions", batch.T, positions), at.device, table)
+    return states._replace(positions=Positions(states_at(at, batch, batch.group), chunks, len(positions)))
+
+
+def empty_positions(xp: Any, plan: Plan, batch: Sizes) -> Array | None:
+    """An array (N, n, H, K, V) for the states at the positions of a call."""
+    if plan.states_at is None:
+        return None
+    return xp.empty((batch.N, len(plan.states_at), batch.H, batch.K, batch.V), dtype=xp.float32)
+
+
+def public_ends(end: Array, at: Array | None, batch: Sizes) -> Any:
+    """The caller's final state, or StatesAt."""
+    if at is None:
+        return public_state(end, batch)
+    return StatesAt(public_state(end, batch), at.reshape(*batch.lead, *at.shape[1:]))
+
+
+def split_gradients(xp: Any, dstate: Any, batch: Sizes) -> tuple[Array | None, Array | None]:
+    """(gradient of the final state, contiguous float32 (N, n, H, K, V) of those at positions); None if not given."""
+    if not isinstance(dstate, StatesAt):
+        return dstate, None
+    if dstate.at is None:
+        return dstate.end, None
+    at = xp.ascontiguousarray(cast(xp, dstate.at, xp.float32))
+    return dstate.end, at.reshape(batch.N, *at.shape[-4:])
 
 
 def as_state(xp: Any, state: Array | None, batch: Sizes) -> Array | None:

@@ -22,7 +22,6 @@ from .operands import (
     as_rows,
     as_state,
     one_head_each,
-    public_state,
     public_state_gradient,
     sizes_of,
     states_at,
@@ -50,6 +49,22 @@ def unsupported_reason(call: Any) -> str | None:
     if max(K, V) > policy.WIDEST_CUDA:
         return f"keys are {K} and values {V} wide, the kernels support up to {policy.WIDEST_CUDA}"
     return operands.unsupported_reason(x)
+
+
+def gives_states(call: Any) -> bool:
+    """Whether the passes store states at the positions of a call, and add their gradients.
+
+    A sum of the gate gradient restarts every MARK_TOKENS; the offsets of segments are computed without positions.
+    """
+    x, plan = call.x, call.plan
+    rows = as_rows(plan.xp, x.q, x.k, x.v)
+    if not _wgmma(*rows) or not operands.gives_states(plan):
+        return False
+    if not plan.gradients:
+        return True
+    batch, mark = _batch(x, plan, *rows), policy.MARK_TOKENS["bfloat16"]
+    whole = not wants_dots(batch, plan) or all(n % mark == 0 or n == batch.T for n in plan.states_at or ())
+    return batch.segments == 1 and writes_at_once(batch) and whole
 
 
 def how(call: Any) -> str:
@@ -81,12 +96,14 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     g = None if x.g is None else cast(xp, x.g, xp.float32)
     start = states_at(as_state(xp, state, batch), batch, batch.group)
     begins = begins_of(xp, batch, k, v, g, start, 1.0, reverse=False)
-    scan(batch, (q, k, v, out), g, begins or start, states_at(end, batch, batch.group), (plan.scale, 1.0))
-    return cast(xp, out, x.v.dtype), public_state(end, batch), Saved(x, plan, state, begins)
+    at = operands.empty_positions(xp, plan, batch)
+    last = operands.with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
+    scan(batch, (q, k, v, out), g, begins or start, last, (plan.scale, 1.0))
+    return cast(xp, out, x.v.dtype), operands.public_ends(end, at, batch), Saved(x, plan, state, begins)
 
 
 def backward(
-    saved: Saved, dout: Array | None, dstate: Array | None, values: bool = True
+    saved: Saved, dout: Array | None, dstate: Any, values: bool = True
 ) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; without `values` not those of v and the state."""
     x, plan, state, begins = saved
@@ -96,7 +113,9 @@ def backward(
     batch = _batch(x, plan, q, k, v, dout)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
     dq, dk, dv = (xp.empty((*batch.lead, batch.T, batch.heads, D), dtype=v.dtype) for D in (batch.K, batch.K, batch.V))
-    last = states_at(one_head_each(xp, as_state(xp, dstate, batch), batch), batch)
+    dend, dat = operands.split_gradients(xp, dstate, batch)
+    last = states_at(one_head_each(xp, as_state(xp, dend, batch), batch), batch)
+    last = operands.with_positions(xp, last, dat, plan, batch)
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
     later = begins_of(xp, batch, q, dout, g, last, plan.scale, reverse=True) or last
     dots = Dots(xp, batch) if wants_dots(batch, plan) else None

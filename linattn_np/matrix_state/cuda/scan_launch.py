@@ -65,9 +65,9 @@ def wants_dots(batch: Batch, plan: Plan) -> bool:
     return batch.decay and plan.gate_gradient
 
 
-def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool) -> cuts.Pass:
+def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool, at: bool = False) -> cuts.Pass:
     if batch.wgmma:
-        return wgmma.scan_pass(K, V, batch.decay, reverse, outputs, dots)
+        return wgmma.scan_pass(K, V, batch.decay, reverse, outputs, dots, at)
     kind = cuts.ScanKind(batch.element, K, V, batch.align, batch.decay, reverse, outputs, dots)
     return cuts.scan_pass(kind, launch.shared_limit())
 
@@ -79,12 +79,12 @@ def _small(batch: Batch, decay: bool, reverse: bool) -> cuts.Constants:
 
 def prepare(batch: Batch, plan: Plan) -> None:
     """Start compiling all kernels of a call and its backward, in parallel."""
-    K, V, decay, dots = batch.K, batch.V, batch.decay, wants_dots(batch, plan)
-    passes, small = [_pass(batch, K, V, False, True, False)], []
+    K, V, decay, dots, at = batch.K, batch.V, batch.decay, wants_dots(batch, plan), plan.states_at is not None
+    passes, small = [_pass(batch, K, V, False, True, False, at)], []
     if plan.gradients:
         passes.append(_pass(batch, V, K, False, True, dots))
         if writes_at_once(batch):
-            passes.append(wgmma.writes_pass(K, V, decay, dots))
+            passes.append(wgmma.writes_pass(K, V, decay, dots, at))
         else:
             passes += [_pass(batch, K, V, True, True, False), _pass(batch, V, K, True, True, dots)]
         small += [(GATE, _small(batch, True, False))] if dots else []
@@ -103,18 +103,19 @@ def scan(
 ) -> None:
     """One pass over q, k, v, out; without q and out the offsets of segments, to `end`. factors: of reads, of writes."""
     q, k, v, out = arrays
-    how = _pass(batch, k.shape[-1], v.shape[-1], reverse, q is not None, dots is not None)
     heads, end, of, (read, write) = batch.heads, end or NO_STATES, dots or DotsOfPass(), factors
+    how = _pass(batch, k.shape[-1], v.shape[-1], reverse, q is not None, dots is not None, end.positions is not None)
     dot_sums, states, products, marks = of.pointers
     packed = arguments.SCAN.pack(
         q=rows_of(q, heads), k=rows_of(k, heads), v=rows_of(v, heads), x=rows_of(of.x, heads), out=rows_of(out, heads),
         g=gate_of(g, heads), offsets=address(batch.offsets), start=start.values(), end=end.values(),
         start_group=start.group, end_group=end.group, sums=address(end.sums), dots=dot_sums, states=states,
         products=products, marks=marks, tokens=batch.tokens, T=batch.T, heads=heads, segments=batch.segments,
-        chunks=batch.chunks, read=read, write=write)  # fmt: skip
+        chunks=batch.chunks, read=read, write=write, **end.fields_of_positions())  # fmt: skip
     launch.launch(how.file, "scan", how.constants, batch.N * batch.segments * heads * how.parts, how.threads,
                   how.shared, packed,
-                  (q, k, v, of.x, out, g, batch.offsets, start.array, end.array, end.sums, *of.arrays))  # fmt: skip
+                  (q, k, v, of.x, out, g, batch.offsets, start.array, end.array, end.sums, *of.arrays,
+                   *end.arrays_of_positions()))  # fmt: skip
 
 
 def writes(
@@ -122,16 +123,18 @@ def writes(
     dots: Dots | None,
 ) -> None:
     """dk and dv from q, k, v, dout in one pass."""
-    how = wgmma.writes_pass(batch.K, batch.V, batch.decay, dots is not None)
+    how = wgmma.writes_pass(batch.K, batch.V, batch.decay, dots is not None, start.positions is not None)
     of = DotsOfPass() if dots is None else dots.of(arrays[1], 1)
     dot_sums, states, _, marks = of.pointers
     rows = dict(zip(("q", "k", "v", "dout", "dk", "dv"), (rows_of(y, batch.heads) for y in arrays), strict=True))
     packed = arguments.WRITES.pack(
         **rows, g=gate_of(g, batch.heads), offsets=address(batch.offsets), start=start.values(), end=end.values(),
         start_group=start.group, end_group=1, dots=dot_sums, states=states, marks=marks, tokens=batch.tokens,
-        T=batch.T, heads=batch.heads, segments=batch.segments, chunks=batch.chunks, write=write)  # fmt: skip
+        T=batch.T, heads=batch.heads, segments=batch.segments, chunks=batch.chunks, write=write,
+        **start.fields_of_positions())  # fmt: skip
     launch.launch(how.file, "writes", how.constants, batch.N * batch.segments * batch.heads, how.threads, how.shared,
-                  packed, (*arrays, g, batch.offsets, start.array, end.array, *of.arrays[:2]))
+                  packed, (*arrays, g, batch.offsets, start.array, end.array, *of.arrays[:2],
+                           *start.arrays_of_positions()))
 
 
 def begins_of(

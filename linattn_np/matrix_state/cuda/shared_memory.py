@@ -101,11 +101,11 @@ def vector_stages(name: str, gate: str) -> int:
 VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: Kc, Kd, its decay
 
 
-def vector(name: str, gate: str) -> int:
+def vector(name: str, gate: str, exact: bool = False) -> int:
     """vector_*.cu by name: scan, adds, segments, inverse, chain, transfers.
 
     A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
-    the bonus; keys of the chain, decays of a chunk; two numbers a token.
+    the bonus; keys of the chain, decays of a chunk; two numbers a token. exact: operands of four blocks in the scratch.
     """
     gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate)
     tile, decays = 16 * 256, 4 * 128 * 4
@@ -115,8 +115,8 @@ def vector(name: str, gate: str) -> int:
         "adds": ring + decays + 64,
         "segments": 0,
         "segments in reverse": 0,
-        "inverse": TILE + gates + 5 * tile + decays + 2 * TOKEN + 32,
-        "chain": ring + 3 * TILE + 8 * tile + decays + 512 + 128,
+        "inverse": TILE + gates + (8 if exact else 5) * tile + decays + 2 * TOKEN + 32,
+        "chain": ring + 3 * TILE + 8 * tile + decays + 512 + 160,
         "transfers": 2 * TILE + 2 * 17 * 1024 + 64,
     }[name]
 

@@ -4,7 +4,7 @@ Compute capability 90, bfloat16, K and V up to 128, log decays in bfloat16 or fl
 runs twice: products that divide by decays of up to 80 nats in 16 tokens, and, in the sequences and heads where a block
 decays by more, which the first flags, exact ones. Where batch and heads leave multiprocessors idle, sequences are cut
 into segments: what each adds to the state (vector_adds.cu) and its decay, of which a small kernel makes the state that
-each begins with. Gradients are computed by array calls, from the inputs alone.
+each begins with. Gradients: vector_backward.py.
 """
 
 from __future__ import annotations
@@ -24,18 +24,15 @@ from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments, operands, vector_backward
 from . import vector_plan as cuts
 from .arguments import NO_STATES, States, gate_of
-from .operands import ChunkSizes, as_state, public_state, sizes_of, states_at
+from .operands import ChunkSizes, as_state, empty_positions, public_ends, sizes_of, states_at, with_positions
 from .shared_memory import DELTA_END, SQUARE
 
 MAPS = {
     "scan": ("q", "k", "v", "g", "out"), "adds": ("k", "v", "g"), "segments": (), "segments in reverse": (),
     "inverse": ("k", "g"), "chain": ("q", "k", "v", "g", "out"), "transfers": ("v",),
 }  # fmt: skip
-ROWS = {  # arrays that a kernel reads or writes row by row too
-    "scan": ("q", "k", "g", "out"), "inverse": ("k", "g"), "chain": ("q", "k", "g", "out"),
-}
-NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | dict.fromkeys(
-    ("q_rows", "k_rows", "g_rows", "to"), NO_ROWS) | dict.fromkeys(
+ROWS = ("scan", "chain")  # kernels that write outputs row by row too
+NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | {"to": NO_ROWS} | dict.fromkeys(
     ("begins", "added", "decays", "transfers", "u", "states", "grams", "inverses", "factors", "new_values",
      "flags"), 0)  # fmt: skip
 GATES = ("bfloat16", "float32")
@@ -103,24 +100,31 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     if keep is None:
         keep = keeps(plan, batch.slots * batch.heads * (DELTA_END + SQUARE))
-    _prepare(batch, keep)
+    _prepare(batch, keep, plan.states_at is not None)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
+    at = empty_positions(xp, plan, batch)
     start = states_at(as_state(xp, state, batch), batch, batch.group)
+    last = with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
     flags = xp.empty(batch.N * batch.heads * batch.segments, dtype=xp.int32)
     begins = _begins(xp, batch, arrays, start)
     stored = batch.slots * batch.heads if keep else 0
     states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in (DELTA_END, SQUARE))
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
-    for build in (cuts.Build(False, keep), cuts.Build(True, keep)):
-        launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays, build, start=start,
-                   end=states_at(end, batch, batch.group), begins=begins, flags=flags, states=states, grams=grams,
-                   u=arrays["u"], scale=plan.scale)
+    for exact in (False, True):
+        launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays,
+                   cuts.Build(exact, keep, at is not None), start=start, end=last, begins=begins, flags=flags,
+                   states=states, grams=grams, u=arrays["u"], scale=plan.scale)
     residuals = Residuals(states, grams, begins) if keep else None
-    return out, public_state(end, batch), Saved(x, plan, state, residuals)
+    return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
 
-def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+def gives_states(call: Any) -> bool:
+    """Whether forward stores states at the positions of a call, and gradients are those of array calls."""
+    return operands.gives_states(call.plan) and not (call.plan.gradients and policy.VECTOR_BACKWARD)
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
     if not policy.VECTOR_BACKWARD:
         return by_array_calls(saved, dout, dstate)
@@ -129,7 +133,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     return vector_backward.backward(saved, dout, dstate)
 
 
-def by_array_calls(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+def by_array_calls(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """The same from the inputs alone, by array calls."""
     residuals = array_calls.forward(saved.x, saved.plan, saved.state)[2]
     return array_calls.backward(residuals, dout, dstate)
@@ -190,8 +194,8 @@ def sum_segments(
     launch_one(name, batch, batch.N * batch.heads * (cuts.STATE // 1024), arrays, start=start, **given)
 
 
-def _prepare(batch: Batch, keep: bool) -> None:
-    wanted = [("scan", cuts.Build(exact, keep)) for exact in (False, True)]
+def _prepare(batch: Batch, keep: bool, at: bool) -> None:
+    wanted = [("scan", cuts.Build(exact, keep, at)) for exact in (False, True)]
     wanted += [(name, PLAIN) for name in ("adds", "segments")] if batch.segments > 1 else []
     begin_compiling(batch, wanted)
 
@@ -212,13 +216,14 @@ def launch_one(
     fields = {**NO_ARRAYS, **_shared_fields(batch, arrays), **{n: address(y) for n, y in given.items()}}
     for n in maps:
         fields[n] = map_of(arrays, n)
-    for n in ROWS.get(name, ()):
-        fields["to" if n == "out" else f"{n}_rows"] = rows_of(arrays[n], heads)
+    if name in ROWS:
+        fields["to"] = rows_of(arrays["out"], heads)
     fields |= {"start": start.values(), "end": end.values(), "start_group": start.group, "end_group": end.group,
-               "scale": scale}  # fmt: skip
+               "scale": scale, **end.fields_of_positions()}  # fmt: skip
     named = None
     if moves():
-        named = (*(arrays[n] for n in maps), batch.offsets, start.array, end.array, *given.values(), arrays["beta"])
+        named = (*(arrays[n] for n in maps), batch.offsets, start.array, end.array, *given.values(), arrays["beta"],
+                 *end.arrays_of_positions())
     launch.launch(kernel.file, kernel.entry, constants, grid, kernel.threads, dict(constants)["LA_SHARED"],
                   arguments.VECTOR.packed(fields), named)
 

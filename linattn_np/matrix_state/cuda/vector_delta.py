@@ -23,14 +23,14 @@ from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments, delta_plan, vector, vector_backward
 from . import vector_plan as cuts
 from .arguments import NO_STATES, States
-from .operands import as_state, public_state, states_at
+from .operands import as_state, empty_positions, public_ends, states_at, with_positions
 from .shared_memory import DELTA_END, SQUARE, TILE, VECTOR_FACTORS
 from .vector import EXACT, PLAIN
 
 NO_FIELDS = dict.fromkeys(arguments.DELTA.offsets, 0) | {  # of a launch that multiplies transfer matrices
     **dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)), "out": NO_ROWS, "other": NO_ROWS,
     "g": arguments.gate_of(None, 1), "beta": arguments.gate_of(None, 1), "start": NO_STATES.values(),
-    "end": NO_STATES.values(),
+    "end": NO_STATES.values(), **NO_STATES.fields_of_positions(),
 }  # fmt: skip
 
 
@@ -69,10 +69,12 @@ def forward(
     chunks, sizes = batch.slots * batch.heads, {"states": DELTA_END, "grams": SQUARE, "new_values": TILE}
     if keep is None:
         keep = vector.keeps(plan, chunks * (SQUARE + sum(sizes.values())))
-    _prepare(batch, keep)
+    _prepare(batch, keep, plan.states_at is not None)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
+    at = empty_positions(xp, plan, batch)
     start = states_at(as_state(xp, state, batch), batch, batch.group)
+    last = with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
     inverses, factors = _inverses(xp, batch, arrays)
     begins = None if factors is None else _begins(xp, batch, arrays, inverses, factors, start)
     slots = batch.N * batch.heads * batch.segments
@@ -80,14 +82,13 @@ def forward(
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     kept = {n: xp.empty((chunks, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
     for exact in (False, True):
-        vector.launch_one("chain", batch, slots, arrays, cuts.Build(exact, keep), start=start, begins=begins,
-                          flags=flags, end=states_at(end, batch, batch.group), inverses=inverses, scale=plan.scale,
-                          **kept)
+        vector.launch_one("chain", batch, slots, arrays, cuts.Build(exact, keep, at is not None), start=start,
+                          begins=begins, flags=flags, end=last, inverses=inverses, scale=plan.scale, **kept)
     residuals = Residuals(inverses=inverses, begins=begins, **kept) if keep else None
-    return out, public_state(end, batch), Saved(x, plan, state, residuals)
+    return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
 
-def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
     if not policy.VECTOR_BACKWARD:
         return vector.by_array_calls(saved, dout, dstate)
@@ -96,10 +97,10 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     return vector_backward.backward(saved, dout, dstate)
 
 
-def _prepare(batch: vector.Batch, keep: bool) -> None:
+def _prepare(batch: vector.Batch, keep: bool, at: bool) -> None:
     cut = batch.segments > 1
     wanted = [("inverse", cuts.Build(keep=cut)), ("inverse", EXACT)]
-    wanted += [("chain", cuts.Build(exact, keep)) for exact in (False, True)]
+    wanted += [("chain", cuts.Build(exact, keep, at)) for exact in (False, True)]
     wanted += [("transfers", PLAIN)] if cut else []
     vector.begin_compiling(batch, wanted, ((delta_plan.SEGMENTS, _segments(batch)),) if cut else ())
 

@@ -36,10 +36,11 @@ class VectorKind(NamedTuple):
 
 
 class Build(NamedTuple):
-    """Which build of a kernel: of what was flagged; with residuals, or an inverse's factors, stored."""
+    """Which build of a kernel: of what was flagged; with residuals, or an inverse's factors, stored; with positions."""
 
     exact: bool = False
     keep: bool = False
+    at: bool = False
 
 
 def takes(element: str, K: int, V: int, capability: int) -> bool:
@@ -51,12 +52,14 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 @functools.cache
 def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:  # noqa: B008, a tuple
     """The constants of a kernel."""
-    shared = shared_memory.vector(name, kind.gate)
+    shared = shared_memory.vector(name, kind.gate, build.exact)
     own: dict[str, int] = {}
     if name in ("scan", "chain", "inverse"):
         own = {"LA_EXACT": build.exact}
     if name in ("scan", "chain"):
         own |= {"LA_RAGGED": kind.ragged}
+    if build.at:
+        own |= {"LA_AT": True}
     if name == "chain":
         own |= {"LA_KEEP": build.keep}
     if name == "scan":

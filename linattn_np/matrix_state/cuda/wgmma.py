@@ -27,23 +27,31 @@ def takes_writes(K: int, V: int) -> bool:
 
 @functools.cache
 def scan_pass(
-    K: int, V: int, decay: bool, reverse: bool = False, outputs: bool = True, dots: bool = False
+    K: int, V: int, decay: bool, reverse: bool = False, outputs: bool = True, dots: bool = False, at: bool = False
 ) -> Pass:
     """The constants of scan_wgmma.cu, or without outputs of adds_wgmma.cu, for key width K and value width V."""
     groups = round_up(V, PANEL) // PANEL
     sizes = {n: shared_memory.scan_wgmma(K, groups, n, outputs, dots) for n in (6, 4, 3, 2)}
     stages = next(n for n, size in sizes.items() if (3 - groups) * (size + 1024) <= policy.GROUP_SHARED + 1024)
-    flags = {"LA_REVERSE": reverse, "LA_OUTPUTS": outputs, "LA_DOTS": dots}
+    flags = {"LA_REVERSE": reverse, "LA_OUTPUTS": outputs, "LA_DOTS": dots} | _positions(at)
     return _pass(SCAN if outputs else ADDS, K, V, decay, groups, stages, sizes[stages], flags)
 
 
 @functools.cache
-def writes_pass(K: int, V: int, decay: bool, dots: bool) -> Pass:
-    """The constants of writes_wgmma.cu; dots: it also computes the terms of the gate gradient."""
+def writes_pass(K: int, V: int, decay: bool, dots: bool, at: bool = False) -> Pass:
+    """The constants of writes_wgmma.cu; dots: it also computes the terms of the gate gradient.
+
+    at: it adds gradients of states at positions, as scan_pass stores these states.
+    """
     width, stages = round_up(K, PANEL), 2
     shared = shared_memory.writes_wgmma(width, width // PANEL, stages, dots)
-    flags = {"LA_REVERSE": True, "LA_OUTPUTS": True, "LA_DOTS": dots}
+    flags = {"LA_REVERSE": True, "LA_OUTPUTS": True, "LA_DOTS": dots} | _positions(at)
     return _pass(WRITES, K, V, decay, width // PANEL, stages, shared, flags)
+
+
+def _positions(at: bool) -> dict[str, bool]:
+    """The constant of a build with positions."""
+    return {"LA_AT": True} if at else {}
 
 
 def _pass(

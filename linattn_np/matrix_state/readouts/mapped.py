@@ -134,6 +134,11 @@ def backward(residuals: Residuals, dout: Array | None, dstate: Array | None) -> 
     return MappedInputs(dq, dk, d.v if x.eps is None else d.v[..., :-1], d.g), dS
 
 
+def gives_states(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> bool:
+    """Whether the core returns states at positions."""
+    return core.gives_states(fn, x.memories()[0], plan, wanted)
+
+
 def reads_out(residuals: Residuals) -> bool:
     """Whether backward reads the output."""
     return residuals.x.eps is not None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core import Computed, Explained, register
+from ...core import Computed, Explained, join_parts, register, split_parts
 from ...ops.learned_maps import softmax, softmax_vjp
 from ...runtime.arrays import Array
 from ...runtime.tracing import Trace, plain
@@ -57,7 +57,7 @@ def forward(
     logits, W_end, key_residuals = core.forward(fn, keys, plan, W, wanted)
     p = None if logits is None else softmax(plan.xp, logits)
     out, S_end, value_residuals = core.forward(fn, values._replace(q=p), plan._replace(scale=1.0), S, wanted)
-    return out, (S_end, W_end), Residuals(plan, p, key_residuals, value_residuals)
+    return out, join_parts((S_end, W_end)), Residuals(plan, p, key_residuals, value_residuals)
 
 
 def backward(
@@ -65,7 +65,7 @@ def backward(
 ) -> tuple[SlotInputs, tuple[Array, Array]]:
     """Gradients of every input, and of the initial (S, W)."""
     plan, p, key_residuals, value_residuals = residuals
-    dS, dW = (None, None) if dstate is None else dstate
+    dS, dW = split_parts(dstate, 2)
     d, dS_0 = core.backward(value_residuals, dout, dS)
     dlogits = None
     if p is not None and dout is not None:
@@ -77,6 +77,11 @@ def backward(
 def explain(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> Explained:
     """Backend, form and operations of both memories."""
     return core.explain_memories(fn, x.memories(), plan, wanted)
+
+
+def gives_states(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> bool:
+    """Whether both memories return states at positions."""
+    return all(core.gives_states(fn, memory, plan, wanted) for memory in x.memories())
 
 
 def reads_out(residuals: Residuals) -> bool:

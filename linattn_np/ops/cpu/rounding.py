@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...runtime.arrays import dtype_name
-from ...runtime.pieces.memory import address
+from ...runtime.pieces.memory import address, empty
 from ...runtime.pieces.piece import JIT, entry, load_pieces, piece, workspace_kind
 from ...runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
 from .storage import to_bfloat16, to_float16
@@ -49,6 +49,6 @@ def put(to: np.ndarray, x: np.ndarray) -> None:
 
 def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """x in a dtype, in the order of its axes."""
-    to = np.empty(x.shape, dtype)
+    to = empty(x.shape, dtype)
     put(to, x)
     return to

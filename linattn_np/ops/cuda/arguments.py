@@ -41,6 +41,11 @@ GATE_FORMULA = Struct(  # gate_formula.cu
     ("bound", FLOAT),  # of the bounded gate
 )  # fmt: skip
 
+COMPLEMENT = Struct(  # complement.cu: dense arrays of `size` numbers
+    "ops/ComplementArguments",
+    ("g dk dg", BYTES), ("y", OUT_BYTES), ("size", I64),
+)  # fmt: skip
+
 
 def address(y: Array | None) -> int:
     """The address of an array; 0 for None."""

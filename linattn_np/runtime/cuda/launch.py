@@ -174,9 +174,21 @@ class LaunchRecord(NamedTuple):
 
 class _Active(threading.local):
     recorder: Any = None  # the active Recorder (record.py) of this thread
+    is_bound: bool = False  # whether a CUDA context is current in this thread
 
 
 active = _Active()
+
+
+def bind() -> None:
+    """Make the context of the current device current in this thread.
+
+    Functions of the runtime do so themselves, those of the driver need it; a thread whose memory comes from a pool may
+    not have called the runtime before.
+    """
+    if not active.is_bound:
+        cupy().cuda.runtime.setDevice(current_device())
+        active.is_bound = True
 
 
 def launch(

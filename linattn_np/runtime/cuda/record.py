@@ -78,7 +78,7 @@ class LaunchSequence:
         owners = {x.data.ptr: n for n, x in enumerate([*given, *recorder.allocated])}
         if len(owners) < len(given) + len(recorder.allocated):
             raise LookupError("two arrays begin at one place")
-        self._empty, self._new = launch.array_type(), [(tuple(x.shape), x.dtype) for x in recorder.allocated]
+        self._empty, self.allocations = launch.array_type(), [(tuple(x.shape), x.dtype) for x in recorder.allocated]
         self._launchers = [Launcher(record, owners) for record in recorder.launches]
         self._launches = [(one.words, one.places, one.launch, one.address) for one in self._launchers]
         self._stream, self._lock = launch.cupy().cuda.get_current_stream, threading.Lock()
@@ -86,17 +86,22 @@ class LaunchSequence:
     def run(self, pointers: list[int]) -> list[Array]:
         """pointers: of the arrays given; those of the allocated arrays are appended. The allocated arrays, in order."""
         made, empty = [], self._empty
-        for shape, dtype in self._new:
+        for shape, dtype in self.allocations:
             x = empty(shape, dtype)
             made.append(x)
             pointers.append(x.data.ptr)
-        stream = self._stream().ptr
+        self.launch(pointers, self._stream().ptr)
+        return made
+
+    def launch(self, pointers: list[int], stream: int) -> None:
+        """The launches alone, on a stream; pointers: of the arrays given and of those in the place of `allocations`."""
+        if not launch.active.is_bound:
+            launch.bind()
         with self._lock:
             for words, places, fire, address in self._launches:
                 for at, n in places:
                     words[at] = pointers[n]
                 fire(stream, address, 0)
-        return made
 
 
 class Launcher:

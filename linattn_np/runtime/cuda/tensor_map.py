@@ -7,6 +7,8 @@ import functools
 import sys
 from typing import Any
 
+from . import launch
+
 BYTES = 128
 BOX, ROW = 64, 128  # tokens of a box, and bytes of a row of it: 64 columns of 16 bits, 32 of 32
 BFLOAT16, FLOAT32 = 9, 7  # the driver's numbers of elements
@@ -33,12 +35,14 @@ def tensor_map(x: Any, steps: int = 1) -> bytes:
     tokens and heads, and a box that begins `steps` - 1 before it has zeros for all but the last step of each token.
     Raises RuntimeError with the driver's number if it refuses.
     """
+    launch.bind()
     return _encode(x.data.ptr, x.shape, x.strides, x.itemsize, steps)
 
 
 @functools.cache
 def moves() -> bool:
     """Whether a map is for another array of the same layout once its first word is that one's pointer."""
+    launch.bind()
     there, elsewhere = 1 << 40, (1 << 40) + (1 << 33) + 4096
     one, other = (_encode(at, (2, 65, 3, 72), (65 * 432, 432, 144, 2), 2) for at in (there, elsewhere))
     words = [int.from_bytes(x[:8], "little") for x in (one, other)]

@@ -1,4 +1,4 @@
-"""Memory of the compiled loops: data pointers of NumPy arrays, and scratch memory of a thread.
+"""Memory of the compiled loops: data pointers of NumPy arrays, arrays for results, and scratch memory of a thread.
 
 Reading `__array_interface__` takes one to two microseconds per array, a large part of a decoding step. In NumPy's C ABI
 the data pointer follows the object header, where compiled code reads it: a handle is the address of that pointer. On
@@ -7,9 +7,11 @@ interpreters with another object layout the pointers are read from the arrays an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from array import array
+from collections.abc import Iterator
 from ctypes import c_int64
 
 import numpy as np
@@ -17,6 +19,33 @@ import numpy as np
 HEADER = object.__basicsize__
 RETAINED = 16 << 20  # bytes of scratch memory that a thread holds; a larger buffer is freed after its tasks
 ALIGNED = 64  # bytes of the widest vector
+
+
+class Destinations(threading.local):
+    """Arrays of this thread that `empty` returns, each once, for their shape and dtype."""
+
+    arrays: list[np.ndarray] | None = None
+
+    @contextlib.contextmanager
+    def filled(self, arrays: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
+        """Calls write their results into these arrays where they can. Gives those that are left."""
+        before, self.arrays = self.arrays, list(arrays)
+        try:
+            yield self.arrays
+        finally:
+            self.arrays = before
+
+
+destinations = Destinations()
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new array for a result, or one of the destinations."""
+    if destinations.arrays:
+        for n, x in enumerate(destinations.arrays):
+            if x.shape == shape and x.dtype == dtype:
+                return destinations.arrays.pop(n)
+    return np.empty(shape, dtype)
 
 
 def address(y: np.ndarray) -> int:

@@ -7,19 +7,21 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay, Inputs
-from ...runtime.arrays import Array, cast
+from ...ops.complement import complement, complement_vjp
+from ...runtime.arrays import Array, dtype_name
 from ...spec import ChangeOfVariables, Variables, VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, QUERIES, VALUES
 
 
 def to_core(c: Variables) -> Inputs:
-    """k = 1 - e^g."""
-    return Inputs(c.q, -c.xp.expm1(cast(c.xp, c.g, c.dtype)), c.v, c.g)
+    """k = 1 - e^g; the kernels of a bfloat16 call round it, as all factors of their products."""
+    stored = c.v.dtype if c.kernels and dtype_name(c.v) == "bfloat16" else None
+    return Inputs(c.q, complement(c.xp, c.g, c.dtype, stored), c.v, c.g)
 
 
 def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     """The gate decays and makes the key: two paths."""
-    return {"q": d.q, "v": d.v, "g": d.g - c.xp.exp(cast(c.xp, c.g, c.dtype)) * d.k}
+    return {"q": d.q, "v": d.v, "g": complement_vjp(c.xp, c.g, d.g, d.k, c.dtype)}
 
 
 SPEC = VariantSpec(

@@ -4,35 +4,40 @@ import pytest
 
 from linattn_np.experiments.recall.evaluation import Score
 from linattn_np.experiments.recall.gates import Learned
+from linattn_np.experiments.recall.report import tables
 from linattn_np.experiments.recall.scores import Scores
+from linattn_np.experiments.recall.summary import overview, sentences, verdict_lines
 from linattn_np.experiments.recall.verdict import PAIRS, verdict
-from linattn_np.experiments.statistics import OPPOSITE, SAME, SHOWS
+from linattn_np.experiments.statistics import CONTRADICTED, SAME, SUPPORTED
+
+NOTHING_LEARNED = ("mesa_net", "softmax")
 
 
 def constructed(right: dict[str, float]) -> Scores:
     """Scores in which each memory has a fixed fraction of exact answers in every cell."""
     depths = tuple(i / 10 for i in range(11))
     scores = [
-        Score("some", memory, seed, level, T, [i < share * 11 for i in range(11)], [share] * 11)
+        Score(None if memory in NOTHING_LEARNED else "some", memory, seed, level, T,
+              [i < share * 11 for i in range(11)], [share] * 11)
         for memory, share in right.items()
         for seed in range(5)
         for level in (1, 2, 3)
         for T in (512, 1024)
     ]
-    learned = {memory: Learned({}, 6 + share) for memory, share in right.items()}
+    learned = {memory: Learned({}, 6 + right[memory]) for memory in right if memory not in NOTHING_LEARNED}
     return Scores(scores, depths, {"some": dict.fromkeys(range(5), learned)})
 
 
 @pytest.mark.parametrize(
     ("delta", "gated", "holds", "best"),
-    [(1.0, 0.0, SHOWS, OPPOSITE), (0.0, 1.0, OPPOSITE, SHOWS), (1.0, 1.0, SAME, SAME)],
+    [(1.0, 0.0, SUPPORTED, CONTRADICTED), (0.0, 1.0, CONTRADICTED, SUPPORTED), (1.0, 1.0, SAME, SAME)],
 )
 def test_the_verdict_follows_the_figures(delta, gated, holds, best):
     claims = verdict(constructed({"delta": delta, "gated_delta": gated, "mamba2": 0.5}))
-    words = {claim.comparison: claim.found.word for claim in claims}
-    assert words["delta - gated_delta, level 1, 1024"] == holds
-    assert words["gated_delta - delta, level 3, 512"] == best
-    assert words["held-out loss, delta - gated_delta"] == holds  # the loss constructed here is 6 + share
+    words = {(claim.prediction, claim.where): claim.found.word for claim in claims}
+    assert words["delta recalls more than gated_delta", "level 1, 1024 tokens"] == holds
+    assert words["gated_delta recalls more than delta", "level 3, 512 tokens"] == best
+    assert words["gated_delta predicts prose better than delta", "held-out loss"] == holds  # here the loss is 6 + share
 
 
 def test_pairs_that_were_not_run_are_not_judged():
@@ -45,3 +50,47 @@ def test_only_pairs_that_differ_in_one_thing_decide():
     by_pair = {(pair.more, pair.less): pair.decides for pair in PAIRS}
     assert by_pair["delta", "gated_delta"]
     assert not by_pair["delta", "mamba2"]
+    assert not by_pair["mesa_net", "delta"]  # its gates are not learned
+    assert not by_pair["mesa_net", "gated_delta"]
+
+
+def test_the_least_squares_fit_is_compared_where_both_exist():
+    claims = verdict(constructed({"mesa_net": 1.0, "delta": 0.0}))
+    fits = [claim for claim in claims if claim.hypothesis.startswith("H5")]
+    assert [claim.prediction for claim in fits] == ["mesa_net recalls more than delta"] * 3
+    assert {claim.found.word for claim in fits} == {SUPPORTED}
+    both = verdict(constructed({"mesa_net": 1.0, "delta": 0.0, "gated_delta": 1.0}))
+    words = {claim.prediction: claim.found.word for claim in both if claim.hypothesis.startswith("H5")}
+    assert words == {"mesa_net recalls more than delta": SUPPORTED, "mesa_net recalls more than gated_delta": SAME}
+
+
+def test_words_of_the_summary():
+    scores = constructed({"mesa_net": 0.6, "softmax": 1.0, "delta": 1.0, "gated_delta": 0.0})
+    asked, known, means = sentences(scores)
+    assert "texts of up to 1,024 tokens" in asked
+    assert "a uuid in prose by softmax (100 %), delta (100 %), mesa_net (64 %)." in known
+    assert "gated_delta" not in known
+    assert "softmax attention recalls all of them" in means
+    assert "it does not mean that trained models rank like this" in means
+    assert "gates learned: delta, gated_delta; nothing learned: mesa_net, softmax" in means
+    rows = {row[0]: list(row[1:]) for row in overview(scores).rows}
+    assert rows["mesa_net"] == ["nothing learned", "64", "64", "64"]
+    assert rows["gated_delta"] == ["gates learned", "0", "0", "0"]
+    lines = [text for _, text in verdict_lines(verdict(scores))]
+    assert lines[0] == "H1: a decay makes a memory lose facts"
+    assert lines[1] == ("delta recalls more than gated_delta (level 1, 1024 tokens; they differ in decay alone): "
+                        "SUPPORTED with gates from some (+1.00 ± 0.05)")
+    assert any("so this decides nothing" in line for line in lines if line.startswith("mesa_net recalls"))
+
+
+def test_nobody_knows():
+    _, known, means = sentences(constructed({"softmax": 0.0, "delta": 0.0}))
+    assert "a 7-digit number in prose by none" in known
+    assert "so the keys lose facts too" in means
+
+
+def test_titles_say_which_memories_learned():
+    scores = constructed({"mesa_net": 1.0, "delta": 0.5})
+    level_1 = next(tables(scores, []))
+    assert level_1.title.endswith("; gates learned: delta; nothing learned: mesa_net")
+    assert [row[:2] for row in level_1.rows] == [["nothing learned", "mesa_net"], ["some", "delta"]]

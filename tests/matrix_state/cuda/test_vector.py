@@ -9,6 +9,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.matrix_state import core as matrix_state
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import vector, vector_plan
 from linattn_np.matrix_state.types import Decay, Erase, Inputs, Plan, ReadState
 from linattn_np.runtime.cuda import launch
@@ -219,8 +220,9 @@ def test_calls_are_replayed(cp, monkeypatch, fn, T):
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=name_of)
-def test_gradients(cp, fn):
+def test_gradients(cp, monkeypatch, fn):
     """Computed by array calls, beside a forward of the kernels."""
+    monkeypatch.setattr(policy, "VECTOR_BACKWARD", False)
     arrays, state = draw(fn, T=100, kind="mild")
     rng = np.random.default_rng(1)
     dout = rng.standard_normal(arrays["v"].shape).astype(arrays["v"].dtype)

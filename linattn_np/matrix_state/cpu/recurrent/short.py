@@ -18,7 +18,7 @@ from ....runtime.pieces.workspace import PythonWorkspace
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
 from ..kernels import storage_pieces
-from ..table import STATE, TO, Table
+from ..table import EARLIER, STATE, TO, Table, count_sequences, lengths
 from . import step
 from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout, sizes
 
@@ -33,7 +33,7 @@ def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
         return np.ones(len(rows), bool)
     plain = x.erase is Erase.NONE and x.decay is not Decay.VECTOR
     short = policy.SHORT_CPU_PLAIN if plain else policy.SHORT_CPU
-    return (rows[:, 2] - rows[:, 1] <= short) & (plan.chunk_size is None)
+    return (lengths(rows) <= short) & (plan.chunk_size is None)
 
 
 def is_only_stepwise(x: Inputs) -> bool:
@@ -163,3 +163,25 @@ def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.
     steps = Steps(x, plan, state, rows)
     steps.settle(table.numbers, np.full(len(table.numbers), -1), np.zeros((1, 2), np.int64), 0)
     steps.run(handles([table.numbers]), table)
+
+
+def run_segments(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
+    """The states at the ends of `rows`, which are segments: walked one of each sequence at a time.
+
+    The rows of `chain` are of each sequence the initial state, then that after each segment.
+    """
+    H, K, V = x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]
+    first = rows[:, EARLIER] == 0
+    number = np.cumsum(first) - 1  # of the sequence
+    place = np.arange(len(rows))
+    level = place - np.flatnonzero(first)[number]
+    chain = np.zeros((len(rows) + count_sequences(rows), H, K, V), plan.dtype)
+    if state is not None:
+        chain[(place + number)[first]] = state.reshape(-1, H, K, V)[rows[first, STATE]]
+    table.states("in_state", chain[:-1])
+    table.states("out_state", chain[1:])
+    own = rows.copy()
+    own[:, STATE] = own[:, TO] = place + number
+    for n in range(int(level.max(initial=-1)) + 1):
+        run(x, plan, table, chain, own[level == n])
+    return chain[1:][place + number]

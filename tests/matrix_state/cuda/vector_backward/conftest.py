@@ -1,4 +1,4 @@
-"""Gradients of vector decays by their kernels, which are off by default."""
+"""Gradients of vector decays by their kernels, also where the environment switches them off."""
 
 from __future__ import annotations
 

@@ -1,0 +1,99 @@
+"""Functions with the signature of another library, computed by one of ours: arguments by name, options translated."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import linattn_np as la
+
+REQUIRED = inspect.Parameter.empty
+Given = dict[str, Any]  # every parameter of the call by its name
+
+
+class Parameters(NamedTuple):
+    """The parameters of a function, in order, with their defaults."""
+
+    names: tuple[str, ...]
+    defaults: dict[str, Any]
+    required: frozenset[str]
+
+
+def parameters(text: str, defaults: Mapping[str, Any]) -> Parameters:
+    """Those listed in `text`: 'q k v g=None scale'; the default of a bare name is in `defaults`, or it has none."""
+    values = {}
+    for part in text.split():
+        name, given, value = part.partition("=")
+        values[name] = ast.literal_eval(value) if given else defaults.get(name, REQUIRED)
+    return Parameters(tuple(values), {n: x for n, x in values.items() if x is not REQUIRED},
+                      frozenset(n for n, x in values.items() if x is REQUIRED))  # fmt: skip
+
+
+def bound(fn: str, known: Parameters, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Given:
+    """All parameters of a call by name.   Raises TypeError for unknown, repeated and missing ones."""
+    if len(args) > len(known.names):
+        raise TypeError(f"{fn}: {len(args)} positional arguments, expected at most {len(known.names)}")
+    given = dict(zip(known.names, args, strict=False))
+    for name in keywords:
+        if name in given:
+            raise TypeError(f"{fn}: {name} is given twice")
+        if name not in known.defaults and name not in known.required:
+            raise TypeError(f"{fn}: unknown argument {name}, expected one of {', '.join(known.names)}")
+    given.update(keywords)
+    if missing := known.required - given.keys():
+        raise TypeError(f"{fn}: {', '.join(n for n in known.names if n in missing)} not given")
+    return known.defaults | given
+
+
+def with_signature(call: Callable[..., Any], name: str, known: Parameters, doc: str) -> Callable[..., Any]:
+    """`call` under this name, with the signature that editors and `inspect` see."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    listed = [inspect.Parameter(n, kind, default=known.defaults.get(n, REQUIRED)) for n in known.names]
+    call.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = doc
+    return call
+
+
+class Translated(NamedTuple):
+    """A call of one of our functions."""
+
+    fn: str
+    arrays: dict[str, Any]
+    options: dict[str, Any]
+
+
+class Library(NamedTuple):
+    """What the functions of a library have in common."""
+
+    defaults: Mapping[str, Any]  # of the options, by name
+    common: Sequence[str]  # options of every function
+    unsupported: Sequence[str]  # options that must have their default
+    prepare: Callable[[Given], None]  # before the translation
+    state_of: Callable[[Given, Any], Any]  # our final state -> theirs
+
+
+def adapter(
+    name: str, translate: Callable[[str, Given], Translated], text: str, library: Library
+) -> Callable[..., Any]:
+    """A function `name` with the parameters `text`, which returns (o, state), state None if not asked for.
+
+    Raises ValueError for what is unsupported.
+    """
+    listed = text.split()
+    known = parameters(" ".join([*listed, *(n for n in library.common if n not in listed)]), library.defaults)
+    refused = [n for n in library.unsupported if n in known.defaults]
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        given = bound(name, known, args, keywords)
+        for option in refused:
+            if given[option] is not known.defaults[option]:
+                raise ValueError(f"{name}: {option} is not supported, expected {known.defaults[option]}")
+        library.prepare(given)
+        fn, arrays, options = translate(name, given)
+        result = getattr(la, fn)(**arrays, **options)
+        return (result[0], library.state_of(given, result[1])) if options["return_state"] else (result, None)
+
+    return with_signature(call, name, known, f"{name}({', '.join(known.names)}) of FLA -> (o, final state or None)")

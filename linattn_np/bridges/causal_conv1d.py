@@ -1,0 +1,134 @@
+"""causal-conv1d's functions for torch tensors (B, D, T): its names, order of arguments and states."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from ..ops.cpu import short_conv as compiled
+from .packed import position_of
+
+Tensor = torch.Tensor
+ACTIVATIONS = (None, "silu", "swish")
+COMPILED = (torch.float32, torch.float64)  # dtypes of the compiled loops, on the host
+
+
+class Conv(NamedTuple):
+    """As ops/short_conv.py's ShortConv, in torch; position (B, T)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: str | None
+    position: Tensor | None
+
+
+def causal_conv1d_fn(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None, return_final_states: bool = False, final_states_out: Tensor | None = None,
+    activation: str | None = None,
+) -> Any:
+    """y_t = act(bias + sum_i weight_{W-1-i} x_{t-i}) of every channel.
+
+    x (B, D, T), weight (D, W), bias (D,), seq_idx (B, T): tokens of one number are one sequence, initial_states
+    (B, D, W - 1). Returns y, or (y, the last W - 1 inputs) with return_final_states.
+    """
+    fn = "causal_conv1d_fn"
+    check(fn, x, weight, activation)
+    if seq_idx is not None and (initial_states is not None or return_final_states):
+        raise ValueError(f"{fn}: seq_idx is given together with states, expected one of them")
+    W = weight.shape[-1]
+    past = x if initial_states is None else torch.cat([initial_states.to(x.dtype), x], dim=-1)
+    conv = Conv(weight, bias, activation, None if seq_idx is None else position_of(seq_idx))
+    y = convolved(past, conv)[..., past.shape[-1] - x.shape[-1] :]
+    if not return_final_states:
+        return y
+    end = F.pad(past, (max(W - 1 - past.shape[-1], 0), 0))[..., past.shape[-1] - W + 1 :] if W > 1 else past[..., :0]
+    return y, end if final_states_out is None else final_states_out.copy_(end)
+
+
+def causal_conv1d_update(
+    x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None,
+    cache_seqlens: Tensor | None = None, conv_state_indices: Tensor | None = None,
+) -> Tensor:
+    """The next tokens: x (B, D) or (B, D, T); conv_state (B, D, S), the last S >= W - 1 inputs, is updated in place."""
+    fn = "causal_conv1d_update"
+    for name, given in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
+        if given is not None:
+            raise ValueError(f"{fn}: {name} is not supported, expected None")
+    check(fn, x, weight, activation)
+    new = x if x.ndim == 3 else x[..., None]
+    S, T, W = conv_state.shape[-1], new.shape[-1], weight.shape[-1]
+    past = torch.cat([conv_state, new.to(conv_state.dtype)], dim=-1)
+    conv_state.copy_(past[..., T:])
+    taps = past[..., S + 1 - W :].unfold(-1, W, 1)  # (B, D, T, W)
+    y = (taps.to(weight.dtype) * weight[:, None, :]).sum(-1)
+    y = activated(y if bias is None else y + bias[:, None], activation).to(x.dtype)
+    return y if x.ndim == 3 else y[..., 0]
+
+
+def check(fn: str, x: Tensor, weight: Tensor, activation: str | None) -> None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{fn}: activation is {activation!r}, expected None, 'silu' or 'swish'")
+    if weight.ndim != 2 or weight.shape[0] != x.shape[1]:
+        raise ValueError(f"{fn}: weight has shape {tuple(weight.shape)}, expected (D, W) with D = {x.shape[1]}")
+
+
+def convolved(x: Tensor, conv: Conv) -> Tensor:
+    """The convolution of (B, D, T), in the memory order (B, T, D)."""
+    rows, position = x.transpose(1, 2).to(conv.weight.dtype), conv.position
+    y = Convolution.apply(rows, conv.weight.t(), conv.bias, position, conv.activation is not None)
+    return y.transpose(1, 2).to(x.dtype)
+
+
+class Convolution(torch.autograd.Function):
+    """ops/cpu/short_conv.py's compiled loops, or torch operations on whole tensors; torch's conv1d takes longer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taps: Tensor, bias: Tensor | None, position: Tensor | None, silu: bool) -> Tensor:
+        """x (B, T, D), taps (W, D), the last one for the current token; position (B, T)."""
+        ctx.silu, ctx.compiled = silu, x.device.type == "cpu" and x.dtype in COMPILED
+        if ctx.compiled:
+            ctx.save_for_backward(x, taps, bias, position)
+            return torch.from_numpy(compiled.short_conv(*views(x, taps, bias, position), silu=silu))
+        y = x * taps[-1] if bias is None else torch.addcmul(bias, x, taps[-1])
+        for i in range(1, min(len(taps), x.shape[1])):
+            y[:, i:].addcmul_(reached(x[:, :-i], i, position), taps[-1 - i])
+        ctx.save_for_backward(x, taps, bias, position, y if silu else None)
+        return F.silu(y) if silu else y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        """dx_t = sum_i taps_{W-1-i} dy_{t+i},  dtaps_{W-1-i} = sum_t dy_t x_{t-i}."""
+        x, taps, bias, position, *y = ctx.saved_tensors
+        if ctx.compiled:
+            grads = compiled.short_conv_vjp(*views(x, taps, bias, position), silu=ctx.silu, dy=dy.numpy())
+            return *(None if d is None else torch.from_numpy(d) for d in grads), None, None
+        dy = torch.ops.aten.silu_backward(dy, y[0]) if ctx.silu else dy
+        dx, dtaps = dy * taps[-1], torch.zeros_like(taps)
+        dtaps[-1] = (dy * x).sum((0, 1))
+        for i in range(1, min(len(taps), x.shape[1])):
+            d = reached(dy[:, i:], i, position)
+            dx[:, :-i].addcmul_(d, taps[-1 - i])
+            dtaps[-1 - i] = (d * x[:, :-i]).sum((0, 1))
+        return dx, dtaps, None if bias is None else dy.sum((0, 1)), None, None
+
+
+def views(x: Tensor, taps: Tensor, bias: Tensor | None, position: Tensor | None) -> tuple[Any, Any, Any, Any]:
+    """The arguments of the compiled loops."""
+    if position is None:
+        position = torch.arange(x.shape[1]).expand(x.shape[0], -1)
+    b = None if bias is None else bias.detach().numpy()
+    return x.detach().numpy(), taps.detach().numpy(), b, position.long().numpy()
+
+
+def reached(x: Tensor, i: int, position: Tensor | None) -> Tensor:
+    """x (B, T - i, D) where token t + i and the one i places before belong to one sequence, else 0."""
+    return x if position is None else torch.where((position[:, i:] >= i)[..., None], x, 0)
+
+
+def activated(y: Tensor, activation: str | None) -> Tensor:
+    return y if activation is None else F.silu(y)

@@ -1,0 +1,278 @@
+"""flash-linear-attention's functions (FLA 0.6) for torch tensors: its names, order of arguments, defaults and states.
+
+    from linattn_np.bridges.fla import chunk_gated_delta_rule
+    o, state = chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
+
+chunk_, fused_chunk_, fused_recurrent_ and parallel_ name one function: the call decides the form. Tensors are
+(B, T, H, D), states (N, H, K, V) in float32 or wider. What only steers FLA's kernels (chunk_size, chunk_indices,
+disable_recompute, ...) has no effect on results. Modules and the short convolution: linattn_np.bridges.modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..matrix_state.types import NormalisedState, SlotState
+from .adapter import Given, Library, Translated, adapter
+
+L2NORM_EPS = 1e-6  # FLA's, inside the root
+NORMALISER_EPS = 1e-10  # linear_attn's, added to the sum of similarities
+DEFAULTS: dict[str, Any] = {
+    "scale": None, "initial_state": None, "output_final_state": False, "state_v_first": False, "cu_seqlens": None,
+    "use_qk_l2norm_in_kernel": False, "use_gate_in_kernel": False, "A_log": None, "dt_bias": None,
+    "use_beta_sigmoid_in_kernel": False, "allow_neg_eigval": False, "lower_bound": None, "safe_gate": False,
+    "overwrite_state": False,  # ours: the final state is written into initial_state; not differentiable
+    # these have no effect
+    "cu_seqlens_cpu": None, "chunk_indices": None, "chunk_size": None, "disable_recompute": False,
+    "checkpoint_level": 2, "use_graph": False, "max_num_seqs": None,
+    # and these are not supported
+    "cp_context": None, "return_intermediate_states": False, "reverse": False, "output_attentions": False,
+}  # fmt: skip
+UNSUPPORTED = ("cp_context", "return_intermediate_states", "reverse", "output_attentions")
+
+
+# FLA's arguments -> ours
+
+
+def normalise_one_token(given: Given) -> None:
+    """q and k of a decoding step over their length, by torch: a step without a norm is replayed."""
+    if not given.get("use_qk_l2norm_in_kernel"):
+        return
+    q, k = given["q"], given["k"]
+    if q.shape[1] != 1 or q.dtype != k.dtype:
+        return
+    rows = torch.cat([q, k], dim=2)
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    rows = rows * rows.square().sum(-1, keepdim=True).add_(L2NORM_EPS).rsqrt_()
+    given["q"], given["k"] = rows.split((q.shape[2], k.shape[2]), dim=2)
+    given["use_qk_l2norm_in_kernel"] = False
+
+
+def options_of(given: Given) -> dict[str, Any]:
+    """Options that every function has, and the norm of q and k."""
+    options: dict[str, Any] = {"scale": given["scale"], "return_state": bool(given["output_final_state"])}
+    if options["scale"] is None:
+        options["scale"] = given["k"].shape[-1] ** -0.5
+    if (state := given["initial_state"]) is not None:
+        options["state"] = state.mT if given.get("state_v_first") else state
+        options["overwrite_state"] = bool(given["overwrite_state"])
+    if given["cu_seqlens"] is not None:
+        packed = given.get("cu_seqlens_cpu")
+        options["cu_seqlens"] = given["cu_seqlens"] if packed is None else packed
+    if given.get("use_qk_l2norm_in_kernel"):
+        options |= {"qk_l2norm": True, "l2norm_eps": L2NORM_EPS}
+    return options
+
+
+def gates_of(fn: str, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arrays, options) of the formulas of the decay and of beta."""
+    arrays: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    if given["use_gate_in_kernel"]:
+        if given["A_log"] is None and given.get("lower_bound") is None:
+            raise ValueError(f"{fn}: use_gate_in_kernel=True without A_log, expected A_log (H,)")
+        arrays = {n: given[n] for n in ("A_log", "dt_bias") if given[n] is not None}
+        if given.get("lower_bound") is not None:
+            options["lower_bound"] = given["lower_bound"]
+    if given.get("use_beta_sigmoid_in_kernel"):
+        options |= {"beta_sigmoid": True, "allow_neg_eigval": bool(given["allow_neg_eigval"])}
+    elif given.get("allow_neg_eigval"):
+        raise ValueError(f"{fn}: allow_neg_eigval=True without use_beta_sigmoid_in_kernel=True, expected both")
+    return arrays, options
+
+
+def some(given: Given, names: str, **renamed: str) -> dict[str, Any]:
+    """Arrays by our names: those of `names`, and ours = theirs."""
+    return {n: given[n] for n in names.split()} | {ours: given[theirs] for ours, theirs in renamed.items()}
+
+
+def delta(fn: str, given: Given) -> Translated:
+    if given["beta"] is None:
+        given["beta"] = torch.ones_like(given["v"][..., 0])
+    return Translated("delta_rule", some(given, "q k v beta"), options_of(given))
+
+
+def gated_delta(fn: str, given: Given) -> Translated:
+    for name in ("gk", "gv"):
+        if given.get(name) is not None:
+            raise ValueError(f"{fn}: {name} is given, expected g (B, T, H) alone; kda has decays of key channels")
+    if given["beta"] is None:
+        given["beta"] = torch.ones_like(given["v"][..., 0])
+    if given["g"] is None:
+        return delta(fn, given)
+    arrays, options = gates_of(fn, given)
+    return Translated("gated_delta_rule", some(given, "q k v g beta") | arrays, options_of(given) | options)
+
+
+def kda(fn: str, given: Given) -> Translated:
+    arrays, options = gates_of(fn, given)
+    if "dt_bias" in arrays:
+        arrays["dt_bias"] = arrays["dt_bias"].reshape(given["g"].shape[-2:])
+    return Translated("kda", some(given, "q k v g beta") | arrays, options_of(given) | options)
+
+
+def gdn2(fn: str, given: Given) -> Translated:
+    arrays, options = gates_of(fn, given)
+    if "dt_bias" in arrays:
+        arrays["dt_bias"] = arrays["dt_bias"].reshape(given["g"].shape[-2:])
+    return Translated("gdn2", some(given, "q k v g b w") | arrays, options_of(given) | options)
+
+
+def comba(fn: str, given: Given) -> Translated:
+    if given["beta"] is None:
+        given["beta"] = torch.ones_like(given["v"][..., 0])
+    return Translated("comba", some(given, "q k v p g beta"), options_of(given))
+
+
+def product(fn: str, given: Given) -> Translated:
+    """k, v and beta (B, T n, ...) with the n steps of a token one after the other."""
+    n, arrays = given["num_householder"], some(given, "q k v beta g")
+    for name in ("k", "v", "beta"):
+        x = arrays[name]
+        if x.shape[1] != n * given["q"].shape[1]:
+            raise ValueError(f"{fn}: {name} has {x.shape[1]} tokens, expected num_householder * T = "
+                             f"{n} * {given['q'].shape[1]}")  # fmt: skip
+        arrays[name] = x.unflatten(1, (-1, n))
+    return Translated("delta_product", arrays, options_of(given))
+
+
+def gla(fn: str, given: Given) -> Translated:
+    g = given["gk"] if "gk" in given else given["g"]
+    if g is None:
+        raise ValueError(f"{fn}: gk is None, expected the log decay of the key channels (B, T, H, K)")
+    return Translated("gla", some(given, "q k v") | {"g": g, "gv": given.get("gv")}, options_of(given))
+
+
+def simple_gla(fn: str, given: Given) -> Translated:
+    """g (B, T, H), or g_gamma (H,), or both, or none."""
+    g, gamma, arrays = given["g"], given.get("g_gamma"), some(given, "q k v")
+    if g is not None:
+        return Translated("simple_gla", arrays | {"g": g if gamma is None else g + gamma}, options_of(given))
+    if gamma is not None:
+        return Translated("retention", arrays | {"g": gamma}, options_of(given))
+    return Translated("linear_attention", arrays, options_of(given))
+
+
+def retention(fn: str, given: Given) -> Translated:
+    return Translated("retention", some(given, "q k v"), options_of(given))
+
+
+def lightning(fn: str, given: Given) -> Translated:
+    rule = {"slopes": "fla"}
+    layers = {"layer": given["layer_idx"], "num_layers": given["num_layers"]}
+    return Translated("lightning_attention", some(given, "q k v") | rule, options_of(given) | layers)
+
+
+def linear(fn: str, given: Given) -> Translated:
+    """normalize=True: o / (scale q z + 1e-10); the state is a pair (S, z (N, 1, H, K))."""
+    options, state = options_of(given), given["initial_state"]
+    if given["normalize"]:
+        options |= {"normalize": True, "eps": NORMALISER_EPS}
+        if state is not None:
+            S, z = state if isinstance(state, tuple) else (state, torch.zeros_like(state[..., 0]).unsqueeze(1))
+            options["state"] = NormalisedState(S, z.squeeze(1))
+    return Translated("linear_attention", some(given, "q k v"), options)
+
+
+def rwkv6(fn: str, given: Given) -> Translated:
+    return Translated("rwkv6", some(given, "k v u", q="r", g="w"), options_of(given))
+
+
+def rwkv7(fn: str, given: Given) -> Translated:
+    return Translated("rwkv7", some(given, "k v a b", q="r", g="w"), options_of(given))
+
+
+def rwkv7_products(fn: str, given: Given) -> Translated:
+    """a = -kk, b = kk * a."""
+    kk, a = given["kk"], given["a"]
+    return Translated("rwkv7", some(given, "k v", q="r", g="w") | {"a": -kk, "b": kk * a}, options_of(given))
+
+
+def dplr(fn: str, given: Given) -> Translated:
+    return Translated("dplr", some(given, "q k v a b", g="gk"), options_of(given))
+
+
+def iplr(fn: str, given: Given) -> Translated:
+    return Translated("iplr", some(given, "q k v a b"), options_of(given))
+
+
+def gsa(fn: str, given: Given) -> Translated:
+    """The state is a pair (W (N, H, K, M), S (N, H, M, V))."""
+    options = options_of(given)
+    if given["initial_state"] is not None:
+        W, S = given["initial_state"]
+        options["state"] = SlotState(S, W)
+    if given["g"] is None:
+        raise ValueError(f"{fn}: g is None, expected the log decay of the slots (B, T, H, M)")
+    return Translated("gsa", some(given, "q k v s g"), options)
+
+
+def state_of(given: Given, state: Any) -> Any:
+    """The final state as FLA stores it."""
+    if given["overwrite_state"] and given["initial_state"] is not None:
+        return given["initial_state"]
+    if isinstance(state, NormalisedState):
+        return state.S, state.z.unsqueeze(1)
+    if isinstance(state, SlotState):
+        return state.W, state.S
+    return state.mT if state is not None and given.get("state_v_first") else state
+
+
+# the table: FLA's name, what translates it, FLA's parameters in their order
+
+CALL, PACKED = "scale initial_state output_final_state ", "cu_seqlens cu_seqlens_cpu "
+L2NORM, V_FIRST, LAYERS = "use_qk_l2norm_in_kernel ", "state_v_first ", "layer_idx num_layers "
+BETA, GATE, ANY = "use_beta_sigmoid_in_kernel allow_neg_eigval ", "use_gate_in_kernel ", " A_log dt_bias "
+KDA = "safe_gate lower_bound disable_recompute return_intermediate_states "
+TABLE = {
+    "chunk_gated_delta_rule": (gated_delta, "q k v g beta " + CALL + L2NORM + BETA + V_FIRST + PACKED
+                               + "chunk_indices cp_context " + GATE + ANY),
+    "fused_recurrent_gated_delta_rule": (gated_delta, "q k v g=None gk=None gv=None beta=None " + CALL + L2NORM + GATE
+                                         + ANY + BETA + V_FIRST + "cu_seqlens"),
+    "chunk_delta_rule": (delta, "q k v beta " + CALL + L2NORM + PACKED),
+    "fused_recurrent_delta_rule": (delta, "q k v beta=None " + CALL + L2NORM + "cu_seqlens"),
+    "chunk_kda": (kda, "q k v g beta " + CALL + L2NORM + GATE + BETA + KDA + V_FIRST + PACKED
+                  + "cp_context use_graph max_num_seqs " + ANY),
+    "fused_recurrent_kda": (kda, "q k v g beta " + ANY + CALL + L2NORM + GATE + BETA + "lower_bound " + V_FIRST
+                            + "cu_seqlens"),
+    "chunk_gdn2": (gdn2, "q k v g b w " + CALL + L2NORM + GATE + PACKED + KDA + V_FIRST + "cp_context " + ANY),
+    "fused_recurrent_gdn2": (gdn2, "q k v g b w " + ANY + CALL + L2NORM + GATE + "lower_bound " + V_FIRST
+                             + "cu_seqlens"),
+    "chunk_comba": (comba, "q k v p g beta=None " + CALL + L2NORM + PACKED),
+    "fused_recurrent_comba": (comba, "q k p v g beta=None " + CALL + L2NORM + "cu_seqlens"),
+    "chunk_gated_delta_product": (product, "q k v g beta num_householder " + CALL + L2NORM + PACKED + "cp_context"),
+    "chunk_gla": (gla, "q k v g " + CALL + V_FIRST + PACKED),
+    "fused_recurrent_gla": (gla, "q k v gk=None gv=None " + CALL + "reverse " + V_FIRST + "cu_seqlens"),
+    "chunk_simple_gla": (simple_gla, "q k v g=None g_gamma=None " + CALL + V_FIRST + PACKED),
+    "fused_recurrent_simple_gla": (simple_gla, "q k v g=None g_gamma=None " + CALL + "reverse " + V_FIRST
+                                   + "cu_seqlens"),
+    "chunk_retention": (retention, "q k v " + CALL + "cu_seqlens"),
+    "fused_recurrent_retention": (retention, "q k v " + CALL + "reverse " + V_FIRST + "cu_seqlens"),
+    "chunk_lightning_attn": (lightning, "q k v " + LAYERS + CALL + "cu_seqlens"),
+    "fused_recurrent_lightning_attn": (lightning, "q k v " + LAYERS + CALL + "reverse cu_seqlens"),
+    "chunk_linear_attn": (linear, "q k v " + CALL + "normalize=True cu_seqlens"),
+    "fused_chunk_linear_attn": (linear, "q k v " + CALL + "normalize=True cu_seqlens"),
+    "fused_recurrent_linear_attn": (linear, "q k v " + CALL + "reverse normalize=False cu_seqlens"),
+    "chunk_rwkv6": (rwkv6, "r k v w u " + CALL + PACKED),
+    "fused_recurrent_rwkv6": (rwkv6, "r k v w u " + CALL + "reverse cu_seqlens"),
+    "chunk_rwkv7": (rwkv7, "r w k v a b scale=1.0 initial_state output_final_state " + PACKED
+                    + "safe_gate chunk_size disable_recompute cp_context lower_bound"),
+    "fused_recurrent_rwkv7": (rwkv7, "r w k v a b scale initial_state output_final_state=True cu_seqlens"),
+    "fused_mul_recurrent_rwkv7": (rwkv7_products, "r w k v kk a scale=1.0 initial_state output_final_state reverse "
+                                  + "cu_seqlens"),
+    "chunk_dplr_delta_rule": (dplr, "q k v a b gk " + CALL + PACKED
+                              + "safe_gate chunk_size disable_recompute cp_context lower_bound"),
+    "fused_recurrent_dplr_delta_rule": (dplr, "q k v a b gk " + CALL + "reverse cu_seqlens"),
+    "chunk_iplr_delta_rule": (iplr, "q k v a b " + CALL + PACKED),
+    "fused_recurrent_iplr_delta_rule": (iplr, "q k v a b " + CALL + "cu_seqlens"),
+    "chunk_gsa": (gsa, "q k v s g=None " + CALL + "checkpoint_level " + PACKED),
+    "fused_recurrent_gsa": (gsa, "q k v s g=None " + CALL + "reverse cu_seqlens"),
+}  # fmt: skip
+ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
+FLA = Library(DEFAULTS, ("chunk_size", "overwrite_state"), UNSUPPORTED, normalise_one_token, state_of)
+FUNCTIONS = {name: adapter(name, translate, text, FLA)
+             for name, (translate, text) in TABLE.items()}  # fmt: skip
+globals().update(FUNCTIONS | {name: FUNCTIONS[of] for name, of in ALIASES.items()})
+__all__ = [*FUNCTIONS, *ALIASES]

@@ -1,0 +1,75 @@
+"""A call and what its pullback reads, as values: for bridges that keep residuals themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..call import replay
+from ..call.binding import Prepared, prepare
+from ..call.dispatch import NO_LIMIT, core_of, finish, limit
+from ..call.results import cotangents, gradients, shape_of
+from ..call.vjp import _gradients, _store, _with_backward
+from ..core import Computation
+from ..spec import VariantSpec
+
+Found = tuple[Any, Any]  # the public (out, state)
+
+
+class Linearised(NamedTuple):
+    """A computed call, with what its pullback reads."""
+
+    call: Prepared
+    core: Computation
+    computed: Any  # the core's (out, final state, residuals)
+    shape: tuple[int, ...] | None  # of the public output
+
+    def gradients(self, dout: Any, dstate: Any, recorder: Any = NO_LIMIT) -> Any:
+        """Gradients by input name, of every array that was given and of the state."""
+        call, core, (core_out, end, residuals), shape = self
+        given = cotangents(call, dout, dstate, shape, end)
+        with limit(call.spec, {"num_threads": call.options["num_threads"]}), recorder:
+            grads = _gradients(call, core, residuals, core_out, given)
+        return gradients(call, *grads)
+
+
+def linearise(spec: VariantSpec, keywords: Mapping[str, Any]) -> tuple[Linearised, Found] | None:
+    """(call, its (out, state)), which may share memory; None in pieces, in reverse, or with states at positions."""
+    if keywords.get("reverse") is True or keywords.get("return_states_at") is not None:
+        return None
+    signature = replay.signature(spec, (), keywords)
+    plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
+    if signature is not None and type(plan) is replay.Template:
+        call = plan.bind(*replay.split(signature))
+        with limit(spec, keywords):
+            computed = plan.forward(call)
+            return _linearised(call, plan.core, computed, finish(call, *computed[:2]))
+    with limit(spec, keywords):
+        call = prepared(spec, keywords, True)
+    if call.is_cut:
+        return None
+    linearised, found, residuals = computed_call(call)
+    _store(call, signature, (), keywords, (linearised.core, residuals))
+    return linearised, found
+
+
+def prepared(spec: VariantSpec, keywords: Mapping[str, Any], with_backward: bool) -> Prepared:
+    """A checked call, for a forward that a backward follows, or not."""
+    call = prepare(spec, (), keywords)
+    return _with_backward(call) if with_backward else call
+
+
+def computed_call(call: Prepared) -> tuple[Linearised, Found, Any]:
+    """(call, its (out, state), the core's residuals) of a checked call."""
+    with limit(call.spec, call.options), call.recorder or NO_LIMIT:
+        x = call.inputs()
+        core = core_of(x)
+        computed = core.forward(call.spec.name, x, call.plan, call.state, call.options["backend"])
+        return *_linearised(call, core, computed, finish(call, *computed[:2])), computed[2]
+
+
+def _linearised(call: Prepared, core: Computation, computed: Any, found: Found) -> tuple[Linearised, Found]:
+    """(call, found); the core's output is kept only if the pullback reads it."""
+    shape = None if computed[0] is None else shape_of(call.library, found[0])
+    kept = computed if call.spec.change.from_core else (None, *computed[1:])
+    return Linearised(call, core, kept, shape), found

@@ -1,0 +1,134 @@
+"""mamba_ssm's functions of Mamba-2 for torch tensors: its names, order of arguments and states (B, H, V, K)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import linattn_np as la
+
+from ..ops.gated_norm import GatedNorm
+from .adapter import Given, bound, parameters, with_signature
+from .causal_conv1d import causal_conv1d_fn
+from .modules import gated_rms_norm
+from .packed import offsets_of_numbers
+
+Tensor = torch.Tensor
+DEFAULTS: dict[str, Any] = {
+    "D": None, "z": None, "dt_bias": None, "initial_states": None, "seq_idx": None, "cu_seqlens": None,
+    "dt_softplus": False, "dt_limit": (0.0, math.inf), "return_final_states": False, "return_varlen_states": False,
+    "state_batch_indices": None, "activation": "silu", "rmsnorm_weight": None, "rmsnorm_eps": 1e-6,
+    "outproj_weight": None, "outproj_bias": None, "headdim": None, "ngroups": 1, "norm_before_gate": True,
+}  # fmt: skip
+SCAN = parameters(
+    "x dt A B C chunk_size D z dt_bias initial_states seq_idx cu_seqlens dt_softplus dt_limit return_final_states "
+    "return_varlen_states", DEFAULTS)  # fmt: skip
+UPDATE = parameters("state x dt A B C D z dt_bias dt_softplus state_batch_indices", DEFAULTS)
+REQUIRED = ("D", "dt_bias")  # of the last
+SPLIT = parameters(
+    "zxbcdt conv1d_weight conv1d_bias dt_bias A D chunk_size initial_states seq_idx dt_limit return_final_states "
+    "activation rmsnorm_weight rmsnorm_eps outproj_weight outproj_bias headdim ngroups norm_before_gate",
+    {n: x for n, x in DEFAULTS.items() if n not in REQUIRED},
+)  # fmt: skip
+
+
+def scan(fn: str, given: Given) -> Any:
+    """x (B, T, H, V), dt (B, T, H), A (H,), B and C (B, T, G, K) -> out, or (out, final states (B, H, V, K))."""
+    refuse(fn, given, "return_varlen_states")
+    arrays = {n: given[n] for n in ("x", "dt", "A", "B", "C", "D", "z", "dt_bias") if given[n] is not None}
+    options = {"dt_softplus": given["dt_softplus"], "dt_limit": given["dt_limit"]}
+    if given["cu_seqlens"] is not None or given["seq_idx"] is not None:
+        return packed(fn, given, arrays, options)
+    if given["initial_states"] is not None:
+        options["state"] = given["initial_states"].mT
+    if not given["return_final_states"]:
+        return la.mamba2(**arrays, **options)
+    out, state = la.mamba2(**arrays, **options, return_state=True)
+    return out, state.mT
+
+
+def packed(fn: str, given: Given, arrays: dict[str, Any], options: dict[str, Any]) -> Any:
+    """Sequences packed in rows; the final state of a row is that of its last sequence."""
+    if given["initial_states"] is not None:
+        raise ValueError(f"{fn}: initial_states and packed sequences are given, expected one of them")
+    x, offsets = arrays["x"], given["cu_seqlens"]
+    if offsets is None:
+        offsets = offsets_of_numbers(given["seq_idx"])
+    for name in ("x", "dt", "B", "C", "z"):
+        if name in arrays:
+            arrays[name] = arrays[name].reshape(1, -1, *arrays[name].shape[2:])
+    if not given["return_final_states"]:
+        return la.mamba2(**arrays, **options, cu_seqlens=offsets).reshape(x.shape)
+    out, states = la.mamba2(**arrays, **options, cu_seqlens=offsets, return_state=True)
+    ends = torch.arange(1, x.shape[0] + 1, device=offsets.device) * x.shape[1]
+    return out.reshape(x.shape), states[torch.searchsorted(offsets[1:].contiguous(), ends)].mT
+
+
+def update(fn: str, given: Given) -> Tensor:
+    """One token: state (B, H, V, K) is updated in place; x, dt, z (B, H, V), A (H, V, K), D and dt_bias (H, V).
+
+    Mamba-2 alone: dt, dt_bias and A are one number of a head, broadcast over its channels.
+    """
+    refuse(fn, given, "state_batch_indices")
+    state, x = given["state"], given["x"]
+    if x.ndim != 3:
+        raise ValueError(f"{fn}: x has shape {tuple(x.shape)}, expected (B, H, V); Mamba-1 is not supported")
+    of_head = {}
+    for name, channels in (("dt", 1), ("dt_bias", 1), ("A", 2)):
+        y = given[name]
+        if y is not None and any(y.stride(-1 - n) and y.shape[-1 - n] > 1 for n in range(channels)):
+            raise ValueError(f"{fn}: {name} has numbers of its own for each channel, expected one number of each head "
+                             "broadcast by expand; Mamba-1 is not supported")
+        of_head[name] = y if y is None else y[..., 0] if channels == 1 else y[..., 0, 0]
+    token = {"x": x, "dt": of_head["dt"], "B": given["B"], "C": given["C"], "z": given["z"]}
+    arrays = {n: y[:, None] for n, y in token.items() if y is not None}
+    weights = {"A": of_head["A"], "D": given["D"], "dt_bias": of_head["dt_bias"]}
+    arrays |= {n: y for n, y in weights.items() if y is not None}
+    out, end = la.mamba2(**arrays, dt_softplus=given["dt_softplus"], state=state.mT, return_state=True)
+    state.copy_(end.mT)
+    return out[:, 0]
+
+
+def split_scan(fn: str, given: Given) -> Any:
+    """The mixer between its projections: convolution, scan, gated norm, output projection, of zxbcdt (B, T, ...)."""
+    refuse(fn, given, "initial_states", "return_final_states")
+    heads, groups, D = given["dt_bias"].shape[0], given["ngroups"], given["D"]
+    inner = heads * given["headdim"] if given["headdim"] else D.numel()
+    conv = given["conv1d_weight"].shape[0]
+    K = (conv - inner) // (2 * groups)
+    z, xBC, dt = given["zxbcdt"].split([inner, conv, heads], dim=-1)
+    xBC = causal_conv1d_fn(xBC.transpose(1, 2), given["conv1d_weight"], given["conv1d_bias"], given["seq_idx"],
+                           activation=given["activation"]).transpose(1, 2)  # fmt: skip
+    x, B, C = xBC.split([inner, groups * K, groups * K], dim=-1)
+    more = {"x": x.unflatten(-1, (heads, -1)), "dt": dt, "B": B.unflatten(-1, (groups, K)),
+            "C": C.unflatten(-1, (groups, K)), "dt_softplus": True}  # fmt: skip
+    normed = given["rmsnorm_weight"] is not None
+    if not normed:
+        more["z"] = z.unflatten(-1, (heads, -1))
+    out = scan(fn, SCAN.defaults | {n: y for n, y in given.items() if n in SCAN.names} | more).flatten(2)
+    if normed:
+        how = GatedNorm(given["rmsnorm_eps"], gate_first=not given["norm_before_gate"], group=inner // groups)
+        out = gated_rms_norm(out, z.to(out.dtype), given["rmsnorm_weight"], how)
+    weight = given["outproj_weight"]
+    return out if weight is None else F.linear(out.to(weight.dtype), weight, given["outproj_bias"])
+
+
+def refuse(fn: str, given: Given, *names: str) -> None:
+    for name in names:
+        if given[name] is not None and given[name] is not False:
+            raise ValueError(f"{fn}: {name} is not supported, expected {DEFAULTS[name]}")
+
+
+def _named(name: str, known: Any, body: Any) -> Any:
+    def call(*args: Any, **keywords: Any) -> Any:
+        return body(name, bound(name, known, args, keywords))
+
+    return with_signature(call, name, known, body.__doc__)
+
+
+mamba_chunk_scan_combined = _named("mamba_chunk_scan_combined", SCAN, scan)
+selective_state_update = _named("selective_state_update", UPDATE, update)
+mamba_split_conv1d_scan_combined = _named("mamba_split_conv1d_scan_combined", SPLIT, split_scan)

@@ -1,0 +1,110 @@
+"""What stands around the recurrence in FLA's layers, for torch tensors: norms with a gate, the short convolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from ..ops.cpu import gated_norm as compiled
+from ..ops.gated_norm import GatedNorm
+from .causal_conv1d import COMPILED, causal_conv1d_fn
+from .packed import sequence_numbers
+
+Tensor = torch.Tensor
+GATES: dict[str, Any] = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
+
+
+def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
+    """x / sqrt(sum x^2 + eps), in float32 or wider."""
+    wide = widened(x)
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(output_dtype or x.dtype)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor | None, how: GatedNorm) -> Tensor:
+    """norm(x) weight act(gate), or with the gate before norm(x act(gate)) weight: ops/gated_norm.py says it.
+
+    float32 and float64 on a CPU by compiled loops, else by torch in float32.
+    """
+    if x.device.type == "cpu" and x.dtype in COMPILED and gate.dtype == x.dtype:
+        return Normed.apply(x, gate, weight, how)
+    y, act = widened(x), GATES[how.activation](widened(gate))
+    y = y * act if how.gate_first else y
+    group = how.group or y.shape[-1]
+    y = F.rms_norm(y.unflatten(-1, (-1, group)), (group,), None, how.eps).flatten(-2)
+    y = y if weight is None else y * weight
+    return (y if how.gate_first else y * act).to(x.dtype)
+
+
+class Normed(torch.autograd.Function):
+    """The compiled loops of ops/cpu/gated_norm.py."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, weight: Tensor | None, how: GatedNorm) -> Tensor:
+        ctx.how = how
+        ctx.save_for_backward(x, gate, weight)
+        return torch.from_numpy(compiled.gated_rms_norm(*views(x, gate, weight), how))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        dx, dgate, dweight = compiled.gated_rms_norm_vjp(*views(*ctx.saved_tensors), ctx.how, dy.numpy())
+        none = ctx.saved_tensors[2] is None
+        return torch.from_numpy(dx), torch.from_numpy(dgate), None if none else torch.from_numpy(dweight), None
+
+
+def views(x: Tensor, gate: Tensor, weight: Tensor | None) -> tuple[Any, Any, Any]:
+    """The arguments of the compiled loops."""
+    return x.detach().numpy(), gate.detach().numpy(), None if weight is None else weight.detach().numpy()
+
+
+def rms_norm_gated(
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None = None, activation: str = "swish", *,
+    eps: float = 1e-6, **unsupported: Any,
+) -> Tensor:
+    """FLA's function without residual and prenorm."""
+    for name, given in ({"bias": bias} | unsupported).items():
+        if given is not None and given is not False:
+            raise ValueError(f"rms_norm_gated: {name} is not supported, expected None or False")
+    if activation not in GATES:
+        raise ValueError(f"rms_norm_gated: activation is {activation!r}, expected one of {', '.join(GATES)}")
+    return gated_rms_norm(x, g, weight, GatedNorm(eps, "sigmoid" if activation == "sigmoid" else "silu"))
+
+
+class FusedRMSNormGated(nn.Module):
+    """FLA's module: norm(x) weight act(g), eps = 1e-5."""
+
+    def __init__(self, hidden_size: int, elementwise_affine: bool = True, eps: float = 1e-5,
+                 activation: str = "swish", device: Any = None, dtype: Any = None) -> None:  # fmt: skip
+        super().__init__()
+        if activation not in GATES:
+            raise ValueError(f"FusedRMSNormGated: activation is {activation!r}, expected one of {', '.join(GATES)}")
+        self.hidden_size, self.eps, self.activation = hidden_size, eps, activation
+        weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype)) if elementwise_affine else None
+        self.register_parameter("weight", weight)
+
+    def forward(self, x: Tensor, g: Tensor, residual: Any = None, prenorm: bool = False,
+                residual_in_fp32: bool = False) -> Tensor:  # fmt: skip
+        more = {"residual": residual, "prenorm": prenorm, "residual_in_fp32": residual_in_fp32}
+        weight: Any = self.weight
+        return rms_norm_gated(x, g, weight, None, self.activation, eps=self.eps, **more)
+
+
+def causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *,
+    activation: str | None = None, cu_seqlens: Tensor | None = None, **unsupported: Any,
+) -> tuple[Tensor, None]:
+    """FLA's function of x (B, T, D), without states."""
+    for name, given in unsupported.items():
+        if given is not None and given is not False and name != "backend":
+            raise ValueError(f"causal_conv1d: {name} is not supported, expected None or False")
+    seq_idx = None if cu_seqlens is None else sequence_numbers(cu_seqlens, x.shape[1])
+    y = causal_conv1d_fn(x.transpose(1, 2), weight, bias, seq_idx, activation=activation).transpose(1, 2)
+    return (y if residual is None else y + residual), None
+
+
+def widened(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,205 @@
+"""The bridge of `call/foreign.py`: calls on tensors, by NumPy on the host and by CuPy on a device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...call import dispatch, replay, vjp
+from ...call.foreign import check_cotangents, leaves
+from ...call.results import Result
+from ...spec import VariantSpec
+from . import operators
+from .arguments import Arrays, Keywords, Views, given, is_followed, modes, tracing
+from .autograd import Rule, differentiated
+from .views import PLAIN, Tensor, tensor, view
+
+CPU = torch.device("cpu")
+
+
+def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
+    """The result of a public function: computed, or, in a traced call, by its operator."""
+    if torch.compiler.is_compiling():
+        operators.defined()
+        return operators.traced(spec, arrays, keywords)
+    signature = replays and replays.signature(spec, arrays, keywords)
+    if signature and (result := replays.replayed(signature)) is not None:
+        return result
+    if (result := _on_host(spec, arrays, keywords)) is not None:
+        return result
+    if is_traced(arrays, keywords):
+        operators.defined()
+        return operators.traced(spec, arrays, keywords)
+    return eager(spec, arrays, keywords, signature)
+
+
+def _on_host(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
+    """The result of a call on plain CPU tensors that nothing differentiates or traces; None for all others.
+
+    What `eager` does, for a step of decoding, with fewer questions.
+    """
+    if is_followed():
+        return None
+    grad, given, named = torch.is_grad_enabled(), [], {}
+    try:
+        for x in arrays:
+            if type(x) in PLAIN:
+                if grad and x.requires_grad:
+                    return None
+                x = view(x)
+            elif x is not None:
+                return None
+            given.append(x)
+        for n, x in keywords.items():
+            if type(x) in PLAIN:
+                if grad and x.requires_grad:
+                    return None
+                x = view(x)
+            elif x is not None and type(x) not in replay.PLAIN:
+                return None
+            named[n] = x
+    except (TypeError, RuntimeError):  # on a device, sparse, transformed
+        return None
+    result = dispatch.run(spec, tuple(given), named)
+    if type(result) is not Result:
+        return tensor(result) if type(result) is np.ndarray else Views(CPU).leave(result)
+    out, state = result
+    if type(state) is not np.ndarray:
+        return Views(CPU).leave(result)
+    state = keywords["state"] if state is named.get("state") else tensor(state)
+    return Result(out if out is None else tensor(out), state)
+
+
+def is_traced(arrays: Arrays, keywords: Keywords) -> bool:
+    """Whether the tensors are stand-ins, or somebody follows what happens to them."""
+    if modes() or tracing() is not None:
+        return True
+    return any(isinstance(y, Tensor) and (type(y) not in PLAIN or y.is_meta)
+               for x in (*arrays, *keywords.values()) for y in (leaves(x) if isinstance(x, tuple) else (x,)))
+
+
+def eager(spec: VariantSpec, arrays: Arrays, keywords: Keywords, signature: Any = None) -> Any:
+    """The result of a public function, differentiable if a tensor requires grad and grad mode is on.
+
+    signature: under which the plan of a call on a device is recorded.
+    """
+    if (found := given(spec.name, arrays, keywords)) is None:
+        return NotImplemented
+    names = tuple(spec.arrays)
+    if found.differentiable and len(arrays) <= len(names) and keywords.keys().isdisjoint(names[: len(arrays)]):
+        bound = dict(zip(names, arrays, strict=False)) | dict(keywords)
+        rule = functools.partial(in_tensors, spec, functools.partial(vjp.run_vjp, spec), found.device)
+        return differentiated(spec.name, rule, (*names, "state"), bound)
+    views = Views(found.device)
+    with views.context():
+        own = views.call(arrays, keywords)
+        result = dispatch.run(spec, *own)
+        if found.device.type == "cuda":
+            loaded().record(signature, spec, own, result)
+        return views.leave(result)
+
+
+replays: Any = None  # the module of that name, once there was a call on a device
+
+
+def loaded() -> Any:
+    """That module."""
+    global replays
+    if replays is None:
+        replays = import_module(f"{__package__}.cuda.replays")
+    return replays
+
+
+def run_vjp(name: str, spec: VariantSpec | None, rule: Rule, arrays: Arrays, keywords: Keywords) -> Any:
+    """(result, pullback) of rule(arrays, keywords) in tensors, which autograd does not follow."""
+    if (found := given(name, arrays, keywords)) is None:
+        return NotImplemented
+    result, pullback = in_tensors(spec, rule, found.device, arrays, keywords)
+
+    def checked(*cotangents: Any, **named: Any) -> Any:
+        """Gradients by input name, of every tensor that was given and of the state."""
+        each = dict(zip(("dout", "dstate", "dstates"), cotangents, strict=False)) | named
+        if not all(d is None or (type(d) in PLAIN and d.device == found.device) for d in each.values()):
+            check_cotangents(name, found.first, each)
+        return pullback(*cotangents, **named)
+
+    return result, checked
+
+
+def in_tensors(
+    spec: VariantSpec | None, rule: Rule, device: torch.device, arrays: Arrays, keywords: Keywords
+) -> tuple[Any, Callable[..., Any]]:
+    """(result, pullback) of a rule, from and to plain tensors of one device; spec: of a variant, which is replayed."""
+    signature = replays and spec and replays.signature(spec, arrays, keywords, follows=False)
+    recorded = replays.forward(signature, arrays, keywords) if signature else None
+    if recorded is None:
+        return _on_views(spec, rule, device, arrays, keywords, signature)
+    result, gradients = recorded
+
+    def pullback(dout: Any = None, dstate: Any = None) -> Any:
+        grads = gradients((dout, dstate))
+        if grads is None:  # cotangents of another layout: computed in full, including the forward
+            return _on_views(spec, rule, device, arrays, keywords, None)[1](dout, dstate)
+        return grads
+
+    return result, pullback
+
+
+def _on_views(
+    spec: VariantSpec | None, rule: Rule, device: torch.device, arrays: Arrays, keywords: Keywords, signature: Any
+) -> tuple[Any, Callable[..., Any]]:
+    """(result, pullback) of a rule; signature: under which a forward on a device is recorded."""
+    views = Views(device)
+    with views.context():
+        own = views.call(arrays, keywords)
+        result, pullback = rule(*own)
+        if device.type == "cuda" and spec is not None:
+            loaded().record_forward(signature, spec, own)
+        result = views.leave(result)
+
+    def of_tensors(*cotangents: Any, **named: Any) -> Any:
+        given = Views(device)
+        with given.context():
+            d, more = given.call(cotangents, named)
+            return given.leave(pullback(*d, **more))
+
+    return result, of_tensors
+
+
+def apply(name: str, fn: Callable[..., Any], rule: Rule | None, names: Arrays, keywords: Keywords) -> Any:
+    """fn(**keywords), differentiable by `rule` if there is one; names: of the arguments that have a gradient.
+
+    Raises TypeError without a rule if autograd is to follow the call.
+    """
+    if (found := given(name, (), keywords)) is None:
+        return NotImplemented
+    if found.differentiable and rule is not None:
+        return differentiated(name, functools.partial(in_tensors, None, rule, found.device), names, keywords)
+    if found.differentiable:
+        raise TypeError(f"{name}: a tensor requires grad, expected tensors that do not (x.detach()): there is no "
+                        "gradient")
+    views = Views(found.device)
+    with views.context():
+        return views.leave(fn(**views.call((), keywords)[1]))
+
+
+def explain(name: str, fn: Callable[..., Any], arrays: Arrays, keywords: Keywords) -> Any:
+    """fn(*arrays, **keywords) on the views: (an explanation, how the tensors are seen and who differentiates)."""
+    if (found := given(name, arrays, keywords)) is None:
+        return NotImplemented
+    views = Views(found.device)
+    words = ("NumPy" if found.device.type == "cpu" else "CuPy") + " views of torch tensors"
+    if found.device.type != "cpu":
+        words += ", on torch's current stream"
+    if found.requires_grad:
+        words += ", differentiable by torch.autograd" if found.differentiable else ", no gradient: grad mode is off"
+    else:
+        words += ", no tensor requires grad"
+    with views.context():
+        arrays, keywords = views.call(arrays, keywords)
+        return fn(*arrays, **keywords), words

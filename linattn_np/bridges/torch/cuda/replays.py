@@ -1,0 +1,219 @@
+"""Recorded plans of calls on tensors on a device: launches on their pointers, with outputs by torch.empty.
+
+No CuPy array is made. The plans are those that the calls on CuPy views recorded (call/device_replay.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+import torch
+
+from ....call import device_replay, replay
+from ....call.dispatch import new
+from ....call.results import Result
+from ....core import SAVED_VARIABLE
+from ....runtime.cuda.record import LaunchSequence, get
+from ....spec import VariantSpec
+from ..arguments import Arrays, Keywords, is_followed
+from ..views import PLAIN, Tensor
+from .views import numpy_dtype, torch_dtype
+
+Signature = tuple[tuple[Any, ...], Any, list[int]]  # key, state, pointers of all tensors in order
+ALIGNED = 512  # bytes, as PyTorch aligns its allocations
+empty, uint8 = torch.empty, torch.uint8
+current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+grad_mode = torch.is_grad_enabled
+
+
+def signature(spec: VariantSpec, arrays: Arrays, keywords: Keywords, follows: bool = True) -> Signature | None:
+    """The signature of a call on plain tensors of the current device that nothing differentiates or traces.
+
+    follows: whether autograd follows tensors that require grad.
+    """
+    if keywords.get("cu_seqlens") is not None:
+        return None
+    if is_followed():
+        return None
+    device, low, grad = current_device(), 0, follows and grad_mode()
+    parts: list[Any] = ["torch", spec.name, device, len(arrays), *keywords]
+    pointers: list[int] = []
+    try:
+        for x in (*arrays, *keywords.values()) if arrays else keywords.values():
+            if type(x) in PLAIN:
+                if x.get_device() != device or (grad and x.requires_grad):
+                    return None
+                pointer, strides = x.data_ptr(), x.is_contiguous() or x.stride()
+                if strides is not True and x.is_neg():
+                    return None
+                low |= pointer
+                parts += x.shape, strides, x.dtype
+                pointers.append(pointer)
+            elif x is None:
+                parts.append(None)
+            elif type(x) in replay.PLAIN:
+                parts += type(x), x
+            elif replay.is_plain_tuple(x) and x is not keywords.get("state_rows"):
+                parts += tuple(map(type, x)), x
+            else:
+                return None
+    except RuntimeError:  # a tensor without memory, or without strides
+        return None
+    if low & 15:
+        parts += [pointer & 15 for pointer in pointers]
+    return tuple(parts), keywords.get("state"), pointers
+
+
+def replayed(signature: Signature) -> Any:
+    """The result by the recorded plan; None without one."""
+    key, state, pointers = signature
+    if (recorded := replay.plans.get(key)) is None:
+        return None
+    if (found := recorded[0](None, state, pointers)) is None:
+        return None
+    return new(Result, found) if recorded[1] else found[0]
+
+
+def record(known: Signature | None, spec: VariantSpec, views: tuple[Arrays, Keywords], result: Any) -> None:
+    """Record the plan of a call that was just computed on CuPy views, under the signature of its tensors."""
+    if known is None or known[0] in replay.plans or not replay.ENABLED:
+        return
+    plan: Any = replay.computed_in_full
+    own = replay.signature(spec, *views)
+    found = None if own is None else replay.plans.get(own[0])
+    if found is not None and isinstance(of := getattr(found.plan, "__self__", None), device_replay.Plan):
+        plan = of.by(Launches(of.sequence, known[0][2], of.results()).results).run
+    replay.store(known[0], replay.Recorded(plan, isinstance(result, Result), False))
+
+
+class Launches:
+    """Launches in tensors: (pointers) -> (tensors in the place of the allocated arrays, memory that stays).
+
+    own: the allocated arrays that get a tensor each, the results. stays: those that a pullback reads, in one piece of
+    memory; all others are in a second one, which is free again when the launches are in their stream.
+    """
+
+    def __init__(self, sequence: LaunchSequence, index: int, own: Iterable[int], stays: Iterable[int] = ()):
+        """index: of the device."""
+        self._launch, self._index, self._device = sequence.launch, index, torch.device("cuda", index)
+        self._steps: list[tuple[int, Any, Any]] = []  # (0, shape, dtype), or (1 other memory or 2 what stays, offset)
+        self._sizes = [0, 0, 0]
+        own, stays = set(own), set(stays)
+        for n, (shape, dtype) in enumerate(sequence.allocations):
+            if n in own:
+                self._steps.append((0, shape, torch_dtype(dtype)))
+                continue
+            which = 2 if n in stays else 1
+            self._steps.append((which, self._sizes[which], None))
+            self._sizes[which] += -(-prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED
+
+    def __call__(self, pointers: list[int]) -> tuple[list[Any], Tensor | None]:
+        made: list[Any] = []
+        device, index = self._device, self._index
+        rest, kept = [empty(n, dtype=uint8, device=device) if n else None for n in self._sizes[1:]]
+        bases = 0, 0 if rest is None else rest.data_ptr(), 0 if kept is None else kept.data_ptr()
+        for which, place, dtype in self._steps:
+            if which:
+                made.append(None)
+                pointers.append(bases[which] + place)
+            else:
+                x = empty(place, dtype=dtype, device=device)
+                made.append(x)
+                pointers.append(x.data_ptr())
+        self._launch(pointers, current_stream(index))
+        return made, kept
+
+    def results(self, pointers: list[int]) -> list[Any]:
+        """The tensors alone."""
+        return self(pointers)[0]
+
+
+# vjp
+
+
+def forward(signature: Signature, arrays: Arrays, keywords: Keywords) -> Any:
+    """(result, the function of a tuple of cotangents that returns the gradients) by recorded plans; None without."""
+    recorded = replay.plans.get(_vjp_key(signature))
+    return None if recorded is None else recorded(arrays, keywords, signature[2])
+
+
+def record_forward(known: Signature | None, spec: VariantSpec, views: tuple[Arrays, Keywords]) -> None:
+    """Record the forward of a vjp, and its pullbacks, if those of the call on CuPy views are recorded."""
+    own = None if known is None or not replay.ENABLED else replay.signature(spec, *views)
+    plan = None if own is None else replay.plans.get(replay.vjp_key(own))
+    if known is None or type(plan) is not device_replay.Forward or not plan.replayable:
+        return
+    if len(plan.results) == 2:  # without states at positions
+        replay.store(_vjp_key(known), Forward(plan, len(known[2]), known[0][2]))
+
+
+def _vjp_key(signature: Signature) -> Any:
+    return "vjp", os.environ.get(SAVED_VARIABLE), signature[0]
+
+
+class Forward:
+    """A recorded forward on tensors, and its pullbacks by the layout of their cotangents."""
+
+    def __init__(self, plan: device_replay.Forward, count: int, index: int):
+        """count: of the arrays given."""
+        self._plan, self._index, self._count = plan, index, count
+        own = {n - count for x in plan.results for n in device_replay.places(x) if n >= count}
+        self._launches = Launches(plan.sequence, index, own, {n - count for n in plan.residuals} - own)
+        self._pullbacks: dict[Any, Any] = {}
+
+    def __call__(self, arrays: Arrays, keywords: Keywords, pointers: list[int]) -> Any:
+        if not self._plan.replayable:
+            return None
+        given = [x for x in (*arrays, *keywords.values()) if type(x) in PLAIN]
+        made, kept = self._launches(pointers)
+        pool, count = given + made, self._count
+        out, end = (pool[x] if type(x) is int else get(x, pool) for x in self._plan.results)
+        read = self._plan.residuals
+        held = given + [pool[n] for n in read]
+        known = pointers[:count] + [pointers[n] for n in read]
+        result = new(Result, (out, end)) if out is None or keywords.get("return_state") else out
+        return result, functools.partial(self._pullback, held, known, kept)
+
+    def _pullback(self, held: list[Any], known: list[int], kept: Any, cotangents: tuple[Any, ...]) -> Any:
+        """The gradients; None without a recorded pullback. kept: memory that it reads."""
+        given = [x for x in cotangents if x is not None]
+        if (layout := self._layout(cotangents)) is None:
+            return None
+        if (found := self._pullbacks.get(layout)) is None and (found := self._of(layout, len(held), given)) is None:
+            return None
+        launches, kind, places = found
+        pool = held + given
+        pool += launches([*known, *[x.data_ptr() for x in given]])[0]
+        return new(kind, [pool[n] if type(n) is int else get(n, pool) for n in places])
+
+    def _layout(self, cotangents: tuple[Any, ...]) -> Any:
+        """The key of a pullback on CuPy arrays (device_replay.py); None unless all are plain tensors of the device."""
+        key: list[Any] = [current_device()]
+        for x in cotangents:
+            if x is None:
+                key.append(None)
+            elif type(x) not in PLAIN or x.get_device() != self._index:
+                return None
+            else:
+                size = x.element_size()
+                strides = x.is_contiguous() or tuple(n * size for n in x.stride())
+                if strides is not True and x.is_neg():
+                    return None
+                key += tuple(x.shape), strides, numpy_dtype(x.dtype), x.data_ptr() & 15, self._index
+        return tuple(key)
+
+    def _of(self, layout: Any, held: int, given: list[Any]) -> Any:
+        """(launches, type of the gradients, where each is) of a pullback; None if a gradient is no new array."""
+        if (plan := self._plan.pullbacks.get(layout)) is None:
+            return None
+        first = held + len(given)
+        places = {n for x in plan.gradients for n in device_replay.places(x)}
+        if any(n < first for n in places):
+            return None
+        launches = Launches(plan.sequence, self._index, {n - first for n in places})
+        self._pullbacks[layout] = launches, plan.kind, plan.gradients
+        return self._pullbacks[layout]

@@ -1,0 +1,210 @@
+"""Operators `torch.ops.linattn_np.NAME` and `NAME_backward` of every variant, made from the specs.
+
+They are what a traced call is made of: torch.compile and torch.export put one node into their graphs, which runs the
+call on the tensors' views. Every array is an argument, then come
+
+    state       the arrays of the initial state, or none
+    cu_seqlens  and state_rows: tensors; a list of offsets is an option
+    options     all others, as JSON
+
+and the result is a list: out if there are queries, the arrays of the final state with return_state, those of the states
+at positions. The backward computes the forward again: a graph has no place for what a forward keeps.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ... import catalog
+from ...call.binding import bind
+from ...call.foreign import leaves
+from ...call.results import Result, StatesResult
+from ...spec import VariantSpec
+from . import shapes_of
+from .autograd import SECOND
+from .views import Tensor
+
+NAMESPACE = "linattn_np"
+TENSORS = ("cu_seqlens", "state_rows")  # options that are tensors
+
+
+@functools.cache
+def library() -> torch.library.Library:
+    """The operators, defined by the first call."""
+    own = torch.library.Library(NAMESPACE, "DEF")
+    for spec in catalog.variants():
+        define(own, spec.spec)
+    return own
+
+
+def define(own: torch.library.Library, spec: VariantSpec) -> None:
+    """The operator of a variant and its backward."""
+    name, backward = spec.name, f"{spec.name}_backward"
+    given = ", ".join([*(f"Tensor? {n}" for n in spec.arrays), "Tensor[] state",
+                       *(f"Tensor? {n}" for n in TENSORS)])
+    own.define(f"{name}({given}, str options) -> Tensor[]")
+    own.define(f"{backward}({given}, str options, Tensor?[] cotangents) -> Tensor[]")
+    for device in ("CPU", "CUDA"):
+        own.impl(name, functools.partial(_forward, spec), device)
+        own.impl(backward, functools.partial(_backward, spec), device)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", functools.partial(_fake, spec), lib=own)
+    torch.library.register_fake(f"{NAMESPACE}::{backward}", functools.partial(_fake_backward, spec), lib=own)
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", functools.partial(_gradients, spec),
+                                    setup_context=_keep, lib=own)
+    torch.library.register_autograd(f"{NAMESPACE}::{backward}", functools.partial(_no_second, spec), lib=own)
+
+
+def defined() -> bool:
+    """Define the operators; always true."""
+    return library() is not None
+
+
+# a call
+
+
+def traced(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """The result of a public function by its operator."""
+    bound, names = dict(zip(spec.arrays, arrays, strict=False)), {*spec.options.names}
+    bound.update(keywords)
+    plain = {n: x for n, x in bound.items()
+             if n != "state" and not isinstance(x, Tensor) and x is not None and (n not in spec.arrays or n in names)}
+    options = encoded(spec.name, tuple(plain.items()))
+    given = [x if isinstance(x := bound.get(n), Tensor) else None for n in spec.arrays]
+    state = [S for S in leaves(bound.get("state")) if S is not None]
+    each = [x if isinstance(x := bound.get(n), Tensor) else None for n in TENSORS]
+    found = getattr(getattr(torch.ops, NAMESPACE), spec.name)(*given, state, *each, options)
+    return structured(spec, plain, found, bound)
+
+
+def structured(spec: VariantSpec, options: Mapping[str, Any], found: list[Tensor], bound: Mapping[str, Any]) -> Any:
+    """The public result from the list of an operator."""
+    kind = spec.state.type_of({**spec.options.defaults, **options})
+    count, query = 1 if kind is None else len(kind._fields), spec.change.query
+    left = list(found)
+    out = left.pop(0) if query is None or bound.get(query) is not None else None
+
+    def state() -> Any:
+        parts = [left.pop(0) for _ in range(count)]
+        return parts[0] if kind is None else kind(*parts)
+
+    end = state() if options.get("return_state") or (out is None and options.get("return_states_at") is None) else None
+    if options.get("return_states_at") is not None:
+        return StatesResult(out, end, state())
+    return out if end is None else Result(out, end)
+
+
+def encoded(fn: str, options: tuple[tuple[str, Any], ...]) -> str:
+    """Options as JSON.   Raises TypeError for what is neither a plain value nor a tuple or list of these."""
+    def refused(x: Any) -> Any:
+        name = next((n for n, y in options if x is y or x in leaves(y)), "an option")
+        raise TypeError(f"{fn}: {name} has a {type(x).__name__}, expected numbers and words in a traced call")
+
+    if dict(options).get("overwrite_state"):
+        raise TypeError(f"{fn}: overwrite_state=True in a traced call, expected False: return the state instead")
+    return json.dumps(dict(options), default=refused, sort_keys=True)
+
+
+for function in (defined, encoded):  # what torch.compiler.assume_constant_result does, without importing the compiler
+    setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
+
+
+@functools.lru_cache(maxsize=256)
+def decoded(options: str) -> dict[str, Any]:
+    """Options from JSON; lists are tuples."""
+    def plain(x: Any) -> Any:
+        return tuple(map(plain, x)) if isinstance(x, list) else x
+
+    return {n: plain(x) for n, x in json.loads(options).items()}
+
+
+def keywords_of(spec: VariantSpec, given: tuple[Any, ...]) -> dict[str, Any]:
+    """The keywords of a call from the arguments of its operator."""
+    *arrays, state, offsets, rows, options = given
+    found = {n: x for n, x in zip(spec.arrays, arrays, strict=True) if x is not None} | decoded(options)
+    found |= {n: x for n, x in zip(TENSORS, (offsets, rows), strict=True) if x is not None}
+    if spec.change.query is not None:
+        found.setdefault(spec.change.query, None)
+    if state:
+        kind = spec.state.type_of({**spec.options.defaults, **found})
+        found["state"] = state[0] if kind is None else kind(*state)
+    return found
+
+
+# the operators
+
+
+def _listed(result: Any) -> list[Tensor]:
+    """The tensors of a result, with the strides of their shapes, which is what a fake says."""
+    return [x.contiguous() for x in leaves(result) if x is not None]
+
+
+def _forward(spec: VariantSpec, *given: Any) -> list[Tensor]:
+    from . import calls
+
+    with torch.no_grad():
+        return _listed(calls.eager(spec, (), keywords_of(spec, given)))
+
+
+def _backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
+    from ...call.vjp import run_vjp
+
+    *given_first, cotangents = given
+    keywords = keywords_of(spec, tuple(given_first))
+    with torch.no_grad():
+        result, pullback = run_vjp(spec, (), keywords)
+        grads = pullback(*_cotangents(result, cotangents))
+    return _listed(tuple(getattr(grads, n) for n in (*spec.arrays, "state")))
+
+
+def _cotangents(result: Any, given: list[Tensor | None]) -> list[Any]:
+    """Arguments of the pullback: zeros for a part of a state without a cotangent."""
+    left, found = list(given), list[Any]()
+    for part in result if isinstance(result, tuple) else (result,):
+        each = leaves(part) if part is not None else []
+        own: list[Any] = [left.pop(0) for _ in each]
+        if all(d is None for d in own):
+            found.append(None)
+            continue
+        own = [torch.zeros_like(x) if d is None else d for x, d in zip(each, own, strict=True)]
+        found.append(type(part)(*own) if isinstance(part, tuple) else own[0])
+    return found
+
+
+def _fake(spec: VariantSpec, *given: Any) -> list[Tensor]:
+    keywords = keywords_of(spec, given)
+    bind(spec, (), keywords)  # raises for missing arrays and unknown options
+    return shapes_of.results(spec, keywords)
+
+
+def _fake_backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
+    *arrays, state, _, _, _, _ = given
+    return [x.new_empty(x.shape) for x in (*arrays, *state) if x is not None]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *arrays, state, offsets, rows, options = inputs
+    tensors = [x for x in (*arrays, *state, offsets, rows) if x is not None]
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
+    ctx.places = [x is not None for x in arrays], len(state), offsets is not None, rows is not None, options
+
+
+def _gradients(spec: VariantSpec, ctx: Any, cotangents: Any) -> tuple[Any, ...]:
+    given, count, offsets, rows, options = ctx.places
+    left = list(ctx.saved_tensors)
+    arrays = [left.pop(0) if there else None for there in given]
+    state = [left.pop(0) for _ in range(count)]
+    each = [left.pop(0) if there else None for there in (offsets, rows)]
+    backward = getattr(getattr(torch.ops, NAMESPACE), f"{spec.name}_backward")
+    grads = list(backward(*arrays, state, *each, options, list(cotangents)))
+    of_arrays = [grads.pop(0) if there else None for there in given]
+    return *of_arrays, grads[:count], None, None, None
+
+
+def _no_second(spec: VariantSpec, ctx: Any, cotangents: Any) -> Any:
+    raise RuntimeError(SECOND.format(spec.name))

@@ -1,0 +1,59 @@
+"""States at positions between the core and the caller: (..., n, H, K, V), of a ragged batch (n, H, K, V)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from ..core import StatesAt
+from ..runtime import shapes
+from ..runtime.arrays import cast, enter
+from ..spec import Variables
+from .binding import Prepared, flatten, normalise, unflatten
+
+
+def states_at(call: Prepared, at: Any) -> Any:
+    """The public states at the positions, from the core's."""
+    states = call.spec.state.unpack(call.variables, at) if call.spec.state.unpack else at
+    each = [call.library.give_back(cast(call.plan.xp, S, call.plan.dtype)) for S in flatten("", states).values()]
+    return unflatten(states, each)
+
+
+def core_cotangents(call: Prepared, dstate: Any, dstates: Any, like: Any) -> Any:
+    """The core's gradient of a StatesAt, or None; dstate: the core's own; dstates: the caller's; like: the states."""
+    if dstates is None:
+        return None if dstate is None else StatesAt(dstate, None)
+    d = checked(call, "dstates", dstates, like)
+    each = [cast(call.plan.xp, x, call.plan.dtype) for x in flatten("", d).values()]
+    return StatesAt(dstate, _packed(call, unflatten(d, each)))
+
+
+def checked(call: Prepared, name: str, d: Any, like: Any) -> Any:
+    """A cotangent of states, checked; None if it is not given."""
+    if d is None:
+        return None
+    fn = call.spec.name
+    d = normalise(call.spec, name, d, call.options)
+    if isinstance(d, tuple) != isinstance(like, tuple):
+        raise TypeError(f"{fn}: {name} is a {type(d).__qualname__}, expected a {type(like).__name__}")
+    entered = enter(fn, flatten(name, d), call.library)[1]
+    for (part, x), S in zip(entered.items(), flatten(name, like).values(), strict=True):
+        shapes.check_dtype(fn, part, x)
+        if tuple(x.shape) != tuple(S.shape):
+            raise ValueError(f"{fn}: {part} has shape {tuple(x.shape)}, expected {tuple(S.shape)}")
+    return unflatten(d, list(entered.values()))
+
+
+def _packed(call: Prepared, d: Any) -> Any:
+    """The transpose of unpack: `pack` of the states at all positions, as of the sequences of a ragged batch."""
+    xp, state, sizes = call.plan.xp, call.spec.state, call.variables.sizes
+    if state.unpack is None or state.pack is None:
+        return d
+    parts = list(flatten("", d).values())
+    lead = parts[0].shape[: 1 if sizes.ragged is not None else len(sizes.batch) + 1]
+    rows = [xp.reshape(x, (prod(lead), *x.shape[len(lead) :])) for x in parts]
+    c = Variables(**vars(call.variables) | {"sizes": replace(sizes, ragged=prod(lead))})
+    packed = state.pack(c, unflatten(d, rows))
+    each = [xp.reshape(x, (*lead, *x.shape[1:])) for x in (packed if isinstance(packed, tuple) else (packed,))]
+    return tuple(each) if isinstance(packed, tuple) else each[0]

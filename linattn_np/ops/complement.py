@@ -1,0 +1,33 @@
+"""Keys that take in what a channel forgets:   k = 1 - e^g,        dg += -e^g dk.
+
+On CuPy arrays each line is one kernel, which stores the keys of bfloat16 calls in bfloat16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..runtime.arrays import Array, Namespace, cast, is_cupy
+
+
+def complement(xp: Namespace, g: Array, dtype: Any, stored: Any = None) -> Array:
+    """1 - e^g in `dtype`; stored: the dtype that kernels round it to, if they compute it."""
+    if (kernel := _kernel(xp, dtype)) is not None and kernel.takes(g, stored or dtype):
+        return kernel.complement(xp, g, stored or dtype)
+    return -xp.expm1(cast(xp, g, dtype))
+
+
+def complement_vjp(xp: Namespace, g: Array, dg: Array, dk: Array, dtype: Any) -> Array:
+    """dg - e^g dk: the gradient of g, which decays and makes the keys."""
+    if (kernel := _kernel(xp, dtype)) is not None and kernel.takes(g, dk.dtype, dg, dk):
+        return kernel.complement_vjp(xp, g, dg, dk)
+    return dg - xp.exp(cast(xp, g, dtype)) * dk
+
+
+def _kernel(xp: Namespace, dtype: Any) -> Any:
+    """The module of kernels, or None where they do not compute this dtype."""
+    if not is_cupy(xp) or dtype != xp.float32:
+        return None
+    from .cuda import complement
+
+    return complement

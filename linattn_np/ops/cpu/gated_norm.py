@@ -1,0 +1,158 @@
+"""RMS norm with an output gate in compiled loops, one pass over the rows: ops/gated_norm.py says what it is.
+
+    gate after:   y = n w a,  n = f x,    f = 1 / sqrt(mean x^2 + eps),  a = act(gate)
+    gate before:  y = n w,    n = f x a,  f likewise of x a
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...runtime import threads
+from ...runtime.pieces.memory import address
+from ...runtime.pieces.piece import JIT, Number, Truth, Vector, Whole, entry, load_pieces, piece, workspace_kind
+from ...runtime.pieces.row_tiles import dot
+from ...runtime.pieces.views import row
+from ...runtime.pieces.workspace import Matrix as Field
+from ...runtime.pieces.workspace import PythonWorkspace, Workspace
+from ..gated_norm import GatedNorm
+from .numbers import exp, number
+
+BLOCK = 2**15  # numbers of a task
+ARRAYS = ("x", "gate", "dy", "out", "dgate")
+NORM = Workspace("gated_norm", ("count", "D", "groups", "each", "silu", "first", "tasks", "parts"), ("eps",), (), {
+    **{name: Field("count", "D") for name in ARRAYS}, "weight": Field("groups", "D"), "dweight": Field("parts", "D"),
+    "scratch": Field("tasks", "D"), "slope": Field("tasks", "D"),
+})  # fmt: skip
+Work = workspace_kind(NORM)
+
+
+@piece
+def activate(g: Vector, silu: Truth, out: Vector):
+    """out = sigma(g), or g sigma(g)"""
+    one = number(out, 1)
+    if silu:
+        for j in range(len(out)):
+            out[j] = g[j] / (one + exp(-g[j]))
+    else:
+        for j in range(len(out)):
+            out[j] = one / (one + exp(-g[j]))
+
+
+@piece
+def activate_vjp(g: Vector, silu: Truth, d: Vector):
+    """d <- d act'(g)"""
+    one = number(d, 1)
+    for j in range(len(d)):
+        s = one / (one + exp(-g[j]))
+        d[j] *= s * (one + g[j] * (one - s)) if silu else s * (one - s)
+
+
+@piece
+def inverse_root(x: Vector, eps: Number) -> Number:
+    """1 / sqrt(mean x^2 + eps)"""
+    one = number(x, 1)
+    return one / np.sqrt(dot(x, x, len(x)) / number(x, len(x)) + eps)
+
+
+@piece
+def normed(w: Work, begin: Whole, end: Whole):
+    """out = y of tasks begin..end of `each` rows."""
+    for task in range(begin, end):
+        a = row(w.scratch, task)
+        for r in range(task * w.each, min((task + 1) * w.each, w.count)):
+            x, y, weight = row(w.x, r), row(w.out, r), row(w.weight, r % w.groups)
+            activate(row(w.gate, r), w.silu, a)
+            if w.first:
+                for j in range(len(y)):
+                    y[j] = x[j] * a[j]
+                f = inverse_root(y, w.eps)
+                for j in range(len(y)):
+                    y[j] *= f * weight[j]
+            else:
+                f = inverse_root(x, w.eps)
+                for j in range(len(y)):
+                    y[j] = f * x[j] * weight[j] * a[j]
+
+
+@piece
+def normed_vjp(w: Work, begin: Whole, end: Whole):
+    """out = dx, dgate, and dweight summed over the rows of each task.
+
+    dn = dy w (a);  dx = f (dn - n mean(n dn)), times a with the gate before;  dgate = act'(gate) times what a is of.
+    """
+    for task in range(begin, end):
+        a, n = row(w.scratch, task), row(w.slope, task)
+        for r in range(task * w.each, min((task + 1) * w.each, w.count)):
+            x, g, dy, dx, dg = row(w.x, r), row(w.gate, r), row(w.dy, r), row(w.out, r), row(w.dgate, r)
+            weight, dweight = row(w.weight, r % w.groups), row(w.dweight, task * w.groups + r % w.groups)
+            activate(g, w.silu, a)
+            for j in range(len(n)):
+                n[j] = x[j] * a[j] if w.first else x[j]
+            f = inverse_root(n, w.eps)
+            for j in range(len(n)):
+                n[j] *= f
+                dx[j] = dy[j] if w.first else dy[j] * a[j]
+                dg[j] = dy[j] * n[j] * weight[j]
+            for j in range(len(n)):
+                dweight[j] += dx[j] * n[j]
+                dx[j] *= weight[j]
+            along = dot(n, dx, len(n)) / number(n, len(n))
+            for j in range(len(n)):
+                dx[j] = f * (dx[j] - n[j] * along)
+            if w.first:
+                for j in range(len(n)):
+                    dg[j] = dx[j] * x[j]
+                    dx[j] *= a[j]
+            activate_vjp(g, w.silu, dg)
+
+
+def gated_rms_norm(x: np.ndarray, gate: np.ndarray, weight: np.ndarray | None, how: GatedNorm) -> np.ndarray:
+    """As ops/gated_norm.py, float32 or float64."""
+    out = np.empty(x.shape, x.dtype)
+    _run(normed, {"x": x, "gate": gate, "out": out}, weight, how)
+    return out
+
+
+def gated_rms_norm_vjp(
+    x: np.ndarray, gate: np.ndarray, weight: np.ndarray | None, how: GatedNorm, dy: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(dx, dgate, dweight)."""
+    dx, dgate = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
+    parts = _run(normed_vjp, {"x": x, "gate": gate, "dy": dy, "out": dx, "dgate": dgate}, weight, how)
+    return dx, dgate, parts
+
+
+def _run(kernel: Any, arrays: dict[str, np.ndarray], weight: np.ndarray | None, how: GatedNorm) -> np.ndarray:
+    """A kernel over all its tasks, in threads; the sum of the weight's gradients."""
+    x = arrays["x"]
+    width, D = x.shape[-1], how.group or x.shape[-1]
+    weight = np.ones(width, x.dtype) if weight is None else np.ascontiguousarray(weight, x.dtype)
+    if not x.size:
+        return np.zeros(width, x.dtype)
+    count, each, groups = x.size // D, max(BLOCK // D, 1), width // D
+    tasks = -(-count // each)
+    held = {n: np.ascontiguousarray(y) for n, y in arrays.items()} | {
+        "weight": weight, "dweight": np.zeros((tasks * groups, D), x.dtype), "scratch": np.empty((tasks, D), x.dtype),
+        "slope": np.empty((tasks, D), x.dtype)}  # fmt: skip
+    sizes = {"count": count, "D": D, "groups": groups, "each": each, "silu": int(how.activation == "silu"),
+             "first": int(how.gate_first), "tasks": tasks, "parts": tasks * groups}  # fmt: skip
+    table = np.zeros(NORM.size, np.int64)
+    for name, size in sizes.items():
+        table[NORM.slots[name]] = size
+    table[NORM.slots["eps"] : NORM.slots["eps"] + 1].view(np.float64)[0] = how.eps
+    for name, y in held.items():
+        table[NORM.slots[name] : NORM.slots[name] + 2] = address(y), D * x.itemsize
+    load_pieces((kernel,), x.dtype.name)
+    at, call = address(table), entry(kernel, x.dtype.name) if JIT else None
+
+    def work(first: int, last: int, owners: Any = (held, table)) -> None:
+        if call is not None:
+            call(at, first, last)
+        else:
+            kernel(PythonWorkspace(NORM, table, x.dtype), first, last)
+
+    threads.run(work, tasks, threads.num_threads() if tasks > 1 else 1)
+    return held["dweight"].reshape(tasks, width).sum(axis=0)

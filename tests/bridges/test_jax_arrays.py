@@ -1,0 +1,87 @@
+"""Concrete JAX arrays: the bits of the NumPy call and its recorded plans."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.call import replay
+from tests.cases import PLAIN, cotangents, draw, one_per, parts, parts_like, with_arrays
+
+jax = pytest.importorskip("jax")
+SIZES = {"T": 5, "B": (2,), "H": 2, "K": 4, "V": 3}
+RULE = with_arrays("q k v g beta")
+FEW = one_per(lambda spec: (spec.decay, spec.erase, spec.readout, spec.micro_steps, spec.state.parts), PLAIN)
+
+
+def brought(x):
+    """Arrays by name, a state or an array as JAX arrays."""
+    if isinstance(x, dict):
+        return {n: brought(y) for n, y in x.items()}
+    if x is None or isinstance(x, str):
+        return x
+    return parts_like(x, [brought(S) for S in x]) if isinstance(x, tuple) else jax.numpy.asarray(x)
+
+
+def small(T=5):
+    case = next(c for c in PLAIN if c.fn is RULE)
+    return draw(case, **(SIZES | {"T": T}), dtype=np.float32)[0]
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for x, y in zip(found, expected, strict=True):
+        assert isinstance(x, jax.Array)
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(np.asarray(x), y)
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+def test_jax_arrays_have_the_bits_of_the_numpy_call(case, dtype):
+    arrays, state = draw(case, **SIZES, dtype=np.dtype(dtype))
+    state = parts_like(state, [S.astype(np.float32) for S in parts(state)])
+    expected, pullback = la.vjp(case.fn, **arrays, **case.options, state=state, return_state=True)
+    d = cotangents(expected)
+    theirs = {**brought(arrays), **case.options, "state": brought(state), "return_state": True}
+    mine, pull = la.vjp(case.fn, **theirs)
+    assert_same(parts(mine), parts(expected))
+    assert_same(parts(case.fn(**theirs)), parts(case.fn(**arrays, **case.options, state=state, return_state=True)))
+    assert_same(parts(tuple(pull(*map(brought, d)))), parts(tuple(pullback(*d))))
+
+
+def test_a_repeated_call_is_replayed():
+    x = brought(small())
+    assert la.explain(RULE, **x).replay == "replayed"
+    assert la.explain(RULE, **x).arrays == "NumPy views of JAX arrays, differentiable by la.vjp"
+    replay.clear()
+    for _ in range(2):
+        RULE(**x)
+        assert replay.count() == 1
+
+
+def test_a_state_cannot_be_overwritten():
+    """JAX arrays do not change: the final state is a new one."""
+    x, state = brought(small(T=1)), jax.numpy.zeros((2, 2, 4, 3))
+    end = RULE(**x, state=state, return_state=True, overwrite_state=True).state
+    assert not np.asarray(state).any()
+    np.testing.assert_array_equal(np.asarray(end), np.asarray(RULE(**x, state=state, return_state=True).state))
+
+
+def test_other_libraries_beside_jax_arrays():
+    x = brought(small())
+    with pytest.raises(TypeError, match="gated_delta_rule: k is an array of numpy and q of jax, expected all"):
+        RULE(**x | {"k": np.asarray(x["k"])})
+    _, pullback = la.vjp(RULE, **x)
+    with pytest.raises(TypeError, match=r"gated_delta_rule: dout is an array of numpy and .* of jax"):
+        pullback(np.asarray(x["v"]))
+
+
+def test_tracers_have_no_view():
+    """They are traced through array-API calls."""
+    x = brought(small(T=1))
+    out = jax.jit(lambda v: la.linear_attention(x["q"], x["k"], v))(x["v"])
+    expected = la.linear_attention(x["q"], x["k"], x["v"])
+    np.testing.assert_allclose(np.asarray(out), np.asarray(expected), rtol=0, atol=1e-5)

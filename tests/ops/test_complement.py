@@ -1,0 +1,54 @@
+"""Keys of log decays, 1 - e^g, and their gradient: the host side of the kernels, against a twin. No GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.ops.complement import complement, complement_vjp
+from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.step_twin import CUPY, KINDS, device_plans, stub
+
+launched, public = step_calls.launched, step_calls.public
+EACH = [kind.name for kind in KINDS]
+
+
+def log_decays(shape, dtype):
+    g = np.random.default_rng(0).uniform(-3, 0, shape)
+    g.flat[:3] = 0, -np.inf, -1e-4
+    return g.astype(dtype)
+
+
+@pytest.mark.parametrize("keys", KINDS, ids=EACH)
+@pytest.mark.parametrize("gate", KINDS, ids=EACH)
+def test_every_dtype(launched, gate, keys):
+    """The keys are rounded once."""
+    g, rng = stub(log_decays((2, 5, 3, 40), gate)), np.random.default_rng(1)
+    k = complement(CUPY, g, np.float32, keys)
+    assert k.dtype == keys
+    assert np.array_equal(k, (-np.expm1(g.astype(np.float32))).astype(keys))
+    dg, dk = stub(rng.standard_normal(g.shape).astype(gate)), stub(rng.standard_normal(g.shape).astype(keys))
+    found = complement_vjp(CUPY, g, dg, dk, np.float32)
+    assert found.dtype == gate
+    expected = dg.astype(np.float32) - np.exp(g.astype(np.float32)) * dk.astype(np.float32)
+    assert np.allclose(found.astype(np.float32), expected, rtol=2.0**-8, atol=1e-6)
+
+
+def test_what_kernels_do_not_take(launched, monkeypatch):
+    """Arrays that are not dense, misaligned or of an odd size, and float64: array calls."""
+    monkeypatch.setattr("linattn_np.runtime.cuda.launch.launch", None)
+    g = stub(np.random.default_rng(0).uniform(-3, 0, (2, 5, 3, 8)).astype(np.float32))
+    for x in (g.swapaxes(1, 2), g.ravel()[1:81], g[0, 0, :, :3].copy().view(type(g)), g.astype(np.float64)):
+        dtype = np.float64 if x.dtype == np.float64 else np.float32
+        assert np.array_equal(complement(CUPY, x, dtype), -np.expm1(x))
+        assert np.array_equal(complement_vjp(CUPY, x, x, x, dtype), x - np.exp(x) * x)
+
+
+def test_a_call_is_replayed(public):
+    """Launches are all that a call does on the device."""
+    for seed in range(3):
+        x = step_calls.arrays_of(la.hgrn2, seed=seed)
+        out = la.hgrn2(**{n: stub(y) for n, y in x.items()})
+        assert np.abs(out - la.hgrn2(**x)).max() < 1e-5
+    assert len(device_plans()) == 1
