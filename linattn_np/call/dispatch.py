@@ -12,11 +12,11 @@ import numpy as np
 
 from ..core import COMPUTATIONS, Computation, StatesAt
 from ..runtime import threads
+from ..runtime.agreement import agrees
 from ..runtime.arrays import Array, cast, is_mutable
 from ..runtime.tracing import Trace
 from ..spec import Samples, VariantSpec
 from . import foreign, pieces, replay
-from .agreement import agrees
 from .binding import Prepared, prepare, threads_of
 from .layouts import LAYOUTS
 from .lazy import lazy_bridge

@@ -385,20 +385,12 @@ def repeat(
     return functools.partial(forward_along, residuals.path, loops=loops)
 
 
-def record(
-    x: Inputs, plan: Plan, state: Array | None, residuals: Residuals, trace: Trace, then: Any = None
-) -> Any:
-    """The recorded plan of a call, for arrays of the same shapes, strides and dtypes as trace.given; None without one.
-
-    plan(arrays, state, pointers) returns (out, final state), or None if the call must be computed in full.
-    then: what is done to the output by array calls.
-    """
+def record(x: Inputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> Any:
+    """The plan of further calls on arrays like trace.given (linattn_np/core.py:Computation.record)."""
     backend, steps, _ = residuals.path
-    if "record" not in backend.handles(Call(x, plan)):
+    if "record" not in backend.handles(Call(x, plan)) or any(step.inputs is None for step in steps):
         return None
     for step in steps:
-        if step.inputs is None:
-            return None
         x, plan = step.inputs(backend.module, x, plan)
     return backend.module.record(Inputs(*map(plain, x)), plan, plain(state), trace, then)
 

@@ -41,7 +41,7 @@ class Step(NamedTuple):
     name: str
     forward: Callable[..., tuple[Array | None, Array, Any]]
     backward: Callable[..., tuple[Inputs, Array]]
-    inputs: Callable[..., tuple[Inputs, Plan]] | None = None  # of (module, x, plan), of a step that changes no results
+    inputs: Any = None  # (module, x, plan) -> (x, plan), of a step that changes no results
 
 
 # l2norm

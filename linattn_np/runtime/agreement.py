@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.memory import address
-from ..runtime.tracing import extent
+from .memory import address
+from .tracing import extent
 
 Array = Any
 FACTOR = 0.75  # keeps signs and ranges: log decays <= 0, strengths in [0, 2], shares in [0, 1]

@@ -5,8 +5,8 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import dispatch, replay
-from linattn_np.call.agreement import agrees
 from linattn_np.call.explain import IN_PART
+from linattn_np.runtime.agreement import agrees
 from linattn_np.runtime.tracing import Trace, Untraceable
 
 pytest.importorskip("numba")
