@@ -19,12 +19,11 @@ from ..spec import Samples, VariantSpec
 from . import foreign, pieces, replay
 from .binding import Prepared, prepare, threads_of
 from .layouts import LAYOUTS
-from .lazy import lazy_bridge
+from .lazy import lazy_bridge, tracing_bridge
 from .options import COMMON
 from .overwrite import overlaps
 from .positions import states_at
 from .results import Result, StatesResult
-from .traced import tracing_bridge
 
 NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,10 +14,9 @@ from . import pieces_vjp, replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
 from .dispatch import NO_LIMIT, _final, core_of, finish, finish_at, limit, ndarray, new
 from .foreign import bridge_of
-from .lazy import lazy_bridge
+from .lazy import lazy_bridge, tracing_bridge
 from .positions import core_cotangents
 from .results import Result, StatesResult, copied, cotangents, gradients, shape_of
-from .traced import tracing_bridge
 
 Pullback = Callable[..., Any]
 
