@@ -50,7 +50,7 @@ def other_numbers(arrays: list[Array]) -> list[Array] | None:
         if groups and low < groups[-1][1]:
             low, high = groups[-1][0], max(high, groups.pop()[1])
         groups.append((low, high))
-    memory = {group: np.empty(group[1] - group[0], np.uint8) for group in groups}
+    memory = {group: np.zeros(group[1] - group[0], np.uint8) for group in groups}
     found = []
     for y, (low, _) in zip(arrays, spans, strict=True):
         group = next(g for g in groups if g[0] <= low < g[1] or g[0] == low)

@@ -121,7 +121,7 @@ class Trace:
         self.given = list(arrays)
         self.beside: list[np.ndarray] = []  # computed by other means
         self.calls: list[Call | Kernel] = []
-        self.memory = np.empty(LONGEST, np.uint8)  # of the outputs
+        self.memory = np.empty(LONGEST // 8).view(np.uint8)  # of the outputs
         self.bytes = RESERVED
         self.arrays = [self._traced(y) for y in arrays]
 

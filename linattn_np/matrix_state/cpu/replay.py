@@ -102,7 +102,7 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     def call(given: list[np.ndarray], state: Any, pointers: None = None, owners: Any = kept) -> Any:
         make = np.empty if destinations.arrays is None or there is not None else empty
         out, end = make(shape, dtype), state if mine else make(ended, dtype)
-        arrays = [*given, np.empty(buffer, np.uint8), end, out] if buffer else [*given, end, out]
+        arrays = [*given, np.empty(buffer // 8), end, out] if buffer else [*given, end, out]
         if state is not None and not packed:
             arrays.append(state)
         if states is not None:

@@ -307,7 +307,7 @@ def computed(trace: Trace) -> tuple[Callable[[list[np.ndarray]], list[np.ndarray
         return (lambda arrays: arrays), trace
 
     def added(arrays: list[np.ndarray]) -> list[np.ndarray]:
-        each = [*arrays, np.empty(size, np.uint8)]
+        each = [*arrays, np.empty(size // 8)]
         program.call(handles(each))
         return each
 
