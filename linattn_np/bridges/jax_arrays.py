@@ -106,7 +106,12 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
         return NotImplemented
     views = Views(first)
     with views.context():
-        return views.leave(dispatch.run(spec, *views.call(arrays, keywords)))
+        result = dispatch.run(spec, *views.call(arrays, keywords))
+        rows = keywords.get("state_rows")
+        if keywords.get("overwrite_state") is True and rows is not None and isinstance(result, tuple):
+            # the caller's pool does not change: what the call would write into it is the result
+            result = result._replace(state=mapped(lambda S: S[np.asarray(rows)], result.state))
+        return views.leave(result)
 
 
 def run_vjp(name: str, spec: VariantSpec | None, rule: Rule, arrays: Arrays, keywords: Keywords) -> Any:
