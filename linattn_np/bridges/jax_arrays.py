@@ -15,6 +15,7 @@ import numpy as np
 
 from ..call import dispatch
 from ..call.foreign import Rule, check_cotangents, leaves, mapped
+from ..call.results import Result
 from ..spec import VariantSpec
 
 Arrays = tuple[Any, ...]
@@ -106,11 +107,12 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
         return NotImplemented
     views = Views(first)
     with views.context():
-        result = dispatch.run(spec, *views.call(arrays, keywords))
+        result: Any = dispatch.run(spec, *views.call(arrays, keywords))
         rows = keywords.get("state_rows")
-        if keywords.get("overwrite_state") is True and rows is not None and isinstance(result, tuple):
+        if keywords.get("overwrite_state") is True and rows is not None and isinstance(result, Result):
             # the caller's pool does not change: what the call would write into it is the result
-            result = result._replace(state=mapped(lambda S: S[np.asarray(rows)], result.state))
+            at = np.asarray(rows)
+            result = result._replace(state=mapped(lambda S: S[at], result.state))
         return views.leave(result)
 
 
