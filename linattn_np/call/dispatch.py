@@ -207,7 +207,7 @@ def _whole_plan(call: Prepared, signature: replay.Signature, names: Any, residua
 
 def is_in_part(plan: Any) -> bool:
     """Whether a recorded plan computes the change of variables as a first call does."""
-    return isinstance(plan, functools.partial) and plan.func is bound
+    return type(plan) is functools.partial and plan.func is bound
 
 
 def _with_states(

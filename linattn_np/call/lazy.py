@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from ..runtime.values import is_word
+
 
 def lazy_bridge(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """The bridge of dask if any argument is one of its arrays; else None."""
@@ -25,7 +27,7 @@ ARRAY_CALLS = ("chunks", "reference")  # backends that are calls of the arrays' 
 def tracing_bridge(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """The bridge of JAX if any argument is one of its tracers; None for a backend of array calls."""
     jax = sys.modules.get("jax")
-    if jax is None or keywords.get("backend") in ARRAY_CALLS:
+    if jax is None or is_word(keywords.get("backend"), ARRAY_CALLS):
         return None
     for x in (*arrays, *keywords.values()):
         parts = x if isinstance(x, tuple) else (x,)
