@@ -118,7 +118,7 @@ def test_a_plan_that_the_core_records_replaces_its_calls(monkeypatch):
     x, state = drawn()
     seen = []
 
-    def record(self, inputs, plan, state, residuals, arrays):
+    def record(self, inputs, plan, state, residuals, trace, then):
         assert len(residuals.states) == 1
         assert plan.scale == 3.0
         return lambda arrays, state, pointers: seen.append(len(arrays)) or (arrays[0], state)
