@@ -90,6 +90,17 @@ def test_a_name_depends_on_the_sources_and_the_vectors(monkeypatch):
     assert before != compiler._fingerprint.__wrapped__(__file__)
 
 
+def test_a_source_that_changed_after_it_was_loaded_is_not_stored(compiled_here, tmp_path, monkeypatch):
+    """What is compiled is then not what the source says: another process would load it under the new text's name."""
+    compiler._fingerprint.cache_clear()
+    monkeypatch.setattr(compiler, "LOADED", 0.0)
+    try:
+        assert [compiled_here()[1], compiled_here()[1]] == [1, 2]
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        compiler._fingerprint.cache_clear()
+
+
 def test_many_processes_at_once(tmp_path):
     for process in [started(tmp_path) for _ in range(3)]:
         ended(process)

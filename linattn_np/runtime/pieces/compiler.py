@@ -34,6 +34,7 @@ from .. import code_cache
 from .vectors import vectors
 
 KIND = "cpu"
+LOADED = time.time()
 SLOW = 2.0  # seconds of compilation from which on a terminal is told
 lock = threading.RLock()  # held while code is compiled or loaded, and by the thread that forks
 _progress = {"began": 0.0, "told": False}
@@ -59,7 +60,8 @@ def compiled(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
     """The object file of a function, from disk or compiled."""
     path = None
     if os.environ.get("LINATTN_NP_NUMBA_CACHE", "1") != "0":
-        path = code_cache.file_of(KIND, f"{symbol}-{_fingerprint(body.__code__.co_filename)}.o")
+        name = _fingerprint(body.__code__.co_filename)
+        path = None if name is None else code_cache.file_of(KIND, f"{symbol}-{name}.o")
     stored = None if path is None else code_cache.load(path)
     if stored is not None and hashlib.sha256(stored[32:]).digest() == stored[:32]:
         return stored[32:]
@@ -199,13 +201,20 @@ def _tell(symbol: str) -> None:
 
 
 @functools.cache
-def _fingerprint(source: str) -> str:
-    """Of everything that the machine code of a function in a source file depends on."""
+def _fingerprint(source: str) -> str | None:
+    """Of everything that the machine code of a function in a source file depends on.
+
+    None if a source was written after this process had loaded it: its text is then not what is compiled.
+    """
     package, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
     folders = (package / "runtime" / "pieces", package / "ops" / "cpu", package / "matrix_state" / "cpu")
     sources = sorted(path for folder in folders for path in folder.rglob("*.py"))
     for path in (*sources, package / "matrix_state" / "policy.py", package / "runtime" / "values.py", Path(source)):
-        digest.update(path.read_bytes() if path.is_file() else b"")
+        if not path.is_file():
+            continue
+        if LOADED < path.stat().st_mtime <= time.time():
+            return None
+        digest.update(path.read_bytes())
     machine = (numba.__version__, llvmlite.__version__, sys.version, platform.machine(), llvm.get_process_triple(),
                llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), vectors())  # fmt: skip
     digest.update(repr(machine).encode())
