@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -150,11 +149,6 @@ class VariantSpec:
     micro_steps: bool = False  # some arrays have an axis n after T: micro-steps, which the core treats as tokens
     state: StateFormat = StateFormat()
     options: OptionSpec = OptionSpec()
-
-    @functools.cached_property
-    def is_recorded(self) -> bool:
-        """Whether calls on NumPy arrays can be replayed: their variables are the core's, or there is a `record`."""
-        return self.state.record is not None or self.state.pack is None
 
 
 class VariantFunction(Protocol):

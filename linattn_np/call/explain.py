@@ -82,7 +82,7 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
 
 def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
     """"replayed", or why not."""
-    options, overwritten = call.options, call.options["overwrite_state"] and isinstance(call.given_state, tuple)
+    options = call.options
     if not replay.ENABLED:
         return "LINATTN_NP_REPLAY is 0"
     if call.library.name not in ("numpy", "cupy"):
@@ -106,11 +106,11 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return "an option is an array, or the bytes of an array are swapped"
     if not replay.is_apart(signature):
         return "two arrays begin at one address"
-    if overwritten and call.spec.state.record is None:
-        return "a state of several arrays is overwritten"
     recorded = replay.plans.get(signature[0])
     if isinstance(recorded, replay.Recorded) and is_in_part(recorded.plan):
         return IN_PART
+    if isinstance(recorded, replay.Recorded) and recorded.plan is replay.computed_in_full:
+        return "what it computes cannot be recorded"
     return "replayed"
 
 

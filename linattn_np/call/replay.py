@@ -204,13 +204,22 @@ def compiled_plan(
 
     The change of variables is traced: its array calls become a part of the plan.
     """
-    if not call.spec.is_recorded or call.options["layout"] == "heads_first":
+    if call.options["layout"] == "heads_first":
         return None
     try:
-        plan = (call.spec.state.record or _record)(call, names, signature[2], residuals)
+        plan = _recorder(call.spec)(call, names, signature[2], residuals)
     except Exception:  # the call has been computed: what a trace does not understand must not be an error
         return None
     return plan if plan is None or call.options["layout"] == "time_first" else functools.partial(_one_token, plan)
+
+
+def _recorder(spec: VariantSpec) -> Any:
+    """What records the plan of a variant: its own function, or that for states of the core, or for others."""
+    if spec.state.record is not None or spec.state.pack is None:
+        return spec.state.record or _record
+    from .recorded.states import record_state
+
+    return record_state
 
 
 def _record(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any) -> Any:

@@ -346,7 +346,7 @@ class RecordedLoops:
         """(out, final state, residuals)."""
         layout = _layout_of(x, state)
         if layout == self._layout and self._plan is not None:
-            found = self._plan([x[n] for n in self._given], state, None)
+            found = self._plan([*(x[n] for n in self._given), *plan.sums()], state, None)
             if found is not None:
                 return *found, Saved(x, plan, state, None)
         computed = self._module.forward(x, plan, state)
@@ -362,10 +362,10 @@ class RecordedLoops:
         Only r may be the same array as k.
         """
         given = [(n, y) for n, y in enumerate(x) if y is not None and not (y is x.r and y is x.k and n != 1)]
-        arrays = [y for _, y in given]
+        arrays = [*(y for _, y in given), *plan.sums()]
         places = {y.__array_interface__["data"][0] for y in (*arrays, *([] if state is None else [state]))}
         apart = len(places) == len(arrays) + (state is not None)
-        if apart and isinstance(saved, Saved) and saved.starts is None and plan.features is plan.average is None:
+        if apart and isinstance(saved, Saved) and saved.starts is None:
             self._given = tuple(n for n, _ in given)
             self._plan = self._module.record(x, plan, state, Trace(arrays))
 

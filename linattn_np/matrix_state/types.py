@@ -182,6 +182,10 @@ class Plan(NamedTuple):
         """Whether the erase vectors are the keys themselves."""
         return self.erase_key is EraseKey.KEY
 
+    def sums(self) -> list[Array]:
+        """The array that the sums of weights are stored in, if there is one: each call has its own."""
+        return [] if self.average is None or self.average.sums is None else [self.average.sums]
+
 
 class Saved(NamedTuple):
     """Residuals of one backend's forward pass."""

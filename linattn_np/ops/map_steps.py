@@ -43,10 +43,7 @@ class Steps(NamedTuple):
 
     def skipped(self, K: int) -> int:
         """The number of monomials before the first feature."""
-        if self.kind != "monomials":
-            return 0
-        (coefficients,) = self.arguments
-        return polynomial_maps.powers_width(K, (1.0,) * len(coefficients)) - self.width(K)
+        return _skipped(self.kind, self.arguments, K)
 
     def tables(self, K: int, dtype: Any) -> Tables:
         """The constants of the map."""
@@ -69,6 +66,15 @@ def waves(m: int, seed: int, sigma: float) -> Steps:
     return Steps("waves", (m, seed, sigma))
 
 
+@functools.lru_cache(64)
+def _skipped(kind: str, arguments: tuple[Any, ...], K: int) -> int:
+    if kind != "monomials":
+        return 0
+    (coefficients,) = arguments
+    return polynomial_maps.powers_width(K, (1.0,) * len(coefficients)) - _width(kind, arguments, K)
+
+
+@functools.lru_cache(64)
 def _width(kind: str, arguments: tuple[Any, ...], K: int) -> int:
     if kind == "monomials":
         return polynomial_maps.powers_width(K, arguments[0])

@@ -16,6 +16,17 @@ def rotate(xp: Namespace, x: Array, angle: Array) -> Array:
     return rotated if x.shape[-1] == 2 * P else xp.concat([rotated, x[..., 2 * P :]], axis=-1)
 
 
+def rotate_rows(xp: Namespace, S: Array, angle: Array) -> Array:
+    """`rotate` along the axis before the last: rows (2 p, 2 p + 1) of S (..., K, V) by angle (..., P)."""
+    P, K = angle.shape[-1], S.shape[-2]
+    c, s = xp.cos(angle), xp.sin(angle)
+    c, s = ((xp.astype(y, S.dtype) if y.dtype != S.dtype else y)[..., None] for y in (c, s))
+    even, odd = S[..., 0 : 2 * P : 2, :], S[..., 1 : 2 * P : 2, :]
+    rotated = xp.stack([even * c - odd * s, even * s + odd * c], axis=-2)
+    rotated = xp.reshape(rotated, (*S.shape[:-2], 2 * P, S.shape[-1]))
+    return rotated if K == 2 * P else xp.concat([rotated, S[..., 2 * P :, :]], axis=-2)
+
+
 def rotate_vjp(xp: Namespace, y: Array, angle: Array, dy: Array) -> tuple[Array, Array]:
     """(dx, dangle) from the result y: dx is dy rotated by -angle, dangle = y_even dy_odd - y_odd dy_even."""
     P = angle.shape[-1]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .arrays import Array
+from .pieces.memory import first_byte
 
 
 class Place(NamedTuple):
@@ -96,3 +97,25 @@ class _Shadow:
 
 def _shadow(place: Place) -> np.ndarray:
     return np.asarray(_Shadow(place))
+
+
+def shares_memory(parts: Any, arrays: list[np.ndarray]) -> bool:
+    """Whether a part of a state that is overwritten lies in another one, or its memory reaches into an array's."""
+    spans, others = [_span(S) for S in parts], [_span(y) for y in arrays]
+    if any(low < end and begin < high for low, high in spans for begin, end in others):
+        return True
+    return any(low < end and begin < high and np.shares_memory(parts[n], parts[m])
+               for n, (low, high) in enumerate(spans) for m, (begin, end) in enumerate(spans[:n]))  # fmt: skip
+
+
+def _span(y: np.ndarray) -> tuple[int, int]:
+    """Addresses of the first byte and of the one after the last."""
+    at = first_byte(y)
+    low, high = _extent(y.shape, y.strides, y.itemsize)
+    return at + low, at + high
+
+
+@functools.lru_cache(maxsize=256)
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """The same from the first element on."""
+    return _reach(Place(0, shape, strides, itemsize))

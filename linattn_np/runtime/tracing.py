@@ -4,19 +4,21 @@
     x = to_core(trace.arrays)         computes as usual; trace.calls lists what was computed
 
 A traced array is a view of the caller's; views of it are traced, and each function of numbers is appended to the
-list: arithmetic, sums and maxima of rows, `where`, copies, casts. Anything else raises Untraceable, as does a number
-that leaves an array (`float(x)`, `if x:`). An array that is made of no traced one is a constant.
+list: arithmetic, sums and maxima, running ones too, `where`, copies, casts. Anything else raises Untraceable, as does
+a number that leaves an array (`float(x)`, `if x:`). An array that is made of no traced one is a constant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 LONGEST = 1 << 20  # bytes of what the calls compute: larger calls gain nothing
+MOST_STEPS = 64  # array calls that one is written as
 RESERVED = 1024  # bytes at the beginning, for arguments of a call
 ALIGNED = 64
 CONSTANTS = (np.zeros_like, np.ones_like, np.full_like)
@@ -61,8 +63,8 @@ class Traced(np.ndarray):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **more: Any) -> Any:
         trace = _trace_of(inputs)
-        if method == "reduce" and out is None:
-            return trace.reduce(ufunc, *inputs, **more)
+        if method in ("reduce", "accumulate") and out is None:
+            return getattr(trace, method)(ufunc, *inputs, **more)
         if method != "__call__" or out is not None or more or ufunc.nout != 1 or ufunc.signature is not None:
             raise Untraceable(f"{ufunc.__name__}.{method}")
         return trace.call(ufunc, inputs)
@@ -75,6 +77,8 @@ class Traced(np.ndarray):
             return trace.reduce(REDUCTIONS[function], *given, **named)
         if function is np.concatenate:
             return trace.concatenate(*given, **named)
+        if function is np.stack:
+            return trace.stack(*given, **named)
         if function is np.repeat:
             return trace.repeat(*given, **named)
         found = function(*map(plain, given), **{name: plain(x) for name, x in named.items()})
@@ -183,15 +187,38 @@ class Trace:
 
     def reduce(self, ufunc: Any, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False,
                **more: Any) -> Any:  # fmt: skip
-        """A sum or an extreme of the last axis."""
-        axis = axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis
-        if more or out is not None or axis not in (-1, x.ndim - 1) or dtype not in (None, x.dtype):
+        """A sum or an extreme of some axes: of the last one by its inner loop, of others step by step."""
+        axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        axes = tuple(sorted(n % x.ndim for n in axes))
+        if more or out is not None or dtype not in (None, x.dtype) or not axes:
             raise Untraceable(f"a reduction over {axis}")
+        if axes == (x.ndim - 1,):
+            return self._reduce_last(ufunc, x, keepdims)
+        first = np.moveaxis(x, axes, tuple(range(len(axes))))
+        steps = [first[(*index, ...)] for index in product(*map(range, first.shape[: len(axes)]))]
+        if not 0 < len(steps) <= MOST_STEPS:
+            raise Untraceable("a long reduction")
+        found = self.call(np.add, (steps[0], 0.0)) if ufunc is np.add else self.cast(steps[0], x.dtype)
+        for step in steps[1:]:
+            found = self.call(ufunc, (found, step))
+        return np.expand_dims(found, axes) if keepdims else found
+
+    def _reduce_last(self, ufunc: Any, x: Any, keepdims: bool) -> Any:
         found = self.new((*x.shape[:-1], 1), x.dtype)
         with np.errstate(all="ignore"):
             ufunc.reduce(plain(x), axis=-1, keepdims=True, out=found)
         self._append(ufunc, (x,), found, is_reduction=True)
         return self._traced(found if keepdims else found[..., 0])
+
+    def accumulate(self, ufunc: Any, x: Any, axis: int = 0, **more: Any) -> Any:
+        """Running results along an axis."""
+        steps = np.moveaxis(x, axis, 0)
+        if more or not 0 < len(steps) <= MOST_STEPS:
+            raise Untraceable("a long accumulation")
+        found = [self.cast(steps[0, ...], x.dtype)]
+        for n in range(1, len(steps)):
+            found.append(self.call(ufunc, (found[-1], steps[n, ...])))
+        return self.stack(found, axis)
 
     def where(self, condition: Any, x: Any, y: Any) -> Any:
         """x where the condition holds, else y."""
@@ -244,6 +271,10 @@ class Trace:
             if x.shape[axis]:
                 self._into(x, place)
         return self._traced(out)
+
+    def stack(self, parts: Any, axis: int = 0, **named: Any) -> Any:
+        """Copies beside each other on a new axis."""
+        return self.concatenate([np.expand_dims(x, axis) for x in parts], axis, **named)
 
     def repeat(self, x: Any, count: int, axis: int) -> Any:
         """Each entry of an axis `count` times."""

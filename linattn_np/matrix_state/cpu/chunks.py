@@ -50,7 +50,7 @@ def cell_of(x: Inputs, plan: Plan, table: Table, columns: int, started: bool) ->
         x.erase, plan.query_reads is ReadState.PREVIOUS, free or plan.erase_reads is ReadState.PREVIOUS,
         free or (x.erase is Erase.DELTA and not plan.erases_key), x.q is not None,
         1 if x.q is None else max(1, x.q.shape[-2] // table.H), x.u is not None, started,
-        _features(x, plan), x.gv is not None, plan.average is not None, _direct(x, plan),
+        features_of(x, plan), x.gv is not None, plan.average is not None, _direct(x, plan),
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def _direct(x: Inputs, plan: Plan) -> frozenset[str]:
     return frozenset(n for n, y in given.items() if is_direct(y, plan.dtype) and y.shape[-1] % W == 0)
 
 
-def _features(x: Inputs, plan: Plan) -> Features | None:
+def features_of(x: Inputs, plan: Plan) -> Features | None:
     """The kind of a call's feature map."""
     if plan.features is None:
         return None

@@ -26,15 +26,15 @@ VALUE_VJP = tuple(x for name, x in vars(value_decay).items() if "value_" in name
 
 def groups() -> dict[str, tuple[Any, ...]]:
     """All kernels and optional pieces, by what they are for."""
-    from .recurrent import step  # whose package imports this module, as the next does
+    from .recurrent import features, step  # whose package imports this module, as the next does
     from .systems import solve_systems
 
     return {
         "chunks": (forward,), "other dtypes of inputs": (storage.load_converted, storage.load_column_converted),
         "gradients": (backward, reverse, chunk_vjp.delta_vjp, chunk_vjp.free_vjp),
         "vector decay": (*VECTOR, *VECTOR_VJP), "free erase": (chunk.write_free,),
-        "bonus": (chunk.bonus, chunk.bonus_vjp), "feature maps": (*MAPS, maps.features_vjp),
-        "averages": (*AVERAGES, *AVERAGES_VJP), "decay on the value axis": VALUE_VJP,
+        "bonus": (chunk.bonus, chunk.bonus_vjp), "feature maps": (*MAPS, maps.features_vjp, *features.OF_MAPS),
+        "averages": (*AVERAGES, *AVERAGES_VJP, *features.OF_AVERAGES), "decay on the value axis": VALUE_VJP,
         "few tokens": (step.step_tasks, step.write_faded, step.write_free, step.load_bonus),
         "conjugate gradients": (solve_systems,), "l2 norms": (l2norm.divided, l2norm.divided_vjp),
         "array calls": (array_calls.array_calls, step.step_between), "16-bit results": tuple(rounding.ROUNDED.values()),

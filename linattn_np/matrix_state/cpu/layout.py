@@ -160,7 +160,7 @@ def layout(cell: Cell, back: Backward | None = None) -> tuple[Layout, int]:
         "iterations": cell.solved, "each_ridge": cell.each_ridge,
     }  # fmt: skip
     if cell.features is not None:
-        sizes |= _map_sizes(cell, cell.features, W)
+        sizes |= map_sizes(cell.K, cell.features, W)
     fields, itemsize = _fields(cell, back), np.dtype(cell.dtype).itemsize
     if back is None:
         if not cell.solved:
@@ -175,12 +175,13 @@ def layout(cell: Cell, back: Backward | None = None) -> tuple[Layout, int]:
     return _aliased(CHUNK.layout(sizes, itemsize, W, each), cell), count
 
 
-def _map_sizes(cell: Cell, f: Features, W: int) -> dict[str, int]:
+def map_sizes(K: int, f: Features, W: int) -> dict[str, int]:
+    """The sizes that a map to K features adds."""
     up = lambda n: -(-n // W) * W  # noqa: E731
     kinds = {"monomials": MONOMIALS, "exponentials": EXPONENTIALS, "waves": WAVES}
     return {"map": kinds[f.kind], "given": f.K, "given_wide": up(f.K) + W, "skipped": f.skipped,
-            "phi_lanes": up(f.skipped + up(cell.K)) + W, "numbers": f.numbers, "half": cell.K // 2,
-            "half_lanes": up(cell.K // 2), "segment_count": f.segments, "three": 3}  # fmt: skip
+            "phi_lanes": up(f.skipped + up(K)) + W, "numbers": f.numbers, "half": K // 2,
+            "half_lanes": up(K // 2), "segment_count": f.segments, "three": 3}  # fmt: skip
 
 
 def _lines(cell: Cell, itemsize: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core import StatesAt
-from ...ops.cpu import array_calls
+from ...ops.cpu import programs
 from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
 from ...runtime.pieces.memory import destinations, empty, first_byte, handles
@@ -26,7 +26,7 @@ Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | No
 Then = Callable[[np.ndarray], np.ndarray]
 # from handles and what they are of (given, memory, end, out, state): False where it must be done in full
 Walk = Callable[[Any, list[np.ndarray]], bool]
-Programs = tuple[array_calls.Program | None, array_calls.Program | None]  # before, after
+Programs = tuple[programs.Program | None, programs.Program | None]  # before, after
 
 
 def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: Then | None = None) -> Again | None:
@@ -53,8 +53,8 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: 
     count = len(trace.calls)
     try:
         final = None if then is None or made.out is None else then(trace.added(made.out))
-        programs = array_calls.record(trace, 0, count), array_calls.record(trace, count)
-        return _call(x, plan, state, trace, (made, mine, final), programs)
+        calls = programs.record(trace, 0, count), programs.record(trace, count)
+        return _call(x, plan, state, trace, (made, mine, final), calls)
     except Untraceable:
         return None
 
@@ -81,17 +81,17 @@ class Made(NamedTuple):
         return cls(table, end, out, at)
 
 
-def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made, bool, Any], programs: Programs) -> Any:
+def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made, bool, Any], calls: Programs) -> Any:
     """The function of other arrays."""
     (table, end, out, at), mine, final = computed
-    places, dtype = array_calls.Places(trace), np.dtype(plan.dtype)
+    places, dtype = programs.Places(trace), np.dtype(plan.dtype)
     packed = state is not None and contains(trace.memory, state)  # made from the given arrays
     buffer = trace.bytes if trace.is_used else 0
     given = [*trace.given, trace.memory[:buffer]] if buffer else trace.given
     own = {"out_state": end, "out": np.empty(0, dtype) if out is None else out}
     own |= {} if state is None or packed else {"in_state": state}
     own |= {} if at is None else {"out_states": at}
-    walk = _walk(x, plan, table, given, own, (places, mine, state is not None), programs)
+    walk = _walk(x, plan, table, given, own, (places, mine, state is not None), calls)
     shape, ended, asked = own["out"].shape, end.shape, out is not None
     overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype else x.v.dtype
     there = None if final is None else _results(final, places)
@@ -125,7 +125,7 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     return call
 
 
-def _results(final: Any, places: array_calls.Places) -> list[tuple[Any, ...]] | None:
+def _results(final: Any, places: programs.Places) -> list[tuple[Any, ...]] | None:
     """(shape, dtype, offset, strides) of what `then` returned; None if that is the output itself."""
     found = []
     for y in map(plain, final if isinstance(final, tuple) else (final,)):
@@ -137,7 +137,7 @@ def _results(final: Any, places: array_calls.Places) -> list[tuple[Any, ...]] | 
 
 
 def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dict[str, np.ndarray],
-          told: tuple[array_calls.Places, bool, bool], programs: Programs) -> Walk:  # fmt: skip
+          told: tuple[programs.Places, bool, bool], calls: Programs) -> Walk:  # fmt: skip
     """The compiled loops of a call, between array calls. told: places, whether the state is overwritten, is given."""
     places, mine, started = told
     rows = sequences(plan, prod(x.v.shape[:-3]), policy.cpu_chunk(plan, x.v.shape[-3]))
@@ -146,20 +146,20 @@ def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dic
     numbers = table.numbers.copy()
     sources = _sources(numbers, places, len(given), own)
     if not is_stepwise(x, plan, rows).all():
-        return _chunks(Chunks(x, plan, table, rows, started), numbers, sources, len(given) if mine else 0, programs)
+        return _chunks(Chunks(x, plan, table, rows, started), numbers, sources, len(given) if mine else 0, calls)
     if plan.states_at is not None:
         raise Untraceable("segments of the recurrent form")
     steps = Steps(x, plan, table.kept.get("in_state"), rows)
     extents = np.array([_extent(y) for y in (*given, *own.values())], np.int64)
     steps.settle(numbers, sources, extents, len(given) if mine else 0)
-    if programs != (None, None):
-        steps.between(*programs)
+    if calls != (None, None):
+        steps.between(*calls)
     return steps.run
 
 
-def _chunks(chunks: Chunks, template: np.ndarray, sources: np.ndarray, mine: int, programs: Programs) -> Walk:
+def _chunks(chunks: Chunks, template: np.ndarray, sources: np.ndarray, mine: int, calls: Programs) -> Walk:
     """Chunk by chunk. mine: the index of the state that is overwritten, after all that is read; 0: none is."""
-    filled, (before, after) = np.flatnonzero(sources >= 0), programs
+    filled, (before, after) = np.flatnonzero(sources >= 0), calls
     sources, size = sources[filled], np.dtype(chunks.kernel.dtype).itemsize
 
     def walk(row: Any, arrays: list[np.ndarray]) -> bool:
@@ -180,11 +180,11 @@ def _chunks(chunks: Chunks, template: np.ndarray, sources: np.ndarray, mine: int
     return walk
 
 
-def _sources(numbers: np.ndarray, places: array_calls.Places, count: int, own: dict[str, np.ndarray]) -> np.ndarray:
+def _sources(numbers: np.ndarray, places: programs.Places, count: int, own: dict[str, np.ndarray]) -> np.ndarray:
     """Which of (given, own) every row of the table lies in; the row gets its offset there. Constants keep addresses."""
     order = {ROW[name]: count + n for n, name in enumerate(own)}
     order[ROW["starts"]] = order[ROW["out_state"]]  # a head's state between strips waits where its final state will be
-    sources = np.full(len(ARRAYS), array_calls.ABSOLUTE, np.int64)
+    sources = np.full(len(ARRAYS), programs.ABSOLUTE, np.int64)
     for row, at in enumerate(numbers[:, AT].tolist()):
         if row in order:
             sources[row], numbers[row, AT] = order[row], 0

@@ -3,9 +3,9 @@
     S_t = e^{g_t} S_{t-1} + phi(k_t)^T v_t        z_t = z_{t-1} + phi(k_t)
     out_t = scale phi(q_t) S_t                    with eps: the same / (scale phi(q_t) z_t^T + eps)
 
-The compiled loops compute features chunk by chunk and divide when they store (matrix_state/cpu/features.py). Other
-backends get all features and values with a column of ones, whose output divides the others. z is the state's last
-column.
+The compiled loops compute features chunk by chunk, or token by token, and divide when they store
+(matrix_state/cpu/maps.py, averages.py, recurrent/features.py). Other backends get all features and values with a column
+of ones, whose output divides the others. z is the state's last column.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from ...core import Computed, Explained, register
 from ...ops.averages import divide, divide_vjp, with_ones
 from ...ops.map_steps import Steps
 from ...runtime.arrays import Array, cast
+from ...runtime.memory import shares_memory
 from ...runtime.pieces.memory import first_byte
 from ...runtime.tracing import Trace
-from .. import core, policy
+from .. import core
 from ..types import Average, Inputs, NormalisedState, Plan
-from .sums import joined, shares_memory
+from .sums import joined
 
 
 class MappedInputs(NamedTuple):
@@ -72,8 +73,9 @@ def is_compiled(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> boo
 def explain(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> Explained:
     """Backend, form and operations, and where features are computed."""
     if is_compiled(fn, x, plan, wanted):
-        form = "chunk form", policy.cpu_chunk(plan, x.v.shape[-3])
-        return core.explain_memories(fn, x.memories(), plan, wanted, "features chunk by chunk", [form])
+        forms = [core.form(fn, memory, plan, wanted) for memory in x.memories()]
+        each = "token by token" if forms[0][1] is None else "chunk by chunk"
+        return core.explain_memories(fn, x.memories(), plan, wanted, f"features {each}", forms)
     return core.explain_memories(fn, x.memories(), plan, wanted, "features by array calls")
 
 
@@ -82,7 +84,15 @@ def forward(
 ) -> tuple[Array | None, Array, Residuals]:
     """(out, final state with z, residuals)."""
     if not is_compiled(fn, x, plan, wanted):
-        return _forward_of_features(fn, x, plan, state, wanted)
+        run = lambda inputs, S: core.forward(fn, inputs, plan, S, wanted)  # noqa: E731
+        return _forward_of_features(run, x, plan, state)
+    return _forward_compiled(lambda inputs, inner, S: core.forward(fn, inputs, inner, S, wanted), x, plan, state)
+
+
+def _forward_compiled(
+    run: Callable[..., Computed], x: MappedInputs, plan: Plan, state: Array | None
+) -> tuple[Array | None, Array, Residuals]:
+    """forward with features computed by the backend; run(inputs, plan, state) is its forward."""
     dtype, sums = np.dtype(plan.dtype), None
     v = x.v if x.eps is None else cast(np, x.v, dtype)  # averages are stored in the compute dtype
     q, k, before = x.q, x.k, x.steps.before
@@ -94,17 +104,17 @@ def forward(
             heads = max(x.v.shape[-2], x.q.shape[-2])
             sums = np.empty((*x.v.shape[:-2], heads, 1), dtype)
         inner = inner._replace(average=Average(x.eps, sums))
-    out, end, core_residuals = core.forward(fn, Inputs(q, k, v, x.g), inner, state, wanted)
+    out, end, core_residuals = run(Inputs(q, k, v, x.g), inner, state)
     return out, end, Residuals(x, plan, core_residuals, out, sums, None)
 
 
 def _forward_of_features(
-    fn: str, x: MappedInputs, plan: Plan, state: Array | None, wanted: str | None
+    run: Callable[..., Computed], x: MappedInputs, plan: Plan, state: Array | None
 ) -> tuple[Array | None, Array, Residuals]:
-    """forward with features computed by array calls first."""
+    """forward with features computed by array calls first; run(inputs, state) is the core's."""
     q, k = (None if y is None else x.map[0](cast(np, y, plan.dtype)) for y in (x.q, x.k))
     v = x.v if x.eps is None else with_ones(np, cast(np, x.v, plan.dtype))
-    out, end, core_residuals = core.forward(fn, Inputs(q, k, v, x.g), plan, state, wanted)
+    out, end, core_residuals = run(Inputs(q, k, v, x.g), state)
     sums = None
     if x.eps is not None and out is not None:
         out, sums = divide(np, out, x.eps)
@@ -150,8 +160,17 @@ def reads_end(residuals: Residuals) -> bool:
 
 
 def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[MappedInputs, Any], Computed]:
-    """The forward (x, state) of further calls."""
-    return lambda x, state: forward(fn, x, plan, state, wanted)
+    """The forward (x, state) of further calls; the core's loops are recorded."""
+    if residuals.features is not None:
+        run = core.repeat(fn, plan, wanted, residuals.core_residuals)
+        return lambda x, state: _forward_of_features(run, x, plan, state)
+    path = residuals.core_residuals.path
+    loops = core.RecordedLoops(path)
+
+    def along(inputs: Inputs, inner: Plan, S: Any) -> Computed:
+        return core.forward_along(path._replace(plan=inner), inputs, S, loops)
+
+    return lambda x, state: _forward_compiled(along, x, plan, state)
 
 
 def record(

@@ -18,10 +18,10 @@ import numpy as np
 from ...core import Computed, Explained, join_parts, register, split_parts
 from ...ops.learned_maps import softmax, softmax_vjp
 from ...runtime.arrays import Array
+from ...runtime.memory import shares_memory
 from ...runtime.tracing import Trace, plain
 from .. import core
 from ..types import Inputs, Plan
-from .sums import shares_memory
 
 
 class SlotInputs(NamedTuple):
@@ -103,7 +103,7 @@ def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: T
     """The plan of a traced call: (arrays, (S, W), pointers) -> (out, (S, W)); None without one."""
     if then is not None or residuals.p is None:
         return None
-    from ...ops.cpu.array_calls import computed  # where a plan is recorded, there are compiled loops
+    from ...ops.cpu.programs import computed  # where a plan is recorded, there are compiled loops
 
     if state is not None and not (state[0].dtype == state[1].dtype == plan.dtype):
         return None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime.arrays import Array
+from ...runtime.memory import shares_memory
 from ...runtime.pieces.memory import address, first_byte
 from ...runtime.tracing import Trace, plain
 from .. import core
@@ -77,7 +78,7 @@ def _at_once(x: Inputs, plan: Plan, both: Any, residuals: Any, trace: Trace, div
 
 def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace, divide: Divide, more: Any) -> Any:
     """Of S and z that lie apart."""
-    from ...ops.cpu.array_calls import computed, place_of  # where a plan is recorded, there are compiled loops
+    from ...ops.cpu.programs import computed, place_of  # where a plan is recorded, there are compiled loops
 
     add, following = computed(trace)
     x = Inputs(*map(plain, x))
@@ -110,10 +111,3 @@ def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace,
         return out[0], (*parts, np.ndarray(shape, dtype, arrays[-1], offset, steps).copy())
 
     return call
-
-
-def shares_memory(parts: Any, arrays: list[np.ndarray]) -> bool:
-    """Whether a part of a state that is overwritten lies in another one or may lie in an array."""
-    if any(np.may_share_memory(S, y) for S in parts for y in arrays):
-        return True
-    return any(np.shares_memory(S, y) for n, S in enumerate(parts) for y in parts[:n])

@@ -118,9 +118,14 @@ def gsa(q: Any, k: Any, v: Any, s: Any, g: Any = None, **options: Unpack[Options
 
 
 def _sums(c: Variables) -> Array:
-    """z_t = log(N_0 + sum over l <= t of e^{s_l}), and z_0 first: one array (..., n + 1, H, M) per sequence."""
+    """z_t = log(N_0 + sum over l <= t of e^{s_l}), and z_0 first: one array (..., n + 1, H, M) per sequence.
+
+    Computed once a call.
+    """
+    if "sums" in vars(c):
+        return c.sums
     xp, s = c.xp, cast(c.xp, c.s, c.dtype)
-    sums = []
+    c.sums = sums = []
     for sequence in c.sequences:
         part = s[..., sequence.start : sequence.stop, :, :]
         before = _weights_before(c, part, sequence.row)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...matrix_state.types import Inputs
-from ...ops.rotary import rotate, rotate_vjp
+from ...ops.rotary import rotate, rotate_rows, rotate_vjp
 from ...runtime.arrays import Array, cast, device, sum_dtype
 from ...runtime.shapes import check_state
 from ...spec import ArgSpec, ChangeOfVariables, StateFormat, Variables
@@ -95,7 +95,7 @@ def pack_state(c: Variables, state: Any) -> Any:
 def unpack_state(c: Variables, S: Array) -> Array:
     """S in the frame of the last token."""
     xp, angles = c.xp, _angles(c)
-    return xp.matrix_transpose(rotate(xp, xp.matrix_transpose(S), -angles * _ends(c, angles)))
+    return rotate_rows(xp, S, -angles * _ends(c, angles))
 
 
 def unpack_state_vjp(c: Variables, S: Array, dstate: Array) -> tuple[Array, dict[str, Array]]:

@@ -10,25 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from ....ops.cpu.array_calls import Program
+from ....ops.cpu.programs import Program
 from ....runtime import threads
 from ....runtime.pieces.memory import Scratch, address, handles, place
 from ....runtime.pieces.piece import JIT, entry, load_pieces
-from ....runtime.pieces.workspace import PythonWorkspace
+from ....runtime.pieces.workspace import AT, PythonWorkspace
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
+from ..chunks import features_of, key_width, numbers_of, state_shape
 from ..kernels import storage_pieces
-from ..table import EARLIER, STATE, TO, Table, count_sequences, lengths
-from . import step
+from ..table import EARLIER, ROW, STATE, TO, Table, count_sequences, lengths
+from . import features, step
 from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout, sizes
 
+SEGMENTS = STEPS.slots["map_segments"]
 _own = Scratch()
 
 
 def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
     """Whether each sequence is walked token by token: asked for, or short, or in no other form."""
-    if plan.features is not None or plan.average is not None:
-        return np.zeros(len(rows), bool)  # mapped in programs, which chunks alone are
     if plan.chunk_size == 1 or is_only_stepwise(x):
         return np.ones(len(rows), bool)
     plain = x.erase is Erase.NONE and x.decay is not Decay.VECTOR
@@ -74,17 +74,19 @@ class Steps:
     """A call of the recurrent form: all but where its arrays lie."""
 
     def __init__(self, x: Inputs, plan: Plan, state: np.ndarray | None, rows: np.ndarray):
-        dtype, H, K, V = np.dtype(plan.dtype), x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]
+        dtype, H, K, V = np.dtype(plan.dtype), x.v.shape[-2], key_width(x, plan), x.v.shape[-1]
         tokens, states = int((rows[:, 2] - rows[:, 1]).max()), len(rows) * H
         self.few = states * K * V * dtype.itemsize * tokens < policy.FEW_BYTES
         share = -(-(1 if self.few else threads.num_threads()) // states)
         columns = min(V, max(1, -(-V // (share * policy.STEP_COLUMNS))) * policy.STEP_COLUMNS)
+        columns = V if plan.average is not None else columns
         self.sizes = sizes(x, plan, state, columns)
-        self.layout = layout(K, self.sizes["queries"], max(1, min(tokens, policy.STEP_TOKENS)), dtype.name)
+        self.layout = layout(K, self.sizes["queries"], max(1, min(tokens, policy.STEP_TOKENS)), dtype.name,
+                             features_of(x, plan), plan.average is not None)  # fmt: skip
         self.bytes, self.dtype = self.layout.bytes + TABLE_BYTES, dtype.name
-        load_pieces((step.step_tasks, *_optional(x)), dtype.name, optional=False)
+        load_pieces((step.step_tasks, *_optional(x), *features.pieces(plan)), dtype.name, optional=False)
         self.kernel = entry(step.step_tasks, dtype.name) if JIT else None
-        self.tasks, self.scale = states * self.sizes["blocks"], plan.scale
+        self.tasks, self.numbers = states * self.sizes["blocks"], numbers_of(plan)
         self.programs: tuple[Program | None, Program | None] = None, None
         self.whole: Any = None  # the kernel of array calls and steps
         self.sequences = np.array(rows)
@@ -104,7 +106,9 @@ class Steps:
                            ("sequence_count", len(self.sequences)), ("own_count", len(self.layout.own)),
                            ("source_count", len(sources))):  # fmt: skip
             table[STEPS.slots[name]] = size
-        table[STEPS.slots["scale"] : STEPS.slots["scale"] + 1].view(np.float64)[0] = self.scale
+        for name, x in self.numbers.items():
+            table[STEPS.slots[name] : STEPS.slots[name] + 1].view(np.float64)[0] = x
+        table[SEGMENTS : SEGMENTS + 2] = arrays[ROW["in_segments"], AT], 24
         table[FIRST : FIRST + arrays.size] = arrays.ravel()
         for name, y in (("sequences", self.sequences), ("own", self.layout.own), ("sources", sources),
                         ("extents", extents)):  # fmt: skip
@@ -170,14 +174,13 @@ def run_segments(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, 
 
     The rows of `chain` are of each sequence the initial state, then that after each segment.
     """
-    H, K, V = x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]
     first = rows[:, EARLIER] == 0
     number = np.cumsum(first) - 1  # of the sequence
     place = np.arange(len(rows))
     level = place - np.flatnonzero(first)[number]
-    chain = np.zeros((len(rows) + count_sequences(rows), H, K, V), plan.dtype)
+    chain = np.zeros((len(rows) + count_sequences(rows), *state_shape(x, plan)), plan.dtype)
     if state is not None:
-        chain[(place + number)[first]] = state.reshape(-1, H, K, V)[rows[first, STATE]]
+        chain[(place + number)[first]] = state.reshape(-1, *chain.shape[1:])[rows[first, STATE]]
     table.states("in_state", chain[:-1])
     table.states("out_state", chain[1:])
     own = rows.copy()

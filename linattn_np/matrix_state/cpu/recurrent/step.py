@@ -40,6 +40,7 @@ from ...policy import STEP_TOKENS as TOKENS
 from ..table import FIRST as FIRST_TOKEN
 from ..table import STATE, STOP, TO
 from ..workspace import DELTA, FREE, SCALAR, VECTOR
+from .features import begin_sums, end_sums, find_averages, load_features, load_map
 from .step_workspace import ARRAY_SLOTS, SIZE, TABLE_BYTES, VALUES, Steps
 
 read_wide, read_narrow = read_pass(WIDE), read_pass(NARROW)
@@ -63,7 +64,10 @@ def exp_rows(X: Matrix):
 def load_slab(w: Steps):
     """The K-wide vectors of c tokens from t on, as the passes take them."""
     place, all_K = (w.batch, w.head, w.t), (0, w.K)
-    load(w.in_k, place, all_K, w.keys)
+    if w.map:
+        load_features(w)
+    else:
+        load(w.in_k, place, all_K, w.keys)
     if w.decay:  # e^g
         decays = w.decays if w.decay == VECTOR else columns(w.decays, 0, 1)
         load(w.in_g, place, (0, w.K if w.decay == VECTOR else 1), decays)
@@ -85,12 +89,14 @@ def load_slab(w: Steps):
         load_column(w.in_beta, place, w.beta)
     elif w.erase == FREE:
         load(w.in_b, place, all_K, w.pushes)
-    if w.asked:
+    if w.asked and not w.map:
         for j in range(w.queries):
             out = rows_by(w.query, j, w.queries, w.c)
             load(w.in_q, (w.batch, w.head * w.queries + j, w.t), all_K, out)
     if w.bonus:
         load_bonus(w)
+    if w.averaged:
+        find_averages(w)
 
 
 @piece(optional=True)
@@ -178,6 +184,8 @@ def answer(w: Steps, S: Matrix, i: Whole, first: Whole):
             f, seen, values = w.bonuses[x], w.seen, w.values
             for d in range(len(seen)):
                 seen[d] += f * values[d]
+        if w.averaged:
+            w.scales[0] = w.averages[x]
         place = (w.batch, w.head * w.queries + j, w.t + i)
         save(columns(as_row(w.seen), 0, w.V), w.out, place, (w.column, w.V), w.scales)
 
@@ -259,9 +267,12 @@ def step_sequence(w: Steps, n: Whole, head: Whole, first_column: Whole):
     w.from_state, w.to_state = sequence[STATE], sequence[TO]
     last_column = min(first_column + w.columns, w.V_all)
     wide, narrow = WIDE * w.lane, NARROW * w.lane
+    if w.averaged:
+        begin_sums(w)
     for t in range(start, max(stop, start + 1), TOKENS):
         w.t, w.c = t, min(stop - t, TOKENS)
         w.c_queries = w.c * w.queries
+        w.c_rows = w.c + (w.c_queries if w.asked else 0)
         if w.c:
             load_slab(w)
         column = first_column
@@ -271,6 +282,8 @@ def step_sequence(w: Steps, n: Whole, head: Whole, first_column: Whole):
             w.column, w.V = column, min(last_column - column, w.block)
             step_block(w, 1 if t == start else 0)
             column += w.V
+    if w.averaged:
+        end_sums(w)
 
 
 @piece
@@ -313,6 +326,8 @@ def step_tasks(w: Steps, told: Whole, base: Whole, first: Whole, last: Whole):
         return
     w.scales[0] = w.scale
     clear(as_row(w.nobody))
+    if w.map:
+        load_map(w)
     for task in range(first, last):
         state = task // w.blocks
         step_sequence(w, state // w.H, state % w.H, task % w.blocks * w.columns)

@@ -11,6 +11,8 @@ from ....runtime.pieces.piece import workspace_kind
 from ....runtime.pieces.tiles import lane
 from ....runtime.pieces.workspace import ARRAY, Layout, Matrix, Workspace
 from ...types import Decay, Erase, Inputs, Plan, ReadState
+from ..chunks import key_width
+from ..layout import Features, map_sizes
 from ..table import is_direct
 from ..workspace import ARRAYS, DELTA, FREE, SCALAR, TASK, VECTOR
 
@@ -24,13 +26,19 @@ MATRICES = {
     "beta": M("c"), "numbers": M("c"), "bonuses": M("c_queries"), "scales": M("one"), "packed": M("K", "block"),
     "values": M("block"), "values_own": M("block"), "written": M("block"), "predicted": M("block"), "seen": M("block"),
     "fade": M("c", "block"),
+    # of a feature map: rows as they are given, all monomials, lengths; and of averages
+    "x": M("c_rows", "given_wide"), "phi": M("c_rows", "phi_lanes"), "over": M("c_rows"),
+    "angle": M("c_rows", "half_lanes"), "mapped": M("c_rows", "K_lanes"),
+    "map_numbers": M("number_count"), "map_weights": M("number_count", alias="map_numbers", first=1),
+    "map_segments": M("segment_count", "three", dtype="int64"), "z": M("K_lanes"), "averages": M("c_queries"),
 }  # fmt: skip
 WHOLES = ("K", "K_lanes", "V", "V_all", "H", "queries", "columns", "blocks", "block", "decay", "erase", "query_reads",
           "erase_reads", "own_read", "asked", "bonus", "fades", "started", "direct", "batch", "head", "t", "c",
-          "c_queries", "i", "last", "q_row", "column", "wide", "following", "lane", "one", "two",
+          "c_queries", "c_rows", "i", "last", "q_row", "column", "wide", "following", "lane", "one", "two",
           "from_state", "to_state", "direct_v", "inputs", "sequence_count", "own_count",
-          "source_count", "handle_count", "read_count")  # fmt: skip
-STEPS = Workspace("steps", WHOLES, ("scale",), ARRAYS, MATRICES)
+          "source_count", "handle_count", "read_count", "given", "given_wide", "half", "half_lanes", "phi_lanes",
+          "skipped", "number_count", "segment_count", "three", "map", "averaged")  # fmt: skip
+STEPS = Workspace("steps", WHOLES, ("scale", "eps"), ARRAYS, MATRICES)
 Steps = workspace_kind(STEPS)
 SIZE = STEPS.size
 VALUES = STEPS.slots["values"]
@@ -41,7 +49,7 @@ ARRAY_SLOTS = (FIRST, ARRAY)  # where arrays begin in the table, and entries of 
 
 def sizes(x: Inputs, plan: Plan, state: np.ndarray | None, columns: int) -> dict[str, int]:
     """The sizes and kinds of a call."""
-    H, K, V, dtype = x.v.shape[-2], x.k.shape[-1], x.v.shape[-1], np.dtype(plan.dtype)
+    H, K, V, dtype = x.v.shape[-2], key_width(x, plan), x.v.shape[-1], np.dtype(plan.dtype)
     direct = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
     return {
         "K": K, "V_all": V, "H": H, "queries": 1 if x.q is None else max(1, x.q.shape[-2] // H), "columns": columns,
@@ -51,17 +59,25 @@ def sizes(x: Inputs, plan: Plan, state: np.ndarray | None, columns: int) -> dict
         "erase_reads": x.erase is Erase.FREE or plan.erase_reads is ReadState.PREVIOUS,
         "own_read": x.erase is Erase.FREE or not plan.erases_key, "asked": x.q is not None, "bonus": x.u is not None,
         "fades": x.gv is not None, "started": state is not None, "direct": direct,
-        "direct_v": is_direct(x.v, dtype),
+        "direct_v": is_direct(x.v, dtype), "averaged": plan.average is not None,
     }  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)
-def layout(K: int, queries: int, tokens: int, dtype: str) -> Layout:
+def layout(
+    K: int, queries: int, tokens: int, dtype: str, features: Features | None = None, averaged: bool = False
+) -> Layout:
     """The table of a kernel whose slabs have so many tokens."""
     W = lane(dtype)
-    most = {"c": tokens, "c_queries": tokens * queries, "K": K, "K_lanes": -(-K // W) * W, "block": WIDE * W, "one": 1,
+    most = {"c": tokens, "c_queries": tokens * queries, "c_rows": tokens * (1 + queries), "K": K,
+            "K_lanes": -(-K // W) * W, "block": WIDE * W, "one": 1,
             "two": 2, "inputs": len(TASK), "sequence_count": 0, "own_count": 0, "source_count": 0, "handle_count": 0,
             "lane": W}  # fmt: skip
-    outside = ("sequences", "own", "sources", "extents")
+    if features is not None:
+        found = map_sizes(K, features, W)
+        most |= {"number_count": found.pop("numbers")} | found
+    outside = {"sequences", "own", "sources", "extents", "map_segments"}
+    outside |= set() if averaged else {"z", "averages"}
+    outside |= set() if features is not None else {"x", "phi", "over", "angle", "mapped", "map_numbers"}
     return STEPS.layout(most, np.dtype(dtype).itemsize, W, lambda f: int(f not in outside))
 

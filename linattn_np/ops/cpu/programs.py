@@ -1,0 +1,225 @@
+"""Traced array calls as programs: tables that the compiled loop of array_calls.py carries out on other arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...runtime.arrays import dtype_name
+from ...runtime.pieces.memory import address, handles
+from ...runtime.pieces.piece import entry, load_pieces
+from ...runtime.tracing import Call, Kernel, Trace, Untraceable, extent, plain
+from .array_calls import (
+    ABSOLUTE,
+    BRAIN,
+    EXTREME,
+    HALF,
+    KERNEL,
+    LOOP,
+    NARROW,
+    ROW,
+    SUM,
+    WHERE,
+    WIDEN,
+    array_calls,
+    has_loops,
+    inner_loop,
+)
+
+
+class Program(NamedTuple):
+    """Recorded array calls."""
+
+    at: int  # the table's address
+    count: int  # its rows
+    buffer: int  # index of the handle of the memory of all results
+    owners: Any
+    start: Any  # the compiled loop
+
+    def call(self, row: array[int]) -> None:
+        """Compute all results; row: handles of the given arrays, of the memory, and of arrays beside them."""
+        self.start(self.at, self.count, row.buffer_info()[0], self.buffer)
+
+
+class Places:
+    """Where arrays lie: (source, offset). Handles: of the given arrays, of the memory of results, of one, of others."""
+
+    def __init__(self, trace: Trace):
+        self.owners: list[Any] = []
+        self.buffer = len(trace.given)
+        self.known = [(*extent(y), address(y), n) for n, y in enumerate((*trace.given, trace.memory))]
+        self.known += [(*extent(y), address(y), self.buffer + 2 + n) for n, y in enumerate(trace.beside)]
+
+    def of(self, y: np.ndarray) -> tuple[int, int]:
+        """The place of a view; a constant has an address."""
+        found = self.at(address(y))
+        if found[0] == ABSOLUTE:
+            self.owners.append(y)
+        return found
+
+    def at(self, place: int) -> tuple[int, int]:
+        """Likewise of an address.   Raises Untraceable inside two given arrays that overlap."""
+        found = [(source, place - base) for low, high, base, source in self.known if low <= place < high]
+        begins = [one for one in found if one[1] == 0]
+        if len(begins or found) > 1:
+            raise Untraceable("arrays that overlap")
+        return (begins or found or [(ABSOLUTE, place)])[0]
+
+
+def record(trace: Trace, first: int = 0, last: int | None = None) -> Program | None:
+    """Calls first..last of a trace; None if there are none.   Raises Untraceable for a call that it cannot express."""
+    calls = trace.calls[first:last]
+    if not calls:
+        return None
+    if not has_loops():
+        raise Untraceable("no inner loops")
+    load_pieces((array_calls,), "float32")
+    places = Places(trace)
+    rows = np.array([_kernel(x, places) if isinstance(x, Kernel) else _row(x, places) for x in calls], np.int64)
+    start = entry(array_calls, "float32")
+    return Program(address(rows), len(rows), places.buffer, (rows, places.owners), start)
+
+
+def place_of(trace: Trace, y: np.ndarray) -> tuple[Any, ...]:
+    """(shape, dtype, offset, strides) of a result in the memory of all results.   Raises Untraceable for another."""
+    source, offset = Places(trace).of(y)
+    if source != len(trace.given):
+        raise Untraceable("an array that is not computed")
+    return y.shape, y.dtype, offset, y.strides
+
+
+class Views:
+    """A program, and which results of it are wanted: given arrays, views of them in C order, or results."""
+
+    def __init__(self, program: Program | None, places: Places, trace: Trace, found: list[Any]):
+        """found: the results of the recorded call.   Raises Untraceable for another kind of result."""
+        arrays = [*trace.given, None, None, *trace.beside]
+        self._program, self._wanted = program, [_where(arrays, places, plain(y)) for y in found]
+
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """The results; arrays: the given ones, the memory of results twice, and those computed by other means."""
+        if self._program is not None:
+            self._program.call(handles(arrays))
+        return [arrays[n] if view is None else np.ndarray(view[0], view[1], arrays[n], *view[2:])
+                for n, view in self._wanted]  # fmt: skip
+
+
+def _where(arrays: list[Any], places: Places, y: np.ndarray) -> tuple[int, Any]:
+    """(which array holds y, the view of it that y is, None if y is that array)."""
+    source, offset = places.of(y)
+    if source == ABSOLUTE:
+        raise Untraceable("a constant result")
+    given = arrays[source]
+    if given is not None and offset == 0 and (y.shape, y.strides) == (given.shape, given.strides):
+        return source, None
+    if given is not None and not given.flags.c_contiguous:
+        raise Untraceable("a view of an array that is not in C order")
+    return source, (y.shape, y.dtype, offset, y.strides)
+
+
+class Ahead:
+    """The array calls of a trace so far, carried out before something else, after which the trace goes on.
+
+    following: a trace of what comes next, whose last given array is the memory of results.
+    """
+
+    def __init__(self, trace: Trace):
+        self.trace, self._count = trace, len(trace.calls)
+        self._program = record(trace)
+        self.following = Trace([*trace.given, trace.memory[: trace.bytes]])
+
+    def run(self, arrays: list[np.ndarray]) -> np.ndarray:
+        """The memory of results."""
+        memory = np.empty(self.trace.bytes // 8)
+        if self._program is not None:
+            self._program.call(handles([*arrays, memory]))
+        return memory
+
+    def after(self, found: list[Any]) -> Views:
+        """The array calls since then, and which results are wanted."""
+        return Views(record(self.trace, self._count), Places(self.trace), self.trace, found)
+
+
+def computed(trace: Trace) -> tuple[Callable[[list[np.ndarray]], list[np.ndarray]], Trace]:
+    """(what adds the results to the given arrays of a call, a trace that continues after them)."""
+    program, size = record(trace), trace.bytes
+    if program is None:
+        return (lambda arrays: arrays), trace
+
+    def added(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        each = [*arrays, np.empty(size // 8)]
+        program.call(handles(each))
+        return each
+
+    return added, Trace([*trace.given, trace.memory[:size]])
+
+
+def _kernel(call: Kernel, places: Places) -> list[int]:
+    places.owners.append(call.table)
+    function = ctypes.cast(call.entry, ctypes.c_void_p).value or 0
+    row = [KERNEL, function, address(call.table), call.table.size, call.tasks, 0, 0, len(call.arrays)]
+    for y, slot in zip(call.arrays, call.places, strict=True):
+        row += *places.of(y), slot, 0, 0
+    return row + [0] * (ROW - len(row))
+
+
+def _row(call: Call, places: Places) -> list[int]:
+    arrays = call.arrays
+    if call.is_reduction:  # out, x, out
+        arrays = (arrays[-1], arrays[0], arrays[-1])
+    sizes, steps = _axes(arrays, call.is_reduction)
+    kind, function, data = _kind(call)
+    row = [kind, function, data, *sizes, arrays[-1].itemsize, len(arrays)]
+    for y, own in zip(arrays, steps, strict=True):
+        row += *places.of(y), *own
+    return row + [0] * (ROW - len(row))
+
+
+def _kind(call: Call) -> tuple[int, int, int]:
+    """(kind, function, data)."""
+    if call.function == "where":
+        return WHERE, 0, 0
+    dtypes = tuple(y.dtype for y in call.arrays)
+    if call.function == "cast" and dtypes[0] == dtypes[1]:
+        return LOOP, *inner_loop(np.positive, dtypes)
+    if call.function == "cast":
+        return _cast(*call.arrays), 0, 0
+    if call.is_reduction:
+        return (SUM if call.function is np.add else EXTREME), *inner_loop(call.function, (dtypes[0], *dtypes))
+    return LOOP, *inner_loop(call.function, dtypes)
+
+
+def _cast(x: np.ndarray, out: np.ndarray) -> int:
+    """The kind of a cast between dtypes."""
+    names = dtype_name(x), dtype_name(out)
+    kinds = {("float32", "float64"): WIDEN, ("float64", "float32"): NARROW}
+    kinds |= {(n, wide): k for n, k in (("float16", HALF), ("bfloat16", BRAIN)) for wide in ("float32", "float64")}
+    if names not in kinds:
+        raise Untraceable(f"a cast of {names[0]} to {names[1]}")
+    return kinds[names]
+
+
+def _axes(arrays: tuple[np.ndarray, ...], keeps_last: bool) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """(sizes, steps of each array) of three axes, inner first; neighbours that are one axis everywhere are merged."""
+    sizes: list[int] = []
+    steps: list[list[int]] = [[] for _ in arrays]
+    for axis in reversed(range(arrays[0].ndim)):
+        n, own = arrays[0].shape[axis], [y.strides[axis] for y in arrays]
+        if n == 1 and (sizes or not keeps_last):
+            continue
+        merged = sizes and not (keeps_last and len(sizes) == 1) and all(
+            s == one[-1] * sizes[-1] for s, one in zip(own, steps, strict=True))  # fmt: skip
+        if merged:
+            sizes[-1] *= n
+            continue
+        sizes.append(n)
+        for s, one in zip(own, steps, strict=True):
+            one.append(s)
+    if len(sizes) > 3:
+        raise Untraceable("more than three axes")
+    rest = 3 - len(sizes)
+    return sizes + [1] * rest, [(one + [0] * rest)[:3] for one in steps]  # type: ignore[misc]
