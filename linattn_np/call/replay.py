@@ -16,6 +16,7 @@ disables replay; `clear()` deletes all plans.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Hashable, Mapping
@@ -263,8 +264,9 @@ class Template:
     def __init__(self, call: Prepared, names: tuple[str, ...], core: Computation, residuals: Any):
         """names: of the arrays in the order of a signature. core: what computed the call and returned `residuals`."""
         c, options = call.variables, call.options | {"state": None}
+        self.is_first = True  # of calls of a vjp
         self._fixed = dict.fromkeys(call.spec.arrays) | {n: getattr(c, n) for n in FIXED} | {"options": options}
-        self._names = names
+        self.names = names
         axes = axes_of(call.spec, options)
         self._axes = [axes[n] for n in names] if options["layout"] == "heads_first" else []
         self._indices = _indices(call, names) if options["layout"] == "one_token" else []
@@ -274,6 +276,13 @@ class Template:
             from .device_replay import RecordedLaunches
 
             self._forward = RecordedLaunches(self._forward, call.plan.overwrite).forward
+
+    def replaced(self, spec: VariantSpec, residuals: Any) -> Template:
+        """The template with another change of variables, whose inputs of the core the residuals are of."""
+        found, call = copy.copy(self), self._call
+        found._call = call._replace(spec=spec)
+        found._forward = self.core.repeat(spec.name, call.plan, call.options["backend"], residuals)
+        return found
 
     def bind(self, arrays: list[Array], state: Any) -> Prepared:
         """The call on other arrays."""
@@ -286,7 +295,7 @@ class Template:
         elif self._axes:
             enter = LAYOUTS["heads_first"].enter
             arrays = [enter(c.xp, x, axes, c.sizes.batch) for x, axes in zip(arrays, self._axes, strict=True)]
-        own.update(zip(self._names, arrays, strict=True))
+        own.update(zip(self.names, arrays, strict=True))
         state = core_state = normalise(spec, "state", state, options) if isinstance(state, tuple) else state
         if spec.state.pack is not None and rows is None:
             c.state = state

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ..core import StatesAt
 from ..runtime.arrays import Array, is_mutable
 from ..runtime.unchanged import check_unchanged, mark
@@ -67,11 +69,8 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             return pieces_vjp.vjp(call, keywords, _run_piece, _final)
         return _in_full(call, signature, arrays, keywords)
     if type(plan) is replay.Template:
-        call = plan.bind(*replay.split(signature))
         with limit(spec, keywords):
-            computed = plan.forward(call)
-            finished = _finished(call, *computed[:2])
-        return _with_pullback(call, plan.core, computed, finished, by_name(spec, arrays, keywords))
+            return _replayed(plan, signature, by_name(spec, arrays, keywords))
     if type(plan) is replay.Composed:
         return plan.vjp(signature)
     if not plan.replayable:
@@ -93,6 +92,31 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         return gradients_of(dout, dstate)
 
     return new(Result, found) if found[0] is None or keywords.get("return_state") else found[0], pullback
+
+
+def _replayed(template: replay.Template, signature: replay.Signature, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
+    """(public result, pullback) of a call with a known signature; the first one tries to record array calls too."""
+    if template.is_first:
+        template.is_first = False
+        if signature[3] is None:
+            from .recorded.pullback import improved
+
+            template = improved(template, signature, _both)
+            replay.store(replay.vjp_key(signature), template)
+    return _of(template, *replay.split(signature), given)
+
+
+def _of(template: replay.Template, arrays: list[Array], state: Any, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
+    call = template.bind(arrays, state)
+    computed = template.forward(call)
+    return _with_pullback(call, template.core, computed, _finished(call, *computed[:2]), given)
+
+
+def _both(template: replay.Template, arrays: list[Array], state: Any, pointers: None) -> Any:
+    """The results of a call, and of its pullback for a cotangent of ones and other numbers."""
+    result, pullback = _of(template, arrays, state, {})
+    out = result[0] if isinstance(result, tuple) else result
+    return result, pullback(np.cos(out).astype(out.dtype))
 
 
 def _finished(call: Prepared, core_out: Any, end: Any) -> Any:

@@ -177,8 +177,7 @@ class Trace:
         kinds = [x.dtype if isinstance(x, np.ndarray | np.generic) else type(x) for x in inputs]
         dtypes = ufunc.resolve_dtypes((*kinds, None))
         given = [x if isinstance(x, np.ndarray) else np.asarray(x, d) for x, d in zip(inputs, dtypes, strict=False)]
-        if any(x.dtype != d for x, d in zip(given, dtypes, strict=False)):
-            raise Untraceable("mixed dtypes")
+        given = [x if x.dtype == d else self.cast(x, d) for x, d in zip(given, dtypes, strict=False)]
         out = self.new(np.broadcast_shapes(*(x.shape for x in given)), dtypes[-1])
         with np.errstate(all="ignore"):
             ufunc(*map(plain, given), out=out)
