@@ -264,7 +264,7 @@ class Template:
     def __init__(self, call: Prepared, names: tuple[str, ...], core: Computation, residuals: Any):
         """names: of the arrays in the order of a signature. core: what computed the call and returned `residuals`."""
         c, options = call.variables, call.options | {"state": None}
-        self.is_first = True  # of calls of a vjp
+        self.calls = 0  # of a vjp that has this template
         self._fixed = dict.fromkeys(call.spec.arrays) | {n: getattr(c, n) for n in FIXED} | {"options": options}
         self.names = names
         axes = axes_of(call.spec, options)

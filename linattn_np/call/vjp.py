@@ -20,6 +20,7 @@ from .lazy import lazy_bridge, tracing_bridge
 from .positions import core_cotangents
 from .results import Result, StatesResult, copied, cotangents, gradients, shape_of
 
+RECORDED_AT = 2  # replayed calls until array calls are recorded: it takes as long as ten of them
 Pullback = Callable[..., Any]
 
 
@@ -95,14 +96,13 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
 
 
 def _replayed(template: replay.Template, signature: replay.Signature, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
-    """(public result, pullback) of a call with a known signature; the first one tries to record array calls too."""
-    if template.is_first:
-        template.is_first = False
-        if signature[3] is None:
-            from .recorded.pullback import improved
+    """(public result, pullback) of a call with a known signature; the third one tries to record array calls too."""
+    template.calls += 1
+    if template.calls == RECORDED_AT and signature[3] is None:
+        from .recorded.pullback import improved
 
-            template = improved(template, signature, _both)
-            replay.store(replay.vjp_key(signature), template)
+        template = improved(template, signature, _both)
+        replay.store(replay.vjp_key(signature), template)
     return _of(template, *replay.split(signature), given)
 
 

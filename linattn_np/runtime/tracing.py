@@ -74,7 +74,7 @@ class Traced(np.ndarray):
         if function is np.where and len(given) == 3:
             return trace.where(*given)
         if function in REDUCTIONS:
-            return trace.reduce(REDUCTIONS[function], *given, **named)
+            return trace.reduce(REDUCTIONS[function], *given, **named if len(given) > 1 else {"axis": None} | named)
         if function is np.concatenate:
             return trace.concatenate(*given, **named)
         if function is np.stack:
@@ -193,6 +193,10 @@ class Trace:
             raise Untraceable(f"a reduction over {axis}")
         if axes == (x.ndim - 1,):
             return self._reduce_last(ufunc, x, keepdims)
+        if axes[-1] == x.ndim - 1 and len(axes) == x.ndim - axes[0] and x.flags.c_contiguous:
+            last = self._traced(plain(x).reshape(*x.shape[: axes[0]], -1))
+            found = self._reduce_last(ufunc, last, False)
+            return np.expand_dims(found, axes) if keepdims else found
         first = np.moveaxis(x, axes, tuple(range(len(axes))))
         steps = [first[(*index, ...)] for index in product(*map(range, first.shape[: len(axes)]))]
         if not 0 < len(steps) <= MOST_STEPS:

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from ...core import StatesAt
-from ...ops.cpu.programs import Places, Views, record  # plans are recorded where there are compiled loops
+from ...ops.cpu.programs import Places, Views, record, whole  # plans are recorded where there are compiled loops
 from ...runtime.agreement import agrees
 from ...runtime.arrays import Array
-from ...runtime.tracing import LONGEST, Trace, Traced, plain, traced_variables
+from ...runtime.tracing import LONGEST, Trace, Traced, traced_variables
 from ...spec import Variables, VariantSpec
 from ..binding import Prepared
 from ..replay import Template, split
-from .states import is_whole, like_state, state_parts
+from .states import like_state, state_parts
 
 
 class Tracer:
@@ -49,13 +49,8 @@ class Tracer:
         """(the core's inputs but for traced ones, which are traced, the program of those)."""
         x = self.spec.change.to_core(self.c)
         fields = [n for n, y in enumerate(x) if isinstance(y, Traced)]
-        program = self.program([self._whole(x[n]) for n in fields])
+        program = self.program([whole(self.trace, x[n]) for n in fields])
         return type(x)(*(None if n in fields else y for n, y in enumerate(x))), fields, program
-
-    def _whole(self, y: Any) -> Any:
-        """A given array, or a result; of another view of a given array a copy."""
-        is_result = np.may_share_memory(plain(y), self.trace.memory)
-        return y if is_result or any(is_whole(x, y) for x in self.given) else self.trace.cast(y, y.dtype)
 
     def output(self, out: Array) -> tuple[Any, Views]:
         """(the core's output, traced, and the program of the public one)."""

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ...core import COMPUTATIONS
-from ...ops.cpu.programs import Ahead, Views  # plans are recorded where there are compiled loops
+from ...ops.cpu.programs import Ahead, Views, is_whole  # plans are recorded where there are compiled loops
 from ...runtime.agreement import other_numbers
 from ...runtime.arrays import Array
-from ...runtime.memory import address, shares_memory
+from ...runtime.memory import shares_memory
 from ...runtime.tracing import plain, traced_variables
 from ..binding import Prepared
 from ..replay import _finished
@@ -111,8 +109,3 @@ def like_state(kind: Any, parts: list[Any]) -> Any:
     if not isinstance(kind, tuple):
         return parts[0]
     return type(kind)(*parts) if hasattr(kind, "_fields") else tuple(parts)
-
-
-def is_whole(x: np.ndarray, y: Any) -> bool:
-    """Whether y is all of x."""
-    return address(x) == address(y) and (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype)

@@ -26,6 +26,7 @@ from .recurrent import short
 from .replay import record as record
 from .run import Kernel, run
 from .strips import kept_strip, segment_strip, strip_counts, strips
+from .systems import record_solve as record_solve
 from .systems import solve as solve
 from .table import AT, CHUNKS, HEAD, LATER, LEAD, STATE, TO, Table, count_sequences, from_pool, sequences
 

@@ -144,9 +144,9 @@ def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dic
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, mine)
     numbers = table.numbers.copy()
-    sources = _sources(numbers, places, len(given), own)
+    sources = sources_of(numbers, places, len(given), own)
     if not is_stepwise(x, plan, rows).all():
-        return _chunks(Chunks(x, plan, table, rows, started), numbers, sources, len(given) if mine else 0, calls)
+        return walk_chunks(Chunks(x, plan, table, rows, started), numbers, sources, len(given) if mine else 0, calls)
     if plan.states_at is not None:
         raise Untraceable("segments of the recurrent form")
     steps = Steps(x, plan, table.kept.get("in_state"), rows)
@@ -157,19 +157,22 @@ def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dic
     return steps.run
 
 
-def _chunks(chunks: Chunks, template: np.ndarray, sources: np.ndarray, mine: int, calls: Programs) -> Walk:
-    """Chunk by chunk. mine: the index of the state that is overwritten, after all that is read; 0: none is."""
+def walk_chunks(chunks: Any, template: np.ndarray, sources: np.ndarray, mine: int, calls: Programs) -> Walk:
+    """Chunk by chunk; chunks: Chunks, or another kernel with its tasks.
+
+    mine: the index of the state that is overwritten, after all that is read; 0: none is.
+    """
     filled, (before, after) = np.flatnonzero(sources >= 0), calls
-    sources, size = sources[filled], np.dtype(chunks.kernel.dtype).itemsize
+    sources, size, places = sources[filled], np.dtype(chunks.kernel.dtype).itemsize, filled * template.shape[1] + AT
 
     def walk(row: Any, arrays: list[np.ndarray]) -> bool:
-        addresses = np.array([first_byte(y) for y in arrays])
+        addresses = [first_byte(y) for y in arrays]
         if mine and any(np.may_share_memory(arrays[mine], y) for y in arrays[:mine]):
             return False
-        if (addresses % size).any():
+        if any(at % size for at in addresses):
             return False
         numbers = template.copy()
-        numbers[filled, AT] += addresses[sources]
+        numbers.reshape(-1)[places] += np.array(addresses)[sources]
         if before is not None:
             before.call(row)
         chunks.run(numbers, arrays)
@@ -180,7 +183,7 @@ def _chunks(chunks: Chunks, template: np.ndarray, sources: np.ndarray, mine: int
     return walk
 
 
-def _sources(numbers: np.ndarray, places: programs.Places, count: int, own: dict[str, np.ndarray]) -> np.ndarray:
+def sources_of(numbers: np.ndarray, places: programs.Places, count: int, own: dict[str, np.ndarray]) -> np.ndarray:
     """Which of (given, own) every row of the table lies in; the row gets its offset there. Constants keep addresses."""
     order = {ROW[name]: count + n for n, name in enumerate(own)}
     order[ROW["starts"]] = order[ROW["out_state"]]  # a head's state between strips waits where its final state will be

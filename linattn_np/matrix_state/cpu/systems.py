@@ -6,17 +6,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from ...ops.conjugate_gradients import square_of
 from ...ops.cpu.products import FULL, LEFT_LOWER, OUT_LOWER, product
+from ...ops.cpu.programs import Places
 from ...ops.cpu.rows import add_hadamard, clear, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Number, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.views import row, rows
+from ...runtime.tracing import Trace
 from .. import policy
 from ..readouts.systems import Solver
 from ..types import Inputs, Plan
@@ -26,6 +30,7 @@ from .decay import decays, weigh
 from .forward import load_state, save_state
 from .kernels import optional_of, storage_pieces
 from .layout import layout
+from .replay import sources_of, walk_chunks
 from .run import Kernel, run
 from .strips import strips
 from .table import Table, sequences
@@ -127,25 +132,57 @@ def solve_systems(w: Work, first: Whole, last: Whole):
         save_state(w, w.S, w.out_state, w.STATE)
 
 
+class Systems:
+    """The systems of a call: all but where its arrays lie."""
+
+    def __init__(self, x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None):
+        (*lead, T, H, K), dtype = x.v.shape, np.dtype(plan.dtype)
+        self.table = table = Table(x._replace(r=ridge))
+        rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
+        self.found = np.empty((*lead, T, table.asking, K), dtype)
+        self.end = np.empty((*([len(rows)] if plan.is_ragged else lead), H, K, K), dtype)
+        table.tokens("out", self.found, table.asking)
+        table.states("in_state", Z)
+        table.states("out_state", self.end)
+        cell = cell_of(x, plan, table, K, Z is not None)
+        cell = cell._replace(solved=solver.iterations, each_ridge=ridge.shape[-3] > 1)
+        self.tasks, self.bounds = strips(rows, H, K, K, cell.C, 1)
+        self.operations = 2.0 * solver.iterations * tokens(rows) * table.asking * K * (K + cell.C)
+        numbers = {"scale": plan.scale, "enough": square_of(solver.tolerance, float(np.finfo(dtype).eps))}
+        optional = (*optional_of(cell), *storage_pieces(table.numbers, cell.dtype))
+        self.kernel = Kernel(solve_systems, optional, cell.dtype, layout(cell)[0], numbers)
+
+    def run(self, numbers: np.ndarray, owners: Any) -> None:
+        """Solutions and final state, where the table says; `owners` keeps its arrays alive."""
+        run(self.kernel, numbers, self.tasks, self.bounds, self.operations, owners)
+
+
 def solve(
     x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(x_t, Z after the last token), as readouts/systems.py's."""
-    (*lead, T, H, K), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x._replace(r=ridge))
-    rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
-    ragged = not plan.sequences or plan.sequences[0].row is not None
-    found = np.empty((*lead, T, table.asking, K), dtype)
-    end = np.empty((*([len(rows)] if ragged else lead), H, K, K), dtype)
-    table.tokens("out", found, table.asking)
-    table.states("in_state", Z)
-    table.states("out_state", end)
-    cell = cell_of(x, plan, table, K, Z is not None)
-    cell = cell._replace(solved=solver.iterations, each_ridge=ridge.shape[-3] > 1)
-    tasks, bounds = strips(rows, H, K, K, cell.C, 1)
-    operations = 2.0 * solver.iterations * tokens(rows) * table.asking * K * (K + cell.C)
-    numbers = {"scale": plan.scale, "enough": square_of(solver.tolerance, float(np.finfo(dtype).eps))}
-    optional = (*optional_of(cell), *storage_pieces(table.numbers, cell.dtype))
-    kernel = Kernel(solve_systems, optional, cell.dtype, layout(cell)[0], numbers)
-    run(kernel, table.numbers, tasks, bounds, operations, table)
-    return found, end
+    systems = Systems(x, ridge, solver, plan, Z)
+    systems.run(systems.table.numbers, systems.table)
+    return systems.found, systems.end
 
+
+def record_solve(
+    keys: tuple[Inputs, np.ndarray], solver: Solver, plan: Plan, Z: np.ndarray | None, trace: Trace
+) -> Callable[..., Any]:
+    """`solve` for other arrays in place of trace.given: (arrays, Z) -> (x_t, Z after the last token).
+
+    keys: the memory and the ridge, views of given arrays.
+    """
+    systems = Systems(*keys, solver, plan, Z)
+    own = {"out_state": systems.end, "out": systems.found} | ({} if Z is None else {"in_state": Z})
+    numbers = systems.table.numbers.copy()
+    walk = walk_chunks(systems, numbers, sources_of(numbers, Places(trace), len(trace.given), own), 0, (None, None))
+    shape, ended, dtype, kept = systems.found.shape, systems.end.shape, systems.found.dtype, systems.table.kept
+    systems.table, systems.found, systems.end = None, None, None
+
+    def call(arrays: list[np.ndarray], Z: np.ndarray | None, owners: Any = kept) -> Any:
+        found, end = np.empty(shape, dtype), np.empty(ended, dtype)
+        given = [*arrays, end, found] if Z is None else [*arrays, end, found, Z]
+        return (found, end) if walk(None, given) else None
+
+    return call

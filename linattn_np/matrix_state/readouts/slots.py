@@ -52,11 +52,18 @@ def forward(
     fn: str, x: SlotInputs, plan: Plan, state: tuple[Array, Array] | None, wanted: str | None
 ) -> tuple[Array | None, tuple[Array, Array], Residuals]:
     """(out, (S, W) after the last token, residuals)."""
+    read = plan._replace(scale=1.0)
+    return _forward_by(lambda x, state: core.forward(fn, x, plan, state, wanted),
+                       lambda x, state: core.forward(fn, x, read, state, wanted), x, plan, state)  # fmt: skip
+
+
+def _forward_by(run_keys: Any, run_values: Any, x: SlotInputs, plan: Plan, state: Any) -> Computed:
+    """forward by those of both memories, (inputs, state) -> Computed."""
     S, W = (None, None) if state is None else state
     keys, values = x.memories()
-    logits, W_end, key_residuals = core.forward(fn, keys, plan, W, wanted)
+    logits, W_end, key_residuals = run_keys(keys, W)
     p = None if logits is None else softmax(plan.xp, logits)
-    out, S_end, value_residuals = core.forward(fn, values._replace(q=p), plan._replace(scale=1.0), S, wanted)
+    out, S_end, value_residuals = run_values(values._replace(q=p), S)
     return out, join_parts((S_end, W_end)), Residuals(plan, p, key_residuals, value_residuals)
 
 
@@ -95,8 +102,10 @@ def reads_end(residuals: Residuals) -> bool:
 
 
 def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[SlotInputs, Any], Computed]:
-    """The forward (x, state) of further calls."""
-    return lambda x, state: forward(fn, x, plan, state, wanted)
+    """The forward (x, state) of further calls; the loops of both memories are recorded."""
+    keys = core.repeat(fn, plan, wanted, residuals.key_residuals)
+    values = core.repeat(fn, plan._replace(scale=1.0), wanted, residuals.value_residuals)
+    return lambda x, state: _forward_by(keys, values, x, plan, state)
 
 
 def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> Any:

@@ -13,16 +13,19 @@ the last being the gradient of a read x_t Z_t with cotangent -y_t.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
 import array_api_compat as compat
+import numpy as np
 
 from ...core import Computed, Explained, register
 from ...runtime.arrays import Array, Namespace, add_to, sum_to
-from ...runtime.tracing import Trace
+from ...runtime.memory import shares_memory
+from ...runtime.tracing import Trace, plain
 from .. import core
 from ..operations import readers_of
 from ..types import Inputs, Plan
@@ -40,7 +43,7 @@ class SolvedInputs(NamedTuple):
     beta: Array  # (..., T, H, 1)
     ridge: Array  # (1, H, K), or (..., T, H, K)
     solver: Any = None  # a Solver for inputs; None for gradients
-    may_be_singular: bool = False  # some ridge is 0
+    least: Any = math.inf  # the least entry of ridge, an array () or a number
 
     def memory(self, values: Array) -> Inputs:
         """The core's inputs of one memory, in the dtype of `values`."""
@@ -52,7 +55,7 @@ class SolvedResiduals(NamedTuple):
     """Residuals besides inputs and plan."""
 
     read: Array | None  # x_t
-    value_residuals: Any  # (fn, wanted, residuals of the memory S)
+    value_residuals: Any  # (Runs, residuals of the memory S)
     Z: Array | None  # Z_0
 
 
@@ -68,30 +71,53 @@ def forward(
     fn: str, x: SolvedInputs, plan: Plan, state: tuple[Array, Array] | None, wanted: str | None
 ) -> tuple[Array | None, tuple[Array, Array], Residuals]:
     """(out, (S, Z) after the last token, residuals).   Raises ValueError where a system is singular."""
-    S, Z = (None, None) if state is None else state
+    return forward_by(Runs.of(fn, x, plan, wanted), x, plan, state)
+
+
+class Runs(NamedTuple):
+    """What computes a call: the forward of both memories, (inputs, state) -> Computed, and the module that solves."""
+
+    fn: str
+    wanted: str | None
+    keys: Callable[[Inputs, Any], Computed]
+    values: Callable[[Inputs, Any], Computed]
+    solver: Any
+
+    @classmethod
+    def of(cls, fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Runs:
+        """Of a call in full."""
+        run = lambda inputs, state: core.forward(fn, inputs, plan, state, wanted)  # noqa: E731
+        keys = lambda inputs, state: core.forward(fn, inputs, plan._replace(overwrite=False), state, wanted)  # noqa: E731
+        return cls(fn, wanted, keys, run, _iterating(fn, x, plan, wanted))
+
+
+def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, Residuals]:
+    """forward on a known path."""
+    fn, (S, Z), least = runs.fn, (None, None) if state is None else state, float(x.least)
+    if least < 0:
+        raise ValueError(f"{fn}: ridge has an entry {least:g}, expected none below 0")
     keys, read = x.memory(x.k), None
     if x.q is None:
-        _, Z_end, _ = core.forward(fn, keys, plan._replace(overwrite=False), Z, wanted)
+        _, Z_end, _ = runs.keys(keys, Z)
     else:
-        at = singular(keys, x.ridge, plan, Z) if x.may_be_singular else None
+        at = singular(keys, x.ridge, plan, Z) if least == 0 else None
         if at is not None:
             raise ValueError(f"{fn}: the system of token {at[0]}, head {at[1]} is singular: ridge is 0 in channels "
                              "that the keys so far do not span, expected ridge > 0 there")
-        read, Z_end = _solve(fn, keys, x, plan, Z, wanted)
-    out, S_end, value_residuals = core.forward(fn, x.memory(x.v)._replace(q=read), plan, S, wanted)
-    return out, (S_end, Z_end), Residuals(x, plan, SolvedResiduals(read, (fn, wanted, value_residuals), Z))
+        read, Z_end = _solve(runs, keys, x, plan, Z)
+    out, S_end, value_residuals = runs.values(x.memory(x.v)._replace(q=read), S)
+    return out, (S_end, Z_end), Residuals(x, plan, SolvedResiduals(read, (runs, value_residuals), Z))
 
 
-def _solve(
-    fn: str, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None, wanted: str | None
-) -> tuple[Array, Array]:
+def _solve(runs: Runs, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None) -> tuple[Array, Array]:
     """(x_t, Z after the last token).   Raises ValueError where the array library finds a system singular."""
     try:
-        return _iterating(fn, x, plan, wanted).solve(keys, x.ridge, x.solver, plan, Z)
+        return runs.solver.solve(keys, x.ridge, x.solver, plan, Z)
     except Exception as error:
         if "LinAlgError" not in type(error).__name__:
             raise
-        raise ValueError(f"{fn}: a system is singular in the numbers of its dtype, expected a larger ridge") from error
+        words = "a system is singular in the numbers of its dtype, expected a larger ridge"
+        raise ValueError(f"{runs.fn}: {words}") from error
 
 
 def _iterating(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Any:
@@ -125,15 +151,15 @@ def backward(
     residuals: Residuals, dout: Array | None, dstate: tuple[Array, Array] | None
 ) -> tuple[SolvedInputs, tuple[Array, Array]]:
     """Gradients of every input, and of the initial (S, Z)."""
-    x, plan, (read, (fn, wanted, value_residuals), Z) = residuals
+    x, plan, (read, (runs, value_residuals), Z) = residuals
     dS, dZ = (None, None) if dstate is None else dstate
     d, dS_0 = core.backward(value_residuals, dout, dS)
     y, keys = None, x.memory(x.k)
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
-        y, _ = _solve(fn, keys._replace(q=d.q), x, plan, transposed, wanted)
+        y, _ = _solve(runs, keys._replace(q=d.q), x, plan, transposed)
     minus = plan._replace(scale=-1.0, overwrite=False)
-    key_residuals = core.residuals_of(fn, keys._replace(q=None if y is None else read), minus, Z, wanted)
+    key_residuals = core.residuals_of(runs.fn, keys._replace(q=None if y is None else read), minus, Z, runs.wanted)
     e, dZ_0 = core.backward(key_residuals, y, dZ)
     return _gradients(plan.xp, x, d, e, read, y), (dS_0, dZ_0)
 
@@ -187,12 +213,66 @@ def reads_end(residuals: Residuals) -> bool:
 
 
 def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[SolvedInputs, Any], Computed]:
-    """The forward (x, state) of further calls."""
-    return lambda x, state: forward(fn, x, plan, state, wanted)
+    """The forward (x, state) of further calls; the loops of the memory of values are recorded."""
+    runs, value_residuals = residuals.solved.value_residuals
+    runs = runs._replace(values=core.repeat(fn, plan, wanted, value_residuals))
+    return lambda x, state: forward_by(runs, x, plan, state)
 
 
-def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> None:
-    """No plan of its own."""
+def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> Any:
+    """The plan of a traced call: (arrays, (S, Z), pointers) -> (out, (S, Z)); None without one.
+
+    A call whose ridge is not positive is computed in full, and one whose systems the array library finds singular.
+    """
+    if then is not None or x.q is None or not (state is None or state[0].dtype == state[1].dtype == plan.dtype):
+        return None
+    from ...ops.cpu.programs import Ahead, Places, Views, whole  # where a plan is recorded, there are compiled loops
+
+    (S, Z), (runs, value_residuals) = (None, None) if state is None else state[:2], residuals.solved.value_residuals
+    x = SolvedInputs(*(trace.view(y) if isinstance(y, np.ndarray) else y for y in x))
+    keys, values = (Inputs(*(None if y is None else whole(trace, y) for y in x.memory(y))) for y in (x.k, x.v))
+    ridge, ahead = whole(trace, x.ridge), Ahead(trace)
+    least = Views(None, Places(trace), trace, [x.least])
+    keys, values = (Inputs(*map(plain, y)) for y in (keys, values))
+    solve = _recorded_solve(runs, (keys, plain(ridge)), x.solver, plan, Z, ahead.following)
+    read = core.record(values._replace(q=residuals.solved.read), plan, S, value_residuals,
+                       Trace([*ahead.following.given, residuals.solved.read]))  # fmt: skip
+    overwrite = plan.overwrite
+
+    def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
+        S, Z = (None, None) if state is None else state[:2]
+        if (overwrite and shares_memory((S, Z), arrays)) or not least.run(arrays)[0] > 0:
+            return None
+        arrays = [*arrays, ahead.run(arrays)]
+        if (found := solve(arrays, Z)) is None or (out := read([*arrays, found[0]], S, None)) is None:
+            return None
+        return out[0], (out[1], found[1])
+
+    return None if read is None else call
+
+
+def _recorded_solve(
+    runs: Runs, keys: tuple[Inputs, Array], solver: Any, plan: Plan, Z: Any, trace: Trace
+) -> Callable[..., Any]:
+    """(arrays, Z) -> (x_t, Z after the last token), or None; keys: the memory and the ridge, views of trace.given."""
+    if runs.solver is not systems:
+        return runs.solver.record_solve(keys, solver, plan, Z, trace)
+    from ...ops.cpu.programs import Places, Views
+
+    fields = [n for n, y in enumerate(keys[0]) if y is not None]
+    views = Views(None, Places(trace), trace, [*(keys[0][n] for n in fields), keys[1]])
+    none: list[Any] = [None] * len(keys[0])
+
+    def call(arrays: list[np.ndarray], Z: Any) -> Any:
+        each, *found = none.copy(), *views.run(arrays)
+        for n, y in zip(fields, found, strict=False):
+            each[n] = y
+        try:
+            return systems.solve(Inputs(*each), found[-1], solver, plan, Z)
+        except np.linalg.LinAlgError:
+            return None
+
+    return call
 
 
 register(sys.modules[__name__], SolvedInputs)

@@ -121,6 +121,18 @@ def _where(arrays: list[Any], places: Places, y: np.ndarray) -> tuple[int, Any]:
     return source, (y.shape, y.dtype, offset, y.strides)
 
 
+def whole(trace: Trace, y: Any) -> Any:
+    """A given array, or a result; of another view of a given array a copy."""
+    if np.may_share_memory(plain(y), trace.memory) or any(is_whole(x, plain(y)) for x in trace.given):
+        return y
+    return trace.cast(y, y.dtype)
+
+
+def is_whole(x: np.ndarray, y: Any) -> bool:
+    """Whether y is all of x."""
+    return address(x) == address(y) and (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype)
+
+
 class Ahead:
     """The array calls of a trace so far, carried out before something else, after which the trace goes on.
 

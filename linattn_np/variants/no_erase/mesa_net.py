@@ -23,13 +23,11 @@ def to_core(c: Variables) -> SolvedInputs:
     xp = c.xp
     k, v, g, beta, ridge = (cast(xp, x, c.dtype) for x in (c.k, c.v, c.g, c.beta, c.ridge))
     q = None if c.q is None else cast(xp, c.q, c.dtype)
-    least = float(xp.min(ridge)) if math.prod(ridge.shape) else math.inf
-    if least < 0:
-        raise ValueError(f"{c.name}: ridge has an entry {least:g}, expected none below 0")
+    least = xp.min(ridge) if math.prod(ridge.shape) else math.inf
     o = c.options
     solver = Solver(o["solver"] == "exact", o["iterations"], float(o["tolerance"]))
     ridge = ridge[None, ...] if ridge.ndim == 2 else ridge
-    return SolvedInputs(q, k, v, g[..., None], beta[..., None], ridge, solver, least == 0)
+    return SolvedInputs(q, k, v, g[..., None], beta[..., None], ridge, solver, least)
 
 
 def to_core_vjp(c: Variables, d: SolvedInputs) -> dict[str, Array]:
