@@ -17,10 +17,11 @@ def rotate(xp: Namespace, x: Array, angle: Array) -> Array:
 
 
 def rotate_rows(xp: Namespace, S: Array, angle: Array) -> Array:
-    """`rotate` along the axis before the last: rows (2 p, 2 p + 1) of S (..., K, V) by angle (..., P)."""
+    """`rotate` along the axis before the last: rows (2 p, 2 p + 1) of S (..., K, V) by angle (P,) or (..., 1, P)."""
     P, K = angle.shape[-1], S.shape[-2]
+    angle = angle[:, None] if angle.ndim == 1 else xp.matrix_transpose(angle)
     c, s = xp.cos(angle), xp.sin(angle)
-    c, s = ((xp.astype(y, S.dtype) if y.dtype != S.dtype else y)[..., None] for y in (c, s))
+    c, s = (xp.astype(y, S.dtype) if y.dtype != S.dtype else y for y in (c, s))
     even, odd = S[..., 0 : 2 * P : 2, :], S[..., 1 : 2 * P : 2, :]
     rotated = xp.stack([even * c - odd * s, even * s + odd * c], axis=-2)
     rotated = xp.reshape(rotated, (*S.shape[:-2], 2 * P, S.shape[-1]))

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..runtime import blas, threads
 from ..runtime.arrays import Array, Namespace, device
+from ..runtime.tracing import traced
 
 PRODUCT_ROWS = 64  # rows of one product: the summation order of BLAS depends on the shape
 UNBLOCKED_ROWS = 128  # a multiple of PRODUCT_ROWS: so many are computed at once, without threads
@@ -52,6 +53,9 @@ def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) 
         rows = math.prod(first.shape[:-1])
         if not isinstance(first, np.ndarray):
             return f(*arrays)
+        if (trace := traced(first)) is not None:
+            result = f(*arrays)
+            return trace.dense(result, result.dtype)
         if rows <= UNBLOCKED_ROWS:
             return np.ascontiguousarray(f(*arrays))  # contiguous as in blocks: bits of products depend on strides
         flat = [np.reshape(x, (rows, x.shape[-1])) for x in arrays]

@@ -77,8 +77,8 @@ class Traced(np.ndarray):
             return trace.reduce(REDUCTIONS[function], *given, **named if len(given) > 1 else {"axis": None} | named)
         if function is np.concatenate:
             return trace.concatenate(*given, **named)
-        if function is np.stack:
-            return trace.stack(*given, **named)
+        if function in (np.stack, np.roll):
+            return getattr(trace, function.__name__)(*given, **named)
         if function is np.repeat:
             return trace.repeat(*given, **named)
         found = function(*map(plain, given), **{name: plain(x) for name, x in named.items()})
@@ -278,6 +278,14 @@ class Trace:
     def stack(self, parts: Any, axis: int = 0, **named: Any) -> Any:
         """Copies beside each other on a new axis."""
         return self.concatenate([np.expand_dims(x, axis) for x in parts], axis, **named)
+
+    def roll(self, x: Any, shift: int, axis: int | None = None) -> Any:
+        """Copies beside each other, the last `shift` entries of an axis first."""
+        if axis is None or not isinstance(shift, int):
+            raise Untraceable("a roll of several axes")
+        moved, n = np.moveaxis(x, axis, -1), x.shape[axis]
+        cut = n - shift % n
+        return np.moveaxis(self.concatenate([moved[..., cut:], moved[..., :cut]], axis=-1), -1, axis)
 
     def repeat(self, x: Any, count: int, axis: int) -> Any:
         """Each entry of an axis `count` times."""

@@ -249,6 +249,31 @@ def test_features_in_chunks_are_those_that_are_made_first(name, heads):
             assert la.testing.relative_error(mine, theirs) < 1e-11
 
 
+@pytest.mark.parametrize("name", ["based", "rebased", "performer", "rfa"])
+def test_short_sequences_with_a_map_go_token_by_token(name):
+    """In steps of one token, alone, and in a ragged batch beside longer sequences: the same bits."""
+    pytest.importorskip("numba")
+    fn, rng = getattr(la, name), np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((1, 31, h, n)).astype(np.float32) for h, n in ((4, 6), (2, 6), (2, 37)))
+    short = tuple(x[:, :5] for x in (q, k, v))
+    out, state = fn(*short, return_state=True)
+    assert la.explain(fn, *short).form == "recurrent form"
+    assert la.explain(fn, *short).reason.endswith("features token by token")
+    S, tokens = None, []
+    for t in range(5):
+        one, S = fn(*(x[:, t : t + 1] for x in short), state=S, return_state=True)
+        tokens.append(one)
+    np.testing.assert_array_equal(np.concatenate(tokens, axis=1), out)
+    np.testing.assert_array_equal(S.S, state.S)
+    np.testing.assert_array_equal(S.z, state.z)
+    ragged, ends = fn(q[0], k[0], v[0], cu_seqlens=[0, 5, 5, 31], return_state=True)
+    np.testing.assert_array_equal(ragged[:5], out[0])
+    np.testing.assert_array_equal(ends.S[0], state.S[0])
+    np.testing.assert_array_equal(ragged[5:], fn(*(x[0, 5:] for x in (q, k, v))))
+    chunked = fn(*short, chunk_size=4)
+    assert la.testing.relative_error(out, chunked) < 1e-5
+
+
 def test_features_are_not_kept_for_all_tokens():
     """The most that a call takes beside its result does not grow with T."""
     import tracemalloc

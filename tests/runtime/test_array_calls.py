@@ -7,14 +7,20 @@ import linattn_np as la
 from linattn_np.call import dispatch, replay
 from linattn_np.call.explain import IN_PART
 from linattn_np.runtime.agreement import agrees
-from linattn_np.runtime.tracing import Trace, Untraceable
+from linattn_np.runtime.tracing import Trace, Untraceable, plain
 
 pytest.importorskip("numba")
+
+from linattn_np.ops.cpu.programs import Places, Views, record
 
 CASES = [
     (la.hgrn2, {}), (la.longhorn, {}), (la.efla, {}), (la.gdn2, {}), (la.retention, {}), (la.gsa, {}), (la.mlstm, {}),
     (la.mamba2, {"dt_softplus": True, "dt_limit": (0.3, 1.0)}), (la.linear_attention, {"feature_map": "elu+1"}),
     (la.linear_attention, {"feature_map": "elu+1", "normalize": True, "eps": 0.5}), (la.rfa, {}), (la.based, {}),
+    (la.abc, {}), (la.retnet, {}), (la.retnet, {"xpos": True}), (la.transxssm, {"dt_softplus": True}), (la.rebased, {}),
+    (la.mesa_net, {}), (la.mesa_net, {"solver": "conjugate_gradients", "iterations": 3}), (la.performer, {}),
+    (la.linear_attention, {"feature_map": "dpfp"}),
+    (la.linear_attention, {"feature_map": "hedgehog", "normalize": True}),
     (la.gated_delta_rule, {"qk_l2norm": True, "beta_sigmoid": True}), (la.kda, {"qk_l2norm": True, "l2norm_eps": 1e-6}),
 ]
 
@@ -56,6 +62,74 @@ def test_a_repeated_call_is_one_plan_with_the_same_bits(fn, options, T, overwrit
     assert not dispatch.is_in_part(plan)
 
 
+@pytest.mark.parametrize(("fn", "options"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_a_repeated_vjp_records_its_array_calls_with_the_same_bits(fn, options, monkeypatch):
+    """Other numbers at other places; a pullback called twice, with a cotangent of the state, and of another layout."""
+    sets = [numbers(fn, seed, 1) for seed in range(5)]
+    states = [fn(**x, **options, return_state=True)[1] for x in sets]
+
+    def call(x, S):
+        keywords = {**x, **options, "state": S, "return_state": True}
+        (out, end), pullback = la.vjp(fn, **keywords)
+        kept, dout = arrays_of((out, end)), np.cos(out)
+        strided = np.repeat(dout, 2, axis=-1)[..., ::2]
+        first = pullback(dout)
+        grads = [*parts_of(first), *parts_of(pullback(dout, end)), *parts_of(pullback(strided)), *parts_of(first)]
+        out += 1
+        grads += parts_of(pullback(dout))
+        return [*kept, *(y.tobytes() for y in grads)], replay.vjp_key(replay.signature(fn.spec, (), keywords))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "ENABLED", False)
+        replay.clear()
+        expected = [call(x, S)[0] for x, S in zip(sets, states, strict=True)]
+    found = [call(x, S) for x, S in zip(sets, states, strict=True)]
+    assert [one for one, _ in found] == expected
+    x = fn.spec.change
+    template = replay.plans[found[-1][1]]
+    keywords = {**sets[0], **options, "state": states[0], "return_state": True}
+    recorded = template.bind(*replay.split(replay.signature(fn.spec, (), keywords))).spec.change
+    assert (recorded.to_core is not x.to_core) == (recorded.to_core_vjp is not x.to_core_vjp)
+    assert recorded.to_core is not x.to_core or fn in AS_THEY_COME
+
+
+AS_THEY_COME = (la.based, la.performer, la.gsa)  # the core's inputs: maps are left to the loops, gates are given
+
+
+def parts_of(grads):
+    """The arrays of gradients."""
+    return [y for one in grads if one is not None for y in (one if isinstance(one, tuple) else (one,))]
+
+
+X = np.random.default_rng(0).standard_normal((3, 2, 4, 5)).astype(np.float32)
+VOCABULARY = {
+    "sum of the last axes": lambda x: np.sum(x, axis=(-2, -1)), "sum of the first axis": lambda x: np.sum(x, axis=0),
+    "sum of two axes": lambda x: np.sum(x, axis=(0, 1), keepdims=True), "least": np.min,
+    "maxima of an axis": lambda x: np.max(x, axis=1), "stack": lambda x: np.stack([x, -x], axis=1),
+    "roll": lambda x: np.roll(x, 2, axis=1), "running": lambda x: np.logaddexp.accumulate(x, axis=-3),
+    "mixed dtypes": lambda x: x * x.astype(np.float64)[..., :1],
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARY)
+def test_traced_array_calls_are_those_of_numpy(name):
+    f = VOCABULARY[name]
+    expected, trace = f(X), Trace([X])
+    traced = f(trace.arrays[0])
+    assert plain(traced).tobytes() == expected.tobytes()
+    assert (traced.shape, traced.dtype) == (expected.shape, expected.dtype)
+    other = 2 * X
+    found = Views(record(trace), Places(trace), trace, [traced]).run([other, np.empty(trace.bytes // 8)])[0]
+    assert found.tobytes() == f(other).tobytes()
+
+
+def test_a_long_accumulation_is_not_traced():
+    (x,) = Trace([np.ones((100, 2), np.float32)]).arrays
+    for use in (np.maximum.accumulate, lambda y: np.sum(y, axis=0)):
+        with pytest.raises(Untraceable):
+            use(x)
+
+
 def test_a_number_that_leaves_a_traced_array():
     (x,) = Trace([np.ones(3, np.float32)]).arrays
     for use in (float, bool, lambda y: y[:1].item(), lambda y: y.tolist(), np.linalg.norm, lambda y: y @ y):
@@ -72,10 +146,10 @@ def test_a_plan_with_a_number_of_the_first_call_is_refused():
 
 
 def test_explain_says_that_array_calls_are_made():
-    given = numbers(la.mesa_net, 0, 1)
+    given, map = numbers(la.delta_rule, 0, 1), {"feature_map": "favor+"}  # a product with a matrix
     replay.clear()
-    assert la.explain(la.mesa_net, **given).replay == "replayed"
-    la.mesa_net(**given)
-    found = la.explain(la.mesa_net, **given)
+    assert la.explain(la.delta_rule, **given, **map).replay == "replayed"
+    la.delta_rule(**given, **map)
+    found = la.explain(la.delta_rule, **given, **map)
     assert found.replay == IN_PART
     assert str(found).endswith(IN_PART)

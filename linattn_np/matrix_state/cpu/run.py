@@ -31,8 +31,8 @@ class Kernel:
         table = layout.table.copy()
         for name, x in numbers.items():
             table[CHUNK.slots[name] : CHUNK.slots[name] + 1].view(np.float64)[0] = x
-        outside = (CHUNK.slots["tasks"], MAP_SEGMENTS)  # not in a thread's own memory
-        self.layout = layout._replace(table=table, own=layout.own[~np.isin(layout.own, outside)])
+        shared = layout.own == CHUNK.slots["tasks"]  # all others lie in a thread's own memory
+        self.layout = layout._replace(table=table, own=layout.own[~shared])
         self._known: tuple[Any, np.ndarray] = None, table  # tasks of the last call, the table with their address
 
     def __call__(self, arrays: np.ndarray, tasks: np.ndarray, first: int, last: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from ...runtime.arrays import dtype_name
 from ...runtime.pieces.memory import address, handles
 from ...runtime.pieces.piece import entry, load_pieces
-from ...runtime.tracing import Call, Kernel, Trace, Untraceable, extent, plain
+from ...runtime.tracing import MOST_STEPS, Call, Kernel, Trace, Untraceable, extent, plain
 from .array_calls import (
     ABSOLUTE,
     BRAIN,
@@ -79,7 +79,7 @@ def record(trace: Trace, first: int = 0, last: int | None = None) -> Program | N
         raise Untraceable("no inner loops")
     load_pieces((array_calls,), "float32")
     places = Places(trace)
-    rows = np.array([_kernel(x, places) if isinstance(x, Kernel) else _row(x, places) for x in calls], np.int64)
+    rows = np.array([row for x in calls for row in _rows(x, places)], np.int64)
     start = entry(array_calls, "float32")
     return Program(address(rows), len(rows), places.buffer, (rows, places.owners), start)
 
@@ -179,11 +179,26 @@ def _kernel(call: Kernel, places: Places) -> list[int]:
     return row + [0] * (ROW - len(row))
 
 
-def _row(call: Call, places: Places) -> list[int]:
+def _rows(call: Call | Kernel, places: Places) -> list[list[int]]:
+    """The rows of a call: one, or of more than three axes one for each place along the first of them."""
+    if isinstance(call, Kernel):
+        return [_kernel(call, places)]
+    if (row := _row(call, places)) is not None:
+        return [row]
+    if (count := call.arrays[0].shape[0]) > MOST_STEPS:
+        raise Untraceable("more than three axes")
+    parts = (call._replace(arrays=tuple(y[n, ...] for y in call.arrays)) for n in range(count))
+    return [row for part in parts for row in _rows(part, places)]
+
+
+def _row(call: Call, places: Places) -> list[int] | None:
+    """A row; None for a call with too many axes."""
     arrays = call.arrays
     if call.is_reduction:  # out, x, out
         arrays = (arrays[-1], arrays[0], arrays[-1])
     sizes, steps = _axes(arrays, call.is_reduction)
+    if len(sizes) > 3:
+        return None
     kind, function, data = _kind(call)
     row = [kind, function, data, *sizes, arrays[-1].itemsize, len(arrays)]
     for y, own in zip(arrays, steps, strict=True):
@@ -231,7 +246,5 @@ def _axes(arrays: tuple[np.ndarray, ...], keeps_last: bool) -> tuple[list[int], 
         sizes.append(n)
         for s, one in zip(own, steps, strict=True):
             one.append(s)
-    if len(sizes) > 3:
-        raise Untraceable("more than three axes")
     rest = 3 - len(sizes)
     return sizes + [1] * rest, [(one + [0] * rest)[:3] for one in steps]  # type: ignore[misc]

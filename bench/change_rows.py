@@ -1,0 +1,167 @@
+"""Rows of `python -m bench changes`: every variant and option that is a change of variables, and its cells.
+
+A row is found from a spec: the core's inputs of a call say which recurrence it is. A variant whose arrays are these
+inputs as they come is the same recurrence with ready inputs. A read-out has several memories, each a cell of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from linattn_np import catalog
+from linattn_np.call.binding import prepare
+from linattn_np.matrix_state.types import Inputs
+from linattn_np.sampling import sample, sizes_by_letter
+
+Call = tuple[str, dict[str, Any]]  # a function, and what it is given
+WIDEST = 1024  # features of a map: a wider one is drawn for fewer channels
+NARROW = 16  # channels of its queries and keys
+SWITCHES = ("qk_l2norm", "beta_sigmoid", "dt_softplus")  # options that preprocess an array
+
+
+class Pair(NamedTuple):
+    """A call with a change of variables, and calls of the core's cells on what it becomes."""
+
+    name: str
+    changed: Call
+    ready: tuple[Call, ...]
+
+
+def pairs(B: int, H: int, D: int) -> Iterator[Pair]:
+    """All rows, for one token."""
+    plain = cells(B, H, D)
+    for fn in catalog.variants():
+        for label, options, names in settings(fn.spec, fn.samples):
+            given = draw(fn, (B, H, D), names)
+            x = inputs(fn, given, options)
+            if any(m.k.shape[-1] > WIDEST for m in memories(x)):
+                given = draw(fn, (B, H, D), names, NARROW)
+                x = inputs(fn, given, options)
+            if not set(options) & {*SWITCHES, "feature_map"} and is_ready(fn, given, x):
+                continue
+            ready = [ready_call(plain, memory, B) for memory in memories(x)]
+            if fn.spec.micro_steps:  # the same variant, on arrays that are not raw
+                raw = {n for n, arg in fn.spec.arrays.items() if arg.reinterprets}
+                if not options and not raw & set(given):
+                    continue
+                ready = [(fn.spec.name, {n: y for n, y in given.items() if n not in raw})]
+            if all(one is not None for one in ready):
+                yield Pair(f"{fn.spec.name} {label}".rstrip(), (fn.spec.name, given | options), tuple(ready))
+
+
+def settings(spec: Any, samples: Any) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
+    """(label, options, optional arrays) of a variant's rows."""
+    defaults = spec.options.defaults
+    yield "", {}, ()
+    for options in samples.options:
+        if options and options.get("causal", True) and not set(options) & set(SWITCHES):
+            yield ", ".join(f"{n}={x}" for n, x in options.items()), dict(options), ()
+    for name in SWITCHES:
+        if name in defaults:
+            yield name, {name: True}, ()
+    if "allow_neg_eigval" in defaults:
+        yield "beta_sigmoid, allow_neg_eigval", {"beta_sigmoid": True, "allow_neg_eigval": True}, ()
+    if "feature_map" in defaults:
+        yield "elu+1", {"feature_map": "elu+1"}, ()
+    if "iterations" in defaults:
+        yield "one step", {"solver": "conjugate_gradients", "iterations": 1}, ()
+    raw = tuple(n for n, arg in spec.arrays.items() if arg.reinterprets)
+    if raw:
+        needed = tuple({spec.arrays[n].reinterprets for n in raw})
+        yield raw[0], {}, (*raw[:1], *needed)
+        yield ", ".join(raw), {}, (*raw, *needed)
+        if "qk_l2norm" in defaults:
+            yield ", ".join((*raw, "qk_l2norm")), {"qk_l2norm": True}, (*raw, *needed)
+        if "lower_bound" in defaults:
+            yield ", ".join((*raw, "lower_bound")), {"lower_bound": -5.0}, (*raw, *needed)
+    more = tuple(n for n, arg in spec.arrays.items() if arg.optional and not arg.reinterprets)
+    if more:
+        yield ", ".join(more), {}, more
+
+
+def draw(fn: Any, sizes: tuple[int, int, int], names: tuple[str, ...], K: int | None = None) -> dict[str, np.ndarray]:
+    """Arrays of one token by name; names: of the optional ones."""
+    B, H, D = sizes
+    rng, letters = np.random.default_rng(0), sizes_by_letter(T=1, H=H, K=K or D, V=D, M=D)
+    given = sample(fn, rng, (B,), **{n: letters[n] for n in ("T", "H", "K", "V", "M")})
+    for name, arg in fn.spec.arrays.items():
+        if arg.optional and name not in names:
+            given.pop(name, None)
+        elif arg.reinterprets:
+            given[name] = rng.uniform(0, 1, [letters[n] for n in arg.axes.split("|")[0].split()])
+    return {n: x.astype(np.float32) for n, x in given.items()}
+
+
+def inputs(fn: Any, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """The core's inputs of a call."""
+    return prepare(fn.spec, (), {**given, **options}).inputs()
+
+
+def memories(x: Any) -> list[Inputs]:
+    """The core's inputs of every memory of a call."""
+    if isinstance(x, Inputs):
+        return [x]
+    if hasattr(x, "memories"):
+        return x.memories()
+    return [x.memory(x.k), x.memory(x.v)]  # of a solved read-out
+
+
+# cells
+
+
+class Cell(NamedTuple):
+    """A variant whose arrays are the core's inputs: the array of each, its axes, and how many more the input has."""
+
+    name: str
+    fields: dict[str, tuple[str, int, int]]
+
+
+def cells(B: int, H: int, D: int) -> dict[Any, Cell]:
+    """A variant for every recurrence."""
+    found: dict[Any, Cell] = {}
+    for fn in catalog.variants():
+        for names in ((), tuple(n for n, arg in fn.spec.arrays.items() if arg.optional and not arg.reinterprets)):
+            given = draw(fn, (B, H, D), names)
+            x = inputs(fn, given, {})
+            if is_ready(fn, given, x):
+                fields = {
+                    field: next((n, y.ndim, z.ndim - y.ndim) for n, y in given.items() if np.shares_memory(y, z))
+                    for field, z in x._asdict().items() if z is not None and not (field == "r" and z is x.k)}
+                if {name for name, *_ in fields.values()} == set(given):
+                    found.setdefault(kind(x), Cell(fn.spec.name, fields))
+    return found
+
+
+def is_ready(fn: Any, given: Mapping[str, np.ndarray], x: Any) -> bool:
+    """Whether the core's inputs are the arrays as they come."""
+    spec = fn.spec
+    own = spec.change.from_core is None or (spec.state.plain is not None and spec.state.plain(spec.options.defaults))
+    return isinstance(x, Inputs) and own and not spec.micro_steps and spec.change.gate is None and all(
+        y is None or any(np.shares_memory(y, z) and y.size == z.size for z in given.values()) for y in x)
+
+
+def kind(x: Inputs) -> Any:
+    """The recurrence of inputs."""
+    return x.decay, x.erase, x.gv is not None, x.u is not None, x.r is None or x.r is x.k
+
+
+def ready_call(plain: Mapping[Any, Cell], x: Inputs, B: int) -> Call | None:
+    """A call of a cell on these inputs, or on random numbers where they are placeholders; None without a cell.
+
+    Without a cell of its own erase vectors, that which erases by its keys; with a decay of values alone, zeros for g.
+    """
+    if x.gv is not None and x.g is None:
+        x = x._replace(g=np.zeros(x.k.shape))
+    if (cell := plain.get(kind(x)) or plain.get((*kind(x)[:-1], True))) is None:
+        return None
+    rng, given = np.random.default_rng(1), {}
+    for field, (name, axes, more) in cell.fields.items():
+        y = getattr(x, field)
+        if not any(y.strides):
+            y = rng.standard_normal(y.shape)
+        y = y[..., 0] if more else y
+        given[name] = np.array(y if y.ndim == axes else np.broadcast_to(y, (B, *y.shape)), np.float32)
+    return cell.name, given
