@@ -31,8 +31,8 @@ def paired_difference(x: np.ndarray, least: float, equivalent: float) -> Differe
     """The mean of paired differences x, (seeds,) or (seeds, streams), and the conclusion.
 
     Half-width: the largest of Student's t over seeds, the normal interval over streams, and 3 / streams, because the
-    first is 0 when all seeds agree; infinite for one number. A positive difference is supported if the interval excludes
-    0 and the mean is at least `least`; there is no difference if the interval lies within +-`equivalent`.
+    first is 0 when all seeds agree; infinite for one number. A positive difference is supported if the interval
+    excludes 0 and the mean is at least `least`; there is no difference if the interval lies within +-`equivalent`.
     """
     by_seed = x.reshape(len(x), -1).mean(1)
     widths = [0.0]
