@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", help="write the times to this file too")
     parser.add_argument("--write", action="store_true", help="write the result as JSON to bench/results/")
     args = parser.parse_args(argv)
-    names = ("LINATTN_NP_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    names = ("LINATTN_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     os.environ.update(dict.fromkeys(names, args.threads))
     if args.cupy:
         import cupy
