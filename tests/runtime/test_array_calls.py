@@ -107,6 +107,7 @@ VOCABULARY = {
     "sum of two axes": lambda x: np.sum(x, axis=(0, 1), keepdims=True), "least": np.min,
     "maxima of an axis": lambda x: np.max(x, axis=1), "stack": lambda x: np.stack([x, -x], axis=1),
     "roll": lambda x: np.roll(x, 2, axis=1), "running": lambda x: np.logaddexp.accumulate(x, axis=-3),
+    "maxima in float64": lambda x: np.max(np.stack([x.astype(np.float64) * 0.1, x * 0.1 - 1.0], axis=-1), axis=-1),
     "mixed dtypes": lambda x: x * x.astype(np.float64)[..., :1],
 }
 

@@ -47,8 +47,9 @@ def record_state(call: Prepared, names: tuple[str, ...], state: Any, residuals: 
     c.state = None if state is None else like_state(state, own)
     x = call.spec.change.to_core(c)
     before, x = Ahead(trace), type(x)(*map(plain, x))
-    begin = parts.of_core(state_parts(state))
-    plan = COMPUTATIONS[type(x)].record(x, call.plan, begin, residuals, before.following)
+    begin, stored = parts.of_core(state_parts(state)), [S.dtype for S in state_parts(state)]
+    core_plan = call.plan._replace(overwrite=call.plan.overwrite and all(d == call.plan.dtype for d in stored))
+    plan = COMPUTATIONS[type(x)].record(x, core_plan, begin, residuals, before.following)
     if plan is None:
         return None
     after, final = _after(call, names, state, (plan, before, parts, c))

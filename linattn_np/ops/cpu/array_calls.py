@@ -171,10 +171,14 @@ def clear_or_copy(own: Whole, kind: Whole, size: Whole):
     """The first value of a reduction: 0 of a sum; of an extreme the first number, which is then left out."""
     a = words(own, 2 * MOST + 1)
     if size == 4:
-        numbers(a[0], 1, U4)[0] = numbers(a[1], 1, U4)[0] if kind == EXTREME else 0
+        numbers(a[0], 1, U4)[0] = 0
     else:
-        numbers(a[0], 1, U8)[0] = numbers(a[1], 1, U8)[0] if kind == EXTREME else 0
-    if kind == EXTREME:
+        numbers(a[0], 1, U8)[0] = 0
+    if kind == EXTREME:  # apart from the 0: Numba makes numbers of 64 bits and 0 a float64, which has 53
+        if size == 4:
+            numbers(a[0], 1, U4)[0] = numbers(a[1], 1, U4)[0]
+        else:
+            numbers(a[0], 1, U8)[0] = numbers(a[1], 1, U8)[0]
         a[1] += a[MOST + 2]
         a[MOST] -= 1
 
