@@ -196,7 +196,8 @@ def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=N
         shape = lead + tuple(sizes[letter] for letter in letters)
         arrays[name] = DRAWS[case.fn.samples.distribution(name)](rng, shape).astype(dtype)
     lead = B if N is None else (N,)
-    state = sample_state(case.fn, rng, lead, case.options | case.named, **{n: sizes[n] for n in ("H", "K", "V", "Hq", "Hk")})
+    own = {n: sizes[n] for n in ("H", "K", "V", "Hq", "Hk")}
+    state = sample_state(case.fn, rng, lead, case.options | case.named, **own)
     return arrays | case.named, parts_like(state, [S.astype(dtype) for S in parts(state)])
 
 

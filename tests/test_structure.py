@@ -28,8 +28,8 @@ FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
 DOCS = ROOT.parent / "docs"
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 LAYERS = (  # from the bottom up; what stands on one line does not import each other
-    ("runtime",), ("ops",), ("core",), ("matrix_state", "softmax"), ("spec",), ("products",), ("call", "sampling"), ("variants",),
-    ("catalog",), ("testing", "filters"),
+    ("runtime",), ("ops",), ("core",), ("matrix_state", "softmax"), ("spec",), ("products",), ("call", "sampling"),
+    ("variants",), ("catalog",), ("testing", "filters"),
     ("docstring", "doctor", "experiments", "bridges", "warmup"), ("__main__",), ("__init__",),
 )
 LAYER = {name: n for n, names in enumerate(LAYERS) for name in names}
