@@ -166,8 +166,13 @@ def cases_of(fn: Callable[..., Any], loop: Callable[..., Any] | None = None) -> 
                     if given not in (first, needed)[: n + 1]]  # fmt: skip
 
 
+# states of one size; a cache grows: its tests are in tests/softmax
+RECURRENT = [fn for fn in la.VARIANTS if "state" in fn.spec.core.STATE_AXES]
+GROWING = [fn for fn in la.VARIANTS if fn not in RECURRENT]
+
+
 def _cases() -> list[Case]:
-    found = [case for fn in la.VARIANTS for case in cases_of(fn)]
+    found = [case for fn in RECURRENT for case in cases_of(fn)]
     for rule in ("lightning", "minimax", "fla"):
         given = {n: la.lightning_attention.spec.arrays[n].axes for n in ("q", "k", "v")}
         found.append(Case(la.lightning_attention, {"layer": 1, "num_layers": 3}, given, {"slopes": rule}))
@@ -180,7 +185,7 @@ WITHOUT_ERASE = [fn for fn in filter(passes_through, la.VARIANTS)  # with no dec
                  if (fn.spec.erase.name, fn.spec.decay.name) in (("NONE", "NONE"), ("NONE", "SCALAR"))]
 PLAIN = [Case(fn, dict(fn.samples.options[0]),
               {n: a.axes.split("|")[0] for n, a in fn.spec.arrays.items() if not a.reinterprets}, {})
-         for fn in la.VARIANTS]  # one per variant, with every optional array except those that reinterpret another
+         for fn in RECURRENT]  # one per variant, with every optional array except those that reinterpret another
 
 
 def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):

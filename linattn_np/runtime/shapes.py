@@ -2,7 +2,8 @@
 
 Letters: T tokens, Tq tokens of the queries, H states (the heads of v), Hq and Hk heads of queries and keys,
 K key width, V value width, n micro-steps of a token, P pairs of channels, L slots of a cache. Axes with T or Tq are
-preceded by the batch axes of the call, others are not. "t" is no axis: one token, preceded by the batch axes. "|" separates alternatives.
+preceded by the batch axes of the call, others are not. "t" is no axis: one token, preceded by the batch axes. "|"
+separates alternatives.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..runtime.arrays import Array, Namespace, cast, device
 from .types import GatedCache, Inputs, KeyValueCache, Plan
 
@@ -101,6 +103,26 @@ def after(plan: Plan, x: Inputs, cache: Cache, L: int) -> Cache:
     g = cast(xp, x.g, plan.dtype)
     b = append(xp, cache.b + xp.sum(g, axis=-2, keepdims=True), decay_to_end(xp, g), n, L)
     return GatedCache(k, v, b, cache.length + T)
+
+
+def append_in_place(plan: Plan, x: Inputs, state: Cache) -> Cache:
+    """The cache after the tokens x, written into its own NumPy arrays: a row for each sequence, or batch axes."""
+    L, T = state.v.shape[-3], x.v.shape[-3]
+    if not state.length.ndim:
+        owners = [((), x.k, x.v, None if x.g is None else x.g)]
+    else:
+        owners = [(at, x.k[at], x.v[at], None if x.g is None else x.g[at]) for at in np.ndindex(state.length.shape)]
+    for at, k, v, g in owners:
+        n = round(float(state.length[at]))
+        if g is not None:
+            g = g.astype(plan.dtype)
+            old = state.b[at].astype(plan.dtype) + g.sum(axis=-2, keepdims=True)
+            state.b[at] = append(plan.xp, old, decay_to_end(plan.xp, g), np.asarray(n), L)
+        slots = np.arange(max(n, n + T - L), n + T) % max(L, 1)
+        for part, y in ((state.k[at], k), (state.v[at], v)):
+            part[slots] = y[T - len(slots) :]
+    state.length[...] += T
+    return state
 
 
 def after_vjp(plan: Plan, x: Inputs, cache: Cache, d: Cache) -> tuple[Inputs, Cache]:

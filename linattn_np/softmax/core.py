@@ -60,6 +60,10 @@ class Softmax(Core):
             d = sequences.backward(MODULES[backend], plan, x, state, (out, logs), dout)
         return d if dstate is None else with_state(plan, x, state, dstate, d)
 
+    def end_shape(self, plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Slots come with tokens."""
+        return shape if part == "length" else (cache.slots_after(plan, state, 0), *shape[1:])
+
     def reads_out(self, residuals: Residuals) -> bool:
         """Backward reads the output."""
         return residuals.plan.normalize
@@ -121,6 +125,8 @@ def choose(fn: str, plan: Plan, wanted: str | None) -> str:
 def final_state(plan: Plan, x: Inputs, state: Any) -> Any:
     """The cache after all tokens; a row for each sequence of a ragged batch."""
     L, ends = cache.slots_after(plan, state, x.v.shape[-3]), []
+    if plan.overwrite and is_numpy(plan.xp) and not plan.is_ragged:
+        return cache.append_in_place(plan, x, state)
     for _, own, row in sequences.each_sequence(plan, x, state):
         ends.append(cache.after(plan, own, cache.empty(plan.xp, own, plan.dtype) if row is None else row, L))
     return sequences.joined_rows(plan, ends)

@@ -62,7 +62,7 @@ def _past(plan: Plan, cache: Any, G: int) -> Past | None:
         return None
     xp, L, n = plan.xp, cache.v.shape[-3], count(plan.xp, cache.length)
     p = positions(xp, n, L)
-    age = xp.where(p < 0, p, n[..., None] - 1 - p)[..., None, None, :]
+    age = xp.where(p < 0, p, n[..., None] - 1 - p)[..., None, None, None, :]
     b = getattr(cache, "b", None)
     b = None if b is None else split(xp, b[..., None], G)[..., 0]
     return Past(split(xp, cache.k, G), split(xp, cache.v, G), b, age)

@@ -95,4 +95,4 @@ class Past(NamedTuple):
     k: Array  # (..., G, Rk, L, K)
     v: Array  # (..., G, Rv, L, V)
     b: Array  # (..., G, Rq, L), None without gates
-    age: Array  # (..., 1, 1, L) tokens since; less than 0: the slot is empty
+    age: Array  # (..., 1, 1, 1, L) tokens since; less than 0: the slot is empty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class Table:
         """An array (..., T, H, D) whose heads are shared."""
         if y is None:
             return
-        y = y.reshape((-1, *y.shape[-3:])) if y.ndim != 4 else y
+        y = y.reshape((prod(y.shape[:-3]), *y.shape[-3:])) if y.ndim != 4 else y
         self.kept.append(y)
         shared = max(self.heads // max(y.shape[-2], 1), 1)
         self.numbers[ARRAYS.index(name)] = stored_array(y, y.strides, shared, STORAGES[dtype_name(y)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...call.options import Options
-from ...runtime.values import is_whole, shown
+from ...runtime.values import LARGEST, is_whole, shown
 from ...spec import ArgSpec, OptionSpec
 from .arguments import LOG_DECAY
 
@@ -26,11 +26,13 @@ class CausalOptions(AttentionOptions, total=False):
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
-    """Raise ValueError for a window that is no number of tokens, or without causality."""
+    """Raise ValueError for a window that is no number of tokens or is not causal, and for states at positions."""
     window = options["window"]
+    if options["return_states_at"] is not None:
+        raise ValueError(f"{fn}: return_states_at is given, expected None: a cache has a slot for each of its tokens")
     if window is None:
         return
-    if not is_whole(window):
+    if not is_whole(window, 1, LARGEST):
         raise ValueError(f"{fn}: window is {shown(window)}, expected None or a whole number from 1")
     if not options.get("causal", True):
         raise ValueError(f"{fn}: window with causal=False, expected causal=True")

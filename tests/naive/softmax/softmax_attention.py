@@ -37,10 +37,15 @@ def attend(q, k, v, g, state, scale, window, normalize, sinks=None, causal=True)
         old_k, old_v = (k[b, :0], v[b, :0]) if state is None else (state[0][b], state[1][b])
         end = [ring(old_k, k[b], n, slots), ring(old_v, v[b], n, slots)]
         if g is not None:
-            new = np.array(decays[len(old) :]).reshape(T, -1)
+            new = np.array(decays[len(old) :]).reshape(T, q.shape[2])
             old_b = new[:0] if state is None else state[2][b] + g[b].sum(axis=0)
             end.append(ring(old_b, new, n, slots))
         ends.append([*end, np.float64(n + T)])
+    if not B:
+        _, parts = attend(*(None if x is None else np.zeros((1, *x.shape[1:])) for x in (q, k, v, g)),
+                              None if state is None else [np.zeros((1, *S.shape[1:])) for S in state],
+                              scale, window, normalize, sinks, causal)  # fmt: skip
+        return out, tuple(S[:0] for S in parts)
     return out, tuple(map(np.stack, zip(*ends, strict=True)))
 
 
