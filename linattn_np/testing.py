@@ -111,7 +111,7 @@ def sample(fn: Callable[..., Any], rng: np.random.Generator, **sizes: Any) -> di
 
 
 def sample_state(
-    fn: Callable[..., Any], rng: np.random.Generator, lead: tuple[int, ...], options: Any, **sizes: int | None
+    fn: Callable[..., Any], rng: np.random.Generator, lead: tuple[int, ...], options: Any, **sizes: Any
 ) -> Any:
     """A random float64 state (*lead, H, ...) of a call with these options; sizes: H=2, K=5, V=3, Hq, Hk.
 
@@ -121,7 +121,7 @@ def sample_state(
     spec = variant.spec
     sizes = {"H": 2, "K": 5, "V": 3} | sizes
     if not spec.state.wide:
-        return sampling.draw_state(spec, rng, lead, {n: sizes[n] or 0 for n in ("H", "K", "V")}, options)
+        return sampling.draw_state(spec, rng, lead, {n: sizes[n] for n in ("H", "K", "V")}, options)
     arrays = sampling.sample(variant, rng, B=lead, T=7, **sizes)
     arrays.pop(spec.change.query or "", None)
     return fn(**{**arrays, **options}, backend="reference").state

@@ -88,9 +88,9 @@ class Case:
 
 
 def one_per(key: Callable[[Any], Any], among: Any = None) -> list[Any]:
-    """The first function (or case) for each value of key(spec); not those for which it is None."""
+    """The first function (or case) for each value of key(spec), not None; without `among` none whose state grows."""
     found: dict[Any, Any] = {}
-    for one in la.VARIANTS if among is None else among:
+    for one in RECURRENT if among is None else among:
         if (value := key(one.spec)) is not None:
             found.setdefault(value, one)
     return list(found.values())

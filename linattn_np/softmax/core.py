@@ -35,7 +35,8 @@ class Softmax(Core):
     def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         backend = choose(fn, plan, wanted)
-        out, logs = None, None
+        out: Array = None
+        logs: Any = None
         if x.q is not None:
             if backend == "numba":
                 from .cpu import calls

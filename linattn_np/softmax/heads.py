@@ -40,12 +40,10 @@ def row_of(plan: Plan, x: Inputs, state: Any, s: Sequence) -> Any:
     return type(state)(*each)
 
 
-def tokens_of(x: Inputs, s: Sequence, causal: bool = True) -> Inputs:
+def tokens_of(x: Inputs, s: Sequence) -> Inputs:
     """The tokens of one sequence; queries that are not causal may have their own number."""
-    cut = [None if y is None else y[..., s.start : s.stop, :, :] for y in (x.q, x.k, x.v)]
-    if x.q is not None and s.row is None:
-        cut[0] = x.q
-    return Inputs(*cut, None if x.g is None else x.g[..., s.start : s.stop, :], x.sinks)
+    q, k, v = (None if y is None else y[..., s.start : s.stop, :, :] for y in (x.q, x.k, x.v))
+    return Inputs(x.q if s.row is None else q, k, v, None if x.g is None else x.g[..., s.start : s.stop, :], x.sinks)
 
 
 def parts_of(plan: Plan, x: Inputs, cache: Any) -> Parts:

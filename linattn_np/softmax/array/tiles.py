@@ -149,13 +149,13 @@ class Gradients:
         self.plan, self.x, xp = plan, x, plan.xp
         self.q, self.k, self.v = (sum_like(xp, y) for y in (x.q, x.k, x.v))
         self.sinks: Any = None if x.sinks is None else xp.zeros_like(x.sinks)
-        self.past = None if x.past is None else [xp.zeros_like(x.past.k), xp.zeros_like(x.past.v)]
+        self.past = [] if x.past is None else [xp.zeros_like(x.past.k), xp.zeros_like(x.past.v)]
         self.past_b: Any = 0.0
         heads = max(x.q.shape[-3], x.k.shape[-3])
         shape = (*dout.shape[:-3], heads, x.k.shape[-2], 1)
         # of the logits of pairs of different blocks: sums of rows and of columns, and of all that cross a block
-        self.readers, self.writers, self.crossing = ([None, None, None] if x.g is None else
-                                                     [Sum(xp, shape, dout) for _ in range(3)])  # fmt: skip
+        gated = x.g is not None
+        self.readers, self.writers, self.crossing = (Sum(xp, shape if gated else (), dout) for _ in range(3))
 
     def add(self, rows: Chunk, tile: Tile, p: Array, dz: Array, qd: tuple[Array, Array]) -> Array | None:
         """A tile; returns the total of a tile of pairs of different blocks."""
@@ -164,8 +164,7 @@ class Gradients:
         self.q.add(rows.start, self.plan.scale * (dz @ tile.k))
         dk, dv = T(dz) @ q, T(p) @ d
         if tile.at is None:
-            past = self.past or []
-            self.past = [y + sum_to(xp, dy, y.shape) for y, dy in zip(past, (dk, dv), strict=True)]
+            self.past = [y + sum_to(xp, dy, y.shape) for y, dy in zip(self.past, (dk, dv), strict=True)]
         else:
             self.k.add(tile.at.start, dk)
             self.v.add(tile.at.start, dv)
@@ -196,7 +195,7 @@ class Gradients:
         x, past, g = self.x, None, None
         if x.past is not None:
             b = None if x.past.b is None else sum_to(self.plan.xp, self.past_b, x.past.b.shape)
-            past = Past(*(self.past or []), b, None)
+            past = Past(self.past[0], self.past[1], b, None)
         if x.g is not None:
             g = sum_to(self.plan.xp, self._gates(), x.g.shape)
         return Parts(self.q.total, self.k.total, self.v.total, g, self.sinks, past)
