@@ -12,7 +12,7 @@ from typing import Any
 import array_api_compat as compat
 
 from ..core import SAVED_VARIABLE
-from .types import Plan
+from .types import Decay, Erase, Inputs, Plan
 
 # chunks
 
@@ -135,6 +135,15 @@ def is_short_cuda(plan: Plan) -> bool:
     if plan.chunk_size is None:
         return max((s.stop - s.start for s in plan.sequences), default=0) <= SHORT_CUDA
     return plan.chunk_size == 1
+
+
+def recurs_cuda(x: Inputs) -> bool:
+    """Whether the CUDA kernels go token by token, at any length, where they have no chunk form of a call.
+
+    Decays of channels, or an erase FREE: array calls in chunks take 230 ns a token and head and more, the recurrence 5
+    to 50 (H200, 2026-11-23).
+    """
+    return x.gv is not None or x.erase is Erase.FREE or x.decay is Decay.VECTOR
 
 
 def saves_factors(size: int) -> bool:

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from ...ops.cuda.arguments import address, rows_of
-from ...runtime.arrays import Array, cast, sum_to
+from ...runtime.arrays import Array, cast, dtype_name, sum_to
 from ...runtime.cuda import launch
 from ...runtime.cuda.tensor_map import BYTES as MAP
 from ...runtime.cuda.tensor_map import moves
@@ -55,6 +55,26 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     if x.u is not None:
         _bonus(xp, batch, made)
     return _grads(xp, batch, x, arrays, made), public_state_gradient(xp, first, batch)
+
+
+def query_gradients(saved: Saved, dout: Array, dtype: Any) -> Array:
+    """dq alone, in bfloat16 or float32: scale dout_t S_t^T, of a forward without an erase term and its residuals.
+
+    The kernel computes dk and dg too, of a gradient of the state that is not one; they are not used.
+    """
+    x, plan, _, residuals = saved
+    xp, batch = plan.xp, vector.batch_of(x, plan)
+    arrays = vector.arrays_of(xp, x)
+    _add_gradients(xp, batch, arrays, dout, x.v.dtype)
+    dq = arrays["dq"] = xp.empty((prod(batch.lead), batch.T, batch.heads, batch.K), dtype=dtype)
+    flags = xp.empty(_items(batch), dtype=xp.int32)
+    states = residuals.states
+    builds = [cuts.grads_constants(batch.kind, False, exact, dtype_name(dq)) for exact in (False, True)]
+    launch.prepare(tuple((cuts.GRADS.file, constants) for constants in builds), launch.capability())
+    for exact in (False, True):
+        _gradients(batch, arrays, exact, plan.scale, states=states, ends=states, new_values=None, flags=flags, du=None,
+                   erase_dots=None)
+    return dq.reshape(*batch.lead, batch.T, batch.heads, batch.K)
 
 
 def _prepare(batch: vector.Batch, erase: bool) -> None:
@@ -145,7 +165,7 @@ def _gradients(batch: vector.Batch, arrays: Arrays, exact: bool, scale: float, *
     named = None
     if moves():
         named = (*(arrays[n] for n in (*names, values, "dout", "u")), batch.offsets, *given.values())
-    constants = cuts.grads_constants(batch.kind, erase, exact)
+    constants = cuts.grads_constants(batch.kind, erase, exact, dtype_name(arrays["dq"]))
     grid = min(_items(batch), policy.EXACT_RESIDENT * launch.multiprocessors()) if exact else _items(batch)
     launch.launch(cuts.GRADS.file, cuts.GRADS.entry, constants, grid, cuts.GRADS.threads,
                   dict(constants)["LA_SHARED"], arguments.VECTOR_GRADS.packed(fields), named)

@@ -34,8 +34,9 @@ NO_FIELDS = dict.fromkeys(arguments.DELTA.offsets, 0) | {  # of a launch that mu
 }  # fmt: skip
 
 
-def unsupported_reason(call: Any) -> str | None:
-    """Why the kernels do not cover a call with a vector decay and an erase DELTA; None where they do."""
+def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str | None:
+    """Why the kernels do not cover a call with a vector decay and an erase DELTA, K and V as given; None where they do.
+    """
     x, plan = call.x, call.plan
     if x.erase is not Erase.DELTA or x.decay is not Decay.VECTOR:
         return "the kernels are of the delta rule with a decay of the key channels"
@@ -43,7 +44,7 @@ def unsupported_reason(call: Any) -> str | None:
         return "the delta rule's kernels with a vector decay read with the key itself, after the decay"
     if plan.query_reads is not ReadState.UPDATED:
         return "the delta rule's kernels read each token after its own write"
-    return vector.unsupported_arrays(x, plan)
+    return vector.unsupported_arrays(x, plan, widths)
 
 
 def how(call: Any) -> str:

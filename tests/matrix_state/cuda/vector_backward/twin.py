@@ -142,7 +142,8 @@ def _chunk(call, n, head, chunk, start, stop):
     q, k = _wide(*(call.of(name, head, n, start, stop, K) for name in "qk"))
     g, v, dout = _wide(call.gates("g", head, n, start, stop), call.box("v", head, n, start, stop, a.group_v),
                        call.box("dout", head, n, start, stop))  # fmt: skip
-    dq, dk = (call.of(name, head, n, start, stop, K) for name in ("dq", "dk"))
+    dq = call.of("dq", head, n, start, stop, K, np.float32 if getattr(c, "LA_DQ", 0) == 2 else None)
+    dk = call.of("dk", head, n, start, stop, K)
     dg = call.gates("dg", head, n, start, stop)
     new = _view(a.new_values + number * TILE, v.shape, (8 * V, 8), np.float64) if c.LA_ERASE else v  # v: of dW
     S, before = load_state(a.states, number, c.LA_END, K, V), []
