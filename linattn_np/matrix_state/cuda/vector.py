@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 from ...ops.cuda.arguments import NO_ROWS, address, rows_of
 from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
+from ...runtime.cuda.elements import Constants
 from ...runtime.cuda.tensor_map import BYTES as MAP
 from ...runtime.cuda.tensor_map import moves, takes, tensor_map
 from .. import policy
 from ..array import chunks as array_calls
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
-from . import arguments, operands, vector_backward
+from . import arguments, delta_plan, operands, vector_backward
 from . import vector_plan as cuts
 from .arguments import NO_STATES, States, gate_of
 from .operands import ChunkSizes, as_state, empty_positions, public_ends, sizes_of, states_at, with_positions
@@ -33,8 +34,13 @@ MAPS = {
 }  # fmt: skip
 ROWS = ("scan", "chain")  # kernels that write outputs row by row too
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | {"to": NO_ROWS} | dict.fromkeys(
-    ("begins", "added", "decays", "transfers", "u", "states", "grams", "inverses", "factors", "new_values",
-     "flags"), 0)  # fmt: skip
+    ("begins", "added", "decays", "transfers", "transposed", "u", "states", "grams", "inverses", "factors",
+     "new_values", "flags"), 0)  # fmt: skip
+NO_FIELDS = dict.fromkeys(arguments.DELTA.offsets, 0) | {  # of a launch that multiplies transfer matrices
+    **dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)), "out": NO_ROWS, "other": NO_ROWS,
+    "g": arguments.gate_of(None, 1), "beta": arguments.gate_of(None, 1), "start": NO_STATES.values(),
+    "end": NO_STATES.values(), **NO_STATES.fields_of_positions(),
+}  # fmt: skip
 GATES = ("bfloat16", "float32")
 PLAIN, EXACT = cuts.Build(), cuts.Build(exact=True)
 
@@ -75,7 +81,7 @@ def how(call: Any) -> str:
 
 def _element(x: Inputs, computed: tuple[str, ...]) -> str:
     """bfloat16 if q and v are: keys made of float32 gates (hgrn2) are rounded like all factors of the products."""
-    names = {dtype_name(y) for n, y in (("q", x.q), ("v", x.v)) if n not in computed or dtype_name(y) not in GATES}
+    names = {dtype_name(y) for n, y in (("q", x.q), ("v", x.v)) if n not in computed or dtype_name(y) != "float32"}
     fits = names == {"bfloat16"} and dtype_name(x.k) in GATES
     return "bfloat16" if fits else "float32"
 
@@ -192,6 +198,22 @@ def sum_segments(
     """The state that each segment but the first begins with; reverse: its gradient after each but the last."""
     name = "segments in reverse" if reverse else "segments"
     launch_one(name, batch, batch.N * batch.heads * (cuts.STATE // 1024), arrays, start=start, **given)
+
+
+def multiply_transfers(batch: Batch, reverse: bool = False, **given: Array) -> None:
+    """The same from offsets and transfer matrices, `transfers` or, reverse, `transposed`: the delta rule's kernel."""
+    kernel, constants = delta_plan.KERNELS["segments"], transfer_constants(batch, reverse)
+    packed = arguments.DELTA.packed(NO_FIELDS | {n: address(y) for n, y in given.items()} | {
+        "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "segments": batch.segments,
+        "chunks": batch.chunks,
+    })  # fmt: skip
+    launch.launch(kernel.file, kernel.entry, constants, batch.N * batch.heads * 8, kernel.threads,
+                  dict(constants)["LA_SHARED"], packed, (batch.offsets, *given.values()))
+
+
+def transfer_constants(batch: Batch, reverse: bool = False) -> Constants:
+    """The constants of the delta rule's kernel that multiplies transfer matrices."""
+    return delta_plan.constants("segments", batch.K, batch.V, True, reverse)
 
 
 def _prepare(batch: Batch, keep: bool, at: bool) -> None:

@@ -80,7 +80,7 @@ def backward(
 
 def explain(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> Explained:
     """Backend, form and operations of both memories."""
-    return core.explain_memories(fn, x.memories(), plan, wanted)
+    return core.explain_memories(fn, x.memories(), plan._replace(computed=OF_KEYS + OF_VALUES), wanted)
 
 
 def gives_states(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> bool:

@@ -91,10 +91,11 @@ def test_reverse_chain_and_gradients(launched, how):
 
 @pytest.mark.parametrize("how", [
     {}, {"state": False, "dstate": False}, {"T": 65, "gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
-    {"K": 72, "V": 8, "T": 20}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1}, {"T": 1100, "B": 1},
+    {"K": 72, "V": 8, "T": 20}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
+    {"T": 1100, "B": 1},
 ], ids=str)
 def test_delta_rule(launched, how):
-    """The reverse chain of the delta rule is not cut into segments."""
+    """The reverse chain of two segments is not cut."""
     assert compare(launched, erase="delta", **how) == [("reverse", 0), ("grads", 0), ("grads", 1), ("strengths", 0)]
 
 
@@ -106,6 +107,15 @@ def test_delta_rule(launched, how):
 def test_other_widths(launched, how):
     """Padded, and in blocks that are heads of their own."""
     compare(launched, keep="blocks", **how)
+
+
+@pytest.mark.parametrize("how", [
+    {"T": 1600}, {"T": 1700, "state": False, "dstate": False, "heads": (1, 1, 2)},
+], ids=str)
+def test_segments_of_the_delta_rule(launched, how):
+    """What segments add by the chain itself, and the transfer matrices of the forward, transposed."""
+    names = [entry for entry, _ in compare(launched, erase="delta", B=1, **how)]
+    assert names == ["reverse", "segments", "reverse", "grads", "grads", "strengths"]
 
 
 def test_residuals_of_the_delta_rule_are_made_again(launched):
