@@ -49,9 +49,9 @@ token and resets, where every head takes the exact path. share: bytes that must 
 over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory beyond the inputs, results included, forward and both. Errors
 relative to the norm, against float64 on the same rounded inputs."""
 VECTOR_PEERS = """\
-\\*: both was measured on {date}, with the reverse chain in segments; its memory before. FLA's kernels in the same run as this
-library's, (8, 4096, 32, 128), g in bfloat16, mild gates, {date}. Its autotuner had few candidates, and rejects a gated
-backward with this Triton version on Hopper; that check was disabled."""
+\\*: both was measured on {date}, with the reverse chain in segments; its memory before. FLA's kernels in the same run
+as this library's, (8, 4096, 32, 128), g in bfloat16, mild gates, {date}. Its autotuner had few candidates, and rejects
+a gated backward with this Triton version on Hopper; that check was disabled."""
 VECTOR_MORE = """\
 Other widths, slots (64) and dtypes, (B, T, H, K, V), {date}. Where both is missing, gradients are computed by array
 calls. [Decision 022](../decisions/vector/022-other-widths-and-dtypes.md) says which kernels these are."""

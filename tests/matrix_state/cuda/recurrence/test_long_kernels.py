@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.matrix_state.types import Decay
+from tests.cases import one_per, required
 from tests.matrix_state.cuda.device_arrays import error, typed
 from tests.matrix_state.cuda.test_vector import gates
 
 pytestmark = pytest.mark.gpu
+DRAWN = {"q", "k", "v", "g", "gv", "u", "beta", "b", "w"}
 BOUND = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 6e-3}  # of the norm: outputs are rounded once
 
 
@@ -45,7 +48,9 @@ def test_forward(cp, fn, dtype, K, V):
     assert error(end, last) < BOUND["float32"] if dtype == "float32" else BOUND[dtype]
 
 
-@pytest.mark.parametrize("fn", [la.gla, la.gdn2], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", one_per(lambda spec: spec.change.erase_key, [
+    fn for fn in la.VARIANTS if fn.spec.decay is Decay.VECTOR and DRAWN.issuperset(required(fn))
+]), ids=lambda fn: fn.__name__)
 def test_gradients_are_those_of_array_calls(cp, fn):
     arrays, state = draw(fn, "float32", T=70, kind="mild")
     dout = np.random.default_rng(1).standard_normal(arrays["v"].shape).astype(np.float32)

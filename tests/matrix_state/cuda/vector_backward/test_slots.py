@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.matrix_state.types import Readout
 from tests.matrix_state.cuda.device_arrays import error, typed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
+WITH_SLOTS = [fn for fn in la.VARIANTS if fn.spec.readout is Readout.SLOTS]
 BOUND = 1.5e-2  # of the norm: two memories in 16 bits, the first one's errors in an exponent
 
 
@@ -39,7 +41,7 @@ def compare(cp, fn, bound, dtype="bfloat16", options=None, **how):
         assert error(getattr(grads, name), getattr(want, name)) < 2 * bound, name
 
 
-@pytest.mark.parametrize("fn", [la.gsa, la.abc], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", WITH_SLOTS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("how", [
     {}, {"heads": (1, 1, 2)}, {"K": 64, "V": 40, "M": 128}, {"options": {"cu_seqlens": [0, 5, 5, 70, 200]}},
     {"T": 1100, "heads": (1, 1, 1)},
