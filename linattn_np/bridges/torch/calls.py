@@ -12,7 +12,7 @@ import torch
 
 from ...call import dispatch, replay, vjp
 from ...call.foreign import check_cotangents, leaves
-from ...call.results import Result
+from ...call.results import Result, StatesResult
 from ...spec import VariantSpec
 from . import operators
 from .arguments import Arrays, Keywords, Views, given, is_followed, modes, tracing
@@ -27,15 +27,24 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
     if torch.compiler.is_compiling():
         operators.defined()
         return operators.traced(spec, arrays, keywords)
-    signature = replays and replays.signature(spec, arrays, keywords)
-    if signature and (result := replays.replayed(signature)) is not None:
-        return result
-    if (result := _on_host(spec, arrays, keywords)) is not None:
-        return result
-    if is_traced(arrays, keywords):
+    result, signature = fast(spec, arrays, keywords)
+    if result is None and is_traced(arrays, keywords):
         operators.defined()
         return operators.traced(spec, arrays, keywords)
-    return eager(spec, arrays, keywords, signature)
+    return eager(spec, arrays, keywords, signature) if result is None else result
+
+
+def computed(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
+    """The result of a public function on tensors of a device or the host."""
+    result, signature = fast(spec, arrays, keywords)
+    return eager(spec, arrays, keywords, signature) if result is None else result
+
+
+def fast(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> tuple[Any, Any]:
+    """(the result by a recorded plan or on the host, None if there is neither; the signature on a device)."""
+    signature = replays and replays.signature(spec, arrays, keywords)
+    result = replays.replayed(signature, arrays, keywords) if signature else None
+    return (_on_host(spec, arrays, keywords) if result is None else result), signature
 
 
 def _on_host(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
@@ -93,6 +102,9 @@ def eager(spec: VariantSpec, arrays: Arrays, keywords: Keywords, signature: Any 
     names = tuple(spec.arrays)
     if found.differentiable and len(arrays) <= len(names) and keywords.keys().isdisjoint(names[: len(arrays)]):
         bound = dict(zip(names, arrays, strict=False)) | dict(keywords)
+        known = signature and replays.is_known(signature, replays.signature(spec, (), bound, follows=False))
+        if known and (result := replays.replayed(signature, arrays, keywords)) is not None:
+            return result
         rule = functools.partial(in_tensors, spec, functools.partial(vjp.run_vjp, spec), found.device)
         return differentiated(spec.name, rule, (*names, "state"), bound)
     views = Views(found.device)
@@ -138,19 +150,27 @@ def in_tensors(
     signature = replays and spec and replays.signature(spec, arrays, keywords, follows=False)
     recorded = replays.forward(signature, arrays, keywords) if signature else None
     if recorded is None:
-        return _on_views(spec, rule, device, arrays, keywords, signature)
+        return on_views(spec, rule, device, arrays, keywords, signature)
     result, gradients = recorded
 
-    def pullback(dout: Any = None, dstate: Any = None) -> Any:
-        grads = gradients((dout, dstate))
+    def of_states(dout: Any = None, dstate: Any = None, dstates: Any = None) -> Any:
+        each = dout, dstate, dstates
+        grads = gradients(each)
         if grads is None:  # cotangents of another layout: computed in full, including the forward
-            return _on_views(spec, rule, device, arrays, keywords, None)[1](dout, dstate)
+            return on_views(spec, rule, device, arrays, keywords, None)[1](*each)
         return grads
 
-    return result, pullback
+    def pullback(dout: Any = None, dstate: Any = None) -> Any:
+        each = dout, dstate
+        grads = gradients(each)
+        if grads is None:
+            return on_views(spec, rule, device, arrays, keywords, None)[1](*each)
+        return grads
+
+    return result, of_states if type(result) is StatesResult else pullback
 
 
-def _on_views(
+def on_views(
     spec: VariantSpec | None, rule: Rule, device: torch.device, arrays: Arrays, keywords: Keywords, signature: Any
 ) -> tuple[Any, Callable[..., Any]]:
     """(result, pullback) of a rule; signature: under which a forward on a device is recorded."""

@@ -147,7 +147,7 @@ def _forward(spec: VariantSpec, *given: Any) -> list[Tensor]:
     from . import calls
 
     with torch.no_grad():
-        return _listed(calls.eager(spec, (), keywords_of(spec, given)))
+        return _listed(calls.computed(spec, (), keywords_of(spec, given)))
 
 
 def _backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
