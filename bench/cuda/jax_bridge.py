@@ -2,10 +2,12 @@
 
     python -m bench jax_bridge --backend cuda [--json FILE] [--write]
 
-The gated delta rule, bfloat16 with float32 gates, forward, and forward with backward. Three numbers a call, in host
-microseconds, medians in turn: `queued`, calls enqueued before one synchronisation; `waiting`, one call until its result
-is there; and for the jitted call both without those of `empty`, a jitted buffer_callback with the same arrays and
-results whose function returns at once: that part is JAX's.
+The gated delta rule, bfloat16 with float32 gates, forward, and forward with backward. Three numbers a call, in
+microseconds, medians in turn: `queued`, until one of several calls returns; `finished`, the same with the wait for all
+of them; `waiting`, one call until its result is there. Beside the jitted call and the CuPy call:
+
+    empty   a jitted buffer_callback with the same arrays and results whose function returns at once
+    spin    one kernel of a fixed duration, by CuPy and by a jitted buffer_callback: what JAX's own wait takes longer
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ from typing import Any
 
 SHAPES = ((1, 64, 4, 128), (1, 2048, 8, 128), (1, 4096, 16, 128))
 QUEUE, ROUNDS = 20, 30
+KINDS = ("queued", "finished", "waiting")
+SPIN = r"""extern "C" __global__ void spin(unsigned long long ns) {
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - begin < ns);
+}"""
 Call = tuple[Callable[[], Any], Callable[[Any], Any]]  # the call, the wait for its result
 
 
@@ -67,26 +75,47 @@ def calls_of(la: Any, cp: Any, jax: Any, shape: tuple[int, int, int, int]) -> di
                                      "empty": (lambda: nothing_back(*mine), ready)}}  # fmt: skip
 
 
+def spins(cp: Any, jax: Any, microseconds: int) -> dict[str, Call]:
+    """A kernel that does nothing for a while."""
+    from jax.experimental.buffer_callback import buffer_callback
+
+    from linattn_np.bridges.device_programs import current
+
+    kernel = cp.RawKernel(SPIN, "spin")
+
+    def launched(context: Any, out: Any, x: Any) -> None:
+        with current(0, context.stream):
+            kernel((1,), (1,), (cp.uint64(1000 * microseconds),))
+
+    one = jax.numpy.zeros(1)
+    jitted = jax.jit(lambda x: buffer_callback(launched, jax.ShapeDtypeStruct((1,), "float32"))(x))
+    return {"cupy": (lambda: kernel((1,), (1,), (cp.uint64(1000 * microseconds),)),
+                     lambda _: cp.cuda.Device().synchronize()),
+            "jax": (lambda: jitted(one), jax.block_until_ready)}  # fmt: skip
+
+
 def host(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
-    """Median host microseconds of each call."""
-    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in calls}
+    """Median microseconds of each call, and how much longer the jitted one takes."""
+    times: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in KINDS} for name in calls}
     for call, ready in calls.values():
         for _ in range(5):
             ready(call())
     for _ in range(ROUNDS):
         for name, (call, ready) in calls.items():
-            for list_, count in zip(times[name], (QUEUE, 1), strict=True):
-                began = time.perf_counter_ns()
-                for _ in range(count):
-                    result = call()
-                if count == 1:
-                    ready(result)
-                list_.append((time.perf_counter_ns() - began) / count / 1e3)
-                ready(result)
-    found = {name: {"queued": statistics.median(a), "waiting": statistics.median(b)} for name, (a, b) in times.items()}
-    apart = {kind: found["jax"][kind] - found["empty"][kind] for kind in ("queued", "waiting")}
-    return found | {"jax without empty, over cupy": {kind: x - found["cupy"][kind] for kind, x in apart.items()},
-                    "jax over cupy": {kind: found["jax"][kind] - found["cupy"][kind] for kind in apart}}
+            marks = [time.perf_counter_ns()]
+            for _ in range(QUEUE):
+                result = call()
+            marks.append(time.perf_counter_ns())
+            ready(result)
+            marks.append(time.perf_counter_ns())
+            ready(call())
+            marks.append(time.perf_counter_ns())
+            spans = (marks[1] - marks[0]) / QUEUE, (marks[2] - marks[0]) / QUEUE, marks[3] - marks[2]
+            for kind, span in zip(KINDS, spans, strict=True):
+                times[name][kind].append(span / 1e3)
+    found = {name: {kind: statistics.median(x) for kind, x in each.items()} for name, each in times.items()}
+    return found | {f"jax less {other}": {kind: found["jax"][kind] - found[other][kind] for kind in KINDS}
+                    for other in found if other != "jax"}  # fmt: skip
 
 
 def measure() -> dict[str, Any]:
@@ -96,8 +125,9 @@ def measure() -> dict[str, Any]:
 
     import linattn_np as la
 
-    return {"host_us": {f"{name} {shape}": host(calls) for shape in SHAPES
-                        for name, calls in calls_of(la, cp, jax, shape).items()}}  # fmt: skip
+    found = {f"{name} {shape}": host(calls) for shape in SHAPES
+             for name, calls in calls_of(la, cp, jax, shape).items()}  # fmt: skip
+    return {"us": found | {f"spin {n} us": host(spins(cp, jax, n)) for n in (10, 100, 300)}}
 
 
 def main(argv: list[str]) -> int:

@@ -11,6 +11,7 @@ from tests.cases import PLAIN, cotangents, draw, parts, parts_like, with_arrays
 
 pytestmark = pytest.mark.gpu
 SIZES = {"T": 70, "B": (2,), "H": 2, "K": 16, "V": 8}
+ALIGNED = {"T": 192, "K": 64, "V": 64}  # sizes of calls that launches alone compute, states between chunks too
 RULE = with_arrays("q k v g beta")
 CASE = next(c for c in PLAIN if c.fn is RULE)
 
@@ -97,8 +98,8 @@ def test_a_repeated_gradient_is_replayed_without_cupy(torch, monkeypatch):
     from linattn_np.bridges.torch import operators
     from linattn_np.bridges.torch.cuda import views
 
-    x = {n: y.requires_grad_() for n, y in arrays_of(torch, torch.bfloat16).items()}
-    state, operator = torch.ones(2, 2, 16, 8, device="cuda", requires_grad=True), operators.defined()
+    x = {n: y.requires_grad_() for n, y in arrays_of(torch, torch.bfloat16, **ALIGNED).items()}
+    state, operator = torch.ones(2, 2, 64, 64, device="cuda", requires_grad=True), operators.defined()
     given = [*x.values(), state]
 
     def gradients():
@@ -130,7 +131,7 @@ def test_a_repeated_gradient_is_replayed_without_cupy(torch, monkeypatch):
 @pytest.mark.parametrize("hooks", ["host", "transposed"])
 def test_saved_tensors_that_a_hook_replaces(torch, hooks):
     """Inputs come back in other memory, or with other strides."""
-    x = arrays_of(torch, torch.bfloat16)
+    x = arrays_of(torch, torch.bfloat16, **ALIGNED)
     x = {n: y.movedim(1, 2).contiguous().movedim(2, 1) for n, y in x.items()} if hooks == "host" else x
     expected = [_gradients(torch, x) for _ in range(3)][-1]
 
@@ -146,7 +147,7 @@ def test_states_at_positions_are_replayed(torch, monkeypatch):
     """Plain, by vjp, by autograd; another list of positions is another plan."""
     from linattn_np.bridges.torch.cuda import views
 
-    x = arrays_of(torch, torch.bfloat16)
+    x = arrays_of(torch, torch.bfloat16, **ALIGNED)
 
     def calls(positions):
         options = {"return_state": True, "return_states_at": positions}
@@ -157,7 +158,7 @@ def test_states_at_positions_are_replayed(torch, monkeypatch):
         d = torch.autograd.grad(tuple(followed), list(mine.values()), (x["v"], result.state, result.states))
         return [*RULE(**x, **options), *result, *(getattr(grads, n) for n in x), *d]
 
-    each = ([16, 70], (64, 70))
+    each = ([64, 192], (128, 192))
     expected = [calls(positions) for positions in each]
     for positions in each:
         for _ in range(2):

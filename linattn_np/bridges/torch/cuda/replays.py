@@ -76,8 +76,8 @@ def replayed(signature: Signature, arrays: Arrays, keywords: Keywords) -> Any:
     """The result by the recorded plan, followed by autograd if the call is; None without one."""
     key, state, pointers, followed = signature
     if followed:
-        plan = replay.plans.get(_vjp_key(signature))
-        return None if plan is None or not plan.differentiable else plan.differentiated(arrays, keywords, pointers)
+        plan = forward_of(signature)
+        return None if plan is None else plan.differentiated(arrays, keywords, pointers)
     if (recorded := replay.plans.get(key)) is None:
         return None
     if (found := recorded[0](None, state, pointers)) is None:
@@ -135,6 +135,11 @@ class Launches:
         self._launch(pointers, current_stream(index))
         return made, kept
 
+    @property
+    def kept_bytes(self) -> int:
+        """The size of the memory that stays."""
+        return self._sizes[2]
+
     def place(self, n: int) -> int:
         """The offset of an allocated array in its piece of memory."""
         return self._steps[n][1]
@@ -159,6 +164,12 @@ def record_forward(known: Signature | None, spec: VariantSpec, views: tuple[Arra
     plan = None if own is None else replay.plans.get(replay.vjp_key(own))
     if known is not None and type(plan) is device_replay.Forward and plan.replayable:
         replay.store(_vjp_key(known), Forward(plan, known[0][2], spec, views))
+
+
+def forward_of(signature: Signature) -> Any:
+    """The recorded forward of a vjp whose results and gradients are dense tensors; None without."""
+    plan = replay.plans.get(_vjp_key(signature))
+    return plan if plan is not None and plan.differentiable else None
 
 
 def is_known(signature: Signature, bound: Signature | None) -> bool:
@@ -187,6 +198,8 @@ class Forward:
         own = {n - count for x in plan.results for n in device_replay.places(x) if n >= count}
         self._launches = Launches(plan.sequence, index, own, {n - count for n in plan.residuals} - own)
         self._pullbacks: dict[Any, Any] = {}
+        self.reads_results = not own.isdisjoint(n - count for n in plan.residuals)
+        self.kept_bytes, self.read_count = self._launches.kept_bytes, len(plan.residuals)
         dense = all(x is None or (type(x) is int and x >= count) for x in plan.results)
         self._has_gradients = dense and {*self.names} <= {*spec.arrays, "state"}
 
