@@ -104,7 +104,7 @@ def test_a_repeated_gradient_is_replayed_without_cupy(torch, monkeypatch):
 
     def gradients():
         out, end = RULE(*list(x.values())[:3], g=x["g"], beta=x["beta"], state=state, return_state=True)
-        return torch.autograd.grad(out.float().square().sum() + end.sum(), given)
+        return torch.autograd.grad(out.float().square().sum() + end.sum(), given)  # of the sum: one element, spread
 
     def operated():
         plain = [y.detach() for y in x.values()]
@@ -148,14 +148,15 @@ def test_states_at_positions_are_replayed(torch, monkeypatch):
     from linattn_np.bridges.torch.cuda import views
 
     x = arrays_of(torch, torch.bfloat16, **ALIGNED)
+    dout = x["v"].clone()
 
     def calls(positions):
         options = {"return_state": True, "return_states_at": positions}
         result, pullback = la.vjp(RULE, **x, **options)
-        grads = pullback(x["v"], result.state, result.states)
+        grads = pullback(dout, result.state, result.states)
         mine = {n: y.detach().requires_grad_() for n, y in x.items()}
         followed = RULE(**mine, **options)
-        d = torch.autograd.grad(tuple(followed), list(mine.values()), (x["v"], result.state, result.states))
+        d = torch.autograd.grad(tuple(followed), list(mine.values()), (dout, result.state, result.states))
         return [*RULE(**x, **options), *result, *(getattr(grads, n) for n in x), *d]
 
     each = ([64, 192], (128, 192))
@@ -331,6 +332,21 @@ def test_compiled_calls(torch):
     grads, wanted = (torch.autograd.grad(sum(y.sum() for y in each), list(x.values())) for each in (results, expected))
     for a, b in zip((*results, *grads), (*expected, *wanted), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_compiled_backward_reads_what_the_forward_kept(torch, monkeypatch):
+    """Once its calls are recorded; the bits of la.vjp."""
+    from linattn_np.bridges.torch import operators
+
+    x = {n: y.requires_grad_() for n, y in arrays_of(torch, torch.bfloat16, **ALIGNED).items()}
+    dout, (_, pullback) = torch.randn_like(x["v"]), la.vjp(RULE, **{n: y.detach() for n, y in x.items()})
+    expected = pullback(dout)
+    compiled = torch.compile(lambda x: RULE(**x), fullgraph=True, backend="aot_eager")
+    for n in range(4):
+        if n == 3:
+            monkeypatch.setattr(operators, "_backward", None)
+        found = torch.autograd.grad(compiled(x), list(x.values()), dout)
+        assert all(torch.equal(d, getattr(expected, name)) for name, d in zip(x, found, strict=True))
 
 
 def test_two_devices_and_the_host(torch):

@@ -21,7 +21,7 @@ from ....runtime.cuda.record import LaunchSequence, get
 from ....runtime.memory import is_on_device
 from ....spec import VariantSpec
 from ..arguments import Arrays, Keywords, is_followed
-from ..views import PLAIN, Tensor
+from ..views import PLAIN, Tensor, dense
 from .views import numpy_dtype, torch_dtype
 
 # key, state, pointers of all tensors in order, whether autograd follows one of them
@@ -264,6 +264,7 @@ class Forward:
 
     def _pullback(self, held: list[Any], known: list[int], kept: Any, cotangents: tuple[Any, ...]) -> Any:
         """The gradients; None without a recorded pullback. kept: memory that it reads."""
+        cotangents = tuple(map(dense, cotangents))
         given = [x for x in cotangents if x is not None]
         if (layout := self._layout(cotangents)) is None:
             return None
