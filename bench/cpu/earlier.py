@@ -77,7 +77,8 @@ def main(options: list[str]) -> int:
     parser.add_argument("--only", nargs="+", default=sorted({*CASES, *STEPS}))
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args(options)
-    os.environ.setdefault("LINATTN_NP_NUM_THREADS", "1")
+    for name in ("LINATTN_NUM_THREADS", "LINATTN_NP_NUM_THREADS"):  # the second: its name in earlier revisions
+        os.environ.setdefault(name, "1")
     rows: dict[str, list[dict[str, Any]]] = {"forward": [], "forward and backward": [], "few tokens": []}
     with tempfile.TemporaryDirectory() as folder:
         packages = [earlier(args.revision, Path(folder)), la]
