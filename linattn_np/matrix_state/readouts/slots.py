@@ -17,11 +17,13 @@ import numpy as np
 
 from ...core import Computed, Explained, join_parts, register, split_parts
 from ...ops.learned_maps import softmax, softmax_vjp
-from ...runtime.arrays import Array
+from ...runtime.arrays import Array, cast
 from ...runtime.memory import shares_memory
 from ...runtime.tracing import Trace, plain
 from .. import core
 from ..types import Inputs, Plan
+
+OF_KEYS, OF_VALUES = ("v",), ("q", "k")  # what the memories take of s and p, which are in the compute dtype
 
 
 class SlotInputs(NamedTuple):
@@ -52,9 +54,9 @@ def forward(
     fn: str, x: SlotInputs, plan: Plan, state: tuple[Array, Array] | None, wanted: str | None
 ) -> tuple[Array | None, tuple[Array, Array], Residuals]:
     """(out, (S, W) after the last token, residuals)."""
-    read = plan._replace(scale=1.0)
-    return _forward_by(lambda x, state: core.forward(fn, x, plan, state, wanted),
-                       lambda x, state: core.forward(fn, x, read, state, wanted), x, plan, state)  # fmt: skip
+    of_keys, of_values = plan._replace(computed=OF_KEYS), plan._replace(scale=1.0, computed=OF_VALUES)
+    return _forward_by(lambda x, state: core.forward(fn, x, of_keys, state, wanted),
+                       lambda x, state: core.forward(fn, x, of_values, state, wanted), x, plan, state)  # fmt: skip
 
 
 def _forward_by(run_keys: Any, run_values: Any, x: SlotInputs, plan: Plan, state: Any) -> Computed:
@@ -76,14 +78,15 @@ def backward(
     d, dS_0 = core.backward(value_residuals, dout, dS)
     dlogits = None
     if p is not None and dout is not None:
-        dlogits = softmax_vjp(plan.xp, p, d.q)
+        dlogits = softmax_vjp(plan.xp, p, cast(plan.xp, d.q, plan.dtype))
     e, dW_0 = core.backward(key_residuals, dlogits, dW)
-    return SlotInputs(e.q, e.k, d.v, d.k + e.v, d.g + e.gv), (dS_0, dW_0)
+    ds = cast(plan.xp, d.k, plan.dtype) + cast(plan.xp, e.v, plan.dtype)
+    return SlotInputs(e.q, e.k, d.v, ds, d.g + e.gv), (dS_0, dW_0)
 
 
 def explain(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> Explained:
     """Backend, form and operations of both memories."""
-    return core.explain_memories(fn, x.memories(), plan, wanted)
+    return core.explain_memories(fn, x.memories(), plan._replace(computed=OF_KEYS + OF_VALUES), wanted)
 
 
 def gives_states(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> bool:
