@@ -125,8 +125,9 @@ def main(argv: list[str]) -> int:
     if args.write:
         from .record import rounded, write
 
-        rows = {name: [*pair, pair[0] / pair[1]] for name, pair in found.items()}
-        unit = "microseconds with the change of variables, with ready inputs, ratio"
+        rows = [{"call": name, "changed": pair[0], "ready": pair[1], "ratio": pair[0] / pair[1]}
+                for name, pair in found.items()]  # fmt: skip
+        unit = "microseconds"
         name, dtype = ("changes_cupy", "bfloat16") if args.cupy else ("changes", "float32")
         print(write(name, {"unit": unit, "dtype": dtype, "rows": rounded(rows)}))
     return 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.catalog import VARIANTS
 from linattn_np.ops import feature_maps, norms, random_maps, rows
 from tests.naive import features
 from tests.naive.no_erase.linear_attention import NAMED_MAPS
@@ -249,7 +250,11 @@ def test_features_in_chunks_are_those_that_are_made_first(name, heads):
             assert la.testing.relative_error(mine, theirs) < 1e-11
 
 
-@pytest.mark.parametrize("name", ["based", "rebased", "performer", "rfa"])
+LEFT_TO_THE_LOOPS = [f.spec.name for f in VARIANTS
+                     if f.spec.state.option and "feature_map" not in f.spec.options.defaults]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT_TO_THE_LOOPS)
 def test_short_sequences_with_a_map_go_token_by_token(name):
     """In steps of one token, alone, and in a ragged batch beside longer sequences: the same bits."""
     pytest.importorskip("numba")

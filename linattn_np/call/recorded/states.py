@@ -95,7 +95,8 @@ def _after(call: Prepared, names: tuple[str, ...], state: Any, recorded: Any) ->
     if out is not None:
         out = _finished(call, c, trace.added(out)) if call.spec.change.from_core else trace.added(out)
     ends = [trace.added(y) for y in state_parts(end)]
-    final = call.spec.state.unpack(c, ends[0] if len(ends) == 1 else tuple(ends))
+    unpack: Any = call.spec.state.unpack
+    final = unpack(c, ends[0] if len(ends) == 1 else tuple(ends))
     found = [*([] if out is None else [out]), *state_parts(final)]
     return before.after(found), (out, final)
 

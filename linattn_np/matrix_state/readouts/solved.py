@@ -235,8 +235,8 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
     least = Views(None, Places(trace), trace, [x.least])
     keys, values = (Inputs(*map(plain, y)) for y in (keys, values))
     solve = _recorded_solve(runs, (keys, plain(ridge)), x.solver, plan, Z, ahead.following)
-    read = core.record(values._replace(q=residuals.solved.read), plan, S, value_residuals,
-                       Trace([*ahead.following.given, residuals.solved.read]))  # fmt: skip
+    x_t: Any = residuals.solved.read
+    read = core.record(values._replace(q=x_t), plan, S, value_residuals, Trace([*ahead.following.given, x_t]))
     overwrite = plan.overwrite
 
     def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Traced array calls as programs: tables that the compiled loop of array_calls.py carries out on other arrays."""
+"""Traced array calls as programs: tables that the compiled loop of array_calls.py executes on other arrays."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def is_whole(x: np.ndarray, y: Any) -> bool:
 
 
 class Ahead:
-    """The array calls of a trace so far, carried out before something else, after which the trace goes on.
+    """The array calls of a trace so far, executed before something else, after which the trace goes on.
 
     following: a trace of what comes next, whose last given array is the memory of results.
     """
