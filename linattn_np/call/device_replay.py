@@ -35,7 +35,11 @@ def signature_maker(kind: Any) -> Callable[..., Signature | None]:
         parts: list[Any] = [spec.name, device, len(arrays), *keywords]
         pointers: list[int] = []
         given: list[Array] = []
-        for x in (*arrays, *keywords.values()) if arrays else keywords.values():
+        values = (*arrays, *keywords.values()) if arrays else keywords.values()
+        if isinstance(state := keywords.get("state"), tuple) and set(map(type, state)) == {kind}:
+            parts.append(len(state))
+            values = (*(x for x in values if x is not state), *state)
+        for x in values:
             if type(x) is kind:
                 data = x.data
                 if data.device_id != device:
@@ -63,8 +67,10 @@ def signature_maker(kind: Any) -> Callable[..., Signature | None]:
 
 
 def given_arrays(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Array]:
-    """The CuPy arrays of a call, in the order of its pointers."""
-    return [x for x in (*arrays, *keywords.values()) if is_on_device(x)]
+    """The CuPy arrays of a call, in the order of its pointers: those of a state of several arrays come last."""
+    state = keywords.get("state")
+    values = (*arrays, *keywords.values(), *(state if isinstance(state, tuple) else ()))
+    return [x for x in values if is_on_device(x)]
 
 
 def positions(x: Any, pool: list[Array]) -> Any:
@@ -100,7 +106,8 @@ class Plan:
         self.sequence, self._own_state = LaunchSequence(recorder, given), own_state
         self._launches: Callable[[list[int]], Any] = self.sequence.run
         self._spans = [_span(x) for x in given] if own_state else []
-        self._at: Any = next((n for n, x in enumerate(given) if x is state), None)
+        own = state if isinstance(state, tuple) else (state,)
+        self._at = [n for n, x in enumerate(given) if any(x is S for S in own)]
         self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
         out, end = results
         self._out = positions(out, recorder.allocated)
@@ -137,11 +144,12 @@ class Plan:
 
     def _overlaps(self, pointers: list[int]) -> bool:
         """Whether the state that is overwritten may share memory with another array."""
-        low, high = self._spans[self._at]
-        begin, end = pointers[self._at] + low, pointers[self._at] + high
-        for n, (pointer, (low, high)) in enumerate(zip(pointers, self._spans, strict=True)):
-            if pointer + low < end and begin < pointer + high and n != self._at:
-                return True
+        for at in self._at:
+            low, high = self._spans[at]
+            begin, end = pointers[at] + low, pointers[at] + high
+            for n, (pointer, (low, high)) in enumerate(zip(pointers, self._spans, strict=True)):
+                if pointer + low < end and begin < pointer + high and n != at:
+                    return True
         return False
 
 
@@ -276,6 +284,8 @@ class Forward:
         kind = self._kind
         given = [x for x in arrays if type(x) is kind]
         given += [x for x in keywords.values() if type(x) is kind]
+        if isinstance(state := keywords.get("state"), tuple):
+            given += state
         count, pool = len(given), given + self.sequence.run(pointers)  # pointers has those of the pool now
         read = self.residuals
         results = tuple(pool[n] if type(n) is int else get(n, pool) for n in self.results)

@@ -19,6 +19,7 @@ import array_api_compat as compat
 
 from ..core import CallPlan, Explained, register, register_states
 from ..runtime.arrays import Array, is_cupy, is_numpy
+from ..runtime.cuda.deferred import Unsupported, is_deferred
 from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
 from ..runtime.tracing import Trace, plain
@@ -257,8 +258,13 @@ class Residuals(NamedTuple):
 
 
 def path_of(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Path:
-    """The path of a call."""
-    backend = choose(fn, x, plan, wanted)
+    """The path of a call.   Raises Unsupported for deferred arrays that kernels do not take."""
+    if is_deferred(plan.xp):
+        backend = choose(fn, x, plan._replace(xp=plan.xp.library), wanted)
+        if backend is not CUDA:
+            raise Unsupported(backend.name)
+    else:
+        backend = choose(fn, x, plan, wanted)
     if wanted is not None and backend.forced is not None:
         plan = backend.forced(plan)
     return Path(backend, preprocessing(backend, x, plan), plan)

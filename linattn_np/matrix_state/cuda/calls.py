@@ -6,10 +6,11 @@ from typing import Any
 
 from ...ops.cuda import unit_rows as kernel
 from ...runtime.arrays import Array, cast
+from ...runtime.cuda.deferred import is_deferred
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
-from . import delta, scan, step, vector, vector_delta
+from . import deferred_calls, delta, scan, step, vector, vector_delta
 
 
 def _chunks_of(x: Inputs) -> Any:
@@ -65,6 +66,8 @@ def describe(call: Any) -> str:
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved)."""
+    if is_deferred(plan.xp):
+        return deferred_calls.forward(_of(x, plan), x, plan, state)
     return _of(x, plan).forward(x, plan, state)
 
 

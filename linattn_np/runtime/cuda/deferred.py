@@ -84,7 +84,7 @@ class Deferred:
         view = how(np, self.view)
         if not isinstance(view, np.ndarray):
             raise Unsupported("a number leaves an array")
-        if not np.may_share_memory(view, self.view):  # as many elements in another order
+        if view.size and not np.may_share_memory(view, self.view):  # as many elements in another order
             return how(self.xp, self.xp.copy(self))
         return Deferred(self.xp, self.node, view, None if self.real is None else how(self.xp.library, self.real))
 
@@ -361,8 +361,7 @@ def _operator(name: str, swapped: bool = False) -> Callable[[Deferred, Any], Any
 for _name, _own in (("add", "add"), ("sub", "subtract"), ("mul", "multiply"), ("truediv", "divide"), ("pow", "pow"),
                     ("and", "logical_and"), ("or", "logical_or")):  # fmt: skip
     setattr(Deferred, f"__{_name}__", _operator(_own))
-    if _name != "pow":
-        setattr(Deferred, f"__r{_name}__", _operator(_own, True))
+    setattr(Deferred, f"__r{_name}__", _operator(_own, True))
 for _name, _own in (("lt", "less"), ("le", "less_equal"), ("gt", "greater"), ("ge", "greater_equal"), ("eq", "equal"),
                     ("ne", "not_equal")):  # fmt: skip
     setattr(Deferred, f"__{_name}__", _operator(_own))

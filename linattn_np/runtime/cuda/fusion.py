@@ -8,15 +8,15 @@ functions and on its own operands, not on how many rows there are.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from ..arrays import dtype_name
-from . import launch, sources
-from .deferred import Deferred, Node
+from . import constants, launch, record, sources
+from .deferred import Deferred, Namespace, Node, given
 
 Array = Any
 WARPS = 4  # of a block
@@ -307,3 +307,13 @@ def _file(text: str) -> str:
     sources.register(name, text)
     return name
 
+
+
+def constant(xp: Namespace, key: Hashable, where: Any, make: Callable[[], Deferred]) -> Deferred:
+    """make(), computed once per device (constants.py)."""
+
+    def computed() -> Array:
+        with record.Recorder():  # no launch of the calls that use it
+            return materialise([make()])[0]
+
+    return given(xp, constants.once(xp.library, ("deferred", key), where, computed))

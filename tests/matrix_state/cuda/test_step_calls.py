@@ -26,6 +26,7 @@ from linattn_np.runtime.arrays import Library, enter
 from linattn_np.runtime.cuda import constants, launch, record
 from tests.cases import has_plain_state, passes_through
 from tests.core_cases import CELLS, case
+from tests.cuda import array_calls_host
 from tests.matrix_state.cuda import step_twin
 from tests.matrix_state.cuda.step_twin import CUPY, Stub, device_plans, stub
 
@@ -39,10 +40,16 @@ def launched(monkeypatch):
         def __init__(self, file, entry, constants):
             self.constants, self.kernel = constants, SimpleNamespace(ptr=len(kernels))
             self.keys = entry if file == complement.SOURCE else None
+            self.file = file if file.startswith(array_calls_host.PREFIX) else None
             self.size = COMPLEMENT.size if self.keys else step_twin.SIZE
+            if self.file:
+                self.size = array_calls_host.size_of(file)
             kernels.append(self)
 
         def __call__(self, grid, block, arguments, shared_mem):
+            if self.file:
+                array_calls_host.run(self.file, grid[0], arguments[0].tobytes())
+                return
             if self.keys:
                 step_twin.run_complement(self.keys, self.constants, arguments[0].tobytes())
                 return

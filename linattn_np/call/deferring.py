@@ -1,0 +1,128 @@
+"""One token on CuPy arrays: the change of variables is deferred, and computed by one kernel before a core's and one after.
+
+An array call takes 15 us of the host, a kernel 5. The arrays of the call become deferred ones (runtime/cuda/deferred.py);
+the core's kernels get what they read computed by one launch, and so do the results. A repeated call is these launches.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from ..core import COMPUTATIONS
+from ..runtime.cuda import launch
+from ..runtime.cuda.deferred import Deferred, Namespace, given
+from ..runtime.cuda.fusion import materialise
+from ..runtime.tracing import FIXED
+from ..spec import Variables
+from .binding import Prepared, flatten, unflatten
+
+Array = Any
+
+
+def takes(call: Prepared) -> bool:
+    """Whether a call's array calls are deferred: one token, in float32, by kernels."""
+    options, plan = call.options, call.plan
+    if call.recorder is None or call.variables.sizes.T != 1 or call.variables.sizes.ragged is not None:
+        return False
+    plain = all(options.get(n) is None for n in ("state_rows", "return_states_at", "cu_seqlens"))
+    usual = options["backend"] in (None, "cuda") and options["chunk_size"] in (None, 1) and plan.causal
+    return plain and usual and not options["check"] and plan.dtype == plan.xp.float32 and launch.unusable() is None
+
+
+def on_deferred(call: Prepared) -> Prepared:
+    """The call on deferred arrays.   Raises Unsupported if they cannot be described."""
+    c, spec = call.variables, call.spec
+    xp = Namespace(call.plan.xp, getattr(c, spec.change.value).device)
+    fixed = {n: x for n, x in vars(c).items() if n in FIXED}
+    arrays = {n: None if (x := getattr(c, n)) is None else given(xp, x) for n in c.axes}
+    own = Variables(**fixed | arrays | {"xp": xp})
+    state = call.given_state
+    if state is not None:
+        state = unflatten(state, [given(xp, S) for S in flatten("state", state).values()])
+    core_state = state
+    if spec.state.pack is not None:
+        own.state = state
+        core_state = spec.state.pack(own, state)
+    library = call.library._replace(xp=xp, give_back=lambda x: x)
+    return call._replace(library=library, variables=own, plan=call.plan._replace(xp=xp), state=core_state,
+                         given_state=state)  # fmt: skip
+
+
+def run(call: Prepared, finish: Any) -> tuple[Any, Any] | None:
+    """The public (out, state) of a call; None if it cannot be deferred, with nothing changed.
+
+    finish: (call, core's output, final state) -> (out, state).
+    """
+    if not takes(call):
+        return None
+    parts = [S for S in flatten("state", call.given_state).values() if S is not None]
+    saved = [call.plan.xp.asarray(S, copy=True) for S in parts] if call.options["overwrite_state"] else []
+    with call.recorder:
+        try:
+            own = on_deferred(call)
+            x = own.inputs()
+            out, end, _ = COMPUTATIONS[type(x)].forward(call.spec.name, x, own.plan, own.state, own.options["backend"])
+            return computed(own.plan.xp, finish(own, out, end), call.library.give_back)
+        except Exception:  # a call in full raises it, if it is an error
+            import os
+            if os.environ.get("LADEBUG"): raise
+            for S, before in zip(parts, saved, strict=False):
+                S[...] = before
+    call.recorder.launches.clear()
+    call.recorder.allocated.clear()
+    return None
+
+
+def computed(xp: Namespace, results: Any, give_back: Any) -> Any:
+    """Results in memory, with the assignments made; nested tuples stay as they are."""
+    results = _replaced(results, lambda x: xp.copy(x) if isinstance(x, Deferred) and _is_part(x) else x)
+    wanted = [x for x in _leaves(results) if isinstance(x, Deferred)]
+    into: list[Array | None] = [None] * len(wanted)
+    later, targets = [], {id(array) for array, _ in xp.assigned}
+    is_read = any(id(y) in targets for _, value in xp.assigned for y in _read([value, *wanted]))
+    for array, value in xp.assigned:
+        if is_read:  # another warp may read what one has overwritten
+            later.append((array, value))
+        wanted.append(value)
+        into.append(None if is_read else array)
+    materialise(wanted, into)
+    if later:
+        materialise([xp.copy(value) for _, value in later], [array for array, _ in later])
+    xp.assigned.clear()
+    return _replaced(results, lambda x: give_back(x.real) if isinstance(x, Deferred) else x)
+
+
+def _read(values: list[Deferred]) -> list[Array]:
+    """The arrays in memory that deferred arrays depend on, but for those that are such arrays themselves."""
+    found, pending, seen = list[Array](), [x.node for x in values if x.real is None], set[int]()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.kind == "array":
+            found.append(node.value)
+        pending += [x.node for x in node.inputs]
+    return found
+
+
+def _is_part(x: Deferred) -> bool:
+    """Whether x is a part of an array that this call has allocated: replays return whole arrays."""
+    if x.real is None or x.node.kind != "array" or x.real is x.node.value:
+        return False
+    dense = x.real.flags.c_contiguous or (x.ndim > 2 and x.real.swapaxes(-3, -2).flags.c_contiguous)
+    return not dense or x.size < prod(x.node.shape)
+
+
+def _leaves(x: Any) -> list[Any]:
+    return [y for part in x for y in _leaves(part)] if isinstance(x, tuple) else [x]
+
+
+def _replaced(x: Any, how: Any) -> Any:
+    """A nested tuple with every leaf replaced."""
+    if not isinstance(x, tuple):
+        return how(x)
+    parts = [_replaced(part, how) for part in x]
+    return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+

@@ -1,0 +1,48 @@
+"""Kernels on deferred arrays (runtime/cuda/deferred.py): what they read is computed by one launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...runtime.arrays import Array, cast, dtype_name
+from ...runtime.cuda.deferred import Deferred, Namespace, given
+from ...runtime.cuda.elements import ELEMENTS
+from ...runtime.cuda.fusion import materialise
+from ..types import Inputs, Plan
+from . import step
+
+VECTORS = ("q", "k", "v", "r", "a", "b")  # of one dtype
+
+
+def forward(module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
+    """(out, final state, saved); the final state is `state` itself if it has been overwritten."""
+    xp = plan.xp
+    known, start = in_memory(xp, x, state)
+    out, end, saved = module.forward(known, plan._replace(xp=xp.library), start)
+    end = state if end is start and state is not None else given(xp, end)
+    return None if out is None else given(xp, out), end, saved
+
+
+def in_memory(xp: Namespace, x: Inputs, state: Deferred | None) -> tuple[Inputs, Array | None]:
+    """The arrays of a call as the kernels take them: vectors of one dtype, rows without gaps."""
+    element, each = step.element_of(x), dict[str, Deferred]()
+    for name, y in x._asdict().items():
+        if y is not None:
+            each[name] = each["k"] if y is x.k and name == "r" else _rows(xp, y, element if name in VECTORS else None)
+    if state is not None:
+        state = _rows(xp, state, None)
+    wanted = [*each.values(), *([] if state is None else [state])]
+    found = materialise(wanted)
+    start = None if state is None else found.pop()
+    return Inputs(**dict.fromkeys(Inputs._fields) | dict(zip(each, found, strict=True))), start
+
+
+def _rows(xp: Namespace, y: Deferred, element: str | None) -> Deferred:
+    """y in a dtype, or in one that the kernels read, with contiguous rows."""
+    if element is not None:
+        y = cast(xp, y, y.dtype if dtype_name(y) == element else xp.float32)
+    elif dtype_name(y) not in ELEMENTS:
+        y = cast(xp, y, xp.float32)
+    if y.real is not None and y.shape[-1] > 1 and y.real.strides[-1] != y.dtype.itemsize:
+        return xp.copy(y)
+    return y
