@@ -21,10 +21,8 @@ Array = Any
 
 
 def takes(call: Prepared) -> bool:
-    """Whether a call's array calls are deferred: one token, in float32, by kernels."""
+    """Whether the array calls of a call of one token are deferred: in float32, by kernels."""
     options, plan = call.options, call.plan
-    if call.recorder is None or call.variables.sizes.T != 1 or call.variables.sizes.ragged is not None:
-        return False
     plain = all(options.get(n) is None for n in ("state_rows", "return_states_at", "cu_seqlens"))
     usual = options["backend"] in (None, "cuda") and options["chunk_size"] in (None, 1) and plan.causal
     return plain and usual and not options["check"] and plan.dtype == plan.xp.float32 and launch.unusable() is None

@@ -93,7 +93,7 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
         call = prepare(spec, arrays, keywords)
         if call.is_cut:
             return pieces.forward(call, keywords, _run_piece, _final)
-        if call.recorder is not None and (result := _run_deferred(call, signature, arrays, keywords)) is not None:
+        if call.is_one_token and (result := _run_deferred(call, signature, arrays, keywords)) is not None:
             return result
         with call.recorder or NO_LIMIT:
             x = call.inputs()

@@ -19,7 +19,7 @@ def forward(module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Ar
     xp = plan.xp
     known, start = in_memory(xp, x, state)
     out, end, saved = module.forward(known, plan._replace(xp=xp.library), start)
-    end = state if end is start and state is not None else given(xp, end)
+    end = state if state is not None and end is state.real else given(xp, end)
     return None if out is None else given(xp, out), end, saved
 
 

@@ -213,13 +213,13 @@ def literal(value: Any, dtype: np.dtype) -> str:
     return f"{x.hex()}{'f' if kind == 'float' else ''}"
 
 
-def _rows(n: int, x: Deferred, first: int, arrays: list[Node]) -> tuple[list[str], int]:
-    """(the code of one output, its warps); first: the warps before it."""
+def _rows(n: int, x: Deferred, first: int, arrays: list[Node], to: Array | None) -> tuple[list[str], int]:
+    """(the code of one output, its warps); first: the warps before it. to: where it is written, if that is given."""
     for how in ("lanes" if x.shape and x.shape[-1] >= LEAST_ROW else "flat", "single"):
         writer = Writer()
         writer.arrays = list(arrays)
         try:
-            lines, warps = _output(writer, n, x, first, how)
+            lines, warps = _output(writer, n, (x, to), first, how)
         except NotUniform:
             continue
         arrays[:] = writer.arrays
@@ -227,9 +227,10 @@ def _rows(n: int, x: Deferred, first: int, arrays: list[Node]) -> tuple[list[str
     raise AssertionError("a row of one element is uniform")
 
 
-def _output(writer: Writer, n: int, x: Deferred, first: int, how: str) -> tuple[list[str], int]:
+def _output(writer: Writer, n: int, what: tuple[Deferred, Array], first: int, how: str) -> tuple[list[str], int]:
     """how: a warp computes a row, 32 elements one each, or one element."""
-    root, size = writer.root, x.size
+    (x, to), root = what, writer.root
+    size = x.size
     last = x.shape[-1] if how == "lanes" else 32 if how == "flat" else 1
     warps, inner = -(-size // last), root
     row = writer.variable(root, warps, f"warp - {first}u")
@@ -240,13 +241,17 @@ def _output(writer: Writer, n: int, x: Deferred, first: int, how: str) -> tuple[
         d = writer.variable(inner, last)
         at = Index().plus(row, last).plus(d)
     if how == "flat" and size < warps * last:
-        place = writer.variable(inner, size, f"min({at}, {size - 1}u)")
-        coords = writer.digits(place, x.shape)
+        coords = writer.digits(writer.variable(inner, size, f"min({at}, {size - 1}u)"), x.shape)
     else:
         coords = writer.digits(at, x.shape)
     value, kind = writer.read(x, coords), dtype_name(x)
     store = f"store_{SHORT[kind]}" if kind in SHORT else f"store_as<{NAMES[kind]}>"
-    line = f"{store}(a.out{n}, {at}, {value});"
+    place = at
+    if to is not None and not to.flags.c_contiguous:
+        place = Index()
+        for c, stride in zip(coords, to.strides, strict=True):
+            place = place.plus(c, stride // x.dtype.itemsize)
+    line = f"{store}(a.out{n}, {place}, {value});"
     if how == "single":
         root.lines.append(f"if (lane == 0) {line}")
     else:
@@ -256,12 +261,12 @@ def _output(writer: Writer, n: int, x: Deferred, first: int, how: str) -> tuple[
     return root.lines, warps
 
 
-def source(wanted: Sequence[Deferred]) -> tuple[str, int, list[Node]]:
-    """(the source, its warps, the nodes whose arrays it reads)."""
+def source(wanted: Sequence[tuple[Deferred, Array | None]]) -> tuple[str, int, list[Node]]:
+    """(the source, its warps, the nodes whose arrays it reads); wanted: as for `materialise`."""
     arrays: list[Node] = []
     body, warps = [], 0
-    for n, x in enumerate(wanted):
-        lines, own = _rows(n, x, warps, arrays)
+    for n, (x, to) in enumerate(wanted):
+        lines, own = _rows(n, x, warps, arrays, to)
         condition = f"if (warp < {warps + own}u) {{"
         body += [condition, *(f"    {line}" for line in lines), "    return;", "}"]
         warps += own
@@ -287,7 +292,7 @@ def materialise(wanted: Sequence[Deferred], into: Sequence[Array | None] = ()) -
     missing = [(x, to) for x, to in zip(wanted, into, strict=True) if x.real is None or to is not None]
     missing = list({id(x): (x, to) for x, to in missing}.values())
     if missing:
-        text, warps, nodes = source([x for x, _ in missing])
+        text, warps, nodes = source(missing)
         library = missing[0][0].xp.library
         made = [library.empty(x.shape, dtype=x.dtype) if to is None else to for x, to in missing]
         arrays = [*(node.value for node in nodes), *made]
