@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core import COMPUTATIONS
 from ..runtime.cuda import launch
-from ..runtime.cuda.deferred import Deferred, Namespace, given
+from ..runtime.cuda.deferred import Deferred, Namespace, Unsupported, given
 from ..runtime.cuda.fusion import materialise
 from ..runtime.tracing import FIXED
 from ..spec import Variables
@@ -84,6 +84,11 @@ def computed(xp: Namespace, results: Any, give_back: Any) -> Any:
             later.append((array, value))
         wanted.append(value)
         into.append(None if is_read else array)
+    if any(y is z for y in _read([*wanted, *(value for _, value in xp.assigned)]) for z in xp.overwritten):
+        raise Unsupported("a state is read after it has been overwritten")
+    for one in xp.pending:  # whose output nobody wants
+        wanted.append(Deferred(xp, one.end))
+        into.append(None)
     materialise(wanted, into)
     if later:
         materialise([xp.copy(value) for _, value in later], [array for array, _ in later])

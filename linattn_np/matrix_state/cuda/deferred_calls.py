@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ...runtime.arrays import Array, cast, dtype_name
-from ...runtime.cuda.deferred import Deferred, Namespace, given
+from ...runtime.cuda.deferred import Deferred, Namespace, Node, Pending, given
 from ...runtime.cuda.elements import ELEMENTS
 from ...runtime.cuda.fusion import materialise
-from ..types import Inputs, Plan
+from ..types import Inputs, Plan, Saved
 from . import step
 
 VECTORS = ("q", "k", "v", "r", "a", "b")  # of one dtype
@@ -18,9 +20,34 @@ def forward(module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Ar
     """(out, final state, saved); the final state is `state` itself if it has been overwritten."""
     xp = plan.xp
     known, start = in_memory(xp, x, state)
+    if module is step and known.q is not None:
+        return _later(xp, known, plan, (state, start))
     out, end, saved = module.forward(known, plan._replace(xp=xp.library), start)
     end = state if state is not None and end is state.real else given(xp, end)
     return None if out is None else given(xp, out), end, saved
+
+
+def _later(xp: Namespace, x: Inputs, plan: Plan, states: tuple[Any, Any]) -> tuple[Array, Array, Any]:
+    """The kernel of a few tokens, launched when its results are needed: it rounds an output that is only cast."""
+    (state, start), plan = states, plan._replace(xp=xp.library)
+    heads = max(x.v.shape[-2], x.q.shape[-2])
+    shape = (*x.v.shape[:-2], heads, x.v.shape[-1])
+    out = Node("pending", shape, x.v.dtype)
+    end = Node("pending", (*x.v.shape[:-3], x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]), np.float32)
+    mine = plan.overwrite and start is not None
+    if mine:
+        end = Node("pending", start.shape, start.dtype)
+
+    def launch(stored: Any) -> None:
+        made, last, _ = step.forward(x, plan, start, stored)
+        out.become(made)
+        end.become(last)
+
+    xp.pending.append(Pending(launch, out, end))
+    if mine:
+        xp.overwritten.append(start)
+    last = state if mine and start is state.real else Deferred(xp, end)
+    return Deferred(xp, out), last, Saved(x, plan, start, None)
 
 
 def in_memory(xp: Namespace, x: Inputs, state: Deferred | None) -> tuple[Inputs, Array | None]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Unsupported(Exception):
 class Node:
     """The elements of an array, or the function that computes them.
 
-    kind: "array", "number", "map", "concat", "sum", "max" or "min". value: the array, the number, the function's name,
+    kind: "array", "number", "map", "concat", "sum", "max", "min", or "pending" (Pending). value: the array, the number, the function's name,
     the axis of concat, or whether one thread adds all numbers of a sum. inputs of a map have its shape; those of a
     reduction have one more axis, the last.
     """
@@ -52,6 +52,14 @@ class Node:
     def become(self, array: Array) -> None:
         """The elements have been computed."""
         self.kind, self.inputs, self.value = "array", (), array
+
+
+class Pending(NamedTuple):
+    """A kernel that is launched when its results are needed: launch(dtype of its output, or None for its own)."""
+
+    launch: Callable[[Any], None]
+    out: Node
+    end: Node
 
 
 class Deferred:
@@ -135,7 +143,8 @@ ALIASES = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_in
 class Namespace:
     """The functions of an array namespace on deferred arrays.
 
-    library: CuPy's namespace. assigned: (array, deferred) for each assignment to a whole array.
+    library: CuPy's namespace. assigned: (array, deferred) for each assignment to a whole array. pending: kernels that
+    have not been launched. overwritten: arrays that those launches change.
     """
 
     __name__ = "linattn_np.deferred"
@@ -143,6 +152,8 @@ class Namespace:
     def __init__(self, library: Any, device: Any):
         self.library, self.device = library, device
         self.assigned: list[tuple[Array, Deferred]] = []
+        self.pending: list[Pending] = []
+        self.overwritten: list[Array] = []
 
     inf, nan, pi, newaxis = np.inf, np.nan, np.pi, None
     float16, float32, float64, int32, int64, bool = np.float16, np.float32, np.float64, np.int32, np.int64, np.bool

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import array_api_compat
+import ml_dtypes
 import numpy as np
 import pytest
 
 import linattn_np as la
 from linattn_np.call import dispatch, replay
-from linattn_np.runtime.cuda import launch, record
+from linattn_np.runtime.cuda import nvrtc, record, sources
+from linattn_np.runtime.cuda.compile import compile_source
 from tests.cases import parts
 from tests.matrix_state.cuda import test_step_calls as step_calls
 from tests.matrix_state.cuda.step_twin import device_plans, stub
@@ -15,34 +18,35 @@ from tests.matrix_state.cuda.step_twin import device_plans, stub
 launched, public = step_calls.launched, step_calls.public
 B, H, K, V = 2, 4, 8, 8
 
-# calls, and how many kernels: before the core's, of the core, after it
+# calls, and how many kernels a repeated one launches with a new state and in place
 CALLS = {
-    "hgrn2": (la.hgrn2, {}, 2), "longhorn": (la.longhorn, {}, 2), "efla": (la.efla, {}, 2), "gdn2": (la.gdn2, {}, 2),
-    "mamba2": (la.mamba2, {"dt_softplus": True}, 3),
-    "l2norm": (la.gated_delta_rule, {"qk_l2norm": True, "A_log": True}, 2),
-    "kda": (la.kda, {"qk_l2norm": True, "A_log": True}, 2),
-    "elu+1": (la.linear_attention, {"feature_map": "elu+1"}, 2),
-    "normalize": (la.linear_attention, {"feature_map": "elu+1", "normalize": True}, 3),
-    "gsa": (la.gsa, {}, 3), "abc": (la.abc, {}, 4), "mlstm": (la.mlstm, {}, 3),
-    "based": (la.based, {}, 3), "rebased": (la.rebased, {}, 3), "performer": (la.performer, {}, 3),
-    "rfa": (la.rfa, {}, 3), "retention": (la.retention, {}, 1), "gla": (la.gla, {}, 1),
+    "hgrn2": (la.hgrn2, {}, (2, 2)), "longhorn": (la.longhorn, {}, (2, 2)), "efla": (la.efla, {}, (2, 2)),
+    "gdn2": (la.gdn2, {}, (2, 2)), "mamba2": (la.mamba2, {"dt_softplus": True}, (3, 3)),
+    "l2norm": (la.gated_delta_rule, {"qk_l2norm": True, "A_log": True}, (2, 2)),
+    "kda": (la.kda, {"qk_l2norm": True, "A_log": True}, (2, 2)),
+    "elu+1": (la.linear_attention, {"feature_map": "elu+1"}, (2, 2)),
+    "normalize": (la.linear_attention, {"feature_map": "elu+1", "normalize": True}, (3, 3)),
+    "gsa": (la.gsa, {}, (4, 4)), "abc": (la.abc, {}, (5, 6)), "mlstm": (la.mlstm, {}, (3, 4)),
+    "based": (la.based, {}, (3, 3)), "rebased": (la.rebased, {}, (3, 3)), "performer": (la.performer, {}, (3, 3)),
+    "rfa": (la.rfa, {}, (3, 3)), "retention": (la.retention, {}, (1, 1)), "gla": (la.gla, {}, (1, 1)),
 }  # fmt: skip
+WIDE = ("g", "beta", "A_log", "dt_bias", "A", "D", "dt", "i", "f", "s", "gv", "b")  # float32 beside 16-bit vectors
 
 
 def drawn(fn, options, seed):
-    """Arrays of one token, and a state, in NumPy."""
+    """Arrays of one token by name, options, and a state, in NumPy."""
     rng = np.random.default_rng(seed)
-    optional = fn is la.mamba2
-    found = la.testing.sample(fn, rng, B=(B,), T=1, H=H, Hk=H, Hq=H, K=K, V=V, optional=optional)
-    arrays = {n: x.astype(np.float32) for n, x in found.items()}
+
+    def sample(T):
+        found = la.testing.sample(fn, rng, B=(B,), T=T, H=H, Hk=H, Hq=H, K=K, V=V, optional=fn is la.mamba2)
+        return {n: x.astype(np.float32) for n, x in found.items()}
+
+    arrays, before = sample(1), sample(3)
     more = {n: x for n, x in options.items() if n != "A_log"}
     if "A_log" in options:
-        bias = (H, K) if fn is la.kda else (H,)
-        arrays |= {"A_log": rng.uniform(0, 1, H).astype(np.float32),
-                   "dt_bias": rng.uniform(0, 1, bias).astype(np.float32)}
-    before = {n: x.astype(np.float32) for n, x in
-              la.testing.sample(fn, rng, B=(B,), T=3, H=H, Hk=H, Hq=H, K=K, V=V, optional=optional).items()}
-    before |= {n: arrays[n] for n in ("A_log", "dt_bias") if n in arrays}
+        bias = rng.uniform(0, 1, (H, K) if fn is la.kda else H)
+        raw = {"A_log": rng.uniform(0, 1, H).astype(np.float32), "dt_bias": bias.astype(np.float32)}
+        arrays, before = arrays | raw, before | raw
     return arrays, more, fn(**before, **more, return_state=True)[1]
 
 
@@ -50,40 +54,105 @@ def moved(x):
     return type(x)(*map(stub, x)) if isinstance(x, tuple) else stub(x)
 
 
+@pytest.fixture
+def fired(monkeypatch):
+    """How many kernels each replayed call launches."""
+    found, real = [], record.LaunchSequence.run
+
+    def run(self, pointers):
+        found.append(len(self._launches))
+        return real(self, pointers)
+
+    monkeypatch.setattr(record.LaunchSequence, "run", run)
+    return found
+
+
+def called(fn, arrays, more, state, how):
+    """(out, parts of the state, parts of the state given)."""
+    mine, own = {n: stub(x) for n, x in arrays.items()}, moved(state)
+    given = more | {"state": own, "return_state": True} | ({"overwrite_state": True} if how == "in place" else {})
+    if how == "step":
+        mine = {n: stub(x[:, 0]) if x.ndim > 2 and x.shape[:2] == (B, 1) else x for n, x in mine.items()}
+        out, end = la.step(fn, **mine, **given)
+        return out[:, None], parts(end), parts(own)
+    out, end = fn(**mine, **given)
+    return out, parts(end), parts(own)
+
+
 @pytest.mark.parametrize("how", ["new", "in place", "step"])
 @pytest.mark.parametrize("name", CALLS)
-def test_repeated_calls_are_their_launches(public, monkeypatch, name, how):
+def test_repeated_calls_are_their_launches(public, monkeypatch, fired, name, how):
     """NumPy's results, the same bits from a first call and from a replayed one, in so many launches."""
     fn, options, count = CALLS[name]
-    fired = []
-    real = record.LaunchSequence.run
-    monkeypatch.setattr(record.LaunchSequence, "run",
-                        lambda self, pointers: fired.append(len(self._launches)) or real(self, pointers))
-    for seed in range(3):
+    for seed in range(2):
         arrays, more, state = drawn(fn, options, seed)
         expected = fn(**arrays, **more, state=state, return_state=True)
-        found = []
+        bits = []
         for again in (False, True):
             if not again:
                 replay.clear()
-            mine, own = {n: stub(x) for n, x in arrays.items()}, moved(state)
-            given = more | {"state": own, "return_state": True}
-            if how == "in place":
-                given["overwrite_state"] = True
-            if how == "step":
-                mine = {n: stub(x[:, 0]) if x.ndim > 2 and x.shape[:2] == (B, 1) else x for n, x in mine.items()}
             with monkeypatch.context() as nothing_planned:
                 if again:
                     nothing_planned.setattr(dispatch, "prepare", None)
-                result = la.step(fn, **mine, **given) if how == "step" else fn(**mine, **given)
-            out = result[0][:, None] if how == "step" else result[0]
-            each = [out, *parts(result[1])]
-            for x, y in zip(each, [expected[0], *parts(expected[1])], strict=True):
+                out, end, own = called(fn, arrays, more, state, how)
+            for x, y in zip([out, *end], [expected[0], *parts(expected[1])], strict=True):
                 assert x.shape == y.shape
                 assert np.abs(x - y).max() <= 1e-5 * max(1, np.abs(y).max())
             if how == "in place":
-                assert all(x is y for x, y in zip(parts(result[1]), parts(own), strict=True))
-            found.append([np.asarray(x).tobytes() for x in each])
-        assert found[0] == found[1]
+                assert all(x is y for x, y in zip(end, own, strict=True))
+            bits.append([np.asarray(x).tobytes() for x in (out, *end)])
+        assert bits[0] == bits[1]
         assert len(device_plans()) == 1
-    print(name, how, fired)
+    assert set(fired) == {count[how == "in place"]}
+
+
+@pytest.mark.parametrize("name", ["hgrn2", "longhorn", "gdn2", "l2norm", "kda", "elu+1", "mamba2", "gsa", "normalize"])
+def test_outputs_of_16_bits(public, fired, name):
+    """An output that is only rounded is rounded by the core's kernel."""
+    fn, options, (count, _) = CALLS[name]
+    arrays, more, state = drawn(fn, options, 0)
+    arrays = {n: x if n in WIDE else x.astype(ml_dtypes.bfloat16) for n, x in arrays.items()}
+    expected, end = fn(**{n: x.astype(np.float32) for n, x in arrays.items()}, **more, state=state, return_state=True)
+    for _ in range(2):
+        out, last, _ = called(fn, arrays, more, state, "new")
+        assert out.dtype == ml_dtypes.bfloat16
+        for x, y in zip([out, *last], [expected, *parts(end)], strict=True):
+            assert np.abs(x.astype(np.float32) - y).max() <= 2**-6 * np.abs(y).max()
+    assert fired == [count]
+
+
+@pytest.mark.parametrize("name", ["longhorn", "l2norm", "normalize", "mlstm", "rfa"])
+def test_a_sequence_alone_has_the_bits_that_it_has_in_a_batch(public, name):
+    fn, options, _ = CALLS[name]
+    arrays, more, state = drawn(fn, options, 0)
+    out, end, _ = called(fn, arrays, more, state, "new")
+    one = {n: x[:1] if x.shape[:2] == (B, 1) else x for n, x in arrays.items()}
+    first = type(state)(*(S[:1] for S in state)) if isinstance(state, tuple) else state[:1]
+    alone, end_alone, _ = called(fn, one, more, first, "new")
+    for x, y in zip([out, *end], [alone, *end_alone], strict=True):
+        assert np.array_equal(x[:1], y)
+
+
+def test_what_cannot_be_deferred_is_computed_in_full_on_the_state_as_it_was(public):
+    """A map that computes a running sum, which a kernel of rows does not."""
+    def running(x):
+        return array_api_compat.array_namespace(x).cumulative_sum(x, axis=-1)
+
+    arrays, _, state = drawn(la.linear_attention, {}, 0)
+    more = {"feature_map": (running, lambda x, d: d)}
+    expected = la.linear_attention(**arrays, **more, state=state, return_state=True)
+    out, end, own = called(la.linear_attention, arrays, more, state, "in place")
+    assert np.abs(out - expected[0]).max() < 1e-5
+    assert end[0] is own[0]
+    assert np.abs(end[0] - expected[1]).max() < 1e-5
+
+
+def test_kernels_compile():
+    """For both architectures, without spills."""
+    public_calls = [name for name in sources._texts if name.startswith("array_calls/")]
+    if not nvrtc.available() or not public_calls:
+        pytest.skip("no NVRTC, or no kernels of the tests above in this process")
+    for n, name in enumerate(public_calls[:40]):
+        for arch in ("sm_80", "sm_90a") if n < 4 else ("sm_90a",):
+            log = compile_source(sources.installed(name), {}, arch, cached=False).log
+            assert "spill" not in log or "0 bytes spill stores" in log, log
