@@ -112,6 +112,7 @@ class Plan:
         out, end = results
         self._out = positions(out, recorder.allocated)
         self._end = positions(None if own_state else end, recorder.allocated)
+        self.sequence.keep(self.results())
 
     def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, Any] | None:
         """(out, state); None if the call must be computed in full."""
@@ -178,14 +179,15 @@ def plan_of_states(
     if not replay.ENABLED or not recorder.launches:
         return None
     try:
-        launches, places = LaunchSequence(recorder, given).run, [positions(x, recorder.allocated) for x in results]
+        sequence, found = LaunchSequence(recorder, given), [positions(x, recorder.allocated) for x in results]
     except LookupError:
         return None
-    kind = type(results)
+    sequence.keep({n for x in found for n in places(x)})
+    kind, launches = type(results), sequence.run
 
     def run(arrays: None, state: Any, pointers: list[int]) -> tuple[Any, None]:
         allocated = launches(pointers)
-        return new(kind, [allocated[n] if type(n) is int else get(n, allocated) for n in places]), None
+        return new(kind, [allocated[n] if type(n) is int else get(n, allocated) for n in found]), None
 
     return run
 
@@ -264,12 +266,14 @@ class Forward:
         Raises LookupError if the call cannot be replayed.
         """
         pool = [*given, *recorder.allocated]
-        places = {x.data.ptr: n for n, x in enumerate(pool)}
+        at = {x.data.ptr: n for n, x in enumerate(pool)}
         self.key = key
         self.results = tuple(positions(x, pool) for x in results)
-        read = dict.fromkeys(n for x in residuals if (n := places.get(x.data.ptr)) is not None and n >= len(given))
+        read = dict.fromkeys(n for x in residuals if (n := at.get(x.data.ptr)) is not None and n >= len(given))
         self.residuals = tuple(read)  # their positions in the pool
         self.sequence, self._kind = LaunchSequence(recorder, given), type(given[0])
+        kept = {n for x in self.results for n in places(x)} | read.keys()
+        self.sequence.keep({n - len(given) for n in kept})
         self.pullbacks: dict[Hashable, Pullback | None] = {}
 
     @property
@@ -323,7 +327,9 @@ class Residuals(NamedTuple):
         try:
             pool = [*given, *recorder.allocated]
             found = tuple(positions(x, pool) for x in gradients)
-            forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given), type(gradients), found)
+            sequence = LaunchSequence(recorder, given)
+            sequence.keep({n - len(given) for x in found for n in places(x)})
+            forward.pullbacks[layout] = Pullback(sequence, type(gradients), found)
         except LookupError:
             forward.pullbacks[layout] = None
         replay.store(forward.key, forward)
