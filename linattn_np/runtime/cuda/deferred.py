@@ -19,6 +19,7 @@ import numpy as np
 
 Array = Any
 LARGEST = 1 << 31  # elements of an array: indices of 32 bits
+FEW, MANY = 64, 1 << 18  # functions of numbers that are computed again rather than stored: for one number, for a sum
 
 
 class Unsupported(Exception):
@@ -33,13 +34,16 @@ class Node:
     reduction have one more axis, the last.
     """
 
-    __slots__ = ("_memory", "dtype", "inputs", "kind", "shape", "value")
+    __slots__ = ("_memory", "dtype", "inputs", "kind", "shape", "value", "work")
 
     def __init__(self, kind: str, shape: tuple[int, ...], dtype: Any, inputs: Sequence[Deferred] = (), value: Any = None):
         if not 0 < prod(shape) < LARGEST:
             raise Unsupported(f"{prod(shape)} elements")
         self.kind, self.shape, self.dtype = kind, shape, np.dtype(dtype)
         self.inputs, self.value = tuple(inputs), value
+        self.work = 1 + sum(x.node.work for x in inputs)  # functions of numbers for an element, at most
+        if kind in ("sum", "max", "min"):
+            self.work *= inputs[0].shape[-1]
         self._memory: np.ndarray | None = None
 
     @property
@@ -51,7 +55,7 @@ class Node:
 
     def become(self, array: Array) -> None:
         """The elements have been computed."""
-        self.kind, self.inputs, self.value = "array", (), array
+        self.kind, self.inputs, self.value, self.work = "array", (), array, 1
 
 
 class Pending(NamedTuple):
@@ -343,11 +347,29 @@ class Namespace:
         for n in sorted(a % x.ndim for a in axes):
             last = self.moveaxis(found, n, -1)
             if last.shape[-1] > 1:
+                last = self._stored(last)
                 last = Deferred(self, Node(kind, last.shape[:-1], x.dtype, [last], alone))[..., None]
             found = self.moveaxis(last, -1, n)
         if keepdims:
             return found
         return self.squeeze(found, tuple(a % x.ndim for a in axes))
+
+    def _stored(self, x: Deferred) -> Deferred:
+        """What a reduction reads, computed before if each of its elements is a long sum itself."""
+        if x.node.work < FEW or x.node.work * x.shape[-1] < MANY:
+            return x
+        for y in x.node.inputs:
+            self._stored_all(y)
+        return x
+
+    def _stored_all(self, x: Deferred) -> None:
+        """Compute the reductions that an array is made of, innermost first."""
+        from .fusion import materialise
+
+        if x.node.kind in ("sum", "max", "min") and x.node.work > FEW:
+            materialise([Deferred(self, x.node)])
+        for y in x.node.inputs:
+            self._stored_all(y)
 
     def matmul(self, x: Deferred, y: Deferred) -> Deferred:
         """Products of matrices, each element by one thread."""

@@ -15,14 +15,11 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from . import constants, launch
 
 Array = Any
 Shape = tuple[int, ...]
 ALIGNED = 512  # bytes, as CuPy aligns its allocations
-FLOAT32 = np.dtype(np.float32)
 
 
 class Recorder:
@@ -84,7 +81,7 @@ class LaunchSequence:
             raise LookupError("two arrays begin at one place")
         self._empty, self.allocations = launch.array_type(), [(tuple(x.shape), x.dtype) for x in recorder.allocated]
         self._steps: list[tuple[Any, Any]] = list(self.allocations)  # (shape, dtype), or (None, offset in the scratch)
-        self._scratch = 0  # numbers of 4 bytes
+        self._scratch, self._allocate = 0, launch.allocator()  # bytes
         self._launchers = [Launcher(record, owners) for record in recorder.launches]
         self._launches = [(one.words, one.places, one.launch, one.address) for one in self._launchers]
         self._stream, self._lock = launch.cupy().cuda.get_current_stream, threading.Lock()
@@ -97,8 +94,8 @@ class LaunchSequence:
         made: list[Array] = []
         empty, base = self._empty, 0
         if self._scratch:
-            scratch = empty((self._scratch,), FLOAT32)
-            base = scratch.data.ptr
+            scratch = self._allocate(self._scratch)
+            base = scratch.ptr
         for shape, place in self._steps:
             if shape is None:
                 made.append(None)
@@ -117,7 +114,7 @@ class LaunchSequence:
             if n not in own:
                 self._steps[n] = None, size
                 size += -(-prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED
-        self._scratch = size // 4
+        self._scratch = size
 
     def launch(self, pointers: list[int], stream: int) -> None:
         """The launches alone, on a stream; pointers: of the arrays given and of those in the place of `allocations`."""

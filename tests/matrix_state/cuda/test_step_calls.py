@@ -31,6 +31,14 @@ from tests.matrix_state.cuda import step_twin
 from tests.matrix_state.cuda.step_twin import CUPY, Stub, device_plans, stub
 
 
+class allocated:  # noqa: N801
+    """Memory for what only kernels read, full of NaN."""
+
+    def __init__(self, size):
+        self.memory = stub(np.full(size, 0xFF, np.uint8))
+        self.ptr = self.memory.data.ptr
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """Launches go to the twin, those of CuPy's RawKernel and those of the driver; what was launched."""
@@ -68,6 +76,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(launch, "kernel", lambda file, entry, constants, shared: Kernel(file, entry, constants))
     monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))
+    monkeypatch.setattr(launch, "allocator", lambda: allocated)
     monkeypatch.setattr(launch, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "device_function", lambda: lambda: 0)
     monkeypatch.setattr(launch, "unusable", lambda: None)
