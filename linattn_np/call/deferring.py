@@ -6,8 +6,9 @@ the core's kernels get what they read computed by one launch, and so do the resu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core import COMPUTATIONS
 from ..runtime.cuda import launch
@@ -15,9 +16,12 @@ from ..runtime.cuda.deferred import Deferred, Namespace, Unsupported, given
 from ..runtime.cuda.fusion import materialise
 from ..runtime.tracing import FIXED
 from ..spec import Variables
+from . import binding
 from .binding import Prepared, flatten, unflatten
 
 Array = Any
+Finish = Callable[[Prepared, Any, Any], tuple[Any, Any]]
+Pull = Callable[["Forward", list[Any]], Any]
 
 
 def takes(call: Prepared) -> bool:
@@ -42,34 +46,70 @@ def on_deferred(call: Prepared) -> Prepared:
     if spec.state.pack is not None:
         own.state = state
         core_state = spec.state.pack(own, state)
-    library = call.library._replace(xp=xp, give_back=lambda x: x)
+    library = call.library._replace(xp=xp, device=xp.device, give_back=lambda x: x, name="linattn_np")
     return call._replace(library=library, variables=own, plan=call.plan._replace(xp=xp), state=core_state,
                          given_state=state)  # fmt: skip
 
 
-def run(call: Prepared, finish: Any) -> tuple[Any, Any] | None:
-    """The public (out, state) of a call; None if it cannot be deferred, with nothing changed.
+def run(call: Prepared, finish: Finish) -> tuple[Any, Any] | None:
+    """The public (out, state) of a call; None if it cannot be deferred, with nothing changed."""
+    parts = [S for S in flatten("state", call.given_state).values() if S is not None]
+    saved = [call.plan.xp.asarray(S, copy=True) for S in parts] if call.options["overwrite_state"] else []
+    found = forward(call, finish)
+    if found is None:
+        for S, before in zip(parts, saved, strict=False):
+            S[...] = before
+        return None
+    return found.result
+
+
+class Forward(NamedTuple):
+    """A call on deferred arrays, its core, what that returned, and the public (out, state)."""
+
+    call: Prepared
+    core: Any
+    computed: Any
+    result: tuple[Any, Any]
+
+
+def forward(call: Prepared, finish: Finish) -> Forward | None:
+    """A call whose array calls are deferred; None if they cannot be.
 
     finish: (call, core's output, final state) -> (out, state).
     """
     if not takes(call):
         return None
-    parts = [S for S in flatten("state", call.given_state).values() if S is not None]
-    saved = [call.plan.xp.asarray(S, copy=True) for S in parts] if call.options["overwrite_state"] else []
-    with call.recorder:
-        try:
+    try:
+        with call.recorder:
             own = on_deferred(call)
             x = own.inputs()
-            out, end, _ = COMPUTATIONS[type(x)].forward(call.spec.name, x, own.plan, own.state, own.options["backend"])
-            return computed(own.plan.xp, finish(own, out, end), call.library.give_back)
-        except Exception:  # a call in full raises it, if it is an error
-            import os
-            if os.environ.get("LADEBUG"): raise
-            for S, before in zip(parts, saved, strict=False):
-                S[...] = before
-    call.recorder.launches.clear()
-    call.recorder.allocated.clear()
-    return None
+            core = COMPUTATIONS[type(x)]
+            made = core.forward(call.spec.name, x, own.plan, own.state, own.options["backend"])
+            result = computed(own.plan.xp, finish(own, *made[:2]), call.library.give_back)
+        own.plan.xp.is_shared = False
+        return Forward(own, core, made, result)
+    except Exception:  # a call in full raises it, if it is an error
+        call.recorder.launches.clear()
+        call.recorder.allocated.clear()
+        return None
+
+
+def pullback(of: Forward, call: Prepared, cotangents: tuple[Any, Any], pull: Pull) -> Any:
+    """The gradients of a call with (dout, dstate) in memory; None if they cannot be deferred.
+
+    call: as it was prepared. pull: (forward, cotangents) -> gradients.
+    """
+    xp = of.call.plan.xp
+    try:
+        dout, dstate = cotangents
+        dstate = binding.normalise(call.spec, "dstate", dstate, call.options)
+        each = flatten("dstate", dstate)
+        _, entered = binding.enter(call.spec.name, {"dout": dout, **each}, call.library)
+        known = {n: None if x is None else given(xp, x) for n, x in entered.items()}
+        dstate = None if dstate is None else unflatten(dstate, [known[n] for n in each])
+        return computed(xp, pull(of, [known["dout"], dstate]), call.library.give_back)
+    except Exception:  # a pullback in full raises it, if it is an error
+        return None
 
 
 def computed(xp: Namespace, results: Any, give_back: Any) -> Any:
@@ -89,11 +129,11 @@ def computed(xp: Namespace, results: Any, give_back: Any) -> Any:
     for one in xp.pending:  # whose output nobody wants
         wanted.append(Deferred(xp, one.end))
         into.append(None)
-    materialise(wanted, into)
+    found = dict(zip(map(id, wanted), materialise(wanted, into), strict=True))
     if later:
         materialise([xp.copy(value) for _, value in later], [array for array, _ in later])
     xp.assigned.clear()
-    return _replaced(results, lambda x: give_back(x.real) if isinstance(x, Deferred) else x)
+    return _replaced(results, lambda x: give_back(found[id(x)]) if isinstance(x, Deferred) else x)
 
 
 def _read(values: list[Deferred]) -> list[Array]:

@@ -311,7 +311,10 @@ def forward_along(
 
 def backward(residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input, and of the initial state."""
-    run = residuals.path.backend.module.backward
+    module = residuals.path.backend.module
+    run = module.backward
+    if is_deferred(residuals.path.plan.xp):
+        run = functools.partial(module.deferred_calls.backward, run)
     for step in reversed(residuals.path.steps):
         run = functools.partial(step.backward, run)
     return run(residuals.saved, dout, dstate)

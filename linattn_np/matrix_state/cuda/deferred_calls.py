@@ -50,6 +50,15 @@ def _later(xp: Namespace, x: Inputs, plan: Plan, states: tuple[Any, Any]) -> tup
     return Deferred(xp, out), last, Saved(x, plan, start, None)
 
 
+def backward(run: Any, saved: Any, dout: Any, dstate: Any) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state; run: a backward on arrays in memory."""
+    given_ones = [d for d in (dout, dstate) if d is not None]
+    xp = given_ones[0].xp
+    known = iter(materialise(given_ones))
+    d, dstate0 = run(saved, *(None if y is None else next(known) for y in (dout, dstate)))
+    return Inputs(*(None if y is None else given(xp, y) for y in d)), given(xp, dstate0)
+
+
 def in_memory(xp: Namespace, x: Inputs, state: Deferred | None) -> tuple[Inputs, Array | None]:
     """The arrays of a call as the kernels take them: vectors of one dtype, rows without gaps."""
     element, each = step.element_of(x), dict[str, Deferred]()

@@ -148,7 +148,8 @@ class Namespace:
     """The functions of an array namespace on deferred arrays.
 
     library: CuPy's namespace. assigned: (array, deferred) for each assignment to a whole array. pending: kernels that
-    have not been launched. overwritten: arrays that those launches change.
+    have not been launched. overwritten: arrays that those launches change. is_shared: what has been
+    computed may be read later.
     """
 
     __name__ = "linattn_np.deferred"
@@ -158,6 +159,7 @@ class Namespace:
         self.assigned: list[tuple[Array, Deferred]] = []
         self.pending: list[Pending] = []
         self.overwritten: list[Array] = []
+        self.is_shared = True
 
     inf, nan, pi, newaxis = np.inf, np.nan, np.pi, None
     float16, float32, float64, int32, int64, bool = np.float16, np.float32, np.float64, np.int32, np.int64, np.bool
@@ -340,13 +342,13 @@ class Namespace:
 
     def _reduce(self, kind: str, x: Deferred, axis: Any, keepdims: bool, alone: bool = False) -> Deferred:
         """alone: each element by one thread."""
-        if x.dtype.kind in "bi":
-            raise Unsupported("a reduction of whole numbers")
         axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
         found = x
         for n in sorted(a % x.ndim for a in axes):
             last = self.moveaxis(found, n, -1)
             if last.shape[-1] > 1:
+                if x.dtype.kind in "bi":
+                    raise Unsupported("a reduction of whole numbers")
                 last = self._stored(last)
                 last = Deferred(self, Node(kind, last.shape[:-1], x.dtype, [last], alone))[..., None]
             found = self.moveaxis(last, -1, n)

@@ -292,6 +292,7 @@ def materialise(wanted: Sequence[Deferred], into: Sequence[Array | None] = ()) -
     settle(wanted)
     missing = [(x, to) for x, to in zip(wanted, into, strict=True) if x.real is None or to is not None]
     missing = list({id(x): (x, to) for x, to in missing}.values())
+    computed: dict[int, Array] = {}
     if missing:
         text, warps, nodes = source(missing)
         library = missing[0][0].xp.library
@@ -300,10 +301,12 @@ def materialise(wanted: Sequence[Deferred], into: Sequence[Array | None] = ()) -
         packed = np.array([y.data.ptr for y in arrays], np.uint64).tobytes()
         launch.launch(_file(text), "array_calls", (), -(-warps // WARPS), 32 * WARPS, 0, packed, tuple(arrays))
         for (x, to), y in zip(missing, made, strict=True):
-            if _is_whole(x) and to is None and x.node.kind != "number":
-                x.node.become(y)
-            x.real = y
-    return [x.real for x in wanted]
+            computed[id(x)] = y
+            if x.xp.is_shared:
+                x.real = y
+                if _is_whole(x) and to is None and x.node.kind != "number":
+                    x.node.become(y)
+    return [computed.get(id(x), x.real) for x in wanted]
 
 
 def settle(wanted: Sequence[Deferred]) -> None:
