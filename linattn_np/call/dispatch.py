@@ -115,7 +115,8 @@ def _run_deferred(
     call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Any:
     """The result of a call on CuPy arrays whose array calls are deferred; None for other calls."""
-    from . import deferring, device_replay
+    from . import device_replay
+    from .cuda import deferring
 
     if (found := deferring.run(call, finish)) is None:
         return None

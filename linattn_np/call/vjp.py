@@ -134,7 +134,7 @@ def _in_full(
     """The result and the pullback of a checked call; both are recorded if they can be replayed."""
     spec, device = call.spec, None
     if call.is_one_token:
-        from . import deferring
+        from .cuda import deferring
 
         if (deferred := deferring.forward(call, finish)) is not None:
             return _deferred(call, deferred, signature, arrays, keywords)
@@ -163,7 +163,8 @@ def _deferred(
     call: Prepared, of: Any, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Any, Pullback]:
     """The result and the pullback of a call whose array calls were deferred; both are recorded."""
-    from . import deferring, device_replay
+    from . import device_replay
+    from .cuda import deferring
 
     device, core_out = None, of.computed[0]
     if signature is not None and call.is_recordable:
@@ -174,7 +175,8 @@ def _deferred(
 
     def pull(of: Any, given: list[Any]) -> Any:
         own, (_, end, residuals) = of.call, of.computed
-        return gradients(own, *_gradients(own, of.core, residuals, core_out, cotangents(own, *given, shape, end)))
+        dout, dstate = given
+        return gradients(own, *_gradients(own, of.core, residuals, core_out, cotangents(own, dout, dstate, shape, end)))
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import array_api_compat as compat
 
 from ..core import CallPlan, Explained, register, register_states
-from ..runtime.arrays import Array, is_cupy, is_numpy
-from ..runtime.cuda.deferred import Unsupported, is_deferred
+from ..runtime.arrays import Array, is_cupy, is_deferred, is_numpy
 from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
 from ..runtime.tracing import Trace, plain
@@ -166,6 +165,8 @@ def choose(
     Raises ValueError for an unknown name, or with the reason if the wanted backend does not support the call.
     """
     among = candidates(plan) if among is None else among
+    if is_deferred(plan.xp):  # an error means a call in full
+        among, plan = [CUDA], plan._replace(xp=plan.xp.library)
     if wanted is None:
         call = Call(x, plan)
         return next(b for b in among if b.unsupported_reason(call) is None)  # CHUNKS supports every call
@@ -239,9 +240,6 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
     return Plan(**plan._asdict() | own)
 
 
-# forward and backward
-
-
 class Path(NamedTuple):
     """How a call is computed: the backend, the preprocessing steps before it, and the plan."""
 
@@ -258,13 +256,8 @@ class Residuals(NamedTuple):
 
 
 def path_of(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Path:
-    """The path of a call.   Raises Unsupported for deferred arrays that kernels do not take."""
-    if is_deferred(plan.xp):
-        backend = choose(fn, x, plan._replace(xp=plan.xp.library), wanted)
-        if backend is not CUDA:
-            raise Unsupported(backend.name)
-    else:
-        backend = choose(fn, x, plan, wanted)
+    """The path of a call."""
+    backend = choose(fn, x, plan, wanted)
     if wanted is not None and backend.forced is not None:
         plan = backend.forced(plan)
     return Path(backend, preprocessing(backend, x, plan), plan)
@@ -311,10 +304,9 @@ def forward_along(
 
 def backward(residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input, and of the initial state."""
-    module = residuals.path.backend.module
-    run = module.backward
+    run = residuals.path.backend.module.backward
     if is_deferred(residuals.path.plan.xp):
-        run = functools.partial(module.deferred_calls.backward, run)
+        run = functools.partial(CUDA_MODULE.deferred_calls.backward, run)
     for step in reversed(residuals.path.steps):
         run = functools.partial(step.backward, run)
     return run(residuals.saved, dout, dstate)

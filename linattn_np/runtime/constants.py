@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from .arrays import Array, Namespace, is_cupy
-from .cuda.deferred import is_deferred
+from .arrays import Array, Namespace, is_cupy, is_deferred
 
 
 def constant_array(xp: Namespace, key: Hashable, where: Any, make: Callable[[], Array]) -> Array:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...ops.cuda import unit_rows as kernel
-from ...runtime.arrays import Array, cast
-from ...runtime.cuda.deferred import is_deferred
+from ...runtime.arrays import Array, cast, is_deferred
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...runtime.arrays import Array, cast, dtype_name
-from ...runtime.cuda.deferred import Deferred, Namespace, Node, Pending, given
+from ...runtime.cuda.deferred import Deferred, Node, Pending, given
+from ...runtime.cuda.deferred_namespace import Namespace
 from ...runtime.cuda.elements import ELEMENTS
 from ...runtime.cuda.fusion import materialise
 from ..types import Inputs, Plan, Saved

@@ -73,7 +73,8 @@ def forward(
     wide = _wide(arrays, (start, last))
     one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
     many = N * H >= policy.WHOLE_ROW_STATES
-    constants = constants_of(x, plan, Stored(element, wide, one, _kind(start), _kind(last), many, None if out is None else dtype_name(out)))
+    kinds = _kind(start), _kind(last), many, None if out is None else dtype_name(out)
+    constants = constants_of(x, plan, Stored(element, wide, one, *kinds))
     values = dict(constants)
     parts = -(-V // (values["LA_LANES"] * values["LA_PER"] * (values["LA_WARPS"] // values["LA_SPLIT"])))
     fields = dict(zip(NAMES_OF_POINTERS, [0 if y is None else y.data.ptr for y in pointers], strict=True))

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from ..arrays import dtype_name
 from . import constants, launch, record, sources
-from .deferred import Deferred, Namespace, Node, given
+from .deferred import Deferred, Node, given
+from .deferred_namespace import Namespace
 
 Array = Any
 WARPS = 4  # of a block
@@ -59,9 +59,9 @@ class Block:
 
     def __init__(self, parent: Block | None = None, lanes: bool = False, of_output: bool = False):
         self.parent, self.lines, self.known = parent, list[str](), dict[Any, str]()
-        self.depth = 0 if parent is None else parent.depth + 1
-        self.is_lane = lanes or (parent is not None and parent.is_lane)
-        self.of_output = of_output or (parent is not None and parent.of_output)
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.is_lane: bool = lanes or (parent is not None and parent.is_lane)
+        self.of_output: bool = of_output or (parent is not None and parent.of_output)
 
 
 class Writer:
@@ -192,8 +192,8 @@ class Writer:
         k = self.variable(body, n)
         value = self.read(x, [*coords, k])
         begin, step = ("0", "1") if alone else ("lane", "LA_WIDTH")
-        block.lines += [f"{own} {total} = {first};", f"for (u32 {k} = {begin}; {k} < {n}u; {k} += {step}) {{",
-                        *(f"    {line}" for line in body.lines), f"    {total} = {function}({total}, {value});", "}"]  # fmt: skip
+        block.lines += [f"{own} {total} = {first};", f"for (u32 {k} = {begin}; {k} < {n}u; {k} += {step}) {{"]
+        block.lines += [f"    {line}" for line in (*body.lines, f"{total} = {function}({total}, {value});")] + ["}"]
         return total if alone else f"warp_{node.kind}({total})"
 
 

@@ -26,12 +26,12 @@ from linattn_np.runtime.arrays import Library, enter
 from linattn_np.runtime.cuda import constants, launch, record
 from tests.cases import has_plain_state, passes_through
 from tests.core_cases import CELLS, case
-from tests.cuda import array_calls_host
 from tests.matrix_state.cuda import step_twin
+from tests.matrix_state.cuda.deferred import host as array_calls_host
 from tests.matrix_state.cuda.step_twin import CUPY, Stub, device_plans, stub
 
 
-class allocated:  # noqa: N801
+class allocated:
     """Memory for what only kernels read, full of NaN."""
 
     def __init__(self, size):

@@ -9,9 +9,10 @@ import linattn_np as la
 from linattn_np.call import replay, vjp
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import step as cuda_step
+from linattn_np.matrix_state.types import Erase
 from tests.cases import parts
-from tests.matrix_state.cuda import test_deferred_calls as calls
 from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.deferred import test_calls as calls
 from tests.matrix_state.cuda.step_twin import stub
 
 launched, public = step_calls.launched, step_calls.public
@@ -49,7 +50,10 @@ def test_gradients_are_numpys(public, monkeypatch, name):
         assert np.abs(x - y).max() <= 3e-5 * max(1, np.abs(y).max())
 
 
-@pytest.mark.parametrize("name", ["gdn2", "l2norm"])
+GATED = [name for name, (fn, *_) in CALLS.items() if fn.spec.erase is Erase.DELTA and "g" in fn.spec.arrays]
+
+
+@pytest.mark.parametrize("name", GATED)
 def test_a_repeated_vjp_is_its_launches(public, monkeypatch, name):
     """The same bits, with nothing checked or planned again."""
     fn, options, _ = CALLS[name]
@@ -67,3 +71,27 @@ def test_a_repeated_vjp_is_its_launches(public, monkeypatch, name):
         found, grads = pulled(fn, mine, more, calls.moved(state), list(map(stub, douts)))
         bits.append([np.asarray(x).tobytes() for x in (*found, *flat(grads))])
     assert bits[0] == bits[1] == bits[2]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CALLS)
+def test_on_a_gpu(cp, name):
+    """Against NumPy in float64; the same bits from a first pullback and a replayed one."""
+    fn, options, _ = CALLS[name]
+    arrays, more, state = calls.drawn(fn, options, 0)
+    rng, own = np.random.default_rng(1), lambda S, how: type(S)(*map(how, S)) if isinstance(S, tuple) else how(S)
+    wide = {n: x.astype(np.float64) for n, x in arrays.items()}, own(state, lambda S: S.astype(np.float64))
+    result = fn(**wide[0], **more, state=wide[1], return_state=True)
+    douts = [rng.standard_normal(x.shape).astype(np.float32) for x in (result[0], *parts(result[1]))]
+    expected, expected_grads = pulled(fn, wide[0], more, wide[1], [d.astype(np.float64) for d in douts])
+    there, before = {n: cp.asarray(x) for n, x in arrays.items()}, own(state, cp.asarray)
+    given = [*map(cp.asarray, douts)]
+    replay.clear()
+    each = []
+    for _ in range(3):
+        found, grads = pulled(fn, there, more, before, given)
+        each.append([x.get() for x in (*found, *flat(grads))])
+    for x, y in zip(each[0], [*expected, *flat(expected_grads)], strict=True):
+        assert np.abs(x - y).max() <= 1e-4 * max(1, np.abs(y).max())
+    for x, *others in zip(*each, strict=True):
+        assert all(x.tobytes() == z.tobytes() for z in others)

@@ -1,7 +1,8 @@
-"""One token on CuPy arrays: the change of variables is deferred, and computed by one kernel before a core's and one after.
+"""One token on CuPy arrays: the change of variables is computed by one kernel before the core's and one after.
 
-An array call takes 15 us of the host, a kernel 5. The arrays of the call become deferred ones (runtime/cuda/deferred.py);
-the core's kernels get what they read computed by one launch, and so do the results. A repeated call is these launches.
+An array call takes 15 us of the host, a kernel 4. The arrays of the call become deferred ones
+(runtime/cuda/deferred.py), and the core's kernels get what they read computed by one launch, and so do the results. A
+repeated call is these launches.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
-from ..core import COMPUTATIONS
-from ..runtime.cuda import launch
-from ..runtime.cuda.deferred import Deferred, Namespace, Unsupported, given
-from ..runtime.cuda.fusion import materialise
-from ..runtime.tracing import FIXED
-from ..spec import Variables
-from . import binding
-from .binding import Prepared, flatten, unflatten
+from ...core import COMPUTATIONS
+from ...runtime.cuda import launch
+from ...runtime.cuda.deferred import Deferred, Unsupported, given
+from ...runtime.cuda.deferred_namespace import Namespace
+from ...runtime.cuda.fusion import materialise
+from ...runtime.tracing import FIXED
+from ...spec import Variables
+from .. import binding
+from ..binding import Prepared, flatten, unflatten
 
 Array = Any
 Finish = Callable[[Prepared, Any, Any], tuple[Any, Any]]
