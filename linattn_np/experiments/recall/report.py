@@ -23,6 +23,11 @@ from .streams import LEVELS
 from .text import CLASSES
 from .verdict import CAUTION, WORDS, Claim
 
+NUMBERS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "head_decay": ("decays of the heads", lambda x: np.exp(-softplus(x))),
+    "ridge": ("ridge", softplus),
+    "spread": ("spread of the decay over the channels", lambda x: x),
+}
 Cell = Callable[[str | None, str, int, int], str]
 HELP = "pydoc_data.topics, second half"
 
@@ -33,7 +38,7 @@ def write_markdown(path: Path, scores: Scores, claims: list[Claim]) -> None:
 
 
 def tables(scores: Scores, claims: list[Claim]) -> Iterator[TextTable]:
-    """Answers, characters and vote statistics by level; the learned gates; the verdict."""
+    """Answers, characters and vote statistics by level; what was learned; the verdict."""
     kinds: tuple[tuple[str, Cell], ...] = (
         (f"whole answer right, 95 % interval, {scores.streams} streams a cell", lambda *at: interval_text(scores, *at)),
         ("characters right", lambda *at: f"{scores.characters(*at).mean():.2f}"),
@@ -44,6 +49,9 @@ def tables(scores: Scores, claims: list[Claim]) -> Iterator[TextTable]:
             yield level_table(scores, level, f"Level {level} ({LEVELS[level]}): {what}; {who_learned(scores)}", cell)
     if scores.gate_sets:
         yield gates_table(scores)
+        numbers = numbers_table(scores)
+        if numbers.rows:
+            yield numbers
     for decide in (True, False):
         if any(claim.decides == decide for claim in claims):
             yield claims_table(claims, list(scores.gate_sets), decide)
@@ -92,6 +100,21 @@ def gates_table(scores: Scores) -> TextTable:
     return TextTable(title, ["gates", "memory", "gate", *CLASSES, "loss"], rows, left=3, sections=True)
 
 
+def numbers_table(scores: Scores) -> TextTable:
+    """Learned numbers that hold for tokens of all classes, means over the seeds."""
+    rows = []
+    for gates in scores.gate_sets:
+        for memory in scores.memories(gates):
+            learned = [memories[memory].logits for memories in scores.gate_sets[gates].values()]
+            loss = f"{scores.losses(gates, memory).mean():.4f}"
+            for part, (name, of_logits) in NUMBERS.items():
+                if part in learned[0]:
+                    values = np.mean([of_logits(logits[part]) for logits in learned], axis=0)
+                    rows.append([gates, memory, name, ", ".join(f"{x:.5f}" for x in values), loss])
+    title = "Learned numbers of all tokens"
+    return TextTable(title, ["gates", "memory", "number", "value", "loss"], rows, left=4, sections=True)
+
+
 def gate_values(scores: Scores, gates: str, memory: str) -> dict[str, np.ndarray]:
     """Mean write strength and mean decay factor per token (5,), by class."""
     by_kind: dict[str, list[np.ndarray]] = {}
@@ -129,6 +152,8 @@ def found_text(claim: Claim) -> str:
 def difference_text(claim: Claim) -> str:
     """Difference and half-width of its interval."""
     difference = claim.found
+    if np.isinf(difference.half_width):
+        return f"{difference.mean:+.4f}, one seed: no interval"
     if claim.unit == "of whole answers":
         return f"{difference.mean:+.2f} ± {difference.half_width:.2f}"
     return f"{difference.mean:+.4f} ± {difference.half_width:.4f} nats"
@@ -170,10 +195,12 @@ def as_json(scores: Scores, claims: list[Claim], run: dict[str, Any]) -> dict[st
 
 
 def rounded(x: Any) -> Any:
-    """Numbers rounded to 4 decimal places, booleans in lists as 0 and 1; other values unchanged."""
+    """Numbers rounded to 4 decimal places, inf as None, booleans in lists as 0 and 1; other values unchanged."""
     if isinstance(x, list):
         return [int(y) if isinstance(y, bool) else rounded(y) for y in x]
-    return round(x, 4) if isinstance(x, float) else x
+    if isinstance(x, float):
+        return round(x, 4) if np.isfinite(x) else None
+    return x
 
 
 def write_json(path: Path, scores: Scores, claims: list[Claim], run: dict[str, Any]) -> None:
