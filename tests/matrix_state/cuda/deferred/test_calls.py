@@ -107,7 +107,7 @@ def test_repeated_calls_are_their_launches(public, monkeypatch, fired, name, how
     assert set(fired) == {count[how == "in place"]}
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name.split()[0] not in ("mlstm", "rfa")])
+@pytest.mark.parametrize("name", CALLS)
 def test_outputs_of_16_bits(public, fired, name):
     """An output that is only rounded is rounded by the core's kernel."""
     fn, options, (count, _) = CALLS[name]
