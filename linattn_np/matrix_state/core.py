@@ -29,6 +29,7 @@ from .growth import growth as growth
 from .preprocess import PREPROCESSING, Step
 from .states import STATE_AXES as STATE_AXES
 from .states import draw_state as draw_state
+from .states import end_shape as end_shape
 from .states import read as read
 from .states import readable as readable
 from .types import BoundedState, Inputs, NormalisedState, Plan, Saved, SlotState, SolvedState, StabilisedState
@@ -219,9 +220,6 @@ def explain_memories(
               for memory, (how, C) in zip(memories, forms, strict=True)]  # fmt: skip
     total, each = (sum(one) for one in zip(*counts, strict=True))
     return Explained(choice.backend.name, reason, choice.others, *forms[-1], float(total), float(each))
-
-
-# the plan
 
 
 def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:

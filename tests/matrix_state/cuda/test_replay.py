@@ -16,7 +16,7 @@ from linattn_np.call import device_replay, dispatch, replay
 from linattn_np.matrix_state.cuda import step as cuda_step
 from linattn_np.ops.cuda import complement
 from linattn_np.runtime.cuda import launch
-from tests.cases import has_plain_state, one_per, parts, passes_through
+from tests.cases import RECURRENT, has_plain_state, one_per, parts, passes_through
 from tests.matrix_state.cuda import test_step_calls as step_calls
 from tests.matrix_state.cuda.step_twin import Stub, device_plans, stub
 
@@ -257,6 +257,13 @@ def test_another_device(public, monkeypatch):
     assert other[0] != first[0]
 
 
+def test_positions_on_the_device_are_no_part_of_a_key(public):
+    """Their values decide the plan."""
+    x, S = drawn(0)
+    assert replay.signature(SPEC, (), x | {"state": S, "return_states_at": [1]}) is not None
+    assert replay.signature(SPEC, (), x | {"state": S, "return_states_at": stub(np.array([1]))}) is None
+
+
 def test_rows_of_a_pool(public):
     (x, _), (y, _) = drawn(0), drawn(1)
     pool = stub(np.random.default_rng(5).standard_normal((6, H, K, K)).astype(np.float32))
@@ -368,7 +375,7 @@ def test_a_state_that_is_overwritten_where_an_input_lies(public):
     la.gated_delta_rule(**x | {"v": v}, state=state, overwrite_state=True)  # one behind the other
 
 
-CHANGED = one_per(lambda spec: spec.erase, [fn for fn in la.VARIANTS if has_plain_state(fn.spec) and
+CHANGED = one_per(lambda spec: spec.erase, [fn for fn in RECURRENT if has_plain_state(fn.spec) and
                                             not passes_through(fn)])  # fmt: skip
 
 
