@@ -9,7 +9,8 @@ from ...runtime.arrays import Array, cast, is_deferred
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
-from . import deferred_calls, delta, scan, step, vector, vector_delta, vector_value, vector_widths
+from . import delta, scan, step, vector, vector_delta, vector_value, vector_widths
+from .deferred import calls as deferred_calls
 
 
 class Call(NamedTuple):

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.arrays import Array, cast, dtype_name
-from ...runtime.cuda.deferred import Deferred, Node, Pending, given
-from ...runtime.cuda.deferred_namespace import Namespace
-from ...runtime.cuda.elements import ELEMENTS
-from ...runtime.cuda.fusion import materialise
-from ..types import Inputs, Plan, Saved
-from . import step
+from ....runtime.arrays import Array, cast, dtype_name
+from ....runtime.cuda.deferred import Deferred, Node, Pending, given
+from ....runtime.cuda.deferred_namespace import Namespace
+from ....runtime.cuda.elements import ELEMENTS
+from ....runtime.cuda.fusion import materialise
+from ...types import Inputs, Plan, Saved
+from .. import step
 
 VECTORS = ("q", "k", "v", "r", "a", "b")  # of one dtype
 
