@@ -100,7 +100,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     if keep is None:
         keep = keeps(plan, batch.slots * batch.heads * (DELTA_END + SQUARE))
-    _prepare(batch, keep, plan.states_at is not None)
+    _prepare(batch, keep, operands.build_at(plan))
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     at = empty_positions(xp, plan, batch)
@@ -113,15 +113,20 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     for exact in (False, True):
         launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays,
-                   cuts.Build(exact, keep, at is not None), start=start, end=last, begins=begins, flags=flags,
+                   cuts.Build(exact, keep, last.build_at), start=start, end=last, begins=begins, flags=flags,
                    states=states, grams=grams, u=arrays["u"], scale=plan.scale)
     residuals = Residuals(states, grams, begins) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
 
 def gives_states(call: Any) -> bool:
-    """Whether forward stores states at the positions of a call, and gradients are those of array calls."""
-    return operands.gives_states(call.plan) and not (call.plan.gradients and policy.VECTOR_BACKWARD)
+    """Whether forward stores states at the positions of a call, and backward adds their gradients.
+
+    What segments add to gradients of states is computed without positions.
+    """
+    x, plan = call
+    in_full = not (plan.gradients and policy.VECTOR_BACKWARD) or x.beta is not None or batch_of(x, plan).segments == 1
+    return operands.gives_states(plan) and in_full
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
@@ -194,7 +199,7 @@ def sum_segments(
     launch_one(name, batch, batch.N * batch.heads * (cuts.STATE // 1024), arrays, start=start, **given)
 
 
-def _prepare(batch: Batch, keep: bool, at: bool) -> None:
+def _prepare(batch: Batch, keep: bool, at: int) -> None:
     wanted = [("scan", cuts.Build(exact, keep, at)) for exact in (False, True)]
     wanted += [(name, PLAIN) for name in ("adds", "segments")] if batch.segments > 1 else []
     begin_compiling(batch, wanted)
