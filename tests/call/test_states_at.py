@@ -8,7 +8,9 @@ import pytest
 import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.matrix_state import policy
-from linattn_np.runtime.shapes import Segment, Sequence, segments
+from linattn_np.matrix_state.cpu import strips, table
+from linattn_np.matrix_state.types import Plan
+from linattn_np.runtime.shapes import Segment, Sequence, prefixes, segments, sequences
 from linattn_np.testing import relative_error
 from tests.cases import PLAIN, cell, cotangents, draw, one_per, parts, parts_like, tokens, with_arrays
 
@@ -137,6 +139,14 @@ def test_no_bit_depends_on_kept_states_and_threads(monkeypatch, stored, threads)
     assert is_equal(tuple(plain), tuple(expected))
 
 
+def test_positions_do_not_lengthen_the_blocks_of_a_backward():
+    """The states that segments begin with are kept in any case: the limit is on the others."""
+    plan = Plan(np, np.float32, 1.0, sequences=tuple(sequences(4096, None)))
+    plain, cut = (table.sequences(plan._replace(states_at=at), 2, 64) for at in (None, (*range(20, 180, 10), 3000)))
+    state_bytes = policy.STORED_BYTES // 32
+    assert strips.kept_strip(plain, state_bytes, 64) == strips.kept_strip(cut, state_bytes, 64) == policy.TIME_BLOCK
+
+
 @pytest.mark.parametrize("backend", ["numba", "chunks"])
 @pytest.mark.parametrize("case", [DELTA, VECTOR], ids=str)
 def test_sequences_of_a_packed_row_have_the_bits_of_calls_of_their_own(case, backend):
@@ -254,6 +264,11 @@ def test_explain_says_that_the_pass_stores_states():
     case = VECTOR
     arrays, _ = draw(case, T=T)
     assert "the pass stores 7 states" in la.explain(case.fn, **arrays, return_states_at=10).reason
+
+
+def test_prefixes():
+    every = sequences(12, [0, 0, 5, 12])
+    assert prefixes(every, [0, 5, 6]) == [Sequence(0, 0, 0), Sequence(1, 0, 5), Sequence(2, 5, 6)]
 
 
 def test_segments():
