@@ -95,8 +95,8 @@ def last_of_each_vjp(
         for start, stop, _ in reversed(segments(s, sorted(given))):
             carry = carry + given.get(stop, 0.0) if stop > start else carry
             t, before = slice(start, stop), begin if start == s.start else at.m[..., start - 1, :]
-            *part, carry = last_maximum_vjp(xp, at.a[..., t, :], at.b[..., t, :], at.m[..., t, :], before, carry)
-            parts.append(part)
+            a, b, carry = last_maximum_vjp(xp, at.a[..., t, :], at.b[..., t, :], at.m[..., t, :], before, carry)
+            parts.append((a, b))
         dm_0.append(carry + given.get(s.start, 0.0))
         for parts_of, part in zip((da, db), zip(*reversed(parts), strict=True), strict=True):
             parts_of += part
