@@ -50,9 +50,9 @@ over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory beyond the inputs, resu
 relative to the norm, against float64 on the same rounded inputs."""
 STATES = """\
 `python -m bench states --backend cuda`: calls with states at {states} positions relative to calls with none, {B} x {H}
-heads, {dtype}, every T / {states} tokens. floor: the bytes of these float32 states, written by the forward and read once
-more by its backward, at the {copy_gbs:.0f} GB/s of a copy, as a share of the call without them. A call that is bound by
-memory cannot cost less."""
+heads, {dtype}, every T / {states} tokens. floor: the bytes of these float32 states, written by the forward and read
+once more by its backward, at the {copy_gbs:.0f} GB/s of a copy, as a share of the call without them. A call that is
+bound by memory cannot cost less."""
 BYTES = 4 * 128 * 2 + 4  # of a token and head, forward: q, k, v, out of 128 in bfloat16, and g
 
 
