@@ -141,7 +141,7 @@ def unpack_states_vjp(
     """As unpack_state_vjp, of every position."""
     xp, at = c.xp, _gauge(c)
     dS = _joined(c, dstates)
-    dm = cast(xp, dstates.m - xp.sum(dS * S, axis=(-2, -1)), at.m.dtype)
+    dm = cast(xp, dstates.m - xp.sum(xp.vecdot(dS, S), axis=-1), at.m.dtype)
     dlog_f, di, dm_0 = last_of_each_vjp(xp, at, c.sequences, prefixes, dm)
     return dS, _gates_vjp(c, di, dlog_f) | {"state": dm_0}
 
