@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from .record import machine
+
 SHAPES = ((1, 4, 64), (1, 16, 64), (1, 16, 128))  # (B, H, K = V)
 WARM_UP = 15
 TARGET = 1.5  # the ratio that one token may cost
@@ -113,15 +115,19 @@ def main(argv: list[str]) -> int:
         import cupy
         import ml_dtypes
 
+        from .cuda.report import device
+
+        where = device(cupy)
         found = measure(args, cupy, ml_dtypes.bfloat16, cupy.cuda.Device().synchronize)
     else:
+        where = machine()
         found = measure(args, np, np.float32, lambda: None)
     worst = max((changed / ready, name) for name, (changed, ready) in found.items())
     above = sum(changed > TARGET * ready for changed, ready in found.values())
     print(f"{len(found)} pairs, {above} above {TARGET}, largest ratio {worst[0]:.2f}: {worst[1]}")
     if args.json:
         with open(args.json, "w") as file:
-            json.dump(found, file, indent=1)
+            json.dump(where | {"microseconds": found}, file, indent=1)
     if args.write:
         from .record import rounded, write
 
@@ -129,5 +135,5 @@ def main(argv: list[str]) -> int:
                 for name, pair in found.items()]  # fmt: skip
         unit = "microseconds"
         name, dtype = ("changes_cupy", "bfloat16") if args.cupy else ("changes", "float32")
-        print(write(name, {"unit": unit, "dtype": dtype, "rows": rounded(rows)}))
+        print(write(name, where | {"unit": unit, "dtype": dtype, "rows": rounded(rows)}))
     return 0

@@ -40,10 +40,10 @@ class Prepared(NamedTuple):
     def is_cut(self) -> bool:
         """Whether the call is computed piece by piece (pieces.py), as far as that is known without its core.
 
-        A state that depends on tokens too is found by calls that end at the positions.
+        Without `unpack_at`, a state that depends on tokens too is found by calls that end at the positions.
         """
-        at = self.options["return_states_at"]
-        return self.has_fewer_queries or (at is not None and self.spec.state.unpack_vjp is not None)
+        at, state = self.options["return_states_at"], self.spec.state
+        return self.has_fewer_queries or (at is not None and state.unpack_vjp is not None and state.unpack_at is None)
 
     def lacks_states(self, core: Any, x: Any) -> bool:
         """Whether states at positions are asked for that the core does not return: the call is computed in pieces."""
@@ -66,6 +66,11 @@ class Prepared(NamedTuple):
     def is_recordable(self) -> bool:
         """Whether a call with this signature may be replayed: it neither warns nor looks at numbers."""
         return not (self.options["check"] or self.doubtful_layout or self.gathers_rows)
+
+    @property
+    def is_one_token(self) -> bool:
+        """Whether this is a call of one token on CuPy arrays, whose array calls may be deferred (deferring.py)."""
+        return self.recorder is not None and self.variables.sizes.T == 1 and self.variables.sizes.ragged is None
 
     @property
     def gathers_rows(self) -> bool:

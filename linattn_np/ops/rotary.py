@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.arrays import Array, Namespace
+from ..runtime.arrays import Array, Namespace, cast
 
 
 def rotate(xp: Namespace, x: Array, angle: Array) -> Array:
@@ -17,15 +17,19 @@ def rotate(xp: Namespace, x: Array, angle: Array) -> Array:
 
 
 def rotate_rows(xp: Namespace, S: Array, angle: Array) -> Array:
-    """`rotate` along the axis before the last: rows (2 p, 2 p + 1) of S (..., K, V) by angle (P,) or (..., 1, P)."""
-    P, K = angle.shape[-1], S.shape[-2]
-    angle = angle[:, None] if angle.ndim == 1 else xp.matrix_transpose(angle)
-    c, s = xp.cos(angle), xp.sin(angle)
-    c, s = (xp.astype(y, S.dtype) if y.dtype != S.dtype else y for y in (c, s))
+    """Rows (2 p, 2 p + 1) of S (..., K, V) rotated by angle (..., 1, P), as `rotate` does the columns of S^T."""
+    P = angle.shape[-1]
+    c, s = (xp.matrix_transpose(cast(xp, f(angle), S.dtype)) for f in (xp.cos, xp.sin))
     even, odd = S[..., 0 : 2 * P : 2, :], S[..., 1 : 2 * P : 2, :]
     rotated = xp.stack([even * c - odd * s, even * s + odd * c], axis=-2)
-    rotated = xp.reshape(rotated, (*S.shape[:-2], 2 * P, S.shape[-1]))
-    return rotated if K == 2 * P else xp.concat([rotated, S[..., 2 * P :, :]], axis=-2)
+    rotated = xp.reshape(rotated, (*rotated.shape[:-3], 2 * P, S.shape[-1]))
+    return rotated if S.shape[-2] == 2 * P else xp.concat([rotated, S[..., 2 * P :, :]], axis=-2)
+
+
+def rows_angle_vjp(xp: Namespace, y: Array, dy: Array, P: int) -> Array:
+    """The gradient of the angle of each pair of rows and column (..., P, V), from the result y of rotate_rows."""
+    even, odd, other = slice(0, 2 * P, 2), slice(1, 2 * P, 2), slice(None)
+    return y[..., even, other] * dy[..., odd, other] - y[..., odd, other] * dy[..., even, other]
 
 
 def rotate_vjp(xp: Namespace, y: Array, angle: Array, dy: Array) -> tuple[Array, Array]:

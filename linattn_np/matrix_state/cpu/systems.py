@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core import StatesAt
 from ...ops.conjugate_gradients import square_of
 from ...ops.cpu.products import FULL, LEFT_LOWER, OUT_LOWER, product
 from ...ops.cpu.programs import Places
@@ -33,7 +34,7 @@ from .layout import layout
 from .replay import sources_of, walk_chunks
 from .run import Kernel, run
 from .strips import strips
-from .table import Table, sequences
+from .table import Table, count_sequences, sequences
 from .workspace import Work
 
 
@@ -115,7 +116,8 @@ def solve_systems(w: Work, first: Whole, last: Whole):
     once(w)
     for n in range(first, last):
         begin_task(w, n)
-        load_state(w, w.in_state, w.STATE, w.S, w.started)
+        if not w.EARLIER:  # else S is where the segment before ended
+            load_state(w, w.in_state, w.STATE, w.S, w.started)
         if not w.each_ridge:
             load(w.in_r, (w.BATCH, w.HEAD, 0), (0, w.K), rows(w.ridge, 0, 1))
         w.t = w.FIRST
@@ -129,7 +131,10 @@ def solve_systems(w: Work, first: Whole, last: Whole):
                 solve_rows(w, j)
             write(w, w.S, w.S)
             w.t += w.c
-        save_state(w, w.S, w.out_state, w.STATE)
+        if w.AT:
+            save_state(w, w.S, w.out_states, w.AT - 1)
+        if not w.LATER:
+            save_state(w, w.S, w.out_state, w.STATE)
 
 
 class Systems:
@@ -140,10 +145,14 @@ class Systems:
         self.table = table = Table(x._replace(r=ridge))
         rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
         self.found = np.empty((*lead, T, table.asking, K), dtype)
-        self.end = np.empty((*([len(rows)] if plan.is_ragged else lead), H, K, K), dtype)
+        ended = [count_sequences(rows)] if plan.is_ragged else lead
+        self.end, self.at = np.empty((*ended, H, K, K), dtype), None
+        if plan.states_at is not None:
+            self.at = np.empty((*(() if plan.is_ragged else lead), len(plan.states_at), H, K, K), dtype)
         table.tokens("out", self.found, table.asking)
         table.states("in_state", Z)
         table.states("out_state", self.end)
+        table.states("out_states", self.at)
         cell = cell_of(x, plan, table, K, Z is not None)
         cell = cell._replace(solved=solver.iterations, each_ridge=ridge.shape[-3] > 1)
         self.tasks, self.bounds = strips(rows, H, K, K, cell.C, 1)
@@ -159,11 +168,11 @@ class Systems:
 
 def solve(
     x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(x_t, Z after the last token), as readouts/systems.py's."""
+) -> tuple[np.ndarray, Any]:
+    """(x_t, Z after the last token), as readouts/systems.py's; with positions above 0 a StatesAt of it."""
     systems = Systems(x, ridge, solver, plan, Z)
     systems.run(systems.table.numbers, systems.table)
-    return systems.found, systems.end
+    return systems.found, systems.end if systems.at is None else StatesAt(systems.end, systems.at)
 
 
 def record_solve(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ...ops.cuda import unit_rows as kernel
-from ...runtime.arrays import Array, cast
+from ...runtime.arrays import Array, cast, is_deferred
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
 from . import delta, scan, step, vector, vector_delta, vector_value, vector_widths
+from .deferred import calls as deferred_calls
 
 
 class Call(NamedTuple):
@@ -30,11 +31,11 @@ def _chunks_of(x: Inputs) -> Any:
 
 
 def _of(x: Inputs, plan: Plan) -> Any:
-    """The module of a call. Decays of channels that no chunk kernel covers go token by token at any length."""
+    """The module of a call. Decays of channels that no chunk kernel covers go token by token."""
     if policy.is_short_cuda(plan):
         return step
     chunks = _chunks_of(x)
-    by_tokens = plan.chunk_size is None and policy.recurs_cuda(x)
+    by_tokens = plan.chunk_size is None and policy.recurs_cuda(x, plan)
     return step if by_tokens and chunks.unsupported_reason(Call(x, plan)) is not None else chunks
 
 
@@ -86,6 +87,8 @@ def describe(call: Any) -> str:
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved)."""
+    if is_deferred(plan.xp):
+        return deferred_calls.forward(_of(x, plan), x, plan, state)
     return _of(x, plan).forward(x, plan, state)
 
 

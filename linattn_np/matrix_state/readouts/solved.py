@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import array_api_compat as compat
 import numpy as np
 
-from ...core import Computed, Explained, register
+from ...core import Computed, Explained, join_parts, register, split_parts
 from ...runtime.arrays import Array, Namespace, add_to, sum_to
 from ...runtime.memory import shares_memory
 from ...runtime.tracing import Trace, plain
@@ -98,7 +98,7 @@ def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Arr
         raise ValueError(f"{fn}: ridge has an entry {least:g}, expected none below 0")
     keys, read = x.memory(x.k), None
     if x.q is None:
-        _, Z_end, _ = runs.keys(keys, Z)
+        Z_end = _written(runs, keys, Z)
     else:
         at = singular(keys, x.ridge, plan, Z) if least == 0 else None
         if at is not None:
@@ -106,13 +106,22 @@ def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Arr
                              "that the keys so far do not span, expected ridge > 0 there")
         read, Z_end = _solve(runs, keys, x, plan, Z)
     out, S_end, value_residuals = runs.values(x.memory(x.v)._replace(q=read), S)
-    return out, (S_end, Z_end), Residuals(x, plan, SolvedResiduals(read, (runs, value_residuals), Z))
+    residuals = Residuals(x, plan, SolvedResiduals(read, (runs, value_residuals), Z))
+    return out, join_parts((S_end, Z_end)), residuals
 
 
-def _solve(runs: Runs, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None) -> tuple[Array, Array]:
-    """(x_t, Z after the last token).   Raises ValueError where the array library finds a system singular."""
+def _written(runs: Runs, keys: Inputs, Z: Array | None) -> Any:
+    """Z after the last token, or a StatesAt, by a pass that reads nothing."""
+    return runs.keys(keys._replace(q=None), Z)[1]
+
+
+def _solve(runs: Runs, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None) -> tuple[Array, Any]:
+    """(x_t, Z after the last token, or a StatesAt).   Raises ValueError where the library finds a system singular."""
+    at = plan.states_at
+    apart = at is not None and (runs.solver is systems or at[:1] in ((), (0,)))
     try:
-        return runs.solver.solve(keys, x.ridge, x.solver, plan, Z)
+        read, end = runs.solver.solve(keys, x.ridge, x.solver, plan._replace(states_at=None) if apart else plan, Z)
+        return read, _written(runs, keys, Z) if apart else end
     except Exception as error:
         if "LinAlgError" not in type(error).__name__:
             raise
@@ -152,12 +161,12 @@ def backward(
 ) -> tuple[SolvedInputs, tuple[Array, Array]]:
     """Gradients of every input, and of the initial (S, Z)."""
     x, plan, (read, (runs, value_residuals), Z) = residuals
-    dS, dZ = (None, None) if dstate is None else dstate
+    dS, dZ = split_parts(dstate, 2)
     d, dS_0 = core.backward(value_residuals, dout, dS)
     y, keys = None, x.memory(x.k)
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
-        y, _ = _solve(runs, keys._replace(q=d.q), x, plan, transposed)
+        y, _ = _solve(runs, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed)
     minus = plan._replace(scale=-1.0, overwrite=False)
     key_residuals = core.residuals_of(runs.fn, keys._replace(q=None if y is None else read), minus, Z, runs.wanted)
     e, dZ_0 = core.backward(key_residuals, y, dZ)
@@ -198,8 +207,9 @@ def sum_heads(y: Array, Hk: int) -> Array:
 
 
 def gives_states(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:
-    """Whether the systems of states at positions are solved in one pass: not yet."""
-    return False
+    """Whether both memories return states at positions."""
+    memories = x.memory(x.v), x.memory(x.k)._replace(q=None)
+    return all(core.gives_states(fn, memory, plan, wanted) for memory in memories)
 
 
 def reads_out(residuals: Residuals) -> bool:
