@@ -22,6 +22,7 @@ from .matrix_state.cuda import step as cuda_step
 from .matrix_state.cuda import vector_backward_plan as cuda_vector_backward
 from .matrix_state.cuda import vector_plan as cuda_vector
 from .matrix_state.cuda import wgmma as cuda_wgmma
+from .matrix_state.cuda.free import plan as cuda_free
 from .matrix_state.types import Decay, Erase
 from .ops.cuda import complement, gate_formula, step_size, unit_rows
 from .runtime import code_cache
@@ -127,6 +128,18 @@ def vector_entries(
     if erase is Erase.DELTA:
         constants = cuda_delta_plan.constants("segments", K, V, True)
         yield Entry("vector decay, states of segments", cuda_delta_plan.SEGMENTS, constants)
+
+
+def free_entries(dtype: str, K: int, V: int, capability: int, ragged: bool = False) -> Iterator[Entry]:
+    """Every kernel of erase FREE with a vector decay or none; none where they are not for it."""
+    if not cuda_vector.takes(dtype, K, V, capability):
+        return
+    for gate in ("bfloat16", "float32"):
+        kind = cuda_free.FreeKind(K, V, gate, ragged)
+        for name, exact in ((cuda_free.FACTORS, False), (cuda_free.FACTORS, True), (cuda_free.CHAIN, False)):
+            constants = cuda_free.constants(name, kind, cuda_free.Build(exact))
+            words = f"free rank-one term in {gate}, {'exact ' * exact}{name}"
+            yield Entry(words, cuda_free.KERNELS[name].file, constants)
 
 
 def vector_backward_entries(
@@ -247,6 +260,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     for entry in step_size_entries(dtype, V) if mamba2 else ():
                         yield words, K, V, entry
                 for entry in key_entries(dtype) if args.raw and decay == "vector" and erase == "none" else ():
+                    yield words, K, V, entry
+                for entry in free_entries(dtype, K, V, capability) if erase == "free" and decay != "scalar" else ():
                     yield words, K, V, entry
                 if decay == "vector" and erase != "free":
                     own = Erase[erase.upper()]

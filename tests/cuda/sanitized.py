@@ -25,6 +25,7 @@ import linattn_np as la
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
 from linattn_np.matrix_state.cuda import vector_backward_plan as cuda_vector_backward_plan
 from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
+from linattn_np.matrix_state.cuda.free import plan as cuda_free_plan
 from linattn_np.sampling import DRAWS
 
 BOUND = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5, "tf32": 3e-3}  # of the norm; states grow along the tokens
@@ -109,6 +110,12 @@ CASES = [
     Case("kda", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130]),
     Case("kda", "bfloat16", 1100, heads=(1, 1, 1), backward=False),
     Case("kda", "bfloat16", 140, raw=True, backward=False),
+    # a free rank-one term
+    Case("rwkv7", "bfloat16", 150),
+    Case("rwkv7", "bfloat16", 150, strong=True),
+    Case("dplr", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130]),
+    Case("iplr", "bfloat16", 70, 64, 40),
+    Case("dplr", "bfloat16", 150, backward=False, at=(64, 150)),
     # states at positions, stored by the pass; and their gradients
     Case("simple_gla", "bfloat16", 300, at=(256, 300)),
     Case("gated_delta_rule", "bfloat16", 200, 64, 128, (4, 2, 2), at=(64, 200)),
@@ -215,7 +222,7 @@ def main(argv: list[str]) -> int:
     import cupy as cp
 
     backward = ("reverse_constants", "grads_constants")
-    names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants")]
+    names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants"), (cuda_free_plan, "constants")]
     names += [(cuda_vector_backward_plan, name) for name in backward]
     for plan, name in names if args.every_lane else ():
         constants = getattr(plan, name)

@@ -145,6 +145,17 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     *POSITIONS,
 )  # fmt: skip
 
+FREE = Struct(  # vector_free/: the same with a free rank-one term; backward v is dout, and out dv
+    "matrix_state/FreeArguments",
+    ("q k v g a b out", TENSOR_MAP), ("to", ROWS), OFFSETS,
+    ("start end", STATES),
+    ("factors states", OUT_BYTES),  # of the chunks: factors; state before (gradient after) each
+    ("flags", pointer("int")),  # of chunks that take the exact path
+    ("slots", I64), ("T heads segments chunks", INT),
+    ("group_q group_k group_v group_g group_a group_b start_group end_group", INT), ("scale", FLOAT),
+    *POSITIONS,
+)  # fmt: skip
+
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
 VECTORS = Struct("matrix_state/Vectors", ("batch token head", I64), ("group", INVERSE), ("kind", INT))
 STEP = Struct(

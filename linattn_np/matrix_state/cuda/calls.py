@@ -9,11 +9,13 @@ from ...runtime.arrays import Array, cast
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
-from . import delta, scan, step, vector, vector_delta
+from . import delta, free, scan, step, vector, vector_delta
 
 
 def _chunks_of(x: Inputs) -> Any:
-    if x.decay is Decay.VECTOR and x.erase is not Erase.FREE:
+    if x.erase is Erase.FREE:
+        return free
+    if x.decay is Decay.VECTOR:
         return vector_delta if x.erase is Erase.DELTA else vector
     return delta if x.erase is Erase.DELTA else scan
 

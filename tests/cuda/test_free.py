@@ -1,0 +1,39 @@
+"""The kernels of erase FREE compile without a GPU, for the architecture that they are for."""
+
+from __future__ import annotations
+
+import pytest
+
+from linattn_np.matrix_state.cuda.free import plan
+from linattn_np.runtime.cuda import nvrtc
+from linattn_np.warmup import SHARED, free_entries
+
+from .test_compile import HGMMA, operations, spilled
+from .test_vector import compiled
+
+# Bytes of spilled registers. The exact build holds the pairs of all levels, 64 numbers a thread, over their products.
+ALLOWANCE = {"exact factors": 200}
+
+pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+
+
+@pytest.mark.parametrize(("K", "V", "ragged"), [(128, 128, False), (64, 40, True), (64, 128, False)])
+def test_every_entry_compiles(K, V, ragged):
+    """To warpgroup products, with no more spilled registers than the allowance."""
+    for entry in free_entries("bfloat16", K, V, 90, ragged):
+        code = compiled(entry)
+        assert spilled(code.log) <= ALLOWANCE.get(entry.words.split(", ")[1], 0), (entry.words, code.log)
+        assert operations(code.cubin) & HGMMA, entry.words
+
+
+def test_which_architectures_have_them():
+    assert {c for c in SHARED if list(free_entries("bfloat16", 128, 128, c))} == {90}
+    assert not list(free_entries("float32", 128, 128, 90))
+
+
+@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
+@pytest.mark.parametrize("width", [64, 128])
+def test_shared_memory_fits(gate, width):
+    for name in plan.KERNELS:
+        constants = dict(plan.constants(name, plan.FreeKind(width, width, gate)))
+        assert constants["LA_BLOCKS"] * (constants["LA_SHARED"] + 1024) <= 228 * 1024
