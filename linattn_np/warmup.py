@@ -130,16 +130,23 @@ def vector_entries(
         yield Entry("vector decay, states of segments", cuda_delta_plan.SEGMENTS, constants)
 
 
-def free_entries(dtype: str, K: int, V: int, capability: int, ragged: bool = False) -> Iterator[Entry]:
+def free_entries(
+    dtype: str, K: int, V: int, capability: int, backward: bool = True, ragged: bool = False
+) -> Iterator[Entry]:
     """Every kernel of erase FREE with a vector decay or none; none where they are not for it."""
     if not cuda_vector.takes(dtype, K, V, capability):
         return
+    plan, Build = cuda_free, cuda_free.Build
+    wanted = [(plan.FACTORS, Build()), (plan.FACTORS, Build(exact=True)), (plan.CHAIN, Build())]
+    for back in (False, True)[: 2 * backward]:
+        wanted += [(plan.FACTORS, Build(exact, back, True)) for exact in (False, True)]
+        wanted += [(plan.CHAIN, Build(False, back, True))]
+    wanted += [(plan.GRADS, Build()), (plan.EXACT_GRADS, Build())] if backward else []
     for gate in ("bfloat16", "float32"):
-        kind = cuda_free.FreeKind(K, V, gate, ragged)
-        for name, exact in ((cuda_free.FACTORS, False), (cuda_free.FACTORS, True), (cuda_free.CHAIN, False)):
-            constants = cuda_free.constants(name, kind, cuda_free.Build(exact))
-            words = f"free rank-one term in {gate}, {'exact ' * exact}{name}"
-            yield Entry(words, cuda_free.KERNELS[name].file, constants)
+        for name, build in wanted:
+            words = f"{'exact ' * build.exact}{name}{' for a backward' * build.keep}{', reversed' * build.backward}"
+            constants = plan.constants(name, plan.FreeKind(K, V, gate, ragged), build)
+            yield Entry(f"free rank-one term in {gate}, {words}", plan.KERNELS[name].file, constants)
 
 
 def vector_backward_entries(
@@ -261,7 +268,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                         yield words, K, V, entry
                 for entry in key_entries(dtype) if args.raw and decay == "vector" and erase == "none" else ():
                     yield words, K, V, entry
-                for entry in free_entries(dtype, K, V, capability) if erase == "free" and decay != "scalar" else ():
+                of_free = (dtype, K, V, capability, not args.forward_only)
+                for entry in free_entries(*of_free) if erase == "free" and decay != "scalar" else ():
                     yield words, K, V, entry
                 if decay == "vector" and erase != "free":
                     own = Erase[erase.upper()]

@@ -7,25 +7,25 @@
 //
 //     dv = Ke G + Pe^T dO       G <- D G + Ac^T (Bd G) + Qe^T dO
 //
-// A warpgroup has 64 value rows of S^T in float32 registers. A thread of one more copies factors and values in. LA_KEEP: the state before (the
-// gradient after) each chunk goes to memory in bfloat16.
+// A warpgroup has 64 value rows of S^T in float32 registers. A thread of one more copies factors and values in. LA_KEEP: what the other
+// gradients need goes to memory in bfloat16, transposed: the state before (the gradient after) each chunk, and the corrections
+//
+//     w = Ac S + N V            dw = (1 - A_ab)^-T (Bd G + P_qb^T dO)
 #include "vector_free/factors.cuh"
+#include "vector_free/transposed_solve.cuh"
 #include "vector/products.cuh"
 
 #ifndef LA_BACKWARD
 #define LA_BACKWARD 0
 #endif
-#ifndef LA_KEEP
-#define LA_KEEP 0
-#endif
-constexpr int VALUES = round_up(LA_V, 64), GROUPS = VALUES / 64, THREADS = 128 * GROUPS + 128, STAGES = 2, SLOTS = 3;
-typedef Panels<VALUES, C> ValueTile;
-typedef Panels<KEYS, VALUES> StateTile;
+constexpr int GROUPS = VALUES / 64, THREADS = 128 * GROUPS + 128, STAGES = 2, SLOTS = 3;
 // of a stage: what reads the state for outputs, and for the correction; what writes values, and the correction
 constexpr int AT_READS = LA_BACKWARD ? 2 * TILE : 0, AT_ERASES = LA_BACKWARD ? 3 * TILE : TILE;
 constexpr int AT_WRITES = LA_BACKWARD ? 0 : 2 * TILE, AT_CORRECTS = LA_BACKWARD ? TILE : 3 * TILE;
-constexpr int STAGE = round_up(FACTORS, 1024), AT_VALUES = STAGES * STAGE, AT_BARRIERS = AT_VALUES + SLOTS * ValueTile::SIZE;
+constexpr int STAGE = round_up(FACTORS, 1024), AT_VALUES = STAGES * STAGE, AT_EXTRAS = AT_VALUES + SLOTS * ValueTile::SIZE;
+constexpr int AT_BARRIERS = AT_EXTRAS + EXTRAS;
 static_assert(LA_SHARED == AT_BARRIERS + 128, "LA_SHARED is what the launch asks for");
+static_assert(StateTile::SIZE <= 2 * TILE && TurnedTile::SIZE <= 2 * TILE, "what is kept leaves through factors that have been read");
 
 constexpr int REGISTERS = GROUPS * KEY_PANELS == 4 ? 240 : 208;   // of a thread that holds a state
 static_assert(GROUPS * REGISTERS + 24 <= (GROUPS + 1) * (GROUPS == 2 ? 168 : LA_BLOCKS == 2 ? 128 : 255), "a block that asks for more waits for ever");
@@ -36,10 +36,14 @@ struct Barriers {   // of a stage of factors, and of a slot of values: there; re
     __device__ __forceinline__ u32 empty(int step) const { return full(step) + 8; }
     __device__ __forceinline__ u32 values(int step) const { return base + STAGES * 16 + step % SLOTS * 16; }
     __device__ __forceinline__ u32 left(int step) const { return values(step) + 8; }
+    __device__ __forceinline__ u32 extras() const { return base + (STAGES + SLOTS) * 16; }
+    __device__ __forceinline__ u32 extras_left() const { return extras() + 8; }
     __device__ __forceinline__ void init() const {
+        barrier_init(extras(), 1);
+        barrier_init(extras_left(), 4 * GROUPS * ARRIVALS);
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full(s), 1);
-            barrier_init(empty(s), 4 * GROUPS * ARRIVALS);
+            barrier_init(empty(s), LA_KEEP ? 1 : 4 * GROUPS * ARRIVALS);
         }
         for (int s = 0; s < SLOTS; s++) {
             barrier_init(values(s), 1);
@@ -62,6 +66,11 @@ LA_DEVICE void produce(const FreeArguments& a, const ChunkTraversal& traversal, 
         barrier_wait(bar.left(step), (step / SLOTS & 1) ^ 1);
         barrier_expect(bar.values(step), ValueTile::SIZE);
         panels_in<GROUPS>(shared + AT_VALUES + step % SLOTS * ValueTile::SIZE, a.v, bar.values(step), head, traversal.token(chunk), traversal.row);
+        if (LA_KEEP) {
+            barrier_wait(bar.extras_left(), (step & 1) ^ 1);
+            barrier_expect(bar.extras(), EXTRAS);
+            run_in(shared + AT_EXTRAS, a.extras + (traversal.stored + chunk) * EXTRAS, EXTRAS, bar.extras());
+        }
     }
 }
 
@@ -117,13 +126,53 @@ struct Consumer {
     Barriers bar;
     int warp, lane, group;
     StateRows<1, KEYS> state;
+    u32 operands[KEYS / 16][4];   // of it, in bfloat16
 
     __device__ __forceinline__ void begin() {
         if (a.start.data) state.template load<LA_V, LA_K>(a.start, traversal.slot / a.start_group, 16 * warp, lane);
         else state.clear();
+        state_operands(operands, state, 0);
+        if (LA_KEEP && traversal.steps > 0) keep_state(operands, a.states + (traversal.stored + chunk_of(traversal, 0)) * StateTile::SIZE, 16 * warp, lane);
     }
     __device__ __forceinline__ void end() {
         if (a.end.data && traversal.head % a.end_group == 0) state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
+    }
+    // x: Ac S (Bd G) becomes w (dw), and goes to memory once its products are done
+    __device__ __forceinline__ void begin_corrections(float (&x)[8][4], u32 panel) const {
+        const u64 v = panel_descriptor(panel), pairs = panel_descriptor(shared + AT_EXTRAS);
+        accumulator_fence(x);
+        products_begin();
+#pragma unroll
+        for (int d = 0; d < 4; d++) {
+            if (LA_BACKWARD) product_AtB(x, v + ValueTile::across(d), pairs + Square::across(d), true);
+            else product_AtBt(x, v + ValueTile::across(d), pairs + Square::along(d), true);
+        }
+        products_commit();
+    }
+    // the state after the step and its corrections x, through the places of factors that all warps have read
+    __device__ __forceinline__ void keep(const float (&x)[8][4], u32 at, int step) const {
+        u32 w[4][4];
+        if constexpr (LA_BACKWARD) solve_transposed(w, x, shared + AT_EXTRAS + Square::SIZE, shared + AT_EXTRAS + 2 * Square::SIZE, lane);
+        else token_operands(w, x);
+        store_state<StateTile>(at, operands, 16 * warp, lane);
+        store_state<TurnedTile>(at + 2 * TILE, w, 16 * warp, lane);
+        publish_shared();
+        groups_barrier<128 * GROUPS>(4);
+        if (threadIdx.x == 0) {
+            const i64 stored = traversal.stored + chunk_of(traversal, step), next = traversal.stored + chunk_of(traversal, step + 1);
+            run_out(a.corrections + stored * TurnedTile::SIZE, at + 2 * TILE, TurnedTile::SIZE);
+            if (step + 1 < traversal.steps) run_out(a.states + next * StateTile::SIZE, at, StateTile::SIZE);
+            out_commit();
+        }
+        __syncwarp();
+    }
+    // factors of the step before have left shared memory
+    __device__ __forceinline__ void leave_factors(int step) const {
+        if (threadIdx.x == 0) {
+            out_read();
+            barrier_arrive(bar.empty(step - 1));
+        }
+        __syncwarp();
     }
     // outputs through the group's panel of values, which all of its warps have read
     __device__ __forceinline__ void store_outputs(const float (&out)[8][4], u32 values, int chunk) const {
@@ -155,11 +204,10 @@ struct Consumer {
         float (&S)[KEYS / 8][4] = state.x[0];
         const int chunk = chunk_of(traversal, step);
         const u32 at = shared + step % STAGES * STAGE, values = shared + AT_VALUES + step % SLOTS * ValueTile::SIZE, panel = values + group * PANEL;
-        u32 operands[KEYS / 16][4], news[4][4];
+        u32 news[4][4];
         float x[8][4], out[8][4];
-        state_operands(operands, state, 0);
-        if (LA_KEEP) keep_state(operands, a.states + (traversal.stored + chunk) * StateTile::SIZE, 16 * warp, lane);
         barrier_wait(bar.full(step), step / STAGES & 1);
+        if (LA_KEEP && step > 0) leave_factors(step);
         barrier_wait(bar.values(step), step / SLOTS & 1);
         if (LA_RAGGED && traversal.count(chunk) < C) clear_values(panel, traversal.count(chunk), group, threadIdx.x & 127);
         begin_read(x, operands, at + AT_ERASES);
@@ -181,11 +229,22 @@ struct Consumer {
         token_operands(news, x);
         write_corrections(S, news, at + AT_CORRECTS);
         products_commit();
+        if (LA_KEEP) {
+            barrier_wait(bar.extras(), step & 1);
+            begin_corrections(x, panel);
+        }
         end_product<0>(S);
         accumulator_fence(out);
-        warp_arrive(bar.empty(step), lane);
-        group_barrier(group);   // all warps have read the values
+        if (LA_KEEP) accumulator_fence(x);
+        state_operands(operands, state, 0);
+        if (!LA_KEEP) warp_arrive(bar.empty(step), lane);
+        if (LA_KEEP) groups_barrier<128 * GROUPS>(4);   // all warps have read factors and values
+        else group_barrier(group);                      // values
         store_outputs(out, values, chunk);
+        if (LA_KEEP) {
+            keep(x, at, step);
+            warp_arrive(bar.extras_left(), lane);
+        }
         if constexpr (!LA_BACKWARD) store_position<LA_V, LA_K>(state, a, position_after(a, chunk), traversal, 16 * warp, lane);
     }
     __device__ __forceinline__ void run() {

@@ -4,19 +4,9 @@
 // blocks are by substitution in float32, in two terms of bfloat16; a block of X is rounded once, as all that follows reads it.
 #pragma once
 #include "vector_free/scaled.cuh"
+#include "vector_free/transposed_solve.cuh"
 #include "attention/substitution.cuh"
 
-typedef Tile<16, 2> Small;   // of a diagonal block's inverse, transposed
-
-// the rows of two accumulators as an operand A, and what its rounding leaves
-LA_DEVICE void split_operand(u32 (&hi)[4], u32 (&lo)[4], const float (&x)[2][4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float y = x[i >> 1][2 * (i & 1)], z = x[i >> 1][2 * (i & 1) + 1];
-        hi[i] = pack_bf16(y, z);
-        lo[i] = pack_bf16(y - low_bf16(hi[i]), z - high_bf16(hi[i]));
-    }
-}
 template <class X> LA_DEVICE u32 transposed_at(u32 tile, int row, int column, int lane) {   // of a block whose columns are an operand's rows
     return tile + X::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
 }
@@ -33,15 +23,6 @@ template <class X> LA_DEVICE void load_columns(float (&x)[2][4], u32 tile, int r
 template <class X> LA_DEVICE void store_columns(u32 tile, const u32 (&x)[4], int row, int column, int lane) {
     store_matrix_transposed(transposed_at<X>(tile, row, column, lane), x[0], x[1], x[2], x[3]);
 }
-LA_DEVICE void multiply_pair(float (&x)[2][4], const u32 (&a)[4], const Bfloat16::B (&b)[2]) {
-    mma_bf16(x[0], a, b[0].x);
-    mma_bf16(x[1], a, b[1].x);
-}
-LA_DEVICE void pack_operand(u32 (&a)[4], const float (&x)[2][4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) a[i] = pack_bf16(x[i >> 1][2 * (i & 1)], x[i >> 1][2 * (i & 1) + 1]);
-}
-
 // By half a warp, a column a lane: the inverse of diagonal block `block`
 LA_DEVICE void invert_block(const Chunk& t, const float* diagonals, int block, int lane) {
     if (lane >= 16) return;

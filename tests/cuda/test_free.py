@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not inst
 @pytest.mark.parametrize(("K", "V", "ragged"), [(128, 128, False), (64, 40, True), (64, 128, False)])
 def test_every_entry_compiles(K, V, ragged):
     """To warpgroup products, with no more spilled registers than the allowance."""
-    for entry in free_entries("bfloat16", K, V, 90, ragged):
+    for entry in free_entries("bfloat16", K, V, 90, ragged=ragged):
         code = compiled(entry)
         assert spilled(code.log) <= ALLOWANCE.get(entry.words.split(", ")[1], 0), (entry.words, code.log)
         assert operations(code.cubin) & HGMMA, entry.words

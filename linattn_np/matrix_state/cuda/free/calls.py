@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ....ops.cuda.arguments import NO_ROWS, address, rows_of
 from ....runtime.arrays import Array, cast, dtype_name
@@ -19,7 +19,7 @@ from ....runtime.cuda.tensor_map import BYTES as MAP
 from ....runtime.cuda.tensor_map import moves
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
-from .. import arguments, operands, vector
+from .. import arguments, operands, shared_memory, vector
 from ..arguments import NO_STATES, States
 from ..operands import ChunkSizes, as_state, empty_positions, public_ends, sizes_of, states_at, with_positions
 from . import plan as cuts
@@ -27,8 +27,8 @@ from .plan import CHAIN, FACTORS, Build
 
 MAPS = {FACTORS: ("q", "k", "g", "a", "b"), CHAIN: ("v", "out")}
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "a", "b", "out"), bytes(MAP)) | {"to": NO_ROWS} | dict.fromkeys(
-    ("factors", "states", "flags"), 0)  # fmt: skip
-PLAIN, EXACT = Build(), Build(exact=True)
+    ("factors", "extras", "states", "corrections", "flags"), 0)  # fmt: skip
+PLAIN = Build()
 
 
 def unsupported_reason(call: Any) -> str | None:
@@ -47,8 +47,15 @@ def how(call: Any) -> str:
 
 
 def gives_states(call: Any) -> bool:
-    """Whether forward stores states at the positions of a call."""
-    return operands.gives_states(call.plan)
+    """Whether forward stores states at the positions of a call, and gradients are those of array calls."""
+    return operands.gives_states(call.plan) and not (call.plan.gradients and policy.VECTOR_BACKWARD)
+
+
+class Residuals(NamedTuple):
+    """What a forward may store of every chunk: the state before it and the corrections w."""
+
+    states: Array
+    corrections: Array
 
 
 @dataclass(slots=True)
@@ -81,40 +88,50 @@ def arrays_of(xp: Any, x: Inputs) -> dict[str, Any]:
     return arrays | {n: vector.row_array(cast(xp, getattr(x, n), x.q.dtype)) for n in ("a", "b")}
 
 
-def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
-    """(out, final state, saved)."""
+def forward(
+    x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
+) -> tuple[Array, Array, Saved]:
+    """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
-    _prepare(batch, plan.states_at is not None)
+    sizes = residual_sizes(batch)
+    if keep is None:
+        keep = vector.keeps(plan, batch.stored * sum(sizes.values()))
+    factors_build, build = Build(keep=keep), Build(keep=keep, at=plan.states_at is not None)
+    prepare(batch, [(FACTORS, factors_build), (FACTORS, factors_build._replace(exact=True)), (CHAIN, build)])
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     at = empty_positions(xp, plan, batch)
     start = states_at(as_state(xp, state, batch), batch, batch.group)
     last = with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
-    factors = _factors(xp, batch, arrays, plan.scale)
-    launch_one(CHAIN, batch, batch.N * batch.heads, arrays, Build(at=at is not None), start=start, end=last,
-               factors=factors)  # fmt: skip
-    return out, public_ends(end, at, batch), Saved(x, plan, state, None)
+    kept = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
+    launch_one(CHAIN, batch, batch.N * batch.heads, arrays, build, start=start, end=last, **kept,
+               **factors_of(xp, batch, arrays, plan.scale, factors_build))  # fmt: skip
+    return out, public_ends(end, at, batch), Saved(x, plan, state, Residuals(**kept) if keep else None)
 
 
-def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state, by array calls."""
-    return vector.by_array_calls(saved, dout, dstate)
+def residual_sizes(batch: Batch) -> dict[str, int]:
+    """Bytes of a chunk's residuals."""
+    return {"states": cuts.state_bytes(batch.K, batch.V), "corrections": shared_memory.free_tile(batch.V)}
 
 
-def _prepare(batch: Batch, at: bool) -> None:
-    wanted = [(FACTORS, PLAIN), (FACTORS, EXACT), (CHAIN, Build(at=at))]
+def prepare(batch: Batch, wanted: list[tuple[str, Build]]) -> None:
+    """Begin to compile kernels."""
     found = [(cuts.KERNELS[name].file, cuts.constants(name, batch.kind, build)) for name, build in wanted]
     launch.prepare(tuple(found), launch.capability())
 
 
-def _factors(xp: Any, batch: Batch, arrays: dict[str, Any], scale: float) -> Array:
-    """The factors of every chunk."""
-    factors = xp.empty((batch.stored, cuts.factor_bytes(batch.K)), dtype=xp.int8)
+def factors_of(xp: Any, batch: Batch, arrays: dict[str, Any], scale: float, build: Build) -> dict[str, Array]:
+    """The factors of every chunk, and what chains that keep corrections read besides."""
+    sizes = {"factors": shared_memory.free_factors_of(batch.K)}
+    if build.keep:
+        sizes["extras"] = shared_memory.free_extras_of(True, build.backward)
+    made = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in sizes.items()}
     flags, slots = xp.empty(batch.stored, dtype=xp.int32), batch.N * batch.heads
-    launch_one(FACTORS, batch, slots * batch.chunks, arrays, scale=scale, factors=factors, flags=flags)
-    launch_one(FACTORS, batch, slots * policy.EXACT_PIECES, arrays, EXACT, scale=scale, factors=factors, flags=flags)
-    return factors
+    for exact, pieces in ((False, batch.chunks), (True, policy.EXACT_PIECES)):
+        one = build._replace(exact=exact)
+        launch_one(FACTORS, batch, slots * pieces, arrays, one, scale=scale, flags=flags, **made)
+    return made
 
 
 def launch_one(
@@ -124,12 +141,14 @@ def launch_one(
     """One kernel. given: arrays by the names of NO_ARRAYS."""
     kernel, maps, heads = cuts.KERNELS[name], MAPS[name], batch.heads
     constants = cuts.constants(name, batch.kind, build)
-    fields: dict[str, Any] = NO_ARRAYS | {n: address(y) for n, y in given.items()} | {n: vector.map_of(arrays, n) for n in maps}
+    fields: dict[str, Any] = NO_ARRAYS | {n: address(y) for n, y in given.items()}
+    fields |= {n: vector.map_of(arrays, n) for n in maps}
     if name == CHAIN:
         fields["to"] = rows_of(arrays["out"], heads)
     fields |= {
         "offsets": address(batch.offsets), "slots": batch.slots, "T": batch.T, "heads": heads,
         "segments": batch.segments, "chunks": batch.chunks, "scale": scale, "start": start.values(),
+        "ahead": dict(constants)["LA_BLOCKS"] * launch.multiprocessors(),
         "end": end.values(), "start_group": start.group, "end_group": end.group, **end.fields_of_positions(),
         **{f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v", "g", "a", "b")},
     }  # fmt: skip
@@ -137,5 +156,5 @@ def launch_one(
     if moves():
         named = (*(arrays[n] for n in maps), batch.offsets, start.array, end.array, *given.values(),
                  *end.arrays_of_positions())  # fmt: skip
-    launch.launch(kernel.file, kernel.entry, constants, grid, cuts.threads(name, batch.V), dict(constants)["LA_SHARED"],
-                  arguments.FREE.packed(fields), named)  # fmt: skip
+    launch.launch(kernel.file, kernel.entry, constants, grid, cuts.threads(name, batch.K, batch.V),
+                  dict(constants)["LA_SHARED"], arguments.FREE.packed(fields), named)  # fmt: skip

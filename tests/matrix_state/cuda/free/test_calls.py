@@ -17,9 +17,9 @@ from linattn_np.matrix_state.types import ReadState
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
 
-from . import vector_twin
-from .step_twin import stub
-from .test_vector_calls import BFLOAT16, CUPY
+from .. import vector_twin
+from ..step_twin import stub
+from ..test_vector_calls import BFLOAT16, CUPY
 
 
 class _Call(vector_twin._Call):
