@@ -13,7 +13,6 @@
 #include "attention/group.cuh"
 #include "attention/store.cuh"
 #include "tile/wgmma_wide.cuh"
-#include "tile/prefetch.cuh"
 #include "arguments/matrix_state/FreeArguments.cuh"   // after TensorMap
 
 #ifndef LA_RAGGED   // 1: sequences are packed in a row, so that a chunk may hold rows of the next one
@@ -38,15 +37,6 @@ constexpr int TILE = KeyTile::SIZE, AT_PAIRS = 4 * TILE, AT_CARRY = AT_PAIRS + S
 constexpr int EXTRAS = !LA_KEEP ? 0 : LA_BACKWARD ? 2 * Square::SIZE + 8 * 512 : Square::SIZE;
 static_assert(LA_FACTORS == FACTORS && LA_K <= WIDE && LA_V <= WIDE, "the size that the host allocates by");
 
-// Blocks of all chunks: heads fastest, whose rows lie side by side, then chunks, sequences; as ChunkTraversal numbers them
-template <class Arguments> LA_DEVICE int chunk_block(const Arguments& a, int number, int chunks) {
-    const int head = number % a.heads, rest = number / a.heads, n = rest / chunks;
-    return (n * a.heads + head) * chunks + rest % chunks;
-}
-template <int PANELS> LA_DEVICE void prefetch_panels(const TensorMap& map, int head, int token, int batch) {   // towards the cache
-#pragma unroll
-    for (int p = 0; p < PANELS; p++) box_prefetch(map, 64 * p, head, token, batch);
-}
 // columns of a chunk's rows, all panels
 template <int PANELS> LA_DEVICE void panels_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
 #pragma unroll

@@ -20,18 +20,6 @@ LA_DEVICE void load_chunk(const FreeArguments& a, const ChunkTraversal& traversa
     panels_in<KEY_PANELS>(shared + 2 * TILE, a.k, barrier, head / (u32)a.group_k, token, row);
     panels_in<KEY_PANELS>(shared + 3 * TILE, a.b, barrier, head / (u32)a.group_b, token, row);
 }
-// Rows of the chunk that this multiprocessor has next, towards the cache
-LA_DEVICE void prefetch_chunk(const FreeArguments& a, int number) {
-    const ChunkTraversal traversal(a, a.chunks, 1, chunk_block(a, number, a.chunks));
-    if (traversal.steps <= 0) return;
-    const u32 head = traversal.head;
-    const int token = traversal.token(traversal.first), row = traversal.row;
-    for (int p = 0; p < GATE_TILE / PANEL; p++) box_prefetch(a.g, p * (128 / GATE_BYTES), head / (u32)a.group_g, token, row);
-    prefetch_panels<KEY_PANELS>(a.q, head / (u32)a.group_q, token, row);
-    prefetch_panels<KEY_PANELS>(a.a, head / (u32)a.group_a, token, row);
-    prefetch_panels<KEY_PANELS>(a.k, head / (u32)a.group_k, token, row);
-    prefetch_panels<KEY_PANELS>(a.b, head / (u32)a.group_b, token, row);
-}
 // Lower triangles of the pairs to their squares, those of q with their diagonal and times `scale`; diagonal blocks of -A_ab, transposed
 LA_DEVICE void store_pairs(const float (&x)[2][8][4], const float (&found)[2][8][4], int far, float scale, const Chunk& t, float* diagonals, const Lane& me) {
     const int row = 16 * (me.warp & 3) + (me.lane >> 2), column = (me.lane & 3) * 2;
@@ -62,8 +50,6 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
     float* const diagonals = (float*)(memory + AT_DIAGONALS);
     int* const fars = (int*)(memory + AT_FAR);
     barrier_wait(t.shared + AT_BARRIER, parity);
-    if (!LA_EXACT && threadIdx.x == 32 && blockIdx.x + a.ahead < gridDim.x) prefetch_chunk(a, blockIdx.x + a.ahead);
-    __syncwarp();
     float2 decays[ROWS];
     float found[2][8][4], x[2][8][4];
     load_decays(decays, t, me);
@@ -132,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) factors(const __gri
         parity ^= 1;
     }
 #else
-    const ChunkTraversal traversal(a, a.chunks, 1, chunk_block(a, blockIdx.x, a.chunks));
+    const ChunkTraversal traversal(a, a.chunks, 1);
     if (traversal.steps <= 0) return;
     const i64 stored = traversal.stored + traversal.first;
     if (threadIdx.x == 0) load_chunk(a, traversal, traversal.first, shared);

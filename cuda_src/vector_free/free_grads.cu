@@ -35,27 +35,6 @@ LA_DEVICE void load_chunk(const FreeGradArguments& a, const ChunkPlace& place, u
     run_in(shared + AT_G, a.ends + stored * STATE_TILE, STATE_TILE, others);
 }
 
-// What the chunk reads that this multiprocessor has next, towards the cache
-LA_DEVICE void prefetch_chunk(const FreeGradArguments& a, int item) {
-    const ChunkPlace place(a, item);
-    const ChunkTraversal& of = place.of;
-    if (of.steps <= 0) return;
-    const u32 head = of.head;
-    const int token = of.token(of.segment), row = of.row;
-    const i64 stored = place.stored();
-    for (int p = 0; p < GATE_TILE / PANEL; p++) box_prefetch(a.g, p * (128 / GATE_BYTES), head / (u32)a.group_g, token, row);
-    prefetch_panels<KEY_PANELS>(a.q, head / (u32)a.group_q, token, row);
-    prefetch_panels<KEY_PANELS>(a.a, head / (u32)a.group_a, token, row);
-    prefetch_panels<KEY_PANELS>(a.k, head / (u32)a.group_k, token, row);
-    prefetch_panels<KEY_PANELS>(a.b, head / (u32)a.group_b, token, row);
-    prefetch_panels<VALUES / 64>(a.v, head / (u32)a.group_v, token, row);
-    prefetch_panels<VALUES / 64>(a.dout, head, token, row);
-    run_prefetch(a.corrections + stored * VALUE_TILE, VALUE_TILE);
-    run_prefetch(a.grad_corrections + stored * VALUE_TILE, VALUE_TILE);
-    run_prefetch(a.states + stored * STATE_TILE, STATE_TILE);
-    run_prefetch(a.ends + stored * STATE_TILE, STATE_TILE);
-}
-
 // A lane's decays; rows past the sequence have none
 LA_DEVICE void load_decays(float2 (&a)[ROWS], const Lane& me, int count) {
     const u32 gates = gates_of(me.shared + AT_GATES, me.block, me.panel, me.lane);
@@ -324,8 +303,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
     barrier_wait(me.shared + AT_BARRIERS, 0);
     const bool far = scale_rows(me, count);
     barrier_wait(me.shared + AT_BARRIERS + 8, 0);
-    if (threadIdx.x == 0 && blockIdx.x + a.ahead < a.items) prefetch_chunk(a, blockIdx.x + a.ahead);
-    __syncwarp();
     if (LA_RAGGED && count < C)   // rows of the next sequence
         for (int i = count * 8 + threadIdx.x; i < C * 8; i += THREADS)
             for (int p = 0; p < 2 * VALUES / 64; p++)

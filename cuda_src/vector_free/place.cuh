@@ -5,7 +5,7 @@
 
 struct ChunkPlace {
     ChunkTraversal of;
-    __device__ __forceinline__ ChunkPlace(const FreeGradArguments& a, int item) : of(a, a.chunks, 1, chunk_block(a, item, a.chunks)) {}
+    __device__ __forceinline__ ChunkPlace(const FreeGradArguments& a, int item) : of(a, a.chunks, 1, item) {}
     __device__ __forceinline__ i64 stored() const { return of.stored + of.segment; }
     __device__ __forceinline__ int count() const { return of.count(of.segment); }
 };

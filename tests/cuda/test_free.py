@@ -11,10 +11,15 @@ from linattn_np.warmup import SHARED, free_entries
 from .test_compile import HGMMA, operations, spilled
 from .test_vector import compiled
 
-# Bytes of spilled registers. The exact build holds the pairs of all levels, 64 numbers a thread, over their products.
-ALLOWANCE = {"exact factors": 200}
+# Bytes of spilled registers. The exact factors hold the pairs of all levels, 64 numbers a thread, over their products; two blocks of
+# the gradients share a multiprocessor, or one of 512 threads has it, with 128 registers: what spills is read once a chunk.
+ALLOWANCE = {"exact factors": 200, "exact grads": 32, "grads": 16}
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+
+
+def allowed(entry):
+    return ALLOWANCE.get(entry.words.split(", ")[1].removesuffix(" for a backward"), 0)
 
 
 @pytest.mark.parametrize(("K", "V", "ragged"), [(128, 128, False), (64, 40, True), (64, 128, False)])
@@ -22,8 +27,8 @@ def test_every_entry_compiles(K, V, ragged):
     """To warpgroup products, with no more spilled registers than the allowance."""
     for entry in free_entries("bfloat16", K, V, 90, ragged=ragged):
         code = compiled(entry)
-        assert spilled(code.log) <= ALLOWANCE.get(entry.words.split(", ")[1], 0), (entry.words, code.log)
-        assert operations(code.cubin) & HGMMA, entry.words
+        assert spilled(code.log) <= allowed(entry), (entry.words, code.log)
+        assert bool(operations(code.cubin) & HGMMA) != entry.words.endswith("exact grads"), entry.words
 
 
 def test_which_architectures_have_them():

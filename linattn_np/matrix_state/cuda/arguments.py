@@ -152,7 +152,7 @@ FREE = Struct(  # vector_free/: the same with a free rank-one term; backward v i
     ("factors extras", OUT_BYTES),  # of the chunks; what chains that keep corrections read besides
     ("states corrections", OUT_BYTES),  # state before, w (gradient after, dw) of each
     ("flags", pointer("int")),  # of chunks that take the exact path
-    ("slots", I64), ("T heads segments chunks ahead", INT),  # ahead: blocks that the device has at a time
+    ("slots", I64), ("T heads segments chunks", INT),
     ("group_q group_k group_v group_g group_a group_b start_group end_group", INT), ("scale", FLOAT),
     *POSITIONS,
 )  # fmt: skip
@@ -163,7 +163,7 @@ FREE_GRADS = Struct(  # the gradients of vector_free/ but dv
     ("states ends corrections grad_corrections", BYTES),  # of the chunks: S before, G after, w, dw
     ("flags", pointer("int")),  # of chunks that the exact kernel does
     ("slots", I64), ("T heads chunks", INT),  # chunks: of the longest sequence
-    ("group_q group_k group_v group_g group_a group_b items ahead", INT), ("scale", FLOAT),
+    ("group_q group_k group_v group_g group_a group_b items", INT), ("scale", FLOAT),
 )  # fmt: skip
 
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element

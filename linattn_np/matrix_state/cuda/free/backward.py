@@ -78,7 +78,6 @@ def _gradients(name: str, batch: Batch, arrays: dict[str, Any], scale: float, gi
         "items": items, "scale": scale, **{f"group_{n}": heads // arrays[n].shape[-2] for n in (*READ, "v")},
     }  # fmt: skip
     constants = cuts.constants(name, batch.kind)
-    fields["ahead"] = dict(constants)["LA_BLOCKS"] * launch.multiprocessors()
     named = None
     if moves():
         named = (*(arrays[n] for n in (*maps, *written)), batch.offsets, *given.values())

@@ -148,7 +148,6 @@ def launch_one(
     fields |= {
         "offsets": address(batch.offsets), "slots": batch.slots, "T": batch.T, "heads": heads,
         "segments": batch.segments, "chunks": batch.chunks, "scale": scale, "start": start.values(),
-        "ahead": dict(constants)["LA_BLOCKS"] * launch.multiprocessors(),
         "end": end.values(), "start_group": start.group, "end_group": end.group, **end.fields_of_positions(),
         **{f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v", "g", "a", "b")},
     }  # fmt: skip
