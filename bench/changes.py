@@ -181,7 +181,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--shapes", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--json", help="write the times to this file too")
     args = parser.parse_args(argv)
-    names = ("LINATTN_NP_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    names = ("LINATTN_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     os.environ.update(dict.fromkeys(names, args.threads))
     if args.cupy:
         import cupy

@@ -27,7 +27,7 @@ Calls = dict[str, Callable[[], Any]]
 Draw = Callable[[tuple[int, int, int, int]], Arrays]
 Peers = Callable[[Arrays, bool], Calls]
 Useful = Callable[[int, bool], float | None]
-THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LINATTN_NP_NUM_THREADS")
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LINATTN_NUM_THREADS")
 SECONDS = 10.0  # time budget of a shape; no round starts after it
 PAUSE = 0.3  # seconds: other libraries' worker threads spin for a while after their work and occupy processors
 

@@ -29,7 +29,7 @@ TOKENS = {"chunks": 256, "a few tokens": 4}
 
 def first_call(T: int, folder: str) -> float:
     """CPU seconds in a fresh process whose machine-code cache is `folder`."""
-    env = {**os.environ, "LINATTN_CACHE_DIR": folder, "LINATTN_NP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    env = {**os.environ, "LINATTN_CACHE_DIR": folder, "LINATTN_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", CODE.format(T=T)], env=env, capture_output=True, text=True, check=True)
     return float(done.stdout)
 

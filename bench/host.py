@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--name", default="host", help="with --write: name of the JSON file under bench/results/")
     parser.add_argument("--write", action="store_true", help="write the result as JSON to bench/results/")
     args = parser.parse_args(argv)
-    os.environ.update(dict.fromkeys(("LINATTN_NP_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    os.environ.update(dict.fromkeys(("LINATTN_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
                                     args.threads))  # fmt: skip
     if args.tree:
         sys.path.insert(0, os.path.abspath(args.tree))

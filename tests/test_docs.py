@@ -108,3 +108,20 @@ def test_a_folder_has_at_most_twenty_files():
 @pytest.mark.parametrize("path", [p for p in PAGES if p.parent.name == "decisions"], ids=lambda p: p.stem)
 def test_a_decision_is_one_page(path):
     assert len(path.read_text().splitlines()) <= 60
+
+
+NAV = ROOT / "mkdocs.yml"
+
+
+def tutorials() -> list[Path]:
+    """The pages of the section Tutorials."""
+    section = NAV.read_text("utf-8").split("  - Tutorials:\n")[1].split("\n  - ")[0] if NAV.is_file() else ""
+    return [ROOT / "docs" / page for page in re.findall(r": ([\w/]+\.md)$", section, re.MULTILINE)]
+
+
+@pytest.mark.skipif(not NAV.is_file(), reason="an installed package has no pages")
+def test_a_tutorial_runs_and_has_a_picture():
+    assert len(tutorials()) >= 8
+    for page in tutorials():
+        assert page in WITH_CODE, page
+        assert re.search(r"^!\[[^\]]{10,}\]\([\w./-]+\.png\)$", page.read_text("utf-8"), re.MULTILINE), page

@@ -39,3 +39,16 @@ def test_words(path):
     for word, better in WORDS.items():
         found = re.search(rf"\b({word})\b", text, re.IGNORECASE)
         assert found is None, f"{found[0]!r}: say {better!r}"
+
+
+VARIABLE = re.compile(r"\bLINATTN_[A-Z_]+[A-Z]\b")
+
+
+def test_environment_variables_share_a_prefix_and_are_on_one_page():
+    """Those that the package reads: LINATTN_ and a name; install.md has a row of each."""
+    read = {name for path in SOURCES for name in VARIABLE.findall(path.read_text("utf-8"))}
+    assert "LINATTN_CACHE_DIR" in read
+    assert not [name for name in read if name.startswith("LINATTN_NP_")]
+    if PAGES:
+        page = (ROOT / "docs" / "install.md").read_text("utf-8")
+        assert set(VARIABLE.findall(page)) == read

@@ -1,11 +1,10 @@
 """This package against an earlier revision of itself, in one process: CPU time of calls in turn, least and median.
 
-    python -m bench earlier REVISION [--only kda ...] [--rounds 9]
+    python -m bench earlier REVISION [--only kda ...] [--rounds 9] [--write]
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import linattn_np as la
+from bench import record
 
 CASES = {  # B, T, H, K = V
     "gated_delta_rule": [(1, 2048, 8, 64), (1, 2048, 8, 128), (1, 2048, 8, 96)], "delta_rule": [(1, 2048, 8, 64)],
@@ -56,14 +56,14 @@ def times(calls: list[Callable[[], Any]], rounds: int, each: int) -> list[np.nda
     return [np.array(own) for own in found]
 
 
-def compare(words: str, calls: list[Callable[[], Any]], rounds: int, each: int = 1) -> float:
-    """Print a row; the ratio of the least times."""
+def compare(words: str, calls: list[Callable[[], Any]], rounds: int, each: int = 1) -> dict[str, Any]:
+    """Print and return a row: least CPU milliseconds of both, and their ratio."""
     old, new = times(calls, rounds, each)
     ratio = old.min() / new.min()
     sys.stdout.write(f"{words:44} {old.min():9.3f} {new.min():9.3f} ms  {ratio:.3f}  "
                      f"(medians {np.median(old) / np.median(new):.3f})\n")  # fmt: skip
     sys.stdout.flush()
-    return float(ratio)
+    return {"call": words, "earlier_ms": float(old.min()), "now_ms": float(new.min()), "ratio": float(ratio)}
 
 
 def both(package: Any, name: str, arrays: dict[str, Any]) -> None:
@@ -72,13 +72,14 @@ def both(package: Any, name: str, arrays: dict[str, Any]) -> None:
 
 
 def main(options: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench earlier")
+    parser = record.parser("earlier", __doc__)
     parser.add_argument("revision")
     parser.add_argument("--only", nargs="+", default=sorted({*CASES, *STEPS}))
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args(options)
-    os.environ.setdefault("LINATTN_NP_NUM_THREADS", "1")
-    ratios: dict[str, list[float]] = {"forward": [], "forward and backward": [], "few tokens": []}
+    for name in ("LINATTN_NUM_THREADS", "LINATTN_NP_NUM_THREADS"):  # the second: its name in earlier revisions
+        os.environ.setdefault(name, "1")
+    rows: dict[str, list[dict[str, Any]]] = {"forward": [], "forward and backward": [], "few tokens": []}
     with tempfile.TemporaryDirectory() as folder:
         packages = [earlier(args.revision, Path(folder)), la]
         for name in args.only:
@@ -86,16 +87,19 @@ def main(options: list[str]) -> int:
                 given = draw(name, B, T, H, D)
                 for words, run in (("forward", lambda p, n, x: getattr(p, n)(**x)), ("forward and backward", both)):
                     calls = [lambda p=p, r=run, n=name, x=given: r(p, n, x) for p in packages]
-                    ratios[words].append(compare(f"{name} {(B, T, H, D)} {words}", calls, args.rounds))
+                    rows[words].append(compare(f"{name} {(B, T, H, D)} {words}", calls, args.rounds))
             for B, T, H, D in STEPS.get(name, []):
                 given, S = draw(name, B, T, H, D), np.zeros((2, B, H, D, D), np.float32)
                 how = [{"state": s, "return_state": True, "overwrite_state": True} for s in S]
                 calls = [lambda p=p, n=name, x=given | own: getattr(p, n)(**x)
                          for p, own in zip(packages, how, strict=True)]  # fmt: skip
-                ratios["few tokens"].append(compare(f"{name} {(B, T, H, D)} tokens", calls, args.rounds, 300))
-    for words, found in ratios.items():
-        if found:
-            sys.stdout.write(f"{words}: geometric mean {np.exp(np.mean(np.log(found))):.3f}, least {min(found):.3f}\n")
+                rows["few tokens"].append(compare(f"{name} {(B, T, H, D)} tokens", calls, args.rounds, 300))
+    for words, found in rows.items():
+        if ratios := [row["ratio"] for row in found]:
+            mean = np.exp(np.mean(np.log(ratios)))
+            sys.stdout.write(f"{words}: geometric mean {mean:.3f}, least {min(ratios):.3f}\n")
+    if args.write:
+        print(record.write("earlier", record.rounded({"revision": args.revision, "rows": rows})))
     return 0
 
 

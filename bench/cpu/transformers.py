@@ -143,7 +143,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=2048, help="of the layer")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the model")
     args = parser.parse_args(argv)
-    os.environ.update(dict.fromkeys(("LINATTN_NP_NUM_THREADS", "OMP_NUM_THREADS"), args.threads))
+    os.environ.update(dict.fromkeys(("LINATTN_NUM_THREADS", "OMP_NUM_THREADS"), args.threads))
     import torch
     import transformers
 

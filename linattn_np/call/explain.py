@@ -84,7 +84,7 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
     """"replayed", or why not."""
     options, overwritten = call.options, call.options["overwrite_state"] and isinstance(call.given_state, tuple)
     if not replay.ENABLED:
-        return "LINATTN_NP_REPLAY is 0"
+        return "LINATTN_REPLAY is 0"
     if call.library.name not in ("numpy", "cupy"):
         return f"the arrays are of {call.library.name}"
     if options["cu_seqlens"] is not None:

@@ -27,7 +27,7 @@ class Options(TypedDict, total=False):
         do not use it.
     precision: "tf32" lets the CUDA kernels round the factors of products of float32 arrays to tf32 (10 bits after the
         point, as float16's); None: float32 is float32.
-    num_threads: CPU threads; None means LINATTN_NP_NUM_THREADS, else all processors. Results do not depend on it.
+    num_threads: CPU threads; None means LINATTN_NUM_THREADS, else all processors. Results do not depend on it.
     layout: "time_first" (..., T, H, K) or "heads_first" (..., H, T, K). la.step has arrays without T.
     backend: None chooses; "reference", "chunks", "numba" or "cuda" forces one.
     check: True looks at the numbers before computing, as la.check does: a ValueError for what cannot be meant, a

@@ -10,7 +10,7 @@ signature key: everything that its checks and its plan depend on, except the num
 
 Row numbers of a state pool on the host are part of the key with their values, on NumPy up to 512. Not recorded: ragged
 batches, other row numbers on the host, arrays without a view (foreign.py), an array as an option, one array given twice
-(but for vjp on NumPy arrays), a layout that raises a warning. LINATTN_NP_REPLAY=0 in the environment at import
+(but for vjp on NumPy arrays), a layout that raises a warning. LINATTN_REPLAY=0 in the environment at import
 disables replay; `clear()` deletes all plans.
 """
 
@@ -38,7 +38,7 @@ PLAIN = frozenset((bool, int, float, str))  # types of options that can be part 
 ON_HOST = ("cu_seqlens", "state_rows")  # the plan depends on their values
 MOST_ROWS = 512  # rows of a pool, on the host, that are part of a key with their values
 
-ENABLED = os.environ.get("LINATTN_NP_REPLAY", "1") != "0"
+ENABLED = os.environ.get("LINATTN_REPLAY", "1") != "0"
 
 # (key, arrays, state, pointers). NumPy: arrays in order, without the state; pointers is None. CuPy: all arrays in
 # order, and their pointers. A plain tuple: replay begins with making one.

@@ -58,5 +58,5 @@ def one_thread() -> Any:
 
 def begin_worker() -> None:
     """Initialise a spawned process: one thread for BLAS and for compiled loops."""
-    os.environ["LINATTN_NP_NUM_THREADS"] = "1"
+    os.environ["LINATTN_NUM_THREADS"] = "1"
     one_thread()

@@ -41,14 +41,14 @@ def limited(count: int | None) -> Iterator[None]:
 
 
 def num_threads() -> int:
-    """The limit set by `limited`, else LINATTN_NP_NUM_THREADS, else the processors available to this process."""
+    """The limit set by `limited`, else LINATTN_NUM_THREADS, else the processors available to this process."""
     if (limit := _limit.get()) is not None:
         return limit
-    value = os.environ.get("LINATTN_NP_NUM_THREADS")
+    value = os.environ.get("LINATTN_NUM_THREADS")
     if value is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not value.isdecimal() or int(value) < 1:
-        raise ValueError(f"LINATTN_NP_NUM_THREADS is {value!r}, expected a whole number from 1")
+        raise ValueError(f"LINATTN_NUM_THREADS is {value!r}, expected a whole number from 1")
     return int(value)
 
 

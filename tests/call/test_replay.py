@@ -98,7 +98,7 @@ def test_another_number_of_threads_in_the_environment(T, monkeypatch):
     x, state = given(T)
     found = []
     for count in ("1", "3", "2"):
-        monkeypatch.setenv("LINATTN_NP_NUM_THREADS", count)
+        monkeypatch.setenv("LINATTN_NUM_THREADS", count)
         found.append(result(la.gated_delta_rule, *of(x, state=state)))
     assert found[0] == found[1] == found[2]
     assert replay.count() == 1

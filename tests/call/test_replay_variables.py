@@ -161,7 +161,7 @@ def test_explain_says_whether_a_call_is_replayed(arrays, options, expected, monk
     plans = [one.plan for one in replay.plans.values()]
     assert (expected == "replayed") == (bool(plans) and plans[0] is not replay.computed_in_full)
     monkeypatch.setattr(replay, "ENABLED", False)
-    assert la.explain(la.hgrn2, *arrays, **options).replay == "LINATTN_NP_REPLAY is 0"
+    assert la.explain(la.hgrn2, *arrays, **options).replay == "LINATTN_REPLAY is 0"
 
 
 def test_a_map_given_as_functions_is_not_replayed():

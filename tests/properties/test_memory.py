@@ -73,7 +73,7 @@ def test_compiled_loops_take_16_mib_a_thread(fn, monkeypatch):
     pytest.importorskip("numba")
     from linattn_np.matrix_state.cpu import run as numba_run
 
-    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "1")
+    monkeypatch.setenv("LINATTN_NUM_THREADS", "1")
     case = next(c for c in PLAIN if c.fn is fn)
     used = []
     for T in (40, 2048, 8192):  # the first compiles

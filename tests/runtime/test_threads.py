@@ -99,7 +99,7 @@ def test_an_error_of_the_caller_waits_for_helpers():
 def test_an_error_of_a_helper_is_raised_by_the_call(backward, monkeypatch):
     """Out of memory, in a thread of a public function or of its pullback."""
     monkeypatch.setattr(policy, "FEW_OPERATIONS", 0)
-    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
+    monkeypatch.setenv("LINATTN_NUM_THREADS", "2")
     x = la.testing.sample(la.gated_delta_rule, np.random.default_rng(0), B=(2,), T=40, H=4, K=4, V=4, optional=False)
     out, pullback = la.vjp(la.gated_delta_rule, **x, backend="numba")
     right = pullback(out)
@@ -114,16 +114,16 @@ def test_an_error_of_a_helper_is_raised_by_the_call(backward, monkeypatch):
 
 
 def test_number_of_threads_is_read_from_the_environment(monkeypatch):
-    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "3")
+    monkeypatch.setenv("LINATTN_NUM_THREADS", "3")
     assert threads.num_threads() == 3
-    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "many")
-    with pytest.raises(ValueError, match="LINATTN_NP_NUM_THREADS is 'many'"):
+    monkeypatch.setenv("LINATTN_NUM_THREADS", "many")
+    with pytest.raises(ValueError, match="LINATTN_NUM_THREADS is 'many'"):
         threads.num_threads()
 
 
 def test_callers_at_once_get_what_each_gets_alone(monkeypatch):
     monkeypatch.setattr(policy, "FEW_OPERATIONS", 0)
-    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
+    monkeypatch.setenv("LINATTN_NUM_THREADS", "2")
     cases = [case("scalar", "delta", "after", T=40 + n, seed=n)[:3] for n in range(12)]
     alone = [numba_loops.forward(*c)[0] for c in cases]
     with ThreadPoolExecutor(4) as pool:
@@ -136,7 +136,7 @@ def test_callers_at_once_get_what_each_gets_alone(monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")  # of JAX, if another test imported it
 def test_a_forked_child_makes_its_own_threads(monkeypatch):
     monkeypatch.setattr(policy, "FEW_OPERATIONS", 0)
-    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
+    monkeypatch.setenv("LINATTN_NUM_THREADS", "2")
     x, plan, state, *_ = case("scalar", "delta", "after", T=40)
     expected = numba_loops.forward(x, plan, state)[0]
     child = os.fork()
@@ -190,7 +190,7 @@ def test_every_width_of_a_register_is_right(vectors):
                 worst = max(worst, relative_error(a[0], b[0]), relative_error(a[1], b[1]))
         print(worst)
     """
-    assert float(run(code, LINATTN_NP_VECTORS=vectors)) < 1e-12
+    assert float(run(code, LINATTN_VECTORS=vectors)) < 1e-12
 
 
 def test_the_compiler_is_imported_when_its_backend_is_used():

@@ -17,6 +17,7 @@ SIZES: dict[str, int | str | None] = {"recurrent": 1, "chunks": None, "parallel"
 WINDOW = 8  # samples that a token's vectors are made of
 ROWS = 256  # queries of softmax attention at once
 EPS = float(np.finfo(np.float32).eps)
+FARTHEST = 16  # an extrapolation to more than so many times the greatest length is none
 EXACT = 1024  # tokens that are compared with float64
 
 
@@ -34,6 +35,16 @@ class Row:
     @property
     def name(self) -> str:
         return f"{self.function}, {self.form}" if self.form else self.function
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Heads, channels of a head, backend (None: as chosen) and CPU threads of all calls."""
+
+    heads: int
+    width: int
+    backend: str | None
+    threads: int
 
 
 @dataclass(frozen=True)
@@ -103,17 +114,16 @@ def softmax_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray
     return np.moveaxis(out, 1, 2)
 
 
-def compare_function(
-    fn: Any, series: np.ndarray, lengths: list[int], H: int, D: int, backend: str | None, rates: Machine
-) -> list[Row]:
+def compare_function(fn: Any, series: np.ndarray, lengths: list[int], setup: Setup, rates: Machine) -> list[Row]:
     """The rows of a function: its forms."""
     rows = [Row(fn.__name__, form) for form in SIZES]
     for T in lengths:
-        wide = vectors(fn, series, T, H, D)
+        wide = vectors(fn, series, T, setup.heads, setup.width)
         arrays = {n: x.astype(np.float32) for n, x in wide.items()}
         exact = fn(**wide, backend="reference") if min(lengths) == T and T <= EXACT else None
         for row in rows:
-            options: dict[str, Any] = {"chunk_size": SIZES[row.form], "backend": backend}
+            options: dict[str, Any] = {"chunk_size": SIZES[row.form], "backend": setup.backend,
+                                       "num_threads": setup.threads}  # fmt: skip
             call = functools.partial(fn, **arrays, **options)
             if exact is not None:
                 difference = np.max(np.abs(call() - exact)) / max(np.max(np.abs(exact)), 1e-30)
@@ -126,8 +136,9 @@ def compare_function(
     return rows
 
 
-def compare_softmax(series: np.ndarray, lengths: list[int], H: int, D: int, rates: Machine) -> Row:
+def compare_softmax(series: np.ndarray, lengths: list[int], setup: Setup, rates: Machine) -> Row:
     """The row of softmax attention in NumPy."""
+    H, D = setup.heads, setup.width
     row = Row("softmax attention", "")
     for T in lengths:
         wide = vectors(la.linear_attention, series, T, H, D)
@@ -156,4 +167,5 @@ def crossover(row: Row, softmax: Row) -> tuple[float, bool]:
     if len(lengths) < 2 or ratio[-1] >= ratio[-2]:
         return float("inf"), True
     slope = (ratio[-1] - ratio[-2]) / np.log(lengths[-1] / lengths[-2])
-    return float(lengths[-1] * np.exp(-ratio[-1] / slope)), True
+    log_factor = -ratio[-1] / slope
+    return (float(lengths[-1] * np.exp(log_factor)) if log_factor < np.log(FARTHEST) else float("inf")), True

@@ -10,7 +10,7 @@ import numpy as np
 from .measure import Row, crossover
 
 
-def sentences(rows: list[Row], softmax: Row, name: str) -> list[str]:
+def sentences(rows: list[Row], softmax: Row, name: str, threads: str) -> list[str]:
     """What was measured, in words: exactness, speed, memory."""
     T = max(softmax.seconds)
     worst = max(rows, key=lambda row: np.nan_to_num(row.error))
@@ -19,6 +19,7 @@ def sentences(rows: list[Row], softmax: Row, name: str) -> list[str]:
     times = softmax.seconds[T] / fastest.seconds[T]
     at, outside = crossover(fastest, softmax)
     start = (f"from T = {at:,.0f} on, the shortest measured, or earlier" if outside and at == min(softmax.seconds) else
+             "at no length that was measured" if np.isinf(at) else
              f"from about T = {at:,.0f} on" + outside * " (extrapolated)")  # fmt: skip
     exactness = (
         f"All forms of a function gave the same numbers on {name}: the largest difference from float64 was "
@@ -26,9 +27,9 @@ def sentences(rows: list[Row], softmax: Row, name: str) -> list[str]:
         if np.isfinite(worst.error) else "The lengths were too long for a comparison with float64."
     )  # fmt: skip
     speed = (
-        f"At T = {T:,} the fastest was {fastest.name}: {milliseconds(fastest.seconds[T])} ms where softmax attention "
-        f"in NumPy took {milliseconds(softmax.seconds[T])} ms, " + (f"{times:.3g} times as fast; it is faster {start}."
-        if times >= 1 else f"{1 / times:.3g} times as slow; it would be faster {start}.")
+        f"On {threads}, at T = {T:,}, the fastest was {fastest.name}: {milliseconds(fastest.seconds[T])} ms where "
+        f"softmax attention in NumPy took {milliseconds(softmax.seconds[T])} ms, "
+        f"{digits(max(times, 1 / times))} times as {'fast' if times >= 1 else 'slow'}; it is faster {start}."
     )  # fmt: skip
     memory = (
         f"It held {mib(fastest.peak)} MiB of arrays beside its inputs, softmax attention {mib(softmax.peak)} MiB "
@@ -38,14 +39,19 @@ def sentences(rows: list[Row], softmax: Row, name: str) -> list[str]:
     return [exactness, speed, memory]
 
 
+def digits(x: float) -> str:
+    """Three digits or more, without an exponent."""
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+
+
 def milliseconds(seconds: float) -> str:
-    """Three digits."""
-    return f"{1e3 * seconds:.3g}"
+    """Seconds as milliseconds."""
+    return digits(1e3 * seconds)
 
 
 def mib(size: float) -> str:
-    """Three digits."""
-    return f"{size / 2**20:.3g}"
+    """Bytes as MiB."""
+    return digits(size / 2**20)
 
 
 def table(rows: list[Row], softmax: Row) -> tuple[list[str], list[list[str]]]:

@@ -70,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
     linear = float(np.mean((windows(x)[split - 1 : -1] @ R - x[split:]) ** 2) / variance)
     last = float(np.mean((x[split:] - x[split - 1 : -1]) ** 2) / variance)
     sys.stdout.write("\n\n".join(_sentences(fits, linear, series.name, len(x) - split)) + "\n\n")
-    cells = [[f.name, f"{np.mean(f.errors):.4f}", f"± {_half(f.errors):.4f}", f"{min(f.losses):.4f}"] for f in fits]
-    cells += [["linear prediction", f"{linear:.4f}", "", ""], ["the last sample", f"{last:.4f}", "", ""]]
+    cells = [[f.name, _digits(np.mean(f.errors)), f"± {_digits(_half(f.errors))}", _digits(min(f.losses))]
+             for f in fits]  # fmt: skip
+    cells += [["linear prediction", _digits(linear), "", ""], ["the last sample", _digits(last), "", ""]]
     write_table(TextTable("", ["function", "held-out error", "95 %", "while training"], cells, left=1))
     picture = args.out / "fit.png"
     _draw(picture, fits, linear, series.name)
@@ -92,6 +93,11 @@ def _fit(model: Model, x: np.ndarray, split: int, seeds: int, steps: int, done: 
     return Fit(model.fn.__name__, errors, *every[int(np.argmin(errors))])
 
 
+def _digits(error: Any) -> str:
+    """An error over the variance: four decimal places, or three digits of a smaller number."""
+    return f"{error:.4f}" if error >= 0.001 else f"{error:.2e}"
+
+
 def _half(errors: list[float]) -> float:
     """The half-width of the 95 % interval of the mean over seeds."""
     n = len(errors)
@@ -105,11 +111,11 @@ def _sentences(fits: list[Fit], linear: float, name: str, held_out: int) -> list
     error, half = float(np.mean(best.errors)), _half(best.errors)
     asked = (f"Each memory predicted the next sample of {name}; its gates were trained on the first two thirds, the "
              f"error is that of the last {held_out:,} samples, over their variance.")
-    verdict = f"{best.name} was best with {error:.4f} ± {half:.4f}"
+    verdict = f"{best.name} was best with {_digits(error)} ± {_digits(half)}"
     others = [f for f in fits if f is not best and np.mean(f.errors) - _half(f.errors) <= error + half]
-    verdict += f", {worst.name} worst with {np.mean(worst.errors):.4f}" if worst is not best else ""
+    verdict += f", {worst.name} worst with {_digits(np.mean(worst.errors))}" if worst is not best else ""
     verdict += f"; the intervals of {', '.join(f.name for f in others)} overlap with its own." if others else "."
-    against = (f"Linear prediction from the same windows, which the memory adds to, has {linear:.4f}: " + (
+    against = (f"Linear prediction from the same windows, which the memory adds to, has {_digits(linear)}: " + (
         "the memory helps." if error + half < linear else "on this series no memory is shown to help."
         if error - half <= linear else "the memory does harm: the last third is not like what it was trained on."))
     return [asked, verdict, against]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import several
 from ..extras import require
 from ..tables import write_table, write_text
 from ..workers import run_jobs
@@ -27,27 +28,18 @@ from .text import load_corpus
 from .verdict import CAUTION, WORDS, verdict
 
 
-def whole_numbers(text: str) -> tuple[int, ...]:
-    """1,2,3 as integers."""
-    return tuple(int(part) for part in text.split(","))
-
-
-def names(text: str) -> tuple[str, ...]:
-    """a,b,c as strings."""
-    return tuple(part for part in text.split(",") if part)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add = parser.add_argument
-    add("--gates", type=names, default=SHIPPED, help="learned gate sets, comma-separated: prose, mixed, facts, files")
+    several(parser, "--gates", str, metavar="SET", default=SHIPPED, help="gate sets: prose, mixed, facts, files")
     add("--train", choices=READINGS, metavar="SET", help="learn a gate set (prose, mixed, facts) and exit")
     add("--out", type=Path, help="output file of --train; other sets in it are preserved")
     add("--steps", type=int, default=STEPS, help="optimiser steps of --train")
     add("--text", help="text file used as haystack of levels 2 and 3, instead of CPython's built-in help")
-    add("--lengths", type=whole_numbers, default=(512, 1024, 2048, 4096), help="tokens per stream")
-    add("--levels", type=whole_numbers, default=tuple(LEVELS), help="levels, comma-separated: 1, 2, 3")
-    add("--memories", type=names, default=MEMORIES, help=f"{', '.join(MEMORIES)}; also available: {', '.join(FIXED)}")
+    several(parser, "--lengths", int, default=(512, 1024, 2048, 4096), help="tokens per stream (512 to 4096)")
+    several(parser, "--levels", int, default=tuple(LEVELS), help="levels: 1, 2, 3 (all)")
+    several(parser, "--memories", str, metavar="NAME", default=MEMORIES,
+            help=f"{', '.join(MEMORIES)}; also available: {', '.join(FIXED)}")
     add("--seeds", type=int, default=5, help="number of seeds, each with its own vectors, needles and learned gates")
     add("--depths", type=int, default=11, help="number of needle depths, 0 to 100 %% of the haystack")
     add("--full", action="store_true", help="print all tables after the summary")
@@ -113,7 +105,7 @@ def train(args: argparse.Namespace) -> int:
 
 def learning_cost(job: LearningJob) -> int:
     """Steps, weighted by the cost of the memory."""
-    return job.steps * {"kda": 3, "write_gate": 1, "mamba2": 1}.get(job.memory, 2)
+    return job.steps * {"kda": 3, "mesa_net": 4, "write_gate": 1, "mamba2": 1, "retention": 1}.get(job.memory, 2)
 
 
 def evaluate(args: argparse.Namespace) -> int:

@@ -81,7 +81,7 @@ def probe_cell(job: CellJob) -> list[Score]:
         memory = KNOWN[name]
         votes, state = memory_votes(memory, logits, reading, job.backend)
         statistics = signal_and_noise(votes[traced], votes[-1], reading.truth[traced])
-        size = float(np.linalg.norm(memory.matrix(state)[traced]))
+        size = float(np.linalg.norm(memory.matrix(logits, state)[traced]))
         scores.append(Score(gates, name, *cell, *correct(votes[:-1], reading.truth), *statistics, size))
     return scores
 

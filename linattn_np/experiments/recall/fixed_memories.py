@@ -16,7 +16,7 @@ import numpy as np
 import linattn_np as la
 from linattn_np.spec import VariantFunction
 
-from .memories import RECURRENT, Logits, Memory, Retention
+from .memories import RECURRENT, FourHeads, Logits, Memory
 
 Arrays = tuple[Any, ...]
 SHARPNESS = 32.0  # of the softmax reference: weights e^{32 q.k}
@@ -35,7 +35,7 @@ class FixedMemory(Memory):
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> Arrays:
         return self.arrays_of(q, k, v)
 
-    def matrix(self, state: Any) -> np.ndarray:
+    def matrix(self, logits: Logits, state: Any) -> np.ndarray:
         return getattr(state, "S", state)
 
 
@@ -65,26 +65,28 @@ class SpecMemory(Memory):
         lead = v.shape[:3] if letters[0] == "T" else (1,)
         return np.full((*lead, *(() if like is None else like.shape[-1:])), value, v.dtype)
 
-    def matrix(self, state: Any) -> np.ndarray:
+    def matrix(self, logits: Logits, state: Any) -> np.ndarray:
         return getattr(state, "S", state)
 
 
-class RetNet(Retention):
-    """RetNet: the retention memory with keys and queries rotated by their position."""
+class RetNet(FourHeads):
+    """RetNet: four heads with decays of 1 - 2^-5 .. 1 - 2^-8, keys and queries rotated by their position."""
 
     name = "retnet"
     function = staticmethod(la.retnet)
 
+    def decays(self, logits: Logits) -> np.ndarray:
+        return np.log1p(-(2.0 ** -np.arange(5, 9)))
 
-class LightningAttention(Retention):
-    """Lightning attention: the retention memory with the ALiBi slopes of four heads, 1/4 to 1/256."""
+
+class LightningAttention(FourHeads):
+    """Lightning attention: four heads with the ALiBi slopes 1/4 to 1/256."""
 
     name = "lightning_attention"
     function = staticmethod(la.lightning_attention)
 
-    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> Arrays:
-        *qkv, _ = super().arrays(logits, classes, q, k, v)
-        return *qkv, (4.0 ** -np.arange(1, 5)).astype(v.dtype)
+    def decays(self, logits: Logits) -> np.ndarray:
+        return 4.0 ** -np.arange(1, 5)
 
 
 def transxssm(q: Any, k: Any, v: Any) -> Arrays:

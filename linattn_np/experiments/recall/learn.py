@@ -65,9 +65,11 @@ def learn(job: LearningJob) -> Learned:
         if step >= job.steps:
             heldout.append(loss_of(job, logits, batch))
             continue
-        out, pullback = la.vjp(memory.function, *memory.arrays(logits, batch.classes, *batch[:3]), scale=1)
+        arrays = memory.arrays(logits, batch.classes, *batch[:3])
+        out, pullback = la.vjp(memory.function, *arrays, scale=1, **memory.learning)
         _, dout, dlog_tau = _scored(job, logits, batch, out)
-        grads = memory.pullback(logits, batch.classes, batch.v, pullback(dout[:, :, None]))
+        dheads = np.broadcast_to(dout[:, :, None], out.shape)  # the heads are added up
+        grads = memory.pullback(logits, batch.classes, batch.v, pullback(dheads))
         logits = adam.step(logits, grads | {"log_tau": np.array([dlog_tau])}, learning_rate(step, job.steps))
     return Learned(logits, float(np.mean(heldout)))
 
@@ -89,14 +91,14 @@ def batches(job: LearningJob) -> Iterator[Batch]:
 def loss_of(job: LearningJob, logits: Logits, batch: Batch) -> float:
     """The loss of a memory with these logits on one batch."""
     memory = RECURRENT[job.memory]
-    out = memory.function(*memory.arrays(logits, batch.classes, *batch[:3]), scale=1)
+    out = memory.function(*memory.arrays(logits, batch.classes, *batch[:3]), scale=1, **memory.learning)
     return _scored(job, logits, batch, out)[0]
 
 
 def _scored(job: LearningJob, logits: Logits, batch: Batch, out: np.ndarray) -> tuple[float, np.ndarray, float]:
     """Loss and gradients of the outputs (B, T, 1, V) of a memory."""
     values, log_prior = load_codes(job.seed).values, load_corpus().log_prior
-    return next_token_loss(out[:, :, 0], batch.target, values, log_prior, logits["log_tau"][0], batch.candidates)
+    return next_token_loss(out.sum(2), batch.target, values, log_prior, logits["log_tau"][0], batch.candidates)
 
 
 def learning_rate(step: int, steps: int) -> float:

@@ -3,7 +3,8 @@
     S_t = (I - b k k^T) e^g S_{t-1} + w k v^T,   o_t = S_t^T q_t
 
 All memories receive the same keys and values and differ in g, b and w; mlstm and mesa_net also in the read-out. Arrays
-have one head: q, k (B, T, 1, K), v (B, T, 1, V); `classes` (B, T) indexes the logits of a gate.
+have one head: q, k (B, T, 1, K), v (B, T, 1, V); `classes` (B, T) indexes the logits of a gate. A function of several
+heads has outputs (B, T, H, V), and their sum over the heads is the output of the memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,6 +42,7 @@ class Memory:
     name: str = "linear"
     function: Callable[..., Any] = staticmethod(la.linear_attention)
     options: Mapping[str, Any] = MappingProxyType({})
+    learning: Mapping[str, Any] = MappingProxyType({})  # options of `function` while its gates are learned
     start: ClassVar[dict[str, list[float]]] = {}  # initial logits; empty where nothing is learned
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
@@ -57,9 +59,10 @@ class Memory:
         """Outputs (B, T, 1, V), or None for q=None, and the state (B, 1, K, V) after the last token."""
         arrays = self.arrays(logits, classes, q, k, v)
         options = {"scale": 1, **self.options}
-        return self.function(*arrays, **options, state=state, return_state=True, backend=backend)
+        out, state = self.function(*arrays, **options, state=state, return_state=True, backend=backend)
+        return None if out is None else out.sum(2, keepdims=True), state
 
-    def matrix(self, state: Any) -> np.ndarray:
+    def matrix(self, logits: Logits, state: Any) -> np.ndarray:
         """The matrix of a state, (B, 1, K, V)."""
         return state
 
@@ -74,22 +77,8 @@ class Mlstm(Memory):
         one = np.ones((*v.shape[:2], 1), v.dtype)
         return q, k, v, 0 * one, 40 * one
 
-    def matrix(self, state: Any) -> np.ndarray:
+    def matrix(self, logits: Logits, state: Any) -> np.ndarray:
         return np.exp(state.m)[..., None, None] * state.S
-
-
-class Mesa(Memory):
-    """MesaNet without decay, every token with weight 1, ridge 1: the regularised least-squares fit of all tokens."""
-
-    name = "mesa_net"
-    function = staticmethod(la.mesa_net)
-
-    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
-        one = np.ones((*v.shape[:2], 1), v.dtype)
-        return q, k, v, 0 * one, one, np.ones((1, k.shape[-1]), v.dtype)
-
-    def matrix(self, state: Any) -> np.ndarray:
-        return np.linalg.solve(state.Z + np.eye(state.Z.shape[-1], dtype=state.Z.dtype), state.S)
 
 
 class WriteGate(Memory):
@@ -105,26 +94,35 @@ class WriteGate(Memory):
         return {"write": gate_vjp(logits["write"], classes, (grads.v * v).sum(-1))}
 
 
-class Retention(Memory):
-    """Four heads of K / 4 channels with constant decays 1 - 2^-5 .. 1 - 2^-8; the output is their sum.
+class FourHeads(Memory):
+    """Four heads of K / 4 channels with a constant decay each; the output is their sum.
 
     The heads share the value, so that the state (B, 4, K / 4, V) has K V entries like that of the other memories.
     """
 
-    name = "retention"
-    function: Callable[..., Any] = staticmethod(la.retention)
+    def decays(self, logits: Logits) -> np.ndarray:
+        """The last array of `function`, (4,)."""
+        raise NotImplementedError
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
-        g = np.log1p(-(2.0 ** -np.arange(5, 9))).astype(v.dtype)  # (4,)
-        quarters = (*k.shape[:2], len(g), k.shape[-1] // len(g))
-        heads = (*v.shape[:2], len(g), v.shape[-1])
-        return None if q is None else q.reshape(quarters), k.reshape(quarters), np.broadcast_to(v, heads), g
+        decays = self.decays(logits).astype(v.dtype)
+        quarters = (*k.shape[:2], len(decays), k.shape[-1] // len(decays))
+        heads = (*v.shape[:2], len(decays), v.shape[-1])
+        return None if q is None else q.reshape(quarters), k.reshape(quarters), np.broadcast_to(v, heads), decays
 
-    def run(
-        self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any, state: Any = None, backend: str | None = None
-    ) -> tuple[Any, np.ndarray]:
-        out, state = super().run(logits, classes, q, k, v, state, backend)
-        return None if out is None else out.sum(2, keepdims=True), state
+
+class Retention(FourHeads):
+    """Retention: g = -softplus(head_decay) of a head; at the start RetNet's decays, 1 - 2^-5 .. 1 - 2^-8."""
+
+    name = "retention"
+    function: Callable[..., Any] = staticmethod(la.retention)
+    start: ClassVar = {"head_decay": [-float(np.log(2.0**n - 1)) for n in range(5, 9)]}
+
+    def decays(self, logits: Logits) -> np.ndarray:
+        return -softplus(logits["head_decay"])
+
+    def pullback(self, logits: Logits, classes: np.ndarray, v: Any, grads: Any) -> Logits:
+        return {"head_decay": -grads.g * sigmoid(logits["head_decay"])}
 
 
 class Mamba2(Memory):
@@ -168,7 +166,7 @@ class GatedDelta(Delta):
     """The delta rule with a decay: g = -softplus(decay[class])."""
 
     name = "gated_delta"
-    function = staticmethod(la.gated_delta_rule)
+    function: Callable[..., Any] = staticmethod(la.gated_delta_rule)
     start: ClassVar = {**Delta.start, "decay": [-6.0] * len(CLASSES)}
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
@@ -178,6 +176,30 @@ class GatedDelta(Delta):
     def pullback(self, logits: Logits, classes: np.ndarray, v: Any, grads: Any) -> Logits:
         by_class = sum_by_class(grads.g[..., 0], classes)
         return super().pullback(logits, classes, v, grads) | {"decay": -by_class * sigmoid(logits["decay"])}
+
+
+class Mesa(GatedDelta):
+    """MesaNet: the gates of gated_delta, and a ridge = softplus(ridge) of all channels, 1 at the start."""
+
+    name = "mesa_net"
+    function: Callable[..., Any] = staticmethod(la.mesa_net)
+    learning = MappingProxyType({"solver": "conjugate_gradients", "iterations": 60, "tolerance": 1e-4})
+    start: ClassVar = {**GatedDelta.start, "ridge": [float(np.log(np.expm1(1)))]}
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        return *super().arrays(logits, classes, q, k, v), self.ridge(logits, k)
+
+    def pullback(self, logits: Logits, classes: np.ndarray, v: Any, grads: Any) -> Logits:
+        ridge = {"ridge": grads.ridge.sum(keepdims=True)[0] * sigmoid(logits["ridge"])}
+        return super().pullback(logits, classes, v, grads) | ridge
+
+    def matrix(self, logits: Logits, state: Any) -> np.ndarray:
+        return np.linalg.solve(state.Z + np.diag(self.ridge(logits, state.Z)[0]), state.S)
+
+    @staticmethod
+    def ridge(logits: Logits, k: np.ndarray) -> np.ndarray:
+        """(1, K) in the dtype of k."""
+        return np.broadcast_to(softplus(logits["ridge"]).astype(k.dtype), (1, k.shape[-1]))
 
 
 class Kda(Delta):
@@ -231,7 +253,7 @@ def softmax_outputs(q: np.ndarray, k: np.ndarray, v: np.ndarray, sharpness: floa
     return (weights / weights.sum(-1, keepdims=True)) @ v
 
 
-KINDS = (Memory, Mlstm, Mesa, WriteGate, Retention, Mamba2, DeltaOne, Delta, GatedDelta, Kda)
+KINDS = (Memory, Mlstm, WriteGate, Retention, Mamba2, DeltaOne, Delta, GatedDelta, Kda, Mesa)
 RECURRENT = {kind.name: kind() for kind in KINDS}
 LEARNED = tuple(name for name, memory in RECURRENT.items() if memory.start)
 SOFTMAX = "softmax"

@@ -150,10 +150,9 @@ def learned_gates(scores: Scores) -> "Figure":
     sets = list(scores.gate_sets)
     figure, axes = grid(2, len(sets), 4.6, 2.8, sharey="row")
     for column, gates in enumerate(sets):
-        memories = scores.memories(gates)
-        values = {memory: gate_values(scores, gates, memory) for memory in memories}
-        bars(axes[0, column], {m: values[m]["write"] for m in memories})
-        bars(axes[1, column], {m: 1 / (1 - values[m]["decay"]) for m in memories if "decay" in values[m]})
+        values = {memory: gate_values(scores, gates, memory) for memory in scores.memories(gates)}
+        bars(axes[0, column], {m: by["write"] for m, by in values.items() if "write" in by})
+        bars(axes[1, column], {m: 1 / (1 - by["decay"]) for m, by in values.items() if "decay" in by})
         axes[0, column].set_title(f"{gates}: write strength")
         axes[1, column].set(title=f"{gates}: span of the decay, tokens", yscale="log")
     axes[0, 0].legend(fontsize=7, ncols=2)

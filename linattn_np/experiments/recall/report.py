@@ -23,6 +23,11 @@ from .streams import LEVELS
 from .text import CLASSES
 from .verdict import CAUTION, WORDS, Claim
 
+NUMBERS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "head_decay": ("decays of the heads", lambda x: np.exp(-softplus(x))),
+    "ridge": ("ridge", softplus),
+    "spread": ("spread of the decay over the channels", lambda x: x),
+}
 Cell = Callable[[str | None, str, int, int], str]
 HELP = "pydoc_data.topics, second half"
 
@@ -33,7 +38,7 @@ def write_markdown(path: Path, scores: Scores, claims: list[Claim]) -> None:
 
 
 def tables(scores: Scores, claims: list[Claim]) -> Iterator[TextTable]:
-    """Answers, characters and vote statistics by level; the learned gates; the verdict."""
+    """Answers, characters and vote statistics by level; what was learned; the verdict."""
     kinds: tuple[tuple[str, Cell], ...] = (
         (f"whole answer right, 95 % interval, {scores.streams} streams a cell", lambda *at: interval_text(scores, *at)),
         ("characters right", lambda *at: f"{scores.characters(*at).mean():.2f}"),
@@ -44,6 +49,9 @@ def tables(scores: Scores, claims: list[Claim]) -> Iterator[TextTable]:
             yield level_table(scores, level, f"Level {level} ({LEVELS[level]}): {what}; {who_learned(scores)}", cell)
     if scores.gate_sets:
         yield gates_table(scores)
+        numbers = numbers_table(scores)
+        if numbers.rows:
+            yield numbers
     for decide in (True, False):
         if any(claim.decides == decide for claim in claims):
             yield claims_table(claims, list(scores.gate_sets), decide)
@@ -90,6 +98,21 @@ def gates_table(scores: Scores) -> TextTable:
                 rows.append([gates, memory, kind, *(f"{x:{form}}" for x in values), loss])
     title = "Learned gates: write strength and decay of a token by its class"
     return TextTable(title, ["gates", "memory", "gate", *CLASSES, "loss"], rows, left=3, sections=True)
+
+
+def numbers_table(scores: Scores) -> TextTable:
+    """Learned numbers that hold for tokens of all classes, means over the seeds."""
+    rows = []
+    for gates in scores.gate_sets:
+        for memory in scores.memories(gates):
+            learned = [memories[memory].logits for memories in scores.gate_sets[gates].values()]
+            loss = f"{scores.losses(gates, memory).mean():.4f}"
+            for part, (name, of_logits) in NUMBERS.items():
+                if part in learned[0]:
+                    values = np.mean([of_logits(logits[part]) for logits in learned], axis=0)
+                    rows.append([gates, memory, name, ", ".join(f"{x:.5f}" for x in values), loss])
+    title = "Learned numbers of all tokens"
+    return TextTable(title, ["gates", "memory", "number", "value", "loss"], rows, left=4, sections=True)
 
 
 def gate_values(scores: Scores, gates: str, memory: str) -> dict[str, np.ndarray]:

@@ -18,11 +18,11 @@ I64, I32, I16 = ir.IntType(64), ir.IntType(32), ir.IntType(16)
 
 @functools.cache
 def vectors() -> str:
-    """"avx512", "avx2", "neon" or "plain": the registers of this processor. LINATTN_NP_VECTORS forces one."""
-    wanted = os.environ.get("LINATTN_NP_VECTORS")
+    """"avx512", "avx2", "neon" or "plain": the registers of this processor. LINATTN_VECTORS forces one."""
+    wanted = os.environ.get("LINATTN_VECTORS")
     if wanted is not None:
         if wanted not in ("avx512", "avx2", "neon", "plain"):
-            raise ValueError(f"LINATTN_NP_VECTORS is {wanted!r}, expected 'avx512', 'avx2', 'neon' or 'plain'")
+            raise ValueError(f"LINATTN_VECTORS is {wanted!r}, expected 'avx512', 'avx2', 'neon' or 'plain'")
         return wanted
     if platform.machine().lower() in ("aarch64", "arm64"):
         return "neon"

@@ -39,6 +39,7 @@ def test_vectors_come_from_the_series_and_are_causal(fn):
     ([1, 2, 4], [2, 8, 32], 100, True),  # faster at the first length
     ([8, 16, 32], [1, 4, 16], 800, True),  # extrapolated
     ([8, 16, 64], [1, 2, 8], np.inf, True),  # never
+    ([8, 16, 63], [1, 2, 8], np.inf, True),  # a length far beyond what was measured is not named
 ])
 def test_crossover(ours, theirs, expected, outside):
     T = (100, 200, 400)
@@ -51,16 +52,17 @@ def test_crossover(ours, theirs, expected, outside):
 def test_words_and_cells():
     row = Row("f", "chunks", 2.0, {100: 1.0, 200: 2.0}, {100: 1.0, 200: 2.0}, 1 << 20)
     softmax = Row("softmax attention", "", 1.0, {100: 2.0, 200: 8.0}, {100: 1.0, 200: 2.0}, 1 << 21)
-    exactness, speed, memory = sentences([row], softmax, "a series")
+    exactness, speed, memory = sentences([row], softmax, "a series", "1 CPU thread")
     assert "2 eps of float32 (f, chunks)" in exactness
+    assert speed.startswith("On 1 CPU thread, at T = 200, the fastest was f, chunks: 2,000 ms where")
     assert "4 times as fast; it is faster from T = 100 on, the shortest measured, or earlier" in speed
     assert "1 MiB of arrays" in memory
     columns, cells = table([row], softmax)
     assert [len(columns)] * 2 == list(map(len, cells))
     slow = Row("f", "chunks", float("nan"), {100: 8.0, 200: 16.0}, {100: 1.0, 200: 2.0})
-    exactness, speed, _ = sentences([slow], softmax, "a series")
+    exactness, speed, _ = sentences([slow], softmax, "a series", "1 CPU thread")
     assert "too long for a comparison" in exactness
-    assert "2 times as slow; it would be faster from about T = 400 on (extrapolated)" in speed
+    assert "2 times as slow; it is faster from about T = 400 on (extrapolated)" in speed
 
 
 def command(*words):
@@ -72,7 +74,7 @@ def command(*words):
 def test_the_command(tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((200, 2)).cumsum(0))
     where = ("--out", tmp_path / "out")
-    size = ("--lengths", 32, 64, 1000, "--heads", 1, "--width", 8, "--variant", "delta_rule", "--variant", "gla")
+    size = ("--lengths", "32,64", 1000, "--heads", 1, "--width", 8, "--variant", "delta_rule", "--variant", "gla")
     assert command(tmp_path / "x.npy", *size, *where) == 0
     printed = capsys.readouterr().out
     assert printed.index("eps of float32") < printed.index("softmax attention  ")
@@ -80,6 +82,9 @@ def test_the_command(tmp_path, capsys):
     assert [row["function"] for row in found["rows"]] == ["delta_rule"] * 3 + ["gla"] * 3 + ["softmax attention"]
     assert all(row["error_eps"] < 100 and set(row["seconds"]) == {"32", "64"} for row in found["rows"])
     assert (tmp_path / "out" / "compare.png").read_bytes()[:4] == b"\x89PNG"
+    assert found["threads"] == 1
+    assert command(tmp_path / "x.npy", *size, *where, "--threads", 0) == 1
+    assert "--threads is 0, expected 1 or more" in capsys.readouterr().err
     assert command(tmp_path / "x.npy", "--lengths", 500, *where) == 1
     assert "x.npy has 200 samples, expected 500 or more" in capsys.readouterr().err
     assert command(tmp_path / "missing.npy", *where) == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.experiments.fit.command import Fit, _sentences, add_arguments, run
+from linattn_np.experiments.fit.command import Fit, _digits, _sentences, add_arguments, run
 from linattn_np.experiments.fit.model import Model, bounded, gates_of, ridge_regression, train, windows
 
 
@@ -106,3 +106,9 @@ def test_the_command(tmp_path, capsys):
     assert "has 20 samples, expected 64 or more" in capsys.readouterr().err
     assert command("--variant", "rwkv7") == 1
     assert "rwkv7 has a, which is no gate with limits" in capsys.readouterr().err
+
+
+def test_small_errors_keep_their_digits():
+    assert _digits(0.04171) == "0.0417"
+    assert _digits(3.14159e-6) == "3.14e-06"
+    assert _digits(0.0) == "0.00e+00"

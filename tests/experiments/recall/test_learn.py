@@ -62,7 +62,7 @@ def test_learning_reproduces_the_shipped_numbers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gate_set", SHIPPED)
-@pytest.mark.parametrize("memory", LEARNED)
-def test_learning_any_set_reproduces_the_shipped_numbers(gate_set, memory):
+@pytest.mark.parametrize(("memory", "gate_set"), [(m, SHIPPED[n % 3]) for n, m in enumerate(LEARNED)])
+def test_learning_reproduces_the_shipped_numbers_of_every_memory(memory, gate_set):
+    """One set of each memory, and each set with two memories or more: another set takes the same code."""
     assert_learned_as_shipped(gate_set, memory, 1)

@@ -38,8 +38,8 @@ def test_gate_gradients_equal_central_differences(name):
     def value(changed: dict[str, np.ndarray]) -> float:
         return float((memory.function(*memory.arrays(changed, classes, q, k, v), scale=1) * dout).sum())
 
-    _, pullback = la.vjp(memory.function, *memory.arrays(logits, classes, q, k, v), scale=1)
-    found = memory.pullback(logits, classes, v, pullback(dout))
+    out, pullback = la.vjp(memory.function, *memory.arrays(logits, classes, q, k, v), scale=1)
+    found = memory.pullback(logits, classes, v, pullback(np.broadcast_to(dout, out.shape)))
     assert found.keys() == logits.keys()
     for part, grad in found.items():
         assert grad.shape == logits[part].shape
@@ -71,7 +71,7 @@ def test_float32_stays_float32(name):
     assert all(S.dtype == np.float32 for S in parts(state))
     assert out.shape == (B, T, 1, K)
     rows = {"hgrn2": 2 * K, "based": 1 + K + K * (K + 1) // 2, "rebased": K * (K + 1) // 2, "rfa": 128, "performer": 44}
-    assert KNOWN[name].matrix(state)[0].size == rows.get(name, K) * K
+    assert KNOWN[name].matrix(some_logits(name), state)[0].size == rows.get(name, K) * K
 
 
 def test_softmax_reference_is_causal_attention():
@@ -96,14 +96,28 @@ def test_an_open_mlstm_answers_as_the_linear_memory():
     assert share.min() < 0.9
 
 
-def test_mesa_is_the_least_squares_fit_of_all_tokens():
+def test_mesa_is_the_weighted_least_squares_fit_of_all_tokens():
     classes, q, k, v = inputs()
-    out, state = RECURRENT["mesa_net"].run({}, classes, q, k, v)
+    memory, logits = RECURRENT["mesa_net"], some_logits("mesa_net")
+    out, state = memory.run(logits, classes, q, k, v)
+    *_, g, beta, ridge = memory.arrays(logits, classes, q, k, v)
     for b in range(B):
-        keys, values = np.concatenate([k[b, :, 0], np.eye(K)]), np.concatenate([v[b, :, 0], np.zeros((K, K))])
-        W = np.linalg.lstsq(keys, values, rcond=None)[0]  # K more pairs: a ridge of 1
+        weight = beta[b, :, 0] * np.exp(g[b, :, 0].sum() - np.cumsum(g[b, :, 0]))  # beta_j e^{g_{j+1} + .. + g_T}
+        root = np.sqrt(weight)[:, None]
+        keys = np.concatenate([root * k[b, :, 0], np.diag(np.sqrt(ridge[0]))])  # K more pairs: the ridge
+        values = np.concatenate([root * v[b, :, 0], np.zeros((K, K))])
+        W = np.linalg.lstsq(keys, values, rcond=None)[0]
         np.testing.assert_allclose(out[b, -1, 0], q[b, -1, 0] @ W, rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose(RECURRENT["mesa_net"].matrix(state)[b, 0], W, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(memory.matrix(logits, state)[b, 0], W, rtol=1e-10, atol=1e-12)
+
+
+def test_retention_starts_with_the_published_decays():
+    classes, q, k, v = inputs()
+    logits = {"head_decay": np.array(RECURRENT["retention"].start["head_decay"])}
+    q4, k4, v4, _ = RECURRENT["retention"].arrays(logits, classes, q, k, v)
+    published = la.retention(q4, k4, v4, scale=1).sum(2, keepdims=True)  # without g: log(1 - 2^{-5-h})
+    out, _ = RECURRENT["retention"].run(logits, classes, q, k, v)
+    np.testing.assert_allclose(out, published, rtol=1e-10, atol=1e-12)
 
 
 def test_based_answers_with_the_polynomial_of_the_cosines():
@@ -131,7 +145,7 @@ def test_slots_hold_averages_of_the_values():
     _, state = KNOWN["abc"].run({}, classes, q, k, v)
     weights = np.exp(SHARPNESS * k[:, :, 0] @ directions(K))
     expected = np.einsum("btm,btv->bmv", weights, v[:, :, 0]) / weights.sum(1)[..., None]
-    np.testing.assert_allclose(KNOWN["abc"].matrix(state)[:, 0], expected, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(KNOWN["abc"].matrix({}, state)[:, 0], expected, rtol=1e-9, atol=1e-11)
 
 
 def test_longhorn_with_rate_1_is_the_delta_rule_of_one_half():

@@ -10,7 +10,7 @@ from linattn_np.experiments.recall.summary import overview, sentences, verdict_l
 from linattn_np.experiments.recall.verdict import PAIRS, verdict
 from linattn_np.experiments.statistics import CONTRADICTED, SAME, SUPPORTED
 
-NOTHING_LEARNED = ("mesa_net", "softmax")
+NOTHING_LEARNED = ("linear", "softmax")
 
 
 def constructed(right: dict[str, float]) -> Scores:
@@ -50,37 +50,44 @@ def test_only_pairs_that_differ_in_one_thing_decide():
     by_pair = {(pair.more, pair.less): pair.decides for pair in PAIRS}
     assert by_pair["delta", "gated_delta"]
     assert not by_pair["delta", "mamba2"]
-    assert not by_pair["mesa_net", "delta"]  # its gates are not learned
-    assert not by_pair["mesa_net", "gated_delta"]
+    assert not by_pair["mesa_net", "delta"]  # which has no decay
+    assert by_pair["mesa_net", "gated_delta"]  # the same gates, learned in both
 
 
 def test_the_least_squares_fit_is_compared_where_both_exist():
     claims = verdict(constructed({"mesa_net": 1.0, "delta": 0.0}))
     fits = [claim for claim in claims if claim.hypothesis.startswith("H5")]
-    assert [claim.prediction for claim in fits] == ["mesa_net recalls more than delta"] * 3
-    assert {claim.found.word for claim in fits} == {SUPPORTED}
+    losses = ["mesa_net predicts prose better than delta"]
+    assert [claim.prediction for claim in fits] == ["mesa_net recalls more than delta"] * 3 + losses
+    assert {claim.found.word for claim in fits[:3]} == {SUPPORTED}
+    assert fits[3].found.word == CONTRADICTED  # here the loss is 6 + share
     both = verdict(constructed({"mesa_net": 1.0, "delta": 0.0, "gated_delta": 1.0}))
     words = {claim.prediction: claim.found.word for claim in both if claim.hypothesis.startswith("H5")}
-    assert words == {"mesa_net recalls more than delta": SUPPORTED, "mesa_net recalls more than gated_delta": SAME}
+    assert words == {"mesa_net recalls more than delta": SUPPORTED, "mesa_net recalls more than gated_delta": SAME,
+                     "mesa_net predicts prose better than delta": CONTRADICTED,
+                     "mesa_net predicts prose better than gated_delta": SAME}
 
 
 def test_words_of_the_summary():
-    scores = constructed({"mesa_net": 0.6, "softmax": 1.0, "delta": 1.0, "gated_delta": 0.0})
+    scores = constructed({"linear": 0.6, "softmax": 1.0, "delta": 1.0, "gated_delta": 0.0, "mesa_net": 0.3})
     asked, known, means = sentences(scores)
     assert "texts of up to 1,024 tokens" in asked
-    assert "a uuid in prose by softmax (100 %), delta (100 %), mesa_net (64 %)." in known
+    assert "a uuid in prose by softmax (100 %), delta (100 %), linear (64 %)." in known
     assert "gated_delta" not in known
     assert "softmax attention recalls all of them" in means
     assert "it does not mean that trained models rank like this" in means
-    assert "gates learned: delta, gated_delta; nothing learned: mesa_net, softmax" in means
+    assert "gates learned: delta, gated_delta, mesa_net; nothing learned: linear, softmax" in means
     rows = {row[0]: list(row[1:]) for row in overview(scores).rows}
-    assert rows["mesa_net"] == ["nothing learned", "64", "64", "64"]
+    assert rows["linear"] == ["nothing learned", "64", "64", "64"]
+    assert rows["mesa_net"] == ["gates learned", "36", "36", "36"]
     assert rows["gated_delta"] == ["gates learned", "0", "0", "0"]
     lines = [text for _, text in verdict_lines(verdict(scores))]
     assert lines[0] == "H1: a decay makes a memory lose facts"
     assert lines[1] == ("delta recalls more than gated_delta (level 1, 1024 tokens; they differ in decay alone): "
                         "SUPPORTED with gates from some (+1.00 ± 0.05)")
-    assert any("so this decides nothing" in line for line in lines if line.startswith("mesa_net recalls"))
+    fits = [line for line in lines if line.startswith("mesa_net recalls")]
+    assert len(fits) == 3
+    assert all("gated_delta (level" in line and "they differ in least-squares fit alone" in line for line in fits)
 
 
 def test_nobody_knows():
@@ -90,7 +97,7 @@ def test_nobody_knows():
 
 
 def test_titles_say_which_memories_learned():
-    scores = constructed({"mesa_net": 1.0, "delta": 0.5})
+    scores = constructed({"linear": 1.0, "delta": 0.5})
     level_1 = next(tables(scores, []))
-    assert level_1.title.endswith("; gates learned: delta; nothing learned: mesa_net")
-    assert [row[:2] for row in level_1.rows] == [["nothing learned", "mesa_net"], ["some", "delta"]]
+    assert level_1.title.endswith("; gates learned: delta; nothing learned: linear")
+    assert [row[:2] for row in level_1.rows] == [["nothing learned", "linear"], ["some", "delta"]]

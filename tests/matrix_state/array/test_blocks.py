@@ -29,14 +29,14 @@ def test_blocks_and_threads_do_not_show(cell, monkeypatch):
             with monkeypatch.context() as patch:
                 patch.setattr(policy, "BLOCK_ELEMENTS", cached)
                 patch.setattr(policy, "THREADED_ELEMENTS", 0)
-                patch.setenv("LINATTN_NP_NUM_THREADS", threads)
+                patch.setenv("LINATTN_NUM_THREADS", threads)
                 cut = computed(args)
             assert all((a == b).all() for a, b in zip(whole, cut, strict=True)), (heads, cached, threads)
 
 
 def test_a_failure_in_a_thread_reaches_the_caller(monkeypatch):
     monkeypatch.setattr(policy, "THREADED_ELEMENTS", 0)
-    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
+    monkeypatch.setenv("LINATTN_NUM_THREADS", "2")
 
     def fail():
         raise ZeroDivisionError
@@ -47,7 +47,7 @@ def test_a_failure_in_a_thread_reaches_the_caller(monkeypatch):
 
 def test_threads_see_the_callers_error_state(monkeypatch):
     monkeypatch.setattr(policy, "THREADED_ELEMENTS", 0)
-    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
+    monkeypatch.setenv("LINATTN_NUM_THREADS", "2")
     seen = []
     with np.errstate(over="raise"):
         blocks.run([lambda: seen.append(np.geterr()["over"])] * 6, 1)

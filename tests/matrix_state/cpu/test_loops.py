@@ -186,7 +186,7 @@ def test_same_bits_for_any_number_of_threads(heads, monkeypatch):
     args = case("vector", "delta", "after", T=150, K=48, V=100, B=1, heads=heads)
     results = []
     for threads in ("1", "2", "3", "7"):
-        monkeypatch.setenv("LINATTN_NP_NUM_THREADS", threads)
+        monkeypatch.setenv("LINATTN_NUM_THREADS", threads)
         results.append([both(*args), both(*single(*args))])
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):

@@ -140,9 +140,9 @@ def test_same_bits_for_any_number_of_threads(threads, monkeypatch):
     monkeypatch.setattr(policy, "FEW_BYTES", 0)
     for heads, V in (((2, 2, 2), 100), ((1, 1, 1), 600)):
         args = case("vector", "delta", "after", T=5, K=48, V=V, B=1, heads=heads)[:3]
-        monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "1")
+        monkeypatch.setenv("LINATTN_NUM_THREADS", "1")
         alone = [both(*args), both(*single(*args))]
-        monkeypatch.setenv("LINATTN_NP_NUM_THREADS", threads)
+        monkeypatch.setenv("LINATTN_NUM_THREADS", threads)
         for a, b in zip(alone, [both(*args), both(*single(*args))], strict=True):
             assert (a[0] == b[0]).all()
             assert (a[1] == b[1]).all()
@@ -357,7 +357,7 @@ def test_addresses_are_found_or_asked_for(known, monkeypatch):
 
 def test_callers_at_once_get_what_each_gets_alone(monkeypatch):
     monkeypatch.setattr(policy, "FEW_BYTES", 0)
-    monkeypatch.setenv("LINATTN_NP_NUM_THREADS", "2")
+    monkeypatch.setenv("LINATTN_NUM_THREADS", "2")
     cases = [arrays(2, K=30, V=50, seed=n) for n in range(16)]
     call = lambda c: la.gated_delta_rule(**c[0], state=c[1], return_state=True, backend="numba")  # noqa: E731
     alone = [call(c) for c in cases]
@@ -384,7 +384,7 @@ def test_every_width_of_a_register_is_right(vectors):
                 worst = max(worst, relative_error(a[0], b[0]), relative_error(a[1], b[1]))
         print(worst)
     """
-    assert float(run(code, LINATTN_NP_VECTORS=vectors)) < 1e-12
+    assert float(run(code, LINATTN_VECTORS=vectors)) < 1e-12
 
 
 def test_gradients_of_one_token():
