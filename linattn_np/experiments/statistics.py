@@ -31,13 +31,15 @@ def paired_difference(x: np.ndarray, least: float, equivalent: float) -> Differe
     """The mean of paired differences x, (seeds,) or (seeds, streams), and the conclusion.
 
     Half-width: the largest of Student's t over seeds, the normal interval over streams, and 3 / streams, because the
-    first is 0 when all seeds agree. A positive difference is supported if the interval excludes 0 and the mean is at
-    least `least`; there is no difference if the interval lies within +-`equivalent`.
+    first is 0 when all seeds agree; infinite for one number. A positive difference is supported if the interval
+    excludes 0 and the mean is at least `least`; there is no difference if the interval lies within +-`equivalent`.
     """
     by_seed = x.reshape(len(x), -1).mean(1)
     widths = [0.0]
     if len(by_seed) > 1:
         widths.append(student_t(len(by_seed) - 1) * by_seed.std(ddof=1) / np.sqrt(len(by_seed)))
+    elif x.ndim == 1:
+        widths.append(np.inf)  # one number says nothing of its own spread
     if x.ndim == 2:
         widths += [Z * x.std() / np.sqrt(x.size), 3 / x.size]
     mean, half = float(by_seed.mean()), float(max(widths))

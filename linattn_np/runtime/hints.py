@@ -39,6 +39,7 @@ FUNCTIONS = {
     "lightning_attn": "lightning_attention", "minimax": "lightning_attention", "linear_attn": "linear_attention",
     "kimi_delta_attention": "kda", "kimi_linear": "kda", "gated_linear_attention": "gla", "goose": "rwkv7",
     "finch": "rwkv6", "dplr_delta_rule": "dplr", "iplr_delta_rule": "iplr", "mesanet": "mesa_net",
+    "attention": "linear_attention", "lightning": "lightning_attention",
     "gated_delta_product": "delta_product", "xlstm": "mlstm", "favor": "performer", "based_attention": "based",
     "grad": "vjp", "backward": "vjp", "recurrent_step": "step", "decode": "step",
 }  # fmt: skip

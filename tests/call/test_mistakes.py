@@ -199,6 +199,7 @@ def test_pullbacks():
 
 @pytest.mark.parametrize(("name", "text"), [
     ("gated_deltanet", " (did you mean la.gated_delta_rule?)"), ("mamba", " (did you mean la.mamba2?)"),
+    ("attention", " (did you mean la.linear_attention?)"), ("lightning", " (did you mean la.lightning_attention?)"),
     ("chunk_gla", " (did you mean la.gla?)"), ("fused_recurrent_rwkv6", " (did you mean la.rwkv6?)"),
     ("retentoin", " (did you mean la.retention?)"), ("softmax_attention", ": this library has no softmax attention"),
     ("nonsense", ""), ("_private", ""),

@@ -49,3 +49,10 @@ def test_seeds_alone_use_student_t():
 )  # fmt: skip
 def test_words(mean, half, word):
     assert word_for(mean, half, 0.05, 0.1) == word
+
+
+def test_one_number_has_no_interval():
+    found = paired_difference(np.array([0.3]), 0.05, 0.1)
+    assert found.half_width == np.inf
+    assert found.word == INCONCLUSIVE
+    assert np.isfinite(paired_difference(np.ones((1, 11)), 0.05, 0.1).half_width)  # one seed of many streams

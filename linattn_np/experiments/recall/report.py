@@ -152,6 +152,8 @@ def found_text(claim: Claim) -> str:
 def difference_text(claim: Claim) -> str:
     """Difference and half-width of its interval."""
     difference = claim.found
+    if np.isinf(difference.half_width):
+        return f"{difference.mean:+.4f}, one seed: no interval"
     if claim.unit == "of whole answers":
         return f"{difference.mean:+.2f} ± {difference.half_width:.2f}"
     return f"{difference.mean:+.4f} ± {difference.half_width:.4f} nats"
@@ -193,10 +195,12 @@ def as_json(scores: Scores, claims: list[Claim], run: dict[str, Any]) -> dict[st
 
 
 def rounded(x: Any) -> Any:
-    """Numbers rounded to 4 decimal places, booleans in lists as 0 and 1; other values unchanged."""
+    """Numbers rounded to 4 decimal places, inf as None, booleans in lists as 0 and 1; other values unchanged."""
     if isinstance(x, list):
         return [int(y) if isinstance(y, bool) else rounded(y) for y in x]
-    return round(x, 4) if isinstance(x, float) else x
+    if isinstance(x, float):
+        return round(x, 4) if np.isfinite(x) else None
+    return x
 
 
 def write_json(path: Path, scores: Scores, claims: list[Claim], run: dict[str, Any]) -> None:
