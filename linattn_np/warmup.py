@@ -161,7 +161,8 @@ def vector_backward_entries(
         how = [("reverse", plan.REVERSE, plan.reverse_constants(kind, delta)),
                ("gradients", plan.GRADS, plan.grads_constants(kind, delta)),
                ("exact gradients", plan.GRADS, plan.grads_constants(kind, delta, True))]
-        how += [] if delta else [("reverse of segments", plan.REVERSE, plan.reverse_constants(kind, adds=True))]
+        how += [("reverse of segments", plan.REVERSE, plan.reverse_constants(kind, delta, True))]
+        how += [] if delta or bonus else [("queries", plan.GRADS, plan.grads_constants(kind, dq="float32"))]
         how += [("strengths", plan.STRENGTHS, plan.small_constants(kind, True))] if delta else []
         how += [("bonus", plan.BONUS, plan.small_constants(kind, False))] if bonus else []
         for words, kernel, constants in how:

@@ -1,13 +1,15 @@
-"""Calls on PyTorch tensors and JAX arrays on a CPU against the same calls on NumPy arrays, in turn.
+"""Calls on PyTorch tensors and JAX arrays on a CPU against the same calls on NumPy arrays.
 
     python -m bench frameworks [--rounds 40] [--write]
 
 The gated delta rule, float32: forward, vjp with pullback, and backward by autograd, at (1, 2048, 8, 64); a step that
-overwrites its state (which JAX cannot do), at (1, 1, 16, 128). CPU time of all threads, and wall time; medians.
+overwrites its state (which JAX cannot do), at (1, 1, 16, 128). CPU time of all threads, and wall time; medians. The
+calls of a round are in random order: memory that one call frees is mapped again by the next.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -75,7 +77,7 @@ def compared(calls: Calls, rounds: int) -> dict[str, dict[str, float]]:
     calls["numpy"]()
     inner = max(1, round(0.005 / (time.perf_counter() - began)))
     for _ in range(rounds):
-        for name, call in calls.items():
+        for name, call in random.sample([*calls.items()], len(calls)):
             start, used = time.perf_counter_ns(), time.process_time_ns()
             for _ in range(inner):
                 call()

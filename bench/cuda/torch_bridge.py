@@ -3,13 +3,15 @@
     python -m bench torch_bridge --backend cuda [--json FILE]
 
 Host time: until a call returns, few enough calls that the launch queue does not fill; a step of the gated delta rule,
-its forward, and vjp with pullback. GPU time: CUDA events around calls enqueued back to back, in one run, in turn.
-bfloat16 with float32 gates.
+its forward, and vjp with pullback. `nothing` is an operator, or an autograd function, of the same tensors that
+allocates its results and does nothing else: that part is PyTorch's. GPU time: CUDA events around calls enqueued back to
+back, in one run, in turn. bfloat16 with float32 gates.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -84,12 +86,41 @@ def calls_of(la: Any, cp: Any, torch: Any, shape: tuple[int, int, int, int]) -> 
     from linattn_np.bridges.torch import operators
 
     assert operators.defined()
-    op = torch.ops.linattn_np.gated_delta_rule
+    op, other, function = torch.ops.linattn_np.gated_delta_rule, *nothing(torch)
     return {"forward": {"cupy": lambda: fn(*theirs), "torch": lambda: fn(*mine),
-                        "torch.ops": lambda: op(*mine, None, None, [], None, None, "{}")},
+                        "torch.ops": lambda: op(*mine, None, None, [], None, None, "{}"),
+                        "torch.ops, nothing": lambda: other(*mine, None, None, [], None, None, "{}")},
             "vjp + pullback": {"cupy": lambda: la.vjp(fn, *theirs)[1](cdout),
                                "torch": lambda: la.vjp(fn, *mine)[1](dout),
-                               "torch.autograd": lambda: torch.autograd.grad(fn(*grad), grad, dout)}}  # fmt: skip
+                               "torch.autograd": lambda: torch.autograd.grad(fn(*grad), grad, dout),
+                               "torch.autograd, nothing": lambda: torch.autograd.grad(function(*grad), grad, dout),
+                               }}  # fmt: skip
+
+
+@functools.cache
+def nothing(torch: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(an operator with the schema of the gated delta rule's, an autograd function of five tensors) without kernels."""
+    from linattn_np.bridges.torch import operators
+
+    schema = str(torch.ops.linattn_np.gated_delta_rule.default._schema).partition("::gated_delta_rule")[2]
+    own = torch.library.Library("linattn_bench", "DEF")
+    own.define(f"nothing{schema}")
+    own.impl("nothing", lambda *given: [torch.empty_like(given[2])], "CUDA")
+    torch.library.register_autograd("linattn_bench::nothing", lambda ctx, d: None, setup_context=operators._keep,
+                                    lib=own)
+    nothing.library = own  # type: ignore[attr-defined]  # stays registered
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Any:
+            ctx.save_for_backward(*given)
+            return torch.empty_like(given[2])
+
+        @staticmethod
+        def backward(ctx: Any, d: Any) -> Any:
+            return tuple(torch.empty_like(x) for x in ctx.saved_tensors)
+
+    return torch.ops.linattn_bench.nothing, Nothing.apply
 
 
 def against_fla(la: Any, torch: Any) -> dict[str, Any]:

@@ -91,5 +91,6 @@ extern "C" __global__ void __launch_bounds__(128, LA_BLOCKS) transfers(const __g
         if (one && more) source.writers(step + 1);
         __syncwarp();
     }
+    if (transfer && a.transposed) state.template store<WIDE, WIDE>({a.transposed, STATE, 1, WIDE}, traversal.slot * segments + traversal.segment, row, lane);
     state.template store<WIDE, WIDE>({transfer ? a.transfers : a.added, STATE, WIDE, 1}, traversal.slot * segments + traversal.segment, row, lane);
 }

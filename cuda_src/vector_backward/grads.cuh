@@ -12,6 +12,9 @@
 #include "tile/wgmma_part.cuh"
 #include "arguments/matrix_state/VectorGradArguments.cuh"   // after TensorMap
 
+#ifndef LA_DQ   // of dq, as LA_DTYPE: 0 bfloat16, 2 float32
+#define LA_DQ 0
+#endif
 constexpr bool ERASE = LA_ERASE, EXACT_BLOCKS = LA_EXACT;
 constexpr float MIDDLE = 0x1p58f, SMALLEST_DECAY = 0x1p-116f;   // 80 nats in a block
 constexpr int THREADS = 256, HALF = 64, HALVES = round_up(LA_K, HALF) / HALF, BLOCKS = C / 16;

@@ -8,7 +8,7 @@
 #include "attention/group.cuh"
 #include "arguments/matrix_state/VectorReverseArguments.cuh"   // after TensorMap
 
-constexpr bool ADDS = LA_ADDS, ERASE = LA_ERASE;
+constexpr bool ERASE = LA_ERASE, ADDS = LA_ADDS && !ERASE, OFFSETS = LA_ADDS && ERASE;
 constexpr int STAGES = ERASE ? 2 : 3, GROUPS_OF_VALUES = round_up(LA_V, 64) / 64, CONSUMERS = 128 * GROUPS_OF_VALUES, COPIERS = 256, PER = 4;
 // a stage: copies of q and k (with erase two of k), dO, P, with erase A
 constexpr int AT_Q = 0, AT_K = AT_Q + Tokens::SIZE, AT_ERASE = AT_K + Tokens::SIZE, AT_DOUT = AT_ERASE + ERASE * Tokens::SIZE;

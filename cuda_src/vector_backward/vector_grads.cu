@@ -69,6 +69,10 @@ LA_DEVICE void sum_blocks(float (&x)[8][4], float (&erases)[8][4], float scale, 
 LA_DEVICE void store_copies(char* to, const float (&x)[PER]) {
     asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(pack_bf16(x[0], x[1])), "r"(pack_bf16(x[2], x[3])) : "memory");
 }
+LA_DEVICE void store_queries(char* to, const float (&x)[PER]) {
+    if constexpr (LA_DQ == 2) *(float4*)to = {x[0], x[1], x[2], x[3]};
+    else store_copies(to, x);
+}
 
 // r_t.k_t over half of the channels, for dbeta
 LA_DEVICE void store_erase_dot(const float (&dots)[PER], int r, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
@@ -122,7 +126,7 @@ LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const P
 // write for G
 LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const Pairs& pairs, const Own& own, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
     const int first = place.chunk * C + me.first, channel = place.half * HALF + me.channel, left = channel < LA_K ? place.of.sequence.T - first : 0;
-    char* const to_q = own_rows(a.dq, place.of.sequence, place.of.head) + first * a.dq.token + channel * 2;
+    char* const to_q = own_rows(a.dq, place.of.sequence, place.of.head) + first * a.dq.token + channel * (LA_DQ == 2 ? 4 : 2);
     char* const to_k = own_rows(a.dk, place.of.sequence, place.of.head) + first * a.dk.token + channel * 2;
     const float4 u = BONUS && channel < LA_K ? *(const float4*)(a.u + (u32)place.of.head / (u32)a.group_u * LA_K + channel) : float4{};
     const float weights[PER] = {u.x, u.y, u.z, u.w};
@@ -144,7 +148,7 @@ LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const P
             if constexpr (EXACT_BLOCKS) suf[c] *= own.a[r][c];
         }
         if (r < left) {
-            store_copies(to_q + r * a.dq.token, row.dq);
+            store_queries(to_q + r * a.dq.token, row.dq);
             store_copies(to_k + r * a.dk.token, row.dk);
         }
     }

@@ -11,7 +11,7 @@
 // the decay is a factor of columns. Warpgroups 2 and 3 scale q and k of the chunks ahead, in a ring that the copy engine fills.
 //
 // LA_ADDS 1: what a segment adds to G before it, from its first chunk on and only as long as some channel is not forgotten, with the decays of
-// the whole segment.
+// the whole segment. With LA_ERASE by the chain itself, from zeros (the last segment from the given gradient), of which G alone is stored.
 #include "vector_backward/reverse_copies.cuh"
 
 // G^T in bfloat16, a warp's 16 rows, once the last one has left shared memory: an operand here, and on its way to memory
@@ -62,7 +62,7 @@ struct Consumer {
 
     __device__ __forceinline__ void begin() {
         state.clear();
-        if (ADDS) return;
+        if (ADDS || (OFFSETS && walk.segment < walk.last)) return;
         const i64 slot = walk.of.slot;
         if (walk.segment < walk.last) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, slot * a.segments + walk.segment, 16 * warp, lane);
         else if (a.start.data) state.template load<LA_V, LA_K>(a.start, slot / a.start_group, 16 * warp, lane);
@@ -70,7 +70,7 @@ struct Consumer {
     __device__ __forceinline__ void end() {
         if (lane == 0) out_read();
         const i64 slot = walk.of.slot;
-        if (ADDS) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, slot * (a.segments - 1) + walk.segment - 1, 16 * warp, lane);
+        if (ADDS || OFFSETS) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, slot * (a.segments - 1) + walk.segment - 1, 16 * warp, lane);
         else if (walk.segment == 0) state.template store<LA_V, LA_K>(a.end, slot, 16 * warp, lane);
     }
     // dv^T = dO^T P, begun
@@ -183,7 +183,7 @@ struct Consumer {
                 begin_values(dv, at);
             }
             begin_state(at);
-            if (!ADDS) store_after(a.ends + (walk.of.block + chunk) * LA_ENDS, shared + AT_AFTER, warp, lane);
+            if (!ADDS && !OFFSETS) store_after(a.ends + (walk.of.block + chunk) * LA_ENDS, shared + AT_AFTER, warp, lane);
             end_products<0>(state.x[0]);
             if (!ADDS) accumulator_fence(dv);
             if constexpr (ERASE) {
@@ -191,9 +191,10 @@ struct Consumer {
                 solve(dv, at);
                 token_operands(f, dv);
                 begin_erase(f, at);
-                store_dots(dv, step, chunk);
+                if (OFFSETS) barrier_wait(shared + AT_VALUES_LOADED, step & 1);
+                else store_dots(dv, step, chunk);
             }
-            if (!ADDS) store_values(dv, at, chunk);
+            if (!ADDS && !OFFSETS) store_values(dv, at, chunk);
             if constexpr (ERASE) end_products<0>(state.x[0]);
             publish_shared();   // what was read and written here is behind the copies to come
             warp_arrive(ring.empty(step), lane);
@@ -206,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) reverse(const __grid_consta
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const Walk walk(a, blockIdx.x);
-    if (walk.segment > walk.last || (ADDS && walk.segment == 0)) return;   // nothing needs what the first segment adds
+    if (walk.segment > walk.last || ((ADDS || OFFSETS) && walk.segment == 0)) return;   // nothing needs what the first segment adds
     const Ring<STAGES> ring = {shared + AT_RING};
     if (threadIdx.x == 0) {
         ring.init(8 * ARRIVALS, 4 * GROUPS_OF_VALUES * ARRIVALS);

@@ -48,6 +48,13 @@ the forward. Gates: mild ones of 0 to -0.05 per token; strong: -5 in every chann
 token and resets, where every head takes the exact path. share: bytes that must move in the forward (each array once)
 over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory beyond the inputs, results included, forward and both. Errors
 relative to the norm, against float64 on the same rounded inputs."""
+VECTOR_PEERS = """\
+\\*: both was measured on {date}, with the reverse chain in segments; its memory before. FLA's kernels in the same run
+as this library's, (8, 4096, 32, 128), g in bfloat16, mild gates, {date}. Its autotuner had few candidates, and rejects
+a gated backward with this Triton version on Hopper; that check was disabled."""
+VECTOR_MORE = """\
+Other widths, slots (64) and dtypes, (B, T, H, K, V), {date}. Where both is missing, gradients are computed by array
+calls. [Decision 022](../decisions/vector/022-other-widths-and-dtypes.md) says which kernels these are."""
 BYTES = 4 * 128 * 2 + 4  # of a token and head, forward: q, k, v, out of 128 in bfloat16, and g
 
 
@@ -167,7 +174,8 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
     for row in result["rows"]:
         x, both = row["times"]["forward"], row["times"]["both"]
         sizes = tuple(row[n] for n in ("B", "T", "H", "K"))
-        body.append([f"`{row['function']}` {sizes}", row["gate"], row["gates"], ns(x["ns"]), ns(x["graph_ns"]),
+        apart = " *" if "measured_apart" in row else ""
+        body.append([f"`{row['function']}` {sizes}{apart}", row["gate"], row["gates"], ns(x["ns"]), ns(x["graph_ns"]),
                      ns(both["ns"]), f"{100 * x['share_of_copy']:.0f}",
                      *(f"{y['peak_bytes'] / 2**20:.0f}" for y in (x, both))])  # fmt: skip
     yield table(["case", "dtype of g", "gates", "forward", "graph", "both", "share, %", "MiB", "MiB, both"], body)
@@ -175,6 +183,27 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
     own = {name: found["linattn_np"] for name, found in result["errors"].items()}
     yield table(["case", *names],
                 [[name, *(f"{x[n]:.2g}" if n in x else "" for n in names)] for name, x in own.items()])
+    if "apart" in result:
+        yield from _vector_apart(result["apart"], table, names[:-1])
+
+
+def _vector_apart(apart: dict[str, Any], table: Table, names: list[str]) -> Iterator[str]:
+    """FLA in the same run as this library; other widths and dtypes."""
+    yield VECTOR_PEERS.format(**apart)
+    body, errors = [], []
+    for row in apart["peers"]:
+        for library, key in (("linattn_np", "ours"), (row["peer"].split(",")[0], "theirs")):
+            both = [row[key][n] for n in ("forward", "both")]
+            body.append([f"`{row['function']}`", library, *(ns(x["ns"]) for x in both),
+                         *(f"{x['peak_bytes'] / 2**20:.0f}" for x in both)])  # fmt: skip
+            found = row["errors"][key]
+            errors.append([f"`{row['function']}`", library, *(f"{found[n]:.2g}" if n in found else "" for n in names)])
+    yield table(["case", "library", "forward", "both", "MiB", "MiB, both"], body)
+    yield table(["case", "library", *names], errors)
+    yield VECTOR_MORE.format(**apart)
+    yield table(["case", "dtype", "forward", "both"],
+                [[f"`{row['function']}` " + "({B}, {T}, {H}, {K}, {V})".format(**row), row["dtype"],
+                  ns(row["forward_ns"]), ns(row.get("both_ns"))] for row in apart["rows"]])  # fmt: skip
 
 
 def steps(result: dict[str, Any], table: Table) -> Iterator[str]:

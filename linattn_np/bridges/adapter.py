@@ -85,10 +85,16 @@ def adapter(
     listed = text.split()
     known = parameters(" ".join([*listed, *(n for n in library.common if n not in listed)]), library.defaults)
     refused = [n for n in library.unsupported if n in known.defaults]
+    checked: dict[Any, list[str]] = {}  # which of `refused` a call gives, by its count of arguments and its keywords
 
     def call(*args: Any, **keywords: Any) -> Any:
-        given = bound(name, known, args, keywords)
-        for option in refused:
+        layout = len(args), *keywords
+        if layout in checked:
+            given = known.defaults | dict(zip(known.names, args, strict=False)) | keywords
+        else:
+            given = bound(name, known, args, keywords)
+            checked[layout] = [n for n in refused if n in keywords or n in known.names[: len(args)]]
+        for option in checked[layout]:
             if given[option] is not known.defaults[option]:
                 raise ValueError(f"{name}: {option} is not supported, expected {known.defaults[option]}")
         library.prepare(given)

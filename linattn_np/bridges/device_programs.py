@@ -169,15 +169,17 @@ def device_of(buffer: Any) -> int | None:
     return number if int(kind) == CUDA else None
 
 
+_capsule = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi))  # fmt: skip
+_address = ctypes.c_void_p.from_address
+
+
 def pointer(buffer: Any) -> int:
-    """The address of a device buffer."""
-    try:
-        return buffer.__cuda_array_interface__["data"][0]
-    except Exception:  # a dtype that the interface does not have
-        get = ctypes.pythonapi.PyCapsule_GetPointer
-        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        capsule = buffer.__dlpack__()  # a DLManagedTensor begins with the data pointer
-        return ctypes.c_void_p.from_address(get(capsule, b"dltensor")).value or 0
+    """The address of a device buffer, with which a DLManagedTensor begins.
+
+    `__cuda_array_interface__` raises for bfloat16, and an error of JAX takes 10 us; this 0.7.
+    """
+    return _address(_capsule(buffer.__dlpack__(), b"dltensor")).value or 0
 
 
 def view(buffer: Any, device: int) -> Array:

@@ -37,8 +37,8 @@ UNSUPPORTED = ("cp_context", "return_intermediate_states", "reverse", "output_at
 
 
 def normalise_one_token(given: Given) -> None:
-    """q and k of a decoding step over their length, by torch: a step without a norm is replayed."""
-    if not given.get("use_qk_l2norm_in_kernel"):
+    """q and k of a decoding step on a device over their length, by torch: a step without a norm is replayed there."""
+    if not given.get("use_qk_l2norm_in_kernel") or not given["q"].is_cuda:
         return
     q, k = given["q"], given["k"]
     if q.shape[1] != 1 or q.dtype != k.dtype:

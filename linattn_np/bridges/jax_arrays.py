@@ -6,6 +6,7 @@ Tracers are not concrete: a call on them is made by array-API calls, or by the b
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from ..call import dispatch
 from ..call.foreign import Rule, check_cotangents, leaves, mapped
 from ..call.results import Result
 from ..spec import VariantSpec
+from .programs import MEMORY
 
 Arrays = tuple[Any, ...]
 Keywords = Mapping[str, Any]
@@ -58,9 +60,14 @@ class Views:
 
     @contextlib.contextmanager
     def context(self) -> Any:
-        """The device of the call; afterwards its inputs are kept until the kernels have read them."""
+        """The device of the call; afterwards its inputs are kept until the kernels have read them.
+
+        On the host results are aligned: JAX copies others.
+        """
         if self._device.platform == "cpu":
-            yield
+            memory = sys.modules.get(MEMORY)
+            with contextlib.nullcontext() if memory is None else memory.destinations.aligned():
+                yield
             return
         import cupy
 

@@ -217,9 +217,14 @@ class Program:
             put(self._flat(run_vjp(self.signature.spec, (), self.keywords(given[:count]))[1](*d)))
 
     def _cotangents(self, flat: Sequence[Array]) -> tuple[Any, ...]:
-        """(dout, dstate), or (dout, dstate, dstates), in the form that the pullback takes."""
-        d = unleaves(self.result, iter(flat))
-        return tuple(d) if self.is_several else (d, None)
+        """(dout, dstate), or (dout, dstate, dstates), in the form that the pullback takes.
+
+        A cotangent of zeros may be None.
+        """
+        if not self.is_several:
+            return flat[0], None
+        left = iter(flat)
+        return tuple(None if part is None else _whole(unleaves(part, left), part) for part in self.result)
 
     def _flat(self, grads: Any) -> list[Array]:
         """The gradients in the order of the arrays."""
@@ -251,6 +256,15 @@ class Program:
         separation, call = Separation([*given, *results]), linearised.call
         saved = call.variables, call.state, call.given_state, linearised.computed
         return separation.structure(saved, like), separation
+
+
+def _whole(d: Any, like: Any) -> Any:
+    """The cotangent of a state of several arrays: all of them, or None."""
+    if not isinstance(d, tuple):
+        return d
+    if all(x is None for x in d):
+        return None
+    return type(d)(*(np.zeros(y.shape, y.dtype) if x is None else x for x, y in zip(d, like, strict=True)))
 
 
 @contextlib.contextmanager

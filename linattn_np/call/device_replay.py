@@ -31,6 +31,8 @@ def signature_maker(kind: Any) -> Callable[..., Signature | None]:
     def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Signature | None:
         if "cu_seqlens" in keywords and keywords["cu_seqlens"] is not None:
             return None
+        if type(keywords.get("return_states_at")) is kind:
+            return None
         device, low = current_device(), 0
         parts: list[Any] = [spec.name, device, len(arrays), *keywords]
         pointers: list[int] = []
@@ -163,6 +165,31 @@ def plan_of(
         return None
 
 
+class StatesPlan:
+    """A recorded call with states at positions: returns (the public result, None)."""
+
+    def __init__(self, recorder: Recorder, given: list[Array], results: tuple[Any, ...]):
+        """results: the public (out, state, states).   Raises LookupError if it cannot be replayed."""
+        self.sequence, self._kind = LaunchSequence(recorder, given), type(results)
+        self._launches: Callable[[list[int]], Any] = self.sequence.run
+        self._places = [positions(x, recorder.allocated) for x in results]
+
+    def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, None]:
+        """(the public result, None)."""
+        allocated = self._launches(pointers)
+        return new(self._kind, [allocated[n] if type(n) is int else get(n, allocated) for n in self._places]), None
+
+    def results(self) -> set[int]:
+        """Which of the allocated arrays the result has views of."""
+        return {n for x in self._places for n in places(x)}
+
+    def by(self, launches: Callable[[list[int]], Any]) -> StatesPlan:
+        """As `Plan.by`."""
+        plan = copy.copy(self)
+        plan._launches = launches
+        return plan
+
+
 def plan_of_states(
     signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, ...]
 ) -> Callable[..., Any] | None:
@@ -170,16 +197,9 @@ def plan_of_states(
     if not replay.ENABLED or not recorder.launches:
         return None
     try:
-        launches, places = LaunchSequence(recorder, given).run, [positions(x, recorder.allocated) for x in results]
+        return StatesPlan(recorder, given, results).run
     except LookupError:
         return None
-    kind = type(results)
-
-    def run(arrays: None, state: Any, pointers: list[int]) -> tuple[Any, None]:
-        allocated = launches(pointers)
-        return new(kind, [allocated[n] if type(n) is int else get(n, allocated) for n in places]), None
-
-    return run
 
 
 class RecordedLaunches:

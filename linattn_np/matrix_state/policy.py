@@ -12,7 +12,7 @@ from typing import Any
 import array_api_compat as compat
 
 from ..core import SAVED_VARIABLE
-from .types import Plan
+from .types import Decay, Erase, Inputs, Plan
 
 # chunks
 
@@ -86,6 +86,7 @@ SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta 
 
 VECTOR_BACKWARD = os.environ.get("LINATTN_CUDA_VECTOR_BACKWARD", "1") not in ("", "0")  # gradients of vector decays by
 # kernels; else by array calls
+REVERSE_SEGMENTS = 3  # segments from which on the reverse chain of a delta rule runs twice, in pieces
 EXACT_RESIDENT = 2  # blocks a multiprocessor of the gradients of chunks that decay too far: what its memory holds
 
 # CUDA: the kernel of a few tokens
@@ -135,6 +136,15 @@ def is_short_cuda(plan: Plan) -> bool:
     if plan.chunk_size is None:
         return max((s.stop - s.start for s in plan.sequences), default=0) <= SHORT_CUDA
     return plan.chunk_size == 1
+
+
+def recurs_cuda(x: Inputs) -> bool:
+    """Whether the CUDA kernels go token by token, at any length, where they have no chunk form of a call.
+
+    Decays of channels, or an erase FREE: array calls in chunks take 230 ns a token and head and more, the recurrence 5
+    to 50 (H200, 2026-11-23).
+    """
+    return x.gv is not None or x.erase is Erase.FREE or x.decay is Decay.VECTOR
 
 
 def saves_factors(size: int) -> bool:

@@ -11,6 +11,7 @@ from tests.cases import PLAIN, cotangents, draw, parts, parts_like, with_arrays
 
 pytestmark = pytest.mark.gpu
 SIZES = {"T": 70, "B": (2,), "H": 2, "K": 16, "V": 8}
+ALIGNED = {"T": 192, "K": 64, "V": 64}  # sizes of calls that launches alone compute, states between chunks too
 RULE = with_arrays("q k v g beta")
 CASE = next(c for c in PLAIN if c.fn is RULE)
 
@@ -90,6 +91,83 @@ def test_a_repeated_call_is_replayed_without_cupy(torch, monkeypatch):
     monkeypatch.setattr(views, "view", None)
     found = RULE(**x, return_state=True)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_repeated_gradient_is_replayed_without_cupy(torch, monkeypatch):
+    """Arrays by position and by name; the operator's forward, too; a retained graph."""
+    from linattn_np.bridges.torch import operators
+    from linattn_np.bridges.torch.cuda import views
+
+    x = {n: y.requires_grad_() for n, y in arrays_of(torch, torch.bfloat16, **ALIGNED).items()}
+    state, operator = torch.ones(2, 2, 64, 64, device="cuda", requires_grad=True), operators.defined()
+    given = [*x.values(), state]
+
+    def gradients():
+        out, end = RULE(*list(x.values())[:3], g=x["g"], beta=x["beta"], state=state, return_state=True)
+        return torch.autograd.grad(out.float().square().sum() + end.sum(), given)  # of the sum: one element, spread
+
+    def operated():
+        plain = [y.detach() for y in x.values()]
+        return torch.ops.linattn_np.gated_delta_rule(*plain, None, None, [], None, None, "{}")
+
+    replay.clear()
+    expected, plain = gradients(), operated()
+    for _ in range(2):
+        gradients()
+        operated()
+    monkeypatch.setattr(views, "view", None)
+    assert operator
+    assert torch.equal(operated()[0], plain[0])
+    assert all(torch.equal(a, b) for a, b in zip(gradients(), expected, strict=True))
+    total = RULE(*list(x.values())[:3], g=x["g"], beta=x["beta"], state=state, return_state=True).state.sum()
+    monkeypatch.undo()
+    first = torch.autograd.grad(total, given, retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(total, given), first, strict=True))
+    x["k"].requires_grad_(False)
+    alone, = torch.autograd.grad(RULE(**x).float().sum(), x["v"])
+    assert alone.shape == x["v"].shape
+
+
+@pytest.mark.parametrize("hooks", ["host", "transposed"])
+def test_saved_tensors_that_a_hook_replaces(torch, hooks):
+    """Inputs come back in other memory, or with other strides."""
+    x = arrays_of(torch, torch.bfloat16, **ALIGNED)
+    x = {n: y.movedim(1, 2).contiguous().movedim(2, 1) for n, y in x.items()} if hooks == "host" else x
+    expected = [_gradients(torch, x) for _ in range(3)][-1]
+
+    def pack(y):
+        return y.cpu() if hooks == "host" else y.movedim(0, -1).contiguous().movedim(-1, 0)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda y: y.contiguous().cuda()):
+        found = _gradients(torch, x)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_states_at_positions_are_replayed(torch, monkeypatch):
+    """Plain, by vjp, by autograd; another list of positions is another plan."""
+    from linattn_np.bridges.torch.cuda import views
+
+    x = arrays_of(torch, torch.bfloat16, **ALIGNED)
+    dout = x["v"].clone()
+
+    def calls(positions):
+        options = {"return_state": True, "return_states_at": positions}
+        result, pullback = la.vjp(RULE, **x, **options)
+        grads = pullback(dout, result.state, result.states)
+        mine = {n: y.detach().requires_grad_() for n, y in x.items()}
+        followed = RULE(**mine, **options)
+        d = torch.autograd.grad(tuple(followed), list(mine.values()), (dout, result.state, result.states))
+        return [*RULE(**x, **options), *result, *(getattr(grads, n) for n in x), *d]
+
+    each = ([64, 192], (128, 192))
+    expected = [calls(positions) for positions in each]
+    for positions in each:
+        for _ in range(2):
+            calls(positions)
+    monkeypatch.setattr(views, "view", None)
+    for positions, wanted in zip(each, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(calls(positions), wanted, strict=True))
+    assert not torch.equal(expected[0][2], expected[1][2])
 
 
 def test_the_callers_stream(torch):
@@ -254,6 +332,21 @@ def test_compiled_calls(torch):
     grads, wanted = (torch.autograd.grad(sum(y.sum() for y in each), list(x.values())) for each in (results, expected))
     for a, b in zip((*results, *grads), (*expected, *wanted), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_compiled_backward_reads_what_the_forward_kept(torch, monkeypatch):
+    """Once its calls are recorded; the bits of la.vjp."""
+    from linattn_np.bridges.torch import operators
+
+    x = {n: y.requires_grad_() for n, y in arrays_of(torch, torch.bfloat16, **ALIGNED).items()}
+    dout, (_, pullback) = torch.randn_like(x["v"]), la.vjp(RULE, **{n: y.detach() for n, y in x.items()})
+    expected = pullback(dout)
+    compiled = torch.compile(lambda x: RULE(**x), fullgraph=True, backend="aot_eager")
+    for n in range(4):
+        if n == 3:
+            monkeypatch.setattr(operators, "_backward", None)
+        found = torch.autograd.grad(compiled(x), list(x.values()), dout)
+        assert all(torch.equal(d, getattr(expected, name)) for name, d in zip(x, found, strict=True))
 
 
 def test_two_devices_and_the_host(torch):

@@ -68,8 +68,9 @@ def test_opcheck(case):
                       parts_like(state, [S.requires_grad_() for S in parts(state)]), return_state=True)  # fmt: skip
     operators.library()
     name = case.fn.__name__
-    checked = torch.library.opcheck(getattr(torch.ops.linattn_np, name), given)
-    assert set(checked.values()) == {"SUCCESS"}
+    for one in (name, f"{name}_saving"):
+        checked = torch.library.opcheck(getattr(torch.ops.linattn_np, one), given)
+        assert set(checked.values()) == {"SUCCESS"}
     results = getattr(torch.ops.linattn_np, name)(*given)
     plain = [[y.detach() for y in x] if isinstance(x, list) else x.detach() if isinstance(x, torch.Tensor) else x
              for x in given]
@@ -113,6 +114,54 @@ def test_compiled_calls_have_no_graph_breaks():
         grads, wanted = (torch.autograd.grad(sum(y.sum() for y in found), cut) for found in (results, expected))
         for a, b in zip(results + grads, expected + wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_a_compiled_backward_reads_what_the_forward_kept(case, monkeypatch):
+    """It does not compute the forward again, and has the bits of la.vjp; also for one part of the state alone."""
+    from linattn_np.bridges import programs
+    from linattn_np.bridges.torch import saving
+
+    made, of = [], saving._program
+    monkeypatch.setattr(saving, "_program", lambda *given: made.append(of(*given)) or made[-1])
+    arrays, state = tensors(case, T=70)
+    names, options = [n for n, x in arrays.items() if not isinstance(x, str)], {**case.options, "return_state": True}
+    each = [x.requires_grad_() for x in (*(arrays[n] for n in names), *parts(state))]
+
+    def model(*given):
+        own = arrays | dict(zip(names, given, strict=False))
+        return parts(case.fn(**own, **options, state=parts_like(state, list(given[len(names):]))))
+
+    expected = model(*each)
+    wanted = [torch.autograd.grad(sum(y.square().sum() for y in expected[chosen]), each, retain_graph=True)
+              for chosen in (slice(None), slice(-1, None))]  # fmt: skip
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled(*each)
+    assert all(program.saved is not None for program in made)
+    monkeypatch.setattr(programs, "run_vjp", None)
+    monkeypatch.setattr(operators, "_backward", None)
+    for chosen, grads in zip((slice(None), slice(-1, None)), wanted, strict=True):
+        total = sum(y.square().sum() for y in compiled(*each)[chosen])
+        assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(total, each), grads, strict=True))
+
+
+def test_a_copy_of_what_the_forward_kept_is_not_read():
+    """The forward is computed again; so it is if it kept nothing: states at positions."""
+    x, state = rule(T=70)
+    operators.library()
+    given = *x, None, None, [state], None, None, json.dumps({"return_state": True})
+    out, end, kept = torch.ops.linattn_np.gated_delta_rule_saving(*given)
+    assert kept.untyped_storage().nbytes() > 1
+    backward = torch.ops.linattn_np.gated_delta_rule_saved_backward
+    expected = torch.ops.linattn_np.gated_delta_rule_backward(*given, [out, end])
+    for one in (kept, kept.clone(), torch.zeros(1, dtype=torch.uint8)):
+        found = backward(*given, one, [out, end])
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    given = *x, None, None, [state], None, None, json.dumps({"return_state": True, "return_states_at": [1, 3]})
+    *results, kept = torch.ops.linattn_np.gated_delta_rule_saving(*given)
+    expected = torch.ops.linattn_np.gated_delta_rule_backward(*given, results)
+    assert all(torch.equal(a, b) for a, b in zip(backward(*given, kept, results), expected, strict=True))
 
 
 def test_exported_programs_have_one_node_a_call():

@@ -108,7 +108,11 @@ CASES = [
     Case("kda", "bfloat16", 150),
     Case("kda", "bfloat16", 150, strong=True),
     Case("kda", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130]),
-    Case("kda", "bfloat16", 1100, heads=(1, 1, 1), backward=False),
+    Case("kda", "bfloat16", 1600, heads=(1, 1, 1)),
+    Case("hgrn2", "bfloat16", 150),
+    Case("hgrn2", "bfloat16", 130, 64, 64, (2, 2, 2), [0, 70, 130]),
+    Case("gla", "bfloat16", 70, 200, 136),  # in blocks of keys and of values
+    Case("gdn2", "bfloat16", 70, backward=False),  # token by token
     Case("kda", "bfloat16", 140, raw=True, backward=False),
     # a free rank-one term
     Case("rwkv7", "bfloat16", 150),
@@ -228,8 +232,10 @@ def main(argv: list[str]) -> int:
         constants = getattr(plan, name)
         setattr(plan, name, lambda *x, constants=constants, **y: (*constants(*x, **y), ("LA_ARRIVALS", 32)))
     cp.cuda.set_allocator(None if args.fresh else poisoned(cp))
-    wrong = 0
-    for case in (c for c in CASES if re.match(args.only, c.name)):
+    cases, wrong = [c for c in CASES if re.match(args.only, c.name)], 0
+    if not cases:
+        parser.error(f"--only {args.only!r} matches no call; their names: {'; '.join(c.name for c in CASES)}")
+    for case in cases:
         try:
             found = dict(errors(cp, case))
         except ValueError as error:  # kernels that must be requested

@@ -15,9 +15,11 @@ from .test_vector import compiled
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 # Bytes of spilled registers that an entry may store, with the reason. The reverse chain with A has 144 registers a
-# thread of the products, the least with which they do not wait for one another, and 112 of the copies. The exact
-# gradients share a multiprocessor in twos, 128 registers a thread.
-ALLOWANCE = {("reverse", Erase.DELTA): 24, ("exact gradients", Erase.NONE): 48}
+# thread of the products, the least with which they do not wait for one another, and 112 of the copies; its other build,
+# of what segments add, has the same and spills with narrow keys only. The exact gradients share a multiprocessor in
+# twos, 128 registers a thread.
+ALLOWANCE = {("reverse", Erase.DELTA): 24, ("reverse of segments", Erase.DELTA): 32,
+             ("exact gradients", Erase.NONE): 48}  # fmt: skip
 KINDS = [(128, 128, Erase.NONE, False), (128, 128, Erase.NONE, True), (64, 40, Erase.NONE, True),
          (128, 128, Erase.DELTA, False), (40, 120, Erase.DELTA, False)]  # fmt: skip
 
@@ -26,7 +28,7 @@ KINDS = [(128, 128, Erase.NONE, False), (128, 128, Erase.NONE, True), (64, 40, E
 def test_every_entry_compiles(K, V, erase, bonus):
     """To products of warpgroups that do not wait for one another, no more spills than the allowance."""
     entries = list(vector_backward_entries("bfloat16", K, V, 90, erase, bonus))
-    assert len(entries) == 2 * (4 + bonus)
+    assert len(entries) == 2 * 5
     for entry in entries:
         code, name = compiled(entry), entry.words.split(", ")[1]
         assert spilled(code.log) <= ALLOWANCE.get((name, erase), 0), (entry.words, code.log)

@@ -11,15 +11,16 @@ import numpy as np
 import torch
 
 from ...call import dispatch, replay, vjp
-from ...call.foreign import check_cotangents, leaves
-from ...call.results import Result
+from ...call.foreign import check_cotangents, leaves, mapped
+from ...call.results import Result, StatesResult
 from ...spec import VariantSpec
 from . import operators
-from .arguments import Arrays, Keywords, Views, given, is_followed, modes, tracing
+from .arguments import Arrays, Given, Keywords, Views, given, is_followed, modes, tracing
 from .autograd import Rule, differentiated
-from .views import PLAIN, Tensor, tensor, view
+from .views import PLAIN, Tensor, dense, tensor, view
 
 CPU = torch.device("cpu")
+COTANGENTS = "dout", "dstate", "dstates"
 
 
 def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
@@ -27,15 +28,24 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
     if torch.compiler.is_compiling():
         operators.defined()
         return operators.traced(spec, arrays, keywords)
-    signature = replays and replays.signature(spec, arrays, keywords)
-    if signature and (result := replays.replayed(signature)) is not None:
-        return result
-    if (result := _on_host(spec, arrays, keywords)) is not None:
-        return result
-    if is_traced(arrays, keywords):
+    result, signature = fast(spec, arrays, keywords)
+    if result is None and is_traced(arrays, keywords):
         operators.defined()
         return operators.traced(spec, arrays, keywords)
-    return eager(spec, arrays, keywords, signature)
+    return eager(spec, arrays, keywords, signature) if result is None else result
+
+
+def computed(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
+    """The result of a public function on tensors of a device or the host."""
+    result, signature = fast(spec, arrays, keywords)
+    return eager(spec, arrays, keywords, signature) if result is None else result
+
+
+def fast(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> tuple[Any, Any]:
+    """(the result by a recorded plan or on the host, None if there is neither; the signature on a device)."""
+    signature = replays and replays.signature(spec, arrays, keywords)
+    result = replays.replayed(signature, arrays, keywords) if signature else None
+    return (_on_host(spec, arrays, keywords) if result is None else result), signature
 
 
 def _on_host(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
@@ -93,6 +103,9 @@ def eager(spec: VariantSpec, arrays: Arrays, keywords: Keywords, signature: Any 
     names = tuple(spec.arrays)
     if found.differentiable and len(arrays) <= len(names) and keywords.keys().isdisjoint(names[: len(arrays)]):
         bound = dict(zip(names, arrays, strict=False)) | dict(keywords)
+        known = signature and replays.is_known(signature, replays.signature(spec, (), bound, follows=False))
+        if known and (result := replays.replayed(signature, arrays, keywords)) is not None:
+            return result
         rule = functools.partial(in_tensors, spec, functools.partial(vjp.run_vjp, spec), found.device)
         return differentiated(spec.name, rule, (*names, "state"), bound)
     views = Views(found.device)
@@ -117,40 +130,67 @@ def loaded() -> Any:
 
 def run_vjp(name: str, spec: VariantSpec | None, rule: Rule, arrays: Arrays, keywords: Keywords) -> Any:
     """(result, pullback) of rule(arrays, keywords) in tensors, which autograd does not follow."""
+    if (recorded := recorded_vjp(spec, rule, arrays, keywords)) is not None:
+        return recorded
     if (found := given(name, arrays, keywords)) is None:
         return NotImplemented
     result, pullback = in_tensors(spec, rule, found.device, arrays, keywords)
 
     def checked(*cotangents: Any, **named: Any) -> Any:
         """Gradients by input name, of every tensor that was given and of the state."""
-        each = dict(zip(("dout", "dstate", "dstates"), cotangents, strict=False)) | named
-        if not all(d is None or (type(d) in PLAIN and d.device == found.device) for d in each.values()):
-            check_cotangents(name, found.first, each)
+        _check(name, found, dict(zip(COTANGENTS, cotangents, strict=False)) | named)
         return pullback(*cotangents, **named)
 
     return result, checked
+
+
+def _check(name: str, found: Given, cotangents: Keywords) -> None:
+    """Raise TypeError for a cotangent of another library or device."""
+    if not all(d is None or (type(d) in PLAIN and d.device == found.device) for d in cotangents.values()):
+        check_cotangents(name, found.first, cotangents)
+
+
+def recorded_vjp(
+    spec: VariantSpec | None, rule: Rule, arrays: Arrays, keywords: Keywords
+) -> tuple[Any, Callable[..., Any]] | None:
+    """(result, pullback) by the recorded plan of a call on a device; None without one."""
+    signature = replays and spec and replays.signature(spec, arrays, keywords, follows=False)
+    recorded = replays.forward(signature, arrays, keywords) if signature else None
+    if recorded is None or spec is None:
+        return None
+    result, gradients = recorded
+
+    def in_full(each: tuple[Any, ...]) -> Any:
+        """The gradients for cotangents of another layout, with the forward."""
+        if (found := given(spec.name, arrays, keywords)) is None:
+            raise RuntimeError(f"{spec.name}: an input was changed before the pullback")
+        _check(spec.name, found, dict(zip(COTANGENTS, each, strict=False)))
+        return on_views(spec, rule, found.device, arrays, keywords, None)[1](*each)
+
+    def of_states(dout: Any = None, dstate: Any = None, dstates: Any = None) -> Any:
+        """Gradients by input name, of every tensor that was given and of the state."""
+        each = dout, dstate, dstates
+        return in_full(each) if (grads := gradients(each)) is None else grads
+
+    def pullback(dout: Any = None, dstate: Any = None) -> Any:
+        """Gradients by input name, of every tensor that was given and of the state."""
+        each = dout, dstate
+        return in_full(each) if (grads := gradients(each)) is None else grads
+
+    return result, of_states if type(result) is StatesResult else pullback
 
 
 def in_tensors(
     spec: VariantSpec | None, rule: Rule, device: torch.device, arrays: Arrays, keywords: Keywords
 ) -> tuple[Any, Callable[..., Any]]:
     """(result, pullback) of a rule, from and to plain tensors of one device; spec: of a variant, which is replayed."""
+    if (recorded := recorded_vjp(spec, rule, arrays, keywords)) is not None:
+        return recorded
     signature = replays and spec and replays.signature(spec, arrays, keywords, follows=False)
-    recorded = replays.forward(signature, arrays, keywords) if signature else None
-    if recorded is None:
-        return _on_views(spec, rule, device, arrays, keywords, signature)
-    result, gradients = recorded
-
-    def pullback(dout: Any = None, dstate: Any = None) -> Any:
-        grads = gradients((dout, dstate))
-        if grads is None:  # cotangents of another layout: computed in full, including the forward
-            return _on_views(spec, rule, device, arrays, keywords, None)[1](dout, dstate)
-        return grads
-
-    return result, pullback
+    return on_views(spec, rule, device, arrays, keywords, signature)
 
 
-def _on_views(
+def on_views(
     spec: VariantSpec | None, rule: Rule, device: torch.device, arrays: Arrays, keywords: Keywords, signature: Any
 ) -> tuple[Any, Callable[..., Any]]:
     """(result, pullback) of a rule; signature: under which a forward on a device is recorded."""
@@ -165,6 +205,8 @@ def _on_views(
     def of_tensors(*cotangents: Any, **named: Any) -> Any:
         given = Views(device)
         with given.context():
+            if device.type == "cuda":
+                cotangents = tuple(mapped(dense, d) for d in cotangents)
             d, more = given.call(cotangents, named)
             return given.leave(pullback(*d, **more))
 

@@ -8,7 +8,8 @@ call on the tensors' views. Every array is an argument, then come
     options     all others, as JSON
 
 and the result is a list: out if there are queries, the arrays of the final state with return_state, those of the states
-at positions. The backward computes the forward again: a graph has no place for what a forward keeps.
+at positions. NAME_backward computes the forward again. A traced call that autograd follows is NAME_saving, with one
+tensor more for NAME_saved_backward (saving.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ...call.binding import bind
 from ...call.foreign import leaves
 from ...call.results import Result, StatesResult
 from ...spec import VariantSpec
-from . import shapes_of
+from . import saving, shapes_of
 from .autograd import SECOND
 from .views import Tensor
 
@@ -49,14 +50,19 @@ def define(own: torch.library.Library, spec: VariantSpec) -> None:
                        *(f"Tensor? {n}" for n in TENSORS)])
     own.define(f"{name}({given}, str options) -> Tensor[]")
     own.define(f"{backward}({given}, str options, Tensor?[] cotangents) -> Tensor[]")
-    for device in ("CPU", "CUDA"):
-        own.impl(name, functools.partial(_forward, spec), device)
-        own.impl(backward, functools.partial(_backward, spec), device)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", functools.partial(_fake, spec), lib=own)
-    torch.library.register_fake(f"{NAMESPACE}::{backward}", functools.partial(_fake_backward, spec), lib=own)
-    torch.library.register_autograd(f"{NAMESPACE}::{name}", functools.partial(_gradients, spec),
-                                    setup_context=_keep, lib=own)
-    torch.library.register_autograd(f"{NAMESPACE}::{backward}", functools.partial(_no_second, spec), lib=own)
+    saving, saved = f"{spec.name}_saving", f"{spec.name}_saved_backward"
+    own.define(f"{saving}({given}, str options) -> Tensor[]")
+    own.define(f"{saved}({given}, str options, Tensor residuals, Tensor?[] cotangents) -> Tensor[]")
+    for one, function, fake in ((name, _forward, _fake), (backward, _backward, _fake_backward),
+                                (saving, _saving, _fake_saving), (saved, _saved_backward, _fake_saved_backward)):
+        for device in ("CPU", "CUDA"):
+            own.impl(one, functools.partial(function, spec), device)
+        torch.library.register_fake(f"{NAMESPACE}::{one}", functools.partial(fake, spec), lib=own)
+    for one, rule, keep in ((name, _gradients, _keep), (saving, _saved_gradients, _keep_saved)):
+        torch.library.register_autograd(f"{NAMESPACE}::{one}", functools.partial(rule, spec), setup_context=keep,
+                                        lib=own)
+    for one in (backward, saved):
+        torch.library.register_autograd(f"{NAMESPACE}::{one}", functools.partial(_no_second, spec), lib=own)
 
 
 def defined() -> bool:
@@ -77,8 +83,17 @@ def traced(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, An
     given = [x if isinstance(x := bound.get(n), Tensor) else None for n in spec.arrays]
     state = [S for S in leaves(bound.get("state")) if S is not None]
     each = [x if isinstance(x := bound.get(n), Tensor) else None for n in TENSORS]
-    found = getattr(getattr(torch.ops, NAMESPACE), spec.name)(*given, state, *each, options)
+    saves = all(x is None for x in each) and spec.change.query not in plain and is_differentiated(*given, *state)
+    found = getattr(getattr(torch.ops, NAMESPACE), f"{spec.name}_saving" if saves else spec.name)(
+        *given, state, *each, options)
     return structured(spec, plain, found, bound)
+
+
+def is_differentiated(*given: Tensor | None) -> bool:
+    """Whether autograd follows a traced call; not in an exported program, which is there for its results."""
+    if torch.compiler.is_exporting() or not torch.is_grad_enabled():
+        return False
+    return any(x is not None and x.requires_grad for x in given)
 
 
 def structured(spec: VariantSpec, options: Mapping[str, Any], found: list[Tensor], bound: Mapping[str, Any]) -> Any:
@@ -147,7 +162,7 @@ def _forward(spec: VariantSpec, *given: Any) -> list[Tensor]:
     from . import calls
 
     with torch.no_grad():
-        return _listed(calls.eager(spec, (), keywords_of(spec, given)))
+        return _listed(calls.computed(spec, (), keywords_of(spec, given)))
 
 
 def _backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
@@ -175,6 +190,22 @@ def _cotangents(result: Any, given: list[Tensor | None]) -> list[Any]:
     return found
 
 
+def _saving(spec: VariantSpec, *given: Any) -> list[Tensor]:
+    keywords = keywords_of(spec, given)
+    with torch.no_grad():
+        if (found := saving.computed(spec, keywords)) is not None:
+            return [*_listed(tuple(found[0])), found[1]]
+        return [*_forward(spec, *given), keywords[spec.change.value].new_zeros(1, dtype=torch.uint8)]
+
+
+def _saved_backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
+    *first, residuals, cotangents = given
+    keywords = keywords_of(spec, tuple(first))
+    with torch.no_grad():
+        found = saving.gradients(spec, keywords, residuals, cotangents)
+    return _backward(spec, *first, cotangents) if found is None else _listed(tuple(found))
+
+
 def _fake(spec: VariantSpec, *given: Any) -> list[Tensor]:
     keywords = keywords_of(spec, given)
     bind(spec, (), keywords)  # raises for missing arrays and unknown options
@@ -186,6 +217,15 @@ def _fake_backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
     return [x.new_empty(x.shape) for x in (*arrays, *state) if x is not None]
 
 
+def _fake_saving(spec: VariantSpec, *given: Any) -> list[Tensor]:
+    found = _fake(spec, *given)
+    return [*found, found[0].new_empty(1, dtype=torch.uint8)]
+
+
+def _fake_saved_backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
+    return _fake_backward(spec, *given[:-2], given[-1])
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     *arrays, state, offsets, rows, options = inputs
     tensors = [x for x in (*arrays, *state, offsets, rows) if x is not None]
@@ -194,14 +234,30 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.places = [x is not None for x in arrays], len(state), offsets is not None, rows is not None, options
 
 
+def _keep_saved(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *arrays, state, _, _, options = inputs
+    ctx.save_for_backward(*(x for x in (*arrays, *state) if x is not None), output[-1])
+    ctx.set_materialize_grads(False)
+    ctx.places = [x is not None for x in arrays], len(state), False, False, options
+
+
 def _gradients(spec: VariantSpec, ctx: Any, cotangents: Any) -> tuple[Any, ...]:
+    return _by_place(ctx, getattr(torch.ops, NAMESPACE), f"{spec.name}_backward", (list(cotangents),))
+
+
+def _saved_gradients(spec: VariantSpec, ctx: Any, cotangents: Any) -> tuple[Any, ...]:
+    more = ctx.saved_tensors[-1], list(cotangents[:-1])
+    return _by_place(ctx, getattr(torch.ops, NAMESPACE), f"{spec.name}_saved_backward", more)
+
+
+def _by_place(ctx: Any, operators: Any, name: str, more: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The gradients of a backward operator for each input of the forward's."""
     given, count, offsets, rows, options = ctx.places
     left = list(ctx.saved_tensors)
     arrays = [left.pop(0) if there else None for there in given]
     state = [left.pop(0) for _ in range(count)]
     each = [left.pop(0) if there else None for there in (offsets, rows)]
-    backward = getattr(getattr(torch.ops, NAMESPACE), f"{spec.name}_backward")
-    grads = list(backward(*arrays, state, *each, options, list(cotangents)))
+    grads = list(getattr(operators, name)(*arrays, state, *each, options, *more))
     of_arrays = [grads.pop(0) if there else None for there in given]
     return *of_arrays, grads[:count], None, None, None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -32,3 +34,8 @@ def tensor(y: np.ndarray) -> Tensor:
     if y.dtype.itemsize == 2 and y.dtype == bfloat16():
         return torch.from_numpy(y.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(y)
+
+
+def dense(x: Any) -> Any:
+    """A tensor; a copy if elements share memory, as in the gradient of a sum: kernels do not take it, plans neither."""
+    return x.contiguous() if type(x) in PLAIN and not x.is_contiguous() and 0 in x.stride() else x

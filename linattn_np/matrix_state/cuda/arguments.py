@@ -133,7 +133,7 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     OFFSETS,
     ("start end", STATES),  # state that a scan begins with and ends with
     ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
-    ("added decays transfers", OUT_FLOATS),  # of segments: offset; decay (.., 128), or transfer matrix
+    ("added decays transfers transposed", OUT_FLOATS),  # of segments: offset; decay (.., 128), or transfer matrix
     ("u", FLOATS),  # bonus (heads of u, K)
     ("states grams inverses factors new_values", OUT_BYTES),  # of the chunks: state before, P, A; Kc, Kd, decay; U
     ("beta", GATE),

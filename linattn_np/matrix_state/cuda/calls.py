@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...ops.cuda import unit_rows as kernel
 from ...runtime.arrays import Array, cast
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
-from . import delta, free, scan, step, vector, vector_delta
+from . import delta, free, scan, step, vector, vector_delta, vector_value, vector_widths
+
+
+class Call(NamedTuple):
+    """The inputs and the plan of one call."""
+
+    x: Inputs
+    plan: Plan
 
 
 def _chunks_of(x: Inputs) -> Any:
     if x.erase is Erase.FREE:
         return free
     if x.decay is Decay.VECTOR:
+        if vector_widths.needed(x):
+            return vector_widths
         return vector_delta if x.erase is Erase.DELTA else vector
+    if x.gv is not None and x.erase is Erase.NONE:
+        return vector_value
     return delta if x.erase is Erase.DELTA else scan
 
 
 def _of(x: Inputs, plan: Plan) -> Any:
-    return step if policy.is_short_cuda(plan) else _chunks_of(x)
+    """The module of a call. Decays of channels that no chunk kernel covers go token by token at any length."""
+    if policy.is_short_cuda(plan):
+        return step
+    chunks = _chunks_of(x)
+    by_tokens = plan.chunk_size is None and policy.recurs_cuda(x)
+    return step if by_tokens and chunks.unsupported_reason(Call(x, plan)) is not None else chunks
 
 
 def unsupported_reason(call: Any) -> str | None:
@@ -41,12 +57,14 @@ def handles(call: Any) -> frozenset[str]:
         handled.add("states_at")
     if module is step and call.plan.causal and len(steps.cuts(call.x)) == 1:
         handled.add("pools")
+    if module is vector_widths:
+        handled.add("wide_keys")
     return frozenset(handled)
 
 
 def form(call: Any) -> tuple[str, int | None]:
     """(form, tokens of a chunk or None)."""
-    if policy.is_short_cuda(call.plan):
+    if _of(*call) is step:
         return "recurrent form", None
     T = call.x.v.shape[-3]
     name = "parallel form in tiles" if policy.is_parallel(call.plan, T) else "chunk form"
@@ -55,9 +73,12 @@ def form(call: Any) -> tuple[str, int | None]:
 
 def describe(call: Any) -> str:
     """The kernels of a supported call, in words."""
-    blocks, handled = steps.cuts(call.x), handles(call)
-    one = call._replace(x=steps.part(call.x, blocks[0]))
-    words = "a few tokens in one kernel" if policy.is_short_cuda(call.plan) else _chunks_of(one.x).how(one)
+    handled = handles(call)
+    blocks = [slice(None)] if "wide_keys" in handled else steps.cuts(call.x)
+    one = call._replace(x=steps.part(call.x, blocks[0])) if len(blocks) > 1 else call
+    module = _of(*one)
+    few = "a few tokens" if policy.is_short_cuda(call.plan) else "token by token"
+    words = f"{few} in one kernel" if module is step else module.how(one)
     if call.plan.micro_steps > 1 and "micro_steps" not in handled:
         words += ", after q and g have been expanded to the steps of their tokens"
     if call.plan.l2norm:
@@ -74,9 +95,9 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     """Gradients of every input and of the initial state."""
     chunks = _chunks_of(saved.x)
     # few tokens are one chunk: a backward by chunks needs no residuals of it
-    of_chunks = not policy.is_short_cuda(saved.plan) or (
-        saved.x.q is not None and chunks.unsupported_reason(saved) is None)
-    return (chunks if of_chunks else step).backward(saved, dout, dstate)
+    if saved.x.q is not None and chunks.unsupported_reason(saved) is None:
+        return chunks.backward(saved, dout, dstate)
+    return step.backward(saved, dout, dstate)
 
 
 def unit_rows(plan: Plan, rows: steps.Rows) -> steps.Rows:

@@ -15,6 +15,7 @@ from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS, Constants
 from .. import definition as recurrence
 from .. import policy
+from ..array import chunks as array_calls
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments
 
@@ -87,8 +88,10 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state, by the adjoint of the recurrence."""
-    return recurrence.backward(saved, dout, dstate)
+    """Gradients of every input and of the initial state, by array calls: token by token, in chunks of many tokens."""
+    if policy.is_short_cuda(saved.plan):
+        return recurrence.backward(saved, dout, dstate)
+    return array_calls.backward(array_calls.forward(saved.x, saved.plan, saved.state)[2], dout, dstate)
 
 
 def element_of(x: Inputs) -> str:

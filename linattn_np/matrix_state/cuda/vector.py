@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 from ...ops.cuda.arguments import NO_ROWS, address, rows_of
 from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
+from ...runtime.cuda.elements import Constants
 from ...runtime.cuda.tensor_map import BYTES as MAP
 from ...runtime.cuda.tensor_map import moves, takes, tensor_map
 from .. import policy
 from ..array import chunks as array_calls
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
-from . import arguments, operands, vector_backward
+from . import arguments, delta_plan, operands, vector_backward
 from . import vector_plan as cuts
 from .arguments import NO_STATES, States, gate_of
 from .operands import ChunkSizes, as_state, empty_positions, public_ends, sizes_of, states_at, with_positions
@@ -33,22 +34,27 @@ MAPS = {
 }  # fmt: skip
 ROWS = ("scan", "chain")  # kernels that write outputs row by row too
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | {"to": NO_ROWS} | dict.fromkeys(
-    ("begins", "added", "decays", "transfers", "u", "states", "grams", "inverses", "factors", "new_values",
-     "flags"), 0)  # fmt: skip
+    ("begins", "added", "decays", "transfers", "transposed", "u", "states", "grams", "inverses", "factors",
+     "new_values", "flags"), 0)  # fmt: skip
+NO_FIELDS = dict.fromkeys(arguments.DELTA.offsets, 0) | {  # of a launch that multiplies transfer matrices
+    **dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)), "out": NO_ROWS, "other": NO_ROWS,
+    "g": arguments.gate_of(None, 1), "beta": arguments.gate_of(None, 1), "start": NO_STATES.values(),
+    "end": NO_STATES.values(), **NO_STATES.fields_of_positions(),
+}  # fmt: skip
 GATES = ("bfloat16", "float32")
 PLAIN, EXACT = cuts.Build(), cuts.Build(exact=True)
 
 
-def unsupported_reason(call: Any) -> str | None:
-    """Why the kernels do not cover a call with a vector decay and no erase; None where they do."""
+def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str | None:
+    """Why the kernels do not cover a call with a vector decay and no erase, K and V as given; None where they do."""
     x = call.x
     if x.erase is not Erase.NONE or x.decay is not Decay.VECTOR or x.gv is not None:
         return "the chunk kernels of a vector decay cover decays of the key channels, without an erase term"
-    return unsupported_arrays(x, call.plan)
+    return unsupported_arrays(x, call.plan, widths)
 
 
-def unsupported_arrays(x: Inputs, plan: Plan) -> str | None:
-    """Why no kernel of a vector decay takes these arrays; None where they may."""
+def unsupported_arrays(x: Inputs, plan: Plan, widths: tuple[int, int] | None = None) -> str | None:
+    """Why no kernel of a vector decay takes these arrays, of the widths K and V given; None where they may."""
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
     if x.q is None or not plan.causal:
@@ -61,8 +67,8 @@ def unsupported_arrays(x: Inputs, plan: Plan) -> str | None:
         return why
     if x.g.shape[-2] > x.v.shape[-2]:
         return "there are more heads of decays than of values"
-    element = _element(x)
-    if element != "bfloat16" or not cuts.takes(element, x.k.shape[-1], x.v.shape[-1], launch.capability()):
+    element, (K, V) = _element(x, plan.computed), widths or (x.k.shape[-1], x.v.shape[-1])
+    if element != "bfloat16" or not cuts.takes(element, K, V, launch.capability()):
         return ("the chunk kernels of a vector decay take bfloat16 on compute capability 90, keys and values in "
                 f"multiples of {cuts.ALIGN} up to {cuts.WIDEST}")  # fmt: skip
     return None
@@ -73,9 +79,9 @@ def how(call: Any) -> str:
     return "a scan of chunks by warpgroup products (wgmma), exact where a block of 16 tokens decays by over 80 nats"
 
 
-def _element(x: Inputs) -> str:
+def _element(x: Inputs, computed: tuple[str, ...]) -> str:
     """bfloat16 if q and v are: keys made of float32 gates (hgrn2) are rounded like all factors of the products."""
-    names = {dtype_name(x.q), dtype_name(x.v)}
+    names = {dtype_name(y) for n, y in (("q", x.q), ("v", x.v)) if n not in computed or dtype_name(y) != "float32"}
     fits = names == {"bfloat16"} and dtype_name(x.k) in GATES
     return "bfloat16" if fits else "float32"
 
@@ -161,7 +167,7 @@ def arrays_of(xp: Any, x: Inputs) -> dict[str, Array | None]:
     """q, k, v and g as the copy engine takes them, the bonus and beta in float32."""
     gate = x.g if dtype_name(x.g) in GATES else cast(xp, x.g, xp.float32)
     gate = xp.broadcast_to(gate, (*x.v.shape[:-2], *x.g.shape[-2:]))
-    given = {"q": x.q, "k": cast(xp, x.k, x.q.dtype), "v": x.v, "g": gate}
+    given = {"q": cast(xp, x.q, x.v.dtype), "k": cast(xp, x.k, x.v.dtype), "v": x.v, "g": gate}
     found = {n: row_array(y) for n, y in given.items()}
     beta = None if x.beta is None else cast(xp, x.beta, xp.float32)
     return found | {"u": None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32)), "beta": beta}
@@ -192,6 +198,22 @@ def sum_segments(
     """The state that each segment but the first begins with; reverse: its gradient after each but the last."""
     name = "segments in reverse" if reverse else "segments"
     launch_one(name, batch, batch.N * batch.heads * (cuts.STATE // 1024), arrays, start=start, **given)
+
+
+def multiply_transfers(batch: Batch, reverse: bool = False, **given: Array) -> None:
+    """The same from offsets and transfer matrices, `transfers` or, reverse, `transposed`: the delta rule's kernel."""
+    kernel, constants = delta_plan.KERNELS["segments"], transfer_constants(batch, reverse)
+    packed = arguments.DELTA.packed(NO_FIELDS | {n: address(y) for n, y in given.items()} | {
+        "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "segments": batch.segments,
+        "chunks": batch.chunks,
+    })  # fmt: skip
+    launch.launch(kernel.file, kernel.entry, constants, batch.N * batch.heads * 8, kernel.threads,
+                  dict(constants)["LA_SHARED"], packed, (batch.offsets, *given.values()))
+
+
+def transfer_constants(batch: Batch, reverse: bool = False) -> Constants:
+    """The constants of the delta rule's kernel that multiplies transfer matrices."""
+    return delta_plan.constants("segments", batch.K, batch.V, True, reverse)
 
 
 def _prepare(batch: Batch, keep: bool, at: bool) -> None:

@@ -13,13 +13,13 @@ from math import prod
 from typing import Any
 
 from ...ops.cuda.arguments import address, rows_of
-from ...runtime.arrays import Array, cast, sum_to
+from ...runtime.arrays import Array, cast, dtype_name, sum_to
 from ...runtime.cuda import launch
 from ...runtime.cuda.tensor_map import BYTES as MAP
 from ...runtime.cuda.tensor_map import moves
 from .. import policy
 from ..types import Inputs, Saved
-from . import arguments, vector
+from . import arguments, delta_plan, vector
 from . import vector_backward_plan as cuts
 from .arguments import NO_STATES, States, gate_of
 from .operands import as_state, one_head_each, public_state_gradient, states_at, sum_shared_heads
@@ -33,7 +33,9 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     """Gradients of every input and of the initial state."""
     x, plan, _, residuals = saved
     erase = x.beta is not None
-    xp, batch = plan.xp, vector.batch_of(x, plan, cut=not erase)  # the reverse chain of a delta rule is not cut
+    xp, batch = plan.xp, vector.batch_of(x, plan)
+    if erase and batch.segments < policy.REVERSE_SEGMENTS:
+        batch = vector.batch_of(x, plan, cut=False)
     _prepare(batch, erase)
     arrays = vector.arrays_of(xp, x)
     _add_gradients(xp, batch, arrays, dout, x.v.dtype)
@@ -42,9 +44,10 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     last = states_at(one_head_each(xp, as_state(xp, dstate, batch), batch), batch)
     of_forward = residuals._asdict()
     inverses, new_values = of_forward.get("inverses"), of_forward.get("new_values")
-    begins = None if erase else _begins(xp, batch, arrays, last, plan.scale)
-    _reverse(batch, arrays, scale=plan.scale, start=last, end=states_at(first, batch), grams=residuals.grams,
-             inverses=inverses, ends=ends, begins=begins)
+    chain = {"grams": residuals.grams, "inverses": inverses}
+    begins = _begins(xp, batch, arrays, last, plan.scale, chain, of_forward.get("transposed"))
+    _reverse(batch, arrays, scale=plan.scale, start=last, end=states_at(first, batch), ends=ends, begins=begins,
+             **chain)
     made = _made(xp, batch, x)
     flags = xp.empty(_items(batch), dtype=xp.int32)
     for exact in (False, True):
@@ -57,11 +60,33 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     return _grads(xp, batch, x, arrays, made), public_state_gradient(xp, first, batch)
 
 
+def query_gradients(saved: Saved, dout: Array, dtype: Any) -> Array:
+    """dq alone, in bfloat16 or float32: scale dout_t S_t^T, of a forward without an erase term and its residuals.
+
+    The kernel computes dk and dg too, of a gradient of the state that is not one; they are not used.
+    """
+    x, plan, _, residuals = saved
+    xp, batch = plan.xp, vector.batch_of(x, plan)
+    arrays = vector.arrays_of(xp, x)
+    _add_gradients(xp, batch, arrays, dout, x.v.dtype)
+    dq = arrays["dq"] = xp.empty((prod(batch.lead), batch.T, batch.heads, batch.K), dtype=dtype)
+    flags = xp.empty(_items(batch), dtype=xp.int32)
+    states = residuals.states
+    builds = [cuts.grads_constants(batch.kind, False, exact, dtype_name(dq)) for exact in (False, True)]
+    launch.prepare(tuple((cuts.GRADS.file, constants) for constants in builds), launch.capability())
+    for exact in (False, True):
+        _gradients(batch, arrays, exact, plan.scale, states=states, ends=states, new_values=None, flags=flags, du=None,
+                   erase_dots=None)
+    return dq.reshape(*batch.lead, batch.T, batch.heads, batch.K)
+
+
 def _prepare(batch: vector.Batch, erase: bool) -> None:
     kind = batch.kind
     wanted = [(cuts.GRADS.file, cuts.grads_constants(kind, erase, exact)) for exact in (False, True)]
     wanted += [(cuts.REVERSE.file, cuts.reverse_constants(kind, erase, adds))
-               for adds in (False, True)[: 1 + (batch.segments > 1 and not erase)]]  # fmt: skip
+               for adds in (False, True)[: 1 + (batch.segments > 1)]]  # fmt: skip
+    if erase and batch.segments > 1:
+        wanted += [(delta_plan.SEGMENTS, vector.transfer_constants(batch, True))]
     wanted += [(cuts.STRENGTHS.file, cuts.small_constants(kind, True))] if erase else []
     wanted += [(cuts.BONUS.file, cuts.small_constants(kind, False))] if kind.bonus else []
     launch.prepare(tuple(wanted), launch.capability())
@@ -88,14 +113,20 @@ def _made(xp: Any, batch: vector.Batch, x: Inputs) -> Arrays:
     return made
 
 
-def _begins(xp: Any, batch: vector.Batch, arrays: Arrays, last: States, scale: float) -> Array | None:
-    """G after every segment but the last."""
+def _begins(
+    xp: Any, batch: vector.Batch, arrays: Arrays, last: States, scale: float, chain: Arrays, transposed: Array | None
+) -> Array | None:
+    """G after every segment but the last. chain: grams and inverses. transposed: transfer matrices of a delta rule."""
     if batch.segments == 1:
         return None
     slots, inner = batch.N * batch.heads, batch.segments - 1
     added = xp.empty((slots * inner, STATE), dtype=xp.float32)
-    sums = xp.empty((slots * inner, WIDEST), dtype=xp.float32)
     begins = xp.empty((slots * batch.segments, STATE), dtype=xp.float32)
+    if transposed is not None:
+        _reverse(batch, arrays, scale=scale, start=last, added=added, **chain)
+        vector.multiply_transfers(batch, True, added=added, transposed=transposed, begins=begins)
+        return begins
+    sums = xp.empty((slots * inner, WIDEST), dtype=xp.float32)
     _reverse(batch, arrays, scale=scale, added=added, sums=sums)
     vector.sum_segments(batch, arrays, reverse=True, start=last, added=added, decays=sums, begins=begins)
     return begins
@@ -108,7 +139,7 @@ def _reverse(
     """The reverse chain; with `added`, what segments add. given: grams, inverses, ends, begins, added, sums."""
     adds, erase, heads = given.get("added") is not None, given.get("inverses") is not None, batch.heads
     names = ("grams", "inverses", "ends", "begins", "added", "sums")
-    maps = ("q", "dout") if adds else ("q", "k", "dout", "dv", *(("v",) if erase else ()))
+    maps = ("q", "dout") if adds and not erase else ("q", "k", "dout", "dv", *(("v",) if erase else ()))
     fields = dict.fromkeys(("q", "k", "v", "dout", "dv"), bytes(MAP)) | {n: vector.map_of(arrays, n) for n in maps}
     fields |= {n: address(given.get(n)) for n in names} | {
         "g": rows_of(arrays["g"], heads), "out": rows_of(arrays["dv"], heads), "offsets": address(batch.offsets),
@@ -145,7 +176,7 @@ def _gradients(batch: vector.Batch, arrays: Arrays, exact: bool, scale: float, *
     named = None
     if moves():
         named = (*(arrays[n] for n in (*names, values, "dout", "u")), batch.offsets, *given.values())
-    constants = cuts.grads_constants(batch.kind, erase, exact)
+    constants = cuts.grads_constants(batch.kind, erase, exact, dtype_name(arrays["dq"]))
     grid = min(_items(batch), policy.EXACT_RESIDENT * launch.multiprocessors()) if exact else _items(batch)
     launch.launch(cuts.GRADS.file, cuts.GRADS.entry, constants, grid, cuts.GRADS.threads,
                   dict(constants)["LA_SHARED"], arguments.VECTOR_GRADS.packed(fields), named)

@@ -13,29 +13,20 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
-from ...ops.cuda.arguments import NO_ROWS, address
 from ...runtime.arrays import Array
-from ...runtime.cuda import launch
-from ...runtime.cuda.elements import Constants
-from ...runtime.cuda.tensor_map import BYTES as MAP
 from .. import policy
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
-from . import arguments, delta_plan, vector, vector_backward
+from . import delta_plan, vector, vector_backward
 from . import vector_plan as cuts
-from .arguments import NO_STATES, States
+from .arguments import States
 from .operands import as_state, empty_positions, public_ends, states_at, with_positions
 from .shared_memory import DELTA_END, SQUARE, TILE, VECTOR_FACTORS
 from .vector import EXACT, PLAIN
 
-NO_FIELDS = dict.fromkeys(arguments.DELTA.offsets, 0) | {  # of a launch that multiplies transfer matrices
-    **dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)), "out": NO_ROWS, "other": NO_ROWS,
-    "g": arguments.gate_of(None, 1), "beta": arguments.gate_of(None, 1), "start": NO_STATES.values(),
-    "end": NO_STATES.values(), **NO_STATES.fields_of_positions(),
-}  # fmt: skip
 
-
-def unsupported_reason(call: Any) -> str | None:
-    """Why the kernels do not cover a call with a vector decay and an erase DELTA; None where they do."""
+def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str | None:
+    """Why the kernels do not cover a call with a vector decay and an erase DELTA, K and V as given; None where they do.
+    """
     x, plan = call.x, call.plan
     if x.erase is not Erase.DELTA or x.decay is not Decay.VECTOR:
         return "the kernels are of the delta rule with a decay of the key channels"
@@ -43,7 +34,7 @@ def unsupported_reason(call: Any) -> str | None:
         return "the delta rule's kernels with a vector decay read with the key itself, after the decay"
     if plan.query_reads is not ReadState.UPDATED:
         return "the delta rule's kernels read each token after its own write"
-    return vector.unsupported_arrays(x, plan)
+    return vector.unsupported_arrays(x, plan, widths)
 
 
 def how(call: Any) -> str:
@@ -52,13 +43,16 @@ def how(call: Any) -> str:
 
 
 class Residuals(NamedTuple):
-    """What a forward may store of every chunk: the state before it, P, A, the new values; first states of segments."""
+    """What a forward may store of every chunk: the state before it, P, A, the new values; of segments: the states that
+    they begin with, their transfer matrices transposed.
+    """
 
     states: Array
     grams: Array
     inverses: Array
     new_values: Array
     begins: Array | None
+    transposed: Array | None
 
 
 def forward(
@@ -76,7 +70,9 @@ def forward(
     start = states_at(as_state(xp, state, batch), batch, batch.group)
     last = with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
     inverses, factors = _inverses(xp, batch, arrays)
-    begins = None if factors is None else _begins(xp, batch, arrays, inverses, factors, start)
+    begins, transposed = None, None
+    if factors is not None:
+        begins, transposed = _begins(xp, batch, arrays, inverses, factors, start, keep)
     slots = batch.N * batch.heads * batch.segments
     flags = xp.empty(slots, dtype=xp.int32)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
@@ -84,7 +80,7 @@ def forward(
     for exact in (False, True):
         vector.launch_one("chain", batch, slots, arrays, cuts.Build(exact, keep, at is not None), start=start,
                           begins=begins, flags=flags, end=last, inverses=inverses, scale=plan.scale, **kept)
-    residuals = Residuals(inverses=inverses, begins=begins, **kept) if keep else None
+    residuals = Residuals(inverses=inverses, begins=begins, transposed=transposed, **kept) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
 
@@ -102,11 +98,7 @@ def _prepare(batch: vector.Batch, keep: bool, at: bool) -> None:
     wanted = [("inverse", cuts.Build(keep=cut)), ("inverse", EXACT)]
     wanted += [("chain", cuts.Build(exact, keep, at)) for exact in (False, True)]
     wanted += [("transfers", PLAIN)] if cut else []
-    vector.begin_compiling(batch, wanted, ((delta_plan.SEGMENTS, _segments(batch)),) if cut else ())
-
-
-def _segments(batch: vector.Batch) -> Constants:
-    return delta_plan.constants("segments", batch.K, batch.V, True)
+    vector.begin_compiling(batch, wanted, ((delta_plan.SEGMENTS, vector.transfer_constants(batch)),) if cut else ())
 
 
 def _inverses(xp: Any, batch: vector.Batch, arrays: dict[str, Any]) -> tuple[Array, Array | None]:
@@ -122,21 +114,15 @@ def _inverses(xp: Any, batch: vector.Batch, arrays: dict[str, Any]) -> tuple[Arr
 
 
 def _begins(
-    xp: Any, batch: vector.Batch, arrays: dict[str, Any], inverses: Array, factors: Array, start: States
-) -> Array:
-    """The state that each segment begins with: offsets and transfer matrices, multiplied by the delta rule's kernel."""
+    xp: Any, batch: vector.Batch, arrays: dict[str, Any], inverses: Array, factors: Array, start: States, keep: bool
+) -> tuple[Array, Array | None]:
+    """The state that each segment begins with, of offsets and transfer matrices; keep: with those matrices transposed.
+    """
     slots, inner = batch.N * batch.heads, batch.segments - 1
     added, transfers = (xp.empty((slots * inner, cuts.STATE), dtype=xp.float32) for _ in range(2))
     begins = xp.empty((slots * batch.segments, cuts.STATE), dtype=xp.float32)
+    transposed = xp.empty(transfers.shape, dtype=xp.float32) if keep else None
     vector.launch_one("transfers", batch, slots * inner * 4, arrays, start=start, inverses=inverses, factors=factors,
-                      added=added, transfers=transfers)
-    constants = _segments(batch)
-    packed = arguments.DELTA.packed(NO_FIELDS | {
-        "offsets": address(batch.offsets), "begins": address(begins), "added": address(added),
-        "transfers": address(transfers), "T": batch.T, "heads": batch.heads, "segments": batch.segments,
-        "chunks": batch.chunks,
-    })  # fmt: skip
-    kernel = delta_plan.KERNELS["segments"]
-    launch.launch(kernel.file, kernel.entry, constants, slots * 8, kernel.threads, dict(constants)["LA_SHARED"], packed,
-                  (batch.offsets, begins, added, transfers))
-    return begins
+                      added=added, transfers=transfers, transposed=transposed)
+    vector.multiply_transfers(batch, begins=begins, added=added, transfers=transfers)
+    return begins, transposed

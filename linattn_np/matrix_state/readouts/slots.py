@@ -17,11 +17,13 @@ import numpy as np
 
 from ...core import Computed, Explained, join_parts, register, split_parts
 from ...ops.learned_maps import softmax, softmax_vjp
-from ...runtime.arrays import Array
+from ...runtime.arrays import Array, cast
 from ...runtime.tracing import Trace, plain
 from .. import core
 from ..types import Inputs, Plan
 from .sums import shares_memory
+
+OF_KEYS, OF_VALUES = ("v",), ("q", "k")  # what the memories take of s and p, which are in the compute dtype
 
 
 class SlotInputs(NamedTuple):
@@ -54,9 +56,10 @@ def forward(
     """(out, (S, W) after the last token, residuals)."""
     S, W = (None, None) if state is None else state
     keys, values = x.memories()
-    logits, W_end, key_residuals = core.forward(fn, keys, plan, W, wanted)
+    logits, W_end, key_residuals = core.forward(fn, keys, plan._replace(computed=OF_KEYS), W, wanted)
     p = None if logits is None else softmax(plan.xp, logits)
-    out, S_end, value_residuals = core.forward(fn, values._replace(q=p), plan._replace(scale=1.0), S, wanted)
+    own = plan._replace(scale=1.0, computed=OF_VALUES)
+    out, S_end, value_residuals = core.forward(fn, values._replace(q=p), own, S, wanted)
     return out, join_parts((S_end, W_end)), Residuals(plan, p, key_residuals, value_residuals)
 
 
@@ -69,14 +72,15 @@ def backward(
     d, dS_0 = core.backward(value_residuals, dout, dS)
     dlogits = None
     if p is not None and dout is not None:
-        dlogits = softmax_vjp(plan.xp, p, d.q)
+        dlogits = softmax_vjp(plan.xp, p, cast(plan.xp, d.q, plan.dtype))
     e, dW_0 = core.backward(key_residuals, dlogits, dW)
-    return SlotInputs(e.q, e.k, d.v, d.k + e.v, d.g + e.gv), (dS_0, dW_0)
+    ds = cast(plan.xp, d.k, plan.dtype) + cast(plan.xp, e.v, plan.dtype)
+    return SlotInputs(e.q, e.k, d.v, ds, d.g + e.gv), (dS_0, dW_0)
 
 
 def explain(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> Explained:
     """Backend, form and operations of both memories."""
-    return core.explain_memories(fn, x.memories(), plan, wanted)
+    return core.explain_memories(fn, x.memories(), plan._replace(computed=OF_KEYS + OF_VALUES), wanted)
 
 
 def gives_states(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> bool:

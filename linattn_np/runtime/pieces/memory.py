@@ -13,6 +13,7 @@ import threading
 from array import array
 from collections.abc import Iterator
 from ctypes import c_int64
+from math import prod
 
 import numpy as np
 
@@ -22,9 +23,13 @@ ALIGNED = 64  # bytes of the widest vector
 
 
 class Destinations(threading.local):
-    """Arrays of this thread that `empty` returns, each once, for their shape and dtype."""
+    """Arrays of this thread that `empty` returns, each once, for their shape and dtype; are_aligned: all others are.
+
+    Recorded plans call `empty` where there are such arrays, also none of them, instead of None.
+    """
 
     arrays: list[np.ndarray] | None = None
+    are_aligned = False
 
     @contextlib.contextmanager
     def filled(self, arrays: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
@@ -34,6 +39,16 @@ class Destinations(threading.local):
             yield self.arrays
         finally:
             self.arrays = before
+
+    @contextlib.contextmanager
+    def aligned(self) -> Iterator[None]:
+        """Results begin at a multiple of ALIGNED bytes."""
+        before, self.are_aligned = (self.arrays, self.are_aligned), True
+        self.arrays = self.arrays or []
+        try:
+            yield
+        finally:
+            self.arrays, self.are_aligned = before
 
 
 destinations = Destinations()
@@ -45,7 +60,13 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         for n, x in enumerate(destinations.arrays):
             if x.shape == shape and x.dtype == dtype:
                 return destinations.arrays.pop(n)
-    return np.empty(shape, dtype)
+    return aligned_empty(shape, dtype) if destinations.are_aligned else np.empty(shape, dtype)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new array that begins at a multiple of ALIGNED bytes."""
+    memory = np.empty(prod(shape) * dtype.itemsize + ALIGNED, np.uint8)
+    return np.ndarray(shape, dtype, memory, -address(memory) % ALIGNED)
 
 
 def address(y: np.ndarray) -> int:

@@ -146,12 +146,29 @@ def _log_sums(xp: Any, s: Array) -> Array:
     """Running log of the sum of e^s along the tokens."""
     if isinstance(s, np.ndarray):
         return np.logaddexp.accumulate(s, axis=-3)
-    z = [s[..., 0, :, :]]
-    for t in range(1, s.shape[-3]):
-        high = xp.maximum(z[-1], s[..., t, :, :])
+    z, n = s, 1
+    while n < s.shape[-3]:  # z_t is of the last n tokens: log2(T) rounds of array calls
+        high = xp.maximum(z[..., :-n, :, :], z[..., n:, :, :])
         safe = xp.where(high > -np.inf, high, xp.zeros_like(high))
-        z.append(safe + xp.log(xp.exp(z[-1] - safe) + xp.exp(s[..., t, :, :] - safe)))
-    return xp.stack(z, axis=-3)
+        both = safe + xp.log(xp.exp(z[..., :-n, :, :] - safe) + xp.exp(z[..., n:, :, :] - safe))
+        z, n = xp.concat([z[..., :n, :, :], both], axis=-3), 2 * n
+    return z
+
+
+def _reverse_sums(xp: Any, a: Array, b: Array) -> Array:
+    """y_t = b_t + a_t y_{t+1} along the tokens, y = 0 after the last."""
+    if isinstance(b, np.ndarray):
+        y = np.zeros_like(b)
+        y[..., -1:, :, :] = b[..., -1:, :, :]
+        for t in range(b.shape[-3] - 2, -1, -1):
+            y[..., t, :, :] = b[..., t, :, :] + a[..., t, :, :] * y[..., t + 1, :, :]
+        return y
+    n = 1
+    while n < b.shape[-3]:
+        b = xp.concat([b[..., :-n, :, :] + a[..., :-n, :, :] * b[..., n:, :, :], b[..., -n:, :, :]], axis=-3)
+        a = xp.concat([a[..., :-n, :, :] * a[..., n:, :, :], a[..., -n:, :, :]], axis=-3)
+        n *= 2
+    return b
 
 
 def abc_to_core(c: Variables) -> SlotInputs:
@@ -167,20 +184,20 @@ def abc_to_core(c: Variables) -> SlotInputs:
 
 
 def abc_to_core_vjp(c: Variables, d: SlotInputs) -> dict[str, Array]:
-    """p_t, the gradient of z_t: by the weight and decay of t, the decay of t + 1, and p_{t+1} e^{g_{t+1}}."""
+    """p_t, the gradient of z_t: of the weight and decay of t, and y_{t+1}, what z_t has of the decay of t + 1.
+
+    p_t = y_{t+1} - dg_t - w_t dw_t, and y_t = dg_t + e^{g_t} p_t.
+    """
     xp, x = c.xp, abc_to_core(c)
     keep, parts, before = xp.exp(x.g), [], []
-    zero = xp.zeros((*x.s.shape[:-3], *x.s.shape[-2:]), dtype=x.s.dtype, device=device(x.s))
+    zero = xp.zeros((*x.s.shape[:-3], 1, *x.s.shape[-2:]), dtype=x.s.dtype, device=device(x.s))
     for start, stop in ((q.start, q.stop) for q in c.sequences):
-        p, back = zero, []
-        for t in reversed(range(start, stop)):
-            dg, dw, w = d.g[..., t, :, :], d.s[..., t, :, :], x.s[..., t, :, :]
-            p = p - dg - w * dw
-            back.append(w * (dw + p))
-            p = dg + keep[..., t, :, :] * p
-        before.append(p)
-        parts += back[::-1]
-    grads = {"q": d.q, "k": d.k, "v": d.v, "s": xp.stack(parts, axis=-3) if parts else xp.zeros_like(x.s)}
+        dg, dw, w, e = (y[..., start:stop, :, :] for y in (d.g, d.s, x.s, keep))
+        own = dg + w * dw
+        y = xp.concat([_reverse_sums(xp, e, dg - e * own), zero], axis=-3)
+        before.append(y[..., 0, :, :])
+        parts.append(w * (dw + y[..., 1:, :, :] - own))
+    grads = {"q": d.q, "k": d.k, "v": d.v, "s": xp.concat(parts, axis=-3)}
     if c.state is not None:
         N = cast(xp, c.state.N, c.dtype)
         dz = before[0] if c.sizes.ragged is None else xp.stack([xp.reshape(p, N.shape[1:]) for p in before], axis=0)

@@ -255,6 +255,13 @@ def test_another_device(public, monkeypatch):
     assert other[0] != first[0]
 
 
+def test_positions_on_the_device_are_no_part_of_a_key(public):
+    """Their values decide the plan."""
+    x, S = drawn(0)
+    assert replay.signature(SPEC, (), x | {"state": S, "return_states_at": [1]}) is not None
+    assert replay.signature(SPEC, (), x | {"state": S, "return_states_at": stub(np.array([1]))}) is None
+
+
 def test_rows_of_a_pool(public):
     (x, _), (y, _) = drawn(0), drawn(1)
     pool = stub(np.random.default_rng(5).standard_normal((6, H, K, K)).astype(np.float32))

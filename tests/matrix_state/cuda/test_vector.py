@@ -105,6 +105,14 @@ def test_widths(cp, fn, widths):
         compare(cp, fn, K=widths[0], V=widths[1], gate=gate)
 
 
+@pytest.mark.parametrize(("fn", "widths"), [
+    (la.gla, (256, 256)), (la.rwkv6, (192, 96)), (la.gla, (60, 100)), (la.kda, (128, 256)), (la.kda, (60, 100)),
+], ids=lambda x: getattr(x, "__name__", str(x)))
+def test_widths_that_are_padded_and_cut(cp, fn, widths):
+    compare(cp, fn, K=widths[0], V=widths[1], T=100)
+    compare(cp, fn, {"cu_seqlens": [0, 5, 5, 100]}, K=widths[0], V=widths[1], T=100, B=1, N=3, heads=(2, 2, 4))
+
+
 def test_narrow_keys(cp):
     compare(cp, K=8, V=16)
 

@@ -18,6 +18,7 @@ from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
 from tests.matrix_state.cuda import vector_twin
 from tests.matrix_state.cuda.step_twin import Namespace, stub
+from tests.matrix_state.cuda.vector_backward import twin
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -31,6 +32,12 @@ class Numbers(Namespace):
     def zeros(self, shape, dtype=None, **_):
         return stub(np.zeros(shape, dtype))
 
+    def concat(self, arrays, axis=0):
+        return stub(np.concatenate(arrays, axis))
+
+    def repeat(self, x, repeats, axis=None):
+        return stub(np.repeat(x, repeats, axis))
+
 
 CUPY = Numbers()
 
@@ -41,6 +48,9 @@ def launched(monkeypatch):
     found = []
 
     def launch_twin(file, entry, constants, blocks, threads, shared, arguments, arrays=None):
+        if entry == "head_sums":
+            twin.head_sums(arguments, BFLOAT16)
+            return
         found.append((entry, dict(constants), blocks))
         assert (file, entry, threads) in (*vector_plan.KERNELS.values(), delta_plan.KERNELS["segments"])
         vector_twin.run(file, entry, constants, blocks, arguments, BFLOAT16)
@@ -71,16 +81,17 @@ def call_of(T=70, heads=(2, 2, 2), K=16, V=8, bonus=False, erase="none", gate=np
     return (there, plan._replace(xp=CUPY, dtype=np.float32)), (wide, plan), S
 
 
-def compare(launched, **how):
+def compare(launched, kept=False, **how):
     (x, plan), (wide, wide_plan), S = call_of(**how)
     assert cuda_calls.unsupported_reason(matrix_state.Call(x, plan)) is None
     expected, end, _ = recurrence.forward(wide, wide_plan, None if S is None else S.astype(np.float64))
     out, last, saved = cuda_calls.forward(x, plan, None if S is None else stub(S))
     assert out.dtype == BFLOAT16
     assert out.shape == expected.shape
-    assert np.abs(out.astype(np.float64) - expected).max() <= np.abs(expected).max() * 2**-8
+    roundings = 1 + (x.k.shape[-1] > 128)  # of every block of keys, and of their sum
+    assert np.abs(out.astype(np.float64) - expected).max() <= np.abs(expected).max() * 2**-8 * roundings
     assert np.abs(last - end).max() <= 1e-5 * max(np.abs(end).max(), 1)
-    assert saved.starts is None
+    assert (saved.starts is None) != kept
     return launched
 
 
@@ -128,6 +139,20 @@ def test_the_choice_says_which_kernels(launched, erase, words):
     x, plan = call_of(erase=erase)[0]
     said = cuda_calls.describe(matrix_state.Call(x, plan))
     assert said.startswith(f"{words} by warpgroup products (wgmma), exact where")
+
+
+@pytest.mark.parametrize("how", [
+    {"K": 136, "V": 8}, {"K": 16, "V": 136}, {"K": 136, "V": 136, "T": 20},
+    {"K": 136, "V": 136, "heads": (2, 2, 4), "T": 20}, {"K": 20, "V": 12, "heads": (2, 2, 4)},
+    {"K": 300, "V": 8, "T": 20}, {"K": 136, "V": 8, "bonus": True},
+    {"K": 16, "V": 200, "erase": "delta", "heads": (1, 1, 2)}, {"K": 20, "V": 12, "erase": "delta", "state": False},
+    {"K": 136, "V": 12, "offsets": [0, 3, 3, 70, 90], "T": 90, "B": 1},
+], ids=str)
+def test_other_widths_are_padded_and_cut_into_blocks(launched, how):
+    """Every pair of a block of keys and one of values is a head of its own."""
+    compare(launched, kept=True, **how)
+    assert max(constants["LA_K"] for _, constants, _ in launched) <= 128
+    assert all(constants[n] % 8 == 0 for _, constants, _ in launched for n in ("LA_K", "LA_V"))
 
 
 def test_strided_and_misaligned_arrays_are_copied(launched):

@@ -96,7 +96,7 @@ class _Call:
 def run(file, entry, constants, blocks, arguments, narrow):
     """One launch."""
     if file.startswith("delta/"):
-        _multiply(DELTA.unpack(arguments), blocks)
+        _multiply(DELTA.unpack(arguments), blocks, dict(constants)["LA_REVERSE"])
         return
     call = _Call(constants, arguments, narrow)
     a = call.a
@@ -162,20 +162,26 @@ def _transfers(call, n, head, segment, start, stop):
     added, transfers = (_array(at, number + 1, *STATE)[number] for at in (a.added, a.transfers))
     added[:], transfers[:] = 0, 0
     added[:V, :K], transfers[:K, :K] = S.T, M.T
+    if a.transposed:
+        transposed = _array(a.transposed, number + 1, *STATE)[number]
+        transposed[:], transposed[:K, :K] = 0, M
 
 
-def _multiply(a, blocks):
-    """begin(s + 1) = begin(s) M_s + added(s), value row by key column."""
+def _multiply(a, blocks, reverse):
+    """begin(s + 1) = begin(s) M_s + added(s), value row by key column; or from the last segment down, transposed."""
     a = SimpleNamespace(**a)
     assert not a.offsets
     last, inner = max(-(-a.T // C) - 1, 0) // a.chunks, a.segments - 1
     for slot in range(blocks // 8):
         begins, S = _array(a.begins, (slot + 1) * a.segments, *STATE), 0
-        for s in range(last):
+        for n in range(last):
+            s = last - n if reverse else n
             number = slot * inner + s
-            added, M = (_array(at, number + 1, *STATE)[number] for at in (a.added, a.transfers))
-            S = added + (S @ M if s else 0)
-            begins[slot * a.segments + s + 1] = S
+            added = _array(a.added, number + 1 - reverse, *STATE)[number - reverse]
+            if n:
+                S = S @ _array(a.transposed if reverse else a.transfers, number + 1, *STATE)[number]
+            S = added + S
+            begins[slot * a.segments + s + (-1 if reverse else 1)] = S
 
 
 def _inverse(call, blocks):

@@ -15,15 +15,17 @@ import torch
 
 from ....call import device_replay, replay
 from ....call.dispatch import new
-from ....call.results import Result
+from ....call.results import Result, StatesResult
 from ....core import SAVED_VARIABLE
 from ....runtime.cuda.record import LaunchSequence, get
+from ....runtime.memory import is_on_device
 from ....spec import VariantSpec
 from ..arguments import Arrays, Keywords, is_followed
-from ..views import PLAIN, Tensor
+from ..views import PLAIN, Tensor, dense
 from .views import numpy_dtype, torch_dtype
 
-Signature = tuple[tuple[Any, ...], Any, list[int]]  # key, state, pointers of all tensors in order
+# key, state, pointers of all tensors in order, whether autograd follows one of them
+Signature = tuple[tuple[Any, ...], Any, list[int], bool]
 ALIGNED = 512  # bytes, as PyTorch aligns its allocations
 empty, uint8 = torch.empty, torch.uint8
 current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
@@ -31,22 +33,22 @@ grad_mode = torch.is_grad_enabled
 
 
 def signature(spec: VariantSpec, arrays: Arrays, keywords: Keywords, follows: bool = True) -> Signature | None:
-    """The signature of a call on plain tensors of the current device that nothing differentiates or traces.
+    """The signature of a call on plain tensors of the current device that nothing traces or transforms.
 
     follows: whether autograd follows tensors that require grad.
     """
-    if keywords.get("cu_seqlens") is not None:
+    positions = keywords.get("return_states_at")
+    if keywords.get("cu_seqlens") is not None or type(positions) in PLAIN or is_followed():
         return None
-    if is_followed():
-        return None
-    device, low, grad = current_device(), 0, follows and grad_mode()
+    device, low, grad, followed = current_device(), 0, follows and grad_mode(), False
     parts: list[Any] = ["torch", spec.name, device, len(arrays), *keywords]
     pointers: list[int] = []
     try:
         for x in (*arrays, *keywords.values()) if arrays else keywords.values():
             if type(x) in PLAIN:
-                if x.get_device() != device or (grad and x.requires_grad):
+                if x.get_device() != device:
                     return None
+                followed = followed or (grad and x.requires_grad)
                 pointer, strides = x.data_ptr(), x.is_contiguous() or x.stride()
                 if strides is not True and x.is_neg():
                     return None
@@ -59,18 +61,23 @@ def signature(spec: VariantSpec, arrays: Arrays, keywords: Keywords, follows: bo
                 parts += type(x), x
             elif replay.is_plain_tuple(x) and x is not keywords.get("state_rows"):
                 parts += tuple(map(type, x)), x
+            elif x is positions and isinstance(x, list) and replay.is_plain_tuple(tuple(x)):
+                parts += list, tuple(map(type, x)), tuple(x)
             else:
                 return None
     except RuntimeError:  # a tensor without memory, or without strides
         return None
     if low & 15:
         parts += [pointer & 15 for pointer in pointers]
-    return tuple(parts), keywords.get("state"), pointers
+    return tuple(parts), keywords.get("state"), pointers, followed
 
 
-def replayed(signature: Signature) -> Any:
-    """The result by the recorded plan; None without one."""
-    key, state, pointers = signature
+def replayed(signature: Signature, arrays: Arrays, keywords: Keywords) -> Any:
+    """The result by the recorded plan, followed by autograd if the call is; None without one."""
+    key, state, pointers, followed = signature
+    if followed:
+        plan = forward_of(signature)
+        return None if plan is None else plan.differentiated(arrays, keywords, pointers)
     if (recorded := replay.plans.get(key)) is None:
         return None
     if (found := recorded[0](None, state, pointers)) is None:
@@ -85,7 +92,8 @@ def record(known: Signature | None, spec: VariantSpec, views: tuple[Arrays, Keyw
     plan: Any = replay.computed_in_full
     own = replay.signature(spec, *views)
     found = None if own is None else replay.plans.get(own[0])
-    if found is not None and isinstance(of := getattr(found.plan, "__self__", None), device_replay.Plan):
+    of = None if found is None else getattr(found.plan, "__self__", None)
+    if isinstance(of, device_replay.Plan | device_replay.StatesPlan):
         plan = of.by(Launches(of.sequence, known[0][2], of.results()).results).run
     replay.store(known[0], replay.Recorded(plan, isinstance(result, Result), False))
 
@@ -127,6 +135,15 @@ class Launches:
         self._launch(pointers, current_stream(index))
         return made, kept
 
+    @property
+    def kept_bytes(self) -> int:
+        """The size of the memory that stays."""
+        return self._sizes[2]
+
+    def place(self, n: int) -> int:
+        """The offset of an allocated array in its piece of memory."""
+        return self._steps[n][1]
+
     def results(self, pointers: list[int]) -> list[Any]:
         """The tensors alone."""
         return self(pointers)[0]
@@ -145,10 +162,22 @@ def record_forward(known: Signature | None, spec: VariantSpec, views: tuple[Arra
     """Record the forward of a vjp, and its pullbacks, if those of the call on CuPy views are recorded."""
     own = None if known is None or not replay.ENABLED else replay.signature(spec, *views)
     plan = None if own is None else replay.plans.get(replay.vjp_key(own))
-    if known is None or type(plan) is not device_replay.Forward or not plan.replayable:
-        return
-    if len(plan.results) == 2:  # without states at positions
-        replay.store(_vjp_key(known), Forward(plan, len(known[2]), known[0][2]))
+    if known is not None and type(plan) is device_replay.Forward and plan.replayable:
+        replay.store(_vjp_key(known), Forward(plan, known[0][2], spec, views))
+
+
+def forward_of(signature: Signature) -> Any:
+    """The recorded forward of a vjp whose results and gradients are dense tensors; None without."""
+    plan = replay.plans.get(_vjp_key(signature))
+    return plan if plan is not None and plan.differentiable else None
+
+
+def is_known(signature: Signature, bound: Signature | None) -> bool:
+    """Whether the forward of a vjp is recorded; bound: of the same call with every array by name."""
+    key = _vjp_key(signature)
+    if bound is not None and key not in replay.plans and (plan := replay.plans.get(_vjp_key(bound))) is not None:
+        replay.store(key, plan)
+    return key in replay.plans
 
 
 def _vjp_key(signature: Signature) -> Any:
@@ -158,28 +187,84 @@ def _vjp_key(signature: Signature) -> Any:
 class Forward:
     """A recorded forward on tensors, and its pullbacks by the layout of their cotangents."""
 
-    def __init__(self, plan: device_replay.Forward, count: int, index: int):
-        """count: of the arrays given."""
-        self._plan, self._index, self._count = plan, index, count
+    def __init__(self, plan: device_replay.Forward, index: int, spec: VariantSpec, views: tuple[Arrays, Keywords]):
+        """index: of the device. views: the call that was recorded."""
+        arrays, keywords = views
+        named = [*zip(spec.arrays, arrays, strict=False), *keywords.items()]
+        given = {n: x for n, x in named if is_on_device(x)}
+        self.spec, self.names = spec, [*given]
+        self.layouts = [(tuple(x.shape), tuple(n // x.itemsize for n in x.strides)) for x in given.values()]
+        self._plan, self._index, self._count = plan, index, (count := len(self.names))
         own = {n - count for x in plan.results for n in device_replay.places(x) if n >= count}
         self._launches = Launches(plan.sequence, index, own, {n - count for n in plan.residuals} - own)
         self._pullbacks: dict[Any, Any] = {}
+        self.reads_results = not own.isdisjoint(n - count for n in plan.residuals)
+        self.kept_bytes, self.read_count = self._launches.kept_bytes, len(plan.residuals)
+        dense = all(x is None or (type(x) is int and x >= count) for x in plan.results)
+        self._has_gradients = dense and {*self.names} <= {*spec.arrays, "state"}
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether `differentiated` can compute the call."""
+        return self._has_gradients and self._plan.replayable
 
     def __call__(self, arrays: Arrays, keywords: Keywords, pointers: list[int]) -> Any:
+        """(result, the function of a tuple of cotangents that returns the gradients); None without plans."""
         if not self._plan.replayable:
             return None
         given = [x for x in (*arrays, *keywords.values()) if type(x) in PLAIN]
+        results, read, kept = self.launched(given, pointers)
+        known = pointers[: self._count] + [pointers[n] for n in self._plan.residuals]
+        return self.public(results, keywords), functools.partial(self._pullback, given + read, known, kept)
+
+    def launched(self, given: list[Any], pointers: list[int]) -> tuple[list[Any], list[Any], Tensor | None]:
+        """(the results, the residuals: None for those in the memory that stays, that memory)."""
         made, kept = self._launches(pointers)
-        pool, count = given + made, self._count
-        out, end = (pool[x] if type(x) is int else get(x, pool) for x in self._plan.results)
-        read = self._plan.residuals
-        held = given + [pool[n] for n in read]
-        known = pointers[:count] + [pointers[n] for n in read]
-        result = new(Result, (out, end)) if out is None or keywords.get("return_state") else out
-        return result, functools.partial(self._pullback, held, known, kept)
+        pool = given + made
+        results = [pool[x] if type(x) is int else get(x, pool) for x in self._plan.results]
+        return results, [pool[n] for n in self._plan.residuals], kept
+
+    def public(self, results: Iterable[Any], keywords: Keywords) -> Any:
+        """What the public function returns."""
+        out, end, *states = results
+        if states:
+            return new(StatesResult, (out, end, *states))
+        return new(Result, (out, end)) if out is None or keywords.get("return_state") else out
+
+    def differentiated(self, arrays: Arrays, keywords: Keywords, pointers: list[int]) -> Any:
+        """The result, which autograd follows."""
+        from .autograd import Replayed
+
+        given, options = [], {}
+        for n, x in (*zip(self.spec.arrays, arrays, strict=False), *keywords.items()):
+            if type(x) in PLAIN:
+                given.append(x)
+            else:
+                options[n] = x
+        each = iter(Replayed.apply(self, options, pointers, *given))
+        return self.public([None if x is None else next(each) for x in self._plan.results], keywords)
+
+    def gradients(
+        self, given: list[Any], read: list[Any], kept: Tensor | None, cotangents: Iterable[Tensor | None]
+    ) -> Any:
+        """The gradients from the inputs, what `launched` returned, and the cotangents of the results that there are.
+
+        None without a recorded pullback.
+        """
+        base = 0 if kept is None else kept.data_ptr()
+        known = [x.data_ptr() for x in given]
+        known += [base + self._launches.place(n - self._count) if x is None else x.data_ptr()
+                  for n, x in zip(self._plan.residuals, read, strict=True)]  # fmt: skip
+        return self._pullback(given + read, known, kept, self.cotangents(cotangents))
+
+    def cotangents(self, given: Iterable[Tensor | None]) -> tuple[Any, ...]:
+        """The arguments of a pullback from the cotangents of the results that there are."""
+        each = iter(given)
+        return tuple(None if x is None else next(each) for x in self._plan.results)
 
     def _pullback(self, held: list[Any], known: list[int], kept: Any, cotangents: tuple[Any, ...]) -> Any:
         """The gradients; None without a recorded pullback. kept: memory that it reads."""
+        cotangents = tuple(map(dense, cotangents))
         given = [x for x in cotangents if x is not None]
         if (layout := self._layout(cotangents)) is None:
             return None

@@ -83,9 +83,9 @@ def batch_of(x: Inputs, plan: Plan) -> Batch:
 def arrays_of(xp: Any, x: Inputs) -> dict[str, Any]:
     """The arrays as the copy engine takes them; log decays of zero where there are none."""
     if x.g is None:
-        x = x._replace(g=xp.zeros((*x.v.shape[:-2], 1, x.k.shape[-1]), dtype=x.q.dtype))
+        x = x._replace(g=xp.zeros((*x.v.shape[:-2], 1, x.k.shape[-1]), dtype=x.v.dtype))
     arrays = vector.arrays_of(xp, x)
-    return arrays | {n: vector.row_array(cast(xp, getattr(x, n), x.q.dtype)) for n in ("a", "b")}
+    return arrays | {n: vector.row_array(cast(xp, getattr(x, n), x.v.dtype)) for n in ("a", "b")}
 
 
 def forward(

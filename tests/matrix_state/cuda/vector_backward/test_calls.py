@@ -65,8 +65,8 @@ def compare(launched, keep=True, dstate=True, **how):
     if expected.r is not None:  # the keys as they read
         expected = expected._replace(k=expected.k + expected.r)
     launched.clear()
-    residuals = cuda_calls.forward(x, plan._replace(gradients=keep), None if S is None else stub(S))[2]
-    assert (residuals.starts is not None) == keep
+    residuals = cuda_calls.forward(x, plan._replace(gradients=bool(keep)), None if S is None else stub(S))[2]
+    assert (residuals.starts is not None) == bool(keep)
     launched.clear()
     grads, d = cuda_calls.backward(residuals, stub(dout), None if dend is None else stub(dend))
     for name in ("q", "k", "v", "g", "beta", "u"):
@@ -91,11 +91,31 @@ def test_reverse_chain_and_gradients(launched, how):
 
 @pytest.mark.parametrize("how", [
     {}, {"state": False, "dstate": False}, {"T": 65, "gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
-    {"K": 72, "V": 8, "T": 20}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1}, {"T": 1100, "B": 1},
+    {"K": 72, "V": 8, "T": 20}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
+    {"T": 1100, "B": 1},
 ], ids=str)
 def test_delta_rule(launched, how):
-    """The reverse chain of the delta rule is not cut into segments."""
+    """The reverse chain of two segments is not cut."""
     assert compare(launched, erase="delta", **how) == [("reverse", 0), ("grads", 0), ("grads", 1), ("strengths", 0)]
+
+
+@pytest.mark.parametrize("how", [
+    {"K": 136, "V": 8}, {"K": 16, "V": 136}, {"K": 136, "V": 24, "heads": (2, 2, 4), "T": 66}, {"K": 20, "V": 12},
+    {"K": 136, "V": 8, "bonus": True, "T": 30}, {"K": 136, "V": 12, "offsets": [0, 3, 3, 70, 90], "T": 90, "B": 1},
+    {"K": 20, "V": 12, "erase": "delta", "T": 30},
+], ids=str)
+def test_other_widths(launched, how):
+    """Padded, and in blocks that are heads of their own."""
+    compare(launched, keep="blocks", **how)
+
+
+@pytest.mark.parametrize("how", [
+    {"T": 1600}, {"T": 1700, "state": False, "dstate": False, "heads": (1, 1, 2)},
+], ids=str)
+def test_segments_of_the_delta_rule(launched, how):
+    """What segments add by the chain itself, and the transfer matrices of the forward, transposed."""
+    names = [entry for entry, _ in compare(launched, erase="delta", B=1, **how)]
+    assert names == ["reverse", "segments", "reverse", "grads", "grads", "strengths"]
 
 
 def test_residuals_of_the_delta_rule_are_made_again(launched):

@@ -67,6 +67,13 @@ def _reverse(call, blocks):
         start, stop = segment * a.chunks * C, min(T, (segment + 1) * a.chunks * C)
         if segment > last or (c.LA_ADDS and segment == 0):
             continue
+        if c.LA_ADDS and c.LA_ERASE:
+            G = call.state("start", slot // a.start_group, c.LA_K, c.LA_V) if segment == last else None
+            G = np.zeros((c.LA_K, c.LA_V)) if G is None else G.astype(np.float64)
+            number = slot * (a.segments - 1) + segment - 1
+            added = _array(a.added, number + 1, *STATE)[number]
+            added[:], added[: c.LA_V, : c.LA_K] = 0, _scan(call, n, head, start, stop, G)[0].T
+            continue
         if c.LA_ADDS:
             G, D = _scan(call, n, head, start, stop, np.zeros((c.LA_K, c.LA_V)))
             number = slot * (a.segments - 1) + segment - 1
@@ -90,7 +97,7 @@ def _scan(call, n, head, start, stop, G):
     a, c = call.a, call.constants
     q, dout = _wide(call.box("q", head, n, start, stop, a.group_q), call.box("dout", head, n, start, stop))
     g = call.gates("g", head, n, start, stop).astype(np.float64)
-    k = None if c.LA_ADDS else call.box("k", head, n, start, stop, a.group_k).astype(np.float64)
+    k = call.box("k", head, n, start, stop, a.group_k).astype(np.float64) if c.LA_ERASE or not c.LA_ADDS else None
     dv = None if c.LA_ADDS else call.of("out", head, n, start, stop, c.LA_V)
     beta = _betas(MADE[a.inverses], n, head, start, stop) if c.LA_ERASE else None
     v = call.box("v", head, n, start, stop, a.group_v).astype(np.float64) if c.LA_ERASE else None
@@ -100,7 +107,9 @@ def _scan(call, n, head, start, stop, G):
         read = a.scale * np.outer(q[t], dout[t])
         if not c.LA_BEFORE:
             G = G + read
-        if not c.LA_ADDS:
+        if c.LA_ADDS and c.LA_ERASE:
+            G = G - np.outer(k[t], beta[t] * (k[t] @ G))
+        elif not c.LA_ADDS:
             number = call.block(n, head) + (start + t) // C
             own = _view(a.grams + number * c.LA_GRAM, (C,), (8,), np.float64)[(start + t) % C] if c.LA_BONUS else 0.0
             new = (1 if beta is None else beta[t]) * (k[t] @ G + a.scale * own * dout[t])
@@ -142,7 +151,8 @@ def _chunk(call, n, head, chunk, start, stop):
     q, k = _wide(*(call.of(name, head, n, start, stop, K) for name in "qk"))
     g, v, dout = _wide(call.gates("g", head, n, start, stop), call.box("v", head, n, start, stop, a.group_v),
                        call.box("dout", head, n, start, stop))  # fmt: skip
-    dq, dk = (call.of(name, head, n, start, stop, K) for name in ("dq", "dk"))
+    dq = call.of("dq", head, n, start, stop, K, np.float32 if getattr(c, "LA_DQ", 0) == 2 else None)
+    dk = call.of("dk", head, n, start, stop, K)
     dg = call.gates("dg", head, n, start, stop)
     new = _view(a.new_values + number * TILE, v.shape, (8 * V, 8), np.float64) if c.LA_ERASE else v  # v: of dW
     S, before = load_state(a.states, number, c.LA_END, K, V), []
