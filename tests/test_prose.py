@@ -18,6 +18,8 @@ WORDS = {  # a private word: the field's
     r"askew": "misaligned", r"dear|costly": "expensive", r"the other way round": "transposed",
     r"written down": "recorded", r"lie askew": "are misaligned", r"carr(y|ies) out": "execute",
     r"byte-?codes?|op-?codes?": "no interpreter is left", r"hand-made": "hand-derived",
+    r"house": "package", r"cards?": "device, or spec", r"dearer|costlier": "more expensive", r"carry_out": "execute",
+    r"products_done|early_query|early_read": "reads_previous_state, or a fence by its name",
 }  # fmt: skip
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
