@@ -16,7 +16,7 @@ from typing import Any
 
 import linattn_np as la
 from linattn_np.call.options import COMMON
-from linattn_np.docstring import cell, options_of
+from linattn_np.docstring import core_of, options_of
 from linattn_np.matrix_state.types import Decay, Erase, Readout
 
 TOP = Path(__file__).resolve().parent.parent
@@ -37,7 +37,7 @@ def skeleton(spec: la.VariantSpec) -> str:
     """The section of a variant that follows from its spec, to start from."""
     lines = [f"## {spec.name}", "", f"{spec.paper}.", "", "```text",
              *(line.strip() for line in spec.equation.split(";")), "```", "",
-             f"{spec.sentence} Core: {cell(spec)}.", "", f"**Scale.** {_scale(spec)}."]  # fmt: skip
+             f"{spec.sentence} Core: {core_of(spec)}.", "", f"**Scale.** {_scale(spec)}."]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -19,6 +19,8 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "BoundedState": ".matrix_state.types",
     "Explanation": ".call.explain",
     "Filtered": ".filters.arguments",
+    "GatedCache": ".softmax.types",
+    "KeyValueCache": ".softmax.types",
     "NormalisedState": ".matrix_state.types",
     "Options": ".call.options",
     "RLSState": ".filters.arguments",

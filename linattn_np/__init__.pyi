@@ -26,6 +26,8 @@ from .matrix_state.types import SolvedState as SolvedState
 from .matrix_state.types import StabilisedState as StabilisedState
 from .ops import feature_maps as feature_maps
 from .runtime.versions import show_versions as show_versions
+from .softmax.types import GatedCache as GatedCache
+from .softmax.types import KeyValueCache as KeyValueCache
 from .spec import Samples as _Samples
 from .spec import VariantFunction as _VariantFunction
 from .spec import VariantSpec as VariantSpec
@@ -80,6 +82,42 @@ class _Abc:
     ) -> A | Result[A]: ...
 
 abc: _Abc
+
+class _AlibiGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    slopes: Any
+    state: Any
+
+class _Alibi:
+    """Attention with linear biases (ALiBi): softmax attention that fades with the distance. p_tj ~ e^{scale q_t . k_j - slope (t - j)}, sum_j p_tj = 1;  out_t = sum_j p_tj v_j"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, slopes: Any, *, return_state: bool = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, slopes: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, slopes: Any, *, return_state: Literal[True], return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, slopes: Any, *, return_state: bool = ..., return_states_at: Any, window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, slopes: Any, *, return_state: bool, return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+alibi: _Alibi
 
 class _BasedGradients(NamedTuple):
     q: Any
@@ -341,6 +379,42 @@ class _Efla:
     ) -> A | Result[A]: ...
 
 efla: _Efla
+
+class _ForgettingAttentionGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    state: Any
+
+class _ForgettingAttention:
+    """Forgetting attention (FoX): softmax attention whose past fades. p_tj ~ e^{scale q_t . k_j + g_t + ... + g_{j+1}}, sum_j p_tj = 1;  out_t = sum_j p_tj v_j"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, *, return_state: bool = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: Literal[True], return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: bool = ..., return_states_at: Any, window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: bool, return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+forgetting_attention: _ForgettingAttention
 
 class _GatedDeltaRuleGradients(NamedTuple):
     q: Any
@@ -1120,6 +1194,42 @@ class _SimpleGla:
 
 simple_gla: _SimpleGla
 
+class _SoftmaxAttentionGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    sinks: Any
+    state: Any
+
+class _SoftmaxAttention:
+    """Softmax attention: weighted averages of all values, or of those in a window. p_tj = e^{scale q_t . k_j} / (e^{sink} + sum_i e^{scale q_t . k_i});  out_t = sum_j p_tj v_j"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, sinks: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, sinks: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, sinks: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, sinks: Any = ..., *, return_state: bool = ..., return_states_at: Any, window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, sinks: Any = ..., *, return_state: bool, return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+softmax_attention: _SoftmaxAttention
+
 class _TransxssmGradients(NamedTuple):
     x: Any
     dt: Any
@@ -1164,6 +1274,8 @@ transxssm: _Transxssm
 @overload
 def vjp(fn: _Abc, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _AbcGradients]]: ...
 @overload
+def vjp(fn: _Alibi, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _AlibiGradients]]: ...
+@overload
 def vjp(fn: _Based, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _BasedGradients]]: ...
 @overload
 def vjp(fn: _Comba, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _CombaGradients]]: ...
@@ -1177,6 +1289,8 @@ def vjp(fn: _Dfw, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Dfw
 def vjp(fn: _Dplr, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DplrGradients]]: ...
 @overload
 def vjp(fn: _Efla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _EflaGradients]]: ...
+@overload
+def vjp(fn: _ForgettingAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _ForgettingAttentionGradients]]: ...
 @overload
 def vjp(fn: _GatedDeltaRule, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _GatedDeltaRuleGradients]]: ...
 @overload
@@ -1219,6 +1333,8 @@ def vjp(fn: _Rwkv6, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _R
 def vjp(fn: _Rwkv7, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Rwkv7Gradients]]: ...
 @overload
 def vjp(fn: _SimpleGla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _SimpleGlaGradients]]: ...
+@overload
+def vjp(fn: _SoftmaxAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _SoftmaxAttentionGradients]]: ...
 @overload
 def vjp(fn: _Transxssm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _TransxssmGradients]]: ...
 @overload

@@ -48,9 +48,9 @@ def variants() -> tuple[VariantFunction, ...]:
 
 
 def _readouts(spec: VariantSpec) -> str:
-    """The read-out; with the option `normalize`, both alternatives, the default first."""
+    """The read-out; where the option `normalize` chooses it, both alternatives, the default first."""
     names = [spec.readout.name]
-    if "normalize" in spec.options.defaults:
+    if "normalize" in spec.options.defaults and names != ["SOFTMAX"]:
         names.insert(spec.options.defaults["normalize"], "LINEAR")
     return ", ".join(names)
 

@@ -139,6 +139,10 @@ class Core(Computation, Protocol):
         """The core's plan, from what every call has, the core's own fields of the spec, and options."""
         return plan
 
+    def end_shape(self, plan: Any, state: Any, part: str, shape: tuple[int, ...], /) -> tuple[int, ...]:
+        """The shape of a part of one sequence's final state; `shape` is that after a call without tokens."""
+        return shape
+
     def readable(self, state: Any, /) -> Any:
         """A state for `la.read`, in its own type.   Raises TypeError if queries cannot read it by itself."""
         raise TypeError(f"read: state is a {type(state).__qualname__}, expected one that queries read")

@@ -21,7 +21,7 @@ def docstring(spec: VariantSpec) -> str:
              *(f"{option}: TODO." for option in options_of(spec)),
              f"scale=None means {scale}. Returns {_returns(spec)}.",
              "Raises ValueError or TypeError for shapes, dtypes and options that do not fit.",
-             f"Core: matrix_state, {cell(spec)}. Common options: linattn_np.Options.", f"{spec.paper}."]  # fmt: skip
+             f"Core: {core_of(spec)}. Common options: linattn_np.Options.", f"{spec.paper}."]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -45,6 +45,12 @@ def _returns(spec: VariantSpec) -> str:
     heads = "max(Hq, H)" if spec.change.query is not None and spec.shares_states else "H"
     state = "(..., H, K, V)" if spec.state.parts is None else f"a {spec.state.parts.__name__}"
     return f"out (..., T, {heads}, V), and the state {state} if return_state"
+
+
+def core_of(spec: VariantSpec) -> str:
+    """The core by its folder, and the cell of the matrix-state core."""
+    name = getattr(spec.core, "__name__", type(spec.core).__module__).split(".")[1]
+    return f"{name}, {cell(spec)}" if name == "matrix_state" else name
 
 
 def cell(spec: VariantSpec) -> str:

@@ -111,16 +111,18 @@ def sample(fn: Callable[..., Any], rng: np.random.Generator, **sizes: Any) -> di
 
 
 def sample_state(
-    fn: Callable[..., Any], rng: np.random.Generator, lead: tuple[int, ...], options: Any, H: int = 2, K: int = 5,
-    V: int = 3, Hk: int | None = None,
+    fn: Callable[..., Any], rng: np.random.Generator, lead: tuple[int, ...], options: Any, **sizes: Any
 ) -> Any:
-    """A random float64 state (*lead, H, ...) of a call with these options; for variants with their own state shapes the
-    final state of a short call."""
+    """A random float64 state (*lead, H, ...) of a call with these options; sizes: H=2, K=5, V=3, Hq, Hk.
+
+    For variants with their own state shapes it is the final state of a short call.
+    """
     variant = cast(VariantFunction, fn)
     spec = variant.spec
+    sizes = {"H": 2, "K": 5, "V": 3} | sizes
     if not spec.state.wide:
-        return sampling.draw_state(spec, rng, lead, {"H": H, "K": K, "V": V}, options)
-    arrays = sampling.sample(variant, rng, B=lead, T=7, H=H, K=K, V=V, Hk=Hk)
+        return sampling.draw_state(spec, rng, lead, {n: sizes[n] for n in ("H", "K", "V")}, options)
+    arrays = sampling.sample(variant, rng, B=lead, T=7, **sizes)
     arrays.pop(spec.change.query or "", None)
     return fn(**{**arrays, **options}, backend="reference").state
 

@@ -88,9 +88,9 @@ class Case:
 
 
 def one_per(key: Callable[[Any], Any], among: Any = None) -> list[Any]:
-    """The first function (or case) for each value of key(spec); not those for which it is None."""
+    """The first function (or case) for each value of key(spec), not None; without `among` none whose state grows."""
     found: dict[Any, Any] = {}
-    for one in la.VARIANTS if among is None else among:
+    for one in RECURRENT if among is None else among:
         if (value := key(one.spec)) is not None:
             found.setdefault(value, one)
     return list(found.values())
@@ -166,8 +166,13 @@ def cases_of(fn: Callable[..., Any], loop: Callable[..., Any] | None = None) -> 
                     if given not in (first, needed)[: n + 1]]  # fmt: skip
 
 
+# states of one size; a cache grows: its tests are in tests/softmax
+RECURRENT = [fn for fn in la.VARIANTS if "state" in fn.spec.core.STATE_AXES]
+GROWING = [fn for fn in la.VARIANTS if fn not in RECURRENT]
+
+
 def _cases() -> list[Case]:
-    found = [case for fn in la.VARIANTS for case in cases_of(fn)]
+    found = [case for fn in RECURRENT for case in cases_of(fn)]
     for rule in ("lightning", "minimax", "fla"):
         given = {n: la.lightning_attention.spec.arrays[n].axes for n in ("q", "k", "v")}
         found.append(Case(la.lightning_attention, {"layer": 1, "num_layers": 3}, given, {"slopes": rule}))
@@ -180,7 +185,7 @@ WITHOUT_ERASE = [fn for fn in filter(passes_through, la.VARIANTS)  # with no dec
                  if (fn.spec.erase.name, fn.spec.decay.name) in (("NONE", "NONE"), ("NONE", "SCALAR"))]
 PLAIN = [Case(fn, dict(fn.samples.options[0]),
               {n: a.axes.split("|")[0] for n, a in fn.spec.arrays.items() if not a.reinterprets}, {})
-         for fn in la.VARIANTS]  # one per variant, with every optional array except those that reinterpret another
+         for fn in RECURRENT]  # one per variant, with every optional array except those that reinterpret another
 
 
 def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):
@@ -196,7 +201,8 @@ def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=N
         shape = lead + tuple(sizes[letter] for letter in letters)
         arrays[name] = DRAWS[case.fn.samples.distribution(name)](rng, shape).astype(dtype)
     lead = B if N is None else (N,)
-    state = sample_state(case.fn, rng, lead, case.options | case.named, **{n: sizes[n] for n in ("H", "K", "V", "Hk")})
+    own = {n: sizes[n] for n in ("H", "K", "V", "Hq", "Hk")}
+    state = sample_state(case.fn, rng, lead, case.options | case.named, **own)
     return arrays | case.named, parts_like(state, [S.astype(dtype) for S in parts(state)])
 
 

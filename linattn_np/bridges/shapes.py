@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..call.binding import Prepared, flatten, prepare, spec_of
+from ..call.binding import Prepared, flatten, prepare, spec_of, unflatten
 from ..call.dispatch import run
 from ..call.layouts import LAYOUTS
 from ..call.pieces import time_of
@@ -64,7 +64,7 @@ def result_of(spec: VariantSpec, arrays: Mapping[str, Any], state: Any, options:
     call = prepare(spec, (), {**zeros, **options, "overwrite_state": False})
     result = _without_tokens(call, options)
     out = each(lambda x: _out(call, x), result.out)
-    end = each(lambda S: Abstract(_lead(call) + _own(call, S), S.dtype), result.state)
+    end = _end(call, result.state)
     at = call.options["return_states_at"]
     states = None if at is None else each(lambda S: _states(call, S, len(at)), result.state)
     if overwrite and state is not None:
@@ -103,6 +103,15 @@ def _lead(call: Prepared) -> tuple[int, ...]:
 def _own(call: Prepared, S: np.ndarray) -> tuple[int, ...]:
     """The axes of one state."""
     return S.shape[len(_lead(call)):]
+
+
+def _end(call: Prepared, state: Any) -> Any:
+    """The final state, from that of the call without tokens."""
+    core, found = call.spec.core, []
+    for name, S in flatten("state", state).items():
+        shape = core.end_shape(call.plan, call.given_state, name.rpartition(".")[2], _own(call, S))
+        found.append(Abstract(_lead(call) + shape, S.dtype))
+    return unflatten(state, found)
 
 
 def _out(call: Prepared, x: np.ndarray) -> Abstract:

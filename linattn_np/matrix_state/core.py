@@ -29,6 +29,7 @@ from .growth import growth as growth
 from .preprocess import PREPROCESSING, Step
 from .states import STATE_AXES as STATE_AXES
 from .states import draw_state as draw_state
+from .states import end_shape as end_shape
 from .states import read as read
 from .states import readable as readable
 from .types import BoundedState, Inputs, NormalisedState, Plan, Saved, SlotState, SolvedState, StabilisedState

@@ -15,6 +15,11 @@ from .types import PARTS, NormalisedState, Plan, SolvedState, StabilisedState
 STATE_AXES: Mapping[str, str] = {"state": PARTS["S"], **PARTS}
 
 
+def end_shape(plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a part of a final state: that of the initial state."""
+    return shape
+
+
 def readable(state: Any) -> Any:
     """A state for `la.read`: an array, or (S, z) or (S, n, m) as their named tuple.   Raises TypeError for others."""
     if isinstance(state, SolvedState):

@@ -41,6 +41,7 @@ class Readout(Enum):
     NORMALISED = "out_t = q_t S_t / q_t z_t, or over max(|q_t n_t|, 1)"
     SLOTS = "out_t = softmax(scale q_t W_t) S_t"
     SOLVED = "out_t = x_t S_t, x_t (Z_t + diag(ridge_t)) = q_t"
+    SOFTMAX = "out_t = sum_j softmax_j(scale q_t . k_j + decay from j to t) v_j: the softmax core's"
 
 
 class ReadState(Enum):

@@ -41,6 +41,8 @@ FUNCTIONS = {
     "finch": "rwkv6", "dplr_delta_rule": "dplr", "iplr_delta_rule": "iplr", "mesanet": "mesa_net",
     "attention": "linear_attention", "lightning": "lightning_attention",
     "gated_delta_product": "delta_product", "xlstm": "mlstm", "favor": "performer", "based_attention": "based",
+    "scaled_dot_product_attention": "softmax_attention", "flash_attn_func": "softmax_attention",
+    "fox": "forgetting_attention", "forgetting_attn": "forgetting_attention",
     "grad": "vjp", "backward": "vjp", "recurrent_step": "step", "decode": "step",
 }  # fmt: skip
 BACKENDS = {"numpy": "chunks", "array": "chunks", "cpu": "numba", "numba_cpu": "numba", "cupy": "cuda", "gpu": "cuda",
@@ -68,8 +70,6 @@ def did_you_mean(word: str, known: Iterable[str], names: Mapping[str, str] = OPT
 
 def function(name: str, known: Iterable[str]) -> str:
     """' (did you mean la.mamba2?)' for a name that this library does not have."""
-    if "softmax" in name or name == "scaled_dot_product_attention":
-        return ": this library has no softmax attention"
     known, bare = list(known), PREFIX.sub("", name)
     guess = bare if bare in known else FUNCTIONS.get(bare)
     if guess is None:

@@ -1,8 +1,9 @@
 """Axes such as "T H K": binds sizes, checks every array, formats the error messages.
 
 Letters: T tokens, Tq tokens of the queries, H states (the heads of v), Hq and Hk heads of queries and keys,
-K key width, V value width, n micro-steps of a token, P pairs of channels. Axes with T or Tq are preceded by the batch
-axes of the call, others are not. "t" is no axis: one token, preceded by the batch axes. "|" separates alternatives.
+K key width, V value width, n micro-steps of a token, P pairs of channels, L slots of a cache. Axes with T or Tq are
+preceded by the batch axes of the call, others are not. "t" is no axis: one token, preceded by the batch axes. "|"
+separates alternatives.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .values import is_whole, shown
 
 TIME = ("T", "Tq")
 HEADS = ("H", "Hq", "Hk")
-MEMORIES = ("state", "state.S", "state.W")  # states, and parts of them, that may be stored in 16 bits
+MEMORIES = ("state", "state.S", "state.W", "state.k", "state.v")  # (parts of) states that may be stored in 16 bits
 
 
 @dataclass

@@ -201,8 +201,8 @@ def test_pullbacks():
     ("gated_deltanet", " (did you mean la.gated_delta_rule?)"), ("mamba", " (did you mean la.mamba2?)"),
     ("attention", " (did you mean la.linear_attention?)"), ("lightning", " (did you mean la.lightning_attention?)"),
     ("chunk_gla", " (did you mean la.gla?)"), ("fused_recurrent_rwkv6", " (did you mean la.rwkv6?)"),
-    ("retentoin", " (did you mean la.retention?)"), ("softmax_attention", ": this library has no softmax attention"),
-    ("nonsense", ""), ("_private", ""),
+    ("retentoin", " (did you mean la.retention?)"), ("softmax_attn", " (did you mean la.softmax_attention?)"),
+    ("scaled_dot_product_attention", " (did you mean la.softmax_attention?)"), ("nonsense", ""), ("_private", ""),
 ])
 def test_names(name, text):
     with pytest.raises(AttributeError, match=re.escape(f"has no attribute '{name}'{text}") + "$"):

@@ -11,9 +11,10 @@ import pytest
 import linattn_np as la
 from linattn_np.core import COMPUTATIONS, STATES, CallPlan, Computation, Core
 from linattn_np.matrix_state.types import Plan
+from linattn_np.softmax import types as softmax
 
 ROOT = Path(la.__file__).parent
-CORES = ("matrix_state",)
+CORES = ("matrix_state", "softmax")
 CALLS = [*sorted((ROOT / "call").glob("*.py")), *(ROOT / f"{n}.py" for n in ("sampling", "testing", "doctor"))]
 OF_DATA = ("tuple", "dict", "tuple | list", "str")  # what an array, a state or an option may be
 
@@ -39,9 +40,10 @@ def test_calls_ask_no_core_what_it_is(path):
 
 
 def test_the_plan_of_a_core_has_what_every_call_has():
-    own = Plan._field_defaults
-    assert set(CallPlan._fields) <= set(Plan._fields)
-    assert {n: own[n] for n in CallPlan._field_defaults} == CallPlan._field_defaults
+    for kind in (Plan, softmax.Plan):
+        own = kind._field_defaults
+        assert set(CallPlan._fields) <= set(kind._fields)
+        assert {n: own[n] for n in CallPlan._field_defaults} == CallPlan._field_defaults
 
 
 def members(protocol: type) -> set[str]:
@@ -56,5 +58,5 @@ def test_every_core_is_complete():
         assert not [n for n in members(Core) if not hasattr(core, n)]
     for computation in COMPUTATIONS.values():
         assert not [n for n in members(Computation) if not hasattr(computation, n)]
-    assert len(cores) >= 1
+    assert len(cores) >= 2
     assert len(COMPUTATIONS) >= 4

@@ -203,7 +203,7 @@ def test_a_norm_over_all_heads_is_another_function():
     assert abs(np.sum(norms.rms_norm_vjp(np, X, dy, 1e-3, both) * Y) / exact - 1) < 1e-12
 
 
-@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if "normalize" in fn.spec.options.defaults
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if {"normalize", "eps"} <= fn.spec.options.defaults.keys()
                                 and "feature_map" not in fn.spec.options.defaults], ids=lambda fn: fn.__name__)
 def test_no_bit_depends_on_the_number_of_threads_or_on_other_rows(fn):
     """Long enough for several blocks of rows, shared out by two threads."""

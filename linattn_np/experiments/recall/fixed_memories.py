@@ -199,6 +199,6 @@ _WRITTEN: tuple[Memory, ...] = (
     FixedMemory(abc, scale=SHARPNESS), FixedMemory(gsa, scale=SHARPNESS), FixedMemory(rfa, sigma=LOW_SHARPNESS**-0.5),
     FixedMemory(performer), FixedMemory(based), FixedMemory(rebased),
 )  # fmt: skip
-_OTHERS = set(la.VARIANTS) - {memory.function for memory in (*RECURRENT.values(), *_WRITTEN)}
-FIXED = {memory.name: memory for memory in (
-    *_WRITTEN, *(SpecMemory(fn) for fn in la.VARIANTS if fn in _OTHERS))}  # fmt: skip
+_KNOWN = {memory.function for memory in (*RECURRENT.values(), *_WRITTEN)}
+_OTHERS = [fn for fn in la.VARIANTS if fn not in _KNOWN and "state" in fn.spec.core.STATE_AXES]  # a cache is no memory
+FIXED = {memory.name: memory for memory in (*_WRITTEN, *map(SpecMemory, _OTHERS))}

@@ -207,9 +207,11 @@ def _fingerprint(source: str) -> str | None:
     None if a source was written after this process had loaded it: its text is then not what is compiled.
     """
     package, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
-    folders = (package / "runtime" / "pieces", package / "ops" / "cpu", package / "matrix_state" / "cpu")
+    cores = [package / name for name in ("matrix_state", "softmax")]
+    folders = (package / "runtime" / "pieces", package / "ops" / "cpu", *(core / "cpu" for core in cores))
     sources = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    for path in (*sources, package / "matrix_state" / "policy.py", package / "runtime" / "values.py", Path(source)):
+    policies = [core / "policy.py" for core in cores]
+    for path in (*sources, *policies, package / "runtime" / "values.py", Path(source)):
         if not path.is_file():
             continue
         if LOADED < path.stat().st_mtime <= time.time():

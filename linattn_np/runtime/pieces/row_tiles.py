@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .vectors import BYTES, I64, Array, arrays, broadcast, emitted, fma, total
+from .vectors import BYTES, I64, Array, arrays, broadcast, emitted, fma, known, total
 
 
 def _dot(x, y, n):  # type: ignore[no-untyped-def]
@@ -77,6 +77,29 @@ def sum_of(typing: Any, x: Any, n: Any) -> Any:
         with cgutils.for_range_slice(b, I64(0), n, I64(X.vector.count), I64) as (j, _):
             b.store(b.fadd(b.load(sums), X.load(X.at(j), 0, X.masks(n, j, 1)[0])), sums)
         return total(b, b.load(sums))
+
+    return x.dtype(x, types.int64), write
+
+
+def _max_of(x, n):  # type: ignore[no-untyped-def]
+    return np.fmax.reduce(x[:n], initial=-np.inf)
+
+
+@emitted(_max_of)
+def max_of(typing: Any, x: Any, n: Any) -> Any:
+    """The largest of the first n numbers, -inf of none; a NaN may be passed over."""
+
+    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        X, n = Array(context, b, x, values[0]), values[1]
+        low = ir.Constant(X.vector, [float("-inf")] * X.vector.count)
+        most = cgutils.alloca_once_value(b, low)
+        with cgutils.for_range_slice(b, I64(0), n, I64(X.vector.count), I64) as (j, _):
+            mask = X.masks(n, j, 1)[0]
+            y = b.select(mask, X.load(X.at(j), 0, mask), low)
+            b.store(b.select(b.fcmp_ordered(">", y, b.load(most)), y, b.load(most)), most)
+        bits = X.size * 8
+        largest = known(b, f"llvm.vector.reduce.fmax.v{X.vector.count}f{bits}", X.number, [X.vector])
+        return b.call(largest, [b.load(most)])
 
     return x.dtype(x, types.int64), write
 

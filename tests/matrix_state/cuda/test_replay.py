@@ -16,7 +16,7 @@ from linattn_np.call import device_replay, dispatch, replay
 from linattn_np.matrix_state.cuda import step as cuda_step
 from linattn_np.ops.cuda import complement
 from linattn_np.runtime.cuda import launch
-from tests.cases import has_plain_state, one_per, parts, passes_through
+from tests.cases import RECURRENT, has_plain_state, one_per, parts, passes_through
 from tests.matrix_state.cuda import test_step_calls as step_calls
 from tests.matrix_state.cuda.step_twin import Stub, device_plans, stub
 
@@ -373,7 +373,7 @@ def test_a_state_that_is_overwritten_where_an_input_lies(public):
     la.gated_delta_rule(**x | {"v": v}, state=state, overwrite_state=True)  # one behind the other
 
 
-CHANGED = one_per(lambda spec: spec.erase, [fn for fn in la.VARIANTS if has_plain_state(fn.spec) and
+CHANGED = one_per(lambda spec: spec.erase, [fn for fn in RECURRENT if has_plain_state(fn.spec) and
                                             not passes_through(fn)])  # fmt: skip
 
 

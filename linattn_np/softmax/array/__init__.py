@@ -1,0 +1,1 @@
+"""The softmax core in array calls, tile by tile."""

@@ -1,0 +1,240 @@
+"""Tiles: a block of queries against one block of keys after the other, nearest first; memory grows with T.
+
+    m' = max(m, max_j z_ij),   e_ij = e^{z_ij - m'},   l' = e^{m - m'} l + sum_j e_ij,   a' = e^{m - m'} a + e V
+
+out = a / l and log l + m after the last tile. Backward forms p_ij = e^{z_ij - log_i} again, tile by tile
+(`definition.py` has the equations). The log decay between i and j of different blocks is the sum of three: from the
+start of i's block to i, of the blocks between, from j to the end of its block.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...runtime.arrays import Array, Namespace, device, lower_ones, sum_to
+from ...runtime.shapes import Chunk, Sequence, chunks
+from ..heads import Sum, sum_like
+from ..policy import array_tile
+from ..types import Parts, Past, Plan
+
+LOW = -float("inf")
+
+
+class Tile(NamedTuple):
+    """Keys of one tile, and what is added to its logits."""
+
+    at: Chunk | None  # None: the cache
+    k: Array
+    v: Array
+    bias: Array  # broadcastable to the logits, None without gates
+    hidden: Array  # the pairs that are not read, None: all are
+
+
+def _blocks(plan: Plan, x: Parts, queries: bool) -> list[Chunk]:
+    """The blocks of tokens."""
+    return chunks(Sequence(None, 0, (x.q if queries else x.k).shape[-2]), array_tile(plan.chunk_size))
+
+
+def _pair_sums(xp: Namespace, g: Array) -> Array:
+    """sum_{j < s <= i} g_s on and below the diagonal: (..., C) to (..., C, C), each by adding its own terms."""
+    C = g.shape[-1]
+    mask = lower_ones(xp, C, xp.bool, device(g), strict=True)
+    rows = xp.broadcast_to(g[..., :, None], (*g.shape, C))
+    return xp.cumulative_sum(xp.where(mask, rows, xp.zeros_like(rows)), axis=-2)
+
+
+def _to_end(xp: Namespace, g: Array) -> Array:
+    """sum_{s > j} g_s: (..., C)."""
+    shifted = xp.concat([g[..., 1:], xp.zeros_like(g[..., :1])], axis=-1)
+    return xp.flip(xp.cumulative_sum(xp.flip(shifted, axis=-1), axis=-1), axis=-1)
+
+
+def _tiles(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> Any:
+    """The tiles that a block of queries reads, nearest first."""
+    xp, between = plan.xp, None
+    start = None if x.g is None else xp.cumulative_sum(x.g[..., rows.start : rows.stop], axis=-1)[..., None]
+    for block in reversed(keys):
+        if plan.causal and block.start >= rows.stop:
+            continue
+        if plan.window is not None and block.stop <= rows.start - plan.window + 1:
+            return
+        k, v = (y[..., block.start : block.stop, :] for y in (x.k, x.v))
+        bias = None
+        if x.g is not None:
+            g = x.g[..., block.start : block.stop]
+            if block == rows:
+                bias = _pair_sums(xp, g)
+            else:
+                to_end = _to_end(xp, g)[..., None, :]
+                bias = start + (to_end if between is None else to_end + between)
+                total = xp.sum(g, axis=-1)[..., None, None]
+                between = total if between is None else between + total
+        yield Tile(block, k, v, bias, _hidden(plan, x, rows, block))
+    if x.past is not None:
+        bias = None
+        if x.past.b is not None:
+            bias = start + (x.past.b[..., None, :] if between is None else x.past.b[..., None, :] + between)
+        yield Tile(None, x.past.k, x.past.v, bias, _hidden_past(plan, x.past, rows))
+
+
+def _hidden(plan: Plan, x: Parts, rows: Chunk, block: Chunk) -> Array | None:
+    """The pairs of a tile that are not read; None if all are."""
+    is_inside = plan.window is None or rows.stop - block.start <= plan.window
+    if not plan.causal or (block.stop <= rows.start and is_inside):
+        return None
+    xp, where = plan.xp, device(x.v)
+    age = xp.arange(rows.start, rows.stop, device=where)[:, None] - xp.arange(block.start, block.stop, device=where)
+    return age < 0 if plan.window is None else (age < 0) | (age >= plan.window)
+
+
+def _hidden_past(plan: Plan, past: Past, rows: Chunk) -> Array:
+    hidden = past.age < 0
+    if plan.window is None:
+        return hidden
+    i = plan.xp.arange(rows.start, rows.stop, device=device(past.v))[:, None]
+    return hidden | (past.age + i + 1 >= plan.window)
+
+
+def _logits(plan: Plan, q: Array, tile: Tile) -> Array:
+    """z of a tile."""
+    xp = plan.xp
+    z = q @ xp.matrix_transpose(tile.k)
+    if tile.bias is not None:
+        z = z + tile.bias
+    return z if tile.hidden is None else xp.where(tile.hidden, xp.asarray(LOW, dtype=z.dtype, device=device(z)), z)
+
+
+def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
+    """(out (..., G, R, T, V), the logs of the sums (..., G, R, T, 1))."""
+    keys, found = _blocks(plan, x, False), []
+    for rows in _blocks(plan, x, True):
+        found.append(_rows(plan, x, rows, keys))
+    outs, logs = zip(*found, strict=True)
+    return plan.xp.concat(outs, axis=-2), plan.xp.concat(logs, axis=-2)
+
+
+def _rows(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> tuple[Array, Array]:
+    """out and the logs of the sums of a block of queries."""
+    xp, q = plan.xp, x.q[..., rows.start : rows.stop, :]
+    m, total, out = _begin(plan, x, q)
+    for tile in _tiles(plan, x, rows, keys):
+        z = _logits(plan, q, tile)
+        most = xp.maximum(m, xp.max(z, axis=-1, keepdims=True))
+        shift = xp.where(most == LOW, xp.zeros_like(most), most)
+        e, faded = xp.exp(z - shift), xp.exp(m - shift)
+        total, out, m = faded * total + xp.sum(e, axis=-1, keepdims=True), faded * out + e @ tile.v, most
+    none = m == LOW
+    m = xp.where(none, xp.zeros_like(m), m)
+    if not plan.normalize:
+        return xp.exp(m) * out, xp.zeros_like(m)
+    total = xp.where(none, xp.ones_like(total), total)
+    return out / total, m + xp.log(total)
+
+
+def _begin(plan: Plan, x: Parts, q: Array) -> tuple[Array, Array, Array]:
+    """(m, l, a) before the first tile: those of the sink."""
+    xp, where = plan.xp, device(x.v)
+    zero = xp.zeros((*q.shape[:-3], max(q.shape[-3], x.k.shape[-3]), q.shape[-2], 1), dtype=plan.dtype, device=where)
+    shape = (*zero.shape[:-3], max(zero.shape[-3], x.v.shape[-3]), q.shape[-2], x.v.shape[-1])
+    out = xp.zeros(shape, dtype=plan.dtype, device=where)
+    if x.sinks is None or not plan.normalize:
+        return zero + LOW, zero, out
+    return zero + x.sinks, zero + 1, out
+
+
+class Gradients:
+    """The sums of a backward pass."""
+
+    def __init__(self, plan: Plan, x: Parts, dout: Array):
+        self.plan, self.x, xp = plan, x, plan.xp
+        self.q, self.k, self.v = (sum_like(xp, y) for y in (x.q, x.k, x.v))
+        self.sinks: Any = None if x.sinks is None else xp.zeros_like(x.sinks)
+        self.past = [] if x.past is None else [xp.zeros_like(x.past.k), xp.zeros_like(x.past.v)]
+        self.past_b: Any = 0.0
+        heads = max(x.q.shape[-3], x.k.shape[-3])
+        shape = (*dout.shape[:-3], heads, x.k.shape[-2], 1)
+        # of the logits of pairs of different blocks: sums of rows and of columns, and of all that cross a block
+        gated = x.g is not None
+        self.readers, self.writers, self.crossing = (Sum(xp, shape if gated else (), dout) for _ in range(3))
+
+    def add(self, rows: Chunk, tile: Tile, p: Array, dz: Array, qd: tuple[Array, Array]) -> Array | None:
+        """A tile; returns the total of a tile of pairs of different blocks."""
+        xp, T = self.plan.xp, self.plan.xp.matrix_transpose
+        q, d = qd
+        self.q.add(rows.start, self.plan.scale * (dz @ tile.k))
+        dk, dv = T(dz) @ q, T(p) @ d
+        if tile.at is None:
+            self.past = [y + sum_to(xp, dy, y.shape) for y, dy in zip(self.past, (dk, dv), strict=True)]
+        else:
+            self.k.add(tile.at.start, dk)
+            self.v.add(tile.at.start, dv)
+        if self.x.g is None:
+            return None
+        if tile.at == rows:
+            self.crossing.add(rows.start, _crossing(xp, dz))
+            return None
+        columns = xp.sum(dz, axis=-2)
+        self.readers.add(rows.start, xp.sum(dz, axis=-1, keepdims=True))
+        if tile.at is None:
+            self.past_b = self.past_b + columns
+        else:
+            self.writers.add(tile.at.start, columns[..., None])
+        return xp.sum(columns, axis=-1)[..., None, None]
+
+    def cross(self, rows: Chunk, totals: list[tuple[Chunk | None, Array]]) -> None:
+        """Pairs of a block of queries with earlier keys cross the blocks between."""
+        between = None
+        for at, total in reversed(totals):
+            if at is not None and between is not None:
+                n = at.stop - at.start
+                self.crossing.add(at.start, self.plan.xp.broadcast_to(between, (*between.shape[:-2], n, 1)))
+            between = total if between is None else between + total
+
+    def done(self) -> Parts:
+        """All gradients."""
+        x, past, g = self.x, None, None
+        if x.past is not None:
+            b = None if x.past.b is None else sum_to(self.plan.xp, self.past_b, x.past.b.shape)
+            past = Past(self.past[0], self.past[1], b, None)
+        if x.g is not None:
+            g = sum_to(self.plan.xp, self._gates(), x.g.shape)
+        return Parts(self.q.total, self.k.total, self.v.total, g, self.sinks, past)
+
+    def _gates(self) -> Array:
+        """dg_s = sum_{i >= s} of the rows + sum_{j < s} of the columns of its block, and what crosses it."""
+        xp, found = self.plan.xp, []
+        for a, b in _blocks(self.plan, self.x, False):
+            rows, columns, crossing = (y.total[..., a:b, 0] for y in (self.readers, self.writers, self.crossing))
+            later = xp.flip(xp.cumulative_sum(xp.flip(rows, axis=-1), axis=-1), axis=-1)
+            sums = xp.cumulative_sum(columns, axis=-1)
+            earlier = xp.concat([xp.zeros_like(sums[..., :1]), sums[..., :-1]], axis=-1)
+            found.append(later + earlier + crossing)
+        return xp.concat(found, axis=-1)
+
+
+def _crossing(xp: Namespace, dz: Array) -> Array:
+    """sum over i >= s > j of dz_ij: (..., C, C) to (..., C, 1)."""
+    C, where = dz.shape[-1], device(dz)
+    later = xp.matrix_transpose(lower_ones(xp, C, dz.dtype, where)) @ dz
+    return xp.sum(later * lower_ones(xp, C, dz.dtype, where, strict=True), axis=-1, keepdims=True)
+
+
+def backward(plan: Plan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
+    """Gradients of the sequence and of the cache."""
+    xp, keys, sums = plan.xp, _blocks(plan, x, False), Gradients(plan, x, dout)
+    for rows in _blocks(plan, x, True):
+        q, log, d, o = (y[..., rows.start : rows.stop, :] for y in (x.q, logs, dout, out))
+        mean = xp.sum(d * o, axis=-1, keepdims=True) if plan.normalize else None
+        totals = []
+        for tile in _tiles(plan, x, rows, keys):
+            p = xp.exp(_logits(plan, q, tile) - log)
+            dp = d @ xp.matrix_transpose(tile.v)
+            dz = sum_to(xp, p * (dp if mean is None else dp - mean), p.shape)
+            total = sums.add(rows, tile, p, dz, (q, d))
+            if total is not None or tile.at == rows:
+                totals.append((tile.at, total))
+        if x.g is not None:
+            sums.cross(rows, [(at, y) for at, y in totals if at != rows])
+        if x.sinks is not None and mean is not None:
+            sums.sinks = sums.sinks - sum_to(xp, xp.exp(x.sinks - log) * mean, x.sinks.shape)
+    return sums.done()

@@ -1,0 +1,136 @@
+"""Caches of keys and values: token p is in slot p mod L, a ring of the last L tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..runtime.arrays import Array, Namespace, cast, device
+from .types import GatedCache, Inputs, KeyValueCache, Plan
+
+Cache = Any  # KeyValueCache or GatedCache
+
+
+def slots_after(plan: Plan, state: Cache | None, T: int) -> int:
+    """L of the final state: the slots given and the tokens of the longest sequence, of a window as many as it reads.
+
+    A state that is overwritten keeps its slots: the oldest tokens are forgotten.
+    """
+    L = 0 if state is None else state.v.shape[-3]
+    if plan.overwrite:
+        return L
+    longest = max((s.stop - s.start for s in plan.sequences), default=T)
+    return L + longest if plan.window is None else max(min(L + longest, plan.window - 1), 1)
+
+
+def count(xp: Namespace, length: Array) -> Array:
+    """Lengths as whole numbers."""
+    return xp.astype(xp.round(length), xp.int64)
+
+
+def positions(xp: Namespace, n: Array, L: int) -> Array:
+    """(..., L): the position of the token in each slot after n (...) tokens; less than 0 where the slot is empty."""
+    last = n[..., None] - 1
+    return last - (last - xp.arange(L, dtype=n.dtype, device=device(n))) % max(L, 1)
+
+
+
+def _taken(xp: Namespace, y: Array, index: Array, valid: Array) -> Array:
+    """Rows of y (lead, T, ...) by number, zeros where `valid` is false: (lead, L, ...)."""
+    lead, rest = index.ndim - 1, y.shape[index.ndim :]
+    shape = (*index.shape, *rest)
+    if 0 in y.shape or 0 in shape:
+        return xp.zeros(shape, dtype=y.dtype, device=device(y))
+    flat = xp.reshape(y, (*y.shape[: lead + 1], -1))
+    at = xp.broadcast_to(xp.where(valid, index, xp.zeros_like(index))[..., None], (*index.shape, flat.shape[-1]))
+    found = xp.take_along_axis(flat, at, axis=lead)
+    return xp.reshape(xp.where(valid[..., None], found, xp.zeros_like(found)), shape)
+
+
+def append(xp: Namespace, old: Array, new: Array, n: Array, L: int) -> Array:
+    """L slots after `new` (..., T, ...) is appended to `old` (..., L0, ...), which has seen n tokens."""
+    L0, T = old.shape[n.ndim], new.shape[n.ndim]
+    if not L0 and T <= L:
+        none = (*new.shape[: n.ndim], L - T, *new.shape[n.ndim + 1 :])
+        return xp.concat([new, xp.zeros(none, dtype=new.dtype, device=device(new))], axis=n.ndim)
+    p, first = positions(xp, n + T, L), n[..., None]
+    index = xp.where(p >= first, L0 + p - first, p % max(L0, 1))
+    return _taken(xp, xp.concat([old, new], axis=n.ndim), index, (p >= 0) & (p >= first - L0))
+
+
+def append_vjp(xp: Namespace, d: Array, n: Array, L0: int, T: int) -> tuple[Array, Array]:
+    """Gradients of `old` and `new` from that of the slots."""
+    L, first = d.shape[n.ndim], n[..., None]
+    old = positions(xp, n, L0)
+    new = first + xp.arange(T, dtype=n.dtype, device=device(n))
+    found = [_taken(xp, d, p % max(L, 1), (p >= 0) & (p >= first + T - L)) for p in (old, new)]
+    return found[0], found[1]
+
+
+# the final state of one sequence
+
+
+def decay_to_end(xp: Namespace, g: Array) -> Array:
+    """sum_{s > t} g_s along the tokens of (..., T, H), each by adding its own terms."""
+    zero = xp.zeros_like(g[..., :1, :])
+    shifted = xp.concat([g[..., 1:, :], zero], axis=-2)[..., : g.shape[-2], :]
+    return xp.flip(xp.cumulative_sum(xp.flip(shifted, axis=-2), axis=-2), axis=-2)
+
+
+def decay_to_end_vjp(xp: Namespace, d: Array) -> Array:
+    """dg_s = sum_{t < s} d_t."""
+    sums = xp.cumulative_sum(d, axis=-2)
+    return xp.concat([xp.zeros_like(d[..., :1, :]), sums[..., :-1, :]], axis=-2)[..., : d.shape[-2], :]
+
+
+def empty(xp: Namespace, x: Inputs, dtype: Any) -> Cache:
+    """A cache without slots, for tokens x."""
+    lead, where = x.v.shape[:-3], device(x.v)
+    k, v = (xp.zeros((*lead, 0, *y.shape[-2:]), dtype=dtype, device=where) for y in (x.k, x.v))
+    length = xp.zeros(lead, dtype=dtype, device=where)
+    if x.g is None:
+        return KeyValueCache(k, v, length)
+    return GatedCache(k, v, xp.zeros((*lead, 0, x.g.shape[-1]), dtype=dtype, device=where), length)
+
+
+def after(plan: Plan, x: Inputs, cache: Cache, L: int) -> Cache:
+    """The cache after the tokens x."""
+    xp, n, T = plan.xp, count(plan.xp, cache.length), x.v.shape[-3]
+    k, v = (append(xp, old, cast(xp, new, plan.dtype), n, L) for old, new in ((cache.k, x.k), (cache.v, x.v)))
+    if x.g is None:
+        return KeyValueCache(k, v, cache.length + T)
+    g = cast(xp, x.g, plan.dtype)
+    b = append(xp, cache.b + xp.sum(g, axis=-2, keepdims=True), decay_to_end(xp, g), n, L)
+    return GatedCache(k, v, b, cache.length + T)
+
+
+def append_in_place(plan: Plan, x: Inputs, state: Cache) -> Cache:
+    """The cache after the tokens x, written into its own NumPy arrays: a row for each sequence, or batch axes."""
+    L, T = state.v.shape[-3], x.v.shape[-3]
+    if not state.length.ndim:
+        owners = [((), x.k, x.v, None if x.g is None else x.g)]
+    else:
+        owners = [(at, x.k[at], x.v[at], None if x.g is None else x.g[at]) for at in np.ndindex(state.length.shape)]
+    for at, k, v, g in owners:
+        n = round(float(state.length[at]))
+        if g is not None:
+            g = g.astype(plan.dtype)
+            old = state.b[at].astype(plan.dtype) + g.sum(axis=-2, keepdims=True)
+            state.b[at] = append(plan.xp, old, decay_to_end(plan.xp, g), np.asarray(n), L)
+        slots = np.arange(max(n, n + T - L), n + T) % max(L, 1)
+        for part, y in ((state.k[at], k), (state.v[at], v)):
+            part[slots] = y[T - len(slots) :]
+    state.length[...] += T
+    return state
+
+
+def after_vjp(plan: Plan, x: Inputs, cache: Cache, d: Cache) -> tuple[Inputs, Cache]:
+    """(gradients of the tokens, gradient of the cache before them)."""
+    xp, n, T, L0 = plan.xp, count(plan.xp, cache.length), x.v.shape[-3], cache.v.shape[cache.length.ndim]
+    (k0, dk), (v0, dv) = (append_vjp(xp, y, n, L0, T) for y in (d.k, d.v))
+    if x.g is None:
+        return Inputs(None, dk, dv), KeyValueCache(k0, v0, d.length)
+    b0, b1 = append_vjp(xp, d.b, n, L0, T)
+    dg = decay_to_end_vjp(xp, b1) + xp.sum(b0, axis=-2, keepdims=True)
+    return Inputs(None, dk, dv, dg), GatedCache(k0, v0, b0, d.length)

@@ -1,0 +1,154 @@
+"""The softmax core: the functions of the protocol `linattn_np/core.py:Core`.
+
+    out_i = sum_j p_ij v_j,   p_ij ~ e^{scale q_i . k_j + sum_{j < s <= i} g_s}
+
+The state is a cache of keys and values (types.py): it grows with the tokens, or keeps its slots with overwrite_state.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from importlib.util import find_spec
+from math import prod
+from typing import Any
+
+from ..core import CallPlan, Computed, Core, Explained, register, register_states
+from ..runtime.arrays import Array, is_numpy
+from ..runtime.shapes import Sizes
+from . import cache, definition, heads, policy, sequences
+from .array import tiles
+from .types import GatedCache, Inputs, KeyValueCache, Plan, Residuals
+
+
+class Softmax(Core):
+    """Attention over all tokens."""
+
+    BACKENDS = ("reference", "chunks", "numba")
+    STATE_AXES = {"k": "L Hk K", "v": "L H V", "b": "L Hq", "length": ""}  # noqa: RUF012
+
+    def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
+        """The plan of a call, with window and normalize."""
+        own = {"window": options.get("window"), "normalize": options.get("normalize", True)}
+        return Plan(**plan._asdict() | own)
+
+    def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
+        """(out, final state, residuals)."""
+        backend = choose(fn, plan, wanted)
+        out: Array = None
+        logs: Any = None
+        if x.q is not None:
+            if backend == "numba":
+                from .cpu import calls
+
+                out, logs = calls.forward(plan, x, state)
+            else:
+                out, logs = sequences.forward(MODULES[backend], plan, x, state)
+        end = final_state(plan, x, state) if plan.returns_state or plan.gradients or x.q is None else None
+        return out, end, Residuals(x, plan, backend, state, out, logs)
+
+    def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
+        """Gradients of the inputs and of the initial state."""
+        x, plan, backend, state, out, logs = residuals
+        if dout is None or x.q is None:
+            found = [sequences.zeros(plan, own, row) for _, own, row in sequences.each_sequence(plan, x, state)]
+            d = sequences.gathered(plan, x, found)
+        elif backend == "numba":
+            from .cpu import calls
+
+            d = calls.backward(plan, x, state, (out, logs), dout)
+        else:
+            d = sequences.backward(MODULES[backend], plan, x, state, (out, logs), dout)
+        return d if dstate is None else with_state(plan, x, state, dstate, d)
+
+    def end_shape(self, plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Slots come with tokens."""
+        return shape if part == "length" else (cache.slots_after(plan, state, 0), *shape[1:])
+
+    def reads_out(self, residuals: Residuals) -> bool:
+        """Backward reads the output."""
+        return residuals.plan.normalize
+
+    def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Explained:
+        """2 (K + V) operations for each pair of a query and a key."""
+        K, V, H = x.k.shape[-1], x.v.shape[-1], max(x.v.shape[-2], x.k.shape[-2] if x.q is None else x.q.shape[-2])
+        backend, pairs, tokens = choose(fn, plan, wanted), 0, 0
+        for s in plan.sequences:
+            T = s.stop - s.start
+            Tq = 0 if x.q is None else T if plan.causal or s.row is not None else x.q.shape[-3]
+            W = T if plan.window is None else min(T, plan.window)
+            pairs += W * (W + 1) // 2 + (T - W) * W if plan.causal and Tq else Tq * T
+            tokens += T
+        total = 2.0 * (K + V) * pairs * prod(x.v.shape[:-3]) * H
+        others = {name: unsupported_reason(plan, name) or "covers the call too" for name in self.BACKENDS}
+        del others[backend]
+        reason = "requested" if wanted else "the default path"
+        reason += f"; from T = {crossover(K, V)} on more operations than linear attention's 4 K V a token"
+        C = {"chunks": policy.array_tile, "numba": lambda given: policy.cpu_tile(given)[0]}.get(backend)
+        return Explained(backend, reason, others, "tiles" if C else "recurrent form", C(plan.chunk_size) if C else None,
+                         total, total / max(tokens * prod(x.v.shape[:-3]) * H, 1))  # fmt: skip
+
+
+MODULES = {"reference": definition, "chunks": tiles}
+
+
+def crossover(K: int, V: int) -> int:
+    """The T from which 2 (K + V) (T + 1) / 2 operations a token are more than the 4 K V of a state (K, V)."""
+    return 4 * K * V // (K + V) if K + V else 0
+
+
+def unsupported_reason(plan: Plan, backend: str) -> str | None:
+    """Why a backend does not compute a call; None if it does."""
+    if backend == "reference" and plan.chunk_size == "parallel":
+        return "the definition goes token by token; chunk_size='parallel' needs tiles"
+    if backend == "numba" and not is_numpy(plan.xp):
+        return "it takes NumPy arrays"
+    if backend == "numba" and not _has_compiler():
+        return "Numba, the compiler of its loops, is not installed"
+    return None
+
+
+@functools.cache
+def _has_compiler() -> bool:
+    return find_spec("numba") is not None
+
+
+def choose(fn: str, plan: Plan, wanted: str | None) -> str:
+    """The backend of a call.   Raises ValueError if the one that is wanted does not compute it."""
+    if wanted is None and unsupported_reason(plan, "numba") is None:
+        return "numba"
+    if wanted is not None and (reason := unsupported_reason(plan, wanted)) is not None:
+        raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {reason}")
+    found = wanted or "chunks"
+    return "reference" if found == "chunks" and plan.chunk_size == 1 else found
+
+
+def final_state(plan: Plan, x: Inputs, state: Any) -> Any:
+    """The cache after all tokens; a row for each sequence of a ragged batch."""
+    L, ends = cache.slots_after(plan, state, x.v.shape[-3]), []
+    if plan.overwrite and is_numpy(plan.xp) and not plan.is_ragged:
+        return cache.append_in_place(plan, x, state)
+    for _, own, row in sequences.each_sequence(plan, x, state):
+        ends.append(cache.after(plan, own, cache.empty(plan.xp, own, plan.dtype) if row is None else row, L))
+    return sequences.joined_rows(plan, ends)
+
+
+def with_state(plan: Plan, x: Inputs, state: Any, dstate: Any, d: tuple[Inputs, Any]) -> tuple[Inputs, Any]:
+    """Gradients with those that come through the final state."""
+    found = []
+    for s, own, row in sequences.each_sequence(plan, x, state):
+        begin = cache.empty(plan.xp, own, plan.dtype) if row is None else row
+        dx, dbegin = cache.after_vjp(plan, own, begin, heads.row_of(plan, x, dstate, s))
+        none = sequences.zeros(plan, own, row)[0]
+        dx = Inputs(*(y if z is None else z for y, z in zip(none, dx, strict=True)))
+        found.append((dx, None if row is None else dbegin))
+    more = sequences.gathered(plan, x, found)
+    dx = Inputs(*(None if y is None else y + z for y, z in zip(d[0], more[0], strict=True)))
+    if state is None:
+        return dx, None
+    return dx, type(state)(*(y + z for y, z in zip(d[1], more[1], strict=True)))
+
+
+CORE = Softmax()
+register(CORE, Inputs)
+register_states(CORE, KeyValueCache, GatedCache)

@@ -1,0 +1,1 @@
+"""The softmax core in kernels that Numba compiles."""

@@ -1,0 +1,122 @@
+"""The compiled backend: calls on NumPy arrays as tables, tasks and kernels."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..cache import count, positions
+from ..heads import groups
+from ..policy import CPU_ROWS, cpu_tile
+from ..types import Inputs, Plan
+from . import run
+
+FAR = 1e30  # more tokens than any window
+
+
+def forward(plan: Plan, x: Inputs, state: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(out (..., Tq, heads, V), the logs of the sums (..., Tq, heads, 1))."""
+    heads, dtype, C = all_heads(x), np.dtype(plan.dtype), cpu_tile(plan.chunk_size)
+    (*lead, Tq), V = x.q.shape[:-2], x.v.shape[-1]
+    out = np.empty((*lead, Tq, heads, V), dtype)
+    most, sums = np.empty((2, *lead, heads, Tq), dtype).swapaxes(-1, -2)[..., None]
+    table = table_of(plan, x, state, C[0])
+    for name, y in (("out", out), ("most", most), ("sums", sums)):
+        table.put(name, y)
+    tasks = tasks_of(plan, x, 1, -(-CPU_ROWS // C[0]) * C[0])
+    kernel = kernel_of("forward", plan, x, state, (*C, 1), table)
+    run.run(kernel, tasks, operations(plan, x, state), (table, x, state))
+    return out, most + np.log(sums)
+
+
+def backward(
+    plan: Plan, x: Inputs, state: Any, results: tuple[np.ndarray, np.ndarray], dout: np.ndarray
+) -> tuple[Inputs, Any]:
+    """(gradients of the inputs, of the cache); results: out and the logs."""
+    heads, dtype, C = all_heads(x), np.dtype(plan.dtype), cpu_tile(plan.chunk_size)[1]
+    (out, logs), G = results, groups(x)
+    dout = np.ascontiguousarray(dout, dtype)
+    table = table_of(plan, x, state, C)
+    d = Inputs(*(None if y is None else np.zeros(y.shape, dtype) for y in x))
+    begin = None if state is None else type(state)(*(np.zeros(y.shape, dtype) for y in state))
+    for name, y in (("out", out), ("most", logs), ("in_dout", dout), ("out_dq", d.q), ("out_dk", d.k),
+                    ("out_dv", d.v), ("out_dg", column(d.g))):  # fmt: skip
+        table.put(name, y)
+    if begin is not None:
+        for name, y in (("past_dk", begin.k), ("past_dv", begin.v), ("past_db", column(getattr(begin, "b", None)))):
+            table.put(name, y)
+    group = heads // max(G, 1)
+    tasks = tasks_of(plan, x, group, 0)
+    kernel = kernel_of("backward", plan, x, state, (C, C, group), table)
+    run.run(kernel, tasks, 2.5 * operations(plan, x, state), (table, x, state, d, begin, out, logs, dout))
+    if x.sinks is not None and plan.normalize:
+        delta = np.sum(dout * out, axis=-1)
+        sinks = np.repeat(x.sinks.astype(dtype), heads // len(x.sinks))
+        each = -np.sum(np.exp(sinks - logs[..., 0]) * delta, axis=tuple(range(delta.ndim - 1)))
+        d = d._replace(sinks=np.sum(each.reshape(len(x.sinks), -1), axis=-1))
+    return d, begin
+
+
+def all_heads(x: Inputs) -> int:
+    """Heads of the output."""
+    return max(y.shape[-2] for y in x[:3] if y is not None)
+
+
+def column(y: np.ndarray | None) -> np.ndarray | None:
+    """One number a token and head as an array of one channel."""
+    return None if y is None else y[..., None]
+
+
+def table_of(plan: Plan, x: Inputs, state: Any, C: int) -> run.Table:
+    """The arrays of a call."""
+    table = run.Table(all_heads(x))
+    for name, y in (("in_q", x.q), ("in_k", x.k), ("in_v", x.v), ("in_g", column(x.g))):
+        table.put(name, y)
+    if x.sinks is not None:
+        table.put("in_sinks", np.broadcast_to(x.sinks, (1, C, len(x.sinks)))[..., None])
+    if state is not None and state.v.shape[-3]:
+        n = count(plan.xp, state.length)
+        p = positions(plan.xp, n, state.v.shape[-3])
+        age = np.where(p < 0, np.inf, n[..., None] - 1 - p).astype(plan.dtype)[..., None, None]
+        for name, y in (("past_k", state.k), ("past_v", state.v), ("past_b", column(getattr(state, "b", None))),
+                        ("past_age", age)):  # fmt: skip
+            table.put(name, y)
+    return table
+
+
+def tasks_of(plan: Plan, x: Inputs, group: int, rows: int) -> np.ndarray:
+    """A task for each sequence, `group` heads and `rows` queries (0: all); those with most keys first."""
+    if plan.is_ragged:
+        owners = [(0, s.row or 0, s.start, s.stop - s.start, s.stop - s.start) for s in plan.sequences]
+    else:
+        T, Tq = x.v.shape[-3], x.q.shape[-3]
+        owners = [(b, b, 0, T, Tq) for b in range(prod(x.v.shape[:-3]))]
+    found = [(b, row, first, T, h, i, min(i + (rows or Tq), Tq)) for b, row, first, T, Tq in owners
+             for h in range(0, all_heads(x), max(group, 1))
+             for i in reversed(range(0, Tq if rows else 1, rows or 1))]  # fmt: skip
+    return np.array(found, np.int64).reshape(-1, 7)
+
+
+def kernel_of(
+    name: str, plan: Plan, x: Inputs, state: Any, sizes: tuple[int, int, int], table: run.Table
+) -> run.Kernel:
+    """The kernel of a call; sizes: queries and keys of a tile, heads of a task."""
+    longest = max((s.stop - s.start for s in plan.sequences), default=0)
+    longest = max(longest, 0 if plan.is_ragged else x.q.shape[-3])
+    C, N, heads = sizes
+    each = {"C": C, "N": N, "K": x.k.shape[-1], "V": x.v.shape[-1], "L": 0 if state is None else state.v.shape[-3],
+            "tokens": longest, "blocks": -(-longest // N) + 1, "causal": int(plan.causal),
+            "window": plan.window or 0, "gated": int(x.g is not None), "sinks": int(x.sinks is not None),
+            "normalize": int(plan.normalize), "heads": heads}  # fmt: skip
+    dtype = np.dtype(plan.dtype).name
+    made = run.layout(dtype, tuple(each.items()), name == "backward")
+    return run.Kernel(name, dtype, made, {"scale": plan.scale, "reach": float(plan.window or FAR)}, table)
+
+
+def operations(plan: Plan, x: Inputs, state: Any) -> float:
+    """Of the products of the forward pass, about."""
+    L, T = 0 if state is None else state.v.shape[-3], x.v.shape[-3]
+    keys = min(plan.window or FAR, L + (T / 2 if plan.causal else T))
+    return 2.0 * (x.k.shape[-1] + x.v.shape[-1]) * prod(x.q.shape[:-2]) * all_heads(x) * keys

@@ -1,0 +1,127 @@
+"""A tile: c queries from i on against n keys from j on, of the sequence or of the cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...ops.cpu.numbers import number
+from ...ops.cpu.products import FULL, OUT_LOWER, product, transpose
+from ...ops.cpu.rows import scale_rows
+from ...ops.cpu.storage import load, load_column
+from ...runtime.pieces.piece import Whole, piece
+from ...runtime.pieces.row_tiles import dot
+from ...runtime.pieces.views import row
+from ..policy import FEW_ROWS
+from .workspace import Work
+
+
+@piece
+def begin_task(w: Work, n: Whole):
+    """Task n: a row of the table of tasks."""
+    x = row(w.tasks, n)
+    w.BATCH, w.ROW, w.FIRST, w.T, w.HEAD, w.FROM, w.TO = x[0], x[1], x[2], x[3], x[4], x[5], x[6]
+
+
+@piece
+def load_queries(w: Work):
+    """q of the block times the scale; its log decays."""
+    place = (w.BATCH, w.h, w.FIRST + w.i)
+    load(w.in_q, place, (0, w.K), w.q)
+    for i in range(w.c):
+        w.one[i] = w.scale
+    scale_rows(w.q, w.one)
+    if w.gated:
+        load_column(w.in_g, place, w.g)
+        total = 0.0
+        for i in range(w.c):
+            total += w.g[i]
+            w.start[i] = number(w.start, total)
+
+
+@piece
+def load_keys(w: Work):
+    """k and v of the block, its log decays, and how long ago a token of the cache was."""
+    if w.is_past:
+        place = (w.ROW, w.h, w.j)
+        load(w.past_k, place, (0, w.K), w.k)
+        load(w.past_v, place, (0, w.V), w.v)
+        load_column(w.past_age, place, w.age)
+        if w.gated:
+            load_column(w.past_b, place, w.end)
+    else:
+        place = (w.BATCH, w.h, w.FIRST + w.j)
+        load(w.in_k, place, (0, w.K), w.k)
+        load(w.in_v, place, (0, w.V), w.v)
+        if w.gated:
+            load_column(w.in_g, place, w.g_n)
+            total = 0.0
+            for j in range(w.n - 1, -1, -1):
+                w.end[j] = number(w.end, total)
+                total += w.g_n[j]
+
+
+@piece
+def logits(w: Work):
+    """Z = scale q k^T; the pairs of a diagonal block up to its diagonal's tiles."""
+    if w.c < FEW_ROWS:
+        for i in range(w.c):
+            q, z = row(w.q, i), row(w.Z, i)
+            for j in range(w.n):
+                z[j] = dot(q, row(w.k, j), w.K_lanes)
+    else:
+        product(OUT_LOWER if w.is_diagonal else FULL, w.q, w.kT, w.Z)
+
+
+@piece
+def turn_keys(w: Work):
+    """k^T, where it is used."""
+    if w.c >= FEW_ROWS:
+        transpose(w.k, w.kT)
+
+
+@piece
+def pair_sums(w: Work):
+    """D_ij = g_{j+1} + ... + g_i of a diagonal block, each by adding its own terms."""
+    for i in range(w.c):
+        to, g = row(w.D, i), w.g[i]
+        if i:
+            above = row(w.D, i - 1)
+            for j in range(i):
+                to[j] = above[j] + g
+        to[i] = 0
+
+
+@piece
+def bias(w: Work, i: Whole):
+    """What is added to the logits of row i; -inf where a key is not read."""
+    z = row(w.Z, i)
+    low, at = number(w.Z, -np.inf), w.i + i
+    if w.gated:
+        if w.is_diagonal:
+            d = row(w.D, i)
+            for j in range(i + 1):
+                z[j] += d[j]
+        else:
+            far = number(w.start, w.between) if w.C == 1 else number(w.start, w.between + w.start[i])
+            for j in range(w.n):
+                z[j] += w.end[j] + far
+    if w.is_past:
+        reach = number(w.Z, w.reach - at - 1)
+        for j in range(w.n):
+            z[j] = z[j] if w.age[j] < reach else low
+    else:
+        for j in range(min(at - w.window + 1 - w.j, w.n) if w.window else 0):
+            z[j] = low
+        for j in range(max(at + 1 - w.j, 0) if w.causal else w.n, w.n):
+            z[j] = low
+
+
+@piece
+def before(w: Work):
+    """The decay over a block, added to that of the blocks between: the next one is further away."""
+    if w.gated and not w.is_past:
+        total = 0.0
+        for j in range(w.n):
+            total += w.g_n[j]
+        if not w.is_diagonal:
+            w.between = w.between + total

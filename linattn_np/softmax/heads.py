@@ -1,0 +1,89 @@
+"""One sequence of a call with heads before tokens (..., G, R, T, D), and the way back; nothing is copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..runtime.arrays import Array, Namespace, cast, device, is_mutable, sum_to, swap
+from ..runtime.shapes import Sequence
+from .cache import count, positions
+from .types import Inputs, Parts, Past, Plan
+
+
+def groups(x: Inputs) -> int:
+    """G: the fewest heads of any array."""
+    return min(y.shape[-2] for y in (x.q, x.k, x.v) if y is not None)
+
+
+def split(xp: Namespace, y: Array, G: int) -> Array:
+    """(..., T, H, D) as a view (..., G, H / G, T, D)."""
+    y = swap(xp, y, -3)
+    return xp.reshape(y, (*y.shape[:-3], G, y.shape[-3] // max(G, 1), *y.shape[-2:]))
+
+
+def join(xp: Namespace, y: Array, shape: tuple[int, ...]) -> Array:
+    """(..., G, R, T, D) as (..., T, H, D) of this shape, summed over the heads that share a head of it."""
+    *lead, T, H, D = shape
+    y = sum_to(xp, y, (*lead, y.shape[-4], H // max(y.shape[-4], 1), T, D))
+    return swap(xp, xp.reshape(y, (*lead, H, T, D)), -3)
+
+
+def row_of(plan: Plan, x: Inputs, state: Any, s: Sequence) -> Any:
+    """The cache of one sequence, with the batch axes of x, in the dtype of the computation."""
+    if state is None:
+        return None
+    lead = x.v.shape[:-3]
+    rows = state if s.row is None else (y[s.row, ...] for y in state)
+    each = [cast(plan.xp, y, plan.dtype) for y in rows]
+    if s.row is not None:
+        each = [plan.xp.reshape(y, (*lead, *y.shape)) for y in each]
+    return type(state)(*each)
+
+
+def tokens_of(x: Inputs, s: Sequence) -> Inputs:
+    """The tokens of one sequence; queries that are not causal may have their own number."""
+    q, k, v = (None if y is None else y[..., s.start : s.stop, :, :] for y in (x.q, x.k, x.v))
+    return Inputs(x.q if s.row is None else q, k, v, None if x.g is None else x.g[..., s.start : s.stop, :], x.sinks)
+
+
+def parts_of(plan: Plan, x: Inputs, cache: Any) -> Parts:
+    """A sequence and its cache with heads before tokens, queries times the scale."""
+    xp, G = plan.xp, groups(x)
+    q, k, v = (None if y is None else split(xp, cast(xp, y, plan.dtype), G) for y in x[:3])
+    g = None if x.g is None else split(xp, cast(xp, x.g, plan.dtype)[..., None], G)[..., 0]
+    sinks = None if x.sinks is None else xp.reshape(cast(xp, x.sinks, plan.dtype), (G, -1, 1, 1))
+    return Parts(None if q is None else plan.scale * q, k, v, g, sinks, _past(plan, cache, G))
+
+
+def _past(plan: Plan, cache: Any, G: int) -> Past | None:
+    if cache is None or not cache.v.shape[-3]:
+        return None
+    xp, L, n = plan.xp, cache.v.shape[-3], count(plan.xp, cache.length)
+    p = positions(xp, n, L)
+    age = xp.where(p < 0, p, n[..., None] - 1 - p)[..., None, None, None, :]
+    b = getattr(cache, "b", None)
+    b = None if b is None else split(xp, b[..., None], G)[..., 0]
+    return Past(split(xp, cache.k, G), split(xp, cache.v, G), b, age)
+
+
+class Sum:
+    """A sum (..., T, D) of pieces of rows."""
+
+    def __init__(self, xp: Namespace, shape: tuple[int, ...], like: Array):
+        self.xp, self.shape = xp, shape
+        self.total = xp.zeros(shape, dtype=like.dtype, device=device(like))
+
+    def add(self, start: int, piece: Array) -> None:
+        """Add to the rows from `start` on, summed over heads that are shared."""
+        xp, (*lead, T, D), n = self.xp, self.shape, piece.shape[-2]
+        piece = sum_to(xp, piece, (*lead, n, D))
+        if is_mutable(xp):
+            self.total[..., start : start + n, :] += piece
+            return
+        zeros = [xp.zeros((*lead, m, D), dtype=piece.dtype, device=device(piece)) for m in (start, T - start - n)]
+        self.total = self.total + xp.concat([zeros[0], piece, zeros[1]], axis=-2)
+
+
+def sum_like(xp: Namespace, y: Array) -> Sum:
+    """A sum of the shape of y."""
+    return Sum(xp, tuple(y.shape), y)

@@ -1,0 +1,98 @@
+"""Types of the softmax core: inputs, plan, caches, residuals."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..runtime.arrays import Array, Namespace
+from ..runtime.shapes import Sequence
+
+
+class KeyValueCache(NamedTuple):
+    """State of softmax attention: the last L tokens, token p in slot p mod L.
+
+    k: (..., L, Hk, K). v: (..., L, H, V). length: (...), the number of tokens so far, as floating-point numbers.
+    """
+
+    k: Any
+    v: Any
+    length: Any
+
+
+class GatedCache(NamedTuple):
+    """KeyValueCache of attention with gates; b (..., L, Hq) is the log decay of each token since it was written."""
+
+    k: Any
+    v: Any
+    b: Any
+    length: Any
+
+
+class Inputs(NamedTuple):
+    """Arrays of a call, or their gradients; tokens before heads."""
+
+    q: Array  # (..., Tq, Hq, K), None: nothing is read
+    k: Array  # (..., T, Hk, K)
+    v: Array  # (..., T, H, V)
+    g: Array = None  # (..., T, Hq) log decay of the token
+    sinks: Array = None  # (Hq,) logit of a further key, whose value is 0
+
+
+class Plan(NamedTuple):
+    """How a call is computed: the fields of `linattn_np/core.py:CallPlan`, and window and normalize."""
+
+    xp: Namespace
+    dtype: Any
+    scale: float
+    causal: bool = True
+    chunk_size: int | str | None = None
+    sequences: tuple[Sequence, ...] = ()
+    gradients: bool = False
+    gate_gradient: bool = True
+    precision: str | None = None
+    overwrite: bool = False
+    pool_rows: Array = None
+    states_at: tuple[int, ...] | None = None
+    returns_state: bool = True
+    has_state: bool = False
+    window: int | None = None  # a query reads its own token and the window - 1 before it; None: all
+    normalize: bool = True  # False: out is the numerator
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether states have a row per sequence instead of batch axes."""
+        return not self.sequences or self.sequences[0].row is not None
+
+
+class Residuals(NamedTuple):
+    """Residuals of a forward pass."""
+
+    x: Inputs
+    plan: Plan
+    backend: Any
+    state: Any
+    out: Array
+    logs: Any  # what the backend saved: log sums of the exponentials
+
+
+class Parts(NamedTuple):
+    """One sequence with heads before tokens, (..., G, R, T, D): H = G groups of R heads.
+
+    An array with fewer heads has R = 1 and is broadcast over its group. Of the past the cache's L slots are kept.
+    """
+
+    q: Array  # (..., G, Rq, Tq, K), times the scale
+    k: Array  # (..., G, Rk, T, K)
+    v: Array  # (..., G, Rv, T, V)
+    g: Array  # (..., G, Rq, T), None without gates
+    sinks: Array  # (G, Rq, 1, 1)
+    past: Past | None
+
+
+class Past(NamedTuple):
+    """What a sequence has of the cache."""
+
+    k: Array  # (..., G, Rk, L, K)
+    v: Array  # (..., G, Rv, L, V)
+    b: Array  # (..., G, Rq, L), None without gates
+    age: Array  # (..., 1, 1, 1, L) tokens since; less than 0: the slot is empty

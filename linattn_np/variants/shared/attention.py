@@ -1,0 +1,43 @@
+"""What the variants of the softmax core share: their options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...call.options import Options
+from ...runtime.values import LARGEST, is_whole, shown
+from ...spec import ArgSpec, OptionSpec
+from .arguments import LOG_DECAY
+
+QUERY_DECAY = ArgSpec("T Hq", "log decay of the token, <= 0", limits=LOG_DECAY)
+
+
+class AttentionOptions(Options, total=False):
+    """The common options, a window of tokens, and whether outputs are averages."""
+
+    window: int | None
+    normalize: bool
+
+
+class CausalOptions(AttentionOptions, total=False):
+    """And: whether a query reads its past alone."""
+
+    causal: bool
+
+
+def check_options(fn: str, options: dict[str, Any]) -> None:
+    """Raise ValueError for a window that is no number of tokens or is not causal, and for states at positions."""
+    window = options["window"]
+    if options["return_states_at"] is not None:
+        raise ValueError(f"{fn}: return_states_at is given, expected None: a cache has a slot for each of its tokens")
+    if window is None:
+        return
+    if not is_whole(window, 1, LARGEST):
+        raise ValueError(f"{fn}: window is {shown(window)}, expected None or a whole number from 1")
+    if not options.get("causal", True):
+        raise ValueError(f"{fn}: window with causal=False, expected causal=True")
+    options["window"] = int(window)
+
+
+ATTENTION = OptionSpec({"window": None, "normalize": True}, check_options)
+BOTH_WAYS = OptionSpec({"window": None, "normalize": True, "causal": True}, check_options)

@@ -1,0 +1,63 @@
+"""Softmax attention: weighted averages of all values, or of those in a window."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ...call.dispatch import public
+from ...matrix_state.types import Readout
+from ...runtime.arrays import Array
+from ...softmax.core import CORE
+from ...softmax.types import Inputs, KeyValueCache
+from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ..shared.arguments import KEYS, QUERIES, VALUES
+from ..shared.attention import BOTH_WAYS, CausalOptions
+
+
+def to_core(c: Variables) -> Inputs:
+    """The core's arrays are the caller's."""
+    return Inputs(c.q, c.k, c.v, None, c.sinks)
+
+
+def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+    """Gradients by public name."""
+    return {"q": d.q, "k": d.k, "v": d.v, "sinks": d.sinks}
+
+
+SPEC = VariantSpec(
+    name="softmax_attention",
+    sentence="Softmax attention: weighted averages of all values, or of those in a window.",
+    equation="p_tj = e^{scale q_t . k_j} / (e^{sink} + sum_i e^{scale q_t . k_i});  out_t = sum_j p_tj v_j",
+    paper="Vaswani et al., Attention Is All You Need, arXiv 1706.03762; sinks: Xiao et al., arXiv 2309.17453",
+    arrays={"q": QUERIES, "k": KEYS, "v": VALUES,
+            "sinks": ArgSpec("Hq", "logit of a further key, whose value is 0", True)},
+    change=ChangeOfVariables(to_core, to_core_vjp),
+    core=CORE,
+    readout=Readout.SOFTMAX,
+    state=StateFormat(KeyValueCache, wide=True),
+    options=BOTH_WAYS,
+)
+
+
+@public(SPEC, Samples(options=({}, {"window": 9}, {"causal": False}, {"normalize": False})))
+def softmax_attention(q: Any, k: Any, v: Any, sinks: Any = None, **options: Unpack[CausalOptions]) -> Any:
+    """Softmax attention: weighted averages of all values, or of those in a window.
+
+        p_tj = e^{scale q_t . k_j} / (e^{sink} + sum_i e^{scale q_t . k_i})
+        out_t = sum_j p_tj v_j
+
+    q      (..., T, Hq, K)   queries
+    k      (..., T, Hk, K)   keys
+    v      (..., T, H, V)    values
+    sinks  (Hq,)             logit of a further key, whose value is 0; optional
+
+    window: a query reads its own token and the window - 1 before it; None: all of the past.
+    normalize: False leaves the denominator out.
+    causal: False reads all keys, which may be more or fewer than the queries.
+    scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and a KeyValueCache if return_state: it has the slots
+    of the state given and one for each token (with a window, window - 1 at most). With overwrite_state it keeps its
+    slots, and the oldest tokens are forgotten.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    Core: softmax. Common options: linattn_np.Options.
+    Vaswani et al., Attention Is All You Need, arXiv 1706.03762; sinks: Xiao et al., arXiv 2309.17453.
+    """

@@ -1,0 +1,221 @@
+"""Caches: handed over, packed, in place, in pools, in 16 bits; what is forgotten and what is not."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import linattn_np as la
+from tests.cases import GROWING, call, cases_of, cotangents, draw, parts, tokens
+
+CASES = [cases_of(fn)[0] for fn in GROWING]
+WINDOWS = [c for fn in GROWING for c in cases_of(fn) if c.options.get("window")]
+BACKENDS = ("chunks", "numba")
+OFFSETS = [0, 0, 1, 1, 18, 20, 37, 37]
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def slots(state, L):
+    """The cache with L slots, as long as no token was forgotten."""
+    def cut(y):
+        rows = y[:, :L]
+        return np.concatenate([rows, np.zeros((len(y), L - rows.shape[1], *y.shape[2:]), y.dtype)], axis=1)
+
+    return type(state)(*(cut(y) if n != "length" else y for n, y in state._asdict().items()))
+
+
+@every_backend
+@pytest.mark.parametrize("case", CASES + WINDOWS, ids=str)
+def test_packed_sequences_are_one_by_one_to_the_bit(case, backend):
+    arrays, states = draw(case, T=OFFSETS[-1], B=(1,), N=len(OFFSETS) - 1)
+    result, pullback = la.vjp(case.fn, **arrays, **case.options, state=states, return_state=True, backend=backend,
+                              cu_seqlens=np.array(OFFSETS))  # fmt: skip
+    (dout, dstate), (out, end), L = cotangents(result), result, result.state.v.shape[1]
+    grads = pullback(dout, dstate)
+    for n, (a, b) in enumerate(itertools.pairwise(OFFSETS)):
+        row = type(states)(*(y[n : n + 1] for y in states))
+        one, back = la.vjp(case.fn, **tokens(case, arrays, a, b), **case.options, state=row, return_state=True,
+                           backend=backend)  # fmt: skip
+        np.testing.assert_array_equal(out[:, a:b], one.out)
+        if "window" not in case.options:
+            for x, y in zip(parts(slots(one.state, L)), parts(end), strict=True):
+                np.testing.assert_array_equal(x[0], y[n])
+            mine = slots(type(dstate)(*(y[n : n + 1] for y in dstate)), one.state.v.shape[1])
+            d = back(dout[:, a:b], mine)
+            for name in case.given:
+                if case.on_tokens(name):
+                    np.testing.assert_array_equal(getattr(grads, name)[:, a:b], getattr(d, name), name)
+
+
+@every_backend
+@every_case
+def test_in_place_it_keeps_its_slots(case, backend):
+    """Prompt, then tokens one by one in a buffer: the whole; more than fit are forgotten, the oldest first."""
+    arrays, _ = draw(case, T=20)
+    whole = case.fn(**arrays, **case.options)
+    start = call(case, tokens(case, arrays, 0, 12))[1]
+    buffer = slots(start, 20)
+    for t in range(12, 20):
+        out = case.fn(**tokens(case, arrays, t, t + 1), state=buffer, overwrite_state=True, backend=backend)
+        assert la.testing.relative_error(out, whole[:, t : t + 1]) <= 1e-13
+    _, end = call(case, arrays)
+    for x, y in zip(parts(buffer), parts(end), strict=True):
+        assert la.testing.relative_error(x, y) <= 1e-13
+    small = slots(call(case, tokens(case, arrays, 0, 5))[1], 6)
+    case.fn(**tokens(case, arrays, 5, 20), state=small, overwrite_state=True, backend=backend)
+    for p in range(14, 20):
+        np.testing.assert_array_equal(small.k[:, p % 6], arrays["k"][:, p])
+    assert (small.length == 20).all()
+
+
+@every_backend
+def test_rows_of_a_pool_and_16_bits(backend):
+    case = CASES[0]
+    arrays, _ = draw(case, T=9, dtype=np.float32)
+    start = slots(call(case, tokens(case, arrays, 0, 8))[1], 16)
+    pool = type(start)(*(np.zeros((5, *y.shape[1:]), ml_dtypes.bfloat16 if n != "length" else np.float32)
+                         for n, y in start._asdict().items()))  # fmt: skip
+    for y, x in zip(pool, start, strict=True):
+        y[[3, 1]] = x
+    last = tokens(case, arrays, 8, 9)
+    out = case.fn(**last, state=pool, state_rows=[3, 1], overwrite_state=True, backend=backend)
+    narrow = type(start)(*(y[[3, 1]].astype(np.float32) for y in pool))
+    narrow = narrow._replace(length=narrow.length - 1)
+    assert la.testing.relative_error(out, case.fn(**last, state=narrow, backend=backend)) <= 1e-6
+    np.testing.assert_array_equal(pool.length, [0, 9, 0, 9, 0])
+    np.testing.assert_array_equal(pool.k[3, 8], arrays["k"][0, 8].astype(ml_dtypes.bfloat16))
+
+
+@every_backend
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_a_window_needs_no_more_slots_than_it_reads(case, backend):
+    arrays, _ = draw(case, T=40)
+    whole, state = case.fn(**arrays, **case.options, backend=backend), None
+    for a, b in itertools.pairwise([0, 3, 4, 20, 21, 22, 40]):
+        out, state = call(case, tokens(case, arrays, a, b), state=state, backend=backend)
+        assert la.testing.relative_error(out, whole[:, a:b]) <= 1e-13
+    assert state.v.shape[1] == case.options["window"] - 1
+
+
+@every_backend
+@pytest.mark.parametrize("form", [{}, {"chunk_size": 16}, {"chunk_size": 1}], ids=str)
+def test_a_reset_separates_what_is_before_it(backend, form):
+    """Gates of -inf: outputs behind one are those of a call that begins there, gradients are finite, its own is 0."""
+    case = next(c for c in CASES if "g" in c.given)
+    arrays, state = draw(case, T=40)
+    arrays["g"][:, [0, 7, 21]] = -np.inf
+    out, pullback = la.vjp(case.fn, **arrays, state=state, backend=backend, **form)
+    grads = pullback(cotangents((out, state))[0])
+    for a, b in itertools.pairwise([0, 7, 21, 40]):
+        assert la.testing.relative_error(out[:, a:b], case.fn(**tokens(case, arrays, a, b), backend=backend)) <= 1e-13
+    assert all(np.isfinite(d).all() for d in parts(grads))
+    assert (grads.g[:, [0, 7, 21]] == 0).all()
+    assert all((d == 0).all() for d in grads.state)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_a_query_without_keys_reads_0(backend):
+    q, k, v = np.ones((1, 3, 1, 2)), np.ones((1, 0, 1, 2)), np.ones((1, 0, 1, 4))
+    out = la.softmax_attention(q, k, v, causal=False, backend=backend)
+    np.testing.assert_array_equal(out, np.zeros((1, 3, 1, 4)))
+    empty = la.KeyValueCache(np.full((1, 5, 1, 2), 9.0), np.full((1, 5, 1, 4), 9.0), np.zeros(1))
+    found = la.softmax_attention(q, k, v, causal=False, state=empty, backend=backend)
+    np.testing.assert_array_equal(found, out)
+
+
+@every_backend
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_bit_depends_on_threads_or_the_batch(backend, threads):
+    """Long enough for several tasks."""
+    case = CASES[-1]
+    arrays, _ = draw(case, T=600, B=(2,), dtype=np.float32)
+    one = {n: y[1:] if case.on_tokens(n) else y for n, y in arrays.items()}
+    found, pullback = la.vjp(case.fn, **arrays, backend=backend, num_threads=threads)
+    alone, back = la.vjp(case.fn, **one, backend=backend, num_threads=1)
+    np.testing.assert_array_equal(found[1:], alone)
+    grads, own = pullback(found), back(alone)
+    np.testing.assert_array_equal(grads.k[1:], own.k)
+    np.testing.assert_array_equal(grads.q[1:], own.q)
+
+
+def test_memory_grows_with_the_tokens():
+    """No array of T x T: the largest allocation of array calls is a tile of all heads."""
+    import tracemalloc
+
+    peaks = []
+    for T in (512, 1024):
+        arrays, _ = draw(CASES[0], T=T, B=(1,), H=1, K=4, V=4)
+        tracemalloc.start()
+        la.softmax_attention(**arrays, backend="chunks", chunk_size=32)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 2.5 * peaks[0]
+    assert peaks[1] < 1024 * 1024 * 8 / 4
+
+
+def test_fewer_queries_are_those_of_the_last_tokens():
+    arrays, _ = draw(CASES[0], T=30)
+    out = la.softmax_attention(**arrays)
+    few = la.softmax_attention(**arrays | {"q": arrays["q"][:, 25:]})
+    assert la.testing.relative_error(few, out[:, 25:]) <= 1e-13
+    la.testing.check_vjp(la.softmax_attention, **arrays | {"q": arrays["q"][:, 25:]})
+
+
+def test_explain_says_from_when_linear_attention_takes_fewer_operations():
+    q, k, v = np.ones((3, 1, 10, 2, 64))
+    found = la.explain(la.softmax_attention, q, k, v)
+    assert found.operations == 2 * 2 * (64 + 64) * 55
+    assert "from T = 128 on more operations than linear attention's 4 K V a token" in found.reason
+    assert found.form == "tiles"
+
+
+BAD = {
+    "window is 0, expected None or a whole number from 1": {"window": 0},
+    "window with causal=False, expected causal=True": {"window": 3, "causal": False},
+    "return_states_at is given, expected None: a cache has a slot for each of its tokens": {"return_states_at": 2},
+    "state is a ndarray, expected (k, v, length) as a KeyValueCache": {"state": np.ones((2, 3))},
+    "backend 'reference' does not cover this call: the definition goes token by token; chunk_size='parallel' needs "
+    "tiles": {"backend": "reference", "chunk_size": "parallel"},
+}
+
+
+@pytest.mark.parametrize(("message", "options"), BAD.items(), ids=BAD)
+def test_bad_input(message, options):
+    q = np.ones((2, 4, 1, 3))
+    with pytest.raises((TypeError, ValueError)) as error:
+        la.softmax_attention(q, q, q, **options)
+    assert str(error.value) == f"softmax_attention: {message}"
+
+
+def test_slots_of_different_numbers():
+    q = np.ones((2, 4, 1, 3))
+    state = la.KeyValueCache(np.ones((2, 5, 1, 3)), np.ones((2, 6, 1, 3)), np.ones(2))
+    with pytest.raises(ValueError, match=r"state.v has shape \(2, 6, 1, 3\), expected \(B, L, H, V\) = \(2, 5, 1, 3\)"):
+        la.softmax_attention(q, q, q, state=state)
+
+
+def test_published_formulas():
+    """Attention of the whole matrix; ALiBi as a bias; FoX with sums of gates; the numerator."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 12, 1, 4))
+    g = -rng.uniform(0, 1, (12, 1))
+    Z, i = q[:, 0] @ k[:, 0].T / 2, np.arange(12)
+    past = np.where(i[:, None] >= i, 0, -np.inf)
+
+    def rows(Z):
+        P = np.exp(Z - Z.max(1, keepdims=True))
+        return (P / P.sum(1, keepdims=True))[None]
+
+    b = np.cumsum(g[:, 0])
+    matrix = la.influence_matrix
+    np.testing.assert_allclose(matrix(la.softmax_attention, q, k, v), rows(Z + past), atol=1e-14)
+    np.testing.assert_allclose(matrix(la.softmax_attention, q, k, v, causal=False), rows(Z), atol=1e-14)
+    np.testing.assert_allclose(matrix(la.softmax_attention, q, k, v, normalize=False), np.exp(Z + past)[None],
+                               atol=1e-13)  # fmt: skip
+    biased = rows(Z - 0.3 * (i[:, None] - i) + past)
+    np.testing.assert_allclose(matrix(la.alibi, q, k, v, np.array([0.3])), biased, atol=1e-14)
+    np.testing.assert_allclose(matrix(la.forgetting_attention, q, k, v, g), rows(Z + b[:, None] - b + past), atol=1e-14)
