@@ -8,8 +8,7 @@ Every array is an allocation of its own, so that memcheck sees its end, and begi
 holds memory which nobody wrote is wrong here too; with --fresh it begins as the driver gives it, for initcheck.
 With --every-lane all lanes of a warp arrive at a barrier where else the first one speaks for them, since racecheck
 follows single threads. LINATTN_CUDA_PORTABLE=1 takes the portable kernels,
-LINATTN_CUDA_FREE=1 the chunk kernels of free rank-one terms. --only PATTERN takes the calls whose name
-it matches.
+LINATTN_CUDA_FREE=1 the chunk kernels of free rank-one terms. --only PATTERN takes the calls whose name it matches.
 """
 
 from __future__ import annotations
