@@ -15,14 +15,14 @@ PLAIN = {
     "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "filters": "cpu.filters",
     "frameworks": "cpu.frameworks", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling", "changes": "changes",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
-    "transformers": "cpu.transformers",
+    "states": "cpu.states", "transformers": "cpu.transformers",
 }  # fmt: skip
 CUDA = {
     name: f"cuda.{name}"
-    for name in ("gated_delta_rule", "jax_bridge", "raw_projections", "scaling", "simple_gla", "step", "torch_bridge",
-                 "vector_decay")
+    for name in ("gated_delta_rule", "jax_bridge", "raw_projections", "scaling", "simple_gla", "states", "step",
+                 "torch_bridge", "vector_decay")
 }
-ONE_THREAD = ("earlier", "feature_maps", "filters", "mesa_net", "scaling")
+ONE_THREAD = ("earlier", "feature_maps", "filters", "mesa_net", "scaling", "states")
 
 
 def main() -> int:

@@ -92,7 +92,9 @@ class StateFormat:
     parts: the named tuple of a state with several arrays; None: one array. option: the option that must be true for it.
     pack(c, state) returns the core's state, unpack(c, S) the public one; each is the other's transpose if linear. Else
     unpack_vjp(c, S, dstate) returns (dS of the core, gradients by name, "state" for a direct dependence on the initial
-    state) and pack_vjp(c, dS, other) the gradient of the public state, other being that "state", or None.
+    state) and pack_vjp(c, dS, other) the gradient of the public state, other being that "state", or None. Such a state
+    depends on tokens too: unpack_at(c, S, prefixes) and unpack_at_vjp(c, S, dstates, prefixes) are the same functions
+    of states at positions, (..., n, H, K, V) or ragged (n, H, K, V), each after the tokens of its prefix.
     plain: for which options pack only checks, so that a pool of states needs no copy.
     wide: the state may have a shape other than (H, K, V).
     axes: by part ("state" for one array), if they are not those of the core.
@@ -104,6 +106,8 @@ class StateFormat:
     unpack: Callable[[Variables, Any], Any] | None = None
     unpack_vjp: Callable[[Variables, Any, Any], tuple[Any, Gradients]] | None = None
     pack_vjp: Callable[[Variables, Any, Any], Any] | None = None
+    unpack_at: Callable[[Variables, Any, list[Sequence]], Any] | None = None
+    unpack_at_vjp: Callable[[Variables, Any, Any, list[Sequence]], tuple[Any, Gradients]] | None = None
     record: Record | None = None
     plain: Callable[[Mapping[str, Any]], bool] | None = None
     wide: bool = False

@@ -306,7 +306,8 @@ def _compile_loops() -> bool:
         sys.stdout.write("Numba, the compiler of the CPU kernels, is not installed: pip install numba\n")
         return False
     kernels = importlib.import_module(".matrix_state.cpu.kernels", __package__)
-    for dtype, (words, pieces) in _bar(list(itertools.product(("float32", "float64"), kernels.groups().items()))):
+    groups = kernels.groups() | importlib.import_module(".softmax.cpu.run", __package__).groups()
+    for dtype, (words, pieces) in _bar(list(itertools.product(("float32", "float64"), groups.items()))):
         began = time.perf_counter()
         kernels.compile_group(pieces, dtype)
         sys.stdout.write(f"cpu  {dtype} {words}: ready, {time.perf_counter() - began:.2f} s\n")

@@ -103,11 +103,13 @@ template <int RUN, class X, int TILES, int KP> LA_DEVICE void read_state(float (
 }
 
 // States at positions: those that a pass goes by at the ends of some chunks are stored, or gradients of them added.
-#ifndef LA_AT   // 1: the arguments name positions
+#ifndef LA_AT   // 1: the arguments name positions; 2: of a ragged batch
 #define LA_AT 0
 #endif
-// the number of the position at the end of a chunk of the sequence, -1 if there is none
-template <class Arguments> LA_DEVICE int position_after(const Arguments& a, int chunk) { return LA_AT ? __ldg(a.at_chunks + chunk) : -1; }
+// the number of the position at the end of a chunk, -1 if there is none; in a ragged batch a chunk is known by its first token
+template <class Arguments, class S> LA_DEVICE int position_after(const Arguments& a, const S& sequence, int chunk) {
+    return LA_AT ? __ldg(a.at_chunks + (LA_AT == 2 ? (int)sequence.first + chunk * 64 : chunk)) : -1;
+}
 
 // heads that share a state have one slot, of the first of them; sequences are batch rows
 template <class Arguments> LA_DEVICE bool has_position(const Arguments& a, int index, int head) { return LA_AT && index >= 0 && (u32)head % (u32)a.at_group == 0; }

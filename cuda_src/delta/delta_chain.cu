@@ -59,7 +59,7 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
         publish_shared();
         end_products<0>(S);
         warp_arrive(bar.empty(s), lane);
-        store_position<LA_V, LA_K>(state, a, position_after(a, traversal.first + step), traversal, row, lane);
+        store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, traversal.first + step), traversal, row, lane);
     }
     if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
         state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, row, lane);

@@ -126,7 +126,7 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
         const u64 keys = panels_descriptor<Tokens>(at + AT_K), queries = panels_descriptor<Tokens>(at + AT_Q);
         float x[8][4], y[8][4];
         u32 f[8][4], dout[4][4], w[4][4];
-        add_position<LA_V, LA_K>(state, a, position_after(a, chunk), traversal, row, lane);
+        add_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, row, lane);
         state_operands(f, state, 0);
         barrier_wait(bar.full(s), phase);
         if (traversal.own(a, chunk) < C) barrier_wait(bar.gram(s), phase);   // cleared by then

@@ -74,6 +74,22 @@ struct Consumer {
         const float product = warp_sum(Marks<KP>::dot(a.states + at * Marks<KP>::BYTES, S, lane));
         if (lane == 0) a.products[at] = product;
     }
+    // <S, D> with the gradient D of a position joins the dots of the token before it, by the thread that has stored them
+    __device__ __forceinline__ void dot_position(int step) {
+        const int index = position_after(a, traversal.sequence, traversal.chunk_of(step));
+        if (!has_position(a, index, traversal.head)) return;
+        float sum = 0.f;
+        S.template each_at<V, K>(a.at, position_slot(a, index, traversal), column + row, lane, [&](const float* p, const float& y, bool valid) { if (valid) sum += y * *p; });
+        sum = warp_sum(sum);
+        const int token = traversal.token_of(step), last = min(C, traversal.sequence.T - token) - 1;
+        group_barrier(group);   // the dots have been read
+        if (lane == 0) store_shared(dots + (warp & 3) * 4, sum);
+        group_barrier(group);
+        if ((thread & 127) == last) {
+            const float2 x = load_shared2(dots), y = load_shared2(dots + 8);
+            to_dots[token + last] += x.x + x.y + (y.x + y.y);
+        }
+    }
     // load, gram and read, begun: P = Q K^T, out^T = S^T Q^T
     __device__ __forceinline__ void begin_products(int step) {
         const u32 keys = shared + step % STAGES * STAGE;
@@ -103,7 +119,6 @@ struct Consumer {
     }
     // out^T += V^T P^T, stored; S^T += (V e^{end})^T K
     __device__ __forceinline__ void write(int step) {
-        const int position = position_after(a, traversal.chunk_of(step));
         const u32 keys = shared + step % STAGES * STAGE, values = keys + Keys::SIZE, others = values + Values::SIZE + Keys::SIZE;
         group_barrier(group);   // P is whole
         products_begin();
@@ -123,7 +138,8 @@ struct Consumer {
         accumulator_fence(S.x[0]);
         if (!LA_REVERSE && marked(step + 1)) store_product(step + 1);
         if (LA_REVERSE && marked(step)) Marks<KP>::store(a.states + mark(step) * Marks<KP>::BYTES, S, lane);
-        store_position<V, K>(S, a, position, traversal, column + row, lane);
+        if constexpr (DOTS) dot_position(step);
+        else store_position<V, K>(S, a, position_after(a, traversal.sequence, traversal.chunk_of(step)), traversal, column + row, lane);
     }
     __device__ __forceinline__ void run() {
         load_start<V, K>(S, a, traversal, column + row, lane);

@@ -164,7 +164,7 @@ struct Consumer {
         load_start<K, V>(dS, a, traversal, row, lane);
         store_addresses();
         if (traversal.steps > 0) {
-            add_position<K, V>(dS, a, position_after(a, traversal.chunk_of(0)), traversal, row, lane);
+            add_position<K, V>(dS, a, position_after(a, traversal.sequence, traversal.chunk_of(0)), traversal, row, lane);
             begin_products(0);
             end_products(0);
             for (int step = 0;; step++) {
@@ -172,7 +172,7 @@ struct Consumer {
                 store(step);
                 if (step + 1 == traversal.steps) break;
                 ring.arrive_empty(step);
-                add_position<K, V>(dS, a, position_after(a, traversal.chunk_of(step + 1)), traversal, row, lane);
+                add_position<K, V>(dS, a, position_after(a, traversal.sequence, traversal.chunk_of(step + 1)), traversal, row, lane);
                 begin_products(step + 1);
                 end_products(step + 1);
             }

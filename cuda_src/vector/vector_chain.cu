@@ -158,7 +158,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         end_product<0>(S);
         if (LA_KEEP) keep_values(news, tiles.q, 16 * warp, lane);
         warp_arrive(bar.empty(s), lane);
-        store_position<LA_V, LA_K>(state, a, position_after(a, chunk), traversal, 16 * warp, lane);
+        store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);
         if (copies) copier.leave(step);
         __syncwarp();
     }

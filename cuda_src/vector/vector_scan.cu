@@ -118,7 +118,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
             }
         }
         __syncwarp();
-        store_position<LA_V, LA_K>(state, a, position_after(a, chunk), traversal, 16 * warp, lane);
+        store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);
     }
     if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
         state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);

@@ -165,6 +165,7 @@ struct Consumer {
             const int chunk = walk.chunk(step), own = walk.of.own(chunk);
             const u32 at = shared + step % STAGES * STAGE;
             float dv[8][4];
+            if (!ADDS) add_position<LA_V, LA_K>(state, a, position_after(a, walk.of.sequence, chunk), walk.of, 16 * warp, lane);
             if (!ADDS) round_state(state, shared + AT_AFTER, warp, lane);
             barrier_wait(loaded(shared, step), step / STAGES & 1);
             if (own < C) {

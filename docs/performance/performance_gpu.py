@@ -48,6 +48,11 @@ the forward. Gates: mild ones of 0 to -0.05 per token; strong: -5 in every chann
 token and resets, where every head takes the exact path. share: bytes that must move in the forward (each array once)
 over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory beyond the inputs, results included, forward and both. Errors
 relative to the norm, against float64 on the same rounded inputs."""
+STATES = """\
+`python -m bench states --backend cuda`: calls with states at {states} positions relative to calls with none, {B} x {H}
+heads, {dtype}, every T / {states} tokens. floor: the bytes of these float32 states, written by the forward and read
+once more by its backward, at the {copy_gbs:.0f} GB/s of a copy, as a share of the call without them. A call that is
+bound by memory cannot cost less."""
 VECTOR_PEERS = """\
 \\*: both was measured on {date}, with the reverse chain in segments; its memory before. FLA's kernels in the same run
 as this library's, (8, 4096, 32, 128), g in bfloat16, mild gates, {date}. Its autotuner had few candidates, and rejects
@@ -230,6 +235,16 @@ def _step(row: dict[str, Any]) -> list[str]:
             f"{row['copy_of_state_us']:.1f}"]
 
 
+def states(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """Calls with states at positions."""
+    yield "On a GPU: states at positions"
+    yield STATES.format(**result)
+    body = [[f"`{row['function']}` T = {row['T']}, K = V = {row['D']}, {row['where']}, {row['what']}",
+             f"{row['none_ms']:.3f}", f"{row['states_ms']:.3f}", f"{row['percent']:.1f} %",
+             f"{row['floor_percent']:.1f} %"] for row in result["rows"]]  # fmt: skip
+    yield table(["call", "none, ms", "with states, ms", "more", "floor"], body)
+
+
 def scaling(result: dict[str, Any], table: Table) -> Iterator[str]:
     """Chunk form and recurrent form, segments, length."""
     yield "On a GPU: scaling"
@@ -271,5 +286,5 @@ def draw(result: dict[str, Any], folder: Path) -> None:
 
 NAMES = {
     "cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_vector_decay": vector, "cuda_step": steps,
-    "cuda_scaling": scaling,
+    "cuda_scaling": scaling, "cuda_states": states,
 }  # fmt: skip

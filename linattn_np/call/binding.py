@@ -40,10 +40,10 @@ class Prepared(NamedTuple):
     def is_cut(self) -> bool:
         """Whether the call is computed piece by piece (pieces.py), as far as that is known without its core.
 
-        A state that depends on tokens too is found by calls that end at the positions.
+        Without `unpack_at`, a state that depends on tokens too is found by calls that end at the positions.
         """
-        at = self.options["return_states_at"]
-        return self.has_fewer_queries or (at is not None and self.spec.state.unpack_vjp is not None)
+        at, state = self.options["return_states_at"], self.spec.state
+        return self.has_fewer_queries or (at is not None and state.unpack_vjp is not None and state.unpack_at is None)
 
     def lacks_states(self, core: Any, x: Any) -> bool:
         """Whether states at positions are asked for that the core does not return: the call is computed in pieces."""

@@ -8,25 +8,40 @@ from typing import Any
 
 from ..core import StatesAt
 from ..runtime import shapes
-from ..runtime.arrays import cast, enter
+from ..runtime.arrays import Array, cast, enter
 from ..spec import Variables
 from .binding import Prepared, flatten, normalise, unflatten
 
 
 def states_at(call: Prepared, at: Any) -> Any:
     """The public states at the positions, from the core's."""
-    states = call.spec.state.unpack(call.variables, at) if call.spec.state.unpack else at
+    state, c = call.spec.state, call.variables
+    if state.unpack_at is not None:
+        states = state.unpack_at(c, at, _prefixes(call))
+    else:
+        states = state.unpack(c, at) if state.unpack else at
     each = [call.library.give_back(cast(call.plan.xp, S, call.plan.dtype)) for S in flatten("", states).values()]
     return unflatten(states, each)
 
 
-def core_cotangents(call: Prepared, dstate: Any, dstates: Any, like: Any) -> Any:
-    """The core's gradient of a StatesAt, or None; dstate: the core's own; dstates: the caller's; like: the states."""
+def core_cotangents(call: Prepared, dstate: Any, dstates: Any, like: Any, at: Any) -> tuple[Any, dict[str, Array]]:
+    """(the core's gradient of a StatesAt, or None; gradients by name that unpack_at_vjp returns).
+
+    dstate: the core's own; dstates: the caller's; like: the caller's states; at: the core's.
+    """
     if dstates is None:
-        return None if dstate is None else StatesAt(dstate, None)
+        return None if dstate is None else StatesAt(dstate, None), {}
     d = checked(call, "dstates", dstates, like)
-    each = [cast(call.plan.xp, x, call.plan.dtype) for x in flatten("", d).values()]
-    return StatesAt(dstate, _packed(call, unflatten(d, each)))
+    d = unflatten(d, [cast(call.plan.xp, x, call.plan.dtype) for x in flatten("", d).values()])
+    if call.spec.state.unpack_at_vjp is None:
+        return StatesAt(dstate, _packed(call, d)), {}
+    dat, grads = call.spec.state.unpack_at_vjp(call.variables, at, d, _prefixes(call))
+    return StatesAt(dstate, dat), grads
+
+
+def _prefixes(call: Prepared) -> list[shapes.Sequence]:
+    """The tokens before each position, of its sequence."""
+    return shapes.prefixes(call.variables.sequences, call.options["return_states_at"])
 
 
 def checked(call: Prepared, name: str, d: Any, like: Any) -> Any:

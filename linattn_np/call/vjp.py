@@ -226,6 +226,8 @@ def _with_states(
     marks, (out, state, states) = mark(given), result
     if is_mutable(call.plan.xp):
         out, state = _apart(call, core, residuals, out, state)
+        if spec.state.unpack_at_vjp is not None:  # which reads them
+            states = unflatten(states, [copied(call.library, S) for S in flatten("states", states).values()])
 
     def gradients_of(*given: Any) -> Any:
         if device is not None and (replayed := device.pullback(given)) is not None:
@@ -238,7 +240,8 @@ def _with_states(
         elif dstates is None:
             raise TypeError(f"{spec.name}: the pullback got no cotangent, expected dout, dstate or dstates")
         with limit(spec, {"num_threads": call.options["num_threads"]}), recorder or NO_LIMIT:
-            d_ends = core_cotangents(call, d_end, dstates, states)
+            d_ends, more = core_cotangents(call, d_end, dstates, states, ends.at)
+            _add(grads, more)
             found = _gradients(call, core, residuals, core_out, (d_out, d_ends, grads))
         all_grads = gradients(call, *found)
         if recorder is not None:

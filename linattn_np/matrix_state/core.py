@@ -323,9 +323,9 @@ def reads_end(residuals: Residuals) -> bool:
 
 
 def residuals_of(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None) -> Residuals:
-    """The residuals of a forward whose outputs are not used: backends that recompute need only the inputs."""
+    """The residuals of a forward whose outputs are not used; recomputing backends need inputs only, and segments."""
     path = path_of(fn, x, plan, wanted)
-    if not path.steps and "recompute" in path.backend.handles(Call(x, path.plan)):
+    if not path.steps and plan.states_at is None and "recompute" in path.backend.handles(Call(x, path.plan)):
         return Residuals(path, Saved(x, path.plan, state, None))
     return forward_along(path, x, state)[2]
 

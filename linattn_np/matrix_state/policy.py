@@ -29,6 +29,8 @@ DELTA_CHUNK = {"bfloat16": 64, "float16": 64, "float32": 32}  # CUDA, portable d
 SHORT_ARRAY = 4  # array calls: up to here the recurrence costs less than the set-up of a chunk
 SHORT_CPU = 31  # compiled loops: less than a chunk
 SHORT_CPU_PLAIN = 15  # the same where a chunk is cheap: no erase, and decay NONE or SCALAR
+FLOAT32_RECURRENCE = 4096  # CUDA kernels, tokens in float32: rounding a decay near 1 once a token adds up, with log
+# decays of up to 2e-4 to an error of 3e-5 in 32768 tokens
 SHORT_CUDA = 16  # CUDA kernels: one kernel that reads the state once, against two or three for chunks
 
 # array calls
@@ -140,13 +142,17 @@ def is_short_cuda(plan: Plan) -> bool:
     return plan.chunk_size == 1
 
 
-def recurs_cuda(x: Inputs) -> bool:
-    """Whether the CUDA kernels go token by token, at any length, where they have no chunk form of a call.
+def recurs_cuda(x: Inputs, plan: Plan) -> bool:
+    """Whether the CUDA kernels go token by token, where they have no chunk form of a call.
 
     Decays of channels, or an erase FREE: array calls in chunks take 230 ns a token and head and more, the recurrence 5
-    to 50 (H200, 2026-11-23).
+    to 50 (H200, 2026-11-23). Rows of 16 bits at any length.
     """
-    return x.gv is not None or x.erase is Erase.FREE or x.decay is Decay.VECTOR
+    if x.gv is None and x.erase is not Erase.FREE and x.decay is not Decay.VECTOR:
+        return False
+    rows = (y for n, y in (("q", x.q), ("v", x.v)) if y is not None and n not in plan.computed)
+    longest = max((s.stop - s.start for s in plan.sequences), default=0)
+    return longest <= FLOAT32_RECURRENCE or all(y.dtype.itemsize == 2 for y in rows)
 
 
 def saves_factors(size: int) -> bool:

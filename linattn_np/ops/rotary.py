@@ -16,6 +16,22 @@ def rotate(xp: Namespace, x: Array, angle: Array) -> Array:
     return rotated if x.shape[-1] == 2 * P else xp.concat([rotated, x[..., 2 * P :]], axis=-1)
 
 
+def rotate_rows(xp: Namespace, S: Array, angle: Array) -> Array:
+    """Rows (2 p, 2 p + 1) of S (..., K, V) rotated by angle (..., 1, P), as `rotate` does the columns of S^T."""
+    P = angle.shape[-1]
+    c, s = (xp.matrix_transpose(xp.astype(f(angle), S.dtype)) for f in (xp.cos, xp.sin))
+    even, odd = S[..., 0 : 2 * P : 2, :], S[..., 1 : 2 * P : 2, :]
+    rotated = xp.stack([even * c - odd * s, even * s + odd * c], axis=-2)
+    rotated = xp.reshape(rotated, (*rotated.shape[:-3], 2 * P, S.shape[-1]))
+    return rotated if S.shape[-2] == 2 * P else xp.concat([rotated, S[..., 2 * P :, :]], axis=-2)
+
+
+def rows_angle_vjp(xp: Namespace, y: Array, dy: Array, P: int) -> Array:
+    """The gradient of the angle of each pair of rows and column (..., P, V), from the result y of rotate_rows."""
+    even, odd, other = slice(0, 2 * P, 2), slice(1, 2 * P, 2), slice(None)
+    return y[..., even, other] * dy[..., odd, other] - y[..., odd, other] * dy[..., even, other]
+
+
 def rotate_vjp(xp: Namespace, y: Array, angle: Array, dy: Array) -> tuple[Array, Array]:
     """(dx, dangle) from the result y: dx is dy rotated by -angle, dangle = y_even dy_odd - y_odd dy_even."""
     P = angle.shape[-1]

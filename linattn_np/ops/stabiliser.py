@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from ..runtime.arrays import Array, Namespace, cast, device
-from ..runtime.shapes import Sequence
+from ..runtime.shapes import Sequence, segments
 
 
 class Gauge(NamedTuple):
@@ -25,8 +25,11 @@ class Gauge(NamedTuple):
     write: Array  # e^{b_t - m_t} <= 1
 
 
-def gauge(xp: Namespace, a: Array, b: Array, m_0: Array, sequences: Items[Sequence], dtype: object) -> Gauge:
-    """The gauge of every sequence; the last m of each is rounded to `dtype`, the dtype of a state.
+def gauge(
+    xp: Namespace, a: Array, b: Array, m_0: Array, sequences: Items[Sequence], dtype: object,
+    positions: Items[int] = (),
+) -> Gauge:  # fmt: skip
+    """The gauge of every sequence; m of its last token and at positions is rounded to `dtype`, the dtype of a state.
 
     If m_t = a_t + m_{t-1}, the stabilised log decay is exactly 0 and the state is multiplied by 1.
     """
@@ -35,6 +38,10 @@ def gauge(xp: Namespace, a: Array, b: Array, m_0: Array, sequences: Items[Sequen
         t, begin = slice(s.start, s.stop), row(m_0, s)
         m = running_maximum(xp, a[..., t, :], b[..., t, :], begin)
         m = xp.concat([m[..., :-1, :], cast(xp, cast(xp, m[..., -1:, :], dtype), m.dtype)], axis=-2)
+        if own := [p - s.start - 1 for p in positions if s.start < p < s.stop]:
+            is_at = xp.any(xp.arange(s.stop - s.start, device=device(m))[:, None]
+                           == xp.asarray(own, device=device(m))[None, :], axis=-1)  # fmt: skip
+            m = xp.where(is_at[:, None], cast(xp, cast(xp, m, dtype), m.dtype), m)
         maxima.append(m)
         earlier.append(delayed(xp, m, begin))
     m = joined(xp, maxima)
@@ -43,8 +50,21 @@ def gauge(xp: Namespace, a: Array, b: Array, m_0: Array, sequences: Items[Sequen
 
 def last(xp: Namespace, at: Gauge, sequences: Items[Sequence]) -> Array:
     """m after the last token of every sequence; m_0 of an empty one."""
-    each = [at.m[..., s.stop - 1, :] if s.stop > s.start else row(at.m_0, s) for s in sequences]
-    return rows(xp, at.m_0, each, sequences)
+    return rows(xp, at.m_0, _after(at, sequences), sequences)
+
+
+def _after(at: Gauge, sequences: Items[Sequence]) -> list[Array]:
+    """m after the last token of each sequence or prefix."""
+    return [at.m[..., s.stop - 1, :] if s.stop > s.start else row(at.m_0, s) for s in sequences]
+
+
+def last_of_each(xp: Namespace, at: Gauge, prefixes: Items[Sequence]) -> Array:
+    """m after each prefix: (..., n, H), ragged (n, H)."""
+    if not prefixes:
+        return at.m_0[..., None, :][..., :0, :] if at.m_0.ndim == at.m.ndim - 1 else at.m_0[:0, ...]
+    if prefixes[0].row is None:
+        return xp.stack(_after(at, prefixes), axis=-2)
+    return rows(xp, at.m_0, _after(at, prefixes), prefixes)
 
 
 def last_vjp(xp: Namespace, at: Gauge, sequences: Items[Sequence], dm: Array) -> tuple[Array, Array, Array]:
@@ -58,6 +78,29 @@ def last_vjp(xp: Namespace, at: Gauge, sequences: Items[Sequence], dm: Array) ->
         for parts_of, part in zip((da, db, dm_0), parts, strict=True):
             parts_of.append(part)
     return joined(xp, da), joined(xp, db), rows(xp, dm, dm_0, sequences)
+
+
+def last_of_each_vjp(
+    xp: Namespace, at: Gauge, sequences: Items[Sequence], prefixes: Items[Sequence], dm: Array
+) -> tuple[Array, Array, Array]:
+    """(da, db, dm_0) from the gradient dm of `last_of_each`: from each position to the one before it."""
+    da: list[Array] = []
+    db: list[Array] = []
+    dm_0: list[Array] = []
+    for s in sequences:
+        begin = row(at.m_0, s)
+        given = {p.stop: dm[n, ...] if s.row is not None else dm[..., n, :]
+                 for n, p in enumerate(prefixes) if p.row == s.row}  # fmt: skip
+        carry, parts = xp.zeros_like(begin), []
+        for start, stop, _ in reversed(segments(s, sorted(given))):
+            carry = carry + given.get(stop, 0.0) if stop > start else carry
+            t, before = slice(start, stop), begin if start == s.start else at.m[..., start - 1, :]
+            a, b, carry = last_maximum_vjp(xp, at.a[..., t, :], at.b[..., t, :], at.m[..., t, :], before, carry)
+            parts.append((a, b))
+        dm_0.append(carry + given.get(s.start, 0.0))
+        for parts_of, part in zip((da, db), zip(*reversed(parts), strict=True), strict=True):
+            parts_of += part
+    return joined(xp, da), joined(xp, db), rows(xp, at.m_0, dm_0, sequences)
 
 
 def row(m: Array, sequence: Sequence) -> Array:

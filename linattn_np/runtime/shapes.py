@@ -312,6 +312,13 @@ def segments(sequence: Sequence, positions: Iterable[int]) -> list[Segment]:
     return [Segment(a, b, at.get(b, -1) if a < b else -1) for a, b in itertools.pairwise([sequence.start, *ends])]
 
 
+def prefixes(every: Iterable[Sequence], positions: Iterable[int]) -> list[Sequence]:
+    """Of each position the tokens of its sequence up to it; position 0 is at the start of the first sequence."""
+    every = list(every)
+    owners = [next((s for s in every if s.start < p <= s.stop), every[0]) for p in positions]
+    return [s._replace(stop=p) for s, p in zip(owners, positions, strict=True)]
+
+
 def chunks(sequence: Sequence | Segment, C: int) -> list[Chunk]:
     """The chunks of C tokens of a sequence; the last one may be shorter."""
     return [Chunk(s, min(s + C, sequence.stop)) for s in range(sequence.start, sequence.stop, C)]

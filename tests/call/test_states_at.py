@@ -8,7 +8,9 @@ import pytest
 import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.matrix_state import policy
-from linattn_np.runtime.shapes import Segment, Sequence, segments
+from linattn_np.matrix_state.cpu import strips, table
+from linattn_np.matrix_state.types import Plan
+from linattn_np.runtime.shapes import Segment, Sequence, prefixes, segments, sequences
 from linattn_np.testing import relative_error
 from tests.cases import PLAIN, cell, cotangents, draw, one_per, parts, parts_like, tokens, with_arrays
 
@@ -18,9 +20,8 @@ def case_of(fn):
 
 
 def readout(spec):
-    """The kind of a state that the core has in another form; None if it depends on tokens too, or has systems."""
-    found = spec.state.pack is not None and spec.state.unpack_vjp is None and spec.readout.name != "SOLVED"
-    return (spec.readout, spec.state.parts) if found else None
+    """The kind of a state that the core has in another form; None if it has not."""
+    return (spec.readout, spec.state.parts, spec.state.unpack_at) if spec.state.pack is not None else None
 
 
 SCALAR, VECTOR = (with_arrays("q k v g", decay=kind) for kind in ("SCALAR", "VECTOR"))
@@ -28,7 +29,8 @@ DELTA, VECTOR_DELTA = (with_arrays("q k v g beta", decay=kind) for kind in ("SCA
 SCALAR, VECTOR, DELTA, VECTOR_DELTA = map(case_of, (SCALAR, VECTOR, DELTA, VECTOR_DELTA))
 KINDS = [c for c in PLAIN if c.fn in (*one_per(cell), *one_per(readout))]
 LONG = [c for c in PLAIN if c.fn in one_per(lambda s: cell(s) and (s.decay, s.erase, s.query_reads, "u" in s.arrays))]
-IN_PIECES = [c for c in PLAIN if c.spec.state.unpack_vjp is not None or c.spec.readout.name == "SOLVED"]
+OF_TOKENS = [c for c in PLAIN if c.fn in one_per(
+    lambda s: (s.readout, s.state.unpack_at) if s.state.unpack_vjp is not None or s.readout.name == "SOLVED" else None)]
 HOWS = [{"backend": "reference"}, {"backend": "chunks", "chunk_size": 16}, {"backend": "numba", "chunk_size": 16},
         {"backend": "chunks", "chunk_size": 16, "chunk_states": "scan"}, {"chunk_size": "parallel"},
         {"backend": "numba", "chunk_size": 1}]  # fmt: skip
@@ -83,8 +85,12 @@ def test_every_backend_gives_the_states_of_prefixes_in_one_pass(case):
 def test_gradients_are_central_differences(case):
     """Along a random direction of all arrays and the state, in the compiled chunk form."""
     arrays, state = draw(case, T=T, K=4)
-    arrays = arrays | {"state": state}
     options = {"return_state": True, "return_states_at": [16, 33, 70], "backend": "numba", "chunk_size": 16}
+    check_gradients(case, arrays | {"state": state}, options)
+
+
+def check_gradients(case, arrays, options):
+    """Of all arrays and the state against central differences along a random direction."""
     result, pullback = la.vjp(case.fn, **arrays, **case.options, **options)
     cotangent = [*cotangents((result.out, result.state)), random_like(result.states)]
     grads = pullback(*cotangent)
@@ -131,6 +137,14 @@ def test_no_bit_depends_on_kept_states_and_threads(monkeypatch, stored, threads)
     assert all(np.array_equal(own[n], grads[n]) for n in grads)
     plain = case.fn(**arrays, **case.options, num_threads=threads, **options)
     assert is_equal(tuple(plain), tuple(expected))
+
+
+def test_positions_do_not_lengthen_the_blocks_of_a_backward():
+    """The states that segments begin with are kept in any case: the limit is on the others."""
+    plan = Plan(np, np.float32, 1.0, sequences=tuple(sequences(4096, None)))
+    plain, cut = (table.sequences(plan._replace(states_at=at), 2, 64) for at in (None, (*range(20, 180, 10), 3000)))
+    state_bytes = policy.STORED_BYTES // 32
+    assert strips.kept_strip(plain, state_bytes, 64) == strips.kept_strip(cut, state_bytes, 64) == policy.TIME_BLOCK
 
 
 @pytest.mark.parametrize("backend", ["numba", "chunks"])
@@ -206,16 +220,55 @@ def test_no_tokens():
     assert np.array_equal(pullback(None, None, result.states).state, state)
 
 
-@pytest.mark.parametrize("case", IN_PIECES, ids=str)
-def test_states_that_depend_on_tokens_or_systems_are_computed_in_pieces(case):
-    arrays, _ = draw(case, T=T)
-    assert not in_one_pass(case, arrays)
+@pytest.mark.parametrize("case", OF_TOKENS, ids=str)
+def test_states_that_depend_on_tokens_or_systems_in_a_packed_row(case):
+    """Of ragged sequences and at any position as of calls on their tokens; position 0 is of the first sequence."""
+    offsets, positions = [0, 3, 3, 30, 40], [0, 1, 3, 20, 30, 33, 40]
+    arrays, state = draw(case, B=(1,), T=40, N=4)
+    options = {"cu_seqlens": offsets, "return_state": True, "return_states_at": positions}
+    assert "pieces" not in la.explain(case.fn, **arrays, **case.options, **options).reason
+    found = case.fn(**arrays, **case.options, state=state, **options)
+    for n, p in enumerate(positions):
+        s = max(n for n, start in enumerate(offsets[:-1]) if start < p) if p else 0
+        begin = parts_like(state, [S[s : s + 1] for S in parts(state)])
+        one = case.fn(**tokens(case, arrays, offsets[s], p), **case.options, state=begin, return_state=True)
+        assert max(relative_error(S[n], own[0]) for S, own in
+                   zip(parts(found.states), parts(one.state), strict=True)) < 1e-11  # fmt: skip
+    check_gradients(case, arrays | {"state": state}, options)
+
+
+@pytest.mark.parametrize("case", OF_TOKENS, ids=str)
+@pytest.mark.parametrize("positions", [[], [0]], ids=str)
+def test_states_that_depend_on_tokens_or_systems_at_no_token(case, positions):
+    arrays, state = draw(case, T=9, dtype=np.float32)
+    result, grads = with_gradients(case, arrays, state=state, return_state=True, return_states_at=positions)
+    for S, begin in zip(parts(result.states), parts(state), strict=True):
+        assert S.shape[1] == len(positions)
+        assert not positions or relative_error(S[:, 0], begin) < 1e-6
+    assert all(np.isfinite(d).all() for d in grads.values())
+
+
+def test_the_states_of_mlstm_are_the_callers():
+    """Whose pullback reads what they were."""
+    case = case_of(la.mlstm)
+    arrays, _ = draw(case, T=40)
+    (out, state, states), pullback = la.vjp(case.fn, **arrays, return_state=True, return_states_at=[10, 40])
+    cotangent = random_like(out), random_like(state), random_like(states)
+    expected = pullback(*cotangent)
+    for x in (out, *state, *states):
+        x[...] = np.nan
+    assert is_equal(tuple(pullback(*cotangent)), tuple(expected))
 
 
 def test_explain_says_that_the_pass_stores_states():
     case = VECTOR
     arrays, _ = draw(case, T=T)
     assert "the pass stores 7 states" in la.explain(case.fn, **arrays, return_states_at=10).reason
+
+
+def test_prefixes():
+    every = sequences(12, [0, 0, 5, 12])
+    assert prefixes(every, [0, 5, 6]) == [Sequence(0, 0, 0), Sequence(1, 0, 5), Sequence(2, 5, 6)]
 
 
 def test_segments():

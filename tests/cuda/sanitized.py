@@ -121,10 +121,12 @@ CASES = [
     Case("iplr", "bfloat16", 70, 64, 40),
     Case("dplr", "bfloat16", 150, backward=False, at=(64, 150)),
     # states at positions, stored by the pass; and their gradients
-    Case("simple_gla", "bfloat16", 300, at=(256, 300)),
+    Case("simple_gla", "bfloat16", 300, at=(64, 256, 300)),
+    Case("simple_gla", "bfloat16", 200, 64, 64, offsets=[0, 90, 90, 200], at=(64, 90, 154)),
     Case("gated_delta_rule", "bfloat16", 200, 64, 128, (4, 2, 2), at=(64, 200)),
-    Case("gla", "bfloat16", 150, backward=False, at=(64, 128)),
-    Case("kda", "bfloat16", 150, backward=False, at=(64, 150)),
+    Case("gla", "bfloat16", 150, at=(64, 128)),
+    Case("gla", "bfloat16", 150, offsets=[0, 70, 150], at=(64, 134)),
+    Case("kda", "bfloat16", 150, at=(64, 150)),
     # what no warpgroup products take: widths, dtypes, erase vectors of their own
     Case("gated_delta_rule", "bfloat16", 150, 60, 100, (2, 2, 2), [0, 80, 80, 150]),
     Case("gated_delta_rule", "bfloat16", 70, 50, 33, (2, 1, 1)),

@@ -60,13 +60,13 @@ def strips(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, k
 def kept_strip(rows: np.ndarray, state_bytes: int, C: int) -> int:
     """Tokens between the states that are kept for a backward, and TO of each row; 0 where none are kept.
 
-    state_bytes: of the states of all heads of a sequence.
+    state_bytes: of the states of all heads of a sequence. Those that segments begin with are kept in any case.
     """
     length, strip = rows[:, STOP] - rows[:, FIRST], _whole(policy.TIME_BLOCK, C)
     longest = int(length.max(initial=0))
     while strip < min(longest, policy.LONGEST_BLOCK + 1):
         count = strip_counts(rows, strip)
-        if int(count.sum()) * state_bytes <= policy.STORED_BYTES:
+        if int(count.sum() - rows[:, EARLIER].sum()) * state_bytes <= policy.STORED_BYTES:
             rows[:, TO] = np.cumsum(count) - count
             return strip
         strip *= 2

@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from ...core import StatesAt
 from ...ops.conjugate_gradients import square_of
 from ...ops.cpu.products import FULL, LEFT_LOWER, OUT_LOWER, product
 from ...ops.cpu.rows import add_hadamard, clear, scaled
@@ -28,7 +30,7 @@ from .kernels import optional_of, storage_pieces
 from .layout import layout
 from .run import Kernel, run
 from .strips import strips
-from .table import Table, sequences
+from .table import Table, count_sequences, sequences
 from .workspace import Work
 
 
@@ -110,7 +112,8 @@ def solve_systems(w: Work, first: Whole, last: Whole):
     once(w)
     for n in range(first, last):
         begin_task(w, n)
-        load_state(w, w.in_state, w.STATE, w.S, w.started)
+        if not w.EARLIER:  # else S is where the segment before ended
+            load_state(w, w.in_state, w.STATE, w.S, w.started)
         if not w.each_ridge:
             load(w.in_r, (w.BATCH, w.HEAD, 0), (0, w.K), rows(w.ridge, 0, 1))
         w.t = w.FIRST
@@ -124,21 +127,26 @@ def solve_systems(w: Work, first: Whole, last: Whole):
                 solve_rows(w, j)
             write(w, w.S, w.S)
             w.t += w.c
-        save_state(w, w.S, w.out_state, w.STATE)
+        if w.AT:
+            save_state(w, w.S, w.out_states, w.AT - 1)
+        if not w.LATER:
+            save_state(w, w.S, w.out_state, w.STATE)
 
 
 def solve(
     x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(x_t, Z after the last token), as readouts/systems.py's."""
+) -> tuple[np.ndarray, Any]:
+    """(x_t, Z after the last token), as readouts/systems.py's; with positions above 0 a StatesAt of it."""
     (*lead, T, H, K), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x._replace(r=ridge))
     rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
     ragged = not plan.sequences or plan.sequences[0].row is not None
     found = np.empty((*lead, T, table.asking, K), dtype)
-    end = np.empty((*([len(rows)] if ragged else lead), H, K, K), dtype)
+    end = np.empty((*([count_sequences(rows)] if ragged else lead), H, K, K), dtype)
+    at = None if plan.states_at is None else np.empty((*(() if ragged else lead), len(plan.states_at), H, K, K), dtype)
     table.tokens("out", found, table.asking)
     table.states("in_state", Z)
     table.states("out_state", end)
+    table.states("out_states", at)
     cell = cell_of(x, plan, table, K, Z is not None)
     cell = cell._replace(solved=solver.iterations, each_ridge=ridge.shape[-3] > 1)
     tasks, bounds = strips(rows, H, K, K, cell.C, 1)
@@ -147,5 +155,5 @@ def solve(
     optional = (*optional_of(cell), *storage_pieces(table.numbers, cell.dtype))
     kernel = Kernel(solve_systems, optional, cell.dtype, layout(cell)[0], numbers)
     run(kernel, table.numbers, tasks, bounds, operations, table)
-    return found, end
+    return found, end if at is None else StatesAt(end, at)
 

@@ -18,8 +18,8 @@ STATES = Struct("matrix_state/States", ("data", OUT_FLOATS), ("slot row column",
 # one number per token and head: strides in floats; heads of the outputs that share one; null: no decay
 GATE = Struct("matrix_state/Gate", ("data", FLOATS), ("batch token head", I64), ("group", INT))
 
-# states at positions, or their gradients: slots (sequences, positions, heads / at_group); of each chunk of a sequence
-# the number of the position at its end, -1: none
+# states at positions, or their gradients: slots (batch rows, positions, heads / at_group); of each chunk of a
+# sequence the number of the position at its end, -1: none; in a ragged batch at the chunk's first token
 POSITIONS = (("at", STATES), ("at_chunks", pointer("const int")), ("at_count at_group", INT))
 
 SCAN = Struct(  # scan.cu, scan_wgmma.cu, adds_wgmma.cu
@@ -105,6 +105,7 @@ VECTOR_REVERSE = Struct(  # vector_reverse.cu
     ("begins added sums", OUT_FLOATS),  # of segments: G after each but the last; what each adds, its decays
     ("slots", I64), ("T heads segments chunks", INT),  # chunks: of a segment
     ("group_q group_k group_v", INT), ("scale", FLOAT),
+    *POSITIONS,
 )  # fmt: skip
 VECTOR_GRADS = Struct(  # vector_grads.cu
     "matrix_state/VectorGradArguments",
@@ -186,8 +187,9 @@ class Positions(NamedTuple):
     """States at positions, or their gradients, and which of them is at the end of each chunk."""
 
     states: States
-    chunks: Array  # (chunks of a sequence,) int32
+    chunks: Array  # (chunks of a sequence,) int32, or (tokens,) of a ragged batch
     number: int
+    build: int  # constant LA_AT of kernels: 1, of a ragged batch 2
 
 
 class States(NamedTuple):
@@ -207,11 +209,16 @@ class States(NamedTuple):
         at = None if at is None else at._replace(states=at.states.transposed())
         return self._replace(row=self.column, column=self.row, positions=at)
 
+    @property
+    def build_at(self) -> int:
+        """The constant LA_AT of the build that passes by these states; 0 without positions."""
+        return 0 if self.positions is None else self.positions.build
+
     def fields_of_positions(self) -> dict[str, Any]:
         """The fields of POSITIONS."""
         if self.positions is None:
             return {"at": NO_STATES.values(), "at_chunks": 0, "at_count": 0, "at_group": 1}
-        states, chunks, number = self.positions
+        states, chunks, number, _ = self.positions
         return {"at": states.values(), "at_chunks": chunks.data.ptr, "at_count": number, "at_group": states.group}
 
     def arrays_of_positions(self) -> tuple[Array, ...]:

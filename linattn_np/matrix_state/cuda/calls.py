@@ -32,11 +32,11 @@ def _chunks_of(x: Inputs) -> Any:
 
 
 def _of(x: Inputs, plan: Plan) -> Any:
-    """The module of a call. Decays of channels that no chunk kernel covers go token by token at any length."""
+    """The module of a call. Decays of channels that no chunk kernel covers go token by token."""
     if policy.is_short_cuda(plan):
         return step
     chunks = _chunks_of(x)
-    by_tokens = plan.chunk_size is None and policy.recurs_cuda(x)
+    by_tokens = plan.chunk_size is None and policy.recurs_cuda(x, plan)
     return step if by_tokens and chunks.unsupported_reason(Call(x, plan)) is not None else chunks
 
 

@@ -106,7 +106,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     xp, batch = plan.xp, _batch(x, plan)
     launch.prepare(tuple(
         (cuts.KERNELS[name].file, cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps,
-                                                 plan.states_at is not None))
+                                                 operands.build_at(plan)))
         for name, reverse in cuts.names(batch.segments, plan.gradients)
     ), launch.capability())  # fmt: skip
     arrays = _arrays(xp, x)
@@ -253,7 +253,7 @@ def _launch(
         whole = (*rows.values(), start.array, end.array, *more.values(), *at.arrays_of_positions())
         named = (*(arrays[n] for n in (*maps, "g", "beta")), batch.offsets, *whole)
     constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps,
-                               at.positions is not None)
+                               at.build_at)
     launch.launch(how.file, how.entry, constants, grid, how.threads, dict(constants)["LA_SHARED"], packed, named)
 
 

@@ -47,16 +47,16 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 
 @functools.cache
 def constants(
-    name: str, K: int, V: int, decay: bool, reverse: bool = False, unit: bool = False, steps: int = 1, at: bool = False
+    name: str, K: int, V: int, decay: bool, reverse: bool = False, unit: bool = False, steps: int = 1, at: int = 0
 ) -> Constants:
     """The constants of a kernel for key width K and value width V.
 
     reverse: segments.cu from the last segment to the first. unit: q and k are divided by their L2 norm. steps:
-    micro-steps of a token. at: the chains store states at positions, or add their gradients.
+    micro-steps of a token. at: the chains store states at positions, or add their gradients; 2 of a ragged batch.
     """
     more = {"LA_UNIT": 1} if unit and name != "segments" else {}
     if at and name in ("chain", "reverse"):
-        more["LA_AT"] = 1
+        more["LA_AT"] = at
     if steps > 1 and name not in ("adds", "segments"):
         more["LA_STEPS"] = steps
     return tuple(sorted({

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
 
+import numpy as np
+
 from ...core import StatesAt
 from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.constants import constant_array
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS
+from ...runtime.shapes import prefixes
 from .. import policy
 from ..types import Inputs, Plan
 from . import arguments
@@ -104,49 +107,69 @@ def states_at(array: Array | None, batch: Sizes, group: int = 1) -> States:
 
 
 def gives_states(plan: Plan) -> bool:
-    """Whether the positions of a call are at the ends of chunks, in a batch that is not ragged."""
-    return not plan.is_ragged and all(
-        n % policy.GROUP_CHUNK == 0 or n == plan.sequences[0].stop for n in plan.states_at or ())
+    """Whether the positions of a call are at the ends of chunks of GROUP_CHUNK tokens."""
+    return ends_chunks(plan, policy.GROUP_CHUNK)
 
 
-def with_positions(xp: Any, states: States, at: Array | None, plan: Plan, batch: Sizes) -> States:
-    """`states` that a pass begins or ends with, with those at the positions (N, n, H, K, V) that it goes by."""
-    if at is None:
-        return states
+def ends_chunks(plan: Plan, length: int) -> bool:
+    """Whether the positions are so many tokens, or a multiple of them, into their sequences, or at an end of one."""
+    own = zip(prefixes(plan.sequences, plan.states_at or ()), plan.states_at or (), strict=True)
+    ends = {s.stop for s in plan.sequences}
+    return all(p in ends or (p - prefix.start) % length == 0 for prefix, p in own)
+
+
+def build_at(plan: Plan) -> int:
+    """The constant LA_AT of the kernels of a call: 0 without positions, 1, or 2 of a ragged batch."""
+    return 0 if plan.states_at is None else 1 + plan.is_ragged
+
+
+def with_positions(
+    xp: Any, states: States, at: Array | None, plan: Plan, batch: Sizes, inside: int = 0
+) -> States:
+    """`states` that a pass begins or ends with, with those at the positions that it goes by.
+
+    inside: with those positions alone that lie inside a block of so many tokens.
+    """
     positions = plan.states_at or ()
+    if at is None or (inside and ends_chunks(plan, inside)):
+        return states
 
     def table() -> Array:
-        found = [-1] * -(-batch.T // policy.GROUP_CHUNK)
-        for n, position in enumerate(positions):
-            found[-(-position // policy.GROUP_CHUNK) - 1] = n
-        return xp.asarray(found, dtype=xp.int32)
+        found, C, ends = np.full(batch.T, -1, np.int32), policy.GROUP_CHUNK, {s.stop for s in plan.sequences}
+        for n, (_, start, stop) in enumerate(prefixes(plan.sequences, positions)):
+            if not inside or ((stop - start) % inside and stop not in ends):
+                found[start + (stop - start - 1) // C * C] = n
+        return xp.asarray(found if plan.is_ragged else found[::C].copy())
 
-    chunks = constant_array(xp, ("positions", batch.T, positions), at.device, table)
-    return states._replace(positions=Positions(states_at(at, batch, batch.group), chunks, len(positions)))
+    chunks = constant_array(xp, ("positions", plan.sequences, positions, inside), at.device, table)
+    like = states_at(at, batch, batch.group)
+    return states._replace(positions=Positions(like, chunks, len(positions), build_at(plan)))
 
 
 def empty_positions(xp: Any, plan: Plan, batch: Sizes) -> Array | None:
-    """An array (N, n, H, K, V) for the states at the positions of a call."""
+    """An array (N, n, H, K, V) for the states at the positions of a call; a ragged batch is one row: (n, H, K, V)."""
     if plan.states_at is None:
         return None
-    return xp.empty((batch.N, len(plan.states_at), batch.H, batch.K, batch.V), dtype=xp.float32)
+    lead = () if batch.offsets is not None else (batch.N,)
+    return xp.empty((*lead, len(plan.states_at), batch.H, batch.K, batch.V), dtype=xp.float32)
 
 
 def public_ends(end: Array, at: Array | None, batch: Sizes) -> Any:
     """The caller's final state, or StatesAt."""
     if at is None:
         return public_state(end, batch)
-    return StatesAt(public_state(end, batch), at.reshape(*batch.lead, *at.shape[1:]))
+    if batch.offsets is None and len(batch.lead) != 1:
+        at = at.reshape(*batch.lead, *at.shape[1:])
+    return StatesAt(public_state(end, batch), at)
 
 
 def split_gradients(xp: Any, dstate: Any, batch: Sizes) -> tuple[Array | None, Array | None]:
-    """(gradient of the final state, contiguous float32 (N, n, H, K, V) of those at positions); None if not given."""
+    """(gradient of the final state, contiguous float32 ones of those at positions); None if not given."""
     if not isinstance(dstate, StatesAt):
         return dstate, None
     if dstate.at is None:
         return dstate.end, None
-    at = xp.ascontiguousarray(cast(xp, dstate.at, xp.float32))
-    return dstate.end, at.reshape(batch.N, *at.shape[-4:])
+    return dstate.end, xp.ascontiguousarray(cast(xp, dstate.at, xp.float32))
 
 
 def as_state(xp: Any, state: Array | None, batch: Sizes) -> Array | None:

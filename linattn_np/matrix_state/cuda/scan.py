@@ -54,7 +54,7 @@ def unsupported_reason(call: Any) -> str | None:
 def gives_states(call: Any) -> bool:
     """Whether the passes store states at the positions of a call, and add their gradients.
 
-    A sum of the gate gradient restarts every MARK_TOKENS; the offsets of segments are computed without positions.
+    The offsets of segments are computed without positions.
     """
     x, plan = call.x, call.plan
     rows = as_rows(plan.xp, x.q, x.k, x.v)
@@ -62,9 +62,8 @@ def gives_states(call: Any) -> bool:
         return False
     if not plan.gradients:
         return True
-    batch, mark = _batch(x, plan, *rows), policy.MARK_TOKENS["bfloat16"]
-    whole = not wants_dots(batch, plan) or all(n % mark == 0 or n == batch.T for n in plan.states_at or ())
-    return batch.segments == 1 and writes_at_once(batch) and whole
+    batch = _batch(x, plan, *rows)
+    return batch.segments == 1 and writes_at_once(batch)
 
 
 def how(call: Any) -> str:
@@ -128,7 +127,11 @@ def backward(
         scan(batch, (v, dout, q, dk), g, later.transposed(), None, (1.0, plan.scale), reverse=True,
              dots=None if dots is None else dots.of(k, 1))
     earlier = begins or states_at(as_state(xp, state, batch), batch, batch.group)
-    scan(batch, (dout, v, k, dq), g, earlier.transposed(), None, (plan.scale, 1.0),
+    crossed = None  # what gradients of states inside a block of the gate gradient add there
+    if dots is not None and dat is not None:
+        crossed = operands.with_positions(
+            xp, states_at(None, batch), dat, plan, batch, policy.MARK_TOKENS["bfloat16"]).transposed()
+    scan(batch, (dout, v, k, dq), g, earlier.transposed(), crossed, (plan.scale, 1.0),
          dots=None if dots is None else dots.of(q, 0))
     grads = {n: sum_shared_heads(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
     if g is not None and dots is not None:

@@ -13,7 +13,7 @@ from ..types import Plan
 from . import arguments, wgmma
 from . import plan as cuts
 from .arguments import NO_STATES, States, gate_of
-from .operands import Sizes
+from .operands import Sizes, build_at
 
 SEGMENTS, GATE = "scan/segments.cu", "scan/gate_grad.cu"
 
@@ -65,7 +65,7 @@ def wants_dots(batch: Batch, plan: Plan) -> bool:
     return batch.decay and plan.gate_gradient
 
 
-def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool, at: bool = False) -> cuts.Pass:
+def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool, at: int = 0) -> cuts.Pass:
     if batch.wgmma:
         return wgmma.scan_pass(K, V, batch.decay, reverse, outputs, dots, at)
     kind = cuts.ScanKind(batch.element, K, V, batch.align, batch.decay, reverse, outputs, dots)
@@ -79,7 +79,7 @@ def _small(batch: Batch, decay: bool, reverse: bool) -> cuts.Constants:
 
 def prepare(batch: Batch, plan: Plan) -> None:
     """Start compiling all kernels of a call and its backward, in parallel."""
-    K, V, decay, dots, at = batch.K, batch.V, batch.decay, wants_dots(batch, plan), plan.states_at is not None
+    K, V, decay, dots, at = batch.K, batch.V, batch.decay, wants_dots(batch, plan), build_at(plan)
     passes, small = [_pass(batch, K, V, False, True, False, at)], []
     if plan.gradients:
         passes.append(_pass(batch, V, K, False, True, dots))
@@ -104,7 +104,7 @@ def scan(
     """One pass over q, k, v, out; without q and out the offsets of segments, to `end`. factors: of reads, of writes."""
     q, k, v, out = arrays
     heads, end, of, (read, write) = batch.heads, end or NO_STATES, dots or DotsOfPass(), factors
-    how = _pass(batch, k.shape[-1], v.shape[-1], reverse, q is not None, dots is not None, end.positions is not None)
+    how = _pass(batch, k.shape[-1], v.shape[-1], reverse, q is not None, dots is not None, end.build_at)
     dot_sums, states, products, marks = of.pointers
     packed = arguments.SCAN.pack(
         q=rows_of(q, heads), k=rows_of(k, heads), v=rows_of(v, heads), x=rows_of(of.x, heads), out=rows_of(out, heads),
@@ -123,7 +123,7 @@ def writes(
     dots: Dots | None,
 ) -> None:
     """dk and dv from q, k, v, dout in one pass."""
-    how = wgmma.writes_pass(batch.K, batch.V, batch.decay, dots is not None, start.positions is not None)
+    how = wgmma.writes_pass(batch.K, batch.V, batch.decay, dots is not None, start.build_at)
     of = DotsOfPass() if dots is None else dots.of(arrays[1], 1)
     dot_sums, states, _, marks = of.pointers
     rows = dict(zip(("q", "k", "v", "dout", "dk", "dv"), (rows_of(y, batch.heads) for y in arrays), strict=True))

@@ -106,7 +106,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     if keep is None:
         keep = keeps(plan, batch.slots * batch.heads * (DELTA_END + SQUARE))
-    _prepare(batch, keep, plan.states_at is not None)
+    _prepare(batch, keep, operands.build_at(plan))
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     at = empty_positions(xp, plan, batch)
@@ -119,15 +119,15 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     for exact in (False, True):
         launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays,
-                   cuts.Build(exact, keep, at is not None), start=start, end=last, begins=begins, flags=flags,
+                   cuts.Build(exact, keep, last.build_at), start=start, end=last, begins=begins, flags=flags,
                    states=states, grams=grams, u=arrays["u"], scale=plan.scale)
     residuals = Residuals(states, grams, begins) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
 
 def gives_states(call: Any) -> bool:
-    """Whether forward stores states at the positions of a call, and gradients are those of array calls."""
-    return operands.gives_states(call.plan) and not (call.plan.gradients and policy.VECTOR_BACKWARD)
+    """Whether forward stores states at the positions of a call, and backward adds their gradients."""
+    return operands.gives_states(call.plan)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
@@ -216,7 +216,7 @@ def transfer_constants(batch: Batch, reverse: bool = False) -> Constants:
     return delta_plan.constants("segments", batch.K, batch.V, True, reverse)
 
 
-def _prepare(batch: Batch, keep: bool, at: bool) -> None:
+def _prepare(batch: Batch, keep: bool, at: int) -> None:
     wanted = [("scan", cuts.Build(exact, keep, at)) for exact in (False, True)]
     wanted += [(name, PLAIN) for name in ("adds", "segments")] if batch.segments > 1 else []
     begin_compiling(batch, wanted)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from ...core import StatesAt
 from ...ops.cuda.arguments import address, rows_of
 from ...runtime.arrays import Array, cast, dtype_name, sum_to
 from ...runtime.cuda import launch
@@ -22,7 +23,16 @@ from ..types import Inputs, Saved
 from . import arguments, delta_plan, vector
 from . import vector_backward_plan as cuts
 from .arguments import NO_STATES, States, gate_of
-from .operands import as_state, one_head_each, public_state_gradient, states_at, sum_shared_heads
+from .operands import (
+    as_state,
+    build_at,
+    one_head_each,
+    public_state_gradient,
+    split_gradients,
+    states_at,
+    sum_shared_heads,
+    with_positions,
+)
 from .shared_memory import BONUS_CHANNELS, vector_ends
 from .vector_plan import STATE, WIDEST
 
@@ -34,14 +44,17 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     x, plan, _, residuals = saved
     erase = x.beta is not None
     xp, batch = plan.xp, vector.batch_of(x, plan)
-    if erase and batch.segments < policy.REVERSE_SEGMENTS:
+    at = isinstance(dstate, StatesAt) and dstate.at is not None
+    if at or (erase and batch.segments < policy.REVERSE_SEGMENTS):  # what segments add is computed without positions
         batch = vector.batch_of(x, plan, cut=False)
-    _prepare(batch, erase)
+    _prepare(batch, erase, build_at(plan) if at else 0)
     arrays = vector.arrays_of(xp, x)
     _add_gradients(xp, batch, arrays, dout, x.v.dtype)
     ends = xp.empty((batch.slots * batch.heads, vector_ends(erase)), dtype=xp.int8)
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
-    last = states_at(one_head_each(xp, as_state(xp, dstate, batch), batch), batch)
+    dend, dat = split_gradients(xp, dstate, batch)
+    last = states_at(one_head_each(xp, as_state(xp, dend, batch), batch), batch)
+    last = with_positions(xp, last, dat, plan, batch)
     of_forward = residuals._asdict()
     inverses, new_values = of_forward.get("inverses"), of_forward.get("new_values")
     chain = {"grams": residuals.grams, "inverses": inverses}
@@ -80,10 +93,10 @@ def query_gradients(saved: Saved, dout: Array, dtype: Any) -> Array:
     return dq.reshape(*batch.lead, batch.T, batch.heads, batch.K)
 
 
-def _prepare(batch: vector.Batch, erase: bool) -> None:
+def _prepare(batch: vector.Batch, erase: bool, at: int) -> None:
     kind = batch.kind
     wanted = [(cuts.GRADS.file, cuts.grads_constants(kind, erase, exact)) for exact in (False, True)]
-    wanted += [(cuts.REVERSE.file, cuts.reverse_constants(kind, erase, adds))
+    wanted += [(cuts.REVERSE.file, cuts.reverse_constants(kind, erase, adds, 0 if adds else at))
                for adds in (False, True)[: 1 + (batch.segments > 1)]]  # fmt: skip
     if erase and batch.segments > 1:
         wanted += [(delta_plan.SEGMENTS, vector.transfer_constants(batch, True))]
@@ -145,12 +158,13 @@ def _reverse(
         "g": rows_of(arrays["g"], heads), "out": rows_of(arrays["dv"], heads), "offsets": address(batch.offsets),
         "start": start.values(), "end": end.values(), "start_group": start.group, "slots": batch.slots, "T": batch.T,
         "heads": heads, "segments": batch.segments, "chunks": batch.chunks, "scale": scale,
-        **{f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")},
+        **{f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")}, **start.fields_of_positions(),
     }  # fmt: skip
     named = None
     if moves():
-        named = (*(arrays[n] for n in {*maps, "g", "dv"}), batch.offsets, start.array, end.array, *given.values())
-    constants = cuts.reverse_constants(batch.kind, erase, adds)
+        named = (*(arrays[n] for n in {*maps, "g", "dv"}), batch.offsets, start.array, end.array, *given.values(),
+                 *start.arrays_of_positions())  # fmt: skip
+    constants = cuts.reverse_constants(batch.kind, erase, adds, start.build_at)
     grid = batch.N * heads * batch.segments
     launch.launch(cuts.REVERSE.file, cuts.REVERSE.entry, constants, grid, cuts.REVERSE.threads,
                   dict(constants)["LA_SHARED"], arguments.VECTOR_REVERSE.packed(fields), named)

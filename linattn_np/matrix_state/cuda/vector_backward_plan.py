@@ -24,9 +24,9 @@ def _common(kind: VectorKind, erase: bool) -> dict[str, int]:
 
 
 @functools.cache
-def reverse_constants(kind: VectorKind, erase: bool = False, adds: bool = False) -> Constants:
-    """The constants of vector_reverse.cu; adds: what a segment adds to the gradient before it."""
-    more = {"LA_ADDS": int(adds), "LA_SHARED": vector_reverse(erase)}
+def reverse_constants(kind: VectorKind, erase: bool = False, adds: bool = False, at: int = 0) -> Constants:
+    """The constants of vector_reverse.cu; adds: what a segment adds to the gradient before it; at: positions."""
+    more = {"LA_ADDS": int(adds), "LA_SHARED": vector_reverse(erase)} | ({"LA_AT": at} if at else {})
     return tuple(sorted({**_common(kind, erase), **more}.items()))
 
 

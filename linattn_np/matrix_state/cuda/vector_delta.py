@@ -19,7 +19,7 @@ from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import delta_plan, vector, vector_backward
 from . import vector_plan as cuts
 from .arguments import States
-from .operands import as_state, empty_positions, public_ends, states_at, with_positions
+from .operands import as_state, build_at, empty_positions, public_ends, states_at, with_positions
 from .shared_memory import DELTA_END, SQUARE, TILE, VECTOR_FACTORS
 from .vector import EXACT, PLAIN
 
@@ -63,7 +63,7 @@ def forward(
     chunks, sizes = batch.slots * batch.heads, {"states": DELTA_END, "grams": SQUARE, "new_values": TILE}
     if keep is None:
         keep = vector.keeps(plan, chunks * (SQUARE + sum(sizes.values())))
-    _prepare(batch, keep, plan.states_at is not None)
+    _prepare(batch, keep, build_at(plan))
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     at = empty_positions(xp, plan, batch)
@@ -78,7 +78,7 @@ def forward(
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     kept = {n: xp.empty((chunks, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
     for exact in (False, True):
-        vector.launch_one("chain", batch, slots, arrays, cuts.Build(exact, keep, at is not None), start=start,
+        vector.launch_one("chain", batch, slots, arrays, cuts.Build(exact, keep, last.build_at), start=start,
                           begins=begins, flags=flags, end=last, inverses=inverses, scale=plan.scale, **kept)
     residuals = Residuals(inverses=inverses, begins=begins, transposed=transposed, **kept) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
@@ -93,7 +93,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     return vector_backward.backward(saved, dout, dstate)
 
 
-def _prepare(batch: vector.Batch, keep: bool, at: bool) -> None:
+def _prepare(batch: vector.Batch, keep: bool, at: int) -> None:
     cut = batch.segments > 1
     wanted = [("inverse", cuts.Build(keep=cut)), ("inverse", EXACT)]
     wanted += [("chain", cuts.Build(exact, keep, at)) for exact in (False, True)]

@@ -40,7 +40,7 @@ class Build(NamedTuple):
 
     exact: bool = False
     keep: bool = False
-    at: bool = False
+    at: int = 0  # 2 of a ragged batch
 
 
 def takes(element: str, K: int, V: int, capability: int) -> bool:
@@ -59,7 +59,7 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
     if name in ("scan", "chain"):
         own |= {"LA_RAGGED": kind.ragged}
     if build.at:
-        own |= {"LA_AT": True}
+        own |= {"LA_AT": build.at}
     if name == "chain":
         own |= {"LA_KEEP": build.keep}
     if name == "scan":

@@ -27,7 +27,7 @@ def takes_writes(K: int, V: int) -> bool:
 
 @functools.cache
 def scan_pass(
-    K: int, V: int, decay: bool, reverse: bool = False, outputs: bool = True, dots: bool = False, at: bool = False
+    K: int, V: int, decay: bool, reverse: bool = False, outputs: bool = True, dots: bool = False, at: int = 0
 ) -> Pass:
     """The constants of scan_wgmma.cu, or without outputs of adds_wgmma.cu, for key width K and value width V."""
     groups = round_up(V, PANEL) // PANEL
@@ -38,7 +38,7 @@ def scan_pass(
 
 
 @functools.cache
-def writes_pass(K: int, V: int, decay: bool, dots: bool, at: bool = False) -> Pass:
+def writes_pass(K: int, V: int, decay: bool, dots: bool, at: int = 0) -> Pass:
     """The constants of writes_wgmma.cu; dots: it also computes the terms of the gate gradient.
 
     at: it adds gradients of states at positions, as scan_pass stores these states.
@@ -49,13 +49,13 @@ def writes_pass(K: int, V: int, decay: bool, dots: bool, at: bool = False) -> Pa
     return _pass(WRITES, K, V, decay, width // PANEL, stages, shared, flags)
 
 
-def _positions(at: bool) -> dict[str, bool]:
+def _positions(at: int) -> dict[str, int]:
     """The constant of a build with positions."""
-    return {"LA_AT": True} if at else {}
+    return {"LA_AT": at} if at else {}
 
 
 def _pass(
-    file: str, K: int, V: int, decay: bool, groups: int, stages: int, shared: int, flags: dict[str, bool]
+    file: str, K: int, V: int, decay: bool, groups: int, stages: int, shared: int, flags: dict[str, int]
 ) -> Pass:
     resident = 3 - groups
     constants = {

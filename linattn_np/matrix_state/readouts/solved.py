@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import array_api_compat as compat
 
-from ...core import Computed, Explained, register
+from ...core import Computed, Explained, join_parts, register, split_parts
 from ...runtime.arrays import Array, Namespace, add_to, sum_to
 from ...runtime.tracing import Trace
 from .. import core
@@ -71,7 +71,7 @@ def forward(
     S, Z = (None, None) if state is None else state
     keys, read = x.memory(x.k), None
     if x.q is None:
-        _, Z_end, _ = core.forward(fn, keys, plan._replace(overwrite=False), Z, wanted)
+        Z_end = _written(fn, keys, plan, Z, wanted)
     else:
         at = singular(keys, x.ridge, plan, Z) if x.may_be_singular else None
         if at is not None:
@@ -79,15 +79,23 @@ def forward(
                              "that the keys so far do not span, expected ridge > 0 there")
         read, Z_end = _solve(fn, keys, x, plan, Z, wanted)
     out, S_end, value_residuals = core.forward(fn, x.memory(x.v)._replace(q=read), plan, S, wanted)
-    return out, (S_end, Z_end), Residuals(x, plan, SolvedResiduals(read, (fn, wanted, value_residuals), Z))
+    return out, join_parts((S_end, Z_end)), Residuals(x, plan, SolvedResiduals(read, (fn, wanted, value_residuals), Z))
+
+
+def _written(fn: str, keys: Inputs, plan: Plan, Z: Array | None, wanted: str | None) -> Any:
+    """Z after the last token, or a StatesAt, by a pass that reads nothing."""
+    return core.forward(fn, keys._replace(q=None), plan._replace(overwrite=False), Z, wanted)[1]
 
 
 def _solve(
     fn: str, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None, wanted: str | None
-) -> tuple[Array, Array]:
-    """(x_t, Z after the last token).   Raises ValueError where the array library finds a system singular."""
+) -> tuple[Array, Any]:
+    """(x_t, Z after the last token, or a StatesAt).   Raises ValueError where the library finds a system singular."""
+    module, at = _iterating(fn, x, plan, wanted), plan.states_at
+    apart = at is not None and (module is systems or at[:1] in ((), (0,)))
     try:
-        return _iterating(fn, x, plan, wanted).solve(keys, x.ridge, x.solver, plan, Z)
+        read, end = module.solve(keys, x.ridge, x.solver, plan._replace(states_at=None) if apart else plan, Z)
+        return read, _written(fn, keys, plan, Z, wanted) if apart else end
     except Exception as error:
         if "LinAlgError" not in type(error).__name__:
             raise
@@ -126,12 +134,12 @@ def backward(
 ) -> tuple[SolvedInputs, tuple[Array, Array]]:
     """Gradients of every input, and of the initial (S, Z)."""
     x, plan, (read, (fn, wanted, value_residuals), Z) = residuals
-    dS, dZ = (None, None) if dstate is None else dstate
+    dS, dZ = split_parts(dstate, 2)
     d, dS_0 = core.backward(value_residuals, dout, dS)
     y, keys = None, x.memory(x.k)
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
-        y, _ = _solve(fn, keys._replace(q=d.q), x, plan, transposed, wanted)
+        y, _ = _solve(fn, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed, wanted)
     minus = plan._replace(scale=-1.0, overwrite=False)
     key_residuals = core.residuals_of(fn, keys._replace(q=None if y is None else read), minus, Z, wanted)
     e, dZ_0 = core.backward(key_residuals, y, dZ)
@@ -172,8 +180,9 @@ def sum_heads(y: Array, Hk: int) -> Array:
 
 
 def gives_states(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:
-    """Whether the systems of states at positions are solved in one pass: not yet."""
-    return False
+    """Whether both memories return states at positions."""
+    memories = x.memory(x.v), x.memory(x.k)._replace(q=None)
+    return all(core.gives_states(fn, memory, plan, wanted) for memory in memories)
 
 
 def reads_out(residuals: Residuals) -> bool:

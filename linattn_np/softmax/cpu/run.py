@@ -28,6 +28,11 @@ KERNELS = {"forward": forward, "backward": backward}
 _own = Scratch()
 
 
+def groups() -> dict[str, tuple[Any, ...]]:
+    """All kernels, by what they are for: what warmup compiles ahead."""
+    return {"softmax attention": (forward,), "its gradients": (backward,)}
+
+
 class Table:
     """The arrays of a call as rows of a workspace's table; keeps them alive."""
 

@@ -12,7 +12,7 @@ from ...matrix_state.readouts import slots
 from ...matrix_state.readouts.slots import SlotInputs
 from ...matrix_state.types import BoundedState, Decay, Readout, SlotState
 from ...runtime.arrays import Array, cast, device
-from ...runtime.shapes import check_state
+from ...runtime.shapes import Sequence, check_state, segments
 from ...runtime.tracing import traced_variables
 from ...spec import ArgSpec, ChangeOfVariables, Names, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
@@ -118,7 +118,12 @@ def gsa(q: Any, k: Any, v: Any, s: Any, g: Any = None, **options: Unpack[Options
 
 
 def _sums(c: Variables) -> Array:
-    """z_t = log(N_0 + sum over l <= t of e^{s_l}), and z_0 first: one array (..., n + 1, H, M) per sequence."""
+    """z_t = log(N_0 + sum over l <= t of e^{s_l}), and z_0 first: one array (..., n + 1, H, M) per sequence.
+
+    Computed once a call.
+    """
+    if "sums" in vars(c):
+        return c.sums
     xp, s = c.xp, cast(c.xp, c.s, c.dtype)
     sums = []
     for sequence in c.sequences:
@@ -126,6 +131,7 @@ def _sums(c: Variables) -> Array:
         before = _weights_before(c, part, sequence.row)
         parts = xp.concat([before, part], axis=-3)
         sums.append(_log_sums(xp, parts))
+    c.sums = sums
     return sums
 
 
@@ -233,6 +239,36 @@ def abc_unpack_state_vjp(c: Variables, state: Any, dstate: Any) -> tuple[tuple[A
     return (dstate.S, dstate.W), {"s": ds, "state": dstate.N}
 
 
+def abc_unpack_states(c: Variables, state: tuple[Array, Array], prefixes: list[Sequence]) -> BoundedState:
+    z, ragged = _sums(c), c.sizes.ragged is not None
+    each = [c.xp.exp(z[p.row or 0][..., p.stop - p.start, :, :]) for p in prefixes]
+    if not each:
+        return BoundedState(*state, c.xp.zeros((*state[0].shape[:-3], *c.s.shape[-2:]), dtype=c.dtype))
+    if not ragged:
+        return BoundedState(*state, c.xp.stack(each, axis=-3))
+    return BoundedState(*state, c.xp.stack([c.xp.reshape(N, N.shape[-2:]) for N in each], axis=0))
+
+
+def abc_unpack_states_vjp(
+    c: Variables, state: Any, dstates: Any, prefixes: list[Sequence]
+) -> tuple[tuple[Array, Array], dict[str, Array]]:
+    """dN of a position reaches the tokens before it, times e^{s_t}, and N_0."""
+    xp, e, ragged = c.xp, c.xp.exp(cast(c.xp, c.s, c.dtype)), c.sizes.ragged is not None
+    ds: list[Array] = []
+    dN_0: list[Array] = []
+    for q in c.sequences:
+        given = {p.stop: dstates.N[n, ...] if ragged else dstates.N[..., n, :, :]
+                 for n, p in enumerate(prefixes) if p.row == q.row}  # fmt: skip
+        dN, parts = xp.zeros((*c.sizes.batch, *e.shape[-2:]), dtype=e.dtype, device=device(e)), []
+        for start, stop, _ in reversed(segments(q, sorted(given))):
+            dN = dN + given.get(stop, 0.0) if stop > start else dN
+            parts.append(e[..., start:stop, :, :] * dN[..., None, :, :])
+        dN_0.append(dN + given.get(q.start, 0.0))
+        ds += reversed(parts)
+    begin = xp.stack([xp.reshape(N, N.shape[-2:]) for N in dN_0], axis=0) if ragged else dN_0[0]
+    return (dstates.S, dstates.W), {"s": xp.concat(ds, axis=-3), "state": begin}
+
+
 def abc_pack_state_vjp(c: Variables, d: tuple[Array, Array], other: Array | None) -> BoundedState:
     return BoundedState(*d, other)
 
@@ -248,7 +284,8 @@ ABC = VariantSpec(
     decay=Decay.VECTOR,
     readout=Readout.SLOTS,
     state=StateFormat(
-        BoundedState, None, abc_pack_state, abc_unpack_state, abc_unpack_state_vjp, abc_pack_state_vjp, wide=True
+        BoundedState, None, abc_pack_state, abc_unpack_state, abc_unpack_state_vjp, abc_pack_state_vjp,
+        abc_unpack_states, abc_unpack_states_vjp, wide=True,
     ),
 )
 

@@ -13,9 +13,9 @@ from ...call.options import Options
 from ...matrix_state.readouts.sums import record_with_sums
 from ...matrix_state.types import Decay, Inputs, Readout, StabilisedState
 from ...ops.gates import LOG_DECAY_FLOOR, sigmoid, soft_cap, soft_cap_vjp, softplus
-from ...ops.stabiliser import Gauge, gauge, last, last_vjp
+from ...ops.stabiliser import Gauge, gauge, last, last_of_each, last_of_each_vjp, last_vjp
 from ...runtime.arrays import Array, cast, device, sum_dtype
-from ...runtime.shapes import check_state
+from ...runtime.shapes import Sequence, check_state
 from ...runtime.tracing import traced_variables
 from ...runtime.values import is_finite, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, Names, OptionSpec, Samples, StateFormat, Variables, VariantSpec
@@ -36,7 +36,8 @@ def _gauge(c: Variables) -> Gauge:
         log_f = xp.maximum(log_f, xp.asarray(LOG_DECAY_FLOOR, dtype=f.dtype, device=device(f)))
         lead = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,)
         begin = xp.zeros((*lead, c.sizes.H), dtype=f.dtype, device=device(f)) if state is None else state.m
-        c.gauge = gauge(xp, log_f, i, cast(xp, begin, f.dtype), c.sequences, c.dtype)
+        positions = c.options["return_states_at"] or ()
+        c.gauge = gauge(xp, log_f, i, cast(xp, begin, f.dtype), c.sequences, c.dtype, positions)
     return c.gauge
 
 
@@ -130,6 +131,21 @@ def unpack_state_vjp(c: Variables, S: Array, dstate: Any) -> tuple[Array, dict[s
     return dS, _gates_vjp(c, di, dlog_f) | {"state": dm_0}
 
 
+def unpack_states(c: Variables, S: Array, prefixes: list[Sequence]) -> StabilisedState:
+    return StabilisedState(S[..., :-1], S[..., -1], cast(c.xp, last_of_each(c.xp, _gauge(c), prefixes), c.dtype))
+
+
+def unpack_states_vjp(
+    c: Variables, S: Array, dstates: Any, prefixes: list[Sequence]
+) -> tuple[Array, dict[str, Array]]:
+    """As unpack_state_vjp, of every position."""
+    xp, at = c.xp, _gauge(c)
+    dS = _joined(c, dstates)
+    dm = cast(xp, dstates.m - xp.sum(xp.vecdot(dS, S), axis=-1), at.m.dtype)
+    dlog_f, di, dm_0 = last_of_each_vjp(xp, at, c.sequences, prefixes, dm)
+    return dS, _gates_vjp(c, di, dlog_f) | {"state": dm_0}
+
+
 def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState:
     """C_0 = e^{m_0} S_0, so dm_0 = <dS_0, S_0> + <dn_0, n_0>, plus the part of m_T."""
     xp = c.xp
@@ -195,7 +211,8 @@ SPEC = VariantSpec(
     change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp),
     decay=Decay.SCALAR,
     readout=Readout.NORMALISED,
-    state=StateFormat(StabilisedState, None, pack_state, unpack_state, unpack_state_vjp, pack_state_vjp, record),
+    state=StateFormat(StabilisedState, None, pack_state, unpack_state, unpack_state_vjp, pack_state_vjp,
+                      unpack_states, unpack_states_vjp, record),
     options=OptionSpec({"soft_cap": None, "forget_gate": "sigmoid"}, check_options),
 )
 SAMPLES = Samples({"f": "log decay"}, ({}, {"soft_cap": 1.5}, {"forget_gate": "exp"}))

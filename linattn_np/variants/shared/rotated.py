@@ -10,13 +10,14 @@ not grow with the length of the history. The rotation of the final state has its
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...matrix_state.types import Inputs
-from ...ops.rotary import rotate, rotate_vjp
+from ...ops.rotary import rotate, rotate_rows, rotate_vjp, rows_angle_vjp
 from ...runtime.arrays import Array, cast, device, sum_dtype
-from ...runtime.shapes import check_state
+from ...runtime.shapes import Sequence, check_state
 from ...spec import ArgSpec, ChangeOfVariables, StateFormat, Variables
 
 THETA = ArgSpec("P", "angle per token of the channel pairs, 2 P <= K; None: 10000^{-linspace(0, 1, K // 2)}",
@@ -49,8 +50,14 @@ def _positions(c: Variables, angles: Array) -> Array:
 
 def _ends(c: Variables, angles: Array) -> Array:
     """The length of each sequence: (), or (N, 1, 1, 1) for a ragged batch."""
-    lengths = c.xp.asarray(_lengths(c), dtype=angles.dtype, device=device(angles))
-    return lengths[0] if c.sizes.ragged is None else lengths[:, None, None, None]
+    lengths = _lengths_of(c, angles, c.sequences)
+    return lengths[0, 0, 0, 0] if c.sizes.ragged is None else lengths
+
+
+def _lengths_of(c: Variables, angles: Array, sequences: Iterable[Sequence]) -> Array:
+    """The lengths of sequences or prefixes: (n, 1, 1, 1)."""
+    lengths = [s.stop - s.start for s in sequences]
+    return c.xp.asarray(lengths, dtype=angles.dtype, device=device(angles))[:, None, None, None]
 
 
 class Rotated(NamedTuple):
@@ -94,8 +101,8 @@ def pack_state(c: Variables, state: Any) -> Any:
 
 def unpack_state(c: Variables, S: Array) -> Array:
     """S in the frame of the last token."""
-    xp, angles = c.xp, _angles(c)
-    return xp.matrix_transpose(rotate(xp, xp.matrix_transpose(S), -angles * _ends(c, angles)))
+    angles = _angles(c)
+    return rotate_rows(c.xp, S, -angles[None, :] * _ends(c, angles))
 
 
 def unpack_state_vjp(c: Variables, S: Array, dstate: Array) -> tuple[Array, dict[str, Array]]:
@@ -109,10 +116,32 @@ def unpack_state_vjp(c: Variables, S: Array, dstate: Array) -> tuple[Array, dict
     return xp.matrix_transpose(dS), grads
 
 
+def unpack_states(c: Variables, S: Array, prefixes: list[Sequence]) -> Array:
+    """States at positions, each in the frame of the last token before it."""
+    angles = _angles(c)
+    return rotate_rows(c.xp, S, -angles * _lengths_of(c, angles, prefixes))
+
+
+def unpack_states_vjp(
+    c: Variables, S: Array, dstates: Array, prefixes: list[Sequence]
+) -> tuple[Array, dict[str, Array]]:
+    """As unpack_state_vjp."""
+    xp, angles = c.xp, _angles(c)
+    lengths = _lengths_of(c, angles, prefixes)
+    turned = -angles * lengths
+    dS = rotate_rows(xp, dstates, -turned)
+    if c.theta is None:
+        return dS, {}
+    dangle = xp.sum(rows_angle_vjp(xp, rotate_rows(xp, S, turned), dstates, angles.shape[0]), axis=-1)
+    dangle = -cast(xp, dangle, angles.dtype) * lengths[..., 0]
+    return dS, {"theta": xp.sum(dangle, axis=tuple(range(dangle.ndim - 1)))}
+
+
 def pack_state_vjp(c: Variables, dS: Array, other: Any) -> Array:
     return dS
 
 
 ROTATED_STATE = StateFormat(
     pack=pack_state, unpack=unpack_state, unpack_vjp=unpack_state_vjp, pack_vjp=pack_state_vjp,
+    unpack_at=unpack_states, unpack_at_vjp=unpack_states_vjp,
 )

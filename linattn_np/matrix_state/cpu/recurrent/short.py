@@ -73,9 +73,10 @@ def _is_spread_out(y: np.ndarray) -> bool:
 class Steps:
     """A call of the recurrent form: all but where its arrays lie."""
 
-    def __init__(self, x: Inputs, plan: Plan, state: np.ndarray | None, rows: np.ndarray):
+    def __init__(self, x: Inputs, plan: Plan, state: np.ndarray | None, rows: np.ndarray, longest: int = 0):
+        """longest: tokens of a row that may take the place of `rows`."""
         dtype, H, K, V = np.dtype(plan.dtype), x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]
-        tokens, states = int((rows[:, 2] - rows[:, 1]).max()), len(rows) * H
+        tokens, states = max(longest, int((rows[:, 2] - rows[:, 1]).max())), len(rows) * H
         self.few = states * K * V * dtype.itemsize * tokens < policy.FEW_BYTES
         share = -(-(1 if self.few else threads.num_threads()) // states)
         columns = min(V, max(1, -(-V // (share * policy.STEP_COLUMNS))) * policy.STEP_COLUMNS)
@@ -84,11 +85,15 @@ class Steps:
         self.bytes, self.dtype = self.layout.bytes + TABLE_BYTES, dtype.name
         load_pieces((step.step_tasks, *_optional(x)), dtype.name, optional=False)
         self.kernel = entry(step.step_tasks, dtype.name) if JIT else None
-        self.tasks, self.scale = states * self.sizes["blocks"], plan.scale
+        self.each, self.scale = H * self.sizes["blocks"], plan.scale
         self.programs: tuple[Program | None, Program | None] = None, None
         self.whole: Any = None  # the kernel of array calls and steps
-        self.sequences = np.array(rows)
-        if plan.pool_rows is None:
+        self.take(rows, plan.pool_rows is None)
+
+    def take(self, rows: np.ndarray, alone: bool = True) -> None:
+        """The sequences to walk; alone: each ends where it begins."""
+        self.sequences, self.tasks = np.array(rows), len(rows) * self.each
+        if alone:
             self.sequences[:, TO] = self.sequences[:, STATE]
 
     def settle(self, arrays: np.ndarray, sources: np.ndarray, extents: np.ndarray, count: int) -> None:
@@ -160,7 +165,10 @@ def _optional(x: Inputs) -> tuple[Any, ...]:
 
 def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> None:
     """Walk the sequences in `rows` of arrays that lie where the table says."""
-    steps = Steps(x, plan, state, rows)
+    _run(Steps(x, plan, state, rows), table)
+
+
+def _run(steps: Steps, table: Table) -> None:
     steps.settle(table.numbers, np.full(len(table.numbers), -1), np.zeros((1, 2), np.int64), 0)
     steps.run(handles([table.numbers]), table)
 
@@ -182,6 +190,8 @@ def run_segments(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, 
     table.states("out_state", chain[1:])
     own = rows.copy()
     own[:, STATE] = own[:, TO] = place + number
+    steps = Steps(x, plan, chain, own[level == 0], int((own[:, 2] - own[:, 1]).max()))
     for n in range(int(level.max(initial=-1)) + 1):
-        run(x, plan, table, chain, own[level == n])
+        steps.take(own[level == n])
+        _run(steps, table)
     return chain[1:][place + number]

@@ -7,6 +7,7 @@ import pytest
 
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
@@ -67,3 +68,13 @@ def test_a_chunk_size_that_was_given_is_kept(launched):
         assert cuda_calls.unsupported_reason(call) is not None
 
 
+@pytest.mark.parametrize(("dtype", "T", "recurs"), [
+    (np.float32, policy.FLOAT32_RECURRENCE, True), (np.float32, policy.FLOAT32_RECURRENCE + 1, False),
+    (np.float16, policy.FLOAT32_RECURRENCE + 1, True),
+])
+def test_long_sequences_in_float32_go_in_chunks(launched, dtype, T, recurs):
+    """Rounding a decay once a token adds up."""
+    x, plan, *_ = case("vector", "none", "after", T, None, heads=(1, 1, 1), B=1)
+    there = type(x)(*(None if y is None else stub(y.astype(dtype)) for y in x))
+    call = matrix_state.Call(there, plan._replace(xp=CUPY, dtype=np.float32))
+    assert (cuda_calls.unsupported_reason(call) is None) == recurs
