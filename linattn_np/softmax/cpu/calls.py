@@ -51,7 +51,7 @@ def backward(
     tasks = tasks_of(plan, x, group, 0)
     kernel = kernel_of("backward", plan, x, state, (C, C, group), table)
     run.run(kernel, tasks, 2.5 * operations(plan, x, state), (table, x, state, d, begin, out, logs, dout))
-    if x.sinks is not None and plan.normalize:
+    if x.sinks is not None and len(x.sinks) and plan.normalize:
         delta = np.sum(dout * out, axis=-1)
         sinks = np.repeat(x.sinks.astype(dtype), heads // len(x.sinks))
         each = -np.sum(np.exp(sinks - logs[..., 0]) * delta, axis=tuple(range(delta.ndim - 1)))
