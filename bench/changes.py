@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .record import machine
+
 SHAPES = ((1, 4, 64), (1, 16, 64), (1, 16, 128))  # (B, H, K = V)
 WARM_UP = 15
 QUEUE = 32  # GPU calls between synchronisations
@@ -187,12 +189,16 @@ def main(argv: list[str]) -> int:
         import cupy
         import ml_dtypes
 
+        from .cuda.report import device
+
+        where = device(cupy)
         found = measure(args, cupy, ml_dtypes.bfloat16, cupy.cuda.Device().synchronize)
     else:
+        where = machine()
         found = measure(args, np, np.float32, lambda: None)
     worst = max((changed / ready, name) for name, (changed, ready) in found.items())
     print(f"{len(found)} pairs, largest ratio {worst[0]:.2f}: {worst[1]}")
     if args.json:
         with open(args.json, "w") as file:
-            json.dump(found, file, indent=1)
+            json.dump(where | {"microseconds": found}, file, indent=1)
     return 0

@@ -8,13 +8,14 @@
 //              2  out_t = read (q_t S_{t-1} + (q_t (.) u) k_t^T v_t)      u with LA_BONUS
 //              0  no queries
 //
-// States are read as LA_START and written as LA_END says: 0 bfloat16, 1 float16, 2 float32; they are float32 in between.
+// States are read as LA_START and written as LA_END says, outputs as LA_OUT: 0 bfloat16, 1 float16, 2 float32; states are float32 in
+// between.
 // LA_SPLIT warps own LA_LANES LA_PER value columns, each its share of the rows. A state is read and written once. LA_ONE: each
 // sequence has one token, each state one query, rows of a state are contiguous, strides fit 32 bits.
 #include "attention/tokens.cuh"
 #include "tile/columns.cuh"
 
-constexpr int K = LA_K, V = LA_V, WARPS = LA_WARPS, PER = LA_PER, LANES = LA_LANES, WIDE = LA_WIDE, KIND = LA_DTYPE;
+constexpr int K = LA_K, V = LA_V, WARPS = LA_WARPS, PER = LA_PER, LANES = LA_LANES, WIDE = LA_WIDE, KIND = LA_DTYPE, OUT = LA_OUT;
 constexpr int SPLIT = LA_SPLIT, TILES = WARPS / SPLIT, TILE = LANES * PER, PARTS = (V + TILE * TILES - 1) / (TILE * TILES);
 constexpr bool EARLY = K <= 128 || SPLIT > 1;   // queries are loaded with the keys, or, for want of registers, when needed
 typedef Columns<K, PER, LANES, WIDE, SPLIT> State;
@@ -83,11 +84,11 @@ struct Gates {
 };
 LA_DEVICE void store_values(char* p, const float (&x)[PER], int column) {
     if constexpr (WIDE && PER == 4) {
-        if (column < V) store_vec4<KIND>(p + column * bytes_of(KIND), x);
+        if (column < V) store_vec4<OUT>(p + column * bytes_of(OUT), x);
     } else
 #pragma unroll
         for (int j = 0; j < PER; j++)
-            if (column + j * State::STEP < V) store_element<KIND>(p + (column + j * State::STEP) * bytes_of(KIND), x[j]);
+            if (column + j * State::STEP < V) store_element<OUT>(p + (column + j * State::STEP) * bytes_of(OUT), x[j]);
 }
 
 // Blocks of a multiprocessor that registers are allotted for; compute capability 80 needs a few more of them.

@@ -245,7 +245,7 @@ struct Consumer {
             keep(x, at, step);
             warp_arrive(bar.extras_left(), lane);
         }
-        if constexpr (!LA_BACKWARD) store_position<LA_V, LA_K>(state, a, position_after(a, chunk), traversal, 16 * warp, lane);
+        if constexpr (!LA_BACKWARD) store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);
     }
     __device__ __forceinline__ void run() {
         begin();

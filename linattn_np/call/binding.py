@@ -68,6 +68,11 @@ class Prepared(NamedTuple):
         return not (self.options["check"] or self.doubtful_layout or self.gathers_rows)
 
     @property
+    def is_one_token(self) -> bool:
+        """Whether this is a call of one token on CuPy arrays, whose array calls may be deferred (deferring.py)."""
+        return self.recorder is not None and self.variables.sizes.T == 1 and self.variables.sizes.ragged is None
+
+    @property
     def gathers_rows(self) -> bool:
         """Whether the core gets states that are gathered from a pool."""
         return self.rows is not None and self.plan.pool_rows is None

@@ -37,7 +37,11 @@ def signature_maker(kind: Any) -> Callable[..., Signature | None]:
         parts: list[Any] = [spec.name, device, len(arrays), *keywords]
         pointers: list[int] = []
         given: list[Array] = []
-        for x in (*arrays, *keywords.values()) if arrays else keywords.values():
+        values = (*arrays, *keywords.values()) if arrays else keywords.values()
+        if isinstance(state := keywords.get("state"), tuple) and set(map(type, state)) == {kind}:
+            parts.append(len(state))
+            values = (*(x for x in values if x is not state), *state)
+        for x in values:
             if type(x) is kind:
                 data = x.data
                 if data.device_id != device:
@@ -65,8 +69,10 @@ def signature_maker(kind: Any) -> Callable[..., Signature | None]:
 
 
 def given_arrays(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Array]:
-    """The CuPy arrays of a call, in the order of its pointers."""
-    return [x for x in (*arrays, *keywords.values()) if is_on_device(x)]
+    """The CuPy arrays of a call, in the order of its pointers: those of a state of several arrays come last."""
+    state = keywords.get("state")
+    values = (*arrays, *keywords.values(), *(state if isinstance(state, tuple) else ()))
+    return [x for x in values if is_on_device(x)]
 
 
 def positions(x: Any, pool: list[Array]) -> Any:
@@ -102,11 +108,13 @@ class Plan:
         self.sequence, self._own_state = LaunchSequence(recorder, given), own_state
         self._launches: Callable[[list[int]], Any] = self.sequence.run
         self._spans = [_span(x) for x in given] if own_state else []
-        self._at: Any = next((n for n, x in enumerate(given) if x is state), None)
+        own = state if isinstance(state, tuple) else (state,)
+        self._at = [n for n, x in enumerate(given) if any(x is S for S in own)]
         self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
         out, end = results
         self._out = positions(out, recorder.allocated)
         self._end = positions(None if own_state else end, recorder.allocated)
+        self.sequence.keep(self.results())
 
     def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, Any] | None:
         """(out, state); None if the call must be computed in full."""
@@ -139,11 +147,12 @@ class Plan:
 
     def _overlaps(self, pointers: list[int]) -> bool:
         """Whether the state that is overwritten may share memory with another array."""
-        low, high = self._spans[self._at]
-        begin, end = pointers[self._at] + low, pointers[self._at] + high
-        for n, (pointer, (low, high)) in enumerate(zip(pointers, self._spans, strict=True)):
-            if pointer + low < end and begin < pointer + high and n != self._at:
-                return True
+        for at in self._at:
+            low, high = self._spans[at]
+            begin, end = pointers[at] + low, pointers[at] + high
+            for n, (pointer, (low, high)) in enumerate(zip(pointers, self._spans, strict=True)):
+                if pointer + low < end and begin < pointer + high and n != at:
+                    return True
         return False
 
 
@@ -173,6 +182,7 @@ class StatesPlan:
         self.sequence, self._kind = LaunchSequence(recorder, given), type(results)
         self._launches: Callable[[list[int]], Any] = self.sequence.run
         self._places = [positions(x, recorder.allocated) for x in results]
+        self.sequence.keep(self.results())
 
     def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, None]:
         """(the public result, None)."""
@@ -276,12 +286,14 @@ class Forward:
         Raises LookupError if the call cannot be replayed.
         """
         pool = [*given, *recorder.allocated]
-        places = {x.data.ptr: n for n, x in enumerate(pool)}
+        at = {x.data.ptr: n for n, x in enumerate(pool)}
         self.key = key
         self.results = tuple(positions(x, pool) for x in results)
-        read = dict.fromkeys(n for x in residuals if (n := places.get(x.data.ptr)) is not None and n >= len(given))
+        read = dict.fromkeys(n for x in residuals if (n := at.get(x.data.ptr)) is not None and n >= len(given))
         self.residuals = tuple(read)  # their positions in the pool
         self.sequence, self._kind = LaunchSequence(recorder, given), type(given[0])
+        kept = {n for x in self.results for n in places(x)} | read.keys()
+        self.sequence.keep({n - len(given) for n in kept})
         self.pullbacks: dict[Hashable, Pullback | None] = {}
 
     @property
@@ -296,6 +308,8 @@ class Forward:
         kind = self._kind
         given = [x for x in arrays if type(x) is kind]
         given += [x for x in keywords.values() if type(x) is kind]
+        if isinstance(state := keywords.get("state"), tuple):
+            given += state
         count, pool = len(given), given + self.sequence.run(pointers)  # pointers has those of the pool now
         read = self.residuals
         results = tuple(pool[n] if type(n) is int else get(n, pool) for n in self.results)
@@ -333,7 +347,9 @@ class Residuals(NamedTuple):
         try:
             pool = [*given, *recorder.allocated]
             found = tuple(positions(x, pool) for x in gradients)
-            forward.pullbacks[layout] = Pullback(LaunchSequence(recorder, given), type(gradients), found)
+            sequence = LaunchSequence(recorder, given)
+            sequence.keep({n - len(given) for x in found for n in places(x)})
+            forward.pullbacks[layout] = Pullback(sequence, type(gradients), found)
         except LookupError:
             forward.pullbacks[layout] = None
         replay.store(forward.key, forward)

@@ -93,6 +93,8 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
         call = prepare(spec, arrays, keywords)
         if call.is_cut:
             return pieces.forward(call, keywords, _run_piece, _final)
+        if call.is_one_token and (result := _run_deferred(call, signature, arrays, keywords)) is not None:
+            return result
         with call.recorder or NO_LIMIT:
             x = call.inputs()
             core = core_of(x)
@@ -107,6 +109,25 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
         if signature is not None and call.is_recordable:
             _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
         return Result(out, state) if out is None or call.options["return_state"] else out
+
+
+def _run_deferred(
+    call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> Any:
+    """The result of a call on CuPy arrays whose array calls are deferred; None for other calls."""
+    from . import device_replay
+    from .cuda import deferring
+
+    if (found := deferring.run(call, finish)) is None:
+        return None
+    out, state = found
+    if signature is not None and call.is_recordable and replay.is_storable(signature):
+        given = device_replay.given_arrays(arrays, keywords)
+        plan = device_replay.plan_of(signature, given, call.recorder, found, call.options["overwrite_state"])
+        returns_state = out is None or call.options["return_state"]
+        plan = plan or replay.computed_in_full
+        replay.store(signature[0], replay.Recorded(plan, returns_state, call.options["num_threads"] is not None))
+    return Result(out, state) if out is None or call.options["return_state"] else out
 
 
 def _run_piece(spec: VariantSpec, keywords: dict[str, Any]) -> Any:
@@ -248,7 +269,8 @@ def bound(template: replay.Template, arrays: list[Array], state: Any, pointers: 
     """The plan of a call that is not recorded as a whole: computed without checks, its loops or launches replayed."""
     on_device = pointers is not None
     if on_device:
-        arrays = [x for x in arrays if x is not state]
+        own = state if isinstance(state, tuple) else (state,)
+        arrays = [x for x in arrays if not any(x is S for S in own)]
     call = template.bind(arrays, state)
     if on_device and call.options["overwrite_state"] and overlaps(state, arrays):
         return None  # an error, which the checks raise

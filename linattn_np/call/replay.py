@@ -180,7 +180,8 @@ def _each(signature: Signature) -> list[Array]:
 def split(signature: Signature) -> tuple[list[Array], Any]:
     """(the arrays without the state, the state)."""
     _, arrays, state, pointers = signature
-    return arrays if pointers is None else [x for x in arrays if x is not state], state
+    own = state if isinstance(state, tuple) else (state,)
+    return arrays if pointers is None else [x for x in arrays if not any(x is S for S in own)], state
 
 
 def is_storable(signature: Signature) -> bool:

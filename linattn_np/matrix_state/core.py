@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import array_api_compat as compat
 
 from ..core import CallPlan, Explained, register, register_states
-from ..runtime.arrays import Array, is_cupy, is_numpy
+from ..runtime.arrays import Array, is_cupy, is_deferred, is_numpy
 from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
 from ..runtime.tracing import Trace, plain
@@ -166,6 +166,8 @@ def choose(
     Raises ValueError for an unknown name, or with the reason if the wanted backend does not support the call.
     """
     among = candidates(plan) if among is None else among
+    if is_deferred(plan.xp):  # an error means a call in full
+        among, plan = [CUDA], plan._replace(xp=plan.xp.library)
     if wanted is None:
         call = Call(x, plan)
         return next(b for b in among if b.unsupported_reason(call) is None)  # CHUNKS supports every call
@@ -220,9 +222,6 @@ def explain_memories(
     return Explained(choice.backend.name, reason, choice.others, *forms[-1], float(total), float(each))
 
 
-# the plan
-
-
 def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
     """The plan of a call: what every call has, what the variant says of reads and micro-steps, and options."""
     steps, sequences = 1, plan.sequences
@@ -237,9 +236,6 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
     if plan.states_at is not None:
         own["states_at"] = tuple(steps * n for n in plan.states_at)
     return Plan(**plan._asdict() | own)
-
-
-# forward and backward
 
 
 class Path(NamedTuple):
@@ -307,6 +303,8 @@ def forward_along(
 def backward(residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input, and of the initial state."""
     run = residuals.path.backend.module.backward
+    if is_deferred(residuals.path.plan.xp):
+        run = functools.partial(CUDA_MODULE.deferred_calls.backward, run)
     for step in reversed(residuals.path.steps):
         run = functools.partial(step.backward, run)
     return run(residuals.saved, dout, dstate)

@@ -17,6 +17,7 @@ STORAGE = ("float16", "bfloat16", "float32", "float64")
 NARROW = STORAGE[:2]  # storage formats: cast to float32 before use
 device = compat.device  # the device an array lies on
 CPU, CUDA = 1, 2  # DLPack device types
+DEFERRED = "linattn_np.deferred"  # the name of a namespace
 
 
 class Library(NamedTuple):
@@ -138,6 +139,11 @@ def swap(xp: Namespace, x: Array, axis: int) -> Array:
 def is_cupy(xp: Namespace) -> bool:
     """Whether a namespace is CuPy's, or wraps CuPy's to record allocations."""
     return xp.__name__.endswith("cupy")
+
+
+def is_deferred(xp: Namespace) -> bool:
+    """Whether a namespace is one of deferred arrays (cuda/deferred.py)."""
+    return xp.__name__ == DEFERRED
 
 
 def is_numpy(xp: Namespace) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ...ops.cuda import unit_rows as kernel
-from ...runtime.arrays import Array, cast
+from ...runtime.arrays import Array, cast, is_deferred
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
 from . import delta, free, scan, step, vector, vector_delta, vector_value, vector_widths
+from .deferred import calls as deferred_calls
 
 
 class Call(NamedTuple):
@@ -88,6 +89,8 @@ def describe(call: Any) -> str:
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved)."""
+    if is_deferred(plan.xp):
+        return deferred_calls.forward(_of(x, plan), x, plan, state)
     return _of(x, plan).forward(x, plan, state)
 
 

@@ -46,10 +46,13 @@ def unsupported_reason(call: Any) -> str | None:
     return launch.unusable()
 
 
-def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
+def forward(
+    x: Inputs, plan: Plan, state: Array | None, stored: Any = None
+) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved); the final state is `state` itself if the plan allows overwriting, else float32.
 
-    A state stored in 16 bits is read as it is; if overwritten, it is rounded once, when it is stored.
+    A state stored in 16 bits is read as it is; if overwritten, it is rounded once, when it is stored. stored: the dtype
+    of the output, if it is not that of the values.
     """
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     K, element = x.k.shape[-1], element_of(x)
@@ -58,7 +61,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     N = len(plan.sequences) if ragged else prod(lead)
     offsets = xp.asarray([0, *(s.stop for s in plan.sequences)], dtype=xp.int64) if ragged else None
     heads = H if x.q is None else max(H, x.q.shape[-2])
-    out = None if x.q is None else xp.empty((*lead, T, heads, V), dtype=arrays["v"].dtype)
+    out = None if x.q is None else xp.empty((*lead, T, heads, V), dtype=stored or arrays["v"].dtype)
     shape = (N, H, K, V) if ragged else (*lead, H, K, V)
     start, whole = _states(xp, state, K, V)
     if plan.overwrite and whole:
@@ -71,7 +74,8 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     wide = _wide(arrays, (start, last))
     one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
     many = N * H >= policy.WHOLE_ROW_STATES
-    constants = constants_of(x, plan, Stored(element, wide, one, _kind(start), _kind(last), many))
+    kinds = _kind(start), _kind(last), many, None if out is None else dtype_name(out)
+    constants = constants_of(x, plan, Stored(element, wide, one, *kinds))
     values = dict(constants)
     parts = -(-V // (values["LA_LANES"] * values["LA_PER"] * (values["LA_WARPS"] // values["LA_SPLIT"])))
     fields = dict(zip(NAMES_OF_POINTERS, [0 if y is None else y.data.ptr for y in pointers], strict=True))
@@ -84,7 +88,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     }  # fmt: skip
     packed = arguments.STEP.packed(fields)
     launch.launch(STEP, "step", constants, N * H * parts, 32 * values["LA_WARPS"], 0, packed, pointers)
-    return None if out is None else cast(xp, out, x.v.dtype), end, Saved(x, plan, state, None)
+    return None if out is None else cast(xp, out, stored or x.v.dtype), end, Saved(x, plan, state, None)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
@@ -109,6 +113,7 @@ class Stored(NamedTuple):
     start: str = "float32"  # of states that are read
     end: str = "float32"  # of states that are written
     many: bool = False  # enough states for blocks of eight warps to fill the device
+    out: str | None = None  # of outputs; None: as the vectors
 
 
 class StepKind(NamedTuple):
@@ -152,6 +157,7 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
         "LA_VALUE_DECAY": int(kind.value_decay), "LA_ERASE": list(Erase).index(kind.erase),
         "LA_SEPARATE_ERASE_KEY": int(kind.separate), "LA_ERASE_BEFORE": int(kind.before), "LA_READ": kind.read,
         "LA_BONUS": int(kind.bonus), "LA_START": ELEMENTS[stored.start], "LA_END": ELEMENTS[stored.end],
+        "LA_OUT": ELEMENTS[stored.out or element],
     }.items()))
 
 

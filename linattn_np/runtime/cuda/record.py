@@ -19,6 +19,7 @@ from . import constants, launch
 
 Array = Any
 Shape = tuple[int, ...]
+ALIGNED = 512  # bytes, as CuPy aligns its allocations
 
 
 class Recorder:
@@ -79,19 +80,41 @@ class LaunchSequence:
         if len(owners) < len(given) + len(recorder.allocated):
             raise LookupError("two arrays begin at one place")
         self._empty, self.allocations = launch.array_type(), [(tuple(x.shape), x.dtype) for x in recorder.allocated]
+        self._steps: list[tuple[Any, Any]] = list(self.allocations)  # (shape, dtype), or (None, offset in the scratch)
+        self._scratch, self._allocate = 0, launch.allocator()  # bytes
         self._launchers = [Launcher(record, owners) for record in recorder.launches]
         self._launches = [(one.words, one.places, one.launch, one.address) for one in self._launchers]
         self._stream, self._lock = launch.cupy().cuda.get_current_stream, threading.Lock()
 
     def run(self, pointers: list[int]) -> list[Array]:
-        """pointers: of the arrays given; those of the allocated arrays are appended. The allocated arrays, in order."""
-        made, empty = [], self._empty
-        for shape, dtype in self.allocations:
-            x = empty(shape, dtype)
-            made.append(x)
-            pointers.append(x.data.ptr)
+        """pointers: of the arrays given; those of the allocated arrays are appended. The allocated arrays, in order.
+
+        None in the place of those that were not kept.
+        """
+        made: list[Array] = []
+        empty, base = self._empty, 0
+        if self._scratch:
+            scratch = self._allocate(self._scratch)
+            base = scratch.ptr
+        for shape, place in self._steps:
+            if shape is None:
+                made.append(None)
+                pointers.append(base + place)
+            else:
+                x = empty(shape, place)
+                made.append(x)
+                pointers.append(x.data.ptr)
         self.launch(pointers, self._stream().ptr)
         return made
+
+    def keep(self, own: set[int]) -> None:
+        """Only these allocated arrays are used after `run`: the others lie in one piece of memory, free again then."""
+        size = 0
+        for n, (shape, dtype) in enumerate(self.allocations):
+            if n not in own:
+                self._steps[n] = None, size
+                size += -(-prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED
+        self._scratch = size
 
     def launch(self, pointers: list[int], stream: int) -> None:
         """The launches alone, on a stream; pointers: of the arrays given and of those in the place of `allocations`."""

@@ -51,4 +51,4 @@ def test_a_call_on_cupy_arrays(cp, T, pulled):
         dout = cp.ones_like(v)
         check(lambda: la.vjp(la.gated_delta_rule, q, k, v, -g, beta)[1](dout), 17)
     else:
-        check(lambda: la.gated_delta_rule(q, k, v, -g, beta))
+        check(lambda: la.gated_delta_rule(q, k, v, -g, beta), 18 if T == 1 else 14)

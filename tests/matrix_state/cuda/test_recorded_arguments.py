@@ -15,7 +15,7 @@ from linattn_np.matrix_state.cuda import delta as cuda_delta
 from linattn_np.matrix_state.cuda.arguments import DELTA
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.ops.cuda.arguments import UNIT_ROWS
-from linattn_np.runtime.cuda import launch
+from linattn_np.runtime.cuda import launch, record
 from tests.cases import RECURRENCES
 from tests.matrix_state.cuda import test_step_calls as step_calls
 from tests.matrix_state.cuda.step_twin import CUPY, stub
@@ -64,6 +64,7 @@ def launches(public, monkeypatch):
     monkeypatch.setattr(launch.cupy().cuda.driver, "launchKernel", found.from_driver)
     monkeypatch.setattr(launch, "array_type", lambda: found.empty)
     monkeypatch.setattr(CUPY, "empty", found.empty)
+    monkeypatch.setattr(record.LaunchSequence, "keep", lambda self, own: None)  # an array each, known by its address
     for name, value in (("capability", 80), ("multiprocessors", 108), ("shared_limit", 163 << 10)):
         monkeypatch.setattr(launch, name, lambda value=value: value)
     return found

@@ -195,6 +195,8 @@ def test_anything_but_an_array_of_the_device_is_not_looked_for(public, name):
     for _ in range(2):
         la.gated_delta_rule(**x)
     for other in (np.array(x[name]), x[name].tolist(), (x[name], x[name]), np.float32(1)):
+        if name == "state" and isinstance(other, tuple):  # the state of another variant
+            continue
         bad = x | {name: other}
         assert replay.signature(SPEC, (), bad) is None
         assert replay.signature(SPEC, tuple(bad.values()), {}) is None

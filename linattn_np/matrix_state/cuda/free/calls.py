@@ -50,7 +50,8 @@ def how(call: Any) -> str:
 
 def gives_states(call: Any) -> bool:
     """Whether forward stores states at the positions of a call, and gradients are those of array calls."""
-    return operands.gives_states(call.plan) and not (call.plan.gradients and policy.VECTOR_BACKWARD)
+    by_kernels = call.plan.gradients and policy.VECTOR_BACKWARD
+    return operands.gives_states(call.plan) and not (by_kernels or call.plan.is_ragged)
 
 
 class Residuals(NamedTuple):

@@ -107,13 +107,18 @@ def test_gradients(cp, kind, gate):
     check(*gradients(cp, kind=kind, gate=gate, T=200))
 
 
+def ids(how):
+    """Names without addresses."""
+    return " ".join(f"{n}={getattr(x, '__name__', x)}" for n, x in how.items())
+
+
 @pytest.mark.parametrize("how", [
     {"T": 1}, {"T": 17}, {"T": 65, "given_end": False}, {"K": 64, "V": 64}, {"K": 128, "V": 64}, {"K": 64, "V": 128},
     {"K": 40, "V": 120, "gate": "bfloat16"}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)}, {"heads": (2, 2, 4)},
     {"options": {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, "B": 1, "T": 301, "N": 6},
     {"options": {"cu_seqlens": [0, 64, 130]}, "B": 1, "T": 130, "N": 2, "K": 64, "V": 40},
     {"fn": la.dplr, "options": {"scale": 0.3}}, {"fn": la.iplr},
-], ids=str)
+], ids=ids)
 def test_gradients_of(cp, how):
     """Of few tokens, of other widths, of shared heads, of packed sequences, without decays."""
     check(*gradients(cp, kind=how.pop("kind", "mild"), **how))

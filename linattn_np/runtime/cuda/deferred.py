@@ -1,0 +1,176 @@
+"""Arrays on a GPU whose array calls are computed later, many in one kernel (fusion.py).
+
+    xp = Namespace(cupy, device)         like CuPy's (deferred_namespace.py)
+    y = xp.exp(given(xp, x)) * 2         nothing is computed
+    y, z = materialise([y, z])           CuPy arrays, computed by one launch
+
+A deferred array is a view of a node: an array in memory, or a function of other deferred arrays, whose elements lie in
+C order. What a namespace lacks, and a number that leaves an array, raises Unsupported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = Any
+LARGEST = 1 << 31  # elements of an array: indices of 32 bits
+
+
+class Unsupported(Exception):
+    """What is computed cannot be deferred."""
+
+
+class Node:
+    """The elements of an array, or the function that computes them.
+
+    kind: "array", "number", "map", "concat", "sum", "max", "min", or "pending" (Pending). value: the array, the number,
+    the function's name, the axis of concat, or whether one thread adds all numbers of a sum. inputs of a map have its
+    shape; those of a reduction have one more axis, the last.
+    """
+
+    __slots__ = ("_memory", "dtype", "inputs", "kind", "shape", "value", "work")
+
+    def __init__(
+        self, kind: str, shape: tuple[int, ...], dtype: Any, inputs: Sequence[Deferred] = (), value: Any = None
+    ):
+        if not 0 < prod(shape) < LARGEST:
+            raise Unsupported(f"{prod(shape)} elements")
+        self.kind, self.shape, self.dtype = kind, shape, np.dtype(dtype)
+        self.inputs, self.value = tuple(inputs), value
+        self.work: int = 1 + sum(x.node.work for x in inputs)  # functions of numbers for an element, at most
+        if kind in ("sum", "max", "min"):
+            self.work *= inputs[0].shape[-1]
+        self._memory: np.ndarray | None = None
+
+    @property
+    def memory(self) -> np.ndarray:
+        """A byte for each element, which is never read: views of it describe views of the node."""
+        if self._memory is None:
+            self._memory = np.empty(self.shape, np.uint8)
+        return self._memory
+
+    def become(self, array: Array) -> None:
+        """The elements have been computed."""
+        self.kind, self.inputs, self.value, self.work = "array", (), array, 1
+
+
+class Pending(NamedTuple):
+    """A kernel that is launched when its results are needed: launch(dtype of its output, or None for its own)."""
+
+    launch: Callable[[Any], None]
+    out: Node
+    end: Node
+
+
+class Deferred:
+    """A view of a node. real: the same view of an array in memory, if there is one."""
+
+    __slots__ = ("node", "real", "view", "xp")
+    __array_priority__ = 1000
+    __array_ufunc__ = None
+
+    def __init__(self, xp: Any, node: Node, view: np.ndarray | None = None, real: Array = None):
+        self.xp, self.node, self.real = xp, node, real
+        self.view = node.memory if view is None else view
+
+    dtype = property(lambda self: self.node.dtype)
+    shape = property(lambda self: self.view.shape)
+    ndim = property(lambda self: self.view.ndim)
+    size = property(lambda self: self.view.size)
+    device = property(lambda self: self.xp.device)
+    T = property(lambda self: self.viewed(lambda xp, x: xp.permute_dims(x, tuple(range(x.ndim))[::-1])))
+    mT = property(lambda self: self.viewed(lambda xp, x: xp.swapaxes(x, -1, -2)))
+
+    @property
+    def place(self) -> tuple[int, tuple[int, ...]]:
+        """(offset, strides) in elements of the node."""
+        begin = self.node.memory.__array_interface__["data"][0]
+        return self.view.__array_interface__["data"][0] - begin, self.view.strides
+
+    def viewed(self, how: Callable[[Any, Any], Any]) -> Deferred:
+        """how(namespace, array), which makes a view."""
+        view = how(np, self.view)
+        if not isinstance(view, np.ndarray):
+            raise Unsupported("a number leaves an array")
+        if view.size and not np.may_share_memory(view, self.view):  # as many elements in another order
+            return how(self.xp, self.xp.copy(self))
+        return Deferred(self.xp, self.node, view, None if self.real is None else how(self.xp.library, self.real))
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        return self.xp
+
+    def __getitem__(self, index: Any) -> Deferred:
+        each = index if isinstance(index, tuple) else (index,)
+        if not all(i is None or i is Ellipsis or isinstance(i, int | slice | np.integer) for i in each):
+            raise Unsupported("an index that is an array")
+        return self.viewed(lambda xp, x: x[index])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if index is not Ellipsis or self.real is None:
+            raise Unsupported("an assignment to a part of an array")
+        self.xp.assigned.append((self.real, self.xp.astype(self.xp.broadcast_to(value, self.shape), self.dtype)))
+
+    def __neg__(self) -> Deferred:
+        return self.xp.map("negative", self)
+
+    def __abs__(self) -> Deferred:
+        return self.xp.map("abs", self)
+
+    def __invert__(self) -> Deferred:
+        return self.xp.map("logical_not", self)
+
+    def __matmul__(self, other: Any) -> Deferred:
+        return self.xp.matmul(self, other)
+
+    __hash__ = object.__hash__
+
+    def _leaves(self, *more: Any) -> Any:
+        raise Unsupported("a number leaves an array")
+
+    __float__ = __int__ = __bool__ = __index__ = __array__ = __len__ = __iter__ = item = _leaves
+
+    def astype(self, dtype: Any, copy: bool = False) -> Deferred:
+        """A cast."""
+        return self.xp.astype(self, dtype)
+
+    def reshape(self, *shape: Any) -> Deferred:
+        """As the function."""
+        return self.xp.reshape(self, shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape)
+
+    def swapaxes(self, a: int, b: int) -> Deferred:
+        """As the function."""
+        return self.viewed(lambda xp, x: xp.swapaxes(x, a, b))
+
+
+def _operator(name: str, swapped: bool = False) -> Callable[[Deferred, Any], Any]:
+    def call(self: Deferred, other: Any) -> Any:
+        if other is not None and not isinstance(other, Deferred | int | float | np.number | np.bool):
+            return NotImplemented
+        return self.xp.map(name, other, self) if swapped else self.xp.map(name, self, other)
+
+    return call
+
+
+for _name, _own in (("add", "add"), ("sub", "subtract"), ("mul", "multiply"), ("truediv", "divide"), ("pow", "pow"),
+                    ("and", "logical_and"), ("or", "logical_or")):  # fmt: skip
+    setattr(Deferred, f"__{_name}__", _operator(_own))
+    setattr(Deferred, f"__r{_name}__", _operator(_own, True))
+for _name, _own in (("lt", "less"), ("le", "less_equal"), ("gt", "greater"), ("ge", "greater_equal"), ("eq", "equal"),
+                    ("ne", "not_equal")):  # fmt: skip
+    setattr(Deferred, f"__{_name}__", _operator(_own))
+
+
+
+def given(xp: Any, x: Array) -> Deferred:
+    """An array in memory as a deferred one."""
+    if any(s < 0 or s % x.dtype.itemsize for s in x.strides) or not x.size:
+        raise Unsupported("strides")
+    strides = tuple(s // x.dtype.itemsize for s in x.strides)
+    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True))
+    node = Node("array", (span,), x.dtype, value=x)
+    view = np.lib.stride_tricks.as_strided(node.memory, x.shape, strides)
+    return Deferred(xp, node, view, x)
