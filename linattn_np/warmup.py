@@ -22,6 +22,7 @@ from .matrix_state.cuda import step as cuda_step
 from .matrix_state.cuda import vector_backward_plan as cuda_vector_backward
 from .matrix_state.cuda import vector_plan as cuda_vector
 from .matrix_state.cuda import wgmma as cuda_wgmma
+from .matrix_state.cuda.free import plan as cuda_free
 from .matrix_state.types import Decay, Erase
 from .ops.cuda import complement, gate_formula, step_size, unit_rows
 from .runtime import code_cache
@@ -127,6 +128,25 @@ def vector_entries(
     if erase is Erase.DELTA:
         constants = cuda_delta_plan.constants("segments", K, V, True)
         yield Entry("vector decay, states of segments", cuda_delta_plan.SEGMENTS, constants)
+
+
+def free_entries(
+    dtype: str, K: int, V: int, capability: int, backward: bool = True, ragged: bool = False
+) -> Iterator[Entry]:
+    """Every kernel of erase FREE with a vector decay or none; none where they are not for it."""
+    if not cuda_vector.takes(dtype, K, V, capability):
+        return
+    plan, Build = cuda_free, cuda_free.Build
+    wanted = [(plan.FACTORS, Build()), (plan.FACTORS, Build(exact=True)), (plan.CHAIN, Build())]
+    for back in (False, True)[: 2 * backward]:
+        wanted += [(plan.FACTORS, Build(exact, back, True)) for exact in (False, True)]
+        wanted += [(plan.CHAIN, Build(False, back, True))]
+    wanted += [(plan.GRADS, Build()), (plan.EXACT_GRADS, Build())] if backward else []
+    for gate in ("bfloat16", "float32"):
+        for name, build in wanted:
+            words = f"{'exact ' * build.exact}{name}{' for a backward' * build.keep}{', reversed' * build.backward}"
+            constants = plan.constants(name, plan.FreeKind(K, V, gate, ragged), build)
+            yield Entry(f"free rank-one term in {gate}, {words}", plan.KERNELS[name].file, constants)
 
 
 def vector_backward_entries(
@@ -248,6 +268,9 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     for entry in step_size_entries(dtype, V) if mamba2 else ():
                         yield words, K, V, entry
                 for entry in key_entries(dtype) if args.raw and decay == "vector" and erase == "none" else ():
+                    yield words, K, V, entry
+                of_free = (dtype, K, V, capability, not args.forward_only)
+                for entry in free_entries(*of_free) if erase == "free" and decay != "scalar" else ():
                     yield words, K, V, entry
                 if decay == "vector" and erase != "free":
                     own = Erase[erase.upper()]

@@ -7,8 +7,8 @@
 Every array is an allocation of its own, so that memcheck sees its end, and begins full of NaN, so that a result that
 holds memory which nobody wrote is wrong here too; with --fresh it begins as the driver gives it, for initcheck.
 With --every-lane all lanes of a warp arrive at a barrier where else the first one speaks for them, since racecheck
-follows single threads. LINATTN_CUDA_PORTABLE=1 takes the portable kernels. --only PATTERN takes the calls whose name
-it matches.
+follows single threads. LINATTN_CUDA_PORTABLE=1 takes the portable kernels,
+LINATTN_CUDA_FREE=1 the chunk kernels of free rank-one terms. --only PATTERN takes the calls whose name it matches.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import linattn_np as la
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
 from linattn_np.matrix_state.cuda import vector_backward_plan as cuda_vector_backward_plan
 from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
+from linattn_np.matrix_state.cuda.free import plan as cuda_free_plan
 from linattn_np.sampling import DRAWS
 
 BOUND = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5, "tf32": 3e-3}  # of the norm; states grow along the tokens
@@ -113,6 +114,12 @@ CASES = [
     Case("gla", "bfloat16", 70, 200, 136),  # in blocks of keys and of values
     Case("gdn2", "bfloat16", 70, backward=False),  # token by token
     Case("kda", "bfloat16", 140, raw=True, backward=False),
+    # a free rank-one term
+    Case("rwkv7", "bfloat16", 150),
+    Case("rwkv7", "bfloat16", 150, strong=True),
+    Case("dplr", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130]),
+    Case("iplr", "bfloat16", 70, 64, 40),
+    Case("dplr", "bfloat16", 150, backward=False, at=(64, 150)),
     # states at positions, stored by the pass; and their gradients
     Case("simple_gla", "bfloat16", 300, at=(64, 256, 300)),
     Case("simple_gla", "bfloat16", 200, 64, 64, offsets=[0, 90, 90, 200], at=(64, 90, 154)),
@@ -221,7 +228,7 @@ def main(argv: list[str]) -> int:
     import cupy as cp
 
     backward = ("reverse_constants", "grads_constants")
-    names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants")]
+    names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants"), (cuda_free_plan, "constants")]
     names += [(cuda_vector_backward_plan, name) for name in backward]
     for plan, name in names if args.every_lane else ():
         constants = getattr(plan, name)

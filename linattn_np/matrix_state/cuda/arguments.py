@@ -146,6 +146,27 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     *POSITIONS,
 )  # fmt: skip
 
+FREE = Struct(  # vector_free/: the same with a free rank-one term; backward v is dout, and out dv
+    "matrix_state/FreeArguments",
+    ("q k v g a b out", TENSOR_MAP), ("to", ROWS), OFFSETS,
+    ("start end", STATES),
+    ("factors extras", OUT_BYTES),  # of the chunks; what chains that keep corrections read besides
+    ("states corrections", OUT_BYTES),  # state before, w (gradient after, dw) of each
+    ("flags", pointer("int")),  # of chunks that take the exact path
+    ("slots", I64), ("T heads segments chunks", INT),
+    ("group_q group_k group_v group_g group_a group_b start_group end_group", INT), ("scale", FLOAT),
+    *POSITIONS,
+)  # fmt: skip
+
+FREE_GRADS = Struct(  # the gradients of vector_free/ but dv
+    "matrix_state/FreeGradArguments",
+    ("q k v g a b dout", TENSOR_MAP), ("rows_q rows_k rows_g rows_a rows_b dq dk dg da db", ROWS), OFFSETS,
+    ("states ends corrections grad_corrections", BYTES),  # of the chunks: S before, G after, w, dw
+    ("flags", pointer("int")),  # of chunks that the exact kernel does
+    ("slots", I64), ("T heads chunks", INT),  # chunks: of the longest sequence
+    ("group_q group_k group_v group_g group_a group_b items", INT), ("scale", FLOAT),
+)  # fmt: skip
+
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
 VECTORS = Struct("matrix_state/Vectors", ("batch token head", I64), ("group", INVERSE), ("kind", INT))
 STEP = Struct(

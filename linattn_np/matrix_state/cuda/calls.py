@@ -9,7 +9,7 @@ from ...runtime.arrays import Array, cast, is_deferred
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
-from . import delta, scan, step, vector, vector_delta, vector_value, vector_widths
+from . import delta, free, scan, step, vector, vector_delta, vector_value, vector_widths
 from .deferred import calls as deferred_calls
 
 
@@ -21,7 +21,9 @@ class Call(NamedTuple):
 
 
 def _chunks_of(x: Inputs) -> Any:
-    if x.decay is Decay.VECTOR and x.erase is not Erase.FREE:
+    if x.erase is Erase.FREE:
+        return free
+    if x.decay is Decay.VECTOR:
         if vector_widths.needed(x):
             return vector_widths
         return vector_delta if x.erase is Erase.DELTA else vector

@@ -21,9 +21,9 @@ from .device_arrays import check_made_again, error, same, typed
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 OUT = 6e-3  # of the norm of the result
 GATES = ("zero", "mild", "five", "twenty", "edge", "resets", "mixed")
-DRAWN = {"q", "k", "v", "g", "u", "beta"}
+DRAWN = {"q", "k", "v", "g", "u", "beta", "a", "b"}
 FUNCTIONS = [fn for fn in la.VARIANTS if has_plain_state(fn.spec) and fn.spec.decay is Decay.VECTOR
-             and fn.spec.erase is not Erase.FREE and set(required(fn)) <= DRAWN]  # fmt: skip
+             and set(required(fn)) <= DRAWN]  # fmt: skip
 BY_READ = one_per(lambda spec: (spec.erase, spec.query_reads), FUNCTIONS)
 BY_ERASE = one_per(lambda spec: spec.erase, FUNCTIONS)
 
@@ -53,12 +53,16 @@ def draw(fn=la.gla, B=2, T=150, heads=(3, 3, 3), K=128, V=128, kind="mixed", gat
     """(arrays by name, initial state), rounded."""
     rng, (Hq, Hk, H) = np.random.default_rng(seed), heads
     q, k, v = (rng.standard_normal((B, T, h, D)) for h, D in ((Hq, K), (Hk, K), (H, V)))
-    if fn.spec.erase is Erase.DELTA:
+    if fn.spec.erase is not Erase.NONE:
         k /= np.linalg.norm(k, axis=-1, keepdims=True)
     q, k, v = (x.astype(typed("bfloat16")) for x in (q, k, v))
     g = gates(rng, (B, T, H, K), kind).astype(typed(gate))
     arrays = {"q": q, "k": k, "v": v, "g": g, "u": rng.standard_normal((H, K)).astype(np.float32),
               "beta": rng.uniform(0, 1, (B, T, H)).astype(np.float32)}
+    if fn.spec.erase is Erase.FREE:
+        a = rng.standard_normal((B, T, Hk, K))
+        a /= np.linalg.norm(a, axis=-1, keepdims=True)
+        arrays |= {"a": a.astype(v.dtype), "b": (-a * rng.uniform(0, 1, a.shape)).astype(v.dtype)}
     state = rng.standard_normal((N or B, H, K, V)).astype(np.float32)
     return {n: arrays[n] for n in fn.spec.arrays if n in arrays}, state
 

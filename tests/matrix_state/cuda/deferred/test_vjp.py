@@ -19,6 +19,11 @@ launched, public = step_calls.launched, step_calls.public
 CALLS = calls.CALLS
 
 
+@pytest.fixture(autouse=True)
+def deferred(monkeypatch):
+    monkeypatch.setattr(replay, "DEFERRED_VJP", True)
+
+
 def pulled(fn, arrays, more, state, douts):
     """(result, gradients) of a vjp with a state; douts: cotangents of the output and the parts of the state."""
     result, pull = la.vjp(fn, **arrays, **more, state=state, return_state=True)

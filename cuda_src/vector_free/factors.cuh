@@ -1,0 +1,44 @@
+// A decay a token and key channel and a free rank-one term: what a chunk of 64 tokens does to the state, as factors in memory.
+//
+//     S_t = diag(e^{g_t}) S_(t-1) + b_t^T w_t + k_t^T v_t        w_t = a_t S_(t-1)        out_t = scale q_t S_t
+//
+// With the decays of the chunk on the rows (c: from its start, d: to its end) and W = (1 - A_ab)^-1
+//
+//     w = Ac S + N V       out = Qe S + Pe V       S <- D S + Bd^T Ac S + Ke^T V
+//     Ac = W a_c     N = W A_ak     Qe = scale (q_c + P_qb Ac)     Pe = scale (P_qk + P_qb N)     Bd = b_d     Ke = k_d + N^T b_d
+//
+// A record has Qe, Ac, Ke, Bd (tiles of tokens by key channels), Pe, D: tiles as they lie in shared memory.
+#pragma once
+#include "vector/traversal.cuh"
+#include "attention/group.cuh"
+#include "attention/store.cuh"
+#include "tile/wgmma_wide.cuh"
+#include "arguments/matrix_state/FreeArguments.cuh"   // after TensorMap
+
+#ifndef LA_RAGGED   // 1: sequences are packed in a row, so that a chunk may hold rows of the next one
+#define LA_RAGGED 0
+#endif
+
+#ifndef LA_KEEP     // 1: what the backward needs is stored too
+#define LA_KEEP 0
+#endif
+#ifndef LA_BACKWARD // 1: for the chain from the last chunk to the first
+#define LA_BACKWARD 0
+#endif
+
+constexpr int VALUES = round_up(LA_V, 64);
+typedef Panels<VALUES, C> ValueTile;                // rows of tokens
+typedef Panels<C, VALUES> TurnedTile;               // corrections, transposed: value rows, tokens
+constexpr int KEYS = round_up(LA_K, 64), KEY_PANELS = KEYS / 64;
+typedef Panels<KEYS, C> KeyTile;
+typedef Panels<KEYS, VALUES> StateTile;             // a state, transposed: value rows, key columns
+constexpr int TILE = KeyTile::SIZE, AT_PAIRS = 4 * TILE, AT_CARRY = AT_PAIRS + Square::SIZE, FACTORS = AT_CARRY + KEYS * 4;
+// what a chain that keeps corrections reads besides: N; backward P_qb, A_ab, inverses of its diagonal blocks
+constexpr int EXTRAS = !LA_KEEP ? 0 : LA_BACKWARD ? 2 * Square::SIZE + 8 * 512 : Square::SIZE;
+static_assert(LA_FACTORS == FACTORS && LA_K <= WIDE && LA_V <= WIDE, "the size that the host allocates by");
+
+// columns of a chunk's rows, all panels
+template <int PANELS> LA_DEVICE void panels_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
+#pragma unroll
+    for (int p = 0; p < PANELS; p++) box_in(to + p * PANEL, map, barrier, 64 * p, head, token, batch);
+}

@@ -1,0 +1,129 @@
+// The factors of every chunk (factors.cuh), all at once: a block of eight warps a chunk and head.
+//
+// With LA_EXACT a block redoes the chunks of a head that the other build has flagged, every LA_PIECES-th.
+#ifndef LA_EXACT
+#define LA_EXACT 0
+#endif
+#include "vector_free/levels.cuh"
+#include "vector_free/solve.cuh"
+
+// By one thread: a chunk's rows on their way
+LA_DEVICE void load_chunk(const FreeArguments& a, const ChunkTraversal& traversal, int chunk, u32 shared) {
+    const u32 barrier = shared + AT_BARRIER, head = traversal.head;
+    const int token = traversal.token(chunk), row = traversal.row;
+    barrier_expect(barrier, 4 * TILE + GATE_TILE);
+#pragma unroll
+    for (int p = 0; p < GATE_TILE / PANEL; p++)
+        box_in(shared + AT_SQUARES + p * PANEL, a.g, barrier, p * (128 / GATE_BYTES), head / (u32)a.group_g, token, row);
+    panels_in<KEY_PANELS>(shared, a.q, barrier, head / (u32)a.group_q, token, row);
+    panels_in<KEY_PANELS>(shared + TILE, a.a, barrier, head / (u32)a.group_a, token, row);
+    panels_in<KEY_PANELS>(shared + 2 * TILE, a.k, barrier, head / (u32)a.group_k, token, row);
+    panels_in<KEY_PANELS>(shared + 3 * TILE, a.b, barrier, head / (u32)a.group_b, token, row);
+}
+// Lower triangles of the pairs to their squares, those of q with their diagonal and times `scale`; diagonal blocks of -A_ab, transposed
+LA_DEVICE void store_pairs(const float (&x)[2][8][4], const float (&found)[2][8][4], int far, float scale, const Chunk& t, float* diagonals, const Lane& me) {
+    const int row = 16 * (me.warp & 3) + (me.lane >> 2), column = (me.lane & 3) * 2;
+#pragma unroll
+    for (int w = 0; w < 2; w++)
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            float y[4];
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                const int i = row + 8 * (m >> 1), j = 8 * n + column + (m & 1);
+                const bool valid = (me.group ? j < i : j <= i) && (!LA_RAGGED || i < t.count);
+                y[m] = LA_EXACT && j >= far ? found[w][n][m] : x[w][n][m];
+                y[m] = valid ? (me.group ? y[m] : scale * y[m]) : 0.f;
+            }
+            const u32 to = t.square(me.group + 2 * w) + Square::piece(row, n) + (me.lane & 3) * 4;
+            store_word(to, pack_bf16(y[0], y[1]));
+            store_word(to + 8 * 128, pack_bf16(y[2], y[3]));
+            if (w == 1 && me.group && n / 2 == (me.warp & 3))
+#pragma unroll
+                for (int m = 0; m < 4; m++)
+                    diagonals[n / 2 * (DIAGONAL / 4) + (8 * (n & 1) + column + (m & 1)) * 20 + (me.lane >> 2) + 8 * (m >> 1)] = -y[m];
+        }
+}
+// Of a chunk in shared memory; stored: its number. Returns whether it is left to the exact build
+LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, unsigned char* memory, int parity) {
+    const Lane me(t.count);
+    float* const diagonals = (float*)(memory + AT_DIAGONALS);
+    int* const fars = (int*)(memory + AT_FAR);
+    barrier_wait(t.shared + AT_BARRIER, parity);
+    float2 decays[ROWS];
+    float found[2][8][4], x[2][8][4];
+    load_decays(decays, t, me);
+    share_decays(decays, t, me);
+    const Around reach = around(t, me);
+    int far = C;
+    if constexpr (LA_EXACT) {
+        const int own = first_far(decays, reach.before, me.block);
+        if (me.lane == 0) fars[me.warp] = own;
+        add_levels<32>(found, t, t.shared + AT_LEVELS, me, decays);
+#pragma unroll
+        for (int w = 0; w < 8; w++) far = min(far, fars[w]);
+    }
+    const float2 last = scale_rows(decays, t, reach, me);
+    if (me.block == 0 && me.part == 0) store_pair(t.shared + AT_ALL + me.panel * 256 + me.lane * 8, reach.all);
+    publish_shared();
+    if (__syncthreads_or(!LA_EXACT && fminf(last.x, last.y) < SMALLEST_OF_CHUNK)) return true;
+    multiply_pairs(x, t.reader(me.group), t.quotient(0), t.quotient(1), Chunk::QUOTIENT_PANEL);
+    __syncthreads();   // quotients have been read
+    store_pairs(x, found, far, a.scale, t, diagonals, me);
+    if (me.group) {
+        __syncwarp();
+        invert_block(t, diagonals, me.warp & 3, me.lane);
+    }
+    __syncthreads();
+    for (int slab = me.warp; slab < KEYS / 16 + 4; slab += 8) {
+        const bool keys = slab < KEYS / 16;
+        if (keys) solve_columns<KeyTile>(t, t.reader(1), t.reader(0), 16 * slab, a.scale, me.lane);
+        else solve_columns<Square>(t, t.square(NEWS), t.square(PE), 16 * slab - KEYS, 1.f, me.lane);
+    }
+    __syncthreads();
+    if (me.warp < KEYS / 16) add_corrections(t, 16 * me.warp, me.lane);
+    publish_shared();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        char* const to = a.factors + stored * FACTORS;
+        run_out(to, t.shared, AT_CARRY);
+        run_out(to + AT_CARRY, t.shared + AT_ALL, KEYS * 4);
+        if constexpr (LA_KEEP) {
+            char* const more = a.extras + stored * EXTRAS;
+            run_out(more, t.square(LA_BACKWARD ? P_QB : NEWS), (1 + LA_BACKWARD) * Square::SIZE);
+            if (LA_BACKWARD) run_out(more + 2 * Square::SIZE, t.block(0, 0), 8 * 512);
+        }
+        out_commit();
+        out_read();
+    }
+    return false;
+}
+
+extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) factors(const __grid_constant__ FreeArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 shared = shared_address(memory);
+    if (threadIdx.x == 0) {
+        barrier_init(shared + AT_BARRIER, 1);
+        barriers_made();
+    }
+#if LA_EXACT
+    const ChunkTraversal traversal(a, LA_PIECES, 1);
+    const int total = (traversal.sequence.T + C - 1) / C;
+    int parity = 0;
+    for (int chunk = traversal.segment; chunk < total; chunk += LA_PIECES) {
+        if (!a.flags[traversal.stored + chunk]) continue;
+        __syncthreads();
+        if (threadIdx.x == 0) load_chunk(a, traversal, chunk, shared);
+        make_factors(a, {shared, traversal.count(chunk)}, traversal.stored + chunk, memory, parity);
+        parity ^= 1;
+    }
+#else
+    const ChunkTraversal traversal(a, a.chunks, 1);
+    if (traversal.steps <= 0) return;
+    const i64 stored = traversal.stored + traversal.first;
+    if (threadIdx.x == 0) load_chunk(a, traversal, traversal.first, shared);
+    __syncthreads();
+    const bool left = make_factors(a, {shared, traversal.count(traversal.first)}, stored, memory, 0);
+    if (threadIdx.x == 0) a.flags[stored] = left;
+#endif
+}

@@ -1,0 +1,351 @@
+// The gradients of q, k, g, a and b of every chunk at once, from the state S before it, the gradient G of the state after it, and the
+// corrections w and dw of the chains.
+//
+//     Zk = scale lower of dO V^T      Zb = scale lower of dO w^T      Yk = strict lower of dw V^T      Yb = strict lower of dw w^T
+//
+// With the decays from the chunk's start on the rows, Pre (a's without its own token's), and the rounded copies q Pre, a Pre, k / Pre, b / Pre:
+//
+//     dq = Pre (scale dO S^T + Zk (k / Pre) + Zb (b / Pre))       dk = (D V G^T + Zk^T (q Pre) + Yk^T (a Pre)) / Pre
+//     da = Pre (dw S^T + Yk (k / Pre) + Yb (b / Pre))             db = (D w G^T + Zb^T (q Pre) + Yb^T (a Pre)) / Pre
+//     dg_t = sum over l >= t of (q.dq - k.dk - b.db)_l + sum over l > t of (a.da)_l + D (<S, G> + what k and b write for G), by channels
+//
+// The dots are taken of the sums before their last factor and the rounded copies, so that a pair which does not cross t is the same number
+// twice. A chunk that loses more than 62 nats is left to free_exact_grads.cu.
+#include "vector_free/grads.cuh"
+
+LA_DEVICE void load_chunk(const FreeGradArguments& a, const ChunkPlace& place, u32 shared) {
+    const ChunkTraversal& of = place.of;
+    const u32 rows = shared + AT_BARRIERS, others = rows + 8, head = of.head;
+    const int token = of.token(of.segment), row = of.row;
+    const i64 stored = place.stored();
+    barrier_expect(rows, 4 * TILE + GATE_TILE);
+#pragma unroll
+    for (int p = 0; p < GATE_TILE / PANEL; p++)
+        box_in(shared + AT_GATES + p * PANEL, a.g, rows, p * (128 / GATE_BYTES), head / (u32)a.group_g, token, row);
+    panels_in<KEY_PANELS>(shared + AT_ROWS, a.q, rows, head / (u32)a.group_q, token, row);
+    panels_in<KEY_PANELS>(shared + AT_ROWS + TILE, a.a, rows, head / (u32)a.group_a, token, row);
+    panels_in<KEY_PANELS>(shared + AT_ROWS + 2 * TILE, a.k, rows, head / (u32)a.group_k, token, row);
+    panels_in<KEY_PANELS>(shared + AT_ROWS + 3 * TILE, a.b, rows, head / (u32)a.group_b, token, row);
+    barrier_expect(others, 4 * VALUE_TILE + 2 * STATE_TILE);
+    panels_in<VALUES / 64>(shared + AT_V, a.v, others, head / (u32)a.group_v, token, row);
+    panels_in<VALUES / 64>(shared + AT_DOUT, a.dout, others, head, token, row);
+    run_in(shared + AT_W, a.corrections + stored * VALUE_TILE, VALUE_TILE, others);
+    run_in(shared + AT_DW, a.grad_corrections + stored * VALUE_TILE, VALUE_TILE, others);
+    run_in(shared + AT_S, a.states + stored * STATE_TILE, STATE_TILE, others);
+    run_in(shared + AT_G, a.ends + stored * STATE_TILE, STATE_TILE, others);
+}
+
+// A lane's decays; rows past the sequence have none
+LA_DEVICE void load_decays(float2 (&a)[ROWS], const Lane& me, int count) {
+    const u32 gates = gates_of(me.shared + AT_GATES, me.block, me.panel, me.lane);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) a[r] = load_gate(gates, r, me.lane);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) a[r] = !LA_RAGGED || me.block * ROWS + r < count ? decay_of(a[r]) : float2{1.f, 1.f};
+}
+// Decays of the blocks before a lane's, and of the chunk
+struct Around { float2 before, all; };
+LA_DEVICE Around around(const Lane& me) {
+    Around x = {{1.f, 1.f}, {1.f, 1.f}};
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const float2 d = load_shared2(me.shared + AT_DECAYS + n * WIDE * 4 + me.panel * 256 + me.lane * 8);
+        if (n < me.block) x.before *= d;
+        x.all *= d;
+    }
+    return x;
+}
+// Scaled copies in place. Returns whether the chunk loses too much for quotients
+LA_DEVICE bool scale_rows(const Lane& me, int count) {
+    float2 a[ROWS];
+    load_decays(a, me, count);
+    float2 all = a[0];
+#pragma unroll
+    for (int r = 1; r < ROWS; r++) all *= a[r];
+    store_decay(me.shared + AT_DECAYS, all, me.block, me.panel, me.lane);
+    __syncthreads();
+    float2 pre = around(me).before;
+    const u32 reader = me.reader(me.part) + me.own(), writer = me.writer(me.part) + me.own();
+    u32 q[ROWS], k[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        q[r] = load_word(reader + lane_row(r, me.lane));
+        k[r] = load_word(writer + lane_row(r, me.lane));
+        if (LA_RAGGED && me.block * ROWS + r >= count) q[r] = k[r] = 0;
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const float2 before = pre;
+        pre *= a[r];
+        store_word(reader + lane_row(r, me.lane), pack(floats_of(q[r]) * (me.part ? before : pre)));
+        store_word(writer + lane_row(r, me.lane), pack(floats_of(k[r]) * float2{over_decay(pre.x), over_decay(pre.y)}));
+    }
+    return fminf(pre.x, pre.y) < SMALLEST_OF_CHUNK;
+}
+
+// x = dO or dw (rows) times V^T or w^T; pair n: Zk, Zb, Yk, Yb
+template <int A, int B> LA_DEVICE void begin_pair(float (&x)[8][4], u32 rows, u32 columns) {
+#pragma unroll
+    for (int d = 0; d < VALUES / 16; d++)
+        product<A, B>(x, panel_descriptor(rows) + (A ? TurnedTile::across(d) : ValueTile::along(d)),
+                      panel_descriptor(columns) + (B ? TurnedTile::across(d) : ValueTile::along(d)), d > 0);
+}
+LA_DEVICE void multiply_pair_of(u32 (&packed)[8][2], int n, float scale, const Lane& me) {
+    float x[8][4];
+    accumulator_fence(x);
+    products_begin();
+    if (n == 0) begin_pair<0, 0>(x, me.shared + AT_DOUT, me.shared + AT_V);
+    else if (n == 1) begin_pair<0, 1>(x, me.shared + AT_DOUT, me.shared + AT_W);
+    else if (n == 2) begin_pair<1, 0>(x, me.shared + AT_DW, me.shared + AT_V);
+    else begin_pair<1, 1>(x, me.shared + AT_DW, me.shared + AT_W);
+    products_commit();
+    products_wait<0>();
+    accumulator_fence(x);
+    const int row = 16 * me.quarter + (me.lane >> 2), column = (me.lane & 3) * 2, strict = n >> 1;
+    const float factor = strict ? 1.f : scale;
+#pragma unroll
+    for (int t = 0; t < 8; t++)
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            const int i = row + 8 * m - strict, j = 8 * t + column;
+            packed[t][m] = pack_bf16(j <= i ? factor * x[t][2 * m] : 0.f, j + 1 <= i ? factor * x[t][2 * m + 1] : 0.f);
+        }
+}
+LA_DEVICE void store_pair_of(const u32 (&packed)[8][2], int n, const Lane& me) {
+    const int row = 16 * me.quarter + (me.lane >> 2);
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+        const u32 to = me.shared + AT_PAIRS_OF + n * Square::SIZE + Square::piece(row, t) + (me.lane & 3) * 4;
+        store_word(to, packed[t][0]);
+        store_word(to + 8 * 128, packed[t][1]);
+    }
+}
+// x^T = 64 channels of a state, by rows of tokens: readers S dO^T, S dw^T, writers G V^T, G w^T
+LA_DEVICE void multiply_states(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
+    const u64 state = panel_descriptor(me.shared + (me.role ? AT_G : AT_S) + me.side * StateTile::PANEL);
+    const u64 rows = panel_descriptor(me.shared + (me.role ? AT_V : AT_DOUT)), turned = panel_descriptor(me.shared + (me.role ? AT_W : AT_DW));
+    accumulator_fence(x);
+    accumulator_fence(y);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < VALUES / 16; d++) {
+        product_AtBt(x, state + StateTile::across(d), rows + ValueTile::along(d), d > 0);
+        product_AtB(y, state + StateTile::across(d), turned + TurnedTile::across(d), d > 0);
+    }
+    products_commit();
+}
+// <S, G> of two channels over an eighth of the values
+LA_DEVICE float2 state_products(const Lane& me) {
+    constexpr int PAIRS = KEYS / 2, PER = VALUES * PAIRS / THREADS;   // values of a thread
+    const int slice = threadIdx.x / PAIRS, channel = threadIdx.x % PAIRS * 2;
+    float2 sum = {0.f, 0.f};
+#pragma unroll
+    for (int n = 0; n < PER; n++) {
+        const u32 at = me.shared + AT_S + StateTile::at(slice * PER + n, channel);
+        const float2 s = floats_of(load_word(at)), g = floats_of(load_word(at + AT_G - AT_S));
+        sum.x += s.x * g.x;
+        sum.y += s.y * g.y;
+    }
+    return sum;
+}
+static_assert(SLICES * KEYS / 2 == THREADS, "a table of eight rows");
+
+// Decay of the chunk on a warp's channels: rows of its accumulators
+LA_DEVICE void chunk_decay(float (&D)[2], const Lane& me) {
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        D[m] = 1.f;
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            D[m] *= load_shared(me.shared + AT_DECAYS + (n * WIDE + me.side * 64 + me.quarter * 16 + (me.lane >> 2) + 8 * m) * 4);
+    }
+}
+// What crosses the chunk's end, a number a channel: D (<S, G> + the sum over tokens of k.x / Pre + b.y / Pre), x and y G V^T and G w^T
+LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], const float (&D)[2], const Lane& me) {
+    float sum[2] = {0.f, 0.f};
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        const auto k = load_a_columns<Bfloat16, KeyTile>(me.writer(0), 16 * t, me.side * 64 + me.quarter * 16, me.lane);
+        const auto b = load_a_columns<Bfloat16, KeyTile>(me.writer(1), 16 * t, me.side * 64 + me.quarter * 16, me.lane);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                const u32 u = k.x[2 * h + m], v = b.x[2 * h + m];
+                sum[m] += x[2 * t + h][2 * m] * low_bf16(u) + x[2 * t + h][2 * m + 1] * high_bf16(u);
+                sum[m] += y[2 * t + h][2 * m] * low_bf16(v) + y[2 * t + h][2 * m + 1] * high_bf16(v);
+            }
+    }
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], 1);
+        sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], 2);
+        const int channel = me.side * 64 + me.quarter * 16 + (me.lane >> 2) + 8 * m;
+#pragma unroll
+        for (int s = 0; s < SLICES; s++) sum[m] += load_shared(me.shared + AT_PRODUCTS + (s * KEYS + channel) * 4);
+        if ((me.lane & 3) == 0) store_shared(me.shared + AT_ENDS + channel * 4, D[m] * sum[m]);
+    }
+}
+LA_DEVICE void scale_rows_of(float (&x)[8][4], float f0, float f1) {
+#pragma unroll
+    for (int n = 0; n < 8; n++) { x[n][0] *= f0; x[n][1] *= f0; x[n][2] *= f1; x[n][3] *= f1; }
+}
+// The pairs of the chunk: x and y become the sums of all gradients before their last factor
+LA_DEVICE void add_pairs(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
+    const u32 first = (me.role ? me.reader(0) : me.writer(0)) + me.side * PANEL, second = first + TILE, pairs = me.shared + AT_PAIRS_OF;
+    accumulator_fence(x);
+    accumulator_fence(y);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < 4; d++) {
+        const u64 a = panel_descriptor(first) + KeyTile::across(d), b = panel_descriptor(second) + KeyTile::across(d);
+        auto pair = [&](int n) { return panel_descriptor(pairs + n * Square::SIZE) + (me.role ? Square::across(d) : Square::along(d)); };
+        if (me.role) {   // dk: Zk^T q + Yk^T a, db: Zb^T q + Yb^T a
+            product_AtB(x, a, pair(0), true);
+            product_AtB(x, b, pair(2), true);
+            product_AtB(y, a, pair(1), true);
+            product_AtB(y, b, pair(3), true);
+        } else {         // dq: Zk k + Zb b, da: Yk k + Yb b
+            product_AtBt(x, a, pair(0), true);
+            product_AtBt(x, b, pair(1), true);
+            product_AtBt(y, a, pair(2), true);
+            product_AtBt(y, b, pair(3), true);
+        }
+    }
+    products_commit();
+    products_wait<0>();
+    accumulator_fence(x);
+    accumulator_fence(y);
+}
+LA_DEVICE void stage_sums(const float (&x)[8][4], int which, const Lane& me) {
+    const int channel = me.quarter * 16 + (me.lane >> 2), column = (me.lane & 3) * 2;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) store_shared(me.staged(which, me.side, 8 * n + column + (i & 1), channel + 8 * (i >> 1)), x[n][i]);
+}
+
+struct Outputs {   // a lane's rows of two gradients in memory, from its first on
+    char *read, *write;
+    i64 read_step, write_step;
+};
+LA_DEVICE char* rows_at(const Rows& x, const ChunkTraversal& of, int row, int channel, int bytes) {
+    return own_rows(x, of.sequence, of.head) + (of.segment * C + row) * x.token + channel * bytes;
+}
+// Gradients of a lane's rows: dq and dk, or da and db; dots for dg in place of the sums
+LA_DEVICE void store_rows_of(const float2 (&a)[ROWS], float2 pre, const Outputs& to, int rows, bool valid, const Lane& me) {
+    const u32 reader = me.reader(me.part) + me.own(), writer = me.writer(me.part) + me.own();
+    const int channel = 2 * me.lane;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int token = me.block * ROWS + r;
+        const u32 at_read = me.staged(me.part, me.panel, token, channel), at_write = me.staged(2 + me.part, me.panel, token, channel);
+        const float2 before = pre, x = load_shared2(at_read), y = load_shared2(at_write);
+        pre *= a[r];
+        store_pair(at_read, floats_of(load_word(reader + lane_row(r, me.lane))) * x);
+        store_pair(at_write, floats_of(load_word(writer + lane_row(r, me.lane))) * y);
+        if (valid && r < rows) {
+            *(u32*)(to.read + r * to.read_step) = pack(x * (me.part ? before : pre));
+            *(u32*)(to.write + r * to.write_step) = pack(y * float2{over_decay(pre.x), over_decay(pre.y)});
+        }
+    }
+}
+LA_DEVICE float2 add(float2 x, float2 y) { return {x.x + y.x, x.y + y.y}; }
+LA_DEVICE float2 subtract(float2 x, float2 y) { return {x.x - y.x, x.y - y.y}; }
+// Of one row: what dg of its token and of those before have (near), and those before alone (far)
+struct Dots { float2 near, far; };
+LA_DEVICE Dots dots_of(int token, const Lane& me) {
+    const int channel = 2 * me.lane;
+    const float2 q = load_shared2(me.staged(0, me.panel, token, channel)), a = load_shared2(me.staged(1, me.panel, token, channel));
+    const float2 k = load_shared2(me.staged(2, me.panel, token, channel)), b = load_shared2(me.staged(3, me.panel, token, channel));
+    return {subtract(subtract(q, k), b), a};
+}
+// dg of a lane's rows (of both parts; part 0 stores)
+LA_DEVICE void store_gates(char* to, i64 step, int rows, bool valid, const Lane& me) {
+    float2 sum = {0.f, 0.f};
+    if (me.part == 0)
+        for (int r = ROWS - 1; r >= 0; r--) {
+            const Dots x = dots_of(me.block * ROWS + r, me);
+            sum = add(sum, add(x.near, x.far));
+        }
+    if (me.part == 0) store_decay(me.shared + AT_DECAYS, sum, me.block, me.panel, me.lane);
+    __syncthreads();
+    if (me.part) return;
+    float2 later = load_shared2(me.shared + AT_ENDS + me.panel * 256 + me.lane * 8);
+    for (int n = 3; n > me.block; n--) later = add(later, load_shared2(me.shared + AT_DECAYS + n * WIDE * 4 + me.panel * 256 + me.lane * 8));
+    for (int r = ROWS - 1; r >= 0; r--) {
+        const Dots x = dots_of(me.block * ROWS + r, me);
+        later = add(later, x.near);
+        if (valid && r < rows) {
+            if constexpr (LA_GATE == 2) *(float2*)(to + r * step) = later;
+            else *(u32*)(to + r * step) = pack(later);
+        }
+        later = add(later, x.far);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __grid_constant__ FreeGradArguments a) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const ChunkPlace place(a, blockIdx.x);
+    if (place.of.steps <= 0) {
+        if (threadIdx.x == 0) a.flags[blockIdx.x] = 0;
+        return;
+    }
+    const Lane me(shared_address(memory));
+    if (threadIdx.x == 0) {
+        barrier_init(me.shared + AT_BARRIERS, 1);
+        barrier_init(me.shared + AT_BARRIERS + 8, 1);
+        barriers_made();
+        load_chunk(a, place, me.shared);
+    }
+    __syncthreads();
+    const int count = place.count();
+    barrier_wait(me.shared + AT_BARRIERS, 0);
+    const bool far = scale_rows(me, count);
+    barrier_wait(me.shared + AT_BARRIERS + 8, 0);
+    if (LA_RAGGED && count < C)   // rows of the next sequence
+        for (int i = count * 8 + threadIdx.x; i < C * 8; i += THREADS)
+            for (int p = 0; p < 2 * VALUES / 64; p++)
+                asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(me.shared + AT_V + p * PANEL + i * 16), "r"(0) : "memory");
+    publish_shared();
+    const bool leaves = __syncthreads_or(far);
+    if (threadIdx.x == 0) a.flags[blockIdx.x] = leaves;
+    if (leaves) return;
+    constexpr int OF_GROUP = 2 / KEY_PANELS;   // pair matrices of a warpgroup
+    u32 pairs[OF_GROUP][8][2];
+#pragma unroll
+    for (int n = 0; n < OF_GROUP; n++) multiply_pair_of(pairs[n], OF_GROUP * me.group() + n, a.scale, me);
+    float x[8][4], y[8][4], D[2];
+    multiply_states(x, y, me);
+    const float2 products = state_products(me);
+    products_wait<0>();
+    accumulator_fence(x);
+    accumulator_fence(y);
+    __syncthreads();   // values and corrections have been read
+#pragma unroll
+    for (int n = 0; n < OF_GROUP; n++) store_pair_of(pairs[n], OF_GROUP * me.group() + n, me);
+    store_pair(me.shared + AT_PRODUCTS + threadIdx.x * 8, products);
+    publish_shared();
+    __syncthreads();
+    if (me.role) {
+        chunk_decay(D, me);
+        store_crossing(x, y, D, me);
+        scale_rows_of(x, D[0], D[1]);
+        scale_rows_of(y, D[0], D[1]);
+    } else scale_rows_of(x, a.scale, a.scale);
+    add_pairs(x, y, me);
+    __syncthreads();   // pairs have been read
+    stage_sums(x, 2 * me.role, me);
+    stage_sums(y, 2 * me.role + 1, me);
+    __syncthreads();
+    const int channel = me.panel * 64 + 2 * me.lane, first = me.block * ROWS, rows = count - first;
+    const ChunkTraversal& of = place.of;
+    const bool valid = channel < LA_K;
+    float2 decays[ROWS];
+    load_decays(decays, me, count);
+    const Outputs to = me.part ? Outputs{rows_at(a.da, of, first, channel, 2), rows_at(a.db, of, first, channel, 2), a.da.token, a.db.token}
+                               : Outputs{rows_at(a.dq, of, first, channel, 2), rows_at(a.dk, of, first, channel, 2), a.dq.token, a.dk.token};
+    store_rows_of(decays, around(me).before, to, rows, valid, me);
+    __syncthreads();
+    store_gates(rows_at(a.dg, of, first, channel, GATE_BYTES), a.dg.token, rows, valid && a.dg.data, me);
+}

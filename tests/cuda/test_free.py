@@ -1,0 +1,49 @@
+"""The kernels of erase FREE compile without a GPU, for the architecture that they are for."""
+
+from __future__ import annotations
+
+import pytest
+
+from linattn_np.matrix_state.cuda.free import plan
+from linattn_np.runtime.cuda import nvrtc
+from linattn_np.warmup import SHARED, free_entries
+
+from .test_compile import HGMMA, operations, spilled
+from .test_vector import compiled
+
+# Bytes of spilled registers. The exact factors hold the pairs of all levels, 64 numbers a thread, over their products;
+# two blocks of the gradients share a multiprocessor, or one of 512 threads has it, with 128 registers: what spills is
+# read once a chunk.
+ALLOWANCE = {"exact factors": 200, "exact grads": 32, "grads": 16}
+
+pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+
+
+def allowed(entry):
+    return ALLOWANCE.get(entry.words.split(", ")[1].removesuffix(" for a backward"), 0)
+
+
+@pytest.mark.parametrize(("gate", "K", "V", "ragged"), [("bfloat16", 128, 128, False), ("float32", 64, 40, True)])
+def test_every_entry_compiles(gate, K, V, ragged):
+    """To warpgroup products, with no more spilled registers than the allowance."""
+    entries = [x for x in free_entries("bfloat16", K, V, 90, ragged=ragged) if f"in {gate}," in x.words]
+    assert len(entries) == 11
+    for entry in entries:
+        if "factors for a backward" in entry.words:  # the same but for what is stored
+            continue
+        code = compiled(entry)
+        assert spilled(code.log) <= allowed(entry), (entry.words, code.log)
+        assert bool(operations(code.cubin) & HGMMA) != entry.words.endswith("exact grads"), entry.words
+
+
+def test_which_architectures_have_them():
+    assert {c for c in SHARED if list(free_entries("bfloat16", 128, 128, c))} == {90}
+    assert not list(free_entries("float32", 128, 128, 90))
+
+
+@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
+@pytest.mark.parametrize("width", [64, 128])
+def test_shared_memory_fits(gate, width):
+    for name in plan.KERNELS:
+        constants = dict(plan.constants(name, plan.FreeKind(width, width, gate)))
+        assert constants["LA_BLOCKS"] * (constants["LA_SHARED"] + 1024) <= 228 * 1024
