@@ -55,7 +55,7 @@ class SolvedResiduals(NamedTuple):
     """Residuals besides inputs and plan."""
 
     read: Array | None  # x_t
-    value_residuals: Any  # (Runs, residuals of the memory S)
+    value_residuals: Any  # (name of the function, wanted backend, residuals of the memory S)
     Z: Array | None  # Z_0
 
 
@@ -106,7 +106,8 @@ def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Arr
                              "that the keys so far do not span, expected ridge > 0 there")
         read, Z_end = _solve(runs, keys, x, plan, Z)
     out, S_end, value_residuals = runs.values(x.memory(x.v)._replace(q=read), S)
-    residuals = Residuals(x, plan, SolvedResiduals(read, (runs, value_residuals), Z))
+    kept = x._replace(least=math.inf)  # which a backward does not read
+    residuals = Residuals(kept, plan, SolvedResiduals(read, (fn, runs.wanted, value_residuals), Z))
     return out, join_parts((S_end, Z_end)), residuals
 
 
@@ -160,15 +161,16 @@ def backward(
     residuals: Residuals, dout: Array | None, dstate: tuple[Array, Array] | None
 ) -> tuple[SolvedInputs, tuple[Array, Array]]:
     """Gradients of every input, and of the initial (S, Z)."""
-    x, plan, (read, (runs, value_residuals), Z) = residuals
+    x, plan, (read, (fn, wanted, value_residuals), Z) = residuals
     dS, dZ = split_parts(dstate, 2)
     d, dS_0 = core.backward(value_residuals, dout, dS)
     y, keys = None, x.memory(x.k)
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
+        runs = Runs.of(fn, x, plan, wanted)
         y, _ = _solve(runs, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed)
     minus = plan._replace(scale=-1.0, overwrite=False)
-    key_residuals = core.residuals_of(runs.fn, keys._replace(q=None if y is None else read), minus, Z, runs.wanted)
+    key_residuals = core.residuals_of(fn, keys._replace(q=None if y is None else read), minus, Z, wanted)
     e, dZ_0 = core.backward(key_residuals, y, dZ)
     return _gradients(plan.xp, x, d, e, read, y), (dS_0, dZ_0)
 
@@ -224,8 +226,8 @@ def reads_end(residuals: Residuals) -> bool:
 
 def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[SolvedInputs, Any], Computed]:
     """The forward (x, state) of further calls; the loops of the memory of values are recorded."""
-    runs, value_residuals = residuals.solved.value_residuals
-    runs = runs._replace(values=core.repeat(fn, plan, wanted, value_residuals))
+    runs = Runs.of(fn, residuals.x, plan, wanted)
+    runs = runs._replace(values=core.repeat(fn, plan, wanted, residuals.solved.value_residuals[2]))
     return lambda x, state: forward_by(runs, x, plan, state)
 
 
@@ -238,13 +240,14 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
         return None
     from ...ops.cpu.programs import Ahead, Places, Views, whole  # where a plan is recorded, there are compiled loops
 
-    (S, Z), (runs, value_residuals) = (None, None) if state is None else state[:2], residuals.solved.value_residuals
+    (S, Z), (fn, wanted, value_residuals) = state[:2] if state else (None, None), residuals.solved.value_residuals
+    solver = _iterating(fn, residuals.x, plan, wanted)
     x = SolvedInputs(*(trace.view(y) if isinstance(y, np.ndarray) else y for y in x))
     keys, values = (Inputs(*(None if y is None else whole(trace, y) for y in x.memory(y))) for y in (x.k, x.v))
     ridge, ahead = whole(trace, x.ridge), Ahead(trace)
     least = Views(None, Places(trace), trace, [x.least])
     keys, values = (Inputs(*map(plain, y)) for y in (keys, values))
-    solve = _recorded_solve(runs, (keys, plain(ridge)), x.solver, plan, Z, ahead.following)
+    solve = _recorded_solve(solver, (keys, plain(ridge)), x.solver, plan, Z, ahead.following)
     x_t: Any = residuals.solved.read
     read = core.record(values._replace(q=x_t), plan, S, value_residuals, Trace([*ahead.following.given, x_t]))
     overwrite = plan.overwrite
@@ -262,11 +265,11 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
 
 
 def _recorded_solve(
-    runs: Runs, keys: tuple[Inputs, Array], solver: Any, plan: Plan, Z: Any, trace: Trace
+    module: Any, keys: tuple[Inputs, Array], solver: Any, plan: Plan, Z: Any, trace: Trace
 ) -> Callable[..., Any]:
     """(arrays, Z) -> (x_t, Z after the last token), or None; keys: the memory and the ridge, views of trace.given."""
-    if runs.solver is not systems:
-        return runs.solver.record_solve(keys, solver, plan, Z, trace)
+    if module is not systems:
+        return module.record_solve(keys, solver, plan, Z, trace)
     from ...ops.cpu.programs import Places, Views
 
     fields = [n for n, y in enumerate(keys[0]) if y is not None]
