@@ -284,6 +284,15 @@ LA_DEVICE void store_gates(char* to, i64 step, int rows, bool valid, const Lane&
     }
 }
 
+LA_DEVICE void begin_loads(const FreeGradArguments& a, const ChunkPlace& place, const Lane& me) {
+    if (threadIdx.x == 0) {
+        barrier_init(me.shared + AT_BARRIERS, 1);
+        barrier_init(me.shared + AT_BARRIERS + 8, 1);
+        barriers_made();
+        load_chunk(a, place, me.shared);
+    }
+    __syncthreads();
+}
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __grid_constant__ FreeGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const ChunkPlace place(a, blockIdx.x);
@@ -292,13 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
         return;
     }
     const Lane me(shared_address(memory));
-    if (threadIdx.x == 0) {
-        barrier_init(me.shared + AT_BARRIERS, 1);
-        barrier_init(me.shared + AT_BARRIERS + 8, 1);
-        barriers_made();
-        load_chunk(a, place, me.shared);
-    }
-    __syncthreads();
+    begin_loads(a, place, me);
     const int count = place.count();
     barrier_wait(me.shared + AT_BARRIERS, 0);
     const bool far = scale_rows(me, count);
