@@ -99,7 +99,7 @@ def main(options: list[str]) -> int:
             mean = np.exp(np.mean(np.log(ratios)))
             sys.stdout.write(f"{words}: geometric mean {mean:.3f}, least {min(ratios):.3f}\n")
     if args.write:
-        print(record.write("earlier", record.rounded({"revision": args.revision, "rows": rows})))
+        print(record.write("earlier", record.rounded({"revision": args.revision, "calls": rows})))
     return 0
 
 
