@@ -24,6 +24,17 @@ def slots_after(plan: Plan, state: Cache | None, T: int) -> int:
     return L + longest if plan.window is None else max(min(L + longest, plan.window - 1), 1)
 
 
+def shapes_after(plan: Plan, x: Inputs, state: Cache | None) -> Cache:
+    """A final state that nobody asked for: zeros in the shapes that its cotangent has, without memory."""
+    xp, lead = plan.xp, (len(plan.sequences),) if plan.is_ragged else tuple(x.v.shape[:-3])
+    L, zero = slots_after(plan, state, x.v.shape[-3]), xp.zeros((), dtype=plan.dtype, device=device(x.v))
+    parts = {"k": (L, *x.k.shape[-2:]), "v": (L, *x.v.shape[-2:]), "length": ()}
+    if x.g is not None:
+        parts["b"] = (L, x.g.shape[-1])
+    kind = KeyValueCache if x.g is None else GatedCache
+    return kind(**{n: xp.broadcast_to(zero, (*lead, *shape)) for n, shape in parts.items()})
+
+
 def count(xp: Namespace, length: Array) -> Array:
     """Lengths as whole numbers."""
     return xp.astype(xp.round(length), xp.int64)

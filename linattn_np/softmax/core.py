@@ -24,7 +24,7 @@ from .types import GatedCache, Inputs, KeyValueCache, Plan, Residuals
 class Softmax(Core):
     """Attention over all tokens."""
 
-    BACKENDS = ("reference", "chunks", "numba")
+    BACKENDS = ("reference", "chunks", "numba", "cuda")
     STATE_AXES = {"k": "L Hk K", "v": "L H V", "b": "L Hq", "length": ""}  # noqa: RUF012
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
@@ -34,7 +34,7 @@ class Softmax(Core):
 
     def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
-        backend = choose(fn, plan, wanted)
+        backend = choose(fn, x, plan, wanted)
         out: Array = None
         logs: Any = None
         if x.q is not None:
@@ -42,9 +42,17 @@ class Softmax(Core):
                 from .cpu import calls
 
                 out, logs = calls.forward(plan, x, state)
+            elif backend == "cuda":
+                from .cuda import calls as kernels
+
+                out, logs = kernels.forward(plan, x)
             else:
                 out, logs = sequences.forward(MODULES[backend], plan, x, state)
-        end = final_state(plan, x, state) if plan.returns_state or plan.gradients or x.q is None else None
+        end = None
+        if plan.returns_state or x.q is None:
+            end = final_state(plan, x, state)
+        elif plan.gradients:
+            end = cache.shapes_after(plan, x, state)
         return out, end, Residuals(x, plan, backend, state, out, logs)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
@@ -57,6 +65,10 @@ class Softmax(Core):
             from .cpu import calls
 
             d = calls.backward(plan, x, state, (out, logs), dout)
+        elif backend == "cuda":
+            from .cuda import calls as kernels
+
+            d = kernels.backward(plan, x, out, logs, dout), None
         else:
             d = sequences.backward(MODULES[backend], plan, x, state, (out, logs), dout)
         return d if dstate is None else with_state(plan, x, state, dstate, d)
@@ -72,7 +84,7 @@ class Softmax(Core):
     def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Explained:
         """2 (K + V) operations for each pair of a query and a key."""
         K, V, H = x.k.shape[-1], x.v.shape[-1], max(x.v.shape[-2], x.k.shape[-2] if x.q is None else x.q.shape[-2])
-        backend, pairs, tokens = choose(fn, plan, wanted), 0, 0
+        backend, pairs, tokens = choose(fn, x, plan, wanted), 0, 0
         for s in plan.sequences:
             T = s.stop - s.start
             Tq = 0 if x.q is None else T if plan.causal or s.row is not None else x.q.shape[-3]
@@ -80,11 +92,12 @@ class Softmax(Core):
             pairs += W * (W + 1) // 2 + (T - W) * W if plan.causal and Tq else Tq * T
             tokens += T
         total = 2.0 * (K + V) * pairs * prod(x.v.shape[:-3]) * H
-        others = {name: unsupported_reason(plan, name) or "covers the call too" for name in self.BACKENDS}
+        others = {name: unsupported_reason(x, plan, name) or "covers the call too" for name in self.BACKENDS}
         del others[backend]
         reason = "requested" if wanted else "the default path"
         reason += f"; from T = {crossover(K, V)} on more operations than linear attention's 4 K V a token"
-        C = {"chunks": policy.array_tile, "numba": lambda given: policy.cpu_tile(given)[0]}.get(backend)
+        C = {"chunks": policy.array_tile, "numba": lambda given: policy.cpu_tile(given)[0],
+             "cuda": lambda _: policy.CUDA_TILE}.get(backend)  # fmt: skip
         return Explained(backend, reason, others, "tiles" if C else "recurrent form", C(plan.chunk_size) if C else None,
                          total, total / max(tokens * prod(x.v.shape[:-3]) * H, 1))  # fmt: skip
 
@@ -97,8 +110,14 @@ def crossover(K: int, V: int) -> int:
     return 4 * K * V // (K + V) if K + V else 0
 
 
-def unsupported_reason(plan: Plan, backend: str) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan, backend: str) -> str | None:
     """Why a backend does not compute a call; None if it does."""
+    if backend == "cuda":
+        if is_numpy(plan.xp):
+            return "the arrays are not CuPy arrays"
+        from .cuda import calls
+
+        return calls.unsupported_reason(x, plan)
     if backend == "reference" and plan.chunk_size == "parallel":
         return "the definition goes token by token; chunk_size='parallel' needs tiles"
     if backend == "numba" and not is_numpy(plan.xp):
@@ -113,11 +132,11 @@ def _has_compiler() -> bool:
     return find_spec("numba") is not None
 
 
-def choose(fn: str, plan: Plan, wanted: str | None) -> str:
+def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> str:
     """The backend of a call.   Raises ValueError if the one that is wanted does not compute it."""
-    if wanted is None and unsupported_reason(plan, "numba") is None:
-        return "numba"
-    if wanted is not None and (reason := unsupported_reason(plan, wanted)) is not None:
+    if wanted is None:
+        wanted = next((n for n in ("numba", "cuda") if unsupported_reason(x, plan, n) is None), None)
+    elif (reason := unsupported_reason(x, plan, wanted)) is not None:
         raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {reason}")
     found = wanted or "chunks"
     return "reference" if found == "chunks" and plan.chunk_size == 1 else found

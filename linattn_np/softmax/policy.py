@@ -27,3 +27,10 @@ def cpu_tile(chunk_size: int | str | None) -> tuple[int, int]:
     """(queries, keys) of a tile of the compiled loops."""
     C = min(chunk_size, LONGEST_CPU_TILE) if isinstance(chunk_size, int) else CPU_TILE
     return C, C if C > 1 else CPU_TILE
+
+
+# CUDA kernels: queries of a block; the widest keys and values; bytes of keys and values (or queries and cotangents) of
+# heads whose blocks run side by side, of which the second cache holds the most.
+CUDA_TILE = 128
+WIDEST_CUDA = 128
+SECTION_BYTES = 32 * 2**20

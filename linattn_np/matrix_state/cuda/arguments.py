@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from ...ops.cuda.arguments import BYTES, FLOATS, OUT_BYTES, OUT_FLOATS, ROWS, address
 from ...runtime.arrays import Array
 from ...runtime.cuda.structs import FLOAT, I64, INT, U32, Scalar, Struct, pointer
+from ...runtime.cuda.tensor_map import TENSOR_MAP
 
 OFFSETS = ("offsets", pointer("const i64"))  # of a ragged batch, else null
-TENSOR_MAP = Scalar("TensorMap", "128s", 128, 64)  # tile/bulk.cuh
 INVERSE = Scalar("Inverse", "I", 4, 4)  # step.cu
 
 # element (row, column) of the state in slot n: data[n * slot + row * this row + column * this column]

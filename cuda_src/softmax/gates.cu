@@ -1,0 +1,112 @@
+// Sums of log decays of the tokens of a head, and the gradient of the log decays.
+#include "arguments/ops/Rows.cuh"
+#include "tile/reduce.cuh"
+
+#include "arguments/softmax/GateArguments.cuh"
+
+constexpr int BLOCK = 128;   // tokens of a block of the gradients (place.cuh)
+constexpr double LOG2_E = 1.4426950408889634, RESET = -16384.;   // a log2 decay from which on a token is a reset
+
+struct Owner {   // of a block: a sequence and a head
+    int sequence, head, T;
+    i64 batch, first;
+
+    __device__ __forceinline__ Owner(const GateArguments& a, int pair) : sequence(pair / a.heads), head(pair % a.heads) {
+        first = a.offsets ? a.offsets[sequence] : 0;
+        batch = a.offsets ? 0 : sequence;
+        T = a.offsets ? (int)(a.offsets[sequence + 1] - first) : a.T;
+    }
+    __device__ __forceinline__ i64 numbers(const GateArguments& a) const { return (batch * a.heads + head) * a.T + first; }
+    __device__ __forceinline__ const char* gates(const Rows& g) const { return g.data + batch * g.batch + first * g.token + (i64)((u32)head / (u32)g.group) * g.head; }
+};
+
+// The sum since the last reset, and the number of resets
+struct Segment {
+    double sum;
+    int resets;
+    __device__ __forceinline__ Segment then(const Segment& later) const { return {later.resets ? later.sum : sum + later.sum, resets + later.resets}; }
+    __device__ __forceinline__ Segment up(int lanes) const { return {__shfl_up_sync(0xffffffffu, sum, lanes), __shfl_up_sync(0xffffffffu, resets, lanes)}; }
+};
+LA_DEVICE Segment segment_of(float g) {
+    const double x = g * LOG2_E;
+    return x <= RESET ? Segment{0., 1} : Segment{x, 0};
+}
+
+// sums (batch, heads, tokens) of each head of each sequence: a block each, 1024 tokens at a time
+extern "C" __global__ void __launch_bounds__(256) decays(const __grid_constant__ GateArguments a) {
+    constexpr int OWN = 4, WARPS = 8;
+    __shared__ Segment warps[WARPS];
+    const Owner owner(a, blockIdx.x);
+    const char* const g = owner.gates(a.g);
+    float4* const to = a.sums + owner.numbers(a);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    Segment all = {0., 0};   // of the tokens before
+    for (int t0 = 0; t0 < owner.T; t0 += 256 * OWN) {
+        Segment x[OWN];
+        const int t = t0 + threadIdx.x * OWN;
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            const Segment y = t + i < owner.T ? segment_of(*(const float*)(g + (t + i) * a.g.token)) : Segment{0., 0};
+            x[i] = i ? x[i - 1].then(y) : y;
+        }
+        Segment sum = x[OWN - 1];
+#pragma unroll
+        for (int d = 1; d < 32; d <<= 1) {
+            const Segment y = sum.up(d);
+            if (lane >= d) sum = y.then(sum);
+        }
+        if (lane == 31) warps[warp] = sum;
+        __syncthreads();
+        Segment before = all;
+        for (int w = 0; w < warp; w++) before = before.then(warps[w]);
+        for (int w = 0; w < WARPS; w++) all = all.then(warps[w]);
+        const Segment y = sum.up(1);
+        if (lane) before = before.then(y);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            const Segment z = before.then(x[i]);
+            const float hi = (float)z.sum;
+            if (t + i < owner.T) to[t + i] = {hi, (float)(z.sum - hi), __int_as_float(z.resets), 0.f};
+        }
+    }
+}
+
+// Inclusive sums over the threads of a block, in shared memory x
+LA_DEVICE float sum_before(float* x, float y) {
+    x[threadIdx.x] = y;
+    __syncthreads();
+#pragma unroll
+    for (int d = 1; d < BLOCK; d <<= 1) {
+        const float z = threadIdx.x >= d ? x[threadIdx.x - d] : 0.f;
+        __syncthreads();
+        x[threadIdx.x] += z;
+        __syncthreads();
+    }
+    return x[threadIdx.x];
+}
+// dg_s = sum of dz_ij over j < s <= i. Of the pairs with i in the block of s: the queries from s on, all their keys, less the near
+// keys from s on. Of those with j in it and i in later blocks: the keys before s. And of those on both sides of it.
+extern "C" __global__ void __launch_bounds__(BLOCK) gates(const __grid_constant__ GateArguments a) {
+    __shared__ float x[BLOCK];
+    const int pairs = a.sequences * a.heads, pair = blockIdx.x % pairs, tile = blockIdx.x / pairs;
+    const Owner owner(a, pair);
+    const int blocks = (owner.T + BLOCK - 1) / BLOCK, i = tile * BLOCK + threadIdx.x;
+    if (tile >= blocks) return;
+    const i64 numbers = owner.numbers(a) + i;
+    const bool valid = i < owner.T;
+    float crossing = 0.f;
+    for (int later = tile + 1 + threadIdx.x; later < blocks; later += BLOCK)
+        if (tile * (i64)BLOCK > max((i64)later * BLOCK - a.window + 1, (i64)0) / BLOCK * BLOCK)   // it reads keys before this block
+            crossing += a.crossing[((i64)pair * a.blocks + later) * a.blocks + tile];
+    const float own = valid ? a.rows[numbers] - a.near[numbers] : 0.f, from = valid ? a.far[numbers] : 0.f;
+    const float up = sum_before(x, own), all = x[BLOCK - 1];
+    __syncthreads();
+    const float keys = sum_before(x, from) - from;
+    __syncthreads();
+    sum_before(x, crossing);
+    const float past = x[BLOCK - 1];
+    if (!valid) return;
+    const bool reset = segment_of(*(const float*)(owner.gates(a.g) + i * a.g.token)).resets;
+    a.dg[((owner.batch * a.T) + owner.first + i) * a.heads + owner.head] = reset ? 0.f : (all - up) + own + keys + past;
+}

@@ -1,0 +1,36 @@
+"""Argument structs of the softmax kernels, each declared once; runtime/cuda/structs.py generates their C++."""
+
+from __future__ import annotations
+
+from ...ops.cuda.arguments import FLOATS, OUT_FLOATS, ROWS
+from ...runtime.cuda.structs import FLOAT, I64, INT, Struct, pointer
+from ...runtime.cuda.tensor_map import TENSOR_MAP
+
+OFFSETS = ("offsets", pointer("const i64"))  # of a ragged batch, else null
+DECAYS = pointer("const float4")  # (batch, heads, tokens): log2 decay since the last reset as hi + lo, resets so far
+
+# numbers of each token and head are (batch, heads, tokens)
+ATTENTION = Struct(  # forward.cu, queries.cu (dq), keys.cu (dk, dv)
+    "softmax/AttentionArguments",
+    ("q k v dout", TENSOR_MAP),  # (columns, heads, tokens, batch)
+    ("out other", ROWS),  # out; dq; dk and dv
+    ("sums", DECAYS), ("sinks", FLOATS),  # null: none
+    ("logs", OUT_FLOATS), ("dots", FLOATS),  # log2 of the sums of the exponentials; <dout, out>
+    ("rows", OUT_FLOATS),  # sums of dz over the keys of each query
+    ("near far", OUT_FLOATS),  # over the queries of each key: of its block of 128 tokens; of later ones
+    ("crossing", OUT_FLOATS),  # (pairs, blocks, blocks): of a block of queries and all keys before another block
+    OFFSETS,
+    ("T Tk heads blocks section sequences", INT),  # heads: of the outputs; blocks of a sequence; section: place.cuh
+    ("group_q group_k group_v group_s", INT),  # heads that share one of q's, k's, v's, the sinks'
+    ("shared", INT),  # heads whose dk and dv are one
+    ("offset window causal normalize", INT), ("scale", FLOAT),  # offset: keys before the first query's own
+)  # fmt: skip
+GATES = Struct(  # gates.cu
+    "softmax/GateArguments",
+    ("g", ROWS), ("sums", pointer("float4")),
+    ("rows near far crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
+    ("T heads blocks sequences window unused", INT),
+)  # fmt: skip
+DOTS = Struct(  # dots.cu: <dout, out> of each row
+    "softmax/DotsArguments", ("out dout", ROWS), ("dots", OUT_FLOATS), ("T heads", INT), ("rows", I64),
+)  # fmt: skip

@@ -1,0 +1,227 @@
+"""The softmax core as CUDA kernels on CuPy arrays: bfloat16 and float16 on compute capability 90.
+
+Forward stores out and l, the log2 sums of the exponentials. Backward forms p again in two passes, one for dq over the
+keys and one for dk and dv over the queries, so that every sum has one order. With gates a kernel before sums up the log
+decays (arguments.py:DECAYS), and one after computes dg from sums of dz.
+"""
+
+from __future__ import annotations
+
+from math import log, prod
+from typing import Any, NamedTuple
+
+from ...ops.cuda.arguments import NO_ROWS, address, rows_of
+from ...runtime.arrays import Array, cast, dtype_name
+from ...runtime.cuda import launch
+from ...runtime.cuda.tensor_map import BYTES as MAP
+from ...runtime.cuda.tensor_map import moves, takes, tensor_map
+from .. import policy
+from ..types import Inputs, Plan
+from . import arguments
+from . import plan as cuts
+from .plan import BLOCK, KERNELS, Kind
+
+FAR = 1 << 30  # more tokens than any window, and than a sequence has here
+
+
+class Batch(NamedTuple):
+    """Sizes of a call, and what its kernels are compiled for."""
+
+    lead: tuple[int, ...]
+    T: int  # queries
+    Tk: int
+    heads: int  # of the outputs
+    shared: int  # heads of the outputs whose dk and dv are one
+    sequences: int
+    blocks: int  # of the longest sequence
+    offsets: Array | None  # of a ragged batch, on the device
+    kind: Kind
+
+    @property
+    def rows(self) -> int:
+        """Batch rows."""
+        return prod(self.lead)
+
+
+class Saved(NamedTuple):
+    """What a forward stores besides its output."""
+
+    logs: Array  # (batch, heads, T)
+    sums: Array | None  # (batch, heads, T, 4), of gates
+
+
+def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
+    """Why the kernels do not support a call; None if they do."""
+    if not plan.xp.__name__.endswith("cupy"):
+        return "the arrays are not CuPy arrays"
+    if plan.has_state:
+        return "caches are read by array calls so far"
+    if x.q is None or 0 in (*x.q.shape, *x.k.shape, *x.v.shape):
+        return "there is nothing to compute"
+    if plan.chunk_size not in (None, "parallel"):
+        return f"chunk_size={plan.chunk_size!r}: the kernels choose their own tiles"
+    if not plan.scale > 0:
+        return f"scale is {plan.scale}, the kernels need one above 0"
+    elements, K, V = {dtype_name(y) for y in x[:3]}, x.k.shape[-1], x.v.shape[-1]
+    if len(elements) > 1 or not elements <= {"bfloat16", "float16"}:
+        return "the kernels take q, k and v in bfloat16 or in float16"
+    if max(K, V) > policy.WIDEST_CUDA:
+        return f"keys are {K} and values {V} wide, the kernels support up to {policy.WIDEST_CUDA}"
+    if max(x.q.shape[-3], x.k.shape[-3]) >= FAR:
+        return f"sequences of {FAR} tokens or more are computed by array calls"
+    if x.v.device.id != launch.current_device():
+        return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
+    if why := launch.unusable():
+        return why
+    if not cuts.takes(next(iter(elements)), K, V, launch.capability()):
+        return f"the kernels are for compute capability 90, the device has {launch.capability()}"
+    return None
+
+
+def forward(plan: Plan, x: Inputs) -> tuple[Array, Saved]:
+    """(out (..., Tq, heads, V), what a backward needs)."""
+    xp, batch = plan.xp, batch_of(plan, x)
+    q, k, v = (row_array(xp, y) for y in (x.q, x.k, x.v))
+    names = ("forward", *(("decays",) if batch.kind.gated else ()))
+    _prepare(batch, names + (("queries", "keys", "dots") if plan.gradients else ()))
+    out = xp.empty((*batch.lead, batch.T, batch.heads, batch.kind.V), dtype=v.dtype)
+    saved = Saved(xp.empty((batch.rows, batch.heads, batch.T), dtype=xp.float32), _decays(plan, batch, x.g))
+    attend("forward", plan, batch, x.sinks, q=q, k=k, v=v, out=out, logs=saved.logs, sums=saved.sums)
+    return out[..., : x.v.shape[-1]], saved
+
+
+def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> Inputs:
+    """Gradients of the inputs."""
+    xp, batch = plan.xp, batch_of(plan, x)
+    gated = batch.kind.gated
+    _prepare(batch, ("queries", "keys", "dots", *(("gates",) if gated else ())))
+    q, k, v, dout = (row_array(xp, cast(xp, y, x.v.dtype)) for y in (x.q, x.k, x.v, dout))
+    given = {"q": q, "k": k, "v": v, "dout": dout, "logs": saved.logs, "sums": saved.sums}
+    numbers = (batch.rows, batch.heads, batch.T)
+    if plan.normalize:
+        given["dots"] = xp.empty(numbers, dtype=xp.float32)
+        _dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, given["dots"])
+    K, V, keys = batch.kind.K, batch.kind.V, batch.heads // batch.shared
+    dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=q.dtype)
+    dk, dv = (xp.empty((batch.rows, batch.Tk, keys, width), dtype=q.dtype) for width in (K, V))
+    sums = {}
+    if gated:
+        sums = {n: xp.empty(numbers, dtype=xp.float32) for n in ("rows", "near", "far")}
+        blocks = (batch.sequences * batch.heads, batch.blocks, batch.blocks)
+        sums["crossing"] = xp.empty(blocks, dtype=xp.float32)
+    attend("queries", plan, batch, None, out=dq, **given, **sums)
+    attend("keys", plan, batch, None, out=dk, other=dv, **given, **sums)
+    found = {n: _of_shape(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
+    if gated:
+        found["g"] = _gate_gradient(plan, batch, x.g, sums)
+    if x.sinks is not None:
+        found["sinks"] = _sink_gradient(plan, batch, x.sinks, saved.logs, given.get("dots"))
+    return Inputs(**{n: found.get(n) for n in Inputs._fields})
+
+
+def batch_of(plan: Plan, x: Inputs) -> Batch:
+    """The sizes of a call."""
+    xp, (T, Hq), lead = plan.xp, x.q.shape[-3:-1], tuple(x.v.shape[:-3])
+    Tk, Hk, H = x.k.shape[-3], x.k.shape[-2], x.v.shape[-2]
+    heads, (K, V) = max(Hq, Hk, H), (-(-y.shape[-1] // 8) * 8 for y in (x.k, x.v))
+    kind, offsets, longest, N = Kind(dtype_name(x.v), K, V, x.g is not None), None, max(T, Tk), prod(lead)
+    if plan.is_ragged:
+        offsets = xp.asarray([0, *(s.stop for s in plan.sequences)], dtype=xp.int64)
+        longest, N = max(s.stop - s.start for s in plan.sequences), len(plan.sequences)
+    return Batch(lead, T, Tk, heads, heads // max(Hk, H), N, -(-longest // BLOCK), offsets, kind)
+
+
+def row_array(xp: Any, y: Array) -> Array:
+    """(B, T, heads, width) as the copy engine takes it: the array itself where it can, widths a multiple of 8."""
+    y, D = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:]), y.shape[-1]
+    if D % 8:
+        wide = xp.zeros((*y.shape[:-1], -(-D // 8) * 8), dtype=y.dtype)
+        wide[..., :D] = y
+        return wide
+    return y if takes(y) else y.copy()
+
+
+def attend(name: str, plan: Plan, batch: Batch, sinks: Array | None, **arrays: Array | None) -> None:
+    """One of the three passes; arrays by the names of their fields."""
+    heads, xp = batch.heads, plan.xp
+    sinks = None if sinks is None else cast(xp, sinks, xp.float32)
+    maps = [n for n in ("q", "k", "v", "dout") if arrays.get(n) is not None]
+    fields: dict[str, Any] = {n: tensor_map(arrays[n]) if n in maps else bytes(MAP) for n in ("q", "k", "v", "dout")}
+    names = ("sums", "logs", "dots", "rows", "near", "far", "crossing")
+    fields |= {n: address(arrays.get(n)) for n in names} | {"sinks": address(sinks), "offsets": address(batch.offsets)}
+    fields |= {n: rows_of(arrays[n]) if n in arrays else NO_ROWS for n in ("out", "other")}
+    fields |= {f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")}
+    own = heads // batch.shared if name == "keys" else heads
+    each = 2 * max(batch.T, batch.Tk) * (batch.kind.K + batch.kind.V) * heads // own
+    pairs = batch.sequences * own
+    fields |= {
+        "group_s": 1 if sinks is None else heads // len(sinks), "shared": batch.shared, "T": batch.T, "Tk": batch.Tk,
+        "heads": heads, "blocks": batch.blocks, "section": max(min(policy.SECTION_BYTES // each, pairs), 1),
+        "sequences": batch.sequences, "offset": 0, "window": plan.window or FAR, "causal": int(plan.causal),
+        "normalize": int(plan.normalize), "scale": plan.scale,
+    }  # fmt: skip
+    kernel, constants = KERNELS[name], cuts.constants(name, batch.kind)
+    named = (*arrays.values(), sinks, batch.offsets) if moves() else None
+    launch.launch(kernel.file, kernel.entry, constants, pairs * batch.blocks, kernel.threads,
+                  dict(constants)["LA_SHARED"], arguments.ATTENTION.packed(fields), named)  # fmt: skip
+
+
+def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
+    wanted = tuple((KERNELS[n].file, cuts.constants(n, batch.kind)) for n in names)
+    launch.prepare(wanted, launch.capability())
+
+
+def _dots(batch: Batch, out: Array, dout: Array, dots: Array) -> None:
+    """<dout, out> of every row."""
+    kernel, rows = KERNELS["dots"], dots.size
+    packed = arguments.DOTS.pack(out=rows_of(out), dout=rows_of(dout), dots=address(dots), T=batch.T,
+                                 heads=batch.heads, rows=rows)  # fmt: skip
+    launch.launch(kernel.file, kernel.entry, cuts.constants("dots", batch.kind), -(-rows * 16 // kernel.threads),
+                  kernel.threads, 0, packed, (out, dout, dots))  # fmt: skip
+
+
+def _decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
+    """The sums of log decays of every token; None without gates."""
+    if g is None:
+        return None
+    sums = plan.xp.empty((batch.rows, batch.heads, batch.T, 4), dtype=plan.xp.float32)
+    _gates("decays", plan, batch, g, batch.sequences * batch.heads, sums=sums)
+    return sums
+
+
+def _gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array]) -> Array:
+    """dg, summed over the heads that share a gate."""
+    dg = plan.xp.empty((batch.rows, batch.T, batch.heads, 1), dtype=plan.xp.float32)
+    _gates("gates", plan, batch, g, batch.sequences * batch.heads * batch.blocks, **sums, dg=dg)
+    return _of_shape(plan.xp, dg, (*g.shape, 1))[..., 0]
+
+
+def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, **arrays: Array) -> None:
+    """One of the two kernels of gates."""
+    g = cast(plan.xp, g, plan.xp.float32).reshape(batch.rows, batch.T, g.shape[-1], 1)
+    names, kernel = ("sums", "rows", "near", "far", "crossing", "dg"), KERNELS[name]
+    rows = (*rows_of(g)[:4], batch.heads // g.shape[-2])
+    packed = arguments.GATES.packed({n: address(arrays.get(n)) for n in names} | {
+        "g": rows, "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "blocks": batch.blocks,
+        "sequences": batch.sequences, "window": plan.window or FAR, "unused": 0})  # fmt: skip
+    named = (g, batch.offsets, *arrays.values())
+    launch.launch(kernel.file, kernel.entry, (), blocks, kernel.threads, 0, packed, named)
+
+
+def _of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
+    """Gradients (B, T, heads, D) in the shape of their array, summed over the heads that share one of it."""
+    d, H, D = d[..., : shape[-1]], shape[-2], shape[-1]
+    if d.shape[-2] != H:
+        parts = d.reshape(*d.shape[:-2], H, d.shape[-2] // H, D)
+        d = cast(xp, xp.sum(parts, axis=-2, dtype=xp.float32), d.dtype)
+    return d.reshape(shape)
+
+
+def _sink_gradient(plan: Plan, batch: Batch, sinks: Array, logs: Array, dots: Array | None) -> Array:
+    """dsink = -sum_i e^{sink - l_i} <dout_i, out_i>; 0 without a denominator."""
+    xp = plan.xp
+    if dots is None:
+        return xp.zeros(sinks.shape, dtype=xp.float32)
+    each = xp.repeat(cast(xp, sinks, xp.float32), batch.heads // len(sinks))[:, None]
+    sums = xp.sum(xp.exp(each - xp.float32(log(2)) * logs) * dots, axis=(0, 2))
+    return -xp.sum(sums.reshape(len(sinks), -1), axis=-1)
