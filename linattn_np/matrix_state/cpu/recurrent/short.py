@@ -155,9 +155,10 @@ class Steps:
             task(0, self.tasks)
         else:
             threads.run(task, self.tasks, threads.num_threads())
-        if after is not None:
+        done = not row[self.handles]
+        if done and after is not None:
             after.call(row)
-        return not row[self.handles]
+        return done
 
 
 def _optional(x: Inputs) -> tuple[Any, ...]:

@@ -339,4 +339,5 @@ def step_between(w: Steps, told: Whole, base: Whole, last: Whole, before: Whole,
     first, then = words(before, 2), words(after, 2)
     array_calls(first[0], first[1], told, buffer)
     step_tasks(w, told, base, 0, last)
-    array_calls(then[0], then[1], told, buffer)
+    if not words(told, w.handle_count + 1)[w.handle_count]:
+        array_calls(then[0], then[1], told, buffer)
