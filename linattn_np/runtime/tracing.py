@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LONGEST = 1 << 20  # bytes of what the calls compute: larger calls gain nothing
+LONGEST = 1 << 22  # bytes of what the calls compute: larger calls gain nothing
 MOST_STEPS = 64  # array calls that one is written as
 RESERVED = 1024  # bytes at the beginning, for arguments of a call
 ALIGNED = 64

@@ -90,8 +90,8 @@ def _at_once(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any)
     x, change = call.spec.change.to_core(c), call.spec.change
 
     def then(out: Any, end: Any) -> Any:
-        found = out if out is None or change.from_core is None else finished(call, c, out)
-        return found, call.spec.state.unpack(c, end)  # type: ignore[misc]
+        end = call.spec.state.unpack(c, end)  # type: ignore[misc]
+        return out if out is None or change.from_core is None else finished(call, c, out), end
 
     return COMPUTATIONS[type(x)].record(x, call.plan, state, residuals, trace, then)
 

@@ -14,9 +14,9 @@ from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
 from ...runtime.pieces.memory import destinations, empty, first_byte, handles
 from ...runtime.pieces.workspace import AT
-from ...runtime.tracing import Trace, Untraceable, contains, plain
+from ...runtime.tracing import Kernel, Trace, Untraceable, contains, plain
 from .. import policy
-from ..types import Inputs, Plan
+from ..types import Erase, Inputs, Plan
 from .chunks import Chunks, state_shape
 from .recurrent.short import Steps, in_place, is_one_batch, is_stepwise
 from .table import ROW, Table, from_pool, sequences
@@ -53,9 +53,9 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: 
     made = Made.of(x, plan, state, mine)
     count = len(trace.calls)
     try:
-        final = None if then is None else then(None if made.out is None else trace.added(made.out), trace.ended(made.end))
-        calls = programs.record(trace, 0, count), programs.record(trace, count)
-        return _call(x, plan, state, trace, (made, mine, final), calls)
+        out, end = None if made.out is None else trace.added(made.out), trace.ended(made.end)
+        final = None if then is None else then(out, end)
+        return _call(x, plan, state, trace, (made, mine, final), count)
     except Untraceable:
         return None
 
@@ -82,8 +82,8 @@ class Made(NamedTuple):
         return cls(table, end, out, at)
 
 
-def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made, bool, Any], calls: Programs) -> Any:
-    """The function of other arrays."""
+def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made, bool, Any], count: int) -> Any:
+    """The function of other arrays; count: of the array calls before the loops."""
     made, mine, final = computed
     table, end, out, at = made
     places, dtype = programs.Places(trace), np.dtype(plan.dtype)
@@ -93,7 +93,7 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     own = {"out_state": end, "out": np.empty(0, dtype) if out is None else out}
     own |= {} if state is None or packed else {"in_state": state}
     own |= {} if at is None else {"out_states": at}
-    walk = _walk(x, plan, table, given, own, (places, mine, state is not None), calls)
+    walk = _walk(x, plan, table, given, own, (places, mine, state is not None), (trace, count))
     shape, ended, asked = own["out"].shape, end.shape, out is not None
     overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype else x.v.dtype
     out_there, end_there = (None, None) if final is None else (
@@ -143,24 +143,46 @@ def _result(y: Any, places: programs.Places, own: Any) -> Any:
 
 
 def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dict[str, np.ndarray],
-          told: tuple[programs.Places, bool, bool], calls: Programs) -> Walk:  # fmt: skip
+          told: tuple[programs.Places, bool, bool], traced: tuple[Trace, int]) -> Walk:  # fmt: skip
     """The compiled loops of a call, between array calls. told: places, whether the state is overwritten, is given."""
-    places, mine, started = told
+    (places, mine, started), (trace, count) = told, traced
     rows = sequences(plan, prod(x.v.shape[:-3]), policy.cpu_chunk(plan, x.v.shape[-3]))
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, mine)
+    stepwise, rotation = is_stepwise(x, plan, rows).all(), None
+    if stepwise and x.erase is Erase.NONE and x.gv is None and (x.q is None or x.q.shape[-2] <= x.v.shape[-2]):
+        rotation, count = _rotation_of(trace, count)
+    if rotation is not None:
+        table.constant("in_rotation", rotation)
+    calls = programs.record(trace, 0, count), programs.record(trace, count)
     numbers = table.numbers.copy()
     sources = sources_of(numbers, places, len(given), own)
-    if not is_stepwise(x, plan, rows).all():
+    if not stepwise:
         return walk_chunks(Chunks(x, plan, table, rows, started), numbers, sources, len(given) if mine else 0, calls)
     if plan.states_at is not None:
         raise Untraceable("segments of the recurrent form")
     steps = Steps(x, plan, table.kept.get("in_state"), rows)
+    if rotation is not None:
+        steps.rotate(rotation.shape[1])
     extents = np.array([_extent(y) for y in (*given, *own.values())], np.int64)
     steps.settle(numbers, sources, extents, len(given) if mine else 0)
     if calls != (None, None):
         steps.between(*calls)
     return steps.run
+
+
+def _rotation_of(trace: Trace, count: int) -> tuple[np.ndarray | None, int]:
+    """(cosines and sines (2, P), how many calls are before the loops) where the first calls rotate the final state.
+
+    That call is removed: the loops rotate. None without such a call, or if angles depend on what the loops compute.
+    """
+    for n, call in enumerate(trace.calls[count:], count):
+        if isinstance(call, Kernel) and trace.end is not None and contains(trace.end, call.arrays[-1]):
+            del trace.calls[n]
+            return call.arrays[1], n
+        if isinstance(call, Kernel) or any(contains(y, x) for x in call.arrays for y in trace.beside):
+            break
+    return None, count
 
 
 def walk_chunks(chunks: Any, template: np.ndarray, sources: np.ndarray, mine: int, calls: Programs) -> Walk:
