@@ -109,9 +109,9 @@ def kernel_of(
     each = {"C": C, "N": N, "K": x.k.shape[-1], "V": x.v.shape[-1], "L": 0 if state is None else state.v.shape[-3],
             "tokens": longest, "blocks": -(-longest // N) + 1, "causal": int(plan.causal),
             "window": plan.window or 0, "gated": int(x.g is not None), "sinks": int(x.sinks is not None),
-            "normalize": int(plan.normalize), "heads": heads}  # fmt: skip
+            "normalize": int(plan.normalize), "strict": int(plan.strict), "heads": heads}  # fmt: skip
     dtype = np.dtype(plan.dtype).name
-    made = run.layout(dtype, tuple(each.items()), name == "backward")
+    made = run.layout(dtype, tuple(each.items()), name in ("backward", "delta_vjp"))
     return run.Kernel(name, dtype, made, {"scale": plan.scale, "reach": float(plan.window or FAR)}, table)
 
 
