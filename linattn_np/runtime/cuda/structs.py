@@ -68,13 +68,17 @@ class Struct:
 
     def packed(self, values: dict[str, Any]) -> bytes:
         """The bytes of one struct, from a dict."""
+        return self._struct.pack(*self.flat(values))
+
+    def flat(self, values: dict[str, Any]) -> list[Any]:
+        """All values in order, as a struct around this one takes them."""
         if len(values) != len(self.fields):
             raise TypeError(f"{self.name}: {sorted(values.keys() ^ self.offsets.keys())} are given but not fields, "
                             "or fields but not given")  # fmt: skip
         flat: list[Any] = []
         for get in self._runs:
             flat += get(values)
-        return self._struct.pack(*flat)
+        return flat
 
     def unpack(self, data: bytes) -> dict[str, Any]:
         """The values by name, nested structs as dicts, arrays as lists."""

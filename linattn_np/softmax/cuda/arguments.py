@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ops.cuda.arguments import FLOATS, OUT_FLOATS, ROWS
+from ...ops.cuda.arguments import FLOATS, OUT_BYTES, OUT_FLOATS, ROWS
 from ...runtime.cuda.structs import FLOAT, I64, INT, Struct, pointer
 from ...runtime.cuda.tensor_map import TENSOR_MAP
 
@@ -33,4 +33,11 @@ GATES = Struct(  # gates.cu
 )  # fmt: skip
 DOTS = Struct(  # dots.cu: <dout, out> of each row
     "softmax/DotsArguments", ("out dout", ROWS), ("dots", OUT_FLOATS), ("T heads", INT), ("rows", I64),
+)  # fmt: skip
+PATH = Struct(  # path/*.cu
+    "softmax/PathArguments",
+    ("of", ATTENTION), ("w", TENSOR_MAP), ("beta", FLOATS),  # (B, T, key heads)
+    ("factors keys maps", OUT_BYTES),  # path/place.cuh
+    ("key_heads slots each", INT),  # blocks in all, rounded up for each sequence; of a sequence, unless ragged
+    ("levels level", INT),  # sizes of groups, single blocks included; of groups.cu the one that it makes
 )  # fmt: skip

@@ -85,7 +85,7 @@ def forward(plan: Plan, x: Inputs) -> tuple[Array, Saved]:
     names = ("forward", *(("decays",) if batch.kind.gated else ()))
     _prepare(batch, names + (("queries", "keys", "dots") if plan.gradients else ()))
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.kind.V), dtype=v.dtype)
-    saved = Saved(xp.empty((batch.rows, batch.heads, batch.T), dtype=xp.float32), _decays(plan, batch, x.g))
+    saved = Saved(xp.empty((batch.rows, batch.heads, batch.T), dtype=xp.float32), decays(plan, batch, x.g))
     attend("forward", plan, batch, x.sinks, q=q, k=k, v=v, out=out, logs=saved.logs, sums=saved.sums)
     return out[..., : x.v.shape[-1]], saved
 
@@ -143,27 +143,32 @@ def row_array(xp: Any, y: Array) -> Array:
 
 def attend(name: str, plan: Plan, batch: Batch, sinks: Array | None, **arrays: Array | None) -> None:
     """One of the three passes; arrays by the names of their fields."""
-    heads, xp = batch.heads, plan.xp
-    sinks = None if sinks is None else cast(xp, sinks, xp.float32)
+    own = batch.heads // batch.shared if name == "keys" else batch.heads
+    arrays["sinks"] = None if sinks is None else cast(plan.xp, sinks, plan.xp.float32)
+    kernel, constants = KERNELS[name], cuts.constants(name, batch.kind)
+    named = (*arrays.values(), batch.offsets) if moves() else None
+    packed = arguments.ATTENTION.packed(fields_of(plan, batch, own, arrays))
+    launch.launch(kernel.file, kernel.entry, constants, batch.sequences * own * batch.blocks, kernel.threads,
+                  dict(constants)["LA_SHARED"], packed, named)  # fmt: skip
+
+
+def fields_of(plan: Plan, batch: Batch, own: int, arrays: dict[str, Array | None]) -> dict[str, Any]:
+    """The fields of ATTENTION; own: heads of the blocks of a launch."""
+    heads, sinks = batch.heads, arrays.get("sinks")
     maps = [n for n in ("q", "k", "v", "dout") if arrays.get(n) is not None]
     fields: dict[str, Any] = {n: tensor_map(arrays[n]) if n in maps else bytes(MAP) for n in ("q", "k", "v", "dout")}
-    names = ("sums", "logs", "dots", "rows", "near", "far", "crossing")
-    fields |= {n: address(arrays.get(n)) for n in names} | {"sinks": address(sinks), "offsets": address(batch.offsets)}
+    names = ("sums", "logs", "dots", "rows", "near", "far", "crossing", "sinks")
+    fields |= {n: address(arrays.get(n)) for n in names} | {"offsets": address(batch.offsets)}
     fields |= {n: rows_of(arrays[n]) if n in arrays else NO_ROWS for n in ("out", "other")}
-    fields |= {f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")}
-    own = heads // batch.shared if name == "keys" else heads
+    fields |= {f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")}  # type: ignore[union-attr]
     each = 2 * max(batch.T, batch.Tk) * (batch.kind.K + batch.kind.V) * heads // own
-    pairs = batch.sequences * own
-    fields |= {
+    return fields | {
         "group_s": 1 if sinks is None else heads // len(sinks), "shared": batch.shared, "T": batch.T, "Tk": batch.Tk,
-        "heads": heads, "blocks": batch.blocks, "section": max(min(policy.SECTION_BYTES // each, pairs), 1),
+        "heads": heads, "blocks": batch.blocks,
+        "section": max(min(policy.SECTION_BYTES // each, batch.sequences * own), 1),
         "sequences": batch.sequences, "offset": 0, "window": plan.window or FAR, "causal": int(plan.causal),
         "normalize": int(plan.normalize), "scale": plan.scale,
     }  # fmt: skip
-    kernel, constants = KERNELS[name], cuts.constants(name, batch.kind)
-    named = (*arrays.values(), sinks, batch.offsets) if moves() else None
-    launch.launch(kernel.file, kernel.entry, constants, pairs * batch.blocks, kernel.threads,
-                  dict(constants)["LA_SHARED"], arguments.ATTENTION.packed(fields), named)  # fmt: skip
 
 
 def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
@@ -180,7 +185,7 @@ def _dots(batch: Batch, out: Array, dout: Array, dots: Array) -> None:
                   kernel.threads, 0, packed, (out, dout, dots))  # fmt: skip
 
 
-def _decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
+def decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
     """The sums of log decays of every token; None without gates."""
     if g is None:
         return None
