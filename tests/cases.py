@@ -60,8 +60,9 @@ class Case:
 
     @property
     def squares(self) -> bool:
-        """Whether keys are multiplied by each other."""
-        return self.erases or self.spec.readout.name == "SOLVED"
+        """Whether keys, or directions of maps, are multiplied by each other."""
+        maps = "direction" in map(self.fn.samples.distribution, self.given)
+        return self.erases or maps or self.spec.readout.name == "SOLVED"
 
     @property
     def by_channel(self) -> bool:

@@ -18,19 +18,20 @@ from ...runtime.pieces.workspace import ARRAY, CHANNEL, CHANNELS, SHARED, STORAG
 from .. import policy
 from .backward import backward
 from .forward import forward
-from .workspace import ADJOINT, ARRAYS, ATTENTION, FORWARD, GATES, GATES_ADJOINT, TASK
+from .path_backward import path_backward
+from .workspace import ADJOINT, ARRAYS, ATTENTION, FORWARD, GATES, GATES_ADJOINT, PATH, PATH_ADJOINT, TASK
 
 STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16"))}
 FIRST = ATTENTION.slots[ARRAYS[0]]
 LAST = FIRST + ARRAY * len(ARRAYS)
-KERNELS = {"forward": forward, "backward": backward}
+KERNELS = {"forward": forward, "backward": backward, "path backward": path_backward}
 
 _own = Scratch()
 
 
 def groups() -> dict[str, tuple[Any, ...]]:
     """All kernels, by what they are for: what warmup compiles ahead."""
-    return {"softmax attention": (forward,), "its gradients": (backward,)}
+    return {"softmax attention": (forward,), "its gradients": (backward,), "gradients of PaTH": (path_backward,)}
 
 
 class Table:
@@ -67,6 +68,8 @@ def layout(dtype: str, sizes: tuple[tuple[str, int], ...], adjoint: bool) -> Lay
     names = FORWARD | (ADJOINT if adjoint else frozenset()) | frozenset(("age",))
     if given["gated"]:
         names |= GATES | (GATES_ADJOINT if adjoint else frozenset())
+    if given["mapped"]:
+        names |= PATH | (PATH_ADJOINT if adjoint else frozenset())
     return ATTENTION.layout(given, np.dtype(dtype).itemsize, W, lambda field: int(field in names))
 
 
