@@ -269,6 +269,44 @@ class _DeltaRule:
 
 delta_rule: _DeltaRule
 
+class _DeltaformerGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    beta: Any
+    w: Any
+    g: Any
+    state: Any
+
+class _Deltaformer:
+    """DeltaFormer: softmax attention whose values are new to what the past predicts. u_t = v_t - beta_t sum_{j<t} p_tj u_j, p_tj ~ e^{scale w_t . k_j + g_t + ... + g_{j+1}}, sum_j p_tj = 1;  out_t = sum_{j<=t} a_tj u_j, a_tj ~ e^{scale q_t . k_j + g_t + ... + g_{j+1}}, sum_j a_tj = 1"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, beta: Any, w: Any = ..., g: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, w: Any = ..., g: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, w: Any = ..., g: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, w: Any = ..., g: Any = ..., *, return_state: bool = ..., return_states_at: Any, normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, w: Any = ..., g: Any = ..., *, return_state: bool, return_states_at: None = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+deltaformer: _Deltaformer
+
 class _DfwGradients(NamedTuple):
     q: Any
     k: Any
@@ -1321,6 +1359,8 @@ def vjp(fn: _Comba, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _C
 def vjp(fn: _DeltaProduct, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DeltaProductGradients]]: ...
 @overload
 def vjp(fn: _DeltaRule, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DeltaRuleGradients]]: ...
+@overload
+def vjp(fn: _Deltaformer, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DeltaformerGradients]]: ...
 @overload
 def vjp(fn: _Dfw, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DfwGradients]]: ...
 @overload

@@ -61,8 +61,12 @@ class Case:
     @property
     def squares(self) -> bool:
         """Whether keys, or directions of maps, are multiplied by each other."""
-        maps = "direction" in map(self.fn.samples.distribution, self.given)
-        return self.erases or maps or self.spec.readout.name == "SOLVED"
+        return self.erases or self.maps or self.spec.readout.name == "SOLVED"
+
+    @property
+    def maps(self) -> bool:
+        """Whether tokens map the keys before them."""
+        return "direction" in map(self.fn.samples.distribution, self.given)
 
     @property
     def by_channel(self) -> bool:

@@ -95,10 +95,10 @@ def decayed(plan: Plan, x: Parts, decay: Array | None, i: int) -> Array | None:
 def logits(plan: Plan, x: Parts, keys: Array, decay: Array | None, i: int) -> Array:
     """z_i of the keys up to i: (..., G, R, 1, n)."""
     xp, L = plan.xp, 0 if x.past is None else x.past.k.shape[-2]
-    n = L + i + 1 if plan.causal else keys.shape[-2]
+    n = L + i + 1 - plan.strict if plan.causal else keys.shape[-2]
     z = x.q[..., i : i + 1, :] @ xp.matrix_transpose(keys[..., :n, :])
     if decay is not None:
-        z = z + decay[..., None, :]
+        z = z + decay[..., None, :n]
     hidden = _hidden(plan, x, i, n - L)
     return z if hidden is None else xp.where(hidden, xp.asarray(-float("inf"), dtype=z.dtype, device=device(z)), z)
 
@@ -118,12 +118,10 @@ def _hidden(plan: Plan, x: Parts, i: int, n: int) -> Array | None:
 def log_sum(plan: Plan, x: Parts, z: Array) -> Array:
     """log(e^{sink} + sum_j e^{z_j}); of no key at all 0, so that p = e^{-inf} = 0."""
     xp = plan.xp
-    if not plan.normalize:
-        return xp.zeros_like(z[..., :1])
+    if not plan.normalize or (x.sinks is None and not z.shape[-1]):
+        return xp.zeros((*z.shape[:-1], 1), dtype=z.dtype, device=device(z))
     if x.sinks is not None:
         z = xp.concat([z, xp.broadcast_to(x.sinks, (*z.shape[:-1], 1))], axis=-1)
-    elif not z.shape[-1]:
-        return xp.zeros((*z.shape[:-1], 1), dtype=z.dtype, device=device(z))
     m = xp.max(z, axis=-1, keepdims=True)
     none = m == -float("inf")
     m = xp.where(none, xp.zeros_like(m), m)

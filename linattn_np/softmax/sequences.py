@@ -45,7 +45,7 @@ def backward(
         place = slice(None) if s.row is None else slice(s.start, s.stop)
         o, d = (heads.split(plan.xp, cast(plan.xp, y[..., place, :, :], plan.dtype), heads.groups(x))
                 for y in (out, dout))  # fmt: skip
-        found.append(_joined(plan, own, row, module.backward(plan, heads.parts_of(plan, own, row), o, log, d)))
+        found.append(joined(plan, own, row, module.backward(plan, heads.parts_of(plan, own, row), o, log, d)))
     return gathered(plan, x, found)
 
 
@@ -70,7 +70,7 @@ def joined_rows(plan: Plan, rows: list[Row]) -> Any:
     return type(rows[0])(*map(plan.xp.stack, map(list, each)))
 
 
-def _joined(plan: Plan, x: Inputs, row: Row, d: Parts) -> tuple[Inputs, Row]:
+def joined(plan: Plan, x: Inputs, row: Row, d: Parts) -> tuple[Inputs, Row]:
     """Gradients of a sequence and of its cache, in their shapes."""
     xp = plan.xp
     q, k, v = (heads.join(xp, y, given.shape) for y, given in ((d.q, x.q), (d.k, x.k), (d.v, x.v)))

@@ -59,6 +59,7 @@ class Plan(NamedTuple):
     has_state: bool = False
     window: int | None = None  # a query reads its own token and the window - 1 before it; None: all
     normalize: bool = True  # False: out is the numerator
+    strict: bool = False  # a query reads the tokens before its own
 
     @property
     def is_ragged(self) -> bool:

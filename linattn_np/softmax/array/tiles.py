@@ -33,7 +33,7 @@ class Tile(NamedTuple):
     hidden: Array  # the pairs that are not read, None: all are
 
 
-def _blocks(plan: Plan, x: Parts, queries: bool) -> list[Chunk]:
+def blocks(plan: Plan, x: Parts, queries: bool) -> list[Chunk]:
     """The blocks of tokens."""
     return chunks(Sequence(None, 0, (x.q if queries else x.k).shape[-2]), array_tile(plan.chunk_size))
 
@@ -52,7 +52,7 @@ def _to_end(xp: Namespace, g: Array) -> Array:
     return xp.flip(xp.cumulative_sum(xp.flip(shifted, axis=-1), axis=-1), axis=-1)
 
 
-def _tiles(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk], maps: Mapped | None) -> Any:
+def tiles_of(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk], maps: Mapped | None = None) -> Any:
     """The tiles that a block of queries reads, nearest first."""
     found = _unmapped(plan, x, rows, keys)
     return found if maps is None else walked(plan.xp, maps, rows, found)
@@ -93,7 +93,8 @@ def _hidden(plan: Plan, x: Parts, rows: Chunk, block: Chunk) -> Array | None:
         return None
     xp, where = plan.xp, device(x.v)
     age = xp.arange(rows.start, rows.stop, device=where)[:, None] - xp.arange(block.start, block.stop, device=where)
-    return age < 0 if plan.window is None else (age < 0) | (age >= plan.window)
+    early = age < int(plan.strict)
+    return early if plan.window is None else early | (age >= plan.window)
 
 
 def _hidden_past(plan: Plan, past: Past, rows: Chunk) -> Array:
@@ -104,7 +105,7 @@ def _hidden_past(plan: Plan, past: Past, rows: Chunk) -> Array:
     return hidden | (past.age + i + 1 >= plan.window)
 
 
-def _logits(plan: Plan, tile: Tile) -> Array:
+def logits(plan: Plan, tile: Tile) -> Array:
     """z of a tile."""
     xp = plan.xp
     z = tile.q @ xp.matrix_transpose(tile.k)
@@ -115,9 +116,9 @@ def _logits(plan: Plan, tile: Tile) -> Array:
 
 def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
     """(out (..., G, R, T, V), the logs of the sums (..., G, R, T, 1))."""
-    keys, maps, found = _blocks(plan, x, False), _maps(plan, x), []
-    for rows in _blocks(plan, x, True):
-        found.append(_rows(plan, x, rows, _tiles(plan, x, rows, keys, maps)))
+    keys, maps, found = blocks(plan, x, False), _maps(plan, x), []
+    for rows in blocks(plan, x, True):
+        found.append(_rows(plan, x, rows, tiles_of(plan, x, rows, keys, maps)))
     outs, logs = zip(*found, strict=True)
     return plan.xp.concat(outs, axis=-2), plan.xp.concat(logs, axis=-2)
 
@@ -130,22 +131,33 @@ def _maps(plan: Plan, x: Parts) -> Mapped | None:
 def _rows(plan: Plan, x: Parts, rows: Chunk, tiles: Any) -> tuple[Array, Array]:
     """out and the logs of the sums of a block of queries."""
     xp, q = plan.xp, x.q[..., rows.start : rows.stop, :]
-    m, total, out = _begin(plan, x, q)
+    m, total, out = begin(plan, x, q)
     for tile in tiles:
-        z = _logits(plan, tile)
-        most = xp.maximum(m, xp.max(z, axis=-1, keepdims=True))
-        shift = xp.where(most == LOW, xp.zeros_like(most), most)
-        e, faded = xp.exp(z - shift), xp.exp(m - shift)
-        total, out, m = faded * total + xp.sum(e, axis=-1, keepdims=True), faded * out + e @ tile.v, most
-    none = m == LOW
+        m, total, faded, e = weights(xp, m, total, logits(plan, tile))
+        out = faded * out + e @ tile.v
+    factor, log = normalised(plan, m, total)
+    return out * factor if not plan.normalize else out / factor, log
+
+
+def weights(xp: Namespace, m: Array, total: Array, z: Array) -> tuple[Array, Array, Array, Array]:
+    """(m', l', e^{m - m'}, e^{z - m'}) with the logits z of more keys."""
+    most = xp.maximum(m, xp.max(z, axis=-1, keepdims=True))
+    shift = xp.where(most == LOW, xp.zeros_like(most), most)
+    e, faded = xp.exp(z - shift), xp.exp(m - shift)
+    return most, faded * total + xp.sum(e, axis=-1, keepdims=True), faded, e
+
+
+def normalised(plan: Plan, m: Array, total: Array) -> tuple[Array, Array]:
+    """(l, m + log l), of rows without keys (1, 0); without normaliser (e^m, 0), to be multiplied by."""
+    xp, none = plan.xp, m == LOW
     m = xp.where(none, xp.zeros_like(m), m)
     if not plan.normalize:
-        return xp.exp(m) * out, xp.zeros_like(m)
+        return xp.exp(m), xp.zeros_like(m)
     total = xp.where(none, xp.ones_like(total), total)
-    return out / total, m + xp.log(total)
+    return total, m + xp.log(total)
 
 
-def _begin(plan: Plan, x: Parts, q: Array) -> tuple[Array, Array, Array]:
+def begin(plan: Plan, x: Parts, q: Array) -> tuple[Array, Array, Array]:
     """(m, l, a) before the first tile: those of the sink."""
     xp, where = plan.xp, device(x.v)
     zero = xp.zeros((*q.shape[:-3], max(q.shape[-3], x.k.shape[-3]), q.shape[-2], 1), dtype=plan.dtype, device=where)
@@ -182,22 +194,24 @@ class Products:
 class Gradients:
     """The sums of a backward pass."""
 
-    def __init__(self, plan: Plan, x: Parts, dout: Array, maps: Mapped | None):
+    def __init__(self, plan: Plan, x: Parts, dout: Array, maps: Mapped | None = None):
         self.plan, self.x, xp = plan, x, plan.xp
         self.products = Products(plan, x) if maps is None else PathGradients(plan, x, maps)
         self.v = sum_like(xp, x.v)
         self.sinks: Any = None if x.sinks is None else xp.zeros_like(x.sinks)
         self.past_v = None if x.past is None else xp.zeros_like(x.past.v)
         self.past_b: Any = 0.0
-        heads = max(x.q.shape[-3], x.k.shape[-3])
+        heads = max(x.q.shape[-3], x.k.shape[-3], 1 if x.g is None else x.g.shape[-2])
         shape = (*dout.shape[:-3], heads, x.k.shape[-2], 1)
         # of the logits of pairs of different blocks: sums of rows and of columns, and of all that cross a block
         gated = x.g is not None
         self.readers, self.writers, self.crossing = (Sum(xp, shape if gated else (), dout) for _ in range(3))
 
-    def add(self, rows: Chunk, tile: Tile, p: Array, dz: Array, d: Array) -> Array | None:
-        """A tile; returns the total of a tile of pairs of different blocks."""
+    def add(self, rows: Chunk, tile: Tile, p: Array, d: Array, mean: Array | None) -> Array | None:
+        """A tile; mean: dout_i . out_i. Returns the total of a tile of pairs of different blocks."""
         xp, T = self.plan.xp, self.plan.xp.matrix_transpose
+        dp = d @ T(tile.v)
+        dz = sum_to(xp, p * (dp if mean is None else dp - mean), p.shape)
         dv = T(p) @ d
         self.products.add(rows, tile, dz @ tile.k, T(dz) @ tile.q)
         if tile.at is not None:
@@ -217,7 +231,7 @@ class Gradients:
             self.writers.add(tile.at.start, columns[..., None])
         return xp.sum(columns, axis=-1)[..., None, None]
 
-    def cross(self, rows: Chunk, totals: list[tuple[Chunk | None, Array]]) -> None:
+    def cross(self, totals: list[tuple[Chunk | None, Array]]) -> None:
         """Pairs of a block of queries with earlier keys cross the blocks between."""
         between = None
         for at, total in reversed(totals):
@@ -239,7 +253,7 @@ class Gradients:
     def _gates(self) -> Array:
         """dg_s = sum_{i >= s} of the rows + sum_{j < s} of the columns of its block, and what crosses it."""
         xp, found = self.plan.xp, []
-        for a, b in _blocks(self.plan, self.x, False):
+        for a, b in blocks(self.plan, self.x, False):
             rows, columns, crossing = (y.total[..., a:b, 0] for y in (self.readers, self.writers, self.crossing))
             later = xp.flip(xp.cumulative_sum(xp.flip(rows, axis=-1), axis=-1), axis=-1)
             sums = xp.cumulative_sum(columns, axis=-1)
@@ -257,22 +271,18 @@ def _crossing(xp: Namespace, dz: Array) -> Array:
 
 def backward(plan: Plan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
     """Gradients of the sequence and of the cache."""
-    xp, keys, maps = plan.xp, _blocks(plan, x, False), _maps(plan, x)
+    xp, keys, maps = plan.xp, blocks(plan, x, False), _maps(plan, x)
     sums = Gradients(plan, x, dout, maps)
-    for rows in _blocks(plan, x, True):
+    for rows in blocks(plan, x, True):
         log, d, o = (y[..., rows.start : rows.stop, :] for y in (logs, dout, out))
         mean = xp.sum(d * o, axis=-1, keepdims=True) if plan.normalize else None
         totals = []
-        for tile in _tiles(plan, x, rows, keys, maps):
-            p = xp.exp(_logits(plan, tile) - log)
-            dp = d @ xp.matrix_transpose(tile.v)
-            dz = sum_to(xp, p * (dp if mean is None else dp - mean), p.shape)
-            total = sums.add(rows, tile, p, dz, d)
-            if total is not None or tile.at == rows:
+        for tile in tiles_of(plan, x, rows, keys, maps):
+            total = sums.add(rows, tile, xp.exp(logits(plan, tile) - log), d, mean)
+            if total is not None:
                 totals.append((tile.at, total))
         sums.products.end_rows(rows)
-        if x.g is not None:
-            sums.cross(rows, [(at, y) for at, y in totals if at != rows])
+        sums.cross(totals)
         if x.sinks is not None and mean is not None:
             sums.sinks = sums.sinks - sum_to(xp, xp.exp(x.sinks - log) * mean, x.sinks.shape)
     return sums.done()

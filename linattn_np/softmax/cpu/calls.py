@@ -83,7 +83,7 @@ def path_backward(
                                      "past_db": zeros(column(state.b))}  # fmt: skip
     for name, y in ({"out": out, "most": logs, "in_dout": dout} | d | past).items():
         table.put(name, y)
-    kernel = kernel_of("path backward", plan, x, state, (C, C, 1), table)
+    kernel = kernel_of("path_vjp", plan, x, state, (C, C, 1), table)
     tasks = tasks_of(plan, x, 1, 0, blocks)
     run.run(kernel, tasks, 3.5 * operations(plan, x, state), (table, x, state, d, past, out, dout))
     grads = blocks.gradients(d)
@@ -157,9 +157,10 @@ def kernel_of(
     each = {"C": C, "N": N, "K": x.k.shape[-1], "V": x.v.shape[-1], "L": 0 if state is None else state.v.shape[-3],
             "tokens": longest, "blocks": -(-longest // N) + 1, "causal": int(plan.causal),
             "window": plan.window or 0, "gated": int(x.g is not None), "sinks": int(x.sinks is not None),
-            "normalize": int(plan.normalize), "heads": heads, "mapped": path.how(name, C, x)}  # fmt: skip
+            "normalize": int(plan.normalize), "strict": int(plan.strict), "heads": heads,
+            "mapped": path.how(name, C, x)}  # fmt: skip
     dtype = np.dtype(plan.dtype).name
-    made = run.layout(dtype, tuple(each.items()), name != "forward")
+    made = run.layout(dtype, tuple(each.items()), name in ("backward", "delta_vjp", "path_vjp"))
     return run.Kernel(name, dtype, made, {"scale": plan.scale, "reach": float(plan.window or FAR)}, table)
 
 

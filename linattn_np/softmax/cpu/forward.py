@@ -33,8 +33,8 @@ def begin_rows(w: Work):
 
 
 @piece
-def add_keys(w: Work):
-    """A tile: m, l and O with n more keys."""
+def weights(w: Work):
+    """Z <- e^{z - m'} of a tile; m, l, and what O is faded by."""
     load_keys(w)
     turn_keys(w)
     if w.gated and w.is_diagonal:
@@ -52,6 +52,12 @@ def add_keys(w: Work):
         w.fade[i] = exp(old - shift)
         w.l[i] = w.fade[i] * w.l[i] + sum_of(z, w.n)
         w.m[i] = most
+
+
+@piece
+def add_keys(w: Work):
+    """A tile: m, l and O with n more keys."""
+    weights(w)
     product(LEFT_LOWER if w.is_diagonal else FULL, w.Z, w.v, w.O, added=w.O, weights=w.fade)
     before(w)
 

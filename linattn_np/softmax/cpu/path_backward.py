@@ -13,9 +13,8 @@ from ...ops.cpu.numbers import number
 from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, product, transpose
 from ...ops.cpu.rows import clear, scaled
 from ...ops.cpu.storage import load, load_column, save
-from ...runtime.pieces.piece import Double, Number, Whole, piece
-from ...runtime.pieces.row_tiles import sum_of
-from ...runtime.pieces.views import row, rows, tokens_of, transposed
+from ...runtime.pieces.piece import Number, Whole, piece
+from ...runtime.pieces.views import rows, tokens_of, transposed
 from .backward import begin_head, end_head, gates, weigh
 from .tile import begin_task, leave_block, load_keys, load_map, load_queries, logits, pair_sums
 from .workspace import Work
@@ -62,7 +61,8 @@ def keys_before(w: Work):
     scaled(w.q, None, rows(w.met, w.j, w.c))
     product(FULL, w.dZ, w.k, rows(w.met_dq, w.j, w.c))
     if w.gated:
-        w.crossed[block] = number(w.Z, edges(w))
+        edges(w)
+        w.totals[block] = w.totals[w.i // w.C]
         for j in range(w.n):
             w.writers[w.j + j] += w.columns[j]
     w.between = w.between + total_decay(w)
@@ -78,19 +78,11 @@ def total_decay(w: Work) -> Number:
 
 
 @piece
-def edges(w: Work) -> Double:
-    """The sum of dZ; its sums of rows, and those of columns in w.columns."""
-    total = 0.0
+def edges(w: Work):
+    """The sums of the rows of dZ, of its columns, and of all of it."""
     for j in range(w.n):
         w.columns[j] = 0
-    for i in range(w.c):
-        d = row(w.dZ, i)
-        x = sum_of(d, w.n)
-        total += x
-        w.readers[w.i + i] += x
-        for j in range(w.n):
-            w.columns[j] += d[j]
-    return total
+    gates(w)
 
 
 @piece
@@ -104,7 +96,8 @@ def keys_of_cache(w: Work):
     product(FULL, transposed(w.dZ), w.q, dk, added=dk)
     product(FULL, w.dZ, w.k, w.dq, added=w.dq)
     if w.gated:
-        w.crossing = w.crossing + number(w.Z, edges(w))
+        edges(w)
+        w.crossing = w.crossing + w.totals[w.i // w.C]
         db = tokens_of(w.past_db, w.scale, place, w.n, (0, 1))
         for j in range(w.n):
             db[j, 0] += w.columns[j]
@@ -123,9 +116,8 @@ def back(w: Work, lowest: Whole):
         scaled(w.dq, None, w.y)
         product(FULL, w.y, w.RT, w.dq, added=rows(w.met_dq, w.j, w.c))
         if w.gated:
-            for j in range(w.N):
-                w.dg[w.j + j] += w.crossing
-            w.crossing = w.crossing + w.crossed[w.j // w.N]
+            w.crossed[w.j // w.N] += w.crossing
+            w.crossing = w.crossing + w.totals[w.j // w.N]
         w.j += w.N
     for i in range(w.c):
         w.scales[i] = w.scale

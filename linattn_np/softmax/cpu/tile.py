@@ -121,7 +121,7 @@ def bias(w: Work, i: Whole):
     else:
         for j in range(min(at - w.window + 1 - w.j, w.n) if w.window else 0):
             z[j] = low
-        for j in range(max(at + 1 - w.j, 0) if w.causal else w.n, w.n):
+        for j in range(max(at + 1 - w.strict - w.j, 0) if w.causal else w.n, w.n):
             z[j] = low
 
 
