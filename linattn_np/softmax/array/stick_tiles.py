@@ -22,7 +22,7 @@ def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
         q = x.q[..., rows.start : rows.stop, :]
         _, left, out = begin(plan, x, q)  # 0, and 0
         for tile in tiles_of(plan, x, rows, keys):
-            a, _, left = shares(plan.xp, logits(plan, q, tile), left)
+            a, _, left = shares(plan.xp, logits(plan, tile), left)
             out = out + a @ tile.v
         found.append(out)
         lefts.append(left)
@@ -46,7 +46,7 @@ def _rows_vjp(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk], d: Array, su
     (dq, *own), past = sums
     left = xp.zeros((*q.shape[:-1], 1), dtype=plan.dtype, device=device(q))
     for tile in tiles_of(plan, x, rows, keys):
-        a, s, left = shares(xp, logits(plan, q, tile), left)
+        a, s, left = shares(xp, logits(plan, tile), left)
         G = sum_to(xp, a * (d @ T(tile.v)), a.shape)
         (dk, dv), start = (past, 0) if tile.at is None else (own, tile.at.start)
         dv.add(start, T(a) @ d)

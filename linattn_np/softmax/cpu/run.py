@@ -19,13 +19,14 @@ from .. import policy
 from . import delta, stick
 from .backward import backward
 from .forward import forward
-from .workspace import ARRAYS, ATTENTION, GATES, GATES_ADJOINT, MEMORY, TASK, TILES
+from .path_backward import path_backward
+from .workspace import ADJOINT_KERNELS, ARRAYS, ATTENTION, GATES, GATES_ADJOINT, MEMORY, PATH, PATH_ADJOINT, TASK, TILES
 
 STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16"))}
 FIRST = ATTENTION.slots[ARRAYS[0]]
 LAST = FIRST + ARRAY * len(ARRAYS)
-KERNELS = {"forward": forward, "backward": backward, "delta": delta.forward, "delta_vjp": delta.backward,
-           "stick": stick.forward, "stick_vjp": stick.backward}  # fmt: skip
+KERNELS = {"forward": forward, "backward": backward, "path_vjp": path_backward, "delta": delta.forward,
+           "delta_vjp": delta.backward, "stick": stick.forward, "stick_vjp": stick.backward}  # fmt: skip
 
 _own = Scratch()
 
@@ -33,8 +34,8 @@ _own = Scratch()
 def groups() -> dict[str, tuple[Any, ...]]:
     """All kernels, by what they are for: what warmup compiles ahead."""
     return {"softmax attention": (forward,), "its gradients": (backward,), "deltaformer": (delta.forward,),
-            "deltaformer, gradients": (delta.backward,), "stick-breaking attention": (stick.forward,),
-            "stick-breaking attention, gradients": (stick.backward,)}  # fmt: skip
+            "deltaformer, gradients": (delta.backward,), "PaTH, gradients": (path_backward,),
+            "stick-breaking attention": (stick.forward,), "stick-breaking attention, gradients": (stick.backward,)}
 
 
 class Table:
@@ -70,7 +71,9 @@ def layout(dtype: str, sizes: tuple[tuple[str, int], ...], kernel: str) -> Layou
               "task_fields": len(TASK)}  # fmt: skip
     names = MEMORY[kernel]
     if given["gated"]:
-        names |= GATES | (GATES_ADJOINT if kernel in ("backward", "delta_vjp") else frozenset())
+        names |= GATES | (GATES_ADJOINT if kernel in ADJOINT_KERNELS else frozenset())
+    if given["mapped"]:
+        names |= PATH | (PATH_ADJOINT if kernel in ADJOINT_KERNELS else frozenset())
     count = lambda field: (given["tiles"] if field in TILES else 1) if field in names else 0  # noqa: E731
     return ATTENTION.layout(given, np.dtype(dtype).itemsize, W, count)
 
