@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from importlib.util import find_spec
-from math import prod
+from math import log, prod
 from typing import Any
 
 from ..core import CallPlan, Computed, Core, Explained, register, register_states
@@ -18,7 +18,8 @@ from ..runtime.arrays import Array, is_numpy
 from ..runtime.shapes import Sizes
 from . import cache, definition, heads, policy, sequences
 from .array import tiles
-from .types import GatedCache, Inputs, KeyValueCache, Plan, Residuals
+from .path import definition as path_definition
+from .types import GatedCache, Inputs, KeyValueCache, Plan, Residuals, Ungated
 
 
 class Softmax(Core):
@@ -29,7 +30,8 @@ class Softmax(Core):
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
         """The plan of a call, with window and normalize."""
-        own = {"window": options.get("window"), "normalize": options.get("normalize", True)}
+        own = {"window": options.get("window"), "normalize": options.get("normalize", True),
+               "strict": not options.get("attend_current", True)}
         return Plan(**plan._asdict() | own)
 
     def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
@@ -43,11 +45,9 @@ class Softmax(Core):
 
                 out, logs = calls.forward(plan, x, state)
             elif backend == "cuda":
-                from .cuda import calls as kernels
-
-                out, logs = kernels.forward(plan, x)
+                out, logs = kernels_of(x).forward(plan, x)
             else:
-                out, logs = sequences.forward(MODULES[backend], plan, x, state)
+                out, logs = sequences.forward(module_of(backend, x), plan, x, state)
         end = None
         if plan.returns_state or x.q is None:
             end = final_state(plan, x, state)
@@ -66,11 +66,9 @@ class Softmax(Core):
 
             d = calls.backward(plan, x, state, (out, logs), dout)
         elif backend == "cuda":
-            from .cuda import calls as kernels
-
-            d = kernels.backward(plan, x, out, logs, dout), None
+            d = kernels_of(x).backward(plan, x, out, logs, dout), None
         else:
-            d = sequences.backward(MODULES[backend], plan, x, state, (out, logs), dout)
+            d = sequences.backward(module_of(backend, x), plan, x, state, (out, logs), dout)
         return d if dstate is None else with_state(plan, x, state, dstate, d)
 
     def end_shape(self, plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -82,16 +80,17 @@ class Softmax(Core):
         return residuals.plan.normalize
 
     def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Explained:
-        """2 (K + V) operations for each pair of a query and a key."""
+        """2 (K + V) operations for each pair of a query and a key, and those of position maps."""
         K, V, H = x.k.shape[-1], x.v.shape[-1], max(x.v.shape[-2], x.k.shape[-2] if x.q is None else x.q.shape[-2])
         backend, pairs, tokens = choose(fn, x, plan, wanted), 0, 0
         for s in plan.sequences:
             T = s.stop - s.start
             Tq = 0 if x.q is None else T if plan.causal or s.row is not None else x.q.shape[-3]
             W = T if plan.window is None else min(T, plan.window)
-            pairs += W * (W + 1) // 2 + (T - W) * W if plan.causal and Tq else Tq * T
+            pairs += W * (W + 1) // 2 + (T - W) * W - plan.strict * T if plan.causal and Tq else Tq * T
             tokens += T
         total = 2.0 * (K + V) * pairs * prod(x.v.shape[:-3]) * H
+        total += path_operations(backend, plan, x)
         others = {name: unsupported_reason(x, plan, name) or "covers the call too" for name in self.BACKENDS}
         del others[backend]
         reason = "requested" if wanted else "the default path"
@@ -102,7 +101,32 @@ class Softmax(Core):
                          total, total / max(tokens * prod(x.v.shape[:-3]) * H, 1))  # fmt: skip
 
 
-MODULES = {"reference": definition, "chunks": tiles}
+def module_of(backend: str, x: Inputs) -> Any:
+    """The array calls of a backend."""
+    return tiles if backend == "chunks" else definition if x.w is None else path_definition
+
+
+def kernels_of(x: Inputs) -> Any:
+    """The CUDA kernels for these inputs."""
+    from .cuda import calls, path
+
+    return calls if x.w is None else path
+
+
+def path_operations(backend: str, plan: Plan, x: Inputs) -> float:
+    """Of position maps: 4 K for a pair token by token; in blocks 2 K^2 for a query and a block, and their factors."""
+    if x.w is None or x.q is None:
+        return 0.0
+    K, heads, total = x.k.shape[-1], max(x.q.shape[-2], x.k.shape[-2]), 0.0
+    tile = policy.CUDA_TILE if backend == "cuda" else policy.cpu_tile(plan.chunk_size)[0]
+    tile = policy.array_tile(plan.chunk_size) if backend == "chunks" else tile
+    for s in plan.sequences:
+        T = s.stop - s.start
+        C, n = max(min(tile, T), 1), -(-T // max(min(tile, T), 1))
+        passed = min((n - 1) / 2, 3.5 * log(n, 8)) if backend == "cuda" else (n - 1) / 2  # blocks or groups, of a query
+        maps = 2.0 * K * min(K, 2 * C) * T * passed + T * (11 * C * K + 3 * C * C + 2 * K * K)
+        total += heads * (4.0 * K * T * (T - 1) / 2 if backend == "reference" else maps)
+    return total * prod(x.v.shape[:-3])
 
 
 def crossover(K: int, V: int) -> int:
@@ -115,9 +139,7 @@ def unsupported_reason(x: Inputs, plan: Plan, backend: str) -> str | None:
     if backend == "cuda":
         if is_numpy(plan.xp):
             return "the arrays are not CuPy arrays"
-        from .cuda import calls
-
-        return calls.unsupported_reason(x, plan)
+        return kernels_of(x).unsupported_reason(x, plan)
     if backend == "reference" and plan.chunk_size == "parallel":
         return "the definition goes token by token; chunk_size='parallel' needs tiles"
     if backend == "numba" and not is_numpy(plan.xp):
@@ -169,5 +191,5 @@ def with_state(plan: Plan, x: Inputs, state: Any, dstate: Any, d: tuple[Inputs, 
 
 
 CORE = Softmax()
-register(CORE, Inputs)
+register(CORE, Inputs, Ungated)
 register_states(CORE, KeyValueCache, GatedCache)
