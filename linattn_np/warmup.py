@@ -30,6 +30,7 @@ from .runtime.cuda import nvrtc
 from .runtime.cuda.compile import cache_folder, compile_source
 from .runtime.cuda.elements import BYTES, ELEMENTS
 from .runtime.cuda.sources import installed
+from .softmax.cuda import plan as cuda_softmax
 
 SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB a block
 
@@ -169,6 +170,17 @@ def vector_backward_entries(
             yield Entry(f"vector decay in {gate}, {words}", kernel.file, constants)
 
 
+def softmax_entries(dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool = True) -> Iterator[Entry]:
+    """Every kernel of softmax attention; decay: of attention with log decays. None where they are not for it."""
+    kind = cuda_softmax.Kind(dtype, -(-K // 8) * 8, -(-V // 8) * 8, decay)
+    if not cuda_softmax.takes(dtype, kind.K, kind.V, capability):
+        return
+    names = ("decays", "forward")[not decay :] + ("dots", "queries", "keys", *(("gates",) if decay else ())) * backward
+    for name in names:
+        words = f"softmax attention{' with decays' * decay}, {name}"
+        yield Entry(words, cuda_softmax.KERNELS[name].file, cuda_softmax.constants(name, kind))
+
+
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
     """The kernels of raw projections: l2 norms of rows of K, and the gate formula."""
     per = gcd(16 // BYTES[dtype], K)
@@ -224,6 +236,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="erase term; free erase: kernels of a few tokens only")
     parser.add_argument("--raw", action="store_true",
                         help="also kernels of raw projections (qk_l2norm, A_log); without erase: Mamba-2's step size")
+    parser.add_argument("--softmax", action="store_true", help="also kernels of softmax attention")
     parser.add_argument("--state", nargs="+", default=["float32"], choices=list(ELEMENTS),
                         help="dtypes of stored states that are overwritten in place")
     parser.add_argument("--forward-only", action="store_true", help="omit the kernels of gradients")
@@ -263,6 +276,9 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
             for V in args.value or [K]:
                 if erase == "none" and decay != "vector":
                     for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
+                        yield words, K, V, entry
+                    how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
+                    for entry in softmax_entries(*how) if args.softmax else ():
                         yield words, K, V, entry
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
                     for entry in step_size_entries(dtype, V) if mamba2 else ():

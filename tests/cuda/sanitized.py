@@ -27,6 +27,7 @@ from linattn_np.matrix_state.cuda import vector_backward_plan as cuda_vector_bac
 from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
 from linattn_np.matrix_state.cuda.free import plan as cuda_free_plan
 from linattn_np.sampling import DRAWS
+from linattn_np.softmax.cuda import plan as cuda_softmax_plan
 
 BOUND = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5, "tf32": 3e-3}  # of the norm; states grow along the tokens
 
@@ -47,6 +48,7 @@ class Case(NamedTuple):
     state: str = "float32"  # as it is stored; one of 16 bits is overwritten
     strong: bool = False  # log decays of 10 nats and more a token
     at: tuple[int, ...] | None = None  # positions whose states are returned
+    window: int | None = None  # of softmax attention
 
     @property
     def name(self) -> str:
@@ -54,6 +56,7 @@ class Case(NamedTuple):
         kind += self.raw * " raw" + (self.fn == "delta_product") * f" steps={self.steps}"
         kind += (self.state != "float32") * f" state={self.state}" + self.strong * " strong"
         kind += "" if self.at is None else f" at={self.at}"
+        kind += "" if self.window is None else f" window={self.window}"
         return f"{self.fn} {self.dtype} T={self.T} {self.K}x{self.V} {kind} {'both' if self.backward else 'forward'}"
 
 
@@ -140,11 +143,20 @@ CASES = [
     Case("comba", "bfloat16", 1100, 48, 40, (1, 1, 1)),
     Case("comba", "float16", 100, 48, 40, (1, 1, 2), raw=True),
     Case("comba", "float32", 70, 48, 40, (1, 1, 2)),
+    # softmax attention: tiles of 128 tokens, the last one cut
+    Case("softmax_attention", "bfloat16", 200),
+    Case("softmax_attention", "bfloat16", 300, 64, 40, (4, 2, 2), [0, 130, 130, 300]),
+    Case("softmax_attention", "float16", 300, 64, 128, window=140),
+    Case("forgetting_attention", "bfloat16", 300, heads=(1, 1, 1)),
+    Case("forgetting_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True),
+    Case("forgetting_attention", "bfloat16", 400, 64, 64, (1, 1, 1), window=200),
+    Case("alibi", "float16", 140, 60, 100),
 ]
-FLOAT32 = ("beta", "u", "A_log", "dt_bias", "A", "D")  # whatever the dtype of the call; g too, unless it is raw
+# whatever the dtype of the call; g too, unless it is raw
+FLOAT32 = ("beta", "u", "A_log", "dt_bias", "A", "D", "sinks", "slopes")
 
 
-def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray | None, np.ndarray]:
     """(arrays of a call, initial state, cotangent of the output), rounded as the call will see them, in float64."""
     fn, rng, (Hq, Hk, H) = getattr(la, case.fn), np.random.default_rng(0), case.heads
     sizes = {"T": case.T, "H": H, "Hq": Hq, "Hk": Hk, "K": case.K, "V": case.V, "n": case.steps}
@@ -161,7 +173,9 @@ def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         drawn["g"] = 30 * drawn["g"]
     drawn = {n: _round(x, _dtype(case, n)) for n, x in drawn.items()}
     many = () if case.offsets is None else (len(case.offsets) - 1,)
-    state = _round(rng.standard_normal((*(many or (1,)), H, case.K, case.V)), case.state)
+    state = None
+    if "state" in fn.spec.core.STATE_AXES:  # the cache of softmax attention is empty
+        state = _round(rng.standard_normal((*(many or (1,)), H, case.K, case.V)), case.state)
     return drawn, state, _round(rng.standard_normal((1, case.T, max(Hq, H), case.V)), case.dtype)
 
 
@@ -185,14 +199,16 @@ def _round(x: np.ndarray, dtype: str) -> np.ndarray:
 def compute(case: Case, arrays: Any, state: Any, dout: Any, **options: Any) -> dict[str, Any]:
     """What the call gives, by name."""
     fn = getattr(la, case.fn)
-    options |= {"state": state, "return_state": True, "cu_seqlens": case.offsets}
+    options |= {"state": state, "return_state": state is not None, "cu_seqlens": case.offsets}
+    options |= {} if case.window is None else {"window": case.window}
     options |= {"qk_l2norm": True} if case.raw else {}
     options |= {} if case.at is None else {"return_states_at": case.at}
     if not case.backward:
         return fn(**arrays, **options)._asdict()
     result, pullback = la.vjp(fn, **arrays, **options)
     more = () if case.at is None else (None, result.states)
-    return result._asdict() | {f"d{n}": d for n, d in pullback(dout, *more)._asdict().items() if d is not None}
+    results = {"out": result} if state is None else result._asdict()
+    return results | {f"d{n}": d for n, d in pullback(dout, *more)._asdict().items() if d is not None}
 
 
 def errors(cp: Any, case: Case) -> Iterator[tuple[str, float]]:
@@ -202,7 +218,8 @@ def errors(cp: Any, case: Case) -> Iterator[tuple[str, float]]:
     there = {n: cp.asarray(x.astype(_kind(_dtype(case, n)))) for n, x in arrays.items()}
     options = {"precision": "tf32"} if case.dtype == "tf32" else {}
     options |= {} if case.state == "float32" else {"overwrite_state": True}
-    begun, back = cp.asarray(state.astype(_kind(case.state))), cp.asarray(dout.astype(_kind(case.dtype)))
+    begun = None if state is None else cp.asarray(state.astype(_kind(case.state)))
+    back = cp.asarray(dout.astype(_kind(case.dtype)))
     found = compute(case, there, begun, back, backend="cuda", **options)
     for n, x in exact.items():
         yield n, float(np.linalg.norm(cp.asnumpy(found[n]).astype(np.float64) - x) / np.linalg.norm(x))
@@ -228,7 +245,8 @@ def main(argv: list[str]) -> int:
     import cupy as cp
 
     backward = ("reverse_constants", "grads_constants")
-    names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants"), (cuda_free_plan, "constants")]
+    names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants"), (cuda_free_plan, "constants"),
+             (cuda_softmax_plan, "constants")]
     names += [(cuda_vector_backward_plan, name) for name in backward]
     for plan, name in names if args.every_lane else ():
         constants = getattr(plan, name)

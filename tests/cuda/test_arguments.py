@@ -12,6 +12,7 @@ from linattn_np.ops.cuda import arguments as ops
 from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.compile import compile_source
 from linattn_np.runtime.cuda.structs import FLOAT, INT, Struct, pointer
+from linattn_np.softmax.cuda import arguments as softmax
 
 # written by hand: bytes of each struct, and where some of its fields are
 LAYOUT = {
@@ -55,6 +56,11 @@ LAYOUT = {
     core.VECTORS: (32, {"batch": 0, "token": 8, "head": 16, "group": 24, "kind": 28}),
     core.STEP: (568, {"q": 0, "out": 80, "start": 88, "offsets": 120, "at_q": 128, "at_out": 448, "start_slot": 480,
                       "places": 528, "T": 536, "heads_inverse": 552, "read": 556, "past": 560}),
+    softmax.ATTENTION: (768, {"q": 0, "dout": 384, "out": 512, "other": 552, "sums": 592, "logs": 608, "rows": 624,
+                              "crossing": 648, "offsets": 656, "T": 664, "group_q": 688, "shared": 704, "offset": 708,
+                              "scale": 724}),
+    softmax.GATES: (120, {"g": 0, "sums": 40, "rows": 48, "dg": 80, "offsets": 88, "T": 96, "window": 112}),
+    softmax.DOTS: (104, {"out": 0, "dout": 40, "dots": 80, "T": 88, "rows": 96}),
     ops.UNIT_ROWS_ARRAY: (72, {"dy": 40, "y": 48, "rows": 56, "heads": 64}),
     ops.UNIT_ROWS: (152, {"of": 0, "first": 144, "root": 148}),
     ops.STEP_SIZE: (224, {"z": 40, "dt": 80, "other": 112, "dg": 128, "y": 136, "g": 160, "rows": 192, "dt_kind": 204,
@@ -66,7 +72,7 @@ LAYOUT = {
 
 
 def declared():
-    return {x for module in (core, ops) for x in vars(module).values() if isinstance(x, Struct)}
+    return {x for module in (core, ops, softmax) for x in vars(module).values() if isinstance(x, Struct)}
 
 
 def test_layouts():
@@ -96,7 +102,7 @@ def test_there_is_no_other_packing():
     for path in sources.root().rglob("*.cu"):
         for kind in re.findall(r"__grid_constant__ (\w+)", path.read_text(encoding="utf-8")):
             assert kind in {x.name for x in declared()}, path
-    for module in ("matrix_state", "ops"):
+    for module in ("matrix_state", "ops", "softmax"):
         for path in (sources.PACKAGE / module / "cuda").glob("*.py"):
             assert "import struct" not in path.read_text(encoding="utf-8"), path
 

@@ -1,0 +1,204 @@
+"""CUDA kernels of the softmax core against NumPy in float64, on the same rounded inputs; new memory is full of NaN."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.call import replay
+from linattn_np.runtime.cuda import launch
+
+BOUND = {"bfloat16": 1.2e-2, "float16": 2e-3}  # of the norm; a gradient that cancels is compared with its terms
+
+
+@pytest.fixture
+def cp(monkeypatch):
+    """CuPy on compute capability 90, with every new buffer full of NaN."""
+    cupy = pytest.importorskip("cupy")
+    if launch.capability() != 90:
+        pytest.skip("needs compute capability 90")
+
+    def poisoned(size):
+        memory = cupy.cuda.Memory(size)
+        if size:
+            cupy.cuda.runtime.memset(memory.ptr, 0xFF, size)
+        return cupy.cuda.MemoryPointer(memory, 0)
+
+    replay.clear()
+    with cupy.cuda.using_allocator(poisoned):
+        yield cupy
+    replay.clear()
+
+
+GATES = {
+    "none": lambda rng, shape: np.zeros(shape),
+    "mild": lambda rng, shape: -0.3 * rng.random(shape),
+    "strong": lambda rng, shape: -50 * rng.random(shape),
+    "fifty": lambda rng, shape: np.full(shape, -50.0),
+    "resets": lambda rng, shape: np.full(shape, -np.inf),
+    "mixed": lambda rng, shape: np.choose(
+        rng.integers(0, 8, shape), [-np.inf, -50.0, 0.0, *(-rng.random(shape) * 10.0**-n for n in range(5))]),
+}  # fmt: skip
+
+
+def draw(fn, T, *, dtype="bfloat16", B=2, heads=(2, 2, 2), widths=(128, 128), gates="mixed", keys=None, sinks=False):
+    """(arrays by name, cotangent of the output)."""
+    rng, (Hq, Hk, H), (K, V) = np.random.default_rng(T), heads, widths
+    kind = np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
+    shapes = {"q": (B, T, Hq, K), "k": (B, keys or T, Hk, K), "v": (B, keys or T, H, V)}
+    arrays = {n: rng.standard_normal(shape).astype(kind) for n, shape in shapes.items()}
+    if "g" in fn.spec.arrays:
+        arrays["g"] = GATES[gates](rng, (B, T, Hq)).astype(np.float32)
+    if "slopes" in fn.spec.arrays:
+        arrays["slopes"] = rng.random(Hq).astype(np.float32)
+    if sinks:
+        arrays["sinks"] = rng.standard_normal(Hq).astype(np.float32)
+    return arrays, rng.standard_normal((B, T, max(heads), V)).astype(kind)
+
+
+def both(fn, arrays, dout, **options):
+    """The output and every gradient, by name."""
+    out, pullback = la.vjp(fn, **arrays, **options)
+    return {"out": out} | {f"d{n}": d for n, d in pullback(dout)._asdict().items() if d is not None}
+
+
+def check(cp, fn, T, options=None, **drawn):
+    arrays, dout = draw(fn, T, **drawn)
+    options = options or {}
+    wide = {n: x.astype(np.float64) for n, x in arrays.items()}
+    exact = both(fn, wide, dout.astype(np.float64), backend="reference" if T < 70 else "chunks", **options)
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+    found = both(fn, there, cp.asarray(dout), backend="cuda", **options)
+    size = np.sqrt(np.mean(np.square(exact["dv"])))
+    for n, x in exact.items():
+        y = cp.asnumpy(found[n]).astype(np.float64)
+        assert y.shape == x.shape, n
+        least = 0 if n in ("out", "dv") else 0.1 * size * np.sqrt(x.size)  # dz = p (dp - dot) may cancel to nothing
+        assert np.linalg.norm(y - x) <= BOUND[drawn.get("dtype", "bfloat16")] * max(np.linalg.norm(x), least), n
+
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("T", [1, 63, 64, 65, 128, 1000])
+@pytest.mark.parametrize("fn", [la.softmax_attention, la.forgetting_attention])
+def test_lengths(cp, fn, T):
+    check(cp, fn, T)
+
+
+@pytest.mark.parametrize("widths", [(64, 64), (64, 128), (128, 64), (40, 72), (60, 100), (7, 13)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_widths(cp, dtype, widths):
+    check(cp, la.softmax_attention, 200, dtype=dtype, widths=widths)
+    check(cp, la.forgetting_attention, 200, dtype=dtype, widths=widths)
+
+
+@pytest.mark.parametrize("gates", list(GATES))
+@pytest.mark.parametrize("window", [None, 150])
+def test_gates(cp, gates, window):
+    check(cp, la.forgetting_attention, 520, {"window": window}, gates=gates)
+
+
+def test_gates_over_many_blocks(cp):
+    """The sums of blocks of queries over the keys before each block of keys, also beyond one table of them."""
+    check(cp, la.forgetting_attention, 2100, B=1, heads=(1, 1, 1))
+    check(cp, la.forgetting_attention, 17000, B=1, heads=(1, 1, 1), widths=(64, 64), gates="mild")
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 2), (2, 2, 4), (4, 2, 4), (6, 1, 1)])
+def test_grouped_heads(cp, heads):
+    for fn in (la.softmax_attention, la.forgetting_attention, la.alibi):
+        check(cp, fn, 300, heads=heads)
+
+
+@pytest.mark.parametrize("window", [1, 2, 70, 128, 300])
+def test_windows(cp, window):
+    check(cp, la.softmax_attention, 500, {"window": window})
+    check(cp, la.alibi, 500, {"window": window})
+
+
+@pytest.mark.parametrize("keys", [1, 100, 200, 333])
+def test_all_keys(cp, keys):
+    check(cp, la.softmax_attention, 200, {"causal": False}, keys=keys)
+
+
+def test_sinks_scale_and_numerators(cp):
+    check(cp, la.softmax_attention, 300, sinks=True)
+    check(cp, la.softmax_attention, 300, {"window": 50}, sinks=True, heads=(4, 2, 2))
+    check(cp, la.softmax_attention, 200, {"normalize": False, "scale": 0.05}, sinks=True)
+    check(cp, la.forgetting_attention, 200, {"normalize": False})
+
+
+def same(cp, a, b):
+    a, b = (cp.ascontiguousarray(x).view(np.uint8) for x in (a, b))
+    return a.shape == b.shape and bool((a == b).all())
+
+
+@pytest.mark.parametrize("fn", [la.softmax_attention, la.forgetting_attention])
+def test_same_bits(cp, fn):
+    """Alone, in a batch, in a ragged batch, on every run; NaN of one sequence and later tokens come nowhere else."""
+    offsets = [0, 130, 130, 133, 420, 700]
+    arrays, dout = draw(fn, 700, B=1, heads=(4, 2, 2))
+    arrays, dout = {n: cp.asarray(x) for n, x in arrays.items()}, cp.asarray(dout)
+    packed = both(fn, arrays, dout, backend="cuda", cu_seqlens=offsets)
+    again = both(fn, arrays, dout, backend="cuda", cu_seqlens=offsets)
+    bad = {n: x.copy() for n, x in arrays.items()} | {"dout": dout.copy()}
+    for n in ("q", "k", "v", "dout"):
+        bad[n][:, 133:420] = np.nan
+    beside = both(fn, {n: bad[n] for n in arrays}, bad["dout"], backend="cuda", cu_seqlens=offsets)
+    for n, x in packed.items():
+        assert same(cp, x, again[n]), n
+        assert same(cp, x[:, :133], beside[n][:, :133]), n
+        assert same(cp, x[:, 420:], beside[n][:, 420:]), n
+    for start, stop in pairwise(offsets):
+        if start == stop:
+            continue
+        one = {n: cp.ascontiguousarray(x[:, start:stop]) for n, x in (arrays | {"dout": dout}).items()}
+        two = {n: cp.concatenate([x, x]) for n, x in one.items()}
+        alone, batch = (both(fn, {n: y[n] for n in arrays}, y["dout"], backend="cuda") for y in (one, two))
+        for n, x in alone.items():
+            assert same(cp, x, packed[n][:, start:stop]), (n, start)
+            assert same(cp, x, batch[n][1:]), (n, start)
+
+
+@pytest.mark.parametrize("fn", [la.softmax_attention, la.forgetting_attention])
+def test_causality_to_the_bit(cp, fn):
+    (arrays, _), (other, _) = draw(fn, 700, B=1), draw(fn, 701, B=1)
+    later = {n: np.concatenate([x[:, :333], other[n][:, 333:700]], axis=1) for n, x in arrays.items()}
+    a, b = (fn(**{n: cp.asarray(x) for n, x in one.items()}, backend="cuda") for one in (arrays, later))
+    assert same(cp, a[:, :333], b[:, :333])
+    assert not same(cp, a, b)
+
+
+def test_replay(cp):
+    """The second call and its pullback are recorded launches, with the same bits."""
+    from linattn_np.call import dispatch, vjp
+
+    arrays, dout = draw(la.forgetting_attention, 200)
+    there, dout = {n: cp.asarray(x) for n, x in arrays.items()}, cp.asarray(dout)
+    first = both(la.forgetting_attention, there, dout)
+    other = {n: x.copy() for n, x in there.items()}
+    with pytest.MonkeyPatch.context() as nothing_planned:
+        nothing_planned.setattr(dispatch, "prepare", None)
+        nothing_planned.setattr(vjp, "prepare", None)
+        found = both(la.forgetting_attention, other, dout.copy())
+    assert all(same(cp, x, found[n]) for n, x in first.items())
+
+
+def test_what_is_computed_by_array_calls(cp):
+    """explain says why; the default falls back."""
+    arrays, _ = draw(la.softmax_attention, 40)
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+    assert la.explain(la.softmax_attention, **there).backend == "cuda"
+    _, cache = la.softmax_attention(**there, return_state=True)
+    reasons = [({"state": cache}, "caches are read by array calls"), ({"chunk_size": 64}, "choose their own tiles"),
+               ({"scale": -1.0}, "need one above 0")]  # fmt: skip
+    for options, reason in reasons:
+        told = la.explain(la.softmax_attention, **there, **options)
+        assert told.backend == "chunks", options
+        assert reason in told.others["cuda"], options
+    wide = {n: x.astype(np.float32) for n, x in there.items()}
+    assert "bfloat16" in la.explain(la.softmax_attention, **wide).others["cuda"]
