@@ -30,6 +30,7 @@ from .runtime.cuda import nvrtc
 from .runtime.cuda.compile import cache_folder, compile_source
 from .runtime.cuda.elements import BYTES, ELEMENTS
 from .runtime.cuda.sources import installed
+from .softmax.cuda import path_plan as cuda_path
 from .softmax.cuda import plan as cuda_softmax
 
 SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB a block
@@ -181,6 +182,14 @@ def softmax_entries(dtype: str, K: int, V: int, capability: int, decay: bool, ba
         yield Entry(words, cuda_softmax.KERNELS[name].file, cuda_softmax.constants(name, kind))
 
 
+def path_entries(dtype: str, K: int, V: int, capability: int, decay: bool) -> Iterator[Entry]:
+    """Every kernel of PaTH attention but those of gates; none where they are not for it."""
+    kind = cuda_softmax.Kind(dtype, -(-K // 8) * 8, -(-V // 8) * 8, decay)
+    if dtype == "bfloat16" and cuda_softmax.takes(dtype, kind.K, kind.V, capability):
+        for name, kernel in cuda_path.KERNELS.items():
+            yield Entry(f"PaTH attention{' with decays' * decay}, {name}", kernel.file, cuda_path.constants(name, kind))
+
+
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
     """The kernels of raw projections: l2 norms of rows of K, and the gate formula."""
     per = gcd(16 // BYTES[dtype], K)
@@ -278,7 +287,7 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
                         yield words, K, V, entry
                     how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
-                    for entry in softmax_entries(*how) if args.softmax else ():
+                    for entry in (*softmax_entries(*how), *path_entries(*how[:5])) if args.softmax else ():
                         yield words, K, V, entry
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
                     for entry in step_size_entries(dtype, V) if mamba2 else ():

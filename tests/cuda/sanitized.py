@@ -27,6 +27,7 @@ from linattn_np.matrix_state.cuda import vector_backward_plan as cuda_vector_bac
 from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
 from linattn_np.matrix_state.cuda.free import plan as cuda_free_plan
 from linattn_np.sampling import DRAWS
+from linattn_np.softmax.cuda import path_plan as cuda_path_plan
 from linattn_np.softmax.cuda import plan as cuda_softmax_plan
 
 BOUND = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5, "tf32": 3e-3}  # of the norm; states grow along the tokens
@@ -151,6 +152,8 @@ CASES = [
     Case("forgetting_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True),
     Case("forgetting_attention", "bfloat16", 400, 64, 64, (1, 1, 1), window=200),
     Case("alibi", "float16", 140, 60, 100),
+    Case("path_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True, backward=False),
+    Case("path_attention", "bfloat16", 1100, heads=(1, 1, 1), backward=False),  # a group of blocks
 ]
 # whatever the dtype of the call; g too, unless it is raw
 FLOAT32 = ("beta", "u", "A_log", "dt_bias", "A", "D", "sinks", "slopes")
@@ -246,7 +249,7 @@ def main(argv: list[str]) -> int:
 
     backward = ("reverse_constants", "grads_constants")
     names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants"), (cuda_free_plan, "constants"),
-             (cuda_softmax_plan, "constants")]
+             (cuda_softmax_plan, "constants"), (cuda_path_plan, "constants")]
     names += [(cuda_vector_backward_plan, name) for name in backward]
     for plan, name in names if args.every_lane else ():
         constants = getattr(plan, name)

@@ -59,6 +59,8 @@ LAYOUT = {
     softmax.ATTENTION: (768, {"q": 0, "dout": 384, "out": 512, "other": 552, "sums": 592, "logs": 608, "rows": 624,
                               "crossing": 648, "offsets": 656, "T": 664, "group_q": 688, "shared": 704, "offset": 708,
                               "scale": 724}),
+    softmax.PATH: (960, {"of": 0, "w": 768, "beta": 896, "factors": 904, "maps": 920, "key_heads": 928, "each": 936,
+                         "levels": 940, "level": 944}),
     softmax.GATES: (120, {"g": 0, "sums": 40, "rows": 48, "dg": 80, "offsets": 88, "T": 96, "window": 112}),
     softmax.DOTS: (104, {"out": 0, "dout": 40, "dots": 80, "T": 88, "rows": 96}),
     ops.UNIT_ROWS_ARRAY: (72, {"dy": 40, "y": 48, "rows": 56, "heads": 64}),

@@ -1,0 +1,137 @@
+"""CUDA kernels of PaTH attention against NumPy in float64, on the same rounded inputs; new memory is full of NaN."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+
+from . import test_cuda
+from .test_cuda import both, cp, same  # noqa: F401
+
+fn = la.path_attention
+BOUND = {"random": 4e-3, 0.05: 4e-3, 1.0: 4e-3, 2.0: 1.2e-2}  # of the norm, by strength
+pytestmark = pytest.mark.gpu
+
+
+def draw(T, *, B=1, heads=(2, 2, 2), widths=(128, 128), gates=None, beta="random"):
+    """(arrays by name, cotangent of the output); w is rounded, of nearly unit length."""
+    arrays, dout = test_cuda.draw(fn, T, B=B, heads=heads, widths=widths, gates=gates or "none")
+    if gates is None:
+        del arrays["g"]
+    rng, shape = np.random.default_rng(T + 1), arrays["k"].shape
+    w = rng.standard_normal(shape)
+    arrays["w"] = (w / np.linalg.norm(w, axis=-1, keepdims=True)).astype(arrays["k"].dtype)
+    strengths = 2 / (1 + np.exp(-rng.standard_normal(shape[:-1])))
+    arrays["beta"] = (strengths if beta == "random" else np.full(shape[:-1], beta)).astype(np.float32)
+    return arrays, dout
+
+
+def check(cp, T, **drawn):  # noqa: F811
+    arrays, _ = draw(T, **drawn)
+    exact = fn(**{n: x.astype(np.float64) for n, x in arrays.items()}, backend="reference" if T < 70 else "chunks")
+    found = fn(**{n: cp.asarray(x) for n, x in arrays.items()}, backend="cuda")
+    found = cp.asnumpy(found).astype(np.float64)
+    assert found.shape == exact.shape
+    assert np.linalg.norm(found - exact) <= BOUND[drawn.get("beta", "random")] * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("T", [0, 1, 63, 64, 65, 127, 128, 129, 1000])
+def test_lengths(cp, T):  # noqa: F811
+    check(cp, T) if T else fn(**{n: cp.asarray(x) for n, x in draw(0)[0].items()})
+
+
+@pytest.mark.parametrize("widths", [(64, 64), (64, 128), (128, 64), (40, 72), (7, 13)])
+def test_widths(cp, widths):  # noqa: F811
+    check(cp, 200, widths=widths)
+
+
+@pytest.mark.parametrize("K", [64, 128])
+def test_groups_of_blocks(cp, K):  # noqa: F811
+    """Blocks by eights, and of 65 blocks by 64."""
+    check(cp, 1700, widths=(K, K))
+    check(cp, 8321, heads=(1, 1, 1), widths=(K, 64))
+
+
+@pytest.mark.parametrize("gates", ["mild", "strong", "resets", "mixed"])
+def test_gates(cp, gates):  # noqa: F811
+    check(cp, 520, gates=gates)
+
+
+@pytest.mark.parametrize("beta", [0.05, 1.0, 2.0])
+def test_strengths(cp, beta):  # noqa: F811
+    check(cp, 1300, beta=beta)
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 2), (2, 2, 4), (6, 1, 1)])
+def test_grouped_heads(cp, heads):  # noqa: F811
+    check(cp, 300, heads=heads, B=2)
+
+
+def test_equal_directions(cp):  # noqa: F811
+    """Repeated tokens: the maps are powers of one."""
+    arrays, _ = draw(700)
+    for n in ("w", "k"):
+        arrays[n][:] = arrays[n][:, :1]
+    for beta in (0.5, 1.0, 2.0):
+        arrays["beta"][:] = beta
+        exact = fn(**{n: x.astype(np.float64) for n, x in arrays.items()}, backend="chunks")
+        found = cp.asnumpy(fn(**{n: cp.asarray(x) for n, x in arrays.items()}, backend="cuda")).astype(np.float64)
+        assert np.linalg.norm(found - exact) <= BOUND[2.0] * np.linalg.norm(exact), beta
+
+
+@pytest.mark.parametrize("gates", [None, "mixed"])
+def test_same_bits(cp, gates):  # noqa: F811
+    """Alone, in a batch, in a ragged batch, on every run; NaN of one sequence comes to no other."""
+    offsets = [0, 130, 130, 133, 1420, 1700]
+    arrays = {n: cp.asarray(x) for n, x in draw(1700, heads=(4, 2, 2), gates=gates)[0].items()}
+    packed, again = (fn(**arrays, backend="cuda", cu_seqlens=offsets) for _ in range(2))
+    bad = {n: x.copy() for n, x in arrays.items()}
+    for n in ("q", "k", "v", "w", "beta"):
+        bad[n][:, 133:1420] = np.nan
+    beside = fn(**bad, backend="cuda", cu_seqlens=offsets)
+    assert same(cp, packed, again)
+    assert same(cp, packed[:, :133], beside[:, :133])
+    assert same(cp, packed[:, 1420:], beside[:, 1420:])
+    for start, stop in pairwise(offsets):
+        if start == stop:
+            continue
+        one = {n: cp.ascontiguousarray(x[:, start:stop]) for n, x in arrays.items()}
+        alone, batch = (fn(**y, backend="cuda") for y in (one, {n: cp.concatenate([x, x]) for n, x in one.items()}))
+        assert same(cp, alone, packed[:, start:stop]), start
+        assert same(cp, alone, batch[1:]), start
+
+
+@pytest.mark.parametrize("first", [1, 70, 333, 1290])
+def test_causality_to_the_bit(cp, first):  # noqa: F811
+    arrays, other = draw(1400)[0], draw(1401)[0]
+    later = {n: np.concatenate([x[:, :first], other[n][:, first:1400]], axis=1) for n, x in arrays.items()}
+    a, b = (fn(**{n: cp.asarray(x) for n, x in one.items()}, backend="cuda") for one in (arrays, later))
+    assert same(cp, a[:, :first], b[:, :first])
+    assert not same(cp, a, b)
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 130, 130, 300]])
+def test_gradients(cp, offsets):  # noqa: F811
+    """By array calls, from the output and the sums of the kernels."""
+    arrays, dout = draw(300, heads=(4, 2, 2), widths=(64, 40), gates="mild")
+    options = {} if offsets is None else {"cu_seqlens": offsets}
+    exact = both(fn, {n: x.astype(np.float64) for n, x in arrays.items()}, dout.astype(np.float64), **options)
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+    found = both(fn, there, cp.asarray(dout), backend="cuda", **options)
+    for n, x in exact.items():
+        y = cp.asnumpy(found[n]).astype(np.float64)
+        assert np.linalg.norm(y - x) <= 1.2e-2 * np.linalg.norm(x), n
+
+
+def test_what_is_computed_by_array_calls(cp):  # noqa: F811
+    there = {n: cp.asarray(x) for n, x in draw(40)[0].items()}
+    assert la.explain(fn, **there).backend == "cuda"
+    told = la.explain(fn, **there, window=20)
+    assert told.backend == "chunks"
+    assert "windows" in told.others["cuda"]
+    half = there | {"w": there["w"].astype(np.float16)}
+    assert "bfloat16" in la.explain(fn, **half).others["cuda"]
