@@ -19,8 +19,8 @@ PLAIN = {
 }  # fmt: skip
 CUDA = {
     name: f"cuda.{name}"
-    for name in ("gated_delta_rule", "jax_bridge", "raw_projections", "scaling", "simple_gla", "states", "step",
-                 "torch_bridge", "vector_decay")
+    for name in ("gated_delta_rule", "jax_bridge", "raw_projections", "scaling", "simple_gla", "softmax", "states",
+                 "step", "torch_bridge", "vector_decay")
 }
 ONE_THREAD = ("earlier", "feature_maps", "filters", "mesa_net", "scaling", "states")
 

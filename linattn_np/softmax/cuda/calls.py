@@ -144,12 +144,12 @@ def row_array(xp: Any, y: Array) -> Array:
     return y if takes(y) else y.copy()
 
 
-def attend(name: str, plan: Plan, batch: Batch, sinks: Array | None, **arrays: Array | None) -> None:
+def attend(name: str, plan: Plan, batch: Batch, sinks: Array | None, **arrays: Any) -> None:
     """One of the three passes; arrays by the names of their fields."""
     heads, xp = batch.heads, plan.xp
     sinks = None if sinks is None else cast(xp, sinks, xp.float32)
     maps = [n for n in ("q", "k", "v", "dout") if arrays.get(n) is not None]
-    fields: dict[str, Any] = {n: tensor_map(arrays[n]) if n in maps else bytes(MAP) for n in ("q", "k", "v", "dout")}
+    fields: dict[str, Any] = dict.fromkeys(("q", "k", "v", "dout"), bytes(MAP)) | {n: tensor_map(arrays[n]) for n in maps}
     names = ("sums", "logs", "dots", "rows", "near", "far", "crossing")
     fields |= {n: address(arrays.get(n)) for n in names} | {"sinks": address(sinks), "offsets": address(batch.offsets)}
     fields |= {n: rows_of(arrays[n]) if n in arrays else NO_ROWS for n in ("out", "other")}

@@ -52,7 +52,7 @@ class Deltaformer(Computation):
         """(out, final state, residuals)."""
         if x.g is None and state is not None:  # tokens of the cache may have decayed
             x = x._replace(g=plan.xp.zeros(x.v.shape[:-1], dtype=plan.dtype, device=device(x.v)))
-        backend = choose(fn, plan, wanted)
+        backend = choose(fn, x, plan, wanted)
         system = solve(backend, plan, x, state)
         out, end, attention = CORE.forward(fn, Inputs(x.q, x.k, system[0], x.g), plan, state, wanted)
         if isinstance(end, KeyValueCache):
