@@ -21,6 +21,7 @@ CASES = [
     (la.mesa_net, {}), (la.mesa_net, {"solver": "conjugate_gradients", "iterations": 3}), (la.performer, {}),
     (la.linear_attention, {"feature_map": "dpfp"}),
     (la.linear_attention, {"feature_map": "hedgehog", "normalize": True}),
+    (la.delta_product, {}), (la.delta_product, {"qk_l2norm": True, "beta_sigmoid": True}),
     (la.gated_delta_rule, {"qk_l2norm": True, "beta_sigmoid": True}), (la.kda, {"qk_l2norm": True, "l2norm_eps": 1e-6}),
 ]
 

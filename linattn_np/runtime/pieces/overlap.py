@@ -1,4 +1,4 @@
-"""Whether arrays overlap that a recorded call overwrites: `runtime/memory.py:shares_memory`, with what is known ahead."""
+"""Whether arrays that a recorded call overwrites overlap others: runtime/memory.py:shares_memory, in compiled code."""
 
 from __future__ import annotations
 
