@@ -19,12 +19,25 @@ from .. import policy
 from . import delta
 from .backward import backward
 from .forward import forward
-from .workspace import ADJOINT, ARRAYS, ATTENTION, FORWARD, GATES, GATES_ADJOINT, SYSTEM, TASK
+from .path_backward import path_backward
+from .workspace import (
+    ADJOINT,
+    ARRAYS,
+    ATTENTION,
+    FORWARD,
+    GATES,
+    GATES_ADJOINT,
+    PATH,
+    PATH_ADJOINT,
+    SYSTEM,
+    TASK,
+)
 
 STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16"))}
 FIRST = ATTENTION.slots[ARRAYS[0]]
 LAST = FIRST + ARRAY * len(ARRAYS)
-KERNELS = {"forward": forward, "backward": backward, "delta": delta.forward, "delta_vjp": delta.backward}
+KERNELS = {"forward": forward, "backward": backward, "path_vjp": path_backward, "delta": delta.forward,
+           "delta_vjp": delta.backward}  # fmt: skip
 
 _own = Scratch()
 
@@ -32,7 +45,7 @@ _own = Scratch()
 def groups() -> dict[str, tuple[Any, ...]]:
     """All kernels, by what they are for: what warmup compiles ahead."""
     return {"softmax attention": (forward,), "its gradients": (backward,), "deltaformer": (delta.forward,),
-            "deltaformer, gradients": (delta.backward,)}
+            "deltaformer, gradients": (delta.backward,), "PaTH, gradients": (path_backward,)}
 
 
 class Table:
@@ -71,6 +84,8 @@ def layout(dtype: str, sizes: tuple[tuple[str, int], ...], adjoint: bool) -> Lay
         names |= GATES | (GATES_ADJOINT if adjoint else frozenset())
     if given["strict"]:
         names |= SYSTEM
+    if given["mapped"]:
+        names |= PATH | (PATH_ADJOINT if adjoint else frozenset())
     return ATTENTION.layout(given, np.dtype(dtype).itemsize, W, lambda field: int(field in names))
 
 
