@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 import array_api_compat as compat
 
 from ..core import CallPlan, Explained, register, register_states
-from ..runtime.arrays import Array, cast, is_cupy, is_deferred, is_numpy
+from ..runtime.arrays import Array, is_cupy, is_deferred, is_numpy
 from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
-from ..runtime.tracing import Trace, of_output, plain
+from ..runtime.tracing import Trace, plain
 from ..runtime.values import check_word
 from . import operations, policy
 from .array import pairs
 from .growth import growth as growth
-from .preprocess import PREPROCESSING, Step
+from .preprocess import PREPROCESSING, Step, traced_steps
 from .states import STATE_AXES as STATE_AXES
 from .states import draw_state as draw_state
 from .states import end_shape as end_shape
@@ -389,18 +389,9 @@ def record(x: Inputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace
     backend, steps, _ = residuals.path
     if "record" not in backend.handles(Call(x, plan)) or any(step.inputs is None for step in steps):
         return None
-    for step in steps:
-        if step.output is not None:
-            then = _before(then, functools.partial(step.output, plan), plan, x.v.dtype)
-        x, plan = step.inputs(backend.module, x, plan)
+    if steps:
+        x, plan, then = traced_steps(steps, backend.module, x, plan, then)
     return backend.module.record(Inputs(*map(plain, x)), plan, plain(state), trace, then)
-
-
-def _before(then: Any, output: Any, plan: Plan, dtype: Any) -> Any:
-    """`then` of record, after a function of the output."""
-    if then is None:
-        return of_output(lambda out: cast(plan.xp, output(out), dtype))
-    return lambda out, end: then(None if out is None else output(out), end)
 
 
 register(sys.modules[__name__], Inputs)
