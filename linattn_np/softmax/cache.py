@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, cast, device
+from ..runtime.arrays import Array, Namespace, cast, device, is_numpy
+from .path import cache as path
 from .types import GatedCache, Inputs, KeyValueCache, Plan
 
 Cache = Any  # KeyValueCache or GatedCache
@@ -79,6 +80,32 @@ def append_vjp(xp: Namespace, d: Array, n: Array, L0: int, T: int) -> tuple[Arra
     return found[0], found[1]
 
 
+def in_order(xp: Namespace, y: Array, n: Array, inverse: bool = False) -> Array:
+    """The slots (..., L, ...) after n tokens from the oldest token to the newest, and back: its transpose."""
+    L = y.shape[n.ndim]
+    first = xp.where(n > L, n, xp.zeros_like(n))[..., None]
+    r = xp.arange(L, dtype=n.dtype, device=device(n))
+    index = (r - first if inverse else r + first) % max(L, 1)
+    return _taken(xp, y, index, index >= 0)
+
+
+def ordered(plan: Plan, state: Cache | None) -> Cache | None:
+    """The cache from the oldest token to the newest: as if no token had been forgotten."""
+    if state is None:
+        return None
+    xp, n, L = plan.xp, count(plan.xp, state.length), state.v.shape[-3]
+    if is_numpy(xp) and not (n > L).any():
+        return state
+    length = xp.where(n > L, xp.full_like(state.length, L), state.length)
+    return KeyValueCache(in_order(xp, state.k, n), in_order(xp, state.v, n), length)
+
+
+def ordered_vjp(plan: Plan, state: Cache, d: Cache) -> Cache:
+    """The gradient of the cache from that of the ordered one."""
+    xp, n = plan.xp, count(plan.xp, state.length)
+    return KeyValueCache(in_order(xp, d.k, n, inverse=True), in_order(xp, d.v, n, inverse=True), d.length)
+
+
 # the final state of one sequence
 
 
@@ -108,7 +135,8 @@ def empty(xp: Namespace, x: Inputs, dtype: Any) -> Cache:
 def after(plan: Plan, x: Inputs, cache: Cache, L: int) -> Cache:
     """The cache after the tokens x."""
     xp, n, T = plan.xp, count(plan.xp, cache.length), x.v.shape[-3]
-    k, v = (append(xp, old, cast(xp, new, plan.dtype), n, L) for old, new in ((cache.k, x.k), (cache.v, x.v)))
+    keys = (cache.k, x.k) if x.w is None else path.to_end(plan, x, cache.k)
+    k, v = (append(xp, old, cast(xp, new, plan.dtype), n, L) for old, new in (keys, (cache.v, x.v)))
     if x.g is None:
         return KeyValueCache(k, v, cache.length + T)
     g = cast(xp, x.g, plan.dtype)
@@ -119,6 +147,9 @@ def after(plan: Plan, x: Inputs, cache: Cache, L: int) -> Cache:
 def append_in_place(plan: Plan, x: Inputs, state: Cache) -> Cache:
     """The cache after the tokens x, written into its own NumPy arrays: a row for each sequence, or batch axes."""
     L, T = state.v.shape[-3], x.v.shape[-3]
+    if x.w is not None:
+        state.k[...], k = path.to_end(plan, x, state.k.astype(plan.dtype, copy=False))
+        x = x._replace(k=k)
     if not state.length.ndim:
         owners = [((), x.k, x.v, None if x.g is None else x.g)]
     else:
@@ -140,8 +171,11 @@ def after_vjp(plan: Plan, x: Inputs, cache: Cache, d: Cache) -> tuple[Inputs, Ca
     """(gradients of the tokens, gradient of the cache before them)."""
     xp, n, T, L0 = plan.xp, count(plan.xp, cache.length), x.v.shape[-3], cache.v.shape[cache.length.ndim]
     (k0, dk), (v0, dv) = (append_vjp(xp, y, n, L0, T) for y in (d.k, d.v))
+    maps = {"k": dk}
+    if x.w is not None:
+        maps, k0 = path.to_end_vjp(plan, x, cache.k, (k0, dk))
     if x.g is None:
-        return Inputs(None, dk, dv), KeyValueCache(k0, v0, d.length)
+        return Inputs(None, v=dv, **maps), KeyValueCache(k0, v0, d.length)
     b0, b1 = append_vjp(xp, d.b, n, L0, T)
     dg = decay_to_end_vjp(xp, b1) + xp.sum(b0, axis=-2, keepdims=True)
-    return Inputs(None, dk, dv, dg), GatedCache(k0, v0, b0, d.length)
+    return Inputs(None, v=dv, g=dg, **maps), GatedCache(k0, v0, b0, d.length)

@@ -18,6 +18,7 @@ from ..runtime.arrays import Array, is_numpy
 from ..runtime.shapes import Sizes
 from . import cache, definition, heads, policy, sequences
 from .array import tiles
+from .path import definition as path_definition
 from .types import GatedCache, Inputs, KeyValueCache, Plan, Residuals
 
 
@@ -29,7 +30,8 @@ class Softmax(Core):
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
         """The plan of a call, with window and normalize."""
-        own = {"window": options.get("window"), "normalize": options.get("normalize", True)}
+        own = {"window": options.get("window"), "normalize": options.get("normalize", True),
+               "strict": not options.get("attend_current", True)}
         return Plan(**plan._asdict() | own)
 
     def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
@@ -47,7 +49,7 @@ class Softmax(Core):
 
                 out, logs = kernels.forward(plan, x)
             else:
-                out, logs = sequences.forward(MODULES[backend], plan, x, state)
+                out, logs = sequences.forward(module_of(backend, x), plan, x, state)
         end = None
         if plan.returns_state or x.q is None:
             end = final_state(plan, x, state)
@@ -70,7 +72,7 @@ class Softmax(Core):
 
             d = kernels.backward(plan, x, out, logs, dout), None
         else:
-            d = sequences.backward(MODULES[backend], plan, x, state, (out, logs), dout)
+            d = sequences.backward(module_of(backend, x), plan, x, state, (out, logs), dout)
         return d if dstate is None else with_state(plan, x, state, dstate, d)
 
     def end_shape(self, plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -81,18 +83,23 @@ class Softmax(Core):
         """Backward reads the output."""
         return residuals.plan.normalize
 
-    def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Explained:
-        """2 (K + V) operations for each pair of a query and a key."""
+    def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None, of: Any = None) -> Explained:
+        """2 (K + V) operations for each pair of a query and a key, and those of position maps.
+
+        of: the inputs of the read-out that x belongs to, where it is not the core's own.
+        """
+        of = x if of is None else of
         K, V, H = x.k.shape[-1], x.v.shape[-1], max(x.v.shape[-2], x.k.shape[-2] if x.q is None else x.q.shape[-2])
-        backend, pairs, tokens = choose(fn, x, plan, wanted), 0, 0
+        backend, pairs, tokens = choose(fn, of, plan, wanted), 0, 0
         for s in plan.sequences:
             T = s.stop - s.start
             Tq = 0 if x.q is None else T if plan.causal or s.row is not None else x.q.shape[-3]
             W = T if plan.window is None else min(T, plan.window)
-            pairs += W * (W + 1) // 2 + (T - W) * W if plan.causal and Tq else Tq * T
+            pairs += W * (W + 1) // 2 + (T - W) * W - plan.strict * T if plan.causal and Tq else Tq * T
             tokens += T
         total = 2.0 * (K + V) * pairs * prod(x.v.shape[:-3]) * H
-        others = {name: unsupported_reason(x, plan, name) or "covers the call too" for name in self.BACKENDS}
+        total += path_operations(backend, plan, x)
+        others = {name: unsupported_reason(of, plan, name) or "covers the call too" for name in self.BACKENDS}
         del others[backend]
         reason = "requested" if wanted else "the default path"
         reason += f"; from T = {crossover(K, V)} on more operations than linear attention's 4 K V a token"
@@ -102,7 +109,23 @@ class Softmax(Core):
                          total, total / max(tokens * prod(x.v.shape[:-3]) * H, 1))  # fmt: skip
 
 
-MODULES = {"reference": definition, "chunks": tiles}
+def module_of(backend: str, x: Inputs) -> Any:
+    """The array calls of a backend."""
+    return tiles if backend == "chunks" else definition if x.w is None else path_definition
+
+
+def path_operations(backend: str, plan: Plan, x: Inputs) -> float:
+    """Of position maps: 4 K for a pair token by token; in blocks 2 K^2 for a query and a block, and their factors."""
+    if x.w is None or x.q is None:
+        return 0.0
+    K, heads, total = x.k.shape[-1], max(x.q.shape[-2], x.k.shape[-2]), 0.0
+    tile = policy.array_tile(plan.chunk_size) if backend == "chunks" else policy.cpu_tile(plan.chunk_size)[0]
+    for s in plan.sequences:
+        T = s.stop - s.start
+        C, n = max(min(tile, T), 1), -(-T // max(min(tile, T), 1))
+        maps = 2.0 * K * min(K, 2 * C) * T * (n - 1) / 2 + T * (11 * C * K + 3 * C * C + 2 * K * K)
+        total += heads * (4.0 * K * T * (T - 1) / 2 if backend == "reference" else maps)
+    return total * prod(x.v.shape[:-3])
 
 
 def crossover(K: int, V: int) -> int:
@@ -110,7 +133,7 @@ def crossover(K: int, V: int) -> int:
     return 4 * K * V // (K + V) if K + V else 0
 
 
-def unsupported_reason(x: Inputs, plan: Plan, backend: str) -> str | None:
+def unsupported_reason(x: Any, plan: Plan, backend: str) -> str | None:
     """Why a backend does not compute a call; None if it does."""
     if backend == "cuda":
         if is_numpy(plan.xp):
@@ -132,7 +155,7 @@ def _has_compiler() -> bool:
     return find_spec("numba") is not None
 
 
-def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> str:
+def choose(fn: str, x: Any, plan: Plan, wanted: str | None) -> str:
     """The backend of a call.   Raises ValueError if the one that is wanted does not compute it."""
     if wanted is None:
         wanted = next((n for n in ("numba", "cuda") if unsupported_reason(x, plan, n) is None), None)

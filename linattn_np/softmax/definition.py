@@ -94,7 +94,7 @@ def decayed(plan: Plan, x: Parts, decay: Array | None, i: int) -> Array | None:
 
 def logits(plan: Plan, x: Parts, keys: Array, decay: Array | None, i: int) -> Array:
     """z_i of the keys up to i: (..., G, R, 1, n)."""
-    xp, L = plan.xp, keys.shape[-2] - x.k.shape[-2]
+    xp, L = plan.xp, 0 if x.past is None else x.past.k.shape[-2]
     n = L + i + 1 - plan.strict if plan.causal else keys.shape[-2]
     z = x.q[..., i : i + 1, :] @ xp.matrix_transpose(keys[..., :n, :])
     if decay is not None:

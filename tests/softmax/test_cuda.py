@@ -200,5 +200,6 @@ def test_what_is_computed_by_array_calls(cp):
         told = la.explain(la.softmax_attention, **there, **options)
         assert told.backend == "chunks", options
         assert reason in told.others["cuda"], options
+    assert la.explain(la.stick_breaking_attention, **there).backend == "chunks"
     wide = {n: x.astype(np.float32) for n, x in there.items()}
     assert "bfloat16" in la.explain(la.softmax_attention, **wide).others["cuda"]

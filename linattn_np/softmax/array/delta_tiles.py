@@ -31,7 +31,7 @@ def _block(
     xp, (keys, us), q, own = plan.xp, known, x.q[..., rows.start : rows.stop, :], None
     m, total, r = begin(plan, x, q)
     for tile in tiles_of(plan, x, rows, keys):
-        z = logits(plan, q, tile)
+        z = logits(plan, tile)
         if tile.at == rows:
             own = z
             continue
@@ -51,17 +51,16 @@ def backward(plan: Plan, x: Parts, beta: Array, results: tuple[Array, Array, Arr
     x = x._replace(v=u)
     keys, sums, dv, dbeta = blocks(plan, x, False), Gradients(plan, x, du), list[Array](), list[Array]()
     for rows in reversed(keys):
-        q, log, b, own_r, own_du, more = (y[..., rows.start : rows.stop, :]
-                                          for y in (x.q, logs, beta, r, du, sums.v.total))  # fmt: skip
+        log, b, own_r, own_du, more = (y[..., rows.start : rows.stop, :] for y in (logs, beta, r, du, sums.v.total))
         d, mean, totals = own_du, None, []
         for tile in tiles_of(plan, x, rows, keys):
-            p = xp.exp(logits(plan, q, tile) - log)
+            p = xp.exp(logits(plan, tile) - log)
             if tile.at == rows:
                 y = triangular.solve_transposed(xp, triangular.unit_lower(xp, b * p), own_du + more)
                 dv.append(y)
                 dbeta.append(-xp.sum(y * own_r, axis=-1, keepdims=True))
                 d, mean = -b * y, b * dbeta[-1] if plan.normalize else None
-            total = sums.add(rows, tile, p, (q, d), mean)
+            total = sums.add(rows, tile, p, d, mean)
             if total is not None:
                 totals.append((tile.at, total))
         sums.cross(totals)

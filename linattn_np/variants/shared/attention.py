@@ -7,9 +7,11 @@ from typing import Any
 from ...call.options import Options
 from ...runtime.values import LARGEST, is_whole, shown
 from ...spec import ArgSpec, OptionSpec
-from .arguments import LOG_DECAY
+from .arguments import LOG_DECAY, STRENGTHS
 
 QUERY_DECAY = ArgSpec("T Hq", "log decay of the token, <= 0", limits=LOG_DECAY)
+DIRECTIONS = ArgSpec("T Hk K", "directions of the position maps, of unit length")
+MAP_STRENGTH = ArgSpec("T Hk", "strengths of the position maps in [0, 2]", limits=STRENGTHS)
 
 
 class AttentionOptions(Options, total=False):
