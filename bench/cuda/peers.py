@@ -5,6 +5,7 @@ A peer is a pair (forward, forward + backward) of functions of one set of inputs
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -246,6 +247,57 @@ def vector_decay(function: str) -> dict[str, Pair]:
         return out, torch.autograd.grad(out, inputs, dout)
 
     return {f"{prefix} {chosen.__name__}, {note}": (forward, both)}
+
+
+def attention(function: str) -> dict[str, Pair]:
+    """Peers of a function of softmax.py; inputs are its arrays in their order, dout."""
+    try:
+        import torch
+        from torch.nn.attention import SDPBackend
+    except ImportError:
+        return {}
+    if function == "forgetting_attention":
+        try:
+            prefix, note = fla()
+            from fla.ops.forgetting_attn import parallel_forgetting_attn
+        except Exception:  # not installed, or not with this PyTorch
+            return {}
+        return {f"{prefix} parallel_forgetting_attn, {note}": _attention(torch, parallel_forgetting_attn, None)}
+    if function != "softmax_attention":
+        return {}
+    chosen = {"FlashAttention": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+    return {f"torch {torch.__version__} SDPA by {name}": _attention(torch, _grouped(torch), backend)
+            for name, backend in chosen.items()}  # fmt: skip
+
+
+def _grouped(torch: Any) -> Callable[..., Any]:
+    def call(q: Any, k: Any, v: Any) -> Any:
+        each, grouped = [x.transpose(1, 2) for x in (q, k, v)], q.shape[2] != k.shape[2]
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(*each, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+
+    return call
+
+
+def _attention(torch: Any, call: Callable[..., Any], backend: Any) -> Pair:
+    """backend: that SDPA has to take."""
+    from torch.nn.attention import sdpa_kernel
+
+    def taken() -> Any:
+        return contextlib.nullcontext() if backend is None else sdpa_kernel(backend)
+
+    def forward(one: list[Any]) -> Any:
+        with torch.no_grad(), taken():
+            return call(*tensors(torch, one[:-1]))
+
+    def both(one: list[Any]) -> Any:
+        *inputs, dout = tensors(torch, one)
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        with taken():
+            out = call(*inputs)
+            return out, *torch.autograd.grad(out, inputs, dout)
+
+    return forward, both
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:

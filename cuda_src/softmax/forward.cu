@@ -118,13 +118,15 @@ struct Consumer {
         const float c = a.scale * LOG2_E;
         if (scan.key(step) + KEYS > i0) {
 #pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
+            for (int n = 0; n < KEYS / 8; n++) {
+                if (scan.key(step) + n * 8 > i0 + me.first() + 15) continue;   // later than the warp's queries: masked below
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const Decays key = load_decays(decays + (n * 8 + me.column + e) * 16);
                     s[n][e] = s[n][e] * c + decay_between(own[0], key);
                     s[n][2 + e] = s[n][2 + e] * c + decay_between(own[1], key);
                 }
+            }
         } else
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {

@@ -198,7 +198,7 @@ struct Consumer {
         products_begin();
         multiply_rows_AB<Queries>(dk, dz, stage(step));
         products_commit();
-        products_wait<1>();   // P's registers are free
+        products_wait<GATED ? 0 : 1>();   // the registers of P are free, with decays those of dZ too
         accumulator_fence(dv);
         if constexpr (GATED) end_tile(step);
     }

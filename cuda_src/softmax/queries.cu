@@ -102,13 +102,15 @@ struct Consumer {
             for (int n = 0; n < KEYS / 8; n++) { s[n][0] = s[n][0] * c - l[0]; s[n][1] = s[n][1] * c - l[0]; s[n][2] = s[n][2] * c - l[1]; s[n][3] = s[n][3] * c - l[1]; }
         } else if (scan.key(step) + KEYS > i0) {
 #pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
+            for (int n = 0; n < KEYS / 8; n++) {
+                if (scan.key(step) + n * 8 > i0 + me.first() + 15) continue;   // later than the warp's queries: 0 below
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const Decays key = load_decays(decays + (n * 8 + me.column + e) * 16);
                     s[n][e] = s[n][e] * c + decay_between(own[0], key) - l[0];
                     s[n][2 + e] = s[n][2 + e] * c + decay_between(own[1], key) - l[1];
                 }
+            }
         } else
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {

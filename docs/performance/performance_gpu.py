@@ -60,6 +60,13 @@ a gated backward with this Triton version on Hopper; that check was disabled."""
 VECTOR_MORE = """\
 Other widths, slots (64) and dtypes, (B, T, H, K, V), {date}. Where both is missing, gradients are computed by array
 calls. [Decision 022](../decisions/vector/022-other-widths-and-dtypes.md) says which kernels these are."""
+ATTENTION = """\
+`python -m bench softmax --backend cuda`: causal attention, (B, T, H / heads of keys and values, K = V), nanoseconds per
+token and query head, calls queued back to back; both: forward and pullback. TFLOP/s count 2 (K + V) operations for each
+pair that is read, 2.5 times as many backward. Peers on the same arrays in the same run, and their time relative to
+ours; FLA's autotuner had few candidates. A product of square bfloat16 matrices runs at {matrix_tflops:.0f} TFLOP/s."""
+ATTENTION_ERRORS = """\
+Errors relative to the norm, against float64 on the same rounded inputs, T = 1023:"""
 BYTES = 4 * 128 * 2 + 4  # of a token and head, forward: q, k, v, out of 128 in bfloat16, and g
 
 
@@ -264,6 +271,36 @@ def scaling(result: dict[str, Any], table: Table) -> Iterator[str]:
                  for what in ("forward", "both")])  # fmt: skip
 
 
+def attention(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """Softmax attention and its peers."""
+    yield "Softmax attention on a GPU"
+    yield ATTENTION.format(**result)
+    body: list[list[str]] = []
+    for row in result["rows"]:
+        call = f"`{row['function']}` ({row['B']}, {row['T']}, {row['H']} / {row['Hk']}, {row['K']}) {row['dtype']}"
+        call += f", window {row['window']}" if row["window"] else ""
+        names = dict.fromkeys(n.partition(": ")[2] for n in row["times"] if ": " in n)
+        body += [_attention(row["times"], call, name) for name in ("", *names)]
+    yield table(["call", "library", "forward", "TFLOP/s", "ratio", "both", "TFLOP/s", "ratio"], body)
+    yield ATTENTION_ERRORS
+    names = ["out", "dq", "dk", "dv", "dg"]
+    yield table(["call", "library", *names],
+                [[f"`{case.partition(',')[0]}`{case.partition(',')[1]}{case.partition(',')[2]}", library,
+                  *(f"{e[n]:.2g}" if n in e else "" for n in names)]
+                 for case, each in result["errors"].items() for library, e in each.items()])  # fmt: skip
+
+
+def _attention(times: dict[str, Any], call: str, name: str) -> list[str]:
+    """A row of this library (no name) or of a peer."""
+    cells = [call if not name else "", name or "linattn_np"]
+    for what in ("forward", "both"):
+        own, x = times[what], times[f"{what}: {name}" if name else what]
+        failed = "ms" not in x
+        cells += [""] * 3 if failed else [f"{x['ns']:.2f}", f"{own['tflops'] * own['ms'] / x['ms']:.0f}",
+                                          f"{x['ms'] / own['ms']:.2f}" if name else ""]  # fmt: skip
+    return cells
+
+
 def draw(result: dict[str, Any], folder: Path) -> None:
     """Time against T with its lower bound: the bytes that must move at the rate of a copy."""
     import matplotlib
@@ -286,5 +323,5 @@ def draw(result: dict[str, Any], folder: Path) -> None:
 
 NAMES = {
     "cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_vector_decay": vector, "cuda_step": steps,
-    "cuda_scaling": scaling, "cuda_states": states,
+    "cuda_softmax": attention, "cuda_scaling": scaling, "cuda_states": states,
 }  # fmt: skip

@@ -79,10 +79,14 @@ class Softmax(Core):
         """Backward reads the output."""
         return residuals.plan.normalize
 
-    def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Explained:
-        """2 (K + V) operations for each pair of a query and a key, and those of position maps."""
+    def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None, of: Any = None) -> Explained:
+        """2 (K + V) operations for each pair of a query and a key, and those of position maps.
+
+        of: the inputs of the read-out that x belongs to, where it is not the core's own.
+        """
+        of = x if of is None else of
         K, V, H = x.k.shape[-1], x.v.shape[-1], max(x.v.shape[-2], x.k.shape[-2] if x.q is None else x.q.shape[-2])
-        backend, pairs, tokens = choose(fn, x, plan, wanted), 0, 0
+        backend, pairs, tokens = choose(fn, of, plan, wanted), 0, 0
         for s in plan.sequences:
             T = s.stop - s.start
             Tq = 0 if x.q is None else T if plan.causal or s.row is not None else x.q.shape[-3]
@@ -91,7 +95,7 @@ class Softmax(Core):
             tokens += T
         total = 2.0 * (K + V) * pairs * prod(x.v.shape[:-3]) * H
         total += path_operations(backend, plan, x)
-        others = {name: unsupported_reason(x, plan, name) or "covers the call too" for name in self.BACKENDS}
+        others = {name: unsupported_reason(of, plan, name) or "covers the call too" for name in self.BACKENDS}
         del others[backend]
         reason = "requested" if wanted else "the default path"
         reason += f"; from T = {crossover(K, V)} on more operations than linear attention's 4 K V a token"
@@ -106,11 +110,11 @@ def module_of(backend: str, x: Inputs) -> Any:
     return tiles if backend == "chunks" else definition if x.w is None else path_definition
 
 
-def kernels_of(x: Inputs) -> Any:
+def kernels_of(x: Any) -> Any:
     """The CUDA kernels for these inputs."""
     from .cuda import calls, path
 
-    return calls if x.w is None else path
+    return path if isinstance(x, Inputs) and x.w is not None else calls
 
 
 def path_operations(backend: str, plan: Plan, x: Inputs) -> float:
@@ -134,7 +138,7 @@ def crossover(K: int, V: int) -> int:
     return 4 * K * V // (K + V) if K + V else 0
 
 
-def unsupported_reason(x: Inputs, plan: Plan, backend: str) -> str | None:
+def unsupported_reason(x: Any, plan: Plan, backend: str) -> str | None:
     """Why a backend does not compute a call; None if it does."""
     if backend == "cuda":
         if is_numpy(plan.xp):
@@ -154,7 +158,7 @@ def _has_compiler() -> bool:
     return find_spec("numba") is not None
 
 
-def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> str:
+def choose(fn: str, x: Any, plan: Plan, wanted: str | None) -> str:
     """The backend of a call.   Raises ValueError if the one that is wanted does not compute it."""
     if wanted is None:
         wanted = next((n for n in ("numba", "cuda") if unsupported_reason(x, plan, n) is None), None)

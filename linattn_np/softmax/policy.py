@@ -38,4 +38,3 @@ def cpu_tile(chunk_size: int | str | None) -> tuple[int, int]:
 CUDA_TILE = 128
 WIDEST_CUDA = 128
 SECTION_BYTES = 32 * 2**20
-

@@ -21,7 +21,6 @@ from . import arguments
 from . import plan as cuts
 from .plan import BLOCK, KERNELS, Kind
 
-TAKEN = ("q", "k", "v", "g", "sinks")  # arrays of a call
 FAR = 1 << 30  # more tokens than any window, and than a sequence has here
 
 
@@ -51,12 +50,12 @@ class Saved(NamedTuple):
     sums: Array | None  # (batch, heads, T, 4), of gates
 
 
-def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
-    """Why the kernels do not support a call; None if they do."""
+def unsupported_reason(x: Any, plan: Plan) -> str | None:
+    """Why the kernels do not support a call of the core, or of one of its read-outs; None if they do."""
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
-    if any(y is not None and n not in TAKEN for n, y in x._asdict().items()):
-        return "the kernels take q, k, v, g and sinks alone"
+    if type(x) is not Inputs or x.w is not None or plan.strict:
+        return "the kernels are those of softmax attention, without position maps, where a query reads its own token"
     if plan.has_state:
         return "caches are read by array calls so far"
     if x.q is None or 0 in (*x.q.shape, *x.k.shape, *x.v.shape):
@@ -144,7 +143,7 @@ def row_array(xp: Any, y: Array) -> Array:
     return y if takes(y) else y.copy()
 
 
-def attend(name: str, plan: Plan, batch: Batch, sinks: Array | None, **arrays: Array | None) -> None:
+def attend(name: str, plan: Plan, batch: Batch, sinks: Array | None, **arrays: Any) -> None:
     """One of the three passes; arrays by the names of their fields."""
     own = batch.heads // batch.shared if name == "keys" else batch.heads
     arrays["sinks"] = None if sinks is None else cast(plan.xp, sinks, plan.xp.float32)
@@ -155,15 +154,16 @@ def attend(name: str, plan: Plan, batch: Batch, sinks: Array | None, **arrays: A
                   dict(constants)["LA_SHARED"], packed, named)  # fmt: skip
 
 
-def fields_of(plan: Plan, batch: Batch, own: int, arrays: dict[str, Array | None]) -> dict[str, Any]:
+def fields_of(plan: Plan, batch: Batch, own: int, arrays: dict[str, Any]) -> dict[str, Any]:
     """The fields of ATTENTION; own: heads of the blocks of a launch."""
     heads, sinks = batch.heads, arrays.get("sinks")
     maps = [n for n in ("q", "k", "v", "dout") if arrays.get(n) is not None]
-    fields: dict[str, Any] = {n: tensor_map(arrays[n]) if n in maps else bytes(MAP) for n in ("q", "k", "v", "dout")}
+    fields: dict[str, Any] = dict.fromkeys(("q", "k", "v", "dout"), bytes(MAP))
+    fields |= {n: tensor_map(arrays[n]) for n in maps}
     names = ("sums", "logs", "dots", "rows", "near", "far", "crossing", "sinks")
     fields |= {n: address(arrays.get(n)) for n in names} | {"offsets": address(batch.offsets)}
     fields |= {n: rows_of(arrays[n]) if n in arrays else NO_ROWS for n in ("out", "other")}
-    fields |= {f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")}  # type: ignore[union-attr]
+    fields |= {f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")}
     each = 2 * max(batch.T, batch.Tk) * (batch.kind.K + batch.kind.V) * heads // own
     return fields | {
         "group_s": 1 if sinks is None else heads // len(sinks), "shared": batch.shared, "T": batch.T, "Tk": batch.Tk,

@@ -52,7 +52,7 @@ class Deltaformer(Computation):
         """(out, final state, residuals)."""
         if x.g is None and state is not None:  # tokens of the cache may have decayed
             x = x._replace(g=plan.xp.zeros(x.v.shape[:-1], dtype=plan.dtype, device=device(x.v)))
-        backend = choose(fn, plan, wanted)
+        backend = choose(fn, x, plan, wanted)
         system = solve(backend, plan, x, state)
         out, end, attention = CORE.forward(fn, Inputs(x.q, x.k, system[0], x.g), plan, state, wanted)
         if isinstance(end, KeyValueCache):
@@ -80,7 +80,7 @@ class Deltaformer(Computation):
 
     def explain(self, fn: str, x: DeltaInputs, plan: Plan, wanted: str | None) -> Explained:
         """2 (K + V) operations for each pair, of the system and of the attention."""
-        found = CORE.explain(fn, Inputs(x.q, x.k, x.v, x.g), plan, wanted)
+        found = CORE.explain(fn, Inputs(x.q, x.k, x.v, x.g), plan, wanted, of=x)
         K, V, states = x.k.shape[-1], x.v.shape[-1], prod(x.v.shape[:-3]) * x.v.shape[-2]
         lengths = [s.stop - s.start for s in plan.sequences]
         total = found.operations + 2.0 * (K + V) * sum(T * (T - 1) // 2 for T in lengths) * states

@@ -46,7 +46,7 @@ class StickBreaking(Computation):
 
     def forward(self, fn: str, x: StickInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
-        backend, given = choose(fn, plan, wanted), Inputs(*x)
+        backend, given = choose(fn, x, plan, wanted), Inputs(*x)
         ordered = cache.ordered(plan, state)
         out: Array = None
         rest: Any = None
@@ -78,7 +78,7 @@ class StickBreaking(Computation):
 
     def explain(self, fn: str, x: StickInputs, plan: Plan, wanted: str | None) -> Explained:
         """As the core: 2 (K + V) operations for each pair."""
-        return CORE.explain(fn, Inputs(*x), plan, wanted)
+        return CORE.explain(fn, Inputs(*x), plan, wanted, of=x)
 
 
 register(StickBreaking(), StickInputs)
