@@ -30,7 +30,7 @@ def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
         return "windows of PaTH are computed by array calls"
     if {dtype_name(y) for y in (x.q, x.k, x.v, x.w)} - {"bfloat16"}:
         return "the kernels of PaTH take q, k, v and w in bfloat16"
-    return calls.unsupported_reason(x._replace(w=None, beta=None), plan)
+    return calls.unsupported_reason(Inputs(*x)._replace(w=None, beta=None), plan)
 
 
 def forward(plan: Plan, x: Inputs) -> tuple[Array, Saved]:
