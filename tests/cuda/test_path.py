@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,8 +11,13 @@ import pytest
 import linattn_np as la
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
-from linattn_np.softmax.cuda import path_plan
+from linattn_np.runtime.shapes import Sequence
+from linattn_np.softmax import sequences
+from linattn_np.softmax.array import tiles
+from linattn_np.softmax.cuda import path, path_plan
+from linattn_np.softmax.cuda.calls import Saved
 from linattn_np.softmax.cuda.plan import Kind
+from linattn_np.softmax.types import Inputs, Plan
 from linattn_np.warmup import SHARED, path_entries
 
 from .test_compile import HGMMA, operations, spilled
@@ -64,6 +70,24 @@ def test_slots_of_groups_are_apart():
                 taken += range(first, first + ((-(-int(T) // 128)) >> 3 * level))
             assert len(set(taken)) == len(taken)
             assert not taken or max(taken) < slots >> 3 * level
+
+
+@pytest.mark.parametrize("stops", [None, [40, 40, 150]])
+def test_gradients_from_stored_sums(stops):
+    """Array calls go on from the output and the log2 sums (batch, heads, tokens) that the kernels store."""
+    rng, T = np.random.default_rng(0), 150
+    q, k, v, w, dout = (rng.standard_normal((1, T, H, 8)) for H in (4, 2, 2, 2, 4))
+    w /= np.linalg.norm(w, axis=-1, keepdims=True)
+    x = Inputs(q, k, v, -rng.random((1, T, 4)), None, w, rng.random((1, T, 2)))
+    parts = [Sequence(n, a, b) for n, (a, b) in enumerate(pairwise([0, *(stops or [T])]))]
+    parts = [Sequence(None, 0, T)] if stops is None else parts
+    plan = Plan(np, np.float64, 0.4, sequences=tuple(parts), chunk_size=16)
+    out, logs = sequences.forward(tiles, plan, x, None)
+    stored = np.concatenate([y.reshape(1, 4, -1) for y in logs if y is not None], axis=-1) / np.log(2)
+    exact = sequences.backward(tiles, plan, x, None, (out, logs), dout)[0]
+    found = path.backward(plan, x, out, Saved(stored, None), dout)
+    for a, b in zip(exact, found, strict=True):
+        assert (a is None and b is None) or np.allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
 def test_numpy_arrays_say_why_not():

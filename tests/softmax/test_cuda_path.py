@@ -49,11 +49,10 @@ def test_widths(cp, widths):  # noqa: F811
     check(cp, 200, widths=widths)
 
 
-@pytest.mark.parametrize("K", [64, 128])
-def test_groups_of_blocks(cp, K):  # noqa: F811
+@pytest.mark.parametrize(("T", "K", "heads"), [(1700, 64, (2, 2, 2)), (1700, 128, (2, 2, 2)), (8321, 64, (1, 1, 1))])
+def test_groups_of_blocks(cp, T, K, heads):  # noqa: F811
     """Blocks by eights, and of 65 blocks by 64."""
-    check(cp, 1700, widths=(K, K))
-    check(cp, 8321, heads=(1, 1, 1), widths=(K, 64))
+    check(cp, T, heads=heads, widths=(K, 64))
 
 
 @pytest.mark.parametrize("gates", ["mild", "strong", "resets", "mixed"])
@@ -127,9 +126,18 @@ def test_gradients(cp, offsets):  # noqa: F811
         assert np.linalg.norm(y - x) <= 1.2e-2 * np.linalg.norm(x), n
 
 
+def test_scale_and_numerators(cp):  # noqa: F811
+    arrays, options = draw(300, gates="mild")[0], {"normalize": False, "scale": 0.05}
+    exact = fn(**{n: x.astype(np.float64) for n, x in arrays.items()}, backend="chunks", **options)
+    found = fn(**{n: cp.asarray(x) for n, x in arrays.items()}, backend="cuda", **options)
+    assert np.linalg.norm(cp.asnumpy(found).astype(np.float64) - exact) <= BOUND["random"] * np.linalg.norm(exact)
+
+
 def test_what_is_computed_by_array_calls(cp):  # noqa: F811
     there = {n: cp.asarray(x) for n, x in draw(40)[0].items()}
-    assert la.explain(fn, **there).backend == "cuda"
+    told = la.explain(fn, **there)
+    assert told.backend == "cuda"
+    assert "gradients by array calls" in told.reason
     told = la.explain(fn, **there, window=20)
     assert told.backend == "chunks"
     assert "windows" in told.others["cuda"]
