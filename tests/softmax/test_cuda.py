@@ -9,8 +9,14 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import replay
+from linattn_np.matrix_state.types import Readout
 from linattn_np.runtime.cuda import launch
+from linattn_np.softmax.core import CORE
 
+# what the kernels compute: attention without directions of position maps, whose logits are all of one kind
+FUNCTIONS = [fn for fn in la.VARIANTS if fn.spec.core is CORE and fn.spec.readout is Readout.SOFTMAX
+             and not {"w", "beta"} & fn.spec.arrays.keys() and "attend_current" not in fn.spec.options.defaults]
+BY_TOKEN = [fn for fn in FUNCTIONS if all(x.axes.startswith("T") or x.optional for x in fn.spec.arrays.values())]
 BOUND = {"bfloat16": 1.2e-2, "float16": 2e-3}  # of the norm; a gradient that cancels is compared with its terms
 
 
@@ -84,7 +90,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("T", [1, 63, 64, 65, 128, 1000])
-@pytest.mark.parametrize("fn", [la.softmax_attention, la.forgetting_attention])
+@pytest.mark.parametrize("fn", FUNCTIONS)
 def test_lengths(cp, fn, T):
     check(cp, fn, T)
 
@@ -110,7 +116,7 @@ def test_gates_over_many_blocks(cp):
 
 @pytest.mark.parametrize("heads", [(4, 2, 2), (2, 2, 4), (4, 2, 4), (6, 1, 1)])
 def test_grouped_heads(cp, heads):
-    for fn in (la.softmax_attention, la.forgetting_attention, la.alibi):
+    for fn in FUNCTIONS:
         check(cp, fn, 300, heads=heads)
 
 
@@ -137,7 +143,7 @@ def same(cp, a, b):
     return a.shape == b.shape and bool((a == b).all())
 
 
-@pytest.mark.parametrize("fn", [la.softmax_attention, la.forgetting_attention])
+@pytest.mark.parametrize("fn", BY_TOKEN)
 def test_same_bits(cp, fn):
     """Alone, in a batch, in a ragged batch, on every run; NaN of one sequence and later tokens come nowhere else."""
     offsets = [0, 130, 130, 133, 420, 700]
@@ -164,7 +170,7 @@ def test_same_bits(cp, fn):
             assert same(cp, x, batch[n][1:]), (n, start)
 
 
-@pytest.mark.parametrize("fn", [la.softmax_attention, la.forgetting_attention])
+@pytest.mark.parametrize("fn", BY_TOKEN)
 def test_causality_to_the_bit(cp, fn):
     (arrays, _), (other, _) = draw(fn, 700, B=1), draw(fn, 701, B=1)
     later = {n: np.concatenate([x[:, :333], other[n][:, 333:700]], axis=1) for n, x in arrays.items()}
