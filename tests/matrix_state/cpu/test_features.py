@@ -9,8 +9,10 @@ pytest.importorskip("numba")
 
 import linattn_np as la
 
+RANDOM_MAPS = [fn for fn in la.VARIANTS if "num_features" in fn.spec.options.defaults]
 
-@pytest.mark.parametrize("fn", [la.performer, la.rfa])
+
+@pytest.mark.parametrize("fn", RANDOM_MAPS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("heads", [{"H": 3, "Hq": 3}, {"H": 10, "Hq": 20}, {"H": 9, "Hk": 3, "Hq": 9}], ids=str)
 def test_heads_whose_features_are_computed_at_once(fn, heads):
     """A head has the bits that it has alone, and a token those that it has among others."""

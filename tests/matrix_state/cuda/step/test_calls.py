@@ -13,10 +13,10 @@ from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import step as cuda_step
 from linattn_np.matrix_state.types import Decay, Erase, Inputs
 from tests.core_cases import CELLS, case
-from tests.matrix_state.cuda import step_host
+from tests.matrix_state.cuda.step import host
 from tests.matrix_state.cuda.step_twin import CUPY, device_plans, stub
 
-launched, public, arrays_of, there = step_host.launched, step_host.public, step_host.arrays_of, step_host.there
+launched, public, arrays_of, there = host.launched, host.public, host.arrays_of, host.there
 
 
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)

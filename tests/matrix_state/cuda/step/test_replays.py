@@ -11,12 +11,12 @@ from linattn_np.call import vjp as call_vjp
 from linattn_np.matrix_state.types import Decay, EraseKey
 from linattn_np.runtime.cuda import constants, launch
 from tests.cases import has_plain_state, passes_through
-from tests.matrix_state.cuda import step_host
+from tests.matrix_state.cuda.step import host
 from tests.matrix_state.cuda.step_twin import device_plans, stub
 
 AGAIN = [fn for fn in la.VARIANTS if passes_through(fn) and not fn.spec.micro_steps]
 
-launched, public, arrays_of, doubling = step_host.launched, step_host.public, step_host.arrays_of, step_host.doubling
+launched, public, arrays_of, doubling = host.launched, host.public, host.arrays_of, host.doubling
 
 
 @pytest.mark.parametrize("fn", AGAIN, ids=lambda f: f.__name__)
