@@ -25,7 +25,7 @@ def slots(state, L):
         rows = y[:, :L]
         return np.concatenate([rows, np.zeros((len(y), L - rows.shape[1], *y.shape[2:]), y.dtype)], axis=1)
 
-    return type(state)(*(cut(y) if n != "length" else y for n, y in state._asdict().items()))
+    return type(state)(*(cut(y) if n in ("k", "v", "b") else y for n, y in state._asdict().items()))
 
 
 @every_backend
