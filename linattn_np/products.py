@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .matrix_state.types import EraseKey, Inputs
-from .runtime.arrays import Array, cast, device, shared_heads, sum_of_groups
+from .runtime.arrays import Array, cast, device, dtype_name, is_cupy, shared_heads, sum_of_groups
 from .runtime.shapes import HEADS, has_time
 from .spec import ChangeOfVariables, Gradients, Variables
 
@@ -36,8 +36,9 @@ def products(*same: str, **inputs: str | Factors | Formula) -> ChangeOfVariables
 
     same: inputs that are arrays of their own names. A missing channel axis is added ((..., T, H) is (..., T, H, 1));
     heads are shared by groups; arrays without tokens are the same for every token. One array alone is passed unchanged;
-    products have the compute dtype. The last factor names the array: an input is None if that is not given, other
-    factors are 1 if they are not given. An empty product is 1. Erase vectors r without a beta: beta is 1.
+    products have the compute dtype, but kernels of a bfloat16 call get them rounded, as all factors of their products.
+    The last factor names the array: an input is None if that is not given, other factors are 1 if they are not given.
+    An empty product is 1. Erase vectors r without a beta: beta is 1.
     """
     every: dict[str, Factors | Formula] = {name: (name,) for name in same}
     every |= {name: (x,) if isinstance(x, str) else x for name, x in inputs.items()}
@@ -103,6 +104,8 @@ def _product(c: Variables, factors: Factors, of_heads: bool) -> Array | None:
     else:
         each = _wide(c, given)
         y = functools.reduce(lambda a, b: a * b, each)
+        if c.kernels and is_cupy(xp) and all(dtype_name(getattr(c, name)) == "bfloat16" for name in given):
+            y = cast(xp, y, getattr(c, given[0]).dtype)
     if of_heads or any(_kind(c.axes[name])[0] for name in given):
         return y
     return xp.broadcast_to(y, (c.sizes.T, *y.shape))
@@ -111,6 +114,7 @@ def _product(c: Variables, factors: Factors, of_heads: bool) -> Array | None:
 def _product_vjp(c: Variables, factors: Factors, dy: Array) -> Gradients:
     given = _given(c, factors)
     each = _wide(c, given) if len(given) > 1 else []
+    dy = cast(c.xp, dy, c.dtype) if each else dy
     grads: Gradients = {}
     for n, name in enumerate(given):
         others = each[:n] + each[n + 1:]

@@ -22,6 +22,7 @@ from .matrix_state.cuda import step as cuda_step
 from .matrix_state.cuda import vector_backward_plan as cuda_vector_backward
 from .matrix_state.cuda import vector_plan as cuda_vector
 from .matrix_state.cuda import wgmma as cuda_wgmma
+from .matrix_state.cuda.free import delta as cuda_free_delta
 from .matrix_state.cuda.free import plan as cuda_free
 from .matrix_state.types import Decay, Erase
 from .ops.cuda import complement, gate_formula, step_size, unit_rows
@@ -149,6 +150,14 @@ def free_entries(
             yield Entry(f"free rank-one term in {gate}, {words}", plan.KERNELS[name].file, constants)
 
 
+def erase_vector_entries(dtype: str, K: int, V: int, capability: int, backward: bool = True) -> Iterator[Entry]:
+    """Every kernel of the delta rule with a vector decay and erase vectors of its own (gdn2)."""
+    yield from free_entries(dtype, K, V, capability, backward)
+    for gate in ("bfloat16", "float32") if cuda_vector.takes(dtype, K, V, capability) else ():
+        constants = cuda_free_delta.constants(K, V, gate, "bfloat16", False)
+        yield Entry(f"erase vectors with a decay in {gate}", cuda_free_delta.SOURCE, constants)
+
+
 def vector_backward_entries(
     dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False
 ) -> Iterator[Entry]:
@@ -271,6 +280,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     yield words, K, V, entry
                 of_free = (dtype, K, V, capability, not args.forward_only)
                 for entry in free_entries(*of_free) if erase == "free" and decay != "scalar" else ():
+                    yield words, K, V, entry
+                for entry in erase_vector_entries(*of_free) if erase == "delta" and decay == "vector" else ():
                     yield words, K, V, entry
                 if decay == "vector" and erase != "free":
                     own = Erase[erase.upper()]

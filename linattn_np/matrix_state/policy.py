@@ -88,8 +88,8 @@ SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta 
 
 VECTOR_BACKWARD = os.environ.get("LINATTN_CUDA_VECTOR_BACKWARD", "1") not in ("", "0")  # gradients of vector decays by
 # kernels; else by array calls
-FREE_ERASE = os.environ.get("LINATTN_CUDA_FREE", "0") not in ("", "0")  # rwkv7, dplr, iplr by kernels of chunks; else
-# token by token in one kernel
+FREE_ERASE = os.environ.get("LINATTN_CUDA_FREE", "1") not in ("", "0")  # rwkv7, dplr, iplr, gdn2 by kernels of
+# chunks; else token by token in one kernel
 REVERSE_SEGMENTS = 3  # segments from which on the reverse chain of a delta rule runs twice, in pieces
 EXACT_RESIDENT = 2  # blocks a multiprocessor of the gradients of chunks that decay too far: what its memory holds
 

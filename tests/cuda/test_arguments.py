@@ -52,6 +52,8 @@ LAYOUT = {
     core.FREE_GRADS: (1408, {"q": 0, "dout": 768, "rows_q": 896, "dq": 1096, "db": 1256, "offsets": 1296,
                              "states": 1304, "flags": 1336, "slots": 1344, "T": 1352, "group_q": 1364, "items": 1388,
                              "scale": 1392}),
+    core.ERASE_VECTORS: (240, {"g": 40, "v": 80, "beta": 120, "a": 160, "dg": 176, "dk": 200, "db": 208, "dbeta": 216,
+                               "rows": 224, "T": 232, "heads": 236}),
     core.VECTORS: (32, {"batch": 0, "token": 8, "head": 16, "group": 24, "kind": 28}),
     core.STEP: (568, {"q": 0, "out": 80, "start": 88, "offsets": 120, "at_q": 128, "at_out": 448, "start_slot": 480,
                       "places": 528, "T": 536, "heads_inverse": 552, "read": 556, "past": 560}),

@@ -167,6 +167,14 @@ FREE_GRADS = Struct(  # the gradients of vector_free/ but dv
     ("group_q group_k group_v group_g group_a group_b items", INT), ("scale", FLOAT),
 )  # fmt: skip
 
+ERASE_VECTORS = Struct(  # erase_vectors.cu; a, values and what follows: dense, of the outputs' heads
+    "matrix_state/EraseVectorArguments",
+    ("r g v", ROWS), ("beta", GATE),
+    ("a values", OUT_BYTES),  # what free kernels take; back, their gradients
+    ("dg dr dv dk", OUT_BYTES), ("db", BYTES), ("dbeta", OUT_FLOATS),  # dg, dk: of those kernels, then with the rest
+    ("rows", I64), ("T heads", INT),
+)  # fmt: skip
+
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
 VECTORS = Struct("matrix_state/Vectors", ("batch token head", I64), ("group", INVERSE), ("kind", INT))
 STEP = Struct(
