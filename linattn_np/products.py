@@ -79,10 +79,41 @@ def _to_core_vjp(inputs: Given, c: Variables, d: Inputs) -> Gradients:
         dy = getattr(d, name)
         if dy is None:  # not given, or added to the gradient of k
             continue
-        more = factors.f_vjp(c, dy) if isinstance(factors, Formula) else _product_vjp(c, factors, dy)
-        for array, dx in more.items():
-            grads[array] = grads[array] + dx if array in grads else dx
+        if isinstance(factors, Formula):
+            _add(grads, factors.f_vjp(c, dy))
+        elif (kernel := _kernels(c, factors, dy)) is not None:
+            _add_by_kernel(kernel, c, factors, dy, grads)
+        else:
+            _add(grads, _product_vjp(c, factors, dy))
     return grads
+
+
+def _add(grads: Gradients, more: Gradients) -> None:
+    for array, dx in more.items():
+        grads[array] = grads[array] + dx if array in grads else dx
+
+
+def _add_by_kernel(kernel: Any, c: Variables, factors: Factors, dy: Array, grads: Gradients) -> None:
+    """The gradients of a product of two arrays; one that is known already is added to by the kernel."""
+    one, other = sorted(factors, key=lambda name: name not in grads)
+    known = grads.get(one)
+    add = grads.pop(one) if known is not None and kernel.takes(dy, known) else None
+    d_one, d_other = kernel.product_vjp(c.xp, getattr(c, one), getattr(c, other), dy, add)
+    _add(grads, {one: d_one, other: d_other})
+
+
+def _is_rounded(c: Variables, factors: Factors) -> bool:
+    """Whether a product of several arrays is rounded: for kernels, of bfloat16 arrays."""
+    return c.kernels and is_cupy(c.xp) and all(dtype_name(getattr(c, name)) == "bfloat16" for name in factors)
+
+
+def _kernels(c: Variables, factors: Factors, *more: Array) -> Any:
+    """The module of kernels for a product of two arrays that is rounded; None for others."""
+    if len(factors) != 2 or len(_given(c, factors)) != 2 or not _is_rounded(c, factors):
+        return None
+    from .ops.cuda import product
+
+    return product if product.takes(*(getattr(c, name) for name in factors), *more) else None
 
 
 def _given(c: Variables, factors: Factors) -> list[str]:
@@ -102,10 +133,11 @@ def _product(c: Variables, factors: Factors, of_heads: bool) -> Array | None:
     if len(given) == 1:
         y = _with_channels(c, given[0])
     else:
-        each = _wide(c, given)
-        y = functools.reduce(lambda a, b: a * b, each)
-        if c.kernels and is_cupy(xp) and all(dtype_name(getattr(c, name)) == "bfloat16" for name in given):
-            y = cast(xp, y, getattr(c, given[0]).dtype)
+        kernel = _kernels(c, factors)
+        if kernel is not None:
+            return kernel.product(xp, *(getattr(c, name) for name in factors))
+        y = functools.reduce(lambda a, b: a * b, _wide(c, given))
+        y = cast(xp, y, getattr(c, given[0]).dtype) if _is_rounded(c, tuple(given)) else y
     if of_heads or any(_kind(c.axes[name])[0] for name in given):
         return y
     return xp.broadcast_to(y, (c.sizes.T, *y.shape))

@@ -90,6 +90,8 @@ VECTOR_BACKWARD = os.environ.get("LINATTN_CUDA_VECTOR_BACKWARD", "1") not in (""
 # kernels; else by array calls
 FREE_ERASE = os.environ.get("LINATTN_CUDA_FREE", "1") not in ("", "0")  # rwkv7, dplr, iplr, gdn2 by kernels of
 # chunks; else token by token in one kernel
+RECURRENCE_BACKWARD = os.environ.get("LINATTN_CUDA_RECURRENCE", "1") not in ("", "0")  # gradients of calls that go
+# token by token by kernels; else by array calls
 REVERSE_SEGMENTS = 3  # segments from which on the reverse chain of a delta rule runs twice, in pieces
 EXACT_RESIDENT = 2  # blocks a multiprocessor of the gradients of chunks that decay too far: what its memory holds
 

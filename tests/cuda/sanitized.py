@@ -112,7 +112,12 @@ CASES = [
     Case("hgrn2", "bfloat16", 150),
     Case("hgrn2", "bfloat16", 130, 64, 64, (2, 2, 2), [0, 70, 130]),
     Case("gla", "bfloat16", 70, 200, 136),  # in blocks of keys and of values
-    Case("gdn2", "float16", 70, backward=False),  # token by token
+    # token by token
+    Case("gdn2", "float16", 70, backward=False),
+    Case("gla", "float16", 50),
+    Case("rwkv6", "float32", 40, 64, 64),
+    Case("rwkv7", "float32", 60, 60, 36, (2, 1, 2), [0, 33, 60]),
+    Case("kda", "float32", 40, 64, 256, (1, 1, 1)),
     Case("kda", "bfloat16", 140, raw=True, backward=False),
     # a free rank-one term
     Case("rwkv7", "bfloat16", 150),

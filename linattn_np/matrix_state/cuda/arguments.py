@@ -175,6 +175,16 @@ ERASE_VECTORS = Struct(  # erase_vectors.cu; a, values and what follows: dense, 
     ("rows", I64), ("T heads", INT),
 )  # fmt: skip
 
+RECURRENCE = Struct(  # recurrence/: gradients token by token; arrays that are written are dense (tokens, heads, width)
+    "matrix_state/RecurrenceArguments",
+    ("q k v g a b dout dq dk dv dg da db", ROWS), OFFSETS,
+    ("u", FLOATS), ("du", OUT_FLOATS),  # bonus (heads of u, K); of every sequence (sequences, heads, K)
+    ("w dw", OUT_BYTES),  # what a and b read, float32
+    ("start end", OUT_FLOATS),  # the state, or its gradient, before and after: (sequences, heads, K, V)
+    ("marks near_dots far_dots", OUT_FLOATS),  # states at marks; q.dq and a.da by channels, of which dg is made
+    ("marks_of_sequence", I64), ("T heads group_u", INT), ("scale", FLOAT),
+)  # fmt: skip
+
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
 VECTORS = Struct("matrix_state/Vectors", ("batch token head", I64), ("group", INVERSE), ("kind", INT))
 STEP = Struct(

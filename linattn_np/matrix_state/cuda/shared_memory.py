@@ -191,6 +191,24 @@ def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
     return 4 * keys + max(4 * values + 2 * states, sums) + keys * BYTES[gate] // 2 + 5 * 128 * 4 + 32
 
 
+# Gradients token by token.
+def recurrence_tokens(V: int) -> int:
+    """Tokens that a block loads at a time."""
+    return 16 if V <= 128 else 8
+
+
+def recurrence_values(kind: Any) -> int:
+    """recurrence/values.cu: of each token q, k, decays (a, b) and 128 values."""
+    return recurrence_tokens(kind.V) * ((3 + 2 * kind.erase) * round_up(kind.K, 32) + 128) * 4
+
+
+def recurrence_channels(kind: Any) -> int:
+    """recurrence/channels.cu: of each token v, dO (w, dw), 32 channels of q, k, decays (a, b), sums of 8 warps."""
+    pairs, tokens = 1 + kind.erase, recurrence_tokens(kind.V)
+    values, cells = 2 * pairs * round_up(kind.V, 128), (3 + 2 * kind.erase + 8 * pairs) * 32
+    return (tokens * (values + cells + 2) + 32) * 4
+
+
 # The portable delta rule.
 def delta_chunk(element: str) -> int:
     """Tokens of a chunk of the portable delta rule."""

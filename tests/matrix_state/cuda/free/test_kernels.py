@@ -166,14 +166,16 @@ def compare_gdn2(cp, options=None, **how):
     """Output, final state and gradients."""
     (arrays, state), options = of_gdn2(**how), options or {}
     rng = np.random.default_rng(1)
-    dout, dstate = rng.standard_normal(arrays["v"].shape).astype(arrays["v"].dtype), rng.standard_normal(state.shape)
+    heads = max(arrays["q"].shape[2], arrays["v"].shape[2])
+    dout = rng.standard_normal((*arrays["v"].shape[:2], heads, arrays["v"].shape[3])).astype(arrays["v"].dtype)
+    dstate = rng.standard_normal(state.shape).astype(np.float32)
     there = {n: cp.asarray(x) for n, x in arrays.items()}
     result, pull = la.vjp(la.gdn2, **there, state=cp.asarray(state), return_state=True, backend="cuda", chunk_size=64,
                           **options)  # fmt: skip
-    found = pull(cp.asarray(dout), cp.asarray(dstate.astype(np.float32)))._asdict()
+    found = pull(cp.asarray(dout), cp.asarray(dstate))._asdict()
     wide = {n: x.astype(np.float64) for n, x in arrays.items()}
     expected, pull = la.vjp(la.gdn2, **wide, state=state.astype(np.float64), return_state=True, **options)
-    right = pull(dout.astype(np.float64), dstate)._asdict()
+    right = pull(dout.astype(np.float64), dstate.astype(np.float64))._asdict()
     for name, x, want in zip(("out", "state"), result, expected, strict=True):
         assert error(x, want) < OUT, name
     for name, want in right.items():

@@ -14,7 +14,7 @@ from tests.matrix_state.cuda.device_arrays import check_made_again, check_same_b
 from tests.matrix_state.cuda.test_vector import BY_ERASE, BY_READ, FUNCTIONS, GATES, draw, name_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
-BOUND = {Erase.NONE: 6e-3, Erase.DELTA: 1e-2, Erase.FREE: 1e-2}  # of the norm of the result, of one head
+BOUND = {Erase.NONE: 6e-3, Erase.DELTA: 1e-2, Erase.FREE: 1.5e-2}  # of the norm of the result, of one head
 
 
 def cotangents(arrays, state, seed=0):
