@@ -92,6 +92,7 @@ def test_vector_builds_have_the_constant_where_they_store():
 def rounded(case, **sizes):
     """(arrays as a CUDA call takes them, the same numbers in float64, the states likewise)."""
     arrays, state = draw(case, K=128, V=128, **sizes)
+    arrays.pop("gv", None)  # with a decay of both axes calls go token by token
     given = {n: x.astype(np.float32 if n in ("g", "beta", "u") else ml_dtypes.bfloat16) for n, x in arrays.items()}
     if case.spec.decay.name == "VECTOR":
         given["g"] = given["g"].astype(ml_dtypes.bfloat16)

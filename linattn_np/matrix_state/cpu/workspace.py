@@ -27,7 +27,7 @@ NUMBERS = ("scale", "eps", "enough")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "out_state", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
           "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",
-          "out_sums", "out_dgv")  # fmt: skip
+          "out_sums", "out_dgv", "in_rotation")  # fmt: skip
 
 M = Matrix
 MATRICES = {
@@ -35,23 +35,23 @@ MATRICES = {
     # the tokens of a chunk
     "q": M("c", "K_lanes"), "k": M("c", "K_lanes", slot="slot"), "v": M("c", "V_lanes"),
     "r": M("c", "K_lanes", slot="slot"), "b": M("c", "K_lanes"), "u": M("one", "K_lanes"), "beta": M("c"),
-    "kT": M("K_lanes", "c"), "bT": M("K_lanes", "c"),
+    "kT": M("K", "c"), "bT": M("K", "c"),
     # tables of the decay
     "g64": M("c", wide=True), "sums": M("c", wide=True), "E": M("c", "c", above=1, slot="slot"),
     "E_before": M("c", "c", slot="slot", alias="E", first=-1), "start": M("c1", slot="slot"),
     "start_after": M("c", slot="slot", alias="start", first=1), "end": M("c", slot="slot"), "carries": M("K_lanes"),
     "W": M("c", "K_lanes"), "first": M("c", "K_lanes", above=1),
     "first_before": M("c", "K_lanes", alias="first", first=-1), "last": M("c", "K_lanes"), "carry": M("K_lanes"),
-    "near": M("block", "K_lanes"), "far": M("c", "K_lanes"), "farT": M("K_lanes", "c"),
+    "near": M("block", "K_lanes"), "far": M("c", "K_lanes"), "farT": M("K", "c"),
     # what is erased, written and read
-    "S": M("K_lanes", "V_lanes", slot="slot"), "S_after": M("K_lanes", "V_lanes", slot="slot_after", alias="S"),
+    "S": M("K", "V_lanes", slot="slot"), "S_after": M("K", "V_lanes", slot="slot_after", alias="S"),
     "U": M("c", "V_lanes", slot="slot"), "Y": M("c", "V_lanes", slot="slot"), "A": M("c", "c", slot="slot"),
     "M": M("c", "c"), "rest": M("c", "c", slot="slot"), "correction": M("c", "V_lanes"), "P": M("c", "c"),
     "inside": M("c", "V_lanes"), "hat": M("c", "K_lanes"), "factor": M("c"), "scales": M("c"), "ones": M("c"),
     "minus": M("c"),
     # the adjoint
-    "dout": M("c", "V_lanes"), "dS": M("K_lanes", "V_lanes"), "dST": M("V_lanes", "K_lanes"),
-    "ST": M("V_lanes", "K_lanes"), "UT": M("V_lanes", "c"), "dU": M("c", "V_lanes"), "dY": M("c", "V_lanes"),
+    "dout": M("c", "V_lanes"), "dS": M("K", "V_lanes"), "dST": M("V", "K"),
+    "ST": M("V", "K"), "UT": M("V", "c"), "dU": M("c", "V_lanes"), "dY": M("c", "V_lanes"),
     "dP": M("c", "c"), "dq": M("c", "K_lanes"), "dk": M("c", "K_lanes"), "dr": M("c", "K_lanes"),
     "db": M("c", "K_lanes"), "du": M("one", "K_lanes"), "dbeta": M("c"), "back": M("c", "K_lanes"),
     "crossed": M("c", "c", above=1), "crossed_before": M("c1", "c", alias="crossed", first=-1),
@@ -75,12 +75,12 @@ MATRICES = {
     # a decay on the value axis, in the adjoint
     "W_v": M("c", "V_lanes"), "first_v": M("c", "V_lanes", above=1),
     "first_v_before": M("c", "V_lanes", alias="first_v", first=-1), "last_v": M("c", "V_lanes"),
-    "carry_v": M("V_lanes"), "near_v": M("block", "V_lanes"), "far_v": M("c", "V_lanes"), "farT_v": M("V_lanes", "c"),
+    "carry_v": M("V_lanes"), "near_v": M("block", "V_lanes"), "far_v": M("c", "V_lanes"), "farT_v": M("V", "c"),
     "ended": M("c", "V_lanes"), "asking": M("c", "V_lanes"), "read_v": M("c", "V_lanes"), "out_v": M("c", "V_lanes"),
     "crossed_v": M("c", "V_lanes"), "readers_v": M("c", "V_lanes", above=1),
     "readers_v_before": M("c1", "V_lanes", alias="readers_v", first=-1), "writers_v": M("c", "V_lanes"),
     "totals_v": M("V_lanes"), "scratch_v": M("scratch_rows", "V_lanes"),
-    "S_begun": M("K_lanes", "V_lanes", slot="segment"),
+    "S_begun": M("K", "V_lanes", slot="segment"),
 }  # fmt: skip
 
 CHUNK = Workspace("chunk", (*TASK, *SIZES, *FLAGS), NUMBERS, ARRAYS, MATRICES)

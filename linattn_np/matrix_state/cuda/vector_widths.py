@@ -84,7 +84,8 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     x, plan, _, residuals = saved
     xp, w = plan.xp, widths_of(x)
     dout = None if dout is None else _narrower_values(xp, cast(xp, dout, x.v.dtype), w)
-    d, dstate = _inner(x).backward(residuals.inner, dout, _narrower_state(xp, dstate, w))
+    inner = _saved(saved, w) if residuals is None else residuals.inner
+    d, dstate = _inner(x).backward(inner, dout, _narrower_state(xp, dstate, w))
     grads: dict[str, Array | None] = {"beta": d.beta, "v": _wider_values(xp, d.v, w, x.v.shape)}
     for name in ("q", "k", "g", "u"):
         y, dy = getattr(x, name), getattr(d, name)
@@ -94,6 +95,12 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
             wide = sum_shared_heads(xp, wide, (*wide.shape[:-2], y.shape[-2], w.keys * w.K))
             grads[name] = cast(xp, wide, dy.dtype)[..., : y.shape[-1]]
     return Inputs(**{n: grads.get(n) for n in Inputs._fields}), _wider_state(xp, dstate, w, x)
+
+
+def _saved(saved: Saved, w: Widths) -> Saved:
+    """The call of narrower heads without residuals, of a forward that went token by token."""
+    xp = saved.plan.xp
+    return Saved(_narrower(xp, saved.x, w), saved.plan, _narrower_state(xp, saved.state, w), None)
 
 
 def _inner(x: Inputs) -> Any:

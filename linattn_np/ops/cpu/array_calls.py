@@ -22,8 +22,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ...runtime.pieces.piece import I64, JIT, Whole, make_array, piece
-from ...runtime.pieces.vectors import emitted
+from ...runtime.pieces.piece import JIT, Whole, piece
+from ...runtime.pieces.vectors import I64, emitted, make_array
 from ...runtime.pieces.views import words
 from ...runtime.tracing import Untraceable
 from .storage import from_bfloat16, from_float16

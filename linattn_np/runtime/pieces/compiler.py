@@ -17,7 +17,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,13 @@ import llvmlite
 import llvmlite.binding as llvm
 import numba
 from llvmlite import ir
-from numba.core import cgutils, compiler, registry, types
+from numba.core import compiler, registry, types
 from numba.core.codegen import CPUCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu_options import FastMathOptions
 
 from .. import code_cache
-from .vectors import vectors
+from .vectors import I64, Array, make_array, vectors
 
 KIND = "cpu"
 LOADED = time.time()
@@ -91,37 +91,60 @@ def _compile(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
         result = compiler.compile_extra(
             typing, context, body, signature.args, signature.return_type, _flags(), {}, library=library
         )
-        library.add_ir_module(_by_address(context, signature, result.fndesc.llvm_func_name, symbol))
+        library.add_ir_module(_called_by_numbers(context, signature, result.fndesc.llvm_func_name, symbol))
         library.finalize()
         return _machine_code(library._final_module, result.fndesc.llvm_func_name, symbol)
 
 
-def is_by_address(kind: Any) -> bool:
-    """Whether arguments of a type are passed by address: arrays and tuples."""
-    return isinstance(kind, types.Array | types.BaseTuple)
+def numbers_of(context: Any, kind: Any) -> list[ir.Type]:
+    """What an argument of a type is passed as: of an array its address, sizes and steps, of a tuple its parts."""
+    if isinstance(kind, types.BaseTuple):
+        return [n for part in kind for n in numbers_of(context, part)]
+    if isinstance(kind, types.Array):
+        return [I64] * (2 if kind.is_c_contig and kind.ndim == 1 else 1 + 2 * kind.ndim)
+    return [context.get_value_type(kind)]
+
+
+def taken_apart(context: Any, b: ir.IRBuilder, kind: Any, x: ir.Value) -> list[ir.Value]:
+    """The numbers of an argument."""
+    if isinstance(kind, types.BaseTuple):
+        parts = (taken_apart(context, b, part, b.extract_value(x, n)) for n, part in enumerate(kind))
+        return [number for part in parts for number in part]
+    if not isinstance(kind, types.Array):
+        return [x]
+    y = Array(context, b, kind, x)
+    return [y.start, *y.shape, *y.steps][: len(numbers_of(context, kind))]
+
+
+def put_together(context: Any, b: ir.IRBuilder, kind: Any, numbers: Iterator[ir.Value]) -> ir.Value:
+    """The argument of its numbers."""
+    if isinstance(kind, types.BaseTuple):
+        x = ir.Constant(context.get_value_type(kind), ir.Undefined)
+        for n, part in enumerate(kind):
+            x = b.insert_value(x, put_together(context, b, part, numbers), n)
+        return x
+    if not isinstance(kind, types.Array):
+        return next(numbers)
+    at, *sizes = (next(numbers) for _ in numbers_of(context, kind))
+    shape, steps = sizes[: kind.ndim], sizes[kind.ndim :] or [I64(kind.dtype.bitwidth // 8)]
+    return make_array(context, b, kind, at, shape, steps)
 
 
 def c_signature(context: Any, signature: Any) -> ir.FunctionType:
-    """The type of a piece's function: arrays and tuples by address, the rest by value."""
-    value = context.get_value_type
-    kinds = [value(t).as_pointer() if is_by_address(t) else value(t) for t in signature.args]
+    """The type of a piece's function."""
     returned = signature.return_type
-    return ir.FunctionType(ir.VoidType() if returned == types.void else value(returned), kinds)
+    kinds = [n for kind in signature.args for n in numbers_of(context, kind)]
+    return ir.FunctionType(ir.VoidType() if returned == types.void else context.get_value_type(returned), kinds)
 
 
-def _by_address(context: Any, signature: Any, name: str, symbol: str) -> ir.Module:
-    """A function `symbol` that loads its arrays and calls Numba's function `name`; address 0 is an empty array."""
+def _called_by_numbers(context: Any, signature: Any, name: str, symbol: str) -> ir.Module:
+    """A function `symbol` of numbers that calls Numba's function `name`."""
     module = context.codegen()._create_empty_module(symbol)
     convention, returned = context.call_conv, signature.return_type
     callee = ir.Function(module, convention.get_function_type(returned, signature.args), name)
     function = ir.Function(module, c_signature(context, signature), symbol)
-    b, given = ir.IRBuilder(function.append_basic_block()), []
-    for kind, x in zip(signature.args, function.args, strict=True):
-        if is_by_address(kind):
-            there, at = b.icmp_unsigned("!=", x, ir.Constant(x.type, None)), cgutils.alloca_once(b, x.type.pointee)
-            b.store(ir.Constant(x.type.pointee, None), at)
-            x = b.load(b.select(there, x, at))
-        given.append(x)
+    b, numbers = ir.IRBuilder(function.append_basic_block()), iter(function.args)
+    given = [put_together(context, b, kind, numbers) for kind in signature.args]
     result = convention.call_function(b, callee, returned, signature.args, given)[1]
     if returned == types.void:
         b.ret_void()

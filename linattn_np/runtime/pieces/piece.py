@@ -28,6 +28,7 @@ from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic
 
 from . import compiler
+from .vectors import make_array
 from .workspace import Workspace
 
 JIT = not config.DISABLE_JIT
@@ -132,16 +133,6 @@ def _set_field(context: Any, b: ir.IRBuilder, signature: Any, values: Any, name:
         b.store(context.cast(b, value, signature.args[1], types.int64), _entry(b, w, declaration.slots[name]))
 
 
-def make_array(context: Any, b: ir.IRBuilder, kind: Any, at: ir.Value, shape: Any, steps: Any) -> ir.Value:
-    """An array at an address."""
-    value, size = context.get_value_type(kind), kind.dtype.bitwidth // 8
-    array = ir.Constant(value, None)
-    array = b.insert_value(b.insert_value(array, I64(size), 3), b.inttoptr(at, value.elements[4]), 4)
-    for n, (x, step) in enumerate(zip(shape, steps, strict=True)):
-        array = b.insert_value(b.insert_value(array, x, (5, n)), step, (6, n))
-    return array
-
-
 # pieces
 
 
@@ -216,18 +207,15 @@ def piece(body: Callable[..., Any] | None = None, *, optional: bool = False) -> 
 
 
 def _call(own: Piece, dtype: Any, context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-    """A call by symbol, or of an optional piece through its pointer; 0 is the address of an array that is left out."""
+    """A call by symbol, or of an optional piece through its pointer; an array that is left out is empty."""
     wanted, given = own.types_of(dtype), []
     kind = compiler.c_signature(context, wanted)
-    for found, x, taken, c_type in zip(signature.args, values, wanted.args, kind.args, strict=True):
-        if not compiler.is_by_address(taken):
-            given.append(context.cast(b, x, found, taken))
-        elif compiler.is_by_address(found):
-            x = context.cast(b, x, found, taken) if isinstance(taken, types.BaseTuple) else x
-            given.append(cgutils.alloca_once(b, c_type.pointee))
-            b.store(x, given[-1])
+    for found, x, taken in zip(signature.args, values, wanted.args, strict=True):
+        if isinstance(taken, types.Array) and not isinstance(found, types.Array):
+            given += [I64(0) for _ in compiler.numbers_of(context, taken)]
         else:
-            given.append(ir.Constant(c_type, None))
+            x = x if isinstance(taken, types.Array) else context.cast(b, x, found, taken)
+            given += compiler.taken_apart(context, b, taken, x)
     if own.optional:
         name = f"{own.symbol(dtype)}.slot"
         slot = b.module.globals.get(name) or ir.GlobalVariable(b.module, I64, name)

@@ -126,8 +126,9 @@ def solve_tile(typing: Any, N: Any, X: Any, i: Any, j: Any) -> Any:
 
 def _transpose_tile(A, out, i, j):  # type: ignore[no-untyped-def]
     W = lane(A.dtype)
-    x = A[i : i + W, j : j + W]
-    out[j : j + x.shape[1], i : i + x.shape[0]] = x.T
+    x = A[i : i + W, j : j + W].T
+    to = out[j : j + len(x), i : i + x.shape[1]]
+    to[...] = x[: len(to), : to.shape[1]]
 
 
 @emitted(_transpose_tile)

@@ -102,6 +102,16 @@ class Array:
         return ir.Constant(self.vector, [0.0] * self.vector.count)
 
 
+def make_array(context: Any, b: ir.IRBuilder, kind: Any, at: ir.Value, shape: Any, steps: Any) -> ir.Value:
+    """An array at an address."""
+    value, size = context.get_value_type(kind), kind.dtype.bitwidth // 8
+    array = ir.Constant(value, None)
+    array = b.insert_value(b.insert_value(array, I64(size), 3), b.inttoptr(at, value.elements[4]), 4)
+    for n, (x, step) in enumerate(zip(shape, steps, strict=True)):
+        array = b.insert_value(b.insert_value(array, x, (5, n)), step, (6, n))
+    return array
+
+
 def arrays(context: Any, b: ir.IRBuilder, kind: Any, value: ir.Value) -> list[Array]:
     """The arrays of a tuple."""
     return [Array(context, b, part, b.extract_value(value, n)) for n, part in enumerate(kind)]

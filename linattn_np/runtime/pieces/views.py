@@ -8,8 +8,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from .piece import I64, StoredType, make_array
-from .vectors import Array, emitted, known
+from .piece import StoredType
+from .vectors import I64, Array, emitted, known, make_array
 from .workspace import AT, BATCH, CHANNEL, HEAD, SHARED, TOKEN, PythonWorkspace, StoredArray, array_at
 
 
