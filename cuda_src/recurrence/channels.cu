@@ -1,27 +1,28 @@
 // Gradients of a recurrence's vectors, 32 key channels a block: given w and dw, rows of S and of G are recurrences apart. A lane has a channel, a
-// warp a slice of the values. tiles.cuh has the equations. Forward dq and da, and the decayed states at marks; LA_BACK 1 dk, db, dg and du:
+// warp a slice of the values. What reads the state after token t, is counted with t: a_(t+1) with the cotangent dw_(t+1), and with LA_BEFORE
+// q_(t+1) with dO_(t+1), where else q_t and dO_t stand. With S~_t = e^{g_t} S_(t-1), and R_t now the gradient after all of these readers:
 //
-//     P_t = <e^{g_t} S_(t-1), R_t>        dg_t = P_t + q_t (e^{g_t} S_(t-1) dO_t)
-//     P_(t-1) = dg_t + a_t da_t - k_(t-1) (R_(t-1) v_(t-1)) - b_(t-1) (R_(t-1) w_(t-1))
+//     dq = S~_t dO + <dO, v_t> k_t + <dO, w_t> b_t        dk_t = R_t v_t + <dO, v_t> q + <dw, v_t> a        R_(t-1) = e^{g_t} (R_t + q^T dO + a^T dw)
+//     da = S~_t dw + <dw, v_t> k_t + <dw, w_t> b_t        db_t = R_t w_t + <dO, w_t> q + <dw, w_t> a
+//     P_t = <S~_t, R_t>        dg_t = P_t + q (S~_t dO) + a (S~_t dw)        P_(t-1) = dg_t - k_(t-1) (R_(t-1) v_(t-1)) - b_(t-1) (R_(t-1) w_(t-1))
 //
-// channel by channel, P anew at every mark: nothing is in it that no decay has crossed. LA_BEFORE: dg_t = P_t and q_t dq_t in place of a da.
+// channel by channel, P anew at every mark: nothing is in dg that no decay has crossed. Forward dq and da, and S~ at marks; LA_BACK 1 dk, db, dg.
+// Readers of the first state are counted with a token before the first one, which writes nothing.
 #include "recurrence/tiles.cuh"
 
 #ifndef LA_BACK
 #define LA_BACK 0
 #endif
-#ifndef LA_BONUS
-#define LA_BONUS 0
-#endif
 #ifndef LA_MARK     // tokens from one mark to the next
 #define LA_MARK 128
 #endif
+constexpr int EARLY = LA_BEFORE || LA_ERASE;   // 1: with a token before the first
 constexpr int SLICE = VALUES / WARPS, CHANNELS = 32, EACH = TOKENS * CHANNELS / THREADS;   // of a warp; of a block; outputs of a thread
 constexpr int ROW = TOKENS * VALUES, CELLS = TOKENS * CHANNELS, PAIRS = 1 + LA_ERASE;
 static_assert(LA_MARK % TOKENS == 0 && EACH >= 1, "marks are at ends of tiles");
-// v, dO (w, dw); q, k, e^g (a, b) of the channels; <dO, v>, <dO, w>; sums of the slices; P
+// v, dO (w, dw); q, k, e^g (a, b) of the channels; <dO, v> (<dO, w>, <dw, v>, <dw, w>); sums of the slices; P
 constexpr int AT_V = 0, AT_DOUT = ROW, AT_W = 2 * ROW, AT_DW = 3 * ROW, AT_Q = 2 * PAIRS * ROW, AT_K = AT_Q + CELLS, AT_DECAY = AT_K + CELLS;
-constexpr int AT_A = AT_DECAY + CELLS, AT_B = AT_A + CELLS, AT_OWN = AT_Q + (3 + 2 * LA_ERASE) * CELLS, AT_SUMS = AT_OWN + 2 * TOKENS;
+constexpr int AT_A = AT_DECAY + CELLS, AT_B = AT_A + CELLS, AT_OWN = AT_Q + (3 + 2 * LA_ERASE) * CELLS, AT_SUMS = AT_OWN + 4 * TOKENS;
 constexpr int AT_H = AT_SUMS + PAIRS * WARPS * CELLS;
 static_assert(LA_SHARED == 4 * (AT_H + CHANNELS), "LA_SHARED is what the launch asks for");
 
@@ -36,34 +37,33 @@ struct Block {
 
     __device__ __forceinline__ void load(int token) const {
         load_tile<KIND, VALUES>(shared + AT_V, VALUES, rows_of(a.v, at.s, at.head), a.v.token, token, at.s.T, 0, V, 1.f);
-        load_tile<KIND, VALUES>(shared + AT_DOUT, VALUES, rows_of(a.dout, at.s, at.head), a.dout.token, token, at.s.T, 0, V, a.scale);
+        load_tile<KIND, VALUES>(shared + AT_DOUT, VALUES, rows_of(a.dout, at.s, at.head), a.dout.token, token + LA_BEFORE, at.s.T, 0, V, a.scale);
         if constexpr (LA_ERASE) {
             const i64 step = (i64)a.heads * V * 4;
             load_tile<2, VALUES>(shared + AT_W, VALUES, a.w + at.row(a, 0) * V * 4, step, token, at.s.T, 0, V, 1.f);
-            load_tile<2, VALUES>(shared + AT_DW, VALUES, a.dw + at.row(a, 0) * V * 4, step, token, at.s.T, 0, V, 1.f);
-            load_vectors<CHANNELS>(shared + AT_A, a.a, at, token, channel);
+            load_tile<2, VALUES>(shared + AT_DW, VALUES, a.dw + at.row(a, 0) * V * 4, step, token + 1, at.s.T, 0, V, 1.f);
+            load_vectors<CHANNELS>(shared + AT_A, a.a, at, token + 1, channel);
             load_vectors<CHANNELS>(shared + AT_B, a.b, at, token, channel);
         }
-        load_vectors<CHANNELS>(shared + AT_Q, a.q, at, token, channel);
+        load_vectors<CHANNELS>(shared + AT_Q, a.q, at, token + LA_BEFORE, channel);
         load_vectors<CHANNELS>(shared + AT_K, a.k, at, token, channel);
         load_decays<CHANNELS>(shared + AT_DECAY, a.g, at, token, channel);
     }
-    // <dO, v> and <dO, w> of every token, by a warp
-    __device__ __forceinline__ void own_products() const {
-        for (int t = warp; t < TOKENS; t += WARPS) {
-            float x = 0.f, y = 0.f;
-            for (int i = lane; i < VALUES; i += 32) {
-                x += shared[AT_DOUT + t * VALUES + i] * shared[AT_V + t * VALUES + i];
-                if (LA_ERASE) y += shared[AT_DOUT + t * VALUES + i] * shared[AT_W + t * VALUES + i];
-            }
-            x = warp_sum(x);
-            if (LA_ERASE) y = warp_sum(y);
-            if (lane == 0) {
-                shared[AT_OWN + t] = x;
-                shared[AT_OWN + TOKENS + t] = y;
-            }
-        }
+    __device__ __forceinline__ float product(int one, int other, int t) const {
+        float x = 0.f;
+        for (int i = lane; i < VALUES; i += 32) x += shared[one + t * VALUES + i] * shared[other + t * VALUES + i];
+        return warp_sum(x);
     }
+    // <dO, v> and the others of every token, by a warp
+    __device__ __forceinline__ void own_products() const {
+        for (int t = warp; t < TOKENS; t += WARPS)
+#pragma unroll
+            for (int n = 0; n < PAIRS * PAIRS; n++) {
+                const float x = product(n & 2 ? AT_DW : AT_DOUT, n & 1 ? AT_W : AT_V, t);
+                if (lane == 0) shared[AT_OWN + n * TOKENS + t] = x;
+            }
+    }
+    __device__ __forceinline__ float own(int n, int t) const { return shared[AT_OWN + n * TOKENS + t]; }
     __device__ __forceinline__ float cell(int at_cell, int t) const { return shared[at_cell + t * CHANNELS + lane]; }
     // a warp's slice of a row of values
     __device__ __forceinline__ float4 values(int at_row, int t, int i) const { return *(const float4*)(shared + at_row + t * VALUES + warp * SLICE + i); }
@@ -105,12 +105,11 @@ struct Block {
         for (int i = 0; i < SLICE; i++)
             if (d < K && warp * SLICE + i < V) f(S[i], (i64)d * V + warp * SLICE + i);
     }
-    // what reads the state of a token, and decays it; what the token writes
+    // what decays the state and reads it, and what the token writes
     __device__ __forceinline__ void read(Values& S, int t) const {
-        if constexpr (LA_ERASE) keep(1, t, dot(S, AT_DW, t));
-        if (LA_BEFORE) keep(0, t, dot(S, AT_DOUT, t));
         scale(S, cell(AT_DECAY, t));
-        if (!LA_BEFORE) keep(0, t, dot(S, AT_DOUT, t));
+        keep(0, t, dot(S, AT_DOUT, t));
+        if constexpr (LA_ERASE) keep(1, t, dot(S, AT_DW, t));
     }
     __device__ __forceinline__ void write(Values& S, int t) const {
         add(S, cell(AT_K, t), AT_V, t);
@@ -119,48 +118,46 @@ struct Block {
     __device__ __forceinline__ void reverse(Values& R, int t) const {
         keep(0, t, dot(R, AT_V, t));
         if constexpr (LA_ERASE) keep(1, t, dot(R, AT_W, t));
-        if (!LA_BEFORE) add(R, cell(AT_Q, t), AT_DOUT, t);
-        scale(R, cell(AT_DECAY, t));
-        if (LA_BEFORE) add(R, cell(AT_Q, t), AT_DOUT, t);
+        add(R, cell(AT_Q, t), AT_DOUT, t);
         if constexpr (LA_ERASE) add(R, cell(AT_A, t), AT_DW, t);
+        scale(R, cell(AT_DECAY, t));
     }
-    __device__ __forceinline__ float bonus(int d) const { return LA_BONUS && d < K ? a.u[at.head / a.group_u * K + d] : 0.f; }
     // dq and da of a tile, and what dg has of them
     __device__ __forceinline__ void store_reads(int token) const {
 #pragma unroll
         for (int n = 0; n < EACH; n++) {
-            const int cell = threadIdx.x + n * THREADS, t = cell / CHANNELS, d = channel + cell % CHANNELS;
-            if (token + t >= at.s.T || d >= K) continue;
-            const float x = sum(0, cell), own = shared[AT_OWN + t], k = shared[AT_K + cell];
-            const i64 to = at.row(a, token + t) * K + d;
-            float dq = x + (LA_BEFORE ? own * bonus(d) : own) * k;
+            const int cell = threadIdx.x + n * THREADS, t = cell / CHANNELS, d = channel + cell % CHANNELS, of = token + t;
+            if (d >= K) continue;
+            const float x = sum(0, cell), k = shared[AT_K + cell];
+            float dots = shared[AT_Q + cell] * x, dq = x + own(0, t) * k;
             if constexpr (LA_ERASE) {
-                const float da = sum(1, cell);
-                dq += shared[AT_OWN + TOKENS + t] * shared[AT_B + cell];
-                store_element<KIND>(a.da.data + to * bytes_of(KIND), da);
-                a.far_dots[to] = shared[AT_A + cell] * da;
+                const float y = sum(1, cell), b = shared[AT_B + cell];
+                dq += own(1, t) * b;
+                dots += shared[AT_A + cell] * y;
+                if (of + 1 < at.s.T) store_element<KIND>(a.da.data + (at.row(a, of + 1) * K + d) * bytes_of(KIND), y + own(2, t) * k + own(3, t) * b);
             }
-            store_element<KIND>(a.dq.data + to * bytes_of(KIND), dq);
-            a.near_dots[to] = shared[AT_Q + cell] * x;
+            if (of + LA_BEFORE >= 0 && of + LA_BEFORE < at.s.T) store_element<KIND>(a.dq.data + (at.row(a, of + LA_BEFORE) * K + d) * bytes_of(KIND), dq);
+            if (of >= 0 && of < at.s.T) a.dots[at.row(a, of) * K + d] = dots;
         }
     }
     // dk and db of a tile; in place of the first sums what dg has of them
-    __device__ __forceinline__ void store_writes(int token, float& du) const {
+    __device__ __forceinline__ void store_writes(int token) const {
         float y[EACH];
 #pragma unroll
         for (int n = 0; n < EACH; n++) {
-            const int cell = threadIdx.x + n * THREADS, t = cell / CHANNELS, d = channel + cell % CHANNELS;
-            const float x = sum(0, cell), own = shared[AT_OWN + t], q = shared[AT_Q + cell], k = shared[AT_K + cell];
-            const bool valid = token + t < at.s.T && d < K;
-            const i64 to = at.row(a, token + t) * K + d;
-            y[n] = k * x;
-            du += own * q * k;
+            const int cell = threadIdx.x + n * THREADS, t = cell / CHANNELS, d = channel + cell % CHANNELS, of = token + t;
+            const float x = sum(0, cell), q = shared[AT_Q + cell];
+            const bool valid = of >= 0 && of < at.s.T && d < K;
+            const i64 to = (at.row(a, of) * K + d) * bytes_of(KIND);
+            float dk = x + own(0, t) * q;
+            y[n] = shared[AT_K + cell] * x;
             if constexpr (LA_ERASE) {
-                const float z = sum(1, cell), b = shared[AT_B + cell];
-                y[n] += b * z;
-                if (valid) store_element<KIND>(a.db.data + to * bytes_of(KIND), z + shared[AT_OWN + TOKENS + t] * q);
+                const float z = sum(1, cell), reader = shared[AT_A + cell];
+                y[n] += shared[AT_B + cell] * z;
+                dk += own(2, t) * reader;
+                if (valid) store_element<KIND>(a.db.data + to, z + own(1, t) * q + own(3, t) * reader);
             }
-            if (valid) store_element<KIND>(a.dk.data + to * bytes_of(KIND), x + (LA_BEFORE ? own * bonus(d) : own) * q);
+            if (valid) store_element<KIND>(a.dk.data + to, dk);
         }
         __syncthreads();
 #pragma unroll
@@ -173,13 +170,11 @@ struct Block {
         if (warp || d >= K || a.dg.data == nullptr) return;
         float later = shared[AT_H + lane];
         const int last = min(TOKENS, at.s.T - token) - 1;
-        for (int t = last; t >= 0; t--) {
+        for (int t = last; t >= max(0, -token); t--) {
             const i64 to = at.row(a, token + t) * K + d;
-            const float x = a.near_dots[to], decay = cell(AT_DECAY, t);
-            float dg = later - (marked && t == last ? 0.f : cell(AT_SUMS, t)) + (LA_BEFORE ? 0.f : x);
-            if (decay == 0.f) dg = 0.f;
-            store_element<LA_GATE>(a.dg.data + to * bytes_of(LA_GATE), dg);
-            later = dg + (LA_BEFORE ? x : LA_ERASE ? a.far_dots[to] : 0.f);
+            later += a.dots[to] - (marked && t == last ? 0.f : cell(AT_SUMS, t));
+            if (cell(AT_DECAY, t) == 0.f) later = 0.f;
+            store_element<LA_GATE>(a.dg.data + to * bytes_of(LA_GATE), later);
         }
         shared[AT_H + lane] = later;
     }
@@ -205,18 +200,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) channels(const 
 #pragma unroll
     for (int i = 0; i < SLICE; i++) S[i] = 0.f;
     if (start) block.each(S, [&](float& y, i64 i) { y = start[slot * K * V + i]; });
-    const int tiles = at.tiles();
-    float du = 0.f;
+    const int tiles = (at.s.T + EARLY + TOKENS - 1) / TOKENS;
     for (int n = 0; n < tiles; n++) {
-        const int tile = LA_BACK ? tiles - 1 - n : n, token = tile * TOKENS;
-        const bool marked = tile + 1 == tiles || (token + TOKENS) % LA_MARK == 0;
-        const i64 mark = slot * a.marks_of_sequence + token / LA_MARK;
+        const int tile = LA_BACK ? tiles - 1 - n : n, token = tile * TOKENS - EARLY, last = min(TOKENS, at.s.T - token) - 1;
+        const bool marked = tile + 1 == tiles || (tile + 1) * TOKENS % LA_MARK == 0;
+        const i64 mark = slot * a.marks_of_sequence + tile * TOKENS / LA_MARK;
         __syncthreads();
         if (LA_BACK && marked) block.restart(S, mark);
         block.load(token);
         __syncthreads();
         block.own_products();
-        const int last = min(TOKENS, at.s.T - token) - 1;
 #pragma unroll 1
         for (int i = 0; i < TOKENS; i++) {
             if constexpr (LA_BACK) block.reverse(S, TOKENS - 1 - i);
@@ -228,17 +221,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) channels(const 
         }
         __syncthreads();
         if constexpr (LA_BACK) {
-            block.store_writes(token, du);
+            block.store_writes(token);
             block.store_gates(token, marked);
         } else block.store_reads(token);
-    }
-    if constexpr (LA_BACK && LA_BONUS) {   // du of the sequence and head: sums of the threads that share a channel
-        __syncthreads();
-        shared[threadIdx.x] = du;
-        __syncthreads();
-        const int d = block.channel + block.lane;
-        if (threadIdx.x >= CHANNELS || d >= K) return;
-        for (int w = 1; w < WARPS; w++) du += shared[w * 32 + block.lane];
-        a.du[slot * K + d] = du;
     }
 }

@@ -38,7 +38,6 @@ struct Place {
         first = a.offsets == nullptr ? (i64)n * a.T : s.first;
     }
     __device__ __forceinline__ i64 row(const RecurrenceArguments& a, int token) const { return (first + token) * a.heads + head; }
-    __device__ __forceinline__ int tiles() const { return (s.T + TOKENS - 1) / TOKENS; }
 };
 // `WIDTH` columns from `column` on of TOKENS rows from `token` on, times `factor`, rows of `stride` floats; zeros where there are none.
 // Of log decays (KIND_OF_DECAYS) e^g, and 1 where there are none.
@@ -46,7 +45,7 @@ template <int KIND_, int WIDTH, bool DECAYS = false>
 LA_DEVICE void load_tile(float* to, int stride, const char* rows, i64 step, int token, int T, int column, int columns, float factor) {
 #pragma unroll 2   // a state stays in registers
     for (int i = threadIdx.x; i < TOKENS * WIDTH / 4; i += THREADS) {
-        const int r = i / (WIDTH / 4), c = i % (WIDTH / 4) * 4, count = token + r < T ? columns - column - c : 0;
+        const int r = i / (WIDTH / 4), c = i % (WIDTH / 4) * 4, count = (u32)(token + r) < (u32)T ? columns - column - c : 0;
         Vec4<KIND_> x;
         x.template load<LA_WIDE>(rows + (token + r) * step + (column + c) * bytes_of(KIND_), count);
         float4 y = {factor * x[0], factor * x[1], factor * x[2], factor * x[3]};

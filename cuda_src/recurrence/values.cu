@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) values(const __
             if (d < K && block.column + j < V) y = a.start[slot * K * V + d * V + block.column + j];
         });
     }
-    const int tiles = at.tiles();
+    const int tiles = (at.s.T + TOKENS - 1) / TOKENS;
     for (int n = 0; n < tiles; n++) {
         const int token = (LA_BACK ? tiles - 1 - n : n) * TOKENS;
         __syncthreads();

@@ -178,10 +178,10 @@ ERASE_VECTORS = Struct(  # erase_vectors.cu; a, values and what follows: dense, 
 RECURRENCE = Struct(  # recurrence/: gradients token by token; arrays that are written are dense (tokens, heads, width)
     "matrix_state/RecurrenceArguments",
     ("q k v g a b dout dq dk dv dg da db", ROWS), OFFSETS,
-    ("u", FLOATS), ("du", OUT_FLOATS),  # bonus (heads of u, K); of every sequence (sequences, heads, K)
+    ("u", FLOATS),  # bonus (heads of u, K)
     ("w dw", OUT_BYTES),  # what a and b read, float32
     ("start end", OUT_FLOATS),  # the state, or its gradient, before and after: (sequences, heads, K, V)
-    ("marks near_dots far_dots", OUT_FLOATS),  # states at marks; q.dq and a.da by channels, of which dg is made
+    ("marks dots", OUT_FLOATS),  # decayed states at marks; q.dq and a.da by channels, of which dg is made
     ("marks_of_sequence", I64), ("T heads group_u", INT), ("scale", FLOAT),
 )  # fmt: skip
 

@@ -203,10 +203,11 @@ def recurrence_values(kind: Any) -> int:
 
 
 def recurrence_channels(kind: Any) -> int:
-    """recurrence/channels.cu: of each token v, dO (w, dw), 32 channels of q, k, decays (a, b), sums of 8 warps."""
+    """recurrence/channels.cu: of each token v, dO (w, dw), 32 channels of q, k, decays (a, b), products
+    of values, sums of 8 warps."""
     pairs, tokens = 1 + kind.erase, recurrence_tokens(kind.V)
     values, cells = 2 * pairs * round_up(kind.V, 128), (3 + 2 * kind.erase + 8 * pairs) * 32
-    return (tokens * (values + cells + 2) + 32) * 4
+    return (tokens * (values + cells + 4) + 32) * 4
 
 
 # The portable delta rule.

@@ -95,24 +95,34 @@ def _gradients(x: Inputs, plan: Plan, state: Array | None, dout: Array, dstate: 
         y = arrays[n]
         arrays[f"d{n}"] = None if y is None else xp.empty((*dense, y.shape[-1]), dtype=y.dtype)
     arrays["dg"] = None if x.g is None else xp.empty((*dense, K), dtype=arrays["g"].dtype)
-    made: dict[str, Any] = {"near_dots": xp.empty((*dense, K), dtype=xp.float32), "u": arrays["u"], "offsets": offsets}
-    made["marks"] = xp.empty((N * heads, cuts.marks(longest), K, V), dtype=xp.float32)
+    made: dict[str, Any] = {"dots": xp.empty((*dense, K), dtype=xp.float32), "u": arrays["u"], "offsets": offsets}
+    marks = cuts.marks(longest + (kind.erase or kind.before))
+    made["marks"] = xp.empty((N * heads, marks, K, V), dtype=xp.float32)
     if kind.erase:
         made |= {n: xp.empty((*dense, V), dtype=xp.float32) for n in ("w", "dw")}
-        made["far_dots"] = xp.empty((*dense, K), dtype=xp.float32)
-    if kind.bonus:
-        made["du"] = xp.empty((N, heads, K), dtype=xp.float32)
-    sizes = {"T": T, "heads": heads, "scale": plan.scale, "marks_of_sequence": cuts.marks(longest), "slots": N * heads}
+    sizes = {"T": T, "heads": heads, "scale": plan.scale, "marks_of_sequence": marks, "slots": N * heads}
     if kind.erase:
         _launch("values", kind, False, arrays, sizes, made | {"start": start})
     _launch("values", kind, True, arrays, sizes, made | {"start": last, "end": first})
     _launch("channels", kind, False, arrays, sizes, made | {"start": start})
     _launch("channels", kind, True, arrays, sizes, made | {"start": last})
+    du = _add_bonus(xp, arrays, plan.scale) if kind.bonus else None
     grads = {n: _shaped(xp, arrays[f"d{n}"].reshape(*lead, T, heads, -1), getattr(x, n))
              for n in (*VECTORS, "g") if arrays[f"d{n}"] is not None}  # fmt: skip
-    if kind.bonus:
-        grads["u"] = sum_of_groups(xp, xp.sum(made["du"], axis=0), x.u.shape[-2])
+    if du is not None:
+        grads["u"] = sum_of_groups(xp, du, x.u.shape[-2])
     return Inputs(**dict.fromkeys(Inputs._fields) | grads), first
+
+
+def _add_bonus(xp: Any, arrays: Arrays, scale: float) -> Array:
+    """du (heads, K); what the bonus adds to dq and dk is added: out_t has scale (q_t . u k_t) v_t."""
+    wide = {n: cast(xp, arrays[n], xp.float32) for n in ("q", "k", "v", "dout", "dq", "dk")}
+    heads = wide["v"].shape[-2]
+    q, k, u = (shared_heads(xp, y, heads) for y in (wide["q"], wide["k"], arrays["u"]))
+    own = scale * xp.sum(wide["dout"] * wide["v"], axis=-1, keepdims=True)
+    for n, y in (("dq", k), ("dk", q)):
+        arrays[n] = cast(xp, wide[n] + own * u * y, arrays[n].dtype)
+    return xp.sum(own * q * k, axis=(0, 1))
 
 
 def _shaped(xp: Any, d: Array, like: Array) -> Array:
@@ -156,7 +166,7 @@ def _launch(name: str, kind: cuts.RecurrenceKind, back: bool, arrays: Arrays, si
     """One traversal. given: arrays by the names of the struct."""
     kernel, heads = cuts.VALUES if name == "values" else cuts.CHANNELS, sizes["heads"]
     rows = {n: y for n, y in arrays.items() if n != "u"}
-    pointers = ("u", "du", "w", "dw", "start", "end", "marks", "near_dots", "far_dots", "offsets")
+    pointers = ("u", "w", "dw", "start", "end", "marks", "dots", "offsets")
     fields: Arrays = {n: rows_of(y, heads) for n, y in rows.items()} | {n: address(given.get(n)) for n in pointers}
     fields |= {n: sizes[n] for n in ("T", "heads", "scale", "marks_of_sequence")}
     fields["group_u"] = 1 if arrays["u"] is None else heads // arrays["u"].shape[0]

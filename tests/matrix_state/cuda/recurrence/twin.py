@@ -94,57 +94,65 @@ def _values_back(call, n, head, slot, x):
     call.state(call.a.end, slot)[:] = R
 
 
+def _counted(call, n, head, x):
+    """(q, dO, a, dw) counted with tokens -1 .. T - 1, of which the first is not there where no reader is early."""
+    c, (T, K), V = call.c, x.k.shape, call.c.LA_V
+    early = bool(c.LA_BEFORE or c.LA_ERASE)
+    before = lambda y: np.concatenate([np.zeros((1, y.shape[1])), y])  # noqa: E731
+    after = lambda y: np.concatenate([y, np.zeros((1, y.shape[1]))])  # noqa: E731
+    q, dout = ((after if c.LA_BEFORE else before)(y) for y in (x.q, x.dout))
+    a, dw = (after(x.a), after(call.dense(call.a.dw, n, head, V))) if c.LA_ERASE else (np.zeros((T + 1, K)),
+                                                                                     np.zeros((T + 1, V)))  # fmt: skip
+    w = before(call.dense(call.a.w, n, head, V)) if c.LA_ERASE else np.zeros((T + 1, V))
+    writers = {name: before(y) for name, y in (("k", x.k), ("v", x.v), ("b", np.zeros((T, K)) if x.b is None else x.b))}
+    e = np.concatenate([np.ones((1, K)), x.e])
+    found = SimpleNamespace(q=q, dout=dout, a=a, dw=dw, w=w, e=e, **writers)
+    return found, range(0 if early else 1, T + 1)
+
+
+def _is_mark(call, i, T):
+    """Whether the token of row i ends a mark's tokens, and which mark."""
+    early = int(bool(call.c.LA_BEFORE or call.c.LA_ERASE))
+    at = i - 1 + early  # tokens before it
+    return (at + 1) % plan.MARK == 0 or i == T, at // plan.MARK
+
+
 def _reads(call, n, head, slot, x):
     c, S = call.c, _first(call, slot)
-    w, dw = ((call.dense(y, n, head, c.LA_V) if c.LA_ERASE else None) for y in (call.a.w, call.a.dw))
     dq, da = (call.rows(name, n, head, c.LA_K, c.LA_DTYPE) for name in ("dq", "da"))
-    near = call.dense(call.a.near_dots, n, head, c.LA_K)
-    marks = call.a.marks_of_sequence
-    for t in range(len(dq)):
-        if c.LA_ERASE:
-            of_a = S @ dw[t]
-            da[t] = of_a
-            call.dense(call.a.far_dots, n, head, c.LA_K)[t] = x.a[t] * of_a
-        if not c.LA_BEFORE:
-            S = x.e[t][:, None] * S
-        of_q, own = S @ x.dout[t], x.dout[t] @ x.v[t]
-        if c.LA_BEFORE:
-            S = x.e[t][:, None] * S
-        near[t] = x.q[t] * of_q
-        if (t + 1) % plan.MARK == 0 or t + 1 == len(dq):
-            call.state(call.a.marks, slot * marks + t // plan.MARK)[:] = S
-        dq[t] = of_q + own * x.k[t] * ((x.u if c.LA_BONUS else 0) if c.LA_BEFORE else 1)
-        S = S + np.outer(x.k[t], x.v[t])
-        if c.LA_ERASE:
-            dq[t] = of_q + own * x.k[t] + (x.dout[t] @ w[t]) * x.b[t]
-            S = S + np.outer(x.b[t], w[t])
+    dots, (x, tokens) = call.dense(call.a.dots, n, head, c.LA_K), _counted(call, n, head, x)
+    for i in tokens:
+        S = x.e[i][:, None] * S
+        marked, mark = _is_mark(call, i, len(dq))
+        if marked:
+            call.state(call.a.marks, slot * call.a.marks_of_sequence + mark)[:] = S
+        of_q, of_a = S @ x.dout[i], S @ x.dw[i]
+        if (to := i - 1 + c.LA_BEFORE) in range(len(dq)):
+            dq[to] = of_q + (x.dout[i] @ x.v[i]) * x.k[i] + (x.dout[i] @ x.w[i]) * x.b[i]
+        if c.LA_ERASE and i < len(dq):
+            da[i] = of_a + (x.dw[i] @ x.v[i]) * x.k[i] + (x.dw[i] @ x.w[i]) * x.b[i]
+        if i:
+            dots[i - 1] = x.q[i] * of_q + x.a[i] * of_a
+        S = S + np.outer(x.k[i], x.v[i]) + np.outer(x.b[i], x.w[i])
 
 
 def _writes(call, n, head, slot, x):
     c, R = call.c, _first(call, slot)
-    w, dw = ((call.dense(y, n, head, c.LA_V) if c.LA_ERASE else None) for y in (call.a.w, call.a.dw))
     dk, db = (call.rows(name, n, head, c.LA_K, c.LA_DTYPE) for name in ("dk", "db"))
-    dg = call.rows("dg", n, head, c.LA_K, c.LA_GATE)
-    near, P, du = call.dense(call.a.near_dots, n, head, c.LA_K), None, np.zeros(c.LA_K)
-    for t in reversed(range(len(dk))):
-        marked = (t + 1) % plan.MARK == 0 or t + 1 == len(dk)
+    dg, P = call.rows("dg", n, head, c.LA_K, c.LA_GATE), None
+    dots, (x, tokens) = call.dense(call.a.dots, n, head, c.LA_K), _counted(call, n, head, x)
+    for i in reversed(tokens):
+        marked, mark = _is_mark(call, i, len(dk))
+        of_k, of_b = R @ x.v[i], R @ x.w[i]
         if marked:
-            P = (call.state(call.a.marks, slot * call.a.marks_of_sequence + t // plan.MARK) * R).sum(1)
-        of_k, own = R @ x.v[t], x.dout[t] @ x.v[t]
-        sum_, du = x.k[t] * of_k, du + own * x.q[t] * x.k[t]
-        dk[t] = of_k + own * x.q[t] * ((x.u if c.LA_BONUS else 0) if c.LA_BEFORE else 1)
-        if c.LA_ERASE:
-            of_b = R @ w[t]
-            sum_ = sum_ + x.b[t] * of_b
-            db[t] = of_b + (x.dout[t] @ w[t]) * x.q[t]
-        gate = np.where(x.e[t] == 0, 0, P - (0 if marked else sum_) + (0 if c.LA_BEFORE else near[t]))
-        if dg is not None:
-            dg[t] = gate
-        P = gate + (near[t] if c.LA_BEFORE else call.dense(call.a.far_dots, n, head, c.LA_K)[t] if c.LA_ERASE else 0)
-        R = x.e[t][:, None] * (R if c.LA_BEFORE else R + np.outer(x.q[t], x.dout[t]))
-        if c.LA_BEFORE:
-            R = R + np.outer(x.q[t], x.dout[t])
-        if c.LA_ERASE:
-            R = R + np.outer(x.a[t], dw[t])
-    if c.LA_BONUS:
-        _array(call.a.du + 4 * slot * c.LA_K, c.LA_K)[:] = du
+            P = (call.state(call.a.marks, slot * call.a.marks_of_sequence + mark) * R).sum(1)
+        else:
+            P = P - x.k[i] * of_k - x.b[i] * of_b
+        if i:
+            dk[i - 1] = of_k + (x.dout[i] @ x.v[i]) * x.q[i] + (x.dw[i] @ x.v[i]) * x.a[i]
+            P = np.where(x.e[i] == 0, 0, P + dots[i - 1])
+            if c.LA_ERASE:
+                db[i - 1] = of_b + (x.dout[i] @ x.w[i]) * x.q[i] + (x.dw[i] @ x.w[i]) * x.a[i]
+            if dg is not None:
+                dg[i - 1] = P
+        R = x.e[i][:, None] * (R + np.outer(x.q[i], x.dout[i]) + np.outer(x.a[i], x.dw[i]))
