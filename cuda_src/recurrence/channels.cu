@@ -36,12 +36,12 @@ struct Block {
     i64 slot;
 
     __device__ __forceinline__ void load(int token) const {
-        load_tile<KIND, VALUES>(shared + AT_V, VALUES, rows_of(a.v, at.s, at.head), a.v.token, token, at.s.T, 0, V, 1.f);
-        load_tile<KIND, VALUES>(shared + AT_DOUT, VALUES, rows_of(a.dout, at.s, at.head), a.dout.token, token + LA_BEFORE, at.s.T, 0, V, a.scale);
+        load_tile<KIND, VALUES, V>(shared + AT_V, rows_of(a.v, at.s, at.head), a.v.token, token, at.s.T, 0, 1.f);
+        load_tile<KIND, VALUES, V>(shared + AT_DOUT, rows_of(a.dout, at.s, at.head), a.dout.token, token + LA_BEFORE, at.s.T, 0, a.scale);
         if constexpr (LA_ERASE) {
             const i64 step = (i64)a.heads * V * 4;
-            load_tile<2, VALUES>(shared + AT_W, VALUES, a.w + at.row(a, 0) * V * 4, step, token, at.s.T, 0, V, 1.f);
-            load_tile<2, VALUES>(shared + AT_DW, VALUES, a.dw + at.row(a, 0) * V * 4, step, token + 1, at.s.T, 0, V, 1.f);
+            load_tile<2, VALUES, V>(shared + AT_W, a.w + at.row(a, 0) * V * 4, step, token, at.s.T, 0, 1.f);
+            load_tile<2, VALUES, V>(shared + AT_DW, a.dw + at.row(a, 0) * V * 4, step, token + 1, at.s.T, 0, 1.f);
             load_vectors<CHANNELS>(shared + AT_A, a.a, at, token + 1, channel);
             load_vectors<CHANNELS>(shared + AT_B, a.b, at, token, channel);
         }

@@ -39,26 +39,26 @@ struct Place {
     }
     __device__ __forceinline__ i64 row(const RecurrenceArguments& a, int token) const { return (first + token) * a.heads + head; }
 };
-// `WIDTH` columns from `column` on of TOKENS rows from `token` on, times `factor`, rows of `stride` floats; zeros where there are none.
-// Of log decays (KIND_OF_DECAYS) e^g, and 1 where there are none.
-template <int KIND_, int WIDTH, bool DECAYS = false>
-LA_DEVICE void load_tile(float* to, int stride, const char* rows, i64 step, int token, int T, int column, int columns, float factor) {
+// WIDTH of COLUMNS columns, from `column` on, of TOKENS rows from `token` on, times `factor`; zeros where there are none.
+// DECAYS: e^g of log decays, and 1 where there are none.
+template <int KIND_, int WIDTH, int COLUMNS, bool DECAYS = false>
+LA_DEVICE void load_tile(float* to, const char* rows, i64 step, int token, int T, int column, float factor) {
 #pragma unroll 2   // a state stays in registers
     for (int i = threadIdx.x; i < TOKENS * WIDTH / 4; i += THREADS) {
-        const int r = i / (WIDTH / 4), c = i % (WIDTH / 4) * 4, count = (u32)(token + r) < (u32)T ? columns - column - c : 0;
+        const int r = i / (WIDTH / 4), c = i % (WIDTH / 4) * 4, count = (u32)(token + r) < (u32)T ? COLUMNS - column - c : 0;
         Vec4<KIND_> x;
         x.template load<LA_WIDE>(rows + (token + r) * step + (column + c) * bytes_of(KIND_), count);
         float4 y = {factor * x[0], factor * x[1], factor * x[2], factor * x[3]};
         if (DECAYS) y = {exp2_approx(y.x), exp2_approx(y.y), exp2_approx(y.z), exp2_approx(y.w)};
-        *(float4*)(to + r * stride + c) = y;
+        *(float4*)(to + r * WIDTH + c) = y;
     }
 }
 constexpr float LOG2_OF_E = 1.4426950408889634f;
 template <int WIDTH> LA_DEVICE void load_vectors(float* to, const Rows& x, const Place& at, int token, int column) {
-    load_tile<KIND, WIDTH>(to, WIDTH, rows_of(x, at.s, at.head), x.token, token, at.s.T, column, K, 1.f);
+    load_tile<KIND, WIDTH, K>(to, rows_of(x, at.s, at.head), x.token, token, at.s.T, column, 1.f);
 }
 template <int WIDTH> LA_DEVICE void load_decays(float* to, const Rows& x, const Place& at, int token, int column) {
     if (x.data == nullptr)
         for (int i = threadIdx.x; i < TOKENS * WIDTH; i += THREADS) to[i] = 1.f;
-    else load_tile<LA_GATE, WIDTH, true>(to, WIDTH, rows_of(x, at.s, at.head), x.token, token, at.s.T, column, K, LOG2_OF_E);
+    else load_tile<LA_GATE, WIDTH, K, true>(to, rows_of(x, at.s, at.head), x.token, token, at.s.T, column, LOG2_OF_E);
 }

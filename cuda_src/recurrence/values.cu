@@ -29,7 +29,7 @@ struct Block {
             load_vectors<KEYS>(vectors(4), a.b, at, token, 0);
         }
         const Rows& x = LA_BACK ? a.dout : a.v;
-        load_tile<KIND, WIDTH>(values(), WIDTH, rows_of(x, at.s, at.head), x.token, token, at.s.T, WIDTH * part, V, LA_BACK ? a.scale : 1.f);
+        load_tile<KIND, WIDTH, V>(values(), rows_of(x, at.s, at.head), x.token, token, at.s.T, WIDTH * part, LA_BACK ? a.scale : 1.f);
     }
     __device__ __forceinline__ Vector vector(int n, int row) const {
         Vector y;

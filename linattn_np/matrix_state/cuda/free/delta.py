@@ -15,11 +15,12 @@ from ....ops.cuda.arguments import address, rows_of
 from ....runtime.arrays import Array, cast, dtype_name, sum_of_groups
 from ....runtime.cuda import launch
 from ....runtime.cuda.elements import ELEMENTS, Constants
+from ... import policy
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from .. import arguments, vector
 from . import calls, gradients
 
-SOURCE, WARPS = "vector_free/erase_vectors.cu", 8  # rows of a block
+SOURCE, WARPS = "vector_free/erase_vectors.cu", policy.ROW_WARPS
 GATES = ("bfloat16", "float32")
 
 

@@ -6,13 +6,13 @@ import functools
 from typing import NamedTuple
 
 from ....runtime.cuda.elements import ELEMENTS, Constants
+from ... import policy
 from ..delta_plan import Kernel
 from ..shared_memory import recurrence_channels, recurrence_tokens, recurrence_values, round_up
 
 VALUES = Kernel("recurrence/values.cu", "values", 256)
 CHANNELS = Kernel("recurrence/channels.cu", "channels", 256)
-MARK = 128  # tokens from one <S, R> to the next: the sum of the gate gradient restarts there
-COLUMNS, LANES = 128, 32  # value columns of a block of the one, key channels of a block of the other
+MARK, COLUMNS, LANES = policy.RECURRENCE_MARK, policy.RECURRENCE_COLUMNS, policy.RECURRENCE_CHANNELS
 
 
 class RecurrenceKind(NamedTuple):

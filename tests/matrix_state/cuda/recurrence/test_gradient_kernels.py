@@ -7,6 +7,8 @@ import pytest
 
 import linattn_np as la
 from linattn_np.matrix_state import policy
+from linattn_np.matrix_state.types import Decay, Erase, ReadState
+from tests.cases import has_plain_state, one_per, required
 from tests.matrix_state.cuda.device_arrays import error, same
 from tests.matrix_state.cuda.test_vector import gates
 
@@ -57,7 +59,11 @@ def compare(cp, fn, options=None, **how):
             assert error(found[name], want) < BOUND[how.get("dtype", "float32")], name
 
 
-FUNCTIONS = [la.gla, la.rwkv6, la.kda, la.gdn2, la.rwkv7]
+DRAWN = {"q", "k", "v", "g", "u", "beta", "a", "b", "w"}
+FUNCTIONS = one_per(lambda spec: (spec.erase, spec.query_reads, spec.change.erase_key), [
+    fn for fn in la.VARIANTS if has_plain_state(fn.spec) and fn.spec.decay is Decay.VECTOR
+    and DRAWN.issuperset(required(fn))])  # fmt: skip
+BY_TERM = [fn for fn in FUNCTIONS if fn.spec.erase is not Erase.DELTA and fn.spec.query_reads is ReadState.UPDATED]
 
 
 @pytest.mark.parametrize("kind", ["zero", "mild", "five", "twenty", "resets", "mixed"])
@@ -72,7 +78,7 @@ def test_float16(cp, fn):
 
 
 @pytest.mark.parametrize("widths", [(7, 5), (40, 100), (128, 128), (60, 256), (256, 256)])
-@pytest.mark.parametrize("fn", [la.gla, la.rwkv7], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", BY_TERM, ids=lambda fn: fn.__name__)
 def test_widths(cp, fn, widths):
     compare(cp, fn, K=widths[0], V=widths[1], T=150)
 
