@@ -122,71 +122,77 @@ struct HalfBlock {
     }
 };
 
-LA_DEVICE void compute(const PathArguments& a, const Stored& stored, int block, unsigned char* memory, int own) {
-    const u32 shared = shared_address(memory);
-    const HalfBlock me(shared, threadIdx.x);
-    float* const beta = (float*)(memory + AT_BETA) + me.group * 64;
-    float* const diagonals = (float*)(memory + AT_X + me.group * 64 * 128 + Pairs::PANEL);
+// What products of a half multiply by: A in two terms, -Z; where the blocks of X are, and the half's own
+struct Operands {
+    u32 high[4][4], low[4][4], cross[4][4];
+    u32 x_own, x_aa, x_ba, x_bb;
+};
+
+LA_DEVICE void clear_tail(u32 shared, int own) {
     if (own < BLOCK) {
         clear_rows_from<Rows128>(shared + AT_W, own);
         clear_rows_from<Rows128>(shared + AT_K, own);
         publish_shared();
     }
-    __syncthreads();   // beta is there
-    u32 high[4][4], low[4][4], cross[4][4];
+}
+// X of a half with itself, zeros above; -Z
+LA_DEVICE void make_own_pairs(const HalfBlock& me, Operands& by) {
     Tiles x;
-    me.invert(high, low, beta, diagonals);
-    const u32 x_own = shared + AT_X + me.group * (Pairs::PANEL + 64 * 128), x_aa = shared + AT_X, x_ba = x_aa + 64 * 128, x_bb = x_ba + Pairs::PANEL;
     rows_product(x, me.half_of(AT_W, me.group, 0), me.half_of(AT_K, me.group, 0));
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
             if (n * 8 + me.column + (e & 1) >= me.row + 8 * (e >> 1)) x[n][e] = 0.f;
-    me.put(x_own, x);
-    me.apply_in_place(high, low, x_own);
+    me.put(by.x_own, x);
+    me.apply_in_place(by.high, by.low, by.x_own);
     if (me.group == 0) {
 #pragma unroll
         for (int n = 0; n < 8; n++) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0.f;
-        me.put(shared + AT_X + Pairs::PANEL, x);
+        me.put(me.shared + AT_X + Pairs::PANEL, x);
     } else {
         rows_product(x, me.half_of(AT_W, 1, 0), me.half_of(AT_W, 0, 0));
-        me.pack_negative(cross, x);   // -Z
+        me.pack_negative(by.cross, x);
     }
     publish_shared();
     __syncthreads();
+}
+// X of the second half with the first
+LA_DEVICE void make_cross_pairs(const HalfBlock& me, const Operands& by) {
     if (me.group == 1) {
+        Tiles x;
         rows_product(x, me.half_of(AT_W, 1, 0), me.half_of(AT_K, 0, 0));
-        complete(x, [&] { issue_AB(x, cross, x_aa, true); });
-        me.put(x_ba, x);
-        me.apply_in_place(high, low, x_ba);
+        complete(x, [&] { issue_AB(x, by.cross, by.x_aa, true); });
+        me.put(by.x_ba, x);
+        me.apply_in_place(by.high, by.low, by.x_ba);
     }
     publish_shared();
     __syncthreads();
+}
+// The keys at the end, in their place
+LA_DEVICE void map_keys(const HalfBlock& me, const Operands& by) {
+    Tiles x;
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {   // the keys at the end
+    for (int p = 0; p < PIECES; p++) {
         complete(x, [&] {
-            issue_AtB(x, me.group ? x_bb : x_aa, me.half_of(AT_W, me.group, p), false);
-            if (me.group == 0) issue_AtB(x, x_ba, me.half_of(AT_W, 1, p), true);
+            issue_AtB(x, me.group ? by.x_bb : by.x_aa, me.half_of(AT_W, me.group, p), false);
+            if (me.group == 0) issue_AtB(x, by.x_ba, me.half_of(AT_W, 1, p), true);
         });
         me.add_there(me.half_of(AT_K, me.group, p), x, -1.f);
         me.put(me.half_of(AT_K, me.group, p), x);
     }
     publish_shared();
     __syncthreads();
-    if (threadIdx.x == 0) {
-        run_out(stored.keys(0, block), shared + AT_K, Rows128::SIZE);
-        run_out(stored.factors(block), shared + AT_X, Pairs::SIZE);
-        out_commit();
-        out_read();
-    }
-    __syncthreads();   // X and K~ are free
+}
+// U in the place of X
+LA_DEVICE void make_u(const HalfBlock& me, const Operands& by) {
+    Tiles x;
     if (me.group == 0)
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
             complete(x, [&] {
-                issue_AB(x, high, me.half_of(AT_W, 0, p), false);
-                issue_AB(x, low, me.half_of(AT_W, 0, p), true);
+                issue_AB(x, by.high, me.half_of(AT_W, 0, p), false);
+                issue_AB(x, by.low, me.half_of(AT_W, 0, p), true);
             });
             me.put(me.half_of(AT_X, 0, p), x);
         }
@@ -195,13 +201,17 @@ LA_DEVICE void compute(const PathArguments& a, const Stored& stored, int block, 
     if (me.group == 1)
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
-            complete(x, [&] { issue_AB(x, cross, me.half_of(AT_X, 0, p), false); });
+            complete(x, [&] { issue_AB(x, by.cross, me.half_of(AT_X, 0, p), false); });
             me.add_there(me.half_of(AT_W, 1, p), x, 1.f);
             me.put(me.half_of(AT_X, 1, p), x);
-            me.apply_in_place(high, low, me.half_of(AT_X, 1, p));
+            me.apply_in_place(by.high, by.low, me.half_of(AT_X, 1, p));
         }
     publish_shared();
     __syncthreads();
+}
+// D in the place of the keys
+LA_DEVICE void make_map(const HalfBlock& me) {
+    Tiles x;
     if (me.group < PIECES)
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
@@ -209,10 +219,36 @@ LA_DEVICE void compute(const PathArguments& a, const Stored& stored, int block, 
                 issue_AtB(x, me.half_of(AT_X, 0, me.group), me.half_of(AT_W, 0, p), false);
                 issue_AtB(x, me.half_of(AT_X, 1, me.group), me.half_of(AT_W, 1, p), true);
             });
-            me.put(shared + AT_K + p * Maps::PANEL + me.group * 64 * 128, x);
+            me.put(me.shared + AT_K + p * Maps::PANEL + me.group * 64 * 128, x);
         }
     publish_shared();
     __syncthreads();
+}
+LA_DEVICE void compute(const Stored& stored, int block, unsigned char* memory, int own) {
+    const u32 shared = shared_address(memory);
+    const HalfBlock me(shared, threadIdx.x);
+    float* const beta = (float*)(memory + AT_BETA) + me.group * 64;
+    float* const diagonals = (float*)(memory + AT_X + me.group * 64 * 128 + Pairs::PANEL);
+    clear_tail(shared, own);
+    __syncthreads();   // beta is there
+    Operands by;
+    me.invert(by.high, by.low, beta, diagonals);
+    by.x_own = shared + AT_X + me.group * (Pairs::PANEL + 64 * 128);
+    by.x_aa = shared + AT_X;
+    by.x_ba = by.x_aa + 64 * 128;
+    by.x_bb = by.x_ba + Pairs::PANEL;
+    make_own_pairs(me, by);
+    make_cross_pairs(me, by);
+    map_keys(me, by);
+    if (threadIdx.x == 0) {
+        run_out(stored.keys(0, block), shared + AT_K, Rows128::SIZE);
+        run_out(stored.factors(block), shared + AT_X, Pairs::SIZE);
+        out_commit();
+        out_read();
+    }
+    __syncthreads();   // X and K~ are free
+    make_u(me, by);
+    make_map(me);
     if (threadIdx.x == 0) {
         run_out(stored.factors(block) + Pairs::SIZE, shared + AT_X, Rows128::SIZE);
         run_out(stored.maps(0, block), shared + AT_K, Maps::SIZE);
@@ -239,5 +275,5 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 2) factors(const __grid_
             threadIdx.x < own ? a.beta[((i64)place.batch * a.of.T + place.first + i0 + threadIdx.x) * a.key_heads + place.head] : 0.f;
     __syncthreads();
     barrier_wait(barrier, 0);
-    compute(a, Stored(a, place, place.head), place.tile, memory, own);
+    compute(Stored(a, place, place.head), place.tile, memory, own);
 }

@@ -104,6 +104,19 @@ struct Producer {
     }
 };
 
+// Numbers of pairs above the diagonal of the own block become `to`
+LA_DEVICE void mask(float (&s)[KEYS / 8][4], float to, const Lane& me) {
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (n * 8 + me.column + (e & 1) > me.row + 8 * (e >> 1)) s[n][e] = to;
+}
+template <int N> LA_DEVICE void negate(float (&x)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) { x[n][0] = -x[n][0]; x[n][1] = -x[n][1]; x[n][2] = -x[n][2]; x[n][3] = -x[n][3]; }
+}
+
 struct Consumer {
     const PathArguments& a;
     const Place& place;
@@ -193,20 +206,12 @@ struct Consumer {
                 s[n][0] = s[n][0] * c + x.x; s[n][1] = s[n][1] * c + x.y; s[n][2] = s[n][2] * c + x.x; s[n][3] = s[n][3] * c + x.y;
             }
     }
-    // numbers of pairs above the diagonal of the own block become `to`
-    __device__ __forceinline__ void mask(float (&s)[KEYS / 8][4], float to) const {
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (n * 8 + me.column + (e & 1) > me.row + 8 * (e >> 1)) s[n][e] = to;
-    }
     // scores of a tile of keys become exponentials; it is free then
     template <bool OWN> __device__ __forceinline__ void exponentiate(float (&s)[KEYS / 8][4]) {
         const float c = a.of.scale * LOG2_E;
         if constexpr (GATED) add_decays<OWN>(s);
         release_keys();
-        if (OWN) mask(s, minus_infinity());
+        if (OWN) mask(s, minus_infinity(), me);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float most = s[0][2 * h], sum = 0.f;
@@ -252,9 +257,8 @@ struct Consumer {
         begin_rows<Rows128>(s);   // E
         end_products(s);
         release_keys();
-        mask(s, 0.f);
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) { s[n][0] = -s[n][0]; s[n][1] = -s[n][1]; s[n][2] = -s[n][2]; s[n][3] = -s[n][3]; }
+        mask(s, 0.f, me);
+        negate(s);
         pack_operands(p, s);
         begin_rows<Rows128>(s);
         end_products(s);
@@ -277,8 +281,7 @@ struct Consumer {
             products_commit();
             end_products(x);
             release_keys();
-#pragma unroll
-            for (int n = 0; n < WIDTH_K / 8; n++) { x[n][0] = -x[n][0]; x[n][1] = -x[n][1]; x[n][2] = -x[n][2]; x[n][3] = -x[n][3]; }
+            negate(x);
             subtract<true>(x);
         }
         pack_operands(p, s);

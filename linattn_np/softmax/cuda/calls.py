@@ -55,8 +55,7 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
     if type(x) is not Inputs or x.w is not None or x.bias is not None or plan.strict:
-        return ("the kernels are those of softmax attention, without position maps or a bias, where a query reads its own "
-                "token")
+        return "the kernels are those of softmax attention: no position maps, no bias, a query reads its own token"
     if plan.has_state:
         return "caches are read by array calls so far"
     if x.q is None or 0 in (*x.q.shape, *x.k.shape, *x.v.shape):
