@@ -20,7 +20,19 @@ from . import delta, stick
 from .backward import backward
 from .forward import forward
 from .path_backward import path_backward
-from .workspace import ADJOINT_KERNELS, ARRAYS, ATTENTION, GATES, GATES_ADJOINT, MEMORY, PATH, PATH_ADJOINT, TASK, TILES
+from .workspace import (
+    ADJOINT_KERNELS,
+    ARRAYS,
+    ATTENTION,
+    BIAS,
+    GATES,
+    GATES_ADJOINT,
+    MEMORY,
+    PATH,
+    PATH_ADJOINT,
+    TASK,
+    TILES,
+)
 
 STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16"))}
 FIRST = ATTENTION.slots[ARRAYS[0]]
@@ -72,6 +84,8 @@ def layout(dtype: str, sizes: tuple[tuple[str, int], ...], kernel: str) -> Layou
     names = MEMORY[kernel]
     if given["gated"]:
         names |= GATES | (GATES_ADJOINT if kernel in ADJOINT_KERNELS else frozenset())
+    if given["biased"]:
+        names |= BIAS
     if given["mapped"]:
         names |= PATH | (PATH_ADJOINT if kernel in ADJOINT_KERNELS else frozenset())
     count = lambda field: (given["tiles"] if field in TILES else 1) if field in names else 0  # noqa: E731

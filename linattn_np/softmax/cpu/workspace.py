@@ -10,12 +10,12 @@ TASK = ("BATCH", "ROW", "FIRST", "T", "HEAD", "FROM", "TO", "MAPS")
 # tokens FIRST .. FIRST + T, queries FROM .. TO of them; MAPS: the first row of in_R
 SIZES = ("c", "n", "C", "N", "K", "K_lanes", "V", "V_lanes", "L", "i", "j", "h", "tokens", "blocks", "tiles", "tile",
          "tasks_count", "task_fields")  # fmt: skip
-FLAGS = ("causal", "window", "gated", "sinks", "normalize", "strict", "heads", "is_past", "is_diagonal",
+FLAGS = ("causal", "window", "gated", "sinks", "normalize", "biased", "strict", "heads", "is_past", "is_diagonal",
          "mapped")  # fmt: skip
 NUMBERS = ("scale", "between", "reach", "crossing")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_sinks", "past_k", "past_v", "past_b", "past_age", "out", "most", "sums",
           "in_dout", "out_dq", "out_dk", "out_dv", "out_dg", "past_dk", "past_dv", "past_db", "in_rhs", "in_beta",
-          "in_du", "out_dbeta",
+          "in_du", "out_dbeta", "in_bias", "out_dbias",
           # of PaTH: q at the start and k at the end of their blocks, -E, X, R, w, -U (path.py), and their gradients
           "in_start", "in_end", "in_E", "in_X", "in_R", "in_w", "in_U",
           "out_start", "out_end", "out_E", "out_X", "out_R")  # fmt: skip
@@ -28,6 +28,7 @@ MATRICES = {
     "vT": M("V_lanes", "n"), "dout": M("c", "V_lanes"), "log": M("c"), "delta": M("tokens"), "scales": M("c"),
     "dZ": M("c", "n"), "dK": M("n", "K_lanes"), "dV": M("n", "V_lanes"), "columns": M("n"), "below": M("n"),
     "readers": M("tokens"), "dg": M("tokens"), "totals": M("blocks"), "crossed": M("blocks"),
+    "P": M("c", "n"),
     # stick-breaking: keys are rows
     "qT": M("K_lanes", "c"), "A": M("n", "c"), "doutT": M("V_lanes", "c"), "dA": M("n", "c"), "run": M("c"),
     "S": M("n", "c", slot="tile"), "G": M("n", "c", slot="tile"),
@@ -46,6 +47,7 @@ PATH = frozenset(("E", "X", "R", "y"))
 PATH_ADJOINT = frozenset(("XT", "RT", "met", "met_dq", "dq", "writers"))
 SYSTEM = frozenset(("B", "rhs", "beta"))
 STICK = frozenset(("q", "k", "v", "O", "m", "one", "qT", "A", "run", "age"))
+BIAS = frozenset(("P",))
 TILES = frozenset(("S", "G"))
 STICK_ADJOINT = STICK | TILES | frozenset(("dout", "doutT", "dA", "scales"))
 MEMORY = {  # of each kernel, without gates and maps
