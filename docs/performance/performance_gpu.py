@@ -275,7 +275,7 @@ def scaling(result: dict[str, Any], table: Table) -> Iterator[str]:
 
 def attention(result: dict[str, Any], table: Table) -> Iterator[str]:
     """Softmax attention and its peers."""
-    yield "Softmax attention on a GPU"
+    yield "On a GPU: softmax attention"
     yield ATTENTION.format(**result)
     body: list[list[str]] = []
     for row in result["rows"]:

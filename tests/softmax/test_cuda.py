@@ -207,5 +207,7 @@ def test_what_is_computed_by_array_calls(cp):
         assert told.backend == "chunks", options
         assert reason in told.others["cuda"], options
     assert la.explain(la.stick_breaking_attention, **there).backend == "chunks"
+    bias = cp.zeros((2, 40, 2, 40), np.float32)
+    assert la.explain(la.softmax_attention, **there, bias=bias).backend == "chunks"
     wide = {n: x.astype(np.float32) for n, x in there.items()}
     assert "bfloat16" in la.explain(la.softmax_attention, **wide).others["cuda"]

@@ -21,6 +21,7 @@ from . import arguments
 from . import plan as cuts
 from .plan import BLOCK, KERNELS, Kind
 
+TAKEN = ("q", "k", "v", "g", "sinks")  # arrays of a call
 FAR = 1 << 30  # more tokens than any window, and than a sequence has here
 
 
@@ -54,8 +55,8 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
     """Why the kernels do not support a call of the core, or of one of its read-outs; None if they do."""
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
-    if type(x) is not Inputs or x.w is not None or x.bias is not None or plan.strict:
-        return "the kernels are those of softmax attention: no position maps, no bias, a query reads its own token"
+    if type(x) is not Inputs or any(y is not None and n not in TAKEN for n, y in x._asdict().items()) or plan.strict:
+        return f"the kernels are those of softmax attention of {', '.join(TAKEN)}, where a query reads its own token"
     if plan.has_state:
         return "caches are read by array calls so far"
     if x.q is None or 0 in (*x.q.shape, *x.k.shape, *x.v.shape):

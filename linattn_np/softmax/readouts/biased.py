@@ -31,8 +31,7 @@ class Biased(Computation):
 
     def forward(self, fn: str, x: BiasedInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
-        given = core_inputs(x)
-        backend = choose(fn, given, plan, wanted)
+        backend, given = choose(fn, x, plan, wanted), core_inputs(x)
         out: Array = None
         logs: Any = None
         if x.q is not None and backend == "numba":
@@ -64,7 +63,7 @@ class Biased(Computation):
 
     def explain(self, fn: str, x: BiasedInputs, plan: Plan, wanted: str | None) -> Explained:
         """As the core."""
-        return CORE.explain(fn, core_inputs(x), plan, wanted)
+        return CORE.explain(fn, core_inputs(x), plan, wanted, of=x)
 
 
 def core_inputs(x: BiasedInputs) -> Inputs:

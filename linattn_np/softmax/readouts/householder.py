@@ -100,7 +100,7 @@ class Householder(Computation):
 
     def explain(self, fn: str, x: HouseholderInputs, plan: Plan, wanted: str | None) -> Explained:
         """Those of attention, and of the maps."""
-        found = CORE.explain(fn, Inputs(x.q, x.k, x.v), plan, wanted)
+        found = CORE.explain(fn, Inputs(x.q, x.k, x.v), plan, wanted, of=x)
         K, states = x.k.shape[-1], prod(x.v.shape[:-3])
         per_token = 2.0 * K * K * (x.k.shape[-2] + (0 if x.q is None else max(x.q.shape[-2], x.k.shape[-2])))
         C = _tile(plan)
