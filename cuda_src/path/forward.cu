@@ -112,6 +112,10 @@ LA_DEVICE void mask(float (&s)[KEYS / 8][4], float to, const Lane& me) {
         for (int e = 0; e < 4; e++)
             if (n * 8 + me.column + (e & 1) > me.row + 8 * (e >> 1)) s[n][e] = to;
 }
+template <int N> LA_DEVICE void end_products(float (&x)[N][4]) {
+    products_wait<0>();
+    accumulator_fence(x);
+}
 template <int N> LA_DEVICE void negate(float (&x)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; n++) { x[n][0] = -x[n][0]; x[n][1] = -x[n][1]; x[n][2] = -x[n][2]; x[n][3] = -x[n][3]; }
@@ -151,10 +155,6 @@ struct Consumer {
         products_begin();
         multiply_rows_ABt<Rows128, B>(x, shared + me.group * 64 * 128, key_stage());
         products_commit();
-    }
-    template <int N> __device__ __forceinline__ void end_products(float (&x)[N][4]) {
-        products_wait<0>();
-        accumulator_fence(x);
     }
     // out += P V, begun; values of another sequence become zeros
     __device__ __forceinline__ void begin_values(float (&out)[WIDTH_V / 8][4], const u32 (&p)[KEYS / 16][4]) {
