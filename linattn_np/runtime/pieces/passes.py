@@ -11,10 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
-from .vectors import BYTES, I32, I64, Array, arrays, broadcast, emitted, fma, known
+from .vectors import BYTES, I64, Array, emitted, fma, loop, prefetch
 
 NARROW, WIDE = 4, 8  # vectors of a block: 8 sums hide an addition's latency, and read a state row by whole row
 LINE = 64  # bytes that come with one request
@@ -26,12 +24,8 @@ def _load_row(A: Array, at: ir.Value, lanes: int) -> list[ir.Value]:
 
 def _prefetch(b: ir.IRBuilder, at: ir.Value, lanes: int) -> None:
     """Half a row of a wide block into the second cache; what has narrow ones is small."""
-    if lanes < WIDE:
-        return
-    kinds = [ir.PointerType(), I32, I32, I32]
-    fn = known(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
-    for j in range(0, lanes * BYTES // 2, LINE):
-        b.call(fn, [b.inttoptr(b.add(at, I64(j)), kinds[0]), I32(0), I32(2), I32(1)])
+    for j in range(0, lanes * BYTES // 2 if lanes >= WIDE else 0, LINE):
+        prefetch(b, b.add(at, I64(j)))
 
 
 def _read(S, x, out, following):  # type: ignore[no-untyped-def]
@@ -42,20 +36,15 @@ def read_pass(lanes: int) -> Any:
     """out = x S for a block of columns. As many bytes as half of it are prefetched, from `following` on."""
 
     @emitted(_read)
-    def read(typing: Any, S: Any, x: Any, out: Any, following: Any) -> Any:
-        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            S, x, out = (Array(context, b, kind, v) for kind, v in zip(signature.args[:3], values[:3], strict=True))
-            sums = [cgutils.alloca_once_value(b, S.zero()) for _ in range(lanes)]
-            with cgutils.for_range_slice(b, I64(0), S.shape[0], I64(1), I64) as (k, _):
-                _prefetch(b, b.add(values[3], b.mul(k, I64(lanes * BYTES // 2))), lanes)
-                weight = x.broadcast(x.at(k))
-                for total, s in zip(sums, _load_row(S, S.at(k), lanes), strict=True):
-                    b.store(fma(b, weight, s, b.load(total)), total)
-            for n, total in enumerate(sums):
-                out.store(b.load(total), out.start, n)
-            return context.get_dummy_value()
-
-        return types.void(S, x, out, types.int64), write
+    def read(b: ir.IRBuilder, S: Array, x: Array, out: Array, following: ir.Value) -> None:
+        sums = [S.sum() for _ in range(lanes)]
+        with loop(b, 0, S.shape[0]) as k:
+            _prefetch(b, b.add(following, b.mul(k, I64(lanes * BYTES // 2))), lanes)
+            weight = x.broadcast(x.at(k))
+            for total, s in zip(sums, _load_row(S, S.at(k), lanes), strict=True):
+                b.store(fma(b, weight, s, b.load(total)), total)
+        for n, total in enumerate(sums):
+            out.store(b.load(total), out.start, n)
 
     return read
 
@@ -81,39 +70,30 @@ def write_pass(lanes: int, readers: int, fades: bool = False, pushes: bool = Fal
     """
 
     @emitted(_write(readers, fades, pushes))
-    def write_state(typing: Any, S: Any, to: Any, decay: Any, rows: Any, reads: Any, following: Any) -> Any:
-        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            S, to, decay = (Array(context, b, kind, v) for kind, v in zip(signature.args[:3], values[:3], strict=True))
-            k, w, fade, push, y = arrays(context, b, signature.args[3], values[3])
-            x1, out1, x2, out2 = arrays(context, b, signature.args[4], values[4])
-            written = _load_row(w, w.start, lanes)
-            pushed = _load_row(y, y.start, lanes) if pushes else []
-            fading = _load_row(fade, fade.start, lanes) if fades else []
-            pairs = [(x1, out1), (x2, out2)][:readers]
-            sums = [[cgutils.alloca_once_value(b, S.zero()) for _ in range(lanes)] for _ in pairs]
-            with cgutils.for_range_slice(b, I64(0), S.shape[0], I64(1), I64) as (i, _):
-                ahead = b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2))
-                _prefetch(b, b.add(values[5], ahead), lanes)
-                s = _load_row(S, S.at(i), lanes)
-                d = broadcast(b, decay.get(b.add(decay.start, b.mul(i, decay.steps[0]))), S.vector)
-                key = k.broadcast(k.at(i))
-                if fades:
-                    s = [b.fmul(x, f) for x, f in zip(s, fading, strict=True)]
-                s = [fma(b, key, new, b.fmul(d, old)) for old, new in zip(s, written, strict=True)]
-                if pushes:
-                    by = push.broadcast(push.at(i))
-                    s = [fma(b, by, new, old) for old, new in zip(s, pushed, strict=True)]
-                for n, x in enumerate(s):
-                    to.store(x, to.at(i), n)
-                for (x, _), totals in zip(pairs, sums, strict=True):
-                    weight = x.broadcast(x.at(i))
-                    for total, new in zip(totals, s, strict=True):
-                        b.store(fma(b, weight, new, b.load(total)), total)
-            for (_, out), totals in zip(pairs, sums, strict=True):
-                for n, total in enumerate(totals):
-                    out.store(b.load(total), out.start, n)
-            return context.get_dummy_value()
+    def write(b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, reads: Any, following: ir.Value) -> None:
+        k, w, fade, push, y = rows
+        written = _load_row(w, w.start, lanes)
+        pushed = _load_row(y, y.start, lanes) if pushes else []
+        fading = _load_row(fade, fade.start, lanes) if fades else []
+        pairs = [(x, out, [S.sum() for _ in range(lanes)]) for x, out in (reads[:2], reads[2:])[:readers]]
+        with loop(b, 0, S.shape[0]) as i:
+            _prefetch(b, b.add(following, b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2))), lanes)
+            s = _load_row(S, S.at(i), lanes)
+            d, key = decay.broadcast(b.add(decay.start, b.mul(i, decay.steps[0]))), k.broadcast(k.at(i))
+            if fades:
+                s = [b.fmul(x, f) for x, f in zip(s, fading, strict=True)]
+            s = [fma(b, key, new, b.fmul(d, old)) for old, new in zip(s, written, strict=True)]
+            if pushes:
+                by = push.broadcast(push.at(i))
+                s = [fma(b, by, new, old) for old, new in zip(s, pushed, strict=True)]
+            for n, x in enumerate(s):
+                to.store(x, to.at(i), n)
+            for x, _, sums in pairs:
+                weight = x.broadcast(x.at(i))
+                for total, new in zip(sums, s, strict=True):
+                    b.store(fma(b, weight, new, b.load(total)), total)
+        for _, out, sums in pairs:
+            for n, total in enumerate(sums):
+                out.store(b.load(total), out.start, n)
 
-        return types.void(S, to, decay, rows, reads, types.int64), write
-
-    return write_state
+    return write

@@ -28,11 +28,10 @@ from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic
 
 from . import compiler
-from .vectors import make_array
+from .vectors import I64, make_array, word
 from .workspace import Workspace
 
 JIT = not config.DISABLE_JIT
-I64 = ir.IntType(64)
 
 
 # kinds of arguments; those of a floating dtype depend on the dtype that a piece is compiled for
@@ -98,22 +97,18 @@ class _Fields(AttributeTemplate):
         return types.Array(dtype, 2, "A") if m.columns else dtype[::1]
 
 
-def _entry(b: ir.IRBuilder, table: ir.Value, slot: int, kind: ir.Type = I64) -> ir.Value:
-    return b.inttoptr(b.add(table, I64(8 * slot)), kind.as_pointer())
-
-
 @lower_getattr_generic(WorkspaceType)
 def _get_field(context: Any, b: ir.IRBuilder, w: WorkspaceType, table: ir.Value, name: str) -> ir.Value:
-    d, whole = w.declaration, lambda field: b.load(_entry(b, table, d.slots[field]))
+    d, whole = w.declaration, lambda field: b.load(word(b, table, d.slots[field]))
     slot = d.slots[name]
     if name in d.wholes:
         return whole(name)
     if name in d.numbers:
-        x = b.load(_entry(b, table, slot, ir.DoubleType()))
+        x = b.load(word(b, table, slot, ir.DoubleType()))
         return x if w.dtype == types.float64 else b.fptrunc(x, ir.FloatType())
     if name in d.arrays:
         return b.add(table, I64(8 * slot))
-    m, (at, row, step) = d.matrices[name], (b.load(_entry(b, table, slot + n)) for n in range(3))
+    m, (at, row, step) = d.matrices[name], (b.load(word(b, table, slot + n)) for n in range(3))
     if m.slot:
         at = b.add(at, b.mul(step, whole(m.slot)))
     kind = context.typing_context.resolve_getattr(w, name)
@@ -128,9 +123,9 @@ def _set_field(context: Any, b: ir.IRBuilder, signature: Any, values: Any, name:
     declaration = signature.args[0].declaration
     if name in declaration.numbers:
         value = context.cast(b, value, signature.args[1], types.float64)
-        b.store(value, _entry(b, w, declaration.slots[name], ir.DoubleType()))
+        b.store(value, word(b, w, declaration.slots[name], ir.DoubleType()))
     else:
-        b.store(context.cast(b, value, signature.args[1], types.int64), _entry(b, w, declaration.slots[name]))
+        b.store(context.cast(b, value, signature.args[1], types.int64), word(b, w, declaration.slots[name]))
 
 
 # pieces
