@@ -269,6 +269,44 @@ class _DeltaRule:
 
 delta_rule: _DeltaRule
 
+class _DeltaformerGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    beta: Any
+    w: Any
+    g: Any
+    state: Any
+
+class _Deltaformer:
+    """DeltaFormer: softmax attention whose values are new to what the past predicts. u_t = v_t - beta_t sum_{j<t} p_tj u_j, p_tj ~ e^{scale w_t . k_j + g_t + ... + g_{j+1}}, sum_j p_tj = 1;  out_t = sum_{j<=t} a_tj u_j, a_tj ~ e^{scale q_t . k_j + g_t + ... + g_{j+1}}, sum_j a_tj = 1"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, beta: Any, w: Any = ..., g: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, w: Any = ..., g: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, w: Any = ..., g: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, w: Any = ..., g: Any = ..., *, return_state: bool = ..., return_states_at: Any, normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, w: Any = ..., g: Any = ..., *, return_state: bool, return_states_at: None = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+deltaformer: _Deltaformer
+
 class _DfwGradients(NamedTuple):
     q: Any
     k: Any
@@ -902,6 +940,44 @@ class _Mlstm:
 
 mlstm: _Mlstm
 
+class _PathAttentionGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    w: Any
+    beta: Any
+    g: Any
+    state: Any
+
+class _PathAttention:
+    """PaTH attention: softmax attention whose logits pass the Householder-like maps of the tokens between. H_t = I - beta_t w_t^T w_t;  p_tj ~ e^{scale q_t H_t ... H_{j+1} k_j^T + g_t + ... + g_{j+1}}, sum_j p_tj = 1;  out_t = sum_j p_tj v_j"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, w: Any, beta: Any, g: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, g: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, g: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, g: Any = ..., *, return_state: bool = ..., return_states_at: Any, window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, g: Any = ..., *, return_state: bool, return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+path_attention: _PathAttention
+
 class _PerformerGradients(NamedTuple):
     q: Any
     k: Any
@@ -1284,6 +1360,8 @@ def vjp(fn: _DeltaProduct, *arrays: Any, **options: Any) -> tuple[Any, Callable[
 @overload
 def vjp(fn: _DeltaRule, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DeltaRuleGradients]]: ...
 @overload
+def vjp(fn: _Deltaformer, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DeltaformerGradients]]: ...
+@overload
 def vjp(fn: _Dfw, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DfwGradients]]: ...
 @overload
 def vjp(fn: _Dplr, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DplrGradients]]: ...
@@ -1317,6 +1395,8 @@ def vjp(fn: _Mamba2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _
 def vjp(fn: _MesaNet, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MesaNetGradients]]: ...
 @overload
 def vjp(fn: _Mlstm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MlstmGradients]]: ...
+@overload
+def vjp(fn: _PathAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _PathAttentionGradients]]: ...
 @overload
 def vjp(fn: _Performer, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _PerformerGradients]]: ...
 @overload

@@ -114,8 +114,9 @@ class Computation(Protocol):
     def record(self, x: Any, plan: Any, state: Any, residuals: Any, trace: Trace, then: Any = None, /) -> Any:
         """A plan (arrays, state, pointers) -> (out, final state) that replaces a call; None if there is none.
 
-        x are traced views of trace.given, or results of the array calls that the trace lists. then(out): what is done
-        to the output by array calls, to be traced too.
+        x are traced views of trace.given, or results of the array calls that the trace lists. then(out, end): what is
+        made of the output, None without queries, and of the final state, to be traced too; a tuple in place of a state
+        is returned as it is.
         """
         return None
 

@@ -60,8 +60,13 @@ class Case:
 
     @property
     def squares(self) -> bool:
-        """Whether keys are multiplied by each other."""
-        return self.erases or self.spec.readout.name == "SOLVED"
+        """Whether keys, or directions of maps, are multiplied by each other."""
+        return self.erases or self.maps or self.spec.readout.name == "SOLVED"
+
+    @property
+    def maps(self) -> bool:
+        """Whether tokens map the keys before them."""
+        return "direction" in map(self.fn.samples.distribution, self.given)
 
     @property
     def by_channel(self) -> bool:

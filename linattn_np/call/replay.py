@@ -28,7 +28,7 @@ import numpy as np
 from ..core import COMPUTATIONS, SAVED_VARIABLE, Computation
 from ..runtime import shapes
 from ..runtime.arrays import cast, is_cupy
-from ..runtime.tracing import FIXED, traced_variables
+from ..runtime.tracing import FIXED, of_output, traced_variables
 from ..spec import Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise
 from .layouts import LAYOUTS, before
@@ -229,11 +229,11 @@ def _record(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any) 
     """The plan that the core records."""
     trace, c = traced_variables(call.variables, names)
     inputs = call.spec.change.to_core(c)
-    then = None if call.spec.change.from_core is None else functools.partial(_finished, call, c)
+    then = None if call.spec.change.from_core is None else of_output(functools.partial(finished, call, c))
     return COMPUTATIONS[type(inputs)].record(inputs, call.plan, state, residuals, trace, then)
 
 
-def _finished(call: Prepared, c: Any, out: Any) -> Any:
+def finished(call: Prepared, c: Any, out: Any) -> Any:
     """The public output from the core's, traced."""
     change: Any = call.spec.change
     found = change.from_core(c, out)

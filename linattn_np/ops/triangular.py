@@ -48,9 +48,14 @@ def solve(xp: Namespace, L: UnitLower, R: Array) -> Array:
     return _substitute(xp, L, R, transposed=False)
 
 
+def solve_transposed(xp: Namespace, L: UnitLower, R: Array) -> Array:
+    """X with (I + A)^T X = R.   R (..., C, V)."""
+    return _substitute(xp, L, R, transposed=True)
+
+
 def solve_vjp(xp: Namespace, L: UnitLower, X: Array, dX: Array) -> tuple[Array, Array]:
     """(dA, dR): dR solves the transposed system, (I + A)^T dR = dX, and dA = -tril(dR X^T, -1)."""
-    dR = _substitute(xp, L, dX, transposed=True)
+    dR = solve_transposed(xp, L, dX)
     return keep_lower(xp, -dR @ xp.matrix_transpose(X), strict=True), dR
 
 

@@ -42,7 +42,9 @@ FUNCTIONS = {
     "attention": "linear_attention", "lightning": "lightning_attention",
     "gated_delta_product": "delta_product", "xlstm": "mlstm", "favor": "performer", "based_attention": "based",
     "scaled_dot_product_attention": "softmax_attention", "flash_attn_func": "softmax_attention",
+    "deltaformer_attn": "deltaformer",
     "fox": "forgetting_attention", "forgetting_attn": "forgetting_attention",
+    "path": "path_attention", "path_attn": "path_attention",
     "grad": "vjp", "backward": "vjp", "recurrent_step": "step", "decode": "step",
 }  # fmt: skip
 BACKENDS = {"numpy": "chunks", "array": "chunks", "cpu": "numba", "numba_cpu": "numba", "cupy": "cuda", "gpu": "cuda",

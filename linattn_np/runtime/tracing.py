@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LONGEST = 1 << 20  # bytes of what the calls compute: larger calls gain nothing
+LONGEST = 1 << 22  # bytes of what the calls compute: larger calls gain nothing
 MOST_STEPS = 64  # array calls that one is written as
 RESERVED = 1024  # bytes at the beginning, for arguments of a call
 ALIGNED = 64
@@ -124,6 +124,7 @@ class Trace:
         """arrays: given at each call, in this order."""
         self.given = list(arrays)
         self.beside: list[np.ndarray] = []  # computed by other means
+        self.end: np.ndarray | None = None  # likewise: the core's final state, which the calls may overwrite
         self.calls: list[Call | Kernel] = []
         self.memory = np.empty(LONGEST // 8).view(np.uint8)  # of the outputs
         self.bytes = RESERVED
@@ -136,17 +137,29 @@ class Trace:
 
     def has(self, y: np.ndarray) -> bool:
         """Whether y lies in memory of a given array or of an output."""
-        return any(contains(x, y) for x in (*self.given, self.memory, *self.beside))
+        own = () if self.end is None else (self.end,)
+        return any(contains(x, y) for x in (*self.given, self.memory, *self.beside, *own))
 
     def added(self, y: np.ndarray) -> Any:
         """An array that something else computes from the outputs so far."""
         self.beside.append(y)
         return self._traced(y)
 
+    def ended(self, y: np.ndarray) -> Any:
+        """A final state, computed from the outputs so far, that is of no use but to the calls that follow."""
+        self.end = y
+        return self._traced(y)
+
+    def owns(self, y: np.ndarray) -> bool:
+        """Whether y is the whole final state that may be overwritten."""
+        end = self.end
+        return end is not None and contains(y, end) and (y.shape, y.strides, y.dtype) == (
+            end.shape, end.strides, end.dtype)  # fmt: skip
+
     @property
     def is_used(self) -> bool:
-        """Whether there are outputs."""
-        return self.bytes > RESERVED
+        """Whether there are outputs, or calls, which need memory."""
+        return bool(self.calls) or self.bytes > RESERVED
 
     def view(self, y: Any) -> Any:
         """What a function returned that only makes views."""
@@ -245,8 +258,9 @@ class Trace:
         return x if x.dtype == dtype and x.flags.c_contiguous else self.cast(x, dtype)
 
     def kernel(self, call: Kernel) -> Any:
-        """The output of a compiled kernel, which has been computed."""
-        if call.entry is None or not all(map(self.has, call.arrays)) or call.table.nbytes > RESERVED:
+        """The output of a compiled kernel, which has been computed if it is of use here."""
+        known = all(self.has(y) for y in call.arrays if isinstance(y, Traced)) and self.has(call.arrays[-1])
+        if call.entry is None or not known or call.table.nbytes > RESERVED:
             raise Untraceable("a kernel that is not compiled")
         Trace.listed += 1
         self.calls.append(call._replace(arrays=tuple(map(plain, call.arrays))))
@@ -301,6 +315,11 @@ def traced_variables(c: Any, names: Sequence[str], *more: np.ndarray) -> tuple[T
     trace = Trace([*(getattr(c, n) for n in names), *more])
     own = {n: x for n, x in vars(c).items() if n in FIXED or n in c.axes}  # not what was computed from them
     return trace, type(c)(**own | dict(zip(names, trace.arrays, strict=False)))
+
+
+def of_output(function: Callable[[Any], Any]) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """The `then` of a recorded call that changes its output, if there is one, and not its final state."""
+    return lambda out, end: (None if out is None else function(out), end)
 
 
 def contains(x: np.ndarray, y: np.ndarray) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..runtime.arrays import Array, Namespace, cast, device
+from .path import cache as path
 from .types import GatedCache, Inputs, KeyValueCache, Plan
 
 Cache = Any  # KeyValueCache or GatedCache
@@ -97,7 +98,8 @@ def empty(xp: Namespace, x: Inputs, dtype: Any) -> Cache:
 def after(plan: Plan, x: Inputs, cache: Cache, L: int) -> Cache:
     """The cache after the tokens x."""
     xp, n, T = plan.xp, count(plan.xp, cache.length), x.v.shape[-3]
-    k, v = (append(xp, old, cast(xp, new, plan.dtype), n, L) for old, new in ((cache.k, x.k), (cache.v, x.v)))
+    keys = (cache.k, x.k) if x.w is None else path.to_end(plan, x, cache.k)
+    k, v = (append(xp, old, cast(xp, new, plan.dtype), n, L) for old, new in (keys, (cache.v, x.v)))
     if x.g is None:
         return KeyValueCache(k, v, cache.length + T)
     g = cast(xp, x.g, plan.dtype)
@@ -108,6 +110,9 @@ def after(plan: Plan, x: Inputs, cache: Cache, L: int) -> Cache:
 def append_in_place(plan: Plan, x: Inputs, state: Cache) -> Cache:
     """The cache after the tokens x, written into its own NumPy arrays: a row for each sequence, or batch axes."""
     L, T = state.v.shape[-3], x.v.shape[-3]
+    if x.w is not None:
+        state.k[...], k = path.to_end(plan, x, state.k.astype(plan.dtype, copy=False))
+        x = x._replace(k=k)
     if not state.length.ndim:
         owners = [((), x.k, x.v, None if x.g is None else x.g)]
     else:
@@ -129,8 +134,11 @@ def after_vjp(plan: Plan, x: Inputs, cache: Cache, d: Cache) -> tuple[Inputs, Ca
     """(gradients of the tokens, gradient of the cache before them)."""
     xp, n, T, L0 = plan.xp, count(plan.xp, cache.length), x.v.shape[-3], cache.v.shape[cache.length.ndim]
     (k0, dk), (v0, dv) = (append_vjp(xp, y, n, L0, T) for y in (d.k, d.v))
+    maps = {"k": dk}
+    if x.w is not None:
+        maps, k0 = path.to_end_vjp(plan, x, cache.k, (k0, dk))
     if x.g is None:
-        return Inputs(None, dk, dv), KeyValueCache(k0, v0, d.length)
+        return Inputs(None, v=dv, **maps), KeyValueCache(k0, v0, d.length)
     b0, b1 = append_vjp(xp, d.b, n, L0, T)
     dg = decay_to_end_vjp(xp, b1) + xp.sum(b0, axis=-2, keepdims=True)
-    return Inputs(None, dk, dv, dg), GatedCache(k0, v0, b0, d.length)
+    return Inputs(None, v=dv, g=dg, **maps), GatedCache(k0, v0, b0, d.length)

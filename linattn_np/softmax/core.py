@@ -18,6 +18,7 @@ from ..runtime.arrays import Array, is_numpy
 from ..runtime.shapes import Sizes
 from . import cache, definition, heads, policy, sequences
 from .array import tiles
+from .path import definition as path_definition
 from .types import GatedCache, Inputs, KeyValueCache, Plan, Residuals
 
 
@@ -43,7 +44,7 @@ class Softmax(Core):
 
                 out, logs = calls.forward(plan, x, state)
             else:
-                out, logs = sequences.forward(MODULES[backend], plan, x, state)
+                out, logs = sequences.forward(module_of(backend, x), plan, x, state)
         end = final_state(plan, x, state) if plan.returns_state or plan.gradients or x.q is None else None
         return out, end, Residuals(x, plan, backend, state, out, logs)
 
@@ -58,7 +59,7 @@ class Softmax(Core):
 
             d = calls.backward(plan, x, state, (out, logs), dout)
         else:
-            d = sequences.backward(MODULES[backend], plan, x, state, (out, logs), dout)
+            d = sequences.backward(module_of(backend, x), plan, x, state, (out, logs), dout)
         return d if dstate is None else with_state(plan, x, state, dstate, d)
 
     def end_shape(self, plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -70,7 +71,7 @@ class Softmax(Core):
         return residuals.plan.normalize
 
     def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Explained:
-        """2 (K + V) operations for each pair of a query and a key."""
+        """2 (K + V) operations for each pair of a query and a key, and those of position maps."""
         K, V, H = x.k.shape[-1], x.v.shape[-1], max(x.v.shape[-2], x.k.shape[-2] if x.q is None else x.q.shape[-2])
         backend, pairs, tokens = choose(fn, plan, wanted), 0, 0
         for s in plan.sequences:
@@ -80,6 +81,7 @@ class Softmax(Core):
             pairs += W * (W + 1) // 2 + (T - W) * W if plan.causal and Tq else Tq * T
             tokens += T
         total = 2.0 * (K + V) * pairs * prod(x.v.shape[:-3]) * H
+        total += path_operations(backend, plan, x)
         others = {name: unsupported_reason(plan, name) or "covers the call too" for name in self.BACKENDS}
         del others[backend]
         reason = "requested" if wanted else "the default path"
@@ -89,7 +91,23 @@ class Softmax(Core):
                          total, total / max(tokens * prod(x.v.shape[:-3]) * H, 1))  # fmt: skip
 
 
-MODULES = {"reference": definition, "chunks": tiles}
+def module_of(backend: str, x: Inputs) -> Any:
+    """The array calls of a backend."""
+    return tiles if backend == "chunks" else definition if x.w is None else path_definition
+
+
+def path_operations(backend: str, plan: Plan, x: Inputs) -> float:
+    """Of position maps: 4 K for a pair token by token; in blocks 2 K^2 for a query and a block, and their factors."""
+    if x.w is None or x.q is None:
+        return 0.0
+    K, heads, total = x.k.shape[-1], max(x.q.shape[-2], x.k.shape[-2]), 0.0
+    tile = policy.array_tile(plan.chunk_size) if backend == "chunks" else policy.cpu_tile(plan.chunk_size)[0]
+    for s in plan.sequences:
+        T = s.stop - s.start
+        C, n = max(min(tile, T), 1), -(-T // max(min(tile, T), 1))
+        maps = 2.0 * K * min(K, 2 * C) * T * (n - 1) / 2 + T * (11 * C * K + 3 * C * C + 2 * K * K)
+        total += heads * (4.0 * K * T * (T - 1) / 2 if backend == "reference" else maps)
+    return total * prod(x.v.shape[:-3])
 
 
 def crossover(K: int, V: int) -> int:

@@ -21,12 +21,12 @@ from .types import Parts, Past, Plan
 
 def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
     """(out (..., G, R, T, V), l (..., G, R, T, 1))."""
-    xp, keys, values = plan.xp, *_with_past(plan.xp, x)
-    outs, logs, decay = [], [], _begin(x)
+    xp, keys, values = plan.xp, *with_past(plan.xp, x)
+    outs, logs, decay = [], [], begin(x)
     for i in range(x.q.shape[-2]):
-        decay = _decayed(plan, x, decay, i)
-        z = _logits(plan, x, keys, decay, i)
-        log = _log_sum(plan, x, z)
+        decay = decayed(plan, x, decay, i)
+        z = logits(plan, x, keys, decay, i)
+        log = log_sum(plan, x, z)
         p = xp.exp(z - log)
         outs.append(p @ values[..., : z.shape[-1], :])
         logs.append(log)
@@ -35,15 +35,15 @@ def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
 
 def backward(plan: Plan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
     """Gradients of the sequence and of the cache, with the heads of each array."""
-    xp, (keys, values) = plan.xp, _with_past(plan.xp, x)
-    L, decay, decays = keys.shape[-2] - x.k.shape[-2], _begin(x), []
+    xp, (keys, values) = plan.xp, with_past(plan.xp, x)
+    L, decay, decays = keys.shape[-2] - x.k.shape[-2], begin(x), []
     for i in range(x.q.shape[-2]):
-        decay = _decayed(plan, x, decay, i)
+        decay = decayed(plan, x, decay, i)
         decays.append(decay)
     dq, dk, dv = sum_like(xp, x.q), sum_like(xp, keys), sum_like(xp, values)
     dsinks, dg, crossing = None if x.sinks is None else xp.zeros_like(x.sinks), [], None
     for i in reversed(range(x.q.shape[-2])):
-        z = _logits(plan, x, keys, decays[i], i)
+        z = logits(plan, x, keys, decays[i], i)
         n, one = z.shape[-1], slice(i, i + 1)
         p, d = xp.exp(z - logs[..., one, :]), dout[..., one, :]
         dp = d @ xp.matrix_transpose(values[..., :n, :])
@@ -57,10 +57,10 @@ def backward(plan: Plan, x: Parts, out: Array, logs: Array, dout: Array) -> Part
         if x.g is not None:
             crossing = dz if crossing is None else crossing[..., :n] + dz
             dg.append(xp.sum(crossing[..., 0, : n - 1], axis=-1))
-    return _gradients(plan, x, (dq, dk, dv), L, dsinks, (dg, crossing))
+    return gradients(plan, x, (dq, dk, dv), L, dsinks, (dg, crossing))
 
 
-def _gradients(plan: Plan, x: Parts, sums: Any, L: int, dsinks: Any, gates: Any) -> Any:
+def gradients(plan: Plan, x: Parts, sums: Any, L: int, dsinks: Any, gates: Any) -> Any:
     """Gradients of the sequence and of the cache."""
     xp, (dq, dk, dv), (dg, crossing) = plan.xp, sums, gates
     dg = None if x.g is None else sum_to(xp, xp.stack(dg[::-1], axis=-1), x.g.shape)
@@ -71,19 +71,19 @@ def _gradients(plan: Plan, x: Parts, sums: Any, L: int, dsinks: Any, gates: Any)
     return Parts(dq.total, dk.total[..., L:, :], dv.total[..., L:, :], dg, dsinks, past)
 
 
-def _with_past(xp: Namespace, x: Parts) -> tuple[Array, Array]:
+def with_past(xp: Namespace, x: Parts) -> tuple[Array, Array]:
     """Keys and values of the cache and of the sequence."""
     if x.past is None:
         return x.k, x.v
     return xp.concat([x.past.k, x.k], axis=-2), xp.concat([x.past.v, x.v], axis=-2)
 
 
-def _begin(x: Parts) -> Array | None:
+def begin(x: Parts) -> Array | None:
     """The log decay of each key of the cache."""
     return None if x.past is None else x.past.b
 
 
-def _decayed(plan: Plan, x: Parts, decay: Array | None, i: int) -> Array | None:
+def decayed(plan: Plan, x: Parts, decay: Array | None, i: int) -> Array | None:
     """The log decay of each key when token i is read: all before it decay by g_i."""
     if x.g is None:
         return None
@@ -92,13 +92,13 @@ def _decayed(plan: Plan, x: Parts, decay: Array | None, i: int) -> Array | None:
     return own if decay is None else plan.xp.concat([decay + g, own], axis=-1)
 
 
-def _logits(plan: Plan, x: Parts, keys: Array, decay: Array | None, i: int) -> Array:
+def logits(plan: Plan, x: Parts, keys: Array, decay: Array | None, i: int) -> Array:
     """z_i of the keys up to i: (..., G, R, 1, n)."""
-    xp, L = plan.xp, keys.shape[-2] - x.k.shape[-2]
-    n = L + i + 1 if plan.causal else keys.shape[-2]
+    xp, L = plan.xp, 0 if x.past is None else x.past.k.shape[-2]
+    n = L + i + 1 - plan.strict if plan.causal else keys.shape[-2]
     z = x.q[..., i : i + 1, :] @ xp.matrix_transpose(keys[..., :n, :])
     if decay is not None:
-        z = z + decay[..., None, :]
+        z = z + decay[..., None, :n]
     hidden = _hidden(plan, x, i, n - L)
     return z if hidden is None else xp.where(hidden, xp.asarray(-float("inf"), dtype=z.dtype, device=device(z)), z)
 
@@ -115,15 +115,13 @@ def _hidden(plan: Plan, x: Parts, i: int, n: int) -> Array | None:
     return xp.concat([*found, xp.broadcast_to(own, shape)], axis=-1)
 
 
-def _log_sum(plan: Plan, x: Parts, z: Array) -> Array:
+def log_sum(plan: Plan, x: Parts, z: Array) -> Array:
     """log(e^{sink} + sum_j e^{z_j}); of no key at all 0, so that p = e^{-inf} = 0."""
     xp = plan.xp
-    if not plan.normalize:
-        return xp.zeros_like(z[..., :1])
+    if not plan.normalize or (x.sinks is None and not z.shape[-1]):
+        return xp.zeros((*z.shape[:-1], 1), dtype=z.dtype, device=device(z))
     if x.sinks is not None:
         z = xp.concat([z, xp.broadcast_to(x.sinks, (*z.shape[:-1], 1))], axis=-1)
-    elif not z.shape[-1]:
-        return xp.zeros((*z.shape[:-1], 1), dtype=z.dtype, device=device(z))
     m = xp.max(z, axis=-1, keepdims=True)
     none = m == -float("inf")
     m = xp.where(none, xp.zeros_like(m), m)

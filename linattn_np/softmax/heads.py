@@ -42,17 +42,18 @@ def row_of(plan: Plan, x: Inputs, state: Any, s: Sequence) -> Any:
 
 def tokens_of(x: Inputs, s: Sequence) -> Inputs:
     """The tokens of one sequence; queries that are not causal may have their own number."""
-    q, k, v = (None if y is None else y[..., s.start : s.stop, :, :] for y in (x.q, x.k, x.v))
-    return Inputs(x.q if s.row is None else q, k, v, None if x.g is None else x.g[..., s.start : s.stop, :], x.sinks)
+    q, k, v, w = (None if y is None else y[..., s.start : s.stop, :, :] for y in (x.q, x.k, x.v, x.w))
+    g, beta = (None if y is None else y[..., s.start : s.stop, :] for y in (x.g, x.beta))
+    return Inputs(x.q if s.row is None else q, k, v, g, x.sinks, w, beta)
 
 
 def parts_of(plan: Plan, x: Inputs, cache: Any) -> Parts:
     """A sequence and its cache with heads before tokens, queries times the scale."""
     xp, G = plan.xp, groups(x)
-    q, k, v = (None if y is None else split(xp, cast(xp, y, plan.dtype), G) for y in x[:3])
-    g = None if x.g is None else split(xp, cast(xp, x.g, plan.dtype)[..., None], G)[..., 0]
+    q, k, v, w = (None if y is None else split(xp, cast(xp, y, plan.dtype), G) for y in (*x[:3], x.w))
+    g, beta = (None if y is None else split(xp, cast(xp, y, plan.dtype)[..., None], G)[..., 0] for y in (x.g, x.beta))
     sinks = None if x.sinks is None else xp.reshape(cast(xp, x.sinks, plan.dtype), (G, -1, 1, 1))
-    return Parts(None if q is None else plan.scale * q, k, v, g, sinks, _past(plan, cache, G))
+    return Parts(None if q is None else plan.scale * q, k, v, g, sinks, _past(plan, cache, G), w, beta)
 
 
 def _past(plan: Plan, cache: Any, G: int) -> Past | None:

@@ -45,7 +45,7 @@ def backward(
         place = slice(None) if s.row is None else slice(s.start, s.stop)
         o, d = (heads.split(plan.xp, cast(plan.xp, y[..., place, :, :], plan.dtype), heads.groups(x))
                 for y in (out, dout))  # fmt: skip
-        found.append(_joined(plan, own, row, module.backward(plan, heads.parts_of(plan, own, row), o, log, d)))
+        found.append(joined(plan, own, row, module.backward(plan, heads.parts_of(plan, own, row), o, log, d)))
     return gathered(plan, x, found)
 
 
@@ -70,12 +70,14 @@ def joined_rows(plan: Plan, rows: list[Row]) -> Any:
     return type(rows[0])(*map(plan.xp.stack, map(list, each)))
 
 
-def _joined(plan: Plan, x: Inputs, row: Row, d: Parts) -> tuple[Inputs, Row]:
+def joined(plan: Plan, x: Inputs, row: Row, d: Parts) -> tuple[Inputs, Row]:
     """Gradients of a sequence and of its cache, in their shapes."""
     xp = plan.xp
     q, k, v = (heads.join(xp, y, given.shape) for y, given in ((d.q, x.q), (d.k, x.k), (d.v, x.v)))
-    g = None if x.g is None else heads.join(xp, d.g[..., None], (*x.g.shape, 1))[..., 0]
-    dx = Inputs(q, k, v, g, None if x.sinks is None else xp.reshape(d.sinks, x.sinks.shape))
+    g, beta = (None if given is None else heads.join(xp, y[..., None], (*given.shape, 1))[..., 0]
+               for y, given in ((d.g, x.g), (d.beta, x.beta)))  # fmt: skip
+    sinks = None if x.sinks is None else xp.reshape(d.sinks, x.sinks.shape)
+    dx = Inputs(q, k, v, g, sinks, None if x.w is None else heads.join(xp, d.w, x.w.shape), beta)
     if row is None or d.past is None:
         return dx, zeros(plan, x, row)[1]
     past: Past = d.past
@@ -96,7 +98,7 @@ def gathered(plan: Plan, x: Inputs, found: list[tuple[Inputs, Row]]) -> tuple[In
             return None
         if name == "sinks":
             return sum(parts[1:], parts[0])
-        return parts[0] if len(parts) == 1 else xp.concat(parts, axis=-2 if name == "g" else -3)
+        return parts[0] if len(parts) == 1 else xp.concat(parts, axis=-2 if name in ("g", "beta") else -3)
 
     rows = [row for _, row in found]
     return Inputs(*map(whole, Inputs._fields)), None if rows[0] is None else joined_rows(plan, rows)

@@ -36,6 +36,8 @@ class Inputs(NamedTuple):
     v: Array  # (..., T, H, V)
     g: Array = None  # (..., T, Hq) log decay of the token
     sinks: Array = None  # (Hq,) logit of a further key, whose value is 0
+    w: Array = None  # (..., T, Hk, K) directions of the position maps I - beta w^T w (path/)
+    beta: Array = None  # (..., T, Hk) their strengths
 
 
 class Plan(NamedTuple):
@@ -57,6 +59,7 @@ class Plan(NamedTuple):
     has_state: bool = False
     window: int | None = None  # a query reads its own token and the window - 1 before it; None: all
     normalize: bool = True  # False: out is the numerator
+    strict: bool = False  # a query reads the tokens before its own
 
     @property
     def is_ragged(self) -> bool:
@@ -87,6 +90,8 @@ class Parts(NamedTuple):
     g: Array  # (..., G, Rq, T), None without gates
     sinks: Array  # (G, Rq, 1, 1)
     past: Past | None
+    w: Array = None  # (..., G, Rk, T, K), None without position maps
+    beta: Array = None  # (..., G, Rk, T)
 
 
 class Past(NamedTuple):

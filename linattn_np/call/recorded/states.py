@@ -14,7 +14,7 @@ from ...runtime.arrays import Array
 from ...runtime.memory import shares_memory
 from ...runtime.tracing import plain, traced_variables
 from ..binding import Prepared
-from ..replay import _finished
+from ..replay import finished
 
 
 class Parts(NamedTuple):
@@ -41,6 +41,10 @@ class Parts(NamedTuple):
 def record_state(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any) -> Any:
     """The plan of a variant whose state is not the core's; of the core's state, parts of the public one."""
     own, parts = state_parts(state), Parts.of(call, state)
+    if not own or parts.core == [0] == list(range(len(own))):
+        plan = _at_once(call, names, state, residuals)
+        if plan is not None:
+            return plan
     trace, c = traced_variables(call.variables, names, *(own[n] for n in parts.others))
     for n, y in zip(parts.others, trace.arrays[len(names) :], strict=True):
         own[n] = y
@@ -80,6 +84,18 @@ def record_state(call: Prepared, names: tuple[str, ...], state: Any, residuals: 
     return replayed
 
 
+def _at_once(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any) -> Any:
+    """The plan of a state of one array that the core takes as it is, converted behind the core."""
+    trace, c = traced_variables(call.variables, names)
+    x, change = call.spec.change.to_core(c), call.spec.change
+
+    def then(out: Any, end: Any) -> Any:
+        end = call.spec.state.unpack(c, end)  # type: ignore[misc]
+        return out if out is None or change.from_core is None else finished(call, c, out), end
+
+    return COMPUTATIONS[type(x)].record(x, call.plan, state, residuals, trace, then)
+
+
 def _after(call: Prepared, names: tuple[str, ...], state: Any, recorded: Any) -> tuple[Views, tuple[Any, Any]]:
     """(what makes the public results from the arrays of a call and the core's results, results like them).
 
@@ -93,7 +109,7 @@ def _after(call: Prepared, names: tuple[str, ...], state: Any, recorded: Any) ->
     out, end = plan([*arrays, before.run(arrays)], parts.of_core(own), None)
     trace = before.trace
     if out is not None:
-        out = _finished(call, c, trace.added(out)) if call.spec.change.from_core else trace.added(out)
+        out = finished(call, c, trace.added(out)) if call.spec.change.from_core else trace.added(out)
     ends = [trace.added(y) for y in state_parts(end)]
     unpack: Any = call.spec.state.unpack
     final = unpack(c, ends[0] if len(ends) == 1 else tuple(ends))

@@ -14,16 +14,16 @@ from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
 from ...runtime.pieces.memory import destinations, empty, first_byte, handles
 from ...runtime.pieces.workspace import AT
-from ...runtime.tracing import Trace, Untraceable, contains, plain
+from ...runtime.tracing import Kernel, Trace, Untraceable, contains, plain
 from .. import policy
-from ..types import Inputs, Plan
+from ..types import Erase, Inputs, Plan
 from .chunks import Chunks, state_shape
 from .recurrent.short import Steps, in_place, is_one_batch, is_stepwise
 from .table import ROW, Table, from_pool, sequences
 from .workspace import ARRAYS
 
 Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, np.ndarray] | None"]
-Then = Callable[[np.ndarray], np.ndarray]
+Then = Callable[["np.ndarray | None", np.ndarray], tuple[Any, Any]]
 # from handles and what they are of (given, memory, end, out, state): False where it must be done in full
 Walk = Callable[[Any, list[np.ndarray]], bool]
 Programs = tuple[programs.Program | None, programs.Program | None]  # before, after
@@ -32,8 +32,9 @@ Programs = tuple[programs.Program | None, programs.Program | None]  # before, af
 def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: Then | None = None) -> Again | None:
     """The call for other arrays in place of trace.given; None where more than addresses may differ.
 
-    x are views of them, results of the traced calls, or constants; so may be the state. then: what is done to the
-    output, traced too. The function gives (out, final state), or None where the call must be made in full: the state
+    x are views of them, results of the traced calls, or constants; so may be the state. then(out, end): what is made of
+    the output and the final state, traced too; end is an array or a tuple, and a final state that it converts takes
+    the place of `end`. The function gives (out, final state), or None where the call must be made in full: the state
     that is overwritten shares memory with what is read, or misaligned arrays.
     """
     if not plan.causal or not x.v.size or not x.k.size:
@@ -52,9 +53,9 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: 
     made = Made.of(x, plan, state, mine)
     count = len(trace.calls)
     try:
-        final = None if then is None or made.out is None else then(trace.added(made.out))
-        calls = programs.record(trace, 0, count), programs.record(trace, count)
-        return _call(x, plan, state, trace, (made, mine, final), calls)
+        out, end = None if made.out is None else trace.added(made.out), trace.ended(made.end)
+        final = None if then is None else then(out, end)
+        return _call(x, plan, state, trace, (made, mine, final), count)
     except Untraceable:
         return None
 
@@ -81,27 +82,29 @@ class Made(NamedTuple):
         return cls(table, end, out, at)
 
 
-def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made, bool, Any], calls: Programs) -> Any:
-    """The function of other arrays."""
-    (table, end, out, at), mine, final = computed
+def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made, bool, Any], count: int) -> Any:
+    """The function of other arrays; count: of the array calls before the loops."""
+    made, mine, final = computed
+    table, end, out, at = made
     places, dtype = programs.Places(trace), np.dtype(plan.dtype)
     packed = state is not None and contains(trace.memory, state)  # made from the given arrays
-    buffer = trace.bytes if trace.is_used else 0
+    buffer = trace.bytes if trace.is_used or final is not None else 0
     given = [*trace.given, trace.memory[:buffer]] if buffer else trace.given
     own = {"out_state": end, "out": np.empty(0, dtype) if out is None else out}
     own |= {} if state is None or packed else {"in_state": state}
     own |= {} if at is None else {"out_states": at}
-    walk = _walk(x, plan, table, given, own, (places, mine, state is not None), calls)
+    walk = _walk(x, plan, table, given, own, (places, mine, state is not None), (trace, count))
     shape, ended, asked = own["out"].shape, end.shape, out is not None
     overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype else x.v.dtype
-    there = None if final is None else _results(final, places)
-    behind = -3 if state is None or packed else -4  # the memory of results
+    out_there, end_there = (None, None) if final is None else (
+        _result(y, places, own) for y, own in zip(final, (made.out, made.end), strict=True))
     states = None if at is None else at.shape
     kept, fn = table.kept, plan.xp  # constants among them
 
     def call(given: list[np.ndarray], state: Any, pointers: None = None, owners: Any = kept) -> Any:
-        make = np.empty if destinations.arrays is None or there is not None else empty
-        out, end = make(shape, dtype), state if mine else make(ended, dtype)
+        make = np.empty if destinations.arrays is None else empty
+        out = (np.empty if out_there else make)(shape, dtype)
+        end = state if mine else (np.empty if end_there else make)(ended, dtype)
         arrays = [*given, np.empty(buffer // 8), end, out] if buffer else [*given, end, out]
         if state is not None and not packed:
             arrays.append(state)
@@ -109,7 +112,9 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
             arrays.append(np.empty(states, dtype))
         if not walk(handles(arrays), arrays):
             return None
-        if overwrite and not mine:
+        if end_there is not None:
+            end = end_there(arrays)
+        if overwrite and end is not state and type(end) is np.ndarray:
             put(state, end)
             end = state
         return public(out, arrays), end if states is None else StatesAt(end, arrays[-1])
@@ -117,44 +122,67 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     def public(out: np.ndarray, arrays: list[np.ndarray]) -> Any:
         if not asked:
             return None
-        if there is not None:
-            found = [np.ndarray(shape, kind, arrays[behind], at, steps) for shape, kind, at, steps in there]
-            return found[0] if len(found) == 1 else found
+        if out_there is not None:
+            return out_there(arrays)
         return out if out_dtype is None else cast(fn, out, out_dtype)
 
     return call
 
 
-def _results(final: Any, places: programs.Places) -> list[tuple[Any, ...]] | None:
-    """(shape, dtype, offset, strides) of what `then` returned; None if that is the output itself."""
-    found = []
-    for y in map(plain, final if isinstance(final, tuple) else (final,)):
-        source, offset = places.of(y)
-        if source != places.buffer:
-            return None
-        found.append((y.shape, y.dtype, offset, y.strides))
-    return found
+def _result(y: Any, places: programs.Places, own: Any) -> Any:
+    """A function of the arrays of a call that makes a result, or a tuple of them; None if it is the core's own."""
+    if isinstance(y, tuple):
+        each = [_result(part, places, None) for part in y]
+        return lambda arrays: tuple([make(arrays) for make in each])
+    if y is None or programs.is_whole(own, plain(y)):
+        return None
+    (n, offset), (shape, dtype, steps) = places.of(plain(y)), (y.shape, y.dtype, y.strides)
+    if n == programs.ABSOLUTE:
+        raise Untraceable("a constant result")
+    return lambda arrays: np.ndarray(shape, dtype, arrays[n], offset, steps)
 
 
 def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dict[str, np.ndarray],
-          told: tuple[programs.Places, bool, bool], calls: Programs) -> Walk:  # fmt: skip
+          told: tuple[programs.Places, bool, bool], traced: tuple[Trace, int]) -> Walk:  # fmt: skip
     """The compiled loops of a call, between array calls. told: places, whether the state is overwritten, is given."""
-    places, mine, started = told
+    (places, mine, started), (trace, count) = told, traced
     rows = sequences(plan, prod(x.v.shape[:-3]), policy.cpu_chunk(plan, x.v.shape[-3]))
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, mine)
+    stepwise, rotation = is_stepwise(x, plan, rows).all(), None
+    if stepwise and x.erase is Erase.NONE and x.gv is None and (x.q is None or x.q.shape[-2] <= x.v.shape[-2]):
+        rotation, count = _rotation_of(trace, count)
+    if rotation is not None:
+        table.constant("in_rotation", rotation)
+    calls = programs.record(trace, 0, count), programs.record(trace, count)
     numbers = table.numbers.copy()
     sources = sources_of(numbers, places, len(given), own)
-    if not is_stepwise(x, plan, rows).all():
+    if not stepwise:
         return walk_chunks(Chunks(x, plan, table, rows, started), numbers, sources, len(given) if mine else 0, calls)
     if plan.states_at is not None:
         raise Untraceable("segments of the recurrent form")
     steps = Steps(x, plan, table.kept.get("in_state"), rows)
+    if rotation is not None:
+        steps.rotate(rotation.shape[1])
     extents = np.array([_extent(y) for y in (*given, *own.values())], np.int64)
     steps.settle(numbers, sources, extents, len(given) if mine else 0)
     if calls != (None, None):
         steps.between(*calls)
     return steps.run
+
+
+def _rotation_of(trace: Trace, count: int) -> tuple[np.ndarray | None, int]:
+    """(cosines and sines (2, P), how many calls are before the loops) where the first calls rotate the final state.
+
+    That call is removed: the loops rotate. None without such a call, or if angles depend on what the loops compute.
+    """
+    for n, call in enumerate(trace.calls[count:], count):
+        if isinstance(call, Kernel) and trace.end is not None and contains(trace.end, call.arrays[-1]):
+            del trace.calls[n]
+            return call.arrays[1], n
+        if isinstance(call, Kernel) or any(contains(y, x) for x in call.arrays for y in trace.beside):
+            break
+    return None, count
 
 
 def walk_chunks(chunks: Any, template: np.ndarray, sources: np.ndarray, mine: int, calls: Programs) -> Walk:

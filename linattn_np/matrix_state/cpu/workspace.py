@@ -27,7 +27,7 @@ NUMBERS = ("scale", "eps", "enough")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "out_state", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
           "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",
-          "out_sums", "out_dgv")  # fmt: skip
+          "out_sums", "out_dgv", "in_rotation")  # fmt: skip
 
 M = Matrix
 MATRICES = {

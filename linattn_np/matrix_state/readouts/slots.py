@@ -19,7 +19,7 @@ from ...core import Computed, Explained, join_parts, register, split_parts
 from ...ops.learned_maps import softmax, softmax_vjp
 from ...runtime.arrays import Array, cast
 from ...runtime.memory import shares_memory
-from ...runtime.tracing import Trace, plain
+from ...runtime.tracing import Trace, of_output, plain
 from .. import core
 from ..types import Inputs, Plan
 
@@ -122,7 +122,8 @@ def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: T
     S, W = (None, None) if state is None else state[:2]
     add, following = computed(trace)
     keys, values = SlotInputs(*map(plain, x)).memories()
-    logits = core.record(keys, plan, W, residuals.key_residuals, following, functools.partial(softmax, plan.xp))
+    logits = core.record(keys, plan, W, residuals.key_residuals, following,
+                         of_output(functools.partial(softmax, plan.xp)))  # fmt: skip
     p = np.empty(residuals.p.shape, residuals.p.dtype)
     read = core.record(values._replace(q=p), plan._replace(scale=1.0), S, residuals.value_residuals,
                        Trace([*following.given, p]))  # fmt: skip

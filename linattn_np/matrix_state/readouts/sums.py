@@ -14,7 +14,7 @@ import numpy as np
 from ...runtime.arrays import Array
 from ...runtime.memory import shares_memory
 from ...runtime.pieces.memory import address, first_byte
-from ...runtime.tracing import Trace, plain
+from ...runtime.tracing import Trace, of_output, plain
 from .. import core
 from ..types import Inputs, Plan
 
@@ -50,12 +50,12 @@ def _at_once(x: Inputs, plan: Plan, both: Any, residuals: Any, trace: Trace, div
     if plan.overwrite and not in_place(Inputs(*map(plain, x)), plan, both):
         return None
 
-    def then(out: Array) -> Any:
-        found = divide(out[..., :-1], out[..., -1:])
-        return found if more is None else (found, more)
+    def then(out: Any, end: Array) -> Any:
+        parts = (() if plan.overwrite else (end[..., :-1], end[..., -1])) + (() if more is None else (more,))
+        return None if out is None else divide(out[..., :-1], out[..., -1:]), parts
 
     found = core.record(x, plan, both, residuals, trace, then)
-    if found is None or (more is not None and x.q is None):
+    if found is None:
         return None
     width = 0 if both is None else (both.shape[-1] - 1) * both.itemsize
     overwrite = plan.overwrite
@@ -69,9 +69,7 @@ def _at_once(x: Inputs, plan: Plan, both: Any, residuals: Any, trace: Trace, div
         computed = found(arrays, S, None)
         if computed is None:
             return None
-        out, end = computed
-        parts = (S, z) if overwrite else (end[..., :-1], end[..., -1])
-        return (out, parts) if more is None else (out[0], (*parts, out[1].copy()))
+        return (computed[0], (S, z, *computed[1])) if overwrite else computed
 
     return call
 
@@ -87,7 +85,7 @@ def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace,
     den = np.empty((*x.v.shape[:-2], max(x.v.shape[-2], 0 if x.q is None else x.q.shape[-2]), 1), plan.dtype)
     last = Trace([*following.given, den])
     numerators = core.record(x._replace(v=x.v[..., :-1]), plan, S, residuals, last,
-                             lambda out: divide(out, last.arrays[-1]))  # fmt: skip
+                             of_output(lambda out: divide(out, last.arrays[-1])))  # fmt: skip
     if sums is None or numerators is None:
         return None
     overwrite, none = plan.overwrite, x.q is None

@@ -46,12 +46,13 @@ class Program(NamedTuple):
 
 
 class Places:
-    """Where arrays lie: (source, offset). Handles: of the given arrays, of the memory of results, of one, of others."""
+    """Where arrays lie: (source, offset). Handles: of the given arrays, the memory of results, the end, and others."""
 
     def __init__(self, trace: Trace):
         self.owners: list[Any] = []
         self.buffer = len(trace.given)
         self.known = [(*extent(y), address(y), n) for n, y in enumerate((*trace.given, trace.memory))]
+        self.known += [] if trace.end is None else [(*extent(trace.end), address(trace.end), self.buffer + 1)]
         self.known += [(*extent(y), address(y), self.buffer + 2 + n) for n, y in enumerate(trace.beside)]
 
     def of(self, y: np.ndarray) -> tuple[int, int]:
@@ -130,7 +131,7 @@ def whole(trace: Trace, y: Any) -> Any:
 
 def is_whole(x: np.ndarray, y: Any) -> bool:
     """Whether y is all of x."""
-    return address(x) == address(y) and (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype)
+    return x is not None and address(x) == address(y) and (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype)
 
 
 class Ahead:

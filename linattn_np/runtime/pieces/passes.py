@@ -8,6 +8,7 @@ bits. What each pass does stands above it in Python.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from llvmlite import ir
@@ -16,6 +17,7 @@ from .vectors import BYTES, I64, Array, emitted, fma, loop, prefetch
 
 NARROW, WIDE = 4, 8  # vectors of a block: 8 sums hide an addition's latency, and read a state row by whole row
 LINE = 64  # bytes that come with one request
+ALONE = ("arcp",)  # an instruction with a flag of its own: Numba adds "contract", for fused ones, where there is none
 
 
 def _load_row(A: Array, at: ir.Value, lanes: int) -> list[ir.Value]:
@@ -47,6 +49,67 @@ def read_pass(lanes: int) -> Any:
             out.store(b.load(total), out.start, n)
 
     return read
+
+
+def _write_rotated(S, to, decay, rows, reads, following):  # type: ignore[no-untyped-def]
+    (k, w, c, s), (x, out), K, V, P = rows, reads, len(S), S.shape[1], len(rows[2])
+    new = decay[:K, None] * S + k[:K, None] * w[:V]
+    out[:V] = x[:K] @ new
+    even, odd = new[: 2 * P : 2], new[1 : 2 * P : 2]
+    c, s = c[:, None], s[:, None]
+    to[...] = new
+    to[: 2 * P : 2], to[1 : 2 * P : 2] = even * c - odd * s, even * s + odd * c
+
+
+def rotate_pass(lanes: int) -> Any:
+    """write_pass for one reader, and then pairs of rows of `to` rotated: products are rounded before they are added.
+
+    rows = (k, w, c, s), the cosines and sines of the first pairs, reads = (x, out).
+    """
+
+    @emitted(_write_rotated)
+    def write_rotated(typing: Any, S: Any, to: Any, decay: Any, rows: Any, reads: Any, following: Any) -> Any:
+        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+            S, to, decay = (Array(context, b, kind, v) for kind, v in zip(signature.args[:3], values[:3], strict=True))
+            k, w, c, s = arrays(context, b, signature.args[3], values[3])
+            x, out = arrays(context, b, signature.args[4], values[4])
+            sums = [cgutils.alloca_once_value(b, S.zero()) for _ in range(lanes)]
+            written = _load_row(w, w.start, lanes)
+
+            def factors(i: ir.Value) -> tuple[ir.Value, ...]:
+                d = decay.get(b.add(decay.start, b.mul(i, decay.steps[0])))
+                return broadcast(b, d, S.vector), k.broadcast(k.at(i)), x.broadcast(x.at(i))
+
+            def new(n: int, i: ir.Value, by: tuple[ir.Value, ...]) -> ir.Value:
+                """Vector n of row i, which has been read."""
+                d, key, weight = by
+                y = fma(b, key, written[n], b.fmul(d, S.load(S.at(i), n)))
+                b.store(fma(b, weight, y, b.load(sums[n])), sums[n])
+                return y
+
+            times = functools.partial(b.fmul, flags=ALONE)
+            paired = b.mul(c.shape[0], I64(2))
+            with cgutils.for_range_slice(b, I64(0), paired, I64(2), I64) as (i, _):
+                ahead = b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2))
+                _prefetch(b, b.add(values[5], ahead), lanes)
+                _prefetch(b, b.add(values[5], b.add(ahead, I64(lanes * BYTES // 2))), lanes)
+                j, p = b.add(i, I64(1)), b.sdiv(i, I64(2))
+                of_even, of_odd, cos, sin = factors(i), factors(j), c.broadcast(c.at(p)), s.broadcast(s.at(p))
+                for n in range(lanes):
+                    even, odd = new(n, i, of_even), new(n, j, of_odd)
+                    to.store(b.fsub(times(even, cos), times(odd, sin), flags=ALONE), to.at(i), n)
+                    to.store(b.fadd(times(even, sin), times(odd, cos), flags=ALONE), to.at(j), n)
+            with cgutils.for_range_slice(b, paired, S.shape[0], I64(1), I64) as (i, _):
+                by = factors(i)
+                for n in range(lanes):
+                    to.store(new(n, i, by), to.at(i), n)
+            for n, total in enumerate(sums):
+                out.store(b.load(total), out.start, n)
+            return context.get_dummy_value()
+
+        return types.void(S, to, decay, rows, reads, types.int64), write
+
+    return write_rotated
 
 
 def _write(readers: int, fades: bool, pushes: bool) -> Any:

@@ -14,23 +14,26 @@ from typing import Any, NamedTuple
 from ...runtime.arrays import Array, Namespace, device, lower_ones, sum_to
 from ...runtime.shapes import Chunk, Sequence, chunks
 from ..heads import Sum, sum_like
+from ..path.blocks import Mapped, mapped
 from ..policy import array_tile
 from ..types import Parts, Past, Plan
+from .walk import PathGradients, walked
 
 LOW = -float("inf")
 
 
 class Tile(NamedTuple):
-    """Keys of one tile, and what is added to its logits."""
+    """Queries and keys of one tile, and what is added to its logits."""
 
     at: Chunk | None  # None: the cache
+    q: Array
     k: Array
     v: Array
     bias: Array  # broadcastable to the logits, None without gates
     hidden: Array  # the pairs that are not read, None: all are
 
 
-def _blocks(plan: Plan, x: Parts, queries: bool) -> list[Chunk]:
+def blocks(plan: Plan, x: Parts, queries: bool) -> list[Chunk]:
     """The blocks of tokens."""
     return chunks(Sequence(None, 0, (x.q if queries else x.k).shape[-2]), array_tile(plan.chunk_size))
 
@@ -49,9 +52,15 @@ def _to_end(xp: Namespace, g: Array) -> Array:
     return xp.flip(xp.cumulative_sum(xp.flip(shifted, axis=-1), axis=-1), axis=-1)
 
 
-def _tiles(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> Any:
+def tiles_of(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk], maps: Mapped | None = None) -> Any:
     """The tiles that a block of queries reads, nearest first."""
-    xp, between = plan.xp, None
+    found = _unmapped(plan, x, rows, keys)
+    return found if maps is None else walked(plan.xp, maps, rows, found)
+
+
+def _unmapped(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> Any:
+    """The tiles without position maps."""
+    xp, between, q = plan.xp, None, x.q[..., rows.start : rows.stop, :]
     start = None if x.g is None else xp.cumulative_sum(x.g[..., rows.start : rows.stop], axis=-1)[..., None]
     for block in reversed(keys):
         if plan.causal and block.start >= rows.stop:
@@ -69,12 +78,12 @@ def _tiles(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> Any:
                 bias = start + (to_end if between is None else to_end + between)
                 total = xp.sum(g, axis=-1)[..., None, None]
                 between = total if between is None else between + total
-        yield Tile(block, k, v, bias, _hidden(plan, x, rows, block))
+        yield Tile(block, q, k, v, bias, _hidden(plan, x, rows, block))
     if x.past is not None:
         bias = None
         if x.past.b is not None:
             bias = start + (x.past.b[..., None, :] if between is None else x.past.b[..., None, :] + between)
-        yield Tile(None, x.past.k, x.past.v, bias, _hidden_past(plan, x.past, rows))
+        yield Tile(None, q, x.past.k, x.past.v, bias, _hidden_past(plan, x.past, rows))
 
 
 def _hidden(plan: Plan, x: Parts, rows: Chunk, block: Chunk) -> Array | None:
@@ -84,7 +93,8 @@ def _hidden(plan: Plan, x: Parts, rows: Chunk, block: Chunk) -> Array | None:
         return None
     xp, where = plan.xp, device(x.v)
     age = xp.arange(rows.start, rows.stop, device=where)[:, None] - xp.arange(block.start, block.stop, device=where)
-    return age < 0 if plan.window is None else (age < 0) | (age >= plan.window)
+    early = age < int(plan.strict)
+    return early if plan.window is None else early | (age >= plan.window)
 
 
 def _hidden_past(plan: Plan, past: Past, rows: Chunk) -> Array:
@@ -95,10 +105,10 @@ def _hidden_past(plan: Plan, past: Past, rows: Chunk) -> Array:
     return hidden | (past.age + i + 1 >= plan.window)
 
 
-def _logits(plan: Plan, q: Array, tile: Tile) -> Array:
+def logits(plan: Plan, tile: Tile) -> Array:
     """z of a tile."""
     xp = plan.xp
-    z = q @ xp.matrix_transpose(tile.k)
+    z = tile.q @ xp.matrix_transpose(tile.k)
     if tile.bias is not None:
         z = z + tile.bias
     return z if tile.hidden is None else xp.where(tile.hidden, xp.asarray(LOW, dtype=z.dtype, device=device(z)), z)
@@ -106,32 +116,48 @@ def _logits(plan: Plan, q: Array, tile: Tile) -> Array:
 
 def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
     """(out (..., G, R, T, V), the logs of the sums (..., G, R, T, 1))."""
-    keys, found = _blocks(plan, x, False), []
-    for rows in _blocks(plan, x, True):
-        found.append(_rows(plan, x, rows, keys))
+    keys, maps, found = blocks(plan, x, False), _maps(plan, x), []
+    for rows in blocks(plan, x, True):
+        found.append(_rows(plan, x, rows, tiles_of(plan, x, rows, keys, maps)))
     outs, logs = zip(*found, strict=True)
     return plan.xp.concat(outs, axis=-2), plan.xp.concat(logs, axis=-2)
 
 
-def _rows(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> tuple[Array, Array]:
+def _maps(plan: Plan, x: Parts) -> Mapped | None:
+    """The blocks of position maps; None without."""
+    return None if x.w is None else mapped(plan.xp, x, array_tile(plan.chunk_size))
+
+
+def _rows(plan: Plan, x: Parts, rows: Chunk, tiles: Any) -> tuple[Array, Array]:
     """out and the logs of the sums of a block of queries."""
     xp, q = plan.xp, x.q[..., rows.start : rows.stop, :]
-    m, total, out = _begin(plan, x, q)
-    for tile in _tiles(plan, x, rows, keys):
-        z = _logits(plan, q, tile)
-        most = xp.maximum(m, xp.max(z, axis=-1, keepdims=True))
-        shift = xp.where(most == LOW, xp.zeros_like(most), most)
-        e, faded = xp.exp(z - shift), xp.exp(m - shift)
-        total, out, m = faded * total + xp.sum(e, axis=-1, keepdims=True), faded * out + e @ tile.v, most
-    none = m == LOW
+    m, total, out = begin(plan, x, q)
+    for tile in tiles:
+        m, total, faded, e = weights(xp, m, total, logits(plan, tile))
+        out = faded * out + e @ tile.v
+    factor, log = normalised(plan, m, total)
+    return out * factor if not plan.normalize else out / factor, log
+
+
+def weights(xp: Namespace, m: Array, total: Array, z: Array) -> tuple[Array, Array, Array, Array]:
+    """(m', l', e^{m - m'}, e^{z - m'}) with the logits z of more keys."""
+    most = xp.maximum(m, xp.max(z, axis=-1, keepdims=True))
+    shift = xp.where(most == LOW, xp.zeros_like(most), most)
+    e, faded = xp.exp(z - shift), xp.exp(m - shift)
+    return most, faded * total + xp.sum(e, axis=-1, keepdims=True), faded, e
+
+
+def normalised(plan: Plan, m: Array, total: Array) -> tuple[Array, Array]:
+    """(l, m + log l), of rows without keys (1, 0); without normaliser (e^m, 0), to be multiplied by."""
+    xp, none = plan.xp, m == LOW
     m = xp.where(none, xp.zeros_like(m), m)
     if not plan.normalize:
-        return xp.exp(m) * out, xp.zeros_like(m)
+        return xp.exp(m), xp.zeros_like(m)
     total = xp.where(none, xp.ones_like(total), total)
-    return out / total, m + xp.log(total)
+    return total, m + xp.log(total)
 
 
-def _begin(plan: Plan, x: Parts, q: Array) -> tuple[Array, Array, Array]:
+def begin(plan: Plan, x: Parts, q: Array) -> tuple[Array, Array, Array]:
     """(m, l, a) before the first tile: those of the sink."""
     xp, where = plan.xp, device(x.v)
     zero = xp.zeros((*q.shape[:-3], max(q.shape[-3], x.k.shape[-3]), q.shape[-2], 1), dtype=plan.dtype, device=where)
@@ -142,32 +168,56 @@ def _begin(plan: Plan, x: Parts, q: Array) -> tuple[Array, Array, Array]:
     return zero + x.sinks, zero + 1, out
 
 
+class Products:
+    """The sums of the gradients of q and k."""
+
+    def __init__(self, plan: Plan, x: Parts):
+        self.plan, self.q, self.k = plan, sum_like(plan.xp, x.q), sum_like(plan.xp, x.k)
+        self.past = None if x.past is None else plan.xp.zeros_like(x.past.k)
+
+    def add(self, rows: Chunk, tile: Tile, dq: Array, dk: Array) -> None:
+        """Those of a tile, without the scale."""
+        self.q.add(rows.start, self.plan.scale * dq)
+        if tile.at is not None:
+            self.k.add(tile.at.start, dk)
+        elif self.past is not None:
+            self.past = self.past + sum_to(self.plan.xp, dk, self.past.shape)
+
+    def end_rows(self, rows: Chunk) -> None:
+        """All tiles of a block of queries are added."""
+
+    def done(self) -> tuple[dict[str, Array], Array | None]:
+        """(gradients of the sequence, of the keys of the cache)."""
+        return {"q": self.q.total, "k": self.k.total}, self.past
+
+
 class Gradients:
     """The sums of a backward pass."""
 
-    def __init__(self, plan: Plan, x: Parts, dout: Array):
+    def __init__(self, plan: Plan, x: Parts, dout: Array, maps: Mapped | None = None):
         self.plan, self.x, xp = plan, x, plan.xp
-        self.q, self.k, self.v = (sum_like(xp, y) for y in (x.q, x.k, x.v))
+        self.products = Products(plan, x) if maps is None else PathGradients(plan, x, maps)
+        self.v = sum_like(xp, x.v)
         self.sinks: Any = None if x.sinks is None else xp.zeros_like(x.sinks)
-        self.past = [] if x.past is None else [xp.zeros_like(x.past.k), xp.zeros_like(x.past.v)]
+        self.past_v = None if x.past is None else xp.zeros_like(x.past.v)
         self.past_b: Any = 0.0
-        heads = max(x.q.shape[-3], x.k.shape[-3])
+        heads = max(x.q.shape[-3], x.k.shape[-3], 1 if x.g is None else x.g.shape[-2])
         shape = (*dout.shape[:-3], heads, x.k.shape[-2], 1)
         # of the logits of pairs of different blocks: sums of rows and of columns, and of all that cross a block
         gated = x.g is not None
         self.readers, self.writers, self.crossing = (Sum(xp, shape if gated else (), dout) for _ in range(3))
 
-    def add(self, rows: Chunk, tile: Tile, p: Array, dz: Array, qd: tuple[Array, Array]) -> Array | None:
-        """A tile; returns the total of a tile of pairs of different blocks."""
+    def add(self, rows: Chunk, tile: Tile, p: Array, d: Array, mean: Array | None) -> Array | None:
+        """A tile; mean: dout_i . out_i. Returns the total of a tile of pairs of different blocks."""
         xp, T = self.plan.xp, self.plan.xp.matrix_transpose
-        q, d = qd
-        self.q.add(rows.start, self.plan.scale * (dz @ tile.k))
-        dk, dv = T(dz) @ q, T(p) @ d
-        if tile.at is None:
-            self.past = [y + sum_to(xp, dy, y.shape) for y, dy in zip(self.past, (dk, dv), strict=True)]
-        else:
-            self.k.add(tile.at.start, dk)
+        dp = d @ T(tile.v)
+        dz = sum_to(xp, p * (dp if mean is None else dp - mean), p.shape)
+        dv = T(p) @ d
+        self.products.add(rows, tile, dz @ tile.k, T(dz) @ tile.q)
+        if tile.at is not None:
             self.v.add(tile.at.start, dv)
+        elif self.past_v is not None:
+            self.past_v = self.past_v + sum_to(xp, dv, self.past_v.shape)
         if self.x.g is None:
             return None
         if tile.at == rows:
@@ -181,7 +231,7 @@ class Gradients:
             self.writers.add(tile.at.start, columns[..., None])
         return xp.sum(columns, axis=-1)[..., None, None]
 
-    def cross(self, rows: Chunk, totals: list[tuple[Chunk | None, Array]]) -> None:
+    def cross(self, totals: list[tuple[Chunk | None, Array]]) -> None:
         """Pairs of a block of queries with earlier keys cross the blocks between."""
         between = None
         for at, total in reversed(totals):
@@ -192,18 +242,18 @@ class Gradients:
 
     def done(self) -> Parts:
         """All gradients."""
-        x, past, g = self.x, None, None
+        x, past, g, (products, past_k) = self.x, None, None, self.products.done()
         if x.past is not None:
             b = None if x.past.b is None else sum_to(self.plan.xp, self.past_b, x.past.b.shape)
-            past = Past(self.past[0], self.past[1], b, None)
+            past = Past(past_k, self.past_v, b, None)
         if x.g is not None:
             g = sum_to(self.plan.xp, self._gates(), x.g.shape)
-        return Parts(self.q.total, self.k.total, self.v.total, g, self.sinks, past)
+        return Parts(v=self.v.total, g=g, sinks=self.sinks, past=past, **products)
 
     def _gates(self) -> Array:
         """dg_s = sum_{i >= s} of the rows + sum_{j < s} of the columns of its block, and what crosses it."""
         xp, found = self.plan.xp, []
-        for a, b in _blocks(self.plan, self.x, False):
+        for a, b in blocks(self.plan, self.x, False):
             rows, columns, crossing = (y.total[..., a:b, 0] for y in (self.readers, self.writers, self.crossing))
             later = xp.flip(xp.cumulative_sum(xp.flip(rows, axis=-1), axis=-1), axis=-1)
             sums = xp.cumulative_sum(columns, axis=-1)
@@ -221,20 +271,18 @@ def _crossing(xp: Namespace, dz: Array) -> Array:
 
 def backward(plan: Plan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
     """Gradients of the sequence and of the cache."""
-    xp, keys, sums = plan.xp, _blocks(plan, x, False), Gradients(plan, x, dout)
-    for rows in _blocks(plan, x, True):
-        q, log, d, o = (y[..., rows.start : rows.stop, :] for y in (x.q, logs, dout, out))
+    xp, keys, maps = plan.xp, blocks(plan, x, False), _maps(plan, x)
+    sums = Gradients(plan, x, dout, maps)
+    for rows in blocks(plan, x, True):
+        log, d, o = (y[..., rows.start : rows.stop, :] for y in (logs, dout, out))
         mean = xp.sum(d * o, axis=-1, keepdims=True) if plan.normalize else None
         totals = []
-        for tile in _tiles(plan, x, rows, keys):
-            p = xp.exp(_logits(plan, q, tile) - log)
-            dp = d @ xp.matrix_transpose(tile.v)
-            dz = sum_to(xp, p * (dp if mean is None else dp - mean), p.shape)
-            total = sums.add(rows, tile, p, dz, (q, d))
-            if total is not None or tile.at == rows:
+        for tile in tiles_of(plan, x, rows, keys, maps):
+            total = sums.add(rows, tile, xp.exp(logits(plan, tile) - log), d, mean)
+            if total is not None:
                 totals.append((tile.at, total))
-        if x.g is not None:
-            sums.cross(rows, [(at, y) for at, y in totals if at != rows])
+        sums.products.end_rows(rows)
+        sums.cross(totals)
         if x.sinks is not None and mean is not None:
             sums.sinks = sums.sinks - sum_to(xp, xp.exp(x.sinks - log) * mean, x.sinks.shape)
     return sums.done()

@@ -13,7 +13,7 @@ from ...ops.cpu.numbers import exp, number
 from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, product, transpose
 from ...ops.cpu.rows import clear
 from ...ops.cpu.storage import load, load_column, save, save_column
-from ...runtime.pieces.piece import Number, Whole, piece
+from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.row_tiles import dot, sum_of
 from ...runtime.pieces.views import row, tokens_of, transposed
 from .tile import begin_task, bias, load_keys, load_queries, logits, pair_sums
@@ -50,7 +50,7 @@ def weigh(w: Work):
         p, d, log, delta = row(w.Z, i), row(w.dZ, i), w.log[i], number(w.Z, 0)
         if w.normalize:
             delta = w.delta[w.i + i]
-        n = min(max(w.i + i + 1 - w.j, 0), w.n) if w.causal and not w.is_past else w.n
+        n = min(max(w.i + i + 1 - w.strict - w.j, 0), w.n) if w.causal and not w.is_past else w.n
         for j in range(n):
             x = exp(p[j] - log)
             p[j] = x
@@ -103,22 +103,21 @@ def gates(w: Work):
         w.readers[w.i + i] += x
         for j in range(w.n):
             w.columns[j] += d[j]
-    block = w.i // w.C
-    if not w.is_past:
-        cross(w, w.crossed[block])
-    w.crossed[block] += number(w.Z, total)
+    w.totals[w.i // w.C] = number(w.Z, total)
 
 
 @piece
-def cross(w: Work, x: Number):
-    """Pairs of a block of queries and keys before this block of keys cross it."""
-    for j in range(w.n):
-        w.dg[w.j + j] += x
+def cross(w: Work):
+    """The pairs of a block of queries with these keys cross the blocks between."""
+    total = 0.0
+    for n in range(w.blocks - 1, -1 if w.is_past else w.j // w.N, -1):
+        w.crossed[n] += number(w.Z, total)
+        total += w.totals[n]
 
 
 @piece
-def keys(w: Work):
-    """dK and dV of n keys from all queries that read them."""
+def begin_keys(w: Work):
+    """n keys; their sums are 0."""
     load_keys(w)
     transpose(w.k, w.kT)
     transpose(w.v, w.vT)
@@ -127,8 +126,15 @@ def keys(w: Work):
     if w.gated:
         for j in range(w.n):
             w.columns[j] = 0
-    n, w.between = w.n, 0.0
-    w.i = w.j if w.causal and not w.is_past else 0
+        for n in range(w.blocks):
+            w.totals[n] = 0
+    w.between = 0.0
+
+
+@piece
+def queries(w: Work):
+    """dK and dV of n keys from the queries from i on that read them."""
+    n = w.n
     while w.i < w.TO and (w.is_past or not w.window or w.i < w.j + n + w.window - 1):
         w.c = min(w.C, w.TO - w.i)
         w.is_diagonal = 1 if w.causal and not w.is_past and w.i == w.j else 0
@@ -136,14 +142,24 @@ def keys(w: Work):
         if w.gated and not w.is_diagonal:
             w.between = w.between + w.start[w.c - 1]
         w.i += w.C
+    if w.gated:
+        cross(w)
+
+
+@piece
+def keys(w: Work):
+    """dK and dV of n keys from all queries that read them."""
+    begin_keys(w)
+    w.i = w.j if w.causal and not w.is_past else 0
+    queries(w)
 
 
 @piece
 def end_head(w: Work):
-    """dg of the rows from s on of its block."""
+    """dg of the rows from s on of its block, and of the pairs that cross it."""
     i = 0
     while i < w.T:
-        total = 0.0
+        total = 0.0 + w.crossed[i // w.C]
         for s in range(min(i + w.C, w.T) - 1, i - 1, -1):
             total += w.readers[s]
             w.dg[s] += number(w.dg, total)
@@ -177,10 +193,16 @@ def save_keys(w: Work):
     save(w.dK, w.out_dk, place, (0, w.K))
     save(w.dV, w.out_dv, place, (0, w.V))
     if w.gated:
-        total = 0.0
-        for j in range(w.n):
-            w.dg[w.j + j] += number(w.dg, total)
-            total += w.columns[j]
+        add_columns(w)
+
+
+@piece
+def add_columns(w: Work):
+    """dg of the columns before s of its block."""
+    total = 0.0
+    for j in range(w.n):
+        w.dg[w.j + j] += number(w.dg, total)
+        total += w.columns[j]
 
 
 @piece

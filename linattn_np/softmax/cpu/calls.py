@@ -7,25 +7,29 @@ from typing import Any
 
 import numpy as np
 
+from ...runtime.arrays import sum_of_groups
 from ..cache import count, positions
 from ..heads import groups
 from ..policy import CPU_ROWS, cpu_tile
 from ..types import Inputs, Plan
-from . import run
+from . import path, run
 
 FAR = 1e30  # more tokens than any window
 
 
 def forward(plan: Plan, x: Inputs, state: Any) -> tuple[np.ndarray, np.ndarray]:
     """(out (..., Tq, heads, V), the logs of the sums (..., Tq, heads, 1))."""
-    heads, dtype, C = all_heads(x), np.dtype(plan.dtype), cpu_tile(plan.chunk_size)
+    heads, dtype, C = all_heads(x), np.dtype(plan.dtype), tile_of(plan, x)
     (*lead, Tq), V = x.q.shape[:-2], x.v.shape[-1]
     out = np.empty((*lead, Tq, heads, V), dtype)
     most, sums = np.empty((2, *lead, heads, Tq), dtype).swapaxes(-1, -2)[..., None]
     table = table_of(plan, x, state, C[0])
     for name, y in (("out", out), ("most", most), ("sums", sums)):
         table.put(name, y)
-    tasks = tasks_of(plan, x, 1, -(-CPU_ROWS // C[0]) * C[0])
+    blocks = None if x.w is None else path.Blocks(plan, x, C[0])
+    if blocks is not None:
+        blocks.put(table, "forward")
+    tasks = tasks_of(plan, x, 1, -(-CPU_ROWS // C[0]) * C[0], blocks)
     kernel = kernel_of("forward", plan, x, state, (*C, 1), table)
     run.run(kernel, tasks, operations(plan, x, state), (table, x, state))
     return out, most + np.log(sums)
@@ -35,6 +39,8 @@ def backward(
     plan: Plan, x: Inputs, state: Any, results: tuple[np.ndarray, np.ndarray], dout: np.ndarray
 ) -> tuple[Inputs, Any]:
     """(gradients of the inputs, of the cache); results: out and the logs."""
+    if x.w is not None:
+        return path_backward(plan, x, state, results, dout)
     heads, dtype, C = all_heads(x), np.dtype(plan.dtype), cpu_tile(plan.chunk_size)[1]
     (out, logs), G = results, groups(x)
     dout = np.ascontiguousarray(dout, dtype)
@@ -57,6 +63,45 @@ def backward(
         each = -np.sum(np.exp(sinks - logs[..., 0]) * delta, axis=tuple(range(delta.ndim - 1)))
         d = d._replace(sinks=np.sum(each.reshape(len(x.sinks), -1), axis=-1))
     return d, begin
+
+
+def path_backward(
+    plan: Plan, x: Inputs, state: Any, results: tuple[np.ndarray, np.ndarray], dout: np.ndarray
+) -> tuple[Inputs, Any]:
+    """The same with position maps: each head has gradients of its own, which are summed over groups of heads."""
+    heads, dtype, C = all_heads(x), np.dtype(plan.dtype), cpu_tile(plan.chunk_size)[1]
+    table, (out, logs) = table_of(plan, x, state, C), results
+    dout = np.ascontiguousarray(dout, dtype)
+
+    def zeros(y: np.ndarray | None) -> np.ndarray | None:
+        return None if y is None else np.zeros((*y.shape[:-2], heads, y.shape[-1]), dtype)
+
+    blocks = path.Blocks(plan, x, C)
+    blocks.put(table, "backward")
+    d = blocks.zeros(heads) | {"out_dv": zeros(x.v), "out_dg": zeros(column(x.g))}
+    past = {} if state is None else {"past_dk": zeros(state.k), "past_dv": zeros(state.v),
+                                     "past_db": zeros(column(state.b))}  # fmt: skip
+    for name, y in ({"out": out, "most": logs, "in_dout": dout} | d | past).items():
+        table.put(name, y)
+    kernel = kernel_of("path_vjp", plan, x, state, (C, C, 1), table)
+    tasks = tasks_of(plan, x, 1, 0, blocks)
+    run.run(kernel, tasks, 3.5 * operations(plan, x, state), (table, x, state, d, past, out, dout))
+    grads = blocks.gradients(d)
+    summed = lambda y, like: sum_of_groups(plan.xp, y, like.shape[-2])  # noqa: E731
+    grads["v"] = summed(d["out_dv"], x.v)
+    if x.g is not None:
+        grads["g"] = summed(d["out_dg"], column(x.g))[..., 0]
+    if state is None:
+        return Inputs(**grads), None
+    k, v, b = (summed(past[n], y) for n, y in (("past_dk", state.k), ("past_dv", state.v),
+                                              ("past_db", column(state.b))))  # fmt: skip
+    return Inputs(**grads), type(state)(k, v, b[..., 0], np.zeros(state.length.shape, dtype))
+
+
+def tile_of(plan: Plan, x: Inputs) -> tuple[int, int]:
+    """(queries, keys) of a tile of the forward pass."""
+    C, N = cpu_tile(plan.chunk_size)
+    return (C, N) if x.w is None else (C, C)
 
 
 def all_heads(x: Inputs) -> int:
@@ -86,17 +131,20 @@ def table_of(plan: Plan, x: Inputs, state: Any, C: int) -> run.Table:
     return table
 
 
-def tasks_of(plan: Plan, x: Inputs, group: int, rows: int) -> np.ndarray:
+def tasks_of(plan: Plan, x: Inputs, group: int, rows: int, blocks: path.Blocks | None = None) -> np.ndarray:
     """A task for each sequence, `group` heads and `rows` queries (0: all); those with most keys first."""
     if plan.is_ragged:
-        owners = [(0, s.row or 0, s.start, s.stop - s.start, s.stop - s.start) for s in plan.sequences]
+        maps = [0] * len(plan.sequences) if blocks is None else blocks.first_rows
+        owners = [(0, s.row or 0, s.start, s.stop - s.start, s.stop - s.start, first)
+                  for s, first in zip(plan.sequences, maps, strict=True)]  # fmt: skip
     else:
         T, Tq = x.v.shape[-3], x.q.shape[-3]
-        owners = [(b, b, 0, T, Tq) for b in range(prod(x.v.shape[:-3]))]
-    found = [(b, row, first, T, h, i, min(i + (rows or Tq), Tq)) for b, row, first, T, Tq in owners
+        owners = [(b, b, 0, T, Tq, 0) for b in range(prod(x.v.shape[:-3]))]
+    found = [(b, row, first, T, h, i, min(i + (rows or Tq), Tq), maps)
+             for b, row, first, T, Tq, maps in owners
              for h in range(0, all_heads(x), max(group, 1))
              for i in reversed(range(0, Tq if rows else 1, rows or 1))]  # fmt: skip
-    return np.array(found, np.int64).reshape(-1, 7)
+    return np.array(found, np.int64).reshape(-1, 8)
 
 
 def kernel_of(
@@ -109,9 +157,10 @@ def kernel_of(
     each = {"C": C, "N": N, "K": x.k.shape[-1], "V": x.v.shape[-1], "L": 0 if state is None else state.v.shape[-3],
             "tokens": longest, "blocks": -(-longest // N) + 1, "causal": int(plan.causal),
             "window": plan.window or 0, "gated": int(x.g is not None), "sinks": int(x.sinks is not None),
-            "normalize": int(plan.normalize), "heads": heads}  # fmt: skip
+            "normalize": int(plan.normalize), "strict": int(plan.strict), "heads": heads,
+            "mapped": path.how(name, C, x)}  # fmt: skip
     dtype = np.dtype(plan.dtype).name
-    made = run.layout(dtype, tuple(each.items()), name == "backward")
+    made = run.layout(dtype, tuple(each.items()), name in ("backward", "delta_vjp", "path_vjp"))
     return run.Kernel(name, dtype, made, {"scale": plan.scale, "reach": float(plan.window or FAR)}, table)
 
 

@@ -14,7 +14,7 @@ from ...ops.cpu.storage import load_column, save, save_column
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.row_tiles import max_of, sum_of
 from ...runtime.pieces.views import row
-from .tile import before, begin_task, bias, load_keys, load_queries, logits, pair_sums, turn_keys
+from .tile import before, begin_task, bias, leave_block, load_keys, load_queries, logits, pair_sums, turn_keys
 from .workspace import Work
 
 
@@ -33,8 +33,8 @@ def begin_rows(w: Work):
 
 
 @piece
-def add_keys(w: Work):
-    """A tile: m, l and O with n more keys."""
+def weights(w: Work):
+    """Z <- e^{z - m'} of a tile; m, l, and what O is faded by."""
     load_keys(w)
     turn_keys(w)
     if w.gated and w.is_diagonal:
@@ -52,6 +52,12 @@ def add_keys(w: Work):
         w.fade[i] = exp(old - shift)
         w.l[i] = w.fade[i] * w.l[i] + sum_of(z, w.n)
         w.m[i] = most
+
+
+@piece
+def add_keys(w: Work):
+    """A tile: m, l and O with n more keys."""
+    weights(w)
     product(LEFT_LOWER if w.is_diagonal else FULL, w.Z, w.v, w.O, added=w.O, weights=w.fade)
     before(w)
 
@@ -87,8 +93,10 @@ def forward(w: Work, first: Whole, last: Whole):
             w.is_past, w.j = 0, (stop - 1) // w.N * w.N
             while w.j >= 0 and w.j + w.N > lowest:
                 w.n = min(w.N, stop - w.j)
-                w.is_diagonal = 1 if w.causal and w.C > 1 and w.j == w.i else 0
+                w.is_diagonal = 1 if w.causal and w.C == w.N and w.j == w.i else 0
                 add_keys(w)
+                if w.mapped and (w.j > 0 or w.L > 0):
+                    leave_block(w)
                 w.j -= w.N
             w.is_past, w.is_diagonal = 1, 0
             for j in range(0, w.L, w.N):

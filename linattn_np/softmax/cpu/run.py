@@ -16,21 +16,36 @@ from ...runtime.pieces.piece import JIT, entry, load_pieces
 from ...runtime.pieces.tiles import lane
 from ...runtime.pieces.workspace import ARRAY, CHANNEL, CHANNELS, SHARED, STORAGE, Layout, PythonWorkspace, stored_array
 from .. import policy
+from . import delta
 from .backward import backward
 from .forward import forward
-from .workspace import ADJOINT, ARRAYS, ATTENTION, FORWARD, GATES, GATES_ADJOINT, TASK
+from .path_backward import path_backward
+from .workspace import (
+    ADJOINT,
+    ARRAYS,
+    ATTENTION,
+    FORWARD,
+    GATES,
+    GATES_ADJOINT,
+    PATH,
+    PATH_ADJOINT,
+    SYSTEM,
+    TASK,
+)
 
 STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16"))}
 FIRST = ATTENTION.slots[ARRAYS[0]]
 LAST = FIRST + ARRAY * len(ARRAYS)
-KERNELS = {"forward": forward, "backward": backward}
+KERNELS = {"forward": forward, "backward": backward, "path_vjp": path_backward, "delta": delta.forward,
+           "delta_vjp": delta.backward}  # fmt: skip
 
 _own = Scratch()
 
 
 def groups() -> dict[str, tuple[Any, ...]]:
     """All kernels, by what they are for: what warmup compiles ahead."""
-    return {"softmax attention": (forward,), "its gradients": (backward,)}
+    return {"softmax attention": (forward,), "its gradients": (backward,), "deltaformer": (delta.forward,),
+            "deltaformer, gradients": (delta.backward,), "PaTH, gradients": (path_backward,)}
 
 
 class Table:
@@ -67,6 +82,10 @@ def layout(dtype: str, sizes: tuple[tuple[str, int], ...], adjoint: bool) -> Lay
     names = FORWARD | (ADJOINT if adjoint else frozenset()) | frozenset(("age",))
     if given["gated"]:
         names |= GATES | (GATES_ADJOINT if adjoint else frozenset())
+    if given["strict"]:
+        names |= SYSTEM
+    if given["mapped"]:
+        names |= PATH | (PATH_ADJOINT if adjoint else frozenset())
     return ATTENTION.layout(given, np.dtype(dtype).itemsize, W, lambda field: int(field in names))
 
 

@@ -6,12 +6,12 @@ import numpy as np
 
 from ...ops.cpu.numbers import number
 from ...ops.cpu.products import FULL, OUT_LOWER, product, transpose
-from ...ops.cpu.rows import scale_rows
+from ...ops.cpu.rows import scale_rows, scaled
 from ...ops.cpu.storage import load, load_column
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.views import row
-from ..policy import FEW_ROWS
+from ..policy import FACTORS, FEW_ROWS
 from .workspace import Work
 
 
@@ -20,6 +20,7 @@ def begin_task(w: Work, n: Whole):
     """Task n: a row of the table of tasks."""
     x = row(w.tasks, n)
     w.BATCH, w.ROW, w.FIRST, w.T, w.HEAD, w.FROM, w.TO = x[0], x[1], x[2], x[3], x[4], x[5], x[6]
+    w.MAPS = x[7]
 
 
 @piece
@@ -50,7 +51,10 @@ def load_keys(w: Work):
             load_column(w.past_b, place, w.end)
     else:
         place = (w.BATCH, w.h, w.FIRST + w.j)
-        load(w.in_k, place, (0, w.K), w.k)
+        if w.mapped and not w.is_diagonal:
+            load(w.in_end, place, (0, w.K), w.k)
+        else:
+            load(w.in_k, place, (0, w.K), w.k)
         load(w.in_v, place, (0, w.V), w.v)
         if w.gated:
             load_column(w.in_g, place, w.g_n)
@@ -70,6 +74,11 @@ def logits(w: Work):
                 z[j] = dot(q, row(w.k, j), w.K_lanes)
     else:
         product(OUT_LOWER if w.is_diagonal else FULL, w.q, w.kT, w.Z)
+    if w.mapped and w.is_diagonal:  # less the parts along the directions of the maps between
+        place = (w.BATCH, w.h, w.FIRST + w.i)
+        load(w.in_E, place, (0, w.c), w.E)
+        load(w.in_X, place, (0, w.c), w.X)
+        product(OUT_LOWER, w.E, w.X, w.Z, w.one, w.Z)
 
 
 @piece
@@ -102,7 +111,7 @@ def bias(w: Work, i: Whole):
             for j in range(i + 1):
                 z[j] += d[j]
         else:
-            far = number(w.start, w.between) if w.C == 1 else number(w.start, w.between + w.start[i])
+            far = number(w.start, w.between) if w.C < w.N else number(w.start, w.between + w.start[i])
             for j in range(w.n):
                 z[j] += w.end[j] + far
     if w.is_past:
@@ -112,7 +121,7 @@ def bias(w: Work, i: Whole):
     else:
         for j in range(min(at - w.window + 1 - w.j, w.n) if w.window else 0):
             z[j] = low
-        for j in range(max(at + 1 - w.j, 0) if w.causal else w.n, w.n):
+        for j in range(max(at + 1 - w.strict - w.j, 0) if w.causal else w.n, w.n):
             z[j] = low
 
 
@@ -125,3 +134,28 @@ def before(w: Work):
             total += w.g_n[j]
         if not w.is_diagonal:
             w.between = w.between + total
+
+
+@piece
+def leave_block(w: Work):
+    """After a tile: the queries as the keys of the block before it read them, q H_i ... or q R."""
+    if w.is_diagonal:
+        load(w.in_start, (w.BATCH, w.h, w.FIRST + w.i), (0, w.K), w.q)
+        scale_rows(w.q, w.one)
+    elif w.mapped == FACTORS:  # q - (q W^T) U
+        place = (w.BATCH, w.h, w.FIRST + w.j)
+        load(w.in_w, place, (0, w.K), w.k)
+        transpose(w.k, w.kT)
+        product(FULL, w.q, w.kT, w.Z)
+        load(w.in_U, place, (0, w.K), w.k)
+        product(FULL, w.Z, w.k, w.q, added=w.q)
+    else:
+        load_map(w, w.j)
+        product(FULL, w.q, w.R, w.y)
+        scaled(w.y, None, w.q)
+
+
+@piece
+def load_map(w: Work, j: Whole):
+    """R of the block of keys from j on."""
+    load(w.in_R, (w.BATCH, w.h, w.MAPS + j // w.N * w.K_lanes), (0, w.K), w.R)

@@ -7,9 +7,11 @@ from typing import Any
 from ...call.options import Options
 from ...runtime.values import LARGEST, is_whole, shown
 from ...spec import ArgSpec, OptionSpec
-from .arguments import LOG_DECAY
+from .arguments import LOG_DECAY, STRENGTHS
 
 QUERY_DECAY = ArgSpec("T Hq", "log decay of the token, <= 0", limits=LOG_DECAY)
+DIRECTIONS = ArgSpec("T Hk K", "directions of the position maps, of unit length")
+MAP_STRENGTH = ArgSpec("T Hk", "strengths of the position maps in [0, 2]", limits=STRENGTHS)
 
 
 class AttentionOptions(Options, total=False):
@@ -25,11 +27,16 @@ class CausalOptions(AttentionOptions, total=False):
     causal: bool
 
 
+def check_positions(fn: str, options: dict[str, Any]) -> None:
+    """Raise ValueError for states at positions."""
+    if options["return_states_at"] is not None:
+        raise ValueError(f"{fn}: return_states_at is given, expected None: a cache has a slot for each of its tokens")
+
+
 def check_options(fn: str, options: dict[str, Any]) -> None:
     """Raise ValueError for a window that is no number of tokens or is not causal, and for states at positions."""
     window = options["window"]
-    if options["return_states_at"] is not None:
-        raise ValueError(f"{fn}: return_states_at is given, expected None: a cache has a slot for each of its tokens")
+    check_positions(fn, options)
     if window is None:
         return
     if not is_whole(window, 1, LARGEST):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...matrix_state.types import Inputs
-from ...ops.rotary import rotate, rotate_rows, rotate_vjp, rows_angle_vjp
+from ...ops.rotary import inverse, rotate, rotate_rows, rotate_vjp, rotation, rows_angle_vjp
 from ...runtime.arrays import Array, cast, device, sum_dtype
 from ...runtime.shapes import Sequence, check_state
 from ...spec import ArgSpec, ChangeOfVariables, StateFormat, Variables
@@ -67,19 +67,23 @@ class Rotated(NamedTuple):
 
     def to_core(self, c: Variables) -> Inputs:
         x, angles = self.base.to_core(c), _angles(c)
-        q, k = self._rotated(c, x, angles * _positions(c, angles))
+        turn = rotation(c.xp, angles * _positions(c, angles), c.dtype)
+        if c.sizes.ragged is None and c.sizes.T:
+            c.last_turn = turn[:, -1, ...]
+        q, k = self._rotated(c, x, turn)
         return x._replace(q=q, k=k)
 
-    def _rotated(self, c: Variables, x: Inputs, angle: Array) -> tuple[Array, ...]:
-        return tuple(None if y is None else rotate(c.xp, cast(c.xp, y, c.dtype), angle) for y in (x.q, x.k))
+    def _rotated(self, c: Variables, x: Inputs, turn: Array) -> tuple[Array, ...]:
+        return tuple(None if y is None else rotate(c.xp, cast(c.xp, y, c.dtype), turn) for y in (x.q, x.k))
 
     def to_core_vjp(self, c: Variables, d: Inputs) -> dict[str, Array]:
         """dq and dk are rotated back; dtheta = sum over tokens of t times the gradient of the token's angle."""
         xp, angles = c.xp, _angles(c)
         at = _positions(c, angles)
-        rotated, back, dtheta = self._rotated(c, self.base.to_core(c), angles * at), [], 0.0
+        turn = rotation(xp, angles * at, c.dtype)
+        rotated, back, dtheta = self._rotated(c, self.base.to_core(c), turn), [], 0.0
         for y, dy in zip(rotated, (d.q, d.k), strict=True):
-            dx, dangle = (None, None) if y is None else rotate_vjp(xp, y, angles * at, dy)
+            dx, dangle = (None, None) if y is None else rotate_vjp(xp, y, turn, dy)
             back.append(dx)
             if dangle is not None:
                 dangle = cast(xp, dangle, angles.dtype) * at
@@ -99,18 +103,26 @@ def pack_state(c: Variables, state: Any) -> Any:
     return state
 
 
+def _back(c: Variables, angles: Array, lengths: Array) -> Array:
+    """The rotation (2, ..., 1, P) to the frame of the last of so many tokens."""
+    return inverse(c.xp, rotation(c.xp, angles[None, :] * lengths, c.dtype))
+
+
 def unpack_state(c: Variables, S: Array) -> Array:
     """S in the frame of the last token."""
+    if "last_turn" in vars(c):
+        return rotate_rows(c.xp, S, inverse(c.xp, c.last_turn))
     angles = _angles(c)
-    return rotate_rows(c.xp, S, -angles[None, :] * _ends(c, angles))
+    return rotate_rows(c.xp, S, _back(c, angles, _ends(c, angles)))
 
 
 def unpack_state_vjp(c: Variables, S: Array, dstate: Array) -> tuple[Array, dict[str, Array]]:
     """dS is rotated back; the angle -T theta has its own gradient."""
     xp, angles = c.xp, _angles(c)
     ends = _ends(c, angles)
-    y = rotate(xp, xp.matrix_transpose(S), -angles * ends)
-    dS, dangle = rotate_vjp(xp, y, -angles * ends, xp.matrix_transpose(dstate))
+    turn = _back(c, angles, ends)
+    y = rotate(xp, xp.matrix_transpose(S), turn)
+    dS, dangle = rotate_vjp(xp, y, turn, xp.matrix_transpose(dstate))
     dangle = -cast(xp, dangle, angles.dtype) * ends
     grads = {} if c.theta is None else {"theta": xp.sum(dangle, axis=tuple(range(dangle.ndim - 1)))}
     return xp.matrix_transpose(dS), grads
@@ -119,7 +131,7 @@ def unpack_state_vjp(c: Variables, S: Array, dstate: Array) -> tuple[Array, dict
 def unpack_states(c: Variables, S: Array, prefixes: list[Sequence]) -> Array:
     """States at positions, each in the frame of the last token before it."""
     angles = _angles(c)
-    return rotate_rows(c.xp, S, -angles * _lengths_of(c, angles, prefixes))
+    return rotate_rows(c.xp, S, _back(c, angles, _lengths_of(c, angles, prefixes)))
 
 
 def unpack_states_vjp(
@@ -128,11 +140,11 @@ def unpack_states_vjp(
     """As unpack_state_vjp."""
     xp, angles = c.xp, _angles(c)
     lengths = _lengths_of(c, angles, prefixes)
-    turned = -angles * lengths
-    dS = rotate_rows(xp, dstates, -turned)
+    turn = _back(c, angles, lengths)
+    dS = rotate_rows(xp, dstates, inverse(xp, turn))
     if c.theta is None:
         return dS, {}
-    dangle = xp.sum(rows_angle_vjp(xp, rotate_rows(xp, S, turned), dstates, angles.shape[0]), axis=-1)
+    dangle = xp.sum(rows_angle_vjp(xp, rotate_rows(xp, S, turn), dstates, angles.shape[0]), axis=-1)
     dangle = -cast(xp, dangle, angles.dtype) * lengths[..., 0]
     return dS, {"theta": xp.sum(dangle, axis=tuple(range(dangle.ndim - 1)))}
 

@@ -26,7 +26,7 @@ from ...ops import averages
 from ...ops.feature_maps import FeatureMap, identity, identity_vjp
 from ...runtime.arrays import STORAGE, Array, cast, dtype_name
 from ...runtime.shapes import check_state
-from ...runtime.tracing import traced_variables
+from ...runtime.tracing import of_output, traced_variables
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
 from ...spec import ChangeOfVariables, Names, StateFormat, Variables
 
@@ -143,7 +143,7 @@ class Similarity(NamedTuple):
             if isinstance(state, tuple) and joined(*state) is None:
                 trace, c = traced_variables(call.variables, names, *state)
                 x = call.spec.change.to_core(c)
-            then = functools.partial(divide, c) if c.options["normalize"] else None
+            then = of_output(functools.partial(divide, c)) if c.options["normalize"] else None
             return mapped.record_mapped(x, call.plan, state, residuals, trace, then)
         if not c.options["normalize"]:
             return matrix_state.record(x, call.plan, state, residuals, trace)

@@ -120,6 +120,11 @@ class Steps:
             table[STEPS.slots[name] : STEPS.slots[name] + 2] = address(y), y.strides[0]
         self.table, self.at = table, address(table)
 
+    def rotate(self, pairs: int) -> None:
+        """Rotate the final state in the last pass, by the angles of the table."""
+        self.sizes |= {"rotates": 1, "pairs": pairs}
+        load_pieces((step.write_rotated,), self.dtype, optional=False)
+
     def between(self, before: Program | None, after: Program | None) -> None:
         """Array calls before and after."""
         self.programs = before, after
@@ -155,9 +160,10 @@ class Steps:
             task(0, self.tasks)
         else:
             threads.run(task, self.tasks, threads.num_threads())
-        if after is not None:
+        done = not row[self.handles]
+        if done and after is not None:
             after.call(row)
-        return not row[self.handles]
+        return done
 
 
 def _optional(x: Inputs) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from ....ops.cpu.array_calls import array_calls
 from ....ops.cpu.numbers import exp
 from ....ops.cpu.rows import clear, hadamard_to, scale_rows, scaled
 from ....ops.cpu.storage import load, load_column, save
-from ....runtime.pieces.passes import NARROW, WIDE, read_pass, write_pass
+from ....runtime.pieces.passes import NARROW, WIDE, read_pass, rotate_pass, write_pass
 from ....runtime.pieces.piece import Matrix, Vector, Whole, piece
 from ....runtime.pieces.row_tiles import copy_row, dot
 from ....runtime.pieces.views import (
@@ -48,6 +48,7 @@ one_wide, one_narrow = write_pass(WIDE, 1), write_pass(NARROW, 1)
 two_wide, two_narrow = write_pass(WIDE, 2), write_pass(NARROW, 2)
 fade_wide, fade_narrow = write_pass(WIDE, 1, fades=True), write_pass(NARROW, 1, fades=True)
 free_wide, free_narrow = write_pass(WIDE, 1, pushes=True), write_pass(NARROW, 1, pushes=True)
+rotate_wide, rotate_narrow = rotate_pass(WIDE), rotate_pass(NARROW)
 free_two_wide, free_two_narrow = write_pass(WIDE, 2, pushes=True), write_pass(NARROW, 2, pushes=True)
 
 
@@ -122,7 +123,9 @@ def read_state(w: Steps, S: Matrix, x: Vector, out: Vector):
 @piece
 def write_state(w: Steps, S: Matrix, to: Matrix):
     """The pass of token i that is the call's; behind the last token nobody reads with r."""
-    if w.erase == FREE:
+    if w.rotates and w.last and w.t + w.c == w.stop:
+        write_rotated(w, S, to)
+    elif w.erase == FREE:
         write_free(w, S, to)
     else:
         decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
@@ -152,6 +155,18 @@ def write_faded(w: Steps, S: Matrix, to: Matrix):
         fade_wide(S, to, decay, given, reads, w.following)
     else:
         fade_narrow(S, to, decay, given, reads, w.following)
+
+
+@piece(optional=True)
+def write_rotated(w: Steps, S: Matrix, to: Matrix):
+    """The last pass, which rotates what it writes."""
+    decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
+    q = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody
+    given, reads = (row(w.keys, w.i), w.values, row(w.rotation, 0), row(w.rotation, 1)), (q, w.seen)
+    if w.wide:
+        rotate_wide(S, to, decay, given, reads, w.following)
+    else:
+        rotate_narrow(S, to, decay, given, reads, w.following)
 
 
 @piece(optional=True)
@@ -263,6 +278,7 @@ def step_sequence(w: Steps, n: Whole, head: Whole, first_column: Whole):
     """A sequence: its tokens slab by slab, its columns block by block: wide ones while they last."""
     sequence = row(w.sequences, n)
     start, stop = sequence[FIRST_TOKEN], sequence[STOP]
+    w.stop = stop
     w.batch, w.head = sequence[0], head
     w.from_state, w.to_state = sequence[STATE], sequence[TO]
     last_column = min(first_column + w.columns, w.V_all)
@@ -328,6 +344,8 @@ def step_tasks(w: Steps, told: Whole, base: Whole, first: Whole, last: Whole):
     clear(as_row(w.nobody))
     if w.map:
         load_map(w)
+    if w.rotates:
+        load(w.in_rotation, (0, 0, 0), (0, w.pairs), w.rotation)
     for task in range(first, last):
         state = task // w.blocks
         step_sequence(w, state // w.H, state % w.H, task % w.blocks * w.columns)
@@ -339,4 +357,5 @@ def step_between(w: Steps, told: Whole, base: Whole, last: Whole, before: Whole,
     first, then = words(before, 2), words(after, 2)
     array_calls(first[0], first[1], told, buffer)
     step_tasks(w, told, base, 0, last)
-    array_calls(then[0], then[1], told, buffer)
+    if not words(told, w.handle_count + 1)[w.handle_count]:
+        array_calls(then[0], then[1], told, buffer)

@@ -25,7 +25,7 @@ MATRICES = {
     "query": M("c_queries", "K_lanes"), "nobody": M("K_lanes"), "u": M("K_lanes"), "predicted_weights": M("K_lanes"),
     "beta": M("c"), "numbers": M("c"), "bonuses": M("c_queries"), "scales": M("one"), "packed": M("K", "block"),
     "values": M("block"), "values_own": M("block"), "written": M("block"), "predicted": M("block"), "seen": M("block"),
-    "fade": M("c", "block"),
+    "fade": M("c", "block"), "rotation": M("two", "pairs"),
     # of a feature map: rows as they are given, all monomials, lengths; and of averages
     "x": M("c_rows", "given_wide"), "phi": M("c_rows", "phi_lanes"), "over": M("c_rows"),
     "angle": M("c_rows", "half_lanes"), "mapped": M("c_rows", "K_lanes"),
@@ -37,7 +37,8 @@ WHOLES = ("K", "K_lanes", "V", "V_all", "H", "queries", "columns", "blocks", "bl
           "c_queries", "c_rows", "i", "last", "q_row", "column", "wide", "following", "lane", "one", "two",
           "from_state", "to_state", "direct_v", "inputs", "sequence_count", "own_count",
           "source_count", "handle_count", "read_count", "given", "given_wide", "half", "half_lanes", "phi_lanes",
-          "skipped", "number_count", "segment_count", "three", "map", "averaged")  # fmt: skip
+          "skipped", "number_count", "segment_count", "three", "map", "averaged", "stop",
+          "rotates", "pairs")  # fmt: skip
 STEPS = Workspace("steps", WHOLES, ("scale", "eps"), ARRAYS, MATRICES)
 Steps = workspace_kind(STEPS)
 SIZE = STEPS.size
@@ -59,7 +60,7 @@ def sizes(x: Inputs, plan: Plan, state: np.ndarray | None, columns: int) -> dict
         "erase_reads": x.erase is Erase.FREE or plan.erase_reads is ReadState.PREVIOUS,
         "own_read": x.erase is Erase.FREE or not plan.erases_key, "asked": x.q is not None, "bonus": x.u is not None,
         "fades": x.gv is not None, "started": state is not None, "direct": direct,
-        "direct_v": is_direct(x.v, dtype), "averaged": plan.average is not None,
+        "direct_v": is_direct(x.v, dtype), "averaged": plan.average is not None, "rotates": 0, "pairs": 0,
     }  # fmt: skip
 
 
@@ -71,8 +72,8 @@ def layout(
     W = lane(dtype)
     most = {"c": tokens, "c_queries": tokens * queries, "c_rows": tokens * (1 + queries), "K": K,
             "K_lanes": -(-K // W) * W, "block": WIDE * W, "one": 1,
-            "two": 2, "inputs": len(TASK), "sequence_count": 0, "own_count": 0, "source_count": 0, "handle_count": 0,
-            "lane": W}  # fmt: skip
+            "two": 2, "pairs": -(-K // W) * W, "inputs": len(TASK), "sequence_count": 0, "own_count": 0,
+            "source_count": 0, "handle_count": 0, "lane": W}  # fmt: skip
     if features is not None:
         found = map_sizes(K, features, W)
         most |= {"number_count": found.pop("numbers")} | found

@@ -1,0 +1,121 @@
+"""Rotations of ops/rotary.py in compiled loops, as kernels among traced array calls.
+
+    (even, odd) <- (even c - odd s, even s + odd c)
+
+Products are rounded before they are added, as those of array calls are: both have the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from ...runtime.pieces.memory import address
+from ...runtime.pieces.passes import ALONE
+from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, entry, load_pieces, piece, workspace_kind
+from ...runtime.pieces.row_tiles import copy_row
+from ...runtime.pieces.vectors import emitted
+from ...runtime.pieces.views import row, rows
+from ...runtime.pieces.workspace import Matrix as M
+from ...runtime.pieces.workspace import Workspace
+from ...runtime.tracing import Kernel, Trace, plain
+
+ROTATION = Workspace("rotation", ("count", "K", "P", "width", "copies", "two"), (), (), {
+    "x": M("count", "width"), "angle": M("two", "P"), "out": M("count", "width")})  # fmt: skip
+Work = workspace_kind(ROTATION)
+
+
+def _times(x: float, y: float) -> float:
+    return x * y
+
+
+@emitted(_times)
+def times(typing: Any, x: Any, y: Any) -> Any:
+    """x y, rounded: no part of a fused multiply-add."""
+
+    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        return b.fmul(*values, flags=ALONE)
+
+    return x(x, y), write
+
+
+@piece
+def rotate_pair(x: Vector, y: Vector, c: Number, s: Number):
+    """(x, y) <- (x c - y s, x s + y c)"""
+    for j in range(len(x)):
+        even, odd = x[j], y[j]
+        x[j] = times(even, c) - times(odd, s)
+        y[j] = times(even, s) + times(odd, c)
+
+
+@piece
+def rotate_row(x: Vector, c: Vector, s: Vector):
+    """The pairs (2 p, 2 p + 1) of a row."""
+    for p in range(len(c)):
+        even, odd = x[2 * p], x[2 * p + 1]
+        x[2 * p] = times(even, c[p]) - times(odd, s[p])
+        x[2 * p + 1] = times(even, s[p]) + times(odd, c[p])
+
+
+@piece
+def rotate_rows(w: Work, first: Whole, last: Whole):
+    """Pairs of the K rows of each of the states first..last."""
+    c, s = row(w.angle, 0), row(w.angle, 1)
+    for n in range(first, last):
+        X, out = rows(w.x, n * w.K, w.K), rows(w.out, n * w.K, w.K)
+        copy_rows(X, out, w.copies)
+        for p in range(w.P):
+            rotate_pair(row(out, 2 * p), row(out, 2 * p + 1), c[p], s[p])
+
+
+@piece
+def rotate_columns(w: Work, first: Whole, last: Whole):
+    """Pairs of columns of the rows first..last."""
+    for n in range(first, last):
+        copy_rows(rows(w.x, n, 1), rows(w.out, n, 1), w.copies)
+        rotate_row(row(w.out, n), row(w.angle, 0), row(w.angle, 1))
+
+
+@piece
+def copy_rows(X: Matrix, out: Matrix, copies: Whole):
+    """out = X, unless it is X."""
+    for i in range(len(X) if copies else 0):
+        copy_row(row(X, i), row(out, i), X.shape[1])
+
+
+def columns_rotated(trace: Trace, x: Any, angle: Any) -> Any:
+    """Traced x (..., K) with pairs of channels rotated; angle (2, P): cosines and sines."""
+    rows = trace.dense(x, x.dtype).reshape(-1, x.shape[-1])
+    return _rotated(trace, rotate_columns, rows, 1, angle).reshape(x.shape)
+
+
+def rows_rotated(trace: Trace, S: Any, angle: Any) -> Any:
+    """Traced S (..., K, V) with pairs of rows rotated: in place where the trace owns S."""
+    K, V = S.shape[-2:]
+    rows = plain(S).reshape(-1, V)
+    is_view = np.may_share_memory(rows, plain(S)) and rows.strides[-1] == S.itemsize
+    if is_view and trace.owns(S):
+        return _rotated(trace, rotate_rows, rows, K, angle, S)
+    rows = trace.dense(S, S.dtype).reshape(-1, V)
+    return _rotated(trace, rotate_rows, rows, K, angle).reshape(S.shape)
+
+
+def _rotated(trace: Trace, kernel: Any, x: Any, K: int, angle: Any, own: Any = None) -> Any:
+    """The kernel's call on rows x, K of them at a time; own: the array of these rows, if they are overwritten."""
+    dtype = x.dtype.name
+    load_pieces((kernel,), dtype)
+    out = trace.new(x.shape, x.dtype) if own is None else x
+    arrays = {"x": x, "angle": angle, "out": out}
+    table = np.zeros(ROTATION.size, np.int64)
+    sizes = len(x), K, angle.shape[1], x.shape[1], own is None, 2
+    for name, size in zip(ROTATION.wholes, sizes, strict=True):
+        table[ROTATION.slots[name]] = size
+    for name, y in arrays.items():
+        table[ROTATION.slots[name] : ROTATION.slots[name] + 2] = address(y), y.strides[0]
+    tasks, call = len(x) // K, entry(kernel, dtype)
+    if own is None:
+        call(address(table), 0, tasks)
+    found = trace.kernel(Kernel(call, table, tuple(ROTATION.slots[n] for n in arrays), tuple(arrays.values()), tasks))
+    return found if own is None else own

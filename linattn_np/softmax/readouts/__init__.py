@@ -1,0 +1,1 @@
+"""Attention whose values, or weights, come from a computation of their own."""
