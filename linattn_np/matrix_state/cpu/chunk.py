@@ -179,7 +179,7 @@ def write(w: Work, S: Matrix, out: Matrix):
         write_free(w, out)
 
 
-@piece(optional=True)
+@piece(of="free")
 def write_free(w: Work, out: Matrix):
     """out += b^T diag(e^{s(j, end)}) Y"""
     b = w.b
@@ -227,7 +227,7 @@ def read(w: Work, S: Matrix, j: Whole, out: Matrix):
         product(FULL, hat, S, out, w.factor, w.inside, lines=w.lines)
 
 
-@piece(optional=True)
+@piece(of="bonus")
 def bonus(w: Work):
     """P_ii = scale sum_d q_id u_d k_id"""
     u, qu = row(w.u, 0), row(w.hat, 0)
@@ -238,7 +238,7 @@ def bonus(w: Work):
         w.P[i, i] = w.scale * dot(qu, row(w.k, i), len(u))
 
 
-@piece(optional=True)
+@piece(of="bonus")
 def bonus_vjp(w: Work):
     """From s_i = scale dP_ii: dq += s u k, dk += s u q, du += s q k."""
     u, du = row(w.u, 0), row(w.du, 0)

@@ -189,7 +189,7 @@ def read_written_vjp(w: Work, y: Matrix, yT: Matrix, u: Matrix, du: Matrix, dy: 
     gram_vjp(w, reads, w.scales, w.P, w.q, y, w.dq, dy)
 
 
-@piece(optional=True)
+@piece(of="delta")
 def delta_vjp(w: Work):
     """dZ = (1 + M)^-T dU, M = diag(beta) A; dv = beta dZ, dM = -dZ U^T, and the adjoint of what r reads."""
     place, early = (w.BATCH, w.HEAD, w.t), w.erase_reads
@@ -212,7 +212,7 @@ def delta_vjp(w: Work):
     save(w.dr, w.out_dr, place, (0, w.K))
 
 
-@piece(optional=True)
+@piece(of="free")
 def free_vjp(w: Work):
     """dZ = (1 + A)^-T dY, A = -gram(a, b); dN = dZ v^T of N = gram(a, k), dA = -dZ Y^T, and the adjoint of a S."""
     place, reads = (w.BATCH, w.HEAD, w.t), EARLY | STRICT

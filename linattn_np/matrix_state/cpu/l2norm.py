@@ -9,18 +9,17 @@ import numpy as np
 
 from ...ops.cpu.lengths import unit_rows as divide
 from ...ops.cpu.lengths import unit_rows_vjp as divide_vjp
-from ...runtime import threads
-from ...runtime.pieces.memory import address
-from ...runtime.pieces.piece import JIT, Whole, entry, load_pieces, piece, workspace_kind
+from ...runtime.pieces.piece import Whole, entry, load_pieces, piece, workspace_kind
+from ...runtime.pieces.run import call_of, over_tasks, put
 from ...runtime.pieces.views import rows
-from ...runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
+from ...runtime.pieces.workspace import Matrix, Workspace
 from ...runtime.tracing import Kernel, traced
 from ..policy import UNIT_ELEMENTS
 from ..preprocess import Rows
 from ..types import Plan
 
 ROWS = Workspace("rows", ("count", "n", "each"), ("root",), (),
-                 {name: Matrix("count", "n") for name in ("x", "dy", "out")})  # fmt: skip
+                 {"given": {name: Matrix("count", "n") for name in ("x", "dy", "out")}})  # fmt: skip
 Work = workspace_kind(ROWS)
 
 
@@ -63,23 +62,14 @@ def _over_rows(kernel: Any, plan: Plan, *arrays: Any) -> np.ndarray | None:
     if not out.size:
         return out
     load_pieces((kernel,), dtype)
-    n, table = out.shape[-1], np.zeros(ROWS.size, np.int64)
-    count, each = out.size // n, max(UNIT_ELEMENTS // n, 1)
-    for name, size in (("count", count), ("n", n), ("each", each)):
-        table[ROWS.slots[name]] = size
-    table[ROWS.slots["root"] : ROWS.slots["root"] + 1].view(np.float64)[0] = sqrt(plan.l2norm_eps)
-    for name, y in (("x", arrays[0]), ("dy", arrays[-1]), ("out", out)):
-        table[ROWS.slots[name] : ROWS.slots[name] + 2] = address(y), n * y.itemsize
-    tasks, at, call = -(-count // each), address(table), entry(kernel, dtype) if JIT else None
-
-    def work(first: int, last: int, owners: Any = (arrays, out, table)) -> None:
-        if call is not None:
-            call(at, first, last)
-        else:
-            kernel(PythonWorkspace(ROWS, table, dtype), first, last)
-
-    threads.run(work, tasks, threads.num_threads() if tasks > 1 else 1)
+    n, count = out.shape[-1], out.size // out.shape[-1]
+    each = max(UNIT_ELEMENTS // n, 1)
+    tasks, call = -(-count // each), call_of(kernel, ROWS, dtype)
+    table = put(ROWS, np.zeros(ROWS.size, np.int64), {
+        "count": count, "n": n, "each": each, "root": sqrt(plan.l2norm_eps),
+        **{name: y.reshape(count, n) for name, y in (("x", arrays[0]), ("dy", arrays[-1]), ("out", out))}})  # fmt: skip
+    over_tasks(call, table, tasks, (arrays, out))
     if trace is None:
         return out
     places = tuple(ROWS.slots[name] for name in ("x", "dy", "out"))
-    return trace.kernel(Kernel(call, table, places, (arrays[0], arrays[-1], out), tasks))
+    return trace.kernel(Kernel(entry(kernel, dtype), table, places, (arrays[0], arrays[-1], out), tasks))

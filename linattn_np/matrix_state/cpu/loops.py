@@ -17,14 +17,12 @@ from ..array import chunks
 from ..types import Erase, Inputs, Plan, Saved
 from .backward import backward as backward_kernel
 from .backward import reverse
-from .chunks import Chunks, cell_of, columns_of, numbers_of, state_shape, tokens
-from .kernels import optional_vjp, storage_pieces
+from .chunks import Chunks, cell_of, columns_of, kernel_of, numbers_of, run, state_shape, tokens
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
 from .layout import Backward, Cell, layout
 from .recurrent import short
 from .replay import record as record
-from .run import Kernel, run
 from .strips import kept_strip, segment_strip, strip_counts, strips
 from .systems import record_solve as record_solve
 from .systems import solve as solve
@@ -168,8 +166,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         bounds = list(range(len(tasks) + 1))
         _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps, dend is not None)
     made, segment = layout(cell, Backward(group, int(tasks[:, CHUNKS].max(initial=1)), dend is not None, apart))
-    optional = (*optional_vjp(cell), *storage_pieces(table.numbers, cell.dtype))
-    kernel = Kernel(backward_kernel, optional, cell.dtype, made, numbers_of(plan))
+    kernel = kernel_of(backward_kernel, cell, made, table, numbers_of(plan), adjoint=True)
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
     run(kernel, table.numbers, tasks, bounds, operations, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
@@ -184,9 +181,8 @@ def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.n
     columns = V if plan.average is not None else columns_of(V, count_sequences(rows) * H, threads.num_threads())
     tasks, bounds = strips(rows, H, V, columns, cell.C, 1, kept, last_first=True)
     cell = cell._replace(V=columns)
-    optional = (*optional_vjp(cell), *storage_pieces(table.numbers, cell.dtype))
-    kernel = Kernel(reverse, optional, cell.dtype, layout(cell, Backward(1, 1, dstate, True))[0],
-                    numbers_of(plan))  # fmt: skip
+    made, _ = layout(cell, Backward(1, 1, dstate, True))
+    kernel = kernel_of(reverse, cell, made, table, numbers_of(plan), adjoint=True)
     run(kernel, table.numbers, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V, (table, x))
 
 

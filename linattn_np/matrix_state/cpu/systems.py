@@ -26,13 +26,11 @@ from .. import policy
 from ..readouts.systems import Solver
 from ..types import Inputs, Plan
 from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, reach, write
-from .chunks import cell_of, tokens
+from .chunks import cell_of, kernel_of, run, tokens
 from .decay import decays, weigh
 from .forward import load_state, save_state
-from .kernels import optional_of, storage_pieces
 from .layout import layout
 from .replay import sources_of, walk_chunks
-from .run import Kernel, run
 from .strips import strips
 from .table import Table, count_sequences, sequences
 from .workspace import Work
@@ -154,12 +152,11 @@ class Systems:
         table.states("out_state", self.end)
         table.states("out_states", self.at)
         cell = cell_of(x, plan, table, K, Z is not None)
-        cell = cell._replace(solved=solver.iterations, each_ridge=ridge.shape[-3] > 1)
+        cell = cell._replace(iterations=solver.iterations, each_ridge=ridge.shape[-3] > 1)
         self.tasks, self.bounds = strips(rows, H, K, K, cell.C, 1)
         self.operations = 2.0 * solver.iterations * tokens(rows) * table.asking * K * (K + cell.C)
         numbers = {"scale": plan.scale, "enough": square_of(solver.tolerance, float(np.finfo(dtype).eps))}
-        optional = (*optional_of(cell), *storage_pieces(table.numbers, cell.dtype))
-        self.kernel = Kernel(solve_systems, optional, cell.dtype, layout(cell)[0], numbers)
+        self.kernel = kernel_of(solve_systems, cell, layout(cell)[0], table, numbers)
 
     def run(self, numbers: np.ndarray, owners: Any) -> None:
         """Solutions and final state, where the table says; `owners` keeps its arrays alive."""

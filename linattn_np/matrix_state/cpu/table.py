@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from ...ops.map_steps import Tables
-from ...runtime.arrays import dtype_name
-from ...runtime.pieces.workspace import ARRAY, SHARED, stored_array
+from ...runtime.pieces.run import stored_array
+from ...runtime.pieces.workspace import ARRAY, SHARED
 from ...runtime.shapes import segments
 from ..types import Inputs, Plan
 from .workspace import ARRAYS, CHUNK, TASK
 
-STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16", "int64"))}
 BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS, LEAD, EARLIER, LATER, FROM, TO, AT = range(len(TASK))
 FIRST_ROW = CHUNK.slots[ARRAYS[0]]
 ROW = {name: n for n, name in enumerate(ARRAYS)}
@@ -70,7 +69,7 @@ class Table:
 
     def _put(self, name: str, y: np.ndarray, steps: tuple[int, ...], shared: int) -> None:
         self.kept[name] = y
-        self.numbers[ROW[name]] = stored_array(y, steps, max(shared, 1), STORAGES[dtype_name(y)])
+        self.numbers[ROW[name]] = stored_array(y, steps, max(shared, 1))
 
 
 def is_direct(y: np.ndarray | None, dtype: Any) -> bool:

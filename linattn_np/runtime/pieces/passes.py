@@ -68,46 +68,41 @@ def rotate_pass(lanes: int) -> Any:
     """
 
     @emitted(_write_rotated)
-    def write_rotated(typing: Any, S: Any, to: Any, decay: Any, rows: Any, reads: Any, following: Any) -> Any:
-        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            S, to, decay = (Array(context, b, kind, v) for kind, v in zip(signature.args[:3], values[:3], strict=True))
-            k, w, c, s = arrays(context, b, signature.args[3], values[3])
-            x, out = arrays(context, b, signature.args[4], values[4])
-            sums = [cgutils.alloca_once_value(b, S.zero()) for _ in range(lanes)]
-            written = _load_row(w, w.start, lanes)
+    def write_rotated(
+        b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, reads: Any, following: ir.Value
+    ) -> None:
+        (k, w, c, s), (x, out) = rows, reads
+        sums, written = [S.sum() for _ in range(lanes)], _load_row(w, w.start, lanes)
 
-            def factors(i: ir.Value) -> tuple[ir.Value, ...]:
-                d = decay.get(b.add(decay.start, b.mul(i, decay.steps[0])))
-                return broadcast(b, d, S.vector), k.broadcast(k.at(i)), x.broadcast(x.at(i))
+        def factors(i: ir.Value) -> tuple[ir.Value, ...]:
+            d = decay.broadcast(b.add(decay.start, b.mul(i, decay.steps[0])))
+            return d, k.broadcast(k.at(i)), x.broadcast(x.at(i))
 
-            def new(n: int, i: ir.Value, by: tuple[ir.Value, ...]) -> ir.Value:
-                """Vector n of row i, which has been read."""
-                d, key, weight = by
-                y = fma(b, key, written[n], b.fmul(d, S.load(S.at(i), n)))
-                b.store(fma(b, weight, y, b.load(sums[n])), sums[n])
-                return y
+        def new(n: int, i: ir.Value, by: tuple[ir.Value, ...]) -> ir.Value:
+            """Vector n of row i, which has been read."""
+            d, key, weight = by
+            y = fma(b, key, written[n], b.fmul(d, S.load(S.at(i), n)))
+            b.store(fma(b, weight, y, b.load(sums[n])), sums[n])
+            return y
 
-            times = functools.partial(b.fmul, flags=ALONE)
-            paired = b.mul(c.shape[0], I64(2))
-            with cgutils.for_range_slice(b, I64(0), paired, I64(2), I64) as (i, _):
-                ahead = b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2))
-                _prefetch(b, b.add(values[5], ahead), lanes)
-                _prefetch(b, b.add(values[5], b.add(ahead, I64(lanes * BYTES // 2))), lanes)
-                j, p = b.add(i, I64(1)), b.sdiv(i, I64(2))
-                of_even, of_odd, cos, sin = factors(i), factors(j), c.broadcast(c.at(p)), s.broadcast(s.at(p))
-                for n in range(lanes):
-                    even, odd = new(n, i, of_even), new(n, j, of_odd)
-                    to.store(b.fsub(times(even, cos), times(odd, sin), flags=ALONE), to.at(i), n)
-                    to.store(b.fadd(times(even, sin), times(odd, cos), flags=ALONE), to.at(j), n)
-            with cgutils.for_range_slice(b, paired, S.shape[0], I64(1), I64) as (i, _):
-                by = factors(i)
-                for n in range(lanes):
-                    to.store(new(n, i, by), to.at(i), n)
-            for n, total in enumerate(sums):
-                out.store(b.load(total), out.start, n)
-            return context.get_dummy_value()
-
-        return types.void(S, to, decay, rows, reads, types.int64), write
+        times = functools.partial(b.fmul, flags=ALONE)
+        paired = b.mul(c.shape[0], I64(2))
+        with loop(b, 0, paired, 2) as i:
+            ahead = b.add(following, b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2)))
+            _prefetch(b, ahead, lanes)
+            _prefetch(b, b.add(ahead, I64(lanes * BYTES // 2)), lanes)
+            j, p = b.add(i, I64(1)), b.sdiv(i, I64(2))
+            of_even, of_odd, cos, sin = factors(i), factors(j), c.broadcast(c.at(p)), s.broadcast(s.at(p))
+            for n in range(lanes):
+                even, odd = new(n, i, of_even), new(n, j, of_odd)
+                to.store(b.fsub(times(even, cos), times(odd, sin), flags=ALONE), to.at(i), n)
+                to.store(b.fadd(times(even, sin), times(odd, cos), flags=ALONE), to.at(j), n)
+        with loop(b, paired, S.shape[0]) as i:
+            by = factors(i)
+            for n in range(lanes):
+                to.store(new(n, i, by), to.at(i), n)
+        for n, total in enumerate(sums):
+            out.store(b.load(total), out.start, n)
 
     return write_rotated
 

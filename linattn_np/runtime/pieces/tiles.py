@@ -12,12 +12,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from .vectors import BYTES, I32, I64, LANES, ROWS, Array, emitted, fma, loop
-
-
-def lane(dtype: Any) -> int:
-    """Numbers of a vector."""
-    return BYTES // np.dtype(dtype).itemsize
+from .vectors import I32, I64, LANES, ROWS, Array, emitted, fma, lane, loop
 
 
 def _sums(b: ir.IRBuilder, A: Array, rows: list[ir.Value], B: Array, j: ir.Value, bounds: Any, masks: list) -> list:

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 from llvmlite import binding, ir
 from numba import config, types
 from numba.core import cgutils
@@ -36,6 +37,11 @@ def vectors() -> str:
 
 # (bytes of a vector, rows R and vectors L of a tile): 16 accumulators of 32 registers, or 8 of 16
 BYTES, ROWS, LANES = {"avx512": (64, 8, 2), "avx2": (32, 4, 2), "neon": (16, 8, 2), "plain": (16, 4, 2)}[vectors()]
+
+
+def lane(dtype: Any) -> int:
+    """Numbers of a vector."""
+    return BYTES // np.dtype(dtype).itemsize
 
 
 def emitted(python: Callable[..., Any], returns: Any = types.void) -> Callable[..., Any]:

@@ -12,19 +12,16 @@ import numpy as np
 
 from ....ops.cpu.programs import Program
 from ....runtime import threads
-from ....runtime.pieces.memory import Scratch, address, handles, place
+from ....runtime.pieces.memory import address, handles, place
 from ....runtime.pieces.piece import JIT, entry, load_pieces
-from ....runtime.pieces.workspace import AT, PythonWorkspace
+from ....runtime.pieces.run import conversions, put, scratch
+from ....runtime.pieces.workspace import PythonWorkspace
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
 from ..chunks import features_of, key_width, numbers_of, state_shape
-from ..kernels import storage_pieces
-from ..table import EARLIER, ROW, STATE, TO, Table, count_sequences, lengths
-from . import features, step
+from ..table import EARLIER, STATE, TO, Table, count_sequences, lengths
+from . import step
 from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout, sizes
-
-SEGMENTS = STEPS.slots["map_segments"]
-_own = Scratch()
 
 
 def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
@@ -85,7 +82,10 @@ class Steps:
         self.layout = layout(K, self.sizes["queries"], max(1, min(tokens, policy.STEP_TOKENS)), dtype.name,
                              features_of(x, plan), plan.average is not None)  # fmt: skip
         self.bytes, self.dtype = self.layout.bytes + TABLE_BYTES, dtype.name
-        load_pieces((step.step_tasks, *_optional(x), *features.pieces(plan)), dtype.name, optional=False)
+        self.words = frozenset(word for word, is_so in (
+            ("value_decay", x.gv is not None), ("free", x.erase is Erase.FREE), ("bonus", x.u is not None),
+            ("map", plan.features is not None), ("averaged", plan.average is not None)) if is_so)  # fmt: skip
+        load_pieces((step.step_tasks,), dtype.name, self.words)
         self.kernel = entry(step.step_tasks, dtype.name) if JIT else None
         self.each, self.numbers = H * self.sizes["blocks"], numbers_of(plan)
         self.programs: tuple[Program | None, Program | None] = None, None
@@ -103,33 +103,27 @@ class Steps:
 
         The first `count` of those with handles are read, the next one is what is overwritten; 0: nothing is.
         """
-        load_pieces(storage_pieces(arrays, self.dtype), self.dtype, optional=False)
+        load_pieces((step.step_tasks,), self.dtype, self.words | conversions(arrays, self.dtype))
         table = self.layout.table.copy()
         self.kept = arrays, sources, extents, self.layout.own, self.sequences
         self.handles = len(extents)
-        for name, size in (*self.sizes.items(), ("read_count", count), ("handle_count", len(extents)),
-                           ("sequence_count", len(self.sequences)), ("own_count", len(self.layout.own)),
-                           ("source_count", len(sources))):  # fmt: skip
-            table[STEPS.slots[name]] = size
-        for name, x in self.numbers.items():
-            table[STEPS.slots[name] : STEPS.slots[name] + 1].view(np.float64)[0] = x
-        table[SEGMENTS : SEGMENTS + 2] = arrays[ROW["in_segments"], AT], 24
         table[FIRST : FIRST + arrays.size] = arrays.ravel()
-        for name, y in (("sequences", self.sequences), ("own", self.layout.own), ("sources", sources),
-                        ("extents", extents)):  # fmt: skip
-            table[STEPS.slots[name] : STEPS.slots[name] + 2] = address(y), y.strides[0]
+        put(STEPS, table, self.sizes | self.numbers | {
+            "read_count": count, "handle_count": len(extents), "sequence_count": len(self.sequences),
+            "own_count": len(self.layout.own), "source_count": len(sources), "sequences": self.sequences,
+            "own": self.layout.own, "sources": sources, "extents": extents})  # fmt: skip
         self.table, self.at = table, address(table)
 
     def rotate(self, pairs: int) -> None:
         """Rotate the final state in the last pass, by the angles of the table."""
         self.sizes |= {"rotates": 1, "pairs": pairs}
-        load_pieces((step.write_rotated,), self.dtype, optional=False)
+        self.words |= {"rotates"}
 
     def between(self, before: Program | None, after: Program | None) -> None:
         """Array calls before and after."""
         self.programs = before, after
         if self.few and self.kernel is not None:
-            load_pieces((step.step_between,), self.dtype, optional=False)
+            load_pieces((step.step_between,), self.dtype, self.words)
             self.whole = entry(step.step_between, self.dtype)
             each = [(0, 0) if p is None else (p.at, p.count) for p in self.programs]
             self.told = np.array(each, np.int64)
@@ -143,14 +137,14 @@ class Steps:
         """
         at, told, (before, after) = self.at, place(row), self.programs
         if self.whole is not None:
-            _held, own = _own.take(self.bytes)
+            _held, own = scratch.take(self.bytes)
             self.whole(at, told, own, self.tasks, *self.where)
             return not row[self.handles]
         if before is not None:
             before.call(row)
 
         def task(first: int, last: int, owners: Any = (row, owners)) -> None:
-            _held, own = _own.take(self.bytes)
+            _held, own = scratch.take(self.bytes)
             if self.kernel is not None:
                 self.kernel(at, told, own, first, last)
             else:
@@ -164,13 +158,6 @@ class Steps:
         if done and after is not None:
             after.call(row)
         return done
-
-
-def _optional(x: Inputs) -> tuple[Any, ...]:
-    """The optional pieces of a call."""
-    found = [step.write_faded] if x.gv is not None else []
-    found += [step.write_free] if x.erase is Erase.FREE else []
-    return (*found, step.load_bonus) if x.u is not None else tuple(found)
 
 
 def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> None:

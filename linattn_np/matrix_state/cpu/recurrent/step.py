@@ -100,7 +100,7 @@ def load_slab(w: Steps):
         find_averages(w)
 
 
-@piece(optional=True)
+@piece(of="bonus")
 def load_bonus(w: Steps):
     """(q (.) u) k^T of each query."""
     load(w.in_u, (0, w.head, 0), (0, w.K), as_row(w.u))
@@ -144,7 +144,7 @@ def write_state(w: Steps, S: Matrix, to: Matrix):
             two_narrow(S, to, decay, given, reads, w.following)
 
 
-@piece(optional=True)
+@piece(of="value_decay")
 def write_faded(w: Steps, S: Matrix, to: Matrix):
     """With a decay on the value axis."""
     decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
@@ -157,7 +157,7 @@ def write_faded(w: Steps, S: Matrix, to: Matrix):
         fade_narrow(S, to, decay, given, reads, w.following)
 
 
-@piece(optional=True)
+@piece(of="rotates")
 def write_rotated(w: Steps, S: Matrix, to: Matrix):
     """The last pass, which rotates what it writes."""
     decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
@@ -169,7 +169,7 @@ def write_rotated(w: Steps, S: Matrix, to: Matrix):
         rotate_narrow(S, to, decay, given, reads, w.following)
 
 
-@piece(optional=True)
+@piece(of="free")
 def write_free(w: Steps, S: Matrix, to: Matrix):
     """With two writes."""
     decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
