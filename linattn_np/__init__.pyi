@@ -1306,6 +1306,41 @@ class _SoftmaxAttention:
 
 softmax_attention: _SoftmaxAttention
 
+class _StickBreakingAttentionGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    state: Any
+
+class _StickBreakingAttention:
+    """Stick-breaking attention: a query takes shares of what nearer tokens left. s_tj = sigmoid(scale q_t . k_j);  a_tj = s_tj prod_{j<i<t} (1 - s_ti);  out_t = sum_{j<t} a_tj v_j"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, *, return_state: bool = ..., return_states_at: None = ..., attend_current: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: Literal[False] = ..., return_states_at: None = ..., attend_current: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: Literal[True], return_states_at: None = ..., attend_current: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: bool = ..., return_states_at: Any, attend_current: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: bool, return_states_at: None = ..., attend_current: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+stick_breaking_attention: _StickBreakingAttention
+
 class _TransxssmGradients(NamedTuple):
     x: Any
     dt: Any
@@ -1415,6 +1450,8 @@ def vjp(fn: _Rwkv7, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _R
 def vjp(fn: _SimpleGla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _SimpleGlaGradients]]: ...
 @overload
 def vjp(fn: _SoftmaxAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _SoftmaxAttentionGradients]]: ...
+@overload
+def vjp(fn: _StickBreakingAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _StickBreakingAttentionGradients]]: ...
 @overload
 def vjp(fn: _Transxssm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _TransxssmGradients]]: ...
 @overload

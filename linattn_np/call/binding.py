@@ -305,8 +305,8 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "chunk_size": _chunk_size, "chunk_states": _chunk_states, "precision": _precision, "layout": _layout,
     "scale": scale_of, "l2norm_eps": _l2norm_eps, "lower_bound": _lower_bound,
 } | {name: functools.partial(_boolean, name) for name in (
-    "return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm", "beta_sigmoid",
-    "allow_neg_eigval", "check", "reverse")}  # fmt: skip
+    "return_state", "overwrite_state", "causal", "normalize", "attend_current", "dt_softplus", "qk_l2norm",
+    "beta_sigmoid", "allow_neg_eigval", "check", "reverse")}  # fmt: skip
 
 
 # states: one array in most variants, a named tuple of arrays in some

@@ -19,8 +19,8 @@ pytest.importorskip("numba")
 import linattn_np as la
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
-from linattn_np.runtime.pieces import run as numba_run
 from linattn_np.runtime import threads
+from linattn_np.runtime.pieces import run as numba_run
 from tests.core_cases import case
 
 

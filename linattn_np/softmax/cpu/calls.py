@@ -155,8 +155,9 @@ def kernel_of(
     longest = max((s.stop - s.start for s in plan.sequences), default=0)
     longest = max(longest, 0 if plan.is_ragged else x.q.shape[-3])
     C, N, heads = sizes
-    each = {"C": C, "N": N, "K": x.k.shape[-1], "V": x.v.shape[-1], "L": 0 if state is None else state.v.shape[-3],
-            "tokens": longest, "blocks": -(-longest // N) + 1, "causal": int(plan.causal),
+    L, blocks = 0 if state is None else state.v.shape[-3], -(-longest // N) + 1
+    each = {"C": C, "N": N, "K": x.k.shape[-1], "V": x.v.shape[-1], "L": L,
+            "tokens": longest, "blocks": blocks, "tiles": blocks + -(-L // N), "causal": int(plan.causal),
             "window": plan.window or 0, "gated": int(x.g is not None), "sinks": int(x.sinks is not None),
             "normalize": int(plan.normalize), "strict": int(plan.strict), "heads": heads,
             "mapped": path.how(name, C, x)}  # fmt: skip

@@ -13,20 +13,22 @@ from ...runtime.pieces.run import Kernel, conversions, stored_array
 from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import ARRAY, SHARED, Layout, up
 from .. import policy
-from . import delta
+from . import delta, stick
 from .backward import backward
 from .forward import forward
 from .path_backward import path_backward
 from .workspace import ARRAYS, ATTENTION, TASK
 
 KERNELS = {"forward": forward, "backward": backward, "path_vjp": path_backward, "delta": delta.forward,
-           "delta_vjp": delta.backward}  # fmt: skip
+           "delta_vjp": delta.backward, "stick": stick.forward, "stick_vjp": stick.backward}  # fmt: skip
 
 
 def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
     """All kernels, by what they are for, and no words of calls: what warmup compiles ahead."""
     each = {"softmax attention": forward, "its gradients": backward, "deltaformer": delta.forward,
-            "deltaformer, gradients": delta.backward, "PaTH, gradients": path_backward}  # fmt: skip
+            "deltaformer, gradients": delta.backward, "PaTH, gradients": path_backward,
+            "stick-breaking attention": stick.forward,
+            "stick-breaking attention, gradients": stick.backward}  # fmt: skip
     return {purpose: ((kernel,), "") for purpose, kernel in each.items()}
 
 
@@ -53,13 +55,14 @@ def layout(dtype: str, sizes: tuple[tuple[str, int], ...], words: frozenset[str]
     given, W = dict(sizes), lane(dtype)
     given |= {"c": given["C"], "n": given["N"], "K_lanes": up(given["K"], W), "V_lanes": up(given["V"], W),
               "task_fields": len(TASK)}  # fmt: skip
-    return ATTENTION.layout(given, dtype, words)
+    return ATTENTION.layout(given, dtype, words, dict.fromkeys(("S", "G"), given["tiles"]))
 
 
 def kernel_of(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, float], table: Table) -> Kernel:
     """A kernel for a kind of call."""
-    words = {word for word in ("gated", "strict", "mapped") if sizes[word]}
-    words |= {"adjoint"} if name in ("backward", "delta_vjp", "path_vjp") else set()
+    is_so = {"gated": sizes["gated"], "mapped": sizes["mapped"], "strict": name.startswith("delta"),
+             "stick": name.startswith("stick"), "adjoint": name == "backward" or name.endswith("_vjp")}  # fmt: skip
+    words = {word for word, is_true in is_so.items() if is_true}
     made = layout(dtype, tuple(sizes.items()), frozenset(words))
     return Kernel(KERNELS[name], ATTENTION, dtype, made, numbers, conversions(table.numbers, dtype))
 

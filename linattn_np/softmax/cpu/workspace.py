@@ -8,8 +8,8 @@ from ...runtime.pieces.workspace import Workspace
 
 TASK = ("BATCH", "ROW", "FIRST", "T", "HEAD", "FROM", "TO", "MAPS")
 # tokens FIRST .. FIRST + T, queries FROM .. TO of them; MAPS: the first row of in_R
-SIZES = ("c", "n", "C", "N", "K", "K_lanes", "V", "V_lanes", "L", "i", "j", "h", "tokens", "blocks", "tasks_count",
-         "task_fields")  # fmt: skip
+SIZES = ("c", "n", "C", "N", "K", "K_lanes", "V", "V_lanes", "L", "i", "j", "h", "tokens", "blocks", "tiles", "tile",
+         "tasks_count", "task_fields")  # fmt: skip
 FLAGS = ("causal", "window", "gated", "sinks", "normalize", "strict", "heads", "is_past", "is_diagonal",
          "mapped")  # fmt: skip
 NUMBERS = ("scale", "between", "reach", "crossing")
@@ -29,6 +29,10 @@ MATRICES = {  # by the kind of calls that they are of
                 "scales": M("c"), "dZ": M("c", "n"), "dK": M("n", "K_lanes"), "dV": M("n", "V_lanes")},
     "gated adjoint": {"columns": M("n"), "below": M("n"), "readers": M("tokens"), "dg": M("tokens"),
                       "totals": M("blocks"), "crossed": M("blocks")},
+    # stick-breaking: keys are rows
+    "stick": {"qT": M("K_lanes", "c"), "A": M("n", "c"), "run": M("c")},
+    "stick adjoint": {"doutT": M("V_lanes", "c"), "dA": M("n", "c"), "S": M("n", "c", slot="tile"),
+                      "G": M("n", "c", slot="tile")},
     # the linear system of deltaformer
     "strict": {"B": M("c", "n"), "rhs": M("c", "V_lanes"), "beta": M("c")},
     # PaTH: y is the next q; q and dq as they met each block of keys, a block after the other
