@@ -9,7 +9,8 @@ from linattn_np.runtime.pieces.piece import JIT, entry, load_pieces, workspace_k
 from linattn_np.runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
 
 M = Matrix
-SHEET = Workspace("sheet", ("m", "n", "k", "m1", "how", "rows_of_scratch", "block", "count", "three"), ("x",), (), {"": {
+SIZES = ("m", "n", "k", "m1", "how", "rows_of_scratch", "block", "count", "three")
+SHEET = Workspace("sheet", SIZES, ("x",), (), {"": {
     "A": M("m", "k"), "B": M("k", "n"), "C": M("m", "n"), "D": M("m", "n"), "N": M("m", "m"), "P": M("m", "m"),
     "T": M("n", "m"), "X": M("m", "k"), "Y": M("m", "k"), "Z": M("m", "k"), "W": M("m", "k"), "dX": M("m", "k"),
     "dY": M("m", "k"), "dW": M("m", "k"), "first": M("m", "k", above=1), "before": M("m", "k", alias="first", first=-1),
