@@ -15,8 +15,8 @@ from ..policy import CPU_COLUMNS
 from ..types import Erase, Inputs, Plan, ReadState
 from .forward import forward
 from .layout import Cell, Features, layout, words_of
-from .strips import strips
 from .table import Table, count_sequences, is_direct
+from .time_blocks import time_blocks
 from .workspace import CHUNK
 
 
@@ -29,7 +29,7 @@ class Chunks:
         columns = V if plan.average is not None else columns_of(V, states, count)
         cell = cell_of(x, plan, table, columns, started)
         self.kernel = kernel_of(forward, cell, layout(cell)[0], table, numbers_of(plan))
-        self.tasks, self.bounds = strips(rows, H, V, columns, cell.C, max(1, states // count), kept)
+        self.tasks, self.bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), kept)
         self.operations = 6.0 * tokens(rows) * H * cell.K * V
 
     def run(self, numbers: np.ndarray, owners: Any) -> None:

@@ -40,8 +40,8 @@ class Cell(NamedTuple):
     erase: Erase
     query_reads: bool  # queries read S_{t-1}
     erase_reads: bool  # the erase vector reads S_{t-1}
-    own_read: bool  # it is not k
-    asked: bool  # there are queries
+    separate_erase_key: bool  # it is not k
+    has_queries: bool  # there are queries
     queries: int  # heads of queries a head of the state
     bonus: bool
     started: bool  # there is an initial state
@@ -62,7 +62,7 @@ class Cell(NamedTuple):
 def words_of(cell: Cell, adjoint: bool = False) -> frozenset[str]:
     """What a kind of call is: which matrices have memory, and which pieces are compiled."""
     is_so = {
-        "plain": cell.features is None, "map": cell.features is not None, "own_read": cell.own_read,
+        "plain": cell.features is None, "map": cell.features is not None, "separate_erase_key": cell.separate_erase_key,
         "waves": cell.features is not None and cell.features.kind == "waves", "bonus": cell.bonus,
         "averaged": cell.averaged, "solved": cell.iterations > 0, "compensates": cell.compensates,
         "value_decay": cell.value_decay, "adjoint": adjoint, "erase": cell.erase is not Erase.NONE,
@@ -127,14 +127,14 @@ def _lines(cell: Cell, itemsize: int) -> tuple[int, int]:
     of = lambda n: -(-n * itemsize // 64) + 1  # noqa: E731
     tiles = lambda m, n: -(-m // ROWS) * -(-n // (LANES * lane(cell.dtype)))  # noqa: E731
     lines = cell.C * 2 * (of(cell.K) + of(cell.V))
-    count = tiles(cell.K, cell.V) + (2 * cell.asked + (cell.erase is not Erase.NONE)) * tiles(cell.C, cell.V)
+    count = tiles(cell.K, cell.V) + (2 * cell.has_queries + (cell.erase is not Erase.NONE)) * tiles(cell.C, cell.V)
     return lines + 3, -(-lines // count)
 
 
 def _aliased(made: Layout, cell: Cell) -> Layout:
     """Where features are q and k, the erase vector is the key, and values are written as they are."""
     table, slots, item = made.table, CHUNK.slots, np.dtype(cell.dtype).itemsize
-    same = [("r", "k", not cell.own_read, 0), ("U", "v", cell.erase is not Erase.DELTA, 0)]
+    same = [("r", "k", not cell.separate_erase_key, 0), ("U", "v", cell.erase is not Erase.DELTA, 0)]
     if cell.features is not None:
         same = [(x, "phi_" + x, True, cell.features.skipped * item) for x in ("q", "k", "dq", "dk")] + same
     own = set(made.own.tolist())

@@ -26,8 +26,8 @@ class Table:
         self.numbers[:, SHARED] = 1
         self.kept: dict[str, Any] = {}
         self.H = x.v.shape[-2]
-        self.asking = self.H if x.q is None else max(self.H, x.q.shape[-2])
-        self.tokens("in_q", x.q, self.asking)
+        self.query_heads = self.H if x.q is None else max(self.H, x.q.shape[-2])
+        self.tokens("in_q", x.q, self.query_heads)
         for name, y in (("in_k", x.k), ("in_v", x.v), ("in_g", x.g), ("in_r", x.r if x.a is None else x.a),
                         ("in_beta", x.beta), ("in_b", x.b), ("in_gv", x.gv)):  # fmt: skip
             self.tokens(name, y, self.H)
@@ -54,7 +54,7 @@ class Table:
         if plan.features is not None:
             self.constants(plan.features.tables(x.k.shape[-1], np.dtype(plan.dtype)))
         if plan.average is not None:
-            self.tokens("out_sums", plan.average.sums, self.asking)
+            self.tokens("out_sums", plan.average.sums, self.query_heads)
 
     def constants(self, tables: Tables) -> None:
         """Tables of a feature map, the same for every token and head."""

@@ -63,16 +63,16 @@ def value_ended_vjp(w: Work, u: Matrix, du: Matrix):
 
 
 @piece(of="value_decay")
-def value_asked(w: Work):
-    """asking = f (.) c"""
-    hadamard(w.dout, w.first_v_before if w.query_reads else w.first_v, w.asking)
+def value_decayed(w: Work):
+    """decayed_dout = f (.) c"""
+    hadamard(w.dout, w.first_v_before if w.query_reads else w.first_v, w.decayed_dout)
 
 
 @piece(of="value_decay")
 def value_read_vjp(w: Work):
-    """What the gates get of f (.) q^ S: hat is q^, scaled."""
-    product(FULL, w.hat, w.S, w.read_v)
-    add_hadamard(w.read_v, w.asking, w.readers_v_before if w.query_reads else w.readers_v)
+    """What the gates get of f (.) q^ S: decayed is q^, scaled."""
+    product(FULL, w.decayed, w.S, w.read_v)
+    add_hadamard(w.read_v, w.decayed_dout, w.readers_v_before if w.query_reads else w.readers_v)
 
 
 @piece(of="value_decay")

@@ -19,8 +19,8 @@ TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEA
 SIZES = ("t", "c", "c1", "C", "K", "K_lanes", "V_lanes", "given", "given_wide", "one", "block", "scratch_rows",
          "half", "half_lanes", "phi_lanes", "skipped", "numbers", "segments", "segment_count", "line_count", "group",
          "slot", "slot_after", "slots", "segment",  "tasks_count", "task_fields")  # fmt: skip
-FLAGS = ("decay", "erase", "query_reads", "erase_reads", "own_read", "asked", "queries", "bonus", "started",
-         "has_dstate", "apart", "compensates", "reflects", "map", "value_decay", "averaged", "returning", "each_ridge",
+FLAGS = ("decay", "erase", "query_reads", "erase_reads", "separate_erase_key", "has_queries", "queries", "bonus",
+         "started", "has_dstate", "apart", "compensates", "reflects", "map", "value_decay", "averaged", "returning", "each_ridge",
          "iterations", "direct_q", "direct_v", "direct_r", "lane", "lines_at_once")  # fmt: skip
 NUMBERS = ("scale", "eps", "enough")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "out_state", "in_dout",
@@ -38,7 +38,7 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
         "start_after": M("c", slot="slot", alias="start", first=1), "end": M("c", slot="slot"), "carries": M("K_lanes"),
         # what is written and read
         "S": M("K", "V_lanes", slot="slot"), "S_after": M("K", "V_lanes", slot="slot_after", alias="S"),
-        "P": M("c", "c"), "inside": M("c", "V_lanes"), "hat": M("c", "K_lanes"), "factor": M("c"), "scales": M("c"),
+        "P": M("c", "c"), "inside": M("c", "V_lanes"), "decayed": M("c", "K_lanes"), "factor": M("c"), "scales": M("c"),
         "ones": M("c"), "minus": M("c"),
     },
     "given": {"tasks": M("tasks_count", "task_fields", dtype="int64")},
@@ -48,7 +48,7 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
         "first_before": M("c", "K_lanes", alias="first", first=-1), "last": M("c", "K_lanes"), "carry": M("K_lanes"),
         "near": M("block", "K_lanes"), "far": M("c", "K_lanes"), "farT": M("K", "c"),
     },
-    "own_read": {"r": M("c", "K_lanes", slot="slot")},
+    "separate_erase_key": {"r": M("c", "K_lanes", slot="slot")},
     "erase": {"A": M("c", "c", slot="slot")},
     "delta": {"beta": M("c"), "M": M("c", "c"), "U": M("c", "V_lanes", slot="slot")},
     "compensates": {"rest": M("c", "c", slot="slot"), "correction": M("c", "V_lanes")},
@@ -88,7 +88,7 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
         "W_v": M("c", "V_lanes"), "first_v": M("c", "V_lanes", above=1),
         "first_v_before": M("c", "V_lanes", alias="first_v", first=-1), "last_v": M("c", "V_lanes"),
         "carry_v": M("V_lanes"), "near_v": M("block", "V_lanes"), "far_v": M("c", "V_lanes"), "farT_v": M("V", "c"),
-        "ended": M("c", "V_lanes"), "asking": M("c", "V_lanes"), "read_v": M("c", "V_lanes"),
+        "ended": M("c", "V_lanes"), "decayed_dout": M("c", "V_lanes"), "read_v": M("c", "V_lanes"),
         "out_v": M("c", "V_lanes"), "crossed_v": M("c", "V_lanes"), "readers_v": M("c", "V_lanes", above=1),
         "readers_v_before": M("c1", "V_lanes", alias="readers_v", first=-1), "writers_v": M("c", "V_lanes"),
         "totals_v": M("V_lanes"), "scratch_v": M("scratch_rows", "V_lanes"),

@@ -28,13 +28,13 @@ def load_features(w: Steps):
     """The features of a slab's keys and queries, all rows in one product: a row of weights is read once."""
     x, phi, c = w.x, w.phi, w.c
     load(w.in_k, (w.batch, w.head, w.t), (0, w.given), rows(x, 0, c))
-    for j in range(w.queries if w.asked else 0):
+    for j in range(w.queries if w.has_queries else 0):
         load(w.in_q, (w.batch, w.head * w.queries + j, w.t), (0, w.given), rows(x, (1 + j) * c, c))
     out = columns(phi, w.skipped, w.K_lanes) if w.map == MONOMIALS else w.mapped
     how = w.map, w.given, w.K, w.half, w.segment_count
     map_rows(how, x, (w.in_map, w.in_segments), (w.over, w.map_numbers, w.map_weights), (phi, w.angle, out))
     scaled(rows(out, 0, c), None, w.keys)
-    for j in range(w.queries if w.asked else 0):
+    for j in range(w.queries if w.has_queries else 0):
         scaled(rows(out, (1 + j) * c, c), None, rows_by(w.query, j, w.queries, c))
 
 
@@ -62,10 +62,10 @@ def find_averages(w: Steps):
         k = row(w.keys, i)
         for d in range(len(z)):
             z[d] += k[d]
-        for j in range(w.queries if w.asked else 0):
+        for j in range(w.queries if w.has_queries else 0):
             x = i * w.queries + j
             w.averages[x] = w.scale * dot(row(w.query, x), z, w.K_lanes) + w.eps
-    for j in range(w.queries if w.asked else 0):
+    for j in range(w.queries if w.has_queries else 0):
         for i in range(w.c):
             x = i * w.queries + j
             total = w.averages[x]

@@ -25,7 +25,7 @@ from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout, sizes
 
 
 def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
-    """Whether each sequence is walked token by token: asked for, or short, or in no other form."""
+    """Whether each sequence takes the recurrent form: by the chunk size, its length, or for want of another form."""
     if plan.chunk_size == 1 or is_only_stepwise(x):
         return np.ones(len(rows), bool)
     plain = x.erase is Erase.NONE and x.decay is not Decay.VECTOR
@@ -93,7 +93,7 @@ class Steps:
         self.take(rows, plan.pool_rows is None)
 
     def take(self, rows: np.ndarray, alone: bool = True) -> None:
-        """The sequences to walk; alone: each ends where it begins."""
+        """The sequences to compute; alone: the state of each ends where it begins."""
         self.sequences, self.tasks = np.array(rows), len(rows) * self.each
         if alone:
             self.sequences[:, TO] = self.sequences[:, STATE]
@@ -131,7 +131,7 @@ class Steps:
             self.where = at, at + 16, next(p.buffer for p in self.programs if p is not None)
 
     def run(self, row: array[int], owners: Any) -> bool:
-        """Walk the sequences of described arrays; False if what is overwritten shares memory with what is read.
+        """Execute the sequences of described arrays; False if what is overwritten shares memory with what is read.
 
         `owners` keeps the arrays alive.
         """
@@ -161,7 +161,7 @@ class Steps:
 
 
 def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> None:
-    """Walk the sequences in `rows` of arrays that lie where the table says."""
+    """Execute the sequences in `rows` on arrays that lie where the table says."""
     _run(Steps(x, plan, state, rows), table)
 
 
@@ -171,7 +171,7 @@ def _run(steps: Steps, table: Table) -> None:
 
 
 def run_segments(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
-    """The states at the ends of `rows`, which are segments: walked one of each sequence at a time.
+    """The states at the ends of `rows`, which are segments: one of each sequence at a time.
 
     The rows of `chain` are of each sequence the initial state, then that after each segment.
     """

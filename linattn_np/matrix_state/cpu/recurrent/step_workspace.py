@@ -37,8 +37,8 @@ MATRICES = {
     "averaged": {"z": M("K_lanes"), "averages": M("c_queries")},
 }  # fmt: skip
 WHOLES = ("K", "K_lanes", "V", "V_all", "H", "queries", "columns", "blocks", "block", "decay", "erase", "query_reads",
-          "erase_reads", "own_read", "asked", "bonus", "fades", "started", "direct", "batch", "head", "t", "c",
-          "c_queries", "c_rows", "i", "last", "q_row", "column", "wide", "following", "lane", "one", "two",
+          "erase_reads", "separate_erase_key", "has_queries", "bonus", "fades", "started", "direct", "batch", "head", "t",
+          "c", "c_queries", "c_rows", "i", "last", "q_row", "column", "wide", "following", "lane", "one", "two",
           "from_state", "to_state", "direct_v", "inputs", "sequence_count", "own_count",
           "source_count", "handle_count", "read_count", "given", "given_wide", "half", "half_lanes", "phi_lanes",
           "skipped", "number_count", "segment_count", "map", "averaged", "stop",
@@ -62,7 +62,8 @@ def sizes(x: Inputs, plan: Plan, state: np.ndarray | None, columns: int) -> dict
         "erase": {Erase.NONE: 0, Erase.DELTA: DELTA, Erase.FREE: FREE}[x.erase],
         "query_reads": plan.query_reads is ReadState.PREVIOUS,
         "erase_reads": x.erase is Erase.FREE or plan.erase_reads is ReadState.PREVIOUS,
-        "own_read": x.erase is Erase.FREE or not plan.erases_key, "asked": x.q is not None, "bonus": x.u is not None,
+        "separate_erase_key": x.erase is Erase.FREE or not plan.erases_key, "has_queries": x.q is not None,
+        "bonus": x.u is not None,
         "fades": x.gv is not None, "started": state is not None, "direct": direct,
         "direct_v": is_direct(x.v, dtype), "averaged": plan.average is not None, "rotates": 0, "pairs": 0,
     }  # fmt: skip
