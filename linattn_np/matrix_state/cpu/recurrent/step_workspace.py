@@ -37,8 +37,8 @@ MATRICES = {
     "averaged": {"z": M("K_lanes"), "averages": M("c_queries")},
 }  # fmt: skip
 WHOLES = ("K", "K_lanes", "V", "V_all", "H", "queries", "columns", "blocks", "block", "decay", "erase", "query_reads",
-          "erase_reads", "separate_erase_key", "has_queries", "bonus", "fades", "started", "direct", "batch", "head", "t",
-          "c", "c_queries", "c_rows", "i", "last", "q_row", "column", "wide", "following", "lane", "one", "two",
+          "erase_reads", "separate_erase_key", "has_queries", "bonus", "fades", "started", "direct", "batch", "head",
+          "t", "c", "c_queries", "c_rows", "i", "last", "q_row", "column", "wide", "following", "lane", "one", "two",
           "from_state", "to_state", "direct_v", "inputs", "sequence_count", "own_count",
           "source_count", "handle_count", "read_count", "given", "given_wide", "half", "half_lanes", "phi_lanes",
           "skipped", "number_count", "segment_count", "map", "averaged", "stop",
