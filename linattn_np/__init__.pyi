@@ -27,6 +27,7 @@ from .matrix_state.types import StabilisedState as StabilisedState
 from .ops import feature_maps as feature_maps
 from .runtime.versions import show_versions as show_versions
 from .softmax.types import GatedCache as GatedCache
+from .softmax.types import HouseholderCache as HouseholderCache
 from .softmax.types import KeyValueCache as KeyValueCache
 from .spec import Samples as _Samples
 from .spec import VariantFunction as _VariantFunction
@@ -641,6 +642,43 @@ class _Hgrn2:
     ) -> A | Result[A]: ...
 
 hgrn2: _Hgrn2
+
+class _HouseholderPositionsGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    w: Any
+    beta: Any
+    state: Any
+
+class _HouseholderPositions:
+    """Softmax attention of queries and keys less their own delta-rule outputs, whose keys and values are w. P_t = (I - beta_t w_t^T w_t) P_{t-1};  p_tj ~ e^{scale (q_t P_t) . (k_j P_j)}, sum_j p_tj = 1;  out_t = sum_j p_tj v_j"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, w: Any, beta: Any, *, return_state: bool = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, *, return_state: Literal[True], return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, *, return_state: bool = ..., return_states_at: Any, window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, *, return_state: bool, return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+householder_positions: _HouseholderPositions
 
 class _IplrGradients(NamedTuple):
     q: Any
@@ -1414,6 +1452,8 @@ def vjp(fn: _Gla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Gla
 def vjp(fn: _Gsa, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _GsaGradients]]: ...
 @overload
 def vjp(fn: _Hgrn2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Hgrn2Gradients]]: ...
+@overload
+def vjp(fn: _HouseholderPositions, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _HouseholderPositionsGradients]]: ...
 @overload
 def vjp(fn: _Iplr, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _IplrGradients]]: ...
 @overload

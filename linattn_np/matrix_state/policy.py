@@ -50,6 +50,7 @@ STEP_COLUMNS = 128  # the same of the recurrent form
 STEP_TOKENS = 32  # tokens of the recurrent form whose vectors are in memory at once
 DECAY_BLOCK = 16  # tokens of a sub-block of a vector decay: pairs inside, a product with those before
 GATE_FLOOR = -1.0e4  # a log decay below it means the same as -inf, and sums of it stay finite
+FEATURE_HEADS = 8  # of one token whose features are computed at once: with a query each two rows of register tiles
 FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they give
 MANY_OPERATIONS = 2e9  # after so many, a fraction of a second, a call can be interrupted
 APART_OPERATIONS = 2e7  # of a call from which on few heads go backward by blocks of time at once

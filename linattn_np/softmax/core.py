@@ -19,7 +19,7 @@ from ..runtime.shapes import Sizes
 from . import cache, definition, heads, policy, sequences
 from .array import tiles
 from .path import definition as path_definition
-from .types import GatedCache, Inputs, KeyValueCache, Plan, Residuals
+from .types import GatedCache, HouseholderCache, Inputs, KeyValueCache, Plan, Residuals
 
 
 class Softmax(Core):
@@ -65,7 +65,7 @@ class Softmax(Core):
 
     def end_shape(self, plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Slots come with tokens."""
-        return shape if part == "length" else (cache.slots_after(plan, state, 0), *shape[1:])
+        return shape if part in ("length", "P") else (cache.slots_after(plan, state, 0), *shape[1:])
 
     def reads_out(self, residuals: Residuals) -> bool:
         """Backward reads the output."""
@@ -170,4 +170,4 @@ def with_state(plan: Plan, x: Inputs, state: Any, dstate: Any, d: tuple[Inputs, 
 
 CORE = Softmax()
 register(CORE, Inputs)
-register_states(CORE, KeyValueCache, GatedCache)
+register_states(CORE, KeyValueCache, GatedCache, HouseholderCache)

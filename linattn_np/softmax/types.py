@@ -28,6 +28,15 @@ class GatedCache(NamedTuple):
     length: Any
 
 
+class HouseholderCache(NamedTuple):
+    """KeyValueCache of keys that are multiplied by P of their token; P (..., Hk, K, K) is that of the last one."""
+
+    k: Any
+    v: Any
+    P: Any
+    length: Any
+
+
 class Inputs(NamedTuple):
     """Arrays of a call, or their gradients; tokens before heads."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -104,8 +103,7 @@ class Kernel:
         Tasks bounds[n]..bounds[n + 1] are executed in turn by one of `count` threads.
         """
         if count == 1 and each >= len(tasks):
-            for first, last in pairwise(bounds):
-                self(arrays, tasks, first, last)
+            self(arrays, tasks, bounds[0], bounds[-1])
             return
 
         def task(first: int, last: int, owners: Any = (arrays, tasks, owners)) -> None:

@@ -11,7 +11,7 @@ from ....ops.cpu.maps import MONOMIALS, map_rows
 from ....ops.cpu.numbers import number
 from ....ops.cpu.rows import scaled
 from ....ops.cpu.storage import load, save, save_column
-from ....runtime.pieces.piece import piece
+from ....runtime.pieces.piece import Whole, piece
 from ....runtime.pieces.row_tiles import dot
 from ....runtime.pieces.views import as_row, columns, row, rows, rows_by, transposed
 from .step_workspace import Steps
@@ -25,17 +25,43 @@ def load_map(w: Steps):
 
 @piece(of="map")
 def load_features(w: Steps):
-    """The features of a slab's keys and queries, all rows in one product: a row of weights is read once."""
-    x, phi, c = w.x, w.phi, w.c
-    load(w.in_k, (w.batch, w.head, w.t), (0, w.given), rows(x, 0, c))
+    """The features of a slab's keys and queries; of one token those of `group` heads at once."""
+    each, c, head = w.c_rows, w.c, w.head
+    if w.known and w.known_batch == w.batch and w.known_t == w.t and w.known_head <= head < w.known_head + w.known:
+        w.c_rows = w.known * each
+    else:
+        count = min(w.group, w.H - head)
+        w.c_rows = count * each
+        for n in range(count):
+            w.head = head + n
+            load_rows(w, n * each)
+        w.head = head
+        map_slab(w)
+        if w.group > 1:
+            w.known, w.known_batch, w.known_t, w.known_head = count, w.batch, w.t, head
+    first = (head - w.known_head) * each if w.known else 0
+    out = columns(w.phi, w.skipped, w.K_lanes) if w.map == MONOMIALS else w.mapped
+    scaled(rows(out, first, c), None, w.keys)
     for j in range(w.queries if w.has_queries else 0):
-        load(w.in_q, (w.batch, w.head * w.queries + j, w.t), (0, w.given), rows(x, (1 + j) * c, c))
-    out = columns(phi, w.skipped, w.K_lanes) if w.map == MONOMIALS else w.mapped
-    how = w.map, w.given, w.K, w.half, w.segment_count
-    map_rows(how, x, (w.in_map, w.in_segments), (w.over, w.map_numbers, w.map_weights), (phi, w.angle, out))
-    scaled(rows(out, 0, c), None, w.keys)
+        scaled(rows(out, first + (1 + j) * c, c), None, rows_by(w.query, j, w.queries, c))
+    w.c_rows = each
+
+
+@piece
+def load_rows(w: Steps, first: Whole):
+    """Keys and queries of a head, before the map, from row `first` on."""
+    load(w.in_k, (w.batch, w.head, w.t), (0, w.given), rows(w.x, first, w.c))
     for j in range(w.queries if w.has_queries else 0):
-        scaled(rows(out, (1 + j) * c, c), None, rows_by(w.query, j, w.queries, c))
+        to = rows(w.x, first + (1 + j) * w.c, w.c)
+        load(w.in_q, (w.batch, w.head * w.queries + j, w.t), (0, w.given), to)
+
+
+@piece
+def map_slab(w: Steps):
+    """The features of all rows in one product: a row of weights is read once."""
+    how, tables = (w.map, w.given, w.K, w.half, w.segment_count), (w.in_map, w.in_segments)
+    out = columns(w.phi, w.skipped, w.K_lanes) if w.map == MONOMIALS else w.mapped
+    map_rows(how, w.x, tables, (w.over, w.map_numbers, w.map_weights), (w.phi, w.angle, out))
 
 
 @piece(of="averaged")

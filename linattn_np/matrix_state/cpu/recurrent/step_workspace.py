@@ -6,10 +6,12 @@ import functools
 
 import numpy as np
 
+from ....ops.cpu.maps import MONOMIALS
 from ....runtime.pieces.passes import WIDE
 from ....runtime.pieces.piece import workspace_kind
 from ....runtime.pieces.vectors import lane
 from ....runtime.pieces.workspace import ARRAY, Layout, Matrix, Workspace, up
+from ...policy import FEATURE_HEADS
 from ...types import Decay, Erase, Inputs, Plan, ReadState
 from ..chunks import key_width
 from ..layout import Features, map_sizes
@@ -42,7 +44,7 @@ WHOLES = ("K", "K_lanes", "V", "V_all", "H", "queries", "columns", "blocks", "bl
           "from_state", "to_state", "direct_v", "inputs", "sequence_count", "own_count",
           "source_count", "handle_count", "read_count", "given", "given_wide", "half", "half_lanes", "phi_lanes",
           "skipped", "number_count", "segment_count", "map", "averaged", "stop",
-          "rotates", "pairs")  # fmt: skip
+          "rotates", "pairs", "group", "known", "known_batch", "known_head", "known_t")  # fmt: skip
 STEPS = Workspace("steps", WHOLES, ("scale", "eps"), ARRAYS, MATRICES)
 Steps = workspace_kind(STEPS)
 SIZE = STEPS.size
@@ -80,6 +82,9 @@ def layout(
             "inputs": len(TASK), "lane": W}  # fmt: skip
     if features is not None:
         found = map_sizes(K, features, W)
+        grouped = tokens == 1 and found["map"] != MONOMIALS
+        most["group"] = FEATURE_HEADS if grouped else 1
+        most["c_rows"] *= most["group"]
         most |= {"number_count": found.pop("numbers")} | found
     words = {"map"} if features is not None else set()
     return STEPS.layout(most, dtype, frozenset(words | ({"averaged"} if averaged else set())))

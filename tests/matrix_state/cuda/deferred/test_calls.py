@@ -12,7 +12,7 @@ from linattn_np.call import dispatch, replay
 from linattn_np.runtime.cuda import nvrtc, record, sources
 from linattn_np.runtime.cuda.compile import compile_source
 from tests.cases import parts
-from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import device_plans, stub
 
 launched, public = step_calls.launched, step_calls.public
