@@ -105,6 +105,8 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     axes, query = axes_of(spec, options), spec.change.query
     if options["cu_seqlens"] is None and query is not None and _has_fewer_queries(spec, options, entered, axes):
         axes[query] = axes[query].replace("T ", "Tq ", 1)
+        if pairs := [name for name, x in entered.items() if x is not None and shapes.is_of_pairs(axes[name])]:
+            raise ValueError(f"{fn}: {pairs[0]} with fewer queries than tokens, expected as many")
     layout = None if options["layout"] == "time_first" else layouts.LAYOUTS[options["layout"]]
     theirs = axes if layout is None else {n: layout.axes(a) for n, a in axes.items()}
     sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
@@ -214,7 +216,8 @@ def axes_of(spec: VariantSpec, options: Mapping[str, Any]) -> dict[str, str]:
     axes = {name: given.axes for name, given in spec.arrays.items()}
     query = spec.change.query
     if query is not None and options.get("causal") is False and options.get("cu_seqlens") is None:
-        axes[query] = axes[query].replace("T ", "Tq ", 1)
+        for name in (query, *filter(lambda name: shapes.is_of_pairs(axes[name]), axes)):
+            axes[name] = axes[name].replace("T ", "Tq ", 1)
     return axes
 
 

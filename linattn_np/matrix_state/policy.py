@@ -89,9 +89,14 @@ SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta 
 
 VECTOR_BACKWARD = os.environ.get("LINATTN_CUDA_VECTOR_BACKWARD", "1") not in ("", "0")  # gradients of vector decays by
 # kernels; else by array calls
-FREE_ERASE = os.environ.get("LINATTN_CUDA_FREE", "0") not in ("", "0")  # rwkv7, dplr, iplr by kernels of chunks; else
-# token by token in one kernel
+FREE_ERASE = os.environ.get("LINATTN_CUDA_FREE", "1") not in ("", "0")  # rwkv7, dplr, iplr, gdn2 by kernels of
+# chunks; else token by token in one kernel
+RECURRENCE_BACKWARD = os.environ.get("LINATTN_CUDA_RECURRENCE", "1") not in ("", "0")  # gradients of calls that go
+# token by token by kernels; else by array calls
+RECURRENCE_MARK = 128  # tokens from one <S, R> of those kernels to the next: the sum of the gate gradient restarts
+RECURRENCE_COLUMNS, RECURRENCE_CHANNELS = 128, 32  # of a block: value columns of the one, key channels of the other
 REVERSE_SEGMENTS = 3  # segments from which on the reverse chain of a delta rule runs twice, in pieces
+ROW_WARPS = 8  # rows of a block that makes a free term of the delta rule, a warp each
 EXACT_RESIDENT = 2  # blocks a multiprocessor of the gradients of chunks that decay too far: what its memory holds
 
 # CUDA: the kernel of a few tokens

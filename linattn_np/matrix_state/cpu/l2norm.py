@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from math import sqrt
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from ...ops.cpu.lengths import unit_rows as divide
 from ...ops.cpu.lengths import unit_rows_vjp as divide_vjp
+from ...runtime.pieces.memory import first_byte
 from ...runtime.pieces.piece import Whole, entry, load_pieces, piece, workspace_kind
 from ...runtime.pieces.run import call_of, over_tasks, put
 from ...runtime.pieces.views import rows
@@ -21,6 +23,7 @@ from ..types import Plan
 ROWS = Workspace("rows", ("count", "n", "each"), ("root",), (),
                  {"given": {name: Matrix("count", "n") for name in ("x", "dy", "out")}})  # fmt: skip
 Work = workspace_kind(ROWS)
+PLACES = tuple(ROWS.slots[name] for name in ("x", "dy", "out"))
 
 
 @piece
@@ -58,18 +61,25 @@ def _over_rows(kernel: Any, plan: Plan, *arrays: Any) -> np.ndarray | None:
     else:
         arrays = tuple(trace.dense(y, np.dtype(plan.dtype)) for y in arrays)
     out = (np.empty if trace is None else trace.new)(arrays[0].shape, plan.dtype)
-    dtype = np.dtype(plan.dtype).name
     if not out.size:
         return out
-    load_pieces((kernel,), dtype)
-    n, count = out.shape[-1], out.size // out.shape[-1]
-    each = max(UNIT_ELEMENTS // n, 1)
-    tasks, call = -(-count // each), call_of(kernel, ROWS, dtype)
-    table = put(ROWS, np.zeros(ROWS.size, np.int64), {
-        "count": count, "n": n, "each": each, "root": sqrt(plan.l2norm_eps),
-        **{name: y.reshape(count, n) for name, y in (("x", arrays[0]), ("dy", arrays[-1]), ("out", out))}})  # fmt: skip
+    n, dtype = out.shape[-1], np.dtype(plan.dtype)
+    known, tasks, call = _kernel(kernel, dtype, out.size // n, n, plan.l2norm_eps)
+    table = known.copy()
+    for place, y in zip(PLACES, (arrays[0], arrays[-1], out), strict=True):
+        table[place] = first_byte(y)
     over_tasks(call, table, tasks, (arrays, out))
     if trace is None:
         return out
-    places = tuple(ROWS.slots[name] for name in ("x", "dy", "out"))
-    return trace.kernel(Kernel(entry(kernel, dtype), table, places, (arrays[0], arrays[-1], out), tasks))
+    return trace.kernel(Kernel(entry(kernel, dtype.name), table, PLACES, (arrays[0], arrays[-1], out), tasks))
+
+
+@functools.lru_cache(maxsize=64)
+def _kernel(kernel: Any, dtype: np.dtype, count: int, n: int, eps: float) -> tuple[np.ndarray, int, Any]:
+    """(table without addresses, tasks, loaded kernel) for `count` rows of n numbers."""
+    load_pieces((kernel,), dtype.name)
+    each = max(UNIT_ELEMENTS // n, 1)
+    sizes = {"count": count, "n": n, "each": each, "root": sqrt(eps)}
+    table = put(ROWS, np.zeros(ROWS.size, np.int64), sizes)
+    table[[at + 1 for at in PLACES]] = n * dtype.itemsize
+    return table, -(-count // each), call_of(kernel, ROWS, dtype.name)

@@ -60,8 +60,9 @@ def layout(dtype: str, sizes: tuple[tuple[str, int], ...], words: frozenset[str]
 
 def kernel_of(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, float], table: Table) -> Kernel:
     """A kernel for a kind of call."""
-    is_so = {"gated": sizes["gated"], "mapped": sizes["mapped"], "strict": name.startswith("delta"),
-             "stick": name.startswith("stick"), "adjoint": name == "backward" or name.endswith("_vjp")}  # fmt: skip
+    is_so = {"gated": sizes["gated"], "mapped": sizes["mapped"], "biased": sizes["biased"],
+             "strict": name.startswith("delta"), "stick": name.startswith("stick"),
+             "adjoint": name == "backward" or name.endswith("_vjp")}  # fmt: skip
     words = {word for word, is_true in is_so.items() if is_true}
     made = layout(dtype, tuple(sizes.items()), frozenset(words))
     return Kernel(KERNELS[name], ATTENTION, dtype, made, numbers, conversions(table.numbers, dtype))

@@ -10,12 +10,12 @@ TASK = ("BATCH", "ROW", "FIRST", "T", "HEAD", "FROM", "TO", "MAPS")
 # tokens FIRST .. FIRST + T, queries FROM .. TO of them; MAPS: the first row of in_R
 SIZES = ("c", "n", "C", "N", "K", "K_lanes", "V", "V_lanes", "L", "i", "j", "h", "tokens", "blocks", "tiles", "tile",
          "tasks_count", "task_fields")  # fmt: skip
-FLAGS = ("causal", "window", "gated", "sinks", "normalize", "strict", "heads", "is_past", "is_diagonal",
+FLAGS = ("causal", "window", "gated", "sinks", "normalize", "biased", "strict", "heads", "is_past", "is_diagonal",
          "mapped")  # fmt: skip
 NUMBERS = ("scale", "between", "reach", "crossing")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_sinks", "past_k", "past_v", "past_b", "past_age", "out", "most", "sums",
           "in_dout", "out_dq", "out_dk", "out_dv", "out_dg", "past_dk", "past_dv", "past_db", "in_rhs", "in_beta",
-          "in_du", "out_dbeta",
+          "in_du", "out_dbeta", "in_bias", "out_dbias",
           # of PaTH: q at the start and k at the end of their blocks, -E, X, R, w, -U (path.py), and their gradients
           "in_start", "in_end", "in_E", "in_X", "in_R", "in_w", "in_U",
           "out_start", "out_end", "out_E", "out_X", "out_R")  # fmt: skip
@@ -29,6 +29,7 @@ MATRICES = {  # by the kind of calls that they are of
                 "scales": M("c"), "dZ": M("c", "n"), "dK": M("n", "K_lanes"), "dV": M("n", "V_lanes")},
     "gated adjoint": {"columns": M("n"), "below": M("n"), "readers": M("tokens"), "dg": M("tokens"),
                       "totals": M("blocks"), "crossed": M("blocks")},
+    "biased": {"P": M("c", "n")},
     # stick-breaking: keys are rows
     "stick": {"qT": M("K_lanes", "c"), "A": M("n", "c"), "run": M("c")},
     "stick adjoint": {"doutT": M("V_lanes", "c"), "dA": M("n", "c"), "S": M("n", "c", slot="tile"),
