@@ -98,6 +98,7 @@ EXACT_RESIDENT = 2  # blocks a multiprocessor of the gradients of chunks that de
 STEP_WARPS = 2  # of a block, each with its own columns
 TOKEN_WARPS = 4  # of a block of the kernel of one token: eight are 1 % faster, and need 16 additions more a sum
 TOKEN_RESIDENT = 16  # warps of that kernel on a multiprocessor
+HEAD_WARPS = 16  # most warps of a block that has a whole head, half of it for float32 vectors: 128 registers each
 SUM_CHAINS = 8  # chains of rows that a sum is added from (tile/columns.cuh)
 WHOLE_ROW_STATES = 256  # 16-bit states from which on a warp requests whole rows of 256 bytes
 L1_BYPASS_BYTES = 128 << 20  # of states up to which they bypass the L1 cache: measured on a device with 60 MB of L2

@@ -1,4 +1,4 @@
-"""One token with a change of variables on arrays that look like CuPy's: one kernel before the core's, one after."""
+"""One token with a change of variables on arrays that look like CuPy's: a kernel for each memory of the core."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ OPTIONS = {
 }  # fmt: skip
 # a function, options, and how many kernels a repeated call launches with a new state and in place
 TABLE = """
-    hgrn2 - 2 2, longhorn - 2 2, efla - 2 2, gdn2 - 2 2,           mamba2 softplus 3 3,
-    kda raw 2 2,        gated_delta_rule raw 2 2,    linear_attention elu 2 2, gsa - 4 4,            abc - 5 6,
-    mlstm - 3 4,        linear_attention mean 3 3,   based - 3 3,              rebased - 3 3,        performer - 3 3,
-    rfa - 3 3,          retention - 1 1,             gla - 1 1
+    hgrn2 - 1 1, longhorn - 1 1, efla - 1 1, gdn2 - 1 1,           mamba2 softplus 1 1,
+    kda raw 1 1,        gated_delta_rule raw 1 1,    linear_attention elu 1 1, gsa - 2 2,            abc - 2 2,
+    mlstm - 1 1,        linear_attention mean 1 1,   based - 1 1,              rebased - 1 1,        performer - 1 1,
+    rfa - 1 1,          retention - 1 1,             gla - 1 1
 """
 CALLS = {f"{name} {how}": (getattr(la, name), OPTIONS[how], (int(new), int(own)))
          for name, how, new, own in (row.split() for row in TABLE.split(","))}  # fmt: skip
