@@ -105,11 +105,13 @@ struct CallArguments {
     ArrayCallsArguments calls;
 };
 static_assert(PARTS == 1, "a block has a head");
+#else
+struct CallArguments {
+    StepArguments step;
+};
+#endif
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __grid_constant__ CallArguments all) {
     const StepArguments& a = all.step;
-#else
-extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __grid_constant__ StepArguments a) {
-#endif
     const int thread = threadIdx.x % (32 * SPLIT), lane = thread & 31, group = thread / LANES;   // of the warps of a tile
     const int in_block = threadIdx.x / (32 * SPLIT);
     const u32 block = blockIdx.x / PARTS, part = blockIdx.x % PARTS;

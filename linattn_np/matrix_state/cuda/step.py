@@ -118,7 +118,8 @@ def of_heads(call: Launch, N: int, H: int) -> Launch | None:
     """
     values = dict(call.constants)
     warps = values["LA_SPLIT"] * -(-values["LA_V"] // (values["LA_LANES"] * values["LA_PER"]))
-    if warps > (policy.HEAD_WARPS if ELEMENTS["float32"] != values["LA_DTYPE"] else policy.HEAD_WARPS // 2):
+    few = values["LA_PER"] == 2 or values["LA_DTYPE"] != ELEMENTS["float32"]  # registers
+    if warps > (policy.HEAD_WARPS if few else policy.HEAD_WARPS // 2):
         return None
     resident = max(1, policy.TOKEN_RESIDENT // warps) if values["LA_BLOCKS"] > 1 else 1
     constants = tuple(sorted({**values, "LA_WARPS": warps, "LA_BLOCKS": resident}.items()))

@@ -18,7 +18,9 @@ from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
+from linattn_np.matrix_state.cuda import solve
 from linattn_np.matrix_state.cuda import step as cuda_step
+from linattn_np.matrix_state.cuda.arguments import SOLVE
 from linattn_np.matrix_state.types import Decay, Erase, EraseKey, Inputs
 from linattn_np.ops.cuda import complement
 from linattn_np.ops.cuda.arguments import COMPLEMENT
@@ -53,6 +55,9 @@ def launched(monkeypatch):
             self.size = COMPLEMENT.size if self.keys else step_twin.SIZE
             if self.file:
                 self.size = array_calls_host.size_of(file)
+            self.solves = file == solve.FILE
+            if self.solves:
+                self.size = SOLVE.size
             self.around = file if file.startswith(array_calls_host.STEP_PREFIX) else None
             if self.around:
                 self.size += array_calls_host.size_of(file)
@@ -64,6 +69,9 @@ def launched(monkeypatch):
                 return
             if self.keys:
                 step_twin.run_complement(self.keys, self.constants, arguments[0].tobytes())
+                return
+            if self.solves:
+                step_twin.run_solve(grid[0], self.constants, arguments[0].tobytes())
                 return
             found.append((self.constants, grid, block))
             step_twin.run.blocks = grid[0]
@@ -88,6 +96,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(launch, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "device_function", lambda: lambda: 0)
     monkeypatch.setattr(launch, "unusable", lambda: None)
+    monkeypatch.setattr(launch, "shared_limit", lambda: 227 << 10)
     return found
 
 
