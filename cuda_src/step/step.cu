@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
     const Sequence s = LA_ONE ? Sequence{n, 0, n, 1} : sequence_of(a.offsets, n, a.T);
 
     __shared__ typename Warps::Part places[TILES][2][SPLIT][32];   // not there with one warp
-    Warps warps = {places[in_block], thread >> 5, in_block, 0};
+    Warps warps = {places[in_block], thread >> 5, in_block + 1, 0};   // barrier 0 is that of the block
     State S;
     const i64 from = place_of(a.start_slots, a.slot_bytes, n), to = a.end_slots == nullptr ? n : from;
     const StoredAs<LA_START>::type* start = state_at(a.start, from, head, a.start_slot, a.start_head) + tile;

@@ -28,8 +28,8 @@ class Node:
     """The elements of an array, or the function that computes them.
 
     kind: "array", "number", "map", "concat", "sum", "max", "min", or "pending" (Pending). value: the array, the number,
-    the function's name, the axis of concat, or whether one thread adds all numbers of a sum. inputs of a map have its
-    shape; those of a reduction have one more axis, the last.
+    the function's name, the axis of concat, whether one thread adds all numbers of a sum, or the array that a pending
+    kernel overwrites. inputs of a map have its shape; those of a reduction have one more axis, the last.
     """
 
     __slots__ = ("_memory", "dtype", "fixed", "inputs", "kind", "shape", "value", "work")
@@ -154,6 +154,8 @@ class Deferred:
     def __setitem__(self, index: Any, value: Any) -> None:
         if index is not Ellipsis or self.real is None:
             raise Unsupported("an assignment to a part of an array")
+        if isinstance(value, Deferred) and value.node.kind == "pending" and value.node.value is self.real is not None:
+            return  # the kernel writes it there
         self.xp.assigned.append((self.real, self.xp.astype(self.xp.broadcast_to(value, self.shape), self.dtype)))
 
     def __neg__(self) -> Deferred:

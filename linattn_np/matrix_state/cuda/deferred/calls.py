@@ -30,6 +30,9 @@ def backward(run: Any, saved: Any, dout: Any, dstate: Any) -> tuple[Inputs, Arra
     xp = given_ones[0].xp
     if isinstance(saved, PendingStep):
         saved = saved.known
+    if dout is not None:  # the kernels' backward would cast it by an array call
+        dout = xp.astype(dout, saved.x.v.dtype)
+        given_ones[0] = dout
     known = iter(materialise(given_ones))
     d, dstate0 = run(saved, *(None if y is None else next(known) for y in (dout, dstate)))
     return Inputs(*(None if y is None else given(xp, y) for y in d)), given(xp, dstate0)

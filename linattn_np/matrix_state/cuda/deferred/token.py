@@ -32,7 +32,7 @@ def by_tokens(x: Inputs, plan: Plan, state: Any) -> tuple[Deferred, Any, Any]:
     xp.pending.append(one)
     if one.is_mine:
         xp.overwritten.append(state.real)
-    return Deferred(xp, one.out), state if one.is_mine else Deferred(xp, one.end), one
+    return Deferred(xp, one.out), Deferred(xp, one.end), one
 
 
 def _has_sums(x: Inputs, plan: Plan, state: Any) -> bool:
@@ -41,7 +41,7 @@ def _has_sums(x: Inputs, plan: Plan, state: Any) -> bool:
         return False
     if x.v.shape[-3] != 1 or x.q.shape[-2] > x.v.shape[-2] or any(y is not None for y in (x.gv, x.u, plan.pool_rows)):
         return False
-    return all(y is None or _ends_with_sums(y) for y in (x.v, state))
+    return _ends_with_sums(x.v if state is None else state)
 
 
 def _ends_with_sums(y: Deferred) -> bool:
@@ -55,7 +55,7 @@ def _with_sums(x: Inputs, plan: Plan, state: Any) -> tuple[Deferred, Any, Any]:
     z_t = e^{g_t} z_{t-1} + w_t k_t        w_t the last column of v_t, scale <q_t, z_t> that of the output
     """
     xp, f32, H = plan.xp, np.float32, x.v.shape[-2]
-    (v, w), (S, z) = x.v.node.inputs, (None, None) if state is None else state.node.inputs
+    v, w, (S, z) = x.v[..., :-1], x.v[..., -1:], (None, None) if state is None else state.node.inputs
     out, end, saved = by_tokens(x._replace(v=v), plan, S)
     q, k = (xp.astype(xp.repeat(y, H // y.shape[-2], axis=-2) if y.shape[-2] < H else y, f32) for y in (x.q, x.k))
     last = k * xp.astype(w, f32)
@@ -83,7 +83,8 @@ class PendingStep:
         shape, dtype = ((*lead, H, k.shape[-1], V), np.float32)
         if plan.overwrite and self.state is not None:
             shape, dtype = self.state.shape, self.state.dtype
-        self.end = Node("pending", shape, dtype, self.out.inputs)
+        own = state.real if self.is_mine else None  # type: ignore[union-attr]
+        self.end = Node("pending", shape, dtype, self.out.inputs, own)
         for node in (self.out, self.end, *(y.node for y in self.out.inputs)):
             node.work, node.fixed = 1, 0  # in memory when the kernel has been launched
         is_one = T == 1 and q.shape[-2] <= H and plan.pool_rows is None

@@ -9,7 +9,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import dispatch, replay
-from linattn_np.runtime.cuda import nvrtc, record, sources
+from linattn_np.runtime.cuda import launch, nvrtc, record, sources
 from linattn_np.runtime.cuda.compile import compile_source
 from tests.cases import parts
 from tests.matrix_state.cuda import test_step_calls as step_calls
@@ -29,7 +29,7 @@ TABLE = """
     kda raw 1 1,        gated_delta_rule raw 1 1,    linear_attention elu 1 1, gsa - 2 2,            abc - 2 2,
     mlstm - 1 1,        linear_attention mean 1 1,   based - 1 1,              rebased - 1 1,        performer - 1 1,
     rfa - 1 1,          retention - 1 1,             gla - 1 1,                 mesa_net - 2 2,
-    mesa_net steps 2 2
+    mesa_net steps 2 2, transxssm - 2 3
 """
 CALLS = {f"{name} {how}": (getattr(la, name), OPTIONS[how], (int(new), int(own)))
          for name, how, new, own in (row.split() for row in TABLE.split(","))}  # fmt: skip
@@ -39,11 +39,10 @@ WIDE = ("g", "beta", "A_log", "dt_bias", "A", "D", "dt", "i", "f", "s", "gv", "b
 def drawn(fn, options, seed, D=8):
     """Arrays of one token by name, options, and a state, in NumPy."""
     rng = np.random.default_rng(seed)
-
     K, V = 8 if fn in (la.based, la.rebased) else D, D
 
     def sample(T):
-        found = la.testing.sample(fn, rng, B=(B,), T=T, H=H, Hk=H, Hq=H, K=K, V=V, optional=fn is la.mamba2)
+        found = la.testing.sample(fn, rng, B=(B,), T=T, H=H, Hk=H, Hq=H, K=K, V=V, optional=fn in (la.mamba2, la.rfa))
         return {n: x.astype(np.float32) for n, x in found.items()}
 
     arrays, before = sample(1), sample(3)
@@ -152,17 +151,27 @@ def test_what_cannot_be_deferred_is_computed_in_full_on_the_state_as_it_was(publ
     assert np.abs(end[0] - expected[1]).max() < 1e-5
 
 
-def test_kernels_compile(public):
-    """For both architectures, without spills."""
-    fn, options, _ = CALLS["kda raw"]
-    called(fn, *drawn(fn, options, 0), "new")
-    public_calls = [name for name in sources._texts if name.startswith("array_calls/")]
+@pytest.mark.parametrize("name", ["kda raw", "mlstm -", "transxssm -"])
+def test_kernels_compile(public, monkeypatch, name):
+    """For both architectures, without spills, of heads of 128 channels in 16 bits."""
     if not nvrtc.available():
         pytest.skip("no NVRTC")
-    for n, name in enumerate(public_calls[:8]):
-        for arch in ("sm_80", "sm_90a") if n < 2 else ("sm_90a",):
-            log = compile_source(sources.installed(name), {}, arch, cached=False).log
-            assert "spill" not in log or "0 bytes spill stores" in log, log
+    launched, real = {}, launch.launch
+
+    def launching(file, entry, constants, *more):
+        launched[file] = dict(constants)
+        real(file, entry, constants, *more)
+
+    monkeypatch.setattr(launch, "launch", launching)
+    fn, options, _ = CALLS[name]
+    arrays, more, state = drawn(fn, options, 0, 128)
+    called(fn, {n: x if n in WIDE else x.astype(ml_dtypes.bfloat16) for n, x in arrays.items()}, more, state, "new")
+    around = [file for file in launched if file.startswith("step_calls/")]
+    assert len(around) == 1
+    for file in launched:
+        for arch in ("sm_80", "sm_90a"):
+            log = compile_source(sources.installed(file), launched[file], arch, cached=False).log
+            assert "0 bytes spill stores" in log, log
 
 
 @pytest.mark.gpu
@@ -170,7 +179,7 @@ def test_kernels_compile(public):
 def test_16_bits_on_a_gpu(cp, name):
     """Against NumPy in float64."""
     fn, options, _ = CALLS[name]
-    arrays, more, state = drawn(fn, options, 0, 64)
+    arrays, more, state = drawn(fn, options, 0, 128)
     arrays = {n: x if n in WIDE else x.astype(ml_dtypes.bfloat16) for n, x in arrays.items()}
     own = lambda S, how: type(S)(*map(how, S)) if isinstance(S, tuple) else how(S)  # noqa: E731
     expected, end = fn(**{n: x.astype(np.float64) for n, x in arrays.items()}, **more, return_state=True,
@@ -184,7 +193,7 @@ def test_16_bits_on_a_gpu(cp, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("D", [8, 64])
+@pytest.mark.parametrize("D", [8, 128])
 @pytest.mark.parametrize("name", CALLS)
 def test_on_a_gpu(cp, name, D):
     """Against NumPy in float64; the same bits from a first call, a replayed one, in place, and alone."""
