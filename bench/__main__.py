@@ -14,6 +14,7 @@ PLAIN = {
     **dict.fromkeys(COMPARED, "cpu.variants"),  # but mesa_net, which has a measurement of its own
     "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "filters": "cpu.filters",
     "frameworks": "cpu.frameworks", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling", "changes": "changes",
+    "softmax": "cpu.softmax",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
     "states": "cpu.states", "transformers": "cpu.transformers",
 }  # fmt: skip
@@ -22,7 +23,7 @@ CUDA = {
     for name in ("gated_delta_rule", "jax_bridge", "raw_projections", "scaling", "simple_gla", "states", "step",
                  "torch_bridge", "vector_decay")
 }
-ONE_THREAD = ("earlier", "feature_maps", "filters", "mesa_net", "scaling", "states")
+ONE_THREAD = ("earlier", "feature_maps", "filters", "mesa_net", "scaling", "softmax", "states")
 
 
 def main() -> int:

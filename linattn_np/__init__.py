@@ -20,6 +20,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "Explanation": ".call.explain",
     "Filtered": ".filters.arguments",
     "GatedCache": ".softmax.types",
+    "HouseholderCache": ".softmax.types",
     "KeyValueCache": ".softmax.types",
     "NormalisedState": ".matrix_state.types",
     "Options": ".call.options",

@@ -27,6 +27,7 @@ from .matrix_state.types import StabilisedState as StabilisedState
 from .ops import feature_maps as feature_maps
 from .runtime.versions import show_versions as show_versions
 from .softmax.types import GatedCache as GatedCache
+from .softmax.types import HouseholderCache as HouseholderCache
 from .softmax.types import KeyValueCache as KeyValueCache
 from .spec import Samples as _Samples
 from .spec import VariantFunction as _VariantFunction
@@ -641,6 +642,43 @@ class _Hgrn2:
     ) -> A | Result[A]: ...
 
 hgrn2: _Hgrn2
+
+class _HouseholderPositionsGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    w: Any
+    beta: Any
+    state: Any
+
+class _HouseholderPositions:
+    """Softmax attention of queries and keys less their own delta-rule outputs, whose keys and values are w. P_t = (I - beta_t w_t^T w_t) P_{t-1};  p_tj ~ e^{scale (q_t P_t) . (k_j P_j)}, sum_j p_tj = 1;  out_t = sum_j p_tj v_j"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, w: Any, beta: Any, *, return_state: bool = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, *, return_state: Literal[True], return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, *, return_state: bool = ..., return_states_at: Any, window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, w: Any, beta: Any, *, return_state: bool, return_states_at: None = ..., window: Any = ..., normalize: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+householder_positions: _HouseholderPositions
 
 class _IplrGradients(NamedTuple):
     q: Any
@@ -1275,36 +1313,72 @@ class _SoftmaxAttentionGradients(NamedTuple):
     k: Any
     v: Any
     sinks: Any
+    bias: Any
     state: Any
 
 class _SoftmaxAttention:
-    """Softmax attention: weighted averages of all values, or of those in a window. p_tj = e^{scale q_t . k_j} / (e^{sink} + sum_i e^{scale q_t . k_i});  out_t = sum_j p_tj v_j"""
+    """Softmax attention: weighted averages of all values, or of those in a window. p_tj = e^{z_tj} / (e^{sink} + sum_i e^{z_ti}), z_tj = scale q_t . k_j + bias_tj;  out_t = sum_j p_tj v_j"""
 
     __name__: str
     spec: VariantSpec
     samples: _Samples
     @overload
     def __call__(
-        self, q: None, k: Any, v: A, sinks: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+        self, q: None, k: Any, v: A, sinks: Any = ..., bias: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
     ) -> Result[None]: ...
     @overload
     def __call__(
-        self, q: Any, k: Any, v: A, sinks: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+        self, q: Any, k: Any, v: A, sinks: Any = ..., bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
     ) -> A: ...
     @overload
     def __call__(
-        self, q: Any, k: Any, v: A, sinks: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+        self, q: Any, k: Any, v: A, sinks: Any = ..., bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
     ) -> Result[A]: ...
     @overload
     def __call__(
-        self, q: Any, k: Any, v: A, sinks: Any = ..., *, return_state: bool = ..., return_states_at: Any, window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+        self, q: Any, k: Any, v: A, sinks: Any = ..., bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
     ) -> StatesResult[A]: ...
     @overload
     def __call__(
-        self, q: Any, k: Any, v: A, sinks: Any = ..., *, return_state: bool, return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+        self, q: Any, k: Any, v: A, sinks: Any = ..., bias: Any = ..., *, return_state: bool, return_states_at: None = ..., window: Any = ..., normalize: bool = ..., causal: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
     ) -> A | Result[A]: ...
 
 softmax_attention: _SoftmaxAttention
+
+class _StickBreakingAttentionGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    state: Any
+
+class _StickBreakingAttention:
+    """Stick-breaking attention: a query takes shares of what nearer tokens left. s_tj = sigmoid(scale q_t . k_j);  a_tj = s_tj prod_{j<i<t} (1 - s_ti);  out_t = sum_{j<t} a_tj v_j"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, *, return_state: bool = ..., return_states_at: None = ..., attend_current: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: Literal[False] = ..., return_states_at: None = ..., attend_current: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: Literal[True], return_states_at: None = ..., attend_current: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: bool = ..., return_states_at: Any, attend_current: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, *, return_state: bool, return_states_at: None = ..., attend_current: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+stick_breaking_attention: _StickBreakingAttention
 
 class _TransxssmGradients(NamedTuple):
     x: Any
@@ -1380,6 +1454,8 @@ def vjp(fn: _Gsa, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Gsa
 @overload
 def vjp(fn: _Hgrn2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Hgrn2Gradients]]: ...
 @overload
+def vjp(fn: _HouseholderPositions, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _HouseholderPositionsGradients]]: ...
+@overload
 def vjp(fn: _Iplr, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _IplrGradients]]: ...
 @overload
 def vjp(fn: _Kda, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _KdaGradients]]: ...
@@ -1415,6 +1491,8 @@ def vjp(fn: _Rwkv7, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _R
 def vjp(fn: _SimpleGla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _SimpleGlaGradients]]: ...
 @overload
 def vjp(fn: _SoftmaxAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _SoftmaxAttentionGradients]]: ...
+@overload
+def vjp(fn: _StickBreakingAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _StickBreakingAttentionGradients]]: ...
 @overload
 def vjp(fn: _Transxssm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _TransxssmGradients]]: ...
 @overload

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .matrix_state.types import EraseKey, Inputs
-from .runtime.arrays import Array, cast, device, shared_heads, sum_of_groups
+from .runtime.arrays import Array, cast, device, dtype_name, is_cupy, shared_heads, sum_of_groups
 from .runtime.shapes import HEADS, has_time
 from .spec import ChangeOfVariables, Gradients, Variables
 
@@ -36,8 +36,9 @@ def products(*same: str, **inputs: str | Factors | Formula) -> ChangeOfVariables
 
     same: inputs that are arrays of their own names. A missing channel axis is added ((..., T, H) is (..., T, H, 1));
     heads are shared by groups; arrays without tokens are the same for every token. One array alone is passed unchanged;
-    products have the compute dtype. The last factor names the array: an input is None if that is not given, other
-    factors are 1 if they are not given. An empty product is 1. Erase vectors r without a beta: beta is 1.
+    products have the compute dtype, but kernels of a bfloat16 call get them rounded, as all factors of their products.
+    The last factor names the array: an input is None if that is not given, other factors are 1 if they are not given.
+    An empty product is 1. Erase vectors r without a beta: beta is 1.
     """
     every: dict[str, Factors | Formula] = {name: (name,) for name in same}
     every |= {name: (x,) if isinstance(x, str) else x for name, x in inputs.items()}
@@ -78,10 +79,41 @@ def _to_core_vjp(inputs: Given, c: Variables, d: Inputs) -> Gradients:
         dy = getattr(d, name)
         if dy is None:  # not given, or added to the gradient of k
             continue
-        more = factors.f_vjp(c, dy) if isinstance(factors, Formula) else _product_vjp(c, factors, dy)
-        for array, dx in more.items():
-            grads[array] = grads[array] + dx if array in grads else dx
+        if isinstance(factors, Formula):
+            _add(grads, factors.f_vjp(c, dy))
+        elif (kernel := _kernels(c, factors, dy)) is not None:
+            _add_by_kernel(kernel, c, factors, dy, grads)
+        else:
+            _add(grads, _product_vjp(c, factors, dy))
     return grads
+
+
+def _add(grads: Gradients, more: Gradients) -> None:
+    for array, dx in more.items():
+        grads[array] = grads[array] + dx if array in grads else dx
+
+
+def _add_by_kernel(kernel: Any, c: Variables, factors: Factors, dy: Array, grads: Gradients) -> None:
+    """The gradients of a product of two arrays; one that is known already is added to by the kernel."""
+    one, other = sorted(factors, key=lambda name: name not in grads)
+    known = grads.get(one)
+    add = grads.pop(one) if known is not None and kernel.takes(dy, known) else None
+    d_one, d_other = kernel.product_vjp(c.xp, getattr(c, one), getattr(c, other), dy, add)
+    _add(grads, {one: d_one, other: d_other})
+
+
+def _is_rounded(c: Variables, factors: Factors) -> bool:
+    """Whether a product of several arrays is rounded: for kernels, of bfloat16 arrays."""
+    return c.kernels and is_cupy(c.xp) and all(dtype_name(getattr(c, name)) == "bfloat16" for name in factors)
+
+
+def _kernels(c: Variables, factors: Factors, *more: Array) -> Any:
+    """The module of kernels for a product of two arrays that is rounded; None for others."""
+    if len(factors) != 2 or len(_given(c, factors)) != 2 or not _is_rounded(c, factors):
+        return None
+    from .ops.cuda import product
+
+    return product if product.takes(*(getattr(c, name) for name in factors), *more) else None
 
 
 def _given(c: Variables, factors: Factors) -> list[str]:
@@ -101,8 +133,11 @@ def _product(c: Variables, factors: Factors, of_heads: bool) -> Array | None:
     if len(given) == 1:
         y = _with_channels(c, given[0])
     else:
-        each = _wide(c, given)
-        y = functools.reduce(lambda a, b: a * b, each)
+        kernel = _kernels(c, factors)
+        if kernel is not None:
+            return kernel.product(xp, *(getattr(c, name) for name in factors))
+        y = functools.reduce(lambda a, b: a * b, _wide(c, given))
+        y = cast(xp, y, getattr(c, given[0]).dtype) if _is_rounded(c, tuple(given)) else y
     if of_heads or any(_kind(c.axes[name])[0] for name in given):
         return y
     return xp.broadcast_to(y, (c.sizes.T, *y.shape))
@@ -111,6 +146,7 @@ def _product(c: Variables, factors: Factors, of_heads: bool) -> Array | None:
 def _product_vjp(c: Variables, factors: Factors, dy: Array) -> Gradients:
     given = _given(c, factors)
     each = _wide(c, given) if len(given) > 1 else []
+    dy = cast(c.xp, dy, c.dtype) if each else dy
     grads: Gradients = {}
     for n, name in enumerate(given):
         others = each[:n] + each[n + 1:]

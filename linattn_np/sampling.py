@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .runtime.shapes import is_of_pairs
 from .spec import VariantFunction, VariantSpec
 
 Draw = Callable[["np.random.Generator", tuple[int, ...]], np.ndarray]
@@ -52,7 +53,7 @@ def sample(
     fn: VariantFunction, rng: np.random.Generator, B: tuple[int, ...] = (2,), optional: bool = True,
     **sizes: int | None,
 ) -> dict[str, np.ndarray]:
-    """Random float64 arrays of a call by name, without those that reinterpret another.
+    """Random float64 arrays of a call by name, without those that reinterpret another, or have an entry a pair.
 
     sizes: T, H, K, V, Hq, Hk as in the axes of the arrays; Hq and Hk default to H.
     """
@@ -60,7 +61,7 @@ def sample(
     for name, arg in fn.spec.arrays.items():
         axes = arg.axes.split("|")[0].split()
         shape = (B if axes[0] == "T" else ()) + tuple(letters[letter] for letter in axes)
-        if not arg.reinterprets and (optional or not arg.optional):
+        if not arg.reinterprets and not is_of_pairs(" ".join(axes)) and (optional or not arg.optional):
             drawn[name] = DRAWS[fn.samples.distribution(name)](rng, shape)
     return drawn
 

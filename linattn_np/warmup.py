@@ -22,9 +22,11 @@ from .matrix_state.cuda import step as cuda_step
 from .matrix_state.cuda import vector_backward_plan as cuda_vector_backward
 from .matrix_state.cuda import vector_plan as cuda_vector
 from .matrix_state.cuda import wgmma as cuda_wgmma
+from .matrix_state.cuda.free import delta as cuda_free_delta
 from .matrix_state.cuda.free import plan as cuda_free
+from .matrix_state.cuda.recurrence import plan as cuda_recurrence
 from .matrix_state.types import Decay, Erase
-from .ops.cuda import complement, gate_formula, step_size, unit_rows
+from .ops.cuda import complement, gate_formula, product, step_size, unit_rows
 from .runtime import code_cache
 from .runtime.cuda import nvrtc
 from .runtime.cuda.compile import cache_folder, compile_source
@@ -149,6 +151,16 @@ def free_entries(
             yield Entry(f"free rank-one term in {gate}, {words}", plan.KERNELS[name].file, constants)
 
 
+def erase_vector_entries(dtype: str, K: int, V: int, capability: int, backward: bool = True) -> Iterator[Entry]:
+    """Every kernel of the delta rule with a vector decay and erase vectors of its own (gdn2)."""
+    yield from free_entries(dtype, K, V, capability, backward)
+    for gate in ("bfloat16", "float32") if cuda_vector.takes(dtype, K, V, capability) else ():
+        constants = cuda_free_delta.constants(K, V, gate, "bfloat16", False)
+        yield Entry(f"erase vectors with a decay in {gate}", cuda_free_delta.SOURCE, constants)
+    if dtype == "bfloat16":
+        yield Entry("products of gates", product.SOURCE, product.constants(dtype))
+
+
 def vector_backward_entries(
     dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False
 ) -> Iterator[Entry]:
@@ -167,6 +179,17 @@ def vector_backward_entries(
         how += [("bonus", plan.BONUS, plan.small_constants(kind, False))] if bonus else []
         for words, kernel, constants in how:
             yield Entry(f"vector decay in {gate}, {words}", kernel.file, constants)
+
+
+def recurrence_entries(dtype: str, K: int, V: int, erase: bool, bonus: bool = False) -> Iterator[Entry]:
+    """The kernels of gradients token by token, with log decays in float32."""
+    kind = cuda_recurrence.RecurrenceKind(K, V, dtype, "float32", erase, bonus, bonus, K % 4 == V % 4 == 0)
+    for name, kernel in (("values", cuda_recurrence.VALUES), ("channels", cuda_recurrence.CHANNELS)):
+        for back in (False, True):
+            if name == "channels" or back or erase:
+                constants = cuda_recurrence.constants(name, kind, back)
+                words = f"gradients token by token, {name}{', from the last token' * back}"
+                yield Entry(words, kernel.file, constants)
 
 
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
@@ -272,6 +295,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                 of_free = (dtype, K, V, capability, not args.forward_only)
                 for entry in free_entries(*of_free) if erase == "free" and decay != "scalar" else ():
                     yield words, K, V, entry
+                for entry in erase_vector_entries(*of_free) if erase == "delta" and decay == "vector" else ():
+                    yield words, K, V, entry
                 if decay == "vector" and erase != "free":
                     own = Erase[erase.upper()]
                     for bonus in (False, True)[: 1 + (erase == "none")]:
@@ -281,6 +306,9 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                             yield words, K, V, entry
                 if dtype == "tf32":  # a few tokens and the delta rule are computed in float32
                     continue
+                alone = not args.forward_only and (decay == "vector" or erase == "free") and decay != "scalar"
+                for entry in recurrence_entries(dtype, K, V, erase != "none") if alone else ():
+                    yield words, K, V, entry
                 if erase == "delta" and decay != "vector":
                     chain = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
                     more = (*delta_entries(*chain, raw=True), *raw_entries(dtype, K)) if args.raw else ()

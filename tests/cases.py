@@ -12,6 +12,7 @@ import numpy as np
 import linattn_np as la
 from linattn_np.call.binding import prepare
 from linattn_np.matrix_state.types import Inputs
+from linattn_np.runtime.shapes import is_of_pairs
 from linattn_np.sampling import DRAWS, sizes_by_letter
 from linattn_np.testing import sample, sample_state
 from tests.naive import NAIVE
@@ -160,7 +161,7 @@ def _word(x: Any) -> str:
 def cases_of(fn: Callable[..., Any], loop: Callable[..., Any] | None = None) -> list[Case]:
     """Every option set of a function, every alternative shape of an array, optional arrays given and left out."""
     spec = fn.spec
-    first = {n: a.axes.split("|")[0] for n, a in spec.arrays.items()}
+    first = {n: a.axes.split("|")[0] for n, a in spec.arrays.items() if not is_of_pairs(a.axes)}
     needed = {n: s for n, s in first.items() if not spec.arrays[n].optional}
     plain = {n: s for n, s in first.items() if not spec.arrays[n].reinterprets}
     found = [Case(fn, dict(options), first, {}, loop) for options in fn.samples.options]

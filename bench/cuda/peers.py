@@ -225,7 +225,8 @@ def vector_decay(function: str) -> dict[str, Pair]:
         import torch
         from fla import ops
 
-        chosen = getattr(ops, f"chunk_{'gla' if function == 'hgrn2' else function}")
+        name = {"hgrn2": "gla", "rwkv7": "dplr_delta_rule", "dplr": "dplr_delta_rule"}.get(function, function)
+        chosen = getattr(ops, f"chunk_{name}")
     except Exception:  # not installed, or not with this PyTorch
         return {}
 
@@ -233,7 +234,10 @@ def vector_decay(function: str) -> dict[str, Pair]:
         if function == "hgrn2":
             q, v, g = inputs
             inputs = [q, (1 - g.exp()).to(v.dtype), v, g]
-        return chosen(*inputs, **({"scale": 1.0} if function in ("hgrn2", "rwkv6") else {}))[0]
+        if function in ("rwkv7", "dplr"):
+            q, k, v, g, a, b = inputs
+            inputs = [q, k, v, a, b, g]
+        return chosen(*inputs, **({} if function in ("gla", "kda", "gdn2") else {"scale": 1.0}))[0]
 
     def forward(one: list[Any]) -> Any:
         with torch.no_grad():

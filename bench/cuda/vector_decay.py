@@ -5,7 +5,8 @@
 Results are checked first against float64 on the same rounded inputs. `ms` is the GPU time of a call enqueued back to
 back with others, inputs in rotation, `graph_ms` that of a CUDA graph replay; ns are per token and head. The lower bound
 of the time is each array read or written once at the measured copy rate. Gates: mild ones of 0 to -0.05 a token; -5 in
-every channel; channels of up to 60 nats a token, with resets, which take the exact path in every head.
+every channel; channels of up to 60 nats a token, with resets, which take the exact path in every head. Free rank-one
+terms (rwkv7, dplr) have mild gates of 0 to -0.6, those of RWKV-7's own formula.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ CASES = [
     Case("rwkv6", 8, 4096, 32), Case("hgrn2", 8, 4096, 32),
     Case("kda", 8, 4096, 32), Case("kda", 1, 32768, 32), Case("kda", 1, 131072, 8), Case("kda", 1, 8192, 16),
     Case("kda", 8, 4096, 32, gate="float32"), Case("kda", 8, 4096, 32, gates="exact"),
+    Case("rwkv7", 8, 4096, 32), Case("rwkv7", 8, 4096, 64, 64), Case("rwkv7", 1, 32768, 32),
+    Case("rwkv7", 8, 4096, 32, gates="exact"), Case("dplr", 8, 4096, 32), Case("gdn2", 8, 4096, 32),
 ]  # fmt: skip
 BOUND = 1e-2  # of the norm of the output, of the state and of every gradient
 FUNCTION = la.kda  # of the first calls
+FREE, ERASES = ("rwkv7", "dplr"), ("kda", "gdn2", "rwkv7", "dplr")  # keys of unit length
 
 
 def draw(cp: Any, case: Case, seed: int) -> tuple[dict[str, Any], Any]:
@@ -52,17 +56,22 @@ def draw(cp: Any, case: Case, seed: int) -> tuple[dict[str, Any], Any]:
     rng, shape = cp.random.default_rng(seed), (case.B, case.T, case.H, case.K)
     q, k, v, dout = (rng.standard_normal(shape, dtype=np.float32) for _ in range(4))
     u = rng.random(shape, dtype=np.float32)
-    g = cp.full(shape, -5.0, dtype=np.float32) if case.gates == "strong" else -0.05 * u
+    mild = -(0.6 if case.function in FREE else 0.05) * u
+    g = cp.full(shape, -5.0, dtype=np.float32) if case.gates == "strong" else mild
     if case.gates == "exact":
         g = -u * 10 ** (5 * rng.random(shape[2:], dtype=np.float32) - np.float32(3.2))
         g[rng.random(shape, dtype=np.float32) < 0.01] = -np.inf
     kind = ml_dtypes.bfloat16
-    if case.function == "kda":
-        k /= cp.linalg.norm(k, axis=-1, keepdims=True)
+    a = rng.standard_normal(shape, dtype=np.float32)
+    for x in (k, a) if case.function in ERASES else ():
+        x /= cp.linalg.norm(x, axis=-1, keepdims=True)
     found = {"q": q.astype(kind), "k": k.astype(kind), "v": v.astype(kind),
              "g": g.astype(kind if case.gate == "bfloat16" else np.float32)}  # fmt: skip
     found["u"] = rng.standard_normal(shape[2:], dtype=np.float32)
     found["beta"] = rng.random(shape[:3], dtype=np.float32)
+    rate = rng.random(shape, dtype=np.float32)
+    found |= {"a": a.astype(kind), "b": (rate if case.function == "gdn2" else -a * rate).astype(kind)}
+    found["w"] = rng.random(shape, dtype=np.float32).astype(kind)
     return {n: found[n] for n in getattr(la, case.function).spec.arrays if n in found}, dout.astype(kind)
 
 
@@ -106,12 +115,14 @@ def _error(cp: Any, y: Any, exact: Any) -> float:
 
 
 def work_of(case: Case) -> dict[str, passes.Work]:
-    """Per token and head; hgrn2 has no keys of its own. The delta rule: a gram, an inverse and two products more."""
-    D, C, gate, delta = case.K, passes.C, passes.BYTES[case.gate], case.function == "kda"
-    keys = case.function != "hgrn2"
-    more = delta * (4 * C * D + C * C + 2 * D * D)
-    ahead = passes.Work((3 + keys) * 2 * D + gate * D + 4 * delta, 4 * C * D + 4 * D * D + more)
-    back = passes.Work((5 + 2 * keys) * 2 * D + 2 * gate * D + 8 * delta, 2.5 * ahead.operations)
+    """Per token and head; hgrn2 has no keys of its own. An erase term: grams, an inverse and two products more."""
+    D, C, gate, name = case.K, passes.C, passes.BYTES[case.gate], case.function
+    strengths, vectors = 4 * (name == "kda"), 2 * (name in (*FREE, "gdn2"))  # bytes; arrays besides q, k, v and g
+    arrays = 3 + (name != "hgrn2") + vectors  # of 16 bits, with the output
+    grams = 4 if vectors else 1
+    more = (name in ERASES) * (4 * C * D * grams + C * C + 2 * D * D)
+    ahead = passes.Work(arrays * 2 * D + gate * D + strengths, 4 * C * D + 4 * D * D + more)
+    back = passes.Work((2 * arrays - 1) * 2 * D + 2 * gate * D + 2 * strengths, 2.5 * ahead.operations)
     return passes.three(ahead, back)
 
 
@@ -147,20 +158,27 @@ def theirs(cp: Any, case: Case, sets: list[Any], ours: dict[str, Any]) -> dict[s
     return found
 
 
+def case_of(row: dict[str, Any]) -> Case:
+    return Case(*(row[n] for n in Case._fields))
+
+
 def main(argv: list[str]) -> int:
     parser = report.parser("vector_decay", __doc__)
-    parser.add_argument("--only", nargs="+", default=list(dict.fromkeys(c.function for c in CASES)), metavar="FUNCTION")
+    parser.add_argument("--only", nargs="+", metavar="FUNCTION", help="measure these only and replace their rows")
     args = parser.parse_args(argv)
     import cupy as cp
 
-    cases, others = [c for c in CASES if c.function in args.only], not args.no_peers
-    first = passes.first_calls("vector_decay")
+    cases, others = [c for c in CASES if args.only is None or c.function in args.only], not args.no_peers
     found = errors(cp, cases, others)
     own = {n: e["linattn_np"] for n, e in found.items()}
     if wrong := {n: e for n, e in own.items() if not max(e.values()) <= BOUND}:
         sys.stderr.write(f"wrong: {wrong}\n")
         return 1
     limits = passes.limits_of(cp)
-    result = report.device(cp) | limits | {"errors": found, "first_call": first}
-    report.write_each(args.results, "cuda_vector_decay", result, measure(cp, cases, limits, others))
+    result, rows = report.device(cp) | limits | {"errors": found}, measure(cp, cases, limits, others)
+    if args.only is not None:
+        report.replace(args.results, "cuda_vector_decay", result, rows, case_of, CASES)
+        return 0
+    result["first_call"] = passes.first_calls("vector_decay")
+    report.write_each(args.results, "cuda_vector_decay", result, rows)
     return 0

@@ -25,7 +25,7 @@ constexpr int AT_WRITES = LA_BACKWARD ? 0 : 2 * TILE, AT_CORRECTS = LA_BACKWARD 
 constexpr int STAGE = round_up(FACTORS, 1024), AT_VALUES = STAGES * STAGE, AT_EXTRAS = AT_VALUES + SLOTS * ValueTile::SIZE;
 constexpr int AT_BARRIERS = AT_EXTRAS + EXTRAS;
 static_assert(LA_SHARED == AT_BARRIERS + 128, "LA_SHARED is what the launch asks for");
-static_assert(StateTile::SIZE <= 2 * TILE && TurnedTile::SIZE <= 2 * TILE, "what is kept leaves through factors that have been read");
+static_assert(StateTile::SIZE <= 2 * TILE && TurnedTile::SIZE <= 2 * TILE, "states and corrections are staged where the factors of the step were");
 
 constexpr int REGISTERS = GROUPS * KEY_PANELS == 4 ? 240 : 208;   // of a thread that holds a state
 static_assert(GROUPS * REGISTERS + 24 <= (GROUPS + 1) * (GROUPS == 2 ? 168 : LA_BLOCKS == 2 ? 128 : 255), "a block that asks for more waits for ever");

@@ -5,8 +5,8 @@
 //     G_t = (gradient after t) + scale q_t dO_t        dk_t = v_t G_t^T             db_t = w_t G_t^T        dg_t = e^{g_t} <S_(t-1), G_t>
 //     (gradient before t) = e^{g_t} G_t + a_t dw_t
 //
-// A warp takes a channel at a time, a lane PER neighbouring values; states of 8 tokens are made again for the way back. A few blocks redo
-// what is flagged.
+// A warp takes a channel at a time, a lane PER neighbouring values; states of 8 tokens are recomputed on the way back. A few
+// blocks redo what is flagged.
 #include "vector_free/place.cuh"
 #include "tile/reduce.cuh"
 
@@ -14,8 +14,8 @@ constexpr int WARPS = 8, PER = VALUES / 32, RUN = 8, RUNS = C / RUN, VALUE_TILE 
 // v, dO; w and dw, then the state before each run of each warp's channel; w and dw as rows of tokens
 constexpr int AT_V = 0, AT_DOUT = VALUE_TILE, AT_TURNED = 2 * VALUE_TILE, AT_BEGINS = AT_TURNED, BEGINS = RUNS * VALUES * 4;
 constexpr int AT_W = AT_TURNED + (2 * VALUE_TILE > WARPS * BEGINS ? 2 * VALUE_TILE : WARPS * BEGINS), AT_DW = AT_W + VALUE_TILE;
-constexpr int AT_BARRIER = AT_DW + VALUE_TILE;
-static_assert(LA_SHARED == AT_BARRIER + 64, "LA_SHARED is what the launch asks for");
+constexpr int AT_BARRIER = AT_DW + VALUE_TILE, AT_LEFT = AT_BARRIER + 16;   // flags of chunks that a warp has not done
+static_assert(LA_SHARED == AT_BARRIER + 96, "LA_SHARED is what the launch asks for");
 
 typedef float Row[PER];   // a lane's values of one row
 
@@ -170,6 +170,43 @@ struct Work {
     }
 };
 
+LA_DEVICE void store_pair_of_words(u32 at, u32 x, u32 y) { asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory"); }
+LA_DEVICE void load_pair_of_words(u32 at, u32& x, u32& y) { asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(at)); }
+
+// All channels of a chunk
+LA_DEVICE void redo_chunk(const FreeGradArguments& a, int item, u32 shared, int parity, int warp, int lane) {
+    const ChunkPlace place(a, item);
+    const ChunkTraversal& of = place.of;
+    const i64 stored = place.stored();
+    const int token = of.token(of.segment), count = of.count(of.segment);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const u32 full = shared + AT_BARRIER;
+        barrier_expect(full, 4 * VALUE_TILE);
+        panels_in<VALUES / 64>(shared + AT_V, a.v, full, (u32)of.head / (u32)a.group_v, token, of.row);
+        panels_in<VALUES / 64>(shared + AT_DOUT, a.dout, full, of.head, token, of.row);
+        run_in(shared + AT_TURNED, a.corrections + stored * VALUE_TILE, VALUE_TILE, full);
+        run_in(shared + AT_TURNED + VALUE_TILE, a.grad_corrections + stored * VALUE_TILE, VALUE_TILE, full);
+    }
+    barrier_wait(shared + AT_BARRIER, parity);
+    for (int i = threadIdx.x; i < 2 * C * VALUES; i += 32 * WARPS) {
+        const int value = i % (C * VALUES) / C, token = i % C, n = i / (C * VALUES) * VALUE_TILE;
+        store_half(shared + AT_W + n + ValueTile::at(token, value), load_half(shared + AT_TURNED + n + TurnedTile::at(value, token)));
+    }
+    __syncthreads();   // states go where w and dw have been
+    if (LA_RAGGED && count < C) {   // rows of the next sequence
+        for (int i = count * 8 + threadIdx.x; i < C * 8; i += 32 * WARPS)
+            for (int p = 0; p < 2 * VALUES / 64; p++)
+                asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared + AT_V + p * PANEL + i * 16), "r"(0) : "memory");
+        __syncthreads();
+    }
+    for (int channel = warp; channel < LA_K; channel += WARPS) {
+        Work work = {a, of, shared, channel, count, lane};
+        work.run(stored, warp);
+    }
+    publish_shared();
+}
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) grads(const __grid_constant__ FreeGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
@@ -179,38 +216,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) grads(const __grid_c
         barriers_made();
     }
     int parity = 0;
-    for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
-        if (!a.flags[item]) continue;
-        const ChunkPlace place(a, item);
-        const ChunkTraversal& of = place.of;
-        const i64 stored = place.stored();
-        const int token = of.token(of.segment), count = of.count(of.segment);
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            const u32 full = shared + AT_BARRIER;
-            barrier_expect(full, 4 * VALUE_TILE);
-            panels_in<VALUES / 64>(shared + AT_V, a.v, full, (u32)of.head / (u32)a.group_v, token, of.row);
-            panels_in<VALUES / 64>(shared + AT_DOUT, a.dout, full, of.head, token, of.row);
-            run_in(shared + AT_TURNED, a.corrections + stored * VALUE_TILE, VALUE_TILE, full);
-            run_in(shared + AT_TURNED + VALUE_TILE, a.grad_corrections + stored * VALUE_TILE, VALUE_TILE, full);
+    for (u32 first = blockIdx.x; first < (u32)a.items; first += 32 * gridDim.x) {   // a flag a lane
+        const u32 own = first + lane * gridDim.x;
+        u32 left = __ballot_sync(0xffffffffu, own < (u32)a.items && a.flags[own]);
+        while (left) {
+            const int item = first + (__ffs(left) - 1) * gridDim.x;
+            store_pair_of_words(shared + AT_LEFT + 8 * warp, left & (left - 1), first);   // registers are scarce
+            redo_chunk(a, item, shared, parity, warp, lane);
+            load_pair_of_words(shared + AT_LEFT + 8 * warp, left, first);
+            parity ^= 1;
         }
-        barrier_wait(shared + AT_BARRIER, parity);
-        parity ^= 1;
-        for (int i = threadIdx.x; i < 2 * C * VALUES; i += 32 * WARPS) {
-            const int value = i % (C * VALUES) / C, token = i % C, n = i / (C * VALUES) * VALUE_TILE;
-            store_half(shared + AT_W + n + ValueTile::at(token, value), load_half(shared + AT_TURNED + n + TurnedTile::at(value, token)));
-        }
-        __syncthreads();   // states go where w and dw have been
-        if (LA_RAGGED && count < C) {   // rows of the next sequence
-            for (int i = count * 8 + threadIdx.x; i < C * 8; i += 32 * WARPS)
-                for (int p = 0; p < 2 * VALUES / 64; p++)
-                    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared + AT_V + p * PANEL + i * 16), "r"(0) : "memory");
-            __syncthreads();
-        }
-        for (int channel = warp; channel < LA_K; channel += WARPS) {
-            Work work = {a, of, shared, channel, count, lane};
-            work.run(stored, warp);
-        }
-        publish_shared();
     }
 }

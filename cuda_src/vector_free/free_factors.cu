@@ -20,6 +20,12 @@ LA_DEVICE void load_chunk(const FreeArguments& a, const ChunkTraversal& traversa
     panels_in<KEY_PANELS>(shared + 2 * TILE, a.k, barrier, head / (u32)a.group_k, token, row);
     panels_in<KEY_PANELS>(shared + 3 * TILE, a.b, barrier, head / (u32)a.group_b, token, row);
 }
+// What rounding leaves of two rows of a block of A_ab
+LA_DEVICE void store_rests(const float (&y)[4], u32 high, u32 low, u32 block, int half, int lane) {
+    const u32 to = block + Small::piece(lane >> 2, half) + (lane & 3) * 4;
+    store_word(to, pack_bf16(y[0] - low_bf16(high), y[1] - high_bf16(high)));
+    store_word(to + Small::piece(8, 0), pack_bf16(y[2] - low_bf16(low), y[3] - high_bf16(low)));
+}
 // Lower triangles of the pairs to their squares, those of q with their diagonal and times `scale`; diagonal blocks of -A_ab, transposed
 LA_DEVICE void store_pairs(const float (&x)[2][8][4], const float (&found)[2][8][4], int far, float scale, const Chunk& t, float* diagonals, const Lane& me) {
     const int row = 16 * (me.warp & 3) + (me.lane >> 2), column = (me.lane & 3) * 2;
@@ -36,8 +42,10 @@ LA_DEVICE void store_pairs(const float (&x)[2][8][4], const float (&found)[2][8]
                 y[m] = valid ? (me.group ? y[m] : scale * y[m]) : 0.f;
             }
             const u32 to = t.square(me.group + 2 * w) + Square::piece(row, n) + (me.lane & 3) * 4;
-            store_word(to, pack_bf16(y[0], y[1]));
-            store_word(to + 8 * 128, pack_bf16(y[2], y[3]));
+            const u32 high = pack_bf16(y[0], y[1]), low = pack_bf16(y[2], y[3]);
+            store_word(to, high);
+            store_word(to + 8 * 128, low);
+            if (w == 1 && me.group && n / 2 < (me.warp & 3)) store_rests(y, high, low, t.rest(me.warp & 3, n / 2), n & 1, me.lane);
             if (w == 1 && me.group && n / 2 == (me.warp & 3))
 #pragma unroll
                 for (int m = 0; m < 4; m++)
@@ -77,8 +85,9 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
     __syncthreads();
     for (int slab = me.warp; slab < KEYS / 16 + 4; slab += 8) {
         const bool keys = slab < KEYS / 16;
-        if (keys) solve_columns<KeyTile>(t, t.reader(1), t.reader(0), 16 * slab, a.scale, me.lane);
-        else solve_columns<Square>(t, t.square(NEWS), t.square(PE), 16 * slab - KEYS, 1.f, me.lane);
+        const int block = slab - KEYS / 16;
+        if (keys) solve_columns<KeyTile>(t, t.reader(1), t.reader(0), 16 * slab, a.scale, 0, me.lane);
+        else solve_columns<Square>(t, t.square(NEWS), t.square(PE), 16 * block, 1.f, block, me.lane);
     }
     __syncthreads();
     if (me.warp < KEYS / 16) add_corrections(t, 16 * me.warp, me.lane);
@@ -110,12 +119,16 @@ extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) factors(const __gri
     const ChunkTraversal traversal(a, LA_PIECES, 1);
     const int total = (traversal.sequence.T + C - 1) / C;
     int parity = 0;
-    for (int chunk = traversal.segment; chunk < total; chunk += LA_PIECES) {
-        if (!a.flags[traversal.stored + chunk]) continue;
-        __syncthreads();
-        if (threadIdx.x == 0) load_chunk(a, traversal, chunk, shared);
-        make_factors(a, {shared, traversal.count(chunk)}, traversal.stored + chunk, memory, parity);
-        parity ^= 1;
+    for (int first = traversal.segment; first < total; first += 32 * LA_PIECES) {   // a flag a lane
+        const int own = first + (threadIdx.x & 31) * LA_PIECES;
+        u32 left = __ballot_sync(0xffffffffu, own < total && a.flags[traversal.stored + own]);
+        for (; left; left &= left - 1) {
+            const int chunk = first + (__ffs(left) - 1) * LA_PIECES;
+            __syncthreads();
+            if (threadIdx.x == 0) load_chunk(a, traversal, chunk, shared);
+            make_factors(a, {shared, traversal.count(chunk)}, traversal.stored + chunk, memory, parity);
+            parity ^= 1;
+        }
     }
 #else
     const ChunkTraversal traversal(a, a.chunks, 1);

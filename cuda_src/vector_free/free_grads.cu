@@ -80,7 +80,8 @@ LA_DEVICE bool scale_rows(const Lane& me, int count) {
         store_word(reader + lane_row(r, me.lane), pack(floats_of(q[r]) * (me.part ? before : pre)));
         store_word(writer + lane_row(r, me.lane), pack(floats_of(k[r]) * float2{over_decay(pre.x), over_decay(pre.y)}));
     }
-    return fminf(pre.x, pre.y) < SMALLEST_OF_CHUNK;
+    // of a chunk of few tokens as much a token: else what k writes for G, which no decay has crossed, would drown dg
+    return fminf(pre.x, pre.y) < exp2_approx(SMALLEST_LOG2 / C * count);
 }
 
 // x = dO or dw (rows) times V^T or w^T; pair n: Zk, Zb, Yk, Yb

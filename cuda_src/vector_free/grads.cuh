@@ -43,7 +43,7 @@ struct Lane {
 static_assert(AT_PRODUCTS + SLICES * KEYS * 4 <= AT_GATES, "a table of <S, G> has place");
 
 // the smallest that a chunk of this build has, of an x that is smaller
-constexpr float SMALLEST_OF_CHUNK = 0x1p-90f;
+constexpr float SMALLEST_OF_CHUNK = 0x1p-90f, SMALLEST_LOG2 = -90.f;
 LA_DEVICE float over_decay(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(fmaxf(x, SMALLEST_OF_CHUNK)));

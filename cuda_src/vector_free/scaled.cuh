@@ -9,9 +9,10 @@
 
 constexpr float SMALLEST_OF_CHUNK = 0x1p-90f;
 // shared memory: q, a, k, b; log decays, then quotients, then Pe, N, P_qb, A_ab; decays of blocks, of the chunk; diagonal blocks of A_ab,
-// of their inverses in two terms; first far rows; a barrier, the chunk's number and its tokens
+// of their inverses in two terms; what rounding leaves of A_ab's other blocks; first far rows; a barrier, the chunk's number and its tokens
 constexpr int AT_SQUARES = AT_PAIRS, SQUARES = 4 * Square::SIZE, AT_DECAYS = AT_SQUARES + SQUARES, AT_ALL = AT_DECAYS + 4 * WIDE * 4;
-constexpr int AT_DIAGONALS = AT_ALL + WIDE * 4, AT_BLOCKS = AT_DIAGONALS + 4 * 1280, AT_FAR = AT_BLOCKS + 8 * 512, AT_BARRIER = AT_FAR + 32;
+constexpr int AT_DIAGONALS = AT_ALL + WIDE * 4, AT_BLOCKS = AT_DIAGONALS + 4 * 1280, AT_RESTS = AT_BLOCKS + 8 * 512;
+constexpr int AT_FAR = AT_RESTS + 6 * 512, AT_BARRIER = AT_FAR + 32;
 constexpr int AT_LEVELS = round_up(AT_BARRIER + 32, 1024);
 constexpr int GATE_TILE = C * KEYS * GATE_BYTES;
 static_assert(SQUARES >= 2 * TILE && SQUARES >= GATE_TILE, "quotients have place over the log decays");
@@ -37,6 +38,7 @@ struct Chunk {
     __device__ __forceinline__ u32 square(int n) const { return shared + AT_SQUARES + n * Square::SIZE; }
     __device__ __forceinline__ u32 decays() const { return shared + AT_DECAYS; }
     __device__ __forceinline__ u32 block(int n, int low) const { return shared + AT_BLOCKS + (2 * n + low) * 512; }
+    __device__ __forceinline__ u32 rest(int i, int j) const { return shared + AT_RESTS + (i * (i - 1) / 2 + j) * 512; }   // of block (i, j), j < i
 };
 constexpr int PE = 0, NEWS = 1, P_QB = 2, A_AB = 3;   // squares: P_qk, then Pe; A_ak, then N
 

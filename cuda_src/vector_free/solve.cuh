@@ -1,7 +1,9 @@
 // (1 - A_ab) X = Y for a chunk, by blocks of 16 rows from the first to the last, and what outputs and writes have of X.
 //
 // A warp has 16 columns of X, transposed: the accumulators of a block are the operand of the next one's products. Inverses of diagonal
-// blocks are by substitution in float32, in two terms of bfloat16; a block of X is rounded once, as all that follows reads it.
+// blocks are by substitution in float32, in two terms of bfloat16, and so are the blocks of A_ab below them: where the same direction is
+// erased again and again, what rounding leaves of them is multiplied by the norm of the inverse. A block of X is rounded once, as all that
+// follows reads it. Columns of N begin at their own block: above it A_ak and P_qk are 0.
 #pragma once
 #include "vector_free/scaled.cuh"
 #include "vector_free/transposed_solve.cuh"
@@ -37,17 +39,20 @@ LA_DEVICE void invert_block(const Chunk& t, const float* diagonals, int block, i
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(t.block(block, 1) + at), "r"(lo[0]), "r"(lo[1]), "r"(lo[2]), "r"(lo[3]) : "memory");
     }
 }
-// X for 16 columns in place of `tile`; then factor Y + P_qb X in place of `out`, Y what is there
-template <class T> LA_DEVICE void solve_columns(const Chunk& t, u32 tile, u32 out, int column, float factor, int lane) {
-    u32 x[4][4];
+// X for 16 columns in place of `tile`; then factor Y + P_qb X in place of `out`, Y what is there. begin: the first block that is not 0
+template <class T> LA_DEVICE void solve_columns(const Chunk& t, u32 tile, u32 out, int column, float factor, int begin, int lane) {
+    u32 x[4][4] = {};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+        if (i < begin) continue;
         float y[2][4], z[2][4] = {};
         load_columns<T>(y, tile, 16 * i, column, 1.f, lane);
 #pragma unroll
         for (int j = 0; j < i; j++) {
-            Bfloat16::B b[2];
+            Bfloat16::B b[2], rest[2];
             load_b_rows<Bfloat16, Square>(b, t.square(A_AB), 16 * i, 16 * j, lane);
+            load_b_rows<Bfloat16, Small>(rest, t.rest(i, j), 0, 0, lane);
+            multiply_pair(y, x[j], rest);
             multiply_pair(y, x[j], b);
         }
         u32 hi[4], lo[4];
@@ -63,6 +68,7 @@ template <class T> LA_DEVICE void solve_columns(const Chunk& t, u32 tile, u32 ou
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+        if (i < begin) continue;
         float y[2][4];
         u32 packed[4];
         load_columns<T>(y, out, 16 * i, column, factor, lane);

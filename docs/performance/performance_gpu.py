@@ -44,10 +44,11 @@ gate gradient is nearly 0, and its relative error is meaningless."""
 VECTOR = """\
 `python -m bench vector_decay --backend cuda`: one decay per token and key channel, bfloat16, (B, T, H, K = V),
 nanoseconds per token and head, calls queued back to back. both: forward and pullback; graph: a replayed CUDA graph of
-the forward. Gates: mild ones of 0 to -0.05 per token; strong: -5 in every channel; exact: channels of up to 60 nats per
-token and resets, where every head takes the exact path. share: bytes that must move in the forward (each array once)
-over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory beyond the inputs, results included, forward and both. Errors
-relative to the norm, against float64 on the same rounded inputs."""
+the forward. Gates: mild ones of 0 to -0.05 per token (`rwkv7`, `dplr`: -0.6); strong: -5 in every channel; exact:
+channels of up to 60 nats per token and resets, where every head takes the exact path. \\*\\*: measured in a separate
+run. share: bytes that must move in the forward (each array once) over the {copy_gbs:.0f} GB/s of a copy. MiB: peak
+memory beyond the inputs, results included, forward and both. Errors relative to the norm, against float64 on the same
+rounded inputs."""
 STATES = """\
 `python -m bench states --backend cuda`: calls with states at {states} positions relative to calls with none, {B} x {H}
 heads, {dtype}, every T / {states} tokens. floor: the bytes of these float32 states, written by the forward and read
@@ -179,17 +180,18 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
     for row in result["rows"]:
         x, both = row["times"]["forward"], row["times"]["both"]
         sizes = tuple(row[n] for n in ("B", "T", "H", "K"))
-        apart = " *" if "measured_apart" in row else ""
+        when = row.get("measured_apart")
+        apart = "" if when is None else " *" if isinstance(when, str) else " \\*\\*"
         body.append([f"`{row['function']}` {sizes}{apart}", row["gate"], row["gates"], ns(x["ns"]), ns(x["graph_ns"]),
                      ns(both["ns"]), f"{100 * x['share_of_copy']:.0f}",
                      *(f"{y['peak_bytes'] / 2**20:.0f}" for y in (x, both))])  # fmt: skip
     yield table(["case", "dtype of g", "gates", "forward", "graph", "both", "share, %", "MiB", "MiB, both"], body)
-    names = ["out", "dq", "dk", "dv", "dg", "dbeta", "du"]
+    names = ["out", "dq", "dk", "dv", "dg", "dbeta", "du", "da", "db", "dw"]
     own = {name: found["linattn_np"] for name, found in result["errors"].items()}
     yield table(["case", *names],
                 [[name, *(f"{x[n]:.2g}" if n in x else "" for n in names)] for name, x in own.items()])
     if "apart" in result:
-        yield from _vector_apart(result["apart"], table, names[:-1])
+        yield from _vector_apart(result["apart"], table, names[:6])
 
 
 def _vector_apart(apart: dict[str, Any], table: Table, names: list[str]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from ..call.layouts import LAYOUTS
 from ..call.pieces import time_of
 from ..call.results import Result, StatesResult
 from ..runtime.arrays import STORAGE, dtype_name
+from ..runtime.shapes import is_of_pairs
 from ..spec import VariantSpec
 
 
@@ -81,7 +82,10 @@ def _without_tokens(call: Prepared, options: Mapping[str, Any]) -> Result:
 
     def no_tokens(name: str) -> Any:
         x, time = getattr(call.variables, name), time_of(call, name)
-        return x if time is None else x[(slice(1),) * batch + (slice(0), ...)]
+        if time is None:
+            return x
+        none = x[(slice(1),) * batch + (slice(0), ...)]
+        return none[..., :0] if is_of_pairs(call.spec.arrays[name].axes) else none
 
     given = {name: no_tokens(name) for name in call.spec.arrays}
     given |= {name: options[name] for name in given if isinstance(options.get(name), str)}

@@ -105,6 +105,8 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     axes, query = axes_of(spec, options), spec.change.query
     if options["cu_seqlens"] is None and query is not None and _has_fewer_queries(spec, options, entered, axes):
         axes[query] = axes[query].replace("T ", "Tq ", 1)
+        if pairs := [name for name, x in entered.items() if x is not None and shapes.is_of_pairs(axes[name])]:
+            raise ValueError(f"{fn}: {pairs[0]} with fewer queries than tokens, expected as many")
     layout = None if options["layout"] == "time_first" else layouts.LAYOUTS[options["layout"]]
     theirs = axes if layout is None else {n: layout.axes(a) for n, a in axes.items()}
     sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
@@ -214,7 +216,8 @@ def axes_of(spec: VariantSpec, options: Mapping[str, Any]) -> dict[str, str]:
     axes = {name: given.axes for name, given in spec.arrays.items()}
     query = spec.change.query
     if query is not None and options.get("causal") is False and options.get("cu_seqlens") is None:
-        axes[query] = axes[query].replace("T ", "Tq ", 1)
+        for name in (query, *filter(lambda name: shapes.is_of_pairs(axes[name]), axes)):
+            axes[name] = axes[name].replace("T ", "Tq ", 1)
     return axes
 
 
@@ -305,8 +308,8 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "chunk_size": _chunk_size, "chunk_states": _chunk_states, "precision": _precision, "layout": _layout,
     "scale": scale_of, "l2norm_eps": _l2norm_eps, "lower_bound": _lower_bound,
 } | {name: functools.partial(_boolean, name) for name in (
-    "return_state", "overwrite_state", "causal", "normalize", "dt_softplus", "qk_l2norm", "beta_sigmoid",
-    "allow_neg_eigval", "check", "reverse")}  # fmt: skip
+    "return_state", "overwrite_state", "causal", "normalize", "attend_current", "dt_softplus", "qk_l2norm",
+    "beta_sigmoid", "allow_neg_eigval", "check", "reverse")}  # fmt: skip
 
 
 # states: one array in most variants, a named tuple of arrays in some

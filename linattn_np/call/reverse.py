@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..runtime.arrays import Array, enter, is_cupy, is_mutable, is_numpy
-from ..runtime.shapes import head_axis
+from ..runtime.shapes import head_axis, is_of_pairs
 from ..spec import Variables, VariantSpec
 from . import replay
 from .binding import Prepared, axes_of, flatten, normalise, prepare, unflatten
@@ -80,6 +80,9 @@ class Flipped:
         self._axes: dict[str, int | None] = {}  # the time axis of each array
         for name in call.spec.arrays:
             if getattr(call.variables, name) is not None:
+                if is_of_pairs(axes[name]):
+                    raise ValueError(f"{call.spec.name}: {name} with reverse=True, expected no {name}: all arrays in "
+                                     "reverse order, this one on both axes of tokens, are the same call")
                 time = time_of(call, name)
                 self._axes[name] = None if time is None else time + heads_first * head_axis(axes[name])
         self._options = self._usual(call, dict(zip(call.spec.arrays, arrays, strict=False)) | dict(keywords), has_vjp)

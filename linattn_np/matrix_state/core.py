@@ -26,7 +26,7 @@ from ..runtime.values import check_word
 from . import operations, policy
 from .array import pairs
 from .growth import growth as growth
-from .preprocess import PREPROCESSING, Step
+from .preprocess import PREPROCESSING, Step, traced_steps
 from .states import STATE_AXES as STATE_AXES
 from .states import draw_state as draw_state
 from .states import end_shape as end_shape
@@ -389,8 +389,8 @@ def record(x: Inputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace
     backend, steps, _ = residuals.path
     if "record" not in backend.handles(Call(x, plan)) or any(step.inputs is None for step in steps):
         return None
-    for step in steps:
-        x, plan = step.inputs(backend.module, x, plan)
+    if steps:
+        x, plan, then = traced_steps(steps, backend.module, x, plan, then)
     return backend.module.record(Inputs(*map(plain, x)), plan, plain(state), trace, then)
 
 

@@ -50,6 +50,7 @@ STEP_COLUMNS = 128  # the same of the recurrent form
 STEP_TOKENS = 32  # tokens of the recurrent form whose vectors are in memory at once
 DECAY_BLOCK = 16  # tokens of a sub-block of a vector decay: pairs inside, a product with those before
 GATE_FLOOR = -1.0e4  # a log decay below it means the same as -inf, and sums of it stay finite
+FEATURE_HEADS = 8  # of one token whose features are computed at once: with a query each two rows of register tiles
 FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they give
 MANY_OPERATIONS = 2e9  # after so many, a fraction of a second, a call can be interrupted
 APART_OPERATIONS = 2e7  # of a call from which on few heads go backward by blocks of time at once
@@ -88,9 +89,14 @@ SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta 
 
 VECTOR_BACKWARD = os.environ.get("LINATTN_CUDA_VECTOR_BACKWARD", "1") not in ("", "0")  # gradients of vector decays by
 # kernels; else by array calls
-FREE_ERASE = os.environ.get("LINATTN_CUDA_FREE", "0") not in ("", "0")  # rwkv7, dplr, iplr by kernels of chunks; else
-# token by token in one kernel
+FREE_ERASE = os.environ.get("LINATTN_CUDA_FREE", "1") not in ("", "0")  # rwkv7, dplr, iplr, gdn2 by kernels of
+# chunks; else token by token in one kernel
+RECURRENCE_BACKWARD = os.environ.get("LINATTN_CUDA_RECURRENCE", "1") not in ("", "0")  # gradients of calls that go
+# token by token by kernels; else by array calls
+RECURRENCE_MARK = 128  # tokens from one <S, R> of those kernels to the next: the sum of the gate gradient restarts
+RECURRENCE_COLUMNS, RECURRENCE_CHANNELS = 128, 32  # of a block: value columns of the one, key channels of the other
 REVERSE_SEGMENTS = 3  # segments from which on the reverse chain of a delta rule runs twice, in pieces
+ROW_WARPS = 8  # rows of a block that makes a free term of the delta rule, a warp each
 EXACT_RESIDENT = 2  # blocks a multiprocessor of the gradients of chunks that decay too far: what its memory holds
 
 # CUDA: the kernel of a few tokens
@@ -99,6 +105,7 @@ STEP_WARPS = 2  # of a block, each with its own columns
 TOKEN_WARPS = 4  # of a block of the kernel of one token: eight are 1 % faster, and need 16 additions more a sum
 TOKEN_RESIDENT = 16  # warps of that kernel on a multiprocessor
 HEAD_WARPS = 16  # most warps of a block that has a whole head; half of it where 128 registers are too few
+SOLVE_THREADS = 256  # of the block that solves the systems of one token and head: at most as many unknowns
 SUM_CHAINS = 8  # chains of rows that a sum is added from (tile/columns.cuh)
 WHOLE_ROW_STATES = 256  # 16-bit states from which on a warp requests whole rows of 256 bytes
 L1_BYPASS_BYTES = 128 << 20  # of states up to which they bypass the L1 cache: measured on a device with 60 MB of L2

@@ -16,7 +16,8 @@ backward does the same with gradients in reverse order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..core import StatesAt
@@ -24,6 +25,7 @@ from ..ops import gate_formula
 from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
 from ..runtime.arrays import Array, cast, device, is_cupy
 from ..runtime.pools import take_rows
+from ..runtime.tracing import of_output
 from . import policy
 from .array import pairs
 from .types import Decay, Erase, EraseKey, Inputs, Plan, both
@@ -41,7 +43,8 @@ class Step(NamedTuple):
     name: str
     forward: Callable[..., tuple[Array | None, Array, Any]]
     backward: Callable[..., tuple[Inputs, Array]]
-    inputs: Any = None  # (module, x, plan) -> (x, plan), of a step that changes no results
+    inputs: Any = None  # (module, x, plan) -> (x, plan), of a step that changes no state
+    output: Any = None  # (plan, out) -> out, of such a step that changes the output
 
 
 # l2norm
@@ -139,9 +142,13 @@ def _strengths_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | Non
 
 def _micro_steps(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
     """A token's log decay goes to its first micro-step, its query to the last; the others get zeros."""
-    each = x._replace(q=at_last(plan, x.q), g=_broadcast(plan, x.g, first=True))
-    out, end, rest = run(each, plan._replace(micro_steps=1), state)
+    out, end, rest = run(*_micro_inputs(module, x, plan), state)
     return of_last(plan, out), end, (plan, rest)
+
+
+def _micro_inputs(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
+    each = x._replace(q=at_last(plan, x.q), g=_broadcast(plan, x.g, first=True))
+    return each, plan._replace(micro_steps=1)
 
 
 def _micro_steps_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
@@ -336,10 +343,25 @@ def _rows_of(dstate: Any, channels: slice) -> Any:
 PREPROCESSING = (  # in this order; core.py says when a call needs a step
     Step("l2norm", _l2norm, _l2norm_vjp, _l2norm_inputs),
     Step("strengths", _strengths, _strengths_vjp, _strengths_inputs),
-    Step("micro_steps", _micro_steps, _micro_steps_vjp),
+    Step("micro_steps", _micro_steps, _micro_steps_vjp, _micro_inputs, of_last),
     Step("pools", _pools, _pools_vjp),
     Step("all_pairs", pairs.forward, pairs.backward),
     Step("late_queries", _late_queries, _late_queries_vjp),
     Step("first_position", _first_position, _first_position_vjp),
     Step("wide_keys", _wide_keys, _wide_keys_vjp),
 )
+
+
+def traced_steps(steps: Sequence[Step], module: Any, x: Inputs, plan: Plan, then: Any) -> tuple[Inputs, Plan, Any]:
+    """Inputs and plan after steps that change no state, and `then` of Computation.record behind their outputs."""
+    for step in steps:
+        if step.output is not None:
+            then = _after(functools.partial(step.output, plan), plan, x.v.dtype, then)
+        x, plan = step.inputs(module, x, plan)
+    return x, plan, then
+
+
+def _after(output: Callable[[Array], Array], plan: Plan, dtype: Any, then: Any) -> Any:
+    if then is None:
+        return of_output(lambda out: cast(plan.xp, output(out), dtype))
+    return lambda out, end: then(None if out is None else output(out), end)

@@ -42,7 +42,7 @@ FUNCTIONS = {
     "attention": "linear_attention", "lightning": "lightning_attention",
     "gated_delta_product": "delta_product", "xlstm": "mlstm", "favor": "performer", "based_attention": "based",
     "scaled_dot_product_attention": "softmax_attention", "flash_attn_func": "softmax_attention",
-    "deltaformer_attn": "deltaformer",
+    "deltaformer_attn": "deltaformer", "sb_attn": "stick_breaking_attention",
     "fox": "forgetting_attention", "forgetting_attn": "forgetting_attention",
     "path": "path_attention", "path_attn": "path_attention",
     "grad": "vjp", "backward": "vjp", "recurrent_step": "step", "decode": "step",

@@ -111,11 +111,11 @@ def shares_memory(parts: Any, arrays: list[np.ndarray]) -> bool:
 def _span(y: np.ndarray) -> tuple[int, int]:
     """Addresses of the first byte and of the one after the last."""
     at = first_byte(y)
-    low, high = _extent(y.shape, y.strides, y.itemsize)
+    low, high = extent(y.shape, y.strides, y.itemsize)
     return at + low, at + high
 
 
 @functools.lru_cache(maxsize=256)
-def _extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+def extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
     """The same from the first element on."""
     return _reach(Place(0, shape, strides, itemsize))

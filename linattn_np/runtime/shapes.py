@@ -45,6 +45,11 @@ def has_time(axes: str) -> bool:
     return not {*TIME, "t"}.isdisjoint(axes.split())
 
 
+def is_of_pairs(axes: str) -> bool:
+    """Whether an array has one entry per pair of tokens."""
+    return len([letter for letter in axes.split() if letter in TIME]) > 1
+
+
 def letters_of(axes: str) -> list[str]:
     """The letters of one alternative."""
     return [letter for letter in axes.split() if letter != "t"]

@@ -83,6 +83,7 @@ class Traced(np.ndarray):
             return trace.repeat(*given, **named)
         found = function(*map(plain, given), **{name: plain(x) for name, x in named.items()})
         if function in CONSTANTS:
+            found.flags.writeable = False  # numbers that are written to it would be of this call
             return found
         if function is np.reshape and not trace.has(found):
             return trace.reshape(*given, **named)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, cast, device
+from ..runtime.arrays import Array, Namespace, cast, device, is_numpy
 from .path import cache as path
 from .types import GatedCache, Inputs, KeyValueCache, Plan
 
@@ -67,6 +67,32 @@ def append_vjp(xp: Namespace, d: Array, n: Array, L0: int, T: int) -> tuple[Arra
     new = first + xp.arange(T, dtype=n.dtype, device=device(n))
     found = [_taken(xp, d, p % max(L, 1), (p >= 0) & (p >= first + T - L)) for p in (old, new)]
     return found[0], found[1]
+
+
+def in_order(xp: Namespace, y: Array, n: Array, inverse: bool = False) -> Array:
+    """The slots (..., L, ...) after n tokens from the oldest token to the newest, and back: its transpose."""
+    L = y.shape[n.ndim]
+    first = xp.where(n > L, n, xp.zeros_like(n))[..., None]
+    r = xp.arange(L, dtype=n.dtype, device=device(n))
+    index = (r - first if inverse else r + first) % max(L, 1)
+    return _taken(xp, y, index, index >= 0)
+
+
+def ordered(plan: Plan, state: Cache | None) -> Cache | None:
+    """The cache from the oldest token to the newest: as if no token had been forgotten."""
+    if state is None:
+        return None
+    xp, n, L = plan.xp, count(plan.xp, state.length), state.v.shape[-3]
+    if is_numpy(xp) and not (n > L).any():
+        return state
+    length = xp.where(n > L, xp.full_like(state.length, L), state.length)
+    return KeyValueCache(in_order(xp, state.k, n), in_order(xp, state.v, n), length)
+
+
+def ordered_vjp(plan: Plan, state: Cache, d: Cache) -> Cache:
+    """The gradient of the cache from that of the ordered one."""
+    xp, n = plan.xp, count(plan.xp, state.length)
+    return KeyValueCache(in_order(xp, d.k, n, inverse=True), in_order(xp, d.v, n, inverse=True), d.length)
 
 
 # the final state of one sequence

@@ -19,7 +19,7 @@ from ..runtime.shapes import Sizes
 from . import cache, definition, heads, policy, sequences
 from .array import tiles
 from .path import definition as path_definition
-from .types import GatedCache, Inputs, KeyValueCache, Plan, Residuals
+from .types import GatedCache, HouseholderCache, Inputs, KeyValueCache, Plan, Residuals
 
 
 class Softmax(Core):
@@ -30,7 +30,8 @@ class Softmax(Core):
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
         """The plan of a call, with window and normalize."""
-        own = {"window": options.get("window"), "normalize": options.get("normalize", True)}
+        own = {"window": options.get("window"), "normalize": options.get("normalize", True),
+               "strict": not options.get("attend_current", True)}
         return Plan(**plan._asdict() | own)
 
     def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
@@ -64,7 +65,7 @@ class Softmax(Core):
 
     def end_shape(self, plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Slots come with tokens."""
-        return shape if part == "length" else (cache.slots_after(plan, state, 0), *shape[1:])
+        return shape if part in ("length", "P") else (cache.slots_after(plan, state, 0), *shape[1:])
 
     def reads_out(self, residuals: Residuals) -> bool:
         """Backward reads the output."""
@@ -78,7 +79,7 @@ class Softmax(Core):
             T = s.stop - s.start
             Tq = 0 if x.q is None else T if plan.causal or s.row is not None else x.q.shape[-3]
             W = T if plan.window is None else min(T, plan.window)
-            pairs += W * (W + 1) // 2 + (T - W) * W if plan.causal and Tq else Tq * T
+            pairs += W * (W + 1) // 2 + (T - W) * W - plan.strict * T if plan.causal and Tq else Tq * T
             tokens += T
         total = 2.0 * (K + V) * pairs * prod(x.v.shape[:-3]) * H
         total += path_operations(backend, plan, x)
@@ -169,4 +170,4 @@ def with_state(plan: Plan, x: Inputs, state: Any, dstate: Any, d: tuple[Inputs, 
 
 CORE = Softmax()
 register(CORE, Inputs)
-register_states(CORE, KeyValueCache, GatedCache)
+register_states(CORE, KeyValueCache, GatedCache, HouseholderCache)

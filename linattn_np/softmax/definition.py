@@ -42,6 +42,7 @@ def backward(plan: Plan, x: Parts, out: Array, logs: Array, dout: Array) -> Part
         decays.append(decay)
     dq, dk, dv = sum_like(xp, x.q), sum_like(xp, keys), sum_like(xp, values)
     dsinks, dg, crossing = None if x.sinks is None else xp.zeros_like(x.sinks), [], None
+    dbias = None if x.bias is None else sum_like(xp, x.bias)
     for i in reversed(range(x.q.shape[-2])):
         z = logits(plan, x, keys, decays[i], i)
         n, one = z.shape[-1], slice(i, i + 1)
@@ -52,12 +53,15 @@ def backward(plan: Plan, x: Parts, out: Array, logs: Array, dout: Array) -> Part
         dv.add(0, xp.matrix_transpose(p) @ d)
         dq.add(i, plan.scale * (dz @ keys[..., :n, :]))
         dk.add(0, xp.matrix_transpose(dz) @ x.q[..., one, :])
+        if dbias is not None:
+            dbias.add_columns(i, 0, dz)
         if x.sinks is not None and plan.normalize:
             dsinks = dsinks - sum_to(xp, xp.exp(x.sinks - logs[..., one, :]) * mean, x.sinks.shape)
         if x.g is not None:
             crossing = dz if crossing is None else crossing[..., :n] + dz
             dg.append(xp.sum(crossing[..., 0, : n - 1], axis=-1))
-    return gradients(plan, x, (dq, dk, dv), L, dsinks, (dg, crossing))
+    found = gradients(plan, x, (dq, dk, dv), L, dsinks, (dg, crossing))
+    return found if dbias is None else found._replace(bias=dbias.total)
 
 
 def gradients(plan: Plan, x: Parts, sums: Any, L: int, dsinks: Any, gates: Any) -> Any:
@@ -99,6 +103,8 @@ def logits(plan: Plan, x: Parts, keys: Array, decay: Array | None, i: int) -> Ar
     z = x.q[..., i : i + 1, :] @ xp.matrix_transpose(keys[..., :n, :])
     if decay is not None:
         z = z + decay[..., None, :n]
+    if x.bias is not None:
+        z = z + x.bias[..., i : i + 1, :n]
     hidden = _hidden(plan, x, i, n - L)
     return z if hidden is None else xp.where(hidden, xp.asarray(-float("inf"), dtype=z.dtype, device=device(z)), z)
 

@@ -44,16 +44,16 @@ def tokens_of(x: Inputs, s: Sequence) -> Inputs:
     """The tokens of one sequence; queries that are not causal may have their own number."""
     q, k, v, w = (None if y is None else y[..., s.start : s.stop, :, :] for y in (x.q, x.k, x.v, x.w))
     g, beta = (None if y is None else y[..., s.start : s.stop, :] for y in (x.g, x.beta))
-    return Inputs(x.q if s.row is None else q, k, v, g, x.sinks, w, beta)
+    return Inputs(x.q if s.row is None else q, k, v, g, x.sinks, w, beta, x.bias)
 
 
 def parts_of(plan: Plan, x: Inputs, cache: Any) -> Parts:
     """A sequence and its cache with heads before tokens, queries times the scale."""
     xp, G = plan.xp, groups(x)
-    q, k, v, w = (None if y is None else split(xp, cast(xp, y, plan.dtype), G) for y in (*x[:3], x.w))
+    q, k, v, w, bias = (None if y is None else split(xp, cast(xp, y, plan.dtype), G) for y in (*x[:3], x.w, x.bias))
     g, beta = (None if y is None else split(xp, cast(xp, y, plan.dtype)[..., None], G)[..., 0] for y in (x.g, x.beta))
     sinks = None if x.sinks is None else xp.reshape(cast(xp, x.sinks, plan.dtype), (G, -1, 1, 1))
-    return Parts(None if q is None else plan.scale * q, k, v, g, sinks, _past(plan, cache, G), w, beta)
+    return Parts(None if q is None else plan.scale * q, k, v, g, sinks, _past(plan, cache, G), w, beta, bias)
 
 
 def _past(plan: Plan, cache: Any, G: int) -> Past | None:
@@ -83,6 +83,13 @@ class Sum:
             return
         zeros = [xp.zeros((*lead, m, D), dtype=piece.dtype, device=device(piece)) for m in (start, T - start - n)]
         self.total = self.total + xp.concat([zeros[0], piece, zeros[1]], axis=-2)
+
+    def add_columns(self, start: int, column: int, piece: Array) -> None:
+        """Likewise columns from `column` on; zeros beside them."""
+        xp, lead = self.xp, piece.shape[:-1]
+        zeros = [xp.zeros((*lead, m), dtype=piece.dtype, device=device(piece))
+                 for m in (column, self.shape[-1] - column - piece.shape[-1])]  # fmt: skip
+        self.add(start, xp.concat([zeros[0], piece, zeros[1]], axis=-1))
 
 
 def sum_like(xp: Namespace, y: Array) -> Sum:

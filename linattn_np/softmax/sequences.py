@@ -77,7 +77,8 @@ def joined(plan: Plan, x: Inputs, row: Row, d: Parts) -> tuple[Inputs, Row]:
     g, beta = (None if given is None else heads.join(xp, y[..., None], (*given.shape, 1))[..., 0]
                for y, given in ((d.g, x.g), (d.beta, x.beta)))  # fmt: skip
     sinks = None if x.sinks is None else xp.reshape(d.sinks, x.sinks.shape)
-    dx = Inputs(q, k, v, g, sinks, None if x.w is None else heads.join(xp, d.w, x.w.shape), beta)
+    w, bias = (None if given is None else heads.join(xp, y, given.shape) for y, given in ((d.w, x.w), (d.bias, x.bias)))
+    dx = Inputs(q, k, v, g, sinks, w, beta, bias)
     if row is None or d.past is None:
         return dx, zeros(plan, x, row)[1]
     past: Past = d.past

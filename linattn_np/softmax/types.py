@@ -28,6 +28,15 @@ class GatedCache(NamedTuple):
     length: Any
 
 
+class HouseholderCache(NamedTuple):
+    """KeyValueCache of keys that are multiplied by P of their token; P (..., Hk, K, K) is that of the last one."""
+
+    k: Any
+    v: Any
+    P: Any
+    length: Any
+
+
 class Inputs(NamedTuple):
     """Arrays of a call, or their gradients; tokens before heads."""
 
@@ -38,6 +47,7 @@ class Inputs(NamedTuple):
     sinks: Array = None  # (Hq,) logit of a further key, whose value is 0
     w: Array = None  # (..., T, Hk, K) directions of the position maps I - beta w^T w (path/)
     beta: Array = None  # (..., T, Hk) their strengths
+    bias: Array = None  # (..., Tq, Hq, T) what is added to the logits (readouts/biased.py)
 
 
 class Plan(NamedTuple):
@@ -92,6 +102,7 @@ class Parts(NamedTuple):
     past: Past | None
     w: Array = None  # (..., G, Rk, T, K), None without position maps
     beta: Array = None  # (..., G, Rk, T)
+    bias: Array = None  # (..., G, Rq, Tq, T)
 
 
 class Past(NamedTuple):

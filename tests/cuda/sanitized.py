@@ -7,8 +7,8 @@
 Every array is an allocation of its own, so that memcheck sees its end, and begins full of NaN, so that a result that
 holds memory which nobody wrote is wrong here too; with --fresh it begins as the driver gives it, for initcheck.
 With --every-lane all lanes of a warp arrive at a barrier where else the first one speaks for them, since racecheck
-follows single threads. LINATTN_CUDA_PORTABLE=1 takes the portable kernels,
-LINATTN_CUDA_FREE=1 the chunk kernels of free rank-one terms. --only PATTERN takes the calls whose name it matches.
+follows single threads. LINATTN_CUDA_PORTABLE=1 takes the portable kernels. --only PATTERN takes the calls
+whose name it matches.
 """
 
 from __future__ import annotations
@@ -112,7 +112,12 @@ CASES = [
     Case("hgrn2", "bfloat16", 150),
     Case("hgrn2", "bfloat16", 130, 64, 64, (2, 2, 2), [0, 70, 130]),
     Case("gla", "bfloat16", 70, 200, 136),  # in blocks of keys and of values
-    Case("gdn2", "bfloat16", 70, backward=False),  # token by token
+    # token by token
+    Case("gdn2", "float16", 70, backward=False),
+    Case("gla", "float16", 50),
+    Case("rwkv6", "float32", 40, 64, 64),
+    Case("rwkv7", "float32", 60, 60, 36, (2, 1, 2), [0, 33, 60]),
+    Case("kda", "float32", 40, 64, 256, (1, 1, 1)),
     Case("kda", "bfloat16", 140, raw=True, backward=False),
     # a free rank-one term
     Case("rwkv7", "bfloat16", 150),
@@ -120,6 +125,8 @@ CASES = [
     Case("dplr", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130]),
     Case("iplr", "bfloat16", 70, 64, 40),
     Case("dplr", "bfloat16", 150, backward=False, at=(64, 150)),
+    Case("gdn2", "bfloat16", 150),
+    Case("gdn2", "bfloat16", 130, 64, 40, (2, 2, 2), [0, 70, 130], raw=True),
     # states at positions, stored by the pass; and their gradients
     Case("simple_gla", "bfloat16", 300, at=(64, 256, 300)),
     Case("simple_gla", "bfloat16", 200, 64, 64, offsets=[0, 90, 90, 200], at=(64, 90, 154)),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from linattn_np.matrix_state.cuda.free import plan
+from linattn_np.matrix_state.cuda.free import delta, plan
 from linattn_np.runtime.cuda import nvrtc
-from linattn_np.warmup import SHARED, free_entries
+from linattn_np.warmup import SHARED, Entry, free_entries
 
 from .test_compile import HGMMA, operations, spilled
 from .test_vector import compiled
@@ -34,6 +34,14 @@ def test_every_entry_compiles(gate, K, V, ragged):
         code = compiled(entry)
         assert spilled(code.log) <= allowed(entry), (entry.words, code.log)
         assert bool(operations(code.cubin) & HGMMA) != entry.words.endswith("exact grads"), entry.words
+
+
+@pytest.mark.parametrize(("gate", "erasers", "before", "K", "V"), [
+    ("bfloat16", "bfloat16", False, 128, 128), ("float32", "float32", True, 64, 40),
+])
+def test_erase_vectors_compile(gate, erasers, before, K, V):
+    code = compiled(Entry("erase vectors", delta.SOURCE, delta.constants(K, V, gate, erasers, before)))
+    assert spilled(code.log) == 0
 
 
 def test_which_architectures_have_them():

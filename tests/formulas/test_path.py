@@ -1,4 +1,4 @@
-"""PaTH attention of text 002: its matrix, its special cases: 3.10, 3.23, 3.24."""
+"""PaTH attention of text 002: its matrix, its special cases, transformed queries and keys: 3.10, 3.23 to 3.26."""
 
 import numpy as np
 import pytest
@@ -56,6 +56,27 @@ def test_3_24_reflections_turn_queries_and_keys(D, beta_norm):
     agree(ours.q, through.q - of_q.q, 1e-11)
     agree(ours.k, through.k - of_k.q, 1e-11)
     agree(ours.v, through.v, 1e-11)
+
+
+@pytest.mark.parametrize("strength", [0.1, 1.0, 2.0])
+def test_3_25_queries_and_keys_less_their_own_outputs(D, strength):
+    beta, w = strength * D.beta / D.beta.max(), D.w
+    q, k = (x - run(la.delta_rule, x, w, w, beta) for x in (D.q, D.k))
+    agree(run(la.householder_positions, D.q, D.k, D.v, w, beta), run(la.softmax_attention, q, k, D.v), 1e-11)
+    ours = pull(la.householder_positions, D.q, D.k, D.v, w, beta, dout=D.dout)
+    through = pull(la.softmax_attention, q, k, D.v, dout=D.dout)
+    of_q, of_k = (pull(la.delta_rule, x, w, w, beta, dout=d) for x, d in ((D.q, through.q), (D.k, through.k)))
+    agree(ours.q, through.q - of_q.q, 1e-11)
+    agree(ours.k, through.k - of_k.q, 1e-11)
+    agree(ours.v, through.v, 1e-11)
+    agree(ours.w, -(of_q.k + of_q.v + of_k.k + of_k.v), 1e-11)
+    agree(ours.beta, -(of_q.beta + of_k.beta), 1e-11)
+
+
+def test_3_25_reflections_are_path_attention(D):
+    two = 2 * D.one
+    ours, other = (run(fn, D.q, D.k, D.v, D.w, two) for fn in (la.householder_positions, la.path_attention))
+    agree(ours, other, 1e-11)
 
 
 @pytest.mark.parametrize("norm", [0.5, 2.0])

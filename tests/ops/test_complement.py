@@ -7,7 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.ops.complement import complement, complement_vjp
-from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import CUPY, KINDS, device_plans, stub
 
 launched, public = step_calls.launched, step_calls.public

@@ -17,7 +17,7 @@ from linattn_np.matrix_state.cpu.decay_vjp import block_gram_vjp, crossings
 from linattn_np.ops import polynomial_maps
 from linattn_np.ops.cpu.lengths import inverse_lengths, unit_rows, unit_rows_vjp, unit_vjp
 from linattn_np.ops.cpu.maps import exponentials, exponentials_vjp, monomials, monomials_vjp, waves, waves_vjp
-from linattn_np.ops.cpu.numbers import exp, number
+from linattn_np.ops.cpu.numbers import exp, log1p_exp, number
 from linattn_np.ops.cpu.products import (
     FULL,
     LEFT_LOWER,
@@ -139,6 +139,22 @@ def test_exponentials(dtype):
     assert found[-3] == found[-6] == 1
     assert np.isnan(found[-2])
     assert found[-1] == np.inf
+
+
+@piece
+def logs(w: Sheet):
+    for i in range(w.m):
+        w.h[i] = log1p_exp(w.f[i])
+
+
+@dtypes
+def test_log_of_one_and_an_exponential(dtype):
+    """log(1 + e^x) of x <= 0 within 4 ulp, also where it is e^x; 0 at -inf, NaN stays."""
+    x = np.concatenate([-np.logspace(-8, 1.9, 300), [0.0, -np.inf, np.nan]]).astype(dtype)
+    found = run(logs, dtype, {"m": len(x)}, f=x).h
+    exact = np.log1p(np.exp(x[:-1].astype(np.longdouble)))
+    assert (np.abs(found[:-1] - exact) <= 4 * np.spacing(exact.astype(dtype))).all()
+    assert np.isnan(found[-1])
 
 
 @piece

@@ -10,7 +10,7 @@ import pytest
 
 from linattn_np.runtime.cuda import constants, launch
 from linattn_np.runtime.cuda.record import LaunchSequence, Recorder, namespace
-from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import CUPY, stub
 
 launched = step_calls.launched

@@ -5,16 +5,21 @@ Array calls before the core, the core's own plan, and array calls after it, whic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...core import COMPUTATIONS
-from ...ops.cpu.programs import Ahead, Views, is_whole  # plans are recorded where there are compiled loops
+from ...ops.cpu.programs import Ahead, Places, Views, is_whole  # plans are recorded where there are compiled loops
 from ...runtime.agreement import other_numbers
 from ...runtime.arrays import Array
-from ...runtime.memory import shares_memory
-from ...runtime.tracing import plain, traced_variables
+from ...runtime.tracing import Trace, contains, plain, traced_variables
 from ..binding import Prepared
 from ..replay import finished
+
+# (arrays of a call, the memory of results, the core's (out, state)) -> the public (out, state)
+After = Callable[[list[Array], np.ndarray, Any], Any]
 
 
 class Parts(NamedTuple):
@@ -50,34 +55,35 @@ def record_state(call: Prepared, names: tuple[str, ...], state: Any, residuals: 
         own[n] = y
     c.state = None if state is None else like_state(state, own)
     x = call.spec.change.to_core(c)
+    ready = None if call.spec.change.from_core else _ready(call, c, trace, parts)
     before, x = Ahead(trace), type(x)(*map(plain, x))
     begin, stored = parts.of_core(state_parts(state)), [S.dtype for S in state_parts(state)]
     core_plan = call.plan._replace(overwrite=call.plan.overwrite and all(d == call.plan.dtype for d in stored))
     plan = COMPUTATIONS[type(x)].record(x, core_plan, begin, residuals, before.following)
     if plan is None:
         return None
-    after, final = _after(call, names, state, (plan, before, parts, c))
-    overwrite, others, core_parts = call.plan.overwrite, parts.others, parts.core
-    is_same, has_out, kind = core_parts == list(range(len(own))), final[0] is not None, final[1]
+    after = ready or _after(call, names, state, (plan, before, parts, c))
+    return _replayed(state, call.plan.overwrite, parts, (before, plan, after))
+
+
+def _replayed(state: Any, overwrite: bool, parts: Parts, steps: tuple[Ahead, Any, After]) -> Any:
+    """The plan: array calls, the core's plan, and what makes the public results."""
+    (before, plan, after), (core, others, _) = steps, parts
+    is_same, none = core == list(range(len(core) + len(others))), state is None
 
     def replayed(arrays: list[Array], state: Any, pointers: None = None) -> Any:
-        begin = state
-        if not is_same and state is not None:
-            own = state_parts(state)
-            begin, more = parts.of_core(own), [own[n] for n in others]
-            if overwrite and shares_memory(more, [*arrays, *state_parts(begin)]):
-                return None
-            arrays = [*arrays, *more]
+        begin, all_parts = state, None if none or is_same else state_parts(state)
+        if all_parts is not None:
+            begin, arrays = parts.of_core(all_parts), [*arrays, *[all_parts[n] for n in others]]
         memory = before.run(arrays)
         found = plan([*arrays, memory], begin, None)
         if found is None:
             return None
-        results = after.run([*arrays, memory, memory, *([found[0]] if has_out else ()), *state_parts(found[1])])
-        out, ends = (results[0], results[1:]) if has_out else (None, results)
+        out, end = after(arrays, memory, found)
         if not overwrite:
-            return out, like_state(kind, ends)
-        for S, y in zip(state_parts(state), ends, strict=True):
-            if S is not y:
+            return out, end
+        for S, y in zip(state_parts(state), state_parts(end), strict=True):
+            if S is not y:  # nothing is read any more
                 S[...] = y
         return out, state
 
@@ -96,8 +102,30 @@ def _at_once(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any)
     return COMPUTATIONS[type(x)].record(x, call.plan, state, residuals, trace, then)
 
 
-def _after(call: Prepared, names: tuple[str, ...], state: Any, recorded: Any) -> tuple[Views, tuple[Any, Any]]:
-    """(what makes the public results from the arrays of a call and the core's results, results like them).
+def _ready(call: Prepared, c: Any, trace: Trace, parts: Parts) -> After | None:
+    """What makes the public results where the public state is the core's, and arrays that need none of its results."""
+    if parts.like is None:
+        return None
+    ends, count = [trace.added(np.empty_like(y)) for y in state_parts(parts.like)], len(trace.calls)
+    final = call.spec.state.unpack(c, like_state(parts.like, ends))  # type: ignore[misc]
+    reads = any(contains(end, y) for end in ends for x in trace.calls[count:] for y in x.arrays)
+    trace.beside.clear()
+    if reads:
+        del trace.calls[count:]
+        return None
+    chosen = [next((n for n, end in enumerate(ends) if end is y), None) for y in state_parts(final)]
+    found = [y for n, y in zip(chosen, state_parts(final), strict=True) if n is None]
+    views = Views(None, Places(trace), trace, found)
+
+    def after(arrays: list[Array], memory: np.ndarray, found: Any) -> Any:
+        more, ends = iter(views.run([*arrays, memory])), state_parts(found[1])
+        return found[0], like_state(final, [next(more) if n is None else ends[n] for n in chosen])
+
+    return after
+
+
+def _after(call: Prepared, names: tuple[str, ...], state: Any, recorded: Any) -> After:
+    """What makes the public results from the arrays of a call and the core's results, by array calls.
 
     recorded: the core's plan, the array calls before it, the parts of its state, traced variables.
     """
@@ -107,14 +135,20 @@ def _after(call: Prepared, names: tuple[str, ...], state: Any, recorded: Any) ->
     own, arrays = copies[len(given) :], [*copies[: len(given)]]
     arrays += [own[n] for n in parts.others]
     out, end = plan([*arrays, before.run(arrays)], parts.of_core(own), None)
-    trace = before.trace
-    if out is not None:
+    trace, has_out = before.trace, out is not None
+    if has_out:
         out = finished(call, c, trace.added(out)) if call.spec.change.from_core else trace.added(out)
     ends = [trace.added(y) for y in state_parts(end)]
     unpack: Any = call.spec.state.unpack
     final = unpack(c, ends[0] if len(ends) == 1 else tuple(ends))
-    found = [*([] if out is None else [out]), *state_parts(final)]
-    return before.after(found), (out, final)
+    views = before.after([*([out] if has_out else []), *state_parts(final)])
+
+    def after(arrays: list[Array], memory: np.ndarray, found: Any) -> Any:
+        own = [found[0]] if has_out else []
+        results = views.run([*arrays, memory, memory, *own, *state_parts(found[1])])
+        return (results[0] if has_out else None), like_state(final, results[len(own) :])
+
+    return after
 
 
 def state_parts(state: Any) -> list[Any]:

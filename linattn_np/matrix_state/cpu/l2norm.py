@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from math import sqrt
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from ...ops.cpu.lengths import unit_rows as divide
 from ...ops.cpu.lengths import unit_rows_vjp as divide_vjp
 from ...runtime import threads
-from ...runtime.pieces.memory import address
+from ...runtime.pieces.memory import first_byte
 from ...runtime.pieces.piece import JIT, Whole, entry, load_pieces, piece, workspace_kind
 from ...runtime.pieces.views import rows
 from ...runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
@@ -22,6 +23,7 @@ from ..types import Plan
 ROWS = Workspace("rows", ("count", "n", "each"), ("root",), (),
                  {name: Matrix("count", "n") for name in ("x", "dy", "out")})  # fmt: skip
 Work = workspace_kind(ROWS)
+PLACES = tuple(ROWS.slots[name] for name in ("x", "dy", "out"))
 
 
 @piece
@@ -59,27 +61,34 @@ def _over_rows(kernel: Any, plan: Plan, *arrays: Any) -> np.ndarray | None:
     else:
         arrays = tuple(trace.dense(y, np.dtype(plan.dtype)) for y in arrays)
     out = (np.empty if trace is None else trace.new)(arrays[0].shape, plan.dtype)
-    dtype = np.dtype(plan.dtype).name
     if not out.size:
         return out
-    load_pieces((kernel,), dtype)
-    n, table = out.shape[-1], np.zeros(ROWS.size, np.int64)
-    count, each = out.size // n, max(UNIT_ELEMENTS // n, 1)
-    for name, size in (("count", count), ("n", n), ("each", each)):
-        table[ROWS.slots[name]] = size
-    table[ROWS.slots["root"] : ROWS.slots["root"] + 1].view(np.float64)[0] = sqrt(plan.l2norm_eps)
-    for name, y in (("x", arrays[0]), ("dy", arrays[-1]), ("out", out)):
-        table[ROWS.slots[name] : ROWS.slots[name] + 2] = address(y), n * y.itemsize
-    tasks, at, call = -(-count // each), address(table), entry(kernel, dtype) if JIT else None
+    n = out.shape[-1]
+    known, tasks, call = _kernel(kernel, np.dtype(plan.dtype), out.size // n, n, plan.l2norm_eps)
+    table = known.copy()
+    for place, y in zip(PLACES, (arrays[0], arrays[-1], out), strict=True):
+        table[place] = first_byte(y)
+    at = first_byte(table)
 
     def work(first: int, last: int, owners: Any = (arrays, out, table)) -> None:
         if call is not None:
             call(at, first, last)
         else:
-            kernel(PythonWorkspace(ROWS, table, dtype), first, last)
+            kernel(PythonWorkspace(ROWS, table, plan.dtype), first, last)
 
     threads.run(work, tasks, threads.num_threads() if tasks > 1 else 1)
     if trace is None:
         return out
-    places = tuple(ROWS.slots[name] for name in ("x", "dy", "out"))
-    return trace.kernel(Kernel(call, table, places, (arrays[0], arrays[-1], out), tasks))
+    return trace.kernel(Kernel(call, table, PLACES, (arrays[0], arrays[-1], out), tasks))
+
+
+@functools.lru_cache(maxsize=64)
+def _kernel(kernel: Any, dtype: np.dtype, count: int, n: int, eps: float) -> tuple[np.ndarray, int, Any]:
+    """(table without addresses, tasks, compiled kernel) for `count` rows of n numbers."""
+    load_pieces((kernel,), dtype.name)
+    table, each = np.zeros(ROWS.size, np.int64), max(UNIT_ELEMENTS // n, 1)
+    for name, size in (("count", count), ("n", n), ("each", each)):
+        table[ROWS.slots[name]] = size
+    table[ROWS.slots["root"] : ROWS.slots["root"] + 1].view(np.float64)[0] = sqrt(eps)
+    table[[at + 1 for at in PLACES]] = n * dtype.itemsize
+    return table, -(-count // each), entry(kernel, dtype.name) if JIT else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -66,8 +65,7 @@ def run(kernel: Kernel, arrays: np.ndarray, tasks: np.ndarray, bounds: list[int]
     Tasks bounds[n]..bounds[n + 1] are carried out in turn by one thread.
     """
     if operations < policy.FEW_OPERATIONS:
-        for first, last in pairwise(bounds):
-            kernel(arrays, tasks, first, last)
+        kernel(arrays, tasks, bounds[0], bounds[-1])
         return
     each = max(1, int(len(tasks) * policy.MANY_OPERATIONS / operations))
 

@@ -167,6 +167,24 @@ FREE_GRADS = Struct(  # the gradients of vector_free/ but dv
     ("group_q group_k group_v group_g group_a group_b items", INT), ("scale", FLOAT),
 )  # fmt: skip
 
+ERASE_VECTORS = Struct(  # erase_vectors.cu; a, values and what follows: dense, of the outputs' heads
+    "matrix_state/EraseVectorArguments",
+    ("r g v", ROWS), ("beta", GATE),
+    ("a values", OUT_BYTES),  # what free kernels take; back, their gradients
+    ("dg dr dv dk", OUT_BYTES), ("db", BYTES), ("dbeta", OUT_FLOATS),  # dg, dk: of those kernels, then with the rest
+    ("rows", I64), ("T heads", INT),
+)  # fmt: skip
+
+RECURRENCE = Struct(  # recurrence/: gradients token by token; arrays that are written are dense (tokens, heads, width)
+    "matrix_state/RecurrenceArguments",
+    ("q k v g a b dout dq dk dv dg da db", ROWS), OFFSETS,
+    ("u", FLOATS),  # bonus (heads of u, K)
+    ("w dw", OUT_BYTES),  # what a and b read, float32
+    ("start end", OUT_FLOATS),  # the state, or its gradient, before and after: (sequences, heads, K, V)
+    ("marks dots", OUT_FLOATS),  # decayed states at marks; q.dq and a.da by channels, of which dg is made
+    ("marks_of_sequence", I64), ("T heads group_u", INT), ("scale", FLOAT),
+)  # fmt: skip
+
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
 VECTORS = Struct("matrix_state/Vectors", ("batch token head", I64), ("group", INVERSE), ("kind", INT))
 STEP = Struct(

@@ -12,6 +12,7 @@ from ..types import Decay, Erase, Inputs, Plan, Saved
 from . import delta, free, scan, step, vector, vector_delta, vector_value, vector_widths
 from .deferred import calls as deferred_calls
 from .deferred import solved as deferred_solved
+from .free import delta as free_delta
 
 
 class Call(NamedTuple):
@@ -21,10 +22,12 @@ class Call(NamedTuple):
     plan: Plan
 
 
-def _chunks_of(x: Inputs) -> Any:
+def _chunks_of(x: Inputs, plan: Plan) -> Any:
     if x.erase is Erase.FREE:
         return free
     if x.decay is Decay.VECTOR:
+        if x.erase is Erase.DELTA and not plan.erases_key:
+            return free_delta
         if vector_widths.needed(x):
             return vector_widths
         return vector_delta if x.erase is Erase.DELTA else vector
@@ -37,7 +40,7 @@ def _of(x: Inputs, plan: Plan) -> Any:
     """The module of a call. Decays of channels that no chunk kernel covers go token by token."""
     if policy.is_short_cuda(plan):
         return step
-    chunks = _chunks_of(x)
+    chunks = _chunks_of(x, plan)
     by_tokens = plan.chunk_size is None and policy.recurs_cuda(x, plan)
     return step if by_tokens and chunks.unsupported_reason(Call(x, plan)) is not None else chunks
 
@@ -102,7 +105,7 @@ def solve_one(x: Any, plan: Plan, Z: Any) -> tuple[Any, Any]:
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
-    chunks = _chunks_of(saved.x)
+    chunks = _chunks_of(saved.x, saved.plan)
     # few tokens are one chunk: a backward by chunks needs no residuals of it
     if saved.x.q is not None and chunks.unsupported_reason(saved) is None:
         return chunks.backward(saved, dout, dstate)

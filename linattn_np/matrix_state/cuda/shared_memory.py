@@ -165,28 +165,49 @@ def free_extras_of(keep: bool, backward: bool) -> int:
     return 0 if not keep else 2 * SQUARE + 4 * FREE_INVERSE if backward else SQUARE
 
 
-FREE_DIAGONAL, FREE_INVERSE = 16 * 20 * 4, 2 * 16 * 16 * 2  # a diagonal block in float32; its inverse in two terms
+FREE_BLOCK = 16 * 16 * 2  # of 16 rows and columns in bfloat16
+FREE_DIAGONAL, FREE_INVERSE = 16 * 20 * 4, 2 * FREE_BLOCK  # a diagonal block in float32; its inverse in two terms
 
 
 def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
     """free_*.cu by name: factors, chain, grads, exact grads.
 
-    factors: four tiles, four squares, decays of blocks and chunk, diagonal blocks; exact: four tiles more. chain: two
+    factors: four tiles, four squares, decays of blocks and chunk, diagonal blocks, what rounding leaves of the others;
+    exact: four tiles more. chain: two
     stages of factors, three of values, extras. grads: four tiles, values and states (then sums), log decays. exact
     grads: v, dO, w and dw, the last two transposed too (then states of 8 runs for each of 8 warps).
     """
     keys, values = free_tile(K), free_tile(V)
     if name == "factors":
-        small = 5 * 128 * 4 + 4 * (FREE_DIAGONAL + FREE_INVERSE) + 64
+        small = 5 * 128 * 4 + 4 * (FREE_DIAGONAL + FREE_INVERSE) + 6 * FREE_BLOCK + 64
         return round_up(4 * keys + 4 * SQUARE + small, 1024) + build.exact * 4 * keys
     if name == "chain":
         extras = free_extras_of(build.keep, build.backward)
         return 2 * round_up(free_factors_of(K), 1024) + 3 * values + extras + 128
     if name == "exact grads":
-        return 4 * values + max(2 * values, 8 * 8 * round_up(V, PANEL) * 4) + 64
+        return 4 * values + max(2 * values, 8 * 8 * round_up(V, PANEL) * 4) + 96
     states = round_up(K, PANEL) * round_up(V, PANEL) * 2
     sums = 4 * round_up(K, PANEL) * policy.GROUP_CHUNK * 4
     return 4 * keys + max(4 * values + 2 * states, sums) + keys * BYTES[gate] // 2 + 5 * 128 * 4 + 32
+
+
+# Gradients token by token.
+def recurrence_tokens(V: int) -> int:
+    """Tokens that a block loads at a time."""
+    return 16 if V <= 128 else 8
+
+
+def recurrence_values(kind: Any) -> int:
+    """recurrence/values.cu: of each token q, k, decays (a, b) and 128 values."""
+    return recurrence_tokens(kind.V) * ((3 + 2 * kind.erase) * round_up(kind.K, 32) + 128) * 4
+
+
+def recurrence_channels(kind: Any) -> int:
+    """recurrence/channels.cu: of each token v, dO (w, dw), 32 channels of q, k, decays (a, b), products
+    of values, sums of 8 warps."""
+    pairs, tokens = 1 + kind.erase, recurrence_tokens(kind.V)
+    values, cells = 2 * pairs * round_up(kind.V, 128), (3 + 2 * kind.erase + 8 * pairs) * 32
+    return (tokens * (values + cells + 4) + 32) * 4
 
 
 # The portable delta rule.

@@ -129,9 +129,13 @@ def of_heads(call: Launch, N: int, H: int) -> Launch | None:
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state, by array calls: token by token, in chunks of many tokens."""
+    """Gradients of every input and of the initial state: by kernels token by token, else by array calls."""
     if policy.is_short_cuda(saved.plan):
         return recurrence.backward(saved, dout, dstate)
+    from . import recurrence as kernels  # which need this module
+
+    if kernels.unsupported_reason(saved) is None:
+        return kernels.backward(saved, dout, dstate)
     return array_calls.backward(array_calls.forward(saved.x, saved.plan, saved.state)[2], dout, dstate)
 
 

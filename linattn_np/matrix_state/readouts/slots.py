@@ -18,7 +18,6 @@ import numpy as np
 from ...core import Computed, Explained, join_parts, register, split_parts
 from ...ops.learned_maps import softmax, softmax_vjp
 from ...runtime.arrays import Array, cast
-from ...runtime.memory import shares_memory
 from ...runtime.tracing import Trace, of_output, plain
 from .. import core
 from ..types import Inputs, Plan
@@ -116,6 +115,7 @@ def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: T
     if then is not None or residuals.p is None:
         return None
     from ...ops.cpu.programs import computed  # where a plan is recorded, there are compiled loops
+    from ...runtime.pieces.overlap import Overlap
 
     if state is not None and not (state[0].dtype == state[1].dtype == plan.dtype):
         return None
@@ -129,11 +129,11 @@ def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: T
                        Trace([*following.given, p]))  # fmt: skip
     if logits is None or read is None:
         return None
-    overwrite = plan.overwrite
+    overlap = Overlap((S, W), trace.given) if plan.overwrite and state is not None else None
 
     def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
         S, W = (None, None) if state is None else state[:2]
-        if overwrite and shares_memory((S, W), arrays):
+        if overlap is not None and overlap((S, W), arrays):
             return None
         arrays = add(arrays)
         found = logits(arrays, W, None)

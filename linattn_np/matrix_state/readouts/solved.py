@@ -24,7 +24,6 @@ import numpy as np
 
 from ...core import Computed, Explained, join_parts, register, split_parts
 from ...runtime.arrays import Array, Namespace, add_to, is_deferred, sum_to
-from ...runtime.memory import shares_memory
 from ...runtime.tracing import Trace, plain
 from .. import core
 from ..operations import readers_of
@@ -248,6 +247,7 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
     if then is not None or x.q is None or not (state is None or state[0].dtype == state[1].dtype == plan.dtype):
         return None
     from ...ops.cpu.programs import Ahead, Places, Views, whole  # where a plan is recorded, there are compiled loops
+    from ...runtime.pieces.overlap import Overlap
 
     (S, Z), (fn, wanted, value_residuals) = state[:2] if state else (None, None), residuals.solved.value_residuals
     solver = _iterating(fn, residuals.x, plan, wanted)
@@ -259,11 +259,11 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
     solve = _recorded_solve(solver, (keys, plain(ridge)), x.solver, plan, Z, ahead.following)
     x_t: Any = residuals.solved.read
     read = core.record(values._replace(q=x_t), plan, S, value_residuals, Trace([*ahead.following.given, x_t]))
-    overwrite = plan.overwrite
+    overlap = Overlap((S, Z), trace.given) if plan.overwrite and state is not None else None
 
     def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
         S, Z = (None, None) if state is None else state[:2]
-        if (overwrite and shares_memory((S, Z), arrays)) or not least.run(arrays)[0] > 0:
+        if (overlap is not None and overlap((S, Z), arrays)) or not least.run(arrays)[0] > 0:
             return None
         arrays = [*arrays, ahead.run(arrays)]
         if (found := solve(arrays, Z)) is None or (out := read([*arrays, found[0]], S, None)) is None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ...runtime.arrays import Array
-from ...runtime.memory import shares_memory
 from ...runtime.pieces.memory import address, first_byte
 from ...runtime.tracing import Trace, of_output, plain
 from .. import core
@@ -77,6 +76,7 @@ def _at_once(x: Inputs, plan: Plan, both: Any, residuals: Any, trace: Trace, div
 def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace, divide: Divide, more: Any) -> Any:
     """Of S and z that lie apart."""
     from ...ops.cpu.programs import computed, place_of  # where a plan is recorded, there are compiled loops
+    from ...runtime.pieces.overlap import Overlap
 
     add, following = computed(trace)
     x = Inputs(*map(plain, x))
@@ -89,11 +89,12 @@ def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace,
     if sums is None or numerators is None:
         return None
     overwrite, none = plan.overwrite, x.q is None
+    overlap = Overlap((S, z), trace.given) if overwrite and state is not None else None
     other = None if more is None else place_of(trace, more)
 
     def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
         S, z = (None, None) if state is None else state[:2]
-        if overwrite and shares_memory((S, z), arrays):
+        if overlap is not None and overlap((S, z), arrays):
             return None
         arrays = add(arrays)
         found = sums(arrays, None if z is None else z[..., None], None)

@@ -23,13 +23,14 @@ from llvmlite import ir
 from numba import types
 
 from ...runtime.pieces.piece import JIT, Whole, piece
+from ...runtime.pieces.row_tiles import copy_row
 from ...runtime.pieces.vectors import I64, emitted, make_array
 from ...runtime.pieces.views import words
 from ...runtime.tracing import Untraceable
 from .storage import from_bfloat16, from_float16
 
 ABSOLUTE = -1
-LOOP, SUM, EXTREME, WHERE, WIDEN, NARROW, HALF, BRAIN, KERNEL = range(9)
+LOOP, SUM, EXTREME, WHERE, COPY, WIDEN, NARROW, HALF, BRAIN, KERNEL = range(10)
 HEAD, EACH, MOST = 8, 5, 4  # words before the arrays, words of each, arrays of a row at most
 ROW = HEAD + EACH * MOST
 F4, F8, U1, U2, U4, U8 = np.float32(0), np.float64(0), np.uint8(0), np.uint16(0), np.uint32(0), np.uint64(0)
@@ -131,7 +132,7 @@ def select(own: Whole, n: Whole, size: Whole):
         c, x, y, out = numbers(a[0], n, U1), numbers(a[1], n, U4), numbers(a[2], n, U4), numbers(a[3], n, U4)
         if a[MOST + 2] == 4:
             for i in range(n):
-                out[i] = x[i] if c[i] else y[i]
+                out[i] = y[i] ^ ((x[i] ^ y[i]) & -np.uint32(c[i]))  # c is 0 or 1: no branch, so that vectors are used
         else:
             one = x[0]
             for i in range(n):
@@ -140,6 +141,23 @@ def select(own: Whole, n: Whole, size: Whole):
         for i in range(n):
             chosen = 1 if numbers(a[0] + i * a[MOST + 1], 1, U1)[0] else 2
             at, to = a[chosen] + i * a[MOST + 1 + chosen], a[3] + i * a[MOST + 4]
+            if size == 4:
+                numbers(to, 1, U4)[0] = numbers(at, 1, U4)[0]
+            else:
+                numbers(to, 1, U8)[0] = numbers(at, 1, U8)[0]
+
+
+@piece
+def copied(own: Whole, n: Whole, size: Whole):
+    """out = x: own has pointers (x, out), n, and steps."""
+    a = words(own, 2 * MOST + 1)
+    if size == 4 and a[MOST + 1] == 4 and a[MOST + 2] == 4:
+        copy_row(numbers(a[0], n, F4), numbers(a[1], n, F4), n)
+    elif size == 8 and a[MOST + 1] == 8 and a[MOST + 2] == 8:
+        copy_row(numbers(a[0], n, F8), numbers(a[1], n, F8), n)
+    else:
+        for i in range(n):
+            at, to = a[0] + i * a[MOST + 1], a[1] + i * a[MOST + 2]
             if size == 4:
                 numbers(to, 1, U4)[0] = numbers(at, 1, U4)[0]
             else:
@@ -216,6 +234,8 @@ def run_row(at: Whole, told: Whole, own: Whole):
             a[MOST] = r[3]
             if kind == WHERE:
                 select(own, r[3], size)
+            elif kind == COPY:
+                copied(own, r[3], size)
             elif kind >= WIDEN:
                 widen(own, r[3], size, kind)
             else:

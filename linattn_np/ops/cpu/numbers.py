@@ -1,4 +1,4 @@
-"""e^x, sin x and cos x of float32 and float64, as loops over rows can be vectorised; numbers of an array's dtype."""
+"""e^x, log(1 + e^x), sin x, cos x of float32 and float64, vectorised in loops; numbers of an array's dtype."""
 
 from __future__ import annotations
 
@@ -104,6 +104,55 @@ def _exp64(x: Any) -> Any:
     power = np.int64((np.int64(n) + np.int64(1023)) << np.int64(52)).view(np.float64)
     y = np.inf if x > CEILING64 else y * power
     return 0.0 if x < FLOOR64 else y
+
+
+def log1p_exp(x: Any) -> Any:
+    """log(1 + e^x) for x <= 0: with y = e^x and s = y / (2 + y) it is 2 (s + s^3 / 3 + s^5 / 5 + ...), s <= 1/3."""
+    return np.log1p(exp(x))
+
+
+@overload(log1p_exp)
+def _log1p_exp(x: Any) -> Any:
+    return _log1p_exp32 if x == types.float32 else _log1p_exp64
+
+
+O3, O5, O7, O9, O11, O13 = (F(1 / n) for n in range(3, 14, 2))
+ODD = tuple(1 / n for n in range(3, 34, 2))
+_O3, _O5, _O7, _O9, _O11, _O13, _O15, _O17, _O19, _O21, _O23, _O25, _O27, _O29, _O31, _O33 = ODD
+
+
+def _log1p_exp32(x: Any) -> Any:
+    y = exp(x)
+    s = y / (F(2) + y)
+    z = s * s
+    p = O11 + z * O13
+    p = O9 + z * p
+    p = O7 + z * p
+    p = O5 + z * p
+    p = O3 + z * p
+    return F(2) * (s + s * z * p)
+
+
+def _log1p_exp64(x: Any) -> Any:
+    y = exp(x)
+    s = y / (2.0 + y)
+    z = s * s
+    p = _O31 + z * _O33
+    p = _O29 + z * p
+    p = _O27 + z * p
+    p = _O25 + z * p
+    p = _O23 + z * p
+    p = _O21 + z * p
+    p = _O19 + z * p
+    p = _O17 + z * p
+    p = _O15 + z * p
+    p = _O13 + z * p
+    p = _O11 + z * p
+    p = _O9 + z * p
+    p = _O7 + z * p
+    p = _O5 + z * p
+    p = _O3 + z * p
+    return 2.0 * (s + s * z * p)
 
 
 def faded(x: Any, w: Any) -> Any:

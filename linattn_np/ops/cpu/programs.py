@@ -16,6 +16,7 @@ from ...runtime.tracing import MOST_STEPS, Call, Kernel, Trace, Untraceable, ext
 from .array_calls import (
     ABSOLUTE,
     BRAIN,
+    COPY,
     EXTREME,
     HALF,
     KERNEL,
@@ -212,6 +213,8 @@ def _kind(call: Call) -> tuple[int, int, int]:
     if call.function == "where":
         return WHERE, 0, 0
     dtypes = tuple(y.dtype for y in call.arrays)
+    if call.function == "cast" and dtypes[0] == dtypes[1] and dtypes[0].itemsize in (4, 8):
+        return COPY, 0, 0
     if call.function == "cast" and dtypes[0] == dtypes[1]:
         return LOOP, *inner_loop(np.positive, dtypes)
     if call.function == "cast":

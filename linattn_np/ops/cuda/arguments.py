@@ -47,6 +47,12 @@ COMPLEMENT = Struct(  # complement.cu: dense arrays of `size` numbers
 )  # fmt: skip
 
 
+PRODUCT = Struct(  # product.cu: dense arrays of `size` numbers; back z is the gradient of the product
+    "ops/ProductArguments",
+    ("x y", BYTES), ("z", OUT_BYTES), ("add", BYTES), ("dx dy", OUT_BYTES), ("size", I64),
+)  # fmt: skip
+
+
 def address(y: Array | None) -> int:
     """The address of an array; 0 for None."""
     return 0 if y is None else y.data.ptr

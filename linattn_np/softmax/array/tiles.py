@@ -78,6 +78,9 @@ def _unmapped(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> Any:
                 bias = start + (to_end if between is None else to_end + between)
                 total = xp.sum(g, axis=-1)[..., None, None]
                 between = total if between is None else between + total
+        if x.bias is not None:
+            own = x.bias[..., rows.start : rows.stop, block.start : block.stop]
+            bias = own if bias is None else bias + own
         yield Tile(block, q, k, v, bias, _hidden(plan, x, rows, block))
     if x.past is not None:
         bias = None
@@ -201,6 +204,7 @@ class Gradients:
         self.sinks: Any = None if x.sinks is None else xp.zeros_like(x.sinks)
         self.past_v = None if x.past is None else xp.zeros_like(x.past.v)
         self.past_b: Any = 0.0
+        self.bias = None if x.bias is None else sum_like(xp, x.bias)
         heads = max(x.q.shape[-3], x.k.shape[-3], 1 if x.g is None else x.g.shape[-2])
         shape = (*dout.shape[:-3], heads, x.k.shape[-2], 1)
         # of the logits of pairs of different blocks: sums of rows and of columns, and of all that cross a block
@@ -218,6 +222,8 @@ class Gradients:
             self.v.add(tile.at.start, dv)
         elif self.past_v is not None:
             self.past_v = self.past_v + sum_to(xp, dv, self.past_v.shape)
+        if self.bias is not None and tile.at is not None:
+            self.bias.add_columns(rows.start, tile.at.start, dz)
         if self.x.g is None:
             return None
         if tile.at == rows:
@@ -248,7 +254,8 @@ class Gradients:
             past = Past(past_k, self.past_v, b, None)
         if x.g is not None:
             g = sum_to(self.plan.xp, self._gates(), x.g.shape)
-        return Parts(v=self.v.total, g=g, sinks=self.sinks, past=past, **products)
+        bias = None if self.bias is None else self.bias.total
+        return Parts(v=self.v.total, g=g, sinks=self.sinks, past=past, bias=bias, **products)
 
     def _gates(self) -> Array:
         """dg_s = sum_{i >= s} of the rows + sum_{j < s} of the columns of its block, and what crosses it."""

@@ -72,6 +72,8 @@ def tile(w: Work):
     logits(w)
     product(FULL, w.dout, w.vT, w.dZ)
     weigh(w)
+    if w.biased and not w.is_past:
+        save(w.dZ, w.out_dbias, place, (w.j, w.n))
     upper = LEFT_UPPER if w.is_diagonal else FULL
     product(upper, transposed(w.Z), w.dout, w.dV, added=w.dV)
     product(upper, transposed(w.dZ), w.q, w.dK, added=w.dK)

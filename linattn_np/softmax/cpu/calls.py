@@ -48,7 +48,7 @@ def backward(
     d = Inputs(*(None if y is None else np.zeros(y.shape, dtype) for y in x))
     begin = None if state is None else type(state)(*(np.zeros(y.shape, dtype) for y in state))
     for name, y in (("out", out), ("most", logs), ("in_dout", dout), ("out_dq", d.q), ("out_dk", d.k),
-                    ("out_dv", d.v), ("out_dg", column(d.g))):  # fmt: skip
+                    ("out_dv", d.v), ("out_dg", column(d.g)), ("out_dbias", d.bias)):  # fmt: skip
         table.put(name, y)
     if begin is not None:
         for name, y in (("past_dk", begin.k), ("past_dv", begin.v), ("past_db", column(getattr(begin, "b", None)))):
@@ -117,7 +117,7 @@ def column(y: np.ndarray | None) -> np.ndarray | None:
 def table_of(plan: Plan, x: Inputs, state: Any, C: int) -> run.Table:
     """The arrays of a call."""
     table = run.Table(all_heads(x))
-    for name, y in (("in_q", x.q), ("in_k", x.k), ("in_v", x.v), ("in_g", column(x.g))):
+    for name, y in (("in_q", x.q), ("in_k", x.k), ("in_v", x.v), ("in_g", column(x.g)), ("in_bias", x.bias)):
         table.put(name, y)
     if x.sinks is not None:
         table.put("in_sinks", np.broadcast_to(x.sinks, (1, C, len(x.sinks)))[..., None])
@@ -154,13 +154,14 @@ def kernel_of(
     longest = max((s.stop - s.start for s in plan.sequences), default=0)
     longest = max(longest, 0 if plan.is_ragged else x.q.shape[-3])
     C, N, heads = sizes
-    each = {"C": C, "N": N, "K": x.k.shape[-1], "V": x.v.shape[-1], "L": 0 if state is None else state.v.shape[-3],
-            "tokens": longest, "blocks": -(-longest // N) + 1, "causal": int(plan.causal),
+    L, blocks = 0 if state is None else state.v.shape[-3], -(-longest // N) + 1
+    each = {"C": C, "N": N, "K": x.k.shape[-1], "V": x.v.shape[-1], "L": L,
+            "tokens": longest, "blocks": blocks, "tiles": blocks + -(-L // N), "causal": int(plan.causal),
             "window": plan.window or 0, "gated": int(x.g is not None), "sinks": int(x.sinks is not None),
-            "normalize": int(plan.normalize), "strict": int(plan.strict), "heads": heads,
-            "mapped": path.how(name, C, x)}  # fmt: skip
+            "normalize": int(plan.normalize), "biased": int(x.bias is not None), "strict": int(plan.strict),
+            "heads": heads, "mapped": path.how(name, C, x)}  # fmt: skip
     dtype = np.dtype(plan.dtype).name
-    made = run.layout(dtype, tuple(each.items()), name in ("backward", "delta_vjp", "path_vjp"))
+    made = run.layout(dtype, tuple(each.items()), name)
     return run.Kernel(name, dtype, made, {"scale": plan.scale, "reach": float(plan.window or FAR)}, table)
 
 

@@ -100,7 +100,7 @@ class Blocks:
 
     def _joined(self, y: np.ndarray) -> np.ndarray:
         """(..., G, R, n, rows, D) as (..., n rows, H, D)."""
-        return _heads_last(y.reshape((*y.shape[:-3], -1, y.shape[-1])))
+        return _heads_last(y.reshape((*y.shape[:-3], y.shape[-3] * y.shape[-2], y.shape[-1])))
 
     def _wide(self, y: np.ndarray) -> np.ndarray:
         """E or X of a sequence that is shorter than a block, with C columns."""

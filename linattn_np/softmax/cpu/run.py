@@ -16,28 +16,29 @@ from ...runtime.pieces.piece import JIT, entry, load_pieces
 from ...runtime.pieces.tiles import lane
 from ...runtime.pieces.workspace import ARRAY, CHANNEL, CHANNELS, SHARED, STORAGE, Layout, PythonWorkspace, stored_array
 from .. import policy
-from . import delta
+from . import delta, stick
 from .backward import backward
 from .forward import forward
 from .path_backward import path_backward
 from .workspace import (
-    ADJOINT,
+    ADJOINT_KERNELS,
     ARRAYS,
     ATTENTION,
-    FORWARD,
+    BIAS,
     GATES,
     GATES_ADJOINT,
+    MEMORY,
     PATH,
     PATH_ADJOINT,
-    SYSTEM,
     TASK,
+    TILES,
 )
 
 STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16"))}
 FIRST = ATTENTION.slots[ARRAYS[0]]
 LAST = FIRST + ARRAY * len(ARRAYS)
 KERNELS = {"forward": forward, "backward": backward, "path_vjp": path_backward, "delta": delta.forward,
-           "delta_vjp": delta.backward}  # fmt: skip
+           "delta_vjp": delta.backward, "stick": stick.forward, "stick_vjp": stick.backward}  # fmt: skip
 
 _own = Scratch()
 
@@ -45,7 +46,8 @@ _own = Scratch()
 def groups() -> dict[str, tuple[Any, ...]]:
     """All kernels, by what they are for: what warmup compiles ahead."""
     return {"softmax attention": (forward,), "its gradients": (backward,), "deltaformer": (delta.forward,),
-            "deltaformer, gradients": (delta.backward,), "PaTH, gradients": (path_backward,)}
+            "deltaformer, gradients": (delta.backward,), "PaTH, gradients": (path_backward,),
+            "stick-breaking attention": (stick.forward,), "stick-breaking attention, gradients": (stick.backward,)}
 
 
 class Table:
@@ -73,20 +75,21 @@ class Table:
 
 
 @functools.lru_cache(256)
-def layout(dtype: str, sizes: tuple[tuple[str, int], ...], adjoint: bool) -> Layout:
+def layout(dtype: str, sizes: tuple[tuple[str, int], ...], kernel: str) -> Layout:
     """The table of a kind of call."""
     given, W = dict(sizes), lane(dtype)
     up = lambda n: -(-n // W) * W  # noqa: E731
     given |= {"c": given["C"], "n": given["N"], "K_lanes": up(given["K"]), "V_lanes": up(given["V"]),
               "task_fields": len(TASK)}  # fmt: skip
-    names = FORWARD | (ADJOINT if adjoint else frozenset()) | frozenset(("age",))
+    names = MEMORY[kernel]
     if given["gated"]:
-        names |= GATES | (GATES_ADJOINT if adjoint else frozenset())
-    if given["strict"]:
-        names |= SYSTEM
+        names |= GATES | (GATES_ADJOINT if kernel in ADJOINT_KERNELS else frozenset())
+    if given["biased"]:
+        names |= BIAS
     if given["mapped"]:
-        names |= PATH | (PATH_ADJOINT if adjoint else frozenset())
-    return ATTENTION.layout(given, np.dtype(dtype).itemsize, W, lambda field: int(field in names))
+        names |= PATH | (PATH_ADJOINT if kernel in ADJOINT_KERNELS else frozenset())
+    count = lambda field: (given["tiles"] if field in TILES else 1) if field in names else 0  # noqa: E731
+    return ATTENTION.layout(given, np.dtype(dtype).itemsize, W, count)
 
 
 class Kernel:

@@ -79,6 +79,18 @@ def logits(w: Work):
         load(w.in_E, place, (0, w.c), w.E)
         load(w.in_X, place, (0, w.c), w.X)
         product(OUT_LOWER, w.E, w.X, w.Z, w.one, w.Z)
+    if w.biased and not w.is_past:
+        add_bias(w)
+
+
+@piece
+def add_bias(w: Work):
+    """Z + bias of a tile of the sequence."""
+    load(w.in_bias, (w.BATCH, w.h, w.FIRST + w.i), (w.j, w.n), w.P)
+    for i in range(w.c):
+        z, p = row(w.Z, i), row(w.P, i)
+        for j in range(w.n):
+            z[j] += p[j]
 
 
 @piece

@@ -8,14 +8,14 @@ from ...runtime.pieces.workspace import Workspace
 
 TASK = ("BATCH", "ROW", "FIRST", "T", "HEAD", "FROM", "TO", "MAPS")
 # tokens FIRST .. FIRST + T, queries FROM .. TO of them; MAPS: the first row of in_R
-SIZES = ("c", "n", "C", "N", "K", "K_lanes", "V", "V_lanes", "L", "i", "j", "h", "tokens", "blocks", "tasks_count",
-         "task_fields")  # fmt: skip
-FLAGS = ("causal", "window", "gated", "sinks", "normalize", "strict", "heads", "is_past", "is_diagonal",
+SIZES = ("c", "n", "C", "N", "K", "K_lanes", "V", "V_lanes", "L", "i", "j", "h", "tokens", "blocks", "tiles", "tile",
+         "tasks_count", "task_fields")  # fmt: skip
+FLAGS = ("causal", "window", "gated", "sinks", "normalize", "biased", "strict", "heads", "is_past", "is_diagonal",
          "mapped")  # fmt: skip
 NUMBERS = ("scale", "between", "reach", "crossing")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_sinks", "past_k", "past_v", "past_b", "past_age", "out", "most", "sums",
           "in_dout", "out_dq", "out_dk", "out_dv", "out_dg", "past_dk", "past_dv", "past_db", "in_rhs", "in_beta",
-          "in_du", "out_dbeta",
+          "in_du", "out_dbeta", "in_bias", "out_dbias",
           # of PaTH: q at the start and k at the end of their blocks, -E, X, R, w, -U (path.py), and their gradients
           "in_start", "in_end", "in_E", "in_X", "in_R", "in_w", "in_U",
           "out_start", "out_end", "out_E", "out_X", "out_R")  # fmt: skip
@@ -28,6 +28,10 @@ MATRICES = {
     "vT": M("V_lanes", "n"), "dout": M("c", "V_lanes"), "log": M("c"), "delta": M("tokens"), "scales": M("c"),
     "dZ": M("c", "n"), "dK": M("n", "K_lanes"), "dV": M("n", "V_lanes"), "columns": M("n"), "below": M("n"),
     "readers": M("tokens"), "dg": M("tokens"), "totals": M("blocks"), "crossed": M("blocks"),
+    "P": M("c", "n"),
+    # stick-breaking: keys are rows
+    "qT": M("K_lanes", "c"), "A": M("n", "c"), "doutT": M("V_lanes", "c"), "dA": M("n", "c"), "run": M("c"),
+    "S": M("n", "c", slot="tile"), "G": M("n", "c", slot="tile"),
     # the linear system of deltaformer
     "B": M("c", "n"), "rhs": M("c", "V_lanes"), "beta": M("c"),
     # PaTH: y is the next q; q and dq as they met each block of keys, a block after the other
@@ -35,13 +39,22 @@ MATRICES = {
     "XT": M("c", "c"), "RT": M("K_lanes", "K_lanes"), "met": M("tokens", "K_lanes"), "met_dq": M("tokens", "K_lanes"),
     "dq": M("c", "K_lanes"), "writers": M("tokens"),
 }  # fmt: skip
-FORWARD = frozenset(("q", "k", "v", "kT", "Z", "O", "m", "l", "fade", "one"))
+FORWARD = frozenset(("q", "k", "v", "kT", "Z", "O", "m", "l", "fade", "one", "age"))
 GATES = frozenset(("g", "g_n", "start", "end", "D"))
 ADJOINT = frozenset(("vT", "dout", "log", "delta", "scales", "dZ", "dK", "dV"))
 GATES_ADJOINT = frozenset(("columns", "below", "readers", "dg", "totals", "crossed"))
 PATH = frozenset(("E", "X", "R", "y"))
 PATH_ADJOINT = frozenset(("XT", "RT", "met", "met_dq", "dq", "writers"))
 SYSTEM = frozenset(("B", "rhs", "beta"))
+STICK = frozenset(("q", "k", "v", "O", "m", "one", "qT", "A", "run", "age"))
+BIAS = frozenset(("P",))
+TILES = frozenset(("S", "G"))
+STICK_ADJOINT = STICK | TILES | frozenset(("dout", "doutT", "dA", "scales"))
+MEMORY = {  # of each kernel, without gates and maps
+    "forward": FORWARD, "backward": FORWARD | ADJOINT, "path_vjp": FORWARD | ADJOINT, "delta": FORWARD | SYSTEM,
+    "delta_vjp": FORWARD | ADJOINT | SYSTEM, "stick": STICK, "stick_vjp": STICK_ADJOINT,
+}  # fmt: skip
+ADJOINT_KERNELS = ("backward", "path_vjp", "delta_vjp")
 
 ATTENTION = Workspace("attention", (*TASK, *SIZES, *FLAGS), NUMBERS, ARRAYS, MATRICES)
 Work = workspace_kind(ATTENTION)

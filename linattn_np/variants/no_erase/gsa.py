@@ -163,12 +163,11 @@ def _log_sums(xp: Any, s: Array) -> Array:
 
 def _reverse_sums(xp: Any, a: Array, b: Array) -> Array:
     """y_t = b_t + a_t y_{t+1} along the tokens, y = 0 after the last."""
-    if isinstance(b, np.ndarray):
-        y = np.zeros_like(b)
-        y[..., -1:, :, :] = b[..., -1:, :, :]
+    if isinstance(b, np.ndarray) and b.shape[-3]:
+        y = [b[..., -1, :, :]]
         for t in range(b.shape[-3] - 2, -1, -1):
-            y[..., t, :, :] = b[..., t, :, :] + a[..., t, :, :] * y[..., t + 1, :, :]
-        return y
+            y.append(b[..., t, :, :] + a[..., t, :, :] * y[-1])
+        return xp.stack(y[::-1], axis=-3)
     n = 1
     while n < b.shape[-3]:
         b = xp.concat([b[..., :-n, :, :] + a[..., :-n, :, :] * b[..., n:, :, :], b[..., -n:, :, :]], axis=-3)

@@ -75,28 +75,28 @@ def from_core(c: Variables, out: Array) -> Array:
 
 def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """dnum = dout / denominator; where |den| is the larger, dden = -sign(den) <dnum, out>."""
-    xp, (num, den, floor, denominator) = c.xp, _parts(c, out)
+    xp, (num, den, bound, denominator) = c.xp, _parts(c, out)
     dnum = cast(xp, dout, c.dtype) / denominator
     dden = -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True) / denominator
-    return xp.concat([dnum, xp.where(xp.abs(den) > floor, dden, xp.zeros_like(dden))], axis=-1), {}
+    return xp.concat([dnum, xp.where(xp.abs(den) > bound, dden, xp.zeros_like(dden))], axis=-1), {}
 
 
 def _parts(c: Variables, out: Array) -> tuple[Array, Array, Array, Array]:
-    """Numerator, denominator <q, n>, the floor e^{-m}, and the larger one of the last two, inf for 0."""
-    den, floor = out[..., -1:], _floor(c, out.shape[-2])
-    return out[..., :-1], den, floor, _denominator(c, den, floor)
+    """Numerator, denominator <q, n>, its lower bound e^{-m}, and the larger one of the last two, inf for 0."""
+    den, bound = out[..., -1:], _lower_bound(c, out.shape[-2])
+    return out[..., :-1], den, bound, _denominator(c, den, bound)
 
 
-def _floor(c: Variables, heads: int) -> Array:
+def _lower_bound(c: Variables, heads: int) -> Array:
     """e^{-m} of so many heads of queries, (..., T, heads, 1)."""
     xp, m = c.xp, _gauge(c).m
     m = xp.repeat(m, heads // max(m.shape[-1], 1), axis=-1) if heads != m.shape[-1] else m
     return cast(xp, xp.exp(-m), c.dtype)[..., None]
 
 
-def _denominator(c: Variables, den: Array, floor: Array) -> Array:
-    """max(|den|, floor), inf for 0."""
-    denominator = c.xp.maximum(c.xp.abs(den), floor)
+def _denominator(c: Variables, den: Array, bound: Array) -> Array:
+    """max(|den|, bound), inf for 0."""
+    denominator = c.xp.maximum(c.xp.abs(den), bound)
     return c.xp.where(denominator == 0, c.xp.full_like(denominator, math.inf), denominator)
 
 
@@ -161,9 +161,9 @@ def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
         c.state = StabilisedState(None, None, trace.arrays[-1])
     x = to_core(c)
     m = cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype)
-    floor = None if c.q is None else _floor(c, max(c.q.shape[-2], c.sizes.H))
+    bound = None if c.q is None else _lower_bound(c, max(c.q.shape[-2], c.sizes.H))
     found = record_with_sums(x, call.plan, state, residuals, trace,
-                             lambda out, den: out / _denominator(c, den, floor), m)  # fmt: skip
+                             lambda out, den: out / _denominator(c, den, bound), m)  # fmt: skip
     return found and functools.partial(_with_maximum, found, call.plan.overwrite)
 
 

@@ -8,29 +8,37 @@ from ...call.dispatch import public
 from ...matrix_state.types import Readout
 from ...runtime.arrays import Array
 from ...softmax.core import CORE
+from ...softmax.readouts.biased import BiasedInputs
 from ...softmax.types import Inputs, KeyValueCache
 from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.attention import BOTH_WAYS, CausalOptions
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Variables) -> Inputs | BiasedInputs:
     """The core's arrays are the caller's."""
-    return Inputs(c.q, c.k, c.v, None, c.sinks)
+    if c.bias is None:
+        return Inputs(c.q, c.k, c.v, None, c.sinks)
+    for option in ("state", "cu_seqlens"):
+        if c.options[option] is not None:
+            raise ValueError(f"{c.name}: bias with {option}, expected one of them: bias has an entry for each pair of "
+                             "tokens of the call")
+    return BiasedInputs(c.q, c.k, c.v, c.sinks, c.bias)
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs | BiasedInputs) -> dict[str, Array]:
     """Gradients by public name."""
-    return {"q": d.q, "k": d.k, "v": d.v, "sinks": d.sinks}
+    return {"q": d.q, "k": d.k, "v": d.v, "sinks": d.sinks, "bias": d.bias}
 
 
 SPEC = VariantSpec(
     name="softmax_attention",
     sentence="Softmax attention: weighted averages of all values, or of those in a window.",
-    equation="p_tj = e^{scale q_t . k_j} / (e^{sink} + sum_i e^{scale q_t . k_i});  out_t = sum_j p_tj v_j",
+    equation="p_tj = e^{z_tj} / (e^{sink} + sum_i e^{z_ti}), z_tj = scale q_t . k_j + bias_tj;  out_t = sum_j p_tj v_j",
     paper="Vaswani et al., Attention Is All You Need, arXiv 1706.03762; sinks: Xiao et al., arXiv 2309.17453",
     arrays={"q": QUERIES, "k": KEYS, "v": VALUES,
-            "sinks": ArgSpec("Hq", "logit of a further key, whose value is 0", True)},
+            "sinks": ArgSpec("Hq", "logit of a further key, whose value is 0", True),
+            "bias": ArgSpec("T Hq T", "added to the logit of each query and key", True)},
     change=ChangeOfVariables(to_core, to_core_vjp),
     core=CORE,
     readout=Readout.SOFTMAX,
@@ -40,17 +48,22 @@ SPEC = VariantSpec(
 
 
 @public(SPEC, Samples(options=({}, {"window": 9}, {"causal": False}, {"normalize": False})))
-def softmax_attention(q: Any, k: Any, v: Any, sinks: Any = None, **options: Unpack[CausalOptions]) -> Any:
+def softmax_attention(
+    q: Any, k: Any, v: Any, sinks: Any = None, bias: Any = None, **options: Unpack[CausalOptions]
+) -> Any:
     """Softmax attention: weighted averages of all values, or of those in a window.
 
-        p_tj = e^{scale q_t . k_j} / (e^{sink} + sum_i e^{scale q_t . k_i})
+        p_tj = e^{z_tj} / (e^{sink} + sum_i e^{z_ti}), z_tj = scale q_t . k_j + bias_tj
         out_t = sum_j p_tj v_j
 
     q      (..., T, Hq, K)   queries
     k      (..., T, Hk, K)   keys
     v      (..., T, H, V)    values
     sinks  (Hq,)             logit of a further key, whose value is 0; optional
+    bias   (..., T, Hq, T)   added to the logit of each query and key; optional
 
+    bias: with layout="heads_first" (..., Hq, T, T); -inf hides a key; np.broadcast_to shares it among heads or batch
+    rows. Without a state and cu_seqlens.
     window: a query reads its own token and the window - 1 before it; None: all of the past.
     normalize: False leaves the denominator out.
     causal: False reads all keys, which may be more or fewer than the queries.

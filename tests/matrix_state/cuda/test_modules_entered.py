@@ -7,7 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import replay
-from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import stub
 from tests.matrix_state.cuda.test_replay import drawn
 from tests.test_structure import entered, outside

@@ -17,7 +17,7 @@ from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.ops.cuda.arguments import UNIT_ROWS
 from linattn_np.runtime.cuda import launch, record
 from tests.cases import RECURRENCES
-from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import CUPY, stub
 
 launched, public = step_calls.launched, step_calls.public

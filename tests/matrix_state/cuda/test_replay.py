@@ -17,7 +17,7 @@ from linattn_np.matrix_state.cuda import step as cuda_step
 from linattn_np.ops.cuda import complement
 from linattn_np.runtime.cuda import launch
 from tests.cases import RECURRENT, has_plain_state, one_per, parts, passes_through
-from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import Stub, device_plans, stub
 
 launched, public = step_calls.launched, step_calls.public

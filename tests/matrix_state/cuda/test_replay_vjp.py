@@ -10,7 +10,7 @@ from linattn_np.call import device_replay, replay
 from linattn_np.matrix_state.policy import SAVED_VARIABLE
 from linattn_np.runtime.cuda import launch
 from tests.cases import parts
-from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import device_plans, stub
 from tests.matrix_state.cuda.test_replay import H, K, drawn, misaligned
 

@@ -63,6 +63,20 @@ def read(out, q, keys, values, decays, scale, window, normalize, sinks):
             out[h] += weight / (total if normalize else 1.0) * value[h // (len(out) // len(value))]
 
 
-def softmax_attention(q, k, v, sinks=None, scale=None, state=None, window=None, normalize=True, causal=True):
-    """p_tj = e^{scale q_t . k_j} / (e^{sink} + sum_i e^{scale q_t . k_i}); out_t = sum_j p_tj v_j."""
+def softmax_attention(q, k, v, sinks=None, bias=None, scale=None, state=None, window=None, normalize=True, causal=True):
+    """p_tj = e^{z_tj} / (e^{sink} + sum_i e^{z_ti}), z_tj = scale q_t . k_j + bias_tj; out_t = sum_j p_tj v_j."""
+    if bias is not None:
+        return biased(q, k, v, sinks, bias, scale, window, normalize, causal)
     return attend(q, k, v, None, state, scale, window, normalize, sinks, causal)
+
+
+def biased(q, k, v, sinks, bias, scale, window, normalize, causal):
+    """The same with bias (B, Tq, Hq, T), without a state."""
+    (B, T, _, V), scale = v.shape, q.shape[-1] ** -0.5 if scale is None else scale
+    out = np.zeros((*q.shape[:2], max(q.shape[2], v.shape[2]), V))
+    for b in range(B):
+        for i in range(q.shape[1]):
+            n = i + 1 if causal else T
+            added = list(bias[b, i, :, :n].T)
+            read(out[b, i], q[b, i], list(k[b, :n]), list(v[b, :n]), added, scale, window, normalize, sinks)
+    return out, (k, v, np.full(B, float(T)))

@@ -15,7 +15,7 @@ from ....ops.cpu.numbers import number
 from ....ops.cpu.products import FULL, product
 from ....ops.cpu.rows import clear, fill, scale_rows, scaled
 from ....ops.cpu.storage import load, save, save_column
-from ....runtime.pieces.piece import piece
+from ....runtime.pieces.piece import Whole, piece
 from ....runtime.pieces.row_tiles import dot
 from ....runtime.pieces.views import as_row, columns, row, rows, rows_by, tokens_of, transposed
 from ...types import Plan
@@ -31,11 +31,41 @@ def load_map(w: Steps):
 
 @piece(optional=True)
 def load_features(w: Steps):
-    """The features of a slab's keys and queries, all rows in one product: a row of weights is read once."""
-    x, phi, over, out, c = w.x, w.phi, w.over, w.mapped, w.c
-    load(w.in_k, (w.batch, w.head, w.t), (0, w.given), rows(x, 0, c))
+    """The features of a slab's keys and queries; of one token those of `group` heads at once."""
+    each, c, head = w.c_rows, w.c, w.head
+    if w.known and w.known_batch == w.batch and w.known_t == w.t and w.known_head <= head < w.known_head + w.known:
+        w.c_rows = w.known * each
+    else:
+        count = min(w.group, w.H - head)
+        w.c_rows = count * each
+        for n in range(count):
+            w.head = head + n
+            load_rows(w, n * each)
+        w.head = head
+        map_rows(w)
+        if w.group > 1:
+            w.known, w.known_batch, w.known_t, w.known_head = count, w.batch, w.t, head
+    first = (head - w.known_head) * each if w.known else 0
+    out = w.mapped
+    scaled(rows(out, first, c), None, w.keys)
     for j in range(w.queries if w.asked else 0):
-        load(w.in_q, (w.batch, w.head * w.queries + j, w.t), (0, w.given), rows(x, (1 + j) * c, c))
+        scaled(rows(out, first + (1 + j) * c, c), None, rows_by(w.query, j, w.queries, c))
+    w.c_rows = each
+
+
+@piece
+def load_rows(w: Steps, first: Whole):
+    """Keys and queries of a head, before the map, from row `first` on."""
+    load(w.in_k, (w.batch, w.head, w.t), (0, w.given), rows(w.x, first, w.c))
+    for j in range(w.queries if w.asked else 0):
+        to = rows(w.x, first + (1 + j) * w.c, w.c)
+        load(w.in_q, (w.batch, w.head * w.queries + j, w.t), (0, w.given), to)
+
+
+@piece
+def map_rows(w: Steps):
+    """The features of all rows in one product: a row of weights is read once."""
+    x, phi, over, out = w.x, w.phi, w.over, w.mapped
     if w.map == MONOMIALS:
         fill(over, w.map_numbers[0])
         scale_rows(x, over)
@@ -49,9 +79,6 @@ def load_features(w: Steps):
         product(FULL, x, tokens_of(w.in_map, w.scale, (0, 0, 0), w.given, (0, w.half)), w.angle, over)
         waves(w.angle, w.half, w.map_numbers[0], out)
     clear(columns(out, w.K, w.K_lanes - w.K))
-    scaled(rows(out, 0, c), None, w.keys)
-    for j in range(w.queries if w.asked else 0):
-        scaled(rows(out, (1 + j) * c, c), None, rows_by(w.query, j, w.queries, c))
 
 
 @piece(optional=True)

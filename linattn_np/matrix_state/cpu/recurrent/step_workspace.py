@@ -10,11 +10,12 @@ from ....runtime.pieces.passes import WIDE
 from ....runtime.pieces.piece import workspace_kind
 from ....runtime.pieces.tiles import lane
 from ....runtime.pieces.workspace import ARRAY, Layout, Matrix, Workspace
+from ...policy import FEATURE_HEADS
 from ...types import Decay, Erase, Inputs, Plan, ReadState
 from ..chunks import key_width
 from ..layout import Features, map_sizes
 from ..table import is_direct
-from ..workspace import ARRAYS, DELTA, FREE, SCALAR, TASK, VECTOR
+from ..workspace import ARRAYS, DELTA, FREE, MONOMIALS, SCALAR, TASK, VECTOR
 
 M = Matrix
 MATRICES = {
@@ -38,7 +39,7 @@ WHOLES = ("K", "K_lanes", "V", "V_all", "H", "queries", "columns", "blocks", "bl
           "from_state", "to_state", "direct_v", "inputs", "sequence_count", "own_count",
           "source_count", "handle_count", "read_count", "given", "given_wide", "half", "half_lanes", "phi_lanes",
           "skipped", "number_count", "segment_count", "three", "map", "averaged", "stop",
-          "rotates", "pairs")  # fmt: skip
+          "rotates", "pairs", "group", "known", "known_batch", "known_head", "known_t")  # fmt: skip
 STEPS = Workspace("steps", WHOLES, ("scale", "eps"), ARRAYS, MATRICES)
 Steps = workspace_kind(STEPS)
 SIZE = STEPS.size
@@ -76,6 +77,9 @@ def layout(
             "source_count": 0, "handle_count": 0, "lane": W}  # fmt: skip
     if features is not None:
         found = map_sizes(K, features, W)
+        grouped = tokens == 1 and found["map"] != MONOMIALS
+        most["group"] = FEATURE_HEADS if grouped else 1
+        most["c_rows"] *= most["group"]
         most |= {"number_count": found.pop("numbers")} | found
     outside = {"sequences", "own", "sources", "extents", "map_segments"}
     outside |= set() if averaged else {"z", "averages"}

@@ -97,14 +97,14 @@ class PendingStep:
         start = None if self.state is None else materialise([self.state])[0]
         missing = list({id(y): y for y in self.given.values() if y.real is None}.values())
         made = {id(y): library.empty(y.shape, dtype=y.dtype) for y in missing}
-        found = {name: made[id(y)] if id(y) in made else y.real for name, y in self.given.items()}
+        found = {name: made.get(id(y), y.real) for name, y in self.given.items()}
         x = Inputs(**dict.fromkeys(Inputs._fields) | found)
         self.known = Saved(x, self.plan, start, None)
         self.call = step.prepared(x, self.plan, start, stored)
         self.of_heads = None if self.sizes is None else step.of_heads(self.call, *self.sizes)
         into = [(y, made[id(y)]) for y in missing]
         if self.of_heads is not None:
-            self.calls = HeadCalls(Heads(*self.sizes, {}))  # type: ignore[misc]
+            self.calls = HeadCalls(Heads(self.sizes[0], self.sizes[1], {}))  # type: ignore[index]
             self._owns([*(array for array, _ in self.xp.assigned), *self.xp.overwritten])
             try:
                 self.calls.add_inputs(into)

@@ -35,7 +35,7 @@ def unsupported_reason(call: Any) -> str | None:
     """Why the kernels do not cover a call with erase FREE; None where they do."""
     x = call.x
     if not policy.FREE_ERASE:
-        return "the kernels of a free rank-one term are off; LINATTN_CUDA_FREE=1 in the environment turns them on"
+        return "the kernels of a free rank-one term are off: LINATTN_CUDA_FREE is 0 in the environment"
     if x.erase is not Erase.FREE or x.decay is Decay.SCALAR:
         return "the kernels are of a free rank-one term with a decay of the key channels, or none"
     if call.plan.query_reads is not ReadState.UPDATED:

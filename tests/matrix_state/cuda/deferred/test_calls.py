@@ -12,11 +12,13 @@ from linattn_np.call import dispatch, replay
 from linattn_np.runtime.cuda import launch, nvrtc, record, sources
 from linattn_np.runtime.cuda.compile import compile_source
 from tests.cases import parts
-from tests.matrix_state.cuda import test_step_calls as step_calls
+from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import device_plans, stub
 
 launched, public = step_calls.launched, step_calls.public
 B, H = 2, 4
+NARROW = ["based", "rebased"]  # keys of 8 channels: features are their products
+WITH_OPTIONAL = ["mamba2", "rfa"]
 
 OPTIONS = {
     "-": {}, "softplus": {"dt_softplus": True}, "raw": {"qk_l2norm": True, "A_log": True},
@@ -39,10 +41,11 @@ WIDE = ("g", "beta", "A_log", "dt_bias", "A", "D", "dt", "i", "f", "s", "gv", "b
 def drawn(fn, options, seed, D=8):
     """Arrays of one token by name, options, and a state, in NumPy."""
     rng = np.random.default_rng(seed)
-    K, V = 8 if fn in (la.based, la.rebased) else D, D
+    K, V = 8 if fn.__name__ in NARROW else D, D
 
     def sample(T):
-        found = la.testing.sample(fn, rng, B=(B,), T=T, H=H, Hk=H, Hq=H, K=K, V=V, optional=fn in (la.mamba2, la.rfa))
+        optional = fn.__name__ in WITH_OPTIONAL
+        found = la.testing.sample(fn, rng, B=(B,), T=T, H=H, Hk=H, Hq=H, K=K, V=V, optional=optional)
         return {n: x.astype(np.float32) for n, x in found.items()}
 
     arrays, before = sample(1), sample(3)

@@ -151,3 +151,48 @@ def test_gradients_alone_batched_and_packed(cp, kind):
         for b in range(2):
             alone = pulled(lambda x, b=b: x[b : b + 1])
             assert same(alone[n], x[b : b + 1]), n
+
+
+def of_gdn2(T=200, heads=(2, 2, 2), K=128, V=128, kind="mild", gate="float32", N=1):
+    """(arrays of gdn2 by name, initial state), rounded."""
+    arrays, state = draw(la.rwkv7, B=1, T=T, heads=heads, K=K, V=V, kind=kind, gate=gate, N=N)
+    rng, (H, narrow) = np.random.default_rng(2), (heads[2], arrays["v"].dtype)
+    arrays = {n: arrays[n] for n in "qkvg"} | {
+        "b": rng.uniform(0, 1, (1, T, H, K)).astype(narrow), "w": rng.uniform(0, 1, (1, T, H, V)).astype(narrow)}
+    return arrays, state
+
+
+def compare_gdn2(cp, options=None, **how):
+    """Output, final state and gradients."""
+    (arrays, state), options = of_gdn2(**how), options or {}
+    rng = np.random.default_rng(1)
+    heads = max(arrays["q"].shape[2], arrays["v"].shape[2])
+    dout = rng.standard_normal((*arrays["v"].shape[:2], heads, arrays["v"].shape[3])).astype(arrays["v"].dtype)
+    dstate = rng.standard_normal(state.shape).astype(np.float32)
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+    result, pull = la.vjp(la.gdn2, **there, state=cp.asarray(state), return_state=True, backend="cuda", chunk_size=64,
+                          **options)  # fmt: skip
+    found = pull(cp.asarray(dout), cp.asarray(dstate))._asdict()
+    wide = {n: x.astype(np.float64) for n, x in arrays.items()}
+    expected, pull = la.vjp(la.gdn2, **wide, state=state.astype(np.float64), return_state=True, **options)
+    right = pull(dout.astype(np.float64), dstate.astype(np.float64))._asdict()
+    for name, x, want in zip(("out", "state"), result, expected, strict=True):
+        assert error(x, want) < OUT, name
+    for name, want in right.items():
+        if want is not None:
+            assert error(found[name], want) < 2 * OUT, name
+
+
+@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", GATES)
+def test_erase_vectors_of_its_own(cp, kind, gate):
+    compare_gdn2(cp, kind=kind, gate=gate)
+
+
+@pytest.mark.parametrize("how", [
+    {"T": 17}, {"T": 65, "K": 64, "V": 40}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
+    {"options": {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, "T": 301, "N": 6},
+    {"options": {"qk_l2norm": True}, "gate": "bfloat16"},
+], ids=ids)
+def test_erase_vectors_of(cp, how):
+    compare_gdn2(cp, **how)

@@ -17,7 +17,8 @@ from tests.matrix_state.cuda.step_twin import CUPY, stub
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Launches go to the twin of the recurrence; entries of each."""
+    """Launches go to the twin of the recurrence, gradients by array calls; entries of each."""
+    monkeypatch.setattr(policy, "RECURRENCE_BACKWARD", False)
     found = []
 
     def launch_twin(file, entry, constants, blocks, threads, shared, arguments, arrays=None):

@@ -14,7 +14,7 @@ from tests.matrix_state.cuda.device_arrays import check_made_again, check_same_b
 from tests.matrix_state.cuda.test_vector import BY_ERASE, BY_READ, FUNCTIONS, GATES, draw, name_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
-BOUND = {Erase.NONE: 6e-3, Erase.DELTA: 1e-2}  # of the norm of the result, of one head
+BOUND = {Erase.NONE: 6e-3, Erase.DELTA: 1e-2, Erase.FREE: 1e-2}  # of the norm of the result, of one head
 
 
 def cotangents(arrays, state, seed=0):
@@ -65,16 +65,21 @@ def test_gates(cp, fn, kind, gate):
 def test_lengths(cp, fn, T, kind):
     """Also where few tokens follow a chunk: a gradient of the state that no decay has crossed drowns nothing.
 
-    One token of the delta rule: dq and dbeta are a number a head, which may be near 0 by chance, of rounded values.
+    One token of the delta rule: dq and dbeta are a number a head, which may be near 0 by chance, of rounded values. So
+    are db and the first state's gradient of a free term, where little but the first token reads and erases it.
     """
-    compare(cp, fn, T=T, seed=T, kind=kind, B=2 if T > 1 else 8, each=T > 1 or fn.spec.erase is Erase.NONE)
+    each = fn.spec.erase is Erase.NONE or (T > 1 and fn.spec.erase is Erase.DELTA)
+    compare(cp, fn, T=T, seed=T, kind=kind, B=2 if T > 1 else 8, each=each)
 
 
 @pytest.mark.parametrize("kind", ["five", "twenty"])
 @pytest.mark.parametrize("fn", BY_ERASE, ids=name_of)
 def test_small_gradients_where_the_state_decays(cp, fn, kind):
-    """Cotangents of 1e-6: nothing is rounded to zero on its way."""
-    compare(cp, fn, kind=kind, T=130, scale=1e-6)
+    """Cotangents of 1e-6: nothing is rounded to zero on its way.
+
+    The first state's gradient of a free term is q_1.b_1 a head here, near 0 by chance in one of them.
+    """
+    compare(cp, fn, kind=kind, T=130, scale=1e-6, each=fn.spec.erase is not Erase.FREE)
 
 
 @pytest.mark.parametrize("widths", [(64, 64), (128, 64), (64, 128), (40, 120), (8, 16)])

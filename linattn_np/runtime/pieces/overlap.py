@@ -1,0 +1,46 @@
+"""Whether arrays that a recorded call overwrites overlap others: runtime/memory.py:shares_memory, in compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..memory import extent, shares_memory
+from .memory import address, handles, place
+from .piece import Whole, entry, load_pieces, piece
+from .views import words
+
+
+@piece
+def spans_meet(told: Whole, extents: Whole, parts: Whole, count: Whole):
+    """Write 1 behind the handles if one of the first `parts` arrays reaches into another one.
+
+    told: handles; extents: of each array the first byte and the one after the last, from its first element on.
+    """
+    found = 0
+    for n in range(parts):
+        at, own = words(words(told, n + 1)[n], 1)[0], words(extents, 2 * n + 2)
+        low, high = at + own[2 * n], at + own[2 * n + 1]
+        for m in range(n + 1, count):
+            other, its = words(words(told, m + 1)[m], 1)[0], words(extents, 2 * m + 2)
+            if other + its[2 * m] < high and low < other + its[2 * m + 1]:
+                found = 1
+    words(told, count + 1)[count] = found
+
+
+class Overlap:
+    """shares_memory(parts, arrays) of arrays with the shapes and strides of these."""
+
+    def __init__(self, parts: Sequence[Any], arrays: Sequence[np.ndarray]):
+        each = [extent(y.shape, y.strides, y.itemsize) for y in (*parts, *arrays)]
+        self._extents, self._parts, self._count = np.array(each, np.int64), len(parts), len(each)
+        load_pieces((spans_meet,), "float32")
+        self._meet: Any = entry(spans_meet, "float32")
+        self._at = address(self._extents)
+
+    def __call__(self, parts: Sequence[Any], arrays: list[np.ndarray]) -> bool:
+        row = handles([*parts, *arrays])
+        self._meet(place(row), self._at, self._parts, self._count)
+        return bool(row[self._count]) and shares_memory(parts, arrays)

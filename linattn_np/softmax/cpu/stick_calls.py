@@ -1,0 +1,43 @@
+"""Stick-breaking attention in compiled loops: calls on NumPy arrays as tables, tasks and kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..heads import groups
+from ..policy import CPU_ROWS, cpu_tile
+from ..sequences import out_shape
+from ..types import Inputs, Plan
+from . import run
+from .calls import all_heads, kernel_of, operations, table_of, tasks_of
+
+
+def forward(plan: Plan, x: Inputs, state: Any) -> np.ndarray:
+    """out (..., Tq, heads, V); the cache in the order of its tokens."""
+    C, out = cpu_tile(plan.chunk_size), np.empty(out_shape(x), np.dtype(plan.dtype))
+    table = table_of(plan, x, state, C[0])
+    table.put("out", out)
+    kernel = kernel_of("stick", plan, x, state, (*C, 1), table)
+    tasks = tasks_of(plan, x, 1, -(-CPU_ROWS // C[0]) * C[0])
+    run.run(kernel, tasks, operations(plan, x, state), (table, x, state))
+    return out
+
+
+def backward(plan: Plan, x: Inputs, state: Any, dout: np.ndarray) -> tuple[Inputs, Any]:
+    """(gradients of the inputs, of the cache)."""
+    dtype, C, group = np.dtype(plan.dtype), cpu_tile(plan.chunk_size)[1], all_heads(x) // max(groups(x), 1)
+    dout = np.ascontiguousarray(dout, dtype)
+    table = table_of(plan, x, state, C)
+    d = Inputs(*(None if y is None else np.zeros(y.shape, dtype) for y in x))
+    begin = None if state is None else type(state)(*(np.zeros(y.shape, dtype) for y in state))
+    for name, y in (("in_dout", dout), ("out_dq", d.q), ("out_dk", d.k), ("out_dv", d.v)):
+        table.put(name, y)
+    if begin is not None:
+        table.put("past_dk", begin.k)
+        table.put("past_dv", begin.v)
+    kernel = kernel_of("stick_vjp", plan, x, state, (C, C, group), table)
+    owners = (table, x, state, d, begin, dout)
+    run.run(kernel, tasks_of(plan, x, group, 0), 2.5 * operations(plan, x, state), owners)
+    return d, begin

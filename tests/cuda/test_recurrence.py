@@ -1,0 +1,36 @@
+"""The kernels of gradients token by token compile without a GPU, for every architecture."""
+
+from __future__ import annotations
+
+import pytest
+
+from linattn_np.matrix_state.cuda.recurrence import plan
+from linattn_np.runtime.cuda import nvrtc
+from linattn_np.warmup import SHARED, recurrence_entries
+
+from .test_compile import spilled
+from .test_vector import compiled
+
+# Bytes of spilled registers. Two blocks share a multiprocessor, so that a thread that holds 64 floats of a state has
+# 128 registers; three of channels, 80.
+ALLOWANCE = {"values": 200, "channels": 16}
+
+pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+
+
+@pytest.mark.parametrize(("dtype", "K", "V", "erase", "bonus"), [
+    ("float32", 128, 128, True, False), ("float16", 128, 64, False, True), ("float32", 7, 5, False, False),
+])
+def test_every_entry_compiles(dtype, K, V, erase, bonus):
+    for entry in recurrence_entries(dtype, K, V, erase, bonus):
+        code = compiled(entry)
+        assert spilled(code.log) <= ALLOWANCE["values" if ", values" in entry.words else "channels"], entry.words
+
+
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_shared_memory_fits(width):
+    """On every device, but for states of 256 x 256 with an erase term."""
+    for erase in (False, True):
+        kind = plan.RecurrenceKind(width, width, "float32", "float32", erase)
+        for name in ("values", "channels"):
+            assert plan.shared(name, kind) <= min(SHARED.values()) * 1024

@@ -1,0 +1,165 @@
+"""The host side of the CUDA step on this machine: fixtures, and arrays that look like CuPy's."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.call import binding, device_replay, replay, results
+from linattn_np.matrix_state.cuda import calls as cuda_calls
+from linattn_np.matrix_state.cuda.arguments import SOLVE
+from linattn_np.matrix_state.cuda.deferred import solved
+from linattn_np.matrix_state.types import Inputs
+from linattn_np.ops.cuda import complement
+from linattn_np.ops.cuda.arguments import COMPLEMENT
+from linattn_np.runtime import pools as rows
+from linattn_np.runtime.arrays import Library, enter
+from linattn_np.runtime.cuda import constants, launch, record
+from tests.matrix_state.cuda import step_twin
+from tests.matrix_state.cuda.deferred import host as array_calls_host
+from tests.matrix_state.cuda.step_twin import CUPY, Stub, stub
+
+
+class allocated:
+    """Memory for what only kernels read, full of NaN."""
+
+    def __init__(self, size):
+        self.memory = stub(np.full(size, 0xFF, np.uint8))
+        self.ptr = self.memory.data.ptr
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Launches go to the twin, those of CuPy's RawKernel and those of the driver; what was launched."""
+    found, kernels = [], []
+
+    class Kernel:
+        def __init__(self, file, entry, constants):
+            self.constants, self.kernel = constants, SimpleNamespace(ptr=len(kernels))
+            self.keys = entry if file == complement.SOURCE else None
+            self.file = file if file.startswith(array_calls_host.PREFIX) else None
+            self.size = COMPLEMENT.size if self.keys else step_twin.SIZE
+            if self.file:
+                self.size = array_calls_host.size_of(file)
+            self.solves = file == solved.FILE
+            if self.solves:
+                self.size = SOLVE.size
+            self.around = file if file.startswith(array_calls_host.STEP_PREFIX) else None
+            if self.around:
+                self.size += array_calls_host.size_of(file)
+            kernels.append(self)
+
+        def __call__(self, grid, block, arguments, shared_mem):
+            if self.file:
+                array_calls_host.run(self.file, grid[0], arguments[0].tobytes())
+                return
+            if self.keys:
+                step_twin.run_complement(self.keys, self.constants, arguments[0].tobytes())
+                return
+            if self.solves:
+                step_twin.run_solve(grid[0], self.constants, arguments[0].tobytes())
+                return
+            found.append((self.constants, grid, block))
+            step_twin.run.blocks = grid[0]
+            told = arguments[0].tobytes()
+            if self.around:
+                array_calls_host.run_step(self.around, grid[0], told, functools.partial(step_twin.run, self.constants))
+                return
+            step_twin.run(self.constants, told)
+
+    def from_driver(kernel, blocks, y, z, threads, v, w, shared, stream, address, extra):
+        at = ctypes.c_void_p.from_address(address).value
+        kernels[kernel]((blocks,), (threads,), (np.void(ctypes.string_at(at, kernels[kernel].size)),), shared)
+
+    stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
+    runtime = SimpleNamespace(streamIsCapturing=lambda ptr: False, setDevice=lambda device: None)
+    cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=from_driver), runtime=runtime,
+                           get_current_stream=lambda device=-1: stream)
+    monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(launch, "kernel", lambda file, entry, constants, shared: Kernel(file, entry, constants))
+    monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))
+    monkeypatch.setattr(launch, "allocator", lambda: allocated)
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "device_function", lambda: lambda: 0)
+    monkeypatch.setattr(launch, "unusable", lambda: None)
+    monkeypatch.setattr(launch, "shared_limit", lambda: 227 << 10)
+    return found
+
+
+def there(x):
+    return Inputs(*(None if y is None else stub(y) if y.strides and 0 not in y.strides else y.view(Stub) for y in x))
+
+
+@pytest.fixture
+def public(launched, monkeypatch):
+    """Public functions take stubs for CuPy arrays."""
+    def is_stubs(xp):
+        return xp is CUPY or xp is record.namespace(CUPY)
+
+    def entering(fn, arrays, beside=None):
+        if any(isinstance(x, Stub) for x in arrays.values()):
+            return Library(CUPY, 0, lambda x: x, "cupy", "q"), dict(arrays)
+        return enter(fn, arrays, beside)
+
+    monkeypatch.setattr(binding, "enter", entering)
+    monkeypatch.setattr(results, "enter", entering)
+    monkeypatch.setattr(rows, "compat", SimpleNamespace(
+        is_cupy_array=lambda x: isinstance(x, Stub), is_cupy_namespace=is_stubs,
+        is_numpy_namespace=lambda xp: not is_stubs(xp),
+    ))
+    monkeypatch.setitem(replay.makers, Stub, device_replay.signature_maker(Stub))
+    monkeypatch.setattr(replay, "plans", {})
+    monkeypatch.setattr(constants, "_kept", {})
+    return launched
+
+
+def arrays_of(fn, T=1, H=4, Hk=2, K=8, V=4, seed=0):
+    drawn = la.testing.sample(fn, np.random.default_rng(seed), T=T, H=H, Hk=Hk, Hq=Hk, K=K, V=V, optional=False)
+    return {n: x.astype(np.float32) for n, x in drawn.items()}
+
+
+def doubling(monkeypatch):
+    """A backward of launches: twice every input, twice dout for the values; the values where there is no dout."""
+    real, made = launch.kernel, []
+
+    class Doubled:
+        def __init__(self):
+            self.kernel = SimpleNamespace(ptr=self)
+
+        def __call__(self, grid, block, arguments, shared_mem):
+            x, y, size, kind = struct.unpack_from("<4q", arguments[0].tobytes())
+            at = [np.frombuffer((ctypes.c_uint8 * size).from_address(p), step_twin.KINDS[kind]) for p in (x, y)]
+            at[1][:] = 2 * at[0]
+
+    def kernel(file, *how):
+        return made[0] if file == "double" else real(file, *how)
+
+    def backward(saved, dout, dstate):
+        def twice(x):
+            y = saved.plan.xp.empty(x.shape, dtype=x.dtype)
+            kind = step_twin.KINDS.index(x.dtype)
+            packed = struct.pack("<4q", x.data.ptr, y.data.ptr, x.nbytes, kind).ljust(step_twin.SIZE, b"\0")
+            launch.launch("double", "double", (), 1, 32, 0, packed, (x, y))
+            return y
+
+        x, dv, dS = saved.x, saved.x.v if dout is None else dout, saved.state if dstate is None else dstate
+        return Inputs(twice(x.q), twice(x.k), twice(dv), twice(x.g), beta=twice(x.beta)), twice(dS)
+
+    made.append(Doubled())
+    cuda, other = launch.cupy().cuda, launch.cupy().cuda.driver.launchKernel
+
+    def from_driver(kernel, *rest):
+        if isinstance(kernel, int):
+            return other(kernel, *rest)
+        at = ctypes.c_void_p.from_address(rest[-2]).value
+        return kernel(None, None, (np.void(ctypes.string_at(at, step_twin.SIZE)),), 0)
+
+    cuda.driver.launchKernel = from_driver
+    monkeypatch.setattr(launch, "kernel", kernel)
+    monkeypatch.setattr(cuda_calls, "backward", backward)
