@@ -358,12 +358,13 @@ def _compile_loops() -> bool:
     if importlib.util.find_spec("numba") is None:
         sys.stdout.write("Numba, the compiler of the CPU kernels, is not installed: pip install numba\n")
         return False
-    kernels = importlib.import_module(".matrix_state.cpu.kernels", __package__)
-    groups = kernels.groups() | importlib.import_module(".softmax.cpu.run", __package__).groups()
-    for dtype, (words, pieces) in _bar(list(itertools.product(("float32", "float64"), groups.items()))):
+    modules = [importlib.import_module(name, __package__)
+               for name in (".matrix_state.cpu.kernels", ".softmax.cpu.run", ".runtime.pieces.piece")]  # fmt: skip
+    groups = modules[0].groups() | modules[1].groups()
+    for dtype, (purpose, (kernels, words)) in _bar(list(itertools.product(("float32", "float64"), groups.items()))):
         began = time.perf_counter()
-        kernels.compile_group(pieces, dtype)
-        sys.stdout.write(f"cpu  {dtype} {words}: ready, {time.perf_counter() - began:.2f} s\n")
+        modules[2].load_pieces(kernels, dtype, frozenset(words.split()))
+        sys.stdout.write(f"cpu  {dtype} {purpose}: ready, {time.perf_counter() - began:.2f} s\n")
     sys.stdout.write(f"stored in {code_cache.folder('cpu')}\n")
     return True
 

@@ -8,7 +8,9 @@
 #ifdef __CUDA_ARCH__
 #define LA_WIDTH 32
 #define LA_SHUFFLE(x, n) __shfl_xor_sync(0xffffffffu, x, n)
+#define LA_SYNC() __syncthreads()
 #else
+#define LA_SYNC()
 #define LA_WIDTH 1
 #define LA_SHUFFLE(x, n) (x)
 #endif

@@ -40,7 +40,6 @@ ON_HOST = ("cu_seqlens", "state_rows")  # the plan depends on their values
 MOST_ROWS = 512  # rows of a pool, on the host, that are part of a key with their values
 
 ENABLED = os.environ.get("LINATTN_REPLAY", "1") != "0"
-DEFERRED_VJP = os.environ.get("LINATTN_CUDA_DEFERRED_VJP", "0") not in ("", "0")  # vjp too
 
 # (key, arrays, state, pointers). NumPy: arrays in order, without the state; pointers is None. CuPy: all arrays in
 # order, and their pointers. A plain tuple: replay begins with making one.

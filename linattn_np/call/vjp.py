@@ -157,7 +157,7 @@ def _in_full(
 ) -> tuple[Any, Pullback]:
     """The result and the pullback of a checked call; both are recorded if they can be replayed."""
     spec, device = call.spec, None
-    if call.is_one_token and replay.DEFERRED_VJP:
+    if call.is_one_token:
         from .cuda import deferring
 
         if (deferred := deferring.forward(call, finish)) is not None:

@@ -343,7 +343,7 @@ def test_explain_tells_of_slots_and_of_decays_on_the_value_axis():
             continue
         told = la.explain(case.fn, **draw(case, T=40)[0])
         if told.backend == "numba":
-            assert "a decay on the value axis walks the tokens" in told.reason
+            assert "a decay on the value axis takes the recurrent form forward" in told.reason
 
 
 # the influence matrix

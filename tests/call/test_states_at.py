@@ -8,7 +8,7 @@ import pytest
 import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.matrix_state import policy
-from linattn_np.matrix_state.cpu import strips, table
+from linattn_np.matrix_state.cpu import table, time_blocks
 from linattn_np.matrix_state.types import Plan
 from linattn_np.runtime.shapes import Segment, Sequence, prefixes, segments, sequences
 from linattn_np.testing import relative_error
@@ -144,7 +144,8 @@ def test_positions_do_not_lengthen_the_blocks_of_a_backward():
     plan = Plan(np, np.float32, 1.0, sequences=tuple(sequences(4096, None)))
     plain, cut = (table.sequences(plan._replace(states_at=at), 2, 64) for at in (None, (*range(20, 180, 10), 3000)))
     state_bytes = policy.STORED_BYTES // 32
-    assert strips.kept_strip(plain, state_bytes, 64) == strips.kept_strip(cut, state_bytes, 64) == policy.TIME_BLOCK
+    lengths = [time_blocks.checkpoint_block(rows, state_bytes, 64) for rows in (plain, cut)]
+    assert lengths == [policy.TIME_BLOCK] * 2
 
 
 @pytest.mark.parametrize("backend", ["numba", "chunks"])

@@ -6,11 +6,11 @@ import numpy as np
 
 from linattn_np.runtime.pieces.memory import address
 from linattn_np.runtime.pieces.piece import JIT, entry, load_pieces, workspace_kind
-from linattn_np.runtime.pieces.tiles import lane
 from linattn_np.runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
 
 M = Matrix
-SHEET = Workspace("sheet", ("m", "n", "k", "m1", "how", "rows_of_scratch", "block", "count", "three"), ("x",), (), {
+SIZES = ("m", "n", "k", "m1", "how", "rows_of_scratch", "block", "count", "three")
+SHEET = Workspace("sheet", SIZES, ("x",), (), {"": {
     "A": M("m", "k"), "B": M("k", "n"), "C": M("m", "n"), "D": M("m", "n"), "N": M("m", "m"), "P": M("m", "m"),
     "T": M("n", "m"), "X": M("m", "k"), "Y": M("m", "k"), "Z": M("m", "k"), "W": M("m", "k"), "dX": M("m", "k"),
     "dY": M("m", "k"), "dW": M("m", "k"), "first": M("m", "k", above=1), "before": M("m", "k", alias="first", first=-1),
@@ -18,7 +18,7 @@ SHEET = Workspace("sheet", ("m", "n", "k", "m1", "how", "rows_of_scratch", "bloc
     "scratch": M("rows_of_scratch", "k"), "f": M("m"), "h": M("m"), "u": M("m"), "start": M("m1"),
     "g": M("m", wide=True), "sums": M("m", wide=True), "weights": M("count"),
     "segments": M("how", "three", dtype="int64"),
-})  # fmt: skip
+}})  # fmt: skip
 Sheet = workspace_kind(SHEET)
 
 
@@ -27,7 +27,7 @@ def run(kernel, dtype, sizes, x=0.0, **given):
     dtype = np.dtype(dtype)
     known = {"m": 1, "n": 1, "k": 1, "how": 0, "count": 1, "block": 16, "three": 3} | sizes
     known |= {"m1": known["m"] + 1, "rows_of_scratch": 33 + 3 * known["m"]}
-    layout = SHEET.layout(known, dtype.itemsize, lane(dtype), lambda field: 1)
+    layout = SHEET.layout(known, dtype)
     memory = np.full(layout.bytes + 64, 0xFF, np.uint8)  # NaN
     table = layout.placed(address(memory))
     w = PythonWorkspace(SHEET, table, dtype)

@@ -33,8 +33,9 @@ from linattn_np.ops.cpu.storage import load
 from linattn_np.runtime.pieces.memory import address
 from linattn_np.runtime.pieces.piece import JIT, entry, load_pieces, piece, workspace_kind
 from linattn_np.runtime.pieces.row_tiles import dot_wide, sum_of
+from linattn_np.runtime.pieces.run import stored_array
 from linattn_np.runtime.pieces.views import row, transposed
-from linattn_np.runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace, stored_array
+from linattn_np.runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
 from tests.ops.sheets import Sheet, close, run
 
 DTYPES = [np.float32, np.float64]
@@ -286,7 +287,8 @@ def test_sines_and_cosines(dtype, rng):
     close(w.D[0][finite], (d[:n] * c - d[n:] * s)[finite], dtype)
 
 
-LOADED = Workspace("loaded", ("m", "k", "batch", "head", "t", "column", "count"), (), ("y",), {"X": Matrix("m", "k")})
+LOADED = Workspace("loaded", ("m", "k", "batch", "head", "t", "column", "count"), (), ("y",),
+                   {"given": {"X": Matrix("m", "k")}})  # fmt: skip
 Loaded = workspace_kind(LOADED)
 
 
@@ -304,14 +306,12 @@ def test_loads_of_any_storage(kind, strided, dtype, rng):
     y[0, 0, 0, :4] = [np.inf, 6e-8, -6e-8, 0]
     y = y[:, ::-1, :, ::2] if strided else y[..., :13]
     table = np.zeros(LOADED.size, np.int64)
-    stored = np.dtype(kind).name
-    storage = ("float32", "float64", "float16", "bfloat16").index(stored)
     sizes = {"m": 5, "k": 16, "batch": 1, "head": 5, "t": 3, "column": 2, "count": 11}
     X = np.full((5, 16), np.nan, dtype)
     for name, size in sizes.items():
         table[LOADED.slots[name]] = size
     at = LOADED.slots["y"]
-    table[at : at + 11] = stored_array(y, y.strides, 2, storage)
+    table[at : at + 11] = stored_array(y, y.strides, 2)
     table[LOADED.slots["X"] : LOADED.slots["X"] + 2] = address(X), X.strides[0]
     load_pieces((loads,), np.dtype(dtype).name)
     if JIT:

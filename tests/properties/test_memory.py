@@ -71,7 +71,7 @@ def test_nothing_of_the_size_of_a_state_is_kept_for_each_chunk():
 def test_compiled_loops_take_16_mib_a_thread(fn, monkeypatch):
     """Forward and backward above inputs and outputs, K = V = 128, however long the sequence."""
     pytest.importorskip("numba")
-    from linattn_np.matrix_state.cpu import run as numba_run
+    from linattn_np.runtime.pieces import run as numba_run
 
     monkeypatch.setenv("LINATTN_NUM_THREADS", "1")
     case = next(c for c in PLAIN if c.fn is fn)
@@ -80,7 +80,7 @@ def test_compiled_loops_take_16_mib_a_thread(fn, monkeypatch):
         arrays, _ = draw(case, T=T, B=(1,), H=1, K=128, V=128, dtype=np.float32)
         if "a" in arrays:
             arrays["b"] = -0.5 * arrays["a"]
-        numba_run.forget_memory()
+        numba_run.scratch.forget()
         tracemalloc.start()
         out, pullback = la.vjp(fn, **arrays, backend="numba")
         grads = pullback(out)

@@ -19,8 +19,8 @@ pytest.importorskip("numba")
 import linattn_np as la
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
-from linattn_np.matrix_state.cpu import run as numba_run
 from linattn_np.runtime import threads
+from linattn_np.runtime.pieces import run as numba_run
 from tests.core_cases import case
 
 
@@ -103,9 +103,9 @@ def test_an_error_of_a_helper_is_raised_by_the_call(backward, monkeypatch):
     x = la.testing.sample(la.gated_delta_rule, np.random.default_rng(0), B=(2,), T=40, H=4, K=4, V=4, optional=False)
     out, pullback = la.vjp(la.gated_delta_rule, **x, backend="numba")
     right = pullback(out)
-    first, real = failing_helper(threading.Event()), numba_run._own.take
+    first, real = failing_helper(threading.Event()), numba_run.scratch.take
     with monkeypatch.context() as broken:
-        broken.setattr(numba_run, "_own", SimpleNamespace(take=lambda count: first() or real(count)))
+        broken.setattr(numba_run, "scratch", SimpleNamespace(take=lambda count: first() or real(count)))
         with pytest.raises(FloatingPointError, match="of a helper"):
             pullback(out) if backward else la.gated_delta_rule(**x, backend="numba")
     assert (la.gated_delta_rule(**x, backend="numba") == out).all()

@@ -119,21 +119,15 @@ def computed(xp: Namespace, results: Any, give_back: Any) -> Any:
     results = _replaced(results, lambda x: xp.copy(x) if isinstance(x, Deferred) and _is_part(x) else x)
     wanted = [x for x in _leaves(results) if isinstance(x, Deferred)]
     into: list[Array | None] = [None] * len(wanted)
-    later, targets = [], {id(array) for array, _ in xp.assigned}
-    is_read = any(id(y) in targets for _, value in xp.assigned for y in _read([value, *wanted]))
     for array, value in xp.assigned:
-        if is_read:  # another warp may read what one has overwritten
-            later.append((array, value))
         wanted.append(value)
-        into.append(None if is_read else array)
-    if any(y is z for y in _read([*wanted, *(value for _, value in xp.assigned)]) for z in xp.overwritten):
+        into.append(array)
+    if any(y is z for y in _read(wanted) for z in xp.overwritten):
         raise Unsupported("a state is read after it has been overwritten")
     for one in xp.pending:  # whose output nobody wants
         wanted.append(Deferred(xp, one.end))
         into.append(None)
     found = dict(zip(map(id, wanted), materialise(wanted, into), strict=True))
-    if later:
-        materialise([xp.copy(value) for _, value in later], [array for array, _ in later])
     xp.assigned.clear()
     return _replaced(results, lambda x: give_back(found[id(x)]) if isinstance(x, Deferred) else x)
 

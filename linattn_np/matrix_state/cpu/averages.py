@@ -21,7 +21,7 @@ from ...runtime.pieces.views import as_row, row, rows, transposed
 from .workspace import Work
 
 
-@piece(optional=True)
+@piece(of="averaged")
 def load_z(w: Work, x: Stored, state: Whole, z: Vector, given: Whole):
     """z = the column of a state behind its values; zeros where none is given."""
     for d in range(len(z)):
@@ -30,13 +30,13 @@ def load_z(w: Work, x: Stored, state: Whole, z: Vector, given: Whole):
         load(x, (state, w.HEAD, 0), (w.V, 1), rows(transposed(as_row(z)), 0, w.K))
 
 
-@piece(optional=True)
+@piece(of="averaged")
 def save_z(w: Work, z: Vector, x: Stored, state: Whole):
     """The column of a state behind its values = z."""
     save(rows(transposed(as_row(z)), 0, w.K), x, (state, w.HEAD, 0), (w.V, 1))
 
 
-@piece(optional=True)
+@piece(of="averaged")
 def find_averages(w: Work, j: Whole):
     """averages_i = d_i of the rows of query head j, kept for the adjoint, and over_i = 1 / d_i; 0 of 0."""
     for i in range(w.c):
@@ -46,7 +46,7 @@ def find_averages(w: Work, j: Whole):
     save_column(w.averages, w.out_sums, (w.BATCH, j, w.t))
 
 
-@piece(optional=True)
+@piece(of="averaged")
 def add_keys(w: Work, z: Vector, out: Vector):
     """out = z + sum of k_t"""
     for d in range(len(out)):
@@ -54,7 +54,7 @@ def add_keys(w: Work, z: Vector, out: Vector):
     add_weighted_rows(w.ones, w.k, 1.0, out)
 
 
-@piece(optional=True)
+@piece(of="averaged")
 def averages_vjp(w: Work, j: Whole):
     """dout <- c, the cotangents of what query head j has read, and its weights w."""
     place = (w.BATCH, j, w.t)
@@ -68,7 +68,7 @@ def averages_vjp(w: Work, j: Whole):
         w.weights[i] = -dot(c, o, len(c))
 
 
-@piece(optional=True)
+@piece(of="averaged")
 def read_z_vjp(w: Work):
     """dq_i += scale w_i z; dz += scale sum of w_i q_i"""
     for i in range(w.c):
@@ -78,7 +78,7 @@ def read_z_vjp(w: Work):
     add_weighted_rows(w.weights, w.q, w.scale, w.dz)
 
 
-@piece(optional=True)
+@piece(of="averaged")
 def add_weights(w: Work, dP: Matrix):
     """dP_ij += w_i"""
     for i in range(w.c):
@@ -87,7 +87,7 @@ def add_weights(w: Work, dP: Matrix):
             d[j] += f
 
 
-@piece(optional=True)
+@piece(of="averaged")
 def add_dz(w: Work, dk: Matrix):
     """dk_j += dz"""
     for i in range(w.c):

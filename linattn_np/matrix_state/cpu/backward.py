@@ -1,8 +1,8 @@
 """Backward: a task is one sequence and the heads of a group, whose gradients of shared inputs add up in their order.
 
-A segment of chunks is walked forward, each chunk's state and what it writes kept in a slot, and then back. Where a
-sequence has more chunks than there are slots, it is walked once more before, for the states that its segments begin
-with; the first segment is short, so that few chunks are walked once more.
+A segment of chunks is recomputed forward, each chunk's state and what it writes stored in a slot, and then traversed
+backward. Where a sequence has more chunks than there are slots, a forward traversal before finds the states that its
+segments begin with; the first segment is short, so that few chunks are recomputed twice.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def find_states(w: Work):
 
 
 @piece
-def walk_segment(w: Work):
+def segment_vjp(w: Work):
     """A segment forward into slots, and back."""
     end = w.FIRST + w.LEAD + w.segment * w.slots * w.C
     first, end = max(end - w.slots * w.C, w.FIRST), min(end, w.STOP)
@@ -160,7 +160,7 @@ def backward(w: Work, first: Whole, last: Whole):
             if w.FIRST < w.STOP:
                 find_states(w)
                 while w.segment >= 0:
-                    walk_segment(w)
+                    segment_vjp(w)
                     w.segment -= 1
             if w.apart == 0 or w.EARLIER == 0:
                 save_state(w, w.dS, w.out_dstate, w.STATE)
@@ -186,10 +186,10 @@ def carry_gradient(w: Work, j: Whole):
     reach(w, w.query_reads, w.scales, 1.0)
     if w.decay == VECTOR:
         reader(w, w.q, w.query_reads)
-        scale_rows(w.hat, w.factor)
+        scale_rows(w.decayed, w.factor)
     else:
-        scaled(w.q, w.factor, w.hat)
-    product(FULL, transposed(w.hat), w.dout, w.dS, added=w.dS)
+        scaled(w.q, w.factor, w.decayed)
+    product(FULL, transposed(w.decayed), w.dout, w.dS, added=w.dS)
     if w.averaged:
         add_weighted_rows(w.weights, w.q, w.scale, w.dz)
 

@@ -75,9 +75,9 @@ def load_tokens(w: Work):
     else:
         load(w.in_v, place, (w.COLUMN, w.V), w.v)
     transpose(w.k, w.kT)
-    if w.own_read and w.direct_r:
+    if w.separate_erase_key and w.direct_r:
         point(w, R, address_of(w.in_r, place, 0), field_of(w.in_r, TOKEN))
-    elif w.own_read:
+    elif w.separate_erase_key:
         load(w.in_r, place, (0, w.K), w.r)
     if w.erase == DELTA:
         load_column(w.in_beta, place, w.beta)
@@ -99,8 +99,8 @@ def reach(w: Work, early: Whole, by: Vector, sign: Number):
 
 @piece
 def reader(w: Work, x: Matrix, early: Whole):
-    """hat_i = x_i (.) e^{s(start, i)} of a vector decay."""
-    hadamard(x, w.first_before if early else w.first, w.hat)
+    """decayed_i = x_i (.) e^{s(start, i)} of a vector decay."""
+    hadamard(x, w.first_before if early else w.first, w.decayed)
 
 
 @piece
@@ -128,15 +128,15 @@ def erase(w: Work, S: Matrix):
     early = w.erase_reads
     if w.decay == VECTOR:
         reader(w, w.r, early)
-    hat = w.hat if w.decay == VECTOR else w.r
+    decayed = w.decayed if w.decay == VECTOR else w.r
     if w.erase == DELTA:
         reach(w, early, w.beta, -1.0)
-        product(FULL, hat, S, w.U, w.factor, w.v, w.beta, w.lines)
+        product(FULL, decayed, S, w.U, w.factor, w.v, w.beta, w.lines)
         solve_system(w, w.M, w.U, False)
     else:
         reach(w, early, w.ones, 1.0)
         gram(w, w.r, w.k, w.kT, EARLY | STRICT, w.ones, w.P)
-        product(FULL, hat, S, w.Y, w.factor, lines=w.lines)
+        product(FULL, decayed, S, w.Y, w.factor, lines=w.lines)
         product(LEFT_LOWER, w.P, w.v, w.Y, added=w.Y)
         solve_system(w, w.A, w.Y, False)
 
@@ -171,21 +171,21 @@ def write(w: Work, S: Matrix, out: Matrix):
         scaled(u, w.end, w.inside)
         product(FULL, transposed(w.k), w.inside, out, added=S, weights=w.carries, lines=w.lines)
     elif w.decay == VECTOR:
-        hadamard(w.k, w.last, w.hat)
-        product(FULL, transposed(w.hat), u, out, added=S, weights=w.carry, lines=w.lines)
+        hadamard(w.k, w.last, w.decayed)
+        product(FULL, transposed(w.decayed), u, out, added=S, weights=w.carry, lines=w.lines)
     else:
         product(FULL, transposed(w.k), u, out, added=S, lines=w.lines)
     if w.erase == FREE:
         write_free(w, out)
 
 
-@piece(optional=True)
+@piece(of="free")
 def write_free(w: Work, out: Matrix):
     """out += b^T diag(e^{s(j, end)}) Y"""
     b = w.b
     if w.decay == VECTOR:
-        hadamard(w.b, w.last, w.hat)
-        b = w.hat
+        hadamard(w.b, w.last, w.decayed)
+        b = w.decayed
     scaled(w.Y, w.end, w.inside)
     product(FULL, transposed(b), w.inside, out, added=out)
 
@@ -219,18 +219,18 @@ def read(w: Work, S: Matrix, j: Whole, out: Matrix):
     if w.decay == VECTOR:
         reader(w, w.q, early)
     reach(w, early, w.scales, 1.0)
-    hat = w.hat if w.decay == VECTOR else w.q
+    decayed = w.decayed if w.decay == VECTOR else w.q
     if w.averaged:
         times(1.0, w.factor, w.over, w.factor)
-        product(FULL, hat, S, out, w.factor, w.inside, w.over, w.lines)
+        product(FULL, decayed, S, out, w.factor, w.inside, w.over, w.lines)
     else:
-        product(FULL, hat, S, out, w.factor, w.inside, lines=w.lines)
+        product(FULL, decayed, S, out, w.factor, w.inside, lines=w.lines)
 
 
-@piece(optional=True)
+@piece(of="bonus")
 def bonus(w: Work):
     """P_ii = scale sum_d q_id u_d k_id"""
-    u, qu = row(w.u, 0), row(w.hat, 0)
+    u, qu = row(w.u, 0), row(w.decayed, 0)
     for i in range(w.c):
         q = row(w.q, i)
         for d in range(len(u)):
@@ -238,7 +238,7 @@ def bonus(w: Work):
         w.P[i, i] = w.scale * dot(qu, row(w.k, i), len(u))
 
 
-@piece(optional=True)
+@piece(of="bonus")
 def bonus_vjp(w: Work):
     """From s_i = scale dP_ii: dq += s u k, dk += s u q, du += s q k."""
     u, du = row(w.u, 0), row(w.du, 0)

@@ -22,9 +22,9 @@ from .decay_vjp import gate_vjp, gram_vjp
 from .maps import features_vjp
 from .value_decay import (
     begin_value_vjp,
-    value_asked,
     value_carried,
     value_carried_vjp,
+    value_decayed,
     value_ended,
     value_ended_vjp,
     value_gate_vjp,
@@ -40,7 +40,7 @@ def chunk_vjp(w: Work):
     place = (w.BATCH, w.HEAD, w.t)
     transpose(w.S, w.ST)
     write_vjp(w)
-    for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.asked else 0):
+    for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.has_queries else 0):
         read_vjp(w, j)
     if w.erase == DELTA:
         delta_vjp(w)
@@ -104,8 +104,8 @@ def written_vjp(w: Work, y: Matrix, u: Matrix, du: Matrix, dy: Matrix):
         value_ended(w, u)
         values = w.ended
     if w.decay == VECTOR:
-        hadamard(y, w.last, w.hat)
-        product(FULL, w.hat, w.dS, du)
+        hadamard(y, w.last, w.decayed)
+        product(FULL, w.decayed, w.dS, du)
         product(FULL, values, w.dST, dy)
         hadamard_to(w.last, dy)
         add_hadamard(y, dy, w.writers_k)
@@ -131,12 +131,12 @@ def reader_vjp(w: Work, x: Matrix, cotangent: Matrix, early: Whole, by: Vector, 
         hadamard_to(w.first_before if early else w.first, dx)
         add_hadamard(x, dx, w.readers_k_before if early else w.readers_k)
         reader(w, x, early)
-        scale_rows(w.hat, w.factor)
+        scale_rows(w.decayed, w.factor)
     else:
         if w.decay == SCALAR:
             readers_dots(x, dx, w.readers_before if early else w.readers)
-        scaled(x, w.factor, w.hat)
-    product(FULL, transposed(w.hat), cotangent, w.dS, added=w.dS)
+        scaled(x, w.factor, w.decayed)
+    product(FULL, transposed(w.decayed), cotangent, w.dS, added=w.dS)
 
 
 @piece
@@ -155,8 +155,8 @@ def read_vjp(w: Work, j: Whole):
     if w.averaged:
         averages_vjp(w, j)
     if w.value_decay:
-        value_asked(w)
-    reader_vjp(w, w.q, w.asking if w.value_decay else w.dout, early, w.scales, 1.0, w.dq, False)
+        value_decayed(w)
+    reader_vjp(w, w.q, w.decayed_dout if w.value_decay else w.dout, early, w.scales, 1.0, w.dq, False)
     if w.averaged:
         read_z_vjp(w)
     if w.value_decay:
@@ -189,7 +189,7 @@ def read_written_vjp(w: Work, y: Matrix, yT: Matrix, u: Matrix, du: Matrix, dy: 
     gram_vjp(w, reads, w.scales, w.P, w.q, y, w.dq, dy)
 
 
-@piece(optional=True)
+@piece(of="delta")
 def delta_vjp(w: Work):
     """dZ = (1 + M)^-T dU, M = diag(beta) A; dv = beta dZ, dM = -dZ U^T, and the adjoint of what r reads."""
     place, early = (w.BATCH, w.HEAD, w.t), w.erase_reads
@@ -205,14 +205,14 @@ def delta_vjp(w: Work):
     reach(w, early, w.ones, 1.0)
     if w.decay == VECTOR:
         reader(w, w.r, early)
-    scaled(w.hat if w.decay == VECTOR else w.r, w.factor, w.hat)
-    add_dots(w.hat, w.back, False, -1.0, w.dbeta)
+    scaled(w.decayed if w.decay == VECTOR else w.r, w.factor, w.decayed)
+    add_dots(w.decayed, w.back, False, -1.0, w.dbeta)
     save_column(w.dbeta, w.out_dbeta, place)
     gram_vjp(w, early | STRICT, w.beta, w.M, w.r, w.k, w.dr, w.dk)
     save(w.dr, w.out_dr, place, (0, w.K))
 
 
-@piece(optional=True)
+@piece(of="free")
 def free_vjp(w: Work):
     """dZ = (1 + A)^-T dY, A = -gram(a, b); dN = dZ v^T of N = gram(a, k), dA = -dZ Y^T, and the adjoint of a S."""
     place, reads = (w.BATCH, w.HEAD, w.t), EARLY | STRICT

@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 
 from ...runtime import threads
-from ...runtime.pieces.tiles import lane
+from ...runtime.pieces.run import Kernel, conversions
+from ...runtime.pieces.vectors import lane
+from ...runtime.pieces.workspace import Layout
 from .. import policy
 from ..policy import CPU_COLUMNS
 from ..types import Erase, Inputs, Plan, ReadState
 from .forward import forward
-from .kernels import optional_of, storage_pieces
-from .layout import Cell, Features, layout
-from .run import Kernel, run
-from .strips import strips
+from .layout import Cell, Features, layout, words_of
 from .table import Table, count_sequences, is_direct
+from .time_blocks import time_blocks
+from .workspace import CHUNK
 
 
 class Chunks:
@@ -27,14 +28,28 @@ class Chunks:
         states, count = count_sequences(rows) * H, threads.num_threads()
         columns = V if plan.average is not None else columns_of(V, states, count)
         cell = cell_of(x, plan, table, columns, started)
-        optional = (*optional_of(cell), *storage_pieces(table.numbers, cell.dtype))
-        self.kernel = Kernel(forward, optional, cell.dtype, layout(cell)[0], numbers_of(plan))
-        self.tasks, self.bounds = strips(rows, H, V, columns, cell.C, max(1, states // count), kept)
+        self.kernel = kernel_of(forward, cell, layout(cell)[0], table, numbers_of(plan))
+        self.tasks, self.bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), kept)
         self.operations = 6.0 * tokens(rows) * H * cell.K * V
 
     def run(self, numbers: np.ndarray, owners: Any) -> None:
         """Output and final state, where the table says; `owners` keeps its arrays alive."""
         run(self.kernel, numbers, self.tasks, self.bounds, self.operations, owners)
+
+
+def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, numbers: dict[str, float], adjoint: bool = False
+              ) -> Kernel:  # fmt: skip
+    """A kernel for a kind of call."""
+    words = words_of(cell, adjoint) | conversions(table.numbers, cell.dtype)
+    return Kernel(body, CHUNK, cell.dtype, made, numbers, words)
+
+
+def run(kernel: Kernel, arrays: np.ndarray, tasks: np.ndarray, bounds: list[int], operations: float,
+        owners: Any) -> None:  # fmt: skip
+    """A kernel for all tasks; few operations are executed by this thread alone."""
+    few = operations < policy.FEW_OPERATIONS
+    each = len(tasks) if few else max(1, int(len(tasks) * policy.MANY_OPERATIONS / operations))
+    kernel.run(arrays, tasks, bounds, each, 1 if few else threads.num_threads(), owners)
 
 
 def numbers_of(plan: Plan) -> dict[str, float]:

@@ -107,7 +107,7 @@ def rest(X: Matrix, Y: Matrix, P: Matrix, beta: Vector, out: Matrix):
 # a decay of each channel
 
 
-@piece(optional=True)
+@piece(of="vector")
 def channel_tables(w: Work):
     """W <- e^W, first_i = W_0 ... W_i with a row of ones before it, last_j = W_{j+1} ... W_{m-1}, carry: all of W."""
     m = w.c
@@ -136,7 +136,7 @@ def tables_of(W: Matrix, first: Matrix, before: Matrix, last: Matrix):
             a[d] = faded(a_after[d], factors[d])
 
 
-@piece(optional=True)
+@piece(of="vector")
 def channel_gram(w: Work, X: Matrix, Y: Matrix, early: Whole, out: Matrix):
     """The gram of a vector decay in the channels of the key."""
     block_gram(X, Y, w.W, early, out, w.near, w.far, w.farT)

@@ -79,7 +79,7 @@ def crossings(crossed: Matrix, readers: Vector, writers: Vector, total: Number, 
 # a decay of each channel
 
 
-@piece(optional=True)
+@piece(of="vector")
 def channel_gate_vjp(w: Work):
     """dg of the chunk."""
     channel_crossings(w.crossed_k, w.readers_k, w.writers_k, w.totals)
@@ -105,7 +105,7 @@ def channel_crossings(crossed: Matrix, readers: Matrix, writers: Matrix, total: 
                 before[d] += y[d]
 
 
-@piece(optional=True)
+@piece(of="vector")
 def channel_gram_vjp(w: Work, X: Matrix, Y: Matrix, early: Whole, dX: Matrix, dY: Matrix):
     """From the cotangent dP of the gram of X and Y: dX += rows, dY += columns, and what crosses g."""
     block_gram_vjp((w.W, w.crossed_k, w.scratch), w.dP, X, Y, early, dX, dY)

@@ -47,7 +47,7 @@ def save_all(w: Work, x: Stored, state: Whole):
 
 
 @piece
-def expect(w: Work, x: Stored, head: Whole, first: Whole, count: Whole):
+def prefetch(w: Work, x: Stored, head: Whole, first: Whole, count: Whole):
     """The lines of the next chunk's tokens, columns (first, count): products ask for some of them before each tile."""
     t, end, lines = w.t + w.c, w.lines[END], w.lines
     at, step = address_of(x, (w.BATCH, head, t), first), field_of(x, TOKEN)
@@ -61,15 +61,15 @@ def expect(w: Work, x: Stored, head: Whole, first: Whole, count: Whole):
 
 
 @piece
-def expect_chunk(w: Work):
+def prefetch_chunk(w: Work):
     """What the next chunk reads and writes."""
     w.lines[NEXT] = w.lines[END] = FIRST_LINE
     w.lines[AT_ONCE] = w.lines_at_once
-    expect(w, w.in_k, w.HEAD, 0, w.given)
-    expect(w, w.in_v, w.HEAD, w.COLUMN, w.V)
-    if w.asked and w.queries == 1:
-        expect(w, w.in_q, w.HEAD, 0, w.given)
-        expect(w, w.out, w.HEAD, w.COLUMN, w.V)
+    prefetch(w, w.in_k, w.HEAD, 0, w.given)
+    prefetch(w, w.in_v, w.HEAD, w.COLUMN, w.V)
+    if w.has_queries and w.queries == 1:
+        prefetch(w, w.in_q, w.HEAD, 0, w.given)
+        prefetch(w, w.out, w.HEAD, w.COLUMN, w.V)
 
 
 @piece
@@ -85,13 +85,13 @@ def forward(w: Work, first: Whole, last: Whole):
         w.t = w.FIRST
         while w.t < w.STOP:
             begin_chunk(w)
-            expect_chunk(w)
+            prefetch_chunk(w)
             load_tokens(w)
             decays(w)
             if w.erase:
                 system(w)
                 erase(w, w.S)
-            for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.asked else 0):
+            for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.has_queries else 0):
                 read(w, w.S, j, tokens_of(w.out, w.scale, (w.BATCH, j, w.t), w.c, (w.COLUMN, w.V)))
             write(w, w.S, w.S)
             if w.averaged:

@@ -10,18 +10,18 @@ import numpy as np
 
 from ...ops.cpu.lengths import unit_rows as divide
 from ...ops.cpu.lengths import unit_rows_vjp as divide_vjp
-from ...runtime import threads
 from ...runtime.pieces.memory import first_byte
-from ...runtime.pieces.piece import JIT, Whole, entry, load_pieces, piece, workspace_kind
+from ...runtime.pieces.piece import Whole, entry, load_pieces, piece, workspace_kind
+from ...runtime.pieces.run import call_of, over_tasks, put
 from ...runtime.pieces.views import rows
-from ...runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
+from ...runtime.pieces.workspace import Matrix, Workspace
 from ...runtime.tracing import Kernel, traced
 from ..policy import UNIT_ELEMENTS
 from ..preprocess import Rows
 from ..types import Plan
 
 ROWS = Workspace("rows", ("count", "n", "each"), ("root",), (),
-                 {name: Matrix("count", "n") for name in ("x", "dy", "out")})  # fmt: skip
+                 {"given": {name: Matrix("count", "n") for name in ("x", "dy", "out")}})  # fmt: skip
 Work = workspace_kind(ROWS)
 PLACES = tuple(ROWS.slots[name] for name in ("x", "dy", "out"))
 
@@ -63,32 +63,23 @@ def _over_rows(kernel: Any, plan: Plan, *arrays: Any) -> np.ndarray | None:
     out = (np.empty if trace is None else trace.new)(arrays[0].shape, plan.dtype)
     if not out.size:
         return out
-    n = out.shape[-1]
-    known, tasks, call = _kernel(kernel, np.dtype(plan.dtype), out.size // n, n, plan.l2norm_eps)
+    n, dtype = out.shape[-1], np.dtype(plan.dtype)
+    known, tasks, call = _kernel(kernel, dtype, out.size // n, n, plan.l2norm_eps)
     table = known.copy()
     for place, y in zip(PLACES, (arrays[0], arrays[-1], out), strict=True):
         table[place] = first_byte(y)
-    at = first_byte(table)
-
-    def work(first: int, last: int, owners: Any = (arrays, out, table)) -> None:
-        if call is not None:
-            call(at, first, last)
-        else:
-            kernel(PythonWorkspace(ROWS, table, plan.dtype), first, last)
-
-    threads.run(work, tasks, threads.num_threads() if tasks > 1 else 1)
+    over_tasks(call, table, tasks, (arrays, out))
     if trace is None:
         return out
-    return trace.kernel(Kernel(call, table, PLACES, (arrays[0], arrays[-1], out), tasks))
+    return trace.kernel(Kernel(entry(kernel, dtype.name), table, PLACES, (arrays[0], arrays[-1], out), tasks))
 
 
 @functools.lru_cache(maxsize=64)
 def _kernel(kernel: Any, dtype: np.dtype, count: int, n: int, eps: float) -> tuple[np.ndarray, int, Any]:
-    """(table without addresses, tasks, compiled kernel) for `count` rows of n numbers."""
+    """(table without addresses, tasks, loaded kernel) for `count` rows of n numbers."""
     load_pieces((kernel,), dtype.name)
-    table, each = np.zeros(ROWS.size, np.int64), max(UNIT_ELEMENTS // n, 1)
-    for name, size in (("count", count), ("n", n), ("each", each)):
-        table[ROWS.slots[name]] = size
-    table[ROWS.slots["root"] : ROWS.slots["root"] + 1].view(np.float64)[0] = sqrt(eps)
+    each = max(UNIT_ELEMENTS // n, 1)
+    sizes = {"count": count, "n": n, "each": each, "root": sqrt(eps)}
+    table = put(ROWS, np.zeros(ROWS.size, np.int64), sizes)
     table[[at + 1 for at in PLACES]] = n * dtype.itemsize
-    return table, -(-count // each), entry(kernel, dtype.name) if JIT else None
+    return table, -(-count // each), call_of(kernel, ROWS, dtype.name)

@@ -7,36 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...runtime.pieces.tiles import lane
-from ...runtime.pieces.vectors import LANES, ROWS
-from ...runtime.pieces.workspace import Layout
+from ...ops.cpu.maps import EXPONENTIALS, MONOMIALS, WAVES
+from ...runtime.pieces.vectors import LANES, ROWS, lane
+from ...runtime.pieces.workspace import Layout, up
 from ..policy import CHECKPOINT_BYTES
 from ..policy import DECAY_BLOCK as BLOCK
 from ..types import Decay, Erase
-from .workspace import (
-    CHUNK,
-    DELTA,
-    EXPONENTIALS,
-    FREE,
-    MATRICES,
-    MONOMIALS,
-    SCALAR,
-    TASK,
-    VECTOR,
-    WAVES,
-)
+from .workspace import CHUNK, DELTA, FREE, SCALAR, TASK, VECTOR
 
-FORWARD = frozenset(("tasks", "lines", "k", "v", "kT", "g64", "sums", "factor", "scales", "ones", "minus", "E", "start",
-                     "end", "S", "inside", "hat", "carries"))  # fmt: skip
-READS = frozenset(("q", "P"))
-CHANNELS = frozenset(("W", "first", "last", "carry", "near", "far", "farT"))
-ADJOINT = frozenset(("dout", "dS", "dST", "ST", "UT", "dU", "dP", "dq", "dk", "totals", "S_begun", "P", "q",
-                     "crossed"))  # fmt: skip
-SCALAR_ADJOINT = frozenset(("readers", "writers", "column_sums"))
-CHANNEL_ADJOINT = frozenset(("crossed_k", "readers_k", "writers_k", "scratch"))
-
-
-VALUE_ADJOINT = frozenset(name for name in MATRICES if name.endswith("_v") or name in ("ended", "asking"))
+RECOMPUTED = {"k", "r"}  # slots of other matrices that they may be, not of their own
+DECAYS = {"E", "start", "end"}  # one for all chunks unless tokens decay
 
 
 class Features(NamedTuple):
@@ -60,8 +40,8 @@ class Cell(NamedTuple):
     erase: Erase
     query_reads: bool  # queries read S_{t-1}
     erase_reads: bool  # the erase vector reads S_{t-1}
-    own_read: bool  # it is not k
-    asked: bool  # there are queries
+    separate_erase_key: bool  # it is not k
+    has_queries: bool  # there are queries
     queries: int  # heads of queries a head of the state
     bonus: bool
     started: bool  # there is an initial state
@@ -69,13 +49,26 @@ class Cell(NamedTuple):
     value_decay: bool = False  # the adjoint alone has one
     averaged: bool = False  # outputs are divided by the sum of their weights
     direct: frozenset[str] = frozenset()  # of q, v and r: those that are read where they lie
-    solved: int = 0  # conjugate-gradient steps of the systems x (Z + diag(ridge)) = q; 0: outputs are read
+    iterations: int = 0  # conjugate-gradient steps of the systems x (Z + diag(ridge)) = q; 0: outputs are read
     each_ridge: bool = False  # each token has its own ridge
 
     @property
     def compensates(self) -> bool:
         """Whether a float32 system is solved with what its rounding leaves out of rows with beta > 1."""
         return self.dtype == "float32" and self.erase is Erase.DELTA and self.decay is not Decay.VECTOR
+
+
+@functools.lru_cache(256)
+def words_of(cell: Cell, adjoint: bool = False) -> frozenset[str]:
+    """What a kind of call is: which matrices have memory, and which pieces are compiled."""
+    is_so = {
+        "plain": cell.features is None, "map": cell.features is not None, "separate_erase_key": cell.separate_erase_key,
+        "waves": cell.features is not None and cell.features.kind == "waves", "bonus": cell.bonus,
+        "averaged": cell.averaged, "solved": cell.iterations > 0, "compensates": cell.compensates,
+        "value_decay": cell.value_decay, "adjoint": adjoint, "erase": cell.erase is not Erase.NONE,
+        cell.decay.name.lower(): True, cell.erase.name.lower(): True,
+    }  # fmt: skip
+    return frozenset(word for word, is_true in is_so.items() if is_true)
 
 
 class Backward(NamedTuple):
@@ -87,55 +80,6 @@ class Backward(NamedTuple):
     apart: bool  # gradients of the states between tasks are known
 
 
-def _fields(cell: Cell, back: Backward | None) -> frozenset[str]:
-    """The matrices of a kind of call."""
-    names = set(FORWARD)
-    if cell.asked:
-        names |= READS
-    if cell.decay is Decay.VECTOR:
-        names |= CHANNELS
-    if cell.bonus:
-        names |= {"u", "du"}
-    if cell.averaged:
-        names |= {"z", "over", "averages"}
-    if cell.solved:
-        names |= {"found", "residual", "direction", "times_A", "squares", "bounds", "ridge"}
-    if cell.features is not None:
-        names |= {"x_q", "x_k", "phi_q", "phi_k", "map_numbers", "over_q", "over_k"}
-        names |= {"angle"} if cell.features.kind == "waves" else set()
-        names -= {"q", "k"}
-    if cell.erase is not Erase.NONE:
-        names |= {"A", "P"} | ({"r"} if cell.own_read else set())
-    if cell.erase is Erase.DELTA:
-        names |= {"beta", "M", "U"} | ({"rest", "correction"} if cell.compensates else set())
-    if cell.erase is Erase.FREE:
-        names |= {"b", "bT", "Y"}
-    if back is None:
-        return frozenset(names)
-    names |= ADJOINT
-    if cell.decay is not Decay.NONE:
-        names |= CHANNEL_ADJOINT if cell.decay is Decay.VECTOR else SCALAR_ADJOINT
-    if cell.erase is Erase.DELTA:
-        names |= {"dbeta", "dr", "back"}
-    if cell.erase is Erase.FREE:
-        names |= {"dY", "db", "dr"}
-    if cell.averaged:
-        names |= {"dz", "weights", "z_begun"}
-    if cell.value_decay:
-        names |= VALUE_ADJOINT - {name for name in MATRICES if MATRICES[name].alias}
-    if cell.features is not None:
-        names |= {"phi_dq", "phi_dk", "dx", "row_sums"}
-        names -= {"q", "k", "dq", "dk"}
-    return frozenset(names)
-
-
-def _checkpoints(cell: Cell) -> frozenset[str]:
-    """The matrices that an adjoint keeps of each chunk."""
-    names = {"S", "A", "rest", "Y"} | ({"U"} if cell.erase is Erase.DELTA else set())
-    names |= {"z", "x_k", "phi_k", "over_k"}
-    return frozenset(names | ({"E", "start", "end"} if cell.decay is Decay.SCALAR else set()))
-
-
 def checkpoints(size: int, chunks: int) -> int:
     """Chunks that an adjoint keeps at once: as many as fit, of `size` bytes each."""
     return max(1, min(chunks, CHECKPOINT_BYTES // max(size, 1)))
@@ -144,44 +88,38 @@ def checkpoints(size: int, chunks: int) -> int:
 @functools.lru_cache(256)
 def layout(cell: Cell, back: Backward | None = None) -> tuple[Layout, int]:
     """(table, chunks that it keeps)."""
-    W = lane(cell.dtype)
-    up = lambda n: -(-n // W) * W  # noqa: E731
-    sizes = {"c": cell.C, "c1": cell.C + 1, "C": cell.C, "K": cell.K, "K_lanes": up(cell.K), "V": cell.V,
-             "V_lanes": up(cell.V), "one": 1, "block": BLOCK, "scratch_rows": 2 * BLOCK + 1 + 3 * cell.C,
-             "given": cell.K, "line_count": 0, "tasks_count": 0, "task_fields": len(TASK), "slots": 1, "segments": 1,
-             "slot": 0, "slot_after": 1, "segment": 0, "lane": W}  # fmt: skip
+    W, words = lane(cell.dtype), words_of(cell, back is not None)
+    sizes = {"c": cell.C, "c1": cell.C + 1, "K_lanes": up(cell.K, W), "V_lanes": up(cell.V, W), "one": 1,
+             "block": BLOCK, "scratch_rows": 2 * BLOCK + 1 + 3 * cell.C, "given": cell.K, "line_count": 0,
+             "task_fields": len(TASK), "slots": 1, "segments": 1, "slot_after": 1, "lane": W}  # fmt: skip
+    sizes |= {name: int(x) for name, x in cell._asdict().items() if isinstance(x, int)}
     sizes |= {
         "decay": {Decay.NONE: 0, Decay.SCALAR: SCALAR, Decay.VECTOR: VECTOR}[cell.decay],
-        "erase": {Erase.NONE: 0, Erase.DELTA: DELTA, Erase.FREE: FREE}[cell.erase],
-        "query_reads": cell.query_reads, "erase_reads": cell.erase_reads, "own_read": cell.own_read,
-        "asked": cell.asked, "queries": cell.queries, "bonus": cell.bonus, "started": cell.started,
-        "compensates": cell.compensates, "value_decay": cell.value_decay, "averaged": cell.averaged,
+        "erase": {Erase.NONE: 0, Erase.DELTA: DELTA, Erase.FREE: FREE}[cell.erase], "compensates": cell.compensates,
         "direct_q": "q" in cell.direct, "direct_v": "v" in cell.direct, "direct_r": "r" in cell.direct,
-        "iterations": cell.solved, "each_ridge": cell.each_ridge,
     }  # fmt: skip
     if cell.features is not None:
         sizes |= map_sizes(cell.K, cell.features, W)
-    fields, itemsize = _fields(cell, back), np.dtype(cell.dtype).itemsize
     if back is None:
-        if not cell.solved:
-            sizes["line_count"], sizes["lines_at_once"] = _lines(cell, itemsize)
-        return _aliased(CHUNK.layout(sizes, itemsize, W, lambda f: int(f in fields)), cell), 0
-    kept = _checkpoints(cell) & fields
+        if not cell.iterations:
+            sizes["line_count"], sizes["lines_at_once"] = _lines(cell, np.dtype(cell.dtype).itemsize)
+        return _aliased(CHUNK.layout(sizes, cell.dtype, words), cell), 0
+    kept = [name for name, m in CHUNK.matrices.items() if m.slot == "slot" and not m.alias and name not in RECOMPUTED
+            and (cell.decay is Decay.SCALAR or name not in DECAYS)]  # fmt: skip
     sizes |= {"group": back.group, "has_dstate": back.has_dstate, "apart": back.apart}
-    one = CHUNK.layout(sizes, itemsize, W, lambda f: int(f in kept)).bytes
-    count = checkpoints(one, back.chunks)
+    one, two = (CHUNK.layout(sizes, cell.dtype, words, dict.fromkeys(kept, n)).bytes for n in (1, 2))
+    count = checkpoints(two - one, back.chunks)
     sizes |= {"slots": count, "segments": -(-back.chunks // count)}
-    each = lambda f: 0 if f not in fields else count if f in kept else sizes["segments"] if "begun" in f else 1  # noqa: E731
-    return _aliased(CHUNK.layout(sizes, itemsize, W, each), cell), count
+    copies = dict.fromkeys(kept, count) | dict.fromkeys(("S_begun", "z_begun"), sizes["segments"])
+    return _aliased(CHUNK.layout(sizes, cell.dtype, words, copies), cell), count
 
 
 def map_sizes(K: int, f: Features, W: int) -> dict[str, int]:
     """The sizes that a map to K features adds."""
-    up = lambda n: -(-n // W) * W  # noqa: E731
     kinds = {"monomials": MONOMIALS, "exponentials": EXPONENTIALS, "waves": WAVES}
-    return {"map": kinds[f.kind], "given": f.K, "given_wide": up(f.K) + W, "skipped": f.skipped,
-            "phi_lanes": up(f.skipped + up(K)) + W, "numbers": f.numbers, "half": K // 2,
-            "half_lanes": up(K // 2), "segment_count": f.segments, "three": 3}  # fmt: skip
+    return {"map": kinds[f.kind], "given": f.K, "given_wide": up(f.K, W) + W, "skipped": f.skipped,
+            "phi_lanes": up(f.skipped + up(K, W), W) + W, "numbers": f.numbers, "half": K // 2,
+            "half_lanes": up(K // 2, W), "segment_count": f.segments}  # fmt: skip
 
 
 def _lines(cell: Cell, itemsize: int) -> tuple[int, int]:
@@ -189,14 +127,14 @@ def _lines(cell: Cell, itemsize: int) -> tuple[int, int]:
     of = lambda n: -(-n * itemsize // 64) + 1  # noqa: E731
     tiles = lambda m, n: -(-m // ROWS) * -(-n // (LANES * lane(cell.dtype)))  # noqa: E731
     lines = cell.C * 2 * (of(cell.K) + of(cell.V))
-    count = tiles(cell.K, cell.V) + (2 * cell.asked + (cell.erase is not Erase.NONE)) * tiles(cell.C, cell.V)
+    count = tiles(cell.K, cell.V) + (2 * cell.has_queries + (cell.erase is not Erase.NONE)) * tiles(cell.C, cell.V)
     return lines + 3, -(-lines // count)
 
 
 def _aliased(made: Layout, cell: Cell) -> Layout:
     """Where features are q and k, the erase vector is the key, and values are written as they are."""
     table, slots, item = made.table, CHUNK.slots, np.dtype(cell.dtype).itemsize
-    same = [("r", "k", not cell.own_read, 0), ("U", "v", cell.erase is not Erase.DELTA, 0)]
+    same = [("r", "k", not cell.separate_erase_key, 0), ("U", "v", cell.erase is not Erase.DELTA, 0)]
     if cell.features is not None:
         same = [(x, "phi_" + x, True, cell.features.skipped * item) for x in ("q", "k", "dq", "dk")] + same
     own = set(made.own.tolist())

@@ -17,18 +17,16 @@ from ..array import chunks
 from ..types import Erase, Inputs, Plan, Saved
 from .backward import backward as backward_kernel
 from .backward import reverse
-from .chunks import Chunks, cell_of, columns_of, numbers_of, state_shape, tokens
-from .kernels import optional_vjp, storage_pieces
+from .chunks import Chunks, cell_of, columns_of, kernel_of, numbers_of, run, state_shape, tokens
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
 from .layout import Backward, Cell, layout
 from .recurrent import short
 from .replay import record as record
-from .run import Kernel, run
-from .strips import kept_strip, segment_strip, strip_counts, strips
 from .systems import record_solve as record_solve
 from .systems import solve as solve
 from .table import AT, CHUNKS, HEAD, LATER, LEAD, STATE, TO, Table, count_sequences, from_pool, sequences
+from .time_blocks import block_counts, checkpoint_block, segment_block, time_blocks
 
 HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients",
                      "states_at"))
@@ -43,7 +41,7 @@ def handles(call: Any) -> frozenset[str]:
 
 def form(call: Any) -> tuple[str, int | None]:
     """(form, tokens of a chunk or None)."""
-    if walks_tokens(*call):
+    if is_recurrent(*call):
         return "recurrent form", None
     return "chunk form", policy.cpu_chunk(call.plan, call.x.v.shape[-3])
 
@@ -52,17 +50,17 @@ def describe(call: Any) -> str:
     """What is special about a call, in words."""
     if call.x.gv is None:
         return ""
-    return "a decay on the value axis walks the tokens forward, and goes back in chunks"
+    return "a decay on the value axis takes the recurrent form forward, and chunks backward"
 
 
 def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray | None, Any, Saved]:
     """(out, final state or StatesAt, saved)."""
-    if not (x.v.size and x.k.size):  # nothing to walk over
+    if not (x.v.size and x.k.size):  # no tokens
         return chunks.forward(x, plan, state)
     (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     C = policy.cpu_chunk(plan, T)
     rows = sequences(plan, prod(lead), C)
-    out = None if x.q is None else empty((*lead, T, table.asking, V), dtype)
+    out = None if x.q is None else empty((*lead, T, table.query_heads, V), dtype)
     ragged = plan.is_ragged
     in_place = state is not None and short.in_place(x, plan, state)
     shape = (*([len(plan.sequences)] if ragged else lead), *state_shape(x, plan))
@@ -70,7 +68,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     at = None if plan.states_at is None else np.empty(_shape_at(x, plan, ragged), dtype)
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, in_place)
-    table.tokens("out", out, table.asking)
+    table.tokens("out", out, table.query_heads)
     table.of_plan(x, plan)
     table.states("in_state", state)
     table.states("out_state", end)
@@ -83,11 +81,12 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
         _run_segments(x, plan, table, state, rows[stepwise], (end, at, starts))
     table.states("starts", end if starts is None else starts)
     if not stepwise.all():
-        walked = rows[~stepwise]
-        Chunks(x, plan, table, walked, state is not None, kept).run(table.numbers, table)
+        chunked = rows[~stepwise]
+        Chunks(x, plan, table, chunked, state is not None, kept).run(table.numbers, table)
         if starts is not None:
-            walked = walked[walked[:, LATER] == 0]
-            end.reshape(-1, *end.shape[-3:])[walked[:, STATE]] = starts[walked[:, TO] + strip_counts(walked, kept) - 1]
+            chunked = chunked[chunked[:, LATER] == 0]
+            last = starts[chunked[:, TO] + block_counts(chunked, kept) - 1]
+            end.reshape(-1, *end.shape[-3:])[chunked[:, STATE]] = last
     saved = Saved(x, plan, state, None if starts is None else (kept, starts))
     return None if out is None else cast(plan.xp, out, x.v.dtype), end if at is None else StatesAt(end, at), saved
 
@@ -113,20 +112,20 @@ def _run_segments(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None,
 
 def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, stepwise: np.ndarray, C: int
                 ) -> tuple[int, np.ndarray | None]:  # fmt: skip
-    """(tokens of a strip, scratch of the states between strips) where a backward takes them; sets TO of the rows.
+    """(tokens of a time block, memory of the states between them) where a backward takes them; sets TO of the rows.
 
     Segments begin with states that are kept.
     """
     shape, dtype = state_shape(x, plan), np.dtype(plan.dtype)
     plain = x.u is None and not stepwise.all()
-    kept = kept_strip(rows, prod(shape) * dtype.itemsize, C) if plain else 0
+    kept = checkpoint_block(rows, prod(shape) * dtype.itemsize, C) if plain else 0
     if not kept and rows[:, LATER].any():
-        kept = segment_strip(rows, C)
-    return kept, empty((int(strip_counts(rows, kept).sum()), *shape), dtype) if kept else None
+        kept = segment_block(rows, C)
+    return kept, empty((int(block_counts(rows, kept).sum()), *shape), dtype) if kept else None
 
 
-def walks_tokens(x: Inputs, plan: Plan) -> bool:
-    """Whether all sequences of a call are walked token by token."""
+def is_recurrent(x: Inputs, plan: Plan) -> bool:
+    """Whether all sequences of a call take the recurrent form."""
     return bool(short.is_stepwise(x, plan, sequences(plan, 1, 1)).all())
 
 
@@ -137,39 +136,39 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         _, _, kept = chunks.forward(x, plan, state)
         return chunks.backward(kept, dout, dstate)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
-    C, asked = policy.cpu_chunk(plan, T), x.q is not None and dout is not None
+    C, has_queries = policy.cpu_chunk(plan, T), x.q is not None and dout is not None
     rows, (dend, dat) = sequences(plan, prod(lead), C), dstate if isinstance(dstate, StatesAt) else (dstate, None)
     count = count_sequences(rows)
     keeps, starts = saved.starts or (0, None)
     if starts is not None:
-        rows[:, TO] = np.cumsum(strip_counts(rows, keeps)) - strip_counts(rows, keeps)
+        rows[:, TO] = np.cumsum(block_counts(rows, keeps)) - block_counts(rows, keeps)
     if dat is None:
         rows[:, AT] = 0
     dS = empty((*([count] if plan.is_ragged else lead), *state_shape(x, plan)), dtype)
-    grads = _gradients(x, plan, table, asked, count)
+    grads = _gradients(x, plan, table, has_queries, count)
     table.of_plan(x, plan)
     table.states("in_state", state)
     table.states("in_dstate", dend)
     table.states("in_dstates", dat)
     table.states("out_dstate", dS)
-    if asked:
-        table.tokens("in_dout", dout, table.asking)
-        table.tokens("out", None if plan.average is None else plan.average.out, table.asking)
+    if has_queries:
+        table.tokens("in_dout", dout, table.query_heads)
+        table.tokens("out", None if plan.average is None else plan.average.out, table.query_heads)
     table.states("starts", starts)
-    cell = cell_of(x, plan, table, V, state is not None)._replace(asked=asked)
+    cell = cell_of(x, plan, table, V, state is not None)._replace(has_queries=has_queries)
     group, workers = int(table.numbers[:, SHARED].max()), threads.num_threads()
-    tasks, bounds = strips(rows, H // group, V, V, C, max(1, count * H // group // workers), keeps, last_first=True)
+    each = max(1, count * H // group // workers)
+    tasks, bounds = time_blocks(rows, H // group, V, V, C, each, keeps, last_first=True)
     tasks[:, HEAD] *= group
     operations = 16.0 * tokens(rows) * H * cell.K * V
-    plain = x.erase is Erase.NONE and x.gv is x.u is None  # gradients of states between strips can be found before
-    known = keeps > 0 and asked and plain
+    plain = x.erase is Erase.NONE and x.gv is x.u is None  # gradients of states between time blocks can be found before
+    known = keeps > 0 and has_queries and plain
     apart = known and len(bounds) - 1 < min(workers, len(tasks)) and operations > policy.APART_OPERATIONS
     if apart:
         bounds = list(range(len(tasks) + 1))
         _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps, dend is not None)
     made, segment = layout(cell, Backward(group, int(tasks[:, CHUNKS].max(initial=1)), dend is not None, apart))
-    optional = (*optional_vjp(cell), *storage_pieces(table.numbers, cell.dtype))
-    kernel = Kernel(backward_kernel, optional, cell.dtype, made, numbers_of(plan))
+    kernel = kernel_of(backward_kernel, cell, made, table, numbers_of(plan), adjoint=True)
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
     run(kernel, table.numbers, tasks, bounds, operations, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
@@ -178,28 +177,27 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
 
 def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.ndarray, cell: Cell, kept: int,
                dstate: bool) -> None:  # fmt: skip
-    """Gradients of the states between strips, by blocks of value columns."""
+    """Gradients of the states between time blocks, by blocks of value columns."""
     table.states("ends", ends)
     H, V = x.v.shape[-2:]
     columns = V if plan.average is not None else columns_of(V, count_sequences(rows) * H, threads.num_threads())
-    tasks, bounds = strips(rows, H, V, columns, cell.C, 1, kept, last_first=True)
+    tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept, last_first=True)
     cell = cell._replace(V=columns)
-    optional = (*optional_vjp(cell), *storage_pieces(table.numbers, cell.dtype))
-    kernel = Kernel(reverse, optional, cell.dtype, layout(cell, Backward(1, 1, dstate, True))[0],
-                    numbers_of(plan))  # fmt: skip
+    made, _ = layout(cell, Backward(1, 1, dstate, True))
+    kernel = kernel_of(reverse, cell, made, table, numbers_of(plan), adjoint=True)
     run(kernel, table.numbers, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V, (table, x))
 
 
-def _gradients(x: Inputs, plan: Plan, table: Table, asked: bool, count: int) -> dict[str, np.ndarray]:
+def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: int) -> dict[str, np.ndarray]:
     """Arrays for the gradients by input, with all batch rows, put into the table."""
     dtype, lead, made = np.dtype(plan.dtype), x.v.shape[:-3], {}
     for name, row in (("q", "out_dq"), ("k", "out_dk"), ("v", "out_dv"), ("g", "out_dg"), ("r", "out_dr"),
                       ("beta", "out_dbeta"), ("a", "out_dr"), ("b", "out_db"), ("gv", "out_dgv")):  # fmt: skip
         y = getattr(x, name)
         if y is not None:
-            make = np.zeros if name == "q" and not asked else empty
+            make = np.zeros if name == "q" and not has_queries else empty
             made[name] = make((*lead, *y.shape[-3:]), dtype)
-            table.tokens(row, made[name], table.asking if name == "q" else table.H)
+            table.tokens(row, made[name], table.query_heads if name == "q" else table.H)
     if x.u is not None:
         made["u"] = np.zeros((count, *x.u.shape), dtype)
         table.tokens("out_du", made["u"], table.H)

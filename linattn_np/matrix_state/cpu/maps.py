@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-from ...ops.cpu.lengths import inverse_lengths, unit_vjp
-from ...ops.cpu.maps import exponentials, exponentials_vjp, monomials, monomials_vjp, waves, waves_vjp
+from ...ops.cpu.lengths import unit_vjp
+from ...ops.cpu.maps import EXPONENTIALS, MONOMIALS, SEGMENTS, exponentials_vjp, map_rows, monomials_vjp, waves_vjp
 from ...ops.cpu.products import FULL, product
-from ...ops.cpu.rows import clear, fill, scale_rows
+from ...ops.cpu.rows import clear, fill
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Truth, Whole, piece
 from ...runtime.pieces.views import as_row, columns, tokens_of
-from .workspace import EXPONENTIALS, MONOMIALS, Work
+from .workspace import Work
 
 
-@piece(optional=True)
+@piece(of="map")
 def load_map(w: Work):
     """The numbers of the map."""
     load(w.in_numbers, (0, 0, 0), (0, w.numbers), as_row(w.map_numbers))
 
 
-@piece(optional=True)
+@piece(of="map")
 def features(w: Work, queries: Truth, head: Whole):
     """q or k of a chunk, from the rows as they are given."""
     x, phi, out = w.x_q if queries else w.x_k, w.phi_q if queries else w.phi_k, w.q if queries else w.k
-    over = w.over_q if queries else w.over_k
-    place = (w.BATCH, head, w.t)
+    place, how = (w.BATCH, head, w.t), (w.map, w.given, w.K, w.half, w.segment_count)
     if queries:
         load(w.in_q, place, (0, w.given), x)
     else:
         load(w.in_k, place, (0, w.given), x)
-    if w.map == MONOMIALS:
-        fill(over, w.map_numbers[0])
-        scale_rows(x, over)
-        monomials(x, w.given, w.map_segments, w.map_weights, phi)
-    elif w.map == EXPONENTIALS:
-        product(FULL, x, tokens_of(w.in_map, w.scale, (0, 0, 0), w.given, (0, w.K)), out)
-        exponentials(out, x, w.map_numbers)
-    else:
-        inverse_lengths(x, w.given, over)
-        product(FULL, x, tokens_of(w.in_map, w.scale, (0, 0, 0), w.given, (0, w.half)), w.angle, over)
-        waves(w.angle, w.half, w.map_numbers[0], out)
-    clear(columns(out, w.K, w.K_lanes - w.K))
+    vectors = w.over_q if queries else w.over_k, w.map_numbers, w.map_weights
+    map_rows(how, x, (w.in_map, w.in_segments), vectors, (phi, w.angle, out))
 
 
-@piece(optional=True)
+@piece(of="map")
 def features_vjp(w: Work, queries: Truth, head: Whole):
     """The gradient of the rows as they are given, from that of their features, which is written over."""
     x, phi = w.x_q if queries else w.x_k, w.q if queries else w.k
@@ -54,7 +43,8 @@ def features_vjp(w: Work, queries: Truth, head: Whole):
         clear(columns(dwhole, 0, w.skipped))
         clear(columns(dwhole, w.skipped + w.K, w.lane))
         clear(w.dx)
-        monomials_vjp(x, w.given, w.map_segments, w.map_weights, whole, dwhole, w.dx)
+        segments = tokens_of(w.in_segments, SEGMENTS, (0, 0, 0), w.segment_count, (0, 3))
+        monomials_vjp(x, w.given, segments, w.map_weights, whole, dwhole, w.dx)
         fill(w.row_sums, w.map_numbers[0])
     elif w.map == EXPONENTIALS:
         exponentials_vjp(dphi, phi, w.map_numbers, w.row_sums)

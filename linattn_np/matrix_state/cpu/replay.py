@@ -25,7 +25,7 @@ from .workspace import ARRAYS
 Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, np.ndarray] | None"]
 Then = Callable[["np.ndarray | None", np.ndarray], tuple[Any, Any]]
 # from handles and what they are of (given, memory, end, out, state): False where it must be done in full
-Walk = Callable[[Any, list[np.ndarray]], bool]
+Loops = Callable[[Any, list[np.ndarray]], bool]
 Programs = tuple[programs.Program | None, programs.Program | None]  # before, after
 
 
@@ -73,8 +73,8 @@ class Made(NamedTuple):
         """mine: the final state is written where the initial one lies."""
         (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
         end: Any = state if mine else np.empty((*lead, *state_shape(x, plan)), dtype)
-        out = None if x.q is None else np.empty((*lead, T, table.asking, V), dtype)
-        table.tokens("out", out, table.asking)
+        out = None if x.q is None else np.empty((*lead, T, table.query_heads, V), dtype)
+        table.tokens("out", out, table.query_heads)
         table.of_plan(x, plan)
         at = None if plan.states_at is None else np.empty((*lead, len(plan.states_at), *end.shape[-3:]), dtype)
         for name, S in (("in_state", state), ("out_state", end), ("starts", end), ("out_states", at)):
@@ -93,8 +93,8 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     own = {"out_state": end, "out": np.empty(0, dtype) if out is None else out}
     own |= {} if state is None or packed else {"in_state": state}
     own |= {} if at is None else {"out_states": at}
-    walk = _walk(x, plan, table, given, own, (places, mine, state is not None), (trace, count))
-    shape, ended, asked = own["out"].shape, end.shape, out is not None
+    run = _loops_of(x, plan, table, given, own, (places, mine, state is not None), (trace, count))
+    shape, ended, has_queries = own["out"].shape, end.shape, out is not None
     overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype else x.v.dtype
     out_there, end_there = (None, None) if final is None else (
         _result(y, places, own) for y, own in zip(final, (made.out, made.end), strict=True))
@@ -110,7 +110,7 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
             arrays.append(state)
         if states is not None:
             arrays.append(np.empty(states, dtype))
-        if not walk(handles(arrays), arrays):
+        if not run(handles(arrays), arrays):
             return None
         if end_there is not None:
             end = end_there(arrays)
@@ -120,7 +120,7 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
         return public(out, arrays), end if states is None else StatesAt(end, arrays[-1])
 
     def public(out: np.ndarray, arrays: list[np.ndarray]) -> Any:
-        if not asked:
+        if not has_queries:
             return None
         if out_there is not None:
             return out_there(arrays)
@@ -142,8 +142,8 @@ def _result(y: Any, places: programs.Places, own: Any) -> Any:
     return lambda arrays: np.ndarray(shape, dtype, arrays[n], offset, steps)
 
 
-def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dict[str, np.ndarray],
-          told: tuple[programs.Places, bool, bool], traced: tuple[Trace, int]) -> Walk:  # fmt: skip
+def _loops_of(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dict[str, np.ndarray],
+          told: tuple[programs.Places, bool, bool], traced: tuple[Trace, int]) -> Loops:  # fmt: skip
     """The compiled loops of a call, between array calls. told: places, whether the state is overwritten, is given."""
     (places, mine, started), (trace, count) = told, traced
     rows = sequences(plan, prod(x.v.shape[:-3]), policy.cpu_chunk(plan, x.v.shape[-3]))
@@ -158,7 +158,7 @@ def _walk(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dic
     numbers = table.numbers.copy()
     sources = sources_of(numbers, places, len(given), own)
     if not stepwise:
-        return walk_chunks(Chunks(x, plan, table, rows, started), numbers, sources, len(given) if mine else 0, calls)
+        return run_chunks(Chunks(x, plan, table, rows, started), numbers, sources, len(given) if mine else 0, calls)
     if plan.states_at is not None:
         raise Untraceable("segments of the recurrent form")
     steps = Steps(x, plan, table.kept.get("in_state"), rows)
@@ -185,7 +185,7 @@ def _rotation_of(trace: Trace, count: int) -> tuple[np.ndarray | None, int]:
     return None, count
 
 
-def walk_chunks(chunks: Any, template: np.ndarray, sources: np.ndarray, mine: int, calls: Programs) -> Walk:
+def run_chunks(chunks: Any, template: np.ndarray, sources: np.ndarray, mine: int, calls: Programs) -> Loops:
     """Chunk by chunk; chunks: Chunks, or another kernel with its tasks.
 
     mine: the index of the state that is overwritten, after all that is read; 0: none is.
@@ -193,7 +193,7 @@ def walk_chunks(chunks: Any, template: np.ndarray, sources: np.ndarray, mine: in
     filled, (before, after) = np.flatnonzero(sources >= 0), calls
     sources, size, places = sources[filled], np.dtype(chunks.kernel.dtype).itemsize, filled * template.shape[1] + AT
 
-    def walk(row: Any, arrays: list[np.ndarray]) -> bool:
+    def run(row: Any, arrays: list[np.ndarray]) -> bool:
         addresses = [first_byte(y) for y in arrays]
         if mine and any(np.may_share_memory(arrays[mine], y) for y in arrays[:mine]):
             return False
@@ -208,13 +208,13 @@ def walk_chunks(chunks: Any, template: np.ndarray, sources: np.ndarray, mine: in
             after.call(row)
         return True
 
-    return walk
+    return run
 
 
 def sources_of(numbers: np.ndarray, places: programs.Places, count: int, own: dict[str, np.ndarray]) -> np.ndarray:
     """Which of (given, own) every row of the table lies in; the row gets its offset there. Constants keep addresses."""
     order = {ROW[name]: count + n for n, name in enumerate(own)}
-    order[ROW["starts"]] = order[ROW["out_state"]]  # a head's state between strips waits where its final state will be
+    order[ROW["starts"]] = order[ROW["out_state"]]  # between time blocks
     sources = np.full(len(ARRAYS), programs.ABSOLUTE, np.int64)
     for row, at in enumerate(numbers[:, AT].tolist()):
         if row in order:

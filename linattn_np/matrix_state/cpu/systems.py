@@ -26,15 +26,13 @@ from .. import policy
 from ..readouts.systems import Solver
 from ..types import Inputs, Plan
 from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, reach, write
-from .chunks import cell_of, tokens
+from .chunks import cell_of, kernel_of, run, tokens
 from .decay import decays, weigh
 from .forward import load_state, save_state
-from .kernels import optional_of, storage_pieces
 from .layout import layout
-from .replay import sources_of, walk_chunks
-from .run import Kernel, run
-from .strips import strips
+from .replay import run_chunks, sources_of
 from .table import Table, count_sequences, sequences
+from .time_blocks import time_blocks
 from .workspace import Work
 
 
@@ -144,22 +142,21 @@ class Systems:
         (*lead, T, H, K), dtype = x.v.shape, np.dtype(plan.dtype)
         self.table = table = Table(x._replace(r=ridge))
         rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
-        self.found = np.empty((*lead, T, table.asking, K), dtype)
+        self.found = np.empty((*lead, T, table.query_heads, K), dtype)
         ended = [count_sequences(rows)] if plan.is_ragged else lead
         self.end, self.at = np.empty((*ended, H, K, K), dtype), None
         if plan.states_at is not None:
             self.at = np.empty((*(() if plan.is_ragged else lead), len(plan.states_at), H, K, K), dtype)
-        table.tokens("out", self.found, table.asking)
+        table.tokens("out", self.found, table.query_heads)
         table.states("in_state", Z)
         table.states("out_state", self.end)
         table.states("out_states", self.at)
         cell = cell_of(x, plan, table, K, Z is not None)
-        cell = cell._replace(solved=solver.iterations, each_ridge=ridge.shape[-3] > 1)
-        self.tasks, self.bounds = strips(rows, H, K, K, cell.C, 1)
-        self.operations = 2.0 * solver.iterations * tokens(rows) * table.asking * K * (K + cell.C)
+        cell = cell._replace(iterations=solver.iterations, each_ridge=ridge.shape[-3] > 1)
+        self.tasks, self.bounds = time_blocks(rows, H, K, K, cell.C, 1)
+        self.operations = 2.0 * solver.iterations * tokens(rows) * table.query_heads * K * (K + cell.C)
         numbers = {"scale": plan.scale, "enough": square_of(solver.tolerance, float(np.finfo(dtype).eps))}
-        optional = (*optional_of(cell), *storage_pieces(table.numbers, cell.dtype))
-        self.kernel = Kernel(solve_systems, optional, cell.dtype, layout(cell)[0], numbers)
+        self.kernel = kernel_of(solve_systems, cell, layout(cell)[0], table, numbers)
 
     def run(self, numbers: np.ndarray, owners: Any) -> None:
         """Solutions and final state, where the table says; `owners` keeps its arrays alive."""
@@ -185,13 +182,13 @@ def record_solve(
     systems = Systems(*keys, solver, plan, Z)
     own = {"out_state": systems.end, "out": systems.found} | ({} if Z is None else {"in_state": Z})
     numbers = systems.table.numbers.copy()
-    walk = walk_chunks(systems, numbers, sources_of(numbers, Places(trace), len(trace.given), own), 0, (None, None))
+    run = run_chunks(systems, numbers, sources_of(numbers, Places(trace), len(trace.given), own), 0, (None, None))
     shape, ended, dtype, kept = systems.found.shape, systems.end.shape, systems.found.dtype, systems.table.kept
     systems.table, systems.found, systems.end = None, None, None
 
     def call(arrays: list[np.ndarray], Z: np.ndarray | None, owners: Any = kept) -> Any:
         found, end = np.empty(shape, dtype), np.empty(ended, dtype)
         given = [*arrays, end, found] if Z is None else [*arrays, end, found, Z]
-        return (found, end) if walk(None, given) else None
+        return (found, end) if run(None, given) else None
 
     return call

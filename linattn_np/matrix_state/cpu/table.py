@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from ...ops.map_steps import Tables
-from ...runtime.arrays import dtype_name
-from ...runtime.pieces.workspace import ARRAY, SHARED, stored_array
+from ...runtime.pieces.run import stored_array
+from ...runtime.pieces.workspace import ARRAY, SHARED
 from ...runtime.shapes import segments
 from ..types import Inputs, Plan
 from .workspace import ARRAYS, CHUNK, TASK
 
-STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16", "int64"))}
 BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS, LEAD, EARLIER, LATER, FROM, TO, AT = range(len(TASK))
 FIRST_ROW = CHUNK.slots[ARRAYS[0]]
 ROW = {name: n for n, name in enumerate(ARRAYS)}
@@ -27,8 +26,8 @@ class Table:
         self.numbers[:, SHARED] = 1
         self.kept: dict[str, Any] = {}
         self.H = x.v.shape[-2]
-        self.asking = self.H if x.q is None else max(self.H, x.q.shape[-2])
-        self.tokens("in_q", x.q, self.asking)
+        self.query_heads = self.H if x.q is None else max(self.H, x.q.shape[-2])
+        self.tokens("in_q", x.q, self.query_heads)
         for name, y in (("in_k", x.k), ("in_v", x.v), ("in_g", x.g), ("in_r", x.r if x.a is None else x.a),
                         ("in_beta", x.beta), ("in_b", x.b), ("in_gv", x.gv)):  # fmt: skip
             self.tokens(name, y, self.H)
@@ -55,7 +54,7 @@ class Table:
         if plan.features is not None:
             self.constants(plan.features.tables(x.k.shape[-1], np.dtype(plan.dtype)))
         if plan.average is not None:
-            self.tokens("out_sums", plan.average.sums, self.asking)
+            self.tokens("out_sums", plan.average.sums, self.query_heads)
 
     def constants(self, tables: Tables) -> None:
         """Tables of a feature map, the same for every token and head."""
@@ -70,7 +69,7 @@ class Table:
 
     def _put(self, name: str, y: np.ndarray, steps: tuple[int, ...], shared: int) -> None:
         self.kept[name] = y
-        self.numbers[ROW[name]] = stored_array(y, steps, max(shared, 1), STORAGES[dtype_name(y)])
+        self.numbers[ROW[name]] = stored_array(y, steps, max(shared, 1))
 
 
 def is_direct(y: np.ndarray | None, dtype: Any) -> bool:

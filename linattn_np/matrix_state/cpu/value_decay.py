@@ -21,7 +21,7 @@ from .decay_vjp import block_gram_vjp, channel_crossings
 from .workspace import Work
 
 
-@piece(optional=True)
+@piece(of="value_decay")
 def value_tables(w: Work):
     """e^{gv} from the chunk's start and to its end."""
     load(w.in_gv, (w.BATCH, w.HEAD, w.t), (0, w.V), w.W_v)
@@ -31,13 +31,13 @@ def value_tables(w: Work):
         w.carry_v[v] = last[v]
 
 
-@piece(optional=True)
+@piece(of="value_decay")
 def value_ended(w: Work, u: Matrix):
     """ended = l (.) u"""
     hadamard(u, w.last_v, w.ended)
 
 
-@piece(optional=True)
+@piece(of="value_decay")
 def value_carried(w: Work, S: Matrix, out: Matrix):
     """out = S diag(f_end)"""
     f = w.carry_v
@@ -47,7 +47,7 @@ def value_carried(w: Work, S: Matrix, out: Matrix):
             to[v] = a[v] * f[v]
 
 
-@piece(optional=True)
+@piece(of="value_decay")
 def begin_value_vjp(w: Work):
     """Nothing has crossed a gate."""
     clear(w.crossed_v)
@@ -55,34 +55,34 @@ def begin_value_vjp(w: Work):
     clear(w.writers_v)
 
 
-@piece(optional=True)
+@piece(of="value_decay")
 def value_ended_vjp(w: Work, u: Matrix, du: Matrix):
     """du <- l (.) du, what the gates get."""
     hadamard_to(w.last_v, du)
     add_hadamard(u, du, w.writers_v)
 
 
-@piece(optional=True)
-def value_asked(w: Work):
-    """asking = f (.) c"""
-    hadamard(w.dout, w.first_v_before if w.query_reads else w.first_v, w.asking)
+@piece(of="value_decay")
+def value_decayed(w: Work):
+    """decayed_dout = f (.) c"""
+    hadamard(w.dout, w.first_v_before if w.query_reads else w.first_v, w.decayed_dout)
 
 
-@piece(optional=True)
+@piece(of="value_decay")
 def value_read_vjp(w: Work):
-    """What the gates get of f (.) q^ S: hat is q^, scaled."""
-    product(FULL, w.hat, w.S, w.read_v)
-    add_hadamard(w.read_v, w.asking, w.readers_v_before if w.query_reads else w.readers_v)
+    """What the gates get of f (.) q^ S: decayed is q^, scaled."""
+    product(FULL, w.decayed, w.S, w.read_v)
+    add_hadamard(w.read_v, w.decayed_dout, w.readers_v_before if w.query_reads else w.readers_v)
 
 
-@piece(optional=True)
+@piece(of="value_decay")
 def value_inside_vjp(w: Work, early: Whole, u: Matrix, du: Matrix):
     """dP = gram(c, u), du += columns(P, c) and what the gates get."""
     block_gram(w.dout, u, w.W_v, early, w.dP, w.near_v, w.far_v, w.farT_v)
     block_gram_vjp((w.W_v, w.crossed_v, w.scratch_v), w.P, w.dout, u, early, w.out_v, du)
 
 
-@piece(optional=True)
+@piece(of="value_decay")
 def value_carried_vjp(w: Work):
     """What the gates get of the carried state: S (.) dS down its columns, dS having faded on both axes."""
     for v in range(w.V_lanes):
@@ -93,7 +93,7 @@ def value_carried_vjp(w: Work):
             total[v] += s[v] * ds[v]
 
 
-@piece(optional=True)
+@piece(of="value_decay")
 def value_gate_vjp(w: Work):
     """Gradient of gv."""
     channel_crossings(w.crossed_v, w.readers_v, w.writers_v, w.totals_v)

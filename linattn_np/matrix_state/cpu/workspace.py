@@ -12,17 +12,16 @@ from ...runtime.pieces.workspace import Matrix, Workspace
 # kinds
 SCALAR, VECTOR = range(1, 3)  # of decay; 0: none
 DELTA, FREE = range(1, 3)  # of erase; 0: none
-MONOMIALS, EXPONENTIALS, WAVES = range(1, 4)  # of feature maps; 0: none
 EARLY, STRICT = range(1, 3)  # of a gram: it reads S_{t-1}; without the token's own write
 
 TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEAD", "EARLIER", "LATER", "FROM", "TO",
         "AT")
-SIZES = ("t", "c", "c1", "C", "K", "K_lanes", "V_lanes", "given", "given_wide", "one", "three", "block", "scratch_rows",
+SIZES = ("t", "c", "c1", "C", "K", "K_lanes", "V_lanes", "given", "given_wide", "one", "block", "scratch_rows",
          "half", "half_lanes", "phi_lanes", "skipped", "numbers", "segments", "segment_count", "line_count", "group",
          "slot", "slot_after", "slots", "segment",  "tasks_count", "task_fields")  # fmt: skip
-FLAGS = ("decay", "erase", "query_reads", "erase_reads", "own_read", "asked", "queries", "bonus", "started",
-         "has_dstate", "apart", "compensates", "reflects", "map", "value_decay", "averaged", "returning", "each_ridge",
-         "iterations", "direct_q", "direct_v", "direct_r", "lane", "lines_at_once")  # fmt: skip
+FLAGS = ("decay", "erase", "query_reads", "erase_reads", "separate_erase_key", "has_queries", "queries", "bonus",
+         "started", "has_dstate", "apart", "compensates", "reflects", "map", "value_decay", "averaged", "returning",
+         "each_ridge", "iterations", "direct_q", "direct_v", "direct_r", "lane", "lines_at_once")  # fmt: skip
 NUMBERS = ("scale", "eps", "enough")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "out_state", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
@@ -30,59 +29,72 @@ ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in
           "out_sums", "out_dgv", "in_rotation")  # fmt: skip
 
 M = Matrix
-MATRICES = {
-    "tasks": M("tasks_count", "task_fields", dtype="int64"), "lines": M("line_count", dtype="int64"),
-    # the tokens of a chunk
-    "q": M("c", "K_lanes"), "k": M("c", "K_lanes", slot="slot"), "v": M("c", "V_lanes"),
-    "r": M("c", "K_lanes", slot="slot"), "b": M("c", "K_lanes"), "u": M("one", "K_lanes"), "beta": M("c"),
-    "kT": M("K", "c"), "bT": M("K", "c"),
-    # tables of the decay
-    "g64": M("c", wide=True), "sums": M("c", wide=True), "E": M("c", "c", above=1, slot="slot"),
-    "E_before": M("c", "c", slot="slot", alias="E", first=-1), "start": M("c1", slot="slot"),
-    "start_after": M("c", slot="slot", alias="start", first=1), "end": M("c", slot="slot"), "carries": M("K_lanes"),
-    "W": M("c", "K_lanes"), "first": M("c", "K_lanes", above=1),
-    "first_before": M("c", "K_lanes", alias="first", first=-1), "last": M("c", "K_lanes"), "carry": M("K_lanes"),
-    "near": M("block", "K_lanes"), "far": M("c", "K_lanes"), "farT": M("K", "c"),
-    # what is erased, written and read
-    "S": M("K", "V_lanes", slot="slot"), "S_after": M("K", "V_lanes", slot="slot_after", alias="S"),
-    "U": M("c", "V_lanes", slot="slot"), "Y": M("c", "V_lanes", slot="slot"), "A": M("c", "c", slot="slot"),
-    "M": M("c", "c"), "rest": M("c", "c", slot="slot"), "correction": M("c", "V_lanes"), "P": M("c", "c"),
-    "inside": M("c", "V_lanes"), "hat": M("c", "K_lanes"), "factor": M("c"), "scales": M("c"), "ones": M("c"),
-    "minus": M("c"),
-    # the adjoint
-    "dout": M("c", "V_lanes"), "dS": M("K", "V_lanes"), "dST": M("V", "K"),
-    "ST": M("V", "K"), "UT": M("V", "c"), "dU": M("c", "V_lanes"), "dY": M("c", "V_lanes"),
-    "dP": M("c", "c"), "dq": M("c", "K_lanes"), "dk": M("c", "K_lanes"), "dr": M("c", "K_lanes"),
-    "db": M("c", "K_lanes"), "du": M("one", "K_lanes"), "dbeta": M("c"), "back": M("c", "K_lanes"),
-    "crossed": M("c", "c", above=1), "crossed_before": M("c1", "c", alias="crossed", first=-1),
-    "readers": M("c", above=1), "readers_before": M("c1", alias="readers", first=-1), "writers": M("c"),
-    "totals": M("K_lanes"), "column_sums": M("c"),
-    "crossed_k": M("c", "K_lanes"), "readers_k": M("c", "K_lanes", above=1),
-    "readers_k_before": M("c1", "K_lanes", alias="readers_k", first=-1), "writers_k": M("c", "K_lanes"),
-    "scratch": M("scratch_rows", "K_lanes"),
-    # feature maps: q and k are the features of x, phi with those before the first
-    "x_q": M("c", "given_wide"), "x_k": M("c", "given_wide", slot="slot"), "phi_q": M("c", "phi_lanes"),
-    "phi_k": M("c", "phi_lanes", slot="slot"), "phi_dq": M("c", "phi_lanes"), "phi_dk": M("c", "phi_lanes"),
-    "dx": M("c", "given_wide"), "angle": M("c", "half_lanes"), "over_q": M("c"), "over_k": M("c", slot="slot"),
-    "map_numbers": M("numbers"), "map_weights": M("numbers", alias="map_numbers", first=1),
-    "map_segments": M("segment_count", "three", dtype="int64"), "row_sums": M("c"),
-    # systems of a SOLVED read-out
-    "found": M("c", "K_lanes"), "residual": M("c", "K_lanes"), "direction": M("c", "K_lanes"),
-    "times_A": M("c", "K_lanes"), "squares": M("c"), "bounds": M("c"), "ridge": M("c", "K_lanes"),
-    # averages
-    "z": M("K_lanes", slot="slot"), "z_after": M("K_lanes", slot="slot_after", alias="z"),
-    "z_begun": M("K_lanes", slot="segment"), "dz": M("K_lanes"), "over": M("c"), "weights": M("c"), "averages": M("c"),
-    # a decay on the value axis, in the adjoint
-    "W_v": M("c", "V_lanes"), "first_v": M("c", "V_lanes", above=1),
-    "first_v_before": M("c", "V_lanes", alias="first_v", first=-1), "last_v": M("c", "V_lanes"),
-    "carry_v": M("V_lanes"), "near_v": M("block", "V_lanes"), "far_v": M("c", "V_lanes"), "farT_v": M("V", "c"),
-    "ended": M("c", "V_lanes"), "asking": M("c", "V_lanes"), "read_v": M("c", "V_lanes"), "out_v": M("c", "V_lanes"),
-    "crossed_v": M("c", "V_lanes"), "readers_v": M("c", "V_lanes", above=1),
-    "readers_v_before": M("c1", "V_lanes", alias="readers_v", first=-1), "writers_v": M("c", "V_lanes"),
-    "totals_v": M("V_lanes"), "scratch_v": M("scratch_rows", "V_lanes"),
-    "S_begun": M("K", "V_lanes", slot="segment"),
+GROUPS = {  # by the kind of calls that they are of, see layout.words_of
+    "": {
+        "lines": M("line_count", dtype="int64"), "v": M("c", "V_lanes"), "kT": M("K", "c"),
+        # tables of the decay
+        "g64": M("c", wide=True), "sums": M("c", wide=True), "E": M("c", "c", above=1, slot="slot"),
+        "E_before": M("c", "c", slot="slot", alias="E", first=-1), "start": M("c1", slot="slot"),
+        "start_after": M("c", slot="slot", alias="start", first=1), "end": M("c", slot="slot"), "carries": M("K_lanes"),
+        # what is written and read
+        "S": M("K", "V_lanes", slot="slot"), "S_after": M("K", "V_lanes", slot="slot_after", alias="S"),
+        "P": M("c", "c"), "inside": M("c", "V_lanes"), "decayed": M("c", "K_lanes"), "factor": M("c"), "scales": M("c"),
+        "ones": M("c"), "minus": M("c"),
+    },
+    "given": {"tasks": M("tasks_count", "task_fields", dtype="int64")},
+    "plain": {"q": M("c", "K_lanes"), "k": M("c", "K_lanes", slot="slot")},
+    "vector": {
+        "W": M("c", "K_lanes"), "first": M("c", "K_lanes", above=1),
+        "first_before": M("c", "K_lanes", alias="first", first=-1), "last": M("c", "K_lanes"), "carry": M("K_lanes"),
+        "near": M("block", "K_lanes"), "far": M("c", "K_lanes"), "farT": M("K", "c"),
+    },
+    "separate_erase_key": {"r": M("c", "K_lanes", slot="slot")},
+    "erase": {"A": M("c", "c", slot="slot")},
+    "delta": {"beta": M("c"), "M": M("c", "c"), "U": M("c", "V_lanes", slot="slot")},
+    "compensates": {"rest": M("c", "c", slot="slot"), "correction": M("c", "V_lanes")},
+    "free": {"b": M("c", "K_lanes"), "bT": M("K", "c"), "Y": M("c", "V_lanes", slot="slot")},
+    "bonus": {"u": M("one", "K_lanes"), "du": M("one", "K_lanes")},
+    "adjoint": {
+        "dout": M("c", "V_lanes"), "dS": M("K", "V_lanes"), "dST": M("V", "K"), "ST": M("V", "K"), "UT": M("V", "c"),
+        "dU": M("c", "V_lanes"), "dP": M("c", "c"), "crossed": M("c", "c", above=1),
+        "crossed_before": M("c1", "c", alias="crossed", first=-1), "totals": M("K_lanes"),
+        "S_begun": M("K", "V_lanes", slot="segment"),
+    },
+    "plain adjoint": {"dq": M("c", "K_lanes"), "dk": M("c", "K_lanes")},
+    "scalar adjoint": {"readers": M("c", above=1), "readers_before": M("c1", alias="readers", first=-1),
+                       "writers": M("c"), "column_sums": M("c")},
+    "vector adjoint": {
+        "crossed_k": M("c", "K_lanes"), "readers_k": M("c", "K_lanes", above=1),
+        "readers_k_before": M("c1", "K_lanes", alias="readers_k", first=-1), "writers_k": M("c", "K_lanes"),
+        "scratch": M("scratch_rows", "K_lanes"),
+    },
+    "erase adjoint": {"dr": M("c", "K_lanes")},
+    "delta adjoint": {"dbeta": M("c"), "back": M("c", "K_lanes")},
+    "free adjoint": {"dY": M("c", "V_lanes"), "db": M("c", "K_lanes")},
+    "map": {  # q and k are the features of x, phi with those before the first
+        "x_q": M("c", "given_wide"), "x_k": M("c", "given_wide", slot="slot"), "phi_q": M("c", "phi_lanes"),
+        "phi_k": M("c", "phi_lanes", slot="slot"), "over_q": M("c"), "over_k": M("c", slot="slot"),
+        "map_numbers": M("numbers"), "map_weights": M("numbers", alias="map_numbers", first=1),
+    },
+    "waves": {"angle": M("c", "half_lanes")},
+    "map adjoint": {"phi_dq": M("c", "phi_lanes"), "phi_dk": M("c", "phi_lanes"), "dx": M("c", "given_wide"),
+                    "row_sums": M("c")},
+    "solved": {"found": M("c", "K_lanes"), "residual": M("c", "K_lanes"), "direction": M("c", "K_lanes"),
+               "times_A": M("c", "K_lanes"), "squares": M("c"), "bounds": M("c"), "ridge": M("c", "K_lanes")},
+    "averaged": {"z": M("K_lanes", slot="slot"), "z_after": M("K_lanes", slot="slot_after", alias="z"), "over": M("c"),
+                 "averages": M("c")},
+    "averaged adjoint": {"z_begun": M("K_lanes", slot="segment"), "dz": M("K_lanes"), "weights": M("c")},
+    "value_decay": {  # in the adjoint alone
+        "W_v": M("c", "V_lanes"), "first_v": M("c", "V_lanes", above=1),
+        "first_v_before": M("c", "V_lanes", alias="first_v", first=-1), "last_v": M("c", "V_lanes"),
+        "carry_v": M("V_lanes"), "near_v": M("block", "V_lanes"), "far_v": M("c", "V_lanes"), "farT_v": M("V", "c"),
+        "ended": M("c", "V_lanes"), "decayed_dout": M("c", "V_lanes"), "read_v": M("c", "V_lanes"),
+        "out_v": M("c", "V_lanes"), "crossed_v": M("c", "V_lanes"), "readers_v": M("c", "V_lanes", above=1),
+        "readers_v_before": M("c1", "V_lanes", alias="readers_v", first=-1), "writers_v": M("c", "V_lanes"),
+        "totals_v": M("V_lanes"), "scratch_v": M("scratch_rows", "V_lanes"),
+    },
 }  # fmt: skip
 
-CHUNK = Workspace("chunk", (*TASK, *SIZES, *FLAGS), NUMBERS, ARRAYS, MATRICES)
+CHUNK = Workspace("chunk", (*TASK, *SIZES, *FLAGS), NUMBERS, ARRAYS, GROUPS)
 Work = workspace_kind(CHUNK)
 Q, V, U, R = (CHUNK.slots[name] for name in ("q", "v", "U", "r"))  # matrices that may be rows of the call's arrays

@@ -200,6 +200,9 @@ STEP = Struct(
     ("read", FLOAT), ("past", INT),  # past 1: states go past the L1 cache
 )  # fmt: skip
 
+SOLVE = Struct(  # solve.cu
+    "matrix_state/SolveArguments", ("q k g beta ridge start", FLOATS), ("x end", OUT_FLOATS), ("enough", FLOAT))
+
 
 class Positions(NamedTuple):
     """States at positions, or their gradients, and which of them is at the end of each chunk."""

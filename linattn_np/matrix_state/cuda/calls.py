@@ -11,6 +11,7 @@ from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
 from . import delta, free, scan, step, vector, vector_delta, vector_value, vector_widths
 from .deferred import calls as deferred_calls
+from .deferred import solved as deferred_solved
 from .free import delta as free_delta
 
 
@@ -95,6 +96,11 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     if is_deferred(plan.xp):
         return deferred_calls.forward(_of(x, plan), x, plan, state)
     return _of(x, plan).forward(x, plan, state)
+
+
+def solve_one(x: Any, plan: Plan, Z: Any) -> tuple[Any, Any]:
+    """(x_t, Z after the token) of a SOLVED read-out on deferred arrays."""
+    return deferred_solved.solve(x, plan, Z)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:

@@ -46,14 +46,35 @@ def unsupported_reason(call: Any) -> str | None:
     return launch.unusable()
 
 
-def forward(
-    x: Inputs, plan: Plan, state: Array | None, stored: Any = None
-) -> tuple[Array | None, Array, Saved]:
+class Launch(NamedTuple):
+    """A launch of step.cu, and its results."""
+
+    constants: Constants
+    blocks: int
+    threads: int
+    packed: bytes
+    arrays: tuple[Array | None, ...]
+    out: Array | None
+    end: Array
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved); the final state is `state` itself if the plan allows overwriting, else float32.
 
-    A state stored in 16 bits is read as it is; if overwritten, it is rounded once, when it is stored. stored: the dtype
-    of the output, if it is not that of the values.
+    A state stored in 16 bits is read as it is; if overwritten, it is rounded once, when it is stored.
     """
+    call = prepared(x, plan, state)
+    launched(call)
+    return None if call.out is None else cast(plan.xp, call.out, x.v.dtype), call.end, Saved(x, plan, state, None)
+
+
+def launched(call: Launch) -> None:
+    """Launch the kernel."""
+    launch.launch(STEP, "step", call.constants, call.blocks, call.threads, 0, call.packed, call.arrays)
+
+
+def prepared(x: Inputs, plan: Plan, state: Array | None, stored: Any = None) -> Launch:
+    """The launch, with its results allocated; stored: the dtype of the output, if it is not that of the values."""
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     K, element = x.k.shape[-1], element_of(x)
     arrays = _arrays(xp, x._replace(r=None) if plan.erases_key else x, element)  # r is read once, as k
@@ -87,8 +108,24 @@ def forward(
         "heads_inverse": _inverse(H), "read": plan.scale, "past": 4 * N * H * K * V <= policy.L1_BYPASS_BYTES,
     }  # fmt: skip
     packed = arguments.STEP.packed(fields)
-    launch.launch(STEP, "step", constants, N * H * parts, 32 * values["LA_WARPS"], 0, packed, pointers)
-    return None if out is None else cast(xp, out, stored or x.v.dtype), end, Saved(x, plan, state, None)
+    return Launch(constants, N * H * parts, 32 * values["LA_WARPS"], packed, pointers, out, end)
+
+
+def of_heads(call: Launch, N: int, H: int) -> Launch | None:
+    """The launch with a block for each head, which has all its columns; None if it would have too many warps.
+
+    N, H: sequences and heads of the state. Not for ragged batches, pools, several tokens or more heads of queries.
+    """
+    values = dict(call.constants)
+    warps = values["LA_SPLIT"] * -(-values["LA_V"] // (values["LA_LANES"] * values["LA_PER"]))
+    few = values["LA_PER"] == 2 or values["LA_DTYPE"] != ELEMENTS["float32"]  # registers
+    if warps > (policy.HEAD_WARPS if few else policy.HEAD_WARPS // 2):
+        return None
+    resident = max(1, policy.TOKEN_RESIDENT // warps) if values["LA_BLOCKS"] > 1 else 1
+    constants = tuple(sorted({**values, "LA_WARPS": warps, "LA_BLOCKS": resident}.items()))
+    return call._replace(constants=constants, blocks=N * H, threads=32 * warps)
+
+
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:

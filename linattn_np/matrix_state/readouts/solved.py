@@ -23,7 +23,7 @@ import array_api_compat as compat
 import numpy as np
 
 from ...core import Computed, Explained, join_parts, register, split_parts
-from ...runtime.arrays import Array, Namespace, add_to, sum_to
+from ...runtime.arrays import Array, Namespace, add_to, is_deferred, sum_to
 from ...runtime.tracing import Trace, plain
 from .. import core
 from ..operations import readers_of
@@ -90,8 +90,10 @@ class Runs(NamedTuple):
         return cls(fn, wanted, keys, run, _iterating(fn, x, plan, wanted))
 
 
-def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, Residuals]:
-    """forward on a known path."""
+def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, Any]:
+    """forward on a known path; one token on deferred arrays: by a kernel that does not look at the ridge first."""
+    if is_deferred(plan.xp) and x.q is not None:
+        return _forward_of_one(runs, x, plan, state)
     fn, (S, Z), least = runs.fn, (None, None) if state is None else state, float(x.least)
     if least < 0:
         raise ValueError(f"{fn}: ridge has an entry {least:g}, expected none below 0")
@@ -108,6 +110,13 @@ def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Arr
     kept = x._replace(least=math.inf)  # which a backward does not read
     residuals = Residuals(kept, plan, SolvedResiduals(read, (fn, runs.wanted, value_residuals), Z))
     return out, join_parts((S_end, Z_end)), residuals
+
+
+def _forward_of_one(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, None]:
+    S, Z = (None, None) if state is None else state
+    read, Z_end = core.CUDA_MODULE.solve_one(x, plan, Z)
+    out, S_end, _ = runs.values(x.memory(x.v)._replace(q=read), S)
+    return out, join_parts((S_end, Z_end)), None
 
 
 def _written(runs: Runs, keys: Inputs, Z: Array | None) -> Any:

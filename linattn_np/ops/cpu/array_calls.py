@@ -24,7 +24,7 @@ from numba import types
 
 from ...runtime.pieces.piece import JIT, Whole, piece
 from ...runtime.pieces.row_tiles import copy_row
-from ...runtime.pieces.vectors import I64, emitted, make_array
+from ...runtime.pieces.vectors import I64, emitted
 from ...runtime.pieces.views import words
 from ...runtime.tracing import Untraceable
 from .storage import from_bfloat16, from_float16
@@ -71,53 +71,29 @@ def inner_loop(ufunc: Any, dtypes: tuple[np.dtype, ...]) -> tuple[int, int]:
     return head.functions[n] or 0, head.data[n] or 0
 
 
-def _call_loop(function: int, data: int, arguments: int) -> None:
-    raise NotImplementedError("inner loops are called by compiled code only")
+def _compiled_only(*_: Any) -> Any:
+    raise NotImplementedError("array calls are executed by compiled code only")
 
 
-@emitted(_call_loop)
-def call_loop(typing: Any, function: Any, data: Any, arguments: Any) -> Any:
+@emitted(lambda function, data, arguments: _compiled_only())
+def call_loop(b: ir.IRBuilder, function: ir.Value, data: ir.Value, arguments: ir.Value) -> None:
     """function(pointers, size, steps, data): `arguments` has MOST pointers, the size, and MOST steps."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        function, data, at = values
-        kind = ir.FunctionType(ir.VoidType(), [I64] * 4)
-        given = [at, b.add(at, I64(8 * MOST)), b.add(at, I64(8 * MOST + 8)), data]
-        b.call(b.inttoptr(function, kind.as_pointer()), given)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), write
+    kind = ir.FunctionType(ir.VoidType(), [I64] * 4)
+    given = [arguments, b.add(arguments, I64(8 * MOST)), b.add(arguments, I64(8 * MOST + 8)), data]
+    b.call(b.inttoptr(function, kind.as_pointer()), given)
 
 
-def _call_kernel(function: int, table: int, tasks: int) -> None:
-    raise NotImplementedError("kernels are called by compiled code only")
-
-
-@emitted(_call_kernel)
-def call_kernel(typing: Any, function: Any, table: Any, tasks: Any) -> Any:
+@emitted(lambda function, table, tasks: _compiled_only())
+def call_kernel(b: ir.IRBuilder, function: ir.Value, table: ir.Value, tasks: ir.Value) -> None:
     """function(table, 0, tasks)."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
-        b.call(b.inttoptr(values[0], kind.as_pointer()), [values[1], I64(0), values[2]])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), write
+    kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
+    b.call(b.inttoptr(function, kind.as_pointer()), [table, I64(0), tasks])
 
 
-def _numbers(at: int, count: int, like: Any) -> np.ndarray:
-    raise NotImplementedError("compiled code only")
-
-
-@emitted(_numbers)
-def numbers(typing: Any, at: Any, count: Any, like: Any) -> Any:
+@emitted(lambda at, count, like: _compiled_only(), lambda at, count, like: types.Array(like, 1, "C"))
+def numbers(b: ir.IRBuilder, at: ir.Value, count: ir.Value, like: ir.Value) -> Any:
     """`count` numbers of the dtype of `like` at an address."""
-    kind = types.Array(like, 1, "C")
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        return make_array(context, b, kind, values[0], [values[1]], [I64(kind.dtype.bitwidth // 8)])
-
-    return kind(types.int64, types.int64, like), write
+    return at, [count], []
 
 
 # the compiled loop

@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime import threads
-from ...runtime.pieces.memory import address
-from ...runtime.pieces.piece import JIT, Number, Truth, Vector, Whole, entry, load_pieces, piece, workspace_kind
+from ...runtime.pieces.piece import Number, Truth, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.row_tiles import dot
+from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix as Field
-from ...runtime.pieces.workspace import PythonWorkspace, Workspace
+from ...runtime.pieces.workspace import Workspace
 from ..gated_norm import GatedNorm
 from .numbers import exp, number
 
 BLOCK = 2**15  # numbers of a task
 ARRAYS = ("x", "gate", "dy", "out", "dgate")
 NORM = Workspace("gated_norm", ("count", "D", "groups", "each", "silu", "first", "tasks", "parts"), ("eps",), (), {
-    **{name: Field("count", "D") for name in ARRAYS}, "weight": Field("groups", "D"), "dweight": Field("parts", "D"),
-    "scratch": Field("tasks", "D"), "slope": Field("tasks", "D"),
+    "given": {name: Field("count", "D") for name in ARRAYS} | {
+        "weight": Field("groups", "D"), "dweight": Field("parts", "D"), "scratch": Field("tasks", "D"),
+        "slope": Field("tasks", "D")},
 })  # fmt: skip
 Work = workspace_kind(NORM)
 
@@ -134,25 +134,10 @@ def _run(kernel: Any, arrays: dict[str, np.ndarray], weight: np.ndarray | None, 
         return np.zeros(width, x.dtype)
     count, each, groups = x.size // D, max(BLOCK // D, 1), width // D
     tasks = -(-count // each)
-    held = {n: np.ascontiguousarray(y) for n, y in arrays.items()} | {
-        "weight": weight, "dweight": np.zeros((tasks * groups, D), x.dtype), "scratch": np.empty((tasks, D), x.dtype),
-        "slope": np.empty((tasks, D), x.dtype)}  # fmt: skip
+    held = {n: np.ascontiguousarray(y).reshape(count, D) for n, y in arrays.items()} | {
+        "weight": weight.reshape(groups, D), "dweight": np.zeros((tasks * groups, D), x.dtype),
+        "scratch": np.empty((tasks, D), x.dtype), "slope": np.empty((tasks, D), x.dtype)}  # fmt: skip
     sizes = {"count": count, "D": D, "groups": groups, "each": each, "silu": int(how.activation == "silu"),
              "first": int(how.gate_first), "tasks": tasks, "parts": tasks * groups}  # fmt: skip
-    table = np.zeros(NORM.size, np.int64)
-    for name, size in sizes.items():
-        table[NORM.slots[name]] = size
-    table[NORM.slots["eps"] : NORM.slots["eps"] + 1].view(np.float64)[0] = how.eps
-    for name, y in held.items():
-        table[NORM.slots[name] : NORM.slots[name] + 2] = address(y), D * x.itemsize
-    load_pieces((kernel,), x.dtype.name)
-    at, call = address(table), entry(kernel, x.dtype.name) if JIT else None
-
-    def work(first: int, last: int, owners: Any = (held, table)) -> None:
-        if call is not None:
-            call(at, first, last)
-        else:
-            kernel(PythonWorkspace(NORM, table, x.dtype), first, last)
-
-    threads.run(work, tasks, threads.num_threads() if tasks > 1 else 1)
+    over_matrices(kernel, NORM, sizes | held | {"eps": how.eps}, tasks, x.dtype.name)
     return held["dweight"].reshape(tasks, width).sum(axis=0)

@@ -27,7 +27,7 @@ def length_of(x: Vector, n: Whole, root: Number) -> Length:
     factor, square = number(x, 1), dot(x, x, n) + root * root
     if square < limit**-2.0 or square > limit**2.0:
         f = number(x, up if square < limit**-2.0 else down)
-        square = scaled_dot(f, x, f, x, n) + (f * root) * (f * root)
+        square = scaled_dot(x, x, f, f, n) + (f * root) * (f * root)
         factor = number(x, 1) if square == 0 else f
     length = number(x, 1) if square == 0 else np.sqrt(square)
     return length, factor
@@ -51,7 +51,7 @@ def unit_rows_vjp(X: Matrix, dY: Matrix, out: Matrix, root: Number):
     for i in range(len(X)):
         x, d, to = row(X, i), row(dY, i), row(out, i)
         length, factor = length_of(x, n, root)
-        share = -(scaled_dot(factor, x, number(x, 1), d, n) / length / length)
+        share = -(scaled_dot(x, d, factor, number(x, 1), n) / length / length)
         for j in range(n):
             to[j] = (share * (factor * x[j]) + d[j]) / length * factor
 

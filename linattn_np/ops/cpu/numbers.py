@@ -11,24 +11,20 @@ from llvmlite import ir
 from numba import types
 from numba.extending import overload
 
-from ...runtime.pieces.vectors import emitted
+from ...runtime.pieces.vectors import Array, emitted
 
 HALF_PI = Decimal("1.5707963267948966192313216916397514420985846996875529104875")
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz"}, "no_cpython_wrapper": True}
 
 
-def _number(A: np.ndarray, x: float) -> Any:
-    return A.dtype.type(x)
-
-
-@emitted(_number)
-def number(typing: Any, A: Any, x: Any) -> Any:
+@emitted(lambda A, x: A.dtype.type(x), lambda A, x: A.dtype)
+def number(b: ir.IRBuilder, A: Array, x: ir.Value) -> Any:
     """x in the dtype of an array."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        return context.cast(b, values[1], signature.args[1], A.dtype)
-
-    return A.dtype(A, x), write
+    if isinstance(x.type, ir.IntType):
+        return b.sitofp(x, A.number)
+    if x.type == A.number:
+        return x
+    return b.fptrunc(x, A.number) if A.size == 4 else b.fpext(x, A.number)
 
 
 def _split_ln2(bits: int) -> tuple[float, float]:

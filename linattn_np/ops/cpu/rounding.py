@@ -6,12 +6,14 @@ import numpy as np
 
 from ...runtime.arrays import dtype_name
 from ...runtime.pieces.memory import address, empty
-from ...runtime.pieces.piece import JIT, entry, load_pieces, piece, workspace_kind
-from ...runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
+from ...runtime.pieces.piece import load_pieces, piece, workspace_kind
+from ...runtime.pieces.run import call_of
+from ...runtime.pieces.run import put as fill
+from ...runtime.pieces.workspace import Matrix, Workspace
 from .storage import to_bfloat16, to_float16
 
-NUMBERS = Workspace("numbers", ("count",), (), (), {"x": Matrix("count", dtype="uint32"),
-                                                    "out": Matrix("count", dtype="uint16")})  # fmt: skip
+NUMBERS = Workspace("numbers", ("count",), (), (), {"given": {
+    "x": Matrix("count", dtype="uint32"), "out": Matrix("count", dtype="uint16")}})  # fmt: skip
 Work = workspace_kind(NUMBERS)
 
 
@@ -38,13 +40,8 @@ def put(to: np.ndarray, x: np.ndarray) -> None:
         to[...] = x
         return
     load_pieces((kernel,), "float32")
-    table = np.zeros(NUMBERS.size, np.int64)
-    table[NUMBERS.slots["count"]] = x.size
-    table[NUMBERS.slots["x"]], table[NUMBERS.slots["out"]] = address(x), address(to)
-    if JIT:
-        entry(kernel, "float32")(address(table))
-    else:
-        kernel(PythonWorkspace(NUMBERS, table, "float32"))
+    table = fill(NUMBERS, np.zeros(NUMBERS.size, np.int64), {"count": x.size, "x": x, "out": to})
+    call_of(kernel, NUMBERS, "float32")(table)
 
 
 def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -10,21 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime import threads
-from ...runtime.pieces.memory import address
-from ...runtime.pieces.piece import JIT, Vector, Whole, entry, load_pieces, piece, workspace_kind
+from ...runtime.pieces.piece import Vector, Whole, piece, workspace_kind
+from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix as Field
-from ...runtime.pieces.workspace import PythonWorkspace, Workspace
+from ...runtime.pieces.workspace import Workspace
 from .numbers import exp, number
 
 BLOCK = 2**15  # numbers of a task's tokens, forward
 CHANNELS = 512  # of a task, backward: the rows that a token touches stay in the first cache
-CONV = Workspace("short_conv", ("count", "D", "W", "each", "silu", "biased", "tasks"), (), (), {
+CONV = Workspace("short_conv", ("count", "D", "W", "each", "silu", "biased", "tasks"), (), (), {"given": {
     "x": Field("count", "D"), "dy": Field("count", "D"), "out": Field("count", "D"), "taps": Field("W", "D"),
     "dtaps": Field("W", "D"), "z": Field("tasks", "each"), "bias": Field("D"), "dbias": Field("D"),
     "place": Field("count", dtype="int64"),
-})  # fmt: skip
+}})  # fmt: skip
 Work = workspace_kind(CONV)
 
 
@@ -137,24 +136,10 @@ def _run(kernel: Any, arrays: dict[str, Any], each: int, silu: bool) -> None:
     x, W = arrays["x"], len(arrays["taps"])
     if not x.size:
         return
-    dtype, table, D = x.dtype.name, np.zeros(CONV.size, np.int64), x.shape[-1]
+    D, held = x.shape[-1], {n: y for n, y in arrays.items() if y is not None}
+    held |= {n: np.ascontiguousarray(held[n]) for n in ("bias", "place") if n in held}
     count = x.size // D
     tasks = -(-(count if kernel is convolve else D) // each)
     sizes = {"count": count, "D": D, "W": W, "each": each, "silu": int(silu), "tasks": tasks,
              "biased": int(arrays["bias"] is not None)}  # fmt: skip
-    for name, size in sizes.items():
-        table[CONV.slots[name]] = size
-    held = {n: np.ascontiguousarray(y) if n in ("bias", "place") else y for n, y in arrays.items() if y is not None}
-    for name, y in held.items():
-        step = y.strides[-2] if CONV.matrices[name].columns else y.itemsize
-        table[CONV.slots[name] : CONV.slots[name] + 2] = address(y), step
-    load_pieces((kernel,), dtype)
-    at, call = address(table), entry(kernel, dtype) if JIT else None
-
-    def work(first: int, last: int, owners: Any = (held, table)) -> None:
-        if call is not None:
-            call(at, first, last)
-        else:
-            kernel(PythonWorkspace(CONV, table, dtype), first, last)
-
-    threads.run(work, tasks, threads.num_threads() if tasks > 1 else 1)
+    over_matrices(kernel, CONV, sizes | held, tasks, x.dtype.name)

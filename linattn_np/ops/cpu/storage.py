@@ -49,7 +49,7 @@ def load(x: Stored, place: Place, columns: Columns, out: Matrix):
         load_converted(x, place, columns, out)
 
 
-@piece(optional=True)
+@piece(of="converted")
 def load_converted(x: Stored, place: Place, columns: Columns, out: Matrix):
     """`load` of another dtype, or of numbers that lie apart."""
     m, count, storage = len(out), columns[1], field_of(x, STORAGE)
@@ -100,7 +100,7 @@ def load_column(x: Stored, place: Place, out: Column):
         load_column_converted(x, place, out)
 
 
-@piece(optional=True)
+@piece(of="converted")
 def load_column_converted(x: Stored, place: Place, out: Column):
     """`load_column` of another dtype."""
     m, storage = len(out), field_of(x, STORAGE)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,11 +28,11 @@ class Node:
     """The elements of an array, or the function that computes them.
 
     kind: "array", "number", "map", "concat", "sum", "max", "min", or "pending" (Pending). value: the array, the number,
-    the function's name, the axis of concat, or whether one thread adds all numbers of a sum. inputs of a map have its
-    shape; those of a reduction have one more axis, the last.
+    the function's name, the axis of concat, whether one thread adds all numbers of a sum, or the array that a pending
+    kernel overwrites. inputs of a map have its shape; those of a reduction have one more axis, the last.
     """
 
-    __slots__ = ("_memory", "dtype", "inputs", "kind", "shape", "value", "work")
+    __slots__ = ("_memory", "dtype", "fixed", "inputs", "kind", "shape", "value", "work")
 
     def __init__(
         self, kind: str, shape: tuple[int, ...], dtype: Any, inputs: Sequence[Deferred] = (), value: Any = None
@@ -42,8 +42,9 @@ class Node:
         self.kind, self.shape, self.dtype = kind, shape, np.dtype(dtype)
         self.inputs, self.value = tuple(inputs), value
         self.work: int = 1 + sum(x.node.work for x in inputs)  # functions of numbers for an element, at most
+        self.fixed: int = 0 if kind == "concat" else sum(map(_fixed_work, inputs))  # those for all of a row
         if kind in ("sum", "max", "min"):
-            self.work *= inputs[0].shape[-1]
+            self.work, self.fixed = self.fixed + inputs[0].shape[-1] * (self.work - self.fixed), 0
         self._memory: np.ndarray | None = None
 
     @property
@@ -55,15 +56,27 @@ class Node:
 
     def become(self, array: Array) -> None:
         """The elements have been computed."""
-        self.kind, self.inputs, self.value, self.work = "array", (), array, 1
+        self.kind, self.inputs, self.value, self.work, self.fixed = "array", (), array, 1, 0
 
 
-class Pending(NamedTuple):
-    """A kernel that is launched when its results are needed: launch(dtype of its output, or None for its own)."""
+def _fixed_work(x: Deferred) -> int:
+    """Functions of numbers that do not depend on the last coordinate of a view."""
+    if not x.ndim or x.view.strides[-1] == 0:
+        return x.node.work
+    return x.node.fixed if x.view.strides[-1] == 1 and x.node.shape and x.shape[-1] == x.node.shape[-1] else 0
 
-    launch: Callable[[Any], None]
+
+class Pending(Protocol):
+    """A kernel that is launched when its results are needed; out and end, of kind "pending", become arrays then."""
+
     out: Node
     end: Node
+
+    def begin(self, stored: Any) -> None:
+        """Allocate the results; stored: the dtype of the output, or None for its own."""
+
+    def finish(self, wanted: Any) -> bool:
+        """Launch the kernel, and compute what is wanted, (array, where it is written), if a block of it can."""
 
 
 class Deferred:
@@ -91,6 +104,17 @@ class Deferred:
         begin = self.node.memory.__array_interface__["data"][0]
         return self.view.__array_interface__["data"][0] - begin, self.view.strides
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is its node."""
+        return self.place[0] == 0 and self.node.shape == self.shape and self.view.flags.c_contiguous
+
+    def hold(self, array: Array) -> None:
+        """The elements have been computed."""
+        self.real = array
+        if self.is_whole and self.node.kind != "number":
+            self.node.become(array)
+
     def viewed(self, how: Callable[[Any, Any], Any]) -> Deferred:
         """how(namespace, array), which makes a view."""
         view = how(np, self.view)
@@ -107,11 +131,31 @@ class Deferred:
         each = index if isinstance(index, tuple) else (index,)
         if not all(i is None or i is Ellipsis or isinstance(i, int | slice | np.integer) for i in each):
             raise Unsupported("an index that is an array")
+        if (part := self._part(each)) is not None:
+            return part
         return self.viewed(lambda xp, x: x[index])
+
+    def _part(self, index: tuple[Any, ...]) -> Deferred | None:
+        """Columns [..., index] that lie in one part of concatenated ones, as a view of that part."""
+        if self.node.kind != "concat" or self.node.value != self.ndim - 1 or not self.is_whole:
+            return None
+        if len(index) != 2 or index[0] is not Ellipsis or not isinstance(index[1], int | slice):
+            return None
+        n, last = self.shape[-1], index[1]
+        first, stop, step = last.indices(n) if isinstance(last, slice) else (last % n, last % n + 1, 1)
+        for x in self.node.inputs:
+            width = x.shape[-1]
+            if 0 <= first < stop <= width and step == 1:
+                whole = isinstance(last, slice) and stop - first == width
+                return x if whole else x[..., first:stop] if isinstance(last, slice) else x[..., first]
+            first, stop = first - width, stop - width
+        return None
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if index is not Ellipsis or self.real is None:
             raise Unsupported("an assignment to a part of an array")
+        if isinstance(value, Deferred) and value.node.kind == "pending" and value.node.value is self.real is not None:
+            return  # the kernel writes it there
         self.xp.assigned.append((self.real, self.xp.astype(self.xp.broadcast_to(value, self.shape), self.dtype)))
 
     def __neg__(self) -> Deferred:

@@ -229,7 +229,7 @@ class Reductions:
 
     def _stored(self, x: Deferred) -> Deferred:
         """What a reduction reads, computed before if each of its elements is a long sum itself."""
-        if x.node.work < FEW or x.node.work * x.shape[-1] < MANY:
+        if x.node.work < FEW or (x.node.work - x.node.fixed) * x.shape[-1] < MANY:
             return x
         for y in x.node.inputs:
             self._stored_all(y)
@@ -241,7 +241,7 @@ class Reductions:
 
         if x.node.kind in ("sum", "max", "min") and x.node.work > FEW:
             materialise([Deferred(self, x.node)])
-        for y in x.node.inputs:
+        for y in x.node.inputs if x.node.kind != "pending" else ():
             self._stored_all(y)
 
     def matmul(self, x: Deferred, y: Deferred) -> Deferred:

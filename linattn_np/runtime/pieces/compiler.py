@@ -126,8 +126,7 @@ def put_together(context: Any, b: ir.IRBuilder, kind: Any, numbers: Iterator[ir.
     if not isinstance(kind, types.Array):
         return next(numbers)
     at, *sizes = (next(numbers) for _ in numbers_of(context, kind))
-    shape, steps = sizes[: kind.ndim], sizes[kind.ndim :] or [I64(kind.dtype.bitwidth // 8)]
-    return make_array(context, b, kind, at, shape, steps)
+    return make_array(context, b, kind, at, sizes[: kind.ndim], sizes[kind.ndim :])
 
 
 def c_signature(context: Any, signature: Any) -> ir.FunctionType:

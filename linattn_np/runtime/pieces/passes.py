@@ -12,10 +12,8 @@ import functools
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
-from .vectors import BYTES, I32, I64, Array, arrays, broadcast, emitted, fma, known
+from .vectors import BYTES, I64, Array, emitted, fma, loop, prefetch
 
 NARROW, WIDE = 4, 8  # vectors of a block: 8 sums hide an addition's latency, and read a state row by whole row
 LINE = 64  # bytes that come with one request
@@ -28,12 +26,8 @@ def _load_row(A: Array, at: ir.Value, lanes: int) -> list[ir.Value]:
 
 def _prefetch(b: ir.IRBuilder, at: ir.Value, lanes: int) -> None:
     """Half a row of a wide block into the second cache; what has narrow ones is small."""
-    if lanes < WIDE:
-        return
-    kinds = [ir.PointerType(), I32, I32, I32]
-    fn = known(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
-    for j in range(0, lanes * BYTES // 2, LINE):
-        b.call(fn, [b.inttoptr(b.add(at, I64(j)), kinds[0]), I32(0), I32(2), I32(1)])
+    for j in range(0, lanes * BYTES // 2 if lanes >= WIDE else 0, LINE):
+        prefetch(b, b.add(at, I64(j)))
 
 
 def _read(S, x, out, following):  # type: ignore[no-untyped-def]
@@ -44,20 +38,15 @@ def read_pass(lanes: int) -> Any:
     """out = x S for a block of columns. As many bytes as half of it are prefetched, from `following` on."""
 
     @emitted(_read)
-    def read(typing: Any, S: Any, x: Any, out: Any, following: Any) -> Any:
-        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            S, x, out = (Array(context, b, kind, v) for kind, v in zip(signature.args[:3], values[:3], strict=True))
-            sums = [cgutils.alloca_once_value(b, S.zero()) for _ in range(lanes)]
-            with cgutils.for_range_slice(b, I64(0), S.shape[0], I64(1), I64) as (k, _):
-                _prefetch(b, b.add(values[3], b.mul(k, I64(lanes * BYTES // 2))), lanes)
-                weight = x.broadcast(x.at(k))
-                for total, s in zip(sums, _load_row(S, S.at(k), lanes), strict=True):
-                    b.store(fma(b, weight, s, b.load(total)), total)
-            for n, total in enumerate(sums):
-                out.store(b.load(total), out.start, n)
-            return context.get_dummy_value()
-
-        return types.void(S, x, out, types.int64), write
+    def read(b: ir.IRBuilder, S: Array, x: Array, out: Array, following: ir.Value) -> None:
+        sums = [S.sum() for _ in range(lanes)]
+        with loop(b, 0, S.shape[0]) as k:
+            _prefetch(b, b.add(following, b.mul(k, I64(lanes * BYTES // 2))), lanes)
+            weight = x.broadcast(x.at(k))
+            for total, s in zip(sums, _load_row(S, S.at(k), lanes), strict=True):
+                b.store(fma(b, weight, s, b.load(total)), total)
+        for n, total in enumerate(sums):
+            out.store(b.load(total), out.start, n)
 
     return read
 
@@ -79,46 +68,41 @@ def rotate_pass(lanes: int) -> Any:
     """
 
     @emitted(_write_rotated)
-    def write_rotated(typing: Any, S: Any, to: Any, decay: Any, rows: Any, reads: Any, following: Any) -> Any:
-        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            S, to, decay = (Array(context, b, kind, v) for kind, v in zip(signature.args[:3], values[:3], strict=True))
-            k, w, c, s = arrays(context, b, signature.args[3], values[3])
-            x, out = arrays(context, b, signature.args[4], values[4])
-            sums = [cgutils.alloca_once_value(b, S.zero()) for _ in range(lanes)]
-            written = _load_row(w, w.start, lanes)
+    def write_rotated(
+        b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, reads: Any, following: ir.Value
+    ) -> None:
+        (k, w, c, s), (x, out) = rows, reads
+        sums, written = [S.sum() for _ in range(lanes)], _load_row(w, w.start, lanes)
 
-            def factors(i: ir.Value) -> tuple[ir.Value, ...]:
-                d = decay.get(b.add(decay.start, b.mul(i, decay.steps[0])))
-                return broadcast(b, d, S.vector), k.broadcast(k.at(i)), x.broadcast(x.at(i))
+        def factors(i: ir.Value) -> tuple[ir.Value, ...]:
+            d = decay.broadcast(b.add(decay.start, b.mul(i, decay.steps[0])))
+            return d, k.broadcast(k.at(i)), x.broadcast(x.at(i))
 
-            def new(n: int, i: ir.Value, by: tuple[ir.Value, ...]) -> ir.Value:
-                """Vector n of row i, which has been read."""
-                d, key, weight = by
-                y = fma(b, key, written[n], b.fmul(d, S.load(S.at(i), n)))
-                b.store(fma(b, weight, y, b.load(sums[n])), sums[n])
-                return y
+        def new(n: int, i: ir.Value, by: tuple[ir.Value, ...]) -> ir.Value:
+            """Vector n of row i, which has been read."""
+            d, key, weight = by
+            y = fma(b, key, written[n], b.fmul(d, S.load(S.at(i), n)))
+            b.store(fma(b, weight, y, b.load(sums[n])), sums[n])
+            return y
 
-            times = functools.partial(b.fmul, flags=ALONE)
-            paired = b.mul(c.shape[0], I64(2))
-            with cgutils.for_range_slice(b, I64(0), paired, I64(2), I64) as (i, _):
-                ahead = b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2))
-                _prefetch(b, b.add(values[5], ahead), lanes)
-                _prefetch(b, b.add(values[5], b.add(ahead, I64(lanes * BYTES // 2))), lanes)
-                j, p = b.add(i, I64(1)), b.sdiv(i, I64(2))
-                of_even, of_odd, cos, sin = factors(i), factors(j), c.broadcast(c.at(p)), s.broadcast(s.at(p))
-                for n in range(lanes):
-                    even, odd = new(n, i, of_even), new(n, j, of_odd)
-                    to.store(b.fsub(times(even, cos), times(odd, sin), flags=ALONE), to.at(i), n)
-                    to.store(b.fadd(times(even, sin), times(odd, cos), flags=ALONE), to.at(j), n)
-            with cgutils.for_range_slice(b, paired, S.shape[0], I64(1), I64) as (i, _):
-                by = factors(i)
-                for n in range(lanes):
-                    to.store(new(n, i, by), to.at(i), n)
-            for n, total in enumerate(sums):
-                out.store(b.load(total), out.start, n)
-            return context.get_dummy_value()
-
-        return types.void(S, to, decay, rows, reads, types.int64), write
+        times = functools.partial(b.fmul, flags=ALONE)
+        paired = b.mul(c.shape[0], I64(2))
+        with loop(b, 0, paired, 2) as i:
+            ahead = b.add(following, b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2)))
+            _prefetch(b, ahead, lanes)
+            _prefetch(b, b.add(ahead, I64(lanes * BYTES // 2)), lanes)
+            j, p = b.add(i, I64(1)), b.sdiv(i, I64(2))
+            of_even, of_odd, cos, sin = factors(i), factors(j), c.broadcast(c.at(p)), s.broadcast(s.at(p))
+            for n in range(lanes):
+                even, odd = new(n, i, of_even), new(n, j, of_odd)
+                to.store(b.fsub(times(even, cos), times(odd, sin), flags=ALONE), to.at(i), n)
+                to.store(b.fadd(times(even, sin), times(odd, cos), flags=ALONE), to.at(j), n)
+        with loop(b, paired, S.shape[0]) as i:
+            by = factors(i)
+            for n in range(lanes):
+                to.store(new(n, i, by), to.at(i), n)
+        for n, total in enumerate(sums):
+            out.store(b.load(total), out.start, n)
 
     return write_rotated
 
@@ -144,39 +128,30 @@ def write_pass(lanes: int, readers: int, fades: bool = False, pushes: bool = Fal
     """
 
     @emitted(_write(readers, fades, pushes))
-    def write_state(typing: Any, S: Any, to: Any, decay: Any, rows: Any, reads: Any, following: Any) -> Any:
-        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            S, to, decay = (Array(context, b, kind, v) for kind, v in zip(signature.args[:3], values[:3], strict=True))
-            k, w, fade, push, y = arrays(context, b, signature.args[3], values[3])
-            x1, out1, x2, out2 = arrays(context, b, signature.args[4], values[4])
-            written = _load_row(w, w.start, lanes)
-            pushed = _load_row(y, y.start, lanes) if pushes else []
-            fading = _load_row(fade, fade.start, lanes) if fades else []
-            pairs = [(x1, out1), (x2, out2)][:readers]
-            sums = [[cgutils.alloca_once_value(b, S.zero()) for _ in range(lanes)] for _ in pairs]
-            with cgutils.for_range_slice(b, I64(0), S.shape[0], I64(1), I64) as (i, _):
-                ahead = b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2))
-                _prefetch(b, b.add(values[5], ahead), lanes)
-                s = _load_row(S, S.at(i), lanes)
-                d = broadcast(b, decay.get(b.add(decay.start, b.mul(i, decay.steps[0]))), S.vector)
-                key = k.broadcast(k.at(i))
-                if fades:
-                    s = [b.fmul(x, f) for x, f in zip(s, fading, strict=True)]
-                s = [fma(b, key, new, b.fmul(d, old)) for old, new in zip(s, written, strict=True)]
-                if pushes:
-                    by = push.broadcast(push.at(i))
-                    s = [fma(b, by, new, old) for old, new in zip(s, pushed, strict=True)]
-                for n, x in enumerate(s):
-                    to.store(x, to.at(i), n)
-                for (x, _), totals in zip(pairs, sums, strict=True):
-                    weight = x.broadcast(x.at(i))
-                    for total, new in zip(totals, s, strict=True):
-                        b.store(fma(b, weight, new, b.load(total)), total)
-            for (_, out), totals in zip(pairs, sums, strict=True):
-                for n, total in enumerate(totals):
-                    out.store(b.load(total), out.start, n)
-            return context.get_dummy_value()
+    def write(b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, reads: Any, following: ir.Value) -> None:
+        k, w, fade, push, y = rows
+        written = _load_row(w, w.start, lanes)
+        pushed = _load_row(y, y.start, lanes) if pushes else []
+        fading = _load_row(fade, fade.start, lanes) if fades else []
+        pairs = [(x, out, [S.sum() for _ in range(lanes)]) for x, out in (reads[:2], reads[2:])[:readers]]
+        with loop(b, 0, S.shape[0]) as i:
+            _prefetch(b, b.add(following, b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2))), lanes)
+            s = _load_row(S, S.at(i), lanes)
+            d, key = decay.broadcast(b.add(decay.start, b.mul(i, decay.steps[0]))), k.broadcast(k.at(i))
+            if fades:
+                s = [b.fmul(x, f) for x, f in zip(s, fading, strict=True)]
+            s = [fma(b, key, new, b.fmul(d, old)) for old, new in zip(s, written, strict=True)]
+            if pushes:
+                by = push.broadcast(push.at(i))
+                s = [fma(b, by, new, old) for old, new in zip(s, pushed, strict=True)]
+            for n, x in enumerate(s):
+                to.store(x, to.at(i), n)
+            for x, _, sums in pairs:
+                weight = x.broadcast(x.at(i))
+                for total, new in zip(sums, s, strict=True):
+                    b.store(fma(b, weight, new, b.load(total)), total)
+        for _, out, sums in pairs:
+            for n, total in enumerate(sums):
+                out.store(b.load(total), out.start, n)
 
-        return types.void(S, to, decay, rows, reads, types.int64), write
-
-    return write_state
+    return write

@@ -4,9 +4,9 @@
     def scaled(A: Matrix, factors: Vector, out: Matrix):
         ...
 
-Arrays with the default None are empty where they are left out. A piece that is `optional` is compiled only when a call
-needs it: kernels reach it through a pointer that `load_pieces` fills. With NUMBA_DISABLE_JIT=1 a piece is the Python
-function itself.
+Arrays with the default None are empty where they are left out. A piece that only some kinds of calls need names them,
+`@piece(of="vector")`, and is compiled when such a call comes: it is called through a pointer that `load_pieces` fills.
+With NUMBA_DISABLE_JIT=1 a piece is the Python function itself.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic
 
 from . import compiler
-from .vectors import make_array
+from .vectors import I64, make_array, word
 from .workspace import Workspace
 
 JIT = not config.DISABLE_JIT
-I64 = ir.IntType(64)
 
 
 # kinds of arguments; those of a floating dtype depend on the dtype that a piece is compiled for
@@ -98,22 +97,18 @@ class _Fields(AttributeTemplate):
         return types.Array(dtype, 2, "A") if m.columns else dtype[::1]
 
 
-def _entry(b: ir.IRBuilder, table: ir.Value, slot: int, kind: ir.Type = I64) -> ir.Value:
-    return b.inttoptr(b.add(table, I64(8 * slot)), kind.as_pointer())
-
-
 @lower_getattr_generic(WorkspaceType)
 def _get_field(context: Any, b: ir.IRBuilder, w: WorkspaceType, table: ir.Value, name: str) -> ir.Value:
-    d, whole = w.declaration, lambda field: b.load(_entry(b, table, d.slots[field]))
+    d, whole = w.declaration, lambda field: b.load(word(b, table, d.slots[field]))
     slot = d.slots[name]
     if name in d.wholes:
         return whole(name)
     if name in d.numbers:
-        x = b.load(_entry(b, table, slot, ir.DoubleType()))
+        x = b.load(word(b, table, slot, ir.DoubleType()))
         return x if w.dtype == types.float64 else b.fptrunc(x, ir.FloatType())
     if name in d.arrays:
         return b.add(table, I64(8 * slot))
-    m, (at, row, step) = d.matrices[name], (b.load(_entry(b, table, slot + n)) for n in range(3))
+    m, (at, row, step) = d.matrices[name], (b.load(word(b, table, slot + n)) for n in range(3))
     if m.slot:
         at = b.add(at, b.mul(step, whole(m.slot)))
     kind = context.typing_context.resolve_getattr(w, name)
@@ -128,9 +123,9 @@ def _set_field(context: Any, b: ir.IRBuilder, signature: Any, values: Any, name:
     declaration = signature.args[0].declaration
     if name in declaration.numbers:
         value = context.cast(b, value, signature.args[1], types.float64)
-        b.store(value, _entry(b, w, declaration.slots[name], ir.DoubleType()))
+        b.store(value, word(b, w, declaration.slots[name], ir.DoubleType()))
     else:
-        b.store(context.cast(b, value, signature.args[1], types.int64), _entry(b, w, declaration.slots[name]))
+        b.store(context.cast(b, value, signature.args[1], types.int64), word(b, w, declaration.slots[name]))
 
 
 # pieces
@@ -139,13 +134,13 @@ def _set_field(context: Any, b: ir.IRBuilder, signature: Any, values: Any, name:
 class Piece:
     """A function, its kinds of arguments, and what of it has been compiled."""
 
-    def __init__(self, body: Callable[..., Any], optional: bool):
-        self.body, self.optional = body, optional
+    def __init__(self, body: Callable[..., Any], of: str = ""):
+        self.body, self.of = body, frozenset(of.split())  # the words of the calls that need it
         self.signature = inspect.signature(body, eval_str=True)
         self.parameters = list(self.signature.parameters.values())
         self.kinds = [p.annotation for p in self.parameters]
         self.name = f"{body.__module__.rpartition('.')[2]}.{body.__name__}"
-        self.slots: dict[str, Any] = {}  # pointers to an optional piece
+        self.slots: dict[str, Any] = {}  # pointers to a piece of some calls
         self.addresses: dict[str, int] = {}
 
     def types_of(self, dtype: Any) -> Any:
@@ -169,7 +164,7 @@ class Piece:
         return next((x for kind, x in zip(self.kinds, given, strict=True) if kind is Number), types.float32)
 
     def slot(self, dtype: Any) -> None:
-        """The pointer through which an optional piece is called."""
+        """The pointer through which a piece of some calls is called."""
         name = f"{self.symbol(dtype)}.slot"
         if name not in self.slots:
             self.slots[name] = ctypes.c_int64(self.addresses.get(str(dtype), 0))
@@ -180,13 +175,13 @@ def _piece(x: Any) -> Piece | None:
     return getattr(x, "piece", None)
 
 
-def piece(body: Callable[..., Any] | None = None, *, optional: bool = False) -> Any:
+def piece(body: Callable[..., Any] | None = None, *, of: str = "") -> Any:
     """A function that pieces, kernels and users' own compiled code call; its arguments are annotated."""
     if body is None:
-        return functools.partial(piece, optional=optional)
+        return functools.partial(piece, of=of)
     if not JIT:
         return _in_python(body)
-    own = Piece(body, optional)
+    own = Piece(body, of)
 
     def call(context: Any, *given: Any, **named: Any) -> Any:
         found = inspect.Signature(own.parameters).bind(*given, **named).arguments
@@ -207,7 +202,7 @@ def piece(body: Callable[..., Any] | None = None, *, optional: bool = False) -> 
 
 
 def _call(own: Piece, dtype: Any, context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-    """A call by symbol, or of an optional piece through its pointer; an array that is left out is empty."""
+    """A call by symbol, or of a piece of some calls through its pointer; an array that is left out is empty."""
     wanted, given = own.types_of(dtype), []
     kind = compiler.c_signature(context, wanted)
     for found, x, taken in zip(signature.args, values, wanted.args, strict=True):
@@ -216,7 +211,7 @@ def _call(own: Piece, dtype: Any, context: Any, b: ir.IRBuilder, signature: Any,
         else:
             x = x if isinstance(taken, types.Array) else context.cast(b, x, found, taken)
             given += compiler.taken_apart(context, b, taken, x)
-    if own.optional:
+    if own.of:
         name = f"{own.symbol(dtype)}.slot"
         slot = b.module.globals.get(name) or ir.GlobalVariable(b.module, I64, name)
         slot.linkage = "external"
@@ -229,7 +224,7 @@ def _call(own: Piece, dtype: Any, context: Any, b: ir.IRBuilder, signature: Any,
 
 def _in_python(body: Callable[..., Any]) -> Callable[..., Any]:
     """The function itself, with empty arrays for those that are left out."""
-    own = Piece(body, False)
+    own = Piece(body)
 
     @functools.wraps(body)
     def call(*given: Any, **named: Any) -> Any:
@@ -248,40 +243,37 @@ def _in_python(body: Callable[..., Any]) -> Callable[..., Any]:
 # loading
 
 
-_complete: set[tuple[Piece, str]] = set()  # whose optional callees are loaded, too
+_complete: set[tuple[Piece, str, frozenset[str] | None]] = set()
 
 
-def load_pieces(wanted: Iterable[Any], dtype: str, optional: bool = True) -> None:
-    """Compile and load pieces, and those that they call; without `optional` ones, unless these are wanted themselves.
+def load_pieces(wanted: Iterable[Any], dtype: str, words: frozenset[str] | None = None) -> None:
+    """Compile and load pieces, and those that they call: of those of some calls, the ones that `words` name; None: all.
 
-    A kernel must not call an optional piece that was never loaded: its pointer is 0.
+    A kernel must not call a piece that was never loaded: its pointer is 0.
     """
     asked = [x.piece for x in wanted]
-    if not JIT or all((p, dtype) in _complete if optional else dtype in p.addresses for p in asked):
+    if not JIT or all((p, dtype, words) in _complete for p in asked):
         return
-    kind, order, todo = getattr(types, dtype), [], [*asked]
+    kind, order, todo = getattr(types, dtype), {}, [*asked]
     with compiler.lock, compiler.progress():
         while todo:
             own = todo.pop()
-            if own in order or (dtype in own.addresses and not optional):
+            if own in order:
                 continue
-            order.append(own)
-            for p in own.callees():
-                if p.optional:
+            order[own] = own.callees()
+            for p in order[own]:
+                if p.of:
                     p.slot(kind)
-                if optional or not p.optional:
-                    todo.append(p)
-        missing = [own for own in reversed(order) if dtype not in own.addresses]
-        symbols = {own.symbol(kind): own for own in missing}
+            todo += [p for p in order[own] if words is None or p.of <= words]
+        symbols = {own.symbol(kind): own for own in reversed(order) if dtype not in own.addresses}
         codes = {name: compiler.compiled(own.body, own.types_of(kind), name) for name, own in symbols.items()}
         for name, address in compiler.load(codes).items():
             own = symbols[name]
-            if own.optional:  # before its address: another thread asks for that
+            if own.of:  # before its address: another thread asks for that
                 own.slot(kind)
                 own.slots[f"{name}.slot"].value = address
             own.addresses[dtype] = address
-        if optional:
-            _complete.update((p, dtype) for p in asked)
+        _complete.update((p, dtype, words) for p in asked)
 
 
 def entry(kernel: Any, dtype: str) -> Callable[..., Any]:

@@ -11,123 +11,93 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
-from .vectors import BYTES, I64, Array, arrays, broadcast, emitted, fma, known, total
+from .vectors import BYTES, I64, Array, broadcast, emitted, fma, known, loop, total
+
+
+def number_of(x: Any, *_: Any) -> Any:
+    """The type of an array's numbers."""
+    return x.dtype
 
 
 def _dot(x, y, n):  # type: ignore[no-untyped-def]
     return (x[:n] * y[:n]).sum(dtype=x.dtype) if n > 0 else x.dtype.type(0)
 
 
-@emitted(_dot)
-def dot(typing: Any, x: Any, y: Any, n: Any) -> Any:
+@emitted(_dot, number_of)
+def dot(b: ir.IRBuilder, x: Array, y: Array, n: ir.Value) -> ir.Value:
     """x . y of the first n numbers: one vector of partial sums, added in pairs."""
+    sums, whole = x.sum(), b.and_(n, I64(-x.vector.count))
 
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        X, Y, n = Array(context, b, x, values[0]), Array(context, b, y, values[1]), values[2]
-        W = X.vector.count
-        sums = cgutils.alloca_once_value(b, X.zero())
-        whole = b.and_(n, I64(-W))
+    def add(j: ir.Value, mask: Any) -> None:
+        b.store(fma(b, x.load(x.at(j), 0, mask), y.load(y.at(j), 0, mask), b.load(sums)), sums)
 
-        def add(j: ir.Value, mask: Any) -> None:
-            b.store(fma(b, X.load(X.at(j), 0, mask), Y.load(Y.at(j), 0, mask), b.load(sums)), sums)
-
-        with cgutils.for_range_slice(b, I64(0), whole, I64(W), I64) as (j, _):
-            add(j, None)
-        with b.if_then(b.icmp_signed("<", whole, n)):
-            add(whole, X.masks(n, whole, 1)[0])
-        return total(b, b.load(sums))
-
-    return x.dtype(x, y, types.int64), write
+    with x.vectors(I64(0), whole) as j:
+        add(j, None)
+    with b.if_then(b.icmp_signed("<", whole, n)):
+        add(whole, x.masks(n, whole, 1)[0])
+    return total(b, b.load(sums))
 
 
-def _scaled_dot(f, x, h, y, n):  # type: ignore[no-untyped-def]
+def _scaled_dot(x, y, f, h, n):  # type: ignore[no-untyped-def]
     return ((f * x[:n]) * (h * y[:n])).sum(dtype=x.dtype)
 
 
-@emitted(_scaled_dot)
-def scaled_dot(typing: Any, f: Any, x: Any, h: Any, y: Any, n: Any) -> Any:
+@emitted(_scaled_dot, number_of)
+def scaled_dot(b: ir.IRBuilder, x: Array, y: Array, f: ir.Value, h: ir.Value, n: ir.Value) -> ir.Value:
     """(f x) . (h y) of the first n numbers."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        X, Y, n = Array(context, b, x, values[1]), Array(context, b, y, values[3]), values[4]
-        by = [broadcast(b, values[i], X.vector) for i in (0, 2)]
-        sums = cgutils.alloca_once_value(b, X.zero())
-        with cgutils.for_range_slice(b, I64(0), n, I64(X.vector.count), I64) as (j, _):
-            mask = X.masks(n, j, 1)[0]
-            left, right = (b.fmul(g, A.load(A.at(j), 0, mask)) for g, A in zip(by, (X, Y), strict=True))
-            b.store(fma(b, left, right, b.load(sums)), sums)
-        return total(b, b.load(sums))
-
-    return x.dtype(x.dtype, x, x.dtype, y, types.int64), write
+    by, sums = [broadcast(b, factor, x.vector) for factor in (f, h)], x.sum()
+    with x.vectors(I64(0), n) as j:
+        mask = x.masks(n, j, 1)[0]
+        left, right = (b.fmul(g, A.load(A.at(j), 0, mask)) for g, A in zip(by, (x, y), strict=True))
+        b.store(fma(b, left, right, b.load(sums)), sums)
+    return total(b, b.load(sums))
 
 
 def _sum_of(x, n):  # type: ignore[no-untyped-def]
     return x[:n].sum(dtype=x.dtype) if n > 0 else x.dtype.type(0)
 
 
-@emitted(_sum_of)
-def sum_of(typing: Any, x: Any, n: Any) -> Any:
+@emitted(_sum_of, number_of)
+def sum_of(b: ir.IRBuilder, x: Array, n: ir.Value) -> ir.Value:
     """The sum of the first n numbers: one vector of partial sums, added in pairs; reads whole vectors."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        X, n = Array(context, b, x, values[0]), values[1]
-        sums = cgutils.alloca_once_value(b, X.zero())
-        with cgutils.for_range_slice(b, I64(0), n, I64(X.vector.count), I64) as (j, _):
-            b.store(b.fadd(b.load(sums), X.load(X.at(j), 0, X.masks(n, j, 1)[0])), sums)
-        return total(b, b.load(sums))
-
-    return x.dtype(x, types.int64), write
+    sums = x.sum()
+    with x.vectors(I64(0), n) as j:
+        b.store(b.fadd(b.load(sums), x.load(x.at(j), 0, x.masks(n, j, 1)[0])), sums)
+    return total(b, b.load(sums))
 
 
-def _max_of(x, n):  # type: ignore[no-untyped-def]
-    return np.fmax.reduce(x[:n], initial=-np.inf)
-
-
-@emitted(_max_of)
-def max_of(typing: Any, x: Any, n: Any) -> Any:
+@emitted(lambda x, n: np.fmax.reduce(x[:n], initial=-np.inf), number_of)
+def max_of(b: ir.IRBuilder, x: Array, n: ir.Value) -> ir.Value:
     """The largest of the first n numbers, -inf of none; a NaN may be passed over."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        X, n = Array(context, b, x, values[0]), values[1]
-        low = ir.Constant(X.vector, [float("-inf")] * X.vector.count)
-        most = cgutils.alloca_once_value(b, low)
-        with cgutils.for_range_slice(b, I64(0), n, I64(X.vector.count), I64) as (j, _):
-            mask = X.masks(n, j, 1)[0]
-            y = b.select(mask, X.load(X.at(j), 0, mask), low)
-            b.store(b.select(b.fcmp_ordered(">", y, b.load(most)), y, b.load(most)), most)
-        bits = X.size * 8
-        largest = known(b, f"llvm.vector.reduce.fmax.v{X.vector.count}f{bits}", X.number, [X.vector])
-        return b.call(largest, [b.load(most)])
-
-    return x.dtype(x, types.int64), write
+    low = x.every(float("-inf"))
+    most = x.sum(low)
+    with x.vectors(I64(0), n) as j:
+        mask = x.masks(n, j, 1)[0]
+        y = b.select(mask, x.load(x.at(j), 0, mask), low)
+        b.store(b.select(b.fcmp_ordered(">", y, b.load(most)), y, b.load(most)), most)
+    largest = known(b, f"llvm.vector.reduce.fmax.v{x.vector.count}f{x.size * 8}", x.number, [x.vector])
+    return b.call(largest, [b.load(most)])
 
 
 def _dot_wide(x, y, n):  # type: ignore[no-untyped-def]
     return float(x[:n].astype(np.float64) @ y[:n].astype(np.float64))
 
 
-@emitted(_dot_wide)
-def dot_wide(typing: Any, x: Any, y: Any, n: Any) -> Any:
+@emitted(_dot_wide, types.float64)
+def dot_wide(b: ir.IRBuilder, x: Array, y: Array, n: ir.Value) -> ir.Value:
     """x . y of the first n numbers in float64: n a multiple of a vector."""
+    half = BYTES // 8
+    kind, vector = ir.VectorType(ir.DoubleType(), half), ir.VectorType(x.number, half)
+    sums = x.sum(ir.Constant(kind, [0.0] * half))
 
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        X, Y, n = Array(context, b, x, values[0]), Array(context, b, y, values[1]), values[2]
-        half = BYTES // 8
-        kind = ir.VectorType(ir.DoubleType(), half)
-        sums = cgutils.alloca_once_value(b, ir.Constant(kind, [0.0] * half))
-        vector = ir.VectorType(X.number, half)
+    def load(A: Array, j: ir.Value) -> ir.Value:
+        narrow = b.load(b.inttoptr(A.at(j), vector.as_pointer()), align=A.size)
+        return narrow if x.size == 8 else b.fpext(narrow, kind)
 
-        def load(A: Array, j: ir.Value) -> ir.Value:
-            narrow = b.load(b.inttoptr(A.at(j), vector.as_pointer()), align=A.size)
-            return narrow if X.size == 8 else b.fpext(narrow, kind)
-
-        with cgutils.for_range_slice(b, I64(0), n, I64(half), I64) as (j, _):
-            b.store(fma(b, load(X, j), load(Y, j), b.load(sums)), sums)
-        return total(b, b.load(sums))
-
-    return types.float64(x, y, types.int64), write
+    with loop(b, 0, n, half) as j:
+        b.store(fma(b, load(x, j), load(y, j), b.load(sums)), sums)
+    return total(b, b.load(sums))
 
 
 def _faded_dot(p, factors, x):  # type: ignore[no-untyped-def]
@@ -135,20 +105,15 @@ def _faded_dot(p, factors, x):  # type: ignore[no-untyped-def]
     return (p * x).sum(dtype=x.dtype)
 
 
-@emitted(_faded_dot)
-def faded_dot(typing: Any, p: Any, factors: Any, x: Any) -> Any:
+@emitted(_faded_dot, number_of)
+def faded_dot(b: ir.IRBuilder, p: Array, factors: Array, x: Array) -> ir.Value:
     """p <- p (.) factors; p . x: both in one pass over rows of whole vectors."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        P, G, X = (Array(context, b, kind, value) for kind, value in zip(signature.args, values, strict=True))
-        sums = cgutils.alloca_once_value(b, X.zero())
-        with cgutils.for_range_slice(b, I64(0), P.shape[0], I64(P.vector.count), I64) as (j, _):
-            y = b.fmul(P.load(P.at(j)), G.load(G.at(j)))
-            P.store(y, P.at(j))
-            b.store(fma(b, y, X.load(X.at(j)), b.load(sums)), sums)
-        return total(b, b.load(sums))
-
-    return x.dtype(p, factors, x), write
+    sums = x.sum()
+    with p.vectors(I64(0), p.shape[0]) as j:
+        y = b.fmul(p.load(p.at(j)), factors.load(factors.at(j)))
+        p.store(y, p.at(j))
+        b.store(fma(b, y, x.load(x.at(j)), b.load(sums)), sums)
+    return total(b, b.load(sums))
 
 
 def _monomial_tile(X, F, weights, segment, count):  # type: ignore[no-untyped-def]
@@ -157,21 +122,14 @@ def _monomial_tile(X, F, weights, segment, count):  # type: ignore[no-untyped-de
 
 
 @emitted(_monomial_tile)
-def monomial_tile(typing: Any, X: Any, F: Any, weights: Any, segment: Any, count: Any) -> Any:
+def monomial_tile(b: ir.IRBuilder, X: Array, F: Array, weights: Array, segment: Any, count: ir.Value) -> None:
     """F_{i, to + j} = F_{i, parent} weights_{to + j} X_{i, channel + j} for all rows, whole vectors."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        x, f, weight = (Array(context, b, kind, v) for kind, v in zip(signature.args[:3], values[:3], strict=True))
-        parent, channel, to = (b.extract_value(values[3], n) for n in range(3))
-        with cgutils.for_range_slice(b, I64(0), values[4], I64(x.vector.count), I64) as (j, _):
-            w = weight.load(weight.at(b.add(to, j)))
-            with cgutils.for_range(b, x.shape[0]) as loop:
-                i = loop.index
-                y = b.fmul(w, x.load(x.at(i, b.add(channel, j))))
-                f.store(b.fmul(f.broadcast(f.at(i, parent)), y), f.at(i, b.add(to, j)))
-        return context.get_dummy_value()
-
-    return types.void(X, F, weights, types.UniTuple(types.int64, 3), types.int64), write
+    parent, channel, to = segment
+    with X.vectors(I64(0), count) as j:
+        w = weights.load(weights.at(b.add(to, j)))
+        with loop(b, 0, X.shape[0]) as i:
+            y = b.fmul(w, X.load(X.at(i, b.add(channel, j))))
+            F.store(b.fmul(F.broadcast(F.at(i, parent)), y), F.at(i, b.add(to, j)))
 
 
 def _monomial_vjp_tile(x, f, weights, d, dx, segment, count):  # type: ignore[no-untyped-def]
@@ -182,24 +140,18 @@ def _monomial_vjp_tile(x, f, weights, d, dx, segment, count):  # type: ignore[no
 
 
 @emitted(_monomial_vjp_tile)
-def monomial_vjp_tile(typing: Any, x: Any, f: Any, weights: Any, d: Any, dx: Any, segment: Any, count: Any) -> Any:
+def monomial_vjp_tile(b: ir.IRBuilder, x: Array, f: ir.Value, weights: Array, d: Array, dx: Array, segment: Any,
+                      count: ir.Value) -> None:  # fmt: skip
     """dx_{channel + j} += f y_j, d_parent += sum_j y_j x_{channel + j}, y_j = d_{to + j} weights_{to + j}."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        kinds = signature.args
-        X, W, D, dX = (Array(context, b, kinds[n], values[n]) for n in (0, 2, 3, 4))
-        parent, channel, to = (b.extract_value(values[5], n) for n in range(3))
-        factor, sums = broadcast(b, values[1], X.vector), cgutils.alloca_once_value(b, X.zero())
-        with cgutils.for_range_slice(b, I64(0), values[6], I64(X.vector.count), I64) as (j, _):
-            here, at = b.add(channel, j), b.add(to, j)
-            y = b.fmul(D.load(D.at(at)), W.load(W.at(at)))
-            b.store(fma(b, y, X.load(X.at(here)), b.load(sums)), sums)
-            dX.store(fma(b, factor, y, dX.load(dX.at(here))), dX.at(here))
-        at = b.inttoptr(D.at(parent), D.number.as_pointer())
-        b.store(b.fadd(b.load(at), total(b, b.load(sums))), at)
-        return context.get_dummy_value()
-
-    return types.void(x, x.dtype, weights, d, dx, types.UniTuple(types.int64, 3), types.int64), write
+    parent, channel, to = segment
+    factor, sums = broadcast(b, f, x.vector), x.sum()
+    with x.vectors(I64(0), count) as j:
+        here, at = b.add(channel, j), b.add(to, j)
+        y = b.fmul(d.load(d.at(at)), weights.load(weights.at(at)))
+        b.store(fma(b, y, x.load(x.at(here)), b.load(sums)), sums)
+        dx.store(fma(b, factor, y, dx.load(dx.at(here))), dx.at(here))
+    at = b.inttoptr(d.at(parent), d.number.as_pointer())
+    b.store(b.fadd(b.load(at), total(b, b.load(sums))), at)
 
 
 def _gram_column_vjp(P, pair, grads, own, at):  # type: ignore[no-untyped-def]
@@ -219,7 +171,7 @@ def _gram_column_vjp(P, pair, grads, own, at):  # type: ignore[no-untyped-def]
 
 
 @emitted(_gram_column_vjp)
-def gram_column_vjp(typing: Any, P: Any, pair: Any, grads: Any, own: Any, at: Any) -> Any:
+def gram_column_vjp(b: ir.IRBuilder, P: Array, pair: Any, grads: Any, own: Any, at: Any) -> None:
     """Column j of a gram's block on its diagonal, rows to `end`: at = (j, end, early), early 0 or 1.
 
     pair = (X, Y), grads = (dX, dY), own = (W, crossed, z)
@@ -227,34 +179,25 @@ def gram_column_vjp(typing: Any, P: Any, pair: Any, grads: Any, own: Any, at: An
     way_i = W_{j+1} ... W_{i - early}:  dX_i += P_ij way_i Y_j,  dY_j += P_ij way_i X_i, and crossed_t += the sum of
     z_i = P_ij way_i X_i Y_j over i >= t (early: i > t). A vector of channels stays in registers down the rows.
     """
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        p = Array(context, b, P, values[0])
-        (x, y), (dx, dy), (w, cross, scratch) = (arrays(context, b, signature.args[n], values[n]) for n in (1, 2, 3))
-        j, end, early = (b.extract_value(values[4], n) for n in range(3))
-        one = ir.Constant(x.vector, [1.0] * x.vector.count)
-        with cgutils.for_range_slice(b, I64(0), x.shape[1], I64(x.vector.count), I64) as (d, _):
-            y_j, way = y.load(y.at(j, d)), cgutils.alloca_once_value(b, one)
-            sums = cgutils.alloca_once_value(b, x.zero())
-            with cgutils.for_range_slice(b, b.add(j, early), end, I64(1), I64) as (i, _):
-                fade = b.sub(i, early)
-                with b.if_then(b.icmp_signed(">", fade, j)):
-                    b.store(b.fmul(b.load(way), w.load(w.at(fade, d))), way)
-                a = b.fmul(b.load(way), broadcast(b, p.get(p.at(i, j)), x.vector))
-                ax, to = b.fmul(a, x.load(x.at(i, d))), dx.at(i, d)
-                dx.store(fma(b, a, y_j, dx.load(to)), to)
-                b.store(b.fadd(b.load(sums), ax), sums)
-                scratch.store(b.fmul(ax, y_j), scratch.at(b.sub(i, j), d))
-            dy.store(b.fadd(dy.load(dy.at(j, d)), b.load(sums)), dy.at(j, d))
-            after = cgutils.alloca_once_value(b, x.zero())
-            with cgutils.for_range_slice(b, b.sub(end, I64(1)), j, I64(-1), I64, inc=False) as (t, _):
-                earlier, to = b.load(after), cross.at(t, d)
-                b.store(b.fadd(earlier, scratch.load(scratch.at(b.sub(t, j), d))), after)
-                crossing = b.select(b.icmp_signed("==", early, I64(0)), b.load(after), earlier)
-                cross.store(b.fadd(cross.load(to), crossing), to)
-        return context.get_dummy_value()
-
-    return types.void(P, pair, grads, own, types.UniTuple(types.int64, 3)), write
+    (x, y), (dx, dy), (w, cross, scratch), (j, end, early) = pair, grads, own, at
+    with x.vectors(I64(0), x.shape[1]) as d:
+        y_j, way, sums = y.load(y.at(j, d)), x.sum(x.every(1.0)), x.sum()
+        with loop(b, b.add(j, early), end) as i:
+            fade = b.sub(i, early)
+            with b.if_then(b.icmp_signed(">", fade, j)):
+                b.store(b.fmul(b.load(way), w.load(w.at(fade, d))), way)
+            a = b.fmul(b.load(way), broadcast(b, P.get(P.at(i, j)), x.vector))
+            ax, to = b.fmul(a, x.load(x.at(i, d))), dx.at(i, d)
+            dx.store(fma(b, a, y_j, dx.load(to)), to)
+            b.store(b.fadd(b.load(sums), ax), sums)
+            scratch.store(b.fmul(ax, y_j), scratch.at(b.sub(i, j), d))
+        dy.store(b.fadd(dy.load(dy.at(j, d)), b.load(sums)), dy.at(j, d))
+        after = x.sum()
+        with loop(b, b.sub(end, I64(1)), j, -1) as t:
+            earlier, to = b.load(after), cross.at(t, d)
+            b.store(b.fadd(earlier, scratch.load(scratch.at(b.sub(t, j), d))), after)
+            crossing = b.select(b.icmp_signed("==", early, I64(0)), b.load(after), earlier)
+            cross.store(b.fadd(cross.load(to), crossing), to)
 
 
 def _copy_row(x, to, count):  # type: ignore[no-untyped-def]
@@ -263,17 +206,11 @@ def _copy_row(x, to, count):  # type: ignore[no-untyped-def]
 
 
 @emitted(_copy_row)
-def copy_row(typing: Any, x: Any, to: Any, count: Any) -> Any:
+def copy_row(b: ir.IRBuilder, x: Array, to: Array, count: ir.Value) -> None:
     """The first `count` numbers of x, and zeros to the end of `to`."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        X, To, count = Array(context, b, x, values[0]), Array(context, b, to, values[1]), values[2]
-        whole = b.and_(count, I64(-X.vector.count))
-        with cgutils.for_range_slice(b, I64(0), whole, I64(X.vector.count), I64) as (j, _):
-            To.store(X.load(X.at(j)), To.at(j))
-        with cgutils.for_range_slice(b, whole, To.shape[0], I64(X.vector.count), I64) as (j, _):
-            y = X.load(X.at(j), 0, X.masks(count, j, 1)[0])
-            To.store(y, To.at(j), 0, To.masks(To.shape[0], j, 1)[0])
-        return context.get_dummy_value()
-
-    return types.void(x, to, types.int64), write
+    whole = b.and_(count, I64(-x.vector.count))
+    with x.vectors(I64(0), whole) as j:
+        to.store(x.load(x.at(j)), to.at(j))
+    with x.vectors(whole, to.shape[0]) as j:
+        y = x.load(x.at(j), 0, x.masks(count, j, 1)[0])
+        to.store(y, to.at(j), 0, to.masks(to.shape[0], j, 1)[0])

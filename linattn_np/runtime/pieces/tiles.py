@@ -11,21 +11,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
-from .vectors import BYTES, I32, I64, LANES, ROWS, Array, emitted, fma
-
-
-def lane(dtype: Any) -> int:
-    """Numbers of a vector."""
-    return BYTES // np.dtype(dtype).itemsize
+from .vectors import I32, I64, LANES, ROWS, Array, emitted, fma, lane, loop
 
 
 def _sums(b: ir.IRBuilder, A: Array, rows: list[ir.Value], B: Array, j: ir.Value, bounds: Any, masks: list) -> list:
     """sum of A_ik B_kj, k = begin .. end, for every row and vector."""
-    sums = [[cgutils.alloca_once_value(b, B.zero()) for _ in masks] for _ in rows]
-    with cgutils.for_range_slice(b, *bounds, I64(1), I64) as (k, _):
+    sums = [[B.sum() for _ in masks] for _ in rows]
+    with loop(b, *bounds) as k:
         B_k = [B.load(B.at(k, j), n, mask) for n, mask in enumerate(masks)]
         for at, chain in zip(rows, sums, strict=True):
             a = A.broadcast(b.add(at, b.mul(k, A.steps[1])))
@@ -58,36 +51,28 @@ def product_tile(R: int, L: int, masked: bool) -> Any:
     """
 
     @emitted(_product_tile(R, L))
-    def tile(typing: Any, A: Any, B: Any, at: Any, out: Any, factors: Any, added: Any) -> Any:
-        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            array = lambda kind, value: Array(context, b, kind, value)  # noqa: E731
-            left, right = array(A, values[0]), array(B, values[1])
-            to, more = array(out, values[3]), array(added, values[5])
-            rows, weights = (array(factors[n], b.extract_value(values[4], n)) for n in range(2))
-            i, j, begin, end = (b.extract_value(values[2], n) for n in range(4))
-            stored = to.masks(to.shape[1], j, L) if masked else [None] * L
-            inside = right.masks(right.shape[1], j, L) if masked else stored
-            here = to.inside(i, R)
-            sums = _sums(b, left, left.rows(here), right, j, (begin, end), inside)
-            result = [[cgutils.alloca_once_value(b, s) for s in chain] for chain in sums]
-            with b.if_then(rows.given):
-                for chain, at_row in zip(result, rows.rows(here), strict=True):
-                    f = rows.broadcast(at_row)
-                    for s in chain:
-                        b.store(b.fmul(b.load(s), f), s)
-            with b.if_then(more.given):
-                inside = more.masks(more.shape[1], j, L) if masked else stored
-                one = b.ptrtoint(cgutils.alloca_once_value(b, ir.Constant(weights.number, 1)), I64)
-                for chain, at_row, w in zip(result, more.rows(here, j), weights.rows(here), strict=True):
-                    f = weights.broadcast(b.select(weights.given, w, one))
-                    for n, s in enumerate(chain):
-                        b.store(fma(b, more.load(at_row, n, inside[n]), f, b.load(s)), s)
-            for chain, at_row in zip(result, to.rows(here, j), strict=True):
+    def tile(b: ir.IRBuilder, A: Array, B: Array, at: Any, out: Array, factors: Any, added: Array) -> None:
+        (i, j, begin, end), (rows, weights) = at, factors
+        stored = out.masks(out.shape[1], j, L) if masked else [None] * L
+        inside = B.masks(B.shape[1], j, L) if masked else stored
+        here = out.inside(i, R)
+        sums = _sums(b, A, A.rows(here), B, j, (begin, end), inside)
+        result = [[out.sum(s) for s in chain] for chain in sums]
+        with b.if_then(rows.given):
+            for chain, at_row in zip(result, rows.rows(here), strict=True):
+                f = rows.broadcast(at_row)
+                for s in chain:
+                    b.store(b.fmul(b.load(s), f), s)
+        with b.if_then(added.given):
+            inside = added.masks(added.shape[1], j, L) if masked else stored
+            one = b.ptrtoint(out.sum(ir.Constant(weights.number, 1)), I64)
+            for chain, at_row, w in zip(result, added.rows(here, j), weights.rows(here), strict=True):
+                f = weights.broadcast(b.select(weights.given, w, one))
                 for n, s in enumerate(chain):
-                    to.store(b.load(s), at_row, n, stored[n])
-            return context.get_dummy_value()
-
-        return types.void(A, B, types.UniTuple(types.int64, 4), out, factors, added), write
+                    b.store(fma(b, added.load(at_row, n, inside[n]), f, b.load(s)), s)
+        for chain, at_row in zip(result, out.rows(here, j), strict=True):
+            for n, s in enumerate(chain):
+                out.store(b.load(s), at_row, n, stored[n])
 
     return tile
 
@@ -101,27 +86,21 @@ def _solve_tile(N, X, i, j):  # type: ignore[no-untyped-def]
 
 
 @emitted(_solve_tile)
-def solve_tile(typing: Any, N: Any, X: Any, i: Any, j: Any) -> Any:
+def solve_tile(b: ir.IRBuilder, N: Array, X: Array, i: ir.Value, j: ir.Value) -> None:
     """Rows i .. of (1 + N) X = Y in place, columns j ..: Y_i - sum_{k < i} N_ik X_k, then inside the tile."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        left, to, (i, j) = Array(context, b, N, values[0]), Array(context, b, X, values[1]), values[2:]
-        here, masks = to.inside(i, ROWS), to.masks(to.shape[1], j, LANES)
-        rows, at = left.rows(here), to.rows(here, j)
-        sums = _sums(b, left, rows, to, j, (I64(0), i), masks)
-        x = [[b.fsub(to.load(at[r], n, masks[n]), sums[r][n]) for n in range(LANES)] for r in range(ROWS)]
-        for r in range(1, ROWS):
-            above = b.icmp_signed("<", b.add(i, I64(r)), to.shape[0])  # a repeated last row stays as it is
-            for s in range(r):
-                a = b.fneg(left.broadcast(b.add(rows[r], b.mul(b.add(i, I64(s)), left.steps[1]))))
-                x[r] = [fma(b, a, y, z) for y, z in zip(x[s], x[r], strict=True)]
-            x[r] = [b.select(above, y, z) for y, z in zip(x[r], x[r - 1], strict=True)]
-        for r in range(ROWS):
-            for n in range(LANES):
-                to.store(x[r][n], at[r], n, masks[n])
-        return context.get_dummy_value()
-
-    return types.void(N, X, types.int64, types.int64), write
+    here, masks = X.inside(i, ROWS), X.masks(X.shape[1], j, LANES)
+    rows, at = N.rows(here), X.rows(here, j)
+    sums = _sums(b, N, rows, X, j, (I64(0), i), masks)
+    x = [[b.fsub(X.load(at[r], n, masks[n]), sums[r][n]) for n in range(LANES)] for r in range(ROWS)]
+    for r in range(1, ROWS):
+        above = b.icmp_signed("<", b.add(i, I64(r)), X.shape[0])  # a repeated last row stays as it is
+        for s in range(r):
+            a = b.fneg(N.broadcast(b.add(rows[r], b.mul(b.add(i, I64(s)), N.steps[1]))))
+            x[r] = [fma(b, a, y, z) for y, z in zip(x[s], x[r], strict=True)]
+        x[r] = [b.select(above, y, z) for y, z in zip(x[r], x[r - 1], strict=True)]
+    for r in range(ROWS):
+        for n in range(LANES):
+            X.store(x[r][n], at[r], n, masks[n])
 
 
 def _transpose_tile(A, out, i, j):  # type: ignore[no-untyped-def]
@@ -132,23 +111,17 @@ def _transpose_tile(A, out, i, j):  # type: ignore[no-untyped-def]
 
 
 @emitted(_transpose_tile)
-def transpose_tile(typing: Any, A: Any, out: Any, i: Any, j: Any) -> Any:
+def transpose_tile(b: ir.IRBuilder, A: Array, out: Array, i: ir.Value, j: ir.Value) -> None:
     """out_ji = A_ij for a square of one vector: halves change places at distances W / 2, ..., 1."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        source, to, (i, j) = Array(context, b, A, values[0]), Array(context, b, out, values[1]), values[2:]
-        W = source.vector.count
-        inside, outside = source.masks(source.shape[1], j, 1)[0], to.masks(to.shape[1], i, 1)[0]
-        r, s = [source.load(at, 0, inside) for at in source.rows(source.inside(i, W), j)], W // 2
-        lanes = lambda of: ir.Constant(ir.VectorType(I32, W), [of(w) for w in range(W)])  # noqa: E731
-        while s:
-            low, high = lanes(lambda w: w if not w & s else W + w - s), lanes(lambda w: w + s if not w & s else W + w)  # noqa: B023
-            for k in range(W):
-                if not k & s:
-                    r[k], r[k | s] = b.shuffle_vector(r[k], r[k | s], low), b.shuffle_vector(r[k], r[k | s], high)
-            s //= 2
-        for x, at in reversed(list(zip(r, to.rows(to.inside(j, W), i), strict=True))):  # a repeated row is stored first
-            to.store(x, at, 0, outside)
-        return context.get_dummy_value()
-
-    return types.void(A, out, types.int64, types.int64), write
+    W = A.vector.count
+    inside, outside = A.masks(A.shape[1], j, 1)[0], out.masks(out.shape[1], i, 1)[0]
+    r, s = [A.load(at, 0, inside) for at in A.rows(A.inside(i, W), j)], W // 2
+    lanes = lambda of: ir.Constant(ir.VectorType(I32, W), [of(w) for w in range(W)])  # noqa: E731
+    while s:
+        low, high = lanes(lambda w: w if not w & s else W + w - s), lanes(lambda w: w + s if not w & s else W + w)  # noqa: B023
+        for k in range(W):
+            if not k & s:
+                r[k], r[k | s] = b.shuffle_vector(r[k], r[k | s], low), b.shuffle_vector(r[k], r[k | s], high)
+        s //= 2
+    for x, at in reversed(list(zip(r, out.rows(out.inside(j, W), i), strict=True))):  # a repeated row is stored first
+        out.store(x, at, 0, outside)

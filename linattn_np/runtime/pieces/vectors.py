@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 from llvmlite import binding, ir
-from numba import config
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -36,9 +39,54 @@ def vectors() -> str:
 BYTES, ROWS, LANES = {"avx512": (64, 8, 2), "avx2": (32, 4, 2), "neon": (16, 8, 2), "plain": (16, 4, 2)}[vectors()]
 
 
-def emitted(python: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates an intrinsic with what it does, in Python: what runs where nothing is compiled."""
-    return lambda written: python if config.DISABLE_JIT else intrinsic(written)
+def lane(dtype: Any) -> int:
+    """Numbers of a vector."""
+    return BYTES // np.dtype(dtype).itemsize
+
+
+def emitted(python: Callable[..., Any], returns: Any = types.void) -> Callable[..., Any]:
+    """Decorates what writes the instructions of an intrinsic: (builder, *arguments) -> its value.
+
+    Arrays come as `Array`, tuples as lists; an array is returned as the numbers that `make_array` takes.   python: what
+    it does, where nothing is compiled.   returns: its type, or a function of its arguments' types.
+    """
+
+    def decorated(written: Callable[..., Any]) -> Any:
+        if config.DISABLE_JIT:
+            return python
+
+        def typed(context: Any, *given: Any) -> Any:
+            kinds = [_settled(kind) for kind in given]
+            returned = returns if isinstance(returns, types.Type) else returns(*kinds)
+
+            def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+                made = written(b, *[_operand(context, b, *x) for x in zip(signature.args, values, strict=True)])
+                if isinstance(returned, types.Array):
+                    return make_array(context, b, returned, *made)
+                return context.get_dummy_value() if returned == types.void else made
+
+            return returned(*kinds), write
+
+        names = ["context", *inspect.signature(python).parameters]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        typed.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])  # type: ignore[attr-defined]
+        typed.__name__, typed.__doc__ = written.__name__, written.__doc__
+        return intrinsic(typed)
+
+    return decorated
+
+
+def _settled(kind: Any) -> Any:
+    """The type that an argument is cast to: whole numbers with a sign have 64 bits."""
+    if isinstance(kind, types.BaseTuple):
+        return types.BaseTuple.from_types([_settled(part) for part in kind])
+    return types.int64 if isinstance(kind, types.Integer) and kind.signed else types.unliteral(kind)
+
+
+def _operand(context: Any, b: ir.IRBuilder, kind: Any, value: ir.Value) -> Any:
+    if isinstance(kind, types.BaseTuple):
+        return [_operand(context, b, part, b.extract_value(value, n)) for n, part in enumerate(kind)]
+    return Array(context, b, kind, value) if isinstance(kind, types.Array) else value
 
 
 class Array:
@@ -99,15 +147,27 @@ class Array:
         b.call(known(b, name, ir.VoidType(), kinds), [x, at, I32(self.size), mask])
 
     def zero(self) -> ir.Constant:
-        return ir.Constant(self.vector, [0.0] * self.vector.count)
+        return self.every(0.0)
+
+    def every(self, x: float) -> ir.Constant:
+        """A constant in every lane."""
+        return ir.Constant(self.vector, [x] * self.vector.count)
+
+    def vectors(self, begin: ir.Value, end: ir.Value) -> Any:
+        """Loop over the first lanes of whole vectors."""
+        return loop(self.b, begin, end, self.vector.count)
+
+    def sum(self, x: ir.Value | None = None) -> ir.Value:
+        """A place for a vector of sums."""
+        return cgutils.alloca_once_value(self.b, self.zero() if x is None else x)
 
 
 def make_array(context: Any, b: ir.IRBuilder, kind: Any, at: ir.Value, shape: Any, steps: Any) -> ir.Value:
-    """An array at an address."""
+    """An array at an address; no steps: its numbers lie side by side."""
     value, size = context.get_value_type(kind), kind.dtype.bitwidth // 8
     array = ir.Constant(value, None)
     array = b.insert_value(b.insert_value(array, I64(size), 3), b.inttoptr(at, value.elements[4]), 4)
-    for n, (x, step) in enumerate(zip(shape, steps, strict=True)):
+    for n, (x, step) in enumerate(zip(shape, steps or [I64(size)], strict=True)):
         array = b.insert_value(b.insert_value(array, x, (5, n)), step, (6, n))
     return array
 
@@ -124,6 +184,19 @@ def lane_mask(b: ir.IRBuilder, left: ir.Value, count: int, n: int = 0) -> ir.Val
     return b.icmp_signed("<", lanes, broadcast(b, b.trunc(left, I32), vector))
 
 
+def word(b: ir.IRBuilder, table: ir.Value, n: Any, kind: ir.Type = I64) -> ir.Value:
+    """The place of word n of a table."""
+    n = I64(8 * n) if isinstance(n, int) else b.mul(n, I64(8))
+    return b.inttoptr(b.add(table, n), kind.as_pointer())
+
+
+def prefetch(b: ir.IRBuilder, address: ir.Value) -> None:
+    """Bring the line at an address into the second cache."""
+    kinds = [ir.PointerType(), I32, I32, I32]
+    fn = known(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
+    b.call(fn, [b.inttoptr(address, kinds[0]), I32(0), I32(2), I32(1)])
+
+
 def known(b: ir.IRBuilder, name: str, result: ir.Type, kinds: list[ir.Type]) -> ir.Function:
     """A function of LLVM."""
     return cgutils.get_or_insert_function(b.module, ir.FunctionType(result, kinds), name)
@@ -134,6 +207,14 @@ def broadcast(b: ir.IRBuilder, x: ir.Value, vector: ir.VectorType) -> ir.Value:
     none = ir.Constant(vector, ir.Undefined)
     first = ir.Constant(ir.VectorType(I32, vector.count), None)
     return b.shuffle_vector(b.insert_element(none, x, I32(0)), none, first)
+
+
+@contextlib.contextmanager
+def loop(b: ir.IRBuilder, begin: Any, end: ir.Value, step: int = 1) -> Iterator[ir.Value]:
+    """i = begin, begin + step, ... < end; backwards i > end."""
+    first = I64(begin) if isinstance(begin, int) else begin
+    with cgutils.for_range_slice(b, first, end, I64(step), I64, inc=step > 0) as (i, _):
+        yield i
 
 
 def fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:

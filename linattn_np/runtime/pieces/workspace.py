@@ -12,13 +12,13 @@ In Python the same table is read by `PythonWorkspace`, whose fields are NumPy ar
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .memory import ALIGNED
+from .vectors import lane
 
 AT, BATCH, TOKEN, HEAD, CHANNEL, SHARED, STORAGE, BATCHES, TOKENS, HEADS, CHANNELS = range(11)  # of an array
 ARRAY = 11
@@ -35,47 +35,46 @@ class Matrix(NamedTuple):
     alias: str = ""  # the memory of another field, from row `first` on
     first: int = 0
     dtype: str = ""  # another dtype than that of the computation
+    of: frozenset[str] = frozenset()  # the words of the calls in which it has memory
 
 
 class Workspace:
     """A declaration of fields."""
 
     def __init__(self, name: str, wholes: tuple[str, ...], numbers: tuple[str, ...], arrays: tuple[str, ...],
-                 matrices: Mapping[str, Matrix]):  # fmt: skip
+                 matrices: Mapping[str, Mapping[str, Matrix]]):  # fmt: skip
+        """matrices: by the words of the calls that they are of."""
         self.name, self.wholes, self.numbers, self.arrays = name, wholes, numbers, arrays
-        self.matrices = dict(matrices)
+        self.matrices = {field: m._replace(of=frozenset(words.split()))
+                         for words, group in matrices.items() for field, m in group.items()}  # fmt: skip
         order = [*((n, 1) for n in wholes), *((n, 1) for n in numbers), *((n, ARRAY) for n in arrays),
-                 *((n, 3) for n in matrices)]  # fmt: skip
+                 *((n, 3) for n in self.matrices)]  # fmt: skip
         self.slots: dict[str, int] = {}
         self.size = 0
         for field, count in order:
             self.slots[field] = self.size
             self.size += count
 
-    def layout(self, sizes: Mapping[str, int], itemsize: int, lane: int, slots: Callable[[str], int]) -> Layout:
-        """The table of a kernel whose matrices have at most these sizes, with memory for `slots(field)` of each."""
-        table = np.zeros(self.size, np.int64)
-        total = 0
-        whole = -(-ALIGNED // itemsize)
-        up = lambda n: -(-n // lane) * lane  # noqa: E731
-        own = []
+    def layout(self, sizes: Mapping[str, int], dtype: Any, words: frozenset[str] = frozenset(),
+               copies: Mapping[str, int] = {}) -> Layout:  # fmt: skip
+        """The table of a kernel whose matrices have at most these sizes; copies: slots of those that have several."""
+        table, itemsize, W, own, total = np.zeros(self.size, np.int64), np.dtype(dtype).itemsize, lane(dtype), [], 0
         for field, m in self.matrices.items():
-            if m.alias or not slots(field):
+            if m.alias or not m.of <= words:
                 continue
             item = 8 if m.wide else np.dtype(m.dtype).itemsize if m.dtype else itemsize
             if m.columns:
-                row = up(sizes[m.columns]) * item
-                size, above = (up(sizes[m.rows]) + m.above) * row, m.above * row
+                row = up(sizes[m.columns], W) * item
+                size, above = (up(sizes[m.rows], W) + m.above) * row, m.above * row
             else:
-                row, above = item, -(-m.above // whole) * whole * item
-                size = above + (sizes[m.rows] + 2 * lane) * item
-            size = -(-size // ALIGNED) * ALIGNED
-            at = self.slots[field]
-            table[at : at + 3] = total + above, row, size if slots(field) > 1 else 0
+                row, above = item, up(m.above * item, ALIGNED)
+                size = above + (sizes[m.rows] + 2 * W) * item
+            size, count, at = up(size, ALIGNED), copies.get(field, 1), self.slots[field]
+            table[at : at + 3] = total + above, row, size if count > 1 else 0
             own.append(at)
-            total += size * slots(field)
+            total += size * count
         for field, m in self.matrices.items():
-            if m.alias and slots(m.alias):
+            if m.alias and m.of <= words:
                 at, base = self.slots[field], self.slots[m.alias]
                 table[at : at + 3] = table[base : base + 3]
                 table[at] += m.first * table[base + 1]
@@ -84,6 +83,11 @@ class Workspace:
             if field in self.slots:
                 table[self.slots[field]] = size
         return Layout(table, np.array(own, np.int64), total)
+
+
+def up(n: int, whole: int) -> int:
+    """n, or the next multiple of a whole."""
+    return -(-n // whole) * whole
 
 
 class Layout(NamedTuple):
@@ -96,14 +100,8 @@ class Layout(NamedTuple):
     def placed(self, address: int) -> np.ndarray:
         """The table for memory that begins at an address."""
         table = self.table.copy()
-        table[self.own] += -(-address // ALIGNED) * ALIGNED
+        table[self.own] += up(address, ALIGNED)
         return table
-
-
-def stored_array(y: np.ndarray, steps: tuple[int, ...], shared: int, storage: int) -> np.ndarray:
-    """An array (B, T, heads, D) as a row of a table; a step of 0 along the batch shares one batch row."""
-    at = y.__array_interface__["data"][0]
-    return np.array([at, *steps, shared, storage, *y.shape], np.int64)
 
 
 # in Python, for kernels that are not compiled
@@ -168,9 +166,3 @@ class PythonWorkspace:
             self.table[at : at + 1].view(np.float64)[0] = value
         else:
             self.table[at] = value
-
-
-@functools.cache
-def numbers_of(name: str) -> type:
-    """The NumPy type of a dtype."""
-    return np.dtype(name).type

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime.arrays import sum_of_groups
+from ...runtime.pieces.run import Kernel
 from ..cache import count, positions
 from ..heads import groups
 from ..policy import CPU_ROWS, cpu_tile
@@ -31,7 +32,7 @@ def forward(plan: Plan, x: Inputs, state: Any) -> tuple[np.ndarray, np.ndarray]:
         blocks.put(table, "forward")
     tasks = tasks_of(plan, x, 1, -(-CPU_ROWS // C[0]) * C[0], blocks)
     kernel = kernel_of("forward", plan, x, state, (*C, 1), table)
-    run.run(kernel, tasks, operations(plan, x, state), (table, x, state))
+    run.run(kernel, table, tasks, operations(plan, x, state), (table, x, state))
     return out, most + np.log(sums)
 
 
@@ -56,7 +57,7 @@ def backward(
     group = heads // max(G, 1)
     tasks = tasks_of(plan, x, group, 0)
     kernel = kernel_of("backward", plan, x, state, (C, C, group), table)
-    run.run(kernel, tasks, 2.5 * operations(plan, x, state), (table, x, state, d, begin, out, logs, dout))
+    run.run(kernel, table, tasks, 2.5 * operations(plan, x, state), (table, x, state, d, begin, out, logs, dout))
     if x.sinks is not None and len(x.sinks) and plan.normalize:
         delta = np.sum(dout * out, axis=-1)
         sinks = np.repeat(x.sinks.astype(dtype), heads // len(x.sinks))
@@ -85,7 +86,7 @@ def path_backward(
         table.put(name, y)
     kernel = kernel_of("path_vjp", plan, x, state, (C, C, 1), table)
     tasks = tasks_of(plan, x, 1, 0, blocks)
-    run.run(kernel, tasks, 3.5 * operations(plan, x, state), (table, x, state, d, past, out, dout))
+    run.run(kernel, table, tasks, 3.5 * operations(plan, x, state), (table, x, state, d, past, out, dout))
     grads = blocks.gradients(d)
     summed = lambda y, like: sum_of_groups(plan.xp, y, like.shape[-2])  # noqa: E731
     grads["v"] = summed(d["out_dv"], x.v)
@@ -149,7 +150,7 @@ def tasks_of(plan: Plan, x: Inputs, group: int, rows: int, blocks: path.Blocks |
 
 def kernel_of(
     name: str, plan: Plan, x: Inputs, state: Any, sizes: tuple[int, int, int], table: run.Table
-) -> run.Kernel:
+) -> Kernel:
     """The kernel of a call; sizes: queries and keys of a tile, heads of a task."""
     longest = max((s.stop - s.start for s in plan.sequences), default=0)
     longest = max(longest, 0 if plan.is_ragged else x.q.shape[-3])
@@ -161,8 +162,7 @@ def kernel_of(
             "normalize": int(plan.normalize), "biased": int(x.bias is not None), "strict": int(plan.strict),
             "heads": heads, "mapped": path.how(name, C, x)}  # fmt: skip
     dtype = np.dtype(plan.dtype).name
-    made = run.layout(dtype, tuple(each.items()), name)
-    return run.Kernel(name, dtype, made, {"scale": plan.scale, "reach": float(plan.window or FAR)}, table)
+    return run.kernel_of(name, dtype, each, {"scale": plan.scale, "reach": float(plan.window or FAR)}, table)
 
 
 def operations(plan: Plan, x: Inputs, state: Any) -> float:

@@ -24,7 +24,7 @@ def forward(
     for name, y in (("in_rhs", x.v), ("in_beta", column(beta)), ("out", r), ("most", most), ("sums", sums)):
         table.put(name, y)
     kernel = kernel_of("delta", plan, x, state, (*C, 1), table)
-    run.run(kernel, tasks_of(plan, x, 1, 0), operations(plan, x, state), (table, x, beta, state))
+    run.run(kernel, table, tasks_of(plan, x, 1, 0), operations(plan, x, state), (table, x, beta, state))
     return u, (r, most + np.log(sums))
 
 
@@ -49,5 +49,5 @@ def backward(
     group = heads // max(groups(x), 1)
     kernel = kernel_of("delta_vjp", plan, x, state, (C, C, group), table)
     owners = (table, x, beta, state, d, dbeta, dr, begin, results, du)
-    run.run(kernel, tasks_of(plan, x, group, 0), 2.5 * operations(plan, x, state), owners)
+    run.run(kernel, table, tasks_of(plan, x, group, 0), 2.5 * operations(plan, x, state), owners)
     return d, dbeta, begin

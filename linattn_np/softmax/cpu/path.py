@@ -12,7 +12,7 @@ import numpy as np
 
 from ...ops.householder import blocks, tokens
 from ...runtime.arrays import sum_to
-from ...runtime.pieces.tiles import lane
+from ...runtime.pieces.vectors import lane
 from ..heads import groups, join, parts_of, split, tokens_of
 from ..path.blocks import Mapped, MappedGradients, mapped, mapped_vjp
 from ..policy import FACTORS, PRODUCTS

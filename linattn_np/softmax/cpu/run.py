@@ -1,4 +1,4 @@
-"""Kernels carried out by threads, each with a table and memory of its own."""
+"""Tables and kernels of a call."""
 
 from __future__ import annotations
 
@@ -8,46 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.cpu import storage
 from ...runtime import threads
-from ...runtime.arrays import dtype_name
-from ...runtime.pieces.memory import Scratch, address
-from ...runtime.pieces.piece import JIT, entry, load_pieces
-from ...runtime.pieces.tiles import lane
-from ...runtime.pieces.workspace import ARRAY, CHANNEL, CHANNELS, SHARED, STORAGE, Layout, PythonWorkspace, stored_array
+from ...runtime.pieces.run import Kernel, conversions, stored_array
+from ...runtime.pieces.vectors import lane
+from ...runtime.pieces.workspace import ARRAY, SHARED, Layout, up
 from .. import policy
 from . import delta, stick
 from .backward import backward
 from .forward import forward
 from .path_backward import path_backward
-from .workspace import (
-    ADJOINT_KERNELS,
-    ARRAYS,
-    ATTENTION,
-    BIAS,
-    GATES,
-    GATES_ADJOINT,
-    MEMORY,
-    PATH,
-    PATH_ADJOINT,
-    TASK,
-    TILES,
-)
+from .workspace import ARRAYS, ATTENTION, TASK
 
-STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16"))}
-FIRST = ATTENTION.slots[ARRAYS[0]]
-LAST = FIRST + ARRAY * len(ARRAYS)
 KERNELS = {"forward": forward, "backward": backward, "path_vjp": path_backward, "delta": delta.forward,
            "delta_vjp": delta.backward, "stick": stick.forward, "stick_vjp": stick.backward}  # fmt: skip
 
-_own = Scratch()
 
-
-def groups() -> dict[str, tuple[Any, ...]]:
-    """All kernels, by what they are for: what warmup compiles ahead."""
-    return {"softmax attention": (forward,), "its gradients": (backward,), "deltaformer": (delta.forward,),
-            "deltaformer, gradients": (delta.backward,), "PaTH, gradients": (path_backward,),
-            "stick-breaking attention": (stick.forward,), "stick-breaking attention, gradients": (stick.backward,)}
+def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
+    """All kernels, by what they are for, and no words of calls: what warmup compiles ahead."""
+    each = {"softmax attention": forward, "its gradients": backward, "deltaformer": delta.forward,
+            "deltaformer, gradients": delta.backward, "PaTH, gradients": path_backward,
+            "stick-breaking attention": stick.forward,
+            "stick-breaking attention, gradients": stick.backward}  # fmt: skip
+    return {purpose: ((kernel,), "") for purpose, kernel in each.items()}
 
 
 class Table:
@@ -64,70 +46,29 @@ class Table:
             return
         y = y.reshape((prod(y.shape[:-3]), *y.shape[-3:])) if y.ndim != 4 else y
         self.kept.append(y)
-        shared = max(self.heads // max(y.shape[-2], 1), 1)
-        self.numbers[ARRAYS.index(name)] = stored_array(y, y.strides, shared, STORAGES[dtype_name(y)])
-
-    def pieces(self, dtype: str) -> tuple[Any, ...]:
-        """What arrays need that `load` cannot copy: another dtype, or numbers apart."""
-        x, item = self.numbers, np.dtype(dtype).itemsize
-        own = (x[:, STORAGE] == STORAGES[dtype]) & ((x[:, CHANNEL] == item) | (x[:, CHANNELS] == 1))
-        return () if (own | (x[:, CHANNELS] == 0)).all() else (storage.load_converted, storage.load_column_converted)
+        self.numbers[ARRAYS.index(name)] = stored_array(y, y.strides, max(self.heads // max(y.shape[-2], 1), 1))
 
 
 @functools.lru_cache(256)
-def layout(dtype: str, sizes: tuple[tuple[str, int], ...], kernel: str) -> Layout:
+def layout(dtype: str, sizes: tuple[tuple[str, int], ...], words: frozenset[str]) -> Layout:
     """The table of a kind of call."""
     given, W = dict(sizes), lane(dtype)
-    up = lambda n: -(-n // W) * W  # noqa: E731
-    given |= {"c": given["C"], "n": given["N"], "K_lanes": up(given["K"]), "V_lanes": up(given["V"]),
+    given |= {"c": given["C"], "n": given["N"], "K_lanes": up(given["K"], W), "V_lanes": up(given["V"], W),
               "task_fields": len(TASK)}  # fmt: skip
-    names = MEMORY[kernel]
-    if given["gated"]:
-        names |= GATES | (GATES_ADJOINT if kernel in ADJOINT_KERNELS else frozenset())
-    if given["biased"]:
-        names |= BIAS
-    if given["mapped"]:
-        names |= PATH | (PATH_ADJOINT if kernel in ADJOINT_KERNELS else frozenset())
-    count = lambda field: (given["tiles"] if field in TILES else 1) if field in names else 0  # noqa: E731
-    return ATTENTION.layout(given, np.dtype(dtype).itemsize, W, count)
+    return ATTENTION.layout(given, dtype, words, dict.fromkeys(("S", "G"), given["tiles"]))
 
 
-class Kernel:
-    """A kernel for one table."""
-
-    def __init__(self, name: str, dtype: str, made: Layout, numbers: dict[str, float], table: Table):
-        body = KERNELS[name]
-        load_pieces((body, *table.pieces(dtype)), dtype, optional=False)
-        self.body, self.dtype, self.arrays = body, dtype, table.numbers
-        self.entry = entry(body, dtype) if JIT else None
-        own = made.table.copy()
-        for field, x in numbers.items():
-            at = ATTENTION.slots[field]
-            own[at : at + 1].view(np.float64)[0] = x
-        own[FIRST:LAST] = table.numbers.ravel()
-        self.layout = made._replace(table=own)
-
-    def __call__(self, tasks: np.ndarray, first: int, last: int) -> None:
-        """Tasks first..last, in this thread's memory."""
-        held, place = _own.take(self.layout.bytes)
-        table = self.layout.placed(place)
-        at = ATTENTION.slots["tasks"]
-        table[at : at + 2] = address(tasks), tasks.strides[0]
-        table[ATTENTION.slots["tasks_count"]] = len(tasks)
-        if self.entry is not None:
-            self.entry(address(table), first, last)
-        else:
-            self.body(PythonWorkspace(ATTENTION, table, self.dtype), first, last)
-        del held
+def kernel_of(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, float], table: Table) -> Kernel:
+    """A kernel for a kind of call."""
+    is_so = {"gated": sizes["gated"], "mapped": sizes["mapped"], "biased": sizes["biased"],
+             "strict": name.startswith("delta"), "stick": name.startswith("stick"),
+             "adjoint": name == "backward" or name.endswith("_vjp")}  # fmt: skip
+    words = {word for word, is_true in is_so.items() if is_true}
+    made = layout(dtype, tuple(sizes.items()), frozenset(words))
+    return Kernel(KERNELS[name], ATTENTION, dtype, made, numbers, conversions(table.numbers, dtype))
 
 
-def run(kernel: Kernel, tasks: np.ndarray, operations: float, owners: Any) -> None:
+def run(kernel: Kernel, table: Table, tasks: np.ndarray, operations: float, owners: Any) -> None:
     """A kernel for all tasks, on arrays that `owners` keeps alive."""
-
-    def task(first: int, last: int, owners: Any = (tasks, owners)) -> None:
-        for n in range(first, last):
-            if threads.cancelled():
-                break
-            kernel(tasks, n, n + 1)
-
-    threads.run(task, len(tasks), 1 if operations < policy.FEW_OPERATIONS else threads.num_threads())
+    count = 1 if operations < policy.FEW_OPERATIONS else threads.num_threads()
+    kernel.run(table.numbers, tasks, list(range(len(tasks) + 1)), 1, count, owners)

@@ -21,7 +21,7 @@ def forward(plan: Plan, x: Inputs, state: Any) -> np.ndarray:
     table.put("out", out)
     kernel = kernel_of("stick", plan, x, state, (*C, 1), table)
     tasks = tasks_of(plan, x, 1, -(-CPU_ROWS // C[0]) * C[0])
-    run.run(kernel, tasks, operations(plan, x, state), (table, x, state))
+    run.run(kernel, table, tasks, operations(plan, x, state), (table, x, state))
     return out
 
 
@@ -39,5 +39,5 @@ def backward(plan: Plan, x: Inputs, state: Any, dout: np.ndarray) -> tuple[Input
         table.put("past_dv", begin.v)
     kernel = kernel_of("stick_vjp", plan, x, state, (C, C, group), table)
     owners = (table, x, state, d, begin, dout)
-    run.run(kernel, tasks_of(plan, x, group, 0), 2.5 * operations(plan, x, state), owners)
+    run.run(kernel, table, tasks_of(plan, x, group, 0), 2.5 * operations(plan, x, state), owners)
     return d, begin

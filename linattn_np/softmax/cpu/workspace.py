@@ -19,42 +19,28 @@ ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_sinks", "past_k", "past_v", "past_
           # of PaTH: q at the start and k at the end of their blocks, -E, X, R, w, -U (path.py), and their gradients
           "in_start", "in_end", "in_E", "in_X", "in_R", "in_w", "in_U",
           "out_start", "out_end", "out_E", "out_X", "out_R")  # fmt: skip
-MATRICES = {
-    "tasks": M("tasks_count", "task_fields", dtype="int64"),
-    "q": M("c", "K_lanes"), "k": M("n", "K_lanes"), "v": M("n", "V_lanes"), "kT": M("K_lanes", "n"), "Z": M("c", "n"),
-    "O": M("c", "V_lanes"), "m": M("c"), "l": M("c"), "fade": M("c"), "one": M("C"),
-    "g": M("c"), "g_n": M("n"), "start": M("c"), "end": M("n"), "D": M("c", "c"), "age": M("n"),
-    # the adjoint
-    "vT": M("V_lanes", "n"), "dout": M("c", "V_lanes"), "log": M("c"), "delta": M("tokens"), "scales": M("c"),
-    "dZ": M("c", "n"), "dK": M("n", "K_lanes"), "dV": M("n", "V_lanes"), "columns": M("n"), "below": M("n"),
-    "readers": M("tokens"), "dg": M("tokens"), "totals": M("blocks"), "crossed": M("blocks"),
-    "P": M("c", "n"),
+MATRICES = {  # by the kind of calls that they are of
+    "given": {"tasks": M("tasks_count", "task_fields", dtype="int64")},
+    "": {"q": M("c", "K_lanes"), "k": M("n", "K_lanes"), "v": M("n", "V_lanes"), "kT": M("K_lanes", "n"),
+         "Z": M("c", "n"), "O": M("c", "V_lanes"), "m": M("c"), "l": M("c"), "fade": M("c"), "one": M("C"),
+         "age": M("n")},
+    "gated": {"g": M("c"), "g_n": M("n"), "start": M("c"), "end": M("n"), "D": M("c", "c")},
+    "adjoint": {"vT": M("V_lanes", "n"), "dout": M("c", "V_lanes"), "log": M("c"), "delta": M("tokens"),
+                "scales": M("c"), "dZ": M("c", "n"), "dK": M("n", "K_lanes"), "dV": M("n", "V_lanes")},
+    "gated adjoint": {"columns": M("n"), "below": M("n"), "readers": M("tokens"), "dg": M("tokens"),
+                      "totals": M("blocks"), "crossed": M("blocks")},
+    "biased": {"P": M("c", "n")},
     # stick-breaking: keys are rows
-    "qT": M("K_lanes", "c"), "A": M("n", "c"), "doutT": M("V_lanes", "c"), "dA": M("n", "c"), "run": M("c"),
-    "S": M("n", "c", slot="tile"), "G": M("n", "c", slot="tile"),
+    "stick": {"qT": M("K_lanes", "c"), "A": M("n", "c"), "run": M("c")},
+    "stick adjoint": {"doutT": M("V_lanes", "c"), "dA": M("n", "c"), "S": M("n", "c", slot="tile"),
+                      "G": M("n", "c", slot="tile")},
     # the linear system of deltaformer
-    "B": M("c", "n"), "rhs": M("c", "V_lanes"), "beta": M("c"),
+    "strict": {"B": M("c", "n"), "rhs": M("c", "V_lanes"), "beta": M("c")},
     # PaTH: y is the next q; q and dq as they met each block of keys, a block after the other
-    "E": M("c", "c"), "X": M("c", "c"), "R": M("K_lanes", "K_lanes"), "y": M("c", "K_lanes"),
-    "XT": M("c", "c"), "RT": M("K_lanes", "K_lanes"), "met": M("tokens", "K_lanes"), "met_dq": M("tokens", "K_lanes"),
-    "dq": M("c", "K_lanes"), "writers": M("tokens"),
+    "mapped": {"E": M("c", "c"), "X": M("c", "c"), "R": M("K_lanes", "K_lanes"), "y": M("c", "K_lanes")},
+    "mapped adjoint": {"XT": M("c", "c"), "RT": M("K_lanes", "K_lanes"), "met": M("tokens", "K_lanes"),
+                       "met_dq": M("tokens", "K_lanes"), "dq": M("c", "K_lanes"), "writers": M("tokens")},
 }  # fmt: skip
-FORWARD = frozenset(("q", "k", "v", "kT", "Z", "O", "m", "l", "fade", "one", "age"))
-GATES = frozenset(("g", "g_n", "start", "end", "D"))
-ADJOINT = frozenset(("vT", "dout", "log", "delta", "scales", "dZ", "dK", "dV"))
-GATES_ADJOINT = frozenset(("columns", "below", "readers", "dg", "totals", "crossed"))
-PATH = frozenset(("E", "X", "R", "y"))
-PATH_ADJOINT = frozenset(("XT", "RT", "met", "met_dq", "dq", "writers"))
-SYSTEM = frozenset(("B", "rhs", "beta"))
-STICK = frozenset(("q", "k", "v", "O", "m", "one", "qT", "A", "run", "age"))
-BIAS = frozenset(("P",))
-TILES = frozenset(("S", "G"))
-STICK_ADJOINT = STICK | TILES | frozenset(("dout", "doutT", "dA", "scales"))
-MEMORY = {  # of each kernel, without gates and maps
-    "forward": FORWARD, "backward": FORWARD | ADJOINT, "path_vjp": FORWARD | ADJOINT, "delta": FORWARD | SYSTEM,
-    "delta_vjp": FORWARD | ADJOINT | SYSTEM, "stick": STICK, "stick_vjp": STICK_ADJOINT,
-}  # fmt: skip
-ADJOINT_KERNELS = ("backward", "path_vjp", "delta_vjp")
 
 ATTENTION = Workspace("attention", (*TASK, *SIZES, *FLAGS), NUMBERS, ARRAYS, MATRICES)
 Work = workspace_kind(ATTENTION)

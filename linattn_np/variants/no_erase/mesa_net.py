@@ -115,7 +115,8 @@ def mesa_net(q: Any, k: Any, v: Any, g: Any, beta: Any, ridge: Any, **options: U
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit, and ValueError for a ridge below 0,
-    or 0 where that leaves a system singular (which is looked for, by eigenvalues, only if some ridge is 0).
+    or 0 where that leaves a system singular (which is looked for, by eigenvalues, only if some ridge is 0). One token
+    on CuPy arrays is computed without looking at the ridge, which would wait for the device; check=True does.
     Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.Options.
     von Oswald et al., MesaNet, arXiv 2506.05233.
     """

@@ -94,8 +94,8 @@ def test_no_bit_depends_on_the_slots(name, slots, few_slots):
 
 @pytest.mark.parametrize("queries", [1, 2])
 @pytest.mark.parametrize("name", MAPPED)
-def test_few_heads_go_backward_by_strips_at_once(name, queries, monkeypatch):
-    """Several threads and one head: z and dz between strips, with the bits that one thread gives."""
+def test_few_heads_go_backward_by_time_blocks_at_once(name, queries, monkeypatch):
+    """Several threads and one head: z and dz between time blocks, with the bits that one thread gives."""
     monkeypatch.setattr(policy, "APART_OPERATIONS", 0)
     fn, options = MAPPED[name]
     given, before = case(fn, (1, 900, queries, 1, 1, 6, 70))

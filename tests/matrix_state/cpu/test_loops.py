@@ -268,7 +268,7 @@ def test_the_bonus_of_many_tokens(heads, T):
     assert two["out"] > 0.1
 
 
-def test_the_bonus_of_packed_sequences_longer_than_a_strip():
+def test_the_bonus_of_packed_sequences_longer_than_a_time_block():
     args = case("vector", "none", "bonus", T=820, K=4, V=8, B=1, offsets=[0, 530, 530, 540, 820], C=None)
     x, plan, *rest = args
     plan = plan._replace(gradients=True)

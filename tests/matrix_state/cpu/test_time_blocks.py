@@ -1,4 +1,4 @@
-"""Strips of tokens: every token of every head once, in order; no bit depends on them, nor on kept states."""
+"""Time blocks: every token of every head once, in order; no bit depends on them, nor on kept states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ pytest.importorskip("numba")
 import linattn_np as la
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
-from linattn_np.matrix_state.cpu.strips import kept_strip, strips
 from linattn_np.matrix_state.cpu.table import (
     BATCH,
     CHUNKS,
@@ -29,6 +28,7 @@ from linattn_np.matrix_state.cpu.table import (
     TO,
     WIDTH,
 )
+from linattn_np.matrix_state.cpu.time_blocks import checkpoint_block, time_blocks
 from linattn_np.matrix_state.cpu.workspace import TASK
 from linattn_np.testing import relative_error
 from tests.cases import with_arrays
@@ -47,10 +47,10 @@ def rows_of(lengths):
     st.lists(st.integers(0, 900), min_size=1, max_size=4), st.integers(1, 12), st.integers(1, 70),
     st.sampled_from([32, 64]), st.sampled_from([1, 8, 24, 32]), st.integers(1, 12), st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_strips_are_every_token_once_in_order(lengths, H, V, columns, C, group, kept, last_first):
+def test_time_blocks_are_every_token_once_in_order(lengths, H, V, columns, C, group, kept, last_first):
     rows = rows_of(np.array(lengths))
-    strip = kept_strip(rows, 1000, C) if kept else 0
-    tasks, bounds = strips(rows, H, V, columns, C, group, strip, last_first)
+    block = checkpoint_block(rows, 1000, C) if kept else 0
+    tasks, bounds = time_blocks(rows, H, V, columns, C, group, block, last_first)
     assert bounds[0] == 0
     assert bounds[-1] == len(tasks)
     seen = set()
@@ -77,13 +77,13 @@ def test_strips_are_every_token_once_in_order(lengths, H, V, columns, C, group, 
 
 def test_places_of_kept_states_are_told_apart_and_bounded():
     rows = rows_of(np.array([600, 0, 256, 1000]))
-    assert kept_strip(rows, 1000, 32) == 256
+    assert checkpoint_block(rows, 1000, 32) == 256
     assert rows[:, TO].tolist() == [0, 3, 4, 5]
-    assert kept_strip(rows, 1000, 48) == 288  # whole chunks
-    assert kept_strip(rows_of(np.array([256])), 1000, 32) == 0  # one strip has nothing between
-    assert kept_strip(rows_of(np.array([4096])), policy.STORED_BYTES // 8, 32) == 512
-    assert kept_strip(rows_of(np.array([4096])), policy.STORED_BYTES // 2, 32) == 2048
-    assert kept_strip(rows_of(np.array([1 << 20])), policy.STORED_BYTES // 8, 32) == 0
+    assert checkpoint_block(rows, 1000, 48) == 288  # whole chunks
+    assert checkpoint_block(rows_of(np.array([256])), 1000, 32) == 0  # one time block has nothing between
+    assert checkpoint_block(rows_of(np.array([4096])), policy.STORED_BYTES // 8, 32) == 512
+    assert checkpoint_block(rows_of(np.array([4096])), policy.STORED_BYTES // 2, 32) == 2048
+    assert checkpoint_block(rows_of(np.array([1 << 20])), policy.STORED_BYTES // 8, 32) == 0
 
 
 def arrays(B, T, H, K, V, dtype=np.float32):
@@ -119,7 +119,7 @@ def test_no_bit_depends_on_the_states_that_are_kept(monkeypatch, offsets):
         assert all((x == y).all() for x, y in zip(found[0], other, strict=True))
 
 
-def test_strips_and_kept_states_are_the_chunk_form():
+def test_time_blocks_and_kept_states_are_the_chunk_form():
     given, dout = arrays(1, 1300, 8, 16, 16, np.float64)
     (out, state), pullback = la.vjp(la.gated_delta_rule, *given, return_state=True, backend="chunks")
     expected = [out, state, *(d for d in pullback(dout, state) if d is not None)]
@@ -132,8 +132,8 @@ FEW = [with_arrays("q k v"), *(with_arrays("q k v g", decay=decay, erase="NONE")
 
 @pytest.mark.parametrize("queries", [1, 2])
 @pytest.mark.parametrize("fn", FEW, ids=lambda fn: fn.__name__)
-def test_few_heads_go_backward_by_strips_at_once(monkeypatch, fn, queries):
-    """Several threads and one head: strips at once, with the bits that one thread gives."""
+def test_few_heads_go_backward_by_time_blocks_at_once(monkeypatch, fn, queries):
+    """Several threads and one head: time blocks at once, with the bits that one thread gives."""
     monkeypatch.setattr(policy, "APART_OPERATIONS", 0)
     found, calls = [], []
     find = numba_loops._find_ends

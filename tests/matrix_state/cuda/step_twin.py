@@ -9,7 +9,8 @@ import array_api_compat.numpy as xp
 import ml_dtypes
 import numpy as np
 
-from linattn_np.matrix_state.cuda.arguments import STEP
+from linattn_np.matrix_state.cuda.arguments import SOLVE, STEP
+from linattn_np.ops.conjugate_gradients import conjugate_gradients
 from linattn_np.ops.cuda.arguments import COMPLEMENT
 
 KINDS = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32))
@@ -179,6 +180,28 @@ def run_complement(entry, constants, arguments):
             a[name] = np.frombuffer((ctypes.c_uint8 * (given["size"] * kind.itemsize)).from_address(given[name]), kind)
     g = a["g"].astype(np.float32)
     a["y"][:] = a["dg"] - np.exp(g) * a["dk"].astype(np.float32) if vjp else -np.expm1(g)
+
+
+def run_solve(heads, constants, arguments):
+    """A twin of solve.cu."""
+    d, told = dict(constants), SOLVE.unpack(arguments)
+    K, f32 = d["LA_K"], np.dtype(np.float32)
+
+    def rows(name, *shape):
+        strides = [4 * int(np.prod(shape[n + 1 :])) for n in range(len(shape))]
+        return _rows(told[name], strides, shape, f32)
+
+    q, k, ridge, x = (rows(n, heads, K) for n in ("q", "k", "ridge", "x"))
+    g, beta, start, end = rows("g", heads), rows("beta", heads), rows("start", heads, K, K), rows("end", heads, K, K)
+    for h in range(heads):
+        Z = np.zeros((K, K), f32) if start is None else (1 if g is None else np.exp(g[h])) * start[h]
+        end[h] = Z + np.outer(k[h], beta[h] * k[h])
+        A, b = end[h] + np.diag(ridge[h]), q[h]
+        solved = np.linalg.solve(A.T, b)
+        if d["LA_ITERATIONS"]:
+            tolerance = told["enough"] ** 0.5
+            solved = conjugate_gradients(np, lambda p: p @ A, b[None], d["LA_ITERATIONS"], tolerance)[0]  # noqa: B023
+        x[h] = solved
 
 
 def device_plans():

@@ -12,23 +12,20 @@ import numpy as np
 
 from ....ops.cpu.programs import Program
 from ....runtime import threads
-from ....runtime.pieces.memory import Scratch, address, handles, place
+from ....runtime.pieces.memory import address, handles, place
 from ....runtime.pieces.piece import JIT, entry, load_pieces
-from ....runtime.pieces.workspace import AT, PythonWorkspace
+from ....runtime.pieces.run import conversions, put, scratch
+from ....runtime.pieces.workspace import PythonWorkspace
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
 from ..chunks import features_of, key_width, numbers_of, state_shape
-from ..kernels import storage_pieces
-from ..table import EARLIER, ROW, STATE, TO, Table, count_sequences, lengths
-from . import features, step
+from ..table import EARLIER, STATE, TO, Table, count_sequences, lengths
+from . import step
 from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout, sizes
-
-SEGMENTS = STEPS.slots["map_segments"]
-_own = Scratch()
 
 
 def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
-    """Whether each sequence is walked token by token: asked for, or short, or in no other form."""
+    """Whether each sequence takes the recurrent form: by the chunk size, its length, or for want of another form."""
     if plan.chunk_size == 1 or is_only_stepwise(x):
         return np.ones(len(rows), bool)
     plain = x.erase is Erase.NONE and x.decay is not Decay.VECTOR
@@ -85,7 +82,10 @@ class Steps:
         self.layout = layout(K, self.sizes["queries"], max(1, min(tokens, policy.STEP_TOKENS)), dtype.name,
                              features_of(x, plan), plan.average is not None)  # fmt: skip
         self.bytes, self.dtype = self.layout.bytes + TABLE_BYTES, dtype.name
-        load_pieces((step.step_tasks, *_optional(x), *features.pieces(plan)), dtype.name, optional=False)
+        self.words = frozenset(word for word, is_so in (
+            ("value_decay", x.gv is not None), ("free", x.erase is Erase.FREE), ("bonus", x.u is not None),
+            ("map", plan.features is not None), ("averaged", plan.average is not None)) if is_so)  # fmt: skip
+        load_pieces((step.step_tasks,), dtype.name, self.words)
         self.kernel = entry(step.step_tasks, dtype.name) if JIT else None
         self.each, self.numbers = H * self.sizes["blocks"], numbers_of(plan)
         self.programs: tuple[Program | None, Program | None] = None, None
@@ -93,7 +93,7 @@ class Steps:
         self.take(rows, plan.pool_rows is None)
 
     def take(self, rows: np.ndarray, alone: bool = True) -> None:
-        """The sequences to walk; alone: each ends where it begins."""
+        """The sequences to compute; alone: the state of each ends where it begins."""
         self.sequences, self.tasks = np.array(rows), len(rows) * self.each
         if alone:
             self.sequences[:, TO] = self.sequences[:, STATE]
@@ -103,33 +103,27 @@ class Steps:
 
         The first `count` of those with handles are read, the next one is what is overwritten; 0: nothing is.
         """
-        load_pieces(storage_pieces(arrays, self.dtype), self.dtype, optional=False)
+        load_pieces((step.step_tasks,), self.dtype, self.words | conversions(arrays, self.dtype))
         table = self.layout.table.copy()
         self.kept = arrays, sources, extents, self.layout.own, self.sequences
         self.handles = len(extents)
-        for name, size in (*self.sizes.items(), ("read_count", count), ("handle_count", len(extents)),
-                           ("sequence_count", len(self.sequences)), ("own_count", len(self.layout.own)),
-                           ("source_count", len(sources))):  # fmt: skip
-            table[STEPS.slots[name]] = size
-        for name, x in self.numbers.items():
-            table[STEPS.slots[name] : STEPS.slots[name] + 1].view(np.float64)[0] = x
-        table[SEGMENTS : SEGMENTS + 2] = arrays[ROW["in_segments"], AT], 24
         table[FIRST : FIRST + arrays.size] = arrays.ravel()
-        for name, y in (("sequences", self.sequences), ("own", self.layout.own), ("sources", sources),
-                        ("extents", extents)):  # fmt: skip
-            table[STEPS.slots[name] : STEPS.slots[name] + 2] = address(y), y.strides[0]
+        put(STEPS, table, self.sizes | self.numbers | {
+            "read_count": count, "handle_count": len(extents), "sequence_count": len(self.sequences),
+            "own_count": len(self.layout.own), "source_count": len(sources), "sequences": self.sequences,
+            "own": self.layout.own, "sources": sources, "extents": extents})  # fmt: skip
         self.table, self.at = table, address(table)
 
     def rotate(self, pairs: int) -> None:
         """Rotate the final state in the last pass, by the angles of the table."""
         self.sizes |= {"rotates": 1, "pairs": pairs}
-        load_pieces((step.write_rotated,), self.dtype, optional=False)
+        self.words |= {"rotates"}
 
     def between(self, before: Program | None, after: Program | None) -> None:
         """Array calls before and after."""
         self.programs = before, after
         if self.few and self.kernel is not None:
-            load_pieces((step.step_between,), self.dtype, optional=False)
+            load_pieces((step.step_between,), self.dtype, self.words)
             self.whole = entry(step.step_between, self.dtype)
             each = [(0, 0) if p is None else (p.at, p.count) for p in self.programs]
             self.told = np.array(each, np.int64)
@@ -137,20 +131,20 @@ class Steps:
             self.where = at, at + 16, next(p.buffer for p in self.programs if p is not None)
 
     def run(self, row: array[int], owners: Any) -> bool:
-        """Walk the sequences of described arrays; False if what is overwritten shares memory with what is read.
+        """Execute the sequences of described arrays; False if what is overwritten shares memory with what is read.
 
         `owners` keeps the arrays alive.
         """
         at, told, (before, after) = self.at, place(row), self.programs
         if self.whole is not None:
-            _held, own = _own.take(self.bytes)
+            _held, own = scratch.take(self.bytes)
             self.whole(at, told, own, self.tasks, *self.where)
             return not row[self.handles]
         if before is not None:
             before.call(row)
 
         def task(first: int, last: int, owners: Any = (row, owners)) -> None:
-            _held, own = _own.take(self.bytes)
+            _held, own = scratch.take(self.bytes)
             if self.kernel is not None:
                 self.kernel(at, told, own, first, last)
             else:
@@ -166,15 +160,8 @@ class Steps:
         return done
 
 
-def _optional(x: Inputs) -> tuple[Any, ...]:
-    """The optional pieces of a call."""
-    found = [step.write_faded] if x.gv is not None else []
-    found += [step.write_free] if x.erase is Erase.FREE else []
-    return (*found, step.load_bonus) if x.u is not None else tuple(found)
-
-
 def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> None:
-    """Walk the sequences in `rows` of arrays that lie where the table says."""
+    """Execute the sequences in `rows` on arrays that lie where the table says."""
     _run(Steps(x, plan, state, rows), table)
 
 
@@ -184,7 +171,7 @@ def _run(steps: Steps, table: Table) -> None:
 
 
 def run_segments(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
-    """The states at the ends of `rows`, which are segments: walked one of each sequence at a time.
+    """The states at the ends of `rows`, which are segments: one of each sequence at a time.
 
     The rows of `chain` are of each sequence the initial state, then that after each segment.
     """

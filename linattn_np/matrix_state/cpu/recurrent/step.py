@@ -76,7 +76,7 @@ def load_slab(w: Steps):
     else:
         w.decays[0, 0] = 1
     if w.erase:  # r or a, times e^g where r reads the decayed state
-        if w.own_read:
+        if w.separate_erase_key:
             load(w.in_r, place, all_K, w.reads)
         else:
             scaled(w.keys, None, w.reads)
@@ -90,7 +90,7 @@ def load_slab(w: Steps):
         load_column(w.in_beta, place, w.beta)
     elif w.erase == FREE:
         load(w.in_b, place, all_K, w.pushes)
-    if w.asked and not w.map:
+    if w.has_queries and not w.map:
         for j in range(w.queries):
             out = rows_by(w.query, j, w.queries, w.c)
             load(w.in_q, (w.batch, w.head * w.queries + j, w.t), all_K, out)
@@ -100,7 +100,7 @@ def load_slab(w: Steps):
         find_averages(w)
 
 
-@piece(optional=True)
+@piece(of="bonus")
 def load_bonus(w: Steps):
     """(q (.) u) k^T of each query."""
     load(w.in_u, (0, w.head, 0), (0, w.K), as_row(w.u))
@@ -144,7 +144,7 @@ def write_state(w: Steps, S: Matrix, to: Matrix):
             two_narrow(S, to, decay, given, reads, w.following)
 
 
-@piece(optional=True)
+@piece(of="value_decay")
 def write_faded(w: Steps, S: Matrix, to: Matrix):
     """With a decay on the value axis."""
     decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
@@ -157,7 +157,7 @@ def write_faded(w: Steps, S: Matrix, to: Matrix):
         fade_narrow(S, to, decay, given, reads, w.following)
 
 
-@piece(optional=True)
+@piece(of="rotates")
 def write_rotated(w: Steps, S: Matrix, to: Matrix):
     """The last pass, which rotates what it writes."""
     decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
@@ -169,7 +169,7 @@ def write_rotated(w: Steps, S: Matrix, to: Matrix):
         rotate_narrow(S, to, decay, given, reads, w.following)
 
 
-@piece(optional=True)
+@piece(of="free")
 def write_free(w: Steps, S: Matrix, to: Matrix):
     """With two writes."""
     decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
@@ -220,9 +220,9 @@ def load_values(w: Steps, i: Whole):
 
 
 @piece
-def walk(w: Steps, begin: Matrix, end: Matrix, packed: Matrix):
+def scan(w: Steps, begin: Matrix, end: Matrix, packed: Matrix):
     """c tokens from t on over V columns, a block at most, from the state at `begin` to `end`."""
-    early, late = w.asked and w.query_reads, w.asked and not w.query_reads
+    early, late = w.has_queries and w.query_reads, w.has_queries and not w.query_reads
     if w.erase:
         read_state(w, begin, row(w.reads, 0), w.predicted)
     if w.fades:  # e^gv
@@ -267,7 +267,7 @@ def step_block(w: Steps, begins: Whole):
             load(w.out_state, place, own, packed)
     w.following = start_of(begin, w.K) + (w.K - 1) * w.column * w.packed.itemsize
     if w.c:
-        walk(w, begin, end, packed)
+        scan(w, begin, end, packed)
     made = end if w.c else begin
     if start_of(made, 0) != start_of(final, 0):
         save(columns(made, 0, w.V), w.out_state, place, own)
@@ -288,7 +288,7 @@ def step_sequence(w: Steps, n: Whole, head: Whole, first_column: Whole):
     for t in range(start, max(stop, start + 1), TOKENS):
         w.t, w.c = t, min(stop - t, TOKENS)
         w.c_queries = w.c * w.queries
-        w.c_rows = w.c + (w.c_queries if w.asked else 0)
+        w.c_rows = w.c + (w.c_queries if w.has_queries else 0)
         if w.c:
             load_slab(w)
         column = first_column

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from linattn_np.matrix_state.cuda.arguments import STEP
 from linattn_np.runtime.cuda import sources
 
 SHIM = r"""
@@ -20,6 +21,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 #define LA_HOST
+#define LA_WARPS 1
 #define LA_DEVICE static inline
 #define LA_INF __builtin_inff()
 #define LA_NAN __builtin_nanf("")
@@ -41,12 +43,12 @@ LA_ARITHMETIC(double)
 LA_DEVICE float from_f16(u16 x) { _Float16 y; memcpy(&y, &x, 2); return (float)y; }
 LA_DEVICE u16 to_f16(float x) { const _Float16 y = (_Float16)x; u16 z; memcpy(&z, &y, 2); return z; }
 """
-PREFIX = "array_calls/"
+PREFIX, STEP_PREFIX = "array_calls/", "step_calls/"
 
 
 @functools.cache
 def compiled(text):
-    """The entry of a source: (pointers, warp)."""
+    """The library of a source."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -60,12 +62,12 @@ def compiled(text):
                    str(base / "kernel.cpp"), "-o", str(base / "kernel.so")]
         found = subprocess.run(command, capture_output=True, text=True)
         assert found.returncode == 0, found.stderr + text
-        return ctypes.CDLL(str(base / "kernel.so")).array_calls
+        return ctypes.CDLL(str(base / "kernel.so"))
 
 
 def run(file, blocks, arguments):
     """What a launch of a registered source does."""
-    call = compiled(sources.installed(file).text)
+    call = compiled(sources.installed(file).text).array_calls
     buffer = ctypes.create_string_buffer(bytes(arguments), len(arguments))
     for warp in range(4 * blocks):
         call(buffer, warp)
@@ -75,3 +77,16 @@ def size_of(file):
     """Bytes of the arguments of a registered source: its pointers."""
     text = sources.installed(file).text
     return 8 * text[: text.index("#ifndef")].count("void* ")
+
+
+def run_step(file, blocks, arguments, step):
+    """What a launch of step.cu with array calls does; step(arguments) is that of the kernel alone."""
+    library, at = compiled(sources.installed(file).text), STEP.size
+    told = STEP.unpack(arguments[:at])
+    buffer = ctypes.create_string_buffer(arguments[at:], len(arguments) - at)
+    each = [divmod(block, told["heads"]) for block in range(blocks)]
+    for n, head in each:
+        library.before(buffer, n, head)
+    step(arguments[:at])
+    for n, head in each:
+        library.after(buffer, n, head)

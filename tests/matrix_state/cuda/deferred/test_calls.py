@@ -1,4 +1,4 @@
-"""One token with a change of variables on arrays that look like CuPy's: one kernel before the core's, one after."""
+"""One token with a change of variables on arrays that look like CuPy's: a kernel for each memory of the core."""
 
 from __future__ import annotations
 
@@ -9,37 +9,43 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import dispatch, replay
-from linattn_np.runtime.cuda import nvrtc, record, sources
+from linattn_np.runtime.cuda import launch, nvrtc, record, sources
 from linattn_np.runtime.cuda.compile import compile_source
 from tests.cases import parts
 from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import device_plans, stub
 
 launched, public = step_calls.launched, step_calls.public
-B, H, K, V = 2, 4, 8, 8
+B, H = 2, 4
+NARROW = ["based", "rebased"]  # keys of 8 channels: features are their products
+WITH_OPTIONAL = ["mamba2", "rfa"]
 
 OPTIONS = {
     "-": {}, "softplus": {"dt_softplus": True}, "raw": {"qk_l2norm": True, "A_log": True},
     "elu": {"feature_map": "elu+1"}, "mean": {"feature_map": "elu+1", "normalize": True},
+    "steps": {"solver": "conjugate_gradients", "iterations": 3},
 }  # fmt: skip
 # a function, options, and how many kernels a repeated call launches with a new state and in place
 TABLE = """
-    hgrn2 - 2 2, longhorn - 2 2, efla - 2 2, gdn2 - 2 2,           mamba2 softplus 3 3,
-    kda raw 2 2,        gated_delta_rule raw 2 2,    linear_attention elu 2 2, gsa - 4 4,            abc - 5 6,
-    mlstm - 3 4,        linear_attention mean 3 3,   based - 3 3,              rebased - 3 3,        performer - 3 3,
-    rfa - 3 3,          retention - 1 1,             gla - 1 1
+    hgrn2 - 1 1, longhorn - 1 1, efla - 1 1, gdn2 - 1 1,           mamba2 softplus 1 1,
+    kda raw 1 1,        gated_delta_rule raw 1 1,    linear_attention elu 1 1, gsa - 2 2,            abc - 2 2,
+    mlstm - 1 1,        linear_attention mean 1 1,   based - 1 1,              rebased - 1 1,        performer - 1 1,
+    rfa - 1 1,          retention - 1 1,             gla - 1 1,                 mesa_net - 2 2,
+    mesa_net steps 2 2, transxssm - 2 3
 """
 CALLS = {f"{name} {how}": (getattr(la, name), OPTIONS[how], (int(new), int(own)))
          for name, how, new, own in (row.split() for row in TABLE.split(","))}  # fmt: skip
 WIDE = ("g", "beta", "A_log", "dt_bias", "A", "D", "dt", "i", "f", "s", "gv", "b")  # float32 beside 16-bit vectors
 
 
-def drawn(fn, options, seed):
+def drawn(fn, options, seed, D=8):
     """Arrays of one token by name, options, and a state, in NumPy."""
     rng = np.random.default_rng(seed)
+    K, V = 8 if fn.__name__ in NARROW else D, D
 
     def sample(T):
-        found = la.testing.sample(fn, rng, B=(B,), T=T, H=H, Hk=H, Hq=H, K=K, V=V, optional=fn is la.mamba2)
+        optional = fn.__name__ in WITH_OPTIONAL
+        found = la.testing.sample(fn, rng, B=(B,), T=T, H=H, Hk=H, Hq=H, K=K, V=V, optional=optional)
         return {n: x.astype(np.float32) for n, x in found.items()}
 
     arrays, before = sample(1), sample(3)
@@ -119,7 +125,7 @@ def test_outputs_of_16_bits(public, fired, name):
         assert out.dtype == ml_dtypes.bfloat16
         for x, y in zip([out, *last], [expected, *parts(end)], strict=True):
             assert np.abs(x.astype(np.float32) - y).max() <= 2**-6 * np.abs(y).max()
-    assert fired == [count]
+    assert fired == [count + (fn is la.mesa_net)]  # which rounds what its solver reads
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -148,25 +154,54 @@ def test_what_cannot_be_deferred_is_computed_in_full_on_the_state_as_it_was(publ
     assert np.abs(end[0] - expected[1]).max() < 1e-5
 
 
-def test_kernels_compile(public):
-    """For both architectures, without spills."""
-    fn, options, _ = CALLS["kda raw"]
-    called(fn, *drawn(fn, options, 0), "new")
-    public_calls = [name for name in sources._texts if name.startswith("array_calls/")]
+@pytest.mark.parametrize("name", ["kda raw", "mlstm -", "transxssm -"])
+def test_kernels_compile(public, monkeypatch, name):
+    """For both architectures, without spills, of heads of 128 channels in 16 bits."""
     if not nvrtc.available():
         pytest.skip("no NVRTC")
-    for n, name in enumerate(public_calls[:8]):
-        for arch in ("sm_80", "sm_90a") if n < 2 else ("sm_90a",):
-            log = compile_source(sources.installed(name), {}, arch, cached=False).log
-            assert "spill" not in log or "0 bytes spill stores" in log, log
+    launched, real = {}, launch.launch
+
+    def launching(file, entry, constants, *more):
+        launched[file] = dict(constants)
+        real(file, entry, constants, *more)
+
+    monkeypatch.setattr(launch, "launch", launching)
+    fn, options, _ = CALLS[name]
+    arrays, more, state = drawn(fn, options, 0, 128)
+    called(fn, {n: x if n in WIDE else x.astype(ml_dtypes.bfloat16) for n, x in arrays.items()}, more, state, "new")
+    around = [file for file in launched if file.startswith("step_calls/")]
+    assert len(around) == 1
+    for file in launched:
+        for arch in ("sm_80", "sm_90a"):
+            log = compile_source(sources.installed(file), launched[file], arch, cached=False).log
+            assert "0 bytes spill stores" in log, log
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CALLS)
-def test_on_a_gpu(cp, name):
+def test_16_bits_on_a_gpu(cp, name):
+    """Against NumPy in float64."""
+    fn, options, _ = CALLS[name]
+    arrays, more, state = drawn(fn, options, 0, 128)
+    arrays = {n: x if n in WIDE else x.astype(ml_dtypes.bfloat16) for n, x in arrays.items()}
+    own = lambda S, how: type(S)(*map(how, S)) if isinstance(S, tuple) else how(S)  # noqa: E731
+    expected, end = fn(**{n: x.astype(np.float64) for n, x in arrays.items()}, **more, return_state=True,
+                       state=own(state, lambda S: S.astype(np.float64)))
+    there, before = {n: cp.asarray(x) for n, x in arrays.items()}, own(state, cp.asarray)
+    replay.clear()
+    for _ in range(2):
+        out, last = fn(**there, **more, state=before, return_state=True)
+        for x, y in zip([out, *parts(last)], [expected, *parts(end)], strict=True):
+            assert np.abs(x.get().astype(np.float64) - y).max() <= 2**-6 * np.abs(y).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("D", [8, 128])
+@pytest.mark.parametrize("name", CALLS)
+def test_on_a_gpu(cp, name, D):
     """Against NumPy in float64; the same bits from a first call, a replayed one, in place, and alone."""
     fn, options, _ = CALLS[name]
-    arrays, more, state = drawn(fn, options, 0)
+    arrays, more, state = drawn(fn, options, 0, D)
     wide = {n: x.astype(np.float64) for n, x in arrays.items()}
     own = lambda S, how: type(S)(*map(how, S)) if isinstance(S, tuple) else how(S)  # noqa: E731
     expected, end = fn(**wide, **more, state=own(state, lambda S: S.astype(np.float64)), return_state=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from types import SimpleNamespace
 
@@ -12,6 +13,8 @@ import pytest
 import linattn_np as la
 from linattn_np.call import binding, device_replay, replay, results
 from linattn_np.matrix_state.cuda import calls as cuda_calls
+from linattn_np.matrix_state.cuda.arguments import SOLVE
+from linattn_np.matrix_state.cuda.deferred import solved
 from linattn_np.matrix_state.types import Inputs
 from linattn_np.ops.cuda import complement
 from linattn_np.ops.cuda.arguments import COMPLEMENT
@@ -44,6 +47,12 @@ def launched(monkeypatch):
             self.size = COMPLEMENT.size if self.keys else step_twin.SIZE
             if self.file:
                 self.size = array_calls_host.size_of(file)
+            self.solves = file == solved.FILE
+            if self.solves:
+                self.size = SOLVE.size
+            self.around = file if file.startswith(array_calls_host.STEP_PREFIX) else None
+            if self.around:
+                self.size += array_calls_host.size_of(file)
             kernels.append(self)
 
         def __call__(self, grid, block, arguments, shared_mem):
@@ -53,9 +62,16 @@ def launched(monkeypatch):
             if self.keys:
                 step_twin.run_complement(self.keys, self.constants, arguments[0].tobytes())
                 return
+            if self.solves:
+                step_twin.run_solve(grid[0], self.constants, arguments[0].tobytes())
+                return
             found.append((self.constants, grid, block))
             step_twin.run.blocks = grid[0]
-            step_twin.run(self.constants, arguments[0].tobytes())
+            told = arguments[0].tobytes()
+            if self.around:
+                array_calls_host.run_step(self.around, grid[0], told, functools.partial(step_twin.run, self.constants))
+                return
+            step_twin.run(self.constants, told)
 
     def from_driver(kernel, blocks, y, z, threads, v, w, shared, stream, address, extra):
         at = ctypes.c_void_p.from_address(address).value
@@ -72,6 +88,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(launch, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "device_function", lambda: lambda: 0)
     monkeypatch.setattr(launch, "unusable", lambda: None)
+    monkeypatch.setattr(launch, "shared_limit", lambda: 227 << 10)
     return found
 
 

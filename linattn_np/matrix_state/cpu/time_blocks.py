@@ -1,0 +1,88 @@
+"""The order of heads and tokens: blocks of time, head after head.
+
+Tokens of one head lie far apart where heads lie side by side, and what a processor fetches around them belongs to the
+next heads. So neighbouring heads alternate, a block of time each, short enough that it still lies in the cache. The
+states between blocks are stored in an array, in the dtype of the computation: no bit depends on the order. Forward
+stores one a head, the final state in the end; before a backward all of them, so that it can take the blocks from the
+last to the first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import policy
+from .table import AT, CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
+
+
+def time_blocks(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, kept: int = 0,
+                last_first: bool = False) -> tuple[np.ndarray, list[int]]:  # fmt: skip
+    """(tasks, bounds): a task for each sequence of `rows`, head, block of value columns and block of whole chunks.
+
+    Each row of a sequence is cut into blocks of time. Tasks bounds[n]..bounds[n + 1] are one sequence, a block of
+    columns and at most `group` heads that alternate. Where all states are stored, each for `kept` tokens, TO of a row
+    is the place of the first.
+    """
+    group = next(n for n in range(min(group, policy.TURNING_HEADS, H), 0, -1) if H % n == 0)
+    length = rows[:, STOP] - rows[:, FIRST]
+    whole = group == 1 or last_first
+    block = kept or (max(int(length.max(initial=1)), 1) if whole else _whole(policy.TIME_BLOCK, C))
+    column_blocks, groups = -(-V // columns), H // group
+    counts = block_counts(rows, block)
+    before = np.cumsum(counts) - counts  # time blocks of earlier rows
+    first = np.flatnonzero(rows[:, EARLIER] == 0)  # row of each sequence
+    count = np.add.reduceat(counts, first) if len(first) else counts
+    each = np.repeat(count * group, groups * column_blocks)
+    bounds = np.concatenate([[0], np.cumsum(each)])
+    bundle = np.repeat(np.arange(len(each)), each)
+    n, head = np.divmod(np.arange(len(bundle)) - bounds[bundle], group)
+    sequence, place = np.divmod(bundle, groups * column_blocks)
+    n = count[sequence] - 1 - n if last_first else n
+    n += before[first][sequence]
+    row = np.repeat(np.arange(len(rows)), counts)[n]
+    n -= before[row]
+    tasks = rows[row]
+    tasks[:, HEAD] = place // column_blocks * group + head
+    tasks[:, COLUMN] = place % column_blocks * columns
+    tasks[:, WIDTH] = np.minimum(columns, V - tasks[:, COLUMN])
+    tasks[:, FIRST] += n * block
+    tasks[:, STOP] = np.minimum(tasks[:, STOP], tasks[:, FIRST] + block)
+    tasks[:, CHUNKS] = -(-(tasks[:, STOP] - tasks[:, FIRST]) // C)
+    inside = n < counts[row] - 1
+    tasks[:, EARLIER] |= n > 0
+    tasks[:, LATER] |= inside
+    tasks[inside, AT] = 0
+    tasks[:, TO] += n * bool(kept)
+    tasks[:, FROM] = tasks[:, TO] - bool(kept)
+    return tasks, bounds.tolist()
+
+
+def checkpoint_block(rows: np.ndarray, state_bytes: int, C: int) -> int:
+    """Tokens between the states that are kept for a backward, and TO of each row; 0 where none are kept.
+
+    state_bytes: of the states of all heads of a sequence. Those that segments begin with are kept in any case.
+    """
+    length, block = rows[:, STOP] - rows[:, FIRST], _whole(policy.TIME_BLOCK, C)
+    longest = int(length.max(initial=0))
+    while block < min(longest, policy.LONGEST_BLOCK + 1):
+        count = block_counts(rows, block)
+        if int(count.sum() - rows[:, EARLIER].sum()) * state_bytes <= policy.STORED_BYTES:
+            rows[:, TO] = np.cumsum(count) - count
+            return block
+        block *= 2
+    return 0
+
+
+def segment_block(rows: np.ndarray, C: int) -> int:
+    """checkpoint_block for the states between segments and no others."""
+    rows[:, TO] = np.arange(len(rows))
+    return _whole(max(int((rows[:, STOP] - rows[:, FIRST]).max(initial=1)), 1), C)
+
+
+def block_counts(rows: np.ndarray, block: int) -> np.ndarray:
+    """Time blocks of each row, at least one."""
+    return np.maximum(-(-(rows[:, STOP] - rows[:, FIRST]) // block), 1)
+
+
+def _whole(tokens: int, C: int) -> int:
+    return -(-tokens // C) * C

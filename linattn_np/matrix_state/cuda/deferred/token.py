@@ -1,0 +1,165 @@
+"""The kernel of a few tokens on deferred arrays: launched when its results are needed, with the array calls around it.
+
+Where a block can have all columns of a head, it computes the arrays that the kernel reads, and those that are made of
+its results, so that one launch serves. What is too large for that, or is of several heads, has launches of its own.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ....runtime.arrays import Array, cast, dtype_name
+from ....runtime.cuda.deferred import Deferred, Node
+from ....runtime.cuda.deferred_namespace import Namespace
+from ....runtime.cuda.elements import ELEMENTS
+from ....runtime.cuda.fusion import HeadCalls, materialise
+from ....runtime.cuda.fusion_code import Heads, NotOwn
+from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
+from .. import step
+
+VECTORS = ("q", "k", "v", "r", "a", "b")  # of one dtype
+
+
+def by_tokens(x: Inputs, plan: Plan, state: Any) -> tuple[Deferred, Any, Any]:
+    """(out, final state, saved)."""
+    if _has_sums(x, plan, state):
+        return _with_sums(x, plan, state)
+    one = PendingStep(plan, x, state)
+    xp = plan.xp
+    xp.pending.append(one)
+    if one.is_mine:
+        xp.overwritten.append(state.real)
+    return Deferred(xp, one.out), Deferred(xp, one.end), one
+
+
+def _has_sums(x: Inputs, plan: Plan, state: Any) -> bool:
+    """Whether the last column of the values, and of the state, is an array of its own: the sum of weights."""
+    if plan.gradients or plan.query_reads is not ReadState.UPDATED or x.erase is not Erase.NONE:
+        return False
+    if x.v.shape[-3] != 1 or x.q.shape[-2] > x.v.shape[-2] or any(y is not None for y in (x.gv, x.u, plan.pool_rows)):
+        return False
+    return _ends_with_sums(x.v if state is None else state)
+
+
+def _ends_with_sums(y: Deferred) -> bool:
+    joined = y.node.kind == "concat" and y.node.value == y.ndim - 1 and y.is_whole
+    return joined and [part.shape[-1] for part in y.node.inputs] == [y.shape[-1] - 1, 1]
+
+
+def _with_sums(x: Inputs, plan: Plan, state: Any) -> tuple[Deferred, Any, Any]:
+    """The sums by array calls, so that rows of the state lie as the kernel reads them best.
+
+    z_t = e^{g_t} z_{t-1} + w_t k_t        w_t the last column of v_t, scale <q_t, z_t> that of the output
+    """
+    xp, f32, H = plan.xp, np.float32, x.v.shape[-2]
+    v, w, (S, z) = x.v[..., :-1], x.v[..., -1:], (None, None) if state is None else state.node.inputs
+    out, end, saved = by_tokens(x._replace(v=v), plan, S)
+    q, k = (xp.astype(xp.repeat(y, H // y.shape[-2], axis=-2) if y.shape[-2] < H else y, f32) for y in (x.q, x.k))
+    last = k * xp.astype(w, f32)
+    if z is not None:
+        before = xp.astype(z, f32)[..., 0][..., None, :, :]
+        last = last + (before if x.decay is Decay.NONE else xp.exp(xp.astype(x.g, f32)) * before)
+    sums = xp.sum(q * last, axis=-1, keepdims=True) * plan.scale
+    end = xp.concat([end, xp.astype(last[..., 0, :, :, None], end.dtype)], axis=-1)
+    return xp.concat([xp.astype(out, f32), sums], axis=-1), end, saved
+
+
+class PendingStep:
+    """A call of the kernel. known: its inputs, plan and initial state, in memory."""
+
+    def __init__(self, plan: Plan, x: Inputs, state: Deferred | None):
+        """x, state: deferred."""
+        self.xp, self.plan = plan.xp, plan._replace(xp=plan.xp.library)
+        x, self.state = as_rows(plan.xp, x, state)
+        self.given = {name: y for name, y in x._asdict().items() if y is not None}
+        q, k, v = self.given["q"], self.given["k"], self.given["v"]
+        lead, (T, H, V) = v.shape[:-3], v.shape[-3:]
+        more = [] if self.state is None or self.state.real is not None else [self.state]
+        self.out = Node("pending", (*lead, T, max(H, q.shape[-2]), V), v.dtype, [*self.given.values(), *more])
+        self.is_mine = plan.overwrite and state is not None and state is self.state and state.real is not None
+        shape, dtype = ((*lead, H, k.shape[-1], V), np.float32)
+        if plan.overwrite and self.state is not None:
+            shape, dtype = self.state.shape, self.state.dtype
+        own = state.real if self.is_mine else None  # type: ignore[union-attr]
+        self.end = Node("pending", shape, dtype, self.out.inputs, own)
+        for node in (self.out, self.end, *(y.node for y in self.out.inputs)):
+            node.work, node.fixed = 1, 0  # in memory when the kernel has been launched
+        is_one = T == 1 and q.shape[-2] <= H and plan.pool_rows is None
+        self.sizes = (prod(lead), H) if is_one and not any(s.row is not None for s in plan.sequences) else None
+        self.calls: HeadCalls | None = None
+
+    def begin(self, stored: Any) -> None:
+        """Allocate the results; what the kernel reads becomes its own array calls, or is computed."""
+        library = self.xp.library
+        start = None if self.state is None else materialise([self.state])[0]
+        missing = list({id(y): y for y in self.given.values() if y.real is None}.values())
+        made = {id(y): library.empty(y.shape, dtype=y.dtype) for y in missing}
+        found = {name: made.get(id(y), y.real) for name, y in self.given.items()}
+        x = Inputs(**dict.fromkeys(Inputs._fields) | found)
+        self.known = Saved(x, self.plan, start, None)
+        self.call = step.prepared(x, self.plan, start, stored)
+        self.of_heads = None if self.sizes is None else step.of_heads(self.call, *self.sizes)
+        into = [(y, made[id(y)]) for y in missing]
+        if self.of_heads is not None:
+            self.calls = HeadCalls(Heads(self.sizes[0], self.sizes[1], {}))  # type: ignore[index]
+            self._owns([*(array for array, _ in self.xp.assigned), *self.xp.overwritten])
+            try:
+                self.calls.add_inputs(into)
+            except NotOwn:
+                self.calls = self.of_heads = None
+        if self.calls is None and into:
+            materialise([y for y, _ in into], [array for _, array in into])
+        if self.xp.is_shared:
+            for y, array in into:
+                y.hold(array)
+        self.out.become(self.call.out)
+        self.end.become(self.call.end)
+
+    def finish(self, wanted: Any) -> bool:
+        """Launch the kernel; whether what is wanted has been computed by it."""
+        calls, done = self.calls, not wanted
+        if calls is not None and wanted:
+            self._owns([self.call.out, self.call.end])
+            try:
+                calls.add_results(wanted)
+                done = True
+            except NotOwn:
+                done = False
+        if calls is None or not calls.outputs:
+            step.launched(self.call)
+        else:
+            calls.launch(step.STEP, self.of_heads)
+        return done
+
+    def _owns(self, arrays: list[Array]) -> None:
+        """Arrays that each block writes its part of."""
+        N, H = self.sizes  # type: ignore[misc]
+        for y in arrays:
+            steps = [stride // y.dtype.itemsize for n, stride in zip(y.shape, y.strides, strict=True) if n > 1]
+            first = iter(steps)
+            at = [next(first, 0) if n > 1 else 0 for n in (N, H)]
+            self.calls.heads.own[id(y)] = at[0], at[1]  # type: ignore[union-attr]
+
+
+def as_rows(xp: Namespace, x: Inputs, state: Deferred | None) -> tuple[Inputs, Deferred | None]:
+    """The arrays of a call as the kernels take them, deferred: vectors of one dtype, rows without gaps."""
+    element, each = step.element_of(x), dict[str, Deferred]()
+    for name, y in x._asdict().items():
+        if y is not None:
+            each[name] = each["k"] if y is x.k and name == "r" else _rows(xp, y, element if name in VECTORS else None)
+    found = Inputs(**dict.fromkeys(Inputs._fields) | each)
+    return found, None if state is None else _rows(xp, state, None)
+
+
+def _rows(xp: Namespace, y: Deferred, element: str | None) -> Deferred:
+    """y in a dtype, or in one that the kernels read, with contiguous rows."""
+    if element is not None:
+        y = cast(xp, y, y.dtype if dtype_name(y) == element else xp.float32)
+    elif dtype_name(y) not in ELEMENTS:
+        y = cast(xp, y, xp.float32)
+    if y.real is not None and y.shape[-1] > 1 and y.real.strides[-1] != y.dtype.itemsize:
+        return xp.copy(y)
+    return y
