@@ -60,6 +60,7 @@ LAYOUT = {
     core.VECTORS: (32, {"batch": 0, "token": 8, "head": 16, "group": 24, "kind": 28}),
     core.STEP: (568, {"q": 0, "out": 80, "start": 88, "offsets": 120, "at_q": 128, "at_out": 448, "start_slot": 480,
                       "places": 528, "T": 536, "heads_inverse": 552, "read": 556, "past": 560}),
+    core.SOLVE: (72, {"q": 0, "g": 16, "beta": 24, "ridge": 32, "start": 40, "x": 48, "end": 56, "enough": 64}),
     softmax.ATTENTION: (768, {"q": 0, "dout": 384, "out": 512, "other": 552, "sums": 592, "logs": 608, "rows": 624,
                               "crossing": 648, "offsets": 656, "T": 664, "group_q": 688, "shared": 704, "offset": 708,
                               "scale": 724}),

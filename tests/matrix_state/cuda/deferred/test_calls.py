@@ -17,8 +17,6 @@ from tests.matrix_state.cuda.step_twin import device_plans, stub
 
 launched, public = step_calls.launched, step_calls.public
 B, H = 2, 4
-NARROW = ["based", "rebased"]  # keys of 8 channels: features are their products
-WITH_OPTIONAL = ["mamba2", "rfa"]
 
 OPTIONS = {
     "-": {}, "softplus": {"dt_softplus": True}, "raw": {"qk_l2norm": True, "A_log": True},
@@ -41,10 +39,11 @@ WIDE = ("g", "beta", "A_log", "dt_bias", "A", "D", "dt", "i", "f", "s", "gv", "b
 def drawn(fn, options, seed, D=8):
     """Arrays of one token by name, options, and a state, in NumPy."""
     rng = np.random.default_rng(seed)
-    K, V = 8 if fn.__name__ in NARROW else D, D
+    names = {*fn.spec.arrays, *fn.spec.options.defaults}
+    K, V = 8 if names & {"order", "gamma"} else D, D  # products of channels are features
 
     def sample(T):
-        optional = fn.__name__ in WITH_OPTIONAL
+        optional = bool(names & {"D", "sigma"}) and "theta" not in names
         found = la.testing.sample(fn, rng, B=(B,), T=T, H=H, Hk=H, Hq=H, K=K, V=V, optional=optional)
         return {n: x.astype(np.float32) for n, x in found.items()}
 

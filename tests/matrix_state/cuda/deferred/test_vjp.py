@@ -18,7 +18,8 @@ from tests.matrix_state.cuda.step_twin import stub
 launched, public = step_calls.launched, step_calls.public
 CALLS = calls.CALLS
 # the backward of mesa_net solves by array calls, and the gradient of a rotated state is computed by them
-DEFERRED = [name for name, (fn, *_) in CALLS.items() if fn.__name__ not in ["mesa_net", "transxssm"]]
+DEFERRED = [name for name, (fn, *_) in CALLS.items()
+            if "solver" not in fn.spec.options.defaults and "theta" not in fn.spec.arrays]
 
 
 def pulled(fn, arrays, more, state, douts):
