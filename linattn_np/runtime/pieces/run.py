@@ -21,7 +21,8 @@ scratch = Scratch()
 
 def stored_array(y: np.ndarray, steps: tuple[int, ...], shared: int) -> np.ndarray:
     """An array (B, T, heads, D) as a row of a table; a step of 0 along the batch shares one batch row."""
-    return np.array([first_byte(y), *steps, shared, STORAGES[dtype_name(y)], *y.shape], np.int64)
+    step = y.itemsize if y.shape[-1] == 1 else steps[-1]  # of one channel any step is that of numbers side by side
+    return np.array([first_byte(y), *steps[:-1], step, shared, STORAGES[dtype_name(y)], *y.shape], np.int64)
 
 
 def conversions(arrays: np.ndarray, dtype: str) -> frozenset[str]:
@@ -29,8 +30,7 @@ def conversions(arrays: np.ndarray, dtype: str) -> frozenset[str]:
 
     arrays: rows of a table, zeros for those that a call does not have.
     """
-    side_by_side = (arrays[:, CHANNEL] == np.dtype(dtype).itemsize) | (arrays[:, CHANNELS] == 1)
-    own = (arrays[:, STORAGE] == STORAGES[dtype]) & side_by_side
+    own = (arrays[:, STORAGE] == STORAGES[dtype]) & (arrays[:, CHANNEL] == np.dtype(dtype).itemsize)
     return frozenset() if (own | (arrays[:, CHANNELS] == 0)).all() else CONVERTED
 
 
