@@ -54,6 +54,7 @@ def test_nothing_of_the_size_of_a_state_is_kept_for_each_chunk():
     case = next(c for c in PLAIN if c.fn is la.simple_gla)
     arrays, _ = draw(case, T=4096, B=(1,), H=1, K=64, V=64, dtype=np.float32)
     given = sum(x.nbytes for x in arrays.values())
+    la.simple_gla(**arrays, chunk_size=16, backend="chunks")  # imports
     tracemalloc.start()
     out = la.simple_gla(**arrays, chunk_size=16, backend="chunks")
     used = tracemalloc.get_traced_memory()[1]

@@ -16,29 +16,22 @@ from ...runtime.pieces.memory import address
 from ...runtime.pieces.passes import ALONE
 from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, entry, load_pieces, piece, workspace_kind
 from ...runtime.pieces.row_tiles import copy_row
+from ...runtime.pieces.run import put
 from ...runtime.pieces.vectors import emitted
 from ...runtime.pieces.views import row, rows
 from ...runtime.pieces.workspace import Matrix as M
 from ...runtime.pieces.workspace import Workspace
 from ...runtime.tracing import Kernel, Trace, plain
 
-ROTATION = Workspace("rotation", ("count", "K", "P", "width", "copies", "two"), (), (), {
-    "x": M("count", "width"), "angle": M("two", "P"), "out": M("count", "width")})  # fmt: skip
+ROTATION = Workspace("rotation", ("count", "K", "P", "width", "copies", "two"), (), (), {"given": {
+    "x": M("count", "width"), "angle": M("two", "P"), "out": M("count", "width")}})  # fmt: skip
 Work = workspace_kind(ROTATION)
 
 
-def _times(x: float, y: float) -> float:
-    return x * y
-
-
-@emitted(_times)
-def times(typing: Any, x: Any, y: Any) -> Any:
+@emitted(lambda x, y: x * y, lambda x, y: x)
+def times(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     """x y, rounded: no part of a fused multiply-add."""
-
-    def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
-        return b.fmul(*values, flags=ALONE)
-
-    return x(x, y), write
+    return b.fmul(x, y, flags=ALONE)
 
 
 @piece
@@ -108,12 +101,8 @@ def _rotated(trace: Trace, kernel: Any, x: Any, K: int, angle: Any, own: Any = N
     load_pieces((kernel,), dtype)
     out = trace.new(x.shape, x.dtype) if own is None else x
     arrays = {"x": x, "angle": angle, "out": out}
-    table = np.zeros(ROTATION.size, np.int64)
-    sizes = len(x), K, angle.shape[1], x.shape[1], own is None, 2
-    for name, size in zip(ROTATION.wholes, sizes, strict=True):
-        table[ROTATION.slots[name]] = size
-    for name, y in arrays.items():
-        table[ROTATION.slots[name] : ROTATION.slots[name] + 2] = address(y), y.strides[0]
+    sizes = {"count": len(x), "K": K, "P": angle.shape[1], "width": x.shape[1], "copies": own is None, "two": 2}
+    table = put(ROTATION, np.zeros(ROTATION.size, np.int64), sizes | {n: plain(y) for n, y in arrays.items()})
     tasks, call = len(x) // K, entry(kernel, dtype)
     if own is None:
         call(address(table), 0, tasks)

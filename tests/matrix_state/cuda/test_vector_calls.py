@@ -179,7 +179,6 @@ def delta():
     ("float64", lambda x, plan: (x, plan._replace(dtype=np.float64))),
     ("chunk_size=32", lambda x, plan: (x, plan._replace(chunk_size=32))),
     ("take bfloat16", lambda x, plan: (x._replace(v=x.v.astype(np.float32)), plan)),
-    ("with the key itself", lambda x, plan: (delta()[0]._replace(r=x.q), plan)),
     ("with the key itself", lambda x, plan: (delta()[0], delta()[1]._replace(erase_reads=ReadState.PREVIOUS))),
     ("after its own write", lambda x, plan: (delta()[0], delta()[1]._replace(query_reads=ReadState.PREVIOUS))),
     ("not CuPy", lambda x, plan: (x, plan._replace(xp=SimpleNamespace(__name__="array_api_compat.numpy")))),
