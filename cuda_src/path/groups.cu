@@ -65,9 +65,7 @@ struct Consumer {
 #pragma unroll
                 for (int h = 0; h < 2; h++) f(tile + X::at(me.row + 8 * h, p * 64 + n * 8 + me.column), x[p][n][2 * h], x[p][n][2 * h + 1]);
     }
-    __device__ __forceinline__ void release(int item) const {
-        if (threadIdx.x == 0) barrier_arrive(ring.empty(item));
-    }
+    __device__ __forceinline__ void release(int item) const { warp_arrive(ring.empty(item), me.lane); }
     __device__ __forceinline__ void all() const {
         publish_shared();
         groups_barrier<CONSUMERS>(GROUPS + 1);
@@ -128,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) groups(const __grid_con
     const Place place(a.of, a.key_heads);   // its tiles are groups
     if ((place.tile + 1) << RADIX_BITS * a.level >= (place.T + BLOCK - 1) / BLOCK) return;   // no block reads it
     if (threadIdx.x == 0) {
-        Ring<STAGES>{shared + AT_RING}.init(1, 1);
+        Ring<STAGES>{shared + AT_RING}.init(1, CONSUMERS / 32 * ARRIVALS);
         barriers_made();
     }
     __syncthreads();
