@@ -17,7 +17,7 @@ from ..heads import Sum, sum_like
 from ..path.blocks import Mapped, mapped
 from ..policy import array_tile
 from ..types import Parts, Past, Plan
-from .walk import PathGradients, walked
+from .path_tiles import PathGradients, with_mapped_queries
 
 LOW = -float("inf")
 
@@ -55,7 +55,7 @@ def _to_end(xp: Namespace, g: Array) -> Array:
 def tiles_of(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk], maps: Mapped | None = None) -> Any:
     """The tiles that a block of queries reads, nearest first."""
     found = _unmapped(plan, x, rows, keys)
-    return found if maps is None else walked(plan.xp, maps, rows, found)
+    return found if maps is None else with_mapped_queries(plan.xp, maps, rows, found)
 
 
 def _unmapped(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> Any:

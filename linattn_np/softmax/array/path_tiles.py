@@ -17,7 +17,7 @@ from ..path.blocks import Mapped, MappedGradients, mapped_vjp
 from ..types import Parts, Plan
 
 
-def walked(xp: Namespace, m: Mapped, rows: Chunk, tiles: Iterable[Any]) -> Iterator[Any]:
+def with_mapped_queries(xp: Namespace, m: Mapped, rows: Chunk, tiles: Iterable[Any]) -> Iterator[Any]:
     """The tiles of a block of queries with the q and k whose products are their logits."""
     I, n, q = rows.start // m.C, rows.stop - rows.start, None
     for tile in tiles:
