@@ -30,8 +30,9 @@ from .chunks import cell_of, kernel_of, run, tokens
 from .decay import decays, weigh
 from .forward import load_state, save_state
 from .layout import layout
+from .recurrent.systems import solve_token
 from .replay import run_chunks, sources_of
-from .table import Table, count_sequences, sequences
+from .table import AT, BATCH, FIRST, STATE, Table, count_sequences, lengths, sequences
 from .time_blocks import time_blocks
 from .workspace import Work
 
@@ -141,9 +142,11 @@ class Systems:
     def __init__(self, x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None):
         (*lead, T, H, K), dtype = x.v.shape, np.dtype(plan.dtype)
         self.table = table = Table(x._replace(r=ridge))
-        rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
+        self.rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
+        self.single = lengths(self.rows) == 1
+        rows = self.rows[~self.single]
         self.found = np.empty((*lead, T, table.query_heads, K), dtype)
-        ended = [count_sequences(rows)] if plan.is_ragged else lead
+        ended = [count_sequences(self.rows)] if plan.is_ragged else lead
         self.end, self.at = np.empty((*ended, H, K, K), dtype), None
         if plan.states_at is not None:
             self.at = np.empty((*(() if plan.is_ragged else lead), len(plan.states_at), H, K, K), dtype)
@@ -162,14 +165,41 @@ class Systems:
         """Solutions and final state, where the table says; `owners` keeps its arrays alive."""
         run(self.kernel, numbers, self.tasks, self.bounds, self.operations, owners)
 
+    def run_single(self, x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None) -> None:
+        """Those of sequences of one token, by their own form."""
+        rows, each = self.rows[self.single], lambda y: y.reshape(-1, *y.shape[-3:])
+        t, batch = rows[:, FIRST], rows[:, BATCH]
+
+        def chosen(y: np.ndarray) -> np.ndarray:
+            y = each(y)
+            return y[batch if len(y) > 1 else 0, t if y.shape[1] > 1 else 0][:, None]
+
+        read, end = solve_token(Inputs(*(None if y is None else chosen(y) for y in x)),
+                                chosen(ridge) if ridge.shape[-3] > 1 else ridge, solver, plan,
+                                None if Z is None else each(Z)[rows[:, STATE]])  # fmt: skip
+        each(self.found)[batch, t] = read[:, 0]
+        each(self.end)[rows[:, STATE]] = end
+        if self.at is not None:
+            each(self.at)[rows[rows[:, AT] > 0, AT] - 1] = end[rows[:, AT] > 0]
+
 
 def solve(
     x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None
 ) -> tuple[np.ndarray, Any]:
     """(x_t, Z after the last token), as readouts/systems.py's; with positions above 0 a StatesAt of it."""
+    if is_one_token(x, plan) and plan.states_at is None:
+        return solve_token(x, ridge, solver, plan, Z)
     systems = Systems(x, ridge, solver, plan, Z)
-    systems.run(systems.table.numbers, systems.table)
+    if systems.single.any():
+        systems.run_single(x, ridge, solver, plan, Z)
+    if not systems.single.all():
+        systems.run(systems.table.numbers, systems.table)
     return systems.found, systems.end if systems.at is None else StatesAt(systems.end, systems.at)
+
+
+def is_one_token(x: Inputs, plan: Plan) -> bool:
+    """Whether every sequence of a call that is not ragged has one token."""
+    return x.v.shape[-3] == 1 and not plan.is_ragged
 
 
 def record_solve(
@@ -177,7 +207,7 @@ def record_solve(
 ) -> Callable[..., Any]:
     """`solve` for other arrays in place of trace.given: (arrays, Z) -> (x_t, Z after the last token).
 
-    keys: the memory and the ridge, views of given arrays.
+    keys: the memory and the ridge, views of given arrays. Not for calls of one token.
     """
     systems = Systems(*keys, solver, plan, Z)
     own = {"out_state": systems.end, "out": systems.found} | ({} if Z is None else {"in_state": Z})

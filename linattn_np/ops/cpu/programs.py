@@ -173,11 +173,10 @@ def computed(trace: Trace) -> tuple[Callable[[list[np.ndarray]], list[np.ndarray
 
 
 def _kernel(call: Kernel, places: Places) -> list[int]:
-    places.owners.append(call.table)
+    each = np.array([(*places.of(y), slot) for y, slot in zip(call.arrays, call.places, strict=True)], np.int64)
+    places.owners += call.table, each
     function = ctypes.cast(call.entry, ctypes.c_void_p).value or 0
-    row = [KERNEL, function, address(call.table), call.table.size, call.tasks, 0, 0, len(call.arrays)]
-    for y, slot in zip(call.arrays, call.places, strict=True):
-        row += *places.of(y), slot, 0, 0
+    row = [KERNEL, function, address(call.table), call.table.size, call.tasks, address(each), 0, len(each)]
     return row + [0] * (ROW - len(row))
 
 
