@@ -294,7 +294,7 @@ def _record_token(
     S, Z = state[:2] if state is not None else (None, None)
     overwrites: bool = plan.overwrite and state is not None
     overlap = Overlap((S, Z), trace.given) if overwrites else None
-    if overlap and (overlap.meets((S, Z), trace.given) or not all(y.flags.c_contiguous for y in (S, Z))):
+    if overlap and (overlap.meets((S, Z), trace.given) or not all(y.flags.c_contiguous for y in state[:2])):
         return None
     least = Views(None, Places(trace), trace, [x.least])
     own = Trace(trace.given if Z is None else [*trace.given, Z])
