@@ -3,9 +3,9 @@
     python -m bench changes [--repeats 400] [--threads 1] [--cupy] [--only REGEX] [--json FILE]
 
 Each row (change_rows.py): a variant, or an option that preprocesses its inputs, and the cells of the core that it
-becomes, on inputs computed before; of mesa_net, which is a cell itself, also its systems solved by the array library. Calls: forward with a new state and with overwrite_state, la.step, and vjp +
-pullback. Both calls are timed alternately in one process; the ratio is that of the times that a tenth of the calls fell
-below.
+becomes, on inputs computed before; of mesa_net, which is a cell itself, also its systems solved by the array library.
+Calls: forward with a new state and with overwrite_state, la.step, and vjp + pullback. Both calls are timed alternately
+in one process; the ratio is that of the times that a tenth of the calls fell below.
 """
 
 from __future__ import annotations

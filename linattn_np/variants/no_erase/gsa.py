@@ -138,7 +138,7 @@ def _sums(c: Variables) -> Array:
 def _weights_before(c: Variables, part: Array, row: int | None) -> Array:
     """log N_0 of a sequence, (..., 1, H, M)."""
     xp = c.xp
-    if c.state is None:
+    if getattr(c, "state", None) is None:
         return xp.full_like(part[..., :1, :, :], -np.inf) if part.shape[-3] else xp.full(
             (*part.shape[:-3], 1, *part.shape[-2:]), -np.inf, dtype=part.dtype)  # fmt: skip
     N = cast(xp, c.state.N, c.dtype)
