@@ -5,7 +5,7 @@
 //     P off the diagonal: q Pre h against k Suf, with the decay of the block between where one is between
 //
 // Scratch, tiles of 16 rows by 128 channels: q Pre h of the last QUERIES blocks; q Pre h D_2 of block 3; k Suf of block 0; the same
-// times D_1; k Suf of blocks 1, 2. With all four blocks of queries, what rounding leaves of the first five: queries are two terms.
+// times D_1; k Suf of blocks 1, 2. With all four blocks of queries, what rounding leaves of these: they are two terms.
 #pragma once
 #include "vector/decay.cuh"
 
@@ -15,9 +15,9 @@
 
 template <int QUERIES> struct Scratch {
     static constexpr bool TWO_TERMS = QUERIES == 4;
-    static constexpr int REST = QUERIES + 5, TILES = REST + (TWO_TERMS ? 5 : 0), PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
-    static __device__ __forceinline__ int query(int block) { return block - 4 + QUERIES; }   // negative: it has none
-    static __device__ __forceinline__ int key(int block) { return FAR_QUERY + (block ? block + 2 : 1); }   // of blocks 0..2
+    static constexpr int REST = QUERIES + 5, TILES = REST + (TWO_TERMS ? 4 : 0), PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
+    static constexpr int query(int block) { return block - 4 + QUERIES; }   // negative: it has none
+    static constexpr int key(int block) { return FAR_QUERY + (block ? block + 2 : 1); }   // of blocks 0..2
     static constexpr int FAR_KEY = FAR_QUERY + 2;
 };
 
@@ -38,14 +38,12 @@ LA_DEVICE u32 rest_of(float2 x) {
     const float2 first = floats_of(pack(x));
     return pack({x.x - first.x, x.y - first.y});
 }
-// The copies of eight rows that reach a block further; rest: bytes to the second terms, 0 if there are none
-LA_DEVICE void scale_far_queries(u32 to, int rest, const u32 (&q)[8], const float2 (&a)[8], float2 far, int lane) {
+// The copies of eight rows that reach a block further
+LA_DEVICE void scale_far_queries(u32 to, const u32 (&q)[8], const float2 (&a)[8], float2 far, int lane) {
 #pragma unroll
     for (int r = 0; r < 8; r++) {
         if (!LA_BEFORE) far *= a[r];
-        const float2 x = floats_of(q[r]) * far;
-        store_word(to + lane_row(r, lane), pack(x));
-        if (rest) store_word(to + rest + lane_row(r, lane), rest_of(x));
+        store_word(to + lane_row(r, lane), pack(floats_of(q[r]) * far));
         if (LA_BEFORE) far *= a[r];
     }
 }
@@ -97,14 +95,14 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         store_word_if(X::query(block) >= 0, scratch + X::query(block) * BLOCK_BYTES + lane_row(i, lane), pack(x));
         if (X::TWO_TERMS) store_word(scratch + (X::REST + block) * BLOCK_BYTES + lane_row(i, lane), rest_of(x));
         if (KEYS) store_word(t.keys + own + lane_row(i, lane), pack(y * (pre * reach.before)));
-        store_word(quotients + lane_row(i, lane), pack(y * float2{over(pre.x), over(pre.y)}));
+        store_word(quotients + lane_row(i, lane), pack(y * (X::TWO_TERMS ? any_over(pre) : float2{over(pre.x), over(pre.y)})));
         const int r = 7 - i;
         const float2 z = floats_of(k[r]) * s;
         store_word(t.k + own + lane_row(r, lane), pack(z * reach.behind));
         store_word_if(block < 3, scratch + X::key(block) * BLOCK_BYTES + lane_row(r, lane), pack(z));
         s *= a[r];
     }
-    if (block == 3) scale_far_queries(scratch + X::FAR_QUERY * BLOCK_BYTES, X::TWO_TERMS ? X::REST * BLOCK_BYTES : 0, q, a, begin * reach.between, lane);
+    if (block == 3) scale_far_queries(scratch + X::FAR_QUERY * BLOCK_BYTES, q, a, begin * reach.between, lane);
     if (block == 0) scale_far_keys(scratch + X::FAR_KEY * BLOCK_BYTES, k, a, suf * reach.between, lane);
     if (LA_BONUS) store_bonus(t.bonus, panel * C + block * ROWS + first, q, k, u, lane);
 }

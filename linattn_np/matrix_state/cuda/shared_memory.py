@@ -112,7 +112,7 @@ def vector(name: str, gate: str, exact: bool = False) -> int:
     tile, decays = 16 * 256, 4 * 128 * 4
     ring = stages * (2 * TILE + gates)
     return {
-        "scan": ring + 2 * TILE + 14 * tile + decays + 2 * TOKEN + stages * 512 + 128,
+        "scan": ring + 2 * TILE + 13 * tile + decays + 2 * TOKEN + stages * 512 + 128,
         "adds": ring + decays + 64,
         "segments": 0,
         "segments in reverse": 0,
