@@ -167,4 +167,3 @@ def recurs_cuda(x: Inputs, plan: Plan) -> bool:
 def saves_factors(size: int) -> bool:
     """Whether the forward of a CUDA delta rule stores `size` bytes of factors; else its backward recomputes them."""
     return size <= int(os.environ.get(SAVED_VARIABLE) or SAVED_MIB) << 20
-GROWTH_SLACK = 1e-3  # of `la.check`: lengths of 16-bit rows are rounded
