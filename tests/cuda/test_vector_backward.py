@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not inst
 # of what segments add, has the same and spills with narrow keys only. The gradients share a multiprocessor in twos, 128
 # registers a thread, of which two sums of the delta rule take 64 while second terms of copies are made.
 ALLOWANCE = {("reverse", Erase.DELTA): 24, ("reverse of segments", Erase.DELTA): 32,
-             ("exact gradients", Erase.NONE): 48, ("gradients", Erase.DELTA): 216}  # fmt: skip
+             ("exact gradients", Erase.NONE): 48, ("gradients", Erase.DELTA): 288}  # fmt: skip
 KINDS = [(128, 128, Erase.NONE, False), (128, 128, Erase.NONE, True), (64, 40, Erase.NONE, True),
          (128, 128, Erase.DELTA, False), (40, 120, Erase.DELTA, False)]  # fmt: skip
 
