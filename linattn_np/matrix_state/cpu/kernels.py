@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...ops.cpu.array_calls import array_calls
-from ...ops.cpu.rounding import ROUNDED
+from ...ops.cpu.rounding import rounded
 from .backward import backward, reverse
 from .forward import forward
 from .l2norm import divided, divided_vjp
@@ -23,5 +23,5 @@ def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
         "decay on the value axis": (ALL, "value_decay"), "bonus": (ALL, "bonus"), "feature maps": (ALL, "map"),
         "averages": (ALL, "averaged"), "rotated states": (ALL, "rotates"), "l2 norms": ((divided, divided_vjp), ""),
         "conjugate gradients": ((solve_systems,), ""), "array calls": ((array_calls, step_between), ""),
-        "other dtypes of inputs": (ALL, "converted"), "16-bit results": (tuple(ROUNDED.values()), ""),
+        "other dtypes of inputs": (ALL, "converted"), "16-bit results": ((rounded,), ""),
     }  # fmt: skip

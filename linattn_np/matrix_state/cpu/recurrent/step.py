@@ -18,8 +18,7 @@ from __future__ import annotations
 from numba import types
 
 from ....ops.cpu.array_calls import array_calls
-from ....ops.cpu.numbers import exp
-from ....ops.cpu.rows import clear, hadamard_to, scale_rows, scaled
+from ....ops.cpu.rows import clear, exp_rows, hadamard_to, scale_rows, scaled
 from ....ops.cpu.storage import load, load_column, save
 from ....runtime.pieces.passes import NARROW, WIDE, read_pass, rotate_pass, write_pass
 from ....runtime.pieces.piece import Column, Kind, Matrix, Whole, piece
@@ -49,15 +48,6 @@ one_reads, two_read = write_pass(1), write_pass(2)
 one_reads_faded = write_pass(1, fades=True)
 one_reads_pushed, two_read_pushed = write_pass(1, pushes=True), write_pass(2, pushes=True)
 Rows, Reads = (Kind(lambda f, n=n: types.UniTuple(f[::1], n)) for n in (5, 4))  # see passes.py
-
-
-@piece
-def exp_rows(X: Matrix):
-    """X <- e^X"""
-    for i in range(len(X)):
-        x = row(X, i)
-        for j in range(len(x)):
-            x[j] = exp(x[j])
 
 
 @piece
