@@ -67,9 +67,8 @@ def read_pass(b: ir.IRBuilder, S: Array, x: Array, out: Array, following: ir.Val
         _store_row(out, sums)
 
 
-def _write_rotated(S, to, decay, rows, angles, reads, following, wide):  # type: ignore[no-untyped-def]
-    k, w, x, out, (c, s) = rows[0], rows[1], reads[0], reads[1], angles
-    K, V, P = len(S), S.shape[1], len(c)
+def _write_rotated(S, to, decay, rows, reads, following, wide):  # type: ignore[no-untyped-def]
+    (k, w, c, s), (x, out), K, V, P = rows, reads[:2], len(S), S.shape[1], len(rows[2])
     new = decay[:K, None] * S + k[:K, None] * w[:V]
     out[:V] = x[:K] @ new
     even, odd = new[: 2 * P : 2], new[1 : 2 * P : 2]
@@ -79,13 +78,13 @@ def _write_rotated(S, to, decay, rows, angles, reads, following, wide):  # type:
 
 
 @emitted(_write_rotated)
-def rotate_pass(b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, angles: Any, reads: Any,
-                following: ir.Value, wide: ir.Value) -> None:  # fmt: skip
+def rotate_pass(b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, reads: Any, following: ir.Value,
+                wide: ir.Value) -> None:  # fmt: skip
     """write_pass for one reader, and then pairs of rows of `to` rotated: products are rounded before they are added.
 
-    angles: cosines and sines of the first pairs.
+    rows = (k, w, c, s), the cosines and sines of the first pairs.
     """
-    (k, w), (x, out), (c, s) = rows[:2], reads[:2], angles
+    (k, w, c, s), (x, out) = rows, reads[:2]
     times, paired = functools.partial(b.fmul, flags=ALONE), b.mul(c.shape[0], I64(2))
     for lanes in _blocks(b, wide):
         sums, written = [S.sum() for _ in range(lanes)], _load_row(w, w.start, lanes)

@@ -130,8 +130,8 @@ def write_faded(w: Steps, S: Matrix, to: Matrix, decay: Column, given: Rows, rea
 @piece(of="rotates")
 def write_rotated(w: Steps, S: Matrix, to: Matrix, decay: Column, given: Rows, reads: Reads):
     """The last pass, which rotates what it writes."""
-    angles = row(w.rotation, 0), row(w.rotation, 1)
-    rotate_pass(S, to, decay, given, angles, reads, w.following, w.wide)
+    rotated = given[0], given[1], row(w.rotation, 0), row(w.rotation, 1)
+    rotate_pass(S, to, decay, rotated, reads, w.following, w.wide)
 
 
 @piece(of="free")
