@@ -1,0 +1,96 @@
+// Passes over the groups that a block of queries meets, and over the blocks of queries that meet a group; what both share.
+#pragma once
+#include "path/place.cuh"
+#include "tile/wgmma_across.cuh"
+
+// A group that a block of queries meets, from the nearest to the furthest or back
+struct Walk {
+    const Met met;
+    int level, number;
+    static __device__ __forceinline__ Walk nearest(const Met& met) {
+        Walk w = {met, 0, met.end(0) - 1};
+        w.skip_up();
+        return w;
+    }
+    static __device__ __forceinline__ Walk furthest(const Met& met) {
+        Walk w = {met, met.levels - 1, 0};
+        w.skip_down();
+        return w;
+    }
+    __device__ __forceinline__ int first(int l) const { return met.end(l) - met.count(l); }   // the furthest of a size
+    __device__ __forceinline__ void skip_up() {   // to a size that has groups left
+        while (level < met.levels - 1 && number < first(level)) number = met.end(++level) - 1;
+    }
+    __device__ __forceinline__ void skip_down() {
+        while (level > 0 && number >= met.end(level)) number = first(--level);
+    }
+    __device__ __forceinline__ void further() { number--; skip_up(); }
+    __device__ __forceinline__ void closer() { number++; skip_down(); }
+    __device__ __forceinline__ int blocks() const { return 1 << RADIX_BITS * level; }
+    __device__ __forceinline__ int nearer() const { return met.nearer(level, number); }   // groups
+};
+
+// Rows of a warpgroup's accumulators in a tile of panels: to shared memory; to and from memory, as bytes of the tile
+template <class X, int N> LA_DEVICE void put_rows(u32 tile, const float (&x)[N][4], float scale, const Lane& me) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            store_shared_u32(tile + X::at(me.row + 8 * h, n * 8 + me.column), pack_bf16(x[n][2 * h] * scale, x[n][2 * h + 1] * scale));
+}
+template <class X, int N> LA_DEVICE void store_tile(char* tile, const float (&x)[N][4], const Lane& me) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) *(u32*)(tile + X::at(me.row + 8 * h, n * 8 + me.column)) = pack_bf16(x[n][2 * h], x[n][2 * h + 1]);
+}
+// x += sign times a tile in memory, or in shared memory
+template <class X, int N> LA_DEVICE void add_tile(float (&x)[N][4], const char* tile, float sign, const Lane& me) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const u32 y = *(const u32*)(tile + X::at(me.row + 8 * h, n * 8 + me.column));
+            x[n][2 * h] += sign * low_bf16(y);
+            x[n][2 * h + 1] += sign * high_bf16(y);
+        }
+}
+template <class X, int N> LA_DEVICE void add_rows(float (&x)[N][4], u32 tile, const Lane& me) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const u32 y = __float_as_uint(load_shared(tile + X::at(me.row + 8 * h, n * 8 + me.column)));
+            x[n][2 * h] += low_bf16(y);
+            x[n][2 * h + 1] += high_bf16(y);
+        }
+}
+// Rows to an array (B, T, heads, WIDTH) of which `left` exist; ADD: to what is there
+template <int WIDTH, bool ADD, int N> LA_DEVICE void store_array(char* to, i64 stride, int left, const float (&x)[N][4], const Lane& me) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (me.row + 8 * h >= left) continue;
+        char* const row = to + (me.row + 8 * h) * stride;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (n * 8 < WIDTH) {
+                u32* const at = (u32*)(row + (n * 8 + me.column) * 2);
+                const u32 y = ADD ? *at : 0;
+                *at = pack_bf16(x[n][2 * h] + low_bf16(y), x[n][2 * h + 1] + high_bf16(y));
+            }
+    }
+}
+// Numbers on and above the diagonal, or above it, become 0
+template <bool DIAGONAL, int N> LA_DEVICE void keep_lower(float (&x)[N][4], const Lane& me) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int column = n * 8 + me.column + (e & 1), row = me.row + 8 * (e >> 1);
+            if (DIAGONAL ? column > row : column >= row) x[n][e] = 0.f;
+        }
+}
+template <int N> LA_DEVICE void negate(float (&x)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) { x[n][0] = -x[n][0]; x[n][1] = -x[n][1]; x[n][2] = -x[n][2]; x[n][3] = -x[n][3]; }
+}
