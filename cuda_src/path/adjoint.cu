@@ -76,7 +76,6 @@ struct Adjoint {
     }
     // dW without the terms of B; dX and dU to shared memory
     __device__ __forceinline__ void begin_gradients(float (&dw)[WIDTH_K / 8][4], const char* parts) const {
-        float dx[BLOCK / 8][4], du[WIDTH_K / 8][4];
         clear_tiles(dw);
         add_tile<Rows128>(dw, parts + Pairs::SIZE + Rows128::SIZE, 1.f, me);
         {
@@ -92,15 +91,20 @@ struct Adjoint {
                 add_AB<Rows128, Maps>(dw, rows(AT_U), shared + AT_GD);
             });
         }
-        clear_tiles(dx);
-        add_tile<Pairs>(dx, parts, -1.f, me);
-        complete_products(dx, [&] { add_ABt<Rows128, Rows128>(dx, rows(AT_W), shared + AT_GK); });
-        keep_lower<false>(dx, me);
+        {
+            float dx[BLOCK / 8][4];
+            clear_tiles(dx);
+            add_tile<Pairs>(dx, parts, -1.f, me);
+            complete_products(dx, [&] { add_ABt<Rows128, Rows128>(dx, rows(AT_W), shared + AT_GK); });
+            keep_lower<false>(dx, me);
+            __syncthreads();   // dK~ has been read
+            put_rows<Pairs>(shared + AT_DX, dx, -1.f, me);
+        }
+        float du[WIDTH_K / 8][4];
         clear_tiles(du);
         add_tile<Rows128>(du, parts + Pairs::SIZE, 1.f, me);
         complete_products(du, [&] { add_ABt<Rows128, Maps>(du, rows(AT_W), shared + AT_GD); });
-        __syncthreads();   // dK~ and dD have been read
-        put_rows<Pairs>(shared + AT_DX, dx, -1.f, me);
+        __syncthreads();   // dD has been read
         put_rows<Rows128>(shared + AT_DU, du, 1.f, me);
     }
     // dY of the first half less Z^T B of the second
@@ -119,13 +123,10 @@ struct Adjoint {
     }
     // <F, Y> of the two rows, Y in a tile
     template <class X, int N> __device__ __forceinline__ void add_dots(float (&sums)[2], const float (&f)[N][4], int tile) const {
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const u32 y = __float_as_uint(load_shared(shared + tile + X::at(me.row + 8 * h, n * 8 + me.column)));
-                sums[h] += f[n][2 * h] * low_bf16(y) + f[n][2 * h + 1] * high_bf16(y);
-            }
+        each_pair<X>(f, me, [&](u32 at, float u, float v, int h) {
+            const u32 y = __float_as_uint(load_shared(shared + tile + at));
+            sums[h] += u * low_bf16(y) + v * high_bf16(y);
+        });
     }
     // F of this half from dY; B in its place and the sum of dW; dbeta
     __device__ __forceinline__ void solve_half(float (&dw)[WIDTH_K / 8][4]) const {

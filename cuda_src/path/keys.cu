@@ -146,7 +146,7 @@ struct Consumer {
         products_begin();
         multiply_rows_AB<Queries>(dk, dz, stage(step));
         products_commit();
-        products_wait<1>();   // the registers of P are free
+        products_wait<GATED ? 0 : 1>();   // the registers of P are free, with decays those of dZ too
         accumulator_fence(dv);
     }
     // the queries of blocks first .. end
@@ -157,24 +157,27 @@ struct Consumer {
         products_wait<0>();
         accumulator_fence(s);
         accumulator_fence(d);
-        for (int n = 2 * readers.first + 1; n <= 2 * readers.end; n++) {
+        for (int n = 2 * readers.first + 1; n < 2 * readers.end; n++) {
             begin_sums(dk, dv, s, d);
-            if (n < 2 * readers.end) begin_products(s, d, step + 1, n * QUERIES);
+            begin_products(s, d, step + 1, n * QUERIES);
             products_wait<0>();
             accumulator_fence(s);
             accumulator_fence(d);
             accumulator_fence(dk);
             warp_arrive(rings.queries.empty(step++), me.lane);
         }
+        begin_sums(dk, dv, s, d);
+        products_wait<0>();
+        accumulator_fence(dk);
+        warp_arrive(rings.queries.empty(step++), me.lane);
     }
     // the gradients of the keys of a size, by way of the keys' place
-    __device__ __forceinline__ void put_out(const float (&dk)[WIDTH_K / 8][4], int level, bool met) {
+    __device__ __forceinline__ void put_out(const float (&dk)[WIDTH_K / 8][4], char* to) {
         group_barrier(me.group);   // all have read the keys
         put_rows<Rows128>(shared, dk, a.of.scale, me);
         publish_shared();
         group_barrier(me.group);
         if ((threadIdx.x & 127) == 0) {
-            char* const to = stored.dkeys(level, place.head, a.of.heads, place.tile);
 #pragma unroll
             for (int p = 0; p < WIDTH_K / 64; p++) {
                 const u32 from = p * Rows128::PANEL + me.group * 64 * 128;
@@ -182,10 +185,9 @@ struct Consumer {
             }
             out_commit();
             out_read();
-            if (met) barrier_arrive(rings.keys.empty(sizes));
+            barrier_arrive(rings.keys.empty(sizes));
         }
-        sizes += met;
-        group_barrier(me.group);   // the place is free
+        sizes++;
     }
     __device__ __forceinline__ void run(int blocks) {
         float dk[WIDTH_K / 8][4], dv[WIDTH_V / 8][4];
@@ -193,10 +195,13 @@ struct Consumer {
         barrier_wait(rings.ready, 0);
         for (int level = 0; level < a.levels; level++) {
             const Readers readers(level, place.tile >> RADIX_BITS * level, a.levels, blocks);
-            const bool met = readers.first < readers.end;
+            char* const to = stored.dkeys(level, place.head, a.of.heads, place.tile);
             clear_tiles(dk);
-            if (met) pass(dk, dv, readers);
-            put_out(dk, level, met);
+            if (readers.first < readers.end) {
+                pass(dk, dv, readers);
+                put_out(dk, to);
+            } else
+                store_tile<Rows128>(to, dk, me);
         }
         store_array<LA_V, false>(rows_of(a.of.other, place, place.head) + j0 * a.of.other.token, a.of.other.token, place.T - j0, dv, me);
         if constexpr (GATED) {

@@ -9,7 +9,7 @@
 #include "path/walk.cuh"
 
 constexpr int SLOT = Pairs::SIZE, AT_Q = 0, AT_W = SLOT, AT_K = 2 * SLOT, AT_X = 3 * SLOT, AT_DOUT = 4 * SLOT, AT_V = 5 * SLOT, AT_U = 6 * SLOT;
-constexpr int AT_DQ = AT_X, AT_DZ = AT_DOUT, AT_DE = AT_DOUT, AT_P = AT_V, AT_E = AT_V;   // in the place of what is done with
+constexpr int AT_DQ = AT_X, AT_DZ = AT_DOUT, AT_DE = AT_U, AT_P = AT_V, AT_E = AT_V;   // in the place of what is done with
 constexpr int AT_DECAYS = 7 * SLOT, AT_BARRIERS = AT_DECAYS + GATED * BLOCK * 16;
 static_assert(AT_BARRIERS + 48 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
 typedef Panels<WIDTH_V, BLOCK> Values;
@@ -65,62 +65,77 @@ struct Own {
         clear_tiles(x);
         complete_products(x, [&] { add_ABt<Rows128, Rows128>(x, rows(AT_Q), shared + with); });
     }
-    // scores become p, dout.v becomes dz
-    __device__ __forceinline__ void differentiate(float (&s)[BLOCK / 8][4], float (&d)[BLOCK / 8][4]) const {
+    // scores become p, in shared memory, dout.v becomes dz (times the scale, as operands); sums of dz of queries and keys
+    __device__ __forceinline__ void differentiate(u32 (&dz)[BLOCK / 16][4], const float (&s)[BLOCK / 8][4], const float (&d)[BLOCK / 8][4]) const {
         const i64 numbers = place.numbers(a.of, place.head) + i0;
         const float c = a.of.scale * LOG2_E;
+        float l[2], dot[2], rows[2] = {0.f, 0.f}, columns[2][2];   // of columns: those of tiles n with n % 8 = lane / 4
+        Decays query[2];
+        const PairsAt pairs_at(me);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int i = me.row + 8 * h;
             const bool valid = i < own;
-            const float l = valid ? a.of.logs[numbers + i] : -minus_infinity(), dot = valid && a.of.normalize ? a.of.dots[numbers + i] : 0.f;
-            const Decays query = GATED ? a.of.sums[numbers + min(i, own - 1)] : Decays{};
+            l[h] = valid ? a.of.logs[numbers + i] : -minus_infinity();
+            dot[h] = valid && a.of.normalize ? a.of.dots[numbers + i] : 0.f;
+            if constexpr (GATED) query[h] = a.of.sums[numbers + min(i, own - 1)];
+        }
 #pragma unroll
-            for (int n = 0; n < BLOCK / 8; n++)
+        for (int n = 0; n < BLOCK / 8; n++) {
+            float p[4], x[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int j = n * 8 + me.column + (e & 1);
+                float z = s[n][e] * c;
+                if constexpr (GATED) z += decay_between(query[e >> 1], load_decays(shared + AT_DECAYS + j * 16));
+                p[e] = j <= me.row + 8 * (e >> 1) ? exp2_approx(z - l[e >> 1]) : 0.f;
+                x[e] = p[e] * (d[n][e] - dot[e >> 1]);
+                if constexpr (GATED) rows[e >> 1] += x[e];
+            }
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                store_shared_u32(shared + AT_P + pairs_at.at<Pairs>(n, h), pack_bf16(p[2 * h], p[2 * h + 1]));
+                dz[n / 2][n % 2 * 2 + h] = pack_bf16(x[2 * h] * a.of.scale, x[2 * h + 1] * a.of.scale);
+            }
+            if constexpr (GATED)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    const int j = n * 8 + me.column + e;
-                    float z = s[n][2 * h + e] * c;
-                    if constexpr (GATED) z += decay_between(query, load_decays(shared + AT_DECAYS + j * 16));
-                    const float p = j <= i ? exp2_approx(z - l) : 0.f;
-                    s[n][2 * h + e] = p;
-                    d[n][2 * h + e] = p * (d[n][2 * h + e] - dot);
+                    float sum = x[e] + x[2 + e];
+                    sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+                    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+                    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+                    if (me.lane >> 2 == n % 8) columns[n / 8][e] = sum;
                 }
+            if (n % 2) __syncwarp();   // no value waits for later ones in a register
         }
+        if constexpr (GATED) store_sums(rows, columns, numbers);
     }
-    // sums of dz of each query, with those of earlier keys, and of each key; `scratch` is free
-    __device__ __forceinline__ void sum_pairs(const float (&d)[BLOCK / 8][4], u32 scratch) const {
-        const i64 numbers = place.numbers(a.of, place.head) + i0;
+    // sums of dz of each query, with those of earlier keys, and of each key, in the place of the decays
+    __device__ __forceinline__ void store_sums(const float (&rows)[2], const float (&columns)[2][2], i64 numbers) const {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float sum = 0.f;
-#pragma unroll
-            for (int n = 0; n < BLOCK / 8; n++) sum += d[n][2 * h] + d[n][2 * h + 1];
-            sum = row_sum(sum);
+            const float sum = row_sum(rows[h]);
             float* const to = a.of.rows + numbers + me.row + 8 * h;
             if ((me.lane & 3) == 0 && me.row + 8 * h < own) *to = place.tile ? *to + sum : sum;
         }
+        float all = 0.f;
 #pragma unroll
-        for (int n = 0; n < BLOCK / 8; n++)
+        for (int group = 0; group < GROUPS; group++) {
+            __syncthreads();
+            if (me.group == group)
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float sum = d[n][e] + d[n][2 + e];
-                sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-                sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-                sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-                if (me.lane < 4) store_shared(scratch + ((me.group * 4 + me.warp) * BLOCK + n * 8 + me.column + e) * 4, sum);
-            }
-        __syncthreads();
-        if (threadIdx.x < own) {
-            float sum = 0.f;
+                for (int n = 0; n < 2; n++)
+                    store_shared2(shared + AT_DECAYS + (me.warp * BLOCK + n * 64 + (me.lane >> 2) * 8 + me.column) * 4, columns[n][0], columns[n][1]);
+            __syncthreads();
+            if (threadIdx.x < BLOCK)
 #pragma unroll
-            for (int w = 0; w < CONSUMERS / 32; w++) sum += load_shared(scratch + (w * BLOCK + threadIdx.x) * 4);
-            a.of.near[numbers + threadIdx.x] = sum;
+                for (int w = 0; w < 4; w++) all += load_shared(shared + AT_DECAYS + (w * BLOCK + threadIdx.x) * 4);
         }
-        __syncthreads();
+        if (threadIdx.x < own) a.of.near[numbers + threadIdx.x] = all;
     }
-    // -E as operands, p and dz (times the scale)
-    __device__ __forceinline__ void pairs(u32 (&e)[BLOCK / 16][4], float (&s)[BLOCK / 8][4], float (&d)[BLOCK / 8][4]) const {
+    // -E and dz (times the scale) as operands; p in shared memory
+    __device__ __forceinline__ void pairs(u32 (&e)[BLOCK / 16][4], u32 (&dz)[BLOCK / 16][4]) const {
+        float s[BLOCK / 8][4], d[BLOCK / 8][4];
         query_rows(s, AT_W);
         keep_lower<true>(s, me);
         negate(s);
@@ -130,23 +145,20 @@ struct Own {
         barrier_wait(barrier(OF_VALUES), 0);
         clear_tiles(d);
         complete_products(d, [&] { add_ABt<Values, Values>(d, rows(AT_DOUT), shared + AT_V); });
-        differentiate(s, d);
         __syncthreads();   // the values have been read
-        if constexpr (GATED) sum_pairs(d, shared + AT_V);
-#pragma unroll
-        for (int n = 0; n < BLOCK / 8; n++) { d[n][0] *= a.of.scale; d[n][1] *= a.of.scale; d[n][2] *= a.of.scale; d[n][3] *= a.of.scale; }
+        differentiate(dz, s, d);
+        all();
     }
     __device__ __forceinline__ void put_operands(u32 tile, const u32 (&x)[BLOCK / 16][4]) const {
+        const PairsAt pairs_at(me);
 #pragma unroll
         for (int d = 0; d < BLOCK / 16; d++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) store_shared_u32(tile + Pairs::at(me.row + 8 * (i & 1), d * 16 + (i >> 1) * 8 + me.column), x[d][i]);
+            for (int i = 0; i < 4; i++) store_shared_u32(tile + pairs_at.at<Pairs>(2 * d + (i >> 1), i & 1), x[d][i]);
     }
-    // P, then dZ and -E to shared memory; dV and dK on their way
-    __device__ __forceinline__ void sums_over_queries(const u32 (&e)[BLOCK / 16][4], const float (&s)[BLOCK / 8][4], const u32 (&dz)[BLOCK / 16][4], char* parts) const {
+    // dV from P, dZ and -E to shared memory, dK
+    __device__ __forceinline__ void sums_over_queries(const u32 (&e)[BLOCK / 16][4], const u32 (&dz)[BLOCK / 16][4], char* parts) const {
         const int panel = me.group * Pairs::PANEL;   // the group's keys
-        put_rows<Pairs>(shared + AT_P, s, 1.f, me);
-        all();
         {
             float dv[WIDTH_V / 8][4];
             clear_tiles(dv);
@@ -165,19 +177,15 @@ struct Own {
     __device__ __forceinline__ void run() const {
         char* const parts = stored.parts(place.head, place.tile);
         const int panel = me.group * Pairs::PANEL;
-        float de[BLOCK / 8][4], dq[WIDTH_K / 8][4];
+        float de[BLOCK / 8][4];
         wait_loads();
         {
             u32 e[BLOCK / 16][4], dz[BLOCK / 16][4];
-            float s[BLOCK / 8][4];
-            pairs(e, s, de);
-            pack_operands(dz, de);
-            sums_over_queries(e, s, dz, parts);
+            pairs(e, dz);
+            sums_over_queries(e, dz, parts);
         }
         clear_tiles(de);
         complete_products(de, [&] { add_ABt<Pairs, Pairs>(de, rows(AT_DZ), shared + AT_X); });
-        clear_tiles(dq);
-        complete_products(dq, [&] { add_AB<Pairs, Rows128>(dq, rows(AT_DZ), shared + AT_K); });
         __syncthreads();   // X has been read
         if (threadIdx.x == 0 && place.tile) {
             barrier_expect(barrier(OF_DQ), Rows128::SIZE);
@@ -198,19 +206,24 @@ struct Own {
                 barrier_wait(barrier(OF_DQ), 0);
                 complete_products(de, [&] { add_ABt<Rows128, Rows128>(de, rows(AT_DQ), shared + AT_U); });
                 complete_products(du, [&] { add_AtB<Rows128>(du, shared + AT_E + panel, shared + AT_DQ); });
-                add_rows<Rows128>(dq, shared + AT_DQ, me);
             }
             store_tile<Rows128>(parts + Pairs::SIZE, du, me);
         }
         keep_lower<true>(de, me);
-        __syncthreads();   // dZ has been read
+        __syncthreads();   // U has been read
         put_rows<Pairs>(shared + AT_DE, de, -1.f, me);
         all();
-        complete_products(dq, [&] { add_AB<Pairs, Rows128>(dq, rows(AT_DE), shared + AT_W); });
-        store_array<LA_K, false>(rows_of(a.of.out, place, place.head) + i0 * a.of.out.token, a.of.out.token, own, dq, me);
-        clear_tiles(dq);
-        complete_products(dq, [&] { add_AtB<Rows128>(dq, shared + AT_DE + panel, shared + AT_Q); });
-        store_tile<Rows128>(parts + Pairs::SIZE + Rows128::SIZE, dq, me);
+        float x[WIDTH_K / 8][4];
+        clear_tiles(x);
+        complete_products(x, [&] {
+            add_AB<Pairs, Rows128>(x, rows(AT_DZ), shared + AT_K);
+            add_AB<Pairs, Rows128>(x, rows(AT_DE), shared + AT_W);
+        });
+        if (place.tile) add_rows<Rows128>(x, shared + AT_DQ, me);
+        store_array<LA_K, false>(rows_of(a.of.out, place, place.head) + i0 * a.of.out.token, a.of.out.token, own, x, me);
+        clear_tiles(x);
+        complete_products(x, [&] { add_AtB<Rows128>(x, shared + AT_DE + panel, shared + AT_Q); });
+        store_tile<Rows128>(parts + Pairs::SIZE + Rows128::SIZE, x, me);
     }
 };
 

@@ -196,12 +196,10 @@ struct Consumer {
         products_wait<0>();
         accumulator_fence(s);
         accumulator_fence(d);
-        for (int n = 0; n < tiles; n++) {
+        for (int n = 0; n < tiles - 1; n++) {
             begin_sum(dq, s, d);
-            if (n + 1 < tiles) {
-                rings.items.wait_full(items + 1);
-                begin_products(s, d, shared + AT_STAGES + (items + 1) % STAGES * STAGE);
-            }
+            rings.items.wait_full(items + 1);
+            begin_products(s, d, shared + AT_STAGES + (items + 1) % STAGES * STAGE);
             if (GATED && n % 2) cross(w.number * w.blocks() + n / 2);
             products_wait<0>();
             accumulator_fence(s);
@@ -209,6 +207,11 @@ struct Consumer {
             accumulator_fence(dq);
             release();
         }
+        begin_sum(dq, s, d);
+        if constexpr (GATED) cross((w.number + 1) * w.blocks() - 1);
+        products_wait<0>();
+        accumulator_fence(dq);
+        release();
     }
     __device__ __forceinline__ void run() {
         float dq[WIDTH_K / 8][4];
@@ -246,5 +249,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) queries(const __grid_co
     const Met met(place.tile, a.levels);
     if (threadIdx.x == 0) Rings(shared).init();
     __syncthreads();
-    run_roles([&](int lane) { produce(a, place, met, shared, lane); }, [&](int thread) { Consumer(a, place, met, shared, thread).run(); });
+    run_roles<40>([&](int lane) { produce(a, place, met, shared, lane); }, [&](int thread) { Consumer(a, place, met, shared, thread).run(); });
 }

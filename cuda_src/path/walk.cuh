@@ -30,40 +30,42 @@ struct Walk {
     __device__ __forceinline__ int nearer() const { return met.nearer(level, number); }   // groups
 };
 
-// Rows of a warpgroup's accumulators in a tile of panels: to shared memory; to and from memory, as bytes of the tile
+// Bytes from the start of a tile of panels X to a lane's pairs of columns 8 n + its own, derived anew at each use.
+struct PairsAt {
+    const u32 row, base;
+    __device__ __forceinline__ PairsAt(const Lane& me) : row(opaque(me.row)), base(row * 128 + me.column * 2) {}
+    template <class X> __device__ __forceinline__ u32 at(int n, int h) const { return base + ((n & 7) << 4 ^ (row & 7) << 4) + (n / 8 * X::PANEL + h * 1024); }
+};
+// f(bytes from a tile's start, two numbers, row of two) for a lane's pairs of a warpgroup's 64 rows of panels X
+template <class X, class T, int N, class F> LA_DEVICE void each_pair(T (&x)[N][4], const Lane& me, F f) {
+    const PairsAt pairs(me);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int n = i; n < N; n += 8)
+#pragma unroll
+            for (int h = 0; h < 2; h++) f(pairs.at<X>(n, h), x[n][2 * h], x[n][2 * h + 1], h);
+}
 template <class X, int N> LA_DEVICE void put_rows(u32 tile, const float (&x)[N][4], float scale, const Lane& me) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            store_shared_u32(tile + X::at(me.row + 8 * h, n * 8 + me.column), pack_bf16(x[n][2 * h] * scale, x[n][2 * h + 1] * scale));
+    each_pair<X>(x, me, [&](u32 at, float u, float v, int) { store_shared_u32(tile + at, pack_bf16(u * scale, v * scale)); });
 }
 template <class X, int N> LA_DEVICE void store_tile(char* tile, const float (&x)[N][4], const Lane& me) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) *(u32*)(tile + X::at(me.row + 8 * h, n * 8 + me.column)) = pack_bf16(x[n][2 * h], x[n][2 * h + 1]);
+    each_pair<X>(x, me, [&](u32 at, float u, float v, int) { *(u32*)(tile + at) = pack_bf16(u, v); });
 }
 // x += sign times a tile in memory, or in shared memory
 template <class X, int N> LA_DEVICE void add_tile(float (&x)[N][4], const char* tile, float sign, const Lane& me) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const u32 y = *(const u32*)(tile + X::at(me.row + 8 * h, n * 8 + me.column));
-            x[n][2 * h] += sign * low_bf16(y);
-            x[n][2 * h + 1] += sign * high_bf16(y);
-        }
+    each_pair<X>(x, me, [&](u32 at, float& u, float& v, int) {
+        const u32 y = *(const u32*)(tile + at);
+        u += sign * low_bf16(y);
+        v += sign * high_bf16(y);
+    });
 }
 template <class X, int N> LA_DEVICE void add_rows(float (&x)[N][4], u32 tile, const Lane& me) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const u32 y = __float_as_uint(load_shared(tile + X::at(me.row + 8 * h, n * 8 + me.column)));
-            x[n][2 * h] += low_bf16(y);
-            x[n][2 * h + 1] += high_bf16(y);
-        }
+    each_pair<X>(x, me, [&](u32 at, float& u, float& v, int) {
+        const u32 y = __float_as_uint(load_shared(tile + at));
+        u += low_bf16(y);
+        v += high_bf16(y);
+    });
 }
 // Rows to an array (B, T, heads, WIDTH) of which `left` exist; ADD: to what is there
 template <int WIDTH, bool ADD, int N> LA_DEVICE void store_array(char* to, i64 stride, int left, const float (&x)[N][4], const Lane& me) {
