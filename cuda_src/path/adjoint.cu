@@ -233,8 +233,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 1) adjoint(const __grid_
     if (threadIdx.x == 0) adjoint.begin_loads();
     if (threadIdx.x < BLOCK) {
         float* const beta = (float*)(memory + AT_BETA);
-        beta[threadIdx.x] =
-            (int)threadIdx.x < adjoint.own ? a.beta[((i64)place.batch * a.of.T + place.first + adjoint.i0 + threadIdx.x) * a.key_heads + place.head] : 0.f;
+        beta[threadIdx.x] = (int)threadIdx.x < adjoint.own ? strength(a, place, adjoint.i0 + threadIdx.x) : 0.f;
         beta[BLOCK + threadIdx.x] = 1.f;
     }
     __syncthreads();

@@ -272,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 2) factors(const __grid_
     }
     if (threadIdx.x < BLOCK)
         ((float*)(memory + AT_BETA))[threadIdx.x] =
-            threadIdx.x < own ? a.beta[((i64)place.batch * a.of.T + place.first + i0 + threadIdx.x) * a.key_heads + place.head] : 0.f;
+            threadIdx.x < own ? strength(a, place, i0 + threadIdx.x) : 0.f;
     __syncthreads();
     barrier_wait(barrier, 0);
     compute(Stored(a, place, place.head), place.tile, memory, own);

@@ -73,3 +73,8 @@ struct Stored {
     }
     __device__ __forceinline__ char* parts(int head, int block) const { return a.parts + ((i64)head * a.slots + slot + block) * PARTS; }
 };
+// The strength of a token of a block
+LA_DEVICE float strength(const PathArguments& a, const Place& place, int token) {
+    const float x = a.beta[((i64)place.batch * a.of.T + place.first + token) * a.key_heads + place.head];
+    return fabsf(x) < a.least ? a.least : x;
+}

@@ -44,5 +44,5 @@ PATH = Struct(  # path/*.cu
     ("dkeys dmaps parts", OUT_BYTES),  # gradients of keys (levels, heads, slots), of maps, of a block's factors
     ("chain", OUT_BYTES),  # of groups.cu: the maps from a part of a group to its end
     ("bases", pointer("const i64")), ("tiles", I64),  # of met: the first of each sequence of a ragged batch; in all
-    ("dk dw", ROWS), ("dbeta", OUT_FLOATS),
+    ("dk dw", ROWS), ("dbeta", OUT_FLOATS), ("least", FLOAT),  # a strength that is nearer to 0 is this one
 )  # fmt: skip

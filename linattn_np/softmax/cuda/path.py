@@ -62,7 +62,8 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     _prepare(batch, tuple(KERNELS))
     given = (("q", x.q), ("k", x.k), ("v", x.v), ("w", x.w), ("dout", dout))
     arrays = {n: row_array(xp, cast(xp, y, x.v.dtype)) for n, y in given}
-    arrays |= {"logs": saved.logs, "sums": saved.sums, "beta": _strengths(xp, x.beta)}
+    beta = xp.ascontiguousarray(cast(xp, x.beta, xp.float32))
+    arrays |= {"logs": saved.logs, "sums": saved.sums, "beta": beta, "least": SMALLEST}
     numbers = saved.logs.shape
     if plan.normalize:
         arrays["dots"] = xp.empty(numbers, dtype=xp.float32)
@@ -80,7 +81,7 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     if x.g is not None:
         found["g"] = calls.gate_gradient(plan, batch, x.g, gates)
     elif whole.g is not None:
-        found["g"] = xp.zeros_like(whole.g)
+        found["g"] = whole.g  # zeros
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
 
 
@@ -88,12 +89,6 @@ def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
     """Start compiling."""
     names = (*(n for n in names if n not in GROUPED or batch.blocks > RADIX),)
     launch.prepare(tuple((KERNELS[n].file, path_plan.constants(n, batch.kind)) for n in names), launch.capability())
-
-
-def _strengths(xp: Any, beta: Array) -> Array:
-    """beta, of which none is 0: dbeta is a quotient by it."""
-    beta = xp.ascontiguousarray(cast(xp, beta, xp.float32))
-    return xp.where(abs(beta) < SMALLEST, xp.float32(SMALLEST), beta)
 
 
 def _factors(plan: Plan, batch: Batch, x: Inputs, arrays: dict[str, Any], chain: bool = False) -> Sizes:
@@ -168,9 +163,10 @@ def _launch(name: str, plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str,
         "w": tensor_map(arrays["w"]), "key_heads": sizes.key_heads, "slots": sizes.slots,
         "each": 0 if batch.offsets is not None else sizes.slots // batch.sequences,
         "levels": sizes.levels, "level": level, "tiles": arrays.get("tiles", 0),
+        "least": arrays.get("least", 0.0),
     } | {n: address(arrays.get(n)) for n in STORED}  # fmt: skip
     fields |= {n: rows_of(arrays[n]) if n in arrays else NO_ROWS for n in ("dk", "dw")}
     kernel, constants = KERNELS[name], path_plan.constants(name, batch.kind)
-    named = (*(y for n, y in arrays.items() if n != "tiles"), batch.offsets) if moves() else None
+    named = (*(y for n, y in arrays.items() if n not in ("tiles", "least")), batch.offsets) if moves() else None
     launch.launch(kernel.file, kernel.entry, constants, batch.sequences * own * batch.blocks, kernel.threads,
                   dict(constants)["LA_SHARED"], arguments.PATH.packed(fields), named)  # fmt: skip
