@@ -1,6 +1,6 @@
 """PaTH attention on a GPU, forward and backward, relative to the device's limits, softmax attention and FLA's kernels.
 
-    python -m bench path_attention --backend cuda [--results FOLDER] [--no-peers] [--few]
+    python -m bench path_attention --backend cuda [--results FOLDER] [--no-peers] [--cases N ...]
 
 Results are checked first against float64 on the same rounded inputs. `ms` is the GPU time of a call enqueued back to
 back with others, inputs in rotation; ns are per token and head, of `ms`. Operations are those of softmax attention with
@@ -138,7 +138,7 @@ def measure(cp: Any, limits: passes.Limits, others: bool, cases: list[Case]) -> 
 
 def main(argv: list[str]) -> int:
     parser = report.parser("path_attention", __doc__)
-    parser.add_argument("--few", action="store_true", help="the first three cases only")
+    parser.add_argument("--cases", nargs="+", type=int, default=list(range(len(CASES))), metavar="N")
     args = parser.parse_args(argv)
     import cupy as cp
 
@@ -148,6 +148,6 @@ def main(argv: list[str]) -> int:
         return 1
     limits = passes.limits_of(cp)
     result = report.device(cp) | limits | {"errors": found}
-    cases = CASES[:3] if args.few else CASES
+    cases = [CASES[n] for n in args.cases]
     report.write_each(args.results, "cuda_path_attention", result, measure(cp, limits, not args.no_peers, cases))
     return 0

@@ -12,7 +12,7 @@
 
 constexpr int SLOT = Pairs::SIZE, AT_W = 0, AT_K = SLOT, AT_X = 2 * SLOT, AT_U = 3 * SLOT, AT_GK = 4 * SLOT, AT_GD = 5 * SLOT, AT_S = 6 * SLOT;
 constexpr int AT_DX = AT_GK, AT_DU = AT_GD, AT_DN = AT_K;   // in the place of what is done with
-constexpr int AT_BETA = 7 * SLOT, AT_BARRIERS = AT_BETA + 2 * BLOCK * 4;   // the strengths, and ones
+constexpr int AT_BETA = 7 * SLOT, AT_BARRIERS = AT_BETA + BLOCK * 4;
 static_assert(AT_BARRIERS + 16 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
 
 struct Adjoint {
@@ -45,6 +45,7 @@ struct Adjoint {
         run_in(shared + AT_U, stored.factors(place.tile) + Pairs::SIZE, Rows128::SIZE, barrier());
         run_in(shared + AT_GK, stored.dkeys(0, place.head, a.key_heads, place.tile), Rows128::SIZE, barrier());
         run_in(shared + AT_GD, stored.map_of(a.dmaps, 0, place.tile), Maps::SIZE, barrier());
+        run_prefetch(stored.parts(place.head, place.tile), PARTS);
     }
     // S of this half: its nearest 16 bits to the second panel of AT_S, what is left to the first
     __device__ __forceinline__ void invert() const {
@@ -53,12 +54,12 @@ struct Adjoint {
         float x[8][4];
         clear_tiles(x);
         complete_products(x, [&] { add_ABt<Rows128, Rows128>(x, rows(AT_W), rows(AT_W)); });
-        store_lower(x, lower, diagonals, beta(), me.warp, me.lane);
+        store_lower<true>(x, lower, diagonals, beta(), me.warp, me.lane);
         group_barrier(me.group);
         if (me.warp < 2) invert_diagonal(lower, diagonals + (2 * me.warp + (me.lane >> 4)) * (DIAGONAL / 4), 2 * me.warp + (me.lane >> 4), me.lane);
         group_barrier(me.group);
         u32 rest[4][4];
-        store_inverse_high(rest, lower, other, beta() + BLOCK, me.warp, me.lane);
+        store_inverse_high<true>(rest, lower, other, beta(), me.warp, me.lane);
         group_barrier(me.group);   // L has been read
 #pragma unroll
         for (int i = 0; i < 4; i++) store_block(lower, i, me.warp, rest[i], me.lane);
@@ -190,7 +191,7 @@ struct Adjoint {
             complete_products(dk, [&] { add_AtB<Rows128>(dk, shared + AT_DX + panel, shared + AT_W); });
             add_tile<Rows128>(dk, parts + Pairs::SIZE + 2 * Rows128::SIZE, 1.f, me);
             add_tile<Rows128>(dk, stored.dkeys(0, place.head, a.key_heads, place.tile), 1.f, me);
-            store_array<LA_K, false>(rows_of(a.dk, place, place.head) + i0 * a.dk.token, a.dk.token, own, dk, me);
+            store_array<LA_K>(rows_of(a.dk, place, place.head) + i0 * a.dk.token, a.dk.token, own, dk, me);
         }
         float dn[BLOCK / 8][4];
         clear_tiles(dn);
@@ -206,7 +207,7 @@ struct Adjoint {
             add_AB<Pairs, Rows128>(dw, rows(AT_DN), shared + AT_W);
             add_AtB<Rows128>(dw, shared + AT_DN + panel, shared + AT_W);
         });
-        store_array<LA_K, false>(rows_of(a.dw, place, place.head) + i0 * a.dw.token, a.dw.token, own, dw, me);
+        store_array<LA_K>(rows_of(a.dw, place, place.head) + i0 * a.dw.token, a.dw.token, own, dw, me);
     }
     __device__ __forceinline__ void run() const {
         const char* const parts = stored.parts(place.head, place.tile);
@@ -234,7 +235,6 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 1) adjoint(const __grid_
     if (threadIdx.x < BLOCK) {
         float* const beta = (float*)(memory + AT_BETA);
         beta[threadIdx.x] = (int)threadIdx.x < adjoint.own ? strength(a, place, adjoint.i0 + threadIdx.x) : 0.f;
-        beta[BLOCK + threadIdx.x] = 1.f;
     }
     __syncthreads();
     adjoint.run();

@@ -22,7 +22,7 @@ struct Rings {
     __device__ __forceinline__ Rings(u32 shared) : queries{shared + AT_RINGS}, keys{shared + AT_RINGS + Ring<STAGES>::BYTES}, ready(shared + AT_READY) {}
     __device__ __forceinline__ void init() const {
         queries.init(1 + ARRIVALS, CONSUMERS / 32 * ARRIVALS);
-        keys.init(1, GROUPS);
+        keys.init(1, CONSUMERS / 32 * ARRIVALS);
         barrier_init(ready, 1);
         barriers_made();
     }
@@ -146,7 +146,7 @@ struct Consumer {
         products_begin();
         multiply_rows_AB<Queries>(dk, dz, stage(step));
         products_commit();
-        products_wait<GATED ? 0 : 1>();   // the registers of P are free, with decays those of dZ too
+        products_wait<1>();   // the registers of P are free, with decays those of dZ too
         accumulator_fence(dv);
     }
     // the queries of blocks first .. end
@@ -185,9 +185,8 @@ struct Consumer {
             }
             out_commit();
             out_read();
-            barrier_arrive(rings.keys.empty(sizes));
         }
-        sizes++;
+        warp_arrive(rings.keys.empty(sizes++), me.lane);
     }
     __device__ __forceinline__ void run(int blocks) {
         float dk[WIDTH_K / 8][4], dv[WIDTH_V / 8][4];
@@ -203,7 +202,7 @@ struct Consumer {
             } else
                 store_tile<Rows128>(to, dk, me);
         }
-        store_array<LA_V, false>(rows_of(a.of.other, place, place.head) + j0 * a.of.other.token, a.of.other.token, place.T - j0, dv, me);
+        store_array<LA_V>(rows_of(a.of.other, place, place.head) + j0 * a.of.other.token, a.of.other.token, place.T - j0, dv, me);
         if constexpr (GATED) {
             float* const far = a.of.far + place.numbers(a.of, place.head) + j0;
 #pragma unroll

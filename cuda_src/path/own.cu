@@ -31,6 +31,9 @@ struct Own {
         publish_shared();
         __syncthreads();
     }
+    __device__ __forceinline__ const char* queries_at_start() const {   // their gradients
+        return a.dmet + stored.tile(place, place.head, Met(place.tile, a.levels).first());
+    }
     __device__ __forceinline__ void begin_loads() const {   // one thread
         const int key_head = stored.head;
         for (int n = 0; n < 4; n++) barrier_init(barrier(n), 1);
@@ -46,6 +49,7 @@ struct Own {
         if (place.tile) {
             barrier_expect(barrier(OF_U), Rows128::SIZE);
             run_in(shared + AT_U, stored.factors(place.tile) + Pairs::SIZE, Rows128::SIZE, barrier(OF_U));
+            run_prefetch(queries_at_start(), Rows128::SIZE);
         }
     }
     // tokens past the end become zeros
@@ -161,9 +165,10 @@ struct Own {
         const int panel = me.group * Pairs::PANEL;   // the group's keys
         {
             float dv[WIDTH_V / 8][4];
-            clear_tiles(dv);
+            char* const to = rows_of(a.of.other, place, place.head) + i0 * a.of.other.token;
+            load_array<LA_V>(dv, to, a.of.other.token, own, me);
             complete_products(dv, [&] { add_AtB<Values>(dv, shared + AT_P + panel, shared + AT_DOUT); });
-            store_array<LA_V, true>(rows_of(a.of.other, place, place.head) + i0 * a.of.other.token, a.of.other.token, own, dv, me);
+            store_array<LA_V>(to, a.of.other.token, own, dv, me);
         }
         __syncthreads();   // P and dO have been read
         put_operands(shared + AT_DZ, dz);
@@ -189,7 +194,7 @@ struct Own {
         __syncthreads();   // X has been read
         if (threadIdx.x == 0 && place.tile) {
             barrier_expect(barrier(OF_DQ), Rows128::SIZE);
-            run_in(shared + AT_DQ, a.dmet + stored.tile(place, place.head, Met(place.tile, a.levels).first()), Rows128::SIZE, barrier(OF_DQ));
+            run_in(shared + AT_DQ, queries_at_start(), Rows128::SIZE, barrier(OF_DQ));
         }
         {
             float dx[BLOCK / 8][4];
@@ -220,7 +225,7 @@ struct Own {
             add_AB<Pairs, Rows128>(x, rows(AT_DE), shared + AT_W);
         });
         if (place.tile) add_rows<Rows128>(x, shared + AT_DQ, me);
-        store_array<LA_K, false>(rows_of(a.of.out, place, place.head) + i0 * a.of.out.token, a.of.out.token, own, x, me);
+        store_array<LA_K>(rows_of(a.of.out, place, place.head) + i0 * a.of.out.token, a.of.out.token, own, x, me);
         clear_tiles(x);
         complete_products(x, [&] { add_AtB<Rows128>(x, shared + AT_DE + panel, shared + AT_Q); });
         store_tile<Rows128>(parts + Pairs::SIZE + Rows128::SIZE, x, me);

@@ -25,7 +25,7 @@ struct Rings {
     __device__ __forceinline__ Rings(u32 shared) : items{shared + AT_RINGS}, queries{shared + AT_RINGS + Ring<STAGES>::BYTES}, ready(shared + AT_READY) {}
     __device__ __forceinline__ void init() const {
         items.init(1 + GATED * ARRIVALS, CONSUMERS / 32 * ARRIVALS);
-        queries.init(1, GROUPS);
+        queries.init(1, CONSUMERS / 32 * ARRIVALS);
         barrier_init(ready, 1);
         barriers_made();
     }
@@ -85,11 +85,10 @@ struct Consumer {
     const Rings rings;
     const Stored stored;
     int items, groups;
-    bool pending;     // the copy of a tile of queries' gradients is on its way
     float l[2], dot[2], sums[2];   // of the two rows: l less the decay from the block's start; sums of dz
 
     __device__ __forceinline__ Consumer(const PathArguments& a, const Place& place, const Met& met, u32 shared, int thread)
-        : a(a), place(place), met(met), shared(shared), me(thread), rings(shared), stored(a, place, place.head / a.of.group_k), items(0), groups(0), pending(false) {
+        : a(a), place(place), met(met), shared(shared), me(thread), rings(shared), stored(a, place, place.head / a.of.group_k), items(0), groups(0) {
         const int i0 = place.tile * BLOCK;
         const i64 numbers = place.numbers(a.of, place.head);
         const Decays before = GATED ? a.of.sums[numbers + i0 - 1] : Decays{};
@@ -150,11 +149,9 @@ struct Consumer {
     }
     // the copy of the group before has read its queries' place
     __device__ __forceinline__ void end_copy() {
-        if (pending && (threadIdx.x & 127) == 0) {
-            out_read();
-            barrier_arrive(rings.queries.empty(groups - 1));
-        }
-        pending = false;
+        if (groups == 0) return;
+        if ((threadIdx.x & 127) == 0) out_read();
+        warp_arrive(rings.queries.empty(groups - 1), me.lane);
     }
     // the gradients of the queries that meet a group, to its queries' place and on their way
     __device__ __forceinline__ void put_out(const float (&dq)[WIDTH_K / 8][4], int nearer) {
@@ -171,7 +168,6 @@ struct Consumer {
             }
             out_commit();
         }
-        pending = true;
         groups++;
     }
     // back past the maps of the next group

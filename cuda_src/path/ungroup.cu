@@ -30,12 +30,14 @@ struct Parts {
         barrier_expect(barrier(2), 2 * Maps::SIZE);
         run_in(shared + AT_M, stored.map_of(a.chain, a.level - 1, group * RADIX + part + 1), Maps::SIZE, barrier(2));
         run_in(shared + AT_D, stored.maps(a.level - 1, group * RADIX + part), Maps::SIZE, barrier(2));
+        run_prefetch(stored.map_of(a.dmaps, a.level - 1, group * RADIX + part), Maps::SIZE);
     }
     __device__ __forceinline__ void load_block(int n) const {   // the group's n-th
         const int block = group * RADIX * per + n, at = n & 1;
         barrier_expect(barrier(at), 2 * Rows128::SIZE);
         run_in(shared + AT_K + at * SLOT, stored.keys(a.level - 1, block), Rows128::SIZE, barrier(at));
         run_in(shared + AT_DK + at * SLOT, stored.dkeys(a.level, stored.head, a.key_heads, block), Rows128::SIZE, barrier(at));
+        run_prefetch(stored.dkeys(a.level - 1, stored.head, a.key_heads, block), Rows128::SIZE);
     }
     // sums += K^T dK;  dK_c += dK - dK M^T
     __device__ __forceinline__ void add_block(int n, bool last) {

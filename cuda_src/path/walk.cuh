@@ -67,20 +67,27 @@ template <class X, int N> LA_DEVICE void add_rows(float (&x)[N][4], u32 tile, co
         v += high_bf16(y);
     });
 }
-// Rows to an array (B, T, heads, WIDTH) of which `left` exist; ADD: to what is there
-template <int WIDTH, bool ADD, int N> LA_DEVICE void store_array(char* to, i64 stride, int left, const float (&x)[N][4], const Lane& me) {
+// f(pair of numbers in memory, row of two, tile of columns) of an array (B, T, heads, WIDTH), of which `left` rows exist
+template <int WIDTH, int N, class F> LA_DEVICE void each_of_array(char* array, i64 stride, int left, const Lane& me, F f) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        if (me.row + 8 * h >= left) continue;
-        char* const row = to + (me.row + 8 * h) * stride;
+        char* const row = array + (me.row + 8 * h) * stride + me.column * 2;
+        if (me.row + 8 * h < left)
 #pragma unroll
-        for (int n = 0; n < N; n++)
-            if (n * 8 < WIDTH) {
-                u32* const at = (u32*)(row + (n * 8 + me.column) * 2);
-                const u32 y = ADD ? *at : 0;
-                *at = pack_bf16(x[n][2 * h] + low_bf16(y), x[n][2 * h + 1] + high_bf16(y));
-            }
+            for (int n = 0; n < N; n++)
+                if (n * 8 < WIDTH) f((u32*)(row + n * 16), h, n);
     }
+}
+template <int WIDTH, int N> LA_DEVICE void store_array(char* to, i64 stride, int left, const float (&x)[N][4], const Lane& me) {
+    each_of_array<WIDTH, N>(to, stride, left, me, [&](u32* at, int h, int n) { *at = pack_bf16(x[n][2 * h], x[n][2 * h + 1]); });
+}
+template <int WIDTH, int N> LA_DEVICE void load_array(float (&x)[N][4], char* from, i64 stride, int left, const Lane& me) {
+    clear_tiles(x);
+    each_of_array<WIDTH, N>(from, stride, left, me, [&](const u32* at, int h, int n) {
+        const u32 y = *at;
+        x[n][2 * h] = low_bf16(y);
+        x[n][2 * h + 1] = high_bf16(y);
+    });
 }
 // Numbers on and above the diagonal, or above it, become 0
 template <bool DIAGONAL, int N> LA_DEVICE void keep_lower(float (&x)[N][4], const Lane& me) {

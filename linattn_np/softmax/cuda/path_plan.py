@@ -101,7 +101,7 @@ def shared_memory(name: str, kind: Kind) -> int:
     if name == "own":
         return 7 * PAIRS + gates * BLOCK * 16 + 48
     if name == "adjoint":
-        return 7 * PAIRS + 2 * BLOCK * 4 + 16
+        return 7 * PAIRS + BLOCK * 4 + 16
     half = HALF * (K + V)  # keys and values, or queries and what goes with them
     if name == "queries":
         stages = 3 * (max(half, K // 2 * K) + gates * HALF * 4)
