@@ -121,53 +121,49 @@ struct Outputs {   // a lane's rows of two gradients in memory, from its first o
     char *read, *write;
     i64 read_step, write_step;
 };
-// Gradients of a lane's rows: dq and dk, or da and db; dots for dg in place of the sums
-LA_DEVICE void store_rows_of(const float2 (&a)[ROWS], float2 pre, const Outputs& to, int rows, bool valid, const Lane& me) {
+// Gradients of a lane's rows, dq and dk or da and db. sums: of row r and those behind it in the block, what of the dots dg of r has;
+// returned: of all rows what earlier tokens have, which is more by a's of the first row
+LA_DEVICE float2 store_rows_of(float2 (&sums)[ROWS], const float2 (&a)[ROWS], float2 pre, const Outputs& to, int rows, bool valid, const Lane& me) {
     const u32 reader = me.reader(me.part) + me.own(), writer = me.writer(me.part) + me.own();
     const int channel = 2 * me.lane;
+    float2 first = {0.f, 0.f};
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const int token = me.block * ROWS + r;
-        const u32 at_read = me.staged(me.part, me.panel, token, channel), at_write = me.staged(2 + me.part, me.panel, token, channel);
-        const float2 before = pre, x = load_shared2(at_read), y = load_shared2(at_write);
+        const float2 before = pre, x = load_shared2(me.staged(me.part, me.panel, token, channel)), y = load_shared2(me.staged(2 + me.part, me.panel, token, channel));
         pre *= a[r];
-        store_pair(at_read, floats_of(load_word(reader + lane_row(r, me.lane))) * x);
-        store_pair(at_write, floats_of(load_word(writer + lane_row(r, me.lane))) * y);
+        const float2 read = floats_of(load_word(reader + lane_row(r, me.lane))) * x, none = {0.f, 0.f};
+        sums[r] = subtract(me.part ? none : read, floats_of(load_word(writer + lane_row(r, me.lane))) * y);
+        if (r == 0) first = me.part ? read : none;
+        else sums[r - 1] = add(sums[r - 1], me.part ? read : none);
         if (valid && r < rows) {
             *(u32*)(to.read + r * to.read_step) = pack(x * (me.part ? before : pre));
             *(u32*)(to.write + r * to.write_step) = pack(y * float2{over_decay(pre.x), over_decay(pre.y)});
         }
     }
+#pragma unroll
+    for (int r = ROWS - 2; r >= 0; r--) sums[r] = add(sums[r], sums[r + 1]);
+    return add(first, sums[0]);
 }
-// Of one row: what dg of its token and of those before have (near), and those before alone (far)
-struct Dots { float2 near, far; };
-LA_DEVICE Dots dots_of(int token, const Lane& me) {
+// Sums of a lane's rows in place of those before their last factor: of all rows; of a and b those of each row too
+LA_DEVICE void share_sums(const float2 (&sums)[ROWS], float2 all, const Lane& me) {
+    if (me.part)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) store_pair(me.staged(1, me.panel, me.block * ROWS + r, 2 * me.lane), sums[r]);
+    store_pair(me.staged(2 + me.part, me.panel, me.block * ROWS, 2 * me.lane), all);
+}
+// dg of a lane's rows, whose sums of q and k it has
+LA_DEVICE void store_gates(const float2 (&sums)[ROWS], char* to, i64 step, int rows, const Lane& me) {
     const int channel = 2 * me.lane;
-    const float2 q = load_shared2(me.staged(0, me.panel, token, channel)), a = load_shared2(me.staged(1, me.panel, token, channel));
-    const float2 k = load_shared2(me.staged(2, me.panel, token, channel)), b = load_shared2(me.staged(3, me.panel, token, channel));
-    return {subtract(subtract(q, k), b), a};
-}
-// dg of a lane's rows (of both parts; part 0 stores)
-LA_DEVICE void store_gates(char* to, i64 step, int rows, bool valid, const Lane& me) {
-    float2 sum = {0.f, 0.f};
-    if (me.part == 0)
-        for (int r = ROWS - 1; r >= 0; r--) {
-            const Dots x = dots_of(me.block * ROWS + r, me);
-            sum = add(sum, add(x.near, x.far));
-        }
-    if (me.part == 0) store_decay(me.shared + AT_DECAYS, sum, me.block, me.panel, me.lane);
-    __syncthreads();
-    if (me.part) return;
     float2 later = load_shared2(me.shared + AT_ENDS + me.panel * 256 + me.lane * 8);
-    for (int n = 3; n > me.block; n--) later = add(later, load_shared2(me.shared + AT_DECAYS + n * WIDE * 4 + me.panel * 256 + me.lane * 8));
-    for (int r = ROWS - 1; r >= 0; r--) {
-        const Dots x = dots_of(me.block * ROWS + r, me);
-        later = add(later, x.near);
-        if (valid && r < rows) {
-            if constexpr (LA_GATE == 2) *(float2*)(to + r * step) = later;
-            else *(u32*)(to + r * step) = pack(later);
-        }
-        later = add(later, x.far);
+    for (int n = 3; n > me.block; n--)
+        later = add(later, add(load_shared2(me.staged(2, me.panel, n * ROWS, channel)), load_shared2(me.staged(3, me.panel, n * ROWS, channel))));
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const float2 x = add(later, add(sums[r], load_shared2(me.staged(1, me.panel, me.block * ROWS + r, channel))));
+        if (r >= rows) continue;
+        if constexpr (LA_GATE == 2) *(float2*)(to + r * step) = x;
+        else *(u32*)(to + r * step) = pack(x);
     }
 }
 
@@ -229,7 +225,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
     load_decays(decays, me, count);
     const Outputs to = me.part ? Outputs{rows_at(a.da, of, first, channel, 2), rows_at(a.db, of, first, channel, 2), a.da.token, a.db.token}
                                : Outputs{rows_at(a.dq, of, first, channel, 2), rows_at(a.dk, of, first, channel, 2), a.dq.token, a.dk.token};
-    store_rows_of(decays, around(me).before, to, rows, valid, me);
+    float2 sums[ROWS];
+    const float2 all = store_rows_of(sums, decays, around(me).before, to, rows, valid, me);
+    share_sums(sums, all, me);
     __syncthreads();
-    store_gates(rows_at(a.dg, of, first, channel, GATE_BYTES), a.dg.token, rows, valid && a.dg.data, me);
+    if (me.part == 0 && valid && a.dg.data) store_gates(sums, rows_at(a.dg, of, first, channel, GATE_BYTES), a.dg.token, rows, me);
 }
