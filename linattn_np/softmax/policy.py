@@ -38,3 +38,11 @@ def cpu_tile(chunk_size: int | str | None) -> tuple[int, int]:
 CUDA_TILE = 128
 WIDEST_CUDA = 128
 SECTION_BYTES = 32 * 2**20
+
+# Portable kernels, by products of warps: the widest keys and values; tokens of a sequence whose keys are read in pieces,
+# each by a block, where there is a cache (with more, blocks of queries fill the device); keys of a piece; keys of a tile
+# and tiles in flight, the first that leave room for two blocks, else for one.
+WIDEST_PORTABLE = 256
+FEW_QUERIES = 16
+PIECE = 512
+PORTABLE_TILES = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 2))

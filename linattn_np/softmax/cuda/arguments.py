@@ -34,6 +34,17 @@ GATES = Struct(  # gates.cu
 DOTS = Struct(  # dots.cu: <dout, out> of each row
     "softmax/DotsArguments", ("out dout", ROWS), ("dots", OUT_FLOATS), ("T heads", INT), ("rows", I64),
 )  # fmt: skip
+PORTABLE = Struct(  # portable_*.cu, cache.cu
+    "softmax/PortableArguments",
+    ("q k v out past_k past_v b", ROWS),  # the cache (sequences, slots, heads, width), b of width 1
+    ("sums", DECAYS), ("sinks", FLOATS), ("logs", OUT_FLOATS),  # null: none
+    ("parts maxima", OUT_FLOATS),  # of pieces of the keys (pieces, tokens, heads): sums of values; maximum and sum
+    ("lengths counts", OUT_FLOATS),  # of the cache, null: none; as they were before the call
+    OFFSETS,
+    ("T Tk tokens heads sequences longest few", INT),  # tokens: of all rows; few: of the longest short sequence
+    ("group_s pack tiles pieces", INT),  # pack: heads that share keys and values; tiles of rows, pieces of keys
+    ("slots window causal normalize", INT), ("outputs appends", INT), ("scale", FLOAT),  # blocks of cache.cu
+)  # fmt: skip
 PATH = Struct(  # path/*.cu
     "softmax/PathArguments",
     ("of", ATTENTION), ("w", TENSOR_MAP), ("beta", FLOATS),  # (B, T, key heads)

@@ -81,7 +81,7 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
     return None
 
 
-def forward(plan: Plan, x: Inputs) -> tuple[Array, Saved]:
+def forward(plan: Plan, x: Inputs, state: None = None) -> tuple[Array, Saved]:
     """(out (..., Tq, heads, V), what a backward needs)."""
     xp, batch = plan.xp, batch_of(plan, x)
     q, k, v = (row_array(xp, y) for y in (x.q, x.k, x.v))
