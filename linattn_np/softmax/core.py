@@ -26,6 +26,7 @@ class Softmax(Core):
     """Attention over all tokens."""
 
     BACKENDS = ("reference", "chunks", "numba", "cuda")
+    DEFERS = False
     STATE_AXES = {"k": "L Hk K", "v": "L H V", "b": "L Hq", "length": ""}  # noqa: RUF012
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
@@ -50,7 +51,7 @@ class Softmax(Core):
             else:
                 out, logs = sequences.forward(module_of(backend, x), plan, x, state)
         end = None
-        if kernels is not None and plan.overwrite and state is not None:
+        if kernels is not None and plan.overwrite and state is not None and state.v.shape[-3]:
             end = state  # the kernels have appended the tokens
         elif plan.returns_state or x.q is None:
             end = final_state(plan, x, state)
@@ -120,7 +121,7 @@ def kernels_of(x: Any, plan: Plan) -> Any:
 
     if isinstance(x, Inputs) and x.w is not None:
         return path
-    return calls if calls.unsupported_reason(x, plan) is None else portable
+    return calls if not policy.PORTABLE and calls.unsupported_reason(x, plan) is None else portable
 
 
 def path_operations(backend: str, plan: Plan, x: Inputs) -> float:

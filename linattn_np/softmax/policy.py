@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 # Array calls: rows and columns of a tile. Below 128 the calls cost more than their work, above 256 a tile of one head
 # leaves the second cache.
 ARRAY_TILE = 128
@@ -42,7 +44,9 @@ SECTION_BYTES = 32 * 2**20
 # Portable kernels, by products of warps: the widest keys and values; tokens of a sequence whose keys are read in pieces,
 # each by a block, where there is a cache (with more, blocks of queries fill the device); keys of a piece; keys of a tile
 # and tiles in flight, the first that leave room for two blocks, else for one.
+PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")  # they alone
 WIDEST_PORTABLE = 256
 FEW_QUERIES = 16
 PIECE = 512
 PORTABLE_TILES = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 2))
+PORTABLE_BLOCKS = ((64, 32), (32, 32), (32, 16), (16, 16))  # of gradients: rows of a block, rows of a tile

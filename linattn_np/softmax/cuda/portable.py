@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import gcd, prod
 from typing import Any, NamedTuple
 
-from ...ops.cuda.arguments import NO_ROWS, address, rows_of
+from ...ops.cuda.arguments import address, rows_of
 from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS
@@ -17,8 +17,13 @@ from .. import policy
 from ..types import Inputs, Plan
 from . import arguments, calls
 from . import portable_plan as cuts
-from .calls import FAR, TAKEN, Batch
+from .calls import FAR, TAKEN, Batch, Saved
 from .portable_plan import KERNELS, PortableKind
+
+
+ARRAYS = ("q", "k", "v", "out", "past_k", "past_v", "b", "dout", "dq", "dk", "dv")
+POINTERS = ("sums", "sinks", "logs", "parts", "maxima", "lengths", "counts", "offsets", "dots", "rows", "near", "far",
+            "crossing")  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -30,6 +35,7 @@ class Call(NamedTuple):
     past: dict[str, Array]  # the cache (sequences, slots, heads, width) and lengths; {} without
     shorts: int  # tokens of the longest sequence whose keys are read in pieces; 0: none
     longs: int  # of the longest other one
+    cotangents: tuple[Array, ...] = ()  # further arrays like the values
 
     @property
     def slots(self) -> int:
@@ -47,8 +53,8 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
         return f"chunk_size={plan.chunk_size!r}: the kernels choose their own tiles"
     if plan.dtype == plan.xp.float64:
         return "float64 is computed by array calls"
-    if plan.gradients:
-        return "gradients are computed by array calls but on compute capability 90 and without a cache"
+    if plan.gradients and plan.has_state:
+        return "gradients through a cache are computed by array calls"
     elements = {dtype_name(y) for y in x[:3]}
     if len(elements) > 1 or not elements <= set(ELEMENTS):
         return "the kernels take q, k and v in one of bfloat16, float16 and float32"
@@ -62,15 +68,15 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
     return launch.unusable()
 
 
-def forward(plan: Plan, x: Inputs, state: Any = None) -> tuple[Array, None]:
-    """(out (..., Tq, heads, V), nothing). With plan.overwrite the state is the cache after the tokens."""
+def forward(plan: Plan, x: Inputs, state: Any = None) -> tuple[Array, Saved | None]:
+    """(out (..., Tq, heads, V), what a backward needs). With plan.overwrite the state is the cache after the tokens."""
     xp, call = plan.xp, call_of(plan, x, state)
     batch, V = call.batch, call.kind.V
-    names = ("forward",) * bool(call.longs) + ("pieces",) * bool(call.shorts) + ("cache",) * bool(call.past)
-    limit = launch.shared_limit()
-    wanted = tuple((KERNELS[n].file, cuts.constants(n, call.kind, limit)) for n in names)
-    launch.prepare(wanted, launch.capability())
+    _prepare(call, ("forward",) * bool(call.longs) + ("pieces",) * bool(call.shorts) + ("cache",) * bool(call.past))
     fields = fields_of(plan, call, xp.empty((*batch.lead, batch.T, batch.heads, V), dtype=call.x.v.dtype))
+    fields["sums"] = calls.decays(plan, batch, x.g)
+    if plan.gradients:
+        fields["logs"] = xp.empty((batch.rows, batch.heads, batch.T), dtype=xp.float32)
     groups = batch.sequences * batch.heads
     if call.longs:
         fields["tiles"] = -(-call.longs // 64)
@@ -85,22 +91,59 @@ def forward(plan: Plan, x: Inputs, state: Any = None) -> tuple[Array, None]:
     _launch("cache", call, fields, fields["outputs"] + fields["appends"] + batch.sequences * -(-gates // 1024))
     if plan.overwrite and state is not None:
         _write_back(state, call.past)
-    return fields["out"], None
+    return fields["out"], Saved(fields["logs"], fields["sums"]) if plan.gradients else None
 
 
-def call_of(plan: Plan, x: Inputs, state: Any) -> Call:
+def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> Inputs:
+    """Gradients of the inputs of a call without a cache."""
+    xp, call = plan.xp, call_of(plan, x, None, cast(plan.xp, dout, x.v.dtype), cast(plan.xp, out, x.v.dtype))
+    batch, kind, numbers = call.batch, call.kind, (call.batch.rows, call.batch.heads, call.batch.T)
+    names = (("dq", batch.T, batch.heads, kind.K), ("dk", batch.Tk, batch.heads // batch.shared, kind.K),
+             ("dv", batch.Tk, batch.heads // batch.shared, kind.V))  # fmt: skip
+    fields = fields_of(plan, call, call.cotangents[1]) | {"dout": call.cotangents[0]} | saved._asdict()
+    fields |= {n: xp.empty((batch.rows, *shape), dtype=call.x.v.dtype) for n, *shape in names}
+    fields["dots"] = xp.empty(numbers, dtype=xp.float32) if plan.normalize else None
+    rows = cuts.block_of("queries", kind, launch.shared_limit())[0]
+    parts = calls.BLOCK // rows
+    if kind.gated:
+        fields |= {n: xp.empty(numbers, dtype=xp.float32) for n in ("rows", "near", "far")}
+        blocks = (batch.sequences * batch.heads, parts, batch.blocks, batch.blocks)
+        fields["crossing"] = xp.empty(blocks, dtype=xp.float32)
+    fields["tiles"] = parts * batch.blocks if kind.gated else -(-call.longs // rows)
+    _launch("queries", call, fields, batch.sequences * batch.heads * fields["tiles"])
+    blocks = -(-fields["longest"] // cuts.block_of("keys", kind, launch.shared_limit())[0])
+    for done in cuts.passes(kind):
+        _launch("keys", call, fields, batch.sequences * batch.heads // batch.shared * blocks, done)
+    found = {n: calls.of_shape(xp, fields[f"d{n}"], getattr(x, n).shape) for n in ("q", "k", "v")}
+    if kind.gated:
+        sums = {n: fields[n] for n in ("rows", "near", "far", "crossing")}
+        found["g"] = calls.gate_gradient(plan, batch, x.g, sums, parts)
+    if x.sinks is not None:
+        found["sinks"] = calls.sink_gradient(plan, batch, x.sinks, saved.logs, fields["dots"])
+    return Inputs(**{n: found.get(n) for n in Inputs._fields})
+
+
+def _prepare(call: Call, names: tuple[str, ...]) -> None:
+    """Start compiling the kernels."""
+    limit = launch.shared_limit()
+    wanted = tuple((KERNELS[n].file, cuts.constants(n, call.kind, limit)) for n in names)
+    launch.prepare(wanted, launch.capability())
+
+
+def call_of(plan: Plan, x: Inputs, state: Any, *cotangents: Array) -> Call:
     """The call as its kernels take it."""
     xp, batch = plan.xp, calls.batch_of(plan, x)
     x = x._replace(**{n: _rows(xp, getattr(x, n)) for n in ("q", "k", "v")})
     past = {} if state is None or not state.v.shape[-3] else _past(xp, state, batch.sequences)
-    arrays = [x.q, x.k, x.v, *(past[n] for n in ("k", "v") if past)]
+    cotangents = tuple(_rows(xp, y) for y in cotangents)
+    arrays = [x.q, x.k, x.v, *(past[n] for n in ("k", "v") if past), *cotangents]
     align = gcd(16, *(n for y in arrays for n in (y.data.ptr, y.shape[-1] * y.itemsize, *y.strides[:-1])))
     cache = dtype_name(past["k"]) if past else None
     kind = PortableKind(dtype_name(x.v), x.k.shape[-1], x.v.shape[-1], x.g is not None, align, cache)
     lengths = [s.stop - s.start for s in plan.sequences] if plan.is_ragged else [batch.T]
     shorts = max((n for n in lengths if past and n <= policy.FEW_QUERIES), default=0)
     longs = max((n for n in lengths if not past or n > policy.FEW_QUERIES), default=0)
-    return Call(batch, kind, x, past, shorts, longs)
+    return Call(batch, kind, x, past, shorts, longs, cotangents)
 
 
 def _rows(xp: Any, y: Array) -> Array:
@@ -131,18 +174,19 @@ def _write_back(state: Any, past: dict[str, Array]) -> None:
 
 def fields_of(plan: Plan, call: Call, out: Array) -> dict[str, Any]:
     """Every field of PORTABLE, arrays in the place of pointers."""
-    xp, (batch, _, x, past, shorts, longs) = plan.xp, call
+    xp, (batch, _, x, past, shorts, longs, _) = plan.xp, call
     sinks = None if x.sinks is None else cast(xp, x.sinks, xp.float32)
-    fields: dict[str, Any] = {"q": x.q, "k": x.k, "v": x.v, "out": out, "sinks": sinks, "logs": None}
+    fields: dict[str, Any] = dict.fromkeys((*ARRAYS, *POINTERS))
+    fields |= {"q": x.q, "k": x.k, "v": x.v, "out": out, "sinks": sinks}
     fields |= {"past_k": past.get("k"), "past_v": past.get("v"), "b": past.get("b"), "lengths": past.get("length")}
     fields |= {"counts": xp.empty(batch.sequences, dtype=xp.float32) if past else None, "offsets": batch.offsets}
-    fields |= {"sums": calls.decays(plan, batch, x.g), "parts": None, "maxima": None}
     return fields | {
         "T": batch.T, "Tk": batch.Tk, "tokens": batch.rows * batch.T, "heads": batch.heads,
         "sequences": batch.sequences, "longest": max(shorts, longs) if plan.is_ragged else batch.Tk, "few": shorts,
         "group_s": 1 if sinks is None else batch.heads // len(sinks), "pack": 1, "tiles": 0, "pieces": 0,
         "slots": call.slots, "window": plan.window or FAR, "causal": int(plan.causal),
-        "normalize": int(plan.normalize), "outputs": 0, "appends": 0, "scale": plan.scale,
+        "normalize": int(plan.normalize), "outputs": 0, "appends": 0, "shared": batch.shared,
+        "blocks": batch.blocks, "scale": plan.scale,
     }  # fmt: skip
 
 
@@ -157,16 +201,12 @@ def _pieces(plan: Plan, call: Call, fields: dict[str, Any]) -> None:
                "maxima": xp.empty((*rows, 2), dtype=xp.float32)}  # fmt: skip
 
 
-def _launch(name: str, call: Call, fields: dict[str, Any], blocks: int) -> None:
+def _launch(name: str, call: Call, fields: dict[str, Any], blocks: int, done: int = 0) -> None:
     """One of the kernels."""
     heads, limit = call.batch.heads, launch.shared_limit()
-    arrays = ("q", "k", "v", "out", "past_k", "past_v", "b")
-    given = {n: NO_ROWS if y is None else rows_of(y[..., None] if n == "b" else y, heads)
-             for n, y in fields.items() if n in arrays}  # fmt: skip
-    pointers = ("sums", "sinks", "logs", "parts", "maxima", "lengths", "counts", "offsets")
-    packed = arguments.PORTABLE.packed(fields | given | {n: address(fields[n]) for n in pointers})
-    constants = cuts.constants(name, call.kind, limit)
-    kernel, shared = KERNELS[name], dict(constants).get("LA_SHARED", 0)
-    named = tuple(fields[n] for n in (*arrays, *pointers))
-    launch.launch(kernel.file, kernel.entry, constants, blocks, cuts.threads(name, call.kind, limit), shared, packed,
-                  named)  # fmt: skip
+    given = {n: rows_of(y[..., None] if n == "b" and y is not None else y, heads) for n in ARRAYS for y in (fields[n],)}
+    given |= {n: rows_of(fields[n]) for n in ("dk", "dv")}  # whose heads are groups
+    packed = arguments.PORTABLE.packed(fields | given | {n: address(fields[n]) for n in POINTERS})
+    constants, kernel = cuts.constants(name, call.kind, limit, done), KERNELS[name]
+    launch.launch(kernel.file, kernel.entry, constants, blocks, cuts.threads(name, call.kind, limit),
+                  dict(constants).get("LA_SHARED", 0), packed, tuple(fields[n] for n in (*ARRAYS, *POINTERS)))  # fmt: skip

@@ -14,6 +14,8 @@ KERNELS = {
     "forward": Kernel("softmax/portable_forward.cu", "portable_forward", 128),
     "pieces": Kernel("softmax/portable_forward.cu", "portable_forward", 32),  # for every 16 keys of a tile
     "cache": Kernel("softmax/cache.cu", "cache", 128),
+    "queries": Kernel("softmax/portable_queries.cu", "portable_queries", 32),  # for every 16 rows of a block
+    "keys": Kernel("softmax/portable_keys.cu", "portable_keys", 32),
 }  # fmt: skip
 
 
@@ -33,14 +35,21 @@ class PortableKind(NamedTuple):
         return self.element if self.cache in (None, self.element) else "float32"
 
 
+BACKWARD = ("queries", "keys")
+
+
 def threads(name: str, kind: PortableKind, limit: int) -> int:
     """Threads of a block."""
-    return KERNELS[name].threads * (tile_of(name, kind, limit)[0] // 16 if name == "pieces" else 1)
+    warps = 1 if name in ("forward", "cache") else block_of(name, kind, limit)[name == "pieces"] // 16
+    return KERNELS[name].threads * warps
 
 
 @functools.cache
-def constants(name: str, kind: PortableKind, limit: int) -> Constants:
-    """The constants that a kernel is compiled with; limit: bytes of shared memory that a block may have."""
+def constants(name: str, kind: PortableKind, limit: int, done: int = 0) -> Constants:
+    """The constants that a kernel is compiled with; limit: bytes of shared memory that a block may have.
+
+    done: what a launch of `keys` computes, 1 dv, 2 dk, 3 both.
+    """
     made = {
         "LA_DTYPE": ELEMENTS[kind.tile], "LA_INPUT": ELEMENTS[kind.element],
         "LA_CACHE": ELEMENTS[kind.cache or kind.element], "LA_PAST": int(kind.cache is not None),
@@ -48,25 +57,38 @@ def constants(name: str, kind: PortableKind, limit: int) -> Constants:
         "LA_PIECE": policy.PIECE, "LA_FEW": policy.FEW_QUERIES,
     }  # fmt: skip
     if name != "cache":
-        keys, stages = tile_of(name, kind, limit)
-        made |= {"LA_SPLIT": int(name == "pieces"), "LA_KEYS": keys, "LA_STAGES": stages,
-                 "LA_SHARED": shared_memory(name, kind, keys, stages)}  # fmt: skip
+        block = block_of(name, kind, limit)
+        made |= {"LA_KEYS": block[1], "LA_SHARED": shared_memory(name, kind, *block)}
+        made |= {"LA_ROWS": block[0]} if name in BACKWARD else {"LA_STAGES": block[2], "LA_SPLIT": int(name == "pieces")}
+        made |= {"LA_PASS": done} if name == "keys" else {}
     return tuple(sorted(made.items()))
 
 
+def passes(kind: PortableKind) -> tuple[int, ...]:
+    """What each launch of `keys` computes: dk and dv of wide heads are too many registers for one."""
+    return (3,) if kind.K + kind.V <= policy.WIDEST_CUDA * 2 else (1, 2)
+
+
 @functools.cache
-def tile_of(name: str, kind: PortableKind, limit: int) -> tuple[int, int]:
-    """(keys of a tile, tiles in flight)."""
+def block_of(name: str, kind: PortableKind, limit: int) -> tuple[int, int, int]:
+    """(rows of a block, rows of a tile that it goes over, tiles in flight)."""
+    blocks = [(16 if name == "pieces" else 64, *tile) for tile in policy.PORTABLE_TILES]
+    if name in BACKWARD:
+        blocks = [(*block, 2) for block in policy.PORTABLE_BLOCKS]
     for room in (limit // 2 - 1024, limit):
-        for keys, stages in policy.PORTABLE_TILES:
-            if (room == limit or keys * stages >= 128) and shared_memory(name, kind, keys, stages) <= room:
-                return keys, stages
-    raise ValueError(f"no tile of {kind} fits in {limit} bytes")
+        for rows, keys, stages in blocks:
+            fits = shared_memory(name, kind, rows, keys, stages) <= room
+            if fits and (room == limit or keys * stages >= 128 or name in BACKWARD):
+                return rows, keys, stages
+    raise ValueError(f"no block of {kind} fits in {limit} bytes")
 
 
-def shared_memory(name: str, kind: PortableKind, keys: int, stages: int) -> int:
+def shared_memory(name: str, kind: PortableKind, rows: int, keys: int, stages: int) -> int:
     """Bytes of shared memory of a block, as the source asserts."""
     K, V = (-(-width // 16) * 16 * BYTES[kind.tile] for width in (kind.K, kind.V))  # bytes of a row
+    if name in BACKWARD:
+        numbers = {"queries": 2 * rows // 16 * 4, "keys": stages * keys * 8}[name]
+        return rows * (K + V) + stages * keys * (K + V + kind.gated * 16) + numbers
     few = name == "pieces"
-    tiles = (16 if few else 64) * K + stages * keys * (K + V + kind.gated * (HEADS if few else 1) * 16)
+    tiles = rows * K + stages * keys * (K + V + kind.gated * (HEADS if few else 1) * 16)
     return max(tiles, few * keys * (-(-kind.V // 16) * 16 + 2) * 4)
