@@ -129,8 +129,8 @@ class Core(Computation, Protocol):
     """A core: its computation, its states and its plan. Classes that inherit from this one get the defaults.
 
     BACKENDS: values of the option `backend`. STATE_AXES: axes of each part of a state, "state" being a state of one
-    array. TAKES_POOLS: whether plan.pool_rows may be set; without, rows are gathered before the call. DEFERS: whether it
-    computes one token on deferred arrays (call/cuda/deferring.py).
+    array. TAKES_POOLS: whether plan.pool_rows may be set; without, rows are gathered before the call. DEFERS: whether
+    it computes one token on deferred arrays (call/cuda/deferring.py).
     """
 
     BACKENDS: tuple[str, ...]

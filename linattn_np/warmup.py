@@ -34,6 +34,7 @@ from .runtime.cuda.elements import BYTES, ELEMENTS
 from .runtime.cuda.sources import installed
 from .softmax.cuda import path_plan as cuda_path
 from .softmax.cuda import plan as cuda_softmax
+from .softmax.cuda import portable_plan as cuda_portable
 
 SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB a block
 
@@ -194,6 +195,23 @@ def softmax_entries(dtype: str, K: int, V: int, capability: int, decay: bool, ba
         yield Entry(words, cuda_softmax.KERNELS[name].file, cuda_softmax.constants(name, kind))
 
 
+def portable_softmax_entries(
+    dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool = True
+) -> Iterator[Entry]:
+    """The portable kernels of softmax attention where no others are, and those of a cache of the same dtype."""
+    if dtype not in ELEMENTS or max(K, V) > cuda_portable.policy.WIDEST_PORTABLE:
+        return
+    align, limit = gcd(16, K * BYTES[dtype], V * BYTES[dtype]), SHARED[capability] * 1024
+    kind = cuda_portable.PortableKind(dtype, K, V, decay, align)
+    found = [(kind._replace(cache=dtype), name, 0) for name in ("forward", "pieces", "cache")]
+    if not cuda_softmax.takes(dtype, -(-K // 8) * 8, -(-V // 8) * 8, capability):
+        passes = [("forward", 0), *([("queries", 0), *(("keys", n) for n in cuda_portable.passes(kind))] * backward)]
+        found += [(kind, *one) for one in passes]
+    for own, name, done in found:
+        words = f"softmax attention{' with decays' * decay}{' and a cache' * bool(own.cache)}, portable, {name}"
+        yield Entry(words, cuda_portable.KERNELS[name].file, cuda_portable.constants(name, own, limit, done))
+
+
 def path_entries(dtype: str, K: int, V: int, capability: int, decay: bool) -> Iterator[Entry]:
     """Every kernel of PaTH attention but those of gates; none where they are not for it."""
     kind = cuda_softmax.Kind(dtype, -(-K // 8) * 8, -(-V // 8) * 8, decay)
@@ -310,7 +328,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
                         yield words, K, V, entry
                     how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
-                    for entry in (*softmax_entries(*how), *path_entries(*how[:5])) if args.softmax else ():
+                    of_softmax = (softmax_entries(*how), portable_softmax_entries(*how), path_entries(*how[:5]))
+                    for entry in itertools.chain(*of_softmax) if args.softmax else ():
                         yield words, K, V, entry
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
                     for entry in step_size_entries(dtype, V) if mamba2 else ():

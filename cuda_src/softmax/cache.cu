@@ -1,35 +1,42 @@
 // After a few tokens read a cache: the parts of their outputs as one, in the order of the pieces; and the cache after them.
 // A block has a row of the output, or a token, or THREADS PER gates of the cache.
 #include "softmax/portable.cuh"
+#include "tile/reduce.cuh"
 
 constexpr int THREADS = 128, PER = 8;
 
+// by a warp for every fourth piece; each has the weights of two pieces a lane
 LA_DEVICE void combine(const PortableArguments& a, int n) {
-    const int head = n % a.heads, t = n / a.heads % a.few, sequence = n / a.heads / a.few;
+    constexpr int WARPS = THREADS / 32, COLUMNS = (LA_V + 31) / 32;
+    __shared__ float sums[WARPS][COLUMNS * 32];
+    const int head = n % a.heads, t = n / a.heads % a.few, sequence = n / a.heads / a.few, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const Owner own(a, sequence, (int)a.counts[sequence]);
     if (!own.is_short() || t >= own.T) return;
-    const int pieces = own.pieces();
+    const int pieces = own.pieces(a);
     const i64 first = part_row(a, own, 0, head, t), apart = (i64)a.tokens * a.heads;
     const float2* const maxima = (const float2*)a.maxima + first;
-    float most = minus_infinity(), all = 0.f, out[(LA_V + THREADS - 1) / THREADS] = {}, log;
-#pragma unroll 4
-    for (int p = 0; p < pieces; p++) most = fmaxf(most, maxima[p * apart].x);
-    const float shift = most == minus_infinity() ? 0.f : most;
-#pragma unroll 4
-    for (int p = 0; p < pieces; p++) {
-        const float2 x = maxima[p * apart];
-        const float f = exp2_approx(x.x - shift), *const part = a.parts + (first + p * apart) * LA_V;
-        all += x.y * f;
+    const float2 none = {minus_infinity(), 0.f}, x = lane < pieces ? maxima[lane * apart] : none, y = lane + 32 < pieces ? maxima[(lane + 32) * apart] : none;
+    float most = fmaxf(x.x, y.x), out[COLUMNS] = {}, log;
 #pragma unroll
-        for (int i = 0; i < (LA_V + THREADS - 1) / THREADS; i++)
-            if (threadIdx.x + i * THREADS < LA_V) out[i] += part[threadIdx.x + i * THREADS] * f;
+    for (int d = 16; d; d >>= 1) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
+    const float shift = most == minus_infinity() ? 0.f : most, f0 = exp2_approx(x.x - shift), f1 = exp2_approx(y.x - shift), all = warp_sum(x.y * f0 + y.y * f1);
+#pragma unroll 4
+    for (int p = warp; p < pieces; p += WARPS) {
+        const float f = __shfl_sync(0xffffffffu, p < 32 ? f0 : f1, p & 31), *const part = a.parts + (first + p * apart) * LA_V;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            if (c * 32 + lane < LA_V) out[c] += part[c * 32 + lane] * f;
     }
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) sums[warp][c * 32 + lane] = out[c];
+    __syncthreads();
     const float f = normalised(a, head, most, all, log);
     char* const to = own.token(a.out, head, t);
+    for (int c = threadIdx.x; c < LA_V; c += THREADS) {
+        float sum = 0.f;
 #pragma unroll
-    for (int i = 0; i < (LA_V + THREADS - 1) / THREADS; i++) {
-        const int c = threadIdx.x + i * THREADS;
-        if (c < LA_V) store_element<LA_INPUT>(to + c * bytes_of(LA_INPUT), out[i] * f);
+        for (int w = 0; w < WARPS; w++) sum += sums[w][c];
+        store_element<LA_INPUT>(to + c * bytes_of(LA_INPUT), sum * f);
     }
 }
 // One row, or several heads' rows, of a token

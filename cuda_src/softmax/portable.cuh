@@ -39,7 +39,7 @@ struct Owner {
     }
     // whose keys are read in pieces, each by a block of its own
     __device__ __forceinline__ bool is_short() const { return T <= LA_FEW; }
-    __device__ __forceinline__ int pieces() const { return (past + Tk + LA_PIECE - 1) / LA_PIECE; }
+    __device__ __forceinline__ int pieces(const PortableArguments& a) const { return (past + Tk + a.piece - 1) / a.piece; }
     // of a query's head in arrays (batch, heads, tokens)
     __device__ __forceinline__ i64 number(const PortableArguments& a, int head, int t) const { return ((i64)batch * a.heads + head) * a.T + first + t; }
     __device__ __forceinline__ char* token(const Rows& x, int head, int t) const {
@@ -71,15 +71,33 @@ template <int FROM, int WIDTH, int THREADS, class X, class F> LA_DEVICE void fil
         }
     }
 }
+// ROWS whole rows that lie `apart` bytes from one another; a thread has one place of a row wherever it can
+template <int WIDTH, int ROWS, int THREADS, class X> LA_DEVICE void fill_all(u32 tile, const char* from, i64 apart) {
+    constexpr int PER = X::ROW / LA_ALIGN, STEP = THREADS / PER;
+    static_assert(THREADS % PER == 0 && ROWS % STEP == 0, "whole rows at a time");
+    const int first = threadIdx.x / PER, at = threadIdx.x % PER * LA_ALIGN;
+    const bool valid = at < WIDTH * BYTES;
+    const char* const own = valid ? from + first * apart + at : (const char*)0;
+#pragma unroll
+    for (int r = 0; r < ROWS; r += STEP) copy_in<LA_ALIGN>(tile + X::piece(first + r, at / 16) + at % 16, own + r * apart, valid);
+}
+template <int FROM, int ROWS, int THREADS, class X> constexpr bool fills_all() {
+    constexpr int PER = X::ROW / LA_ALIGN;
+    return FROM == LA_DTYPE && THREADS % PER == 0 && ROWS % (THREADS % PER ? 1 : THREADS / PER) == 0;
+}
 // Keys, or values, from j0 on and before `end`; zeros after them
 template <int WIDTH, int KEYS, int THREADS, class X>
 LA_DEVICE void fill_keys(u32 tile, const PortableArguments& a, const Owner& own, const Rows& past, const Rows& tokens, int head, int j0, int end) {
     const char* const from = own.token(tokens, head, j0);
     const auto token = [&](int r) -> const char* { return j0 + r < end ? from + r * tokens.token : (const char*)0; };
+    if constexpr (fills_all<LA_INPUT, KEYS, THREADS, X>())
+        if (j0 >= 0 && j0 + KEYS <= end) return fill_all<WIDTH, KEYS, THREADS, X>(tile, from, tokens.token);
     if constexpr (!LA_PAST) fill_rows<LA_INPUT, WIDTH, THREADS, X>(tile, 0, KEYS, token);
     else {
         const int before = min(max(-j0, 0), min(KEYS, end - j0)), base = before ? (own.seen + j0) % a.slots : 0;
         const char* const slots = own.slot(past, head, 0);
+        if constexpr (fills_all<LA_CACHE, KEYS, THREADS, X>())
+            if (before == KEYS && base + KEYS <= a.slots) return fill_all<WIDTH, KEYS, THREADS, X>(tile, slots + base * past.token, past.token);
         const auto slot = [&](int r) -> const char* { return slots + (base + r - (base + r >= a.slots ? a.slots : 0)) * past.token; };
         if (before) fill_rows<LA_CACHE, WIDTH, THREADS, X>(tile, 0, before, slot);
         if (before < KEYS) fill_rows<LA_INPUT, WIDTH, THREADS, X>(tile, before, KEYS, token);

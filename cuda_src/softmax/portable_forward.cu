@@ -17,6 +17,7 @@ constexpr int QUERIES = ROWS * KeyTile::ROW, AT_V = KEYS * KeyTile::ROW, AT_DECA
 constexpr int STAGE = AT_DECAYS + GATED * HEADS * KEYS * 16, TILES = QUERIES + LA_STAGES * STAGE;
 constexpr int SUMS = SPLIT * WARPS * 16 * (WIDTH_V + 2) * 4;   // of the warps of a block, at the end
 static_assert((TILES > SUMS ? TILES : SUMS) == LA_SHARED, "linattn_np/softmax/cuda/portable_plan.py");
+constexpr bool HELD = SPLIT && BYTES == 2 && WIDTH_K <= 128;   // queries are held in registers
 static_assert(LA_STAGES >= 2, "one tile is copied while another is read");
 
 struct Block {
@@ -57,9 +58,9 @@ struct Worker {
           row0(SPLIT ? 0 : warp * 16), key0(SPLIT ? warp * 16 : 0) {
         first = block.tile * ROWS;
         const int from = first / block.pack, until = (min(first + ROWS, own.T * block.pack) - 1) / block.pack;
-        begin = -own.past + block.piece * LA_PIECE;
+        begin = -own.past + block.piece * a.piece;
         end = own.Tk;
-        if (SPLIT) end = min(end, begin + LA_PIECE);
+        if (SPLIT) end = min(end, begin + a.piece);
         else if (a.causal) {
             begin = max(begin, from - a.window + 1);
             end = min(end, until + 1);
@@ -110,6 +111,27 @@ struct Worker {
         }
         copy_commit();
     }
+    __device__ __forceinline__ void hold(typename Element::A (&q)[HELD ? WIDTH_K / 16 : 1]) const {
+#pragma unroll
+        for (int k = 0; k < (HELD ? WIDTH_K / 16 : 0); k++) q[k] = Element::operand(load_a_rows<Element, KeyTile>(shared, 0, k * 16, lane));
+    }
+    // scores of the warp's sixteen keys; even and odd steps have sums of their own, so that fewer products wait for one another
+    __device__ __forceinline__ void multiply_few(float (&s)[OWN / 8][4], const typename Element::A (&q)[HELD ? WIDTH_K / 16 : 1], int step) const {
+        float odd[2][4];
+        clear(odd);
+#pragma unroll
+        for (int k = 0; k < WIDTH_K / 16; k++) {
+            const typename Element::A x = HELD ? q[HELD ? k : 0] : Element::operand(load_a_rows<Element, KeyTile>(shared, 0, k * 16, lane));
+            typename Element::B y[2];
+            load_b_rows<Element, KeyTile>(y, stage(step), key0, k * 16, lane);
+            Element::multiply(k & 1 ? odd[0] : s[0], x, y[0]);
+            Element::multiply(k & 1 ? odd[1] : s[1], x, y[1]);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[n][e] += odd[n][e];
+    }
     // scores with decays, of the keys that are read
     __device__ __forceinline__ void finish_scores(float (&s)[OWN / 8][4], int step) const {
         const int j0 = begin + step * KEYS + key0 + (lane & 3) * 2;
@@ -155,6 +177,7 @@ struct Worker {
     }
     __device__ __forceinline__ void run() {
         float out[WIDTH_V / 8][4];
+        typename Element::A q[HELD ? WIDTH_K / 16 : 1];
         clear(out);
         fill_queries();
 #pragma unroll
@@ -165,7 +188,10 @@ struct Worker {
             fill(step + LA_STAGES - 1);
             float s[OWN / 8][4];
             clear(s);
-            multiply_rows<KeyTile, KeyTile>(s, shared, row0, stage(step), key0, lane);
+            if constexpr (SPLIT) {
+                if (HELD && step == 0) hold(q);
+                multiply_few(s, q, step);
+            } else multiply_rows<KeyTile, KeyTile>(s, shared, row0, stage(step), key0, lane);
             finish_scores(s, step);
             exponentiate(s, out);
             multiply_weights<ValueTile>(out, s, stage(step) + AT_V, key0, lane);
@@ -231,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) portable_forward(const __g
     const Block block(a);
     const Owner own(a, block.sequence, tokens_seen(a, block.sequence));
     if (LA_PAST && own.is_short() != SPLIT) return;
-    if (block.tile * ROWS >= own.T * block.pack || (SPLIT && block.piece >= own.pieces())) return;
+    if (block.tile * ROWS >= own.T * block.pack || (SPLIT && block.piece >= own.pieces(a))) return;
     if (LA_PAST && a.counts && threadIdx.x == 0 && block.group + block.tile + block.piece == 0) a.counts[block.sequence] = (float)own.seen;
     Worker(a, own, block, shared_address(shared_memory())).run();
 }

@@ -43,7 +43,7 @@ PORTABLE = Struct(  # portable_*.cu, cache.cu; a pass of the backward leaves out
     ("dout dq dk dv", ROWS), ("dots rows near far crossing", OUT_FLOATS),  # gradients; as in ATTENTION
     OFFSETS,
     ("T Tk tokens heads sequences longest few", INT),  # tokens: of all rows; few: of the longest short sequence
-    ("group_s pack tiles pieces", INT),  # pack: heads that share keys and values; tiles of rows, pieces of keys
+    ("group_s pack tiles pieces piece", INT),  # pack: heads that share keys and values; tiles of rows; keys of a piece
     ("slots window causal normalize", INT), ("outputs appends", INT),  # blocks of cache.cu
     ("shared blocks", INT), ("scale", FLOAT),  # heads whose dk and dv are one; blocks of 128 tokens of a sequence
 )  # fmt: skip

@@ -20,7 +20,6 @@ from . import portable_plan as cuts
 from .calls import FAR, TAKEN, Batch, Saved
 from .portable_plan import KERNELS, PortableKind
 
-
 ARRAYS = ("q", "k", "v", "out", "past_k", "past_v", "b", "dout", "dq", "dk", "dv")
 POINTERS = ("sums", "sinks", "logs", "parts", "maxima", "lengths", "counts", "offsets", "dots", "rows", "near", "far",
             "crossing")  # fmt: skip
@@ -184,7 +183,7 @@ def fields_of(plan: Plan, call: Call, out: Array) -> dict[str, Any]:
         "T": batch.T, "Tk": batch.Tk, "tokens": batch.rows * batch.T, "heads": batch.heads,
         "sequences": batch.sequences, "longest": max(shorts, longs) if plan.is_ragged else batch.Tk, "few": shorts,
         "group_s": 1 if sinks is None else batch.heads // len(sinks), "pack": 1, "tiles": 0, "pieces": 0,
-        "slots": call.slots, "window": plan.window or FAR, "causal": int(plan.causal),
+        "piece": 1, "slots": call.slots, "window": plan.window or FAR, "causal": int(plan.causal),
         "normalize": int(plan.normalize), "outputs": 0, "appends": 0, "shared": batch.shared,
         "blocks": batch.blocks, "scale": plan.scale,
     }  # fmt: skip
@@ -193,10 +192,11 @@ def fields_of(plan: Plan, call: Call, out: Array) -> dict[str, Any]:
 def _pieces(plan: Plan, call: Call, fields: dict[str, Any]) -> None:
     """The fields of sequences whose keys are read in pieces."""
     batch, xp = call.batch, plan.xp
-    reach = min(call.slots, (plan.window or FAR) - 1) + (call.shorts if plan.is_ragged else batch.Tk)
-    pieces = -(-reach // policy.PIECE)
+    past, Tk = min(call.slots, (plan.window or FAR) - 1), call.shorts if plan.is_ragged else batch.Tk
+    piece = policy.piece(past if plan.causal else past + Tk)  # alone and in a ragged batch the same
+    pieces = -(-(past + Tk) // piece)
     rows = (pieces, batch.rows, batch.T, batch.heads)
-    fields |= {"pack": batch.shared, "tiles": -(-call.shorts * batch.shared // 16), "pieces": pieces,
+    fields |= {"pack": batch.shared, "tiles": -(-call.shorts * batch.shared // 16), "pieces": pieces, "piece": piece,
                "parts": xp.empty((*rows, call.kind.V), dtype=xp.float32),
                "maxima": xp.empty((*rows, 2), dtype=xp.float32)}  # fmt: skip
 
@@ -208,5 +208,6 @@ def _launch(name: str, call: Call, fields: dict[str, Any], blocks: int, done: in
     given |= {n: rows_of(fields[n]) for n in ("dk", "dv")}  # whose heads are groups
     packed = arguments.PORTABLE.packed(fields | given | {n: address(fields[n]) for n in POINTERS})
     constants, kernel = cuts.constants(name, call.kind, limit, done), KERNELS[name]
-    launch.launch(kernel.file, kernel.entry, constants, blocks, cuts.threads(name, call.kind, limit),
-                  dict(constants).get("LA_SHARED", 0), packed, tuple(fields[n] for n in (*ARRAYS, *POINTERS)))  # fmt: skip
+    threads, shared = cuts.threads(name, call.kind, limit), dict(constants).get("LA_SHARED", 0)
+    named = tuple(fields[n] for n in (*ARRAYS, *POINTERS))
+    launch.launch(kernel.file, kernel.entry, constants, blocks, threads, shared, packed, named)

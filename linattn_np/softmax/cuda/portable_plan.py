@@ -54,12 +54,13 @@ def constants(name: str, kind: PortableKind, limit: int, done: int = 0) -> Const
         "LA_DTYPE": ELEMENTS[kind.tile], "LA_INPUT": ELEMENTS[kind.element],
         "LA_CACHE": ELEMENTS[kind.cache or kind.element], "LA_PAST": int(kind.cache is not None),
         "LA_GATED": int(kind.gated), "LA_K": kind.K, "LA_V": kind.V, "LA_ALIGN": kind.align,
-        "LA_PIECE": policy.PIECE, "LA_FEW": policy.FEW_QUERIES,
+        "LA_FEW": policy.FEW_QUERIES,
     }  # fmt: skip
     if name != "cache":
         block = block_of(name, kind, limit)
         made |= {"LA_KEYS": block[1], "LA_SHARED": shared_memory(name, kind, *block)}
-        made |= {"LA_ROWS": block[0]} if name in BACKWARD else {"LA_STAGES": block[2], "LA_SPLIT": int(name == "pieces")}
+        ahead = {"LA_STAGES": block[2], "LA_SPLIT": int(name == "pieces")}
+        made |= {"LA_ROWS": block[0]} if name in BACKWARD else ahead
         made |= {"LA_PASS": done} if name == "keys" else {}
     return tuple(sorted(made.items()))
 
