@@ -10,7 +10,7 @@
 
 constexpr bool SPLIT = LA_SPLIT;
 constexpr int KEYS = LA_KEYS, WARPS = SPLIT ? KEYS / 16 : 4, THREADS = 32 * WARPS, ROWS = SPLIT ? 16 : 64;
-constexpr int OWN = SPLIT ? 16 : KEYS, HEADS = SPLIT ? 16 : 1;   // keys of a warp in a tile; heads whose decays a block needs, at most
+constexpr int OWN = SPLIT ? 16 : KEYS, HEADS = LA_HEADS;   // keys of a warp in a tile; heads whose decays a block needs, at most
 typedef Tile<WIDTH_K, BYTES> KeyTile;
 typedef Tile<WIDTH_V, BYTES> ValueTile;
 constexpr int QUERIES = ROWS * KeyTile::ROW, AT_V = KEYS * KeyTile::ROW, AT_DECAYS = AT_V + KEYS * ValueTile::ROW;
@@ -93,11 +93,13 @@ struct Worker {
         fill_rows<LA_INPUT, LA_K, THREADS, KeyTile>(shared, 0, ROWS, row);
     }
     __device__ __forceinline__ void fill_decays(u32 to, int j0) const {
-        const int heads = min(block.pack, HEADS);
-        for (int n = threadIdx.x; n < heads * KEYS; n += THREADS) {
-            const int r = n / heads, x = n % heads, j = j0 + r, of = head(block.pack <= HEADS ? x : first + x);
+        const int base = LA_PAST && j0 < 0 ? (own.seen + j0) % a.slots : 0;
+#pragma unroll 4
+        for (int n = threadIdx.x; n < HEADS * KEYS; n += THREADS) {
+            const int r = n / HEADS, x = n % HEADS, j = j0 + r, of = head(block.pack <= HEADS ? x : first + x);
+            if (x >= block.pack) continue;
             const u32 at = to + (x * KEYS + r) * 16;
-            if (LA_PAST && j < 0) copy_in<4>(at, own.slot(a.b, of, (own.seen + j) % a.slots), true);
+            if (LA_PAST && j < 0) copy_in<4>(at, own.slot(a.b, of, base + r - (base + r >= a.slots ? a.slots : 0)), true);
             else copy_in<16>(at, (const Decays*)a.sums + own.number(a, of, min(j, own.Tk - 1)), true);
         }
     }

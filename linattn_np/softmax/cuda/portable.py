@@ -138,7 +138,8 @@ def call_of(plan: Plan, x: Inputs, state: Any, *cotangents: Array) -> Call:
     arrays = [x.q, x.k, x.v, *(past[n] for n in ("k", "v") if past), *cotangents]
     align = gcd(16, *(n for y in arrays for n in (y.data.ptr, y.shape[-1] * y.itemsize, *y.strides[:-1])))
     cache = dtype_name(past["k"]) if past else None
-    kind = PortableKind(dtype_name(x.v), x.k.shape[-1], x.v.shape[-1], x.g is not None, align, cache)
+    heads = min(16, 1 << (batch.shared - 1).bit_length()) if past and x.g is not None else 1
+    kind = PortableKind(dtype_name(x.v), x.k.shape[-1], x.v.shape[-1], x.g is not None, align, cache, heads)
     lengths = [s.stop - s.start for s in plan.sequences] if plan.is_ragged else [batch.T]
     shorts = max((n for n in lengths if past and n <= policy.FEW_QUERIES), default=0)
     longs = max((n for n in lengths if not past or n > policy.FEW_QUERIES), default=0)

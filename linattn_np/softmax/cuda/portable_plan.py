@@ -9,7 +9,6 @@ from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
 from .. import policy
 from .plan import Kernel
 
-HEADS = 16  # rows of a block of a few tokens: so many heads at most have decays in it
 KERNELS = {
     "forward": Kernel("softmax/portable_forward.cu", "portable_forward", 128),
     "pieces": Kernel("softmax/portable_forward.cu", "portable_forward", 32),  # for every 16 keys of a tile
@@ -28,6 +27,7 @@ class PortableKind(NamedTuple):
     gated: bool
     align: int  # bytes that every row's address and length are a multiple of
     cache: str | None = None  # its element; None without one
+    heads: int = 1  # whose decays a block of a few tokens needs, at most; a power of two
 
     @property
     def tile(self) -> str:
@@ -59,7 +59,8 @@ def constants(name: str, kind: PortableKind, limit: int, done: int = 0) -> Const
     if name != "cache":
         block = block_of(name, kind, limit)
         made |= {"LA_KEYS": block[1], "LA_SHARED": shared_memory(name, kind, *block)}
-        ahead = {"LA_STAGES": block[2], "LA_SPLIT": int(name == "pieces")}
+        ahead = {"LA_STAGES": block[2], "LA_SPLIT": int(name == "pieces"),
+                 "LA_HEADS": kind.heads if name == "pieces" else 1}  # fmt: skip
         made |= {"LA_ROWS": block[0]} if name in BACKWARD else ahead
         made |= {"LA_PASS": done} if name == "keys" else {}
     return tuple(sorted(made.items()))
@@ -91,5 +92,5 @@ def shared_memory(name: str, kind: PortableKind, rows: int, keys: int, stages: i
         numbers = {"queries": 2 * rows // 16 * 4, "keys": stages * keys * 8}[name]
         return rows * (K + V) + stages * keys * (K + V + kind.gated * 16) + numbers
     few = name == "pieces"
-    tiles = rows * K + stages * keys * (K + V + kind.gated * (HEADS if few else 1) * 16)
+    tiles = rows * K + stages * keys * (K + V + kind.gated * (kind.heads if few else 1) * 16)
     return max(tiles, few * keys * (-(-kind.V // 16) * 16 + 2) * 4)
