@@ -71,7 +71,7 @@ def draw(cp: Any, case: Case, seed: int) -> tuple[dict[str, Any], Any]:
     else:
         arrays["g"] = -0.05 * rng.random((case.B, case.T, case.H), dtype=np.float32)
     b = -cp.linspace(case.L * 1e-3, 0, case.L, dtype=np.float32)[None, :, None]
-    return arrays, la.GatedCache(k, v, cp.array(cp.broadcast_to(b, (case.B, case.L, case.H))), length)
+    return arrays, la.GatedCache(k, v, cp.zeros((case.B, case.L, case.H), np.float32) + b, length)
 
 
 def calls_of(case: Case, arrays: dict[str, Any], caches: list[Any]) -> list[Callable[[], Any]]:
