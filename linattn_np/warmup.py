@@ -51,7 +51,6 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
     """Every kernel of forward, and of backward, for key width K and value width V."""
     limit = SHARED[capability] * 1024
     align = gcd(16, K * BYTES[dtype], V * BYTES[dtype])
-
     wgmma = cuda_wgmma.takes(dtype, K, V, align, capability)
 
     def scan(words: str, K: int, V: int, reverse: bool = False, outputs: bool = True, dots: bool = False) -> Entry:
@@ -195,23 +194,6 @@ def softmax_entries(dtype: str, K: int, V: int, capability: int, decay: bool, ba
         yield Entry(words, cuda_softmax.KERNELS[name].file, cuda_softmax.constants(name, kind))
 
 
-def portable_softmax_entries(
-    dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool = True
-) -> Iterator[Entry]:
-    """The portable kernels of softmax attention where no others are, and those of a cache of the same dtype."""
-    if dtype not in ELEMENTS or max(K, V) > cuda_portable.policy.WIDEST_PORTABLE:
-        return
-    align, limit = gcd(16, K * BYTES[dtype], V * BYTES[dtype]), SHARED[capability] * 1024
-    kind = cuda_portable.PortableKind(dtype, K, V, decay, align)
-    found = [(kind._replace(cache=dtype), name, 0) for name in ("forward", "pieces", "cache")]
-    if not cuda_softmax.takes(dtype, -(-K // 8) * 8, -(-V // 8) * 8, capability):
-        passes = [("forward", 0), *([("queries", 0), *(("keys", n) for n in cuda_portable.passes(kind))] * backward)]
-        found += [(kind, *one) for one in passes]
-    for own, name, done in found:
-        words = f"softmax attention{' with decays' * decay}{' and a cache' * bool(own.cache)}, portable, {name}"
-        yield Entry(words, cuda_portable.KERNELS[name].file, cuda_portable.constants(name, own, limit, done))
-
-
 def path_entries(dtype: str, K: int, V: int, capability: int, decay: bool) -> Iterator[Entry]:
     """Every kernel of PaTH attention but those of gates; none where they are not for it."""
     kind = cuda_softmax.Kind(dtype, -(-K // 8) * 8, -(-V // 8) * 8, decay)
@@ -250,9 +232,7 @@ def step_size_entries(dtype: str, V: int) -> Iterator[Entry]:
     yield Entry("sums over tokens", step_size.SOURCE, step_size.SUMS_CONSTANTS)
 
 
-def step_entries(
-    dtype: str, K: int, V: int, decay: Decay, erase: Erase, state: str = "float32"
-) -> Iterator[Entry]:
+def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase, state: str = "float32") -> Iterator[Entry]:
     """The kernels of a few tokens for one kind of decay and erase, with states overwritten in place."""
     wide, stored = K % 4 == V % 4 == 0, "" if state == "float32" else f", a state in {state}"
 
@@ -328,8 +308,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
                         yield words, K, V, entry
                     how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
-                    of_softmax = (softmax_entries(*how), portable_softmax_entries(*how), path_entries(*how[:5]))
-                    for entry in itertools.chain(*of_softmax) if args.softmax else ():
+                    portable = cuda_portable.entries(*how, SHARED[capability] * 1024)
+                    for entry in (*softmax_entries(*how), *portable, *path_entries(*how[:5])) if args.softmax else ():
                         yield words, K, V, entry
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
                     for entry in step_size_entries(dtype, V) if mamba2 else ():

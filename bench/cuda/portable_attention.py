@@ -41,8 +41,9 @@ class Case(NamedTuple):
 
 CASES = [
     Case("softmax_attention", 8, 16384), Case("softmax_attention", 1, 16384), Case("softmax_attention", 8, 1024),
-    Case("softmax_attention", 1, 1024), Case("softmax_attention", 8, 4096, Hk=32), Case("softmax_attention", 8, 16384, T=4),
-    Case("softmax_attention", 8, 16384, dtype="float32"), Case("forgetting_attention", 8, 16384),
+    Case("softmax_attention", 1, 1024), Case("softmax_attention", 8, 4096, Hk=32),
+    Case("softmax_attention", 8, 16384, T=4), Case("softmax_attention", 8, 16384, dtype="float32"),
+    Case("forgetting_attention", 8, 16384),
     Case("forgetting_attention", 1, 1024), Case("alibi", 8, 16384),
 ]  # fmt: skip
 TILES = [softmax.Case("softmax_attention", 2, 4096, 16, dtype="float32"),

@@ -12,7 +12,7 @@ import linattn_np as la
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.softmax.cuda import plan, portable_plan
-from linattn_np.warmup import SHARED, portable_softmax_entries, softmax_entries
+from linattn_np.warmup import SHARED, softmax_entries
 
 from .test_compile import HGMMA, HMMA, operations, spilled
 
@@ -70,7 +70,9 @@ PORTABLE_ALLOWANCE = 80
     ("sm_89", PORTABLE_KINDS[3]), ("sm_100a", PORTABLE_KINDS[0]), ("sm_120a", PORTABLE_KINDS[2])])
 def test_every_portable_entry_compiles(arch, kind):
     """For every architecture, to products of warps where there are any."""
-    entries = list(portable_softmax_entries(*kind[:3], ARCHITECTURES[arch], kind[3]))
+    capability = ARCHITECTURES[arch]
+    how = (*kind[:3], capability, kind[3], True, SHARED[capability] * 1024)
+    entries = list(portable_plan.entries(*how))
     assert len(entries) == 3 + (3 + (kind[1] > 128))
     for entry in entries:
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
@@ -80,7 +82,7 @@ def test_every_portable_entry_compiles(arch, kind):
 
 
 def test_portable_blocks_fit_everywhere():
-    for capability, size in SHARED.items():
+    for size in SHARED.values():
         for element, K, V, cache in itertools.product(("bfloat16", "float32"), (7, 128, 256), (7, 256),
                                                       (None, "float32")):  # fmt: skip
             kind = portable_plan.PortableKind(element, K, V, True, 2, cache)
