@@ -308,7 +308,7 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
                         yield words, K, V, entry
                     how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
-                    portable = cuda_portable.entries(*how, SHARED[capability] * 1024)
+                    portable = map(Entry._make, cuda_portable.entries(*how, SHARED[capability] * 1024))
                     for entry in (*softmax_entries(*how), *portable, *path_entries(*how[:5])) if args.softmax else ():
                         yield words, K, V, entry
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"

@@ -3,13 +3,13 @@
 //     z_ij = scale log2(e) q_i.k_j + log2 of the decay from j to i,    m' = max(m, max_j z_ij),   e_ij = 2^(z_ij - m')
 //     l' = 2^(m - m') l + sum_j e_ij,   out' = 2^(m - m') out + sum_j e_ij v_j
 //
-// LA_SPLIT 0: a block has 64 queries of a head, 16 a warp, and all their keys. 1, for a few tokens after a cache: a block has 16
+// LA_SPLIT 0: a block has ROWS queries of a head, 16 a warp, and all their keys. 1, for a few tokens after a cache: a block has 16
 // rows, the heads that share a head of keys and values one after the other for every token, and a piece of the keys, of which
 // each warp takes 16 of every tile; what the pieces give is put together by cache.cu.
 #include "softmax/portable.cuh"
 
 constexpr bool SPLIT = LA_SPLIT;
-constexpr int KEYS = LA_KEYS, WARPS = SPLIT ? KEYS / 16 : 4, THREADS = 32 * WARPS, ROWS = SPLIT ? 16 : 64;
+constexpr int KEYS = LA_KEYS, ROWS = LA_ROWS, WARPS = SPLIT ? KEYS / 16 : ROWS / 16, THREADS = 32 * WARPS;
 constexpr int OWN = SPLIT ? 16 : KEYS, HEADS = LA_HEADS;   // keys of a warp in a tile; heads whose decays a block needs, at most
 typedef Tile<WIDTH_K, BYTES> KeyTile;
 typedef Tile<WIDTH_V, BYTES> ValueTile;
@@ -18,6 +18,7 @@ constexpr int STAGE = AT_DECAYS + GATED * HEADS * KEYS * 16, TILES = QUERIES + L
 constexpr int SUMS = SPLIT * WARPS * 16 * (WIDTH_V + 2) * 4;   // of the warps of a block, at the end
 static_assert((TILES > SUMS ? TILES : SUMS) == LA_SHARED, "linattn_np/softmax/cuda/portable_plan.py");
 constexpr bool HELD = SPLIT && BYTES == 2 && WIDTH_K <= 128;   // queries are held in registers
+static_assert(!SPLIT || ROWS == 16, "rows of every warp");
 static_assert(LA_STAGES >= 2, "one tile is copied while another is read");
 
 struct Block {

@@ -78,7 +78,7 @@ def forward(plan: Plan, x: Inputs, state: Any = None) -> tuple[Array, Saved | No
         fields["logs"] = xp.empty((batch.rows, batch.heads, batch.T), dtype=xp.float32)
     groups = batch.sequences * batch.heads
     if call.longs:
-        fields["tiles"] = -(-call.longs // 64)
+        fields["tiles"] = -(-call.longs // cuts.block_of("forward", call.kind, launch.shared_limit())[0])
         _launch("forward", call, fields, groups * fields["tiles"])
     if call.shorts:
         _pieces(plan, call, fields)

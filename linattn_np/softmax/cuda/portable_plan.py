@@ -13,10 +13,10 @@ from . import plan
 from .plan import Kernel
 
 KERNELS = {
-    "forward": Kernel("softmax/portable_forward.cu", "portable_forward", 128),
+    "forward": Kernel("softmax/portable_forward.cu", "portable_forward", 32),  # for every 16 rows of a block
     "pieces": Kernel("softmax/portable_forward.cu", "portable_forward", 32),  # for every 16 keys of a tile
     "cache": Kernel("softmax/cache.cu", "cache", 128),
-    "queries": Kernel("softmax/portable_queries.cu", "portable_queries", 32),  # for every 16 rows of a block
+    "queries": Kernel("softmax/portable_queries.cu", "portable_queries", 32),
     "keys": Kernel("softmax/portable_keys.cu", "portable_keys", 32),
 }  # fmt: skip
 
@@ -43,7 +43,7 @@ BACKWARD = ("queries", "keys")
 
 def threads(name: str, kind: PortableKind, limit: int) -> int:
     """Threads of a block."""
-    warps = 1 if name in ("forward", "cache") else block_of(name, kind, limit)[name == "pieces"] // 16
+    warps = 1 if name == "cache" else block_of(name, kind, limit)[name == "pieces"] // 16
     return KERNELS[name].threads * warps
 
 
@@ -62,9 +62,10 @@ def constants(name: str, kind: PortableKind, limit: int, done: int = 0) -> Const
     if name != "cache":
         block = block_of(name, kind, limit)
         made |= {"LA_KEYS": block[1], "LA_SHARED": shared_memory(name, kind, *block)}
+        made["LA_ROWS"] = block[0]
         ahead = {"LA_STAGES": block[2], "LA_SPLIT": int(name == "pieces"),
                  "LA_HEADS": kind.heads if name == "pieces" else 1}  # fmt: skip
-        made |= {"LA_ROWS": block[0]} if name in BACKWARD else ahead
+        made |= {} if name in BACKWARD else ahead
         made |= {"LA_PASS": done} if name == "keys" else {}
     return tuple(sorted(made.items()))
 
@@ -77,13 +78,13 @@ def passes(kind: PortableKind) -> tuple[int, ...]:
 @functools.cache
 def block_of(name: str, kind: PortableKind, limit: int) -> tuple[int, int, int]:
     """(rows of a block, rows of a tile that it goes over, tiles in flight)."""
-    blocks = [(16 if name == "pieces" else 64, *tile) for tile in policy.PORTABLE_TILES]
+    blocks = [(16 if name == "pieces" else 64, *tile) for tile in policy.PORTABLE_TILES] + [(32, 16, 2)]
     if name in BACKWARD:
         blocks = [(*block, 2) for block in policy.PORTABLE_BLOCKS]
-    for room in (limit // 2 - 1024, limit):
+    for most in (limit // 2 - 1024, limit):
         for rows, keys, stages in blocks:
-            fits = shared_memory(name, kind, rows, keys, stages) <= room
-            if fits and (room == limit or keys * stages >= 128 or name in BACKWARD):
+            fits = shared_memory(name, kind, rows, keys, stages) <= most
+            if fits and (most == limit or keys * stages >= 128 or name in BACKWARD):
                 return rows, keys, stages
     raise ValueError(f"no block of {kind} fits in {limit} bytes")
 
@@ -99,18 +100,10 @@ def shared_memory(name: str, kind: PortableKind, rows: int, keys: int, stages: i
     return max(tiles, few * keys * (-(-kind.V // 16) * 16 + 2) * 4)
 
 
-class Entry(NamedTuple):
-    """One compilation, as in warmup.py."""
-
-    words: str
-    file: str
-    constants: Constants
-
-
 def entries(
     dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool, limit: int
-) -> Iterator[Entry]:
-    """The kernels where no others are, and those of a cache of the same dtype."""
+) -> Iterator[tuple[str, str, Constants]]:
+    """(description, file, constants) of the kernels where no others are, and of those of a cache of the same dtype."""
     if dtype not in ELEMENTS or max(K, V) > policy.WIDEST_PORTABLE:
         return
     kind = PortableKind(dtype, K, V, decay, gcd(16, K * BYTES[dtype], V * BYTES[dtype]))
@@ -120,4 +113,4 @@ def entries(
         found += [(kind, "queries", 0), *((kind, "keys", done) for done in passes(kind))] * backward
     for own, name, done in found:
         words = f"softmax attention{' with decays' * decay}{' and a cache' * bool(own.cache)}, portable, {name}"
-        yield Entry(words, KERNELS[name].file, constants(name, own, limit, done))
+        yield words, KERNELS[name].file, constants(name, own, limit, done)
