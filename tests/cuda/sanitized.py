@@ -170,8 +170,9 @@ CASES = [
     Case("softmax_attention", "bfloat16", 1, 64, 64, (4, 2, 2), backward=False, slots=600),
     Case("forgetting_attention", "float32", 3, 40, 50, (4, 2, 2), backward=False, slots=70, window=60),
     Case("forgetting_attention", "bfloat16", 60, 33, 7, (2, 1, 1), [0, 5, 5, 60], backward=False, slots=40),
-    Case("path_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True, backward=False),
-    Case("path_attention", "bfloat16", 1030, 64, 64, (1, 1, 1), backward=False),  # a group of blocks
+    Case("path_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True),
+    Case("path_attention", "bfloat16", 1160, 64, 64, (1, 1, 1)),  # a group of blocks
+    Case("path_attention", "bfloat16", 300, heads=(1, 1, 1)),
 ]
 # whatever the dtype of the call; g too, unless it is raw
 FLOAT32 = ("beta", "u", "A_log", "dt_bias", "A", "D", "sinks", "slopes")

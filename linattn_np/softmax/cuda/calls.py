@@ -103,7 +103,7 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     numbers = (batch.rows, batch.heads, batch.T)
     if plan.normalize:
         given["dots"] = xp.empty(numbers, dtype=xp.float32)
-        _dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, given["dots"])
+        dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, given["dots"])
     K, V, keys = batch.kind.K, batch.kind.V, batch.heads // batch.shared
     dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=q.dtype)
     dk, dv = (xp.empty((batch.rows, batch.Tk, keys, width), dtype=q.dtype) for width in (K, V))
@@ -180,7 +180,7 @@ def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
     launch.prepare(wanted, launch.capability())
 
 
-def _dots(batch: Batch, out: Array, dout: Array, dots: Array) -> None:
+def dots(batch: Batch, out: Array, dout: Array, dots: Array) -> None:
     """<dout, out> of every row."""
     kernel, rows = KERNELS["dots"], dots.size
     packed = arguments.DOTS.pack(out=rows_of(out), dout=rows_of(dout), dots=address(dots), T=batch.T,
