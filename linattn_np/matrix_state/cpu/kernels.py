@@ -18,8 +18,8 @@ def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
     """(kernels, words of calls)."""
     return {
         "chunks": ((forward,), ""), "gradients": ((backward, reverse), ""), "few tokens": ((step_tasks,), ""),
-        "delta rule": (ALL, "delta"), "free erase": (ALL, "free"), "vector decay": (ALL, "vector"),
-        "decay on the value axis": (ALL, "value_decay"), "bonus": (ALL, "bonus"), "feature maps": (ALL, "map"),
+        "delta rule": (ALL, "delta"), "free erase": (ALL, "free"), "vector decay": (ALL, "vector channels"),
+        "decay on the value axis": (ALL, "value_decay channels"), "bonus": (ALL, "bonus"), "feature maps": (ALL, "map"),
         "averages": (ALL, "averaged"), "rotated states": (ALL, "rotates"), "l2 norms": ((divided, divided_vjp), ""),
         "conjugate gradients": ((forward,), "solved"), "array calls": ((array_calls, step_between), ""),
         "other dtypes of inputs": (ALL, "converted"), "16-bit results": ((rounded,), ""),
