@@ -12,10 +12,9 @@ from ...core import StatesAt
 from ...ops.cpu import programs
 from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
-from ...runtime.memory import extent
 from ...runtime.pieces.memory import destinations, empty, first_byte, handles
 from ...runtime.pieces.workspace import AT
-from ...runtime.tracing import Kernel, Trace, Untraceable, contains, plain
+from ...runtime.tracing import Kernel, Trace, Untraceable, contains, extent, plain
 from .. import policy
 from ..types import Erase, Inputs, Plan
 from .chunks import Chunks, Made
@@ -143,7 +142,8 @@ def _loops_of(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own:
     steps = Steps(x, plan, table.kept.get("in_state"), rows)
     if rotation is not None:
         steps.rotate(rotation.shape[1])
-    extents = np.array([extent(y.shape, y.strides, y.itemsize) for y in (*given, *own.values())], np.int64)
+    reached = *given, *own.values()
+    extents = np.array([extent(y) for y in reached]) - np.array([[first_byte(y)] for y in reached])
     steps.settle(numbers, sources, extents, len(given) if mine else 0)
     if calls != (None, None):
         steps.between(*calls)
