@@ -103,7 +103,7 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     numbers = (batch.rows, batch.heads, batch.T)
     if plan.normalize:
         given["dots"] = xp.empty(numbers, dtype=xp.float32)
-        _dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, given["dots"])
+        dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, given["dots"])
     K, V, keys = batch.kind.K, batch.kind.V, batch.heads // batch.shared
     dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=q.dtype)
     dk, dv = (xp.empty((batch.rows, batch.Tk, keys, width), dtype=q.dtype) for width in (K, V))
@@ -114,9 +114,9 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
         sums["crossing"] = xp.empty(blocks, dtype=xp.float32)
     attend("queries", plan, batch, None, out=dq, **given, **sums)
     attend("keys", plan, batch, None, out=dk, other=dv, **given, **sums)
-    found = {n: _of_shape(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
+    found = {n: of_shape(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
     if gated:
-        found["g"] = _gate_gradient(plan, batch, x.g, sums)
+        found["g"] = gate_gradient(plan, batch, x.g, sums)
     if x.sinks is not None:
         found["sinks"] = _sink_gradient(plan, batch, x.sinks, saved.logs, given.get("dots"))
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
@@ -180,7 +180,7 @@ def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
     launch.prepare(wanted, launch.capability())
 
 
-def _dots(batch: Batch, out: Array, dout: Array, dots: Array) -> None:
+def dots(batch: Batch, out: Array, dout: Array, dots: Array) -> None:
     """<dout, out> of every row."""
     kernel, rows = KERNELS["dots"], dots.size
     packed = arguments.DOTS.pack(out=rows_of(out), dout=rows_of(dout), dots=address(dots), T=batch.T,
@@ -198,11 +198,11 @@ def decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
     return sums
 
 
-def _gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array]) -> Array:
+def gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array]) -> Array:
     """dg, summed over the heads that share a gate."""
     dg = plan.xp.empty((batch.rows, batch.T, batch.heads, 1), dtype=plan.xp.float32)
     _gates("gates", plan, batch, g, batch.sequences * batch.heads * batch.blocks, **sums, dg=dg)
-    return _of_shape(plan.xp, dg, (*g.shape, 1))[..., 0]
+    return of_shape(plan.xp, dg, (*g.shape, 1))[..., 0]
 
 
 def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, **arrays: Array) -> None:
@@ -217,7 +217,7 @@ def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, **arrays:
     launch.launch(kernel.file, kernel.entry, (), blocks, kernel.threads, 0, packed, named)
 
 
-def _of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
+def of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
     """Gradients (B, T, heads, D) in the shape of their array, summed over the heads that share one of it."""
     d, H, D = d[..., : shape[-1]], shape[-2], shape[-1]
     if d.shape[-2] != H:
