@@ -10,6 +10,7 @@ from ....runtime.cuda.deferred_namespace import Namespace
 from ....runtime.cuda.fusion import materialise
 from ...types import Inputs, Plan
 from .. import step
+from . import adjoint
 from .token import PendingStep, as_rows, by_tokens
 
 
@@ -24,11 +25,16 @@ def forward(module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Ar
     return None if out is None else given(xp, out), end, saved
 
 
-def backward(run: Any, saved: Any, dout: Any, dstate: Any) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state; run: a backward on arrays in memory."""
+def backward(run: Any, has_kernels: Any, saved: Any, dout: Any, dstate: Any) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state; run: a backward on arrays in memory.
+
+    has_kernels: (saved) -> whether kernels of its own compute it.
+    """
     given_ones = [d for d in (dout, dstate) if d is not None]
     xp = given_ones[0].xp
     if isinstance(saved, PendingStep):
+        if adjoint.takes(saved.inputs, saved.plan, lambda: has_kernels(saved.known)):
+            return adjoint.backward(saved.inputs, saved.plan._replace(xp=xp), saved.state, dout, dstate)
         saved = saved.known
     if dout is not None:  # the kernels' backward would cast it by an array call
         dout = xp.astype(dout, saved.x.v.dtype)

@@ -15,7 +15,7 @@ from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda.deferred import Deferred, Node
 from ....runtime.cuda.deferred_namespace import Namespace
 from ....runtime.cuda.elements import ELEMENTS
-from ....runtime.cuda.fusion import HeadCalls, materialise
+from ....runtime.cuda.fusion import HeadCalls, materialise, store
 from ....runtime.cuda.fusion_code import Heads, NotOwn
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from .. import step
@@ -74,6 +74,7 @@ class PendingStep:
         """x, state: deferred."""
         self.xp, self.plan = plan.xp, plan._replace(xp=plan.xp.library)
         x, self.state = as_rows(plan.xp, x, state)
+        self.inputs = x
         self.given = {name: y for name, y in x._asdict().items() if y is not None}
         q, k, v = self.given["q"], self.given["k"], self.given["v"]
         lead, (T, H, V) = v.shape[:-3], v.shape[-3:]
@@ -103,6 +104,7 @@ class PendingStep:
         self.call = step.prepared(x, self.plan, start, stored)
         self.of_heads = None if self.sizes is None else step.of_heads(self.call, *self.sizes)
         into = [(y, made[id(y)]) for y in missing]
+        store(missing)
         if self.of_heads is not None:
             self.calls = HeadCalls(Heads(self.sizes[0], self.sizes[1], {}))  # type: ignore[index]
             self._owns([*(array for array, _ in self.xp.assigned), *self.xp.overwritten])
@@ -112,9 +114,8 @@ class PendingStep:
                 self.calls = self.of_heads = None
         if self.calls is None and into:
             materialise([y for y, _ in into], [array for _, array in into])
-        if self.xp.is_shared:
-            for y, array in into:
-                y.hold(array)
+        for y, array in into:
+            y.hold(array)
         self.out.become(self.call.out)
         self.end.become(self.call.end)
 
