@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
 from ....runtime.arrays import Array, cast, sum_to, swap
 from ... import definition, policy
 from ...heads import groups, initial_state, join_state, split, split_all, take
-from ...types import Inputs, Plan
+from ...types import Inputs
+from .token import Token
 
 
-def takes(x: Inputs, plan: Plan, has_kernels: Callable[[], bool]) -> bool:
-    """Whether the gradients of a call are computed so; has_kernels: whether other kernels compute them."""
-    if x.q is None or x.v.shape[-3] != 1 or plan.micro_steps > 1:
-        return False
-    return 4 * prod(x.v.shape) * x.k.shape[-1] <= policy.TOKEN_BACKWARD_BYTES or not has_kernels()
+def takes(token: Token) -> bool:
+    """Whether `backward` computes the gradients of a call."""
+    return token.inputs.q is not None and token.inputs.v.shape[-3] == 1
 
 
-def backward(
-    x: Inputs, plan: Plan, state: Array | None, dout: Array | None, dstate: Array | None
-) -> tuple[Inputs, Array]:
+def is_small(token: Token) -> bool:
+    """Whether it takes less time than other kernels."""
+    return 4 * prod(token.inputs.v.shape) * token.inputs.k.shape[-1] <= policy.TOKEN_BACKWARD_BYTES
+
+
+def backward(token: Token, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input, and of the initial state."""
+    x, state, plan = token
     xp, G = plan.xp, groups(x)
     core = take(xp, split_all(xp, x, G), 0, 1, plan.dtype)
     S, dS = (initial_state(core, plan, y, None, G) for y in (state, dstate))

@@ -7,7 +7,7 @@ its results, so that one launch serves. What is too large for that, or is of sev
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ....runtime.cuda.deferred_namespace import Namespace
 from ....runtime.cuda.elements import ELEMENTS
 from ....runtime.cuda.fusion import HeadCalls, materialise, store
 from ....runtime.cuda.fusion_code import Heads, NotOwn
-from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
+from ...types import Decay, Erase, Inputs, Plan, ReadState
 from .. import step
 
 VECTORS = ("q", "k", "v", "r", "a", "b")  # of one dtype
@@ -32,12 +32,12 @@ def by_tokens(x: Inputs, plan: Plan, state: Any) -> tuple[Deferred, Any, Any]:
     xp.pending.append(one)
     if one.is_mine:
         xp.overwritten.append(state.real)
-    return Deferred(xp, one.out), Deferred(xp, one.end), one
+    return Deferred(xp, one.out), Deferred(xp, one.end), one.token
 
 
 def _has_sums(x: Inputs, plan: Plan, state: Any) -> bool:
     """Whether the last column of the values, and of the state, is an array of its own: the sum of weights."""
-    if plan.gradients or plan.query_reads is not ReadState.UPDATED or x.erase is not Erase.NONE:
+    if plan.query_reads is not ReadState.UPDATED or x.erase is not Erase.NONE:
         return False
     if x.v.shape[-3] != 1 or x.q.shape[-2] > x.v.shape[-2] or any(y is not None for y in (x.gv, x.u, plan.pool_rows)):
         return False
@@ -55,8 +55,9 @@ def _with_sums(x: Inputs, plan: Plan, state: Any) -> tuple[Deferred, Any, Any]:
     z_t = e^{g_t} z_{t-1} + w_t k_t        w_t the last column of v_t, scale <q_t, z_t> that of the output
     """
     xp, f32, H = plan.xp, np.float32, x.v.shape[-2]
+    whole = Token(*as_rows(xp, x, state), plan)
     v, w, (S, z) = x.v[..., :-1], x.v[..., -1:], (None, None) if state is None else state.node.inputs
-    out, end, saved = by_tokens(x._replace(v=v), plan, S)
+    out, end, _ = by_tokens(x._replace(v=v), plan, S)
     q, k = (xp.astype(xp.repeat(y, H // y.shape[-2], axis=-2) if y.shape[-2] < H else y, f32) for y in (x.q, x.k))
     last = k * xp.astype(w, f32)
     if z is not None:
@@ -64,17 +65,25 @@ def _with_sums(x: Inputs, plan: Plan, state: Any) -> tuple[Deferred, Any, Any]:
         last = last + (before if x.decay is Decay.NONE else xp.exp(xp.astype(x.g, f32)) * before)
     sums = xp.sum(q * last, axis=-1, keepdims=True) * plan.scale
     end = xp.concat([end, xp.astype(last[..., 0, :, :, None], end.dtype)], axis=-1)
-    return xp.concat([xp.astype(out, f32), sums], axis=-1), end, saved
+    return xp.concat([xp.astype(out, f32), sums], axis=-1), end, whole
+
+
+class Token(NamedTuple):
+    """What a backward needs of a call: deferred arrays."""
+
+    inputs: Inputs
+    state: Deferred | None
+    plan: Plan
 
 
 class PendingStep:
-    """A call of the kernel. known: its inputs, plan and initial state, in memory."""
+    """A call of the kernel."""
 
     def __init__(self, plan: Plan, x: Inputs, state: Deferred | None):
         """x, state: deferred."""
         self.xp, self.plan = plan.xp, plan._replace(xp=plan.xp.library)
-        x, self.state = as_rows(plan.xp, x, state)
-        self.inputs = x
+        self.token = Token(*as_rows(plan.xp, x, state), plan)
+        x, self.state, _ = self.token
         self.given = {name: y for name, y in x._asdict().items() if y is not None}
         q, k, v = self.given["q"], self.given["k"], self.given["v"]
         lead, (T, H, V) = v.shape[:-3], v.shape[-3:]
@@ -100,7 +109,6 @@ class PendingStep:
         made = {id(y): library.empty(y.shape, dtype=y.dtype) for y in missing}
         found = {name: made.get(id(y), y.real) for name, y in self.given.items()}
         x = Inputs(**dict.fromkeys(Inputs._fields) | found)
-        self.known = Saved(x, self.plan, start, None)
         self.call = step.prepared(x, self.plan, start, stored)
         self.of_heads = None if self.sizes is None else step.of_heads(self.call, *self.sizes)
         into = [(y, made[id(y)]) for y in missing]
