@@ -374,6 +374,7 @@ class Residuals(NamedTuple):
     def pullback(self, cotangents: tuple[Any, ...]) -> Any:
         """The gradients by a recorded pullback; None if there is none for these cotangents."""
         forward, arrays, pointers = self
+        cotangents = _flat(cotangents)
         if not forward.pullbacks or (layout := _layout(cotangents)) is None:
             return None
         if (found := forward.pullbacks.get(layout)) is None:
@@ -385,7 +386,7 @@ class Residuals(NamedTuple):
 
     def store_pullback(self, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> None:
         """Record the plan of a pullback, or that it cannot be replayed."""
-        forward = self.forward
+        forward, cotangents = self.forward, _flat(cotangents)
         if (layout := _layout(cotangents)) is None or layout in forward.pullbacks:
             return
         given = [*self.arrays, *(x for x in cotangents if x is not None)]
@@ -421,6 +422,13 @@ def record_forward(
     pool = [*given, *recorder.allocated]
     held = given + [pool[n] for n in forward.residuals]
     return Residuals(forward, held, [x.data.ptr for x in held])
+
+
+def _flat(cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The cotangents, and those of the parts of a state."""
+    if not any(isinstance(x, tuple) for x in cotangents):
+        return cotangents
+    return tuple(y for x in cotangents for y in (x if isinstance(x, tuple) else (x,)))
 
 
 def _layout(cotangents: tuple[Any, ...]) -> Hashable | None:

@@ -65,6 +65,11 @@ class Node:
         self.kind, self.inputs, self.value, self.work, self.fixed = "array", (), array, 1, 0
 
 
+def _target(x: Deferred) -> Array | None:
+    """The array that a pending kernel overwrites."""
+    return x.node.value if x.node.kind == "pending" else None
+
+
 def _fixed_work(x: Deferred) -> int:
     """Functions of numbers that do not depend on the last coordinate of a view."""
     if not x.ndim or x.view.strides[-1] == 0:
@@ -169,7 +174,7 @@ class Deferred:
     def __setitem__(self, index: Any, value: Any) -> None:
         if index is not Ellipsis or self.real is None:
             raise Unsupported("an assignment to a part of an array")
-        if isinstance(value, Deferred) and value.node.kind == "pending" and value.node.value is self.real is not None:
+        if isinstance(value, Deferred) and (value.real is self.real or _target(value) is self.real):
             return  # the kernel writes it there
         self.xp.assigned.append((self.real, self.xp.astype(self.xp.broadcast_to(value, self.shape), self.dtype)))
 

@@ -88,15 +88,16 @@ class LaunchSequence:
         taken = {y.data.ptr for one in recorder.launches for y in one.arrays or () if y is not None}
         if any(x.data.ptr not in taken for x in recorder.allocated):
             raise LookupError("an array was allocated for something else than a launch")
-        owners = {x.data.ptr: n for n, x in enumerate([*given, *recorder.allocated])}
-        if len(owners) < len(given) + len(recorder.allocated):
+        pool = [*given, *recorder.allocated]
+        owners = {x.data.ptr: n for n, x in enumerate(pool)}
+        if len(owners) < len(pool):
             raise LookupError("two arrays begin at one place")
         self._empty, self._allocate = launch.array_type(), launch.allocator()
         self.allocations = [(tuple(x.shape), x.dtype) for x in recorder.allocated]
         self._sizes: list[int] = []  # bytes of the memory that several arrays share
         self._places = [Place(*one, None, 0) for one in self.allocations]
-        self._launchers = [Launcher(record, owners) for record in recorder.launches]
-        self._launches = [(one.words, one.places, one.launch, one.address) for one in self._launchers]
+        self._launchers = [Launcher(record, owners, pool) for record in recorder.launches]
+        self._launches = [(one.words, one.places, one.inside, one.launch, one.address) for one in self._launchers]
         self._stream, self._lock = launch.cupy().cuda.get_current_stream, threading.Lock()
 
     def run(self, pointers: list[int]) -> list[Any]:
@@ -171,19 +172,23 @@ class LaunchSequence:
         if not launch.active.is_bound:
             launch.bind()
         with self._lock:
-            for words, places, fire, address in self._launches:
+            for words, places, inside, fire, address in self._launches:
                 for at, n in places:
                     words[at] = pointers[n]
+                for at, n, offset in inside:
+                    words[at] = pointers[n] + offset
                 fire(stream, address, 0)
 
 
 class Launcher:
     """One kernel on the device that was current: `launch(stream, address, 0)` launches it with the arguments `words`.
 
-    places: (position in words, index of the array whose pointer is there).
+    places: (position in words, index of the array whose pointer is there). inside: the same of parts of arrays, with
+    their offset.
     """
 
-    def __init__(self, record: launch.LaunchRecord, owners: dict[int, int]):
+    def __init__(self, record: launch.LaunchRecord, owners: dict[int, int], pool: Sequence[Array]):
+        """owners: indices in the pool by pointer."""
         if record.arrays is None:
             raise LookupError("a launch did not say which arrays it takes")
         cuda, size = launch.cupy().cuda, -(-len(record.arguments) // 8)
@@ -191,14 +196,24 @@ class Launcher:
         pointers = {y.data.ptr for y in record.arrays if y is not None}
         self._constants = [x for x in map(constants.at, pointers - owners.keys()) if x is not None]  # stay alive
         pointers -= {x.data.ptr for x in self._constants}
-        self.places = [(at, owners[word]) for at, word in enumerate(self.words) if word in pointers]
-        if len({n for _, n in self.places}) < len(pointers):
+        parts = {word: _whole(word, pool) for word in pointers - owners.keys()}
+        self.places = [(at, owners[word]) for at, word in enumerate(self.words) if word in pointers & owners.keys()]
+        self.inside = [(at, *parts[word]) for at, word in enumerate(self.words) if word in parts]
+        if len({self.words[at] for at, *_ in (*self.places, *self.inside)}) < len(pointers):
             raise LookupError("a pointer is not among the arguments")
         self._kernel = launch.kernel(record.file, record.entry, record.constants, record.shared)  # stays loaded
         self._parameters = array("Q", [self.words.buffer_info()[0]])
         self.address = self._parameters.buffer_info()[0]
         shape = (self._kernel.kernel.ptr, record.blocks, 1, 1, record.threads, 1, 1, record.shared)
         self.launch = functools.partial(cuda.driver.launchKernel, *shape)
+
+
+def _whole(pointer: int, pool: Sequence[Array]) -> tuple[int, int]:
+    """(index, offset) of the dense array that a pointer lies in.   Raises LookupError if it lies in none."""
+    for n, x in enumerate(pool):
+        if x.data.ptr < pointer < x.data.ptr + x.nbytes and x.flags.c_contiguous:
+            return n, pointer - x.data.ptr
+    raise LookupError(f"a pointer of no array: {pointer}")
 
 
 class View(NamedTuple):

@@ -6,6 +6,7 @@ its results, so that one launch serves. What is too large for that, or is of sev
 
 from __future__ import annotations
 
+import functools
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from ....runtime.cuda.elements import ELEMENTS
 from ....runtime.cuda.fusion import HeadCalls, materialise, store
 from ....runtime.cuda.fusion_code import Heads, NotOwn
 from ...types import Decay, Erase, Inputs, Plan, ReadState
+from ...preprocess import cuts, part
 from .. import step
 
 VECTORS = ("q", "k", "v", "r", "a", "b")  # of one dtype
@@ -27,12 +29,33 @@ def by_tokens(x: Inputs, plan: Plan, state: Any) -> tuple[Deferred, Any, Any]:
     """(out, final state, saved)."""
     if _has_sums(x, plan, state):
         return _with_sums(x, plan, state)
+    if len(blocks := cuts(x)) > 1:
+        return _in_blocks(x, plan, state, blocks)
     one = PendingStep(plan, x, state)
     xp = plan.xp
     xp.pending.append(one)
     if one.is_mine:
         xp.overwritten.append(state.real)
     return Deferred(xp, one.out), Deferred(xp, one.end), one.token
+
+
+def _in_blocks(x: Inputs, plan: Plan, state: Any, blocks: list[slice]) -> tuple[Deferred, Any, Any]:
+    """Keys wider than the kernel: a launch for each block of channels, which writes its rows of one state.
+
+    Outputs are added in float32, in the order of the blocks.
+    """
+    xp, (*lead, _, H, V) = plan.xp, x.v.shape
+    token = Token(*as_rows(xp, x, state), plan)
+    is_mine = plan.overwrite and state is not None and token.state is state and state.real is not None
+    end = state.real if is_mine else xp.library.empty((*lead, H, x.k.shape[-1], V), dtype=np.float32)
+    steps = [PendingStep(plan._replace(overwrite=is_mine), part(x, c), None if state is None else state[..., c, :],
+                         None if is_mine else end[..., c, :], np.float32) for c in blocks]
+    xp.pending += steps
+    if is_mine:
+        xp.overwritten.append(state.node.value)
+    rows = Node("concat", end.shape, end.dtype, [Deferred(xp, one.end) for one in steps], end.ndim - 2)
+    outs = [Deferred(xp, one.out) for one in steps]
+    return functools.reduce(functools.partial(xp.map, "add"), outs), Deferred(xp, rows, real=end), token
 
 
 def _has_sums(x: Inputs, plan: Plan, state: Any) -> bool:
@@ -79,8 +102,10 @@ class Token(NamedTuple):
 class PendingStep:
     """A call of the kernel."""
 
-    def __init__(self, plan: Plan, x: Inputs, state: Deferred | None):
-        """x, state: deferred."""
+    def __init__(
+        self, plan: Plan, x: Inputs, state: Deferred | None, into: Array | None = None, dtype: Any = None
+    ):
+        """x, state: deferred. into: memory for the final state. dtype: of the output, if it is not that of v."""
         self.xp, self.plan = plan.xp, plan._replace(xp=plan.xp.library)
         self.token = Token(*as_rows(plan.xp, x, state), plan)
         x, self.state, _ = self.token
@@ -88,7 +113,7 @@ class PendingStep:
         q, k, v = self.given["q"], self.given["k"], self.given["v"]
         lead, (T, H, V) = v.shape[:-3], v.shape[-3:]
         more = [] if self.state is None or self.state.real is not None else [self.state]
-        self.out = Node("pending", (*lead, T, max(H, q.shape[-2]), V), v.dtype, [*self.given.values(), *more])
+        self.out = Node("pending", (*lead, T, max(H, q.shape[-2]), V), dtype or v.dtype, [*self.given.values(), *more])
         self.is_mine = plan.overwrite and state is not None and state is self.state and state.real is not None
         shape, dtype = ((*lead, H, k.shape[-1], V), np.float32)
         if plan.overwrite and self.state is not None:
@@ -100,6 +125,7 @@ class PendingStep:
         is_one = T == 1 and q.shape[-2] <= H and plan.pool_rows is None
         self.sizes = (prod(lead), H) if is_one and not any(s.row is not None for s in plan.sequences) else None
         self.calls: HeadCalls | None = None
+        self._into, self._dtype = into, dtype
 
     def begin(self, stored: Any) -> None:
         """Allocate the results; what the kernel reads becomes its own array calls, or is computed."""
@@ -109,7 +135,7 @@ class PendingStep:
         made = {id(y): library.empty(y.shape, dtype=y.dtype) for y in missing}
         found = {name: made.get(id(y), y.real) for name, y in self.given.items()}
         x = Inputs(**dict.fromkeys(Inputs._fields) | found)
-        self.call = step.prepared(x, self.plan, start, stored)
+        self.call = step.prepared(x, self.plan, start, stored or self._dtype, self._into)
         self.of_heads = None if self.sizes is None else step.of_heads(self.call, *self.sizes)
         into = [(y, made[id(y)]) for y in missing]
         store(missing)
