@@ -32,6 +32,8 @@ def backward(run: Any, has_kernels: Any, saved: Any, dout: Any, dstate: Any) -> 
     """
     given_ones = [d for d in (dout, dstate) if d is not None]
     xp = given_ones[0].xp
+    if isinstance(saved, Saved) and isinstance(saved.x.k, Deferred):
+        saved = Token(*as_rows(xp, saved.x, saved.state), saved.plan)
     if isinstance(saved, Token):
         token, is_whole = saved, adjoint.takes(saved)
         if is_whole and (adjoint.is_small(token) or not has_kernels(in_memory(token))):

@@ -103,9 +103,9 @@ class PendingStep:
     """A call of the kernel."""
 
     def __init__(
-        self, plan: Plan, x: Inputs, state: Deferred | None, into: Array | None = None, dtype: Any = None
+        self, plan: Plan, x: Inputs, state: Deferred | None, into: Array | None = None, wide: Any = None
     ):
-        """x, state: deferred. into: memory for the final state. dtype: of the output, if it is not that of v."""
+        """x, state: deferred. into: memory for the final state. wide: the dtype of the output, if it is not that of v."""
         self.xp, self.plan = plan.xp, plan._replace(xp=plan.xp.library)
         self.token = Token(*as_rows(plan.xp, x, state), plan)
         x, self.state, _ = self.token
@@ -113,7 +113,7 @@ class PendingStep:
         q, k, v = self.given["q"], self.given["k"], self.given["v"]
         lead, (T, H, V) = v.shape[:-3], v.shape[-3:]
         more = [] if self.state is None or self.state.real is not None else [self.state]
-        self.out = Node("pending", (*lead, T, max(H, q.shape[-2]), V), dtype or v.dtype, [*self.given.values(), *more])
+        self.out = Node("pending", (*lead, T, max(H, q.shape[-2]), V), wide or v.dtype, [*self.given.values(), *more])
         self.is_mine = plan.overwrite and state is not None and state is self.state and state.real is not None
         shape, dtype = ((*lead, H, k.shape[-1], V), np.float32)
         if plan.overwrite and self.state is not None:
@@ -125,7 +125,7 @@ class PendingStep:
         is_one = T == 1 and q.shape[-2] <= H and plan.pool_rows is None
         self.sizes = (prod(lead), H) if is_one and not any(s.row is not None for s in plan.sequences) else None
         self.calls: HeadCalls | None = None
-        self._into, self._dtype = into, dtype
+        self._into, self._wide = into, wide
 
     def begin(self, stored: Any) -> None:
         """Allocate the results; what the kernel reads becomes its own array calls, or is computed."""
@@ -135,7 +135,7 @@ class PendingStep:
         made = {id(y): library.empty(y.shape, dtype=y.dtype) for y in missing}
         found = {name: made.get(id(y), y.real) for name, y in self.given.items()}
         x = Inputs(**dict.fromkeys(Inputs._fields) | found)
-        self.call = step.prepared(x, self.plan, start, stored or self._dtype, self._into)
+        self.call = step.prepared(x, self.plan, start, stored or self._wide, self._into)
         self.of_heads = None if self.sizes is None else step.of_heads(self.call, *self.sizes)
         into = [(y, made[id(y)]) for y in missing]
         store(missing)
