@@ -24,7 +24,7 @@ Array = Any
 Wanted = Sequence[tuple[Deferred, Any]]  # (array, where it is written, or None for a new one)
 WARPS = 4  # of a block
 LEAST_ROW = 16  # elements of a row that is worth a warp
-MOST_OF_HEAD = 4096  # elements of an array that the block of one head computes
+MOST_OF_HEAD = 1 << 14  # elements of an array that the block of one head computes
 HEAD = "const ArrayCallsArguments& a, const u32 n, const u32 head, const u32 warp, const u32 lane"
 
 
