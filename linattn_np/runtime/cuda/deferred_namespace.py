@@ -11,7 +11,9 @@ import numpy as np
 from ..arrays import DEFERRED
 from .deferred import Array, Deferred, Node, Pending, Unsupported, given
 
-FEW, MANY = 64, 1 << 18  # functions of numbers that are computed again rather than stored: for one number, for a sum
+WIDTH = 32  # threads that share a sum
+FEW, MANY = 64, 1 << 13  # functions of numbers that are computed again rather than stored: for one number, and for a sum
+# by one thread: as long as a launch or two
 MAPS = {  # functions of numbers, with the results' dtype if it is not the inputs'
     "add": None, "subtract": None, "multiply": None, "divide": None, "maximum": None, "minimum": None, "pow": None,
     "negative": None, "abs": None, "sign": None, "exp": None, "expm1": None, "log": None, "log1p": None, "sqrt": None,
@@ -220,16 +222,17 @@ class Reductions:
             if last.shape[-1] > 1:
                 if x.dtype.kind in "bi":
                     raise Unsupported("a reduction of whole numbers")
-                self._store(last)
+                self._store(last, alone)
                 last = Deferred(self, Node(kind, last.shape[:-1], x.dtype, [last], alone))[..., None]
             found = self.moveaxis(last, -1, n)
         if keepdims:
             return found
         return self.squeeze(found, tuple(a % x.ndim for a in axes))
 
-    def _store(self, x: Deferred) -> None:
+    def _store(self, x: Deferred, alone: Any) -> None:
         """What a reduction reads has its own reductions computed before if each element is a long sum itself."""
-        if x.node.work >= FEW and (x.node.work - x.node.fixed) * x.shape[-1] >= MANY:
+        threads = 1 if alone else WIDTH
+        if x.node.work >= FEW and (x.node.work - x.node.fixed) * x.shape[-1] >= MANY * threads:
             for y in x.node.inputs:
                 self._store_all(y.node)
             x.node.count_work()
