@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..runtime.cuda import launch
-from ..runtime.cuda.record import FEW_BYTES, LaunchSequence, Recorder, View, get, view_of
+from ..runtime.cuda.record import LaunchSequence, Recorder, get
 from ..runtime.memory import is_on_device
 from ..spec import VariantSpec
 from . import replay
+from .cuda.places import kept, places, positions
 from .replay import PLAIN, Signature, is_plain_tuple
 
 Array = Any
@@ -75,64 +76,6 @@ def given_arrays(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[A
     return [x for x in values if is_on_device(x)]
 
 
-def positions(x: Any, pool: list[Array]) -> Any:
-    """How `get` finds x, None or an array or a named tuple of arrays, in a pool: by index if it is one of them.
-
-    Raises LookupError if it is not a view of one.
-    """
-    return _whole(view_of(x, pool), pool)
-
-
-def _whole(view: Any, pool: list[Array]) -> Any:
-    """A view, or the index of the array that it is."""
-    if isinstance(view, View):
-        same = not view.transposed and view.shape == tuple(pool[view.of].shape)
-        return view.of if same else view
-    return None if view is None else (view[0], tuple(_whole(part, pool) for part in view[1]))
-
-
-def _made(position: Any, sequence: LaunchSequence, first: int, known: set[int]) -> Any:
-    """A position, of arrays that the sequence makes in the shape that the caller gets.
-
-    first: the index in the pool of the first of them. known: indices of those that other results refer to; updated.
-    """
-    if isinstance(position, View):
-        n = position.of
-        if n >= first and n not in known and not position.transposed:
-            sequence.allocations[n - first] = position.shape, sequence.allocations[n - first][1]
-            position = n
-        known.add(n)
-    elif isinstance(position, tuple):
-        position = position[0], tuple(_made(part, sequence, first, known) for part in position[1])
-    elif position is not None:
-        known.add(position)
-    return position
-
-
-def _kept(
-    results: Sequence[Any], sequence: LaunchSequence, first: int, held: Collection[int] = (), few: bool = False
-) -> tuple[Any, ...]:
-    """The positions of results, with arrays made in their shapes, of which those of one result share memory.
-
-    held: allocated arrays of which the memory is read later. few: whether small results share memory too.
-    """
-    known = set[int]()
-    found = tuple(_made(x, sequence, first, known) for x in results)
-    together = [{n - first for n in places(x) if n >= first} for x in found]
-    if few:
-        small = {n for one in together for n in one if sequence.bytes_of(n) <= FEW_BYTES}
-        together = [small, *(one - small for one in together)]
-    sequence.keep(together, held)
-    return found
-
-
-def places(position: Any) -> set[int]:
-    """The indices of the pool that a position, or those of a named tuple, refers to."""
-    if position is None or type(position) is int:
-        return set() if position is None else {position}
-    return {position.of} if type(position) is View else {n for part in position[1] for n in places(part)}
-
-
 # plain calls
 
 
@@ -153,7 +96,7 @@ class Plan:
         self._at = [n for n, x in enumerate(given) if any(x is S for S in own)]
         self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
         each = [positions(x, recorder.allocated) for x in (results[0], None if own_state else results[1])]
-        self._out, self._end = _kept(each, self.sequence, 0)
+        self._out, self._end = kept(each, self.sequence, 0)
 
     def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, Any] | None:
         """(out, state); None if the call must be computed in full."""
@@ -220,7 +163,7 @@ class StatesPlan:
         """results: the public (out, state, states).   Raises LookupError if it cannot be replayed."""
         self.sequence, self._kind = LaunchSequence(recorder, given), type(results)
         self._launches: Callable[[list[int]], Any] = self.sequence.run
-        self._places = _kept([positions(x, recorder.allocated) for x in results], self.sequence, 0)
+        self._places = kept([positions(x, recorder.allocated) for x in results], self.sequence, 0)
 
     def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, None]:
         """(the public result, None)."""
@@ -336,7 +279,7 @@ class Forward:
 
     def _keep(self, results: Sequence[Any]) -> tuple[Any, ...]:
         held = {n - self._count for n in self.residuals}
-        return _kept([*results, *self._returned], self.sequence, self._count, held)[: len(results)]
+        return kept([*results, *self._returned], self.sequence, self._count, held)[: len(results)]
 
     def returns(self, n: int) -> None:
         """A gradient is what forward stored as its n-th residual, which becomes an array."""
@@ -365,7 +308,7 @@ class Forward:
 
 
 class Residuals(NamedTuple):
-    """A recorded forward, and the arrays of one call, or their memory, that its pullback may read, and their pointers."""
+    """A recorded forward, and what its pullback may read of one call: arrays, or their memory, with their pointers."""
 
     forward: Forward
     arrays: list[Array]
@@ -395,7 +338,7 @@ class Residuals(NamedTuple):
         try:
             pool = [*given, *recorder.allocated]
             sequence = LaunchSequence(recorder, given)
-            found = _kept([positions(x, pool) for x in gradients], sequence, len(given), few=True)
+            found = kept([positions(x, pool) for x in gradients], sequence, len(given), few=True)
             first = len(self.arrays) - len(forward.residuals)
             for n in {n for x in found for n in places(x) if first <= n < len(self.arrays)}:
                 forward.returns(n - first)

@@ -67,7 +67,7 @@ def test_arrays_that_are_made_anew_and_constants_that_are_not(launched, monkeypa
 
 
 def of(shapes):
-    """(a sequence of one launch that takes new arrays of these shapes, the sizes of the memory that each call takes)."""
+    """(a sequence of a launch that takes new arrays of these shapes, the sizes of the memory that a call takes)."""
     x, made = stub(np.zeros(4, np.float32)), [stub(np.zeros(shape, np.float32)) for shape in shapes]
     sequence, sizes = LaunchSequence(seen([written((x, *made), (x, *made))], made), [x]), []
     allocate = sequence._allocate

@@ -176,8 +176,11 @@ def backward(
     y, keys = None, x.memory(x.k)
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
-        runs = Runs.of(fn, x, plan, wanted)
-        y, _ = core.CUDA_MODULE.solve_one(x._replace(q=d.q), plan, transposed) if is_deferred(plan.xp) else _solve(runs, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed)
+        if is_deferred(plan.xp):
+            y, _ = core.CUDA_MODULE.solve_one(x._replace(q=d.q), plan, transposed)
+        else:
+            runs = Runs.of(fn, x, plan, wanted)
+            y, _ = _solve(runs, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed)
     minus = plan._replace(scale=-1.0, overwrite=False)
     key_residuals = core.residuals_of(fn, keys._replace(q=None if y is None else read), minus, Z, wanted)
     e, dZ_0 = core.backward(key_residuals, y, dZ)

@@ -12,8 +12,8 @@ from ..arrays import DEFERRED
 from .deferred import Array, Deferred, Node, Pending, Unsupported, given
 
 WIDTH = 32  # threads that share a sum
-FEW, MANY = 64, 1 << 13  # functions of numbers that are computed again rather than stored: for one number, and for a sum
-# by one thread: as long as a launch or two
+FEW, MANY = 64, 1 << 13  # functions of numbers that are computed again rather than stored: for one number, and for a
+# sum by one thread: as long as a launch or two
 MAPS = {  # functions of numbers, with the results' dtype if it is not the inputs'
     "add": None, "subtract": None, "multiply": None, "divide": None, "maximum": None, "minimum": None, "pow": None,
     "negative": None, "abs": None, "sign": None, "exp": None, "expm1": None, "log": None, "log1p": None, "sqrt": None,

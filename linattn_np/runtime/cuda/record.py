@@ -147,7 +147,7 @@ class LaunchSequence:
         self._lay(groups, known)
 
     def _lay(self, groups: list[list[int]], made: Collection[int]) -> None:
-        """The places of all allocated arrays, those of a group in one piece of memory; made: of which arrays are made."""
+        """The places of all allocated arrays, a group in one piece of memory; made: those that become arrays."""
         self._sizes, places = [], dict[int, Place]()
         for group in groups:
             size = 0

@@ -18,8 +18,8 @@ from ....runtime.cuda.deferred_namespace import Namespace
 from ....runtime.cuda.elements import ELEMENTS
 from ....runtime.cuda.fusion import HeadCalls, materialise, store
 from ....runtime.cuda.fusion_code import Heads, NotOwn
-from ...types import Decay, Erase, Inputs, Plan, ReadState
 from ...preprocess import cuts, part
+from ...types import Decay, Erase, Inputs, Plan, ReadState
 from .. import step
 
 VECTORS = ("q", "k", "v", "r", "a", "b")  # of one dtype
@@ -46,8 +46,10 @@ def _in_blocks(x: Inputs, plan: Plan, state: Any, blocks: list[slice]) -> tuple[
     """
     xp, (*lead, _, H, V) = plan.xp, x.v.shape
     token = Token(*as_rows(xp, x, state), plan)
-    is_mine = plan.overwrite and state is not None and token.state is state and state.real is not None
-    end = state.real if is_mine else xp.library.empty((*lead, H, x.k.shape[-1], V), dtype=np.float32)
+    end: Array | None = state.real if plan.overwrite and state is not None and token.state is state else None
+    is_mine = end is not None
+    if end is None:
+        end = xp.library.empty((*lead, H, x.k.shape[-1], V), dtype=np.float32)
     steps = [PendingStep(plan._replace(overwrite=is_mine), part(x, c), None if state is None else state[..., c, :],
                          None if is_mine else end[..., c, :], np.float32) for c in blocks]
     xp.pending += steps
@@ -105,7 +107,7 @@ class PendingStep:
     def __init__(
         self, plan: Plan, x: Inputs, state: Deferred | None, into: Array | None = None, wide: Any = None
     ):
-        """x, state: deferred. into: memory for the final state. wide: the dtype of the output, if it is not that of v."""
+        """x, state: deferred. into: memory for the final state. wide: the dtype of the output, if not that of v."""
         self.xp, self.plan = plan.xp, plan._replace(xp=plan.xp.library)
         self.token = Token(*as_rows(plan.xp, x, state), plan)
         x, self.state, _ = self.token
@@ -113,7 +115,8 @@ class PendingStep:
         q, k, v = self.given["q"], self.given["k"], self.given["v"]
         lead, (T, H, V) = v.shape[:-3], v.shape[-3:]
         more = [] if self.state is None or self.state.real is not None else [self.state]
-        self.out = Node("pending", (*lead, T, max(H, q.shape[-2]), V), wide or v.dtype, [*self.given.values(), *more])
+        read = [*self.given.values(), *more]
+        self.out = Node("pending", (*lead, T, max(H, q.shape[-2]), V), wide or v.dtype, read)
         self.is_mine = plan.overwrite and state is not None and state is self.state and state.real is not None
         shape, dtype = ((*lead, H, k.shape[-1], V), np.float32)
         if plan.overwrite and self.state is not None:

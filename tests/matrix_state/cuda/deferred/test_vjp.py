@@ -29,7 +29,7 @@ def flat(grads):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_gradients_are_numpys(public, monkeypatch, name):
-    """By kernels of array calls; a repeated vjp is its launches: the same bits, with nothing checked or planned again."""
+    """By kernels of array calls; a repeated vjp is its launches: the same bits, nothing checked or planned again."""
     full, real = [], vjp._in_full
     monkeypatch.setattr(vjp, "_in_full", lambda *given: full.append(given[1]) or real(*given))
     fn, options, _ = CALLS[name]

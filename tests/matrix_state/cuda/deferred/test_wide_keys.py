@@ -1,4 +1,4 @@
-"""One token with keys of more than 256 channels on arrays that look like CuPy's: a launch for each block of channels."""
+"""One token with keys of over 256 channels on arrays that look like CuPy's: a launch for each block of them."""
 
 from __future__ import annotations
 
