@@ -304,7 +304,7 @@ def backward(residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Inp
     """Gradients of every input, and of the initial state."""
     run = residuals.path.backend.module.backward
     if is_deferred(residuals.path.plan.xp):
-        run = functools.partial(CUDA_MODULE.deferred_calls.backward, run, CUDA_MODULE.has_backward)
+        run = functools.partial(CUDA_MODULE.deferred_calls.backward, run)
     for step in reversed(residuals.path.steps):
         run = functools.partial(step.backward, run)
     return run(residuals.saved, dout, dstate)

@@ -106,8 +106,6 @@ STEP_WARPS = 2  # of a block, each with its own columns
 TOKEN_WARPS = 4  # of a block of the kernel of one token: eight are 1 % faster, and need 16 additions more a sum
 TOKEN_RESIDENT = 16  # warps of that kernel on a multiprocessor
 HEAD_WARPS = 16  # most warps of a block that has a whole head; half of it where 128 registers are too few
-TOKEN_BACKWARD_BYTES = 8 << 20  # of states up to which gradients of one token are array calls in a kernel or two,
-# which read a state several times: there launches take longer
 SOLVE_THREADS = 256  # of the block that solves the systems of one token and head: at most as many unknowns
 SUM_CHAINS = 8  # chains of rows that a sum is added from (tile/columns.cuh)
 WHOLE_ROW_STATES = 256  # 16-bit states from which on a warp requests whole rows of 256 bytes

@@ -105,16 +105,11 @@ def solve_one(x: Any, plan: Plan, Z: Any) -> tuple[Any, Any]:
     return deferred_solved.solve(x, plan, Z)
 
 
-def has_backward(saved: Saved) -> bool:
-    """Whether kernels of chunks compute the gradients of a call, and nothing else."""
-    return saved.x.q is not None and _chunks_of(saved.x, saved.plan).unsupported_reason(saved) is None
-
-
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
     chunks = _chunks_of(saved.x, saved.plan)
     # few tokens are one chunk: a backward by chunks needs no residuals of it
-    if has_backward(saved):
+    if saved.x.q is not None and chunks.unsupported_reason(saved) is None:
         return chunks.backward(saved, dout, dstate)
     return step.backward(saved, dout, dstate)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from ....runtime.arrays import Array, cast, sum_to, swap
-from ... import definition, policy
+from ... import definition
 from ...heads import groups, initial_state, join_state, split, split_all, take
 from ...types import Inputs
 from .token import Token
@@ -15,11 +14,6 @@ from .token import Token
 def takes(token: Token) -> bool:
     """Whether `backward` computes the gradients of a call."""
     return token.inputs.q is not None and token.inputs.v.shape[-3] == 1
-
-
-def is_small(token: Token) -> bool:
-    """Whether it takes less time than other kernels."""
-    return 4 * prod(token.inputs.v.shape) * token.inputs.k.shape[-1] <= policy.TOKEN_BACKWARD_BYTES
 
 
 def backward(token: Token, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:

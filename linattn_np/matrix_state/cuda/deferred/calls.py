@@ -25,20 +25,16 @@ def forward(module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Ar
     return None if out is None else given(xp, out), end, saved
 
 
-def backward(run: Any, has_kernels: Any, saved: Any, dout: Any, dstate: Any) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state; run: a backward on arrays in memory.
-
-    has_kernels: (saved) -> whether kernels of its own compute it.
-    """
+def backward(run: Any, saved: Any, dout: Any, dstate: Any) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state; run: a backward on arrays in memory."""
     given_ones = [d for d in (dout, dstate) if d is not None]
     xp = given_ones[0].xp
     if isinstance(saved, Saved) and isinstance(saved.x.k, Deferred):
         saved = Token(*as_rows(xp, saved.x, saved.state), saved.plan)
     if isinstance(saved, Token):
-        token, is_whole = saved, adjoint.takes(saved)
-        if is_whole and (adjoint.is_small(token) or not has_kernels(in_memory(token))):
-            return adjoint.backward(token, dout, dstate)
-        saved = in_memory(token)
+        if adjoint.takes(saved):
+            return adjoint.backward(saved, dout, dstate)
+        saved = in_memory(saved)
     if dout is not None:  # the kernels' backward would cast it by an array call
         dout = xp.astype(dout, saved.x.v.dtype)
         given_ones[0] = dout

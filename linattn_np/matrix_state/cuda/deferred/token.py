@@ -46,7 +46,8 @@ def _in_blocks(x: Inputs, plan: Plan, state: Any, blocks: list[slice]) -> tuple[
     """
     xp, (*lead, _, H, V) = plan.xp, x.v.shape
     token = Token(*as_rows(xp, x, state), plan)
-    end: Array | None = state.real if plan.overwrite and state is not None and token.state is state else None
+    is_same = state is not None and token.state is state
+    end: Array | None = state.real if plan.overwrite and is_same else None
     is_mine = end is not None
     if end is None:
         end = xp.library.empty((*lead, H, x.k.shape[-1], V), dtype=np.float32)
