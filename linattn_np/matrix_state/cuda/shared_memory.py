@@ -95,7 +95,7 @@ def delta(name: str, unit: bool) -> int:
 # Vector decay by warpgroup products.
 def vector_stages(name: str, gate: str) -> int:
     """Chunks of a ring."""
-    return 2 if name == "adds" or gate == "float32" else 3
+    return 2 if name in ("scan", "adds") or gate == "float32" else 3
 
 
 VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: Kc, Kd, its decay
@@ -105,13 +105,14 @@ def vector(name: str, gate: str, exact: bool = False) -> int:
     """vector_*.cu by name: scan, adds, segments, inverse, chain, transfers.
 
     A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
-    the bonus; keys of the chain, decays of a chunk; two numbers a token. exact: operands of four blocks in the scratch.
+    the bonus, decays of the stages; keys of the chain, decays of a chunk; two numbers a token. exact: operands of
+    four blocks in the scratch.
     """
     gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate)
     tile, decays = 16 * 256, 4 * 128 * 4
     ring = stages * (2 * TILE + gates)
     return {
-        "scan": ring + 2 * TILE + 9 * tile + decays + 2 * TOKEN + 128,
+        "scan": ring + 2 * TILE + 13 * tile + decays + 2 * TOKEN + stages * 512 + 128,
         "adds": ring + decays + 64,
         "segments": 0,
         "segments in reverse": 0,
@@ -126,6 +127,11 @@ VECTOR_TABLE = 8 * PANEL * 4  # a number a slice of 8 tokens and channel, of 64 
 BONUS_CHANNELS = 32  # of a block of vector_bonus.cu
 
 
+def vector_gram(erase: bool) -> int:
+    """Of a chunk's P in two terms, with erase in one."""
+    return (2 - erase) * SQUARE
+
+
 def vector_ends(erase: bool) -> int:
     """Of a chunk's G, the gradient of the state after it, and with erase dW.v over 16 value columns each."""
     return DELTA_ENDS if erase else DELTA_END
@@ -134,10 +140,11 @@ def vector_ends(erase: bool) -> int:
 def vector_reverse(erase: bool) -> int:
     """vector_reverse.cu.
 
-    Stages of q, k, dO, P (erase: k twice, A); G after a chunk, tables of two chunks, decays, barriers (v, dW.v).
+    Stages of q, k, dO, P in two terms (erase: k twice, P in one, A);
+    G after a chunk, tables of two chunks, decays, barriers (v, dW.v).
     """
-    stages = 2 if erase else 3
-    stage = (3 + erase) * TILE + (1 + erase) * SQUARE
+    stages = 2
+    stage = (3 + erase) * TILE + 2 * SQUARE
     small = 2 * 2 * VECTOR_TABLE + stages * 512 + erase * (TILE + 8 * TOKEN) + (3 * stages + 1) * BARRIER
     return stages * stage + DELTA_END + small
 
@@ -173,9 +180,9 @@ def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
     """free_*.cu by name: factors, chain, grads, exact grads.
 
     factors: four tiles, four squares, decays of blocks and chunk, diagonal blocks, what rounding leaves of the others;
-    exact: four tiles more. chain: two
-    stages of factors, three of values, extras. grads: four tiles, values and states (then sums), log decays. exact
-    grads: v, dO, w and dw, the last two transposed too (then states of 8 runs for each of 8 warps).
+    exact: four tiles more. chain: two stages of factors, three of values (one or two where outputs do not leave
+    through them), extras. grads: four tiles, values and states (then sums), log decays; exact grads: or pairs inside
+    blocks of 16 rows, four floats each, and what lies between two blocks, flags of 16 warps.
     """
     keys, values = free_tile(K), free_tile(V)
     if name == "factors":
@@ -183,12 +190,14 @@ def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
         return round_up(4 * keys + 4 * SQUARE + small, 1024) + build.exact * 4 * keys
     if name == "chain":
         extras = free_extras_of(build.keep, build.backward)
-        return 2 * round_up(free_factors_of(K), 1024) + 3 * values + extras + 128
-    if name == "exact grads":
-        return 4 * values + max(2 * values, 8 * 8 * round_up(V, PANEL) * 4) + 96
+        slots = 3 if not build.keep or values > keys else 1 if build.backward and K <= PANEL else 2
+        return 2 * round_up(free_factors_of(K), 1024) + slots * values + extras + 128
     states = round_up(K, PANEL) * round_up(V, PANEL) * 2
     sums = 4 * round_up(K, PANEL) * policy.GROUP_CHUNK * 4
-    return 4 * keys + max(4 * values + 2 * states, sums) + keys * BYTES[gate] // 2 + 5 * 128 * 4 + 32
+    gates, small = keys * BYTES[gate] // 2, 5 * 128 * 4 + 32
+    if name == "exact grads":
+        gates, small = max(gates, policy.GROUP_CHUNK * 16 * 16), small + 32 + 16 * 8
+    return 4 * keys + max(4 * values + 2 * states, sums) + gates + small
 
 
 # Gradients token by token.

@@ -2,7 +2,7 @@
 
 The factors of all chunks again; the chain from the last chunk to the first, for dv, the gradient of the state after
 every chunk and the gradient dw of what each token read (vector_free/free_chain.cu); then dq, dk, dg, da, db of all
-chunks at once (free_grads.cu), token by token in the chunks that decay too far for quotients (free_exact_grads.cu).
+chunks at once (free_grads.cu), without quotients in the chunks that decay too far for them (free_exact_grads.cu).
 docs/internals/free_rank_one.md has the equations.
 """
 
@@ -21,11 +21,10 @@ from .. import arguments, vector
 from ..operands import as_state, one_head_each, public_state_gradient, states_at, sum_shared_heads
 from . import calls
 from . import plan as cuts
-from .calls import Batch
-from .plan import CHAIN, EXACT_GRADS, FACTORS, GRADS, Build
+from .calls import BACKWARD, Batch
+from .plan import CHAIN, EXACT_GRADS, GRADS
 
 READ = ("q", "k", "g", "a", "b")
-BACKWARD = Build(backward=True, keep=True)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
@@ -36,8 +35,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
         saved = calls.forward(saved.x, saved.plan, saved.state, keep=True)[2]
     x, plan, _, residuals = saved
     xp, batch = plan.xp, calls.batch_of(x, plan)
-    calls.prepare(batch, [*((name, BACKWARD) for name in (FACTORS, CHAIN)), (FACTORS, BACKWARD._replace(exact=True)),
-                          *((name, Build()) for name in (GRADS, EXACT_GRADS))])  # fmt: skip
+    calls.prepare(batch, calls.KERNELS_OF_BACKWARD)
     arrays = calls.arrays_of(xp, x)
     _add_gradients(xp, batch, arrays, x, dout)
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
@@ -81,7 +79,7 @@ def _gradients(name: str, batch: Batch, arrays: dict[str, Any], scale: float, gi
     named = None
     if moves():
         named = (*(arrays[n] for n in (*maps, *written)), batch.offsets, *given.values())
-    grid = min(items, policy.EXACT_RESIDENT * launch.multiprocessors()) if name == EXACT_GRADS else items
+    grid = min(items, launch.multiprocessors()) if name == EXACT_GRADS else items
     launch.launch(kernel.file, kernel.entry, constants, grid, cuts.threads(name, batch.K, batch.V),
                   dict(constants)["LA_SHARED"], arguments.FREE_GRADS.packed(fields), named)  # fmt: skip
 
