@@ -98,7 +98,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK) gates(const __grid_constant_
     float crossing = 0.f;
     for (int later = tile + 1 + threadIdx.x; later < blocks; later += BLOCK)
         if (tile * (i64)BLOCK > max((i64)later * BLOCK - a.window + 1, (i64)0) / BLOCK * BLOCK)   // it reads keys before this block
-            crossing += a.crossing[((i64)pair * a.blocks + later) * a.blocks + tile];
+            for (int part = 0; part < a.parts; part++)
+                crossing += a.crossing[(((i64)pair * a.parts + part) * a.blocks + later) * a.blocks + tile];
     const float own = valid ? a.rows[numbers] - a.near[numbers] : 0.f, from = valid ? a.far[numbers] : 0.f;
     const float up = sum_before(x, own), all = x[BLOCK - 1];
     __syncthreads();

@@ -29,10 +29,23 @@ GATES = Struct(  # gates.cu
     "softmax/GateArguments",
     ("g", ROWS), ("sums", pointer("float4")),
     ("rows near far crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
-    ("T heads blocks sequences window unused", INT),
+    ("T heads blocks sequences window parts", INT),  # parts: of a block of queries in crossing
 )  # fmt: skip
 DOTS = Struct(  # dots.cu: <dout, out> of each row
     "softmax/DotsArguments", ("out dout", ROWS), ("dots", OUT_FLOATS), ("T heads", INT), ("rows", I64),
+)  # fmt: skip
+PORTABLE = Struct(  # portable_*.cu, cache.cu; a pass of the backward leaves out what it does not use
+    "softmax/PortableArguments",
+    ("q k v out past_k past_v b", ROWS),  # the cache (sequences, slots, heads, width), b of width 1
+    ("sums", DECAYS), ("sinks", FLOATS), ("logs", OUT_FLOATS),  # null: none
+    ("parts maxima", OUT_FLOATS),  # of pieces of the keys (pieces, tokens, heads): sums of values; maximum and sum
+    ("lengths counts", OUT_FLOATS),  # of the cache, null: none; as they were before the call
+    ("dout dq dk dv", ROWS), ("dots rows near far crossing", OUT_FLOATS),  # gradients; as in ATTENTION
+    OFFSETS,
+    ("T Tk tokens heads sequences longest few", INT),  # tokens: of all rows; few: of the longest short sequence
+    ("group_s pack tiles pieces piece", INT),  # pack: heads that share keys and values; tiles of rows; keys of a piece
+    ("slots window causal normalize", INT), ("outputs appends", INT),  # blocks of cache.cu
+    ("shared blocks", INT), ("scale", FLOAT),  # heads whose dk and dv are one; blocks of 128 tokens of a sequence
 )  # fmt: skip
 PATH = Struct(  # path/*.cu
     "softmax/PathArguments",
@@ -40,4 +53,9 @@ PATH = Struct(  # path/*.cu
     ("factors keys maps", OUT_BYTES),  # path/place.cuh
     ("key_heads slots each", INT),  # blocks in all, rounded up for each sequence; of a sequence, unless ragged
     ("levels level", INT),  # sizes of groups, single blocks included; of groups.cu the one that it makes
+    ("met dmet", OUT_BYTES),  # queries as they meet each group, and their gradients: (heads, tiles)
+    ("dkeys dmaps parts", OUT_BYTES),  # gradients of keys (levels, heads, slots), of maps, of a block's factors
+    ("chain", OUT_BYTES),  # of groups.cu: the maps from a part of a group to its end
+    ("bases", pointer("const i64")), ("tiles", I64),  # of met: the first of each sequence of a ragged batch; in all
+    ("dk dw", ROWS), ("dbeta", OUT_FLOATS), ("least", FLOAT),  # a strength that is nearer to 0 is this one
 )  # fmt: skip

@@ -58,7 +58,7 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
     if type(x) is not Inputs or any(y is not None and n not in TAKEN for n, y in x._asdict().items()) or plan.strict:
         return f"the kernels are those of softmax attention of {', '.join(TAKEN)}, where a query reads its own token"
     if plan.has_state:
-        return "caches are read by array calls so far"
+        return "caches are read by the portable kernels"
     if x.q is None or 0 in (*x.q.shape, *x.k.shape, *x.v.shape):
         return "there is nothing to compute"
     if plan.chunk_size not in (None, "parallel"):
@@ -81,7 +81,7 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
     return None
 
 
-def forward(plan: Plan, x: Inputs) -> tuple[Array, Saved]:
+def forward(plan: Plan, x: Inputs, state: None = None) -> tuple[Array, Saved]:
     """(out (..., Tq, heads, V), what a backward needs)."""
     xp, batch = plan.xp, batch_of(plan, x)
     q, k, v = (row_array(xp, y) for y in (x.q, x.k, x.v))
@@ -103,7 +103,7 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     numbers = (batch.rows, batch.heads, batch.T)
     if plan.normalize:
         given["dots"] = xp.empty(numbers, dtype=xp.float32)
-        _dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, given["dots"])
+        dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, given["dots"])
     K, V, keys = batch.kind.K, batch.kind.V, batch.heads // batch.shared
     dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=q.dtype)
     dk, dv = (xp.empty((batch.rows, batch.Tk, keys, width), dtype=q.dtype) for width in (K, V))
@@ -114,11 +114,11 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
         sums["crossing"] = xp.empty(blocks, dtype=xp.float32)
     attend("queries", plan, batch, None, out=dq, **given, **sums)
     attend("keys", plan, batch, None, out=dk, other=dv, **given, **sums)
-    found = {n: _of_shape(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
+    found = {n: of_shape(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
     if gated:
-        found["g"] = _gate_gradient(plan, batch, x.g, sums)
+        found["g"] = gate_gradient(plan, batch, x.g, sums)
     if x.sinks is not None:
-        found["sinks"] = _sink_gradient(plan, batch, x.sinks, saved.logs, given.get("dots"))
+        found["sinks"] = sink_gradient(plan, batch, x.sinks, saved.logs, given.get("dots"))
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
 
 
@@ -180,7 +180,7 @@ def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
     launch.prepare(wanted, launch.capability())
 
 
-def _dots(batch: Batch, out: Array, dout: Array, dots: Array) -> None:
+def dots(batch: Batch, out: Array, dout: Array, dots: Array) -> None:
     """<dout, out> of every row."""
     kernel, rows = KERNELS["dots"], dots.size
     packed = arguments.DOTS.pack(out=rows_of(out), dout=rows_of(dout), dots=address(dots), T=batch.T,
@@ -198,26 +198,26 @@ def decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
     return sums
 
 
-def _gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array]) -> Array:
+def gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array], parts: int = 1) -> Array:
     """dg, summed over the heads that share a gate."""
     dg = plan.xp.empty((batch.rows, batch.T, batch.heads, 1), dtype=plan.xp.float32)
-    _gates("gates", plan, batch, g, batch.sequences * batch.heads * batch.blocks, **sums, dg=dg)
-    return _of_shape(plan.xp, dg, (*g.shape, 1))[..., 0]
+    _gates("gates", plan, batch, g, batch.sequences * batch.heads * batch.blocks, parts, **sums, dg=dg)
+    return of_shape(plan.xp, dg, (*g.shape, 1))[..., 0]
 
 
-def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, **arrays: Array) -> None:
-    """One of the two kernels of gates."""
+def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, parts: int = 1, **arrays: Array) -> None:
+    """One of the two kernels of gates; parts: of the sums of a block of queries."""
     g = cast(plan.xp, g, plan.xp.float32).reshape(batch.rows, batch.T, g.shape[-1], 1)
     names, kernel = ("sums", "rows", "near", "far", "crossing", "dg"), KERNELS[name]
     rows = (*rows_of(g)[:4], batch.heads // g.shape[-2])
     packed = arguments.GATES.packed({n: address(arrays.get(n)) for n in names} | {
         "g": rows, "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "blocks": batch.blocks,
-        "sequences": batch.sequences, "window": plan.window or FAR, "unused": 0})  # fmt: skip
+        "sequences": batch.sequences, "window": plan.window or FAR, "parts": parts})  # fmt: skip
     named = (g, batch.offsets, *arrays.values())
     launch.launch(kernel.file, kernel.entry, (), blocks, kernel.threads, 0, packed, named)
 
 
-def _of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
+def of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
     """Gradients (B, T, heads, D) in the shape of their array, summed over the heads that share one of it."""
     d, H, D = d[..., : shape[-1]], shape[-2], shape[-1]
     if d.shape[-2] != H:
@@ -226,7 +226,7 @@ def _of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
     return d.reshape(shape)
 
 
-def _sink_gradient(plan: Plan, batch: Batch, sinks: Array, logs: Array, dots: Array | None) -> Array:
+def sink_gradient(plan: Plan, batch: Batch, sinks: Array, logs: Array, dots: Array | None) -> Array:
     """dsink = -sum_i e^{sink - l_i} <dout_i, out_i>; 0 without a denominator."""
     xp = plan.xp
     if dots is None:
