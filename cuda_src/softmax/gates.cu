@@ -95,11 +95,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK) gates(const __grid_constant_
     if (tile >= blocks) return;
     const i64 numbers = owner.numbers(a) + i;
     const bool valid = i < owner.T;
+    const i64 slot = (i64)owner.head * a.slots + (a.offsets ? owner.first / BLOCK + owner.sequence : (i64)owner.sequence * a.blocks);
     float crossing = 0.f;
-    for (int later = tile + 1 + threadIdx.x; later < blocks; later += BLOCK)
-        if (tile * (i64)BLOCK > max((i64)later * BLOCK - a.window + 1, (i64)0) / BLOCK * BLOCK)   // it reads keys before this block
-            crossing += a.crossing[((i64)pair * a.blocks + later) * a.blocks + tile];
-    const float own = valid ? a.rows[numbers] - a.near[numbers] : 0.f, from = valid ? a.far[numbers] : 0.f;
+    for (int later = 2 * (tile + 1) + threadIdx.x / 32; later < (owner.T + 63) / 64; later += BLOCK / 32) {   // 64 queries, by a warp
+        const i64 out = 64ll * later - (BLOCK - 1) - a.window;   // they read blocks of keys that begin after it
+        for (int block = (out < 0 ? 0 : (int)(out / BLOCK) + 1) + threadIdx.x % 32; block < tile; block += 32)
+            crossing += a.crossing[(2 * slot + later) * a.blocks + block];
+    }
+    const float own = valid ? a.rows[slot * BLOCK + i] - a.near[numbers] : 0.f, from = valid ? a.far[numbers] : 0.f;
     const float up = sum_before(x, own), all = x[BLOCK - 1];
     __syncthreads();
     const float keys = sum_before(x, from) - from;

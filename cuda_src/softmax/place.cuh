@@ -12,6 +12,8 @@ constexpr bool GATED = LA_GATED;
 constexpr float LOG2_E = 1.4426950408889634f;
 LA_DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
 LA_DEVICE u32 pack_pair(float lo, float hi) { return LA_DTYPE == 1 ? pack_f16(lo, hi) : pack_bf16(lo, hi); }
+LA_DEVICE float low_half(u32 x) { return LA_DTYPE == 1 ? low_f16(x) : low_bf16(x); }
+LA_DEVICE float high_half(u32 x) { return LA_DTYPE == 1 ? high_f16(x) : high_bf16(x); }
 LA_DEVICE float log2_approx(float x) {
     float r;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -55,10 +57,16 @@ struct Place {
         row = (i64)batch * a.heads * a.T + from;
     }
     __device__ __forceinline__ i64 numbers(const AttentionArguments& a, int head) const { return row + (i64)head * a.T; }   // of a head
+    // the first tile of 64 queries of a head among those of all heads and sequences
+    __device__ __forceinline__ int tiles(const AttentionArguments& a, int head) const {
+        return (head * a.slots + (a.offsets ? first / BLOCK + sequence : sequence * a.blocks)) * 2;
+    }
     __device__ __forceinline__ Reach reach(const AttentionArguments& a, int i) const {
         if (!a.causal) return {0, Tk - 1};
         return {i + a.offset - a.window + 1, min(i + a.offset, Tk - 1)};
     }
+    // the last block of keys that queries up to i read
+    __device__ __forceinline__ int last_block(const AttentionArguments& a, int i) const { return (a.causal ? min(i + a.offset, Tk - 1) : Tk - 1) / BLOCK; }
     // the first query that reads key j, and the end of those that do
     __device__ __forceinline__ int reader(const AttentionArguments& a, int j) const { return a.causal ? max(j - a.offset, 0) : 0; }
     __device__ __forceinline__ int readers_end(const AttentionArguments& a, int j) const {

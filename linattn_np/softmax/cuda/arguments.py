@@ -10,17 +10,19 @@ OFFSETS = ("offsets", pointer("const i64"))  # of a ragged batch, else null
 DECAYS = pointer("const float4")  # (batch, heads, tokens): log2 decay since the last reset as hi + lo, resets so far
 
 # numbers of each token and head are (batch, heads, tokens)
-ATTENTION = Struct(  # forward.cu, queries.cu (dq), keys.cu (dk, dv)
+ATTENTION = Struct(  # forward.cu, backward.cu (dk, dv), dq.cu
     "softmax/AttentionArguments",
     ("q k v dout", TENSOR_MAP),  # (columns, heads, tokens, batch)
     ("out other", ROWS),  # out; dq; dk and dv
     ("sums", DECAYS), ("sinks", FLOATS),  # null: none
     ("logs", OUT_FLOATS), ("dots", FLOATS),  # log2 of the sums of the exponentials; <dout, out>
+    # (heads, slots, 128 ...), a slot for each block of 128 queries of each sequence:
+    ("dq", OUT_FLOATS), ("added", pointer("int")),  # sums of dq, laid out as dq.cu says; blocks of keys in them, for 64
     ("rows", OUT_FLOATS),  # sums of dz over the keys of each query
-    ("near far", OUT_FLOATS),  # over the queries of each key: of its block of 128 tokens; of later ones
-    ("crossing", OUT_FLOATS),  # (pairs, blocks, blocks): of a block of queries and all keys before another block
+    ("crossing", OUT_FLOATS),  # (heads, 2 slots, blocks): sums of dz of 64 queries and a block of keys
+    ("near far", OUT_FLOATS),  # of dz over the queries of each key: of its block of 128 tokens; of later ones
     OFFSETS,
-    ("T Tk heads blocks section sequences", INT),  # heads: of the outputs; blocks of a sequence; section: place.cuh
+    ("T Tk heads blocks slots section sequences", INT),  # heads: of the outputs; blocks of a sequence; place.cuh
     ("group_q group_k group_v group_s", INT),  # heads that share one of q's, k's, v's, the sinks'
     ("shared", INT),  # heads whose dk and dv are one
     ("offset window causal normalize", INT), ("scale", FLOAT),  # offset: keys before the first query's own
@@ -29,10 +31,12 @@ GATES = Struct(  # gates.cu
     "softmax/GateArguments",
     ("g", ROWS), ("sums", pointer("float4")),
     ("rows near far crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
-    ("T heads blocks sequences window unused", INT),
+    ("T heads blocks slots sequences window", INT),
 )  # fmt: skip
-DOTS = Struct(  # dots.cu: <dout, out> of each row
-    "softmax/DotsArguments", ("out dout", ROWS), ("dots", OUT_FLOATS), ("T heads", INT), ("rows", I64),
+DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0
+    "softmax/DotsArguments",
+    ("out dout", ROWS), ("dots", OUT_FLOATS), ("added", pointer("int")), ("rows tiles", I64),
+    ("T heads normalize unused", INT),
 )  # fmt: skip
 PATH = Struct(  # path/*.cu
     "softmax/PathArguments",
