@@ -22,13 +22,13 @@ typedef Panels<WIDTH_K, QUERIES> Queries;
 typedef Panels<WIDTH_V, QUERIES> Douts;
 typedef Panels<QUERIES, BLOCK> Weights;   // dz, rows are keys
 constexpr int SHARE = WIDTH_K / GROUPS;   // columns of dq of a warpgroup
-constexpr int TILE_DQ = QUERIES * WIDTH_K * 4;   // bytes of a tile of dq (dq.cu)
-// of each query of a stage: l (less the decay from this block's end) and dot, 8 bytes; and of a near one its sums of decays, 16 bytes
-constexpr int NUMBERS = QUERIES * 24, AT_SUMS = QUERIES * 8;
+// With decays the first 8 columns are 1, as further keys of which dz makes the sum. Elsewhere the sums of decays of the queries of near
+// tiles: piece 1 + s of a row, of stage s
+typedef Panels<64, BLOCK> Ones;
+constexpr int NUMBERS = QUERIES * 8;   // of each query of a stage: l (less the decay from this block's end) and dot
 constexpr int AT_V = Keys::SIZE, AT_Q = AT_V + Values::SIZE, AT_DOUT = AT_Q + STAGES_Q * Queries::SIZE, AT_DZ = AT_DOUT + STAGES_DOUT * Douts::SIZE;
-constexpr int AT_DQ = AT_DZ + 2 * Weights::SIZE, AT_NUMBERS = AT_DQ + TILE_DQ, AT_ROWS = AT_NUMBERS + STAGES_Q * NUMBERS;
-constexpr int ROWS_BYTES = GATED * GROUPS * QUERIES * 4, ONES_BYTES = GATED * 128;   // sums of dz of each query, of half of the keys
-constexpr int AT_ONES = AT_ROWS + ROWS_BYTES, AT_BARRIERS = AT_ONES + ONES_BYTES;
+constexpr int AT_ONES = AT_DZ + 2 * Weights::SIZE, AT_DQ = AT_ONES + GATED * Ones::SIZE, AT_ROWS = AT_DQ + QUERIES * WIDTH_K * 4;
+constexpr int AT_NUMBERS = AT_DQ + TILE_DQ * 4, AT_BARRIERS = AT_NUMBERS + STAGES_Q * NUMBERS;
 constexpr int AT_ALL = AT_BARRIERS + Ring<STAGES_Q>::BYTES + Ring<STAGES_DOUT>::BYTES + Ring<1>::BYTES + 16;   // and two barriers
 static_assert(AT_ALL == LA_SHARED, "linattn_np/softmax/cuda/plan.py");
 
@@ -87,9 +87,9 @@ LA_DEVICE void produce_numbers(const AttentionArguments& a, const Place& place, 
             if (GATED && !near) l -= decay_between(own, a.sums[numbers + end]);
         }
         rings.queries.wait_empty(step.n);
-        const u32 to = shared + AT_NUMBERS + step.n % STAGES_Q * NUMBERS;
-        if (GATED && near) store_decays(to + AT_SUMS + r * 16, own);
-        store_shared2(to + r * 8, l, dot);
+        const int stage = step.n % STAGES_Q;
+        if (GATED && near) store_decays(shared + AT_ONES + Ones::piece(r, 1 + stage), own);
+        store_shared2(shared + AT_NUMBERS + stage * NUMBERS + r * 8, l, dot);
         warp_arrive(rings.queries.full(step.n), r & 31);
     }
 }
@@ -137,49 +137,51 @@ LA_DEVICE void wait_for_count(const int* count, int n) {
     while (x != n);
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
-LA_DEVICE void store_count(int* count, int n) {
-    asm volatile("fence.proxy.async.global;\nst.release.gpu.global.s32 [%0], %1;" ::"l"(count), "r"(n) : "memory");
-}
-// A tile of dq from shared to global memory, by a warp: the first block of keys stores it, the others add
+LA_DEVICE void store_count(int* count, int n) { asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(count), "r"(n) : "memory"); }
+// Tiles of dq from shared to global memory, by a warp: the first block of keys stores a tile, the others add to it. A tile counts once
+// the next one is on its way.
 struct Adder {
     const AttentionArguments& a;
     const Place& place;
     const u32 shared;
     const int lane;
 
-    __device__ __forceinline__ void add(float* to, u32 from, u32 bytes, bool first) const {
-        if (first || (LA_EXP & 1)) run_out(to, from, bytes);
-        else run_add(to, from, bytes);
-    }
-    // sums of dz of each query, of all keys of the block; and of the tile
-    __device__ __forceinline__ void sum_rows(int tile) const {
-        const float2 x = load_shared2(shared + AT_ROWS + lane * 8), y = load_shared2(shared + AT_ROWS + QUERIES * 4 + lane * 8);
-        const float2 sum = {x.x + y.x, x.y + y.y};
-        store_shared2(shared + AT_ROWS + lane * 8, sum.x, sum.y);
-        const float all = warp_sum(sum.x + sum.y);
+    // of a tile: the number of blocks of keys before this one
+    __device__ __forceinline__ int before(const Step& step) const { return place.last_block(a, step.query() + QUERIES - 1) - place.tile; }
+    __device__ __forceinline__ int number(const Step& step) const { return place.tiles(a, step.head) + step.tile; }
+    __device__ __forceinline__ void count(int tile, int n) const { store_count(a.added + tile, n + 1); }
+    __device__ __forceinline__ void sum_rows(int tile) const {   // sums of dz of each query: of the tile
+        const float2 x = load_shared2(shared + AT_ROWS + lane * 8);
+        const float all = warp_sum(x.x + x.y);
         if (lane == 0) a.crossing[(i64)tile * a.blocks + place.tile] = all;
-        publish_shared();
-        __syncwarp();
     }
     __device__ __forceinline__ void run(const Scan& scan) const {
         const Rings rings(shared);
+        int last = 0, last_before = 0;
         for (Step step(a, place, scan); step.n < scan.steps; step.next(scan)) {
-            const int tile = place.tiles(a, step.head) + step.tile;
-            const int before = place.last_block(a, step.query() + QUERIES - 1) - place.tile;
-            if (!(LA_EXP & 1) && lane == 0 && before) wait_for_count(a.added + tile, before);
+            const int tile = number(step), n = before(step);
+            if (!(LA_EXP & 1) && lane == 0 && n) wait_for_count(a.added + tile, n);
+            __syncwarp();
             rings.dq.wait_full(step.n);
-            if constexpr (GATED) sum_rows(tile);
             if (lane == 0) {
-                add(a.dq + (i64)tile * (QUERIES * WIDTH_K), shared + AT_DQ, TILE_DQ, before == 0);
-                if constexpr (GATED) add(a.rows + (i64)tile * QUERIES, shared + AT_ROWS, QUERIES * 4, before == 0);
+                float* const to = a.dq + (i64)tile * TILE_DQ;
+                if (n && !(LA_EXP & 1)) run_add(to, shared + AT_DQ, TILE_DQ * 4);
+                else run_out(to, shared + AT_DQ, TILE_DQ * 4);
                 out_commit();
-                out_read();
             }
+            if constexpr (GATED) sum_rows(tile);
+            if (lane == 0) out_read();
             warp_arrive(rings.dq.empty(step.n), lane);
-            if (lane == 0) {
-                out_done();
-                store_count(a.added + tile, before + 1);
+            if (lane == 0 && step.n) {
+                out_done<1>();
+                count(last, last_before);
             }
+            last = tile;
+            last_before = n;
+        }
+        if (lane == 0 && scan.steps) {
+            out_done<0>();
+            count(last, last_before);
         }
     }
 };
@@ -228,10 +230,11 @@ struct Consumer {
         products_commit();
     }
     // scores become p; near: of queries of the block's own tokens
-    __device__ __forceinline__ void exponentiate(float (&s)[QUERIES / 8][4], int step) const {
+    static constexpr int SPLIT = GATED ? 6 : 8;   // tiles of columns whose registers are free beside those of dZ
+    template <int FROM, int TO> __device__ __forceinline__ void exponentiate(float (&s)[QUERIES / 8][4], int step) const {
         const float c = a.scale * LOG2_E;
 #pragma unroll
-        for (int n = 0; n < QUERIES / 8; n++) {
+        for (int n = FROM; n < TO; n++) {
             const Decays x = load_decays(numbers(step) + (n * 8 + me.column) * 8);   // l, dot of two queries
 #pragma unroll
             for (int e = 0; e < 4; e++) {
@@ -242,6 +245,7 @@ struct Consumer {
     }
     __device__ __forceinline__ void exponentiate_near(float (&s)[QUERIES / 8][4], const Step& step) const {
         const float c = a.scale * LOG2_E;
+        const int stage = step.n % STAGES_Q;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const Decays key = decays(step.head, opaque((u32)me.row) + 8 * h);
@@ -249,9 +253,10 @@ struct Consumer {
             for (int n = 0; n < QUERIES / 8; n++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    const u32 at = numbers(step.n) + (n * 8 + me.column + e) * 8;
-                    const Decays query = load_decays(at + AT_SUMS + (n * 8 + me.column + e) * 8);
-                    s[n][2 * h + e] = exp2_approx(s[n][2 * h + e] * c + decay_between(query, key) - load_shared(at));
+                    const int i = n * 8 + me.column + e;
+                    const Decays query = load_decays(shared + AT_ONES + Ones::piece(i, 1 + stage));
+                    const float l = load_shared(shared + AT_NUMBERS + stage * NUMBERS + i * 8);
+                    s[n][2 * h + e] = exp2_approx(s[n][2 * h + e] * c + decay_between(query, key) - l);
                 }
         }
     }
@@ -268,20 +273,27 @@ struct Consumer {
                 if (j >= place.Tk || (a.causal && (age < 0 || age >= a.window))) s[n][e] = 0.f;
             }
     }
-    // p and dout.v become dz, rounded
-    __device__ __forceinline__ void differentiate(u32 (&dz)[QUERIES / 16][4], float (&d)[QUERIES / 8][4], const float (&p)[QUERIES / 8][4], int step) {
+    // p and dout.v become dz, rounded; the sums of near queries are of rounded numbers, as their sums over keys are, which cancel
+    __device__ __forceinline__ void differentiate(u32 (&dz)[QUERIES / 16][4], float (&d)[QUERIES / 8][4], const float (&p)[QUERIES / 8][4], const Step& step) {
 #pragma unroll
         for (int n = 0; n < QUERIES / 8; n++) {
-            const Decays x = load_decays(numbers(step) + (n * 8 + me.column) * 8);
+            const Decays x = load_decays(numbers(step.n) + (n * 8 + me.column) * 8);
 #pragma unroll
             for (int e = 0; e < 4; e++) d[n][e] = p[n][e] * (d[n][e] - (e & 1 ? x.w : x.y));
         }
         pack_operands(dz, d);
-        if constexpr (GATED)
+        if constexpr (!GATED) return;
+        if (is_near(step)) {
 #pragma unroll
             for (int n = 0; n < QUERIES / 16; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) sums[e & 1] += low_half(dz[n][e]) + high_half(dz[n][e]);
+        } else {
+#pragma unroll
+            for (int n = 0; n < QUERIES / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) sums[e >> 1] += d[n][e];
+        }
     }
     __device__ __forceinline__ void store_sums(float* to, int head) {
         const int row = opaque((u32)me.row);
@@ -302,18 +314,21 @@ struct Consumer {
         if (near) store_sums(a.far, step.head);
         if (step.n + 1 < scan.steps) begin_head(step.head + 1);
     }
-    // dq = dZ K of the tile on the group's columns, begun; with decays also sums of dz of each query, over half of the keys
-    __device__ __forceinline__ void begin_dq(float (&dq)[SHARE / 8][4], float (&rows)[1][4], int step) const {
-        const u32 keys = SHARE == 64 ? shared + me.group * Keys::PANEL : shared + me.group * SHARE * 2;
-        const u64 dz = panel_descriptor(weights(step)), with = panel_descriptor(keys);
+    // dq = dZ K of the tile on the group's columns, begun; with decays also the sums of dz of each query
+    template <int N> __device__ __forceinline__ void begin_dq(float (&dq)[N][4], float (&rows)[1][4], int step) const {
+        constexpr bool WIDE = N == 8;   // a panel, and another with the ones
+        const u32 base = opaque(shared), keys = base + (WIDE ? me.group * Keys::PANEL : me.group * SHARE * 2), ones = base + AT_ONES;
+        const u64 dz = panel_descriptor(weights(step)), with = GATED && WIDE ? panels_descriptor(keys, ones) : panel_descriptor(keys);
         products_begin();
 #pragma unroll
-        for (int t = 0; t < BLOCK / 16; t++) across_AtB(dq, dz + Weights::across(t), with + Keys::across(t), t > 0);
-        if constexpr (GATED) {
-            const u64 own = panel_descriptor(weights(step) + me.group * 64 * 128), ones = constant_descriptor(shared + AT_ONES);
-#pragma unroll
-            for (int t = 0; t < 4; t++) across_AtB(rows, own + Weights::across(t), ones, t > 0);
+        for (int t = 0; t < BLOCK / 16; t++) {
+            const u64 x = dz + Weights::across(t), y = with + Keys::across(t);
+            if constexpr (GATED && WIDE) across_AtB(dq, rows, x, y, t > 0);
+            else across_AtB(dq, x, y, t > 0);
         }
+        if constexpr (GATED && !WIDE)
+#pragma unroll
+            for (int t = 0; t < BLOCK / 16; t++) across_AtB(rows, dz + Weights::across(t), panel_descriptor(ones) + Ones::across(t), t > 0);
         products_commit();
     }
     // the tile of dq for the engine, in the order of the threads: 16 bytes of each for every eight columns
@@ -323,8 +338,8 @@ struct Consumer {
         const u32 to = shared + AT_DQ + (me.group * (SHARE / 8) * 128 + me.warp * 32 + me.lane) * 16;
 #pragma unroll
         for (int n = 0; n < SHARE / 8; n++) store_decays(to + n * 128 * 16, {dq[n][0], dq[n][1], dq[n][2], dq[n][3]});
-        if (GATED && (me.lane & 3) == 0) {
-            const u32 at = shared + AT_ROWS + (me.group * QUERIES + me.warp * 16 + (me.lane >> 2)) * 4;
+        if (GATED && me.group == 0 && (me.lane & 3) == 0) {
+            const u32 at = shared + AT_ROWS + (me.warp * 16 + (me.lane >> 2)) * 4;
             store_shared(at, rows[0][0]);
             store_shared(at + 32, rows[0][2]);
         }
@@ -342,8 +357,8 @@ struct Consumer {
         publish_shared();
         groups_barrier<CONSUMERS>(GROUPS + 1);
     }
-    // Every product runs beside other work of its warpgroup: dout.v beside the exponentials, dv beside dz, dk until all have stored dz,
-    // the scores of the next tile (of the last one: of any bytes) beside the store of dq
+    // Every product runs beside other work of its warpgroup: dout.v and dk of the tile before beside the exponentials, dv beside dz, the
+    // scores of the next tile (of the last one: of any bytes) beside the store of dq
     __device__ __forceinline__ void run() {
         float dk[WIDTH_K / 8][4], dv[WIDTH_V / 8][4], s[QUERIES / 8][4];
         clear_tiles(dk);
@@ -354,85 +369,50 @@ struct Consumer {
         begin_scores(s, 0);
         products_wait<0>();
         accumulator_fence(s);
-        if constexpr (LA_EXP & 8) {
-            while (step.n < scan.steps) {
-                float d[QUERIES / 8][4], dq[SHARE / 8][4], rows[1][4];
-                u32 p[QUERIES / 16][4], dz[QUERIES / 16][4];
-                const int n = step.n;
-                begin_dots(d, n);
-                if (GATED && is_near(step)) {
-                    products_wait<1>();
-                    exponentiate_near(s, step);
-                } else exponentiate(s, n);
-                mask(s, step.query());
-                products_wait<1>();   // dk
-                accumulator_fence(dk);
-                if (n) warp_arrive(rings.queries.empty(n - 1), me.lane);
-                pack_operands(p, s);
-                products_begin();
-                multiply_rows_AB<Douts>(dv, p, douts(n));
-                products_commit();
-                products_wait<1>();
-                accumulator_fence(d);
-                differentiate(dz, d, s, n);
-                store_weights(dz, n);
-                products_wait<0>();
-                accumulator_fence(dv);
-                warp_arrive(rings.douts.empty(n), me.lane);
-                begin_dq(dq, rows, n);
-                if constexpr (GATED) end_tile(step);
-                step.next(scan);
-                if (step.n < scan.steps) rings.queries.wait_full(step.n);
-                begin_scores(s, step.n);
-                products_begin();
-                multiply_rows_AB<Queries>(dk, dz, queries(n));
-                products_commit();
-                products_wait<2>();
-                accumulator_fence(dq);
-                accumulator_fence(rows);
-                store_dq(dq, rows, n);
-                products_wait<1>();
-                accumulator_fence(s);
-            }
-            products_wait<0>();
-            accumulator_fence(dk);
-        } else
         while (step.n < scan.steps) {
             float d[QUERIES / 8][4], dq[SHARE / 8][4], rows[1][4];
             u32 p[QUERIES / 16][4], dz[QUERIES / 16][4];
             const int n = step.n;
             begin_dots(d, n);
-            if (GATED && is_near(step)) exponentiate_near(s, step);
-            else exponentiate(s, n);
+            if (GATED && is_near(step)) {
+                products_wait<1>();
+                exponentiate_near(s, step);
+            } else {
+                exponentiate<0, SPLIT>(s, n);
+                products_wait<1>();
+                exponentiate<SPLIT, QUERIES / 8>(s, n);
+            }
+            accumulator_fence(dk);
             mask(s, step.query());
+            if (n) warp_arrive(rings.queries.empty(n - 1), me.lane);
             pack_operands(p, s);
             products_begin();
             multiply_rows_AB<Douts>(dv, p, douts(n));
             products_commit();
             products_wait<1>();
             accumulator_fence(d);
-            differentiate(dz, d, s, n);
-            products_begin();
-            multiply_rows_AB<Queries>(dk, dz, queries(n));
-            products_commit();
+            differentiate(dz, d, s, step);
             store_weights(dz, n);
-            products_wait<1>();   // the registers of P are free
+            products_wait<0>();
+            accumulator_fence(dv);
+            warp_arrive(rings.douts.empty(n), me.lane);
             begin_dq(dq, rows, n);
             if constexpr (GATED) end_tile(step);
             step.next(scan);
             if (step.n < scan.steps) rings.queries.wait_full(step.n);
             begin_scores(s, step.n);
-            products_wait<1>();
-            accumulator_fence(dv);
-            accumulator_fence(dk);
+            products_begin();
+            multiply_rows_AB<Queries>(dk, dz, queries(n));
+            products_commit();
+            products_wait<2>();
             accumulator_fence(dq);
             accumulator_fence(rows);
-            warp_arrive(rings.queries.empty(n), me.lane);
-            warp_arrive(rings.douts.empty(n), me.lane);
             store_dq(dq, rows, n);
-            products_wait<0>();
+            products_wait<1>();
             accumulator_fence(s);
         }
+        products_wait<0>();
+        accumulator_fence(dk);
         groups_barrier<CONSUMERS>(GROUPS + 1);   // all have read the keys and values
         store<Keys, LA_K>(a.out, shared, dk, a.scale);
         store<Values, LA_V>(a.other, shared + AT_V, dv, 1.f);
@@ -447,7 +427,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
     if (place.tile * BLOCK >= place.Tk) return;
     const Scan scan(a, place, place.tile * BLOCK);
     if (threadIdx.x == 0) Rings(shared).init();
-    if (GATED && threadIdx.x < 32) store_shared_u32(shared + AT_ONES + threadIdx.x * 4, pack_pair(1.f, 1.f));
+    if (GATED && threadIdx.x < BLOCK) {
+        const float two = __uint_as_float(pack_pair(1.f, 1.f));
+        store_decays(shared + AT_ONES + Ones::piece(threadIdx.x, 0), {two, two, two, two});
+    }
     publish_shared();
     __syncthreads();
     if (threadIdx.x >= CONSUMERS) {

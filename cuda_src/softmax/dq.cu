@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(256) dq(const __grid_constant__ Att
 #pragma unroll
     for (int u = threadIdx.x; u < UNITS; u += 256) {
         const int n = u % TILES, r = u / TILES % 8, warp = u / TILES / 8 % 4, half = u / TILES / 32, row = half * 64 + warp * 16 + r;
-        const float4* const from = (const float4*)a.dq + (tile + half) * (16 * WIDTH_K) + n * 128 + warp * 32 + r * 4;
+        const float4* const from = (const float4*)a.dq + (tile + half) * (TILE_DQ / 4) + n * 128 + warp * 32 + r * 4;
         if (row >= left || n * 8 >= LA_K) continue;
         u32 x[2][4];
         const bool any = a.added[tile + half] != 0;   // some keys are read

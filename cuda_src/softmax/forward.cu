@@ -32,38 +32,52 @@ struct Rings {
     u32 queries;
     __device__ __forceinline__ Rings(u32 shared) : keys{shared + AT_RINGS}, values{shared + AT_RINGS + Ring<STAGES>::BYTES}, queries(shared + AT_RINGS + 2 * Ring<STAGES>::BYTES) {}
     __device__ __forceinline__ void init() const {
-        keys.init(1 + GATED * ARRIVALS, CONSUMERS / 32 * ARRIVALS);
+        keys.init(1 + GATED * 2 * ARRIVALS, CONSUMERS / 32 * ARRIVALS);
         values.init(1, CONSUMERS / 32 * ARRIVALS);
         barrier_init(queries, 1);
         barriers_made();
     }
 };
 
-LA_DEVICE void produce(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int lane) {
+#ifndef LA_TURNS
+#define LA_TURNS 1
+#endif
+// The groups take turns: one has its products while the other one has its exponentials
+LA_DEVICE void wait_turn(int group) { if (LA_TURNS) asm volatile("bar.sync %0, 256;" ::"r"(GROUPS + 3 + group) : "memory"); }
+LA_DEVICE void end_turn(int group) { if (LA_TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(GROUPS + 4 - group) : "memory"); }
+
+LA_DEVICE void produce(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared) {
     const Rings rings(shared);
     const int i0 = place.tile * BLOCK, key_head = place.head / a.group_k, value_head = place.head / a.group_v;
-    const Decays* const sums = a.sums + place.numbers(a, place.head);
-    const Decays before = GATED && i0 ? sums[i0 - 1] : Decays{};
-    if (lane == 0) {
-        barrier_expect(rings.queries, Queries::SIZE);
-        tile_in<Queries>(shared, a.q, rings.queries, place, place.head / a.group_q, i0);
-    }
+    barrier_expect(rings.queries, Queries::SIZE);
+    tile_in<Queries>(shared, a.q, rings.queries, place, place.head / a.group_q, i0);
     for (int step = 0; step < scan.steps; step++) {
         const int stage = step % STAGES, j0 = scan.key(step);
         rings.keys.wait_empty(step);
-        if (lane == 0) {
-            barrier_expect(rings.keys.full(step), Keys::SIZE);
-            tile_in<Keys>(shared + AT_K + stage * Keys::SIZE, a.k, rings.keys.full(step), place, key_head, j0);
-        }
-        if constexpr (GATED) {
-            store_key_decays<KEYS>(shared + AT_DECAYS + stage * KEYS * 16, sums, j0, place.Tk, j0 + KEYS > i0, before, lane);
-            warp_arrive(rings.keys.full(step), lane);
-        }
+        barrier_expect(rings.keys.full(step), Keys::SIZE);
+        tile_in<Keys>(shared + AT_K + stage * Keys::SIZE, a.k, rings.keys.full(step), place, key_head, j0);
         rings.values.wait_empty(step);
-        if (lane == 0) {
-            barrier_expect(rings.values.full(step), Values::SIZE);
-            tile_in<Values>(shared + AT_V + stage * Values::SIZE, a.v, rings.values.full(step), place, value_head, j0);
+        barrier_expect(rings.values.full(step), Values::SIZE);
+        tile_in<Values>(shared + AT_V + stage * Values::SIZE, a.v, rings.values.full(step), place, value_head, j0);
+    }
+}
+// the decays of the keys of every tile (tiles.cuh), by two warps
+LA_DEVICE void produce_decays(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int thread) {
+    const Rings rings(shared);
+    const int i0 = place.tile * BLOCK;
+    const Decays* const sums = a.sums + place.numbers(a, place.head);
+#pragma unroll 1
+    for (int step = 0; step < scan.steps; step++) {
+        rings.keys.wait_empty(step);
+#pragma unroll 2
+        for (int n = 0; n < KEYS / 64; n++) {
+            const int j0 = scan.key(step), r = n * 64 + thread;
+            const u32 to = shared + AT_DECAYS + step % STAGES * KEYS * 16;
+            const Decays x = sums[min(j0 + r, place.Tk - 1)];
+            if (j0 + KEYS > i0) store_decays(to + r * 16, x);
+            else store_shared(to + r * 4, decay_between(sums[i0 - 1], x));
         }
+        warp_arrive(rings.keys.full(step), thread & 31);
     }
 }
 
@@ -99,15 +113,18 @@ struct Consumer {
         multiply_rows_ABt<Queries, Keys>(s, shared + me.group * 64 * 128, shared + AT_K + step % STAGES * Keys::SIZE);
         products_commit();
     }
-    // out += P V, begun; values of another sequence become zeros
+    // values of another sequence become zeros, in the first tile
+    __device__ __forceinline__ void clear_values() {
+        const int own = place.Tk - scan.key(0);
+        if (own >= KEYS) return;
+        rings.values.wait_full(0);
+        clear_rows_from<Values>(shared + AT_V, own);
+        rows_cleared();
+    }
+    // out += P V, begun
     __device__ __forceinline__ void begin_values(float (&out)[WIDTH_V / 8][4], const u32 (&p)[KEYS / 16][4], int step) {
         const u32 values = shared + AT_V + step % STAGES * Values::SIZE;
         rings.values.wait_full(step);
-        const int own = place.Tk - scan.key(step);
-        if (own < KEYS) {
-            clear_rows_from<Values>(values, own);
-            rows_cleared();
-        }
         products_begin();
         multiply_rows_AB<Values>(out, p, values);
         products_commit();
@@ -211,9 +228,13 @@ struct Consumer {
         accumulator_fence(s);
         exponentiate(s, 0);
         pack_operands(p, s);
+        clear_values();
+        if (me.group == 1 && scan.steps > 1) end_turn(1);
         for (int step = 1; step < scan.steps; step++) {
+            wait_turn(me.group);
             begin_scores(s, step);
             begin_values(out, p, step - 1);
+            if (me.group == 0 || step + 1 < scan.steps) end_turn(me.group);
             products_wait<1>();
             accumulator_fence(s);
             exponentiate(s, step);
@@ -241,5 +262,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     const Scan scan(a, place, place.tile * BLOCK);
     if (threadIdx.x == 0) Rings(shared).init();
     __syncthreads();
-    run_roles([&](int lane) { produce(a, place, scan, shared, lane); }, [&](int thread) { Consumer(a, place, scan, shared, thread).run(); });
+    if (threadIdx.x >= CONSUMERS) {
+        release_registers<24>();
+        const int thread = threadIdx.x - CONSUMERS;
+        if (thread == 0) produce(a, place, scan, shared);
+        if (GATED && thread >= 64) produce_decays(a, place, scan, shared, thread - 64);
+    } else {
+        claim_registers<240>();
+        Consumer(a, place, scan, shared, threadIdx.x).run();
+    }
 }

@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) gates(const __grid_constant_
         for (int block = (out < 0 ? 0 : (int)(out / BLOCK) + 1) + threadIdx.x % 32; block < tile; block += 32)
             crossing += a.crossing[(2 * slot + later) * a.blocks + block];
     }
-    const float own = valid ? a.rows[slot * BLOCK + i] - a.near[numbers] : 0.f, from = valid ? a.far[numbers] : 0.f;
+    const float own = valid ? a.dq[(2 * slot + i / 64 + 1) * a.pitch - 64 + i % 64] - a.near[numbers] : 0.f, from = valid ? a.far[numbers] : 0.f;
     const float up = sum_before(x, own), all = x[BLOCK - 1];
     __syncthreads();
     const float keys = sum_before(x, from) - from;

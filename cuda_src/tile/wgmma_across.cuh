@@ -22,11 +22,15 @@ LA_DEVICE void across_AtB(float (&c)[4][4], u64 a, u64 b, bool add) {
                  "wgmma.mma_async.sync.aligned.m64n32" LA_KINDS "{" LA_NAMES32 "}, %16, %17, p, 1, 1, 1, 1; }"
                  : LA_TILES4(c, 0) : "l"(a), "l"(b), "r"((int)add));
 }
-// 8 columns, B of rows of 8 that are read along: sums of A^T's rows where B is 1
-LA_DEVICE void across_AtB(float (&c)[1][4], u64 a, u64 b, bool add) {
+LA_DEVICE void across_AtB(float (&c)[1][4], u64 a, u64 b, bool add) {   // 8
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %6, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n8" LA_KINDS "{%0, %1, %2, %3}, %4, %5, p, 1, 1, 1, 0; }"
+                 "wgmma.mma_async.sync.aligned.m64n8" LA_KINDS "{%0, %1, %2, %3}, %4, %5, p, 1, 1, 1, 1; }"
                  : LA_TILE(c, 0) : "l"(a), "l"(b), "r"((int)add));
+}
+LA_DEVICE void across_AtB(float (&c)[8][4], float (&d)[1][4], u64 a, u64 b, bool add) {   // 64 and 8 of the next panel
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %38, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n72" LA_KINDS "{" LA_NAMES64 ", %32, %33, %34, %35}, %36, %37, p, 1, 1, 1, 1; }"
+                 : LA_TILES4(c, 0), LA_TILES4(c, 4), LA_TILE(d, 0) : "l"(a), "l"(b), "r"((int)add));
 }
 #undef LA_TILE
 #undef LA_TILES4
@@ -34,5 +38,5 @@ LA_DEVICE void across_AtB(float (&c)[1][4], u64 a, u64 b, bool add) {
 #undef LA_NAMES64
 #undef LA_KINDS
 
-// B of any number of rows, all equal: the 8 x 8 numbers (128 bytes, not permuted) at `a` for every 8 x 8 of it
-LA_DEVICE u64 constant_descriptor(u32 a) { return (u64)((a & 0x3ffff) >> 4); }
+// two panels read across, the second one anywhere behind the first
+LA_DEVICE u64 panels_descriptor(u32 a, u32 next) { return (panel_descriptor(a) & ~(0x3fffull << 16)) | (u64)((next - a) >> 4) << 16; }

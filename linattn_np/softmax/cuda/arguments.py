@@ -16,9 +16,8 @@ ATTENTION = Struct(  # forward.cu, backward.cu (dk, dv), dq.cu
     ("out other", ROWS),  # out; dq; dk and dv
     ("sums", DECAYS), ("sinks", FLOATS),  # null: none
     ("logs", OUT_FLOATS), ("dots", FLOATS),  # log2 of the sums of the exponentials; <dout, out>
-    # (heads, slots, 128 ...), a slot for each block of 128 queries of each sequence:
-    ("dq", OUT_FLOATS), ("added", pointer("int")),  # sums of dq, laid out as dq.cu says; blocks of keys in them, for 64
-    ("rows", OUT_FLOATS),  # sums of dz over the keys of each query
+    # (heads, 2 slots, ...), a slot for each block of 128 queries of each sequence:
+    ("dq", OUT_FLOATS), ("added", pointer("int")),  # TILE_DQ sums over keys (place.cuh); blocks of keys in them
     ("crossing", OUT_FLOATS),  # (heads, 2 slots, blocks): sums of dz of 64 queries and a block of keys
     ("near far", OUT_FLOATS),  # of dz over the queries of each key: of its block of 128 tokens; of later ones
     OFFSETS,
@@ -30,8 +29,8 @@ ATTENTION = Struct(  # forward.cu, backward.cu (dk, dv), dq.cu
 GATES = Struct(  # gates.cu
     "softmax/GateArguments",
     ("g", ROWS), ("sums", pointer("float4")),
-    ("rows near far crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
-    ("T heads blocks slots sequences window", INT),
+    ("dq near far crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
+    ("T heads blocks slots sequences window pitch unused", INT),  # pitch: TILE_DQ
 )  # fmt: skip
 DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0
     "softmax/DotsArguments",

@@ -22,7 +22,7 @@ from . import plan as cuts
 from .plan import BLOCK, KERNELS, ROWS, Kind
 
 TAKEN = ("q", "k", "v", "g", "sinks")  # arrays of a call
-GATE_SUMS = ("rows", "near", "far", "crossing")  # of dz, see arguments.py
+GATE_SUMS = ("dq", "near", "far", "crossing")  # with sums of dz, see arguments.py
 FAR = 1 << 30  # more tokens than any window, and than a sequence has here
 
 
@@ -106,10 +106,10 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     _prepare(batch, ("dots", "backward", "dq", *(("gates",) if gated else ())))
     q, k, v, dout = (row_array(xp, cast(xp, y, x.v.dtype)) for y in (x.q, x.k, x.v, dout))
     numbers, (K, V), keys = (batch.rows, batch.heads, batch.T), batch.kind[1:3], batch.heads // batch.shared
-    tokens = batch.heads * batch.slots * BLOCK
-    sizes: dict[str, Any] = {"dots": numbers, "dq": tokens * cuts.padded(K), "added": tokens // ROWS}
+    tiles = batch.heads * batch.slots * (BLOCK // ROWS)
+    sizes: dict[str, Any] = {"dots": numbers, "dq": tiles * cuts.tile_dq(batch.kind), "added": tiles}
     if gated:
-        sizes |= dict(zip(GATE_SUMS, (tokens, numbers, numbers, tokens // ROWS * batch.blocks), strict=True))
+        sizes |= {"near": numbers, "far": numbers, "crossing": tiles * batch.blocks}
     sums = {n: xp.empty(size, dtype=xp.int32 if n == "added" else xp.float32) for n, size in sizes.items()}
     _dots(plan, batch, row_array(xp, cast(xp, out, v.dtype)), dout, sums)
     dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=q.dtype)
@@ -164,7 +164,7 @@ def fields_of(plan: Plan, batch: Batch, own: int, arrays: dict[str, Any]) -> dic
     maps = [n for n in ("q", "k", "v", "dout") if arrays.get(n) is not None]
     fields: dict[str, Any] = dict.fromkeys(("q", "k", "v", "dout"), bytes(MAP))
     fields |= {n: tensor_map(arrays[n]) for n in maps}
-    names = ("sums", "logs", "dots", "dq", "added", *GATE_SUMS, "sinks")
+    names = ("sums", "logs", "dots", "added", *GATE_SUMS, "sinks")
     fields |= {n: address(arrays.get(n)) for n in names} | {"offsets": address(batch.offsets)}
     fields |= {n: rows_of(arrays[n]) if n in arrays else NO_ROWS for n in ("out", "other")}
     fields |= {f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")}
@@ -217,7 +217,7 @@ def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, **arrays:
     rows = (*rows_of(g)[:4], batch.heads // g.shape[-2])
     packed = arguments.GATES.packed({n: address(arrays.get(n)) for n in names} | {
         "g": rows, "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "blocks": batch.blocks,
-        "slots": batch.slots, "sequences": batch.sequences, "window": plan.window or FAR})  # fmt: skip
+        "slots": batch.slots, "sequences": batch.sequences, "window": plan.window or FAR, "pitch": cuts.tile_dq(batch.kind), "unused": 0})  # fmt: skip
     named = (g, batch.offsets, *arrays.values())
     launch.launch(kernel.file, kernel.entry, (), blocks, kernel.threads, 0, packed, named)
 

@@ -49,6 +49,11 @@ def padded(width: int) -> int:
     return -(-width // PANEL) * PANEL
 
 
+def tile_dq(kind: Kind) -> int:
+    """Numbers of a tile of dq: with decays also a sum of dz for each query."""
+    return ROWS * (padded(kind.K) + kind.gated)
+
+
 @functools.cache
 def constants(name: str, kind: Kind) -> Constants:
     """The constants that a kernel is compiled with."""
@@ -67,6 +72,5 @@ def shared_memory(name: str, kind: Kind) -> int:
         return BLOCK * max(K, V) + 2 * BLOCK * (K + V) + kind.gated * 2 * BLOCK * 16 + 2 * 2 * 16 + 16
     if name == "dq":
         return 0
-    stages, dz, dq = ROWS * (3 * K + 2 * V), 2 * ROWS * 2 * BLOCK, ROWS * 2 * K
-    numbers, rows = 3 * ROWS * 24, kind.gated * (2 * ROWS * 4 + 128)
-    return BLOCK * (K + V) + stages + dz + dq + numbers + rows + 6 * 16 + 16
+    stages, dz, ones = ROWS * (3 * K + 2 * V), 2 * ROWS * 2 * BLOCK, kind.gated * BLOCK * 128
+    return BLOCK * (K + V) + stages + dz + ones + 4 * tile_dq(kind) + 3 * ROWS * 8 + 6 * 16 + 16
