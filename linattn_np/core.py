@@ -59,8 +59,11 @@ class Explained(NamedTuple):
     operations_per_token: float  # per state
 
 
+GROWTH_SLACK = 1e-3  # of a factor: lengths of 16-bit rows are rounded
+
+
 class Growth(NamedTuple):
-    """A step that multiplies the state by `factor` along one direction: the array to look at, and a sentence about it.
+    """A step that multiplies `what` by `factor` along one direction: the array to look at, and a sentence about it.
 
     is_error: no such call is meant.
     """
@@ -69,6 +72,7 @@ class Growth(NamedTuple):
     message: str
     factor: float
     is_error: bool
+    what: str = "the state"
 
 
 Computed = tuple[Any, Any, Any]  # (out or None, final state or StatesAt, residuals)

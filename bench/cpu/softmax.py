@@ -17,7 +17,7 @@ import numpy as np
 import linattn_np as la
 from bench import compare, peers, record, timing
 
-SHAPES = [(1, 2048, 8, 64)]
+SHAPES = [(1, 2048, 8, 64), (1, 2048, 4, 128)]
 BLOCK = 64
 
 

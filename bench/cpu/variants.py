@@ -18,6 +18,7 @@ from linattn_np.spec import VariantSpec
 
 Shape = tuple[int, int, int, int]
 SHAPES: list[Shape] = [(1, 2048, 8, 64), (1, 4096, 8, 128), (1, 8192, 4, 128), (1, 2048, 32, 128)]  # (B, T, H, D)
+SMALL: list[Shape] = [(2, 777, 6, 96), (1, 512, 4, 64)]
 SHORT: list[Shape] = [(1, 2048, 8, 64), (1, 2048, 8, 128)]
 
 
@@ -69,7 +70,7 @@ def _case(name: str, shapes: list[Shape], draw: compare.Draw, peer: compare.Peer
 
 
 CASES = {case.name: case for case in (
-    _case("gated_delta_rule", SHAPES, draw_gated, peers.gated_delta_rule, compare.delta_work),
+    _case("gated_delta_rule", SMALL + SHAPES, draw_gated, peers.gated_delta_rule, compare.delta_work),
     _case("gla", SHORT, compare.draw_sample("gla", "gv"), peers.softmax, compare.plain_work),
     _case("kda", SHORT, compare.draw_sample("kda"), peers.kda, compare.delta_work),
     _case("rwkv6", SHORT, compare.draw_sample("rwkv6"), peers.softmax, compare.plain_work),

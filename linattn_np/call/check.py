@@ -35,10 +35,11 @@ def check(fn: Callable[..., Any], /, *arrays: Any, **options: Any) -> list[Findi
 
     It finds NaN and inf; log decays above 0, also decays given instead of their logarithms and g exchanged with beta;
     write strengths outside [0, 2]; keys so long that beta |k|^2 > 2, and the growth that this means; an erase term
-    that makes the state grow; decay rates and step sizes of the wrong sign; a normaliser whose weights are not
-    positive; arrays that seem to have their heads first, or a batch in the place of time. It reads all arrays once.
-    The option check=True of every function does the same before it computes: a ValueError for errors (is_error), a
-    UserWarning for the rest. Raises every error of fn about its arguments.
+    that makes the state grow; position maps that stretch queries and keys; decay rates and step sizes of the wrong
+    sign; a normaliser whose weights are not positive; arrays that seem to have their heads first, or a batch in the
+    place of time. It reads all arrays once. The option check=True of every function does the same before it computes:
+    a ValueError for errors (is_error),
+    a UserWarning for the rest. Raises every error of fn about its arguments.
     """
     options.pop("check", None)
     return list(findings(prepare(spec_of("check", fn), arrays, options)))
@@ -136,15 +137,16 @@ def _is_raw(call: Prepared, name: str) -> bool:
 
 
 def _growth(call: Prepared) -> Iterator[Finding]:
-    """Steps that multiply the state by more than 1 in absolute value."""
+    """Steps that multiply the state, or queries and keys, by more than 1 in absolute value."""
     found = call.spec.core.growth(call.inputs(), call.plan)
     if found is None:
         return
-    text = f"{found.message}, expected 0 to 2: the step multiplies the state by {found.factor:.4g} along one direction"
+    text = f"{found.message}, expected 0 to 2: the step multiplies {found.what} by {found.factor:.4g} "
+    text += "along one direction"
     if "qk_l2norm" in call.spec.options.defaults:
         text += "; qk_l2norm=True divides keys and queries by their length"
     elif found.is_error:
-        text += "; divide keys by their length"
+        text += f"; divide {'keys' if found.array == 'k' else found.array} by their length"
     yield Finding(found.array, text, found.is_error)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core import Growth
+from ..core import GROWTH_SLACK, Growth
 from ..runtime.arrays import accumulate, shared_heads
-from . import policy
 from .preprocess import strengths
 from .types import Erase, EraseKey, Inputs, Plan
 
@@ -26,7 +25,7 @@ def growth(x: Any, plan: Plan) -> Growth | None:
         term = {EraseKey.KEY: "beta |k|^2", EraseKey.PRODUCT: "(b k).k", EraseKey.OWN: "beta r.k"}[plan.erase_key]
     flat = xp.reshape(share, (-1,))
     high, low = float(xp.max(flat)), float(xp.min(flat))
-    if high <= 2 + policy.GROWTH_SLACK and low >= -policy.GROWTH_SLACK:
+    if high <= 2 + GROWTH_SLACK and low >= -GROWTH_SLACK:
         return None
     value, n = (high, int(xp.argmax(flat))) if high - 2 >= -low else (low, int(xp.argmin(flat)))
     T, H = share.shape[-2:]

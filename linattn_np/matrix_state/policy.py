@@ -59,6 +59,7 @@ UNIT_ELEMENTS = 2**15  # numbers of a task that divides rows by their length
 CHECKPOINT_BYTES = 10 << 20  # of the chunks that an adjoint keeps at once, for each thread
 TIME_BLOCK = 256  # tokens after which heads take turns: what is fetched for their neighbours is still in the cache
 TURNING_HEADS = 8  # heads that take turns, at most
+REMEMBERED_ROWS = 32  # sequences up to which a call's tasks are remembered for the next
 STORED_BYTES = 8 << 20  # of states between blocks of time that a forward keeps for its backward, at most
 LONGEST_BLOCK = 2048  # tokens of a block of time of a backward: it finds its own states in longer ones
 
@@ -166,4 +167,3 @@ def recurs_cuda(x: Inputs, plan: Plan) -> bool:
 def saves_factors(size: int) -> bool:
     """Whether the forward of a CUDA delta rule stores `size` bytes of factors; else its backward recomputes them."""
     return size <= int(os.environ.get(SAVED_VARIABLE) or SAVED_MIB) << 20
-GROWTH_SLACK = 1e-3  # of `la.check`: lengths of 16-bit rows are rounded

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from math import log, prod
 from typing import Any
 
-from ..core import CallPlan, Computed, Core, Explained, register, register_states
-from ..runtime.arrays import Array, is_numpy
+from ..core import GROWTH_SLACK, CallPlan, Computed, Core, Explained, Growth, register, register_states
+from ..runtime.arrays import Array, accumulate, is_numpy
 from ..runtime.shapes import Sizes
 from . import cache, definition, heads, policy, sequences
 from .array import tiles
 from .path import definition as path_definition
-from .types import GatedCache, HouseholderCache, Inputs, KeyValueCache, Plan, Residuals, Ungated
+from .types import GatedCache, HouseholderCache, HouseholderInputs, Inputs, KeyValueCache, Plan, Residuals, Ungated
 
 
 class Softmax(Core):
@@ -78,6 +78,19 @@ class Softmax(Core):
     def reads_out(self, residuals: Residuals) -> bool:
         """Backward reads the output."""
         return residuals.plan.normalize
+
+    def growth(self, x: Any, plan: Plan) -> Growth | None:
+        """The position map I - beta w^T w of the largest beta |w|^2, if that is over 2."""
+        if not isinstance(x, (Inputs, HouseholderInputs)) or x.w is None:
+            return None
+        w, xp = accumulate(plan.xp, x.w), plan.xp
+        share = accumulate(xp, x.beta) * xp.sum(w * w, axis=-1)
+        n, (T, H) = int(xp.argmax(xp.reshape(share, (-1,)))), share.shape[-2:]
+        value = float(xp.max(share))
+        if value <= 2 + GROWTH_SLACK:
+            return None
+        message = f"has beta |w|^2 = {value:.4g} at token {n // H % T}, head {n % H}"
+        return Growth("w", message, 1 - value, True, "queries and keys")
 
     def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None, of: Any = None) -> Explained:
         """2 (K + V) operations for each pair of a query and a key, and those of position maps.

@@ -56,6 +56,16 @@ class Ungated(Inputs):
     __slots__ = ()
 
 
+class HouseholderInputs(NamedTuple):
+    """Arrays of a call of householder_positions, or their gradients; tokens before heads."""
+
+    q: Array  # (..., T, Hq, K), None: nothing is read
+    k: Array  # (..., T, Hk, K)
+    v: Array  # (..., T, H, V)
+    w: Array  # (..., T, Hk, K)
+    beta: Array  # (..., T, Hk)
+
+
 class Plan(NamedTuple):
     """How a call is computed: the fields of `linattn_np/core.py:CallPlan`, and window and normalize."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.variants.shared.attention import MAP_STRENGTH
 
 B, T, H, K, V = 2, 16, 4, 8, 6
 RNG = np.random.default_rng(0)
@@ -111,6 +112,18 @@ def test_numbers(changed, text):
             la.gated_delta_rule(**call, check=True)
         with pytest.raises(ValueError, match=pattern(text)):
             la.vjp(la.gated_delta_rule, **call, check=True)
+
+
+@pytest.mark.parametrize("name", [s.name for s in la.SPECS if s.arrays.get("beta") is MAP_STRENGTH])
+def test_maps_that_stretch(name):
+    """beta |w|^2 > 2 multiplies queries and keys by less than -1; a reflection is meant."""
+    fn, w = getattr(la, name), GOOD["k"]
+    assert la.check(fn, Q, RAW, VALUES, w, np.full((B, T, H), 2.0)) == []
+    text = "w has beta |w|^2 = 8 at token 3, head 1, expected 0 to 2: the step multiplies queries and keys by -7 along"
+    longer = w.copy()
+    longer[1, 3, 1] *= 2
+    with pytest.raises(ValueError, match=pattern(text)):
+        fn(Q, RAW, VALUES, longer, np.full((B, T, H), 2.0), check=True)
 
 
 @pytest.mark.parametrize(("fn", "arrays", "text"), [

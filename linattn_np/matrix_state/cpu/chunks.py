@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...ops.conjugate_gradients import square_of
 from ...runtime import threads
 from ...runtime.pieces.run import Kernel, conversions
 from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import Layout
 from .. import policy
 from ..policy import CPU_COLUMNS
+from ..readouts.systems import Solver
 from ..types import Erase, Inputs, Plan, ReadState
 from .forward import forward
 from .layout import Cell, Features, layout, words_of
@@ -23,18 +25,47 @@ from .workspace import CHUNK
 class Chunks:
     """All of a call but where its arrays lie."""
 
-    def __init__(self, x: Inputs, plan: Plan, table: Table, rows: np.ndarray, started: bool, kept: int = 0):
-        H, V = x.v.shape[-2:]
+    def __init__(self, x: Inputs, plan: Plan, table: Table, rows: np.ndarray, started: bool, kept: int = 0,
+                 solver: Solver | None = None):  # fmt: skip
+        """kept: see time_blocks.   solver: of systems, whose solutions take the place of what queries read."""
+        (H, V), numbers, operations = x.v.shape[-2:], numbers_of(plan), 6.0
         states, count = count_sequences(rows) * H, threads.num_threads()
-        columns = V if plan.average is not None else columns_of(V, states, count)
-        cell = cell_of(x, plan, table, columns, started)
-        self.kernel = kernel_of(forward, cell, layout(cell)[0], table, numbers_of(plan))
+        columns = V if plan.average is not None or solver is not None else columns_of(V, states, count)
+        cell = cell_of(x, plan, columns, started)
+        if solver is not None:
+            cell = cell._replace(iterations=solver.iterations)
+            numbers["enough"] = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
+            operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
+        self.kernel = kernel_of(forward, cell, layout(cell)[0], table, numbers)
         self.tasks, self.bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), kept)
-        self.operations = 6.0 * tokens(rows) * H * cell.K * V
+        self.operations = operations * tokens(rows) * H * cell.K * V
 
     def run(self, numbers: np.ndarray, owners: Any) -> None:
         """Output and final state, where the table says; `owners` keeps its arrays alive."""
         run(self.kernel, numbers, self.tasks, self.bounds, self.operations, owners)
+
+
+class Made(NamedTuple):
+    """The table of a call, its final state, its output and the states at positions."""
+
+    table: Table
+    end: Any
+    out: np.ndarray | None
+    at: np.ndarray | None
+
+    @classmethod
+    def of(cls, x: Inputs, plan: Plan, state: np.ndarray | None, mine: bool, make: Any = np.empty) -> Made:
+        """mine: the final state is written where the initial one lies."""
+        (*lead, T, _, V), dtype, table, shape = x.v.shape, np.dtype(plan.dtype), Table(x), state_shape(x, plan)
+        out = None if x.q is None else make((*lead, T, table.query_heads, V), dtype)
+        lead, ended = ([], [len(plan.sequences)]) if plan.is_ragged else (lead, lead)
+        end = state if mine else make((*ended, *shape), dtype)
+        at = None if plan.states_at is None else np.empty((*lead, len(plan.states_at), *shape), dtype)
+        table.tokens("out", out, table.query_heads)
+        table.of_plan(x, plan)
+        for name, S in (("in_state", state), ("out_state", end), ("starts", end), ("out_states", at)):
+            table.states(name, S)
+        return cls(table, end, out, at)
 
 
 def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, numbers: dict[str, float], adjoint: bool = False
@@ -57,14 +88,14 @@ def numbers_of(plan: Plan) -> dict[str, float]:
     return {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps}
 
 
-def cell_of(x: Inputs, plan: Plan, table: Table, columns: int, started: bool) -> Cell:
+def cell_of(x: Inputs, plan: Plan, columns: int, started: bool) -> Cell:
     """The kind of a call whose tasks have so many value columns."""
     free = x.erase is Erase.FREE
     return Cell(
         np.dtype(plan.dtype).name, key_width(x, plan), columns, policy.cpu_chunk(plan, x.v.shape[-3]), x.decay,
         x.erase, plan.query_reads is ReadState.PREVIOUS, free or plan.erase_reads is ReadState.PREVIOUS,
         free or (x.erase is Erase.DELTA and not plan.erases_key), x.q is not None,
-        1 if x.q is None else max(1, x.q.shape[-2] // table.H), x.u is not None, started,
+        1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2]), x.u is not None, started,
         features_of(x, plan), x.gv is not None, plan.average is not None, _direct(x, plan),
     )  # fmt: skip
 

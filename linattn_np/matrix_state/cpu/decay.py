@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from ...ops.cpu.numbers import exp, faded, number
 from ...ops.cpu.products import FULL, OUT_LOWER, product, transpose
-from ...ops.cpu.rows import hadamard_to
+from ...ops.cpu.rows import exp_rows, fill, hadamard_to, scaled
 from ...ops.cpu.storage import load, load_column
 from ...runtime.pieces.piece import Matrix, Truth, Vector, Whole, Wide, piece
 from ...runtime.pieces.row_tiles import dot, dot_wide, faded_dot
-from ...runtime.pieces.views import columns, row, rows
+from ...runtime.pieces.views import as_row, columns, row, rows
 from ..policy import DECAY_BLOCK as BLOCK
 from ..policy import GATE_FLOOR
 from .workspace import EARLY, SCALAR, STRICT, VECTOR, Work
@@ -29,7 +29,7 @@ def decays(w: Work):
         pair_table(w.g64, w.sums, w.E, w.start, w.end)
     elif w.decay == VECTOR:
         load(w.in_g, place, (0, w.K), w.W)
-        channel_tables(w)
+        tables_of(w.W, w.first, w.first_before, w.last, w.carry)
 
 
 @piece
@@ -107,33 +107,14 @@ def rest(X: Matrix, Y: Matrix, P: Matrix, beta: Vector, out: Matrix):
 # a decay of each channel
 
 
-@piece(of="vector")
-def channel_tables(w: Work):
-    """W <- e^W, first_i = W_0 ... W_i with a row of ones before it, last_j = W_{j+1} ... W_{m-1}, carry: all of W."""
-    m = w.c
-    tables_of(w.W, w.first, w.first_before, w.last)
-    for d in range(w.K_lanes):
-        w.carry[d] = w.first[m - 1, d]
-
-
 @piece
-def tables_of(W: Matrix, first: Matrix, before: Matrix, last: Matrix):
-    """W <- e^W, first_i = W_0 ... W_i with a row of ones before it, last_j = W_{j+1} ... W_{m-1}."""
-    m, n = W.shape
-    one, end = row(before, 0), row(last, m - 1)
-    for d in range(n):
-        one[d] = 1
-        end[d] = 1
-    for i in range(m):
-        a, a_before, factors = row(first, i), row(before, i), row(W, i)
-        for d in range(n):
-            x = exp(factors[d])
-            factors[d] = x
-            a[d] = faded(a_before[d], x)
-    for j in range(m - 2, -1, -1):
-        a, a_after, factors = row(last, j), row(last, j + 1), row(W, j + 1)
-        for d in range(n):
-            a[d] = faded(a_after[d], factors[d])
+def tables_of(W: Matrix, first: Matrix, before: Matrix, last: Matrix, carry: Vector):
+    """W <- e^W, first_i = W_0 ... W_i with a row of ones before it, last_j = W_{j+1} ... W_{m-1}, carry: all of W."""
+    exp_rows(W)
+    fill(row(before, 0), 1.0)
+    heads(W, 0, 0, first)
+    reaches(W, last)
+    scaled(rows(first, len(W) - 1, 1), None, as_row(carry))
 
 
 @piece(of="vector")
@@ -173,28 +154,21 @@ def block_gram(X: Matrix, Y: Matrix, W: Matrix, early: Whole, out: Matrix, near:
 @piece
 def heads(W: Matrix, early: Whole, b: Whole, out: Matrix):
     """out_i = W_b ... W_{b + i}, to the token before if early."""
-    for i in range(len(out)):
-        to, before = row(out, i), row(out, max(i - 1, 0))
-        if i < early:
-            for d in range(len(to)):
-                to[d] = 1
-        elif i == 0:
-            factors = row(W, b)
-            for d in range(len(to)):
-                to[d] = factors[d]
-        else:
-            factors = row(W, b + i - early)
-            for d in range(len(to)):
-                to[d] = faded(before[d], factors[d])
+    if early:
+        fill(row(out, 0), 1.0)
+    else:
+        scaled(rows(W, b, 1), None, rows(out, 0, 1))
+    for i in range(1, len(out)):
+        to, before, factors = row(out, i), row(out, i - 1), row(W, b + i - early)
+        for d in range(len(to)):
+            to[d] = faded(before[d], factors[d])
 
 
 @piece
 def reaches(W: Matrix, out: Matrix):
     """out_j = W_{j + 1} ... W_{b - 1} for the b rows of out."""
     b = len(out)
-    to = row(out, b - 1)
-    for d in range(len(to)):
-        to[d] = 1
+    fill(row(out, b - 1), 1.0)
     for j in range(b - 2, -1, -1):
         to, after, factors = row(out, j), row(out, j + 1), row(W, j + 1)
         for d in range(len(to)):

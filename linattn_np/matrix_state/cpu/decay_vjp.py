@@ -11,11 +11,11 @@ from numba import types
 
 from ...ops.cpu.numbers import number
 from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, product
-from ...ops.cpu.rows import add_hadamard, hadamard, hadamard_to
+from ...ops.cpu.rows import add, add_hadamard, hadamard, hadamard_to, suffix_sums
 from ...ops.cpu.storage import Columns, save, save_column
 from ...runtime.pieces.piece import Kind, Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import gram_column_vjp, sum_of
-from ...runtime.pieces.views import columns, row, rows, transposed
+from ...runtime.pieces.views import backwards, columns, row, rows, transposed
 from ..policy import DECAY_BLOCK as BLOCK
 from .decay import heads, reaches
 from .workspace import EARLY, STRICT, VECTOR, Work
@@ -89,20 +89,13 @@ def channel_gate_vjp(w: Work):
 @piece
 def channel_crossings(crossed: Matrix, readers: Matrix, writers: Matrix, total: Vector):
     """crossed_t += sum_{i >= t} readers_i + sum_{j < t} writers_j + total; total and readers are written over."""
-    m = len(crossed)
-    for t in range(m):
+    for t in range(len(crossed)):
         x, y = row(crossed, t), row(writers, t)
         for d in range(len(x)):
             x[d] += total[d]
             total[d] += y[d]
-    for t in range(m - 1, -1, -1):
-        x, y = row(crossed, t), row(readers, t)
-        for d in range(len(x)):
-            x[d] += y[d]
-        if t:
-            before = row(readers, t - 1)
-            for d in range(len(x)):
-                before[d] += y[d]
+    suffix_sums(readers)
+    add(readers, crossed)
 
 
 @piece(of="vector")
@@ -124,28 +117,6 @@ def block_gram_vjp(own: Matrices, P: Matrix, X: Matrix, Y: Matrix, early: Whole,
 
 
 @piece
-def add_suffix(early: Whole, z: Matrix, crossed: Matrix):
-    """crossed_t += sum_{i >= t} z_i (early: i > t), z being written over."""
-    m = len(z)
-    for t in range(m - 1, -1, -1):
-        x, to = row(z, t), row(crossed, t)
-        if early:
-            if t + 1 < m:
-                after = row(z, t + 1)
-                for d in range(len(x)):
-                    to[d] += after[d]
-                    x[d] += after[d]
-        elif t + 1 < m:
-            after = row(z, t + 1)
-            for d in range(len(x)):
-                x[d] += after[d]
-                to[d] += x[d]
-        else:
-            for d in range(len(x)):
-                to[d] += x[d]
-
-
-@piece
 def across_vjp(P: Matrix, X: Matrix, Y: Matrix, early: Whole, at: Columns, own: Matrices, dX: Matrix, dY: Matrix):
     """Rows b .. end against all columns before b, which meet at row b."""
     W, crossed, scratch = own
@@ -161,18 +132,12 @@ def across_vjp(P: Matrix, X: Matrix, Y: Matrix, early: Whole, at: Columns, own: 
     product(FULL, corner, far, D_rows)
     add_hadamard(D_rows, head, rows(dX, b, count))
     hadamard_to(near, D_rows)
-    add_suffix(early, D_rows, rows(crossed, b, count))
+    suffix_sums(D_rows)
+    add(rows(D_rows, early, count - early), rows(crossed, b, count - early))
     product(FULL, transposed(corner), near, D)
     add_hadamard(D, reach, rows(dY, 0, b))
     hadamard_to(far, D)
-    add_prefix(D, rows(crossed, 0, b))
+    suffix_sums(backwards(D, False))
+    add(rows(D, 0, b - 1), rows(crossed, 1, b - 1))
 
 
-@piece
-def add_prefix(z: Matrix, crossed: Matrix):
-    """crossed_t += sum_{j < t} z_j, z being written over."""
-    for t in range(1, len(z)):
-        x, before, to = row(z, t), row(z, t - 1), row(crossed, t)
-        for d in range(len(x)):
-            to[d] += before[d]
-            x[d] += before[d]

@@ -10,6 +10,7 @@ from ...runtime.pieces.workspace import CHANNEL, TOKEN
 from .averages import add_keys, load_z, save_z
 from .chunk import begin_chunk, begin_task, erase, load_tokens, once, read, system, write
 from .decay import decays
+from .systems import solve_rows
 from .workspace import Work
 
 
@@ -85,14 +86,18 @@ def forward(w: Work, first: Whole, last: Whole):
         w.t = w.FIRST
         while w.t < w.STOP:
             begin_chunk(w)
-            prefetch_chunk(w)
+            if w.line_count:
+                prefetch_chunk(w)
             load_tokens(w)
             decays(w)
             if w.erase:
                 system(w)
                 erase(w, w.S)
             for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.has_queries else 0):
-                read(w, w.S, j, tokens_of(w.out, w.scale, (w.BATCH, j, w.t), w.c, (w.COLUMN, w.V)))
+                if w.iterations:
+                    solve_rows(w, j)
+                else:
+                    read(w, w.S, j, tokens_of(w.out, w.scale, (w.BATCH, j, w.t), w.c, (w.COLUMN, w.V)))
             write(w, w.S, w.S)
             if w.averaged:
                 add_keys(w, w.z, w.z)

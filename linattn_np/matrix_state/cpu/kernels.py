@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ...ops.cpu.array_calls import array_calls
-from ...ops.cpu.rounding import ROUNDED
+from ...ops.cpu.rounding import rounded
 from .backward import backward, reverse
 from .forward import forward
 from .l2norm import divided, divided_vjp
 from .recurrent.step import step_between, step_tasks
-from .systems import solve_systems
 
 ALL = forward, backward, reverse, step_tasks
 
@@ -22,6 +21,6 @@ def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
         "delta rule": (ALL, "delta"), "free erase": (ALL, "free"), "vector decay": (ALL, "vector"),
         "decay on the value axis": (ALL, "value_decay"), "bonus": (ALL, "bonus"), "feature maps": (ALL, "map"),
         "averages": (ALL, "averaged"), "rotated states": (ALL, "rotates"), "l2 norms": ((divided, divided_vjp), ""),
-        "conjugate gradients": ((solve_systems,), ""), "array calls": ((array_calls, step_between), ""),
-        "other dtypes of inputs": (ALL, "converted"), "16-bit results": (tuple(ROUNDED.values()), ""),
+        "conjugate gradients": ((forward,), "solved"), "array calls": ((array_calls, step_between), ""),
+        "other dtypes of inputs": (ALL, "converted"), "16-bit results": ((rounded,), ""),
     }  # fmt: skip

@@ -50,7 +50,6 @@ class Cell(NamedTuple):
     averaged: bool = False  # outputs are divided by the sum of their weights
     direct: frozenset[str] = frozenset()  # of q, v and r: those that are read where they lie
     iterations: int = 0  # conjugate-gradient steps of the systems x (Z + diag(ridge)) = q; 0: outputs are read
-    each_ridge: bool = False  # each token has its own ridge
 
     @property
     def compensates(self) -> bool:

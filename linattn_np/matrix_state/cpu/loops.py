@@ -17,14 +17,14 @@ from ..array import chunks
 from ..types import Erase, Inputs, Plan, Saved
 from .backward import backward as backward_kernel
 from .backward import reverse
-from .chunks import Chunks, cell_of, columns_of, kernel_of, numbers_of, run, state_shape, tokens
+from .chunks import Chunks, Made, cell_of, columns_of, kernel_of, numbers_of, run, state_shape, tokens
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
 from .layout import Backward, Cell, layout
 from .recurrent import short
 from .replay import record as record
-from .systems import record_solve as record_solve
-from .systems import solve as solve
+from .solve import record_solve as record_solve
+from .solve import solve as solve
 from .table import AT, CHUNKS, HEAD, LATER, LEAD, STATE, TO, Table, count_sequences, from_pool, sequences
 from .time_blocks import block_counts, checkpoint_block, segment_block, time_blocks
 
@@ -57,29 +57,20 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     """(out, final state or StatesAt, saved)."""
     if not (x.v.size and x.k.size):  # no tokens
         return chunks.forward(x, plan, state)
-    (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
+    *lead, T, _, _ = x.v.shape
     C = policy.cpu_chunk(plan, T)
     rows = sequences(plan, prod(lead), C)
-    out = None if x.q is None else empty((*lead, T, table.query_heads, V), dtype)
-    ragged = plan.is_ragged
     in_place = state is not None and short.in_place(x, plan, state)
-    shape = (*([len(plan.sequences)] if ragged else lead), *state_shape(x, plan))
-    end: Any = state if in_place else empty(shape, dtype)
-    at = None if plan.states_at is None else np.empty(_shape_at(x, plan, ragged), dtype)
+    table, end, out, at = Made.of(x, plan, state, in_place, empty)
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, in_place)
-    table.tokens("out", out, table.query_heads)
-    table.of_plan(x, plan)
-    table.states("in_state", state)
-    table.states("out_state", end)
-    table.states("out_states", at)
     stepwise = short.is_stepwise(x, plan, rows)
     if stepwise.any() and at is None:
         short.run(x, plan, table, state, rows[stepwise])
     kept, starts = kept_states(x, plan, rows, stepwise, C) if plan.gradients else (0, None)
     if stepwise.any() and at is not None:
         _run_segments(x, plan, table, state, rows[stepwise], (end, at, starts))
-    table.states("starts", end if starts is None else starts)
+    table.states("starts", starts)
     if not stepwise.all():
         chunked = rows[~stepwise]
         Chunks(x, plan, table, chunked, state is not None, kept).run(table.numbers, table)
@@ -89,11 +80,6 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
             end.reshape(-1, *end.shape[-3:])[chunked[:, STATE]] = last
     saved = Saved(x, plan, state, None if starts is None else (kept, starts))
     return None if out is None else cast(plan.xp, out, x.v.dtype), end if at is None else StatesAt(end, at), saved
-
-
-def _shape_at(x: Inputs, plan: Plan, ragged: bool) -> tuple[int, ...]:
-    """The shape of the states at positions."""
-    return (*(() if ragged else x.v.shape[:-3]), len(plan.states_at or ()), *state_shape(x, plan))
 
 
 def _run_segments(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray,
@@ -155,7 +141,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         table.tokens("in_dout", dout, table.query_heads)
         table.tokens("out", None if plan.average is None else plan.average.out, table.query_heads)
     table.states("starts", starts)
-    cell = cell_of(x, plan, table, V, state is not None)._replace(has_queries=has_queries)
+    cell = cell_of(x, plan, V, state is not None)._replace(has_queries=has_queries)
     group, workers = int(table.numbers[:, SHARED].max()), threads.num_threads()
     each = max(1, count * H // group // workers)
     tasks, bounds = time_blocks(rows, H // group, V, V, C, each, keeps, last_first=True)

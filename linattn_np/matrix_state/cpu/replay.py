@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ...runtime.pieces.workspace import AT
 from ...runtime.tracing import Kernel, Trace, Untraceable, contains, plain
 from .. import policy
 from ..types import Erase, Inputs, Plan
-from .chunks import Chunks, state_shape
+from .chunks import Chunks, Made
 from .recurrent.short import Steps, in_place, is_one_batch, is_stepwise
 from .table import ROW, Table, from_pool, sequences
 from .workspace import ARRAYS
@@ -58,28 +58,6 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: 
         return _call(x, plan, state, trace, (made, mine, final), count)
     except Untraceable:
         return None
-
-
-class Made(NamedTuple):
-    """The table of a call, its final state and its output."""
-
-    table: Table
-    end: np.ndarray
-    out: np.ndarray | None
-    at: np.ndarray | None  # the states at positions
-
-    @classmethod
-    def of(cls, x: Inputs, plan: Plan, state: np.ndarray | None, mine: bool) -> Made:
-        """mine: the final state is written where the initial one lies."""
-        (*lead, T, _, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
-        end: Any = state if mine else np.empty((*lead, *state_shape(x, plan)), dtype)
-        out = None if x.q is None else np.empty((*lead, T, table.query_heads, V), dtype)
-        table.tokens("out", out, table.query_heads)
-        table.of_plan(x, plan)
-        at = None if plan.states_at is None else np.empty((*lead, len(plan.states_at), *end.shape[-3:]), dtype)
-        for name, S in (("in_state", state), ("out_state", end), ("starts", end), ("out_states", at)):
-            table.states(name, S)
-        return cls(table, end, out, at)
 
 
 def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made, bool, Any], count: int) -> Any:

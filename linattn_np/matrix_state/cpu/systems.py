@@ -6,33 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import prod
-from typing import Any
-
-import numpy as np
-
-from ...core import StatesAt
-from ...ops.conjugate_gradients import square_of
 from ...ops.cpu.products import FULL, LEFT_LOWER, OUT_LOWER, product
-from ...ops.cpu.programs import Places
 from ...ops.cpu.rows import add_hadamard, clear, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Number, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot
-from ...runtime.pieces.views import row, rows
-from ...runtime.tracing import Trace
-from .. import policy
-from ..readouts.systems import Solver
-from ..types import Inputs, Plan
-from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, reach, write
-from .chunks import cell_of, kernel_of, run, tokens
-from .decay import decays, weigh
-from .forward import load_state, save_state
-from .layout import layout
-from .replay import run_chunks, sources_of
-from .table import Table, count_sequences, sequences
-from .time_blocks import time_blocks
+from ...runtime.pieces.views import row
+from .chunk import load_queries, reach
+from .decay import weigh
 from .workspace import Work
 
 
@@ -44,14 +25,7 @@ def times_A(w: Work):
     product(LEFT_LOWER, w.P, w.v, w.times_A)
     reach(w, 0, w.ones, 1.0)
     product(FULL, w.direction, w.S, w.times_A, w.factor, w.times_A)
-    if w.each_ridge:
-        add_hadamard(w.direction, w.ridge, w.times_A)
-    else:
-        ridge = row(w.ridge, 0)
-        for i in range(w.c):
-            p, to = row(w.direction, i), row(w.times_A, i)
-            for d in range(len(to)):
-                to[d] += p[d] * ridge[d]
+    add_hadamard(w.direction, w.ridge, w.times_A)
 
 
 @piece
@@ -91,10 +65,11 @@ def turn(ratio: Number, r: Vector, p: Vector):
         p[d] = r[d] + ratio * p[d]
 
 
-@piece
+@piece(of="solved")
 def solve_rows(w: Work, j: Whole):
     """x from 0, for the rows of query head j."""
     load_queries(w, j)
+    load(w.in_r, (w.BATCH, w.HEAD, w.t), (0, w.K), w.ridge)
     clear(w.found)
     scaled(w.q, None, w.residual)
     scaled(w.q, None, w.direction)
@@ -106,89 +81,3 @@ def solve_rows(w: Work, j: Whole):
         if descend(w, w.K_lanes) == 0:
             break
     save(w.found, w.out, (w.BATCH, j, w.t), (0, w.K))
-
-
-@piece
-def solve_systems(w: Work, first: Whole, last: Whole):
-    """Solutions and the final state of the tasks first..last."""
-    once(w)
-    for n in range(first, last):
-        begin_task(w, n)
-        if not w.EARLIER:  # else S is where the segment before ended
-            load_state(w, w.in_state, w.STATE, w.S, w.started)
-        if not w.each_ridge:
-            load(w.in_r, (w.BATCH, w.HEAD, 0), (0, w.K), rows(w.ridge, 0, 1))
-        w.t = w.FIRST
-        while w.t < w.STOP:
-            begin_chunk(w)
-            load_tokens(w)
-            decays(w)
-            if w.each_ridge:
-                load(w.in_r, (w.BATCH, w.HEAD, w.t), (0, w.K), w.ridge)
-            for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries):
-                solve_rows(w, j)
-            write(w, w.S, w.S)
-            w.t += w.c
-        if w.AT:
-            save_state(w, w.S, w.out_states, w.AT - 1)
-        if not w.LATER:
-            save_state(w, w.S, w.out_state, w.STATE)
-
-
-class Systems:
-    """The systems of a call: all but where its arrays lie."""
-
-    def __init__(self, x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None):
-        (*lead, T, H, K), dtype = x.v.shape, np.dtype(plan.dtype)
-        self.table = table = Table(x._replace(r=ridge))
-        rows = sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
-        self.found = np.empty((*lead, T, table.query_heads, K), dtype)
-        ended = [count_sequences(rows)] if plan.is_ragged else lead
-        self.end, self.at = np.empty((*ended, H, K, K), dtype), None
-        if plan.states_at is not None:
-            self.at = np.empty((*(() if plan.is_ragged else lead), len(plan.states_at), H, K, K), dtype)
-        table.tokens("out", self.found, table.query_heads)
-        table.states("in_state", Z)
-        table.states("out_state", self.end)
-        table.states("out_states", self.at)
-        cell = cell_of(x, plan, table, K, Z is not None)
-        cell = cell._replace(iterations=solver.iterations, each_ridge=ridge.shape[-3] > 1)
-        self.tasks, self.bounds = time_blocks(rows, H, K, K, cell.C, 1)
-        self.operations = 2.0 * solver.iterations * tokens(rows) * table.query_heads * K * (K + cell.C)
-        numbers = {"scale": plan.scale, "enough": square_of(solver.tolerance, float(np.finfo(dtype).eps))}
-        self.kernel = kernel_of(solve_systems, cell, layout(cell)[0], table, numbers)
-
-    def run(self, numbers: np.ndarray, owners: Any) -> None:
-        """Solutions and final state, where the table says; `owners` keeps its arrays alive."""
-        run(self.kernel, numbers, self.tasks, self.bounds, self.operations, owners)
-
-
-def solve(
-    x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None
-) -> tuple[np.ndarray, Any]:
-    """(x_t, Z after the last token), as readouts/systems.py's; with positions above 0 a StatesAt of it."""
-    systems = Systems(x, ridge, solver, plan, Z)
-    systems.run(systems.table.numbers, systems.table)
-    return systems.found, systems.end if systems.at is None else StatesAt(systems.end, systems.at)
-
-
-def record_solve(
-    keys: tuple[Inputs, np.ndarray], solver: Solver, plan: Plan, Z: np.ndarray | None, trace: Trace
-) -> Callable[..., Any]:
-    """`solve` for other arrays in place of trace.given: (arrays, Z) -> (x_t, Z after the last token).
-
-    keys: the memory and the ridge, views of given arrays.
-    """
-    systems = Systems(*keys, solver, plan, Z)
-    own = {"out_state": systems.end, "out": systems.found} | ({} if Z is None else {"in_state": Z})
-    numbers = systems.table.numbers.copy()
-    run = run_chunks(systems, numbers, sources_of(numbers, Places(trace), len(trace.given), own), 0, (None, None))
-    shape, ended, dtype, kept = systems.found.shape, systems.end.shape, systems.found.dtype, systems.table.kept
-    systems.table, systems.found, systems.end = None, None, None
-
-    def call(arrays: list[np.ndarray], Z: np.ndarray | None, owners: Any = kept) -> Any:
-        found, end = np.empty(shape, dtype), np.empty(ended, dtype)
-        given = [*arrays, end, found] if Z is None else [*arrays, end, found, Z]
-        return (found, end) if run(None, given) else None
-
-    return call

@@ -9,10 +9,13 @@ last to the first.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from .. import policy
 from .table import AT, CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
+from .workspace import TASK
 
 
 def time_blocks(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, kept: int = 0,
@@ -23,10 +26,20 @@ def time_blocks(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: i
     columns and at most `group` heads that alternate. Where all states are stored, each for `kept` tokens, TO of a row
     is the place of the first.
     """
+    make = _tasks if len(rows) <= policy.REMEMBERED_ROWS else _tasks.__wrapped__
+    tasks, bounds = make(rows.tobytes(), (H, V, columns, C, group, kept, last_first, policy.TIME_BLOCK))
+    return tasks.copy(), bounds
+
+
+@functools.lru_cache(32)
+def _tasks(given: bytes, how: tuple[int, ...]) -> tuple[np.ndarray, list[int]]:
+    """`time_blocks` of the bytes of `rows`."""
+    H, V, columns, C, group, kept, last_first, time_block = how
+    rows = np.frombuffer(given, np.int64).reshape(-1, len(TASK))
     group = next(n for n in range(min(group, policy.TURNING_HEADS, H), 0, -1) if H % n == 0)
     length = rows[:, STOP] - rows[:, FIRST]
     whole = group == 1 or last_first
-    block = kept or (max(int(length.max(initial=1)), 1) if whole else _whole(policy.TIME_BLOCK, C))
+    block = kept or (max(int(length.max(initial=1)), 1) if whole else _whole(time_block, C))
     column_blocks, groups = -(-V // columns), H // group
     counts = block_counts(rows, block)
     before = np.cumsum(counts) - counts  # time blocks of earlier rows

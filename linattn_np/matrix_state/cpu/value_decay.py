@@ -25,10 +25,7 @@ from .workspace import Work
 def value_tables(w: Work):
     """e^{gv} from the chunk's start and to its end."""
     load(w.in_gv, (w.BATCH, w.HEAD, w.t), (0, w.V), w.W_v)
-    tables_of(w.W_v, w.first_v, w.first_v_before, w.last_v)
-    last = row(w.first_v, w.c - 1)
-    for v in range(len(last)):
-        w.carry_v[v] = last[v]
+    tables_of(w.W_v, w.first_v, w.first_v_before, w.last_v, w.carry_v)
 
 
 @piece(of="value_decay")

@@ -21,7 +21,7 @@ SIZES = ("t", "c", "c1", "C", "K", "K_lanes", "V_lanes", "given", "given_wide", 
          "slot", "slot_after", "slots", "segment",  "tasks_count", "task_fields")  # fmt: skip
 FLAGS = ("decay", "erase", "query_reads", "erase_reads", "separate_erase_key", "has_queries", "queries", "bonus",
          "started", "has_dstate", "apart", "compensates", "reflects", "map", "value_decay", "averaged", "returning",
-         "each_ridge", "iterations", "direct_q", "direct_v", "direct_r", "lane", "lines_at_once")  # fmt: skip
+         "iterations", "direct_q", "direct_v", "direct_r", "lane", "lines_at_once")  # fmt: skip
 NUMBERS = ("scale", "eps", "enough")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "out_state", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",

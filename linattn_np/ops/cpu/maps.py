@@ -62,8 +62,7 @@ def monomials_vjp(X: Matrix, n: Whole, segments: Wholes, weights: Vector, F: Mat
     for s in range(len(segments) - 1, -1, -1):
         parent, channel, to = segments[s, 0], segments[s, 1], segments[s, 2]
         count = -(-(n - channel) // lane) * lane
-        for i in range(len(X)):
-            monomial_vjp_tile(row(X, i), F[i, parent], weights, row(dF, i), row(dX, i), (parent, channel, to), count)
+        monomial_vjp_tile(X, F, weights, dF, dX, (parent, channel, to), count)
 
 
 @piece

@@ -12,36 +12,31 @@ from ...runtime.pieces.run import put as fill
 from ...runtime.pieces.workspace import Matrix, Workspace
 from .storage import to_bfloat16, to_float16
 
-NUMBERS = Workspace("numbers", ("count",), (), (), {"given": {
+NUMBERS = Workspace("numbers", ("count", "brain"), (), (), {"given": {
     "x": Matrix("count", dtype="uint32"), "out": Matrix("count", dtype="uint16")}})  # fmt: skip
 Work = workspace_kind(NUMBERS)
 
 
 @piece
-def round_bfloat16(w: Work):
-    """out = x"""
-    to_bfloat16(w.x, w.out)
-
-
-@piece
-def round_float16(w: Work):
-    """out = x"""
-    to_float16(w.x, w.out)
-
-
-ROUNDED = {"bfloat16": round_bfloat16, "float16": round_float16}
+def rounded(w: Work):
+    """out = x, in bfloat16 or in float16."""
+    if w.brain:
+        to_bfloat16(w.x, w.out)
+    else:
+        to_float16(w.x, w.out)
 
 
 def put(to: np.ndarray, x: np.ndarray) -> None:
     """to[...] = x, of one shape."""
-    kernel = ROUNDED.get(dtype_name(to))
-    if kernel is None or x.dtype != np.float32 or not (to.flags.c_contiguous and x.flags.c_contiguous) or (
-        to.shape != x.shape or address(to) % 2):  # fmt: skip
+    name = dtype_name(to)
+    dense = to.flags.c_contiguous and x.flags.c_contiguous and to.shape == x.shape and address(to) % 2 == 0
+    if name not in ("bfloat16", "float16") or x.dtype != np.float32 or not dense:
         to[...] = x
         return
-    load_pieces((kernel,), "float32")
-    table = fill(NUMBERS, np.zeros(NUMBERS.size, np.int64), {"count": x.size, "x": x, "out": to})
-    call_of(kernel, NUMBERS, "float32")(table)
+    load_pieces((rounded,), "float32")
+    table = fill(NUMBERS, np.zeros(NUMBERS.size, np.int64), {"count": x.size, "brain": name == "bfloat16",
+                                                                "x": x, "out": to})  # fmt: skip
+    call_of(rounded, NUMBERS, "float32")(table)
 
 
 def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...runtime.pieces.piece import Double, Matrix, Number, Truth, Vector, piece
 from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.views import row
-from .numbers import number
+from .numbers import exp, number
 
 
 @piece
@@ -64,6 +64,24 @@ def add(A: Matrix, out: Matrix):
         a, to = row(A, i), row(out, i)
         for j in range(len(to)):
             to[j] += a[j]
+
+
+@piece
+def suffix_sums(A: Matrix):
+    """A_i <- A_i + A_{i + 1} + ... + the last row"""
+    for i in range(len(A) - 2, -1, -1):
+        a, after = row(A, i), row(A, i + 1)
+        for j in range(len(a)):
+            a[j] += after[j]
+
+
+@piece
+def exp_rows(A: Matrix):
+    """A <- e^A"""
+    for i in range(len(A)):
+        a = row(A, i)
+        for j in range(len(a)):
+            a[j] = exp(a[j])
 
 
 @piece

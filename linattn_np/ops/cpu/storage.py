@@ -9,7 +9,7 @@ from numba import njit, types
 
 from ...runtime.pieces.piece import Column, Kind, Matrix, Stored, Vector, piece
 from ...runtime.pieces.row_tiles import copy_row
-from ...runtime.pieces.views import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, field_of, row, tokens_of
+from ...runtime.pieces.views import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, as_row, field_of, row, tokens_of, transposed
 from ...runtime.pieces.workspace import CHANNEL, SHARED, STORAGE
 from .numbers import OPTIONS, number
 
@@ -53,18 +53,12 @@ def load(x: Stored, place: Place, columns: Columns, out: Matrix):
 def load_converted(x: Stored, place: Place, columns: Columns, out: Matrix):
     """`load` of another dtype, or of numbers that lie apart."""
     m, count, storage = len(out), columns[1], field_of(x, STORAGE)
-    if storage == BFLOAT16 and field_of(x, CHANNEL) == 2:
+    if storage in (FLOAT16, BFLOAT16) and field_of(x, CHANNEL) == 2:
         A16 = tokens_of(x, U2, place, m, columns)
         for i in range(m):
             bits, to = row(A16, i), row(out, i)
             for j in range(count):
-                to[j] = from_bfloat16(bits[j])
-    elif storage == FLOAT16 and field_of(x, CHANNEL) == 2:
-        A16 = tokens_of(x, U2, place, m, columns)
-        for i in range(m):
-            bits, to = row(A16, i), row(out, i)
-            for j in range(count):
-                to[j] = from_float16(bits[j])
+                to[j] = from_float16(bits[j]) if storage == FLOAT16 else from_bfloat16(bits[j])
     else:
         load_strided(x, place, columns, out)
     for i in range(m):
@@ -73,7 +67,7 @@ def load_converted(x: Stored, place: Place, columns: Columns, out: Matrix):
             to[j] = 0
 
 
-@piece
+@piece(of="converted")
 def load_strided(x: Stored, place: Place, columns: Columns, out: Matrix):
     """`load` for any storage dtype and stride, number by number."""
     m, storage = len(out), field_of(x, STORAGE)
@@ -97,22 +91,7 @@ def load_column(x: Stored, place: Place, out: Column):
         for i in range(len(out)):
             out[i] = A[i, 0]
     else:
-        load_column_converted(x, place, out)
-
-
-@piece(of="converted")
-def load_column_converted(x: Stored, place: Place, out: Column):
-    """`load_column` of another dtype."""
-    m, storage = len(out), field_of(x, STORAGE)
-    one = (0, 1)
-    A4, A8, A2 = (tokens_of(x, F4, place, m, one), tokens_of(x, F8, place, m, one), tokens_of(x, U2, place, m, one))
-    for i in range(m):
-        if storage == FLOAT32:
-            out[i] = A4[i, 0]
-        elif storage == FLOAT64:
-            out[i] = A8[i, 0]
-        else:
-            out[i] = from_float16(A2[i, 0]) if storage == FLOAT16 else from_bfloat16(A2[i, 0])
+        load_strided(x, place, (0, 1), transposed(as_row(out)))
 
 
 @piece

@@ -9,6 +9,7 @@ bits. What each pass does stands above it in Python.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -20,39 +21,54 @@ LINE = 64  # bytes that come with one request
 ALONE = ("arcp",)  # an instruction with a flag of its own: Numba adds "contract", for fused ones, where there is none
 
 
+def _blocks(b: ir.IRBuilder, wide: ir.Value) -> Iterator[int]:
+    """Vectors of a block: what is written for each number of them is executed where it is the one asked for."""
+    with b.if_else(b.icmp_signed("!=", wide, I64(0))) as (if_wide, otherwise):
+        with if_wide:
+            yield WIDE
+        with otherwise:
+            yield NARROW
+
+
 def _load_row(A: Array, at: ir.Value, lanes: int) -> list[ir.Value]:
     return [A.load(at, n) for n in range(lanes)]
 
 
-def _prefetch(b: ir.IRBuilder, at: ir.Value, lanes: int) -> None:
+def _store_row(A: Array, sums: list[ir.Value]) -> None:
+    for n, total in enumerate(sums):
+        A.store(A.b.load(total), A.start, n)
+
+
+def _prefetch(b: ir.IRBuilder, following: ir.Value, row: ir.Value, lanes: int) -> None:
     """Half a row of a wide block into the second cache; what has narrow ones is small."""
+    at = b.add(following, b.mul(row, I64(lanes * BYTES // 2)))
     for j in range(0, lanes * BYTES // 2 if lanes >= WIDE else 0, LINE):
         prefetch(b, b.add(at, I64(j)))
 
 
-def _read(S, x, out, following):  # type: ignore[no-untyped-def]
+def _decay_of(b: ir.IRBuilder, decay: Array, i: ir.Value) -> ir.Value:
+    return decay.broadcast(b.add(decay.start, b.mul(i, decay.steps[0])))
+
+
+def _read(S, x, out, following, wide):  # type: ignore[no-untyped-def]
     out[: S.shape[1]] = x[: len(S)] @ S
 
 
-def read_pass(lanes: int) -> Any:
+@emitted(_read)
+def read_pass(b: ir.IRBuilder, S: Array, x: Array, out: Array, following: ir.Value, wide: ir.Value) -> None:
     """out = x S for a block of columns. As many bytes as half of it are prefetched, from `following` on."""
-
-    @emitted(_read)
-    def read(b: ir.IRBuilder, S: Array, x: Array, out: Array, following: ir.Value) -> None:
+    for lanes in _blocks(b, wide):
         sums = [S.sum() for _ in range(lanes)]
         with loop(b, 0, S.shape[0]) as k:
-            _prefetch(b, b.add(following, b.mul(k, I64(lanes * BYTES // 2))), lanes)
+            _prefetch(b, following, k, lanes)
             weight = x.broadcast(x.at(k))
             for total, s in zip(sums, _load_row(S, S.at(k), lanes), strict=True):
                 b.store(fma(b, weight, s, b.load(total)), total)
-        for n, total in enumerate(sums):
-            out.store(b.load(total), out.start, n)
-
-    return read
+        _store_row(out, sums)
 
 
-def _write_rotated(S, to, decay, rows, reads, following):  # type: ignore[no-untyped-def]
-    (k, w, c, s), (x, out), K, V, P = rows, reads, len(S), S.shape[1], len(rows[2])
+def _write_rotated(S, to, decay, rows, reads, following, wide):  # type: ignore[no-untyped-def]
+    (k, w, c, s), (x, out), K, V, P = rows, reads[:2], len(S), S.shape[1], len(rows[2])
     new = decay[:K, None] * S + k[:K, None] * w[:V]
     out[:V] = x[:K] @ new
     even, odd = new[: 2 * P : 2], new[1 : 2 * P : 2]
@@ -61,54 +77,42 @@ def _write_rotated(S, to, decay, rows, reads, following):  # type: ignore[no-unt
     to[: 2 * P : 2], to[1 : 2 * P : 2] = even * c - odd * s, even * s + odd * c
 
 
-def rotate_pass(lanes: int) -> Any:
+@emitted(_write_rotated)
+def rotate_pass(b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, reads: Any, following: ir.Value,
+                wide: ir.Value) -> None:  # fmt: skip
     """write_pass for one reader, and then pairs of rows of `to` rotated: products are rounded before they are added.
 
-    rows = (k, w, c, s), the cosines and sines of the first pairs, reads = (x, out).
+    rows = (k, w, c, s), the cosines and sines of the first pairs.
     """
-
-    @emitted(_write_rotated)
-    def write_rotated(
-        b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, reads: Any, following: ir.Value
-    ) -> None:
-        (k, w, c, s), (x, out) = rows, reads
+    (k, w, c, s), (x, out) = rows, reads[:2]
+    times, paired = functools.partial(b.fmul, flags=ALONE), b.mul(c.shape[0], I64(2))
+    for lanes in _blocks(b, wide):
         sums, written = [S.sum() for _ in range(lanes)], _load_row(w, w.start, lanes)
 
-        def factors(i: ir.Value) -> tuple[ir.Value, ...]:
-            d = decay.broadcast(b.add(decay.start, b.mul(i, decay.steps[0])))
-            return d, k.broadcast(k.at(i)), x.broadcast(x.at(i))
+        def new(i: ir.Value) -> Iterator[ir.Value]:
+            """Row i, vector by vector, which has been read."""
+            d, key, weight = _decay_of(b, decay, i), k.broadcast(k.at(i)), x.broadcast(x.at(i))
+            for n in range(lanes):  # noqa: B023
+                y = fma(b, key, written[n], b.fmul(d, S.load(S.at(i), n)))  # noqa: B023
+                b.store(fma(b, weight, y, b.load(sums[n])), sums[n])  # noqa: B023
+                yield y
 
-        def new(n: int, i: ir.Value, by: tuple[ir.Value, ...]) -> ir.Value:
-            """Vector n of row i, which has been read."""
-            d, key, weight = by
-            y = fma(b, key, written[n], b.fmul(d, S.load(S.at(i), n)))
-            b.store(fma(b, weight, y, b.load(sums[n])), sums[n])
-            return y
-
-        times = functools.partial(b.fmul, flags=ALONE)
-        paired = b.mul(c.shape[0], I64(2))
         with loop(b, 0, paired, 2) as i:
-            ahead = b.add(following, b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2)))
-            _prefetch(b, ahead, lanes)
-            _prefetch(b, b.add(ahead, I64(lanes * BYTES // 2)), lanes)
             j, p = b.add(i, I64(1)), b.sdiv(i, I64(2))
-            of_even, of_odd, cos, sin = factors(i), factors(j), c.broadcast(c.at(p)), s.broadcast(s.at(p))
-            for n in range(lanes):
-                even, odd = new(n, i, of_even), new(n, j, of_odd)
+            for ahead in (i, j):
+                _prefetch(b, following, b.add(S.shape[0], ahead), lanes)
+            cos, sin = c.broadcast(c.at(p)), s.broadcast(s.at(p))
+            for n, (even, odd) in enumerate(zip(new(i), new(j), strict=True)):
                 to.store(b.fsub(times(even, cos), times(odd, sin), flags=ALONE), to.at(i), n)
                 to.store(b.fadd(times(even, sin), times(odd, cos), flags=ALONE), to.at(j), n)
         with loop(b, paired, S.shape[0]) as i:
-            by = factors(i)
-            for n in range(lanes):
-                to.store(new(n, i, by), to.at(i), n)
-        for n, total in enumerate(sums):
-            out.store(b.load(total), out.start, n)
-
-    return write_rotated
+            for n, y in enumerate(new(i)):
+                to.store(y, to.at(i), n)
+        _store_row(out, sums)
 
 
 def _write(readers: int, fades: bool, pushes: bool) -> Any:
-    def written(S, to, decay, rows, reads, following):  # type: ignore[no-untyped-def]
+    def written(S, to, decay, rows, reads, following, wide):  # type: ignore[no-untyped-def]
         (k, w, fade, b, y), K, V = rows, len(S), S.shape[1]
         new = decay[:K, None] * (S * fade[:V] if fades else S) + k[:K, None] * w[:V]
         if pushes:
@@ -120,7 +124,7 @@ def _write(readers: int, fades: bool, pushes: bool) -> Any:
     return written
 
 
-def write_pass(lanes: int, readers: int, fades: bool = False, pushes: bool = False) -> Any:
+def write_pass(readers: int, fades: bool = False, pushes: bool = False) -> Any:
     """to = diag(decay) S diag(fade) + k^T w + b^T y for a block of columns, and what one reader, or two, read of it.
 
     rows = (k, w, fade, b, y), reads = (x1, out1, x2, out2). As many bytes as half of the block are prefetched, behind
@@ -128,30 +132,31 @@ def write_pass(lanes: int, readers: int, fades: bool = False, pushes: bool = Fal
     """
 
     @emitted(_write(readers, fades, pushes))
-    def write(b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, reads: Any, following: ir.Value) -> None:
+    def write(b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, reads: Any, following: ir.Value,
+              wide: ir.Value) -> None:  # fmt: skip
         k, w, fade, push, y = rows
-        written = _load_row(w, w.start, lanes)
-        pushed = _load_row(y, y.start, lanes) if pushes else []
-        fading = _load_row(fade, fade.start, lanes) if fades else []
-        pairs = [(x, out, [S.sum() for _ in range(lanes)]) for x, out in (reads[:2], reads[2:])[:readers]]
-        with loop(b, 0, S.shape[0]) as i:
-            _prefetch(b, b.add(following, b.mul(b.add(S.shape[0], i), I64(lanes * BYTES // 2))), lanes)
-            s = _load_row(S, S.at(i), lanes)
-            d, key = decay.broadcast(b.add(decay.start, b.mul(i, decay.steps[0]))), k.broadcast(k.at(i))
-            if fades:
-                s = [b.fmul(x, f) for x, f in zip(s, fading, strict=True)]
-            s = [fma(b, key, new, b.fmul(d, old)) for old, new in zip(s, written, strict=True)]
-            if pushes:
-                by = push.broadcast(push.at(i))
-                s = [fma(b, by, new, old) for old, new in zip(s, pushed, strict=True)]
-            for n, x in enumerate(s):
-                to.store(x, to.at(i), n)
-            for x, _, sums in pairs:
-                weight = x.broadcast(x.at(i))
-                for total, new in zip(sums, s, strict=True):
-                    b.store(fma(b, weight, new, b.load(total)), total)
-        for _, out, sums in pairs:
-            for n, total in enumerate(sums):
-                out.store(b.load(total), out.start, n)
+        for lanes in _blocks(b, wide):
+            written = _load_row(w, w.start, lanes)
+            pushed = _load_row(y, y.start, lanes) if pushes else []
+            fading = _load_row(fade, fade.start, lanes) if fades else []
+            pairs = [(x, out, [S.sum() for _ in range(lanes)]) for x, out in (reads[:2], reads[2:])[:readers]]
+            with loop(b, 0, S.shape[0]) as i:
+                _prefetch(b, following, b.add(S.shape[0], i), lanes)
+                s = _load_row(S, S.at(i), lanes)
+                d, key = _decay_of(b, decay, i), k.broadcast(k.at(i))
+                if fades:
+                    s = [b.fmul(x, f) for x, f in zip(s, fading, strict=True)]
+                s = [fma(b, key, new, b.fmul(d, old)) for old, new in zip(s, written, strict=True)]
+                if pushes:
+                    by = push.broadcast(push.at(i))
+                    s = [fma(b, by, new, old) for old, new in zip(s, pushed, strict=True)]
+                for n, x in enumerate(s):
+                    to.store(x, to.at(i), n)
+                for x, _, sums in pairs:
+                    weight = x.broadcast(x.at(i))
+                    for total, new in zip(sums, s, strict=True):
+                        b.store(fma(b, weight, new, b.load(total)), total)
+            for _, out, sums in pairs:
+                _store_row(out, sums)
 
     return write

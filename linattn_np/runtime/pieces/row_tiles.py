@@ -132,26 +132,38 @@ def monomial_tile(b: ir.IRBuilder, X: Array, F: Array, weights: Array, segment: 
             F.store(b.fmul(F.broadcast(F.at(i, parent)), y), F.at(i, b.add(to, j)))
 
 
-def _monomial_vjp_tile(x, f, weights, d, dx, segment, count):  # type: ignore[no-untyped-def]
+def _monomial_vjp_tile(X, F, weights, dF, dX, segment, count):  # type: ignore[no-untyped-def]
     parent, channel, to = segment
-    y = d[to : to + count] * weights[to : to + count]
-    dx[channel : channel + count] += f * y
-    d[parent] += (y * x[channel : channel + count]).sum(dtype=x.dtype)
+    y = dF[:, to : to + count] * weights[to : to + count]
+    dX[:, channel : channel + count] += F[:, parent, None] * y
+    dF[:, parent] += (y * X[:, channel : channel + count]).sum(1, dtype=X.dtype)
 
 
 @emitted(_monomial_vjp_tile)
-def monomial_vjp_tile(b: ir.IRBuilder, x: Array, f: ir.Value, weights: Array, d: Array, dx: Array, segment: Any,
+def monomial_vjp_tile(b: ir.IRBuilder, X: Array, F: Array, weights: Array, dF: Array, dX: Array, segment: Any,
                       count: ir.Value) -> None:  # fmt: skip
-    """dx_{channel + j} += f y_j, d_parent += sum_j y_j x_{channel + j}, y_j = d_{to + j} weights_{to + j}."""
+    """dX_{i, channel + j} += F_{i, parent} y_ij, dF_{i, parent} += sum_j y_ij X_{i, channel + j} for all rows.
+
+    y_ij = dF_{i, to + j} weights_{to + j}; four rows at a time, those beyond the last repeat it: all read, then write.
+    """
     parent, channel, to = segment
-    factor, sums = broadcast(b, f, x.vector), x.sum()
-    with x.vectors(I64(0), count) as j:
-        here, at = b.add(channel, j), b.add(to, j)
-        y = b.fmul(d.load(d.at(at)), weights.load(weights.at(at)))
-        b.store(fma(b, y, x.load(x.at(here)), b.load(sums)), sums)
-        dx.store(fma(b, factor, y, dx.load(dx.at(here))), dx.at(here))
-    at = b.inttoptr(d.at(parent), d.number.as_pointer())
-    b.store(b.fadd(b.load(at), total(b, b.load(sums))), at)
+    with loop(b, 0, X.shape[0], 4) as i:
+        rows = X.inside(i, 4)
+        sums = [X.sum() for _ in rows]
+        with X.vectors(I64(0), count) as j:
+            here, at = b.add(channel, j), b.add(to, j)
+            w = weights.load(weights.at(at))
+            y = [b.fmul(dF.load(dF.at(r, at)), w) for r in rows]
+            for z, r, s in zip(y, rows, sums, strict=True):
+                b.store(fma(b, z, X.load(X.at(r, here)), b.load(s)), s)
+            f = [F.broadcast(at) for at in F.rows(rows, parent)]
+            dx = [fma(b, h, z, dX.load(at)) for h, z, at in zip(f, y, dX.rows(rows, here), strict=True)]
+            for z, at in zip(dx, dX.rows(rows, here), strict=True):
+                dX.store(z, at)
+        to_parents = [b.inttoptr(at, dF.number.as_pointer()) for at in dF.rows(rows, parent)]
+        d = [b.fadd(b.load(at), total(b, b.load(s))) for at, s in zip(to_parents, sums, strict=True)]
+        for z, at in zip(d, to_parents, strict=True):
+            b.store(z, at)
 
 
 def _gram_column_vjp(P, pair, grads, own, at):  # type: ignore[no-untyped-def]

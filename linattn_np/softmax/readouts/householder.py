@@ -21,17 +21,7 @@ from ...runtime.shapes import Sequence
 from .. import heads
 from ..core import CORE, choose
 from ..policy import array_tile
-from ..types import HouseholderCache, Inputs, KeyValueCache, Plan
-
-
-class HouseholderInputs(NamedTuple):
-    """Arrays of a call, or their gradients; tokens before heads."""
-
-    q: Array  # (..., T, Hq, K), None: nothing is read
-    k: Array  # (..., T, Hk, K)
-    v: Array  # (..., T, H, V)
-    w: Array  # (..., T, Hk, K)
-    beta: Array  # (..., T, Hk)
+from ..types import HouseholderCache, HouseholderInputs, Inputs, KeyValueCache, Plan
 
 
 class Residuals(NamedTuple):

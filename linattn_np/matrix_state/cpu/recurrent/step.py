@@ -15,12 +15,13 @@ belongs; between two tokens of a call it stays in a dense block.
 
 from __future__ import annotations
 
+from numba import types
+
 from ....ops.cpu.array_calls import array_calls
-from ....ops.cpu.numbers import exp
-from ....ops.cpu.rows import clear, hadamard_to, scale_rows, scaled
+from ....ops.cpu.rows import clear, exp_rows, hadamard_to, scale_rows, scaled
 from ....ops.cpu.storage import load, load_column, save
 from ....runtime.pieces.passes import NARROW, WIDE, read_pass, rotate_pass, write_pass
-from ....runtime.pieces.piece import Matrix, Vector, Whole, piece
+from ....runtime.pieces.piece import Column, Kind, Matrix, Whole, piece
 from ....runtime.pieces.row_tiles import copy_row, dot
 from ....runtime.pieces.views import (
     address_of,
@@ -43,22 +44,10 @@ from ..workspace import DELTA, FREE, SCALAR, VECTOR
 from .features import begin_sums, end_sums, find_averages, load_features, load_map
 from .step_workspace import ARRAY_SLOTS, SIZE, TABLE_BYTES, VALUES, Steps
 
-read_wide, read_narrow = read_pass(WIDE), read_pass(NARROW)
-one_wide, one_narrow = write_pass(WIDE, 1), write_pass(NARROW, 1)
-two_wide, two_narrow = write_pass(WIDE, 2), write_pass(NARROW, 2)
-fade_wide, fade_narrow = write_pass(WIDE, 1, fades=True), write_pass(NARROW, 1, fades=True)
-free_wide, free_narrow = write_pass(WIDE, 1, pushes=True), write_pass(NARROW, 1, pushes=True)
-rotate_wide, rotate_narrow = rotate_pass(WIDE), rotate_pass(NARROW)
-free_two_wide, free_two_narrow = write_pass(WIDE, 2, pushes=True), write_pass(NARROW, 2, pushes=True)
-
-
-@piece
-def exp_rows(X: Matrix):
-    """X <- e^X"""
-    for i in range(len(X)):
-        x = row(X, i)
-        for j in range(len(x)):
-            x[j] = exp(x[j])
+one_reads, two_read = write_pass(1), write_pass(2)
+one_reads_faded = write_pass(1, fades=True)
+one_reads_pushed, two_read_pushed = write_pass(1, pushes=True), write_pass(2, pushes=True)
+Rows, Reads = (Kind(lambda f, n=n: types.UniTuple(f[::1], n)) for n in (5, 4))  # see passes.py
 
 
 @piece
@@ -112,80 +101,47 @@ def load_bonus(w: Steps):
 
 
 @piece
-def read_state(w: Steps, S: Matrix, x: Vector, out: Vector):
-    """out = x S"""
-    if w.wide:
-        read_wide(S, x, out, w.following)
-    else:
-        read_narrow(S, x, out, w.following)
-
-
-@piece
 def write_state(w: Steps, S: Matrix, to: Matrix):
     """The pass of token i that is the call's; behind the last token nobody reads with r."""
-    if w.rotates and w.last and w.t + w.c == w.stop:
-        write_rotated(w, S, to)
+    decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
+    written = w.written if w.erase == DELTA else w.values
+    alone = w.erase == 0 or w.last
+    q, r = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody, w.nobody if alone else row(w.reads, w.i + 1)
+    given, reads = (row(w.keys, w.i), written, w.seen, w.seen, w.predicted), (q, w.seen, r, w.predicted)
+    if w.fades:
+        write_faded(w, S, to, decay, given, reads)
+    elif w.rotates and w.last and w.t + w.c == w.stop:
+        write_rotated(w, S, to, decay, given, reads)
     elif w.erase == FREE:
-        write_free(w, S, to)
+        write_free(w, S, to, decay, given, reads)
+    elif alone:
+        one_reads(S, to, decay, given, reads, w.following, w.wide)
     else:
-        decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
-        written = w.written if w.erase == DELTA else w.values
-        q = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody
-        r = w.nobody if w.last or w.erase == 0 else row(w.reads, w.i + 1)
-        given, reads = (row(w.keys, w.i), written, w.seen, w.seen, w.predicted), (q, w.seen, r, w.predicted)
-        if w.erase == 0 or w.last:
-            if w.wide:
-                one_wide(S, to, decay, given, reads, w.following)
-            else:
-                one_narrow(S, to, decay, given, reads, w.following)
-        elif w.wide:
-            two_wide(S, to, decay, given, reads, w.following)
-        else:
-            two_narrow(S, to, decay, given, reads, w.following)
+        two_read(S, to, decay, given, reads, w.following, w.wide)
 
 
 @piece(of="value_decay")
-def write_faded(w: Steps, S: Matrix, to: Matrix):
+def write_faded(w: Steps, S: Matrix, to: Matrix, decay: Column, given: Rows, reads: Reads):
     """With a decay on the value axis."""
-    decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
-    q = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody
-    given = (row(w.keys, w.i), w.values, row(w.fade, w.i), w.seen, w.predicted)
-    reads = (q, w.seen, w.nobody, w.predicted)
-    if w.wide:
-        fade_wide(S, to, decay, given, reads, w.following)
-    else:
-        fade_narrow(S, to, decay, given, reads, w.following)
+    given = (given[0], given[1], row(w.fade, w.i), given[3], given[4])
+    one_reads_faded(S, to, decay, given, reads, w.following, w.wide)
 
 
 @piece(of="rotates")
-def write_rotated(w: Steps, S: Matrix, to: Matrix):
+def write_rotated(w: Steps, S: Matrix, to: Matrix, decay: Column, given: Rows, reads: Reads):
     """The last pass, which rotates what it writes."""
-    decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
-    q = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody
-    given, reads = (row(w.keys, w.i), w.values, row(w.rotation, 0), row(w.rotation, 1)), (q, w.seen)
-    if w.wide:
-        rotate_wide(S, to, decay, given, reads, w.following)
-    else:
-        rotate_narrow(S, to, decay, given, reads, w.following)
+    rotated = given[0], given[1], row(w.rotation, 0), row(w.rotation, 1)
+    rotate_pass(S, to, decay, rotated, reads, w.following, w.wide)
 
 
 @piece(of="free")
-def write_free(w: Steps, S: Matrix, to: Matrix):
+def write_free(w: Steps, S: Matrix, to: Matrix, decay: Column, given: Rows, reads: Reads):
     """With two writes."""
-    decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
-    q = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody
-    r = w.nobody if w.last else row(w.reads, w.i + 1)
-    given = (row(w.keys, w.i), w.values, w.seen, row(w.pushes, w.i), w.predicted)
-    reads = (q, w.seen, r, w.predicted)
+    given = (given[0], given[1], given[2], row(w.pushes, w.i), given[4])
     if w.last:
-        if w.wide:
-            free_wide(S, to, decay, given, reads, w.following)
-        else:
-            free_narrow(S, to, decay, given, reads, w.following)
-    elif w.wide:
-        free_two_wide(S, to, decay, given, reads, w.following)
+        one_reads_pushed(S, to, decay, given, reads, w.following, w.wide)
     else:
-        free_two_narrow(S, to, decay, given, reads, w.following)
+        two_read_pushed(S, to, decay, given, reads, w.following, w.wide)
 
 
 @piece
@@ -194,7 +150,7 @@ def answer(w: Steps, S: Matrix, i: Whole, first: Whole):
     for j in range(w.queries):
         x = i * w.queries + j
         if j >= first:
-            read_state(w, S, row(w.query, x), w.seen)
+            read_pass(S, row(w.query, x), w.seen, w.following, w.wide)
         if w.bonus:
             f, seen, values = w.bonuses[x], w.seen, w.values
             for d in range(len(seen)):
@@ -224,7 +180,7 @@ def scan(w: Steps, begin: Matrix, end: Matrix, packed: Matrix):
     """c tokens from t on over V columns, a block at most, from the state at `begin` to `end`."""
     early, late = w.has_queries and w.query_reads, w.has_queries and not w.query_reads
     if w.erase:
-        read_state(w, begin, row(w.reads, 0), w.predicted)
+        read_pass(begin, row(w.reads, 0), w.predicted, w.following, w.wide)
     if w.fades:  # e^gv
         load(w.in_gv, (w.batch, w.head, w.t), (w.column, w.V), w.fade)
         exp_rows(w.fade)
@@ -240,10 +196,7 @@ def scan(w: Steps, begin: Matrix, end: Matrix, packed: Matrix):
         w.i, w.last, w.q_row = i, last, -1  # q_row: who reads S_t, this token's query or the next one's
         if late or (early and not last):
             w.q_row = (i if late else i + 1) * w.queries
-        if w.fades:
-            write_faded(w, S, to)
-        else:
-            write_state(w, S, to)
+        write_state(w, S, to)
         if late:
             answer(w, to, i, 1)
 
