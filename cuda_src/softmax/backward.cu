@@ -8,9 +8,6 @@
 // memory for dq. A tile's dq is added in float32 in global memory by the copy engine, block of keys after block of keys, the last one
 // first: `added` counts the blocks that are in, and a block waits until it is next. It waits for blocks of lower numbers alone, which
 // began earlier. With decays also the sums of dz: of each key, of each query (added as dq is), of each tile.
-#ifndef LA_EXP
-#define LA_EXP 0
-#endif
 #include "softmax/tiles.cuh"
 #include "tile/reduce.cuh"
 #include "tile/wgmma_across.cuh"
@@ -25,7 +22,7 @@ constexpr int SHARE = WIDTH_K / GROUPS;   // columns of dq of a warpgroup
 // With decays the first 8 columns are 1, as further keys of which dz makes the sum. Elsewhere the sums of decays of the queries of near
 // tiles: piece 1 + s of a row, of stage s
 typedef Panels<64, BLOCK> Ones;
-constexpr int NUMBERS = QUERIES * 8;   // of each query of a stage: l (less the decay from this block's end) and dot
+constexpr int NUMBERS = QUERIES * 8, AT_DOTS = QUERIES * 4;   // of the queries of a stage: l (less the decay from this block's end), then dot
 constexpr int AT_V = Keys::SIZE, AT_Q = AT_V + Values::SIZE, AT_DOUT = AT_Q + STAGES_Q * Queries::SIZE, AT_DZ = AT_DOUT + STAGES_DOUT * Douts::SIZE;
 constexpr int AT_ONES = AT_DZ + 2 * Weights::SIZE, AT_DQ = AT_ONES + GATED * Ones::SIZE, AT_ROWS = AT_DQ + QUERIES * WIDTH_K * 4;
 constexpr int AT_NUMBERS = AT_DQ + TILE_DQ * 4, AT_BARRIERS = AT_NUMBERS + STAGES_Q * NUMBERS;
@@ -89,7 +86,8 @@ LA_DEVICE void produce_numbers(const AttentionArguments& a, const Place& place, 
         rings.queries.wait_empty(step.n);
         const int stage = step.n % STAGES_Q;
         if (GATED && near) store_decays(shared + AT_ONES + Ones::piece(r, 1 + stage), own);
-        store_shared2(shared + AT_NUMBERS + stage * NUMBERS + r * 8, l, dot);
+        store_shared(shared + AT_NUMBERS + stage * NUMBERS + r * 4, l);
+        store_shared(shared + AT_NUMBERS + stage * NUMBERS + AT_DOTS + r * 4, dot);
         warp_arrive(rings.queries.full(step.n), r & 31);
     }
 }
@@ -131,25 +129,27 @@ struct Producer {
     }
 };
 
-LA_DEVICE void wait_for_count(const int* count, int n) {
+#ifndef LA_DEFER
+#define LA_DEFER 0
+#endif
+LA_DEVICE int read_count(const int* count) {
     int x;
-    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(count) : "memory");
-    while (x != n);
-    asm volatile("fence.proxy.async.global;" ::: "memory");
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(count) : "memory");
+    return x;
 }
-LA_DEVICE void store_count(int* count, int n) { asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(count), "r"(n) : "memory"); }
-// Tiles of dq from shared to global memory, by a warp: the first block of keys stores a tile, the others add to it. A tile counts once
-// the next one is on its way.
+LA_DEVICE void store_count(int* count, int n) { asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(count), "r"(n) : "memory"); }
+// what other blocks added before they counted is there; what this one added is there before it counts
+LA_DEVICE void order_counts() { asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); }
+// Tiles of dq from shared to global memory, by a warp: the first block of keys stores a tile, the others add to it
 struct Adder {
     const AttentionArguments& a;
     const Place& place;
     const u32 shared;
     const int lane;
 
+    __device__ __forceinline__ int number(const Step& step) const { return place.tiles(a, step.head) + step.tile; }
     // of a tile: the number of blocks of keys before this one
     __device__ __forceinline__ int before(const Step& step) const { return place.last_block(a, step.query() + QUERIES - 1) - place.tile; }
-    __device__ __forceinline__ int number(const Step& step) const { return place.tiles(a, step.head) + step.tile; }
-    __device__ __forceinline__ void count(int tile, int n) const { store_count(a.added + tile, n + 1); }
     __device__ __forceinline__ void sum_rows(int tile) const {   // sums of dz of each query: of the tile
         const float2 x = load_shared2(shared + AT_ROWS + lane * 8);
         const float all = warp_sum(x.x + x.y);
@@ -157,31 +157,48 @@ struct Adder {
     }
     __device__ __forceinline__ void run(const Scan& scan) const {
         const Rings rings(shared);
-        int last = 0, last_before = 0;
-        for (Step step(a, place, scan); step.n < scan.steps; step.next(scan)) {
-            const int tile = number(step), n = before(step);
-            if (!(LA_EXP & 1) && lane == 0 && n) wait_for_count(a.added + tile, n);
+        Step step(a, place, scan);
+        int n = before(step), seen = n ? -1 : 0;
+        [[maybe_unused]] int last = 0, last_added = 0;   // LA_DEFER: the tile that does not count yet
+        while (step.n < scan.steps) {
+            const int tile = number(step), added = n + 1, now = step.n;
+            if (lane == 0 && seen != n) {
+                while (read_count(a.added + tile) != n) {}
+                order_counts();
+            }
             __syncwarp();
-            rings.dq.wait_full(step.n);
+            rings.dq.wait_full(now);
             if (lane == 0) {
                 float* const to = a.dq + (i64)tile * TILE_DQ;
-                if (n && !(LA_EXP & 1)) run_add(to, shared + AT_DQ, TILE_DQ * 4);
+                if (n) run_add(to, shared + AT_DQ, TILE_DQ * 4);
                 else run_out(to, shared + AT_DQ, TILE_DQ * 4);
                 out_commit();
             }
+            step.next(scan);
+            n = before(step);
+            seen = n ? -1 : 0;
+            if (lane == 0 && n && step.n < scan.steps) seen = read_count(a.added + number(step));   // of the next tile, ahead
             if constexpr (GATED) sum_rows(tile);
             if (lane == 0) out_read();
-            warp_arrive(rings.dq.empty(step.n), lane);
-            if (lane == 0 && step.n) {
-                out_done<1>();
-                count(last, last_before);
+            warp_arrive(rings.dq.empty(now), lane);
+            if (LA_DEFER) {
+                if (lane == 0 && now) {
+                    out_done<1>();
+                    order_counts();
+                    store_count(a.added + last, last_added);
+                }
+                last = tile;
+                last_added = added;
+            } else if (lane == 0) {
+                out_done<0>();
+                order_counts();
+                store_count(a.added + tile, added);
             }
-            last = tile;
-            last_before = n;
         }
-        if (lane == 0 && scan.steps) {
+        if (LA_DEFER && lane == 0 && scan.steps) {
             out_done<0>();
-            count(last, last_before);
+            order_counts();
+            store_count(a.added + last, last_added);
         }
     }
 };
@@ -230,35 +247,33 @@ struct Consumer {
         products_commit();
     }
     // scores become p; near: of queries of the block's own tokens
-    static constexpr int SPLIT = GATED ? 6 : 8;   // tiles of columns whose registers are free beside those of dZ
+    static constexpr int SPLIT = 6;   // tiles of columns whose registers are free beside those of dZ
     template <int FROM, int TO> __device__ __forceinline__ void exponentiate(float (&s)[QUERIES / 8][4], int step) const {
         const float c = a.scale * LOG2_E;
 #pragma unroll
         for (int n = FROM; n < TO; n++) {
-            const Decays x = load_decays(numbers(step) + (n * 8 + me.column) * 8);   // l, dot of two queries
+            const float2 x = load_shared2(numbers(step) + (n * 8 + me.column) * 4);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float l = e & 1 ? x.z : x.x;
+                const float l = e & 1 ? x.y : x.x;
                 s[n][e] = exp2_approx(GATED ? s[n][e] * c + r[e >> 1] - l : s[n][e] * c - l);
             }
         }
     }
     __device__ __forceinline__ void exponentiate_near(float (&s)[QUERIES / 8][4], const Step& step) const {
         const float c = a.scale * LOG2_E;
-        const int stage = step.n % STAGES_Q;
+        const int row = opaque((u32)me.row);
+        const Decays own = decays(step.head, row), other = decays(step.head, row + 8);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const Decays key = decays(step.head, opaque((u32)me.row) + 8 * h);
+        for (int n = 0; n < QUERIES / 8; n++)
 #pragma unroll
-            for (int n = 0; n < QUERIES / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    const int i = n * 8 + me.column + e;
-                    const Decays query = load_decays(shared + AT_ONES + Ones::piece(i, 1 + stage));
-                    const float l = load_shared(shared + AT_NUMBERS + stage * NUMBERS + i * 8);
-                    s[n][2 * h + e] = exp2_approx(s[n][2 * h + e] * c + decay_between(query, key) - l);
-                }
-        }
+            for (int e = 0; e < 2; e++) {
+                const int i = n * 8 + me.column + e;
+                const Decays query = load_decays(shared + AT_ONES + Ones::piece(i, 1 + step.n % STAGES_Q));
+                const float l = load_shared(numbers(step.n) + i * 4);
+                s[n][e] = exp2_approx(s[n][e] * c + decay_between(query, own) - l);
+                s[n][2 + e] = exp2_approx(s[n][2 + e] * c + decay_between(query, other) - l);
+            }
     }
     // 0 for the pairs that are not read, and for keys of another sequence
     __device__ __forceinline__ void mask(float (&s)[QUERIES / 8][4], int i0) const {
@@ -277,9 +292,9 @@ struct Consumer {
     __device__ __forceinline__ void differentiate(u32 (&dz)[QUERIES / 16][4], float (&d)[QUERIES / 8][4], const float (&p)[QUERIES / 8][4], const Step& step) {
 #pragma unroll
         for (int n = 0; n < QUERIES / 8; n++) {
-            const Decays x = load_decays(numbers(step.n) + (n * 8 + me.column) * 8);
+            const float2 x = load_shared2(numbers(step.n) + AT_DOTS + (n * 8 + me.column) * 4);
 #pragma unroll
-            for (int e = 0; e < 4; e++) d[n][e] = p[n][e] * (d[n][e] - (e & 1 ? x.w : x.y));
+            for (int e = 0; e < 4; e++) d[n][e] = p[n][e] * (d[n][e] - (e & 1 ? x.y : x.x));
         }
         pack_operands(dz, d);
         if constexpr (!GATED) return;
@@ -333,7 +348,6 @@ struct Consumer {
     }
     // the tile of dq for the engine, in the order of the threads: 16 bytes of each for every eight columns
     __device__ __forceinline__ void store_dq(const float (&dq)[SHARE / 8][4], const float (&rows)[1][4], int step) const {
-        if (LA_EXP & 4) return;
         rings.dq.wait_empty(step);
         const u32 to = shared + AT_DQ + (me.group * (SHARE / 8) * 128 + me.warp * 32 + me.lane) * 16;
 #pragma unroll
@@ -438,7 +452,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
         const int warp = (threadIdx.x - CONSUMERS) >> 5, lane = threadIdx.x & 31;
         if (warp == 0) Producer{a, place, shared, Rings(shared).whole, lane, 0}.run(scan);
         if (warp >= 2) produce_numbers(a, place, scan, shared, threadIdx.x - CONSUMERS - 64);
-        if (warp == 1 && !(LA_EXP & 4)) Adder{a, place, shared, lane}.run(scan);
+        if (warp == 1) Adder{a, place, shared, lane}.run(scan);
     } else {
         claim_registers<240>();
         Consumer(a, place, scan, shared, threadIdx.x).run();

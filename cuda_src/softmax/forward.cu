@@ -39,28 +39,28 @@ struct Rings {
     }
 };
 
-#ifndef LA_TURNS
-#define LA_TURNS 1
-#endif
-// The groups take turns: one has its products while the other one has its exponentials
-LA_DEVICE void wait_turn(int group) { if (LA_TURNS) asm volatile("bar.sync %0, 256;" ::"r"(GROUPS + 3 + group) : "memory"); }
-LA_DEVICE void end_turn(int group) { if (LA_TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(GROUPS + 4 - group) : "memory"); }
-
-LA_DEVICE void produce(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared) {
+LA_DEVICE void produce(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int lane) {
     const Rings rings(shared);
     const int i0 = place.tile * BLOCK, key_head = place.head / a.group_k, value_head = place.head / a.group_v;
-    barrier_expect(rings.queries, Queries::SIZE);
-    tile_in<Queries>(shared, a.q, rings.queries, place, place.head / a.group_q, i0);
+    if (lane == 0) {
+        barrier_expect(rings.queries, Queries::SIZE);
+        tile_in<Queries>(shared, a.q, rings.queries, place, place.head / a.group_q, i0);
+    }
     for (int step = 0; step < scan.steps; step++) {
         const int stage = step % STAGES, j0 = scan.key(step);
         rings.keys.wait_empty(step);
-        barrier_expect(rings.keys.full(step), Keys::SIZE);
-        tile_in<Keys>(shared + AT_K + stage * Keys::SIZE, a.k, rings.keys.full(step), place, key_head, j0);
+        if (lane == 0) {
+            barrier_expect(rings.keys.full(step), Keys::SIZE);
+            tile_in<Keys>(shared + AT_K + stage * Keys::SIZE, a.k, rings.keys.full(step), place, key_head, j0);
+        }
         rings.values.wait_empty(step);
-        barrier_expect(rings.values.full(step), Values::SIZE);
-        tile_in<Values>(shared + AT_V + stage * Values::SIZE, a.v, rings.values.full(step), place, value_head, j0);
+        if (lane == 0) {
+            barrier_expect(rings.values.full(step), Values::SIZE);
+            tile_in<Values>(shared + AT_V + stage * Values::SIZE, a.v, rings.values.full(step), place, value_head, j0);
+        }
     }
 }
+
 // the decays of the keys of every tile (tiles.cuh), by two warps
 LA_DEVICE void produce_decays(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int thread) {
     const Rings rings(shared);
@@ -113,18 +113,15 @@ struct Consumer {
         multiply_rows_ABt<Queries, Keys>(s, shared + me.group * 64 * 128, shared + AT_K + step % STAGES * Keys::SIZE);
         products_commit();
     }
-    // values of another sequence become zeros, in the first tile
-    __device__ __forceinline__ void clear_values() {
-        const int own = place.Tk - scan.key(0);
-        if (own >= KEYS) return;
-        rings.values.wait_full(0);
-        clear_rows_from<Values>(shared + AT_V, own);
-        rows_cleared();
-    }
-    // out += P V, begun
+    // out += P V, begun; values of another sequence become zeros
     __device__ __forceinline__ void begin_values(float (&out)[WIDTH_V / 8][4], const u32 (&p)[KEYS / 16][4], int step) {
         const u32 values = shared + AT_V + step % STAGES * Values::SIZE;
         rings.values.wait_full(step);
+        const int own = place.Tk - scan.key(step);
+        if (own < KEYS) {
+            clear_rows_from<Values>(values, own);
+            rows_cleared();
+        }
         products_begin();
         multiply_rows_AB<Values>(out, p, values);
         products_commit();
@@ -228,13 +225,9 @@ struct Consumer {
         accumulator_fence(s);
         exponentiate(s, 0);
         pack_operands(p, s);
-        clear_values();
-        if (me.group == 1 && scan.steps > 1) end_turn(1);
         for (int step = 1; step < scan.steps; step++) {
-            wait_turn(me.group);
             begin_scores(s, step);
             begin_values(out, p, step - 1);
-            if (me.group == 0 || step + 1 < scan.steps) end_turn(me.group);
             products_wait<1>();
             accumulator_fence(s);
             exponentiate(s, step);
@@ -265,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     if (threadIdx.x >= CONSUMERS) {
         release_registers<24>();
         const int thread = threadIdx.x - CONSUMERS;
-        if (thread == 0) produce(a, place, scan, shared);
+        if (thread < 32) produce(a, place, scan, shared, thread);
         if (GATED && thread >= 64) produce_decays(a, place, scan, shared, thread - 64);
     } else {
         claim_registers<240>();
