@@ -6,8 +6,8 @@
 //
 // Rows of the first products are keys, columns queries: P^T and dZ^T are operands of dv and dk as they are, and dZ goes through shared
 // memory for dq. A tile's dq is added in float32 in global memory by the copy engine, block of keys after block of keys, the last one
-// first: `added` counts the blocks that are in, and a block waits until it is next. It waits for blocks of lower numbers alone, which
-// began earlier. With decays also the sums of dz: of each key, of each query (added as dq is), of each tile.
+// first: `added` counts the blocks that are in, and a block waits until it is next. It waits for blocks of the launch with lower numbers
+// alone, which begin earlier. With decays also the sums of dz: of each key, of each query (added as dq is), of each tile.
 #include "softmax/tiles.cuh"
 #include "tile/reduce.cuh"
 #include "tile/wgmma_across.cuh"
@@ -129,9 +129,6 @@ struct Producer {
     }
 };
 
-#ifndef LA_DEFER
-#define LA_DEFER 0
-#endif
 LA_DEVICE int read_count(const int* count) {
     int x;
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(count) : "memory");
@@ -158,8 +155,7 @@ struct Adder {
     __device__ __forceinline__ void run(const Scan& scan) const {
         const Rings rings(shared);
         Step step(a, place, scan);
-        int n = before(step), seen = n ? -1 : 0;
-        [[maybe_unused]] int last = 0, last_added = 0;   // LA_DEFER: the tile that does not count yet
+        int n = before(step), seen = n ? -1 : 0;   // seen: the count of the tile when it was read ahead
         while (step.n < scan.steps) {
             const int tile = number(step), added = n + 1, now = step.n;
             if (lane == 0 && seen != n) {
@@ -177,28 +173,15 @@ struct Adder {
             step.next(scan);
             n = before(step);
             seen = n ? -1 : 0;
-            if (lane == 0 && n && step.n < scan.steps) seen = read_count(a.added + number(step));   // of the next tile, ahead
+            if (lane == 0 && n && step.n < scan.steps) seen = read_count(a.added + number(step));
             if constexpr (GATED) sum_rows(tile);
             if (lane == 0) out_read();
             warp_arrive(rings.dq.empty(now), lane);
-            if (LA_DEFER) {
-                if (lane == 0 && now) {
-                    out_done<1>();
-                    order_counts();
-                    store_count(a.added + last, last_added);
-                }
-                last = tile;
-                last_added = added;
-            } else if (lane == 0) {
-                out_done<0>();
+            if (lane == 0) {
+                out_done();
                 order_counts();
                 store_count(a.added + tile, added);
             }
-        }
-        if (LA_DEFER && lane == 0 && scan.steps) {
-            out_done<0>();
-            order_counts();
-            store_count(a.added + last, last_added);
         }
     }
 };
