@@ -5,7 +5,7 @@
 //     P off the diagonal: q Pre h against k Suf, with the decay of the block between where one is between
 //
 // Scratch, tiles of 16 rows by 128 channels: q Pre h of the last QUERIES blocks; q Pre h D_2 of block 3; k Suf of block 0; the same
-// times D_1; k Suf of blocks 1, 2.
+// times D_1; k Suf of blocks 1, 2. With all four blocks of queries, what rounding leaves of these: they are two terms.
 #pragma once
 #include "vector/decay.cuh"
 
@@ -14,9 +14,10 @@
 #endif
 
 template <int QUERIES> struct Scratch {
-    static constexpr int TILES = QUERIES + 5, PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
-    static __device__ __forceinline__ int query(int block) { return block - 4 + QUERIES; }   // negative: it has none
-    static __device__ __forceinline__ int key(int block) { return FAR_QUERY + (block ? block + 2 : 1); }   // of blocks 0..2
+    static constexpr bool TWO_TERMS = QUERIES == 4;
+    static constexpr int REST = QUERIES + 5, TILES = REST + (TWO_TERMS ? 4 : 0), PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
+    static constexpr int query(int block) { return block - 4 + QUERIES; }   // negative: it has none
+    static constexpr int key(int block) { return FAR_QUERY + (block ? block + 2 : 1); }   // of blocks 0..2
     static constexpr int FAR_KEY = FAR_QUERY + 2;
 };
 
@@ -32,6 +33,11 @@ LA_DEVICE float sum_of_eight(float (&x)[8], int lane) {   // the sum over the wa
 }
 LA_DEVICE int row_of_sum(int lane) { return (lane & 1) * 4 + (lane & 2) + ((lane >> 2) & 1); }
 
+// what rounding to bfloat16 leaves
+LA_DEVICE u32 rest_of(float2 x) {
+    const float2 first = floats_of(pack(x));
+    return pack({x.x - first.x, x.y - first.y});
+}
 // The copies of eight rows that reach a block further
 LA_DEVICE void scale_far_queries(u32 to, const u32 (&q)[8], const float2 (&a)[8], float2 far, int lane) {
 #pragma unroll
@@ -87,8 +93,9 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         const float2 x = floats_of(q[i]) * (LA_BEFORE ? before : pre), y = floats_of(k[i]);
         store_word(t.q + own + lane_row(i, lane), pack(x * reach.before));
         store_word_if(X::query(block) >= 0, scratch + X::query(block) * BLOCK_BYTES + lane_row(i, lane), pack(x));
+        if (X::TWO_TERMS) store_word(scratch + (X::REST + block) * BLOCK_BYTES + lane_row(i, lane), rest_of(x));
         if (KEYS) store_word(t.keys + own + lane_row(i, lane), pack(y * (pre * reach.before)));
-        store_word(quotients + lane_row(i, lane), pack(y * float2{over(pre.x), over(pre.y)}));
+        store_word(quotients + lane_row(i, lane), pack(y * (X::TWO_TERMS ? any_over(pre) : float2{over(pre.x), over(pre.y)})));
         const int r = 7 - i;
         const float2 z = floats_of(k[r]) * s;
         store_word(t.k + own + lane_row(r, lane), pack(z * reach.behind));

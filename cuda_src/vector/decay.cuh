@@ -33,12 +33,14 @@ LA_DEVICE float2& operator*=(float2& x, float2 y) { return x = x * y; }
 LA_DEVICE float2 floats_of(u32 x) { return {low_bf16(x), high_bf16(x)}; }
 LA_DEVICE u32 pack(float2 x) { return pack_bf16(x.x, x.y); }
 LA_DEVICE float2 decay_of(float2 g) { return {exp2_approx(g.x * LOG2_E), exp2_approx(g.y * LOG2_E)}; }
-// 1 / x of x = h Pre; of an x that is too small that of the smallest
-LA_DEVICE float over(float x) {
+LA_DEVICE float reciprocal(float x) {
     float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(fmaxf(x, SMALLEST_DECAY * MIDDLE)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
+// 1 / x of x = h Pre; of an x that is too small that of the smallest, or anything: columns of P that nothing reads
+LA_DEVICE float over(float x) { return reciprocal(fmaxf(x, SMALLEST_DECAY * MIDDLE)); }
+LA_DEVICE float2 any_over(float2 x) { return {reciprocal(x.x), reciprocal(x.y)}; }
 
 LA_DEVICE u32 load_word(u32 a) {
     u32 r;

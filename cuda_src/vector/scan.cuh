@@ -7,10 +7,11 @@
 #endif
 
 constexpr int CONSUMER_REGISTERS_OF_SCAN = 152, PRODUCER_REGISTERS_OF_SCAN = 104;   // of a thread: 2 x 128 of each
-// stages of q, k, log decays (then quotients, then P and the decay of the chunk); two of values (then outputs); scratch
+// stages of q, k, log decays (then quotients, then P in two terms); two of values (then outputs); scratch; decays of blocks, and of the
+// stages' chunks
 constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES;
 constexpr int AT_VALUES = STAGES * STAGE, AT_SCRATCH = AT_VALUES + 2 * Tokens::SIZE, AT_DECAYS = AT_SCRATCH + Scratch<4>::SIZE;
-constexpr int AT_BONUS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIERS = AT_BONUS + 2 * C * 4;
+constexpr int AT_BONUS = AT_DECAYS + 4 * WIDE * 4, AT_ALL = AT_BONUS + 2 * C * 4, AT_BARRIERS = AT_ALL + STAGES * WIDE * 4;
 constexpr int AT_HEADS = AT_BARRIERS + 24 * STAGES + 16, AT_STOPS = AT_HEADS + 16;
 static_assert(Scratch<4>::SIZE >= 4 * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + 128, "the exact path has its operands there");
 static_assert(LA_SHARED == AT_BARRIERS + 128 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
@@ -18,7 +19,7 @@ static_assert(StatePanels::SIZE == 2 * Tokens::SIZE, "a state leaves through the
 
 LA_DEVICE Tiles tiles_of(u32 shared, int s) {
     const u32 at = shared + s * STAGE;
-    return {at, at + Tokens::SIZE, at + 2 * Tokens::SIZE, shared + AT_SCRATCH, shared + AT_DECAYS, 0, shared + AT_BONUS, at + 2 * Tokens::SIZE + PANEL};
+    return {at, at + Tokens::SIZE, at + 2 * Tokens::SIZE, shared + AT_SCRATCH, shared + AT_DECAYS, 0, shared + AT_BONUS, shared + AT_ALL + s * WIDE * 4};
 }
 LA_DEVICE u32 values_at(u32 shared, int step) { return shared + AT_VALUES + (step & 1) * Tokens::SIZE; }
 
@@ -42,6 +43,6 @@ struct Barriers {   // of stage s: q, k, g are there; copies and P are made; all
 
 // P of a chunk and, if there is a next one, the state before it
 LA_DEVICE void store_residuals(const VectorArguments& a, i64 stored, const Tiles& tiles, bool more) {
-    run_out(a.grams + stored * Square::SIZE, tiles.gates, Square::SIZE);
+    run_out(a.grams + stored * 2 * Square::SIZE, tiles.gates, 2 * Square::SIZE);
     if (more) run_out(a.states + (stored + 1) * STATE_BYTES, tiles.q, STATE_BYTES);
 }

@@ -3,7 +3,7 @@
 //     S_t = diag(e^{g_t}) S_(t-1) + k_t^T v_t        out_t = scale q_t S_t, or with LA_BEFORE scale (q_t S_(t-1) + (q_t . u k_t) v_t)
 //
 // A block has a segment of a sequence and head. Two warpgroups hold 64 value rows of S^T each, in float32 registers; two others
-// turn q, k and g of the next chunk into scaled copies in place, and make P. In chunks, with S the state before:
+// turn q, k and g of the next chunk into scaled copies in place, and make P, in two terms. In chunks, with S the state before:
 //
 //     out = scale (Qg S + P V)        S <- D_0 D_1 D_2 D_3 S + Kd^T V
 #include "vector/scan.cuh"
@@ -42,13 +42,16 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
 
 // out^T = S^T Qg^T + V^T P^T and S^T += V^T Kd, begun one behind the other: two groups of products
 LA_DEVICE void begin_products(float (&out)[8][4], float (&S)[16][4], const u32 (&state)[8][4], u32 queries, u32 keys, u32 gram, u32 values) {
-    const u64 q = panel_descriptor(queries), k = panels_descriptor<Tokens>(keys), p = panel_descriptor(gram), v = panel_descriptor(values);
+    const u64 q = panel_descriptor(queries), k = panels_descriptor<Tokens>(keys), p = panel_descriptor(gram), rest = panel_descriptor(gram + PANEL), v = panel_descriptor(values);
     accumulator_fence(out);
     products_begin();
 #pragma unroll
     for (int d = 0; d < 8; d++) product_ABt(out, state[d], q + Tokens::along(d), d > 0);
 #pragma unroll
-    for (int t = 0; t < 4; t++) product_AtBt(out, v + Tokens::across(t), p + Square::along(t), true);
+    for (int t = 0; t < 4; t++) {
+        product_AtBt(out, v + Tokens::across(t), p + Square::along(t), true);
+        product_AtBt(out, v + Tokens::across(t), rest + Square::along(t), true);
+    }
     products_commit();
     accumulator_fence(S);
     products_begin();

@@ -5,6 +5,8 @@
 // of block J the readers' sums go from the first block to the last and the writers' from the last to the first (docs/internals/vector_backward.md):
 //     readers:  y = X / h;  for J:  y[I >= J] += Z[I, J] kP_J;  out_J = Pre h y_J;  y[I > J] *= D_J
 //     writers:  y = X h;    for I:  y[J <= I] *= D_I;  y[J <= I] += Z[I, J]^T qP_I;  out_I = y_I / (Pre h)
+// A pair (i, j) of a chunk has no rounding of its own but that of the result: copies and Z (Y) are operands of two bfloat16 terms, x and what rounding
+// leaves of it, whose four products are added. The second terms go where tiles have been that all products have read.
 // LA_EXACT 1 is for chunks of which a block decays by more than 2^-116 in some channel: copies q Pre and k Suf (exponents <= 0), pairs inside
 // a block one by one in float32.
 #pragma once
@@ -33,7 +35,10 @@ constexpr int AT_NEAR = AT_OWN + C * 4, AT_BARRIER = AT_NEAR + C * 4;   // exact
 constexpr int AT_FLAGGED = AT_BARRIER + 16, AT_GIVEN = round_up(AT_FLAGGED + 32, 1024), AT_GIVEN_SUMS = AT_GIVEN + C * HALF * 4;
 static_assert(LA_SHARED == (EXACT_BLOCKS ? AT_GIVEN_SUMS + Table::BYTES : AT_BARRIER + 16), "LA_SHARED is what the launch asks for");
 // what takes the place of tiles that all products have read: sums before their last factor (C x 64 floats each), and raw rows
-constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = AT_WRITTEN;
+constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = EXACT_BLOCKS ? AT_WRITTEN : AT_DOUT;
+// second terms of Z, Y and copies. With erase the last three go where sums are staged later
+constexpr int AT_Z_REST = ERASE ? AT_ERROR : AT_DOUT, AT_Y_REST = AT_Z_REST + Square::SIZE;
+constexpr int AT_KP_REST = ERASE ? AT_READS : AT_Z_REST + Square::SIZE, AT_QP_REST = ERASE ? AT_WRITES : AT_WRITTEN, AT_KR_REST = AT_QP_REST + Square::SIZE;
 constexpr int AT_RAW_A = ERASE ? AT_ERROR : AT_DOUT, AT_RAW_Q = ERASE ? AT_SPARE : AT_WRITTEN, AT_RAW_K = AT_RAW_Q + Square::SIZE;
 
 struct ChunkPlace {
@@ -45,6 +50,27 @@ struct ChunkPlace {
           chunk(item / HALVES / a.heads % a.chunks), half(item % HALVES) {}
     __device__ __forceinline__ i64 block() const { return of.block + chunk; }
 };
+
+// An operand of two terms, the second what rounding to the first leaves (exact: not there): places of tiles, and how far along them
+struct Terms {
+    int first, rest;
+    u32 along;
+    __device__ __forceinline__ Terms operator+(u32 n) const { return {first, rest, along + n}; }
+};
+template <int FIRST, int TILES, int B_COLUMNS> LA_DEVICE void add_products(float (&c)[8][4], u32 shared, Terms a, Terms b, bool add) {
+    shared = opaque(shared);   // no descriptor is held from one block to the next: it would spill
+    const u64 a0 = panel_descriptor(shared + a.first) + a.along, b0 = panel_descriptor(shared + b.first) + b.along;
+    product_part<FIRST, TILES, 1, B_COLUMNS>(c, a0, b0, add);
+    if constexpr (EXACT_BLOCKS) return;
+    const u64 a1 = panel_descriptor(shared + a.rest) + a.along, b1 = panel_descriptor(shared + b.rest) + b.along;
+    product_part<FIRST, TILES, 1, B_COLUMNS>(c, a1, b0, true);
+    product_part<FIRST, TILES, 1, B_COLUMNS>(c, a0, b1, true);
+    product_part<FIRST, TILES, 1, B_COLUMNS>(c, a1, b1, true);
+}
+LA_DEVICE u32 rest_of(float x, float y) {
+    const u32 first = pack_bf16(x, y);
+    return pack_bf16(x - low_bf16(first), y - high_bf16(first));
+}
 
 // This thread's part of the work on a chunk. Products: warpgroup 0 reads, 1 writes; a warp has 16 channels (rows of the accumulators) of
 // all tokens (columns). Copies and gradients: a warp has a slice, a lane 4 rows from `first` on of 4 channels from `channel` on.
@@ -125,13 +151,13 @@ LA_DEVICE void begin_gram(float (&z)[4][4], u64 rows, u64 written) {
 }
 // Those columns of the lower triangle, times `factor`, to shared memory: blocks above the diagonal are not read. STRICT: zeros on the
 // diagonal, whose entries go to `own` if there is a bonus. NEAR: zeros next to it too, whose entries go to `near`: no decay crosses them.
-template <bool STRICT, bool NEAR> LA_DEVICE void store_gram(const float (&z)[4][4], u32 to, u32 own, u32 near, float factor, const Lane& me) {
+template <bool STRICT, bool NEAR> LA_DEVICE void store_gram(const float (&z)[4][4], u32 to, u32 to_rest, u32 own, u32 near, float factor, const Lane& me) {
     const int row = me.lane >> 2, column = (me.lane & 3) * 2;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const int J = 2 * me.group + n;
         if (J > me.quarter) continue;
-        u32 x[4];
+        u32 x[4], rest[4];
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -139,7 +165,9 @@ template <bool STRICT, bool NEAR> LA_DEVICE void store_gram(const float (&z)[4][
                 const float u = factor * z[2 * n + h][2 * m], v = factor * z[2 * n + h][2 * m + 1];
                 const int i = 16 * me.quarter + row + 8 * m, ahead = 16 * J + 8 * h + column - i;   // of the row's own column
                 constexpr int LIMIT = STRICT ? -NEAR : 1;
-                x[2 * h + m] = pack_bf16(ahead < LIMIT ? u : 0.f, ahead + 1 < LIMIT ? v : 0.f);
+                const float lower[2] = {ahead < LIMIT ? u : 0.f, ahead + 1 < LIMIT ? v : 0.f};
+                x[2 * h + m] = pack_bf16(lower[0], lower[1]);
+                rest[2 * h + m] = rest_of(lower[0], lower[1]);
                 if constexpr (STRICT && BONUS) {
                     if (ahead == 0) store_shared(own + i * 4, u);
                     if (ahead == -1) store_shared(own + i * 4, v);
@@ -149,7 +177,9 @@ template <bool STRICT, bool NEAR> LA_DEVICE void store_gram(const float (&z)[4][
                     if (ahead == -2) store_shared(near + i * 4, v);
                 }
             }
-        store_matrix(to + Square::block_piece(16 * me.quarter, 2 * J, me.lane & 15, me.lane >> 4), x[0], x[1], x[2], x[3]);
+        const u32 at = Square::block_piece(16 * me.quarter, 2 * J, me.lane & 15, me.lane >> 4);
+        store_matrix(to + at, x[0], x[1], x[2], x[3]);
+        if (!EXACT_BLOCKS) store_matrix(to_rest + at, rest[0], rest[1], rest[2], rest[3]);
     }
 }
 

@@ -7,13 +7,13 @@ template <int FIRST, int LAST> LA_DEVICE void scale_columns(float (&x)[8][4], co
     for (int n = FIRST; n < LAST; n++) { x[n][0] *= f[0]; x[n][1] *= f[0]; x[n][2] *= f[1]; x[n][3] *= f[1]; }
 }
 // y[I >= J] += Z[I, J] k_J, then (exact: before, and I > J) y[I > J] *= D_J; k: the copies that are read
-template <int J = 0> LA_DEVICE void read_blocks(float (&y)[8][4], u64 k, u64 z, const Lane& me) {
+template <int J = 0> LA_DEVICE void read_blocks(float (&y)[8][4], Terms k, Terms z, const Lane& me) {
     const float D[2] = {me.block_decay(J, 0), me.block_decay(J, 1)};
     constexpr int FIRST = EXACT_BLOCKS ? 2 * J + 2 : 2 * J;
     if constexpr (EXACT_BLOCKS) scale_columns<FIRST, 8>(y, D);
     accumulator_fence(y);
     products_begin();
-    product_part<FIRST, 8 - FIRST, 1, 0>(y, k + Square::across(J), z + Square::across(FIRST / 2) + Square::along(J), true);
+    add_products<FIRST, 8 - FIRST, 0>(y, me.shared, k + Square::across(J), z + Square::across(FIRST / 2) + Square::along(J), true);
     products_commit();
     products_wait<0>();
     accumulator_fence(y);
@@ -21,7 +21,7 @@ template <int J = 0> LA_DEVICE void read_blocks(float (&y)[8][4], u64 k, u64 z, 
     if constexpr (J + 1 < BLOCKS - EXACT_BLOCKS) read_blocks<J + 1>(y, k, z, me);
 }
 // the same of two sums with the same copies, their products in flight together
-template <int J = 0> LA_DEVICE void read_blocks(float (&x)[8][4], float (&y)[8][4], u64 k, u64 z, u64 of_y, const Lane& me) {
+template <int J = 0> LA_DEVICE void read_blocks(float (&x)[8][4], float (&y)[8][4], Terms k, Terms z, Terms of_y, const Lane& me) {
     const float D[2] = {me.block_decay(J, 0), me.block_decay(J, 1)};
     constexpr int FIRST = EXACT_BLOCKS ? 2 * J + 2 : 2 * J;
     constexpr u32 BLOCK = Square::across(FIRST / 2) + Square::along(J);
@@ -29,9 +29,9 @@ template <int J = 0> LA_DEVICE void read_blocks(float (&x)[8][4], float (&y)[8][
     accumulator_fence(x);
     accumulator_fence(y);
     products_begin();
-    product_part<FIRST, 8 - FIRST, 1, 0>(x, k + Square::across(J), z + BLOCK, true);
+    add_products<FIRST, 8 - FIRST, 0>(x, me.shared, k + Square::across(J), z + BLOCK, true);
     products_commit();
-    product_part<FIRST, 8 - FIRST, 1, 0>(y, k + Square::across(J), of_y + BLOCK, true);
+    add_products<FIRST, 8 - FIRST, 0>(y, me.shared, k + Square::across(J), of_y + BLOCK, true);
     products_commit();
     products_wait<1>();
     accumulator_fence(x);
@@ -42,7 +42,7 @@ template <int J = 0> LA_DEVICE void read_blocks(float (&x)[8][4], float (&y)[8][
     if constexpr (J + 1 < BLOCKS - EXACT_BLOCKS) read_blocks<J + 1>(x, y, k, z, of_y, me);
 }
 // y[J <= I] *= D_I, then y[J <= I] += Z[I, J]^T q_I (exact: J < I), and with erase the same of Y and its keys
-template <int I = BLOCKS - 1> LA_DEVICE void write_blocks(float (&y)[8][4], u64 q, u64 z, u64 k, u64 of_y, const Lane& me) {
+template <int I = BLOCKS - 1> LA_DEVICE void write_blocks(float (&y)[8][4], Terms q, Terms z, Terms k, Terms of_y, const Lane& me) {
     const float first = !EXACT_BLOCKS && I == BLOCKS - 1 ? MIDDLE : 1.f;
     const float D[2] = {me.block_decay(I, 0) * first, me.block_decay(I, 1) * first};
     constexpr int LAST = EXACT_BLOCKS ? 2 * I : 2 * I + 2;
@@ -50,8 +50,8 @@ template <int I = BLOCKS - 1> LA_DEVICE void write_blocks(float (&y)[8][4], u64 
     if constexpr (!BEGINS) scale_columns<0, LAST>(y, D);
     accumulator_fence(y);
     products_begin();
-    product_part<0, LAST, 1, 1>(y, q + Square::across(I), z + Square::across(I), !BEGINS);
-    if constexpr (ERASE) product_part<0, LAST, 1, 1>(y, k + Square::across(I), of_y + Square::across(I), true);
+    add_products<0, LAST, 1>(y, me.shared, q + Square::across(I), z + Square::across(I), !BEGINS);
+    if constexpr (ERASE) add_products<0, LAST, 1>(y, me.shared, k + Square::across(I), of_y + Square::across(I), true);
     products_commit();
     products_wait<0>();
     accumulator_fence(y);
@@ -73,12 +73,14 @@ LA_DEVICE void crossing_writes(const float (&x)[8][4], const Lane& me) {
     for (int J = BLOCKS - 1; J >= 0; J--) {
         const float D[2] = {me.block_decay(J, 0), me.block_decay(J, 1)};
         const auto k = load_a_columns<Bfloat16, Square>(me.shared + AT_KP, 16 * J, 16 * me.quarter, me.lane);
+        const auto rest = load_a_columns<Bfloat16, Square>(me.shared + AT_KP_REST, 16 * J, 16 * me.quarter, me.lane);
         float own[2] = {0.f, 0.f};
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
             for (int m = 0; m < 2; m++)
-                own[m] += x[2 * J + h][2 * m] * low_bf16(k.x[2 * h + m]) + x[2 * J + h][2 * m + 1] * high_bf16(k.x[2 * h + m]);
+                own[m] += x[2 * J + h][2 * m] * (low_bf16(k.x[2 * h + m]) + low_bf16(rest.x[2 * h + m]))
+                          + x[2 * J + h][2 * m + 1] * (high_bf16(k.x[2 * h + m]) + high_bf16(rest.x[2 * h + m]));
 #pragma unroll
         for (int m = 0; m < 2; m++) {
             tail[m] *= D[m];

@@ -14,8 +14,8 @@ struct Own {
         const int first = place.chunk * C + me.first, channel = place.half * HALF + me.channel, head = place.of.head;
         Slice<LA_GATE, PER, OWN> g;
         g.load(rows_of(x.g, s, head), x.g.token, channel, first, s.T);
-        q.load(rows_of(x.q, s, head), x.q.token, channel, first, s.T);
-        k.load(rows_of(x.k, s, head), x.k.token, channel, first, s.T);
+        load_rows(q, x.q, place, me);
+        load_rows(k, x.k, place, me);
         float slice[PER];
 #pragma unroll
         for (int r = 0; r < OWN; r++)
@@ -57,6 +57,11 @@ struct Own {
         if (!(me.warp & 1) && !me.upper()) store_four(me.shared + AT_BLOCKS + (me.warp / 2 * HALF + me.channel) * 4, block);
         return far;
     }
+    // of row r: q and k as the copies have them before rounding
+    __device__ __forceinline__ float query(int r, int c) const { return q.at(r, c) * reads(r, c); }
+    __device__ __forceinline__ float over(int r, int c) const { return reciprocal(fmaxf(pre[r][c], MIDDLE * SMALLEST_DECAY)); }
+    __device__ __forceinline__ float erases(int r, int c) const { return k.at(r, c) * pre[r][c]; }
+
     // scaled copies of the rows
     __device__ __forceinline__ void copy(const Lane& me) const {
         float rest[PER] = {suf[0], suf[1], suf[2], suf[3]};
@@ -66,14 +71,33 @@ struct Own {
             float x[PER], y[PER], z[PER];
 #pragma unroll
             for (int c = 0; c < PER; c++) {
-                x[c] = q.at(r, c) * reads(r, c);
-                y[c] = k.at(r, c) * (EXACT_BLOCKS ? rest[c] : reciprocal(fmaxf(pre[r][c], MIDDLE * SMALLEST_DECAY)));
-                z[c] = k.at(r, c) * pre[r][c];
+                x[c] = query(r, c);
+                y[c] = k.at(r, c) * (EXACT_BLOCKS ? rest[c] : over(r, c));
+                z[c] = erases(r, c);
                 if constexpr (EXACT_BLOCKS) rest[c] *= a[r][c];
             }
             store_row<PER>(me.row(AT_QP, r), x);
             store_row<PER>(me.row(AT_KP, r), y);
             if constexpr (ERASE) store_row<PER>(me.row(AT_KR, r), z);
         }
+    }
+    // q or k, which are not held over products: they would take registers that those need
+    __device__ __forceinline__ void load_rows(Slice<LA_DTYPE, PER, OWN>& to, const Rows& rows, const ChunkPlace& place, const Lane& me) {
+        const Sequence& s = place.of.sequence;
+        to.load(rows_of(rows, s, place.of.head), rows.token, place.half * HALF + me.channel, opaque(place.chunk * C + me.first), s.T);
+    }
+    // the copies' second terms
+    __device__ __forceinline__ void copy_rest(const VectorGradArguments& x, const ChunkPlace& place, const Lane& me) {
+        load_rows(q, x.q, place, me);
+        store_rest(me, AT_QP_REST, [&](int r, int c) { return query(r, c); });
+        load_rows(k, x.k, place, me);
+        store_rest(me, AT_KP_REST, [&](int r, int c) { return k.at(r, c) * over(r, c); });
+        if constexpr (ERASE) store_rest(me, AT_KR_REST, [&](int r, int c) { return erases(r, c); });
+    }
+    template <class F> __device__ __forceinline__ void store_rest(const Lane& me, int at, F f) const {
+#pragma unroll
+        for (int r = 0; r < OWN; r++)
+#pragma unroll
+            for (int c = 0; c < PER; c += 2) store_shared_u32(me.row(at, r) + c * 2, rest_of(f(r, c), f(r, c + 1)));
     }
 };

@@ -19,29 +19,30 @@ struct Producer {
     __device__ __forceinline__ void load_tiles(int step) const {
         const int chunk = walk.chunk(step), head = walk.of.head, token = walk.of.token(chunk), row = walk.of.row;
         const u32 at = shared + step % STAGES * STAGE, full = loaded(shared, step);
-        barrier_expect(full, ADDS ? KEY_BYTES + TILE_BYTES : 2 * KEY_BYTES + TILE_BYTES + (1 + ERASE) * Square::SIZE);
+        barrier_expect(full, ADDS ? KEY_BYTES + TILE_BYTES : 2 * KEY_BYTES + TILE_BYTES + 2 * Square::SIZE);
         keys_in(at + AT_Q, a.q, full, (u32)head / (u32)a.group_q, token, row);
         if (!ADDS) keys_in(at + AT_K, a.k, full, (u32)head / (u32)a.group_k, token, row);
         tile_in(at + AT_DOUT, a.dout, full, head, token, row);
-        if (!ADDS) run_in(at + AT_GRAM, a.grams + (walk.of.block + chunk) * LA_GRAM, Square::SIZE, full);
+        if (!ADDS) run_in(at + AT_GRAM, a.grams + (walk.of.block + chunk) * LA_GRAM, LA_GRAM, full);
         if constexpr (ERASE) run_in(at + AT_INVERSE, a.inverses + (walk.of.block + chunk) * LA_GRAM, Square::SIZE, full);
     }
-    // v of a chunk; and the next chunk's tiles towards the cache: their stage is still read
+    // v of a chunk
     __device__ __forceinline__ void load_values(int step) const {
-        const int head = walk.of.head, row = walk.of.row;
         barrier_expect(shared + AT_VALUES_LOADED, TILE_BYTES);
-        tile_in(shared + AT_VALUES, a.v, shared + AT_VALUES_LOADED, (u32)head / (u32)a.group_v, walk.of.token(walk.chunk(step)), row);
-        if (step + 1 >= walk.steps) return;
-        const int chunk = walk.chunk(step + 1), token = walk.of.token(chunk);
+        tile_in(shared + AT_VALUES, a.v, shared + AT_VALUES_LOADED, (u32)walk.of.head / (u32)a.group_v, walk.of.token(walk.chunk(step)), walk.of.row);
+    }
+    // a chunk's tiles towards the cache, while their stage is still read
+    __device__ __forceinline__ void prefetch_tiles(int step) const {
+        const int chunk = walk.chunk(step), head = walk.of.head, token = walk.of.token(chunk), row = walk.of.row;
 #pragma unroll
         for (int p = 0; p < KEY_BYTES / Tokens::PANEL; p++) {
             box_prefetch(a.q, 64 * p, (u32)head / (u32)a.group_q, token, row);
-            box_prefetch(a.k, 64 * p, (u32)head / (u32)a.group_k, token, row);
+            if (!ADDS) box_prefetch(a.k, 64 * p, (u32)head / (u32)a.group_k, token, row);
         }
 #pragma unroll
         for (int p = 0; p < TILE_BYTES / Tokens::PANEL; p++) box_prefetch(a.dout, 64 * p, head, token, row);
-        run_prefetch(a.grams + (walk.of.block + chunk) * LA_GRAM, Square::SIZE);
-        run_prefetch(a.inverses + (walk.of.block + chunk) * LA_GRAM, Square::SIZE);
+        if (!ADDS) run_prefetch(a.grams + (walk.of.block + chunk) * LA_GRAM, LA_GRAM);
+        if constexpr (ERASE) run_prefetch(a.inverses + (walk.of.block + chunk) * LA_GRAM, Square::SIZE);
     }
     // this lane's channels of row r of a tile; rows of other sequences are zeros
     __device__ __forceinline__ void load_row(u32 (&x)[PER / 2], u32 tile, int r, int own) const {
@@ -158,23 +159,23 @@ struct Producer {
     __device__ __forceinline__ void run() {
         float running[PER] = {1.f, 1.f, 1.f, 1.f};
         if (walk.steps > 0) load(0);
-        for (int step = 2 - STAGES; step < walk.steps; step++) {   // in three stages: loaded, copied, read
-            const int ahead = step + STAGES - 2;
-            if (warp == 0 && lane == 0 && ahead < walk.steps) {
-                ring.wait_empty(ahead);
-                load_tiles(ahead);
+        for (int step = 0; step < walk.steps; step++) {
+            if (warp == 0 && lane == 0) {
+                ring.wait_empty(step);
+                load_tiles(step);
             }
             __syncwarp();
-            if (step < 0) continue;
             copy(step, running);
             if (step + 1 < walk.steps) load(step + 1);
             publish_shared();
             warp_arrive(ring.full(step), lane);
-            if constexpr (ERASE)
-                if (warp == 0 && lane == 0) {
+            if (warp == 0 && lane == 0) {
+                if constexpr (ERASE) {
                     ring.wait_empty(step + 1);   // the chunk before has left the values
                     load_values(step);
                 }
+                if (step + 1 < walk.steps) prefetch_tiles(step + 1);
+            }
             __syncwarp();
         }
         if (ADDS && warp == 0) {

@@ -5,14 +5,14 @@
 //     dq = readers(scale dO S^T, Z),   r = readers(-dW S^T, Y),   w = writers(U G^T; (Z, q), (Y, k)),   dk = r + w
 //     dg_t = sum over l >= t of (q_l.dq_l + k_l.r_l - k_l.w_l), channel by channel, + sum over j of (the part of k_j.w_j through G) + e^B <S, G>
 //
-// The dots of dg are taken of the accumulators and the *rounded* copies that the products read, before the last factor: so a pair that does not cross
-// t is the same number on both sides and cancels to float32. A chunk that decays by more than 2^-116 within a block is left to the
+// The dots of dg are taken of the accumulators and the copies that the products read, before the last factor: so a pair that does not cross
+// t is the same number on both sides and cancels to 2^-18 of itself, the error of two terms (exact: to float32, by rounded copies). A chunk that decays by more than 2^-116 within a block is left to the
 // build with LA_EXACT 1: the other one says so in `flags`.
 #include "vector_backward/exact.cuh"
 #include "vector_backward/horner.cuh"
 
 // Products without decay, grams in shared memory; the chunk is left to the exact build if any thread says `far`
-LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], const VectorGradArguments& a, const ChunkPlace& place, const Lane& me, bool far, int phase) {
+LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], Own& copies, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me, bool far, int phase) {
     barrier_wait(me.shared + AT_BARRIER, phase);
     const int own = place.of.own(place.chunk);
     if (own < C) {
@@ -37,17 +37,18 @@ LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], const VectorGra
     if constexpr (ERASE) {
         accumulator_fence(y);
         accumulator_fence(erases);
-        __syncthreads();   // Z and Y go where dO has been
     }
-    store_gram<BEFORE, BEFORE && EXACT_BLOCKS>(z, me.shared + AT_Z, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
-    if constexpr (ERASE) store_gram<true, false>(y, me.shared + AT_Y, 0, 0, -1.f, me);
+    if constexpr (ERASE || !EXACT_BLOCKS) __syncthreads();   // what follows goes where tiles have been
+    store_gram<BEFORE, BEFORE && EXACT_BLOCKS>(z, me.shared + AT_Z, me.shared + AT_Z_REST, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
+    if constexpr (ERASE) store_gram<true, false>(y, me.shared + AT_Y, me.shared + AT_Y_REST, 0, 0, -1.f, me);
+    if constexpr (!EXACT_BLOCKS) copies.copy_rest(a, place, me);
     publish_shared();
     return __syncthreads_or(far);
 }
 
 // Sums over the blocks, left in shared memory as rows of tokens
 LA_DEVICE void sum_blocks(float (&x)[8][4], float (&erases)[8][4], float scale, const Lane& me) {
-    const u64 keys = me.tile(AT_KP), z = me.tile(AT_Z), y = me.tile(AT_Y);
+    constexpr Terms keys = {AT_KP, AT_KP_REST, 0}, z = {AT_Z, AT_Z_REST, 0}, y = {AT_Y, AT_Y_REST, 0};
     if (me.group == 0) {
         constexpr float START = EXACT_BLOCKS ? 1.f : 1.f / MIDDLE;
         const float f[2] = {scale * START, scale * START}, g[2] = {-START, -START};
@@ -55,13 +56,15 @@ LA_DEVICE void sum_blocks(float (&x)[8][4], float (&erases)[8][4], float scale, 
         if constexpr (ERASE) {
             scale_columns<0, 8>(erases, g);
             read_blocks(x, erases, keys, z, y, me);
+            if (!EXACT_BLOCKS) __syncthreads();   // all second terms have been read
             stage_sums(erases, AT_ERASES, me);
         } else read_blocks(x, keys, z, me);
         stage_sums(x, AT_READS, me);
     } else {
         if constexpr (EXACT_BLOCKS) stage_given(x, me);
         else crossing_writes(x, me);
-        write_blocks(x, me.tile(AT_QP), z, me.tile(AT_KR), y, me);
+        write_blocks(x, {AT_QP, AT_QP_REST, 0}, z, {AT_KR, AT_KR_REST, 0}, y, me);
+        if (ERASE && !EXACT_BLOCKS) __syncthreads();
         stage_sums(x, AT_WRITES, me);
     }
 }
@@ -94,22 +97,24 @@ LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const P
     float x[PER], y[PER], qp[PER], kp[PER];
     load_four(x, me.staged(AT_READS, r));
     load_four(y, me.staged(AT_WRITES, r));
-    load_copies(qp, me.row(AT_QP, r));
-    load_copies(kp, me.row(AT_KP, r));
+    if constexpr (EXACT_BLOCKS) {
+        load_copies(qp, me.row(AT_QP, r));
+        load_copies(kp, me.row(AT_KP, r));
+    }
 #pragma unroll
     for (int c = 0; c < PER; c++) {
         row.dq[c] = x[c] * own.reads(r, c);
-        row.read[c] = qp[c] * x[c];
-        row.dk[c] = y[c] * (EXACT_BLOCKS ? suf[c] : reciprocal(own.pre[r][c]));
-        row.write[c] = kp[c] * y[c];
+        row.dk[c] = y[c] * (EXACT_BLOCKS ? suf[c] : own.over(r, c));
+        row.read[c] = EXACT_BLOCKS ? qp[c] * x[c] : own.q.at(r, c) * row.dq[c];
+        row.write[c] = EXACT_BLOCKS ? kp[c] * y[c] : own.k.at(r, c) * row.dk[c];
     }
     if constexpr (ERASE) {
         float e[PER], kr[PER];
         load_four(e, me.staged(AT_ERASES, r));
-        load_copies(kr, me.row(AT_KR, r));
+        if constexpr (EXACT_BLOCKS) load_copies(kr, me.row(AT_KR, r));
 #pragma unroll
         for (int c = 0; c < PER; c++) {
-            kr[c] *= e[c];
+            kr[c] = (EXACT_BLOCKS ? kr[c] : own.erases(r, c)) * e[c];
             row.dk[c] += e[c] * own.pre[r][c];
             if constexpr (EXACT_BLOCKS) {
                 kr[c] += own.k.at(r, c) * pairs.erase[r][c];
@@ -219,10 +224,14 @@ LA_DEVICE bool gradients(const VectorGradArguments& a, const ChunkPlace& place, 
     const bool far = own.extend(me, place.of.sequence.T - place.chunk * C - me.warp / 2 * 16);
     own.copy(me);
     float x[8][4], erases[8][4], db[OWN][PER], bonus[PER] = {0.f, 0.f, 0.f, 0.f};
-    if (multiply(x, erases, a, place, me, far, phase) && !EXACT_BLOCKS) return true;
+    if (multiply(x, erases, own, a, place, me, far, phase) && !EXACT_BLOCKS) return true;
     const Raw raw(me);
     if constexpr (EXACT_BLOCKS) raw.store(own, me);
     sum_blocks(x, erases, a.scale, me);
+    if constexpr (!EXACT_BLOCKS) {
+        own.load_rows(own.q, a.q, place, me);
+        own.load_rows(own.k, a.k, place, me);
+    }
     __syncthreads();
     Pairs pairs;
     if constexpr (EXACT_BLOCKS) pairs.make(raw, own, me);

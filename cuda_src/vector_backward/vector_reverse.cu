@@ -2,7 +2,7 @@
 //
 //     dv^T = G^T Kd^T + scale dO^T P,      G^T <- e^B G^T + dO^T Qg,      Qg = scale q e^{b},   Kd = k e^{B - b}
 //
-// P is without scale, as the forward stores it. With LA_ERASE, A and the new values U = A (V - Kc S) of the forward:
+// P is without scale, in two terms, as the forward stores it. With LA_ERASE, P in one term, A and the new values U = A (V - Kc S) of the forward:
 //
 //     dU^T = G^T Kd^T + scale dO^T P,     dv^T = dW^T = dU^T A,     G^T <- e^B G^T + dO^T Qg - dW^T Kc,     Kc = k e^{b}
 //
@@ -79,7 +79,10 @@ struct Consumer {
         accumulator_fence(dv);
         products_begin();
 #pragma unroll
-        for (int d = 0; d < 4; d++) product_AtB(dv, dout + Tokens::across(d), gram + Square::across(d), d > 0);
+        for (int d = 0; d < 4; d++) {
+            product_AtB(dv, dout + Tokens::across(d), gram + Square::across(d), d > 0);
+            if (!ERASE) product_AtB(dv, dout + Tokens::across(d), gram + Square::across(d) + (Square::SIZE >> 4), true);   // its second term
+        }
         products_commit();
     }
     // dv^T = scale dv^T + G^T Kd^T, begun

@@ -95,7 +95,7 @@ def delta(name: str, unit: bool) -> int:
 # Vector decay by warpgroup products.
 def vector_stages(name: str, gate: str) -> int:
     """Chunks of a ring."""
-    return 2 if name == "adds" or gate == "float32" else 3
+    return 2 if name in ("scan", "adds") or gate == "float32" else 3
 
 
 VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: Kc, Kd, its decay
@@ -105,13 +105,14 @@ def vector(name: str, gate: str, exact: bool = False) -> int:
     """vector_*.cu by name: scan, adds, segments, inverse, chain, transfers.
 
     A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
-    the bonus; keys of the chain, decays of a chunk; two numbers a token. exact: operands of four blocks in the scratch.
+    the bonus, decays of the stages; keys of the chain, decays of a chunk; two numbers a token. exact: operands of
+    four blocks in the scratch.
     """
     gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate)
     tile, decays = 16 * 256, 4 * 128 * 4
     ring = stages * (2 * TILE + gates)
     return {
-        "scan": ring + 2 * TILE + 9 * tile + decays + 2 * TOKEN + 128,
+        "scan": ring + 2 * TILE + 13 * tile + decays + 2 * TOKEN + stages * 512 + 128,
         "adds": ring + decays + 64,
         "segments": 0,
         "segments in reverse": 0,
@@ -126,6 +127,11 @@ VECTOR_TABLE = 8 * PANEL * 4  # a number a slice of 8 tokens and channel, of 64 
 BONUS_CHANNELS = 32  # of a block of vector_bonus.cu
 
 
+def vector_gram(erase: bool) -> int:
+    """Of a chunk's P in two terms, with erase in one."""
+    return (2 - erase) * SQUARE
+
+
 def vector_ends(erase: bool) -> int:
     """Of a chunk's G, the gradient of the state after it, and with erase dW.v over 16 value columns each."""
     return DELTA_ENDS if erase else DELTA_END
@@ -134,10 +140,11 @@ def vector_ends(erase: bool) -> int:
 def vector_reverse(erase: bool) -> int:
     """vector_reverse.cu.
 
-    Stages of q, k, dO, P (erase: k twice, A); G after a chunk, tables of two chunks, decays, barriers (v, dW.v).
+    Stages of q, k, dO, P in two terms (erase: k twice, P in one, A);
+    G after a chunk, tables of two chunks, decays, barriers (v, dW.v).
     """
-    stages = 2 if erase else 3
-    stage = (3 + erase) * TILE + (1 + erase) * SQUARE
+    stages = 2
+    stage = (3 + erase) * TILE + 2 * SQUARE
     small = 2 * 2 * VECTOR_TABLE + stages * 512 + erase * (TILE + 8 * TOKEN) + (3 * stages + 1) * BARRIER
     return stages * stage + DELTA_END + small
 

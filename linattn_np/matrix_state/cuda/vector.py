@@ -26,7 +26,7 @@ from . import arguments, delta_plan, operands, vector_backward
 from . import vector_plan as cuts
 from .arguments import NO_STATES, States, gate_of
 from .operands import ChunkSizes, as_state, empty_positions, public_ends, sizes_of, states_at, with_positions
-from .shared_memory import DELTA_END, SQUARE
+from .shared_memory import DELTA_END, vector_gram
 
 MAPS = {
     "scan": ("q", "k", "v", "g", "out"), "adds": ("k", "v", "g"), "segments": (), "segments in reverse": (),
@@ -105,8 +105,10 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     if keep is None:
-        keep = keeps(plan, batch.slots * batch.heads * (DELTA_END + SQUARE))
+        keep = keeps(plan, batch.slots * batch.heads * (DELTA_END + vector_gram(False)))
     _prepare(batch, keep, operands.build_at(plan))
+    if plan.gradients:
+        vector_backward.prepare(batch, erase=False)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     at = empty_positions(xp, plan, batch)
@@ -115,7 +117,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     flags = xp.empty(batch.N * batch.heads * batch.segments, dtype=xp.int32)
     begins = _begins(xp, batch, arrays, start)
     stored = batch.slots * batch.heads if keep else 0
-    states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in (DELTA_END, SQUARE))
+    states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in (DELTA_END, vector_gram(False)))
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     for exact in (False, True):
         launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays,

@@ -47,7 +47,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     at = isinstance(dstate, StatesAt) and dstate.at is not None
     if at or (erase and batch.segments < policy.REVERSE_SEGMENTS):  # what segments add is computed without positions
         batch = vector.batch_of(x, plan, cut=False)
-    _prepare(batch, erase, build_at(plan) if at else 0)
+    prepare(batch, erase, build_at(plan) if at else 0)
     arrays = vector.arrays_of(xp, x)
     _add_gradients(xp, batch, arrays, dout, x.v.dtype)
     ends = xp.empty((batch.slots * batch.heads, vector_ends(erase)), dtype=xp.int8)
@@ -93,7 +93,8 @@ def query_gradients(saved: Saved, dout: Array, dtype: Any) -> Array:
     return dq.reshape(*batch.lead, batch.T, batch.heads, batch.K)
 
 
-def _prepare(batch: vector.Batch, erase: bool, at: int) -> None:
+def prepare(batch: vector.Batch, erase: bool, at: int = 0) -> None:
+    """Begin to compile; a forward does so too where a backward follows."""
     kind = batch.kind
     wanted = [(cuts.GRADS.file, cuts.grads_constants(kind, erase, exact)) for exact in (False, True)]
     wanted += [(cuts.REVERSE.file, cuts.reverse_constants(kind, erase, adds, 0 if adds else at))

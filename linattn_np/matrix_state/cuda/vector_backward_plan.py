@@ -6,7 +6,7 @@ import functools
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
 from .delta_plan import Kernel
-from .shared_memory import DELTA_END, PANEL, SQUARE, vector_ends, vector_gradients, vector_reverse
+from .shared_memory import DELTA_END, PANEL, vector_ends, vector_gradients, vector_gram, vector_reverse
 from .vector_plan import VectorKind
 
 REVERSE = Kernel("vector_backward/vector_reverse.cu", "reverse", 512)
@@ -19,7 +19,7 @@ def _common(kind: VectorKind, erase: bool) -> dict[str, int]:
     return {
         "LA_DTYPE": 0, "LA_K": kind.K, "LA_V": kind.V, "LA_GATE": ELEMENTS[kind.gate], "LA_BEFORE": int(kind.before),
         "LA_BONUS": int(kind.bonus), "LA_WARPS": 8, "LA_END": DELTA_END, "LA_ENDS": vector_ends(erase),
-        "LA_GRAM": SQUARE, "LA_ERASE": int(erase),
+        "LA_GRAM": vector_gram(erase), "LA_ERASE": int(erase),
     }  # fmt: skip
 
 

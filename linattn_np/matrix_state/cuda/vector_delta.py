@@ -64,6 +64,8 @@ def forward(
     if keep is None:
         keep = vector.keeps(plan, chunks * (SQUARE + sum(sizes.values())))
     _prepare(batch, keep, build_at(plan))
+    if plan.gradients:
+        vector_backward.prepare(batch, erase=True)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     at = empty_positions(xp, plan, batch)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from linattn_np.matrix_state.cuda.arguments import DELTA, VECTOR
-from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, SQUARE, TILE
+from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, TILE, vector_gram
 
 MAP = struct.Struct("<Q4q4qI")  # data, shape, strides, bytes of an element
 C, STATE = 64, (128, 128)
@@ -211,7 +211,8 @@ def _scan(call, n, head, segment, start, stop, is_last):
             store_state(a.states, call.block(n, head) + (start + t) // C, DELTA_END, S)
         if getattr(c, "LA_KEEP", 0):  # of P the bonus on its diagonal
             number = call.block(n, head) + (start + t) // C
-            _view(a.grams + number * SQUARE, (C,), (8,), np.float64)[(start + t) % C] = q @ (u * k)
+            P = _view(a.grams + number * vector_gram(beta is not None), (C,), (8,), np.float64)
+            P[(start + t) % C] = q @ (u * k)
         old, S = S, np.exp(g)[:, None] * S
         new = v if beta is None else beta[t] * (v - k @ S)
         if getattr(c, "LA_KEEP", 0) and beta is not None:

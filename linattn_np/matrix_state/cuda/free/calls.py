@@ -23,12 +23,15 @@ from .. import arguments, operands, shared_memory, vector
 from ..arguments import NO_STATES, States
 from ..operands import ChunkSizes, as_state, empty_positions, public_ends, sizes_of, states_at, with_positions
 from . import plan as cuts
-from .plan import CHAIN, FACTORS, Build
+from .plan import CHAIN, EXACT_GRADS, FACTORS, GRADS, Build
 
 MAPS = {FACTORS: ("q", "k", "g", "a", "b"), CHAIN: ("v", "out")}
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "a", "b", "out"), bytes(MAP)) | {"to": NO_ROWS} | dict.fromkeys(
     ("factors", "extras", "states", "corrections", "flags"), 0)  # fmt: skip
 PLAIN = Build()
+BACKWARD = Build(backward=True, keep=True)
+KERNELS_OF_BACKWARD = [(FACTORS, BACKWARD), (FACTORS, BACKWARD._replace(exact=True)), (CHAIN, BACKWARD),
+                       (GRADS, PLAIN), (EXACT_GRADS, PLAIN)]  # fmt: skip
 
 
 def unsupported_reason(call: Any) -> str | None:
@@ -101,6 +104,8 @@ def forward(
         keep = vector.keeps(plan, batch.stored * sum(sizes.values()))
     factors_build, build = Build(keep=keep), Build(keep=keep, at=plan.states_at is not None)
     prepare(batch, [(FACTORS, factors_build), (FACTORS, factors_build._replace(exact=True)), (CHAIN, build)])
+    if plan.gradients:
+        prepare(batch, KERNELS_OF_BACKWARD)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     at = empty_positions(xp, plan, batch)

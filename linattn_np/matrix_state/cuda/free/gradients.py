@@ -21,11 +21,10 @@ from .. import arguments, vector
 from ..operands import as_state, one_head_each, public_state_gradient, states_at, sum_shared_heads
 from . import calls
 from . import plan as cuts
-from .calls import Batch
-from .plan import CHAIN, EXACT_GRADS, FACTORS, GRADS, Build
+from .calls import BACKWARD, Batch
+from .plan import CHAIN, EXACT_GRADS, GRADS
 
 READ = ("q", "k", "g", "a", "b")
-BACKWARD = Build(backward=True, keep=True)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
@@ -36,8 +35,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
         saved = calls.forward(saved.x, saved.plan, saved.state, keep=True)[2]
     x, plan, _, residuals = saved
     xp, batch = plan.xp, calls.batch_of(x, plan)
-    calls.prepare(batch, [*((name, BACKWARD) for name in (FACTORS, CHAIN)), (FACTORS, BACKWARD._replace(exact=True)),
-                          *((name, Build()) for name in (GRADS, EXACT_GRADS))])  # fmt: skip
+    calls.prepare(batch, calls.KERNELS_OF_BACKWARD)
     arrays = calls.arrays_of(xp, x)
     _add_gradients(xp, batch, arrays, x, dout)
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)

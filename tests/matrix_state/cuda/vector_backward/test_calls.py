@@ -89,6 +89,22 @@ def test_reverse_chain_and_gradients(launched, how):
     assert compare(launched, **how) == expected
 
 
+@pytest.mark.parametrize("erase", [None, "delta"])
+def test_a_forward_begins_to_compile_what_its_backward_launches(launched, monkeypatch, erase):
+    """Compilers run beside one another: a first call then waits for the slowest kernel, not for two."""
+    wanted = []
+    monkeypatch.setattr(launch, "prepare", lambda kernels, capability: wanted.append(kernels))
+    x, plan = call_of(**({"erase": erase} if erase else {}))[0]
+    cuda_calls.forward(x, plan, None)
+    assert not any("vector_backward" in file for kernels in wanted for file, _ in kernels)
+    wanted.clear()
+    saved = cuda_calls.forward(x, plan._replace(gradients=True), None)[2]
+    before = {kernel for kernels in wanted for kernel in kernels}
+    wanted.clear()
+    cuda_calls.backward(saved, stub(np.zeros(x.v.shape, dtype=BFLOAT16)), None)
+    assert {kernel for kernels in wanted for kernel in kernels} <= before
+
+
 @pytest.mark.parametrize("how", [
     {}, {"state": False, "dstate": False}, {"T": 65, "gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
     {"K": 72, "V": 8, "T": 20}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
