@@ -11,7 +11,25 @@ LA_DEVICE float decay_between(float, float) { return 1.f; }   // decays are in L
 #define LA_FACTORS 0
 #endif
 
-// Eight rows of keys from row `first` on; as scale_rows. factors: Kc of the chunk in memory, Kd behind it
+// a copy whose products are no others' to the compiler: what two loops have in common would be held in registers
+LA_DEVICE float2 apart(float2 x) {
+    asm volatile("" : "+f"(x.x), "+f"(x.y));
+    return x;
+}
+// Kc and Kd of eight rows to memory, 128 bytes a warp
+LA_DEVICE void store_factors(char* to, const float2 (&a)[8], const u32 (&k)[8], float2 pre, float2 suf, const Reach& reach, int lane) {
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        pre *= a[r];
+        *(u32*)(to + lane_row(r, lane)) = pack(floats_of(opaque(k[r])) * pre * reach.before);
+    }
+#pragma unroll
+    for (int r = 7; r >= 0; r--) {
+        *(u32*)(to + Tokens::SIZE + lane_row(r, lane)) = pack(floats_of(opaque(k[r])) * suf * reach.behind);
+        suf *= a[r];
+    }
+}
+// Eight rows of keys from row `first` on; as scale_rows. factors: where Kc of the chunk is stored, Kd behind it, if it is
 LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& pre, float2 suf, const Reach& reach, int warp, int lane) {
     typedef Scratch<0> X;
     const int block = warp >> 1, panel = warp & 1;
@@ -26,7 +44,7 @@ LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& 
     if (LA_GATE == 2) __syncwarp();   // quotients go over the log decays of other lanes
 #pragma unroll
     for (int r = 0; r < 8; r++) a[r] = decay_of(a[r]);
-    factors += own - t.k;
+    if (LA_FACTORS && factors) store_factors(factors + (own - t.k), a, k, apart(pre), apart(suf), reach, lane);
     float2 far = pre * reach.between, s = suf;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -37,10 +55,6 @@ LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& 
         const int r = 7 - i;
         const float2 y = floats_of(k[r]) * s;
         store_word_if(block < 3, scratch + X::key(block) * BLOCK_BYTES + lane_row(r, lane), pack(y));
-        if (LA_FACTORS) {
-            *(u32*)(factors + lane_row(i, lane)) = pack(x * pre * reach.before);   // 128 bytes a warp
-            *(u32*)(factors + Tokens::SIZE + lane_row(r, lane)) = pack(y * reach.behind);
-        }
         s *= a[r];
     }
     if (block == 3)
@@ -66,7 +80,7 @@ LA_DEVICE bool scale_keys(const Tiles& t, char* factors, int warp, int lane) {
     store_decay(t.decays, own, block, panel, lane);
     __syncthreads();
     Reach reach = reach_of(t.decays, own, block, panel, lane);
-    if (LA_FACTORS && block == 0) *(float2*)(factors + 2 * Tokens::SIZE + panel * 256 + lane * 8) = reach.all;
+    if (LA_FACTORS && factors && block == 0) *(float2*)(factors + 2 * Tokens::SIZE + panel * 256 + lane * 8) = reach.all;
     reach.before *= {OVER_MIDDLE, OVER_MIDDLE};
     float2 pre = {MIDDLE, MIDDLE};
 #pragma unroll 1

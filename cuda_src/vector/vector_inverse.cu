@@ -32,6 +32,7 @@ struct Places {
     __device__ __forceinline__ u32 barrier() const { return shared + AT_BARRIER; }
     __device__ __forceinline__ i64* stored() const { return (i64*)(memory + AT_BARRIER + 8); }   // number of the chunk
     __device__ __forceinline__ int* count() const { return (int*)(memory + AT_BARRIER + 16); }
+    __device__ __forceinline__ int* inner() const { return (int*)(memory + AT_BARRIER + 20); }   // whether its segment has a transfer: all but the last
 };
 // By the first 64 threads: a chunk's rows on their way, roots of beta, and what all need to know
 LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traversal, int chunk, Places at, int thread) {
@@ -43,6 +44,7 @@ LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traver
         tile_in(t.k, a.k, at.barrier(), (u32)head / (u32)a.group_k, token, traversal.row);
         *at.count() = traversal.count(chunk);
         *at.stored() = traversal.stored + chunk;
+        if (LA_FACTORS) *at.inner() = chunk / a.chunks < traversal.last / a.chunks;
     }
     at.roots()[thread] = root_of_beta(a, traversal, chunk * C + thread);
 }
@@ -54,7 +56,7 @@ LA_DEVICE void invert_chunk(const VectorArguments& a, Places at, int parity, int
     if (count < C) clear_tail(t, 0, count, warp, lane);
     ExactBlock exact = {};
     if (LA_EXACT) exact = exact_block(t, warp, lane);
-    const bool far = __any_sync(0xffffffffu, scale_keys(t, LA_FACTORS ? a.factors + *at.stored() * FACTORS : nullptr, warp, lane));
+    const bool far = __any_sync(0xffffffffu, scale_keys(t, LA_FACTORS && *at.inner() ? a.factors + *at.stored() * FACTORS : nullptr, warp, lane));
     const bool any = __syncthreads_or(far);
     if (!LA_EXACT) {
         if (threadIdx.x == 0) a.flags[*at.stored()] = any;

@@ -18,7 +18,10 @@
 #ifndef LA_BACKWARD
 #define LA_BACKWARD 0
 #endif
-constexpr int GROUPS = VALUES / 64, THREADS = 128 * GROUPS + 128, STAGES = 2, SLOTS = 3;
+constexpr int GROUPS = VALUES / 64, THREADS = 128 * GROUPS + 128, STAGES = 2;
+// outputs leave through the place of the step's last factors, so that values have been left before; else through that of the values
+constexpr bool EARLY = LA_KEEP && VALUES <= KEYS;
+constexpr int SLOTS = EARLY ? (LA_BACKWARD && KEYS == 64 ? 1 : 2) : 3;
 // of a stage: what reads the state for outputs, and for the correction; what writes values, and the correction
 constexpr int AT_READS = LA_BACKWARD ? 2 * TILE : 0, AT_ERASES = LA_BACKWARD ? 3 * TILE : TILE;
 constexpr int AT_WRITES = LA_BACKWARD ? 0 : 2 * TILE, AT_CORRECTS = LA_BACKWARD ? TILE : 3 * TILE;
@@ -26,6 +29,7 @@ constexpr int STAGE = round_up(FACTORS, 1024), AT_VALUES = STAGES * STAGE, AT_EX
 constexpr int AT_BARRIERS = AT_EXTRAS + EXTRAS;
 static_assert(LA_SHARED == AT_BARRIERS + 128, "LA_SHARED is what the launch asks for");
 static_assert(StateTile::SIZE <= 2 * TILE && TurnedTile::SIZE <= 2 * TILE, "states and corrections are staged where the factors of the step were");
+static_assert(!EARLY || TurnedTile::SIZE + ValueTile::SIZE <= 2 * TILE, "and outputs behind them");
 
 constexpr int REGISTERS = GROUPS * KEY_PANELS == 4 ? 240 : 208;   // of a thread that holds a state
 static_assert(GROUPS * REGISTERS + 24 <= (GROUPS + 1) * (GROUPS == 2 ? 168 : LA_BLOCKS == 2 ? 128 : 255), "a block that asks for more waits for ever");
@@ -43,7 +47,7 @@ struct Barriers {   // of a stage of factors, and of a slot of values: there; re
         barrier_init(extras_left(), 4 * GROUPS * ARRIVALS);
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full(s), 1);
-            barrier_init(empty(s), LA_KEEP ? 1 : 4 * GROUPS * ARRIVALS);
+            barrier_init(empty(s), EARLY ? GROUPS : LA_KEEP ? 1 : 4 * GROUPS * ARRIVALS);
         }
         for (int s = 0; s < SLOTS; s++) {
             barrier_init(values(s), 1);
@@ -168,13 +172,13 @@ struct Consumer {
     }
     // factors of the step before have left shared memory
     __device__ __forceinline__ void leave_factors(int step) const {
-        if (threadIdx.x == 0) {
+        if ((threadIdx.x & 127) == 0 && (EARLY || threadIdx.x == 0)) {
             out_read();
             barrier_arrive(bar.empty(step - 1));
         }
         __syncwarp();
     }
-    // outputs through the group's panel of values, which all of its warps have read
+    // outputs through the group's panel, which all of its warps have read
     __device__ __forceinline__ void store_outputs(const float (&out)[8][4], u32 values, int chunk) const {
         const u32 panel = values + group * PANEL;
         const float (&o)[1][8][4] = (const float (&)[1][8][4])out;
@@ -208,12 +212,12 @@ struct Consumer {
         float x[8][4], out[8][4];
         barrier_wait(bar.full(step), step / STAGES & 1);
         if (LA_KEEP && step > 0) leave_factors(step);
+        decay_state(S, at + AT_CARRY, lane);   // before products begin
         barrier_wait(bar.values(step), step / SLOTS & 1);
         if (LA_RAGGED && traversal.count(chunk) < C) clear_values(panel, traversal.count(chunk), group, threadIdx.x & 127);
         begin_read(x, operands, at + AT_ERASES);
         products_commit();
         begin_read(out, operands, at + AT_READS);
-        decay_state(S, at + AT_CARRY, lane);
 #pragma unroll
         for (int d = 0; d < 4; d++) {
             const u64 v = panel_descriptor(panel) + ValueTile::across(d), p = panel_descriptor(at + AT_PAIRS);
@@ -240,7 +244,9 @@ struct Consumer {
         if (!LA_KEEP) warp_arrive(bar.empty(step), lane);
         if (LA_KEEP) groups_barrier<128 * GROUPS>(4);   // all warps have read factors and values
         else group_barrier(group);                      // values
-        store_outputs(out, values, chunk);
+        if (EARLY && (threadIdx.x & 127) == 0) barrier_arrive(bar.left(step));
+        __syncwarp();
+        store_outputs(out, EARLY ? at + 3 * TILE : values, chunk);
         if (LA_KEEP) {
             keep(x, at, step);
             warp_arrive(bar.extras_left(), lane);
@@ -251,7 +257,7 @@ struct Consumer {
         begin();
         for (int step = 0; step < traversal.steps; step++) {
             step_on(step);
-            if (step > 0) leave_values(step);
+            if (!EARLY && step > 0) leave_values(step);
         }
         if ((threadIdx.x & 127) == 0) out_read();
         end();

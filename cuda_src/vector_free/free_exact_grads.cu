@@ -1,218 +1,262 @@
-// The same gradients as free_grads.cu of the chunks that it flags, token by token in float32: any log decay in [-inf, 0]. Given w and dw,
-// rows of S and G are recurrences apart:
+// The same gradients as free_grads.cu of the chunks that it flags: any log decay in [-inf, 0]. Blocks of 16 rows, no decay divides:
 //
-//     S_t = e^{g_t} S_(t-1) + b_t w_t + k_t v_t        dq_t = scale dO_t S_t^T      da_t = dw_t S_(t-1)^T
-//     G_t = (gradient after t) + scale q_t dO_t        dk_t = v_t G_t^T             db_t = w_t G_t^T        dg_t = e^{g_t} <S_(t-1), G_t>
-//     (gradient before t) = e^{g_t} G_t + a_t dw_t
+//     Pre_i, Suf_j     decay from the block's start to row i, from row j to its end (a: without its own token's)       D_I     of block I
+//     readers:  y = scale dO S^T (dw S^T);   for J = 0 .. 2:  y[I > J] = D_J y + Zk[I, J] (k Suf)_J + Zb[I, J] (b Suf)_J      dq_i = Pre_i y_i + pairs inside the block
+//     writers:  y = V G^T (w G^T);           for I = 3 .. 1:  y[J < I] = D_I y + Zk[I, J]^T (q Pre)_I + Yk[I, J]^T (a Pre)_I    dk_j = Suf_j y_j + pairs inside the block
 //
-// A warp takes a channel at a time, a lane PER neighbouring values; states of 8 tokens are recomputed on the way back. A few
-// blocks redo what is flagged.
-#include "vector_free/place.cuh"
-#include "tile/reduce.cuh"
+// Pairs inside a block: exact_pairs.cuh. A few blocks redo what is flagged.
+#include "vector_free/exact_pairs.cuh"
+#include "tile/wgmma_part.cuh"
 
-constexpr int WARPS = 8, PER = VALUES / 32, RUN = 8, RUNS = C / RUN, VALUE_TILE = ValueTile::SIZE;
-// v, dO; w and dw, then the state before each run of each warp's channel; w and dw as rows of tokens
-constexpr int AT_V = 0, AT_DOUT = VALUE_TILE, AT_TURNED = 2 * VALUE_TILE, AT_BEGINS = AT_TURNED, BEGINS = RUNS * VALUES * 4;
-constexpr int AT_W = AT_TURNED + (2 * VALUE_TILE > WARPS * BEGINS ? 2 * VALUE_TILE : WARPS * BEGINS), AT_DW = AT_W + VALUE_TILE;
-constexpr int AT_BARRIER = AT_DW + VALUE_TILE, AT_LEFT = AT_BARRIER + 16;   // flags of chunks that a warp has not done
-static_assert(LA_SHARED == AT_BARRIER + 96, "LA_SHARED is what the launch asks for");
-
-typedef float Row[PER];   // a lane's values of one row
-
-LA_DEVICE float from_half(u16 x) { return __uint_as_float((u32)x << 16); }
-LA_DEVICE u16 load_half(u32 at) {
-    u16 x;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at));
-    return x;
+// Scaled copies in place, decays of the blocks
+LA_DEVICE void scale_rows(const Lane& me, int count) {
+    float2 a[ROWS], pre = {1.f, 1.f}, suf = {1.f, 1.f};
+    load_decays(a, me, count);
+    const u32 reader = me.reader(me.part) + me.own(), writer = me.writer(me.part) + me.own();
+    u32 q[ROWS], k[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        q[r] = load_word(reader + lane_row(r, me.lane));
+        k[r] = load_word(writer + lane_row(r, me.lane));
+        if (LA_RAGGED && me.block * ROWS + r >= count) q[r] = k[r] = 0;
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const float2 before = pre;
+        pre *= a[r];
+        store_word(reader + lane_row(r, me.lane), pack(floats_of(q[r]) * (me.part ? before : pre)));
+    }
+#pragma unroll
+    for (int r = ROWS - 1; r >= 0; r--) {
+        store_word(writer + lane_row(r, me.lane), pack(floats_of(k[r]) * suf));
+        suf *= a[r];
+    }
+    if (me.part == 0) store_decay(me.shared + AT_DECAYS, pre, me.block, me.panel, me.lane);
 }
-LA_DEVICE void store_half(u32 at, u16 x) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(x) : "memory"); }
-// a lane's values of a token
-LA_DEVICE void load_token(Row& x, u32 tile, int token, int lane) {
-    const u32 at = tile + ValueTile::at(token, PER * lane);
-    if constexpr (PER == 4) {
-        const float2 y = load_shared2(at);
-        const u32 low = __float_as_uint(y.x), high = __float_as_uint(y.y);
-        x[0] = low_bf16(low); x[1] = high_bf16(low); x[2] = low_bf16(high); x[3] = high_bf16(high);
+// A lane's decays, from memory: pairs have the place of the log decays
+LA_DEVICE void reload_decays(float2 (&a)[ROWS], const FreeGradArguments& x, const ChunkTraversal& of, int count, const Lane& me) {
+    const int first = me.block * ROWS, channel = me.panel * 64 + 2 * me.lane;
+    const char* const from = rows_of(x.rows_g, of.sequence, of.head) + (i64)(of.segment * C + first) * x.rows_g.token + channel * GATE_BYTES;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        float2 g = {0.f, 0.f};
+        if (first + r < count && channel < LA_K) {
+            const char* const at = from + r * x.rows_g.token;
+            g = LA_GATE == 2 ? *(const float2*)at : floats_of(*(const u32*)at);
+        }
+        a[r] = decay_of(g);
+    }
+}
+// Of pair matrix n: what lies inside blocks to its table, in float32; the pairs of neighbours in two blocks apart
+LA_DEVICE void store_inside(u32 (&packed)[8][2], int n, const Lane& me) {
+    const u32 to = me.shared + AT_GATES + (16 * me.quarter + (me.lane >> 2)) * ROWS * 16 + (me.lane & 3) * 32 + n * 4;
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+        if (t / 2 == me.quarter)
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                store_shared(to + m * 8 * ROWS * 16 + (t & 1) * 128, low_bf16(packed[t][m]));
+                store_shared(to + m * 8 * ROWS * 16 + (t & 1) * 128 + 16, high_bf16(packed[t][m]));
+            }
+        if (n >= 2 && t + 1 == 2 * me.quarter && me.lane == 3) {
+            store_shared(me.shared + AT_NEAR + me.quarter * 8 + (n & 1) * 4, high_bf16(packed[t][0]));
+            packed[t][0] &= 0xffff;
+        }
+    }
+}
+// Decay of a block on a warp's channels: rows of its accumulators
+LA_DEVICE float block_decay(int block, int m, const Lane& me) {
+    return load_shared(me.shared + AT_DECAYS + (block * WIDE + me.side * 64 + me.quarter * 16 + (me.lane >> 2) + 8 * m) * 4);
+}
+template <int FIRST, int LAST> LA_DEVICE void scale_columns(float (&x)[8][4], const float (&f)[2]) {
+#pragma unroll
+    for (int n = FIRST; n < LAST; n++) { x[n][0] *= f[0]; x[n][1] *= f[0]; x[n][2] *= f[1]; x[n][3] *= f[1]; }
+}
+// Sums of q (x) and a (y) over the blocks before their own
+template <int J = 0> LA_DEVICE void read_blocks(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
+    constexpr int FIRST = 2 * J + 2;
+    const float D[2] = {block_decay(J, 0, me), block_decay(J, 1, me)};
+    const u64 k = panel_descriptor(me.writer(0) + me.side * PANEL) + KeyTile::across(J), b = panel_descriptor(me.writer(1) + me.side * PANEL) + KeyTile::across(J);
+    auto pair = [&](int n) { return panel_descriptor(me.shared + AT_PAIRS_OF + n * Square::SIZE) + Square::across(J + 1) + Square::along(J); };
+    scale_columns<FIRST, 8>(x, D);
+    scale_columns<FIRST, 8>(y, D);
+    accumulator_fence(x);
+    accumulator_fence(y);
+    products_begin();
+    product_part<FIRST, 8 - FIRST, 1, 0>(x, k, pair(0), true);
+    product_part<FIRST, 8 - FIRST, 1, 0>(x, b, pair(1), true);
+    product_part<FIRST, 8 - FIRST, 1, 0>(y, k, pair(2), true);
+    product_part<FIRST, 8 - FIRST, 1, 0>(y, b, pair(3), true);
+    products_commit();
+    products_wait<0>();
+    accumulator_fence(x);
+    accumulator_fence(y);
+    if constexpr (J < 2) read_blocks<J + 1>(x, y, me);
+}
+// Sums of k (x) and b (y) over the blocks behind their own
+template <int I = 3> LA_DEVICE void write_blocks(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
+    const float D[2] = {block_decay(I, 0, me), block_decay(I, 1, me)};
+    const u64 q = panel_descriptor(me.reader(0) + me.side * PANEL) + KeyTile::across(I), a = panel_descriptor(me.reader(1) + me.side * PANEL) + KeyTile::across(I);
+    auto pair = [&](int n) { return panel_descriptor(me.shared + AT_PAIRS_OF + n * Square::SIZE) + Square::across(I); };
+    scale_columns<0, 2 * I>(x, D);
+    scale_columns<0, 2 * I>(y, D);
+    accumulator_fence(x);
+    accumulator_fence(y);
+    products_begin();
+    product_part<0, 2 * I, 1, 1>(x, q, pair(0), true);
+    product_part<0, 2 * I, 1, 1>(x, a, pair(2), true);
+    product_part<0, 2 * I, 1, 1>(y, q, pair(1), true);
+    product_part<0, 2 * I, 1, 1>(y, a, pair(3), true);
+    products_commit();
+    products_wait<0>();
+    accumulator_fence(x);
+    accumulator_fence(y);
+    if constexpr (I > 1) write_blocks<I - 1>(x, y, me);
+}
+// What crosses the chunk's end, a number a channel: <S, G> and what k and b of all tokens but the last write for G, decayed to it
+LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], int count, const Lane& me) {
+    float tail[2] = {1.f, 1.f}, sum[2] = {0.f, 0.f};
+#pragma unroll
+    for (int t = 3; t >= 0; t--) {
+        const auto k = load_a_columns<Bfloat16, KeyTile>(me.writer(0), 16 * t, me.side * 64 + me.quarter * 16, me.lane);
+        const auto b = load_a_columns<Bfloat16, KeyTile>(me.writer(1), 16 * t, me.side * 64 + me.quarter * 16, me.lane);
+        float own[2] = {0.f, 0.f};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int token = 16 * t + 8 * h + (me.lane & 3) * 2;
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                const u32 u = k.x[2 * h + m], v = b.x[2 * h + m];
+                if (token + 1 != count) own[m] += x[2 * t + h][2 * m] * low_bf16(u) + y[2 * t + h][2 * m] * low_bf16(v);
+                if (token + 2 != count) own[m] += x[2 * t + h][2 * m + 1] * high_bf16(u) + y[2 * t + h][2 * m + 1] * high_bf16(v);
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            sum[m] += tail[m] * own[m];
+            tail[m] *= block_decay(t, m, me);
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], 1);
+        sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], 2);
+        const int channel = me.side * 64 + me.quarter * 16 + (me.lane >> 2) + 8 * m;
+        float states = 0.f;
+#pragma unroll
+        for (int s = 0; s < SLICES; s++) states += load_shared(me.shared + AT_PRODUCTS + (s * KEYS + channel) * 4);
+        if ((me.lane & 3) == 0) store_shared(me.shared + AT_ENDS + channel * 4, sum[m] + tail[m] * states);
+    }
+}
+// Once all products have read pairs and copies: sums in their place, and the chunk's rows on their way again
+LA_DEVICE void stage_both(const float (&x)[8][4], const float (&y)[8][4], const FreeGradArguments& a, int item, const Lane& me) {
+    publish_shared();
+    groups_barrier<THREADS>(4);
+    if (threadIdx.x == 0) {
+        const u32 rows = me.shared + AT_BARRIERS;
+        barrier_expect(rows, 4 * TILE);
+        rows_in(a, ChunkPlace(a, opaque(item)), me.shared, rows);
+    }
+    __syncwarp();
+    stage_sums(x, 2 * me.role, me);
+    stage_sums(y, 2 * me.role + 1, me);
+}
+// Sums over the blocks, staged as rows of tokens
+LA_DEVICE void sum_blocks(const FreeGradArguments& a, int item, int count, const Lane& me) {
+    constexpr int OF_GROUP = 2 / KEY_PANELS;   // pair matrices of a warpgroup
+    u32 pairs[OF_GROUP][8][2];
+#pragma unroll
+    for (int n = 0; n < OF_GROUP; n++) multiply_pair_of(pairs[n], OF_GROUP * me.group() + n, a.scale, me);
+    float x[8][4], y[8][4];
+    multiply_states(x, y, me);
+    const float2 products = state_products(me);
+    products_wait<0>();
+    accumulator_fence(x);
+    accumulator_fence(y);
+    __syncthreads();   // values and corrections have been read
+#pragma unroll
+    for (int n = 0; n < OF_GROUP; n++) {
+        store_inside(pairs[n], OF_GROUP * me.group() + n, me);
+        store_pair_of(pairs[n], OF_GROUP * me.group() + n, me);
+    }
+    store_pair(me.shared + AT_PRODUCTS + threadIdx.x * 8, products);
+    publish_shared();
+    __syncthreads();
+    if (me.role) {   // apart to the end: accumulators that two branches hand on would wait for every product
+        store_crossing(x, y, count, me);
+        write_blocks(x, y, me);
+        stage_both(x, y, a, item, me);
     } else {
-        const u32 y = load_word(at);
-        x[0] = low_bf16(y); x[1] = high_bf16(y);
+        scale_rows_of(x, a.scale, a.scale);
+        read_blocks(x, y, me);
+        stage_both(x, y, a, item, me);
+    }
+    __syncthreads();
+}
+// dg of a lane's rows
+LA_DEVICE void store_gates(const float2 (&a)[ROWS], char* to, i64 step, int rows, const OwnBlock& own) {
+    const Lane& me = own.me;
+    const u32 channels = me.panel * 256 + me.lane * 8;
+    float2 later = load_shared2(me.shared + AT_ENDS + channels);
+    for (int n = 3; n > me.block; n--) {
+        later = add(later, load_shared2(me.shared + AT_DECAYS + n * WIDE * 4 + channels));
+        later = subtract(later, load_shared2(me.staged(2, me.panel, n * ROWS, 2 * me.lane)));
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        float2 x = add(later, subtract(load_shared2(own.staged(0, r)), load_shared2(own.staged(2, r))));
+        x = {a[r].x == 0.f ? 0.f : x.x, a[r].y == 0.f ? 0.f : x.y};   // a token that forgets everything
+        if (r >= rows) continue;
+        if constexpr (LA_GATE == 2) *(float2*)(to + r * step) = x;
+        else *(u32*)(to + r * step) = pack(x);
     }
 }
-LA_DEVICE void load_state(Row& x, const char* tile, int channel, int lane) {
-#pragma unroll
-    for (int n = 0; n < PER; n++) x[n] = from_half(*(const u16*)(tile + StateTile::at(PER * lane + n, channel)));
+// All gradients of a chunk; parity: of the barrier of what is loaded once
+LA_DEVICE void redo_chunk(const FreeGradArguments& a, int item, u32 shared, int parity) {
+    const Lane me(shared);
+    const int count = ChunkPlace(a, opaque(item)).count();   // where a chunk is, is found again: no register holds it over the products
+    __syncthreads();
+    if (threadIdx.x == 0) load_chunk(a, ChunkPlace(a, opaque(item)), shared);
+    barrier_wait(shared + AT_BARRIERS, 0);
+    scale_rows(me, count);
+    barrier_wait(shared + AT_BARRIERS + 8, parity);
+    clear_others(me, count);
+    publish_shared();
+    __syncthreads();
+    sum_blocks(a, item, count, me);
+    const ChunkPlace place(a, opaque(item));
+    const ChunkTraversal& of = place.of;
+    const OwnBlock own(me, count);
+    const int channel = me.panel * 64 + 2 * me.lane, first = me.block * ROWS, rows = channel < LA_K ? count - first : 0;
+    float2 decays[ROWS];
+    reload_decays(decays, a, of, count, me);
+    barrier_wait(shared + AT_BARRIERS, 1);
+    float2 reach = {1.f, 1.f}, later = {0.f, 0.f};
+    if (me.part) {
+        const Places to = {rows_at(a.dk, of, first, channel, 2), rows_at(a.db, of, first, channel, 2), a.dk.token, a.db.token, rows};
+        store_writers<1>(reach, later, decays, to, own);
+        store_writers<0>(reach, later, decays, to, own);
+    } else {
+        const Places to = {rows_at(a.dq, of, first, channel, 2), rows_at(a.da, of, first, channel, 2), a.dq.token, a.da.token, rows};
+        store_readers<0>(reach, decays, to, own);
+        store_readers<1>(reach, decays, to, own);
+        store_decay(shared + AT_DECAYS, sum_readers(own), me.block, me.panel, me.lane);
+    }
+    __syncthreads();
+    if (me.part == 0 && a.dg.data) store_gates(decays, rows_at(a.dg, of, first, channel, GATE_BYTES), a.dg.token, rows, own);
+    publish_shared();
 }
-LA_DEVICE float dot(const Row& x, const Row& y) {
-    float sum = 0.f;
-#pragma unroll
-    for (int n = 0; n < PER; n++) sum += x[n] * y[n];
-    return sum;
-}
-// sums over a warp of eight values, of which lane l is left with number token_of(l)
-LA_DEVICE float sum_of_run(float (&x)[RUN], int lane) {
-    exchange_half<1, 4>(x, lane);
-    exchange_half<2, 2>(x, lane);
-    exchange_half<4, 1>(x, lane);
-    x[0] += __shfl_xor_sync(0xffffffffu, x[0], 8);
-    return x[0] + __shfl_xor_sync(0xffffffffu, x[0], 16);
-}
-LA_DEVICE int token_of(int lane) { return (lane & 1) * 4 + (lane & 2) + ((lane >> 2) & 1); }
-
-// One channel of a chunk's rows: of tokens `lane` and `lane` + 32
-struct Channel {
-    float x[2];
-    template <class F> __device__ __forceinline__ void load(int count, int lane, float past, F at) {   // past: where there is no token
-#pragma unroll
-        for (int n = 0; n < 2; n++) x[n] = lane + 32 * n < count ? at(lane + 32 * n) : past;
-    }
-    __device__ __forceinline__ float at(int token) const { return __shfl_sync(0xffffffffu, token < 32 ? x[0] : x[1], token & 31); }
-};
-struct Work {
-    const FreeGradArguments& a;
-    const ChunkTraversal& of;
-    u32 shared;
-    int channel, count, lane;
-    Channel q, k, b, r, decay;   // r: the vector that reads
-
-    __device__ __forceinline__ float element(const Rows& x, int token) const {
-        return from_half(*(const u16*)(rows_of(x, of.sequence, of.head) + (of.segment * C + token) * x.token + channel * 2));
-    }
-    __device__ __forceinline__ void load() {
-        q.load(count, lane, 0.f, [&](int t) { return element(a.rows_q, t); });
-        k.load(count, lane, 0.f, [&](int t) { return element(a.rows_k, t); });
-        r.load(count, lane, 0.f, [&](int t) { return element(a.rows_a, t); });
-        b.load(count, lane, 0.f, [&](int t) { return element(a.rows_b, t); });
-        decay.load(count, lane, 1.f, [&](int t) {
-            const char* at = rows_of(a.rows_g, of.sequence, of.head) + (of.segment * C + t) * a.rows_g.token + channel * GATE_BYTES;
-            return exp2_approx((LA_GATE == 2 ? *(const float*)at : from_half(*(const u16*)at)) * LOG2_E);
-        });
-    }
-    __device__ __forceinline__ void write(Row& S, int t) const {
-        Row v, w;
-        load_token(v, shared + AT_V, t, lane);
-        load_token(w, shared + AT_W, t, lane);
-        const float d = decay.at(t), kt = k.at(t), bt = b.at(t);
-#pragma unroll
-        for (int n = 0; n < PER; n++) S[n] = d * S[n] + bt * w[n] + kt * v[n];
-    }
-    __device__ __forceinline__ void store(const Rows& x, int first, float (&sums)[RUN], bool gate) const {
-        const float y = sum_of_run(sums, lane);
-        const int t = first + token_of(lane);
-        if (lane >= RUN || t >= count) return;
-        char* const to = own_rows(x, of.sequence, of.head) + (of.segment * C + t) * x.token + channel * (gate ? GATE_BYTES : 2);
-        if (gate && LA_GATE == 2) *(float*)to = y;
-        else *(u16*)to = (u16)pack_bf16(y, 0.f);
-    }
-    // dq and da of a run of tokens
-    __device__ __forceinline__ void read_run(Row& S, int first) const {
-        float of_q[RUN], of_a[RUN];
-#pragma unroll
-        for (int n = 0; n < RUN; n++) {
-            Row x;
-            load_token(x, shared + AT_DW, first + n, lane);
-            of_a[n] = dot(x, S);
-            write(S, first + n);
-            load_token(x, shared + AT_DOUT, first + n, lane);
-            of_q[n] = a.scale * dot(x, S);
-        }
-        store(a.dq, first, of_q, false);
-        store(a.da, first, of_a, false);
-    }
-    // dk, db and dg of a run, from the state before it and the gradient after it, which becomes that before it
-    __device__ __forceinline__ void write_run(Row& S, Row& G, int first) const {
-        float of_k[RUN], of_b[RUN], of_g[RUN];
-        Row states[RUN];
-#pragma unroll
-        for (int n = 0; n < RUN; n++) {
-#pragma unroll
-            for (int i = 0; i < PER; i++) states[n][i] = S[i];
-            if (n + 1 < RUN) write(S, first + n);
-        }
-#pragma unroll
-        for (int n = RUN - 1; n >= 0; n--) {
-            const int t = first + n;
-            Row dout, dw, x;
-            load_token(dout, shared + AT_DOUT, t, lane);
-            load_token(dw, shared + AT_DW, t, lane);
-            const float qt = a.scale * q.at(t), d = decay.at(t), at = r.at(t);
-#pragma unroll
-            for (int i = 0; i < PER; i++) G[i] += qt * dout[i];
-            load_token(x, shared + AT_V, t, lane);
-            of_k[n] = dot(x, G);
-            load_token(x, shared + AT_W, t, lane);
-            of_b[n] = dot(x, G);
-            of_g[n] = d == 0.f ? 0.f : d * dot(states[n], G);
-#pragma unroll
-            for (int i = 0; i < PER; i++) G[i] = d * G[i] + at * dw[i];
-        }
-        store(a.dk, first, of_k, false);
-        store(a.db, first, of_b, false);
-        if (a.dg.data) store(a.dg, first, of_g, true);
-    }
-    __device__ __forceinline__ u32 begin(int n, int warp) const { return shared + AT_BEGINS + warp * BEGINS + (n * 32 + lane) * PER * 4; }
-    __device__ __forceinline__ void run(i64 stored, int warp) {
-        Row S, G;
-        load();
-        load_state(S, a.states + stored * StateTile::SIZE, channel, lane);
-        load_state(G, a.ends + stored * StateTile::SIZE, channel, lane);
-#pragma unroll 1
-        for (int n = 0; n < RUNS; n++) {
-#pragma unroll
-            for (int i = 0; i < PER; i++) store_shared(begin(n, warp) + 4 * i, S[i]);
-            read_run(S, RUN * n);
-        }
-#pragma unroll 1
-        for (int n = RUNS - 1; n >= 0; n--) {
-#pragma unroll
-            for (int i = 0; i < PER; i++) S[i] = load_shared(begin(n, warp) + 4 * i);
-            write_run(S, G, RUN * n);
-        }
-    }
-};
 
 LA_DEVICE void store_pair_of_words(u32 at, u32 x, u32 y) { asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory"); }
 LA_DEVICE void load_pair_of_words(u32 at, u32& x, u32& y) { asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(at)); }
 
-// All channels of a chunk
-LA_DEVICE void redo_chunk(const FreeGradArguments& a, int item, u32 shared, int parity, int warp, int lane) {
-    const ChunkPlace place(a, item);
-    const ChunkTraversal& of = place.of;
-    const i64 stored = place.stored();
-    const int token = of.token(of.segment), count = of.count(of.segment);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        const u32 full = shared + AT_BARRIER;
-        barrier_expect(full, 4 * VALUE_TILE);
-        panels_in<VALUES / 64>(shared + AT_V, a.v, full, (u32)of.head / (u32)a.group_v, token, of.row);
-        panels_in<VALUES / 64>(shared + AT_DOUT, a.dout, full, of.head, token, of.row);
-        run_in(shared + AT_TURNED, a.corrections + stored * VALUE_TILE, VALUE_TILE, full);
-        run_in(shared + AT_TURNED + VALUE_TILE, a.grad_corrections + stored * VALUE_TILE, VALUE_TILE, full);
-    }
-    barrier_wait(shared + AT_BARRIER, parity);
-    for (int i = threadIdx.x; i < 2 * C * VALUES; i += 32 * WARPS) {
-        const int value = i % (C * VALUES) / C, token = i % C, n = i / (C * VALUES) * VALUE_TILE;
-        store_half(shared + AT_W + n + ValueTile::at(token, value), load_half(shared + AT_TURNED + n + TurnedTile::at(value, token)));
-    }
-    __syncthreads();   // states go where w and dw have been
-    if (LA_RAGGED && count < C) {   // rows of the next sequence
-        for (int i = count * 8 + threadIdx.x; i < C * 8; i += 32 * WARPS)
-            for (int p = 0; p < 2 * VALUES / 64; p++)
-                asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared + AT_V + p * PANEL + i * 16), "r"(0) : "memory");
-        __syncthreads();
-    }
-    for (int channel = warp; channel < LA_K; channel += WARPS) {
-        Work work = {a, of, shared, channel, count, lane};
-        work.run(stored, warp);
-    }
-    publish_shared();
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) grads(const __grid_constant__ FreeGradArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __grid_constant__ FreeGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     if (threadIdx.x == 0) {
-        barrier_init(shared + AT_BARRIER, 1);
+        barrier_init(shared + AT_BARRIERS, 1);
+        barrier_init(shared + AT_BARRIERS + 8, 1);
         barriers_made();
     }
     int parity = 0;
@@ -222,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) grads(const __grid_c
         while (left) {
             const int item = first + (__ffs(left) - 1) * gridDim.x;
             store_pair_of_words(shared + AT_LEFT + 8 * warp, left & (left - 1), first);   // registers are scarce
-            redo_chunk(a, item, shared, parity, warp, lane);
+            redo_chunk(a, item, shared, parity);
             load_pair_of_words(shared + AT_LEFT + 8 * warp, left, first);
             parity ^= 1;
         }

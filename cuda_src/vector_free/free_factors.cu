@@ -52,6 +52,19 @@ LA_DEVICE void store_pairs(const float (&x)[2][8][4], const float (&found)[2][8]
                     diagonals[n / 2 * (DIAGONAL / 4) + (8 * (n & 1) + column + (m & 1)) * 20 + (me.lane >> 2) + 8 * (m >> 1)] = -y[m];
         }
 }
+// By one thread, as soon as they are there: Bd and D; P_qb, A_ab and inverses of its diagonal blocks
+LA_DEVICE void store_decayed(const FreeArguments& a, const Chunk& t, i64 stored) {
+    char* const to = a.factors + stored * FACTORS;
+    run_out(to + 3 * TILE, t.writer(1), TILE);
+    run_out(to + AT_CARRY, t.shared + AT_ALL, KEYS * 4);
+    out_commit();
+}
+LA_DEVICE void store_system(const FreeArguments& a, const Chunk& t, i64 stored) {
+    char* const to = a.extras + stored * EXTRAS;
+    run_out(to, t.square(P_QB), 2 * Square::SIZE);
+    run_out(to + 2 * Square::SIZE, t.block(0, 0), 8 * 512);
+    out_commit();
+}
 // Of a chunk in shared memory; stored: its number. Returns whether it is left to the exact build
 LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, unsigned char* memory, int parity) {
     const Lane me(t.count);
@@ -75,6 +88,8 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
     if (me.block == 0 && me.part == 0) store_pair(t.shared + AT_ALL + me.panel * 256 + me.lane * 8, reach.all);
     publish_shared();
     if (__syncthreads_or(!LA_EXACT && fminf(last.x, last.y) < SMALLEST_OF_CHUNK)) return true;
+    if (threadIdx.x == 0) store_decayed(a, t, stored);
+    __syncwarp();
     multiply_pairs(x, t.reader(me.group), t.quotient(0), t.quotient(1), Chunk::QUOTIENT_PANEL);
     __syncthreads();   // quotients have been read
     store_pairs(x, found, far, a.scale, t, diagonals, me);
@@ -82,7 +97,10 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
         __syncwarp();
         invert_block(t, diagonals, me.warp & 3, me.lane);
     }
+    if (LA_KEEP && LA_BACKWARD) publish_shared();
     __syncthreads();
+    if (LA_KEEP && LA_BACKWARD && threadIdx.x == 0) store_system(a, t, stored);
+    __syncwarp();
     for (int slab = me.warp; slab < KEYS / 16 + 4; slab += 8) {
         const bool keys = slab < KEYS / 16;
         const int block = slab - KEYS / 16;
@@ -95,13 +113,9 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
     __syncthreads();
     if (threadIdx.x == 0) {
         char* const to = a.factors + stored * FACTORS;
-        run_out(to, t.shared, AT_CARRY);
-        run_out(to + AT_CARRY, t.shared + AT_ALL, KEYS * 4);
-        if constexpr (LA_KEEP) {
-            char* const more = a.extras + stored * EXTRAS;
-            run_out(more, t.square(LA_BACKWARD ? P_QB : NEWS), (1 + LA_BACKWARD) * Square::SIZE);
-            if (LA_BACKWARD) run_out(more + 2 * Square::SIZE, t.block(0, 0), 8 * 512);
-        }
+        run_out(to, t.shared, 3 * TILE);
+        run_out(to + AT_PAIRS, t.square(PE), Square::SIZE);
+        if (LA_KEEP && !LA_BACKWARD) run_out(a.extras + stored * EXTRAS, t.square(NEWS), Square::SIZE);
         out_commit();
         out_read();
     }

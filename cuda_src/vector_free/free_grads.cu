@@ -11,38 +11,8 @@
 //
 // The dots are taken of the sums before their last factor and the rounded copies, so that a pair which does not cross t is the same number
 // twice. A chunk that loses more than 62 nats is left to free_exact_grads.cu.
-#include "vector_free/grads.cuh"
+#include "vector_free/chunk_products.cuh"
 
-LA_DEVICE void load_chunk(const FreeGradArguments& a, const ChunkPlace& place, u32 shared) {
-    const ChunkTraversal& of = place.of;
-    const u32 rows = shared + AT_BARRIERS, others = rows + 8, head = of.head;
-    const int token = of.token(of.segment), row = of.row;
-    const i64 stored = place.stored();
-    barrier_expect(rows, 4 * TILE + GATE_TILE);
-#pragma unroll
-    for (int p = 0; p < GATE_TILE / PANEL; p++)
-        box_in(shared + AT_GATES + p * PANEL, a.g, rows, p * (128 / GATE_BYTES), head / (u32)a.group_g, token, row);
-    panels_in<KEY_PANELS>(shared + AT_ROWS, a.q, rows, head / (u32)a.group_q, token, row);
-    panels_in<KEY_PANELS>(shared + AT_ROWS + TILE, a.a, rows, head / (u32)a.group_a, token, row);
-    panels_in<KEY_PANELS>(shared + AT_ROWS + 2 * TILE, a.k, rows, head / (u32)a.group_k, token, row);
-    panels_in<KEY_PANELS>(shared + AT_ROWS + 3 * TILE, a.b, rows, head / (u32)a.group_b, token, row);
-    barrier_expect(others, 4 * VALUE_TILE + 2 * STATE_TILE);
-    panels_in<VALUES / 64>(shared + AT_V, a.v, others, head / (u32)a.group_v, token, row);
-    panels_in<VALUES / 64>(shared + AT_DOUT, a.dout, others, head, token, row);
-    run_in(shared + AT_W, a.corrections + stored * VALUE_TILE, VALUE_TILE, others);
-    run_in(shared + AT_DW, a.grad_corrections + stored * VALUE_TILE, VALUE_TILE, others);
-    run_in(shared + AT_S, a.states + stored * STATE_TILE, STATE_TILE, others);
-    run_in(shared + AT_G, a.ends + stored * STATE_TILE, STATE_TILE, others);
-}
-
-// A lane's decays; rows past the sequence have none
-LA_DEVICE void load_decays(float2 (&a)[ROWS], const Lane& me, int count) {
-    const u32 gates = gates_of(me.shared + AT_GATES, me.block, me.panel, me.lane);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) a[r] = load_gate(gates, r, me.lane);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) a[r] = !LA_RAGGED || me.block * ROWS + r < count ? decay_of(a[r]) : float2{1.f, 1.f};
-}
 // Decays of the blocks before a lane's, and of the chunk
 struct Around { float2 before, all; };
 LA_DEVICE Around around(const Lane& me) {
@@ -84,73 +54,6 @@ LA_DEVICE bool scale_rows(const Lane& me, int count) {
     return fminf(pre.x, pre.y) < exp2_approx(SMALLEST_LOG2 / C * count);
 }
 
-// x = dO or dw (rows) times V^T or w^T; pair n: Zk, Zb, Yk, Yb
-template <int A, int B> LA_DEVICE void begin_pair(float (&x)[8][4], u32 rows, u32 columns) {
-#pragma unroll
-    for (int d = 0; d < VALUES / 16; d++)
-        product<A, B>(x, panel_descriptor(rows) + (A ? TurnedTile::across(d) : ValueTile::along(d)),
-                      panel_descriptor(columns) + (B ? TurnedTile::across(d) : ValueTile::along(d)), d > 0);
-}
-LA_DEVICE void multiply_pair_of(u32 (&packed)[8][2], int n, float scale, const Lane& me) {
-    float x[8][4];
-    accumulator_fence(x);
-    products_begin();
-    if (n == 0) begin_pair<0, 0>(x, me.shared + AT_DOUT, me.shared + AT_V);
-    else if (n == 1) begin_pair<0, 1>(x, me.shared + AT_DOUT, me.shared + AT_W);
-    else if (n == 2) begin_pair<1, 0>(x, me.shared + AT_DW, me.shared + AT_V);
-    else begin_pair<1, 1>(x, me.shared + AT_DW, me.shared + AT_W);
-    products_commit();
-    products_wait<0>();
-    accumulator_fence(x);
-    const int row = 16 * me.quarter + (me.lane >> 2), column = (me.lane & 3) * 2, strict = n >> 1;
-    const float factor = strict ? 1.f : scale;
-#pragma unroll
-    for (int t = 0; t < 8; t++)
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-            const int i = row + 8 * m - strict, j = 8 * t + column;
-            packed[t][m] = pack_bf16(j <= i ? factor * x[t][2 * m] : 0.f, j + 1 <= i ? factor * x[t][2 * m + 1] : 0.f);
-        }
-}
-LA_DEVICE void store_pair_of(const u32 (&packed)[8][2], int n, const Lane& me) {
-    const int row = 16 * me.quarter + (me.lane >> 2);
-#pragma unroll
-    for (int t = 0; t < 8; t++) {
-        const u32 to = me.shared + AT_PAIRS_OF + n * Square::SIZE + Square::piece(row, t) + (me.lane & 3) * 4;
-        store_word(to, packed[t][0]);
-        store_word(to + 8 * 128, packed[t][1]);
-    }
-}
-// x^T = 64 channels of a state, by rows of tokens: readers S dO^T, S dw^T, writers G V^T, G w^T
-LA_DEVICE void multiply_states(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
-    const u64 state = panel_descriptor(me.shared + (me.role ? AT_G : AT_S) + me.side * StateTile::PANEL);
-    const u64 rows = panel_descriptor(me.shared + (me.role ? AT_V : AT_DOUT)), turned = panel_descriptor(me.shared + (me.role ? AT_W : AT_DW));
-    accumulator_fence(x);
-    accumulator_fence(y);
-    products_begin();
-#pragma unroll
-    for (int d = 0; d < VALUES / 16; d++) {
-        product_AtBt(x, state + StateTile::across(d), rows + ValueTile::along(d), d > 0);
-        product_AtB(y, state + StateTile::across(d), turned + TurnedTile::across(d), d > 0);
-    }
-    products_commit();
-}
-// <S, G> of two channels over an eighth of the values
-LA_DEVICE float2 state_products(const Lane& me) {
-    constexpr int PAIRS = KEYS / 2, PER = VALUES * PAIRS / THREADS;   // values of a thread
-    const int slice = threadIdx.x / PAIRS, channel = threadIdx.x % PAIRS * 2;
-    float2 sum = {0.f, 0.f};
-#pragma unroll
-    for (int n = 0; n < PER; n++) {
-        const u32 at = me.shared + AT_S + StateTile::at(slice * PER + n, channel);
-        const float2 s = floats_of(load_word(at)), g = floats_of(load_word(at + AT_G - AT_S));
-        sum.x += s.x * g.x;
-        sum.y += s.y * g.y;
-    }
-    return sum;
-}
-static_assert(SLICES * KEYS / 2 == THREADS, "a table of eight rows");
-
 // Decay of the chunk on a warp's channels: rows of its accumulators
 LA_DEVICE void chunk_decay(float (&D)[2], const Lane& me) {
 #pragma unroll
@@ -187,10 +90,6 @@ LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], co
         if ((me.lane & 3) == 0) store_shared(me.shared + AT_ENDS + channel * 4, D[m] * sum[m]);
     }
 }
-LA_DEVICE void scale_rows_of(float (&x)[8][4], float f0, float f1) {
-#pragma unroll
-    for (int n = 0; n < 8; n++) { x[n][0] *= f0; x[n][1] *= f0; x[n][2] *= f1; x[n][3] *= f1; }
-}
 // The pairs of the chunk: x and y become the sums of all gradients before their last factor
 LA_DEVICE void add_pairs(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
     const u32 first = (me.role ? me.reader(0) : me.writer(0)) + me.side * PANEL, second = first + TILE, pairs = me.shared + AT_PAIRS_OF;
@@ -218,82 +117,56 @@ LA_DEVICE void add_pairs(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
     accumulator_fence(x);
     accumulator_fence(y);
 }
-LA_DEVICE void stage_sums(const float (&x)[8][4], int which, const Lane& me) {
-    const int channel = me.quarter * 16 + (me.lane >> 2), column = (me.lane & 3) * 2;
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) store_shared(me.staged(which, me.side, 8 * n + column + (i & 1), channel + 8 * (i >> 1)), x[n][i]);
-}
-
 struct Outputs {   // a lane's rows of two gradients in memory, from its first on
     char *read, *write;
     i64 read_step, write_step;
 };
-LA_DEVICE char* rows_at(const Rows& x, const ChunkTraversal& of, int row, int channel, int bytes) {
-    return own_rows(x, of.sequence, of.head) + (of.segment * C + row) * x.token + channel * bytes;
-}
-// Gradients of a lane's rows: dq and dk, or da and db; dots for dg in place of the sums
-LA_DEVICE void store_rows_of(const float2 (&a)[ROWS], float2 pre, const Outputs& to, int rows, bool valid, const Lane& me) {
+// Gradients of a lane's rows, dq and dk or da and db. sums: of row r and those behind it in the block, what of the dots dg of r has;
+// returned: of all rows what earlier tokens have, which is more by a's of the first row
+LA_DEVICE float2 store_rows_of(float2 (&sums)[ROWS], const float2 (&a)[ROWS], float2 pre, const Outputs& to, int rows, bool valid, const Lane& me) {
     const u32 reader = me.reader(me.part) + me.own(), writer = me.writer(me.part) + me.own();
     const int channel = 2 * me.lane;
+    float2 first = {0.f, 0.f};
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const int token = me.block * ROWS + r;
-        const u32 at_read = me.staged(me.part, me.panel, token, channel), at_write = me.staged(2 + me.part, me.panel, token, channel);
-        const float2 before = pre, x = load_shared2(at_read), y = load_shared2(at_write);
+        const float2 before = pre, x = load_shared2(me.staged(me.part, me.panel, token, channel)), y = load_shared2(me.staged(2 + me.part, me.panel, token, channel));
         pre *= a[r];
-        store_pair(at_read, floats_of(load_word(reader + lane_row(r, me.lane))) * x);
-        store_pair(at_write, floats_of(load_word(writer + lane_row(r, me.lane))) * y);
+        const float2 read = floats_of(load_word(reader + lane_row(r, me.lane))) * x, none = {0.f, 0.f};
+        sums[r] = subtract(me.part ? none : read, floats_of(load_word(writer + lane_row(r, me.lane))) * y);
+        if (r == 0) first = me.part ? read : none;
+        else sums[r - 1] = add(sums[r - 1], me.part ? read : none);
         if (valid && r < rows) {
             *(u32*)(to.read + r * to.read_step) = pack(x * (me.part ? before : pre));
             *(u32*)(to.write + r * to.write_step) = pack(y * float2{over_decay(pre.x), over_decay(pre.y)});
         }
     }
+#pragma unroll
+    for (int r = ROWS - 2; r >= 0; r--) sums[r] = add(sums[r], sums[r + 1]);
+    return add(first, sums[0]);
 }
-LA_DEVICE float2 add(float2 x, float2 y) { return {x.x + y.x, x.y + y.y}; }
-LA_DEVICE float2 subtract(float2 x, float2 y) { return {x.x - y.x, x.y - y.y}; }
-// Of one row: what dg of its token and of those before have (near), and those before alone (far)
-struct Dots { float2 near, far; };
-LA_DEVICE Dots dots_of(int token, const Lane& me) {
+// Sums of a lane's rows in place of those before their last factor: of all rows; of a and b those of each row too
+LA_DEVICE void share_sums(const float2 (&sums)[ROWS], float2 all, const Lane& me) {
+    if (me.part)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) store_pair(me.staged(1, me.panel, me.block * ROWS + r, 2 * me.lane), sums[r]);
+    store_pair(me.staged(2 + me.part, me.panel, me.block * ROWS, 2 * me.lane), all);
+}
+// dg of a lane's rows, whose sums of q and k it has
+LA_DEVICE void store_gates(const float2 (&sums)[ROWS], char* to, i64 step, int rows, const Lane& me) {
     const int channel = 2 * me.lane;
-    const float2 q = load_shared2(me.staged(0, me.panel, token, channel)), a = load_shared2(me.staged(1, me.panel, token, channel));
-    const float2 k = load_shared2(me.staged(2, me.panel, token, channel)), b = load_shared2(me.staged(3, me.panel, token, channel));
-    return {subtract(subtract(q, k), b), a};
-}
-// dg of a lane's rows (of both parts; part 0 stores)
-LA_DEVICE void store_gates(char* to, i64 step, int rows, bool valid, const Lane& me) {
-    float2 sum = {0.f, 0.f};
-    if (me.part == 0)
-        for (int r = ROWS - 1; r >= 0; r--) {
-            const Dots x = dots_of(me.block * ROWS + r, me);
-            sum = add(sum, add(x.near, x.far));
-        }
-    if (me.part == 0) store_decay(me.shared + AT_DECAYS, sum, me.block, me.panel, me.lane);
-    __syncthreads();
-    if (me.part) return;
     float2 later = load_shared2(me.shared + AT_ENDS + me.panel * 256 + me.lane * 8);
-    for (int n = 3; n > me.block; n--) later = add(later, load_shared2(me.shared + AT_DECAYS + n * WIDE * 4 + me.panel * 256 + me.lane * 8));
-    for (int r = ROWS - 1; r >= 0; r--) {
-        const Dots x = dots_of(me.block * ROWS + r, me);
-        later = add(later, x.near);
-        if (valid && r < rows) {
-            if constexpr (LA_GATE == 2) *(float2*)(to + r * step) = later;
-            else *(u32*)(to + r * step) = pack(later);
-        }
-        later = add(later, x.far);
+    for (int n = 3; n > me.block; n--)
+        later = add(later, add(load_shared2(me.staged(2, me.panel, n * ROWS, channel)), load_shared2(me.staged(3, me.panel, n * ROWS, channel))));
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const float2 x = add(later, add(sums[r], load_shared2(me.staged(1, me.panel, me.block * ROWS + r, channel))));
+        if (r >= rows) continue;
+        if constexpr (LA_GATE == 2) *(float2*)(to + r * step) = x;
+        else *(u32*)(to + r * step) = pack(x);
     }
 }
 
-LA_DEVICE void begin_loads(const FreeGradArguments& a, const ChunkPlace& place, const Lane& me) {
-    if (threadIdx.x == 0) {
-        barrier_init(me.shared + AT_BARRIERS, 1);
-        barrier_init(me.shared + AT_BARRIERS + 8, 1);
-        barriers_made();
-        load_chunk(a, place, me.shared);
-    }
-    __syncthreads();
-}
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __grid_constant__ FreeGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const ChunkPlace place(a, blockIdx.x);
@@ -302,15 +175,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
         return;
     }
     const Lane me(shared_address(memory));
-    begin_loads(a, place, me);
+    if (threadIdx.x == 0) {
+        barrier_init(me.shared + AT_BARRIERS, 1);
+        barrier_init(me.shared + AT_BARRIERS + 8, 1);
+        barriers_made();
+        load_chunk(a, place, me.shared);
+    }
+    __syncthreads();
     const int count = place.count();
     barrier_wait(me.shared + AT_BARRIERS, 0);
     const bool far = scale_rows(me, count);
     barrier_wait(me.shared + AT_BARRIERS + 8, 0);
-    if (LA_RAGGED && count < C)   // rows of the next sequence
-        for (int i = count * 8 + threadIdx.x; i < C * 8; i += THREADS)
-            for (int p = 0; p < 2 * VALUES / 64; p++)
-                asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(me.shared + AT_V + p * PANEL + i * 16), "r"(0) : "memory");
+    clear_others(me, count);
     publish_shared();
     const bool leaves = __syncthreads_or(far);
     if (threadIdx.x == 0) a.flags[blockIdx.x] = leaves;
@@ -349,7 +225,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
     load_decays(decays, me, count);
     const Outputs to = me.part ? Outputs{rows_at(a.da, of, first, channel, 2), rows_at(a.db, of, first, channel, 2), a.da.token, a.db.token}
                                : Outputs{rows_at(a.dq, of, first, channel, 2), rows_at(a.dk, of, first, channel, 2), a.dq.token, a.dk.token};
-    store_rows_of(decays, around(me).before, to, rows, valid, me);
+    float2 sums[ROWS];
+    const float2 all = store_rows_of(sums, decays, around(me).before, to, rows, valid, me);
+    share_sums(sums, all, me);
     __syncthreads();
-    store_gates(rows_at(a.dg, of, first, channel, GATE_BYTES), a.dg.token, rows, valid && a.dg.data, me);
+    if (me.part == 0 && valid && a.dg.data) store_gates(sums, rows_at(a.dg, of, first, channel, GATE_BYTES), a.dg.token, rows, me);
 }

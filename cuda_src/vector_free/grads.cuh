@@ -2,14 +2,20 @@
 #pragma once
 #include "vector_free/place.cuh"
 
+#ifndef LA_EXACT
+#define LA_EXACT 0
+#endif
 // rows q, a, k, b, in place scaled: readers times Pre, writers over it; v, dO, w, dw (the last two transposed); S before, G after; log decays;
 // decays of blocks (then sums of the gradient); what crosses the chunk's end; barriers of rows and of the others
 constexpr int VALUE_TILE = ValueTile::SIZE, STATE_TILE = StateTile::SIZE;
 constexpr int AT_ROWS = 0, AT_V = 4 * TILE, AT_DOUT = AT_V + VALUE_TILE, AT_W = AT_DOUT + VALUE_TILE, AT_DW = AT_W + VALUE_TILE;
 constexpr int AT_S = AT_DW + VALUE_TILE, AT_G = AT_S + STATE_TILE, STAGED = C * 64 * 4;
 constexpr int OPERANDS = 4 * VALUE_TILE + 2 * STATE_TILE, SUMS = 4 * KEY_PANELS * STAGED, AT_GATES = AT_V + (OPERANDS > SUMS ? OPERANDS : SUMS);
-constexpr int GATE_TILE = C * KEYS * GATE_BYTES, AT_DECAYS = AT_GATES + GATE_TILE, AT_ENDS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIERS = AT_ENDS + WIDE * 4;
-static_assert(LA_SHARED == AT_BARRIERS + 32, "LA_SHARED is what the launch asks for");
+constexpr int GATE_TILE = C * KEYS * GATE_BYTES, PAIR_TABLE = C * ROWS * 16;   // exact: the pairs within blocks take the log decays' place
+constexpr int AT_DECAYS = AT_GATES + (LA_EXACT && GATE_TILE < PAIR_TABLE ? PAIR_TABLE : GATE_TILE);
+constexpr int AT_ENDS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIERS = AT_ENDS + WIDE * 4;
+constexpr int AT_NEAR = AT_BARRIERS + 32, AT_LEFT = AT_NEAR + 32;   // exact: pairs of neighbours in two blocks; flags of chunks to be done, by warps
+static_assert(LA_SHARED == (LA_EXACT ? AT_LEFT + 16 * 8 : AT_NEAR), "LA_SHARED is what the launch asks for");
 // once products have read v .. G: the four pair matrices, <S, G> over parts of the values; then the sums of all gradients
 constexpr int AT_PAIRS_OF = AT_V, AT_PRODUCTS = AT_PAIRS_OF + 4 * Square::SIZE;
 constexpr int AT_STAGED = AT_V, SLICES = 8;

@@ -126,6 +126,7 @@ CASES = [
     # a free rank-one term
     Case("rwkv7", "bfloat16", 150),
     Case("rwkv7", "bfloat16", 150, strong=True),
+    Case("rwkv7", "bfloat16", 130, 64, 64, (2, 2, 2), [0, 70, 130], strong=True),
     Case("dplr", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130]),
     Case("iplr", "bfloat16", 70, 64, 40),
     Case("dplr", "bfloat16", 150, backward=False, at=(64, 150)),

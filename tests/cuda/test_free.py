@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from linattn_np.matrix_state.cuda.free import delta, plan
@@ -33,7 +35,8 @@ def test_every_entry_compiles(gate, K, V, ragged):
             continue
         code = compiled(entry)
         assert spilled(code.log) <= allowed(entry), (entry.words, code.log)
-        assert bool(operations(code.cubin) & HGMMA) != entry.words.endswith("exact grads"), entry.words
+        assert not re.search(r"C75\d\d", code.log), (entry.words, code.log)
+        assert operations(code.cubin) & HGMMA, entry.words
 
 
 @pytest.mark.parametrize(("gate", "erasers", "before", "K", "V"), [

@@ -180,9 +180,9 @@ def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
     """free_*.cu by name: factors, chain, grads, exact grads.
 
     factors: four tiles, four squares, decays of blocks and chunk, diagonal blocks, what rounding leaves of the others;
-    exact: four tiles more. chain: two
-    stages of factors, three of values, extras. grads: four tiles, values and states (then sums), log decays. exact
-    grads: v, dO, w and dw, the last two transposed too (then states of 8 runs for each of 8 warps).
+    exact: four tiles more. chain: two stages of factors, three of values (one or two where outputs do not leave
+    through them), extras. grads: four tiles, values and states (then sums), log decays; exact grads: or pairs inside
+    blocks of 16 rows, four floats each, and what lies between two blocks, flags of 16 warps.
     """
     keys, values = free_tile(K), free_tile(V)
     if name == "factors":
@@ -190,12 +190,14 @@ def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
         return round_up(4 * keys + 4 * SQUARE + small, 1024) + build.exact * 4 * keys
     if name == "chain":
         extras = free_extras_of(build.keep, build.backward)
-        return 2 * round_up(free_factors_of(K), 1024) + 3 * values + extras + 128
-    if name == "exact grads":
-        return 4 * values + max(2 * values, 8 * 8 * round_up(V, PANEL) * 4) + 96
+        slots = 3 if not build.keep or values > keys else 1 if build.backward and K <= PANEL else 2
+        return 2 * round_up(free_factors_of(K), 1024) + slots * values + extras + 128
     states = round_up(K, PANEL) * round_up(V, PANEL) * 2
     sums = 4 * round_up(K, PANEL) * policy.GROUP_CHUNK * 4
-    return 4 * keys + max(4 * values + 2 * states, sums) + keys * BYTES[gate] // 2 + 5 * 128 * 4 + 32
+    gates, small = keys * BYTES[gate] // 2, 5 * 128 * 4 + 32
+    if name == "exact grads":
+        gates, small = max(gates, policy.GROUP_CHUNK * 16 * 16), small + 32 + 16 * 8
+    return 4 * keys + max(4 * values + 2 * states, sums) + gates + small
 
 
 # Gradients token by token.

@@ -66,7 +66,8 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
         own |= {"LA_KEEP": build.keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
     if name == "inverse":
         own |= {"LA_PIECES": policy.EXACT_PIECES, "LA_FACTORS": build.keep}
-    resident = min(policy.VECTOR_RESIDENT.get(name, 1), (policy.GROUP_SHARED + 1024) // (shared + 1024))
+    most = policy.FACTORS_RESIDENT if name == "inverse" and build.keep else policy.VECTOR_RESIDENT.get(name, 1)
+    resident = min(most, (policy.GROUP_SHARED + 1024) // (shared + 1024))
     return tuple(sorted({
         "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(name == "segments in reverse"),
         "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": policy.ROW_BYTES, "LA_K": kind.K, "LA_V": kind.V,

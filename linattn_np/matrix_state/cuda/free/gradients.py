@@ -2,7 +2,7 @@
 
 The factors of all chunks again; the chain from the last chunk to the first, for dv, the gradient of the state after
 every chunk and the gradient dw of what each token read (vector_free/free_chain.cu); then dq, dk, dg, da, db of all
-chunks at once (free_grads.cu), token by token in the chunks that decay too far for quotients (free_exact_grads.cu).
+chunks at once (free_grads.cu), without quotients in the chunks that decay too far for them (free_exact_grads.cu).
 docs/internals/free_rank_one.md has the equations.
 """
 
@@ -79,7 +79,7 @@ def _gradients(name: str, batch: Batch, arrays: dict[str, Any], scale: float, gi
     named = None
     if moves():
         named = (*(arrays[n] for n in (*maps, *written)), batch.offsets, *given.values())
-    grid = min(items, policy.EXACT_RESIDENT * launch.multiprocessors()) if name == EXACT_GRADS else items
+    grid = min(items, launch.multiprocessors()) if name == EXACT_GRADS else items
     launch.launch(kernel.file, kernel.entry, constants, grid, cuts.threads(name, batch.K, batch.V),
                   dict(constants)["LA_SHARED"], arguments.FREE_GRADS.packed(fields), named)  # fmt: skip
 

@@ -17,7 +17,7 @@ KERNELS = {
     FACTORS: Kernel("vector_free/free_factors.cu", "factors", 256),
     CHAIN: Kernel("vector_free/free_chain.cu", "chain", 384),
     GRADS: Kernel("vector_free/free_grads.cu", "grads", 512),
-    EXACT_GRADS: Kernel("vector_free/free_exact_grads.cu", "grads", 256),
+    EXACT_GRADS: Kernel("vector_free/free_exact_grads.cu", "grads", 512),
 }
 
 
@@ -53,6 +53,8 @@ def constants(name: str, kind: FreeKind, build: Build = Build()) -> Constants:  
         own = {"LA_BACKWARD": build.backward, "LA_KEEP": build.keep}
     if name == FACTORS:
         own |= {"LA_EXACT": build.exact, "LA_PIECES": policy.EXACT_PIECES}
+    if name == EXACT_GRADS:
+        own = {"LA_EXACT": True}
     if name == CHAIN and build.at:
         own |= {"LA_AT": True}
     resident = min(2 - build.exact, (policy.GROUP_SHARED + 1024) // (size + 1024))
@@ -73,4 +75,4 @@ def threads(name: str, K: int, V: int) -> int:
     """Of a block."""
     if name == CHAIN:
         return 128 * (groups(V) + 1)
-    return 256 * groups(K) if name == GRADS else KERNELS[name].threads
+    return 256 * groups(K) if name in (GRADS, EXACT_GRADS) else KERNELS[name].threads

@@ -118,9 +118,12 @@ def ids(how):
     {"options": {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, "B": 1, "T": 301, "N": 6},
     {"options": {"cu_seqlens": [0, 64, 130]}, "B": 1, "T": 130, "N": 2, "K": 64, "V": 40},
     {"fn": la.dplr, "options": {"scale": 0.3}}, {"fn": la.iplr},
+    {"T": 1, "kind": "twenty"}, {"T": 17, "kind": "twenty", "given_end": False}, {"K": 64, "V": 64, "kind": "mixed"},
+    {"K": 128, "V": 64, "kind": "edge"}, {"K": 40, "V": 120, "kind": "mixed", "heads": (2, 2, 4)},
+    {"options": {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, "B": 1, "T": 301, "N": 6, "kind": "mixed"},
 ], ids=ids)
 def test_gradients_of(cp, how):
-    """Of few tokens, of other widths, of shared heads, of packed sequences, without decays."""
+    """Of few tokens, of other widths, of shared heads, of packed sequences, without decays, without quotients."""
     check(*gradients(cp, kind=how.pop("kind", "mild"), **how))
 
 
