@@ -217,7 +217,8 @@ def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, **arrays:
     rows = (*rows_of(g)[:4], batch.heads // g.shape[-2])
     packed = arguments.GATES.packed({n: address(arrays.get(n)) for n in names} | {
         "g": rows, "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "blocks": batch.blocks,
-        "slots": batch.slots, "sequences": batch.sequences, "window": plan.window or FAR, "pitch": cuts.tile_dq(batch.kind), "unused": 0})  # fmt: skip
+        "slots": batch.slots, "sequences": batch.sequences, "window": plan.window or FAR,
+        "pitch": cuts.tile_dq(batch.kind), "unused": 0})  # fmt: skip
     named = (g, batch.offsets, *arrays.values())
     launch.launch(kernel.file, kernel.entry, (), blocks, kernel.threads, 0, packed, named)
 
