@@ -92,12 +92,12 @@ struct HalfBlock {
         const u32 lower = shared + AT_X + group * 64 * 128, other = lower + Pairs::PANEL;
         Tiles x;
         rows_product(x, half_of(AT_W, group, 0), half_of(AT_W, group, 0));
-        store_lower(x, lower, diagonals, beta, warp, lane);
+        store_lower<false>(x, lower, diagonals, beta, warp, lane);
         group_barrier(group);
         if (warp < 2) invert_diagonal(lower, diagonals + (2 * warp + (lane >> 4)) * (DIAGONAL / 4), 2 * warp + (lane >> 4), lane);
         group_barrier(group);
         u32 rest[4][4];
-        store_inverse_high(rest, lower, other, beta, warp, lane);
+        store_inverse_high<false>(rest, lower, other, beta, warp, lane);
         group_barrier(group);   // L has been read
 #pragma unroll
         for (int i = 0; i < 4; i++) store_block(lower, i, warp, rest[i], lane);
@@ -272,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 2) factors(const __grid_
     }
     if (threadIdx.x < BLOCK)
         ((float*)(memory + AT_BETA))[threadIdx.x] =
-            threadIdx.x < own ? a.beta[((i64)place.batch * a.of.T + place.first + i0 + threadIdx.x) * a.key_heads + place.head] : 0.f;
+            threadIdx.x < own ? strength(a, place, i0 + threadIdx.x) : 0.f;
     __syncthreads();
     barrier_wait(barrier, 0);
     compute(Stored(a, place, place.head), place.tile, memory, own);

@@ -96,6 +96,7 @@ struct Consumer {
         const bool owns = me.group < PIECES, first = items.part(item) == RADIX - 1;
         Tiles x;
         if (owns && !first) multiply<Maps>(x, tile);
+        if (threadIdx.x == 0) out_read();
         all();   // M has been read
         if (owns)
             each<Maps>(x, 0, [&](u32 at, float u, float v) {
@@ -105,6 +106,10 @@ struct Consumer {
             });
         all();
         release(item);
+        if (threadIdx.x == 0 && stored.a.chain) {
+            run_out(stored.map_of(stored.a.chain, items.level - 1, items.group * RADIX + items.part(item)), shared + AT_M, Maps::SIZE);
+            out_commit();
+        }
     }
     __device__ __forceinline__ void run() const {
         for (int n = 0; n < items.all; n++) {

@@ -1,4 +1,8 @@
-// A = (I + L)^-1 diag(beta) of 64 tokens, L = diag(beta) tril(W W^T, -1), by four warps, in two terms of 16 bits.
+// Inverses of 64 tokens by four warps, in two terms of 16 bits, N = tril(W W^T, -1):
+//
+//     A = diag(beta) (I + N diag(beta))^-1 for factors.cu,   S = (I + diag(beta) N)^-1 for adjoint.cu (BY_ROWS: L is scaled so),   A = S diag(beta)
+//
+// A row of A keeps its digits where its strength is small, a column of S does.
 //
 // As attention/inverse.cuh, without decays: diagonal blocks of 16 rows by substitution in float32, block columns from them,
 //
@@ -13,24 +17,26 @@ LA_DEVICE float2 pair_at(const float* x, int i) { return *(const float2*)(x + i)
 LA_DEVICE float decay_between(float, float) { return 1.f; }
 #include "attention/inverse_blocks.cuh"
 
-// Row block `warp` of L: blocks left of the diagonal in float16 to `lower`, the diagonal one transposed to `diagonals`
-LA_DEVICE void store_lower(const float (&x)[8][4], u32 lower, float* diagonals, const float* beta, int warp, int lane) {
+// Row block `warp` of L = N diag(beta), or diag(beta) N: blocks left of the diagonal in float16 to `lower`, the diagonal one transposed to `diagonals`
+template <bool BY_ROWS> LA_DEVICE void store_lower(const float (&x)[8][4], u32 lower, float* diagonals, const float* beta, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
-    const float to[2] = {beta[16 * warp + row], beta[16 * warp + row + 8]};
+    const float of[2] = {beta[16 * warp + row], beta[16 * warp + row + 8]};
     float* const diagonal = diagonals + warp * (DIAGONAL / 4);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         if (j > warp) continue;
-        const float (&a)[4] = x[2 * j], (&b)[4] = x[2 * j + 1];
+        float y[8];   // two tiles of 8 columns
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            y[i] = x[2 * j + (i >> 2)][i & 3] * (BY_ROWS ? of[(i >> 1) & 1] : beta[16 * j + 8 * (i >> 2) + column + (i & 1)]);
         if (j < warp) {
-            store_matrix(lower + rows_at(16 * warp, 16 * j, lane), pack_f16(a[0] * to[0], a[1] * to[0]), pack_f16(a[2] * to[1], a[3] * to[1]),
-                         pack_f16(b[0] * to[0], b[1] * to[0]), pack_f16(b[2] * to[1], b[3] * to[1]));
+            store_matrix(lower + rows_at(16 * warp, 16 * j, lane), pack_f16(y[0], y[1]), pack_f16(y[2], y[3]), pack_f16(y[4], y[5]), pack_f16(y[6], y[7]));
             continue;
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int r = row + 8 * ((i >> 1) & 1), c = 8 * (i >> 2) + column + (i & 1);
-            diagonal[c * 20 + r] = r > c ? (i < 4 ? a[i & 3] : b[i & 3]) * to[(i >> 1) & 1] : 0.f;
+            diagonal[c * 20 + r] = r > c ? y[i] : 0.f;
         }
     }
 }
@@ -40,12 +46,11 @@ LA_DEVICE void store_block(u32 to, int i, int column, const u32 (&x)[4], int lan
 }
 // Block column `warp` of A from `lower`, which holds L below the diagonal and on it the diagonal blocks of T, transposed: the nearest
 // 16 bits to `high`, and what is left to the registers `rest`
-LA_DEVICE void store_inverse_high(u32 (&rest)[4][4], u32 lower, u32 high, const float* beta, int warp, int lane) {
+template <bool BY_ROWS> LA_DEVICE void store_inverse_high(u32 (&rest)[4][4], u32 lower, u32 high, const float* beta, int warp, int lane) {
     u32 x[4][4];   // T_IJ^T as operands
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (i == warp) load_matrix(x[i], lower + rows_at(16 * i, 16 * i, lane));
-    const float from[2] = {beta[16 * warp + (lane >> 2)], beta[16 * warp + (lane >> 2) + 8]};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float z[2][4] = {};
@@ -74,7 +79,8 @@ LA_DEVICE void store_inverse_high(u32 (&rest)[4][4], u32 lower, u32 high, const 
         u32 near[4];
 #pragma unroll
         for (int n = 0; n < 4; n++) {   // rows of the transpose are columns of A
-            const float u = z[n >> 1][2 * (n & 1)] * from[n & 1], v = z[n >> 1][2 * (n & 1) + 1] * from[n & 1];
+            const float2 of = BY_ROWS ? float2{1.f, 1.f} : pair_at(beta, 16 * i + 8 * (n >> 1) + (lane & 3) * 2);
+            const float u = z[n >> 1][2 * (n & 1)] * of.x, v = z[n >> 1][2 * (n & 1) + 1] * of.y;
             near[n] = pack_bf16(u, v);
             rest[i][n] = pack_bf16(u - low_bf16(near[n]), v - high_bf16(near[n]));
         }

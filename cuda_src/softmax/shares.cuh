@@ -2,7 +2,7 @@
 #pragma once
 #include "softmax/stages.cuh"
 #include "tile/reduce.cuh"
-#include "tile/wgmma_across.cuh"
+#include "tile/wgmma_panels.cuh"
 
 LA_DEVICE u32 weights(u32 shared, int step) { return shared + AT_DZ + (step & 1) * Weights::SIZE; }
 // dz, which both groups read for dq
@@ -67,7 +67,7 @@ struct Adder {
     __device__ __forceinline__ void sum_rows(int tile) const {   // sums of dz of each query: of the tile
         const float2 x = load_shared2(shared + AT_ROWS + lane * 8);
         const float all = warp_sum(x.x + x.y);
-        if (lane == 0) a.crossing[(i64)tile * a.blocks + place.tile] = all;
+        if (lane == 0) a.tiles[(i64)tile * a.blocks + place.tile] = all;
     }
     __device__ __forceinline__ void run(const Scan& scan) const {
         const Rings rings(shared);

@@ -67,7 +67,7 @@ LA_DEVICE void produce_numbers(const AttentionArguments& a, const Place& place, 
         float l = -minus_infinity(), dot = 0.f;
         Decays own = {0.f, 0.f, 0.f, 0.f};
         if (i < place.T) {
-            const i64 numbers = opaque(place.numbers(a, step.head));
+            const i64 numbers = opaque64(place.numbers(a, step.head));
             l = a.logs[numbers + i];
             dot = a.dots[numbers + i];
             if (GATED) own = a.sums[numbers + i];

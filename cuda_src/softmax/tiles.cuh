@@ -76,13 +76,13 @@ template <int KEYS> LA_DEVICE void store_key_decays(u32 to, const Decays* sums, 
         else store_shared(to + r * 4, decay_between(before, x));
     }
 }
-// The producer is one warp of the last warpgroup
-template <class Produce, class Consume> LA_DEVICE void run_roles(Produce produce, Consume consume) {
+// The producer is one warp of the last warpgroup, with OWN registers a thread
+template <int OWN = 24, class Produce, class Consume> LA_DEVICE void run_roles(Produce produce, Consume consume) {
     if (threadIdx.x >= CONSUMERS) {
-        release_registers<24>();
+        release_registers<OWN>();
         if (threadIdx.x < CONSUMERS + 32) produce(threadIdx.x & 31);
     } else {
-        claim_registers<240>();
+        claim_registers<252 - OWN / 2>();
         consume(threadIdx.x);
     }
 }

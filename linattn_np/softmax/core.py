@@ -112,7 +112,6 @@ class Softmax(Core):
         del others[backend]
         reason = "requested" if wanted else "the default path"
         reason += f"; from T = {crossover(K, V)} on more operations than linear attention's 4 K V a token"
-        reason += "; gradients by array calls" if backend == "cuda" and x.w is not None else ""
         C = {"chunks": policy.array_tile, "numba": lambda given: policy.cpu_tile(given)[0],
              "cuda": lambda _: policy.CUDA_TILE}.get(backend)  # fmt: skip
         return Explained(backend, reason, others, "tiles" if C else "recurrent form", C(plan.chunk_size) if C else None,

@@ -160,8 +160,9 @@ CASES = [
     Case("forgetting_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True),
     Case("forgetting_attention", "bfloat16", 400, 64, 64, (1, 1, 1), window=200),
     Case("alibi", "float16", 140, 60, 100),
-    Case("path_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True, backward=False),
-    Case("path_attention", "bfloat16", 1030, 64, 64, (1, 1, 1), backward=False),  # a group of blocks
+    Case("path_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True),
+    Case("path_attention", "bfloat16", 1160, 64, 64, (1, 1, 1)),  # a group of blocks
+    Case("path_attention", "bfloat16", 300, heads=(1, 1, 1)),
 ]
 # whatever the dtype of the call; g too, unless it is raw
 FLOAT32 = ("beta", "u", "A_log", "dt_bias", "A", "D", "sinks", "slopes")

@@ -18,8 +18,10 @@ ATTENTION = Struct(  # forward.cu, backward.cu (dk, dv), dq.cu
     ("logs", OUT_FLOATS), ("dots", FLOATS),  # log2 of the sums of the exponentials; <dout, out>
     # (heads, 2 slots, ...), a slot for each block of 128 queries of each sequence:
     ("dq", OUT_FLOATS), ("added", pointer("int")),  # TILE_DQ sums over keys (place.cuh); blocks of keys in them
-    ("crossing", OUT_FLOATS),  # (heads, 2 slots, blocks): sums of dz of 64 queries and a block of keys
+    ("tiles", OUT_FLOATS),  # (heads, 2 slots, blocks): sums of dz of 64 queries and a block of keys
     ("near far", OUT_FLOATS),  # of dz over the queries of each key: of its block of 128 tokens; of later ones
+    ("rows", OUT_FLOATS),  # path/ in place of dq: over the keys of each query
+    ("crossing", OUT_FLOATS),  # of tiles (pairs, blocks, blocks): of a block of queries, all keys before another block
     OFFSETS,
     ("T Tk heads blocks slots section sequences", INT),  # heads: of the outputs; blocks of a sequence; place.cuh
     ("group_q group_k group_v group_s", INT),  # heads that share one of q's, k's, v's, the sinks'
@@ -29,8 +31,8 @@ ATTENTION = Struct(  # forward.cu, backward.cu (dk, dv), dq.cu
 GATES = Struct(  # gates.cu
     "softmax/GateArguments",
     ("g", ROWS), ("sums", pointer("float4")),
-    ("dq near far crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
-    ("T heads blocks slots sequences window pitch unused", INT),  # pitch: TILE_DQ
+    ("dq tiles near far rows crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
+    ("T heads blocks slots sequences window pitch unused", INT),  # pitch: TILE_DQ; 0: rows and crossing
 )  # fmt: skip
 DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0
     "softmax/DotsArguments",
@@ -43,4 +45,9 @@ PATH = Struct(  # path/*.cu
     ("factors keys maps", OUT_BYTES),  # path/place.cuh
     ("key_heads slots each", INT),  # blocks in all, rounded up for each sequence; of a sequence, unless ragged
     ("levels level", INT),  # sizes of groups, single blocks included; of groups.cu the one that it makes
+    ("met dmet", OUT_BYTES),  # queries as they meet each group, and their gradients: (heads, tiles)
+    ("dkeys dmaps parts", OUT_BYTES),  # gradients of keys (levels, heads, slots), of maps, of a block's factors
+    ("chain", OUT_BYTES),  # of groups.cu: the maps from a part of a group to its end
+    ("bases", pointer("const i64")), ("tiles", I64),  # of met: the first of each sequence of a ragged batch; in all
+    ("dk dw", ROWS), ("dbeta", OUT_FLOATS), ("least", FLOAT),  # a strength that is nearer to 0 is this one
 )  # fmt: skip

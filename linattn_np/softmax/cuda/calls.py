@@ -22,7 +22,7 @@ from . import plan as cuts
 from .plan import BLOCK, KERNELS, ROWS, Kind
 
 TAKEN = ("q", "k", "v", "g", "sinks")  # arrays of a call
-GATE_SUMS = ("dq", "near", "far", "crossing")  # with sums of dz, see arguments.py
+GATE_SUMS = ("rows", "near", "far", "crossing", "dq", "tiles")  # with sums of dz, see arguments.py
 FAR = 1 << 30  # more tokens than any window, and than a sequence has here
 
 
@@ -109,17 +109,17 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     tiles = batch.heads * batch.slots * (BLOCK // ROWS)
     sizes: dict[str, Any] = {"dots": numbers, "dq": tiles * cuts.tile_dq(batch.kind), "added": tiles}
     if gated:
-        sizes |= {"near": numbers, "far": numbers, "crossing": tiles * batch.blocks}
+        sizes |= {"near": numbers, "far": numbers, "tiles": tiles * batch.blocks}
     sums = {n: xp.empty(size, dtype=xp.int32 if n == "added" else xp.float32) for n, size in sizes.items()}
-    _dots(plan, batch, row_array(xp, cast(xp, out, v.dtype)), dout, sums)
+    dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, sums["dots"], sums["added"], plan.normalize)
     dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=q.dtype)
     dk, dv = (xp.empty((batch.rows, batch.Tk, keys, width), dtype=q.dtype) for width in (K, V))
     given = {"q": q, "k": k, "v": v, "dout": dout, "logs": saved.logs, "sums": saved.sums}
     attend("backward", plan, batch, None, out=dk, other=dv, **given, **sums)
     attend("dq", plan, batch, None, out=dq, q=q, k=k, v=v, dq=sums["dq"], added=sums["added"])
-    found = {n: _of_shape(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
+    found = {n: of_shape(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
     if gated:
-        found["g"] = _gate_gradient(plan, batch, x.g, {n: sums[n] for n in GATE_SUMS})
+        found["g"] = gate_gradient(plan, batch, x.g, {n: sums[n] for n in GATE_SUMS if n in sums})
     if x.sinks is not None:
         found["sinks"] = _sink_gradient(plan, batch, x.sinks, saved.logs, sums["dots"])
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
@@ -184,12 +184,14 @@ def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
     launch.prepare(wanted, launch.capability())
 
 
-def _dots(plan: Plan, batch: Batch, out: Array, dout: Array, sums: dict[str, Array]) -> None:
+def dots(
+    batch: Batch, out: Array, dout: Array, dots: Array, added: Array | None = None, normalize: bool = True,
+) -> None:
     """<dout, out> of every row, 0 without a denominator; no block of keys is added to dq yet."""
-    kernel, dots, added = KERNELS["dots"], sums["dots"], sums["added"]
+    kernel, tiles = KERNELS["dots"], 0 if added is None else added.size
     packed = arguments.DOTS.pack(out=rows_of(out), dout=rows_of(dout), dots=address(dots), added=address(added),
-                                 rows=dots.size, tiles=added.size, T=batch.T, heads=batch.heads,
-                                 normalize=int(plan.normalize), unused=0)  # fmt: skip
+                                 rows=dots.size, tiles=tiles, T=batch.T, heads=batch.heads,
+                                 normalize=int(normalize), unused=0)  # fmt: skip
     launch.launch(kernel.file, kernel.entry, cuts.constants("dots", batch.kind), -(-dots.size * 16 // kernel.threads),
                   kernel.threads, 0, packed, (out, dout, dots, added))  # fmt: skip
 
@@ -203,11 +205,11 @@ def decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
     return sums
 
 
-def _gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array]) -> Array:
+def gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array]) -> Array:
     """dg, summed over the heads that share a gate."""
     dg = plan.xp.empty((batch.rows, batch.T, batch.heads, 1), dtype=plan.xp.float32)
     _gates("gates", plan, batch, g, batch.sequences * batch.heads * batch.blocks, **sums, dg=dg)
-    return _of_shape(plan.xp, dg, (*g.shape, 1))[..., 0]
+    return of_shape(plan.xp, dg, (*g.shape, 1))[..., 0]
 
 
 def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, **arrays: Array) -> None:
@@ -218,12 +220,12 @@ def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, **arrays:
     packed = arguments.GATES.packed({n: address(arrays.get(n)) for n in names} | {
         "g": rows, "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "blocks": batch.blocks,
         "slots": batch.slots, "sequences": batch.sequences, "window": plan.window or FAR,
-        "pitch": cuts.tile_dq(batch.kind), "unused": 0})  # fmt: skip
+        "pitch": cuts.tile_dq(batch.kind) if "dq" in arrays else 0, "unused": 0})  # fmt: skip
     named = (g, batch.offsets, *arrays.values())
     launch.launch(kernel.file, kernel.entry, (), blocks, kernel.threads, 0, packed, named)
 
 
-def _of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
+def of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
     """Gradients (B, T, heads, D) in the shape of their array, summed over the heads that share one of it."""
     d, H, D = d[..., : shape[-1]], shape[-2], shape[-1]
     if d.shape[-2] != H:

@@ -1,27 +1,34 @@
-"""PaTH attention as CUDA kernels on CuPy arrays: bfloat16 on compute capability 90, forward.
+"""PaTH attention as CUDA kernels on CuPy arrays: bfloat16 on compute capability 90.
 
     z_ij = scale (q_i k_j^T - E_i X_j) in a block of 128 tokens,   scale q_i R_{I-1} ... R_{J+1} k~_j^T of two blocks
 
 `factors` makes X, the keys at the end of their block and D = (I - R)^T of each block, `groups` the same of 8, 64, ...
 blocks, so that a query is mapped at most 7 times for every factor of 8 in the length, and `forward` is that of
-softmax attention on these keys. cuda_src/path/place.cuh has what is stored. Gradients are array calls.
+softmax attention on these keys. cuda_src/path/place.cuh has what is stored.
+
+Backward makes them anew. `mapped` stores the queries as they meet each group, `queries` goes over the keys and gives
+their gradients, `keys` over the queries; `own` has the pairs of a block with itself. `turns` sums up the gradients of
+the maps, `ungroup` brings those of groups to their parts, and `adjoint` those of blocks to k, w and beta.
 """
 
 from __future__ import annotations
 
-from math import log
+from itertools import accumulate
 from typing import Any
 
-from ...ops.cuda.arguments import address
+from ...ops.cuda.arguments import NO_ROWS, address, rows_of
 from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.tensor_map import moves, tensor_map
-from .. import heads, sequences
-from ..array import tiles
 from ..types import Inputs, Plan, Ungated
 from . import arguments, calls, path_plan
 from .calls import Batch, Saved, row_array
-from .path_plan import KERNELS, RADIX, Sizes
+from .path_plan import BLOCK, KERNELS, RADIX, SMALLEST, Sizes
+
+FORWARD, GROUPED = ("factors", "groups", "forward"), ("groups", "ungroup")  # GROUPED: of more than one group
+BY_QUERIES = ("forward", "mapped", "queries", "keys", "own")  # a block of threads for each head of queries
+OF_ATTENTION = ("q", "k", "v", "dout", "out", "other", "logs", "sums", "dots", "rows", "near", "far", "crossing")
+STORED = ("beta", "factors", "keys", "maps", "met", "dmet", "dkeys", "dmaps", "parts", "chain", "bases", "dbeta")
 
 
 def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
@@ -37,45 +44,129 @@ def forward(plan: Plan, x: Inputs) -> tuple[Array, Saved]:
     """(out (..., T, heads, V), log2 of the sums of the exponentials)."""
     x = x._replace(g=None) if isinstance(x, Ungated) else x
     xp, batch = plan.xp, calls.batch_of(plan, x)
-    names = (*(n for n in KERNELS if n != "groups" or batch.blocks > RADIX),)
-    launch.prepare(tuple((KERNELS[n].file, path_plan.constants(n, batch.kind)) for n in names), launch.capability())
+    _prepare(batch, tuple(KERNELS) if plan.gradients else FORWARD)
     arrays = {n: row_array(xp, y) for n, y in (("q", x.q), ("k", x.k), ("v", x.v), ("w", x.w))}
-    H, slots = x.k.shape[-2], batch.sequences * batch.blocks
-    if batch.offsets is not None:
-        slots = batch.T // path_plan.BLOCK + batch.sequences
-    sizes = path_plan.sizes(batch.kind, H, slots, batch.blocks)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.kind.V), dtype=x.v.dtype)
     logs = xp.empty((batch.rows, batch.heads, batch.T), dtype=xp.float32)
     sums = calls.decays(plan, batch, x.g)
-    arrays |= {n: xp.empty(getattr(sizes, n), dtype=xp.int8) for n in ("factors", "keys", "maps")}
     arrays |= {"beta": xp.ascontiguousarray(cast(xp, x.beta, xp.float32)), "out": out, "logs": logs, "sums": sums}
-    _launch("factors", plan, batch, sizes, arrays)
-    for level in range(1, sizes.levels):
-        _launch("groups", plan, batch._replace(blocks=(batch.blocks - 1) // RADIX**level), sizes, arrays, level)
+    sizes = _factors(plan, batch, x, arrays)
     _launch("forward", plan, batch, sizes, arrays)
     return out[..., : x.v.shape[-1]], Saved(logs, sums)
 
 
 def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> Inputs:
-    """Gradients of the inputs, by array calls."""
-    lead, G, each = x.v.shape[:-3], heads.groups(x), list[Any]()
-    logs = log(2) * saved.logs.reshape(*lead, G, -1, saved.logs.shape[-1], 1)
-    for s in plan.sequences:
-        each.append(logs[..., s.start : s.stop, :] if s.stop > s.start else None)
-    return sequences.backward(tiles, plan, x, None, (out, each), dout)[0]
+    """Gradients of the inputs."""
+    whole, x = x, x._replace(g=None) if isinstance(x, Ungated) else x
+    xp, batch = plan.xp, calls.batch_of(plan, x)
+    _prepare(batch, tuple(KERNELS))
+    given = (("q", x.q), ("k", x.k), ("v", x.v), ("w", x.w), ("dout", dout))
+    arrays = {n: row_array(xp, cast(xp, y, x.v.dtype)) for n, y in given}
+    beta = xp.ascontiguousarray(cast(xp, x.beta, xp.float32))
+    arrays |= {"logs": saved.logs, "sums": saved.sums, "beta": beta, "least": SMALLEST}
+    numbers = saved.logs.shape
+    if plan.normalize:
+        arrays["dots"] = xp.empty(numbers, dtype=xp.float32)
+        calls.dots(batch, row_array(xp, cast(xp, out, x.v.dtype)), arrays["dout"], arrays["dots"])
+    gates = {}
+    if x.g is not None:
+        gates = {n: xp.empty(numbers, dtype=xp.float32) for n in ("rows", "near", "far")}
+        gates["crossing"] = xp.empty((batch.sequences * batch.heads, batch.blocks, batch.blocks), dtype=xp.float32)
+    sizes = _factors(plan, batch, x, arrays, chain=True)
+    _number_tiles(plan, batch, sizes, arrays)
+    found = _of_pairs(plan, batch, sizes, arrays | gates)
+    found |= _of_maps(plan, batch, sizes, arrays | {n: found.pop(n) for n in ("met", "dmet", "dkeys", "parts")})
+    dbeta = found.pop("beta").reshape(x.beta.shape)
+    found = {n: calls.of_shape(xp, d, getattr(x, n).shape) for n, d in found.items()} | {"beta": dbeta}
+    if x.g is not None:
+        found["g"] = calls.gate_gradient(plan, batch, x.g, gates)
+    elif whole.g is not None:
+        found["g"] = whole.g  # zeros
+    return Inputs(**{n: found.get(n) for n in Inputs._fields})
+
+
+def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
+    """Start compiling."""
+    names = (*(n for n in names if n not in GROUPED or batch.blocks > RADIX),)
+    launch.prepare(tuple((KERNELS[n].file, path_plan.constants(n, batch.kind)) for n in names), launch.capability())
+
+
+def _factors(plan: Plan, batch: Batch, x: Inputs, arrays: dict[str, Any], chain: bool = False) -> Sizes:
+    """What is stored of the blocks and groups, added to the arrays."""
+    xp, H, slots = plan.xp, x.k.shape[-2], batch.sequences * batch.blocks
+    if batch.offsets is not None:
+        slots = batch.T // BLOCK + batch.sequences
+    sizes = path_plan.sizes(batch.kind, H, slots, batch.blocks)
+    arrays |= {n: xp.empty(getattr(sizes, n), dtype=xp.int8) for n in ("factors", "keys", "maps")}
+    if chain and sizes.levels > 1:
+        arrays["chain"] = xp.empty(sizes.maps, dtype=xp.int8)
+    _launch("factors", plan, batch, sizes, arrays)
+    for level in range(1, sizes.levels):
+        _launch("groups", plan, batch._replace(blocks=(batch.blocks - 1) // RADIX**level), sizes, arrays, level)
+    return sizes
+
+
+def _number_tiles(plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any]) -> None:
+    """How many tiles of queries meet groups; where those of each sequence of a ragged batch begin."""
+    arrays["tiles"] = batch.sequences * sizes.met(batch.blocks)
+    if batch.offsets is not None:
+        each = (sizes.met(-(-(s.stop - s.start) // BLOCK)) for s in plan.sequences)
+        *first, arrays["tiles"] = accumulate(each, initial=0)
+        arrays["bases"] = plan.xp.asarray(first, dtype=plan.xp.int64)
+
+
+def _of_pairs(plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any]) -> dict[str, Array]:
+    """dq and dv, and by heads of queries the gradients of keys at the end of groups and of factors of blocks."""
+    xp, K, kind = plan.xp, batch.kind.K, arrays["q"].dtype
+    tiles = arrays["tiles"]
+    made = {n: xp.empty((batch.heads, tiles, sizes.tile // 2), dtype=kind) for n in ("met", "dmet")}
+    made["dkeys"] = xp.empty((sizes.levels, batch.heads, sizes.slots, sizes.tile // 2), dtype=kind)
+    made["parts"] = xp.empty((1, batch.heads, sizes.slots, sizes.parts // 2), dtype=kind)
+    dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=kind)
+    dv = xp.empty((batch.rows, batch.T, batch.heads, batch.kind.V), dtype=kind)
+    arrays = arrays | made | {"out": dq, "other": dv}
+    for name in ("mapped", "queries", "keys", "own"):
+        _launch(name, plan, batch, sizes, arrays)
+    return made | {"q": dq, "v": dv}
+
+
+def _of_maps(plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any]) -> dict[str, Array]:
+    """dk, dw and dbeta."""
+    xp, H, kind = plan.xp, sizes.key_heads, arrays["q"].dtype
+    dk, dw = (xp.empty((batch.rows, batch.T, H, batch.kind.K), dtype=kind) for _ in range(2))
+    dbeta = xp.empty((batch.rows, batch.T, H), dtype=xp.float32)
+    arrays = arrays | {"dmaps": xp.empty(sizes.maps, dtype=xp.int8), "dk": dk, "dw": dw, "dbeta": dbeta}
+    for level in range(sizes.levels):
+        if blocks := batch.blocks // RADIX**level:
+            _launch("turns", plan, batch._replace(blocks=blocks), sizes, arrays, level)
+    arrays |= {n: _of_key_heads(xp, arrays[n], H) for n in ("dkeys", "parts")}
+    for level in reversed(range(1, sizes.levels)):
+        _launch("ungroup", plan, batch._replace(blocks=(batch.blocks - 1) // RADIX**level), sizes, arrays, level)
+    _launch("adjoint", plan, batch, sizes, arrays)
+    return {"k": dk, "w": dw, "beta": dbeta}
+
+
+def _of_key_heads(xp: Any, y: Array, heads: int) -> Array:
+    """(levels, heads, ...) summed over the heads that share keys."""
+    if y.shape[1] == heads:
+        return y
+    parts = y.reshape(y.shape[0], heads, -1, *y.shape[2:])
+    return cast(xp, xp.sum(parts, axis=2, dtype=xp.float32), y.dtype)
 
 
 def _launch(name: str, plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any], level: int = 0) -> None:
     """One kernel, for every block of a head of queries, or of keys."""
-    of = {n: arrays[n] for n in ("q", "k", "v", "out", "logs", "sums")}
-    own = batch.heads if name == "forward" else sizes.key_heads
+    of = {n: arrays[n] for n in OF_ATTENTION if arrays.get(n) is not None}
+    own = batch.heads if name in BY_QUERIES else sizes.key_heads
     fields = {
         "of": arguments.ATTENTION.flat(calls.fields_of(plan, batch, own, of)),
         "w": tensor_map(arrays["w"]), "key_heads": sizes.key_heads, "slots": sizes.slots,
         "each": 0 if batch.offsets is not None else sizes.slots // batch.sequences,
-        "levels": sizes.levels, "level": level,
-    } | {n: address(arrays[n]) for n in ("beta", "factors", "keys", "maps")}  # fmt: skip
+        "levels": sizes.levels, "level": level, "tiles": arrays.get("tiles", 0),
+        "least": arrays.get("least", 0.0),
+    } | {n: address(arrays.get(n)) for n in STORED}  # fmt: skip
+    fields |= {n: rows_of(arrays[n]) if n in arrays else NO_ROWS for n in ("dk", "dw")}
     kernel, constants = KERNELS[name], path_plan.constants(name, batch.kind)
-    named = (*arrays.values(), batch.offsets) if moves() else None
+    named = (*(y for n, y in arrays.items() if n not in ("tiles", "least")), batch.offsets) if moves() else None
     launch.launch(kernel.file, kernel.entry, constants, batch.sequences * own * batch.blocks, kernel.threads,
                   dict(constants)["LA_SHARED"], arguments.PATH.packed(fields), named)  # fmt: skip

@@ -8,13 +8,23 @@ from typing import NamedTuple
 from ...runtime.cuda.elements import ELEMENTS, Constants
 from .plan import BLOCK, PANEL, Kernel, Kind
 
+SMALLEST = 2.0**-40  # a strength in its place is as good as 0
 RADIX = 8  # blocks, or groups of blocks, of a group
 KERNELS = {
     "factors": Kernel("path/factors.cu", "factors", 256),
     "groups": Kernel("path/groups.cu", "groups", 384),
     "forward": Kernel("path/forward.cu", "forward", 384),
+    "mapped": Kernel("path/mapped.cu", "mapped", 256),
+    "queries": Kernel("path/queries.cu", "queries", 384),
+    "keys": Kernel("path/keys.cu", "keys", 384),
+    "own": Kernel("path/own.cu", "own", 256),
+    "turns": Kernel("path/turns.cu", "turns", 384),
+    "ungroup": Kernel("path/ungroup.cu", "ungroup", 256),
+    "adjoint": Kernel("path/adjoint.cu", "adjoint", 256),
 }
+OF_PAIRS = ("forward", "queries", "keys", "own")  # with values and gates
 PAIRS = BLOCK * BLOCK * 2  # bytes of X of a block
+HALF = 64  # rows of a tile that another block's rows go over
 
 
 class Sizes(NamedTuple):
@@ -41,6 +51,21 @@ class Sizes(NamedTuple):
         """Bytes of D of all blocks and groups."""
         return sum(self.key_heads * (self.slots // RADIX**level) * self.map for level in range(self.levels))
 
+    @property
+    def parts(self) -> int:
+        """Bytes of the gradients of the factors of a block: of X, U, W and K."""
+        return PAIRS + 3 * self.tile
+
+    def met(self, blocks: int) -> int:
+        """Groups that the blocks of a sequence meet: the sums of the digits of their numbers (place.cuh:Met)."""
+        top, total = self.levels - 1, 0
+        for level in range(self.levels):
+            one = RADIX**level
+            cycles, rest = divmod(blocks, RADIX * one) if level < top else (0, blocks)
+            digit, part = divmod(rest, one)
+            total += one * (cycles * RADIX * (RADIX - 1) // 2 + digit * (digit - 1) // 2) + digit * part
+        return total
+
 
 def sizes(kind: Kind, key_heads: int, slots: int, blocks: int) -> Sizes:
     """The sizes of a call whose longest sequence has so many blocks."""
@@ -54,7 +79,7 @@ def sizes(kind: Kind, key_heads: int, slots: int, blocks: int) -> Sizes:
 def constants(name: str, kind: Kind) -> Constants:
     """The constants that a kernel is compiled with."""
     made = {"LA_DTYPE": ELEMENTS[kind.element], "LA_K": kind.K, "LA_V": kind.V, "LA_GATED": int(kind.gated)}
-    if name != "forward":  # neither values nor gates
+    if name not in OF_PAIRS:
         made |= {"LA_V": kind.K, "LA_GATED": 0}
     return tuple(sorted((made | {"LA_SHARED": shared_memory(name, kind)}).items()))
 
@@ -62,9 +87,26 @@ def constants(name: str, kind: Kind) -> Constants:
 def shared_memory(name: str, kind: Kind) -> int:
     """Bytes of shared memory of a block, as the source asserts."""
     K, V = (2 * -(-width // PANEL) * PANEL for width in (kind.K, kind.V))  # bytes of a row
+    tile, gates = BLOCK * K, int(kind.gated)
     if name == "factors":
-        return 2 * BLOCK * K + PAIRS + BLOCK * 4 + 16
+        return 2 * tile + PAIRS + BLOCK * 4 + 16
     if name == "groups":
-        return 3 * BLOCK * K + K // 2 * K + 3 * 16 + 16
-    stages = 2 * max(BLOCK * K, PAIRS) + 2 * BLOCK * V
-    return BLOCK * max(K, V) + BLOCK * K + stages + kind.gated * 2 * BLOCK * 16 + 2 * 2 * 16 + 16
+        return 3 * tile + K // 2 * K + 3 * 16 + 16
+    if name == "mapped":
+        return 3 * tile + 32
+    if name == "turns":
+        return 6 * tile + 3 * 16 + 16
+    if name == "ungroup":
+        return 7 * tile + 32
+    if name == "own":
+        return 7 * PAIRS + gates * BLOCK * 16 + 48
+    if name == "adjoint":
+        return 7 * PAIRS + BLOCK * 4 + 16
+    half = HALF * (K + V)  # keys and values, or queries and what goes with them
+    if name == "queries":
+        stages = 3 * (max(half, K // 2 * K) + gates * HALF * 4)
+        return 2 * tile + BLOCK * V + stages + gates * 8 * 128 * 4 + 5 * 16 + 16
+    if name == "keys":
+        return tile + BLOCK * V + 3 * (half + HALF * 8) + 4 * 16 + 16
+    stages = 2 * max(tile, PAIRS) + 2 * BLOCK * V
+    return max(tile, BLOCK * V) + tile + stages + gates * 2 * BLOCK * 16 + 2 * 2 * 16 + 16
