@@ -2,19 +2,27 @@
 
 A row is found from a spec: the core's inputs of a call say which recurrence it is. A variant whose arrays are these
 inputs as they come is the same recurrence with ready inputs. A read-out has several memories, each a cell of its own.
+
+The arrays of mesa_net are the inputs of its read-out: it has no change of variables, and is a cell itself. Its rows are
+compared with both memories and the systems solved by the array library on formed matrices: exactly, or by as many
+products with them as there are steps. Rows named "over linear cells" compare it with its memories alone, which solve
+nothing: they say what the solver costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import array_api_compat as compat
 import numpy as np
 
+import linattn_np
 from linattn_np import catalog
 from linattn_np.call.binding import prepare
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state.types import Inputs
+from linattn_np.ops.conjugate_gradients import conjugate_gradients
 from linattn_np.sampling import sample, sizes_by_letter
 
 Call = tuple[str, dict[str, Any]]  # a function, and what it is given
@@ -24,11 +32,15 @@ SWITCHES = ("qk_l2norm", "beta_sigmoid", "dt_softplus")  # options that preproce
 
 
 class Pair(NamedTuple):
-    """A call with a change of variables, and calls of the core's cells on what it becomes."""
+    """A call with a change of variables, and calls of the core's cells on what it becomes.
+
+    is_solved: the systems are solved by `library_solver` beside the cells, forward once, in a vjp twice.
+    """
 
     name: str
     changed: Call
     ready: tuple[Call, ...]
+    is_solved: bool = False
 
 
 def variants() -> list[Any]:
@@ -55,7 +67,11 @@ def pairs(B: int, H: int, D: int) -> Iterator[Pair]:
                     continue
                 ready = [(fn.spec.name, {n: y for n, y in given.items() if n not in raw})]
             if all(one is not None for one in ready):
-                yield Pair(f"{fn.spec.name} {label}".rstrip(), (fn.spec.name, given | options), tuple(ready))
+                pair = Pair(f"{fn.spec.name} {label}".rstrip(), (fn.spec.name, given | options), tuple(ready))
+                if hasattr(x, "solver"):
+                    yield pair._replace(is_solved=True)
+                    pair = pair._replace(name=f"{pair.name} over linear cells")
+                yield pair
 
 
 def settings(spec: Any, samples: Any) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
@@ -171,3 +187,32 @@ def ready_call(plain: Mapping[Any, Cell], x: Inputs, B: int) -> Call | None:
         y = y[..., 0] if more else y
         given[name] = np.array(y if y.ndim == axes else np.broadcast_to(y, (B, *y.shape)), np.float32)
     return cell.name, given
+
+
+def library_solver(xp: Any, call: Call, state: Any, times: int) -> Callable[[], None]:
+    """`times` solutions of the systems of a token of mesa_net by an array library, whose matrices are formed before.
+
+    Conjugate gradients: as many products with the matrices as there are steps, on average of all rows.
+    """
+    x = inputs(getattr(linattn_np, call[0]), call[1], {})
+    keys = x.memory(x.k)
+    Z = xp.exp(x.g[..., 0, :, :])[..., None] * state.Z + keys.k[..., 0, :, :, None] * keys.v[..., 0, :, None, :]
+    A = xp.ascontiguousarray(Z + x.ridge[..., 0, :, :, None] * xp.eye(Z.shape[-1], dtype=Z.dtype))
+    q = xp.ascontiguousarray(x.q[..., 0, :, None, :])
+    if x.solver.exact:
+        column = xp.ascontiguousarray(xp.swapaxes(q, -1, -2))
+        return lambda: [xp.linalg.solve(A, column) for _ in range(times)] and None
+    steps, out = times * mean_steps(x.solver, A, q), xp.empty_like(q)
+    return lambda: [xp.matmul(q, A, out=out) for _ in range(steps)] and None
+
+
+def mean_steps(solver: Any, A: Any, q: Any) -> int:
+    """Steps of conjugate gradients, on average of the rows."""
+    made = []
+    for one, row in zip(A.reshape(-1, *A.shape[-2:]), q.reshape(-1, 1, q.shape[-1]), strict=True):
+        def times(p: Any, one: Any = one) -> Any:
+            made.append(1)
+            return p @ one
+
+        conjugate_gradients(compat.array_namespace(A), times, row, solver.iterations, solver.tolerance)
+    return round(len(made) / (q.size // q.shape[-1]))

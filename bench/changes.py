@@ -3,9 +3,9 @@
     python -m bench changes [--repeats 400] [--threads 1] [--cupy] [--only REGEX] [--json FILE]
 
 Each row (change_rows.py): a variant, or an option that preprocesses its inputs, and the cells of the core that it
-becomes, on inputs computed before. Calls: forward with a new state and with overwrite_state, la.step, and vjp +
-pullback. Both calls are timed alternately in one process; the ratio is that of the times that a tenth of the calls fell
-below.
+becomes, on inputs computed before; of mesa_net, which is a cell itself, also its systems solved by the array library.
+Calls: forward with a new state and with overwrite_state, la.step, and vjp + pullback. Both calls are timed alternately
+in one process; the ratio is that of the times that a tenth of the calls fell below.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure(args: argparse.Namespace, xp: Any, dtype: Any, wait: Callable[[], No
     """Microseconds by case: (changed, ready)."""
     import linattn_np as la
 
-    from .change_rows import pairs
+    from .change_rows import library_solver, pairs
 
     found: dict[str, Any] = {}
     for shape in [SHAPES[n] for n in args.shapes]:
@@ -87,6 +87,9 @@ def measure(args: argparse.Namespace, xp: Any, dtype: Any, wait: Callable[[], No
                     moved = on(xp, dtype, given)
                     state = getattr(la, name)(**moved, return_state=True)[1]
                     calls.append(call_of(kind, name, moved, state))
+                    if pair.is_solved and len(calls) == 1:
+                        solve = library_solver(xp, (name, moved), state, 2 if kind == "vjp" else 1)
+                calls += [solve] if pair.is_solved else []
                 try:
                     changed, *ready = timed(calls, args.repeats, wait)
                 except Exception as error:  # the table goes on

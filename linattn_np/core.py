@@ -133,12 +133,14 @@ class Core(Computation, Protocol):
     """A core: its computation, its states and its plan. Classes that inherit from this one get the defaults.
 
     BACKENDS: values of the option `backend`. STATE_AXES: axes of each part of a state, "state" being a state of one
-    array. TAKES_POOLS: whether plan.pool_rows may be set; without, rows are gathered before the call.
+    array. TAKES_POOLS: whether plan.pool_rows may be set; without, rows are gathered before the call. DEFERS: whether
+    it computes one token on deferred arrays (call/cuda/deferring.py).
     """
 
     BACKENDS: tuple[str, ...]
     STATE_AXES: Mapping[str, str]
     TAKES_POOLS: bool = False
+    DEFERS: bool = True
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes, /) -> Any:
         """The core's plan, from what every call has, the core's own fields of the spec, and options."""

@@ -34,6 +34,7 @@ from .runtime.cuda.elements import BYTES, ELEMENTS
 from .runtime.cuda.sources import installed
 from .softmax.cuda import path_plan as cuda_path
 from .softmax.cuda import plan as cuda_softmax
+from .softmax.cuda import portable_plan as cuda_portable
 
 SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB a block
 
@@ -50,7 +51,6 @@ def entries(dtype: str, K: int, V: int, capability: int, decay: bool = True, bac
     """Every kernel of forward, and of backward, for key width K and value width V."""
     limit = SHARED[capability] * 1024
     align = gcd(16, K * BYTES[dtype], V * BYTES[dtype])
-
     wgmma = cuda_wgmma.takes(dtype, K, V, align, capability)
 
     def scan(words: str, K: int, V: int, reverse: bool = False, outputs: bool = True, dots: bool = False) -> Entry:
@@ -232,9 +232,7 @@ def step_size_entries(dtype: str, V: int) -> Iterator[Entry]:
     yield Entry("sums over tokens", step_size.SOURCE, step_size.SUMS_CONSTANTS)
 
 
-def step_entries(
-    dtype: str, K: int, V: int, decay: Decay, erase: Erase, state: str = "float32"
-) -> Iterator[Entry]:
+def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase, state: str = "float32") -> Iterator[Entry]:
     """The kernels of a few tokens for one kind of decay and erase, with states overwritten in place."""
     wide, stored = K % 4 == V % 4 == 0, "" if state == "float32" else f", a state in {state}"
 
@@ -310,7 +308,8 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                     for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
                         yield words, K, V, entry
                     how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
-                    for entry in (*softmax_entries(*how), *path_entries(*how[:5])) if args.softmax else ():
+                    portable = map(Entry._make, cuda_portable.entries(*how, SHARED[capability] * 1024))
+                    for entry in (*softmax_entries(*how), *portable, *path_entries(*how[:5])) if args.softmax else ():
                         yield words, K, V, entry
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
                     for entry in step_size_entries(dtype, V) if mamba2 else ():

@@ -50,7 +50,7 @@ def draw(cp: Any, case: Case, seed: int) -> tuple[dict[str, Any], Any]:
     import ml_dtypes
 
     rng, (_, B, T, H, K, Hk, name, _) = cp.random.default_rng(seed), case
-    kind = ml_dtypes.bfloat16 if name == "bfloat16" else np.float16
+    kind = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
     normal = lambda heads: rng.standard_normal((B, T, heads, K), dtype=np.float32).astype(kind)  # noqa: E731
     found = {"q": normal(H), "k": normal(Hk or H), "v": normal(Hk or H)}
     if case.function == "forgetting_attention":

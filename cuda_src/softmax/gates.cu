@@ -100,7 +100,7 @@ LA_DEVICE float sum_blocks(const GateArguments& a, int pair, int tile, int block
     float sum = 0.f;
     for (int later = tile + 1 + threadIdx.x; later < blocks; later += BLOCK)
         if (tile * (i64)BLOCK > max((i64)later * BLOCK - a.window + 1, (i64)0) / BLOCK * BLOCK)   // it reads keys before this block
-            sum += a.crossing[((i64)pair * a.blocks + later) * a.blocks + tile];
+            for (int part = 0; part < a.parts; part++) sum += a.crossing[(((i64)pair * a.parts + part) * a.blocks + later) * a.blocks + tile];
     return sum;
 }
 // dg_s = sum of dz_ij over j < s <= i. Of the pairs with i in the block of s: the queries from s on, all their keys, less the near

@@ -1,6 +1,7 @@
 // What a block of the softmax kernels computes: 128 rows of a head, of queries or of keys; which pairs are read; decays of pairs.
 #pragma once
 #include "arguments/ops/Rows.cuh"
+#include "softmax/decays.cuh"
 #include "tile/bulk.cuh"
 #include "tile/wgmma_rows.cuh"
 
@@ -10,31 +11,9 @@ constexpr int BLOCK = 128, GROUPS = 2, CONSUMERS = 128 * GROUPS, THREADS = CONSU
 constexpr int WIDTH_K = (LA_K + 63) / 64 * 64, WIDTH_V = (LA_V + 63) / 64 * 64;
 constexpr bool GATED = LA_GATED;
 constexpr int TILE_DQ = 64 * (WIDTH_K + GATED);   // numbers of 64 queries: of dq as dq.cu says; with decays then sums of dz over keys
-constexpr float LOG2_E = 1.4426950408889634f;
-LA_DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
 LA_DEVICE u32 pack_pair(float lo, float hi) { return LA_DTYPE == 1 ? pack_f16(lo, hi) : pack_bf16(lo, hi); }
 LA_DEVICE float low_half(u32 x) { return LA_DTYPE == 1 ? low_f16(x) : low_bf16(x); }
 LA_DEVICE float high_half(u32 x) { return LA_DTYPE == 1 ? high_f16(x) : high_bf16(x); }
-LA_DEVICE float log2_approx(float x) {
-    float r;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-
-// Sums of log2 decays of a head: of the tokens since its last reset (a decay of 0) as hi + lo, and the number of resets before.
-typedef float4 Decays;
-// log2 of the decay from key j to query i >= j: no difference of sums that hold a reset
-LA_DEVICE float decay_between(const Decays& i, const Decays& j) {
-    return __float_as_int(i.z) == __float_as_int(j.z) ? (i.x - j.x) + (i.y - j.y) : minus_infinity();
-}
-LA_DEVICE Decays load_decays(u32 a) {
-    Decays r;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w) : "r"(a));
-    return r;
-}
-LA_DEVICE void store_decays(u32 a, const Decays& x) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(a), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
-}
 
 struct Reach { int low, high; };   // the keys that a query reads
 

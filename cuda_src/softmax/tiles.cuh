@@ -41,15 +41,6 @@ LA_DEVICE void store_rows(char* to, i64 stride, int left, u32 base, const float 
         if (own < left && p * 8 < WIDTH) *(Decays*)(to + own * stride + p * 16) = y;
     }
 }
-// A row's number of a lane, summed over the four lanes that share the row
-LA_DEVICE float row_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-LA_DEVICE float row_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
 // Accumulators as operands A of 16 columns each
 template <int N> LA_DEVICE void pack_operands(u32 (&to)[N / 2][4], const float (&x)[N][4]) {
 #pragma unroll

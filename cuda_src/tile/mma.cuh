@@ -58,6 +58,7 @@ struct Half {
     static __device__ __forceinline__ A operand(const float (&f)[8]) {
         return {{pack_f16(f[0], f[1]), pack_f16(f[2], f[3]), pack_f16(f[4], f[5]), pack_f16(f[6], f[7])}};
     }
+    static __device__ __forceinline__ A operand(const Raw& r) { return r; }
     static __device__ __forceinline__ B column(u32 x0, u32 x1) { return {{x0, x1}}; }
     static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) { mma_f16(c, a.x, b.x[0], b.x[1]); }
 };

@@ -68,6 +68,14 @@ pair that is read, 2.5 times as many backward. Peers on the same arrays in the s
 ours; FLA's autotuner had few candidates. A product of square bfloat16 matrices runs at {matrix_tflops:.0f} TFLOP/s."""
 ATTENTION_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs, T = 1023:"""
+CACHES = """\
+`python -m bench portable_attention --backend cuda`: T tokens after a full cache of L slots, which is overwritten,
+(B, L, T, H / heads of keys and values, K = V), microseconds per call, caches in rotation. graph: a replayed CUDA graph;
+loop: a plain loop; host: time of the host. floor: the graph's time over that of reading the cache at 4.8 TB/s, the
+vendor's rate (with decays, $b$ is read and written). PyTorch attends to the same arrays in the same run and appends
+nothing."""
+PORTABLE = """\
+Causal calls by portable kernels, as in the section before:"""
 BYTES = 4 * 128 * 2 + 4  # of a token and head, forward: q, k, v, out of 128 in bfloat16, and g
 
 
@@ -305,6 +313,28 @@ def _attention(times: dict[str, Any], call: str, name: str) -> list[str]:
     return cells
 
 
+def caches(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """Tokens after a cache, and other calls by portable kernels."""
+    yield "On a GPU: softmax attention with a cache"
+    yield CACHES
+    body = []
+    for row in result["rows"]:
+        call = f"`{row['function']}` ({row['B']}, {row['L']}, {row['T']}, {row['H']} / {row['Hk']}, {row['K']})"
+        body.append([f"{call} {row['dtype']}", "linattn_np", f"{row['graph_us']:.1f}", f"{row['times_floor']:.2f}",
+                     f"{row['eager_us']:.1f}", f"{row['host_us']:.1f}"])  # fmt: skip
+        body += [["", peer["name"], f"{peer['graph_us']:.1f}", f"{peer['graph_us'] / row['floor_us']:.2f}",
+                  f"{peer['eager_us']:.1f}", ""] for peer in row.get("peers", ()) if "failed" not in peer]  # fmt: skip
+    yield table(["call", "library", "graph", "floor", "loop", "host"], body)
+    if result["tiles"]:
+        yield PORTABLE
+        body = []
+        for row in result["tiles"]:
+            call = f"`{row['function']}` ({row['B']}, {row['T']}, {row['H']} / {row['Hk']}, {row['K']}) {row['dtype']}"
+            names = dict.fromkeys(n.partition(": ")[2] for n, x in row["times"].items() if ": " in n and "ms" in x)
+            body += [_attention(row["times"], call, name) for name in ("", *names)]
+        yield table(["call", "library", "forward", "TFLOP/s", "ratio", "both", "TFLOP/s", "ratio"], body)
+
+
 def draw(result: dict[str, Any], folder: Path) -> None:
     """Time against T with its lower bound: the bytes that must move at the rate of a copy."""
     import matplotlib
@@ -327,5 +357,5 @@ def draw(result: dict[str, Any], folder: Path) -> None:
 
 NAMES = {
     "cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_vector_decay": vector, "cuda_step": steps,
-    "cuda_softmax": attention, "cuda_scaling": scaling, "cuda_states": states,
+    "cuda_softmax": attention, "cuda_portable_attention": caches, "cuda_scaling": scaling, "cuda_states": states,
 }  # fmt: skip

@@ -226,9 +226,10 @@ class RecordedLaunches:
 
     def forward(self, x: Any, state: Any) -> tuple[Any, Any, Any]:
         """(out, final state, residuals: none in a replay)."""
-        if not all(y is None or is_on_device(y) for y in (*x, state)):
+        every = [*x, *(state if isinstance(state, tuple) else (state,))]
+        if not all(y is None or is_on_device(y) for y in every):
             return self._forward(x, state)
-        given, layout = _unique([*x, state])
+        given, layout = _unique(every)
         if layout == self._layout and self._plan is not None:
             found = self._plan.run(None, state, [y.data.ptr for y in given])
             if found is not None:

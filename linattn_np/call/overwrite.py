@@ -43,8 +43,8 @@ def _check_apart(fn: str, places: dict[str, Place | None]) -> None:
 
 def overlaps(state: Any, arrays: list[Any]) -> bool:
     """Whether a state on a device shares memory with an input."""
-    place = place_of(state)
-    return any(overlap(place, place_of(x)) for x in arrays)
+    parts = state if isinstance(state, tuple) else (state,)
+    return any(overlap(place_of(S), place_of(x)) for S in parts for x in arrays)
 
 
 def check_inputs_apart(fn: str, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:

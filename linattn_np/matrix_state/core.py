@@ -36,6 +36,7 @@ from .types import BoundedState, Inputs, NormalisedState, Plan, Saved, SlotState
 
 BACKENDS: tuple[str, ...] = ("reference", "chunks", "numba", "cuda")
 TAKES_POOLS: bool = True
+DEFERS: bool = True
 
 
 class LazyModule:

@@ -55,6 +55,7 @@ FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they give
 MANY_OPERATIONS = 2e9  # after so many, a fraction of a second, a call can be interrupted
 APART_OPERATIONS = 2e7  # of a call from which on few heads go backward by blocks of time at once
 FEW_BYTES = 2**22  # of states that go by in the recurrent form: below, threads cost more than they give
+SOLVED_BYTES = 2**24  # of matrices that the steps of one token's systems read: below, likewise
 UNIT_ELEMENTS = 2**15  # numbers of a task that divides rows by their length
 CHECKPOINT_BYTES = 10 << 20  # of the chunks that an adjoint keeps at once, for each thread
 TIME_BLOCK = 256  # tokens after which heads take turns: what is fetched for their neighbours is still in the cache

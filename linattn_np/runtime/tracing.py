@@ -272,6 +272,11 @@ class Trace:
             out[...] = plain(x)
         self._append("cast", (x,), out)
 
+    def into(self, x: Any, out: Any) -> Any:
+        """A copy of x in `out`, whose numbers no other call reads any more."""
+        self._into(x, plain(out))
+        return out
+
     def reshape(self, x: Any, shape: Any, *more: Any, **named: Any) -> Any:
         """A copy in another shape."""
         out = self.new(x.shape, x.dtype)

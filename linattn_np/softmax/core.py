@@ -26,6 +26,7 @@ class Softmax(Core):
     """Attention over all tokens."""
 
     BACKENDS = ("reference", "chunks", "numba", "cuda")
+    DEFERS = False
     STATE_AXES = {"k": "L Hk K", "v": "L H V", "b": "L Hq", "length": ""}  # noqa: RUF012
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
@@ -39,17 +40,20 @@ class Softmax(Core):
         backend = choose(fn, x, plan, wanted)
         out: Array = None
         logs: Any = None
+        kernels = kernels_of(x, plan) if backend == "cuda" else None
         if x.q is not None:
             if backend == "numba":
                 from .cpu import calls
 
                 out, logs = calls.forward(plan, x, state)
-            elif backend == "cuda":
-                out, logs = kernels_of(x).forward(plan, x)
+            elif kernels is not None:
+                out, logs = kernels.forward(plan, x, state)
             else:
                 out, logs = sequences.forward(module_of(backend, x), plan, x, state)
         end = None
-        if plan.returns_state or x.q is None:
+        if kernels is not None and plan.overwrite and state is not None and state.v.shape[-3]:
+            end = state  # the kernels have appended the tokens
+        elif plan.returns_state or x.q is None:
             end = final_state(plan, x, state)
         elif plan.gradients:
             end = cache.shapes_after(plan, x, state)
@@ -66,7 +70,7 @@ class Softmax(Core):
 
             d = calls.backward(plan, x, state, (out, logs), dout)
         elif backend == "cuda":
-            d = kernels_of(x).backward(plan, x, out, logs, dout), None
+            d = kernels_of(x, plan).backward(plan, x, out, logs, dout), None
         else:
             d = sequences.backward(module_of(backend, x), plan, x, state, (out, logs), dout)
         return d if dstate is None else with_state(plan, x, state, dstate, d)
@@ -123,11 +127,13 @@ def module_of(backend: str, x: Inputs) -> Any:
     return tiles if backend == "chunks" else definition if x.w is None else path_definition
 
 
-def kernels_of(x: Any) -> Any:
-    """The CUDA kernels for these inputs."""
-    from .cuda import calls, path
+def kernels_of(x: Any, plan: Plan) -> Any:
+    """The CUDA kernels for a call: those of position maps, of warpgroup products, or the portable ones."""
+    from .cuda import calls, path, portable
 
-    return path if isinstance(x, Inputs) and x.w is not None else calls
+    if isinstance(x, Inputs) and x.w is not None:
+        return path
+    return calls if not policy.PORTABLE and calls.unsupported_reason(x, plan) is None else portable
 
 
 def path_operations(backend: str, plan: Plan, x: Inputs) -> float:
@@ -156,7 +162,7 @@ def unsupported_reason(x: Any, plan: Plan, backend: str) -> str | None:
     if backend == "cuda":
         if is_numpy(plan.xp):
             return "the arrays are not CuPy arrays"
-        return kernels_of(x).unsupported_reason(x, plan)
+        return kernels_of(x, plan).unsupported_reason(x, plan)
     if backend == "reference" and plan.chunk_size == "parallel":
         return "the definition goes token by token; chunk_size='parallel' needs tiles"
     if backend == "numba" and not is_numpy(plan.xp):

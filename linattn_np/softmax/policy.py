@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 # Array calls: rows and columns of a tile. Below 128 the calls cost more than their work, above 256 a tile of one head
 # leaves the second cache.
 ARRAY_TILE = 128
@@ -38,3 +40,18 @@ def cpu_tile(chunk_size: int | str | None) -> tuple[int, int]:
 CUDA_TILE = 128
 WIDEST_CUDA = 128
 SECTION_BYTES = 32 * 2**20
+
+# Portable kernels, by products of warps: the widest keys and values; tokens of a sequence whose keys are read in
+# pieces, each by a block, where there is a cache (blocks of more queries fill a device); keys of a tile and tiles in
+# flight, the first of which two blocks fit, else one.
+PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")  # they alone
+WIDEST_PORTABLE = 256
+FEW_QUERIES = 16
+PORTABLE_TILES = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 2))
+PORTABLE_BLOCKS = ((64, 32), (32, 32), (32, 16), (16, 16))  # of gradients: rows of a block, rows of a tile
+SHORTEST_PIECE, MOST_PIECES = 128, 32  # keys of a piece; pieces of a cache (cache.cu has 64 weights of pieces)
+
+
+def piece(keys: int) -> int:
+    """Keys of a piece of so many: a power of two."""
+    return max(SHORTEST_PIECE, 1 << (-(-keys // MOST_PIECES) - 1).bit_length())

@@ -50,6 +50,7 @@ class Case(NamedTuple):
     strong: bool = False  # log decays of 10 nats and more a token
     at: tuple[int, ...] | None = None  # positions whose states are returned
     window: int | None = None  # of softmax attention
+    slots: int = 0  # of its cache, which is full and overwritten
 
     @property
     def name(self) -> str:
@@ -58,6 +59,7 @@ class Case(NamedTuple):
         kind += (self.state != "float32") * f" state={self.state}" + self.strong * " strong"
         kind += "" if self.at is None else f" at={self.at}"
         kind += "" if self.window is None else f" window={self.window}"
+        kind += f" slots={self.slots}" if self.slots else ""
         return f"{self.fn} {self.dtype} T={self.T} {self.K}x{self.V} {kind} {'both' if self.backward else 'forward'}"
 
 
@@ -160,6 +162,14 @@ CASES = [
     Case("forgetting_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True),
     Case("forgetting_attention", "bfloat16", 400, 64, 64, (1, 1, 1), window=200),
     Case("alibi", "float16", 140, 60, 100),
+    # portable kernels: float32, wide heads, caches
+    Case("softmax_attention", "float32", 70, 60, 36, (4, 2, 2), [0, 33, 70]),
+    Case("softmax_attention", "bfloat16", 70, 160, 136, (2, 1, 1), window=40),
+    Case("forgetting_attention", "float32", 200, 32, 32, (2, 1, 2), [0, 140, 140, 200]),
+    Case("forgetting_attention", "float16", 140, 50, 33, (2, 1, 1), window=70),
+    Case("softmax_attention", "bfloat16", 1, 64, 64, (4, 2, 2), backward=False, slots=600),
+    Case("forgetting_attention", "float32", 3, 40, 50, (4, 2, 2), backward=False, slots=70, window=60),
+    Case("forgetting_attention", "bfloat16", 60, 33, 7, (2, 1, 1), [0, 5, 5, 60], backward=False, slots=40),
     Case("path_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True),
     Case("path_attention", "bfloat16", 1160, 64, 64, (1, 1, 1)),  # a group of blocks
     Case("path_attention", "bfloat16", 300, heads=(1, 1, 1)),
@@ -188,7 +198,18 @@ def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray | None, np.ndarr
     state = None
     if "state" in fn.spec.core.STATE_AXES:  # the cache of softmax attention is empty
         state = _round(rng.standard_normal((*(many or (1,)), H, case.K, case.V)), case.state)
+    if case.slots:
+        state = _cache(case, rng, *(many or (1,)))
     return drawn, state, _round(rng.standard_normal((1, case.T, max(Hq, H), case.V)), case.dtype)
+
+
+def _cache(case: Case, rng: np.random.Generator, N: int) -> Any:
+    """A cache in float64, its keys and values rounded to the dtype of the call."""
+    (Hq, Hk, H), L = case.heads, case.slots
+    k, v = (_round(rng.standard_normal((N, L, *shape)), case.dtype) for shape in ((Hk, case.K), (H, case.V)))
+    b = _round(-rng.random((N, L, Hq)), "float32")
+    length = np.full(N, L + 5.0)
+    return la.GatedCache(k, v, b, length) if case.fn == "forgetting_attention" else la.KeyValueCache(k, v, length)
 
 
 def _dtype(case: Case, name: str) -> str:
@@ -215,6 +236,10 @@ def compute(case: Case, arrays: Any, state: Any, dout: Any, **options: Any) -> d
     options |= {} if case.window is None else {"window": case.window}
     options |= {"qk_l2norm": True} if case.raw else {}
     options |= {} if case.at is None else {"return_states_at": case.at}
+    if case.slots:
+        state = type(state)(*(x.copy() for x in state))
+        out = fn(**arrays, **options | {"state": state, "overwrite_state": True, "return_state": False})
+        return {"out": out} | state._asdict()
     if not case.backward:
         result = fn(**arrays, **options)
         return {"out": result} if state is None else result._asdict()
@@ -231,7 +256,11 @@ def errors(cp: Any, case: Case) -> Iterator[tuple[str, float]]:
     there = {n: cp.asarray(x.astype(_kind(_dtype(case, n)))) for n, x in arrays.items()}
     options = {"precision": "tf32"} if case.dtype == "tf32" else {}
     options |= {} if case.state == "float32" else {"overwrite_state": True}
-    begun = None if state is None else cp.asarray(state.astype(_kind(case.state)))
+    if case.slots:
+        kinds = {"k": case.dtype, "v": case.dtype}
+        begun = type(state)(*(cp.asarray(x.astype(_kind(kinds.get(n, "float32")))) for n, x in state._asdict().items()))
+    else:
+        begun = None if state is None else cp.asarray(state.astype(_kind(case.state)))
     back = cp.asarray(dout.astype(_kind(case.dtype)))
     found = compute(case, there, begun, back, backend="cuda", **options)
     for n, x in exact.items():

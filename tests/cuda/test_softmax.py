@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 import linattn_np as la
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
-from linattn_np.softmax.cuda import plan
-from linattn_np.warmup import SHARED, softmax_entries
+from linattn_np.softmax.cuda import plan, portable_plan
+from linattn_np.warmup import SHARED, Entry, softmax_entries
 
-from .test_compile import HGMMA, operations, spilled
+from .test_compile import HGMMA, HMMA, operations, spilled
 
 PRODUCTS = ("forward", "backward")
+PRODUCTS_OF_WARPS = HMMA
 KINDS = [("bfloat16", 128, 128, False), ("bfloat16", 128, 128, True), ("float16", 64, 40, True)]
 
 
@@ -53,3 +55,36 @@ def test_numpy_arrays_say_why_not():
     with pytest.raises(ValueError, match="does not cover this call: the arrays are not CuPy"):
         la.softmax_attention(q, q, q, backend="cuda")
     assert la.explain(la.softmax_attention, q, q, q).others["cuda"] == "the arrays are not CuPy arrays"
+
+
+ARCHITECTURES = {"sm_80": 80, "sm_86": 86, "sm_89": 89, "sm_90a": 90, "sm_100a": 100, "sm_120a": 120}
+PORTABLE_KINDS = [("bfloat16", 128, 128, False), ("float16", 256, 200, True), ("float32", 128, 128, True),
+                  ("float32", 7, 60, False)]  # fmt: skip
+# of a kernel that needs all 255 registers: its bytes are addresses, stored once and reloaded a tile at most
+PORTABLE_ALLOWANCE = 80
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize(("arch", "kind"), [
+    *(("sm_80", kind) for kind in PORTABLE_KINDS[:2]), ("sm_90a", PORTABLE_KINDS[2]), ("sm_120a", PORTABLE_KINDS[0]),
+    *((arch, PORTABLE_KINDS[3]) for arch in ("sm_86", "sm_89", "sm_100a"))])
+def test_every_portable_entry_compiles(arch, kind):
+    """For every architecture, to products of warps where there are any."""
+    capability = ARCHITECTURES[arch]
+    how = (*kind[:3], capability, kind[3], True, SHARED[capability] * 1024)
+    entries = list(map(Entry._make, portable_plan.entries(*how)))
+    assert len(entries) == 3 + (3 + (kind[1] > 128))
+    for entry in entries:
+        code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
+        assert spilled(code.log) <= PORTABLE_ALLOWANCE, (entry.words, code.log)
+        if arch in ("sm_80", "sm_90a"):
+            assert bool(operations(code.cubin) & PRODUCTS_OF_WARPS) == ("portable_" in entry.file), entry.words
+
+
+def test_portable_blocks_fit_everywhere():
+    for size in SHARED.values():
+        for element, K, V, cache in itertools.product(("bfloat16", "float32"), (7, 128, 256), (7, 256),
+                                                      (None, "float32")):  # fmt: skip
+            kind = portable_plan.PortableKind(element, K, V, True, 2, cache)
+            for name in portable_plan.KERNELS.keys() - {"cache"}:
+                assert dict(portable_plan.constants(name, kind, size * 1024))["LA_SHARED"] <= size * 1024

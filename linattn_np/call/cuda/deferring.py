@@ -31,6 +31,7 @@ def takes(call: Prepared) -> bool:
     options, plan = call.options, call.plan
     plain = all(options.get(n) is None for n in ("state_rows", "return_states_at", "cu_seqlens"))
     usual = options["backend"] in (None, "cuda") and options["chunk_size"] in (None, 1) and plan.causal
+    usual = usual and call.spec.core.DEFERS
     return plain and usual and not options["check"] and plan.dtype == plan.xp.float32 and launch.unusable() is None
 
 

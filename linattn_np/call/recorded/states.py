@@ -75,7 +75,7 @@ def _replayed(state: Any, overwrite: bool, parts: Parts, steps: tuple[Ahead, Any
         begin, all_parts = state, None if none or is_same else state_parts(state)
         if all_parts is not None:
             begin, arrays = parts.of_core(all_parts), [*arrays, *[all_parts[n] for n in others]]
-        memory = before.run(arrays)
+        memory = before.memory()
         found = plan([*arrays, memory], begin, None)
         if found is None:
             return None
@@ -134,7 +134,7 @@ def _after(call: Prepared, names: tuple[str, ...], state: Any, recorded: Any) ->
     copies = other_numbers([*given, *state_parts(state)]) or []
     own, arrays = copies[len(given) :], [*copies[: len(given)]]
     arrays += [own[n] for n in parts.others]
-    out, end = plan([*arrays, before.run(arrays)], parts.of_core(own), None)
+    out, end = plan([*arrays, before.memory()], parts.of_core(own), None)
     trace, has_out = before.trace, out is not None
     if has_out:
         out = finished(call, c, trace.added(out)) if call.spec.change.from_core else trace.added(out)

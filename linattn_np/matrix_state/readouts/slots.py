@@ -114,13 +114,14 @@ def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: T
     """The plan of a traced call: (arrays, (S, W), pointers) -> (out, (S, W)); None without one."""
     if then is not None or residuals.p is None:
         return None
-    from ...ops.cpu.programs import computed  # where a plan is recorded, there are compiled loops
+    from ...ops.cpu.programs import Ahead  # where a plan is recorded, there are compiled loops
     from ...runtime.pieces.overlap import Overlap
 
     if state is not None and not (state[0].dtype == state[1].dtype == plan.dtype):
         return None
     S, W = (None, None) if state is None else state[:2]
-    add, following = computed(trace)
+    ahead = Ahead(trace)
+    following = ahead.following
     keys, values = SlotInputs(*map(plain, x)).memories()
     logits = core.record(keys, plan, W, residuals.key_residuals, following,
                          of_output(functools.partial(softmax, plan.xp)))  # fmt: skip
@@ -135,7 +136,7 @@ def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: T
         S, W = (None, None) if state is None else state[:2]
         if overlap is not None and overlap((S, W), arrays):
             return None
-        arrays = add(arrays)
+        arrays = [*arrays, ahead.memory()]
         found = logits(arrays, W, None)
         if found is None:
             return None

@@ -23,9 +23,10 @@ import array_api_compat as compat
 import numpy as np
 
 from ...core import Computed, Explained, join_parts, register, split_parts
+from ...runtime import threads
 from ...runtime.arrays import Array, Namespace, add_to, is_deferred, sum_to
-from ...runtime.tracing import Trace, plain
-from .. import core
+from ...runtime.tracing import Trace, Untraceable, plain
+from .. import core, policy
 from ..operations import readers_of
 from ..types import Inputs, Plan
 from . import systems
@@ -246,26 +247,29 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
     """
     if then is not None or x.q is None or not (state is None or state[0].dtype == state[1].dtype == plan.dtype):
         return None
-    from ...ops.cpu.programs import Ahead, Places, Views, whole  # where a plan is recorded, there are compiled loops
+    from ...ops.cpu.programs import Places, Views, computed, whole  # where a plan is recorded, there are compiled loops
     from ...runtime.pieces.overlap import Overlap
 
     (S, Z), (fn, wanted, value_residuals) = state[:2] if state else (None, None), residuals.solved.value_residuals
-    solver = _iterating(fn, residuals.x, plan, wanted)
-    x = SolvedInputs(*(trace.view(y) if isinstance(y, np.ndarray) else y for y in x))
-    keys, values = (Inputs(*(None if y is None else whole(trace, y) for y in x.memory(y))) for y in (x.k, x.v))
-    ridge, ahead = whole(trace, x.ridge), Ahead(trace)
+    solver, (add, trace) = _iterating(fn, residuals.x, plan, wanted), computed(trace)
+    x = SolvedInputs(*(trace.view(plain(y)) if isinstance(y, np.ndarray) else y for y in x))
     least = Views(None, Places(trace), trace, [x.least])
+    if (at_once := _record_token(x, plan, state, solver, value_residuals, (add, least, trace))) is not None:
+        return at_once
+    keys, values = (Inputs(*(None if y is None else whole(trace, y) for y in x.memory(y))) for y in (x.k, x.v))
+    ridge, x_t = whole(trace, x.ridge), residuals.solved.read
+    add_products, following = computed(trace)
     keys, values = (Inputs(*map(plain, y)) for y in (keys, values))
-    solve = _recorded_solve(solver, (keys, plain(ridge)), x.solver, plan, Z, ahead.following)
-    x_t: Any = residuals.solved.read
-    read = core.record(values._replace(q=x_t), plan, S, value_residuals, Trace([*ahead.following.given, x_t]))
+    solve = _recorded_solve(solver, (keys, plain(ridge)), x.solver, plan, Z, following)
+    read = core.record(values._replace(q=x_t), plan, S, value_residuals, Trace([*following.given, x_t]))  # type: ignore[list-item]
     overlap = Overlap((S, Z), trace.given) if plan.overwrite and state is not None else None
 
     def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
         S, Z = (None, None) if state is None else state[:2]
+        arrays = add(arrays)
         if (overlap is not None and overlap((S, Z), arrays)) or not least.run(arrays)[0] > 0:
             return None
-        arrays = [*arrays, ahead.run(arrays)]
+        arrays = add_products(arrays)
         if (found := solve(arrays, Z)) is None or (out := read([*arrays, found[0]], S, None)) is None:
             return None
         return out[0], (out[1], found[1])
@@ -273,11 +277,53 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
     return None if read is None else call
 
 
+def _record_token(
+    x: SolvedInputs, plan: Plan, state: Any, solver: Any, value_residuals: Any, checked: Any
+) -> Any:
+    """The plan of a call of one token that is solved by conjugate gradients in the program of the other array calls.
+
+    None without one. The final Z is a result of that program, or overwrites the initial one. checked: what computes
+    the least entry of the ridge, where it lies, and the trace that goes on.
+    """
+    add, least, trace = checked
+    if x.v.shape[-3] != 1 or plan.is_ragged or solver is systems:
+        return None
+    count = prod(x.v.shape[:-3]) * max(x.q.shape[-2], x.v.shape[-2]) * x.solver.iterations
+    if count * x.k.shape[-1] ** 2 * np.dtype(plan.dtype).itemsize > policy.SOLVED_BYTES and threads.num_threads() > 1:
+        return None
+    from ...runtime.pieces.overlap import Overlap
+
+    S, Z = state[:2] if state is not None else (None, None)
+    overwrites: bool = plan.overwrite and state is not None
+    overlap = Overlap((S, Z), trace.given) if overwrites else None
+    if overlap and (overlap.meets((S, Z), trace.given) or not all(y.flags.c_contiguous for y in state[:2])):
+        return None
+    own = Trace(trace.given if Z is None else [*trace.given, Z])
+    x = SolvedInputs(*(own.view(plain(y)) if isinstance(y, np.ndarray) else y for y in x))
+    try:
+        began = None if Z is None else own.arrays[-1]
+        read, Z_end = solver.solve_token(x.memory(x.k), x.ridge, x.solver, plan, began, overwrites)
+        found = core.record(x.memory(x.v)._replace(q=read), plan, S, value_residuals, own,
+                            lambda out, end: (out, () if overwrites else (end, Z_end)))  # fmt: skip
+    except Untraceable:
+        return None
+
+    def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
+        S, Z = (None, None) if state is None else state[:2]
+        arrays = add(arrays)
+        if (overlap is not None and overlap.meets((S, Z), arrays)) or not least.run(arrays)[0] > 0:
+            return None
+        made = found(arrays if Z is None else [*arrays, Z], S, None)
+        return made if made is None or not overwrites else (made[0], (S, Z))
+
+    return None if found is None else call
+
+
 def _recorded_solve(
     module: Any, keys: tuple[Inputs, Array], solver: Any, plan: Plan, Z: Any, trace: Trace
 ) -> Callable[..., Any]:
     """(arrays, Z) -> (x_t, Z after the last token), or None; keys: the memory and the ridge, views of trace.given."""
-    if module is not systems:
+    if module is not systems and (keys[0].v.shape[-3] > 1 or plan.is_ragged):
         return module.record_solve(keys, solver, plan, Z, trace)
     from ...ops.cpu.programs import Places, Views
 
@@ -290,7 +336,7 @@ def _recorded_solve(
         for n, y in zip(fields, found, strict=False):
             each[n] = y
         try:
-            return systems.solve(Inputs(*each), found[-1], solver, plan, Z)
+            return module.solve(Inputs(*each), found[-1], solver, plan, Z)
         except np.linalg.LinAlgError:
             return None
 

@@ -9,7 +9,7 @@ A program (programs.py) is a table of rows
     kind, function, its data, inner size, two outer sizes, item size, arrays;   of each array: source, offset, 3 steps
 
 source: an index of the handles that a call passes, or ABSOLUTE. Results lie in one buffer, whose handle follows those
-of the given arrays.
+of the given arrays. The arrays of a kernel have a table of their own: of each source, offset, entry of its table.
 """
 
 from __future__ import annotations
@@ -179,13 +179,13 @@ def clear_or_copy(own: Whole, kind: Whole, size: Whole):
 
 @piece
 def run_kernel(at: Whole, told: Whole, own: Whole):
-    """A compiled kernel on a copy of its table: kind, function, table, words, tasks, 0, 0, arrays."""
+    """A compiled kernel on a copy of its table: kind, function, table, words, tasks, places of arrays, 0, arrays."""
     r = words(at, ROW)
-    template, table = words(r[2], r[3]), words(own, r[3])
+    template, table, places = words(r[2], r[3]), words(own, r[3]), words(r[5], 3 * r[7])
     for i in range(r[3]):
         table[i] = template[i]
     for j in range(r[7]):
-        source, offset, slot = r[HEAD + EACH * j], r[HEAD + EACH * j + 1], r[HEAD + EACH * j + 2]
+        source, offset, slot = places[3 * j], places[3 * j + 1], places[3 * j + 2]
         base = 0
         if source >= 0:
             base = words(words(told, source + 1)[source], 1)[0]

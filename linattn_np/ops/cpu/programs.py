@@ -136,22 +136,19 @@ def is_whole(x: np.ndarray, y: Any) -> bool:
 
 
 class Ahead:
-    """The array calls of a trace so far, executed before something else, after which the trace goes on.
+    """The array calls of a trace so far, on a memory of results that other calls of the same trace read and continue.
 
-    following: a trace of what comes next, whose last given array is the memory of results.
+    following: a trace of what comes next, whose last given array is that memory; these calls are its first ones.
     """
 
     def __init__(self, trace: Trace):
         self.trace, self._count = trace, len(trace.calls)
-        self._program = record(trace)
         self.following = Trace([*trace.given, trace.memory[: trace.bytes]])
+        self.following.calls += trace.calls
 
-    def run(self, arrays: list[np.ndarray]) -> np.ndarray:
-        """The memory of results."""
-        memory = np.empty(self.trace.bytes // 8)
-        if self._program is not None:
-            self._program.call(handles([*arrays, memory]))
-        return memory
+    def memory(self) -> np.ndarray:
+        """The memory of results of a call."""
+        return np.empty(self.trace.bytes // 8)
 
     def after(self, found: list[Any]) -> Views:
         """The array calls since then, and which results are wanted."""
@@ -160,24 +157,24 @@ class Ahead:
 
 def computed(trace: Trace) -> tuple[Callable[[list[np.ndarray]], list[np.ndarray]], Trace]:
     """(what adds the results to the given arrays of a call, a trace that continues after them)."""
-    program, size = record(trace), trace.bytes
+    program, ahead = record(trace), Ahead(trace)
     if program is None:
         return (lambda arrays: arrays), trace
+    ahead.following.calls.clear()
 
     def added(arrays: list[np.ndarray]) -> list[np.ndarray]:
-        each = [*arrays, np.empty(size // 8)]
+        each = [*arrays, ahead.memory()]
         program.call(handles(each))
         return each
 
-    return added, Trace([*trace.given, trace.memory[:size]])
+    return added, ahead.following
 
 
 def _kernel(call: Kernel, places: Places) -> list[int]:
-    places.owners.append(call.table)
+    each = np.array([(*places.of(y), slot) for y, slot in zip(call.arrays, call.places, strict=True)], np.int64)
+    places.owners += call.table, each
     function = ctypes.cast(call.entry, ctypes.c_void_p).value or 0
-    row = [KERNEL, function, address(call.table), call.table.size, call.tasks, 0, 0, len(call.arrays)]
-    for y, slot in zip(call.arrays, call.places, strict=True):
-        row += *places.of(y), slot, 0, 0
+    row = [KERNEL, function, address(call.table), call.table.size, call.tasks, address(each), 0, len(each)]
     return row + [0] * (ROW - len(row))
 
 

@@ -41,6 +41,10 @@ class Overlap:
         self._at = address(self._extents)
 
     def __call__(self, parts: Sequence[Any], arrays: list[np.ndarray]) -> bool:
+        return self.meets(parts, arrays) and shares_memory(parts, arrays)
+
+    def meets(self, parts: Sequence[Any], arrays: list[np.ndarray]) -> bool:
+        """Whether the memory from the first byte to the last of a part overlaps another one's, also without sharing."""
         row = handles([*parts, *arrays])
         self._meet(place(row), self._at, self._parts, self._count)
-        return bool(row[self._count]) and shares_memory(parts, arrays)
+        return bool(row[self._count])

@@ -32,12 +32,26 @@ GATES = Struct(  # gates.cu
     "softmax/GateArguments",
     ("g", ROWS), ("sums", pointer("float4")),
     ("dq tiles near far rows crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
-    ("T heads blocks slots sequences window pitch unused", INT),  # pitch: TILE_DQ; 0: rows and crossing
+    ("T heads blocks slots sequences window", INT),
+    ("pitch parts", INT),  # TILE_DQ, 0: rows and crossing, with so many parts of a block of queries
 )  # fmt: skip
 DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0
     "softmax/DotsArguments",
     ("out dout", ROWS), ("dots", OUT_FLOATS), ("added", pointer("int")), ("rows tiles", I64),
     ("T heads normalize unused", INT),
+)  # fmt: skip
+PORTABLE = Struct(  # portable_*.cu, cache.cu; a pass of the backward leaves out what it does not use
+    "softmax/PortableArguments",
+    ("q k v out past_k past_v b", ROWS),  # the cache (sequences, slots, heads, width), b of width 1
+    ("sums", DECAYS), ("sinks", FLOATS), ("logs", OUT_FLOATS),  # null: none
+    ("parts maxima", OUT_FLOATS),  # of pieces of the keys (pieces, tokens, heads): sums of values; maximum and sum
+    ("lengths counts", OUT_FLOATS),  # of the cache, null: none; as they were before the call
+    ("dout dq dk dv", ROWS), ("dots rows near far crossing", OUT_FLOATS),  # gradients; as in ATTENTION
+    OFFSETS,
+    ("T Tk tokens heads sequences longest few", INT),  # tokens: of all rows; few: of the longest short sequence
+    ("group_s pack tiles pieces piece", INT),  # pack: heads that share keys and values; tiles of rows; keys of a piece
+    ("slots window causal normalize", INT), ("outputs appends", INT),  # blocks of cache.cu
+    ("shared blocks", INT), ("scale", FLOAT),  # heads whose dk and dv are one; blocks of 128 tokens of a sequence
 )  # fmt: skip
 PATH = Struct(  # path/*.cu
     "softmax/PathArguments",

@@ -64,7 +64,7 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
     if type(x) is not Inputs or any(y is not None and n not in TAKEN for n, y in x._asdict().items()) or plan.strict:
         return f"the kernels are those of softmax attention of {', '.join(TAKEN)}, where a query reads its own token"
     if plan.has_state:
-        return "caches are read by array calls so far"
+        return "caches are read by the portable kernels"
     if x.q is None or 0 in (*x.q.shape, *x.k.shape, *x.v.shape):
         return "there is nothing to compute"
     if plan.chunk_size not in (None, "parallel"):
@@ -87,7 +87,7 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
     return None
 
 
-def forward(plan: Plan, x: Inputs) -> tuple[Array, Saved]:
+def forward(plan: Plan, x: Inputs, state: None = None) -> tuple[Array, Saved]:
     """(out (..., Tq, heads, V), what a backward needs)."""
     xp, batch = plan.xp, batch_of(plan, x)
     q, k, v = (row_array(xp, y) for y in (x.q, x.k, x.v))
@@ -121,7 +121,7 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     if gated:
         found["g"] = gate_gradient(plan, batch, x.g, {n: sums[n] for n in GATE_SUMS if n in sums})
     if x.sinks is not None:
-        found["sinks"] = _sink_gradient(plan, batch, x.sinks, saved.logs, sums["dots"])
+        found["sinks"] = sink_gradient(plan, batch, x.sinks, saved.logs, sums["dots"])
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
 
 
@@ -205,22 +205,22 @@ def decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
     return sums
 
 
-def gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array]) -> Array:
+def gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array], parts: int = 1) -> Array:
     """dg, summed over the heads that share a gate."""
     dg = plan.xp.empty((batch.rows, batch.T, batch.heads, 1), dtype=plan.xp.float32)
-    _gates("gates", plan, batch, g, batch.sequences * batch.heads * batch.blocks, **sums, dg=dg)
+    _gates("gates", plan, batch, g, batch.sequences * batch.heads * batch.blocks, parts, **sums, dg=dg)
     return of_shape(plan.xp, dg, (*g.shape, 1))[..., 0]
 
 
-def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, **arrays: Array) -> None:
-    """One of the two kernels of gates."""
+def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, parts: int = 1, **arrays: Array) -> None:
+    """One of the two kernels of gates; parts: of the sums of a block of queries."""
     g = cast(plan.xp, g, plan.xp.float32).reshape(batch.rows, batch.T, g.shape[-1], 1)
     names, kernel = ("sums", *GATE_SUMS, "dg"), KERNELS[name]
     rows = (*rows_of(g)[:4], batch.heads // g.shape[-2])
     packed = arguments.GATES.packed({n: address(arrays.get(n)) for n in names} | {
         "g": rows, "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "blocks": batch.blocks,
         "slots": batch.slots, "sequences": batch.sequences, "window": plan.window or FAR,
-        "pitch": cuts.tile_dq(batch.kind) if "dq" in arrays else 0, "unused": 0})  # fmt: skip
+        "pitch": cuts.tile_dq(batch.kind) if "dq" in arrays else 0, "parts": parts})  # fmt: skip
     named = (g, batch.offsets, *arrays.values())
     launch.launch(kernel.file, kernel.entry, (), blocks, kernel.threads, 0, packed, named)
 
@@ -234,10 +234,10 @@ def of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
     return d.reshape(shape)
 
 
-def _sink_gradient(plan: Plan, batch: Batch, sinks: Array, logs: Array, dots: Array) -> Array:
+def sink_gradient(plan: Plan, batch: Batch, sinks: Array, logs: Array, dots: Array | None) -> Array:
     """dsink = -sum_i e^{sink - l_i} <dout_i, out_i>; 0 without a denominator."""
     xp = plan.xp
-    if not plan.normalize:
+    if dots is None or not plan.normalize:
         return xp.zeros(sinks.shape, dtype=xp.float32)
     each = xp.repeat(cast(xp, sinks, xp.float32), batch.heads // len(sinks))[:, None]
     sums = xp.sum(xp.exp(each - xp.float32(log(2)) * logs) * dots, axis=(0, 2))

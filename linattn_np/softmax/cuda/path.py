@@ -40,7 +40,7 @@ def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     return calls.unsupported_reason(Inputs(*x)._replace(w=None, beta=None), plan)
 
 
-def forward(plan: Plan, x: Inputs) -> tuple[Array, Saved]:
+def forward(plan: Plan, x: Inputs, state: None = None) -> tuple[Array, Saved]:
     """(out (..., T, heads, V), log2 of the sums of the exponentials)."""
     x = x._replace(g=None) if isinstance(x, Ungated) else x
     xp, batch = plan.xp, calls.batch_of(plan, x)

@@ -138,7 +138,7 @@ def _sums(c: Variables) -> Array:
 def _weights_before(c: Variables, part: Array, row: int | None) -> Array:
     """log N_0 of a sequence, (..., 1, H, M)."""
     xp = c.xp
-    if c.state is None:
+    if getattr(c, "state", None) is None:
         return xp.full_like(part[..., :1, :, :], -np.inf) if part.shape[-3] else xp.full(
             (*part.shape[:-3], 1, *part.shape[-2:]), -np.inf, dtype=part.dtype)  # fmt: skip
     N = cast(xp, c.state.N, c.dtype)
@@ -149,8 +149,8 @@ def _weights_before(c: Variables, part: Array, row: int | None) -> Array:
 
 
 def _log_sums(xp: Any, s: Array) -> Array:
-    """Running log of the sum of e^s along the tokens."""
-    if isinstance(s, np.ndarray):
+    """Running log of the sum of e^s along the tokens; of one, by functions that NumPy computes in whole vectors."""
+    if isinstance(s, np.ndarray) and s.shape[-3] > 2:
         return np.logaddexp.accumulate(s, axis=-3)
     z, n = s, 1
     while n < s.shape[-3]:  # z_t is of the last n tokens: log2(T) rounds of array calls

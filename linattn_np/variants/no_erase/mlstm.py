@@ -60,11 +60,19 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
 
 def _gates_vjp(c: Variables, di: Array, dlog_f: Array) -> dict[str, Array]:
     """Gradients of the arrays i and f from those of the log gates."""
-    xp, (_, f), cap = c.xp, _gates(c), c.options["soft_cap"]
-    slope = xp.ones_like(f) if c.options["forget_gate"] == "exp" else sigmoid(xp, -f)
-    df = xp.where(_gauge(c).a > LOG_DECAY_FLOOR, slope * dlog_f, xp.zeros_like(f))
-    di, df = (soft_cap_vjp(xp, cast(xp, x, f.dtype), cap, d) for x, d in ((c.i, di), (c.f, df)))
+    xp, (slope, is_above), cap = c.xp, _slope(c), c.options["soft_cap"]
+    df = xp.where(is_above, slope * dlog_f, xp.zeros_like(slope))
+    di, df = (soft_cap_vjp(xp, cast(xp, x, slope.dtype), cap, d) for x, d in ((c.i, di), (c.f, df)))
     return {"i": cast(xp, di, c.dtype), "f": cast(xp, df, c.dtype)}
+
+
+def _slope(c: Variables) -> tuple[Array, Array]:
+    """(the derivative of log f, where it is above its floor), computed once a call for outputs and for states."""
+    if "slope" not in vars(c):
+        xp, f = c.xp, _gates(c)[1]
+        slope = xp.ones_like(f) if c.options["forget_gate"] == "exp" else sigmoid(xp, -f)
+        c.slope = slope, _gauge(c).a > LOG_DECAY_FLOOR
+    return c.slope
 
 
 def from_core(c: Variables, out: Array) -> Array:
