@@ -4,9 +4,9 @@
 
 Results are checked first against float64 on the same rounded inputs. `ms` is the GPU time of a call enqueued back to
 back with others, inputs in rotation; ns are per token and head of the queries. Operations are those of the pairs that
-are read, 2 (K + V) for each, 2.5 times as many backward: seven products are carried out, five would do. Peers, on the
-same arrays in the same run: PyTorch's scaled_dot_product_attention by FlashAttention and by cuDNN, and FLA's
-parallel_forgetting_attn.
+are read, 2 (K + V) for each, 2.5 times as many backward. Peers, on the same arrays in the same run: PyTorch's
+scaled_dot_product_attention by FlashAttention and by cuDNN, and FLA's parallel_forgetting_attn. With --cases these rows
+are replaced; peers that are not measured are carried over.
 """
 
 from __future__ import annotations
@@ -86,6 +86,11 @@ def errors(cp: Any, cases: list[Case], others: bool) -> dict[str, dict[str, dict
     return found
 
 
+def case_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The case of a row of the record."""
+    return (*(row[n] for n in Case._fields if n != "Hk"), row["Hk"] or row["H"])
+
+
 def plain(case: Case) -> bool:
     """Whether the peers have the case."""
     return case.window is None and case.dtype == "bfloat16"
@@ -128,11 +133,11 @@ def measure(cp: Any, cases: list[Case], limits: passes.Limits, others: bool) -> 
 
 def main(argv: list[str]) -> int:
     parser = report.parser("softmax", __doc__)
-    parser.add_argument("--cases", nargs="+", type=int, default=list(range(len(CASES))), metavar="N")
+    parser.add_argument("--cases", nargs="+", type=int, metavar="N")
     args = parser.parse_args(argv)
     import cupy as cp
 
-    cases, others = [CASES[n] for n in args.cases], not args.no_peers
+    cases, others = CASES if args.cases is None else [CASES[n] for n in args.cases], not args.no_peers
     found = errors(cp, cases, others)
     own = {n: e["linattn_np"] for n, e in found.items()}
     if wrong := {n: e for n, e in own.items() if not max(e.values()) <= BOUND}:
@@ -140,5 +145,9 @@ def main(argv: list[str]) -> int:
         return 1
     limits = passes.limits_of(cp)
     result = report.device(cp) | limits | {"errors": found}
-    report.write_each(args.results, "cuda_softmax", result, measure(cp, cases, limits, others))
+    rows = measure(cp, cases, limits, others)
+    if args.cases is None:
+        report.write_each(args.results, "cuda_softmax", result, rows)
+    else:
+        report.replace(args.results, "cuda_softmax", result, rows, case_of, [case_of(c._asdict()) for c in CASES])
     return 0

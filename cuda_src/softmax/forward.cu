@@ -32,7 +32,7 @@ struct Rings {
     u32 queries;
     __device__ __forceinline__ Rings(u32 shared) : keys{shared + AT_RINGS}, values{shared + AT_RINGS + Ring<STAGES>::BYTES}, queries(shared + AT_RINGS + 2 * Ring<STAGES>::BYTES) {}
     __device__ __forceinline__ void init() const {
-        keys.init(1 + GATED * ARRIVALS, CONSUMERS / 32 * ARRIVALS);
+        keys.init(1 + GATED * 2 * ARRIVALS, CONSUMERS / 32 * ARRIVALS);
         values.init(1, CONSUMERS / 32 * ARRIVALS);
         barrier_init(queries, 1);
         barriers_made();
@@ -42,8 +42,6 @@ struct Rings {
 LA_DEVICE void produce(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int lane) {
     const Rings rings(shared);
     const int i0 = place.tile * BLOCK, key_head = place.head / a.group_k, value_head = place.head / a.group_v;
-    const Decays* const sums = a.sums + place.numbers(a, place.head);
-    const Decays before = GATED && i0 ? sums[i0 - 1] : Decays{};
     if (lane == 0) {
         barrier_expect(rings.queries, Queries::SIZE);
         tile_in<Queries>(shared, a.q, rings.queries, place, place.head / a.group_q, i0);
@@ -55,15 +53,31 @@ LA_DEVICE void produce(const AttentionArguments& a, const Place& place, const Sc
             barrier_expect(rings.keys.full(step), Keys::SIZE);
             tile_in<Keys>(shared + AT_K + stage * Keys::SIZE, a.k, rings.keys.full(step), place, key_head, j0);
         }
-        if constexpr (GATED) {
-            store_key_decays<KEYS>(shared + AT_DECAYS + stage * KEYS * 16, sums, j0, place.Tk, j0 + KEYS > i0, before, lane);
-            warp_arrive(rings.keys.full(step), lane);
-        }
         rings.values.wait_empty(step);
         if (lane == 0) {
             barrier_expect(rings.values.full(step), Values::SIZE);
             tile_in<Values>(shared + AT_V + stage * Values::SIZE, a.v, rings.values.full(step), place, value_head, j0);
         }
+    }
+}
+
+// the decays of the keys of every tile (tiles.cuh), by two warps
+LA_DEVICE void produce_decays(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int thread) {
+    const Rings rings(shared);
+    const int i0 = place.tile * BLOCK;
+    const Decays* const sums = a.sums + place.numbers(a, place.head);
+#pragma unroll 1
+    for (int step = 0; step < scan.steps; step++) {
+        rings.keys.wait_empty(step);
+#pragma unroll 2
+        for (int n = 0; n < KEYS / 64; n++) {
+            const int j0 = scan.key(step), r = n * 64 + thread;
+            const u32 to = shared + AT_DECAYS + step % STAGES * KEYS * 16;
+            const Decays x = sums[min(j0 + r, place.Tk - 1)];
+            if (j0 + KEYS > i0) store_decays(to + r * 16, x);
+            else store_shared(to + r * 4, decay_between(sums[i0 - 1], x));
+        }
+        warp_arrive(rings.keys.full(step), thread & 31);
     }
 }
 
@@ -241,5 +255,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     const Scan scan(a, place, place.tile * BLOCK);
     if (threadIdx.x == 0) Rings(shared).init();
     __syncthreads();
-    run_roles([&](int lane) { produce(a, place, scan, shared, lane); }, [&](int thread) { Consumer(a, place, scan, shared, thread).run(); });
+    if (threadIdx.x >= CONSUMERS) {
+        release_registers<24>();
+        const int thread = threadIdx.x - CONSUMERS;
+        if (thread < 32) produce(a, place, scan, shared, thread);
+        if (GATED && thread >= 64) produce_decays(a, place, scan, shared, thread - 64);
+    } else {
+        claim_registers<240>();
+        Consumer(a, place, scan, shared, threadIdx.x).run();
+    }
 }

@@ -85,6 +85,24 @@ LA_DEVICE float sum_before(float* x, float y) {
     }
     return x[threadIdx.x];
 }
+// A thread's share of the sums of dz of later queries and all keys before a block, by tiles of 64 queries and a block of keys
+LA_DEVICE float sum_tiles(const GateArguments& a, i64 slot, int tile, int T) {
+    float sum = 0.f;
+    for (int later = 2 * (tile + 1) + threadIdx.x / 32; later < (T + 63) / 64; later += BLOCK / 32) {   // by a warp
+        const i64 out = 64ll * later - (BLOCK - 1) - a.window;   // they read blocks of keys that begin after it
+        for (int block = (out < 0 ? 0 : (int)(out / BLOCK) + 1) + threadIdx.x % 32; block < tile; block += 32)
+            sum += a.tiles[(2 * slot + later) * a.blocks + block];
+    }
+    return sum;
+}
+// the same by blocks of queries, with all those keys
+LA_DEVICE float sum_blocks(const GateArguments& a, int pair, int tile, int blocks) {
+    float sum = 0.f;
+    for (int later = tile + 1 + threadIdx.x; later < blocks; later += BLOCK)
+        if (tile * (i64)BLOCK > max((i64)later * BLOCK - a.window + 1, (i64)0) / BLOCK * BLOCK)   // it reads keys before this block
+            for (int part = 0; part < a.parts; part++) sum += a.crossing[(((i64)pair * a.parts + part) * a.blocks + later) * a.blocks + tile];
+    return sum;
+}
 // dg_s = sum of dz_ij over j < s <= i. Of the pairs with i in the block of s: the queries from s on, all their keys, less the near
 // keys from s on. Of those with j in it and i in later blocks: the keys before s. And of those on both sides of it.
 extern "C" __global__ void __launch_bounds__(BLOCK) gates(const __grid_constant__ GateArguments a) {
@@ -95,12 +113,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK) gates(const __grid_constant_
     if (tile >= blocks) return;
     const i64 numbers = owner.numbers(a) + i;
     const bool valid = i < owner.T;
-    float crossing = 0.f;
-    for (int later = tile + 1 + threadIdx.x; later < blocks; later += BLOCK)
-        if (tile * (i64)BLOCK > max((i64)later * BLOCK - a.window + 1, (i64)0) / BLOCK * BLOCK)   // it reads keys before this block
-            for (int part = 0; part < a.parts; part++)
-                crossing += a.crossing[(((i64)pair * a.parts + part) * a.blocks + later) * a.blocks + tile];
-    const float own = valid ? a.rows[numbers] - a.near[numbers] : 0.f, from = valid ? a.far[numbers] : 0.f;
+    const i64 slot = (i64)owner.head * a.slots + (a.offsets ? owner.first / BLOCK + owner.sequence : (i64)owner.sequence * a.blocks);
+    const float crossing = a.pitch ? sum_tiles(a, slot, tile, owner.T) : sum_blocks(a, pair, tile, blocks);
+    const float row = !valid ? 0.f : a.pitch ? a.dq[(2 * slot + i / 64 + 1) * a.pitch - 64 + i % 64] : a.rows[numbers];
+    const float own = valid ? row - a.near[numbers] : 0.f, from = valid ? a.far[numbers] : 0.f;
     const float up = sum_before(x, own), all = x[BLOCK - 1];
     __syncthreads();
     const float keys = sum_before(x, from) - from;

@@ -37,8 +37,12 @@ LA_DEVICE void run_prefetch(const void* from, u32 bytes) {   // into the L2 cach
 LA_DEVICE void run_out(void* to, u32 from, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
+LA_DEVICE void run_add(void* to, u32 from, u32 bytes) {   // of float32, added in memory
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
 LA_DEVICE void out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 LA_DEVICE void out_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }   // their shared memory is free again
+LA_DEVICE void out_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }        // they are in global memory
 
 // The four 8 x 8 blocks of 16-bit elements whose row addresses the lanes provide, from registers as load_matrix has them
 LA_DEVICE void store_matrix(u32 a, u32 x0, u32 x1, u32 x2, u32 x3) {

@@ -289,9 +289,11 @@ def attention(result: dict[str, Any], table: Table) -> Iterator[str]:
     for row in result["rows"]:
         call = f"`{row['function']}` ({row['B']}, {row['T']}, {row['H']} / {row['Hk']}, {row['K']}) {row['dtype']}"
         call += f", window {row['window']}" if row["window"] else ""
+        call += " *" if "measured_apart" in row else ""
         names = dict.fromkeys(n.partition(": ")[2] for n in row["times"] if ": " in n)
         body += [_attention(row["times"], call, name) for name in ("", *names)]
     yield table(["call", "library", "forward", "TFLOP/s", "ratio", "both", "TFLOP/s", "ratio"], body)
+    yield from _apart(result)
     yield ATTENTION_ERRORS
     names = ["out", "dq", "dk", "dv", "dg"]
     yield table(["call", "library", *names],

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..runtime.cuda import launch
-from ..runtime.cuda.record import LaunchSequence, Recorder, View, get, view_of
+from ..runtime.cuda.record import LaunchSequence, Recorder, get
 from ..runtime.memory import is_on_device
 from ..spec import VariantSpec
 from . import replay
+from .cuda.places import kept, places, positions
 from .replay import PLAIN, Signature, is_plain_tuple
 
 Array = Any
@@ -75,23 +76,6 @@ def given_arrays(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[A
     return [x for x in values if is_on_device(x)]
 
 
-def positions(x: Any, pool: list[Array]) -> Any:
-    """How `results` finds x, None or an array or a named tuple of arrays, in a pool: by index if it is one of them.
-
-    Raises LookupError if it is not a view of one.
-    """
-    view = view_of(x, pool)
-    same = type(view) is View and not view.transposed and view.shape == tuple(pool[view.of].shape)
-    return view.of if same else view
-
-
-def places(position: Any) -> set[int]:
-    """The indices of the pool that a position, or those of a named tuple, refers to."""
-    if position is None or type(position) is int:
-        return set() if position is None else {position}
-    return {position.of} if type(position) is View else {n for part in position[1] for n in places(part)}
-
-
 # plain calls
 
 
@@ -111,10 +95,8 @@ class Plan:
         own = state if isinstance(state, tuple) else (state,)
         self._at = [n for n, x in enumerate(given) if any(x is S for S in own)]
         self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
-        out, end = results
-        self._out = positions(out, recorder.allocated)
-        self._end = positions(None if own_state else end, recorder.allocated)
-        self.sequence.keep(self.results())
+        each = [positions(x, recorder.allocated) for x in (results[0], None if own_state else results[1])]
+        self._out, self._end = kept(each, self.sequence, 0)
 
     def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, Any] | None:
         """(out, state); None if the call must be computed in full."""
@@ -181,8 +163,7 @@ class StatesPlan:
         """results: the public (out, state, states).   Raises LookupError if it cannot be replayed."""
         self.sequence, self._kind = LaunchSequence(recorder, given), type(results)
         self._launches: Callable[[list[int]], Any] = self.sequence.run
-        self._places = [positions(x, recorder.allocated) for x in results]
-        self.sequence.keep(self.results())
+        self._places = kept([positions(x, recorder.allocated) for x in results], self.sequence, 0)
 
     def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, None]:
         """(the public result, None)."""
@@ -289,13 +270,22 @@ class Forward:
         pool = [*given, *recorder.allocated]
         at = {x.data.ptr: n for n, x in enumerate(pool)}
         self.key = key
-        self.results = tuple(positions(x, pool) for x in results)
+        found = [positions(x, pool) for x in results]
         read = dict.fromkeys(n for x in residuals if (n := at.get(x.data.ptr)) is not None and n >= len(given))
         self.residuals = tuple(read)  # their positions in the pool
         self.sequence, self._kind = LaunchSequence(recorder, given), type(given[0])
-        kept = {n for x in self.results for n in places(x)} | read.keys()
-        self.sequence.keep({n - len(given) for n in kept})
+        self._count, self._returned = len(given), set[int]()
+        self.results: tuple[Any, ...] = self._keep(found)
         self.pullbacks: dict[Hashable, Pullback | None] = {}
+
+    def _keep(self, results: Sequence[Any]) -> tuple[Any, ...]:
+        held = {n - self._count for n in self.residuals}
+        return kept([*results, *self._returned], self.sequence, self._count, held)[: len(results)]
+
+    def returns(self, n: int) -> None:
+        """A gradient is what forward stored as its n-th residual, which becomes an array."""
+        self._returned.add(self.residuals[n])
+        self._keep(self.results)
 
     @property
     def replayable(self) -> bool:
@@ -319,7 +309,7 @@ class Forward:
 
 
 class Residuals(NamedTuple):
-    """A recorded forward, and the arrays of one call that its pullback may read, with their pointers."""
+    """A recorded forward, and what its pullback may read of one call: arrays, or their memory, with their pointers."""
 
     forward: Forward
     arrays: list[Array]
@@ -328,6 +318,7 @@ class Residuals(NamedTuple):
     def pullback(self, cotangents: tuple[Any, ...]) -> Any:
         """The gradients by a recorded pullback; None if there is none for these cotangents."""
         forward, arrays, pointers = self
+        cotangents = _flat(cotangents)
         if not forward.pullbacks or (layout := _layout(cotangents)) is None:
             return None
         if (found := forward.pullbacks.get(layout)) is None:
@@ -339,7 +330,7 @@ class Residuals(NamedTuple):
 
     def store_pullback(self, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> None:
         """Record the plan of a pullback, or that it cannot be replayed."""
-        forward = self.forward
+        forward, cotangents = self.forward, _flat(cotangents)
         if (layout := _layout(cotangents)) is None or layout in forward.pullbacks:
             return
         given = [*self.arrays, *(x for x in cotangents if x is not None)]
@@ -347,9 +338,11 @@ class Residuals(NamedTuple):
             return
         try:
             pool = [*given, *recorder.allocated]
-            found = tuple(positions(x, pool) for x in gradients)
             sequence = LaunchSequence(recorder, given)
-            sequence.keep({n - len(given) for x in found for n in places(x)})
+            found = kept([positions(x, pool) for x in gradients], sequence, len(given), few=True)
+            first = len(self.arrays) - len(forward.residuals)
+            for n in {n for x in found for n in places(x) if first <= n < len(self.arrays)}:
+                forward.returns(n - first)
             forward.pullbacks[layout] = Pullback(sequence, type(gradients), found)
         except LookupError:
             forward.pullbacks[layout] = None
@@ -373,6 +366,13 @@ def record_forward(
     pool = [*given, *recorder.allocated]
     held = given + [pool[n] for n in forward.residuals]
     return Residuals(forward, held, [x.data.ptr for x in held])
+
+
+def _flat(cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The cotangents, and those of the parts of a state."""
+    if not any(isinstance(x, tuple) for x in cotangents):
+        return cotangents
+    return tuple(y for x in cotangents for y in (x if isinstance(x, tuple) else (x,)))
 
 
 def _layout(cotangents: tuple[Any, ...]) -> Hashable | None:

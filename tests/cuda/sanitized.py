@@ -184,7 +184,7 @@ def draw(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray | None, np.ndarr
     sizes = {"T": case.T, "H": H, "Hq": Hq, "Hk": Hk, "K": case.K, "V": case.V, "n": case.steps}
     drawn = {}
     for n, given in fn.spec.arrays.items():
-        if n != "gv" and (case.raw or not given.reinterprets):
+        if n not in ("gv", "bias") and (case.raw or not given.reinterprets):
             letters = given.axes.split("|")[0].split()
             shape = (1,) * (letters[0] == "T") + tuple(sizes[c] for c in letters)
             drawn[n] = DRAWS[fn.samples.distribution(n)](rng, shape)

@@ -16,7 +16,7 @@ from linattn_np.warmup import SHARED, Entry, softmax_entries
 
 from .test_compile import HGMMA, HMMA, operations, spilled
 
-PRODUCTS = ("forward", "queries", "keys")
+PRODUCTS = ("forward", "backward")
 PRODUCTS_OF_WARPS = HMMA
 KINDS = [("bfloat16", 128, 128, False), ("bfloat16", 128, 128, True), ("float16", 64, 40, True)]
 

@@ -19,8 +19,17 @@ def cp(monkeypatch):
     def poisoned(shape, dtype=None, **_):
         return cupy.full(shape, np.nan if np.dtype(dtype).kind in "fV" else -1, dtype=dtype)
 
+    def array(shape, dtype, *memory):
+        return cupy.ndarray(shape, dtype, *memory) if memory else poisoned(shape, dtype)
+
+    def memory(size):
+        found = cupy.cuda.alloc(size)
+        found.memset(0xFF, size)
+        return found
+
     monkeypatch.setattr(namespace, "empty", poisoned)
-    monkeypatch.setattr(launch, "array_type", lambda: poisoned)
+    monkeypatch.setattr(launch, "array_type", lambda: array)
+    monkeypatch.setattr(launch, "allocator", lambda: memory)
     replay.clear()  # recorded plans allocate with the namespace of their time
     return cupy
 

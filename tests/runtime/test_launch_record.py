@@ -66,6 +66,65 @@ def test_arrays_that_are_made_anew_and_constants_that_are_not(launched, monkeypa
     assert fired[0][1:8] == (1, 1, 1, 32, 1, 1, 0)
 
 
+def of(shapes):
+    """(a sequence of a launch that takes new arrays of these shapes, the sizes of the memory that a call takes)."""
+    x, made = stub(np.zeros(4, np.float32)), [stub(np.zeros(shape, np.float32)) for shape in shapes]
+    sequence, sizes = LaunchSequence(seen([written((x, *made), (x, *made))], made), [x]), []
+    allocate = sequence._allocate
+    sequence._allocate = lambda size: sizes.append(size) or allocate(size)
+    sequence.launch = lambda pointers, stream: None
+    return sequence, sizes
+
+
+def test_arrays_that_are_kept_together_share_memory(launched):
+    """Apart from each other; one alone, and what nobody keeps, has memory of its own."""
+    sequence, sizes = of([(3,), (200,), (5, 2), (7,)])
+    sequence.keep([{1, 0}, {3}])
+    pointers = [0]
+    a, b, scratch, c = sequence.run(pointers)
+    assert sizes == [512 + 1024, 512]
+    assert [x.shape for x in (a, b, c)] == [(3,), (200,), (7,)]
+    assert pointers[1:] == [a.data.ptr, a.data.ptr + 512, scratch.ptr, c.data.ptr]
+    for n, x in enumerate((a, b, c)):
+        x[...] = n
+    assert [set(np.asarray(x)) for x in (a, b, c)] == [{0}, {1}, {2}]
+    again = sequence.run([0])
+    assert not any(np.shares_memory(x, y) for x in (a, b, c) for y in again if isinstance(y, np.ndarray))
+
+
+def test_memory_that_is_held_is_no_array_and_takes_what_only_launches_read(launched):
+    sequence, sizes = of([(100,), (300,), (50,)])
+    sequence.keep([{0}], held={1, 0})
+    pointers = [0]
+    a, held, scratch = sequence.run(pointers)
+    assert sizes == [1536 + 512]
+    assert a.shape == (100,)
+    assert held is scratch
+    assert pointers[1:] == [a.data.ptr, held.ptr, held.ptr + 1536]
+
+
+def test_little_that_only_launches_read_lies_beside_a_large_array(launched):
+    for size, count in ((1024, 0), (100000, 1)):  # an array alone takes its memory itself
+        sequence, sizes = of([(64, 1024), (size,)])
+        sequence.keep([{0}])
+        large, _ = sequence.run([0])
+        assert large.shape == (64, 1024)
+        assert sizes == ([262144 + 4096] if not count else [400384])
+
+
+def test_a_part_of_an_array_is_found_in_another_array(launched, monkeypatch):
+    """A pointer inside a dense array moves with it; one inside of none is not known."""
+    monkeypatch.setattr(launch.cupy().cuda.driver, "launchKernel", lambda *how: None)
+    x, y = stub(np.zeros((4, 8), np.float32)), stub(np.zeros(4, np.float32))
+    inside = x[2:]
+    sequence = LaunchSequence(seen([written((x, inside, y), (inside, y, x))], [y]), [x])
+    pointers = [4096]
+    made, = sequence.run(pointers)
+    assert list(sequence._launches[0][0]) == [4096 + 64, made.data.ptr, 4096]
+    with pytest.raises(LookupError):
+        LaunchSequence(seen([written((x[1:], y), (x[1:], y))], [y]), [stub(np.zeros(4, np.float32))])
+
+
 def test_a_thread_has_a_context_before_it_launches(launched, monkeypatch):
     """The driver needs one; a thread whose arrays come from a pool may not have called the runtime, which makes it."""
     bound, fired = threading.local(), []

@@ -109,7 +109,7 @@ def test_gates(cp, gates, window):
 
 
 def test_gates_over_many_blocks(cp):
-    """The sums of blocks of queries over the keys before each block of keys, also beyond one table of them."""
+    """The sums of tiles of queries and blocks of keys on both sides of a gate."""
     check(cp, la.forgetting_attention, 2100, B=1, heads=(1, 1, 1))
     check(cp, la.forgetting_attention, 17000, B=1, heads=(1, 1, 1), widths=(64, 64), gates="mild")
 
@@ -168,6 +168,20 @@ def test_same_bits(cp, fn):
         for n, x in alone.items():
             assert same(cp, x, packed[n][:, start:stop]), (n, start)
             assert same(cp, x, batch[n][1:]), (n, start)
+
+
+def test_same_bits_of_many_blocks(cp):
+    """Blocks of keys add to dq in one order, however many run at once and whoever is late."""
+    arrays, dout = draw(la.forgetting_attention, 1500, B=4, heads=(8, 8, 8))
+    arrays, dout = {n: cp.asarray(x) for n, x in arrays.items()}, cp.asarray(dout)
+    first = both(la.forgetting_attention, arrays, dout, backend="cuda")
+    one = {n: cp.ascontiguousarray(x[2:3, :, 5:6]) for n, x in (arrays | {"dout": dout}).items()}
+    alone = both(la.forgetting_attention, {n: one[n] for n in arrays}, one["dout"], backend="cuda")
+    for _ in range(3):
+        found = both(la.forgetting_attention, arrays, dout, backend="cuda")
+        assert all(same(cp, x, found[n]) for n, x in first.items())
+    for n, x in alone.items():
+        assert same(cp, x, first[n][2:3, :, 5:6]), n
 
 
 @pytest.mark.parametrize("fn", BY_TOKEN)

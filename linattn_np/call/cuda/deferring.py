@@ -89,7 +89,6 @@ def forward(call: Prepared, finish: Finish) -> Forward | None:
             core = COMPUTATIONS[type(x)]
             made = core.forward(call.spec.name, x, own.plan, own.state, own.options["backend"])
             result = computed(own.plan.xp, finish(own, *made[:2]), call.library.give_back)
-        own.plan.xp.is_shared = False
         return Forward(own, core, made, result)
     except Exception:  # a call in full raises it, if it is an error
         call.recorder.launches.clear()
@@ -103,6 +102,7 @@ def pullback(of: Forward, call: Prepared, cotangents: tuple[Any, Any], pull: Pul
     call: as it was prepared. pull: (forward, cotangents) -> gradients.
     """
     xp = of.call.plan.xp
+    xp.held.clear()
     try:
         dout, dstate = cotangents
         dstate = binding.normalise(call.spec, "dstate", dstate, call.options)
@@ -113,6 +113,8 @@ def pullback(of: Forward, call: Prepared, cotangents: tuple[Any, Any], pull: Pul
         return computed(xp, pull(of, [known["dout"], dstate]), call.library.give_back)
     except Exception:  # a pullback in full raises it, if it is an error
         return None
+    finally:
+        Deferred.release(xp.held)  # another pullback has other arrays
 
 
 def computed(xp: Namespace, results: Any, give_back: Any) -> Any:

@@ -13,27 +13,27 @@ dz on the right of dk_j being that of the outgoing z. A task has all value colum
 from __future__ import annotations
 
 from ...ops.cpu.numbers import number
-from ...ops.cpu.rows import add_weighted_rows
-from ...ops.cpu.storage import load, load_column, save, save_column
+from ...ops.cpu.rows import add_weighted_rows, clear
+from ...ops.cpu.storage import Place, load, load_column, save, save_column
 from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot, sum_of
-from ...runtime.pieces.views import as_row, row, rows, transposed
+from ...runtime.pieces.views import as_row, field_of, row, rows, transposed
+from ...runtime.pieces.workspace import TOKENS
 from .workspace import Work
 
 
 @piece(of="averaged")
-def load_z(w: Work, x: Stored, state: Whole, z: Vector, given: Whole):
-    """z = the column of a state behind its values; zeros where none is given."""
-    for d in range(len(z)):
-        z[d] = 0
+def load_z(x: Stored, place: Place, column: Whole, z: Vector, given: Whole):
+    """z = the column of a head's state behind its values, at place = (state, head, 0); zeros where none is given."""
+    clear(as_row(z))
     if given:
-        load(x, (state, w.HEAD, 0), (w.V, 1), rows(transposed(as_row(z)), 0, w.K))
+        load(x, place, (column, 1), rows(transposed(as_row(z)), 0, field_of(x, TOKENS)))
 
 
 @piece(of="averaged")
-def save_z(w: Work, z: Vector, x: Stored, state: Whole):
-    """The column of a state behind its values = z."""
-    save(rows(transposed(as_row(z)), 0, w.K), x, (state, w.HEAD, 0), (w.V, 1))
+def save_z(z: Vector, x: Stored, place: Place, column: Whole):
+    """The column of a head's state behind its values = z."""
+    save(rows(transposed(as_row(z)), 0, field_of(x, TOKENS)), x, place, (column, 1))
 
 
 @piece(of="averaged")

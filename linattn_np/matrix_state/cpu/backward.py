@@ -10,13 +10,13 @@ from __future__ import annotations
 from ...ops.cpu.products import FULL, product
 from ...ops.cpu.rows import add, add_weighted_rows, clear, fill, scale_rows, scaled
 from ...ops.cpu.storage import load, save
-from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
+from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
 from ...runtime.pieces.views import as_row, transposed
-from .averages import add_keys, averages_vjp, load_z, save_z
+from .averages import add_keys, averages_vjp
 from .chunk import begin_chunk, begin_task, erase, load_queries, load_tokens, once, reach, reader, system, write
 from .chunk_vjp import chunk_vjp
 from .decay import decays
-from .forward import load_all, load_state, save_state
+from .forward import load_state, save_state
 from .value_decay import value_tables
 from .workspace import SCALAR, VECTOR, Work
 
@@ -112,31 +112,23 @@ def segment_vjp(w: Work):
 def begin_states(w: Work):
     """S before the task, and dS after it: the call's, or what another task has left."""
     if w.LATER and w.apart:
-        load_gradient(w, w.ends, w.TO, 1)
+        load_state(w, w.ends, w.TO, w.dS, w.dz, 1)
     elif w.LATER:
-        load_gradient(w, w.out_dstate, w.STATE, 1)
+        load_state(w, w.out_dstate, w.STATE, w.dS, w.dz, 1)
     else:
-        load_gradient(w, w.in_dstate, w.STATE, w.has_dstate)
+        load_state(w, w.in_dstate, w.STATE, w.dS, w.dz, w.has_dstate)
     if w.AT:
         add_gradient(w)
     if w.EARLIER:
-        load_all(w, w.starts, w.FROM, 1)
+        load_state(w, w.starts, w.FROM, w.S, w.z, 1)
     else:
-        load_all(w, w.in_state, w.STATE, w.started)
-
-
-@piece
-def load_gradient(w: Work, x: Stored, state: Whole, given: Whole):
-    """dS, and dz."""
-    load_state(w, x, state, w.dS, given)
-    if w.averaged:
-        load_z(w, x, state, w.dz, given)
+        load_state(w, w.in_state, w.STATE, w.S, w.z, w.started)
 
 
 @piece
 def add_gradient(w: Work):
     """dS, and dz, += the gradient of the state at the position that the task ends at; S, and z, are lost."""
-    load_all(w, w.in_dstates, w.AT - 1, 1)
+    load_state(w, w.in_dstates, w.AT - 1, w.S, w.z, 1)
     add(w.S, w.dS)
     if w.averaged:
         add(as_row(w.z), as_row(w.dz))
@@ -163,9 +155,7 @@ def backward(w: Work, first: Whole, last: Whole):
                     segment_vjp(w)
                     w.segment -= 1
             if w.apart == 0 or w.EARLIER == 0:
-                save_state(w, w.dS, w.out_dstate, w.STATE)
-                if w.averaged:
-                    save_z(w, w.dz, w.out_dstate, w.STATE)
+                save_state(w, w.dS, w.dz, w.out_dstate, w.STATE)
             if w.bonus:
                 save(w.du, w.out_du, (0, h, w.STATE), (0, w.K))
 
@@ -201,9 +191,9 @@ def reverse(w: Work, first: Whole, last: Whole):
     for n in range(first, last):
         begin_task(w, n)
         if w.LATER:
-            load_gradient(w, w.ends, w.TO, 1)
+            load_state(w, w.ends, w.TO, w.dS, w.dz, 1)
         else:
-            load_gradient(w, w.in_dstate, w.STATE, w.has_dstate)
+            load_state(w, w.in_dstate, w.STATE, w.dS, w.dz, w.has_dstate)
         if w.AT:
             add_gradient(w)
         if w.EARLIER:
@@ -219,6 +209,4 @@ def reverse(w: Work, first: Whole, last: Whole):
                     scale_rows(w.dS, w.carry)
                 for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries):
                     carry_gradient(w, j)
-            save_state(w, w.dS, w.ends, w.FROM)
-            if w.averaged:
-                save_z(w, w.dz, w.ends, w.FROM)
+            save_state(w, w.dS, w.dz, w.ends, w.FROM)

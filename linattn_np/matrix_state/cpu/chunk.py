@@ -17,11 +17,11 @@ from ...ops.cpu.rows import add, fill, hadamard, scaled, times
 from ...ops.cpu.storage import load, load_column
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot
-from ...runtime.pieces.views import address_of, field_of, point, row, transposed
+from ...runtime.pieces.views import address_of, as_row, field_of, point, row, transposed
 from ...runtime.pieces.workspace import TOKEN
 from .averages import find_averages
 from .decay import gram, pair_table, plain_gram, rest, weigh
-from .maps import features, load_map
+from .maps import features
 from .value_decay import value_carried, value_ended
 from .workspace import DELTA, EARLY, FREE, SCALAR, STRICT, VECTOR, Q, R, U, V, Work
 
@@ -34,7 +34,7 @@ def once(w: Work):
     fill(w.ones, 1.0)
     fill(w.minus, -1.0)
     if w.map:
-        load_map(w)
+        load(w.in_numbers, (0, 0, 0), (0, len(w.map_numbers)), as_row(w.map_numbers))
     if w.decay != SCALAR:
         for i in range(w.C):
             w.g64[i] = 0

@@ -134,16 +134,9 @@ def reader_vjp(w: Work, x: Matrix, cotangent: Matrix, early: Whole, by: Vector, 
         scale_rows(w.decayed, w.factor)
     else:
         if w.decay == SCALAR:
-            readers_dots(x, dx, w.readers_before if early else w.readers)
+            add_dots(x, dx, False, 1.0, w.readers_before if early else w.readers)
         scaled(x, w.factor, w.decayed)
     product(FULL, transposed(w.decayed), cotangent, w.dS, added=w.dS)
-
-
-@piece
-def readers_dots(x: Matrix, dx: Matrix, out: Vector):
-    """out_i += x_i . dx_i"""
-    for i in range(len(x)):
-        out[i] += dot(row(x, i), row(dx, i), x.shape[1])
 
 
 @piece

@@ -83,7 +83,7 @@ def gram(w: Work, x: Matrix, y: Matrix, yT: Matrix, reads: Whole, factors: Vecto
 def plain_gram(w: Work, x: Matrix, y: Matrix, yT: Matrix, reads: Whole, out: Matrix):
     """A gram without the tables of a scalar decay."""
     if w.decay == VECTOR:
-        channel_gram(w, x, y, reads & EARLY, out)
+        block_gram(x, y, w.W, reads & EARLY, out, w.near, w.far, w.farT)
     else:
         product(OUT_LOWER, x, yT, out)
 
@@ -107,7 +107,7 @@ def rest(X: Matrix, Y: Matrix, P: Matrix, beta: Vector, out: Matrix):
 # a decay of each channel
 
 
-@piece
+@piece(of="channels")
 def tables_of(W: Matrix, first: Matrix, before: Matrix, last: Matrix, carry: Vector):
     """W <- e^W, first_i = W_0 ... W_i with a row of ones before it, last_j = W_{j+1} ... W_{m-1}, carry: all of W."""
     exp_rows(W)
@@ -117,13 +117,7 @@ def tables_of(W: Matrix, first: Matrix, before: Matrix, last: Matrix, carry: Vec
     scaled(rows(first, len(W) - 1, 1), None, as_row(carry))
 
 
-@piece(of="vector")
-def channel_gram(w: Work, X: Matrix, Y: Matrix, early: Whole, out: Matrix):
-    """The gram of a vector decay in the channels of the key."""
-    block_gram(X, Y, w.W, early, out, w.near, w.far, w.farT)
-
-
-@piece
+@piece(of="channels")
 def block_gram(X: Matrix, Y: Matrix, W: Matrix, early: Whole, out: Matrix, near: Matrix, far: Matrix, farT: Matrix):
     """The gram of a vector decay: blocks on the diagonal pair by pair, those before them as products."""
     m, n = X.shape

@@ -30,7 +30,7 @@ def gram_vjp(w: Work, reads: Whole, factors: Vector, P: Matrix, x: Matrix, y: Ma
     table, crossed = w.E_before if early else w.E, w.crossed_before if early else w.crossed
     weigh_vjp(w.dP, P, table, reads & STRICT != 0, factors, crossed)
     if w.decay == VECTOR:
-        channel_gram_vjp(w, x, y, early, dx, dy)
+        block_gram_vjp((w.W, w.crossed_k, w.scratch), w.dP, x, y, early, dx, dy)
     else:
         product(LEFT_LOWER, w.dP, y, dx, added=dx)
         product(LEFT_UPPER, transposed(w.dP), x, dy, added=dy)
@@ -54,7 +54,8 @@ def gate_vjp(w: Work):
     """dg of the chunk."""
     place = (w.BATCH, w.HEAD, w.t)
     if w.decay == VECTOR:
-        channel_gate_vjp(w)
+        channel_crossings(w.crossed_k, w.readers_k, w.writers_k, w.totals)
+        save(w.crossed_k, w.out_dg, place, (0, w.K))
     elif w.decay:
         crossings(w.crossed, w.readers, w.writers, w.totals[0], w.column_sums, w.factor)
         save_column(w.factor, w.out_dg, place)
@@ -79,14 +80,7 @@ def crossings(crossed: Matrix, readers: Vector, writers: Vector, total: Number, 
 # a decay of each channel
 
 
-@piece(of="vector")
-def channel_gate_vjp(w: Work):
-    """dg of the chunk."""
-    channel_crossings(w.crossed_k, w.readers_k, w.writers_k, w.totals)
-    save(w.crossed_k, w.out_dg, (w.BATCH, w.HEAD, w.t), (0, w.K))
-
-
-@piece
+@piece(of="channels")
 def channel_crossings(crossed: Matrix, readers: Matrix, writers: Matrix, total: Vector):
     """crossed_t += sum_{i >= t} readers_i + sum_{j < t} writers_j + total; total and readers are written over."""
     for t in range(len(crossed)):
@@ -98,15 +92,12 @@ def channel_crossings(crossed: Matrix, readers: Matrix, writers: Matrix, total: 
     add(readers, crossed)
 
 
-@piece(of="vector")
-def channel_gram_vjp(w: Work, X: Matrix, Y: Matrix, early: Whole, dX: Matrix, dY: Matrix):
-    """From the cotangent dP of the gram of X and Y: dX += rows, dY += columns, and what crosses g."""
-    block_gram_vjp((w.W, w.crossed_k, w.scratch), w.dP, X, Y, early, dX, dY)
-
-
-@piece
+@piece(of="channels")
 def block_gram_vjp(own: Matrices, P: Matrix, X: Matrix, Y: Matrix, early: Whole, dX: Matrix, dY: Matrix):
-    """The same for own = (gates, what crosses them, scratch) of any axis."""
+    """From the cotangent P of the gram of X and Y: dX += rows, dY += columns, and what crosses the gates.
+
+    own = (gates, what crosses them, scratch)
+    """
     m = len(X)
     for b in range(0, m, BLOCK):
         end = min(b + BLOCK, m)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ...ops.cpu.products import AT_ONCE, END, FIRST_LINE, NEXT
+from ...ops.cpu.rows import clear
 from ...ops.cpu.storage import load, save
-from ...runtime.pieces.piece import Matrix, Stored, Whole, piece
-from ...runtime.pieces.views import address_of, field_of, row, rows, tokens_of
+from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
+from ...runtime.pieces.views import address_of, field_of, rows, tokens_of
 from ...runtime.pieces.workspace import CHANNEL, TOKEN
 from .averages import add_keys, load_z, save_z
 from .chunk import begin_chunk, begin_task, erase, load_tokens, once, read, system, write
@@ -15,36 +16,24 @@ from .workspace import Work
 
 
 @piece
-def load_state(w: Work, x: Stored, state: Whole, S: Matrix, given: Whole):
-    """S = a head's columns of a state; zeros where none is given, and beyond its channels."""
+def load_state(w: Work, x: Stored, state: Whole, S: Matrix, z: Vector, given: Whole):
+    """S = a head's columns of a state, and z where outputs are averages; zeros where none is given, and beyond."""
+    place = (state, w.HEAD, 0)
     if given:
-        load(x, (state, w.HEAD, 0), (w.COLUMN, w.V), rows(S, 0, w.K))
-    for i in range(w.K if given else 0, len(S)):
-        a = row(S, i)
-        for d in range(len(a)):
-            a[d] = 0
-
-
-@piece
-def load_all(w: Work, x: Stored, state: Whole, given: Whole):
-    """S, and z where outputs are averages."""
-    load_state(w, x, state, w.S, given)
+        load(x, place, (w.COLUMN, w.V), rows(S, 0, w.K))
+    else:
+        clear(S)
     if w.averaged:
-        load_z(w, x, state, w.z, given)
+        load_z(x, place, w.V, z, given)
 
 
 @piece
-def save_state(w: Work, S: Matrix, x: Stored, state: Whole):
-    """A head's columns of a state = S."""
-    save(rows(S, 0, w.K), x, (state, w.HEAD, 0), (w.COLUMN, w.V))
-
-
-@piece
-def save_all(w: Work, x: Stored, state: Whole):
+def save_state(w: Work, S: Matrix, z: Vector, x: Stored, state: Whole):
     """A head's columns of a state = S, and the column behind its values = z where outputs are averages."""
-    save_state(w, w.S, x, state)
+    place = (state, w.HEAD, 0)
+    save(rows(S, 0, w.K), x, place, (w.COLUMN, w.V))
     if w.averaged:
-        save_z(w, w.z, x, state)
+        save_z(z, x, place, w.V)
 
 
 @piece
@@ -80,9 +69,9 @@ def forward(w: Work, first: Whole, last: Whole):
     for n in range(first, last):
         begin_task(w, n)
         if w.EARLIER:
-            load_all(w, w.starts, w.FROM, 1)
+            load_state(w, w.starts, w.FROM, w.S, w.z, 1)
         else:
-            load_all(w, w.in_state, w.STATE, w.started)
+            load_state(w, w.in_state, w.STATE, w.S, w.z, w.started)
         w.t = w.FIRST
         while w.t < w.STOP:
             begin_chunk(w)
@@ -102,7 +91,7 @@ def forward(w: Work, first: Whole, last: Whole):
             if w.averaged:
                 add_keys(w, w.z, w.z)
             w.t += w.c
-        save_all(w, w.starts, w.TO)
+        save_state(w, w.S, w.z, w.starts, w.TO)
         if w.AT:
-            save_all(w, w.out_states, w.AT - 1)
+            save_state(w, w.S, w.z, w.out_states, w.AT - 1)
 

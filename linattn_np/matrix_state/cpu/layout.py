@@ -64,10 +64,20 @@ def words_of(cell: Cell, adjoint: bool = False) -> frozenset[str]:
         "plain": cell.features is None, "map": cell.features is not None, "separate_erase_key": cell.separate_erase_key,
         "waves": cell.features is not None and cell.features.kind == "waves", "bonus": cell.bonus,
         "averaged": cell.averaged, "solved": cell.iterations > 0, "compensates": cell.compensates,
-        "value_decay": cell.value_decay, "adjoint": adjoint, "erase": cell.erase is not Erase.NONE,
+        "value_decay": cell.value_decay, "channels": cell.value_decay or cell.decay is Decay.VECTOR,
+        "adjoint": adjoint, "erase": cell.erase is not Erase.NONE,
         cell.decay.name.lower(): True, cell.erase.name.lower(): True,
     }  # fmt: skip
     return frozenset(word for word, is_true in is_so.items() if is_true)
+
+
+def flags(cell: Cell) -> dict[str, int]:
+    """What a kernel is told of the kind of a call."""
+    decays = {Decay.NONE: 0, Decay.SCALAR: SCALAR, Decay.VECTOR: VECTOR}
+    erases = {Erase.NONE: 0, Erase.DELTA: DELTA, Erase.FREE: FREE}
+    plain = {name: int(x) for name, x in cell._asdict().items() if isinstance(x, int)}
+    return plain | {f"direct_{name}": name in cell.direct for name in ("q", "v", "r")} | {
+        "decay": decays[cell.decay], "erase": erases[cell.erase], "compensates": cell.compensates}  # fmt: skip
 
 
 class Backward(NamedTuple):
@@ -91,12 +101,7 @@ def layout(cell: Cell, back: Backward | None = None) -> tuple[Layout, int]:
     sizes = {"c": cell.C, "c1": cell.C + 1, "K_lanes": up(cell.K, W), "V_lanes": up(cell.V, W), "one": 1,
              "block": BLOCK, "scratch_rows": 2 * BLOCK + 1 + 3 * cell.C, "given": cell.K, "line_count": 0,
              "task_fields": len(TASK), "slots": 1, "segments": 1, "slot_after": 1, "lane": W}  # fmt: skip
-    sizes |= {name: int(x) for name, x in cell._asdict().items() if isinstance(x, int)}
-    sizes |= {
-        "decay": {Decay.NONE: 0, Decay.SCALAR: SCALAR, Decay.VECTOR: VECTOR}[cell.decay],
-        "erase": {Erase.NONE: 0, Erase.DELTA: DELTA, Erase.FREE: FREE}[cell.erase], "compensates": cell.compensates,
-        "direct_q": "q" in cell.direct, "direct_v": "v" in cell.direct, "direct_r": "r" in cell.direct,
-    }  # fmt: skip
+    sizes |= flags(cell)
     if cell.features is not None:
         sizes |= map_sizes(cell.K, cell.features, W)
     if back is None:

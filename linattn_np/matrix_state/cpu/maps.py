@@ -8,14 +8,8 @@ from ...ops.cpu.products import FULL, product
 from ...ops.cpu.rows import clear, fill
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Truth, Whole, piece
-from ...runtime.pieces.views import as_row, columns, tokens_of
+from ...runtime.pieces.views import columns, tokens_of
 from .workspace import Work
-
-
-@piece(of="map")
-def load_map(w: Work):
-    """The numbers of the map."""
-    load(w.in_numbers, (0, 0, 0), (0, w.numbers), as_row(w.map_numbers))
 
 
 @piece(of="map")

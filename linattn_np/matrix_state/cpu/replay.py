@@ -14,7 +14,7 @@ from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
 from ...runtime.pieces.memory import destinations, empty, first_byte, handles
 from ...runtime.pieces.workspace import AT
-from ...runtime.tracing import Kernel, Trace, Untraceable, contains, plain
+from ...runtime.tracing import Kernel, Trace, Untraceable, contains, extent, plain
 from .. import policy
 from ..types import Erase, Inputs, Plan
 from .chunks import Chunks, Made
@@ -151,7 +151,8 @@ def _loops_of(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own:
     steps = Steps(x, plan, table.kept.get("in_state"), rows)
     if rotation is not None:
         steps.rotate(rotation.shape[1])
-    extents = np.array([_extent(y) for y in (*given, *own.values())], np.int64)
+    reached = *given, *own.values()
+    extents = np.array([extent(y) for y in reached]) - np.array([[first_byte(y)] for y in reached])
     steps.settle(numbers, sources, extents, len(given) if mine else 0)
     if calls != (None, None):
         steps.between(*calls)
@@ -209,9 +210,3 @@ def sources_of(numbers: np.ndarray, places: programs.Places, count: int, own: di
         elif at:
             sources[row], numbers[row, AT] = places.at(at)
     return sources
-
-
-def _extent(y: np.ndarray) -> tuple[int, int]:
-    """First byte and the one after the last, from the address on."""
-    reach = [stride * (size - 1) for stride, size in zip(y.strides, y.shape, strict=True)]
-    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + y.itemsize

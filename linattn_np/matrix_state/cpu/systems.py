@@ -1,5 +1,7 @@
 """The systems of a SOLVED read-out by conjugate gradients in compiled loops: readouts/systems.py's `iterated`.
 
+The forward kernel writes the solutions where other calls have what queries read.
+
     x_t (Z_t + diag(ridge_t)) = q_t, Z_t the sum of the keys' outer products: rows of a chunk step together, and
     p A_i = p^_i Z + sum_{j <= i} gram(p, k)_ij beta_j k_j + ridge_i (.) p_i
 """

@@ -11,10 +11,9 @@ from ...runtime.pieces.run import stored_array
 from ...runtime.pieces.workspace import ARRAY, SHARED
 from ...runtime.shapes import segments
 from ..types import Inputs, Plan
-from .workspace import ARRAYS, CHUNK, TASK
+from .workspace import ARRAYS, TASK
 
 BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS, LEAD, EARLIER, LATER, FROM, TO, AT = range(len(TASK))
-FIRST_ROW = CHUNK.slots[ARRAYS[0]]
 ROW = {name: n for n, name in enumerate(ARRAYS)}
 
 

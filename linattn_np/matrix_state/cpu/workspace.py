@@ -16,9 +16,7 @@ EARLY, STRICT = range(1, 3)  # of a gram: it reads S_{t-1}; without the token's 
 
 TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEAD", "EARLIER", "LATER", "FROM", "TO",
         "AT")
-SIZES = ("t", "c", "c1", "C", "K", "K_lanes", "V_lanes", "given", "given_wide", "one", "block", "scratch_rows",
-         "half", "half_lanes", "phi_lanes", "skipped", "numbers", "segments", "segment_count", "line_count", "group",
-         "slot", "slot_after", "slots", "segment",  "tasks_count", "task_fields")  # fmt: skip
+SIZES = ("t", "C", "given", "half", "skipped", "segments", "segment_count", "group", "slots")  # fmt: skip
 FLAGS = ("decay", "erase", "query_reads", "erase_reads", "separate_erase_key", "has_queries", "queries", "bonus",
          "started", "has_dstate", "apart", "compensates", "reflects", "map", "value_decay", "averaged", "returning",
          "iterations", "direct_q", "direct_v", "direct_r", "lane", "lines_at_once")  # fmt: skip

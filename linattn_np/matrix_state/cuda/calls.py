@@ -62,7 +62,9 @@ def handles(call: Any) -> frozenset[str]:
         handled.add("states_at")
     if module is step and call.plan.causal and len(steps.cuts(call.x)) == 1:
         handled.add("pools")
-    if module is vector_widths:
+    if module is step and is_deferred(call.plan.xp):
+        handled.add("recompute")
+    if module is vector_widths or (module is step and is_deferred(call.plan.xp) and call.x.q is not None):
         handled.add("wide_keys")
     return frozenset(handled)
 

@@ -73,8 +73,13 @@ def launched(call: Launch) -> None:
     launch.launch(STEP, "step", call.constants, call.blocks, call.threads, 0, call.packed, call.arrays)
 
 
-def prepared(x: Inputs, plan: Plan, state: Array | None, stored: Any = None) -> Launch:
-    """The launch, with its results allocated; stored: the dtype of the output, if it is not that of the values."""
+def prepared(
+    x: Inputs, plan: Plan, state: Array | None, stored: Any = None, into: Array | None = None
+) -> Launch:
+    """The launch, with its results allocated.
+
+    stored: the dtype of the output, if it is not that of the values. into: memory (..., H, K, V) for the final state.
+    """
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     K, element = x.k.shape[-1], element_of(x)
     arrays = _arrays(xp, x._replace(r=None) if plan.erases_key else x, element)  # r is read once, as k
@@ -88,8 +93,8 @@ def prepared(x: Inputs, plan: Plan, state: Array | None, stored: Any = None) -> 
     if plan.overwrite and whole:
         end, last = state, start
     else:
-        end = xp.empty(shape, dtype=xp.float32)
-        last = end.reshape(N, H, K, V)
+        end = xp.empty(shape, dtype=xp.float32) if into is None else into
+        last = end if end.ndim == 4 else end.reshape(N, H, K, V)
     slots = plan.pool_rows
     pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets)
     wide = _wide(arrays, (start, last))

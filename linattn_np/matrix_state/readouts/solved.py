@@ -113,11 +113,12 @@ def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Arr
     return out, join_parts((S_end, Z_end)), residuals
 
 
-def _forward_of_one(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, None]:
+def _forward_of_one(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, Residuals]:
     S, Z = (None, None) if state is None else state
     read, Z_end = core.CUDA_MODULE.solve_one(x, plan, Z)
-    out, S_end, _ = runs.values(x.memory(x.v)._replace(q=read), S)
-    return out, join_parts((S_end, Z_end)), None
+    out, S_end, value_residuals = runs.values(x.memory(x.v)._replace(q=read), S)
+    solved = SolvedResiduals(read, (runs.fn, runs.wanted, value_residuals), Z)
+    return out, join_parts((S_end, Z_end)), Residuals(x._replace(least=math.inf), plan, solved)
 
 
 def _written(runs: Runs, keys: Inputs, Z: Array | None) -> Any:
@@ -176,8 +177,11 @@ def backward(
     y, keys = None, x.memory(x.k)
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
-        runs = Runs.of(fn, x, plan, wanted)
-        y, _ = _solve(runs, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed)
+        if is_deferred(plan.xp):
+            y, _ = core.CUDA_MODULE.solve_one(x._replace(q=d.q), plan, transposed)
+        else:
+            runs = Runs.of(fn, x, plan, wanted)
+            y, _ = _solve(runs, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed)
     minus = plan._replace(scale=-1.0, overwrite=False)
     key_residuals = core.residuals_of(fn, keys._replace(q=None if y is None else read), minus, Z, wanted)
     e, dZ_0 = core.backward(key_residuals, y, dZ)

@@ -110,7 +110,7 @@ def times(sign: Number, x: Vector, y: Vector, out: Vector):
 @piece
 def add_dots(A: Matrix, B: Matrix, below: Truth, sign: Number, out: Vector):
     """out_i += sign A_i . B_i, over columns j < i only if `below`."""
-    for i in range(len(out)):
+    for i in range(len(A)):
         out[i] += sign * dot(row(A, i), row(B, i), i if below else A.shape[1])
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 Array = Any
+COMPUTED = ("kind", "inputs", "value", "work", "fixed")  # of a node, what changes when it is computed
 LARGEST = 1 << 31  # elements of an array: indices of 32 bits
 
 
@@ -32,7 +33,7 @@ class Node:
     kernel overwrites. inputs of a map have its shape; those of a reduction have one more axis, the last.
     """
 
-    __slots__ = ("_memory", "dtype", "fixed", "inputs", "kind", "shape", "value", "work")
+    __slots__ = ("_memory", "dtype", "fixed", "inputs", "kind", "shape", "stored", "value", "work")
 
     def __init__(
         self, kind: str, shape: tuple[int, ...], dtype: Any, inputs: Sequence[Deferred] = (), value: Any = None
@@ -41,11 +42,16 @@ class Node:
             raise Unsupported(f"{prod(shape)} elements")
         self.kind, self.shape, self.dtype = kind, shape, np.dtype(dtype)
         self.inputs, self.value = tuple(inputs), value
-        self.work: int = 1 + sum(x.node.work for x in inputs)  # functions of numbers for an element, at most
-        self.fixed: int = 0 if kind == "concat" else sum(map(_fixed_work, inputs))  # those for all of a row
-        if kind in ("sum", "max", "min"):
-            self.work, self.fixed = self.fixed + inputs[0].shape[-1] * (self.work - self.fixed), 0
         self._memory: np.ndarray | None = None
+        self.stored = False  # whether it is computed before what reads it
+        self.count_work()
+
+    def count_work(self) -> None:
+        """work: functions of numbers for an element, at most. fixed: those for all of a row."""
+        self.work: int = 1 if self.stored else 1 + sum(x.node.work for x in self.inputs)
+        self.fixed: int = 0 if self.kind == "concat" or self.stored else sum(map(_fixed_work, self.inputs))
+        if self.kind in ("sum", "max", "min") and not self.stored:
+            self.work, self.fixed = self.fixed + self.inputs[0].shape[-1] * (self.work - self.fixed), 0
 
     @property
     def memory(self) -> np.ndarray:
@@ -57,6 +63,11 @@ class Node:
     def become(self, array: Array) -> None:
         """The elements have been computed."""
         self.kind, self.inputs, self.value, self.work, self.fixed = "array", (), array, 1, 0
+
+
+def _target(x: Deferred) -> Array | None:
+    """The array that a pending kernel overwrites."""
+    return x.node.value if x.node.kind == "pending" else None
 
 
 def _fixed_work(x: Deferred) -> int:
@@ -111,9 +122,18 @@ class Deferred:
 
     def hold(self, array: Array) -> None:
         """The elements have been computed."""
+        self.xp.held.append((self, self.real, self.node, [getattr(self.node, n) for n in COMPUTED]))
         self.real = array
         if self.is_whole and self.node.kind != "number":
             self.node.become(array)
+
+    @staticmethod
+    def release(held: list[Any]) -> None:
+        """They have not: held is xp.held since some time."""
+        while held:
+            x, x.real, node, values = held.pop()
+            for name, value in zip(COMPUTED, values, strict=True):
+                setattr(node, name, value)
 
     def viewed(self, how: Callable[[Any, Any], Any]) -> Deferred:
         """how(namespace, array), which makes a view."""
@@ -154,7 +174,7 @@ class Deferred:
     def __setitem__(self, index: Any, value: Any) -> None:
         if index is not Ellipsis or self.real is None:
             raise Unsupported("an assignment to a part of an array")
-        if isinstance(value, Deferred) and value.node.kind == "pending" and value.node.value is self.real is not None:
+        if isinstance(value, Deferred) and (value.real is self.real or _target(value) is self.real):
             return  # the kernel writes it there
         self.xp.assigned.append((self.real, self.xp.astype(self.xp.broadcast_to(value, self.shape), self.dtype)))
 

@@ -11,7 +11,9 @@ import numpy as np
 from ..arrays import DEFERRED
 from .deferred import Array, Deferred, Node, Pending, Unsupported, given
 
-FEW, MANY = 64, 1 << 18  # functions of numbers that are computed again rather than stored: for one number, for a sum
+WIDTH = 32  # threads that share a sum
+FEW, MANY = 64, 1 << 13  # functions of numbers that are computed again rather than stored: for one number, and for a
+# sum by one thread: as long as a launch or two
 MAPS = {  # functions of numbers, with the results' dtype if it is not the inputs'
     "add": None, "subtract": None, "multiply": None, "divide": None, "maximum": None, "minimum": None, "pow": None,
     "negative": None, "abs": None, "sign": None, "exp": None, "expm1": None, "log": None, "log1p": None, "sqrt": None,
@@ -220,29 +222,29 @@ class Reductions:
             if last.shape[-1] > 1:
                 if x.dtype.kind in "bi":
                     raise Unsupported("a reduction of whole numbers")
-                last = self._stored(last)
+                self._store(last, alone)
                 last = Deferred(self, Node(kind, last.shape[:-1], x.dtype, [last], alone))[..., None]
             found = self.moveaxis(last, -1, n)
         if keepdims:
             return found
         return self.squeeze(found, tuple(a % x.ndim for a in axes))
 
-    def _stored(self, x: Deferred) -> Deferred:
-        """What a reduction reads, computed before if each of its elements is a long sum itself."""
-        if x.node.work < FEW or (x.node.work - x.node.fixed) * x.shape[-1] < MANY:
-            return x
-        for y in x.node.inputs:
-            self._stored_all(y)
-        return x
+    def _store(self, x: Deferred, alone: Any) -> None:
+        """What a reduction reads has its own reductions computed before if each element is a long sum itself."""
+        threads = 1 if alone else WIDTH
+        if x.node.work >= FEW and (x.node.work - x.node.fixed) * x.shape[-1] >= MANY * threads:
+            for y in x.node.inputs:
+                self._store_all(y.node)
+            x.node.count_work()
 
-    def _stored_all(self, x: Deferred) -> None:
-        """Compute the reductions that an array is made of, innermost first."""
-        from .fusion import materialise
-
-        if x.node.kind in ("sum", "max", "min") and x.node.work > FEW:
-            materialise([Deferred(self, x.node)])
-        for y in x.node.inputs if x.node.kind != "pending" else ():
-            self._stored_all(y)
+    def _store_all(self, node: Node) -> None:
+        """The reductions that a node is made of are stored."""
+        if node.kind == "pending" or node.work <= 1:
+            return
+        for y in node.inputs:
+            self._store_all(y.node)
+        node.stored = node.stored or (node.kind in ("sum", "max", "min") and node.work > FEW)
+        node.count_work()
 
     def matmul(self, x: Deferred, y: Deferred) -> Deferred:
         """Products of matrices, each element by one thread."""
@@ -259,8 +261,8 @@ class Namespace(Views, Reductions, Functions):
     """The functions of an array namespace on deferred arrays.
 
     library: CuPy's namespace. assigned: (array, deferred) for each assignment to a whole array. pending: kernels that
-    have not been launched. overwritten: arrays that those launches change. is_shared: what has been
-    computed may be read later.
+    have not been launched. overwritten: arrays that those launches change. held: what has been
+    computed, with what it was before.
     """
 
     __name__ = DEFERRED
@@ -270,7 +272,7 @@ class Namespace(Views, Reductions, Functions):
         self.assigned: list[tuple[Array, Deferred]] = []
         self.pending: list[Pending] = []
         self.overwritten: list[Array] = []
-        self.is_shared = True
+        self.held: list[Any] = []
 
     inf, nan, pi, newaxis = np.inf, np.nan, np.pi, None
     float16, float32, float64, int32, int64, bool = np.float16, np.float32, np.float64, np.int32, np.int64, np.bool

@@ -24,7 +24,7 @@ Array = Any
 Wanted = Sequence[tuple[Deferred, Any]]  # (array, where it is written, or None for a new one)
 WARPS = 4  # of a block
 LEAST_ROW = 16  # elements of a row that is worth a warp
-MOST_OF_HEAD = 4096  # elements of an array that the block of one head computes
+MOST_OF_HEAD = 1 << 14  # elements of an array that the block of one head computes
 HEAD = "const ArrayCallsArguments& a, const u32 n, const u32 head, const u32 warp, const u32 lane"
 
 
@@ -223,15 +223,56 @@ def materialise(wanted: Sequence[Deferred], into: Sequence[Array | None] = ()) -
     last = settle(wanted)
     missing = [(x, to) for x, to in zip(wanted, into, strict=True) if x.real is None or to is not None]
     missing = list({id(x): (x, to) for x, to in missing}.values())
+    if stages := _stages([x for x, _ in missing]):
+        if last is not None:
+            last.finish([])
+        compute_stages(stages)
+        return materialise(wanted, into)
     new = [(x, x.xp.library.empty(x.shape, dtype=x.dtype) if to is None else to) for x, to in missing]
     if (last is None or not last.finish(new)) and new:
         _launch(new)
     computed: dict[int, Array] = {}
     for (x, to), (_, y) in zip(missing, new, strict=True):
         computed[id(x)] = y
-        if x.xp.is_shared and to is None:
+        if to is None:
             x.hold(y)
     return [computed.get(id(x), x.real) for x in wanted]
+
+
+def _stages(values: Sequence[Deferred]) -> list[list[Deferred]]:
+    """The nodes that are computed before these arrays: each list needs those before it."""
+    found, depths = list[list[Deferred]](), dict[Node, int]()
+
+    def depth(x: Deferred) -> int:
+        """How many launches are needed before an array can be read."""
+        node = x.node
+        if node not in depths:
+            below = max((depth(y) for y in node.inputs), default=0) if node.kind not in ("array", "pending") else 0
+            if node.stored and node.kind != "array":
+                if below == len(found):
+                    found.append([])
+                found[below].append(Deferred(x.xp, node))
+                below += 1
+            depths[node] = below
+        return depths[node]
+
+    for x in values:
+        depth(x)
+    return found
+
+
+def compute_stages(stages: list[list[Deferred]]) -> None:
+    """Compute arrays, a launch for each list."""
+    for wanted in stages:
+        new = [(x, x.xp.library.empty(x.shape, dtype=x.dtype)) for x in wanted]
+        _launch(new)
+        for x, y in new:
+            x.hold(y)
+
+
+def store(values: Sequence[Deferred]) -> None:
+    """Compute what must be in memory before these arrays are."""
+    compute_stages(_stages(values))
 
 
 def _launch(wanted: Wanted) -> None:

@@ -115,12 +115,11 @@ class Writer:
         found: list[Index] = []
         for n in reversed(shape):
             low = Index(x.const % n, {name: c for name, c in x.terms.items() if c % n})
-            if self.largest(low) < n:
-                x = Index(x.const // n, {name: c // n for name, c in x.terms.items() if c % n == 0})
-            else:
-                block, size, text = self.scope(x), self.largest(x) + 1, str(x)
+            x = Index(x.const // n, {name: c // n for name, c in x.terms.items() if c % n == 0})
+            if (size := self.largest(low) + 1) > n:
+                block, text = self.scope(low), str(low)
                 low = self.variable(block, n, f"({text}) % {n}u")
-                x = self.variable(block, -(-size // n), f"({text}) / {n}u")
+                x = x.plus(self.variable(block, -(-size // n), f"({text}) / {n}u"))
             found.append(low)
         return found[::-1]
 

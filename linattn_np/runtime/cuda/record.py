@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,7 +19,10 @@ from . import constants, launch
 
 Array = Any
 Shape = tuple[int, ...]
+new = tuple.__new__  # calling a NamedTuple class takes three times as long
 ALIGNED = 512  # bytes, as CuPy aligns its allocations
+FEW_BYTES = 1 << 14  # of an array that others may keep alive: as many as a page or four
+BESIDE = 8  # times the memory of scratch that lies beside other arrays
 
 
 class Recorder:
@@ -61,6 +64,15 @@ def namespace(xp: Any) -> RecordedNamespace:
     return RecordedNamespace(xp)
 
 
+class Place(NamedTuple):
+    """Where an allocated array lies: in memory of its own, or at an offset of memory that is shared."""
+
+    shape: Shape | None  # None: no array is made of it
+    dtype: Any
+    which: int | None  # of the memory that is shared
+    offset: int
+
+
 class LaunchSequence:
     """The launches of a call on other arrays of the same layout, with new arrays in the place of the allocated ones.
 
@@ -76,64 +88,107 @@ class LaunchSequence:
         taken = {y.data.ptr for one in recorder.launches for y in one.arrays or () if y is not None}
         if any(x.data.ptr not in taken for x in recorder.allocated):
             raise LookupError("an array was allocated for something else than a launch")
-        owners = {x.data.ptr: n for n, x in enumerate([*given, *recorder.allocated])}
-        if len(owners) < len(given) + len(recorder.allocated):
+        pool = [*given, *recorder.allocated]
+        owners = {x.data.ptr: n for n, x in enumerate(pool)}
+        if len(owners) < len(pool):
             raise LookupError("two arrays begin at one place")
-        self._empty, self.allocations = launch.array_type(), [(tuple(x.shape), x.dtype) for x in recorder.allocated]
-        self._steps: list[tuple[Any, Any]] = list(self.allocations)  # (shape, dtype), or (None, offset in the scratch)
-        self._scratch, self._allocate = 0, launch.allocator()  # bytes
-        self._launchers = [Launcher(record, owners) for record in recorder.launches]
-        self._launches = [(one.words, one.places, one.launch, one.address) for one in self._launchers]
+        self._empty, self._allocate = launch.array_type(), launch.allocator()
+        self.allocations = [(tuple(x.shape), x.dtype) for x in recorder.allocated]
+        self._sizes: list[int] = []  # bytes of the memory that several arrays share
+        self._places = [Place(*one, None, 0) for one in self.allocations]
+        self._launchers = [Launcher(record, owners, pool) for record in recorder.launches]
+        self._launches = [(one.words, one.places, one.inside, one.launch, one.address) for one in self._launchers]
         self._stream, self._lock = launch.cupy().cuda.get_current_stream, threading.Lock()
 
-    def run(self, pointers: list[int]) -> list[Array]:
+    def run(self, pointers: list[int]) -> list[Any]:
         """pointers: of the arrays given; those of the allocated arrays are appended. The allocated arrays, in order.
 
-        None in the place of those that were not kept.
+        The memory that it lies in, in the place of an array that was not kept.
         """
-        made: list[Array] = []
-        empty, base = self._empty, 0
-        if self._scratch:
-            scratch = self._allocate(self._scratch)
-            base = scratch.ptr
-        for shape, place in self._steps:
-            if shape is None:
-                made.append(None)
-                pointers.append(base + place)
-            else:
-                x = empty(shape, place)
-                made.append(x)
+        made: list[Any] = []
+        empty, shared = self._empty, [*map(self._allocate, self._sizes)]
+        for shape, dtype, which, offset in self._places:
+            if which is None:
+                x = empty(shape, dtype)
                 pointers.append(x.data.ptr)
+            elif shape is None:
+                x = shared[which]
+                pointers.append(x.ptr + offset)
+            else:
+                memory = shared[which] + offset
+                pointers.append(memory.ptr)
+                x = empty(shape, dtype, memory)
+            made.append(x)
         self.launch(pointers, self._stream().ptr)
         return made
 
-    def keep(self, own: set[int]) -> None:
-        """Only these allocated arrays are used after `run`: the others lie in one piece of memory, free again then."""
-        size = 0
-        for n, (shape, dtype) in enumerate(self.allocations):
-            if n not in own:
-                self._steps[n] = None, size
-                size += -(-prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED
-        self._scratch = size
+    def keep(self, together: Sequence[Collection[int]], held: Collection[int] = ()) -> None:
+        """Which allocated arrays are used after `run`: those of a set lie in one piece of memory.
+
+        held: arrays of which only the memory is used. What only these launches read lies beside them, or beside other
+        arrays that are much larger, so that it is no allocation; else in memory of its own, which is free again then.
+        """
+        groups, known = [list[int]() for _ in together], set[int]()
+        for own, one in zip(groups, together, strict=True):
+            own += sorted(set(one) - known)
+            known.update(one)
+        rest = [n for n in range(len(self.allocations)) if n not in known]
+        sizes = [sum(map(self.bytes_of, one)) for one in groups]
+        groups.append([n for n in rest if n in held])
+        held_size, scratch = sum(map(self.bytes_of, groups[-1])), [n for n in rest if n not in held]
+        size = sum(map(self.bytes_of, scratch))
+        at = max(range(len(sizes)), key=sizes.__getitem__, default=0)
+        if groups[-1] and size <= max(FEW_BYTES, held_size // BESIDE):
+            at = len(sizes)
+        elif not sizes or size * BESIDE > sizes[at]:
+            at = len(groups)
+            groups.append([])
+        groups[at] += scratch
+        self._lay(groups, known)
+
+    def _lay(self, groups: list[list[int]], made: Collection[int]) -> None:
+        """The places of all allocated arrays, a group in one piece of memory; made: those that become arrays."""
+        self._sizes, places = [], dict[int, Place]()
+        for group in groups:
+            size = 0
+            for n in group:
+                shape, dtype = self.allocations[n]
+                if len(group) == 1 and n in made:
+                    places[n] = Place(shape, dtype, None, 0)
+                    continue
+                places[n] = Place(shape if n in made else None, dtype, len(self._sizes), size)
+                size += self.bytes_of(n)
+            if size:
+                self._sizes.append(size)
+        self._places = [places[n] for n in range(len(self.allocations))]
+
+    def bytes_of(self, n: int) -> int:
+        """Of an allocated array, with those up to the next."""
+        shape, dtype = self.allocations[n]
+        return max(-(-prod(shape) * dtype.itemsize // ALIGNED), 1) * ALIGNED
 
     def launch(self, pointers: list[int], stream: int) -> None:
         """The launches alone, on a stream; pointers: of the arrays given and of those in the place of `allocations`."""
         if not launch.active.is_bound:
             launch.bind()
         with self._lock:
-            for words, places, fire, address in self._launches:
+            for words, places, inside, fire, address in self._launches:
                 for at, n in places:
                     words[at] = pointers[n]
+                for at, n, offset in inside:
+                    words[at] = pointers[n] + offset
                 fire(stream, address, 0)
 
 
 class Launcher:
     """One kernel on the device that was current: `launch(stream, address, 0)` launches it with the arguments `words`.
 
-    places: (position in words, index of the array whose pointer is there).
+    places: (position in words, index of the array whose pointer is there). inside: the same of parts of arrays, with
+    their offset.
     """
 
-    def __init__(self, record: launch.LaunchRecord, owners: dict[int, int]):
+    def __init__(self, record: launch.LaunchRecord, owners: dict[int, int], pool: Sequence[Array]):
+        """owners: indices in the pool by pointer."""
         if record.arrays is None:
             raise LookupError("a launch did not say which arrays it takes")
         cuda, size = launch.cupy().cuda, -(-len(record.arguments) // 8)
@@ -141,14 +196,24 @@ class Launcher:
         pointers = {y.data.ptr for y in record.arrays if y is not None}
         self._constants = [x for x in map(constants.at, pointers - owners.keys()) if x is not None]  # stay alive
         pointers -= {x.data.ptr for x in self._constants}
-        self.places = [(at, owners[word]) for at, word in enumerate(self.words) if word in pointers]
-        if len({n for _, n in self.places}) < len(pointers):
+        parts = {word: _whole(word, pool) for word in pointers - owners.keys()}
+        self.places = [(at, owners[word]) for at, word in enumerate(self.words) if word in pointers & owners.keys()]
+        self.inside = [(at, *parts[word]) for at, word in enumerate(self.words) if word in parts]
+        if len({self.words[at] for at, *_ in (*self.places, *self.inside)}) < len(pointers):
             raise LookupError("a pointer is not among the arguments")
         self._kernel = launch.kernel(record.file, record.entry, record.constants, record.shared)  # stays loaded
         self._parameters = array("Q", [self.words.buffer_info()[0]])
         self.address = self._parameters.buffer_info()[0]
         shape = (self._kernel.kernel.ptr, record.blocks, 1, 1, record.threads, 1, 1, record.shared)
         self.launch = functools.partial(cuda.driver.launchKernel, *shape)
+
+
+def _whole(pointer: int, pool: Sequence[Array]) -> tuple[int, int]:
+    """(index, offset) of the dense array that a pointer lies in.   Raises LookupError if it lies in none."""
+    for n, x in enumerate(pool):
+        if x.data.ptr < pointer < x.data.ptr + x.nbytes and x.flags.c_contiguous:
+            return n, pointer - x.data.ptr
+    raise LookupError(f"a pointer of no array: {pointer}")
 
 
 class View(NamedTuple):
@@ -184,10 +249,12 @@ def view_of(x: Any, pool: Sequence[Array]) -> Any:
 
 
 def get(view: Any, pool: Sequence[Array]) -> Any:
-    """What `view_of` described, from another pool."""
+    """What `view_of` described, or the array of a number, from another pool."""
+    if type(view) is int:
+        return pool[view]
     if view is None:
         return None
     if type(view) is View:
         return view(pool)
     kind, parts = view
-    return kind(*(get(part, pool) for part in parts))
+    return new(kind, [pool[n] if type(n) is int else get(n, pool) for n in parts])

@@ -172,11 +172,6 @@ def make_array(context: Any, b: ir.IRBuilder, kind: Any, at: ir.Value, shape: An
     return array
 
 
-def arrays(context: Any, b: ir.IRBuilder, kind: Any, value: ir.Value) -> list[Array]:
-    """The arrays of a tuple."""
-    return [Array(context, b, part, b.extract_value(value, n)) for n, part in enumerate(kind)]
-
-
 def lane_mask(b: ir.IRBuilder, left: ir.Value, count: int, n: int = 0) -> ir.Value:
     """The lanes of vector n that are among `left` columns."""
     vector = ir.VectorType(I32, count)

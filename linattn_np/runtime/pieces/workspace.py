@@ -43,11 +43,13 @@ class Workspace:
 
     def __init__(self, name: str, wholes: tuple[str, ...], numbers: tuple[str, ...], arrays: tuple[str, ...],
                  matrices: Mapping[str, Mapping[str, Matrix]]):  # fmt: skip
-        """matrices: by the words of the calls that they are of."""
-        self.name, self.wholes, self.numbers, self.arrays = name, wholes, numbers, arrays
+        """matrices: by the words of the calls that they are of; their sizes are whole numbers, too."""
+        self.name, self.numbers, self.arrays = name, numbers, arrays
         self.matrices = {field: m._replace(of=frozenset(words.split()))
                          for words, group in matrices.items() for field, m in group.items()}  # fmt: skip
-        order = [*((n, 1) for n in wholes), *((n, 1) for n in numbers), *((n, ARRAY) for n in arrays),
+        sizes = (size for m in self.matrices.values() for size in (m.rows, m.columns, m.slot) if size)
+        self.wholes = tuple(dict.fromkeys((*wholes, *sizes)))
+        order = [*((n, 1) for n in self.wholes), *((n, 1) for n in numbers), *((n, ARRAY) for n in arrays),
                  *((n, 3) for n in self.matrices)]  # fmt: skip
         self.slots: dict[str, int] = {}
         self.size = 0

@@ -10,17 +10,20 @@ OFFSETS = ("offsets", pointer("const i64"))  # of a ragged batch, else null
 DECAYS = pointer("const float4")  # (batch, heads, tokens): log2 decay since the last reset as hi + lo, resets so far
 
 # numbers of each token and head are (batch, heads, tokens)
-ATTENTION = Struct(  # forward.cu, queries.cu (dq), keys.cu (dk, dv)
+ATTENTION = Struct(  # forward.cu, backward.cu (dk, dv), dq.cu
     "softmax/AttentionArguments",
     ("q k v dout", TENSOR_MAP),  # (columns, heads, tokens, batch)
     ("out other", ROWS),  # out; dq; dk and dv
     ("sums", DECAYS), ("sinks", FLOATS),  # null: none
     ("logs", OUT_FLOATS), ("dots", FLOATS),  # log2 of the sums of the exponentials; <dout, out>
-    ("rows", OUT_FLOATS),  # sums of dz over the keys of each query
-    ("near far", OUT_FLOATS),  # over the queries of each key: of its block of 128 tokens; of later ones
-    ("crossing", OUT_FLOATS),  # (pairs, blocks, blocks): of a block of queries and all keys before another block
+    # (heads, 2 slots, ...), a slot for each block of 128 queries of each sequence:
+    ("dq", OUT_FLOATS), ("added", pointer("int")),  # TILE_DQ sums over keys (place.cuh); blocks of keys in them
+    ("tiles", OUT_FLOATS),  # (heads, 2 slots, blocks): sums of dz of 64 queries and a block of keys
+    ("near far", OUT_FLOATS),  # of dz over the queries of each key: of its block of 128 tokens; of later ones
+    ("rows", OUT_FLOATS),  # path/ in place of dq: over the keys of each query
+    ("crossing", OUT_FLOATS),  # of tiles (pairs, blocks, blocks): of a block of queries, all keys before another block
     OFFSETS,
-    ("T Tk heads blocks section sequences", INT),  # heads: of the outputs; blocks of a sequence; section: place.cuh
+    ("T Tk heads blocks slots section sequences", INT),  # heads: of the outputs; blocks of a sequence; place.cuh
     ("group_q group_k group_v group_s", INT),  # heads that share one of q's, k's, v's, the sinks'
     ("shared", INT),  # heads whose dk and dv are one
     ("offset window causal normalize", INT), ("scale", FLOAT),  # offset: keys before the first query's own
@@ -28,11 +31,14 @@ ATTENTION = Struct(  # forward.cu, queries.cu (dq), keys.cu (dk, dv)
 GATES = Struct(  # gates.cu
     "softmax/GateArguments",
     ("g", ROWS), ("sums", pointer("float4")),
-    ("rows near far crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
-    ("T heads blocks sequences window parts", INT),  # parts: of a block of queries in crossing
+    ("dq tiles near far rows crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
+    ("T heads blocks slots sequences window", INT),
+    ("pitch parts", INT),  # TILE_DQ, 0: rows and crossing, with so many parts of a block of queries
 )  # fmt: skip
-DOTS = Struct(  # dots.cu: <dout, out> of each row
-    "softmax/DotsArguments", ("out dout", ROWS), ("dots", OUT_FLOATS), ("T heads", INT), ("rows", I64),
+DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0
+    "softmax/DotsArguments",
+    ("out dout", ROWS), ("dots", OUT_FLOATS), ("added", pointer("int")), ("rows tiles", I64),
+    ("T heads normalize unused", INT),
 )  # fmt: skip
 PORTABLE = Struct(  # portable_*.cu, cache.cu; a pass of the backward leaves out what it does not use
     "softmax/PortableArguments",

@@ -1,8 +1,8 @@
 """The softmax core as CUDA kernels on CuPy arrays: bfloat16 and float16 on compute capability 90.
 
-Forward stores out and l, the log2 sums of the exponentials. Backward forms p again in two passes, one for dq over the
-keys and one for dk and dv over the queries, so that every sum has one order. With gates a kernel before sums up the log
-decays (arguments.py:DECAYS), and one after computes dg from sums of dz.
+Forward stores out and l, the log2 sums of the exponentials. Backward forms p again in one pass by blocks of keys, which
+add to dq in float32 in a fixed order; a kernel before forms <dout, out>, and one after rounds dq. With gates a kernel
+before sums up the log decays (arguments.py:DECAYS), and one after computes dg from sums of dz.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from .. import policy
 from ..types import Inputs, Plan
 from . import arguments
 from . import plan as cuts
-from .plan import BLOCK, KERNELS, Kind
+from .plan import BLOCK, KERNELS, ROWS, Kind
 
 TAKEN = ("q", "k", "v", "g", "sinks")  # arrays of a call
+GATE_SUMS = ("rows", "near", "far", "crossing", "dq", "tiles")  # with sums of dz, see arguments.py
 FAR = 1 << 30  # more tokens than any window, and than a sequence has here
 
 
@@ -37,6 +38,11 @@ class Batch(NamedTuple):
     blocks: int  # of the longest sequence
     offsets: Array | None  # of a ragged batch, on the device
     kind: Kind
+
+    @property
+    def slots(self) -> int:
+        """Blocks of queries in all, rounded up for each sequence."""
+        return self.sequences * self.blocks if self.offsets is None else self.T // BLOCK + self.sequences
 
     @property
     def rows(self) -> int:
@@ -86,7 +92,7 @@ def forward(plan: Plan, x: Inputs, state: None = None) -> tuple[Array, Saved]:
     xp, batch = plan.xp, batch_of(plan, x)
     q, k, v = (row_array(xp, y) for y in (x.q, x.k, x.v))
     names = ("forward", *(("decays",) if batch.kind.gated else ()))
-    _prepare(batch, names + (("queries", "keys", "dots") if plan.gradients else ()))
+    _prepare(batch, names + (("dots", "backward", "dq") if plan.gradients else ()))
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.kind.V), dtype=v.dtype)
     saved = Saved(xp.empty((batch.rows, batch.heads, batch.T), dtype=xp.float32), decays(plan, batch, x.g))
     attend("forward", plan, batch, x.sinks, q=q, k=k, v=v, out=out, logs=saved.logs, sums=saved.sums)
@@ -97,28 +103,25 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     """Gradients of the inputs."""
     xp, batch = plan.xp, batch_of(plan, x)
     gated = batch.kind.gated
-    _prepare(batch, ("queries", "keys", "dots", *(("gates",) if gated else ())))
+    _prepare(batch, ("dots", "backward", "dq", *(("gates",) if gated else ())))
     q, k, v, dout = (row_array(xp, cast(xp, y, x.v.dtype)) for y in (x.q, x.k, x.v, dout))
-    given = {"q": q, "k": k, "v": v, "dout": dout, "logs": saved.logs, "sums": saved.sums}
-    numbers = (batch.rows, batch.heads, batch.T)
-    if plan.normalize:
-        given["dots"] = xp.empty(numbers, dtype=xp.float32)
-        dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, given["dots"])
-    K, V, keys = batch.kind.K, batch.kind.V, batch.heads // batch.shared
+    numbers, (K, V), keys = (batch.rows, batch.heads, batch.T), batch.kind[1:3], batch.heads // batch.shared
+    tiles = batch.heads * batch.slots * (BLOCK // ROWS)
+    sizes: dict[str, Any] = {"dots": numbers, "dq": tiles * cuts.tile_dq(batch.kind), "added": tiles}
+    if gated:
+        sizes |= {"near": numbers, "far": numbers, "tiles": tiles * batch.blocks}
+    sums = {n: xp.empty(size, dtype=xp.int32 if n == "added" else xp.float32) for n, size in sizes.items()}
+    dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, sums["dots"], sums["added"], plan.normalize)
     dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=q.dtype)
     dk, dv = (xp.empty((batch.rows, batch.Tk, keys, width), dtype=q.dtype) for width in (K, V))
-    sums = {}
-    if gated:
-        sums = {n: xp.empty(numbers, dtype=xp.float32) for n in ("rows", "near", "far")}
-        blocks = (batch.sequences * batch.heads, batch.blocks, batch.blocks)
-        sums["crossing"] = xp.empty(blocks, dtype=xp.float32)
-    attend("queries", plan, batch, None, out=dq, **given, **sums)
-    attend("keys", plan, batch, None, out=dk, other=dv, **given, **sums)
+    given = {"q": q, "k": k, "v": v, "dout": dout, "logs": saved.logs, "sums": saved.sums}
+    attend("backward", plan, batch, None, out=dk, other=dv, **given, **sums)
+    attend("dq", plan, batch, None, out=dq, q=q, k=k, v=v, dq=sums["dq"], added=sums["added"])
     found = {n: of_shape(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
     if gated:
-        found["g"] = gate_gradient(plan, batch, x.g, sums)
+        found["g"] = gate_gradient(plan, batch, x.g, {n: sums[n] for n in GATE_SUMS if n in sums})
     if x.sinks is not None:
-        found["sinks"] = sink_gradient(plan, batch, x.sinks, saved.logs, given.get("dots"))
+        found["sinks"] = sink_gradient(plan, batch, x.sinks, saved.logs, sums["dots"])
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
 
 
@@ -145,8 +148,8 @@ def row_array(xp: Any, y: Array) -> Array:
 
 
 def attend(name: str, plan: Plan, batch: Batch, sinks: Array | None, **arrays: Any) -> None:
-    """One of the three passes; arrays by the names of their fields."""
-    own = batch.heads // batch.shared if name == "keys" else batch.heads
+    """A kernel of ATTENTION; arrays by the names of their fields."""
+    own = batch.heads // batch.shared if name == "backward" else batch.heads
     arrays["sinks"] = None if sinks is None else cast(plan.xp, sinks, plan.xp.float32)
     kernel, constants = KERNELS[name], cuts.constants(name, batch.kind)
     named = (*arrays.values(), batch.offsets) if moves() else None
@@ -161,14 +164,15 @@ def fields_of(plan: Plan, batch: Batch, own: int, arrays: dict[str, Any]) -> dic
     maps = [n for n in ("q", "k", "v", "dout") if arrays.get(n) is not None]
     fields: dict[str, Any] = dict.fromkeys(("q", "k", "v", "dout"), bytes(MAP))
     fields |= {n: tensor_map(arrays[n]) for n in maps}
-    names = ("sums", "logs", "dots", "rows", "near", "far", "crossing", "sinks")
+    names = ("sums", "logs", "dots", "added", *GATE_SUMS, "sinks")
     fields |= {n: address(arrays.get(n)) for n in names} | {"offsets": address(batch.offsets)}
     fields |= {n: rows_of(arrays[n]) if n in arrays else NO_ROWS for n in ("out", "other")}
     fields |= {f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")}
     each = 2 * max(batch.T, batch.Tk) * (batch.kind.K + batch.kind.V) * heads // own
+    each += 4 * batch.T * batch.kind.K * heads // own if "dq" in arrays else 0
     return fields | {
         "group_s": 1 if sinks is None else heads // len(sinks), "shared": batch.shared, "T": batch.T, "Tk": batch.Tk,
-        "heads": heads, "blocks": batch.blocks,
+        "heads": heads, "blocks": batch.blocks, "slots": batch.slots,
         "section": max(min(policy.SECTION_BYTES // each, batch.sequences * own), 1),
         "sequences": batch.sequences, "offset": 0, "window": plan.window or FAR, "causal": int(plan.causal),
         "normalize": int(plan.normalize), "scale": plan.scale,
@@ -180,13 +184,16 @@ def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
     launch.prepare(wanted, launch.capability())
 
 
-def dots(batch: Batch, out: Array, dout: Array, dots: Array) -> None:
-    """<dout, out> of every row."""
-    kernel, rows = KERNELS["dots"], dots.size
-    packed = arguments.DOTS.pack(out=rows_of(out), dout=rows_of(dout), dots=address(dots), T=batch.T,
-                                 heads=batch.heads, rows=rows)  # fmt: skip
-    launch.launch(kernel.file, kernel.entry, cuts.constants("dots", batch.kind), -(-rows * 16 // kernel.threads),
-                  kernel.threads, 0, packed, (out, dout, dots))  # fmt: skip
+def dots(
+    batch: Batch, out: Array, dout: Array, dots: Array, added: Array | None = None, normalize: bool = True,
+) -> None:
+    """<dout, out> of every row, 0 without a denominator; no block of keys is added to dq yet."""
+    kernel, tiles = KERNELS["dots"], 0 if added is None else added.size
+    packed = arguments.DOTS.pack(out=rows_of(out), dout=rows_of(dout), dots=address(dots), added=address(added),
+                                 rows=dots.size, tiles=tiles, T=batch.T, heads=batch.heads,
+                                 normalize=int(normalize), unused=0)  # fmt: skip
+    launch.launch(kernel.file, kernel.entry, cuts.constants("dots", batch.kind), -(-dots.size * 16 // kernel.threads),
+                  kernel.threads, 0, packed, (out, dout, dots, added))  # fmt: skip
 
 
 def decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
@@ -208,11 +215,12 @@ def gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array], pa
 def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, parts: int = 1, **arrays: Array) -> None:
     """One of the two kernels of gates; parts: of the sums of a block of queries."""
     g = cast(plan.xp, g, plan.xp.float32).reshape(batch.rows, batch.T, g.shape[-1], 1)
-    names, kernel = ("sums", "rows", "near", "far", "crossing", "dg"), KERNELS[name]
+    names, kernel = ("sums", *GATE_SUMS, "dg"), KERNELS[name]
     rows = (*rows_of(g)[:4], batch.heads // g.shape[-2])
     packed = arguments.GATES.packed({n: address(arrays.get(n)) for n in names} | {
         "g": rows, "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "blocks": batch.blocks,
-        "sequences": batch.sequences, "window": plan.window or FAR, "parts": parts})  # fmt: skip
+        "slots": batch.slots, "sequences": batch.sequences, "window": plan.window or FAR,
+        "pitch": cuts.tile_dq(batch.kind) if "dq" in arrays else 0, "parts": parts})  # fmt: skip
     named = (g, batch.offsets, *arrays.values())
     launch.launch(kernel.file, kernel.entry, (), blocks, kernel.threads, 0, packed, named)
 
@@ -229,7 +237,7 @@ def of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
 def sink_gradient(plan: Plan, batch: Batch, sinks: Array, logs: Array, dots: Array | None) -> Array:
     """dsink = -sum_i e^{sink - l_i} <dout_i, out_i>; 0 without a denominator."""
     xp = plan.xp
-    if dots is None:
+    if dots is None or not plan.normalize:
         return xp.zeros(sinks.shape, dtype=xp.float32)
     each = xp.repeat(cast(xp, sinks, xp.float32), batch.heads // len(sinks))[:, None]
     sums = xp.sum(xp.exp(each - xp.float32(log(2)) * logs) * dots, axis=(0, 2))

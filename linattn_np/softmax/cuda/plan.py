@@ -9,6 +9,7 @@ from ...runtime.cuda.elements import ELEMENTS, Constants
 from .. import policy
 
 BLOCK, PANEL = 128, 64  # rows of a block; columns of a panel in shared memory
+ROWS = 64  # queries of a tile of the backward
 
 
 class Kernel(NamedTuple):
@@ -21,9 +22,9 @@ class Kernel(NamedTuple):
 
 KERNELS = {
     "forward": Kernel("softmax/forward.cu", "forward", 384),
-    "queries": Kernel("softmax/queries.cu", "queries", 384),
-    "keys": Kernel("softmax/keys.cu", "keys", 384),
     "dots": Kernel("softmax/dots.cu", "dots", 256),
+    "backward": Kernel("softmax/backward.cu", "backward", 384),
+    "dq": Kernel("softmax/dq.cu", "dq", 256),
     "decays": Kernel("softmax/gates.cu", "decays", 256),
     "gates": Kernel("softmax/gates.cu", "gates", BLOCK),
 }  # fmt: skip
@@ -43,6 +44,16 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
     return element in ("bfloat16", "float16") and capability == 90 and 0 < max(K, V) <= policy.WIDEST_CUDA
 
 
+def padded(width: int) -> int:
+    """Columns in shared memory."""
+    return -(-width // PANEL) * PANEL
+
+
+def tile_dq(kind: Kind) -> int:
+    """Numbers of a tile of dq: with decays also a sum of dz for each query."""
+    return ROWS * (padded(kind.K) + kind.gated)
+
+
 @functools.cache
 def constants(name: str, kind: Kind) -> Constants:
     """The constants that a kernel is compiled with."""
@@ -56,10 +67,10 @@ def constants(name: str, kind: Kind) -> Constants:
 
 def shared_memory(name: str, kind: Kind) -> int:
     """Bytes of shared memory of a block, as the source asserts."""
-    K, V = (2 * -(-width // PANEL) * PANEL for width in (kind.K, kind.V))  # bytes of a row
+    K, V = (2 * padded(width) for width in (kind.K, kind.V))  # bytes of a row
     if name == "forward":
         return BLOCK * max(K, V) + 2 * BLOCK * (K + V) + kind.gated * 2 * BLOCK * 16 + 2 * 2 * 16 + 16
-    if name == "queries":
-        tables = kind.gated * (3 * 64 * 16 + 8 * 128 * 4)
-        return BLOCK * (K + V) + 3 * 64 * (K + V) + tables + 3 * 16 + 16
-    return BLOCK * (K + V) + 3 * 64 * (K + V) + 3 * 64 * 24 + 3 * 16 + 16
+    if name == "dq":
+        return 0
+    stages, dz, ones = ROWS * (3 * K + 2 * V), 2 * ROWS * 2 * BLOCK, kind.gated * BLOCK * 128
+    return BLOCK * (K + V) + stages + dz + ones + 4 * tile_dq(kind) + 3 * ROWS * 8 + 6 * 16 + 16

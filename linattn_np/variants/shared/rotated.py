@@ -51,7 +51,7 @@ def _positions(c: Variables, angles: Array) -> Array:
 def _ends(c: Variables, angles: Array) -> Array:
     """The length of each sequence: (), or (N, 1, 1, 1) for a ragged batch."""
     lengths = _lengths_of(c, angles, c.sequences)
-    return lengths[0, 0, 0, 0] if c.sizes.ragged is None else lengths
+    return c.xp.reshape(lengths, ()) if c.sizes.ragged is None else lengths
 
 
 def _lengths_of(c: Variables, angles: Array, sequences: Iterable[Sequence]) -> Array:

@@ -24,9 +24,9 @@ def error(actual, expected):
     return np.linalg.norm(actual - expected) / (np.linalg.norm(expected) or 1.0)
 
 
-def poisoned(shape, dtype):
-    """A new array full of NaN."""
-    x = pytest.importorskip("cupy").ndarray(shape, dtype)
+def poisoned(shape, dtype, memory=None):
+    """A new array full of NaN, or one in memory."""
+    x = pytest.importorskip("cupy").ndarray(shape, dtype, memory)
     x.data.memset(0xFF, x.nbytes)
     return x
 

@@ -64,7 +64,7 @@ def launches(public, monkeypatch):
     monkeypatch.setattr(launch.cupy().cuda.driver, "launchKernel", found.from_driver)
     monkeypatch.setattr(launch, "array_type", lambda: found.empty)
     monkeypatch.setattr(CUPY, "empty", found.empty)
-    monkeypatch.setattr(record.LaunchSequence, "keep", lambda self, own: None)  # an array each, known by its address
+    monkeypatch.setattr(record.LaunchSequence, "keep", lambda self, *how: None)  # an array each, known by its address
     for name, value in (("capability", 80), ("multiprocessors", 108), ("shared_limit", 163 << 10)):
         monkeypatch.setattr(launch, name, lambda value=value: value)
     return found

@@ -10,17 +10,11 @@ from __future__ import annotations
 from ....ops.cpu.maps import MONOMIALS, map_rows
 from ....ops.cpu.numbers import number
 from ....ops.cpu.rows import scaled
-from ....ops.cpu.storage import load, save, save_column
+from ....ops.cpu.storage import load, save_column
 from ....runtime.pieces.piece import Whole, piece
 from ....runtime.pieces.row_tiles import dot
-from ....runtime.pieces.views import as_row, columns, row, rows, rows_by, transposed
+from ....runtime.pieces.views import columns, row, rows, rows_by
 from .step_workspace import Steps
-
-
-@piece(of="map")
-def load_map(w: Steps):
-    """The numbers of the map."""
-    load(w.in_numbers, (0, 0, 0), (0, w.number_count), as_row(w.map_numbers))
 
 
 @piece(of="map")
@@ -62,22 +56,6 @@ def map_slab(w: Steps):
     how, tables = (w.map, w.given, w.K, w.half, w.segment_count), (w.in_map, w.in_segments)
     out = columns(w.phi, w.skipped, w.K_lanes) if w.map == MONOMIALS else w.mapped
     map_rows(how, w.x, tables, (w.over, w.map_numbers, w.map_weights), (w.phi, w.angle, out))
-
-
-@piece(of="averaged")
-def begin_sums(w: Steps):
-    """z of the initial state; zeros without one."""
-    z = w.z
-    for d in range(len(z)):
-        z[d] = 0
-    if w.started:
-        load(w.in_state, (w.from_state, w.head, 0), (w.V_all, 1), rows(transposed(as_row(z)), 0, w.K))
-
-
-@piece(of="averaged")
-def end_sums(w: Steps):
-    """z of the final state."""
-    save(rows(transposed(as_row(w.z)), 0, w.K), w.out_state, (w.to_state, w.head, 0), (w.V_all, 1))
 
 
 @piece(of="averaged")

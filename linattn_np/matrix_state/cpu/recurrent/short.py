@@ -18,10 +18,11 @@ from ....runtime.pieces.run import conversions, put, scratch
 from ....runtime.pieces.workspace import PythonWorkspace
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
-from ..chunks import features_of, key_width, numbers_of, state_shape
-from ..table import EARLIER, STATE, TO, Table, count_sequences, lengths
+from ..chunks import cell_of, key_width, numbers_of, state_shape
+from ..layout import words_of
+from ..table import EARLIER, STATE, TO, Table, count_sequences, is_direct, lengths
 from . import step
-from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout, sizes
+from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout
 
 
 def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
@@ -78,16 +79,16 @@ class Steps:
         share = -(-(1 if self.few else threads.num_threads()) // states)
         columns = min(V, max(1, -(-V // (share * policy.STEP_COLUMNS))) * policy.STEP_COLUMNS)
         columns = V if plan.average is not None else columns
-        self.sizes = sizes(x, plan, state, columns)
-        self.layout = layout(K, self.sizes["queries"], max(1, min(tokens, policy.STEP_TOKENS)), dtype.name,
-                             features_of(x, plan), plan.average is not None)  # fmt: skip
-        self.bytes, self.dtype = self.layout.bytes + TABLE_BYTES, dtype.name
-        self.words = frozenset(word for word, is_so in (
-            ("value_decay", x.gv is not None), ("free", x.erase is Erase.FREE), ("bonus", x.u is not None),
-            ("map", plan.features is not None), ("averaged", plan.average is not None)) if is_so)  # fmt: skip
+        cell = cell_of(x, plan, columns, state is not None)
+        self.layout = layout(cell, max(1, min(tokens, policy.STEP_TOKENS)))
+        self.words, self.bytes, self.dtype = words_of(cell), self.layout.bytes + TABLE_BYTES, dtype.name
+        direct = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
+        self.numbers: dict[str, Any] = numbers_of(plan) | {
+            "V_all": V, "H": H, "columns": columns, "blocks": -(-V // columns), "direct": direct,
+            "direct_v": is_direct(x.v, dtype)}  # fmt: skip
         load_pieces((step.step_tasks,), dtype.name, self.words)
         self.kernel = entry(step.step_tasks, dtype.name) if JIT else None
-        self.each, self.numbers = H * self.sizes["blocks"], numbers_of(plan)
+        self.each = H * self.numbers["blocks"]
         self.programs: tuple[Program | None, Program | None] = None, None
         self.whole: Any = None  # the kernel of array calls and steps
         self.take(rows, plan.pool_rows is None)
@@ -108,7 +109,7 @@ class Steps:
         self.kept = arrays, sources, extents, self.layout.own, self.sequences
         self.handles = len(extents)
         table[FIRST : FIRST + arrays.size] = arrays.ravel()
-        put(STEPS, table, self.sizes | self.numbers | {
+        put(STEPS, table, self.numbers | {
             "read_count": count, "handle_count": len(extents), "sequence_count": len(self.sequences),
             "own_count": len(self.layout.own), "source_count": len(sources), "sequences": self.sequences,
             "own": self.layout.own, "sources": sources, "extents": extents})  # fmt: skip
@@ -116,7 +117,7 @@ class Steps:
 
     def rotate(self, pairs: int) -> None:
         """Rotate the final state in the last pass, by the angles of the table."""
-        self.sizes |= {"rotates": 1, "pairs": pairs}
+        self.numbers |= {"rotates": 1, "pairs": pairs}
         self.words |= {"rotates"}
 
     def between(self, before: Program | None, after: Program | None) -> None:

@@ -38,10 +38,11 @@ from ....runtime.pieces.views import (
     workspace_at,
 )
 from ...policy import STEP_TOKENS as TOKENS
+from ..averages import load_z, save_z
 from ..table import FIRST as FIRST_TOKEN
 from ..table import STATE, STOP, TO
 from ..workspace import DELTA, FREE, SCALAR, VECTOR
-from .features import begin_sums, end_sums, find_averages, load_features, load_map
+from .features import find_averages, load_features
 from .step_workspace import ARRAY_SLOTS, SIZE, TABLE_BYTES, VALUES, Steps
 
 one_reads, two_read = write_pass(1), write_pass(2)
@@ -108,7 +109,7 @@ def write_state(w: Steps, S: Matrix, to: Matrix):
     alone = w.erase == 0 or w.last
     q, r = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody, w.nobody if alone else row(w.reads, w.i + 1)
     given, reads = (row(w.keys, w.i), written, w.seen, w.seen, w.predicted), (q, w.seen, r, w.predicted)
-    if w.fades:
+    if w.value_decay:
         write_faded(w, S, to, decay, given, reads)
     elif w.rotates and w.last and w.t + w.c == w.stop:
         write_rotated(w, S, to, decay, given, reads)
@@ -181,7 +182,7 @@ def scan(w: Steps, begin: Matrix, end: Matrix, packed: Matrix):
     early, late = w.has_queries and w.query_reads, w.has_queries and not w.query_reads
     if w.erase:
         read_pass(begin, row(w.reads, 0), w.predicted, w.following, w.wide)
-    if w.fades:  # e^gv
+    if w.value_decay:  # e^gv
         load(w.in_gv, (w.batch, w.head, w.t), (w.column, w.V), w.fade)
         exp_rows(w.fade)
     for i in range(w.c):
@@ -237,7 +238,7 @@ def step_sequence(w: Steps, n: Whole, head: Whole, first_column: Whole):
     last_column = min(first_column + w.columns, w.V_all)
     wide, narrow = WIDE * w.lane, NARROW * w.lane
     if w.averaged:
-        begin_sums(w)
+        load_z(w.in_state, (w.from_state, w.head, 0), w.V_all, w.z, w.started)
     for t in range(start, max(stop, start + 1), TOKENS):
         w.t, w.c = t, min(stop - t, TOKENS)
         w.c_queries = w.c * w.queries
@@ -252,7 +253,7 @@ def step_sequence(w: Steps, n: Whole, head: Whole, first_column: Whole):
             step_block(w, 1 if t == start else 0)
             column += w.V
     if w.averaged:
-        end_sums(w)
+        save_z(w.z, w.out_state, (w.to_state, w.head, 0), w.V_all)
 
 
 @piece
@@ -296,7 +297,7 @@ def step_tasks(w: Steps, told: Whole, base: Whole, first: Whole, last: Whole):
     w.scales[0] = w.scale
     clear(as_row(w.nobody))
     if w.map:
-        load_map(w)
+        load(w.in_numbers, (0, 0, 0), (0, len(w.map_numbers)), as_row(w.map_numbers))
     if w.rotates:
         load(w.in_rotation, (0, 0, 0), (0, w.pairs), w.rotation)
     for task in range(first, last):

@@ -6,11 +6,11 @@ from typing import Any
 
 from ....runtime.arrays import Array
 from ....runtime.cuda.deferred import Deferred, given
-from ....runtime.cuda.deferred_namespace import Namespace
 from ....runtime.cuda.fusion import materialise
-from ...types import Inputs, Plan
+from ...types import Inputs, Plan, Saved
 from .. import step
-from .token import PendingStep, as_rows, by_tokens
+from . import adjoint
+from .token import Token, as_rows, by_tokens
 
 
 def forward(module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
@@ -18,8 +18,9 @@ def forward(module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Ar
     xp = plan.xp
     if module is step and x.q is not None:
         return by_tokens(x, plan, state)
-    known, start = in_memory(xp, x, state)
-    out, end, saved = module.forward(known, plan._replace(xp=xp.library), start)
+    known = in_memory(Token(*as_rows(xp, x, state), plan))
+    start = known.state
+    out, end, saved = module.forward(known.x, known.plan, start)
     end = state if state is not None and end is state.real else given(xp, end)
     return None if out is None else given(xp, out), end, saved
 
@@ -28,8 +29,12 @@ def backward(run: Any, saved: Any, dout: Any, dstate: Any) -> tuple[Inputs, Arra
     """Gradients of every input and of the initial state; run: a backward on arrays in memory."""
     given_ones = [d for d in (dout, dstate) if d is not None]
     xp = given_ones[0].xp
-    if isinstance(saved, PendingStep):
-        saved = saved.known
+    if isinstance(saved, Saved) and isinstance(saved.x.k, Deferred):
+        saved = Token(*as_rows(xp, saved.x, saved.state), saved.plan)
+    if isinstance(saved, Token):
+        if adjoint.takes(saved):
+            return adjoint.backward(saved, dout, dstate)
+        saved = in_memory(saved)
     if dout is not None:  # the kernels' backward would cast it by an array call
         dout = xp.astype(dout, saved.x.v.dtype)
         given_ones[0] = dout
@@ -38,10 +43,11 @@ def backward(run: Any, saved: Any, dout: Any, dstate: Any) -> tuple[Inputs, Arra
     return Inputs(*(None if y is None else given(xp, y) for y in d)), given(xp, dstate0)
 
 
-def in_memory(xp: Namespace, x: Inputs, state: Deferred | None) -> tuple[Inputs, Array | None]:
+def in_memory(token: Token) -> Saved:
     """The arrays of a call as the kernels take them: vectors of one dtype, rows without gaps."""
-    x, state = as_rows(xp, x, state)
+    x, state, plan = token
     each = {name: y for name, y in x._asdict().items() if y is not None}
     found = materialise([*each.values(), *([] if state is None else [state])])
     start = None if state is None else found.pop()
-    return Inputs(**dict.fromkeys(Inputs._fields) | dict(zip(each, found, strict=True))), start
+    known = Inputs(**dict.fromkeys(Inputs._fields) | dict(zip(each, found, strict=True)))
+    return Saved(known, plan._replace(xp=plan.xp.library), start, None)

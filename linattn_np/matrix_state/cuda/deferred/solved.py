@@ -50,8 +50,8 @@ def _launched(xp: Any, rows: dict[str, Array | None], solver: Any, end: Array) -
 def solve(x: Any, plan: Plan, Z: Deferred | None) -> tuple[Deferred, Any]:
     """(x_t, Z after the token); x: SolvedInputs. The numbers of ridge are not looked at, which would wait."""
     xp, (*lead, T, H, _), K = plan.xp, x.v.shape, x.k.shape[-1]
-    if T != 1 or plan.gradients or x.q.shape[-2] > H or unsupported_reason(K) is not None:
-        raise Unsupported("systems of several tokens, of more queries than states, or with gradients")
+    if T != 1 or x.q.shape[-2] > H or unsupported_reason(K) is not None:
+        raise Unsupported("systems of several tokens, or of more queries than states")
     shapes = dict.fromkeys(("q", "k", "ridge"), (*lead, 1, H, K)) | dict.fromkeys(("g", "beta"), (*lead, 1, H, 1))
     rows = {name: _dense(xp, getattr(x, name), shape) for name, shape in shapes.items()}
     if Z is not None:

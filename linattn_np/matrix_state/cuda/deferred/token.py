@@ -6,8 +6,9 @@ its results, so that one launch serves. What is too large for that, or is of sev
 
 from __future__ import annotations
 
+import functools
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +16,10 @@ from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda.deferred import Deferred, Node
 from ....runtime.cuda.deferred_namespace import Namespace
 from ....runtime.cuda.elements import ELEMENTS
-from ....runtime.cuda.fusion import HeadCalls, materialise
+from ....runtime.cuda.fusion import HeadCalls, materialise, store
 from ....runtime.cuda.fusion_code import Heads, NotOwn
-from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
+from ...preprocess import cuts, part
+from ...types import Decay, Erase, Inputs, Plan, ReadState
 from .. import step
 
 VECTORS = ("q", "k", "v", "r", "a", "b")  # of one dtype
@@ -27,17 +29,41 @@ def by_tokens(x: Inputs, plan: Plan, state: Any) -> tuple[Deferred, Any, Any]:
     """(out, final state, saved)."""
     if _has_sums(x, plan, state):
         return _with_sums(x, plan, state)
+    if len(blocks := cuts(x)) > 1:
+        return _in_blocks(x, plan, state, blocks)
     one = PendingStep(plan, x, state)
     xp = plan.xp
     xp.pending.append(one)
     if one.is_mine:
         xp.overwritten.append(state.real)
-    return Deferred(xp, one.out), Deferred(xp, one.end), one
+    return Deferred(xp, one.out), Deferred(xp, one.end), one.token
+
+
+def _in_blocks(x: Inputs, plan: Plan, state: Any, blocks: list[slice]) -> tuple[Deferred, Any, Any]:
+    """Keys wider than the kernel: a launch for each block of channels, which writes its rows of one state.
+
+    Outputs are added in float32, in the order of the blocks.
+    """
+    xp, (*lead, _, H, V) = plan.xp, x.v.shape
+    token = Token(*as_rows(xp, x, state), plan)
+    is_same = state is not None and token.state is state
+    end: Array | None = state.real if plan.overwrite and is_same else None
+    is_mine = end is not None
+    if end is None:
+        end = xp.library.empty((*lead, H, x.k.shape[-1], V), dtype=np.float32)
+    steps = [PendingStep(plan._replace(overwrite=is_mine), part(x, c), None if state is None else state[..., c, :],
+                         None if is_mine else end[..., c, :], np.float32) for c in blocks]
+    xp.pending += steps
+    if is_mine:
+        xp.overwritten.append(state.node.value)
+    rows = Node("concat", end.shape, end.dtype, [Deferred(xp, one.end) for one in steps], end.ndim - 2)
+    outs = [Deferred(xp, one.out) for one in steps]
+    return functools.reduce(functools.partial(xp.map, "add"), outs), Deferred(xp, rows, real=end), token
 
 
 def _has_sums(x: Inputs, plan: Plan, state: Any) -> bool:
     """Whether the last column of the values, and of the state, is an array of its own: the sum of weights."""
-    if plan.gradients or plan.query_reads is not ReadState.UPDATED or x.erase is not Erase.NONE:
+    if plan.query_reads is not ReadState.UPDATED or x.erase is not Erase.NONE:
         return False
     if x.v.shape[-3] != 1 or x.q.shape[-2] > x.v.shape[-2] or any(y is not None for y in (x.gv, x.u, plan.pool_rows)):
         return False
@@ -55,8 +81,9 @@ def _with_sums(x: Inputs, plan: Plan, state: Any) -> tuple[Deferred, Any, Any]:
     z_t = e^{g_t} z_{t-1} + w_t k_t        w_t the last column of v_t, scale <q_t, z_t> that of the output
     """
     xp, f32, H = plan.xp, np.float32, x.v.shape[-2]
+    whole = Token(*as_rows(xp, x, state), plan)
     v, w, (S, z) = x.v[..., :-1], x.v[..., -1:], (None, None) if state is None else state.node.inputs
-    out, end, saved = by_tokens(x._replace(v=v), plan, S)
+    out, end, _ = by_tokens(x._replace(v=v), plan, S)
     q, k = (xp.astype(xp.repeat(y, H // y.shape[-2], axis=-2) if y.shape[-2] < H else y, f32) for y in (x.q, x.k))
     last = k * xp.astype(w, f32)
     if z is not None:
@@ -64,21 +91,33 @@ def _with_sums(x: Inputs, plan: Plan, state: Any) -> tuple[Deferred, Any, Any]:
         last = last + (before if x.decay is Decay.NONE else xp.exp(xp.astype(x.g, f32)) * before)
     sums = xp.sum(q * last, axis=-1, keepdims=True) * plan.scale
     end = xp.concat([end, xp.astype(last[..., 0, :, :, None], end.dtype)], axis=-1)
-    return xp.concat([xp.astype(out, f32), sums], axis=-1), end, saved
+    return xp.concat([xp.astype(out, f32), sums], axis=-1), end, whole
+
+
+class Token(NamedTuple):
+    """What a backward needs of a call: deferred arrays."""
+
+    inputs: Inputs
+    state: Deferred | None
+    plan: Plan
 
 
 class PendingStep:
-    """A call of the kernel. known: its inputs, plan and initial state, in memory."""
+    """A call of the kernel."""
 
-    def __init__(self, plan: Plan, x: Inputs, state: Deferred | None):
-        """x, state: deferred."""
+    def __init__(
+        self, plan: Plan, x: Inputs, state: Deferred | None, into: Array | None = None, wide: Any = None
+    ):
+        """x, state: deferred. into: memory for the final state. wide: the dtype of the output, if not that of v."""
         self.xp, self.plan = plan.xp, plan._replace(xp=plan.xp.library)
-        x, self.state = as_rows(plan.xp, x, state)
+        self.token = Token(*as_rows(plan.xp, x, state), plan)
+        x, self.state, _ = self.token
         self.given = {name: y for name, y in x._asdict().items() if y is not None}
         q, k, v = self.given["q"], self.given["k"], self.given["v"]
         lead, (T, H, V) = v.shape[:-3], v.shape[-3:]
         more = [] if self.state is None or self.state.real is not None else [self.state]
-        self.out = Node("pending", (*lead, T, max(H, q.shape[-2]), V), v.dtype, [*self.given.values(), *more])
+        read = [*self.given.values(), *more]
+        self.out = Node("pending", (*lead, T, max(H, q.shape[-2]), V), wide or v.dtype, read)
         self.is_mine = plan.overwrite and state is not None and state is self.state and state.real is not None
         shape, dtype = ((*lead, H, k.shape[-1], V), np.float32)
         if plan.overwrite and self.state is not None:
@@ -90,6 +129,7 @@ class PendingStep:
         is_one = T == 1 and q.shape[-2] <= H and plan.pool_rows is None
         self.sizes = (prod(lead), H) if is_one and not any(s.row is not None for s in plan.sequences) else None
         self.calls: HeadCalls | None = None
+        self._into, self._wide = into, wide
 
     def begin(self, stored: Any) -> None:
         """Allocate the results; what the kernel reads becomes its own array calls, or is computed."""
@@ -99,10 +139,10 @@ class PendingStep:
         made = {id(y): library.empty(y.shape, dtype=y.dtype) for y in missing}
         found = {name: made.get(id(y), y.real) for name, y in self.given.items()}
         x = Inputs(**dict.fromkeys(Inputs._fields) | found)
-        self.known = Saved(x, self.plan, start, None)
-        self.call = step.prepared(x, self.plan, start, stored)
+        self.call = step.prepared(x, self.plan, start, stored or self._wide, self._into)
         self.of_heads = None if self.sizes is None else step.of_heads(self.call, *self.sizes)
         into = [(y, made[id(y)]) for y in missing]
+        store(missing)
         if self.of_heads is not None:
             self.calls = HeadCalls(Heads(self.sizes[0], self.sizes[1], {}))  # type: ignore[index]
             self._owns([*(array for array, _ in self.xp.assigned), *self.xp.overwritten])
@@ -112,9 +152,8 @@ class PendingStep:
                 self.calls = self.of_heads = None
         if self.calls is None and into:
             materialise([y for y, _ in into], [array for _, array in into])
-        if self.xp.is_shared:
-            for y, array in into:
-                y.hold(array)
+        for y, array in into:
+            y.hold(array)
         self.out.become(self.call.out)
         self.end.become(self.call.end)
 

@@ -29,7 +29,7 @@ TABLE = """
     kda raw 1 1,        gated_delta_rule raw 1 1,    linear_attention elu 1 1, gsa - 2 2,            abc - 2 2,
     mlstm - 1 1,        linear_attention mean 1 1,   based - 1 1,              rebased - 1 1,        performer - 1 1,
     rfa - 1 1,          retention - 1 1,             gla - 1 1,                 mesa_net - 2 2,
-    mesa_net steps 2 2, transxssm - 2 3
+    mesa_net steps 2 2, transxssm - 1 1, retnet - 1 1
 """
 CALLS = {f"{name} {how}": (getattr(la, name), OPTIONS[how], (int(new), int(own)))
          for name, how, new, own in (row.split() for row in TABLE.split(","))}  # fmt: skip

@@ -7,9 +7,6 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import replay, vjp
-from linattn_np.matrix_state.cuda import calls as cuda_calls
-from linattn_np.matrix_state.cuda import step as cuda_step
-from linattn_np.matrix_state.types import Erase
 from tests.cases import parts
 from tests.matrix_state.cuda.deferred import test_calls as calls
 from tests.matrix_state.cuda.step import host as step_calls
@@ -17,9 +14,6 @@ from tests.matrix_state.cuda.step_twin import stub
 
 launched, public = step_calls.launched, step_calls.public
 CALLS = calls.CALLS
-# the backward of mesa_net solves by array calls, and the gradient of a rotated state is computed by them
-DEFERRED = [name for name, (fn, *_) in CALLS.items()
-            if "solver" not in fn.spec.options.defaults and "theta" not in fn.spec.arrays]
 
 
 def pulled(fn, arrays, more, state, douts):
@@ -33,10 +27,9 @@ def flat(grads):
     return [y for x in grads for y in parts(x) if y is not None]
 
 
-@pytest.mark.parametrize("name", DEFERRED)
+@pytest.mark.parametrize("name", CALLS)
 def test_gradients_are_numpys(public, monkeypatch, name):
-    """The core's own gradients by the definition; what is around it by kernels of array calls."""
-    monkeypatch.setattr(cuda_calls, "backward", cuda_step.backward)
+    """By kernels of array calls; a repeated vjp is its launches: the same bits, nothing checked or planned again."""
     full, real = [], vjp._in_full
     monkeypatch.setattr(vjp, "_in_full", lambda *given: full.append(given[1]) or real(*given))
     fn, options, _ = CALLS[name]
@@ -45,33 +38,18 @@ def test_gradients_are_numpys(public, monkeypatch, name):
     result = fn(**arrays, **more, state=state, return_state=True)
     douts = [rng.standard_normal(x.shape).astype(np.float32) for x in (result[0], *parts(result[1]))]
     expected, expected_grads = pulled(fn, arrays, more, state, douts)
-    full.clear()
-    found, grads = pulled(fn, {n: stub(x) for n, x in arrays.items()}, more, calls.moved(state), list(map(stub, douts)))
-    assert len(full) == 1  # the pullback was deferred too
-    for x, y in zip([*found, *flat(grads)], [*expected, *flat(expected_grads)], strict=True):
-        assert x.shape == y.shape
-        assert np.abs(x - y).max() <= 3e-5 * max(1, np.abs(y).max())
-
-
-GATED = [name for name, (fn, *_) in CALLS.items() if fn.spec.erase is Erase.DELTA and "g" in fn.spec.arrays]
-
-
-@pytest.mark.parametrize("name", GATED)
-def test_a_repeated_vjp_is_its_launches(public, monkeypatch, name):
-    """The same bits, with nothing checked or planned again."""
-    fn, options, _ = CALLS[name]
-    arrays, more, state = calls.drawn(fn, options, 0)
-    rng = np.random.default_rng(1)
-    douts = [rng.standard_normal(x.shape).astype(np.float32) for x in fn(**arrays, **more, state=state,
-                                                                         return_state=True)]
-    step_calls.doubling(monkeypatch)
-    bits = []
     replay.clear()
+    bits = []
     for n in range(3):
+        full.clear()
         if n == 2:
             monkeypatch.setattr(vjp, "prepare", None)
-        mine = {n: stub(x) for n, x in arrays.items()}
-        found, grads = pulled(fn, mine, more, calls.moved(state), list(map(stub, douts)))
+        found, grads = pulled(fn, {n: stub(x) for n, x in arrays.items()}, more, calls.moved(state),
+                              list(map(stub, douts)))
+        assert len(full) == (n == 0)  # the pullback was deferred too
+        for x, y in zip([*found, *flat(grads)], [*expected, *flat(expected_grads)], strict=True):
+            assert x.shape == y.shape
+            assert np.abs(x - y).max() <= 3e-5 * max(1, np.abs(y).max())
         bits.append([np.asarray(x).tobytes() for x in (*found, *flat(grads))])
     assert bits[0] == bits[1] == bits[2]
 

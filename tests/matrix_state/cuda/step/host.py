@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+from math import prod
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ import linattn_np as la
 from linattn_np.call import binding, device_replay, replay, results
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda.arguments import SOLVE
-from linattn_np.matrix_state.cuda.deferred import solved
+from linattn_np.matrix_state.cuda.deferred import adjoint, solved
 from linattn_np.matrix_state.types import Inputs
 from linattn_np.ops.cuda import complement
 from linattn_np.ops.cuda.arguments import COMPLEMENT
@@ -27,11 +28,22 @@ from tests.matrix_state.cuda.step_twin import CUPY, Stub, stub
 
 
 class allocated:
-    """Memory for what only kernels read, full of NaN."""
+    """Memory, full of NaN, or a place in it."""
 
-    def __init__(self, size):
-        self.memory = stub(np.full(size, 0xFF, np.uint8))
-        self.ptr = self.memory.data.ptr
+    def __init__(self, size, memory=None, offset=0):
+        self.memory, self.offset = stub(np.full(size, 0xFF, np.uint8)) if memory is None else memory, offset
+        self.ptr = self.memory.data.ptr + offset
+
+    def __add__(self, offset):
+        return allocated(0, self.memory, self.offset + offset)
+
+
+def array(shape, dtype, at=None):
+    """A new array full of NaN, or one at a place in memory."""
+    if at is None:
+        return stub(np.full(shape, np.nan, dtype))
+    size = prod(shape) * np.dtype(dtype).itemsize
+    return at.memory[at.offset : at.offset + size].view(dtype).reshape(shape)
 
 
 @pytest.fixture
@@ -83,7 +95,7 @@ def launched(monkeypatch):
                            get_current_stream=lambda device=-1: stream)
     monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(launch, "kernel", lambda file, entry, constants, shared: Kernel(file, entry, constants))
-    monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))
+    monkeypatch.setattr(launch, "array_type", lambda: array)
     monkeypatch.setattr(launch, "allocator", lambda: allocated)
     monkeypatch.setattr(launch, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "device_function", lambda: lambda: 0)
@@ -125,7 +137,8 @@ def arrays_of(fn, T=1, H=4, Hk=2, K=8, V=4, seed=0):
 
 
 def doubling(monkeypatch):
-    """A backward of launches: twice every input, twice dout for the values; the values where there is no dout."""
+    """A backward of launches, for one token too: twice every input, twice dout for v, or v where there is no dout."""
+    monkeypatch.setattr(adjoint, "takes", lambda token: False)
     real, made = launch.kernel, []
 
     class Doubled:
