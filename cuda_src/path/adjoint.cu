@@ -15,7 +15,7 @@ constexpr int AT_DX = AT_GK, AT_DU = AT_GD, AT_DN = AT_K;   // in the place of w
 constexpr int AT_BETA = 7 * SLOT, AT_BARRIERS = AT_BETA + BLOCK * 4;
 static_assert(AT_BARRIERS + 16 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
 
-struct Adjoint {
+struct Tiles {   // of a block and a head of keys, and their loads
     const PathArguments& a;
     const Place& place;
     unsigned char* const memory_of;
@@ -23,7 +23,7 @@ struct Adjoint {
     const Lane me;
     const Stored stored;
     const int i0, own;
-    __device__ __forceinline__ Adjoint(const PathArguments& a, const Place& place, unsigned char* memory)
+    __device__ __forceinline__ Tiles(const PathArguments& a, const Place& place, unsigned char* memory)
         : a(a), place(place), memory_of(memory), shared(shared_address(memory)), me(threadIdx.x), stored(a, place, place.head), i0(place.tile * BLOCK),
           own(min(place.T - i0, BLOCK)) {}
 
@@ -47,6 +47,11 @@ struct Adjoint {
         run_in(shared + AT_GD, stored.map_of(a.dmaps, 0, place.tile), Maps::SIZE, barrier());
         run_prefetch(stored.parts(place.head, place.tile), PARTS);
     }
+};
+
+struct Adjoint : Tiles {
+    using Tiles::Tiles;
+
     // S of this half: its nearest 16 bits to the second panel of AT_S, what is left to the first
     __device__ __forceinline__ void invert() const {
         const u32 lower = half(AT_S, me.group), other = lower + Pairs::PANEL;

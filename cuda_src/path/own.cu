@@ -15,14 +15,14 @@ static_assert(AT_BARRIERS + 48 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.
 typedef Panels<WIDTH_V, BLOCK> Values;
 enum { OF_SCORES, OF_VALUES, OF_U, OF_DQ };   // barriers
 
-struct Own {
+struct Tiles {   // of a block and a head, and their loads
     const PathArguments& a;
     const Place& place;
     const u32 shared;
     const Lane me;
     const Stored stored;
     const int i0, own;
-    __device__ __forceinline__ Own(const PathArguments& a, const Place& place, u32 shared)
+    __device__ __forceinline__ Tiles(const PathArguments& a, const Place& place, u32 shared)
         : a(a), place(place), shared(shared), me(threadIdx.x), stored(a, place, place.head / a.of.group_k), i0(place.tile * BLOCK), own(min(place.T - i0, BLOCK)) {}
 
     __device__ __forceinline__ u32 barrier(int n) const { return shared + AT_BARRIERS + 8 * n; }
@@ -64,6 +64,11 @@ struct Own {
         clear_rows_from<Values>(shared + AT_V, own);
         all();
     }
+};
+
+struct Own : Tiles {
+    using Tiles::Tiles;
+
     // x = Q B^T
     __device__ __forceinline__ void query_rows(float (&x)[BLOCK / 8][4], int with) const {
         clear_tiles(x);

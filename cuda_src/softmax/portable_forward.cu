@@ -43,7 +43,7 @@ struct Block {
     }
 };
 
-struct Worker {
+struct Tiles {   // of keys and values of a block, and their copies
     const PortableArguments& a;
     const Owner& own;
     const Block& block;
@@ -51,10 +51,10 @@ struct Worker {
     const int lane, warp, row0, key0;   // of the warp: its rows of the block, its keys of a tile
     int begin, end, steps, first;       // keys; tiles of them; first row of the block
     int low[2], high[2], entry[2];      // keys that the lane's two rows read; where the decays for their heads are
-    float m[2], l[2];
+    float m[2], l[2];                   // maxima and sums of the two rows
     Decays decays[2];
 
-    __device__ __forceinline__ Worker(const PortableArguments& a, const Owner& own, const Block& block, u32 shared)
+    __device__ __forceinline__ Tiles(const PortableArguments& a, const Owner& own, const Block& block, u32 shared)
         : a(a), own(own), block(block), shared(shared), lane(threadIdx.x & 31), warp(threadIdx.x >> 5),
           row0(SPLIT ? 0 : warp * 16), key0(SPLIT ? warp * 16 : 0) {
         first = block.tile * ROWS;
@@ -114,6 +114,11 @@ struct Worker {
         }
         copy_commit();
     }
+};
+
+struct Worker : Tiles {
+    using Tiles::Tiles;
+
     __device__ __forceinline__ void hold(typename Element::A (&q)[HELD ? WIDTH_K / 16 : 1]) const {
 #pragma unroll
         for (int k = 0; k < (HELD ? WIDTH_K / 16 : 0); k++) q[k] = Element::operand(load_a_rows<Element, KeyTile>(shared, 0, k * 16, lane));

@@ -166,6 +166,12 @@ LA_DEVICE void store_gates(const float2 (&sums)[ROWS], char* to, i64 step, int r
         else *(u32*)(to + r * step) = pack(x);
     }
 }
+LA_DEVICE void begin_loads(const FreeGradArguments& a, const ChunkPlace& place, const Lane& me) {   // one thread
+    barrier_init(me.shared + AT_BARRIERS, 1);
+    barrier_init(me.shared + AT_BARRIERS + 8, 1);
+    barriers_made();
+    load_chunk(a, place, me.shared);
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __grid_constant__ FreeGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -175,12 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
         return;
     }
     const Lane me(shared_address(memory));
-    if (threadIdx.x == 0) {
-        barrier_init(me.shared + AT_BARRIERS, 1);
-        barrier_init(me.shared + AT_BARRIERS + 8, 1);
-        barriers_made();
-        load_chunk(a, place, me.shared);
-    }
+    if (threadIdx.x == 0) begin_loads(a, place, me);
     __syncthreads();
     const int count = place.count();
     barrier_wait(me.shared + AT_BARRIERS, 0);
