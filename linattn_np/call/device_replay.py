@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..runtime.cuda import launch
+from ..runtime.cuda.places import kept, places, positions
 from ..runtime.cuda.record import LaunchSequence, Recorder, get
 from ..runtime.memory import is_on_device
 from ..spec import VariantSpec
 from . import replay
-from .cuda.places import kept, places, positions
 from .replay import PLAIN, Signature, is_plain_tuple
 
 Array = Any

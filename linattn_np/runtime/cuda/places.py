@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ...runtime.cuda.record import FEW_BYTES, LaunchSequence, View, view_of
+from .record import FEW_BYTES, LaunchSequence, View, view_of
 
 Array = Any
 
