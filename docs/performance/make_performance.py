@@ -33,8 +33,9 @@ float64 before they are timed.
   in them is slower than alone.
 - **MiB** is the peak above the inputs, including the result.
 - Other operators, such as softmax attention, appear for their time only.
-- The records of the compiled loops are older than their kernels in Numba, which take 1.03 to 1.06 times as long
-  (decision 018, by hand).
+- Records of the compiled loops of 2026-11-21 and 22 are older than their kernels in Numba; `earlier` compares both.
+- Two threads and a few milliseconds: after a pause the system may place the helper thread on the caller's processor, as
+  it did here with (1, 512, 4, 64); calls one after the other take half as long.
 """
 
 
