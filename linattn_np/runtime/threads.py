@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import ctypes
 import os
 import queue
 import sys
@@ -28,6 +29,12 @@ _lock = threading.Lock()
 _helpers = 0
 _most, _until = 0, 0.0  # helpers that may be started, until when
 _own = threading.local()
+_ids: set[int] = set()  # of helpers, in the system
+_avoided = -1  # the processor that helpers are kept off
+try:
+    _processor: Callable[[], int] = ctypes.PyDLL(None).sched_getcpu  # that this thread runs on
+except (OSError, TypeError, AttributeError):  # not Linux
+    _processor = lambda: -1  # noqa: E731
 
 
 @contextlib.contextmanager
@@ -192,13 +199,17 @@ def _call_helpers(job: _Job, count: int) -> None:
                     _until = time.monotonic() + IDLE
                     for _ in range(_helpers - count):
                         _waiting.put(None)
+    _keep_away()
     for _ in range(count):
         _waiting.put(job)
 
 
 def _serve(waiting: queue.SimpleQueue[_Job | None]) -> None:
     """The main loop of a helper thread."""
-    global _helpers
+    global _helpers, _avoided
+    helper = threading.get_native_id()
+    _ids.add(helper)
+    _avoided = -1  # the next call places this thread too
     try:
         while (job := waiting.get(timeout=IDLE)) is not None:
             job.help()
@@ -206,14 +217,30 @@ def _serve(waiting: queue.SimpleQueue[_Job | None]) -> None:
     except (queue.Empty, MemoryError):
         pass
     finally:
+        _ids.discard(helper)
         with _lock:
             _helpers -= 1
 
 
+def _keep_away() -> None:
+    """Keep helpers off the caller's processor: a system may wake them there, and they would wait for the caller."""
+    global _avoided
+    if (processor := _processor()) == _avoided or not hasattr(os, "sched_setaffinity"):
+        return
+    _avoided = processor
+    allowed = os.sched_getaffinity(0)
+    places = allowed - {processor} or allowed
+    for helper in list(_ids):
+        with contextlib.suppress(OSError):  # it has just exited
+            os.sched_setaffinity(helper, places)
+
+
 def _forget() -> None:
     """A forked child has none of its parent's threads."""
-    global _lock, _waiting, _helpers, _until
+    global _lock, _waiting, _helpers, _until, _avoided
     _lock, _waiting, _helpers, _until = threading.Lock(), queue.SimpleQueue(), 0, 0.0
+    _ids.clear()
+    _avoided = -1
     _own.job = None
 
 
