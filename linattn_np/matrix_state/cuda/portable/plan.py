@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from math import gcd
 from typing import NamedTuple
 
-from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
-from .. import policy
-from .delta_plan import Kernel
-from .shared_memory import round_up
+from ....runtime.cuda.elements import BYTES, ELEMENTS, Constants
+from ... import policy
+from ..delta_plan import Kernel
+from ..shared_memory import portable_channels, portable_values
 
 FILES = {"values": "vector_portable/values.cu", "channels": "vector_portable/channels.cu"}
-CHUNK, ROW, COLUMN = 16, 20, 24  # tokens; floats of a row of them, of one that is read in pairs
-MARK = policy.RECURRENCE_MARK
+CHUNK, MARK = policy.PORTABLE_CHUNK, policy.RECURRENCE_MARK
 
 
 class PortableKind(NamedTuple):
@@ -41,27 +42,7 @@ class Launch(NamedTuple):
         return dict(self.constants)["LA_SHARED"]
 
 
-def values_shared(kind: PortableKind, warps: int) -> int:
-    """vector_portable/values.cu: stages of q, k, g; rows of a warp; pairs, their sums; scaled rows and columns."""
-    keys, erase, square = round_up(kind.K, 16), kind.erase, CHUNK * CHUNK * 4
-    turns, active = -(-keys // 16 // warps), min(keys // 16, warps)
-    stages = turns * (2 * BYTES[kind.element] + BYTES[kind.gate]) * 8 * 32 * warps
-    rows = warps * (2 + erase) * CHUNK * ROW * 4
-    pairs = (1 + erase) * (active * square + CHUNK * COLUMN * 4) + erase * CHUNK * (ROW + 1) * 4
-    buffers = 1 if kind.K > policy.WIDEST_GROUP or kind.erase else 2
-    return stages + rows + pairs + (1 + erase) * CHUNK * (keys + 8) * 4 + keys * (buffers * COLUMN + 1) * 4
-
-
-def channels_shared(kind: PortableKind, warps: int) -> int:
-    """vector_portable/channels.cu: stages of q, k, g, v, dO; rows of a warp; products of pairs; rows and columns."""
-    values, size = round_up(kind.V, 16), BYTES[kind.element]
-    turns, active = -(-values // 16 // warps), min(values // 16, warps)
-    stages = ((2 + 2 * turns) * size + BYTES[kind.gate]) * 8 * 32 * warps
-    small = warps * (3 * CHUNK * ROW + CHUNK) * 4 + active * CHUNK * CHUNK * 4 + CHUNK * ROW * 4
-    return stages + small + CHUNK * (values + 8) * 4 + values * COLUMN * 4
-
-
-SHARED = {"values": values_shared, "channels": channels_shared}
+SHARED = {"values": portable_values, "channels": portable_channels}
 
 
 @functools.cache
@@ -83,3 +64,17 @@ def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> 
         **({"LA_MARK": MARK} if name == "channels" else {}),
     }.items()))  # fmt: skip
     return Launch(Kernel(FILES[name], name, 32 * warps), constants, parts)
+
+
+def entries(
+    dtype: str, K: int, V: int, erase: bool, bonus: bool, limit: int, backward: bool = True
+) -> Iterator[tuple[str, str, Constants]]:
+    """(words, file, constants) of every kernel with log decays in float32; limit: bytes that a block can have."""
+    align = gcd(16, K * BYTES[dtype], V * BYTES[dtype], K * BYTES["float32"])
+    kind = PortableKind(K, V, dtype, "float32", align, erase, bonus, bonus)
+    every = [("values", False), ("values", True), ("channels", False), ("channels", True)]
+    for name, back in every if backward and not erase else every[:1]:
+        found = launch_of(name, kind, limit, back)
+        if found is not None:
+            words = f"portable chunks of a vector decay, {name}{', from the last chunk' * back}"
+            yield words, found.kernel.file, found.constants

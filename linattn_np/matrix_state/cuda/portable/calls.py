@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
 
-from ...core import StatesAt
-from ...ops.cuda.arguments import NO_ROWS, address, rows_of
-from ...runtime.arrays import Array, cast, dtype_name, sum_of_groups
-from ...runtime.cuda import launch
-from .. import policy
-from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
-from . import arguments, operands
-from . import vector_portable_plan as cuts
-from .recurrence.gradients import add_bonus, dense_rows, shaped
-from .step import element_of
+from ....core import StatesAt
+from ....ops.cuda.arguments import NO_ROWS, address, rows_of
+from ....runtime.arrays import Array, cast, dtype_name, sum_of_groups
+from ....runtime.cuda import launch
+from ... import policy
+from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
+from .. import arguments, operands
+from ..recurrence.gradients import add_bonus, dense_rows, shaped
+from ..step import element_of
+from . import plan as cuts
 
 ROWS = ("q", "k", "v", "g", "beta", "out", "dout", "dq", "dk", "dv", "dg")
 POINTERS = ("u", "start", "end", "marks", "dots")
