@@ -160,6 +160,9 @@ struct Block {
                 if (key < K && value < V) f(S[tile][n], n, (slot * K + key) * V + value);
             }
     }
+};
+
+struct Gradients : Block {
     // dq, and what dg has of it
     __device__ __forceinline__ void store_queries(const float (&q)[SPAN], int token) const {
         const int i = own(), t = token + i, channel = first + half();
@@ -258,11 +261,11 @@ struct Block {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) channels(const __grid_constant__ Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) channels(const __grid_constant__ VectorPortableArguments a) {
     extern __shared__ __align__(16) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const Place at(a, blockIdx.x / PARTS);
-    const Block block = {a, at, shared, warp, lane, ((int)(blockIdx.x % PARTS) * WARPS + warp) * 16};
+    const Gradients block = {{a, at, shared, warp, lane, ((int)(blockIdx.x % PARTS) * WARPS + warp) * 16}};
     const int tiles = (at.s.T + EARLY + C - 1) / C;
     const auto token_of = [&](int n) { return n < tiles ? (LA_BACK ? tiles - 1 - n : n) * C - EARLY : at.s.T + C; };
     State S = {};

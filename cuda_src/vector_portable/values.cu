@@ -199,7 +199,7 @@ struct Block {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) values(const __grid_constant__ Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) values(const __grid_constant__ VectorPortableArguments a) {
     extern __shared__ __align__(16) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const Place at(a, blockIdx.x / SLICES);

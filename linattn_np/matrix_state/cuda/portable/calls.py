@@ -174,7 +174,8 @@ def _launch(name: str, batch: Batch, back: bool = False, **given: Array | None) 
     given = {"u": made["u"], **given}
     fields: Arrays = {n: NO_ROWS if made.get(n) is None else rows_of(made[n], heads) for n in ROWS}
     fields |= {n: address(given.get(n)) for n in POINTERS} | {"offsets": address(batch.offsets)}
-    marks = given["marks"].shape[1] if given.get("marks") is not None else 0
+    kept = given.get("marks")
+    marks = 0 if kept is None else kept.shape[1]
     fields |= {"T": T, "heads": heads, "scale": batch.scale, "marks_of_sequence": marks,
                "group_u": 1 if made["u"] is None else heads // made["u"].shape[0]}  # fmt: skip
     named = tuple(y for y in (*(made.get(n) for n in ROWS), *given.values(), batch.offsets) if y is not None)
