@@ -50,6 +50,32 @@ def test_the_page_of_measurements_is_made_from_the_measurements():
     assert subprocess.run([sys.executable, script, "--check"], check=False).returncode == 0
 
 
+PEERS = {"chunk form": "transformers_chunk", "softmax attention": "torch_sdpa"}  # of the table of one CPU thread
+FUNCTIONS = {"gated delta rule": "gated_delta_rule", "KDA": "kda"}
+
+
+@pytest.mark.skipif(not PAGES, reason="an installed package has no pages")
+def test_the_figures_of_the_first_page_are_measured():
+    """Ratios on a CPU are those of the page of measurements, rounded; times on a GPU stand there."""
+    page = (ROOT / "docs" / "performance" / "performance.md").read_text("utf-8")
+    speed = (ROOT / "README.md").read_text("utf-8").split("## Speed")[1].split("## More")[0]
+    found = 0
+    for call, peer, *ratios in re.findall(r"^\| (.*?) \| (.*?) \| ([\d.]*) ?\| ([\d.]*) ?\|$", speed, re.MULTILINE):
+        peers = [name for words, name in PEERS.items() if words in peer and "one token" not in call]
+        for ratio, suffix in zip(ratios, (", forward", "_backward, forward and backward"), strict=True):
+            for name in peers if ratio else ():
+                words, shape = call.split(" (")
+                suffix = f"{suffix[: suffix.index(',')]}`{suffix[suffix.index(','):]}"
+                row = re.escape(f"| `{FUNCTIONS[words]}{suffix} | ({shape} | `{name}` | ") + r"([\d.]+) \|"
+                measured = float(re.search(row, page)[1])
+                assert abs(float(ratio) - measured) <= (0.051 if "." in ratio else 0.51), (call, ratio, measured)
+                found += 1
+    assert found >= 6
+    times = re.findall(r"(?<![\d.])\d\.\d\d+(?![\d.])", speed.split("One NVIDIA H200")[1])
+    assert len(times) > 25
+    assert [x for x in times if not re.search(rf"(?<![\d.]){x.rstrip('0')}0?(?!\d)", page)] == []
+
+
 PROMISE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
