@@ -4,7 +4,7 @@
 //     Pre_i = a_first ... a_i (LA_BEFORE: to i - 1)        Suf_j = a_(j+1) ... a_last        P_ij = scale sum_c q_ic k_jc a_(j+1) ... a_i (LA_BEFORE: to i - 1)
 //     u_t = v_t, with LA_ERASE beta_t (v_t - k_t diag(a_t) S_(t-1))
 //
-// A warp has 16 channels at a time, a lane 8 of them of one token: lane 2 j + h token j, channels 8 h to 8 h + 7. It walks the 16 tokens and
+// A warp has 16 channels at a time, a lane 8 of them of one token: lane 2 j + h token j, channels 8 h to 8 h + 7. It traverses the 16 tokens and
 // multiplies by their decays in turn, so that every decay in [-inf, 0] is exact to rounding: nothing is divided, no sum is exponentiated.
 #pragma once
 #include "attention/tokens.cuh"

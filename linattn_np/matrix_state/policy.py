@@ -100,7 +100,7 @@ PORTABLE_CHUNKS = os.environ.get("LINATTN_CUDA_VECTOR_CHUNKS", "1") not in ("", 
 # warpgroup products covers in chunks; else token by token
 RECURRENCE_MARK = 128  # tokens from one <S, R> of those kernels to the next: the sum of the gate gradient restarts
 RECURRENCE_COLUMNS, RECURRENCE_CHANNELS = 128, 32  # of a block: value columns of the one, key channels of the other
-PORTABLE_CHUNK = 16  # tokens of a chunk of them: the pairs that a lane walks; products of mma.sync
+PORTABLE_CHUNK = 16  # tokens of a chunk of them: the pairs that a lane traverses; products of mma.sync
 PORTABLE_COLUMNS = 128  # of a block of portable chunks of a vector decay: 16 a warp
 REVERSE_SEGMENTS = 3  # segments from which on the reverse chain of a delta rule runs twice, in pieces
 ROW_WARPS = 8  # rows of a block that makes a free term of the delta rule, a warp each
