@@ -126,6 +126,9 @@ def vector_entries(
             words = f"vector decay in {gate}, {'exact ' * exact}{name}"
             constants = cuda_vector.constants(name, kind, cuda_vector.Build(exact))
             yield Entry(words, cuda_vector.KERNELS[name].file, constants)
+        if erase is Erase.NONE and not bonus:
+            constants = cuda_vector.constants("scan", kind, cuda_vector.Build(bounded=True))
+            yield Entry(f"vector decay in {gate}, scan of bounded gates", cuda_vector.KERNELS["scan"].file, constants)
         if erase is Erase.DELTA:
             constants = cuda_vector.constants("inverse", kind, cuda_vector.Build(keep=True))
             yield Entry(f"vector decay in {gate}, inverse of segments", cuda_vector.KERNELS["inverse"].file, constants)
