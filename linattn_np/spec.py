@@ -61,7 +61,6 @@ class ChangeOfVariables(Generic[CoreInputs]):
     query, key, value: the arrays that the core's q, k and v come from; None for a variant without one.
     gate: the array without which the log decays are constants that need no gradient.
     erase_key: what the erase vectors r are, if there are any.
-    complement: the core's k is 1 - e^g; then to_core_vjp takes d.k None, where it has been added to d.g.
     """
 
     to_core: Callable[[Variables], CoreInputs]
@@ -73,7 +72,6 @@ class ChangeOfVariables(Generic[CoreInputs]):
     value: str = "v"
     gate: str | None = None
     erase_key: EraseKey = EraseKey.OWN
-    complement: bool = False
 
 
 class Record(Protocol):

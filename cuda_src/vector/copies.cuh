@@ -21,9 +21,8 @@ template <int QUERIES> struct Scratch {
     static constexpr int FAR_KEY = FAR_QUERY + 2;
 };
 
-// What a warp scales: addresses of a chunk's tiles, scratch, decays of blocks; Kc, dots with the bonus; the decay of the chunk; halves of
-// sums of P
-struct Tiles { u32 q, k, gates, scratch, decays, keys, bonus, all, halves = 0; };
+// What a warp scales: addresses of a chunk's tiles, scratch, decays of blocks; Kc, dots with the bonus; the decay of the chunk
+struct Tiles { u32 q, k, gates, scratch, decays, keys, bonus, all; };
 
 LA_DEVICE float sum_of_eight(float (&x)[8], int lane) {   // the sum over the warp of value row_of_sum(lane)
     exchange_half<1, 4>(x, lane);

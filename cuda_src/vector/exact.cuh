@@ -35,21 +35,28 @@ LA_DEVICE void half_block(float (&c)[4], u32 a, int a_apart, u32 b, int b_apart,
     for (int n = 0; n < 4; n++) c[n] += d[n];
 }
 
-// 16 rows of A against 16 rows of B over 64 channels, of several A and one B: columns 0..7 and 8..15
-LA_DEVICE void load_block(u32 (&y)[4][4], u32 b, int lane) {
+// The same of several A and one B
+LA_DEVICE void load_half(u32 (&y)[4][4], u32 b, int b_apart, int panel, int lane) {
+    const u32 to_b = half_of_block(panel, lane);
 #pragma unroll
-    for (int x = 0; x < 4; x++) load_matrix(y[x], b + (rows_of_block(lane) ^ (x * 32)));
+    for (int x = 0; x < 4; x++) load_matrix(y[x], b + (x >> 1) * b_apart + (to_b ^ ((x & 1) * 64)));
 }
-LA_DEVICE void multiply_block(float (&c)[2][4], u32 a, const u32 (&y)[4][4], int lane) {
+LA_DEVICE void multiply_half(float (&c)[4], u32 a, int a_apart, const u32 (&y)[4][4], int lane) {
+    const u32 to_a = rows_of_block(lane);
+    float d[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-    for (int n = 0; n < 8; n++) c[n >> 2][n & 3] = 0.f;
+    for (int n = 0; n < 4; n++) c[n] = 0.f;
 #pragma unroll
     for (int x = 0; x < 4; x++) {
-        u32 rows[4];
-        load_matrix(rows, a + (rows_of_block(lane) ^ (x * 32)));
-        multiply(c[0], rows, y[x][0], y[x][2]);
-        multiply(c[1], rows, y[x][1], y[x][3]);
+        u32 a0[4], a1[4];
+        const u32 at = a + (x >> 1) * a_apart;
+        load_matrix(a0, at + (to_a ^ ((x & 1) * 64)));
+        load_matrix(a1, at + (to_a ^ ((x & 1) * 64 + 32)));
+        multiply(c, a0, y[x][0], y[x][1]);
+        multiply(d, a1, y[x][2], y[x][3]);
     }
+#pragma unroll
+    for (int n = 0; n < 4; n++) c[n] += d[n];
 }
 
 struct ExactBlock { float x[4]; int begin; };   // a lane's part of 16 x 8, and the first column that it is for

@@ -1,7 +1,8 @@
 // P of a chunk from the scaled copies, by the eight warps that made them: 16 x 16 blocks, a pair of warps the two halves of each.
 //
 // The pair of row block I makes its diagonal block and one or two of the six others, so that all have about as much:
-// (3,0) (2,0) | (1,0) (3,1) | (2,1) | (3,2). Then P and the decay of the chunk go over the log decays, which are dead.
+// (3,0) (2,0) | (1,0) (3,1) | (2,1) | (3,2). Then P and the decay of the chunk go over the log decays, which are dead. Where queries are of
+// two terms (in the blocks on the diagonal and next to it, which is most of P's error), so is P: what rounding leaves of it lies behind it.
 #pragma once
 #include "vector/exact.cuh"
 
@@ -45,6 +46,7 @@ LA_DEVICE void finish_diagonal(float (&c)[4], const Tiles& t, const ExactBlock& 
 // Half a row block of P, packed: rows lane / 4 and that plus 8
 struct Packed { u32 low, high; };
 LA_DEVICE Packed packed(const float (&c)[4]) { return {pack_bf16(c[0], c[1]), pack_bf16(c[2], c[3])}; }
+LA_DEVICE Packed rest_of(const float (&c)[4]) { return {rest_of(float2{c[0], c[1]}), rest_of(float2{c[2], c[3]})}; }
 
 // The operands of a warp's products with its row block: 0 the diagonal block, 1 and (of blocks 0, 1) 2 the others
 struct Operands { u32 a, b; int a_apart, b_apart; bool scratch; };   // scratch: A is there, else in q's tile
@@ -75,47 +77,63 @@ template <int QUERIES> LA_DEVICE Operands operands_of(const Tiles& t, int n, int
     return {scratch ? t.scratch + a * BLOCK_BYTES : t.q + (reads_block_two(n, block) ? 2 : block) * BLOCK_BYTES,
             n ? t.scratch + b * BLOCK_BYTES : t.gates + block * BLOCK_BYTES, scratch ? X::PANEL_BYTES : PANEL, n ? X::PANEL_BYTES : QUOTIENTS, scratch};
 }
-// a lane's words of a block of P, rows lane / 4 and that plus 8, in the chunk's P at `gram`
-LA_DEVICE void store_packed(u32 gram, int i, int j, Packed x, int panel, int lane) {
-    const u32 row = lane >> 2, at = gram + i * BLOCK_BYTES + row * 128 + (lane & 3) * 4 + ((panel * 16 + j * 32) ^ ((row & 7) << 4));
-    store_word(at, x.low);
-    store_word(at + 8 * 128, x.high);
-}
-// zeros in the blocks above the diagonal
-LA_DEVICE void clear_above(u32 gram, int block, int panel, int lane) {
-    const u32 row = lane >> 2;
-#pragma unroll
-    for (int j = 1; j < 4; j++) {
-        const u32 at = gram + block * BLOCK_BYTES + row * 128 + (lane & 3) * 4 + ((panel * 16 + j * 32) ^ ((row & 7) << 4));
-        store_word_if(j > block, at, 0);
-        store_word_if(j > block, at + 8 * 128, 0);
-    }
-}
 // all: decay of the chunk, of block 0's warps. read(): quotients have been.
 template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 all, const ExactBlock& exact, int warp, int lane, F read) {
-    static_assert(!Scratch<QUERIES>::TWO_TERMS, "two_terms.cuh");
     const int block = warp >> 1, panel = warp & 1;
+    typedef Scratch<QUERIES> X;
     Packed own = {0, 0}, next = {0, 0}, other = {0, 0};   // the diagonal block, the first and the second of the others
+    Packed own_rest = {0, 0}, next_rest = {0, 0}, other_rest = {0, 0};
 #pragma unroll 1
     for (int n = 0; n < (block < 2 ? 3 : 2); n++) {
         const Operands x = operands_of<QUERIES>(t, n, block);
         float c[4];
-        half_block(c, x.a, x.a_apart, x.b, x.b_apart, panel, lane);
+        if constexpr (X::TWO_TERMS) {
+            u32 y[4][4];
+            load_half(y, x.b, x.b_apart, panel, lane);
+            multiply_half(c, x.a, x.a_apart, y, lane);
+            if (n == 0 || (n == 1 && block)) {   // in the same row block or the one before
+                float rest[4];
+                multiply_half(rest, x.a + X::REST * BLOCK_BYTES, x.a_apart, y, lane);
+#pragma unroll
+                for (int i = 0; i < 4; i++) c[i] += rest[i];
+            }
+        } else half_block(c, x.a, x.a_apart, x.b, x.b_apart, panel, lane);
         const float over = n ? OVER_MIDDLE : x.scratch ? 1.f : MIDDLE;   // Qg of block 0 is without h
 #pragma unroll
         for (int i = 0; i < 4; i++) c[i] *= over;
         if (n == 0) {
             finish_diagonal(c, t, exact, warp, lane);
             own = packed(c);
-        } else if (n == 1) next = packed(c);
-        else other = packed(c);
+            own_rest = rest_of(c);
+        } else if (n == 1) {
+            next = packed(c);
+            next_rest = rest_of(c);
+        } else {
+            other = packed(c);
+            other_rest = rest_of(c);
+        }
     }
     producers_barrier();   // all quotients have been read
     read();
-    const int own_lane = opaque(lane);   // no address is held over the chunk: it would spill
-    store_packed(t.gates, block, block, own, panel, own_lane);
-    store_packed(t.gates, block ? block : 3, block ? block - 1 : 0, next, panel, own_lane);
-    if (block < 2) store_packed(t.gates, block ? 3 : 2, block, other, panel, own_lane);
-    clear_above(t.gates, block, panel, own_lane);
+    const u32 own_lane = opaque(lane), own_row = own_lane >> 2;   // no address is held over the chunk: it would spill
+    const u32 gram = t.gates + own_row * 128 + (own_lane & 3) * 4, turn = (own_row & 7) << 4;
+    auto put = [&](int i, int j, Packed x, Packed rest) {
+        const u32 at = gram + i * BLOCK_BYTES + ((panel * 16 + j * 32) ^ turn);
+        store_word(at, x.low);
+        store_word(at + 8 * 128, x.high);
+        if (X::TWO_TERMS) store_word(at + PANEL, rest.low);
+        if (X::TWO_TERMS) store_word(at + PANEL + 8 * 128, rest.high);
+    };
+    put(block, block, own, own_rest);
+    put(block ? block : 3, block ? block - 1 : 0, next, next_rest);
+    if (block < 2) put(block ? 3 : 2, block, other, other_rest);
+#pragma unroll
+    for (int j = 1; j < 4; j++) {
+        const u32 at = gram + block * BLOCK_BYTES + ((panel * 16 + j * 32) ^ turn);
+        store_word_if(j > block, at, 0);
+        store_word_if(j > block, at + 8 * 128, 0);
+        store_word_if(X::TWO_TERMS && j > block, at + PANEL, 0);
+        store_word_if(X::TWO_TERMS && j > block, at + PANEL + 8 * 128, 0);
+    }
     if (block == 0) store_pair(t.all + panel * 256 + own_lane * 8, all);
 }

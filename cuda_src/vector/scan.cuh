@@ -1,7 +1,6 @@
 // What one block of the scan has in shared memory, its barriers, and what it loads and stores.
 #pragma once
 #include "vector/rows.cuh"
-#include "vector/two_terms.cuh"
 
 #ifndef LA_KEEP     // 1: stores the state before each chunk, and P, for the backward
 #define LA_KEEP 0
@@ -12,17 +11,16 @@ constexpr int CONSUMER_REGISTERS_OF_SCAN = LA_BOUNDED ? 160 : 152, PRODUCER_REGI
 // stages' chunks. With bounded gates only the stages, the values and the decays of chunks.
 constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES;
 constexpr int AT_VALUES = STAGES * STAGE, AT_SCRATCH = AT_VALUES + 2 * Tokens::SIZE;
-constexpr int AT_HALVES = AT_SCRATCH + !LA_BOUNDED * Scratch<4>::SIZE, AT_DECAYS = AT_HALVES + !LA_BOUNDED * HALVES_BYTES;
+constexpr int AT_DECAYS = AT_SCRATCH + !LA_BOUNDED * Scratch<4>::SIZE;
 constexpr int AT_BONUS = AT_DECAYS + !LA_BOUNDED * 4 * WIDE * 4, AT_ALL = AT_BONUS + !LA_BOUNDED * 2 * C * 4, AT_BARRIERS = AT_ALL + STAGES * WIDE * 4;
-constexpr int AT_HEADS = AT_BARRIERS + 24 * STAGES + 16, AT_STOPS = AT_HEADS + 16, BARRIER_BYTES = 160;
+constexpr int AT_HEADS = AT_BARRIERS + 24 * STAGES + 16, AT_STOPS = AT_HEADS + 16, BARRIER_BYTES = LA_BOUNDED ? 160 : 128;
 static_assert(Scratch<4>::SIZE >= 4 * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + BARRIER_BYTES, "the exact path has its operands there");
 static_assert(LA_SHARED == AT_BARRIERS + BARRIER_BYTES && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
 static_assert(StatePanels::SIZE == 2 * Tokens::SIZE, "a state leaves through the place of q and k");
 
 LA_DEVICE Tiles tiles_of(u32 shared, int s) {
     const u32 at = shared + s * STAGE;
-    return {at, at + Tokens::SIZE, at + 2 * Tokens::SIZE, shared + AT_SCRATCH, shared + AT_DECAYS, 0, shared + AT_BONUS, shared + AT_ALL + s * WIDE * 4,
-            shared + AT_HALVES};
+    return {at, at + Tokens::SIZE, at + 2 * Tokens::SIZE, shared + AT_SCRATCH, shared + AT_DECAYS, 0, shared + AT_BONUS, shared + AT_ALL + s * WIDE * 4};
 }
 LA_DEVICE u32 values_at(u32 shared, int step) { return shared + AT_VALUES + (step & 1) * Tokens::SIZE; }
 

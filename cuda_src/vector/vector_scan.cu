@@ -38,7 +38,7 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
             Stops{shared + AT_STOPS}.set(s);
         }
         __syncwarp();
-        make_gram_in_two_terms(tiles, all, exact, warp, lane);
+        make_gram<4>(tiles, all, exact, warp, lane, [] {});
         publish_shared();
         warp_arrive(bar.ready(s), lane);
         if (leaves) return;

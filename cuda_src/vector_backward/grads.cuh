@@ -17,10 +17,7 @@
 #ifndef LA_DQ   // of dq, as LA_DTYPE: 0 bfloat16, 2 float32
 #define LA_DQ 0
 #endif
-#ifndef LA_COMPLEMENT   // 1: keys are 1 - e^g
-#define LA_COMPLEMENT 0
-#endif
-constexpr bool ERASE = LA_ERASE, EXACT_BLOCKS = LA_EXACT, COMPLEMENT = LA_COMPLEMENT;
+constexpr bool ERASE = LA_ERASE, EXACT_BLOCKS = LA_EXACT;
 constexpr float MIDDLE = 0x1p58f, SMALLEST_DECAY = 0x1p-116f;   // 80 nats in a block
 constexpr int THREADS = 256, HALF = 64, HALVES = round_up(LA_K, HALF) / HALF, BLOCKS = C / 16;
 constexpr int PER = 4, OWN = SLICE / 2;   // channels and rows of a lane, half a warp a row

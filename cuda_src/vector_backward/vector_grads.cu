@@ -5,8 +5,6 @@
 //     dq = readers(scale dO S^T, Z),   r = readers(-dW S^T, Y),   w = writers(U G^T; (Z, q), (Y, k)),   dk = r + w
 //     dg_t = sum over l >= t of (q_l.dq_l + k_l.r_l - k_l.w_l), channel by channel, + sum over j of (the part of k_j.w_j through G) + e^B <S, G>
 //
-// With LA_COMPLEMENT keys are 1 - e^g: dg is less by e^g dk, and dk is not stored.
-//
 // The dots of dg are taken of the accumulators and the copies that the products read, before the last factor: so a pair that does not cross
 // t is the same number on both sides and cancels to 2^-18 of itself, the error of two terms (exact: to float32, by rounded copies). A chunk that decays by more than 2^-116 within a block is left to the
 // build with LA_EXACT 1: the other one says so in `flags`.
@@ -137,9 +135,6 @@ LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const P
     char* const to_k = own_rows(a.dk, place.of.sequence, place.of.head) + first * a.dk.token + channel * 2;
     const float4 u = BONUS && channel < LA_K ? *(const float4*)(a.u + (u32)place.of.head / (u32)a.group_u * LA_K + channel) : float4{};
     const float weights[PER] = {u.x, u.y, u.z, u.w};
-    Slice<LA_GATE, PER, OWN> gates;
-    if constexpr (COMPLEMENT && !EXACT_BLOCKS)
-        gates.load(rows_of(a.g, place.of.sequence, place.of.head), a.g.token, channel, opaque(first), place.of.sequence.T);
     float later[PER] = {0.f, 0.f, 0.f, 0.f}, suf[PER] = {own.suf[0], own.suf[1], own.suf[2], own.suf[3]}, other[PER];
 #pragma unroll
     for (int r = OWN - 1; r >= 0; r--) {
@@ -155,12 +150,11 @@ LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const P
             }
             db[r][c] = (BEFORE ? later[c] : later[c] + row.read[c]) - row.write[c];
             later[c] = BEFORE ? db[r][c] + row.read[c] : db[r][c];
-            if constexpr (COMPLEMENT) db[r][c] -= row.dk[c] * (EXACT_BLOCKS ? own.a[r][c] : exp2_approx(gates.at(r, c) * LOG2_E));
             if constexpr (EXACT_BLOCKS) suf[c] *= own.a[r][c];
         }
         if (r < left) {
             store_queries(to_q + r * a.dq.token, row.dq);
-            if constexpr (!COMPLEMENT) store_copies(to_k + r * a.dk.token, row.dk);
+            store_copies(to_k + r * a.dk.token, row.dk);
         }
     }
     other_half(other, later);

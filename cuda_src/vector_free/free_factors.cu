@@ -130,20 +130,18 @@ extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) factors(const __gri
         barriers_made();
     }
 #if LA_EXACT
+    const ChunkTraversal traversal(a, LA_PIECES, 1);
+    const int total = (traversal.sequence.T + C - 1) / C;
     int parity = 0;
-    for (int item = blockIdx.x; item < a.items; item += gridDim.x) {   // few blocks stay: starting one costs more than its flags
-        const ChunkTraversal traversal(a, LA_PIECES, 1, item);
-        const int total = (traversal.sequence.T + C - 1) / C;
-        for (int first = traversal.segment; first < total; first += 32 * LA_PIECES) {   // a flag a lane
-            const int own = first + (threadIdx.x & 31) * LA_PIECES;
-            u32 left = __ballot_sync(0xffffffffu, own < total && a.flags[traversal.stored + own]);
-            for (; left; left &= left - 1) {
-                const int chunk = first + (__ffs(left) - 1) * LA_PIECES;
-                __syncthreads();
-                if (threadIdx.x == 0) load_chunk(a, traversal, chunk, shared);
-                make_factors(a, {shared, traversal.count(chunk)}, traversal.stored + chunk, memory, parity);
-                parity ^= 1;
-            }
+    for (int first = traversal.segment; first < total; first += 32 * LA_PIECES) {   // a flag a lane
+        const int own = first + (threadIdx.x & 31) * LA_PIECES;
+        u32 left = __ballot_sync(0xffffffffu, own < total && a.flags[traversal.stored + own]);
+        for (; left; left &= left - 1) {
+            const int chunk = first + (__ffs(left) - 1) * LA_PIECES;
+            __syncthreads();
+            if (threadIdx.x == 0) load_chunk(a, traversal, chunk, shared);
+            make_factors(a, {shared, traversal.count(chunk)}, traversal.stored + chunk, memory, parity);
+            parity ^= 1;
         }
     }
 #else

@@ -312,8 +312,8 @@ def _boolean(name: str, fn: str, given: Any) -> bool:
 
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "chunk_size": _chunk_size, "chunk_states": _chunk_states, "precision": _precision, "layout": _layout,
-    "scale": scale_of, "l2norm_eps": _l2norm_eps,
-    **{name: functools.partial(_lower_bound, name) for name in ("lower_bound", "gate_lower_bound")},
+    "scale": scale_of, "l2norm_eps": _l2norm_eps, "lower_bound": functools.partial(_lower_bound, "lower_bound"),
+    "gate_lower_bound": functools.partial(_lower_bound, "gate_lower_bound"),
 } | {name: functools.partial(_boolean, name) for name in (
     "return_state", "overwrite_state", "causal", "normalize", "attend_current", "dt_softplus", "qk_l2norm",
     "beta_sigmoid", "allow_neg_eigval", "check", "reverse")}  # fmt: skip

@@ -145,8 +145,7 @@ class Plan(NamedTuple):
     """How a call is computed: everything that is not an array.
 
     The fields of `linattn_np/core.py:CallPlan`, with their defaults, and the core's own: what is read when, l2norm,
-    beta_sigmoid, gate_lower_bound, micro_steps, features, average, chunk_states, complement and
-    computed.
+    beta_sigmoid, gate_lower_bound, micro_steps, features, average, chunk_states and computed.
     """
 
     xp: Namespace
@@ -173,7 +172,6 @@ class Plan(NamedTuple):
     returns_state: bool = True  # the final state is returned
     has_state: bool = False  # an initial state is given
     erase_key: EraseKey = EraseKey.OWN  # what r is (DELTA)
-    complement: bool = False  # k is 1 - e^g: a backend may add its gradient to that of g, and return none of k
     computed: tuple[str, ...] = ()  # inputs that the call computed of others: kernels may round them to 16 bits
     states_at: tuple[int, ...] | None = None  # numbers of tokens after which states are returned (StatesAt)
 

@@ -6,11 +6,9 @@ import re
 
 import pytest
 
-from linattn_np.matrix_state.cuda import vector_backward_plan as plan
-from linattn_np.matrix_state.cuda.vector_plan import VectorKind
 from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import nvrtc
-from linattn_np.warmup import SHARED, Entry, vector_backward_entries
+from linattn_np.warmup import SHARED, vector_backward_entries
 
 from .test_compile import HGMMA, operations, spilled
 from .test_vector import compiled
@@ -36,15 +34,6 @@ def test_every_entry_compiles(K, V, erase, bonus):
         assert spilled(code.log) <= ALLOWANCE.get((name, erase), 0), (entry.words, code.log)
         assert not re.search(r"C75\d\d", code.log), (entry.words, code.log)
         assert bool(operations(code.cubin) & HGMMA) == (name not in ("strengths", "bonus")), entry.words
-
-
-@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
-def test_gradients_of_complements_compile(gate):
-    """The exact build holds the decays too."""
-    for exact, allowed in ((False, 0), (True, 56)):
-        constants = plan.grads_constants(VectorKind(128, 128, gate), exact=exact, complement=True)
-        code = compiled(Entry("gradients", plan.GRADS.file, constants))
-        assert spilled(code.log) <= allowed, code.log
 
 
 def test_which_architectures_have_them():

@@ -153,7 +153,7 @@ FREE = Struct(  # vector_free/: the same with a free rank-one term; backward v i
     ("factors extras", OUT_BYTES),  # of the chunks; what chains that keep corrections read besides
     ("states corrections", OUT_BYTES),  # state before, w (gradient after, dw) of each
     ("flags", pointer("int")),  # of chunks that take the exact path
-    ("slots", I64), ("T heads segments chunks items", INT),  # items: parts of heads whose flagged chunks are redone
+    ("slots", I64), ("T heads segments chunks", INT),
     ("group_q group_k group_v group_g group_a group_b start_group end_group", INT), ("scale", FLOAT),
     *POSITIONS,
 )  # fmt: skip

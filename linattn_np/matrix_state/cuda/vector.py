@@ -119,7 +119,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     builds = [redone._replace(exact=False, bounded=is_bounded(plan)), redone]
     _prepare(batch, builds)
     if plan.gradients:
-        vector_backward.prepare(batch, erase=False, complement=plan.complement)
+        vector_backward.prepare(batch, erase=False)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     at = empty_positions(xp, plan, batch)

@@ -16,7 +16,6 @@ from ...core import StatesAt
 from ...ops.cuda.arguments import address, rows_of
 from ...runtime.arrays import Array, cast, dtype_name, sum_to
 from ...runtime.cuda import launch
-from ...runtime.cuda.elements import Constants
 from ...runtime.cuda.tensor_map import BYTES as MAP
 from ...runtime.cuda.tensor_map import moves
 from .. import policy
@@ -48,9 +47,9 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     at = isinstance(dstate, StatesAt) and dstate.at is not None
     if at or (erase and batch.segments < policy.REVERSE_SEGMENTS):  # what segments add is computed without positions
         batch = vector.batch_of(x, plan, cut=False)
-    prepare(batch, erase, build_at(plan) if at else 0, plan.complement)
+    prepare(batch, erase, build_at(plan) if at else 0)
     arrays = vector.arrays_of(xp, x)
-    _add_gradients(xp, batch, arrays, dout, x.v.dtype, plan.complement)
+    _add_gradients(xp, batch, arrays, dout, x.v.dtype)
     ends = xp.empty((batch.slots * batch.heads, vector_ends(erase)), dtype=xp.int8)
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
     dend, dat = split_gradients(xp, dstate, batch)
@@ -65,15 +64,12 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     made = _made(xp, batch, x)
     flags = xp.empty(_items(batch), dtype=xp.int32)
     for exact in (False, True):
-        constants = cuts.grads_constants(batch.kind, erase, exact, dtype_name(arrays["dq"]), plan.complement)
-        _gradients(batch, arrays, constants, plan.scale, states=residuals.states, ends=ends, new_values=new_values,
+        _gradients(batch, arrays, exact, plan.scale, states=residuals.states, ends=ends, new_values=new_values,
                    flags=flags, du=made.get("du_parts"), erase_dots=made.get("erase_dots"))
     if erase:
         _strengths(xp, batch, x, ends, made)
     if x.u is not None:
         _bonus(xp, batch, made)
-    if plan.complement:
-        arrays["dk"] = None
     return _grads(xp, batch, x, arrays, made), public_state_gradient(xp, first, batch)
 
 
@@ -91,17 +87,16 @@ def query_gradients(saved: Saved, dout: Array, dtype: Any) -> Array:
     states = residuals.states
     builds = [cuts.grads_constants(batch.kind, False, exact, dtype_name(dq)) for exact in (False, True)]
     launch.prepare(tuple((cuts.GRADS.file, constants) for constants in builds), launch.capability())
-    for constants in builds:
-        _gradients(batch, arrays, constants, plan.scale, states=states, ends=states, new_values=None, flags=flags,
-                   du=None, erase_dots=None)
+    for exact in (False, True):
+        _gradients(batch, arrays, exact, plan.scale, states=states, ends=states, new_values=None, flags=flags, du=None,
+                   erase_dots=None)
     return dq.reshape(*batch.lead, batch.T, batch.heads, batch.K)
 
 
-def prepare(batch: vector.Batch, erase: bool, at: int = 0, complement: bool = False) -> None:
+def prepare(batch: vector.Batch, erase: bool, at: int = 0) -> None:
     """Begin to compile; a forward does so too where a backward follows."""
     kind = batch.kind
-    wanted = [(cuts.GRADS.file, cuts.grads_constants(kind, erase, exact, complement=complement))
-              for exact in (False, True)]  # fmt: skip
+    wanted = [(cuts.GRADS.file, cuts.grads_constants(kind, erase, exact)) for exact in (False, True)]
     wanted += [(cuts.REVERSE.file, cuts.reverse_constants(kind, erase, adds, 0 if adds else at))
                for adds in (False, True)[: 1 + (batch.segments > 1)]]  # fmt: skip
     if erase and batch.segments > 1:
@@ -111,19 +106,15 @@ def prepare(batch: vector.Batch, erase: bool, at: int = 0, complement: bool = Fa
     launch.prepare(tuple(wanted), launch.capability())
 
 
-def _add_gradients(
-    xp: Any, batch: vector.Batch, arrays: Arrays, dout: Array | None, dtype: Any, complement: bool = False
-) -> None:
-    """dout, and dq, dk, dv, dg to be written; complement: without dk, whose place is not written."""
+def _add_gradients(xp: Any, batch: vector.Batch, arrays: Arrays, dout: Array | None, dtype: Any) -> None:
+    """dout, and dq, dk, dv, dg to be written."""
     tokens = (prod(batch.lead), batch.T, batch.heads)
     if dout is None:
         dout = xp.zeros((*tokens, batch.V), dtype=dtype)
     arrays["dout"] = vector.row_array(cast(xp, dout, dtype))
     kinds = {"dq": dtype, "dk": dtype, "dv": dtype, "dg": arrays["g"].dtype}
     for name, kind in kinds.items():
-        if name != "dk" or not complement:
-            arrays[name] = xp.empty((*tokens, batch.V if name == "dv" else batch.K), dtype=kind)
-    arrays.setdefault("dk", arrays["dg"])
+        arrays[name] = xp.empty((*tokens, batch.V if name == "dv" else batch.K), dtype=kind)
 
 
 def _made(xp: Any, batch: vector.Batch, x: Inputs) -> Arrays:
@@ -185,10 +176,8 @@ def _items(batch: vector.Batch) -> int:
     return batch.N * batch.chunks_longest * batch.heads * cuts.halves(batch.K)
 
 
-def _gradients(
-    batch: vector.Batch, arrays: Arrays, constants: Constants, scale: float, **given: Array | None
-) -> None:
-    """dq, dk, dg, or of what another build flagged. given: states, ends, new_values, flags, du, erase_dots."""
+def _gradients(batch: vector.Batch, arrays: Arrays, exact: bool, scale: float, **given: Array | None) -> None:
+    """dq, dk, dg. exact: of what the other build flagged. given: states, ends, new_values, flags, du, erase_dots."""
     heads, names, erase = batch.heads, ("q", "k", "g", "dq", "dk", "dg"), given["new_values"] is not None
     u, values = arrays["u"], "dv" if erase else "v"
     fields: dict[str, Any] = {n: rows_of(arrays[n], heads) for n in names}
@@ -202,11 +191,10 @@ def _gradients(
     named = None
     if moves():
         named = (*(arrays[n] for n in (*names, values, "dout", "u")), batch.offsets, *given.values())
-    numbers, grid = dict(constants), _items(batch)
-    if numbers["LA_EXACT"]:
-        grid = min(grid, policy.EXACT_RESIDENT * launch.multiprocessors())
-    launch.launch(cuts.GRADS.file, cuts.GRADS.entry, constants, grid, cuts.GRADS.threads, numbers["LA_SHARED"],
-                  arguments.VECTOR_GRADS.packed(fields), named)
+    constants = cuts.grads_constants(batch.kind, erase, exact, dtype_name(arrays["dq"]))
+    grid = min(_items(batch), policy.EXACT_RESIDENT * launch.multiprocessors()) if exact else _items(batch)
+    launch.launch(cuts.GRADS.file, cuts.GRADS.entry, constants, grid, cuts.GRADS.threads,
+                  dict(constants)["LA_SHARED"], arguments.VECTOR_GRADS.packed(fields), named)
 
 
 def _strengths(xp: Any, batch: vector.Batch, x: Inputs, ends: Array, made: Arrays) -> None:

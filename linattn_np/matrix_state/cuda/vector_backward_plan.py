@@ -31,16 +31,10 @@ def reverse_constants(kind: VectorKind, erase: bool = False, adds: bool = False,
 
 
 @functools.cache
-def grads_constants(
-    kind: VectorKind, erase: bool = False, exact: bool = False, dq: str = "bfloat16", complement: bool = False
-) -> Constants:
-    """The constants of vector_grads.cu; exact: for chunks that decay too far for scaled copies. dq: its dtype.
-
-    complement: keys are 1 - e^g, and their gradient is in that of g.
-    """
+def grads_constants(kind: VectorKind, erase: bool = False, exact: bool = False, dq: str = "bfloat16") -> Constants:
+    """The constants of vector_grads.cu; exact: for chunks that decay too far for scaled copies. dq: its dtype."""
     more = {"LA_EXACT": int(exact), "LA_SHARED": vector_gradients(erase, exact)}
     more |= {"LA_DQ": ELEMENTS[dq]} if dq != "bfloat16" else {}
-    more |= {"LA_COMPLEMENT": 1} if complement else {}
     return tuple(sorted({**_common(kind, erase), **more}.items()))
 
 

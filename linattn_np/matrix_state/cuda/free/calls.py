@@ -136,10 +136,9 @@ def factors_of(xp: Any, batch: Batch, arrays: dict[str, Any], scale: float, buil
         sizes["extras"] = shared_memory.free_extras_of(True, build.backward)
     made = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in sizes.items()}
     flags, slots = xp.empty(batch.stored, dtype=xp.int32), batch.N * batch.heads
-    few = min(slots * policy.EXACT_PIECES, launch.multiprocessors())
-    for exact, grid in ((False, slots * batch.chunks), (True, few)):
+    for exact, pieces in ((False, batch.chunks), (True, policy.EXACT_PIECES)):
         one = build._replace(exact=exact)
-        launch_one(FACTORS, batch, grid, arrays, one, scale=scale, flags=flags, **made)
+        launch_one(FACTORS, batch, slots * pieces, arrays, one, scale=scale, flags=flags, **made)
     return made
 
 
@@ -156,9 +155,8 @@ def launch_one(
         fields["to"] = rows_of(arrays["out"], heads)
     fields |= {
         "offsets": address(batch.offsets), "slots": batch.slots, "T": batch.T, "heads": heads,
-        "segments": batch.segments, "chunks": batch.chunks, "items": batch.N * heads * policy.EXACT_PIECES,
-        "scale": scale, "start": start.values(), "end": end.values(), "start_group": start.group,
-        "end_group": end.group, **end.fields_of_positions(),
+        "segments": batch.segments, "chunks": batch.chunks, "scale": scale, "start": start.values(),
+        "end": end.values(), "start_group": start.group, "end_group": end.group, **end.fields_of_positions(),
         **{f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v", "g", "a", "b")},
     }  # fmt: skip
     named = None

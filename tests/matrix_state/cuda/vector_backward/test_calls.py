@@ -54,9 +54,8 @@ def launched(monkeypatch):
     return found
 
 
-def compare(launched, keep=True, dstate=True, complement=False, **how):
+def compare(launched, keep=True, dstate=True, **how):
     (x, plan), (wide, wide_plan), S = call_of(**how)
-    plan = plan._replace(complement=complement)
     rng = np.random.default_rng(1)
     dout = rng.standard_normal((*x.v.shape[:-2], max(x.q.shape[-2], x.v.shape[-2]), x.v.shape[-1])).astype(BFLOAT16)
     saved = recurrence.forward(wide, wide_plan, None if S is None else S.astype(np.float64))[2]
@@ -65,8 +64,6 @@ def compare(launched, keep=True, dstate=True, complement=False, **how):
     expected, first = recurrence.backward(saved, dout.astype(np.float64), dend)
     if expected.r is not None:  # the keys as they read
         expected = expected._replace(k=expected.k + expected.r)
-    if complement:
-        expected = expected._replace(k=None, g=expected.g - np.exp(wide.g) * expected.k)
     launched.clear()
     residuals = cuda_calls.forward(x, plan._replace(gradients=bool(keep)), None if S is None else stub(S))[2]
     assert (residuals.starts is not None) == bool(keep)
@@ -80,14 +77,6 @@ def compare(launched, keep=True, dstate=True, complement=False, **how):
             assert np.abs(found.astype(np.float64) - want).max() <= np.abs(want).max() * 2**-7, name
     assert np.abs(d - first).max() <= 1e-4 * max(np.abs(first).max(), 1)
     return [(entry, constants.get("LA_EXACT", 0)) for entry, constants, _ in launched if entry != "head_sums"]
-
-
-@pytest.mark.parametrize("how", [{}, {"gate": BFLOAT16, "T": 130}, {"K": 136, "V": 8, "T": 20},
-                                 {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1}], ids=str)
-def test_keys_that_are_complements_of_decays(launched, how):
-    """Their gradient is in that of the gates, and nothing is returned of its own."""
-    compare(launched, complement=True, **how)
-    assert {c.get("LA_COMPLEMENT") for entry, c, _ in launched if entry == "grads"} == {1}
 
 
 @pytest.mark.parametrize("how", [
