@@ -34,9 +34,9 @@ float64 before they are timed.
 - **MiB** is the peak above the inputs, including the result.
 - Other operators, such as softmax attention, appear for their time only.
 - Records of the compiled loops of 2026-11-21 and 22 are older than their kernels in Numba; `earlier` compares both.
-- Two threads and a few milliseconds: after a pause Linux placed the helper thread on the caller's processor, and both took
-  turns; helpers are kept off it now (2026-11-23, (1, 512, 4, 64): 1.0 ms for forward where it was 1.8, with gradients
-  4.9 where it was 7.0). PyTorch's threads are placed by the system as before.
+- Two threads and a few milliseconds: after a pause Linux placed the helper thread on the caller's processor, and both
+  took turns; helpers are kept off it now (2026-11-23, (1, 512, 4, 64): 1.0 ms for forward where it was 1.8, with
+  gradients 4.9 where it was 7.0). PyTorch's threads are placed by the system as before.
 """
 
 

@@ -17,7 +17,7 @@ from ..runtime.values import is_finite, is_real, is_whole, is_word, shown
 from ..spec import Variables, VariantSpec
 from . import layouts
 from .options import COMMON
-from .overwrite import check_inputs_apart, check_overwritten
+from .overwrite import check_inputs_disjoint, check_overwritten
 
 
 class Prepared(NamedTuple):
@@ -142,7 +142,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     if options["overwrite_state"]:
         parts = flatten("state", state)
         check_overwritten(fn, parts, plan, flatten("state", own))
-        check_inputs_apart(fn, parts, entered)
+        check_inputs_disjoint(fn, parts, entered)
     call = Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
     if options["check"]:
         from .findings import enforce
