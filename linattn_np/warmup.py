@@ -188,7 +188,8 @@ def softmax_entries(dtype: str, K: int, V: int, capability: int, decay: bool, ba
     kind = cuda_softmax.Kind(dtype, -(-K // 8) * 8, -(-V // 8) * 8, decay)
     if not cuda_softmax.takes(dtype, kind.K, kind.V, capability):
         return
-    names = ("decays", "forward")[not decay :] + ("dots", "backward", "dq", *(("gates",) if decay else ())) * backward
+    names = ("decays", "norms", "forward")[2 * (not decay) :]
+    names += ("dots", "backward", "dq", "gates")[: 3 + decay] * backward
     for name in names:
         words = f"softmax attention{' with decays' * decay}, {name}"
         yield Entry(words, cuda_softmax.KERNELS[name].file, cuda_softmax.constants(name, kind))
