@@ -159,7 +159,7 @@ def test_far_keys_may_outweigh_their_decay(cp, g):
 
 def test_gates_above_zero(cp):
     """They are not meant, but what they give is right: nothing is skipped behind them."""
-    arrays, dout = draw(la.forgetting_attention, 700, B=1)
+    arrays, _ = draw(la.forgetting_attention, 700, B=1)
     arrays["g"][:] = np.where(np.arange(700) < 60, -10, np.where(np.arange(700) < 128, 9, -1))[:, None]
     exact = la.forgetting_attention(**{n: x.astype(np.float64) for n, x in arrays.items()})
     found = la.forgetting_attention(**{n: cp.asarray(x) for n, x in arrays.items()}, backend="cuda")

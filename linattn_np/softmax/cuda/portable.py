@@ -99,7 +99,8 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     batch, kind, numbers = call.batch, call.kind, (call.batch.rows, call.batch.heads, call.batch.T)
     names = (("dq", batch.T, batch.heads, kind.K), ("dk", batch.Tk, batch.heads // batch.shared, kind.K),
              ("dv", batch.Tk, batch.heads // batch.shared, kind.V))  # fmt: skip
-    fields = fields_of(plan, call, call.cotangents[1]) | {"dout": call.cotangents[0]} | saved._asdict()
+    fields = fields_of(plan, call, call.cotangents[1])
+    fields |= {"dout": call.cotangents[0], "logs": saved.logs, "sums": saved.sums}
     fields |= {n: xp.empty((batch.rows, *shape), dtype=call.x.v.dtype) for n, *shape in names}
     fields["dots"] = xp.empty(numbers, dtype=xp.float32) if plan.normalize else None
     rows = cuts.block_of("queries", kind, launch.shared_limit())[0]
