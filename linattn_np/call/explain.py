@@ -12,8 +12,7 @@ from ..runtime.arrays import NARROW, dtype_name
 from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of, is_in_part
-from .foreign import bridge_of
-from .lazy import lazy_bridge
+from .foreign import bridge_of, lazy_bridge
 from .pieces import cut, with_all_queries
 
 IN_PART = "replayed in part: the array calls around the core are made by every call"

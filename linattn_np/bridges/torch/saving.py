@@ -19,6 +19,7 @@ from ...call.binding import flatten
 from ...spec import VariantSpec
 from ..programs import Program, Signature
 from ..shapes import Abstract
+from .eager import loaded
 from .views import Tensor, tensor, view
 
 ALIGNED = 64  # bytes of the widest vector
@@ -114,8 +115,6 @@ def _whole(residuals: Tensor, size: int) -> Tensor | None:
 
 def _plan(spec: VariantSpec, keywords: Keywords) -> tuple[Any, Any]:
     """(the recorded forward of a call, its signature); (None, None) without one that reads none of its results."""
-    from .calls import loaded
-
     signature = loaded().signature(spec, (), keywords, follows=False)
     plan = None if signature is None else loaded().forward_of(signature)
     return (None, None) if plan is None or plan.reads_results else (plan, signature)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ....call import vjp
+from ..arguments import on_views
 from ..autograd import OnlyOnce
 from ..views import Tensor
 
@@ -55,9 +56,7 @@ def _like(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor
 
 def in_full(plan: Any, keywords: dict[str, Any], cotangents: tuple[Any, ...]) -> Any:
     """The gradients of a call for cotangents whose pullback is not recorded yet: its forward is computed again."""
-    from ..calls import on_views
-
     with torch.no_grad():
         rule = functools.partial(vjp.run_vjp, plan.spec)
         device = next(iter(keywords.values())).device
-        return on_views(plan.spec, rule, device, (), keywords, None)[1](*cotangents)
+        return on_views(rule, device, (), keywords)[1](*cotangents)

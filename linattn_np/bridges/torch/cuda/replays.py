@@ -22,6 +22,7 @@ from ....runtime.memory import is_on_device
 from ....spec import VariantSpec
 from ..arguments import Arrays, Keywords, is_followed
 from ..views import PLAIN, Tensor, dense
+from .autograd import Replayed
 from .views import numpy_dtype, torch_dtype
 
 # key, state, pointers of all tensors in order, whether autograd follows one of them
@@ -233,8 +234,6 @@ class Forward:
 
     def differentiated(self, arrays: Arrays, keywords: Keywords, pointers: list[int]) -> Any:
         """The result, which autograd follows."""
-        from .autograd import Replayed
-
         given, options = [], {}
         for n, x in (*zip(self.spec.arrays, arrays, strict=False), *keywords.items()):
             if type(x) in PLAIN:
