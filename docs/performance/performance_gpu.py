@@ -72,9 +72,9 @@ square bfloat16 matrices runs at {matrix_tflops:.0f} TFLOP/s."""
 ATTENTION_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs, T = 1023:"""
 PATH = """\
-`python -m bench path_attention --backend cuda`: (B, T, H, K = V), bfloat16, nanoseconds per token and head; both: forward
-and pullback. FLA's kernels on the same arrays in the same run, w and beta in float32, its few tuned kernels with two
-candidates; what it was not timed for is empty. Errors of our gradients are at most {error:.2g} of the norm."""
+`python -m bench path_attention --backend cuda`: (B, T, H, K = V), bfloat16, nanoseconds per token and head; both:
+forward and pullback. FLA's kernels on the same arrays in the same run, w and beta in float32, its few tuned kernels
+with two candidates; what it was not timed for is empty. Errors of our gradients are at most {error:.2g} of the norm."""
 CACHES = """\
 `python -m bench portable_attention --backend cuda`: T tokens after a full cache of L slots, which is overwritten,
 (B, L, T, H / heads of keys and values, K = V), microseconds per call, caches in rotation. graph: a replayed CUDA graph;
@@ -385,5 +385,6 @@ def draw(result: dict[str, Any], folder: Path) -> None:
 
 NAMES = {
     "cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_vector_decay": vector, "cuda_step": steps,
-    "cuda_softmax": attention, "cuda_path_attention": path, "cuda_portable_attention": caches, "cuda_scaling": scaling, "cuda_states": states,
+    "cuda_softmax": attention, "cuda_path_attention": path, "cuda_portable_attention": caches, "cuda_scaling": scaling,
+    "cuda_states": states,
 }  # fmt: skip
