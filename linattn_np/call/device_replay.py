@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..runtime.cuda import launch
-from ..runtime.cuda.places import kept, places, positions
+from ..runtime.cuda.places import place_results, places, positions
 from ..runtime.cuda.record import LaunchSequence, Recorder, get
 from ..runtime.memory import is_on_device
 from ..spec import VariantSpec
@@ -16,7 +16,7 @@ from .options import PLAIN, is_plain_tuple
 
 Array = Any
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
-MOST_APART = 64  # sets of pointers that are known to lie apart
+MOST_DISJOINT = 64  # sets of pointers of calls whose state shares no memory with the inputs
 
 
 def signature_maker(kind: Any) -> Callable[..., Any]:
@@ -93,17 +93,17 @@ class Plan:
         self._spans = [_span(x) for x in given] if own_state else []
         own = state if isinstance(state, tuple) else (state,)
         self._at = [n for n, x in enumerate(given) if any(x is S for S in own)]
-        self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
+        self._disjoint: set[tuple[int, ...]] = set()  # pointers of calls whose state shares no memory with the inputs
         each = [positions(x, recorder.allocated) for x in (results[0], None if own_state else results[1])]
-        self._out, self._end = kept(each, self.sequence, 0)
+        self._out, self._end = place_results(each, self.sequence, 0)
 
     def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, Any] | None:
         """(out, state); None if the call must be computed in full."""
-        if self._own_state and (key := tuple(pointers)) not in self._apart:
+        if self._own_state and (key := tuple(pointers)) not in self._disjoint:
             if self._overlaps(pointers):
                 return None  # computed in full: checking the arguments raises the error
-            if len(self._apart) < MOST_APART:
-                self._apart.add(key)
+            if len(self._disjoint) < MOST_DISJOINT:
+                self._disjoint.add(key)
         allocated = self._launches(pointers)
         out, end = self._out, self._end
         if type(out) is int:
@@ -162,7 +162,7 @@ class StatesPlan:
         """results: the public (out, state, states).   Raises LookupError if it cannot be replayed."""
         self.sequence, self._kind = LaunchSequence(recorder, given), type(results)
         self._launches: Callable[[list[int]], Any] = self.sequence.run
-        self._places = kept([positions(x, recorder.allocated) for x in results], self.sequence, 0)
+        self._places = place_results([positions(x, recorder.allocated) for x in results], self.sequence, 0)
 
     def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, None]:
         """(the public result, None)."""
@@ -279,7 +279,7 @@ class Forward:
 
     def _keep(self, results: Sequence[Any]) -> tuple[Any, ...]:
         held = {n - self._count for n in self.residuals}
-        return kept([*results, *self._returned], self.sequence, self._count, held)[: len(results)]
+        return place_results([*results, *self._returned], self.sequence, self._count, held)[: len(results)]
 
     def returns(self, n: int) -> None:
         """A gradient is what forward stored as its n-th residual, which becomes an array."""
@@ -338,7 +338,7 @@ class Residuals(NamedTuple):
         try:
             pool = [*given, *recorder.allocated]
             sequence = LaunchSequence(recorder, given)
-            found = kept([positions(x, pool) for x in gradients], sequence, len(given), few=True)
+            found = place_results([positions(x, pool) for x in gradients], sequence, len(given), few=True)
             first = len(self.arrays) - len(forward.residuals)
             for n in {n for x in found for n in places(x) if first <= n < len(self.arrays)}:
                 forward.returns(n - first)

@@ -103,7 +103,7 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return "an option is neither None, bool, int, float, str nor a tuple of these, or an array is on another device"
     if call.recorder is None and replay.names_of(call.spec, signature, arrays, keywords) is None:
         return "an option is an array, or the bytes of an array are swapped"
-    if not replay.is_apart(signature):
+    if not replay.has_distinct_arrays(signature):
         return "two arrays begin at one address"
     recorded = replay.plans.get(signature[0])
     if isinstance(recorded, replay.Recorded) and is_in_part(recorded.plan):

@@ -185,10 +185,10 @@ def split(signature: Signature) -> tuple[list[Array], Any]:
 
 def is_storable(signature: Signature) -> bool:
     """Whether the plan of a plain call may be recorded: not if there is one, and not for one array given twice."""
-    return ENABLED and signature[0] not in plans and is_apart(signature)
+    return ENABLED and signature[0] not in plans and has_distinct_arrays(signature)
 
 
-def is_apart(signature: Signature) -> bool:
+def has_distinct_arrays(signature: Signature) -> bool:
     """Whether no two arrays begin at one address: a plan would take two different arrays for one."""
     places = signature[3] or [y.__array_interface__["data"][0] for y in _each(signature)]
     return len(set(places)) == len(places)

@@ -187,7 +187,7 @@ def _deferred(
     if signature is not None and call.is_recordable:
         device = _record_forward(call, signature, arrays, keywords, (of.result, call.recorder.allocated))
     shape = None if core_out is None else shape_of(call.library, of.result[0])
-    out, state = _apart(call, of.core, of.computed[2], *of.result)
+    out, state = _copied_if_read(call, of.core, of.computed[2], *of.result)
 
     def pull(of: Any, given: list[Any]) -> Any:
         own, (_, end, residuals) = of.call, of.computed
@@ -258,7 +258,7 @@ def _with_pullback(
     shape = None if core_out is None else shape_of(call.library, found[0])
     core_out = core_out if spec.change.from_core else None
     marks = mark(given)
-    out, state = _apart(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
+    out, state = _copied_if_read(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
     threads = {"num_threads": call.options["num_threads"]}
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
@@ -301,7 +301,7 @@ def _with_states(
     core_out = core_out if spec.change.from_core else None
     marks, (out, state, states) = mark(given), result
     if is_mutable(call.plan.xp):
-        out, state = _apart(call, core, residuals, out, state)
+        out, state = _copied_if_read(call, core, residuals, out, state)
         if spec.state.unpack_at_vjp is not None:  # which reads them
             states = unflatten(states, [copied(call.library, S) for S in flatten("states", states).values()])
 
@@ -336,7 +336,7 @@ def by_name(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     return given
 
 
-def _apart(call: Prepared, core: Any, residuals: Any, out: Any, state: Any) -> tuple[Any, Any]:
+def _copied_if_read(call: Prepared, core: Any, residuals: Any, out: Any, state: Any) -> tuple[Any, Any]:
     """The public (out, state), copied where the pullback reads them: the caller may write to them."""
     own = functools.partial(copied, call.library)
     if core.reads_out(residuals):

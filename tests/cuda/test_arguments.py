@@ -69,7 +69,7 @@ LAYOUT = {
                              "dout": 336, "dots": 496, "offsets": 536, "T": 544, "group_s": 572, "slots": 592,
                              "outputs": 608, "shared": 616, "scale": 624}),
     softmax.PATH: (1216, {"of": 0, "w": 832, "beta": 960, "factors": 968, "maps": 984, "key_heads": 992, "each": 1000,
-                          "levels": 1004, "level": 1008, "met": 1016, "dkeys": 1032, "chain": 1056, "bases": 1064,
+                          "levels": 1004, "level": 1008, "mapped": 1016, "dkeys": 1032, "chain": 1056, "bases": 1064,
                           "tiles": 1072, "dk": 1080, "dw": 1120, "dbeta": 1160, "least": 1168}),
     softmax.GATES: (208, {"g": 0, "k": 40, "sums": 80, "norms": 88, "ends": 96, "dq": 104, "tiles": 112, "rows": 136,
                           "dg": 152, "offsets": 160, "T": 168, "window": 188, "shared": 192, "pitch": 196, "parts": 200}),
