@@ -18,7 +18,7 @@ from ...runtime.pieces.workspace import AT
 from ...runtime.tracing import Kernel as ArrayKernel
 from ...runtime.tracing import Trace, Untraceable, contains, extent, plain
 from .. import policy
-from ..types import Erase, Inputs, Plan
+from ..types import Inputs, Plan
 from .chunks import Made, chunks
 from .recurrent.short import in_place, is_one_batch, is_stepwise, steps
 from .table import ROW, Table, from_pool, sequences
@@ -138,7 +138,7 @@ def _loops_of(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own:
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, mine)
     stepwise, rotation = is_stepwise(x, plan, rows).all(), None
-    if stepwise and x.erase is Erase.NONE and x.gv is None and (x.q is None or x.q.shape[-2] <= x.v.shape[-2]):
+    if stepwise:
         rotation, count = _rotation_of(trace, count)
     if rotation is not None:
         table.constant("in_rotation", rotation)

@@ -76,7 +76,7 @@ def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0) 
     numbers = numbers_of(plan) | {"H": H, "direct": direct, "direct_v": is_direct(x.v, dtype)}
     words = ("tokens",)
     if rotation is not None:  # the last pass rotates the final state
-        numbers, words = numbers | {"rotates": 1, "pairs": rotation.shape[1]}, ("tokens", "rotates")
+        numbers, words = numbers | {"rotates": 1, "pairs": rotation.shape[-1]}, ("tokens", "rotates")
     made = token_layout(cell, max(1, min(longest, policy.STEP_TOKENS)))
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept)
     return kernel_of(step, cell, made, table, numbers, *words).over(tasks, bounds, len(tasks), count)

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from numba import types
 
+from ....ops.cpu.rotary import rotate_pair
 from ....ops.cpu.rows import clear, exp_rows, hadamard_to, scale_rows, scaled
 from ....ops.cpu.storage import load, load_column, save
-from ....runtime.pieces.passes import NARROW, WIDE, read_pass, rotate_pass, write_pass
+from ....runtime.pieces.passes import NARROW, WIDE, read_pass, write_pass
 from ....runtime.pieces.piece import Column, Kind, Matrix, Whole, piece
 from ....runtime.pieces.row_tiles import copy_row, dot
 from ....runtime.pieces.views import (
@@ -105,8 +106,6 @@ def write_state(w: Work, S: Matrix, to: Matrix):
     given, reads = (row(w.keys, w.i), written, w.seen, w.seen, w.predicted), (q, w.seen, r, w.predicted)
     if w.value_decay:
         write_faded(w, S, to, decay, given, reads)
-    elif w.rotates and w.is_last and w.t + w.c == w.STOP:
-        write_rotated(w, S, to, decay, given, reads)
     elif w.erase == FREE:
         write_free(w, S, to, decay, given, reads)
     elif alone:
@@ -120,13 +119,6 @@ def write_faded(w: Work, S: Matrix, to: Matrix, decay: Column, given: Rows, read
     """With a decay on the value axis."""
     given = (given[0], given[1], row(w.fade, w.i), given[3], given[4])
     one_reads_faded(S, to, decay, given, reads, w.following, w.wide)
-
-
-@piece(of="rotates")
-def write_rotated(w: Work, S: Matrix, to: Matrix, decay: Column, given: Rows, reads: Reads):
-    """The last pass, which rotates what it writes."""
-    rotated = given[0], given[1], row(w.rotation, 0), row(w.rotation, 1)
-    rotate_pass(S, to, decay, rotated, reads, w.following, w.wide)
 
 
 @piece(of="free")
@@ -196,6 +188,13 @@ def scan(w: Work, begin: Matrix, end: Matrix, packed: Matrix):
             answer(w, to, i, 1)
 
 
+@piece(of="rotates")
+def rotate(w: Work, S: Matrix):
+    """Pairs of rows of a block rotated, while it is in the cache."""
+    for p in range(w.pairs):
+        rotate_pair(row(S, 2 * p), row(S, 2 * p + 1), w.rotation[0, p], w.rotation[1, p])
+
+
 @piece
 def step_block(w: Work, begins: Whole):
     """c tokens over one block, from where the state lies, or a copy, or zeros, to where it belongs."""
@@ -215,6 +214,8 @@ def step_block(w: Work, begins: Whole):
     w.following = start_of(begin, w.K) + (w.K - 1) * w.column * packed.itemsize
     if w.c:
         scan(w, begin, end, packed)
+        if w.rotates and w.t + w.c == w.STOP:
+            rotate(w, end)
     made = end if w.c else begin
     if start_of(made, 0) != start_of(final, 0):
         save(columns(made, 0, w.width), w.starts, place, own)
