@@ -19,7 +19,6 @@ from .matrix_state.cuda import operands as cuda_operands
 from .matrix_state.cuda import plan as cuda_plan
 from .matrix_state.cuda import scan_launch as cuda_scan
 from .matrix_state.cuda import step as cuda_step
-from .matrix_state.cuda import vector_backward_plan as cuda_vector_backward
 from .matrix_state.cuda import vector_plan as cuda_vector
 from .matrix_state.cuda import wgmma as cuda_wgmma
 from .matrix_state.cuda.free import delta as cuda_free_delta
@@ -169,7 +168,7 @@ def vector_backward_entries(
     """Every kernel of the backward of a vector decay; none where they are not for it."""
     if not cuda_vector.takes(dtype, K, V, capability):
         return
-    plan, delta = cuda_vector_backward, erase is Erase.DELTA
+    plan, delta = cuda_vector, erase is Erase.DELTA
     for gate in ("bfloat16", "float32"):
         kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus)
         how = [("reverse", plan.REVERSE, plan.reverse_constants(kind, delta)),
