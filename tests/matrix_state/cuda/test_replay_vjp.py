@@ -11,7 +11,7 @@ from linattn_np.matrix_state.policy import SAVED_VARIABLE
 from linattn_np.runtime.cuda import launch
 from tests.cases import parts
 from tests.matrix_state.cuda.step import host as step_calls
-from tests.matrix_state.cuda.step_twin import device_plans, stub
+from tests.matrix_state.cuda.step_twin import Stub, device_plans, stub
 from tests.matrix_state.cuda.test_replay import H, K, drawn, misaligned
 
 launched, public, doubling = step_calls.launched, step_calls.public, step_calls.doubling
@@ -171,14 +171,17 @@ def test_all_that_a_pullback_is_found_by(public, monkeypatch):
         "shape": x[:2], "strides": x.swapaxes(0, 1), "dtype": wide,
         "by 4": misaligned(x), "by 8": misaligned(x, 8), "none": None,
     }  # fmt: skip
-    keys = {"first": device_replay._layout((x, x))}
-    assert device_replay._layout((stub(x), stub(x))) == keys["first"]
+    def layout_of(cotangents):
+        return device_replay._layout(cotangents, Stub)[0]
+
+    keys = {"first": layout_of((x, x))}
+    assert layout_of((stub(x), stub(x))) == keys["first"]
     for name, other in others.items():
-        keys[name], keys[f"second {name}"] = device_replay._layout((other, x)), device_replay._layout((x, other))
+        keys[name], keys[f"second {name}"] = layout_of((other, x)), layout_of((x, other))
     assert len(set(keys.values())) == len(keys) == 13
-    assert device_replay._layout((np.zeros(3), x)) is None
+    assert layout_of((np.zeros(3), x)) is None
     monkeypatch.setattr(launch, "device_function", lambda: lambda: 1)
-    assert device_replay._layout((x, x)) != keys["first"]
+    assert layout_of((x, x)) != keys["first"]
 
 
 def test_cotangents_whose_dtype_alone_differs(public, monkeypatch):
