@@ -39,14 +39,12 @@ def signature_maker(kind: Any) -> Callable[..., Signature | None]:
         pointers: list[int] = []
         given: list[Array] = []
         values, state = (*arrays, *keywords.values()), keywords.get("state")
-        if state is None or type(state) is kind or not isinstance(state, tuple):
-            several: Any = parts  # no value
-        else:
-            for S in state:
-                if type(S) is not kind:
-                    return None
-            parts.append(len(state))
-            values, several = (*values, *state), state
+        several = state if isinstance(state, tuple) else None
+        if several is not None:
+            if set(map(type, several)) != {kind}:
+                return None
+            parts.append(len(several))
+            values = (*values, *several)
         for x in values:
             if type(x) is kind:
                 data = x.data
@@ -375,12 +373,9 @@ def _layout(cotangents: tuple[Any, ...], kind: Any) -> tuple[Hashable | None, li
     """
     key: list[Any] = [launch.device_function()()]
     given, pointers = list[Array](), list[int]()
-    values: Any = cotangents
-    for d in cotangents:
-        if isinstance(d, tuple):
-            values = [y for x in cotangents for y in (x if isinstance(x, tuple) else (x,))]
-            break
-    for x in values:
+    if any(isinstance(x, tuple) for x in cotangents):
+        cotangents = tuple(y for x in cotangents for y in (x if isinstance(x, tuple) else (x,)))
+    for x in cotangents:
         if x is None:
             key.append(None)
         elif type(x) is kind:
