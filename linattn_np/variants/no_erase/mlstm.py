@@ -119,7 +119,8 @@ def pack_state(c: Variables, state: Any) -> Array | None:
         raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, n, m) as a StabilisedState")
     for name, axes in (("S", "H K V"), ("n", "H K"), ("m", "H")):
         check_state(c.name, getattr(state, name), c.sizes, axes, f"state.{name}")
-    return _joined(c, state)
+    c.joined = _joined(c, state)  # pack_state_vjp reads it
+    return c.joined
 
 
 def _joined(c: Variables, state: Any) -> Array:
@@ -157,7 +158,7 @@ def unpack_states_vjp(
 def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState:
     """C_0 = e^{m_0} S_0, so dm_0 = <dS_0, S_0> + <dn_0, n_0>, plus the part of m_T."""
     xp = c.xp
-    dm_0 = xp.sum(dS * _joined(c, c.state), axis=(-2, -1))
+    dm_0 = xp.sum(dS * c.joined, axis=(-2, -1))
     return StabilisedState(dS[..., :-1], dS[..., -1], dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
 
 
