@@ -21,6 +21,8 @@ from ...runtime.values import is_finite, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, Names, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 
+new = tuple.__new__  # calling a NamedTuple class takes three times as long
+
 
 def _gates(c: Variables) -> tuple[Array, Array]:
     """The pre-activations i and f after their cap, in the dtype of sums."""
@@ -185,7 +187,7 @@ def _with_maximum(plan: Any, overwrite: bool, arrays: list[np.ndarray], state: A
     if overwrite:
         state[2][...] = end[2]
         end = *end[:2], state[2]
-    return out, StabilisedState(*end)
+    return out, new(StabilisedState, end)
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
