@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if p.is_file()]
 SOURCES = sorted((ROOT / "linattn_np").rglob("*.py"))
+CUDA = sorted(p for p in (ROOT / "cuda_src").rglob("*") if p.suffix in (".cu", ".cuh", ".md"))
 HAYSTACK = "needles.py"  # text that memories read
 WORDS = {  # a private word: the field's
     r"rooms?": "core", r"likeness(es)?": "signature", r"made again": "replayed", r"unasked": "by default",
@@ -19,21 +20,24 @@ WORDS = {  # a private word: the field's
     r"written down": "recorded", r"lie askew": "are misaligned", r"carr(y|ies) out": "execute",
     r"byte-?codes?|op-?codes?": "no interpreter is left", r"hand-made": "hand-derived",
     r"house": "package", r"cards?": "device, or spec", r"dearer|costlier": "more expensive", r"carry_out": "execute",
+    r"walk(s|ed|ing)?": "traversal",
     r"products_done|early_query|early_read": "reads_previous_state, or a fence by its name",
 }  # fmt: skip
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
 def prose_of(path: Path) -> str:
-    """A page without its code; the comments and strings of a module."""
+    """A page without its code; the comments and strings of a module; all of a CUDA source."""
     text = path.read_text("utf-8")
     if path.suffix == ".md":
         return FENCE.sub("", text)
+    if path.suffix != ".py":
+        return text
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return "\n".join(t.string for t in tokens if t.type in (tokenize.COMMENT, tokenize.STRING))
 
 
-@pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*PAGES, *SOURCES, *CUDA], ids=lambda p: str(p.relative_to(ROOT)))
 def test_words(path):
     if path.name == HAYSTACK:
         return

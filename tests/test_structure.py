@@ -80,6 +80,44 @@ def test_imports_run_downward(path):
             assert LAYER[name[0]] < LAYER[own[0]], f"{'.'.join(own)} imports {'.'.join(name)}"
 
 
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def imported(path: Path, modules: set[str]) -> set[str]:
+    """The modules of this package that one imports anywhere, also by a name like f"{__package__}.other"."""
+    package, found = ["linattn_np", *path.relative_to(ROOT).parent.parts], set()
+    left: list[ast.AST] = [ast.parse(path.read_text())]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.ImportFrom):
+            base = ".".join([*(package[: len(package) - node.level + 1] if node.level else []),
+                             *(node.module.split(".") if node.module else [])])
+            each = [f"{base}.{alias.name}" for alias in node.names]
+            found |= {name if name in modules else base for name in each}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.JoinedStr) and ast.unparse(node).startswith("f'{__package__}."):
+            found.add(".".join(package) + ast.unparse(node)[len("f'{__package__}"):-1])
+        left += [] if is_type_checking(node) else ast.iter_child_nodes(node)
+    return found & modules
+
+
+def test_no_module_imports_itself_through_others():
+    """Imports inside of functions count; those for type checkers do not."""
+    names = {".".join(["linattn_np", *module(path)]).removesuffix(".__init__"): path for path in FILES}
+    left = {name: imported(path, set(names)) - {name} for name, path in names.items()}
+    assert sum(map(len, left.values())) > 3 * len(left)
+    left["linattn_np.matrix_state.cuda.vector"].remove("linattn_np.matrix_state.cuda.vector_backward")  # the last one
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+    circle = [next(iter(left))] if left else []
+    while left and circle.count(circle[-1]) == 1:
+        circle.append(min(left[circle[-1]] & left.keys()))
+    assert circle == []
+
+
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_neighbours_that_do_not_know_each_other(path):
     """Variants do not import variants, cores do not import cores; a variant sees no backend."""

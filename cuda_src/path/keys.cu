@@ -2,9 +2,9 @@
 //
 //     p_ij = 2^(z_ij - l_i),   dv_j = sum_i p_ij dout_i,   dz_ij = p_ij (dout_i.v_j - dot_i),   dk~_j = scale sum_i dz_ij q^(m)_i
 //
-// The blocks of queries that meet a size follow one another (place.cuh:Readers). Rows of the products are keys. With decays also the
+// The blocks of queries that attend to a size follow one another (place.cuh:Readers). Rows of the products are keys. With decays also the
 // sums of dz of each key.
-#include "path/walk.cuh"
+#include "path/traversal.cuh"
 
 constexpr int QUERIES = 64, STAGES = 3;   // queries of a tile; tiles in flight
 typedef Panels<WIDTH_V, BLOCK> Values;
@@ -68,8 +68,8 @@ LA_DEVICE void produce(const PathArguments& a, const Place& place, int blocks, u
             const int i0 = n * QUERIES;
             rings.queries.wait_empty(step);
             if (lane == 0) {
-                const Met met(n / 2, a.levels);
-                const char* const from = a.met + stored.tile(place, place.head, met.first() + met.nearer(level, group)) + n % 2 * QUERIES * 128;
+                const EarlierGroups earlier(n / 2, a.levels);
+                const char* const from = a.mapped + stored.tile(place, place.head, earlier.first() + earlier.nearer(level, group)) + n % 2 * QUERIES * 128;
                 barrier_expect(full, STAGE);
 #pragma unroll
                 for (int p = 0; p < WIDTH_K / 64; p++) run_in(to + p * Queries::PANEL, from + p * Rows128::PANEL, Queries::PANEL, full);
@@ -102,7 +102,7 @@ struct Consumer {
         }
     }
     __device__ __forceinline__ u32 stage(int step) const { return shared + AT_STAGES + step % STAGES * STAGE; }
-    // scores^T and (dout.v)^T, begun; queries past the end become zeros (those of met are)
+    // scores^T and (dout.v)^T, begun; queries past the end become zeros (those of mapped are)
     __device__ __forceinline__ void begin_products(float (&s)[QUERIES / 8][4], float (&d)[QUERIES / 8][4], int step, int i0) {
         rings.queries.wait_full(step);
         if (place.T - i0 < QUERIES) {

@@ -1,10 +1,10 @@
-// Queries of 128 tokens of a head as they meet each group of blocks before them (place.cuh:Met): the bits of forward.cu.
+// Queries of 128 tokens of a head as they attend to each group of blocks before them (place.cuh:EarlierGroups): the bits of forward.cu.
 //
 //     E = tril(Q W^T),   Q <- Q - E U,   then past each group:   Q <- Q - Q D^T
 //
 // Two warpgroups of 64 rows; Q in two terms of 16 bits, the second in registers.
 #include "path/place.cuh"
-#include "path/walk.cuh"
+#include "path/traversal.cuh"
 
 constexpr int AT_Q = 0, AT_STAGES = Rows128::SIZE, AT_BARRIERS = AT_STAGES + 2 * Rows128::SIZE;
 static_assert(AT_BARRIERS + 32 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
@@ -15,10 +15,10 @@ struct Mapper {
     const u32 shared;
     const Lane me;
     const Stored stored;
-    const Met met;
+    const EarlierGroups earlier;
     u32 rest[WIDTH_K / 8][2];   // the second term
     __device__ __forceinline__ Mapper(const PathArguments& a, const Place& place, u32 shared)
-        : a(a), place(place), shared(shared), me(threadIdx.x), stored(a, place, place.head / a.of.group_k), met(place.tile, a.levels) {}
+        : a(a), place(place), shared(shared), me(threadIdx.x), stored(a, place, place.head / a.of.group_k), earlier(place.tile, a.levels) {}
 
     __device__ __forceinline__ u32 stage(int n) const { return shared + AT_STAGES + (n & 1) * Rows128::SIZE; }
     __device__ __forceinline__ u32 barrier(int n) const { return shared + AT_BARRIERS + 8 * n; }
@@ -27,9 +27,9 @@ struct Mapper {
         __syncthreads();
     }
     // the maps of the group that is n-th from the block, to the stage of item n
-    __device__ __forceinline__ void load_map(const Walk& walk, int n) const {
+    __device__ __forceinline__ void load_map(const GroupTraversal& traversal, int n) const {
         barrier_expect(barrier(n & 1), Maps::SIZE);
-        run_in(stage(n), stored.maps(walk.level, walk.number), Maps::SIZE, barrier(n & 1));
+        run_in(stage(n), stored.maps(traversal.level, traversal.number), Maps::SIZE, barrier(n & 1));
     }
     template <bool FIRST> __device__ __forceinline__ void subtract(const float (&x)[WIDTH_K / 8][4]) {
 #pragma unroll
@@ -44,10 +44,10 @@ struct Mapper {
                 rest[n][h] = pack_bf16(u - low_bf16(y), v - high_bf16(y));
             }
     }
-    __device__ __forceinline__ void put_out(int n) const {   // the queries that meet the n-th group
+    __device__ __forceinline__ void put_out(int n) const {   // the queries that attend to the n-th group
         all();
         if (threadIdx.x == 0) {
-            run_out(a.met + stored.tile(place, place.head, met.first() + n), shared, Rows128::SIZE);
+            run_out(a.mapped + stored.tile(place, place.head, earlier.first() + n), shared, Rows128::SIZE);
             out_commit();
         }
     }
@@ -72,8 +72,8 @@ struct Mapper {
         subtract<true>(x);
     }
     __device__ __forceinline__ void run() {
-        const int own = place.T - place.tile * BLOCK, last = met.all() - 1;   // maps to pass
-        Walk ahead = Walk::nearest(met);
+        const int own = place.T - place.tile * BLOCK, last = earlier.all() - 1;   // maps to pass
+        GroupTraversal ahead = GroupTraversal::nearest(earlier);
         barrier_wait(barrier(2), 0);
         if (own < BLOCK) {
             clear_rows_from<Rows128>(shared, own);

@@ -17,11 +17,11 @@ constexpr int RADIX = 8, RADIX_BITS = 3;       // blocks, or groups, of a group
 constexpr int FACTORS = Pairs::SIZE + Rows128::SIZE;   // X and U
 constexpr int PARTS = Pairs::SIZE + 3 * Rows128::SIZE;   // gradients of X, U, W and K from a block's own pairs, by head of queries
 
-// The groups that a block of queries meets: at each size those from the last of the next larger size to the block. The tiles of
-// queries that meet them, nearest first, are numbered over the blocks of a sequence.
-struct Met {
+// The groups that a block of queries attends to: at each size those from the last of the next larger size to the block. The tiles of
+// queries that attend to them, nearest first, are numbered over the blocks of a sequence.
+struct EarlierGroups {
     int block, levels;
-    __device__ __forceinline__ Met(int block, int levels) : block(block), levels(levels) {}
+    __device__ __forceinline__ EarlierGroups(int block, int levels) : block(block), levels(levels) {}
     __device__ __forceinline__ int end(int level) const { return block >> RADIX_BITS * level; }   // of the groups' numbers
     __device__ __forceinline__ int count(int level) const { return level == levels - 1 ? end(level) : end(level) & RADIX - 1; }
     __device__ __forceinline__ int nearer(int level, int number) const {   // groups
@@ -40,7 +40,7 @@ struct Met {
         return n;
     }
 };
-// The blocks of queries that meet group `number` of a size: first .. end
+// The blocks of queries that attend to group `number` of a size: first .. end
 struct Readers {
     int first, end;
     __device__ __forceinline__ Readers(int level, int number, int levels, int blocks)
@@ -63,9 +63,9 @@ struct Stored {
         return to + (before + (i64)head * (a.slots >> RADIX_BITS * level) + (slot >> RADIX_BITS * level) + group) * Maps::SIZE;
     }
     __device__ __forceinline__ char* maps(int level, int group) const { return map_of(a.maps, level, group); }
-    // of the head of queries `head`: a tile of met or dmet; of the gradients of keys; of a block's factors
+    // of the head of queries `head`: a tile of mapped or dmapped; of the gradients of keys; of a block's factors
     __device__ __forceinline__ i64 tile(const Place& place, int head, i64 n) const {
-        const i64 first = a.bases ? a.bases[place.sequence] : place.sequence * Met(a.each, a.levels).first();
+        const i64 first = a.bases ? a.bases[place.sequence] : place.sequence * EarlierGroups(a.each, a.levels).first();
         return ((i64)head * a.tiles + first + n) * Rows128::SIZE;
     }
     __device__ __forceinline__ char* dkeys(int level, int head, int heads, int block) const {

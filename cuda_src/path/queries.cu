@@ -1,10 +1,10 @@
-// Gradients of 128 queries of a head as they meet each group of blocks before them, from the furthest group on (place.cuh:Met).
+// Gradients of 128 queries of a head as they attend to each group of blocks before them, from the furthest group on (place.cuh:EarlierGroups).
 //
 //     p_ij = 2^(z_ij - l_i),   dz_ij = p_ij (dout_i.v_j - dot_i),   dq^(m) = scale sum_j dz_ij k~_j + dq^(m+1) - dq^(m+1) D_m
 //
 // with z_ij = scale q^(m)_i.k~_j and D_m of group m. With decays also the sums of dz: of each query, and of the whole block with all
-// keys before each block of keys. The pairs of the block itself are those of own.cu.
-#include "path/walk.cuh"
+// keys before each block of keys. The pairs of the block itself are those of diagonal.cu.
+#include "path/traversal.cuh"
 #include "tile/reduce.cuh"
 
 constexpr int KEYS = 64, STAGES = 3, TABLE = 128;   // keys of a tile; tiles in flight; blocks of keys whose sums wait in shared memory
@@ -31,7 +31,7 @@ struct Rings {
     }
 };
 
-LA_DEVICE void produce(const PathArguments& a, const Place& place, const Met& met, u32 shared, int lane) {
+LA_DEVICE void produce(const PathArguments& a, const Place& place, const EarlierGroups& earlier, u32 shared, int lane) {
     const Rings rings(shared);
     const Stored stored(a, place, place.head / a.of.group_k);
     const int i0 = place.tile * BLOCK, value_head = place.head / a.of.group_v;
@@ -42,8 +42,8 @@ LA_DEVICE void produce(const PathArguments& a, const Place& place, const Met& me
         barrier_expect(rings.ready, Douts::SIZE);
         tile_in<Douts>(shared + AT_DOUT, a.of.dout, rings.ready, place, place.head, i0);
     }
-    const int all = met.all();
-    for (Walk w = Walk::furthest(met); groups < all; w.closer(), groups++) {
+    const int all = earlier.all();
+    for (GroupTraversal w = GroupTraversal::furthest(earlier); groups < all; w.closer(), groups++) {
         if (groups) {   // its maps, before its keys
             rings.items.wait_empty(items);
             if (lane == 0) {
@@ -56,7 +56,7 @@ LA_DEVICE void produce(const PathArguments& a, const Place& place, const Met& me
         rings.queries.wait_empty(groups);
         if (lane == 0) {
             barrier_expect(rings.queries.full(groups), Rows128::SIZE);
-            run_in(shared + (groups & 1) * Rows128::SIZE, a.met + stored.tile(place, place.head, met.first() + w.nearer()), Rows128::SIZE, rings.queries.full(groups));
+            run_in(shared + (groups & 1) * Rows128::SIZE, a.mapped + stored.tile(place, place.head, earlier.first() + w.nearer()), Rows128::SIZE, rings.queries.full(groups));
         }
         for (int n = 0; n < 2 * w.blocks(); n++, items++) {
             const int block = w.number * w.blocks() + n / 2, j0 = block * BLOCK + n % 2 * KEYS;
@@ -79,7 +79,7 @@ LA_DEVICE void produce(const PathArguments& a, const Place& place, const Met& me
 struct Consumer {
     const PathArguments& a;
     const Place& place;
-    const Met& met;
+    const EarlierGroups& earlier;
     const u32 shared;
     const Lane me;
     const Rings rings;
@@ -87,8 +87,8 @@ struct Consumer {
     int items, groups;
     float l[2], dot[2], sums[2];   // of the two rows: l less the decay from the block's start; sums of dz
 
-    __device__ __forceinline__ Consumer(const PathArguments& a, const Place& place, const Met& met, u32 shared, int thread)
-        : a(a), place(place), met(met), shared(shared), me(thread), rings(shared), stored(a, place, place.head / a.of.group_k), items(0), groups(0) {
+    __device__ __forceinline__ Consumer(const PathArguments& a, const Place& place, const EarlierGroups& earlier, u32 shared, int thread)
+        : a(a), place(place), earlier(earlier), shared(shared), me(thread), rings(shared), stored(a, place, place.head / a.of.group_k), items(0), groups(0) {
         const int i0 = place.tile * BLOCK;
         const i64 numbers = place.numbers(a.of, place.head);
         const Decays before = GATED ? a.of.sums[numbers + i0 - 1] : Decays{};
@@ -153,14 +153,14 @@ struct Consumer {
         if ((threadIdx.x & 127) == 0) out_read();
         warp_arrive(rings.queries.empty(groups - 1), me.lane);
     }
-    // the gradients of the queries that meet a group, to its queries' place and on their way
+    // the gradients of the queries that attend to a group, to its queries' place and on their way
     __device__ __forceinline__ void put_out(const float (&dq)[WIDTH_K / 8][4], int nearer) {
         group_barrier(me.group);   // all have read the queries
         put_rows<Rows128>(queries(), dq, a.of.scale, me);
         publish_shared();
         group_barrier(me.group);
         if ((threadIdx.x & 127) == 0) {
-            char* const to = a.dmet + stored.tile(place, place.head, met.first() + nearer);
+            char* const to = a.dmapped + stored.tile(place, place.head, earlier.first() + nearer);
 #pragma unroll
             for (int p = 0; p < WIDTH_K / 64; p++) {
                 const u32 from = p * Rows128::PANEL + me.group * 64 * 128;
@@ -182,7 +182,7 @@ struct Consumer {
 #pragma unroll
         for (int n = 0; n < WIDTH_K / 8; n++) { dq[n][0] -= x[n][0]; dq[n][1] -= x[n][1]; dq[n][2] -= x[n][2]; dq[n][3] -= x[n][3]; }
     }
-    __device__ __forceinline__ void group(float (&dq)[WIDTH_K / 8][4], const Walk& w) {
+    __device__ __forceinline__ void group(float (&dq)[WIDTH_K / 8][4], const GroupTraversal& w) {
         float s[KEYS / 8][4], d[KEYS / 8][4];
         const int tiles = 2 * w.blocks();
         rings.queries.wait_full(groups);
@@ -218,8 +218,8 @@ struct Consumer {
             clear_rows_from<Douts>(shared + AT_DOUT, left);
             rows_cleared();
         }
-        Walk w = Walk::furthest(met);
-        for (int n = met.all() - 1; n >= 0; n--, w.closer()) {
+        GroupTraversal w = GroupTraversal::furthest(earlier);
+        for (int n = earlier.all() - 1; n >= 0; n--, w.closer()) {
             if (groups) map_back(dq);
             group(dq, w);
             put_out(dq, n);
@@ -242,8 +242,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) queries(const __grid_co
     Place place(a.of, a.of.heads);
     place.tile = a.of.blocks - 1 - place.tile;   // those with most keys first
     if (place.tile == 0 || place.tile * BLOCK >= place.T) return;
-    const Met met(place.tile, a.levels);
+    const EarlierGroups earlier(place.tile, a.levels);
     if (threadIdx.x == 0) Rings(shared).init();
     __syncthreads();
-    run_roles<40>([&](int lane) { produce(a, place, met, shared, lane); }, [&](int thread) { Consumer(a, place, met, shared, thread).run(); });
+    run_roles<40>([&](int lane) { produce(a, place, earlier, shared, lane); }, [&](int thread) { Consumer(a, place, earlier, shared, thread).run(); });
 }

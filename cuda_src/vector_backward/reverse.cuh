@@ -22,10 +22,10 @@ static_assert(LA_ENDS == LA_END + ERASE * 8 * C * 4, "behind G after a chunk, ea
 constexpr int CHAIN_REGISTERS = ERASE ? 144 : 136, COPY_REGISTERS = ERASE ? 112 : 120;
 static_assert(CHAIN_REGISTERS + COPY_REGISTERS <= 256, "registers of 512 threads; a block that asks for more waits for ever");
 
-struct Walk {
+struct ReverseTraversal {
     VectorPlace of;
     int segment, first, steps, last;   // first chunk, number of chunks; the sequence's last segment
-    __device__ __forceinline__ Walk(const VectorReverseArguments& a, u32 number)
+    __device__ __forceinline__ ReverseTraversal(const VectorReverseArguments& a, u32 number)
         : of(a.offsets, a.T, a.heads, a.slots, number / a.segments / a.heads, number / a.segments % a.heads), segment(number % a.segments) {
         const int total = of.chunks();
         last = max(total - 1, 0) / a.chunks;

@@ -6,7 +6,7 @@
 // log decays of the next chunk in registers; scaled copies of this one in place of q and k
 struct Producer {
     const VectorReverseArguments& a;
-    const Walk& walk;
+    const ReverseTraversal& traversal;
     u32 shared;
     Ring<STAGES> ring;
     int warp, lane;
@@ -14,26 +14,26 @@ struct Producer {
     Slice<LA_GATE, PER> gates;
 
     __device__ __forceinline__ void load(int step) {
-        gates.load(g, a.g.token, lane * PER, walk.chunk(step) * C + warp * SLICE, walk.of.sequence.T);
+        gates.load(g, a.g.token, lane * PER, traversal.chunk(step) * C + warp * SLICE, traversal.of.sequence.T);
     }
     __device__ __forceinline__ void load_tiles(int step) const {
-        const int chunk = walk.chunk(step), head = walk.of.head, token = walk.of.token(chunk), row = walk.of.row;
+        const int chunk = traversal.chunk(step), head = traversal.of.head, token = traversal.of.token(chunk), row = traversal.of.row;
         const u32 at = shared + step % STAGES * STAGE, full = loaded(shared, step);
         barrier_expect(full, ADDS ? KEY_BYTES + TILE_BYTES : 2 * KEY_BYTES + TILE_BYTES + 2 * Square::SIZE);
         keys_in(at + AT_Q, a.q, full, (u32)head / (u32)a.group_q, token, row);
         if (!ADDS) keys_in(at + AT_K, a.k, full, (u32)head / (u32)a.group_k, token, row);
         tile_in(at + AT_DOUT, a.dout, full, head, token, row);
-        if (!ADDS) run_in(at + AT_GRAM, a.grams + (walk.of.block + chunk) * LA_GRAM, LA_GRAM, full);
-        if constexpr (ERASE) run_in(at + AT_INVERSE, a.inverses + (walk.of.block + chunk) * LA_GRAM, Square::SIZE, full);
+        if (!ADDS) run_in(at + AT_GRAM, a.grams + (traversal.of.block + chunk) * LA_GRAM, LA_GRAM, full);
+        if constexpr (ERASE) run_in(at + AT_INVERSE, a.inverses + (traversal.of.block + chunk) * LA_GRAM, Square::SIZE, full);
     }
     // v of a chunk
     __device__ __forceinline__ void load_values(int step) const {
         barrier_expect(shared + AT_VALUES_LOADED, TILE_BYTES);
-        tile_in(shared + AT_VALUES, a.v, shared + AT_VALUES_LOADED, (u32)walk.of.head / (u32)a.group_v, walk.of.token(walk.chunk(step)), walk.of.row);
+        tile_in(shared + AT_VALUES, a.v, shared + AT_VALUES_LOADED, (u32)traversal.of.head / (u32)a.group_v, traversal.of.token(traversal.chunk(step)), traversal.of.row);
     }
     // a chunk's tiles towards the cache, while their stage is still read
     __device__ __forceinline__ void prefetch_tiles(int step) const {
-        const int chunk = walk.chunk(step), head = walk.of.head, token = walk.of.token(chunk), row = walk.of.row;
+        const int chunk = traversal.chunk(step), head = traversal.of.head, token = traversal.of.token(chunk), row = traversal.of.row;
 #pragma unroll
         for (int p = 0; p < KEY_BYTES / Tokens::PANEL; p++) {
             box_prefetch(a.q, 64 * p, (u32)head / (u32)a.group_q, token, row);
@@ -41,8 +41,8 @@ struct Producer {
         }
 #pragma unroll
         for (int p = 0; p < TILE_BYTES / Tokens::PANEL; p++) box_prefetch(a.dout, 64 * p, head, token, row);
-        if (!ADDS) run_prefetch(a.grams + (walk.of.block + chunk) * LA_GRAM, LA_GRAM);
-        if constexpr (ERASE) run_prefetch(a.inverses + (walk.of.block + chunk) * LA_GRAM, Square::SIZE);
+        if (!ADDS) run_prefetch(a.grams + (traversal.of.block + chunk) * LA_GRAM, LA_GRAM);
+        if constexpr (ERASE) run_prefetch(a.inverses + (traversal.of.block + chunk) * LA_GRAM, Square::SIZE);
     }
     // this lane's channels of row r of a tile; rows of other sequences are zeros
     __device__ __forceinline__ void load_row(u32 (&x)[PER / 2], u32 tile, int r, int own) const {
@@ -51,7 +51,7 @@ struct Producer {
         x[1] = r < own ? __float_as_uint(y.y) : 0;
     }
     // rows of its slice that are the sequence's; a panel past LA_K is not copied in
-    __device__ __forceinline__ int own_rows_of(int chunk) const { return lane * PER < LA_K ? walk.of.own(chunk) - warp * SLICE : 0; }
+    __device__ __forceinline__ int own_rows_of(int chunk) const { return lane * PER < LA_K ? traversal.of.own(chunk) - warp * SLICE : 0; }
     // e^g of a row, made where it is used: all rows at once would not fit in the registers
     __device__ __forceinline__ void decays(float (&d)[PER], int r) const {
         Slice<LA_GATE, PER> row;
@@ -137,7 +137,7 @@ struct Producer {
         float pre[PER], suf[PER], all[PER];
         share_decays(pre, suf, all, step);
         const u32 at = shared + step % STAGES * STAGE;
-        const int own = own_rows_of(walk.chunk(step));
+        const int own = own_rows_of(traversal.chunk(step));
         barrier_wait(loaded(shared, step), step / STAGES & 1);
         if (ADDS) {
 #pragma unroll
@@ -158,15 +158,15 @@ struct Producer {
     }
     __device__ __forceinline__ void run() {
         float running[PER] = {1.f, 1.f, 1.f, 1.f};
-        if (walk.steps > 0) load(0);
-        for (int step = 0; step < walk.steps; step++) {
+        if (traversal.steps > 0) load(0);
+        for (int step = 0; step < traversal.steps; step++) {
             if (warp == 0 && lane == 0) {
                 ring.wait_empty(step);
                 load_tiles(step);
             }
             __syncwarp();
             copy(step, running);
-            if (step + 1 < walk.steps) load(step + 1);
+            if (step + 1 < traversal.steps) load(step + 1);
             publish_shared();
             warp_arrive(ring.full(step), lane);
             if (warp == 0 && lane == 0) {
@@ -174,12 +174,12 @@ struct Producer {
                     ring.wait_empty(step + 1);   // the chunk before has left the values
                     load_values(step);
                 }
-                if (step + 1 < walk.steps) prefetch_tiles(step + 1);
+                if (step + 1 < traversal.steps) prefetch_tiles(step + 1);
             }
             __syncwarp();
         }
         if (ADDS && warp == 0) {
-            float* to = a.sums + (walk.of.slot * (a.segments - 1) + walk.segment - 1) * WIDE + lane * PER;
+            float* to = a.sums + (traversal.of.slot * (a.segments - 1) + traversal.segment - 1) * WIDE + lane * PER;
 #pragma unroll
             for (int c = 0; c < PER; c++) to[c] = running[c];
         }

@@ -54,7 +54,7 @@ LA_DEVICE void store_own(char* rows, i64 stride, u32 panel, int column, int own,
 
 struct Consumer {
     const VectorReverseArguments& a;
-    const Walk& walk;
+    const ReverseTraversal& traversal;
     u32 shared;
     Ring<STAGES> ring;
     int warp, lane;
@@ -62,16 +62,16 @@ struct Consumer {
 
     __device__ __forceinline__ void begin() {
         state.clear();
-        if (ADDS || (OFFSETS && walk.segment < walk.last)) return;
-        const i64 slot = walk.of.slot;
-        if (walk.segment < walk.last) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, slot * a.segments + walk.segment, 16 * warp, lane);
+        if (ADDS || (OFFSETS && traversal.segment < traversal.last)) return;
+        const i64 slot = traversal.of.slot;
+        if (traversal.segment < traversal.last) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, slot * a.segments + traversal.segment, 16 * warp, lane);
         else if (a.start.data) state.template load<LA_V, LA_K>(a.start, slot / a.start_group, 16 * warp, lane);
     }
     __device__ __forceinline__ void end() {
         if (lane == 0) out_read();
-        const i64 slot = walk.of.slot;
-        if (ADDS || OFFSETS) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, slot * (a.segments - 1) + walk.segment - 1, 16 * warp, lane);
-        else if (walk.segment == 0) state.template store<LA_V, LA_K>(a.end, slot, 16 * warp, lane);
+        const i64 slot = traversal.of.slot;
+        if (ADDS || OFFSETS) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, slot * (a.segments - 1) + traversal.segment - 1, 16 * warp, lane);
+        else if (traversal.segment == 0) state.template store<LA_V, LA_K>(a.end, slot, 16 * warp, lane);
     }
     // dv^T = dO^T P, begun
     __device__ __forceinline__ void begin_local(float (&dv)[8][4], u32 at) {
@@ -130,11 +130,11 @@ struct Consumer {
     __device__ __forceinline__ void store_dots(const float (&dv)[8][4], int step, int chunk) const {
         const u32 dots = shared + AT_DOTS + warp * C * 4;
         barrier_wait(shared + AT_VALUES_LOADED, step & 1);
-        const int own = walk.of.own(chunk), t = 2 * lane;
+        const int own = traversal.of.own(chunk), t = 2 * lane;
         dot_outputs<Tokens, C>(dv, shared + AT_VALUES, 16 * warp, dots, lane);
         __syncwarp();
         const float2 x = load_shared2(dots + t * 4);
-        float2* to = (float2*)(a.ends + (walk.of.block + chunk) * LA_ENDS + LA_END) + warp * C / 2;
+        float2* to = (float2*)(a.ends + (traversal.of.block + chunk) * LA_ENDS + LA_END) + warp * C / 2;
         to[lane] = {t < own ? x.x : 0.f, t + 1 < own ? x.y : 0.f};
     }
     __device__ __forceinline__ void decay(int step) {
@@ -147,16 +147,16 @@ struct Consumer {
         }
     }
     __device__ __forceinline__ void store_values(const float (&dv)[8][4], u32 at, int chunk) {
-        const int group = warp >> 2, own = walk.of.own(chunk), thread = threadIdx.x & 127;
+        const int group = warp >> 2, own = traversal.of.own(chunk), thread = threadIdx.x & 127;
         const u32 panel = at + AT_DOUT + group * Tokens::PANEL;
         group_barrier(group);   // the panel of dO has been read
         const float (&o)[1][8][4] = (const float (&)[1][8][4])dv;
         stage_rows<Bfloat16, Square, 1, C>(o, panel, 16 * (warp & 3), lane);
         publish_shared();
         group_barrier(group);
-        if (own < C) store_own(own_rows(a.out, walk.of.sequence, walk.of.head) + (i64)chunk * C * a.out.token, a.out.token, panel, 64 * group, own, thread);
+        if (own < C) store_own(own_rows(a.out, traversal.of.sequence, traversal.of.head) + (i64)chunk * C * a.out.token, a.out.token, panel, 64 * group, own, thread);
         else if (thread == 0) {
-            box_out(a.dv, panel, 64 * group, walk.of.head, walk.of.token(chunk), walk.of.row);
+            box_out(a.dv, panel, 64 * group, traversal.of.head, traversal.of.token(chunk), traversal.of.row);
             out_commit();
             out_read();
         }
@@ -164,11 +164,11 @@ struct Consumer {
     }
     __device__ __forceinline__ void run() {
         begin();
-        for (int step = 0; step < walk.steps; step++) {
-            const int chunk = walk.chunk(step), own = walk.of.own(chunk);
+        for (int step = 0; step < traversal.steps; step++) {
+            const int chunk = traversal.chunk(step), own = traversal.of.own(chunk);
             const u32 at = shared + step % STAGES * STAGE;
             float dv[8][4];
-            if (!ADDS) add_position<LA_V, LA_K>(state, a, position_after(a, walk.of.sequence, chunk), walk.of, 16 * warp, lane);
+            if (!ADDS) add_position<LA_V, LA_K>(state, a, position_after(a, traversal.of.sequence, chunk), traversal.of, 16 * warp, lane);
             if (!ADDS) round_state(state, shared + AT_AFTER, warp, lane);
             barrier_wait(loaded(shared, step), step / STAGES & 1);
             if (own < C) {
@@ -187,7 +187,7 @@ struct Consumer {
                 begin_values(dv, at);
             }
             begin_state(at);
-            if (!ADDS && !OFFSETS) store_after(a.ends + (walk.of.block + chunk) * LA_ENDS, shared + AT_AFTER, warp, lane);
+            if (!ADDS && !OFFSETS) store_after(a.ends + (traversal.of.block + chunk) * LA_ENDS, shared + AT_AFTER, warp, lane);
             end_products<0>(state.x[0]);
             if (!ADDS) accumulator_fence(dv);
             if constexpr (ERASE) {
@@ -210,8 +210,8 @@ struct Consumer {
 extern "C" __global__ void __launch_bounds__(512, 1) reverse(const __grid_constant__ VectorReverseArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
-    const Walk walk(a, blockIdx.x);
-    if (walk.segment > walk.last || ((ADDS || OFFSETS) && walk.segment == 0)) return;   // nothing needs what the first segment adds
+    const ReverseTraversal traversal(a, blockIdx.x);
+    if (traversal.segment > traversal.last || ((ADDS || OFFSETS) && traversal.segment == 0)) return;   // nothing needs what the first segment adds
     const Ring<STAGES> ring = {shared + AT_RING};
     if (threadIdx.x == 0) {
         ring.init(8 * ARRIVALS, 4 * GROUPS_OF_VALUES * ARRIVALS);
@@ -222,11 +222,11 @@ extern "C" __global__ void __launch_bounds__(512, 1) reverse(const __grid_consta
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp >= 8) {
         release_registers<COPY_REGISTERS>();
-        Producer producer = {a, walk, shared, ring, warp - 8, lane, rows_of(a.g, walk.of.sequence, walk.of.head)};
+        Producer producer = {a, traversal, shared, ring, warp - 8, lane, rows_of(a.g, traversal.of.sequence, traversal.of.head)};
         producer.run();
     } else {
         claim_registers<CHAIN_REGISTERS>();
-        Consumer consumer = {a, walk, shared, ring, warp, lane};
+        Consumer consumer = {a, traversal, shared, ring, warp, lane};
         if (warp < 4 * GROUPS_OF_VALUES) consumer.run();
     }
 }

@@ -29,14 +29,14 @@ float64 before they are timed.
   do in the same time.
 - **Several threads:** ratios are ratios of wall times. `quiet` counts the samples without load from other processes; a
   row with few of them is unreliable. Threads of other libraries keep spinning after their work: multi-threaded forward
-  rows of gated_delta_rule were measured after a pause; those of the other records of 2026-11-21 were not, and each call
+  rows of gated_delta_rule were measured after a pause; those of the other records were not, and each call
   in them is slower than alone.
 - **MiB** is the peak above the inputs, including the result.
 - Other operators, such as softmax attention, appear for their time only.
 - Records of the compiled loops of 2026-11-21 and 22 are older than their kernels in Numba; `earlier` compares both.
-- Two threads and a few milliseconds: after a pause Linux placed the helper thread on the caller's processor, and both took
-  turns; helpers are kept off it now (2026-11-23, (1, 512, 4, 64): 1.8 ms for forward where it was 3.1, with gradients
-  7 where it was 11). PyTorch's threads are placed by the system as before.
+- Two threads and a few milliseconds: after a pause Linux placed the helper thread on the caller's processor, and both
+  took turns; helpers are kept off it now (2026-11-23, (1, 512, 4, 64): 1.0 ms for forward where it was 1.8, with
+  gradients 4.9 where it was 7.0). PyTorch's threads are placed by the system as before.
 """
 
 

@@ -95,8 +95,8 @@ class DeviceProgram(Program):
         saved = len(self.saving_results) - 1
         scratch = saved + len(self.scratch("saving"))
         self.launch("saving", [*memory[:saved], 0, *memory[saved:scratch]], arrays, stream)
-        kept, extras = [memory[n] for n in self.kept], memory[len(self.results) : saved]
-        self.launch("backward", [*grads, *memory[scratch:]], [*arrays, *kept, *extras, 0, *cotangents], stream)
+        saved_results, extras = [memory[n] for n in self.saved_results], memory[len(self.results) : saved]
+        self.launch("backward", [*grads, *memory[scratch:]], [*arrays, *saved_results, *extras, 0, *cotangents], stream)
 
     def _call(self, gradients: bool) -> Call:
         """A call on zeros.   Raises LookupError if it cannot be recorded."""
@@ -123,12 +123,12 @@ class DeviceProgram(Program):
         grads |= flatten("state", grads["state"])
         taken = {y.data.ptr for one in recorder.launches for y in one.arrays or () if y is not None}
         held = [n for n, x in enumerate(made) if x.data.ptr in taken]
-        kept, others = [n for n, place in enumerate(at) if place in held], [n for n in held if n not in at]
-        read = [*call.given, *(made[at[n]] for n in kept), *(made[n] for n in others), *cotangents]
+        saved_results, others = [n for n, place in enumerate(at) if place in held], [n for n in held if n not in at]
+        read = [*call.given, *(made[at[n]] for n in saved_results), *(made[n] for n in others), *cotangents]
         pullback = Call(read, recorder, call.linearised, [grads[n] for n in self.signature.names])
         backward = _recorded(pullback, [_place(x, recorder.allocated) for x in pullback.results], self.given)
         extras = tuple(_abstract(made[n]) for n in others)
-        self._saved = Saved(None, tuple(kept), extras, None)
+        self._saved = Saved(None, tuple(saved_results), extras, None)
         return _recorded(call, [*at, *others], (*self.results, *extras, KEY)), backward
 
 

@@ -166,7 +166,7 @@ def differentiable(signature: Signature) -> Operation:
         program = program_of(signature, _abstract(arrays))
         found = saving(*arrays)
         count = len(program.results)
-        return found[:count], (*arrays, *(found[n] for n in program.kept), *found[count:])
+        return found[:count], (*arrays, *(found[n] for n in program.saved_results), *found[count:])
 
     def bwd(residuals: Any, cotangents: Any) -> Any:
         return backward(*residuals, *cotangents)
@@ -273,7 +273,9 @@ def mapped(
 def _is_alike(one: Program, program: Program, size: int) -> bool:
     """Whether the residuals of the batch are, by their sizes, those of its rows."""
     a, b = one.saved, program.saved
-    if not program.can_map or a is None or b is None or a.kept != b.kept or len(a.extras) != len(b.extras):
+    if not program.can_map or a is None or b is None:
+        return False
+    if a.saved_results != b.saved_results or len(a.extras) != len(b.extras):
         return False
     return all((size * prod(x.shape), x.dtype) == (prod(y.shape), y.dtype)
                for x, y in zip(a.extras, b.extras, strict=True))  # fmt: skip
@@ -293,7 +295,7 @@ def _saving_mapped(programs: tuple[Program, Program], found: Any, size: int) -> 
 
 
 def _residuals(programs: tuple[Program, Program], rows: Sequence[Any], key: Any, is_mapped: bool) -> Any:
-    """The kept results, residuals and key that `backward` takes for the batch; None without."""
+    """The saved results, residuals and key that `backward` takes for the batch; None without."""
     one, program = programs
     wanted = program.residuals
     if is_mapped or not _is_alike(one, program, rows[0].shape[0]) or [x.size for x in rows[:-1]] != [

@@ -2,7 +2,7 @@
 
     forward     arrays -> results
     saving      arrays -> results, residuals, key
-    backward    arrays, kept results, residuals, key, cotangents of the results -> gradients
+    backward    arrays, saved results, residuals, key, cotangents of the results -> gradients
     pullback    arrays, cotangents of the results -> gradients, without residuals
 
 The residuals are those of `la.vjp`, as arrays (residuals.py). Their shapes must be known before the call runs, so
@@ -88,7 +88,7 @@ class Saved(NamedTuple):
     """The residuals of a program: the results that are among them, by position, and the other arrays."""
 
     structure: Any
-    kept: tuple[int, ...]
+    saved_results: tuple[int, ...]
     extras: tuple[Abstract, ...]
     linearised: Any  # without arrays; None on a device
 
@@ -127,12 +127,12 @@ class Program:
         except (LookupError, ValueError, ArithmeticError):  # what these numbers do, others may not do
             return None
         first = len(samples)
-        kept = tuple(n for n in range(len(self.results)) if first + n in separation.used)
+        saved_results = tuple(n for n in range(len(self.results)) if first + n in separation.used)
         extras = tuple(Abstract(x.shape, x.dtype) for x in separation.extras)
         call = found[0].call
         call = call._replace(variables=Variables(), state=None, given_state=None,
                              options={**call.options, "state": None})  # fmt: skip
-        return Saved(structure, kept, extras, found[0]._replace(call=call, computed=None))
+        return Saved(structure, saved_results, extras, found[0]._replace(call=call, computed=None))
 
     @property
     def saving_results(self) -> tuple[Abstract, ...]:
@@ -157,12 +157,12 @@ class Program:
     @property
     def residuals(self) -> tuple[Abstract, ...]:
         """What `backward` takes between the arrays and the cotangents."""
-        return (*(self.results[n] for n in self.kept), *self.saving_results[len(self.results):])
+        return (*(self.results[n] for n in self.saved_results), *self.saving_results[len(self.results):])
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def saved_results(self) -> tuple[int, ...]:
         """The positions of the results that `backward` takes."""
-        return self.saved.kept if self.saved else ()
+        return self.saved.saved_results if self.saved else ()
 
     # the call
 
@@ -200,7 +200,7 @@ class Program:
         key[...] = self.key if same else 0
 
     def backward(self, out: Sequence[Array], given: Sequence[Array]) -> None:
-        """given: arrays, kept results, residuals, key, cotangents. out: the gradients, in the order of the arrays."""
+        """given: arrays, saved results, residuals, key, cotangents. out: the gradients, in the order of the arrays."""
         count, results = len(self.given), len(self.results)
         arrays, (*rest, key), cotangents = given[:count], given[count:-results], given[-results:]
         if self.saved is None or int(key) != self.key:
@@ -233,13 +233,13 @@ class Program:
         return [named[n] for n in self.signature.names]
 
     def _linearised(self, arrays: Sequence[np.ndarray], rest: Sequence[np.ndarray]) -> Linearised:
-        """The call from its arrays, and the kept results and residuals."""
+        """The call from its arrays, and the saved results and residuals."""
         saved = self.saved
         assert saved is not None
         results = [NOTHING] * len(self.results)
-        for n, x in zip(saved.kept, rest, strict=False):
+        for n, x in zip(saved.saved_results, rest, strict=False):
             results[n] = x
-        pool = [*arrays, *results, *rest[len(saved.kept):]]
+        pool = [*arrays, *results, *rest[len(saved.saved_results):]]
         variables, state, given_state, computed = rebuild(saved.structure, pool)
         call = saved.linearised.call._replace(variables=variables, state=state, given_state=given_state)
         return saved.linearised._replace(call=call, computed=computed)

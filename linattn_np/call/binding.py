@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from ..core import CallPlan
 from ..runtime import shapes
 from ..runtime.arrays import Array, Library, compute_dtype, enter, is_cupy
+from ..runtime.callers import caller
 from ..runtime.pools import check_rows, take_rows
 from ..runtime.shapes import sequences
 from ..runtime.values import is_finite, is_real, is_whole, is_word, shown
 from ..spec import Variables, VariantSpec
 from . import layouts
 from .options import COMMON
-from .overwrite import check_inputs_apart, check_overwritten
+from .overwrite import check_inputs_disjoint, check_overwritten
 
 
 class Prepared(NamedTuple):
@@ -35,6 +36,11 @@ class Prepared(NamedTuple):
     def inputs(self) -> Any:
         """The core's inputs: the result of the change of variables."""
         return self.spec.change.to_core(self.variables)
+
+    @property
+    def state_parts(self) -> dict[str, Any]:
+        """The arrays of the caller's state by name; none without a state."""
+        return {} if self.given_state is None else flatten("state", self.given_state)
 
     @property
     def is_cut(self) -> bool:
@@ -125,7 +131,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             raise ValueError(f"{fn}: return_states_at with cu_seqlens and causal=False, expected causal=True")
     if _is_doubtful(options, sizes, state):
         warnings.warn(f"{fn}: {sizes.T} tokens of {sizes.H} heads in the layout (..., T, H, K): if the arrays are "
-                      "(..., H, T, K), pass layout='heads_first'", UserWarning, stacklevel=4)
+                      "(..., H, T, K), pass layout='heads_first'", UserWarning, stacklevel=caller()[1])
     dtype = compute_dtype(xp, *entered.values(), *flatten("state", state).values())
     plan = _plan(spec, xp, dtype, options, sizes, offsets)
     if options["state_rows"] is not None:
@@ -136,10 +142,10 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     if options["overwrite_state"]:
         parts = flatten("state", state)
         check_overwritten(fn, parts, plan, flatten("state", own))
-        check_inputs_apart(fn, parts, entered)
+        check_inputs_disjoint(fn, parts, entered)
     call = Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
     if options["check"]:
-        from .check import enforce
+        from .findings import enforce
 
         enforce(call)
     return call

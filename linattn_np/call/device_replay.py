@@ -8,19 +8,18 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..runtime.cuda import launch
-from ..runtime.cuda.places import kept, places, positions
+from ..runtime.cuda.places import place_results, places, positions
 from ..runtime.cuda.record import LaunchSequence, Recorder, get
 from ..runtime.memory import is_on_device
 from ..spec import VariantSpec
-from . import replay
-from .replay import PLAIN, Signature, is_plain_tuple
+from .options import PLAIN, is_plain_tuple
 
 Array = Any
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
-MOST_APART = 64  # sets of pointers that are known to lie apart
+MOST_DISJOINT = 64  # sets of pointers of calls whose state shares no memory with the inputs
 
 
-def signature_maker(kind: Any) -> Callable[..., Signature | None]:
+def signature_maker(kind: Any) -> Callable[..., Any]:
     """signature(spec, arrays, keywords) of calls on CuPy arrays, which are of type `kind`; None for other arguments.
 
     A dense array has the strides of its shape. That is asked of an attribute that CuPy does not document: its public
@@ -29,7 +28,7 @@ def signature_maker(kind: Any) -> Callable[..., Signature | None]:
     """
     current_device = launch.device_function()
 
-    def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Signature | None:
+    def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
         if "cu_seqlens" in keywords and keywords["cu_seqlens"] is not None:
             return None
         if type(keywords.get("return_states_at")) is kind:
@@ -99,17 +98,17 @@ class Plan:
         self._spans = [_span(x) for x in given] if own_state else []
         own = state if isinstance(state, tuple) else (state,)
         self._at = [n for n, x in enumerate(given) if any(x is S for S in own)]
-        self._apart: set[tuple[int, ...]] = set()  # pointers of calls whose state lies apart from the inputs
+        self._disjoint: set[tuple[int, ...]] = set()  # pointers of calls whose state shares no memory with the inputs
         each = [positions(x, recorder.allocated) for x in (results[0], None if own_state else results[1])]
-        self._out, self._end = kept(each, self.sequence, 0)
+        self._out, self._end = place_results(each, self.sequence, 0)
 
     def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, Any] | None:
         """(out, state); None if the call must be computed in full."""
-        if self._own_state and (key := tuple(pointers)) not in self._apart:
+        if self._own_state and (key := tuple(pointers)) not in self._disjoint:
             if self._overlaps(pointers):
                 return None  # computed in full: checking the arguments raises the error
-            if len(self._apart) < MOST_APART:
-                self._apart.add(key)
+            if len(self._disjoint) < MOST_DISJOINT:
+                self._disjoint.add(key)
         allocated = self._launches(pointers)
         out, end = self._out, self._end
         if type(out) is int:
@@ -150,13 +149,13 @@ def _span(x: Array) -> tuple[int, int]:
 
 
 def plan_of(
-    signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, Any], own_state: bool
+    given: list[Array], state: Any, recorder: Recorder, results: tuple[Any, Any], own_state: bool
 ) -> Callable[..., Any] | None:
-    """The plan of a call; None if it cannot be replayed."""
-    if not replay.ENABLED or not recorder.launches or (own_state and signature[2] is None):
+    """The plan of a call, of arguments as those of `Plan`; None if it cannot be replayed."""
+    if not recorder.launches or (own_state and state is None):
         return None
     try:
-        return Plan(recorder, given, signature[2], results, own_state).run
+        return Plan(recorder, given, state, results, own_state).run
     except LookupError:  # the call also copied or computed by other means
         return None
 
@@ -168,7 +167,7 @@ class StatesPlan:
         """results: the public (out, state, states).   Raises LookupError if it cannot be replayed."""
         self.sequence, self._kind = LaunchSequence(recorder, given), type(results)
         self._launches: Callable[[list[int]], Any] = self.sequence.run
-        self._places = kept([positions(x, recorder.allocated) for x in results], self.sequence, 0)
+        self._places = place_results([positions(x, recorder.allocated) for x in results], self.sequence, 0)
 
     def run(self, arrays: None, state: Any, pointers: list[int]) -> tuple[Any, None]:
         """(the public result, None)."""
@@ -187,10 +186,10 @@ class StatesPlan:
 
 
 def plan_of_states(
-    signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, ...]
+    given: list[Array], recorder: Recorder, results: tuple[Any, ...]
 ) -> Callable[..., Any] | None:
     """The plan of a call with states at positions; results: the public (out, state, states). None without one."""
-    if not replay.ENABLED or not recorder.launches:
+    if not recorder.launches:
         return None
     try:
         return StatesPlan(recorder, given, results).run
@@ -274,10 +273,10 @@ class Forward:
         """
         pool = [*given, *recorder.allocated]
         at = {x.data.ptr: n for n, x in enumerate(pool)}
-        self.key = key
         found = [positions(x, pool) for x in results]
         read = dict.fromkeys(n for x in residuals if (n := at.get(x.data.ptr)) is not None and n >= len(given))
         self.residuals = tuple(read)  # their positions in the pool
+        self.key = key
         self.sequence, self.kind = LaunchSequence(recorder, given), type(given[0])
         self._count, self._returned = len(given), set[int]()
         self.results: tuple[Any, ...] = self._keep(found)
@@ -285,7 +284,7 @@ class Forward:
 
     def _keep(self, results: Sequence[Any]) -> tuple[Any, ...]:
         held = {n - self._count for n in self.residuals}
-        return kept([*results, *self._returned], self.sequence, self._count, held)[: len(results)]
+        return place_results([*results, *self._returned], self.sequence, self._count, held)[: len(results)]
 
     def returns(self, n: int) -> None:
         """A gradient is what forward stored as its n-th residual, which becomes an array."""
@@ -325,36 +324,34 @@ class Residuals(NamedTuple):
         pool += found[0].run([*pointers, *more])
         return new(found[1], [pool[n] if type(n) is int else get(n, pool) for n in found[2]])
 
-    def store_pullback(self, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> None:
-        """Record the plan of a pullback, or that it cannot be replayed."""
+    def add_pullback(self, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> bool:
+        """Record the plan of a pullback, or that it cannot be replayed; whether there was something to record."""
         forward = self.forward
         layout, given, _ = _layout(cotangents, forward.kind)
         if layout is None or layout in forward.pullbacks:
-            return
+            return False
         given = [*self.arrays, *given]
         if len({x.data.ptr for x in given}) < len(given):  # one array given twice: the plan does not apply to two
-            return
+            return False
         try:
             pool = [*given, *recorder.allocated]
             sequence = LaunchSequence(recorder, given)
-            found = kept([positions(x, pool) for x in gradients], sequence, len(given), few=True)
+            found = place_results([positions(x, pool) for x in gradients], sequence, len(given), few=True)
             first = len(self.arrays) - len(forward.residuals)
             for n in {n for x in found for n in places(x) if first <= n < len(self.arrays)}:
                 forward.returns(n - first)
             forward.pullbacks[layout] = Pullback(sequence, type(gradients), found)
         except LookupError:
             forward.pullbacks[layout] = None
-        replay.store(forward.key, forward)
+        return True
 
 
-def record_forward(
-    signature: Signature, given: list[Array], recorder: Recorder, results: tuple[Any, ...], residuals: Any
-) -> Residuals | None:
-    """Record a forward and return the residuals of its pullback; None if it cannot be replayed."""
-    if not replay.ENABLED:
-        return None
-    key = replay.vjp_key(signature)
-    if (forward := replay.plans.get(key)) is None:
+def recorded_forward(
+    key: Hashable, forward: Forward | None, given: list[Array], recorder: Recorder, results: tuple[Any, ...],
+    residuals: Any,
+) -> Residuals | None:  # fmt: skip
+    """What a pullback may read of a call, with the forward under `key` or a new one; None if it cannot be replayed."""
+    if forward is None:
         try:
             forward = Forward(key, recorder, given, results, arrays_of(residuals))
         except LookupError:  # the call also copied or computed by other means

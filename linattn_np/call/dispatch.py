@@ -16,10 +16,10 @@ from ..runtime.agreement import agrees
 from ..runtime.arrays import Array, cast, is_mutable
 from ..runtime.tracing import Trace
 from ..spec import Samples, VariantSpec
-from . import foreign, pieces, replay
+from . import pieces, replay
 from .binding import Prepared, prepare, threads_of
+from .foreign import bridge_of, symbolic_bridge
 from .layouts import LAYOUTS
-from .lazy import lazy_bridge, tracing_bridge
 from .options import COMMON
 from .overwrite import overlaps
 from .positions import states_at
@@ -63,7 +63,7 @@ def core_of(inputs: Any) -> Computation:
 def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """The result of the public function: out, or (out, state)."""
     first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
-    if first is not ndarray and (bridge := foreign.bridge_of(arrays, keywords)) is not None:
+    if first is not ndarray and (bridge := bridge_of(arrays, keywords)) is not None:
         found = bridge.run(spec, arrays, keywords)
         if found is not NotImplemented:
             return found
@@ -79,9 +79,7 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
                 found = plan(given, state, pointers)
             if found is not None:
                 return new(Result, found) if returns_state else found[0]
-    if signature is None and (bridge := tracing_bridge(arrays, keywords)) is not None:
-        return bridge.run(spec, arrays, keywords)
-    if signature is None and (bridge := lazy_bridge(arrays, keywords)) is not None:
+    if signature is None and (bridge := symbolic_bridge(arrays, keywords)) is not None:
         found = bridge.run(spec, arrays, keywords)
         if found is not NotImplemented:
             return found
@@ -123,7 +121,7 @@ def _run_deferred(
     out, state = found
     if signature is not None and call.is_recordable and replay.is_storable(signature):
         given = device_replay.given_arrays(arrays, keywords)
-        plan = device_replay.plan_of(signature, given, call.recorder, found, call.options["overwrite_state"])
+        plan = device_replay.plan_of(given, signature[2], call.recorder, found, call.options["overwrite_state"])
         returns_state = out is None or call.options["return_state"]
         plan = plan or replay.computed_in_full
         replay.store(signature[0], replay.Recorded(plan, returns_state, call.options["num_threads"] is not None))
@@ -197,13 +195,13 @@ def _record(
     """
     x, out, end, state, residuals = computed
     plan: Any = None
-    if call.recorder is not None:
+    if call.recorder is not None and replay.ENABLED:
         from . import device_replay
 
         own_state = end is call.given_state
         if call.options["overwrite_state"] == own_state:
             given = device_replay.given_arrays(arrays, keywords)
-            plan = device_replay.plan_of(signature, given, call.recorder, (out, state), own_state)
+            plan = device_replay.plan_of(given, signature[2], call.recorder, (out, state), own_state)
     if plan is None and replay.is_storable(signature):
         names = replay.names_of(call.spec, signature, arrays, keywords)
         if names is not None:
@@ -250,7 +248,7 @@ def _with_states(
         from . import device_replay
 
         given = device_replay.given_arrays(arrays, keywords)
-        plan = device_replay.plan_of_states(signature, given, call.recorder, result)
+        plan = device_replay.plan_of_states(given, call.recorder, result)
     elif (names := replay.names_of(call.spec, signature, arrays, keywords)) is not None:
         plan = functools.partial(bound_at, replay.Template(call, names, core_of(x), residuals))
     if plan is not None:

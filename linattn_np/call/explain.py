@@ -12,8 +12,7 @@ from ..runtime.arrays import NARROW, dtype_name
 from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of, is_in_part
-from .foreign import bridge_of
-from .lazy import lazy_bridge
+from .foreign import bridge_of, lazy_bridge
 from .pieces import cut, with_all_queries
 
 IN_PART = "replayed in part: the array calls around the core are made by every call"
@@ -104,7 +103,7 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return "an option is neither None, bool, int, float, str nor a tuple of these, or an array is on another device"
     if call.recorder is None and replay.names_of(call.spec, signature, arrays, keywords) is None:
         return "an option is an array, or the bytes of an array are swapped"
-    if not replay.is_apart(signature):
+    if not replay.has_distinct_arrays(signature):
         return "two arrays begin at one address"
     recorded = replay.plans.get(signature[0])
     if isinstance(recorded, replay.Recorded) and is_in_part(recorded.plan):

@@ -7,6 +7,7 @@ a tracer, a bridge of its own. What no bridge takes is computed by array-API cal
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..runtime.arrays import enter
+from ..runtime.values import is_word
 from ..spec import VariantSpec
 
 HOMES = {"torch": "bridges.torch", "jaxlib": "bridges.jax_arrays"}  # by the package that defines the type
@@ -79,6 +81,43 @@ def _bridge_of_type(kind: type) -> Any:
         return None
     found = import_module(f"{__package__.rpartition('.')[0]}.{home}")
     return bridges.get(kind, found.bridge_of(kind))
+
+
+# arrays without numbers: of dask, and the tracers of JAX
+
+
+def symbolic_bridge(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """The bridge of JAX if any argument is one of its tracers, of dask if one is its array; else None."""
+    return tracing_bridge(arrays, keywords) or lazy_bridge(arrays, keywords)
+
+
+def lazy_bridge(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """The bridge of dask if any argument is one of its arrays; else None."""
+    dask = sys.modules.get("dask.array")
+    if dask is None:
+        return None
+    for x in (*arrays, *keywords.values()):
+        if any(isinstance(part, dask.Array) for part in (x if isinstance(x, tuple) else (x,))):
+            return import_module(f"{__package__.rpartition('.')[0]}.bridges.dask")
+    return None
+
+
+ARRAY_CALLS = ("chunks", "reference")  # backends that are calls of the arrays' own library
+
+
+def tracing_bridge(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """The bridge of JAX if any argument is one of its tracers; None for a backend of array calls."""
+    jax = sys.modules.get("jax")
+    if jax is None or is_word(keywords.get("backend"), ARRAY_CALLS):
+        return None
+    for x in (*arrays, *keywords.values()):
+        parts = x if isinstance(x, tuple) else (x,)
+        if any(isinstance(part, jax.core.Tracer) for part in parts):
+            return import_module(f"{__package__.rpartition('.')[0]}.bridges.jax")
+    return None
+
+
+# nested tuples
 
 
 def mapped(f: Callable[[Any], Any], x: Any) -> Any:

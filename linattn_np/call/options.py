@@ -51,6 +51,14 @@ class Options(TypedDict, total=False):
     check: bool
 
 
+PLAIN = frozenset((bool, int, float, str))  # types of values of which a copy is the same
+
+
+def is_plain_tuple(x: Any) -> bool:
+    """Whether an option is a tuple of plain values, such as limits."""
+    return type(x) is tuple and all(type(y) in PLAIN for y in x)
+
+
 COMMON: dict[str, Any] = {
     "scale": None,
     "state": None,

@@ -25,10 +25,10 @@ def check_overwritten(fn: str, state: Mapping[str, Any], plan: Any, theirs: Mapp
             raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
         if getattr(getattr(S, "flags", None), "writeable", True) is False:
             raise ValueError(f"{fn}: {name} is read-only, expected a writeable array with overwrite_state=True")
-    _check_apart(fn, {name: place_of(S) for name, S in state.items()})
+    _check_disjoint(fn, {name: place_of(S) for name, S in state.items()})
 
 
-def _check_apart(fn: str, places: dict[str, Place | None]) -> None:
+def _check_disjoint(fn: str, places: dict[str, Place | None]) -> None:
     """Check that no two elements of an overwritten state share memory, if the library exposes addresses."""
     known = {name: place for name, place in places.items() if place is not None}
     for name, place in known.items():
@@ -47,7 +47,7 @@ def overlaps(state: Any, arrays: list[Any]) -> bool:
     return any(overlap(place_of(S), place_of(x)) for S in parts for x in arrays)
 
 
-def check_inputs_apart(fn: str, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+def check_inputs_disjoint(fn: str, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
     """On CUDA a state may not overlap an input: a kernel writes it while others still read (NumPy's may overlap)."""
     for name, S in state.items():
         if not is_on_device(S):

@@ -20,22 +20,22 @@ import copy
 import functools
 import os
 from collections.abc import Callable, Hashable, Mapping
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core import COMPUTATIONS, SAVED_VARIABLE, Computation
 from ..runtime import shapes
-from ..runtime.arrays import cast, is_cupy
+from ..runtime.arrays import is_cupy
 from ..runtime.tracing import FIXED, of_output, traced_variables
 from ..spec import Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise
 from .layouts import LAYOUTS, before
+from .options import PLAIN, is_plain_tuple
+from .results import traced_output
 
 Array = Any
 MOST = 512  # recorded plans at most
-PLAIN = frozenset((bool, int, float, str))  # types of options that can be part of a key
 ON_HOST = ("cu_seqlens", "state_rows")  # the plan depends on their values
 MOST_ROWS = 512  # rows of a pool, on the host, that are part of a key with their values
 
@@ -143,16 +143,14 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
     return tuple(parts), given, state, None
 
 
-def is_plain_tuple(x: Any) -> bool:
-    """Whether an option is a tuple of plain values, such as limits."""
-    return type(x) is tuple and all(type(y) in PLAIN for y in x)
-
-
 def signature_maker(kind: Any) -> Any:
     """The function that makes the signature of a call on arrays of this type; None for what is not replayed."""
     if kind not in makers:
-        cupy = kind.__name__ == "ndarray" and kind.__module__.split(".")[0] == "cupy"
-        makers[kind] = import_module(f"{__package__}.device_replay").signature_maker(kind) if cupy else None
+        makers[kind] = None
+        if kind.__name__ == "ndarray" and kind.__module__.split(".")[0] == "cupy":
+            from . import device_replay
+
+            makers[kind] = device_replay.signature_maker(kind)
     return makers[kind]
 
 
@@ -187,10 +185,10 @@ def split(signature: Signature) -> tuple[list[Array], Any]:
 
 def is_storable(signature: Signature) -> bool:
     """Whether the plan of a plain call may be recorded: not if there is one, and not for one array given twice."""
-    return ENABLED and signature[0] not in plans and is_apart(signature)
+    return ENABLED and signature[0] not in plans and has_distinct_arrays(signature)
 
 
-def is_apart(signature: Signature) -> bool:
+def has_distinct_arrays(signature: Signature) -> bool:
     """Whether no two arrays begin at one address: a plan would take two different arrays for one."""
     places = signature[3] or [y.__array_interface__["data"][0] for y in _each(signature)]
     return len(set(places)) == len(places)
@@ -228,15 +226,8 @@ def _record(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any) 
     """The plan that the core records."""
     trace, c = traced_variables(call.variables, names)
     inputs = call.spec.change.to_core(c)
-    then = None if call.spec.change.from_core is None else of_output(functools.partial(finished, call, c))
+    then = None if call.spec.change.from_core is None else of_output(functools.partial(traced_output, call, c))
     return COMPUTATIONS[type(inputs)].record(inputs, call.plan, state, residuals, trace, then)
-
-
-def finished(call: Prepared, c: Any, out: Any) -> Any:
-    """The public output from the core's, traced."""
-    change: Any = call.spec.change
-    found = change.from_core(c, out)
-    return cast(call.plan.xp, found, getattr(c, call.spec.change.value).dtype)
 
 
 def _indices(call: Prepared, names: tuple[str, ...]) -> list[Any]:

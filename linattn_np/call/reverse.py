@@ -53,7 +53,7 @@ def run_vjp(
     """(result, pullback) of a call in reverse; vjp_of is the vjp of a call in the usual direction."""
     call = prepare(spec, arrays, keywords)
     flipped = Flipped(call, arrays, keywords, has_vjp=True)
-    if signature is not None and call.is_recordable and not call.is_cut and replay.is_apart(signature):
+    if signature is not None and call.is_recordable and not call.is_cut and replay.has_distinct_arrays(signature):
         names = replay.names_of(spec, signature, arrays, keywords)
         if names is not None:
             repeated = functools.partial(_repeated_vjp, flipped, names, vjp_of)

@@ -15,8 +15,7 @@ from ..spec import VariantSpec
 from . import pieces_vjp, replay
 from .binding import Prepared, flatten, normalise, prepare, unflatten
 from .dispatch import NO_LIMIT, _final, core_of, finish, finish_at, limit, ndarray, new
-from .foreign import bridge_of
-from .lazy import lazy_bridge, tracing_bridge
+from .foreign import bridge_of, symbolic_bridge
 from .positions import core_cotangents
 from .results import Result, StatesResult, copied, cotangents, gradients, shape_of
 
@@ -53,12 +52,10 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             return found
     signature = replay.signature(spec, arrays, keywords)
     plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
-    if signature is None and (bridge := tracing_bridge(arrays, keywords)) is not None:
-        return bridge.run_vjp(spec, arrays, keywords)
-    if signature is None and (bridge := lazy_bridge(arrays, keywords)) is not None:
-        lazy = bridge.run_vjp(spec, arrays, keywords)
-        if lazy is not NotImplemented:
-            return lazy
+    if signature is None and (bridge := symbolic_bridge(arrays, keywords)) is not None:
+        found = bridge.run_vjp(spec, arrays, keywords)
+        if found is not NotImplemented:
+            return found
     if plan is None or signature is None:
         if keywords.get("reverse") is True:
             from . import reverse
@@ -173,11 +170,8 @@ def _in_full(
         return pieces_vjp.vjp(call, keywords, _run_piece, _final)
     if signature is not None and call.is_recordable:
         if call.recorder is not None:
-            from . import device_replay
-
             saved = computed[2], vars(call.variables), computed[0] if spec.change.from_core else None
-            given = device_replay.given_arrays(arrays, keywords)
-            device = device_replay.record_forward(signature, given, call.recorder, found, saved)
+            device = _record_forward(call, signature, arrays, keywords, (found, saved))
         if device is None:
             _store(call, signature, arrays, keywords, (core, computed[2]))
     return _with_pullback(call, core, computed, found, by_name(spec, arrays, keywords), device)
@@ -187,15 +181,13 @@ def _deferred(
     call: Prepared, of: Any, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Any, Pullback]:
     """The result and the pullback of a call whose array calls were deferred; both are recorded."""
-    from . import device_replay
     from .cuda import deferring
 
     device, core_out = None, of.computed[0]
     if signature is not None and call.is_recordable:
-        given = device_replay.given_arrays(arrays, keywords)
-        device = device_replay.record_forward(signature, given, call.recorder, of.result, call.recorder.allocated)
+        device = _record_forward(call, signature, arrays, keywords, (of.result, call.recorder.allocated))
     shape = None if core_out is None else shape_of(call.library, of.result[0])
-    out, state = _apart(call, of.core, of.computed[2], *of.result)
+    out, state = _copied_if_read(call, of.core, of.computed[2], *of.result)
 
     def pull(of: Any, given: list[Any]) -> Any:
         own, (_, end, residuals) = of.call, of.computed
@@ -213,10 +205,29 @@ def _deferred(
             plain = _with_backward(prepare(call.spec, arrays, keywords))._replace(recorder=None)
             return _in_full(plain, None, arrays, keywords)[1](dout, dstate)
         if device is not None:
-            device.store_pullback((dout, dstate), recorder, found)
+            _record_pullback(device, (dout, dstate), recorder, found)
         return found
 
     return Result(out, state) if out is None or call.options["return_state"] else out, pullback
+
+
+def _record_forward(
+    call: Prepared, signature: replay.Signature, arrays: tuple[Any, ...], keywords: Mapping[str, Any],
+    computed: tuple[Any, Any],
+) -> Any:  # fmt: skip
+    """The recorded forward of a call on CuPy arrays; computed: its public result, and what holds its residuals."""
+    from . import device_replay
+
+    if not replay.ENABLED:
+        return None
+    key, given = replay.vjp_key(signature), device_replay.given_arrays(arrays, keywords)
+    return device_replay.recorded_forward(key, replay.plans.get(key), given, call.recorder, *computed)
+
+
+def _record_pullback(device: Any, cotangents: tuple[Any, ...], recorder: Any, grads: Any) -> None:
+    """Record the plan of a pullback on CuPy arrays with its forward."""
+    if device.add_pullback(cotangents, recorder, grads):
+        replay.store(device.forward.key, device.forward)
 
 
 def _store(
@@ -247,7 +258,7 @@ def _with_pullback(
     shape = None if core_out is None else shape_of(call.library, found[0])
     core_out = core_out if spec.change.from_core else None
     marks = mark(given)
-    out, state = _apart(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
+    out, state = _copied_if_read(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
     threads = {"num_threads": call.options["num_threads"]}
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
@@ -261,7 +272,7 @@ def _with_pullback(
             grads = _gradients(call, core, residuals, core_out, given)
         all_grads = gradients(call, *grads)
         if recorder is not None:
-            device.store_pullback((dout, dstate), recorder, all_grads)
+            _record_pullback(device, (dout, dstate), recorder, all_grads)
         return all_grads
 
     return Result(out, state) if out is None or call.options["return_state"] else out, pullback
@@ -290,7 +301,7 @@ def _with_states(
     core_out = core_out if spec.change.from_core else None
     marks, (out, state, states) = mark(given), result
     if is_mutable(call.plan.xp):
-        out, state = _apart(call, core, residuals, out, state)
+        out, state = _copied_if_read(call, core, residuals, out, state)
         if spec.state.unpack_at_vjp is not None:  # which reads them
             states = unflatten(states, [copied(call.library, S) for S in flatten("states", states).values()])
 
@@ -310,7 +321,7 @@ def _with_states(
             found = _gradients(call, core, residuals, core_out, (d_out, d_ends, grads))
         all_grads = gradients(call, *found)
         if recorder is not None:
-            device.store_pullback(given, recorder, all_grads)
+            _record_pullback(device, given, recorder, all_grads)
         return all_grads
 
     return StatesResult(out, state, states), _of_states(gradients_of)
@@ -325,7 +336,7 @@ def by_name(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     return given
 
 
-def _apart(call: Prepared, core: Any, residuals: Any, out: Any, state: Any) -> tuple[Any, Any]:
+def _copied_if_read(call: Prepared, core: Any, residuals: Any, out: Any, state: Any) -> tuple[Any, Any]:
     """The public (out, state), copied where the pullback reads them: the caller may write to them."""
     own = functools.partial(copied, call.library)
     if core.reads_out(residuals):

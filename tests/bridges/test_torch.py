@@ -48,6 +48,14 @@ def requiring(x):
     return {n: y.double().requires_grad_() if isinstance(y, torch.Tensor) else y for n, y in x.items()}
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_the_warning_of_a_layout_names_the_line_of_the_caller(follows):
+    q = torch.ones(1, 4, 32, 3, dtype=torch.float64, requires_grad=follows)
+    with pytest.warns(UserWarning, match="heads_first") as seen:
+        la.linear_attention(q, q, q)
+    assert {one.filename for one in seen} == {__file__}
+
+
 @pytest.mark.parametrize("case", PLAIN, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 def test_tensors_have_the_bits_of_the_numpy_call(case, dtype):

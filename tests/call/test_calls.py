@@ -210,6 +210,18 @@ def test_the_usual_mistake_of_layout_is_named():
         la.linear_attention(q[:, :, :31], q[:, :, :31], q[:, :, :31])
 
 
+@pytest.mark.parametrize("call", [
+    lambda fn, *given: fn(*given, reverse=True), lambda fn, *given: la.vjp(fn, *given, reverse=True), la.explain,
+    la.influence_matrix, lambda fn, *given: la.vjp(fn, *given)[1](given[0]), la.check,
+], ids=["reverse", "vjp in reverse", "explain", "influence matrix", "pullback", "check"])
+def test_the_warning_names_the_line_of_the_caller(call):
+    """Whatever the call goes through."""
+    q = np.ones((1, 4, 32, 3))
+    with pytest.warns(UserWarning, match="heads_first") as seen:
+        call(la.linear_attention, q, q, q)
+    assert {one.filename for one in seen} == {__file__}
+
+
 # arrays that may be left out
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call.overwrite import check_inputs_apart
+from linattn_np.call.overwrite import check_inputs_disjoint
 from linattn_np.runtime.memory import Place, overlap, overlaps_itself, place_of
 
 RNG = np.random.default_rng(0)
@@ -68,9 +68,9 @@ def test_elements_that_share_memory(x, shares):
 def test_an_input_on_a_device_is_apart_from_the_state():
     x = SimpleNamespace(shape=(2, 4), strides=(32, 8), dtype=np.dtype(float), data=SimpleNamespace(ptr=1 << 40))
     beside = SimpleNamespace(**vars(x) | {"data": SimpleNamespace(ptr=(1 << 40) + 64)})
-    check_inputs_apart("kda", {"state": x}, {"q": beside, "g": None})
+    check_inputs_disjoint("kda", {"state": x}, {"q": beside, "g": None})
     with pytest.raises(ValueError, match=r"^kda: state and v share memory, expected a state apart from the inputs"):
-        check_inputs_apart("kda", {"state": x}, {"q": beside, "v": x})
+        check_inputs_disjoint("kda", {"state": x}, {"q": beside, "v": x})
 
 
 def test_where_arrays_of_a_device_lie():

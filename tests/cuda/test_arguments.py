@@ -68,7 +68,7 @@ LAYOUT = {
                              "dout": 336, "dots": 496, "offsets": 536, "T": 544, "group_s": 572, "slots": 592,
                              "outputs": 608, "shared": 616, "scale": 624}),
     softmax.PATH: (1152, {"of": 0, "w": 768, "beta": 896, "factors": 904, "maps": 920, "key_heads": 928, "each": 936,
-                          "levels": 940, "level": 944, "met": 952, "dkeys": 968, "chain": 992, "bases": 1000,
+                          "levels": 940, "level": 944, "mapped": 952, "dkeys": 968, "chain": 992, "bases": 1000,
                           "tiles": 1008, "dk": 1016, "dw": 1056, "dbeta": 1096, "least": 1104}),
     softmax.GATES: (144, {"g": 0, "sums": 40, "dq": 48, "tiles": 56, "rows": 80, "dg": 96, "offsets": 104, "T": 112,
                           "window": 132, "pitch": 136, "parts": 140}),

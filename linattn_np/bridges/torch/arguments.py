@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from ...call.foreign import leaves, mapped
 from . import views
-from .views import PLAIN, Tensor
+from .views import PLAIN, Tensor, dense
 
 Arrays = tuple[Any, ...]
 Keywords = Mapping[str, Any]
@@ -114,3 +114,27 @@ class Views:
             return None
         own = self._owners.get(id(y))
         return self._tensor(y) if own is None else own[1]
+
+
+def on_views(
+    rule: Callable[..., Any], device: torch.device, arrays: Arrays, keywords: Keywords,
+    record: Callable[[tuple[Arrays, Keywords]], None] | None = None,
+) -> tuple[Any, Callable[..., Any]]:  # fmt: skip
+    """(result, pullback) of a rule on views, in tensors; record: gets the call on views, in its context."""
+    entered = Views(device)
+    with entered.context():
+        own = entered.call(arrays, keywords)
+        result, pullback = rule(*own)
+        if record is not None:
+            record(own)
+        result = entered.leave(result)
+
+    def of_tensors(*cotangents: Any, **named: Any) -> Any:
+        given = Views(device)
+        with given.context():
+            if device.type == "cuda":
+                cotangents = tuple(mapped(dense, d) for d in cotangents)
+            d, more = given.call(cotangents, named)
+            return given.leave(pullback(*d, **more))
+
+    return result, of_tensors

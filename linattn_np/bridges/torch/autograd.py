@@ -27,7 +27,7 @@ class _Place:
 
 
 class Call:
-    """A call apart from its tensors."""
+    """A call without its tensors."""
 
     def __init__(self, name: str, rule: Rule, names: tuple[str, ...], keywords: Mapping[str, Any]):
         """rule: (arrays, keywords) -> (result, pullback), in tensors. names: of the arguments that have a gradient.
@@ -36,13 +36,13 @@ class Call:
         """
         self._rule = rule
         self.name, self.tensors, self._places = name, list[Tensor](), list[_Place]()
-        self._keywords = {n: self._apart(n, x) if n in names else x for n, x in keywords.items()}
+        self._keywords = {n: self._without_tensors(n, x) if n in names else x for n, x in keywords.items()}
         for n, x in keywords.items():
             if n not in names and any(type(y) in PLAIN and y.requires_grad for y in leaves(x)):
                 raise TypeError(f"{name}: {n} requires grad, expected a tensor that does not: it has no gradient")
         self._result: Any = None  # of forward: the shape and dtype in the place of each array
 
-    def _apart(self, name: str, x: Any) -> Any:
+    def _without_tensors(self, name: str, x: Any) -> Any:
         first = len(self.tensors)
 
         def place(y: Any) -> Any:

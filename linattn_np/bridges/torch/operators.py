@@ -25,8 +25,9 @@ from ... import catalog
 from ...call.binding import bind
 from ...call.foreign import leaves
 from ...call.results import Result, StatesResult
+from ...call.vjp import run_vjp
 from ...spec import VariantSpec
-from . import saving, shapes_of
+from . import eager, saving, shapes_of
 from .autograd import SECOND
 from .views import Tensor
 
@@ -159,15 +160,11 @@ def _listed(result: Any) -> list[Tensor]:
 
 
 def _forward(spec: VariantSpec, *given: Any) -> list[Tensor]:
-    from . import calls
-
     with torch.no_grad():
-        return _listed(calls.computed(spec, (), keywords_of(spec, given)))
+        return _listed(eager.computed(spec, (), keywords_of(spec, given)))
 
 
 def _backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
-    from ...call.vjp import run_vjp
-
     *given_first, cotangents = given
     keywords = keywords_of(spec, tuple(given_first))
     with torch.no_grad():

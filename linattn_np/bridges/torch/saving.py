@@ -19,6 +19,7 @@ from ...call.binding import flatten
 from ...spec import VariantSpec
 from ..programs import Program, Signature
 from ..shapes import Abstract
+from .eager import loaded
 from .views import Tensor, tensor, view
 
 ALIGNED = 64  # bytes of the widest vector
@@ -34,7 +35,7 @@ def computed(spec: VariantSpec, keywords: Keywords) -> tuple[list[Tensor | None]
 def gradients(
     spec: VariantSpec, keywords: Keywords, residuals: Tensor, cotangents: Sequence[Tensor | None]
 ) -> list[Tensor] | None:
-    """The gradients of the arrays given and of the state, in this order; None if nothing was kept."""
+    """The gradients of the arrays given and of the state, in this order; None if there are no residuals."""
     first = keywords[spec.change.value]
     return (_device_gradients if first.is_cuda else _host_gradients)(spec, keywords, residuals, cotangents)
 
@@ -66,9 +67,9 @@ def _on_host(spec: VariantSpec, keywords: Keywords) -> Any:
         return None
     results = [np.empty(x.shape, x.dtype) for x in program.results]
     memory = torch.empty(_places(program)[1], dtype=torch.uint8)
-    rest, count = _rest(program, memory), len(program.kept)
+    rest, count = _rest(program, memory), len(program.saved_results)
     program.saving([*results, *rest[count:]], arrays)
-    for x, n in zip(rest, program.kept, strict=False):
+    for x, n in zip(rest, program.saved_results, strict=False):
         x[...] = results[n]  # a graph may use its memory again
     return [tensor(x) for x in results], memory[:1]
 
@@ -114,8 +115,6 @@ def _whole(residuals: Tensor, size: int) -> Tensor | None:
 
 def _plan(spec: VariantSpec, keywords: Keywords) -> tuple[Any, Any]:
     """(the recorded forward of a call, its signature); (None, None) without one that reads none of its results."""
-    from .calls import loaded
-
     signature = loaded().signature(spec, (), keywords, follows=False)
     plan = None if signature is None else loaded().forward_of(signature)
     return (None, None) if plan is None or plan.reads_results else (plan, signature)
@@ -129,9 +128,10 @@ def _on_device(spec: VariantSpec, keywords: Keywords) -> Any:
     plan, signature = _plan(spec, keywords)
     if plan is None:
         return None
-    results, _, kept = plan.launched(_given(keywords), signature[2])
+    results, _, memory = plan.launched(_given(keywords), signature[2])
     first = keywords[spec.change.value]
-    return [x for x in results if x is not None], first.new_empty(1, dtype=torch.uint8) if kept is None else kept[:1]
+    memory = first.new_empty(1, dtype=torch.uint8) if memory is None else memory
+    return [x for x in results if x is not None], memory[:1]
 
 
 def _device_gradients(
@@ -140,8 +140,8 @@ def _device_gradients(
     plan, _ = _plan(spec, keywords)
     if plan is None:
         return None
-    kept = _whole(residuals, plan.kept_bytes) if plan.kept_bytes else None
-    if plan.kept_bytes and kept is None:
+    memory = _whole(residuals, plan.memory_bytes) if plan.memory_bytes else None
+    if plan.memory_bytes and memory is None:
         return None
-    grads = plan.gradients(_given(keywords), [None] * plan.read_count, kept, cotangents)
+    grads = plan.gradients(_given(keywords), [None] * plan.read_count, memory, cotangents)
     return None if grads is None else [getattr(grads, n) for n in plan.names]

@@ -16,7 +16,7 @@ from ...runtime.agreement import other_numbers
 from ...runtime.arrays import Array
 from ...runtime.tracing import Trace, contains, plain, traced_variables
 from ..binding import Prepared
-from ..replay import finished
+from ..results import traced_output
 
 # (arrays of a call, the memory of results, the core's (out, state)) -> the public (out, state)
 After = Callable[[list[Array], np.ndarray, Any], Any]
@@ -97,7 +97,7 @@ def _at_once(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any)
 
     def then(out: Any, end: Any) -> Any:
         end = call.spec.state.unpack(c, end)  # type: ignore[misc]
-        return out if out is None or change.from_core is None else finished(call, c, out), end
+        return out if out is None or change.from_core is None else traced_output(call, c, out), end
 
     return COMPUTATIONS[type(x)].record(x, call.plan, state, residuals, trace, then)
 
@@ -137,7 +137,7 @@ def _after(call: Prepared, names: tuple[str, ...], state: Any, recorded: Any) ->
     out, end = plan([*arrays, before.memory()], parts.of_core(own), None)
     trace, has_out = before.trace, out is not None
     if has_out:
-        out = finished(call, c, trace.added(out)) if call.spec.change.from_core else trace.added(out)
+        out = traced_output(call, c, trace.added(out)) if call.spec.change.from_core else trace.added(out)
     ends = [trace.added(y) for y in state_parts(end)]
     unpack: Any = call.spec.state.unpack
     final = unpack(c, ends[0] if len(ends) == 1 else tuple(ends))

@@ -9,7 +9,7 @@ from ...runtime.arrays import Array, cast, is_deferred
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
-from . import delta, free, scan, step, vector, vector_delta, vector_value, vector_widths
+from . import delta, free, recurrence, scan, step, vector, vector_delta, vector_value, vector_widths
 from .deferred import calls as deferred_calls
 from .deferred import solved as deferred_solved
 from .free import delta as free_delta
@@ -111,7 +111,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     # few tokens are one chunk: a backward by chunks needs no residuals of it
     if saved.x.q is not None and chunks.unsupported_reason(saved) is None:
         return chunks.backward(saved, dout, dstate)
-    return step.backward(saved, dout, dstate)
+    return recurrence.backward(saved, dout, dstate)
 
 
 def unit_rows(plan: Plan, rows: steps.Rows) -> steps.Rows:

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS, Constants
-from .. import definition as recurrence
 from .. import policy
-from ..array import chunks as array_calls
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments
 
@@ -129,19 +127,6 @@ def of_heads(call: Launch, N: int, H: int) -> Launch | None:
     resident = max(1, policy.TOKEN_RESIDENT // warps) if values["LA_BLOCKS"] > 1 else 1
     constants = tuple(sorted({**values, "LA_WARPS": warps, "LA_BLOCKS": resident}.items()))
     return call._replace(constants=constants, blocks=N * H, threads=32 * warps)
-
-
-
-
-def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state: by kernels token by token, else by array calls."""
-    if policy.is_short_cuda(saved.plan):
-        return recurrence.backward(saved, dout, dstate)
-    from . import recurrence as kernels  # which need this module
-
-    if kernels.unsupported_reason(saved) is None:
-        return kernels.backward(saved, dout, dstate)
-    return array_calls.backward(array_calls.forward(saved.x, saved.plan, saved.state)[2], dout, dstate)
 
 
 def element_of(x: Inputs) -> str:

@@ -26,7 +26,7 @@ def _whole(view: Any, pool: list[Array]) -> Any:
     return None if view is None else (view[0], tuple(_whole(part, pool) for part in view[1]))
 
 
-def _made(position: Any, sequence: LaunchSequence, first: int, known: set[int]) -> Any:
+def _as_array(position: Any, sequence: LaunchSequence, first: int, known: set[int]) -> Any:
     """A position, of arrays that the sequence makes in the shape that the caller gets.
 
     first: the index in the pool of the first of them. known: indices of those that other results refer to; updated.
@@ -38,13 +38,13 @@ def _made(position: Any, sequence: LaunchSequence, first: int, known: set[int]) 
             position = n
         known.add(n)
     elif isinstance(position, tuple):
-        position = position[0], tuple(_made(part, sequence, first, known) for part in position[1])
+        position = position[0], tuple(_as_array(part, sequence, first, known) for part in position[1])
     elif position is not None:
         known.add(position)
     return position
 
 
-def kept(
+def place_results(
     results: Sequence[Any], sequence: LaunchSequence, first: int, held: Collection[int] = (), few: bool = False
 ) -> tuple[Any, ...]:
     """The positions of results, with arrays made in their shapes, of which those of one result share memory.
@@ -52,7 +52,7 @@ def kept(
     held: allocated arrays of which the memory is read later. few: whether small results share memory too.
     """
     known = set[int]()
-    found = tuple(_made(x, sequence, first, known) for x in results)
+    found = tuple(_as_array(x, sequence, first, known) for x in results)
     together = [{n - first for n in places(x) if n >= first} for x in found]
     if few:
         small = {n for one in together for n in one if sequence.bytes_of(n) <= FEW_BYTES}

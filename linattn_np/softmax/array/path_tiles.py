@@ -46,7 +46,7 @@ class PathGradients:
         self.own_k, self.k = (blocks(m.k, n * C, K) for _ in range(2))
         self.E, self.X, self.R = blocks(m.q, n * C, C), blocks(m.k, n * C, C), blocks(m.R, n * K, K)
         self.past = None if x.past is None else sum_like(xp, x.past.k)
-        self.met: list[tuple[int | None, Array, Array]] = []
+        self.mapped: list[tuple[int | None, Array, Array]] = []
 
     def add(self, rows: Chunk, tile: Any, dq: Array, dk: Array) -> None:
         """Those of a tile, without the scale."""
@@ -59,18 +59,18 @@ class PathGradients:
             columns = xp.matrix_transpose(sum_to(xp, dk[..., K:], (*self.m.k.shape[:-3], n, n)))
             none = xp.zeros((*columns.shape[:-1], self.m.C - n), dtype=dq.dtype, device=device(dq))
             self.X.add(rows.start, xp.concat([columns, none], axis=-1))
-            self.met = []
+            self.mapped = []
             return
         if tile.at is None and self.past is not None:
             self.past.add(0, dk)
         elif tile.at is not None:
             self.k.add(tile.at.start, dk)
-        self.met.append((None if tile.at is None else tile.at.start // self.m.C, tile.q, dq))
+        self.mapped.append((None if tile.at is None else tile.at.start // self.m.C, tile.q, dq))
 
     def end_rows(self, rows: Chunk) -> None:
         """All tiles of a block of queries are added."""
         d, T = None, self.xp.matrix_transpose
-        for J, q, dq in reversed(self.met):
+        for J, q, dq in reversed(self.mapped):
             if d is not None and J is not None:
                 self.R.add(J * self.R.shape[-1], T(q) @ d)
                 dq = dq + d @ T(self.m.R[..., J, :, :])

@@ -58,8 +58,8 @@ def keys_before(w: Work):
     product(FULL, transposed(w.Z), w.dout, dv, added=dv)
     dk = tokens_of(w.out_end, w.scale, place, w.n, (0, w.K))
     product(FULL, transposed(w.dZ), w.q, dk, added=dk)
-    scaled(w.q, None, rows(w.met, w.j, w.c))
-    product(FULL, w.dZ, w.k, rows(w.met_dq, w.j, w.c))
+    scaled(w.q, None, rows(w.mapped_q, w.j, w.c))
+    product(FULL, w.dZ, w.k, rows(w.mapped_dq, w.j, w.c))
     if w.gated:
         edges(w)
         w.totals[block] = w.totals[w.i // w.C]
@@ -110,11 +110,11 @@ def back(w: Work, lowest: Whole):
     while w.j < w.i:
         place = (w.BATCH, w.h, w.MAPS + w.j // w.N * w.K_lanes)
         dR = tokens_of(w.out_R, w.scale, place, w.K, (0, w.K))
-        product(FULL, transposed(rows(w.met, w.j, w.c)), w.dq, dR, added=dR)
+        product(FULL, transposed(rows(w.mapped_q, w.j, w.c)), w.dq, dR, added=dR)
         load_map(w, w.j)
         transpose(w.R, w.RT)
         scaled(w.dq, None, w.y)
-        product(FULL, w.y, w.RT, w.dq, added=rows(w.met_dq, w.j, w.c))
+        product(FULL, w.y, w.RT, w.dq, added=rows(w.mapped_dq, w.j, w.c))
         if w.gated:
             w.crossed[w.j // w.N] += w.crossing
             w.crossing = w.crossing + w.totals[w.j // w.N]

@@ -38,8 +38,8 @@ MATRICES = {  # by the kind of calls that they are of
     "strict": {"B": M("c", "n"), "rhs": M("c", "V_lanes"), "beta": M("c")},
     # PaTH: y is the next q; q and dq as they met each block of keys, a block after the other
     "mapped": {"E": M("c", "c"), "X": M("c", "c"), "R": M("K_lanes", "K_lanes"), "y": M("c", "K_lanes")},
-    "mapped adjoint": {"XT": M("c", "c"), "RT": M("K_lanes", "K_lanes"), "met": M("tokens", "K_lanes"),
-                       "met_dq": M("tokens", "K_lanes"), "dq": M("c", "K_lanes"), "writers": M("tokens")},
+    "mapped adjoint": {"XT": M("c", "c"), "RT": M("K_lanes", "K_lanes"), "mapped_q": M("tokens", "K_lanes"),
+                       "mapped_dq": M("tokens", "K_lanes"), "dq": M("c", "K_lanes"), "writers": M("tokens")},
 }  # fmt: skip
 
 ATTENTION = Workspace("attention", (*TASK, *SIZES, *FLAGS), NUMBERS, ARRAYS, MATRICES)

@@ -59,9 +59,9 @@ PATH = Struct(  # path/*.cu
     ("factors keys maps", OUT_BYTES),  # path/place.cuh
     ("key_heads slots each", INT),  # blocks in all, rounded up for each sequence; of a sequence, unless ragged
     ("levels level", INT),  # sizes of groups, single blocks included; of groups.cu the one that it makes
-    ("met dmet", OUT_BYTES),  # queries as they meet each group, and their gradients: (heads, tiles)
+    ("mapped dmapped", OUT_BYTES),  # queries as they attend to each group, and their gradients: (heads, tiles)
     ("dkeys dmaps parts", OUT_BYTES),  # gradients of keys (levels, heads, slots), of maps, of a block's factors
     ("chain", OUT_BYTES),  # of groups.cu: the maps from a part of a group to its end
-    ("bases", pointer("const i64")), ("tiles", I64),  # of met: the first of each sequence of a ragged batch; in all
+    ("bases", pointer("const i64")), ("tiles", I64),  # of mapped: the first of each sequence of a ragged batch; in all
     ("dk dw", ROWS), ("dbeta", OUT_FLOATS), ("least", FLOAT),  # a strength that is nearer to 0 is this one
 )  # fmt: skip

@@ -25,10 +25,10 @@ from . import arguments, calls, path_plan
 from .calls import Batch, Saved, row_array
 from .path_plan import BLOCK, KERNELS, RADIX, SMALLEST, Sizes
 
-FORWARD, GROUPED = ("factors", "groups", "forward"), ("groups", "ungroup")  # GROUPED: of more than one group
-BY_QUERIES = ("forward", "mapped", "queries", "keys", "own")  # a block of threads for each head of queries
+FORWARD, GROUPED = ("factors", "groups", "forward"), ("groups", "groups_adjoint")  # GROUPED: of more than one group
+BY_QUERIES = ("forward", "mapped", "queries", "keys", "diagonal")  # a block of threads for each head of queries
 OF_ATTENTION = ("q", "k", "v", "dout", "out", "other", "logs", "sums", "dots", "rows", "near", "far", "crossing")
-STORED = ("beta", "factors", "keys", "maps", "met", "dmet", "dkeys", "dmaps", "parts", "chain", "bases", "dbeta")
+STORED = ("beta", "factors", "keys", "maps", "mapped", "dmapped", "dkeys", "dmaps", "parts", "chain", "bases", "dbeta")
 
 
 def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
@@ -75,7 +75,7 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     sizes = _factors(plan, batch, x, arrays, chain=True)
     _number_tiles(plan, batch, sizes, arrays)
     found = _of_pairs(plan, batch, sizes, arrays | gates)
-    found |= _of_maps(plan, batch, sizes, arrays | {n: found.pop(n) for n in ("met", "dmet", "dkeys", "parts")})
+    found |= _of_maps(plan, batch, sizes, arrays | {n: found.pop(n) for n in ("mapped", "dmapped", "dkeys", "parts")})
     dbeta = found.pop("beta").reshape(x.beta.shape)
     found = {n: calls.of_shape(xp, d, getattr(x, n).shape) for n, d in found.items()} | {"beta": dbeta}
     if x.g is not None:
@@ -107,10 +107,10 @@ def _factors(plan: Plan, batch: Batch, x: Inputs, arrays: dict[str, Any], chain:
 
 
 def _number_tiles(plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any]) -> None:
-    """How many tiles of queries meet groups; where those of each sequence of a ragged batch begin."""
-    arrays["tiles"] = batch.sequences * sizes.met(batch.blocks)
+    """How many tiles of queries attend to earlier groups; where those of each sequence of a ragged batch begin."""
+    arrays["tiles"] = batch.sequences * sizes.earlier_groups(batch.blocks)
     if batch.offsets is not None:
-        each = (sizes.met(-(-(s.stop - s.start) // BLOCK)) for s in plan.sequences)
+        each = (sizes.earlier_groups(-(-(s.stop - s.start) // BLOCK)) for s in plan.sequences)
         *first, arrays["tiles"] = accumulate(each, initial=0)
         arrays["bases"] = plan.xp.asarray(first, dtype=plan.xp.int64)
 
@@ -119,13 +119,13 @@ def _of_pairs(plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any]) ->
     """dq and dv, and by heads of queries the gradients of keys at the end of groups and of factors of blocks."""
     xp, K, kind = plan.xp, batch.kind.K, arrays["q"].dtype
     tiles = arrays["tiles"]
-    made = {n: xp.empty((batch.heads, tiles, sizes.tile // 2), dtype=kind) for n in ("met", "dmet")}
+    made = {n: xp.empty((batch.heads, tiles, sizes.tile // 2), dtype=kind) for n in ("mapped", "dmapped")}
     made["dkeys"] = xp.empty((sizes.levels, batch.heads, sizes.slots, sizes.tile // 2), dtype=kind)
     made["parts"] = xp.empty((1, batch.heads, sizes.slots, sizes.parts // 2), dtype=kind)
     dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=kind)
     dv = xp.empty((batch.rows, batch.T, batch.heads, batch.kind.V), dtype=kind)
     arrays = arrays | made | {"out": dq, "other": dv}
-    for name in ("mapped", "queries", "keys", "own"):
+    for name in ("mapped", "queries", "keys", "diagonal"):
         _launch(name, plan, batch, sizes, arrays)
     return made | {"q": dq, "v": dv}
 
@@ -138,11 +138,11 @@ def _of_maps(plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any]) -> 
     arrays = arrays | {"dmaps": xp.empty(sizes.maps, dtype=xp.int8), "dk": dk, "dw": dw, "dbeta": dbeta}
     for level in range(sizes.levels):
         if blocks := batch.blocks // RADIX**level:
-            _launch("turns", plan, batch._replace(blocks=blocks), sizes, arrays, level)
+            _launch("map_grads", plan, batch._replace(blocks=blocks), sizes, arrays, level)
     arrays |= {n: _of_key_heads(xp, arrays[n], H) for n in ("dkeys", "parts")}
     for level in reversed(range(1, sizes.levels)):
-        _launch("ungroup", plan, batch._replace(blocks=(batch.blocks - 1) // RADIX**level), sizes, arrays, level)
-    _launch("adjoint", plan, batch, sizes, arrays)
+        _launch("groups_adjoint", plan, batch._replace(blocks=(batch.blocks - 1) // RADIX**level), sizes, arrays, level)
+    _launch("factors_adjoint", plan, batch, sizes, arrays)
     return {"k": dk, "w": dw, "beta": dbeta}
 
 

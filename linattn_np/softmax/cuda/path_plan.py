@@ -17,12 +17,12 @@ KERNELS = {
     "mapped": Kernel("path/mapped.cu", "mapped", 256),
     "queries": Kernel("path/queries.cu", "queries", 384),
     "keys": Kernel("path/keys.cu", "keys", 384),
-    "own": Kernel("path/own.cu", "own", 256),
-    "turns": Kernel("path/turns.cu", "turns", 384),
-    "ungroup": Kernel("path/ungroup.cu", "ungroup", 256),
-    "adjoint": Kernel("path/adjoint.cu", "adjoint", 256),
+    "diagonal": Kernel("path/diagonal.cu", "diagonal", 256),
+    "map_grads": Kernel("path/map_grads.cu", "map_grads", 384),
+    "groups_adjoint": Kernel("path/groups_adjoint.cu", "groups_adjoint", 256),
+    "factors_adjoint": Kernel("path/factors_adjoint.cu", "factors_adjoint", 256),
 }
-OF_PAIRS = ("forward", "queries", "keys", "own")  # with values and gates
+OF_PAIRS = ("forward", "queries", "keys", "diagonal")  # with values and gates
 PAIRS = BLOCK * BLOCK * 2  # bytes of X of a block
 HALF = 64  # rows of a tile that another block's rows go over
 
@@ -56,8 +56,8 @@ class Sizes(NamedTuple):
         """Bytes of the gradients of the factors of a block: of X, U, W and K."""
         return PAIRS + 3 * self.tile
 
-    def met(self, blocks: int) -> int:
-        """Groups that the blocks of a sequence meet: the sums of the digits of their numbers (place.cuh:Met)."""
+    def earlier_groups(self, blocks: int) -> int:
+        """Groups before the blocks of a sequence: sums of the digits of their numbers (place.cuh:EarlierGroups)."""
         top, total = self.levels - 1, 0
         for level in range(self.levels):
             one = RADIX**level
@@ -94,13 +94,13 @@ def shared_memory(name: str, kind: Kind) -> int:
         return 3 * tile + K // 2 * K + 3 * 16 + 16
     if name == "mapped":
         return 3 * tile + 32
-    if name == "turns":
+    if name == "map_grads":
         return 6 * tile + 3 * 16 + 16
-    if name == "ungroup":
+    if name == "groups_adjoint":
         return 7 * tile + 32
-    if name == "own":
+    if name == "diagonal":
         return 7 * PAIRS + gates * BLOCK * 16 + 48
-    if name == "adjoint":
+    if name == "factors_adjoint":
         return 7 * PAIRS + BLOCK * 4 + 16
     half = HALF * (K + V)  # keys and values, or queries and what goes with them
     if name == "queries":

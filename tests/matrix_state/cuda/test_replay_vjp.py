@@ -171,17 +171,18 @@ def test_all_that_a_pullback_is_found_by(public, monkeypatch):
         "shape": x[:2], "strides": x.swapaxes(0, 1), "dtype": wide,
         "by 4": misaligned(x), "by 8": misaligned(x, 8), "none": None,
     }  # fmt: skip
-    def layout_of(cotangents):
+
+    def layout(*cotangents):
         return device_replay._layout(cotangents, Stub)[0]
 
-    keys = {"first": layout_of((x, x))}
-    assert layout_of((stub(x), stub(x))) == keys["first"]
+    keys = {"first": layout(x, x)}
+    assert layout(stub(x), stub(x)) == keys["first"]
     for name, other in others.items():
-        keys[name], keys[f"second {name}"] = layout_of((other, x)), layout_of((x, other))
+        keys[name], keys[f"second {name}"] = layout(other, x), layout(x, other)
     assert len(set(keys.values())) == len(keys) == 13
-    assert layout_of((np.zeros(3), x)) is None
+    assert layout(np.zeros(3), x) is None
     monkeypatch.setattr(launch, "device_function", lambda: lambda: 1)
-    assert layout_of((x, x)) != keys["first"]
+    assert layout(x, x) != keys["first"]
 
 
 def test_cotangents_whose_dtype_alone_differs(public, monkeypatch):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ....call import vjp
+from ..arguments import on_views
 from ..autograd import OnlyOnce
 from ..views import Tensor
 
@@ -21,23 +22,23 @@ class Replayed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Any, options: dict[str, Any], pointers: list[int], *given: Tensor) -> Any:
         """The tensors of the result.   plan: a `replays.Forward`; options: the keywords that are no tensors."""
-        results, read, kept = plan.launched(list(given), pointers)
+        results, read, memory = plan.launched(list(given), pointers)
         ctx.plan, ctx.options, ctx.pointers = plan, options, pointers[: len(given)]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*given, *read, kept)  # raises in backward if one of them was changed
+        ctx.save_for_backward(*given, *read, memory)  # raises in backward if one of them was changed
         return tuple(x for x in results if x is not None)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """The gradients."""
         plan, names = ctx.plan, ctx.plan.names
-        *saved, kept = ctx.saved_tensors
+        *saved, memory = ctx.saved_tensors
         given, read = saved[: len(names)], saved[len(names) :]
         if all(d is None for d in cotangents):
             return (None,) * (3 + len(names))
         if any(x.data_ptr() != pointer for x, pointer in zip(given, ctx.pointers, strict=True)):
             given = [_like(x, *layout) for x, layout in zip(given, plan.layouts, strict=True)]
-        if (grads := plan.gradients(given, read, kept, cotangents)) is None:
+        if (grads := plan.gradients(given, read, memory, cotangents)) is None:
             grads = in_full(plan, dict(zip(names, given, strict=True)) | ctx.options, plan.cotangents(cotangents))
         found = [getattr(grads, n) for n in names]
         if torch.is_grad_enabled():  # create_graph=True
@@ -55,9 +56,7 @@ def _like(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor
 
 def in_full(plan: Any, keywords: dict[str, Any], cotangents: tuple[Any, ...]) -> Any:
     """The gradients of a call for cotangents whose pullback is not recorded yet: its forward is computed again."""
-    from ..calls import on_views
-
     with torch.no_grad():
         rule = functools.partial(vjp.run_vjp, plan.spec)
         device = next(iter(keywords.values())).device
-        return on_views(plan.spec, rule, device, (), keywords, None)[1](*cotangents)
+        return on_views(rule, device, (), keywords)[1](*cotangents)

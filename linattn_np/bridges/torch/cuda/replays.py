@@ -22,6 +22,7 @@ from ....runtime.memory import is_on_device
 from ....spec import VariantSpec
 from ..arguments import Arrays, Keywords, is_followed
 from ..views import PLAIN, Tensor, dense
+from .autograd import Replayed
 from .views import numpy_dtype, torch_dtype
 
 # key, state, pointers of all tensors in order, whether autograd follows one of them
@@ -122,8 +123,8 @@ class Launches:
     def __call__(self, pointers: list[int]) -> tuple[list[Any], Tensor | None]:
         made: list[Any] = []
         device, index = self._device, self._index
-        rest, kept = [empty(n, dtype=uint8, device=device) if n else None for n in self._sizes[1:]]
-        bases = 0, 0 if rest is None else rest.data_ptr(), 0 if kept is None else kept.data_ptr()
+        rest, memory = [empty(n, dtype=uint8, device=device) if n else None for n in self._sizes[1:]]
+        bases = 0, 0 if rest is None else rest.data_ptr(), 0 if memory is None else memory.data_ptr()
         for which, place, dtype in self._steps:
             if which:
                 made.append(None)
@@ -133,10 +134,10 @@ class Launches:
                 made.append(x)
                 pointers.append(x.data_ptr())
         self._launch(pointers, current_stream(index))
-        return made, kept
+        return made, memory
 
     @property
-    def kept_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """The size of the memory that stays."""
         return self._sizes[2]
 
@@ -199,7 +200,7 @@ class Forward:
         self._launches = Launches(plan.sequence, index, own, {n - count for n in plan.residuals} - own)
         self._pullbacks: dict[Any, Any] = {}
         self.reads_results = not own.isdisjoint(n - count for n in plan.residuals)
-        self.kept_bytes, self.read_count = self._launches.kept_bytes, len(plan.residuals)
+        self.memory_bytes, self.read_count = self._launches.memory_bytes, len(plan.residuals)
         dense = all(x is None or (type(x) is int and x >= count) for x in plan.results)
         self._has_gradients = dense and {*self.names} <= {*spec.arrays, "state"}
 
@@ -213,16 +214,16 @@ class Forward:
         if not self._plan.replayable:
             return None
         given = [x for x in (*arrays, *keywords.values()) if type(x) in PLAIN]
-        results, read, kept = self.launched(given, pointers)
+        results, read, memory = self.launched(given, pointers)
         known = pointers[: self._count] + [pointers[n] for n in self._plan.residuals]
-        return self.public(results, keywords), functools.partial(self._pullback, given + read, known, kept)
+        return self.public(results, keywords), functools.partial(self._pullback, given + read, known, memory)
 
     def launched(self, given: list[Any], pointers: list[int]) -> tuple[list[Any], list[Any], Tensor | None]:
         """(the results, the residuals: None for those in the memory that stays, that memory)."""
-        made, kept = self._launches(pointers)
+        made, memory = self._launches(pointers)
         pool = given + made
         results = [pool[x] if type(x) is int else get(x, pool) for x in self._plan.results]
-        return results, [pool[n] for n in self._plan.residuals], kept
+        return results, [pool[n] for n in self._plan.residuals], memory
 
     def public(self, results: Iterable[Any], keywords: Keywords) -> Any:
         """What the public function returns."""
@@ -233,8 +234,6 @@ class Forward:
 
     def differentiated(self, arrays: Arrays, keywords: Keywords, pointers: list[int]) -> Any:
         """The result, which autograd follows."""
-        from .autograd import Replayed
-
         given, options = [], {}
         for n, x in (*zip(self.spec.arrays, arrays, strict=False), *keywords.items()):
             if type(x) in PLAIN:
@@ -245,25 +244,25 @@ class Forward:
         return self.public([None if x is None else next(each) for x in self._plan.results], keywords)
 
     def gradients(
-        self, given: list[Any], read: list[Any], kept: Tensor | None, cotangents: Iterable[Tensor | None]
+        self, given: list[Any], read: list[Any], memory: Tensor | None, cotangents: Iterable[Tensor | None]
     ) -> Any:
         """The gradients from the inputs, what `launched` returned, and the cotangents of the results that there are.
 
         None without a recorded pullback.
         """
-        base = 0 if kept is None else kept.data_ptr()
+        base = 0 if memory is None else memory.data_ptr()
         known = [x.data_ptr() for x in given]
         known += [base + self._launches.place(n - self._count) if x is None else x.data_ptr()
                   for n, x in zip(self._plan.residuals, read, strict=True)]  # fmt: skip
-        return self._pullback(given + read, known, kept, self.cotangents(cotangents))
+        return self._pullback(given + read, known, memory, self.cotangents(cotangents))
 
     def cotangents(self, given: Iterable[Tensor | None]) -> tuple[Any, ...]:
         """The arguments of a pullback from the cotangents of the results that there are."""
         each = iter(given)
         return tuple(None if x is None else next(each) for x in self._plan.results)
 
-    def _pullback(self, held: list[Any], known: list[int], kept: Any, cotangents: tuple[Any, ...]) -> Any:
-        """The gradients; None without a recorded pullback. kept: memory that it reads."""
+    def _pullback(self, held: list[Any], known: list[int], memory: Any, cotangents: tuple[Any, ...]) -> Any:
+        """The gradients; None without a recorded pullback. memory: memory that it reads."""
         cotangents = tuple(map(dense, cotangents))
         given = [x for x in cotangents if x is not None]
         if (layout := self._layout(cotangents)) is None:

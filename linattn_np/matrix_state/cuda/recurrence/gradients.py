@@ -16,7 +16,8 @@ from ....ops.cuda.arguments import address, rows_of
 from ....runtime.arrays import Array, cast, dtype_name, shared_heads, sum_of_groups, sum_to
 from ....runtime.cuda import launch
 from ....runtime.cuda.elements import BYTES, ELEMENTS
-from ... import policy
+from ... import definition, policy
+from ...array import chunks as array_calls
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from .. import arguments
 from ..step import element_of
@@ -42,7 +43,16 @@ def unsupported_reason(saved: Any) -> str | None:
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state."""
+    """Gradients of every input and of the initial state: by the kernels, else by array calls."""
+    if policy.is_short_cuda(saved.plan):
+        return definition.backward(saved, dout, dstate)
+    if unsupported_reason(saved) is None:
+        return by_kernels(saved, dout, dstate)
+    return array_calls.backward(array_calls.forward(saved.x, saved.plan, saved.state)[2], dout, dstate)
+
+
+def by_kernels(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
+    """The same by the kernels."""
     x, plan, state, _ = saved
     xp = plan.xp
     if isinstance(dstate, StatesAt):

@@ -8,7 +8,6 @@ import pytest
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import recurrence as kernels
-from linattn_np.matrix_state.cuda import step
 from linattn_np.matrix_state.types import EraseKey, Saved
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
@@ -50,7 +49,7 @@ def test_gradients(launched, how):
     own = plan._replace(xp=CUPY, dtype=np.float32)
     saved = Saved(there, own, stub(S.astype(np.float32)), None)
     assert kernels.unsupported_reason(saved) is None
-    grads, first = step.backward(saved, stub(dout.astype(dtype)), stub(dS.astype(np.float32)))
+    grads, first = kernels.backward(saved, stub(dout.astype(dtype)), stub(dS.astype(np.float32)))
     right, dS0 = recurrence.backward(recurrence.forward(wide, plan, S)[2], dout.astype(dtype).astype(np.float64), dS)
     bound = 2e-5 if dtype is np.float32 else 4e-3
     for name, want in right._asdict().items():
@@ -69,7 +68,7 @@ def test_keys_that_erase(launched):
     x, plan = x._replace(r=x.k), plan._replace(erase_key=EraseKey.KEY)
     there = type(x)(*(None if y is None else stub(y.astype(np.float32)) for y in x))
     saved = Saved(there, plan._replace(xp=CUPY, dtype=np.float32), None, None)
-    grads, _ = step.backward(saved, stub(dout.astype(np.float32)), None)
+    grads, _ = kernels.backward(saved, stub(dout.astype(np.float32)), None)
     right, _ = recurrence.backward(recurrence.forward(x, plan, None)[2], dout, None)
     dk = right.k if right.r is None else right.k + right.r
     assert grads.r is None

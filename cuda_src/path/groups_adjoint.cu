@@ -4,7 +4,7 @@
 //
 // dK of a part's keys at the group's end; of the last part dK_7 += dK, dD_7 += dM_7. A warpgroup has 64 rows of every tile; dM stays
 // in registers in float32.
-#include "path/walk.cuh"
+#include "path/traversal.cuh"
 
 constexpr int SLOT = Rows128::SIZE > Maps::SIZE ? Rows128::SIZE : Maps::SIZE;
 constexpr int AT_M = 0, AT_D = SLOT, AT_DM = 2 * SLOT, AT_K = 3 * SLOT, AT_DK = 5 * SLOT, AT_BARRIERS = 7 * SLOT;   // two of K and dK each
@@ -102,7 +102,7 @@ struct Parts {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(CONSUMERS, 1) ungroup(const __grid_constant__ PathArguments a) {
+extern "C" __global__ void __launch_bounds__(CONSUMERS, 1) groups_adjoint(const __grid_constant__ PathArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const Place place(a.of, a.key_heads);   // its tiles are groups

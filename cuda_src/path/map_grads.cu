@@ -3,7 +3,7 @@
 //     q' = q - q D^T,   dD = -sum over the queries of dq'^T q
 //
 // One block of queries after the other, head after head. The first group of a sequence is passed by none.
-#include "path/walk.cuh"
+#include "path/traversal.cuh"
 
 constexpr int STAGES = 3, STAGE = 2 * Rows128::SIZE, AT_RING = STAGES * STAGE;
 static_assert(AT_RING + Ring<STAGES>::BYTES + 16 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
@@ -13,14 +13,14 @@ LA_DEVICE void produce(const PathArguments& a, const Place& place, const Readers
     int step = 0;
     for (int n = 0; n < a.of.group_k; n++)
         for (int i = readers.first; i < readers.end; i++, step++) {
-            const Met met(i, a.levels);
-            const i64 own = met.first() + met.nearer(a.level, place.tile);
+            const EarlierGroups earlier(i, a.levels);
+            const i64 own = earlier.first() + earlier.nearer(a.level, place.tile);
             const int head = place.head * a.of.group_k + n;
             const u32 to = shared + step % STAGES * STAGE;
             ring.wait_empty(step);
             barrier_expect(ring.full(step), STAGE);
-            run_in(to, a.met + stored.tile(place, head, own), Rows128::SIZE, ring.full(step));
-            run_in(to + Rows128::SIZE, a.dmet + stored.tile(place, head, own + 1), Rows128::SIZE, ring.full(step));
+            run_in(to, a.mapped + stored.tile(place, head, own), Rows128::SIZE, ring.full(step));
+            run_in(to + Rows128::SIZE, a.dmapped + stored.tile(place, head, own + 1), Rows128::SIZE, ring.full(step));
         }
 }
 LA_DEVICE void consume(const PathArguments& a, const Place& place, const Readers& readers, const Stored& stored, u32 shared) {
@@ -39,7 +39,7 @@ LA_DEVICE void consume(const PathArguments& a, const Place& place, const Readers
     if (me.group < WIDTH_K / 64) store_tile<Maps>(stored.map_of(a.dmaps, a.level, place.tile), x, me);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) turns(const __grid_constant__ PathArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) map_grads(const __grid_constant__ PathArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const Place place(a.of, a.key_heads);   // its tiles are groups

@@ -5,8 +5,8 @@
 //     dQ = dQ~ + dZ K + dE W
 //
 // dQ~ is of the queries at the block's start (queries.cu), V's gradient has that of later queries (keys.cu). dK, dX, dU, dW are those of
-// this head and these terms alone (adjoint.cu). With decays also the sums of dz of each query and key. Two warpgroups of 64 rows.
-#include "path/walk.cuh"
+// this head and these terms alone (factors_adjoint.cu). With decays also the sums of dz of each query and key. Two warpgroups of 64 rows.
+#include "path/traversal.cuh"
 
 constexpr int SLOT = Pairs::SIZE, AT_Q = 0, AT_W = SLOT, AT_K = 2 * SLOT, AT_X = 3 * SLOT, AT_DOUT = 4 * SLOT, AT_V = 5 * SLOT, AT_U = 6 * SLOT;
 constexpr int AT_DQ = AT_X, AT_DZ = AT_DOUT, AT_DE = AT_U, AT_P = AT_V, AT_E = AT_V;   // in the place of what is done with
@@ -32,7 +32,7 @@ struct Tiles {   // of a block and a head, and their loads
         __syncthreads();
     }
     __device__ __forceinline__ const char* queries_at_start() const {   // their gradients
-        return a.dmet + stored.tile(place, place.head, Met(place.tile, a.levels).first());
+        return a.dmapped + stored.tile(place, place.head, EarlierGroups(place.tile, a.levels).first());
     }
     __device__ __forceinline__ void begin_loads() const {   // one thread
         const int key_head = stored.head;
@@ -237,7 +237,7 @@ struct Own : Tiles {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(CONSUMERS, 1) own(const __grid_constant__ PathArguments a) {
+extern "C" __global__ void __launch_bounds__(CONSUMERS, 1) diagonal(const __grid_constant__ PathArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const Place place(a.of, a.of.heads);

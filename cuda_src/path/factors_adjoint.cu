@@ -1,5 +1,5 @@
 // Gradients of the keys, directions and strengths of a block of 128 tokens and a head of keys, from those of what factors.cu made:
-// dK~ and dD (ungroup.cu) and dX, dU, dW, dK of the block's own pairs (own.cu), summed over the heads of queries.
+// dK~ and dD (groups_adjoint.cu) and dX, dU, dW, dK of the block's own pairs (diagonal.cu), summed over the heads of queries.
 //
 //     dX <- dX - tril(W dK~^T, -1),   dU <- dU + W dD^T,   dW <- dW + U dD - X dK~
 //     F = (I + diag(beta) N)^-T [dU, dX],   B = diag(beta) F,   B_X <- tril(B_X, -1),   dN = -tril(B_U U^T + B_X X^T, -1)
@@ -7,7 +7,7 @@
 //
 // With halves a and b of 64 tokens, S = (I + diag(beta) N)^-1 of each and Z = W_b W_a^T: F_b = S_b^T dY_b, then
 // F_a = S_a^T (dY_a - Z^T B_b). A warpgroup has a half. S is an operand in two terms of 16 bits. No strength is 0 here.
-#include "path/walk.cuh"
+#include "path/traversal.cuh"
 #include "path/inverse.cuh"
 
 constexpr int SLOT = Pairs::SIZE, AT_W = 0, AT_K = SLOT, AT_X = 2 * SLOT, AT_U = 3 * SLOT, AT_GK = 4 * SLOT, AT_GD = 5 * SLOT, AT_S = 6 * SLOT;
@@ -231,7 +231,7 @@ struct Adjoint : Tiles {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(CONSUMERS, 1) adjoint(const __grid_constant__ PathArguments a) {
+extern "C" __global__ void __launch_bounds__(CONSUMERS, 1) factors_adjoint(const __grid_constant__ PathArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const Place place(a.of, a.key_heads);
     if (place.tile * BLOCK >= place.T) return;

@@ -1,33 +1,33 @@
-// Passes over the groups that a block of queries meets, and over the blocks of queries that meet a group; what both share.
+// Passes over the groups that a block of queries attends to, and over the blocks of queries that attend to a group; what both share.
 #pragma once
 #include "path/place.cuh"
 #include "tile/wgmma_across.cuh"
 
-// A group that a block of queries meets, from the nearest to the furthest or back
-struct Walk {
-    const Met met;
+// A group that a block of queries attends to, from the nearest to the furthest or back
+struct GroupTraversal {
+    const EarlierGroups earlier;
     int level, number;
-    static __device__ __forceinline__ Walk nearest(const Met& met) {
-        Walk w = {met, 0, met.end(0) - 1};
+    static __device__ __forceinline__ GroupTraversal nearest(const EarlierGroups& earlier) {
+        GroupTraversal w = {earlier, 0, earlier.end(0) - 1};
         w.skip_up();
         return w;
     }
-    static __device__ __forceinline__ Walk furthest(const Met& met) {
-        Walk w = {met, met.levels - 1, 0};
+    static __device__ __forceinline__ GroupTraversal furthest(const EarlierGroups& earlier) {
+        GroupTraversal w = {earlier, earlier.levels - 1, 0};
         w.skip_down();
         return w;
     }
-    __device__ __forceinline__ int first(int l) const { return met.end(l) - met.count(l); }   // the furthest of a size
+    __device__ __forceinline__ int first(int l) const { return earlier.end(l) - earlier.count(l); }   // the furthest of a size
     __device__ __forceinline__ void skip_up() {   // to a size that has groups left
-        while (level < met.levels - 1 && number < first(level)) number = met.end(++level) - 1;
+        while (level < earlier.levels - 1 && number < first(level)) number = earlier.end(++level) - 1;
     }
     __device__ __forceinline__ void skip_down() {
-        while (level > 0 && number >= met.end(level)) number = first(--level);
+        while (level > 0 && number >= earlier.end(level)) number = first(--level);
     }
     __device__ __forceinline__ void further() { number--; skip_up(); }
     __device__ __forceinline__ void closer() { number++; skip_down(); }
     __device__ __forceinline__ int blocks() const { return 1 << RADIX_BITS * level; }
-    __device__ __forceinline__ int nearer() const { return met.nearer(level, number); }   // groups
+    __device__ __forceinline__ int nearer() const { return earlier.nearer(level, number); }   // groups
 };
 
 // Bytes from the start of a tile of panels X to a lane's pairs of columns 8 n + its own, derived anew at each use.

@@ -1,0 +1,159 @@
+"""Calls on tensors of the host or a device that no compiler traces: recorded plans, NumPy and CuPy views, autograd."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...call import dispatch, replay, vjp
+from ...call.foreign import check_cotangents
+from ...call.results import Result, StatesResult
+from ...spec import VariantSpec
+from .arguments import Arrays, Given, Keywords, Views, given, is_followed, on_views
+from .autograd import Rule, differentiated
+from .views import PLAIN, tensor, view
+
+CPU = torch.device("cpu")
+COTANGENTS = "dout", "dstate", "dstates"
+
+
+def computed(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
+    """The result of a public function on tensors of a device or the host."""
+    result, signature = fast(spec, arrays, keywords)
+    return eager(spec, arrays, keywords, signature) if result is None else result
+
+
+def fast(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> tuple[Any, Any]:
+    """(the result by a recorded plan or on the host, None if there is neither; the signature on a device)."""
+    signature = replays and replays.signature(spec, arrays, keywords)
+    result = replays.replayed(signature, arrays, keywords) if signature else None
+    return (_on_host(spec, arrays, keywords) if result is None else result), signature
+
+
+def _on_host(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
+    """The result of a call on plain CPU tensors that nothing differentiates or traces; None for all others.
+
+    What `eager` does, for a step of decoding, with fewer questions.
+    """
+    if is_followed():
+        return None
+    grad, given, named = torch.is_grad_enabled(), [], {}
+    try:
+        for x in arrays:
+            if type(x) in PLAIN:
+                if grad and x.requires_grad:
+                    return None
+                x = view(x)
+            elif x is not None:
+                return None
+            given.append(x)
+        for n, x in keywords.items():
+            if type(x) in PLAIN:
+                if grad and x.requires_grad:
+                    return None
+                x = view(x)
+            elif x is not None and type(x) not in replay.PLAIN:
+                return None
+            named[n] = x
+    except (TypeError, RuntimeError):  # on a device, sparse, transformed
+        return None
+    result = dispatch.run(spec, tuple(given), named)
+    if type(result) is not Result:
+        return tensor(result) if type(result) is np.ndarray else Views(CPU).leave(result)
+    out, state = result
+    if type(state) is not np.ndarray:
+        return Views(CPU).leave(result)
+    state = keywords["state"] if state is named.get("state") else tensor(state)
+    return Result(out if out is None else tensor(out), state)
+
+
+def eager(spec: VariantSpec, arrays: Arrays, keywords: Keywords, signature: Any = None) -> Any:
+    """The result of a public function, differentiable if a tensor requires grad and grad mode is on.
+
+    signature: under which the plan of a call on a device is recorded.
+    """
+    if (found := given(spec.name, arrays, keywords)) is None:
+        return NotImplemented
+    names = tuple(spec.arrays)
+    if found.differentiable and len(arrays) <= len(names) and keywords.keys().isdisjoint(names[: len(arrays)]):
+        bound = dict(zip(names, arrays, strict=False)) | dict(keywords)
+        known = signature and replays.is_known(signature, replays.signature(spec, (), bound, follows=False))
+        if known and (result := replays.replayed(signature, arrays, keywords)) is not None:
+            return result
+        rule = functools.partial(in_tensors, spec, functools.partial(vjp.run_vjp, spec), found.device)
+        return differentiated(spec.name, rule, (*names, "state"), bound)
+    views = Views(found.device)
+    with views.context():
+        own = views.call(arrays, keywords)
+        result = dispatch.run(spec, *own)
+        if found.device.type == "cuda":
+            loaded().record(signature, spec, own, result)
+        return views.leave(result)
+
+
+replays: Any = None  # the module of that name, once there was a call on a device
+
+
+def loaded() -> Any:
+    """That module."""
+    global replays
+    if replays is None:
+        replays = import_module(f"{__package__}.cuda.replays")
+    return replays
+
+
+# vjp
+
+
+def check(name: str, found: Given, cotangents: Keywords) -> None:
+    """Raise TypeError for a cotangent of another library or device."""
+    if not all(d is None or (type(d) in PLAIN and d.device == found.device) for d in cotangents.values()):
+        check_cotangents(name, found.first, cotangents)
+
+
+def recorded_vjp(
+    spec: VariantSpec | None, rule: Rule, arrays: Arrays, keywords: Keywords
+) -> tuple[Any, Callable[..., Any]] | None:
+    """(result, pullback) by the recorded plan of a call on a device; None without one."""
+    signature = replays and spec and replays.signature(spec, arrays, keywords, follows=False)
+    recorded = replays.forward(signature, arrays, keywords) if signature else None
+    if recorded is None or spec is None:
+        return None
+    result, gradients = recorded
+
+    def in_full(each: tuple[Any, ...]) -> Any:
+        """The gradients for cotangents of another layout, with the forward."""
+        if (found := given(spec.name, arrays, keywords)) is None:
+            raise RuntimeError(f"{spec.name}: an input was changed before the pullback")
+        check(spec.name, found, dict(zip(COTANGENTS, each, strict=False)))
+        return on_views(rule, found.device, arrays, keywords)[1](*each)
+
+    def of_states(dout: Any = None, dstate: Any = None, dstates: Any = None) -> Any:
+        """Gradients by input name, of every tensor that was given and of the state."""
+        each = dout, dstate, dstates
+        return in_full(each) if (grads := gradients(each)) is None else grads
+
+    def pullback(dout: Any = None, dstate: Any = None) -> Any:
+        """Gradients by input name, of every tensor that was given and of the state."""
+        each = dout, dstate
+        return in_full(each) if (grads := gradients(each)) is None else grads
+
+    return result, of_states if type(result) is StatesResult else pullback
+
+
+def in_tensors(
+    spec: VariantSpec | None, rule: Rule, device: torch.device, arrays: Arrays, keywords: Keywords
+) -> tuple[Any, Callable[..., Any]]:
+    """(result, pullback) of a rule, from and to plain tensors of one device; spec: of a variant, which is replayed."""
+    if (recorded := recorded_vjp(spec, rule, arrays, keywords)) is not None:
+        return recorded
+    record = None
+    if device.type == "cuda" and spec is not None:
+        signature = replays and replays.signature(spec, arrays, keywords, follows=False)
+        record = functools.partial(loaded().record_forward, signature, spec)
+    return on_views(rule, device, arrays, keywords, record)

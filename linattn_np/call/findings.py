@@ -1,0 +1,194 @@
+"""What the numbers of a call say that its shapes do not: NaN, values out of range, growth, exchanged arrays."""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import math
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..runtime import shapes
+from ..runtime.arrays import Array, accumulate
+from ..runtime.callers import caller
+
+if TYPE_CHECKING:
+    from .binding import Prepared
+
+AXES = {"T": "token", "Tq": "token", "H": "head", "Hq": "head", "Hk": "head", "K": "channel", "V": "channel",
+        "n": "step", "M": "slot", "P": "pair", "D": "channel"}  # fmt: skip
+FORGOTTEN = -50.0  # e^-50 is nothing beside 1 in any dtype
+
+
+class Finding(NamedTuple):
+    """One thing that looks wrong. is_error: no such call is meant; else it may be."""
+
+    array: str
+    message: str
+    is_error: bool
+
+    def __str__(self) -> str:
+        return f"{self.array} {self.message}"
+
+
+def enforce(call: Prepared) -> None:
+    """The option check=True.   Raises ValueError for findings that are errors, warns of the others."""
+    found = list(findings(call))
+    if errors := [str(f) for f in found if f.is_error]:
+        raise ValueError(f"{call.spec.name}: " + "; ".join(errors))
+    for finding in found:
+        warnings.warn(f"{call.spec.name}: {finding}", UserWarning, stacklevel=caller()[1])
+    if not call.options["return_state"] and _is_unpacked():
+        raise ValueError(f"{call.spec.name}: the result is unpacked into two names but is one array, the outputs; "
+                         "return_state=True returns (out, state)")
+
+
+def findings(call: Prepared) -> Iterator[Finding]:
+    """The findings of a call with checked arguments."""
+    c, spec = call.variables, call.spec
+    given = {name: x for name in spec.arrays if (x := getattr(c, name)) is not None and math.prod(x.shape)}
+    given |= {n: S for n, S in call.state_parts.items() if math.prod(S.shape)}
+    finite = True
+    for name, x in given.items():
+        for finding in _not_finite(call, name, x):
+            finite = False
+            yield finding
+    if finite:
+        outside = list(_ranges(call, given))
+        yield from outside
+        if call.variables.sizes.T:
+            yield from _normaliser(call) if outside else itertools.chain(_growth(call), _normaliser(call))
+    yield from _layout(call)
+
+
+def _not_finite(call: Prepared, name: str, x: Array) -> Iterator[Finding]:
+    xp = call.plan.xp
+    limits = call.spec.arrays[name].limits if name in call.spec.arrays else None
+    kinds = [("NaN", xp.isnan(x))]
+    inf = xp.isinf(x)
+    if limits is not None and limits[0] == -math.inf:
+        inf = xp.logical_and(inf, x > 0)  # a log decay of -inf is a reset
+    for what, wrong in (*kinds, ("inf", inf)):
+        count = int(xp.sum(xp.astype(wrong, xp.int64)))
+        if count:
+            place = _place(call, name, x, int(xp.argmax(xp.reshape(xp.astype(wrong, xp.int8), (-1,)))))
+            yield Finding(name, f"is {what} at {count} of {math.prod(x.shape)} places, first at {place}", True)
+
+
+def _ranges(call: Prepared, given: dict[str, Array]) -> Iterator[Finding]:
+    """Values outside the limits of their array."""
+    xp, spec = call.plan.xp, call.spec
+    outside = {}
+    for name, x in given.items():
+        arg = spec.arrays.get(name)
+        if arg is None or arg.limits is None or _is_raw(call, name):
+            continue
+        wide = xp.reshape(accumulate(xp, x), (-1,))
+        for value, n, is_low in ((float(xp.min(wide)), int(xp.argmin(wide)), True),
+                                 (float(xp.max(wide)), int(xp.argmax(wide)), False)):
+            if (value < arg.limits[0]) if is_low else (value > arg.limits[1]):
+                outside[name] = value, n, float(xp.min(wide)), float(xp.max(wide))
+                break
+        if name not in outside and arg.limits[0] == -math.inf and float(xp.max(wide)) < FORGOTTEN:
+            yield Finding(name, f"is below {FORGOTTEN:g} everywhere: each token forgets everything before it", False)
+    names = [n for n in outside if n in ("g", "beta")]
+    exchanged = len(names) == 2 and outside["g"][2] >= 0 and outside["beta"][3] <= 0
+    for name, (value, n, low, high) in outside.items():
+        text = f"is {value:.4g} at {_place(call, name, given[name], n)}, expected {_interval(spec.arrays[name].limits)}"
+        if spec.arrays[name].limits == (-math.inf, 0.0):
+            text += _about_decays(name, low, high, exchanged)
+        elif exchanged:
+            text += ": g and beta seem to be exchanged"
+        yield Finding(name, text, True)
+
+
+def _about_decays(name: str, low: float, high: float, exchanged: bool) -> str:
+    """What a positive log decay probably is."""
+    if exchanged:
+        return ": g and beta seem to be exchanged"
+    if name == "A":
+        return ": with A_log, A is -exp(A_log)"
+    if low >= 0 and high <= 1:
+        return f": a decay between 0 and 1 enters as its logarithm, log({name})"
+    return f": it is the log of a decay; perhaps -{name} is meant" if low >= 0 else ": the state would grow"
+
+
+def _is_raw(call: Prepared, name: str) -> bool:
+    """Whether another array or an option says that this one is something else than its limits are for."""
+    spec, c = call.spec, call.variables
+    others = [n for n, arg in spec.arrays.items() if arg.reinterprets == name and getattr(c, n) is not None]
+    raw = spec.arrays[name].raw_with
+    return bool(others) or any(call.options.get(n) or getattr(c, n, None) is not None for n in raw)
+
+
+def _growth(call: Prepared) -> Iterator[Finding]:
+    """Steps that multiply the state, or queries and keys, by more than 1 in absolute value."""
+    found = call.spec.core.growth(call.inputs(), call.plan)
+    if found is None:
+        return
+    text = f"{found.message}, expected 0 to 2: the step multiplies {found.what} by {found.factor:.4g} "
+    text += "along one direction"
+    if "qk_l2norm" in call.spec.options.defaults:
+        text += "; qk_l2norm=True divides keys and queries by their length"
+    elif found.is_error:
+        text += f"; divide {'keys' if found.array == 'k' else found.array} by their length"
+    yield Finding(found.array, text, found.is_error)
+
+
+def _normaliser(call: Prepared) -> Iterator[Finding]:
+    """Weights that a sum normaliser divides by and that may be negative."""
+    spec, options, xp = call.spec, call.options, call.plan.xp
+    if not options.get("normalize") or options.get("feature_map") != "identity":
+        return
+    for name in filter(None, (spec.change.query, spec.change.key)):
+        x = getattr(call.variables, name)
+        if x is not None and math.prod(x.shape) and float(xp.min(x)) < 0:
+            yield Finding(name, "has negative entries and feature_map is 'identity': normalize=True divides by q.z, "
+                          "which then passes through zero; feature_map='elu+1' keeps it positive", True)
+            return
+
+
+def _layout(call: Prepared) -> Iterator[Finding]:
+    sizes, options, value = call.variables.sizes, call.options, call.spec.change.value
+    T, H = sizes.T, sizes.letters.get("H", 0)
+    has_state = options["return_state"] or call.given_state is not None
+    if options["layout"] != "time_first":
+        return
+    if H > T > 1:
+        yield Finding(value, f"has {T} tokens of {H} heads in the layout (..., T, H, V): if it is (..., H, T, V), pass "
+                      "layout='heads_first'", False)
+    elif not sizes.batch and sizes.ragged is None and T > 1 and has_state:
+        yield Finding(value, f"has no batch axis: its first axis, {T}, is read as time; one token of {T} sequences is "
+                      f"la.step(la.{call.spec.name}, ...)", False)
+
+
+def _interval(limits: Any) -> str:
+    low, high = limits
+    return f"<= {high:g}" if low == -math.inf else f">= {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+
+
+def _place(call: Prepared, name: str, x: Array, n: int) -> str:
+    """'batch 0, token 3, head 1' of element n of x, an array in time-first layout."""
+    index = []
+    for size in reversed(x.shape):
+        index.append(n % size)
+        n //= size
+    index.reverse()
+    axes = call.variables.axes.get(name)
+    if axes is None:
+        return str(tuple(index))
+    ranks = (0, len(call.variables.sizes.batch))
+    letters = next((one for one in map(shapes.letters_of, axes.split("|")) if x.ndim - len(one) in ranks), [])
+    names = ["batch"] * (x.ndim - len(letters)) + [AXES.get(letter, letter) for letter in letters]
+    return ", ".join(f"{word} {i}" for word, i in zip(names, index, strict=True))
+
+
+def _is_unpacked() -> bool:
+    """Whether the caller unpacks the result of this call into two names: `out, state = fn(...)`."""
+    frame, _ = caller()
+    if frame is None:
+        return False
+    after = (i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti and i.opname != "CACHE")
+    following = next(after, None)
+    return following is not None and following.opname == "UNPACK_SEQUENCE" and following.arg == 2
