@@ -117,18 +117,17 @@ def vector_entries(
     """
     if not cuda_vector.takes(dtype, K, V, capability):
         return
-    names = [("scan", False), ("scan", True), ("adds", False), ("segments", False)]
+    plain, exact, kept, bounded = (cuda_vector.Build(), cuda_vector.Build(exact=True), cuda_vector.Build(keep=True),
+                                   cuda_vector.Build(bounded=True))  # fmt: skip
+    builds = {"scan": plain, "exact scan": exact, "adds": plain, "segments": plain, "scan of bounded gates": bounded}
     if erase is Erase.DELTA:
-        names = [(name, exact) for name in ("inverse", "chain") for exact in (False, True)] + [("transfers", False)]
-    for gate in ("bfloat16", "float32"):
-        kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus, ragged)
-        for name, exact in names:
-            words = f"vector decay in {gate}, {'exact ' * exact}{name}"
-            constants = cuda_vector.constants(name, kind, cuda_vector.Build(exact))
-            yield Entry(words, cuda_vector.KERNELS[name].file, constants)
-        if erase is Erase.DELTA:
-            constants = cuda_vector.constants("inverse", kind, cuda_vector.Build(keep=True))
-            yield Entry(f"vector decay in {gate}, inverse of segments", cuda_vector.KERNELS["inverse"].file, constants)
+        builds = {"inverse": plain, "exact inverse": exact, "chain": plain, "exact chain": exact, "transfers": plain,
+                  "inverse of segments": kept}  # fmt: skip
+    for gate, (words, build) in itertools.product(("bfloat16", "float32"), builds.items()):
+        if not (build.bounded and bonus):
+            name, kind = words.split()[build.exact], cuda_vector.VectorKind(K, V, gate, bonus, bonus, ragged)
+            constants = cuda_vector.constants(name, kind, build)
+            yield Entry(f"vector decay in {gate}, {words}", cuda_vector.KERNELS[name].file, constants)
     if erase is Erase.DELTA:
         constants = cuda_delta_plan.constants("segments", K, V, True)
         yield Entry("vector decay, states of segments", cuda_delta_plan.SEGMENTS, constants)

@@ -50,6 +50,37 @@ def test_the_page_of_measurements_is_made_from_the_measurements():
     assert subprocess.run([sys.executable, script, "--check"], check=False).returncode == 0
 
 
+PEERS = {"chunk form": "transformers_chunk", "softmax attention": "torch_sdpa"}  # of the table of one CPU thread
+FUNCTIONS = {"gated delta rule": "gated_delta_rule", "KDA": "kda"}
+
+
+@pytest.mark.skipif(not PAGES, reason="an installed package has no pages")
+def test_the_figures_of_the_first_page_are_measured():
+    """Ratios on a CPU are those of the page of measurements; times on a GPU are in its rows of the same shape."""
+    page = (ROOT / "docs" / "performance" / "performance.md").read_text("utf-8")
+    speed = (ROOT / "README.md").read_text("utf-8").split("## Speed")[1].split("## More")[0]
+    found = 0
+    for call, peer, *ratios in re.findall(r"^\| (.*?) \| (.*?) \| ([\d.]*) ?\| ([\d.]*) ?\|$", speed, re.MULTILINE):
+        peers = [name for words, name in PEERS.items() if words in peer and "one token" not in call]
+        for ratio, suffix in zip(ratios, (", forward", "_backward, forward and backward"), strict=True):
+            for name in peers if ratio else ():
+                words, shape = call.split(" (")
+                suffix = f"{suffix[: suffix.index(',')]}`{suffix[suffix.index(','):]}"
+                row = re.escape(f"| `{FUNCTIONS[words]}{suffix} | ({shape} | `{name}` | ") + r"([\d.]+) \|"
+                measured = float(re.search(row, page)[1])
+                assert abs(float(ratio) - measured) <= (0.051 if "." in ratio else 0.51), (call, ratio, measured)
+                found += 1
+    assert found >= 6
+    lines = [(line, {f"{float(x):.3g}" for x in re.findall(r"(?<![\w.])\d+\.?\d*(?![\w.])", line)})
+             for line in page.splitlines() if line.startswith("|")]
+    rows = re.findall(r"^\| ([\w ]+) \((.*?)\) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", speed, re.MULTILINE)
+    assert len(rows) >= 7
+    for _, shape, *cells in rows:
+        ours, fla, _, fla_both = (f"{float(x):.3g}" for x in cells)
+        assert [line for line, numbers in lines if ours in numbers and f"({shape}" in line], (shape, ours)
+        assert [line for line, numbers in lines if {fla, fla_both} <= numbers], (shape, fla, fla_both)
+
+
 PROMISE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 

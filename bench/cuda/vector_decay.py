@@ -6,12 +6,14 @@ Results are checked first against float64 on the same rounded inputs. `ms` is th
 back with others, inputs in rotation, `graph_ms` that of a CUDA graph replay; ns are per token and head. The lower bound
 of the time is each array read or written once at the measured copy rate. Gates: mild ones of 0 to -0.05 a token; -5 in
 every channel; channels of up to 60 nats a token, with resets, which take the exact path in every head. Free rank-one
-terms (rwkv7, dplr) have mild gates of 0 to -0.6, those of RWKV-7's own formula. Errors only, FLA's too: no decay; mild
-gates of which a tenth is 0 and a twentieth -60 (mixed); one key at every token, erased as a whole (equal keys).
+terms (rwkv7, dplr) have mild gates of 0 to -0.6, those of RWKV-7's own formula. A bound is gate_lower_bound. Errors
+only, FLA's too: no decay; mild gates of which a tenth is 0 and a twentieth -60 (mixed); one key at every token, erased
+as a whole (equal keys).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -33,11 +35,14 @@ class Case(NamedTuple):
     K: int = 128
     gate: str = "bfloat16"
     gates: str = "mild"
+    bound: float | None = None  # gate_lower_bound, where it is declared
 
 
 CASES = [
     Case("gla", 8, 4096, 32), Case("gla", 1, 32768, 32), Case("gla", 1, 131072, 8), Case("gla", 1, 8192, 16),
     Case("gla", 8, 4096, 32, gate="float32"), Case("gla", 1, 32768, 32, gate="float32"),
+    *(Case("gla", *shape, bound=-1.0) for shape in ((8, 4096, 32), (1, 32768, 32), (1, 8192, 16))),
+    Case("gla", 8, 4096, 32, gate="float32", bound=-1.0), Case("gla", 8, 4096, 32, gates="exact", bound=-1.0),
     Case("gla", 8, 4096, 32, gates="strong"), Case("gla", 8, 4096, 32, gates="exact"), Case("gla", 8, 4096, 32, 64),
     Case("rwkv6", 8, 4096, 32), Case("hgrn2", 8, 4096, 32),
     Case("kda", 8, 4096, 32), Case("kda", 1, 32768, 32), Case("kda", 1, 131072, 8), Case("kda", 1, 8192, 16),
@@ -96,9 +101,9 @@ def forward(function: str, arrays: dict[str, Any], **options: Any) -> Any:
     return getattr(la, function)(**arrays, backend="cuda", **options)
 
 
-def both(function: str, arrays: dict[str, Any], dout: Any, backend: str = "cuda") -> dict[str, Any]:
+def both(function: str, arrays: dict[str, Any], dout: Any, backend: str = "cuda", **options: Any) -> dict[str, Any]:
     """The output and every gradient, by name."""
-    out, pullback = la.vjp(getattr(la, function), **arrays, backend=backend)
+    out, pullback = la.vjp(getattr(la, function), **arrays, backend=backend, **options)
     return {"out": out} | {f"d{n}": d for n, d in pullback(dout)._asdict().items() if d is not None}
 
 
@@ -109,12 +114,13 @@ def errors(cp: Any, cases: list[Case], others: bool) -> dict[str, dict[str, dict
         arrays, dout = draw(cp, case, int.from_bytes(os.urandom(4), "little"))
         wide = {n: x.astype(np.float64) for n, x in arrays.items()}
         exact = both(case.function, wide, dout.astype(np.float64), "chunks")
-        libraries = {"linattn_np": both(case.function, arrays, dout)}
+        libraries = {"linattn_np": both(case.function, arrays, dout, **options_of(case))}
         if others and case in ACCURACY:
             for name, pair in peers.vector_decay(case.function).items():
                 out, grads = pair[1]([*arrays.values(), dout])
                 libraries[name] = dict(zip(exact, (out, *grads), strict=False))
-        found[f"{case.function}, {case.gates} gates in {case.gate}"] = {
+        declared = "" if case.bound is None else ", declared"
+        found[f"{case.function}, {case.gates} gates in {case.gate}{declared}"] = {
             name: {n: _error(cp, y, exact[n]) for n, y in results.items()} for name, results in libraries.items()
         }
     return found
@@ -123,6 +129,10 @@ def errors(cp: Any, cases: list[Case], others: bool) -> dict[str, dict[str, dict
 def _error(cp: Any, y: Any, exact: Any) -> float:
     y = y if isinstance(y, cp.ndarray) else cp.from_dlpack(y.detach().float().contiguous())
     return float(cp.linalg.norm(y.astype(np.float64).reshape(exact.shape) - exact) / cp.linalg.norm(exact))
+
+
+def options_of(case: Case) -> dict[str, Any]:
+    return {} if case.bound is None else {"gate_lower_bound": case.bound}
 
 
 def work_of(case: Case) -> dict[str, passes.Work]:
@@ -142,17 +152,18 @@ def measure(cp: Any, cases: list[Case], limits: passes.Limits, others: bool) -> 
     for case in cases:
         sets = [draw(cp, case, seed) for seed in range(2)]
         tokens, work, times = case.B * case.T * case.H, work_of(case), {}
-        calls = {"forward": [lambda one=one, fn=case.function: forward(fn, one[0]) for one in sets],
-                 "both": [lambda one=one, fn=case.function: both(fn, *one) for one in sets]}  # fmt: skip
+        options = options_of(case)
+        calls = {"forward": [functools.partial(forward, case.function, one[0], **options) for one in sets],
+                 "both": [functools.partial(both, case.function, *one, **options) for one in sets]}  # fmt: skip
         for name, each in calls.items():
             times[name] = passes.against_limits(cp, each * (3 if name == "forward" else 2), tokens, work[name], limits)
             times[name]["peak_bytes"] = timing.peak_bytes(cp, each[0])
         ms = timing.graph_ms(cp, calls["forward"])
         times["forward"] |= {"graph_ms": ms, "graph_ns": ms * 1e6 / tokens}
-        if others and case.gates == "mild" and case.gate == "bfloat16":
+        if others and case.gates == "mild" and case.gate == "bfloat16" and case.bound is None:
             times |= theirs(cp, case, sets, times)
         row = {**case._asdict(), "times": times}
-        report.show(row, ("function", "B", "T", "H", "K", "gate", "gates"))
+        report.show(row, Case._fields)
         yield row
         del sets, calls
         cp.get_default_memory_pool().free_all_blocks()
@@ -170,7 +181,7 @@ def theirs(cp: Any, case: Case, sets: list[Any], ours: dict[str, Any]) -> dict[s
 
 
 def case_of(row: dict[str, Any]) -> Case:
-    return Case(*(row[n] for n in Case._fields))
+    return Case(**{n: row[n] for n in Case._fields if n in row})
 
 
 def main(argv: list[str]) -> int:

@@ -9,6 +9,9 @@
 #ifndef LA_EXACT    // 0: flags what needs the exact path. 1: that path, for what was flagged
 #define LA_EXACT 0
 #endif
+#ifndef LA_BOUNDED  // 1: gates are declared to be small (bounded.cuh)
+#define LA_BOUNDED 0
+#endif
 
 // Whether a block leaves the rest of its segment, which the exact path redoes as a whole: a word of each stage in shared memory,
 // written before its chunk is ready. Producers leave after that chunk, consumers before it.
@@ -18,7 +21,7 @@ struct Stops {
         for (int s = 0; s < stages; s++) store_word(base + 4 * s, 0);
     }
     __device__ __forceinline__ void set(int s) const { store_word(base + 4 * s, 1); }
-    __device__ __forceinline__ bool at(int s) const { return !LA_EXACT && load_word(base + 4 * s); }
+    __device__ __forceinline__ bool at(int s) const { return !LA_EXACT && !LA_BOUNDED && load_word(base + 4 * s); }
 };
 
 // The diagonal block: columns from the exact path where they need it, the bonus, zeros above

@@ -6,15 +6,16 @@
 #define LA_KEEP 0
 #endif
 
-constexpr int CONSUMER_REGISTERS_OF_SCAN = 152, PRODUCER_REGISTERS_OF_SCAN = 104;   // of a thread: 2 x 128 of each
+constexpr int CONSUMER_REGISTERS_OF_SCAN = LA_BOUNDED ? 160 : 152, PRODUCER_REGISTERS_OF_SCAN = LA_BOUNDED ? 96 : 104;   // of a thread: 2 x 128 of each
 // stages of q, k, log decays (then quotients, then P in two terms); two of values (then outputs); scratch; decays of blocks, and of the
-// stages' chunks
+// stages' chunks. With bounded gates only the stages, the values and the decays of chunks.
 constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES;
-constexpr int AT_VALUES = STAGES * STAGE, AT_SCRATCH = AT_VALUES + 2 * Tokens::SIZE, AT_DECAYS = AT_SCRATCH + Scratch<4>::SIZE;
-constexpr int AT_BONUS = AT_DECAYS + 4 * WIDE * 4, AT_ALL = AT_BONUS + 2 * C * 4, AT_BARRIERS = AT_ALL + STAGES * WIDE * 4;
-constexpr int AT_HEADS = AT_BARRIERS + 24 * STAGES + 16, AT_STOPS = AT_HEADS + 16;
-static_assert(Scratch<4>::SIZE >= 4 * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + 128, "the exact path has its operands there");
-static_assert(LA_SHARED == AT_BARRIERS + 128 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
+constexpr int AT_VALUES = STAGES * STAGE, AT_SCRATCH = AT_VALUES + 2 * Tokens::SIZE;
+constexpr int AT_DECAYS = AT_SCRATCH + !LA_BOUNDED * Scratch<4>::SIZE;
+constexpr int AT_BONUS = AT_DECAYS + !LA_BOUNDED * 4 * WIDE * 4, AT_ALL = AT_BONUS + !LA_BOUNDED * 2 * C * 4, AT_BARRIERS = AT_ALL + STAGES * WIDE * 4;
+constexpr int AT_HEADS = AT_BARRIERS + 24 * STAGES + 16, AT_STOPS = AT_HEADS + 16, BARRIER_BYTES = LA_BOUNDED ? 160 : 128;
+static_assert(Scratch<4>::SIZE >= 4 * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + BARRIER_BYTES, "the exact path has its operands there");
+static_assert(LA_SHARED == AT_BARRIERS + BARRIER_BYTES && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
 static_assert(StatePanels::SIZE == 2 * Tokens::SIZE, "a state leaves through the place of q and k");
 
 LA_DEVICE Tiles tiles_of(u32 shared, int s) {
@@ -32,7 +33,7 @@ struct Barriers {   // of stage s: q, k, g are there; copies and P are made; all
     __device__ __forceinline__ void init() const {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full(s), 1);
-            barrier_init(ready(s), 8 * ARRIVALS);
+            barrier_init(ready(s), (LA_BOUNDED ? 4 : 8) * ARRIVALS);
             barrier_init(empty(s), 2);
         }
         barrier_init(values(0), 1);

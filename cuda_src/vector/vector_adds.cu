@@ -12,7 +12,7 @@
 
 // stages of k, v, log decays; decays of blocks; barriers
 constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES, AT_DECAYS = STAGES * STAGE, AT_BARRIERS = AT_DECAYS + 4 * WIDE * 4;
-static_assert(LA_SHARED == AT_BARRIERS + 64 && STAGES == 2 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_BARRIERS + 64 && STAGES >= 2 && STAGES <= 8 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
 
 // k times Suf and what comes later, in place: rows from `first` on, from the last of eight
 LA_DEVICE void scale_keys(u32 keys, const float2 (&a)[ROWS], float2 later, int lane) {
@@ -32,19 +32,20 @@ LA_DEVICE void scale_keys(u32 keys, const float2 (&a)[ROWS], float2 later, int l
 LA_DEVICE void add_chunks(float (&S)[16][4], float2& all, const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1;
     const u32 own = panel * PANEL + block * BLOCK_BYTES, decays = shared + AT_DECAYS;
-    auto full = [&](int i) { return shared + AT_BARRIERS + (i & 1) * 8; };
+    auto full = [&](int i) { return shared + AT_BARRIERS + i % STAGES * 8; };
     auto load = [&](int i) {   // chunk i from the end
-        const u32 at = shared + (i & 1) * STAGE;
+        const u32 at = shared + i % STAGES * STAGE;
         const int token = traversal.token(traversal.first + traversal.steps - 1 - i), head = traversal.head;
         barrier_expect(full(i), STAGE);
         gates_in(at + 2 * Tokens::SIZE, a.g, full(i), (u32)head / (u32)a.group_g, token, traversal.row);
         tile_in(at, a.k, full(i), (u32)head / (u32)a.group_k, token, traversal.row);
         tile_in(at + Tokens::SIZE, a.v, full(i), (u32)head / (u32)a.group_v, token, traversal.row);
     };
-    if (threadIdx.x == 0) load(0);
+    if (threadIdx.x == 0)
+        for (int i = 0; i < STAGES - 1 && i < traversal.steps; i++) load(i);
     for (int i = 0; i < traversal.steps; i++) {
-        const u32 at = shared + (i & 1) * STAGE;
-        barrier_wait(full(i), i >> 1 & 1);
+        const u32 at = shared + i % STAGES * STAGE;
+        barrier_wait(full(i), i / STAGES & 1);
         float2 x[ROWS], d = {1.f, 1.f};
 #pragma unroll
         for (int r = 0; r < ROWS; r++) x[r] = load_gate(gates_of(at + 2 * Tokens::SIZE, block, panel, lane), r, lane);
@@ -57,7 +58,7 @@ LA_DEVICE void add_chunks(float (&S)[16][4], float2& all, const VectorArguments&
         products_wait<0>();   // of the chunk before: its stage is free after the barrier
         accumulator_fence(S);
         __syncthreads();
-        if (threadIdx.x == 0 && i + 1 < traversal.steps) load(i + 1);
+        if (threadIdx.x == 0 && i + STAGES - 1 < traversal.steps) load(i + STAGES - 1);
         const Reach reach = reach_of(decays, d, block, panel, lane);
         scale_keys(at + own, x, all * reach.behind, lane);
         const u32 of = decays + panel * 256 + lane * 8;
@@ -71,7 +72,7 @@ LA_DEVICE void add_chunks(float (&S)[16][4], float2& all, const VectorArguments&
             product_AtB_wide(S, panel_descriptor(at + Tokens::SIZE + (warp >> 2) * PANEL) + Tokens::across(t), panels_descriptor<Tokens>(at) + Tokens::across(t));
         products_commit();
         if (!goes_on) {
-            if (i + 1 < traversal.steps) barrier_wait(full(i + 1), (i + 1) >> 1 & 1);   // what is on its way arrives
+            for (int n = i + 1; n < i + STAGES && n < traversal.steps; n++) barrier_wait(full(n), n / STAGES & 1);   // what is on its way arrives
             break;
         }
     }
@@ -85,8 +86,7 @@ extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) adds(const __grid_c
     const ChunkTraversal traversal(a, a.segments - 1, a.chunks);
     if (traversal.segment >= traversal.last) return;   // nothing needs what the last segment adds
     if (threadIdx.x == 0) {
-        barrier_init(shared + AT_BARRIERS, 1);
-        barrier_init(shared + AT_BARRIERS + 8, 1);
+        for (int s = 0; s < STAGES; s++) barrier_init(shared + AT_BARRIERS + 8 * s, 1);
         barriers_made();
     }
     __syncthreads();

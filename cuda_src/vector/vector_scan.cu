@@ -6,8 +6,13 @@
 // turn q, k and g of the next chunk into scaled copies in place, and make P, in two terms. In chunks, with S the state before:
 //
 //     out = scale (Qg S + P V)        S <- D_0 D_1 D_2 D_3 S + Kd^T V
+//
+// Where gates are declared to be small (LA_BOUNDED 1), one reference serves a whole chunk: bounded.cuh.
 #include "vector/scan.cuh"
 
+#if LA_BOUNDED
+#include "vector/bounded.cuh"
+#else
 LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
     const int channel = 64 * (warp & 1) + 2 * lane;
     float2 u = {0.f, 0.f};
@@ -39,6 +44,7 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
         if (leaves) return;
     }
 }
+#endif
 
 // out^T = S^T Qg^T + V^T P^T and S^T += V^T Kd, begun one behind the other: two groups of products
 LA_DEVICE void begin_products(float (&out)[8][4], float (&S)[16][4], const u32 (&state)[8][4], u32 queries, u32 keys, u32 gram, u32 values) {
@@ -93,13 +99,14 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
                 if (thread == 0) load.end(step);
                 break;
             }
-            scale_state(S, tiles.all, lane);
+            if (!LA_BOUNDED) scale_state(S, tiles.all, lane);
             begin_products(out, S, operands, tiles.q, tiles.k, tiles.gates, values + group * PANEL);
         }
         products_wait<1>();
         accumulator_fence(out);
         products_wait<0>();
         accumulator_fence(S);
+        if (LA_BOUNDED) scale_state(S, tiles.all, lane);
         group_barrier(group);   // this group's values have been read
         store_outputs(out, a.scale, values, warp, lane);
         if (LA_KEEP) stage_state(state, tiles.q, warp, lane);

@@ -45,10 +45,10 @@ VECTOR = """\
 `python -m bench vector_decay --backend cuda`: one decay per token and key channel, bfloat16, (B, T, H, K = V),
 nanoseconds per token and head, calls queued back to back. both: forward and pullback; graph: a replayed CUDA graph of
 the forward. Gates: mild ones of 0 to -0.05 per token (`rwkv7`, `dplr`: -0.6); strong: -5 in every channel; exact:
-channels of up to 60 nats per token and resets, where every head takes the exact path. \\*\\*: measured in a separate
-run. share: bytes that must move in the forward (each array once) over the {copy_gbs:.0f} GB/s of a copy. MiB: peak
-memory beyond the inputs, results included, forward and both. Errors relative to the norm, against float64 on the same
-rounded inputs."""
+channels of up to 60 nats per token and resets, where every head takes the exact path; declared: `gate_lower_bound=-1`.
+\\*\\*: measured in a separate run. share: bytes that must move in the forward (each array once) over the {copy_gbs:.0f}
+GB/s of a copy. MiB: peak memory beyond the inputs, results included, forward and both. Errors relative to the norm,
+against float64 on the same rounded inputs."""
 STATES = """\
 `python -m bench states --backend cuda`: calls with states at {states} positions relative to calls with none, {B} x {H}
 heads, {dtype}, every T / {states} tokens. floor: the bytes of these float32 states, written by the forward and read
@@ -197,7 +197,8 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
         sizes = tuple(row[n] for n in ("B", "T", "H", "K"))
         when = row.get("measured_apart")
         apart = "" if when is None else " *" if isinstance(when, str) else " \\*\\*"
-        body.append([f"`{row['function']}` {sizes}{apart}", row["gate"], row["gates"], ns(x["ns"]), ns(x["graph_ns"]),
+        body.append([f"`{row['function']}` {sizes}{apart}", row["gate"],
+                     row["gates"] + ", declared" * (row.get("bound") is not None), ns(x["ns"]), ns(x["graph_ns"]),
                      ns(both["ns"]), f"{100 * x['share_of_copy']:.0f}",
                      *(f"{y['peak_bytes'] / 2**20:.0f}" for y in (x, both))])  # fmt: skip
     yield table(["case", "dtype of g", "gates", "forward", "graph", "both", "share, %", "MiB", "MiB, both"], body)

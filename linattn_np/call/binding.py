@@ -298,9 +298,9 @@ def _l2norm_eps(fn: str, given: Any) -> float:
     return float(given)
 
 
-def _lower_bound(fn: str, given: Any) -> float | None:
+def _lower_bound(fn: str, given: Any, of: str = "lower_bound") -> float | None:
     if given is not None and (not is_real(given) or not is_finite(given) or given >= 0):
-        raise ValueError(f"{fn}: lower_bound is {shown(given)}, expected None or a finite number below 0")
+        raise ValueError(f"{fn}: {of} is {shown(given)}, expected None or a finite number below 0")
     return None if given is None else float(given)
 
 
@@ -313,9 +313,9 @@ def _boolean(name: str, fn: str, given: Any) -> bool:
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "chunk_size": _chunk_size, "chunk_states": _chunk_states, "precision": _precision, "layout": _layout,
     "scale": scale_of, "l2norm_eps": _l2norm_eps, "lower_bound": _lower_bound,
-} | {name: functools.partial(_boolean, name) for name in (
-    "return_state", "overwrite_state", "causal", "normalize", "attend_current", "dt_softplus", "qk_l2norm",
-    "beta_sigmoid", "allow_neg_eigval", "check", "reverse")}  # fmt: skip
+} | {"gate_lower_bound": functools.partial(_lower_bound, of="gate_lower_bound")} | {n: functools.partial(_boolean, n)
+     for n in ("return_state", "overwrite_state", "causal", "normalize", "attend_current", "dt_softplus", "qk_l2norm",
+               "beta_sigmoid", "allow_neg_eigval", "check", "reverse")}  # fmt: skip
 
 
 # states: one array in most variants, a named tuple of arrays in some

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 AXES = {"T": "token", "Tq": "token", "H": "head", "Hq": "head", "Hk": "head", "K": "channel", "V": "channel",
         "n": "step", "M": "slot", "P": "pair", "D": "channel"}  # fmt: skip
 FORGOTTEN = -50.0  # e^-50 is nothing beside 1 in any dtype
+ROUNDING = 2**-8  # of gates of 16 bits, beside a bound declared for them
 
 
 class Finding(NamedTuple):
@@ -90,6 +91,10 @@ def _ranges(call: Prepared, given: dict[str, Array]) -> Iterator[Finding]:
             if (value < arg.limits[0]) if is_low else (value > arg.limits[1]):
                 outside[name] = value, n, float(xp.min(wide)), float(xp.max(wide))
                 break
+        bound = call.options.get("gate_lower_bound") if name == "g" else None
+        if name not in outside and bound is not None and (low := float(xp.min(wide))) < bound * (1 + ROUNDING):
+            yield Finding(name, f"is {low:.4g} at {_place(call, name, x, int(xp.argmin(wide)))}, below "
+                                f"gate_lower_bound={bound:g}: CUDA kernels may compute its sequence twice", False)
         if name not in outside and arg.limits[0] == -math.inf and float(xp.max(wide)) < FORGOTTEN:
             yield Finding(name, f"is below {FORGOTTEN:g} everywhere: each token forgets everything before it", False)
     names = [n for n in outside if n in ("g", "beta")]

@@ -232,7 +232,7 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
     own = {"query_reads": spec.query_reads, "erase_reads": spec.erase_reads,
            "l2norm": options.get("qk_l2norm", False), "l2norm_eps": options.get("l2norm_eps", 0.0),
            "beta_sigmoid": float(options.get("beta_sigmoid", False) + options.get("allow_neg_eigval", False)),
-           "micro_steps": steps, "sequences": sequences,
+           "gate_lower_bound": options.get("gate_lower_bound"), "micro_steps": steps, "sequences": sequences,
            "chunk_states": options.get("chunk_states") or "loop", "erase_key": spec.change.erase_key}  # fmt: skip
     if plan.states_at is not None:
         own["states_at"] = tuple(steps * n for n in plan.states_at)

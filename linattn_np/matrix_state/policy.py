@@ -85,7 +85,7 @@ SEGMENT_TOKENS = 512  # least length of a segment of a scan: shorter ones cost m
 SEGMENT_CHUNKS = 8  # the same of delta rules
 DELTA_STEPS = (1, 2, 4, 8)  # micro-steps of a token, with which a chunk of GROUP_CHUNK holds whole tokens
 EXACT_PIECES = 4  # blocks of a head that recompute its chunks whose decays need the exact form: one wave of 256 heads
-VECTOR_RESIDENT = {"adds": 2, "inverse": 4, "transfers": 3}  # blocks per multiprocessor of vector decays: registers
+VECTOR_RESIDENT = {"inverse": 4, "transfers": 3}  # blocks per multiprocessor of vector decays: registers
 FACTORS_RESIDENT = 3  # the same of inverses that store factors of segments
 SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta rule saves for its backward, unless
 # the environment variable SAVED_VARIABLE says how many
@@ -98,6 +98,7 @@ RECURRENCE_BACKWARD = os.environ.get("LINATTN_CUDA_RECURRENCE", "1") not in ("",
 # token by token by kernels; else by array calls
 RECURRENCE_MARK = 128  # tokens from one <S, R> of those kernels to the next: the sum of the gate gradient restarts
 RECURRENCE_COLUMNS, RECURRENCE_CHANNELS = 128, 32  # of a block: value columns of the one, key channels of the other
+BOUNDED_NATS = 64.0  # that a channel may lose in a chunk with one reference: quotients and queries stay normal numbers
 REVERSE_SEGMENTS = 3  # segments from which on the reverse chain of a delta rule runs twice, in pieces
 ROW_WARPS = 8  # rows of a block that makes a free term of the delta rule, a warp each
 EXACT_RESIDENT = 2  # blocks a multiprocessor of the gradients of chunks that decay too far: what its memory holds

@@ -145,7 +145,7 @@ class Plan(NamedTuple):
     """How a call is computed: everything that is not an array.
 
     The fields of `linattn_np/core.py:CallPlan`, with their defaults, and the core's own: what is read when, l2norm,
-    beta_sigmoid, micro_steps, features, average, chunk_states and computed.
+    beta_sigmoid, gate_lower_bound, micro_steps, features, average, chunk_states and computed.
     """
 
     xp: Namespace
@@ -158,6 +158,7 @@ class Plan(NamedTuple):
     sequences: tuple[Sequence, ...] = ()
     gradients: bool = False  # a backward follows: its code may be compiled with the forward
     gate_gradient: bool = True  # the gradients of g and gv are used; False lets a backend skip them
+    gate_lower_bound: float | None = None  # no g is below it, as the caller says
     precision: str | None = None  # "tf32": products of float32 may round their factors to tf32
     overwrite: bool = False  # the final state may overwrite the initial one
     l2norm: bool = False  # q and k are divided by their L2 norm first

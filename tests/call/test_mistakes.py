@@ -170,6 +170,7 @@ def test_raw_projections_have_no_limits():
     (la.gated_delta_rule, {n: x[0] for n, x in GOOD.items()} | {"return_state": True},
      "v has no batch axis: its first axis, 16, is read as time; one token of 16 sequences is la.step("),
     (la.gated_delta_rule, GOOD | {"g": G - 60}, "g is below -50 everywhere"),
+    (la.gla, {"q": Q, "k": UNIT, "v": VALUES, "g": -np.abs(RAW), "gate_lower_bound": -0.5}, "gate_lower_bound=-0.5"),
     (la.iplr, {"q": Q, "k": UNIT, "v": VALUES, "a": UNIT, "b": UNIT}, "b has -a.b = -1 at token"),
 ])
 def test_doubts_are_warnings(fn, call, text):

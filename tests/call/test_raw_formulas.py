@@ -11,6 +11,7 @@ from tests.cases import one_per
 from tests.naive import NAIVE
 
 RULES = [fn for fn in la.VARIANTS if "l2norm_eps" in fn.spec.options.defaults]
+DECLARED = [fn for fn in la.VARIANTS if "gate_lower_bound" in fn.spec.options.defaults]
 GATED = [fn for fn in RULES if "lower_bound" in fn.spec.options.defaults]
 every_rule = pytest.mark.parametrize("fn", RULES, ids=lambda f: f.__name__)
 gated = pytest.mark.parametrize("fn", GATED, ids=lambda f: f.__name__)
@@ -181,6 +182,18 @@ def test_bad_options(options, error, message):
     x = sample(la.kda, np.random.default_rng(0))
     with pytest.raises(error, match=f"kda: {message}"):
         la.kda(**x, **options)
+
+
+@pytest.mark.parametrize("fn", DECLARED, ids=lambda fn: fn.__name__)
+def test_a_declared_bound_changes_nothing_but_kernels(fn):
+    x = sample(fn, np.random.default_rng(0))
+    out = fn(**x)
+    for bound in (-0.01, -1.0, None):
+        assert (fn(**x, gate_lower_bound=bound) == out).all()
+    with pytest.raises(ValueError, match=f"{fn.__name__}: gate_lower_bound is 0, expected None or a finite number"):
+        fn(**x, gate_lower_bound=0)
+    with pytest.raises(TypeError, match="kda: unknown option 'gate_lower_bound'"):
+        la.kda(**sample(la.kda, np.random.default_rng(0)), gate_lower_bound=-1.0)
 
 
 def test_a_lower_bound_needs_a_gate():

@@ -93,26 +93,28 @@ def delta(name: str, unit: bool) -> int:
 
 
 # Vector decay by warpgroup products.
-def vector_stages(name: str, gate: str) -> int:
-    """Chunks of a ring."""
+def vector_stages(name: str, gate: str, bounded: bool = False) -> int:
+    """Chunks of a ring; bounded: of a scan whose gates are declared to be small."""
+    if bounded or (name == "adds" and gate == "bfloat16"):
+        return 3 if gate == "float32" else 4
     return 2 if name in ("scan", "adds") or gate == "float32" else 3
 
 
 VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: Kc, Kd, its decay
 
 
-def vector(name: str, gate: str, exact: bool = False) -> int:
+def vector(name: str, gate: str, exact: bool = False, bounded: bool = False) -> int:
     """vector_*.cu by name: scan, adds, segments, inverse, chain, transfers.
 
     A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
-    the bonus, decays of the stages; keys of the chain, decays of a chunk; two numbers a token. exact: operands of
-    four blocks in the scratch.
+    the bonus, decays of the stages; keys of the chain, decays of a chunk; two numbers a token.
+    exact: operands of four blocks in the scratch. bounded: a scan without scratch.
     """
-    gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate)
+    gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate, bounded)
     tile, decays = 16 * 256, 4 * 128 * 4
     ring = stages * (2 * TILE + gates)
     return {
-        "scan": ring + 2 * TILE + 13 * tile + decays + 2 * TOKEN + stages * 512 + 128,
+        "scan": ring + 2 * TILE + stages * 512 + 128 + (32 if bounded else 13 * tile + decays + 2 * TOKEN),
         "adds": ring + decays + 64,
         "segments": 0,
         "segments in reverse": 0,

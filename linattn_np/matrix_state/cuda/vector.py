@@ -76,7 +76,16 @@ def unsupported_arrays(x: Inputs, plan: Plan, widths: tuple[int, int] | None = N
 
 def how(call: Any) -> str:
     """The kernels of a call that is covered, in words."""
+    if is_bounded(call.plan):
+        return "a scan of chunks by warpgroup products (wgmma), one reference each, exact where one loses over 64 nats"
     return "a scan of chunks by warpgroup products (wgmma), exact where a block of 16 tokens decays by over 80 nats"
+
+
+def is_bounded(plan: Plan) -> bool:
+    """Whether one reference serves a chunk, as its gates are declared and queries read each token's own write."""
+    bound = plan.gate_lower_bound
+    small = bound is not None and -bound * cuts.CHUNK <= policy.BOUNDED_NATS
+    return small and plan.query_reads is ReadState.UPDATED
 
 
 def _element(x: Inputs, computed: tuple[str, ...]) -> str:
@@ -106,7 +115,9 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     if keep is None:
         keep = keeps(plan, batch.slots * batch.heads * (DELTA_END + vector_gram(False)))
-    _prepare(batch, keep, operands.build_at(plan))
+    redone = cuts.Build(True, keep, operands.build_at(plan))
+    builds = [redone._replace(exact=False, bounded=is_bounded(plan)), redone]
+    _prepare(batch, builds)
     if plan.gradients:
         vector_backward.prepare(batch, erase=False)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
@@ -119,10 +130,9 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     stored = batch.slots * batch.heads if keep else 0
     states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in (DELTA_END, vector_gram(False)))
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
-    for exact in (False, True):
-        launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays,
-                   cuts.Build(exact, keep, last.build_at), start=start, end=last, begins=begins, flags=flags,
-                   states=states, grams=grams, u=arrays["u"], scale=plan.scale)
+    for build in builds:
+        launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays, build, start=start, end=last,
+                   begins=begins, flags=flags, states=states, grams=grams, u=arrays["u"], scale=plan.scale)
     residuals = Residuals(states, grams, begins) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
@@ -218,8 +228,8 @@ def transfer_constants(batch: Batch, reverse: bool = False) -> Constants:
     return delta_plan.constants("segments", batch.K, batch.V, True, reverse)
 
 
-def _prepare(batch: Batch, keep: bool, at: int) -> None:
-    wanted = [("scan", cuts.Build(exact, keep, at)) for exact in (False, True)]
+def _prepare(batch: Batch, builds: list[cuts.Build]) -> None:
+    wanted = [("scan", build) for build in builds]
     wanted += [(name, PLAIN) for name in ("adds", "segments")] if batch.segments > 1 else []
     begin_compiling(batch, wanted)
 

@@ -36,11 +36,14 @@ class VectorKind(NamedTuple):
 
 
 class Build(NamedTuple):
-    """Which build of a kernel: of what was flagged; with residuals, or an inverse's factors, stored; with positions."""
+    """Which build of a kernel: of what was flagged; with residuals, or an inverse's factors, stored; with positions;
+    with one reference a chunk.
+    """
 
     exact: bool = False
     keep: bool = False
     at: int = 0  # 2 of a ragged batch
+    bounded: bool = False  # a scan whose gates are declared to be small
 
 
 def takes(element: str, K: int, V: int, capability: int) -> bool:
@@ -52,7 +55,8 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 @functools.cache
 def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:  # noqa: B008, a tuple
     """The constants of a kernel."""
-    shared = shared_memory.vector(name, kind.gate, build.exact)
+    shared = shared_memory.vector(name, kind.gate, build.exact, build.bounded)
+    stages = shared_memory.vector_stages(name, kind.gate, build.bounded)
     own: dict[str, int] = {}
     if name in ("scan", "chain", "inverse"):
         own = {"LA_EXACT": build.exact}
@@ -64,6 +68,7 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
         own |= {"LA_KEEP": build.keep}
     if name == "scan":
         own |= {"LA_KEEP": build.keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
+        own |= {"LA_BOUNDED": True} if build.bounded else {}
     if name == "inverse":
         own |= {"LA_PIECES": policy.EXACT_PIECES, "LA_FACTORS": build.keep}
     most = policy.FACTORS_RESIDENT if name == "inverse" and build.keep else policy.VECTOR_RESIDENT.get(name, 1)
@@ -71,7 +76,7 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
     return tuple(sorted({
         "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(name == "segments in reverse"),
         "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": policy.ROW_BYTES, "LA_K": kind.K, "LA_V": kind.V,
-        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_STAGES": shared_memory.vector_stages(name, kind.gate),
+        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_STAGES": stages,
         "LA_SHARED": shared, "LA_BLOCKS": resident,
         **{n: int(value) for n, value in own.items()},
     }.items()))

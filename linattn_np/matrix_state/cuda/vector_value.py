@@ -45,7 +45,7 @@ def gives_states(call: Any) -> bool:
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved)."""
-    xp, own = plan.xp, plan._replace(computed=())
+    xp, own = plan.xp, plan._replace(computed=(), gate_lower_bound=None)
     _, end, kept = vector.forward(_transposed(plan, x, x.v), own, _exchanged(xp, state), keep=True)
     q = shared_heads(xp, x.q, x.v.shape[-2])
     out = vector_backward.query_gradients(kept, q, x.v.dtype)
@@ -55,7 +55,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
     x, plan, state, _ = saved
-    xp, own = plan.xp, plan._replace(computed=())
+    xp, own = plan.xp, plan._replace(computed=(), gate_lower_bound=None)
     dout = xp.zeros(x.v.shape, dtype=x.k.dtype) if dout is None else dout
     dq, _, kept = vector.forward(_transposed(plan, x, dout), own, _exchanged(xp, state), keep=True)
     q = shared_heads(xp, x.q, x.v.shape[-2])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from ...call.dispatch import public
-from ...call.options import Options
 from ...matrix_state.types import Decay, Inputs
 from ...ops.complement import complement, complement_vjp
 from ...runtime.arrays import Array, dtype_name
 from ...spec import ChangeOfVariables, Variables, VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, QUERIES, VALUES
+from ..shared.bounded_gates import BOUNDED_GATES, BoundedGateOptions
 
 
 def to_core(c: Variables) -> Inputs:
@@ -32,12 +32,13 @@ SPEC = VariantSpec(
     arrays={"q": QUERIES, "v": VALUES, "g": CHANNEL_DECAY},
     change=ChangeOfVariables(to_core, to_core_vjp, key="g"),
     decay=Decay.VECTOR,
+    options=BOUNDED_GATES,
     scaled=False,
 )
 
 
 @public(SPEC)
-def hgrn2(q: Any, v: Any, g: Any, **options: Unpack[Options]) -> Any:
+def hgrn2(q: Any, v: Any, g: Any, **options: Unpack[BoundedGateOptions]) -> Any:
     """HGRN-2: vector decay; what a channel forgets is what it takes in.
 
         S_t = diag(e^{g_t}) S_{t-1} + (1 - e^{g_t})^T v_t
@@ -47,6 +48,8 @@ def hgrn2(q: Any, v: Any, g: Any, **options: Unpack[Options]) -> Any:
     v      (..., T, H, V)    values (the paper's input)
     g      (..., T, H, K)    log decay of the key channels, <= 0, -inf a hard reset that takes all of v in
 
+    gate_lower_bound, below 0: declares that no g is below it. From -1 on CUDA kernels compute a chunk of tokens with
+    one reference, which is faster. Where some g is below it results are as exact, and take longer.
     A layer makes g = log(b + (1 - b) sigmoid(x)) with its lower bound b. scale=None means 1.
     Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.

@@ -109,6 +109,17 @@ def test_one_scan_and_its_exact_form(launched, how):
     assert constants["LA_RAGGED"] == ("offsets" in how)
 
 
+@pytest.mark.parametrize(("bound", "bonus", "taken"), [(-1.0, False, True), (-0.3, False, True), (-1.01, False, False),
+                                                       (None, False, False), (-0.3, True, False)])  # fmt: skip
+def test_one_reference_where_gates_are_declared_to_be_small(launched, bound, bonus, taken):
+    """A scan of the other form, and the same exact one; queries that read the previous state keep theirs."""
+    (x, plan), _, S = call_of(bonus=bonus)
+    vector.forward(x, plan._replace(gate_lower_bound=bound), stub(S))
+    assert [(c.get("LA_BOUNDED", 0), c["LA_EXACT"]) for _, c, _ in launched] == [(taken, 0), (0, 1)]
+    said = cuda_calls.describe(matrix_state.Call(x, plan._replace(gate_lower_bound=bound)))
+    assert ("one reference each" in said) == taken
+
+
 @pytest.mark.parametrize("how", [
     {}, {"state": False}, {"T": 1}, {"gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
     {"K": 128, "V": 64, "T": 65}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
