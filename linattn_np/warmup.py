@@ -19,11 +19,11 @@ from .matrix_state.cuda import operands as cuda_operands
 from .matrix_state.cuda import plan as cuda_plan
 from .matrix_state.cuda import scan_launch as cuda_scan
 from .matrix_state.cuda import step as cuda_step
-from .matrix_state.cuda import vector_backward_plan as cuda_vector_backward
 from .matrix_state.cuda import vector_plan as cuda_vector
 from .matrix_state.cuda import wgmma as cuda_wgmma
 from .matrix_state.cuda.free import delta as cuda_free_delta
 from .matrix_state.cuda.free import plan as cuda_free
+from .matrix_state.cuda.portable import plan as cuda_chunks
 from .matrix_state.cuda.recurrence import plan as cuda_recurrence
 from .matrix_state.types import Decay, Erase
 from .ops.cuda import complement, gate_formula, product, step_size, unit_rows
@@ -168,7 +168,7 @@ def vector_backward_entries(
     """Every kernel of the backward of a vector decay; none where they are not for it."""
     if not cuda_vector.takes(dtype, K, V, capability):
         return
-    plan, delta = cuda_vector_backward, erase is Erase.DELTA
+    plan, delta = cuda_vector, erase is Erase.DELTA
     for gate in ("bfloat16", "float32"):
         kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus)
         how = [("reverse", plan.REVERSE, plan.reverse_constants(kind, delta)),
@@ -315,17 +315,17 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
                         yield words, K, V, entry
                 for entry in key_entries(dtype) if args.raw and decay == "vector" and erase == "none" else ():
                     yield words, K, V, entry
-                of_free = (dtype, K, V, capability, not args.forward_only)
-                for entry in free_entries(*of_free) if erase == "free" and decay != "scalar" else ():
-                    yield words, K, V, entry
-                for entry in erase_vector_entries(*of_free) if erase == "delta" and decay == "vector" else ():
+                free = {"vector, delta": erase_vector_entries, "vector, free": free_entries, "none, free": free_entries}
+                for entry in free[words](dtype, K, V, capability, not args.forward_only) if words in free else ():
                     yield words, K, V, entry
                 if decay == "vector" and erase != "free":
                     own = Erase[erase.upper()]
                     for bonus in (False, True)[: 1 + (erase == "none")]:
                         how = (dtype, K, V, capability, own, bonus)
                         backward = () if args.forward_only else vector_backward_entries(*how)
-                        for entry in (*vector_entries(*how), *backward):
+                        size = SHARED[capability] * 1024 * (dtype != "tf32" and not cuda_vector.takes(*how[:4]))
+                        chunks = cuda_chunks.entries(*how[:3], erase == "delta", bonus, size, not args.forward_only)
+                        for entry in (*vector_entries(*how), *backward, *map(Entry._make, chunks)):
                             yield words, K, V, entry
                 if dtype == "tf32":  # a few tokens and the delta rule are computed in float32
                     continue

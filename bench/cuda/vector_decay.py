@@ -36,6 +36,7 @@ class Case(NamedTuple):
     gate: str = "bfloat16"
     gates: str = "mild"
     bound: float | None = None  # gate_lower_bound, where it is declared
+    dtype: str = "bfloat16"  # of q, k and v
 
 
 CASES = [
@@ -49,6 +50,8 @@ CASES = [
     Case("kda", 8, 4096, 32, gate="float32"), Case("kda", 8, 4096, 32, gates="exact"),
     Case("rwkv7", 8, 4096, 32), Case("rwkv7", 8, 4096, 64, 64), Case("rwkv7", 1, 32768, 32),
     Case("rwkv7", 8, 4096, 32, gates="exact"), Case("dplr", 8, 4096, 32), Case("gdn2", 8, 4096, 32),
+    *(Case(fn, 8, 4096, 32, gate="float32", dtype=dtype) for fn in ("gla", "rwkv6", "kda")
+      for dtype in ("float16", "float32")),
 ]  # fmt: skip
 ACCURACY = [Case(fn, 1, 1023, 4, gates=gates) for fn in ("gla", "rwkv6", "kda", "rwkv7")
             for gates in ("mild", "none", "strong", "mixed", "equal keys")]  # fmt: skip
@@ -73,7 +76,7 @@ def draw(cp: Any, case: Case, seed: int) -> tuple[dict[str, Any], Any]:
         g = 0 * u
     if case.gates == "mixed":
         g = cp.where(u < 0.1, 0, cp.where(u < 0.15, -60, mild)).astype(np.float32)
-    kind = ml_dtypes.bfloat16
+    kind = np.dtype(ml_dtypes.bfloat16 if case.dtype == "bfloat16" else case.dtype)
     a = rng.standard_normal(shape, dtype=np.float32)
     equal = case.gates == "equal keys"
     if equal:
@@ -119,8 +122,9 @@ def errors(cp: Any, cases: list[Case], others: bool) -> dict[str, dict[str, dict
             for name, pair in peers.vector_decay(case.function).items():
                 out, grads = pair[1]([*arrays.values(), dout])
                 libraries[name] = dict(zip(exact, (out, *grads), strict=False))
-        declared = "" if case.bound is None else ", declared"
-        found[f"{case.function}, {case.gates} gates in {case.gate}{declared}"] = {
+        words = "" if case.bound is None else ", declared"
+        words += "" if case.dtype == "bfloat16" else f", {case.dtype}"
+        found[f"{case.function}, {case.gates} gates in {case.gate}{words}"] = {
             name: {n: _error(cp, y, exact[n]) for n, y in results.items()} for name, results in libraries.items()
         }
     return found
@@ -139,11 +143,11 @@ def work_of(case: Case) -> dict[str, passes.Work]:
     """Per token and head; hgrn2 has no keys of its own. An erase term: grams, an inverse and two products more."""
     D, C, gate, name = case.K, passes.C, passes.BYTES[case.gate], case.function
     strengths, vectors = 4 * (name == "kda"), 2 * (name in (*FREE, "gdn2"))  # bytes; arrays besides q, k, v and g
-    arrays = 3 + (name != "hgrn2") + vectors  # of 16 bits, with the output
+    arrays, size = 3 + (name != "hgrn2") + vectors, passes.BYTES[case.dtype]  # with the output
     grams = 4 if vectors else 1
     more = (name in ERASES) * (4 * C * D * grams + C * C + 2 * D * D)
-    ahead = passes.Work(arrays * 2 * D + gate * D + strengths, 4 * C * D + 4 * D * D + more)
-    back = passes.Work((2 * arrays - 1) * 2 * D + 2 * gate * D + 2 * strengths, 2.5 * ahead.operations)
+    ahead = passes.Work(arrays * size * D + gate * D + strengths, 4 * C * D + 4 * D * D + more)
+    back = passes.Work((2 * arrays - 1) * size * D + 2 * gate * D + 2 * strengths, 2.5 * ahead.operations)
     return passes.three(ahead, back)
 
 

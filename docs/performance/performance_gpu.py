@@ -194,7 +194,8 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
     body = []
     for row in result["rows"]:
         x, both = row["times"]["forward"], row["times"]["both"]
-        sizes = tuple(row[n] for n in ("B", "T", "H", "K"))
+        sizes = "({B}, {T}, {H}, {K})".format(**row)
+        sizes += "" if row.get("dtype", "bfloat16") == "bfloat16" else f" {row['dtype']}"
         when = row.get("measured_apart")
         apart = "" if when is None else " *" if isinstance(when, str) else " \\*\\*"
         body.append([f"`{row['function']}` {sizes}{apart}", row["gate"],

@@ -96,8 +96,12 @@ FREE_ERASE = os.environ.get("LINATTN_CUDA_FREE", "1") not in ("", "0")  # rwkv7,
 # chunks; else token by token in one kernel
 RECURRENCE_BACKWARD = os.environ.get("LINATTN_CUDA_RECURRENCE", "1") not in ("", "0")  # gradients of calls that go
 # token by token by kernels; else by array calls
+PORTABLE_CHUNKS = os.environ.get("LINATTN_CUDA_VECTOR_CHUNKS", "1") not in ("", "0")  # vector decays that no kernel of
+# warpgroup products covers in chunks; else token by token
 RECURRENCE_MARK = 128  # tokens from one <S, R> of those kernels to the next: the sum of the gate gradient restarts
 RECURRENCE_COLUMNS, RECURRENCE_CHANNELS = 128, 32  # of a block: value columns of the one, key channels of the other
+PORTABLE_CHUNK = 16  # tokens of a chunk of them: the pairs that a lane traverses; products of mma.sync
+PORTABLE_COLUMNS = 128  # of a block of portable chunks of a vector decay: 16 a warp
 BOUNDED_NATS = 64.0  # that a channel may lose in a chunk with one reference: quotients and queries stay normal numbers
 REVERSE_SEGMENTS = 3  # segments from which on the reverse chain of a delta rule runs twice, in pieces
 ROW_WARPS = 8  # rows of a block that makes a free term of the delta rule, a warp each

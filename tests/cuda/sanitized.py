@@ -23,7 +23,6 @@ import numpy as np
 
 import linattn_np as la
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
-from linattn_np.matrix_state.cuda import vector_backward_plan as cuda_vector_backward_plan
 from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
 from linattn_np.matrix_state.cuda.free import plan as cuda_free_plan
 from linattn_np.sampling import DRAWS
@@ -289,7 +288,7 @@ def main(argv: list[str]) -> int:
     backward = ("reverse_constants", "grads_constants")
     names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants"), (cuda_free_plan, "constants"),
              (cuda_softmax_plan, "constants"), (cuda_path_plan, "constants")]
-    names += [(cuda_vector_backward_plan, name) for name in backward]
+    names += [(cuda_vector_plan, name) for name in backward]
     for plan, name in names if args.every_lane else ():
         constants = getattr(plan, name)
         setattr(plan, name, lambda *x, constants=constants, **y: (*constants(*x, **y), ("LA_ARRIVALS", 32)))

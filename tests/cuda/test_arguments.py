@@ -57,6 +57,8 @@ LAYOUT = {
                                "rows": 224, "T": 232, "heads": 236}),
     core.RECURRENCE: (608, {"q": 0, "dout": 240, "dq": 280, "db": 480, "offsets": 520, "u": 528, "w": 536, "start": 552,
                             "marks": 568, "dots": 576, "marks_of_sequence": 584, "T": 592, "scale": 604}),
+    core.VECTOR_PORTABLE: (512, {"q": 0, "beta": 160, "out": 200, "dg": 400, "offsets": 440, "u": 448, "start": 456,
+                                 "marks": 472, "marks_of_sequence": 488, "T": 496, "scale": 508}),
     core.VECTORS: (32, {"batch": 0, "token": 8, "head": 16, "group": 24, "kind": 28}),
     core.STEP: (568, {"q": 0, "out": 80, "start": 88, "offsets": 120, "at_q": 128, "at_out": 448, "start_slot": 480,
                       "places": 528, "T": 536, "heads_inverse": 552, "read": 556, "past": 560}),

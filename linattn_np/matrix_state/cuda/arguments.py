@@ -185,6 +185,15 @@ RECURRENCE = Struct(  # recurrence/: gradients token by token; arrays that are w
     ("marks_of_sequence", I64), ("T heads group_u", INT), ("scale", FLOAT),
 )  # fmt: skip
 
+VECTOR_PORTABLE = Struct(  # vector_portable/: arrays that are written are dense (tokens, heads, width)
+    "matrix_state/VectorPortableArguments",
+    ("q k v g beta out dout dq dk dv dg", ROWS), OFFSETS,
+    ("u", FLOATS),  # bonus (heads of u, K)
+    ("start end", OUT_FLOATS),  # the state, or its gradient, before and after: (sequences, heads, K, V)
+    ("marks dots", OUT_FLOATS),  # decayed states at marks; q.dq by channels, of which dg is made
+    ("marks_of_sequence", I64), ("T heads group_u", INT), ("scale", FLOAT),
+)  # fmt: skip
+
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element
 VECTORS = Struct("matrix_state/Vectors", ("batch token head", I64), ("group", INVERSE), ("kind", INT))
 STEP = Struct(

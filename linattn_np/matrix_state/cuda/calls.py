@@ -9,7 +9,7 @@ from ...runtime.arrays import Array, cast, is_deferred
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
-from . import delta, free, recurrence, scan, step, vector, vector_delta, vector_value, vector_widths
+from . import delta, free, portable, recurrence, scan, step, vector, vector_delta, vector_value, vector_widths
 from .deferred import calls as deferred_calls
 from .deferred import solved as deferred_solved
 from .free import delta as free_delta
@@ -37,12 +37,14 @@ def _chunks_of(x: Inputs, plan: Plan) -> Any:
 
 
 def _of(x: Inputs, plan: Plan) -> Any:
-    """The module of a call. Decays of channels that no chunk kernel covers go token by token."""
+    """The module of a call. Decays of channels go in warpgroups' chunks, else in portable ones, else token by token."""
     if policy.is_short_cuda(plan):
         return step
     chunks = _chunks_of(x, plan)
     by_tokens = plan.chunk_size is None and policy.recurs_cuda(x, plan)
-    return step if by_tokens and chunks.unsupported_reason(Call(x, plan)) is not None else chunks
+    if not by_tokens or chunks.unsupported_reason(Call(x, plan)) is None:
+        return chunks
+    return portable if portable.unsupported_reason(Call(x, plan)) is None else step
 
 
 def unsupported_reason(call: Any) -> str | None:
@@ -74,6 +76,8 @@ def form(call: Any) -> tuple[str, int | None]:
     if _of(*call) is step:
         return "recurrent form", None
     T = call.x.v.shape[-3]
+    if _of(*call) is portable:
+        return "chunk form", min(portable.CHUNK, max(T, 1))
     name = "parallel form in tiles" if policy.is_parallel(call.plan, T) else "chunk form"
     return name, min(policy.array_chunk(call.plan, T), max(T, 1))
 
@@ -111,6 +115,9 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     # few tokens are one chunk: a backward by chunks needs no residuals of it
     if saved.x.q is not None and chunks.unsupported_reason(saved) is None:
         return chunks.backward(saved, dout, dstate)
+    by_tokens = not policy.is_short_cuda(saved.plan) and policy.recurs_cuda(saved.x, saved.plan)
+    if by_tokens and portable.backward_unsupported_reason(saved) is None:
+        return portable.backward(saved, dout, dstate)
     return recurrence.backward(saved, dout, dstate)
 
 

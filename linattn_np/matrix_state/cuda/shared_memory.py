@@ -221,6 +221,30 @@ def recurrence_channels(kind: Any) -> int:
     return (tokens * (values + cells + 4) + 32) * 4
 
 
+# The portable chunks of a vector decay.
+PORTABLE_ROW, PORTABLE_COLUMN = 20, 24  # floats of a row of 16 that is read in fours; of one that is read in pairs
+
+
+def portable_values(kind: Any, warps: int) -> int:
+    """vector_portable/values.cu: stages of q, k, g; rows of a warp; pairs, their sums; scaled rows and columns."""
+    C, keys, erase, square = policy.PORTABLE_CHUNK, round_up(kind.K, 16), kind.erase, 4 * policy.PORTABLE_CHUNK**2
+    turns, active = -(-keys // 16 // warps), min(keys // 16, warps)
+    stages = turns * (2 * BYTES[kind.element] + BYTES[kind.gate]) * 8 * 32 * warps
+    rows = warps * (2 + erase) * C * PORTABLE_ROW * 4
+    pairs = (1 + erase) * (active * square + C * PORTABLE_COLUMN * 4) + erase * C * (PORTABLE_ROW + 1) * 4
+    buffers = 1 if kind.K > policy.WIDEST_GROUP or kind.erase else 2
+    return stages + rows + pairs + (1 + erase) * C * (keys + 8) * 4 + keys * (buffers * PORTABLE_COLUMN + 1) * 4
+
+
+def portable_channels(kind: Any, warps: int) -> int:
+    """vector_portable/channels.cu: stages of q, k, g, v, dO; rows of a warp; products of pairs; rows and columns."""
+    C, values, size = policy.PORTABLE_CHUNK, round_up(kind.V, 16), BYTES[kind.element]
+    turns, active = -(-values // 16 // warps), min(values // 16, warps)
+    stages = ((2 + 2 * turns) * size + BYTES[kind.gate]) * 8 * 32 * warps
+    small = warps * (3 * C * PORTABLE_ROW + C) * 4 + active * C * C * 4 + C * PORTABLE_ROW * 4
+    return stages + small + C * (values + 8) * 4 + values * PORTABLE_COLUMN * 4
+
+
 # The portable delta rule.
 def delta_chunk(element: str) -> int:
     """Tokens of a chunk of the portable delta rule."""

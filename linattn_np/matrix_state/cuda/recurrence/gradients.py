@@ -88,7 +88,7 @@ def _of_delta(x: Inputs, plan: Plan, d: Inputs, decayed: Array, beta: Array) -> 
     grads = {"q": d.q, "k": d.k + d.b, "v": beta * d.v, "g": dg, "r": dr, "beta": dbeta}
     if plan.erases_key:
         grads["k"] = grads["k"] + grads.pop("r")
-    return Inputs(**dict.fromkeys(Inputs._fields) | {n: _shaped(xp, y, getattr(x, n)) for n, y in grads.items()})
+    return Inputs(**dict.fromkeys(Inputs._fields) | {n: shaped(xp, y, getattr(x, n)) for n, y in grads.items()})
 
 
 def _gradients(x: Inputs, plan: Plan, state: Array | None, dout: Array, dstate: Array | None) -> tuple[Inputs, Array]:
@@ -116,15 +116,15 @@ def _gradients(x: Inputs, plan: Plan, state: Array | None, dout: Array, dstate: 
     _launch("values", kind, True, arrays, sizes, made | {"start": last, "end": first})
     _launch("channels", kind, False, arrays, sizes, made | {"start": start})
     _launch("channels", kind, True, arrays, sizes, made | {"start": last})
-    du = _add_bonus(xp, arrays, plan.scale) if kind.bonus else None
-    grads = {n: _shaped(xp, arrays[f"d{n}"].reshape(*lead, T, heads, -1), getattr(x, n))
+    du = add_bonus(xp, arrays, plan.scale) if kind.bonus else None
+    grads = {n: shaped(xp, arrays[f"d{n}"].reshape(*lead, T, heads, -1), getattr(x, n))
              for n in (*VECTORS, "g") if arrays[f"d{n}"] is not None}  # fmt: skip
     if du is not None:
         grads["u"] = sum_of_groups(xp, du, x.u.shape[-2])
     return Inputs(**dict.fromkeys(Inputs._fields) | grads), first
 
 
-def _add_bonus(xp: Any, arrays: Arrays, scale: float) -> Array:
+def add_bonus(xp: Any, arrays: Arrays, scale: float) -> Array:
     """du (heads, K); what the bonus adds to dq and dk is added: out_t has scale (q_t . u k_t) v_t."""
     wide = {n: cast(xp, arrays[n], xp.float32) for n in ("q", "k", "v", "dout", "dq", "dk")}
     heads = wide["v"].shape[-2]
@@ -135,7 +135,7 @@ def _add_bonus(xp: Any, arrays: Arrays, scale: float) -> Array:
     return xp.sum(own * q * k, axis=(0, 1))
 
 
-def _shaped(xp: Any, d: Array, like: Array) -> Array:
+def shaped(xp: Any, d: Array, like: Array) -> Array:
     """A gradient of the heads of the values, in the shape of its input."""
     if d.shape[-2] != like.shape[-2]:
         d = sum_of_groups(xp, cast(xp, d, xp.float32), like.shape[-2])
@@ -149,10 +149,10 @@ def _arrays(xp: Any, x: Inputs, plan: Plan, dout: Array) -> tuple[Arrays, cuts.R
     found: Arrays = dict.fromkeys(GIVEN)
     for n in (*VECTORS, "dout"):
         y = dout if n == "dout" else getattr(x, n)
-        found[n] = None if y is None else _rows(xp, cast(xp, y, kind))
+        found[n] = None if y is None else dense_rows(xp, cast(xp, y, kind))
     if x.g is not None:
         g = x.g if dtype_name(x.g) in ELEMENTS else cast(xp, x.g, xp.float32)
-        found["g"] = _rows(xp, xp.broadcast_to(g, (*x.v.shape[:-2], *g.shape[-2:])))
+        found["g"] = dense_rows(xp, xp.broadcast_to(g, (*x.v.shape[:-2], *g.shape[-2:])))
     found["u"] = None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32))
     K, V, gate = x.k.shape[-1], x.v.shape[-1], "float32" if x.g is None else dtype_name(found["g"])
     wide = K % 4 == V % 4 == 0 and all(_is_wide(y) for n, y in found.items() if n != "u" and y is not None)
@@ -160,7 +160,8 @@ def _arrays(xp: Any, x: Inputs, plan: Plan, dout: Array) -> tuple[Arrays, cuts.R
     return found, cuts.RecurrenceKind(K, V, element, gate, x.erase is Erase.FREE, before, x.u is not None, wide)
 
 
-def _rows(xp: Any, y: Array) -> Array:
+def dense_rows(xp: Any, y: Array) -> Array:
+    """(B, T, heads, width) with contiguous rows."""
     y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
     return y if y.shape[-1] == 1 or y.strides[-1] == y.itemsize else xp.ascontiguousarray(y)
 

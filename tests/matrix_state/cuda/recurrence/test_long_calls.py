@@ -19,6 +19,7 @@ from tests.matrix_state.cuda.step_twin import CUPY, stub
 def launched(monkeypatch):
     """Launches go to the twin of the recurrence, gradients by array calls; entries of each."""
     monkeypatch.setattr(policy, "RECURRENCE_BACKWARD", False)
+    monkeypatch.setattr(policy, "PORTABLE_CHUNKS", False)
     found = []
 
     def launch_twin(file, entry, constants, blocks, threads, shared, arguments, arrays=None):

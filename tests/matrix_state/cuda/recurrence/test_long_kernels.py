@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.call import replay
+from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.types import Decay
 from tests.cases import one_per, required
 from tests.matrix_state.cuda.device_arrays import error, typed
@@ -14,6 +16,12 @@ from tests.matrix_state.cuda.test_vector import gates
 pytestmark = pytest.mark.gpu
 DRAWN = {"q", "k", "v", "g", "gv", "u", "beta", "b", "w"}
 BOUND = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 6e-3}  # of the norm: outputs are rounded once
+
+
+@pytest.fixture(autouse=True)
+def token_by_token(monkeypatch):
+    monkeypatch.setattr(policy, "PORTABLE_CHUNKS", False)
+    monkeypatch.setattr(replay, "plans", {})
 
 
 def draw(fn, dtype, T=150, K=64, V=64, kind="mixed"):

@@ -1,0 +1,306 @@
+// Gradients of q, or LA_BACK 1 of k and g, 16 key channels a warp, which has their rows of the state S (LA_BACK: of its gradient G) over all
+// values. What reads the state after token t is counted with t: with LA_BEFORE q_(t+1) and dO_(t+1), in chunks from token -1 on. D_ij = <dO_i, v_j>.
+//
+//     dq_i = scale (Pre_i (S dO_i) + sum_{j<i} D_ij k_j a_(j+1) ... a_i + D_ii k_i)        S' = Pre_last S + (k Suf)^T v
+//     dk_j = Suf_j (G v_j) + scale (sum_{i>j} D_ij q_i a_(j+1) ... a_i + D_jj q_j)         G' = Pre_last G + scale (q Pre)^T dO
+//     dg_t = dg_(t+1) + q_t dq_t - k_t dk_t without the terms of D_tt        anew at marks, where <S~, G> is summed, S~ = diag(a) S before the write
+//
+// Sums over tokens go by Horner's rule, a lane the token of its outputs. dO and v are exact operands where they have 16 bits, S and G two terms.
+#include "vector_portable/chunk.cuh"
+
+#ifndef LA_MARK     // tokens from one mark to the next
+#define LA_MARK 128
+#endif
+constexpr int EARLY = LA_BEFORE, TILES = VALUES / 8, TURNS = (VALUES / 16 + WARPS - 1) / WARPS;
+constexpr int ACTIVE = VALUES / 16 < WARPS ? VALUES / 16 : WARPS, PARTS = (K + 16 * WARPS - 1) / (16 * WARPS), SQUARE = C * C, READ = VALUES + 8;
+static_assert(LA_MARK % C == 0 && !LA_ERASE, "marks are at ends of chunks");
+typedef Product<2, 1 + (KIND == 2)> Tf32;
+
+// In shared memory, bytes: 8 columns a lane of q, k, g, then of v, dO; a warp's rows of k (q), a, what it writes; D of the warps, D; rows that the state is
+// multiplied with, columns that are written; Pre_last
+constexpr int PIECES = pieces_of(KIND) * THREADS * 16, STAGE = 2 * PIECES + pieces_of(LA_GATE) * THREADS * 16;
+constexpr int AT_ROWS = STAGE + TURNS * 2 * PIECES, AT_PARTS = AT_ROWS + WARPS * 3 * C * ROW * 4, AT_D = AT_PARTS + ACTIVE * SQUARE * 4;
+constexpr int AT_READ = AT_D + C * ROW * 4, AT_WRITE = AT_READ + C * READ * 4, AT_LAST = AT_WRITE + VALUES * COLUMN * 4;
+static_assert(LA_SHARED == AT_LAST + WARPS * C * 4, "LA_SHARED is what the launch asks for");
+
+typedef float State[TILES][4];   // channels, values
+
+template <int KIND_> LA_DEVICE void store_row(char* to, const float (&x)[SPAN], int channel) {
+    if constexpr (K % SPAN == 0) {
+        if (channel >= K) return;
+        store_vec4<KIND_>(to + channel * bytes_of(KIND_), x);
+        store_vec4<KIND_>(to + (channel + 4) * bytes_of(KIND_), x + 4);
+    } else
+#pragma unroll
+        for (int c = 0; c < SPAN; c++)
+            if (channel + c < K) store_element<KIND_>(to + (channel + c) * bytes_of(KIND_), x[c]);
+}
+
+struct Block {
+    const Arguments& a;
+    const Place& at;
+    char* shared;
+    int warp, lane, first;   // first: of the warp's channels
+    __device__ __forceinline__ float* floats(int bytes) const { return (float*)(shared + bytes); }
+    __device__ __forceinline__ float* rows(int n) const { return floats(AT_ROWS) + (warp * 3 + n) * C * ROW; }
+    __device__ __forceinline__ float* last() const { return floats(AT_LAST) + warp * C; }
+    __device__ __forceinline__ int own() const { return lane / 2; }          // token of a lane
+    __device__ __forceinline__ int half() const { return (lane & 1) * SPAN; }
+    __device__ __forceinline__ bool valid(int t) const { return (u32)t < (u32)at.s.T; }
+
+    __device__ __forceinline__ void request_vectors(int token) const {
+        const int t = token + own(), channel = first + half();
+        request<KIND, K>(shared, rows_of(a.q, at.s, at.head), a.q.token, t + EARLY, at.s.T, channel);
+        request<KIND, K>(shared + PIECES, rows_of(a.k, at.s, at.head), a.k.token, t, at.s.T, channel);
+        request<LA_GATE, K>(shared + 2 * PIECES, rows_of(a.g, at.s, at.head), a.g.token, t, at.s.T, channel);
+    }
+    __device__ __forceinline__ void request_values(int turn, int token) const {
+        const int t = token + own(), column = (warp + turn * WARPS) * 16 + half();
+        char* const to = shared + STAGE + turn * 2 * PIECES;
+        request<KIND, V>(to, rows_of(a.v, at.s, at.head), a.v.token, t, at.s.T, column);
+        request<KIND, V>(to + PIECES, rows_of(a.dout, at.s, at.head), a.dout.token, t + EARLY, at.s.T, column);
+    }
+    // the rows that a state is multiplied with, dO or v, the columns that are written, v or dO, and their products
+    __device__ __forceinline__ void take_values(int turn, int next) const {
+        const int column = (warp + turn * WARPS) * 16 + half();
+        const char* const from = shared + STAGE + turn * 2 * PIECES;
+        float x[SPAN], y[SPAN];
+        receive<KIND>(x, from + (LA_BACK ? 0 : PIECES));
+        receive<KIND>(y, from + (LA_BACK ? PIECES : 0));
+        store8(floats(AT_READ) + own() * READ + column, x);
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) floats(AT_WRITE)[(column + c) * COLUMN + own()] = y[c];
+        __syncwarp();
+        request_values(turn, next);
+        float* const part = floats(AT_PARTS) + warp * SQUARE + own();
+        for (int r = 0; r < C; r++) {
+            load8(x, floats(AT_READ) + r * READ + column);
+            float s = dot8(x, y);
+            s += __shfl_xor_sync(0xffffffffu, s, 1);
+            if ((lane & 1) == 0) part[r * C] = turn ? part[r * C] + s : s;
+        }
+    }
+    // the rows of k, or scale q, decays, what is written; `mine`: the lane's row of q, or k
+    __device__ __forceinline__ void take_vectors(float (&mine)[SPAN], int next) const {
+        float x[SPAN], decay[SPAN];
+        receive<KIND>(LA_BACK ? x : mine, shared);
+        receive<KIND>(LA_BACK ? mine : x, shared + PIECES);
+        receive<LA_GATE>(decay, shared + 2 * PIECES);
+        decays(decay);
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) (LA_BACK ? x : mine)[c] *= a.scale;
+        const int to = own() * ROW + half();
+        store8(rows(0) + to, x);
+        store8(rows(1) + to, decay);
+        __syncwarp();
+        request_vectors(next);
+        float product[SPAN], step[SPAN];
+        fill8(product, 1.f);
+        for (int t = 0; t < C; t++) {
+            load8(step, rows(1) + t * ROW + half());
+            if (LA_BACK ? t <= own() : t > own()) scale8(product, step);
+        }
+        if (own() == (LA_BACK ? C - 1 : 0)) {
+            if (!LA_BACK) scale8(decay, product);
+            store8(last() + half(), LA_BACK ? product : decay);
+        }
+        scale8(x, product);
+        store8(rows(2) + to, x);
+        __syncwarp();
+    }
+    __device__ __forceinline__ void sum_products() const {
+        for (int entry = threadIdx.x; entry < SQUARE; entry += THREADS) {
+            float s = 0.f;
+#pragma unroll
+            for (int w = 0; w < ACTIVE; w++) s += floats(AT_PARTS)[w * SQUARE + entry];
+            floats(AT_D)[entry / C * ROW + entry % C] = s;
+        }
+    }
+    // element n of an operand or accumulator of 16 channels and 16 tokens
+    __device__ __forceinline__ int place(int n) const { return ((lane & 3) * 2 + (n & 1) + (n & 4) * 2) * ROW + lane / 4 + (n & 2) * 4; }
+    // in place of what was written: the state times the rows
+    __device__ __forceinline__ void read_state(State& S, float (&c)[2][4]) const {
+        const float* const from = floats(AT_READ) + (lane >> 2) * READ + (lane & 3) * 2;
+        const float low = last()[lane >> 2], high = last()[(lane >> 2) + 8];
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile += 2) {
+            const float x[8] = {S[tile][0], S[tile][1], S[tile][2], S[tile][3], S[tile + 1][0], S[tile + 1][1], S[tile + 1][2], S[tile + 1][3]};
+            const Tf32::A s = Tf32::a(x);
+            Tf32::add(c[0], s, Tf32::b(from + tile * 8));
+            Tf32::add(c[1], s, Tf32::b(from + 8 * READ + tile * 8));
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                S[tile + n][0] *= low; S[tile + n][1] *= low; S[tile + n][2] *= high; S[tile + n][3] *= high;
+            }
+        }
+    }
+    // adds what the tokens write for which `some` is true
+    template <class F> __device__ __forceinline__ void write(State& S, F some) const {
+        float x[8];
+#pragma unroll
+        for (int n = 0; n < 8; n++) x[n] = some(place(n) / ROW) ? rows(2)[place(n)] : 0.f;
+        const Tf32::A written = Tf32::a(x);
+        const float* const from = floats(AT_WRITE) + (lane >> 2) * COLUMN + (lane & 3) * 2;
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) Tf32::add(S[tile], written, Tf32::b(from + tile * 8 * COLUMN));
+    }
+    __device__ __forceinline__ void keep(const float (&c)[2][4]) const {
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < 8; n++) rows(2)[place(n)] = c[n / 4][n % 4];
+        __syncwarp();
+    }
+    // f(element, its number, at) for the warp's part of a state in memory
+    template <class F> __device__ __forceinline__ void each(State& S, i64 slot, F f) const {
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const int key = first + lane / 4 + (n & 2) * 4, value = tile * 8 + (lane & 3) * 2 + (n & 1);
+                if (key < K && value < V) f(S[tile][n], n, (slot * K + key) * V + value);
+            }
+    }
+};
+
+struct Gradients : Block {
+    // dq, and what dg has of it
+    __device__ __forceinline__ void store_queries(const float (&q)[SPAN], int token) const {
+        const int i = own(), t = token + i, channel = first + half();
+        float z[SPAN], before[SPAN], step[SPAN], k[SPAN];
+        fill8(z, 0.f);
+        fill8(before, 1.f);
+        for (int j = 0; j < C; j++) {
+            const float d = j < i ? floats(AT_D)[i * ROW + j] : 0.f;
+            load8(step, rows(1) + j * ROW + half());
+            load8(k, rows(0) + j * ROW + half());
+            if (j <= i) {
+                scale8(z, step);
+                scale8(before, step);
+            }
+#pragma unroll
+            for (int c = 0; c < SPAN; c++) z[c] = fmaf(d, k[c], z[c]);
+        }
+        const float d = floats(AT_D)[i * ROW + i];
+        float read[SPAN], dots[SPAN];
+        load8(k, rows(0) + i * ROW + half());
+        load8(read, rows(2) + i * ROW + half());
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) {
+            z[c] = fmaf(before[c], read[c], z[c]);
+            dots[c] = q[c] * z[c];   // q has the scale
+            z[c] = a.scale * fmaf(d, k[c], z[c]);
+        }
+        if (valid(t)) store_row<2>((char*)(a.dots + at.row(a, t) * K), dots, channel);
+        if (valid(t + EARLY)) store_row<KIND>(a.dq.data + at.row(a, t + EARLY) * K * bytes_of(KIND), z, channel);
+    }
+    // dk; in place of what was read the steps of dg; marked: that of the last token begins from what a mark gives
+    __device__ __forceinline__ void store_keys(const float (&k)[SPAN], int token, bool marked) const {
+        const int j = own(), t = token + j, channel = first + half();
+        const i64 row = at.row(a, t) * K;
+        float y[SPAN], after[SPAN], step[SPAN], q[SPAN], dots[SPAN];
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) dots[c] = valid(t) && channel + c < K ? a.dots[row + channel + c] : 0.f;
+        fill8(y, 0.f);
+        fill8(after, 1.f);
+        for (int i = C - 1; i >= 0; i--) {
+            const float d = i > j ? floats(AT_D)[j * ROW + i] : 0.f;
+            load8(step, rows(1) + i * ROW + half());
+            load8(q, rows(0) + i * ROW + half());
+#pragma unroll
+            for (int c = 0; c < SPAN; c++) y[c] = fmaf(d, q[c], y[c]);
+            if (i > j) {
+                scale8(y, step);
+                scale8(after, step);
+            }
+        }
+        const float d = floats(AT_D)[j * ROW + j];
+        const bool ends = marked && t == min(token + C, at.s.T) - 1;
+        float read[SPAN];
+        load8(q, rows(0) + j * ROW + half());
+        load8(read, rows(2) + j * ROW + half());
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) {
+            y[c] = fmaf(after[c], read[c], y[c]);
+            if (!ends) dots[c] -= k[c] * y[c];
+            y[c] = fmaf(d, q[c], y[c]);
+        }
+        if (valid(t)) store_row<KIND>(a.dk.data + row * bytes_of(KIND), y, channel);
+        store8(rows(2) + j * ROW + half(), dots);
+    }
+    // dg of a chunk; later: that of the token after it, a channel a lane
+    __device__ __forceinline__ void store_gates(float& later, int token) const {
+        __syncwarp();
+        if (lane < C)
+#pragma unroll
+            for (int t = C - 1; t >= 0; t--) {
+                later += rows(2)[t * ROW + lane];
+                if (rows(1)[t * ROW + lane] == 0.f) later = 0.f;
+                rows(2)[t * ROW + lane] = later;
+            }
+        __syncwarp();
+        float x[SPAN];
+        load8(x, rows(2) + own() * ROW + half());
+        if (valid(token + own())) store_row<LA_GATE>(a.dg.data + at.row(a, token + own()) * K * bytes_of(LA_GATE), x, first + half());
+        __syncwarp();
+    }
+    // <S~, G> of a mark
+    __device__ __forceinline__ float restart(State& G, i64 mark) const {
+        float low = 0.f, high = 0.f;
+        each(G, mark, [&](float& x, int n, i64 i) {
+            float& to = n & 2 ? high : low;
+            to = fmaf(x, a.marks[i], to);
+        });
+#pragma unroll
+        for (int d = 1; d < 4; d <<= 1) {
+            low += __shfl_xor_sync(0xffffffffu, low, d);
+            high += __shfl_xor_sync(0xffffffffu, high, d);
+        }
+        low = __shfl_sync(0xffffffffu, low, (lane & 7) * 4);
+        high = __shfl_sync(0xffffffffu, high, (lane & 7) * 4);
+        return lane & 8 ? high : low;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) channels(const __grid_constant__ VectorPortableArguments a) {
+    extern __shared__ __align__(16) char shared[];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const Place at(a, blockIdx.x / PARTS);
+    const Gradients block = {{a, at, shared, warp, lane, ((int)(blockIdx.x % PARTS) * WARPS + warp) * 16}};
+    const int tiles = (at.s.T + EARLY + C - 1) / C;
+    const auto token_of = [&](int n) { return n < tiles ? (LA_BACK ? tiles - 1 - n : n) * C - EARLY : at.s.T + C; };
+    State S = {};
+    if (a.start) block.each(S, at.slot, [&](float& x, int, i64 i) { x = a.start[i]; });
+    block.request_vectors(token_of(0));
+    for (int turn = 0; turn < TURNS; turn++)
+        if ((warp + turn * WARPS) * 16 < VALUES) block.request_values(turn, token_of(0));
+    copy_commit();
+    float later = 0.f, mine[SPAN];
+    for (int n = 0; n < tiles; n++) {
+        const int tile = LA_BACK ? tiles - 1 - n : n, token = token_of(n), next = token_of(n + 1);
+        const bool marked = tile + 1 == tiles || (tile + 1) * C % LA_MARK == 0;
+        const i64 mark = at.slot * a.marks_of_sequence + tile * C / LA_MARK;
+        if (LA_BACK && marked) later = block.restart(S, mark);
+        copy_wait<0>();
+#pragma unroll 1
+        for (int turn = 0; turn < TURNS; turn++)
+            if ((warp + turn * WARPS) * 16 < VALUES) block.take_values(turn, next);
+        block.take_vectors(mine, next);
+        copy_commit();
+        __syncthreads();
+        block.sum_products();
+        float c[2][4] = {};
+        block.read_state(S, c);
+        const int end = !LA_BACK && marked ? min(C, at.s.T - token) - 1 : C;
+#pragma unroll 1
+        for (int last = 0; last < 1 + (end < C); last++) {   // at a mark first all but the last token's write: S~
+            block.write(S, [&](int t) { return (t == end) == last; });
+            if (!LA_BACK && marked && !last) block.each(S, mark, [&](float& x, int, i64 i) { a.marks[i] = x; });
+        }
+        block.keep(c);
+        __syncthreads();
+        if constexpr (LA_BACK) {
+            block.store_keys(mine, token, marked);
+            block.store_gates(later, token);
+        } else block.store_queries(mine, token);
+    }
+}

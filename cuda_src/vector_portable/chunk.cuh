@@ -1,0 +1,131 @@
+// One decay a token and key channel in chunks of 16 tokens, by mma.sync, for every dtype: what the kernels share.
+//
+//     S_t = diag(a_t) S_(t-1) + k_t^T u_t        a = e^g        out_t = scale q_t S_t, with LA_BEFORE scale (q_t S_(t-1) + (q_t . bonus k_t) u_t)
+//     Pre_i = a_first ... a_i (LA_BEFORE: to i - 1)        Suf_j = a_(j+1) ... a_last        P_ij = scale sum_c q_ic k_jc a_(j+1) ... a_i (LA_BEFORE: to i - 1)
+//     u_t = v_t, with LA_ERASE beta_t (v_t - k_t diag(a_t) S_(t-1))
+//
+// A warp has 16 channels at a time, a lane 8 of them of one token: lane 2 j + h token j, channels 8 h to 8 h + 7. It traverses the 16 tokens and
+// multiplies by their decays in turn, so that every decay in [-inf, 0] is exact to rounding: nothing is divided, no sum is exponentiated.
+#pragma once
+#include "attention/tokens.cuh"
+#include "tile/vec4.cuh"
+
+#ifndef LA_GATE     // log decays: 0 bfloat16, 1 float16, 2 float32
+#define LA_GATE 2
+#endif
+#ifndef LA_BEFORE   // 1: queries read the state before the token
+#define LA_BEFORE 0
+#endif
+#ifndef LA_BONUS
+#define LA_BONUS 0
+#endif
+#ifndef LA_ERASE    // 1: the delta rule
+#define LA_ERASE 0
+#endif
+#ifndef LA_BACK     // 1: from the last chunk to the first
+#define LA_BACK 0
+#endif
+#include "arguments/matrix_state/VectorPortableArguments.cuh"
+
+typedef VectorPortableArguments Arguments;
+constexpr int K = LA_K, V = LA_V, KIND = LA_DTYPE, WARPS = LA_WARPS, THREADS = 32 * WARPS, C = 16, SPAN = 8;
+constexpr int KEYS = round_up(K, 16), VALUES = round_up(V, 16);
+constexpr int ROW = 20, COLUMN = 24;   // floats of a row of 16 that is read in fours; of one whose pairs are read by eight rows
+constexpr float LOG2_OF_E = 1.4426950408889634f;
+
+// Products of 16 x 16 by 16 x 8 floats in tf32: 1 or 2 terms of an operand; with 2 and 2 the product of both second terms is left out.
+template <int A_TERMS, int B_TERMS> struct Product {
+    struct A { u32 hi[8], lo[A_TERMS == 2 ? 8 : 1]; };
+    struct B { u32 hi[4], lo[B_TERMS == 2 ? 4 : 1]; };
+    static __device__ __forceinline__ A a(const float (&x)[8]) {
+        A y;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if constexpr (A_TERMS == 2) split_tf32(x[i], y.hi[i], y.lo[i]);
+            else y.hi[i] = round_tf32(x[i]);
+        return y;
+    }
+    // 8 columns, row by row from `column` on: the pairs that a lane reads of its column
+    static __device__ __forceinline__ B b(const float* column) {
+        const float2 first = *(const float2*)column, second = *(const float2*)(column + 8);
+        const float x[4] = {first.x, first.y, second.x, second.y};
+        B y;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if constexpr (B_TERMS == 2) split_tf32(x[i], y.hi[i], y.lo[i]);
+            else y.hi[i] = round_tf32(x[i]);
+        return y;
+    }
+    static __device__ __forceinline__ void add(float (&c)[4], const A& a, const B& b) {
+        if constexpr (A_TERMS == 2) mma_tf32(c, a.lo, b.hi);
+        if constexpr (B_TERMS == 2) mma_tf32(c, a.hi, b.lo);
+        mma_tf32(c, a.hi, b.hi);
+    }
+};
+
+// A sequence and head, and the number of its rows where rows are dense
+struct Place {
+    Sequence s;
+    i64 slot, first;
+    int head;
+    __device__ __forceinline__ Place(const Arguments& a, i64 of)
+        : s(sequence_of(a.offsets, (int)(of / a.heads), a.T)), slot(of), head((int)(of % a.heads)) {
+        first = a.offsets == nullptr ? (of / a.heads) * a.T : s.first;
+    }
+    __device__ __forceinline__ i64 row(const Arguments& a, int token) const { return (first + token) * a.heads + head; }
+    __device__ __forceinline__ int chunks() const { return (s.T + C - 1) / C; }
+};
+
+// 8 columns of a token on their way to a lane: pieces of 16 bytes, those of a block side by side. Zeros where there are none.
+constexpr int pieces_of(int kind) { return SPAN * bytes_of(kind) / 16; }
+template <int KIND_, int WIDTH>
+LA_DEVICE void request(char* to, const char* rows, i64 step, int token, int T, int column) {
+    constexpr int BYTES = bytes_of(KIND_);
+    const char* from = rows + token * step + column * BYTES;
+    const u32 at = shared_address(to) + threadIdx.x * 16;
+    const bool is_row = (u32)token < (u32)T;
+#pragma unroll
+    for (int b = 0; b < SPAN * BYTES; b += LA_ALIGN)
+        copy_in<LA_ALIGN>(at + b / 16 * (THREADS * 16) + b % 16, from + b, is_row && column * BYTES + b < WIDTH * BYTES);
+}
+template <int KIND_> LA_DEVICE void receive(float (&x)[SPAN], const char* from) {
+    from += threadIdx.x * 16;
+    if constexpr (KIND_ == 2) {
+        *(float4*)x = *(const float4*)from;
+        *(float4*)(x + 4) = *(const float4*)(from + THREADS * 16);
+    } else {
+        const uint4 y = *(const uint4*)from;
+        const u32 two[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[2 * i] = KIND_ == 0 ? low_bf16(two[i]) : low_f16(two[i]);
+            x[2 * i + 1] = KIND_ == 0 ? high_bf16(two[i]) : high_f16(two[i]);
+        }
+    }
+}
+LA_DEVICE void load8(float (&x)[SPAN], const float* from) {
+    *(float4*)x = *(const float4*)from;
+    *(float4*)(x + 4) = *(const float4*)(from + 4);
+}
+LA_DEVICE void store8(float* to, const float (&x)[SPAN]) {
+    *(float4*)to = *(const float4*)x;
+    *(float4*)(to + 4) = *(const float4*)(x + 4);
+}
+LA_DEVICE float dot8(const float (&x)[SPAN], const float (&y)[SPAN]) {
+    float s = 0.f;
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) s = fmaf(x[i], y[i], s);
+    return s;
+}
+LA_DEVICE void scale8(float (&x)[SPAN], const float (&y)[SPAN]) {
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) x[i] *= y[i];
+}
+LA_DEVICE void fill8(float (&x)[SPAN], float y) {
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) x[i] = y;
+}
+LA_DEVICE void decays(float (&a)[SPAN]) {   // e^g of log decays
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) a[i] = exp2_approx(a[i] * LOG2_OF_E);
+}

@@ -1,0 +1,80 @@
+"""How the portable CUDA kernels of a vector decay are cut up. Pure functions of dtype and shape."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from math import gcd
+from typing import NamedTuple
+
+from ....runtime.cuda.elements import BYTES, ELEMENTS, Constants
+from ... import policy
+from ..delta_plan import Kernel
+from ..shared_memory import portable_channels, portable_values
+
+FILES = {"values": "vector_portable/values.cu", "channels": "vector_portable/channels.cu"}
+CHUNK, MARK = policy.PORTABLE_CHUNK, policy.RECURRENCE_MARK
+
+
+class PortableKind(NamedTuple):
+    """What the kernels of a call are compiled for."""
+
+    K: int
+    V: int
+    element: str
+    gate: str
+    align: int  # bytes that every row's address and length are a multiple of
+    erase: bool = False  # the delta rule
+    before: bool = False  # queries read the previous state
+    bonus: bool = False
+
+
+class Launch(NamedTuple):
+    """A kernel with its constants, and the blocks of a sequence and head."""
+
+    kernel: Kernel
+    constants: Constants
+    parts: int
+
+    @property
+    def shared(self) -> int:
+        """Bytes of a block."""
+        return dict(self.constants)["LA_SHARED"]
+
+
+SHARED = {"values": portable_values, "channels": portable_channels}
+
+
+@functools.cache
+def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> Launch | None:
+    """A kernel, "values" or "channels"; None if a block does not fit. back: from the last chunk to the first."""
+    width = kind.V if name == "values" else kind.K
+    cuts = [-(-width // columns) for columns in (policy.PORTABLE_COLUMNS, policy.PORTABLE_COLUMNS // 2)]
+    fitting = (n for n in cuts if SHARED[name](kind, -(-width // (16 * n))) <= limit)
+    parts = next(fitting, None)
+    if parts is None:
+        return None
+    warps = -(-width // (16 * parts))
+    held = kind.K if name == "values" else kind.V  # of a row of the state
+    constants = tuple(sorted({
+        "LA_DTYPE": ELEMENTS[kind.element], "LA_GATE": ELEMENTS[kind.gate], "LA_K": kind.K, "LA_V": kind.V,
+        "LA_ALIGN": kind.align, "LA_ERASE": int(kind.erase), "LA_BEFORE": int(kind.before),
+        "LA_BONUS": int(kind.bonus), "LA_BACK": int(back), "LA_WARPS": warps, "LA_SHARED": SHARED[name](kind, warps),
+        "LA_BLOCKS": 1 if held > policy.WIDEST_GROUP else 2,
+        **({"LA_MARK": MARK} if name == "channels" else {}),
+    }.items()))  # fmt: skip
+    return Launch(Kernel(FILES[name], name, 32 * warps), constants, parts)
+
+
+def entries(
+    dtype: str, K: int, V: int, erase: bool, bonus: bool, limit: int, backward: bool = True
+) -> Iterator[tuple[str, str, Constants]]:
+    """(words, file, constants) of every kernel with log decays in float32; limit: bytes that a block can have."""
+    align = gcd(16, K * BYTES[dtype], V * BYTES[dtype], K * BYTES["float32"])
+    kind = PortableKind(K, V, dtype, "float32", align, erase, bonus, bonus)
+    every = [("values", False), ("values", True), ("channels", False), ("channels", True)]
+    for name, back in every if backward and not erase else every[:1]:
+        found = launch_of(name, kind, limit, back)
+        if found is not None:
+            words = f"portable chunks of a vector decay, {name}{', from the last chunk' * back}"
+            yield words, found.kernel.file, found.constants
