@@ -24,6 +24,7 @@ from .recurrent.short import in_place, is_one_batch, is_stepwise, steps
 from .table import ROW, Table, from_pool, sequences
 from .workspace import ARRAYS
 
+ndarray = np.ndarray
 Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, np.ndarray] | None"]
 Then = Callable[["np.ndarray | None", np.ndarray], tuple[Any, Any]]
 # from handles and what they are of (given, memory, end, out, state): False where it must be done in full
@@ -120,14 +121,20 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
 def _result(y: Any, places: programs.Places, own: Any) -> Any:
     """A function of the arrays of a call that makes a result, or a tuple of them; None if it is the core's own."""
     if isinstance(y, tuple):
-        each = [_result(part, places, None) for part in y]
-        return lambda arrays: tuple([make(arrays) for make in each])
+        each = [_view_of(part, places) for part in y]
+        return lambda arrays: tuple([ndarray(shape, dtype, arrays[n], *at) for n, shape, dtype, at in each])
     if y is None or programs.is_whole(own, plain(y)):
         return None
-    (n, offset), (shape, dtype, steps) = places.of(plain(y)), (y.shape, y.dtype, y.strides)
+    n, shape, dtype, at = _view_of(y, places)
+    return lambda arrays: ndarray(shape, dtype, arrays[n], *at)
+
+
+def _view_of(y: Any, places: programs.Places) -> tuple[int, tuple[int, ...], np.dtype, tuple[int, tuple[int, ...]]]:
+    """(the array that it lies in, shape, dtype, (offset, strides)) of a result."""
+    n, offset = places.of(plain(y))
     if n == programs.ABSOLUTE:
         raise Untraceable("a constant result")
-    return lambda arrays: np.ndarray(shape, dtype, arrays[n], offset, steps)
+    return n, y.shape, y.dtype, (offset, y.strides)
 
 
 def _loops_of(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dict[str, np.ndarray],
