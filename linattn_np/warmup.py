@@ -35,6 +35,7 @@ from .runtime.cuda.sources import installed
 from .softmax.cuda import path_plan as cuda_path
 from .softmax.cuda import plan as cuda_softmax
 from .softmax.cuda import portable_plan as cuda_portable
+from .softmax.cuda import system_plan as cuda_system
 
 SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB a block
 
@@ -305,11 +306,11 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
         for K in args.key:
             for V in args.value or [K]:
                 if erase == "none" and decay != "vector":
-                    for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
-                        yield words, K, V, entry
                     how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
-                    portable = map(Entry._make, cuda_portable.entries(*how, SHARED[capability] * 1024))
-                    for entry in (*softmax_entries(*how), *portable, *path_entries(*how[:5])) if args.softmax else ():
+                    limit = SHARED[capability] * 1024
+                    portable = (*cuda_portable.entries(*how, limit), *cuda_system.entries(*how[:3], *how[4:], limit))
+                    more = (*softmax_entries(*how), *map(Entry._make, portable), *path_entries(*how[:5]))
+                    for entry in (*entries(*how), *(more if args.softmax else ())):
                         yield words, K, V, entry
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
                     for entry in step_size_entries(dtype, V) if mamba2 else ():

@@ -70,6 +70,7 @@ LAYOUT = {
     softmax.PORTABLE: (632, {"q": 0, "out": 120, "past_k": 160, "b": 240, "sums": 280, "parts": 304, "lengths": 320,
                              "dout": 336, "dots": 496, "offsets": 536, "T": 544, "group_s": 572, "slots": 592,
                              "outputs": 608, "shared": 616, "scale": 624}),
+    softmax.SYSTEM: (696, {"of": 0, "beta": 632, "dbeta": 640, "solved": 648, "counts": 688}),
     softmax.PATH: (1216, {"of": 0, "w": 832, "beta": 960, "factors": 968, "maps": 984, "key_heads": 992, "each": 1000,
                           "levels": 1004, "level": 1008, "mapped": 1016, "dkeys": 1032, "chain": 1056, "bases": 1064,
                           "tiles": 1072, "dk": 1080, "dw": 1120, "dbeta": 1160, "least": 1168}),

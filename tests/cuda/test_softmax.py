@@ -11,7 +11,7 @@ import pytest
 import linattn_np as la
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
-from linattn_np.softmax.cuda import plan, portable_plan
+from linattn_np.softmax.cuda import plan, portable_plan, system_plan
 from linattn_np.warmup import SHARED, Entry, softmax_entries
 
 from .test_compile import HGMMA, HMMA, operations, spilled
@@ -78,7 +78,32 @@ def test_every_portable_entry_compiles(arch, kind):
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
         assert spilled(code.log) <= PORTABLE_ALLOWANCE, (entry.words, code.log)
         if arch in ("sm_80", "sm_90a"):
-            assert bool(operations(code.cubin) & PRODUCTS_OF_WARPS) == ("portable_" in entry.file), entry.words
+            assert bool(operations(code.cubin) & PRODUCTS_OF_WARPS) != entry.file.endswith("cache.cu"), entry.words
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize(("arch", "kind"), [
+    ("sm_80", PORTABLE_KINDS[1]), ("sm_90a", PORTABLE_KINDS[2]), ("sm_120a", PORTABLE_KINDS[0]),
+    ("sm_89", PORTABLE_KINDS[3])])
+def test_every_entry_of_systems_compiles(arch, kind):
+    """For every architecture, without spills in the systems themselves."""
+    dtype, K, V, decay = kind
+    limit = SHARED[ARCHITECTURES[arch]] * 1024
+    entries = list(map(Entry._make, system_plan.entries(dtype, K, V, decay, True, limit)))
+    assert len(entries) == 4
+    for entry in entries[:2] if arch != "sm_90a" else entries:
+        code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
+        assert spilled(code.log) <= PORTABLE_ALLOWANCE * ("portable_" in entry.file), (entry.words, code.log)
+        if arch in ("sm_80", "sm_90a"):
+            assert operations(code.cubin) & PRODUCTS_OF_WARPS, entry.words
+
+
+def test_blocks_of_systems_fit_everywhere():
+    for size in SHARED.values():
+        for element, K, V in itertools.product(("bfloat16", "float32"), (7, 128, 256), (7, 256)):
+            for name in system_plan.KERNELS:
+                made = system_plan.constants(name, portable_plan.PortableKind(element, K, V, True, 2), size * 1024)
+                assert dict(made)["LA_SHARED"] <= size * 1024
 
 
 def test_portable_blocks_fit_everywhere():

@@ -45,7 +45,7 @@ DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0; end
     ("sums", DECAYS), ("bounds least", FLOATS), ("ends", pointer("int")), OFFSETS,
     ("T heads normalize pairs shared blocks slots", INT),
 )  # fmt: skip
-PORTABLE = Struct(  # portable_*.cu, cache.cu; a pass of the backward leaves out what it does not use
+PORTABLE = Struct(  # softmax_portable/; a pass of the backward leaves out what it does not use
     "softmax/PortableArguments",
     ("q k v out past_k past_v b", ROWS),  # the cache (sequences, slots, heads, width), b of width 1
     ("sums", DECAYS), ("sinks", FLOATS), ("logs", OUT_FLOATS),  # null: none
@@ -57,6 +57,12 @@ PORTABLE = Struct(  # portable_*.cu, cache.cu; a pass of the backward leaves out
     ("group_s pack tiles pieces piece", INT),  # pack: heads that share keys and values; tiles of rows; keys of a piece
     ("slots window causal normalize", INT), ("outputs appends", INT),  # blocks of cache.cu
     ("shared blocks", INT), ("scale", FLOAT),  # heads whose dk and dv are one; blocks of 128 tokens of a sequence
+)  # fmt: skip
+SYSTEM = Struct(  # system_*.cu: q are the w, out is r, dv are the y
+    "softmax/SystemArguments",
+    ("of", PORTABLE), ("beta", FLOATS), ("dbeta", OUT_FLOATS),  # (tokens, heads)
+    ("solved", ROWS),  # u, or d: rows of a multiple of 16 bytes
+    ("counts", pointer("int")),  # (sequences, heads): blocks that are solved
 )  # fmt: skip
 PATH = Struct(  # path/*.cu
     "softmax/PathArguments",
