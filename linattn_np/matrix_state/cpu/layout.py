@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -79,7 +80,7 @@ def flags(cell: Cell) -> dict[str, int]:
     """What a kernel is told of the kind of a call."""
     decays = {Decay.NONE: 0, Decay.SCALAR: SCALAR, Decay.VECTOR: VECTOR}
     erases = {Erase.NONE: 0, Erase.DELTA: DELTA, Erase.FREE: FREE}
-    plain = {name: int(x) for name, x in cell._asdict().items() if isinstance(x, int)}
+    plain = {name: int(x) for name, x in cell._asdict().items() if isinstance(x, Integral)}
     return plain | {f"direct_{name}": name in cell.direct for name in ("q", "v", "r")} | {
         "decay": decays[cell.decay], "erase": erases[cell.erase], "compensates": cell.compensates}  # fmt: skip
 
