@@ -20,8 +20,9 @@ PLAIN = {
 }  # fmt: skip
 CUDA = {
     name: f"cuda.{name}"
-    for name in ("gated_delta_rule", "jax_bridge", "path_attention", "portable_attention", "raw_projections",
-                 "scaling", "simple_gla", "softmax", "states", "step", "torch_bridge", "vector_decay")
+    for name in ("deltaformer", "gated_delta_rule", "jax_bridge", "path_attention", "portable_attention",
+                 "raw_projections", "scaling", "simple_gla", "softmax", "states", "step", "torch_bridge",
+                 "vector_decay")
 }
 ONE_THREAD = ("earlier", "feature_maps", "filters", "mesa_net", "scaling", "softmax", "states")
 

@@ -19,7 +19,6 @@ from .matrix_state.cuda import operands as cuda_operands
 from .matrix_state.cuda import plan as cuda_plan
 from .matrix_state.cuda import scan_launch as cuda_scan
 from .matrix_state.cuda import step as cuda_step
-from .matrix_state.cuda import vector_backward_plan as cuda_vector_backward
 from .matrix_state.cuda import vector_plan as cuda_vector
 from .matrix_state.cuda import wgmma as cuda_wgmma
 from .matrix_state.cuda.free import delta as cuda_free_delta
@@ -36,6 +35,7 @@ from .runtime.cuda.sources import installed
 from .softmax.cuda import path_plan as cuda_path
 from .softmax.cuda import plan as cuda_softmax
 from .softmax.cuda import portable_plan as cuda_portable
+from .softmax.cuda import system_plan as cuda_system
 
 SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB a block
 
@@ -169,7 +169,7 @@ def vector_backward_entries(
     """Every kernel of the backward of a vector decay; none where they are not for it."""
     if not cuda_vector.takes(dtype, K, V, capability):
         return
-    plan, delta = cuda_vector_backward, erase is Erase.DELTA
+    plan, delta = cuda_vector, erase is Erase.DELTA
     for gate in ("bfloat16", "float32"):
         kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus)
         how = [("reverse", plan.REVERSE, plan.reverse_constants(kind, delta)),
@@ -188,7 +188,8 @@ def softmax_entries(dtype: str, K: int, V: int, capability: int, decay: bool, ba
     kind = cuda_softmax.Kind(dtype, -(-K // 8) * 8, -(-V // 8) * 8, decay)
     if not cuda_softmax.takes(dtype, kind.K, kind.V, capability):
         return
-    names = ("decays", "forward")[not decay :] + ("dots", "backward", "dq", *(("gates",) if decay else ())) * backward
+    names = ("decays", "norms", "forward")[2 * (not decay) :]
+    names += ("dots", "backward", "dq", "gates")[: 3 + decay] * backward
     for name in names:
         words = f"softmax attention{' with decays' * decay}, {name}"
         yield Entry(words, cuda_softmax.KERNELS[name].file, cuda_softmax.constants(name, kind))
@@ -305,11 +306,11 @@ def _wanted(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[t
         for K in args.key:
             for V in args.value or [K]:
                 if erase == "none" and decay != "vector":
-                    for entry in entries(dtype, K, V, capability, decay == "scalar", not args.forward_only):
-                        yield words, K, V, entry
                     how = (dtype, K, V, capability, decay == "scalar", not args.forward_only)
-                    portable = map(Entry._make, cuda_portable.entries(*how, SHARED[capability] * 1024))
-                    for entry in (*softmax_entries(*how), *portable, *path_entries(*how[:5])) if args.softmax else ():
+                    limit = SHARED[capability] * 1024
+                    portable = (*cuda_portable.entries(*how, limit), *cuda_system.entries(*how[:3], *how[4:], limit))
+                    more = (*softmax_entries(*how), *map(Entry._make, portable), *path_entries(*how[:5]))
+                    for entry in (*entries(*how), *(more if args.softmax else ())):
                         yield words, K, V, entry
                     mamba2 = args.raw and decay == "scalar" and dtype != "tf32"
                     for entry in step_size_entries(dtype, V) if mamba2 else ():

@@ -102,18 +102,18 @@ def fla_calls() -> tuple[str, peers.Pair] | None:
     return f"{prefix} parallel_path_attn with w in float32, {note}", (forward, both)
 
 
-def times_of(cp: Any, case: Case, limits: passes.Limits, others: bool) -> dict[str, Any]:
-    """The times of a case."""
+def add_times(cp: Any, case: Case, limits: passes.Limits, others: bool, found: dict[str, Any]) -> Iterator[None]:
+    """Add the times of a case to `found`: first ours, then one after the other those of FLA, which compile for long."""
     sets = [draw(cp, case, seed) for seed in range(2)]
     tokens, pairs = case.B * case.T * case.H, (case.T + 1) / 2
     work = passes.three(*(passes.Work(5 * n * 2 * case.K, (6 * n - 2) * case.K * pairs) for n in (1, 2)))
     calls = {"forward": (forward, "forward", 3), "both": (both, "both", 2),
              "softmax attention: forward": (softmax, "forward", 3)}  # fmt: skip
-    found = {}
     for name, (f, of, rounds) in calls.items():
         each = [lambda one=one, f=f: f(one) for one in sets]
         found[name] = passes.against_limits(cp, each * rounds, tokens, work[of], limits)
     found["both"]["peak_bytes"] = timing.peak_bytes(cp, lambda: both(sets[0]))
+    yield
     if others and (peer := fla_calls()):
         name, pair = peer
         for what, row, call in passes.peer_times(cp, pair, sets, tokens, rounds=2):
@@ -124,15 +124,16 @@ def times_of(cp: Any, case: Case, limits: passes.Limits, others: bool) -> dict[s
                 apart = peers.differences(cp, call(), tuple(ours[n] for n in names))
                 row["differences"] = dict(zip(names, apart, strict=True))
             found[f"{what}: {name}"] = row
-    return found
+            yield
 
 
 def measure(cp: Any, limits: passes.Limits, others: bool, cases: list[Case]) -> Iterator[dict[str, Any]]:
     """A row per case."""
     for case in cases:
-        row = {**case._asdict(), "V": case.K, "times": times_of(cp, case, limits, others)}
+        row = {**case._asdict(), "V": case.K, "times": {}}
+        for _ in add_times(cp, case, limits, others, row["times"]):
+            yield row
         report.show(row, ("B", "T", "H", "K", "gated"))
-        yield row
         cp.get_default_memory_pool().free_all_blocks()
 
 

@@ -63,7 +63,7 @@ def fla() -> tuple[str, str]:
 
     FLA refuses a gated backward under Triton 3.4 to 3.7.0 on Hopper, as miscompiled. The check is lifted here: its
     results are compared with ours and then timed. Its autotuner tries every candidate, each for a shorter time; with
-    LINATTN_BENCH_FEW in the environment those of 4 warps and 2 or 3 stages only.
+    LINATTN_BENCH_FEW in the environment those of 4 warps and 2 or 3 stages only, if it is more than 1 at most so many.
     """
     os.environ.setdefault("FLA_FLASH_KDA", "0")
     os.environ.setdefault("FLA_FLASH_QLA", "0")
@@ -72,19 +72,19 @@ def fla() -> tuple[str, str]:
     from triton.backends.nvidia.driver import CudaDriver
 
     CudaDriver.get_benchmarker = lambda self: functools.partial(triton.testing.do_bench, warmup=3, rep=12)
-    few = bool(os.environ.get("LINATTN_BENCH_FEW"))
+    few = int(os.environ.get("LINATTN_BENCH_FEW", 0))
     if few:
-        _tune_few(triton)
+        _tune_few(triton, few if few > 1 else None)
     prefix = f"fla-core {importlib.metadata.version('fla-core')}"
-    note = f"Triton {triton.__version__}" + ", few candidates" * few
+    note = f"Triton {triton.__version__}" + ", few candidates" * bool(few)
     if getattr(chunk_o, "TRITON_ABOVE_3_7_1", True):
         return prefix, note
     chunk_o.TRITON_ABOVE_3_7_1 = True
     return prefix, f"{note} (which its gated backward refuses: refusal lifted)"
 
 
-def _tune_few(triton: Any) -> None:
-    """Restrict Triton's autotuner to candidates of 4 warps and 2 or 3 stages, where there are any."""
+def _tune_few(triton: Any, most: int | None) -> None:
+    """Restrict Triton's autotuner to candidates of 4 warps and 2 or 3 stages, where there are any, and to so many."""
     tuner = triton.runtime.autotuner.Autotuner
     if hasattr(tuner, "every"):
         return
@@ -92,7 +92,7 @@ def _tune_few(triton: Any) -> None:
 
     def few(self: Any, kwargs: Any) -> list[Any]:
         found = self.every(kwargs)
-        return [c for c in found if c.num_warps == 4 and c.num_stages in (2, 3)] or found[:4]
+        return ([c for c in found if c.num_warps == 4 and c.num_stages in (2, 3)] or found[:4])[:most]
 
     tuner.prune_configs = few
 

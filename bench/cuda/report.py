@@ -45,10 +45,11 @@ def write(folder: Path, name: str, result: dict[str, Any]) -> Path:
 
 
 def write_each(folder: Path, name: str, result: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
-    """Write the result with the rows measured so far, after each row."""
+    """Write the result with the rows measured so far, after each row; a row that comes again has got more times."""
     result["rows"] = []
     for row in rows:
-        result["rows"].append(row)
+        if not result["rows"] or result["rows"][-1] is not row:
+            result["rows"].append(row)
         path = write(folder, name, result)
     sys.stdout.write(f"{path}\n")
 

@@ -4,17 +4,19 @@
 //     z_ij = scale log2(e) q_i.k_j + log2 of the decay from j to i,    m' = max(m, max_j z_ij),   e_ij = 2^(z_ij - m')
 //     l' = 2^(m - m') l + sum_j e_ij,   out' = 2^(m - m') out + sum_j e_ij v_j
 //
-// A warpgroup has 64 queries. While the products of a tile with its values run, the next tile's scores become exponentials.
+// With decays a warp finds meanwhile which tiles have no weight (limit.cuh): they are not read. A warpgroup has 64 queries. While the products of a tile with its values run, the next tile's scores become exponentials.
+#include "softmax/limit.cuh"
 #include "softmax/tiles.cuh"
 
-constexpr int KEYS = 128, STAGES = 2;   // keys of a tile; tiles in flight
+constexpr int KEYS = 128, STAGES = 2, SURE = 4;   // keys of a tile; tiles in flight; tiles that are read before the limit is known
 typedef Panels<WIDTH_K, BLOCK> Queries;
 typedef Panels<WIDTH_K, KEYS> Keys;
 typedef Panels<WIDTH_V, KEYS> Values;
 typedef Panels<WIDTH_V, BLOCK> Outputs;   // where the queries have been
 constexpr int QUERIES = Queries::SIZE > Outputs::SIZE ? Queries::SIZE : Outputs::SIZE;
 constexpr int AT_K = QUERIES, AT_V = AT_K + STAGES * Keys::SIZE, AT_DECAYS = AT_V + STAGES * Values::SIZE;
-constexpr int AT_RINGS = AT_DECAYS + GATED * STAGES * KEYS * 16, AT_ALL = AT_RINGS + 2 * Ring<STAGES>::BYTES + 16;
+constexpr int AT_LIMIT = AT_DECAYS + GATED * STAGES * KEYS * 16, AT_STEPS = AT_LIMIT + 32;   // the least m of eight warps; steps
+constexpr int AT_RINGS = AT_LIMIT + GATED * 48, AT_ALL = AT_RINGS + 2 * Ring<STAGES>::BYTES + 32;
 static_assert(AT_ALL == LA_SHARED, "linattn_np/softmax/cuda/plan.py");
 
 // The tiles of keys that a block reads, from the last
@@ -29,15 +31,72 @@ struct Scan {
 };
 struct Rings {
     Ring<STAGES> keys, values;
-    u32 queries;
-    __device__ __forceinline__ Rings(u32 shared) : keys{shared + AT_RINGS}, values{shared + AT_RINGS + Ring<STAGES>::BYTES}, queries(shared + AT_RINGS + 2 * Ring<STAGES>::BYTES) {}
+    u32 queries, least, limit;
+    __device__ __forceinline__ Rings(u32 shared)
+        : keys{shared + AT_RINGS}, values{shared + AT_RINGS + Ring<STAGES>::BYTES}, queries(shared + AT_RINGS + 2 * Ring<STAGES>::BYTES), least(queries + 8), limit(queries + 16) {}
     __device__ __forceinline__ void init() const {
         keys.init(1 + GATED * 2 * ARRIVALS, CONSUMERS / 32 * ARRIVALS);
         values.init(1, CONSUMERS / 32 * ARRIVALS);
         barrier_init(queries, 1);
+        barrier_init(least, CONSUMERS / 32 * ARRIVALS);
+        barrier_init(limit, ARRIVALS);
         barriers_made();
     }
 };
+// The steps of a block, of which those from SURE on wait for the limit
+struct Steps {
+    const u32 shared;
+    int known;
+    __device__ __forceinline__ Steps(const Scan& scan, u32 shared) : shared(shared), known(GATED ? min(scan.steps, SURE) : scan.steps) {}
+    __device__ __forceinline__ bool has(int step) {
+        if (GATED && step == SURE && known == SURE) {
+            barrier_wait(Rings(shared).limit, 0);
+            known = __float_as_int(load_shared(shared + AT_STEPS));
+        }
+        return step < known;
+    }
+};
+
+// How many steps have weights, by a warp. Also a bound of logits for the backward
+LA_DEVICE void find_limit(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int lane) {
+    const Rings rings(shared);
+    const int i0 = place.tile * BLOCK, slot = place.slot(a, place.head);
+    const Decays* const sums = a.sums + place.numbers(a, place.head);
+    float keys = 0.f, bound = -minus_infinity();
+#pragma unroll 1
+    for (int n = lane; n <= place.tile; n += 32) keys = max_or_nan(keys, a.norms[slot - place.tile + n]);
+    keys = warp_max_or_nan(keys);
+    int steps = scan.steps;
+    if (keys < -minus_infinity()) {
+        float queries = 0.f;
+        barrier_wait(rings.queries, 0);
+#pragma unroll 1
+        for (int row = lane; row < BLOCK; row += 32) {
+            float sum = 0.f;
+#pragma unroll 2
+            for (int p = 0; p < WIDTH_K / 8; p++) {
+                const Decays x = load_decays(shared + Queries::piece(row, p));
+                sum = add_squares(sum, {__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w)});
+            }
+            queries = max_or_nan(queries, sum);
+        }
+        bound = a.scale * LOG2_E * 1.001f * keys * sqrtf(warp_max_or_nan(queries));
+        barrier_wait(rings.least, 0);
+        const float above = bound - warp_min_or_nan(load_shared(shared + AT_LIMIT + (lane & 7) * 4));
+        const Decays query = sums[i0];
+#pragma unroll 1
+        for (int step = SURE; step < steps; step += 32) {
+            const int own = step + lane;
+            const u32 skipped = __ballot_sync(0xffffffffu, own < scan.steps && weightless(above, query, sums[scan.key(min(own, scan.steps - 1)) + KEYS - 1]));
+            if (skipped) steps = step + __ffs(skipped) - 1;
+        }
+    }
+    if (lane == 0) {
+        a.bounds[slot] = bound;
+        store_shared(shared + AT_STEPS, __int_as_float(steps));
+    }
+    warp_arrive(rings.limit, lane);
+}
 
 LA_DEVICE void produce(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int lane) {
     const Rings rings(shared);
@@ -46,7 +105,8 @@ LA_DEVICE void produce(const AttentionArguments& a, const Place& place, const Sc
         barrier_expect(rings.queries, Queries::SIZE);
         tile_in<Queries>(shared, a.q, rings.queries, place, place.head / a.group_q, i0);
     }
-    for (int step = 0; step < scan.steps; step++) {
+    Steps steps(scan, shared);
+    for (int step = 0; steps.has(step); step++) {
         const int stage = step % STAGES, j0 = scan.key(step);
         rings.keys.wait_empty(step);
         if (lane == 0) {
@@ -66,8 +126,9 @@ LA_DEVICE void produce_decays(const AttentionArguments& a, const Place& place, c
     const Rings rings(shared);
     const int i0 = place.tile * BLOCK;
     const Decays* const sums = a.sums + place.numbers(a, place.head);
+    Steps steps(scan, shared);
 #pragma unroll 1
-    for (int step = 0; step < scan.steps; step++) {
+    for (int step = 0; steps.has(step); step++) {
         rings.keys.wait_empty(step);
 #pragma unroll 2
         for (int n = 0; n < KEYS / 64; n++) {
@@ -206,6 +267,8 @@ struct Consumer {
             l[h] = finite + log2_approx(sum);
         }
     }
+    // of the warp's rows
+    __device__ __forceinline__ float least(const float (&x)[2]) const { return warp_min_or_nan(min_or_nan(x[0], x[1])); }
     __device__ __forceinline__ void store(const float (&out)[WIDTH_V / 8][4], const float (&f)[2]) {
         const int left = place.T - i0;
         group_barrier(me.group);   // all have read the queries
@@ -214,6 +277,10 @@ struct Consumer {
 #pragma unroll
         for (int h = 0; h < 2; h++)
             if ((me.lane & 3) == 0 && me.row + 8 * h < left) logs[me.row + 8 * h] = l[h];
+        if constexpr (GATED) {
+            const float x = least(l);
+            if (me.lane == 0) a.least[(i64)place.slot(a, place.head) * (CONSUMERS / 32) + me.first() / 16] = x;
+        }
     }
     __device__ __forceinline__ void run() {
         float out[WIDTH_V / 8][4], s[KEYS / 8][4], f[2];
@@ -225,7 +292,13 @@ struct Consumer {
         accumulator_fence(s);
         exponentiate(s, 0);
         pack_operands(p, s);
-        for (int step = 1; step < scan.steps; step++) {
+        if constexpr (GATED) {
+            const float x = least(m);
+            if (me.lane == 0) store_shared(shared + AT_LIMIT + me.first() / 16 * 4, x);
+            warp_arrive(rings.least, me.lane);
+        }
+        Steps steps(scan, shared);
+        for (int step = 1; steps.has(step); step++) {
             begin_scores(s, step);
             begin_values(out, p, step - 1);
             products_wait<1>();
@@ -238,7 +311,7 @@ struct Consumer {
             for (int n = 0; n < WIDTH_V / 8; n++) { out[n][0] *= factor[0]; out[n][1] *= factor[0]; out[n][2] *= factor[1]; out[n][3] *= factor[1]; }
             pack_operands(p, s);
         }
-        begin_values(out, p, scan.steps - 1);
+        begin_values(out, p, steps.known - 1);
         finish(f);
         products_wait<0>();
         accumulator_fence(out);
@@ -259,6 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
         release_registers<24>();
         const int thread = threadIdx.x - CONSUMERS;
         if (thread < 32) produce(a, place, scan, shared, thread);
+        if (GATED && thread >= 32 && thread < 64) find_limit(a, place, scan, shared, thread - 32);
         if (GATED && thread >= 64) produce_decays(a, place, scan, shared, thread - 64);
     } else {
         claim_registers<240>();

@@ -1,24 +1,8 @@
 // Sums of log decays of the tokens of a head, and the gradient of the log decays.
-#include "arguments/ops/Rows.cuh"
+#include "softmax/owner.cuh"
 #include "tile/reduce.cuh"
 
-#include "arguments/softmax/GateArguments.cuh"
-
-constexpr int BLOCK = 128;   // tokens of a block of the gradients (place.cuh)
-constexpr double LOG2_E = 1.4426950408889634, RESET = -16384.;   // a log2 decay from which on a token is a reset
-
-struct Owner {   // of a block: a sequence and a head
-    int sequence, head, T;
-    i64 batch, first;
-
-    __device__ __forceinline__ Owner(const GateArguments& a, int pair) : sequence(pair / a.heads), head(pair % a.heads) {
-        first = a.offsets ? a.offsets[sequence] : 0;
-        batch = a.offsets ? 0 : sequence;
-        T = a.offsets ? (int)(a.offsets[sequence + 1] - first) : a.T;
-    }
-    __device__ __forceinline__ i64 numbers(const GateArguments& a) const { return (batch * a.heads + head) * a.T + first; }
-    __device__ __forceinline__ const char* gates(const Rows& g) const { return g.data + batch * g.batch + first * g.token + (i64)((u32)head / (u32)g.group) * g.head; }
-};
+constexpr double LOG2_OF_E = 1.4426950408889634, RESET = -16384.;   // a log2 decay from which on a token is a reset
 
 // The sum since the last reset, and the number of resets
 struct Segment {
@@ -28,7 +12,7 @@ struct Segment {
     __device__ __forceinline__ Segment up(int lanes) const { return {__shfl_up_sync(0xffffffffu, sum, lanes), __shfl_up_sync(0xffffffffu, resets, lanes)}; }
 };
 LA_DEVICE Segment segment_of(float g) {
-    const double x = g * LOG2_E;
+    const double x = g * LOG2_OF_E;
     return x <= RESET ? Segment{0., 1} : Segment{x, 0};
 }
 
@@ -86,12 +70,12 @@ LA_DEVICE float sum_before(float* x, float y) {
     return x[threadIdx.x];
 }
 // A thread's share of the sums of dz of later queries and all keys before a block, by tiles of 64 queries and a block of keys
-LA_DEVICE float sum_tiles(const GateArguments& a, i64 slot, int tile, int T) {
+LA_DEVICE float sum_tiles(const GateArguments& a, i64 slot, const int* ends, int tile, int T) {
     float sum = 0.f;
     for (int later = 2 * (tile + 1) + threadIdx.x / 32; later < (T + 63) / 64; later += BLOCK / 32) {   // by a warp
         const i64 out = 64ll * later - (BLOCK - 1) - a.window;   // they read blocks of keys that begin after it
         for (int block = (out < 0 ? 0 : (int)(out / BLOCK) + 1) + threadIdx.x % 32; block < tile; block += 32)
-            sum += a.tiles[(2 * slot + later) * a.blocks + block];
+            if (later / 2 < ends[block]) sum += a.tiles[(2 * slot + later) * a.blocks + block];
     }
     return sum;
 }
@@ -113,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK) gates(const __grid_constant_
     if (tile >= blocks) return;
     const i64 numbers = owner.numbers(a) + i;
     const bool valid = i < owner.T;
-    const i64 slot = (i64)owner.head * a.slots + (a.offsets ? owner.first / BLOCK + owner.sequence : (i64)owner.sequence * a.blocks);
-    const float crossing = a.pitch ? sum_tiles(a, slot, tile, owner.T) : sum_blocks(a, pair, tile, blocks);
+    const i64 slot = owner.slot(a, owner.head);
+    const float crossing = a.pitch ? sum_tiles(a, slot, a.ends + owner.slot(a, owner.head / a.shared), tile, owner.T) : sum_blocks(a, pair, tile, blocks);
     const float row = !valid ? 0.f : a.pitch ? a.dq[(2 * slot + i / 64 + 1) * a.pitch - 64 + i % 64] : a.rows[numbers];
     const float own = valid ? row - a.near[numbers] : 0.f, from = valid ? a.far[numbers] : 0.f;
     const float up = sum_before(x, own), all = x[BLOCK - 1];

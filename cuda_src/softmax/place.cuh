@@ -41,6 +41,8 @@ struct Place {
     __device__ __forceinline__ int tiles(const AttentionArguments& a, int head) const {
         return (head * a.slots + (a.offsets ? first / BLOCK + sequence : sequence * a.blocks)) * 2;
     }
+    // the block among those of all heads and sequences
+    __device__ __forceinline__ int slot(const AttentionArguments& a, int head) const { return tiles(a, head) / 2 + tile; }
     __device__ __forceinline__ Reach reach(const AttentionArguments& a, int i) const {
         if (!a.causal) return {0, Tk - 1};
         return {i + a.offset - a.window + 1, min(i + a.offset, Tk - 1)};

@@ -1,5 +1,6 @@
 // The share of dq of a block of keys: dZ through shared memory, the product with K, and the sum over blocks in global memory (backward.cu).
 #pragma once
+#include "softmax/counts.cuh"
 #include "softmax/stages.cuh"
 #include "tile/reduce.cuh"
 #include "tile/wgmma_panels.cuh"
@@ -46,12 +47,6 @@ LA_DEVICE void store_dq(const float (&dq)[SHARE / 8][4], const float (&rows)[1][
     warp_arrive(ring.full(step), me.lane);
 }
 
-LA_DEVICE int read_count(const int* count) {
-    int x;
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(count) : "memory");
-    return x;
-}
-LA_DEVICE void store_count(int* count, int n) { asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(count), "r"(n) : "memory"); }
 // what other blocks added before they counted is there; what this one added is there before it counts
 LA_DEVICE void order_counts() { asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); }
 // Tiles of dq from shared to global memory, by a warp: the first block of keys stores a tile, the others add to it

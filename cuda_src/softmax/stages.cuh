@@ -36,12 +36,13 @@ struct Rings {
     }
 };
 
-// The tiles of queries that read a block, of every head that shares it
+// The tiles of queries that read a block, of every head that shares it; with decays those that give it any weight (dots.cu)
 struct Scan {
     int first, tiles, steps;
     __device__ __forceinline__ Scan(const AttentionArguments& a, const Place& place, int j0) {
         first = place.reader(a, j0) / QUERIES;
         tiles = max((place.readers_end(a, min(j0 + BLOCK, place.Tk) - 1) + QUERIES - 1) / QUERIES - first, 0);
+        if constexpr (GATED) tiles = min(tiles, a.ends[place.slot(a, place.head)] * (BLOCK / QUERIES) - first);
         steps = tiles * a.shared;
     }
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,16 @@ calls. [Decision 022](../decisions/vector/022-other-widths-and-dtypes.md) says w
 ATTENTION = """\
 `python -m bench softmax --backend cuda`: causal attention, (B, T, H / heads of keys and values, K = V), nanoseconds per
 token and query head, calls queued back to back; both: forward and pullback. TFLOP/s count 2 (K + V) operations for each
-pair that is read, 2.5 times as many backward. Peers on the same arrays in the same run, and their time relative to
-ours; FLA's autotuner had few candidates. A product of square bfloat16 matrices runs at {matrix_tflops:.0f} TFLOP/s."""
+pair that is read, 2.5 times as many backward, also for pairs without weights, which calls with gates skip ([decision
+007](../decisions/softmax/007-keys-without-weights.md)). Where nothing is said gates are sigmoids around 0.95. Peers on
+the same arrays in the same run, and their time relative to ours; FLA's autotuner had few candidates. A product of
+square bfloat16 matrices runs at {matrix_tflops:.0f} TFLOP/s."""
 ATTENTION_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs, T = 1023:"""
+PATH = """\
+`python -m bench path_attention --backend cuda`: (B, T, H, K = V), bfloat16, nanoseconds per token and head; both:
+forward and pullback. FLA's kernels on the same arrays in the same run, w and beta in float32, its few tuned kernels
+with two candidates; what it was not timed for is empty. Errors of our gradients are at most {error:.2g} of the norm."""
 CACHES = """\
 `python -m bench portable_attention --backend cuda`: T tokens after a full cache of L slots, which is overwritten,
 (B, L, T, H / heads of keys and values, K = V), microseconds per call, caches in rotation. graph: a replayed CUDA graph;
@@ -291,11 +298,15 @@ def attention(result: dict[str, Any], table: Table) -> Iterator[str]:
     for row in result["rows"]:
         call = f"`{row['function']}` ({row['B']}, {row['T']}, {row['H']} / {row['Hk']}, {row['K']}) {row['dtype']}"
         call += f", window {row['window']}" if row["window"] else ""
+        call += f", gates around {1 / (1 + exp(-row['bias'])):.4f}" if row.get("bias", 3) != 3 else ""
         call += " *" if "measured_apart" in row else ""
+        call += " **" if row.get("measured_apart", {}).get("how") else ""
         names = dict.fromkeys(n.partition(": ")[2] for n in row["times"] if ": " in n)
         body += [_attention(row["times"], call, name) for name in ("", *names)]
     yield table(["call", "library", "forward", "TFLOP/s", "ratio", "both", "TFLOP/s", "ratio"], body)
     yield from _apart(result)
+    for how in dict.fromkeys(row.get("measured_apart", {}).get("how") for row in result["rows"]):
+        yield from [f"\\*\\*: {how}."] * bool(how)
     yield ATTENTION_ERRORS
     names = ["out", "dq", "dk", "dv", "dg"]
     yield table(["call", "library", *names],
@@ -313,6 +324,23 @@ def _attention(times: dict[str, Any], call: str, name: str) -> list[str]:
         cells += [""] * 3 if failed else [f"{x['ns']:.2f}", f"{own['tflops'] * own['ms'] / x['ms']:.0f}",
                                           f"{x['ms'] / own['ms']:.2f}" if name else ""]  # fmt: skip
     return cells
+
+
+def path(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """PaTH attention and FLA."""
+    yield "On a GPU: PaTH attention"
+    yield PATH.format(error=max(max(each.values()) for each in result["errors"].values()))
+    body = []
+    for row in result["rows"]:
+        call = f"({row['B']}, {row['T']}, {row['H']}, {row['K']})" + ", with a gate" * row["gated"]
+        cells = [call + " *" * ("measured_apart" in row)]
+        for what in ("forward", "both"):
+            own = row["times"].get(what, {})
+            peer = next((x for n, x in row["times"].items() if n.startswith(f"{what}: ")), {})
+            cells += [ns(own.get("ns")), ns(peer.get("ns")), f"{peer['times_ours']:.2f}" if "ms" in peer else ""]
+        body.append(cells)
+    yield table(["call", "forward", "FLA", "ratio", "both", "FLA", "ratio"], body)
+    yield from ["\\* measured in an earlier run."] * any("measured_apart" in row for row in result["rows"])
 
 
 def caches(result: dict[str, Any], table: Table) -> Iterator[str]:
@@ -359,5 +387,6 @@ def draw(result: dict[str, Any], folder: Path) -> None:
 
 NAMES = {
     "cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_vector_decay": vector, "cuda_step": steps,
-    "cuda_softmax": attention, "cuda_portable_attention": caches, "cuda_scaling": scaling, "cuda_states": states,
+    "cuda_softmax": attention, "cuda_path_attention": path, "cuda_portable_attention": caches, "cuda_scaling": scaling,
+    "cuda_states": states,
 }  # fmt: skip

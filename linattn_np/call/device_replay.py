@@ -37,10 +37,13 @@ def signature_maker(kind: Any) -> Callable[..., Any]:
         parts: list[Any] = [spec.name, device, len(arrays), *keywords]
         pointers: list[int] = []
         given: list[Array] = []
-        values = (*arrays, *keywords.values()) if arrays else keywords.values()
-        if isinstance(state := keywords.get("state"), tuple) and set(map(type, state)) == {kind}:
-            parts.append(len(state))
-            values = (*(x for x in values if x is not state), *state)
+        values, state = (*arrays, *keywords.values()), keywords.get("state")
+        several = state if isinstance(state, tuple) else None
+        if several is not None:
+            if set(map(type, several)) != {kind}:
+                return None
+            parts.append(len(several))
+            values = (*values, *several)
         for x in values:
             if type(x) is kind:
                 data = x.data
@@ -55,6 +58,8 @@ def signature_maker(kind: Any) -> Callable[..., Any]:
                 parts.append(None)
             elif type(x) in PLAIN:
                 parts += type(x), x
+            elif x is several:
+                continue  # its arrays come last
             elif is_plain_tuple(x) and x is not keywords.get("state_rows"):
                 parts += tuple(map(type, x)), x
             elif isinstance(x, list) and id(x) == id(keywords.get("return_states_at")) and is_plain_tuple(tuple(x)):
@@ -63,7 +68,7 @@ def signature_maker(kind: Any) -> Callable[..., Any]:
                 return None
         if low & 15:
             parts += [pointer & 15 for pointer in pointers]
-        return tuple(parts), given, keywords.get("state"), pointers
+        return tuple(parts), given, state, pointers
 
     return signature
 
@@ -291,15 +296,8 @@ class Forward:
         """Whether there are recorded pullbacks, and all so far were recorded."""
         return bool(self.pullbacks) and None not in self.pullbacks.values()
 
-    def __call__(
-        self, arrays: tuple[Any, ...], keywords: Mapping[str, Any], pointers: list[int]
-    ) -> tuple[tuple[Any, ...], Residuals]:
-        """(the public results, the residuals of the pullback)."""
-        kind = self.kind
-        given = [x for x in arrays if type(x) is kind]
-        given += [x for x in keywords.values() if type(x) is kind]
-        if isinstance(state := keywords.get("state"), tuple):
-            given += state
+    def __call__(self, given: list[Array], pointers: list[int]) -> tuple[tuple[Any, ...], Residuals]:
+        """(the public results, the residuals of the pullback); given, pointers: of a signature."""
         count, pool = len(given), given + self.sequence.run(pointers)  # pointers has those of the pool now
         read = self.residuals
         results = tuple(pool[n] if type(n) is int else get(n, pool) for n in self.results)
@@ -317,22 +315,22 @@ class Residuals(NamedTuple):
     def pullback(self, cotangents: tuple[Any, ...]) -> Any:
         """The gradients by a recorded pullback; None if there is none for these cotangents."""
         forward, arrays, pointers = self
-        cotangents = _flat(cotangents)
-        if not forward.pullbacks or (layout := _layout(cotangents, forward.kind)) is None:
+        if not forward.pullbacks:
             return None
+        layout, given, more = _layout(cotangents, forward.kind)
         if (found := forward.pullbacks.get(layout)) is None:
             return None
-        given = [x for x in cotangents if x is not None]
         pool = [*arrays, *given]
-        pool += found[0].run([*pointers, *[x.data.ptr for x in given]])
+        pool += found[0].run([*pointers, *more])
         return new(found[1], [pool[n] if type(n) is int else get(n, pool) for n in found[2]])
 
     def add_pullback(self, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> bool:
         """Record the plan of a pullback, or that it cannot be replayed; whether there was something to record."""
-        forward, cotangents = self.forward, _flat(cotangents)
-        if (layout := _layout(cotangents, forward.kind)) is None or layout in forward.pullbacks:
+        forward = self.forward
+        layout, given, _ = _layout(cotangents, forward.kind)
+        if layout is None or layout in forward.pullbacks:
             return False
-        given = [*self.arrays, *(x for x in cotangents if x is not None)]
+        given = [*self.arrays, *given]
         if len({x.data.ptr for x in given}) < len(given):  # one array given twice: the plan does not apply to two
             return False
         try:
@@ -365,25 +363,27 @@ def recorded_forward(
     return Residuals(forward, held, [x.data.ptr for x in held])
 
 
-def _flat(cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The cotangents, and those of the parts of a state."""
-    if not any(isinstance(x, tuple) for x in cotangents):
-        return cotangents
-    return tuple(y for x in cotangents for y in (x if isinstance(x, tuple) else (x,)))
+def _layout(cotangents: tuple[Any, ...], kind: Any) -> tuple[Hashable | None, list[Array], list[int]]:
+    """(the key of a pullback, its cotangents and those of the parts of a state, their pointers).
 
-
-def _layout(cotangents: tuple[Any, ...], kind: Any) -> Hashable | None:
-    """The key of a pullback; None unless all cotangents are CuPy arrays, which are of type `kind`, or None."""
+    The key is None unless all cotangents are CuPy arrays, of type `kind`, or None.
+    """
     key: list[Any] = [launch.device_function()()]
+    given, pointers = list[Array](), list[int]()
+    if any(isinstance(x, tuple) for x in cotangents):
+        cotangents = tuple(y for x in cotangents for y in (x if isinstance(x, tuple) else (x,)))
     for x in cotangents:
         if x is None:
             key.append(None)
         elif type(x) is kind:
             data = x.data
-            key += x.shape, x._c_contiguous or x.strides, x.dtype, data.ptr & 15, data.device_id
+            pointer = data.ptr
+            key += x.shape, x._c_contiguous or x.strides, x.dtype, pointer & 15, data.device_id
+            given.append(x)
+            pointers.append(pointer)
         else:
-            return None
-    return tuple(key)
+            return None, given, pointers
+    return tuple(key), given, pointers
 
 
 def arrays_of(x: Any) -> list[Array]:

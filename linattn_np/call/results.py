@@ -7,6 +7,8 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..runtime import shapes
 from ..runtime.arrays import Array, Library, cast, enter
 from ..spec import Variables
@@ -108,6 +110,8 @@ def copied(library: Library, x: Any) -> Any:
     """A copy of an array of the caller's library."""
     if x is None:
         return None
+    if type(x) is np.ndarray:
+        return np.array(x)
     return library.give_back(library.xp.asarray(enter("copied", {"x": x})[1]["x"], copy=True))
 
 

@@ -73,7 +73,7 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         return plan.vjp(signature)
     if not plan.replayable:
         return _in_full(_with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
-    found, residuals = plan(arrays, keywords, signature[3])
+    found, residuals = plan(signature[1], signature[3])
 
     def gradients_of(*cotangents: Any) -> Any:
         grads = residuals.pullback(cotangents)

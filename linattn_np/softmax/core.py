@@ -19,7 +19,17 @@ from ..runtime.shapes import Sizes
 from . import cache, definition, heads, policy, sequences
 from .array import tiles
 from .path import definition as path_definition
-from .types import GatedCache, HouseholderCache, HouseholderInputs, Inputs, KeyValueCache, Plan, Residuals, Ungated
+from .types import (
+    DeltaInputs,
+    GatedCache,
+    HouseholderCache,
+    HouseholderInputs,
+    Inputs,
+    KeyValueCache,
+    Plan,
+    Residuals,
+    Ungated,
+)
 
 
 class Softmax(Core):
@@ -128,9 +138,11 @@ def module_of(backend: str, x: Inputs) -> Any:
 
 
 def kernels_of(x: Any, plan: Plan) -> Any:
-    """The CUDA kernels for a call: those of position maps, of warpgroup products, or the portable ones."""
-    from .cuda import calls, path, portable
+    """The CUDA kernels for a call: those of position maps, of systems, of warpgroup products, or the portable ones."""
+    from .cuda import calls, path, portable, system
 
+    if isinstance(x, DeltaInputs):
+        return system
     if isinstance(x, Inputs) and x.w is not None:
         return path
     return calls if not policy.PORTABLE and calls.unsupported_reason(x, plan) is None else portable

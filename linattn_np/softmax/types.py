@@ -56,6 +56,17 @@ class Ungated(Inputs):
     __slots__ = ()
 
 
+class DeltaInputs(NamedTuple):
+    """Arrays of a call of deltaformer, or their gradients; tokens before heads."""
+
+    q: Array  # (..., Tq, Hq, K), None: nothing is read
+    k: Array  # (..., T, Hk, K)
+    v: Array  # (..., T, H, V)
+    beta: Array  # (..., T, H)
+    w: Array = None  # (..., T, Hk, K), None: k
+    g: Array = None  # (..., T, H) log decay of the token
+
+
 class HouseholderInputs(NamedTuple):
     """Arrays of a call of householder_positions, or their gradients; tokens before heads."""
 

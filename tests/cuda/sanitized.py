@@ -23,7 +23,6 @@ import numpy as np
 
 import linattn_np as la
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
-from linattn_np.matrix_state.cuda import vector_backward_plan as cuda_vector_backward_plan
 from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
 from linattn_np.matrix_state.cuda.free import plan as cuda_free_plan
 from linattn_np.sampling import DRAWS
@@ -170,6 +169,11 @@ CASES = [
     Case("softmax_attention", "bfloat16", 1, 64, 64, (4, 2, 2), backward=False, slots=600),
     Case("forgetting_attention", "float32", 3, 40, 50, (4, 2, 2), backward=False, slots=70, window=60),
     Case("forgetting_attention", "bfloat16", 60, 33, 7, (2, 1, 1), [0, 5, 5, 60], backward=False, slots=40),
+    # a linear system by blocks of 64, 32 or 16 tokens that wait for one another
+    Case("deltaformer", "bfloat16", 200, 64, 64),
+    Case("deltaformer", "bfloat16", 140, 50, 33, (4, 2, 2), [0, 65, 65, 140], strong=True),
+    Case("deltaformer", "float32", 140, 32, 60, (2, 1, 2)),
+    Case("deltaformer", "float16", 70, 160, 200, (1, 1, 1)),
     Case("path_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True),
     Case("path_attention", "bfloat16", 1160, 64, 64, (1, 1, 1)),  # a group of blocks
     Case("path_attention", "bfloat16", 300, heads=(1, 1, 1)),
@@ -289,7 +293,7 @@ def main(argv: list[str]) -> int:
     backward = ("reverse_constants", "grads_constants")
     names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants"), (cuda_free_plan, "constants"),
              (cuda_softmax_plan, "constants"), (cuda_path_plan, "constants")]
-    names += [(cuda_vector_backward_plan, name) for name in backward]
+    names += [(cuda_vector_plan, name) for name in backward]
     for plan, name in names if args.every_lane else ():
         constants = getattr(plan, name)
         setattr(plan, name, lambda *x, constants=constants, **y: (*constants(*x, **y), ("LA_ARRIVALS", 32)))

@@ -11,7 +11,7 @@ import pytest
 import linattn_np as la
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
-from linattn_np.softmax.cuda import plan, portable_plan
+from linattn_np.softmax.cuda import plan, portable_plan, system_plan
 from linattn_np.warmup import SHARED, Entry, softmax_entries
 
 from .test_compile import HGMMA, HMMA, operations, spilled
@@ -26,7 +26,7 @@ KINDS = [("bfloat16", 128, 128, False), ("bfloat16", 128, 128, True), ("float16"
 def test_every_entry_compiles(element, K, V, decay):
     """To warpgroup products that do not wait for one another; nothing spills beyond the allowance."""
     entries = list(softmax_entries(element, K, V, 90, decay))
-    assert len(entries) == (6 if decay else 4)
+    assert len(entries) == (7 if decay else 4)
     for entry in entries:
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), "sm_90a", cached=False)
         name = entry.words.split(", ")[1]
@@ -39,7 +39,7 @@ def test_which_calls_have_them():
     assert {c for c in SHARED if list(softmax_entries("bfloat16", 128, 128, c, True))} == {90}
     assert not list(softmax_entries("float32", 64, 64, 90, False))
     assert not list(softmax_entries("bfloat16", 136, 64, 90, False))
-    assert len(list(softmax_entries("bfloat16", 60, 7, 90, True, backward=False))) == 2
+    assert len(list(softmax_entries("bfloat16", 60, 7, 90, True, backward=False))) == 3
 
 
 def test_shared_memory_fits():
@@ -78,7 +78,32 @@ def test_every_portable_entry_compiles(arch, kind):
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
         assert spilled(code.log) <= PORTABLE_ALLOWANCE, (entry.words, code.log)
         if arch in ("sm_80", "sm_90a"):
-            assert bool(operations(code.cubin) & PRODUCTS_OF_WARPS) == ("portable_" in entry.file), entry.words
+            assert bool(operations(code.cubin) & PRODUCTS_OF_WARPS) != entry.file.endswith("cache.cu"), entry.words
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize(("arch", "kind"), [
+    ("sm_80", PORTABLE_KINDS[1]), ("sm_90a", PORTABLE_KINDS[2]), ("sm_120a", PORTABLE_KINDS[0]),
+    ("sm_89", PORTABLE_KINDS[3])])
+def test_every_entry_of_systems_compiles(arch, kind):
+    """For every architecture, without spills in the systems themselves."""
+    dtype, K, V, decay = kind
+    limit = SHARED[ARCHITECTURES[arch]] * 1024
+    entries = list(map(Entry._make, system_plan.entries(dtype, K, V, decay, True, limit)))
+    assert len(entries) == 4
+    for entry in entries[:2] if arch != "sm_90a" else entries:
+        code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
+        assert spilled(code.log) <= PORTABLE_ALLOWANCE * ("portable_" in entry.file), (entry.words, code.log)
+        if arch in ("sm_80", "sm_90a"):
+            assert operations(code.cubin) & PRODUCTS_OF_WARPS, entry.words
+
+
+def test_blocks_of_systems_fit_everywhere():
+    for size in SHARED.values():
+        for element, K, V in itertools.product(("bfloat16", "float32"), (7, 128, 256), (7, 256)):
+            for name in system_plan.KERNELS:
+                made = system_plan.constants(name, portable_plan.PortableKind(element, K, V, True, 2), size * 1024)
+                assert dict(made)["LA_SHARED"] <= size * 1024
 
 
 def test_portable_blocks_fit_everywhere():

@@ -10,7 +10,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import pieces, pieces_vjp
-from linattn_np.matrix_state.cuda import arguments, operands, vector_backward_plan, wgmma
+from linattn_np.matrix_state.cuda import arguments, operands, wgmma
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
 from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
 from linattn_np.matrix_state.types import Plan
@@ -59,10 +59,10 @@ BUILDS = {
     "writes": (wgmma.WRITES, lambda at: wgmma.writes_pass(128, 128, True, True, at).constants),
     "chain": (cuda_delta_plan.CHAIN, lambda at: cuda_delta_plan.constants("chain", 128, 128, True, at=at)),
     "reverse": (cuda_delta_plan.REVERSE, lambda at: cuda_delta_plan.constants("reverse", 128, 128, True, at=at)),
-    "vector reverse": (vector_backward_plan.REVERSE.file,
-                       lambda at: vector_backward_plan.reverse_constants(VECTORS, at=at)),
-    "vector reverse, delta": (vector_backward_plan.REVERSE.file,
-                              lambda at: vector_backward_plan.reverse_constants(VECTORS, True, at=at)),
+    "vector reverse": (cuda_vector_plan.REVERSE.file,
+                       lambda at: cuda_vector_plan.reverse_constants(VECTORS, at=at)),
+    "vector reverse, delta": (cuda_vector_plan.REVERSE.file,
+                              lambda at: cuda_vector_plan.reverse_constants(VECTORS, True, at=at)),
 }  # fmt: skip
 
 

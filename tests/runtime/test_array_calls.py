@@ -11,6 +11,7 @@ from linattn_np.runtime.tracing import Trace, Untraceable, plain
 
 pytest.importorskip("numba")
 
+from linattn_np.matrix_state.cpu import loops
 from linattn_np.ops.cpu.programs import Places, Views, record
 
 CASES = [
@@ -93,6 +94,18 @@ def test_a_repeated_vjp_records_its_array_calls_with_the_same_bits(fn, options, 
     assert (recorded.to_core is not x.to_core) == (recorded.to_core_vjp is not x.to_core_vjp)
     if fn is la.abc or (x.from_core_vjp is not None and fn.spec.state.option is None):  # array calls on both sides
         assert recorded.to_core is not x.to_core
+
+
+def test_keys_that_are_also_what_is_erased_stay_one_array(monkeypatch):
+    """A recorded change of variables keeps it, and so the core's recorded loops apply."""
+    fn = la.delta_rule
+    x, options = numbers(fn, 0, 1), {"feature_map": "elu+1", "return_state": True}
+    options["state"] = fn(**x, **options)[1]
+    for _ in range(5):
+        expected, _ = la.vjp(fn, **x, **options)
+    monkeypatch.setattr(loops, "forward", None)
+    found, _ = la.vjp(fn, **x, **options)
+    assert arrays_of(found) == arrays_of(expected)
 
 
 def parts_of(grads):

@@ -12,6 +12,7 @@ from linattn_np.call import replay
 from linattn_np.matrix_state.types import Readout
 from linattn_np.runtime.cuda import launch
 from linattn_np.softmax.core import CORE
+from linattn_np.softmax.cuda import calls
 
 # what the kernels compute: attention without directions of position maps, whose logits are all of one kind
 FUNCTIONS = [fn for fn in la.VARIANTS if fn.spec.core is CORE and fn.spec.readout is Readout.SOFTMAX
@@ -42,6 +43,7 @@ def cp(monkeypatch):
 GATES = {
     "none": lambda rng, shape: np.zeros(shape),
     "mild": lambda rng, shape: -0.3 * rng.random(shape),
+    "fading": lambda rng, shape: np.full(shape, -0.5),
     "strong": lambda rng, shape: -50 * rng.random(shape),
     "fifty": lambda rng, shape: np.full(shape, -50.0),
     "resets": lambda rng, shape: np.full(shape, -np.inf),
@@ -112,6 +114,56 @@ def test_gates_over_many_blocks(cp):
     """The sums of tiles of queries and blocks of keys on both sides of a gate."""
     check(cp, la.forgetting_attention, 2100, B=1, heads=(1, 1, 1))
     check(cp, la.forgetting_attention, 17000, B=1, heads=(1, 1, 1), widths=(64, 64), gates="mild")
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 700}, {"normalize": False}, {"cu_seqlens": [0, 40, 40, 900, 1500]}],
+                         ids=str)
+@pytest.mark.parametrize("gates", ["none", "mild", "fading", "strong", "mixed", "resets"])
+def test_blocks_without_weights_are_skipped(cp, monkeypatch, gates, options):
+    """No bit changes; without decays nothing is skipped."""
+    arrays, dout = draw(la.forgetting_attention, 1500, B=1, heads=(4, 2, 2), widths=(64, 128), gates=gates)
+    there, dout, attend, ends = {n: cp.asarray(x) for n, x in arrays.items()}, cp.asarray(dout), calls.attend, []
+
+    def watched(name, *args, **arrays):
+        attend(name, *args, **arrays)
+        ends.extend([arrays["ends"].copy()] if "ends" in arrays else [])
+
+    monkeypatch.setattr(calls, "attend", watched)
+    found = both(la.forgetting_attention, there, dout, backend="cuda", **options)
+    monkeypatch.setattr(calls, "norms", lambda plan, batch, *_: cp.full((batch.heads, batch.slots), cp.inf, cp.float32))
+    replay.clear()
+    exact = both(la.forgetting_attention, there, dout, backend="cuda", **options)
+    assert all(same(cp, x, found[n]) for n, x in exact.items())
+    some, every = (x.ravel() for x in ends)
+    if "cu_seqlens" not in options:  # else slots are left over
+        assert bool((some < every).any()) == (gates != "none")
+        assert bool((every == 12).all())
+
+
+@pytest.mark.parametrize("g", [-0.5, -3.0])
+def test_far_keys_may_outweigh_their_decay(cp, g):
+    """A decay alone does not say that keys have no weight."""
+    arrays, dout = draw(la.forgetting_attention, 900, B=1)
+    arrays["q"][:] = 1
+    arrays["k"][:, :100] = 80 if g > -1 else 400
+    arrays["g"][:] = g
+    wide = {n: x.astype(np.float64) for n, x in arrays.items()}
+    exact = both(la.forgetting_attention, wide, dout.astype(np.float64))
+    assert np.linalg.norm(exact["dv"][:, :100]) > 0.9 * np.linalg.norm(exact["dv"])
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+    found = both(la.forgetting_attention, there, cp.asarray(dout), backend="cuda")
+    for n in ("out", "dv"):
+        error = np.linalg.norm(cp.asnumpy(found[n]).astype(np.float64) - exact[n])
+        assert error <= BOUND["bfloat16"] * np.linalg.norm(exact[n]), n
+
+
+def test_gates_above_zero(cp):
+    """They are not meant, but what they give is right: nothing is skipped behind them."""
+    arrays, _ = draw(la.forgetting_attention, 700, B=1)
+    arrays["g"][:] = np.where(np.arange(700) < 60, -10, np.where(np.arange(700) < 128, 9, -1))[:, None]
+    exact = la.forgetting_attention(**{n: x.astype(np.float64) for n, x in arrays.items()})
+    found = la.forgetting_attention(**{n: cp.asarray(x) for n, x in arrays.items()}, backend="cuda")
+    assert np.linalg.norm(cp.asnumpy(found).astype(np.float64) - exact) <= 1.2e-2 * np.linalg.norm(exact)
 
 
 @pytest.mark.parametrize("heads", [(4, 2, 2), (2, 2, 4), (4, 2, 4), (6, 1, 1)])

@@ -38,7 +38,9 @@ def takes(call: Prepared) -> bool:
 def on_deferred(call: Prepared) -> Prepared:
     """The call on deferred arrays.   Raises Unsupported if they cannot be described."""
     c, spec = call.variables, call.spec
-    xp = Namespace(call.plan.xp, getattr(c, spec.change.value).device)
+    v = getattr(c, spec.change.value)
+    xp = Namespace(call.plan.xp, v.device)
+    xp.heads = prod(v.shape[:-3]), v.shape[-2]
     fixed = {n: x for n, x in vars(c).items() if n in FIXED}
     arrays = {n: None if (x := getattr(c, n)) is None else given(xp, x) for n in c.axes}
     own = Variables(**fixed | arrays | {"xp": xp})

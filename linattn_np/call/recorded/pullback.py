@@ -45,11 +45,16 @@ class Tracer:
         self._done = len(self.trace.calls)
         return Views(calls, Places(self.trace), self.trace, found)
 
-    def inputs(self) -> tuple[Any, list[int], Views]:
-        """(the core's inputs but for traced ones, which are traced, the program of those)."""
+    def inputs(self) -> tuple[Any, dict[int, int], Views]:
+        """(the core's inputs but for traced ones, where each of those is among the results, their program).
+
+        One array may be several inputs: cores know what is erased by keys by its being the array of keys.
+        """
         x = self.spec.change.to_core(self.c)
-        fields = [n for n, y in enumerate(x) if isinstance(y, Traced)]
-        program = self.program([whole(self.trace, x[n]) for n in fields])
+        results = {id(y): y for y in x if isinstance(y, Traced)}
+        order = list(results)
+        fields = {n: order.index(id(y)) for n, y in enumerate(x) if id(y) in results}
+        program = self.program([whole(self.trace, y) for y in results.values()])
         return type(x)(*(None if n in fields else y for n, y in enumerate(x))), fields, program
 
     def output(self, out: Array) -> tuple[Any, Views]:
@@ -124,8 +129,9 @@ class RecordedChange:
         """The core's inputs."""
         given = [*(getattr(c, n) for n in self._names), *state_of(self._spec, c)]
         memory, found = np.empty(self._words), list(self._inputs)
-        for n, y in zip(self._fields, self._before.run([*given, memory]), strict=True):
-            found[n] = y
+        results = self._before.run([*given, memory])
+        for n, at in self._fields.items():
+            found[n] = results[at]
         c.recorded = given, memory
         return type(self._inputs)(*found)
 

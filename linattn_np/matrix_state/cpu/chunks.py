@@ -19,30 +19,26 @@ from .forward import forward
 from .layout import Cell, Features, layout, words_of
 from .table import Table, count_sequences, is_direct
 from .time_blocks import time_blocks
-from .workspace import CHUNK
+from .workspace import WORK
 
 
-class Chunks:
-    """All of a call but where its arrays lie."""
+def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0, solver: Solver | None = None
+           ) -> Kernel:  # fmt: skip
+    """The chunk form of these sequences: all but where the arrays lie.
 
-    def __init__(self, x: Inputs, plan: Plan, table: Table, rows: np.ndarray, started: bool, kept: int = 0,
-                 solver: Solver | None = None):  # fmt: skip
-        """kept: see time_blocks.   solver: of systems, whose solutions take the place of what queries read."""
-        (H, V), numbers, operations = x.v.shape[-2:], numbers_of(plan), 6.0
-        states, count = count_sequences(rows) * H, threads.num_threads()
-        columns = V if plan.average is not None or solver is not None else columns_of(V, states, count)
-        cell = cell_of(x, plan, columns, started)
-        if solver is not None:
-            cell = cell._replace(iterations=solver.iterations)
-            numbers["enough"] = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
-            operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
-        self.kernel = kernel_of(forward, cell, layout(cell)[0], table, numbers)
-        self.tasks, self.bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), kept)
-        self.operations = operations * tokens(rows) * H * cell.K * V
-
-    def run(self, numbers: np.ndarray, owners: Any) -> None:
-        """Output and final state, where the table says; `owners` keeps its arrays alive."""
-        run(self.kernel, numbers, self.tasks, self.bounds, self.operations, owners)
+    kept: see time_blocks.   solver: of systems, whose solutions take the place of what queries read.
+    """
+    (H, V), numbers, operations = x.v.shape[-2:], numbers_of(plan), 6.0
+    states, count = count_sequences(rows) * H, threads.num_threads()
+    columns = V if plan.average is not None or solver is not None else columns_of(V, states, count)
+    cell = cell_of(x, plan, columns, "in_state" in table.kept)
+    if solver is not None:
+        cell = cell._replace(iterations=solver.iterations)
+        numbers["enough"] = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
+        operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
+    kernel = kernel_of(forward, cell, layout(cell)[0], table, numbers, "chunk")
+    tasks, bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), kept)
+    return over(kernel, tasks, bounds, operations * tokens(rows) * H * cell.K * V)
 
 
 class Made(NamedTuple):
@@ -68,19 +64,17 @@ class Made(NamedTuple):
         return cls(table, end, out, at)
 
 
-def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, numbers: dict[str, float], adjoint: bool = False
-              ) -> Kernel:  # fmt: skip
-    """A kernel for a kind of call."""
-    words = words_of(cell, adjoint) | conversions(table.numbers, cell.dtype)
-    return Kernel(body, CHUNK, cell.dtype, made, numbers, words)
+def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, numbers: dict[str, Any], *form: str) -> Kernel:
+    """A kernel for a kind of call; form: see words_of."""
+    words = words_of(cell, *form) | conversions(table.numbers, cell.dtype)
+    return Kernel(body, WORK, cell.dtype, made, numbers, words)
 
 
-def run(kernel: Kernel, arrays: np.ndarray, tasks: np.ndarray, bounds: list[int], operations: float,
-        owners: Any) -> None:  # fmt: skip
-    """A kernel for all tasks; few operations are executed by this thread alone."""
+def over(kernel: Kernel, tasks: np.ndarray, bounds: list[int], operations: float) -> Kernel:
+    """The kernel with its tasks; few operations are executed by the calling thread alone."""
     few = operations < policy.FEW_OPERATIONS
     each = len(tasks) if few else max(1, int(len(tasks) * policy.MANY_OPERATIONS / operations))
-    kernel.run(arrays, tasks, bounds, each, 1 if few else threads.num_threads(), owners)
+    return kernel.over(tasks, bounds, each, 1 if few else threads.num_threads())
 
 
 def numbers_of(plan: Plan) -> dict[str, float]:

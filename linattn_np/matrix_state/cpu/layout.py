@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
 
 from ...ops.cpu.maps import EXPONENTIALS, MONOMIALS, WAVES
+from ...runtime.pieces.passes import WIDE
 from ...runtime.pieces.vectors import LANES, ROWS, lane
 from ...runtime.pieces.workspace import Layout, up
-from ..policy import CHECKPOINT_BYTES
+from ..policy import CHECKPOINT_BYTES, FEATURE_HEADS
 from ..policy import DECAY_BLOCK as BLOCK
 from ..types import Decay, Erase
-from .workspace import CHUNK, DELTA, FREE, SCALAR, TASK, VECTOR
+from .workspace import DELTA, FREE, SCALAR, TASK, VECTOR, WORK
 
 RECOMPUTED = {"k", "r"}  # slots of other matrices that they may be, not of their own
 DECAYS = {"E", "start", "end"}  # one for all chunks unless tokens decay
@@ -58,24 +60,27 @@ class Cell(NamedTuple):
 
 
 @functools.lru_cache(256)
-def words_of(cell: Cell, adjoint: bool = False) -> frozenset[str]:
-    """What a kind of call is: which matrices have memory, and which pieces are compiled."""
+def words_of(cell: Cell, *form: str) -> frozenset[str]:
+    """What a kind of call is: which matrices have memory, and which pieces are compiled.
+
+    form: "chunk", also "adjoint", or "tokens", the recurrent form.
+    """
     is_so = {
         "plain": cell.features is None, "map": cell.features is not None, "separate_erase_key": cell.separate_erase_key,
         "waves": cell.features is not None and cell.features.kind == "waves", "bonus": cell.bonus,
         "averaged": cell.averaged, "solved": cell.iterations > 0, "compensates": cell.compensates,
         "value_decay": cell.value_decay, "channels": cell.value_decay or cell.decay is Decay.VECTOR,
-        "adjoint": adjoint, "erase": cell.erase is not Erase.NONE,
+        "erase": cell.erase is not Erase.NONE,
         cell.decay.name.lower(): True, cell.erase.name.lower(): True,
     }  # fmt: skip
-    return frozenset(word for word, is_true in is_so.items() if is_true)
+    return frozenset(word for word, is_true in is_so.items() if is_true).union(form)
 
 
 def flags(cell: Cell) -> dict[str, int]:
     """What a kernel is told of the kind of a call."""
     decays = {Decay.NONE: 0, Decay.SCALAR: SCALAR, Decay.VECTOR: VECTOR}
     erases = {Erase.NONE: 0, Erase.DELTA: DELTA, Erase.FREE: FREE}
-    plain = {name: int(x) for name, x in cell._asdict().items() if isinstance(x, int)}
+    plain = {name: int(x) for name, x in cell._asdict().items() if isinstance(x, Integral)}
     return plain | {f"direct_{name}": name in cell.direct for name in ("q", "v", "r")} | {
         "decay": decays[cell.decay], "erase": erases[cell.erase], "compensates": cell.compensates}  # fmt: skip
 
@@ -97,7 +102,7 @@ def checkpoints(size: int, chunks: int) -> int:
 @functools.lru_cache(256)
 def layout(cell: Cell, back: Backward | None = None) -> tuple[Layout, int]:
     """(table, chunks that it keeps)."""
-    W, words = lane(cell.dtype), words_of(cell, back is not None)
+    W, words = lane(cell.dtype), words_of(cell, "chunk", *(("adjoint",) if back else ()))
     sizes = {"c": cell.C, "c1": cell.C + 1, "K_lanes": up(cell.K, W), "V_lanes": up(cell.V, W), "one": 1,
              "block": BLOCK, "scratch_rows": 2 * BLOCK + 1 + 3 * cell.C, "given": cell.K, "line_count": 0,
              "task_fields": len(TASK), "slots": 1, "segments": 1, "slot_after": 1, "lane": W}  # fmt: skip
@@ -107,15 +112,30 @@ def layout(cell: Cell, back: Backward | None = None) -> tuple[Layout, int]:
     if back is None:
         if not cell.iterations:
             sizes["line_count"], sizes["lines_at_once"] = _lines(cell, np.dtype(cell.dtype).itemsize)
-        return _aliased(CHUNK.layout(sizes, cell.dtype, words), cell), 0
-    kept = [name for name, m in CHUNK.matrices.items() if m.slot == "slot" and not m.alias and name not in RECOMPUTED
+        return _aliased(WORK.layout(sizes, cell.dtype, words), cell), 0
+    kept = [name for name, m in WORK.matrices.items() if m.slot == "slot" and not m.alias and name not in RECOMPUTED
             and (cell.decay is Decay.SCALAR or name not in DECAYS)]  # fmt: skip
     sizes |= {"group": back.group, "has_dstate": back.has_dstate, "apart": back.apart}
-    one, two = (CHUNK.layout(sizes, cell.dtype, words, dict.fromkeys(kept, n)).bytes for n in (1, 2))
+    one, two = (WORK.layout(sizes, cell.dtype, words, dict.fromkeys(kept, n)).bytes for n in (1, 2))
     count = checkpoints(two - one, back.chunks)
     sizes |= {"slots": count, "segments": -(-back.chunks // count)}
     copies = dict.fromkeys(kept, count) | dict.fromkeys(("S_begun", "z_begun"), sizes["segments"])
-    return _aliased(CHUNK.layout(sizes, cell.dtype, words, copies), cell), count
+    return _aliased(WORK.layout(sizes, cell.dtype, words, copies), cell), count
+
+
+@functools.lru_cache(64)
+def token_layout(cell: Cell, tokens: int) -> Layout:
+    """The table of a kernel of the recurrent form whose slabs have so many tokens."""
+    W, K = lane(cell.dtype), cell.K
+    sizes = flags(cell) | {
+        "c": tokens, "c_queries": tokens * cell.queries, "c_rows": tokens * (1 + cell.queries), "K_lanes": up(K, W),
+        "width_lanes": WIDE * W, "one": 1, "two": 2, "pairs": up(K, W), "lane": W,
+        "task_fields": len(TASK)}  # fmt: skip
+    if cell.features is not None:
+        sizes |= map_sizes(K, cell.features, W)
+        sizes["group"] = FEATURE_HEADS if tokens == 1 and sizes["map"] != MONOMIALS else 1
+        sizes["c_rows"] *= sizes["group"]
+    return WORK.layout(sizes, cell.dtype, words_of(cell, "tokens"))
 
 
 def map_sizes(K: int, f: Features, W: int) -> dict[str, int]:
@@ -137,7 +157,7 @@ def _lines(cell: Cell, itemsize: int) -> tuple[int, int]:
 
 def _aliased(made: Layout, cell: Cell) -> Layout:
     """Where features are q and k, the erase vector is the key, and values are written as they are."""
-    table, slots, item = made.table, CHUNK.slots, np.dtype(cell.dtype).itemsize
+    table, slots, item = made.table, WORK.slots, np.dtype(cell.dtype).itemsize
     same = [("r", "k", not cell.separate_erase_key, 0), ("U", "v", cell.erase is not Erase.DELTA, 0)]
     if cell.features is not None:
         same = [(x, "phi_" + x, True, cell.features.skipped * item) for x in ("q", "k", "dq", "dk")] + same

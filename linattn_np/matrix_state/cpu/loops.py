@@ -13,11 +13,11 @@ from ...runtime.arrays import cast, sum_to
 from ...runtime.pieces.memory import empty
 from ...runtime.pieces.workspace import SHARED
 from .. import policy
-from ..array import chunks
+from ..array import chunks as array_chunks
 from ..types import Erase, Inputs, Plan, Saved
 from .backward import backward as backward_kernel
 from .backward import reverse
-from .chunks import Chunks, Made, cell_of, columns_of, kernel_of, numbers_of, run, state_shape, tokens
+from .chunks import Made, cell_of, chunks, columns_of, kernel_of, numbers_of, over, state_shape, tokens
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
 from .layout import Backward, Cell, layout
@@ -26,7 +26,7 @@ from .recurrent.systems import solve_token as solve_token
 from .replay import record as record
 from .solve import record_solve as record_solve
 from .solve import solve as solve
-from .table import AT, CHUNKS, HEAD, LATER, LEAD, STATE, TO, Table, count_sequences, from_pool, sequences
+from .table import AT, CHUNKS, HEAD, LATER, LEAD, TO, Table, count_sequences, from_pool, sequences
 from .time_blocks import block_counts, checkpoint_block, segment_block, time_blocks
 
 HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients",
@@ -57,7 +57,7 @@ def describe(call: Any) -> str:
 def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray | None, Any, Saved]:
     """(out, final state or StatesAt, saved)."""
     if not (x.v.size and x.k.size):  # no tokens
-        return chunks.forward(x, plan, state)
+        return array_chunks.forward(x, plan, state)
     *lead, T, _, _ = x.v.shape
     C = policy.cpu_chunk(plan, T)
     rows = sequences(plan, prod(lead), C)
@@ -66,35 +66,16 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, in_place)
     stepwise = short.is_stepwise(x, plan, rows)
-    if stepwise.any() and at is None:
-        short.run(x, plan, table, state, rows[stepwise])
     kept, starts = kept_states(x, plan, rows, stepwise, C) if plan.gradients else (0, None)
-    if stepwise.any() and at is not None:
-        _run_segments(x, plan, table, state, rows[stepwise], (end, at, starts))
     table.states("starts", starts)
-    if not stepwise.all():
-        chunked = rows[~stepwise]
-        Chunks(x, plan, table, chunked, state is not None, kept).run(table.numbers, table)
-        if starts is not None:
-            chunked = chunked[chunked[:, LATER] == 0]
-            last = starts[chunked[:, TO] + block_counts(chunked, kept) - 1]
-            end.reshape(-1, *end.shape[-3:])[chunked[:, STATE]] = last
+    for form, own in ((short.steps, rows[stepwise]), (chunks, rows[~stepwise])):
+        if len(own):
+            form(x, plan, table, own, kept).run(table.numbers, table)
+    if starts is not None:
+        last = rows[rows[:, LATER] == 0]
+        end.reshape(-1, *end.shape[-3:])[...] = starts[last[:, TO] + block_counts(last, kept) - 1]
     saved = Saved(x, plan, state, None if starts is None else (kept, starts))
     return None if out is None else cast(plan.xp, out, x.v.dtype), end if at is None else StatesAt(end, at), saved
-
-
-def _run_segments(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray,
-                  to: tuple[np.ndarray, np.ndarray, np.ndarray | None]) -> None:  # fmt: skip
-    """Sequences with positions in the recurrent form; to: the final states, those at positions, and those kept."""
-    end, at, starts = to
-    found = short.run_segments(x, plan, table, state, rows)
-    table.states("in_state", state)
-    table.states("out_state", end)
-    last, cut = rows[:, LATER] == 0, rows[:, AT] > 0
-    end.reshape(-1, *end.shape[-3:])[rows[last, STATE]] = found[last]
-    at.reshape(-1, *end.shape[-3:])[rows[cut, AT] - 1] = found[cut]
-    if starts is not None:
-        starts[rows[:, TO]] = found
 
 
 def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, stepwise: np.ndarray, C: int
@@ -120,8 +101,8 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, _ = saved
     if not (x.v.size and x.k.size) or short.goes_back_elsewhere(x):
-        _, _, kept = chunks.forward(x, plan, state)
-        return chunks.backward(kept, dout, dstate)
+        _, _, kept = array_chunks.forward(x, plan, state)
+        return array_chunks.backward(kept, dout, dstate)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     C, has_queries = policy.cpu_chunk(plan, T), x.q is not None and dout is not None
     rows, (dend, dat) = sequences(plan, prod(lead), C), dstate if isinstance(dstate, StatesAt) else (dstate, None)
@@ -155,9 +136,9 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         bounds = list(range(len(tasks) + 1))
         _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps, dend is not None)
     made, segment = layout(cell, Backward(group, int(tasks[:, CHUNKS].max(initial=1)), dend is not None, apart))
-    kernel = kernel_of(backward_kernel, cell, made, table, numbers_of(plan), adjoint=True)
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
-    run(kernel, table.numbers, tasks, bounds, operations, (table, x, saved))
+    kernel = kernel_of(backward_kernel, cell, made, table, numbers_of(plan), "chunk", "adjoint")
+    over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
     return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
 
@@ -171,8 +152,8 @@ def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.n
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept, last_first=True)
     cell = cell._replace(V=columns)
     made, _ = layout(cell, Backward(1, 1, dstate, True))
-    kernel = kernel_of(reverse, cell, made, table, numbers_of(plan), adjoint=True)
-    run(kernel, table.numbers, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V, (table, x))
+    kernel = kernel_of(reverse, cell, made, table, numbers_of(plan), "chunk", "adjoint")
+    over(kernel, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V).run(table.numbers, (table, x))
 
 
 def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: int) -> dict[str, np.ndarray]:

@@ -13,20 +13,22 @@ from ...ops.cpu import programs
 from ...ops.cpu.rounding import put
 from ...runtime.arrays import cast
 from ...runtime.pieces.memory import destinations, empty, first_byte, handles
+from ...runtime.pieces.run import Kernel, Launch
 from ...runtime.pieces.workspace import AT
-from ...runtime.tracing import Kernel, Trace, Untraceable, contains, extent, plain
+from ...runtime.tracing import Kernel as ArrayKernel
+from ...runtime.tracing import Trace, Untraceable, contains, extent, plain
 from .. import policy
-from ..types import Erase, Inputs, Plan
-from .chunks import Chunks, Made
-from .recurrent.short import Steps, in_place, is_one_batch, is_stepwise
+from ..types import Inputs, Plan
+from .chunks import Made, chunks
+from .recurrent.short import in_place, is_one_batch, is_stepwise, steps
 from .table import ROW, Table, from_pool, sequences
 from .workspace import ARRAYS
 
+ndarray = np.ndarray
 Again = Callable[[list[np.ndarray], "np.ndarray | None"], "tuple[np.ndarray | None, np.ndarray] | None"]
 Then = Callable[["np.ndarray | None", np.ndarray], tuple[Any, Any]]
 # from handles and what they are of (given, memory, end, out, state): False where it must be done in full
 Loops = Callable[[Any, list[np.ndarray]], bool]
-Programs = tuple[programs.Program | None, programs.Program | None]  # before, after
 
 
 def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: Then | None = None) -> Again | None:
@@ -80,7 +82,7 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     own = {"out_state": end, "out": np.empty(0, dtype) if out is None else out}
     own |= {} if state is None or packed else {"in_state": state}
     own |= {} if at is None else {"out_states": at}
-    run = _loops_of(x, plan, table, given, own, (places, mine, state is not None), (trace, count))
+    run = _loops_of(x, plan, table, given, own, mine, (trace, count))
     shape, ended, has_queries = own["out"].shape, end.shape, out is not None
     overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype else x.v.dtype
     out_there, end_there = (None, None) if final is None else (
@@ -119,44 +121,37 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
 def _result(y: Any, places: programs.Places, own: Any) -> Any:
     """A function of the arrays of a call that makes a result, or a tuple of them; None if it is the core's own."""
     if isinstance(y, tuple):
-        each = [_result(part, places, None) for part in y]
-        return lambda arrays: tuple([make(arrays) for make in each])
+        each = [_view_of(part, places) for part in y]
+        return lambda arrays: tuple([ndarray(shape, dtype, arrays[n], *at) for n, shape, dtype, at in each])
     if y is None or programs.is_whole(own, plain(y)):
         return None
-    (n, offset), (shape, dtype, steps) = places.of(plain(y)), (y.shape, y.dtype, y.strides)
+    n, shape, dtype, at = _view_of(y, places)
+    return lambda arrays: ndarray(shape, dtype, arrays[n], *at)
+
+
+def _view_of(y: Any, places: programs.Places) -> tuple[int, tuple[int, ...], np.dtype, tuple[int, tuple[int, ...]]]:
+    """(the array that it lies in, shape, dtype, (offset, strides)) of a result."""
+    n, offset = places.of(plain(y))
     if n == programs.ABSOLUTE:
         raise Untraceable("a constant result")
-    return lambda arrays: np.ndarray(shape, dtype, arrays[n], offset, steps)
+    return n, y.shape, y.dtype, (offset, y.strides)
 
 
 def _loops_of(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dict[str, np.ndarray],
-          told: tuple[programs.Places, bool, bool], traced: tuple[Trace, int]) -> Loops:  # fmt: skip
-    """The compiled loops of a call, between array calls. told: places, whether the state is overwritten, is given."""
-    (places, mine, started), (trace, count) = told, traced
+              mine: bool, traced: tuple[Trace, int]) -> Loops:  # fmt: skip
+    """The compiled loops of a call, between array calls; mine: the state is overwritten."""
+    trace, count = traced
     rows = sequences(plan, prod(x.v.shape[:-3]), policy.cpu_chunk(plan, x.v.shape[-3]))
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, mine)
     stepwise, rotation = is_stepwise(x, plan, rows).all(), None
-    if stepwise and x.erase is Erase.NONE and x.gv is None and (x.q is None or x.q.shape[-2] <= x.v.shape[-2]):
+    if stepwise:
         rotation, count = _rotation_of(trace, count)
     if rotation is not None:
         table.constant("in_rotation", rotation)
     calls = programs.record(trace, 0, count), programs.record(trace, count)
-    numbers = table.numbers.copy()
-    sources = sources_of(numbers, places, len(given), own)
-    if not stepwise:
-        return run_chunks(Chunks(x, plan, table, rows, started), numbers, sources, len(given) if mine else 0, calls)
-    if plan.states_at is not None:
-        raise Untraceable("segments of the recurrent form")
-    steps = Steps(x, plan, table.kept.get("in_state"), rows)
-    if rotation is not None:
-        steps.rotate(rotation.shape[1])
-    reached = *given, *own.values()
-    extents = np.array([extent(y) for y in reached]) - np.array([[first_byte(y)] for y in reached])
-    steps.settle(numbers, sources, extents, len(given) if mine else 0)
-    if calls != (None, None):
-        steps.between(*calls)
-    return steps.run
+    kernel = (steps if stepwise else chunks)(x, plan, table, rows)
+    return loops(kernel, table, trace, (given, own), len(given) if mine else 0, calls, not stepwise)
 
 
 def _rotation_of(trace: Trace, count: int) -> tuple[np.ndarray | None, int]:
@@ -165,36 +160,39 @@ def _rotation_of(trace: Trace, count: int) -> tuple[np.ndarray | None, int]:
     That call is removed: the loops rotate. None without such a call, or if angles depend on what the loops compute.
     """
     for n, call in enumerate(trace.calls[count:], count):
-        if isinstance(call, Kernel) and trace.end is not None and contains(trace.end, call.arrays[-1]):
+        if isinstance(call, ArrayKernel) and trace.end is not None and contains(trace.end, call.arrays[-1]):
             del trace.calls[n]
             return call.arrays[1], n
-        if isinstance(call, Kernel) or any(contains(y, x) for x in call.arrays for y in trace.beside):
+        if isinstance(call, ArrayKernel) or any(contains(y, x) for x in call.arrays for y in trace.beside):
             break
     return None, count
 
 
-def run_chunks(chunks: Any, template: np.ndarray, sources: np.ndarray, mine: int, calls: Programs) -> Loops:
-    """Chunk by chunk; chunks: Chunks, or another kernel with its tasks.
+def loops(kernel: Kernel, table: Table, trace: Trace, arrays: tuple[list[np.ndarray], dict[str, np.ndarray]],
+          overwritten: int = 0, calls: programs.Programs = (None, None), aligned: bool = True) -> Loops:  # fmt: skip
+    """A kernel for other arrays: given ones, and own ones by their rows of the table.
 
-    mine: the index of the state that is overwritten, after all that is read; 0: none is.
+    overwritten: the index of the state that is, after all that is read; 0: none is.   aligned: only for aligned arrays.
     """
-    filled, (before, after) = np.flatnonzero(sources >= 0), calls
-    sources, size, places = sources[filled], np.dtype(chunks.kernel.dtype).itemsize, filled * template.shape[1] + AT
+    (given, own), numbers, (before, after) = arrays, table.numbers.copy(), calls
+    sources, reached = sources_of(numbers, programs.Places(trace), len(given), own), [*given, *own.values()]
+    extents = np.array([extent(y) for y in reached]) - np.array([[first_byte(y)] for y in reached])
+    launch, size = Launch(kernel, numbers, sources, extents, overwritten), np.dtype(kernel.dtype).itemsize
+    whole = programs.around(launch, len(kernel.tasks), calls) if kernel.is_alone and calls != (None, None) else None
 
     def run(row: Any, arrays: list[np.ndarray]) -> bool:
-        addresses = [first_byte(y) for y in arrays]
-        if mine and any(np.may_share_memory(arrays[mine], y) for y in arrays[:mine]):
+        if aligned and any(first_byte(y) % size for y in arrays):
             return False
-        if any(at % size for at in addresses):
-            return False
-        numbers = template.copy()
-        numbers.reshape(-1)[places] += np.array(addresses)[sources]
+        if whole is not None:
+            whole(row)
+            return not row[len(arrays)]
         if before is not None:
             before.call(row)
-        chunks.run(numbers, arrays)
-        if after is not None:
+        kernel.execute(launch, arrays, row)
+        done = not row[len(arrays)]
+        if done and after is not None:
             after.call(row)
-        return True
+        return done
 
     return run
 

@@ -9,23 +9,24 @@ from typing import Any
 import numpy as np
 
 from ...core import StatesAt
-from ...ops.cpu.programs import Places
+from ...runtime.pieces.memory import handles
+from ...runtime.pieces.run import Kernel
 from ...runtime.tracing import Trace
 from .. import policy
 from ..readouts.systems import Solver
 from ..types import Inputs, Plan
-from .chunks import Chunks, Made
+from .chunks import Made, chunks
 from .recurrent.systems import solve_token
-from .replay import run_chunks, sources_of
+from .replay import loops
 from .table import AT, BATCH, FIRST, STATE, lengths, sequences
 
 
 def _systems(x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None, rows: np.ndarray
-             ) -> tuple[Chunks, Made]:  # fmt: skip
+             ) -> tuple[Kernel, Made]:  # fmt: skip
     """The systems of some sequences of a call: all but where its arrays lie, and the arrays of all sequences."""
     ridge = np.broadcast_to(ridge, (*ridge.shape[:-3], x.v.shape[-3], *ridge.shape[-2:]))
     made = Made.of(x._replace(r=ridge), plan, Z, False)
-    return Chunks(x, plan, made.table, rows, Z is not None, solver=solver), made
+    return chunks(x, plan, made.table, rows, solver=solver), made
 
 
 def solve(
@@ -82,14 +83,13 @@ def record_solve(
     """
     systems, (table, end, found, _) = _systems(*keys, solver, plan, Z, _rows(keys[0], plan))
     own = {"out_state": end, "out": found} | ({} if Z is None else {"in_state": Z})
-    numbers = table.numbers.copy()
-    run = run_chunks(systems, numbers, sources_of(numbers, Places(trace), len(trace.given), own), 0, (None, None))
+    run = loops(systems, table, trace, (trace.given, own))
     shapes, dtype, kept = (found.shape, end.shape), end.dtype, table.kept
     del table, end, found, own
 
     def call(arrays: list[np.ndarray], Z: np.ndarray | None, owners: Any = kept) -> Any:
         found, end = (np.empty(shape, dtype) for shape in shapes)
         given = [*arrays, end, found] if Z is None else [*arrays, end, found, Z]
-        return (found, end) if run(None, given) else None
+        return (found, end) if run(handles(given), given) else None
 
     return call

@@ -1,7 +1,8 @@
-"""What the kernels of a chunk are told, and the matrices of a chunk: one declaration for forward and backward.
+"""What kernels are told, and their matrices: one declaration for both forms, forward and backward.
 
 Sizes: c tokens in the chunk, c1 = c + 1, K and V channels, K_lanes and V_lanes the same in whole vectors. A name with
-_before or _after is the same memory one row earlier or later: what reads S_{t-1} sees decays one token earlier.
+_before or _after is the same memory one row earlier or later: what reads S_{t-1} sees decays one token earlier. In the
+recurrent form c tokens are a slab, and width columns, width_lanes in whole vectors, a block of the state.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEA
 SIZES = ("t", "C", "given", "half", "skipped", "segments", "segment_count", "group", "slots")  # fmt: skip
 FLAGS = ("decay", "erase", "query_reads", "erase_reads", "separate_erase_key", "has_queries", "queries", "bonus",
          "started", "has_dstate", "apart", "compensates", "reflects", "map", "value_decay", "averaged", "returning",
-         "iterations", "direct_q", "direct_v", "direct_r", "lane", "lines_at_once")  # fmt: skip
+         "iterations", "direct_q", "direct_v", "direct_r", "direct", "lane", "lines_at_once")  # fmt: skip
+TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "rotates", "known", "known_batch",
+          "known_head", "known_t")  # fmt: skip
 NUMBERS = ("scale", "eps", "enough")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "out_state", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
@@ -28,7 +31,8 @@ ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in
 
 M = Matrix
 GROUPS = {  # by the kind of calls that they are of, see layout.words_of
-    "": {
+    "": {"factor": M("c"), "scales": M("c")},
+    "chunk": {
         "lines": M("line_count", dtype="int64"), "v": M("c", "V_lanes"), "kT": M("K", "c"),
         # tables of the decay
         "g64": M("c", wide=True), "sums": M("c", wide=True), "E": M("c", "c", above=1, slot="slot"),
@@ -36,22 +40,23 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
         "start_after": M("c", slot="slot", alias="start", first=1), "end": M("c", slot="slot"), "carries": M("K_lanes"),
         # what is written and read
         "S": M("K", "V_lanes", slot="slot"), "S_after": M("K", "V_lanes", slot="slot_after", alias="S"),
-        "P": M("c", "c"), "inside": M("c", "V_lanes"), "decayed": M("c", "K_lanes"), "factor": M("c"), "scales": M("c"),
-        "ones": M("c"), "minus": M("c"),
+        "P": M("c", "c"), "inside": M("c", "V_lanes"), "decayed": M("c", "K_lanes"), "ones": M("c"), "minus": M("c"),
     },
     "given": {"tasks": M("tasks_count", "task_fields", dtype="int64")},
-    "plain": {"q": M("c", "K_lanes"), "k": M("c", "K_lanes", slot="slot")},
-    "vector": {
+    "plain chunk": {"q": M("c", "K_lanes"), "k": M("c", "K_lanes", slot="slot")},
+    "vector chunk": {
         "W": M("c", "K_lanes"), "first": M("c", "K_lanes", above=1),
         "first_before": M("c", "K_lanes", alias="first", first=-1), "last": M("c", "K_lanes"), "carry": M("K_lanes"),
         "near": M("block", "K_lanes"), "far": M("c", "K_lanes"), "farT": M("K", "c"),
     },
-    "separate_erase_key": {"r": M("c", "K_lanes", slot="slot")},
-    "erase": {"A": M("c", "c", slot="slot")},
-    "delta": {"beta": M("c"), "M": M("c", "c"), "U": M("c", "V_lanes", slot="slot")},
-    "compensates": {"rest": M("c", "c", slot="slot"), "correction": M("c", "V_lanes")},
-    "free": {"b": M("c", "K_lanes"), "bT": M("K", "c"), "Y": M("c", "V_lanes", slot="slot")},
-    "bonus": {"u": M("one", "K_lanes"), "du": M("one", "K_lanes")},
+    "separate_erase_key chunk": {"r": M("c", "K_lanes", slot="slot")},
+    "erase chunk": {"A": M("c", "c", slot="slot")},
+    "delta": {"beta": M("c")},
+    "delta chunk": {"M": M("c", "c"), "U": M("c", "V_lanes", slot="slot")},
+    "compensates chunk": {"rest": M("c", "c", slot="slot"), "correction": M("c", "V_lanes")},
+    "free chunk": {"b": M("c", "K_lanes"), "bT": M("K", "c"), "Y": M("c", "V_lanes", slot="slot")},
+    "bonus": {"u": M("one", "K_lanes")},
+    "bonus adjoint": {"du": M("one", "K_lanes")},
     "adjoint": {
         "dout": M("c", "V_lanes"), "dS": M("K", "V_lanes"), "dST": M("V", "K"), "ST": M("V", "K"), "UT": M("V", "c"),
         "dU": M("c", "V_lanes"), "dP": M("c", "c"), "crossed": M("c", "c", above=1),
@@ -69,20 +74,21 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
     "erase adjoint": {"dr": M("c", "K_lanes")},
     "delta adjoint": {"dbeta": M("c"), "back": M("c", "K_lanes")},
     "free adjoint": {"dY": M("c", "V_lanes"), "db": M("c", "K_lanes")},
-    "map": {  # q and k are the features of x, phi with those before the first
+    "map": {"map_numbers": M("numbers"), "map_weights": M("numbers", alias="map_numbers", first=1)},
+    "map chunk": {  # q and k are the features of x, phi with those before the first
         "x_q": M("c", "given_wide"), "x_k": M("c", "given_wide", slot="slot"), "phi_q": M("c", "phi_lanes"),
         "phi_k": M("c", "phi_lanes", slot="slot"), "over_q": M("c"), "over_k": M("c", slot="slot"),
-        "map_numbers": M("numbers"), "map_weights": M("numbers", alias="map_numbers", first=1),
     },
-    "waves": {"angle": M("c", "half_lanes")},
+    "waves chunk": {"angle": M("c", "half_lanes")},
     "map adjoint": {"phi_dq": M("c", "phi_lanes"), "phi_dk": M("c", "phi_lanes"), "dx": M("c", "given_wide"),
                     "row_sums": M("c")},
     "solved": {"found": M("c", "K_lanes"), "residual": M("c", "K_lanes"), "direction": M("c", "K_lanes"),
                "times_A": M("c", "K_lanes"), "squares": M("c"), "bounds": M("c"), "ridge": M("c", "K_lanes")},
-    "averaged": {"z": M("K_lanes", slot="slot"), "z_after": M("K_lanes", slot="slot_after", alias="z"), "over": M("c"),
-                 "averages": M("c")},
+    "averaged": {"z": M("K_lanes", slot="slot")},
+    "averaged chunk": {"z_after": M("K_lanes", slot="slot_after", alias="z"), "over": M("c"),
+                       "averages": M("c")},
     "averaged adjoint": {"z_begun": M("K_lanes", slot="segment"), "dz": M("K_lanes"), "weights": M("c")},
-    "value_decay": {  # in the adjoint alone
+    "value_decay adjoint": {
         "W_v": M("c", "V_lanes"), "first_v": M("c", "V_lanes", above=1),
         "first_v_before": M("c", "V_lanes", alias="first_v", first=-1), "last_v": M("c", "V_lanes"),
         "carry_v": M("V_lanes"), "near_v": M("block", "V_lanes"), "far_v": M("c", "V_lanes"), "farT_v": M("V", "c"),
@@ -91,8 +97,22 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
         "readers_v_before": M("c1", "V_lanes", alias="readers_v", first=-1), "writers_v": M("c", "V_lanes"),
         "totals_v": M("V_lanes"), "scratch_v": M("scratch_rows", "V_lanes"),
     },
+    "tokens": {
+        "keys": M("c", "K_lanes"), "reads": M("c", "K_lanes"),  # reads: r e^g or a
+        "pushes": M("c", "K_lanes"), "decays": M("c", "K_lanes"),  # decays: e^g, or its first column
+        "query": M("c_queries", "K_lanes"), "nobody": M("K_lanes"), "predicted_weights": M("K_lanes"),
+        "bonuses": M("c_queries"), "packed": M("K", "width_lanes"), "values": M("width_lanes"),
+        "values_own": M("width_lanes"), "written": M("width_lanes"), "predicted": M("width_lanes"),
+        "seen": M("width_lanes"), "fade": M("c", "width_lanes"), "rotation": M("two", "pairs"),
+    },
+    "map tokens": {  # rows as they are given, all monomials, lengths
+        "x": M("c_rows", "given_wide"), "phi": M("c_rows", "phi_lanes"), "lengths": M("c_rows"),
+        "angles": M("c_rows", "half_lanes"), "mapped": M("c_rows", "K_lanes"),
+    },
+    "averaged tokens": {"shares": M("c_queries")},
 }  # fmt: skip
 
-CHUNK = Workspace("chunk", (*TASK, *SIZES, *FLAGS), NUMBERS, ARRAYS, GROUPS)
-Work = workspace_kind(CHUNK)
-Q, V, U, R = (CHUNK.slots[name] for name in ("q", "v", "U", "r"))  # matrices that may be rows of the call's arrays
+WORK = Workspace("work", (*TASK, *SIZES, *FLAGS, *TOKENS), NUMBERS, ARRAYS, GROUPS)
+Work = workspace_kind(WORK)
+# matrices that may be rows of the call's arrays
+Q, V, U, R, VALUES = (WORK.slots[name] for name in ("q", "v", "U", "r", "values"))

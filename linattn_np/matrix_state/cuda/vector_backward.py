@@ -20,8 +20,8 @@ from ...runtime.cuda.tensor_map import BYTES as MAP
 from ...runtime.cuda.tensor_map import moves
 from .. import policy
 from ..types import Inputs, Saved
-from . import arguments, delta_plan, vector
-from . import vector_backward_plan as cuts
+from . import arguments, delta_plan
+from . import vector_plan as cuts
 from .arguments import NO_STATES, States, gate_of
 from .operands import (
     as_state,
@@ -34,6 +34,16 @@ from .operands import (
     with_positions,
 )
 from .shared_memory import BONUS_CHANNELS, vector_ends
+from .vector_launch import (
+    Batch,
+    arrays_of,
+    batch_of,
+    map_of,
+    multiply_transfers,
+    row_array,
+    sum_segments,
+    transfer_constants,
+)
 from .vector_plan import STATE, WIDEST
 
 Arrays = dict[str, Any]
@@ -43,12 +53,12 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     """Gradients of every input and of the initial state."""
     x, plan, _, residuals = saved
     erase = x.beta is not None
-    xp, batch = plan.xp, vector.batch_of(x, plan)
+    xp, batch = plan.xp, batch_of(x, plan)
     at = isinstance(dstate, StatesAt) and dstate.at is not None
     if at or (erase and batch.segments < policy.REVERSE_SEGMENTS):  # what segments add is computed without positions
-        batch = vector.batch_of(x, plan, cut=False)
+        batch = batch_of(x, plan, cut=False)
     prepare(batch, erase, build_at(plan) if at else 0)
-    arrays = vector.arrays_of(xp, x)
+    arrays = arrays_of(xp, x)
     _add_gradients(xp, batch, arrays, dout, x.v.dtype)
     ends = xp.empty((batch.slots * batch.heads, vector_ends(erase)), dtype=xp.int8)
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
@@ -79,8 +89,8 @@ def query_gradients(saved: Saved, dout: Array, dtype: Any) -> Array:
     The kernel computes dk and dg too, of a gradient of the state that is not one; they are not used.
     """
     x, plan, _, residuals = saved
-    xp, batch = plan.xp, vector.batch_of(x, plan)
-    arrays = vector.arrays_of(xp, x)
+    xp, batch = plan.xp, batch_of(x, plan)
+    arrays = arrays_of(xp, x)
     _add_gradients(xp, batch, arrays, dout, x.v.dtype)
     dq = arrays["dq"] = xp.empty((prod(batch.lead), batch.T, batch.heads, batch.K), dtype=dtype)
     flags = xp.empty(_items(batch), dtype=xp.int32)
@@ -93,31 +103,31 @@ def query_gradients(saved: Saved, dout: Array, dtype: Any) -> Array:
     return dq.reshape(*batch.lead, batch.T, batch.heads, batch.K)
 
 
-def prepare(batch: vector.Batch, erase: bool, at: int = 0) -> None:
+def prepare(batch: Batch, erase: bool, at: int = 0) -> None:
     """Begin to compile; a forward does so too where a backward follows."""
     kind = batch.kind
     wanted = [(cuts.GRADS.file, cuts.grads_constants(kind, erase, exact)) for exact in (False, True)]
     wanted += [(cuts.REVERSE.file, cuts.reverse_constants(kind, erase, adds, 0 if adds else at))
                for adds in (False, True)[: 1 + (batch.segments > 1)]]  # fmt: skip
     if erase and batch.segments > 1:
-        wanted += [(delta_plan.SEGMENTS, vector.transfer_constants(batch, True))]
+        wanted += [(delta_plan.SEGMENTS, transfer_constants(batch, True))]
     wanted += [(cuts.STRENGTHS.file, cuts.small_constants(kind, True))] if erase else []
     wanted += [(cuts.BONUS.file, cuts.small_constants(kind, False))] if kind.bonus else []
     launch.prepare(tuple(wanted), launch.capability())
 
 
-def _add_gradients(xp: Any, batch: vector.Batch, arrays: Arrays, dout: Array | None, dtype: Any) -> None:
+def _add_gradients(xp: Any, batch: Batch, arrays: Arrays, dout: Array | None, dtype: Any) -> None:
     """dout, and dq, dk, dv, dg to be written."""
     tokens = (prod(batch.lead), batch.T, batch.heads)
     if dout is None:
         dout = xp.zeros((*tokens, batch.V), dtype=dtype)
-    arrays["dout"] = vector.row_array(cast(xp, dout, dtype))
+    arrays["dout"] = row_array(cast(xp, dout, dtype))
     kinds = {"dq": dtype, "dk": dtype, "dv": dtype, "dg": arrays["g"].dtype}
     for name, kind in kinds.items():
         arrays[name] = xp.empty((*tokens, batch.V if name == "dv" else batch.K), dtype=kind)
 
 
-def _made(xp: Any, batch: vector.Batch, x: Inputs) -> Arrays:
+def _made(xp: Any, batch: Batch, x: Inputs) -> Arrays:
     """What else the gradients write: du of every chunk; r.k of every token and half of the channels."""
     made = {}
     if x.u is not None:
@@ -128,7 +138,7 @@ def _made(xp: Any, batch: vector.Batch, x: Inputs) -> Arrays:
 
 
 def _begins(
-    xp: Any, batch: vector.Batch, arrays: Arrays, last: States, scale: float, chain: Arrays, transposed: Array | None
+    xp: Any, batch: Batch, arrays: Arrays, last: States, scale: float, chain: Arrays, transposed: Array | None
 ) -> Array | None:
     """G after every segment but the last. chain: grams and inverses. transposed: transfer matrices of a delta rule."""
     if batch.segments == 1:
@@ -138,23 +148,23 @@ def _begins(
     begins = xp.empty((slots * batch.segments, STATE), dtype=xp.float32)
     if transposed is not None:
         _reverse(batch, arrays, scale=scale, start=last, added=added, **chain)
-        vector.multiply_transfers(batch, True, added=added, transposed=transposed, begins=begins)
+        multiply_transfers(batch, True, added=added, transposed=transposed, begins=begins)
         return begins
     sums = xp.empty((slots * inner, WIDEST), dtype=xp.float32)
     _reverse(batch, arrays, scale=scale, added=added, sums=sums)
-    vector.sum_segments(batch, arrays, reverse=True, start=last, added=added, decays=sums, begins=begins)
+    sum_segments(batch, arrays, reverse=True, start=last, added=added, decays=sums, begins=begins)
     return begins
 
 
 def _reverse(
-    batch: vector.Batch, arrays: Arrays, *, scale: float, start: States = NO_STATES, end: States = NO_STATES,
+    batch: Batch, arrays: Arrays, *, scale: float, start: States = NO_STATES, end: States = NO_STATES,
     **given: Array | None,
 ) -> None:
     """The reverse chain; with `added`, what segments add. given: grams, inverses, ends, begins, added, sums."""
     adds, erase, heads = given.get("added") is not None, given.get("inverses") is not None, batch.heads
     names = ("grams", "inverses", "ends", "begins", "added", "sums")
     maps = ("q", "dout") if adds and not erase else ("q", "k", "dout", "dv", *(("v",) if erase else ()))
-    fields = dict.fromkeys(("q", "k", "v", "dout", "dv"), bytes(MAP)) | {n: vector.map_of(arrays, n) for n in maps}
+    fields = dict.fromkeys(("q", "k", "v", "dout", "dv"), bytes(MAP)) | {n: map_of(arrays, n) for n in maps}
     fields |= {n: address(given.get(n)) for n in names} | {
         "g": rows_of(arrays["g"], heads), "out": rows_of(arrays["dv"], heads), "offsets": address(batch.offsets),
         "start": start.values(), "end": end.values(), "start_group": start.group, "slots": batch.slots, "T": batch.T,
@@ -171,19 +181,19 @@ def _reverse(
                   dict(constants)["LA_SHARED"], arguments.VECTOR_REVERSE.packed(fields), named)
 
 
-def _items(batch: vector.Batch) -> int:
+def _items(batch: Batch) -> int:
     """What one block of the gradients computes at a time: half of the channels of a chunk."""
     return batch.N * batch.chunks_longest * batch.heads * cuts.halves(batch.K)
 
 
-def _gradients(batch: vector.Batch, arrays: Arrays, exact: bool, scale: float, **given: Array | None) -> None:
+def _gradients(batch: Batch, arrays: Arrays, exact: bool, scale: float, **given: Array | None) -> None:
     """dq, dk, dg. exact: of what the other build flagged. given: states, ends, new_values, flags, du, erase_dots."""
     heads, names, erase = batch.heads, ("q", "k", "g", "dq", "dk", "dg"), given["new_values"] is not None
     u, values = arrays["u"], "dv" if erase else "v"
     fields: dict[str, Any] = {n: rows_of(arrays[n], heads) for n in names}
     fields |= {n: address(y) for n, y in given.items()}
     fields |= {
-        "v": vector.map_of(arrays, values), "dout": vector.map_of(arrays, "dout"), "offsets": address(batch.offsets),
+        "v": map_of(arrays, values), "dout": map_of(arrays, "dout"), "offsets": address(batch.offsets),
         "u": address(u), "slots": batch.slots, "tokens": batch.tokens, "items": _items(batch), "T": batch.T,
         "heads": heads, "chunks": batch.chunks_longest, "group_v": heads // arrays[values].shape[-2],
         "group_u": 1 if u is None else heads // u.shape[0], "scale": scale,
@@ -197,7 +207,7 @@ def _gradients(batch: vector.Batch, arrays: Arrays, exact: bool, scale: float, *
                   dict(constants)["LA_SHARED"], arguments.VECTOR_GRADS.packed(fields), named)
 
 
-def _strengths(xp: Any, batch: vector.Batch, x: Inputs, ends: Array, made: Arrays) -> None:
+def _strengths(xp: Any, batch: Batch, x: Inputs, ends: Array, made: Arrays) -> None:
     """dbeta, of what the other kernels have left."""
     beta = cast(xp, x.beta, xp.float32)
     made["dbeta"] = xp.empty((*batch.lead, batch.T, batch.heads, 1), dtype=xp.float32)
@@ -210,7 +220,7 @@ def _strengths(xp: Any, batch: vector.Batch, x: Inputs, ends: Array, made: Array
                   cuts.STRENGTHS.threads, 0, packed, (ends, made["erase_dots"], beta, made["dbeta"], batch.offsets))
 
 
-def _bonus(xp: Any, batch: vector.Batch, made: Arrays) -> None:
+def _bonus(xp: Any, batch: Batch, made: Arrays) -> None:
     """du of every head."""
     made["du"] = xp.empty((batch.heads, batch.K), dtype=xp.float32)
     packed = arguments.VECTOR_BONUS.pack(
@@ -221,7 +231,7 @@ def _bonus(xp: Any, batch: vector.Batch, made: Arrays) -> None:
                   (made["du_parts"], made["du"], batch.offsets))  # fmt: skip
 
 
-def _grads(xp: Any, batch: vector.Batch, x: Inputs, arrays: Arrays, made: Arrays) -> Inputs:
+def _grads(xp: Any, batch: Batch, x: Inputs, arrays: Arrays, made: Arrays) -> Inputs:
     """Summed over the heads that share an input, in its shape."""
     found = {}
     for name in ("q", "k", "v", "g", "beta"):

@@ -17,11 +17,12 @@ from ...runtime.arrays import Array
 from .. import policy
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import delta_plan, vector, vector_backward
+from . import vector_launch as launches
 from . import vector_plan as cuts
 from .arguments import States
 from .operands import as_state, build_at, empty_positions, public_ends, states_at, with_positions
 from .shared_memory import DELTA_END, SQUARE, TILE, VECTOR_FACTORS
-from .vector import EXACT, PLAIN
+from .vector_launch import EXACT, PLAIN
 
 
 def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str | None:
@@ -59,7 +60,7 @@ def forward(
     x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
 ) -> tuple[Array, Array, Saved]:
     """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
-    xp, batch, arrays = plan.xp, vector.batch_of(x, plan), vector.arrays_of(plan.xp, x)
+    xp, batch, arrays = plan.xp, launches.batch_of(x, plan), launches.arrays_of(plan.xp, x)
     chunks, sizes = batch.slots * batch.heads, {"states": DELTA_END, "grams": SQUARE, "new_values": TILE}
     if keep is None:
         keep = vector.keeps(plan, chunks * (SQUARE + sum(sizes.values())))
@@ -80,7 +81,7 @@ def forward(
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     kept = {n: xp.empty((chunks, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
     for exact in (False, True):
-        vector.launch_one("chain", batch, slots, arrays, cuts.Build(exact, keep, last.build_at), start=start,
+        launches.launch_one("chain", batch, slots, arrays, cuts.Build(exact, keep, last.build_at), start=start,
                           begins=begins, flags=flags, end=last, inverses=inverses, scale=plan.scale, **kept)
     residuals = Residuals(inverses=inverses, begins=begins, transposed=transposed, **kept) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
@@ -95,28 +96,28 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     return vector_backward.backward(saved, dout, dstate)
 
 
-def _prepare(batch: vector.Batch, keep: bool, at: int) -> None:
+def _prepare(batch: launches.Batch, keep: bool, at: int) -> None:
     cut = batch.segments > 1
     wanted = [("inverse", cuts.Build(keep=cut)), ("inverse", EXACT)]
     wanted += [("chain", cuts.Build(exact, keep, at)) for exact in (False, True)]
     wanted += [("transfers", PLAIN)] if cut else []
-    vector.begin_compiling(batch, wanted, ((delta_plan.SEGMENTS, vector.transfer_constants(batch)),) if cut else ())
+    launches.begin_compiling(batch, wanted, ((delta_plan.SEGMENTS, launches.transfer_constants(batch)),) if cut else ())
 
 
-def _inverses(xp: Any, batch: vector.Batch, arrays: dict[str, Any]) -> tuple[Array, Array | None]:
+def _inverses(xp: Any, batch: launches.Batch, arrays: dict[str, Any]) -> tuple[Array, Array | None]:
     """A of every chunk; where sequences are cut also what transfers take of it."""
     chunks, cut = batch.slots * batch.heads, batch.segments > 1
     inverses = xp.empty((chunks, SQUARE), dtype=xp.int8)
     factors = xp.empty((chunks, VECTOR_FACTORS), dtype=xp.int8) if cut else None
     flags, slots = xp.empty(chunks, dtype=xp.int32), batch.N * batch.heads
-    vector.launch_one("inverse", batch, slots * batch.segments * batch.chunks, arrays, cuts.Build(keep=cut),
+    launches.launch_one("inverse", batch, slots * batch.segments * batch.chunks, arrays, cuts.Build(keep=cut),
                       inverses=inverses, flags=flags, factors=factors)
-    vector.launch_one("inverse", batch, slots * policy.EXACT_PIECES, arrays, EXACT, inverses=inverses, flags=flags)
+    launches.launch_one("inverse", batch, slots * policy.EXACT_PIECES, arrays, EXACT, inverses=inverses, flags=flags)
     return inverses, factors
 
 
 def _begins(
-    xp: Any, batch: vector.Batch, arrays: dict[str, Any], inverses: Array, factors: Array, start: States, keep: bool
+    xp: Any, batch: launches.Batch, arrays: dict[str, Any], inverses: Array, factors: Array, start: States, keep: bool
 ) -> tuple[Array, Array | None]:
     """The state that each segment begins with, of offsets and transfer matrices; keep: with those matrices transposed.
     """
@@ -124,7 +125,7 @@ def _begins(
     added, transfers = (xp.empty((slots * inner, cuts.STATE), dtype=xp.float32) for _ in range(2))
     begins = xp.empty((slots * batch.segments, cuts.STATE), dtype=xp.float32)
     transposed = xp.empty(transfers.shape, dtype=xp.float32) if keep else None
-    vector.launch_one("transfers", batch, slots * inner * 4, arrays, start=start, inverses=inverses, factors=factors,
+    launches.launch_one("transfers", batch, slots * inner * 4, arrays, start=start, inverses=inverses, factors=factors,
                       added=added, transfers=transfers, transposed=transposed)
-    vector.multiply_transfers(batch, begins=begins, added=added, transfers=transfers)
+    launches.multiply_transfers(batch, begins=begins, added=added, transfers=transfers)
     return begins, transposed

@@ -22,7 +22,7 @@ from ...ops.averages import divide, divide_vjp, with_ones
 from ...ops.map_steps import Steps
 from ...runtime.arrays import Array, cast
 from ...runtime.memory import shares_memory
-from ...runtime.pieces.memory import first_byte
+from ...runtime.pieces.memory import gap
 from ...runtime.tracing import Trace
 from .. import core
 from ..types import Average, Inputs, NormalisedState, Plan
@@ -218,7 +218,7 @@ def _with_sums(
     found: Any, overwrite: bool, width: int, arrays: list[np.ndarray], state: Any, pointers: None = None
 ) -> Any:
     """A recorded call whose state is (S, z); width: bytes from S to z if they are columns of one array, else 0."""
-    if width and first_byte(state[1]) - first_byte(state[0]) != width:
+    if width and gap(state[0], state[1]) != width:
         return None
     if width:
         computed = found(arrays, state[0], None)

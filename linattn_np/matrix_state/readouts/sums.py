@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime.arrays import Array
-from ...runtime.pieces.memory import address, first_byte
+from ...runtime.pieces.memory import address, gap
 from ...runtime.tracing import Trace, of_output, plain
 from .. import core
 from ..types import Inputs, Plan
@@ -63,7 +63,7 @@ def _at_once(x: Inputs, plan: Plan, both: Any, residuals: Any, trace: Trace, div
         S = z = None
         if state is not None:
             S, z = state[:2]
-            if first_byte(z) - first_byte(S) != width:
+            if gap(S, z) != width:
                 return None
         computed = found(arrays, S, None)
         if computed is None:

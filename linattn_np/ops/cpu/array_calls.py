@@ -9,7 +9,7 @@ A program (programs.py) is a table of rows
     kind, function, its data, inner size, two outer sizes, item size, arrays;   of each array: source, offset, 3 steps
 
 source: an index of the handles that a call passes, or ABSOLUTE. Results lie in one buffer, whose handle follows those
-of the given arrays. The arrays of a kernel have a table of their own: of each source, offset, entry of its table.
+of the given arrays. A kernel has a launch (runtime/pieces/run.py) and its tasks behind the kind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from numba import types
 
 from ...runtime.pieces.piece import JIT, Whole, piece
 from ...runtime.pieces.row_tiles import copy_row
-from ...runtime.pieces.vectors import I64, emitted
+from ...runtime.pieces.run import HANDLES, LAUNCH, start
+from ...runtime.pieces.vectors import I64, emitted, indirect_call
 from ...runtime.pieces.views import words
 from ...runtime.tracing import Untraceable
 from .storage import from_bfloat16, from_float16
@@ -78,16 +79,7 @@ def _compiled_only(*_: Any) -> Any:
 @emitted(lambda function, data, arguments: _compiled_only())
 def call_loop(b: ir.IRBuilder, function: ir.Value, data: ir.Value, arguments: ir.Value) -> None:
     """function(pointers, size, steps, data): `arguments` has MOST pointers, the size, and MOST steps."""
-    kind = ir.FunctionType(ir.VoidType(), [I64] * 4)
-    given = [arguments, b.add(arguments, I64(8 * MOST)), b.add(arguments, I64(8 * MOST + 8)), data]
-    b.call(b.inttoptr(function, kind.as_pointer()), given)
-
-
-@emitted(lambda function, table, tasks: _compiled_only())
-def call_kernel(b: ir.IRBuilder, function: ir.Value, table: ir.Value, tasks: ir.Value) -> None:
-    """function(table, 0, tasks)."""
-    kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
-    b.call(b.inttoptr(function, kind.as_pointer()), [table, I64(0), tasks])
+    indirect_call(b, function, [arguments, b.add(arguments, I64(8 * MOST)), b.add(arguments, I64(8 * MOST + 8)), data])
 
 
 @emitted(lambda at, count, like: _compiled_only(), lambda at, count, like: types.Array(like, 1, "C"))
@@ -178,22 +170,6 @@ def clear_or_copy(own: Whole, kind: Whole, size: Whole):
 
 
 @piece
-def run_kernel(at: Whole, told: Whole, own: Whole):
-    """A compiled kernel on a copy of its table: kind, function, table, words, tasks, places of arrays, 0, arrays."""
-    r = words(at, ROW)
-    template, table, places = words(r[2], r[3]), words(own, r[3]), words(r[5], 3 * r[7])
-    for i in range(r[3]):
-        table[i] = template[i]
-    for j in range(r[7]):
-        source, offset, slot = places[3 * j], places[3 * j + 1], places[3 * j + 2]
-        base = 0
-        if source >= 0:
-            base = words(words(told, source + 1)[source], 1)[0]
-        table[slot] = base + offset
-    call_kernel(r[1], own, r[4])
-
-
-@piece
 def run_row(at: Whole, told: Whole, own: Whole):
     """One array call: over the outer axes, the inner loop."""
     r, a = words(at, ROW), words(own, 2 * MOST + 1)
@@ -227,6 +203,16 @@ def array_calls(program: Whole, count: Whole, told: Whole, buffer: Whole):
     for n in range(count):
         at = program + 8 * ROW * n
         if words(at, 1)[0] == KERNEL:
-            run_kernel(at, told, own)
+            start(at + 8, told, own, 0, words(at, LAUNCH + 2)[LAUNCH + 1])
         else:
             run_row(at, told, own)
+
+
+@piece
+def calls_around(launch: Whole, told: Whole, base: Whole, last: Whole, before: Whole, after: Whole, buffer: Whole):
+    """All tasks of a launch between two programs, addresses of (table, rows); none after it if nothing was done."""
+    first, then, flag = words(before, 2), words(after, 2), words(launch, LAUNCH)[HANDLES]
+    array_calls(first[0], first[1], told, buffer)
+    start(launch, told, base, 0, last)
+    if not words(told, flag + 1)[flag]:
+        array_calls(then[0], then[1], told, buffer)

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...runtime.arrays import dtype_name
-from ...runtime.pieces.memory import address, handles
+from ...runtime.pieces.memory import address, handles, place
 from ...runtime.pieces.piece import entry, load_pieces
+from ...runtime.pieces.run import Launch, launch_row, scratch
 from ...runtime.tracing import MOST_STEPS, Call, Kernel, Trace, Untraceable, extent, plain
 from .array_calls import (
     ABSOLUTE,
@@ -27,6 +28,7 @@ from .array_calls import (
     WHERE,
     WIDEN,
     array_calls,
+    calls_around,
     has_loops,
     inner_loop,
 )
@@ -44,6 +46,9 @@ class Program(NamedTuple):
     def call(self, row: array[int]) -> None:
         """Compute all results; row: handles of the given arrays, of the memory, and of arrays beside them."""
         self.start(self.at, self.count, row.buffer_info()[0], self.buffer)
+
+
+Programs = tuple[Program | None, Program | None]  # before a kernel, after it
 
 
 class Places:
@@ -84,6 +89,20 @@ def record(trace: Trace, first: int = 0, last: int | None = None) -> Program | N
     rows = np.array([row for x in calls for row in _rows(x, places)], np.int64)
     start = entry(array_calls, "float32")
     return Program(address(rows), len(rows), places.buffer, (rows, places.owners), start)
+
+
+def around(launch: Launch, tasks: int, programs: Programs) -> Callable[[array[int]], None]:
+    """A launch by this thread between two programs, as one compiled call of the handles."""
+    load_pieces((calls_around,), "float32")
+    whole, (before, after) = entry(calls_around, "float32"), programs
+    told = np.array([(0, 0) if p is None else (p.at, p.count) for p in (before, after)], np.int64)
+    given = tasks, address(told), address(told[1]), next(p.buffer for p in programs if p is not None)
+
+    def call(row: array[int], owners: Any = (launch, told, programs)) -> None:
+        _held, base = scratch.take(launch.bytes)
+        whole(launch.at, place(row), base, *given)
+
+    return call
 
 
 def place_of(trace: Trace, y: np.ndarray) -> tuple[Any, ...]:
@@ -171,10 +190,13 @@ def computed(trace: Trace) -> tuple[Callable[[list[np.ndarray]], list[np.ndarray
 
 
 def _kernel(call: Kernel, places: Places) -> list[int]:
-    each = np.array([(*places.of(y), slot) for y, slot in zip(call.arrays, call.places, strict=True)], np.int64)
-    places.owners += call.table, each
+    table = call.table.copy()
+    found = [places.of(y) for y in call.arrays]
+    table[list(call.places)] = [offset for _, offset in found]
+    each = np.array([(n, slot) for (n, _), slot in zip(found, call.places, strict=True) if n != ABSOLUTE], np.int64)
+    places.owners += table, each
     function = ctypes.cast(call.entry, ctypes.c_void_p).value or 0
-    row = [KERNEL, function, address(call.table), call.table.size, call.tasks, address(each), 0, len(each)]
+    row = [KERNEL, *launch_row(function, table, each), call.tasks]
     return row + [0] * (ROW - len(row))
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from llvmlite import ir
 
 from ...runtime.pieces.memory import address
-from ...runtime.pieces.passes import ALONE
 from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, entry, load_pieces, piece, workspace_kind
 from ...runtime.pieces.row_tiles import copy_row
 from ...runtime.pieces.run import put
@@ -26,6 +25,7 @@ from ...runtime.tracing import Kernel, Trace, plain
 ROTATION = Workspace("rotation", ("count", "K", "P", "width", "copies", "two"), (), (), {"given": {
     "x": M("count", "width"), "angle": M("two", "P"), "out": M("count", "width")}})  # fmt: skip
 Work = workspace_kind(ROTATION)
+ALONE = ("arcp",)  # an instruction with a flag of its own: Numba adds "contract", for fused ones, where there is none
 
 
 @emitted(lambda x, y: x * y, lambda x, y: x)

@@ -231,9 +231,10 @@ for _name, _own in (("lt", "less"), ("le", "less_equal"), ("gt", "greater"), ("g
 
 def given(xp: Any, x: Array) -> Deferred:
     """An array in memory as a deferred one."""
-    if any(s < 0 or s % x.dtype.itemsize for s in x.strides) or not x.size:
+    steps = [abs(s) if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True)]  # of one element: any
+    if any(s < 0 or s % x.dtype.itemsize for s in steps) or not x.size:
         raise Unsupported("strides")
-    strides = tuple(s // x.dtype.itemsize for s in x.strides)
+    strides = tuple(s // x.dtype.itemsize for s in steps)
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True))
     node = Node("array", (span,), x.dtype, value=x)
     view = np.lib.stride_tricks.as_strided(node.memory, x.shape, strides)

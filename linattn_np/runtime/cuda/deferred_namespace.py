@@ -262,7 +262,7 @@ class Namespace(Views, Reductions, Functions):
 
     library: CuPy's namespace. assigned: (array, deferred) for each assignment to a whole array. pending: kernels that
     have not been launched. overwritten: arrays that those launches change. held: what has been
-    computed, with what it was before.
+    computed, with what it was before. heads: (sequences, heads) of the call's values, if a block can have a head.
     """
 
     __name__ = DEFERRED
@@ -273,6 +273,7 @@ class Namespace(Views, Reductions, Functions):
         self.pending: list[Pending] = []
         self.overwritten: list[Array] = []
         self.held: list[Any] = []
+        self.heads: tuple[int, int] | None = None
 
     inf, nan, pi, newaxis = np.inf, np.nan, np.pi, None
     float16, float32, float64, int32, int64, bool = np.float16, np.float32, np.float64, np.int32, np.int64, np.bool

@@ -107,17 +107,16 @@ class LaunchSequence:
         """
         made: list[Any] = []
         empty, shared = self._empty, [*map(self._allocate, self._sizes)]
+        begin = [memory.ptr for memory in shared]
         for shape, dtype, which, offset in self._places:
             if which is None:
                 x = empty(shape, dtype)
                 pointers.append(x.data.ptr)
-            elif shape is None:
-                x = shared[which]
-                pointers.append(x.ptr + offset)
             else:
-                memory = shared[which] + offset
-                pointers.append(memory.ptr)
-                x = empty(shape, dtype, memory)
+                x = shared[which]
+                pointers.append(begin[which] + offset)
+                if shape is not None:
+                    x = empty(shape, dtype, x + offset if offset else x)
             made.append(x)
         self.launch(pointers, self._stream().ptr)
         return made

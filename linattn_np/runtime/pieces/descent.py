@@ -1,4 +1,4 @@
-"""A step of conjugate gradients on one row: x (A + diag(d)) = b, with the vectors in whole registers."""
+"""A product of conjugate gradients on one row: p (A + diag(d)), with the sums in whole registers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from .passes import NARROW, WIDE
 from .row_tiles import number_of
-from .vectors import BYTES, I64, Array, broadcast, emitted, fma, loop, total
+from .vectors import BYTES, I64, Array, emitted, fma, loop, total
 from .views import same
 
 
@@ -23,37 +23,6 @@ def aligned(b: ir.IRBuilder, A: Array) -> Any:
     """A from the first address on that is a multiple of a vector, without its last row."""
     start = b.and_(b.add(A.start, I64(BYTES - 1)), I64(-BYTES))
     return start, [b.sub(A.shape[0], I64(1)), A.shape[1]], A.steps
-
-
-def _formed(S, decay, k, w, A, out):  # type: ignore[no-untyped-def]
-    A[...] = (decay * S if len(S) else 0) + k[: len(A), None] * w[: A.shape[1]]
-    out[...] = A
-
-
-def form_pass(lanes: int) -> Any:
-    """A = decay S + k^T w for a block of columns, and a copy of it; no S: zeros."""
-
-    @emitted(_formed)
-    def form(b: ir.IRBuilder, S: Array, decay: ir.Value, k: Array, w: Array, A: Array, out: Array) -> None:
-        by, written = broadcast(b, decay, A.vector), [w.load(w.start, n) for n in range(lanes)]
-
-        def go_by(i: ir.Value, rows: list[ir.Value]) -> None:
-            key = k.broadcast(k.at(i))
-            for n, (x, y) in enumerate(zip(rows, written, strict=True)):
-                made = fma(b, key, y, x)
-                A.store(made, A.at(i), n)
-                out.store(made, out.at(i), n)
-
-        with b.if_else(S.given) as (begun, empty):
-            with begun, loop(b, 0, A.shape[0]) as i:
-                go_by(i, [b.fmul(by, S.load(S.at(i), n)) for n in range(lanes)])
-            with empty, loop(b, 0, A.shape[0]) as i:
-                go_by(i, [A.zero()] * lanes)
-
-    return form
-
-
-form_wide, form_narrow = form_pass(WIDE), form_pass(NARROW)
 
 
 def _applied(A, p, own, diagonal, out):  # type: ignore[no-untyped-def]
@@ -98,33 +67,3 @@ def apply_pass(lanes: int) -> Any:
 
 
 apply_wide, apply_narrow = apply_pass(WIDE), apply_pass(NARROW)
-
-
-def _moved(step, p, pA, x, r):  # type: ignore[no-untyped-def]
-    x += step * p
-    r -= step * pA
-    return r @ r
-
-
-@emitted(_moved, lambda step, p, *_: p.dtype)
-def move(b: ir.IRBuilder, step: ir.Value, p: Array, pA: Array, x: Array, r: Array) -> ir.Value:
-    """x += step p, r -= step pA; r . r"""
-    forth, back, squares = broadcast(b, step, p.vector), broadcast(b, b.fneg(step), p.vector), p.sum()
-    with p.vectors(I64(0), p.shape[0]) as j:
-        x.store(fma(b, forth, p.load(p.at(j)), x.load(x.at(j))), x.at(j))
-        y = fma(b, back, pA.load(pA.at(j)), r.load(r.at(j)))
-        r.store(y, r.at(j))
-        b.store(fma(b, y, y, b.load(squares)), squares)
-    return total(b, b.load(squares))
-
-
-def _turned(ratio, r, p):  # type: ignore[no-untyped-def]
-    p[...] = r + ratio * p
-
-
-@emitted(_turned)
-def turn(b: ir.IRBuilder, ratio: ir.Value, r: Array, p: Array) -> None:
-    """p = r + ratio p"""
-    by = broadcast(b, ratio, p.vector)
-    with p.vectors(I64(0), p.shape[0]) as j:
-        p.store(fma(b, by, p.load(p.at(j)), r.load(r.at(j))), p.at(j))

@@ -79,6 +79,14 @@ def first_byte(y: np.ndarray) -> int:
     return c_int64.from_address(id(y) + HEADER).value if is_behind_the_header() else address(y)
 
 
+def gap(x: np.ndarray, y: np.ndarray) -> int:
+    """Bytes from the first element of x to that of y."""
+    if not is_behind_the_header():
+        return address(y) - address(x)
+    read = c_int64.from_address
+    return read(id(y) + HEADER).value - read(id(x) + HEADER).value
+
+
 @functools.cache
 def is_behind_the_header() -> bool:
     made = [np.arange(3.0), np.arange(6).reshape(2, 3)[:, ::-1]]

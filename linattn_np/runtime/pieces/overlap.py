@@ -14,19 +14,23 @@ from .views import words
 
 
 @piece
-def spans_meet(told: Whole, extents: Whole, parts: Whole, count: Whole):
-    """Write 1 behind the handles if one of the first `parts` arrays reaches into another one.
+def meet(told: Whole, extents: Whole, n: Whole, m: Whole) -> Whole:
+    """Whether two arrays reach into each other.
 
     told: handles; extents: of each array the first byte and the one after the last, from its first element on.
     """
+    own, other = words(extents, 2 * n + 2), words(extents, 2 * m + 2)
+    at, there = words(words(told, n + 1)[n], 1)[0], words(words(told, m + 1)[m], 1)[0]
+    return 1 if there + other[2 * m] < at + own[2 * n + 1] and at + own[2 * n] < there + other[2 * m + 1] else 0
+
+
+@piece
+def spans_meet(told: Whole, extents: Whole, parts: Whole, count: Whole):
+    """Write 1 behind the handles if one of the first `parts` arrays reaches into another one."""
     found = 0
     for n in range(parts):
-        at, own = words(words(told, n + 1)[n], 1)[0], words(extents, 2 * n + 2)
-        low, high = at + own[2 * n], at + own[2 * n + 1]
         for m in range(n + 1, count):
-            other, its = words(words(told, m + 1)[m], 1)[0], words(extents, 2 * m + 2)
-            if other + its[2 * m] < high and low < other + its[2 * m + 1]:
-                found = 1
+            found |= meet(told, extents, n, m)
     words(told, count + 1)[count] = found
 
 

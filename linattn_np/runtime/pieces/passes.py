@@ -8,7 +8,6 @@ bits. What each pass does stands above it in Python.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,6 @@ from .vectors import BYTES, I64, Array, emitted, fma, loop, prefetch
 
 NARROW, WIDE = 4, 8  # vectors of a block: 8 sums hide an addition's latency, and read a state row by whole row
 LINE = 64  # bytes that come with one request
-ALONE = ("arcp",)  # an instruction with a flag of its own: Numba adds "contract", for fused ones, where there is none
 
 
 def _blocks(b: ir.IRBuilder, wide: ir.Value) -> Iterator[int]:
@@ -64,50 +62,6 @@ def read_pass(b: ir.IRBuilder, S: Array, x: Array, out: Array, following: ir.Val
             weight = x.broadcast(x.at(k))
             for total, s in zip(sums, _load_row(S, S.at(k), lanes), strict=True):
                 b.store(fma(b, weight, s, b.load(total)), total)
-        _store_row(out, sums)
-
-
-def _write_rotated(S, to, decay, rows, reads, following, wide):  # type: ignore[no-untyped-def]
-    (k, w, c, s), (x, out), K, V, P = rows, reads[:2], len(S), S.shape[1], len(rows[2])
-    new = decay[:K, None] * S + k[:K, None] * w[:V]
-    out[:V] = x[:K] @ new
-    even, odd = new[: 2 * P : 2], new[1 : 2 * P : 2]
-    c, s = c[:, None], s[:, None]
-    to[...] = new
-    to[: 2 * P : 2], to[1 : 2 * P : 2] = even * c - odd * s, even * s + odd * c
-
-
-@emitted(_write_rotated)
-def rotate_pass(b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, reads: Any, following: ir.Value,
-                wide: ir.Value) -> None:  # fmt: skip
-    """write_pass for one reader, and then pairs of rows of `to` rotated: products are rounded before they are added.
-
-    rows = (k, w, c, s), the cosines and sines of the first pairs.
-    """
-    (k, w, c, s), (x, out) = rows, reads[:2]
-    times, paired = functools.partial(b.fmul, flags=ALONE), b.mul(c.shape[0], I64(2))
-    for lanes in _blocks(b, wide):
-        sums, written = [S.sum() for _ in range(lanes)], _load_row(w, w.start, lanes)
-
-        def new(i: ir.Value) -> Iterator[ir.Value]:
-            """Row i, vector by vector, which has been read."""
-            d, key, weight = _decay_of(b, decay, i), k.broadcast(k.at(i)), x.broadcast(x.at(i))
-            for n in range(lanes):  # noqa: B023
-                y = fma(b, key, written[n], b.fmul(d, S.load(S.at(i), n)))  # noqa: B023
-                b.store(fma(b, weight, y, b.load(sums[n])), sums[n])  # noqa: B023
-                yield y
-
-        with loop(b, 0, paired, 2) as i:
-            j, p = b.add(i, I64(1)), b.sdiv(i, I64(2))
-            for ahead in (i, j):
-                _prefetch(b, following, b.add(S.shape[0], ahead), lanes)
-            cos, sin = c.broadcast(c.at(p)), s.broadcast(s.at(p))
-            for n, (even, odd) in enumerate(zip(new(i), new(j), strict=True)):
-                to.store(b.fsub(times(even, cos), times(odd, sin), flags=ALONE), to.at(i), n)
-                to.store(b.fadd(times(even, sin), times(odd, cos), flags=ALONE), to.at(j), n)
-        with loop(b, paired, S.shape[0]) as i:
-            for n, y in enumerate(new(i)):
-                to.store(y, to.at(i), n)
         _store_row(out, sums)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,12 +10,18 @@ import numpy as np
 
 from .. import threads
 from ..arrays import dtype_name
-from .memory import Scratch, address, first_byte
-from .piece import JIT, entry, load_pieces
-from .workspace import ARRAY, CHANNEL, CHANNELS, STORAGE, Layout, PythonWorkspace, Workspace
+from .memory import Scratch, address, first_byte, place
+from .overlap import meet
+from .piece import JIT, Whole, entry, load_pieces, piece
+from .vectors import emitted, indirect_call
+from .views import words
+from .workspace import ARRAY, CHANNEL, CHANNELS, STORAGE, Layout, PythonWorkspace, Workspace, up
 
 STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16", "int64"))}
 CONVERTED = frozenset(("converted",))  # of pieces
+FUNCTION, TABLE, SIZE, PLACES, COUNT, EXTENTS, OVERWRITTEN, HANDLES, LAUNCH = range(9)  # words of a launch
+OWN = -1  # a place in a thread's own memory; others are indices of handles
+NOWHERE = np.empty(0, np.int64)
 
 scratch = Scratch()
 
@@ -71,45 +78,125 @@ def over_matrices(kernel: Any, declaration: Workspace, values: Mapping[str, Any]
     over_tasks(call_of(kernel, declaration, dtype), table, tasks, values)
 
 
+# launches
+
+
+_python_kernels: dict[int, Callable[..., None]] = {}  # by what stands for the address of a function
+
+
+@emitted(lambda function, table, first, last: _python_kernels[int(function)](table, first, last))
+def call_kernel(b: Any, function: Any, table: Any, first: Any, last: Any) -> None:
+    """function(table, first, last)."""
+    indirect_call(b, function, [table, first, last])
+
+
+@piece
+def start(launch: Whole, told: Whole, base: Whole, first: Whole, last: Whole):
+    """Tasks first..last of a launch, on a copy of its table at `base`, with the addresses of memory behind it.
+
+    told: handles. If what is overwritten reaches into one of the arrays before it, nothing is done but to write 1
+    behind the handles.
+    """
+    own = words(launch, LAUNCH)
+    written, extents = own[OVERWRITTEN], own[EXTENTS]
+    for n in range(written):
+        if meet(told, extents, n, written):
+            words(told, own[HANDLES] + 1)[own[HANDLES]] = 1
+            return
+    template, table, places = words(own[TABLE], own[SIZE]), words(base, own[SIZE]), words(own[PLACES], 2 * own[COUNT])
+    for n in range(own[SIZE]):
+        table[n] = template[n]
+    for n in range(own[COUNT]):
+        source, at = places[2 * n], base
+        if source != OWN:
+            at = words(words(told, source + 1)[source], 1)[0]
+        table[places[2 * n + 1]] += at
+    call_kernel(own[FUNCTION], base, first, last)
+
+
+def launch_row(function: int, table: np.ndarray, places: np.ndarray, extents: np.ndarray = NOWHERE,
+               overwritten: int = 0) -> list[int]:  # fmt: skip
+    """The words of a launch; the arrays must outlive it."""
+    return [function, address(table), table.size, address(places), len(places), address(extents), overwritten,
+            len(extents)]  # fmt: skip
+
+
+class Launch:
+    """A kernel on the arrays of a call, or on others that handles tell."""
+
+    def __init__(self, kernel: Kernel, arrays: np.ndarray, sources: np.ndarray = NOWHERE, extents: np.ndarray = NOWHERE,
+                 overwritten: int = 0):  # fmt: skip
+        """arrays: rows of a table.   sources: of each the handle to whose address it is added, or -1.
+
+        extents: of what each handle is of, from its first element to its first byte and the one after the last.
+        overwritten: the handle of what is, after those of all that is read; 0: none.
+        """
+        declaration, layout = kernel.declaration, kernel.layout
+        table, behind = layout.table.copy(), up(8 * layout.table.size, 64)
+        put(declaration, table, {**kernel.numbers, "tasks": kernel.tasks, "tasks_count": len(kernel.tasks)})
+        table[layout.own] += behind
+        first, told = declaration.slots[declaration.arrays[0]], np.flatnonzero(sources >= 0)
+        table[first : first + arrays.size] = arrays.reshape(-1)
+        places = np.full((len(layout.own) + len(told), 2), OWN, np.int64)
+        places[:, 1] = *layout.own, *(first + ARRAY * told)
+        places[len(layout.own) :, 0] = sources[told]
+        row = np.array(launch_row(kernel.function, table, places, extents, overwritten), np.int64)
+        self.at, self.bytes, self.owners = address(row), behind + layout.bytes, (row, table, places, extents, kernel)
+        self._start: Any = entry(start, "float32") if JIT else start
+
+    def __call__(self, told: int, first: int, last: int) -> None:
+        _held, base = scratch.take(self.bytes)
+        self._start(self.at, told, base, first, last)
+
+
 class Kernel:
-    """A kernel of (first task, last task) for one table, whose matrices lie in a thread's own memory."""
+    """A kernel of (first task, last task), whose matrices lie in a thread's own memory, and its tasks."""
+
+    tasks: np.ndarray
+    bounds: list[int]
+    each = count = 1
 
     def __init__(self, body: Any, declaration: Workspace, dtype: str, layout: Layout, numbers: Mapping[str, float],
                  words: frozenset[str]):  # fmt: skip
         load_pieces((body,), dtype, words)
-        self.dtype, self.call = dtype, call_of(body, declaration, dtype)
-        self.declaration, self.layout = declaration, layout
-        self.layout = layout._replace(table=put(declaration, layout.table.copy(), numbers))
-        self.arrays = slice(first := declaration.slots[declaration.arrays[0]], first + ARRAY * len(declaration.arrays))
-        self._known: tuple[Any, Layout] = None, self.layout  # tasks of the last call, the table with their address
+        load_pieces((start,), "float32")
+        self.dtype, self.declaration, self.layout, self.numbers = dtype, declaration, layout, numbers
+        if JIT:
+            self.function = body.piece.addresses[dtype]
+        else:
+            self.function = id(self)
+            _python_kernels[id(self)] = _in_python(body, declaration, dtype)
 
-    def __call__(self, arrays: np.ndarray, tasks: np.ndarray, first: int, last: int) -> None:
-        """Tasks first..last; arrays: the rows of the table."""
-        held, place = scratch.take(self.layout.bytes)
-        known, layout = self._known
-        if known is not tasks:
-            of_tasks = {"tasks": tasks, "tasks_count": len(tasks)}
-            layout = self.layout._replace(table=put(self.declaration, self.layout.table.copy(), of_tasks))
-            self._known = tasks, layout
-        table = layout.placed(place)
-        table[self.arrays] = arrays.reshape(-1)
-        self.call(table, first, last)
-        del held
+    def over(self, tasks: np.ndarray, bounds: list[int], each: int, count: int) -> Kernel:
+        """Tasks bounds[n]..bounds[n + 1] are executed in turn by one of `count` threads, `each` at a time."""
+        self.tasks, self.bounds, self.each, self.count = tasks, bounds, each, count
+        return self
 
-    def run(self, arrays: np.ndarray, tasks: np.ndarray, bounds: list[int], each: int, count: int, owners: Any
-            ) -> None:  # fmt: skip
-        """All tasks, `each` at a time, on arrays that `owners` keeps alive.
+    def run(self, arrays: np.ndarray, owners: Any) -> None:
+        """All tasks, on arrays that `owners` keeps alive."""
+        self.execute(Launch(self, arrays), owners)
 
-        Tasks bounds[n]..bounds[n + 1] are executed in turn by one of `count` threads.
-        """
-        if count == 1 and each >= len(tasks):
-            self(arrays, tasks, bounds[0], bounds[-1])
+    def execute(self, launch: Launch, owners: Any, told: array[int] | None = None) -> None:
+        """All tasks of a launch; told: handles."""
+        bounds, each, at = self.bounds, self.each, 0 if told is None else place(told)
+        if self.is_alone:
+            launch(at, bounds[0], bounds[-1])
             return
 
-        def task(first: int, last: int, owners: Any = (arrays, tasks, owners)) -> None:
+        def task(first: int, last: int, owners: Any = (launch, told, owners)) -> None:
             for n in range(bounds[first], bounds[last], each):
                 if threads.cancelled():
                     break
-                self(arrays, tasks, n, min(n + each, bounds[last]))
+                launch(at, n, min(n + each, bounds[last]))
 
-        threads.run(task, len(bounds) - 1, count)
+        threads.run(task, len(bounds) - 1, self.count)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the calling thread executes all tasks at once."""
+        return self.count == 1 and self.each >= len(self.tasks)
+
+
+def _in_python(body: Any, declaration: Workspace, dtype: str) -> Callable[..., None]:
+    """A kernel that is not compiled, of the address of its table."""
+    return lambda at, *tasks: body(PythonWorkspace(declaration, words(at, declaration.size), dtype), *tasks)

@@ -197,6 +197,12 @@ def known(b: ir.IRBuilder, name: str, result: ir.Type, kinds: list[ir.Type]) -> 
     return cgutils.get_or_insert_function(b.module, ir.FunctionType(result, kinds), name)
 
 
+def indirect_call(b: ir.IRBuilder, function: ir.Value, given: list[ir.Value]) -> None:
+    """A call of the C function at an address."""
+    kind = ir.FunctionType(ir.VoidType(), [I64] * len(given))
+    b.call(b.inttoptr(function, kind.as_pointer()), given)
+
+
 def broadcast(b: ir.IRBuilder, x: ir.Value, vector: ir.VectorType) -> ir.Value:
     """A number in every lane."""
     none = ir.Constant(vector, ir.Undefined)

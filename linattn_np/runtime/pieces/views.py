@@ -134,7 +134,7 @@ def prefetch_line(b: ir.IRBuilder, address: ir.Value) -> None:
 
 
 def _words(address: int, count: int) -> np.ndarray:
-    return array_at(address, np.dtype(np.int64), (count,), (8,))
+    return array_at(int(address), np.dtype(np.int64), (int(count),), (8,))
 
 
 @emitted(_words, types.int64[::1])
@@ -152,15 +152,3 @@ def point(b: ir.IRBuilder, w: ir.Value, field: ir.Value, address: ir.Value, step
     """The matrix at an entry of w's table is at an address, its rows `step` bytes apart."""
     b.store(address, word(b, w, field))
     b.store(step, word(b, w, b.add(field, I64(1))))
-
-
-@emitted(lambda w: w.table.ctypes.data, types.int64)
-def table_of(b: ir.IRBuilder, w: ir.Value) -> Any:
-    """The address of a workspace's table."""
-    return w
-
-
-@emitted(lambda w, address: PythonWorkspace(w.declaration, _words(address, w.declaration.size), w.dtype), same)
-def workspace_at(b: ir.IRBuilder, w: ir.Value, address: ir.Value) -> Any:
-    """The workspace of w's fields whose table is at an address."""
-    return address

@@ -71,4 +71,4 @@ def kernel_of(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, f
 def run(kernel: Kernel, table: Table, tasks: np.ndarray, operations: float, owners: Any) -> None:
     """A kernel for all tasks, on arrays that `owners` keeps alive."""
     count = 1 if operations < policy.FEW_OPERATIONS else threads.num_threads()
-    kernel.run(table.numbers, tasks, list(range(len(tasks) + 1)), 1, count, owners)
+    kernel.over(tasks, list(range(len(tasks) + 1)), 1, count).run(table.numbers, owners)

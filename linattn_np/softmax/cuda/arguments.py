@@ -8,6 +8,7 @@ from ...runtime.cuda.tensor_map import TENSOR_MAP
 
 OFFSETS = ("offsets", pointer("const i64"))  # of a ragged batch, else null
 DECAYS = pointer("const float4")  # (batch, heads, tokens): log2 decay since the last reset as hi + lo, resets so far
+INTS = pointer("const int")
 
 # numbers of each token and head are (batch, heads, tokens)
 ATTENTION = Struct(  # forward.cu, backward.cu (dk, dv), dq.cu
@@ -22,25 +23,29 @@ ATTENTION = Struct(  # forward.cu, backward.cu (dk, dv), dq.cu
     ("near far", OUT_FLOATS),  # of dz over the queries of each key: of its block of 128 tokens; of later ones
     ("rows", OUT_FLOATS),  # path/ in place of dq: over the keys of each query
     ("crossing", OUT_FLOATS),  # of tiles (pairs, blocks, blocks): of a block of queries, all keys before another block
+    # with decays, of each slot (limit.cuh): the largest |k|; log2 of a bound of the exponentials of logits, the least l
+    # of eight warps; of keys the end of the blocks of queries that give them any weight
+    ("norms", FLOATS), ("bounds least", OUT_FLOATS), ("ends", INTS),
     OFFSETS,
     ("T Tk heads blocks slots section sequences", INT),  # heads: of the outputs; blocks of a sequence; place.cuh
     ("group_q group_k group_v group_s", INT),  # heads that share one of q's, k's, v's, the sinks'
     ("shared", INT),  # heads whose dk and dv are one
     ("offset window causal normalize", INT), ("scale", FLOAT),  # offset: keys before the first query's own
 )  # fmt: skip
-GATES = Struct(  # gates.cu
+GATES = Struct(  # gates.cu, norms.cu
     "softmax/GateArguments",
-    ("g", ROWS), ("sums", pointer("float4")),
+    ("g k", ROWS), ("sums", pointer("float4")), ("norms", OUT_FLOATS), ("ends", INTS),  # norms, ends: as in ATTENTION
     ("dq tiles near far rows crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
-    ("T heads blocks slots sequences window", INT),
+    ("T heads blocks slots sequences window shared", INT),
     ("pitch parts", INT),  # TILE_DQ, 0: rows and crossing, with so many parts of a block of queries
 )  # fmt: skip
-DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0
+DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0; ends of `pairs` heads of keys
     "softmax/DotsArguments",
     ("out dout", ROWS), ("dots", OUT_FLOATS), ("added", pointer("int")), ("rows tiles", I64),
-    ("T heads normalize unused", INT),
+    ("sums", DECAYS), ("bounds least", FLOATS), ("ends", pointer("int")), OFFSETS,
+    ("T heads normalize pairs shared blocks slots", INT),
 )  # fmt: skip
-PORTABLE = Struct(  # portable_*.cu, cache.cu; a pass of the backward leaves out what it does not use
+PORTABLE = Struct(  # softmax_portable/; a pass of the backward leaves out what it does not use
     "softmax/PortableArguments",
     ("q k v out past_k past_v b", ROWS),  # the cache (sequences, slots, heads, width), b of width 1
     ("sums", DECAYS), ("sinks", FLOATS), ("logs", OUT_FLOATS),  # null: none
@@ -52,6 +57,12 @@ PORTABLE = Struct(  # portable_*.cu, cache.cu; a pass of the backward leaves out
     ("group_s pack tiles pieces piece", INT),  # pack: heads that share keys and values; tiles of rows; keys of a piece
     ("slots window causal normalize", INT), ("outputs appends", INT),  # blocks of cache.cu
     ("shared blocks", INT), ("scale", FLOAT),  # heads whose dk and dv are one; blocks of 128 tokens of a sequence
+)  # fmt: skip
+SYSTEM = Struct(  # system_*.cu: q are the w, out is r, dv are the y
+    "softmax/SystemArguments",
+    ("of", PORTABLE), ("beta", FLOATS), ("dbeta", OUT_FLOATS),  # (tokens, heads)
+    ("solved", ROWS),  # u, or d: rows of a multiple of 16 bytes
+    ("counts", pointer("int")),  # (sequences, heads): blocks that are solved
 )  # fmt: skip
 PATH = Struct(  # path/*.cu
     "softmax/PathArguments",

@@ -2,7 +2,8 @@
 
 Forward stores out and l, the log2 sums of the exponentials. Backward forms p again in one pass by blocks of keys, which
 add to dq in float32 in a fixed order; a kernel before forms <dout, out>, and one after rounds dq. With gates a kernel
-before sums up the log decays (arguments.py:DECAYS), and one after computes dg from sums of dz.
+before sums up the log decays (arguments.py:DECAYS), one finds the largest key of each block, which bounds the logits so
+that blocks of keys without weights are skipped (limit.cuh), and one after computes dg from sums of dz.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from . import plan as cuts
 from .plan import BLOCK, KERNELS, ROWS, Kind
 
 TAKEN = ("q", "k", "v", "g", "sinks")  # arrays of a call
-GATE_SUMS = ("rows", "near", "far", "crossing", "dq", "tiles")  # with sums of dz, see arguments.py
+GATE_SUMS = ("rows", "near", "far", "crossing", "dq", "tiles", "ends")  # with sums of dz, see arguments.py
 FAR = 1 << 30  # more tokens than any window, and than a sequence has here
 
 
@@ -51,10 +52,12 @@ class Batch(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a forward stores besides its output."""
+    """What a forward stores besides its output; with gates also which keys have weights (arguments.py:ATTENTION)."""
 
     logs: Array  # (batch, heads, T)
     sums: Array | None  # (batch, heads, T, 4), of gates
+    bounds: Array | None = None  # (heads, slots)
+    least: Array | None = None  # (heads, slots, 8)
 
 
 def unsupported_reason(x: Any, plan: Plan) -> str | None:
@@ -91,11 +94,16 @@ def forward(plan: Plan, x: Inputs, state: None = None) -> tuple[Array, Saved]:
     """(out (..., Tq, heads, V), what a backward needs)."""
     xp, batch = plan.xp, batch_of(plan, x)
     q, k, v = (row_array(xp, y) for y in (x.q, x.k, x.v))
-    names = ("forward", *(("decays",) if batch.kind.gated else ()))
+    names = ("forward", *(("decays", "norms") if batch.kind.gated else ()))
     _prepare(batch, names + (("dots", "backward", "dq") if plan.gradients else ()))
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.kind.V), dtype=v.dtype)
     saved = Saved(xp.empty((batch.rows, batch.heads, batch.T), dtype=xp.float32), decays(plan, batch, x.g))
-    attend("forward", plan, batch, x.sinks, q=q, k=k, v=v, out=out, logs=saved.logs, sums=saved.sums)
+    if batch.kind.gated:
+        slots = (batch.heads, batch.slots)
+        saved = saved._replace(**{n: xp.empty(size, dtype=xp.float32) for n, size in
+                                  (("bounds", slots), ("least", (*slots, 8)))})  # fmt: skip
+    largest = norms(plan, batch, x.g, k, saved.sums)
+    attend("forward", plan, batch, x.sinks, q=q, k=k, v=v, out=out, norms=largest, **saved._asdict())
     return out[..., : x.v.shape[-1]], saved
 
 
@@ -109,9 +117,10 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     tiles = batch.heads * batch.slots * (BLOCK // ROWS)
     sizes: dict[str, Any] = {"dots": numbers, "dq": tiles * cuts.tile_dq(batch.kind), "added": tiles}
     if gated:
-        sizes |= {"near": numbers, "far": numbers, "tiles": tiles * batch.blocks}
-    sums = {n: xp.empty(size, dtype=xp.int32 if n == "added" else xp.float32) for n, size in sizes.items()}
-    dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, sums["dots"], sums["added"], plan.normalize)
+        sizes |= {"near": numbers, "far": numbers, "tiles": tiles * batch.blocks, "ends": keys * batch.slots}
+    sums = {n: xp.empty(size, dtype=xp.int32 if n in ("added", "ends") else xp.float32) for n, size in sizes.items()}
+    own = {n: sums[n] for n in ("dots", "added", "ends") if n in sums}
+    dots(batch, row_array(xp, cast(xp, out, v.dtype)), dout, plan.normalize, saved, **own)
     dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=q.dtype)
     dk, dv = (xp.empty((batch.rows, batch.Tk, keys, width), dtype=q.dtype) for width in (K, V))
     given = {"q": q, "k": k, "v": v, "dout": dout, "logs": saved.logs, "sums": saved.sums}
@@ -164,7 +173,7 @@ def fields_of(plan: Plan, batch: Batch, own: int, arrays: dict[str, Any]) -> dic
     maps = [n for n in ("q", "k", "v", "dout") if arrays.get(n) is not None]
     fields: dict[str, Any] = dict.fromkeys(("q", "k", "v", "dout"), bytes(MAP))
     fields |= {n: tensor_map(arrays[n]) for n in maps}
-    names = ("sums", "logs", "dots", "added", *GATE_SUMS, "sinks")
+    names = ("sums", "logs", "dots", "added", *GATE_SUMS, "norms", "bounds", "least", "sinks")
     fields |= {n: address(arrays.get(n)) for n in names} | {"offsets": address(batch.offsets)}
     fields |= {n: rows_of(arrays[n]) if n in arrays else NO_ROWS for n in ("out", "other")}
     fields |= {f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")}
@@ -185,15 +194,21 @@ def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
 
 
 def dots(
-    batch: Batch, out: Array, dout: Array, dots: Array, added: Array | None = None, normalize: bool = True,
+    batch: Batch, out: Array, dout: Array, normalize: bool, saved: Saved, *, dots: Array, added: Array | None = None,
+    ends: Array | None = None,
 ) -> None:
-    """<dout, out> of every row, 0 without a denominator; no block of keys is added to dq yet."""
+    """What the backward begins with: <dout, out> of every row, 0 without a denominator; counts; ends of queries."""
     kernel, tiles = KERNELS["dots"], 0 if added is None else added.size
-    packed = arguments.DOTS.pack(out=rows_of(out), dout=rows_of(dout), dots=address(dots), added=address(added),
-                                 rows=dots.size, tiles=tiles, T=batch.T, heads=batch.heads,
-                                 normalize=int(normalize), unused=0)  # fmt: skip
-    launch.launch(kernel.file, kernel.entry, cuts.constants("dots", batch.kind), -(-dots.size * 16 // kernel.threads),
-                  kernel.threads, 0, packed, (out, dout, dots, added))  # fmt: skip
+    pairs = 0 if ends is None else batch.sequences * batch.heads // batch.shared
+    limits = (saved.sums, saved.bounds, saved.least, ends, batch.offsets)
+    packed = arguments.DOTS.pack(
+        out=rows_of(out), dout=rows_of(dout), dots=address(dots), added=address(added), rows=dots.size, tiles=tiles,
+        **dict(zip(("sums", "bounds", "least", "ends", "offsets"), map(address, limits), strict=True)),
+        T=batch.T, heads=batch.heads, normalize=int(normalize), pairs=pairs, shared=batch.shared, blocks=batch.blocks,
+        slots=batch.slots)  # fmt: skip
+    launch.launch(kernel.file, kernel.entry, cuts.constants("dots", batch.kind),
+                  pairs + -(-dots.size * 16 // kernel.threads), kernel.threads, 0, packed,
+                  (out, dout, dots, added, *limits))  # fmt: skip
 
 
 def decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
@@ -205,6 +220,16 @@ def decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
     return sums
 
 
+def norms(plan: Plan, batch: Batch, g: Array | None, k: Array, sums: Array | None) -> Array | None:
+    """The largest norm of the keys of every block of a head; None without gates."""
+    if g is None:
+        return None
+    largest = plan.xp.empty((batch.heads, batch.slots), dtype=plan.xp.float32)
+    blocks = batch.sequences * batch.heads * batch.blocks
+    _gates("norms", plan, batch, g, blocks, k=k, sums=sums, norms=largest)
+    return largest
+
+
 def gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array], parts: int = 1) -> Array:
     """dg, summed over the heads that share a gate."""
     dg = plan.xp.empty((batch.rows, batch.T, batch.heads, 1), dtype=plan.xp.float32)
@@ -213,16 +238,16 @@ def gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array], pa
 
 
 def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, parts: int = 1, **arrays: Array) -> None:
-    """One of the two kernels of gates; parts: of the sums of a block of queries."""
+    """A kernel of gates; parts: of the sums of a block of queries."""
     g = cast(plan.xp, g, plan.xp.float32).reshape(batch.rows, batch.T, g.shape[-1], 1)
-    names, kernel = ("sums", *GATE_SUMS, "dg"), KERNELS[name]
-    rows = (*rows_of(g)[:4], batch.heads // g.shape[-2])
+    names, kernel = ("sums", *GATE_SUMS, "norms", "dg"), KERNELS[name]
     packed = arguments.GATES.packed({n: address(arrays.get(n)) for n in names} | {
-        "g": rows, "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "blocks": batch.blocks,
-        "slots": batch.slots, "sequences": batch.sequences, "window": plan.window or FAR,
+        "g": rows_of(g, batch.heads), "k": rows_of(arrays.get("k"), batch.heads), "offsets": address(batch.offsets),
+        "T": batch.T, "heads": batch.heads, "blocks": batch.blocks, "slots": batch.slots,
+        "sequences": batch.sequences, "window": plan.window or FAR, "shared": batch.shared,
         "pitch": cuts.tile_dq(batch.kind) if "dq" in arrays else 0, "parts": parts})  # fmt: skip
     named = (g, batch.offsets, *arrays.values())
-    launch.launch(kernel.file, kernel.entry, (), blocks, kernel.threads, 0, packed, named)
+    launch.launch(kernel.file, kernel.entry, cuts.constants(name, batch.kind), blocks, kernel.threads, 0, packed, named)
 
 
 def of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:

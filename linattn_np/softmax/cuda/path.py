@@ -67,7 +67,7 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     numbers = saved.logs.shape
     if plan.normalize:
         arrays["dots"] = xp.empty(numbers, dtype=xp.float32)
-        calls.dots(batch, row_array(xp, cast(xp, out, x.v.dtype)), arrays["dout"], arrays["dots"])
+        calls.dots(batch, row_array(xp, cast(xp, out, x.v.dtype)), arrays["dout"], True, saved, dots=arrays["dots"])
     gates = {}
     if x.g is not None:
         gates = {n: xp.empty(numbers, dtype=xp.float32) for n in ("rows", "near", "far")}

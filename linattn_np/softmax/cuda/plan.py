@@ -26,6 +26,7 @@ KERNELS = {
     "backward": Kernel("softmax/backward.cu", "backward", 384),
     "dq": Kernel("softmax/dq.cu", "dq", 256),
     "decays": Kernel("softmax/gates.cu", "decays", 256),
+    "norms": Kernel("softmax/norms.cu", "norms", 256),
     "gates": Kernel("softmax/gates.cu", "gates", BLOCK),
 }  # fmt: skip
 
@@ -59,8 +60,8 @@ def constants(name: str, kind: Kind) -> Constants:
     """The constants that a kernel is compiled with."""
     if name in ("decays", "gates"):
         return ()
-    made = {"LA_DTYPE": ELEMENTS[kind.element], "LA_V": kind.V}
-    if name != "dots":
+    made = {"LA_DTYPE": ELEMENTS[kind.element]} | ({"LA_K": kind.K} if name == "norms" else {"LA_V": kind.V})
+    if name not in ("dots", "norms"):
         made |= {"LA_K": kind.K, "LA_GATED": int(kind.gated), "LA_SHARED": shared_memory(name, kind)}
     return tuple(sorted(made.items()))
 
@@ -69,7 +70,7 @@ def shared_memory(name: str, kind: Kind) -> int:
     """Bytes of shared memory of a block, as the source asserts."""
     K, V = (2 * padded(width) for width in (kind.K, kind.V))  # bytes of a row
     if name == "forward":
-        return BLOCK * max(K, V) + 2 * BLOCK * (K + V) + kind.gated * 2 * BLOCK * 16 + 2 * 2 * 16 + 16
+        return BLOCK * max(K, V) + 2 * BLOCK * (K + V) + kind.gated * (2 * BLOCK * 16 + 48) + 2 * 2 * 16 + 32
     if name == "dq":
         return 0
     stages, dz, ones = ROWS * (3 * K + 2 * V), 2 * ROWS * 2 * BLOCK, kind.gated * BLOCK * 128

@@ -94,13 +94,14 @@ def forward(plan: Plan, x: Inputs, state: Any = None) -> tuple[Array, Saved | No
 
 
 def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> Inputs:
-    """Gradients of the inputs of a call without a cache."""
+    """Gradients of the inputs of a call without a cache; of a strict one (system.py) without that of the values."""
     xp, call = plan.xp, call_of(plan, x, None, cast(plan.xp, dout, x.v.dtype), cast(plan.xp, out, x.v.dtype))
     batch, kind, numbers = call.batch, call.kind, (call.batch.rows, call.batch.heads, call.batch.T)
     names = (("dq", batch.T, batch.heads, kind.K), ("dk", batch.Tk, batch.heads // batch.shared, kind.K),
              ("dv", batch.Tk, batch.heads // batch.shared, kind.V))  # fmt: skip
-    fields = fields_of(plan, call, call.cotangents[1]) | {"dout": call.cotangents[0]} | saved._asdict()
-    fields |= {n: xp.empty((batch.rows, *shape), dtype=call.x.v.dtype) for n, *shape in names}
+    fields = fields_of(plan, call, call.cotangents[1])
+    fields |= {"dout": call.cotangents[0], "logs": saved.logs, "sums": saved.sums}
+    fields |= {n: xp.empty((batch.rows, *shape), dtype=call.x.v.dtype) for n, *shape in names[: 3 - plan.strict]}
     fields["dots"] = xp.empty(numbers, dtype=xp.float32) if plan.normalize else None
     rows = cuts.block_of("queries", kind, launch.shared_limit())[0]
     parts = calls.BLOCK // rows
@@ -111,9 +112,9 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     fields["tiles"] = parts * batch.blocks if kind.gated else -(-call.longs // rows)
     _launch("queries", call, fields, batch.sequences * batch.heads * fields["tiles"])
     blocks = -(-fields["longest"] // cuts.block_of("keys", kind, launch.shared_limit())[0])
-    for done in cuts.passes(kind):
+    for done in cuts.passes(kind, plan.strict):
         _launch("keys", call, fields, batch.sequences * batch.heads // batch.shared * blocks, done)
-    found = {n: calls.of_shape(xp, fields[f"d{n}"], getattr(x, n).shape) for n in ("q", "k", "v")}
+    found = {n: calls.of_shape(xp, fields[f"d{n}"], getattr(x, n).shape) for n in "qkv"[: 3 - plan.strict]}
     if kind.gated:
         sums = {n: fields[n] for n in ("rows", "near", "far", "crossing")}
         found["g"] = calls.gate_gradient(plan, batch, x.g, sums, parts)
@@ -184,7 +185,7 @@ def fields_of(plan: Plan, call: Call, out: Array) -> dict[str, Any]:
         "T": batch.T, "Tk": batch.Tk, "tokens": batch.rows * batch.T, "heads": batch.heads,
         "sequences": batch.sequences, "longest": max(shorts, longs) if plan.is_ragged else batch.Tk, "few": shorts,
         "group_s": 1 if sinks is None else batch.heads // len(sinks), "pack": 1, "tiles": 0, "pieces": 0,
-        "piece": 1, "slots": call.slots, "window": plan.window or FAR, "causal": int(plan.causal),
+        "piece": 1, "slots": call.slots, "window": plan.window or FAR, "causal": int(plan.causal) + int(plan.strict),
         "normalize": int(plan.normalize), "outputs": 0, "appends": 0, "shared": batch.shared,
         "blocks": batch.blocks, "scale": plan.scale,
     }  # fmt: skip

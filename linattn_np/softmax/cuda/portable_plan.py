@@ -13,11 +13,11 @@ from . import plan
 from .plan import Kernel
 
 KERNELS = {
-    "forward": Kernel("softmax/portable_forward.cu", "portable_forward", 32),  # for every 16 rows of a block
-    "pieces": Kernel("softmax/portable_forward.cu", "portable_forward", 32),  # for every 16 keys of a tile
-    "cache": Kernel("softmax/cache.cu", "cache", 128),
-    "queries": Kernel("softmax/portable_queries.cu", "portable_queries", 32),
-    "keys": Kernel("softmax/portable_keys.cu", "portable_keys", 32),
+    "forward": Kernel("softmax_portable/forward.cu", "portable_forward", 32),  # for every 16 rows of a block
+    "pieces": Kernel("softmax_portable/forward.cu", "portable_forward", 32),  # for every 16 keys of a tile
+    "cache": Kernel("softmax_portable/cache.cu", "cache", 128),
+    "queries": Kernel("softmax_portable/queries.cu", "portable_queries", 32),
+    "keys": Kernel("softmax_portable/keys.cu", "portable_keys", 32),
 }  # fmt: skip
 
 
@@ -70,8 +70,10 @@ def constants(name: str, kind: PortableKind, limit: int, done: int = 0) -> Const
     return tuple(sorted(made.items()))
 
 
-def passes(kind: PortableKind) -> tuple[int, ...]:
-    """What each launch of `keys` computes: dk and dv of wide heads are too many registers for one."""
+def passes(kind: PortableKind, strict: bool = False) -> tuple[int, ...]:
+    """What each launch of `keys` computes: dk and dv of wide heads are too many registers for one; of a system dk."""
+    if strict:
+        return (2,)
     return (3,) if kind.K + kind.V <= policy.WIDEST_CUDA * 2 else (1, 2)
 
 

@@ -8,6 +8,7 @@ The attention itself is the core's, with the values u; the cache holds keys and 
 
 from __future__ import annotations
 
+import functools
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,19 +17,8 @@ from ...runtime.arrays import Array, cast, device
 from .. import heads, sequences
 from ..array import delta_tiles
 from ..core import CORE, choose
-from ..types import GatedCache, Inputs, KeyValueCache, Plan
+from ..types import DeltaInputs, GatedCache, Inputs, KeyValueCache, Plan
 from . import delta_definition
-
-
-class DeltaInputs(NamedTuple):
-    """Arrays of a call, or their gradients; tokens before heads."""
-
-    q: Array  # (..., Tq, Hq, K), None: nothing is read
-    k: Array  # (..., T, Hk, K)
-    v: Array  # (..., T, H, V)
-    beta: Array  # (..., T, H)
-    w: Array = None  # (..., T, Hk, K), None: k
-    g: Array = None  # (..., T, H) log decay of the token
 
 
 class Residuals(NamedTuple):
@@ -67,9 +57,10 @@ class Deltaformer(Computation):
             dstate = KeyValueCache(dstate.k, dstate.v, dstate.length)
         d, dbegin = CORE.backward(attention, dout, dstate)
         more, dbeta, dpast = solve_vjp(backend, plan, x, state, system, d.v)
-        dw, dk, dg = more.q, d.k + more.k, None if x.g is None else d.g + more.g
+        wide = functools.partial(cast, plan.xp, dtype=plan.dtype)
+        dw, dk, dg = more.q, wide(d.k) + wide(more.k), None if x.g is None else wide(d.g) + wide(more.g)
         if x.w is None:
-            dw, dk = None, dk + dw
+            dw, dk = None, dk + wide(dw)
         if dbegin is not None:
             dbegin = type(dbegin)(*(y + z for y, z in zip(dbegin, dpast, strict=True)))
         return DeltaInputs(d.q, dk, more.v, dbeta, dw, dg), dbegin
@@ -104,6 +95,10 @@ def solve(backend: str, plan: Plan, x: DeltaInputs, state: Any) -> tuple[Array, 
         from ..cpu import delta_calls
 
         return delta_calls.forward(plan, given, x.beta, state)
+    if backend == "cuda":
+        from ..cuda import system
+
+        return system.forward(plan, given, x.beta)
     found, us = [], []
     for s, own, row in sequences.each_sequence(plan, given, state):
         results = None
@@ -124,16 +119,20 @@ def strengths(plan: Plan, beta: Array, own: Inputs) -> Array:
 
 
 def solve_vjp(
-    backend: str, plan: Plan, x: DeltaInputs, state: Any, system: Any, du: Array
+    backend: str, plan: Plan, x: DeltaInputs, state: Any, solved: Any, du: Array
 ) -> tuple[Inputs, Array, Any]:
     """(gradients of w, k, v, g as Inputs, of beta, of the cache)."""
     plan, given = of_system(plan, x)
     if backend == "numba":
         from ..cpu import delta_calls
 
-        return delta_calls.backward(plan, given, x.beta, state, system, du)
+        return delta_calls.backward(plan, given, x.beta, state, solved, du)
+    if backend == "cuda":
+        from ..cuda import system
+
+        return system.backward(plan, given, x.beta, solved[1], du)
     xp, found, dbetas = plan.xp, [], []
-    for results, (s, own, row) in zip(system[1], sequences.each_sequence(plan, given, state), strict=True):
+    for results, (s, own, row) in zip(solved[1], sequences.each_sequence(plan, given, state), strict=True):
         beta = x.beta[..., s.start : s.stop, :]
         if results is None:
             found.append(sequences.zeros(plan, own, row))

@@ -21,6 +21,8 @@ from ...runtime.values import is_finite, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, Names, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 
+new = tuple.__new__  # calling a NamedTuple class takes three times as long
+
 
 def _gates(c: Variables) -> tuple[Array, Array]:
     """The pre-activations i and f after their cap, in the dtype of sums."""
@@ -119,7 +121,8 @@ def pack_state(c: Variables, state: Any) -> Array | None:
         raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, n, m) as a StabilisedState")
     for name, axes in (("S", "H K V"), ("n", "H K"), ("m", "H")):
         check_state(c.name, getattr(state, name), c.sizes, axes, f"state.{name}")
-    return _joined(c, state)
+    c.joined = _joined(c, state)  # pack_state_vjp reads it
+    return c.joined
 
 
 def _joined(c: Variables, state: Any) -> Array:
@@ -157,7 +160,7 @@ def unpack_states_vjp(
 def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState:
     """C_0 = e^{m_0} S_0, so dm_0 = <dS_0, S_0> + <dn_0, n_0>, plus the part of m_T."""
     xp = c.xp
-    dm_0 = xp.sum(dS * _joined(c, c.state), axis=(-2, -1))
+    dm_0 = xp.sum(dS * c.joined, axis=(-2, -1))
     return StabilisedState(dS[..., :-1], dS[..., -1], dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
 
 
@@ -184,7 +187,7 @@ def _with_maximum(plan: Any, overwrite: bool, arrays: list[np.ndarray], state: A
     if overwrite:
         state[2][...] = end[2]
         end = *end[:2], state[2]
-    return out, StabilisedState(*end)
+    return out, new(StabilisedState, end)
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:

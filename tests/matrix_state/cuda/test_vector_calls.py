@@ -12,7 +12,7 @@ from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
-from linattn_np.matrix_state.cuda import delta_plan, vector, vector_plan
+from linattn_np.matrix_state.cuda import delta_plan, vector, vector_launch, vector_plan
 from linattn_np.matrix_state.types import EraseKey, ReadState
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
@@ -61,8 +61,8 @@ def launched(monkeypatch):
     monkeypatch.setattr(launch, "unusable", lambda: None)
     monkeypatch.setattr(launch, "capability", lambda: 90)
     monkeypatch.setattr(launch, "multiprocessors", lambda: 132)
-    monkeypatch.setattr(vector, "tensor_map", vector_twin.tensor_map)
-    monkeypatch.setattr(vector, "moves", lambda: True)
+    monkeypatch.setattr(vector_launch, "tensor_map", vector_twin.tensor_map)
+    monkeypatch.setattr(vector_launch, "moves", lambda: True)
     monkeypatch.setattr(policy, "PORTABLE", False)
     return found
 

@@ -14,25 +14,25 @@ from ....ops.cpu.storage import load, save_column
 from ....runtime.pieces.piece import Whole, piece
 from ....runtime.pieces.row_tiles import dot
 from ....runtime.pieces.views import columns, row, rows, rows_by
-from .step_workspace import Steps
+from ..workspace import Work
 
 
 @piece(of="map")
-def load_features(w: Steps):
+def load_features(w: Work):
     """The features of a slab's keys and queries; of one token those of `group` heads at once."""
-    each, c, head = w.c_rows, w.c, w.head
-    if w.known and w.known_batch == w.batch and w.known_t == w.t and w.known_head <= head < w.known_head + w.known:
+    each, c, head = w.c_rows, w.c, w.HEAD
+    if w.known and w.known_batch == w.BATCH and w.known_t == w.t and w.known_head <= head < w.known_head + w.known:
         w.c_rows = w.known * each
     else:
         count = min(w.group, w.H - head)
         w.c_rows = count * each
         for n in range(count):
-            w.head = head + n
+            w.HEAD = head + n
             load_rows(w, n * each)
-        w.head = head
+        w.HEAD = head
         map_slab(w)
         if w.group > 1:
-            w.known, w.known_batch, w.known_t, w.known_head = count, w.batch, w.t, head
+            w.known, w.known_batch, w.known_t, w.known_head = count, w.BATCH, w.t, head
     first = (head - w.known_head) * each if w.known else 0
     out = columns(w.phi, w.skipped, w.K_lanes) if w.map == MONOMIALS else w.mapped
     scaled(rows(out, first, c), None, w.keys)
@@ -42,24 +42,24 @@ def load_features(w: Steps):
 
 
 @piece
-def load_rows(w: Steps, first: Whole):
+def load_rows(w: Work, first: Whole):
     """Keys and queries of a head, before the map, from row `first` on."""
-    load(w.in_k, (w.batch, w.head, w.t), (0, w.given), rows(w.x, first, w.c))
+    load(w.in_k, (w.BATCH, w.HEAD, w.t), (0, w.given), rows(w.x, first, w.c))
     for j in range(w.queries if w.has_queries else 0):
         to = rows(w.x, first + (1 + j) * w.c, w.c)
-        load(w.in_q, (w.batch, w.head * w.queries + j, w.t), (0, w.given), to)
+        load(w.in_q, (w.BATCH, w.HEAD * w.queries + j, w.t), (0, w.given), to)
 
 
 @piece
-def map_slab(w: Steps):
+def map_slab(w: Work):
     """The features of all rows in one product: a row of weights is read once."""
     how, tables = (w.map, w.given, w.K, w.half, w.segment_count), (w.in_map, w.in_segments)
     out = columns(w.phi, w.skipped, w.K_lanes) if w.map == MONOMIALS else w.mapped
-    map_rows(how, w.x, tables, (w.over, w.map_numbers, w.map_weights), (w.phi, w.angle, out))
+    map_rows(how, w.x, tables, (w.lengths, w.map_numbers, w.map_weights), (w.phi, w.angles, out))
 
 
 @piece(of="averaged")
-def find_averages(w: Steps):
+def find_averages(w: Work):
     """z after the slab; averages = d_t of its queries, stored for the adjoint, then scale / d_t, 0 of 0."""
     z = w.z
     for i in range(w.c):
@@ -68,11 +68,11 @@ def find_averages(w: Steps):
             z[d] += k[d]
         for j in range(w.queries if w.has_queries else 0):
             x = i * w.queries + j
-            w.averages[x] = w.scale * dot(row(w.query, x), z, w.K_lanes) + w.eps
+            w.shares[x] = w.scale * dot(row(w.query, x), z, w.K_lanes) + w.eps
     for j in range(w.queries if w.has_queries else 0):
         for i in range(w.c):
             x = i * w.queries + j
-            total = w.averages[x]
-            w.numbers[i] = total
-            w.averages[x] = w.scale / total if total != 0 else number(w.averages, 0)
-        save_column(w.numbers, w.out_sums, (w.batch, w.head * w.queries + j, w.t))
+            total = w.shares[x]
+            w.factor[i] = total
+            w.shares[x] = w.scale / total if total != 0 else number(w.shares, 0)
+        save_column(w.factor, w.out_sums, (w.BATCH, w.HEAD * w.queries + j, w.t))

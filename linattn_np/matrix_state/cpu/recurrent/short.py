@@ -5,24 +5,18 @@ A form is chosen by the length of its own sequence: the same sequence gives the 
 
 from __future__ import annotations
 
-from array import array
-from typing import Any
-
 import numpy as np
 
-from ....ops.cpu.programs import Program
 from ....runtime import threads
-from ....runtime.pieces.memory import address, handles, place
-from ....runtime.pieces.piece import JIT, entry, load_pieces
-from ....runtime.pieces.run import conversions, put, scratch
-from ....runtime.pieces.workspace import PythonWorkspace
+from ....runtime.pieces.memory import address
+from ....runtime.pieces.run import Kernel
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
-from ..chunks import cell_of, key_width, numbers_of, state_shape
-from ..layout import words_of
-from ..table import EARLIER, STATE, TO, Table, count_sequences, is_direct, lengths
-from . import step
-from .step_workspace import FIRST, STEPS, TABLE_BYTES, layout
+from ..chunks import cell_of, kernel_of, key_width, numbers_of
+from ..layout import token_layout
+from ..table import FIRST, STOP, Table, count_sequences, is_direct, lengths
+from ..time_blocks import time_blocks
+from .step import step
 
 
 def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
@@ -68,127 +62,21 @@ def _is_spread_out(y: np.ndarray) -> bool:
     return True
 
 
-class Steps:
-    """A call of the recurrent form: all but where its arrays lie."""
-
-    def __init__(self, x: Inputs, plan: Plan, state: np.ndarray | None, rows: np.ndarray, longest: int = 0):
-        """longest: tokens of a row that may take the place of `rows`."""
-        dtype, H, K, V = np.dtype(plan.dtype), x.v.shape[-2], key_width(x, plan), x.v.shape[-1]
-        tokens, states = max(longest, int((rows[:, 2] - rows[:, 1]).max())), len(rows) * H
-        self.few = states * K * V * dtype.itemsize * tokens < policy.FEW_BYTES
-        share = -(-(1 if self.few else threads.num_threads()) // states)
-        columns = min(V, max(1, -(-V // (share * policy.STEP_COLUMNS))) * policy.STEP_COLUMNS)
-        columns = V if plan.average is not None else columns
-        cell = cell_of(x, plan, columns, state is not None)
-        self.layout = layout(cell, max(1, min(tokens, policy.STEP_TOKENS)))
-        self.words, self.bytes, self.dtype = words_of(cell), self.layout.bytes + TABLE_BYTES, dtype.name
-        direct = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
-        self.numbers: dict[str, Any] = numbers_of(plan) | {
-            "V_all": V, "H": H, "columns": columns, "blocks": -(-V // columns), "direct": direct,
-            "direct_v": is_direct(x.v, dtype)}  # fmt: skip
-        load_pieces((step.step_tasks,), dtype.name, self.words)
-        self.kernel = entry(step.step_tasks, dtype.name) if JIT else None
-        self.each = H * self.numbers["blocks"]
-        self.programs: tuple[Program | None, Program | None] = None, None
-        self.whole: Any = None  # the kernel of array calls and steps
-        self.take(rows, plan.pool_rows is None)
-
-    def take(self, rows: np.ndarray, alone: bool = True) -> None:
-        """The sequences to compute; alone: the state of each ends where it begins."""
-        self.sequences, self.tasks = np.array(rows), len(rows) * self.each
-        if alone:
-            self.sequences[:, TO] = self.sequences[:, STATE]
-
-    def settle(self, arrays: np.ndarray, sources: np.ndarray, extents: np.ndarray, count: int) -> None:
-        """Keep the table: arrays; whose handle says where each lies (-1: the table); how far each reaches.
-
-        The first `count` of those with handles are read, the next one is what is overwritten; 0: nothing is.
-        """
-        load_pieces((step.step_tasks,), self.dtype, self.words | conversions(arrays, self.dtype))
-        table = self.layout.table.copy()
-        self.kept = arrays, sources, extents, self.layout.own, self.sequences
-        self.handles = len(extents)
-        table[FIRST : FIRST + arrays.size] = arrays.ravel()
-        put(STEPS, table, self.numbers | {
-            "read_count": count, "handle_count": len(extents), "sequence_count": len(self.sequences),
-            "own_count": len(self.layout.own), "source_count": len(sources), "sequences": self.sequences,
-            "own": self.layout.own, "sources": sources, "extents": extents})  # fmt: skip
-        self.table, self.at = table, address(table)
-
-    def rotate(self, pairs: int) -> None:
-        """Rotate the final state in the last pass, by the angles of the table."""
-        self.numbers |= {"rotates": 1, "pairs": pairs}
-        self.words |= {"rotates"}
-
-    def between(self, before: Program | None, after: Program | None) -> None:
-        """Array calls before and after."""
-        self.programs = before, after
-        if self.few and self.kernel is not None:
-            load_pieces((step.step_between,), self.dtype, self.words)
-            self.whole = entry(step.step_between, self.dtype)
-            each = [(0, 0) if p is None else (p.at, p.count) for p in self.programs]
-            self.told = np.array(each, np.int64)
-            at = address(self.told)
-            self.where = at, at + 16, next(p.buffer for p in self.programs if p is not None)
-
-    def run(self, row: array[int], owners: Any) -> bool:
-        """Execute the sequences of described arrays; False if what is overwritten shares memory with what is read.
-
-        `owners` keeps the arrays alive.
-        """
-        at, told, (before, after) = self.at, place(row), self.programs
-        if self.whole is not None:
-            _held, own = scratch.take(self.bytes)
-            self.whole(at, told, own, self.tasks, *self.where)
-            return not row[self.handles]
-        if before is not None:
-            before.call(row)
-
-        def task(first: int, last: int, owners: Any = (row, owners)) -> None:
-            _held, own = scratch.take(self.bytes)
-            if self.kernel is not None:
-                self.kernel(at, told, own, first, last)
-            else:
-                step.step_tasks(PythonWorkspace(STEPS, self.table, self.dtype), told, own, first, last)
-
-        if self.few:
-            task(0, self.tasks)
-        else:
-            threads.run(task, self.tasks, threads.num_threads())
-        done = not row[self.handles]
-        if done and after is not None:
-            after.call(row)
-        return done
-
-
-def run(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> None:
-    """Execute the sequences in `rows` on arrays that lie where the table says."""
-    _run(Steps(x, plan, state, rows), table)
-
-
-def _run(steps: Steps, table: Table) -> None:
-    steps.settle(table.numbers, np.full(len(table.numbers), -1), np.zeros((1, 2), np.int64), 0)
-    steps.run(handles([table.numbers]), table)
-
-
-def run_segments(x: Inputs, plan: Plan, table: Table, state: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
-    """The states at the ends of `rows`, which are segments: one of each sequence at a time.
-
-    The rows of `chain` are of each sequence the initial state, then that after each segment.
-    """
-    first = rows[:, EARLIER] == 0
-    number = np.cumsum(first) - 1  # of the sequence
-    place = np.arange(len(rows))
-    level = place - np.flatnonzero(first)[number]
-    chain = np.zeros((len(rows) + count_sequences(rows), *state_shape(x, plan)), plan.dtype)
-    if state is not None:
-        chain[(place + number)[first]] = state.reshape(-1, *chain.shape[1:])[rows[first, STATE]]
-    table.states("in_state", chain[:-1])
-    table.states("out_state", chain[1:])
-    own = rows.copy()
-    own[:, STATE] = own[:, TO] = place + number
-    steps = Steps(x, plan, chain, own[level == 0], int((own[:, 2] - own[:, 1]).max()))
-    for n in range(int(level.max(initial=-1)) + 1):
-        steps.take(own[level == n])
-        _run(steps, table)
-    return chain[1:][place + number]
+def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0) -> Kernel:
+    """The recurrent form of these sequences: all but where the arrays lie.   kept: see time_blocks."""
+    dtype, (H, V), state = np.dtype(plan.dtype), x.v.shape[-2:], table.kept.get("in_state")
+    longest, states = int((rows[:, STOP] - rows[:, FIRST]).max()), count_sequences(rows) * H
+    few = states * key_width(x, plan) * V * dtype.itemsize * longest < policy.FEW_BYTES
+    count = 1 if few else threads.num_threads()
+    share = -(-count // states)
+    columns = min(V, max(1, -(-V // (share * policy.STEP_COLUMNS))) * policy.STEP_COLUMNS)
+    columns = V if plan.average is not None else columns
+    cell, rotation = cell_of(x, plan, columns, state is not None), table.kept.get("in_rotation")
+    direct = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
+    numbers = numbers_of(plan) | {"H": H, "direct": direct, "direct_v": is_direct(x.v, dtype)}
+    words = ("tokens",)
+    if rotation is not None:  # the last pass rotates the final state
+        numbers, words = numbers | {"rotates": 1, "pairs": rotation.shape[-1]}, ("tokens", "rotates")
+    made = token_layout(cell, max(1, min(longest, policy.STEP_TOKENS)))
+    tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept)
+    return kernel_of(step, cell, made, table, numbers, *words).over(tasks, bounds, len(tasks), count)

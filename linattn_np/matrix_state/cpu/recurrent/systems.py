@@ -16,12 +16,13 @@ import numpy as np
 
 from ....ops.conjugate_gradients import square_of
 from ....ops.cpu.numbers import exp, number
+from ....ops.cpu.rows import clear
 from ....runtime import threads
-from ....runtime.pieces.descent import aligned, apply_narrow, apply_wide, form_narrow, form_wide, move, turn
+from ....runtime.pieces.descent import aligned, apply_narrow, apply_wide
 from ....runtime.pieces.memory import first_byte
 from ....runtime.pieces.passes import NARROW, WIDE
 from ....runtime.pieces.piece import Matrix as Rows
-from ....runtime.pieces.piece import Number, Vector, Whole, entry, load_pieces, piece, workspace_kind
+from ....runtime.pieces.piece import Number, Whole, entry, load_pieces, piece, workspace_kind
 from ....runtime.pieces.row_tiles import copy_row, dot
 from ....runtime.pieces.run import call_of, put, scratch
 from ....runtime.pieces.vectors import lane
@@ -31,6 +32,7 @@ from ....runtime.tracing import Kernel, traced
 from ...readouts.solved import broadcast_heads
 from ...readouts.systems import Solver
 from ...types import Inputs, Plan
+from ..systems import move, turn
 
 DIAGONAL, P, PA, R, X, OWN = range(6)  # rows of own memory behind those of Z; OWN: how many
 M = Matrix
@@ -46,34 +48,17 @@ PLACES = tuple(SYSTEM.slots[name] for name in GIVEN)
 @piece
 def form(w: Work, n: Whole, A: Rows):
     """A = Z of state n, with zeros behind its columns; it is saved too."""
-    k, written, decay, column = row(w.k, n), rows(w.written, n, 1), exp(w.g[n, 0]), 0
-    Z, end = rows(w.Z, n * w.K, w.K if w.started else 0), rows(w.end, n * w.K, w.K)
-    while column < w.K:
-        count = w.wide if w.K - column >= w.wide else min(w.narrow, w.K - column)
-        S, values, to = columns(Z, column, count), row(columns(written, column, count), 0), columns(end, column, count)
-        if count == w.wide:
-            form_wide(S, decay, k, values, columns(A, column, count), to)
-        elif count == w.narrow:
-            form_narrow(S, decay, k, values, columns(A, column, count), to)
-        else:
-            form_last(S, decay, k, values, columns(A, column, w.narrow), to)
-        column += count
-
-
-@piece
-def form_last(Z: Rows, decay: Number, k: Vector, written: Vector, A: Rows, end: Rows):
-    """Columns that are not whole vectors."""
-    for i in range(len(k)):
+    k, written, decay = row(w.k, n), row(w.written, n), exp(w.g[n, 0])
+    clear(A)
+    for i in range(w.K):
         to, f = row(A, i), k[i]
-        for j in range(len(to)):
-            to[j] = 0
-        if len(Z):
-            S = row(Z, i)
+        if w.started:
+            Z = row(w.Z, n * w.K + i)
             for j in range(len(written)):
-                to[j] = decay * S[j]
+                to[j] = decay * Z[j]
         for j in range(len(written)):
             to[j] += f * written[j]
-        copy_row(to, row(end, i), len(written))
+        copy_row(to, row(w.end, n * w.K + i), w.K)
 
 
 @piece
@@ -111,7 +96,10 @@ def descend(w: Work, j: Whole, own: Rows):
         if square <= bound:  # a row that is not a number goes on
             break
         curve = times_A(w, own)
-        after = move(square / curve if curve != 0 else square, p, pA, x, r)
+        step = square / curve if curve != 0 else square
+        move(step, p, x)
+        move(-step, pA, r)
+        after = dot(r, r, w.K_whole)
         turn(after / square, r, p)
         square = after
     copy_row(x, row(w.x, j), w.K)

@@ -16,8 +16,9 @@ from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda.deferred import Deferred, Node
 from ....runtime.cuda.deferred_namespace import Namespace
 from ....runtime.cuda.elements import ELEMENTS
-from ....runtime.cuda.fusion import HeadCalls, materialise, store
+from ....runtime.cuda.fusion import materialise, store
 from ....runtime.cuda.fusion_code import Heads, NotOwn
+from ....runtime.cuda.head_calls import HeadCalls
 from ...preprocess import cuts, part
 from ...types import Decay, Erase, Inputs, Plan, ReadState
 from .. import step
@@ -145,7 +146,7 @@ class PendingStep:
         store(missing)
         if self.of_heads is not None:
             self.calls = HeadCalls(Heads(self.sizes[0], self.sizes[1], {}))  # type: ignore[index]
-            self._owns([*(array for array, _ in self.xp.assigned), *self.xp.overwritten])
+            self.calls.owns([*(array for array, _ in self.xp.assigned), *self.xp.overwritten])
             try:
                 self.calls.add_inputs(into)
             except NotOwn:
@@ -161,7 +162,7 @@ class PendingStep:
         """Launch the kernel; whether what is wanted has been computed by it."""
         calls, done = self.calls, not wanted
         if calls is not None and wanted:
-            self._owns([self.call.out, self.call.end])
+            calls.owns([self.call.out, self.call.end])
             try:
                 calls.add_results(wanted)
                 done = True
@@ -170,17 +171,8 @@ class PendingStep:
         if calls is None or not calls.outputs:
             step.launched(self.call)
         else:
-            calls.launch(step.STEP, self.of_heads)
+            calls.launch_with(step.STEP, self.of_heads)
         return done
-
-    def _owns(self, arrays: list[Array]) -> None:
-        """Arrays that each block writes its part of."""
-        N, H = self.sizes  # type: ignore[misc]
-        for y in arrays:
-            steps = [stride // y.dtype.itemsize for n, stride in zip(y.shape, y.strides, strict=True) if n > 1]
-            first = iter(steps)
-            at = [next(first, 0) if n > 1 else 0 for n in (N, H)]
-            self.calls.heads.own[id(y)] = at[0], at[1]  # type: ignore[union-attr]
 
 
 def as_rows(xp: Namespace, x: Inputs, state: Deferred | None) -> tuple[Inputs, Deferred | None]:

@@ -20,6 +20,7 @@ from ....runtime.cuda.tensor_map import moves
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from .. import arguments, operands, shared_memory, vector
+from .. import vector_launch as launches
 from ..arguments import NO_STATES, States
 from ..operands import ChunkSizes, as_state, empty_positions, public_ends, sizes_of, states_at, with_positions
 from . import plan as cuts
@@ -90,8 +91,8 @@ def arrays_of(xp: Any, x: Inputs) -> dict[str, Any]:
     """The arrays as the copy engine takes them; log decays of zero where there are none."""
     if x.g is None:
         x = x._replace(g=xp.zeros((*x.v.shape[:-2], 1, x.k.shape[-1]), dtype=x.v.dtype))
-    arrays = vector.arrays_of(xp, x)
-    return arrays | {n: vector.row_array(cast(xp, getattr(x, n), x.v.dtype)) for n in ("a", "b")}
+    arrays = launches.arrays_of(xp, x)
+    return arrays | {n: launches.row_array(cast(xp, getattr(x, n), x.v.dtype)) for n in ("a", "b")}
 
 
 def forward(
@@ -150,7 +151,7 @@ def launch_one(
     kernel, maps, heads = cuts.KERNELS[name], MAPS[name], batch.heads
     constants = cuts.constants(name, batch.kind, build)
     fields: dict[str, Any] = NO_ARRAYS | {n: address(y) for n, y in given.items()}
-    fields |= {n: vector.map_of(arrays, n) for n in maps}
+    fields |= {n: launches.map_of(arrays, n) for n in maps}
     if name == CHAIN:
         fields["to"] = rows_of(arrays["out"], heads)
     fields |= {

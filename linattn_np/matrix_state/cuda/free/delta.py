@@ -17,7 +17,8 @@ from ....runtime.cuda import launch
 from ....runtime.cuda.elements import ELEMENTS, Constants
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
-from .. import arguments, vector
+from .. import arguments
+from .. import vector_launch as launches
 from . import calls, gradients
 
 SOURCE, WARPS = "vector_free/erase_vectors.cu", policy.ROW_WARPS
@@ -100,7 +101,7 @@ def _changed(x: Inputs, plan: Plan) -> Inputs:
 def _launch(entry: str, x: Inputs, plan: Plan, **given: Array) -> None:
     """given: arrays by the names of the struct, of the heads of the values."""
     (*lead, T, heads, V), K = x.v.shape, x.k.shape[-1]
-    rows = {n: vector.row_array(getattr(x, n)) for n in ("r", "g", "v")}
+    rows = {n: launches.row_array(getattr(x, n)) for n in ("r", "g", "v")}
     fields: dict[str, Any] = dict.fromkeys(("dg", "dr", "dv", "dk", "db", "dbeta"), 0)
     fields |= {n: rows_of(y, heads) for n, y in rows.items()} | {n: address(y) for n, y in given.items()}
     fields |= {"beta": arguments.gate_of(x.beta, heads), "rows": prod(lead) * T * heads, "T": T, "heads": heads}

@@ -18,6 +18,7 @@ from ....runtime.cuda.tensor_map import moves
 from ... import policy
 from ...types import Inputs, Saved
 from .. import arguments, vector
+from .. import vector_launch as launches
 from ..operands import as_state, one_head_each, public_state_gradient, states_at, sum_shared_heads
 from . import calls
 from . import plan as cuts
@@ -57,7 +58,7 @@ def _add_gradients(xp: Any, batch: Batch, arrays: dict[str, Any], x: Inputs, dou
     tokens, dtype = (prod(batch.lead), batch.T, batch.heads), x.v.dtype
     if dout is None:
         dout = xp.zeros((*tokens, batch.V), dtype=dtype)
-    arrays["dout"] = vector.row_array(cast(xp, dout, dtype))
+    arrays["dout"] = launches.row_array(cast(xp, dout, dtype))
     kinds = dict.fromkeys(("dq", "dk", "dv", "da", "db"), dtype) | {"dg": arrays["g"].dtype}
     for name, kind in kinds.items():
         arrays[name] = xp.empty((*tokens, batch.V if name == "dv" else batch.K), dtype=kind)
@@ -69,7 +70,7 @@ def _gradients(name: str, batch: Batch, arrays: dict[str, Any], scale: float, gi
     """dq, dk, dg, da, db of all chunks, or of those that the first kernel has flagged."""
     kernel, heads, items = cuts.KERNELS[name], batch.heads, given["flags"].size
     maps, written = (*READ, "v", "dout"), tuple(f"d{n}" for n in READ)
-    fields: dict[str, Any] = {n: vector.map_of(arrays, n) for n in maps} | {n: address(y) for n, y in given.items()}
+    fields: dict[str, Any] = {n: launches.map_of(arrays, n) for n in maps} | {n: address(y) for n, y in given.items()}
     fields |= {f"rows_{n}": rows_of(arrays[n], heads) for n in READ} | {n: rows_of(arrays[n], heads) for n in written}
     fields |= {
         "offsets": address(batch.offsets), "slots": batch.slots, "T": batch.T, "heads": heads, "chunks": batch.chunks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import shutil
 import subprocess
 import tempfile
@@ -43,7 +44,7 @@ LA_ARITHMETIC(double)
 LA_DEVICE float from_f16(u16 x) { _Float16 y; memcpy(&y, &x, 2); return (float)y; }
 LA_DEVICE u16 to_f16(float x) { const _Float16 y = (_Float16)x; u16 z; memcpy(&z, &y, 2); return z; }
 """
-PREFIX, STEP_PREFIX = "array_calls/", "step_calls/"
+PREFIX, STEP_PREFIX, HEAD_PREFIX = "array_calls/", "step_calls/", "head_calls/"
 
 
 @functools.cache
@@ -71,6 +72,15 @@ def run(file, blocks, arguments):
     buffer = ctypes.create_string_buffer(bytes(arguments), len(arguments))
     for warp in range(4 * blocks):
         call(buffer, warp)
+
+
+def run_heads(file, blocks, arguments):
+    """What a launch of array calls by a block for each head does."""
+    library, text = compiled(sources.installed(file).text), sources.installed(file).text
+    heads = int(re.search(r"blockIdx.x % (\d+)u", text)[1])
+    buffer = ctypes.create_string_buffer(bytes(arguments), len(arguments))
+    for block in range(blocks):
+        library.after(buffer, *divmod(block, heads))
 
 
 def size_of(file):

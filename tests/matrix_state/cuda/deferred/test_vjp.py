@@ -12,7 +12,7 @@ from tests.matrix_state.cuda.deferred import test_calls as calls
 from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import stub
 
-launched, public = step_calls.launched, step_calls.public
+launched, public, fired = step_calls.launched, step_calls.public, calls.fired
 CALLS = calls.CALLS
 
 
@@ -52,6 +52,66 @@ def test_gradients_are_numpys(public, monkeypatch, name):
             assert np.abs(x - y).max() <= 3e-5 * max(1, np.abs(y).max())
         bits.append([np.asarray(x).tobytes() for x in (*found, *flat(grads))])
     assert bits[0] == bits[1] == bits[2]
+
+
+def there(arrays, state, douts, rows=slice(None)):
+    """Arrays like CuPy's, of some sequences."""
+    cut = lambda x: stub(x[rows] if x.shape[0] == calls.B else x)  # noqa: E731
+    own = type(state)(*map(cut, state)) if isinstance(state, tuple) else cut(state)
+    return {n: cut(x) for n, x in arrays.items()}, own, list(map(cut, douts))
+
+
+@pytest.mark.parametrize("name", ["mlstm -", "rfa -", "linear_attention mean", "gated_delta_rule raw"])
+def test_sums_of_sums_are_computed_by_the_same_launch(public, fired, name):
+    """Sums that others read are stored by the block of their head; a sequence alone has the bits it has in a batch."""
+    fn, options, _ = CALLS[name]
+    arrays, more, state = calls.drawn(fn, options, 0, 128)
+    rng = np.random.default_rng(1)
+    result = fn(**arrays, **more, state=state, return_state=True)
+    douts = [rng.standard_normal(x.shape).astype(np.float32) for x in (result[0], *parts(result[1]))]
+    _, expected = pulled(fn, arrays, more, state, douts)
+    replay.clear()
+    for _ in range(2):
+        x, own, given = there(arrays, state, douts)
+        _, grads = pulled(fn, x, more, own, given)
+        for y, z in zip(flat(grads), flat(expected), strict=True):
+            assert np.abs(y - z).max() <= 3e-5 * max(1, np.abs(z).max())
+    assert fired == [1, 1 + ("A_log" in options)]  # whose gradient is a sum over sequences
+    x, own, given = there(arrays, state, douts, slice(1, 2))
+    alone = pulled(fn, x, more, own, given)[1]
+    for field in grads._fields:
+        for y, z in zip(parts((getattr(alone, field),)), parts((getattr(grads, field),)), strict=True):
+            if y is not None and z.shape[0] == calls.B:
+                assert np.array_equal(y[0], z[1])
+
+
+def test_heads_that_share_keys_have_launches_of_their_own(public):
+    """What a block of one head cannot sum."""
+    fn, rng = la.gated_delta_rule, np.random.default_rng(0)
+    x = step_calls.arrays_of(fn, 1, 4, 2, 128, 128, 0)
+    S = rng.standard_normal((2, 4, 128, 128)).astype(np.float32)
+    douts = [rng.standard_normal((2, 1, 4, 128)).astype(np.float32), S[::-1].copy()]
+    _, expected = pulled(fn, x, {"qk_l2norm": True}, S, douts)
+    _, grads = pulled(fn, {n: stub(y) for n, y in x.items()}, {"qk_l2norm": True}, stub(S), list(map(stub, douts)))
+    for y, z in zip(flat(grads), flat(expected), strict=True):
+        assert np.abs(y - z).max() <= 3e-5 * max(1, np.abs(z).max())
+
+
+def test_an_axis_of_one_element_has_any_stride(public, monkeypatch):
+    """An array flipped along one token is that array: the same kernels compute the same bits."""
+    fn, (x, S) = la.gated_delta_rule, (step_calls.arrays_of(la.gated_delta_rule), np.ones((2, 4, 8, 4), np.float32))
+    dout = np.ones((2, 1, 4, 4), np.float32)
+    full, real = [], vjp._in_full
+    monkeypatch.setattr(vjp, "_in_full", lambda *given: full.append(given[1]) or real(*given))
+    bits = []
+    for flipped in (False, True):
+        replay.clear()
+        own = [stub(y)[:, ::-1] if flipped else stub(y) for y in (*x.values(), dout)]
+        assert not flipped or own[0].strides[1] < 0
+        grads = la.vjp(fn, *own[:-1], state=stub(S))[1](own[-1])
+        bits.append([np.asarray(y).tobytes() for y in flat(grads)])
+    assert bits[0] == bits[1]
+    assert len(full) == 2  # the pullbacks were deferred too
 
 
 @pytest.mark.gpu

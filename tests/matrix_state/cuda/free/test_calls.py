@@ -10,7 +10,7 @@ import pytest
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state.cuda import calls as cuda_calls
-from linattn_np.matrix_state.cuda import vector
+from linattn_np.matrix_state.cuda import vector_launch
 from linattn_np.matrix_state.cuda.arguments import FREE, FREE_GRADS
 from linattn_np.matrix_state.cuda.free import calls, plan
 from linattn_np.matrix_state.cuda.free import gradients as backward
@@ -139,7 +139,7 @@ def launched(monkeypatch):
     own = {n: lambda value=value: value for n, value in told.items()}
     for name, value in ({"launch": twin.launch, "prepare": lambda wanted, capability: None} | own).items():
         monkeypatch.setattr(launch, name, value)
-    monkeypatch.setattr(vector, "tensor_map", vector_twin.tensor_map)
+    monkeypatch.setattr(vector_launch, "tensor_map", vector_twin.tensor_map)
     for module in (calls, backward):
         monkeypatch.setattr(module, "moves", lambda: True)
     monkeypatch.setattr("linattn_np.matrix_state.policy.PORTABLE", False)

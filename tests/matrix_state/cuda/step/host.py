@@ -55,7 +55,7 @@ def launched(monkeypatch):
         def __init__(self, file, entry, constants):
             self.constants, self.kernel = constants, SimpleNamespace(ptr=len(kernels))
             self.keys = entry if file == complement.SOURCE else None
-            self.file = file if file.startswith(array_calls_host.PREFIX) else None
+            self.file = file if file.startswith((array_calls_host.PREFIX, array_calls_host.HEAD_PREFIX)) else None
             self.size = COMPLEMENT.size if self.keys else step_twin.SIZE
             if self.file:
                 self.size = array_calls_host.size_of(file)
@@ -69,7 +69,9 @@ def launched(monkeypatch):
 
         def __call__(self, grid, block, arguments, shared_mem):
             if self.file:
-                array_calls_host.run(self.file, grid[0], arguments[0].tobytes())
+                of_heads = self.file.startswith(array_calls_host.HEAD_PREFIX)
+                run = array_calls_host.run_heads if of_heads else array_calls_host.run
+                run(self.file, grid[0], arguments[0].tobytes())
                 return
             if self.keys:
                 step_twin.run_complement(self.keys, self.constants, arguments[0].tobytes())

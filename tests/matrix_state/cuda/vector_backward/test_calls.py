@@ -11,9 +11,8 @@ from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import (
     delta_plan,
     shared_memory,
-    vector,
     vector_backward,
-    vector_backward_plan,
+    vector_launch,
     vector_plan,
 )
 from linattn_np.runtime.cuda import launch
@@ -22,8 +21,8 @@ from tests.matrix_state.cuda.step_twin import stub
 from tests.matrix_state.cuda.test_vector_calls import BFLOAT16, call_of
 from tests.matrix_state.cuda.vector_backward import twin
 
-BACKWARD = (vector_backward_plan.REVERSE, vector_backward_plan.GRADS, vector_backward_plan.BONUS,
-            vector_backward_plan.STRENGTHS)
+BACKWARD = (vector_plan.REVERSE, vector_plan.GRADS, vector_plan.BONUS,
+            vector_plan.STRENGTHS)
 
 
 @pytest.fixture
@@ -47,8 +46,8 @@ def launched(monkeypatch):
                "unusable": lambda: None, "capability": lambda: 90, "multiprocessors": lambda: 132}
     for name, change in changes.items():
         monkeypatch.setattr(launch, name, change)
-    monkeypatch.setattr(vector, "tensor_map", vector_twin.tensor_map)
-    for module in (vector, vector_backward):
+    monkeypatch.setattr(vector_launch, "tensor_map", vector_twin.tensor_map)
+    for module in (vector_launch, vector_backward):
         monkeypatch.setattr(module, "moves", lambda: True)
     monkeypatch.setattr(policy, "PORTABLE", False)
     return found

@@ -2,8 +2,8 @@
 //
 //     p_ij = 2^(z_ij - l_i),   dz_ij = p_ij (dout_i.v_j - dout_i.out_i),   dq_i = scale sum_j dz_ij k_j
 //
-// It stores dots = dout_i.out_i, which portable_keys.cu reads; with gates sums of dz too, as arguments.py has them.
-#include "softmax/portable.cuh"
+// It stores dots = dout_i.out_i, which keys.cu reads; with gates sums of dz too, as arguments.py has them.
+#include "softmax_portable/portable.cuh"
 #include "tile/reduce.cuh"
 
 constexpr int ROWS = LA_ROWS, KEYS = LA_KEYS, WARPS = ROWS / 16, THREADS = 32 * WARPS, BLOCK = 128;
@@ -73,7 +73,7 @@ struct Worker {
                 const int h = e >> 1, r = n * 8 + (lane & 3) * 2 + (e & 1), j = begin + step * KEYS + r, i = query(h);
                 float z = s[n][e] * c;
                 if constexpr (GATED) z += decay_between(decays[h], load_decays(stage(step) + AT_DECAYS + r * 16));
-                const bool read = j < end && i < own.T && (!a.causal || (j <= i && i - j < a.window));
+                const bool read = j < end && i < own.T && (!a.causal || (i - j >= a.causal - 1 && i - j < a.window));
                 s[n][e] = read ? exp2_approx(z - log[h]) * (dp[n][e] - dot[h]) : 0.f;
                 if constexpr (GATED) sum[h] += s[n][e];
             }

@@ -6,7 +6,7 @@
 // LA_SPLIT 0: a block has ROWS queries of a head, 16 a warp, and all their keys. 1, for a few tokens after a cache: a block has 16
 // rows, the heads that share a head of keys and values one after the other for every token, and a piece of the keys, of which
 // each warp takes 16 of every tile; what the pieces give is put together by cache.cu.
-#include "softmax/portable.cuh"
+#include "softmax_portable/portable.cuh"
 
 constexpr bool SPLIT = LA_SPLIT;
 constexpr int KEYS = LA_KEYS, ROWS = LA_ROWS, WARPS = SPLIT ? KEYS / 16 : ROWS / 16, THREADS = 32 * WARPS;

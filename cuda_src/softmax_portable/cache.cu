@@ -1,6 +1,6 @@
 // After a few tokens read a cache: the parts of their outputs as one, in the order of the pieces; and the cache after them.
 // A block has a row of the output, or a token, or THREADS PER gates of the cache.
-#include "softmax/portable.cuh"
+#include "softmax_portable/portable.cuh"
 #include "tile/reduce.cuh"
 
 constexpr int THREADS = 128, PER = 8;

@@ -52,16 +52,16 @@ struct Owner {
 LA_DEVICE int tokens_seen(const PortableArguments& a, int sequence) { return LA_PAST ? (int)rintf(a.lengths[sequence]) : 0; }
 
 // Rows low .. high - 1 of a tile X in shared memory, the first WIDTH elements of each from where `row` points, else zeros;
-// FROM: the elements there
-template <int FROM, int WIDTH, int THREADS, class X, class F> LA_DEVICE void fill_rows(u32 tile, int low, int high, F row) {
+// FROM: the elements there; ALIGN: bytes that rows' addresses are a multiple of
+template <int FROM, int WIDTH, int THREADS, class X, int ALIGN = LA_ALIGN, class F> LA_DEVICE void fill_rows(u32 tile, int low, int high, F row) {
     if constexpr (FROM == LA_DTYPE) {
-        constexpr int PER = X::ROW / LA_ALIGN;
+        constexpr int PER = X::ROW / ALIGN;
 #pragma unroll 4
         for (int n = low * PER + threadIdx.x; n < high * PER; n += THREADS) {
-            const int r = n / PER, at = n % PER * LA_ALIGN;
+            const int r = n / PER, at = n % PER * ALIGN;
             const char* const from = row(r);
             const bool valid = from && at < WIDTH * bytes_of(FROM);
-            copy_in<LA_ALIGN>(tile + X::piece(r, at / 16) + at % 16, valid ? from + at : (const char*)0, valid);
+            copy_in<ALIGN>(tile + X::piece(r, at / 16) + at % 16, valid ? from + at : (const char*)0, valid);
         }
     } else {
         for (int n = low * X::COLUMNS + threadIdx.x; n < high * X::COLUMNS; n += THREADS) {

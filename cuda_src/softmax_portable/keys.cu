@@ -1,10 +1,10 @@
 // Gradients of keys and values by products of warps: a block has ROWS keys and goes over the queries that read them, of one head
 // after the other of those that share them.
 //
-//     dv_j = sum_i p_ij dout_i,   dk_j = scale sum_i dz_ij q_i      (portable_queries.cu)
+//     dv_j = sum_i p_ij dout_i,   dk_j = scale sum_i dz_ij q_i      (queries.cu)
 //
 // LA_PASS: 1 dv, 2 dk, 3 both.
-#include "softmax/portable.cuh"
+#include "softmax_portable/portable.cuh"
 
 constexpr int ROWS = LA_ROWS, QUERIES = LA_KEYS, WARPS = ROWS / 16, THREADS = 32 * WARPS, BLOCK = 128;
 constexpr bool VALUES = LA_PASS & 1, WEIGHTS = LA_PASS & 2;
@@ -64,7 +64,7 @@ struct Worker {
                 const float2 numbers = load_shared2(stage(step) + AT_NUMBERS + r * 8);
                 float z = s[n][e] * c;
                 if constexpr (GATED) z += decay_between(load_decays(stage(step) + AT_DECAYS + r * 16), decays[h]);
-                const bool read = j < own.Tk && i < own.T && (!a.causal || (j <= i && i - j < a.window));
+                const bool read = j < own.Tk && i < own.T && (!a.causal || (i - j >= a.causal - 1 && i - j < a.window));
                 s[n][e] = read ? exp2_approx(z - numbers.x) : 0.f;
                 if constexpr (WEIGHTS) {
                     dp[n][e] = read ? s[n][e] * (dp[n][e] - numbers.y) : 0.f;
