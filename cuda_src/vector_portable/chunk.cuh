@@ -126,6 +126,10 @@ LA_DEVICE void scale8(float (&x)[SPAN], const float (&y)[SPAN]) {
 #pragma unroll
     for (int i = 0; i < SPAN; i++) x[i] *= y[i];
 }
+LA_DEVICE void add8(float (&x)[SPAN], float factor, const float (&y)[SPAN]) {
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) x[i] = fmaf(factor, y[i], x[i]);
+}
 LA_DEVICE void fill8(float (&x)[SPAN], float y) {
 #pragma unroll
     for (int i = 0; i < SPAN; i++) x[i] = y;

@@ -50,17 +50,19 @@ def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> 
     """A kernel, "values" or "channels"; None if a block does not fit. back: from the last chunk to the first."""
     width = kind.V if name == "values" else kind.K
     cuts = [-(-width // columns) for columns in (policy.PORTABLE_COLUMNS, policy.PORTABLE_COLUMNS // 2)]
-    fitting = (n for n in cuts if SHARED[name](kind, -(-width // (16 * n))) <= limit)
+    fitting = (n for n in cuts if SHARED[name](kind, -(-width // (16 * n)), back) <= limit)
     parts = next(fitting, None)
     if parts is None:
         return None
     warps = -(-width // (16 * parts))
     held = kind.K if name == "values" else kind.V  # of a row of the state
+    shared = SHARED[name](kind, warps, back)
+    two = held <= policy.WIDEST_GROUP and (not kind.erase or name == "values" or 2 * shared < policy.GROUP_SHARED)
     constants = tuple(sorted({
         "LA_DTYPE": ELEMENTS[kind.element], "LA_GATE": ELEMENTS[kind.gate], "LA_K": kind.K, "LA_V": kind.V,
         "LA_ALIGN": kind.align, "LA_ERASE": int(kind.erase), "LA_BEFORE": int(kind.before),
-        "LA_BONUS": int(kind.bonus), "LA_BACK": int(back), "LA_WARPS": warps, "LA_SHARED": SHARED[name](kind, warps),
-        "LA_BLOCKS": 1 if held > policy.WIDEST_GROUP else 2,
+        "LA_BONUS": int(kind.bonus), "LA_BACK": int(back), "LA_WARPS": warps, "LA_SHARED": shared,
+        "LA_BLOCKS": 2 if two else 1,
         **({"LA_MARK": MARK} if name == "channels" else {}),
     }.items()))  # fmt: skip
     return Launch(Kernel(FILES[name], name, 32 * warps), constants, parts)
@@ -73,7 +75,7 @@ def entries(
     align = gcd(16, K * BYTES[dtype], V * BYTES[dtype], K * BYTES["float32"])
     kind = PortableKind(K, V, dtype, "float32", align, erase, bonus, bonus)
     every = [("values", False), ("values", True), ("channels", False), ("channels", True)]
-    for name, back in every if backward and not erase else every[:1]:
+    for name, back in every if backward else every[:1]:
         found = launch_of(name, kind, limit, back)
         if found is not None:
             words = f"portable chunks of a vector decay, {name}{', from the last chunk' * back}"
