@@ -24,6 +24,7 @@ constexpr int READS = 1 + (LA_ERASE && !LA_BACK), WRITES = 1 + (LA_ERASE && LA_B
 constexpr int ROWS = 2 + WRITES + LA_ERASE;                                                // of a warp
 static_assert(LA_MARK % C == 0, "marks are at ends of chunks");
 typedef Product<2, 2 * (KIND == 2)> Tf32;
+typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Dots;   // of two rows
 
 // In shared memory, bytes: 8 columns a lane of q, k, g, then of v, dO (e, dO, du); a warp's rows of k (q), a, what it writes (and reads; k, k Pre); D of
 // the warps (and E); D (and E); rows that the state is multiplied with, columns that are written; Pre_last
@@ -89,7 +90,7 @@ struct Block {
         receive<KIND>(LA_BACK ? y : x, from + WRITTEN_PIECES);
         if constexpr (LA_ERASE) {
             receive<2>(z, from + WRITTEN_PIECES + PIECES);
-            strength = dot8(LA_BACK ? x : y, z);
+            if (!LA_BACK) strength = dot8(y, z);
 #pragma unroll
             for (int c = 0; c < SPAN; c++) {
                 float& u = (LA_BACK ? x : y)[c];
@@ -103,18 +104,38 @@ struct Block {
         store_column(AT_WRITE, y, column);
         __syncwarp();
         request_values(turn, next);
-        float* const part = floats(AT_PARTS) + warp * SQUARE + own() + (LA_ERASE ? (lane & 1) * ACTIVE * SQUARE : 0);
-        for (int r = 0; r < C; r++) {
-            load8(x, floats(AT_READ) + r * READ + column);
-            float s = dot8(x, y);
-            s += __shfl_xor_sync(0xffffffffu, s, 1);
-            if constexpr (LA_ERASE) {
-                if (!LA_BACK) load8(x, floats(AT_READ) + (C + r) * READ + column);
-                float e = r == own() ? strength : dot8(x, LA_BACK ? z : y);
-                e += __shfl_xor_sync(0xffffffffu, e, 1);
-                if (lane & 1) s = e;
-            }
-            if (LA_ERASE || (lane & 1) == 0) part[r * C] = turn ? part[r * C] + s : s;
+        multiply_rows(turn, column - half(), 0);
+        if constexpr (LA_ERASE) {
+            multiply_rows(turn, column - half(), 1);
+            strength += __shfl_xor_sync(0xffffffffu, strength, 1);
+            if (!LA_BACK && (lane & 1) == 0) add_part(ACTIVE * SQUARE + own() * (C + 1), strength, turn);
+        }
+    }
+    __device__ __forceinline__ void add_part(int entry, float s, int turn) const {
+        float& part = floats(AT_PARTS)[warp * SQUARE + entry];
+        part = turn ? part + s : s;
+    }
+    // D of 16 columns, or E but for its diagonal
+    __device__ __forceinline__ void multiply_rows(int turn, int column, int of) const {
+        const int row = lane / 4, value = column + (lane & 3) * 2;
+        const auto element = [&](bool write, int n, int t, int v) {
+            return write ? floats(AT_WRITE)[(n * VALUES + v) * COLUMN + t] : floats(AT_READ)[(n * C + t) * READ + v];
+        };
+        float x[8], c[2][4] = {};
+#pragma unroll
+        for (int n = 0; n < 8; n++) x[n] = element(LA_BACK, of, row + (n & 2) * 4, value + (n & 1) + (n & 4) * 2);
+        const Dots::A readers = Dots::a(x);
+#pragma unroll
+        for (int tile = 0; tile < 2; tile++) {
+            float y[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) y[n] = element(!LA_BACK, 0, tile * 8 + row, value + (n & 1) + (n & 2) * 4);
+            Dots::add(c[tile], readers, Dots::b(y));
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int i = row + (n & 2) * 4, j = (n & 4) * 2 + (lane & 3) * 2 + (n & 1);
+            if (!of || i != j) add_part(of * ACTIVE * SQUARE + (LA_BACK ? j * C + i : i * C + j), c[n / 4][n % 4], turn);
         }
     }
     // the rows of k, or scale q, decays, what is written; `mine`: the lane's row of q, or k

@@ -194,7 +194,8 @@ VECTOR_PORTABLE = Struct(  # vector_portable/: arrays that are written are dense
     ("start end", OUT_FLOATS),  # the state, or its gradient, before and after: (sequences, heads, K, V)
     ("marks dots", OUT_FLOATS),  # decayed states at marks; q.dq (and k.dr) by channels, of which dg is made
     ("dr dbeta", OUT_FLOATS),  # delta rule: what dk has of k that reads S~; the gradient of beta
-    ("marks_of_sequence", I64), ("T heads group_u", INT), ("scale", FLOAT),
+    ("parts", OUT_FLOATS),  # of the bonus's gradient (blocks, heads, K)
+    ("marks_of_sequence tokens", I64), ("T heads group_u", INT), ("scale", FLOAT),
 )  # fmt: skip
 
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element

@@ -19,12 +19,12 @@ from ....runtime.cuda import launch
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from .. import arguments, operands
-from ..recurrence.gradients import add_bonus, dense_rows, shaped
+from ..recurrence.gradients import dense_rows, shaped
 from ..step import element_of
 from . import plan as cuts
 
 ROWS = ("q", "k", "v", "g", "beta", "out", "dout", "dq", "dk", "dv", "dg", "error", "du")
-POINTERS = ("u", "start", "end", "marks", "dots", "dr", "dbeta")
+POINTERS = ("u", "start", "end", "marks", "dots", "dr", "dbeta", "parts")
 Arrays = dict[str, Any]
 
 
@@ -164,7 +164,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     _launch("values", batch, True, start=last, end=first)
     _launch("channels", batch, start=start, **kept)
     _launch("channels", batch, True, start=last, **kept)
-    du = add_bonus(xp, made, batch.scale) if batch.kind.bonus else None
+    du = _add_bonus(xp, batch) if batch.kind.bonus else None
     made["dbeta"] = kept.get("dbeta")
     grads = {n: shaped(xp, made[f"d{n}"].reshape(*x.v.shape[:-1], -1), getattr(x, n))
              for n in ("q", "k", "v", "g", "beta") if made[f"d{n}"] is not None}  # fmt: skip
@@ -179,18 +179,33 @@ def _dense(xp: Any, state: Array | None) -> Array | None:
 
 def _launch(name: str, batch: Batch, back: bool = False, **given: Array | None) -> None:
     """One kernel. given: arrays by the names of the struct."""
-    kind, made, (N, T, heads) = batch.kind, batch.made, batch.sizes
-    found = cuts.launch_of(name, kind, launch.shared_limit(), back)
+    (N, _, heads), found = batch.sizes, cuts.launch_of(name, batch.kind, launch.shared_limit(), back)
     if found is None:
         raise RuntimeError(f"a block of {name} does not fit the device")
+    _enqueue(batch, found.kernel, found.constants, N * heads * found.parts, found.shared, given)
+
+
+def _add_bonus(xp: Any, batch: Batch) -> Array:
+    """The gradient of the bonus (heads, K); dq and dk get what they have of it."""
+    (_, T, heads), K, kind = batch.sizes, batch.kind.K, batch.kind
+    tokens = prod(batch.lead) * T
+    blocks = -(-tokens // cuts.BONUS_TOKENS)
+    parts = xp.empty((blocks, heads, K), dtype=xp.float32)
+    _enqueue(batch, cuts.BONUS, cuts.bonus_constants(kind), blocks * heads, 0, {"parts": parts}, tokens)
+    return xp.sum(parts, axis=0)
+
+
+def _enqueue(batch: Batch, kernel: cuts.Kernel, constants: Any, blocks: int, shared: int, given: Arrays,
+             tokens: int = 0) -> None:  # fmt: skip
+    made, (_, T, heads) = batch.made, batch.sizes
     given = {"u": made["u"], **given}
     fields: Arrays = {n: NO_ROWS if made.get(n) is None else rows_of(made[n], heads) for n in ROWS}
     fields |= {n: address(given.get(n)) for n in POINTERS} | {"offsets": address(batch.offsets)}
     kept = given.get("marks")
     marks = 0 if kept is None else kept.shape[1]
-    fields |= {"T": T, "heads": heads, "scale": batch.scale, "marks_of_sequence": marks,
+    fields |= {"T": T, "heads": heads, "scale": batch.scale, "marks_of_sequence": marks, "tokens": tokens,
                "group_u": 1 if made["u"] is None else heads // made["u"].shape[0]}  # fmt: skip
     arrays = (*(made.get(n) for n in ROWS), *given.values(), batch.offsets)
     named = tuple(y for y in arrays if y is not None)
-    launch.launch(found.kernel.file, found.kernel.entry, found.constants, N * heads * found.parts, found.kernel.threads,
-                  found.shared, arguments.VECTOR_PORTABLE.packed(fields), named)
+    launch.launch(kernel.file, kernel.entry, constants, blocks, kernel.threads, shared,
+                  arguments.VECTOR_PORTABLE.packed(fields), named)
