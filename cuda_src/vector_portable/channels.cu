@@ -14,7 +14,7 @@
 constexpr int EARLY = LA_BEFORE, TILES = VALUES / 8, TURNS = (VALUES / 16 + WARPS - 1) / WARPS;
 constexpr int ACTIVE = VALUES / 16 < WARPS ? VALUES / 16 : WARPS, PARTS = (K + 16 * WARPS - 1) / (16 * WARPS), SQUARE = C * C, READ = VALUES + 8;
 static_assert(LA_MARK % C == 0 && !LA_ERASE, "marks are at ends of chunks");
-typedef Product<2, 1 + (KIND == 2)> Tf32;
+typedef Product<2, 2 * (KIND == 2)> Tf32;
 
 // In shared memory, bytes: 8 columns a lane of q, k, g, then of v, dO; a warp's rows of k (q), a, what it writes; D of the warps, D; rows that the state is
 // multiplied with, columns that are written; Pre_last

@@ -4,7 +4,7 @@
 //     out = (q Pre) S + P u        S' = diag(Pre_last) S + (k Suf)^T u        u = T (beta v - beta (k Pre) S),  T = (1 + beta tril(P of k and k, -1))^-1
 #include "vector_portable/chunk.cuh"
 
-typedef Product<1 + (KIND == 2), 1 + (KIND == 2)> Tf32;
+typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Tf32;
 constexpr int TILES = KEYS / 8, TURNS = (KEYS / 16 + WARPS - 1) / WARPS, ACTIVE = KEYS / 16 < WARPS ? KEYS / 16 : WARPS;
 constexpr int SLICES = (V + 16 * WARPS - 1) / (16 * WARPS), BUFFERS = K > 128 || LA_ERASE ? 1 : 2;
 constexpr int READ = KEYS + 8, SQUARE = C * C;   // floats of a row that reads the state: pairs of eight rows in all banks
@@ -59,50 +59,70 @@ struct Block {
             const float* const u = a.u + (i64)(at.head / a.group_u) * K;
             for (int c = 0; c < SPAN; c++) own = channel + c < K ? fmaf(q[c] * k[c], u[channel + c], own) : own;
         }
-        fill8(x, 1.f);
-        float* const part = floats(AT_PARTS) + warp * SQUARE;
+        prefixes(decay, channel);
+        store_prefix(decay, q, k, writes, channel, j);
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) x[c] = k[c];
+        float* const part = floats(AT_PARTS) + warp * SQUARE + j;
+#pragma unroll 4
         for (int i = 0; i < C; i++) {
             float step[SPAN], other[SPAN];
             load8(step, rows(1) + i * ROW + half);
             load8(other, rows(0) + i * ROW + half);
-            if constexpr (!LA_BEFORE) scale8(x, step);
-            float s = dot8(other, x), erased = 0.f;
+            if (!LA_BEFORE && i > j) scale8(x, step);
+            const float s = dot8(other, x);
+            add_part(part + i * C, i == j ? own : s, turn);
             if constexpr (LA_ERASE) {
                 load8(other, rows(2) + i * ROW + half);
-                erased = dot8(other, x);
+                add_part(part + ACTIVE * SQUARE + i * C, dot8(other, x), turn);
             }
-            if (i == j) {
-                s = own;
-                store_prefix(x, q, k, writes, channel, j);
-                if (LA_BEFORE) scale8(x, step);
-                if (j == C - 1) store8(floats(AT_LAST) + channel, x);
-#pragma unroll
-                for (int c = 0; c < SPAN; c++) x[c] = k[c];
-            } else if (LA_BEFORE) scale8(x, step);
-            add_part(part + i * C + j, s, turn);
-            if constexpr (LA_ERASE) add_part(part + ACTIVE * SQUARE + i * C + j, erased, turn);
+            if (LA_BEFORE && i > j) scale8(x, step);
         }
-        if constexpr (LA_BACK) store8(floats(AT_READ) + j * READ + channel, x);
+        if constexpr (LA_BACK) store_rounded(floats(AT_READ) + j * READ + channel, x);
         else store_column(writes, x, channel, j);
+    }
+    // decays of tokens become Pre; Pre_last is stored
+    __device__ __forceinline__ void prefixes(float (&x)[SPAN], int channel) const {
+        const int j = lane / 2;
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) {
+#pragma unroll
+            for (int d = 1; d < C; d <<= 1) {
+                const float y = __shfl_up_sync(0xffffffffu, x[c], 2 * d);
+                if (j >= d) x[c] *= y;
+            }
+        }
+        if (j == C - 1) store8(floats(AT_LAST) + channel, x);
+        if constexpr (LA_BEFORE)
+#pragma unroll
+            for (int c = 0; c < SPAN; c++) {
+                const float y = __shfl_up_sync(0xffffffffu, x[c], 2);
+                x[c] = j ? y : 1.f;
+            }
     }
     __device__ __forceinline__ void add_part(float* to, float s, int turn) const {
         s += __shfl_xor_sync(0xffffffffu, s, 1);
         if ((lane & 1) == 0) *to = turn ? *to + s : s;
     }
+    static __device__ __forceinline__ void store_rounded(float* to, float (&x)[SPAN]) {
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) x[c] = Tf32::rounded(x[c]);
+        store8(to, x);
+    }
     static __device__ __forceinline__ void store_column(float* writes, const float (&x)[SPAN], int channel, int j) {
 #pragma unroll
-        for (int c = 0; c < SPAN; c++) writes[(channel + c) * COLUMN + j] = x[c];
+        for (int c = 0; c < SPAN; c++) writes[(channel + c) * COLUMN + j] = Tf32::rounded(x[c]);
     }
     // x: Pre of the token
     __device__ __forceinline__ void store_prefix(const float (&x)[SPAN], float (&q)[SPAN], const float (&k)[SPAN], float* writes, int channel, int j) const {
         scale8(q, x);
         if constexpr (LA_BACK) store_column(writes, q, channel, j);
-        else store8(floats(AT_READ) + j * READ + channel, q);
+        else store_rounded(floats(AT_READ) + j * READ + channel, q);
         if constexpr (LA_ERASE) {
             float y[SPAN];
 #pragma unroll
             for (int c = 0; c < SPAN; c++) y[c] = k[c] * x[c];
-            store8(floats(AT_ERASE) + j * READ + channel, y);
+            store_rounded(floats(AT_ERASE) + j * READ + channel, y);
         }
     }
     __device__ __forceinline__ float sum_parts(int entry) const {
@@ -116,7 +136,7 @@ struct Block {
         for (int entry = threadIdx.x; entry < SQUARE; entry += THREADS) {
             const int i = entry / C, j = entry % C;
             const float s = j <= i ? sum_parts(entry) : 0.f;
-            floats(AT_P)[LA_BACK ? j * COLUMN + i : i * COLUMN + j] = s;
+            floats(AT_P)[LA_BACK ? j * COLUMN + i : i * COLUMN + j] = Tf32::rounded(s);
             if constexpr (LA_ERASE) {
                 const bool valid = token + i < at.s.T;
                 const float beta = valid ? *(const float*)(rows_of(a.beta, at.s, at.head) + (token + i) * a.beta.token) : 0.f;
@@ -138,7 +158,7 @@ struct Block {
         }
         const float beta = floats(AT_BETA)[lane];
 #pragma unroll
-        for (int i = 0; i < C; i++) floats(AT_T)[i * COLUMN + lane] = t[i] * beta;
+        for (int i = 0; i < C; i++) floats(AT_T)[i * COLUMN + lane] = Tf32::rounded(t[i] * beta);
     }
 
     // element n of an operand or accumulator of 16 values and 16 tokens
