@@ -97,6 +97,14 @@ def test_one_key(cp):
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
+def test_slow_decays_of_a_long_sequence(cp, fn):
+    """A decay near 1 is always rounded the same way."""
+    arrays, *_ = drawn = draw(fn, T=16384, heads=(1, 1, 1), K=16, V=16)
+    arrays["g"][:] = -1e-4
+    check(cp, fn, drawn, "float32")
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
 def test_ragged_and_grouped(cp, fn):
     compare(cp, fn, options={"cu_seqlens": [0, 5, 5, 70, 300, 301]}, T=301, N=5)
     compare(cp, fn, heads=(1, 1, 4), T=33)
