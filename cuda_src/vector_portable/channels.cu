@@ -27,13 +27,13 @@ typedef Product<2, 2 * (KIND == 2)> Tf32;
 typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Dots;   // of two rows
 
 // In shared memory, bytes: 8 columns a lane of q, k, g, then of v, dO (e, dO, du); a warp's rows of k (q), a, what it writes (and reads; k, k Pre); D of
-// the warps (and E); D (and E); rows that the state is multiplied with, columns that are written; Pre_last in two terms
+// the warps (and E); D (and E); rows that the state is multiplied with, columns that are written; Pre_last
 constexpr int PIECES = pieces_of(KIND) * THREADS * 16, STAGE = 2 * PIECES + pieces_of(LA_GATE) * THREADS * 16;
 constexpr int WRITTEN_PIECES = pieces_of(WRITTEN) * THREADS * 16, TURN = PIECES + (1 + LA_ERASE) * WRITTEN_PIECES;
 constexpr int AT_ROWS = STAGE + TURNS * TURN, AT_PARTS = AT_ROWS + WARPS * ROWS * C * ROW * 4;
 constexpr int AT_D = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_READ = AT_D + (1 + LA_ERASE) * C * ROW * 4;
 constexpr int AT_WRITE = AT_READ + READS * C * READ * 4, AT_LAST = AT_WRITE + WRITES * VALUES * COLUMN * 4;
-static_assert(LA_SHARED == AT_LAST + WARPS * 2 * C * 4, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_LAST + WARPS * C * 4, "LA_SHARED is what the launch asks for");
 
 typedef float State[TILES][4];   // channels, values
 
@@ -55,7 +55,7 @@ struct Block {
     int warp, lane, first;   // first: of the warp's channels
     __device__ __forceinline__ float* floats(int bytes) const { return (float*)(shared + bytes); }
     __device__ __forceinline__ float* rows(int n) const { return floats(AT_ROWS) + (warp * ROWS + n) * C * ROW; }
-    __device__ __forceinline__ float* last() const { return floats(AT_LAST) + warp * 2 * C; }
+    __device__ __forceinline__ float* last() const { return floats(AT_LAST) + warp * C; }
     __device__ __forceinline__ int own() const { return lane / 2; }          // token of a lane
     __device__ __forceinline__ int half() const { return (lane & 1) * SPAN; }
     __device__ __forceinline__ bool valid(int t) const { return (u32)t < (u32)at.s.T; }
@@ -140,12 +140,10 @@ struct Block {
     }
     // the rows of k, or scale q, decays, what is written; `mine`: the lane's row of q, or k
     __device__ __forceinline__ void take_vectors(float (&mine)[SPAN], int next) const {
-        float x[SPAN], decay[SPAN], g[SPAN];
+        float x[SPAN], decay[SPAN];
         receive<KIND>(LA_BACK ? x : mine, shared);
         receive<KIND>(LA_BACK ? mine : x, shared + PIECES);
-        receive<LA_GATE>(g, shared + 2 * PIECES);
-#pragma unroll
-        for (int c = 0; c < SPAN; c++) decay[c] = g[c];
+        receive<LA_GATE>(decay, shared + 2 * PIECES);
         decays(decay);
 #pragma unroll
         for (int c = 0; c < SPAN; c++) (LA_BACK ? x : mine)[c] *= a.scale;
@@ -164,7 +162,6 @@ struct Block {
             if (!LA_BACK) scale8(decay, product);
             store8(last() + half(), LA_BACK ? product : decay);
         }
-        refine(last(), C, g, lane);
         scale8(x, product);
         store8(rows(2) + to, x);
         if constexpr (LA_ERASE && LA_BACK) {
@@ -197,7 +194,7 @@ struct Block {
     // the state times the rows
     __device__ __forceinline__ void read_state(State& S, float (&c)[2 * READS][4]) const {
         const float* const from = floats(AT_READ) + (lane >> 2) * READ + (lane & 3) * 2;
-        const float* const decay = last() + (lane >> 2);
+        const float low = last()[lane >> 2], high = last()[(lane >> 2) + 8];
 #pragma unroll
         for (int tile = 0; tile < TILES; tile += 2) {
             const float x[8] = {S[tile][0], S[tile][1], S[tile][2], S[tile][3], S[tile + 1][0], S[tile + 1][1], S[tile + 1][2], S[tile + 1][3]};
@@ -206,8 +203,7 @@ struct Block {
             for (int n = 0; n < 2 * READS; n++) Tf32::add(c[n], s, Tf32::b(from + n * 8 * READ + tile * 8));
 #pragma unroll
             for (int n = 0; n < 2; n++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) S[tile + n][i] = times(S[tile + n][i], decay[i / 2 * 8], decay[C + i / 2 * 8]);
+                S[tile + n][0] *= low; S[tile + n][1] *= low; S[tile + n][2] *= high; S[tile + n][3] *= high;
             }
         }
     }

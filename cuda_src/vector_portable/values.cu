@@ -12,12 +12,12 @@ constexpr int SLICES = (V + 16 * WARPS - 1) / (16 * WARPS), BUFFERS = K > 128 ||
 constexpr int READ = KEYS + 8, SQUARE = C * C;   // floats of a row that reads the state: pairs of eight rows in all banks
 
 // In shared memory, bytes: 8 columns a lane of q, k, g; a warp's rows of q, a (k); P of the warps (and of k and k); P (N beta or beta N, T); rows
-// that read; k Pre, as rows that read or columns that write; columns that write; Pre_last in two terms
+// that read; k Pre, as rows that read or columns that write; columns that write; Pre_last
 constexpr int STAGE_GATE = 2 * pieces_of(KIND) * THREADS * 16, STAGE = STAGE_GATE + pieces_of(LA_GATE) * THREADS * 16;
 constexpr int AT_ROWS = TURNS * STAGE, AT_PARTS = AT_ROWS + WARPS * (2 + LA_ERASE) * C * ROW * 4;
 constexpr int AT_P = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_T = AT_P + C * COLUMN * 4, AT_L = AT_T + LA_ERASE * C * COLUMN * 4;
 constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4, AT_WRITE = AT_ERASE + LA_ERASE * (LA_BACK ? KEYS * COLUMN : C * READ) * 4;
-constexpr int AT_LAST = AT_WRITE + BUFFERS * KEYS * COLUMN * 4, AT_BETA = AT_LAST + 2 * KEYS * 4;
+constexpr int AT_LAST = AT_WRITE + BUFFERS * KEYS * COLUMN * 4, AT_BETA = AT_LAST + KEYS * 4;
 static_assert(LA_SHARED == AT_BETA + LA_ERASE * C * 4, "LA_SHARED is what the launch asks for");
 
 typedef float State[TILES][4];   // its transpose: value rows, key columns
@@ -40,13 +40,11 @@ struct Block {
     // all that 16 channels are in the chunk's products; `next`: the token of the next chunk, which is requested
     __device__ __forceinline__ void scale_block(int turn, int next, float* writes) const {
         const int block = warp + turn * WARPS, j = lane / 2, half = (lane & 1) * SPAN, channel = block * 16 + half;
-        float q[SPAN], k[SPAN], decay[SPAN], x[SPAN], g[SPAN];
+        float q[SPAN], k[SPAN], decay[SPAN], x[SPAN];
         const char* const from = shared + turn * STAGE;
         receive<KIND>(q, from);
         receive<KIND>(k, from + pieces_of(KIND) * THREADS * 16);
-        receive<LA_GATE>(g, from + STAGE_GATE);
-#pragma unroll
-        for (int c = 0; c < SPAN; c++) decay[c] = g[c];
+        receive<LA_GATE>(decay, from + STAGE_GATE);
         decays(decay);
         fill8(x, a.scale);
         scale8(q, x);
@@ -63,7 +61,6 @@ struct Block {
             for (int c = 0; c < SPAN; c++) own = channel + c < K ? fmaf(q[c] * k[c], u[channel + c], own) : own;
         }
         prefixes(decay, channel);
-        refine(floats(AT_LAST) + block * 16, KEYS, g, lane);
         store_prefix(decay, q, k, writes, channel, j);
 #pragma unroll
         for (int c = 0; c < SPAN; c++) x[c] = k[c];
@@ -201,10 +198,8 @@ struct Block {
             if constexpr (LA_ERASE && !LA_BACK) read(erased, s, AT_ERASE, tile);
 #pragma unroll
             for (int n = 0; n < 2; n++) {
-                const float* const last = floats(AT_LAST) + (tile + n) * 8 + (lane & 3) * 2;
-                const float2 first = *(const float2*)last, rest = *(const float2*)(last + KEYS);
-#pragma unroll
-                for (int i = 0; i < 4; i++) S[tile + n][i] = times(S[tile + n][i], i & 1 ? first.y : first.x, i & 1 ? rest.y : rest.x);
+                const float2 last = *(const float2*)(floats(AT_LAST) + (tile + n) * 8 + (lane & 3) * 2);
+                S[tile + n][0] *= last.x; S[tile + n][1] *= last.y; S[tile + n][2] *= last.x; S[tile + n][3] *= last.y;
             }
         }
     }

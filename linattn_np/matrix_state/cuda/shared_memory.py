@@ -152,8 +152,11 @@ def vector_reverse(erase: bool) -> int:
 
 
 def vector_gradients(erase: bool, exact: bool) -> int:
-    """vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables; exact: flags, what is given."""
-    copies, tiles, spare = 2 + erase, 2 + erase, 2 * exact if erase else 1
+    """vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables; exact: flags, what is given.
+
+    Without erase second terms of the copies have places of their own; exact copies have none.
+    """
+    copies, tiles, spare = 2 + erase, 2 + erase, 2 * exact if erase else 1 if exact else 3
     size = (copies + spare) * SQUARE + DELTA_END + tiles * TILE + 3 * VECTOR_TABLE + 3 * TOKEN + 2 * BARRIER
     return round_up(size + 32, 1024) + TILE + VECTOR_TABLE if exact else size
 
@@ -234,7 +237,7 @@ def portable_values(kind: Any, warps: int, back: bool = False) -> int:
     pairs = (1 + erase) * (active * square + C * PORTABLE_COLUMN * 4) + erase * C * (PORTABLE_ROW + 1) * 4
     buffers = 1 if kind.K > policy.WIDEST_GROUP or kind.erase else 2
     erased = erase * (keys * PORTABLE_COLUMN if back else C * (keys + 8)) * 4
-    return stages + rows + pairs + C * (keys + 8) * 4 + erased + keys * (buffers * PORTABLE_COLUMN + 2) * 4
+    return stages + rows + pairs + C * (keys + 8) * 4 + erased + keys * (buffers * PORTABLE_COLUMN + 1) * 4
 
 
 def portable_channels(kind: Any, warps: int, back: bool = False) -> int:
@@ -245,7 +248,7 @@ def portable_channels(kind: Any, warps: int, back: bool = False) -> int:
     written = 2 * BYTES["float32"] if erase else size
     stages = (2 * size + BYTES[kind.gate] + turns * (size + written)) * 8 * 32 * warps
     pairs = (1 + erase) * (active * C * C + C * PORTABLE_ROW) * 4
-    small = warps * ((2 + writes + erase) * C * PORTABLE_ROW + 2 * C) * 4 + pairs
+    small = warps * ((2 + writes + erase) * C * PORTABLE_ROW + C) * 4 + pairs
     return stages + small + reads * C * (values + 8) * 4 + writes * values * PORTABLE_COLUMN * 4
 
 

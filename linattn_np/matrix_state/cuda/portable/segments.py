@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ....runtime.arrays import Array, cast, shared_heads
+from ....runtime.arrays import Array, shared_heads
 from ....runtime.cuda import launch
 from ... import policy
 from ..plan import segments
@@ -44,10 +44,13 @@ def transfers(xp: Any, batch: Batch) -> Array:
     """M of all segments: (segments, heads, K, 1), with the delta rule (segments, heads, K, K)."""
     (many, T, heads), K, made = batch.sizes, batch.kind.K, batch.made
     if not batch.kind.erase:
-        g, each = made["g"].reshape(-1, *made["g"].shape[-2:]), batch.longest
-        starts = [n + t for n in range(0, g.shape[0], T) for t in range(0, T, each)]
-        sums = [xp.sum(cast(xp, g[t : min(t + each, t - t % T + T)], xp.float32), axis=0) for t in starts]
-        return xp.exp(shared_heads(xp, xp.stack(sums), heads))[..., None]
+        N, each, g = prod(batch.lead), batch.longest, made["g"]
+        whole = T // each
+        sums = xp.sum(g[:, : whole * each].reshape(N, whole, each, *g.shape[-2:]), axis=2, dtype=xp.float32)
+        if T % each:
+            rest = xp.sum(g[:, whole * each :], axis=1, dtype=xp.float32)
+            sums = xp.concatenate((sums, rest[:, None]), axis=1)
+        return xp.exp(shared_heads(xp, sums, heads)).reshape(many, heads, K, 1)
     found = xp.empty((many, heads, K, K), dtype=xp.float32)
     zeros = xp.empty((1, 1, 1, K), dtype=made["v"].dtype)
     zeros[...] = 0

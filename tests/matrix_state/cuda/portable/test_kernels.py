@@ -97,17 +97,6 @@ def test_one_key(cp):
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
-@pytest.mark.parametrize("whole", [False, True])
-def test_slow_decays_of_a_long_sequence(cp, monkeypatch, fn, whole):
-    """A decay near 1 is always rounded the same way. whole: not in segments."""
-    if whole:
-        monkeypatch.setattr(policy, "PORTABLE_SEGMENTS", 1 << 30)
-    arrays, *_ = drawn = draw(fn, T=16384, heads=(1, 1, 1), K=16, V=16)
-    arrays["g"][:] = -1e-4
-    check(cp, fn, drawn, "float32")
-
-
-@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("kept", [False, True])
 def test_segments(cp, monkeypatch, fn, kept):
     """Three of a sequence. kept: the backward has what the forward has computed of them."""
