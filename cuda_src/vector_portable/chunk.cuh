@@ -52,7 +52,9 @@ template <int A_TERMS, int B_TERMS> struct Product {
     // 8 columns, row by row from `column` on: the pairs that a lane reads of its column
     static __device__ __forceinline__ B b(const float* column) {
         const float2 first = *(const float2*)column, second = *(const float2*)(column + 8);
-        const float x[4] = {first.x, first.y, second.x, second.y};
+        return b({first.x, first.y, second.x, second.y});
+    }
+    static __device__ __forceinline__ B b(const float (&x)[4]) {
         B y;
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -125,6 +127,10 @@ LA_DEVICE float dot8(const float (&x)[SPAN], const float (&y)[SPAN]) {
 LA_DEVICE void scale8(float (&x)[SPAN], const float (&y)[SPAN]) {
 #pragma unroll
     for (int i = 0; i < SPAN; i++) x[i] *= y[i];
+}
+LA_DEVICE void add8(float (&x)[SPAN], float factor, const float (&y)[SPAN]) {
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) x[i] = fmaf(factor, y[i], x[i]);
 }
 LA_DEVICE void fill8(float (&x)[SPAN], float y) {
 #pragma unroll

@@ -1,21 +1,22 @@
-// Outputs and states, 16 value columns a warp; LA_BACK 1, without an erase term, dv and the gradient of the first state, which are the same pass
-// from the last chunk to the first: the keys times Suf read, the queries times Pre write, P is transposed, dout takes the place of v.
+// Outputs and states, 16 value columns a warp; LA_BACK 1: dv and the gradient of the first state, which are the same pass from the last chunk to the
+// first: the keys times Suf read, the queries times Pre write, P is transposed, dout takes the place of v.
 //
-//     out = (q Pre) S + P u        S' = diag(Pre_last) S + (k Suf)^T u        u = T (beta v - beta (k Pre) S),  T = (1 + beta tril(P of k and k, -1))^-1
+//     out = (q Pre) S + P u        S' = diag(Pre_last) S + (k Suf)^T u        u = v, with LA_ERASE u = beta e, e = T (v - (k Pre) S), T = (1 + N beta)^-1
+//     du = (k Suf) G + P^T dout    G' = diag(Pre_last) G + (q Pre)^T dout     dv = du, with LA_ERASE du = (1 + beta N)^-T ((k Suf) G + P^T dout),
+//     N = tril(P of k and k, -1)                                              dv = beta du, and G' has - (k Pre)^T dv
 #include "vector_portable/chunk.cuh"
 
 typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Tf32;
 constexpr int TILES = KEYS / 8, TURNS = (KEYS / 16 + WARPS - 1) / WARPS, ACTIVE = KEYS / 16 < WARPS ? KEYS / 16 : WARPS;
 constexpr int SLICES = (V + 16 * WARPS - 1) / (16 * WARPS), BUFFERS = K > 128 || LA_ERASE ? 1 : 2;
 constexpr int READ = KEYS + 8, SQUARE = C * C;   // floats of a row that reads the state: pairs of eight rows in all banks
-static_assert(!(LA_BACK && LA_ERASE), "the adjoint of the delta rule is not here");
 
-// In shared memory, bytes: 8 columns a lane of q, k, g; a warp's rows of q, a (k); P of the warps (and of k and k); P (beta P of k and k, T); rows
-// that read (of q, of k); columns that write; Pre_last
+// In shared memory, bytes: 8 columns a lane of q, k, g; a warp's rows of q, a (k); P of the warps (and of k and k); P (N beta or beta N, T); rows
+// that read; k Pre, as rows that read or columns that write; columns that write; Pre_last
 constexpr int STAGE_GATE = 2 * pieces_of(KIND) * THREADS * 16, STAGE = STAGE_GATE + pieces_of(LA_GATE) * THREADS * 16;
 constexpr int AT_ROWS = TURNS * STAGE, AT_PARTS = AT_ROWS + WARPS * (2 + LA_ERASE) * C * ROW * 4;
 constexpr int AT_P = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_T = AT_P + C * COLUMN * 4, AT_L = AT_T + LA_ERASE * C * COLUMN * 4;
-constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4, AT_WRITE = AT_ERASE + LA_ERASE * C * READ * 4;
+constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4, AT_WRITE = AT_ERASE + LA_ERASE * (LA_BACK ? KEYS * COLUMN : C * READ) * 4;
 constexpr int AT_LAST = AT_WRITE + BUFFERS * KEYS * COLUMN * 4, AT_BETA = AT_LAST + KEYS * 4;
 static_assert(LA_SHARED == AT_BETA + LA_ERASE * C * 4, "LA_SHARED is what the launch asks for");
 
@@ -122,7 +123,8 @@ struct Block {
             float y[SPAN];
 #pragma unroll
             for (int c = 0; c < SPAN; c++) y[c] = k[c] * x[c];
-            store_rounded(floats(AT_ERASE) + j * READ + channel, y);
+            if constexpr (LA_BACK) store_column(floats(AT_ERASE), y, channel, j);
+            else store_rounded(floats(AT_ERASE) + j * READ + channel, y);
         }
     }
     __device__ __forceinline__ float sum_parts(int entry) const {
@@ -138,14 +140,15 @@ struct Block {
             const float s = j <= i ? sum_parts(entry) : 0.f;
             floats(AT_P)[LA_BACK ? j * COLUMN + i : i * COLUMN + j] = Tf32::rounded(s);
             if constexpr (LA_ERASE) {
-                const bool valid = token + i < at.s.T;
-                const float beta = valid ? *(const float*)(rows_of(a.beta, at.s, at.head) + (token + i) * a.beta.token) : 0.f;
+                const int of = LA_BACK ? i : j;
+                const bool valid = token + of < at.s.T;
+                const float beta = valid ? *(const float*)(rows_of(a.beta, at.s, at.head) + (token + of) * a.beta.token) : 0.f;
                 floats(AT_L)[i * ROW + j] = j < i ? beta * sum_parts(ACTIVE * SQUARE + entry) : 0.f;
-                if (j == 0) floats(AT_BETA)[i] = beta;
+                if ((LA_BACK ? j : i) == 0) floats(AT_BETA)[of] = beta;
             }
         }
     }
-    // T diag(beta), a column a lane, by substitution
+    // T, a column a lane, by substitution; LA_BACK its transpose
     __device__ __forceinline__ void invert() const {
         if (warp || lane >= C) return;
         float t[C];
@@ -156,9 +159,8 @@ struct Block {
             for (int m = 0; m < i; m++) s = fmaf(-floats(AT_L)[i * ROW + m], t[m], s);
             t[i] = s;
         }
-        const float beta = floats(AT_BETA)[lane];
 #pragma unroll
-        for (int i = 0; i < C; i++) floats(AT_T)[i * COLUMN + lane] = Tf32::rounded(t[i] * beta);
+        for (int i = 0; i < C; i++) floats(AT_T)[LA_BACK ? lane * COLUMN + i : i * COLUMN + lane] = Tf32::rounded(t[i]);
     }
 
     // element n of an operand or accumulator of 16 values and 16 tokens
@@ -172,12 +174,12 @@ struct Block {
             x[n] = (u32)t < (u32)at.s.T && value_of(n) < V ? load_element<KIND>(from + t * rows.token + value_of(n) * bytes_of(KIND)) : 0.f;
         }
     }
-    __device__ __forceinline__ void store_values(const float (&x)[2][4], const Rows& rows, int token) const {
+    template <int KIND_> __device__ __forceinline__ void store_values(const float (&x)[2][4], const Rows& rows, int token) const {
         char* const to = own_rows(rows, at.s, at.head);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const int t = token + token_of(n);
-            if (t < at.s.T && value_of(n) < V) store_element<KIND>(to + t * rows.token + value_of(n) * bytes_of(KIND), x[n / 4][n % 4]);
+            if (t < at.s.T && value_of(n) < V) store_element<KIND_>(to + t * rows.token + value_of(n) * bytes_of(KIND_), x[n / 4][n % 4]);
         }
     }
     // out += S rows^T, 16 columns of the keys
@@ -193,7 +195,7 @@ struct Block {
             const float x[8] = {S[tile][0], S[tile][1], S[tile][2], S[tile][3], S[tile + 1][0], S[tile + 1][1], S[tile + 1][2], S[tile + 1][3]};
             const Tf32::A s = Tf32::a(x);
             read(out, s, AT_READ, tile);
-            if constexpr (LA_ERASE) read(erased, s, AT_ERASE, tile);
+            if constexpr (LA_ERASE && !LA_BACK) read(erased, s, AT_ERASE, tile);
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 const float2 last = *(const float2*)(floats(AT_LAST) + (tile + n) * 8 + (lane & 3) * 2);
@@ -207,7 +209,20 @@ struct Block {
         Tf32::add(c[0], x, Tf32::b(from));
         Tf32::add(c[1], x, Tf32::b(from + 8 * COLUMN));
     }
-    // f(element, its number, at) for the warp's part of a state in memory
+    // c = beta x rows^T, x rows^T stored
+    __device__ __forceinline__ void solve(float (&c)[2][4], const float (&x)[8], const Rows& rows, int token) const {
+        multiply(c, Tf32::a(x), AT_T);
+        if (rows.data) store_values<2>(c, rows, token);
+#pragma unroll
+        for (int n = 0; n < 8; n++) c[n / 4][n % 4] *= floats(AT_BETA)[token_of(n)];
+    }
+    // S += columns x^T
+    __device__ __forceinline__ void write(State& S, const Tf32::A& x, const float* columns) const {
+        const float* const from = columns + (lane >> 2) * COLUMN + (lane & 3) * 2;
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) Tf32::add(S[tile], x, Tf32::b(from + tile * 8 * COLUMN));
+    }
+    // f(element, at) for the warp's part of a state in memory
     template <class F> __device__ __forceinline__ void each(State& S, F f) const {
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++)
@@ -249,20 +264,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) values(const __
         }
         block.read_state(S, out, erased);
         __syncthreads();
-        if constexpr (LA_ERASE) {
+        if constexpr (LA_ERASE && !LA_BACK) {
             float u[2][4] = {};
 #pragma unroll
             for (int i = 0; i < 8; i++) x[i] -= erased[i / 4][i % 4];
-            block.multiply(u, Tf32::a(x), AT_T);
+            block.solve(u, x, a.error, token);
 #pragma unroll
             for (int i = 0; i < 8; i++) x[i] = u[i / 4][i % 4];
         }
         const Tf32::A own = Tf32::a(x);
         block.multiply(out, own, AT_P);
-        block.store_values(out, LA_BACK ? a.dv : a.out, token);
-        const float* const column = writes + (lane >> 2) * COLUMN + (lane & 3) * 2;
+        if constexpr (LA_ERASE && LA_BACK) {
+            float dv[2][4] = {};
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) Tf32::add(S[tile], own, Tf32::b(column + tile * 8 * COLUMN));
+            for (int i = 0; i < 8; i++) x[i] = out[i / 4][i % 4];
+            block.solve(dv, x, a.du, token);
+            block.store_values<KIND>(dv, a.dv, token);
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] = -dv[i / 4][i % 4];
+            block.write(S, Tf32::a(x), block.floats(AT_ERASE));
+        } else if (LA_BACK || !LA_ERASE || a.out.data) block.store_values<KIND>(out, LA_BACK ? a.dv : a.out, token);
+        block.write(S, own, writes);
         if (BUFFERS == 1) __syncthreads();
     }
     if (a.end) block.each(S, [&](float& x, i64 i) { a.end[i] = x; });
