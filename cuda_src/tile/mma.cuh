@@ -131,10 +131,14 @@ struct Float32 {
         for (int i = 0; i < 4; i++) split_tf32(f[i], b.hi[i], b.lo[i]);
         return b;
     }
+    // sums of tensor cores are truncated: only 16 products are summed there, and c in float32
     static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) {
-        mma_tf32(c, a.lo, b.hi);
-        mma_tf32(c, a.hi, b.lo);
-        mma_tf32(c, a.hi, b.hi);
+        float d[4] = {0.f, 0.f, 0.f, 0.f};
+        mma_tf32(d, a.lo, b.hi);
+        mma_tf32(d, a.hi, b.lo);
+        mma_tf32(d, a.hi, b.hi);
+#pragma unroll
+        for (int i = 0; i < 4; i++) c[i] += d[i];
     }
 };
 
