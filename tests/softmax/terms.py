@@ -16,8 +16,8 @@ ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-20}
 def cancelling(arrays: Mapping[str, Any], exact: Mapping[str, Any], dout: Any, **options: Any) -> dict[str, float]:
     """Norms of the terms of dq, dk, dw and dg of deltaformer, in float64.
 
-    dz_ij = p_ij (dout_i.v_j - dout_i.out_i) is the difference of two inner products of V numbers, which are equal where
-    p_ij is 1, as it is under strong gates. out_i.dout_i is off by a rounding of |out_i| |dout_i| / sqrt(V), whatever dz is.
+    dz_ij = p_ij (dout_i.v_j - dout_i.out_i) is a difference of inner products of V numbers, which are equal where p_ij
+    is 1, as under strong gates. dout_i.out_i is off by a rounding of |dout_i| |out_i| / sqrt(V), whatever dz is.
     """
     u = la.deltaformer(**arrays, **options, backend="chunks", return_state=True).state.v
     offsets = options.get("cu_seqlens")
