@@ -95,13 +95,12 @@ def _faded_dot(p, factors, x):  # type: ignore[no-untyped-def]
 @emitted(_faded_dot, number_of)
 def faded_dot(b: ir.IRBuilder, p: Array, factors: Array, x: Array) -> ir.Value:
     """p <- p (.) factors; p . x: both in one pass over rows of whole vectors."""
-
-    def add(sums: ir.Value, j: ir.Value, mask: Any) -> ir.Value:
-        y = b.fmul(p.load(p.at(j), 0, mask), factors.load(factors.at(j), 0, mask))
-        p.store(y, p.at(j), 0, mask)
-        return fma(b, y, x.load(x.at(j), 0, mask), sums)
-
-    return _total(b, p, p.shape[0], add)
+    sums = x.sum()
+    with p.vectors(I64(0), p.shape[0]) as j:
+        y = b.fmul(p.load(p.at(j)), factors.load(factors.at(j)))
+        p.store(y, p.at(j))
+        b.store(fma(b, y, x.load(x.at(j)), b.load(sums)), sums)
+    return total(b, b.load(sums))
 
 
 def _monomial_tile(X, F, weights, segment, count):  # type: ignore[no-untyped-def]
