@@ -70,8 +70,8 @@ def words_of(cell: Cell, *form: str) -> frozenset[str]:
         "plain": cell.features is None, "map": cell.features is not None, "separate_erase_key": cell.separate_erase_key,
         "waves": cell.features is not None and cell.features.kind == "waves", "bonus": cell.bonus,
         "averaged": cell.averaged, "solved": cell.iterations > 0, "formed": cell.formed,
-        "compensates": cell.compensates, "value_decay": cell.value_decay, "channels": cell.value_decay or cell.decay is Decay.VECTOR,
-        "erase": cell.erase is not Erase.NONE,
+        "compensates": cell.compensates, "value_decay": cell.value_decay,
+        "channels": cell.value_decay or cell.decay is Decay.VECTOR, "erase": cell.erase is not Erase.NONE,
         cell.decay.name.lower(): True, cell.erase.name.lower(): True,
     }  # fmt: skip
     return frozenset(word for word, is_true in is_so.items() if is_true).union(form)
