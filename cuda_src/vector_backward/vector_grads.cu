@@ -41,7 +41,7 @@ LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], Own& copies, co
     if constexpr (ERASE || !EXACT_BLOCKS) __syncthreads();   // what follows goes where tiles have been
     store_gram<BEFORE, BEFORE && EXACT_BLOCKS>(z, me.shared + AT_Z, me.shared + AT_Z_REST, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
     if constexpr (ERASE) store_gram<true, false>(y, me.shared + AT_Y, me.shared + AT_Y_REST, 0, 0, -1.f, me);
-    if constexpr (!EXACT_BLOCKS) copies.copy_rest(a, place, me);
+    if constexpr (ERASE && !EXACT_BLOCKS) copies.copy_rest(a, place, me);
     publish_shared();
     return __syncthreads_or(far);
 }
@@ -228,7 +228,7 @@ LA_DEVICE bool gradients(const VectorGradArguments& a, const ChunkPlace& place, 
     const Raw raw(me);
     if constexpr (EXACT_BLOCKS) raw.store(own, me);
     sum_blocks(x, erases, a.scale, me);
-    if constexpr (!EXACT_BLOCKS) {
+    if constexpr (ERASE && !EXACT_BLOCKS) {
         own.load_rows(own.q, a.q, place, me);
         own.load_rows(own.k, a.k, place, me);
     }
