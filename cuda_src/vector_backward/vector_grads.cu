@@ -150,11 +150,12 @@ LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const P
             }
             db[r][c] = (BEFORE ? later[c] : later[c] + row.read[c]) - row.write[c];
             later[c] = BEFORE ? db[r][c] + row.read[c] : db[r][c];
+            if constexpr (COMPLEMENT) db[r][c] -= own.a[r][c] * row.dk[c];
             if constexpr (EXACT_BLOCKS) suf[c] *= own.a[r][c];
         }
         if (r < left) {
             store_queries(to_q + r * a.dq.token, row.dq);
-            store_copies(to_k + r * a.dk.token, row.dk);
+            if constexpr (!COMPLEMENT) store_copies(to_k + r * a.dk.token, row.dk);
         }
     }
     other_half(other, later);
