@@ -105,5 +105,6 @@ def _rotated(trace: Trace, kernel: Any, x: Any, K: int, angle: Any, own: Any = N
     tasks, call = len(x) // K, entry(kernel, dtype)
     if own is None:
         call(address(table), 0, tasks)
-    found = trace.kernel(Kernel(call, table, tuple(ROTATION.slots[n] for n in arrays), tuple(arrays.values()), tasks))
+    function, places = kernel.piece.addresses[dtype], tuple(ROTATION.slots[n] for n in arrays)
+    found = trace.kernel(Kernel(function, table, places, tuple(arrays.values()), tasks))
     return found if own is None else own
