@@ -1,8 +1,8 @@
 """Few long sequences in segments, each of which the kernels take for a sequence of its own.
 
-Segment s makes of the state S before it M_s S + A_s, and M_s^T, which has no name of its own, takes gradients back. A
-pass from zeros gives every A_s, M_s is the decay of the segment, with the delta rule the states of a pass from the
-identity that writes nothing. The states before the segments follow one after the other, and the gradients after them.
+Segment s makes of the state S before it M_s S + A_s, and of the gradient G after it M_s^T G + B_s. A pass from zeros
+gives every A_s, one from the last chunk every B_s. M_s is the decay of the segment, with the delta rule the states of a
+pass that begins with the identity and has no values. The states before the segments follow from one another.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ....runtime.arrays import Array, shared_heads
+from ....runtime.arrays import Array, cast, shared_heads
 from ....runtime.cuda import launch
 from ... import policy
 from ..plan import segments
@@ -44,11 +44,11 @@ def transfers(xp: Any, batch: Batch) -> Array:
     """M of all segments: (segments, heads, K, 1), with the delta rule (segments, heads, K, K)."""
     (many, T, heads), K, made = batch.sizes, batch.kind.K, batch.made
     if not batch.kind.erase:
-        N, each, g = prod(batch.lead), batch.longest, made["g"]
+        N, each, g = prod(batch.lead), batch.longest, cast(xp, made["g"], xp.float32)
         whole = T // each
-        sums = xp.sum(g[:, : whole * each].reshape(N, whole, each, *g.shape[-2:]), axis=2, dtype=xp.float32)
+        sums = xp.sum(g[:, : whole * each].reshape(N, whole, each, *g.shape[-2:]), axis=2)
         if T % each:
-            rest = xp.sum(g[:, whole * each :], axis=1, dtype=xp.float32)
+            rest = xp.sum(g[:, whole * each :], axis=1)
             sums = xp.concatenate((sums, rest[:, None]), axis=1)
         return xp.exp(shared_heads(xp, sums, heads)).reshape(many, heads, K, 1)
     found = xp.empty((many, heads, K, K), dtype=xp.float32)
