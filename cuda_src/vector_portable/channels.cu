@@ -27,13 +27,13 @@ typedef Product<2, 2 * (KIND == 2)> Tf32;
 typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Dots;   // of two rows
 
 // In shared memory, bytes: 8 columns a lane of q, k, g, then of v, dO (e, dO, du); a warp's rows of k (q), a, what it writes (and reads; k, k Pre); D of
-// the warps (and E); D (and E); rows that the state is multiplied with, columns that are written; Pre_last
+// the warps (and E); D (and E); rows that the state is multiplied with, columns that are written; Pre_last (in two terms)
 constexpr int PIECES = pieces_of(KIND) * THREADS * 16, STAGE = 2 * PIECES + pieces_of(LA_GATE) * THREADS * 16;
 constexpr int WRITTEN_PIECES = pieces_of(WRITTEN) * THREADS * 16, TURN = PIECES + (1 + LA_ERASE) * WRITTEN_PIECES;
 constexpr int AT_ROWS = STAGE + TURNS * TURN, AT_PARTS = AT_ROWS + WARPS * ROWS * C * ROW * 4;
 constexpr int AT_D = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_READ = AT_D + (1 + LA_ERASE) * C * ROW * 4;
 constexpr int AT_WRITE = AT_READ + READS * C * READ * 4, AT_LAST = AT_WRITE + WRITES * VALUES * COLUMN * 4;
-static_assert(LA_SHARED == AT_LAST + WARPS * C * 4, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_LAST + WARPS * (1 + LA_LONG) * C * 4, "LA_SHARED is what the launch asks for");
 
 typedef float State[TILES][4];   // channels, values
 
@@ -55,7 +55,7 @@ struct Block {
     int warp, lane, first;   // first: of the warp's channels
     __device__ __forceinline__ float* floats(int bytes) const { return (float*)(shared + bytes); }
     __device__ __forceinline__ float* rows(int n) const { return floats(AT_ROWS) + (warp * ROWS + n) * C * ROW; }
-    __device__ __forceinline__ float* last() const { return floats(AT_LAST) + warp * C; }
+    __device__ __forceinline__ float* last() const { return floats(AT_LAST) + warp * (1 + LA_LONG) * C; }
     __device__ __forceinline__ int own() const { return lane / 2; }          // token of a lane
     __device__ __forceinline__ int half() const { return (lane & 1) * SPAN; }
     __device__ __forceinline__ bool valid(int t) const { return (u32)t < (u32)at.s.T; }
@@ -140,10 +140,12 @@ struct Block {
     }
     // the rows of k, or scale q, decays, what is written; `mine`: the lane's row of q, or k
     __device__ __forceinline__ void take_vectors(float (&mine)[SPAN], int next) const {
-        float x[SPAN], decay[SPAN];
+        float x[SPAN], decay[SPAN], g[SPAN];
         receive<KIND>(LA_BACK ? x : mine, shared);
         receive<KIND>(LA_BACK ? mine : x, shared + PIECES);
-        receive<LA_GATE>(decay, shared + 2 * PIECES);
+        receive<LA_GATE>(g, shared + 2 * PIECES);
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) decay[c] = g[c];
         decays(decay);
 #pragma unroll
         for (int c = 0; c < SPAN; c++) (LA_BACK ? x : mine)[c] *= a.scale;
@@ -162,6 +164,7 @@ struct Block {
             if (!LA_BACK) scale8(decay, product);
             store8(last() + half(), LA_BACK ? product : decay);
         }
+        if constexpr (LA_LONG) refine(last(), C, g, lane);
         scale8(x, product);
         store8(rows(2) + to, x);
         if constexpr (LA_ERASE && LA_BACK) {
@@ -201,21 +204,32 @@ struct Block {
             const Tf32::A s = Tf32::a(x);
 #pragma unroll
             for (int n = 0; n < 2 * READS; n++) Tf32::add(c[n], s, Tf32::b(from + n * 8 * READ + tile * 8));
+            if constexpr (!LA_LONG)
 #pragma unroll
-            for (int n = 0; n < 2; n++) {
-                S[tile + n][0] *= low; S[tile + n][1] *= low; S[tile + n][2] *= high; S[tile + n][3] *= high;
-            }
+                for (int n = 0; n < 2; n++) {
+                    S[tile + n][0] *= low; S[tile + n][1] *= low; S[tile + n][2] *= high; S[tile + n][3] *= high;
+                }
         }
     }
-    // adds what the tokens write for which `some` is true; of dv where n is 1
-    template <class F> __device__ __forceinline__ void write(State& S, F some, int of = 0) const {
+    // adds what the tokens write for which `some` is true; of dv where `of` is 1; decays: to S decayed, with LA_LONG, which else has been before
+    template <class F> __device__ __forceinline__ void write(State& S, F some, int of, bool decays) const {
         float x[8];
 #pragma unroll
         for (int n = 0; n < 8; n++) x[n] = some(place(n) / ROW) ? rows(2 + 2 * of)[place(n)] : 0.f;
         const Tf32::A written = Tf32::a(x);
         const float* const from = floats(AT_WRITE) + of * VALUES * COLUMN + (lane >> 2) * COLUMN + (lane & 3) * 2;
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) Tf32::add(S[tile], written, Tf32::b(from + tile * 8 * COLUMN));
+        for (int tile = 0; tile < TILES; tile++) {
+            const Tf32::B y = Tf32::b(from + tile * 8 * COLUMN);
+            if constexpr (LA_LONG) {
+                float c[4] = {};
+                Tf32::add(c, written, y);
+                const float* const decay = last() + (lane >> 2);
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    S[tile][i] = decays ? add_to(S[tile][i], c[i], decay[i / 2 * 8], decay[C + i / 2 * 8]) : S[tile][i] + c[i];
+            } else Tf32::add(S[tile], written, y);
+        }
     }
     // in place of what was written: what was read
     __device__ __forceinline__ void keep(const float (&c)[2 * READS][4]) const {
@@ -389,8 +403,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) channels(const 
         const int end = !LA_BACK && marked ? min(C, at.s.T - token) - 1 : C;
 #pragma unroll 1
         for (int last = 0; last < 1 + (end < C); last++) {   // at a mark first all but the last token's write: S~
-            block.write(S, [&](int t) { return (t == end) == last; });
-            if (WRITES == 2) block.write(S, [](int) { return true; }, 1);
+            block.write(S, [&](int t) { return (t == end) == last; }, 0, !last);
+            if (WRITES == 2) block.write(S, [](int) { return true; }, 1, false);
             if (!LA_BACK && marked && !last) block.each(S, mark, [&](float& x, int, i64 i) { a.marks[i] = x; });
         }
         block.keep(c);

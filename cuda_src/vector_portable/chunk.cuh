@@ -25,6 +25,9 @@
 #ifndef LA_BACK     // 1: from the last chunk to the first
 #define LA_BACK 0
 #endif
+#ifndef LA_LONG     // 1: the decay of a chunk in two terms, what a chunk adds to a state in one addition
+#define LA_LONG 0
+#endif
 #include "arguments/matrix_state/VectorPortableArguments.cuh"
 
 typedef VectorPortableArguments Arguments;
@@ -140,3 +143,32 @@ LA_DEVICE void decays(float (&a)[SPAN]) {   // e^g of log decays
 #pragma unroll
     for (int i = 0; i < SPAN; i++) a[i] = exp2_approx(a[i] * LOG2_OF_E);
 }
+
+// The decay of a chunk, the last of Pre, has two terms: a state is multiplied by it at every chunk, and a factor near 1 that is always rounded the
+// same way is off by as much as all chunks together. last, of 16 channels of a warp: the first terms, as products of decays; at `rest` the second.
+constexpr float SLOW = -0.5f;   // sum of a channel's log decays from which on e^sum - 1 is a series
+template <int N> LA_DEVICE void halve(float (&x)[SPAN], int lane, int bit) {   // sums with the lane of another `bit`, of a half of the channels each
+#pragma unroll
+    for (int c = 0; c < N; c++) {
+        const float other = __shfl_xor_sync(0xffffffffu, lane & bit ? x[c] : x[c + N], bit);
+        x[c] = (lane & bit ? x[c + N] : x[c]) + other;
+    }
+}
+LA_DEVICE void refine(float* last, int rest, float (&g)[SPAN], int lane) {
+    halve<4>(g, lane, 16);
+    halve<2>(g, lane, 8);
+    halve<1>(g, lane, 4);
+    const float sum = g[0] + __shfl_xor_sync(0xffffffffu, g[0], 2);
+    float m = 1.f;
+#pragma unroll
+    for (int n = 9; n > 1; n--) m = fmaf(m, sum * (1.f / n), 1.f);
+    m *= sum;   // e^sum - 1
+    const int channel = (lane & 1) * SPAN + (lane >> 4) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
+    const float first = 1.f + m;
+    __syncwarp();
+    if (lane & 2) return;
+    if (sum > SLOW) last[channel] = first;
+    last[rest + channel] = sum > SLOW ? m - (first - 1.f) : 0.f;
+}
+// S = decay S + added, where sums of tensor cores, which truncate, begin from zero with every chunk
+LA_DEVICE float add_to(float x, float added, float first, float rest) { return fmaf(x, first, fmaf(x, rest, added)); }

@@ -12,12 +12,12 @@ constexpr int SLICES = (V + 16 * WARPS - 1) / (16 * WARPS), BUFFERS = K > 128 ||
 constexpr int READ = KEYS + 8, SQUARE = C * C;   // floats of a row that reads the state: pairs of eight rows in all banks
 
 // In shared memory, bytes: 8 columns a lane of q, k, g; a warp's rows of q, a (k); P of the warps (and of k and k); P (N beta or beta N, T); rows
-// that read; k Pre, as rows that read or columns that write; columns that write; Pre_last
+// that read; k Pre, as rows that read or columns that write; columns that write; Pre_last (in two terms)
 constexpr int STAGE_GATE = 2 * pieces_of(KIND) * THREADS * 16, STAGE = STAGE_GATE + pieces_of(LA_GATE) * THREADS * 16;
 constexpr int AT_ROWS = TURNS * STAGE, AT_PARTS = AT_ROWS + WARPS * (2 + LA_ERASE) * C * ROW * 4;
 constexpr int AT_P = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_T = AT_P + C * COLUMN * 4, AT_L = AT_T + LA_ERASE * C * COLUMN * 4;
 constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4, AT_WRITE = AT_ERASE + LA_ERASE * (LA_BACK ? KEYS * COLUMN : C * READ) * 4;
-constexpr int AT_LAST = AT_WRITE + BUFFERS * KEYS * COLUMN * 4, AT_BETA = AT_LAST + KEYS * 4;
+constexpr int AT_LAST = AT_WRITE + BUFFERS * KEYS * COLUMN * 4, AT_BETA = AT_LAST + (1 + LA_LONG) * KEYS * 4;
 static_assert(LA_SHARED == AT_BETA + LA_ERASE * C * 4, "LA_SHARED is what the launch asks for");
 
 typedef float State[TILES][4];   // its transpose: value rows, key columns
@@ -40,11 +40,13 @@ struct Block {
     // all that 16 channels are in the chunk's products; `next`: the token of the next chunk, which is requested
     __device__ __forceinline__ void scale_block(int turn, int next, float* writes) const {
         const int block = warp + turn * WARPS, j = lane / 2, half = (lane & 1) * SPAN, channel = block * 16 + half;
-        float q[SPAN], k[SPAN], decay[SPAN], x[SPAN];
+        float q[SPAN], k[SPAN], decay[SPAN], x[SPAN], g[SPAN];
         const char* const from = shared + turn * STAGE;
         receive<KIND>(q, from);
         receive<KIND>(k, from + pieces_of(KIND) * THREADS * 16);
-        receive<LA_GATE>(decay, from + STAGE_GATE);
+        receive<LA_GATE>(g, from + STAGE_GATE);
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) decay[c] = g[c];
         decays(decay);
         fill8(x, a.scale);
         scale8(q, x);
@@ -61,6 +63,7 @@ struct Block {
             for (int c = 0; c < SPAN; c++) own = channel + c < K ? fmaf(q[c] * k[c], u[channel + c], own) : own;
         }
         prefixes(decay, channel);
+        if constexpr (LA_LONG) refine(floats(AT_LAST) + block * 16, KEYS, g, lane);
         store_prefix(decay, q, k, writes, channel, j);
 #pragma unroll
         for (int c = 0; c < SPAN; c++) x[c] = k[c];
@@ -196,11 +199,12 @@ struct Block {
             const Tf32::A s = Tf32::a(x);
             read(out, s, AT_READ, tile);
             if constexpr (LA_ERASE && !LA_BACK) read(erased, s, AT_ERASE, tile);
+            if constexpr (!LA_LONG)
 #pragma unroll
-            for (int n = 0; n < 2; n++) {
-                const float2 last = *(const float2*)(floats(AT_LAST) + (tile + n) * 8 + (lane & 3) * 2);
-                S[tile + n][0] *= last.x; S[tile + n][1] *= last.y; S[tile + n][2] *= last.x; S[tile + n][3] *= last.y;
-            }
+                for (int n = 0; n < 2; n++) {
+                    const float2 last = *(const float2*)(floats(AT_LAST) + (tile + n) * 8 + (lane & 3) * 2);
+                    S[tile + n][0] *= last.x; S[tile + n][1] *= last.y; S[tile + n][2] *= last.x; S[tile + n][3] *= last.y;
+                }
         }
     }
     // c = x rows^T of 16 x 16 floats
@@ -216,11 +220,21 @@ struct Block {
 #pragma unroll
         for (int n = 0; n < 8; n++) c[n / 4][n % 4] *= floats(AT_BETA)[token_of(n)];
     }
-    // S += columns x^T
-    __device__ __forceinline__ void write(State& S, const Tf32::A& x, const float* columns) const {
+    // S += columns x^T; DECAYS: of S decayed, with LA_LONG, which else has been before
+    template <bool DECAYS> __device__ __forceinline__ void write(State& S, const Tf32::A& x, const float* columns) const {
         const float* const from = columns + (lane >> 2) * COLUMN + (lane & 3) * 2;
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) Tf32::add(S[tile], x, Tf32::b(from + tile * 8 * COLUMN));
+        for (int tile = 0; tile < TILES; tile++) {
+            const Tf32::B y = Tf32::b(from + tile * 8 * COLUMN);
+            if constexpr (LA_LONG) {
+                float c[4] = {};
+                Tf32::add(c, x, y);
+                const float* const last = floats(AT_LAST) + tile * 8 + (lane & 3) * 2;
+                const float2 first = DECAYS ? *(const float2*)last : float2{1.f, 1.f}, rest = DECAYS ? *(const float2*)(last + KEYS) : float2{0.f, 0.f};
+#pragma unroll
+                for (int i = 0; i < 4; i++) S[tile][i] = DECAYS ? add_to(S[tile][i], c[i], i & 1 ? first.y : first.x, i & 1 ? rest.y : rest.x) : S[tile][i] + c[i];
+            } else Tf32::add(S[tile], x, y);
+        }
     }
     // f(element, at) for the warp's part of a state in memory
     template <class F> __device__ __forceinline__ void each(State& S, F f) const {
@@ -282,9 +296,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) values(const __
             block.store_values<KIND>(dv, a.dv, token);
 #pragma unroll
             for (int i = 0; i < 8; i++) x[i] = -dv[i / 4][i % 4];
-            block.write(S, Tf32::a(x), block.floats(AT_ERASE));
+            block.write<true>(S, Tf32::a(x), block.floats(AT_ERASE));
         } else if (LA_BACK || !LA_ERASE || a.out.data) block.store_values<KIND>(out, LA_BACK ? a.dv : a.out, token);
-        block.write(S, own, writes);
+        block.write<!(LA_ERASE && LA_BACK)>(S, own, writes);
         if (BUFFERS == 1) __syncthreads();
     }
     if (a.end) block.each(S, [&](float& x, i64 i) { a.end[i] = x; });

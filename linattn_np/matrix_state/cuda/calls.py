@@ -41,10 +41,11 @@ def _of(x: Inputs, plan: Plan) -> Any:
     if policy.is_short_cuda(plan):
         return step
     chunks = _chunks_of(x, plan)
-    by_tokens = plan.chunk_size is None and policy.recurs_cuda(x, plan)
-    if not by_tokens or chunks.unsupported_reason(Call(x, plan)) is None:
+    if plan.chunk_size is not None or chunks.unsupported_reason(Call(x, plan)) is None:
         return chunks
-    return portable if portable.unsupported_reason(Call(x, plan)) is None else step
+    if portable.unsupported_reason(Call(x, plan)) is None:
+        return portable
+    return step if policy.recurs_cuda(x, plan) else chunks
 
 
 def unsupported_reason(call: Any) -> str | None:
@@ -115,8 +116,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     # few tokens are one chunk: a backward by chunks needs no residuals of it
     if saved.x.q is not None and chunks.unsupported_reason(saved) is None:
         return chunks.backward(saved, dout, dstate)
-    by_tokens = not policy.is_short_cuda(saved.plan) and policy.recurs_cuda(saved.x, saved.plan)
-    if by_tokens and portable.backward_unsupported_reason(saved) is None:
+    if not policy.is_short_cuda(saved.plan) and portable.backward_unsupported_reason(saved) is None:
         return portable.backward(saved, dout, dstate)
     return recurrence.backward(saved, dout, dstate)
 

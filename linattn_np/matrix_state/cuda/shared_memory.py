@@ -237,7 +237,7 @@ def portable_values(kind: Any, warps: int, back: bool = False) -> int:
     pairs = (1 + erase) * (active * square + C * PORTABLE_COLUMN * 4) + erase * C * (PORTABLE_ROW + 1) * 4
     buffers = 1 if kind.K > policy.WIDEST_GROUP or kind.erase else 2
     erased = erase * (keys * PORTABLE_COLUMN if back else C * (keys + 8)) * 4
-    return stages + rows + pairs + C * (keys + 8) * 4 + erased + keys * (buffers * PORTABLE_COLUMN + 1) * 4
+    return stages + rows + pairs + C * (keys + 8) * 4 + erased + keys * (buffers * PORTABLE_COLUMN + 1 + kind.long) * 4
 
 
 def portable_channels(kind: Any, warps: int, back: bool = False) -> int:
@@ -248,7 +248,7 @@ def portable_channels(kind: Any, warps: int, back: bool = False) -> int:
     written = 2 * BYTES["float32"] if erase else size
     stages = (2 * size + BYTES[kind.gate] + turns * (size + written)) * 8 * 32 * warps
     pairs = (1 + erase) * (active * C * C + C * PORTABLE_ROW) * 4
-    small = warps * ((2 + writes + erase) * C * PORTABLE_ROW + C) * 4 + pairs
+    small = warps * ((2 + writes + erase) * C * PORTABLE_ROW + (1 + kind.long) * C) * 4 + pairs
     return stages + small + reads * C * (values + 8) * 4 + writes * values * PORTABLE_COLUMN * 4
 
 

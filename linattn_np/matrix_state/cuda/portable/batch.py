@@ -9,6 +9,7 @@ from typing import Any
 from ....ops.cuda.arguments import NO_ROWS, address, rows_of
 from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda import launch
+from ... import policy
 from ...types import Erase, Inputs, Plan, ReadState
 from .. import arguments
 from ..recurrence.gradients import dense_rows
@@ -46,16 +47,16 @@ def batch_of(x: Inputs, plan: Plan, dout: Array | None = None) -> Batch:
     made: Arrays = {n: dense_rows(xp, cast(xp, y, dtype)) for n, y in given.items()}
     g = x.g if dtype_name(x.g) in (element, "float32") else cast(xp, x.g, xp.float32)
     made["g"] = dense_rows(xp, xp.broadcast_to(g, (*x.v.shape[:-2], *g.shape[-2:])))
-    before = plan.query_reads is not ReadState.UPDATED
+    before, longest = plan.query_reads is not ReadState.UPDATED, max(s.stop - s.start for s in plan.sequences)
     kind = cuts.PortableKind(K, V, element, dtype_name(made["g"]), _alignment(made, K, V), x.erase is Erase.DELTA,
-                             before, x.u is not None)  # fmt: skip
+                             before, x.u is not None,
+                             element == "float32" or longest > policy.FLOAT32_RECURRENCE)  # fmt: skip
     made["beta"] = None if x.beta is None else dense_rows(xp, cast(xp, x.beta, xp.float32))
     made["u"] = None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32))
     ragged, ends = plan.is_ragged, [s.stop for s in plan.sequences]
     N = len(ends) if ragged else prod(lead)
     offsets = xp.asarray([0, *ends], dtype=xp.int64) if ragged else None
     shape = (N, heads, K, V) if ragged else (*lead, heads, K, V)
-    longest = max(s.stop - s.start for s in plan.sequences)
     return Batch(kind, made, tuple(lead), shape, (N, T, heads), longest, plan.scale, offsets)
 
 

@@ -56,7 +56,7 @@ def backward_unsupported_reason(saved: Saved) -> str | None:
 
 def _too_large(x: Inputs, plan: Plan, name: str, backward: bool = False) -> str | None:
     K, V, element = x.k.shape[-1], x.v.shape[-1], element_of(x)
-    kind = cuts.PortableKind(K, V, element, "float32", 16, x.erase is Erase.DELTA)
+    kind = cuts.PortableKind(K, V, element, "float32", 16, x.erase is Erase.DELTA, long=True)
     found = (cuts.launch_of(name, kind, launch.shared_limit(), back) for back in (False, True)[: 1 + backward])
     if max(K, V) <= policy.WIDEST_CUDA and None not in found:
         return None

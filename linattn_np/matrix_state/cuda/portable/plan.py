@@ -28,6 +28,7 @@ class PortableKind(NamedTuple):
     erase: bool = False  # the delta rule
     before: bool = False  # queries read the previous state
     bonus: bool = False
+    long: bool = False  # exact sums over many chunks
 
 
 class Launch(NamedTuple):
@@ -61,8 +62,8 @@ def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> 
     two = held <= policy.WIDEST_GROUP and (not kind.erase or name == "values" or 2 * shared < policy.GROUP_SHARED)
     constants = tuple(sorted({
         **_sizes(kind), "LA_ERASE": int(kind.erase), "LA_BEFORE": int(kind.before),
-        "LA_BONUS": int(kind.bonus), "LA_BACK": int(back), "LA_WARPS": warps, "LA_SHARED": shared,
-        "LA_BLOCKS": 2 if two else 1,
+        "LA_BONUS": int(kind.bonus), "LA_BACK": int(back), "LA_LONG": int(kind.long), "LA_WARPS": warps,
+        "LA_SHARED": shared, "LA_BLOCKS": 2 if two else 1,
         **({"LA_MARK": MARK} if name == "channels" else {}),
     }.items()))  # fmt: skip
     return Launch(Kernel(FILES[name], name, 32 * warps), constants, parts)
@@ -84,7 +85,7 @@ def entries(
 ) -> Iterator[tuple[str, str, Constants]]:
     """(words, file, constants) of every kernel with log decays in float32; limit: bytes that a block can have."""
     align = gcd(16, K * BYTES[dtype], V * BYTES[dtype], K * BYTES["float32"])
-    kind = PortableKind(K, V, dtype, "float32", align, erase, bonus, bonus)
+    kind = PortableKind(K, V, dtype, "float32", align, erase, bonus, bonus, dtype == "float32")
     every = [("values", False), ("values", True), ("channels", False), ("channels", True)]
     for name, back in every if backward else every[:1]:
         found = launch_of(name, kind, limit, back)

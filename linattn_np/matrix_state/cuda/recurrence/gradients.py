@@ -36,6 +36,8 @@ def unsupported_reason(saved: Any) -> str | None:
         return "the kernels are of decays of the key channels, and of free rank-one terms with such decays or none"
     if x.q is None or not plan.causal or x.q.shape[-2] > x.v.shape[-2]:
         return "the kernels have queries along the way, of no more heads than the values"
+    if not policy.recurs_cuda(x, plan):
+        return "float32 sequences of this length go by array calls: decays that are rounded at every token add up"
     before = plan.query_reads is not ReadState.UPDATED
     if before and x.erase is not Erase.NONE:
         return "queries that read before the write stand with no erase term"

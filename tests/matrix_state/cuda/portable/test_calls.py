@@ -117,6 +117,14 @@ def test_what_is_not_covered(launched, monkeypatch, words, how):
     assert words in reason
 
 
+def test_float32_of_any_length(launched):
+    """The decay of a chunk has two terms; token by token it is rounded at every token."""
+    x, plan, *_ = case("vector", "none", "after", policy.FLOAT32_RECURRENCE + 1, None, heads=(1, 1, 1), B=1, K=8, V=8)
+    there = type(x)(*(None if y is None else stub(y.astype(np.float32)) for y in x))
+    call = matrix_state.Call(there, plan._replace(xp=CUPY, dtype=np.float32))
+    assert calls.form(call) == ("chunk form", portable.CHUNK)
+
+
 def test_what_a_block_holds(launched, monkeypatch):
     """Keys of 256 channels with the delta rule take more memory than every device has."""
     assert unsupported({"K": 256, "V": 128}) is None

@@ -108,6 +108,17 @@ def test_segments(cp, monkeypatch, fn, kept):
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("whole", [False, True])
+def test_slow_decays_of_a_long_sequence(cp, monkeypatch, fn, whole):
+    """A decay near 1 is always rounded the same way. whole: not in segments."""
+    if whole:
+        monkeypatch.setattr(policy, "PORTABLE_SEGMENTS", 1 << 30)
+    arrays, *_ = drawn = draw(fn, T=16384, heads=(1, 1, 1), K=16, V=16)
+    arrays["g"][:] = -1e-4
+    check(cp, fn, drawn, "float32")
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
 def test_ragged_and_grouped(cp, fn):
     compare(cp, fn, options={"cu_seqlens": [0, 5, 5, 70, 300, 301]}, T=301, N=5)
     compare(cp, fn, heads=(1, 1, 4), T=33)
