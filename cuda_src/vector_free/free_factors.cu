@@ -20,18 +20,6 @@ LA_DEVICE void load_chunk(const FreeArguments& a, const ChunkTraversal& traversa
     panels_in<KEY_PANELS>(shared + 2 * TILE, a.k, barrier, head / (u32)a.group_k, token, row);
     panels_in<KEY_PANELS>(shared + 3 * TILE, a.b, barrier, head / (u32)a.group_b, token, row);
 }
-// A block of pairs on or below the diagonal: what is stored of them
-LA_DEVICE void mask_pairs(float (&y)[2][4], bool on_diagonal, const Chunk& t, const Lane& me) {
-    const int row = me.lane >> 2, column = (me.lane & 3) * 2;
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int m = 0; m < 4; m++) {
-            const int i = row + 8 * (m >> 1), j = 8 * n + column + (m & 1);
-            if (on_diagonal && (me.group ? j >= i : j > i)) y[n][m] = 0.f;
-            if (LA_RAGGED && 16 * (me.warp & 3) + i >= t.count) y[n][m] = 0.f;
-        }
-}
 // Of a block of A_ab: what rounding leaves of it; a diagonal one, negative and transposed
 LA_DEVICE void store_rests(const float (&y)[2][4], const u32 (&packed)[4], u32 block, int lane) {
     u32 rest[4];
@@ -67,16 +55,15 @@ LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], const flo
                 const bool exact = LA_EXACT && 16 * J + 8 * n + (me.lane & 3) * 2 + (m & 1) >= far;
                 y[n][m] = factor * (exact ? found[2 * J + n][m] : x[2 * J + n][m]);
             }
-        if (LA_RAGGED || J == own) mask_pairs(y, J == own, t, me);
+        if (J == own) clear_upper(y, me.group, me.lane);
+        if constexpr (LA_RAGGED)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                if (16 * own + (me.lane >> 2) + 4 * (i & 2) >= t.count) y[i >> 2][i & 3] = 0.f;
         pack_operand(packed[J], y);
         if (w == 1 && me.group && J < own) store_rests(y, packed[J], t.rest(own, J), me.lane);
         if (w == 1 && me.group && J == own) store_diagonal(y, diagonals + J * (DIAGONAL / 4), me.lane);
     }
-}
-LA_DEVICE void store_pairs(const u32 (&packed)[4][4], u32 square, const Lane& me) {
-#pragma unroll
-    for (int J = 0; J < 4; J++)
-        store_matrix(square + Square::block_piece(16 * (me.warp & 3), 2 * J, me.lane & 15, me.lane >> 4), packed[J][0], packed[J][1], packed[J][2], packed[J][3]);
 }
 // By one thread, as soon as they are there: Bd and D; P_qb, A_ab and inverses of its diagonal blocks
 LA_DEVICE void store_decayed(const FreeArguments& a, const Chunk& t, i64 stored) {
@@ -126,7 +113,7 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
     }
     __syncthreads();   // quotients have been read
 #pragma unroll
-    for (int w = 0; w < 2; w++) store_pairs(packed[w], t.square(me.group + 2 * w), me);
+    for (int w = 0; w < 2; w++) store_blocks(t.square(me.group + 2 * w), packed[w], 16 * (me.warp & 3), me.lane);
     if (me.group) {
         __syncwarp();
         invert_block(t, diagonals, me.warp & 3, me.lane);
