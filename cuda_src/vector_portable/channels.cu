@@ -5,7 +5,13 @@
 //     dk_j = Suf_j (G v_j) + scale (sum_{i>j} D_ij q_i a_(j+1) ... a_i + D_jj q_j)         G' = Pre_last G + scale (q Pre)^T dO
 //     dg_t = dg_(t+1) + q_t dq_t - k_t dk_t without the terms of D_tt        anew at marks, where <S~, G> is summed, S~ = diag(a) S before the write
 //
-// Sums over tokens go by Horner's rule, a lane the token of its outputs. dO and v are exact operands where they have 16 bits, S and G two terms.
+// With LA_ERASE what is written is u = beta e instead of v, keys read S~ with -dv = -beta du as queries do with scale dO, E_ij = -<dv_i, u_j>, and
+//
+//     dr_i = -Pre_i (S dv_i) + sum_{j<i} E_ij k_j a_(j+1) ... a_i        dbeta_t = <du_t, e_t>        dk has sum_{i>j} E_ij k_i a_(j+1) ... a_i and dr_j
+//     dg has k_t dr_t                                                     G' has -(k Pre)^T dv
+//
+// Sums over tokens go by Horner's rule, a lane the token of its outputs. dO and v are exact operands where they have 16 bits (u and dv are rounded
+// to such), S and G two terms.
 #include "vector_portable/chunk.cuh"
 
 #ifndef LA_MARK     // tokens from one mark to the next
@@ -13,14 +19,20 @@
 #endif
 constexpr int EARLY = LA_BEFORE, TILES = VALUES / 8, TURNS = (VALUES / 16 + WARPS - 1) / WARPS;
 constexpr int ACTIVE = VALUES / 16 < WARPS ? VALUES / 16 : WARPS, PARTS = (K + 16 * WARPS - 1) / (16 * WARPS), SQUARE = C * C, READ = VALUES + 8;
-static_assert(LA_MARK % C == 0 && !LA_ERASE, "marks are at ends of chunks");
-typedef Product<2, 1 + (KIND == 2)> Tf32;
+constexpr int WRITTEN = LA_ERASE ? 2 : KIND;                                               // the kind of v, or of e and du
+constexpr int READS = 1 + (LA_ERASE && !LA_BACK), WRITES = 1 + (LA_ERASE && LA_BACK);      // what is multiplied with a state, what is added to it
+constexpr int ROWS = 2 + WRITES + LA_ERASE;                                                // of a warp
+static_assert(LA_MARK % C == 0, "marks are at ends of chunks");
+typedef Product<2, 2 * (KIND == 2)> Tf32;
+typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Dots;   // of two rows
 
-// In shared memory, bytes: 8 columns a lane of q, k, g, then of v, dO; a warp's rows of k (q), a, what it writes; D of the warps, D; rows that the state is
-// multiplied with, columns that are written; Pre_last
+// In shared memory, bytes: 8 columns a lane of q, k, g, then of v, dO (e, dO, du); a warp's rows of k (q), a, what it writes (and reads; k, k Pre); D of
+// the warps (and E); D (and E); rows that the state is multiplied with, columns that are written; Pre_last
 constexpr int PIECES = pieces_of(KIND) * THREADS * 16, STAGE = 2 * PIECES + pieces_of(LA_GATE) * THREADS * 16;
-constexpr int AT_ROWS = STAGE + TURNS * 2 * PIECES, AT_PARTS = AT_ROWS + WARPS * 3 * C * ROW * 4, AT_D = AT_PARTS + ACTIVE * SQUARE * 4;
-constexpr int AT_READ = AT_D + C * ROW * 4, AT_WRITE = AT_READ + C * READ * 4, AT_LAST = AT_WRITE + VALUES * COLUMN * 4;
+constexpr int WRITTEN_PIECES = pieces_of(WRITTEN) * THREADS * 16, TURN = PIECES + (1 + LA_ERASE) * WRITTEN_PIECES;
+constexpr int AT_ROWS = STAGE + TURNS * TURN, AT_PARTS = AT_ROWS + WARPS * ROWS * C * ROW * 4;
+constexpr int AT_D = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_READ = AT_D + (1 + LA_ERASE) * C * ROW * 4;
+constexpr int AT_WRITE = AT_READ + READS * C * READ * 4, AT_LAST = AT_WRITE + WRITES * VALUES * COLUMN * 4;
 static_assert(LA_SHARED == AT_LAST + WARPS * C * 4, "LA_SHARED is what the launch asks for");
 
 typedef float State[TILES][4];   // channels, values
@@ -42,7 +54,7 @@ struct Block {
     char* shared;
     int warp, lane, first;   // first: of the warp's channels
     __device__ __forceinline__ float* floats(int bytes) const { return (float*)(shared + bytes); }
-    __device__ __forceinline__ float* rows(int n) const { return floats(AT_ROWS) + (warp * 3 + n) * C * ROW; }
+    __device__ __forceinline__ float* rows(int n) const { return floats(AT_ROWS) + (warp * ROWS + n) * C * ROW; }
     __device__ __forceinline__ float* last() const { return floats(AT_LAST) + warp * C; }
     __device__ __forceinline__ int own() const { return lane / 2; }          // token of a lane
     __device__ __forceinline__ int half() const { return (lane & 1) * SPAN; }
@@ -56,28 +68,74 @@ struct Block {
     }
     __device__ __forceinline__ void request_values(int turn, int token) const {
         const int t = token + own(), column = (warp + turn * WARPS) * 16 + half();
-        char* const to = shared + STAGE + turn * 2 * PIECES;
-        request<KIND, V>(to, rows_of(a.v, at.s, at.head), a.v.token, t, at.s.T, column);
-        request<KIND, V>(to + PIECES, rows_of(a.dout, at.s, at.head), a.dout.token, t + EARLY, at.s.T, column);
+        char* const to = shared + STAGE + turn * TURN;
+        const Rows& written = LA_ERASE ? a.error : a.v;
+        request<WRITTEN, V>(to, rows_of(written, at.s, at.head), written.token, t, at.s.T, column);
+        request<KIND, V>(to + WRITTEN_PIECES, rows_of(a.dout, at.s, at.head), a.dout.token, t + EARLY, at.s.T, column);
+        if constexpr (LA_ERASE) request<2, V>(to + WRITTEN_PIECES + PIECES, rows_of(a.du, at.s, at.head), a.du.token, t, at.s.T, column);
     }
-    // the rows that a state is multiplied with, dO or v, the columns that are written, v or dO, and their products
-    __device__ __forceinline__ void take_values(int turn, int next) const {
-        const int column = (warp + turn * WARPS) * 16 + half();
-        const char* const from = shared + STAGE + turn * 2 * PIECES;
-        float x[SPAN], y[SPAN];
-        receive<KIND>(x, from + (LA_BACK ? 0 : PIECES));
-        receive<KIND>(y, from + (LA_BACK ? PIECES : 0));
-        store8(floats(AT_READ) + own() * READ + column, x);
+    __device__ __forceinline__ float beta_of(int token) const {
+        return valid(token) ? *(const float*)(rows_of(a.beta, at.s, at.head) + token * a.beta.token) : 0.f;
+    }
+    __device__ __forceinline__ void store_column(int bytes, const float (&x)[SPAN], int column) const {
 #pragma unroll
-        for (int c = 0; c < SPAN; c++) floats(AT_WRITE)[(column + c) * COLUMN + own()] = y[c];
+        for (int c = 0; c < SPAN; c++) floats(bytes)[(column + c) * COLUMN + own()] = x[c];
+    }
+    // the rows that a state is multiplied with, the columns that are written, and their products; beta: of the lane's token
+    __device__ __forceinline__ void take_values(int turn, int next, float beta) const {
+        const int column = (warp + turn * WARPS) * 16 + half();
+        const char* const from = shared + STAGE + turn * TURN;
+        float x[SPAN], y[SPAN], z[SPAN], strength = 0.f;
+        receive<WRITTEN>(LA_BACK ? x : y, from);
+        receive<KIND>(LA_BACK ? y : x, from + WRITTEN_PIECES);
+        if constexpr (LA_ERASE) {
+            receive<2>(z, from + WRITTEN_PIECES + PIECES);
+            if (!LA_BACK) strength = dot8(y, z);
+#pragma unroll
+            for (int c = 0; c < SPAN; c++) {
+                float& u = (LA_BACK ? x : y)[c];
+                u = Tf32::rounded(beta * u);
+                z[c] = -Tf32::rounded(beta * z[c]);
+            }
+            if constexpr (LA_BACK) store_column(AT_WRITE + VALUES * COLUMN * 4, z, column);
+            else store8(floats(AT_READ) + (C + own()) * READ + column, z);
+        }
+        store8(floats(AT_READ) + own() * READ + column, x);
+        store_column(AT_WRITE, y, column);
         __syncwarp();
         request_values(turn, next);
-        float* const part = floats(AT_PARTS) + warp * SQUARE + own();
-        for (int r = 0; r < C; r++) {
-            load8(x, floats(AT_READ) + r * READ + column);
-            float s = dot8(x, y);
-            s += __shfl_xor_sync(0xffffffffu, s, 1);
-            if ((lane & 1) == 0) part[r * C] = turn ? part[r * C] + s : s;
+        multiply_rows(turn, column - half(), 0);
+        if constexpr (LA_ERASE) {
+            multiply_rows(turn, column - half(), 1);
+            strength += __shfl_xor_sync(0xffffffffu, strength, 1);
+            if (!LA_BACK && (lane & 1) == 0) add_part(ACTIVE * SQUARE + own() * (C + 1), strength, turn);
+        }
+    }
+    __device__ __forceinline__ void add_part(int entry, float s, int turn) const {
+        float& part = floats(AT_PARTS)[warp * SQUARE + entry];
+        part = turn ? part + s : s;
+    }
+    // D of 16 columns, or E but for its diagonal
+    __device__ __forceinline__ void multiply_rows(int turn, int column, int of) const {
+        const int row = lane / 4, value = column + (lane & 3) * 2;
+        const auto element = [&](bool write, int n, int t, int v) {
+            return write ? floats(AT_WRITE)[(n * VALUES + v) * COLUMN + t] : floats(AT_READ)[(n * C + t) * READ + v];
+        };
+        float x[8], c[2][4] = {};
+#pragma unroll
+        for (int n = 0; n < 8; n++) x[n] = element(LA_BACK, of, row + (n & 2) * 4, value + (n & 1) + (n & 4) * 2);
+        const Dots::A readers = Dots::a(x);
+#pragma unroll
+        for (int tile = 0; tile < 2; tile++) {
+            float y[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) y[n] = element(!LA_BACK, 0, tile * 8 + row, value + (n & 1) + (n & 2) * 4);
+            Dots::add(c[tile], readers, Dots::b(y));
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int i = row + (n & 2) * 4, j = (n & 4) * 2 + (lane & 3) * 2 + (n & 1);
+            if (!of || i != j) add_part(of * ACTIVE * SQUARE + (LA_BACK ? j * C + i : i * C + j), c[n / 4][n % 4], turn);
         }
     }
     // the rows of k, or scale q, decays, what is written; `mine`: the lane's row of q, or k
@@ -106,48 +164,64 @@ struct Block {
         }
         scale8(x, product);
         store8(rows(2) + to, x);
+        if constexpr (LA_ERASE && LA_BACK) {
+            store8(rows(3) + to, mine);
+            scale8(product, mine);
+            store8(rows(4) + to, product);
+        }
         __syncwarp();
     }
-    __device__ __forceinline__ void sum_products() const {
-        for (int entry = threadIdx.x; entry < SQUARE; entry += THREADS) {
-            float s = 0.f;
+    __device__ __forceinline__ float sum_parts(int entry) const {
+        float s = 0.f;
 #pragma unroll
-            for (int w = 0; w < ACTIVE; w++) s += floats(AT_PARTS)[w * SQUARE + entry];
-            floats(AT_D)[entry / C * ROW + entry % C] = s;
+        for (int w = 0; w < ACTIVE; w++) s += floats(AT_PARTS)[w * SQUARE + entry];
+        return s;
+    }
+    // D and E, whose diagonal is the gradient of beta
+    __device__ __forceinline__ void sum_products(int token) const {
+        for (int entry = threadIdx.x; entry < SQUARE; entry += THREADS) {
+            const int r = entry / C, c = entry % C;
+            floats(AT_D)[r * ROW + c] = sum_parts(entry);
+            if constexpr (LA_ERASE) {
+                const float e = sum_parts(ACTIVE * SQUARE + entry);
+                floats(AT_D)[(C + r) * ROW + c] = e;
+                if (!LA_BACK && r == c && blockIdx.x % PARTS == 0 && valid(token + r)) a.dbeta[at.row(a, token + r)] = e;
+            }
         }
     }
     // element n of an operand or accumulator of 16 channels and 16 tokens
     __device__ __forceinline__ int place(int n) const { return ((lane & 3) * 2 + (n & 1) + (n & 4) * 2) * ROW + lane / 4 + (n & 2) * 4; }
-    // in place of what was written: the state times the rows
-    __device__ __forceinline__ void read_state(State& S, float (&c)[2][4]) const {
+    // the state times the rows
+    __device__ __forceinline__ void read_state(State& S, float (&c)[2 * READS][4]) const {
         const float* const from = floats(AT_READ) + (lane >> 2) * READ + (lane & 3) * 2;
         const float low = last()[lane >> 2], high = last()[(lane >> 2) + 8];
 #pragma unroll
         for (int tile = 0; tile < TILES; tile += 2) {
             const float x[8] = {S[tile][0], S[tile][1], S[tile][2], S[tile][3], S[tile + 1][0], S[tile + 1][1], S[tile + 1][2], S[tile + 1][3]};
             const Tf32::A s = Tf32::a(x);
-            Tf32::add(c[0], s, Tf32::b(from + tile * 8));
-            Tf32::add(c[1], s, Tf32::b(from + 8 * READ + tile * 8));
+#pragma unroll
+            for (int n = 0; n < 2 * READS; n++) Tf32::add(c[n], s, Tf32::b(from + n * 8 * READ + tile * 8));
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 S[tile + n][0] *= low; S[tile + n][1] *= low; S[tile + n][2] *= high; S[tile + n][3] *= high;
             }
         }
     }
-    // adds what the tokens write for which `some` is true
-    template <class F> __device__ __forceinline__ void write(State& S, F some) const {
+    // adds what the tokens write for which `some` is true; of dv where n is 1
+    template <class F> __device__ __forceinline__ void write(State& S, F some, int of = 0) const {
         float x[8];
 #pragma unroll
-        for (int n = 0; n < 8; n++) x[n] = some(place(n) / ROW) ? rows(2)[place(n)] : 0.f;
+        for (int n = 0; n < 8; n++) x[n] = some(place(n) / ROW) ? rows(2 + 2 * of)[place(n)] : 0.f;
         const Tf32::A written = Tf32::a(x);
-        const float* const from = floats(AT_WRITE) + (lane >> 2) * COLUMN + (lane & 3) * 2;
+        const float* const from = floats(AT_WRITE) + of * VALUES * COLUMN + (lane >> 2) * COLUMN + (lane & 3) * 2;
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) Tf32::add(S[tile], written, Tf32::b(from + tile * 8 * COLUMN));
     }
-    __device__ __forceinline__ void keep(const float (&c)[2][4]) const {
+    // in place of what was written: what was read
+    __device__ __forceinline__ void keep(const float (&c)[2 * READS][4]) const {
         __syncwarp();
 #pragma unroll
-        for (int n = 0; n < 8; n++) rows(2)[place(n)] = c[n / 4][n % 4];
+        for (int n = 0; n < 8 * READS; n++) rows(2 + n / 8)[place(n % 8)] = c[n / 4][n % 4];
         __syncwarp();
     }
     // f(element, its number, at) for the warp's part of a state in memory
@@ -166,8 +240,9 @@ struct Gradients : Block {
     // dq, and what dg has of it
     __device__ __forceinline__ void store_queries(const float (&q)[SPAN], int token) const {
         const int i = own(), t = token + i, channel = first + half();
-        float z[SPAN], before[SPAN], step[SPAN], k[SPAN];
+        float z[SPAN], y[SPAN], before[SPAN], step[SPAN], k[SPAN];   // y: of the erase term
         fill8(z, 0.f);
+        fill8(y, 0.f);
         fill8(before, 1.f);
         for (int j = 0; j < C; j++) {
             const float d = j < i ? floats(AT_D)[i * ROW + j] : 0.f;
@@ -175,10 +250,12 @@ struct Gradients : Block {
             load8(k, rows(0) + j * ROW + half());
             if (j <= i) {
                 scale8(z, step);
+                if (LA_ERASE) scale8(y, step);
                 scale8(before, step);
             }
 #pragma unroll
             for (int c = 0; c < SPAN; c++) z[c] = fmaf(d, k[c], z[c]);
+            if constexpr (LA_ERASE) add8(y, j < i ? floats(AT_D)[(C + i) * ROW + j] : 0.f, k);
         }
         const float d = floats(AT_D)[i * ROW + i];
         float read[SPAN], dots[SPAN];
@@ -190,6 +267,15 @@ struct Gradients : Block {
             dots[c] = q[c] * z[c];   // q has the scale
             z[c] = a.scale * fmaf(d, k[c], z[c]);
         }
+        if constexpr (LA_ERASE) {
+            load8(read, rows(3) + i * ROW + half());
+#pragma unroll
+            for (int c = 0; c < SPAN; c++) {
+                y[c] = fmaf(before[c], read[c], y[c]);
+                dots[c] = fmaf(k[c], y[c], dots[c]);
+            }
+            if (valid(t)) store_row<2>((char*)(a.dr + at.row(a, t) * K), y, channel);
+        }
         if (valid(t)) store_row<2>((char*)(a.dots + at.row(a, t) * K), dots, channel);
         if (valid(t + EARLY)) store_row<KIND>(a.dq.data + at.row(a, t + EARLY) * K * bytes_of(KIND), z, channel);
     }
@@ -197,9 +283,12 @@ struct Gradients : Block {
     __device__ __forceinline__ void store_keys(const float (&k)[SPAN], int token, bool marked) const {
         const int j = own(), t = token + j, channel = first + half();
         const i64 row = at.row(a, t) * K;
-        float y[SPAN], after[SPAN], step[SPAN], q[SPAN], dots[SPAN];
+        float y[SPAN], after[SPAN], step[SPAN], q[SPAN], dots[SPAN], r[SPAN];
 #pragma unroll
-        for (int c = 0; c < SPAN; c++) dots[c] = valid(t) && channel + c < K ? a.dots[row + channel + c] : 0.f;
+        for (int c = 0; c < SPAN; c++) {
+            dots[c] = valid(t) && channel + c < K ? a.dots[row + channel + c] : 0.f;
+            if (LA_ERASE) r[c] = valid(t) && channel + c < K ? a.dr[row + channel + c] : 0.f;
+        }
         fill8(y, 0.f);
         fill8(after, 1.f);
         for (int i = C - 1; i >= 0; i--) {
@@ -208,6 +297,10 @@ struct Gradients : Block {
             load8(q, rows(0) + i * ROW + half());
 #pragma unroll
             for (int c = 0; c < SPAN; c++) y[c] = fmaf(d, q[c], y[c]);
+            if constexpr (LA_ERASE) {
+                load8(q, rows(3) + i * ROW + half());
+                add8(y, i > j ? floats(AT_D)[(C + j) * ROW + i] : 0.f, q);
+            }
             if (i > j) {
                 scale8(y, step);
                 scale8(after, step);
@@ -223,6 +316,7 @@ struct Gradients : Block {
             y[c] = fmaf(after[c], read[c], y[c]);
             if (!ends) dots[c] -= k[c] * y[c];
             y[c] = fmaf(d, q[c], y[c]);
+            if (LA_ERASE) y[c] += r[c];
         }
         if (valid(t)) store_row<KIND>(a.dk.data + row * bytes_of(KIND), y, channel);
         store8(rows(2) + j * ROW + half(), dots);
@@ -274,7 +368,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) channels(const 
     for (int turn = 0; turn < TURNS; turn++)
         if ((warp + turn * WARPS) * 16 < VALUES) block.request_values(turn, token_of(0));
     copy_commit();
-    float later = 0.f, mine[SPAN];
+    float later = 0.f, mine[SPAN], beta = 0.f;
+    if (LA_ERASE) beta = block.beta_of(token_of(0) + block.own());
     for (int n = 0; n < tiles; n++) {
         const int tile = LA_BACK ? tiles - 1 - n : n, token = token_of(n), next = token_of(n + 1);
         const bool marked = tile + 1 == tiles || (tile + 1) * C % LA_MARK == 0;
@@ -283,17 +378,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) channels(const 
         copy_wait<0>();
 #pragma unroll 1
         for (int turn = 0; turn < TURNS; turn++)
-            if ((warp + turn * WARPS) * 16 < VALUES) block.take_values(turn, next);
+            if ((warp + turn * WARPS) * 16 < VALUES) block.take_values(turn, next, beta);
+        if (LA_ERASE) beta = block.beta_of(next + block.own());
         block.take_vectors(mine, next);
         copy_commit();
         __syncthreads();
-        block.sum_products();
-        float c[2][4] = {};
+        block.sum_products(token);
+        float c[2 * READS][4] = {};
         block.read_state(S, c);
         const int end = !LA_BACK && marked ? min(C, at.s.T - token) - 1 : C;
 #pragma unroll 1
         for (int last = 0; last < 1 + (end < C); last++) {   // at a mark first all but the last token's write: S~
             block.write(S, [&](int t) { return (t == end) == last; });
+            if (WRITES == 2) block.write(S, [](int) { return true; }, 1);
             if (!LA_BACK && marked && !last) block.each(S, mark, [&](float& x, int, i64 i) { a.marks[i] = x; });
         }
         block.keep(c);

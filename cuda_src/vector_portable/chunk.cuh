@@ -33,7 +33,11 @@ constexpr int KEYS = round_up(K, 16), VALUES = round_up(V, 16);
 constexpr int ROW = 20, COLUMN = 24;   // floats of a row of 16 that is read in fours; of one whose pairs are read by eight rows
 constexpr float LOG2_OF_E = 1.4426950408889634f;
 
-// Products of 16 x 16 by 16 x 8 floats in tf32: 1 or 2 terms of an operand; with 2 and 2 the product of both second terms is left out.
+// the nearest tf32 in the bits that products read; the NaN of arithmetic remains one
+LA_DEVICE u32 nearest_tf32(float x) { return (u32)(min(__float_as_int(x), 0x7fffefff) + 0x1000); }
+
+// Products of 16 x 16 by 16 x 8 floats in tf32: 1 or 2 terms of A; of B 2, or 0, its floats as they are (rounded before). With 2 and 2 the product
+// of both second terms is left out.
 template <int A_TERMS, int B_TERMS> struct Product {
     struct A { u32 hi[8], lo[A_TERMS == 2 ? 8 : 1]; };
     struct B { u32 hi[4], lo[B_TERMS == 2 ? 4 : 1]; };
@@ -42,20 +46,23 @@ template <int A_TERMS, int B_TERMS> struct Product {
 #pragma unroll
         for (int i = 0; i < 8; i++)
             if constexpr (A_TERMS == 2) split_tf32(x[i], y.hi[i], y.lo[i]);
-            else y.hi[i] = round_tf32(x[i]);
+            else y.hi[i] = nearest_tf32(x[i]);
         return y;
     }
     // 8 columns, row by row from `column` on: the pairs that a lane reads of its column
     static __device__ __forceinline__ B b(const float* column) {
         const float2 first = *(const float2*)column, second = *(const float2*)(column + 8);
-        const float x[4] = {first.x, first.y, second.x, second.y};
+        return b({first.x, first.y, second.x, second.y});
+    }
+    static __device__ __forceinline__ B b(const float (&x)[4]) {
         B y;
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if constexpr (B_TERMS == 2) split_tf32(x[i], y.hi[i], y.lo[i]);
-            else y.hi[i] = round_tf32(x[i]);
+            else y.hi[i] = __float_as_uint(x[i]);
         return y;
     }
+    static __device__ __forceinline__ float rounded(float x) { return B_TERMS == 2 ? x : __uint_as_float(round_tf32(x)); }   // what B holds
     static __device__ __forceinline__ void add(float (&c)[4], const A& a, const B& b) {
         if constexpr (A_TERMS == 2) mma_tf32(c, a.lo, b.hi);
         if constexpr (B_TERMS == 2) mma_tf32(c, a.hi, b.lo);
@@ -120,6 +127,10 @@ LA_DEVICE float dot8(const float (&x)[SPAN], const float (&y)[SPAN]) {
 LA_DEVICE void scale8(float (&x)[SPAN], const float (&y)[SPAN]) {
 #pragma unroll
     for (int i = 0; i < SPAN; i++) x[i] *= y[i];
+}
+LA_DEVICE void add8(float (&x)[SPAN], float factor, const float (&y)[SPAN]) {
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) x[i] = fmaf(factor, y[i], x[i]);
 }
 LA_DEVICE void fill8(float (&x)[SPAN], float y) {
 #pragma unroll

@@ -1,21 +1,22 @@
-// Outputs and states, 16 value columns a warp; LA_BACK 1, without an erase term, dv and the gradient of the first state, which are the same pass
-// from the last chunk to the first: the keys times Suf read, the queries times Pre write, P is transposed, dout takes the place of v.
+// Outputs and states, 16 value columns a warp; LA_BACK 1: dv and the gradient of the first state, which are the same pass from the last chunk to the
+// first: the keys times Suf read, the queries times Pre write, P is transposed, dout takes the place of v.
 //
-//     out = (q Pre) S + P u        S' = diag(Pre_last) S + (k Suf)^T u        u = T (beta v - beta (k Pre) S),  T = (1 + beta tril(P of k and k, -1))^-1
+//     out = (q Pre) S + P u        S' = diag(Pre_last) S + (k Suf)^T u        u = v, with LA_ERASE u = beta e, e = T (v - (k Pre) S), T = (1 + N beta)^-1
+//     du = (k Suf) G + P^T dout    G' = diag(Pre_last) G + (q Pre)^T dout     dv = du, with LA_ERASE du = (1 + beta N)^-T ((k Suf) G + P^T dout),
+//     N = tril(P of k and k, -1)                                              dv = beta du, and G' has - (k Pre)^T dv
 #include "vector_portable/chunk.cuh"
 
-typedef Product<1 + (KIND == 2), 1 + (KIND == 2)> Tf32;
+typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Tf32;
 constexpr int TILES = KEYS / 8, TURNS = (KEYS / 16 + WARPS - 1) / WARPS, ACTIVE = KEYS / 16 < WARPS ? KEYS / 16 : WARPS;
 constexpr int SLICES = (V + 16 * WARPS - 1) / (16 * WARPS), BUFFERS = K > 128 || LA_ERASE ? 1 : 2;
 constexpr int READ = KEYS + 8, SQUARE = C * C;   // floats of a row that reads the state: pairs of eight rows in all banks
-static_assert(!(LA_BACK && LA_ERASE), "the adjoint of the delta rule is not here");
 
-// In shared memory, bytes: 8 columns a lane of q, k, g; a warp's rows of q, a (k); P of the warps (and of k and k); P (beta P of k and k, T); rows
-// that read (of q, of k); columns that write; Pre_last
+// In shared memory, bytes: 8 columns a lane of q, k, g; a warp's rows of q, a (k); P of the warps (and of k and k); P (N beta or beta N, T); rows
+// that read; k Pre, as rows that read or columns that write; columns that write; Pre_last
 constexpr int STAGE_GATE = 2 * pieces_of(KIND) * THREADS * 16, STAGE = STAGE_GATE + pieces_of(LA_GATE) * THREADS * 16;
 constexpr int AT_ROWS = TURNS * STAGE, AT_PARTS = AT_ROWS + WARPS * (2 + LA_ERASE) * C * ROW * 4;
 constexpr int AT_P = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_T = AT_P + C * COLUMN * 4, AT_L = AT_T + LA_ERASE * C * COLUMN * 4;
-constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4, AT_WRITE = AT_ERASE + LA_ERASE * C * READ * 4;
+constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4, AT_WRITE = AT_ERASE + LA_ERASE * (LA_BACK ? KEYS * COLUMN : C * READ) * 4;
 constexpr int AT_LAST = AT_WRITE + BUFFERS * KEYS * COLUMN * 4, AT_BETA = AT_LAST + KEYS * 4;
 static_assert(LA_SHARED == AT_BETA + LA_ERASE * C * 4, "LA_SHARED is what the launch asks for");
 
@@ -59,50 +60,71 @@ struct Block {
             const float* const u = a.u + (i64)(at.head / a.group_u) * K;
             for (int c = 0; c < SPAN; c++) own = channel + c < K ? fmaf(q[c] * k[c], u[channel + c], own) : own;
         }
-        fill8(x, 1.f);
-        float* const part = floats(AT_PARTS) + warp * SQUARE;
+        prefixes(decay, channel);
+        store_prefix(decay, q, k, writes, channel, j);
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) x[c] = k[c];
+        float* const part = floats(AT_PARTS) + warp * SQUARE + j;
+#pragma unroll 4
         for (int i = 0; i < C; i++) {
             float step[SPAN], other[SPAN];
             load8(step, rows(1) + i * ROW + half);
             load8(other, rows(0) + i * ROW + half);
-            if constexpr (!LA_BEFORE) scale8(x, step);
-            float s = dot8(other, x), erased = 0.f;
+            if (!LA_BEFORE && i > j) scale8(x, step);
+            const float s = dot8(other, x);
+            add_part(part + i * C, i == j ? own : s, turn);
             if constexpr (LA_ERASE) {
                 load8(other, rows(2) + i * ROW + half);
-                erased = dot8(other, x);
+                add_part(part + ACTIVE * SQUARE + i * C, dot8(other, x), turn);
             }
-            if (i == j) {
-                s = own;
-                store_prefix(x, q, k, writes, channel, j);
-                if (LA_BEFORE) scale8(x, step);
-                if (j == C - 1) store8(floats(AT_LAST) + channel, x);
-#pragma unroll
-                for (int c = 0; c < SPAN; c++) x[c] = k[c];
-            } else if (LA_BEFORE) scale8(x, step);
-            add_part(part + i * C + j, s, turn);
-            if constexpr (LA_ERASE) add_part(part + ACTIVE * SQUARE + i * C + j, erased, turn);
+            if (LA_BEFORE && i > j) scale8(x, step);
         }
-        if constexpr (LA_BACK) store8(floats(AT_READ) + j * READ + channel, x);
+        if constexpr (LA_BACK) store_rounded(floats(AT_READ) + j * READ + channel, x);
         else store_column(writes, x, channel, j);
+    }
+    // decays of tokens become Pre; Pre_last is stored
+    __device__ __forceinline__ void prefixes(float (&x)[SPAN], int channel) const {
+        const int j = lane / 2;
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) {
+#pragma unroll
+            for (int d = 1; d < C; d <<= 1) {
+                const float y = __shfl_up_sync(0xffffffffu, x[c], 2 * d);
+                if (j >= d) x[c] *= y;
+            }
+        }
+        if (j == C - 1) store8(floats(AT_LAST) + channel, x);
+        if constexpr (LA_BEFORE)
+#pragma unroll
+            for (int c = 0; c < SPAN; c++) {
+                const float y = __shfl_up_sync(0xffffffffu, x[c], 2);
+                x[c] = j ? y : 1.f;
+            }
     }
     __device__ __forceinline__ void add_part(float* to, float s, int turn) const {
         s += __shfl_xor_sync(0xffffffffu, s, 1);
         if ((lane & 1) == 0) *to = turn ? *to + s : s;
     }
+    static __device__ __forceinline__ void store_rounded(float* to, float (&x)[SPAN]) {
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) x[c] = Tf32::rounded(x[c]);
+        store8(to, x);
+    }
     static __device__ __forceinline__ void store_column(float* writes, const float (&x)[SPAN], int channel, int j) {
 #pragma unroll
-        for (int c = 0; c < SPAN; c++) writes[(channel + c) * COLUMN + j] = x[c];
+        for (int c = 0; c < SPAN; c++) writes[(channel + c) * COLUMN + j] = Tf32::rounded(x[c]);
     }
     // x: Pre of the token
     __device__ __forceinline__ void store_prefix(const float (&x)[SPAN], float (&q)[SPAN], const float (&k)[SPAN], float* writes, int channel, int j) const {
         scale8(q, x);
         if constexpr (LA_BACK) store_column(writes, q, channel, j);
-        else store8(floats(AT_READ) + j * READ + channel, q);
+        else store_rounded(floats(AT_READ) + j * READ + channel, q);
         if constexpr (LA_ERASE) {
             float y[SPAN];
 #pragma unroll
             for (int c = 0; c < SPAN; c++) y[c] = k[c] * x[c];
-            store8(floats(AT_ERASE) + j * READ + channel, y);
+            if constexpr (LA_BACK) store_column(floats(AT_ERASE), y, channel, j);
+            else store_rounded(floats(AT_ERASE) + j * READ + channel, y);
         }
     }
     __device__ __forceinline__ float sum_parts(int entry) const {
@@ -116,16 +138,17 @@ struct Block {
         for (int entry = threadIdx.x; entry < SQUARE; entry += THREADS) {
             const int i = entry / C, j = entry % C;
             const float s = j <= i ? sum_parts(entry) : 0.f;
-            floats(AT_P)[LA_BACK ? j * COLUMN + i : i * COLUMN + j] = s;
+            floats(AT_P)[LA_BACK ? j * COLUMN + i : i * COLUMN + j] = Tf32::rounded(s);
             if constexpr (LA_ERASE) {
-                const bool valid = token + i < at.s.T;
-                const float beta = valid ? *(const float*)(rows_of(a.beta, at.s, at.head) + (token + i) * a.beta.token) : 0.f;
+                const int of = LA_BACK ? i : j;
+                const bool valid = token + of < at.s.T;
+                const float beta = valid ? *(const float*)(rows_of(a.beta, at.s, at.head) + (token + of) * a.beta.token) : 0.f;
                 floats(AT_L)[i * ROW + j] = j < i ? beta * sum_parts(ACTIVE * SQUARE + entry) : 0.f;
-                if (j == 0) floats(AT_BETA)[i] = beta;
+                if ((LA_BACK ? j : i) == 0) floats(AT_BETA)[of] = beta;
             }
         }
     }
-    // T diag(beta), a column a lane, by substitution
+    // T, a column a lane, by substitution; LA_BACK its transpose
     __device__ __forceinline__ void invert() const {
         if (warp || lane >= C) return;
         float t[C];
@@ -136,9 +159,8 @@ struct Block {
             for (int m = 0; m < i; m++) s = fmaf(-floats(AT_L)[i * ROW + m], t[m], s);
             t[i] = s;
         }
-        const float beta = floats(AT_BETA)[lane];
 #pragma unroll
-        for (int i = 0; i < C; i++) floats(AT_T)[i * COLUMN + lane] = t[i] * beta;
+        for (int i = 0; i < C; i++) floats(AT_T)[LA_BACK ? lane * COLUMN + i : i * COLUMN + lane] = Tf32::rounded(t[i]);
     }
 
     // element n of an operand or accumulator of 16 values and 16 tokens
@@ -152,12 +174,12 @@ struct Block {
             x[n] = (u32)t < (u32)at.s.T && value_of(n) < V ? load_element<KIND>(from + t * rows.token + value_of(n) * bytes_of(KIND)) : 0.f;
         }
     }
-    __device__ __forceinline__ void store_values(const float (&x)[2][4], const Rows& rows, int token) const {
+    template <int KIND_> __device__ __forceinline__ void store_values(const float (&x)[2][4], const Rows& rows, int token) const {
         char* const to = own_rows(rows, at.s, at.head);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const int t = token + token_of(n);
-            if (t < at.s.T && value_of(n) < V) store_element<KIND>(to + t * rows.token + value_of(n) * bytes_of(KIND), x[n / 4][n % 4]);
+            if (t < at.s.T && value_of(n) < V) store_element<KIND_>(to + t * rows.token + value_of(n) * bytes_of(KIND_), x[n / 4][n % 4]);
         }
     }
     // out += S rows^T, 16 columns of the keys
@@ -173,7 +195,7 @@ struct Block {
             const float x[8] = {S[tile][0], S[tile][1], S[tile][2], S[tile][3], S[tile + 1][0], S[tile + 1][1], S[tile + 1][2], S[tile + 1][3]};
             const Tf32::A s = Tf32::a(x);
             read(out, s, AT_READ, tile);
-            if constexpr (LA_ERASE) read(erased, s, AT_ERASE, tile);
+            if constexpr (LA_ERASE && !LA_BACK) read(erased, s, AT_ERASE, tile);
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 const float2 last = *(const float2*)(floats(AT_LAST) + (tile + n) * 8 + (lane & 3) * 2);
@@ -187,7 +209,20 @@ struct Block {
         Tf32::add(c[0], x, Tf32::b(from));
         Tf32::add(c[1], x, Tf32::b(from + 8 * COLUMN));
     }
-    // f(element, its number, at) for the warp's part of a state in memory
+    // c = beta x rows^T, x rows^T stored
+    __device__ __forceinline__ void solve(float (&c)[2][4], const float (&x)[8], const Rows& rows, int token) const {
+        multiply(c, Tf32::a(x), AT_T);
+        if (rows.data) store_values<2>(c, rows, token);
+#pragma unroll
+        for (int n = 0; n < 8; n++) c[n / 4][n % 4] *= floats(AT_BETA)[token_of(n)];
+    }
+    // S += columns x^T
+    __device__ __forceinline__ void write(State& S, const Tf32::A& x, const float* columns) const {
+        const float* const from = columns + (lane >> 2) * COLUMN + (lane & 3) * 2;
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) Tf32::add(S[tile], x, Tf32::b(from + tile * 8 * COLUMN));
+    }
+    // f(element, at) for the warp's part of a state in memory
     template <class F> __device__ __forceinline__ void each(State& S, F f) const {
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++)
@@ -229,20 +264,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) values(const __
         }
         block.read_state(S, out, erased);
         __syncthreads();
-        if constexpr (LA_ERASE) {
+        if constexpr (LA_ERASE && !LA_BACK) {
             float u[2][4] = {};
 #pragma unroll
             for (int i = 0; i < 8; i++) x[i] -= erased[i / 4][i % 4];
-            block.multiply(u, Tf32::a(x), AT_T);
+            block.solve(u, x, a.error, token);
 #pragma unroll
             for (int i = 0; i < 8; i++) x[i] = u[i / 4][i % 4];
         }
         const Tf32::A own = Tf32::a(x);
         block.multiply(out, own, AT_P);
-        block.store_values(out, LA_BACK ? a.dv : a.out, token);
-        const float* const column = writes + (lane >> 2) * COLUMN + (lane & 3) * 2;
+        if constexpr (LA_ERASE && LA_BACK) {
+            float dv[2][4] = {};
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) Tf32::add(S[tile], own, Tf32::b(column + tile * 8 * COLUMN));
+            for (int i = 0; i < 8; i++) x[i] = out[i / 4][i % 4];
+            block.solve(dv, x, a.du, token);
+            block.store_values<KIND>(dv, a.dv, token);
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] = -dv[i / 4][i % 4];
+            block.write(S, Tf32::a(x), block.floats(AT_ERASE));
+        } else if (LA_BACK || !LA_ERASE || a.out.data) block.store_values<KIND>(out, LA_BACK ? a.dv : a.out, token);
+        block.write(S, own, writes);
         if (BUFFERS == 1) __syncthreads();
     }
     if (a.end) block.each(S, [&](float& x, i64 i) { a.end[i] = x; });

@@ -37,6 +37,7 @@ from .results import traced_output
 Array = Any
 MOST = 512  # recorded plans at most
 ON_HOST = ("cu_seqlens", "state_rows")  # the plan depends on their values
+NOT_GIVEN = frozenset(("state", *ON_HOST))  # arrays that are not among those of a signature
 MOST_ROWS = 512  # rows of a pool, on the host, that are part of a key with their values
 
 ENABLED = os.environ.get("LINATTN_REPLAY", "1") != "0"
@@ -116,16 +117,16 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
     for name, x in keywords.items():
         kind = type(x)
         if kind is ndarray:
-            if name == "state":
+            parts += name, x.shape, x.strides, x.dtype
+            if name not in NOT_GIVEN:
+                given.append(x)
+            elif name == "state":
                 state = x
                 parts.append(x.flags.writeable)
-            elif name in ON_HOST:
-                if name != "state_rows" or x.size > MOST_ROWS:
-                    return None
-                parts.append(x.tobytes())
+            elif name != "state_rows" or x.size > MOST_ROWS:
+                return None
             else:
-                given.append(x)
-            parts += name, x.shape, x.strides, x.dtype
+                parts.append(x.tobytes())
         elif x is None or kind in PLAIN:
             parts += name, kind, x  # with the type: True == 1, but they are different options
         elif name == "state" and isinstance(x, tuple) and all(type(S) is ndarray for S in x):

@@ -19,7 +19,7 @@ import numpy as np
 
 LONGEST = 1 << 22  # bytes of what the calls compute: larger calls gain nothing
 MOST_STEPS = 64  # array calls that one is written as
-RESERVED = 1024  # bytes at the beginning, for arguments of a call
+RESERVED = 128  # bytes at the beginning, for arguments of a call
 ALIGNED = 64
 CONSTANTS = (np.zeros_like, np.ones_like, np.full_like)
 REDUCTIONS = {np.sum: np.add, np.max: np.maximum, np.min: np.minimum}
@@ -46,11 +46,15 @@ class Call(NamedTuple):
 class Kernel(NamedTuple):
     """A call of a compiled kernel on arrays: its table with places for their addresses."""
 
-    entry: Callable[..., Any]
+    function: int  # its address; 0: not compiled
     table: np.ndarray
     places: tuple[int, ...]  # entries of the table, one for each array
     arrays: tuple[np.ndarray, ...]  # the last one is the output
     tasks: int
+    own: tuple[int, ...] = ()  # entries of what lies behind the copy of the table that a call makes
+    bytes: int = 0  # of that copy and what lies behind it
+    owner: Any = None  # of what the table tells of
+    memory: Any = None  # of the trace, for the copy
 
 
 class Traced(np.ndarray):
@@ -261,10 +265,11 @@ class Trace:
     def kernel(self, call: Kernel) -> Any:
         """The output of a compiled kernel, which has been computed if it is of use here."""
         known = all(self.has(y) for y in call.arrays if isinstance(y, Traced)) and self.has(call.arrays[-1])
-        if call.entry is None or not known or call.table.nbytes > RESERVED:
+        if not call.function or not known:
             raise Untraceable("a kernel that is not compiled")
         Trace.listed += 1
-        self.calls.append(call._replace(arrays=tuple(map(plain, call.arrays))))
+        memory = self.new((max(call.bytes, call.table.nbytes) + ALIGNED,), np.uint8)
+        self.calls.append(call._replace(arrays=tuple(map(plain, call.arrays)), memory=memory))
         return self._traced(call.arrays[-1])
 
     def _into(self, x: Any, out: np.ndarray) -> None:

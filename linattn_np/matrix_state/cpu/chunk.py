@@ -74,7 +74,8 @@ def load_tokens(w: Work):
             point(w, U, address_of(w.in_v, place, w.COLUMN), field_of(w.in_v, TOKEN))
     else:
         load(w.in_v, place, (w.COLUMN, w.V), w.v)
-    transpose(w.k, w.kT)
+    if not w.formed:
+        transpose(w.k, w.kT)
     if w.separate_erase_key and w.direct_r:
         point(w, R, address_of(w.in_r, place, 0), field_of(w.in_r, TOKEN))
     elif w.separate_erase_key:

@@ -17,7 +17,7 @@ from ..readouts.systems import Solver
 from ..types import Erase, Inputs, Plan, ReadState
 from .forward import forward
 from .layout import Cell, Features, layout, words_of
-from .table import Table, count_sequences, is_direct
+from .table import Table, count_sequences, is_direct, lengths
 from .time_blocks import time_blocks
 from .workspace import WORK
 
@@ -34,6 +34,8 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0,
     cell = cell_of(x, plan, columns, "in_state" in table.kept)
     if solver is not None:
         cell = cell._replace(iterations=solver.iterations)
+        if (lengths(rows) == 1).all():
+            cell = cell._replace(C=1, formed=True, direct=frozenset())
         numbers["enough"] = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
         operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
     kernel = kernel_of(forward, cell, layout(cell)[0], table, numbers, "chunk")

@@ -11,7 +11,7 @@ from ...runtime.pieces.workspace import CHANNEL, TOKEN
 from .averages import add_keys, load_z, save_z
 from .chunk import begin_chunk, begin_task, erase, load_tokens, once, read, system, write
 from .decay import decays
-from .systems import solve_rows
+from .systems import form, solve_rows
 from .workspace import Work
 
 
@@ -82,12 +82,15 @@ def forward(w: Work, first: Whole, last: Whole):
             if w.erase:
                 system(w)
                 erase(w, w.S)
+            if w.formed:
+                form(w)
             for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.has_queries else 0):
                 if w.iterations:
                     solve_rows(w, j)
                 else:
                     read(w, w.S, j, tokens_of(w.out, w.scale, (w.BATCH, j, w.t), w.c, (w.COLUMN, w.V)))
-            write(w, w.S, w.S)
+            if not w.formed:
+                write(w, w.S, w.S)
             if w.averaged:
                 add_keys(w, w.z, w.z)
             w.t += w.c

@@ -10,7 +10,6 @@ from .backward import backward, reverse
 from .forward import forward
 from .l2norm import divided, divided_vjp
 from .recurrent.step import step
-from .recurrent.systems import solve_tokens
 
 ALL = forward, backward, reverse, step
 
@@ -22,6 +21,6 @@ def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
         "delta rule": (ALL, "delta"), "free erase": (ALL, "free"), "vector decay": (ALL, "vector channels"),
         "decay on the value axis": (ALL, "value_decay channels"), "bonus": (ALL, "bonus"), "feature maps": (ALL, "map"),
         "averages": (ALL, "averaged"), "rotated states": (ALL, "rotates"), "l2 norms": ((divided, divided_vjp), ""),
-        "conjugate gradients": ((forward, solve_tokens), "solved"), "array calls": ((calls_around,), ""),
+        "conjugate gradients": ((forward,), "solved formed"), "array calls": ((calls_around,), ""),
         "other dtypes of inputs": (ALL, "converted"), "16-bit results": ((rounded,), ""),
     }  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 from ...ops.cpu.lengths import unit_rows as divide
 from ...ops.cpu.lengths import unit_rows_vjp as divide_vjp
 from ...runtime.pieces.memory import first_byte
-from ...runtime.pieces.piece import Whole, entry, load_pieces, piece, workspace_kind
+from ...runtime.pieces.piece import Whole, load_pieces, piece, workspace_kind
 from ...runtime.pieces.run import call_of, over_tasks, put
 from ...runtime.pieces.views import rows
 from ...runtime.pieces.workspace import Matrix, Workspace
@@ -71,7 +71,7 @@ def _over_rows(kernel: Any, plan: Plan, *arrays: Any) -> np.ndarray | None:
     over_tasks(call, table, tasks, (arrays, out))
     if trace is None:
         return out
-    return trace.kernel(Kernel(entry(kernel, dtype.name), table, PLACES, (arrays[0], arrays[-1], out), tasks))
+    return trace.kernel(Kernel(kernel.piece.addresses[dtype.name], table, PLACES, (arrays[0], arrays[-1], out), tasks))
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...ops.cpu.maps import EXPONENTIALS, MONOMIALS, WAVES
-from ...runtime.pieces.passes import WIDE
+from ...runtime.pieces.passes import NARROW, WIDE
 from ...runtime.pieces.vectors import LANES, ROWS, lane
 from ...runtime.pieces.workspace import Layout, up
 from ..policy import CHECKPOINT_BYTES, FEATURE_HEADS
@@ -52,6 +52,7 @@ class Cell(NamedTuple):
     averaged: bool = False  # outputs are divided by the sum of their weights
     direct: frozenset[str] = frozenset()  # of q, v and r: those that are read where they lie
     iterations: int = 0  # conjugate-gradient steps of the systems x (Z + diag(ridge)) = q; 0: outputs are read
+    formed: bool = False  # of one token, whose Z is formed
 
     @property
     def compensates(self) -> bool:
@@ -68,9 +69,9 @@ def words_of(cell: Cell, *form: str) -> frozenset[str]:
     is_so = {
         "plain": cell.features is None, "map": cell.features is not None, "separate_erase_key": cell.separate_erase_key,
         "waves": cell.features is not None and cell.features.kind == "waves", "bonus": cell.bonus,
-        "averaged": cell.averaged, "solved": cell.iterations > 0, "compensates": cell.compensates,
-        "value_decay": cell.value_decay, "channels": cell.value_decay or cell.decay is Decay.VECTOR,
-        "erase": cell.erase is not Erase.NONE,
+        "averaged": cell.averaged, "solved": cell.iterations > 0, "formed": cell.formed,
+        "compensates": cell.compensates, "value_decay": cell.value_decay,
+        "channels": cell.value_decay or cell.decay is Decay.VECTOR, "erase": cell.erase is not Erase.NONE,
         cell.decay.name.lower(): True, cell.erase.name.lower(): True,
     }  # fmt: skip
     return frozenset(word for word, is_true in is_so.items() if is_true).union(form)
@@ -102,7 +103,8 @@ def checkpoints(size: int, chunks: int) -> int:
 @functools.lru_cache(256)
 def layout(cell: Cell, back: Backward | None = None) -> tuple[Layout, int]:
     """(table, chunks that it keeps)."""
-    W, words = lane(cell.dtype), words_of(cell, "chunk", *(("adjoint",) if back else ()))
+    words = words_of(cell, "chunk", *(("adjoint",) if back else ()))
+    W = lane(cell.dtype) * (NARROW if cell.formed else 1)  # rows of a formed Z are whole blocks
     sizes = {"c": cell.C, "c1": cell.C + 1, "K_lanes": up(cell.K, W), "V_lanes": up(cell.V, W), "one": 1,
              "block": BLOCK, "scratch_rows": 2 * BLOCK + 1 + 3 * cell.C, "given": cell.K, "line_count": 0,
              "task_fields": len(TASK), "slots": 1, "segments": 1, "slot_after": 1, "lane": W}  # fmt: skip

@@ -22,10 +22,10 @@ from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
 from .layout import Backward, Cell, layout
 from .recurrent import short
-from .recurrent.systems import solve_token as solve_token
 from .replay import record as record
 from .solve import record_solve as record_solve
 from .solve import solve as solve
+from .solve import solve_token as solve_token
 from .table import AT, CHUNKS, HEAD, LATER, LEAD, TO, Table, count_sequences, from_pool, sequences
 from .time_blocks import block_counts, checkpoint_block, segment_block, time_blocks
 

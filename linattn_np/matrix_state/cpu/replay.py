@@ -145,7 +145,7 @@ def _loops_of(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own:
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, mine)
     stepwise, rotation = is_stepwise(x, plan, rows).all(), None
-    if stepwise:
+    if stepwise and (x.q is None or x.q.shape[-2] <= x.v.shape[-2]):  # the state is read once, before it is rotated
         rotation, count = _rotation_of(trace, count)
     if rotation is not None:
         table.constant("in_rotation", rotation)

@@ -10,23 +10,24 @@ import numpy as np
 
 from ...core import StatesAt
 from ...runtime.pieces.memory import handles
-from ...runtime.pieces.run import Kernel
-from ...runtime.tracing import Trace
+from ...runtime.tracing import Trace, traced
 from .. import policy
 from ..readouts.systems import Solver
 from ..types import Inputs, Plan
 from .chunks import Made, chunks
-from .recurrent.systems import solve_token
 from .replay import loops
-from .table import AT, BATCH, FIRST, STATE, lengths, sequences
+from .table import lengths, sequences
 
 
-def _systems(x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None, rows: np.ndarray
-             ) -> tuple[Kernel, Made]:  # fmt: skip
-    """The systems of some sequences of a call: all but where its arrays lie, and the arrays of all sequences."""
-    ridge = np.broadcast_to(ridge, (*ridge.shape[:-3], x.v.shape[-3], *ridge.shape[-2:]))
-    made = Made.of(x._replace(r=ridge), plan, Z, False)
-    return chunks(x, plan, made.table, rows, solver=solver), made
+def _with(x: Inputs, ridge: Any) -> Inputs:
+    """Inputs with the ridge of every token in the place of r."""
+    return x._replace(r=np.broadcast_to(ridge, (*ridge.shape[:-3], x.v.shape[-3], *ridge.shape[-2:])))
+
+
+def _rows(x: Inputs, plan: Plan) -> np.ndarray:
+    """The sequences of a call."""
+    *lead, T, _, _ = x.v.shape
+    return sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
 
 
 def solve(
@@ -36,42 +37,22 @@ def solve(
 
     Sequences of one token have a form of their own.
     """
-    if x.v.shape[-3] == 1 and not plan.is_ragged and plan.states_at is None:
-        return solve_token(x, ridge, solver, plan, Z)
-    rows = _rows(x, plan)
-    single = lengths(rows) == 1
-    systems, made = _systems(x, ridge, solver, plan, Z, rows[~single])
-    if not single.all():
-        systems.run(made.table.numbers, made.table)
-    if single.any():
-        _solve_single(x, ridge, solver, plan, Z, (rows[single], made))
+    x, rows = _with(x, ridge), _rows(x, plan)
+    made, single = Made.of(x, plan, Z, False), lengths(rows) == 1
+    for own in (rows[single], rows[~single]):
+        if len(own):
+            chunks(x, plan, made.table, own, solver=solver).run(made.table.numbers, made.table)
     return made.out, made.end if made.at is None else StatesAt(made.end, made.at)
 
 
-def _rows(x: Inputs, plan: Plan) -> np.ndarray:
-    """The sequences of a call."""
-    *lead, T, _, _ = x.v.shape
-    return sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
-
-
-def _solve_single(x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None,
-                  to: tuple[np.ndarray, Made]) -> None:  # fmt: skip
-    """Sequences of one token, gathered; to: their rows, and where results belong."""
-    (rows, made), each = to, lambda y: y.reshape(-1, *y.shape[-3:])
-    t, batch = rows[:, FIRST], rows[:, BATCH]
-
-    def chosen(y: np.ndarray) -> np.ndarray:
-        y = each(y)
-        return y[batch if len(y) > 1 else 0 * batch, t if y.shape[1] > 1 else 0 * t][:, None]
-
-    own = Inputs(*(None if y is None else chosen(y) for y in x))
-    begin = None if Z is None else each(Z)[rows[:, STATE]]
-    read, end = solve_token(own, ridge if ridge.shape[-3] == 1 else chosen(ridge), solver, plan, begin)
-    each(made.out)[batch, t] = read[:, 0]
-    each(made.end)[rows[:, STATE]] = end
-    if made.at is not None:
-        at = rows[:, AT] > 0
-        each(made.at)[rows[at, AT] - 1] = end[at]
+def solve_token(x: Inputs, ridge: Any, solver: Solver, plan: Plan, Z: Any, overwrite: bool = False) -> tuple[Any, Any]:
+    """`solve` of a traced call of one token, as one of the calls of its trace; overwrite: Z is overwritten."""
+    trace: Any = traced(x.v)
+    x = _with(x, ridge)
+    table, end, *_ = Made.of(x, plan, Z, overwrite, trace.new)
+    systems, arrays = chunks(x, plan, table, _rows(x, plan), solver=solver), table.kept
+    arrays["out"] = arrays.pop("out")  # the last one
+    return trace.kernel(systems.traced(table.numbers, arrays)), trace.view(end)
 
 
 def record_solve(
@@ -81,11 +62,13 @@ def record_solve(
 
     keys: the memory and the ridge, views of given arrays. Not for calls of one token.
     """
-    systems, (table, end, found, _) = _systems(*keys, solver, plan, Z, _rows(keys[0], plan))
+    x = _with(*keys)
+    table, end, found, _ = Made.of(x, plan, Z, False)
+    systems = chunks(x, plan, table, _rows(x, plan), solver=solver)
     own = {"out_state": end, "out": found} | ({} if Z is None else {"in_state": Z})
     run = loops(systems, table, trace, (trace.given, own))
     shapes, dtype, kept = (found.shape, end.shape), end.dtype, table.kept
-    del table, end, found, own
+    del x, table, end, found, own
 
     def call(arrays: list[np.ndarray], Z: np.ndarray | None, owners: Any = kept) -> Any:
         found, end = (np.empty(shape, dtype) for shape in shapes)

@@ -20,10 +20,10 @@ TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEA
 SIZES = ("t", "C", "given", "half", "skipped", "segments", "segment_count", "group", "slots")  # fmt: skip
 FLAGS = ("decay", "erase", "query_reads", "erase_reads", "separate_erase_key", "has_queries", "queries", "bonus",
          "started", "has_dstate", "apart", "compensates", "reflects", "map", "value_decay", "averaged", "returning",
-         "iterations", "direct_q", "direct_v", "direct_r", "direct", "lane", "lines_at_once")  # fmt: skip
+         "iterations", "formed", "direct_q", "direct_v", "direct_r", "direct", "lane", "lines_at_once")  # fmt: skip
 TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "rotates", "known", "known_batch",
           "known_head", "known_t")  # fmt: skip
-NUMBERS = ("scale", "eps", "enough")
+NUMBERS = ("scale", "eps", "enough", "curve")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "out_state", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
           "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",

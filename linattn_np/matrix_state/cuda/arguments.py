@@ -187,11 +187,15 @@ RECURRENCE = Struct(  # recurrence/: gradients token by token; arrays that are w
 
 VECTOR_PORTABLE = Struct(  # vector_portable/: arrays that are written are dense (tokens, heads, width)
     "matrix_state/VectorPortableArguments",
-    ("q k v g beta out dout dq dk dv dg", ROWS), OFFSETS,
+    ("q k v g beta out dout dq dk dv dg", ROWS),
+    ("error du", ROWS),  # delta rule, float32: e = v - k S~; the gradient of u = beta e
+    OFFSETS,
     ("u", FLOATS),  # bonus (heads of u, K)
     ("start end", OUT_FLOATS),  # the state, or its gradient, before and after: (sequences, heads, K, V)
-    ("marks dots", OUT_FLOATS),  # decayed states at marks; q.dq by channels, of which dg is made
-    ("marks_of_sequence", I64), ("T heads group_u", INT), ("scale", FLOAT),
+    ("marks dots", OUT_FLOATS),  # decayed states at marks; q.dq (and k.dr) by channels, of which dg is made
+    ("dr dbeta", OUT_FLOATS),  # delta rule: what dk has of k that reads S~; the gradient of beta
+    ("parts", OUT_FLOATS),  # of the bonus's gradient (blocks, heads, K)
+    ("marks_of_sequence tokens", I64), ("T heads group_u", INT), ("scale", FLOAT),
 )  # fmt: skip
 
 # step.cu: strides in bytes; heads of the states (of the outputs, for q and out) that share one; kind of element

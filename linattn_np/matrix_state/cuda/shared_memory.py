@@ -228,7 +228,7 @@ def recurrence_channels(kind: Any) -> int:
 PORTABLE_ROW, PORTABLE_COLUMN = 20, 24  # floats of a row of 16 that is read in fours; of one that is read in pairs
 
 
-def portable_values(kind: Any, warps: int) -> int:
+def portable_values(kind: Any, warps: int, back: bool = False) -> int:
     """vector_portable/values.cu: stages of q, k, g; rows of a warp; pairs, their sums; scaled rows and columns."""
     C, keys, erase, square = policy.PORTABLE_CHUNK, round_up(kind.K, 16), kind.erase, 4 * policy.PORTABLE_CHUNK**2
     turns, active = -(-keys // 16 // warps), min(keys // 16, warps)
@@ -236,16 +236,20 @@ def portable_values(kind: Any, warps: int) -> int:
     rows = warps * (2 + erase) * C * PORTABLE_ROW * 4
     pairs = (1 + erase) * (active * square + C * PORTABLE_COLUMN * 4) + erase * C * (PORTABLE_ROW + 1) * 4
     buffers = 1 if kind.K > policy.WIDEST_GROUP or kind.erase else 2
-    return stages + rows + pairs + (1 + erase) * C * (keys + 8) * 4 + keys * (buffers * PORTABLE_COLUMN + 1) * 4
+    erased = erase * (keys * PORTABLE_COLUMN if back else C * (keys + 8)) * 4
+    return stages + rows + pairs + C * (keys + 8) * 4 + erased + keys * (buffers * PORTABLE_COLUMN + 1) * 4
 
 
-def portable_channels(kind: Any, warps: int) -> int:
+def portable_channels(kind: Any, warps: int, back: bool = False) -> int:
     """vector_portable/channels.cu: stages of q, k, g, v, dO; rows of a warp; products of pairs; rows and columns."""
-    C, values, size = policy.PORTABLE_CHUNK, round_up(kind.V, 16), BYTES[kind.element]
+    C, values, size, erase = policy.PORTABLE_CHUNK, round_up(kind.V, 16), BYTES[kind.element], kind.erase
     turns, active = -(-values // 16 // warps), min(values // 16, warps)
-    stages = ((2 + 2 * turns) * size + BYTES[kind.gate]) * 8 * 32 * warps
-    small = warps * (3 * C * PORTABLE_ROW + C) * 4 + active * C * C * 4 + C * PORTABLE_ROW * 4
-    return stages + small + C * (values + 8) * 4 + values * PORTABLE_COLUMN * 4
+    reads, writes = 1 + (erase and not back), 1 + (erase and back)
+    written = 2 * BYTES["float32"] if erase else size
+    stages = (2 * size + BYTES[kind.gate] + turns * (size + written)) * 8 * 32 * warps
+    pairs = (1 + erase) * (active * C * C + C * PORTABLE_ROW) * 4
+    small = warps * ((2 + writes + erase) * C * PORTABLE_ROW + C) * 4 + pairs
+    return stages + small + reads * C * (values + 8) * 4 + writes * values * PORTABLE_COLUMN * 4
 
 
 # The portable delta rule.

@@ -156,7 +156,7 @@ def reads_out(residuals: Residuals) -> bool:
 
 def reads_end(residuals: Residuals) -> bool:
     """Whether backward reads the final state."""
-    return True
+    return core.reads_end(residuals.core_residuals)
 
 
 def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[MappedInputs, Any], Computed]:

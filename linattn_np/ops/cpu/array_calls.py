@@ -9,7 +9,7 @@ A program (programs.py) is a table of rows
     kind, function, its data, inner size, two outer sizes, item size, arrays;   of each array: source, offset, 3 steps
 
 source: an index of the handles that a call passes, or ABSOLUTE. Results lie in one buffer, whose handle follows those
-of the given arrays. A kernel has a launch (runtime/pieces/run.py) and its tasks behind the kind.
+of the given arrays. A kernel has a launch (runtime/pieces/run.py), its tasks, and the offset of its memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from ...runtime.pieces.memory import ALIGNED
 from ...runtime.pieces.piece import JIT, Whole, piece
 from ...runtime.pieces.row_tiles import copy_row
 from ...runtime.pieces.run import HANDLES, LAUNCH, start
@@ -203,7 +204,8 @@ def array_calls(program: Whole, count: Whole, told: Whole, buffer: Whole):
     for n in range(count):
         at = program + 8 * ROW * n
         if words(at, 1)[0] == KERNEL:
-            start(at + 8, told, own, 0, words(at, LAUNCH + 2)[LAUNCH + 1])
+            launch = words(at + 8, LAUNCH + 2)
+            start(at + 8, told, (own + launch[LAUNCH + 1] + ALIGNED - 1) & -ALIGNED, 0, launch[LAUNCH])
         else:
             run_row(at, told, own)
 

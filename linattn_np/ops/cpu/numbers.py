@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from decimal import Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,10 @@ from numba.extending import overload
 
 from ...runtime.pieces.vectors import Array, emitted
 
-HALF_PI = Decimal("1.5707963267948966192313216916397514420985846996875529104875")
+# ln 2 and pi / 2 in parts that add up to them, all but the last so short that whole multiples are exact
+LN2_32, LN2_64 = ("0x1.628p-1", "0x1.90bfbep-11"), ("0x1.62e42feep-1", "0x1.a39ef35793c76p-33")
+HALF_PI_32 = "0x1.921p+0", "0x1.f6ap-13", "0x1.110b46p-26"
+HALF_PI_64 = "0x1.921fb544p+0", "0x1.0b4611a4p-34", "0x1.13198a2e03707p-65"
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz"}, "no_cpython_wrapper": True}
 
 
@@ -52,17 +54,6 @@ def series(*coefficients: float) -> Any:
     return evaluated
 
 
-def in_parts(x: Decimal, bits: int, count: int) -> list[float]:
-    """x as `count` numbers of few bits, so that whole multiples of them are exact, and the rest."""
-    parts = []
-    with localcontext() as c:
-        c.prec = 60
-        for n in range(1, count + 1):
-            parts.append(float(Decimal(math.floor(x * 2 ** (n * bits))) / 2 ** (n * bits)))
-            x -= Decimal(parts[-1])
-        return [*parts, float(x)]
-
-
 def exp(x: Any) -> Any:
     """e^x = 2^n e^r with |r| <= ln(2) / 2, e^r by its series; at most 2 ulp off; 0 below the smallest normal number.
 
@@ -75,11 +66,9 @@ def exp(x: Any) -> Any:
 
 @both_widths(exp)
 def _exp(F: Any) -> Any:
-    own, whole, bits, terms, ceiling = (np.finfo(F), np.int32, 10, 8, F(88.7)) if F is np.float32 else (
-        np.finfo(F), np.int64, 32, 14, F(709.7))  # fmt: skip
-    with localcontext() as c:
-        c.prec = 60
-        high, low = (F(y) for y in in_parts(Decimal(2).ln(), bits, 1))
+    own, whole, parts, terms, ceiling = (np.finfo(F), np.int32, LN2_32, 8, F(88.7)) if F is np.float32 else (
+        np.finfo(F), np.int64, LN2_64, 14, F(709.7))  # fmt: skip
+    high, low = (F(float.fromhex(y)) for y in parts)
     floor, over_ln2, none, infinite = F(math.log(2.0**own.minexp)), F(1 / math.log(2)), F(0), F(np.inf)
     bias, mantissa = whole(own.maxexp - 1), whole(own.nmant)
     power_series = series(*(1 / math.factorial(n) for n in range(terms)))
@@ -141,8 +130,8 @@ def sine_cosine(x: Any) -> Any:
 
 @both_widths(sine_cosine)
 def _sine_cosine(F: Any) -> Any:
-    bits, terms = (12, 6) if F is np.float32 else (32, 10)
-    P1, P2, P3 = (F(y) for y in in_parts(HALF_PI, bits, 2))
+    parts, terms = (HALF_PI_32, 6) if F is np.float32 else (HALF_PI_64, 10)
+    P1, P2, P3 = (F(float.fromhex(y)) for y in parts)
     over, one, two, four, middle, fourth = (F(y) for y in (2 / math.pi, 1, 2, 4, 1.5, 0.25))
     in_sine, in_cosine = (series(*((-1) ** n / math.factorial(2 * n + first) for n in range(terms)))
                           for first in (1, 0))  # fmt: skip

@@ -15,6 +15,8 @@ Lines = Kind(lambda f: types.int64[::1], False)
 
 whole_tile, masked_tile = product_tile(ROWS, LANES, False), product_tile(ROWS, LANES, True)
 narrow_tile = product_tile(ROWS, 1, True)
+FEW, LONG = 2, ROWS * LANES // 2  # rows and vectors of a tile of few rows, which others would repeat
+long_tile = product_tile(FEW, LONG, True)
 
 
 @piece
@@ -27,13 +29,14 @@ def product(half: Whole, A: Matrix, B: Matrix, out: Matrix, rows: Vector = None,
     """
     m, n = out.shape
     lane = BYTES // out.itemsize
-    wide, factors = LANES * lane, (rows, weights)
+    is_long = m <= ROWS // 2 and n > lane
+    height, wide, factors = FEW if is_long else ROWS, (LONG if is_long else LANES) * lane, (rows, weights)
     inner = min(A.shape[1], B.shape[0])
     for j in range(0, n, wide):
-        for i in range(j // ROWS * ROWS if half == OUT_LOWER else 0, m, ROWS):
+        for i in range(j // height * height if half == OUT_LOWER else 0, m, height):
             begin = i if half == LEFT_UPPER else 0
-            end = min(i + ROWS, inner) if half == LEFT_LOWER else inner
-            columns = (min(i + ROWS, n) if half == OUT_LOWER else n) - j
+            end = min(i + height, inner) if half == LEFT_LOWER else inner
+            columns = (min(i + height, n) if half == OUT_LOWER else n) - j
             if len(lines):
                 first, last = lines[NEXT], lines[END]
                 stop = min(first + lines[AT_ONCE], last)
@@ -41,7 +44,9 @@ def product(half: Whole, A: Matrix, B: Matrix, out: Matrix, rows: Vector = None,
                     prefetch_line(lines[at])
                 lines[NEXT] = stop
             at = (i, j, begin, end)
-            if columns >= wide and B.shape[1] - j >= wide:
+            if is_long:
+                long_tile(A, B, at, out, factors, added)
+            elif columns >= wide and B.shape[1] - j >= wide:
                 whole_tile(A, B, at, out, factors, added)
             elif columns > lane:
                 masked_tile(A, B, at, out, factors, added)

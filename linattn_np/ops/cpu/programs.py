@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 from ...runtime.arrays import dtype_name
 from ...runtime.pieces.memory import address, handles, place
 from ...runtime.pieces.piece import entry, load_pieces
-from ...runtime.pieces.run import Launch, launch_row, scratch
+from ...runtime.pieces.run import OWN, Launch, launch_row, scratch
 from ...runtime.tracing import MOST_STEPS, Call, Kernel, Trace, Untraceable, extent, plain
 from .array_calls import (
     ABSOLUTE,
@@ -193,10 +192,10 @@ def _kernel(call: Kernel, places: Places) -> list[int]:
     table = call.table.copy()
     found = [places.of(y) for y in call.arrays]
     table[list(call.places)] = [offset for _, offset in found]
-    each = np.array([(n, slot) for (n, _), slot in zip(found, call.places, strict=True) if n != ABSOLUTE], np.int64)
-    places.owners += table, each
-    function = ctypes.cast(call.entry, ctypes.c_void_p).value or 0
-    row = [KERNEL, *launch_row(function, table, each), call.tasks]
+    each = [(n, slot) for (n, _), slot in zip(found, call.places, strict=True) if n != ABSOLUTE]
+    filled = np.array(each + [(OWN, slot) for slot in call.own], np.int64)
+    places.owners += table, filled, call.owner
+    row = [KERNEL, *launch_row(call.function, table, filled), call.tasks, places.of(call.memory)[1]]
     return row + [0] * (ROW - len(row))
 
 

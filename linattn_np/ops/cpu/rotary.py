@@ -16,7 +16,7 @@ from ...runtime.pieces.memory import address
 from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, entry, load_pieces, piece, workspace_kind
 from ...runtime.pieces.row_tiles import copy_row
 from ...runtime.pieces.run import put
-from ...runtime.pieces.vectors import emitted
+from ...runtime.pieces.vectors import emitted, product
 from ...runtime.pieces.views import row, rows
 from ...runtime.pieces.workspace import Matrix as M
 from ...runtime.pieces.workspace import Workspace
@@ -25,13 +25,12 @@ from ...runtime.tracing import Kernel, Trace, plain
 ROTATION = Workspace("rotation", ("count", "K", "P", "width", "copies", "two"), (), (), {"given": {
     "x": M("count", "width"), "angle": M("two", "P"), "out": M("count", "width")}})  # fmt: skip
 Work = workspace_kind(ROTATION)
-ALONE = ("arcp",)  # an instruction with a flag of its own: Numba adds "contract", for fused ones, where there is none
 
 
 @emitted(lambda x, y: x * y, lambda x, y: x)
 def times(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     """x y, rounded: no part of a fused multiply-add."""
-    return b.fmul(x, y, flags=ALONE)
+    return product(b, x, y)
 
 
 @piece
@@ -106,5 +105,6 @@ def _rotated(trace: Trace, kernel: Any, x: Any, K: int, angle: Any, own: Any = N
     tasks, call = len(x) // K, entry(kernel, dtype)
     if own is None:
         call(address(table), 0, tasks)
-    found = trace.kernel(Kernel(call, table, tuple(ROTATION.slots[n] for n in arrays), tuple(arrays.values()), tasks))
+    function, places = kernel.piece.addresses[dtype], tuple(ROTATION.slots[n] for n in arrays)
+    found = trace.kernel(Kernel(function, table, places, tuple(arrays.values()), tasks))
     return found if own is None else own

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
 from .passes import NARROW, WIDE
 from .row_tiles import number_of
-from .vectors import BYTES, I64, Array, emitted, fma, loop, total
-from .views import same
-
-
-def _aligned(A: np.ndarray) -> np.ndarray:
-    at = -A.ctypes.data % BYTES // A.itemsize
-    return np.lib.stride_tricks.as_strided(A.reshape(-1)[at:], (A.shape[0] - 1, A.shape[1]), A.strides)
-
-
-@emitted(_aligned, same)
-def aligned(b: ir.IRBuilder, A: Array) -> Any:
-    """A from the first address on that is a multiple of a vector, without its last row."""
-    start = b.and_(b.add(A.start, I64(BYTES - 1)), I64(-BYTES))
-    return start, [b.sub(A.shape[0], I64(1)), A.shape[1]], A.steps
+from .vectors import I64, Array, emitted, fma, loop, total
 
 
 def _applied(A, p, own, diagonal, out):  # type: ignore[no-untyped-def]

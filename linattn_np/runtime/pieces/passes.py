@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .vectors import BYTES, I64, Array, emitted, fma, loop, prefetch
+from .vectors import BYTES, I64, Array, emitted, fma, loop, prefetch, product
 
 NARROW, WIDE = 4, 8  # vectors of a block: 8 sums hide an addition's latency, and read a state row by whole row
 LINE = 64  # bytes that come with one request
@@ -65,7 +65,7 @@ def read_pass(b: ir.IRBuilder, S: Array, x: Array, out: Array, following: ir.Val
         _store_row(out, sums)
 
 
-def _write(readers: int, fades: bool, pushes: bool) -> Any:
+def _write(readers: int, fades: bool, pushes: bool, turns: bool) -> Any:
     def written(S, to, decay, rows, reads, following, wide):  # type: ignore[no-untyped-def]
         (k, w, fade, b, y), K, V = rows, len(S), S.shape[1]
         new = decay[:K, None] * (S * fade[:V] if fades else S) + k[:K, None] * w[:V]
@@ -74,43 +74,62 @@ def _write(readers: int, fades: bool, pushes: bool) -> Any:
         to[...] = new
         for x, out in (reads[:2], reads[2:])[:readers]:
             out[:V] = x[:K] @ new
+        if turns:
+            pairs, c, s = 2 * len(b), b[:, None], y[:, None]
+            even, odd = new[:pairs:2], new[1:pairs:2]
+            to[:pairs:2], to[1:pairs:2] = even * c - odd * s, even * s + odd * c
 
     return written
 
 
-def write_pass(readers: int, fades: bool = False, pushes: bool = False) -> Any:
+def write_pass(readers: int, fades: bool = False, pushes: bool = False, turns: bool = False) -> Any:
     """to = diag(decay) S diag(fade) + k^T w + b^T y for a block of columns, and what one reader, or two, read of it.
 
     rows = (k, w, fade, b, y), reads = (x1, out1, x2, out2). As many bytes as half of the block are prefetched, behind
-    those that a reading of S has asked for.
+    those that a reading of S has asked for.   turns: b and y are cosines and sines (P,), by which the pairs of rows
+    (2 p, 2 p + 1) are rotated as ops/cpu/rotary.py does, after they are read.
     """
 
-    @emitted(_write(readers, fades, pushes))
+    @emitted(_write(readers, fades, pushes, turns))
     def write(b: ir.IRBuilder, S: Array, to: Array, decay: Array, rows: Any, reads: Any, following: ir.Value,
               wide: ir.Value) -> None:  # fmt: skip
         k, w, fade, push, y = rows
-        for lanes in _blocks(b, wide):
+        turned = push.shape[0] if turns else I64(0)
+
+        def block(lanes: int) -> None:
             written = _load_row(w, w.start, lanes)
             pushed = _load_row(y, y.start, lanes) if pushes else []
             fading = _load_row(fade, fade.start, lanes) if fades else []
             pairs = [(x, out, [S.sum() for _ in range(lanes)]) for x, out in (reads[:2], reads[2:])[:readers]]
-            with loop(b, 0, S.shape[0]) as i:
+
+            def row(i: ir.Value) -> Iterator[ir.Value]:
+                """The vectors of a new row, which is read."""
                 _prefetch(b, following, b.add(S.shape[0], i), lanes)
-                s = _load_row(S, S.at(i), lanes)
-                d, key = _decay_of(b, decay, i), k.broadcast(k.at(i))
-                if fades:
-                    s = [b.fmul(x, f) for x, f in zip(s, fading, strict=True)]
-                s = [fma(b, key, new, b.fmul(d, old)) for old, new in zip(s, written, strict=True)]
-                if pushes:
-                    by = push.broadcast(push.at(i))
-                    s = [fma(b, by, new, old) for old, new in zip(s, pushed, strict=True)]
-                for n, x in enumerate(s):
+                at, d, key = S.at(i), _decay_of(b, decay, i), k.broadcast(k.at(i))
+                by = push.broadcast(push.at(i)) if pushes else None
+                weights = [(x.broadcast(x.at(i)), sums) for x, _, sums in pairs]
+                for n, new in enumerate(written):
+                    old = b.fmul(S.load(at, n), fading[n]) if fades else S.load(at, n)
+                    s = fma(b, key, new, b.fmul(d, old))
+                    s = fma(b, by, pushed[n], s) if pushes else s
+                    for weight, sums in weights:
+                        b.store(fma(b, weight, s, b.load(sums[n])), sums[n])
+                    yield s
+
+            if turns:
+                with loop(b, 0, turned) as p:
+                    i, cos, sin = b.mul(p, I64(2)), push.broadcast(push.at(p)), y.broadcast(y.at(p))
+                    j = b.add(i, I64(1))
+                    for n, (even, odd) in enumerate(zip(row(i), row(j), strict=True)):
+                        to.store(b.fsub(product(b, even, cos), product(b, odd, sin)), to.at(i), n)
+                        to.store(b.fadd(product(b, even, sin), product(b, odd, cos)), to.at(j), n)
+            with loop(b, b.mul(turned, I64(2)), S.shape[0]) as i:
+                for n, x in enumerate(row(i)):
                     to.store(x, to.at(i), n)
-                for x, _, sums in pairs:
-                    weight = x.broadcast(x.at(i))
-                    for total, new in zip(sums, s, strict=True):
-                        b.store(fma(b, weight, new, b.load(total)), total)
             for _, out, sums in pairs:
                 _store_row(out, sums)
+
+        for lanes in _blocks(b, wide):
+            block(lanes)
 
     return write

@@ -6,18 +6,29 @@ stands above it in Python.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 
-from .vectors import BYTES, I64, Array, broadcast, emitted, fma, known, loop, total
+from .vectors import BYTES, I64, Array, broadcast, emitted, fma, loop, total
 
 
 def number_of(x: Any, *_: Any) -> Any:
     """The type of an array's numbers."""
     return x.dtype
+
+
+def _total(b: ir.IRBuilder, x: Array, n: ir.Value, add: Callable[..., ir.Value]) -> ir.Value:
+    """The total of sums <- add(sums, j, mask) over vectors of n numbers; all lanes of all but the last count."""
+    sums, whole = x.sum(), b.and_(n, I64(-x.vector.count))
+    with x.vectors(I64(0), whole) as j:
+        b.store(add(b.load(sums), j, None), sums)
+    with b.if_then(b.icmp_signed("<", whole, n)):
+        b.store(add(b.load(sums), whole, x.masks(n, whole, 1)[0]), sums)
+    return total(b, b.load(sums))
 
 
 def _dot(x, y, n):  # type: ignore[no-untyped-def]
@@ -26,17 +37,8 @@ def _dot(x, y, n):  # type: ignore[no-untyped-def]
 
 @emitted(_dot, number_of)
 def dot(b: ir.IRBuilder, x: Array, y: Array, n: ir.Value) -> ir.Value:
-    """x . y of the first n numbers: one vector of partial sums, added in pairs."""
-    sums, whole = x.sum(), b.and_(n, I64(-x.vector.count))
-
-    def add(j: ir.Value, mask: Any) -> None:
-        b.store(fma(b, x.load(x.at(j), 0, mask), y.load(y.at(j), 0, mask), b.load(sums)), sums)
-
-    with x.vectors(I64(0), whole) as j:
-        add(j, None)
-    with b.if_then(b.icmp_signed("<", whole, n)):
-        add(whole, x.masks(n, whole, 1)[0])
-    return total(b, b.load(sums))
+    """x . y of the first n numbers."""
+    return _total(b, x, n, lambda sums, j, mask: fma(b, x.load(x.at(j), 0, mask), y.load(y.at(j), 0, mask), sums))
 
 
 def _scaled_dot(x, y, f, h, n):  # type: ignore[no-untyped-def]
@@ -46,12 +48,13 @@ def _scaled_dot(x, y, f, h, n):  # type: ignore[no-untyped-def]
 @emitted(_scaled_dot, number_of)
 def scaled_dot(b: ir.IRBuilder, x: Array, y: Array, f: ir.Value, h: ir.Value, n: ir.Value) -> ir.Value:
     """(f x) . (h y) of the first n numbers."""
-    by, sums = [broadcast(b, factor, x.vector) for factor in (f, h)], x.sum()
-    with x.vectors(I64(0), n) as j:
-        mask = x.masks(n, j, 1)[0]
+    by = [broadcast(b, factor, x.vector) for factor in (f, h)]
+
+    def add(sums: ir.Value, j: ir.Value, mask: Any) -> ir.Value:
         left, right = (b.fmul(g, A.load(A.at(j), 0, mask)) for g, A in zip(by, (x, y), strict=True))
-        b.store(fma(b, left, right, b.load(sums)), sums)
-    return total(b, b.load(sums))
+        return fma(b, left, right, sums)
+
+    return _total(b, x, n, add)
 
 
 def _sum_of(x, n):  # type: ignore[no-untyped-def]
@@ -60,24 +63,8 @@ def _sum_of(x, n):  # type: ignore[no-untyped-def]
 
 @emitted(_sum_of, number_of)
 def sum_of(b: ir.IRBuilder, x: Array, n: ir.Value) -> ir.Value:
-    """The sum of the first n numbers: one vector of partial sums, added in pairs; reads whole vectors."""
-    sums = x.sum()
-    with x.vectors(I64(0), n) as j:
-        b.store(b.fadd(b.load(sums), x.load(x.at(j), 0, x.masks(n, j, 1)[0])), sums)
-    return total(b, b.load(sums))
-
-
-@emitted(lambda x, n: np.fmax.reduce(x[:n], initial=-np.inf), number_of)
-def max_of(b: ir.IRBuilder, x: Array, n: ir.Value) -> ir.Value:
-    """The largest of the first n numbers, -inf of none; a NaN may be passed over."""
-    low = x.every(float("-inf"))
-    most = x.sum(low)
-    with x.vectors(I64(0), n) as j:
-        mask = x.masks(n, j, 1)[0]
-        y = b.select(mask, x.load(x.at(j), 0, mask), low)
-        b.store(b.select(b.fcmp_ordered(">", y, b.load(most)), y, b.load(most)), most)
-    largest = known(b, f"llvm.vector.reduce.fmax.v{x.vector.count}f{x.size * 8}", x.number, [x.vector])
-    return b.call(largest, [b.load(most)])
+    """The sum of the first n numbers."""
+    return _total(b, x, n, lambda sums, j, mask: b.fadd(sums, x.load(x.at(j), 0, mask)))
 
 
 def _dot_wide(x, y, n):  # type: ignore[no-untyped-def]

@@ -10,7 +10,8 @@ import numpy as np
 
 from .. import threads
 from ..arrays import dtype_name
-from .memory import Scratch, address, first_byte, place
+from ..tracing import Kernel as Traced
+from .memory import ALIGNED, Scratch, address, first_byte, place
 from .overlap import meet
 from .piece import JIT, Whole, entry, load_pieces, piece
 from .vectors import emitted, indirect_call
@@ -131,17 +132,12 @@ class Launch:
         extents: of what each handle is of, from its first element to its first byte and the one after the last.
         overwritten: the handle of what is, after those of all that is read; 0: none.
         """
-        declaration, layout = kernel.declaration, kernel.layout
-        table, behind = layout.table.copy(), up(8 * layout.table.size, 64)
-        put(declaration, table, {**kernel.numbers, "tasks": kernel.tasks, "tasks_count": len(kernel.tasks)})
-        table[layout.own] += behind
-        first, told = declaration.slots[declaration.arrays[0]], np.flatnonzero(sources >= 0)
-        table[first : first + arrays.size] = arrays.reshape(-1)
-        places = np.full((len(layout.own) + len(told), 2), OWN, np.int64)
-        places[:, 1] = *layout.own, *(first + ARRAY * told)
-        places[len(layout.own) :, 0] = sources[told]
+        table, own, told = kernel.table_of(arrays), kernel.layout.own, np.flatnonzero(sources >= 0)
+        places = np.full((len(own) + len(told), 2), OWN, np.int64)
+        places[:, 1] = *own, *(kernel.first + ARRAY * told)
+        places[len(own) :, 0] = sources[told]
         row = np.array(launch_row(kernel.function, table, places, extents, overwritten), np.int64)
-        self.at, self.bytes, self.owners = address(row), behind + layout.bytes, (row, table, places, extents, kernel)
+        self.at, self.bytes, self.owners = address(row), kernel.bytes, (row, table, places, extents, kernel)
         self._start: Any = entry(start, "float32") if JIT else start
 
     def __call__(self, told: int, first: int, last: int) -> None:
@@ -161,6 +157,8 @@ class Kernel:
         load_pieces((body,), dtype, words)
         load_pieces((start,), "float32")
         self.dtype, self.declaration, self.layout, self.numbers = dtype, declaration, layout, numbers
+        self.first, self._behind = declaration.slots[declaration.arrays[0]], up(8 * layout.table.size, ALIGNED)
+        self.bytes = self._behind + layout.bytes
         if JIT:
             self.function = body.piece.addresses[dtype]
         else:
@@ -171,6 +169,20 @@ class Kernel:
         """Tasks bounds[n]..bounds[n + 1] are executed in turn by one of `count` threads, `each` at a time."""
         self.tasks, self.bounds, self.each, self.count = tasks, bounds, each, count
         return self
+
+    def table_of(self, arrays: np.ndarray) -> np.ndarray:
+        """The table, with the places of its matrices behind it; arrays: rows of it."""
+        table = self.layout.table.copy()
+        put(self.declaration, table, {**self.numbers, "tasks": self.tasks, "tasks_count": len(self.tasks)})
+        table[self.layout.own] += self._behind
+        table[self.first : self.first + arrays.size] = arrays.reshape(-1)
+        return table
+
+    def traced(self, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> Traced:
+        """All tasks, on arrays of a trace by name, as one of its calls; rows: of the table."""
+        places = tuple(self.declaration.slots[name] for name in arrays)
+        return Traced(self.function if JIT else 0, self.table_of(rows), places, tuple(arrays.values()),
+                      len(self.tasks), tuple(self.layout.own), self.bytes, self)  # fmt: skip
 
     def run(self, arrays: np.ndarray, owners: Any) -> None:
         """All tasks, on arrays that `owners` keeps alive."""

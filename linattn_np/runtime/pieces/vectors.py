@@ -224,6 +224,11 @@ def fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
     return b.call(known(b, f"llvm.fma.v{W}f{bits}", x.type, [x.type] * 3), [x, y, z])
 
 
+def product(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """x y, rounded: no part of a fused multiply-add, which Numba allows of instructions without a flag of their own."""
+    return b.fmul(x, y, flags=("arcp",))
+
+
 def total(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """The sum of the lanes, in pairs."""
     W, bits = x.type.count, 32 if isinstance(x.type.element, ir.FloatType) else 64

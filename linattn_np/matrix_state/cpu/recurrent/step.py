@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from numba import types
 
-from ....ops.cpu.rotary import rotate_pair
 from ....ops.cpu.rows import clear, exp_rows, hadamard_to, scale_rows, scaled
 from ....ops.cpu.storage import load, load_column, save
 from ....runtime.pieces.passes import NARROW, WIDE, read_pass, write_pass
@@ -41,7 +40,7 @@ from ..workspace import DELTA, FREE, SCALAR, VALUES, VECTOR, Work
 from .features import find_averages, load_features
 
 one_reads, two_read = write_pass(1), write_pass(2)
-one_reads_faded = write_pass(1, fades=True)
+one_reads_faded, one_reads_turned = write_pass(1, fades=True), write_pass(1, turns=True)
 one_reads_pushed, two_read_pushed = write_pass(1, pushes=True), write_pass(2, pushes=True)
 Rows, Reads = (Kind(lambda f, n=n: types.UniTuple(f[::1], n)) for n in (5, 4))  # see passes.py
 
@@ -108,6 +107,8 @@ def write_state(w: Work, S: Matrix, to: Matrix):
         write_faded(w, S, to, decay, given, reads)
     elif w.erase == FREE:
         write_free(w, S, to, decay, given, reads)
+    elif w.rotates and w.t + w.i + 1 == w.STOP:
+        write_rotated(w, S, to, decay, given, reads)
     elif alone:
         one_reads(S, to, decay, given, reads, w.following, w.wide)
     else:
@@ -119,6 +120,13 @@ def write_faded(w: Work, S: Matrix, to: Matrix, decay: Column, given: Rows, read
     """With a decay on the value axis."""
     given = (given[0], given[1], row(w.fade, w.i), given[3], given[4])
     one_reads_faded(S, to, decay, given, reads, w.following, w.wide)
+
+
+@piece(of="rotates")
+def write_rotated(w: Work, S: Matrix, to: Matrix, decay: Column, given: Rows, reads: Reads):
+    """With pairs of rows rotated, after they are read."""
+    given = (given[0], given[1], given[2], row(w.rotation, 0), row(w.rotation, 1))
+    one_reads_turned(S, to, decay, given, reads, w.following, w.wide)
 
 
 @piece(of="free")
@@ -188,13 +196,6 @@ def scan(w: Work, begin: Matrix, end: Matrix, packed: Matrix):
             answer(w, to, i, 1)
 
 
-@piece(of="rotates")
-def rotate(w: Work, S: Matrix):
-    """Pairs of rows of a block rotated, while it is in the cache."""
-    for p in range(w.pairs):
-        rotate_pair(row(S, 2 * p), row(S, 2 * p + 1), w.rotation[0, p], w.rotation[1, p])
-
-
 @piece
 def step_block(w: Work, begins: Whole):
     """c tokens over one block, from where the state lies, or a copy, or zeros, to where it belongs."""
@@ -214,8 +215,6 @@ def step_block(w: Work, begins: Whole):
     w.following = start_of(begin, w.K) + (w.K - 1) * w.column * packed.itemsize
     if w.c:
         scan(w, begin, end, packed)
-        if w.rotates and w.t + w.c == w.STOP:
-            rotate(w, end)
     made = end if w.c else begin
     if start_of(made, 0) != start_of(final, 0):
         save(columns(made, 0, w.width), w.starts, place, own)

@@ -2,8 +2,8 @@
 
 Erase NONE and DELTA where the kernels of warpgroup products (vector.py, vector_delta.py) do not run: float16, float32,
 other compute capabilities, other widths up to 256. One kernel has outputs and states (vector_portable/values.cu), by
-value columns. Gradients without an erase term: the same kernel from the last chunk to the first has dv, and two passes
-by key channels dq, then dk and dg (vector_portable/channels.cu). With an erase term they go token by token.
+value columns. Gradients: the same kernel from the last chunk to the first has dv, and two passes by key channels dq,
+then dk and dg (vector_portable/channels.cu). With the delta rule all of them read e = v - k S~ of every token.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ....runtime.cuda import launch
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from .. import arguments, operands
-from ..recurrence.gradients import add_bonus, dense_rows, shaped
+from ..recurrence.gradients import dense_rows, shaped
 from ..step import element_of
 from . import plan as cuts
 
-ROWS = ("q", "k", "v", "g", "beta", "out", "dout", "dq", "dk", "dv", "dg")
-POINTERS = ("u", "start", "end", "marks", "dots")
+ROWS = ("q", "k", "v", "g", "beta", "out", "dout", "dq", "dk", "dv", "dg", "error", "du")
+POINTERS = ("u", "start", "end", "marks", "dots", "dr", "dbeta", "parts")
 Arrays = dict[str, Any]
 
 
@@ -54,15 +54,15 @@ def unsupported_reason(call: Any) -> str | None:
 
 def backward_unsupported_reason(saved: Saved) -> str | None:
     """Why the kernels do not cover the gradients of a call; None where they do."""
-    if saved.x.erase is not Erase.NONE:
-        return "gradients of the delta rule with a vector decay go token by token"
-    return unsupported_reason(saved) or _too_large(saved.x, saved.plan, "channels")
+    too_large = (_too_large(saved.x, saved.plan, n, True) for n in ("values", "channels"))
+    return unsupported_reason(saved) or next(filter(None, too_large), None)
 
 
-def _too_large(x: Inputs, plan: Plan, name: str) -> str | None:
+def _too_large(x: Inputs, plan: Plan, name: str, backward: bool = False) -> str | None:
     K, V, element = x.k.shape[-1], x.v.shape[-1], element_of(x)
     kind = cuts.PortableKind(K, V, element, "float32", 16, x.erase is Erase.DELTA)
-    if max(K, V) <= policy.WIDEST_CUDA and cuts.launch_of(name, kind, launch.shared_limit()) is not None:
+    found = (cuts.launch_of(name, kind, launch.shared_limit(), back) for back in (False, True)[: 1 + backward])
+    if max(K, V) <= policy.WIDEST_CUDA and None not in found:
         return None
     return f"keys are {K} and values {V} wide in {element}, more than a block of the kernels holds"
 
@@ -131,31 +131,43 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     xp, batch = plan.xp, batch_of(x, plan)
     batch.made["out"] = batch.empty(xp, batch.kind.V, batch.made["v"].dtype)
     end = xp.empty(batch.shape, dtype=xp.float32)
+    if batch.kind.erase and plan.gradients and policy.saves_factors(4 * prod(x.v.shape)):
+        batch.made["error"] = batch.empty(xp, batch.kind.V, xp.float32)
     _launch("values", batch, start=_dense(xp, state), end=end)
-    return cast(xp, batch.made["out"].reshape(x.v.shape), x.v.dtype), end, Saved(x, plan, state, None)
+    saved = Saved(x, plan, state, batch.made.get("error"))
+    return cast(xp, batch.made["out"].reshape(x.v.shape), x.v.dtype), end, saved
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state, without an erase term."""
-    x, plan, state, _ = saved
+    """Gradients of every input and of the initial state."""
+    x, plan, state, error = saved
     xp = plan.xp
     if isinstance(dstate, StatesAt):
         dstate = dstate.end
     batch = batch_of(x, plan, xp.zeros(x.v.shape, dtype=x.v.dtype) if dout is None else dout)
-    made, K = batch.made, batch.kind.K
+    made, K, V = batch.made, batch.kind.K, batch.kind.V
+    start, last = _dense(xp, state), _dense(xp, dstate)
+    kept: Arrays = {}
+    if batch.kind.erase:
+        made["error"] = error
+        if error is None:
+            made["error"] = batch.empty(xp, V, xp.float32)
+            _launch("values", batch, start=start)
+        made["du"] = batch.empty(xp, V, xp.float32)
+        kept = {"dr": batch.empty(xp, K, xp.float32), "dbeta": batch.empty(xp, 1, xp.float32)}
     for n in ("q", "k", "v", "g"):
         made[f"d{n}"] = batch.empty(xp, made[n].shape[-1], made[n].dtype)
-    start, last = _dense(xp, state), _dense(xp, dstate)
     first = xp.empty(batch.shape, dtype=xp.float32)
     marks = -(-(batch.longest + batch.kind.before) // cuts.MARK)
     slots = batch.sizes[0] * batch.sizes[2]
-    kept = {"marks": xp.empty((slots, marks, K, batch.kind.V), dtype=xp.float32),
-            "dots": batch.empty(xp, K, xp.float32)}  # fmt: skip
+    kept |= {"marks": xp.empty((slots, marks, K, V), dtype=xp.float32), "dots": batch.empty(xp, K, xp.float32)}
     _launch("values", batch, True, start=last, end=first)
     _launch("channels", batch, start=start, **kept)
     _launch("channels", batch, True, start=last, **kept)
-    du = add_bonus(xp, made, batch.scale) if batch.kind.bonus else None
-    grads = {n: shaped(xp, made[f"d{n}"].reshape(*x.v.shape[:-1], -1), getattr(x, n)) for n in ("q", "k", "v", "g")}
+    du = _add_bonus(xp, batch) if batch.kind.bonus else None
+    made["dbeta"] = kept.get("dbeta")
+    grads = {n: shaped(xp, made[f"d{n}"].reshape(*x.v.shape[:-1], -1), getattr(x, n))
+             for n in ("q", "k", "v", "g", "beta") if made[f"d{n}"] is not None}  # fmt: skip
     if du is not None:
         grads["u"] = sum_of_groups(xp, du, x.u.shape[-2])
     return Inputs(**dict.fromkeys(Inputs._fields) | grads), first
@@ -167,17 +179,33 @@ def _dense(xp: Any, state: Array | None) -> Array | None:
 
 def _launch(name: str, batch: Batch, back: bool = False, **given: Array | None) -> None:
     """One kernel. given: arrays by the names of the struct."""
-    kind, made, (N, T, heads) = batch.kind, batch.made, batch.sizes
-    found = cuts.launch_of(name, kind, launch.shared_limit(), back)
+    (N, _, heads), found = batch.sizes, cuts.launch_of(name, batch.kind, launch.shared_limit(), back)
     if found is None:
         raise RuntimeError(f"a block of {name} does not fit the device")
+    _enqueue(batch, found.kernel, found.constants, N * heads * found.parts, found.shared, given)
+
+
+def _add_bonus(xp: Any, batch: Batch) -> Array:
+    """The gradient of the bonus (heads, K); dq and dk get what they have of it."""
+    (_, T, heads), K, kind = batch.sizes, batch.kind.K, batch.kind
+    tokens = prod(batch.lead) * T
+    blocks = -(-tokens // cuts.BONUS_TOKENS)
+    parts = xp.empty((blocks, heads, K), dtype=xp.float32)
+    _enqueue(batch, cuts.BONUS, cuts.bonus_constants(kind), blocks * heads, 0, {"parts": parts}, tokens)
+    return xp.sum(parts, axis=0)
+
+
+def _enqueue(batch: Batch, kernel: cuts.Kernel, constants: Any, blocks: int, shared: int, given: Arrays,
+             tokens: int = 0) -> None:  # fmt: skip
+    made, (_, T, heads) = batch.made, batch.sizes
     given = {"u": made["u"], **given}
     fields: Arrays = {n: NO_ROWS if made.get(n) is None else rows_of(made[n], heads) for n in ROWS}
     fields |= {n: address(given.get(n)) for n in POINTERS} | {"offsets": address(batch.offsets)}
     kept = given.get("marks")
     marks = 0 if kept is None else kept.shape[1]
-    fields |= {"T": T, "heads": heads, "scale": batch.scale, "marks_of_sequence": marks,
+    fields |= {"T": T, "heads": heads, "scale": batch.scale, "marks_of_sequence": marks, "tokens": tokens,
                "group_u": 1 if made["u"] is None else heads // made["u"].shape[0]}  # fmt: skip
-    named = tuple(y for y in (*(made.get(n) for n in ROWS), *given.values(), batch.offsets) if y is not None)
-    launch.launch(found.kernel.file, found.kernel.entry, found.constants, N * heads * found.parts, found.kernel.threads,
-                  found.shared, arguments.VECTOR_PORTABLE.packed(fields), named)
+    arrays = (*(made.get(n) for n in ROWS), *given.values(), batch.offsets)
+    named = tuple(y for y in arrays if y is not None)
+    launch.launch(kernel.file, kernel.entry, constants, blocks, kernel.threads, shared,
+                  arguments.VECTOR_PORTABLE.packed(fields), named)

@@ -13,7 +13,8 @@ from ..delta_plan import Kernel
 from ..shared_memory import portable_channels, portable_values
 
 FILES = {"values": "vector_portable/values.cu", "channels": "vector_portable/channels.cu"}
-CHUNK, MARK = policy.PORTABLE_CHUNK, policy.RECURRENCE_MARK
+BONUS = Kernel("vector_portable/bonus.cu", "bonus", 256)
+CHUNK, MARK, BONUS_TOKENS = policy.PORTABLE_CHUNK, policy.RECURRENCE_MARK, 64
 
 
 class PortableKind(NamedTuple):
@@ -49,21 +50,33 @@ SHARED = {"values": portable_values, "channels": portable_channels}
 def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> Launch | None:
     """A kernel, "values" or "channels"; None if a block does not fit. back: from the last chunk to the first."""
     width = kind.V if name == "values" else kind.K
-    cuts = [-(-width // columns) for columns in (policy.PORTABLE_COLUMNS, policy.PORTABLE_COLUMNS // 2)]
-    fitting = (n for n in cuts if SHARED[name](kind, -(-width // (16 * n))) <= limit)
+    cuts = [-(-width // columns) for columns in (policy.PORTABLE_COLUMNS >> n for n in range(3))]
+    fitting = (n for n in cuts if SHARED[name](kind, -(-width // (16 * n)), back) <= limit)
     parts = next(fitting, None)
     if parts is None:
         return None
     warps = -(-width // (16 * parts))
     held = kind.K if name == "values" else kind.V  # of a row of the state
+    shared = SHARED[name](kind, warps, back)
+    two = held <= policy.WIDEST_GROUP and (not kind.erase or name == "values" or 2 * shared < policy.GROUP_SHARED)
     constants = tuple(sorted({
-        "LA_DTYPE": ELEMENTS[kind.element], "LA_GATE": ELEMENTS[kind.gate], "LA_K": kind.K, "LA_V": kind.V,
-        "LA_ALIGN": kind.align, "LA_ERASE": int(kind.erase), "LA_BEFORE": int(kind.before),
-        "LA_BONUS": int(kind.bonus), "LA_BACK": int(back), "LA_WARPS": warps, "LA_SHARED": SHARED[name](kind, warps),
-        "LA_BLOCKS": 1 if held > policy.WIDEST_GROUP else 2,
+        **_sizes(kind), "LA_ERASE": int(kind.erase), "LA_BEFORE": int(kind.before),
+        "LA_BONUS": int(kind.bonus), "LA_BACK": int(back), "LA_WARPS": warps, "LA_SHARED": shared,
+        "LA_BLOCKS": 2 if two else 1,
         **({"LA_MARK": MARK} if name == "channels" else {}),
     }.items()))  # fmt: skip
     return Launch(Kernel(FILES[name], name, 32 * warps), constants, parts)
+
+
+def _sizes(kind: PortableKind) -> dict[str, int]:
+    return {"LA_DTYPE": ELEMENTS[kind.element], "LA_GATE": ELEMENTS[kind.gate], "LA_K": kind.K, "LA_V": kind.V,
+            "LA_ALIGN": kind.align}  # fmt: skip
+
+
+def bonus_constants(kind: PortableKind) -> Constants:
+    """Of the kernel that adds what the bonus has in the gradients."""
+    more = {"LA_WARPS": BONUS.threads // 32, "LA_TOKENS": BONUS_TOKENS}
+    return tuple(sorted((_sizes(kind) | more).items()))
 
 
 def entries(
@@ -73,8 +86,10 @@ def entries(
     align = gcd(16, K * BYTES[dtype], V * BYTES[dtype], K * BYTES["float32"])
     kind = PortableKind(K, V, dtype, "float32", align, erase, bonus, bonus)
     every = [("values", False), ("values", True), ("channels", False), ("channels", True)]
-    for name, back in every if backward and not erase else every[:1]:
+    for name, back in every if backward else every[:1]:
         found = launch_of(name, kind, limit, back)
         if found is not None:
             words = f"portable chunks of a vector decay, {name}{', from the last chunk' * back}"
             yield words, found.kernel.file, found.constants
+    if bonus and backward:
+        yield "portable chunks of a vector decay, bonus", BONUS.file, bonus_constants(kind)

@@ -12,20 +12,19 @@ from linattn_np.matrix_state.types import Erase, EraseKey
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
 from tests.matrix_state.cuda.portable import twin
-from tests.matrix_state.cuda.recurrence import twin as token_by_token
 from tests.matrix_state.cuda.step_twin import CUPY, stub
 
 
 @pytest.fixture
 def launched(monkeypatch):
-    """(folder of the source, entry, whether from the last token on) of every launch."""
+    """(entry, whether from the last token on) of every launch."""
     found = []
 
     def launch_twin(file, entry, constants, blocks, threads, shared, arguments, arrays=None):
         folder = file.partition("/")[0]
-        found.append((folder, entry, dict(constants)["LA_BACK"]))
-        which = twin if folder == "vector_portable" else token_by_token
-        which.run(entry, constants, arguments, blocks)
+        assert folder == "vector_portable"
+        found.append((entry, dict(constants).get("LA_BACK")))
+        twin.run(entry, constants, arguments, blocks)
 
     changes = {"launch": launch_twin, "current_device": lambda: 0, "unusable": lambda: None, "capability": lambda: 80,
                "shared_limit": lambda: policy.LEAST_SHARED}  # fmt: skip
@@ -34,8 +33,7 @@ def launched(monkeypatch):
     return found
 
 
-CHUNKS = [("vector_portable", *one) for one in (("values", 0), ("values", 1), ("channels", 0), ("channels", 1))]
-TOKENS = [("recurrence", *one) for one in (("values", 0), ("values", 1), ("channels", 0), ("channels", 1))]
+CHUNKS = [("values", 0), ("values", 1), ("channels", 0), ("channels", 1)]
 
 
 def keyed(x, plan):
@@ -44,18 +42,21 @@ def keyed(x, plan):
 
 
 @pytest.mark.parametrize("how", [
-    {}, {"erase": "delta"}, {"read": "bonus"}, {"read": "before"}, {"offsets": [0, 3, 3, 40], "B": 1},
-    {"heads": (1, 1, 4)}, {"heads": (1, 1, 4), "erase": "delta"}, {"T": 150, "B": 1},
+    {}, {"erase": "delta"}, {"erase": "delta", "kept": True, "T": 150, "B": 1},
+    {"read": "bonus"}, {"read": "before"}, {"offsets": [0, 3, 3, 40], "B": 1},
+    {"heads": (1, 1, 4)}, {"heads": (1, 1, 4), "erase": "delta"}, {"heads": (1, 1, 4), "read": "bonus"},
+    {"T": 150, "B": 1}, {"offsets": [0, 3, 3, 40], "B": 1, "erase": "delta"},
+    {"offsets": [0, 3, 3, 40], "B": 1, "read": "bonus"},
     {"dtype": np.float16, "K": 8, "V": 4}, {"dtype": np.float16, "erase": "delta", "K": 7, "V": 5},
 ], ids=str)
 def test_forward_and_gradients(launched, how):
-    how = {"T": 40, "erase": "none", "read": "after", "dtype": np.float32} | how
-    dtype = how.pop("dtype")
+    how = {"T": 40, "erase": "none", "read": "after", "dtype": np.float32, "kept": False} | how
+    dtype, kept = how.pop("dtype"), how.pop("kept")
     x, plan, S, dout, dS = case("vector", how.pop("erase"), how.pop("read"), how.pop("T"), None, **how)
     x, plan = keyed(x, plan)
     there = type(x)(*(None if y is None else stub(y.astype(dtype)) for y in x))
     wide = type(x)(*(None if y is None else y.astype(np.float64) for y in there))
-    call = matrix_state.Call(there, plan._replace(xp=CUPY, dtype=np.float32))
+    call = matrix_state.Call(there, plan._replace(xp=CUPY, dtype=np.float32, gradients=kept))
     assert calls.unsupported_reason(call) is None
     assert calls.form(call) == ("chunk form", portable.CHUNK)
     assert "mma.sync" in calls.describe(call)
@@ -72,7 +73,8 @@ def test_forward_and_gradients(launched, how):
         right = right._replace(k=right.k + right.r, r=None)
     for name, want in right._asdict().items():
         assert want is None or near(getattr(grads, name), want), name
-    assert launched == ([CHUNKS[0], *TOKENS] if x.erase is Erase.DELTA else CHUNKS)
+    again = x.erase is Erase.DELTA and not kept  # the errors of the delta rule
+    assert launched == CHUNKS[:again] + CHUNKS + [("bonus", None)] * (x.u is not None)
 
 
 def unsupported(how, change=lambda x, plan: (x, plan), dtype=np.float32):
@@ -97,7 +99,8 @@ def test_what_is_not_covered(launched, monkeypatch, words, how):
 
 
 def test_what_a_block_holds(launched, monkeypatch):
-    """Keys of 256 channels in float32 take more memory than every device has."""
-    assert unsupported({"K": 256, "V": 128}) is not None
-    monkeypatch.setattr(launch, "shared_limit", lambda: policy.GROUP_SHARED)
+    """Keys of 256 channels with the delta rule take more memory than every device has."""
     assert unsupported({"K": 256, "V": 128}) is None
+    assert unsupported({"K": 256, "V": 128, "erase": "delta"}) is not None
+    monkeypatch.setattr(launch, "shared_limit", lambda: policy.GROUP_SHARED)
+    assert unsupported({"K": 256, "V": 128, "erase": "delta"}) is None

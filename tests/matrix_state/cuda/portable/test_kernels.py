@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 
@@ -40,8 +42,12 @@ def typed(drawn, dtype):
 
 
 def compare(cp, fn, dtype="float32", options=None, **how):
-    options = options or {}
-    arrays, state, dout, dstate = typed(draw(fn, dtype="float32" if dtype == "bfloat16" else dtype, **how), dtype)
+    drawn = typed(draw(fn, dtype="float32" if dtype == "bfloat16" else dtype, **how), dtype)
+    check(cp, fn, drawn, dtype, options or {})
+
+
+def check(cp, fn, drawn, dtype, options=MappingProxyType({})):
+    arrays, state, dout, dstate = drawn
     there = {n: cp.asarray(x) for n, x in arrays.items()}
     said = la.explain(fn, **there, **options)
     assert (said.backend, said.form, said.chunk_size) == ("cuda", "chunk form", portable.CHUNK)
@@ -59,7 +65,7 @@ def compare(cp, fn, dtype="float32", options=None, **how):
             assert error(grads[name], want) < BOUND[dtype], name
 
 
-@pytest.mark.parametrize("kind", ["zero", "mild", "twenty", "resets", "mixed"])
+@pytest.mark.parametrize("kind", ["zero", "mild", "five", "twenty", "resets", "mixed"])
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
 def test_gates(cp, fn, kind):
     compare(cp, fn, kind=kind, T=150)
@@ -75,6 +81,19 @@ def test_dtypes(cp, fn, dtype):
 def test_widths(cp, K, V):
     for fn in FUNCTIONS if K <= 192 else FUNCTIONS[:1]:
         compare(cp, fn, K=K, V=V, T=65)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
+def test_the_least_shared_memory(cp, monkeypatch, fn):
+    monkeypatch.setattr(launch, "shared_limit", lambda: policy.LEAST_SHARED)
+    compare(cp, fn, K=128, V=128, T=65)
+
+
+def test_one_key(cp):
+    """One key at every token, erased as a whole."""
+    arrays, *_ = drawn = draw(la.kda, T=70, kind="zero")
+    arrays["k"][:], arrays["beta"][:] = arrays["k"][:, :1], 1
+    check(cp, la.kda, drawn, "float32")
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
