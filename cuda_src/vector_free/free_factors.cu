@@ -34,10 +34,17 @@ LA_DEVICE void store_diagonal(const float (&y)[2][4], float* to, int lane) {
 #pragma unroll
         for (int m = 0; m < 4; m++) to[(8 * n + (lane & 3) * 2 + (m & 1)) * 20 + (lane >> 2) + 8 * (m >> 1)] = -y[n][m];
 }
+// Columns from `far` on become the exact pairs
+LA_DEVICE void take_exact(float (&x)[8][4], const float (&found)[8][4], int far, int lane) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int m = 0; m < 4; m++)
+            if (8 * n + (lane & 3) * 2 + (m & 1) >= far) x[n][m] = found[n][m];
+}
 // Lower triangles of pairs with k (w 0) or b (1), those of q with their diagonal and times `scale`, as they are stored; of A_ab rests and
 // diagonal blocks to their places
-LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], const float (&found)[8][4], int far, float scale, int w, const Chunk& t,
-                          float* diagonals, const Lane& me) {
+LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], float scale, int w, const Chunk& t, float* diagonals, const Lane& me) {
     const int own = me.warp & 3;
     const float factor = me.group ? 1.f : scale;
 #pragma unroll
@@ -49,12 +56,7 @@ LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], const flo
         }
         float y[2][4];
 #pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int m = 0; m < 4; m++) {
-                const bool exact = LA_EXACT && 16 * J + 8 * n + (me.lane & 3) * 2 + (m & 1) >= far;
-                y[n][m] = factor * (exact ? found[2 * J + n][m] : x[2 * J + n][m]);
-            }
+        for (int i = 0; i < 8; i++) y[i >> 2][i & 3] = factor * x[2 * J + (i >> 2)][i & 3];
         if (J == own) clear_upper(y, me.group, me.lane);
         if constexpr (LA_RAGGED)
 #pragma unroll
@@ -64,6 +66,21 @@ LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], const flo
         if (w == 1 && me.group && J < own) store_rests(y, packed[J], t.rest(own, J), me.lane);
         if (w == 1 && me.group && J == own) store_diagonal(y, diagonals + J * (DIAGONAL / 4), me.lane);
     }
+}
+// All pairs of a chunk from its scaled copies to their squares, over the quotients
+LA_DEVICE void make_pairs(const float (&found)[2][8][4], int far, float scale, const Chunk& t, float* diagonals, const Lane& me) {
+    float x[1 + LA_EXACT][8][4];
+    u32 packed[2][4][4];
+    if constexpr (LA_EXACT) multiply_pairs(x, t.reader(me.group), t.quotient(0), t.quotient(1) - t.quotient(0), Chunk::QUOTIENT_PANEL);
+#pragma unroll
+    for (int w = 1; w >= 0; w--) {   // else one at a time: registers
+        if constexpr (!LA_EXACT) multiply_pairs(x, t.reader(me.group), t.quotient(w), 0, Chunk::QUOTIENT_PANEL);
+        if constexpr (LA_EXACT) take_exact(x[LA_EXACT * w], found[w], far, me.lane);
+        pack_pairs(packed[w], x[LA_EXACT * w], scale, w, t, diagonals, me);
+    }
+    __syncthreads();   // quotients have been read
+#pragma unroll
+    for (int w = 0; w < 2; w++) store_blocks(t.square(me.group + 2 * w), packed[w], 16 * (me.warp & 3), me.lane);
 }
 // By one thread, as soon as they are there: Bd and D; P_qb, A_ab and inverses of its diagonal blocks
 LA_DEVICE void store_decayed(const FreeArguments& a, const Chunk& t, i64 stored) {
@@ -86,7 +103,7 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
     int* const fars = (int*)(memory + AT_FAR);
     barrier_wait(t.shared + AT_BARRIER, parity);
     float2 decays[ROWS];
-    float found[2][8][4], x[1 + LA_EXACT][8][4];
+    float found[2][8][4];
     load_decays(decays, t, me);
     share_decays(decays, t, me);
     const Around reach = around(t, me);
@@ -104,16 +121,7 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
     if (__syncthreads_or(!LA_EXACT && fminf(last.x, last.y) < SMALLEST_OF_CHUNK)) return true;
     if (threadIdx.x == 0) store_decayed(a, t, stored);
     __syncwarp();
-    u32 packed[2][4][4];
-    if constexpr (LA_EXACT) multiply_pairs(x, t.reader(me.group), t.quotient(0), t.quotient(1) - t.quotient(0), Chunk::QUOTIENT_PANEL);
-#pragma unroll
-    for (int w = 1; w >= 0; w--) {   // else one at a time: registers
-        if constexpr (!LA_EXACT) multiply_pairs(x, t.reader(me.group), t.quotient(w), 0, Chunk::QUOTIENT_PANEL);
-        pack_pairs(packed[w], x[LA_EXACT * w], found[w], far, a.scale, w, t, diagonals, me);
-    }
-    __syncthreads();   // quotients have been read
-#pragma unroll
-    for (int w = 0; w < 2; w++) store_blocks(t.square(me.group + 2 * w), packed[w], 16 * (me.warp & 3), me.lane);
+    make_pairs(found, far, a.scale, t, diagonals, me);
     if (me.group) {
         __syncwarp();
         invert_block(t, diagonals, me.warp & 3, me.lane);
