@@ -1,6 +1,7 @@
 // What the gradients of a chunk have in common, whether its decays allow quotients or not: its rows, and the products that know no decay.
 #pragma once
 #include "vector_free/grads.cuh"
+#include "vector_free/transposed_solve.cuh"
 
 // By one thread: rows q, a, k, b of a chunk on their way; with the log decays, and all else
 LA_DEVICE void rows_in(const FreeGradArguments& a, const ChunkPlace& place, u32 shared, u32 barrier) {
@@ -53,7 +54,7 @@ template <int A, int B> LA_DEVICE void begin_pair(float (&x)[8][4], u32 rows, u3
         product<A, B>(x, panel_descriptor(rows) + (A ? TurnedTile::across(d) : ValueTile::along(d)),
                       panel_descriptor(columns) + (B ? TurnedTile::across(d) : ValueTile::along(d)), d > 0);
 }
-LA_DEVICE void multiply_pair_of(u32 (&packed)[8][2], int n, float scale, const Lane& me) {
+LA_DEVICE void multiply_pair_of(u32 (&packed)[4][4], int n, float scale, const Lane& me) {
     float x[8][4];
     accumulator_fence(x);
     products_begin();
@@ -64,23 +65,16 @@ LA_DEVICE void multiply_pair_of(u32 (&packed)[8][2], int n, float scale, const L
     products_commit();
     products_wait<0>();
     accumulator_fence(x);
-    const int row = 16 * me.quarter + (me.lane >> 2), column = (me.lane & 3) * 2, strict = n >> 1;
-    const float factor = strict ? 1.f : scale;
+    const float factor = n < 2 ? scale : 1.f;
 #pragma unroll
-    for (int t = 0; t < 8; t++)
+    for (int J = 0; J < 4; J++) {
+        float y[2][4];
 #pragma unroll
-        for (int m = 0; m < 2; m++) {
-            const int i = row + 8 * m - strict, j = 8 * t + column;
-            packed[t][m] = pack_bf16(j <= i ? factor * x[t][2 * m] : 0.f, j + 1 <= i ? factor * x[t][2 * m + 1] : 0.f);
-        }
-}
-LA_DEVICE void store_pair_of(const u32 (&packed)[8][2], int n, const Lane& me) {
-    const int row = 16 * me.quarter + (me.lane >> 2);
+        for (int i = 0; i < 8; i++) y[i >> 2][i & 3] = factor * x[2 * J + (i >> 2)][i & 3];
+        if (J == me.quarter) clear_upper(y, n > 1, me.lane);
+        pack_operand(packed[J], y);
 #pragma unroll
-    for (int t = 0; t < 8; t++) {
-        const u32 to = me.shared + AT_PAIRS_OF + n * Square::SIZE + Square::piece(row, t) + (me.lane & 3) * 4;
-        store_word(to, packed[t][0]);
-        store_word(to + 8 * 128, packed[t][1]);
+        for (int i = 0; i < 4; i++) packed[J][i] = J <= me.quarter ? packed[J][i] : 0;
     }
 }
 // x^T = 64 channels of a state, by rows of tokens: readers S dO^T, S dw^T, writers G V^T, G w^T

@@ -48,19 +48,19 @@ LA_DEVICE void reload_decays(float2 (&a)[ROWS], const FreeGradArguments& x, cons
     }
 }
 // Of pair matrix n: what lies inside blocks to its table, in float32; the pairs of neighbours in two blocks apart
-LA_DEVICE void store_inside(u32 (&packed)[8][2], int n, const Lane& me) {
+LA_DEVICE void store_inside(u32 (&packed)[4][4], int n, const Lane& me) {
     const u32 to = me.shared + AT_GATES + (16 * me.quarter + (me.lane >> 2)) * ROWS * 16 + (me.lane & 3) * 32 + n * 4;
 #pragma unroll
-    for (int t = 0; t < 8; t++) {
-        if (t / 2 == me.quarter)
+    for (int J = 0; J < 4; J++) {
+        if (J == me.quarter)
 #pragma unroll
-            for (int m = 0; m < 2; m++) {
-                store_shared(to + m * 8 * ROWS * 16 + (t & 1) * 128, low_bf16(packed[t][m]));
-                store_shared(to + m * 8 * ROWS * 16 + (t & 1) * 128 + 16, high_bf16(packed[t][m]));
+            for (int i = 0; i < 4; i++) {
+                store_shared(to + (i & 1) * 8 * ROWS * 16 + (i >> 1) * 128, low_bf16(packed[J][i]));
+                store_shared(to + (i & 1) * 8 * ROWS * 16 + (i >> 1) * 128 + 16, high_bf16(packed[J][i]));
             }
-        if (n >= 2 && t + 1 == 2 * me.quarter && me.lane == 3) {
-            store_shared(me.shared + AT_NEAR + me.quarter * 8 + (n & 1) * 4, high_bf16(packed[t][0]));
-            packed[t][0] &= 0xffff;
+        if (n >= 2 && J + 1 == me.quarter && me.lane == 3) {
+            store_shared(me.shared + AT_NEAR + me.quarter * 8 + (n & 1) * 4, high_bf16(packed[J][2]));
+            packed[J][2] &= 0xffff;
         }
     }
 }
@@ -164,7 +164,7 @@ LA_DEVICE void stage_both(const float (&x)[8][4], const float (&y)[8][4], const 
 // Sums over the blocks, staged as rows of tokens
 LA_DEVICE void sum_blocks(const FreeGradArguments& a, int item, int count, const Lane& me) {
     constexpr int OF_GROUP = 2 / KEY_PANELS;   // pair matrices of a warpgroup
-    u32 pairs[OF_GROUP][8][2];
+    u32 pairs[OF_GROUP][4][4];
 #pragma unroll
     for (int n = 0; n < OF_GROUP; n++) multiply_pair_of(pairs[n], OF_GROUP * me.group() + n, a.scale, me);
     float x[8][4], y[8][4];
@@ -177,7 +177,7 @@ LA_DEVICE void sum_blocks(const FreeGradArguments& a, int item, int count, const
 #pragma unroll
     for (int n = 0; n < OF_GROUP; n++) {
         store_inside(pairs[n], OF_GROUP * me.group() + n, me);
-        store_pair_of(pairs[n], OF_GROUP * me.group() + n, me);
+        store_blocks(me.shared + AT_PAIRS_OF + (OF_GROUP * me.group() + n) * Square::SIZE, pairs[n], 16 * me.quarter, me.lane);
     }
     store_pair(me.shared + AT_PRODUCTS + threadIdx.x * 8, products);
     publish_shared();

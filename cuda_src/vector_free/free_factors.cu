@@ -20,37 +20,67 @@ LA_DEVICE void load_chunk(const FreeArguments& a, const ChunkTraversal& traversa
     panels_in<KEY_PANELS>(shared + 2 * TILE, a.k, barrier, head / (u32)a.group_k, token, row);
     panels_in<KEY_PANELS>(shared + 3 * TILE, a.b, barrier, head / (u32)a.group_b, token, row);
 }
-// What rounding leaves of two rows of a block of A_ab
-LA_DEVICE void store_rests(const float (&y)[4], u32 high, u32 low, u32 block, int half, int lane) {
-    const u32 to = block + Small::piece(lane >> 2, half) + (lane & 3) * 4;
-    store_word(to, pack_bf16(y[0] - low_bf16(high), y[1] - high_bf16(high)));
-    store_word(to + Small::piece(8, 0), pack_bf16(y[2] - low_bf16(low), y[3] - high_bf16(low)));
+// Of a block of A_ab: what rounding leaves of it; a diagonal one, negative and transposed
+LA_DEVICE void store_rests(const float (&y)[2][4], const u32 (&packed)[4], u32 block, int lane) {
+    u32 rest[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        rest[i] = pack_bf16(y[i >> 1][2 * (i & 1)] - low_bf16(packed[i]), y[i >> 1][2 * (i & 1) + 1] - high_bf16(packed[i]));
+    store_matrix(block + Small::block_piece(0, 0, lane & 15, lane >> 4), rest[0], rest[1], rest[2], rest[3]);
 }
-// Lower triangles of the pairs to their squares, those of q with their diagonal and times `scale`; diagonal blocks of -A_ab, transposed
-LA_DEVICE void store_pairs(const float (&x)[2][8][4], const float (&found)[2][8][4], int far, float scale, const Chunk& t, float* diagonals, const Lane& me) {
-    const int row = 16 * (me.warp & 3) + (me.lane >> 2), column = (me.lane & 3) * 2;
+LA_DEVICE void store_diagonal(const float (&y)[2][4], float* to, int lane) {
 #pragma unroll
-    for (int w = 0; w < 2; w++)
+    for (int n = 0; n < 2; n++)
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            float y[4];
+        for (int m = 0; m < 4; m++) to[(8 * n + (lane & 3) * 2 + (m & 1)) * 20 + (lane >> 2) + 8 * (m >> 1)] = -y[n][m];
+}
+// Columns from `far` on become the exact pairs
+LA_DEVICE void take_exact(float (&x)[8][4], const float (&found)[8][4], int far, int lane) {
 #pragma unroll
-            for (int m = 0; m < 4; m++) {
-                const int i = row + 8 * (m >> 1), j = 8 * n + column + (m & 1);
-                const bool valid = (me.group ? j < i : j <= i) && (!LA_RAGGED || i < t.count);
-                y[m] = LA_EXACT && j >= far ? found[w][n][m] : x[w][n][m];
-                y[m] = valid ? (me.group ? y[m] : scale * y[m]) : 0.f;
-            }
-            const u32 to = t.square(me.group + 2 * w) + Square::piece(row, n) + (me.lane & 3) * 4;
-            const u32 high = pack_bf16(y[0], y[1]), low = pack_bf16(y[2], y[3]);
-            store_word(to, high);
-            store_word(to + 8 * 128, low);
-            if (w == 1 && me.group && n / 2 < (me.warp & 3)) store_rests(y, high, low, t.rest(me.warp & 3, n / 2), n & 1, me.lane);
-            if (w == 1 && me.group && n / 2 == (me.warp & 3))
+    for (int n = 0; n < 8; n++)
 #pragma unroll
-                for (int m = 0; m < 4; m++)
-                    diagonals[n / 2 * (DIAGONAL / 4) + (8 * (n & 1) + column + (m & 1)) * 20 + (me.lane >> 2) + 8 * (m >> 1)] = -y[m];
+        for (int m = 0; m < 4; m++)
+            if (8 * n + (lane & 3) * 2 + (m & 1) >= far) x[n][m] = found[n][m];
+}
+// Lower triangles of pairs with k (w 0) or b (1), those of q with their diagonal and times `scale`, as they are stored; of A_ab rests and
+// diagonal blocks to their places
+LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], float scale, int w, const Chunk& t, float* diagonals, const Lane& me) {
+    const int own = me.warp & 3;
+    const float factor = me.group ? 1.f : scale;
+#pragma unroll
+    for (int J = 0; J < 4; J++) {
+        if (J > own) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) packed[J][i] = 0;
+            continue;
         }
+        float y[2][4];
+#pragma unroll
+        for (int i = 0; i < 8; i++) y[i >> 2][i & 3] = factor * x[2 * J + (i >> 2)][i & 3];
+        if (J == own) clear_upper(y, me.group, me.lane);
+        if constexpr (LA_RAGGED)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                if (16 * own + (me.lane >> 2) + 4 * (i & 2) >= t.count) y[i >> 2][i & 3] = 0.f;
+        pack_operand(packed[J], y);
+        if (w == 1 && me.group && J < own) store_rests(y, packed[J], t.rest(own, J), me.lane);
+        if (w == 1 && me.group && J == own) store_diagonal(y, diagonals + J * (DIAGONAL / 4), me.lane);
+    }
+}
+// All pairs of a chunk from its scaled copies to their squares, over the quotients
+LA_DEVICE void make_pairs(const float (&found)[2][8][4], int far, float scale, const Chunk& t, float* diagonals, const Lane& me) {
+    float x[1 + LA_EXACT][8][4];
+    u32 packed[2][4][4];
+    if constexpr (LA_EXACT) multiply_pairs(x, t.reader(me.group), t.quotient(0), t.quotient(1) - t.quotient(0), Chunk::QUOTIENT_PANEL);
+#pragma unroll
+    for (int w = 1; w >= 0; w--) {   // else one at a time: registers
+        if constexpr (!LA_EXACT) multiply_pairs(x, t.reader(me.group), t.quotient(w), 0, Chunk::QUOTIENT_PANEL);
+        if constexpr (LA_EXACT) take_exact(x[LA_EXACT * w], found[w], far, me.lane);
+        pack_pairs(packed[w], x[LA_EXACT * w], scale, w, t, diagonals, me);
+    }
+    __syncthreads();   // quotients have been read
+#pragma unroll
+    for (int w = 0; w < 2; w++) store_blocks(t.square(me.group + 2 * w), packed[w], 16 * (me.warp & 3), me.lane);
 }
 // By one thread, as soon as they are there: Bd and D; P_qb, A_ab and inverses of its diagonal blocks
 LA_DEVICE void store_decayed(const FreeArguments& a, const Chunk& t, i64 stored) {
@@ -62,7 +92,8 @@ LA_DEVICE void store_decayed(const FreeArguments& a, const Chunk& t, i64 stored)
 LA_DEVICE void store_system(const FreeArguments& a, const Chunk& t, i64 stored) {
     char* const to = a.extras + stored * EXTRAS;
     run_out(to, t.square(P_QB), 2 * Square::SIZE);
-    run_out(to + 2 * Square::SIZE, t.block(0, 0), 8 * 512);
+#pragma unroll
+    for (int n = 0; n < 4; n++) run_out(to + 2 * Square::SIZE + n * 1024, t.block(n, 0), 1024);
     out_commit();
 }
 // Of a chunk in shared memory; stored: its number. Returns whether it is left to the exact build
@@ -72,7 +103,7 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
     int* const fars = (int*)(memory + AT_FAR);
     barrier_wait(t.shared + AT_BARRIER, parity);
     float2 decays[ROWS];
-    float found[2][8][4], x[2][8][4];
+    float found[2][8][4];
     load_decays(decays, t, me);
     share_decays(decays, t, me);
     const Around reach = around(t, me);
@@ -84,15 +115,13 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
 #pragma unroll
         for (int w = 0; w < 8; w++) far = min(far, fars[w]);
     }
-    const float2 last = scale_rows(decays, t, reach, me);
     if (me.block == 0 && me.part == 0) store_pair(t.shared + AT_ALL + me.panel * 256 + me.lane * 8, reach.all);
+    const float2 last = scale_rows(decays, t, reach, me);
     publish_shared();
     if (__syncthreads_or(!LA_EXACT && fminf(last.x, last.y) < SMALLEST_OF_CHUNK)) return true;
     if (threadIdx.x == 0) store_decayed(a, t, stored);
     __syncwarp();
-    multiply_pairs(x, t.reader(me.group), t.quotient(0), t.quotient(1), Chunk::QUOTIENT_PANEL);
-    __syncthreads();   // quotients have been read
-    store_pairs(x, found, far, a.scale, t, diagonals, me);
+    make_pairs(found, far, a.scale, t, diagonals, me);
     if (me.group) {
         __syncwarp();
         invert_block(t, diagonals, me.warp & 3, me.lane);
@@ -108,7 +137,8 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
         else solve_columns<Square>(t, t.square(NEWS), t.square(PE), 16 * block, 1.f, block, me.lane);
     }
     __syncthreads();
-    if (me.warp < KEYS / 16) add_corrections(t, 16 * me.warp, me.lane);
+    if constexpr (KEY_PANELS == 2) add_corrections(t, 16 * me.warp, me.lane, 0xf);
+    else add_corrections(t, 16 * (me.warp & 3), me.lane, me.group ? 0x6 : 0x9);   // as many products
     publish_shared();
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
     if (threadIdx.x == 0) a.flags[blockIdx.x] = leaves;
     if (leaves) return;
     constexpr int OF_GROUP = 2 / KEY_PANELS;   // pair matrices of a warpgroup
-    u32 pairs[OF_GROUP][8][2];
+    u32 pairs[OF_GROUP][4][4];
 #pragma unroll
     for (int n = 0; n < OF_GROUP; n++) multiply_pair_of(pairs[n], OF_GROUP * me.group() + n, a.scale, me);
     float x[8][4], y[8][4], D[2];
@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
     accumulator_fence(y);
     __syncthreads();   // values and corrections have been read
 #pragma unroll
-    for (int n = 0; n < OF_GROUP; n++) store_pair_of(pairs[n], OF_GROUP * me.group() + n, me);
+    for (int n = 0; n < OF_GROUP; n++) store_blocks(me.shared + AT_PAIRS_OF + (OF_GROUP * me.group() + n) * Square::SIZE, pairs[n], 16 * me.quarter, me.lane);
     store_pair(me.shared + AT_PRODUCTS + threadIdx.x * 8, products);
     publish_shared();
     __syncthreads();

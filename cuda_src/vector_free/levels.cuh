@@ -50,7 +50,7 @@ template <int HALF> LA_DEVICE void add_levels(float (&found)[2][8][4], const Chu
     const u32 from = HALF ? scratch : t.shared;
     publish_shared();
     __syncthreads();
-    multiply_pairs(x, from + me.group * TILE, from + 2 * TILE, from + 3 * TILE, PANEL);
+    multiply_pairs(x, from + me.group * TILE, from + 2 * TILE, TILE, PANEL);
     take_level<HALF>(found, x, me);
     __syncthreads();
     if constexpr (HALF > 0) add_levels<HALF / 2>(found, t, scratch, me, a);

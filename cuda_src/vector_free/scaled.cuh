@@ -9,9 +9,9 @@
 
 constexpr float SMALLEST_OF_CHUNK = 0x1p-90f;
 // shared memory: q, a, k, b; log decays, then quotients, then Pe, N, P_qb, A_ab; decays of blocks, of the chunk; diagonal blocks of A_ab,
-// of their inverses in two terms; what rounding leaves of A_ab's other blocks; first far rows; a barrier, the chunk's number and its tokens
+// then their inverses in two terms; what rounding leaves of A_ab's other blocks; first far rows; a barrier, the chunk's number and its tokens
 constexpr int AT_SQUARES = AT_PAIRS, SQUARES = 4 * Square::SIZE, AT_DECAYS = AT_SQUARES + SQUARES, AT_ALL = AT_DECAYS + 4 * WIDE * 4;
-constexpr int AT_DIAGONALS = AT_ALL + WIDE * 4, AT_BLOCKS = AT_DIAGONALS + 4 * 1280, AT_RESTS = AT_BLOCKS + 8 * 512;
+constexpr int AT_DIAGONALS = AT_ALL + WIDE * 4, AT_RESTS = AT_DIAGONALS + 4 * 1280;
 constexpr int AT_FAR = AT_RESTS + 6 * 512, AT_BARRIER = AT_FAR + 32;
 constexpr int AT_LEVELS = round_up(AT_BARRIER + 32, 1024);
 constexpr int GATE_TILE = C * KEYS * GATE_BYTES;
@@ -37,7 +37,7 @@ struct Chunk {
     static constexpr int QUOTIENT_PANEL = LA_GATE == 2 ? 2 * PANEL : PANEL;
     __device__ __forceinline__ u32 square(int n) const { return shared + AT_SQUARES + n * Square::SIZE; }
     __device__ __forceinline__ u32 decays() const { return shared + AT_DECAYS; }
-    __device__ __forceinline__ u32 block(int n, int low) const { return shared + AT_BLOCKS + (2 * n + low) * 512; }
+    __device__ __forceinline__ u32 block(int n, int low) const { return shared + AT_DIAGONALS + n * 1280 + low * 512; }
     __device__ __forceinline__ u32 rest(int i, int j) const { return shared + AT_RESTS + (i * (i - 1) / 2 + j) * 512; }   // of block (i, j), j < i
 };
 constexpr int PE = 0, NEWS = 1, P_QB = 2, A_AB = 3;   // squares: P_qk, then Pe; A_ak, then N
@@ -92,30 +92,40 @@ LA_DEVICE Around around(const Chunk& t, const Lane& me) {
 }
 // All copies of a lane's rows. Returns Pre of the last row
 LA_DEVICE float2 scale_rows(const float2 (&a)[ROWS], const Chunk& t, const Around& reach, const Lane& me) {
+    constexpr int HALF = ROWS / 2;
     float2 pre = reach.before;
 #pragma unroll 1   // one copy of this code: fetching instructions limits a longer one
     for (int part = me.part; part < me.part + me.parts; part++) {
         const u32 reader = t.reader(part) + me.own(), writer = t.writer(part) + me.own();
         const u32 quotient = t.quotient(part) + me.panel * Chunk::QUOTIENT_PANEL + me.block * BLOCK_BYTES;
-        u32 q[ROWS], k[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            q[r] = me.row(reader, r);
-            k[r] = me.row(writer, r);
-        }
+        u32 q[HALF], k[HALF];   // eight rows at a time: registers
         pre = reach.before;
         float2 suf = reach.behind;
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const float2 before = pre;
-            pre *= a[r];
-            store_word(reader + lane_row(r, me.lane), pack(floats_of(q[r]) * (part ? before : pre)));
-            store_word(quotient + lane_row(r, me.lane), pack(floats_of(k[r]) * float2{over_decay(pre.x), over_decay(pre.y)}));
+        for (int first = 0; first < ROWS; first += HALF) {
+#pragma unroll
+            for (int r = 0; r < HALF; r++) {
+                q[r] = me.row(reader, first + r);
+                k[r] = me.row(writer, first + r);
+            }
+#pragma unroll
+            for (int r = 0; r < HALF; r++) {
+                const float2 before = pre;
+                pre *= a[first + r];
+                store_word(reader + lane_row(first + r, me.lane), pack(floats_of(q[r]) * (part ? before : pre)));
+                store_word(quotient + lane_row(first + r, me.lane), pack(floats_of(k[r]) * float2{over_decay(pre.x), over_decay(pre.y)}));
+            }
         }
 #pragma unroll
-        for (int r = ROWS - 1; r >= 0; r--) {
-            store_word(writer + lane_row(r, me.lane), pack(floats_of(k[r]) * suf));
-            suf *= a[r];
+        for (int first = ROWS - HALF; first >= 0; first -= HALF) {
+            if (first < ROWS - HALF)
+#pragma unroll
+                for (int r = 0; r < HALF; r++) k[r] = me.row(writer, first + r);
+#pragma unroll
+            for (int r = HALF - 1; r >= 0; r--) {
+                store_word(writer + lane_row(first + r, me.lane), pack(floats_of(k[r]) * suf));
+                suf *= a[first + r];
+            }
         }
     }
     return pre;
@@ -131,19 +141,18 @@ LA_DEVICE int first_far(const float2 (&a)[ROWS], float2 pre, int block) {
     found = __reduce_or_sync(0xffffffffu, found);
     return found ? 16 * block + __ffs(found) - 1 : C;
 }
-// x[n] = readers writers[n]^T by a warpgroup, a warp 16 rows; apart: of the panels of the writers
-LA_DEVICE void multiply_pairs(float (&x)[2][8][4], u32 readers, u32 writers, u32 others, int apart) {
-    accumulator_fence(x[0]);
-    accumulator_fence(x[1]);
+// x[n] = readers writers^T by a warpgroup, a warp 16 rows; n `next` bytes further; apart: of the panels of the writers
+template <int N> LA_DEVICE void multiply_pairs(float (&x)[N][8][4], u32 readers, u32 writers, u32 next, int apart) {
+#pragma unroll
+    for (int n = 0; n < N; n++) accumulator_fence(x[n]);
     products_begin();
 #pragma unroll
-    for (int d = 0; d < KEYS / 16; d++) {
-        const u64 a = panel_descriptor(readers + (d >> 2) * PANEL) + (d & 3) * 2;
-        product_ABt(x[0], a, panel_descriptor(writers + (d >> 2) * apart) + (d & 3) * 2, d > 0);
-        product_ABt(x[1], a, panel_descriptor(others + (d >> 2) * apart) + (d & 3) * 2, d > 0);
-    }
+    for (int d = 0; d < KEYS / 16; d++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            product_ABt(x[n], panel_descriptor(readers + (d >> 2) * PANEL) + (d & 3) * 2, panel_descriptor(writers + n * next + (d >> 2) * apart) + (d & 3) * 2, d > 0);
     products_commit();
     products_wait<0>();
-    accumulator_fence(x[0]);
-    accumulator_fence(x[1]);
+#pragma unroll
+    for (int n = 0; n < N; n++) accumulator_fence(x[n]);
 }

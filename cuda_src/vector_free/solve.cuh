@@ -25,11 +25,12 @@ template <class X> LA_DEVICE void load_columns(float (&x)[2][4], u32 tile, int r
 template <class X> LA_DEVICE void store_columns(u32 tile, const u32 (&x)[4], int row, int column, int lane) {
     store_matrix_transposed(transposed_at<X>(tile, row, column, lane), x[0], x[1], x[2], x[3]);
 }
-// By half a warp, a column a lane: the inverse of diagonal block `block`
+// By half a warp, a column a lane: the inverse of diagonal block `block`, in its place
 LA_DEVICE void invert_block(const Chunk& t, const float* diagonals, int block, int lane) {
     if (lane >= 16) return;
     float x[16];
     invert_column(x, diagonals + block * (DIAGONAL / 4), lane);
+    __syncwarp(0xffff);
 #pragma unroll
     for (int p = 0; p < 2; p++) {
         u32 hi[4], lo[4];
@@ -82,13 +83,14 @@ template <class T> LA_DEVICE void solve_columns(const Chunk& t, u32 tile, u32 ou
         store_columns<T>(out, packed, 16 * i, column, lane);
     }
 }
-// 16 channels of Ke = k_d + N^T b_d in place of k_d
-LA_DEVICE void add_corrections(const Chunk& t, int column, int lane) {
+// 16 channels of Ke = k_d + N^T b_d in place of k_d, of the blocks of rows in `blocks`, a bit each
+LA_DEVICE void add_corrections(const Chunk& t, int column, int lane, int blocks) {
     u32 b[4][4];
 #pragma unroll
     for (int i = 0; i < 4; i++) load_matrix_transposed(b[i], transposed_at<KeyTile>(t.writer(1), 16 * i, column, lane));
 #pragma unroll
     for (int j = 0; j < 4; j++) {
+        if (!(blocks >> j & 1)) continue;
         float y[2][4];
         u32 packed[4];
         load_columns<KeyTile>(y, t.writer(0), 16 * j, column, 1.f, lane);

@@ -22,7 +22,18 @@ LA_DEVICE void pack_operand(u32 (&a)[4], const float (&x)[2][4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = pack_bf16(x[i >> 1][2 * (i & 1)], x[i >> 1][2 * (i & 1) + 1]);
 }
-
+// Of a block on the diagonal what is above it becomes zero, if `strict` its diagonal too
+LA_DEVICE void clear_upper(float (&x)[2][4], bool strict, int lane) {
+    const int below = (lane >> 2) - (lane & 3) * 2 - strict;   // the diagonal, of x[0][0] and x[1][2]
+    x[1][0] = x[1][1] = 0.f;
+    if (below < 0) x[0][0] = x[1][2] = 0.f;
+    if (below < 1) x[0][1] = x[1][3] = 0.f;
+}
+// Blocks of 16 columns of a block of 16 rows
+LA_DEVICE void store_blocks(u32 square, const u32 (&x)[4][4], int row, int lane) {
+#pragma unroll
+    for (int J = 0; J < 4; J++) store_matrix(square + Square::block_piece(row, 2 * J, lane & 15, lane >> 4), x[J][0], x[J][1], x[J][2], x[J][3]);
+}
 
 // pairs: A_ab; blocks: inverses of its diagonal blocks, two terms each
 LA_DEVICE void solve_transposed(u32 (&x)[4][4], const float (&y)[8][4], u32 pairs, u32 blocks, int lane) {

@@ -15,8 +15,8 @@ from .test_vector import compiled
 
 # Bytes of spilled registers. The exact factors hold the pairs of all levels, 64 numbers a thread, over their products;
 # two blocks of the gradients share a multiprocessor, or one of 512 threads has it, with 128 registers: what spills is
-# read once a chunk.
-ALLOWANCE = {"exact factors": 200, "exact grads": 32, "grads": 16}
+# read once a chunk. With up to 64 key channels three blocks of the factors do, with 80.
+ALLOWANCE = {"factors": 40, "exact factors": 200, "exact grads": 32, "grads": 16}
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 

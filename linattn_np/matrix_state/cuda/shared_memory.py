@@ -184,14 +184,14 @@ FREE_DIAGONAL, FREE_INVERSE = 16 * 20 * 4, 2 * FREE_BLOCK  # a diagonal block in
 def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
     """free_*.cu by name: factors, chain, grads, exact grads.
 
-    factors: four tiles, four squares, decays of blocks and chunk, diagonal blocks, what rounding leaves of the others;
+    factors: four tiles, four squares, decays of blocks and chunk, diagonal blocks (or their inverses), what rounding leaves of the others;
     exact: four tiles more. chain: two stages of factors, three of values (one or two where outputs do not leave
     through them), extras. grads: four tiles, values and states (then sums), log decays; exact grads: or pairs inside
     blocks of 16 rows, four floats each, and what lies between two blocks, flags of 16 warps.
     """
     keys, values = free_tile(K), free_tile(V)
     if name == "factors":
-        small = 5 * 128 * 4 + 4 * (FREE_DIAGONAL + FREE_INVERSE) + 6 * FREE_BLOCK + 64
+        small = 5 * 128 * 4 + 4 * FREE_DIAGONAL + 6 * FREE_BLOCK + 64
         return round_up(4 * keys + 4 * SQUARE + small, 1024) + build.exact * 4 * keys
     if name == "chain":
         extras = free_extras_of(build.keep, build.backward)

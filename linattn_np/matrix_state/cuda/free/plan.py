@@ -57,7 +57,8 @@ def constants(name: str, kind: FreeKind, build: Build = Build()) -> Constants:  
         own = {"LA_EXACT": True}
     if name == CHAIN and build.at:
         own |= {"LA_AT": True}
-    resident = min(2 - build.exact, (policy.GROUP_SHARED + 1024) // (size + 1024))
+    most = 1 if build.exact else 3 if name == FACTORS else 2
+    resident = min(most, (policy.GROUP_SHARED + 1024) // (size + 1024))
     return tuple(sorted({
         "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": 0, "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": ALIGN * 2,
         "LA_K": kind.K, "LA_V": kind.V, "LA_C": CHUNK, "LA_WARPS": 4 * groups(kind.V), "LA_TILES": 1,
