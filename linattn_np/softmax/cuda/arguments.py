@@ -66,7 +66,7 @@ SYSTEM = Struct(  # system_*.cu: q are the w, out is r, dv are the y
 )  # fmt: skip
 STICK = Struct(  # stick_*.cu
     "softmax/StickArguments",
-    ("of", PORTABLE), ("marks", OUT_FLOATS), ("ends", pointer("int")),  # of pairs: stick.cuh; the oldest tiles of blocks
+    ("of", PORTABLE), ("marks", OUT_FLOATS), ("ends", pointer("int")),  # of pairs: stick.cuh; blocks' oldest tiles
     ("first pairs tiles", INT),  # sequences and heads of the launch; blocks of the longest sequence
 )  # fmt: skip
 PATH = Struct(  # path/*.cu
