@@ -2,8 +2,11 @@
 // get to them, of one head after the other of those that share them.
 //
 //     dv_j = sum_t a_tj dout_t,   dk_j = scale sum_t dz_tj q_t
+//
+// LA_PASS: 1 dv, 2 dk, 3 both.
 #include "softmax_portable/stick.cuh"
 
+constexpr bool VALUES = LA_PASS & 1, WEIGHTS = LA_PASS & 2;
 typedef Tile<N, BYTES> PairTile;
 constexpr int AT_STAGES = PAIR, AT_SHARES = AT_STAGES + 2 * PAIR, AT_DZ = AT_SHARES + N * PairTile::ROW;
 static_assert(AT_DZ + N * PairTile::ROW == LA_SHARED, "linattn_np/softmax/cuda/stick_plan.py");
@@ -82,13 +85,14 @@ struct Worker {
         clear(dp);
         multiply_rows<KeyTile, KeyTile>(x, stage(step), row0, shared, 0, lane);
         rows.take(x, shares, j0);
-        store_pairs(shared + AT_SHARES, shares);
+        if constexpr (VALUES) store_pairs(shared + AT_SHARES, shares);
+        if constexpr (!WEIGHTS) return;
         multiply_rows<ValueTile, ValueTile>(dp, stage(step) + AT_SECOND, row0, shared + AT_SECOND, 0, lane);
         rows.give(x, shares, dp, earlier);
         store_pairs(shared + AT_DZ, x);
     }
     __device__ __forceinline__ void run() {
-        float dk[WIDTH_K / 8][4], dv[WIDTH_V / 8][4];
+        float dk[WEIGHTS ? WIDTH_K / 8 : 1][4], dv[VALUES ? WIDTH_V / 8 : 1][4];
         clear(dk);
         clear(dv);
         fill_keys<LA_K, N, THREADS, KeyTile>(shared, a, own, a.past_k, a.k, first, j0, own.T);
@@ -102,13 +106,13 @@ struct Worker {
             fill(later, step + 1);
             make_pairs(p, step);
             __syncthreads();
-            multiply_columns<ValueTile>(dv, shared + AT_SHARES, row0, stage(step) + AT_SECOND, lane);
-            multiply_columns<KeyTile>(dk, shared + AT_DZ, row0, stage(step), lane);
+            if constexpr (VALUES) multiply_columns<ValueTile>(dv, shared + AT_SHARES, row0, stage(step) + AT_SECOND, lane);
+            if constexpr (WEIGHTS) multiply_columns<KeyTile>(dk, shared + AT_DZ, row0, stage(step), lane);
             p = later;
         }
         copy_wait<0>();
-        store<LA_K>(a.dk, dk, a.scale);
-        store<LA_V>(a.dv, dv, 1.f);
+        if constexpr (WEIGHTS) store<LA_K>(a.dk, dk, a.scale);
+        if constexpr (VALUES) store<LA_V>(a.dv, dv, 1.f);
     }
     template <int WIDTH, int M> __device__ __forceinline__ void store(const Rows& to, const float (&x)[M][4], float f) const {
 #pragma unroll

@@ -15,6 +15,7 @@ from .. import policy
 from ..types import Inputs, Plan
 from . import arguments, calls, portable
 from .portable import ARRAYS, POINTERS, Call
+from .portable_plan import passes
 from .stick_plan import KERNELS, block_rows, constants
 
 
@@ -55,7 +56,8 @@ def backward(plan: Plan, x: Inputs, dout: Array) -> tuple[Inputs, None]:
     for first in range(0, _pairs(call) if call.longs else 0, pairs):
         some = first, min(pairs, _pairs(call) - first)
         _launch("queries", call, fields, marks, ends, some)
-        _launch("keys", call, fields, marks, ends, some)
+        for done in passes(kind):
+            _launch("keys", call, fields, marks, ends, some, done)
     found = {n: calls.of_shape(xp, fields[f"d{n}"], getattr(x, n).shape) for n in "qkv"}
     return Inputs(**found), None
 
@@ -64,10 +66,12 @@ def _pairs(call: Call) -> int:
     return call.batch.sequences * call.batch.heads
 
 
-def _launch(name: str, call: Call, fields: dict[str, Any], marks: Array, ends: Array, some: tuple[int, int]) -> None:
+def _launch(
+    name: str, call: Call, fields: dict[str, Any], marks: Array, ends: Array, some: tuple[int, int], done: int = 0
+) -> None:
     """One of the kernels for some sequences and heads: (the first, their number)."""
     kernel, limit, heads = KERNELS[name], launch.shared_limit(), call.batch.heads
-    made, rows = constants(name, call.kind, limit), block_rows(name, call.kind, limit)
+    made, rows = constants(name, call.kind, limit, done), block_rows(name, call.kind, limit)
     tiles = -(-call.longs // rows)
     given = {n: rows_of(fields[n], heads) for n in ARRAYS} | {n: address(fields[n]) for n in POINTERS}
     given |= {n: rows_of(fields[n]) for n in ("dk", "dv")}  # whose heads are groups

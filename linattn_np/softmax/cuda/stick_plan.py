@@ -17,13 +17,16 @@ KERNELS = {  # threads for every 16 rows of a block
 
 
 @functools.cache
-def constants(name: str, kind: PortableKind, limit: int) -> Constants:
-    """The constants that a kernel is compiled with; limit: bytes of shared memory that a block may have."""
+def constants(name: str, kind: PortableKind, limit: int, done: int = 0) -> Constants:
+    """The constants that a kernel is compiled with; limit: bytes of shared memory that a block may have.
+
+    done: what a launch of `keys` computes, 1 dv, 2 dk, 3 both.
+    """
     element, rows = ELEMENTS[kind.element], block_rows(name, kind, limit)
     return tuple(sorted({
         "LA_DTYPE": element, "LA_INPUT": element, "LA_CACHE": element, "LA_PAST": 0, "LA_GATED": 0, "LA_K": kind.K,
         "LA_V": kind.V, "LA_ALIGN": kind.align, "LA_FEW": policy.FEW_QUERIES, "LA_ROWS": rows,
-        "LA_SHARED": shared_memory(name, kind, rows)}.items()))  # fmt: skip
+        "LA_PASS": done, "LA_SHARED": shared_memory(name, kind, rows)}.items()))  # fmt: skip
 
 
 @functools.cache
