@@ -1,6 +1,6 @@
 """Stick-breaking attention by products of warps on CuPy arrays (readouts/stick_breaking.py has the equations).
 
-A block of threads walks from a block of queries to older keys until nothing is left. Backward stores what is left, and
+A block of threads goes from a block of queries to older keys until nothing is left. Backward stores what is left, and
 the sums of what has been given, at the tiles of every block of queries: of as many heads at a time as memory allows.
 """
 
