@@ -28,6 +28,7 @@ from .types import (
     KeyValueCache,
     Plan,
     Residuals,
+    StickInputs,
     Ungated,
 )
 
@@ -139,10 +140,12 @@ def module_of(backend: str, x: Inputs) -> Any:
 
 def kernels_of(x: Any, plan: Plan) -> Any:
     """The CUDA kernels for a call: those of position maps, of systems, of warpgroup products, or the portable ones."""
-    from .cuda import calls, path, portable, system
+    from .cuda import calls, path, portable, stick, system
 
     if isinstance(x, DeltaInputs):
         return system
+    if isinstance(x, StickInputs):
+        return stick
     if isinstance(x, Inputs) and x.w is not None:
         return path
     return calls if not policy.PORTABLE and calls.unsupported_reason(x, plan) is None else portable

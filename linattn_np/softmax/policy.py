@@ -51,6 +51,9 @@ PORTABLE_TILES = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 2))
 PORTABLE_BLOCKS = ((64, 32), (64, 16), (32, 32), (32, 16), (16, 16))  # of gradients: rows of a block, rows of a tile
 SYSTEMS = os.environ.get("LINATTN_CUDA_SYSTEMS", "1") not in ("", "0")  # kernels of linear systems
 SYSTEM_ROWS = (64, 32, 16)  # of a block of a linear system
+STICKS = os.environ.get("LINATTN_CUDA_STICKS", "0") not in ("", "0")  # kernels of stick-breaking attention
+STICK_ROWS = (64, 32, 16)  # tokens of a block
+STICK_BYTES, LONGEST_STICK = 2**28, 2**16  # of the marks of some heads; tokens of a head whose marks may be as many
 SHORTEST_PIECE, MOST_PIECES = 128, 32  # keys of a piece; pieces of a cache (cache.cu has 64 weights of pieces)
 
 

@@ -67,6 +67,14 @@ class DeltaInputs(NamedTuple):
     g: Array = None  # (..., T, H) log decay of the token
 
 
+class StickInputs(NamedTuple):
+    """Arrays of a call of stick_breaking_attention, or their gradients; tokens before heads."""
+
+    q: Array  # (..., T, Hq, K), None: nothing is read
+    k: Array  # (..., T, Hk, K)
+    v: Array  # (..., T, H, V)
+
+
 class HouseholderInputs(NamedTuple):
     """Arrays of a call of householder_positions, or their gradients; tokens before heads."""
 

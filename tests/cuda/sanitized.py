@@ -176,6 +176,10 @@ CASES = [
     Case("deltaformer", "bfloat16", 140, 50, 33, (4, 2, 2), [0, 65, 65, 140], strong=True),
     Case("deltaformer", "float32", 140, 32, 60, (2, 1, 2)),
     Case("deltaformer", "float16", 70, 160, 200, (1, 1, 1)),
+    # shares of a stick: keys from the newest on, then back
+    Case("stick_breaking_attention", "bfloat16", 200, 64, 64, (4, 2, 2), [0, 65, 65, 200]),
+    Case("stick_breaking_attention", "float32", 140, 32, 60, (2, 1, 2)),
+    Case("stick_breaking_attention", "float16", 70, 160, 200, (1, 1, 1)),
     Case("path_attention", "bfloat16", 300, 64, 64, (4, 2, 2), [0, 130, 130, 300], strong=True),
     Case("path_attention", "bfloat16", 1160, 64, 64, (1, 1, 1)),  # a group of blocks
     Case("path_attention", "bfloat16", 300, heads=(1, 1, 1)),

@@ -72,6 +72,7 @@ LAYOUT = {
                              "dout": 336, "dots": 496, "offsets": 536, "T": 544, "group_s": 572, "slots": 592,
                              "outputs": 608, "shared": 616, "scale": 624}),
     softmax.SYSTEM: (696, {"of": 0, "beta": 632, "dbeta": 640, "solved": 648, "counts": 688}),
+    softmax.STICK: (664, {"of": 0, "marks": 632, "ends": 640, "first": 648, "pairs": 652, "tiles": 656}),
     softmax.PATH: (1216, {"of": 0, "w": 832, "beta": 960, "factors": 968, "maps": 984, "key_heads": 992, "each": 1000,
                           "levels": 1004, "level": 1008, "mapped": 1016, "dkeys": 1032, "chain": 1056, "bases": 1064,
                           "tiles": 1072, "dk": 1080, "dw": 1120, "dbeta": 1160, "least": 1168}),

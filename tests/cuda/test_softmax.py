@@ -11,7 +11,7 @@ import pytest
 import linattn_np as la
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
-from linattn_np.softmax.cuda import plan, portable_plan, system_plan
+from linattn_np.softmax.cuda import plan, portable_plan, stick_plan, system_plan
 from linattn_np.warmup import SHARED, Entry, softmax_entries
 
 from .test_compile import HGMMA, HMMA, operations, spilled
@@ -98,11 +98,28 @@ def test_every_entry_of_systems_compiles(arch, kind):
             assert operations(code.cubin) & PRODUCTS_OF_WARPS, entry.words
 
 
-def test_blocks_of_systems_fit_everywhere():
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize(("arch", "kind"), [
+    ("sm_80", PORTABLE_KINDS[1]), ("sm_90a", PORTABLE_KINDS[0]), ("sm_120a", PORTABLE_KINDS[3])])
+def test_every_kernel_of_sticks_compiles(arch, kind):
+    """For every architecture, to products of warps."""
+    dtype, K, V, _ = kind
+    limit = SHARED[ARCHITECTURES[arch]] * 1024
+    own = portable_plan.PortableKind(dtype, K, V, False, 4)
+    for name, done in (("forward", 0), ("queries", 0), *(("keys", done) for done in portable_plan.passes(own))):
+        made = stick_plan.constants(name, own, limit, done)
+        code = cuda_compile.compile_source(sources.read(stick_plan.KERNELS[name].file), dict(made), arch, cached=False)
+        assert spilled(code.log) <= PORTABLE_ALLOWANCE, (name, code.log)
+        if arch in ("sm_80", "sm_90a"):
+            assert operations(code.cubin) & PRODUCTS_OF_WARPS, name
+
+
+@pytest.mark.parametrize("how", [system_plan, stick_plan])
+def test_blocks_of_systems_and_sticks_fit_everywhere(how):
     for size in SHARED.values():
         for element, K, V in itertools.product(("bfloat16", "float32"), (7, 128, 256), (7, 256)):
-            for name in system_plan.KERNELS:
-                made = system_plan.constants(name, portable_plan.PortableKind(element, K, V, True, 2), size * 1024)
+            for name in how.KERNELS:
+                made = how.constants(name, portable_plan.PortableKind(element, K, V, True, 2), size * 1024)
                 assert dict(made)["LA_SHARED"] <= size * 1024
 
 

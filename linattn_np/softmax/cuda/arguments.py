@@ -64,6 +64,11 @@ SYSTEM = Struct(  # system_*.cu: q are the w, out is r, dv are the y
     ("solved", ROWS),  # u, or d: rows of a multiple of 16 bytes
     ("counts", pointer("int")),  # (sequences, heads): blocks that are solved
 )  # fmt: skip
+STICK = Struct(  # stick_*.cu
+    "softmax/StickArguments",
+    ("of", PORTABLE), ("marks", OUT_FLOATS), ("ends", pointer("int")),  # of pairs: stick.cuh; blocks' oldest tiles
+    ("first pairs tiles", INT),  # sequences and heads of the launch; blocks of the longest sequence
+)  # fmt: skip
 PATH = Struct(  # path/*.cu
     "softmax/PathArguments",
     ("of", ATTENTION), ("w", TENSOR_MAP), ("beta", FLOATS),  # (B, T, key heads)

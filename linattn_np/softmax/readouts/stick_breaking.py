@@ -14,16 +14,8 @@ from ...runtime.arrays import Array
 from .. import cache, sequences
 from ..array import stick_tiles
 from ..core import CORE, choose, final_state, with_state
-from ..types import Inputs, Plan
+from ..types import Inputs, Plan, StickInputs
 from . import stick_definition
-
-
-class StickInputs(NamedTuple):
-    """Arrays of a call, or their gradients; tokens before heads."""
-
-    q: Array  # (..., T, Hq, K), None: nothing is read
-    k: Array  # (..., T, Hk, K)
-    v: Array  # (..., T, H, V)
 
 
 class Residuals(NamedTuple):
@@ -54,6 +46,10 @@ class StickBreaking(Computation):
             from ..cpu import stick_calls
 
             out = stick_calls.forward(plan, given, ordered)
+        elif x.q is not None and backend == "cuda":
+            from ..cuda import stick
+
+            out = stick.forward(plan, given)
         elif x.q is not None:
             out, rest = sequences.forward(MODULES[backend], plan, given, ordered)
         end = final_state(plan, given, state) if plan.returns_state or plan.gradients or x.q is None else None
@@ -69,6 +65,10 @@ class StickBreaking(Computation):
             from ..cpu import stick_calls
 
             d = stick_calls.backward(plan, x, ordered, dout)
+        elif backend == "cuda":
+            from ..cuda import stick
+
+            d = stick.backward(plan, x, dout)
         else:
             d = sequences.backward(MODULES[backend], plan, x, ordered, (out, rest), dout)
         if state is not None:
