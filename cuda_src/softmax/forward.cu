@@ -4,18 +4,22 @@
 //     z_ij = scale log2(e) q_i.k_j + log2 of the decay from j to i,    m' = max(m, max_j z_ij),   e_ij = 2^(z_ij - m')
 //     l' = 2^(m - m') l + sum_j e_ij,   out' = 2^(m - m') out + sum_j e_ij v_j
 //
-// With decays a warp finds meanwhile which tiles have no weight (limit.cuh): they are not read. A warpgroup has 64 queries. While the products of a tile with its values run, the next tile's scores become exponentials.
+// With decays a bound of the maximum will do for earlier tiles whose decays differ by SPREAD at most, m' is m unless that is SLACK above
+// it, and a warp finds meanwhile which tiles have no weight (limit.cuh): they are not read. A warpgroup has 64 queries. While the
+// products of a tile with its values run, the next tile's scores become exponentials.
 #include "softmax/limit.cuh"
 #include "softmax/tiles.cuh"
 
 constexpr int KEYS = 128, STAGES = 2, SURE = 4;   // keys of a tile; tiles in flight; tiles that are read before the limit is known
+constexpr float SLACK = 8.f, SPREAD = LA_DTYPE == 1 ? 1.f : 32.f;   // exponentials are 2^SLACK at most; float16 has few small ones
 typedef Panels<WIDTH_K, BLOCK> Queries;
 typedef Panels<WIDTH_K, KEYS> Keys;
 typedef Panels<WIDTH_V, KEYS> Values;
 typedef Panels<WIDTH_V, BLOCK> Outputs;   // where the queries have been
 constexpr int QUERIES = Queries::SIZE > Outputs::SIZE ? Queries::SIZE : Outputs::SIZE;
 constexpr int AT_K = QUERIES, AT_V = AT_K + STAGES * Keys::SIZE, AT_DECAYS = AT_V + STAGES * Values::SIZE;
-constexpr int AT_LIMIT = AT_DECAYS + GATED * STAGES * KEYS * 16, AT_STEPS = AT_LIMIT + 32;   // the least m of eight warps; steps
+constexpr int DECAYS = KEYS * 4 + 16;   // of a tile: of each key to the block's start; the largest and least of each half
+constexpr int AT_LIMIT = AT_DECAYS + GATED * STAGES * DECAYS, AT_STEPS = AT_LIMIT + 32;   // the least m of eight warps; steps
 constexpr int AT_RINGS = AT_LIMIT + GATED * 48, AT_ALL = AT_RINGS + 2 * Ring<STAGES>::BYTES + 32;
 static_assert(AT_ALL == LA_SHARED, "linattn_np/softmax/cuda/plan.py");
 
@@ -121,23 +125,25 @@ LA_DEVICE void produce(const AttentionArguments& a, const Place& place, const Sc
     }
 }
 
-// the decays of the keys of every tile (tiles.cuh), by two warps
+// Log2 decays from the keys of every tile to the token before the block (of its own keys the negative ones), by two warps
 LA_DEVICE void produce_decays(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int thread) {
     const Rings rings(shared);
     const int i0 = place.tile * BLOCK;
     const Decays* const sums = a.sums + place.numbers(a, place.head);
+    const Decays before = i0 ? sums[i0 - 1] : Decays{};
     Steps steps(scan, shared);
 #pragma unroll 1
     for (int step = 0; steps.has(step); step++) {
         rings.keys.wait_empty(step);
-#pragma unroll 2
-        for (int n = 0; n < KEYS / 64; n++) {
-            const int j0 = scan.key(step), r = n * 64 + thread;
-            const u32 to = shared + AT_DECAYS + step % STAGES * KEYS * 16;
-            const Decays x = sums[min(j0 + r, place.Tk - 1)];
-            if (j0 + KEYS > i0) store_decays(to + r * 16, x);
-            else store_shared(to + r * 4, decay_between(sums[i0 - 1], x));
-        }
+        const int j = scan.key(step) + thread;
+        const u32 to = shared + AT_DECAYS + step % STAGES * DECAYS;
+        // a NaN becomes minus infinity: later rows have it in their own decays, earlier ones do not read the key
+        const float x = fmaxf(decay_between(before, sums[min(j, place.Tk - 1)]), minus_infinity());
+        const float y = fmaxf(decay_between(before, sums[min(j + 64, place.Tk - 1)]), minus_infinity());
+        const float most = warp_max(fmaxf(x, y)), least = -warp_max(fmaxf(-x, -y));
+        store_shared(to + thread * 4, x);
+        store_shared(to + (64 + thread) * 4, y);
+        if ((thread & 31) == 0) store_shared2(to + KEYS * 4 + thread / 32 * 8, most, least);
         warp_arrive(rings.keys.full(step), thread & 31);
     }
 }
@@ -151,7 +157,6 @@ struct Consumer {
     const Rings rings;
     const int i0;
     float m[2], l[2], factor[2], r[2];   // of the two rows: maximum, sum, 2^(m - m'); log2 decay from the block's start
-    Decays own[2];
 
     __device__ __forceinline__ Consumer(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int thread)
         : a(a), place(place), scan(scan), shared(shared), me(thread), rings(shared), i0(place.tile * BLOCK) {
@@ -161,10 +166,7 @@ struct Consumer {
         for (int h = 0; h < 2; h++) {
             m[h] = minus_infinity();
             l[h] = r[h] = 0.f;
-            if constexpr (GATED) {
-                own[h] = sums[min(i0 + me.row + 8 * h, place.T - 1)];
-                r[h] = decay_between(own[h], before);
-            }
+            if constexpr (GATED) r[h] = decay_between(sums[min(i0 + me.row + 8 * h, place.T - 1)], before);
         }
     }
     // scores of a tile, begun
@@ -187,27 +189,24 @@ struct Consumer {
         multiply_rows_AB<Values>(out, p, values);
         products_commit();
     }
-    // scores and decays; the keys are free then
-    __device__ __forceinline__ void add_decays(float (&s)[KEYS / 8][4], int step) {
-        const u32 decays = shared + AT_DECAYS + step % STAGES * KEYS * 16;
+    __device__ __forceinline__ u32 decays(int step) const { return shared + AT_DECAYS + step % STAGES * DECAYS; }
+    // Whether the decays between a row's own keys are not differences of those to the block's start: a reset is among them, or many
+    // digits are lost. No later row has a say in it
+    __device__ __forceinline__ bool is_steep(int h) const { return !(r[h] >= -512.f); }
+    // scores of the own tile become logits where rows are steep
+    __device__ __forceinline__ void add_decays(float (&s)[KEYS / 8][4]) const {
         const float c = a.scale * LOG2_E;
-        if (scan.key(step) + KEYS > i0) {
+        const int last = place.T - 1 - i0;
+        const Decays* const sums = a.sums + place.numbers(a, place.head) + i0;
 #pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-                if (scan.key(step) + n * 8 > i0 + me.first() + 15) continue;   // later than the warp's queries: masked below
+        for (int h = 0; h < 2; h++) {
+            if (!is_steep(h)) continue;
+            const Decays own = sums[min(me.row + 8 * h, last)];
 #pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    const Decays key = load_decays(decays + (n * 8 + me.column + e) * 16);
-                    s[n][e] = s[n][e] * c + decay_between(own[0], key);
-                    s[n][2 + e] = s[n][2 + e] * c + decay_between(own[1], key);
-                }
-            }
-        } else
+            for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-                const float2 x = load_shared2(decays + (n * 8 + me.column) * 4);
-                s[n][0] = s[n][0] * c + x.x; s[n][1] = s[n][1] * c + x.y; s[n][2] = s[n][2] * c + x.x; s[n][3] = s[n][3] * c + x.y;
-            }
+                for (int e = 2 * h; e < 2 * h + 2; e++) s[n][e] = s[n][e] * c + decay_between(own, sums[min(n * 8 + me.column + (e & 1), last)]);
+        }
     }
     __device__ __forceinline__ void mask(float (&s)[KEYS / 8][4], int step) const {
         const int j0 = scan.key(step);
@@ -222,33 +221,66 @@ struct Consumer {
                 if (j > z.high || j < z.low) s[n][e] = minus_infinity();
             }
     }
-    // scores become exponentials
-    __device__ __forceinline__ void exponentiate(float (&s)[KEYS / 8][4], int step) {
-        const float c = a.scale * LOG2_E;
-        if constexpr (GATED) add_decays(s, step);
-        warp_arrive(rings.keys.empty(step), me.lane);
+    __device__ __forceinline__ float largest(const float (&s)[KEYS / 8][4], int h) const {   // score of a lane's row h
+        float most = s[0][2 * h];
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
+        return most;
+    }
+    // Factors of the scores of a lane's two rows, decays from keys n * 8 + column and the next one to the block's start, from there to the
+    // rows: 1 and 0 where the scores are logits
+    template <bool STEEP> __device__ __forceinline__ float factor_of(int h) const { return STEEP && is_steep(h) ? 1.f : a.scale * LOG2_E; }
+    template <bool STEEP> __device__ __forceinline__ float key_decay(const float2& x, int e) const { return STEEP && is_steep(e >> 1) ? 0.f : e & 1 ? x.y : x.x; }
+    template <bool STEEP> __device__ __forceinline__ float row_decay(int h) const { return STEEP && is_steep(h) ? 0.f : r[h]; }
+    // what the logits of a lane's two rows do not exceed, less the decays from the block's start to the rows
+    template <bool STEEP> __device__ __forceinline__ void bound(float (&most)[2], const float (&s)[KEYS / 8][4], int step) const {
+        const Decays ends = load_decays(decays(step) + KEYS * 4);
+        const float nearest = fmaxf(ends.x, ends.z);
+        if (step == 0 || !(nearest - fminf(ends.y, ends.w) <= SPREAD)) {   // exactly; of the own keys, since they often have most weight
+            most[0] = most[1] = minus_infinity();
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+                const float2 x = load_shared2(decays(step) + (n * 8 + me.column) * 4);
+#pragma unroll
+                for (int e = 0; e < 4; e++) most[e >> 1] = fmaxf(most[e >> 1], s[n][e] * factor_of<STEEP>(e >> 1) + key_decay<STEEP>(x, e));
+            }
+        } else
+#pragma unroll
+            for (int h = 0; h < 2; h++) most[h] = largest(s, h) * factor_of<false>(h) + nearest;
+    }
+    // Scores become exponentials. STEEP: some row of the warp is, in the own tile
+    template <bool STEEP = false> __device__ __forceinline__ void exponentiate(float (&s)[KEYS / 8][4], int step) {
+        constexpr int ROWS = 1 + GATED;   // at once
+        float most[2], shift[2], sum[2] = {0.f, 0.f};
+        if constexpr (STEEP) add_decays(s);
+        if constexpr (!GATED) warp_arrive(rings.keys.empty(step), me.lane);
         mask(s, step);
+        if constexpr (GATED) bound<STEEP>(most, s, step);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float most = s[0][2 * h], sum = 0.f;
+        for (int h0 = 0; h0 < 2; h0 += ROWS) {
 #pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-            most = row_max(most);
-            const float far = GATED && scan.key(step) + KEYS <= i0 ? r[h] : 0.f;
-            most = fmaxf(m[h], GATED ? most + far : most * c);
-            const float finite = most == minus_infinity() ? 0.f : most, shift = finite - far;
-            factor[h] = exp2_approx(m[h] - finite);
-            m[h] = most;
+            for (int h = h0; h < h0 + ROWS; h++) {
+                const float far = row_decay<STEEP>(h), x = GATED ? row_max(most[h]) + far : row_max(largest(s, h)) * factor_of<false>(h);
+                const float next = !GATED ? fmaxf(m[h], x) : x > m[h] + SLACK ? x : m[h], finite = next == minus_infinity() ? 0.f : next;
+                factor[h] = exp2_approx(m[h] - finite);
+                m[h] = next;
+                shift[h] = GATED ? finite - far : finite;
+            }
 #pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
+            for (int n = 0; n < KEYS / 8; n++) {
+                float2 x;
+                if constexpr (GATED) x = load_shared2(decays(step) + (n * 8 + me.column) * 4);
 #pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float& y = s[n][2 * h + e];
-                    y = exp2_approx(GATED ? y - shift : y * c - shift);
-                    sum += y;
+                for (int e = 2 * h0; e < 2 * (h0 + ROWS); e++) {
+                    const int h = e >> 1;
+                    s[n][e] = exp2_approx(s[n][e] * factor_of<STEEP>(h) + (GATED ? key_decay<STEEP>(x, e) - shift[h] : -shift[h]));
+                    sum[h] += s[n][e];
                 }
-            l[h] = l[h] * factor[h] + sum;
+            }
+#pragma unroll
+            for (int h = h0; h < h0 + ROWS; h++) l[h] = l[h] * factor[h] + sum[h];
         }
+        if constexpr (GATED) warp_arrive(rings.keys.empty(step), me.lane);
     }
     // the sink, the denominator: 1 / l (times what the sink takes away); l becomes its logarithm
     __device__ __forceinline__ void finish(float (&f)[2]) {
@@ -290,7 +322,8 @@ struct Consumer {
         begin_scores(s, 0);
         products_wait<0>();
         accumulator_fence(s);
-        exponentiate(s, 0);
+        if (GATED && __any_sync(0xffffffffu, is_steep(0) || is_steep(1))) exponentiate<GATED>(s, 0);
+        else exponentiate(s, 0);
         pack_operands(p, s);
         if constexpr (GATED) {
             const float x = least(m);
@@ -304,11 +337,13 @@ struct Consumer {
             products_wait<1>();
             accumulator_fence(s);
             exponentiate(s, step);
+            if constexpr (GATED) settle(l[0] + l[1]);   // the exponentials
             products_wait<0>();
             accumulator_fence(out);
             warp_arrive(rings.values.empty(step - 1), me.lane);
+            if (!GATED || __any_sync(0xffffffffu, factor[0] != 1.f || factor[1] != 1.f))
 #pragma unroll
-            for (int n = 0; n < WIDTH_V / 8; n++) { out[n][0] *= factor[0]; out[n][1] *= factor[0]; out[n][2] *= factor[1]; out[n][3] *= factor[1]; }
+                for (int n = 0; n < WIDTH_V / 8; n++) { out[n][0] *= factor[0]; out[n][1] *= factor[0]; out[n][2] *= factor[1]; out[n][3] *= factor[1]; }
             pack_operands(p, s);
         }
         begin_values(out, p, steps.known - 1);

@@ -36,6 +36,8 @@ template <int N> LA_DEVICE void accumulator_fence(float (&c)[N][4]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])::"memory");
 }
+// x, which is not negative, is computed before what follows: the assembler moves arithmetic behind waits otherwise
+LA_DEVICE void settle(float x) { asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p nanosleep.u32 0; }" ::"f"(x) : "memory"); }
 // shared memory that threads wrote becomes visible to products that follow a barrier
 LA_DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // waits for the threads of one warpgroup; for THREADS of several

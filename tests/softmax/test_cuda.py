@@ -245,6 +245,19 @@ def test_causality_to_the_bit(cp, fn):
     assert not same(cp, a, b)
 
 
+@pytest.mark.parametrize("decay", [-50.0, -np.inf, np.nan])
+def test_causality_of_gates_in_a_block(cp, decay):
+    """Strong gates later in a block of 128 queries change no bit of earlier ones."""
+    fn, other = la.forgetting_attention, {}
+    arrays, _ = draw(fn, 300, B=1, gates="mild")
+    for n, x in arrays.items():
+        other[n] = x.copy()
+    other["g"][:, 200:] = decay
+    a, b = (fn(**{n: cp.asarray(x) for n, x in one.items()}, backend="cuda") for one in (arrays, other))
+    assert same(cp, a[:, :200], b[:, :200])
+    assert not same(cp, a, b)
+
+
 def test_replay(cp):
     """The second call and its pullback are recorded launches, with the same bits."""
     from linattn_np.call import dispatch, vjp

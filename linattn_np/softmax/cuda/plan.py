@@ -70,7 +70,7 @@ def shared_memory(name: str, kind: Kind) -> int:
     """Bytes of shared memory of a block, as the source asserts."""
     K, V = (2 * padded(width) for width in (kind.K, kind.V))  # bytes of a row
     if name == "forward":
-        return BLOCK * max(K, V) + 2 * BLOCK * (K + V) + kind.gated * (2 * BLOCK * 16 + 48) + 2 * 2 * 16 + 32
+        return BLOCK * max(K, V) + 2 * BLOCK * (K + V) + kind.gated * (2 * (BLOCK * 4 + 16) + 48) + 2 * 2 * 16 + 32
     if name == "dq":
         return 0
     stages, dz, ones = ROWS * (3 * K + 2 * V), 2 * ROWS * 2 * BLOCK, kind.gated * BLOCK * 128
