@@ -97,8 +97,8 @@ def cell_of(x: Inputs, plan: Plan, columns: int, started: bool) -> Cell:
 
 
 def _direct(x: Inputs, plan: Plan) -> frozenset[str]:
-    """Of q, v and r: whole vectors side by side."""
-    given = {"v": x.v} if plan.features is not None else {"q": x.q, "v": x.v, "r": x.r if x.a is None else x.a}
+    """Of q and v: whole vectors side by side."""
+    given = {"v": x.v} if plan.features is not None else {"q": x.q, "v": x.v}
     W = lane(plan.dtype)
     return frozenset(n for n, y in given.items() if is_direct(y, plan.dtype) and y.shape[-1] % W == 0)
 
