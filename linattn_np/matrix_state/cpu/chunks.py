@@ -61,7 +61,7 @@ class Made(NamedTuple):
         at = None if plan.states_at is None else np.empty((*lead, len(plan.states_at), *shape), dtype)
         table.tokens("out", out, table.query_heads)
         table.of_plan(x, plan)
-        for name, S in (("in_state", state), ("out_state", end), ("starts", end), ("out_states", at)):
+        for name, S in (("in_state", state), ("starts", end), ("out_states", at)):
             table.states(name, S)
         return cls(table, end, out, at)
 

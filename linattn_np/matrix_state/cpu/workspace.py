@@ -24,7 +24,7 @@ FLAGS = ("decay", "erase", "query_reads", "erase_reads", "separate_erase_key", "
 TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "rotates", "known", "known_batch",
           "known_head", "known_t")  # fmt: skip
 NUMBERS = ("scale", "eps", "enough", "curve")
-ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "out_state", "in_dout",
+ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
           "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",
           "out_sums", "out_dgv", "in_rotation")  # fmt: skip
@@ -102,7 +102,7 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
         "pushes": M("c", "K_lanes"), "decays": M("c", "K_lanes"),  # decays: e^g, or its first column
         "query": M("c_queries", "K_lanes"), "nobody": M("K_lanes"), "predicted_weights": M("K_lanes"),
         "bonuses": M("c_queries"), "packed": M("K", "width_lanes"), "values": M("width_lanes"),
-        "values_own": M("width_lanes"), "written": M("width_lanes"), "predicted": M("width_lanes"),
+        "written": M("width_lanes"), "predicted": M("width_lanes"),
         "seen": M("width_lanes"), "fade": M("c", "width_lanes"), "rotation": M("two", "pairs"),
     },
     "map tokens": {  # rows as they are given, all monomials, lengths
@@ -115,4 +115,4 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
 WORK = Workspace("work", (*TASK, *SIZES, *FLAGS, *TOKENS), NUMBERS, ARRAYS, GROUPS)
 Work = workspace_kind(WORK)
 # matrices that may be rows of the call's arrays
-Q, V, U, VALUES = (WORK.slots[name] for name in ("q", "v", "U", "values"))
+Q, V, U = (WORK.slots[name] for name in ("q", "v", "U"))
