@@ -34,12 +34,14 @@ SWITCHES = ("qk_l2norm", "beta_sigmoid", "dt_softplus")  # options that preproce
 class Pair(NamedTuple):
     """A call with a change of variables, and calls of the core's cells on what it becomes.
 
-    is_solved: the systems are solved by `library_solver` beside the cells, forward once, in a vjp twice.
+    is_change: not of mesa_net, whose arrays are the core's inputs.   is_solved: the systems are solved by
+    `library_solver` beside the cells, forward once, in a vjp twice.
     """
 
     name: str
     changed: Call
     ready: tuple[Call, ...]
+    is_change: bool = True
     is_solved: bool = False
 
 
@@ -69,6 +71,7 @@ def pairs(B: int, H: int, D: int) -> Iterator[Pair]:
             if all(one is not None for one in ready):
                 pair = Pair(f"{fn.spec.name} {label}".rstrip(), (fn.spec.name, given | options), tuple(ready))
                 if hasattr(x, "solver"):
+                    pair = pair._replace(is_change=False)
                     yield pair._replace(is_solved=True)
                     pair = pair._replace(name=f"{pair.name} over linear cells")
                 yield pair

@@ -61,6 +61,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
     query, key, value: the arrays that the core's q, k and v come from; None for a variant without one.
     gate: the array without which the log decays are constants that need no gradient.
     erase_key: what the erase vectors r are, if there are any.
+    complement_keys: the core's k is 1 - e^g. A backend may add the gradient through k to that of g: then d.k is None.
     """
 
     to_core: Callable[[Variables], CoreInputs]
@@ -72,6 +73,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
     value: str = "v"
     gate: str | None = None
     erase_key: EraseKey = EraseKey.OWN
+    complement_keys: bool = False
 
 
 class Record(Protocol):

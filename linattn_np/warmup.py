@@ -172,15 +172,15 @@ def vector_backward_entries(
     plan, delta = cuda_vector, erase is Erase.DELTA
     for gate in ("bfloat16", "float32"):
         kind = cuda_vector.VectorKind(K, V, gate, bonus, bonus)
-        how = [("reverse", plan.REVERSE, plan.reverse_constants(kind, delta)),
-               ("gradients", plan.GRADS, plan.grads_constants(kind, delta)),
-               ("exact gradients", plan.GRADS, plan.grads_constants(kind, delta, True))]
-        how += [("reverse of segments", plan.REVERSE, plan.reverse_constants(kind, delta, True))]
+        how = [(f"reverse{' of segments' * adds}", plan.REVERSE, plan.reverse_constants(kind, delta, adds))
+               for adds in (False, True)]  # fmt: skip
+        how += [(f"{'exact ' * exact}gradients{' with keys of log decays' * one.complement}", plan.GRADS,
+                 plan.grads_constants(one, delta, exact)) for exact in (False, True)
+                for one in (kind, kind._replace(complement=True))[: 2 - (delta or bonus)]]  # fmt: skip
         how += [] if delta or bonus else [("queries", plan.GRADS, plan.grads_constants(kind, dq="float32"))]
         how += [("strengths", plan.STRENGTHS, plan.small_constants(kind, True))] if delta else []
         how += [("bonus", plan.BONUS, plan.small_constants(kind, False))] if bonus else []
-        for words, kernel, constants in how:
-            yield Entry(f"vector decay in {gate}, {words}", kernel.file, constants)
+        yield from (Entry(f"vector decay in {gate}, {words}", kernel.file, made) for words, kernel, made in how)
 
 
 def softmax_entries(dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool = True) -> Iterator[Entry]:

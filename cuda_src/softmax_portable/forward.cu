@@ -202,7 +202,7 @@ struct Worker : Tiles {
             } else multiply_rows<KeyTile, KeyTile>(s, shared, row0, stage(step), key0, lane);
             finish_scores(s, step);
             exponentiate(s, out);
-            multiply_weights<ValueTile>(out, s, stage(step) + AT_V, key0, lane);
+            multiply_weights<ValueTile, !SPLIT>(out, s, stage(step) + AT_V, key0, lane);
         }
         copy_wait<0>();
         l[0] = row_sum(l[0]);

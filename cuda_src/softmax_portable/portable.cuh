@@ -120,30 +120,45 @@ LA_DEVICE typename Element::A operand_of(const float (&x)[4], const float (&y)[4
 }
 // c += A B^T of 16 rows of A, from `row` on, and the 8 N rows of B from `other` on, over all columns
 template <class X, class Y, int N> LA_DEVICE void multiply_rows(float (&c)[N][4], u32 a, int row, u32 b, int other, int lane) {
+    float rest[N][4];
+    clear(rest);
 #pragma unroll
     for (int k = 0; k < X::COLUMNS; k += 16) {
         const typename Element::A x = Element::operand(load_a_rows<Element, X>(a, row, k, lane));
 #pragma unroll
-        for (int n = 0; n < N / 2; n++) {
+        for (int n = 0; n < N; n += 2) {
             typename Element::B y[2];
-            load_b_rows<Element, Y>(y, b, other + n * 16, k, lane);
-            Element::multiply(c[2 * n], x, y[0]);
-            Element::multiply(c[2 * n + 1], x, y[1]);
+            load_b_rows<Element, Y>(y, b, other + n * 8, k, lane);
+            multiply_terms<Element>(c[n], rest[n], x, y[0]);
+            multiply_terms<Element>(c[n + 1], rest[n + 1], x, y[1]);
         }
     }
+#pragma unroll
+    for (int n = 0; n < (Element::EXACT ? N : 0); n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) c[n][e] += rest[n][e];
 }
-// c += P B of the accumulators P (16, 8 N) and rows of B from `row` on
-template <class Y, int N, int M> LA_DEVICE void multiply_weights(float (&c)[M][4], const float (&p)[N][4], u32 b, int row, int lane) {
+// c += P B of the accumulators P (16, 8 N) and rows of B from `row` on. LONG: a sum over many tiles, to which 32 products at a time are added
+template <class Y, bool LONG = true, int N, int M> LA_DEVICE void multiply_weights(float (&c)[M][4], const float (&p)[N][4], u32 b, int row, int lane) {
+    constexpr bool APART = LONG && Element::EXACT;
+    constexpr int RUN = APART && N >= 4 ? 4 : 2;
+    static_assert(N % RUN == 0, "whole runs of columns of P");
 #pragma unroll
-    for (int n = 0; n < N / 2; n++) {
-        const typename Element::A x = operand_of(p[2 * n], p[2 * n + 1]);
+    for (int first = 0; first < N; first += RUN) {
+        typename Element::A x[RUN / 2];
 #pragma unroll
-        for (int m = 0; m < M / 2; m++) {
-            typename Element::B y[2];
-            load_b_columns<Element, Y>(y, b, row + n * 16, m * 16, lane);
-            Element::multiply(c[2 * m], x, y[0]);
-            Element::multiply(c[2 * m + 1], x, y[1]);
-        }
+        for (int n = 0; n < RUN; n += 2) x[n / 2] = operand_of(p[first + n], p[first + n + 1]);
+#pragma unroll
+        for (int m = 0; m < M; m += 2)
+            add_products<APART>(c, m, [&](float (&d)[4], float (&e)[4]) {
+#pragma unroll
+                for (int n = 0; n < RUN; n += 2) {
+                    typename Element::B y[2];
+                    load_b_columns<Element, Y>(y, b, row + (first + n) * 8, m * 8, lane);
+                    Element::multiply(d, x[n / 2], y[0]);
+                    Element::multiply(e, x[n / 2], y[1]);
+                }
+            });
     }
 }
 // two neighbouring numbers of a row of WIDTH elements

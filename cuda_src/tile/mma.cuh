@@ -50,6 +50,7 @@ struct Bfloat16 {
 // float16 as it is, for factors of the order of 1
 struct Half {
     static constexpr int BYTES = 2;
+    static constexpr bool EXACT = false;
     struct A { u32 x[4]; };
     struct B { u32 x[2]; };
     typedef A Raw;
@@ -145,6 +146,25 @@ template <class E, int TILES, int N> LA_DEVICE void multiply_pair(float (&c)[TIL
         E::multiply(c[m][i], a[m], b[0]);
         E::multiply(c[m][i + 1], a[m], b[1]);
     }
+}
+
+// Tensor cores truncate what they add, and what they cut off a long sum adds up. Two remedies for Float32:
+// C += A B with the products of second terms, which are small, in a sum of their own: a third of the truncations of C
+template <class E> LA_DEVICE void multiply_terms(float (&c)[4], float (&rest)[4], const typename E::A& a, const typename E::B& b) {
+    if constexpr (E::EXACT) {
+        mma_tf32(rest, a.lo, b.hi);
+        mma_tf32(rest, a.hi, b.lo);
+        mma_tf32(c, a.hi, b.hi);
+    } else E::multiply(c, a, b);
+}
+// tiles i, i + 1 of C += what f(d0, d1) adds to two tiles: with APART f begins with zeros, and its sum is added to C rounded
+template <bool APART, int N, class F> LA_DEVICE void add_products(float (&c)[N][4], int i, F f) {
+    if constexpr (APART) {
+        float d[2][4] = {};
+        f(d[0], d[1]);
+#pragma unroll
+        for (int n = 0; n < 8; n++) c[i + (n >> 2)][n & 3] += d[n >> 2][n & 3];
+    } else f(c[i], c[i + 1]);
 }
 
 // Operands out of shared tiles. `base` is the tile's shared address; rows and columns start at multiples of 16.

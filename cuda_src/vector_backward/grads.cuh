@@ -6,7 +6,7 @@
 //     readers:  y = X / h;  for J:  y[I >= J] += Z[I, J] kP_J;  out_J = Pre h y_J;  y[I > J] *= D_J
 //     writers:  y = X h;    for I:  y[J <= I] *= D_I;  y[J <= I] += Z[I, J]^T qP_I;  out_I = y_I / (Pre h)
 // A pair (i, j) of a chunk has no rounding of its own but that of the result: copies and Z (Y) are operands of two bfloat16 terms, x and what rounding
-// leaves of it, whose four products are added. The second terms go where tiles have been that all products have read.
+// leaves of it, whose four products are added. The second terms of Z (with LA_ERASE all) go where tiles have been that all products have read.
 // LA_EXACT 1 is for chunks of which a block decays by more than 2^-116 in some channel: copies q Pre and k Suf (exponents <= 0), pairs inside
 // a block one by one in float32.
 #pragma once
@@ -17,7 +17,11 @@
 #ifndef LA_DQ   // of dq, as LA_DTYPE: 0 bfloat16, 2 float32
 #define LA_DQ 0
 #endif
-constexpr bool ERASE = LA_ERASE, EXACT_BLOCKS = LA_EXACT;
+#ifndef LA_COMPLEMENT   // 1: keys are 1 - e^g, so that dg has e^g dk subtracted and no dk is stored
+#define LA_COMPLEMENT 0
+#endif
+constexpr bool ERASE = LA_ERASE, EXACT_BLOCKS = LA_EXACT, COMPLEMENT = LA_COMPLEMENT;
+constexpr bool RESTS_APART = !ERASE && !EXACT_BLOCKS;   // copies' second terms have places of their own
 constexpr float MIDDLE = 0x1p58f, SMALLEST_DECAY = 0x1p-116f;   // 80 nats in a block
 constexpr int THREADS = 256, HALF = 64, HALVES = round_up(LA_K, HALF) / HALF, BLOCKS = C / 16;
 constexpr int PER = 4, OWN = SLICE / 2;   // channels and rows of a lane, half a warp a row
@@ -28,7 +32,7 @@ constexpr int AT_AFTER = AT_STATE + Whole::PANEL, AT_DOUT = AT_AFTER + Whole::PA
 constexpr int AT_SPARE = AT_ERROR + ERASE * Tokens::SIZE, AT_Z = ERASE ? AT_DOUT : AT_SPARE, AT_Y = AT_Z + Square::SIZE;
 typedef SliceTable<HALF, PER> Table;
 // tables of slices: decays; <S, G>; sums of db, before them decays of blocks; then what crosses the chunk's end, Z's diagonal
-constexpr int AT_DECAYS = AT_SPARE + (ERASE ? EXACT_BLOCKS * 2 : 1) * Square::SIZE, AT_PRODUCTS = AT_DECAYS + Table::BYTES;
+constexpr int AT_DECAYS = AT_SPARE + (ERASE ? EXACT_BLOCKS * 2 : 1 + RESTS_APART * 2) * Square::SIZE, AT_PRODUCTS = AT_DECAYS + Table::BYTES;
 constexpr int AT_SUMS = AT_PRODUCTS + Table::BYTES, AT_BLOCKS = AT_SUMS, AT_CROSSING = AT_SUMS + Table::BYTES, AT_OWN = AT_CROSSING + HALF * 4;
 constexpr int AT_NEAR = AT_OWN + C * 4, AT_BARRIER = AT_NEAR + C * 4;   // exact: Z next to its diagonal
 // exact: which items are flagged; what is written for G, and its sums
@@ -38,7 +42,7 @@ static_assert(LA_SHARED == (EXACT_BLOCKS ? AT_GIVEN_SUMS + Table::BYTES : AT_BAR
 constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = EXACT_BLOCKS ? AT_WRITTEN : AT_DOUT;
 // second terms of Z, Y and copies. With erase the last three go where sums are staged later
 constexpr int AT_Z_REST = ERASE ? AT_ERROR : AT_DOUT, AT_Y_REST = AT_Z_REST + Square::SIZE;
-constexpr int AT_KP_REST = ERASE ? AT_READS : AT_Z_REST + Square::SIZE, AT_QP_REST = ERASE ? AT_WRITES : AT_WRITTEN, AT_KR_REST = AT_QP_REST + Square::SIZE;
+constexpr int AT_KP_REST = ERASE ? AT_READS : AT_Z + Square::SIZE, AT_QP_REST = ERASE ? AT_WRITES : AT_KP_REST + Square::SIZE, AT_KR_REST = AT_QP_REST + Square::SIZE;
 constexpr int AT_RAW_A = ERASE ? AT_ERROR : AT_DOUT, AT_RAW_Q = ERASE ? AT_SPARE : AT_WRITTEN, AT_RAW_K = AT_RAW_Q + Square::SIZE;
 
 struct ChunkPlace {

@@ -62,6 +62,11 @@ struct Own {
     __device__ __forceinline__ float over(int r, int c) const { return reciprocal(fmaxf(pre[r][c], MIDDLE * SMALLEST_DECAY)); }
     __device__ __forceinline__ float erases(int r, int c) const { return k.at(r, c) * pre[r][c]; }
 
+    // a copy's row, and what rounding leaves of it if that has a place
+    static __device__ __forceinline__ void store_terms(int at, int rest, const float (&x)[PER], int r, const Lane& me) {
+        store_row<PER>(me.row(at, r), x);
+        if constexpr (RESTS_APART) store_words(me.row(rest, r), rest_of(x[0], x[1]), rest_of(x[2], x[3]));
+    }
     // scaled copies of the rows
     __device__ __forceinline__ void copy(const Lane& me) const {
         float rest[PER] = {suf[0], suf[1], suf[2], suf[3]};
@@ -76,17 +81,17 @@ struct Own {
                 z[c] = erases(r, c);
                 if constexpr (EXACT_BLOCKS) rest[c] *= a[r][c];
             }
-            store_row<PER>(me.row(AT_QP, r), x);
-            store_row<PER>(me.row(AT_KP, r), y);
+            store_terms(AT_QP, AT_QP_REST, x, r, me);
+            store_terms(AT_KP, AT_KP_REST, y, r, me);
             if constexpr (ERASE) store_row<PER>(me.row(AT_KR, r), z);
         }
     }
-    // q or k, which are not held over products: they would take registers that those need
+    // q or k again, with erase: held over the products they would take registers that those need
     __device__ __forceinline__ void load_rows(Slice<LA_DTYPE, PER, OWN>& to, const Rows& rows, const ChunkPlace& place, const Lane& me) {
         const Sequence& s = place.of.sequence;
         to.load(rows_of(rows, s, place.of.head), rows.token, place.half * HALF + me.channel, opaque(place.chunk * C + me.first), s.T);
     }
-    // the copies' second terms
+    // the copies' second terms, with erase
     __device__ __forceinline__ void copy_rest(const VectorGradArguments& x, const ChunkPlace& place, const Lane& me) {
         load_rows(q, x.q, place, me);
         store_rest(me, AT_QP_REST, [&](int r, int c) { return query(r, c); });

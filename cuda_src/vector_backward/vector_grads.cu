@@ -41,7 +41,7 @@ LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], Own& copies, co
     if constexpr (ERASE || !EXACT_BLOCKS) __syncthreads();   // what follows goes where tiles have been
     store_gram<BEFORE, BEFORE && EXACT_BLOCKS>(z, me.shared + AT_Z, me.shared + AT_Z_REST, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
     if constexpr (ERASE) store_gram<true, false>(y, me.shared + AT_Y, me.shared + AT_Y_REST, 0, 0, -1.f, me);
-    if constexpr (!EXACT_BLOCKS) copies.copy_rest(a, place, me);
+    if constexpr (ERASE && !EXACT_BLOCKS) copies.copy_rest(a, place, me);
     publish_shared();
     return __syncthreads_or(far);
 }
@@ -150,11 +150,12 @@ LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const P
             }
             db[r][c] = (BEFORE ? later[c] : later[c] + row.read[c]) - row.write[c];
             later[c] = BEFORE ? db[r][c] + row.read[c] : db[r][c];
+            if constexpr (COMPLEMENT) db[r][c] -= own.a[r][c] * row.dk[c];
             if constexpr (EXACT_BLOCKS) suf[c] *= own.a[r][c];
         }
         if (r < left) {
             store_queries(to_q + r * a.dq.token, row.dq);
-            store_copies(to_k + r * a.dk.token, row.dk);
+            if constexpr (!COMPLEMENT) store_copies(to_k + r * a.dk.token, row.dk);
         }
     }
     other_half(other, later);
@@ -228,7 +229,7 @@ LA_DEVICE bool gradients(const VectorGradArguments& a, const ChunkPlace& place, 
     const Raw raw(me);
     if constexpr (EXACT_BLOCKS) raw.store(own, me);
     sum_blocks(x, erases, a.scale, me);
-    if constexpr (!EXACT_BLOCKS) {
+    if constexpr (ERASE && !EXACT_BLOCKS) {
         own.load_rows(own.q, a.q, place, me);
         own.load_rows(own.k, a.k, place, me);
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,10 @@ PATH = """\
 `python -m bench path_attention --backend cuda`: (B, T, H, K = V), bfloat16, nanoseconds per token and head; both:
 forward and pullback. FLA's kernels on the same arrays in the same run, w and beta in float32, its few tuned kernels
 with two candidates; what it was not timed for is empty. Errors of our gradients are at most {error:.2g} of the norm."""
+SYSTEM = """\
+`python -m bench deltaformer --backend cuda`: (B, T, H, K = V), w = q, strengths that are sigmoids of normal numbers,
+bfloat16, nanoseconds per token and head; array calls on the same arrays in the same run. Errors are at most {error:.2g}
+of the norm."""
 CACHES = """\
 `python -m bench portable_attention --backend cuda`: T tokens after a full cache of L slots, which is overwritten,
 (B, L, T, H / heads of keys and values, K = V), microseconds per call, caches in rotation. graph: a replayed CUDA graph;
@@ -326,20 +331,21 @@ def _attention(times: dict[str, Any], call: str, name: str) -> list[str]:
     return cells
 
 
-def path(result: dict[str, Any], table: Table) -> Iterator[str]:
-    """PaTH attention and FLA."""
-    yield "On a GPU: PaTH attention"
-    yield PATH.format(error=max(max(each.values()) for each in result["errors"].values()))
+def path(result: dict[str, Any], table: Table, title: str = "PaTH attention", words: str = PATH, peers: str = "FLA",
+         ) -> Iterator[str]:
+    """PaTH attention and FLA; DeltaFormer and array calls."""
+    yield f"On a GPU: {title}"
+    yield words.format(error=max(max(each.values()) for each in result["errors"].values()))
     body = []
     for row in result["rows"]:
-        call = f"({row['B']}, {row['T']}, {row['H']}, {row['K']})" + ", with a gate" * row["gated"]
+        call = f"({row['B']}, {row['T']}, {row['H']}, {row['K']})" + ", with a gate" * row.get("gated", False)
         cells = [call + " *" * ("measured_apart" in row)]
         for what in ("forward", "both"):
             own = row["times"].get(what, {})
             peer = next((x for n, x in row["times"].items() if n.startswith(f"{what}: ")), {})
             cells += [ns(own.get("ns")), ns(peer.get("ns")), f"{peer['times_ours']:.2f}" if "ms" in peer else ""]
         body.append(cells)
-    yield table(["call", "forward", "FLA", "ratio", "both", "FLA", "ratio"], body)
+    yield table(["call", "forward", peers, "ratio", "both", peers, "ratio"], body)
     yield from ["\\* measured in an earlier run."] * any("measured_apart" in row for row in result["rows"])
 
 
@@ -387,6 +393,7 @@ def draw(result: dict[str, Any], folder: Path) -> None:
 
 NAMES = {
     "cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_vector_decay": vector, "cuda_step": steps,
-    "cuda_softmax": attention, "cuda_path_attention": path, "cuda_portable_attention": caches, "cuda_scaling": scaling,
-    "cuda_states": states,
+    "cuda_softmax": attention, "cuda_path_attention": path,
+    "cuda_deltaformer": partial(path, title="DeltaFormer", words=SYSTEM, peers="array calls"),
+    "cuda_portable_attention": caches, "cuda_scaling": scaling, "cuda_states": states,
 }  # fmt: skip

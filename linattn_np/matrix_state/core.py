@@ -233,7 +233,8 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
            "l2norm": options.get("qk_l2norm", False), "l2norm_eps": options.get("l2norm_eps", 0.0),
            "beta_sigmoid": float(options.get("beta_sigmoid", False) + options.get("allow_neg_eigval", False)),
            "gate_lower_bound": options.get("gate_lower_bound"), "micro_steps": steps, "sequences": sequences,
-           "chunk_states": options.get("chunk_states") or "loop", "erase_key": spec.change.erase_key}  # fmt: skip
+           "chunk_states": options.get("chunk_states") or "loop", "erase_key": spec.change.erase_key,
+           "complement_keys": spec.change.complement_keys}  # fmt: skip
     if plan.states_at is not None:
         own["states_at"] = tuple(steps * n for n in plan.states_at)
     return Plan(**plan._asdict() | own)

@@ -70,7 +70,7 @@ def _l2norm_inputs(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
     if plan.erase_key is EraseKey.PRODUCT:
         wide_r, wide_k = (cast(plan.xp, y, plan.dtype) for y in (x.r, x.k))
         r = over_length(plan.xp, wide_r, wide_k, plan.l2norm_eps)
-    return x._replace(q=q, k=k, r=r), plan._replace(l2norm=False)
+    return x._replace(q=q, k=k, r=r), plan._replace(l2norm=False, complement_keys=False)
 
 
 def _l2norm_vjp(run: Run, saved: Normed, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:

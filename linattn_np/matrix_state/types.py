@@ -172,6 +172,7 @@ class Plan(NamedTuple):
     returns_state: bool = True  # the final state is returned
     has_state: bool = False  # an initial state is given
     erase_key: EraseKey = EraseKey.OWN  # what r is (DELTA)
+    complement_keys: bool = False  # k is 1 - e^g: a backend may return dg - e^g dk as dg, and None as dk
     computed: tuple[str, ...] = ()  # inputs that the call computed of others: kernels may round them to 16 bits
     states_at: tuple[int, ...] | None = None  # numbers of tokens after which states are returned (StatesAt)
 

@@ -48,8 +48,8 @@ PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")  # they
 WIDEST_PORTABLE = 256
 FEW_QUERIES = 16
 PORTABLE_TILES = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 2))
-PORTABLE_BLOCKS = ((64, 32), (32, 32), (32, 16), (16, 16))  # of gradients: rows of a block, rows of a tile
-SYSTEMS = os.environ.get("LINATTN_CUDA_SYSTEMS", "0") not in ("", "0")  # kernels of linear systems
+PORTABLE_BLOCKS = ((64, 32), (64, 16), (32, 32), (32, 16), (16, 16))  # of gradients: rows of a block, rows of a tile
+SYSTEMS = os.environ.get("LINATTN_CUDA_SYSTEMS", "1") not in ("", "0")  # kernels of linear systems
 SYSTEM_ROWS = (64, 32, 16)  # of a block of a linear system
 SHORTEST_PIECE, MOST_PIECES = 128, 32  # keys of a piece; pieces of a cache (cache.cu has 64 weights of pieces)
 

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not inst
 # of what segments add, has the same and spills with narrow keys only. The gradients share a multiprocessor in twos, 128
 # registers a thread, of which two sums of the delta rule take 64 while second terms of copies are made.
 ALLOWANCE = {("reverse", Erase.DELTA): 24, ("reverse of segments", Erase.DELTA): 32,
-             ("exact gradients", Erase.NONE): 48, ("gradients", Erase.DELTA): 288}  # fmt: skip
+             ("exact gradients", Erase.NONE): 48, ("exact gradients with keys of log decays", Erase.NONE): 64,
+             ("gradients", Erase.DELTA): 288}  # fmt: skip
 KINDS = [(128, 128, Erase.NONE, False), (128, 128, Erase.NONE, True), (64, 40, Erase.NONE, True),
          (128, 128, Erase.DELTA, False), (40, 120, Erase.DELTA, False)]  # fmt: skip
 
@@ -28,7 +29,7 @@ KINDS = [(128, 128, Erase.NONE, False), (128, 128, Erase.NONE, True), (64, 40, E
 def test_every_entry_compiles(K, V, erase, bonus):
     """To products of warpgroups that do not wait for one another, no more spills than the allowance."""
     entries = list(vector_backward_entries("bfloat16", K, V, 90, erase, bonus))
-    assert len(entries) == 2 * 5
+    assert len(entries) == 2 * (5 if erase is Erase.DELTA or bonus else 7)
     for entry in entries:
         code, name = compiled(entry), entry.words.split(", ")[1]
         assert spilled(code.log) <= ALLOWANCE.get((name, erase), 0), (entry.words, code.log)

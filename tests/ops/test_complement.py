@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.matrix_state import preprocess
+from linattn_np.matrix_state.types import Inputs, Plan
 from linattn_np.ops.complement import complement, complement_vjp
 from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import CUPY, KINDS, device_plans, stub
@@ -52,3 +54,21 @@ def test_a_call_is_replayed(public):
         out = la.hgrn2(**{n: stub(y) for n, y in x.items()})
         assert np.abs(out - la.hgrn2(**x)).max() < 1e-5
     assert len(device_plans()) == 1
+
+
+def test_kernels_may_have_added_the_gradient_through_the_keys():
+    """d.k is None then, and dg is left as it is."""
+    change, dg = la.hgrn2.spec.change, np.ones((2, 3))
+    assert change.complement_keys
+    assert not la.gla.spec.change.complement_keys
+    assert change.to_core_vjp(None, Inputs(None, None, None, dg))["g"] is dg
+
+
+def test_keys_divided_by_their_length_are_not_those_of_log_decays():
+    """A backend must not take them for 1 - e^g."""
+    step = next(step for step in preprocess.PREPROCESSING if step.name == "l2norm")
+    q = np.ones((1, 2, 1, 4))
+    plan = Plan(np, np.float64, 1.0, l2norm=True, complement_keys=True)
+    x, inner = step.inputs(None, Inputs(q, q, q, -q), plan)
+    assert np.allclose(x.k, 0.5)
+    assert not inner.complement_keys

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from ...ops.cpu.products import FULL, LEFT_UPPER, OUT_LOWER, product, transpose
-from ...ops.cpu.rows import add_dots, add_hadamard, clear, fill, hadamard, hadamard_to, overlap, scale_rows, scaled
+from ...ops.cpu.rows import add, add_dots, add_hadamard, clear, fill, hadamard, hadamard_to, overlap, scale_rows, scaled
 from ...ops.cpu.storage import load, save, save_column
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot
@@ -202,7 +202,10 @@ def delta_vjp(w: Work):
     add_dots(w.decayed, w.back, False, -1.0, w.dbeta)
     save_column(w.dbeta, w.out_dbeta, place)
     gram_vjp(w, early | STRICT, w.beta, w.M, w.r, w.k, w.dr, w.dk)
-    save(w.dr, w.out_dr, place, (0, w.K))
+    if w.separate_erase_key:
+        save(w.dr, w.out_dr, place, (0, w.K))
+    else:
+        add(w.dr, w.dk)
 
 
 @piece(of="free")

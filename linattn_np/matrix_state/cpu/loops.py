@@ -161,7 +161,7 @@ def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: in
     dtype, lead, made = np.dtype(plan.dtype), x.v.shape[:-3], {}
     for name, row in (("q", "out_dq"), ("k", "out_dk"), ("v", "out_dv"), ("g", "out_dg"), ("r", "out_dr"),
                       ("beta", "out_dbeta"), ("a", "out_dr"), ("b", "out_db"), ("gv", "out_dgv")):  # fmt: skip
-        y = getattr(x, name)
+        y = None if name == "r" and plan.erases_key else getattr(x, name)  # added to dk
         if y is not None:
             make = np.zeros if name == "q" and not has_queries else empty
             made[name] = make((*lead, *y.shape[-3:]), dtype)

@@ -152,8 +152,11 @@ def vector_reverse(erase: bool) -> int:
 
 
 def vector_gradients(erase: bool, exact: bool) -> int:
-    """vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables; exact: flags, what is given."""
-    copies, tiles, spare = 2 + erase, 2 + erase, 2 * exact if erase else 1
+    """vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables; exact: flags, what is given.
+
+    Without erase second terms of the copies have places of their own; exact copies have none.
+    """
+    copies, tiles, spare = 2 + erase, 2 + erase, 2 * exact if erase else 1 if exact else 3
     size = (copies + spare) * SQUARE + DELTA_END + tiles * TILE + 3 * VECTOR_TABLE + 3 * TOKEN + 2 * BARRIER
     return round_up(size + 32, 1024) + TILE + VECTOR_TABLE if exact else size
 

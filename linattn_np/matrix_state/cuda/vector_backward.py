@@ -117,12 +117,13 @@ def prepare(batch: Batch, erase: bool, at: int = 0) -> None:
 
 
 def _add_gradients(xp: Any, batch: Batch, arrays: Arrays, dout: Array | None, dtype: Any) -> None:
-    """dout, and dq, dk, dv, dg to be written."""
+    """dout, and dq, dk, dv, dg to be written; no dk where dg has the gradients through the keys."""
     tokens = (prod(batch.lead), batch.T, batch.heads)
     if dout is None:
         dout = xp.zeros((*tokens, batch.V), dtype=dtype)
     arrays["dout"] = row_array(cast(xp, dout, dtype))
-    kinds = {"dq": dtype, "dk": dtype, "dv": dtype, "dg": arrays["g"].dtype}
+    kinds = {"dq": dtype, "dv": dtype, "dg": arrays["g"].dtype} | ({} if batch.kind.complement else {"dk": dtype})
+    arrays["dk"] = None
     for name, kind in kinds.items():
         arrays[name] = xp.empty((*tokens, batch.V if name == "dv" else batch.K), dtype=kind)
 

@@ -51,7 +51,8 @@ def batch_of(x: Inputs, plan: Plan, cut: bool = True) -> Batch:
     pieces = cuts.segments(N * heads, longest, launch.multiprocessors()) if cut else 1
     each = -(-longest // pieces)
     gate = "bfloat16" if dtype_name(x.g) == "bfloat16" else "float32"
-    kind = cuts.VectorKind(K, V, gate, plan.query_reads is not ReadState.UPDATED, x.u is not None, offsets is not None)
+    before, bonus, complement = plan.query_reads is not ReadState.UPDATED, x.u is not None, plan.complement_keys
+    kind = cuts.VectorKind(K, V, gate, before, bonus, offsets is not None, complement)
     return Batch(*sizes, longest, slots, -(-longest // each), each, kind)
 
 

@@ -33,6 +33,7 @@ class VectorKind(NamedTuple):
     before: bool = False  # queries read the previous state
     bonus: bool = False
     ragged: bool = False
+    complement: bool = False  # keys are 1 - e^g: gradients of log decays have those through the keys in them
 
 
 class Build(NamedTuple):
@@ -116,6 +117,7 @@ def grads_constants(kind: VectorKind, erase: bool = False, exact: bool = False, 
     """The constants of vector_grads.cu; exact: for chunks that decay too far for scaled copies. dq: its dtype."""
     more = {"LA_EXACT": int(exact), "LA_SHARED": shared_memory.vector_gradients(erase, exact)}
     more |= {"LA_DQ": ELEMENTS[dq]} if dq != "bfloat16" else {}
+    more |= {"LA_COMPLEMENT": 1} if kind.complement else {}
     return tuple(sorted({**_common(kind, erase), **more}.items()))
 
 

@@ -83,10 +83,10 @@ def block_of(name: str, kind: PortableKind, limit: int) -> tuple[int, int, int]:
     blocks = [(16 if name == "pieces" else 64, *tile) for tile in policy.PORTABLE_TILES] + [(32, 16, 2)]
     if name in BACKWARD:
         blocks = [(*block, 2) for block in policy.PORTABLE_BLOCKS]
+    ahead = {"pieces": 128, "forward": 64}.get(name, 0)  # least keys in flight of each of two blocks
     for most in (limit // 2 - 1024, limit):
         for rows, keys, stages in blocks:
-            fits = shared_memory(name, kind, rows, keys, stages) <= most
-            if fits and (most == limit or keys * stages >= 128 or name in BACKWARD):
+            if shared_memory(name, kind, rows, keys, stages) <= most and (most == limit or keys * stages >= ahead):
                 return rows, keys, stages
     raise ValueError(f"no block of {kind} fits in {limit} bytes")
 

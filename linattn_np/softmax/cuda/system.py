@@ -28,7 +28,7 @@ Results = tuple[Array, Array, Saved]  # u, r (..., T, H, V), the log2 of the sum
 def unsupported_reason(x: DeltaInputs, plan: Plan) -> str | None:
     """Why the kernels do not support a call; None if they do."""
     if not policy.SYSTEMS:
-        return "LINATTN_CUDA_SYSTEMS is off: the system is solved by array calls"
+        return "kernels of linear systems are off: LINATTN_CUDA_SYSTEMS is 0 in the environment"
     if plan.has_state:
         return "a system that goes on from a cache is solved by array calls"
     return portable.unsupported_reason(Inputs(x.k if x.w is None else x.w, x.k, x.v, x.g), plan)

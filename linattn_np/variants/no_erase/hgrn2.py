@@ -20,8 +20,8 @@ def to_core(c: Variables) -> Inputs:
 
 
 def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
-    """The gate decays and makes the key: two paths."""
-    return {"q": d.q, "v": d.v, "g": complement_vjp(c.xp, c.g, d.g, d.k, c.dtype)}
+    """The gate decays and makes the key: two paths, whose gradients kernels may have added."""
+    return {"q": d.q, "v": d.v, "g": d.g if d.k is None else complement_vjp(c.xp, c.g, d.g, d.k, c.dtype)}
 
 
 SPEC = VariantSpec(
@@ -30,7 +30,7 @@ SPEC = VariantSpec(
     equation="S_t = diag(e^{g_t}) S_{t-1} + (1 - e^{g_t})^T v_t;  out_t = scale q_t S_t",
     paper="Qin et al., HGRN2, arXiv 2404.07904",
     arrays={"q": QUERIES, "v": VALUES, "g": CHANNEL_DECAY},
-    change=ChangeOfVariables(to_core, to_core_vjp, key="g"),
+    change=ChangeOfVariables(to_core, to_core_vjp, key="g", complement_keys=True),
     decay=Decay.VECTOR,
     options=BOUNDED_GATES,
     scaled=False,

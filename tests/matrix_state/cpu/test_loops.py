@@ -11,7 +11,7 @@ pytest.importorskip("numba")
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
-from linattn_np.matrix_state.types import ReadState
+from linattn_np.matrix_state.types import EraseKey, ReadState
 from linattn_np.runtime.shapes import sequences
 from linattn_np.testing import relative_error
 from tests.core_cases import CELLS, case
@@ -86,6 +86,17 @@ def test_awkward_widths(cell, K, V):
     assert max(found.values()) < 1e-11, found
     found = errors(both(*single(x, plan, *rest)), expected)
     assert max(found.values()) < 1e-5, found
+
+
+@pytest.mark.parametrize("decay", ["none", "scalar", "vector"])
+def test_the_gradient_of_keys_that_are_erased_has_both_parts(decay):
+    """Added chunk by chunk, with the bits of a sum of both."""
+    x, plan, *rest = case(decay, "delta", "after", K=7, V=4)
+    x = x._replace(r=x.k)
+    apart = both(x, plan, *rest)
+    found = both(x, plan._replace(erase_key=EraseKey.KEY), *rest)
+    assert "dr" not in found
+    assert (found["dk"] == apart["dk"] + apart["dr"]).all()
 
 
 def gates(kind, shape, rng):

@@ -63,7 +63,7 @@ class Namespace:
         return stub(np.asarray(x).astype(dtype))
 
     def ascontiguousarray(self, x):
-        return x if x.flags.c_contiguous else stub(np.asarray(x))
+        return x if isinstance(x, Stub) and x.flags.c_contiguous else stub(np.asarray(x))
 
 
 CUPY = Namespace()

@@ -27,7 +27,7 @@ def launched(monkeypatch):
         twin.run(entry, constants, arguments, blocks)
 
     changes = {"launch": launch_twin, "current_device": lambda: 0, "unusable": lambda: None, "capability": lambda: 80,
-               "shared_limit": lambda: policy.LEAST_SHARED}  # fmt: skip
+               "shared_limit": lambda: policy.LEAST_SHARED, "multiprocessors": lambda: 132}  # fmt: skip
     for name, change in changes.items():
         monkeypatch.setattr(launch, name, change)
     return found
@@ -50,6 +50,13 @@ def keyed(x, plan):
     {"dtype": np.float16, "K": 8, "V": 4}, {"dtype": np.float16, "erase": "delta", "K": 7, "V": 5},
 ], ids=str)
 def test_forward_and_gradients(launched, how):
+    x, kept = check(**how)
+    again = x.erase is Erase.DELTA and not kept  # the errors of the delta rule
+    assert launched == CHUNKS[:again] + CHUNKS + [("bonus", None)] * (x.u is not None)
+
+
+def check(**how):
+    """(inputs, whether the forward keeps what gradients need) of a call that agrees with float64."""
     how = {"T": 40, "erase": "none", "read": "after", "dtype": np.float32, "kept": False} | how
     dtype, kept = how.pop("dtype"), how.pop("kept")
     x, plan, S, dout, dS = case("vector", how.pop("erase"), how.pop("read"), how.pop("T"), None, **how)
@@ -73,8 +80,20 @@ def test_forward_and_gradients(launched, how):
         right = right._replace(k=right.k + right.r, r=None)
     for name, want in right._asdict().items():
         assert want is None or near(getattr(grads, name), want), name
-    again = x.erase is Erase.DELTA and not kept  # the errors of the delta rule
-    assert launched == CHUNKS[:again] + CHUNKS + [("bonus", None)] * (x.u is not None)
+    return x, kept
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("how", [{"erase": "delta"}, {"read": "bonus"}, {"heads": (1, 1, 2)}], ids=str)
+def test_segments(launched, monkeypatch, how, kept):
+    """Two sequences of three segments; what they make of the state before is computed by passes of their own."""
+    monkeypatch.setattr(policy, "SEGMENT_TOKENS", 128)
+    x, _ = check(T=390, kept=kept, **how)
+    erase = x.erase is Erase.DELTA
+    ahead = (1 + erase) * CHUNKS[:1]
+    again = [] if kept else ahead + erase * CHUNKS[:1]
+    bonus = [("bonus", None)] * (x.u is not None)
+    assert launched == ahead + CHUNKS[:1] + again + CHUNKS[1:2] + CHUNKS[1:] + bonus
 
 
 def unsupported(how, change=lambda x, plan: (x, plan), dtype=np.float32):

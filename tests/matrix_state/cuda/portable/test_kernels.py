@@ -97,6 +97,17 @@ def test_one_key(cp):
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("kept", [False, True])
+def test_segments(cp, monkeypatch, fn, kept):
+    """Three of a sequence. kept: the backward has what the forward has computed of them."""
+    if not kept:
+        forward = portable.calls.forward
+        monkeypatch.setattr(portable, "forward", lambda *call: (*(f := forward(*call))[:2], f[2]._replace(starts=None)))
+    monkeypatch.setattr(policy, "SEGMENT_TOKENS", 128)
+    compare(cp, fn, T=390)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
 def test_ragged_and_grouped(cp, fn):
     compare(cp, fn, options={"cu_seqlens": [0, 5, 5, 70, 300, 301]}, T=301, N=5)
     compare(cp, fn, heads=(1, 1, 4), T=33)

@@ -88,6 +88,21 @@ def test_reverse_chain_and_gradients(launched, how):
     assert compare(launched, **how) == expected
 
 
+@pytest.mark.parametrize("how", [{}, {"heads": (2, 2, 4), "T": 65}, {"K": 136, "V": 8}], ids=str)
+def test_keys_of_log_decays(launched, how):
+    """One kernel has both gradients of g: dg - e^g dk is stored, and no dk; a plan that does not say so gets both."""
+    (x, plan), (wide, _), _ = call_of(**how)
+    x = x._replace(k=stub((-np.expm1(wide.g)).astype(BFLOAT16)))
+    dout = stub(np.random.default_rng(1).standard_normal(x.v.shape).astype(BFLOAT16))
+    plans = [plan._replace(complement_keys=one) for one in (False, True)]
+    apart, whole = (cuda_calls.backward(cuda_calls.forward(x, one, None)[2], dout, None)[0] for one in plans)
+    expected = apart.g - np.exp(wide.g) * apart.k.astype(np.float64)
+    assert whole.k is None
+    assert np.abs(whole.g - expected).max() <= np.abs(expected).max() * 2**-8
+    assert np.array_equal(whole.q, apart.q)
+    assert np.array_equal(whole.v, apart.v)
+
+
 @pytest.mark.parametrize("erase", [None, "delta"])
 def test_a_forward_begins_to_compile_what_its_backward_launches(launched, monkeypatch, erase):
     """Compilers run beside one another: a first call then waits for the slowest kernel, not for two."""

@@ -152,7 +152,8 @@ def _chunk(call, n, head, chunk, start, stop):
     g, v, dout = _wide(call.gates("g", head, n, start, stop), call.box("v", head, n, start, stop, a.group_v),
                        call.box("dout", head, n, start, stop))  # fmt: skip
     dq = call.of("dq", head, n, start, stop, K, np.float32 if getattr(c, "LA_DQ", 0) == 2 else None)
-    dk = call.of("dk", head, n, start, stop, K)
+    complement = getattr(c, "LA_COMPLEMENT", 0)
+    dk = np.empty((stop - start, K)) if complement else call.of("dk", head, n, start, stop, K)
     dg = call.gates("dg", head, n, start, stop)
     new = _view(a.new_values + number * TILE, v.shape, (8 * V, 8), np.float64) if c.LA_ERASE else v  # v: of dW
     S, before = load_state(a.states, number, c.LA_END, K, V), []
@@ -172,7 +173,7 @@ def _chunk(call, n, head, chunk, start, stop):
         if c.LA_ERASE:
             G = G - np.outer(k[t], v[t])
             _add_erase_dots(call, n, head, start + t, r * k[t])
-        dg[t] = np.exp(g[t]) * (G * before[t]).sum(1)
+        dg[t] = np.exp(g[t]) * (G * before[t]).sum(1) - (np.exp(g[t]) * dk[t] if complement else 0.0)
         G = np.exp(g[t])[:, None] * G
         if c.LA_BEFORE:
             G = G + np.outer(q[t], d)
