@@ -88,7 +88,7 @@ def check(**how):
 def test_segments(launched, monkeypatch, how, kept):
     """Two sequences of three segments; what they make of the state before is computed by passes of their own."""
     monkeypatch.setattr(policy, "SEGMENT_TOKENS", 128)
-    x, _ = check(T=390, kept=kept, **how)
+    x, _ = check(T=700, kept=kept, **how)
     erase = x.erase is Erase.DELTA
     ahead = (1 + erase) * CHUNKS[:1]
     again = [] if kept else ahead + erase * CHUNKS[:1]
