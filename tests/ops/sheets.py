@@ -16,7 +16,7 @@ SHEET = Workspace("sheet", SIZES, ("x",), (), {"": {
     "dY": M("m", "k"), "dW": M("m", "k"), "first": M("m", "k", above=1), "before": M("m", "k", alias="first", first=-1),
     "last": M("m", "k"), "near": M("block", "k"), "far": M("m", "k"), "farT": M("k", "m"),
     "scratch": M("rows_of_scratch", "k"), "f": M("m"), "h": M("m"), "u": M("m"), "start": M("m1"),
-    "g": M("m", wide=True), "sums": M("m", wide=True), "weights": M("count"),
+    "sums": M("m", dtype="float64"), "weights": M("count"),
     "segments": M("how", "three", dtype="int64"),
 }})  # fmt: skip
 Sheet = workspace_kind(SHEET)

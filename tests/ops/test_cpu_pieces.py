@@ -17,7 +17,7 @@ from linattn_np.matrix_state.cpu.decay_vjp import block_gram_vjp, crossings
 from linattn_np.ops import polynomial_maps
 from linattn_np.ops.cpu.lengths import inverse_lengths, unit_rows, unit_rows_vjp, unit_vjp
 from linattn_np.ops.cpu.maps import exponentials, exponentials_vjp, monomials, monomials_vjp, waves, waves_vjp
-from linattn_np.ops.cpu.numbers import exp, log1p_exp, number
+from linattn_np.ops.cpu.numbers import exp, number
 from linattn_np.ops.cpu.products import (
     FULL,
     LEFT_LOWER,
@@ -36,6 +36,7 @@ from linattn_np.runtime.pieces.row_tiles import dot_wide, sum_of
 from linattn_np.runtime.pieces.run import stored_array
 from linattn_np.runtime.pieces.views import row, transposed
 from linattn_np.runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
+from linattn_np.softmax.cpu.stick import log1p_exp
 from tests.ops.sheets import Sheet, close, run
 
 DTYPES = [np.float32, np.float64]
@@ -172,9 +173,7 @@ def test_log_of_one_and_an_exponential(dtype):
 
 @piece
 def tables(w: Sheet):
-    for i in range(w.m):
-        w.g[i] = w.f[i]
-    pair_table(w.g, w.sums, w.P, w.start, w.h)
+    pair_table(w.f, w.sums, w.P, w.start, w.h)
     weigh(w.N, w.P, True, w.f)
     crossings(w.N, w.h, w.h, 0.5, w.f, w.u)
 

@@ -12,7 +12,10 @@ from linattn_np.runtime.tracing import Trace, Untraceable, plain
 pytest.importorskip("numba")
 
 from linattn_np.matrix_state.cpu import loops
-from linattn_np.ops.cpu.programs import Places, Views, record
+from linattn_np.matrix_state.cpu.l2norm import unit_rows
+from linattn_np.matrix_state.types import Plan
+from linattn_np.ops.cpu.programs import Ahead, Places, Views, record
+from linattn_np.runtime.pieces.memory import handles
 
 CASES = [
     (la.hgrn2, {}), (la.longhorn, {}), (la.efla, {}), (la.gdn2, {}), (la.retention, {}), (la.gsa, {}), (la.mlstm, {}),
@@ -174,3 +177,19 @@ def test_explain_says_that_array_calls_are_made():
     found = la.explain(la.delta_rule, **given, **map)
     assert found.replay == IN_PART
     assert str(found).endswith(IN_PART)
+
+
+def test_a_kernel_among_calls_that_others_continue_stays_in_its_memory():
+    """Of a program whose first calls have computed for another: their memory is not that of its own results."""
+    x = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    trace = Trace([x])
+    y = trace.arrays[0]
+    for _ in range(200):  # what lies before the kernel's memory
+        y = y + np.float32(1)
+    ahead = Ahead(unit_rows(Plan(np, np.float32, 1.0), (y,))[0].trace)
+    following = ahead.following
+    z = following.arrays[0] * np.float32(2)
+    program, memory = record(following), np.zeros(following.bytes + trace.bytes + 4096, np.uint8)
+    program.call(handles([x, ahead.memory(), memory]))
+    assert plain(z).tobytes() in memory[: following.bytes].tobytes()
+    assert not memory[following.bytes :].any()

@@ -10,13 +10,13 @@ from __future__ import annotations
 from ...ops.cpu.products import FULL, product
 from ...ops.cpu.rows import add, add_weighted_rows, clear, fill, scale_rows, scaled
 from ...ops.cpu.storage import load, save
-from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
+from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.views import as_row, transposed
-from .averages import add_keys, averages_vjp
+from .averages import averages_vjp
 from .chunk import begin_chunk, begin_task, erase, load_queries, load_tokens, once, reach, reader, system, write
 from .chunk_vjp import chunk_vjp
 from .decay import decays
-from .forward import load_state, save_state
+from .forward import begin_state, load_state, save_state
 from .value_decay import value_tables
 from .workspace import SCALAR, VECTOR, Work
 
@@ -29,7 +29,7 @@ def writes(w: Work):
     tables(w)
     if w.erase:
         system(w)
-        erase(w, w.S)
+        erase(w)
 
 
 @piece
@@ -38,14 +38,6 @@ def tables(w: Work):
     decays(w)
     if w.value_decay:
         value_tables(w)
-
-
-@piece
-def write_next(w: Work, S: Matrix, z: Vector):
-    """The state after the chunk, and z."""
-    write(w, w.S, S)
-    if w.averaged:
-        add_keys(w, w.z, z)
 
 
 @piece
@@ -72,7 +64,7 @@ def find_states(w: Work):
     while end < w.STOP:
         while w.t < end:
             writes(w)
-            write_next(w, w.S, w.z)
+            write(w, w.S, w.z)
             w.t += w.c
         w.segment += 1
         end += w.slots * w.C
@@ -95,7 +87,7 @@ def segment_vjp(w: Work):
         n += 1
         w.t += w.c
         if w.t < end:
-            write_next(w, w.S_after, w.z_after)
+            write(w, w.S_after, w.z_after)
     w.returning = 1
     while n:
         n -= 1
@@ -109,8 +101,8 @@ def segment_vjp(w: Work):
 
 
 @piece
-def begin_states(w: Work):
-    """S before the task, and dS after it: the call's, or what another task has left."""
+def begin_gradient(w: Work):
+    """dS after the task: the call's, or what another task has left."""
     if w.LATER and w.apart:
         load_state(w, w.ends, w.TO, w.dS, w.dz, 1)
     elif w.LATER:
@@ -119,10 +111,6 @@ def begin_states(w: Work):
         load_state(w, w.in_dstate, w.STATE, w.dS, w.dz, w.has_dstate)
     if w.AT:
         add_gradient(w)
-    if w.EARLIER:
-        load_state(w, w.starts, w.FROM, w.S, w.z, 1)
-    else:
-        load_state(w, w.in_state, w.STATE, w.S, w.z, w.started)
 
 
 @piece
@@ -148,7 +136,8 @@ def backward(w: Work, first: Whole, last: Whole):
                 clear(w.du)
                 if w.LATER:
                     load(w.out_du, (0, h, w.STATE), (0, w.K), w.du)
-            begin_states(w)
+            begin_gradient(w)
+            begin_state(w)
             if w.FIRST < w.STOP:
                 find_states(w)
                 while w.segment >= 0:
@@ -190,12 +179,7 @@ def reverse(w: Work, first: Whole, last: Whole):
     once(w)
     for n in range(first, last):
         begin_task(w, n)
-        if w.LATER:
-            load_state(w, w.ends, w.TO, w.dS, w.dz, 1)
-        else:
-            load_state(w, w.in_dstate, w.STATE, w.dS, w.dz, w.has_dstate)
-        if w.AT:
-            add_gradient(w)
+        begin_gradient(w)
         if w.EARLIER:
             count = -(-(w.STOP - w.FIRST) // w.C)
             for i in range(count - 1, -1, -1):

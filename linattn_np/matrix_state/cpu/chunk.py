@@ -19,11 +19,11 @@ from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.views import address_of, as_row, field_of, point, row, transposed
 from ...runtime.pieces.workspace import TOKEN
-from .averages import find_averages
+from .averages import add_keys, find_averages
 from .decay import gram, pair_table, plain_gram, rest, weigh
 from .maps import features
 from .value_decay import value_carried, value_ended
-from .workspace import DELTA, EARLY, FREE, SCALAR, STRICT, VECTOR, Q, R, U, V, Work
+from .workspace import DELTA, EARLY, FREE, SCALAR, STRICT, VECTOR, Q, U, V, Work
 
 
 @piece
@@ -36,9 +36,8 @@ def once(w: Work):
     if w.map:
         load(w.in_numbers, (0, 0, 0), (0, len(w.map_numbers)), as_row(w.map_numbers))
     if w.decay != SCALAR:
-        for i in range(w.C):
-            w.g64[i] = 0
-        pair_table(w.g64, w.sums, w.E, w.start, w.end)
+        fill(w.factor, 0.0)
+        pair_table(w.factor, w.sums, w.E, w.start, w.end)
 
 
 @piece
@@ -76,9 +75,7 @@ def load_tokens(w: Work):
         load(w.in_v, place, (w.COLUMN, w.V), w.v)
     if not w.formed:
         transpose(w.k, w.kT)
-    if w.separate_erase_key and w.direct_r:
-        point(w, R, address_of(w.in_r, place, 0), field_of(w.in_r, TOKEN))
-    elif w.separate_erase_key:
+    if w.separate_erase_key:
         load(w.in_r, place, (0, w.K), w.r)
     if w.erase == DELTA:
         load_column(w.in_beta, place, w.beta)
@@ -124,7 +121,7 @@ def system(w: Work):
 
 
 @piece
-def erase(w: Work, S: Matrix):
+def erase(w: Work):
     """U or Y, what the chunk writes, from the state before it."""
     early = w.erase_reads
     if w.decay == VECTOR:
@@ -132,12 +129,12 @@ def erase(w: Work, S: Matrix):
     decayed = w.decayed if w.decay == VECTOR else w.r
     if w.erase == DELTA:
         reach(w, early, w.beta, -1.0)
-        product(FULL, decayed, S, w.U, w.factor, w.v, w.beta, w.lines)
+        product(FULL, decayed, w.S, w.U, w.factor, w.v, w.beta, w.lines)
         solve_system(w, w.M, w.U, False)
     else:
         reach(w, early, w.ones, 1.0)
         gram(w, w.r, w.k, w.kT, EARLY | STRICT, w.ones, w.P)
-        product(FULL, decayed, S, w.Y, w.factor, lines=w.lines)
+        product(FULL, decayed, w.S, w.Y, w.factor, lines=w.lines)
         product(LEFT_LOWER, w.P, w.v, w.Y, added=w.Y)
         solve_system(w, w.A, w.Y, False)
 
@@ -160,9 +157,9 @@ def solve_system(w: Work, N: Matrix, X: Matrix, upper: Truth):
 
 
 @piece
-def write(w: Work, S: Matrix, out: Matrix):
-    """out = the state after the chunk."""
-    u = w.U
+def write(w: Work, out: Matrix, z: Vector):
+    """out = the state after the chunk, and z."""
+    S, u = w.S, w.U
     if w.value_decay:
         value_carried(w, S, out)
         value_ended(w, u)
@@ -178,6 +175,8 @@ def write(w: Work, S: Matrix, out: Matrix):
         product(FULL, transposed(w.k), u, out, added=S, lines=w.lines)
     if w.erase == FREE:
         write_free(w, out)
+    if w.averaged:
+        add_keys(w, w.z, z)
 
 
 @piece(of="free")

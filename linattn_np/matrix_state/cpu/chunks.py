@@ -61,7 +61,7 @@ class Made(NamedTuple):
         at = None if plan.states_at is None else np.empty((*lead, len(plan.states_at), *shape), dtype)
         table.tokens("out", out, table.query_heads)
         table.of_plan(x, plan)
-        for name, S in (("in_state", state), ("out_state", end), ("starts", end), ("out_states", at)):
+        for name, S in (("in_state", state), ("starts", end), ("out_states", at)):
             table.states(name, S)
         return cls(table, end, out, at)
 
@@ -97,8 +97,8 @@ def cell_of(x: Inputs, plan: Plan, columns: int, started: bool) -> Cell:
 
 
 def _direct(x: Inputs, plan: Plan) -> frozenset[str]:
-    """Of q, v and r: whole vectors side by side."""
-    given = {"v": x.v} if plan.features is not None else {"q": x.q, "v": x.v, "r": x.r if x.a is None else x.a}
+    """Of q and v: whole vectors side by side."""
+    given = {"v": x.v} if plan.features is not None else {"q": x.q, "v": x.v}
     W = lane(plan.dtype)
     return frozenset(n for n, y in given.items() if is_direct(y, plan.dtype) and y.shape[-1] % W == 0)
 

@@ -7,6 +7,8 @@ reads S_{t-1} has s(j, i - 1): the table one row earlier, where no j is left for
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...ops.cpu.numbers import exp, faded, number
 from ...ops.cpu.products import FULL, OUT_LOWER, product, transpose
 from ...ops.cpu.rows import exp_rows, fill, hadamard_to, scaled
@@ -25,29 +27,21 @@ def decays(w: Work):
     place = (w.BATCH, w.HEAD, w.t)
     if w.decay == SCALAR:
         load_column(w.in_g, place, w.factor)
-        widen(w.factor, w.g64)
-        pair_table(w.g64, w.sums, w.E, w.start, w.end)
+        pair_table(w.factor, w.sums, w.E, w.start, w.end)
     elif w.decay == VECTOR:
         load(w.in_g, place, (0, w.K), w.W)
         tables_of(w.W, w.first, w.first_before, w.last, w.carry)
 
 
 @piece
-def widen(x: Vector, out: Wide):
-    """out = x"""
-    for i in range(len(x)):
-        out[i] = x[i]
-
-
-@piece
-def pair_table(g: Wide, sums: Wide, E: Matrix, start: Vector, end: Vector):
+def pair_table(g: Vector, sums: Wide, E: Matrix, start: Vector, end: Vector):
     """E_ij = e^{s(j, i)} for j <= i, start_i = e^{s(start, i - 1)} (also for i = len(g)), end_j = e^{s(j, end)}."""
     m, total = len(g), 0.0
     for j in range(m):
         sums[j] = 0
     start[0] = 0
     for i in range(m):
-        g_i, to = g[i], row(E, i)
+        g_i, to = np.float64(g[i]), row(E, i)
         g_i = GATE_FLOOR if g_i < GATE_FLOOR else g_i
         total += g_i
         start[i + 1] = number(start, total)

@@ -8,7 +8,7 @@ from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
 from ...runtime.pieces.views import address_of, field_of, rows, tokens_of
 from ...runtime.pieces.workspace import CHANNEL, TOKEN
-from .averages import add_keys, load_z, save_z
+from .averages import load_z, save_z
 from .chunk import begin_chunk, begin_task, erase, load_tokens, once, read, system, write
 from .decay import decays
 from .systems import form, solve_rows
@@ -25,6 +25,15 @@ def load_state(w: Work, x: Stored, state: Whole, S: Matrix, z: Vector, given: Wh
         clear(S)
     if w.averaged:
         load_z(x, place, w.V, z, given)
+
+
+@piece
+def begin_state(w: Work):
+    """S before the task: the call's, or what another task has left."""
+    if w.EARLIER:
+        load_state(w, w.starts, w.FROM, w.S, w.z, 1)
+    else:
+        load_state(w, w.in_state, w.STATE, w.S, w.z, w.started)
 
 
 @piece
@@ -68,10 +77,7 @@ def forward(w: Work, first: Whole, last: Whole):
     once(w)
     for n in range(first, last):
         begin_task(w, n)
-        if w.EARLIER:
-            load_state(w, w.starts, w.FROM, w.S, w.z, 1)
-        else:
-            load_state(w, w.in_state, w.STATE, w.S, w.z, w.started)
+        begin_state(w)
         w.t = w.FIRST
         while w.t < w.STOP:
             begin_chunk(w)
@@ -81,7 +87,7 @@ def forward(w: Work, first: Whole, last: Whole):
             decays(w)
             if w.erase:
                 system(w)
-                erase(w, w.S)
+                erase(w)
             if w.formed:
                 form(w)
             for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.has_queries else 0):
@@ -90,9 +96,7 @@ def forward(w: Work, first: Whole, last: Whole):
                 else:
                     read(w, w.S, j, tokens_of(w.out, w.scale, (w.BATCH, j, w.t), w.c, (w.COLUMN, w.V)))
             if not w.formed:
-                write(w, w.S, w.S)
-            if w.averaged:
-                add_keys(w, w.z, w.z)
+                write(w, w.S, w.z)
             w.t += w.c
         save_state(w, w.S, w.z, w.starts, w.TO)
         if w.AT:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from math import sqrt
 from typing import Any
 
@@ -10,12 +9,11 @@ import numpy as np
 
 from ...ops.cpu.lengths import unit_rows as divide
 from ...ops.cpu.lengths import unit_rows_vjp as divide_vjp
-from ...runtime.pieces.memory import first_byte
-from ...runtime.pieces.piece import Whole, load_pieces, piece, workspace_kind
-from ...runtime.pieces.run import call_of, over_tasks, put
+from ...runtime.pieces.piece import Whole, piece, workspace_kind
+from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.views import rows
 from ...runtime.pieces.workspace import Matrix, Workspace
-from ...runtime.tracing import Kernel, traced
+from ...runtime.tracing import traced
 from ..policy import UNIT_ELEMENTS
 from ..preprocess import Rows
 from ..types import Plan
@@ -23,7 +21,6 @@ from ..types import Plan
 ROWS = Workspace("rows", ("count", "n", "each"), ("root",), (),
                  {"given": {name: Matrix("count", "n") for name in ("x", "dy", "out")}})  # fmt: skip
 Work = workspace_kind(ROWS)
-PLACES = tuple(ROWS.slots[name] for name in ("x", "dy", "out"))
 
 
 @piece
@@ -51,35 +48,17 @@ def unit_rows_vjp(plan: Plan, rows: Rows, grads: Rows) -> Rows:
     return tuple(_over_rows(divided_vjp, plan, y, dy) for y, dy in zip(rows, grads, strict=True))
 
 
-def _over_rows(kernel: Any, plan: Plan, *arrays: Any) -> np.ndarray | None:
+def _over_rows(kernel: Any, plan: Plan, y: Any, dy: Any = None) -> np.ndarray | None:
     """A function of rows on whole arrays, None of None; threads share the rows."""
-    if arrays[0] is None:
+    if y is None:
         return None
-    trace = traced(arrays[0])
-    if trace is None:
-        arrays = tuple(np.ascontiguousarray(y, plan.dtype) for y in arrays)
-    else:
-        arrays = tuple(trace.dense(y, np.dtype(plan.dtype)) for y in arrays)
-    out = (np.empty if trace is None else trace.new)(arrays[0].shape, plan.dtype)
+    trace, dtype, n = traced(y), np.dtype(plan.dtype), y.shape[-1]
+    dense, make = (np.ascontiguousarray, np.empty) if trace is None else (trace.dense, trace.new)
+    arrays = {name: dense(x, dtype) for name, x in (("x", y), ("dy", dy)) if x is not None}
+    out = arrays["out"] = make(y.shape, dtype)
     if not out.size:
         return out
-    n, dtype = out.shape[-1], np.dtype(plan.dtype)
-    known, tasks, call = _kernel(kernel, dtype, out.size // n, n, plan.l2norm_eps)
-    table = known.copy()
-    for place, y in zip(PLACES, (arrays[0], arrays[-1], out), strict=True):
-        table[place] = first_byte(y)
-    over_tasks(call, table, tasks, (arrays, out))
-    if trace is None:
-        return out
-    return trace.kernel(Kernel(kernel.piece.addresses[dtype.name], table, PLACES, (arrays[0], arrays[-1], out), tasks))
-
-
-@functools.lru_cache(maxsize=64)
-def _kernel(kernel: Any, dtype: np.dtype, count: int, n: int, eps: float) -> tuple[np.ndarray, int, Any]:
-    """(table without addresses, tasks, loaded kernel) for `count` rows of n numbers."""
-    load_pieces((kernel,), dtype.name)
-    each = max(UNIT_ELEMENTS // n, 1)
-    sizes = {"count": count, "n": n, "each": each, "root": sqrt(eps)}
-    table = put(ROWS, np.zeros(ROWS.size, np.int64), sizes)
-    table[[at + 1 for at in PLACES]] = n * dtype.itemsize
-    return table, -(-count // each), call_of(kernel, ROWS, dtype.name)
+    count, each = out.size // n, max(UNIT_ELEMENTS // n, 1)
+    sizes = {"count": count, "n": n, "each": each, "root": sqrt(plan.l2norm_eps)}
+    found = over_matrices(kernel, ROWS, sizes | arrays, -(-count // each), dtype.name, trace)
+    return out if trace is None else found

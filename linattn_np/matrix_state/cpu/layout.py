@@ -50,7 +50,7 @@ class Cell(NamedTuple):
     features: Features | None = None  # what q and k go through: K counts features
     value_decay: bool = False  # the adjoint alone has one
     averaged: bool = False  # outputs are divided by the sum of their weights
-    direct: frozenset[str] = frozenset()  # of q, v and r: those that are read where they lie
+    direct: frozenset[str] = frozenset()  # of q and v: those that are read where they lie
     iterations: int = 0  # conjugate-gradient steps of the systems x (Z + diag(ridge)) = q; 0: outputs are read
     formed: bool = False  # of one token, whose Z is formed
 
@@ -82,7 +82,7 @@ def flags(cell: Cell) -> dict[str, int]:
     decays = {Decay.NONE: 0, Decay.SCALAR: SCALAR, Decay.VECTOR: VECTOR}
     erases = {Erase.NONE: 0, Erase.DELTA: DELTA, Erase.FREE: FREE}
     plain = {name: int(x) for name, x in cell._asdict().items() if isinstance(x, Integral)}
-    return plain | {f"direct_{name}": name in cell.direct for name in ("q", "v", "r")} | {
+    return plain | {f"direct_{name}": name in cell.direct for name in ("q", "v")} | {
         "decay": decays[cell.decay], "erase": erases[cell.erase], "compensates": cell.compensates}  # fmt: skip
 
 

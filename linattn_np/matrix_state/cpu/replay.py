@@ -79,7 +79,7 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     packed = state is not None and contains(trace.memory, state)  # made from the given arrays
     buffer = trace.bytes if trace.is_used or final is not None else 0
     given = [*trace.given, trace.memory[:buffer]] if buffer else trace.given
-    own = {"out_state": end, "out": np.empty(0, dtype) if out is None else out}
+    own = {"starts": end, "out": np.empty(0, dtype) if out is None else out}
     own |= {} if state is None or packed else {"in_state": state}
     own |= {} if at is None else {"out_states": at}
     run = _loops_of(x, plan, table, given, own, mine, (trace, count))
@@ -200,7 +200,6 @@ def loops(kernel: Kernel, table: Table, trace: Trace, arrays: tuple[list[np.ndar
 def sources_of(numbers: np.ndarray, places: programs.Places, count: int, own: dict[str, np.ndarray]) -> np.ndarray:
     """Which of (given, own) every row of the table lies in; the row gets its offset there. Constants keep addresses."""
     order = {ROW[name]: count + n for n, name in enumerate(own)}
-    order[ROW["starts"]] = order[ROW["out_state"]]  # between time blocks
     sources = np.full(len(ARRAYS), programs.ABSOLUTE, np.int64)
     for row, at in enumerate(numbers[:, AT].tolist()):
         if row in order:

@@ -65,7 +65,7 @@ def record_solve(
     x = _with(*keys)
     table, end, found, _ = Made.of(x, plan, Z, False)
     systems = chunks(x, plan, table, _rows(x, plan), solver=solver)
-    own = {"out_state": end, "out": found} | ({} if Z is None else {"in_state": Z})
+    own = {"starts": end, "out": found} | ({} if Z is None else {"in_state": Z})
     run = loops(systems, table, trace, (trace.given, own))
     shapes, dtype, kept = (found.shape, end.shape), end.dtype, table.kept
     del x, table, end, found, own

@@ -15,8 +15,7 @@ from ...ops.cpu.numbers import number
 from ...ops.cpu.products import FULL, LEFT_LOWER, OUT_LOWER, product
 from ...ops.cpu.rows import add_hadamard, clear, scaled
 from ...ops.cpu.storage import load, save
-from ...runtime.pieces.descent import apply_narrow, apply_wide
-from ...runtime.pieces.passes import WIDE
+from ...runtime.pieces.passes import WIDE, apply_narrow, apply_wide
 from ...runtime.pieces.piece import Number, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.vectors import BYTES

@@ -20,11 +20,11 @@ TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEA
 SIZES = ("t", "C", "given", "half", "skipped", "segments", "segment_count", "group", "slots")  # fmt: skip
 FLAGS = ("decay", "erase", "query_reads", "erase_reads", "separate_erase_key", "has_queries", "queries", "bonus",
          "started", "has_dstate", "apart", "compensates", "reflects", "map", "value_decay", "averaged", "returning",
-         "iterations", "formed", "direct_q", "direct_v", "direct_r", "direct", "lane", "lines_at_once")  # fmt: skip
+         "iterations", "formed", "direct_q", "direct_v", "direct", "lane", "lines_at_once")  # fmt: skip
 TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "rotates", "known", "known_batch",
           "known_head", "known_t")  # fmt: skip
 NUMBERS = ("scale", "eps", "enough", "curve")
-ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "out_state", "in_dout",
+ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
           "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",
           "out_sums", "out_dgv", "in_rotation")  # fmt: skip
@@ -35,7 +35,7 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
     "chunk": {
         "lines": M("line_count", dtype="int64"), "v": M("c", "V_lanes"), "kT": M("K", "c"),
         # tables of the decay
-        "g64": M("c", wide=True), "sums": M("c", wide=True), "E": M("c", "c", above=1, slot="slot"),
+        "sums": M("c", dtype="float64"), "E": M("c", "c", above=1, slot="slot"),
         "E_before": M("c", "c", slot="slot", alias="E", first=-1), "start": M("c1", slot="slot"),
         "start_after": M("c", slot="slot", alias="start", first=1), "end": M("c", slot="slot"), "carries": M("K_lanes"),
         # what is written and read
@@ -102,7 +102,7 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
         "pushes": M("c", "K_lanes"), "decays": M("c", "K_lanes"),  # decays: e^g, or its first column
         "query": M("c_queries", "K_lanes"), "nobody": M("K_lanes"), "predicted_weights": M("K_lanes"),
         "bonuses": M("c_queries"), "packed": M("K", "width_lanes"), "values": M("width_lanes"),
-        "values_own": M("width_lanes"), "written": M("width_lanes"), "predicted": M("width_lanes"),
+        "written": M("width_lanes"), "predicted": M("width_lanes"),
         "seen": M("width_lanes"), "fade": M("c", "width_lanes"), "rotation": M("two", "pairs"),
     },
     "map tokens": {  # rows as they are given, all monomials, lengths
@@ -115,4 +115,4 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
 WORK = Workspace("work", (*TASK, *SIZES, *FLAGS, *TOKENS), NUMBERS, ARRAYS, GROUPS)
 Work = workspace_kind(WORK)
 # matrices that may be rows of the call's arrays
-Q, V, U, R, VALUES = (WORK.slots[name] for name in ("q", "v", "U", "r", "values"))
+Q, V, U = (WORK.slots[name] for name in ("q", "v", "U"))

@@ -9,7 +9,7 @@ A program (programs.py) is a table of rows
     kind, function, its data, inner size, two outer sizes, item size, arrays;   of each array: source, offset, 3 steps
 
 source: an index of the handles that a call passes, or ABSOLUTE. Results lie in one buffer, whose handle follows those
-of the given arrays. A kernel has a launch (runtime/pieces/run.py), its tasks, and the offset of its memory.
+of the given arrays. A kernel has a launch (runtime/pieces/run.py), its tasks, and the source and offset of its memory.
 """
 
 from __future__ import annotations
@@ -204,8 +204,9 @@ def array_calls(program: Whole, count: Whole, told: Whole, buffer: Whole):
     for n in range(count):
         at = program + 8 * ROW * n
         if words(at, 1)[0] == KERNEL:
-            launch = words(at + 8, LAUNCH + 2)
-            start(at + 8, told, (own + launch[LAUNCH + 1] + ALIGNED - 1) & -ALIGNED, 0, launch[LAUNCH])
+            more = words(at + 8 + 8 * LAUNCH, 3)
+            base = words(words(told, more[1] + 1)[more[1]], 1)[0] + more[2]
+            start(at + 8, told, (base + ALIGNED - 1) & -ALIGNED, 0, more[0])
         else:
             run_row(at, told, own)
 

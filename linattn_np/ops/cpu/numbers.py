@@ -1,4 +1,4 @@
-"""e^x, log(1 + e^x), sin x, cos x of float32 and float64, vectorised in loops; numbers of an array's dtype."""
+"""e^x, sin x, cos x of float32 and float64, vectorised in loops; numbers of an array's dtype."""
 
 from __future__ import annotations
 
@@ -81,24 +81,6 @@ def _exp(F: Any) -> Any:
         power = whole((whole(n) + bias) << mantissa).view(F)
         y = infinite if x > ceiling else power_series(r) * power
         return none if x < floor else y
-
-    return of
-
-
-def log1p_exp(x: Any) -> Any:
-    """log(1 + e^x) for x <= 0: with y = e^x and s = y / (2 + y) it is 2 (s + s^3 / 3 + s^5 / 5 + ...), s <= 1/3."""
-    return np.log1p(exp(x))
-
-
-@both_widths(log1p_exp)
-def _log1p_exp(F: Any) -> Any:
-    two, odd = F(2), series(*(1 / n for n in range(3, 14 if F is np.float32 else 34, 2)))
-
-    def of(x: Any) -> Any:
-        y = exp(x)
-        s = y / (two + y)
-        z = s * s
-        return two * (s + s * z * odd(z))
 
     return of
 

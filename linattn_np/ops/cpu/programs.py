@@ -195,7 +195,7 @@ def _kernel(call: Kernel, places: Places) -> list[int]:
     each = [(n, slot) for (n, _), slot in zip(found, call.places, strict=True) if n != ABSOLUTE]
     filled = np.array(each + [(OWN, slot) for slot in call.own], np.int64)
     places.owners += table, filled, call.owner
-    row = [KERNEL, *launch_row(call.function, table, filled), call.tasks, places.of(call.memory)[1]]
+    row = [KERNEL, *launch_row(call.function, table, filled), call.tasks, *places.of(call.memory)]
     return row + [0] * (ROW - len(row))
 
 

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from ...runtime.pieces.memory import address
-from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, entry, load_pieces, piece, workspace_kind
+from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.row_tiles import copy_row
-from ...runtime.pieces.run import put
+from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.vectors import emitted, product
 from ...runtime.pieces.views import row, rows
 from ...runtime.pieces.workspace import Matrix as M
 from ...runtime.pieces.workspace import Workspace
-from ...runtime.tracing import Kernel, Trace, plain
+from ...runtime.tracing import Trace, plain
 
 ROTATION = Workspace("rotation", ("count", "K", "P", "width", "copies", "two"), (), (), {"given": {
     "x": M("count", "width"), "angle": M("two", "P"), "out": M("count", "width")}})  # fmt: skip
@@ -96,15 +95,8 @@ def rows_rotated(trace: Trace, S: Any, angle: Any) -> Any:
 
 def _rotated(trace: Trace, kernel: Any, x: Any, K: int, angle: Any, own: Any = None) -> Any:
     """The kernel's call on rows x, K of them at a time; own: the array of these rows, if they are overwritten."""
-    dtype = x.dtype.name
-    load_pieces((kernel,), dtype)
     out = trace.new(x.shape, x.dtype) if own is None else x
-    arrays = {"x": x, "angle": angle, "out": out}
     sizes = {"count": len(x), "K": K, "P": angle.shape[1], "width": x.shape[1], "copies": own is None, "two": 2}
-    table = put(ROTATION, np.zeros(ROTATION.size, np.int64), sizes | {n: plain(y) for n, y in arrays.items()})
-    tasks, call = len(x) // K, entry(kernel, dtype)
-    if own is None:
-        call(address(table), 0, tasks)
-    function, places = kernel.piece.addresses[dtype], tuple(ROTATION.slots[n] for n in arrays)
-    found = trace.kernel(Kernel(function, table, places, tuple(arrays.values()), tasks))
+    values = sizes | {"x": x, "angle": angle, "out": out}
+    found = over_matrices(kernel, ROTATION, values, len(x) // K, x.dtype.name, trace, computes=own is None)
     return found if own is None else own

@@ -6,9 +6,8 @@ import numpy as np
 
 from ...runtime.arrays import dtype_name
 from ...runtime.pieces.memory import address, empty
-from ...runtime.pieces.piece import load_pieces, piece, workspace_kind
-from ...runtime.pieces.run import call_of
-from ...runtime.pieces.run import put as fill
+from ...runtime.pieces.piece import Whole, piece, workspace_kind
+from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.workspace import Matrix, Workspace
 from .storage import to_bfloat16, to_float16
 
@@ -18,7 +17,7 @@ Work = workspace_kind(NUMBERS)
 
 
 @piece
-def rounded(w: Work):
+def rounded(w: Work, first: Whole, last: Whole):
     """out = x, in bfloat16 or in float16."""
     if w.brain:
         to_bfloat16(w.x, w.out)
@@ -33,10 +32,8 @@ def put(to: np.ndarray, x: np.ndarray) -> None:
     if name not in ("bfloat16", "float16") or x.dtype != np.float32 or not dense:
         to[...] = x
         return
-    load_pieces((rounded,), "float32")
-    table = fill(NUMBERS, np.zeros(NUMBERS.size, np.int64), {"count": x.size, "brain": name == "bfloat16",
-                                                                "x": x, "out": to})  # fmt: skip
-    call_of(rounded, NUMBERS, "float32")(table)
+    values = {"count": x.size, "brain": name == "bfloat16", "x": x, "out": to}
+    over_matrices(rounded, NUMBERS, values, 1, "float32")
 
 
 def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -273,5 +273,3 @@ def _release_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_hold_locks, after_in_parent=_release_locks, after_in_child=_release_in_child)
-
-void = types.void

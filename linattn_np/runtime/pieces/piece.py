@@ -93,7 +93,7 @@ class _Fields(AttributeTemplate):
         if name in d.arrays:
             return stored
         m = d.matrices[name]
-        dtype = types.float64 if m.wide else getattr(types, m.dtype) if m.dtype else w.dtype
+        dtype = getattr(types, m.dtype) if m.dtype else w.dtype
         return types.Array(dtype, 2, "A") if m.columns else dtype[::1]
 
 

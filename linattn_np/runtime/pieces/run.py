@@ -11,6 +11,7 @@ import numpy as np
 from .. import threads
 from ..arrays import dtype_name
 from ..tracing import Kernel as Traced
+from ..tracing import Trace
 from .memory import ALIGNED, Scratch, address, first_byte, place
 from .overlap import meet
 from .piece import JIT, Whole, entry, load_pieces, piece
@@ -55,28 +56,32 @@ def put(declaration: Workspace, table: np.ndarray, values: Mapping[str, Any], dt
     return table
 
 
-def call_of(kernel: Any, declaration: Workspace, dtype: str) -> Callable[..., None]:
-    """A loaded kernel as a function of (table, whole numbers)."""
-    if not JIT:
-        return lambda table, *given: kernel(PythonWorkspace(declaration, table, dtype), *given)
-    compiled = entry(kernel, dtype)
-    return lambda table, *given: compiled(first_byte(table), *given)
+def over_matrices(kernel: Any, declaration: Workspace, values: Mapping[str, Any], tasks: int, dtype: str,
+                  trace: Trace | None = None, computes: bool = True) -> Any:  # fmt: skip
+    """A kernel for all tasks, shared out to threads; values: its fields, see `put`.
 
-
-def over_tasks(kernel: Any, table: np.ndarray, tasks: int, owners: Any) -> None:
-    """A function of (table, first, last) for all tasks, on arrays that `owners` keeps alive, shared out to threads."""
-
-    def work(first: int, last: int, owners: Any = (table, owners)) -> None:
-        kernel(table, first, last)
-
-    threads.run(work, tasks, threads.num_threads() if tasks > 1 else 1)
-
-
-def over_matrices(kernel: Any, declaration: Workspace, values: Mapping[str, Any], tasks: int, dtype: str) -> None:
-    """A kernel for all tasks; values: its fields, see `put`."""
+    trace: the kernel is one of its calls, too, and the last array of `values` its output, which is returned.
+    computes: whether it is executed now.
+    """
     load_pieces((kernel,), dtype)
     table = put(declaration, np.zeros(declaration.size, np.int64), values)
-    over_tasks(call_of(kernel, declaration, dtype), table, tasks, values)
+    compiled = entry(kernel, dtype) if JIT else None
+
+    def work(first: int, last: int, owners: Any = (table, values)) -> None:
+        if compiled is None:
+            kernel(PythonWorkspace(declaration, table, dtype), first, last)
+        else:
+            compiled(first_byte(table), first, last)
+
+    if tasks == 1 and computes:
+        work(0, 1)
+    elif computes:
+        threads.run(work, tasks, threads.num_threads())
+    if trace is None:
+        return None
+    arrays = {name: y for name, y in values.items() if isinstance(y, np.ndarray)}
+    places = tuple(declaration.slots[name] for name in arrays)
+    return trace.kernel(Traced(kernel.piece.addresses[dtype], table, places, tuple(arrays.values()), tasks))
 
 
 # launches

@@ -16,7 +16,7 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-I64, I32, I16 = ir.IntType(64), ir.IntType(32), ir.IntType(16)
+I64, I32 = ir.IntType(64), ir.IntType(32)
 
 
 @functools.cache

@@ -56,16 +56,6 @@ def as_row(b: ir.IRBuilder, x: Array) -> Any:
     return x.start, [I64(1), x.shape[0]], [b.mul(x.shape[0], x.steps[0]), x.steps[0]]
 
 
-def _rows_by(A: np.ndarray, first: int, step: int, count: int) -> np.ndarray:
-    return A[first : first + (count - 1) * step + 1 : step]
-
-
-@emitted(_rows_by, same)
-def rows_by(b: ir.IRBuilder, A: Array, first: ir.Value, step: ir.Value, count: ir.Value) -> Any:
-    """Rows first, first + step, ..., `count` of them, all of which exist."""
-    return A.at(first), [count, A.shape[1]], [b.mul(A.steps[0], step), A.steps[1]]
-
-
 def _repeated(x: np.ndarray, step: int) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(x, (len(x),), (step * x.itemsize,))
 

@@ -30,7 +30,6 @@ class Matrix(NamedTuple):
     rows: str
     columns: str = ""  # "": a vector
     above: int = 0
-    wide: bool = False  # float64 whatever the dtype
     slot: str = ""
     alias: str = ""  # the memory of another field, from row `first` on
     first: int = 0
@@ -60,11 +59,11 @@ class Workspace:
     def layout(self, sizes: Mapping[str, int], dtype: Any, words: frozenset[str] = frozenset(),
                copies: Mapping[str, int] = {}) -> Layout:  # fmt: skip
         """The table of a kernel whose matrices have at most these sizes; copies: slots of those that have several."""
-        table, itemsize, W, own, total = np.zeros(self.size, np.int64), np.dtype(dtype).itemsize, lane(dtype), [], 0
+        table, W, own, total = np.zeros(self.size, np.int64), lane(dtype), [], 0
         for field, m in self.matrices.items():
             if m.alias or not m.of <= words:
                 continue
-            item = 8 if m.wide else np.dtype(m.dtype).itemsize if m.dtype else itemsize
+            item = np.dtype(m.dtype or dtype).itemsize
             if m.columns:
                 row = up(sizes[m.columns], W) * item
                 size, above = (up(sizes[m.rows], W) + m.above) * row, m.above * row
@@ -154,7 +153,7 @@ class PythonWorkspace:
 
     def _matrix(self, m: Matrix, at: int) -> np.ndarray:
         address, row, step = (int(x) for x in self.table[at : at + 3])
-        dtype = np.dtype("float64") if m.wide else np.dtype(m.dtype) if m.dtype else self.dtype
+        dtype = np.dtype(m.dtype or self.dtype)
         if not address:  # it has no memory in this kind of call
             return np.empty((0, 0) if m.columns else 0, dtype)
         if m.slot:

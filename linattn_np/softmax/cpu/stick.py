@@ -10,9 +10,11 @@ the same keys from the oldest on: dz_il = G_il - s_il sum_{j <= l} G_ij.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ...ops.cpu.numbers import exp, log1p_exp, number
+from ...ops.cpu.numbers import both_widths, exp, number, series
 from ...ops.cpu.products import FULL, product, transpose
 from ...ops.cpu.rows import clear
 from ...ops.cpu.storage import load, save
@@ -22,6 +24,24 @@ from .tile import begin_task, load_keys, load_queries
 from .workspace import Work
 
 NOTHING32, NOTHING64 = 88.0, 709.0  # e^-x is 0
+
+
+def log1p_exp(x: Any) -> Any:
+    """log(1 + e^x) for x <= 0: with y = e^x and s = y / (2 + y) it is 2 (s + s^3 / 3 + s^5 / 5 + ...), s <= 1/3."""
+    return np.log1p(exp(x))
+
+
+@both_widths(log1p_exp)
+def _log1p_exp(F: Any) -> Any:
+    two, odd = F(2), series(*(1 / n for n in range(3, 14 if F is np.float32 else 34, 2)))
+
+    def of(x: Any) -> Any:
+        y = exp(x)
+        s = y / (two + y)
+        z = s * s
+        return two * (s + s * z * odd(z))
+
+    return of
 
 
 @piece

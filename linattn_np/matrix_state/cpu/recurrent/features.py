@@ -13,7 +13,7 @@ from ....ops.cpu.rows import scaled
 from ....ops.cpu.storage import load, save_column
 from ....runtime.pieces.piece import Whole, piece
 from ....runtime.pieces.row_tiles import dot
-from ....runtime.pieces.views import columns, row, rows, rows_by
+from ....runtime.pieces.views import columns, row, rows
 from ..workspace import Work
 
 
@@ -37,7 +37,7 @@ def load_features(w: Work):
     out = columns(w.phi, w.skipped, w.K_lanes) if w.map == MONOMIALS else w.mapped
     scaled(rows(out, first, c), None, w.keys)
     for j in range(w.queries if w.has_queries else 0):
-        scaled(rows(out, first + (1 + j) * c, c), None, rows_by(w.query, j, w.queries, c))
+        scaled(rows(out, first + (1 + j) * c, c), None, rows(w.query, j * c, c))
     w.c_rows = each
 
 
@@ -67,11 +67,11 @@ def find_averages(w: Work):
         for d in range(len(z)):
             z[d] += k[d]
         for j in range(w.queries if w.has_queries else 0):
-            x = i * w.queries + j
+            x = j * w.c + i
             w.shares[x] = w.scale * dot(row(w.query, x), z, w.K_lanes) + w.eps
     for j in range(w.queries if w.has_queries else 0):
         for i in range(w.c):
-            x = i * w.queries + j
+            x = j * w.c + i
             total = w.shares[x]
             w.factor[i] = total
             w.shares[x] = w.scale / total if total != 0 else number(w.shares, 0)

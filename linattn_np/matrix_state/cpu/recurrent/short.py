@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....runtime import threads
+from ....runtime.memory import overlaps_itself, place_of
 from ....runtime.pieces.memory import address
 from ....runtime.pieces.run import Kernel
 from ... import policy
@@ -42,7 +43,7 @@ def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:
     """Whether the final state is written where the initial one lies: nothing else that is read may lie there."""
     if not plan.overwrite or state.dtype != plan.dtype:
         return False
-    if state.strides[-1] != state.itemsize or not _is_spread_out(state) or not is_one_batch(state):
+    if state.strides[-1] != state.itemsize or overlaps_itself(place_of(state)) or not is_one_batch(state):
         return False
     return not any(y is not None and np.may_share_memory(state, y) for y in x)
 
@@ -50,16 +51,6 @@ def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:
 def is_one_batch(y: np.ndarray) -> bool:
     """Whether (..., H, K, V) is an array (B, H, K, V) where it lies."""
     return not y.size or address(y.reshape((-1, *y.shape[-3:]))) == address(y)
-
-
-def _is_spread_out(y: np.ndarray) -> bool:
-    """Whether no two elements share memory: each axis steps over all that lies inside it."""
-    extent = y.itemsize
-    for stride, size in sorted((abs(stride), size) for stride, size in zip(y.strides, y.shape, strict=True)):
-        if size > 1 and stride < extent:
-            return False
-        extent += stride * (size - 1)
-    return True
 
 
 def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0) -> Kernel:

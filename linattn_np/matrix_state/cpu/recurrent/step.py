@@ -22,21 +22,11 @@ from ....ops.cpu.storage import load, load_column, save
 from ....runtime.pieces.passes import NARROW, WIDE, read_pass, write_pass
 from ....runtime.pieces.piece import Column, Kind, Matrix, Whole, piece
 from ....runtime.pieces.row_tiles import copy_row, dot
-from ....runtime.pieces.views import (
-    address_of,
-    as_row,
-    columns,
-    point,
-    repeated,
-    row,
-    rows_by,
-    start_of,
-    tokens_of,
-)
+from ....runtime.pieces.views import as_row, columns, repeated, row, rows, start_of, tokens_of
 from ...policy import STEP_TOKENS as TOKENS
 from ..averages import load_z, save_z
 from ..chunk import begin_task
-from ..workspace import DELTA, FREE, SCALAR, VALUES, VECTOR, Work
+from ..workspace import DELTA, FREE, SCALAR, VECTOR, Work
 from .features import find_averages, load_features
 
 one_reads, two_read = write_pass(1), write_pass(2)
@@ -76,8 +66,7 @@ def load_slab(w: Work):
         load(w.in_b, place, all_K, w.pushes)
     if w.has_queries and not w.map:
         for j in range(w.queries):
-            out = rows_by(w.query, j, w.queries, w.c)
-            load(w.in_q, (w.BATCH, w.HEAD * w.queries + j, w.t), all_K, out)
+            load(w.in_q, (w.BATCH, w.HEAD * w.queries + j, w.t), all_K, rows(w.query, j * w.c, w.c))
     if w.bonus:
         load_bonus(w)
     if w.averaged:
@@ -89,7 +78,7 @@ def load_bonus(w: Work):
     """(q (.) u) k^T of each query."""
     u = row(w.u, 0)
     for i in range(w.c * w.queries):
-        q, k, qu = row(w.query, i), row(w.keys, i // w.queries), w.predicted_weights
+        q, k, qu = row(w.query, i), row(w.keys, i % w.c), w.predicted_weights
         for d in range(len(qu)):
             qu[d] = q[d] * u[d]
         w.bonuses[i] = dot(qu, k, w.K)
@@ -143,7 +132,7 @@ def write_free(w: Work, S: Matrix, to: Matrix, decay: Column, given: Rows, reads
 def answer(w: Work, S: Matrix, i: Whole, first: Whole):
     """out_t = scale (q_t S + bonus v) for token i of the slab; its first query has read S already if first = 1."""
     for j in range(w.queries):
-        x = i * w.queries + j
+        x = j * w.c + i
         if j >= first:
             read_pass(S, row(w.query, x), w.seen, w.following, w.wide)
         if w.bonus:
@@ -158,16 +147,12 @@ def answer(w: Work, S: Matrix, i: Whole, first: Whole):
 
 @piece
 def load_values(w: Work, i: Whole):
-    """v of token i, where it lies if it is a whole block of numbers side by side."""
-    place = (w.BATCH, w.HEAD, w.t + i)
-    if w.direct_v and len(w.values) == w.width:
-        point(w, VALUES, address_of(w.in_v, place, w.column), w.values.itemsize)
+    """v of token i."""
+    place, own = (w.BATCH, w.HEAD, w.t + i), (w.column, w.width)
+    if w.direct_v:
+        copy_row(row(tokens_of(w.in_v, w.scale, place, 1, own), 0), w.values, w.width)
     else:
-        point(w, VALUES, start_of(w.values_own, 0), w.values.itemsize)
-        if w.direct_v:
-            copy_row(row(tokens_of(w.in_v, w.scale, place, 1, (w.column, w.width)), 0), w.values, w.width)
-        else:
-            load(w.in_v, place, (w.column, w.width), as_row(w.values))
+        load(w.in_v, place, own, as_row(w.values))
 
 
 @piece
@@ -190,7 +175,7 @@ def scan(w: Work, begin: Matrix, end: Matrix, packed: Matrix):
             answer(w, S, i, 0 if i == 0 else 1)
         w.i, w.is_last, w.q_row = i, last, -1  # q_row: who reads S_t, this token's query or the next one's
         if late or (early and not last):
-            w.q_row = (i if late else i + 1) * w.queries
+            w.q_row = i if late else i + 1
         write_state(w, S, to)
         if late:
             answer(w, to, i, 1)
